@@ -1,0 +1,99 @@
+//! Atomic batches: a list of operations that take effect all or not at all, in order.
+
+use bytes::Bytes;
+
+/// One operation of a batch. Keys are whole keys, prefixes are plain byte prefixes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Op {
+    /// Sets the value of a key.
+    Put(Bytes, Bytes),
+    /// Removes a key; absent keys are ignored.
+    Delete(Bytes),
+    /// Applies an upsert to a key, without reading it. See [`crate::Merge`].
+    Upsert(Bytes, Bytes),
+    /// Removes every key in `[lo, hi)`; `None` is no upper bound.
+    DeleteRange(Bytes, Option<Bytes>),
+    /// Replaces all keys under the second prefix by a copy of those under the first.
+    ClonePrefix(Bytes, Bytes),
+    /// Like `ClonePrefix`, and then removes all keys under the first prefix.
+    RenamePrefix(Bytes, Bytes),
+}
+
+/// A list of operations for [`crate::Db::write`].
+///
+/// ```
+/// let mut batch = pando_db::Batch::new();
+/// batch.put("a", "1").delete("b");
+/// assert_eq!(batch.len(), 2);
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Batch {
+    pub(crate) ops: Vec<Op>,
+}
+
+impl Batch {
+    /// An empty batch.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Number of operations.
+    pub fn len(&self) -> usize {
+        self.ops.len()
+    }
+
+    /// True if there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.ops.is_empty()
+    }
+
+    /// The operations, in order.
+    pub fn ops(&self) -> &[Op] {
+        &self.ops
+    }
+
+    /// Adds one operation.
+    pub fn push(&mut self, op: Op) -> &mut Self {
+        self.ops.push(op);
+        self
+    }
+
+    /// Sets `key` to `value`.
+    pub fn put(&mut self, key: impl Into<Bytes>, value: impl Into<Bytes>) -> &mut Self {
+        self.push(Op::Put(key.into(), value.into()))
+    }
+
+    /// Removes `key`.
+    pub fn delete(&mut self, key: impl Into<Bytes>) -> &mut Self {
+        self.push(Op::Delete(key.into()))
+    }
+
+    /// Applies `op` to the value of `key`, blindly.
+    pub fn upsert(&mut self, key: impl Into<Bytes>, op: impl Into<Bytes>) -> &mut Self {
+        self.push(Op::Upsert(key.into(), op.into()))
+    }
+
+    /// Removes every key in `[lo, hi)`.
+    pub fn delete_range(&mut self, lo: impl Into<Bytes>, hi: Option<Bytes>) -> &mut Self {
+        self.push(Op::DeleteRange(lo.into(), hi))
+    }
+
+    /// Removes every key that begins with `prefix`, in O(1) messages.
+    pub fn delete_prefix(&mut self, prefix: impl Into<Bytes>) -> &mut Self {
+        let lo = prefix.into();
+        let hi = crate::dag::key::successor(&lo);
+        self.push(Op::DeleteRange(lo, hi))
+    }
+
+    /// Copies every key under `src` to `dst`, replacing what is under `dst`.
+    /// Neither may be a prefix of the other.
+    pub fn clone_prefix(&mut self, src: impl Into<Bytes>, dst: impl Into<Bytes>) -> &mut Self {
+        self.push(Op::ClonePrefix(src.into(), dst.into()))
+    }
+
+    /// Moves every key under `src` to `dst`, replacing what is under `dst`.
+    /// Neither may be a prefix of the other.
+    pub fn rename_prefix(&mut self, src: impl Into<Bytes>, dst: impl Into<Bytes>) -> &mut Self {
+        self.push(Op::RenamePrefix(src.into(), dst.into()))
+    }
+}

@@ -1,0 +1,2 @@
+//! The B-epsilon-DAG.
+pub mod key;

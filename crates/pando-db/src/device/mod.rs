@@ -1,0 +1,50 @@
+//! The ground floor: bytes that can be read, written and made durable.
+//!
+//! A [`Device`] is the only thing through which the engine touches the world.
+//! It guarantees nothing about order or durability between two flushes: a
+//! write may be lost, torn or reordered by a crash until [`Device::flush`]
+//! has returned. Everything above is built on that.
+
+use std::io;
+
+/// Unit of allocation and of durable log padding, in bytes.
+pub const BLOCK: u64 = 4096;
+
+/// Requests and bytes that a device has served since it was opened.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceStats {
+    /// Read requests.
+    pub reads: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Reads that did not begin where the previous read ended.
+    pub read_seeks: u64,
+    /// Write requests.
+    pub writes: u64,
+    /// Bytes written.
+    pub write_bytes: u64,
+    /// Flushes.
+    pub flushes: u64,
+}
+
+/// A byte-addressed store of fixed but growable size.
+///
+/// All methods may be called from several threads at once.
+pub trait Device: Send + Sync + 'static {
+    /// Fills `buf` from `offset`. Reading past the end is an error; a hole reads as zeros.
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
+    /// Writes all of `buf` at `offset`. Not durable before the next flush.
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()>;
+    /// Returns when every write that returned before this call is durable.
+    fn flush(&self) -> io::Result<()>;
+    /// Size in bytes.
+    fn size(&self) -> u64;
+    /// Grows to `size` bytes (sparsely where the medium can). Shrinking is an error.
+    fn grow(&self, size: u64) -> io::Result<()>;
+    /// Makes sure that later writes to the range cannot fail for lack of
+    /// space underneath (a sparse file on a full disk). Contents are kept.
+    /// Media that cannot tell return `Ok`.
+    fn reserve(&self, offset: u64, len: u64) -> io::Result<()>;
+    /// What was asked of the device so far.
+    fn stats(&self) -> DeviceStats;
+}

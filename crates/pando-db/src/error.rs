@@ -1,0 +1,90 @@
+//! What can go wrong in the engine, as types.
+//!
+//! Every fallible public call returns [`Result`]. Nothing that comes from a
+//! device or a caller makes the engine panic: it becomes one of these values.
+//! Depends on nothing else in the crate.
+
+use std::io;
+
+/// Result of an engine call.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An engine error.
+///
+/// The variants tell a caller what it can do: retry elsewhere (`NoSpace`),
+/// correct its call (`Invalid`, `TooLarge`, `Overlap`), stop (`Io`,
+/// `Corrupt`, `Stopped`).
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The device failed a request.
+    #[error("{action} at byte {offset}: {source}")]
+    Io {
+        /// What was being done, for example `read` or `flush`.
+        action: &'static str,
+        /// Byte offset on the device (0 where it has no meaning).
+        offset: u64,
+        /// The error of the operating system.
+        #[source]
+        source: io::Error,
+    },
+    /// Bytes on the device are not what their checksum or format says.
+    #[error("corrupt {what} at byte {offset}: {detail}")]
+    Corrupt {
+        /// Which structure, for example `superblock` or `node page`.
+        what: &'static str,
+        /// Byte offset on the device (0 where unknown).
+        offset: u64,
+        /// What was expected and what was found.
+        detail: String,
+    },
+    /// The store, or the disk under a sparse image, is full.
+    #[error("no space left in the store")]
+    NoSpace,
+    /// An earlier write or flush failed; the store accepts no more changes.
+    #[error("the store stopped accepting changes: {reason}")]
+    Stopped {
+        /// The first failure.
+        reason: String,
+    },
+    /// The store was opened read-only.
+    #[error("the store is open read-only")]
+    ReadOnly,
+    /// A key, value or batch above its stated limit.
+    #[error("{what} of {len} bytes is over the limit of {limit}")]
+    TooLarge {
+        /// `key`, `value` or `batch`.
+        what: &'static str,
+        /// Its length in bytes.
+        len: u64,
+        /// The limit in bytes.
+        limit: u64,
+    },
+    /// Source and destination of a clone or rename lie inside one another.
+    #[error("source and destination overlap: one is a prefix of the other")]
+    Overlap,
+    /// The device holds no store, or one of another version.
+    #[error("not a usable store: {0}")]
+    Format(String),
+    /// The store is in use by another process.
+    #[error("the store is in use by another process")]
+    Locked,
+    /// A parameter out of its range.
+    #[error("invalid argument: {0}")]
+    Invalid(String),
+}
+
+impl Error {
+    /// An I/O error with its place.
+    pub fn io(action: &'static str, offset: u64, source: io::Error) -> Self {
+        match source.raw_os_error() {
+            Some(code) if code == rustix::io::Errno::NOSPC.raw_os_error() => Error::NoSpace,
+            _ => Error::Io { action, offset, source },
+        }
+    }
+
+    /// A corruption with its place.
+    pub fn corrupt(what: &'static str, offset: u64, detail: impl Into<String>) -> Self {
+        Error::Corrupt { what, offset, detail: detail.into() }
+    }
+}

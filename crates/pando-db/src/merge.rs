@@ -1,0 +1,151 @@
+//! Upserts: small mutations of a value that are stored as messages.
+//!
+//! An upsert is an opaque byte string `op`. A [`Merge`] says what it does to a
+//! value. Both methods MUST be pure functions of their arguments: they run at
+//! any time, any number of times, in flushes, reads and recovery.
+
+use bytes::Bytes;
+
+/// The meaning of upsert operations.
+pub trait Merge: Send + Sync + 'static {
+    /// Name of this meaning. It is stored at creation and a store cannot be
+    /// opened under another one. At most 32 bytes.
+    fn name(&self) -> &'static str;
+    /// The value after `op` is applied to `old` (`None`: no value). Returning `None` deletes.
+    /// An `op` that this merge does not know leaves the value as it was.
+    fn apply(&self, old: Option<&[u8]>, op: &[u8]) -> Option<Bytes>;
+    /// One operation equal to `first` followed by `second`, where that is shorter than keeping both.
+    fn combine(&self, first: &[u8], second: &[u8]) -> Option<Bytes> {
+        let _ = (first, second);
+        None
+    }
+}
+
+/// The built-in meaning: patches of a byte string. See [`patch`].
+#[derive(Debug, Default, Clone, Copy)]
+pub struct PatchMerge;
+
+/// Operations that [`PatchMerge`] understands.
+///
+/// Encoding: a tag byte, then little-endian fields.
+pub mod patch {
+    use bytes::{BufMut, Bytes, BytesMut};
+
+    /// Largest value that a patch may produce, in bytes; a patch beyond it changes nothing.
+    pub const MAX_LEN: usize = 1 << 20;
+
+    pub(super) const WRITE: u8 = 1;
+    pub(super) const TRUNCATE: u8 = 2;
+
+    /// Writes `data` at byte `offset`, zero-filling any gap; creates the value if absent.
+    pub fn write(offset: u32, data: &[u8]) -> Bytes {
+        let mut op = BytesMut::with_capacity(5 + data.len());
+        op.put_u8(WRITE);
+        op.put_u32_le(offset);
+        op.put_slice(data);
+        op.freeze()
+    }
+
+    /// Cuts the value to at most `len` bytes; an absent value stays absent.
+    pub fn truncate(len: u32) -> Bytes {
+        let mut op = BytesMut::with_capacity(5);
+        op.put_u8(TRUNCATE);
+        op.put_u32_le(len);
+        op.freeze()
+    }
+}
+
+impl Merge for PatchMerge {
+    fn name(&self) -> &'static str {
+        "patch"
+    }
+
+    fn apply(&self, old: Option<&[u8]>, op: &[u8]) -> Option<Bytes> {
+        let unchanged = || old.map(Bytes::copy_from_slice);
+        let Some((&tag, rest)) = op.split_first() else { return unchanged() };
+        let Some((number, data)) = rest.split_at_checked(4) else { return unchanged() };
+        let Ok(number) = number.try_into().map(u32::from_le_bytes) else { return unchanged() };
+        let number = number as usize;
+        match tag {
+            patch::WRITE if number.saturating_add(data.len()) <= patch::MAX_LEN => {
+                let old = old.unwrap_or_default();
+                let mut new = Vec::with_capacity(old.len().max(number + data.len()));
+                new.extend_from_slice(&old[..old.len().min(number)]);
+                new.resize(number, 0);
+                new.extend_from_slice(data);
+                if let Some(tail) = old.get(number + data.len()..) {
+                    new.extend_from_slice(tail);
+                }
+                Some(new.into())
+            }
+            patch::TRUNCATE => old.map(|old| Bytes::copy_from_slice(&old[..old.len().min(number)])),
+            _ => unchanged(),
+        }
+    }
+
+    fn combine(&self, first: &[u8], second: &[u8]) -> Option<Bytes> {
+        let (a, b) = (Write::parse(first)?, Write::parse(second)?);
+        // Only a write that continues or overlaps the end of the first stays one contiguous write.
+        let start = a.offset.min(b.offset);
+        let touches = b.offset <= a.offset + a.data.len() && a.offset <= b.offset + b.data.len();
+        if !touches {
+            return None;
+        }
+        let end = (a.offset + a.data.len()).max(b.offset + b.data.len());
+        let mut data = vec![0; end - start];
+        data[a.offset - start..][..a.data.len()].copy_from_slice(a.data);
+        data[b.offset - start..][..b.data.len()].copy_from_slice(b.data);
+        Some(patch::write(u32::try_from(start).ok()?, &data))
+    }
+}
+
+struct Write<'a> {
+    offset: usize,
+    data: &'a [u8],
+}
+
+impl<'a> Write<'a> {
+    fn parse(op: &'a [u8]) -> Option<Self> {
+        let (&tag, rest) = op.split_first()?;
+        let (offset, data) = rest.split_at_checked(4)?;
+        let offset = u32::from_le_bytes(offset.try_into().ok()?) as usize;
+        (tag == patch::WRITE && offset.checked_add(data.len())? <= patch::MAX_LEN)
+            .then_some(Write { offset, data })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_write_fills_the_gap_with_zeros() {
+        assert_eq!(PatchMerge.apply(None, &patch::write(2, b"ab")).as_deref(), Some(&b"\0\0ab"[..]));
+        assert_eq!(PatchMerge.apply(Some(b"xyz123"), &patch::write(1, b"ab")).as_deref(), Some(&b"xab123"[..]));
+    }
+
+    #[test]
+    fn truncate_cuts_and_never_creates() {
+        assert_eq!(PatchMerge.apply(Some(b"xyz"), &patch::truncate(1)).as_deref(), Some(&b"x"[..]));
+        assert_eq!(PatchMerge.apply(None, &patch::truncate(1)), None);
+    }
+
+    #[test]
+    fn combined_writes_equal_their_sequence() {
+        for (o1, o2) in [(0, 2), (2, 0), (1, 1), (0, 9)] {
+            let (a, b) = (patch::write(o1, b"abcd"), patch::write(o2, b"XY"));
+            let in_turn = PatchMerge.apply(PatchMerge.apply(Some(b"0123456789"), &a).as_deref(), &b);
+            match PatchMerge.combine(&a, &b) {
+                Some(both) => assert_eq!(PatchMerge.apply(Some(b"0123456789"), &both), in_turn),
+                None => assert_eq!(o2, 9),
+            }
+        }
+    }
+
+    #[test]
+    fn unknown_operations_change_nothing() {
+        for op in [&b""[..], b"\x09", b"\x01\x01", b"\x01\xff\xff\xff\xffdata"] {
+            assert_eq!(PatchMerge.apply(Some(b"v"), op).as_deref(), Some(&b"v"[..]));
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! How a store is created and opened: every tunable with its default, range and unit.
+
+use std::{sync::Arc, time::Duration};
+
+use crate::merge::{Merge, PatchMerge};
+
+/// What is fixed when a store is created.
+#[derive(Debug, Clone)]
+pub struct CreateOptions {
+    /// Target size of a node in bytes: 4 KiB to 16 MiB, default 1 MiB.
+    pub node_size: u32,
+    /// Size of the redo log in bytes; `None` chooses 1/16 of the device, 1 MiB to 64 MiB.
+    pub log_size: Option<u64>,
+    /// Identity of the store, kept in the superblock. Zero is as good as any.
+    pub uuid: [u8; 16],
+}
+
+impl Default for CreateOptions {
+    fn default() -> Self {
+        Self { node_size: 1 << 20, log_size: None, uuid: [0; 16] }
+    }
+}
+
+/// How a store is opened; nothing here changes what is on disk.
+#[derive(Clone)]
+pub struct Options {
+    /// Budget for cached and dirty data in bytes; default 256 MiB.
+    pub cache_bytes: u64,
+    /// Meaning of upserts; must be the one that the store was created with.
+    pub merge: Arc<dyn Merge>,
+    /// Whether threads flush, checkpoint and write the log in the background.
+    /// Without them the same work happens inside the calls that cause it, so
+    /// that a single-threaded run is deterministic. Default true.
+    pub background: bool,
+    /// Refuse every change. Default false.
+    pub read_only: bool,
+    /// How long a write may stay in memory before the log is flushed unasked; default 1 s.
+    pub sync_interval: Duration,
+    /// How long the log may grow before a checkpoint is made unasked; default 30 s.
+    pub checkpoint_interval: Duration,
+    /// Size at which the in-memory table is sealed, in bytes; default 8 MiB.
+    pub memtable_bytes: usize,
+    /// Pending bytes that justify a private copy of a shared node; `None` is a sixteenth of
+    /// the node size (copy-on-abundant-write, FAST'20 section 3).
+    pub abundant_bytes: Option<usize>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            cache_bytes: 256 << 20,
+            merge: Arc::new(PatchMerge),
+            background: true,
+            read_only: false,
+            sync_interval: Duration::from_secs(1),
+            checkpoint_interval: Duration::from_secs(30),
+            memtable_bytes: 8 << 20,
+            abundant_bytes: None,
+        }
+    }
+}
+
+impl std::fmt::Debug for Options {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Options")
+            .field("cache_bytes", &self.cache_bytes)
+            .field("merge", &self.merge.name())
+            .field("background", &self.background)
+            .field("read_only", &self.read_only)
+            .finish_non_exhaustive()
+    }
+}

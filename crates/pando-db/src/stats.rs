@@ -1,0 +1,43 @@
+//! Figures about a store, taken at one moment.
+
+use crate::device::DeviceStats;
+
+/// Figures about a store. All sizes are bytes.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Size of the device.
+    pub device_size: u64,
+    /// Bytes that nodes, table pages, log and superblocks own.
+    pub used: u64,
+    /// Bytes that new data may still take.
+    pub available: u64,
+    /// Target node size.
+    pub node_size: u64,
+    /// Number of nodes at each height, leaves first.
+    pub nodes_by_height: Vec<u64>,
+    /// Nodes with more than one reference.
+    pub shared_nodes: u64,
+    /// Nodes without a reference that wait for the reclaimer.
+    pub reclaimable_nodes: u64,
+    /// Goto messages that rest in nodes or in memory.
+    pub gotos_pending: u64,
+    /// Size of the redo log.
+    pub log_size: u64,
+    /// Bytes of the log that a recovery would replay.
+    pub log_used: u64,
+    /// Bytes of the cache in use by clean data.
+    pub cache_used: u64,
+    /// Bytes of nodes changed since the last checkpoint, and of the in-memory tables.
+    pub dirty: u64,
+    /// Budget of the cache.
+    pub cache_budget: u64,
+    /// Checkpoints made since open.
+    pub checkpoints: u64,
+    /// Generation of the last durable superblock.
+    pub generation: u64,
+    /// Sequence number of the newest batch.
+    pub msn: u64,
+    /// What the device has served since open.
+    pub device: DeviceStats,
+}

@@ -1,0 +1,1 @@
+//! Placeholder of the crate's map; filled by the commits that follow.

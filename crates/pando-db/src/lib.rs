@@ -7,7 +7,7 @@
 //! the batches, and contains every batch that was synced.
 
 mod batch;
-mod dag;
+mod key;
 pub mod device;
 mod error;
 mod merge;

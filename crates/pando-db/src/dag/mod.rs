@@ -1,2 +1,0 @@
-//! The B-epsilon-DAG.
-pub mod key;

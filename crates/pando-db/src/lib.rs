@@ -13,6 +13,8 @@ mod error;
 mod merge;
 mod options;
 mod stats;
+#[allow(dead_code, unused_imports)] // the floors above it are being built
+mod store;
 
 pub use batch::{Batch, Op};
 pub use error::{Error, Result};

@@ -43,10 +43,13 @@ impl Edit<'_> {
         if !live.covers(&range.span) || range.span.covers(&live) {
             return Ok(false);
         }
-        match &range.target {
-            Some(target) => Ok(self.height(target.id)? + 1 < node.height),
-            None => Ok(true),
-        }
+        let Some(target) = &range.target else { return Ok(true) };
+        // An edge may skip heights: what rests above it must be able to sink into the child it has.
+        let below = match &node.edges()[i].child {
+            Some(child) => self.height(child.id)?,
+            None => node.height - 1,
+        };
+        Ok(self.height(target.id)? < below)
     }
 
     /// Replaces what `node` shows over the range by an edge to the message's target. Older messages

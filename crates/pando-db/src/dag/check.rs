@@ -123,9 +123,19 @@ impl Checker<'_> {
         if let Some(target) = &edge.child {
             self.check_target(id, &live, target, node.height);
         }
-        if edge.layers.windows(2).any(|w| w[0].msn.1 > w[1].msn.0) {
+        if edge.layers.windows(2).any(|w| w[0].newest > w[1].newest) {
             self.problem(id, format!("layers of edge {i} are out of order"));
         }
+        if let (Some(target), Some(oldest)) = (&edge.child, edge.layers.first())
+            && let Ok(child) = self.pager.node(&self.tree.table, target.id)
+            && child.node.newest() > oldest.newest
+        {
+            let (below, above) = (child.node.newest(), oldest.newest);
+            self.problem(id, format!("batch {above} waits above node {}, which has batch {below}", target.id));
+        }
+        // A resting Goto must be able to sink into the child that its edge has.
+        let child = edge.child.as_ref().and_then(|t| self.tree.table.get(t.id));
+        let sinks_to = child.map_or(node.height.saturating_sub(1), |c| c.height);
         for layer in &edge.layers {
             self.check_run(id, handle, &layer.run, &live);
             let mut end = Some(live.lo.clone());
@@ -135,8 +145,7 @@ impl Checker<'_> {
                 }
                 end = range.span.hi.clone();
                 if let Some(target) = &range.target {
-                    // A resting Goto must be able to sink one more level.
-                    self.check_target(id, &range.span, target, node.height.saturating_sub(1));
+                    self.check_target(id, &range.span, target, sinks_to);
                 }
             }
         }

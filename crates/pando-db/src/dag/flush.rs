@@ -52,21 +52,23 @@ impl Edit<'_> {
                 self.put(self.root, top)?;
                 continue;
             }
-            // A root with one plain edge to a private interior child adds nothing.
+            // Nothing rests above the root, so it may sink; and one with a single child that can take
+            // its place is not needed.
+            let root = self.lowest(root)?;
             if let [edge] = root.edges()
                 && edge.layers.is_empty()
-                && let Some(child) = &edge.child
-                && child.prepend.is_empty()
+                && let Some(child) = edge.child.clone()
                 && self.height(child.id)? > 0
                 && self.is_private(child.id)
             {
-                let (old, id) = (self.root, child.id);
-                let node = self.load(id)?.simple(&Span::all(), child, self.cx.pager)?;
-                self.put(id, node)?;
-                self.set_root(id);
+                let old = self.root;
+                let node = self.load(child.id)?.simple(&Span::all(), &child, self.cx.pager)?;
+                self.put(child.id, node)?;
+                self.set_root(child.id);
                 self.remove(old)?;
                 continue;
             }
+            self.put(self.root, root)?;
             return Ok(());
         }
     }
@@ -128,14 +130,47 @@ impl Edit<'_> {
                 None => self.create(node),
             };
             self.relieve(child_id)?;
-            let pieces = self.split_if_large(self.load(child_id)?)?;
-            parent = self.attach(parent, i, Some(child_id), pieces)?;
+            let child = self.lowest(self.load(child_id)?)?;
+            if self.fits_inside(&parent, &child) {
+                self.remove(child_id)?;
+                parent = pull_up(parent, i, child);
+            } else {
+                let pieces = self.split_if_large(child)?;
+                parent = self.attach(parent, i, Some(child_id), pieces)?;
+            }
         } else {
             let pieces = self.split_if_large(node)?;
             parent = self.attach(parent, i, child_id, pieces)?;
         }
         let parent = self.merge_small(parent, i)?;
         self.put(id, parent)
+    }
+
+    /// True if a child has so few edges that its parent can take them over, and a level goes.
+    fn fits_inside(&self, parent: &Node, child: &Node) -> bool {
+        let pending: usize = child.edges().iter().map(|e| e.pending()).sum();
+        let edges = parent.edges().len() + child.edges().len() - 1;
+        edges <= self.cx.limits.fanout / 2 && pending <= self.cx.limits.node / 4
+    }
+
+    /// The node at the least height that its children and resting Gotos allow. Only for nodes above
+    /// which no Goto rests: it might have to sink to a height that is no longer there.
+    fn lowest(&self, mut node: Node) -> Result<Node> {
+        let mut height = 1;
+        for edge in node.edges() {
+            match &edge.child {
+                Some(child) => height = height.max(self.height(child.id)? + 1),
+                None => {
+                    let gotos = edge.layers.iter().flat_map(|l| &l.ranges).filter_map(|r| r.target.as_ref());
+                    for target in gotos {
+                        height = height.max(self.height(target.id)? + 2);
+                    }
+                }
+            }
+        }
+        assert!(height <= node.height, "a node lower than what hangs below it");
+        node.height = height;
+        Ok(node)
     }
 
     /// A node for an edge that leads nowhere yet: a leaf, or where Gotos must rest, one above them.
@@ -180,6 +215,21 @@ impl Edit<'_> {
         edges.splice(i..i, new);
         Ok(parent)
     }
+}
+
+/// `parent` with the edges of `child`, which is simple and whose edge `i` holds no messages, in
+/// the place of that edge. Their prefixes stay: what the edge lifted, they lift now.
+fn pull_up(mut parent: Node, i: usize, child: Node) -> Node {
+    let live = parent.edge_span(i);
+    let back = Lens::of_edge(&live, &Default::default()).inverse();
+    let Body::Interior(mut lower) = child.through(&back).body else { unreachable!("leaves stay where they are") };
+    if let Body::Interior(edges) = &mut parent.body {
+        if let Some(first) = lower.first_mut() {
+            first.lo = live.lo.clone();
+        }
+        edges.splice(i..=i, lower);
+    }
+    parent
 }
 
 /// True if nothing is visible in the node.

@@ -46,24 +46,24 @@ impl Layer {
     /// The messages about `span`.
     pub fn slice(&self, span: &Span, pager: &Pager) -> Result<Layer> {
         let ranges = self.ranges.iter().filter_map(|r| r.clipped(span)).collect();
-        Ok(Layer { msn: self.msn, ranges, run: self.run.slice(span, pager)? })
+        Ok(Layer { newest: self.newest, ranges, run: self.run.slice(span, pager)? })
     }
 
     /// The same messages with keys seen through `lens`.
     pub fn through(&self, lens: &Lens) -> Layer {
         let ranges = self.ranges.iter().map(|r| r.through(lens)).collect();
-        Layer { msn: self.msn, ranges, run: self.run.through(lens) }
+        Layer { newest: self.newest, ranges, run: self.run.through(lens) }
     }
 
     /// One layer equal to `self` over `older`.
     pub fn over(&self, older: &Layer, pager: &Pager, merge: &dyn Merge) -> Result<Layer> {
-        assert!(older.msn.1 <= self.msn.0, "layers out of order: {:?} under {:?}", older.msn, self.msn);
+        assert!(older.newest <= self.newest, "batch {} under batch {}", older.newest, self.newest);
         let kept = older.run.without(&self.ranges, pager)?;
         let run = merge_runs(&kept, &self.run, false, pager, merge)?;
         let mut ranges = cut(&older.ranges, &self.ranges);
         ranges.extend_from_slice(&self.ranges);
         ranges.sort_by(|a, b| a.span.lo.cmp(&b.span.lo));
-        Ok(Layer { msn: (older.msn.0, self.msn.1), ranges, run })
+        Ok(Layer { newest: self.newest, ranges, run })
     }
 }
 
@@ -95,7 +95,7 @@ impl Edge {
             return Ok(());
         }
         if let Some(top) = self.layers.last() {
-            assert!(top.msn.1 <= layer.msn.0, "a layer older than what it covers");
+            assert!(top.newest <= layer.newest, "batch {} over batch {}", layer.newest, top.newest);
         }
         self.layers.push(layer);
         while let [.., below, top] = &self.layers[..] {

@@ -45,8 +45,9 @@ impl Memtable {
         Self { points: OrdMap::new(), ranges: OrdMap::new(), bytes: 0, msn, first_msn: msn + 1, log_end }
     }
 
+    /// True if no batch is in it. Batches without effect count.
     pub fn is_empty(&self) -> bool {
-        self.points.is_empty() && self.ranges.is_empty()
+        self.first_msn > self.msn
     }
 
     /// Estimated bytes of memory.
@@ -121,7 +122,7 @@ impl Memtable {
             run.push(key.clone(), msg.clone());
         }
         let ranges = self.ranges.iter().map(|(_, range)| range.clone()).collect();
-        Layer { msn: (self.first_msn.min(self.msn), self.msn), ranges, run: run.finish() }
+        Layer { newest: self.msn, ranges, run: run.finish() }
     }
 }
 

@@ -148,7 +148,9 @@ impl Edit<'_> {
             }
             (Body::Interior(mut a), Body::Interior(b)) => {
                 let pending: usize = a.iter().chain(&b).map(Edge::pending).sum();
-                if a.len() + b.len() > limits.fanout / 2 || pending > limits.node / 2 {
+                // Messages that wait above one half may be older than those inside the other.
+                let waiting = !left.layers.is_empty() || !right.layers.is_empty();
+                if waiting || a.len() + b.len() > limits.fanout / 2 || pending > limits.node / 2 {
                     return Ok(None);
                 }
                 a.extend(b);

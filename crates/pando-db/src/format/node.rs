@@ -69,8 +69,8 @@ impl PartialEq for Target {
 /// Messages that arrived together. Its points are newer than its ranges.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Layer {
-    /// Sequence numbers of the oldest and newest batch in it.
-    pub msn: (u64, u64),
+    /// The newest batch of which it may hold a message: an upper bound, kept when it is sliced.
+    pub newest: u64,
     /// Disjoint, ascending.
     pub ranges: Vec<RangeMsg>,
     pub run: Run,
@@ -189,6 +189,11 @@ impl Node {
     /// Estimated bytes of the edge table, without messages.
     pub fn edge_bytes(&self) -> usize {
         self.edges().iter().map(|e| HEADER_ITEM + e.lo.len()).sum()
+    }
+
+    /// The newest batch of which a message waits in this node; 0 if none does.
+    pub fn newest(&self) -> u64 {
+        self.edges().iter().filter_map(|e| e.layers.last()).map(|l| l.newest).max().unwrap_or(0)
     }
 
     /// Bytes of the pages that live in memory because of this node.

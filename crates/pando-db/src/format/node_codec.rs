@@ -146,8 +146,7 @@ fn put_target(out: &mut BytesMut, target: Option<&Target>) {
 }
 
 fn put_layer(out: &mut BytesMut, layer: &Layer) {
-    put_varint(out, layer.msn.0);
-    put_varint(out, layer.msn.1);
+    put_varint(out, layer.newest);
     put_varint(out, layer.ranges.len() as u64);
     for range in &layer.ranges {
         put_bytes(out, &range.span.lo);
@@ -257,7 +256,7 @@ fn get_target(r: &mut Reader) -> Result<Option<Target>> {
 }
 
 fn get_layer(r: &mut Reader, place: Place) -> Result<Layer> {
-    let msn = (r.varint()?, r.varint()?);
+    let newest = r.varint()?;
     let mut ranges: Vec<RangeMsg> = Vec::new();
     for _ in 0..r.count(3)? {
         let lo = r.bytes()?;
@@ -268,7 +267,7 @@ fn get_layer(r: &mut Reader, place: Place) -> Result<Layer> {
         }
         ranges.push(RangeMsg { span, target: get_target(r)? });
     }
-    Ok(Layer { msn, ranges, run: get_run(r, place)? })
+    Ok(Layer { newest, ranges, run: get_run(r, place)? })
 }
 
 fn get_run(r: &mut Reader, place: Place) -> Result<Run> {

@@ -77,7 +77,7 @@ impl Fs {
                 batch.delete(path::block(data, block));
             }
         }
-        if new % BLOCK_SIZE != 0 {
+        if !new.is_multiple_of(BLOCK_SIZE) {
             batch.upsert(path::block(data, new / BLOCK_SIZE), merge::cut((new % BLOCK_SIZE) as u32));
         }
     }
@@ -252,10 +252,11 @@ impl Fs {
             if !apart {
                 return Err(Error::Invalid(format!("{}: copied onto itself", source.label())));
             }
-        } else if off_in == 0 && off_out == 0 {
-            if let Some(copied) = self.clone_data(c, &source, &target, len)? {
-                return Ok(copied);
-            }
+        } else if off_in == 0
+            && off_out == 0
+            && let Some(copied) = self.clone_data(c, &source, &target, len)?
+        {
+            return Ok(copied);
         }
         let mut done = 0;
         let len = len.min(COPY_UNIT);

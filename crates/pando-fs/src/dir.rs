@@ -48,6 +48,9 @@ struct Part {
     names: Vec<Box<[u8]>>,
 }
 
+/// A name and its attributes.
+type Found = (Box<[u8]>, Attr);
+
 impl Position {
     /// Where to go on after `cookie`: behind a name, and so many entries further.
     fn find(&self, cookie: u64) -> Option<(Option<Box<[u8]>>, usize)> {
@@ -65,10 +68,9 @@ impl Position {
     /// Remembers a part; its number is that of the cookies.
     fn add(&mut self, part: Part) -> u64 {
         self.parts.push(part);
-        if let Some(old) = self.parts.len().checked_sub(WHOLE_PARTS + 1) {
-            if let Some(old) = self.parts.get_mut(old) {
-                old.names = Vec::new();
-            }
+        let old = self.parts.len().checked_sub(WHOLE_PARTS + 1);
+        if let Some(old) = old.and_then(|i| self.parts.get_mut(i)) {
+            old.names = Vec::new();
         }
         self.parts.len() as u64
     }
@@ -148,7 +150,7 @@ impl Fs {
         skip: usize,
         max: usize,
         plus: bool,
-    ) -> Result<(Option<Box<[u8]>>, Vec<(Box<[u8]>, Attr)>)> {
+    ) -> Result<(Option<Box<[u8]>>, Vec<Found>)> {
         let dir = &open.inode;
         // Only who takes inodes into memory needs the entries to stay as they are.
         let (at, _names) = match plus {

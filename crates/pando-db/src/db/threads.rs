@@ -6,11 +6,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::engine::Engine;
+use super::{engine::Engine, signal::Work};
 use crate::error::{Error, Result};
 
 /// How long a thread sleeps at most before it looks for work again.
-const NAP: Duration = Duration::from_millis(20);
+const NAP: Duration = Duration::from_millis(50);
 
 pub(super) fn spawn(engine: &Arc<Engine>) -> Result<Vec<JoinHandle<()>>> {
     let start = |name: &str, work: fn(&Engine)| {
@@ -35,10 +35,10 @@ fn flusher(engine: &Engine) {
         })();
         match worked {
             Ok(true) => (),
-            Ok(false) => engine.signal.wait_for_work(NAP),
+            Ok(false) => _ = engine.signal.wait_for(Work::Flush, NAP),
             Err(error) => {
                 engine.fail("flush", &error);
-                engine.signal.wait_for_work(NAP);
+                engine.signal.sleep(NAP);
             }
         }
     }
@@ -48,7 +48,7 @@ fn flusher(engine: &Engine) {
 fn syncer(engine: &Engine) {
     let mut last = Instant::now();
     while !engine.signal.shutting_down() {
-        engine.signal.wait_for_work(engine.options.sync_interval.min(Duration::from_millis(100)));
+        engine.signal.sleep(engine.options.sync_interval.min(Duration::from_millis(100)));
         if last.elapsed() >= engine.options.sync_interval {
             if engine.log.buffered() > 0 || engine.log.durable_msn() < engine.log.appended_msn() {
                 // A failure stops the log, and every later call says why.
@@ -63,12 +63,12 @@ fn syncer(engine: &Engine) {
 fn checkpointer(engine: &Engine) {
     let mut last = Instant::now();
     while !engine.signal.shutting_down() {
-        engine.signal.wait_for_work(Duration::from_millis(50));
+        let asked = engine.signal.wait_for(Work::Checkpoint, Duration::from_millis(100));
         let due = last.elapsed() >= engine.options.checkpoint_interval && engine.log.used() > 0;
-        if (engine.signal.take_checkpoint() || due) && engine.check_running().is_ok() {
+        if (asked || due) && engine.check_running().is_ok() {
             if let Err(error) = engine.checkpoint() {
                 engine.fail("checkpoint", &error);
-                std::thread::sleep(NAP);
+                engine.signal.sleep(NAP);
             }
             last = Instant::now();
         }

@@ -117,6 +117,9 @@ fn by_helper(dir: &Path, settings: &Settings, source: &str) -> Result<OwnedFd, E
     let status = helper.wait().map_err(|e| at(dir, e))?;
     match received {
         Ok(Some(fd)) if status.success() => Ok(fd),
+        _ if text.contains("open /dev/fuse") => {
+            Err(Error::NoDevice(io::Error::other(text.trim().to_owned())))
+        }
         _ if text.contains("user_allow_other") => Err(Error::NoAllowOther),
         Err(e) => Err(at(dir, e)),
         Ok(_) => Err(at(dir, io::Error::other(text.trim().to_owned()))),

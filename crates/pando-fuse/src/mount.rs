@@ -32,7 +32,10 @@ use crate::{
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// `/dev/fuse` cannot be opened.
-    #[error("/dev/fuse: {0}: load the kernel module (modprobe fuse), or give this container the device")]
+    #[error(
+        "/dev/fuse cannot be used: {0}: load the kernel module (modprobe fuse), \
+         give this container the device, or open it to users (chmod 666 /dev/fuse)"
+    )]
     NoDevice(io::Error),
     /// Mounting needs a helper that is not installed.
     #[error(

@@ -311,10 +311,6 @@ fn ordinary_users_mount_too() {
         eprintln!("SKIPPED: the other tests have mounted as an ordinary user already");
         return;
     }
-    let mode = fs::metadata("/dev/fuse").unwrap().mode();
-    if mode & 0o006 != 0o006 {
-        eprintln!("SKIPPED: /dev/fuse has mode {:o}, so that fusermount3 alone may open it", mode & 0o777);
-    }
     let b = Bench::new();
     // The program must be where an ordinary user can reach it.
     b.sh(&format!(
@@ -328,6 +324,14 @@ fn ordinary_users_mount_too() {
         assert!(out.status.success(), "{script}: {}", common::text(&out.stderr));
         common::text(&out.stdout)
     };
+    let mode = fs::metadata("/dev/fuse").unwrap().mode();
+    if mode & 0o006 != 0o006 {
+        eprintln!("NOTE: /dev/fuse has mode {:o}: ordinary users cannot mount here at all", mode & 0o777);
+        run("./pando mkfs --size 64M a.img; mkdir m; ./pando mount a.img m || test $? = 5");
+        // Then `try` goes through the library.
+        run("mkdir t w; echo x > t/f; ./pando try --work-dir w t | grep -q 'opened by the library'");
+        return;
+    }
     run("./pando mkfs --size 64M a.img; mkdir m; ./pando mount -o noatime a.img m");
     let mounts = fs::read_to_string("/proc/mounts").unwrap();
     let line = mounts.lines().find(|l| l.contains(b.path("home/m").to_str().unwrap())).unwrap();

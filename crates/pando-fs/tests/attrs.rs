@@ -92,7 +92,7 @@ fn each_call_changes_the_times_that_posix_says() {
     w.unlink("/d/g").unwrap();
     assert_eq!((changed(&w, "/d"), changed(&w, "/e")), ((true, true), (false, false)));
     reset();
-    w.clone("/d/f", "/e/f", false).unwrap();
+    w.clone_tree("/d/f", "/e/f", false).unwrap();
     assert_eq!(
         (changed(&w, "/d"), changed(&w, "/e"), changed(&w, "/d/f")),
         ((false, false), (true, true), (false, false))

@@ -43,7 +43,7 @@ fn a_clone_has_the_content_of_its_source_and_numbers_of_its_own() {
     let mut w = World::new();
     plant(&w, "/a");
     let keys = w.numbers("/a");
-    let report = w.clone("/a", "/b", false).unwrap();
+    let report = w.clone_tree("/a", "/b", false).unwrap();
     assert_eq!(report.entries, [(ROOT, "b".into())]);
     assert!(report.replaced.is_empty());
     assert!(content(&w, "/a") == content(&w, "/b"));
@@ -54,7 +54,7 @@ fn a_clone_has_the_content_of_its_source_and_numbers_of_its_own() {
     assert!(content(&w, "/a") == content(&w, "/b"));
     w.assert_nothing_referenced();
     assert_eq!(w.fs.stats().unwrap().clones, 0, "figures are of the mount");
-    w.clone("/a", "/c", false).unwrap();
+    w.clone_tree("/a", "/c", false).unwrap();
     assert_eq!(w.fs.stats().unwrap().clone_latency.count(), 1);
 }
 
@@ -62,7 +62,7 @@ fn a_clone_has_the_content_of_its_source_and_numbers_of_its_own() {
 fn edits_of_a_clone_and_of_its_source_stay_apart() {
     let mut w = World::new();
     plant(&w, "/a");
-    w.clone("/a", "/b", false).unwrap();
+    w.clone_tree("/a", "/b", false).unwrap();
     let original = content(&w, "/a");
     w.write_at("/b/sub/deep/h", 123_456, b"edited").unwrap();
     w.put("/b/new", b"new");
@@ -83,14 +83,14 @@ fn edits_of_a_clone_and_of_its_source_stay_apart() {
 fn clones_of_clones_of_clones_have_numbers_of_their_own() {
     let mut w = World::new();
     plant(&w, "/a");
-    w.clone("/a", "/a1", false).unwrap();
-    w.clone("/a1", "/a2", false).unwrap();
-    w.clone("/a", "/a1/sub/nested", false).unwrap();
-    w.clone("/a1", "/a3", false).unwrap();
-    w.clone("/a3/sub", "/a3/sub2", false).unwrap();
-    w.clone("/a3", "/a2/inner", false).unwrap();
-    w.clone("/a2/inner/sub/nested", "/a2/inner/sub/nested/sub/again", false).unwrap_err();
-    w.clone("/a2/inner/sub/nested", "/a2/inner/sub/again", false).unwrap();
+    w.clone_tree("/a", "/a1", false).unwrap();
+    w.clone_tree("/a1", "/a2", false).unwrap();
+    w.clone_tree("/a", "/a1/sub/nested", false).unwrap();
+    w.clone_tree("/a1", "/a3", false).unwrap();
+    w.clone_tree("/a3/sub", "/a3/sub2", false).unwrap();
+    w.clone_tree("/a3", "/a2/inner", false).unwrap();
+    w.clone_tree("/a2/inner/sub/nested", "/a2/inner/sub/nested/sub/again", false).unwrap_err();
+    w.clone_tree("/a2/inner/sub/nested", "/a2/inner/sub/again", false).unwrap();
     assert!(content(&w, "/a2/inner/sub/again") == content(&w, "/a"));
     let all = w.numbers("/");
     assert!(all.len() > 60, "{}", all.len());
@@ -103,7 +103,7 @@ fn cloned_files_share_nothing_but_their_bytes() {
     let mut w = World::new();
     for size in [0, 10, 100_000] {
         w.put("/f", &pattern(size, 7));
-        w.clone("/f", "/g", true).unwrap();
+        w.clone_tree("/f", "/g", true).unwrap();
         assert_ne!(w.attr("/f").ino, w.attr("/g").ino);
         w.write_at("/g", 5, b"edit").unwrap();
         assert!(w.get("/f").unwrap() == pattern(size, 7));
@@ -112,7 +112,7 @@ fn cloned_files_share_nothing_but_their_bytes() {
         assert_eq!(w.get("/g").unwrap()[5..9], b"edit"[..]);
     }
     w.symlink("/l", "f");
-    w.clone("/l", "/m", false).unwrap();
+    w.clone_tree("/l", "/m", false).unwrap();
     assert_ne!(w.attr("/l").ino, w.attr("/m").ino);
     assert_eq!(w.on("/m", |a| w.fs.readlink(a.ino)).unwrap(), "f");
 }
@@ -121,8 +121,8 @@ fn cloned_files_share_nothing_but_their_bytes() {
 fn numbers_stay_across_moves_between_lineages() {
     let mut w = World::new();
     plant(&w, "/a");
-    w.clone("/a", "/b", false).unwrap();
-    w.clone("/a", "/c", false).unwrap();
+    w.clone_tree("/a", "/b", false).unwrap();
+    w.clone_tree("/a", "/c", false).unwrap();
     let number = |w: &World, p: &str| w.attr(p).ino;
     let check = |w: &mut World, from: &str, to: &str, flags: u32| {
         let tree = |w: &World, p: &str| -> Vec<Ino> {
@@ -151,8 +151,8 @@ fn numbers_stay_across_moves_between_lineages() {
     check(&mut w, "/a/c/b/deep", "/a/sub", RENAME_EXCHANGE);
     check(&mut w, "/a/f", "/a/c/sub/f", RENAME_EXCHANGE);
     // Clones of what holds pins and moved directories.
-    w.clone("/a", "/a-again", false).unwrap();
-    w.clone("/a/c", "/a-again/c-again", false).unwrap();
+    w.clone_tree("/a", "/a-again", false).unwrap();
+    w.clone_tree("/a/c", "/a-again/c-again", false).unwrap();
     assert!(content(&w, "/a-again/c-again") == content(&w, "/a/c"));
     let all = w.numbers("/");
     w.remount();
@@ -167,21 +167,21 @@ fn numbers_stay_across_moves_between_lineages() {
 fn nesting_is_refused_either_way() {
     let w = World::new();
     plant(&w, "/a");
-    let inside = w.clone("/a", "/a/sub/x", false).unwrap_err();
+    let inside = w.clone_tree("/a", "/a/sub/x", false).unwrap_err();
     assert_eq!(inside.errno(), EINVAL);
     assert!(inside.to_string().contains("inside the source"), "{inside}");
-    assert_eq!(errno(w.clone("/a", "/a/x", true)), EINVAL);
-    let over = w.clone("/a/sub", "/a", true).unwrap_err();
+    assert_eq!(errno(w.clone_tree("/a", "/a/x", true)), EINVAL);
+    let over = w.clone_tree("/a/sub", "/a", true).unwrap_err();
     assert_eq!(over.errno(), EINVAL);
     assert!(over.to_string().contains("inside the destination"), "{over}");
-    assert_eq!(errno(w.clone("/a", "/a", true)), EINVAL);
-    assert_eq!(errno(w.clone("/a", "/b/c", false)), ENOENT);
-    assert_eq!(errno(w.clone("/none", "/b", false)), ENOENT);
+    assert_eq!(errno(w.clone_tree("/a", "/a", true)), EINVAL);
+    assert_eq!(errno(w.clone_tree("/a", "/b/c", false)), ENOENT);
+    assert_eq!(errno(w.clone_tree("/none", "/b", false)), ENOENT);
     w.mkdir("/b");
-    assert_eq!(errno(w.clone("/a", "/b", false)), EEXIST);
+    assert_eq!(errno(w.clone_tree("/a", "/b", false)), EEXIST);
     // A name that begins like another is not inside of it.
-    w.clone("/a", "/ab", false).unwrap();
-    w.clone("/a/sub", "/a/su", false).unwrap();
+    w.clone_tree("/a", "/ab", false).unwrap();
+    w.clone_tree("/a/sub", "/a/su", false).unwrap();
     assert!(content(&w, "/a/su") == content(&w, "/a/sub"));
 }
 
@@ -196,7 +196,7 @@ fn replacing_kills_what_was_there() {
         let dir = w.fs.resolve("/old/sub".as_ref())?;
         let deep = w.fs.resolve("/old/sub/deep".as_ref())?;
         let top = w.attr("/old").ino;
-        let report = w.clone("/a", "/old", true)?;
+        let report = w.clone_tree("/a", "/old", true)?;
         assert_eq!(report.replaced, [top]);
         assert!(content(&w, "/old") == content(&w, "/a"));
         assert!(!w.exists("/old/only-here"));
@@ -211,9 +211,9 @@ fn replacing_kills_what_was_there() {
         Ok(())
     })
     .unwrap();
-    w.clone("/a/f", "/old", true).unwrap();
+    w.clone_tree("/a/f", "/old", true).unwrap();
     assert!(w.get("/old").unwrap() == pattern(50_000, 1));
-    w.clone("/a", "/old", true).unwrap();
+    w.clone_tree("/a", "/old", true).unwrap();
     assert!(content(&w, "/old") == content(&w, "/a"));
     w.remount();
     assert!(content(&w, "/old") == content(&w, "/a"));
@@ -237,7 +237,7 @@ fn the_root_of_a_clone_keeps_owner_mode_and_times() {
         ..SetAttr::default()
     };
     w.on("/a", |a| w.fs.setattr(&w.me, a.ino, &s)).unwrap();
-    w.clone("/a", "/b", false).unwrap();
+    w.clone_tree("/a", "/b", false).unwrap();
     let (a, b) = (w.attr("/a"), w.attr("/b"));
     assert_eq!((a.perm, a.uid, a.gid, a.atime, a.mtime), (b.perm, b.uid, b.gid, b.atime, b.mtime));
     assert!(b.ctime > a.ctime && b.crtime > a.crtime);
@@ -247,7 +247,7 @@ fn the_root_of_a_clone_keeps_owner_mode_and_times() {
 fn numbers_survive_eviction_and_relookup() {
     let w = World::new();
     plant(&w, "/a");
-    w.clone("/a", "/b", false).unwrap();
+    w.clone_tree("/a", "/b", false).unwrap();
     let first = w.fs.resolve("/b/sub/deep/h".as_ref()).unwrap();
     w.fs.forget(first.ino, 1);
     w.assert_nothing_referenced();

@@ -359,7 +359,7 @@ fn a_read_only_mount_changes_nothing() {
     let mut w = World::new();
     w.mkdir("/d");
     w.put("/d/f", b"data");
-    w.clone("/d", "/c", false).unwrap();
+    w.clone_tree("/d", "/c", false).unwrap();
     w.remount_with(MountOptions { read_only: true, ..options() });
     let before: Vec<_> = w.fs.db().range(b"", None).map(|p| p.unwrap()).collect();
     assert_eq!(w.get("/c/f").unwrap(), b"data");
@@ -369,7 +369,7 @@ fn a_read_only_mount_changes_nothing() {
     assert_eq!(errno(w.create("/x")), EROFS);
     assert_eq!(errno(w.unlink("/d/f")), EROFS);
     assert_eq!(errno(w.rename("/d", "/e", 0)), EROFS);
-    assert_eq!(errno(w.clone("/d", "/e", false)), EROFS);
+    assert_eq!(errno(w.clone_tree("/d", "/e", false)), EROFS);
     assert_eq!(errno(w.remove_tree("/d")), EROFS);
     assert_eq!(errno(w.write_at("/d/f", 0, b"x")), EROFS);
     assert_eq!(errno(w.truncate("/d/f", 0)), EROFS);

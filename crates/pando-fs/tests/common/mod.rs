@@ -133,7 +133,7 @@ impl World {
         self.at(from, |d, n| self.at(to, |d2, n2| self.fs.rename(&self.me, d, n, d2, n2, flags)))
     }
 
-    pub fn clone(&self, from: &str, to: &str, replace: bool) -> Result<CloneReport> {
+    pub fn clone_tree(&self, from: &str, to: &str, replace: bool) -> Result<CloneReport> {
         self.clone_as(&self.me, from, to, replace)
     }
 
@@ -234,4 +234,90 @@ pub const ESTALE: i32 = 116;
 /// Bytes that differ from place to place.
 pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|i| (i as u32).wrapping_mul(2_654_435_761).to_be_bytes()[0] ^ seed).collect()
+}
+
+/// Splits an encoded path into the names of its directories and the rest.
+fn split(mut path: &[u8]) -> (Vec<Vec<u8>>, &[u8]) {
+    let mut dirs = Vec::new();
+    while path.first() == Some(&2) {
+        let end = path.iter().position(|b| *b == 0).expect("names end");
+        dirs.push(path[1..end].to_vec());
+        path = &path[end + 1..];
+    }
+    (dirs, path)
+}
+
+fn join(dirs: &[Vec<u8>], last: u8) -> Vec<u8> {
+    let mut path = Vec::new();
+    for (i, name) in dirs.iter().enumerate() {
+        path.push(if i + 1 == dirs.len() { last } else { 2 });
+        path.extend_from_slice(name);
+        path.push(0);
+    }
+    path
+}
+
+/// Reads all keys, knowing only the documented format, and checks what must hold of them: every
+/// entry is in a directory that exists, every block belongs to a file and lies within its size.
+pub fn check_keys(w: &World) {
+    let mut records: BTreeMap<Vec<u8>, (u8, u64)> = BTreeMap::new();
+    let mut blocks = Vec::new();
+    for pair in w.fs.db().range(b"", None) {
+        let (key, value) = pair.unwrap();
+        if key[..4] == [0xff; 4] {
+            assert!(b"FCLO".contains(&key[4]), "unknown system key {key:?}");
+            continue;
+        }
+        assert_eq!(key[..4], [0; 4]);
+        match key[4] {
+            b'M' => {
+                let size = u64::from_le_bytes(value[12..20].try_into().unwrap());
+                records.insert(key[5..].to_vec(), (value[1], size));
+            }
+            b'D' => {
+                assert!(value.len() <= BLOCK_SIZE as usize && !value.is_empty());
+                let (path, block) = key[5..].split_at(key.len() - 13);
+                let start = u64::from_be_bytes(block.try_into().unwrap()) * BLOCK_SIZE;
+                blocks.push((path.to_vec(), start, value.len() as u64));
+            }
+            region => panic!("unknown region {region}"),
+        }
+    }
+    for path in records.keys().filter(|p| !p.is_empty()) {
+        let (dirs, entry) = split(path);
+        assert!(entry[0] == 1 && entry.ends_with(&[0]) && entry.len() > 2, "{path:?}");
+        let parent = join(&dirs, 1);
+        let kind = records.get(&parent).map(|r| r.0);
+        assert_eq!(kind, Some(2), "{:?} is in no directory", String::from_utf8_lossy(path));
+    }
+    for (path, start, len) in blocks {
+        let (kind, size) = records.get(&path).copied().unwrap_or_default();
+        assert_eq!(kind, 1, "a block of {:?}, which is no file", String::from_utf8_lossy(&path));
+        assert!(start + len <= size, "{:?}: bytes behind its size", String::from_utf8_lossy(&path));
+    }
+}
+
+/// A small generator of numbers; the same seed gives the same run.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
+    }
+
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    pub fn pick<'a, T>(&mut self, of: &'a [T]) -> &'a T {
+        let i = self.below(of.len());
+        &of[i]
+    }
 }

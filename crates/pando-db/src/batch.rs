@@ -81,7 +81,7 @@ impl Batch {
     /// Removes every key that begins with `prefix`, in O(1) messages.
     pub fn delete_prefix(&mut self, prefix: impl Into<Bytes>) -> &mut Self {
         let lo = prefix.into();
-        let hi = crate::dag::key::successor(&lo);
+        let hi = crate::key::successor(&lo);
         self.push(Op::DeleteRange(lo, hi))
     }
 

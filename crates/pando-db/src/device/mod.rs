@@ -5,7 +5,17 @@
 //! write may be lost, torn or reordered by a crash until [`Device::flush`]
 //! has returned. Everything above is built on that.
 
+mod counters;
+mod file;
+mod memory;
+mod sim;
+mod sparse;
+
 use std::io;
+
+pub use file::FileDevice;
+pub use memory::MemDevice;
+pub use sim::{FailMode, SimDevice};
 
 /// Unit of allocation and of durable log padding, in bytes.
 pub const BLOCK: u64 = 4096;
@@ -47,4 +57,15 @@ pub trait Device: Send + Sync + 'static {
     fn reserve(&self, offset: u64, len: u64) -> io::Result<()>;
     /// What was asked of the device so far.
     fn stats(&self) -> DeviceStats;
+}
+
+/// Refuses a request that does not lie inside a device of `size` bytes.
+fn check_range(size: u64, offset: u64, len: u64) -> io::Result<()> {
+    match offset.checked_add(len) {
+        Some(end) if end <= size => Ok(()),
+        _ => Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("{len} bytes at {offset} reach beyond the device of {size} bytes"),
+        )),
+    }
 }

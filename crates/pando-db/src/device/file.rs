@@ -1,0 +1,277 @@
+//! A regular file or a block device as a [`Device`].
+//!
+//! Guarantees: one writer or several readers at a time over all processes (an
+//! advisory lock on the open file), no request beyond the stated size, flush
+//! means `fdatasync`. A new image is sparse; [`Device::reserve`] is what turns
+//! holes into promised space.
+
+use std::{
+    fs::{File, Metadata, OpenOptions},
+    io::{self, Seek, SeekFrom},
+    os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt},
+    path::Path,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+use rustix::{
+    fs::{FallocateFlags, FlockOperation, OFlags, fallocate, flock},
+    io::Errno,
+};
+
+use super::{Device, DeviceStats, check_range, counters::Counters};
+use crate::{Error, Result};
+
+/// How many bytes at the start of a file must be zero before it is overwritten unasked.
+const PROBE: usize = 64 << 10;
+
+/// A locked regular file or block device.
+#[derive(Debug)]
+pub struct FileDevice {
+    file: File,
+    block_device: bool,
+    read_only: bool,
+    size: AtomicU64,
+    counters: Counters,
+}
+
+impl FileDevice {
+    /// Creates a sparse image of `size` bytes at `path`, or takes over what is there.
+    ///
+    /// A block device keeps its own size, which must be at least `size`. What
+    /// exists is refused with [`Error::Invalid`] if its first 64 KiB hold
+    /// anything but zeros (a store, another file system, a partition table),
+    /// unless `force`; with `force` a file is emptied, and the first 64 KiB of
+    /// a block device are zeroed. [`Error::Locked`] if it is in use.
+    pub fn create(path: impl AsRef<Path>, size: u64, force: bool) -> Result<Self> {
+        let path = path.as_ref();
+        let device = Self::open_locked(path, false, true)?;
+        if !force && !device.starts_with_zeros()? {
+            let path = path.display();
+            return Err(Error::Invalid(format!("{path} is not empty (use force to overwrite it)")));
+        }
+        if device.block_device {
+            if size > device.size() {
+                let (path, real) = (path.display(), device.size());
+                return Err(Error::Invalid(format!("{path} has {real} bytes, fewer than {size}")));
+            }
+            if force {
+                let probe = device.size().min(PROBE as u64) as usize;
+                device.file.write_all_at(&vec![0; probe], 0).map_err(|e| Error::io("write", 0, e))?;
+            }
+        } else {
+            if force {
+                device.file.set_len(0).map_err(|e| Error::io("truncate", 0, e))?;
+            }
+            device.file.set_len(size).map_err(|e| Error::io("resize", size, e))?;
+            device.size.store(size, Relaxed);
+        }
+        device.file.sync_all().map_err(|e| Error::io("flush", 0, e))?;
+        sync_parent(path).map_err(|e| Error::io("flush directory", 0, e))?;
+        Ok(device)
+    }
+
+    /// Opens an existing file or block device, with a shared lock if `read_only`.
+    ///
+    /// [`Error::Locked`] if another process holds a lock that excludes it.
+    pub fn open(path: impl AsRef<Path>, read_only: bool) -> Result<Self> {
+        Self::open_locked(path.as_ref(), read_only, false)
+    }
+
+    fn open_locked(path: &Path, read_only: bool, create: bool) -> Result<Self> {
+        let opening = |e| Error::io("open", 0, e);
+        let mut options = OpenOptions::new();
+        options.read(true).write(!read_only).create(create).truncate(false);
+        match path.metadata() {
+            Ok(found) if is_block_device(&found) => {
+                // Without O_CREAT, O_EXCL asks the kernel to refuse a device that is mounted.
+                let exclusive = if read_only { OFlags::empty() } else { OFlags::EXCL };
+                options.create(false).custom_flags(exclusive.bits() as i32);
+            }
+            Ok(found) if found.is_file() => (),
+            // A directory, pipe or character device, which opening could block on.
+            Ok(_) => {
+                let path = path.display();
+                return Err(Error::Invalid(format!("{path} is neither a file nor a block device")));
+            }
+            Err(e) if create && e.kind() == io::ErrorKind::NotFound => (),
+            Err(e) => return Err(opening(e)),
+        }
+        let mut file = options.open(path).map_err(|e| match e.kind() {
+            io::ErrorKind::ResourceBusy => Error::Locked,
+            _ => opening(e),
+        })?;
+        let lock = if read_only {
+            FlockOperation::NonBlockingLockShared
+        } else {
+            FlockOperation::NonBlockingLockExclusive
+        };
+        flock(&file, lock).map_err(|e| match e {
+            Errno::WOULDBLOCK => Error::Locked,
+            e => Error::io("lock", 0, e.into()),
+        })?;
+        let block_device = is_block_device(&file.metadata().map_err(opening)?);
+        let size = file.seek(SeekFrom::End(0)).map_err(opening)?;
+        Ok(Self { file, block_device, read_only, size: size.into(), counters: Counters::default() })
+    }
+
+    fn starts_with_zeros(&self) -> Result<bool> {
+        let mut probe = vec![0; self.size().min(PROBE as u64) as usize];
+        self.file.read_exact_at(&mut probe, 0).map_err(|e| Error::io("read", 0, e))?;
+        Ok(probe.iter().all(|&byte| byte == 0))
+    }
+
+    fn check_writable(&self) -> io::Result<()> {
+        if self.read_only { Err(Errno::ROFS.into()) } else { Ok(()) }
+    }
+}
+
+impl Device for FileDevice {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        check_range(self.size(), offset, buf.len() as u64)?;
+        self.file.read_exact_at(buf, offset)?;
+        self.counters.read(offset, buf.len());
+        Ok(())
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.check_writable()?;
+        check_range(self.size(), offset, buf.len() as u64)?;
+        self.file.write_all_at(buf, offset)?;
+        self.counters.write(buf.len());
+        Ok(())
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.file.sync_data()?;
+        self.counters.flush();
+        Ok(())
+    }
+
+    fn size(&self) -> u64 {
+        self.size.load(Relaxed)
+    }
+
+    fn grow(&self, size: u64) -> io::Result<()> {
+        self.check_writable()?;
+        if size < self.size() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a device cannot shrink"));
+        }
+        if self.block_device {
+            check_range((&self.file).seek(SeekFrom::End(0))?, 0, size)?;
+        } else {
+            self.file.set_len(size)?;
+        }
+        self.size.fetch_max(size, Relaxed);
+        Ok(())
+    }
+
+    fn reserve(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.check_writable()?;
+        check_range(self.size(), offset, len)?;
+        if self.block_device || len == 0 {
+            return Ok(());
+        }
+        loop {
+            match fallocate(&self.file, FallocateFlags::KEEP_SIZE, offset, len) {
+                Err(Errno::INTR) => continue,
+                // The file system cannot promise: then writes will have to tell.
+                Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(()),
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+
+    fn stats(&self) -> DeviceStats {
+        self.counters.stats()
+    }
+}
+
+fn is_block_device(metadata: &Metadata) -> bool {
+    metadata.file_type().is_block_device()
+}
+
+/// Makes the name of a new file durable.
+fn sync_parent(path: &Path) -> io::Result<()> {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => File::open(parent)?.sync_all(),
+        _ => File::open(".")?.sync_all(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    #[test]
+    fn bytes_survive_closing_and_opening() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        let device = FileDevice::create(&path, 1 << 20, false).unwrap();
+        device.write_at(70_000, b"grove").unwrap();
+        device.flush().unwrap();
+        assert_eq!((device.stats().writes, device.stats().write_bytes, device.stats().flushes), (1, 5, 1));
+        drop(device);
+        let device = FileDevice::open(&path, true).unwrap();
+        let mut buf = [1; 7];
+        device.read_at(69_999, &mut buf).unwrap();
+        assert_eq!(&buf, b"\0grove\0");
+        assert_eq!(device.size(), 1 << 20);
+        for refused in [device.write_at(0, &[1]), device.grow(2 << 20), device.reserve(0, 1)] {
+            assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::ReadOnlyFilesystem);
+        }
+    }
+
+    #[test]
+    fn a_writer_excludes_all_and_readers_exclude_writers() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        let writer = FileDevice::create(&path, 1 << 20, false).unwrap();
+        assert!(matches!(FileDevice::open(&path, false), Err(Error::Locked)));
+        assert!(matches!(FileDevice::open(&path, true), Err(Error::Locked)));
+        assert!(matches!(FileDevice::create(&path, 1 << 20, true), Err(Error::Locked)));
+        drop(writer);
+        let reader = FileDevice::open(&path, true).unwrap();
+        let second = FileDevice::open(&path, true).unwrap();
+        assert!(matches!(FileDevice::open(&path, false), Err(Error::Locked)));
+        drop((reader, second));
+        FileDevice::open(&path, false).unwrap();
+    }
+
+    #[test]
+    fn what_holds_data_is_not_overwritten_unasked() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        std::fs::write(&path, [&[0; 60_000][..], b"data"].concat()).unwrap();
+        assert!(matches!(FileDevice::create(&path, 1 << 20, false), Err(Error::Invalid(_))));
+        assert_eq!(std::fs::read(&path).unwrap().len(), 60_004);
+        let device = FileDevice::create(&path, 1 << 20, true).unwrap();
+        assert!(device.starts_with_zeros().unwrap());
+        drop(device);
+        // An image of zeros alone may be taken over.
+        assert_eq!(FileDevice::create(&path, 2 << 20, false).unwrap().size(), 2 << 20);
+        assert!(matches!(FileDevice::create(dir.path(), 1 << 20, true), Err(Error::Invalid(_))));
+        assert!(matches!(FileDevice::open(dir.path().join("none"), false), Err(Error::Io { .. })));
+    }
+
+    #[test]
+    fn an_image_is_sparse_until_reserved_and_can_grow() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        let device = FileDevice::create(&path, 64 << 20, false).unwrap();
+        assert_eq!(path.metadata().unwrap().blocks(), 0);
+        device.write_at(5000, b"kept").unwrap();
+        device.reserve(0, 1 << 20).unwrap();
+        assert!(path.metadata().unwrap().blocks() * 512 >= 1 << 20);
+        let mut buf = [0; 4];
+        device.read_at(5000, &mut buf).unwrap();
+        assert_eq!(&buf, b"kept");
+        device.grow(65 << 20).unwrap();
+        assert_eq!((device.size(), path.metadata().unwrap().len()), (65 << 20, 65 << 20));
+        assert!(device.grow(1 << 20).is_err());
+        assert!(device.write_at(65 << 20, &[1]).is_err());
+        assert!(device.reserve(65 << 20, 1).is_err());
+    }
+}

@@ -1,0 +1,480 @@
+//! A simulated device that crashes, tears, loses, fails and lies, from one seed.
+//!
+//! A testing device, kept in the library so that every floor and every user of
+//! the engine can test against it. It holds what is durable, and the writes
+//! that no flush has covered yet; reads see both. The same seed and the same
+//! requests give the same misfortune. What it may do is what real media do:
+//!
+//! - A crash keeps, drops or tears each 512-byte sector of each unflushed write.
+//! - A failed write may have reached the device in part.
+//! - A failed flush may lose any of the unflushed writes for good although
+//!   reads still show them and a later flush succeeds (as a page cache does).
+//! - A full host disk refuses to materialise blocks.
+//!
+//! Overlapping unflushed writes keep their order: of those that survive in a
+//! sector the newest wins, which covers every order in which whole sectors
+//! could have been written.
+
+use std::{io, sync::Arc};
+
+use parking_lot::Mutex;
+use rustix::io::Errno;
+
+use super::{BLOCK, Device, DeviceStats, check_range, counters::Counters, sparse::Sparse};
+
+/// Bytes that a medium writes as a whole, if it does not tear even these.
+const SECTOR: u64 = 512;
+
+/// What fails, from the request chosen by [`SimDevice::set_fail_at`] on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FailMode {
+    /// That request alone.
+    Once,
+    /// That request and all that follow.
+    Onwards,
+}
+
+/// The simulated device. Cheap for millions of small requests.
+#[derive(Debug)]
+pub struct SimDevice {
+    state: Mutex<State>,
+    counters: Counters,
+}
+
+#[derive(Debug)]
+struct State {
+    size: u64,
+    prng: Prng,
+    /// What survives every crash.
+    durable: Sparse<{ BLOCK as usize }>,
+    /// What reads see.
+    current: Sparse<{ BLOCK as usize }>,
+    /// Writes that no flush has covered, oldest first.
+    unflushed: Vec<Write>,
+    backing: Backing,
+    requests: u64,
+    fail_at: Option<(u64, FailMode)>,
+    lying: bool,
+    dead: bool,
+}
+
+#[derive(Debug)]
+struct Write {
+    offset: u64,
+    data: Box<[u8]>,
+}
+
+impl SimDevice {
+    /// A device of `size` bytes, all zero, whose misfortunes follow from `seed`.
+    pub fn new(size: u64, seed: u64) -> Self {
+        Self::over(Sparse::default(), Backing::default(), size, Prng(seed))
+    }
+
+    fn over(content: Sparse<{ BLOCK as usize }>, backing: Backing, size: u64, prng: Prng) -> Self {
+        let state = State {
+            size,
+            prng,
+            current: content.clone(),
+            durable: content,
+            unflushed: Vec::new(),
+            backing,
+            requests: 0,
+            fail_at: None,
+            lying: false,
+            dead: false,
+        };
+        Self { state: Mutex::new(state), counters: Counters::default() }
+    }
+
+    /// Makes the `n`th request from now fail with `EIO` (0 is the next one);
+    /// `None` heals the device. Reads, writes, flushes, reservations and growth count.
+    pub fn set_fail_at(&self, n: Option<u64>, mode: FailMode) {
+        let mut state = self.state.lock();
+        state.fail_at = n.map(|n| (state.requests.saturating_add(n), mode));
+    }
+
+    /// Limits the bytes of 4 KiB blocks that exist under the device: what would
+    /// need more fails with `ENOSPC`, as on a full disk under a sparse image.
+    pub fn set_space_limit(&self, limit: Option<u64>) {
+        self.state.lock().backing.limit = limit;
+    }
+
+    /// Bytes of blocks that exist under the device, by writes and reservations.
+    pub fn space_used(&self) -> u64 {
+        self.state.lock().backing.used
+    }
+
+    /// Whether flushes claim success and do nothing.
+    pub fn set_lying(&self, lying: bool) {
+        self.state.lock().lying = lying;
+    }
+
+    /// Requests so far, failed ones included.
+    pub fn requests(&self) -> u64 {
+        self.state.lock().requests
+    }
+
+    /// Loses power: of what is unflushed the seed decides what survives. This
+    /// handle fails every later request; go on with [`SimDevice::reopen`].
+    pub fn crash(&self) {
+        self.state.lock().crash();
+    }
+
+    /// A new device over what survived (crashing first, if that has not
+    /// happened), with the seed advanced, no fault set and the space limit kept.
+    pub fn reopen(&self) -> Arc<Self> {
+        let mut state = self.state.lock();
+        state.crash();
+        let prng = Prng(state.prng.next());
+        Arc::new(Self::over(state.durable.clone(), state.backing.clone(), state.size, prng))
+    }
+
+    /// Changes every byte of the range, in what reads see and in what is durable.
+    pub fn corrupt(&self, offset: u64, len: u64) {
+        let state = &mut *self.state.lock();
+        for at in offset..offset.saturating_add(len).min(state.size) {
+            let flip = state.prng.below(255) as u8 + 1;
+            for content in [&mut state.durable, &mut state.current] {
+                let mut byte = [0];
+                content.read(at, &mut byte);
+                content.write(at, &[byte[0] ^ flip]);
+            }
+        }
+    }
+}
+
+impl State {
+    /// Counts a request and decides whether it fails.
+    fn request(&mut self) -> io::Result<()> {
+        let number = self.requests;
+        self.requests += 1;
+        let fails = match self.fail_at {
+            Some((at, FailMode::Once)) => number == at,
+            Some((at, FailMode::Onwards)) => number >= at,
+            None => false,
+        };
+        if fails || self.dead { Err(Errno::IO.into()) } else { Ok(()) }
+    }
+
+    fn crash(&mut self) {
+        if std::mem::replace(&mut self.dead, true) {
+            return;
+        }
+        // Purely independent sectors would hardly ever show the states in which all, nothing or
+        // a run of whole writes survived, so the crash as a whole has a temper.
+        let unflushed = std::mem::take(&mut self.unflushed);
+        let temper = self.prng.below(5);
+        let reached = self.prng.below(unflushed.len() as u64 + 1) as usize;
+        for (index, write) in unflushed.iter().enumerate() {
+            match (temper, index.cmp(&reached)) {
+                (0, _) => (),
+                (1, _) => self.durable.write(write.offset, &write.data),
+                (2, std::cmp::Ordering::Less) => self.durable.write(write.offset, &write.data),
+                (2, std::cmp::Ordering::Greater) => (),
+                (3, _) => match self.prng.below(3) {
+                    0 => (),
+                    1 => self.durable.write(write.offset, &write.data),
+                    _ => self.keep_some_sectors(write),
+                },
+                _ => self.keep_some_sectors(write),
+            }
+        }
+    }
+
+    /// Makes a random choice of the sectors of a write durable, and some of them in part.
+    fn keep_some_sectors(&mut self, write: &Write) {
+        let end = write.offset + write.data.len() as u64;
+        let mut at = write.offset;
+        while at < end {
+            let next = (at / SECTOR * SECTOR + SECTOR).min(end);
+            let (mut from, mut to) = (at, next);
+            match self.prng.below(8) {
+                0..3 => to = from,
+                3 => to -= self.prng.below(to - from),
+                4 => from += self.prng.below(to - from),
+                _ => (),
+            }
+            let piece = (from - write.offset) as usize..(to - write.offset) as usize;
+            self.durable.write(from, &write.data[piece]);
+            at = next;
+        }
+    }
+
+    /// After a failed flush each write is durable, lost (perhaps in part), or still waiting.
+    fn fail_flush(&mut self) {
+        for write in std::mem::take(&mut self.unflushed) {
+            match self.prng.below(4) {
+                0 => self.durable.write(write.offset, &write.data),
+                1 => self.keep_some_sectors(&write),
+                2 => (),
+                _ => self.unflushed.push(write),
+            }
+        }
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) {
+        self.current.write(offset, data);
+        self.unflushed.push(Write { offset, data: data.into() });
+    }
+}
+
+impl Device for SimDevice {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let mut state = self.state.lock();
+        state.request()?;
+        check_range(state.size, offset, buf.len() as u64)?;
+        state.current.read(offset, buf);
+        self.counters.read(offset, buf.len());
+        Ok(())
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        let state = &mut *self.state.lock();
+        let alive = !state.dead;
+        let served = state.request();
+        check_range(state.size, offset, buf.len() as u64)?;
+        if served.is_err() && alive {
+            let reached = state.prng.below(buf.len() as u64 + 1) as usize;
+            if state.backing.add(offset, reached as u64).is_ok() {
+                state.write(offset, &buf[..reached]);
+            }
+        }
+        served?;
+        state.backing.add(offset, buf.len() as u64)?;
+        state.write(offset, buf);
+        self.counters.write(buf.len());
+        Ok(())
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        let state = &mut *self.state.lock();
+        if let Err(error) = state.request() {
+            state.fail_flush();
+            return Err(error);
+        }
+        if !state.lying {
+            for write in state.unflushed.drain(..) {
+                state.durable.write(write.offset, &write.data);
+            }
+        }
+        self.counters.flush();
+        Ok(())
+    }
+
+    fn size(&self) -> u64 {
+        self.state.lock().size
+    }
+
+    fn grow(&self, size: u64) -> io::Result<()> {
+        let mut state = self.state.lock();
+        state.request()?;
+        if size < state.size {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a device cannot shrink"));
+        }
+        state.size = size;
+        Ok(())
+    }
+
+    fn reserve(&self, offset: u64, len: u64) -> io::Result<()> {
+        let mut state = self.state.lock();
+        state.request()?;
+        check_range(state.size, offset, len)?;
+        state.backing.add(offset, len)
+    }
+
+    fn stats(&self) -> DeviceStats {
+        self.counters.stats()
+    }
+}
+
+/// Which 4 KiB blocks exist on the host, as a sparse bit set.
+#[derive(Debug, Default, Clone)]
+struct Backing {
+    /// One bit a block, 64 blocks a word.
+    words: std::collections::HashMap<u64, u64>,
+    used: u64,
+    limit: Option<u64>,
+}
+
+impl Backing {
+    /// Materialises the blocks of a range, all or none.
+    fn add(&mut self, offset: u64, len: u64) -> io::Result<()> {
+        let (first, end) = (offset / BLOCK, offset.saturating_add(len).div_ceil(BLOCK));
+        if len == 0 {
+            return Ok(());
+        }
+        let masks = (first / 64..end.div_ceil(64)).map(|word| {
+            let low = first.saturating_sub(word * 64);
+            let high = (end - word * 64).min(64);
+            (word, (u64::MAX >> (64 - (high - low))) << low)
+        });
+        let have = |word| self.words.get(&word).copied().unwrap_or(0);
+        let new: u64 =
+            masks.clone().map(|(word, mask)| (mask & !have(word)).count_ones() as u64 * BLOCK).sum();
+        if new > 0 && self.limit.is_some_and(|limit| self.used + new > limit) {
+            return Err(Errno::NOSPC.into());
+        }
+        for (word, mask) in masks {
+            *self.words.entry(word).or_default() |= mask;
+        }
+        self.used += new;
+        Ok(())
+    }
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014): small, fast, and every seed is a good one.
+#[derive(Debug)]
+struct Prng(u64);
+
+impl Prng {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `bound`, which must not be zero.
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    const SIZE: u64 = 1 << 20;
+
+    fn byte(device: &SimDevice, offset: u64) -> u8 {
+        let mut buf = [0];
+        device.read_at(offset, &mut buf).unwrap();
+        buf[0]
+    }
+
+    #[test]
+    fn reads_see_unflushed_writes_and_flushed_ones_survive() {
+        for seed in 0..50 {
+            let device = SimDevice::new(SIZE, seed);
+            device.write_at(100, &[1; 9000]).unwrap();
+            device.flush().unwrap();
+            device.write_at(20_000, &[2; 9000]).unwrap();
+            assert_eq!((byte(&device, 100), byte(&device, 28_999)), (1, 2));
+            device.crash();
+            assert!(device.read_at(0, &mut [0]).is_err());
+            assert!(device.write_at(0, &[0]).is_err());
+            assert!(device.flush().is_err());
+            let device = device.reopen();
+            let mut buf = vec![0; 9000];
+            device.read_at(100, &mut buf).unwrap();
+            assert_eq!(buf, [1; 9000]);
+        }
+    }
+
+    /// Over many seeds each fate of a sector occurs, and the same seed repeats its fates.
+    #[test]
+    fn a_crash_keeps_drops_and_tears_by_the_seed() {
+        let run = |seed| {
+            let device = SimDevice::new(SIZE, seed);
+            device.write_at(0, &[1; 4096]).unwrap();
+            device.flush().unwrap();
+            device.write_at(0, &[2; 2048]).unwrap();
+            device.write_at(1024, &[3; 2048]).unwrap();
+            let mut buf = vec![0; 4096];
+            device.reopen().read_at(0, &mut buf).unwrap();
+            buf
+        };
+        let (mut kept, mut dropped, mut torn, mut reordered) = (0, 0, 0, 0);
+        for seed in 0..200 {
+            let content = run(seed);
+            assert_eq!(content, run(seed));
+            assert!(content[3072..].iter().all(|&byte| byte == 1));
+            let overlap = &content[1024..1536];
+            kept += overlap.iter().all(|&byte| byte == 3) as u32;
+            reordered += overlap.iter().all(|&byte| byte == 2) as u32;
+            dropped += overlap.iter().all(|&byte| byte == 1) as u32;
+            torn += overlap.windows(2).any(|pair| pair[0] != pair[1]) as u32;
+        }
+        assert!(
+            [kept, dropped, torn, reordered].iter().all(|&n| n > 5),
+            "{kept} {dropped} {torn} {reordered}"
+        );
+    }
+
+    #[test]
+    fn the_chosen_request_fails() {
+        let device = SimDevice::new(SIZE, 1);
+        device.set_fail_at(Some(2), FailMode::Once);
+        device.write_at(0, &[1]).unwrap();
+        device.flush().unwrap();
+        assert_eq!(device.reserve(0, 1).unwrap_err().raw_os_error(), Some(Errno::IO.raw_os_error()));
+        device.reserve(0, 1).unwrap();
+        device.set_fail_at(Some(0), FailMode::Onwards);
+        assert!(device.read_at(0, &mut [0]).is_err());
+        assert!(device.flush().is_err());
+        device.set_fail_at(None, FailMode::Once);
+        device.flush().unwrap();
+        assert_eq!(device.requests(), 7);
+    }
+
+    #[test]
+    fn a_failed_flush_can_lose_writes_for_good() {
+        let mut lost = 0;
+        for seed in 0..100 {
+            let device = SimDevice::new(SIZE, seed);
+            device.write_at(0, &[7; 512]).unwrap();
+            device.set_fail_at(Some(0), FailMode::Once);
+            assert!(device.flush().is_err());
+            device.flush().unwrap();
+            assert_eq!(byte(&device, 0), 7, "the cache still shows it");
+            lost += (byte(&device.reopen(), 0) != 7) as u32;
+        }
+        assert!((10..90).contains(&lost), "{lost}");
+    }
+
+    #[test]
+    fn a_lying_flush_makes_nothing_durable() {
+        let mut lost = 0;
+        for seed in 0..100 {
+            let device = SimDevice::new(SIZE, seed);
+            device.set_lying(true);
+            device.write_at(0, &[7; 512]).unwrap();
+            device.flush().unwrap();
+            lost += (byte(&device.reopen(), 0) != 7) as u32;
+        }
+        assert!(lost > 10, "{lost}");
+    }
+
+    #[test]
+    fn a_full_host_refuses_new_blocks_only() {
+        let device = SimDevice::new(1 << 40, 1);
+        device.set_space_limit(Some(10 * BLOCK));
+        device.write_at(1 << 30, &[1; 4096 * 4]).unwrap();
+        device.reserve((1 << 30) + BLOCK, 7 * BLOCK).unwrap();
+        assert_eq!(device.space_used(), 8 * BLOCK);
+        let full = device.reserve(0, 3 * BLOCK).unwrap_err();
+        assert_eq!(full.kind(), io::ErrorKind::StorageFull);
+        assert!(device.write_at(BLOCK - 1, &[1; 4098]).is_err(), "needs three blocks");
+        device.write_at(BLOCK - 1, &[1; 2]).unwrap();
+        assert!(device.write_at(900 * BLOCK, &[1]).is_err());
+        device.write_at((1 << 30) + 9, &[1; 4096 * 7]).unwrap();
+        assert_eq!(device.space_used(), 10 * BLOCK);
+        device.set_space_limit(None);
+        device.reserve(0, 1 << 30).unwrap();
+        assert_eq!(device.space_used(), (1 << 30) + 8 * BLOCK);
+    }
+
+    #[test]
+    fn corruption_changes_every_byte() {
+        let device = SimDevice::new(SIZE, 1);
+        device.write_at(0, &[5; 100]).unwrap();
+        device.flush().unwrap();
+        device.corrupt(10, 20);
+        let mut buf = [0; 100];
+        device.read_at(0, &mut buf).unwrap();
+        let changed: Vec<usize> = (0..100).filter(|&i| buf[i] != 5).collect();
+        assert_eq!(changed, (10..30).collect::<Vec<_>>());
+        assert_ne!(byte(&device.reopen(), 10), 5);
+    }
+}

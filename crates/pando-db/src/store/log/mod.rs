@@ -1,0 +1,42 @@
+//! The redo log: a chain of checksummed records in a ring of fixed size.
+//!
+//! A [`Log`] appends in memory and makes records durable for many callers at
+//! once; a [`Replay`] reads back what is valid. Guarantees, over any crash:
+//! what is replayed is a prefix of what was appended, contains every record
+//! whose sync returned, and never a record of an earlier lap of the ring or of
+//! a run before an earlier crash. Knows nothing of what a record means. Uses
+//! the device only.
+//!
+//! A position is a count of bytes since the log began and only grows; it lies
+//! at `base + position % size` on the device. Every write-out ends with zeros
+//! up to a whole block, and the next record begins in the next block: a block
+//! that may be durable is never written again before the ring comes around,
+//! so no torn write can reach a synced record. See `record` for the bytes and
+//! for what chains them.
+
+mod reader;
+mod record;
+mod writer;
+
+#[cfg(test)]
+pub use reader::{Replay, Replayed};
+pub use writer::{AppendError, Log};
+
+/// A place between two records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct LogPos {
+    /// Bytes since the log began; only grows.
+    pub pos: u64,
+    /// Checksum of the record that ends here. A new log begins with a number
+    /// that no earlier log on the same device began with (random, say), or
+    /// the records of that one could be taken for its own.
+    pub chain: u64,
+}
+
+/// Length of the longest payload in a ring of `size` bytes: with its header a quarter of it.
+fn max_payload(size: u64) -> usize {
+    (size / 4).min(u64::from(u32::MAX)).saturating_sub(record::HEADER as u64) as usize
+}
+
+#[cfg(test)]
+mod tests;

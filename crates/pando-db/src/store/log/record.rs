@@ -1,0 +1,65 @@
+//! The bytes of a log record: encoding and decoding of its header, nothing else.
+//!
+//! | byte | field (little-endian) |
+//! | --- | --- |
+//! | 0 | magic u32 |
+//! | 4 | payload length u32 |
+//! | 8 | MSN u64: one more than that of the record before |
+//! | 16 | session u64: random, chosen each time the log is opened for writing |
+//! | 24 | checksum u64: xxh3_64 of bytes 0..24 and the xxh3_64 of the payload, seeded with the checksum of the record before |
+//! | 32 | payload, then zeros up to a multiple of 8 |
+//!
+//! The seed chains the records: one is valid only behind the very record that
+//! it was appended to. MSNs only grow, which tells records of earlier laps
+//! apart. The session tells apart what a run before a crash wrote behind the
+//! same record with the same MSN, even if the lost record in between is
+//! appended again byte for byte.
+
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// Length of a header in bytes.
+pub(super) const HEADER: usize = 32;
+const MAGIC: u32 = 0x4c64_6e50;
+
+/// What a header says, the checksum apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Header {
+    pub(super) len: u32,
+    pub(super) msn: u64,
+    pub(super) session: u64,
+}
+
+impl Header {
+    /// The header's bytes, and the chain behind this record.
+    pub(super) fn encode(&self, payload_hash: u64, chain: u64) -> ([u8; HEADER], u64) {
+        let mut bytes = [0; HEADER];
+        bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.len.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.msn.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.session.to_le_bytes());
+        // The payload's hash stands in for the payload, so that it can be computed early.
+        bytes[24..].copy_from_slice(&payload_hash.to_le_bytes());
+        let checksum = xxh3_64_with_seed(&bytes, chain);
+        bytes[24..].copy_from_slice(&checksum.to_le_bytes());
+        (bytes, checksum)
+    }
+
+    /// What the bytes say, if they begin like a header. Proves nothing yet:
+    /// the record is valid if [`Header::encode`] gives the same bytes again.
+    pub(super) fn decode(bytes: &[u8; HEADER]) -> Option<Self> {
+        let (magic, rest) = bytes.split_first_chunk()?;
+        let (len, rest) = rest.split_first_chunk()?;
+        let (msn, rest) = rest.split_first_chunk()?;
+        let (session, _) = rest.split_first_chunk()?;
+        (u32::from_le_bytes(*magic) == MAGIC).then_some(Self {
+            len: u32::from_le_bytes(*len),
+            msn: u64::from_le_bytes(*msn),
+            session: u64::from_le_bytes(*session),
+        })
+    }
+}
+
+/// Bytes that a record of `payload` bytes takes.
+pub(super) fn record_len(payload: usize) -> u64 {
+    (HEADER + payload).next_multiple_of(8) as u64
+}

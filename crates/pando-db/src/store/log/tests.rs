@@ -1,0 +1,487 @@
+//! The log against crashes, failures, stale records and hostile bytes.
+
+#![allow(clippy::unwrap_used)]
+
+use std::{io, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use parking_lot::{Condvar, Mutex};
+use rand::{RngExt, SeedableRng, rngs::StdRng};
+
+use super::{record::Header, *};
+use crate::{
+    Error,
+    device::{BLOCK, Device, DeviceStats, FailMode, MemDevice, SimDevice},
+};
+
+const BASE: u64 = 2 * BLOCK;
+const SIZE: u64 = 16 * BLOCK;
+const START: LogPos = LogPos { pos: 0, chain: 0x5eed };
+
+fn open(device: &Arc<impl Device>) -> Log {
+    Log::open(device.clone(), BASE, SIZE, START, 1)
+}
+
+fn memory() -> Arc<MemDevice> {
+    Arc::new(MemDevice::new(BASE + SIZE))
+}
+
+fn replay(device: &Arc<impl Device>, start: LogPos, first: u64) -> (Vec<Bytes>, Replay) {
+    let mut replay = Log::replay(device.clone(), BASE, SIZE, start, first);
+    let mut payloads = Vec::new();
+    while let Some(record) = replay.next().unwrap() {
+        assert_eq!(record.msn, first + payloads.len() as u64);
+        assert_eq!(record.end, replay.position());
+        payloads.push(record.payload);
+    }
+    assert!(replay.next().unwrap().is_none(), "the end stays the end");
+    (payloads, replay)
+}
+
+/// A payload of varied content and length.
+fn payload(rng: &mut StdRng) -> Vec<u8> {
+    let number: u64 = rng.random();
+    let len = match rng.random_range(0..10) {
+        0 => 0,
+        1..6 => rng.random_range(0..100),
+        6..9 => rng.random_range(0..3000),
+        _ => rng.random_range(0..SIZE as usize / 4 - 64),
+    };
+    (0..len as u64).map(|i| (number.wrapping_mul(31).wrapping_add(i * i)) as u8).collect()
+}
+
+#[test]
+fn what_was_synced_is_replayed_in_order() {
+    let device = memory();
+    let log = open(&device);
+    let rng = &mut StdRng::seed_from_u64(1);
+    let mut sent = Vec::new();
+    for number in 1..40 {
+        let data = payload(rng);
+        let data = &data[..data.len().min(1000)];
+        let (left, right) = data.split_at(data.len() / 3);
+        let (msn, end) = log.append(&[left, &[], right]).unwrap();
+        assert_eq!((msn, end), (number, log.end()));
+        sent.push(Bytes::copy_from_slice(data));
+        if number % 5 == 0 {
+            log.sync().unwrap();
+            assert_eq!((log.durable_msn(), log.buffered()), (number, 0));
+        }
+    }
+    let durable = log.durable_msn() as usize;
+    assert_eq!(replay(&device, START, 1).0, sent[..durable], "an append alone writes nothing");
+    log.write_out().unwrap();
+    assert_eq!((log.durable_msn(), log.appended_msn()), (durable as u64, 39));
+    assert_eq!(replay(&device, START, 1).0, sent);
+    let flushes = device.stats().flushes;
+    log.sync().unwrap();
+    log.sync().unwrap();
+    assert_eq!(device.stats().flushes, flushes + 1, "a sync with nothing to do asks nothing of the device");
+}
+
+#[test]
+fn a_durable_block_is_not_written_again() {
+    let device = memory();
+    let log = open(&device);
+    for round in 0..4 {
+        log.append(&[b"small"]).unwrap();
+        log.sync().unwrap();
+        let mut block = [0; BLOCK as usize];
+        device.read_at(BASE + round * BLOCK, &mut block).unwrap();
+        assert_eq!(&block[32..37], b"small");
+    }
+    assert_eq!(device.stats().write_bytes, 4 * BLOCK);
+    assert_eq!(log.used(), 4 * BLOCK);
+}
+
+#[test]
+fn the_ring_goes_round_for_many_laps() {
+    let device = memory();
+    let log = open(&device);
+    let rng = &mut StdRng::seed_from_u64(2);
+    // What is in the log: its start, the first MSN there, and the records with their ends.
+    let (mut start, mut first) = (START, 1);
+    let mut kept: std::collections::VecDeque<(Bytes, LogPos)> = Default::default();
+    let mut number = 0;
+    while log.end().pos < 40 * SIZE {
+        number += 1;
+        let data = payload(rng);
+        while !log.fits(data.len()) {
+            assert!(log.used() > SIZE / 2, "full with {} bytes in use", log.used());
+            assert_eq!(log.append(&[&data]), Err(AppendError::Full));
+            log.sync().unwrap();
+            for _ in 0..rng.random_range(0..=kept.len()) {
+                (_, start) = kept.pop_front().unwrap();
+                first += 1;
+            }
+            log.truncate(start);
+        }
+        let (msn, end) = log.append(&[&data]).unwrap();
+        assert_eq!(msn, number);
+        kept.push_back((data.into(), end));
+        if rng.random_ratio(1, 4) {
+            log.sync().unwrap();
+            let payloads: Vec<_> = kept.iter().map(|record| record.0.clone()).collect();
+            assert_eq!(replay(&device, start, first).0, payloads);
+        }
+    }
+}
+
+#[test]
+fn limits_are_errors_and_change_nothing() {
+    let log = open(&memory());
+    let largest = vec![7; log.max_payload()];
+    let limit = largest.len();
+    let too_large = AppendError::TooLarge { len: limit + 1, limit };
+    assert_eq!(log.append(&[&largest, &[1]]), Err(too_large));
+    assert!(!log.fits(limit + 1));
+    let mut appended = 0;
+    while log.fits(limit) {
+        log.append(&[&largest]).unwrap();
+        appended += 1;
+    }
+    assert_eq!((appended, log.append(&[&largest])), (4, Err(AppendError::Full)));
+    assert_eq!(log.appended_msn(), 4);
+    // Room is made by a checkpoint, and only once the buffer is written.
+    log.truncate(log.end());
+    assert!(!log.fits(limit));
+    log.sync().unwrap();
+    assert!(log.fits(limit));
+}
+
+/// Lives of random work, each ended by a crash, over many seeds: what is
+/// replayed is a prefix of what was appended with everything that was synced.
+#[test]
+fn crashes_leave_a_prefix_with_everything_synced() {
+    let (mut lost, mut saved) = (0, 0);
+    for seed in 0..5000 {
+        let rng = &mut StdRng::seed_from_u64(seed);
+        let mut device = Arc::new(SimDevice::new(BASE + SIZE, seed));
+        let mut log = open(&device);
+        let (mut start, mut first) = (START, 1);
+        // All records from `first` on with their ends.
+        let mut model: Vec<(Bytes, LogPos)> = Vec::new();
+        for _life in 0..4 {
+            for _ in 0..rng.random_range(0..40) {
+                let data = payload(rng);
+                match log.append(&[&data]) {
+                    Ok((msn, end)) => {
+                        assert_eq!(msn, first + model.len() as u64);
+                        model.push((data.into(), end));
+                    }
+                    Err(error) => assert_eq!(error, AppendError::Full),
+                }
+                match rng.random_range(0..8) {
+                    0 => log.sync().unwrap(),
+                    1 => log.write_out().unwrap(),
+                    2 if !model.is_empty() => {
+                        // A checkpoint that holds some records, perhaps unwritten ones.
+                        let gone = rng.random_range(1..=model.len());
+                        start = model.drain(..gone).next_back().unwrap().1;
+                        first += gone as u64;
+                        log.truncate(start);
+                    }
+                    _ => (),
+                }
+            }
+            let synced = (log.durable_msn() + 1).saturating_sub(first) as usize;
+            device = device.reopen();
+            let (payloads, replay) = replay(&device, start, first);
+            assert!(payloads.len() >= synced, "seed {seed}: {} of {synced} synced", payloads.len());
+            assert!(payloads.len() <= model.len(), "seed {seed}: records that nobody appended");
+            for (index, (found, sent)) in payloads.iter().zip(&model).enumerate() {
+                assert_eq!(found, &sent.0, "seed {seed}, record {index}");
+            }
+            lost += model.len() - payloads.len();
+            saved += payloads.len() - synced;
+            model.truncate(payloads.len());
+            assert_eq!(replay.position(), model.last().map_or(start, |record| record.1));
+            log = replay.into_log().unwrap();
+        }
+    }
+    assert!(lost > 1000 && saved > 1000, "the crashes were not interesting: {lost} {saved}");
+}
+
+/// Each sector of an unsynced tail in turn is missing.
+#[test]
+fn a_torn_tail_ends_the_log_wherever_it_is_torn() {
+    let device = memory();
+    let log = open(&device);
+    for number in 0..5u8 {
+        log.append(&[&[number; 300]]).unwrap();
+    }
+    log.sync().unwrap();
+    let synced_end = log.end().pos.next_multiple_of(BLOCK);
+    let mut ends = Vec::new();
+    for number in 5..12u8 {
+        ends.push(log.append(&[&vec![number; 1900]]).unwrap().1.pos);
+    }
+    log.write_out().unwrap();
+    let mut sector = [0; 512];
+    let mut counts = Vec::new();
+    for at in (synced_end..ends[6]).step_by(512) {
+        device.read_at(BASE + at, &mut sector).unwrap();
+        device.write_at(BASE + at, &[0; 512]).unwrap();
+        let payloads = replay(&device, START, 1).0;
+        // Exactly the records that end before the missing sector.
+        let whole = ends.iter().filter(|&&end| end <= at).count();
+        assert_eq!(payloads.len(), 5 + whole, "sector at {at}");
+        assert!(payloads.iter().enumerate().all(|(number, data)| data[0] == number as u8));
+        counts.push(payloads.len());
+        device.write_at(BASE + at, &sector).unwrap();
+    }
+    assert_eq!((counts[0], *counts.last().unwrap()), (5, 11));
+    assert_eq!(replay(&device, START, 1).0.len(), 12);
+}
+
+/// A record lost in a crash is appended again byte for byte: what the run
+/// before the crash had written behind it must not come back to life.
+#[test]
+fn records_of_before_a_crash_stay_dead() {
+    let device = memory();
+    let log = open(&device);
+    for data in [b"one", b"two", b"six"] {
+        log.append(&[data]).unwrap();
+        log.sync().unwrap();
+    }
+    let mut second = [0; BLOCK as usize];
+    device.read_at(BASE + BLOCK, &mut second).unwrap();
+    device.write_at(BASE + BLOCK, &[0; BLOCK as usize]).unwrap();
+    let (payloads, reader) = replay(&device, START, 1);
+    assert_eq!(payloads, ["one"]);
+    let log = reader.into_log().unwrap();
+    assert_eq!((log.appended_msn(), log.durable_msn()), (1, 1));
+    assert_eq!(log.append(&[b"two"]).unwrap().0, 2);
+    log.sync().unwrap();
+    let mut again = [0; BLOCK as usize];
+    device.read_at(BASE + BLOCK, &mut again).unwrap();
+    assert_eq!((&again[..16], &again[32..]), (&second[..16], &second[32..]), "the same place and payload");
+    assert_eq!(replay(&device, START, 1).0, ["one", "two"]);
+    // Without the new session the third record would be valid again.
+    device.write_at(BASE + BLOCK, &second).unwrap();
+    assert_eq!(replay(&device, START, 1).0, ["one", "two", "six"]);
+}
+
+#[test]
+fn records_of_another_log_or_place_are_not_valid() {
+    let device = memory();
+    let log = open(&device);
+    log.append(&[b"old"]).unwrap();
+    log.sync().unwrap();
+    let end = log.end();
+    for (start, first) in [
+        (LogPos { chain: 1, ..START }, 1),
+        (START, 2),
+        (LogPos { pos: SIZE, chain: end.chain }, 2),
+        (LogPos { pos: 8, ..START }, 1),
+    ] {
+        assert!(replay(&device, start, first).0.is_empty(), "{start:?} {first}");
+    }
+}
+
+/// What a killed process wrote but did not flush is made durable before it counts as such.
+#[test]
+fn what_was_replayed_survives_the_next_crash() {
+    for seed in 0..100 {
+        let device = Arc::new(SimDevice::new(BASE + SIZE, seed));
+        let log = open(&device);
+        log.append(&[b"written"]).unwrap();
+        log.write_out().unwrap();
+        drop(log);
+        let log = replay(&device, START, 1).1.into_log().unwrap();
+        log.sync().unwrap();
+        assert_eq!(replay(&device.reopen(), START, 1).0, ["written"]);
+    }
+    let unread = Log::replay(memory(), BASE, SIZE, START, 1);
+    assert!(matches!(unread.into_log(), Err(Error::Invalid(_))));
+}
+
+/// The nth request fails, once or from then on: the log stops, nothing synced is lost.
+#[test]
+fn one_failure_is_final_and_loses_nothing_synced() {
+    let mut failures = 0;
+    for (nth, mode) in (0..60).flat_map(|n| [(n, FailMode::Once), (n, FailMode::Onwards)]) {
+        let device = Arc::new(SimDevice::new(BASE + SIZE, nth));
+        let log = open(&device);
+        device.set_fail_at(Some(nth), mode);
+        let rng = &mut StdRng::seed_from_u64(nth);
+        let (mut sent, mut synced) = (Vec::new(), 0);
+        loop {
+            let data = payload(rng);
+            match log.append(&[&data]) {
+                Ok(_) => sent.push(Bytes::from(data)),
+                Err(AppendError::Full) => break,
+                Err(error) => panic!("{error}"),
+            }
+            let result =
+                if rng.random() { log.sync().map(|()| synced = sent.len()) } else { log.write_out() };
+            if let Err(error) = result {
+                assert!(matches!(error, Error::Stopped { .. }), "{error}");
+                assert!(matches!(log.append(&[b"more"]), Err(AppendError::Stopped(_))));
+                let requests = device.requests();
+                assert!(matches!(log.sync(), Err(Error::Stopped { .. })));
+                assert!(matches!(log.write_out(), Err(Error::Stopped { .. })));
+                assert_eq!(device.requests(), requests, "a stopped log leaves the device alone");
+                assert!(log.stopped().is_some());
+                failures += 1;
+                break;
+            }
+        }
+        assert_eq!(log.durable_msn(), synced as u64);
+        let payloads = replay(&device.reopen(), START, 1).0;
+        assert!(payloads.len() >= synced, "request {nth}");
+        assert_eq!(payloads, sent[..payloads.len()]);
+    }
+    assert!(failures > 10, "{failures}");
+}
+
+#[test]
+fn a_failed_read_is_an_error_and_not_the_end() {
+    let device = Arc::new(SimDevice::new(BASE + SIZE, 1));
+    let log = open(&device);
+    log.append(&[b"one"]).unwrap();
+    log.sync().unwrap();
+    let mut reader = Log::replay(device.clone(), BASE, SIZE, START, 1);
+    device.set_fail_at(Some(0), FailMode::Onwards);
+    assert!(matches!(reader.next(), Err(Error::Io { .. })));
+    device.set_fail_at(None, FailMode::Once);
+    assert_eq!(reader.next().unwrap().unwrap().payload, "one");
+}
+
+#[test]
+fn a_log_stopped_from_outside_gives_that_reason() {
+    let log = open(&memory());
+    log.append(&[b"one"]).unwrap();
+    log.stop("checkpoint failed".into());
+    log.stop("later".into());
+    assert_eq!(log.stopped().as_deref(), Some("checkpoint failed"));
+    assert!(matches!(log.sync(), Err(Error::Stopped { reason }) if reason == "checkpoint failed"));
+}
+
+/// Changed bytes anywhere: no panic, no endless loop, and what comes out is still a prefix.
+#[test]
+fn hostile_bytes_end_the_log() {
+    let device = memory();
+    let log = open(&device);
+    let rng = &mut StdRng::seed_from_u64(3);
+    let mut sent = Vec::new();
+    while log.fits(2000) {
+        let data: Vec<u8> = (0..rng.random_range(0..2000)).map(|_| rng.random()).collect();
+        log.append(&[&data]).unwrap();
+        sent.push(Bytes::from(data));
+    }
+    log.sync().unwrap();
+    for _ in 0..3000 {
+        let at = BASE + rng.random_range(0..SIZE - 8);
+        let mut before = [0; 8];
+        device.read_at(at, &mut before).unwrap();
+        let after: [u8; 8] = if rng.random() { rng.random() } else { [0xff; 8] };
+        device.write_at(at, &after).unwrap();
+        let payloads = replay(&device, START, 1).0;
+        assert_eq!(payloads, sent[..payloads.len()]);
+        device.write_at(at, &before).unwrap();
+    }
+    assert_eq!(replay(&device, START, 1).0, sent);
+}
+
+/// Lengths that an attacker gave a right checksum are still held to the ring.
+#[test]
+fn a_forged_length_is_refused() {
+    for len in [u32::MAX, SIZE as u32, SIZE as u32 / 4] {
+        let device = memory();
+        let (header, _) = Header { len, msn: 1, session: 0 }.encode(0, START.chain);
+        device.write_at(BASE, &header).unwrap();
+        assert!(replay(&device, START, 1).0.is_empty());
+    }
+}
+
+/// A device whose flush takes its time, or waits at a gate.
+struct Slow {
+    inner: MemDevice,
+    gate: Mutex<(bool, bool)>,
+    moved: Condvar,
+}
+
+impl Device for Slow {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.inner.read_at(offset, buf)
+    }
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.inner.write_at(offset, buf)
+    }
+    fn flush(&self) -> io::Result<()> {
+        std::thread::sleep(Duration::from_millis(2));
+        let mut gate = self.gate.lock();
+        gate.1 = true;
+        self.moved.notify_all();
+        while gate.0 {
+            self.moved.wait(&mut gate);
+        }
+        self.inner.flush()
+    }
+    fn size(&self) -> u64 {
+        self.inner.size()
+    }
+    fn grow(&self, size: u64) -> io::Result<()> {
+        self.inner.grow(size)
+    }
+    fn reserve(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.inner.reserve(offset, len)
+    }
+    fn stats(&self) -> DeviceStats {
+        self.inner.stats()
+    }
+}
+
+fn slow(closed: bool) -> Arc<Slow> {
+    let inner = MemDevice::new(BASE + 64 * SIZE);
+    Arc::new(Slow { inner, gate: Mutex::new((closed, false)), moved: Condvar::new() })
+}
+
+#[test]
+fn one_flush_serves_many() {
+    let device = slow(false);
+    let log = Log::open(device.clone(), BASE, 64 * SIZE, START, 1);
+    std::thread::scope(|scope| {
+        for thread in 0..8u8 {
+            let log = &log;
+            scope.spawn(move || {
+                for _ in 0..40 {
+                    let (msn, _) = log.append(&[&[thread; 50]]).unwrap();
+                    log.sync().unwrap();
+                    assert!(log.durable_msn() >= msn);
+                }
+            });
+        }
+    });
+    let flushes = device.stats().flushes;
+    assert!(flushes < 160, "{flushes} flushes for 320 syncs of 8 threads");
+    let mut reader = Log::replay(device, BASE, 64 * SIZE, START, 1);
+    let mut count = 0;
+    while reader.next().unwrap().is_some() {
+        count += 1;
+    }
+    assert_eq!(count, 320);
+}
+
+#[test]
+fn an_append_waits_for_no_flush() {
+    let device = slow(true);
+    let log = Log::open(device.clone(), BASE, SIZE, START, 1);
+    log.append(&[b"one"]).unwrap();
+    std::thread::scope(|scope| {
+        let syncing = scope.spawn(|| log.sync());
+        let mut gate = device.gate.lock();
+        while !gate.1 {
+            device.moved.wait(&mut gate);
+        }
+        drop(gate);
+        // The flush hangs; this would hang with it.
+        assert_eq!(log.append(&[b"two"]).unwrap().0, 2);
+        assert_eq!(log.durable_msn(), 0);
+        device.gate.lock().0 = false;
+        device.moved.notify_all();
+        syncing.join().unwrap().unwrap();
+    });
+    assert_eq!((log.durable_msn(), log.appended_msn()), (1, 2), "the second came too late for this flush");
+}

@@ -1,0 +1,12 @@
+//! The store: what lies on the device besides the meaning of nodes.
+//!
+//! Rooms so far: [`space`] (who owns which bytes), [`superblock`] (where
+//! everything begins) and [`log`] (the redo log). They use the device and the
+//! crate's errors only, and know nothing of keys or messages.
+
+pub mod log;
+pub(crate) mod pager;
+pub(crate) mod pin;
+pub mod space;
+pub mod superblock;
+pub(crate) mod table;

@@ -212,6 +212,7 @@ impl Stats {
         );
         line(
             "checkpoints",
+            format!("{}, batch {}", self.checkpoints, self.msn),
         );
         if self.mounted {
             let c = &self.clones;

@@ -112,6 +112,7 @@ fn threads_on_one_tree_leave_it_whole() {
     println!("{counts:?}");
     assert!(counts.iter().all(|c| *c > 0), "every call must have worked at times: {counts:?}");
     check_keys(&w);
+    assert_eq!(w.fs.db().prefix(b"\xff\xff\xff\xffO").count(), 0, "orphans outlive their handles");
     w.assert_nothing_referenced();
     for (path, attr) in w.walk("/") {
         if attr.kind == FileKind::Regular {

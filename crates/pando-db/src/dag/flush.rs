@@ -41,6 +41,8 @@ impl Edit<'_> {
 
     /// Splits the root while it is too wide, and takes levels away that do nothing.
     fn fit_root(&mut self) -> Result<()> {
+        // Once, before splits make new levels: nothing rests above the root, so it may sink.
+        self.flattened(self.root)?;
         loop {
             let root = self.load(self.root)?;
             if root.edges().len() > self.cx.limits.fanout {
@@ -52,9 +54,7 @@ impl Edit<'_> {
                 self.put(self.root, top)?;
                 continue;
             }
-            // Nothing rests above the root, so it may sink; and one with a single child that can take
-            // its place is not needed.
-            let root = self.lowest(root)?;
+            // A root with a single child that can take its place is not needed.
             if let [edge] = root.edges()
                 && edge.layers.is_empty()
                 && let Some(child) = edge.child.clone()
@@ -68,7 +68,6 @@ impl Edit<'_> {
                 self.remove(old)?;
                 continue;
             }
-            self.put(self.root, root)?;
             return Ok(());
         }
     }
@@ -104,9 +103,8 @@ impl Edit<'_> {
     pub fn flush_edge(&mut self, id: NodeId, i: usize) -> Result<()> {
         let mut parent = self.load(id)?;
         let live = parent.edge_span(i);
-        let Body::Interior(edges) = &mut parent.body else { unreachable!("only interior nodes are flushed") };
-        let layers = std::mem::take(&mut edges[i].layers);
-        let child = edges[i].child.clone();
+        let layers = parent.take_layers(i);
+        let child = parent.edges()[i].child.clone();
         let lift = Lens::of_edge(&live, &Default::default());
         let layers: Vec<Layer> = layers.iter().map(|l| l.through(&lift)).collect();
 
@@ -130,10 +128,10 @@ impl Edit<'_> {
                 None => self.create(node),
             };
             self.relieve(child_id)?;
-            let child = self.lowest(self.load(child_id)?)?;
+            let child = self.flattened(child_id)?;
             if self.fits_inside(&parent, &child) {
                 self.remove(child_id)?;
-                parent = pull_up(parent, i, child);
+                parent = parent.with_edges_of(i, child);
             } else {
                 let pieces = self.split_if_large(child)?;
                 parent = self.attach(parent, i, Some(child_id), pieces)?;
@@ -147,6 +145,15 @@ impl Edit<'_> {
         self.put(id, parent.clone())?;
         let parent = self.merge_small(parent, i)?;
         self.put(id, parent)
+    }
+
+    /// Node `id`, put anew without levels below it that do nothing, at the least height.
+    fn flattened(&mut self, id: NodeId) -> Result<Node> {
+        let (node, taken) = self.flatten(self.load(id)?)?;
+        let node = self.lowest(node)?;
+        self.put(id, node.clone())?;
+        self.reclaim(&taken)?;
+        Ok(node)
     }
 
     /// True if a child has so few edges that its parent can take them over, and a level goes.
@@ -201,7 +208,10 @@ impl Edit<'_> {
             let child = if is_void(&piece) {
                 None
             } else {
-                let node = piece.lifted(part.common_prefix_len() - lift.head.len());
+                let mut node = piece.lifted(part.common_prefix_len() - lift.head.len());
+                if node.height > 0 {
+                    node = self.lowest(node)?;
+                }
                 let id = match number.take() {
                     Some(id) => {
                         self.put(id, node)?;
@@ -218,21 +228,6 @@ impl Edit<'_> {
         edges.splice(i..i, new);
         Ok(parent)
     }
-}
-
-/// `parent` with the edges of `child`, which is simple and whose edge `i` holds no messages, in
-/// the place of that edge. Their prefixes stay: what the edge lifted, they lift now.
-fn pull_up(mut parent: Node, i: usize, child: Node) -> Node {
-    let live = parent.edge_span(i);
-    let back = Lens::of_edge(&live, &Default::default()).inverse();
-    let Body::Interior(mut lower) = child.through(&back).body else { unreachable!("leaves stay where they are") };
-    if let Body::Interior(edges) = &mut parent.body {
-        if let Some(first) = lower.first_mut() {
-            first.lo = live.lo.clone();
-        }
-        edges.splice(i..=i, lower);
-    }
-    parent
 }
 
 /// True if nothing is visible in the node.

@@ -10,6 +10,7 @@ pub(crate) mod absorb;
 pub(crate) mod check;
 pub(crate) mod clone;
 pub(crate) mod edit;
+pub(crate) mod flatten;
 pub(crate) mod flush;
 pub(crate) mod layer;
 pub(crate) mod memtable;

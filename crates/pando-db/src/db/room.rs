@@ -63,7 +63,7 @@ impl Engine {
     /// Returns when a batch whose record has `len` bytes may be applied.
     pub fn make_room(&self, batch: &Batch, len: usize) -> Result<()> {
         self.wait_until(|| self.front.read().sealed.len() < MAX_SEALED, false, |e| e.flush_all())?;
-        if self.log.buffered() > MAX_BUFFERED {
+        if self.log.buffered() > MAX_BUFFERED.min(self.log.max_payload()) {
             self.log.write_out()?;
         }
         let log_room = || self.log.fits(len);

@@ -40,12 +40,18 @@ const CARRY_MIN: usize = 4 << 10;
 /// writers refill it faster than it drains.
 const PATIENCE: usize = 3;
 
+/// Highest node that may be cloned. Reached only by cloning what holds all former clones some hundred
+/// times over: every level doubles what is visible.
+const MAX_HEIGHT: u8 = 200;
+
 /// What a batch needs before it can be applied.
 enum Need {
     /// The part of a source that lies in this tree.
     Source(Arc<Tree>, Start),
     /// Too much is pending for this prefix.
     Flush(Bytes),
+    /// The source is nested too deeply in clones.
+    Refused(Error),
 }
 
 /// Sources found so far, in one version of the tree.
@@ -107,6 +113,7 @@ impl Engine {
                     flushed += 1;
                     self.push_down(&prefix)?;
                 }
+                Need::Refused(error) => return Err(error),
             }
         }
         self.after_write()
@@ -135,6 +142,7 @@ impl Engine {
                     flushed += 1;
                     self.push_down(&prefix)?;
                 }
+                Need::Refused(error) => return Err(error),
             }
         }
     }
@@ -206,7 +214,6 @@ impl Engine {
         let mut bytes = 0;
         let mut start = Some(Start { id: front.tree.root, prefix: src.clone() });
         // A Goto of this very batch or of an older table may be where the source begins.
-        let mut begins_in_table = None;
         let tables = std::iter::once(&*active).chain(front.sealed.iter().rev().map(|t| &**t));
         for table in tables {
             let ranges = table.ranges_in(&wanted);
@@ -219,7 +226,6 @@ impl Engine {
             }
             pending.extend(messages);
             if let Some(range) = covering {
-                begins_in_table = range.target.clone();
                 start = range.target.map(|t| {
                     let prefix = Lens::of_edge(&range.span, &t.prepend).apply_shared(src);
                     Start { id: t.id, prefix }
@@ -247,7 +253,11 @@ impl Engine {
             }),
             Base::Nothing | Base::Values(_) => None,
         };
-        drop(begins_in_table);
+        let height = target.as_ref().and_then(|t| front.tree.table.get(t.id)).map_or(0, |e| e.height);
+        if height > MAX_HEIGHT {
+            let deep = format!("the source is {height} levels of clones of clones deep; {MAX_HEIGHT} are possible");
+            return Err(Need::Refused(Error::Invalid(deep)));
+        }
         self.counters.clones.fetch_add(1, Ordering::Relaxed);
         active.put_range(RangeMsg { span: Span::prefix(dst.clone()), target });
         if let Base::Values(pairs) = &source.base {

@@ -239,6 +239,7 @@ pub(crate) mod system {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
@@ -246,7 +247,7 @@ mod tests {
     fn entries_of_a_directory_are_one_run_and_subtrees_are_prefixes() {
         let root: &[u8] = b"";
         let a = contents(root, b"a").unwrap();
-        let mut keys = vec![
+        let mut keys = [
             ("a", entry(root, b"a").unwrap()),
             ("ab", entry(root, b"ab").unwrap()),
             ("a\x01", entry(root, b"a\x01").unwrap()),

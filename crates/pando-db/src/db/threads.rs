@@ -16,9 +16,24 @@ pub(super) fn spawn(engine: &Arc<Engine>) -> Result<Vec<JoinHandle<()>>> {
     let start = |name: &str, work: fn(&Engine)| {
         let engine = engine.clone();
         let thread = std::thread::Builder::new().name(format!("pando-{name}"));
-        thread.spawn(move || work(&engine)).map_err(|e| Error::Io { action: "start a thread", offset: 0, source: e })
+        let guarded = move || {
+            let alive = Alive(&engine);
+            work(&engine);
+            std::mem::forget(alive);
+        };
+        thread.spawn(guarded).map_err(|e| Error::Io { action: "start a thread", offset: 0, source: e })
     };
     Ok(vec![start("flush", flusher)?, start("log", syncer)?, start("checkpoint", checkpointer)?])
+}
+
+/// Stops the store if a thread panics: a bug must not leave callers waiting for work that nobody does.
+struct Alive<'a>(&'a Engine);
+
+impl Drop for Alive<'_> {
+    fn drop(&mut self) {
+        self.0.log.stop("a background thread panicked: this is a bug".into());
+        self.0.signal.all();
+    }
 }
 
 /// Keeps the in-memory tables few, and gives back what was deleted.

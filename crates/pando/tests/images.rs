@@ -121,3 +121,32 @@ fn help_tells_commands_examples_and_exit_codes() {
     b.fails(&["frobnicate"], 2, "frobnicate");
     b.fails(&["clone", "x"], 2, "DST");
 }
+
+#[test]
+fn a_flipped_bit_is_found_and_its_file_is_named() {
+    let b = Bench::new();
+    let tree = b.tree("t");
+    b.ok(&["mkfs", "--size", "256M", "a.img"]);
+    b.ok(&["import", "t", "a.img:/t"]);
+    b.ok(&["check", "a.img"]);
+    // Random bytes do not compress, so they are in the image as they are.
+    let content = fs::read(tree.join("src/deep/large")).unwrap();
+    let needle = &content[1_000_000..1_000_032];
+    let mut image = fs::read(b.path("a.img")).unwrap();
+    let places: Vec<usize> =
+        image.windows(needle.len()).enumerate().filter(|(_, w)| *w == needle).map(|(at, _)| at).collect();
+    assert!(!places.is_empty(), "the content is not in the image");
+    for at in places {
+        image[at + 7] ^= 1;
+    }
+    fs::write(b.path("a.img"), image).unwrap();
+    let out = b.run(&["check", "--json", "a.img"]);
+    assert_eq!(out.status.code(), Some(3), "{}", common::text(&out.stderr));
+    let report: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!(report["clean"].as_bool(), Some(false));
+    let named = |e: &serde_json::Value| e["path"].as_str().is_some_and(|p| p.contains("/t/src/deep/large"));
+    assert!(report["errors"].as_array().unwrap().iter().any(named), "{report}");
+    // What is not hit can still be read.
+    b.ok(&["export", "a.img:/t/src/f1", "f1"]);
+    assert_eq!(fs::read(b.path("f1")).unwrap(), b"file 1\n");
+}

@@ -66,7 +66,6 @@ pub fn run(args: &Args) -> Result<()> {
     let path = image::canonical(&args.image)?;
     let device = image::open_device(&path, true)?;
     let mut report = Report { version: VERSION, ..Report::default() };
-    structure(&device, &mut report);
     let progress = Progress::new("checking", 0, stop);
     contents(device, &mut report, &progress)?;
     drop(progress);
@@ -82,9 +81,28 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// The engine's invariants. The engine has no public checker yet; its call belongs here. Until
-/// then the two looks from above are all there is.
-fn structure(_: &Arc<dyn Device>, _: &mut Report) {}
+/// The engine's checksums and invariants, with the keys that each finding hits as paths.
+fn structure(fs: &Fs, report: &mut Report) {
+    let found = match fs.db().check() {
+        Ok(found) => found,
+        Err(e) => {
+            report.errors.push(Finding { what: e.to_string(), path: None });
+            return;
+        }
+    };
+    report.nodes = found.nodes;
+    report.node_bytes = found.bytes;
+    for finding in found.findings {
+        let path = finding.keys.as_ref().map(|(lo, hi)| {
+            let from = pando_fs::describe_key(lo);
+            match hi {
+                Some(hi) => format!("from {from} to before {}", pando_fs::describe_key(hi)),
+                None => format!("from {from} on"),
+            }
+        });
+        report.errors.push(Finding { what: finding.what, path });
+    }
+}
 
 /// Everything that is reachable by path.
 fn contents(device: Arc<dyn Device>, report: &mut Report, progress: &Progress) -> Result<()> {
@@ -96,6 +114,7 @@ fn contents(device: Arc<dyn Device>, report: &mut Report, progress: &Progress) -
             return Ok(());
         }
     };
+    structure(&fs, report);
     let mut problems = Vec::new();
     let checked = fs.check(|problem| problems.push(problem.to_owned()));
     report.errors.extend(problems.into_iter().map(|what| Finding { what, path: None }));

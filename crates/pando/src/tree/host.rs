@@ -177,23 +177,27 @@ impl Reader for HostReader {
 struct HostWriter {
     file: File,
     at: u64,
+    /// Whether the file ends in a hole so far.
+    hole: bool,
 }
 
 impl Writer for HostWriter {
     fn write(&mut self, data: &[u8]) -> Result<()> {
         self.file.write_all(data)?;
         self.at += data.len() as u64;
+        self.hole = false;
         Ok(())
     }
 
     fn skip(&mut self, len: u64) -> Result<()> {
         self.at += len;
+        self.hole = true;
         self.file.seek(SeekFrom::Start(self.at))?;
         Ok(())
     }
 
     fn finish(self: Box<Self>) -> Result<()> {
-        if self.file.metadata()?.len() < self.at {
+        if self.hole {
             self.file.set_len(self.at)?;
         }
         Ok(())
@@ -215,7 +219,7 @@ impl Sink for Host {
 
     fn create(&self, path: &Path) -> Result<Box<dyn Writer + '_>> {
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(self.full(path))?;
-        Ok(Box::new(HostWriter { file, at: 0 }))
+        Ok(Box::new(HostWriter { file, at: 0, hole: false }))
     }
 
     fn symlink(&self, path: &Path, target: &OsString) -> Result<()> {

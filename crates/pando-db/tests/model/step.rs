@@ -1,0 +1,121 @@
+//! The steps of a run, as plain data that can be recorded, cut down and printed.
+
+use std::fmt;
+
+use bytes::Bytes;
+use pando_db::Op;
+
+use super::oracle::show;
+
+/// One thing that is done to the store and to the oracle.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Step {
+    /// One atomic batch.
+    Write(Vec<Op>),
+    Get(Bytes),
+    /// Reads up to `take` pairs of `[lo, hi)`; each bit of `ends` (used over and over) picks an end.
+    Scan {
+        lo: Bytes,
+        hi: Option<Bytes>,
+        ends: u64,
+        take: usize,
+    },
+    /// Compares everything, forward and backward, and runs the checker.
+    Verify,
+    /// Takes a snapshot into a slot, comparing the one that was there.
+    Snapshot(u8),
+    /// Compares the snapshot in a slot with what it should be.
+    CompareSnapshot(u8),
+    /// Opens a cursor that later steps advance while the store changes.
+    OpenCursor {
+        slot: u8,
+        lo: Bytes,
+        hi: Option<Bytes>,
+    },
+    Advance {
+        slot: u8,
+        ends: u64,
+        take: usize,
+    },
+    Sync,
+    Checkpoint,
+    /// The `after`th request from now fails; all that follow too if `onwards`.
+    Fault {
+        after: u64,
+        onwards: bool,
+    },
+    /// The device works again.
+    Heal,
+    /// The disk under the device has this much more to give.
+    LimitSpace(u64),
+    /// From now on flushes do nothing.
+    Lie,
+    /// Deletes everything and writes something: must work however full the store is.
+    MakeRoom,
+    Reopen {
+        how: How,
+        with: OpenWith,
+    },
+}
+
+/// How a store is left before it is opened again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum How {
+    /// Closed.
+    Close,
+    /// Closed, and the power fails after that.
+    CloseThenCrash,
+    /// The process goes away without closing; what was written stays.
+    Abandon,
+    /// The power fails.
+    Crash,
+    /// Again, right after the recovery.
+    CrashTwice,
+    /// Again during the recovery, at this request.
+    CrashInRecovery(u64),
+}
+
+/// Options that may differ each time a store is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OpenWith {
+    pub memtable: usize,
+    pub cache: u64,
+    pub abundant: Option<usize>,
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Step::Write(ops) => {
+                write!(f, "write")?;
+                for op in ops {
+                    write!(f, "\n      {}", show_op(op))?;
+                }
+                Ok(())
+            }
+            Step::Get(key) => write!(f, "get {}", show(key)),
+            Step::Scan { lo, hi, ends, take } => {
+                write!(f, "scan [{}, {}) ends {ends:#x} take {take}", show(lo), show_end(hi))
+            }
+            Step::OpenCursor { slot, lo, hi } => {
+                write!(f, "cursor {slot} over [{}, {})", show(lo), show_end(hi))
+            }
+            other => write!(f, "{other:?}"),
+        }
+    }
+}
+
+fn show_end(hi: &Option<Bytes>) -> String {
+    hi.as_ref().map_or("infinity".into(), |hi| show(hi))
+}
+
+fn show_op(op: &Op) -> String {
+    match op {
+        Op::Put(key, value) => format!("put {} = {}", show(key), show(value)),
+        Op::Delete(key) => format!("delete {}", show(key)),
+        Op::Upsert(key, change) => format!("upsert {} {}", show(key), show(change)),
+        Op::DeleteRange(lo, hi) => format!("delete [{}, {})", show(lo), show_end(hi)),
+        Op::ClonePrefix(src, dst) => format!("clone {} -> {}", show(src), show(dst)),
+        Op::RenamePrefix(src, dst) => format!("rename {} -> {}", show(src), show(dst)),
+    }
+}

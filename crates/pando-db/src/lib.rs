@@ -5,18 +5,39 @@
 //! [`device::Device`]. Changes are made by atomic [`Batch`]es; the batch is
 //! also the unit of recovery: after a crash the state is that of a prefix of
 //! the batches, and contains every batch that was synced.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use pando_db::{Db, CreateOptions, Options, device::MemDevice};
+//!
+//! # fn main() -> pando_db::Result<()> {
+//! let device = Arc::new(MemDevice::new(64 << 20));
+//! Db::create(device.clone(), &CreateOptions::default(), &Options::default())?;
+//! let db = Db::open(device, Options::default())?;
+//! db.put("trees/aspen", "47000 trunks")?;
+//! db.clone_prefix("trees/", "copy/")?;
+//! db.put("copy/aspen", "one root")?;
+//! assert_eq!(db.get(b"trees/aspen")?.as_deref(), Some(&b"47000 trunks"[..]));
+//! assert_eq!(db.get(b"copy/aspen")?.as_deref(), Some(&b"one root"[..]));
+//! db.close()?;
+//! # Ok(())
+//! # }
+//! ```
 
 mod batch;
-mod key;
+mod dag;
+mod db;
 pub mod device;
 mod error;
+mod format;
+mod key;
 mod merge;
 mod options;
 mod stats;
-#[allow(dead_code, unused_imports)] // the floors above it are being built
 mod store;
 
 pub use batch::{Batch, Op};
+pub use db::{CheckReport, Cursor, Db, Finding, Snapshot};
 pub use error::{Error, Result};
 pub use merge::{Merge, PatchMerge, patch};
 pub use options::{CreateOptions, Options};

@@ -34,8 +34,16 @@ pub struct Stats {
     pub cache_budget: u64,
     /// Checkpoints made since open.
     pub checkpoints: u64,
-    /// Generation of the last durable superblock.
-    pub generation: u64,
+    /// Clones and renames of prefixes since open.
+    pub clones: u64,
+    /// Those that copied a few values instead of leaving a Goto.
+    pub clones_by_value: u64,
+    /// How often a clone had to flush its source first.
+    pub clone_flushes: u64,
+    /// Pieces found in the cache since open.
+    pub cache_hits: u64,
+    /// Pieces read from the device since open.
+    pub cache_misses: u64,
     /// Sequence number of the newest batch.
     pub msn: u64,
     /// What the device has served since open.

@@ -1,1 +1,71 @@
-//! Placeholder of the crate's map; filled by the commits that follow.
+//! Pando's file system: paths, inodes, files, directories and clones of whole
+//! trees, as keys and messages of the engine. There is no FUSE in it.
+//!
+//! [`Fs`] is the door: its calls are those that a kernel makes by inode
+//! number, two by (directory, name) that no kernel has ([`Fs::clone_tree`],
+//! [`Fs::remove_tree`]), and a few by path. Each change is one batch of the engine, so
+//! after a crash the tree is that of a prefix of the calls.
+//!
+//! From the ground up: `path` (keys), `record` and `merge` (values and their
+//! blind changes), `counter` and `lineage` (numbers), `inode` (what is in memory), `place`
+//! (locks), `volume` (the whole), and above these the calls by subject.
+//!
+//! ```
+//! use std::{ffi::OsStr, path::Path, sync::Arc};
+//! use pando_db::device::MemDevice;
+//! use pando_fs::{Caller, FormatOptions, Fs, MountOptions, ROOT};
+//!
+//! # fn main() -> pando_fs::Result<()> {
+//! let device = Arc::new(MemDevice::new(64 << 20));
+//! Fs::format(device.clone(), &FormatOptions::default())?;
+//! let fs = Fs::open(device, MountOptions::default())?;
+//! let me = Caller::root();
+//! let grove = fs.mkdir(&me, ROOT, OsStr::new("grove"), 0o755)?;
+//! let (tree, handle) = fs.create(&me, grove.ino, OsStr::new("aspen"), 0o644, 2)?;
+//! fs.write(handle, tree.ino, 0, b"one root", false)?;
+//! fs.release(tree.ino, handle);
+//! fs.clone_tree(&me, (ROOT, OsStr::new("grove")), (ROOT, OsStr::new("copy")), false)?;
+//! let copy = fs.resolve(Path::new("/copy/aspen"))?;
+//! assert_ne!(copy.ino, tree.ino);
+//! let handle = fs.open_file(&me, copy.ino, 0)?;
+//! assert_eq!(&fs.read(handle, copy.ino, 0, 100)?[..], b"one root");
+//! # fs.close()
+//! # }
+//! ```
+
+mod clone;
+mod counter;
+mod data;
+mod dir;
+mod entry;
+mod error;
+mod file;
+mod handle;
+mod inode;
+mod lineage;
+mod merge;
+mod name;
+mod orphan;
+mod path;
+mod place;
+mod record;
+mod rename;
+mod stats;
+mod types;
+mod volume;
+
+pub use error::{Error, Result};
+pub use merge::FsMerge;
+pub use rename::{RENAME_EXCHANGE, RENAME_NOREPLACE};
+pub use stats::{FsStats, Histogram};
+pub use types::*;
+pub use volume::Fs;
+
+/// Largest file size, bytes: 2^53.
+pub const MAX_FILE_SIZE: u64 = 1 << 53;
+/// Longest name of an entry, bytes.
+pub const MAX_NAME: usize = 255;
+/// Longest target of a symbolic link, bytes.
+pub const MAX_SYMLINK: usize = 4095;
+/// Size of a data block, bytes.
+pub const BLOCK_SIZE: u64 = 16 << 10;

@@ -1,1 +1,23 @@
-//! Placeholder of the crate's map; filled by the commits that follow.
+//! Pando's FUSE floor: kernel requests to file-system calls.
+//!
+//! [`Mount`] puts a [`pando_fs::Fs`] on a directory and serves it. Behind it,
+//! [`transport`] is the border to the kernel (a trait of our own with one
+//! FUSE library behind it), `server` answers requests and keeps the kernel's
+//! caches right, `cache` decides what may be cached. [`control`] and
+//! [`client`] are the two ends of what a tool asks a mount to do: clone a
+//! tree, remove one, sync, grow, statistics.
+//!
+//! `docs/fuse.md` says why the kernel is told what it is told.
+
+mod cache;
+pub mod client;
+pub mod control;
+mod counters;
+mod mount;
+pub mod mountinfo;
+mod server;
+pub mod transport;
+
+pub use counters::{Counters, Kind};
+pub use mount::{Error, How, Mount, Running, Settings, unmount};
+pub use server::StatsText;

@@ -1,3 +1,85 @@
-fn main() {
-    println!("Hello, world!");
+//! `pando`: a file system that clones any tree for the price of a small write.
+//!
+//! One file a command under `cmd`; this one only chooses among them and turns
+//! errors into messages and exit codes (see `exit`). Commands on a mounted
+//! file system speak to its daemon by `pando_fuse::client`; commands on an
+//! image open it by `image`, which takes the lock.
+
+mod cmd;
+mod exit;
+mod image;
+mod logging;
+mod place;
+mod report;
+mod size;
+mod tree;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// A file system that clones any file or directory tree for the price of a small write.
+#[derive(Parser)]
+#[command(name = "pando", version, after_help = exit::HELP, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Mkfs(cmd::mkfs::Args),
+    Mount(cmd::mount::Args),
+    Umount(cmd::umount::Args),
+    Clone(cmd::clone::Args),
+    Sync(cmd::sync::Args),
+    Mv(cmd::mv::Args),
+    Rm(cmd::rm::Args),
+    Check(cmd::check::Args),
+    Import(cmd::import::Args),
+    Export(cmd::export::Args),
+    Grow(cmd::grow::Args),
+    Stats(cmd::stats::Args),
+    Try(cmd::r#try::Args),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Mkfs(args) => cmd::mkfs::run(&args),
+        Command::Mount(args) => cmd::mount::run(&args),
+        Command::Umount(args) => cmd::umount::run(&args),
+        Command::Clone(args) => cmd::clone::run(&args),
+        Command::Sync(args) => cmd::sync::run(&args),
+        Command::Mv(args) => cmd::mv::run(&args),
+        Command::Rm(args) => cmd::rm::run(&args),
+        Command::Check(args) => cmd::check::run(&args),
+        Command::Import(args) => cmd::import::run(&args),
+        Command::Export(args) => cmd::export::run(&args),
+        Command::Grow(args) => cmd::grow::run(&args),
+        Command::Stats(args) => cmd::stats::run(&args),
+        Command::Try(args) => cmd::r#try::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::from(exit::OK),
+        Err(e) => {
+            eprintln!("pando: {e:#}");
+            ExitCode::from(exit::code(&e))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent_and_every_command_has_an_example() {
+        Cli::command().debug_assert();
+        for command in Cli::command().get_subcommands() {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            assert!(help.contains(&format!("pando {}", command.get_name())), "{}", command.get_name());
+        }
+    }
 }

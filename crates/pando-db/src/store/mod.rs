@@ -5,5 +5,8 @@
 //! crate's errors only, and know nothing of keys or messages.
 
 pub mod log;
+pub(crate) mod pager;
+pub(crate) mod pin;
 pub mod space;
 pub mod superblock;
+pub(crate) mod table;

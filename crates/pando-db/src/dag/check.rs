@@ -1,0 +1,224 @@
+//! The checker: every invariant of a version of the DAG, on disk or in memory.
+//!
+//! Verifies (DESIGN 4.5): every header and page against its checksum; order
+//! and bounds of edges, messages and pairs; heights; that every edge and Goto
+//! shows only what its target holds; the height rule of resting Gotos; and that
+//! reference counts are exact. Extents are checked when the table is loaded:
+//! each is owned once or free. Sizes and fanout are not invariants: they are
+//! restored by the next flush through a node.
+//!
+//! Each node is read once, whatever the number of paths to it.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use bytes::Bytes;
+
+use super::tree::Tree;
+use crate::{
+    error::Result,
+    format::node::{Body, Node, NodeId, PageRef, Run, Target},
+    key::{Lens, Span},
+    store::pager::{Handle, Pager},
+};
+
+/// Something that is not as it should be.
+#[derive(Debug, Clone)]
+pub(crate) struct Problem {
+    pub what: String,
+    /// The node it is in, if it is known.
+    pub node: Option<NodeId>,
+    /// Keys that are affected, by one path to the node.
+    pub keys: Option<(Bytes, Option<Bytes>)>,
+}
+
+/// What a check saw.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    pub problems: Vec<Problem>,
+    pub nodes: u64,
+    pub pages: u64,
+    /// Raw bytes of pages.
+    pub bytes: u64,
+}
+
+struct Checker<'a> {
+    tree: &'a Tree,
+    pager: &'a Pager,
+    report: Report,
+    references: HashMap<NodeId, u64>,
+    damaged: HashSet<NodeId>,
+}
+
+/// Most problems that are listed.
+const MAX_PROBLEMS: usize = 1000;
+
+pub(crate) fn check(tree: &Tree, pager: &Pager) -> Report {
+    let mut checker = Checker {
+        tree,
+        pager,
+        report: Report::default(),
+        references: HashMap::new(),
+        damaged: HashSet::new(),
+    };
+    let mut entries = BTreeMap::new();
+    tree.table.for_each(|id, entry| {
+        entries.insert(id, (entry.count, entry.height));
+    });
+    *checker.references.entry(tree.root).or_default() += 1;
+    for &id in entries.keys() {
+        checker.check_node(id);
+    }
+    for (&id, &(count, _)) in &entries {
+        let found = checker.references.get(&id).copied().unwrap_or(0);
+        if found != u64::from(count) {
+            checker.problem(id, format!("it has {found} references, the table says {count}"));
+        }
+    }
+    checker.locate_damage();
+    checker.report
+}
+
+impl Checker<'_> {
+    fn problem(&mut self, id: NodeId, what: String) {
+        self.damaged.insert(id);
+        if self.report.problems.len() < MAX_PROBLEMS {
+            self.report.problems.push(Problem { what: format!("node {id}: {what}"), node: Some(id), keys: None });
+        }
+    }
+
+    fn check_node(&mut self, id: NodeId) {
+        let handle = match self.pager.node(&self.tree.table, id) {
+            Ok(handle) => handle,
+            Err(error) => return self.problem(id, error.to_string()),
+        };
+        self.report.nodes += 1;
+        for reference in handle.node.references() {
+            *self.references.entry(reference).or_default() += 1;
+        }
+        let node = handle.node.clone();
+        match &node.body {
+            Body::Leaf(run) => {
+                let span = node.span.clone();
+                self.check_run(id, &handle, run, &span);
+                if node.height != 0 || run.pages.iter().any(|p| !p.pure) {
+                    self.problem(id, "a leaf above height 0, or with messages".into());
+                }
+            }
+            Body::Interior(edges) => {
+                if edges.first().is_none_or(|e| e.lo != node.span.lo) || node.height == 0 {
+                    self.problem(id, "its edges do not cover its keys".into());
+                }
+                for i in 0..edges.len() {
+                    self.check_edge(id, &handle, &node, i);
+                }
+            }
+        }
+    }
+
+    fn check_edge(&mut self, id: NodeId, handle: &Handle, node: &Node, i: usize) {
+        let (edge, live) = (&node.edges()[i], node.edge_span(i));
+        if live.is_empty() {
+            return self.problem(id, format!("edge {i} covers nothing"));
+        }
+        if let Some(target) = &edge.child {
+            self.check_target(id, &live, target, node.height);
+        }
+        if edge.layers.windows(2).any(|w| w[0].newest > w[1].newest) {
+            self.problem(id, format!("layers of edge {i} are out of order"));
+        }
+        if let (Some(target), Some(oldest)) = (&edge.child, edge.layers.first())
+            && let Ok(child) = self.pager.node(&self.tree.table, target.id)
+            && child.node.newest() > oldest.newest
+        {
+            let (below, above) = (child.node.newest(), oldest.newest);
+            self.problem(id, format!("batch {above} waits above node {}, which has batch {below}", target.id));
+        }
+        // A resting Goto must be able to sink into the child that its edge has.
+        let child = edge.child.as_ref().and_then(|t| self.tree.table.get(t.id));
+        let sinks_to = child.map_or(node.height.saturating_sub(1), |c| c.height);
+        for layer in &edge.layers {
+            self.check_run(id, handle, &layer.run, &live);
+            let mut end = Some(live.lo.clone());
+            for range in &layer.ranges {
+                if !live.covers(&range.span) || end.is_none_or(|end| range.span.lo < end) {
+                    self.problem(id, format!("range messages of edge {i} overlap or leave it"));
+                }
+                end = range.span.hi.clone();
+                if let Some(target) = &range.target {
+                    self.check_target(id, &range.span, target, sinks_to);
+                }
+            }
+        }
+    }
+
+    /// `target` must be below `above` and hold all that is shown of it over `live`.
+    fn check_target(&mut self, id: NodeId, live: &Span, target: &Target, above: u8) {
+        let child = match self.pager.node(&self.tree.table, target.id) {
+            Ok(child) => child,
+            Err(error) => return self.problem(id, format!("its child {}: {error}", target.id)),
+        };
+        if child.node.height >= above {
+            self.problem(id, format!("its child {} is not low enough", target.id));
+        }
+        let image = Lens::of_edge(live, &target.prepend).apply_span(live);
+        if !child.node.span.covers(&image) {
+            self.problem(id, format!("it shows {image:?} of node {}, which has {:?}", target.id, child.node.span));
+        }
+    }
+
+    fn check_run(&mut self, id: NodeId, handle: &Handle, run: &Run, span: &Span) {
+        let mut last: Option<Bytes> = None;
+        for page in &run.pages {
+            let ordered = last.is_none_or(|last| last < page.first_key());
+            if !ordered || !page.is_inside(span) {
+                self.problem(id, "pages out of order or out of bounds".into());
+            }
+            last = Some(page.last_key());
+            if let Err(error) = self.check_page(handle, page) {
+                self.problem(id, error.to_string());
+            }
+        }
+    }
+
+    fn check_page(&mut self, handle: &Handle, page: &PageRef) -> Result<()> {
+        self.pager.page(handle.home.as_ref(), page)?;
+        self.report.pages += 1;
+        self.report.bytes += u64::from(page.raw);
+        Ok(())
+    }
+
+    /// Finds for every damaged node the keys that lead to it, by a walk that visits each sound node
+    /// once.
+    fn locate_damage(&mut self) {
+        if self.damaged.is_empty() {
+            return;
+        }
+        let mut seen = HashSet::from([self.tree.root]);
+        let mut queue = vec![(self.tree.root, Span::all(), Lens::identity())];
+        let mut keys: HashMap<NodeId, Span> = HashMap::new();
+        while let Some((id, shown, lens)) = queue.pop() {
+            if self.damaged.contains(&id) {
+                keys.entry(id).or_insert_with(|| shown.clone());
+            }
+            let Ok(handle) = self.pager.node(&self.tree.table, id) else { continue };
+            let local = lens.apply_span(&shown);
+            for (i, edge) in handle.node.edges().iter().enumerate() {
+                let live = handle.node.edge_span(i);
+                let gotos = edge.layers.iter().flat_map(|l| &l.ranges);
+                let gotos = gotos.filter_map(|r| Some((r.span.clone(), r.target.clone()?)));
+                for (live, target) in edge.child.iter().map(|t| (live.clone(), t.clone())).chain(gotos) {
+                    let Some(visible) = live.intersect(&local) else { continue };
+                    if seen.insert(target.id) {
+                        let down = lens.then(&Lens::of_edge(&live, &target.prepend));
+                        let shown = lens.inverse().apply_span(&visible);
+                        queue.push((target.id, shown, down));
+                    }
+                }
+            }
+        }
+        for problem in &mut self.report.problems {
+            let span = problem.node.and_then(|id| keys.get(&id));
+            problem.keys = span.map(|s| (s.lo.clone(), s.hi.clone()));
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! An edit: new versions of some nodes, built beside a frozen tree and
+//! published all at once.
+//!
+//! It keeps exact reference counts: putting a version of a node takes the
+//! references of its last version back and counts the new ones, so no
+//! algorithm above does any bookkeeping. Reading nodes may take I/O; nothing
+//! here takes a lock that others wait for.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use super::tree::{Limits, Tree};
+use crate::{
+    error::{Error, Result},
+    format::{
+        node::{Node, NodeId},
+        node_codec::detach,
+    },
+    merge::Merge,
+    store::{
+        pager::Pager,
+        pin::Pins,
+        table::{Entry, Loc, Table},
+    },
+};
+
+/// What the algorithms need besides the tree itself.
+pub(crate) struct Context<'a> {
+    pub pager: &'a Pager,
+    pub merge: &'a dyn Merge,
+    pub pins: &'a Pins,
+    pub limits: Limits,
+    /// The next unused node number.
+    pub next_id: &'a AtomicU64,
+}
+
+/// New versions of nodes over a base version of the tree.
+pub(crate) struct Edit<'a> {
+    pub cx: &'a Context<'a>,
+    base: Table,
+    pub root: NodeId,
+    nodes: HashMap<NodeId, Version>,
+    counts: HashMap<NodeId, i64>,
+}
+
+enum Version {
+    Changed(Arc<Node>),
+    /// Merged into another node or reclaimed: its references have been taken back.
+    Removed,
+}
+
+impl<'a> Edit<'a> {
+    pub fn new(cx: &'a Context<'a>, base: &Tree) -> Self {
+        Self { cx, base: base.table.clone(), root: base.root, nodes: HashMap::new(), counts: HashMap::new() }
+    }
+
+    /// The current version of a node, fit to be changed and put back. I/O: its header.
+    pub fn load(&self, id: NodeId) -> Result<Node> {
+        match self.nodes.get(&id) {
+            Some(Version::Changed(node)) => Ok(Node::clone(node)),
+            Some(Version::Removed) => Err(missing(id)),
+            None => {
+                let handle = self.cx.pager.node(&self.base, id)?;
+                Ok(match &handle.home {
+                    Some(home) => detach(&handle.node, home),
+                    None => Node::clone(&handle.node),
+                })
+            }
+        }
+    }
+
+    /// Height of a node, without reading it.
+    pub fn height(&self, id: NodeId) -> Result<u8> {
+        match self.nodes.get(&id) {
+            Some(Version::Changed(node)) => Ok(node.height),
+            Some(Version::Removed) => Err(missing(id)),
+            None => self.base.get(id).map(|e| e.height).ok_or_else(|| missing(id)),
+        }
+    }
+
+    /// References to a node, as of the versions put so far.
+    pub fn count(&self, id: NodeId) -> i64 {
+        let base = self.base.get(id).map_or(0, |e| i64::from(e.count));
+        base + self.counts.get(&id).copied().unwrap_or(0)
+    }
+
+    /// True if changing the node in place is seen along one path only.
+    pub fn is_private(&self, id: NodeId) -> bool {
+        self.count(id) == 1 && !self.cx.pins.is_pinned(id)
+    }
+
+    /// Sets the version of an existing node.
+    pub fn put(&mut self, id: NodeId, node: Node) -> Result<()> {
+        self.forget_references(id)?;
+        self.insert(id, node);
+        Ok(())
+    }
+
+    /// Adds a node.
+    pub fn create(&mut self, node: Node) -> NodeId {
+        let id = self.cx.next_id.fetch_add(1, Ordering::Relaxed);
+        self.insert(id, node);
+        id
+    }
+
+    /// Takes a node out of the store: its content went elsewhere, or nothing refers to it.
+    pub fn remove(&mut self, id: NodeId) -> Result<()> {
+        self.forget_references(id)?;
+        self.nodes.insert(id, Version::Removed);
+        Ok(())
+    }
+
+    /// Makes `id` the root: the superblock's reference moves.
+    pub fn set_root(&mut self, id: NodeId) {
+        *self.counts.entry(self.root).or_default() -= 1;
+        *self.counts.entry(id).or_default() += 1;
+        self.root = id;
+    }
+
+    fn insert(&mut self, id: NodeId, mut node: Node) {
+        check_shape(&node);
+        drop_pins(&mut node);
+        for child in node.references() {
+            *self.counts.entry(child).or_default() += 1;
+        }
+        self.nodes.insert(id, Version::Changed(Arc::new(node)));
+    }
+
+    fn forget_references(&mut self, id: NodeId) -> Result<()> {
+        let old = match self.nodes.get(&id) {
+            Some(Version::Changed(node)) => node.clone(),
+            Some(Version::Removed) => return Err(missing(id)),
+            None => self.cx.pager.node(&self.base, id)?.node,
+        };
+        for child in old.references() {
+            *self.counts.entry(child).or_default() -= 1;
+        }
+        Ok(())
+    }
+
+    /// True once the edit holds as many nodes as one edit should.
+    pub fn is_large(&self) -> bool {
+        self.nodes.len() >= self.cx.limits.edit_nodes
+    }
+
+    pub fn finish(self) -> Changes {
+        Changes { root: self.root, nodes: self.nodes, counts: self.counts }
+    }
+}
+
+fn missing(id: NodeId) -> Error {
+    Error::corrupt("node reference", 0, format!("node {id} does not exist"))
+}
+
+/// References of published nodes are counted, so they hold no pins.
+fn drop_pins(node: &mut Node) {
+    let crate::format::node::Body::Interior(edges) = &mut node.body else { return };
+    for edge in edges {
+        edge.child.iter_mut().for_each(|t| t.pin = None);
+        let ranges = edge.layers.iter_mut().flat_map(|l| &mut l.ranges);
+        ranges.filter_map(|r| r.target.as_mut()).for_each(|t| t.pin = None);
+    }
+}
+
+/// What every version of every node satisfies; cheap enough to assert always.
+fn check_shape(node: &Node) {
+    assert!(!node.span.is_empty(), "a node over no keys");
+    let edges = node.edges();
+    assert_eq!(node.height == 0, edges.is_empty(), "leaves have no edges, interior nodes some");
+    if let Some(first) = edges.first() {
+        assert_eq!(first.lo, node.span.lo, "the first edge begins where the node does");
+        assert!(edges.windows(2).all(|w| w[0].lo < w[1].lo), "edges in order");
+        assert!(edges.last().is_some_and(|e| node.span.is_above(&e.lo)), "edges within the node");
+    }
+    #[cfg(debug_assertions)]
+    for i in 0..edges.len() {
+        let live = node.edge_span(i);
+        for layer in &edges[i].layers {
+            assert!(layer.ranges.iter().all(|r| live.covers(&r.span)), "a range message crosses its edge");
+            assert!(layer.run.pages.iter().all(|p| p.is_inside(&live)), "messages outside their edge");
+        }
+    }
+}
+
+/// What an edit came to, ready to be laid over the current table.
+pub(crate) struct Changes {
+    pub root: NodeId,
+    nodes: HashMap<NodeId, Version>,
+    counts: HashMap<NodeId, i64>,
+}
+
+impl Changes {
+    /// A node that was changed in place although `pins` has it by now: the edit read the pins too
+    /// early, and must be made again.
+    pub fn conflict(&self, pins: &Pins) -> Option<NodeId> {
+        self.nodes.keys().copied().find(|id| pins.is_pinned(*id))
+    }
+
+    /// Lays the changes over `table`, the current version: the base of the edit, in which only
+    /// places of unchanged nodes may have changed since. Gives the numbers of nodes whose count
+    /// became 0. No I/O.
+    pub fn apply(self, table: &mut Table) -> Result<Vec<NodeId>> {
+        let mut orphans = Vec::new();
+        let mut counts = self.counts;
+        for (id, version) in self.nodes {
+            let delta = counts.remove(&id).unwrap_or(0);
+            let count = table.get(id).map_or(0, |e| i64::from(e.count)) + delta;
+            match version {
+                Version::Changed(node) => {
+                    let count = checked_count(id, count)?;
+                    if count == 0 {
+                        orphans.push(id);
+                    }
+                    let entry = Entry { count, height: node.height, loc: Loc::Dirty(node) };
+                    table.set(id, Some(entry));
+                }
+                Version::Removed => {
+                    if count != 0 {
+                        return Err(Error::corrupt("reference count", 0, format!("node {id} removed with {count}")));
+                    }
+                    table.set(id, None);
+                }
+            }
+        }
+        for (id, delta) in counts.into_iter().filter(|(_, delta)| *delta != 0) {
+            let entry = table.get(id).ok_or_else(|| missing(id))?.clone();
+            let count = checked_count(id, i64::from(entry.count) + delta)?;
+            if count == 0 {
+                orphans.push(id);
+            }
+            table.set(id, Some(Entry { count, ..entry }));
+        }
+        Ok(orphans)
+    }
+
+    /// The new versions; `None` for nodes taken out.
+    pub fn versions(&self) -> Vec<(NodeId, Option<Arc<Node>>)> {
+        let version = |v: &Version| match v {
+            Version::Changed(node) => Some(node.clone()),
+            Version::Removed => None,
+        };
+        self.nodes.iter().map(|(id, v)| (*id, version(v))).collect()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.nodes.is_empty() && self.counts.is_empty()
+    }
+}
+
+fn checked_count(id: NodeId, count: i64) -> Result<u32> {
+    u32::try_from(count)
+        .map_err(|_| Error::corrupt("reference count", 0, format!("node {id} would have {count} references")))
+}

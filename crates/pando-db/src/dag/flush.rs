@@ -1,0 +1,241 @@
+//! Flushing: moving messages down, one heavy edge at a time, into simple
+//! children only.
+//!
+//! A shared child is copied only when enough messages wait for it
+//! (copy-on-abundant-write, FAST'20 section 3): until then other children are
+//! flushed, or the node is split. Works on an [`Edit`]; the caller publishes.
+
+use super::{edit::Edit, split::Pieces};
+use crate::{
+    error::Result,
+    format::node::{Body, Layer, Node, NodeId, Target},
+    key::{Lens, Span},
+};
+
+impl Edit<'_> {
+    /// Takes a layer in at the root, and restores all limits on the way down.
+    pub fn apply_to_root(&mut self, layer: Layer) -> Result<()> {
+        let mut wanted = 1;
+        for target in layer.ranges.iter().filter_map(|r| r.target.as_ref()) {
+            wanted = wanted.max(self.height(target.id)? + 1);
+        }
+        while self.height(self.root)? < wanted || self.cx.pins.is_pinned(self.root) {
+            self.grow_root();
+        }
+        let root = self.absorb(self.load(self.root)?, layer)?;
+        self.put(self.root, root)?;
+        self.relieve(self.root)?;
+        self.fit_root()
+    }
+
+    /// Puts a new root above the present one.
+    fn grow_root(&mut self) {
+        let old = self.root;
+        let height = self.height(old).unwrap_or(0).checked_add(1).unwrap_or_else(|| {
+            panic!("a DAG of 256 levels")
+        });
+        let edge = crate::format::node::Edge { child: Some(Target::plain(old)), ..Default::default() };
+        let id = self.create(Node { height, span: Span::all(), body: Body::Interior(vec![edge]) });
+        self.set_root(id);
+    }
+
+    /// Splits the root while it is too wide, and takes levels away that do nothing.
+    fn fit_root(&mut self) -> Result<()> {
+        loop {
+            let root = self.load(self.root)?;
+            if root.edges().len() > self.cx.limits.fanout {
+                let old = self.root;
+                self.grow_root();
+                let top = self.load(self.root)?;
+                let pieces = self.split_node(root)?;
+                let top = self.attach(top, 0, Some(old), pieces)?;
+                self.put(self.root, top)?;
+                continue;
+            }
+            // Nothing rests above the root, so it may sink; and one with a single child that can take
+            // its place is not needed.
+            let root = self.lowest(root)?;
+            if let [edge] = root.edges()
+                && edge.layers.is_empty()
+                && let Some(child) = edge.child.clone()
+                && self.height(child.id)? > 0
+                && self.is_private(child.id)
+            {
+                let old = self.root;
+                let node = self.load(child.id)?.simple(&Span::all(), &child, self.cx.pager)?;
+                self.put(child.id, node)?;
+                self.set_root(child.id);
+                self.remove(old)?;
+                continue;
+            }
+            self.put(self.root, root)?;
+            return Ok(());
+        }
+    }
+
+    /// Flushes edges of node `id` until its pending messages are within the limit. The node must
+    /// be private. It may be left too wide: its parent splits it.
+    pub fn relieve(&mut self, id: NodeId) -> Result<()> {
+        loop {
+            let node = self.load(id)?;
+            let pending: usize = node.edges().iter().map(|e| e.pending()).sum();
+            if pending <= self.cx.limits.node || self.is_large() {
+                return Ok(());
+            }
+            // Where every heavy child is shared and none has enough to be worth a copy, messages
+            // wait: their number is bounded by the fanout times the threshold.
+            let Some(i) = self.worth_flushing(&node) else { return Ok(()) };
+            self.flush_edge(id, i)?;
+        }
+    }
+
+    /// The edge with most pending bytes among those whose child may be written at that price.
+    fn worth_flushing(&self, node: &Node) -> Option<usize> {
+        let worth = node.edges().iter().enumerate().filter_map(|(i, edge)| {
+            let pending = edge.pending();
+            let private = edge.child.as_ref().is_none_or(|t| self.is_private(t.id));
+            (pending > 0 && (private || pending >= self.cx.limits.abundant)).then_some((pending, i))
+        });
+        worth.max().map(|(_, i)| i)
+    }
+
+    /// Moves all messages of edge `i` of node `id` into its child, making the child simple first,
+    /// and takes in what the child becomes: one node, several, or none.
+    pub fn flush_edge(&mut self, id: NodeId, i: usize) -> Result<()> {
+        let mut parent = self.load(id)?;
+        let live = parent.edge_span(i);
+        let Body::Interior(edges) = &mut parent.body else { unreachable!("only interior nodes are flushed") };
+        let layers = std::mem::take(&mut edges[i].layers);
+        let child = edges[i].child.clone();
+        let lift = Lens::of_edge(&live, &Default::default());
+        let layers: Vec<Layer> = layers.iter().map(|l| l.through(&lift)).collect();
+
+        let (child_id, mut node) = match child {
+            Some(target) => {
+                let node = self.load(target.id)?.simple(&live, &target, self.cx.pager)?;
+                (self.is_private(target.id).then_some(target.id), node)
+            }
+            None => (None, self.fresh_child(parent.height, &layers, lift.apply_span(&live))?),
+        };
+        for layer in layers {
+            node = self.absorb(node, layer)?;
+        }
+        if node.height > 0 {
+            // The versions must stand in the edit before the node's own children are judged.
+            let child_id = match child_id {
+                Some(id) => {
+                    self.put(id, node)?;
+                    id
+                }
+                None => self.create(node),
+            };
+            self.relieve(child_id)?;
+            let child = self.lowest(self.load(child_id)?)?;
+            if self.fits_inside(&parent, &child) {
+                self.remove(child_id)?;
+                parent = pull_up(parent, i, child);
+            } else {
+                let pieces = self.split_if_large(child)?;
+                parent = self.attach(parent, i, Some(child_id), pieces)?;
+            }
+        } else {
+            let pieces = self.split_if_large(node)?;
+            parent = self.attach(parent, i, child_id, pieces)?;
+        }
+        let parent = self.merge_small(parent, i)?;
+        self.put(id, parent)
+    }
+
+    /// True if a child has so few edges that its parent can take them over, and a level goes.
+    fn fits_inside(&self, parent: &Node, child: &Node) -> bool {
+        let pending: usize = child.edges().iter().map(|e| e.pending()).sum();
+        let edges = parent.edges().len() + child.edges().len() - 1;
+        edges <= self.cx.limits.fanout / 2 && pending <= self.cx.limits.node / 4
+    }
+
+    /// The node at the least height that its children and resting Gotos allow. Only for nodes above
+    /// which no Goto rests: it might have to sink to a height that is no longer there.
+    fn lowest(&self, mut node: Node) -> Result<Node> {
+        let mut height = 1;
+        for edge in node.edges() {
+            match &edge.child {
+                Some(child) => height = height.max(self.height(child.id)? + 1),
+                None => {
+                    let gotos = edge.layers.iter().flat_map(|l| &l.ranges).filter_map(|r| r.target.as_ref());
+                    for target in gotos {
+                        height = height.max(self.height(target.id)? + 2);
+                    }
+                }
+            }
+        }
+        assert!(height <= node.height, "a node lower than what hangs below it");
+        node.height = height;
+        Ok(node)
+    }
+
+    /// A node for an edge that leads nowhere yet: a leaf, or where Gotos must rest, one above them.
+    fn fresh_child(&self, parent_height: u8, layers: &[Layer], span: Span) -> Result<Node> {
+        let has_goto = layers.iter().flat_map(|l| &l.ranges).any(|r| r.target.is_some());
+        if !has_goto {
+            return Ok(Node::empty_leaf(span));
+        }
+        let edge = crate::format::node::Edge { lo: span.lo.clone(), ..Default::default() };
+        Ok(Node { height: parent_height - 1, span, body: Body::Interior(vec![edge]) })
+    }
+
+    /// Replaces edge `i` of `parent` by edges to `pieces`, which together cover it. The first piece
+    /// keeps the number `first`; without one, or without content, numbers are made or given up.
+    pub fn attach(&mut self, mut parent: Node, i: usize, first: Option<NodeId>, pieces: Pieces) -> Result<Node> {
+        let live = parent.edge_span(i);
+        let lift = Lens::of_edge(&live, &Default::default());
+        let Body::Interior(edges) = &mut parent.body else { unreachable!("pieces hang below interior nodes") };
+        let old = edges.remove(i);
+        let mut number = first;
+        let mut new = Vec::with_capacity(pieces.len());
+        for piece in pieces {
+            let upper = lift.inverse().apply_span(&piece.span);
+            let part = upper.intersect(&live).unwrap_or(upper);
+            let child = if is_void(&piece) {
+                None
+            } else {
+                let node = piece.lifted(part.common_prefix_len() - lift.head.len());
+                let id = match number.take() {
+                    Some(id) => {
+                        self.put(id, node)?;
+                        id
+                    }
+                    None => self.create(node),
+                };
+                Some(Target::plain(id))
+            };
+            let mut edge = old.narrowed(&live, &part, self.cx.pager)?;
+            edge.child = child;
+            new.push(edge);
+        }
+        edges.splice(i..i, new);
+        Ok(parent)
+    }
+}
+
+/// `parent` with the edges of `child`, which is simple and whose edge `i` holds no messages, in
+/// the place of that edge. Their prefixes stay: what the edge lifted, they lift now.
+fn pull_up(mut parent: Node, i: usize, child: Node) -> Node {
+    let live = parent.edge_span(i);
+    let back = Lens::of_edge(&live, &Default::default()).inverse();
+    let Body::Interior(mut lower) = child.through(&back).body else { unreachable!("leaves stay where they are") };
+    if let Body::Interior(edges) = &mut parent.body {
+        if let Some(first) = lower.first_mut() {
+            first.lo = live.lo.clone();
+        }
+        edges.splice(i..=i, lower);
+    }
+    parent
+}
+
+/// True if nothing is visible in the node.
+fn is_void(node: &Node) -> bool {
+    match &node.body {
+        Body::Leaf(run) => run.pages.is_empty(),
+        Body::Interior(edges) => edges.iter().all(|e| e.child.is_none() && e.layers.is_empty()),
+    }
+}

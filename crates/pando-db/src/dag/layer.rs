@@ -1,0 +1,127 @@
+//! Layers: messages that arrived together, and how one lies over another.
+//!
+//! Inside a layer the points are newer than the ranges; between layers,
+//! position orders. So no message needs a number of its own, and a newer
+//! range message drops and cuts what is older when two layers are merged
+//! (FAST'20 section 3, "Flushing GOTO messages"). Ranges are disjoint, so the
+//! newest one that covers a key is found by one binary search a layer.
+
+use crate::{
+    error::Result,
+    format::node::{Edge, Layer, RangeMsg, Target},
+    key::{Lens, Span},
+    merge::Merge,
+    store::pager::Pager,
+};
+
+use super::run::merge_runs;
+
+/// Layers an edge may have before the newest two are merged whatever their sizes.
+const MAX_LAYERS: usize = 12;
+/// A layer at least this fraction (1/n) of the one below it is merged into it.
+const MERGE_RATIO: usize = 2;
+
+impl Target {
+    /// The target of a part of a range or edge.
+    pub fn narrowed(&self, live: &Span, sub: &Span) -> Target {
+        Target { prepend: Lens::narrowed_prepend(live, &self.prepend, sub), ..self.clone() }
+    }
+}
+
+impl RangeMsg {
+    /// The part of this message about `span`.
+    pub fn clipped(&self, span: &Span) -> Option<RangeMsg> {
+        let sub = self.span.intersect(span)?;
+        let target = self.target.as_ref().map(|t| t.narrowed(&self.span, &sub));
+        Some(RangeMsg { span: sub, target })
+    }
+
+    /// The same message with keys seen through `lens`.
+    pub fn through(&self, lens: &Lens) -> RangeMsg {
+        RangeMsg { span: lens.apply_span(&self.span), target: self.target.clone() }
+    }
+}
+
+impl Layer {
+    /// The messages about `span`.
+    pub fn slice(&self, span: &Span, pager: &Pager) -> Result<Layer> {
+        let ranges = self.ranges.iter().filter_map(|r| r.clipped(span)).collect();
+        Ok(Layer { newest: self.newest, ranges, run: self.run.slice(span, pager)? })
+    }
+
+    /// The same messages with keys seen through `lens`.
+    pub fn through(&self, lens: &Lens) -> Layer {
+        let ranges = self.ranges.iter().map(|r| r.through(lens)).collect();
+        Layer { newest: self.newest, ranges, run: self.run.through(lens) }
+    }
+
+    /// One layer equal to `self` over `older`.
+    pub fn over(&self, older: &Layer, pager: &Pager, merge: &dyn Merge) -> Result<Layer> {
+        assert!(older.newest <= self.newest, "batch {} under batch {}", older.newest, self.newest);
+        let kept = older.run.without(&self.ranges, pager)?;
+        let run = merge_runs(&kept, &self.run, false, pager, merge)?;
+        let mut ranges = cut(&older.ranges, &self.ranges);
+        ranges.extend_from_slice(&self.ranges);
+        ranges.sort_by(|a, b| a.span.lo.cmp(&b.span.lo));
+        Ok(Layer { newest: self.newest, ranges, run })
+    }
+}
+
+/// What is left of `older` range messages beside `newer` ones. Both are disjoint and ascending.
+pub(crate) fn cut(older: &[RangeMsg], newer: &[RangeMsg]) -> Vec<RangeMsg> {
+    let mut left = Vec::with_capacity(older.len());
+    for old in older {
+        let mut rest = Some(old.span.clone());
+        let from = newer.partition_point(|r| r.span.hi.as_ref().is_some_and(|hi| *hi <= old.span.lo));
+        for new in &newer[from..] {
+            let Some(span) = rest.take() else { break };
+            if !span.is_above(&new.span.lo) {
+                rest = Some(span);
+                break;
+            }
+            let (below, above) = span.without(&new.span);
+            left.extend(below.and_then(|s| old.clipped(&s)));
+            rest = above;
+        }
+        left.extend(rest.and_then(|s| old.clipped(&s)));
+    }
+    left
+}
+
+impl Edge {
+    /// Adds a newer layer and merges layers of like size, so that their number stays logarithmic.
+    pub fn push_layer(&mut self, layer: Layer, pager: &Pager, merge: &dyn Merge) -> Result<()> {
+        if layer.is_empty() {
+            return Ok(());
+        }
+        if let Some(top) = self.layers.last() {
+            assert!(top.newest <= layer.newest, "batch {} over batch {}", layer.newest, top.newest);
+        }
+        self.layers.push(layer);
+        while let [.., below, top] = &self.layers[..] {
+            if top.bytes() * MERGE_RATIO < below.bytes() && self.layers.len() <= MAX_LAYERS {
+                break;
+            }
+            let merged = top.over(below, pager, merge)?;
+            self.layers.truncate(self.layers.len() - 2);
+            self.layers.push(merged);
+        }
+        Ok(())
+    }
+
+    /// The part of this edge over `sub`, where `live` is its whole range.
+    pub fn narrowed(&self, live: &Span, sub: &Span, pager: &Pager) -> Result<Edge> {
+        if live == sub {
+            return Ok(self.clone());
+        }
+        let child = self.child.as_ref().map(|t| t.narrowed(live, sub));
+        let mut layers = Vec::with_capacity(self.layers.len());
+        for layer in &self.layers {
+            let part = layer.slice(sub, pager)?;
+            if !part.is_empty() {
+                layers.push(part);
+            }
+        }
+        Ok(Edge { lo: sub.lo.clone(), child, layers })
+    }
+}

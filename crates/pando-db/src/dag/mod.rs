@@ -1,0 +1,21 @@
+//! The B-epsilon-DAG: reading, flushing, cloning and healing of nodes.
+//!
+//! A lifted B-epsilon-DAG (FAST'20): nodes buffer messages for their children
+//! and may be shared; range messages move whole subtrees. Everything works on
+//! immutable versions: a [`view::View`] reads one, an [`edit::Edit`] builds the
+//! next. Uses `key`, `format`, `merge` and the pager, pins and table of
+//! `store`; knows nothing of logs, checkpoints or threads.
+
+pub(crate) mod absorb;
+pub(crate) mod check;
+pub(crate) mod clone;
+pub(crate) mod edit;
+pub(crate) mod flush;
+pub(crate) mod layer;
+pub(crate) mod memtable;
+pub(crate) mod run;
+pub(crate) mod scan;
+pub(crate) mod simplify;
+pub(crate) mod split;
+pub(crate) mod tree;
+pub(crate) mod view;

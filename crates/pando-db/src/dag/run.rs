@@ -1,0 +1,263 @@
+//! Runs: slicing, filtering and merging sorted pages, sharing whole pages wherever possible.
+//!
+//! All functions take runs of *detached* nodes (pages in memory or in a named
+//! extent) and give new runs; nothing is changed in place. I/O: only pages on
+//! the fringe of a range, or overlapping another run, are read.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::{
+    error::Result,
+    format::{
+        message::Msg,
+        node::{PageRef, RangeMsg, Run},
+        page::{Builder, Page},
+    },
+    key::{Lens, Span},
+    merge::Merge,
+    store::pager::Pager,
+};
+
+/// Pages below this fraction (1/n) of the target are merged with their neighbours when these are
+/// rewritten anyway.
+const SMALL_FRACTION: usize = 4;
+
+/// Builds a run from ascending messages and whole pages.
+pub(crate) struct Writer {
+    run: Run,
+    builder: Builder,
+    /// Raw size at which a page is closed.
+    target: usize,
+}
+
+impl Writer {
+    pub fn new(target: usize) -> Self {
+        Self { run: Run::default(), builder: Builder::default(), target }
+    }
+
+    pub fn push(&mut self, key: Bytes, msg: Msg) {
+        if !self.builder.is_empty() && self.builder.bytes() + key.len() + msg.len() > self.target {
+            self.close_page();
+        }
+        self.builder.push(key, msg);
+    }
+
+    pub fn push_page(&mut self, page: PageRef) {
+        self.close_page();
+        debug_assert!(self.run.pages.last().is_none_or(|last| last.last_key() < page.first_key()));
+        self.run.pages.push(page);
+    }
+
+    /// True if the page under construction is too small to stand alone.
+    fn wants_more(&self) -> bool {
+        !self.builder.is_empty() && self.builder.bytes() < self.target / SMALL_FRACTION
+    }
+
+    fn close_page(&mut self) {
+        if let Some(built) = self.builder.finish() {
+            self.run.pages.push(PageRef::from_built(built));
+        }
+    }
+
+    pub fn finish(mut self) -> Run {
+        self.close_page();
+        self.run
+    }
+}
+
+impl Run {
+    /// The messages with keys in `span`.
+    pub fn slice(&self, span: &Span, pager: &Pager) -> Result<Run> {
+        let mut out = Writer::new(pager.page_target());
+        for page in &self.pages[self.page_from(&span.lo)..] {
+            if page.is_inside(span) {
+                out.push_page(page.clone());
+            } else if page.meets(span) {
+                let loaded = pager.page(None, page)?;
+                let (from, to) = bounds(page, &loaded, span);
+                for i in from..to {
+                    let (key, msg) = page.entry(&loaded, i);
+                    out.push(key, msg);
+                }
+            } else {
+                break;
+            }
+        }
+        Ok(out.finish())
+    }
+
+    /// The same messages with keys seen through `lens`. Costs no I/O.
+    pub fn through(&self, lens: &Lens) -> Run {
+        Run { pages: self.pages.iter().map(|p| p.clone().through(lens)).collect() }
+    }
+
+    /// The messages that none of `ranges` (disjoint, ascending) covers.
+    pub fn without(&self, ranges: &[RangeMsg], pager: &Pager) -> Result<Run> {
+        if ranges.is_empty() || self.pages.is_empty() {
+            return Ok(self.clone());
+        }
+        let mut out = Writer::new(pager.page_target());
+        for page in &self.pages {
+            let (first, last) = (page.first_key(), page.last_key());
+            // The ranges that may touch the page: from the first that ends above its first key.
+            let from = ranges.partition_point(|r| r.span.hi.as_ref().is_some_and(|hi| *hi <= first));
+            match ranges.get(from) {
+                Some(range) if range.span.lo <= last => {
+                    if range.span.contains(&first) && range.span.contains(&last) {
+                        continue;
+                    }
+                    let loaded = pager.page(None, page)?;
+                    let mut at = from;
+                    for i in 0..loaded.len() {
+                        let (key, msg) = page.entry(&loaded, i);
+                        while ranges.get(at).is_some_and(|r| !r.span.is_above(&key)) {
+                            at += 1;
+                        }
+                        if ranges.get(at).is_none_or(|r| r.span.lo > key) {
+                            out.push(key, msg);
+                        }
+                    }
+                }
+                _ => out.push_page(page.clone()),
+            }
+        }
+        Ok(out.finish())
+    }
+
+    /// The message about `key`.
+    pub fn get(
+        &self,
+        key: &[u8],
+        load: impl Fn(&PageRef) -> Result<Arc<Page>>,
+    ) -> Result<Option<Msg>> {
+        let Some(page) = self.pages.get(self.page_from(key)) else { return Ok(None) };
+        if page.first_key() > key {
+            return Ok(None);
+        }
+        let loaded = load(page)?;
+        let (i, found) = page.search(&loaded, key);
+        Ok(found.then(|| loaded.msg(i)))
+    }
+}
+
+/// Indexes of the entries of `page` (loaded) that lie in `span`.
+pub(crate) fn bounds(page: &PageRef, loaded: &Page, span: &Span) -> (usize, usize) {
+    let from = page.search(loaded, &span.lo).0;
+    let to = span.hi.as_ref().map_or(loaded.len(), |hi| page.search(loaded, hi).0);
+    (from, to.max(from))
+}
+
+/// Walks a run entry by entry, or page by page where nobody needs the entries.
+struct Feed<'a> {
+    run: &'a Run,
+    pager: &'a Pager,
+    page: usize,
+    entry: usize,
+    loaded: Option<Arc<Page>>,
+}
+
+impl<'a> Feed<'a> {
+    fn new(run: &'a Run, pager: &'a Pager) -> Self {
+        Self { run, pager, page: 0, entry: 0, loaded: None }
+    }
+
+    fn page(&self) -> Option<&'a PageRef> {
+        self.run.pages.get(self.page)
+    }
+
+    /// The key of the next message, without reading its page if it is the first of one.
+    fn key(&self) -> Option<Bytes> {
+        let page = self.page()?;
+        Some(match &self.loaded {
+            Some(loaded) => page.entry(loaded, self.entry).0,
+            None => page.first_key(),
+        })
+    }
+
+    /// The next page, if none of it was taken yet and all of it lies below `bound`.
+    fn whole_page_below(&self, bound: Option<&Bytes>) -> Option<&'a PageRef> {
+        let page = self.page()?;
+        (self.loaded.is_none() && bound.is_none_or(|b| page.last_key() < *b)).then_some(page)
+    }
+
+    fn skip_page(&mut self) {
+        self.page += 1;
+        self.entry = 0;
+        self.loaded = None;
+    }
+
+    fn next(&mut self) -> Result<Option<(Bytes, Msg)>> {
+        let Some(page) = self.page() else { return Ok(None) };
+        let loaded = match &self.loaded {
+            Some(loaded) => loaded,
+            None => self.loaded.insert(self.pager.page(None, page)?),
+        };
+        let entry = page.entry(loaded, self.entry);
+        self.entry += 1;
+        if self.entry == loaded.len() {
+            self.skip_page();
+        }
+        Ok(Some(entry))
+    }
+}
+
+/// `newer` over `older`. With `bottom` there is nothing below: messages become values, and only
+/// `Put`s are left (the content of a leaf).
+pub(crate) fn merge_runs(
+    older: &Run,
+    newer: &Run,
+    bottom: bool,
+    pager: &Pager,
+    merge: &dyn Merge,
+) -> Result<Run> {
+    let (mut old, mut new) = (Feed::new(older, pager), Feed::new(newer, pager));
+    let mut out = Writer::new(pager.page_target());
+    let small = pager.page_target() / SMALL_FRACTION;
+    let push = |out: &mut Writer, key: Bytes, msg: Msg| {
+        if !bottom {
+            out.push(key, msg);
+        } else if let Some(value) = msg.resolve(None, merge) {
+            out.push(key, Msg::Put(value));
+        }
+    };
+    loop {
+        let (old_key, new_key) = (old.key(), new.key());
+        if let Some(page) = old.whole_page_below(new_key.as_ref())
+            && !out.wants_more()
+            && (page.raw as usize >= small || new_key.is_none())
+        {
+            out.push_page(page.clone());
+            old.skip_page();
+            continue;
+        }
+        if let Some(page) = new.whole_page_below(old_key.as_ref())
+            && (page.pure || !bottom)
+            && !out.wants_more()
+            && page.raw as usize >= small
+        {
+            out.push_page(page.clone());
+            new.skip_page();
+            continue;
+        }
+        match (old_key, new_key) {
+            (None, None) => return Ok(out.finish()),
+            (Some(a), Some(b)) if a == b => {
+                if let (Some((key, older)), Some((_, newer))) = (old.next()?, new.next()?) {
+                    push(&mut out, key, newer.over(older, merge));
+                }
+            }
+            (Some(a), b) if b.as_ref().is_none_or(|b| a < *b) => {
+                if let Some((key, msg)) = old.next()? {
+                    push(&mut out, key, msg);
+                }
+            }
+            _ => {
+                if let Some((key, msg)) = new.next()? {
+                    push(&mut out, key, msg);
+                }
+            }
+        }
+    }
+}

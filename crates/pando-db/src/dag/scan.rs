@@ -1,0 +1,318 @@
+//! Scans: pairs in key order, forwards and backwards, one window at a time.
+//!
+//! A window is a range of keys over which the path from the root does not
+//! change: one page of one leaf, and what the layers above say about it. It is
+//! found by one descent and merged in memory, so a scan costs a header per
+//! level and window at most (cached as a rule) and reads every page once.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::{
+    memtable::Memtable,
+    run::bounds,
+    view::{View, child_node, out_of_node},
+};
+use crate::{
+    error::Result,
+    format::{
+        message::Msg,
+        node::{Body, Edge, NodeId, RangeMsg, Run},
+    },
+    key::{Lens, Span, join},
+    merge::Merge,
+    store::{
+        pager::{Handle, Pager},
+        space::Extent,
+    },
+};
+
+/// Most points that a window takes from one in-memory table.
+const TABLE_WINDOW: usize = 512;
+
+/// Which end of the remaining range is read next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Direction {
+    Forward,
+    Backward,
+}
+
+/// A source of point messages within the window.
+enum Source<'a> {
+    Table(&'a Memtable),
+    Run { run: Run, home: Option<Arc<Extent>>, lens: Lens },
+}
+
+/// Finds and reads windows.
+pub(crate) struct Scanner<'a> {
+    pub view: &'a View,
+    pub pager: &'a Pager,
+    pub merge: &'a dyn Merge,
+}
+
+/// The state of a descent: the window so far, and how its keys look in the node at hand.
+struct Descent<'a> {
+    direction: Direction,
+    window: Span,
+    lens: Lens,
+    /// Newest first; the leaf, if any, is last.
+    sources: Vec<Source<'a>>,
+}
+
+/// Where a descent goes on.
+enum Next {
+    Node(NodeId),
+    End,
+}
+
+impl<'a> Scanner<'a> {
+    /// The first (or last) window of `range`, which must not be empty, and its pairs.
+    pub fn window(&self, range: &Span, direction: Direction) -> Result<(Span, Vec<(Bytes, Bytes)>)> {
+        let mut descent =
+            Descent { direction, window: range.clone(), lens: Lens::identity(), sources: Vec::new() };
+        let mut next = Next::Node(self.view.tree.root);
+        for table in &self.view.tables {
+            let table: &'a Memtable = table;
+            let covering = descent.restrict_to_table(table);
+            descent.sources.push(Source::Table(table));
+            if let Some(range) = covering {
+                next = descent.follow(&range);
+                break;
+            }
+        }
+        let mut above = None;
+        while let Next::Node(id) = next {
+            let handle = child_node(self.pager, &self.view.tree.table, id, above)?;
+            above = Some(handle.node.height);
+            let local = descent.local();
+            if !handle.node.span.covers(&local) {
+                return Err(out_of_node(id, &handle.node, &local.lo));
+            }
+            next = descent.through_node(&handle);
+        }
+        let pairs = self.merge_sources(&descent)?;
+        Ok((descent.window, pairs))
+    }
+
+    fn merge_sources(&self, descent: &Descent<'_>) -> Result<Vec<(Bytes, Bytes)>> {
+        let mut merged: Vec<(Bytes, Msg)> = Vec::new();
+        for source in descent.sources.iter().rev() {
+            let newer = self.messages(source, &descent.window)?;
+            merged = lay_over(merged, newer, self.merge);
+        }
+        let pairs = merged.into_iter();
+        Ok(pairs.filter_map(|(key, msg)| Some((key, msg.resolve(None, self.merge)?))).collect())
+    }
+
+    fn messages(&self, source: &Source<'_>, window: &Span) -> Result<Vec<(Bytes, Msg)>> {
+        match source {
+            Source::Table(table) => {
+                Ok(table.points_in(window).map(|(key, msg)| (key.clone(), msg.clone())).collect())
+            }
+            Source::Run { run, home, lens } => {
+                let local = lens.apply_span(window);
+                let mut out = Vec::new();
+                for page in &run.pages[run.page_from(&local.lo)..] {
+                    if !page.meets(&local) {
+                        break;
+                    }
+                    let loaded = self.pager.page(home.as_ref(), page)?;
+                    let (from, to) = bounds(page, &loaded, &local);
+                    // Where the page's prefix already holds what the path put on, keys are built once.
+                    let head = page.prefix.starts_with(&lens.pre).then(|| lens.invert(&page.prefix));
+                    for i in from..to {
+                        let key = match &head {
+                            Some(head) => join(head, loaded.key(i)),
+                            None => lens.invert(&page.entry(&loaded, i).0),
+                        };
+                        out.push((key, loaded.msg(i)));
+                    }
+                }
+                Ok(out)
+            }
+        }
+    }
+}
+
+impl<'a> Descent<'a> {
+    /// The window in the local keys of the node at hand.
+    fn local(&self) -> Span {
+        self.lens.apply_span(&self.window)
+    }
+
+    /// Narrows the window to a part of it, given in local keys.
+    fn narrow(&mut self, local: &Span) {
+        let global = self.lens.inverse().apply_span(local);
+        if let Some(window) = self.window.intersect(&global) {
+            self.window = window;
+        }
+    }
+
+    /// Goes to the target of a range message that covers the whole window.
+    fn follow(&mut self, range: &RangeMsg) -> Next {
+        match &range.target {
+            Some(target) => {
+                self.lens = self.lens.then(&Lens::of_edge(&range.span, &target.prepend));
+                Next::Node(target.id)
+            }
+            None => Next::End,
+        }
+    }
+
+    /// Narrows the window so that the range messages of a source either cover all of it or do not
+    /// touch it; the message, if one covers it. `ranges` overlap `local` and are ascending.
+    fn restrict_to_ranges(&mut self, local: &Span, ranges: &[RangeMsg]) -> Option<RangeMsg> {
+        match self.direction {
+            Direction::Forward => {
+                let first = ranges.first()?;
+                if first.span.lo <= local.lo {
+                    self.narrow(&Span { lo: local.lo.clone(), hi: first.span.hi.clone() }.intersect(local)?);
+                    return Some(first.clone());
+                }
+                self.narrow(&Span { lo: local.lo.clone(), hi: Some(first.span.lo.clone()) });
+                None
+            }
+            Direction::Backward => {
+                let last = ranges.last()?;
+                let reaches_end = match (&last.span.hi, &local.hi) {
+                    (None, _) => true,
+                    (Some(hi), Some(end)) => hi >= end,
+                    (Some(_), None) => false,
+                };
+                if reaches_end {
+                    self.narrow(&Span { lo: last.span.lo.clone(), hi: local.hi.clone() }.intersect(local)?);
+                    return Some(last.clone());
+                }
+                let lo = last.span.hi.clone().unwrap_or_default();
+                self.narrow(&Span { lo, hi: local.hi.clone() });
+                None
+            }
+        }
+    }
+
+    fn restrict_to_table(&mut self, table: &Memtable) -> Option<RangeMsg> {
+        let covering = self.restrict_to_ranges(&self.window.clone(), &table.ranges_in(&self.window));
+        let window = self.window.clone();
+        match self.direction {
+            Direction::Forward => {
+                if let Some((key, _)) = table.points_in(&window).nth(TABLE_WINDOW) {
+                    self.window.hi = Some(key.clone());
+                }
+            }
+            Direction::Backward => {
+                if let Some(key) = table.point_from_end(&window, TABLE_WINDOW) {
+                    self.window.lo = key.clone();
+                }
+            }
+        }
+        covering
+    }
+
+    fn through_node(&mut self, handle: &Handle) -> Next {
+        let node = &handle.node;
+        let edges = match &node.body {
+            Body::Leaf(run) => {
+                self.restrict_to_pages(run);
+                self.add_run(run, handle);
+                return Next::End;
+            }
+            Body::Interior(edges) => edges,
+        };
+        let i = self.choose_edge(edges);
+        let live = node.edge_span(i);
+        if let Some(part) = live.intersect(&self.local()) {
+            self.narrow(&part);
+        }
+        for layer in edges[i].layers.iter().rev() {
+            let local = self.local();
+            let from = layer.ranges.partition_point(|r| r.span.hi.as_ref().is_some_and(|hi| *hi <= local.lo));
+            let to = layer.ranges.partition_point(|r| local.is_above(&r.span.lo)).max(from);
+            let covering = self.restrict_to_ranges(&local, &layer.ranges[from..to]);
+            self.restrict_to_pages(&layer.run);
+            self.add_run(&layer.run, handle);
+            if let Some(range) = covering {
+                return self.follow(&range);
+            }
+        }
+        match &edges[i].child {
+            Some(target) => {
+                self.lens = self.lens.then(&Lens::of_edge(&live, &target.prepend));
+                Next::Node(target.id)
+            }
+            None => Next::End,
+        }
+    }
+
+    /// The edge that holds the end of the window which is read next.
+    fn choose_edge(&self, edges: &[Edge]) -> usize {
+        let local = self.local();
+        let above = match self.direction {
+            Direction::Forward => edges.partition_point(|e| e.lo <= local.lo),
+            Direction::Backward => edges.partition_point(|e| local.is_above(&e.lo)),
+        };
+        above.saturating_sub(1)
+    }
+
+    /// Narrows the window so that it takes at most one page of the run.
+    fn restrict_to_pages(&mut self, run: &Run) {
+        let local = self.local();
+        match self.direction {
+            Direction::Forward => {
+                let first = run.page_from(&local.lo);
+                if let Some(next) = run.pages.get(first + 1) {
+                    let end = next.first_key();
+                    if local.is_above(&end) {
+                        self.narrow(&Span { lo: local.lo, hi: Some(end) });
+                    }
+                }
+            }
+            Direction::Backward => {
+                let behind = run.pages.partition_point(|p| local.is_above(&p.first_key()));
+                if let Some(last) = behind.checked_sub(1).and_then(|i| run.pages.get(i)) {
+                    let lo = last.first_key();
+                    if lo > local.lo {
+                        self.narrow(&Span { lo, hi: local.hi });
+                    }
+                }
+            }
+        }
+    }
+
+    fn add_run(&mut self, run: &Run, handle: &Handle) {
+        let local = self.local();
+        let pages: Vec<_> = run.pages[run.page_from(&local.lo)..]
+            .iter()
+            .take_while(|p| p.meets(&local))
+            .cloned()
+            .collect();
+        if !pages.is_empty() {
+            let home = handle.home.clone();
+            self.sources.push(Source::Run { run: Run { pages }, home, lens: self.lens.clone() });
+        }
+    }
+}
+
+/// Two ascending lists of messages as one.
+fn lay_over(older: Vec<(Bytes, Msg)>, newer: Vec<(Bytes, Msg)>, merge: &dyn Merge) -> Vec<(Bytes, Msg)> {
+    if older.is_empty() {
+        return newer;
+    }
+    if newer.is_empty() {
+        return older;
+    }
+    let mut out = Vec::with_capacity(older.len() + newer.len());
+    let mut older = older.into_iter().peekable();
+    for (key, msg) in newer {
+        while let Some(below) = older.next_if(|(k, _)| *k < key) {
+            out.push(below);
+        }
+        let msg = match older.next_if(|(k, _)| *k == key) {
+            Some((_, under)) => msg.over(under, merge),
+            None => msg,
+        };
+        out.push((key, msg));
+    }
+    out.extend(older);
+    out
+}

@@ -1,0 +1,184 @@
+//! Restoring the sizes of nodes: splitting what is too large, merging what is
+//! too small.
+//!
+//! A leaf is split between its 1/4 and 3/4 keys at the shortest separator, so
+//! that files and directories do not straddle leaves (FAST'20 section 4,
+//! "Preferential splitting": two key reads, no scan). Works on nodes in hand;
+//! the caller attaches the results.
+
+use bytes::Bytes;
+
+use super::{absorb::join_empty, edit::Edit};
+use crate::{
+    error::Result,
+    format::node::{Body, Edge, Node, Run, Target},
+    key::{Lens, Span, common_prefix},
+};
+
+/// Nodes that together cover what one covered, in order, all in the local keys of that one.
+pub(crate) type Pieces = Vec<Node>;
+
+/// A leaf below this fraction (1/n) of the node size looks for a neighbour to merge with.
+const SMALL_LEAF: usize = 4;
+
+impl Edit<'_> {
+    /// The node, or the pieces of it if it is over its limits.
+    pub fn split_if_large(&self, node: Node) -> Result<Pieces> {
+        let large = match &node.body {
+            Body::Leaf(run) => run.bytes() > self.cx.limits.node,
+            Body::Interior(edges) => {
+                edges.len() > self.cx.limits.fanout
+                    || (edges.len() > 2 && node.edge_bytes() > self.cx.limits.node / 2)
+            }
+        };
+        if large { self.split_node(node) } else { Ok(vec![node]) }
+    }
+
+    /// Two pieces or more of a node, each within its limits where keys allow.
+    pub fn split_node(&self, node: Node) -> Result<Pieces> {
+        let pivot = match &node.body {
+            Body::Leaf(run) => self.leaf_pivot(run)?,
+            Body::Interior(edges) => edge_pivot(edges),
+        };
+        let Some(pivot) = pivot else { return Ok(vec![node]) };
+        let pager = self.cx.pager;
+        let left = Span { lo: node.span.lo.clone(), hi: Some(pivot.clone()) };
+        let right = Span { lo: pivot, hi: node.span.hi.clone() };
+        assert!(!left.is_empty() && !right.is_empty(), "a pivot outside its node");
+        let mut pieces = self.split_if_large(node.clone().clipped(&left, pager)?)?;
+        pieces.extend(self.split_if_large(node.clipped(&right, pager)?)?);
+        Ok(pieces)
+    }
+
+    /// The shortest key that separates the quarter of a leaf's bytes from its last quarter; `None`
+    /// if the leaf has one key only.
+    fn leaf_pivot(&self, run: &Run) -> Result<Option<Bytes>> {
+        let Some(first) = run.pages.first().map(|p| p.first_key()) else { return Ok(None) };
+        let total = run.bytes();
+        let (low, high) = (self.key_at(run, total / 4)?, self.key_at(run, total / 4 * 3)?);
+        if low < high {
+            return Ok(Some(high.slice(..common_prefix(&low, &high) + 1)));
+        }
+        if first < high {
+            return Ok(Some(high));
+        }
+        // One pair fills most of the leaf and is its first: cut behind it.
+        let behind = Span { lo: [&first[..], &[0]].concat().into(), hi: None };
+        Ok(run.slice(&behind, self.cx.pager)?.pages.first().map(|p| p.first_key()))
+    }
+
+    /// The key of the pair at `offset` bytes from the start of a run. I/O: one page.
+    fn key_at(&self, run: &Run, offset: usize) -> Result<Bytes> {
+        let mut left = offset;
+        for page in &run.pages {
+            let raw = page.raw as usize;
+            if left >= raw {
+                left -= raw;
+                continue;
+            }
+            let loaded = self.cx.pager.page(None, page)?;
+            for i in 0..loaded.len() {
+                let len = loaded.entry_len(i);
+                if left < len {
+                    return Ok(page.entry(&loaded, i).0);
+                }
+                left -= len;
+            }
+            return Ok(page.last_key());
+        }
+        Ok(run.pages.last().map(|p| p.last_key()).unwrap_or_default())
+    }
+
+    /// Merges the child of edge `i` with that of a neighbour, if it has become small and both are
+    /// private. I/O: at most the headers of the neighbours.
+    pub fn merge_small(&mut self, mut parent: Node, i: usize) -> Result<Node> {
+        if let Body::Interior(edges) = &mut parent.body {
+            join_empty(edges);
+        }
+        let Some(target) = parent.edges().get(i).and_then(|e| e.child.as_ref()) else { return Ok(parent) };
+        let node = self.load(target.id)?;
+        if !self.is_small(&node) {
+            return Ok(parent);
+        }
+        for left in [Some(i), i.checked_sub(1)].into_iter().flatten() {
+            if let Some(merged) = self.merge_pair(&parent, left)? {
+                return Ok(merged);
+            }
+        }
+        Ok(parent)
+    }
+
+    fn is_small(&self, node: &Node) -> bool {
+        match &node.body {
+            Body::Leaf(run) => run.bytes() < self.cx.limits.node / SMALL_LEAF,
+            Body::Interior(edges) => edges.len() < self.cx.limits.fanout / SMALL_LEAF,
+        }
+    }
+
+    /// `parent` with the children of edges `l` and `l + 1` made one, where that is allowed.
+    fn merge_pair(&mut self, parent: &Node, l: usize) -> Result<Option<Node>> {
+        let [Some(left), Some(right)] = [l, l + 1].map(|i| parent.edges().get(i)) else { return Ok(None) };
+        let (Some(a), Some(b)) = (&left.child, &right.child) else { return Ok(None) };
+        if !left.layers.is_empty() && !right.layers.is_empty() {
+            // Their batches interleave, and one of the two is about to be flushed anyway.
+            return Ok(None);
+        }
+        let own = |t: &Target| self.count(t.id) <= 1 && !self.cx.pins.is_pinned(t.id);
+        if a.id == b.id || !own(a) || !own(b) || self.height(a.id)? != self.height(b.id)? {
+            return Ok(None);
+        }
+        let (live_a, live_b) = (parent.edge_span(l), parent.edge_span(l + 1));
+        let both = Span { lo: live_a.lo.clone(), hi: live_b.hi.clone() };
+        let shared = both.common_prefix_len();
+        // Both in the local keys of the wider edge.
+        let widen = |node: Node, live: &Span| {
+            let head = live.common_prefix();
+            node.through(&Lens::new(Bytes::new(), head.slice(shared..)))
+        };
+        let pager = self.cx.pager;
+        let node_a = widen(self.load(a.id)?.simple(&live_a, a, pager)?, &live_a);
+        let node_b = widen(self.load(b.id)?.simple(&live_b, b, pager)?, &live_b);
+        let limits = self.cx.limits;
+        let height = node_a.height;
+        let span = Span { lo: node_a.span.lo.clone(), hi: node_b.span.hi.clone() };
+        let body = match (node_a.body, node_b.body) {
+            (Body::Leaf(mut a), Body::Leaf(b)) if a.bytes() + b.bytes() <= limits.node / 4 * 3 => {
+                a.pages.extend(b.pages);
+                Body::Leaf(a)
+            }
+            (Body::Interior(mut a), Body::Interior(b)) => {
+                let pending: usize = a.iter().chain(&b).map(Edge::pending).sum();
+                // Messages that wait above one half may be older than those inside the other.
+                let waiting = !left.layers.is_empty() || !right.layers.is_empty();
+                if waiting || a.len() + b.len() > limits.fanout / 2 || pending > limits.node / 2 {
+                    return Ok(None);
+                }
+                a.extend(b);
+                Body::Interior(a)
+            }
+            _ => return Ok(None),
+        };
+        let (keep, gone) = (a.id, b.id);
+        let layers = [&left.layers[..], &right.layers].concat();
+        let edge = Edge { lo: left.lo.clone(), child: Some(Target::plain(keep)), layers };
+        self.put(keep, Node { height, span, body })?;
+        self.remove(gone)?;
+        let mut merged = parent.clone();
+        if let Body::Interior(edges) = &mut merged.body {
+            edges.splice(l..l + 2, [edge]);
+        }
+        Ok(Some(merged))
+    }
+}
+
+/// The lower bound of the edge that best parts the edges in two: in the middle half, the one with
+/// the shortest prefix common with its neighbour.
+fn edge_pivot(edges: &[Edge]) -> Option<Bytes> {
+    let n = edges.len();
+    if n < 2 {
+        return None;
+    }
+    let (from, to) = ((n / 4).max(1), (n * 3 / 4).max(2).min(n));
+    let cost = |i: usize| (common_prefix(&edges[i - 1].lo, &edges[i].lo), i.abs_diff(n / 2));
+    (from..to).min_by_key(|&i| cost(i)).map(|i| edges[i].lo.clone())
+}

@@ -1,0 +1,146 @@
+//! Reading: a consistent view of the in-memory tables over a version of the
+//! DAG, and point queries on it.
+//!
+//! A view never changes and takes no latch: everything it can reach is
+//! immutable and lives as long as it does. Query cost: one header a level that
+//! is not cached, and a page per layer on the way whose range may hold the key.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::{memtable::Memtable, tree::Tree};
+use crate::{
+    error::{Error, Result},
+    format::{
+        message::{Msg, Value},
+        node::{Body, Layer, Node, NodeId, Target},
+    },
+    key::Lens,
+    merge::Merge,
+    store::{
+        pager::{Handle, Pager},
+        table::Table,
+    },
+};
+
+/// A frozen state of the whole store.
+#[derive(Clone)]
+pub(crate) struct View {
+    /// In-memory tables, newest first.
+    pub tables: Vec<Arc<Memtable>>,
+    pub tree: Arc<Tree>,
+}
+
+/// Upserts met on the way down, newest first, waiting for what they apply to.
+#[derive(Default)]
+struct Pending(Vec<Msg>);
+
+impl Pending {
+    /// Takes a message in; the value, if nothing older matters.
+    fn meet(&mut self, msg: Msg, merge: &dyn Merge) -> Option<Value> {
+        if msg.is_final() {
+            let value = msg.resolve(None, merge);
+            return Some(self.over(value, merge));
+        }
+        self.0.push(msg);
+        None
+    }
+
+    fn over(&mut self, base: Value, merge: &dyn Merge) -> Value {
+        self.0.drain(..).rev().fold(base, |value, msg| msg.resolve(value, merge))
+    }
+}
+
+/// What one source says about a key.
+enum Word {
+    Value(Value),
+    /// A range message covers the key: go on there, if anywhere.
+    Jump(Option<(NodeId, Bytes)>),
+    Nothing,
+}
+
+impl View {
+    /// The value of `key`.
+    pub fn get(&self, key: &[u8], pager: &Pager, merge: &dyn Merge) -> Result<Value> {
+        let mut pending = Pending::default();
+        let mut at = (self.tree.root, Bytes::copy_from_slice(key));
+        for table in &self.tables {
+            if let Some(value) = table.points.get(key).and_then(|m| pending.meet(m.clone(), merge)) {
+                return Ok(value);
+            }
+            if let Some(range) = table.range_at(key) {
+                let Some(target) = &range.target else { return Ok(pending.over(None, merge)) };
+                at = (target.id, Lens::of_edge(&range.span, &target.prepend).apply(key));
+                break;
+            }
+        }
+        let mut above = None;
+        loop {
+            let (id, key) = at;
+            let handle = child_node(pager, &self.tree.table, id, above)?;
+            above = Some(handle.node.height);
+            if !handle.node.span.contains(&key) {
+                return Err(out_of_node(id, &handle.node, &key));
+            }
+            match query_node(&handle, &key, &mut pending, pager, merge)? {
+                Word::Value(value) => return Ok(value),
+                Word::Jump(Some(next)) => at = next,
+                Word::Jump(None) | Word::Nothing => return Ok(pending.over(None, merge)),
+            }
+        }
+    }
+}
+
+/// A node below one of height `above`: heights descend strictly, so that no path can go in circles.
+pub(crate) fn child_node(pager: &Pager, table: &Table, id: NodeId, above: Option<u8>) -> Result<Handle> {
+    let handle = pager.node(table, id)?;
+    if above.is_some_and(|above| handle.node.height >= above) {
+        return Err(Error::corrupt("edge", 0, format!("node {id} is not below its parent")));
+    }
+    Ok(handle)
+}
+
+pub(crate) fn out_of_node(id: NodeId, node: &Node, key: &[u8]) -> Error {
+    Error::corrupt("edge", 0, format!("an edge leads to {key:?} in node {id}, which holds {:?}", node.span))
+}
+
+fn query_node(
+    handle: &Handle,
+    key: &Bytes,
+    pending: &mut Pending,
+    pager: &Pager,
+    merge: &dyn Merge,
+) -> Result<Word> {
+    let node = &handle.node;
+    let load = |page: &_| pager.page(handle.home.as_ref(), page);
+    let edges = match &node.body {
+        Body::Leaf(run) => {
+            let base = run.get(key, load)?.and_then(|msg| msg.resolve(None, merge));
+            return Ok(Word::Value(pending.over(base, merge)));
+        }
+        Body::Interior(edges) => edges,
+    };
+    let i = node.edge_at(key);
+    for layer in edges[i].layers.iter().rev() {
+        if let Some(value) = layer.run.get(key, load)?.and_then(|msg| pending.meet(msg, merge)) {
+            return Ok(Word::Value(value));
+        }
+        if let Some(jump) = range_jump(layer, key) {
+            return Ok(Word::Jump(jump));
+        }
+    }
+    Ok(match &edges[i].child {
+        Some(target) => Word::Jump(Some(step(&node.edge_span(i), target, key))),
+        None => Word::Nothing,
+    })
+}
+
+fn range_jump(layer: &Layer, key: &Bytes) -> Option<Option<(NodeId, Bytes)>> {
+    let range = layer.range_at(key)?;
+    Some(range.target.as_ref().map(|target| step(&range.span, target, key)))
+}
+
+fn step(live: &crate::key::Span, target: &Target, key: &Bytes) -> (NodeId, Bytes) {
+    (target.id, Lens::of_edge(live, &target.prepend).apply_shared(key))
+}

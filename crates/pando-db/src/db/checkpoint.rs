@@ -1,0 +1,179 @@
+//! Checkpoints: making a frozen version durable while everything goes on.
+//!
+//! Shadow paging (Rodeh; DESIGN 5): dirty nodes and table pages go to free
+//! space, flush, one superblock slot, flush. Until the superblock is durable
+//! the previous checkpoint and the log stay untouched, so a crash at any point
+//! leaves one whole state. Extents of the previous checkpoint are released
+//! when its table version is dropped, after that.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Instant,
+};
+
+use bytes::Bytes;
+
+use super::engine::{Durable, Engine};
+use crate::{
+    device::BLOCK,
+    error::{Error, Result},
+    format::{node::Node, node_codec},
+    store::{
+        pager::Pager,
+        space::{Extent, Space},
+        superblock::{self, TableRoot},
+        table::{Stored, Table},
+    },
+};
+
+impl Engine {
+    /// True if the log or the dirty nodes have grown enough for a checkpoint.
+    pub fn wants_checkpoint(&self) -> bool {
+        self.log.used() > self.log.max_payload() as u64 * 2 || self.dirty.memory() > self.options.cache_bytes / 2
+    }
+
+    /// Makes everything written before the call part of a durable checkpoint.
+    pub fn checkpoint(&self) -> Result<()> {
+        let mut durable = self.checkpointing.lock();
+        self.check_running()?;
+        let target = {
+            let mut front = self.front.write();
+            front.seal();
+            front.active.msn
+        };
+        loop {
+            // As many tables as the space beside the last checkpoint allows; at least one.
+            while self.front.read().tree.msn < target && self.flush_step()? && !self.is_tight() {}
+            self.persist(&mut durable, false)?;
+            if self.front.read().tree.msn >= target {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Makes a last checkpoint that says that there is nothing to recover.
+    pub fn checkpoint_clean(&self) -> Result<()> {
+        self.checkpoint()?;
+        let mut durable = self.checkpointing.lock();
+        self.persist(&mut durable, true)
+    }
+
+    /// Makes the current version of the tree durable.
+    fn persist(&self, durable: &mut Durable, clean: bool) -> Result<()> {
+        let frozen = self.front.read().tree.clone();
+        let next_node = self.next_id.load(Ordering::SeqCst);
+        if frozen.table.home().is_some()
+            && frozen.log_end == durable.superblock.log_start
+            && frozen.root == durable.superblock.root
+            && clean == durable.superblock.clean
+        {
+            return Ok(());
+        }
+        let started = Instant::now();
+        let mut written = Vec::new();
+        let table = frozen.table.persist(
+            &mut |id, node| {
+                let stored = store_node(&self.pager, &self.space, node).inspect_err(|e| self.fail("checkpoint", e))?;
+                written.push((id, node.clone()));
+                Ok(stored)
+            },
+            &mut |page| store_page(&self.pager, &self.space, page).inspect_err(|e| self.fail("checkpoint", e)),
+        )?;
+        let mut superblock = durable.superblock.clone();
+        superblock.generation += 1;
+        superblock.log_start = frozen.log_end;
+        superblock.next_msn = frozen.msn + 1;
+        superblock.next_node = next_node;
+        superblock.root = frozen.root;
+        superblock.table = table_root(&table);
+        superblock.clean = clean;
+        let commit = || {
+            self.flush_device()?;
+            superblock::write(&*self.device, &superblock)?;
+            self.flush_device()
+        };
+        commit().inspect_err(|e| self.stop("checkpoint", e))?;
+
+        let mut front = self.front.write();
+        let tree = Arc::make_mut(&mut front.tree);
+        tree.table = tree.table.settle(&frozen.table, &table);
+        drop(front);
+        written.iter().for_each(|(id, node)| self.dirty.written(*id, node));
+        self.log.truncate(frozen.log_end);
+        // The previous checkpoint's extents are free from here on.
+        *durable = Durable { superblock, table };
+        self.counters.checkpoints.fetch_add(1, Ordering::Relaxed);
+        self.counters.checkpoint_micros.fetch_add(started.elapsed().as_micros() as u64, Ordering::Relaxed);
+        self.signal.finished();
+        Ok(())
+    }
+
+    fn flush_device(&self) -> Result<()> {
+        self.device.flush().map_err(|e| Error::Io { action: "flush", offset: 0, source: e })
+    }
+
+    /// Makes the store `size` bytes long, growing the device first if it is shorter.
+    pub fn grow(&self, size: u64) -> Result<()> {
+        let mut durable = self.checkpointing.lock();
+        self.check_running()?;
+        let size = size / BLOCK * BLOCK;
+        let old = durable.superblock.device_size;
+        if size < old {
+            return Err(Error::Invalid(format!("the store has {old} bytes and cannot shrink to {size}")));
+        }
+        if size > self.device.size() {
+            self.device.grow(size).map_err(|e| Error::io("grow", size, e))?;
+        }
+        if size == old {
+            return Ok(());
+        }
+        let mut superblock = durable.superblock.clone();
+        superblock.generation += 1;
+        superblock.device_size = size;
+        let commit = || {
+            self.flush_device()?;
+            superblock::write(&*self.device, &superblock)?;
+            self.flush_device()
+        };
+        commit().inspect_err(|e| self.stop("grow", e))?;
+        durable.superblock = superblock;
+        self.space.grow(size);
+        Ok(())
+    }
+}
+
+/// Writes a node to free space. Not durable before a flush.
+pub(super) fn store_node(pager: &Pager, space: &Arc<Space>, node: &Arc<Node>) -> Result<Arc<Stored>> {
+    let mut encoded = node_codec::encode(node, |page| pager.stored_bytes(page))?;
+    let len = encoded.bytes.len();
+    let extent = space.allocate(len as u64)?;
+    encoded.bytes.resize(extent.len as usize, 0);
+    write(pager, &extent, &encoded.bytes)?;
+    pager.admit(&extent, node, &encoded.node);
+    let (header_len, header_sum) = (encoded.header_len, encoded.header_sum);
+    Ok(Arc::new(Stored { extent, len: len as u32, header_len, header_sum }))
+}
+
+/// Writes a table page to free space.
+pub(super) fn store_page(pager: &Pager, space: &Arc<Space>, page: Bytes) -> Result<Arc<Extent>> {
+    let extent = space.allocate(page.len() as u64)?;
+    write(pager, &extent, &page)?;
+    Ok(extent)
+}
+
+fn write(pager: &Pager, extent: &Extent, bytes: &[u8]) -> Result<()> {
+    pager.device().write_at(extent.offset, bytes).map_err(|e| Error::Io { action: "write", offset: extent.offset, source: e })
+}
+
+/// Where a persisted table begins, for the superblock.
+pub(super) fn table_root(table: &Table) -> TableRoot {
+    match table.home() {
+        Some(home) => TableRoot {
+            offset: home.extent.offset,
+            len: BLOCK as u32,
+            checksum: home.sum,
+            depth: table.depth(),
+        },
+        None => TableRoot::default(),
+    }
+}

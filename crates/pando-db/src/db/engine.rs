@@ -1,0 +1,220 @@
+//! The engine's state: what the front, the flusher and the checkpointer share.
+//!
+//! Locks, in the order in which they may be taken: `checkpointing`,
+//! `flushing`, `front`. The first two serialise maintenance and are held over
+//! I/O; no foreground call waits for them except a clone that must first flush
+//! what it clones. `front` is held for memory operations only.
+
+use std::{
+    collections::{BTreeSet, HashMap, VecDeque},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use parking_lot::{Mutex, RwLock};
+
+use super::signal::Signal;
+use crate::{
+    dag::{
+        edit::{Changes, Context},
+        memtable::Memtable,
+        tree::{Limits, Tree},
+        view::View,
+    },
+    device::Device,
+    error::{Error, Result},
+    format::node::{Node, NodeId},
+    merge::Merge,
+    options::Options,
+    store::{
+        log::Log,
+        pager::Pager,
+        pin::Pins,
+        space::Space,
+        superblock::Superblock,
+        table::Table,
+    },
+};
+
+pub(crate) struct Engine {
+    pub device: Arc<dyn Device>,
+    pub space: Arc<Space>,
+    pub pager: Pager,
+    pub pins: Arc<Pins>,
+    pub log: Log,
+    pub merge: Arc<dyn Merge>,
+    pub options: Options,
+    pub limits: Limits,
+    pub front: RwLock<Front>,
+    /// Held by whoever changes the structure of the DAG.
+    pub flushing: Mutex<()>,
+    /// The last durable checkpoint; held while the next is made.
+    pub checkpointing: Mutex<Durable>,
+    /// Nodes with count 0, waiting for the reclaimer.
+    pub orphans: Mutex<BTreeSet<NodeId>>,
+    pub next_id: AtomicU64,
+    pub dirty: Dirty,
+    pub signal: Signal,
+    pub counters: Counters,
+}
+
+/// What foreground calls read and write.
+pub(crate) struct Front {
+    pub active: Memtable,
+    /// Oldest first; the flusher takes from the front.
+    pub sealed: VecDeque<Arc<Memtable>>,
+    pub tree: Arc<Tree>,
+}
+
+/// What the superblock on the device says, and the table version it names: while it is held, none of
+/// its extents is reused.
+pub(crate) struct Durable {
+    pub superblock: Superblock,
+    pub table: Table,
+}
+
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub checkpoints: AtomicU64,
+    pub checkpoint_micros: AtomicU64,
+    pub clones: AtomicU64,
+    pub by_value: AtomicU64,
+    pub push_downs: AtomicU64,
+    pub conflicts: AtomicU64,
+    /// State in which the last write was refused for lack of space; 0: none was.
+    pub refused_at: AtomicU64,
+}
+
+/// Sizes of the nodes that the next checkpoint must write.
+#[derive(Default)]
+pub(crate) struct Dirty {
+    nodes: Mutex<HashMap<NodeId, (Arc<Node>, usize, usize)>>,
+    memory: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Dirty {
+    /// Bytes of memory that dirty nodes hold.
+    pub fn memory(&self) -> u64 {
+        self.memory.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that writing them takes at most.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Notes new versions, and nodes that are gone (`None`).
+    pub fn note(&self, versions: Vec<(NodeId, Option<Arc<Node>>)>) {
+        let mut nodes = self.nodes.lock();
+        for (id, version) in versions {
+            let old = match version {
+                Some(node) => {
+                    let (memory, bytes) = (node.memory(), node.bytes());
+                    self.memory.fetch_add(memory as u64, Ordering::Relaxed);
+                    self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+                    nodes.insert(id, (node, memory, bytes))
+                }
+                None => nodes.remove(&id),
+            };
+            self.forget(old);
+        }
+    }
+
+    /// Notes that this version has been written.
+    pub fn written(&self, id: NodeId, version: &Arc<Node>) {
+        let mut nodes = self.nodes.lock();
+        if nodes.get(&id).is_some_and(|(node, ..)| Arc::ptr_eq(node, version)) {
+            let old = nodes.remove(&id);
+            self.forget(old);
+        }
+    }
+
+    fn forget(&self, old: Option<(Arc<Node>, usize, usize)>) {
+        if let Some((_, memory, bytes)) = old {
+            self.memory.fetch_sub(memory as u64, Ordering::Relaxed);
+            self.bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Engine {
+    /// A consistent view of everything written so far. O(number of in-memory tables).
+    pub fn view(&self) -> View {
+        let front = self.front.read();
+        let active = (!front.active.is_empty()).then(|| Arc::new(front.active.clone()));
+        let tables = active.into_iter().chain(front.sealed.iter().rev().cloned()).collect();
+        View { tables, tree: front.tree.clone() }
+    }
+
+    pub fn context(&self) -> Context<'_> {
+        Context {
+            pager: &self.pager,
+            merge: &*self.merge,
+            pins: &self.pins,
+            limits: self.limits,
+            next_id: &self.next_id,
+        }
+    }
+
+    /// The error that stopped the store, if one did.
+    pub fn check_running(&self) -> Result<()> {
+        match self.log.stopped() {
+            Some(reason) => Err(Error::Stopped { reason }),
+            None => Ok(()),
+        }
+    }
+
+    /// Stops the store for good: a change could not be carried through.
+    pub fn stop(&self, during: &str, error: &Error) {
+        self.log.stop(format!("{during}: {error}"));
+        self.signal.all();
+    }
+
+    /// Makes the active table a sealed one, if there is anything in it.
+    pub fn seal(&self) {
+        let mut front = self.front.write();
+        front.seal();
+        drop(front);
+        self.signal.all();
+    }
+
+    /// Publishes an edit, unless a clone has pinned a node that it changed meanwhile: then `false`,
+    /// and the edit must be made again. The caller holds `flushing`. `then` runs under the same lock.
+    pub fn publish(&self, changes: Changes, then: impl FnOnce(&mut Front)) -> Result<bool> {
+        let versions = changes.versions();
+        let mut front = self.front.write();
+        if changes.conflict(&self.pins).is_some() {
+            self.counters.conflicts.fetch_add(1, Ordering::Relaxed);
+            return Ok(false);
+        }
+        let root = changes.root;
+        let mut table = front.tree.table.clone();
+        let orphans = changes.apply(&mut table)?;
+        let (msn, log_end) = (front.tree.msn, front.tree.log_end);
+        let old = std::mem::replace(&mut front.tree, Arc::new(Tree { table, root, msn, log_end }));
+        then(&mut front);
+        drop(front);
+        // What only the old version reached is freed here, outside the lock.
+        drop(old);
+        self.dirty.note(versions);
+        self.orphans.lock().extend(orphans);
+        Ok(true)
+    }
+}
+
+impl Front {
+    pub fn seal(&mut self) {
+        if !self.active.is_empty() {
+            let next = Memtable::new(self.active.msn, self.active.log_end);
+            self.sealed.push_back(Arc::new(std::mem::replace(&mut self.active, next)));
+        }
+    }
+
+    /// Bytes of all in-memory tables.
+    pub fn table_bytes(&self) -> usize {
+        self.active.bytes() + self.sealed.iter().map(|t| t.bytes()).sum::<usize>()
+    }
+}

@@ -1,0 +1,149 @@
+//! Structural work: flushing sealed tables into the DAG, reclaiming what nothing refers to.
+//!
+//! One at a time, under the `flushing` lock, each step bounded; the result is
+//! published at once, and made again if a clone pinned a node meanwhile.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::engine::{Engine, Front};
+use crate::{
+    dag::edit::Edit,
+    error::Result,
+    format::node::NodeId,
+};
+
+/// Nodes that one reclaim step takes out.
+const RECLAIM_STEP: usize = 64;
+
+impl Engine {
+    /// Applies the oldest sealed table to the DAG; `false` if there is none.
+    pub fn flush_step(&self) -> Result<bool> {
+        let _turn = self.flushing.lock();
+        let Some(table) = self.front.read().sealed.front().cloned() else { return Ok(false) };
+        let layer = table.to_layer(self.pager.page_target());
+        let done = |front: &mut Front| {
+            let applied = front.sealed.pop_front();
+            debug_assert!(applied.is_some_and(|t| Arc::ptr_eq(&t, &table)));
+            let tree = Arc::make_mut(&mut front.tree);
+            (tree.msn, tree.log_end) = (table.msn, table.log_end);
+        };
+        self.edit(|edit| edit.apply_to_root(layer.clone()), done)?;
+        self.signal.finished();
+        Ok(true)
+    }
+
+    /// Applies all sealed tables. Where that could fill the device, a checkpoint comes between.
+    pub fn flush_all(&self) -> Result<()> {
+        loop {
+            if self.is_tight() {
+                self.checkpoint()?;
+            }
+            if !self.flush_step()? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Applies all sealed tables without writing anything: for recovery, where the device may not be
+    /// writable.
+    pub fn flush_all_in_memory(&self) -> Result<()> {
+        while self.flush_step()? {}
+        Ok(())
+    }
+
+    /// True if more dirty nodes could become too many for the space that is left.
+    pub fn is_tight(&self) -> bool {
+        let dirty = self.dirty.bytes();
+        dirty > 0 && self.space.free_bytes() < dirty + self.reserve() / 2
+    }
+
+    /// Flushes everything that waits for `prefix` down to the node that holds all of it.
+    pub fn push_down(&self, prefix: &Bytes) -> Result<()> {
+        self.counters.push_downs.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        self.seal();
+        self.flush_all()?;
+        let _turn = self.flushing.lock();
+        self.edit(|edit| edit.push_down(prefix), |_| ())
+    }
+
+    /// Takes some nodes without references out of the store; `false` if there are none that can be.
+    pub fn reclaim_step(&self) -> Result<bool> {
+        let _turn = self.flushing.lock();
+        let some: Vec<NodeId> = {
+            let mut orphans = self.orphans.lock();
+            let free = orphans.iter().copied().filter(|id| !self.pins.is_pinned(*id));
+            let some: Vec<_> = free.take(RECLAIM_STEP).collect();
+            some.iter().for_each(|id| {
+                orphans.remove(id);
+            });
+            some
+        };
+        if some.is_empty() {
+            return Ok(false);
+        }
+        let reclaimed = self.edit(|edit| edit.reclaim(&some), |_| ());
+        if reclaimed.is_err() {
+            self.orphans.lock().extend(some);
+        }
+        reclaimed.map(|()| true)
+    }
+
+    /// Makes an edit and publishes it, again if need be. The caller holds `flushing`.
+    fn edit(
+        &self,
+        mut work: impl FnMut(&mut Edit<'_>) -> Result<()>,
+        then: impl Fn(&mut Front),
+    ) -> Result<()> {
+        let cx = self.context();
+        loop {
+            let base = self.front.read().tree.clone();
+            let mut edit = Edit::new(&cx, &base);
+            work(&mut edit)?;
+            if self.publish(edit.finish(), &then)? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// What a write leaves to do where no threads do it.
+    pub fn after_write(&self) -> Result<()> {
+        if self.options.background {
+            if !self.front.read().sealed.is_empty() {
+                self.signal.work();
+            }
+            return Ok(());
+        }
+        let result = self.maintain_inline();
+        if let Err(error) = &result {
+            // The batch itself is in; what failed is the store's own work.
+            self.fail("flush", error);
+        }
+        Ok(())
+    }
+
+    fn maintain_inline(&self) -> Result<()> {
+        self.flush_all()?;
+        self.reclaim_step()?;
+        if self.wants_checkpoint() {
+            self.checkpoint()?;
+        }
+        Ok(())
+    }
+
+    /// Stops the store, unless the failure is one that passes.
+    pub fn fail(&self, during: &str, error: &crate::Error) {
+        if !matches!(error, crate::Error::NoSpace) {
+            self.stop(during, error);
+        }
+    }
+
+    /// Flushes, reclaims and checkpoints until nothing more can be given back.
+    pub fn settle(&self) -> Result<()> {
+        self.seal();
+        self.flush_all()?;
+        while self.reclaim_step()? {}
+        self.checkpoint()
+    }
+}

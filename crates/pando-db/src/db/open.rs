@@ -1,0 +1,169 @@
+//! Creating a store, and opening one: the last checkpoint plus the log.
+
+use std::{
+    collections::{BTreeSet, VecDeque},
+    hash::{BuildHasher, RandomState},
+    sync::{Arc, atomic::AtomicU64},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use parking_lot::{Mutex, RwLock};
+
+use super::{
+    checkpoint::{store_node, store_page, table_root},
+    engine::{Counters, Dirty, Durable, Engine, Front},
+    record,
+    signal::Signal,
+};
+use crate::{
+    dag::{
+        memtable::Memtable,
+        tree::{Limits, Tree},
+    },
+    device::{BLOCK, Device},
+    error::{Error, Result},
+    format::node::{Body, Edge, Node},
+    key::Span,
+    options::{CreateOptions, Options},
+    store::{
+        log::{Log, LogPos},
+        pager::Pager,
+        pin::Pins,
+        space::Space,
+        superblock::{self, Superblock},
+        table::{Entry, Loc, Table},
+    },
+};
+
+const NODE_SIZES: std::ops::RangeInclusive<u32> = 4 << 10..=16 << 20;
+const DEFAULT_LOG: std::ops::RangeInclusive<u64> = 1 << 20..=64 << 20;
+/// Number of the first root.
+const FIRST_ROOT: u64 = 1;
+
+/// A random number: from the hasher that the standard library seeds for every process.
+fn random() -> u64 {
+    RandomState::new().hash_one(0u8)
+}
+
+/// Makes an empty store. What was on the device is lost.
+pub(super) fn create(device: &Arc<dyn Device>, create: &CreateOptions, options: &Options) -> Result<()> {
+    let device_size = device.size() / BLOCK * BLOCK;
+    if !NODE_SIZES.contains(&create.node_size) {
+        return Err(Error::Invalid(format!("a node size of {} bytes; 4 KiB to 16 MiB are possible", create.node_size)));
+    }
+    let log_size = create.log_size.unwrap_or((device_size / 16).clamp(*DEFAULT_LOG.start(), *DEFAULT_LOG.end()));
+    let log_size = log_size.next_multiple_of(BLOCK);
+    let data = superblock::END + log_size;
+    if log_size < superblock::MIN_LOG || data + 16 * u64::from(create.node_size) > device_size {
+        return Err(Error::Invalid(format!(
+            "{device_size} bytes are too few for a log of {log_size} bytes and nodes of {}",
+            create.node_size
+        )));
+    }
+    device.reserve(superblock::END, log_size).map_err(|e| Error::io("reserve", superblock::END, e))?;
+    let space = Space::new(device.clone(), data, device_size);
+    let pager = Pager::new(device.clone(), 1 << 20, create.node_size);
+    let root = Node { height: 1, span: Span::all(), body: Body::Interior(vec![Edge::default()]) };
+    let mut table = Table::default();
+    table.set(FIRST_ROOT, Some(Entry { count: 1, height: 1, loc: Loc::Dirty(Arc::new(root)) }));
+    let table =
+        table.persist(&mut |_, node| store_node(&pager, &space, node), &mut |page| store_page(&pager, &space, page))?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
+    let uuid = if create.uuid == [0; 16] {
+        (u128::from(random()) << 64 | u128::from(random())).to_le_bytes()
+    } else {
+        create.uuid
+    };
+    let mut superblock = Superblock {
+        uuid,
+        device_size,
+        created: now,
+        node_size: create.node_size,
+        merge: options.merge.name().into(),
+        log_base: superblock::END,
+        log_size,
+        // Without a random start, the log of an older store in the same place would be valid.
+        log_start: LogPos { pos: 0, chain: random() },
+        next_msn: 1,
+        next_node: FIRST_ROOT + 1,
+        root: FIRST_ROOT,
+        table: table_root(&table),
+        clean: true,
+        ..Superblock::default()
+    };
+    let flush = || device.flush().map_err(|e| Error::Io { action: "flush", offset: 0, source: e });
+    flush()?;
+    // Both slots, so that no older store shows through.
+    for generation in [1, 2] {
+        superblock.generation = generation;
+        superblock::write(&**device, &superblock)?;
+        flush()?;
+    }
+    Ok(())
+}
+
+/// Opens a store, replaying its log.
+pub(super) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> {
+    let superblock = superblock::read(&*device)?;
+    if superblock.merge != options.merge.name() {
+        return Err(Error::Format(format!(
+            "its upserts mean `{}`, not `{}`: it belongs to another program",
+            superblock.merge,
+            options.merge.name()
+        )));
+    }
+    let space = Space::new(device.clone(), superblock.log_base + superblock.log_size, superblock.device_size);
+    let root = superblock.table;
+    let home = (root.len != 0).then_some((root.offset, root.checksum));
+    let table = Table::load(&*device, &space, home, root.depth)?;
+    if table.get(superblock.root).is_none() {
+        return Err(Error::corrupt("superblock", 0, format!("its root node {} does not exist", superblock.root)));
+    }
+    let mut orphans = BTreeSet::new();
+    table.for_each(|id, entry| {
+        if entry.count == 0 {
+            orphans.insert(id);
+        }
+    });
+    let (base, size) = (superblock.log_base, superblock.log_size);
+    let mut replay = Log::replay(device.clone(), base, size, superblock.log_start, superblock.next_msn);
+    let mut records = Vec::new();
+    while let Some(record) = replay.next()? {
+        records.push(record);
+    }
+    let (msn, log_end) = (superblock.next_msn - 1, superblock.log_start);
+    let tree = Tree { table: table.clone(), root: superblock.root, msn, log_end };
+    let front = Front { active: Memtable::new(msn, log_end), sealed: VecDeque::new(), tree: Arc::new(tree) };
+    let engine = Engine {
+        pager: Pager::new(device.clone(), options.cache_bytes / 2, superblock.node_size),
+        limits: Limits::new(superblock.node_size, options.abundant_bytes),
+        merge: options.merge.clone(),
+        log: replay.into_log()?,
+        device,
+        space,
+        options,
+        pins: Arc::new(Pins::default()),
+        front: RwLock::new(front),
+        flushing: Mutex::new(()),
+        next_id: AtomicU64::new(superblock.next_node),
+        checkpointing: Mutex::new(Durable { superblock, table }),
+        orphans: Mutex::new(orphans),
+        dirty: Dirty::default(),
+        signal: Signal::default(),
+        counters: Counters::default(),
+    };
+    let replayed = !records.is_empty();
+    for record in records {
+        let batch = record::decode(record.payload)?;
+        engine.replay(&batch, record.msn, record.end)?;
+        engine.flush_all_in_memory()?;
+    }
+    if replayed && !engine.options.read_only {
+        match engine.checkpoint() {
+            // A full store opens all the same: its log keeps what the checkpoint could not hold.
+            Ok(()) | Err(Error::NoSpace) => (),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(engine)
+}

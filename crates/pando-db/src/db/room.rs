@@ -1,0 +1,120 @@
+//! Room for a batch: in memory, in the log and on the device.
+//!
+//! A batch is admitted only when everything it leads to can be carried through:
+//! what is dirty must fit beside what the last checkpoint holds. A reserve is
+//! kept back from ordinary writes, so that deleting works on a full store.
+//! Waiting happens here, without locks.
+
+use std::sync::atomic::Ordering;
+
+use super::engine::Engine;
+use crate::{
+    batch::{Batch, Op},
+    error::{Error, Result},
+};
+
+/// Sealed in-memory tables that may wait for the flusher before writers wait too.
+const MAX_SEALED: usize = 3;
+/// Bytes in the log buffer at which a writer writes them out itself.
+const MAX_BUFFERED: usize = 4 << 20;
+/// Largest reserve, in bytes.
+const MAX_RESERVE: u64 = 256 << 20;
+/// A batch that frees something may carry this many bytes.
+const SMALL: usize = 16 << 10;
+
+impl Engine {
+    /// Space kept back so that deletes and checkpoints always go through, in bytes.
+    pub fn reserve(&self) -> u64 {
+        let size = self.device.size();
+        (size / 16).clamp(16 * self.limits.node as u64, MAX_RESERVE).min(size / 4)
+    }
+
+    /// Bytes that what is in memory may still take on the device.
+    fn owed(&self) -> u64 {
+        let tables = self.front.read().table_bytes() as u64;
+        self.dirty.bytes() + tables + tables / 4
+    }
+
+    /// Bytes that ordinary writes may still take.
+    pub fn available(&self) -> u64 {
+        self.space.free_bytes().saturating_sub(self.owed() + self.reserve())
+    }
+
+    /// Size at which the active table is sealed: smaller when space is short, so that less is in
+    /// flight.
+    pub fn seal_threshold(&self) -> usize {
+        let share = (self.space.free_bytes() / 32).max(64 << 10) as usize;
+        self.options.memtable_bytes.min(share)
+    }
+
+    /// Returns when a batch whose record has `len` bytes may be applied.
+    pub fn make_room(&self, batch: &Batch, len: usize) -> Result<()> {
+        self.wait_until(|| self.front.read().sealed.len() < MAX_SEALED, false, |e| e.flush_all())?;
+        if self.log.buffered() > MAX_BUFFERED {
+            self.log.write_out()?;
+        }
+        let log_room = || self.log.fits(len);
+        let memory_room = || self.dirty.memory() < self.options.cache_bytes / 4 * 3;
+        if !log_room() || !memory_room() {
+            self.wait_until(|| log_room() && memory_room(), true, |e| e.checkpoint())?;
+        } else if self.log.used() > self.log_size() / 2 || self.dirty.memory() > self.options.cache_bytes / 2 {
+            self.signal.ask_checkpoint();
+        }
+        self.space_for(batch, len as u64)
+    }
+
+    fn log_size(&self) -> u64 {
+        // A quarter of the log is its longest payload.
+        4 * self.log.max_payload() as u64
+    }
+
+    fn space_for(&self, batch: &Batch, len: u64) -> Result<()> {
+        let frees = len <= SMALL as u64
+            && batch.ops().iter().any(|op| matches!(op, Op::Delete(_) | Op::DeleteRange(..)));
+        let enough = || {
+            let held_back = if frees { self.reserve() / 4 } else { self.reserve() };
+            let wanted = self.owed() + held_back + 2 * len;
+            self.space.free_bytes() >= wanted && self.space.ensure_backed(wanted)
+        };
+        if enough() {
+            return Ok(());
+        }
+        // What was deleted may not have been given back yet, and what is dirty may cost less than
+        // feared: settle both before saying no. Not over and over, if it changed nothing.
+        let now = self.now_freed();
+        if self.counters.refused_at.load(Ordering::Relaxed) != now {
+            self.settle()?;
+            if enough() {
+                return Ok(());
+            }
+            self.counters.refused_at.store(self.now_freed(), Ordering::Relaxed);
+        }
+        if enough() { Ok(()) } else { Err(Error::NoSpace) }
+    }
+
+    /// A figure that changes whenever trying again may help.
+    fn now_freed(&self) -> u64 {
+        (self.space.free_bytes() << 8) ^ self.owed() ^ self.orphans.lock().len() as u64
+    }
+
+    /// Waits until `ready`, doing the work itself where there are no background threads.
+    fn wait_until(
+        &self,
+        ready: impl Fn() -> bool,
+        by_checkpoint: bool,
+        work: impl Fn(&Engine) -> Result<()>,
+    ) -> Result<()> {
+        while !ready() {
+            self.check_running()?;
+            if self.options.background {
+                if by_checkpoint {
+                    self.signal.ask_checkpoint();
+                }
+                self.signal.wait_done();
+            } else {
+                work(self)?;
+            }
+        }
+        self.check_running()
+    }
+}

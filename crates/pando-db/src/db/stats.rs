@@ -1,0 +1,55 @@
+//! Gathering [`Stats`].
+
+use std::sync::atomic::Ordering;
+
+use super::engine::Engine;
+use crate::{Stats, error::Result};
+
+pub(super) fn stats(engine: &Engine) -> Result<Stats> {
+    let view = engine.view();
+    let mut stats = Stats {
+        device_size: engine.device.size(),
+        used: engine.device.size().saturating_sub(engine.space.free_bytes()),
+        available: engine.available(),
+        node_size: engine.limits.node as u64,
+        log_size: 4 * engine.log.max_payload() as u64,
+        log_used: engine.log.used(),
+        cache_used: engine.pager.cached_bytes(),
+        cache_budget: engine.options.cache_bytes,
+        checkpoints: engine.counters.checkpoints.load(Ordering::Relaxed),
+        clones: engine.counters.clones.load(Ordering::Relaxed),
+        clones_by_value: engine.counters.by_value.load(Ordering::Relaxed),
+        clone_flushes: engine.counters.push_downs.load(Ordering::Relaxed),
+        msn: engine.log.appended_msn(),
+        device: engine.device.stats(),
+        ..Stats::default()
+    };
+    (stats.cache_hits, stats.cache_misses) = engine.pager.hit_counts();
+    {
+        let front = engine.front.read();
+        stats.dirty = engine.dirty.memory() + front.table_bytes() as u64;
+    }
+    let goto = |r: &crate::format::node::RangeMsg| r.target.is_some();
+    for table in &view.tables {
+        stats.gotos_pending += table.ranges.iter().filter(|(_, r)| goto(r)).count() as u64;
+    }
+    let mut interior = Vec::new();
+    view.tree.table.for_each(|id, entry| {
+        let height = usize::from(entry.height);
+        if stats.nodes_by_height.len() <= height {
+            stats.nodes_by_height.resize(height + 1, 0);
+        }
+        stats.nodes_by_height[height] += 1;
+        stats.shared_nodes += u64::from(entry.count > 1);
+        stats.reclaimable_nodes += u64::from(entry.count == 0);
+        if height > 0 {
+            interior.push(id);
+        }
+    });
+    for id in interior {
+        let node = engine.pager.node(&view.tree.table, id)?.node;
+        let ranges = node.edges().iter().flat_map(|e| &e.layers).flat_map(|l| &l.ranges);
+        stats.gotos_pending += ranges.filter(|r| goto(r)).count() as u64;
+    }
+    Ok(stats)
+}

@@ -1,0 +1,365 @@
+//! The write path: batches into the log and the in-memory table, clones included.
+//!
+//! A batch is applied under the front lock, in memory. What a clone must know
+//! of the DAG is found before, outside the lock, against a frozen tree; if the
+//! tree has moved on when the lock is taken, it is found again. So no I/O
+//! happens under a lock, and a batch is atomic whatever it holds.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, atomic::Ordering},
+};
+
+use bytes::Bytes;
+
+use super::{
+    engine::{Engine, Front},
+    record,
+};
+use crate::{
+    MAX_KEY, MAX_VALUE,
+    batch::{Batch, Op},
+    dag::{
+        clone::{Base, Messages, Source, Start, find_source},
+        memtable::Memtable,
+        tree::Tree,
+    },
+    error::{Error, Result},
+    format::{
+        message::Msg,
+        node::{RangeMsg, Target},
+    },
+    key::{Lens, Span, join},
+    store::log::{AppendError, LogPos},
+};
+
+/// Pending messages up to this many bytes are copied by a clone; more are flushed first. At least
+/// this much, whatever the node size.
+const CARRY_MIN: usize = 4 << 10;
+/// How often a clone lets its source be flushed before it copies what is pending, however much: then
+/// writers refill it faster than it drains.
+const PATIENCE: usize = 3;
+
+/// What a batch needs before it can be applied.
+enum Need {
+    /// The part of a source that lies in this tree.
+    Source(Arc<Tree>, Start),
+    /// Too much is pending for this prefix.
+    Flush(Bytes),
+}
+
+/// Sources found so far, in one version of the tree.
+#[derive(Default)]
+struct Sources {
+    tree: Option<Arc<Tree>>,
+    found: HashMap<Start, Source>,
+}
+
+impl Sources {
+    fn get(&self, tree: &Arc<Tree>, start: &Start) -> Option<&Source> {
+        let same = self.tree.as_ref().is_some_and(|t| Arc::ptr_eq(t, tree));
+        if same { self.found.get(start) } else { None }
+    }
+
+    fn insert(&mut self, tree: Arc<Tree>, start: Start, source: Source) {
+        if !self.tree.as_ref().is_some_and(|t| Arc::ptr_eq(t, &tree)) {
+            self.found.clear();
+            self.tree = Some(tree);
+        }
+        self.found.insert(start, source);
+    }
+}
+
+impl Engine {
+    /// Applies a batch and logs it. Not durable before the log is synced.
+    pub fn write(&self, batch: &Batch) -> Result<()> {
+        check(batch)?;
+        if self.options.read_only {
+            return Err(Error::ReadOnly);
+        }
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let payload = record::encode(batch);
+        let limit = self.log.max_payload();
+        if payload.len() > limit {
+            return Err(Error::TooLarge { what: "batch", len: payload.len() as u64, limit: limit as u64 });
+        }
+        let mut sources = Sources::default();
+        let mut flushed = 0;
+        loop {
+            self.make_room(batch, payload.len())?;
+            let mut front = self.front.write();
+            let need = match self.try_apply(&mut front, batch, &payload, &sources, flushed) {
+                Ok(true) => break,
+                // The log filled up since there was room: look again.
+                Ok(false) => continue,
+                Err(Failed::Error(error)) => return Err(error),
+                Err(Failed::Need(need)) => need,
+            };
+            drop(front);
+            match need {
+                Need::Source(tree, start) => {
+                    let source = find_source(&tree, &start, &self.pager)?;
+                    sources.insert(tree, start, source);
+                }
+                Need::Flush(prefix) => {
+                    flushed += 1;
+                    self.push_down(&prefix)?;
+                }
+            }
+        }
+        self.after_write()
+    }
+
+    /// Applies a batch from the log during recovery, when nobody else writes.
+    pub fn replay(&self, batch: &Batch, msn: u64, end: LogPos) -> Result<()> {
+        let mut sources = Sources::default();
+        let mut flushed = 0;
+        loop {
+            let mut front = self.front.write();
+            let need = match self.applied(&front, batch, &sources, flushed) {
+                Ok(active) => {
+                    front.accept(active, msn, end, self.options.memtable_bytes);
+                    return Ok(());
+                }
+                Err(need) => need,
+            };
+            drop(front);
+            match need {
+                Need::Source(tree, start) => {
+                    let source = find_source(&tree, &start, &self.pager)?;
+                    sources.insert(tree, start, source);
+                }
+                Need::Flush(prefix) => {
+                    flushed += 1;
+                    self.push_down(&prefix)?;
+                }
+            }
+        }
+    }
+
+    /// Logs and applies, or tells what is missing; `false` if the log has no room.
+    fn try_apply(
+        &self,
+        front: &mut Front,
+        batch: &Batch,
+        payload: &Bytes,
+        sources: &Sources,
+        flushed: usize,
+    ) -> Result<bool, Failed> {
+        // Plain operations cannot fail, so the log goes first and the table is changed in place.
+        let plain = !batch.ops().iter().any(is_clone);
+        let active = if plain { None } else { Some(self.applied(front, batch, sources, flushed)?) };
+        let (msn, end) = match self.log.append(&[payload]) {
+            Ok(appended) => appended,
+            Err(AppendError::Full) => return Ok(false),
+            Err(other) => return Err(Failed::Error(other.into())),
+        };
+        let active = match active {
+            Some(active) => active,
+            None => {
+                let empty = Memtable::new(front.active.msn, front.active.log_end);
+                let mut active = std::mem::replace(&mut front.active, empty);
+                batch.ops().iter().for_each(|op| apply_plain(&mut active, op, self));
+                active
+            }
+        };
+        front.accept(active, msn, end, self.seal_threshold());
+        Ok(true)
+    }
+
+    /// The active table after a batch, with sources found before; or what is missing.
+    fn applied(
+        &self,
+        front: &Front,
+        batch: &Batch,
+        sources: &Sources,
+        flushed: usize,
+    ) -> Result<Memtable, Need> {
+        let mut active = front.active.clone();
+        for op in batch.ops() {
+            match op {
+                Op::ClonePrefix(src, dst) => self.apply_clone(front, &mut active, (src, dst), sources, flushed)?,
+                Op::RenamePrefix(src, dst) => {
+                    self.apply_clone(front, &mut active, (src, dst), sources, flushed)?;
+                    active.put_range(RangeMsg { span: Span::prefix(src.clone()), target: None });
+                }
+                plain => apply_plain(&mut active, plain, self),
+            }
+        }
+        Ok(active)
+    }
+
+    /// `Goto(dst -> where src lives)` and what is pending for `src`, re-keyed (DESIGN 4.3).
+    fn apply_clone(
+        &self,
+        front: &Front,
+        active: &mut Memtable,
+        (src, dst): (&Bytes, &Bytes),
+        sources: &Sources,
+        flushed: usize,
+    ) -> Result<(), Need> {
+        let carry = if flushed < PATIENCE { self.limits.abundant.max(CARRY_MIN) } else { usize::MAX };
+        let wanted = Span::prefix(src.clone());
+        let mut pending: Vec<Messages> = Vec::new();
+        let mut bytes = 0;
+        let mut start = Some(Start { id: front.tree.root, prefix: src.clone() });
+        // A Goto of this very batch or of an older table may be where the source begins.
+        let mut begins_in_table = None;
+        let tables = std::iter::once(&*active).chain(front.sealed.iter().rev().map(|t| &**t));
+        for table in tables {
+            let ranges = table.ranges_in(&wanted);
+            let covering = ranges.iter().find(|r| r.span.covers(&wanted)).cloned();
+            let inner = if covering.is_some() { Vec::new() } else { ranges };
+            let (messages, len) = pending_in(table, &wanted, inner, carry.saturating_sub(bytes));
+            bytes += len;
+            if bytes > carry {
+                return Err(Need::Flush(src.clone()));
+            }
+            pending.extend(messages);
+            if let Some(range) = covering {
+                begins_in_table = range.target.clone();
+                start = range.target.map(|t| {
+                    let prefix = Lens::of_edge(&range.span, &t.prepend).apply_shared(src);
+                    Start { id: t.id, prefix }
+                });
+                break;
+            }
+        }
+        let nothing = Source::default();
+        let source = match start {
+            Some(start) => match sources.get(&front.tree, &start) {
+                Some(source) => source,
+                None => return Err(Need::Source(front.tree.clone(), start)),
+            },
+            None => &nothing,
+        };
+        if bytes + source.bytes > carry {
+            return Err(Need::Flush(src.clone()));
+        }
+
+        let target = match &source.base {
+            Base::Node(start) => Some(Target {
+                id: start.id,
+                prepend: start.prefix.clone(),
+                pin: Some(self.pins.pin(start.id)),
+            }),
+            Base::Nothing | Base::Values(_) => None,
+        };
+        drop(begins_in_table);
+        self.counters.clones.fetch_add(1, Ordering::Relaxed);
+        active.put_range(RangeMsg { span: Span::prefix(dst.clone()), target });
+        if let Base::Values(pairs) = &source.base {
+            self.counters.by_value.fetch_add(1, Ordering::Relaxed);
+            for (key, value) in pairs {
+                active.put(join(dst, key), Msg::Put(value.clone()), &*self.merge);
+            }
+        }
+        let onto = Lens::new(Bytes::new(), dst.clone());
+        for messages in source.pending.iter().chain(pending.iter().rev()) {
+            for range in &messages.ranges {
+                let mut range = range.through(&onto);
+                range.target.iter_mut().for_each(|t| t.pin = Some(self.pins.pin(t.id)));
+                active.put_range(range);
+            }
+            for (key, msg) in &messages.points {
+                active.put(onto.apply(key), msg.clone(), &*self.merge);
+            }
+        }
+        Ok(())
+    }
+}
+
+enum Failed {
+    Need(Need),
+    Error(Error),
+}
+
+impl From<Need> for Failed {
+    fn from(need: Need) -> Self {
+        Failed::Need(need)
+    }
+}
+
+impl Front {
+    /// Takes in the active table after batch `msn`.
+    fn accept(&mut self, mut active: Memtable, msn: u64, end: LogPos, seal_at: usize) {
+        assert_eq!(msn, active.msn + 1, "batches are numbered without gaps");
+        (active.msn, active.log_end) = (msn, end);
+        self.active = active;
+        if self.active.bytes() > seal_at {
+            self.seal();
+        }
+    }
+}
+
+/// What a table holds of `wanted`, relative to it, and its size; more than `at_most` is cut short.
+fn pending_in(
+    table: &Memtable,
+    wanted: &Span,
+    ranges: Vec<RangeMsg>,
+    at_most: usize,
+) -> (Option<Messages>, usize) {
+    let lens = Lens::new(wanted.lo.clone(), Bytes::new());
+    let mut found = Messages::default();
+    let mut bytes = 0;
+    for range in ranges.iter().filter_map(|r| r.clipped(wanted)) {
+        bytes += crate::format::node::HEADER_ITEM + range.span.lo.len();
+        found.ranges.push(range.through(&lens));
+    }
+    for (key, msg) in table.points_in(wanted) {
+        bytes += key.len() + msg.len() + 8;
+        if bytes > at_most {
+            break;
+        }
+        found.points.push((lens.apply_shared(key), msg.clone()));
+    }
+    let any = !found.ranges.is_empty() || !found.points.is_empty();
+    (any.then_some(found), bytes)
+}
+
+fn is_clone(op: &Op) -> bool {
+    matches!(op, Op::ClonePrefix(..) | Op::RenamePrefix(..))
+}
+
+fn apply_plain(active: &mut Memtable, op: &Op, engine: &Engine) {
+    let merge = &*engine.merge;
+    match op {
+        Op::Put(key, value) => active.put(key.clone(), Msg::Put(value.clone()), merge),
+        Op::Delete(key) => active.put(key.clone(), Msg::Delete, merge),
+        Op::Upsert(key, change) => active.put(key.clone(), Msg::upsert(change.clone()), merge),
+        Op::DeleteRange(lo, hi) => {
+            let span = Span::new(lo.clone(), hi.clone());
+            if !span.is_empty() {
+                active.put_range(RangeMsg { span, target: None });
+            }
+        }
+        Op::ClonePrefix(..) | Op::RenamePrefix(..) => unreachable!("clones are applied with their sources"),
+    }
+}
+
+fn check(batch: &Batch) -> Result<()> {
+    let key = |key: &Bytes| match key.len() {
+        0..=MAX_KEY => Ok(()),
+        len => Err(Error::TooLarge { what: "key", len: len as u64, limit: MAX_KEY as u64 }),
+    };
+    let value = |value: &Bytes| match value.len() {
+        0..=MAX_VALUE => Ok(()),
+        len => Err(Error::TooLarge { what: "value", len: len as u64, limit: MAX_VALUE as u64 }),
+    };
+    for op in batch.ops() {
+        match op {
+            Op::Put(k, v) | Op::Upsert(k, v) => key(k).and(value(v))?,
+            Op::Delete(k) => key(k)?,
+            Op::DeleteRange(lo, hi) => key(lo).and(hi.as_ref().map_or(Ok(()), key))?,
+            Op::ClonePrefix(src, dst) | Op::RenamePrefix(src, dst) => {
+                key(src).and(key(dst))?;
+                if src.starts_with(dst) || dst.starts_with(src) {
+                    return Err(Error::Overlap);
+                }
+            }
+        }
+    }
+    Ok(())
+}

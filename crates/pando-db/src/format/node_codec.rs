@@ -1,0 +1,306 @@
+//! A node as bytes: header in front, stored pages behind it.
+//!
+//! The layout is documented in `docs/format.md`; a change here changes it there.
+
+use std::sync::Arc;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::{
+    codec::{Reader, put_bytes, put_varint},
+    node::{Body, Edge, Layer, Node, PageLoc, PageRef, RangeMsg, Run, Segment, Target},
+    page::Page,
+};
+use crate::{
+    error::{Error, Result},
+    key::Span,
+};
+
+const MAGIC: u32 = u32::from_le_bytes(*b"PNOD");
+const WHAT: &str = "node header";
+/// Largest raw page that is accepted, in bytes.
+const MAX_RAW: u32 = 64 << 20;
+
+/// How stored page bytes give raw ones.
+pub(crate) mod codec_id {
+    pub const RAW: u8 = 0;
+    pub const LZ4: u8 = 1;
+}
+
+/// A node ready to be written.
+pub(crate) struct Encoded {
+    /// What goes to the extent.
+    pub bytes: BytesMut,
+    pub header_len: u32,
+    pub header_sum: u64,
+    /// The same node with its pages at home in that extent.
+    pub node: Node,
+}
+
+/// Encodes `node`. `stored` gives the stored form of a page that is not in memory: its bytes,
+/// checksum and codec are taken over as they are.
+pub(crate) fn encode(
+    node: &Node,
+    mut stored: impl FnMut(&PageRef) -> Result<(Segment, Bytes)>,
+) -> Result<Encoded> {
+    let mut node = node.clone();
+    let mut data = BytesMut::new();
+    for page in node.pages_mut() {
+        let offset = data.len() as u32;
+        let segment = match &page.loc {
+            PageLoc::Mem(memory) => store_page(memory, &mut data),
+            PageLoc::Home(_) | PageLoc::Foreign(..) => {
+                let (segment, bytes) = stored(page)?;
+                data.put_slice(&bytes);
+                segment
+            }
+        };
+        page.loc = PageLoc::Home(Segment { offset, ..segment });
+    }
+    let mut bytes = BytesMut::with_capacity(4096 + data.len());
+    put_node(&mut bytes, &node);
+    let header_len = bytes.len() as u32;
+    let header_sum = xxh3_64(&bytes);
+    bytes.unsplit(data);
+    for page in node.pages_mut() {
+        if let PageLoc::Home(segment) = &mut page.loc {
+            segment.offset += header_len;
+        }
+    }
+    Ok(Encoded { bytes, header_len, header_sum, node })
+}
+
+/// Appends the stored form of a page: compressed if that saves an eighth.
+fn store_page(page: &Page, out: &mut BytesMut) -> Segment {
+    let raw = page.data();
+    let packed = lz4_flex::block::compress(raw);
+    let (codec, bytes) =
+        if packed.len() + raw.len() / 8 < raw.len() { (codec_id::LZ4, &packed[..]) } else { (codec_id::RAW, &raw[..]) };
+    out.put_slice(bytes);
+    Segment { offset: 0, len: bytes.len() as u32, sum: xxh3_64(bytes), codec }
+}
+
+/// Checks and unpacks the stored form of a page.
+pub(crate) fn load_page(page: &PageRef, segment: Segment, stored: Bytes, at: u64) -> Result<Page> {
+    let bad = |detail: String| Error::corrupt("node page", at, detail);
+    if xxh3_64(&stored) != segment.sum {
+        return Err(bad("its checksum does not match".into()));
+    }
+    let raw = match segment.codec {
+        codec_id::RAW => stored,
+        codec_id::LZ4 => lz4_flex::block::decompress(&stored, page.raw as usize)
+            .map_err(|e| bad(format!("it does not unpack: {e}")))?
+            .into(),
+        other => return Err(bad(format!("unknown codec {other}"))),
+    };
+    if raw.len() != page.raw as usize {
+        return Err(bad(format!("{} raw bytes instead of {}", raw.len(), page.raw)));
+    }
+    let parsed = Page::parse(raw)?;
+    let last = parsed.len().wrapping_sub(1);
+    if parsed.len() != page.count as usize
+        || parsed.len() == 0
+        || parsed.key(0) != page.first
+        || parsed.key(last) != page.last
+        || (page.pure && !parsed.is_pure())
+    {
+        return Err(bad("it is not the page that the header describes".into()));
+    }
+    Ok(parsed)
+}
+
+fn put_node(out: &mut BytesMut, node: &Node) {
+    out.put_u32_le(MAGIC);
+    out.put_u8(1);
+    out.put_u8(node.height);
+    put_bytes(out, &node.span.lo);
+    put_upper(out, &node.span);
+    match &node.body {
+        Body::Leaf(run) => put_run(out, run),
+        Body::Interior(edges) => {
+            put_varint(out, edges.len() as u64);
+            for edge in edges {
+                put_bytes(out, &edge.lo);
+                put_target(out, edge.child.as_ref());
+                put_varint(out, edge.layers.len() as u64);
+                edge.layers.iter().for_each(|layer| put_layer(out, layer));
+            }
+        }
+    }
+}
+
+fn put_upper(out: &mut BytesMut, span: &Span) {
+    out.put_u8(span.hi.is_some().into());
+    if let Some(hi) = &span.hi {
+        put_bytes(out, hi);
+    }
+}
+
+fn put_target(out: &mut BytesMut, target: Option<&Target>) {
+    out.put_u8(target.is_some().into());
+    if let Some(target) = target {
+        put_varint(out, target.id);
+        put_bytes(out, &target.prepend);
+    }
+}
+
+fn put_layer(out: &mut BytesMut, layer: &Layer) {
+    put_varint(out, layer.newest);
+    put_varint(out, layer.ranges.len() as u64);
+    for range in &layer.ranges {
+        put_bytes(out, &range.span.lo);
+        put_upper(out, &range.span);
+        put_target(out, range.target.as_ref());
+    }
+    put_run(out, &layer.run);
+}
+
+fn put_run(out: &mut BytesMut, run: &Run) {
+    put_varint(out, run.pages.len() as u64);
+    for page in &run.pages {
+        put_bytes(out, &page.prefix);
+        put_bytes(out, &page.first);
+        put_bytes(out, &page.last);
+        put_varint(out, page.count.into());
+        put_varint(out, page.raw.into());
+        out.put_u8(page.pure.into());
+        let PageLoc::Home(segment) = page.loc else { unreachable!("encode sets every page home") };
+        out.put_u32_le(segment.offset);
+        out.put_u32_le(segment.len);
+        out.put_u64_le(segment.sum);
+        out.put_u8(segment.codec);
+    }
+}
+
+/// Decodes a header whose checksum has been verified, from an extent of `extent_len` bytes.
+/// Structure and order are checked; what needs other nodes is left to the checker.
+pub(crate) fn decode(header: Bytes, extent_len: u32) -> Result<Node> {
+    let header_len = header.len() as u32;
+    let mut r = Reader::new(header, WHAT);
+    if r.u32()? != MAGIC || r.u8()? != 1 {
+        return Err(r.bad("wrong magic or version"));
+    }
+    let height = r.u8()?;
+    let lo = r.bytes()?;
+    let span = Span { lo, hi: get_upper(&mut r)? };
+    if span.is_empty() {
+        return Err(r.bad("an empty key range"));
+    }
+    let place = Place { header_len, extent_len };
+    let body = if height == 0 {
+        let run = get_run(&mut r, place)?;
+        if run.pages.iter().any(|p| !p.pure || !p.is_inside(&span)) {
+            return Err(r.bad("a leaf page that is out of range or holds messages"));
+        }
+        Body::Leaf(run)
+    } else {
+        Body::Interior(get_edges(&mut r, &span, place)?)
+    };
+    r.end()?;
+    Ok(Node { height, span, body })
+}
+
+#[derive(Clone, Copy)]
+struct Place {
+    header_len: u32,
+    extent_len: u32,
+}
+
+fn get_edges(r: &mut Reader, span: &Span, place: Place) -> Result<Vec<Edge>> {
+    let count = r.count(3)?;
+    let mut edges = Vec::with_capacity(count);
+    for i in 0..count {
+        let lo = r.bytes()?;
+        let child = get_target(r)?;
+        let layers = (0..r.count(4)?).map(|_| get_layer(r, place)).collect::<Result<Vec<_>>>()?;
+        let ordered = match edges.last() {
+            Some(Edge { lo: before, .. }) => *before < lo && span.is_above(&lo),
+            None => lo == span.lo,
+        };
+        if !ordered {
+            return Err(r.bad(format!("edge {i} is out of order")));
+        }
+        edges.push(Edge { lo, child, layers });
+    }
+    for i in 0..edges.len() {
+        let live = super::node::edge_span(&edges, span, i);
+        for layer in &edges[i].layers {
+            let inside = layer.ranges.iter().all(|m| live.covers(&m.span))
+                && layer.run.pages.iter().all(|p| p.is_inside(&live));
+            if !inside {
+                return Err(r.bad(format!("messages outside edge {i}")));
+            }
+        }
+    }
+    if edges.is_empty() {
+        return Err(r.bad("an interior node without edges"));
+    }
+    Ok(edges)
+}
+
+fn get_upper(r: &mut Reader) -> Result<Option<Bytes>> {
+    match r.u8()? {
+        0 => Ok(None),
+        1 => Ok(Some(r.bytes()?)),
+        other => Err(r.bad(format!("flag {other}"))),
+    }
+}
+
+fn get_target(r: &mut Reader) -> Result<Option<Target>> {
+    match r.u8()? {
+        0 => Ok(None),
+        1 => Ok(Some(Target { id: r.varint()?, prepend: r.bytes()?, pin: None })),
+        other => Err(r.bad(format!("flag {other}"))),
+    }
+}
+
+fn get_layer(r: &mut Reader, place: Place) -> Result<Layer> {
+    let newest = r.varint()?;
+    let mut ranges: Vec<RangeMsg> = Vec::new();
+    for _ in 0..r.count(3)? {
+        let lo = r.bytes()?;
+        let span = Span { lo, hi: get_upper(r)? };
+        let behind = ranges.last().is_none_or(|last| !last.span.is_above(&span.lo));
+        if span.is_empty() || !behind {
+            return Err(r.bad("range messages overlap or are out of order"));
+        }
+        ranges.push(RangeMsg { span, target: get_target(r)? });
+    }
+    Ok(Layer { newest, ranges, run: get_run(r, place)? })
+}
+
+fn get_run(r: &mut Reader, place: Place) -> Result<Run> {
+    let count = r.count(22)?;
+    let mut run = Run { pages: Vec::with_capacity(count) };
+    for _ in 0..count {
+        let (prefix, first, last) = (r.bytes()?, r.bytes()?, r.bytes()?);
+        let (entries, raw) = (r.varint_u32()?, r.varint_u32()?);
+        let pure = r.u8()? == 1;
+        let segment = Segment { offset: r.u32()?, len: r.u32()?, sum: r.u64()?, codec: r.u8()? };
+        let offset = segment.offset.checked_add(place.header_len);
+        let end = offset.and_then(|o| o.checked_add(segment.len));
+        let (Some(offset), Some(end)) = (offset, end) else { return Err(r.bad("a page beyond its extent")) };
+        if end > place.extent_len || raw > MAX_RAW || entries == 0 || first > last {
+            return Err(r.bad("a page with impossible sizes or bounds"));
+        }
+        let loc = PageLoc::Home(Segment { offset, ..segment });
+        let page = PageRef { prefix, first, last, count: entries, raw, pure, loc };
+        if run.pages.last().is_some_and(|before| before.last_key() >= page.first_key()) {
+            return Err(r.bad("pages out of order"));
+        }
+        run.pages.push(page);
+    }
+    Ok(run)
+}
+
+/// The same node with pages that name their extent, fit to be taken over by a new version.
+pub(crate) fn detach(node: &Node, home: &Arc<crate::store::space::Extent>) -> Node {
+    let mut node = node.clone();
+    for page in node.pages_mut() {
+        if let PageLoc::Home(segment) = page.loc {
+            page.loc = PageLoc::Foreign(home.clone(), segment);
+        }
+    }
+    node
+}

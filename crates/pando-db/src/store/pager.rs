@@ -1,0 +1,202 @@
+//! Reading nodes and pages: the cache over the device.
+//!
+//! What is dirty lives in the table's entries; what is clean is read from its
+//! extent, verified against the checksum that its referrer holds, and kept in
+//! a cache with a budget in bytes whose units are single headers and pages.
+//! Cache keys are extent ids, which are never reused within a process, so a
+//! cached piece can never be taken for another. Takes no lock over I/O.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use bytes::Bytes;
+use quick_cache::{Weighter, sync::Cache};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::{
+    space::Extent,
+    table::{Loc, Stored, Table},
+};
+use crate::{
+    device::Device,
+    error::{Error, Result},
+    format::{
+        node::{Node, NodeId, PageLoc, PageRef, Segment},
+        node_codec,
+        page::Page,
+    },
+};
+
+/// Bounds of the raw size at which a page is closed, in bytes.
+const PAGE_MIN: usize = 512;
+const PAGE_MAX: usize = 32 << 10;
+
+/// A node as a reader holds it.
+#[derive(Debug, Clone)]
+pub(crate) struct Handle {
+    pub node: Arc<Node>,
+    /// The extent of its pages at home; none for a dirty node.
+    pub home: Option<Arc<Extent>>,
+}
+
+#[derive(Clone)]
+enum Cached {
+    Header(Arc<Node>),
+    Page(Arc<Page>),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct CacheKey {
+    extent: u64,
+    /// Byte offset of the piece within the extent; the header is at 0.
+    offset: u32,
+}
+
+#[derive(Clone)]
+struct ByBytes;
+
+impl Weighter<CacheKey, Cached> for ByBytes {
+    fn weight(&self, _: &CacheKey, value: &Cached) -> u64 {
+        128 + match value {
+            Cached::Header(node) => node.memory() as u64,
+            Cached::Page(page) => page.data().len() as u64,
+        }
+    }
+}
+
+/// Reads and caches nodes and pages.
+pub(crate) struct Pager {
+    device: Arc<dyn Device>,
+    cache: Cache<CacheKey, Cached, ByBytes>,
+    page_target: usize,
+    hits: AtomicU64,
+    misses: AtomicU64,
+}
+
+impl Pager {
+    /// A pager with a cache of `budget` bytes, for a store of this node size.
+    pub fn new(device: Arc<dyn Device>, budget: u64, node_size: u32) -> Self {
+        let items = (budget / (16 << 10)).max(64) as usize;
+        Self {
+            device,
+            page_target: (node_size as usize / 8).clamp(PAGE_MIN, PAGE_MAX),
+            cache: Cache::with_weighter(items, budget, ByBytes),
+            hits: AtomicU64::new(0),
+            misses: AtomicU64::new(0),
+        }
+    }
+
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    /// Raw size at which pages are closed, in bytes.
+    pub fn page_target(&self) -> usize {
+        self.page_target
+    }
+
+    /// Bytes of clean data in the cache.
+    pub fn cached_bytes(&self) -> u64 {
+        self.cache.weight()
+    }
+
+    /// Node `id` of a table version. At most one read: of the header.
+    pub fn node(&self, table: &Table, id: NodeId) -> Result<Handle> {
+        let entry = table
+            .get(id)
+            .ok_or_else(|| Error::corrupt("node reference", 0, format!("node {id} does not exist")))?;
+        let handle = match &entry.loc {
+            Loc::Dirty(node) => Handle { node: node.clone(), home: None },
+            Loc::Stored(stored) => Handle { node: self.header(stored)?, home: Some(stored.extent.clone()) },
+        };
+        if handle.node.height != entry.height {
+            return Err(Error::corrupt("node header", 0, format!("node {id} has another height than the table")));
+        }
+        Ok(handle)
+    }
+
+    fn header(&self, stored: &Stored) -> Result<Arc<Node>> {
+        let key = CacheKey { extent: stored.extent.id, offset: 0 };
+        if let Some(Cached::Header(node)) = self.lookup(&key) {
+            return Ok(node);
+        }
+        let offset = stored.extent.offset;
+        let bytes = self.read(offset, stored.header_len)?;
+        if xxh3_64(&bytes) != stored.header_sum {
+            return Err(Error::corrupt("node header", offset, "its checksum does not match"));
+        }
+        let node = Arc::new(node_codec::decode(bytes, stored.len)?);
+        self.cache.insert(key, Cached::Header(node.clone()));
+        Ok(node)
+    }
+
+    /// A page of a node; `home` is the extent of the node, if it is a stored one. At most one read:
+    /// of the page.
+    pub fn page(&self, home: Option<&Arc<Extent>>, page: &PageRef) -> Result<Arc<Page>> {
+        match &page.loc {
+            PageLoc::Mem(memory) => Ok(memory.clone()),
+            PageLoc::Foreign(extent, segment) => self.stored_page(page, extent, *segment),
+            PageLoc::Home(segment) => match home {
+                Some(extent) => self.stored_page(page, extent, *segment),
+                None => Err(Error::corrupt("node page", 0, "a page at home in a node that is not stored")),
+            },
+        }
+    }
+
+    fn stored_page(&self, page: &PageRef, extent: &Arc<Extent>, segment: Segment) -> Result<Arc<Page>> {
+        let key = CacheKey { extent: extent.id, offset: segment.offset };
+        if let Some(Cached::Page(found)) = self.lookup(&key) {
+            return Ok(found);
+        }
+        let at = extent.offset + u64::from(segment.offset);
+        let parsed = Arc::new(node_codec::load_page(page, segment, self.read(at, segment.len)?, at)?);
+        self.cache.insert(key, Cached::Page(parsed.clone()));
+        Ok(parsed)
+    }
+
+    /// The stored form of a page, for copying it as it is; verified.
+    pub fn stored_bytes(&self, page: &PageRef) -> Result<(Segment, Bytes)> {
+        let PageLoc::Foreign(extent, segment) = &page.loc else {
+            return Err(Error::corrupt("node page", 0, "a page of no known extent"));
+        };
+        let at = extent.offset + u64::from(segment.offset);
+        let bytes = self.read(at, segment.len)?;
+        if xxh3_64(&bytes) != segment.sum {
+            return Err(Error::corrupt("node page", at, "its checksum does not match"));
+        }
+        Ok((*segment, bytes))
+    }
+
+    /// Takes a node that was just written into the cache, pages that are in memory included, so
+    /// that a checkpoint does not make what is hot cold.
+    pub fn admit(&self, extent: &Arc<Extent>, dirty: &Node, stored: &Node) {
+        for (old, new) in dirty.pages().zip(stored.pages()) {
+            if let (PageLoc::Mem(page), PageLoc::Home(segment)) = (&old.loc, &new.loc) {
+                let key = CacheKey { extent: extent.id, offset: segment.offset };
+                self.cache.insert(key, Cached::Page(page.clone()));
+            }
+        }
+        let key = CacheKey { extent: extent.id, offset: 0 };
+        self.cache.insert(key, Cached::Header(Arc::new(stored.clone())));
+    }
+
+    fn lookup(&self, key: &CacheKey) -> Option<Cached> {
+        let found = self.cache.get(key);
+        let counter = if found.is_some() { &self.hits } else { &self.misses };
+        counter.fetch_add(1, Ordering::Relaxed);
+        found
+    }
+
+    /// Cache hits and misses since open.
+    pub fn hit_counts(&self) -> (u64, u64) {
+        (self.hits.load(Ordering::Relaxed), self.misses.load(Ordering::Relaxed))
+    }
+
+    fn read(&self, offset: u64, len: u32) -> Result<Bytes> {
+        let mut bytes = vec![0; len as usize];
+        self.device.read_at(offset, &mut bytes).map_err(|e| Error::io("read", offset, e))?;
+        Ok(bytes.into())
+    }
+}

@@ -1,0 +1,402 @@
+//! The translation table: node number -> place and reference count.
+//!
+//! A persistent radix tree of pages with 64 slots (the "stratified" tree of
+//! the versioning paper, section 3.3): cloning it is O(1) and gives a frozen
+//! version; a change copies the pages on its path only. A page that has been
+//! written by a checkpoint remembers where (its *home*), so the next
+//! checkpoint writes only pages that have changed since. Guarantees nothing
+//! about the nodes themselves. Uses `format` and `store::space`.
+
+use std::sync::Arc;
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::{space::Extent, space::Space};
+use crate::{
+    device::{BLOCK, Device},
+    error::{Error, Result},
+    format::node::{Node, NodeId},
+};
+
+const BITS: u32 = 6;
+const SLOTS: usize = 1 << BITS;
+const LEAF_MAGIC: u32 = u32::from_le_bytes(*b"PTBL");
+const INNER_MAGIC: u32 = u32::from_le_bytes(*b"PTBI");
+const LEAF_ENTRY: usize = 4 + 1 + 8 + 4 + 4 + 8;
+const INNER_ENTRY: usize = 8 + 8;
+/// Most levels: enough for every `u64` that a store will ever count to.
+pub(crate) const MAX_DEPTH: u8 = 8;
+
+/// What the table knows of a node.
+#[derive(Debug, Clone)]
+pub(crate) struct Entry {
+    /// References from nodes and from the superblock; pins are not in it. 0: waits to be reclaimed.
+    pub count: u32,
+    pub height: u8,
+    pub loc: Loc,
+}
+
+/// Where a node is.
+#[derive(Debug, Clone)]
+pub(crate) enum Loc {
+    /// Changed since the last checkpoint.
+    Dirty(Arc<Node>),
+    /// As the last checkpoint wrote it.
+    Stored(Arc<Stored>),
+}
+
+/// A node on the device.
+#[derive(Debug)]
+pub(crate) struct Stored {
+    pub extent: Arc<Extent>,
+    /// Bytes in use in the extent.
+    pub len: u32,
+    pub header_len: u32,
+    pub header_sum: u64,
+}
+
+/// Where a table page is, and its checksum.
+#[derive(Debug, Clone)]
+pub(crate) struct Home {
+    pub extent: Arc<Extent>,
+    pub sum: u64,
+}
+
+#[derive(Debug, Clone)]
+enum Slots {
+    Leaf(Vec<Option<Entry>>),
+    Inner(Vec<Option<Arc<TablePage>>>),
+}
+
+#[derive(Debug, Clone)]
+struct TablePage {
+    slots: Slots,
+    home: Option<Home>,
+}
+
+/// One version of the table. Cloning is O(1).
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Table {
+    root: Option<Arc<TablePage>>,
+    /// Levels; 1 is a single leaf page.
+    depth: u8,
+}
+
+fn slot_of(id: NodeId, level: u8) -> usize {
+    (id >> (BITS * u32::from(level))) as usize & (SLOTS - 1)
+}
+
+impl TablePage {
+    fn empty(level: u8) -> Self {
+        let slots = match level {
+            0 => Slots::Leaf(vec![None; SLOTS]),
+            _ => Slots::Inner(vec![None; SLOTS]),
+        };
+        Self { slots, home: None }
+    }
+
+    fn is_empty(&self) -> bool {
+        match &self.slots {
+            Slots::Leaf(slots) => slots.iter().all(Option::is_none),
+            Slots::Inner(slots) => slots.iter().all(Option::is_none),
+        }
+    }
+}
+
+impl Table {
+    /// Whether `id` lies within the reach of the current depth.
+    fn reaches(&self, id: NodeId) -> bool {
+        self.depth > 0 && (u32::from(self.depth) * BITS >= 64 || id >> (BITS * u32::from(self.depth)) == 0)
+    }
+
+    pub fn get(&self, id: NodeId) -> Option<&Entry> {
+        if !self.reaches(id) {
+            return None;
+        }
+        let mut page = self.root.as_deref()?;
+        for level in (0..self.depth).rev() {
+            match &page.slots {
+                Slots::Inner(slots) => page = slots[slot_of(id, level)].as_deref()?,
+                Slots::Leaf(slots) => return slots[slot_of(id, 0)].as_ref(),
+            }
+        }
+        None
+    }
+
+    /// Sets or removes the entry of `id`. Cost: a copy of one page a level.
+    pub fn set(&mut self, id: NodeId, entry: Option<Entry>) {
+        while !self.reaches(id) {
+            let mut above = TablePage::empty(self.depth);
+            if let (Slots::Inner(slots), Some(root)) = (&mut above.slots, self.root.take()) {
+                slots[0] = Some(root);
+            }
+            self.root = Some(Arc::new(above));
+            self.depth += 1;
+            assert!(self.depth <= MAX_DEPTH, "node numbers beyond the table's reach");
+        }
+        set_in(&mut self.root, self.depth - 1, id, entry);
+        if self.root.is_none() {
+            self.depth = 0;
+        }
+    }
+
+    /// Calls `visit` for every entry, in order of node number.
+    pub fn for_each(&self, mut visit: impl FnMut(NodeId, &Entry)) {
+        fn walk(page: &TablePage, level: u8, base: NodeId, visit: &mut dyn FnMut(NodeId, &Entry)) {
+            for i in 0..SLOTS {
+                let id = base | (i as u64) << (BITS * u32::from(level));
+                match &page.slots {
+                    Slots::Leaf(slots) => slots[i].iter().for_each(|e| visit(id, e)),
+                    Slots::Inner(slots) => {
+                        slots[i].iter().for_each(|child| walk(child, level - 1, id, visit));
+                    }
+                }
+            }
+        }
+        if let Some(root) = &self.root {
+            walk(root, self.depth - 1, 0, &mut visit);
+        }
+    }
+
+    /// Extents of the pages themselves.
+    pub fn page_extents(&self) -> Vec<Arc<Extent>> {
+        fn walk(page: &TablePage, out: &mut Vec<Arc<Extent>>) {
+            out.extend(page.home.iter().map(|h| h.extent.clone()));
+            if let Slots::Inner(slots) = &page.slots {
+                slots.iter().flatten().for_each(|child| walk(child, out));
+            }
+        }
+        let mut out = Vec::new();
+        self.root.iter().for_each(|root| walk(root, &mut out));
+        out
+    }
+
+    pub fn depth(&self) -> u8 {
+        self.depth
+    }
+
+    /// Place of the root page of a persisted table.
+    pub fn home(&self) -> Option<&Home> {
+        self.root.as_ref()?.home.as_ref()
+    }
+
+    /// Number of pages that [`Table::persist`] would write.
+    pub fn unwritten_pages(&self) -> u64 {
+        fn walk(page: &TablePage) -> u64 {
+            if page.home.is_some() {
+                return 0;
+            }
+            match &page.slots {
+                Slots::Leaf(_) => 1,
+                Slots::Inner(slots) => 1 + slots.iter().flatten().map(|p| walk(p)).sum::<u64>(),
+            }
+        }
+        self.root.as_deref().map_or(0, walk)
+    }
+
+    /// The same table with every node stored (by `store`) and every page written by `write`.
+    /// What has a home already is shared, not visited.
+    pub fn persist(
+        &self,
+        store: &mut dyn FnMut(NodeId, &Arc<Node>) -> Result<Arc<Stored>>,
+        write: &mut dyn FnMut(Bytes) -> Result<Arc<Extent>>,
+    ) -> Result<Table> {
+        let root = match &self.root {
+            Some(root) => Some(persist_page(root, self.depth - 1, 0, store, write)?),
+            None => None,
+        };
+        Ok(Table { root, depth: self.depth })
+    }
+
+    /// This table with what a checkpoint of `frozen`, an earlier version of it, has written as
+    /// `durable`: nodes that have not changed since `frozen` are no longer dirty.
+    pub fn settle(&self, frozen: &Table, durable: &Table) -> Table {
+        let (Some(current), Some(old), Some(new)) = (&self.root, &frozen.root, &durable.root) else {
+            return self.clone();
+        };
+        if self.depth != frozen.depth {
+            // The table grew a level meanwhile: the old one is the first slot of the new, per level.
+            return self.settle_deeper(frozen, durable);
+        }
+        Table { root: Some(settle_page(current, old, new)), depth: self.depth }
+    }
+
+    fn settle_deeper(&self, frozen: &Table, durable: &Table) -> Table {
+        let mut settled = self.clone();
+        let mut stored = Vec::new();
+        durable.for_each(|id, entry| {
+            let (Some(now), Some(then)) = (self.get(id), frozen.get(id)) else { return };
+            if let (Loc::Dirty(a), Loc::Dirty(b)) = (&now.loc, &then.loc)
+                && Arc::ptr_eq(a, b)
+            {
+                stored.push((id, Entry { loc: entry.loc.clone(), ..now.clone() }));
+            }
+        });
+        stored.into_iter().for_each(|(id, entry)| settled.set(id, Some(entry)));
+        settled
+    }
+
+    /// Reads a table whose root page is at `offset`. Every extent is adopted from `space`, so
+    /// overlaps are found here.
+    pub fn load(device: &dyn Device, space: &Arc<Space>, root: Option<(u64, u64)>, depth: u8) -> Result<Table> {
+        let Some((offset, sum)) = root else { return Ok(Table::default()) };
+        if depth == 0 || depth > MAX_DEPTH {
+            return Err(Error::corrupt("superblock", 0, format!("table depth {depth}")));
+        }
+        let root = load_page(device, space, offset, sum, depth - 1)?;
+        Ok(Table { root: Some(Arc::new(root)), depth })
+    }
+}
+
+fn set_in(page: &mut Option<Arc<TablePage>>, level: u8, id: NodeId, entry: Option<Entry>) {
+    if page.is_none() && entry.is_none() {
+        return;
+    }
+    let node = Arc::make_mut(page.get_or_insert_with(|| Arc::new(TablePage::empty(level))));
+    node.home = None;
+    match &mut node.slots {
+        Slots::Leaf(slots) => slots[slot_of(id, 0)] = entry,
+        Slots::Inner(slots) => set_in(&mut slots[slot_of(id, level)], level - 1, id, entry),
+    }
+    if node.is_empty() {
+        *page = None;
+    }
+}
+
+fn persist_page(
+    page: &Arc<TablePage>,
+    level: u8,
+    base: NodeId,
+    store: &mut dyn FnMut(NodeId, &Arc<Node>) -> Result<Arc<Stored>>,
+    write: &mut dyn FnMut(Bytes) -> Result<Arc<Extent>>,
+) -> Result<Arc<TablePage>> {
+    if page.home.is_some() {
+        return Ok(page.clone());
+    }
+    let mut new = TablePage { slots: page.slots.clone(), home: None };
+    match &mut new.slots {
+        Slots::Leaf(slots) => {
+            for (i, entry) in slots.iter_mut().enumerate() {
+                if let Some(Entry { loc: loc @ Loc::Dirty(_), .. }) = entry
+                    && let Loc::Dirty(node) = loc
+                {
+                    let stored = store(base | i as u64, node)?;
+                    *loc = Loc::Stored(stored);
+                }
+            }
+        }
+        Slots::Inner(slots) => {
+            for (i, child) in slots.iter_mut().enumerate() {
+                if let Some(child) = child {
+                    let base = base | (i as u64) << (BITS * u32::from(level));
+                    *child = persist_page(child, level - 1, base, store, write)?;
+                }
+            }
+        }
+    }
+    let bytes = encode_page(&new);
+    let sum = xxh3_64(&bytes);
+    new.home = Some(Home { extent: write(bytes)?, sum });
+    Ok(Arc::new(new))
+}
+
+fn settle_page(current: &Arc<TablePage>, frozen: &Arc<TablePage>, durable: &Arc<TablePage>) -> Arc<TablePage> {
+    if Arc::ptr_eq(current, frozen) {
+        return durable.clone();
+    }
+    let mut new = TablePage { slots: current.slots.clone(), home: None };
+    match (&mut new.slots, &frozen.slots, &durable.slots) {
+        (Slots::Leaf(now), Slots::Leaf(then), Slots::Leaf(stored)) => {
+            for ((now, then), stored) in now.iter_mut().zip(then).zip(stored) {
+                let (Some(now), Some(then), Some(stored)) = (now, then, stored) else { continue };
+                if let (Loc::Dirty(a), Loc::Dirty(b)) = (&now.loc, &then.loc)
+                    && Arc::ptr_eq(a, b)
+                {
+                    now.loc = stored.loc.clone();
+                }
+            }
+        }
+        (Slots::Inner(now), Slots::Inner(then), Slots::Inner(stored)) => {
+            for ((now, then), stored) in now.iter_mut().zip(then).zip(stored) {
+                let (Some(now), Some(then), Some(stored)) = (now, then, stored) else { continue };
+                *now = settle_page(now, then, stored);
+            }
+        }
+        _ => unreachable!("one level holds one kind of page"),
+    }
+    Arc::new(new)
+}
+
+fn encode_page(page: &TablePage) -> Bytes {
+    let mut out = BytesMut::zeroed(0);
+    match &page.slots {
+        Slots::Leaf(slots) => {
+            out.put_u32_le(LEAF_MAGIC);
+            out.put_u64_le(presence(slots));
+            for entry in slots.iter().flatten() {
+                let Loc::Stored(stored) = &entry.loc else { unreachable!("persist stores every node") };
+                out.put_u32_le(entry.count);
+                out.put_u8(entry.height);
+                out.put_u64_le(stored.extent.offset);
+                out.put_u32_le(stored.len);
+                out.put_u32_le(stored.header_len);
+                out.put_u64_le(stored.header_sum);
+            }
+        }
+        Slots::Inner(slots) => {
+            out.put_u32_le(INNER_MAGIC);
+            out.put_u64_le(presence(slots));
+            for child in slots.iter().flatten() {
+                let Some(home) = &child.home else { unreachable!("children are written first") };
+                out.put_u64_le(home.extent.offset);
+                out.put_u64_le(home.sum);
+            }
+        }
+    }
+    out.resize(BLOCK as usize, 0);
+    out.freeze()
+}
+
+fn presence<T>(slots: &[Option<T>]) -> u64 {
+    slots.iter().enumerate().filter(|(_, s)| s.is_some()).fold(0, |bits, (i, _)| bits | 1 << i)
+}
+
+fn load_page(device: &dyn Device, space: &Arc<Space>, offset: u64, sum: u64, level: u8) -> Result<TablePage> {
+    let bad = |detail: &str| Error::corrupt("table page", offset, detail);
+    let extent = space.adopt(offset, BLOCK)?;
+    let mut bytes = vec![0; BLOCK as usize];
+    device.read_at(offset, &mut bytes).map_err(|e| Error::io("read of a table page", offset, e))?;
+    if xxh3_64(&bytes) != sum {
+        return Err(bad("its checksum does not match"));
+    }
+    let mut input = Bytes::from(bytes);
+    let (magic, present) = (input.get_u32_le(), input.get_u64_le());
+    let width = if level == 0 { LEAF_ENTRY } else { INNER_ENTRY };
+    if magic != (if level == 0 { LEAF_MAGIC } else { INNER_MAGIC }) || present == 0 {
+        return Err(bad("wrong kind of page"));
+    }
+    debug_assert!(present.count_ones() as usize * width <= input.len());
+    let mut page = TablePage::empty(level);
+    for i in (0..SLOTS).filter(|i| present >> i & 1 == 1) {
+        match &mut page.slots {
+            Slots::Leaf(slots) => {
+                let (count, height) = (input.get_u32_le(), input.get_u8());
+                let (at, len, header_len) = (input.get_u64_le(), input.get_u32_le(), input.get_u32_le());
+                let header_sum = input.get_u64_le();
+                if len == 0 || header_len == 0 || header_len > len {
+                    return Err(bad("a node with impossible sizes"));
+                }
+                let extent = space.adopt(at, u64::from(len).next_multiple_of(BLOCK))?;
+                let loc = Loc::Stored(Arc::new(Stored { extent, len, header_len, header_sum }));
+                slots[i] = Some(Entry { count, height, loc });
+            }
+            Slots::Inner(slots) => {
+                let (at, sum) = (input.get_u64_le(), input.get_u64_le());
+                slots[i] = Some(Arc::new(load_page(device, space, at, sum, level - 1)?));
+            }
+        }
+    }
+    page.home = Some(Home { extent, sum });
+    Ok(page)
+}

@@ -1,0 +1,222 @@
+//! Clones of whole trees, and their removal, each as one batch.
+//!
+//! A clone is a record for its root and one prefix clone for each region,
+//! whatever lies below. Who may: the rules that people know from btrfs
+//! snapshots. To clone, one must own the source (or be root) and may write to
+//! the directory of the destination; to replace or remove a tree, one must
+//! own it too, and the sticky bit of its directory is obeyed. Guarantees that
+//! what is replaced or removed dies at once in memory, and that files open
+//! below stay usable through their handles. Uses `rename`'s pair of directories, `orphan`.
+
+use std::{ffi::OsStr, time::Instant};
+
+use pando_db::Batch;
+
+use crate::{
+    error::{Error, Result, show},
+    inode::{Inode, InodeRef},
+    merge::Change,
+    path::{self, check_name},
+    place::Obstacle,
+    rename::End,
+    types::{Caller, CloneReport, FileKind, Ino, RemoveReport, Time},
+    volume::Fs,
+};
+
+const S_ISVTX: u16 = 0o1000;
+
+/// What a removal leaves to do once its batch is written.
+struct Removal {
+    top: InodeRef,
+    open_below: Vec<InodeRef>,
+    now: Time,
+}
+
+impl Fs {
+    /// Error unless the caller may change the entries of `dir`.
+    fn may_change_entries(c: &Caller, dir: &Inode) -> Result<()> {
+        if c.is_root() {
+            return Ok(());
+        }
+        let (perm, uid, gid) = dir.peek(|s| (s.record.perm, s.record.uid, s.record.gid));
+        let shift = if c.uid == uid {
+            6
+        } else if c.in_group(gid) {
+            3
+        } else {
+            0
+        };
+        match perm >> shift & 0o3 == 0o3 {
+            true => Ok(()),
+            false => Err(Error::Access(dir.label())),
+        }
+    }
+
+    /// Error unless the caller may remove the tree `top` from `dir`.
+    fn may_remove(c: &Caller, dir: &Inode, top: &Inode) -> Result<()> {
+        Self::may_change_entries(c, dir)?;
+        let (perm, dir_owner) = dir.peek(|s| (s.record.perm, s.record.uid));
+        let owner = top.peek(|s| s.record.uid);
+        if perm & S_ISVTX != 0 && !Self::owns(c, owner) && !Self::owns(c, dir_owner) {
+            return Err(Error::NotPermitted {
+                name: top.label(),
+                why: "its directory has the sticky bit and both belong to others",
+            });
+        }
+        // What lies below is not looked at one by one, so the right to it must come from the top.
+        if top.kind == FileKind::Directory && !Self::owns(c, owner) {
+            return Err(Error::NotPermitted {
+                name: top.label(),
+                why: "only the owner of a tree, or root, may remove it as a whole",
+            });
+        }
+        Ok(())
+    }
+
+    /// Adds the removal of an entry and all below it. The caller holds `tree` of it exclusively.
+    fn remove_all(&self, batch: &mut Batch, end: &End<'_>, top: &InodeRef, now: Time) -> Result<Removal> {
+        let mut open_below = Vec::new();
+        if top.kind == FileKind::Directory {
+            open_below = self.orphan_below(batch, top, now)?;
+            batch.delete(path::meta(&end.entry));
+            for prefix in end.prefixes(top.kind)? {
+                batch.delete_prefix(prefix);
+            }
+        } else {
+            self.remove_file(batch, &end.entry, top, now);
+        }
+        Ok(Removal { top: top.clone(), open_below, now })
+    }
+
+    fn removed_all(&self, removal: &Removal) {
+        for inode in &removal.open_below {
+            self.removed(inode, removal.now);
+        }
+        self.removed(&removal.top, removal.now);
+    }
+
+    /// Clones `src`, a file or a directory with all below, to `dst`, which must not exist
+    /// (EEXIST) unless `replace`. Pairs are (directory, name). The clone keeps owner, mode and
+    /// times of the source; its change and creation times are now. Nothing on either path may
+    /// lie inside the other (EINVAL).
+    ///
+    /// One batch: atomic, and the same cost for any size of the tree. Works on the whole state that
+    /// calls have completed; writes that the kernel has not handed over are not in it.
+    pub fn clone_tree(
+        &self,
+        c: &Caller,
+        src: (Ino, &OsStr),
+        dst: (Ino, &OsStr),
+        replace: bool,
+    ) -> Result<CloneReport> {
+        let start = Instant::now();
+        self.writable()?;
+        let (from, to) = (check_name(src.1)?, check_name(dst.1)?);
+        let (old, new) = (self.dir(src.0)?, self.dir(dst.0)?);
+        let mut report = self.with_attempts(|tries| {
+            let pair = self.attempt_pair(tries, &old, &new)?;
+            let source_end = End::new(pair.first(), from)?;
+            let end = End::new(pair.second(), to)?;
+            let source = self.child(source_end.at, from)?.ok_or_else(|| Error::NotFound(show(src.1)))?;
+            let target = self.child(end.at, to)?;
+            let refuse = |text: String| Err(Obstacle::from(Error::Invalid(text)));
+            if target.as_ref().is_some_and(|t| t.ino == source.ino) {
+                return refuse(format!("{}: source and destination are the same", show(src.1)));
+            }
+            if end.at.is_at_or_below(source.ino) {
+                return refuse(format!(
+                    "{}: lies inside the source {}; clone to a place outside of it",
+                    show(dst.1),
+                    show(src.1)
+                ));
+            }
+            if target.as_ref().is_some_and(|t| source_end.at.is_at_or_below(t.ino)) {
+                return refuse(format!(
+                    "{}: lies inside the destination {} that it would replace",
+                    show(src.1),
+                    show(dst.1)
+                ));
+            }
+            if target.is_some() && !replace {
+                return Err(Error::Exists(show(dst.1)).into());
+            }
+            if !Self::owns(c, source.peek(|s| s.record.uid)) {
+                return Err(Error::NotPermitted {
+                    name: show(src.1),
+                    why: "only its owner, or root, may clone it",
+                }
+                .into());
+            }
+            match &target {
+                Some(target) => Self::may_remove(c, &end.at.dir, target)?,
+                None => Self::may_change_entries(c, &end.at.dir)?,
+            }
+            // A file's size and data must be of one moment; a directory's calls are batches.
+            let _source = match source.kind {
+                FileKind::Directory => None,
+                _ => Some(crate::place::attempt_shared(&source.tree)?),
+            };
+            let _target = target.as_ref().map(|t| tries.exclusive(&t.tree)).transpose()?;
+            let now = Time::now();
+            let mut batch = Batch::new();
+            let removal = target.as_ref().map(|t| self.remove_all(&mut batch, &end, t, now)).transpose()?;
+            let mut record = source.peek(|s| s.record.clone());
+            record.ctime = now;
+            record.crtime = now;
+            record.nlink = 1;
+            record.pin = None;
+            record.clone_id = 0;
+            match source.kind {
+                FileKind::Directory => record.clone_id = self.fresh_clone()?,
+                _ => record.fileno = self.fresh_file()?,
+            }
+            if source.kind == FileKind::Directory || record.size > 0 {
+                for (a, b) in source_end.prefixes(source.kind)?.into_iter().zip(end.prefixes(source.kind)?) {
+                    batch.clone_prefix(a, b);
+                }
+            }
+            batch.put(path::meta(&end.entry), record.encode());
+            let touched = Change::modified(now);
+            Self::change_dir(&mut batch, end.at, &touched);
+            self.db.write(batch)?;
+            end.at.dir.change(|s| touched.apply(&mut s.record));
+            if let Some(removal) = &removal {
+                self.removed_all(removal);
+            }
+            Ok(CloneReport {
+                replaced: target.iter().map(|t| t.ino).collect(),
+                entries: vec![(end.at.dir.ino, dst.1.to_os_string())],
+                micros: 0,
+            })
+        })?;
+        report.micros = start.elapsed().as_micros() as u64;
+        self.clone_latency.record(report.micros);
+        Ok(report)
+    }
+
+    /// Removes `name` of `parent` with all below it, as `rm -r` does, in one batch.
+    pub fn remove_tree(&self, c: &Caller, parent: Ino, name: &OsStr) -> Result<RemoveReport> {
+        let start = Instant::now();
+        self.writable()?;
+        let bytes = check_name(name)?;
+        let dir = self.dir(parent)?;
+        let (at, _names) = self.hold_names(&dir, true)?;
+        let end = End::new(&at, bytes)?;
+        let top = self.child(&at, bytes)?.ok_or_else(|| Error::NotFound(show(name)))?;
+        Self::may_remove(c, &dir, &top)?;
+        let _own = top.tree.write_arc();
+        let now = Time::now();
+        let touched = Change::modified(now);
+        let mut batch = Batch::new();
+        let removal = self.remove_all(&mut batch, &end, &top, now)?;
+        Self::change_dir(&mut batch, &at, &touched);
+        self.db.write(batch)?;
+        dir.change(|s| touched.apply(&mut s.record));
+        self.removed_all(&removal);
+        Ok(RemoveReport {
+            replaced: vec![top.ino],
+            entries: vec![(dir.ino, name.to_os_string())],
+            micros: start.elapsed().as_micros() as u64,
+        })
+    }
+}

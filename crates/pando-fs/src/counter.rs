@@ -1,0 +1,91 @@
+//! Counters whose numbers are given out once, ever.
+//!
+//! A counter reserves numbers in blocks: one write of the engine for each
+//! block, none for each number. A crash skips the rest of a block. Guarantee: no number
+//! is given out twice, as the log keeps the reservation before any use of it.
+//! Uses the engine's `get` and `put` only.
+
+use bytes::Bytes;
+use pando_db::Db;
+use parking_lot::Mutex;
+
+use crate::{
+    error::{Error, Result},
+    path::system,
+};
+
+/// Counter of file numbers.
+pub(crate) const FILE: u8 = b'f';
+/// Counter of clone ids.
+pub(crate) const CLONE: u8 = b'c';
+/// Counter of lineages (kept by the lineage table itself).
+pub(crate) const LINEAGE: u8 = b'l';
+
+/// A stored number.
+pub(crate) fn encode(n: u64) -> Vec<u8> {
+    n.to_le_bytes().to_vec()
+}
+
+/// The number in a stored value.
+pub(crate) fn decode(what: &'static str, value: Option<Bytes>) -> Result<Option<u64>> {
+    let Some(value) = value else { return Ok(None) };
+    match <[u8; 8]>::try_from(&value[..]) {
+        Ok(bytes) => Ok(Some(u64::from_le_bytes(bytes))),
+        Err(_) => Err(Error::Damaged { what: what.into(), detail: "a number of a wrong length" }),
+    }
+}
+
+/// One counter.
+#[derive(Debug)]
+pub(crate) struct Counter {
+    what: &'static str,
+    key: Bytes,
+    block: u64,
+    limit: u64,
+    /// Numbers that are reserved and unused.
+    reserved: Mutex<std::ops::Range<u64>>,
+}
+
+impl Counter {
+    /// The counter `which`; numbers are from 1 (or what the store says) to below `limit`.
+    pub(crate) fn open(db: &Db, what: &'static str, which: u8, block: u64, limit: u64) -> Result<Self> {
+        let key = system::counter(which);
+        let next = decode(what, db.get(&key)?)?.unwrap_or(1).max(1);
+        Ok(Self { what, key, block, limit, reserved: Mutex::new(next..next) })
+    }
+
+    /// A number never given out before.
+    pub(crate) fn take(&self, db: &Db) -> Result<u64> {
+        let mut reserved = self.reserved.lock();
+        if reserved.is_empty() {
+            let end = reserved.end.saturating_add(self.block).min(self.limit);
+            if end <= reserved.end {
+                return Err(Error::Exhausted(self.what));
+            }
+            db.put(self.key.clone(), encode(end))?;
+            *reserved = reserved.end..end;
+        }
+        reserved.next().ok_or(Error::Exhausted(self.what))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use pando_db::{CreateOptions, Options, device::MemDevice};
+
+    use super::*;
+
+    #[test]
+    fn numbers_are_never_given_twice_and_end() {
+        let device = Arc::new(MemDevice::new(64 << 20));
+        Db::create(device.clone(), &CreateOptions::default(), &Options::default()).unwrap();
+        let db = Db::open(device, Options::default()).unwrap();
+        let first = Counter::open(&db, "numbers", b't', 4, 10).unwrap();
+        assert_eq!((0..5).map(|_| first.take(&db).unwrap()).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
+        let second = Counter::open(&db, "numbers", b't', 4, 10).unwrap();
+        assert_eq!(second.take(&db).unwrap(), 9, "the rest of a block is skipped");
+        assert_eq!(second.take(&db).unwrap_err().errno(), 75);
+    }
+}

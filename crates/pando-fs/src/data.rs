@@ -1,0 +1,354 @@
+//! The data of files: reads, writes, truncation, copies.
+//!
+//! A file is blocks of 16 KiB under its data prefix; a block that is absent or
+//! short reads as zeros behind its end. Invariant: no block holds bytes behind
+//! the size of the file, so growing never shows old bytes. Writes are blind: whole blocks are
+//! puts, parts of blocks are upserts, size and times an upsert in the same
+//! batch. Reads take their view of the engine while the place of the file is
+//! held, and do the I/O after letting go. Uses `place`, `merge`, keys.
+
+use bytes::{Bytes, BytesMut};
+use pando_db::{Batch, Cursor};
+
+use crate::{
+    BLOCK_SIZE, MAX_FILE_SIZE,
+    error::{Error, Result},
+    handle::OpenFile,
+    inode::InodeRef,
+    merge::{self, Change, Size},
+    path,
+    types::{AtimePolicy, Caller, FileHandle, FileKind, Ino, Time},
+    volume::Fs,
+};
+
+/// Up to so many blocks are removed one by one: a range message costs more than a few deletes.
+const FEW_BLOCKS: u64 = 8;
+/// Largest part of a write that is one batch, bytes.
+const WRITE_UNIT: usize = 1 << 20;
+/// Largest copy in one call that is not a clone, bytes: a caller goes on from there.
+const COPY_UNIT: u64 = 16 << 20;
+/// A file whose access time is older than so many seconds gets a new one (relatime).
+const DAY: i64 = 24 * 60 * 60;
+
+const S_ISUID: u16 = 0o4000;
+const S_ISGID: u16 = 0o2000;
+const S_IXGRP: u16 = 0o010;
+
+const O_ACCMODE: i32 = 0o3;
+const O_RDONLY: i32 = 0;
+const O_WRONLY: i32 = 1;
+const O_APPEND: i32 = 0o2000;
+
+/// The mode after a change by somebody who may not keep set-id bits; `None` if it stays.
+pub(crate) fn without_set_id(perm: u16) -> Option<u16> {
+    let mut new = perm & !S_ISUID;
+    if perm & S_IXGRP != 0 {
+        new &= !S_ISGID;
+    }
+    (new != perm).then_some(new)
+}
+
+impl Fs {
+    /// Adds the removal of all data of a file of this size.
+    pub(crate) fn drop_data(batch: &mut Batch, data: &Bytes, size: u64) {
+        let blocks = size.div_ceil(BLOCK_SIZE);
+        if blocks > FEW_BLOCKS {
+            batch.delete_prefix(data.clone());
+            return;
+        }
+        for block in 0..blocks {
+            batch.delete(path::block(data, block));
+        }
+    }
+
+    /// Adds the removal of data behind `new` from a file of size `old`.
+    pub(crate) fn cut_data(batch: &mut Batch, data: &Bytes, old: u64, new: u64) {
+        if new >= old {
+            return;
+        }
+        if new == 0 {
+            return Self::drop_data(batch, data, old);
+        }
+        let (first, end) = (new.div_ceil(BLOCK_SIZE), old.div_ceil(BLOCK_SIZE));
+        if end - first > FEW_BLOCKS {
+            batch.delete_range(path::block(data, first), Some(path::block(data, u64::MAX)));
+        } else {
+            for block in first..end {
+                batch.delete(path::block(data, block));
+            }
+        }
+        if !new.is_multiple_of(BLOCK_SIZE) {
+            batch.upsert(path::block(data, new / BLOCK_SIZE), merge::cut((new % BLOCK_SIZE) as u32));
+        }
+    }
+
+    /// Adds a write of `bytes` at `offset` to a file of size `size`.
+    fn write_data(batch: &mut Batch, data: &Bytes, size: u64, offset: u64, mut bytes: &[u8]) {
+        let mut block = offset / BLOCK_SIZE;
+        let mut within = (offset % BLOCK_SIZE) as usize;
+        while !bytes.is_empty() {
+            let (part, rest) = bytes.split_at(bytes.len().min(BLOCK_SIZE as usize - within));
+            let key = path::block(data, block);
+            // Whole, or all that there is of the block: then what it held does not matter.
+            let held = size.saturating_sub(block * BLOCK_SIZE).min(BLOCK_SIZE);
+            if within == 0 && part.len() as u64 >= held {
+                batch.put(key, Bytes::copy_from_slice(part));
+            } else {
+                batch.upsert(key, merge::write(within as u32, part));
+            }
+            bytes = rest;
+            block += 1;
+            within = 0;
+        }
+    }
+
+    /// The file that a call names by handle or, with handle 0, by number.
+    fn file(&self, fh: FileHandle, ino: Ino) -> Result<(InodeRef, Option<std::sync::Arc<OpenFile>>)> {
+        let (inode, open) = match fh.0 {
+            0 => (self.table.get(ino)?, None),
+            n => {
+                let open = self.files.get(n)?;
+                if open.inode.ino != ino {
+                    return Err(Error::BadHandle(n));
+                }
+                (open.inode.clone(), Some(open))
+            }
+        };
+        match inode.kind {
+            FileKind::Regular => Ok((inode, open)),
+            FileKind::Directory => Err(Error::IsDirectory(inode.label())),
+            _ => Err(Error::Invalid(format!("{}: not a regular file", inode.label()))),
+        }
+    }
+
+    /// Up to `size` bytes from `offset`: fewer only at the end of the file. Holes read as zeros.
+    pub fn read(&self, fh: FileHandle, ino: Ino, offset: u64, size: u32) -> Result<Bytes> {
+        let (inode, open) = self.file(fh, ino)?;
+        if open.as_ref().is_some_and(|o| o.flags & O_ACCMODE == O_WRONLY) {
+            return Err(Error::BadHandle(fh.0));
+        }
+        let at = self.hold(&inode, false)?;
+        let end = inode.peek(|s| s.record.size).min(offset.saturating_add(size.into()));
+        if offset >= end {
+            return Ok(Bytes::new());
+        }
+        let (first, last) = (offset / BLOCK_SIZE, (end - 1) / BLOCK_SIZE);
+        let view = self.view(&at.data, first, last);
+        let data = at.data.clone();
+        drop(at);
+        let bytes = view.bytes(&data, offset, end)?;
+        self.accessed(&inode);
+        Ok(bytes)
+    }
+
+    /// What blocks `first` to `last` hold now.
+    fn view(&self, data: &Bytes, first: u64, last: u64) -> View {
+        if first == last {
+            View::One(self.db.snapshot(), path::block(data, first))
+        } else {
+            View::Many(self.db.range(&path::block(data, first), Some(&path::block(data, last + 1))))
+        }
+    }
+
+    /// Writes `data` at `offset`, or at the end (`append`, or a handle opened so). Reads nothing.
+    /// Returns how much was written: less than all only if the rest failed.
+    pub fn write(&self, fh: FileHandle, ino: Ino, offset: u64, data: &[u8], append: bool) -> Result<u32> {
+        self.writable()?;
+        let (inode, open) = self.file(fh, ino)?;
+        let flags = open.as_ref().map_or(0, |o| o.flags);
+        if open.is_some() && flags & O_ACCMODE == O_RDONLY {
+            return Err(Error::BadHandle(fh.0));
+        }
+        let by_root = open.as_ref().is_none_or(|o| o.uid == 0);
+        let at = self.hold(&inode, true)?;
+        let append = append || flags & O_APPEND != 0;
+        let offset = if append { inode.peek(|s| s.record.size) } else { offset };
+        self.write_at(&inode, &at.data, &at.meta, offset, data, by_root)
+    }
+
+    /// Writes to a file whose `tree` is held exclusively.
+    fn write_at(
+        &self,
+        inode: &InodeRef,
+        data_key: &Bytes,
+        meta_key: &Bytes,
+        offset: u64,
+        data: &[u8],
+        by_root: bool,
+    ) -> Result<u32> {
+        let end = offset.saturating_add(data.len() as u64);
+        if end > MAX_FILE_SIZE || data.len() > u32::MAX as usize {
+            return Err(Error::TooBig(end));
+        }
+        let now = Time::now();
+        let mut done = 0;
+        while done < data.len() {
+            let from = offset + done as u64;
+            // Batches end on block borders, so that no block is written twice.
+            let unit = WRITE_UNIT - (from % BLOCK_SIZE) as usize;
+            let part = data.get(done..data.len().min(done + unit)).unwrap_or_default();
+            let (size, perm) = inode.peek(|s| (s.record.size, s.record.perm));
+            let change = Change {
+                size: Some(Size::AtLeast(from + part.len() as u64)),
+                perm: if by_root { None } else { without_set_id(perm) },
+                ..Change::modified(now)
+            };
+            let mut batch = Batch::new();
+            Self::write_data(&mut batch, data_key, size, from, part);
+            batch.upsert(meta_key.clone(), change.encode());
+            match self.db.write(batch) {
+                Ok(()) => inode.change(|s| change.apply(&mut s.record)),
+                Err(_) if done > 0 => break,
+                Err(e) => return Err(e.into()),
+            }
+            done += part.len();
+        }
+        Ok(done as u32)
+    }
+
+    /// Sets the access time if the policy asks for it. A failure to do so is no failure of the read.
+    pub(crate) fn accessed(&self, inode: &InodeRef) {
+        if self.read_only || self.atime == AtimePolicy::Noatime {
+            return;
+        }
+        let now = Time::now();
+        let due = |r: &crate::record::Record| {
+            self.atime == AtimePolicy::Strict
+                || r.atime <= r.mtime
+                || r.atime <= r.ctime
+                || now.secs.saturating_sub(r.atime.secs) >= DAY
+        };
+        if !inode.peek(|s| due(&s.record)) {
+            return;
+        }
+        let Ok(at) = self.hold(inode, true) else { return };
+        let change = Change { atime: Some(now), ..Change::default() };
+        if inode.peek(|s| due(&s.record)) && self.db.upsert(at.meta.clone(), change.encode()).is_ok() {
+            inode.change(|s| change.apply(&mut s.record));
+        }
+    }
+
+    /// Copies `len` bytes between files and returns how many; less than asked at the end of the
+    /// source or of a stated unit (16 MiB), after which the caller asks again.
+    ///
+    /// A whole file onto an empty one is a clone of its data: one batch whatever the size.
+    pub fn copy_file_range(
+        &self,
+        c: &Caller,
+        ino_in: Ino,
+        off_in: u64,
+        ino_out: Ino,
+        off_out: u64,
+        len: u64,
+    ) -> Result<u64> {
+        self.writable()?;
+        let (source, _) = self.file(FileHandle(0), ino_in)?;
+        let (target, _) = self.file(FileHandle(0), ino_out)?;
+        if off_out.saturating_add(len.min(source.peek(|s| s.record.size))) > MAX_FILE_SIZE {
+            return Err(Error::TooBig(off_out));
+        }
+        if source.ino == target.ino {
+            let apart = off_in.saturating_add(len) <= off_out || off_out.saturating_add(len) <= off_in;
+            if !apart {
+                return Err(Error::Invalid(format!("{}: copied onto itself", source.label())));
+            }
+        } else if off_in == 0
+            && off_out == 0
+            && let Some(copied) = self.clone_data(c, &source, &target, len)?
+        {
+            return Ok(copied);
+        }
+        let mut done = 0;
+        let len = len.min(COPY_UNIT);
+        while done < len {
+            let unit = (len - done).min(WRITE_UNIT as u64) as u32;
+            let bytes = match self.read(FileHandle(0), ino_in, off_in.saturating_add(done), unit) {
+                Ok(bytes) => bytes,
+                Err(_) if done > 0 => break,
+                Err(e) => return Err(e),
+            };
+            if bytes.is_empty() {
+                break;
+            }
+            let written = self.hold(&target, true).and_then(|at| {
+                self.write_at(&target, &at.data, &at.meta, off_out + done, &bytes, c.is_root())
+            });
+            match written {
+                Ok(n) => done += u64::from(n),
+                Err(_) if done > 0 => break,
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Clones the data of `source` into `target` if that is empty and `len` covers the source.
+    fn clone_data(&self, c: &Caller, source: &InodeRef, target: &InodeRef, len: u64) -> Result<Option<u64>> {
+        self.with_attempts(|tries| {
+            let from = self.attempt(source, tries, false)?;
+            let to = self.attempt(target, tries, true)?;
+            let size = source.peek(|s| s.record.size);
+            let (held, perm) = target.peek(|s| (s.record.size, s.record.perm));
+            if size == 0 || held != 0 || len < size {
+                return Ok(None);
+            }
+            let change = Change {
+                size: Some(Size::Set(size)),
+                perm: if c.is_root() { None } else { without_set_id(perm) },
+                ..Change::modified(Time::now())
+            };
+            let mut batch = Batch::new();
+            batch.clone_prefix(from.data.clone(), to.data.clone());
+            batch.upsert(to.meta.clone(), change.encode());
+            self.db.write(batch)?;
+            target.change(|s| change.apply(&mut s.record));
+            Ok(Some(size))
+        })
+    }
+}
+
+/// Blocks of a file at one moment, not read yet.
+enum View {
+    One(pando_db::Snapshot, Bytes),
+    Many(Cursor),
+}
+
+impl View {
+    /// The bytes `from..to` of the file.
+    fn bytes(self, data: &[u8], from: u64, to: u64) -> Result<Bytes> {
+        let len = (to - from) as usize;
+        match self {
+            View::One(snapshot, key) => {
+                let block = snapshot.get(&key)?.unwrap_or_default();
+                let within = (from % BLOCK_SIZE) as usize;
+                if block.len() >= within + len {
+                    return Ok(block.slice(within..within + len));
+                }
+                let mut out = BytesMut::with_capacity(len);
+                out.extend_from_slice(block.get(within..).unwrap_or_default());
+                out.resize(len, 0);
+                Ok(out.freeze())
+            }
+            View::Many(cursor) => {
+                let mut out = BytesMut::with_capacity(len);
+                for pair in cursor {
+                    let (key, value) = pair?;
+                    let damaged = Error::Damaged { what: "file data".into(), detail: "impossible block key" };
+                    let start = path::block_of(data, &key).ok_or(damaged)? * BLOCK_SIZE;
+                    let value = value.get(..value.len().min(BLOCK_SIZE as usize)).unwrap_or_default();
+                    // Only the first block can begin before `from`.
+                    let skip = from.saturating_sub(start) as usize;
+                    let value = value.get(skip..).unwrap_or_default();
+                    let at = (start.max(from) - from) as usize;
+                    if at < out.len() || at >= len {
+                        continue;
+                    }
+                    out.resize(at, 0);
+                    out.extend_from_slice(value.get(..value.len().min(len - at)).unwrap_or_default());
+                }
+                out.resize(len, 0);
+                Ok(out.freeze())
+            }
+        }
+    }
+}

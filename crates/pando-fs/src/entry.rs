@@ -1,0 +1,219 @@
+//! Making and removing single entries: create, mknod, mkdir, symlink, unlink, rmdir.
+//!
+//! Each call is one batch: the entry's record and its directory's times change
+//! together or not at all. Guarantees POSIX ownership of what is made (umask,
+//! set-group-id directories) and that a removed file which is open stays
+//! readable and writable until its last handle is released. Uses `name`,
+//! `place`, `orphan` and `data`.
+
+use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
+
+use bytes::Bytes;
+use pando_db::Batch;
+
+use crate::{
+    MAX_SYMLINK,
+    error::{Error, Result, show},
+    handle::OpenFile,
+    inode::{InodeRef, Link},
+    lineage::number,
+    merge::Change,
+    path::{self, check_name},
+    place::{DirAt, Guard},
+    record::Record,
+    types::{Attr, Caller, FileHandle, FileKind, Ino, Time},
+    volume::Fs,
+};
+
+const S_ISGID: u16 = 0o2000;
+const S_IXGRP: u16 = 0o010;
+
+/// What is to be made.
+struct New<'a> {
+    kind: FileKind,
+    mode: u32,
+    rdev: u32,
+    target: Option<&'a [u8]>,
+}
+
+impl Fs {
+    /// Adds the change to the batch that is about the directory's own record.
+    pub(crate) fn change_dir(batch: &mut Batch, at: &DirAt, change: &Change) {
+        batch.upsert(at.meta(), change.encode());
+    }
+
+    /// Makes an entry. The guards that come back keep the entry from being changed.
+    fn make(&self, c: &Caller, parent: Ino, name: &OsStr, new: New<'_>) -> Result<(InodeRef, DirAt, Guard)> {
+        self.writable()?;
+        let bytes = check_name(name)?;
+        let dir = self.dir(parent)?;
+        let (at, names) = self.hold_names(&dir, true)?;
+        let entry = at.child(bytes)?;
+        let key = path::meta(&entry);
+        if self.db.get(&key)?.is_some() {
+            return Err(Error::Exists(show(name)));
+        }
+        let now = Time::now();
+        let mut record =
+            Record::new(new.kind, (new.mode & !c.umask & 0o7777) as u16, self.fresh_file()?, now);
+        record.uid = c.uid;
+        record.gid = c.gid;
+        record.rdev = new.rdev;
+        let (dir_perm, dir_gid) = dir.peek(|s| (s.record.perm, s.record.gid));
+        if dir_perm & S_ISGID != 0 {
+            record.gid = dir_gid;
+            if new.kind == FileKind::Directory {
+                record.perm |= S_ISGID;
+            } else if record.perm & S_IXGRP != 0 && !c.is_root() && !c.in_group(dir_gid) {
+                record.perm &= !S_ISGID;
+            }
+        }
+        if let Some(target) = new.target {
+            record.perm = 0o777;
+            record.size = target.len() as u64;
+            record.symlink = Some(Bytes::copy_from_slice(target));
+        }
+        let touched = Change::modified(now);
+        let mut batch = Batch::new();
+        batch.put(key, record.encode());
+        Self::change_dir(&mut batch, &at, &touched);
+        self.db.write(batch)?;
+        dir.change(|s| touched.apply(&mut s.record));
+        let ino = number(dir.lineage, record.fileno);
+        let link = Link::At { parent: dir.clone(), name: bytes.into() };
+        match self.table.enter(ino, dir.lineage, None, link, record) {
+            Some(inode) => Ok((inode, at, names)),
+            None => Err(Error::Stale(ino)),
+        }
+    }
+
+    /// Makes a file, device node, pipe or socket; the type bits of `mode` say which. EINVAL for
+    /// directories and symbolic links. Counts one reference of the kernel.
+    pub fn mknod(&self, c: &Caller, parent: Ino, name: &OsStr, mode: u32, rdev: u32) -> Result<Attr> {
+        let kind = match FileKind::from_mode(mode) {
+            None | Some(FileKind::Directory | FileKind::Symlink) => {
+                return Err(Error::Invalid(format!("mode {mode:#o}: not what mknod makes")));
+            }
+            Some(kind) => kind,
+        };
+        let rdev = if matches!(kind, FileKind::CharDevice | FileKind::BlockDevice) { rdev } else { 0 };
+        let (inode, ..) = self.make(c, parent, name, New { kind, mode, rdev, target: None })?;
+        Ok(inode.count_lookup())
+    }
+
+    /// Makes a directory. Counts one reference of the kernel.
+    pub fn mkdir(&self, c: &Caller, parent: Ino, name: &OsStr, mode: u32) -> Result<Attr> {
+        let (inode, ..) =
+            self.make(c, parent, name, New { kind: FileKind::Directory, mode, rdev: 0, target: None })?;
+        Ok(inode.count_lookup())
+    }
+
+    /// Makes a symbolic link to `target` (1 to 4095 bytes). Counts one reference of the kernel.
+    pub fn symlink(&self, c: &Caller, parent: Ino, name: &OsStr, target: &OsStr) -> Result<Attr> {
+        let target = target.as_bytes();
+        if target.is_empty() {
+            return Err(Error::NotFound(String::new()));
+        }
+        if target.len() > MAX_SYMLINK || target.contains(&0) {
+            return Err(Error::NameTooLong(show(name)));
+        }
+        let new = New { kind: FileKind::Symlink, mode: 0o777, rdev: 0, target: Some(target) };
+        let (inode, ..) = self.make(c, parent, name, new)?;
+        Ok(inode.count_lookup())
+    }
+
+    /// Makes a regular file and opens it; EEXIST if the name is taken (the kernel asks for files
+    /// that it has not found). Counts one reference of the kernel; release the handle as well.
+    pub fn create(
+        &self,
+        c: &Caller,
+        parent: Ino,
+        name: &OsStr,
+        mode: u32,
+        flags: i32,
+    ) -> Result<(Attr, FileHandle)> {
+        let new = New { kind: FileKind::Regular, mode, rdev: 0, target: None };
+        let (inode, _at, _names) = self.make(c, parent, name, new)?;
+        inode.change(|s| s.opens += 1);
+        let attr = inode.count_lookup();
+        let handle = self.files.add(OpenFile { inode, flags, uid: c.uid });
+        Ok((attr, FileHandle(handle)))
+    }
+
+    /// The target of a symbolic link; EINVAL for anything else.
+    pub fn readlink(&self, ino: Ino) -> Result<Bytes> {
+        let inode = self.table.get(ino)?;
+        inode
+            .peek(|s| s.record.symlink.clone())
+            .ok_or_else(|| Error::Invalid(format!("{}: not a symbolic link", inode.label())))
+    }
+
+    /// Adds the removal of one entry that is not a directory: its record, and its data, which
+    /// moves to the orphan area if it is open. The caller holds `tree` of the inode exclusively
+    /// and calls [`Fs::removed`] when the batch is written.
+    pub(crate) fn remove_file(&self, batch: &mut Batch, entry: &[u8], inode: &InodeRef, now: Time) {
+        batch.delete(path::meta(entry));
+        if inode.kind != FileKind::Regular {
+            return;
+        }
+        let size = inode.peek(|s| s.record.size);
+        if inode.peek(|s| s.opens) > 0 {
+            self.make_orphan(batch, entry, inode, now);
+        } else {
+            Self::drop_data(batch, &path::data(entry), size);
+        }
+    }
+
+    /// Removes the entry `name`, which must not be a directory (EISDIR).
+    pub fn unlink(&self, c: &Caller, parent: Ino, name: &OsStr) -> Result<()> {
+        let _ = c; // the kernel has checked the permissions of the directory
+        self.writable()?;
+        let bytes = check_name(name)?;
+        let dir = self.dir(parent)?;
+        let (at, _names) = self.hold_names(&dir, true)?;
+        let inode = self.child(&at, bytes)?.ok_or_else(|| Error::NotFound(show(name)))?;
+        if inode.kind == FileKind::Directory {
+            return Err(Error::IsDirectory(show(name)));
+        }
+        let _own = inode.tree.write_arc();
+        let now = Time::now();
+        let touched = Change::modified(now);
+        let mut batch = Batch::new();
+        self.remove_file(&mut batch, &at.child(bytes)?, &inode, now);
+        Self::change_dir(&mut batch, &at, &touched);
+        self.db.write(batch)?;
+        dir.change(|s| touched.apply(&mut s.record));
+        self.removed(&inode, now);
+        Ok(())
+    }
+
+    /// True if the directory with this contents prefix has no entry. One cursor step.
+    pub(crate) fn is_empty(&self, contents: &[u8]) -> Result<bool> {
+        let (lo, hi) = path::listing(contents, None);
+        Ok(self.db.range(&lo, Some(&hi)).next().transpose()?.is_none())
+    }
+
+    /// Removes the empty directory `name`.
+    pub fn rmdir(&self, c: &Caller, parent: Ino, name: &OsStr) -> Result<()> {
+        let _ = c; // as for unlink
+        self.writable()?;
+        let bytes = check_name(name)?;
+        let dir = self.dir(parent)?;
+        let (at, _names) = self.hold_names(&dir, true)?;
+        let inode = self.child(&at, bytes)?.ok_or_else(|| Error::NotFound(show(name)))?;
+        inode.must_be_dir()?;
+        let _own = inode.tree.write_arc();
+        if !self.is_empty(&path::contents(&at.contents, bytes)?)? {
+            return Err(Error::NotEmpty(show(name)));
+        }
+        let now = Time::now();
+        let touched = Change::modified(now);
+        let mut batch = Batch::new();
+        batch.delete(path::meta(&at.child(bytes)?));
+        Self::change_dir(&mut batch, &at, &touched);
+        self.db.write(batch)?;
+        dir.change(|s| touched.apply(&mut s.record));
+        self.removed(&inode, now);
+        Ok(())
+    }
+}

@@ -1,0 +1,116 @@
+//! What can go wrong in the file system, as types, and the errno of each.
+//!
+//! Every fallible public call returns [`Result`]. Guarantees that each error
+//! has one errno ([`Error::errno`]) and a text that names what it is about.
+//! May use the engine's errors and nothing else of the crate.
+
+use std::ffi::OsStr;
+
+use rustix::io::Errno;
+
+/// Result of a file-system call.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// A file-system error; see [`Error::errno`] for what the kernel is told.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Nothing has this name (ENOENT).
+    #[error("{0}: no such file or directory")]
+    NotFound(String),
+    /// Something has this name already (EEXIST).
+    #[error("{0}: exists already")]
+    Exists(String),
+    /// A directory was needed (ENOTDIR).
+    #[error("{0}: not a directory")]
+    NotDirectory(String),
+    /// A directory was given where it cannot be (EISDIR).
+    #[error("{0}: is a directory")]
+    IsDirectory(String),
+    /// A directory that must be empty is not (ENOTEMPTY).
+    #[error("{0}: directory not empty")]
+    NotEmpty(String),
+    /// A name over 255 bytes, or a path over what a key holds (ENAMETOOLONG).
+    #[error("{0}: name or path too long")]
+    NameTooLong(String),
+    /// A call that can never work as given (EINVAL); the text says why.
+    #[error("{0}")]
+    Invalid(String),
+    /// Only the owner or root may do this (EPERM).
+    #[error("{name}: {why}")]
+    NotPermitted {
+        /// What it was about.
+        name: String,
+        /// The rule that forbids it.
+        why: &'static str,
+    },
+    /// The mode of a directory forbids this (EACCES).
+    #[error("{0}: permission denied: needs write and search permission on the directory that holds it")]
+    Access(String),
+    /// The inode was removed, or replaced by a clone (ESTALE).
+    #[error("inode {0:#x}: removed or replaced meanwhile")]
+    Stale(u64),
+    /// No such open handle (EBADF).
+    #[error("handle {0}: not open for this")]
+    BadHandle(u64),
+    /// Beyond [`crate::MAX_FILE_SIZE`] (EFBIG).
+    #[error("offset {0}: beyond the largest file size")]
+    TooBig(u64),
+    /// The file system is mounted read-only (EROFS).
+    #[error("the file system is mounted read-only")]
+    ReadOnly,
+    /// The call, or this use of it, is not supported (EOPNOTSUPP).
+    #[error("not supported: {0}")]
+    Unsupported(&'static str),
+    /// A supply of numbers is used up (EOVERFLOW).
+    #[error("no {0} left; copy the tree into a new file system")]
+    Exhausted(&'static str),
+    /// What is stored under a key is not what this version writes (EIO).
+    #[error("damaged metadata of {what}: {detail}; run a check of the image")]
+    Damaged {
+        /// What it belongs to.
+        what: String,
+        /// What was expected.
+        detail: &'static str,
+    },
+    /// The store holds no file system, or one of a version this program does not know (EINVAL).
+    #[error("not a usable file system: {0}")]
+    Format(String),
+    /// The engine failed.
+    #[error(transparent)]
+    Engine(#[from] pando_db::Error),
+}
+
+impl Error {
+    /// The positive errno that stands for this error.
+    pub fn errno(&self) -> i32 {
+        use pando_db::Error as E;
+        let errno = match self {
+            Error::NotFound(_) => Errno::NOENT,
+            Error::Exists(_) => Errno::EXIST,
+            Error::NotDirectory(_) => Errno::NOTDIR,
+            Error::IsDirectory(_) => Errno::ISDIR,
+            Error::NotEmpty(_) => Errno::NOTEMPTY,
+            Error::NameTooLong(_) => Errno::NAMETOOLONG,
+            Error::Invalid(_) | Error::Format(_) => Errno::INVAL,
+            Error::NotPermitted { .. } => Errno::PERM,
+            Error::Access(_) => Errno::ACCESS,
+            Error::Stale(_) => Errno::STALE,
+            Error::BadHandle(_) => Errno::BADF,
+            Error::TooBig(_) => Errno::FBIG,
+            Error::ReadOnly | Error::Engine(E::ReadOnly) => Errno::ROFS,
+            Error::Unsupported(_) => Errno::OPNOTSUPP,
+            Error::Exhausted(_) => Errno::OVERFLOW,
+            Error::Engine(E::NoSpace) => Errno::NOSPC,
+            Error::Engine(E::TooLarge { what: "key", .. }) => Errno::NAMETOOLONG,
+            Error::Engine(E::Locked) => Errno::BUSY,
+            Error::Damaged { .. } | Error::Engine(_) => Errno::IO,
+        };
+        errno.raw_os_error()
+    }
+}
+
+/// A name for messages.
+pub(crate) fn show(name: &OsStr) -> String {
+    name.to_string_lossy().into_owned()
+}

@@ -1,0 +1,138 @@
+//! Open files and attributes: open, release, fsync, getattr, setattr.
+//!
+//! Guarantees the POSIX rules that the kernel leaves to a file system which
+//! runs with `default_permissions`: set-id bits fall at a change of owner or
+//! of content, times follow each change. Uses `place`, `data`, `orphan`.
+
+use pando_db::Batch;
+
+use crate::{
+    MAX_FILE_SIZE,
+    data::without_set_id,
+    error::{Error, Result},
+    handle::OpenFile,
+    inode::InodeRef,
+    merge::{Change, Size},
+    types::{Attr, Caller, FileHandle, FileKind, Ino, SetAttr, SetTime, Time},
+    volume::Fs,
+};
+
+const O_TRUNC: i32 = 0o1000;
+const O_ACCMODE: i32 = 0o3;
+
+impl Fs {
+    /// What `stat` tells. No I/O: inodes that can be asked about are in memory.
+    pub fn getattr(&self, ino: Ino) -> Result<Attr> {
+        let inode = self.table.get(ino)?;
+        let attr = inode.attr();
+        // A removed inode that is asked about through a handle still answers; one below a
+        // directory that was removed or replaced as a whole does not.
+        match attr.nlink > 0 && inode.is_dead() {
+            true => Err(Error::Stale(ino)),
+            false => Ok(attr),
+        }
+    }
+
+    /// Changes attributes, in one batch. Of symbolic links the mode cannot be changed (EOPNOTSUPP).
+    pub fn setattr(&self, c: &Caller, ino: Ino, s: &SetAttr) -> Result<Attr> {
+        self.writable()?;
+        let inode = self.table.get(ino)?;
+        if s.size.is_some() {
+            match inode.kind {
+                FileKind::Regular => {}
+                FileKind::Directory => return Err(Error::IsDirectory(inode.label())),
+                _ => return Err(Error::Invalid(format!("{}: has no size to set", inode.label()))),
+            }
+        }
+        if s.mode.is_some() && inode.kind == FileKind::Symlink {
+            return Err(Error::Unsupported("the mode of a symbolic link"));
+        }
+        if s.size.is_some_and(|n| n > MAX_FILE_SIZE) {
+            return Err(Error::TooBig(s.size.unwrap_or_default()));
+        }
+        self.apply_attr(c, &inode, s)?;
+        Ok(inode.attr())
+    }
+
+    fn apply_attr(&self, c: &Caller, inode: &InodeRef, s: &SetAttr) -> Result<()> {
+        let at = self.hold(inode, true)?;
+        let now = Time::now();
+        let (old_size, perm) = inode.peek(|st| (st.record.size, st.record.perm));
+        let time = |t: SetTime| match t {
+            SetTime::Now => Ok(now),
+            SetTime::At(t) if t.nanos < 1_000_000_000 => Ok(t),
+            SetTime::At(_) => Err(Error::Invalid("nanoseconds beyond a second".into())),
+        };
+        let mut change = Change {
+            size: s.size.map(Size::Set),
+            perm: s.mode.map(|m| (m & 0o7777) as u16),
+            uid: s.uid,
+            gid: s.gid,
+            atime: s.atime.map(time).transpose()?,
+            mtime: s.mtime.map(time).transpose()?,
+            ctime: Some(s.ctime.map_or(Ok(now), |t| time(SetTime::At(t)))?),
+            nlink: 0,
+        };
+        if s.size.is_some() && s.mtime.is_none() {
+            change.mtime = Some(now);
+        }
+        // A change of owner takes the set-id bits of executables from everybody; a change of
+        // content does so unless root made it.
+        let owner_changes = (s.uid.is_some() || s.gid.is_some()) && inode.kind == FileKind::Regular;
+        let content_changes = s.size.is_some() && !c.is_root();
+        if change.perm.is_none() && (owner_changes || content_changes || s.kill_suidgid) {
+            change.perm = without_set_id(perm);
+        }
+        let mut batch = Batch::new();
+        if let Some(size) = s.size {
+            Self::cut_data(&mut batch, &at.data, old_size, size);
+        }
+        batch.upsert(at.meta.clone(), change.encode());
+        self.db.write(batch)?;
+        inode.change(|st| change.apply(&mut st.record));
+        Ok(())
+    }
+
+    /// Opens a regular file; O_TRUNC is honoured. (Whether the caller may is for the kernel to say.)
+    pub fn open_file(&self, c: &Caller, ino: Ino, flags: i32) -> Result<FileHandle> {
+        let inode = self.table.get(ino)?;
+        match inode.kind {
+            FileKind::Regular => {}
+            FileKind::Directory => return Err(Error::IsDirectory(inode.label())),
+            _ => return Err(Error::Invalid(format!("{}: not a regular file", inode.label()))),
+        }
+        if flags & O_ACCMODE != 0 || flags & O_TRUNC != 0 {
+            self.writable()?;
+        }
+        let handle = {
+            // Held, so that a removal of the tree around sees both the count and the handle.
+            let _at = self.hold(&inode, false)?;
+            inode.change(|s| s.opens += 1);
+            FileHandle(self.files.add(OpenFile { inode: inode.clone(), flags, uid: c.uid }))
+        };
+        if flags & O_TRUNC != 0 {
+            let cut = SetAttr { size: Some(0), ..SetAttr::default() };
+            if let Err(e) = self.apply_attr(c, &inode, &cut) {
+                self.release(ino, handle);
+                return Err(e);
+            }
+        }
+        Ok(handle)
+    }
+
+    /// Closes a handle. The last one of a file without a name removes its data.
+    pub fn release(&self, ino: Ino, fh: FileHandle) {
+        let _ = ino;
+        let Some(open) = self.files.remove(fh.0) else { return };
+        let inode = &open.inode;
+        let _own = inode.tree.write_arc();
+        inode.change(|s| s.opens = s.opens.saturating_sub(1));
+        self.drop_orphan_if_closed(inode);
+    }
+
+    /// Returns when all that was done, to this file or any other, is durable.
+    pub fn fsync(&self, ino: Ino, datasync: bool) -> Result<()> {
+        let _ = (ino, datasync); // the log is one sequence
+        Ok(self.db.sync()?)
+    }
+}

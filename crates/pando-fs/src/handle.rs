@@ -1,0 +1,79 @@
+//! Open files and directories.
+//!
+//! A handle keeps its inode in memory. Guarantee: numbers are never 0 and never
+//! used twice in one mount. Uses inodes only.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use parking_lot::{Mutex, RwLock};
+
+use crate::{
+    dir::Position,
+    error::{Error, Result},
+    inode::InodeRef,
+};
+
+/// An open file.
+#[derive(Debug)]
+pub(crate) struct OpenFile {
+    pub inode: InodeRef,
+    /// Flags of `open(2)`.
+    pub flags: i32,
+    /// Who opened it.
+    pub uid: u32,
+}
+
+/// An open directory.
+#[derive(Debug)]
+pub(crate) struct OpenDir {
+    pub inode: InodeRef,
+    pub position: Mutex<Position>,
+}
+
+/// The open things of one sort.
+#[derive(Debug)]
+pub(crate) struct Handles<T> {
+    last: AtomicU64,
+    open: RwLock<HashMap<u64, Arc<T>>>,
+}
+
+impl<T> Default for Handles<T> {
+    fn default() -> Self {
+        Self { last: AtomicU64::new(0), open: RwLock::default() }
+    }
+}
+
+impl<T> Handles<T> {
+    /// A number for `value`.
+    pub(crate) fn add(&self, value: T) -> u64 {
+        let number = self.last.fetch_add(1, Ordering::Relaxed) + 1;
+        self.open.write().insert(number, Arc::new(value));
+        number
+    }
+
+    /// What has this number.
+    pub(crate) fn get(&self, number: u64) -> Result<Arc<T>> {
+        self.open.read().get(&number).cloned().ok_or(Error::BadHandle(number))
+    }
+
+    /// Takes a number back.
+    pub(crate) fn remove(&self, number: u64) -> Option<Arc<T>> {
+        self.open.write().remove(&number)
+    }
+
+    /// How many are open.
+    pub(crate) fn len(&self) -> u64 {
+        self.open.read().len() as u64
+    }
+
+    /// All that are open now.
+    pub(crate) fn all(&self) -> Vec<Arc<T>> {
+        self.open.read().values().cloned().collect()
+    }
+}

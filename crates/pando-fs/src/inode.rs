@@ -1,0 +1,344 @@
+//! The table of inodes in memory.
+//!
+//! Only inodes that somebody refers to are here: the kernel (lookups), an open
+//! handle, a call in flight, or a child that is here. An inode knows its
+//! parent and its name there, so that renaming a directory is one change
+//! whatever lies below: paths are found by walking up.
+//!
+//! Guarantees: at most one [`Inode`] per number; a record in memory is what
+//! the engine would answer, also when an inode leaves and comes back while
+//! somebody reads its record ([`Table::enter`]). Uses records only; calls
+//! nothing that does I/O.
+
+use std::{
+    collections::HashMap,
+    ops::Deref,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+use parking_lot::{Mutex, RwLock};
+
+use crate::{
+    error::{Error, Result},
+    record::Record,
+    types::{Attr, FileKind, Ino},
+};
+
+const SHARDS: usize = 64;
+
+/// Where an inode is.
+#[derive(Debug)]
+pub(crate) enum Link {
+    /// The root directory.
+    Root,
+    /// An entry of a directory.
+    At { parent: InodeRef, name: Box<[u8]> },
+    /// A file without a name that is still open; its keys are in the orphan area.
+    Orphan,
+    /// Removed.
+    Gone,
+}
+
+/// What changes of an inode. Nothing that can block is called while it is locked.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub link: Link,
+    pub record: Record,
+    /// References that the kernel counts.
+    pub lookups: u64,
+    /// Open file handles.
+    pub opens: u32,
+}
+
+/// An inode in memory.
+#[derive(Debug)]
+pub(crate) struct Inode {
+    pub ino: Ino,
+    pub kind: FileKind,
+    /// Lineage of the entries of a directory; of the inode itself otherwise.
+    pub lineage: u32,
+    /// Held shared by every call on this inode and, for directories, on what is below; held
+    /// exclusively to change data or place. See the module `place` for the order.
+    pub tree: Arc<RwLock<()>>,
+    /// Of directories: held to look at (shared) or change (exclusive) the set of entries. Other
+    /// kinds never use it and share the lock above.
+    pub names: Arc<RwLock<()>>,
+    refs: AtomicU64,
+    changed: AtomicBool,
+    state: Mutex<State>,
+}
+
+impl Inode {
+    /// Looks at the state.
+    pub(crate) fn peek<T>(&self, f: impl FnOnce(&State) -> T) -> T {
+        f(&self.state.lock())
+    }
+
+    /// Changes the state. What the change takes out must be dropped after the call, so return it.
+    pub(crate) fn change<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.state.lock();
+        self.changed.store(true, Ordering::Relaxed);
+        f(&mut state)
+    }
+
+    /// Replaces the link. The caller holds `tree` exclusively.
+    pub(crate) fn relink(&self, link: Link) {
+        let old = self.change(|s| std::mem::replace(&mut s.link, link));
+        drop(old); // may drop the last reference of the parent: not under the lock
+    }
+
+    /// What `stat` tells.
+    pub(crate) fn attr(&self) -> Attr {
+        self.peek(|s| {
+            let mut attr = attr_of(self.ino, &s.record);
+            if matches!(s.link, Link::Orphan | Link::Gone) {
+                attr.nlink = 0;
+            }
+            attr
+        })
+    }
+
+    /// True if the inode, or one above it, was removed.
+    pub(crate) fn is_dead(&self) -> bool {
+        let mut at = match self.parent() {
+            Ok(Some(parent)) => parent,
+            Ok(None) => return false,
+            Err(_) => return true,
+        };
+        loop {
+            at = match at.parent() {
+                Ok(Some(parent)) => parent,
+                Ok(None) => return false,
+                Err(_) => return true,
+            }
+        }
+    }
+
+    /// The parent; `None` for the root and for orphans.
+    pub(crate) fn parent(&self) -> Result<Option<InodeRef>> {
+        self.peek(|s| match &s.link {
+            Link::Root | Link::Orphan => Ok(None),
+            Link::At { parent, .. } => Ok(Some(parent.clone())),
+            Link::Gone => Err(Error::Stale(self.ino)),
+        })
+    }
+
+    /// Error unless this is a directory.
+    pub(crate) fn must_be_dir(&self) -> Result<()> {
+        match self.kind {
+            FileKind::Directory => Ok(()),
+            _ => Err(Error::NotDirectory(self.label())),
+        }
+    }
+
+    /// The name, for messages.
+    pub(crate) fn label(&self) -> String {
+        self.peek(|s| match &s.link {
+            Link::At { name, .. } => String::from_utf8_lossy(name).into_owned(),
+            Link::Root => "/".into(),
+            Link::Orphan | Link::Gone => format!("inode {:#x}", self.ino),
+        })
+    }
+}
+
+/// The attributes that a record gives an inode.
+pub(crate) fn attr_of(ino: Ino, r: &Record) -> Attr {
+    let size = if r.kind == FileKind::Directory { 4096 } else { r.size };
+    Attr {
+        ino,
+        size,
+        blocks: if r.kind == FileKind::Regular { size.div_ceil(512) } else { 0 },
+        atime: r.atime,
+        mtime: r.mtime,
+        ctime: r.ctime,
+        crtime: r.crtime,
+        kind: r.kind,
+        perm: r.perm,
+        nlink: r.nlink,
+        uid: r.uid,
+        gid: r.gid,
+        rdev: r.rdev,
+        blksize: crate::BLOCK_SIZE as u32,
+    }
+}
+
+/// A counted reference: while it lives, the inode stays in the table.
+#[derive(Debug)]
+pub(crate) struct InodeRef {
+    table: Arc<Table>,
+    inode: Arc<Inode>,
+}
+
+impl Deref for InodeRef {
+    type Target = Inode;
+    fn deref(&self) -> &Inode {
+        &self.inode
+    }
+}
+
+impl InodeRef {
+    /// Counts a reference of the kernel.
+    pub(crate) fn count_lookup(&self) -> Attr {
+        self.inode.refs.fetch_add(1, Ordering::Relaxed);
+        self.inode.state.lock().lookups += 1;
+        self.attr()
+    }
+}
+
+impl Clone for InodeRef {
+    fn clone(&self) -> Self {
+        self.inode.refs.fetch_add(1, Ordering::Relaxed);
+        Self { table: self.table.clone(), inode: self.inode.clone() }
+    }
+}
+
+impl Drop for InodeRef {
+    fn drop(&mut self) {
+        let mut last = self.table.put(&self.inode, 1);
+        // An inode that leaves gives back its parent, and so on up: a loop, as trees are deep.
+        while let Some(inode) = last.take() {
+            let link = std::mem::replace(&mut inode.state.lock().link, Link::Gone);
+            if let Link::At { parent, .. } = link {
+                // Taking the fields apart without running this function again.
+                let parent_inode = parent.inode.clone();
+                parent_inode.refs.fetch_add(1, Ordering::Relaxed);
+                drop(parent); // not the last one, by the line above
+                last = self.table.put(&parent_inode, 1);
+            }
+        }
+    }
+}
+
+type Shard = Mutex<HashMap<Ino, Arc<Inode>>>;
+
+/// The inodes in memory.
+#[derive(Debug)]
+pub(crate) struct Table {
+    shards: Vec<Shard>,
+    len: AtomicU64,
+    /// Counts inodes that left after a change. See [`Table::enter`].
+    departures: AtomicU64,
+}
+
+impl Table {
+    /// An empty table.
+    pub(crate) fn new() -> Arc<Self> {
+        let shards = (0..SHARDS).map(|_| Shard::default()).collect();
+        Arc::new(Self { shards, len: AtomicU64::new(0), departures: AtomicU64::new(0) })
+    }
+
+    fn shard(&self, ino: Ino) -> &Shard {
+        // File numbers are dense and lineages sparse: both take part.
+        &self.shards[(ino ^ (ino >> 40)) as usize % SHARDS]
+    }
+
+    /// Inodes in memory.
+    pub(crate) fn len(&self) -> u64 {
+        self.len.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of an inode without its name and target.
+    pub(crate) fn inode_bytes() -> u64 {
+        let (arc, lock, entry) = (16, 24, 24 + 8);
+        (size_of::<Inode>() + arc + 2 * lock + entry) as u64
+    }
+
+    /// To be read before a record is read that is given to [`Table::enter`].
+    pub(crate) fn departures(&self) -> u64 {
+        self.departures.load(Ordering::Acquire)
+    }
+
+    /// The inode, if it is in memory.
+    pub(crate) fn find(self: &Arc<Self>, ino: Ino) -> Option<InodeRef> {
+        let shard = self.shard(ino).lock();
+        let inode = shard.get(&ino)?.clone();
+        inode.refs.fetch_add(1, Ordering::Relaxed);
+        drop(shard);
+        Some(InodeRef { table: self.clone(), inode })
+    }
+
+    /// The inode that a call names by number.
+    pub(crate) fn get(self: &Arc<Self>, ino: Ino) -> Result<InodeRef> {
+        self.find(ino).ok_or(Error::Stale(ino))
+    }
+
+    /// The inode `ino`: that in memory, or else a new one with this link and record.
+    ///
+    /// `None` if it is not in memory but may have been changed there since `departures` was
+    /// read, so that the record may be old: read it again. The caller holds the `names` lock of
+    /// the directory in `link`, so that the entry itself cannot change.
+    pub(crate) fn enter(
+        self: &Arc<Self>,
+        ino: Ino,
+        lineage: u32,
+        departures: Option<u64>,
+        link: Link,
+        record: Record,
+    ) -> Option<InodeRef> {
+        let mut shard = self.shard(ino).lock();
+        if let Some(inode) = shard.get(&ino).cloned() {
+            inode.refs.fetch_add(1, Ordering::Relaxed);
+            drop(shard);
+            return Some(InodeRef { table: self.clone(), inode });
+        }
+        if departures.is_some_and(|d| d != self.departures()) {
+            drop(shard); // before `link`, whose parent may live in the same shard
+            return None;
+        }
+        let tree = Arc::new(RwLock::new(()));
+        let names = match record.kind {
+            FileKind::Directory => Arc::new(RwLock::new(())),
+            _ => tree.clone(),
+        };
+        let inode = Arc::new(Inode {
+            ino,
+            kind: record.kind,
+            lineage,
+            tree,
+            names,
+            refs: AtomicU64::new(1),
+            changed: AtomicBool::new(departures.is_none()),
+            state: Mutex::new(State { link, record, lookups: 0, opens: 0 }),
+        });
+        shard.insert(ino, inode.clone());
+        self.len.fetch_add(1, Ordering::Relaxed);
+        drop(shard);
+        Some(InodeRef { table: self.clone(), inode })
+    }
+
+    /// Drops up to `n` references that the kernel holds.
+    pub(crate) fn forget(self: &Arc<Self>, ino: Ino, n: u64) {
+        let Some(inode) = self.find(ino) else { return };
+        let dropped = {
+            let mut s = inode.state.lock();
+            let n = s.lookups.min(n);
+            s.lookups -= n;
+            n
+        };
+        // Never the last: `inode` is one more.
+        let left = self.put(&inode.inode, dropped);
+        debug_assert!(left.is_none());
+    }
+
+    /// Drops `n` references; the inode if it left the table with them.
+    fn put(&self, inode: &Arc<Inode>, n: u64) -> Option<Arc<Inode>> {
+        let before = inode.refs.fetch_sub(n, Ordering::AcqRel);
+        assert!(before >= n, "more references dropped than taken");
+        if before > n {
+            return None;
+        }
+        let mut shard = self.shard(inode.ino).lock();
+        let current = shard.get(&inode.ino).is_some_and(|i| Arc::ptr_eq(i, inode));
+        if !current || inode.refs.load(Ordering::Acquire) != 0 {
+            return None;
+        }
+        if inode.changed.load(Ordering::Relaxed) {
+            self.departures.fetch_add(1, Ordering::Release);
+        }
+        self.len.fetch_sub(1, Ordering::Relaxed);
+        shard.remove(&inode.ino)
+    }
+}

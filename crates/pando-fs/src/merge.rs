@@ -1,0 +1,329 @@
+//! The meaning of upserts in a file system: patches of data blocks and changes
+//! of metadata records, both blind.
+//!
+//! [`FsMerge`] is pure. A data operation is a write of bytes at an offset of a
+//! block, or a cut; bytes that a value lacks are zeros. A metadata operation
+//! is a [`Change`]: fields to set, a size to reach at least, a link count to
+//! add to. The same [`Change`] is applied to the record in memory, so that
+//! memory and store cannot differ. Uses the record's encoding only.
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use pando_db::Merge;
+
+use crate::{
+    BLOCK_SIZE,
+    record::{Record, get_time, put_time},
+    types::Time,
+};
+
+const WRITE: u8 = 1;
+const CUT: u8 = 2;
+const CHANGE: u8 = 16;
+
+/// The merge of a file system.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct FsMerge;
+
+/// An operation that writes `data` at `offset` of a block.
+pub(crate) fn write(offset: u32, data: &[u8]) -> Bytes {
+    let mut op = BytesMut::with_capacity(5 + data.len());
+    op.put_u8(WRITE);
+    op.put_u32_le(offset);
+    op.put_slice(data);
+    op.freeze()
+}
+
+/// An operation that leaves at most the first `len` bytes of a block, and nothing of it if 0.
+pub(crate) fn cut(len: u32) -> Bytes {
+    let mut op = BytesMut::with_capacity(5);
+    op.put_u8(CUT);
+    op.put_u32_le(len);
+    op.freeze()
+}
+
+/// A change of size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Size {
+    /// This size.
+    Set(u64),
+    /// At least this size.
+    AtLeast(u64),
+}
+
+/// A blind change of a record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Change {
+    pub size: Option<Size>,
+    pub perm: Option<u16>,
+    pub uid: Option<u32>,
+    pub gid: Option<u32>,
+    pub atime: Option<Time>,
+    pub mtime: Option<Time>,
+    pub ctime: Option<Time>,
+    /// Added to the link count.
+    pub nlink: i32,
+}
+
+impl Change {
+    /// Content and inode changed at `now`.
+    pub(crate) fn modified(now: Time) -> Self {
+        Self { mtime: Some(now), ctime: Some(now), ..Self::default() }
+    }
+
+    /// Applies the change.
+    pub(crate) fn apply(&self, r: &mut Record) {
+        match self.size {
+            Some(Size::Set(n)) => r.size = n,
+            Some(Size::AtLeast(n)) => r.size = r.size.max(n),
+            None => {}
+        }
+        r.perm = self.perm.unwrap_or(r.perm);
+        r.uid = self.uid.unwrap_or(r.uid);
+        r.gid = self.gid.unwrap_or(r.gid);
+        r.atime = self.atime.unwrap_or(r.atime);
+        r.mtime = self.mtime.unwrap_or(r.mtime);
+        r.ctime = self.ctime.unwrap_or(r.ctime);
+        r.nlink = r.nlink.saturating_add_signed(self.nlink);
+    }
+
+    /// The change that equals this one followed by `next`.
+    fn then(&self, next: &Self) -> Self {
+        let size = match (self.size, next.size) {
+            (first, None) => first,
+            (Some(Size::Set(a)), Some(Size::AtLeast(b))) => Some(Size::Set(a.max(b))),
+            (Some(Size::AtLeast(a)), Some(Size::AtLeast(b))) => Some(Size::AtLeast(a.max(b))),
+            (_, second) => second,
+        };
+        Self {
+            size,
+            perm: next.perm.or(self.perm),
+            uid: next.uid.or(self.uid),
+            gid: next.gid.or(self.gid),
+            atime: next.atime.or(self.atime),
+            mtime: next.mtime.or(self.mtime),
+            ctime: next.ctime.or(self.ctime),
+            nlink: self.nlink.saturating_add(next.nlink),
+        }
+    }
+
+    /// The change as an upsert: tag, mask (u16), the fields of the mask in order.
+    pub(crate) fn encode(&self) -> Bytes {
+        let mut op = BytesMut::with_capacity(64);
+        op.put_u8(CHANGE);
+        op.put_u16_le(0);
+        let mut mask = 0u16;
+        if let Some(size) = self.size {
+            let (bit, n) = match size {
+                Size::Set(n) => (0, n),
+                Size::AtLeast(n) => (1, n),
+            };
+            mask |= 1 << bit;
+            op.put_u64_le(n);
+        }
+        if let Some(perm) = self.perm {
+            mask |= 1 << 2;
+            op.put_u16_le(perm);
+        }
+        for (bit, id) in [(3, self.uid), (4, self.gid)] {
+            if let Some(id) = id {
+                mask |= 1 << bit;
+                op.put_u32_le(id);
+            }
+        }
+        for (bit, time) in [(5, self.atime), (6, self.mtime), (7, self.ctime)] {
+            if let Some(time) = time {
+                mask |= 1 << bit;
+                put_time(&mut op, time);
+            }
+        }
+        if self.nlink != 0 {
+            mask |= 1 << 8;
+            op.put_i32_le(self.nlink);
+        }
+        op[1..3].copy_from_slice(&mask.to_le_bytes());
+        op.freeze()
+    }
+
+    fn decode(op: &[u8]) -> Option<Self> {
+        let (&CHANGE, mut rest) = op.split_first()? else { return None };
+        let mask = rest.try_get_u16_le().ok()?;
+        let has = |bit: u32| mask >> bit & 1 != 0;
+        let mut c = Self::default();
+        if mask >> 9 != 0 || (has(0) && has(1)) {
+            return None;
+        }
+        if has(0) {
+            c.size = Some(Size::Set(rest.try_get_u64_le().ok()?));
+        }
+        if has(1) {
+            c.size = Some(Size::AtLeast(rest.try_get_u64_le().ok()?));
+        }
+        if has(2) {
+            c.perm = Some(rest.try_get_u16_le().ok()?);
+        }
+        for (bit, field) in [(3, &mut c.uid), (4, &mut c.gid)] {
+            if has(bit) {
+                *field = Some(rest.try_get_u32_le().ok()?);
+            }
+        }
+        for (bit, field) in [(5, &mut c.atime), (6, &mut c.mtime), (7, &mut c.ctime)] {
+            if has(bit) {
+                *field = Some(get_time(&mut rest)?);
+            }
+        }
+        if has(8) {
+            c.nlink = rest.try_get_i32_le().ok()?;
+        }
+        rest.is_empty().then_some(c)
+    }
+}
+
+/// A parsed write of bytes that lies within a block.
+struct Write<'a> {
+    offset: usize,
+    data: &'a [u8],
+}
+
+impl<'a> Write<'a> {
+    fn decode(op: &'a [u8]) -> Option<Self> {
+        let (&WRITE, mut data) = op.split_first()? else { return None };
+        let offset = data.try_get_u32_le().ok()? as usize;
+        (offset.checked_add(data.len())? <= BLOCK_SIZE as usize).then_some(Self { offset, data })
+    }
+
+    fn end(&self) -> usize {
+        self.offset + self.data.len()
+    }
+}
+
+fn decode_cut(op: &[u8]) -> Option<usize> {
+    let (&CUT, len) = op.split_first()? else { return None };
+    Some(u32::from_le_bytes(len.try_into().ok()?) as usize)
+}
+
+impl Merge for FsMerge {
+    fn name(&self) -> &'static str {
+        "pando-fs"
+    }
+
+    fn apply(&self, old: Option<&[u8]>, op: &[u8]) -> Option<Bytes> {
+        if let Some(w) = Write::decode(op) {
+            let old = old.unwrap_or_default();
+            let mut new = Vec::with_capacity(old.len().max(w.end()));
+            new.extend_from_slice(old.get(..w.offset).unwrap_or(old));
+            new.resize(w.offset, 0);
+            new.extend_from_slice(w.data);
+            new.extend_from_slice(old.get(w.end()..).unwrap_or_default());
+            return Some(new.into());
+        }
+        let old = old?;
+        if let Some(len) = decode_cut(op) {
+            return (len > 0).then(|| Bytes::copy_from_slice(old.get(..len).unwrap_or(old)));
+        }
+        if let (Some(change), Ok(mut record)) = (Change::decode(op), Record::decode(old)) {
+            change.apply(&mut record);
+            return Some(record.encode());
+        }
+        Some(Bytes::copy_from_slice(old))
+    }
+
+    fn combine(&self, first: &[u8], second: &[u8]) -> Option<Bytes> {
+        if let (Some(a), Some(b)) = (Change::decode(first), Change::decode(second)) {
+            return Some(a.then(&b).encode());
+        }
+        if let (Some(a), Some(b)) = (decode_cut(first), decode_cut(second)) {
+            return Some(cut(u32::try_from(a.min(b)).ok()?));
+        }
+        let (a, b) = (Write::decode(first)?, Write::decode(second)?);
+        // Two writes are one write only if no byte between them is left alone.
+        if b.offset > a.end() || a.offset > b.end() {
+            return None;
+        }
+        let start = a.offset.min(b.offset);
+        let mut data = Vec::with_capacity(a.end().max(b.end()) - start);
+        data.extend_from_slice(a.data.get(..b.offset.saturating_sub(start)).unwrap_or(a.data));
+        data.extend_from_slice(b.data);
+        data.extend_from_slice(a.data.get(b.end().saturating_sub(a.offset)..).unwrap_or_default());
+        debug_assert_eq!(data.len(), a.end().max(b.end()) - start);
+        Some(write(u32::try_from(start).ok()?, &data))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::FileKind;
+
+    fn changes() -> Vec<Change> {
+        let t = |n| Some(Time { secs: n, nanos: 5 });
+        vec![
+            Change { size: Some(Size::Set(100)), ..Change::default() },
+            Change { size: Some(Size::AtLeast(7)), mtime: t(1), ctime: t(2), ..Change::default() },
+            Change { size: Some(Size::AtLeast(700)), mtime: t(3), ..Change::default() },
+            Change { perm: Some(0o600), uid: Some(1), gid: Some(2), atime: t(4), ..Change::default() },
+            Change { nlink: 2, gid: Some(9), ..Change::default() },
+            Change { nlink: -1, ..Change::default() },
+            Change::default(),
+        ]
+    }
+
+    #[test]
+    fn combined_changes_equal_their_sequence() {
+        let mut r = Record::new(FileKind::Regular, 0o644, 9, Time::default());
+        r.size = 50;
+        let base = r.encode();
+        for a in changes() {
+            for b in changes() {
+                let (a, b) = (a.encode(), b.encode());
+                let once = FsMerge.apply(Some(&base), &a);
+                let twice = FsMerge.apply(once.as_deref(), &b);
+                let both = FsMerge.combine(&a, &b).unwrap();
+                assert_eq!(FsMerge.apply(Some(&base), &both), twice);
+            }
+        }
+    }
+
+    #[test]
+    fn combined_data_operations_equal_their_sequence() {
+        let olds: [Option<&[u8]>; 4] = [None, Some(b""), Some(b"0123456789"), Some(b"01234567890123456789")];
+        let mut ops = Vec::new();
+        for offset in 0..12 {
+            for len in [1, 3, 8] {
+                ops.push(write(offset, &vec![b'a' + offset as u8; len]));
+            }
+            ops.push(cut(offset));
+        }
+        let mut combined = 0;
+        for a in &ops {
+            for b in &ops {
+                let Some(both) = FsMerge.combine(a, b) else { continue };
+                combined += 1;
+                for old in olds {
+                    let twice = FsMerge.apply(FsMerge.apply(old, a).as_deref(), b);
+                    assert_eq!(FsMerge.apply(old, &both), twice, "{a:?} {b:?} on {old:?}");
+                }
+            }
+        }
+        assert!(combined > 500, "{combined}");
+    }
+
+    #[test]
+    fn a_change_creates_nothing_and_unknown_operations_change_nothing() {
+        let change = Change::modified(Time::default()).encode();
+        assert_eq!(FsMerge.apply(None, &change), None);
+        assert_eq!(FsMerge.apply(Some(b"no record"), &change).as_deref(), Some(&b"no record"[..]));
+        for op in [&b""[..], b"\x09", b"\x01\x01", b"\x01\xff\xff\xff\xffdata", b"\x10\xff\xff", b"\x02\0"] {
+            assert_eq!(FsMerge.apply(Some(b"v"), op).as_deref(), Some(&b"v"[..]), "{op:?}");
+            assert_eq!(FsMerge.apply(None, op), None, "{op:?}");
+        }
+    }
+
+    #[test]
+    fn patches_fill_gaps_and_cuts_end_blocks() {
+        assert_eq!(FsMerge.apply(None, &write(2, b"ab")).as_deref(), Some(&b"\0\0ab"[..]));
+        assert_eq!(FsMerge.apply(Some(b"xyz123"), &write(1, b"ab")).as_deref(), Some(&b"xab123"[..]));
+        assert_eq!(FsMerge.apply(Some(b"xyz"), &cut(1)).as_deref(), Some(&b"x"[..]));
+        assert_eq!(FsMerge.apply(Some(b"xyz"), &cut(0)), None);
+        assert_eq!(FsMerge.apply(None, &cut(1)), None);
+    }
+}

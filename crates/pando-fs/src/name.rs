@@ -1,0 +1,154 @@
+//! From names to inodes: lookup, references, paths.
+//!
+//! Guarantees that the record of an inode taken into memory is that of its
+//! entry at a moment when nobody could change the entry. Uses the locks of
+//! `place`, the table and the lineages.
+
+use std::{
+    ffi::{OsStr, OsString},
+    os::unix::ffi::OsStrExt,
+    path::{Component, Path},
+};
+
+use bytes::Bytes;
+
+use crate::{
+    error::{Error, Result, show},
+    inode::{InodeRef, Link},
+    path::{self, check_name},
+    place::DirAt,
+    record::Record,
+    types::{Attr, Ino, ROOT},
+    volume::Fs,
+};
+
+impl Fs {
+    /// The record in `value`, which was found under `name`.
+    pub(crate) fn decode(&self, name: &[u8], value: &[u8]) -> Result<Record> {
+        Record::decode(value)
+            .map_err(|detail| Error::Damaged { what: String::from_utf8_lossy(name).into_owned(), detail })
+    }
+
+    /// The directory that a call names by number.
+    pub(crate) fn dir(&self, ino: Ino) -> Result<InodeRef> {
+        let inode = self.table.get(ino)?;
+        inode.must_be_dir()?;
+        Ok(inode)
+    }
+
+    /// The entry `name`. The caller holds `names` of the directory.
+    pub(crate) fn child(&self, at: &DirAt, name: &[u8]) -> Result<Option<InodeRef>> {
+        let key = path::meta(&at.child(name)?);
+        let mut departures = self.table.departures();
+        let Some(mut value) = self.db.get(&key)? else { return Ok(None) };
+        loop {
+            if let Some(inode) = self.enter(at, name, &value, departures)? {
+                return Ok(Some(inode));
+            }
+            departures = self.table.departures();
+            value = match self.db.get(&key)? {
+                Some(value) => value,
+                None => return Ok(None),
+            };
+        }
+    }
+
+    /// The inode of an entry that was read after the table's `departures` were; `None`: read again.
+    pub(crate) fn enter(
+        &self,
+        at: &DirAt,
+        name: &[u8],
+        value: &Bytes,
+        departures: u64,
+    ) -> Result<Option<InodeRef>> {
+        let record = self.decode(name, value)?;
+        let (ino, lineage) = self.lineages.identity(&self.db, at.dir.lineage, &record)?;
+        let link = Link::At { parent: at.dir.clone(), name: name.into() };
+        let Some(inode) = self.table.enter(ino, lineage, Some(departures), link, record) else {
+            return Ok(None);
+        };
+        let same = inode.peek(
+            |s| matches!(&s.link, Link::At { parent, name: n } if parent.ino == at.dir.ino && **n == *name),
+        );
+        match same {
+            true => Ok(Some(inode)),
+            false => Err(Error::Damaged {
+                what: String::from_utf8_lossy(name).into_owned(),
+                detail: "two entries have one inode number",
+            }),
+        }
+    }
+
+    /// The entry `name` of `parent`; counts one reference of the kernel.
+    ///
+    /// One point query of the engine. `.` and `..` are answered too.
+    pub fn lookup(&self, parent: Ino, name: &OsStr) -> Result<Attr> {
+        let dir = self.dir(parent)?;
+        match name.as_bytes() {
+            b"." => return Ok(dir.count_lookup()),
+            b".." => return Ok(dir.parent()?.unwrap_or(dir).count_lookup()),
+            _ => {}
+        }
+        let bytes = check_name(name)?;
+        let (at, _names) = self.hold_names(&dir, false)?;
+        let inode = self.child(&at, bytes)?.ok_or_else(|| Error::NotFound(show(name)))?;
+        Ok(inode.count_lookup())
+    }
+
+    /// Takes the reference of an entry just listed: the same as [`Fs::lookup`].
+    pub fn reference(&self, parent: Ino, name: &OsStr) -> Result<Attr> {
+        self.lookup(parent, name)
+    }
+
+    /// Drops `n` references that the kernel held.
+    pub fn forget(&self, ino: Ino, n: u64) {
+        if ino != ROOT {
+            self.table.forget(ino, n);
+        }
+    }
+
+    /// What `path`, relative to the root, names. Symbolic links are not followed, `..` is
+    /// refused. Counts one reference; forget it.
+    pub fn resolve(&self, path: &Path) -> Result<Attr> {
+        let mut attr = self.getattr(ROOT)?;
+        for name in names(path)? {
+            let next = self.lookup(attr.ino, name);
+            self.forget(attr.ino, 1);
+            attr = next.map_err(|e| match e {
+                Error::NotFound(_) => Error::NotFound(path.display().to_string()),
+                Error::NotDirectory(_) => Error::NotDirectory(path.display().to_string()),
+                e => e,
+            })?;
+        }
+        Ok(attr)
+    }
+
+    /// The directory that holds `path`, and the last name of it. Counts one reference of the
+    /// directory; forget it. The root itself has no name: EINVAL.
+    pub fn resolve_parent(&self, path: &Path) -> Result<(Ino, OsString)> {
+        let mut names = names(path)?;
+        let last =
+            names.pop().ok_or_else(|| Error::Invalid(format!("{}: names the root", path.display())))?;
+        let parent: std::path::PathBuf = names.iter().collect();
+        let attr = self.resolve(&parent)?;
+        if attr.kind != crate::FileKind::Directory {
+            self.forget(attr.ino, 1);
+            return Err(Error::NotDirectory(parent.display().to_string()));
+        }
+        Ok((attr.ino, last.to_os_string()))
+    }
+}
+
+fn names(path: &Path) -> Result<Vec<&OsStr>> {
+    let mut names = Vec::new();
+    for part in path.components() {
+        match part {
+            Component::Normal(name) => names.push(name),
+            Component::RootDir | Component::CurDir => {}
+            Component::ParentDir | Component::Prefix(_) => {
+                return Err(Error::Invalid(format!("{}: give a path without ..", path.display())));
+            }
+        }
+    }
+    Ok(names)
+}

@@ -1,0 +1,117 @@
+//! Files without a name that are still open.
+//!
+//! When the last name of an open file goes, its record and data move, in the
+//! same batch, to an area of the system region under its inode number; the
+//! last release removes them, and so does the next mount after a crash. Every
+//! call on the file goes on working there. Uses keys and the inode table.
+
+use pando_db::Batch;
+
+use crate::{
+    inode::{Inode, InodeRef, Link, State},
+    merge::Change,
+    path::{self, system},
+    types::{FileKind, Time},
+    volume::Fs,
+};
+
+impl Fs {
+    /// Adds the move of a file's data and record into the orphan area. The record at its old
+    /// place is for the caller to delete.
+    pub(crate) fn make_orphan(&self, batch: &mut Batch, entry: &[u8], inode: &Inode, now: Time) {
+        let mut record = inode.peek(|s| s.record.clone());
+        Change { ctime: Some(now), ..Change::default() }.apply(&mut record);
+        // A file of size 0 has no data: no block holds bytes behind the size.
+        if record.size > 0 {
+            batch.rename_prefix(path::data(entry), system::orphan_data(inode.ino));
+        }
+        batch.put(system::orphan_meta(inode.ino), record.encode());
+    }
+
+    /// Tells an inode that its entry was removed. The caller holds `tree` of it, or of a
+    /// directory above it, exclusively.
+    pub(crate) fn removed(&self, inode: &Inode, now: Time) {
+        let open = inode.change(|s| {
+            s.record.ctime = now;
+            s.opens > 0 && inode.kind == FileKind::Regular
+        });
+        inode.relink(if open { Link::Orphan } else { Link::Gone });
+        // A release may have come between our look at the handles and the new link.
+        self.drop_orphan_if_closed(inode);
+    }
+
+    /// Removes an orphan that nobody has open any more.
+    pub(crate) fn drop_orphan_if_closed(&self, inode: &Inode) {
+        let ended = |s: &State| s.opens == 0 && matches!(s.link, Link::Orphan);
+        let last = inode.peek(ended).then(|| {
+            inode.change(|s| {
+                let ended = ended(s);
+                if ended {
+                    s.link = Link::Gone;
+                }
+                ended.then_some(s.record.size)
+            })
+        });
+        if let Some(Some(size)) = last {
+            let mut batch = Batch::new();
+            batch.delete(system::orphan_meta(inode.ino));
+            Self::drop_data(&mut batch, &system::orphan_data(inode.ino), size);
+            // Nobody can be told; the next mount removes what this could not.
+            let _ = self.db.write(batch);
+        }
+    }
+
+    /// Adds the moves of all open files below `top`, whose `tree` the caller holds exclusively,
+    /// into the orphan area, and returns these files. The cost follows the number of open
+    /// files of the mount.
+    pub(crate) fn orphan_below(
+        &self,
+        batch: &mut Batch,
+        top: &Inode,
+        now: Time,
+    ) -> crate::Result<Vec<InodeRef>> {
+        let mut found: Vec<InodeRef> = Vec::new();
+        for open in self.files.all() {
+            let inode = &open.inode;
+            if inode.kind != FileKind::Regular || found.iter().any(|i| i.ino == inode.ino) {
+                continue;
+            }
+            if let Some(entry) = entry_below(inode, top)? {
+                self.make_orphan(batch, &entry, inode, now);
+                found.push(inode.clone());
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// The path of the entry of `inode` if it lies below the directory `top`.
+fn entry_below(inode: &InodeRef, top: &Inode) -> crate::Result<Option<Vec<u8>>> {
+    let mut names: Vec<Box<[u8]>> = Vec::new();
+    let mut below = false;
+    let mut at = inode.clone();
+    loop {
+        let (name, parent) = match at.peek(|s| match &s.link {
+            Link::At { parent, name } => Some((name.clone(), Some(parent.clone()))),
+            Link::Root => Some((Box::default(), None)),
+            Link::Orphan | Link::Gone => None,
+        }) {
+            Some((name, Some(parent))) => (name, parent),
+            Some((_, None)) => break,
+            None => return Ok(None),
+        };
+        names.push(name);
+        below |= parent.ino == top.ino;
+        at = parent;
+    }
+    if !below {
+        return Ok(None);
+    }
+    let mut dir = Vec::new();
+    while names.len() > 1 {
+        if let Some(name) = names.pop() {
+            dir = path::contents(&dir, &name)?;
+        }
+    }
+    names.pop().map(|name| path::entry(&dir, &name)).transpose()
+}

@@ -1,0 +1,233 @@
+//! The keys of everything: where in the engine an entry, its data and the
+//! system's own records live.
+//!
+//! Key of metadata: volume (u32, big-endian), `M`, path. Key of a data block:
+//! volume, `D`, path, block number (u64, big-endian). The path of an entry is
+//! its directory's contents prefix, 0x01, name, 0x00; the contents prefix of a
+//! directory is that of its parent, 0x02, name, 0x00; that of the root is
+//! empty, and so is the root's own path. Names hold neither 0x00 nor `/`, so:
+//! the entries of a directory are one run, a subtree is one prefix per region,
+//! no entry is a prefix of another, and plain byte order is kept.
+//!
+//! Pure functions; uses errors and limits only.
+
+use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+use crate::{
+    MAX_NAME,
+    error::{Error, Result, show},
+};
+
+/// The live tree.
+pub(crate) const LIVE: u32 = 0;
+/// The system's own records; no tree.
+const SYSTEM: u32 = u32::MAX;
+
+const META: u8 = b'M';
+const DATA: u8 = b'D';
+const ENTRY: u8 = 0x01;
+const CONTENTS: u8 = 0x02;
+const END: u8 = 0x00;
+
+/// Longest encoded path: what is left of the engine's key for a block's key.
+pub(crate) const MAX_PATH: usize = pando_db::MAX_KEY - 4 - 1 - 8;
+
+/// A name that may become an entry: 1 to 255 bytes, no NUL, no slash, neither `.` nor `..`.
+pub(crate) fn check_name(name: &OsStr) -> Result<&[u8]> {
+    let bytes = name.as_bytes();
+    if bytes.len() > MAX_NAME {
+        return Err(Error::NameTooLong(show(name)));
+    }
+    if bytes.is_empty() || bytes == b"." || bytes == b".." || bytes.iter().any(|b| *b == 0 || *b == b'/') {
+        return Err(Error::Invalid(format!("{name:?}: not a name that an entry can have")));
+    }
+    Ok(bytes)
+}
+
+fn extended(dir: &[u8], kind: u8, name: &[u8]) -> Result<Vec<u8>> {
+    let len = dir.len() + name.len() + 2;
+    if len > MAX_PATH {
+        return Err(Error::NameTooLong(String::from_utf8_lossy(name).into_owned()));
+    }
+    let mut path = Vec::with_capacity(len);
+    path.extend_from_slice(dir);
+    path.push(kind);
+    path.extend_from_slice(name);
+    path.push(END);
+    Ok(path)
+}
+
+/// Path of the entry `name` in the directory with contents prefix `dir`.
+pub(crate) fn entry(dir: &[u8], name: &[u8]) -> Result<Vec<u8>> {
+    extended(dir, ENTRY, name)
+}
+
+/// Contents prefix of the directory `name` in the directory with contents prefix `dir`.
+pub(crate) fn contents(dir: &[u8], name: &[u8]) -> Result<Vec<u8>> {
+    extended(dir, CONTENTS, name)
+}
+
+fn key(volume: u32, region: u8, path: &[u8]) -> Bytes {
+    let mut key = BytesMut::with_capacity(5 + path.len());
+    key.put_u32(volume);
+    key.put_u8(region);
+    key.put_slice(path);
+    key.freeze()
+}
+
+/// Key, or key prefix, in the metadata region.
+pub(crate) fn meta(path: &[u8]) -> Bytes {
+    key(LIVE, META, path)
+}
+
+/// Key prefix in the data region.
+pub(crate) fn data(path: &[u8]) -> Bytes {
+    key(LIVE, DATA, path)
+}
+
+/// Key of block number `block` under the data prefix of a file.
+pub(crate) fn block(data: &[u8], block: u64) -> Bytes {
+    let mut key = BytesMut::with_capacity(data.len() + 8);
+    key.put_slice(data);
+    key.put_u64(block);
+    key.freeze()
+}
+
+/// The block number at the end of a key under the data prefix of a file.
+pub(crate) fn block_of(data: &[u8], key: &[u8]) -> Option<u64> {
+    Some(u64::from_be_bytes(key.strip_prefix(data)?.try_into().ok()?))
+}
+
+/// Bounds of the entries of a directory in the metadata region, from just behind the name
+/// `after` (all of them if `None`).
+pub(crate) fn listing(dir: &[u8], after: Option<&[u8]>) -> (Bytes, Bytes) {
+    let mut hi = BytesMut::from(&meta(dir)[..]);
+    let mut lo = hi.clone();
+    hi.put_u8(CONTENTS);
+    lo.put_u8(ENTRY);
+    if let Some(name) = after {
+        lo.put_slice(name);
+        // The least key above the entry itself: entries end in 0x00 and none continues it.
+        lo.put_slice(&[END, 0]);
+    }
+    (lo.freeze(), hi.freeze())
+}
+
+/// The name in a key that a scan of [`listing`] of the directory `dir` gave.
+pub(crate) fn name_of<'a>(dir: &[u8], key: &'a [u8]) -> Option<&'a [u8]> {
+    let rest = key.get(5 + dir.len()..)?;
+    match rest.split_first()? {
+        (&ENTRY, name) => name.strip_suffix(&[END]).filter(|n| !n.is_empty() && !n.contains(&END)),
+        _ => None,
+    }
+}
+
+/// Keys of the system region. Each begins with a tag of its own.
+pub(crate) mod system {
+    use super::*;
+
+    fn tagged(tag: u8, rest: &[u8]) -> Bytes {
+        key(SYSTEM, tag, rest)
+    }
+
+    /// The record of the format: version, features, label.
+    pub(crate) fn format() -> Bytes {
+        tagged(b'F', b"")
+    }
+
+    /// The counter `which`: first number not yet handed out.
+    pub(crate) fn counter(which: u8) -> Bytes {
+        tagged(b'C', &[which])
+    }
+
+    /// Lineage of what the clone id `clone` roots in lineage `parent`.
+    pub(crate) fn lineage(parent: u32, clone: u64) -> Bytes {
+        let mut rest = [0; 12];
+        rest[..4].copy_from_slice(&parent.to_be_bytes());
+        rest[4..].copy_from_slice(&clone.to_be_bytes());
+        tagged(b'L', &rest)
+    }
+
+    /// All orphans.
+    pub(crate) fn orphans() -> Bytes {
+        tagged(b'O', b"")
+    }
+
+    /// All keys of one orphan.
+    pub(crate) fn orphan(ino: u64) -> Bytes {
+        tagged(b'O', &ino.to_be_bytes())
+    }
+
+    /// Metadata key of an orphan.
+    pub(crate) fn orphan_meta(ino: u64) -> Bytes {
+        [&orphan(ino)[..], &[META]].concat().into()
+    }
+
+    /// Data prefix of an orphan.
+    pub(crate) fn orphan_data(ino: u64) -> Bytes {
+        [&orphan(ino)[..], &[DATA]].concat().into()
+    }
+
+    /// Where one prefix waits while two are exchanged within one batch; empty between batches.
+    pub(crate) fn exchange(slot: u8) -> Bytes {
+        tagged(b'X', &[slot])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_of_a_directory_are_one_run_and_subtrees_are_prefixes() {
+        let root: &[u8] = b"";
+        let a = contents(root, b"a").unwrap();
+        let mut keys = vec![
+            ("a", entry(root, b"a").unwrap()),
+            ("ab", entry(root, b"ab").unwrap()),
+            ("a\x01", entry(root, b"a\x01").unwrap()),
+            ("a/x", entry(&a, b"x").unwrap()),
+            ("a/y/z", entry(&contents(&a, b"y").unwrap(), b"z").unwrap()),
+        ];
+        keys.sort_by(|x, y| x.1.cmp(&y.1));
+        let order: Vec<_> = keys.iter().map(|k| k.0).collect();
+        assert_eq!(order, ["a", "a\x01", "ab", "a/x", "a/y/z"]);
+        let below: Vec<_> = keys.iter().filter(|k| k.1.starts_with(&a)).map(|k| k.0).collect();
+        assert_eq!(below, ["a/x", "a/y/z"]);
+    }
+
+    #[test]
+    fn a_listing_starts_behind_the_name_and_ends_before_subtrees() {
+        let dir = contents(b"", b"d").unwrap();
+        let (lo, hi) = listing(&dir, Some(b"m"));
+        for (name, inside) in
+            [(&b"l"[..], false), (b"m", false), (b"m\x01", true), (b"ma", true), (b"z", true)]
+        {
+            let key = meta(&entry(&dir, name).unwrap());
+            assert_eq!(key >= lo && key < hi, inside, "{name:?}");
+            assert_eq!(name_of(&dir, &key), Some(name));
+        }
+        let deep = meta(&entry(&contents(&dir, b"n").unwrap(), b"x").unwrap());
+        assert!(deep >= hi);
+        assert_eq!(name_of(&dir, &deep), None);
+    }
+
+    #[test]
+    fn names_that_cannot_be() {
+        for name in ["", ".", "..", "a/b", "a\0b"] {
+            assert_eq!(check_name(OsStr::new(name)).unwrap_err().errno(), 22, "{name:?}");
+        }
+        assert_eq!(check_name(OsStr::new(&"x".repeat(256))).unwrap_err().errno(), 36);
+        assert!(check_name(OsStr::new(&"x".repeat(255))).is_ok());
+        assert!(check_name(OsStr::from_bytes(b"\x01\xff\n")).is_ok());
+    }
+
+    #[test]
+    fn a_path_over_the_key_limit_is_refused() {
+        let dir = vec![7; MAX_PATH - 10];
+        assert!(entry(&dir, b"12345678").is_ok());
+        assert_eq!(entry(&dir, b"123456789").unwrap_err().errno(), 36);
+    }
+}

@@ -1,0 +1,247 @@
+//! The metadata record of an entry and its bytes.
+//!
+//! Layout, little-endian: version (u8, 1), kind (u8), permission bits (u16),
+//! uid, gid (u32), size (u64), file number (u64), then access, modification,
+//! change and creation time (i64 seconds, u32 nanoseconds each); after these
+//! 76 bytes any number of extensions: tag (u8), length (u16), value. Fields
+//! that are rarely set are extensions; unknown tags are kept as they are.
+//! Decoding never panics and refuses what this version did not write.
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+
+use crate::types::{FileKind, Ino, Time};
+
+const VERSION: u8 = 1;
+const FIXED: usize = 76;
+
+/// Extension tags. 16 and 17 are set apart for extended attributes and hard-link information.
+mod tag {
+    pub const SYMLINK: u8 = 1;
+    pub const RDEV: u8 = 2;
+    pub const CLONE: u8 = 3;
+    pub const PIN: u8 = 4;
+    pub const NLINK: u8 = 5;
+}
+
+/// An inode number that holds while the record is in one lineage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Pin {
+    pub lineage: u32,
+    pub ino: Ino,
+}
+
+/// What is stored about an entry.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Record {
+    pub kind: FileKind,
+    /// Permission, set-id and sticky bits.
+    pub perm: u16,
+    pub uid: u32,
+    pub gid: u32,
+    pub rdev: u32,
+    pub nlink: u32,
+    pub size: u64,
+    pub fileno: u64,
+    /// Of a directory that is the root of a clone, or was moved here from another lineage; else 0.
+    pub clone_id: u64,
+    pub atime: Time,
+    pub mtime: Time,
+    pub ctime: Time,
+    pub crtime: Time,
+    pub pin: Option<Pin>,
+    /// Target of a symbolic link.
+    pub symlink: Option<Bytes>,
+    /// Extensions that this version does not know, encoded.
+    pub unknown: Bytes,
+}
+
+impl Record {
+    /// A fresh record with one name and all times `now`.
+    pub(crate) fn new(kind: FileKind, perm: u16, fileno: u64, now: Time) -> Self {
+        Self {
+            kind,
+            perm: perm & 0o7777,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            nlink: 1,
+            size: 0,
+            fileno,
+            clone_id: 0,
+            atime: now,
+            mtime: now,
+            ctime: now,
+            crtime: now,
+            pin: None,
+            symlink: None,
+            unknown: Bytes::new(),
+        }
+    }
+
+    /// The bytes of the record.
+    pub(crate) fn encode(&self) -> Bytes {
+        let extra = self.symlink.as_ref().map_or(0, |s| s.len() + 3) + self.unknown.len() + 48;
+        let mut out = BytesMut::with_capacity(FIXED + extra);
+        out.put_u8(VERSION);
+        out.put_u8(self.kind as u8);
+        out.put_u16_le(self.perm);
+        out.put_u32_le(self.uid);
+        out.put_u32_le(self.gid);
+        out.put_u64_le(self.size);
+        out.put_u64_le(self.fileno);
+        for t in [self.atime, self.mtime, self.ctime, self.crtime] {
+            put_time(&mut out, t);
+        }
+        debug_assert_eq!(out.len(), FIXED);
+        if let Some(target) = &self.symlink {
+            put_extension(&mut out, tag::SYMLINK, target);
+        }
+        if self.rdev != 0 {
+            put_extension(&mut out, tag::RDEV, &self.rdev.to_le_bytes());
+        }
+        if self.clone_id != 0 {
+            put_extension(&mut out, tag::CLONE, &self.clone_id.to_le_bytes());
+        }
+        if let Some(pin) = self.pin {
+            let mut value = [0; 12];
+            value[..4].copy_from_slice(&pin.lineage.to_le_bytes());
+            value[4..].copy_from_slice(&pin.ino.to_le_bytes());
+            put_extension(&mut out, tag::PIN, &value);
+        }
+        if self.nlink != 1 {
+            put_extension(&mut out, tag::NLINK, &self.nlink.to_le_bytes());
+        }
+        out.put_slice(&self.unknown);
+        out.freeze()
+    }
+
+    /// The record in `bytes`; the error says what is wrong with them.
+    pub(crate) fn decode(mut bytes: &[u8]) -> Result<Self, &'static str> {
+        if bytes.len() < FIXED {
+            return Err("shorter than a record");
+        }
+        if bytes.get_u8() != VERSION {
+            return Err("record of an unknown version");
+        }
+        let kind = kind_of(bytes.get_u8()).ok_or("unknown kind of file")?;
+        let perm = bytes.get_u16_le();
+        if perm & !0o7777 != 0 {
+            return Err("impossible permission bits");
+        }
+        let mut r = Self::new(kind, perm, 0, Time::default());
+        r.uid = bytes.get_u32_le();
+        r.gid = bytes.get_u32_le();
+        r.size = bytes.get_u64_le();
+        r.fileno = bytes.get_u64_le();
+        if r.size > crate::MAX_FILE_SIZE {
+            return Err("impossible size");
+        }
+        if r.fileno == 0 || r.fileno >> 40 != 0 {
+            return Err("impossible file number");
+        }
+        for t in [&mut r.atime, &mut r.mtime, &mut r.ctime, &mut r.crtime] {
+            *t = get_time(&mut bytes).ok_or("impossible time")?;
+        }
+        let mut unknown = BytesMut::new();
+        while !bytes.is_empty() {
+            if bytes.len() < 3 {
+                return Err("cut extension");
+            }
+            let (tag, len) = (bytes.get_u8(), usize::from(bytes.get_u16_le()));
+            let Some((value, rest)) = bytes.split_at_checked(len) else { return Err("cut extension") };
+            bytes = rest;
+            let bad = |_| "extension of a wrong length";
+            match tag {
+                tag::SYMLINK => r.symlink = Some(Bytes::copy_from_slice(value)),
+                tag::RDEV => r.rdev = u32::from_le_bytes(value.try_into().map_err(bad)?),
+                tag::CLONE => r.clone_id = u64::from_le_bytes(value.try_into().map_err(bad)?),
+                tag::NLINK => r.nlink = u32::from_le_bytes(value.try_into().map_err(bad)?),
+                tag::PIN => {
+                    let mut value: &[u8] = <&[u8; 12]>::try_from(value).map_err(bad)?;
+                    r.pin = Some(Pin { lineage: value.get_u32_le(), ino: value.get_u64_le() });
+                }
+                _ => put_extension(&mut unknown, tag, value),
+            }
+        }
+        if (kind == FileKind::Symlink) != r.symlink.is_some() {
+            return Err("a target without a symbolic link, or the reverse");
+        }
+        r.unknown = unknown.freeze();
+        Ok(r)
+    }
+}
+
+fn kind_of(byte: u8) -> Option<FileKind> {
+    use FileKind::*;
+    [Regular, Directory, Symlink, CharDevice, BlockDevice, Fifo, Socket]
+        .into_iter()
+        .find(|k| *k as u8 == byte)
+}
+
+fn put_extension(out: &mut BytesMut, tag: u8, value: &[u8]) {
+    assert!(value.len() <= usize::from(u16::MAX), "an extension is bounded by its 16-bit length");
+    out.put_u8(tag);
+    out.put_u16_le(value.len() as u16);
+    out.put_slice(value);
+}
+
+pub(crate) fn put_time(out: &mut BytesMut, t: Time) {
+    out.put_i64_le(t.secs);
+    out.put_u32_le(t.nanos);
+}
+
+pub(crate) fn get_time(bytes: &mut &[u8]) -> Option<Time> {
+    if bytes.len() < 12 {
+        return None;
+    }
+    let t = Time { secs: bytes.get_i64_le(), nanos: bytes.get_u32_le() };
+    (t.nanos < 1_000_000_000).then_some(t)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn full() -> Record {
+        let mut r = Record::new(FileKind::Symlink, 0o4755, 77, Time { secs: -3, nanos: 999_999_999 });
+        r.uid = 1;
+        r.gid = 2;
+        r.size = 6;
+        r.rdev = 0x801;
+        r.clone_id = 1 << 40;
+        r.nlink = 3;
+        r.mtime = Time { secs: 9, nanos: 1 };
+        r.pin = Some(Pin { lineage: 5, ino: 6 });
+        r.symlink = Some(Bytes::from_static(b"target"));
+        r
+    }
+
+    #[test]
+    fn what_is_encoded_is_decoded() {
+        for r in [full(), Record::new(FileKind::Regular, 0o644, 1, Time::default())] {
+            assert_eq!(Record::decode(&r.encode()), Ok(r));
+        }
+    }
+
+    #[test]
+    fn unknown_extensions_survive() {
+        let mut bytes = BytesMut::from(&full().encode()[..]);
+        put_extension(&mut bytes, 200, b"from the future");
+        let r = Record::decode(&bytes).unwrap();
+        assert_eq!(r.encode(), bytes.freeze());
+    }
+
+    #[test]
+    fn damaged_bytes_are_errors_never_panics() {
+        let good = full().encode();
+        for cut in 0..good.len() {
+            let _ = Record::decode(&good[..cut]);
+        }
+        for (at, value) in [(0, 9), (1, 0), (3, 0xff), (19, 0xff), (27, 0xff)] {
+            let mut bad = good.to_vec();
+            bad[at] = value;
+            assert!(Record::decode(&bad).is_err(), "byte {at}");
+        }
+        assert!(Record::decode(&good[..FIXED]).is_err(), "a symlink needs its target");
+    }
+}

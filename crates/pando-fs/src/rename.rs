@@ -1,0 +1,257 @@
+//! Renames of files and whole directories, plain, without replacing, and as exchange.
+//!
+//! A rename is one batch whose size does not depend on what is below: the
+//! record moves, and the prefixes of data and contents are renamed by the
+//! engine. Guarantees POSIX (same file: nothing; a directory only over an empty one; never
+//! into itself), and that inode numbers stay across lineages. Both directories
+//! and both entries are held by attempts. Uses `place`, `lineage`, `entry`.
+
+use std::ffi::OsStr;
+
+use bytes::Bytes;
+use pando_db::Batch;
+
+use crate::{
+    error::{Error, Result, show},
+    inode::{InodeRef, Link},
+    lineage::Lineages,
+    merge::Change,
+    path::{self, check_name, system},
+    place::{Attempts, DirAt, Guard, Obstacle},
+    record::Record,
+    types::{Caller, FileKind, Ino, Time},
+    volume::Fs,
+};
+
+/// Fail with EEXIST if the new name is taken.
+pub const RENAME_NOREPLACE: u32 = 1;
+/// Exchange the two, of whatever kind.
+pub const RENAME_EXCHANGE: u32 = 2;
+
+/// One end of a rename: a name in a directory, and what is there.
+pub(crate) struct End<'a> {
+    pub at: &'a DirAt,
+    pub name: &'a [u8],
+    /// Path of the entry.
+    pub entry: Vec<u8>,
+}
+
+impl<'a> End<'a> {
+    pub(crate) fn new(at: &'a DirAt, name: &'a [u8]) -> Result<Self> {
+        Ok(Self { at, name, entry: at.child(name)? })
+    }
+
+    /// The key prefixes of what belongs to an entry of this kind besides its record.
+    pub(crate) fn prefixes(&self, kind: FileKind) -> Result<Vec<Bytes>> {
+        Ok(match kind {
+            FileKind::Regular => vec![path::data(&self.entry)],
+            FileKind::Directory => {
+                let contents = path::contents(&self.at.contents, self.name)?;
+                vec![path::meta(&contents), path::data(&contents)]
+            }
+            _ => Vec::new(),
+        })
+    }
+
+    fn link(&self) -> Link {
+        Link::At { parent: self.at.dir.clone(), name: self.name.into() }
+    }
+}
+
+/// Two directories, which may be one, held still with their entries.
+pub(crate) struct Pair {
+    first: DirAt,
+    second: Option<DirAt>,
+    _names: [Option<Guard>; 2],
+}
+
+impl Pair {
+    pub(crate) fn first(&self) -> &DirAt {
+        &self.first
+    }
+
+    pub(crate) fn second(&self) -> &DirAt {
+        self.second.as_ref().unwrap_or(&self.first)
+    }
+
+    /// Adds the times of the directories whose entries change to the batch.
+    pub(crate) fn touch(&self, batch: &mut Batch, change: &Change) {
+        Fs::change_dir(batch, &self.first, change);
+        if let Some(second) = &self.second {
+            Fs::change_dir(batch, second, change);
+        }
+    }
+
+    /// The same in memory, once the batch is written.
+    pub(crate) fn touched(&self, change: &Change) {
+        self.first.dir.change(|s| change.apply(&mut s.record));
+        if let Some(second) = &self.second {
+            second.dir.change(|s| change.apply(&mut s.record));
+        }
+    }
+}
+
+impl Fs {
+    /// Holds two directories and their entries for change.
+    pub(crate) fn attempt_pair(
+        &self,
+        tries: &mut Attempts,
+        first: &InodeRef,
+        second: &InodeRef,
+    ) -> Result<Pair, Obstacle> {
+        let first_at = self.attempt_dir(first)?;
+        if first.ino == second.ino {
+            let names = tries.exclusive(&first.names)?;
+            return Ok(Pair { first: first_at, second: None, _names: [Some(names), None] });
+        }
+        let second_at = self.attempt_dir(second)?;
+        let names = [Some(tries.exclusive(&first.names)?), Some(tries.exclusive(&second.names)?)];
+        Ok(Pair { first: first_at, second: Some(second_at), _names: names })
+    }
+
+    /// Moves `name` of `parent` to `newname` of `newparent`, replacing what is there (unless
+    /// [`RENAME_NOREPLACE`]), or exchanges the two ([`RENAME_EXCHANGE`]).
+    pub fn rename(
+        &self,
+        c: &Caller,
+        parent: Ino,
+        name: &OsStr,
+        newparent: Ino,
+        newname: &OsStr,
+        flags: u32,
+    ) -> Result<()> {
+        let _ = c; // the kernel has checked the permissions of the directories
+        self.writable()?;
+        if flags & !(RENAME_NOREPLACE | RENAME_EXCHANGE) != 0 || flags == RENAME_NOREPLACE | RENAME_EXCHANGE {
+            return Err(Error::Invalid(format!("rename flags {flags:#x}")));
+        }
+        let (from, to) = (check_name(name)?, check_name(newname)?);
+        let (old, new) = (self.dir(parent)?, self.dir(newparent)?);
+        self.with_attempts(|tries| {
+            let pair = self.attempt_pair(tries, &old, &new)?;
+            let src = End::new(pair.first(), from)?;
+            let dst = End::new(pair.second(), to)?;
+            let moved = self.child(src.at, from)?.ok_or_else(|| Error::NotFound(show(name)))?;
+            let target = self.child(dst.at, to)?;
+            if flags == RENAME_NOREPLACE && target.is_some() {
+                return Err(Error::Exists(show(newname)).into());
+            }
+            if target.as_ref().is_some_and(|t| t.ino == moved.ino) {
+                return Ok(());
+            }
+            if dst.at.is_at_or_below(moved.ino) {
+                return Err(Error::Invalid(format!("{}: moved into itself", show(name))).into());
+            }
+            if let Some(target) = target.as_ref().filter(|t| src.at.is_at_or_below(t.ino)) {
+                return Err(match flags {
+                    RENAME_EXCHANGE => {
+                        Error::Invalid(format!("{}: exchanged with what it is in", show(name)))
+                    }
+                    _ => Error::NotEmpty(target.label()),
+                }
+                .into());
+            }
+            let _moved = tries.exclusive(&moved.tree)?;
+            let _target = target.as_ref().map(|t| tries.exclusive(&t.tree)).transpose()?;
+            match (flags, &target) {
+                (RENAME_EXCHANGE, Some(target)) => self.exchange(&pair, &src, &dst, &moved, target)?,
+                (RENAME_EXCHANGE, None) => return Err(Error::NotFound(show(newname)).into()),
+                _ => self.replace(&pair, &src, &dst, &moved, target.as_ref())?,
+            }
+            Ok(())
+        })
+    }
+
+    /// The record of an inode after its move between directories.
+    fn moved_record(
+        &self,
+        batch: &mut Batch,
+        inode: &InodeRef,
+        from: &DirAt,
+        to: &DirAt,
+        now: Time,
+    ) -> Result<Record> {
+        let mut record = inode.peek(|s| s.record.clone());
+        record.ctime = now;
+        let (around, kept) = ((from.dir.lineage, to.dir.lineage), (inode.ino, inode.lineage));
+        Lineages::moved(batch, &mut record, around, kept, || self.fresh_file(), || self.fresh_clone())?;
+        Ok(record)
+    }
+
+    fn replace(
+        &self,
+        pair: &Pair,
+        src: &End<'_>,
+        dst: &End<'_>,
+        moved: &InodeRef,
+        target: Option<&InodeRef>,
+    ) -> Result<()> {
+        let now = Time::now();
+        let mut batch = Batch::new();
+        if let Some(target) = target {
+            match (moved.kind == FileKind::Directory, target.kind == FileKind::Directory) {
+                (true, false) => return Err(Error::NotDirectory(target.label())),
+                (false, true) => return Err(Error::IsDirectory(target.label())),
+                (false, false) => self.remove_file(&mut batch, &dst.entry, target, now),
+                (true, true) => {
+                    if !self.is_empty(&path::contents(&dst.at.contents, dst.name)?)? {
+                        return Err(Error::NotEmpty(target.label()));
+                    }
+                }
+            }
+        }
+        let record = self.moved_record(&mut batch, moved, src.at, dst.at, now)?;
+        batch.delete(path::meta(&src.entry));
+        batch.put(path::meta(&dst.entry), record.encode());
+        if moved.kind != FileKind::Regular || record.size > 0 {
+            for (from, to) in src.prefixes(moved.kind)?.into_iter().zip(dst.prefixes(moved.kind)?) {
+                batch.rename_prefix(from, to);
+            }
+        }
+        let touched = Change::modified(now);
+        pair.touch(&mut batch, &touched);
+        self.db.write(batch)?;
+        pair.touched(&touched);
+        if let Some(target) = target {
+            self.removed(target, now);
+        }
+        moved.change(|s| s.record = record);
+        moved.relink(dst.link());
+        Ok(())
+    }
+
+    fn exchange(
+        &self,
+        pair: &Pair,
+        one: &End<'_>,
+        two: &End<'_>,
+        first: &InodeRef,
+        second: &InodeRef,
+    ) -> Result<()> {
+        let now = Time::now();
+        let mut batch = Batch::new();
+        let first_record = self.moved_record(&mut batch, first, one.at, two.at, now)?;
+        let second_record = self.moved_record(&mut batch, second, two.at, one.at, now)?;
+        batch.put(path::meta(&two.entry), first_record.encode());
+        batch.put(path::meta(&one.entry), second_record.encode());
+        // Out of the way, across, and back in: one batch, so the place between is always empty.
+        for (slot, from) in (0..).zip(one.prefixes(first.kind)?) {
+            batch.rename_prefix(from, system::exchange(slot));
+        }
+        for (from, to) in two.prefixes(second.kind)?.into_iter().zip(one.prefixes(second.kind)?) {
+            batch.rename_prefix(from, to);
+        }
+        for (slot, to) in (0..).zip(two.prefixes(first.kind)?) {
+            batch.rename_prefix(system::exchange(slot), to);
+        }
+        let touched = Change::modified(now);
+        pair.touch(&mut batch, &touched);
+        self.db.write(batch)?;
+        pair.touched(&touched);
+        first.change(|s| s.record = first_record);
+        second.change(|s| s.record = second_record);
+        first.relink(two.link());
+        second.relink(one.link());
+        Ok(())
+    }
+}

@@ -1,0 +1,337 @@
+//! The vocabulary of the crate's calls: callers, attributes, options, reports.
+//!
+//! Plain data without behaviour beyond constructors. May use the engine's
+//! statistics type and nothing else of the crate.
+
+use std::{
+    ffi::OsString,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+/// An inode number: what `stat` reports, and the node id that the kernel uses.
+pub type Ino = u64;
+
+/// The root directory.
+pub const ROOT: Ino = 1;
+
+/// Who asks.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Caller {
+    /// Effective (file-system) user.
+    pub uid: u32,
+    /// Effective (file-system) group.
+    pub gid: u32,
+    /// Process, 0 if unknown.
+    pub pid: u32,
+    /// Mode bits to leave out of what is created.
+    pub umask: u32,
+    /// Supplementary groups, where known.
+    pub groups: Vec<u32>,
+}
+
+impl Caller {
+    /// The superuser with an empty umask.
+    pub fn root() -> Self {
+        Self::default()
+    }
+
+    /// True for the superuser.
+    pub fn is_root(&self) -> bool {
+        self.uid == 0
+    }
+
+    /// True if the caller is in `gid`.
+    pub fn in_group(&self, gid: u32) -> bool {
+        self.gid == gid || self.groups.contains(&gid)
+    }
+}
+
+/// What an inode is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum FileKind {
+    /// A file with data.
+    Regular = 1,
+    /// A directory.
+    Directory = 2,
+    /// A symbolic link.
+    Symlink = 3,
+    /// A character device node.
+    CharDevice = 4,
+    /// A block device node.
+    BlockDevice = 5,
+    /// A named pipe.
+    Fifo = 6,
+    /// A socket.
+    Socket = 7,
+}
+
+const S_IFMT: u32 = 0o170000;
+
+impl FileKind {
+    /// The kind that the type bits of a `st_mode` name; no type bits mean a regular file.
+    pub fn from_mode(mode: u32) -> Option<Self> {
+        Some(match mode & S_IFMT {
+            0 | 0o100000 => Self::Regular,
+            0o040000 => Self::Directory,
+            0o120000 => Self::Symlink,
+            0o020000 => Self::CharDevice,
+            0o060000 => Self::BlockDevice,
+            0o010000 => Self::Fifo,
+            0o140000 => Self::Socket,
+            _ => return None,
+        })
+    }
+
+    /// The type bits of `st_mode`.
+    pub fn mode_bits(self) -> u32 {
+        match self {
+            Self::Regular => 0o100000,
+            Self::Directory => 0o040000,
+            Self::Symlink => 0o120000,
+            Self::CharDevice => 0o020000,
+            Self::BlockDevice => 0o060000,
+            Self::Fifo => 0o010000,
+            Self::Socket => 0o140000,
+        }
+    }
+}
+
+/// A moment: seconds since 1970 and nanoseconds (below 10^9) after that second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Hash)]
+pub struct Time {
+    /// Seconds since 1970; negative before.
+    pub secs: i64,
+    /// Nanoseconds, below 1,000,000,000.
+    pub nanos: u32,
+}
+
+impl Time {
+    /// The time of the clock.
+    pub fn now() -> Self {
+        SystemTime::now().into()
+    }
+}
+
+impl From<SystemTime> for Time {
+    fn from(t: SystemTime) -> Self {
+        match t.duration_since(UNIX_EPOCH) {
+            Ok(d) => Self { secs: d.as_secs() as i64, nanos: d.subsec_nanos() },
+            Err(e) => {
+                let d = e.duration();
+                match d.subsec_nanos() {
+                    0 => Self { secs: -(d.as_secs() as i64), nanos: 0 },
+                    n => Self { secs: -(d.as_secs() as i64) - 1, nanos: 1_000_000_000 - n },
+                }
+            }
+        }
+    }
+}
+
+impl From<Time> for SystemTime {
+    fn from(t: Time) -> Self {
+        let whole = if t.secs >= 0 {
+            UNIX_EPOCH.checked_add(Duration::from_secs(t.secs as u64))
+        } else {
+            UNIX_EPOCH.checked_sub(Duration::from_secs(t.secs.unsigned_abs()))
+        };
+        whole.and_then(|w| w.checked_add(Duration::from_nanos(t.nanos.into()))).unwrap_or(UNIX_EPOCH)
+    }
+}
+
+/// What `stat` tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attr {
+    /// Inode number.
+    pub ino: Ino,
+    /// Bytes. Directories report 4096, symlinks the length of their target.
+    pub size: u64,
+    /// Units of 512 bytes that the size would take; holes are not subtracted.
+    pub blocks: u64,
+    /// Last read, by the mount's [`AtimePolicy`].
+    pub atime: Time,
+    /// Last change of content.
+    pub mtime: Time,
+    /// Last change of anything.
+    pub ctime: Time,
+    /// Creation.
+    pub crtime: Time,
+    /// Kind.
+    pub kind: FileKind,
+    /// Permission bits, with set-id and sticky bits (07777).
+    pub perm: u16,
+    /// Names. 1 for directories (as btrfs does); 0 once unlinked.
+    pub nlink: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Device number of device nodes.
+    pub rdev: u32,
+    /// Good size of an I/O, bytes.
+    pub blksize: u32,
+}
+
+/// A time to set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SetTime {
+    /// The time of the call.
+    Now,
+    /// This time.
+    At(Time),
+}
+
+/// Attributes to change; `None` keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SetAttr {
+    /// Permission bits (type bits are ignored).
+    pub mode: Option<u32>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Size in bytes: truncates or extends with zeros.
+    pub size: Option<u64>,
+    /// Access time.
+    pub atime: Option<SetTime>,
+    /// Modification time.
+    pub mtime: Option<SetTime>,
+    /// Change time; the time of the call if `None`.
+    pub ctime: Option<Time>,
+    /// Clear set-user-id, and set-group-id of group-executables, as a write by a non-owner does.
+    pub kill_suidgid: bool,
+}
+
+/// An open file. 0 is never issued; calls that take a handle accept it as "by inode number".
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct FileHandle(pub u64);
+
+/// An open directory. 0 is never issued.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct DirHandle(pub u64);
+
+/// One entry of a listing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DirEntry {
+    /// Inode number.
+    pub ino: Ino,
+    /// Kind.
+    pub kind: FileKind,
+    /// Name, without a slash.
+    pub name: OsString,
+    /// Continue after this entry with this cookie; never 0.
+    pub cookie: u64,
+    /// Its attributes. No kernel reference is counted.
+    pub attr: Attr,
+}
+
+/// Space figures in the shape of `statfs`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StatFs {
+    /// All blocks, in units of `frsize`.
+    pub blocks: u64,
+    /// Free blocks.
+    pub bfree: u64,
+    /// Free blocks for ordinary users.
+    pub bavail: u64,
+    /// Inodes; 0: not limited by a table.
+    pub files: u64,
+    /// Free inodes; 0 as above.
+    pub ffree: u64,
+    /// Good size of an I/O, bytes.
+    pub bsize: u32,
+    /// Longest name, bytes.
+    pub namelen: u32,
+    /// Size of a block, bytes.
+    pub frsize: u32,
+}
+
+/// What [`crate::Fs::clone_tree`] did.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CloneReport {
+    /// Inode numbers that were live in memory at the destination and are gone now: drop their caches.
+    pub replaced: Vec<Ino>,
+    /// (directory, name) pairs that mean something else now: drop these dentries and the
+    /// directory's cached listing and attributes.
+    pub entries: Vec<(Ino, OsString)>,
+    /// How long the call took, microseconds.
+    pub micros: u64,
+}
+
+/// What [`crate::Fs::remove_tree`] did; the same fields as of a clone.
+pub type RemoveReport = CloneReport;
+
+/// When a read changes the access time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum AtimePolicy {
+    /// If it is not after the last change, or a day old.
+    #[default]
+    Relatime,
+    /// Never.
+    Noatime,
+    /// At each read.
+    Strict,
+}
+
+/// What [`crate::Fs::format`] makes.
+#[derive(Debug, Clone)]
+pub struct FormatOptions {
+    /// Target size of an engine node in bytes; 1 MiB by default.
+    pub node_size: u32,
+    /// Bytes of the redo log; `None`: chosen by the engine.
+    pub log_size: Option<u64>,
+    /// A name for people, at most 255 bytes.
+    pub label: String,
+    /// Identity; zero lets the engine's record stay zero.
+    pub uuid: [u8; 16],
+    /// Owner of the root directory.
+    pub root_uid: u32,
+    /// Group of the root directory.
+    pub root_gid: u32,
+    /// Permission bits of the root directory.
+    pub root_mode: u32,
+}
+
+impl Default for FormatOptions {
+    fn default() -> Self {
+        Self {
+            node_size: 1 << 20,
+            log_size: None,
+            label: String::new(),
+            uuid: [0; 16],
+            root_uid: 0,
+            root_gid: 0,
+            root_mode: 0o755,
+        }
+    }
+}
+
+/// How [`crate::Fs::open`] opens; nothing of it is kept on disk.
+#[derive(Debug, Clone)]
+pub struct MountOptions {
+    /// Budget of the engine's cache and dirty data, bytes; 256 MiB by default.
+    pub cache_bytes: u64,
+    /// Refuse every change (EROFS).
+    pub read_only: bool,
+    /// How long a change may stay in memory before the log is flushed; 1 s by default.
+    pub sync_interval: Duration,
+    /// How long the log may grow before a checkpoint; 30 s by default.
+    pub checkpoint_interval: Duration,
+    /// Access times.
+    pub atime: AtimePolicy,
+    /// Whether the engine works in background threads; `false` is deterministic.
+    pub background: bool,
+}
+
+impl Default for MountOptions {
+    fn default() -> Self {
+        Self {
+            cache_bytes: 256 << 20,
+            read_only: false,
+            sync_interval: Duration::from_secs(1),
+            checkpoint_interval: Duration::from_secs(30),
+            atime: AtimePolicy::default(),
+            background: true,
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! The mounted file system as a whole: format, open, close, figures.
+//!
+//! [`Fs`] is the door of this crate; its calls are spread over the modules by
+//! subject. Guarantees: a store without a format record of a known version is
+//! not opened; what unlinked files left behind at a crash is removed at open.
+//! Uses the engine, and starts what the other modules need.
+
+use std::sync::Arc;
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use pando_db::{CreateOptions, Db, Options, device::Device};
+use parking_lot::Mutex;
+
+use crate::{
+    MAX_NAME,
+    counter::{self, Counter},
+    error::{Error, Result},
+    handle::{Handles, OpenDir, OpenFile},
+    inode::{Link, Table},
+    lineage::Lineages,
+    merge::FsMerge,
+    path::{self, system},
+    record::Record,
+    stats::{FsStats, Recorder},
+    types::{AtimePolicy, Caller, FileKind, FormatOptions, MountOptions, ROOT, StatFs, Time},
+};
+
+/// Version of the keys and records of the file system.
+const VERSION: u32 = 1;
+const MAGIC: &[u8; 8] = b"pando-fs";
+/// Unit of the figures of [`StatFs`], bytes.
+const STATFS_UNIT: u32 = 4096;
+
+/// A mounted file system. Clones are handles of one and the same; all methods may be called
+/// from several threads at once.
+#[derive(Clone)]
+pub struct Fs {
+    inner: Arc<Inner>,
+}
+
+/// What [`Fs`] holds.
+pub struct Inner {
+    pub(crate) db: Db,
+    pub(crate) read_only: bool,
+    pub(crate) atime: AtimePolicy,
+    pub(crate) table: Arc<Table>,
+    pub(crate) files: Handles<OpenFile>,
+    pub(crate) dirs: Handles<OpenDir>,
+    pub(crate) file_numbers: Counter,
+    pub(crate) clone_ids: Counter,
+    pub(crate) lineages: Lineages,
+    pub(crate) clone_latency: Recorder,
+    /// See [`Fs::with_attempts`].
+    pub(crate) turn: Mutex<()>,
+    label: String,
+}
+
+impl std::ops::Deref for Fs {
+    type Target = Inner;
+    fn deref(&self) -> &Inner {
+        &self.inner
+    }
+}
+
+impl std::fmt::Debug for Inner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Fs")
+            .field("label", &self.label)
+            .field("read_only", &self.read_only)
+            .finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for Fs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.inner.fmt(f)
+    }
+}
+
+fn encode_format(label: &str) -> Bytes {
+    let mut out = BytesMut::new();
+    out.put_slice(MAGIC);
+    out.put_u32_le(VERSION);
+    out.put_u64_le(0); // features that a program must know to open at all
+    out.put_u64_le(0); // features that a program must know to write
+    out.put_u16_le(label.len() as u16);
+    out.put_slice(label.as_bytes());
+    out.freeze()
+}
+
+fn decode_format(value: &[u8], read_only: bool) -> Result<String> {
+    let cut = |_| Error::Damaged { what: "format record".into(), detail: "cut short" };
+    let Some(mut value) = value.strip_prefix(MAGIC) else {
+        return Err(Error::Format("the store holds something else".into()));
+    };
+    let version = value.try_get_u32_le().map_err(cut)?;
+    if version != VERSION {
+        return Err(Error::Format(format!("version {version}; this program knows version {VERSION}")));
+    }
+    let (needed, needed_to_write) =
+        (value.try_get_u64_le().map_err(cut)?, value.try_get_u64_le().map_err(cut)?);
+    if needed != 0 || (needed_to_write != 0 && !read_only) {
+        return Err(Error::Format(format!(
+            "features {needed:#x}/{needed_to_write:#x} that this program does not know"
+        )));
+    }
+    let len = usize::from(value.try_get_u16_le().map_err(cut)?);
+    let label =
+        value.get(..len).ok_or(Error::Damaged { what: "format record".into(), detail: "cut label" })?;
+    Ok(String::from_utf8_lossy(label).into_owned())
+}
+
+impl Fs {
+    /// Makes an empty file system on `device`, overwriting what is there. Does not open it.
+    pub fn format(device: Arc<dyn Device>, o: &FormatOptions) -> Result<()> {
+        if o.label.len() > MAX_NAME {
+            return Err(Error::NameTooLong(o.label.clone()));
+        }
+        let create = CreateOptions { node_size: o.node_size, log_size: o.log_size, uuid: o.uuid };
+        let options = Options { merge: Arc::new(FsMerge), background: false, ..Options::default() };
+        Db::create(device.clone(), &create, &options)?;
+        let db = Db::open(device, options)?;
+        let mut root = Record::new(FileKind::Directory, (o.root_mode & 0o7777) as u16, ROOT, Time::now());
+        root.uid = o.root_uid;
+        root.gid = o.root_gid;
+        let mut batch = pando_db::Batch::new();
+        batch.put(path::meta(b""), root.encode());
+        batch.put(system::counter(counter::FILE), counter::encode(ROOT + 1));
+        batch.put(system::format(), encode_format(&o.label));
+        db.write(batch)?;
+        db.close()?;
+        Ok(())
+    }
+
+    /// Opens the file system on `device`, recovering it if it was not closed.
+    pub fn open(device: Arc<dyn Device>, o: MountOptions) -> Result<Fs> {
+        let options = Options {
+            cache_bytes: o.cache_bytes,
+            merge: Arc::new(FsMerge),
+            background: o.background,
+            read_only: o.read_only,
+            sync_interval: o.sync_interval,
+            checkpoint_interval: o.checkpoint_interval,
+            ..Options::default()
+        };
+        let db = Db::open(device, options)?;
+        match Self::on(db.clone(), &o) {
+            Ok(fs) => Ok(fs),
+            Err(e) => {
+                // Only the lock on the device matters now; the first error is the one to tell.
+                let _ = db.close();
+                Err(e)
+            }
+        }
+    }
+
+    fn on(db: Db, o: &MountOptions) -> Result<Fs> {
+        let format = db
+            .get(&system::format())?
+            .ok_or_else(|| Error::Format("the store holds no file system".into()))?;
+        let label = decode_format(&format, o.read_only)?;
+        let damaged = |detail| Error::Damaged { what: "/".into(), detail };
+        let root = db.get(&path::meta(b""))?.ok_or(damaged("the root has no record"))?;
+        let root = Record::decode(&root).map_err(damaged)?;
+        if root.kind != FileKind::Directory || root.fileno != ROOT {
+            return Err(damaged("the root is not a directory"));
+        }
+        if !o.read_only && db.prefix(&system::orphans()).next().transpose()?.is_some() {
+            db.delete_prefix(system::orphans())?;
+        }
+        let table = Table::new();
+        let kept = table.enter(ROOT, 0, None, Link::Root, root);
+        // The root never leaves: the mount itself is a reference of the kernel.
+        kept.ok_or(damaged("the root cannot be entered"))?.count_lookup();
+        let inner = Inner {
+            read_only: o.read_only,
+            atime: o.atime,
+            table,
+            files: Handles::default(),
+            dirs: Handles::default(),
+            file_numbers: Counter::open(&db, "file numbers", counter::FILE, 4096, 1 << 40)?,
+            clone_ids: Counter::open(&db, "clone ids", counter::CLONE, 256, u64::MAX)?,
+            lineages: Lineages::open(&db, o.read_only)?,
+            clone_latency: Recorder::default(),
+            turn: Mutex::new(()),
+            label,
+            db,
+        };
+        Ok(Fs { inner: Arc::new(inner) })
+    }
+
+    /// The engine underneath.
+    pub fn db(&self) -> &Db {
+        &self.db
+    }
+
+    /// The name given at format.
+    pub fn label(&self) -> &str {
+        &self.label
+    }
+
+    /// Makes everything durable and lets the device go. Later calls fail.
+    pub fn close(&self) -> Result<()> {
+        Ok(self.db.close()?)
+    }
+
+    /// Returns when all that was done is durable.
+    pub fn sync(&self) -> Result<()> {
+        Ok(self.db.sync()?)
+    }
+
+    /// Makes the file system `size` bytes large.
+    pub fn grow(&self, size: u64) -> Result<()> {
+        self.writable()?;
+        Ok(self.db.grow(size)?)
+    }
+
+    /// Space figures. Shared data counts once.
+    pub fn statfs(&self) -> Result<StatFs> {
+        let (available, total) = self.db.space();
+        let free = available / u64::from(STATFS_UNIT);
+        Ok(StatFs {
+            blocks: total / u64::from(STATFS_UNIT),
+            bfree: free,
+            bavail: free,
+            files: 0,
+            ffree: 0,
+            bsize: STATFS_UNIT,
+            namelen: MAX_NAME as u32,
+            frsize: STATFS_UNIT,
+        })
+    }
+
+    /// Figures of this mount and its engine.
+    pub fn stats(&self) -> Result<FsStats> {
+        let clone_latency = self.clone_latency.histogram();
+        Ok(FsStats {
+            engine: self.db.stats()?,
+            inodes_in_memory: self.table.len(),
+            inode_bytes: Table::inode_bytes(),
+            open_handles: self.files.len(),
+            open_dirs: self.dirs.len(),
+            clones: clone_latency.count(),
+            clone_latency,
+        })
+    }
+
+    /// Error if the mount is read-only.
+    pub(crate) fn writable(&self) -> Result<()> {
+        if self.read_only { Err(Error::ReadOnly) } else { Ok(()) }
+    }
+
+    /// A file number never used before.
+    pub(crate) fn fresh_file(&self) -> Result<u64> {
+        self.file_numbers.take(&self.db)
+    }
+
+    /// A clone id never used before.
+    pub(crate) fn fresh_clone(&self) -> Result<u64> {
+        self.clone_ids.take(&self.db)
+    }
+
+    /// True if `c` owns what `uid` owns, or is root.
+    pub(crate) fn owns(c: &Caller, uid: u32) -> bool {
+        c.is_root() || c.uid == uid
+    }
+}

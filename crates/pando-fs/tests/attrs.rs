@@ -1,0 +1,225 @@
+//! Attributes: times, modes, owners, and the rules that change them.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+use common::*;
+use pando_fs::*;
+
+fn user(uid: u32, gid: u32) -> Caller {
+    Caller { uid, gid, umask: 0o022, ..Caller::default() }
+}
+
+fn set(w: &World, path: &str, s: SetAttr) -> Attr {
+    w.on(path, |a| w.fs.setattr(&w.me, a.ino, &s)).unwrap()
+}
+
+const OLD: Time = Time { secs: 1_000_000, nanos: 123_456_789 };
+
+fn age(w: &World, path: &str) {
+    let old = Some(SetTime::At(OLD));
+    let attr = set(w, path, SetAttr { atime: old, mtime: old, ctime: Some(OLD), ..SetAttr::default() });
+    assert_eq!((attr.atime, attr.mtime, attr.ctime), (OLD, OLD, OLD));
+}
+
+/// (mtime changed, ctime changed) since [`age`].
+fn changed(w: &World, path: &str) -> (bool, bool) {
+    let a = w.attr(path);
+    for t in [a.mtime, a.ctime] {
+        assert!(t == OLD || t.secs > 1_700_000_000, "{path}: {t:?}");
+    }
+    (a.mtime != OLD, a.ctime != OLD)
+}
+
+#[test]
+fn attributes_are_set_and_survive() {
+    let mut w = World::new();
+    w.put("/f", b"12345");
+    let at = |secs, nanos| Some(SetTime::At(Time { secs, nanos }));
+    let s = SetAttr {
+        mode: Some(0o104751),
+        uid: Some(7),
+        gid: Some(8),
+        atime: at(-5, 999_999_999),
+        mtime: at(1 << 40, 1),
+        ..SetAttr::default()
+    };
+    let attr = set(&w, "/f", s);
+    assert_eq!((attr.perm, attr.uid, attr.gid, attr.size, attr.blocks), (0o4751, 7, 8, 5, 1));
+    assert_eq!(attr.atime, Time { secs: -5, nanos: 999_999_999 });
+    w.remount();
+    assert_eq!(w.attr("/f"), attr);
+    w.on("/f", |a| {
+        let bad = SetAttr { mtime: at(0, 1_000_000_000), ..SetAttr::default() };
+        assert_eq!(errno(w.fs.setattr(&w.me, a.ino, &bad)), EINVAL);
+        Ok(())
+    })
+    .unwrap();
+    assert_eq!(w.attr("/f"), attr);
+    let root = set(&w, "/", SetAttr { mode: Some(0o1777), ..SetAttr::default() });
+    w.remount();
+    assert_eq!(w.attr("/"), root);
+}
+
+#[test]
+fn each_call_changes_the_times_that_posix_says() {
+    let w = World::new();
+    w.mkdir("/d");
+    w.mkdir("/e");
+    w.put("/d/f", b"x");
+    let reset = || {
+        for path in ["/d", "/e", "/d/f"] {
+            age(&w, path);
+        }
+    };
+    reset();
+    w.write_at("/d/f", 0, b"y").unwrap();
+    assert_eq!((changed(&w, "/d/f"), changed(&w, "/d")), ((true, true), (false, false)));
+    reset();
+    set(&w, "/d/f", SetAttr { mode: Some(0o600), ..SetAttr::default() });
+    assert_eq!(changed(&w, "/d/f"), (false, true));
+    reset();
+    w.truncate("/d/f", 1).unwrap();
+    assert_eq!(changed(&w, "/d/f"), (true, true));
+    reset();
+    w.put("/d/g", b"");
+    assert_eq!((changed(&w, "/d"), changed(&w, "/d/f")), ((true, true), (false, false)));
+    reset();
+    w.rename("/d/f", "/e/f", 0).unwrap();
+    assert_eq!((changed(&w, "/d"), changed(&w, "/e")), ((true, true), (true, true)));
+    assert_eq!(changed(&w, "/e/f"), (false, true));
+    w.rename("/e/f", "/d/f", 0).unwrap();
+    reset();
+    w.unlink("/d/g").unwrap();
+    assert_eq!((changed(&w, "/d"), changed(&w, "/e")), ((true, true), (false, false)));
+    reset();
+    w.clone_tree("/d/f", "/e/f", false).unwrap();
+    assert_eq!(
+        (changed(&w, "/d"), changed(&w, "/e"), changed(&w, "/d/f")),
+        ((false, false), (true, true), (false, false))
+    );
+    reset();
+    w.remove_tree("/e").unwrap();
+    w.get("/d/f").unwrap();
+    w.names("/d");
+    assert_eq!((changed(&w, "/d"), changed(&w, "/d/f")), ((false, false), (false, false)));
+}
+
+#[test]
+fn access_times_follow_the_policy() {
+    for (policy, first, second) in [
+        (AtimePolicy::Noatime, false, false),
+        (AtimePolicy::Relatime, true, false),
+        (AtimePolicy::Strict, true, true),
+    ] {
+        let mut w = World::new();
+        w.put("/f", b"x");
+        w.remount_with(MountOptions { atime: policy, ..options() });
+        let t0 = w.attr("/f").atime;
+        w.get("/f").unwrap();
+        let t1 = w.attr("/f").atime;
+        std::thread::sleep(std::time::Duration::from_millis(2));
+        w.get("/f").unwrap();
+        let t2 = w.attr("/f").atime;
+        assert_eq!((t0 != t1, t1 != t2), (first, second), "{policy:?}");
+        w.remount();
+        assert_eq!(w.attr("/f").atime, t2);
+    }
+}
+
+#[test]
+fn what_is_made_belongs_to_the_caller_or_to_the_group_of_a_setgid_directory() {
+    let w = World::new();
+    let me = user(10, 20);
+    w.mkdir("/d");
+    let d = w.attr("/d").ino;
+    set(&w, "/d", SetAttr { mode: Some(0o777), ..SetAttr::default() });
+    w.on("/d", |_| {
+        let f = w.fs.mknod(&me, d, "f".as_ref(), 0o100666, 5)?;
+        assert_eq!((f.perm, f.uid, f.gid, f.kind, f.rdev), (0o644, 10, 20, FileKind::Regular, 0));
+        let b = w.fs.mknod(&me, d, "b".as_ref(), 0o060600, 0x801)?;
+        assert_eq!((b.kind, b.rdev), (FileKind::BlockDevice, 0x801));
+        for (name, mode, kind) in [
+            ("p", 0o010600, FileKind::Fifo),
+            ("s", 0o140600, FileKind::Socket),
+            ("c", 0o020600, FileKind::CharDevice),
+        ] {
+            assert_eq!(w.fs.mknod(&me, d, name.as_ref(), mode, 1)?.kind, kind);
+        }
+        set(&w, "/d", SetAttr { mode: Some(0o2777), gid: Some(99), ..SetAttr::default() });
+        let f = w.fs.mknod(&me, d, "g".as_ref(), 0o102775, 0)?;
+        assert_eq!((f.perm, f.gid), (0o755, 99), "no set-group-id for a group that the caller is not in");
+        let s = w.fs.mkdir(&me, d, "sub".as_ref(), 0o777)?;
+        assert_eq!((s.perm, s.gid), (0o2755, 99));
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn set_id_bits_fall_when_others_change_the_file() {
+    let w = World::new();
+    let me = user(10, 20);
+    w.put("/f", b"data");
+    let arm = |mode| {
+        let attr = set(&w, "/f", SetAttr { mode: Some(mode), ..SetAttr::default() });
+        assert_eq!(u32::from(attr.perm), mode);
+    };
+    let perm = || w.attr("/f").perm;
+    w.on("/f", |a| {
+        let (mine, roots) = (w.fs.open_file(&me, a.ino, O_RDWR)?, w.fs.open_file(&w.me, a.ino, O_RDWR)?);
+        arm(0o6755);
+        w.fs.write(roots, a.ino, 0, b"x", false)?;
+        assert_eq!(perm(), 0o6755);
+        w.fs.write(mine, a.ino, 0, b"x", false)?;
+        assert_eq!(perm(), 0o755);
+        arm(0o6745);
+        w.fs.write(mine, a.ino, 0, b"x", false)?;
+        assert_eq!(perm(), 0o2745, "set-group-id without group execution means something else");
+        arm(0o6755);
+        w.fs.setattr(&me, a.ino, &SetAttr { size: Some(1), ..SetAttr::default() })?;
+        assert_eq!(perm(), 0o755);
+        arm(0o6755);
+        w.fs.setattr(&w.me, a.ino, &SetAttr { size: Some(1), kill_suidgid: true, ..SetAttr::default() })?;
+        assert_eq!(perm(), 0o755);
+        arm(0o6755);
+        w.fs.setattr(&w.me, a.ino, &SetAttr { uid: Some(5), ..SetAttr::default() })?;
+        assert_eq!(perm(), 0o755);
+        arm(0o6755);
+        w.fs.setattr(&w.me, a.ino, &SetAttr { uid: Some(5), mode: Some(0o4755), ..SetAttr::default() })?;
+        assert_eq!(perm(), 0o4755);
+        w.fs.release(a.ino, mine);
+        w.fs.release(a.ino, roots);
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn who_may_clone_and_remove_trees() {
+    let w = World::new();
+    let (me, other) = (user(10, 20), user(11, 21));
+    w.mkdir("/home");
+    w.mkdir("/home/mine");
+    w.mkdir("/shut");
+    w.put("/home/mine/f", b"x");
+    let own = |path: &str, uid, mode| {
+        set(&w, path, SetAttr { uid: Some(uid), mode: Some(mode), ..SetAttr::default() })
+    };
+    own("/home/mine", 10, 0o755);
+    own("/home", 0, 0o1777);
+    let remove = |c: &Caller, path: &str| w.at(path, |d, n| w.fs.remove_tree(c, d, n));
+    assert_eq!(errno(w.clone_as(&other, "/home/mine", "/home/theirs", false)), EPERM);
+    assert_eq!(errno(w.clone_as(&me, "/home/mine", "/shut/copy", false)), EACCES);
+    w.clone_as(&me, "/home/mine", "/home/copy", false).unwrap();
+    assert_eq!((w.attr("/home/copy").uid, w.attr("/home/copy").perm), (10, 0o755));
+    w.mkdir("/home/roots");
+    assert_eq!(errno(w.clone_as(&me, "/home/mine", "/home/roots", true)), EPERM);
+    assert_eq!(errno(remove(&other, "/home/copy")), EPERM);
+    own("/home", 0, 0o777);
+    assert_eq!(errno(remove(&other, "/home/copy")), EPERM, "the top is another's");
+    own("/home", 0, 0o755);
+    assert_eq!(errno(remove(&me, "/home/copy")), EACCES);
+    set(&w, "/home", SetAttr { gid: Some(20), mode: Some(0o775), ..SetAttr::default() });
+    remove(&me, "/home/copy").unwrap();
+    assert_eq!(w.names("/home"), ["mine", "roots"]);
+}

@@ -1,0 +1,264 @@
+//! Clones of files and trees: their content, their numbers, what they replace.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+use common::*;
+use pando_fs::*;
+use std::collections::BTreeMap;
+
+/// A tree with something of everything.
+fn plant(w: &World, at: &str) {
+    w.mkdir(at);
+    w.mkdir(&format!("{at}/sub"));
+    w.mkdir(&format!("{at}/sub/deep"));
+    w.put(&format!("{at}/f"), &pattern(50_000, 1));
+    w.put(&format!("{at}/sub/g"), &pattern(10, 2));
+    w.put(&format!("{at}/sub/deep/h"), &pattern(300_000, 3));
+    w.put(&format!("{at}/empty"), b"");
+    w.symlink(&format!("{at}/link"), "sub/g");
+}
+
+/// What a tree looks like without its numbers and change times: relative path -> (attributes, content).
+fn content(w: &World, at: &str) -> BTreeMap<String, (Attr, Vec<u8>)> {
+    let strip = |p: &str| p[at.len()..].to_string();
+    w.walk(at)
+        .into_iter()
+        .map(|(p, mut a)| {
+            a.ino = 0;
+            if p == at {
+                (a.ctime, a.crtime) = Default::default();
+            }
+            let data = match a.kind {
+                FileKind::Regular => w.get(&p).unwrap(),
+                FileKind::Symlink => w.on(&p, |a| w.fs.readlink(a.ino)).unwrap().to_vec(),
+                _ => Vec::new(),
+            };
+            (strip(&p), (a, data))
+        })
+        .collect()
+}
+
+#[test]
+fn a_clone_has_the_content_of_its_source_and_numbers_of_its_own() {
+    let mut w = World::new();
+    plant(&w, "/a");
+    let keys = w.numbers("/a");
+    let report = w.clone_tree("/a", "/b", false).unwrap();
+    assert_eq!(report.entries, [(ROOT, "b".into())]);
+    assert!(report.replaced.is_empty());
+    assert!(content(&w, "/a") == content(&w, "/b"));
+    assert_eq!(w.numbers("/a"), keys, "the source keeps its numbers");
+    let all = w.numbers("/"); // checks that no number is there twice
+    w.remount();
+    assert_eq!(w.numbers("/"), all);
+    assert!(content(&w, "/a") == content(&w, "/b"));
+    w.assert_nothing_referenced();
+    assert_eq!(w.fs.stats().unwrap().clones, 0, "figures are of the mount");
+    w.clone_tree("/a", "/c", false).unwrap();
+    assert_eq!(w.fs.stats().unwrap().clone_latency.count(), 1);
+}
+
+#[test]
+fn edits_of_a_clone_and_of_its_source_stay_apart() {
+    let mut w = World::new();
+    plant(&w, "/a");
+    w.clone_tree("/a", "/b", false).unwrap();
+    let original = content(&w, "/a");
+    w.write_at("/b/sub/deep/h", 123_456, b"edited").unwrap();
+    w.put("/b/new", b"new");
+    w.unlink("/b/f").unwrap();
+    w.rename("/b/sub", "/b/renamed", 0).unwrap();
+    w.truncate("/b/renamed/g", 3).unwrap();
+    assert!(content(&w, "/a") == original);
+    let edited = content(&w, "/b");
+    w.remove_tree("/a").unwrap();
+    assert!(content(&w, "/b") == edited);
+    plant(&w, "/a");
+    w.remount();
+    assert!(content(&w, "/b") == edited);
+    w.walk("/");
+}
+
+#[test]
+fn clones_of_clones_of_clones_have_numbers_of_their_own() {
+    let mut w = World::new();
+    plant(&w, "/a");
+    w.clone_tree("/a", "/a1", false).unwrap();
+    w.clone_tree("/a1", "/a2", false).unwrap();
+    w.clone_tree("/a", "/a1/sub/nested", false).unwrap();
+    w.clone_tree("/a1", "/a3", false).unwrap();
+    w.clone_tree("/a3/sub", "/a3/sub2", false).unwrap();
+    w.clone_tree("/a3", "/a2/inner", false).unwrap();
+    w.clone_tree("/a2/inner/sub/nested", "/a2/inner/sub/nested/sub/again", false).unwrap_err();
+    w.clone_tree("/a2/inner/sub/nested", "/a2/inner/sub/again", false).unwrap();
+    assert!(content(&w, "/a2/inner/sub/again") == content(&w, "/a"));
+    let all = w.numbers("/");
+    assert!(all.len() > 60, "{}", all.len());
+    w.remount();
+    assert_eq!(w.numbers("/"), all);
+}
+
+#[test]
+fn cloned_files_share_nothing_but_their_bytes() {
+    let mut w = World::new();
+    for size in [0, 10, 100_000] {
+        w.put("/f", &pattern(size, 7));
+        w.clone_tree("/f", "/g", true).unwrap();
+        assert_ne!(w.attr("/f").ino, w.attr("/g").ino);
+        w.write_at("/g", 5, b"edit").unwrap();
+        assert!(w.get("/f").unwrap() == pattern(size, 7));
+        w.remount();
+        assert!(w.get("/f").unwrap() == pattern(size, 7));
+        assert_eq!(w.get("/g").unwrap()[5..9], b"edit"[..]);
+    }
+    w.symlink("/l", "f");
+    w.clone_tree("/l", "/m", false).unwrap();
+    assert_ne!(w.attr("/l").ino, w.attr("/m").ino);
+    assert_eq!(w.on("/m", |a| w.fs.readlink(a.ino)).unwrap(), "f");
+}
+
+#[test]
+fn numbers_stay_across_moves_between_lineages() {
+    let mut w = World::new();
+    plant(&w, "/a");
+    w.clone_tree("/a", "/b", false).unwrap();
+    w.clone_tree("/a", "/c", false).unwrap();
+    let number = |w: &World, p: &str| w.attr(p).ino;
+    let check = |w: &mut World, from: &str, to: &str, flags: u32| {
+        let tree = |w: &World, p: &str| -> Vec<Ino> {
+            match w.attr(p).kind {
+                FileKind::Directory => w.numbers(p).into_values().collect(),
+                _ => vec![number(w, p)],
+            }
+        };
+        let (before, other) = (tree(w, from), w.exists(to).then(|| tree(w, to)));
+        w.rename(from, to, flags).unwrap();
+        assert_eq!(tree(w, to), before, "{from} -> {to}");
+        w.numbers("/");
+        w.remount();
+        assert_eq!(tree(w, to), before, "{from} -> {to}, remounted");
+        if flags == RENAME_EXCHANGE {
+            assert_eq!(tree(w, from), other.unwrap());
+        }
+    };
+    check(&mut w, "/b/f", "/f", 0);
+    check(&mut w, "/f", "/c/sub/f", 0);
+    check(&mut w, "/b/sub", "/a/sub-of-b", 0);
+    check(&mut w, "/a/sub-of-b/deep", "/deep", 0);
+    check(&mut w, "/deep", "/b/deep", 0); // back into its own lineage
+    check(&mut w, "/b", "/c/b", 0);
+    check(&mut w, "/c", "/a/c", 0);
+    check(&mut w, "/a/c/b/deep", "/a/sub", RENAME_EXCHANGE);
+    check(&mut w, "/a/f", "/a/c/sub/f", RENAME_EXCHANGE);
+    // Clones of what holds pins and moved directories.
+    w.clone_tree("/a", "/a-again", false).unwrap();
+    w.clone_tree("/a/c", "/a-again/c-again", false).unwrap();
+    assert!(content(&w, "/a-again/c-again") == content(&w, "/a/c"));
+    let all = w.numbers("/");
+    w.remount();
+    assert_eq!(w.numbers("/"), all);
+    check(&mut w, "/a-again/c-again/sub/f", "/moved", 0);
+    check(&mut w, "/a-again/c", "/c", 0);
+    w.numbers("/");
+    w.assert_nothing_referenced();
+}
+
+#[test]
+fn nesting_is_refused_either_way() {
+    let w = World::new();
+    plant(&w, "/a");
+    let inside = w.clone_tree("/a", "/a/sub/x", false).unwrap_err();
+    assert_eq!(inside.errno(), EINVAL);
+    assert!(inside.to_string().contains("inside the source"), "{inside}");
+    assert_eq!(errno(w.clone_tree("/a", "/a/x", true)), EINVAL);
+    let over = w.clone_tree("/a/sub", "/a", true).unwrap_err();
+    assert_eq!(over.errno(), EINVAL);
+    assert!(over.to_string().contains("inside the destination"), "{over}");
+    assert_eq!(errno(w.clone_tree("/a", "/a", true)), EINVAL);
+    assert_eq!(errno(w.clone_tree("/a", "/b/c", false)), ENOENT);
+    assert_eq!(errno(w.clone_tree("/none", "/b", false)), ENOENT);
+    w.mkdir("/b");
+    assert_eq!(errno(w.clone_tree("/a", "/b", false)), EEXIST);
+    // A name that begins like another is not inside of it.
+    w.clone_tree("/a", "/ab", false).unwrap();
+    w.clone_tree("/a/sub", "/a/su", false).unwrap();
+    assert!(content(&w, "/a/su") == content(&w, "/a/sub"));
+}
+
+#[test]
+fn replacing_kills_what_was_there() {
+    let mut w = World::new();
+    plant(&w, "/a");
+    plant(&w, "/old");
+    w.put("/old/only-here", &pattern(40_000, 9));
+    w.on("/old/only-here", |f| {
+        let fh = w.fs.open_file(&w.me, f.ino, O_RDWR)?;
+        let dir = w.fs.resolve("/old/sub".as_ref())?;
+        let deep = w.fs.resolve("/old/sub/deep".as_ref())?;
+        let top = w.attr("/old").ino;
+        let report = w.clone_tree("/a", "/old", true)?;
+        assert_eq!(report.replaced, [top]);
+        assert!(content(&w, "/old") == content(&w, "/a"));
+        assert!(!w.exists("/old/only-here"));
+        for dead in [dir.ino, deep.ino] {
+            assert_eq!(errno(w.fs.getattr(dead)), ESTALE);
+            assert_eq!(errno(w.fs.lookup(dead, "g".as_ref())), ESTALE);
+            assert_eq!(errno(w.fs.create(&w.me, dead, "zombie".as_ref(), 0o644, 0)), ESTALE);
+            w.fs.forget(dead, 1);
+        }
+        assert!(w.whole(f.ino)? == pattern(40_000, 9), "open files stay with their handles");
+        w.fs.release(f.ino, fh);
+        Ok(())
+    })
+    .unwrap();
+    w.clone_tree("/a/f", "/old", true).unwrap();
+    assert!(w.get("/old").unwrap() == pattern(50_000, 1));
+    w.clone_tree("/a", "/old", true).unwrap();
+    assert!(content(&w, "/old") == content(&w, "/a"));
+    w.remount();
+    assert!(content(&w, "/old") == content(&w, "/a"));
+    w.remove_tree("/old").unwrap();
+    w.remove_tree("/a").unwrap();
+    let left: Vec<_> = w.fs.db().range(b"", Some(b"\xff")).map(|p| p.unwrap().0).collect();
+    assert_eq!(left.len(), 1, "only the root's record is left of the tree");
+}
+
+#[test]
+fn the_root_of_a_clone_keeps_owner_mode_and_times() {
+    let w = World::new();
+    plant(&w, "/a");
+    let old = SetTime::At(Time { secs: 5, nanos: 6 });
+    let s = SetAttr {
+        mode: Some(0o3751),
+        uid: Some(4),
+        gid: Some(5),
+        atime: Some(old),
+        mtime: Some(old),
+        ..SetAttr::default()
+    };
+    w.on("/a", |a| w.fs.setattr(&w.me, a.ino, &s)).unwrap();
+    w.clone_tree("/a", "/b", false).unwrap();
+    let (a, b) = (w.attr("/a"), w.attr("/b"));
+    assert_eq!((a.perm, a.uid, a.gid, a.atime, a.mtime), (b.perm, b.uid, b.gid, b.atime, b.mtime));
+    assert!(b.ctime > a.ctime && b.crtime > a.crtime);
+}
+
+#[test]
+fn numbers_survive_eviction_and_relookup() {
+    let w = World::new();
+    plant(&w, "/a");
+    w.clone_tree("/a", "/b", false).unwrap();
+    let first = w.fs.resolve("/b/sub/deep/h".as_ref()).unwrap();
+    w.fs.forget(first.ino, 1);
+    w.assert_nothing_referenced();
+    let again = w.fs.resolve("/b/sub/deep/h".as_ref()).unwrap();
+    assert_eq!(first, again);
+    // Forgetting more than was counted must not take what others hold.
+    let dir = w.fs.resolve("/b/sub".as_ref()).unwrap();
+    w.fs.forget(again.ino, 100);
+    w.fs.forget(again.ino, 1);
+    w.fs.forget(ROOT, 5);
+    assert_eq!(w.fs.getattr(dir.ino).unwrap(), dir);
+    w.fs.forget(dir.ino, 1);
+    w.assert_nothing_referenced();
+}

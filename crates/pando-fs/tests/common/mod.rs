@@ -1,0 +1,323 @@
+//! A small world to test in: a device in memory, a file system on it, and calls by path.
+#![allow(dead_code, clippy::unwrap_used, clippy::expect_used)]
+
+use std::{collections::BTreeMap, ffi::OsStr, path::Path, sync::Arc};
+
+use pando_db::device::MemDevice;
+use pando_fs::*;
+
+pub const O_RDWR: i32 = 2;
+pub const O_TRUNC: i32 = 0o1000;
+pub const O_APPEND: i32 = 0o2000;
+pub const NONE: FileHandle = FileHandle(0);
+
+pub struct World {
+    pub device: Arc<MemDevice>,
+    pub fs: Fs,
+    pub me: Caller,
+}
+
+pub fn options() -> MountOptions {
+    MountOptions { background: false, atime: AtimePolicy::Noatime, ..MountOptions::default() }
+}
+
+impl World {
+    pub fn new() -> Self {
+        let device = Arc::new(MemDevice::new(64 << 20));
+        Fs::format(device.clone(), &FormatOptions { node_size: 64 << 10, ..FormatOptions::default() })
+            .unwrap();
+        let fs = Fs::open(device.clone(), options()).unwrap();
+        Self { device, fs, me: Caller::root() }
+    }
+
+    pub fn remount(&mut self) {
+        self.remount_with(options());
+    }
+
+    pub fn remount_with(&mut self, o: MountOptions) {
+        self.fs.close().unwrap();
+        self.fs = Fs::open(self.device.clone(), o).unwrap();
+    }
+
+    /// Runs `f` with the directory and name of a path.
+    pub fn at<T>(&self, path: &str, f: impl FnOnce(Ino, &OsStr) -> Result<T>) -> Result<T> {
+        let (dir, name) = self.fs.resolve_parent(Path::new(path))?;
+        let result = f(dir, &name);
+        self.fs.forget(dir, 1);
+        result
+    }
+
+    /// Runs `f` with the attributes of a path.
+    pub fn on<T>(&self, path: &str, f: impl FnOnce(Attr) -> Result<T>) -> Result<T> {
+        let attr = self.fs.resolve(Path::new(path))?;
+        let result = f(attr);
+        self.fs.forget(attr.ino, 1);
+        result
+    }
+
+    pub fn attr(&self, path: &str) -> Attr {
+        self.on(path, Ok).unwrap()
+    }
+
+    pub fn exists(&self, path: &str) -> bool {
+        self.on(path, Ok).is_ok()
+    }
+
+    pub fn mkdir(&self, path: &str) -> Ino {
+        let attr = self.at(path, |d, n| self.fs.mkdir(&self.me, d, n, 0o755)).unwrap();
+        self.fs.forget(attr.ino, 1);
+        attr.ino
+    }
+
+    pub fn create(&self, path: &str) -> Result<Ino> {
+        let (attr, fh) = self.at(path, |d, n| self.fs.create(&self.me, d, n, 0o644, O_RDWR))?;
+        self.fs.release(attr.ino, fh);
+        self.fs.forget(attr.ino, 1);
+        Ok(attr.ino)
+    }
+
+    /// Makes (or empties) a file with this content.
+    pub fn put(&self, path: &str, data: &[u8]) -> Ino {
+        if !self.exists(path) {
+            self.create(path).unwrap();
+        }
+        self.on(path, |a| {
+            let fh = self.fs.open_file(&self.me, a.ino, O_RDWR | O_TRUNC)?;
+            assert_eq!(self.fs.write(fh, a.ino, 0, data, false)? as usize, data.len());
+            self.fs.release(a.ino, fh);
+            Ok(a.ino)
+        })
+        .unwrap()
+    }
+
+    pub fn write_at(&self, path: &str, offset: u64, data: &[u8]) -> Result<u32> {
+        self.on(path, |a| self.fs.write(NONE, a.ino, offset, data, false))
+    }
+
+    pub fn truncate(&self, path: &str, size: u64) -> Result<Attr> {
+        let set = SetAttr { size: Some(size), ..SetAttr::default() };
+        self.on(path, |a| self.fs.setattr(&self.me, a.ino, &set))
+    }
+
+    pub fn get(&self, path: &str) -> Result<Vec<u8>> {
+        self.on(path, |a| self.whole(a.ino))
+    }
+
+    /// The whole content of a file, read in parts of an odd size.
+    pub fn whole(&self, ino: Ino) -> Result<Vec<u8>> {
+        let mut out = Vec::new();
+        loop {
+            let part = self.fs.read(NONE, ino, out.len() as u64, 100_003)?;
+            if part.is_empty() {
+                return Ok(out);
+            }
+            out.extend_from_slice(&part);
+        }
+    }
+
+    pub fn symlink(&self, path: &str, target: &str) -> Ino {
+        let attr = self.at(path, |d, n| self.fs.symlink(&self.me, d, n, OsStr::new(target))).unwrap();
+        self.fs.forget(attr.ino, 1);
+        attr.ino
+    }
+
+    pub fn unlink(&self, path: &str) -> Result<()> {
+        self.at(path, |d, n| self.fs.unlink(&self.me, d, n))
+    }
+
+    pub fn rmdir(&self, path: &str) -> Result<()> {
+        self.at(path, |d, n| self.fs.rmdir(&self.me, d, n))
+    }
+
+    pub fn rename(&self, from: &str, to: &str, flags: u32) -> Result<()> {
+        self.at(from, |d, n| self.at(to, |d2, n2| self.fs.rename(&self.me, d, n, d2, n2, flags)))
+    }
+
+    pub fn clone_tree(&self, from: &str, to: &str, replace: bool) -> Result<CloneReport> {
+        self.clone_as(&self.me, from, to, replace)
+    }
+
+    pub fn clone_as(&self, c: &Caller, from: &str, to: &str, replace: bool) -> Result<CloneReport> {
+        self.at(from, |d, n| self.at(to, |d2, n2| self.fs.clone_tree(c, (d, n), (d2, n2), replace)))
+    }
+
+    pub fn remove_tree(&self, path: &str) -> Result<RemoveReport> {
+        self.at(path, |d, n| self.fs.remove_tree(&self.me, d, n))
+    }
+
+    /// All entries of a directory but "." and "..", listed in parts of `step`.
+    pub fn list(&self, ino: Ino, step: usize) -> Vec<DirEntry> {
+        let dh = self.fs.opendir(ino).unwrap();
+        let mut all: Vec<DirEntry> = Vec::new();
+        loop {
+            let part = self.fs.readdir(dh, ino, all.last().map_or(0, |e| e.cookie), step).unwrap();
+            if part.is_empty() {
+                break;
+            }
+            all.extend(part);
+        }
+        self.fs.releasedir(dh);
+        let dots: Vec<_> = all.drain(..2).map(|e| e.name).collect();
+        assert_eq!(dots, [".", ".."]);
+        all
+    }
+
+    pub fn names(&self, path: &str) -> Vec<String> {
+        self.on(path, |a| Ok(self.list(a.ino, 7)))
+            .unwrap()
+            .into_iter()
+            .map(|e| e.name.into_string().unwrap())
+            .collect()
+    }
+
+    /// path -> attributes of everything below `path`, itself included, checking that listings
+    /// and lookups agree and that no number occurs twice.
+    pub fn walk(&self, path: &str) -> BTreeMap<String, Attr> {
+        let mut found = BTreeMap::new();
+        let mut todo = vec![path.trim_end_matches('/').to_string()];
+        found.insert(path.trim_end_matches('/').to_string(), self.attr(path));
+        while let Some(dir) = todo.pop() {
+            let attr = self.attr(if dir.is_empty() { "/" } else { &dir });
+            self.on(if dir.is_empty() { "/" } else { &dir }, |a| {
+                for e in self.list(a.ino, 5) {
+                    let path = format!("{dir}/{}", e.name.to_str().unwrap());
+                    let looked_up = self.fs.lookup(a.ino, &e.name)?;
+                    self.fs.forget(looked_up.ino, 1);
+                    assert_eq!(e.attr, looked_up, "{path}");
+                    assert_eq!((e.ino, e.kind), (e.attr.ino, e.attr.kind));
+                    if e.kind == FileKind::Directory {
+                        todo.push(path.clone());
+                    }
+                    found.insert(path, e.attr);
+                }
+                Ok(())
+            })
+            .unwrap();
+            assert_eq!(attr.kind, FileKind::Directory);
+        }
+        let mut numbers: Vec<_> = found.iter().map(|(p, a)| (a.ino, p)).collect();
+        numbers.sort();
+        for pair in numbers.windows(2) {
+            assert_ne!(pair[0].0, pair[1].0, "{} and {} have one inode number", pair[0].1, pair[1].1);
+        }
+        found
+    }
+
+    pub fn numbers(&self, path: &str) -> BTreeMap<String, Ino> {
+        self.walk(path).into_iter().map(|(p, a)| (p, a.ino)).collect()
+    }
+
+    /// Inodes in memory when nobody refers to any but the root: a test of the counting.
+    pub fn assert_nothing_referenced(&self) {
+        assert_eq!(self.fs.stats().unwrap().inodes_in_memory, 1, "references were lost");
+    }
+}
+
+pub fn errno<T: std::fmt::Debug>(result: Result<T>) -> i32 {
+    result.expect_err("the call should fail").errno()
+}
+
+pub const EPERM: i32 = 1;
+pub const ENOENT: i32 = 2;
+pub const EBADF: i32 = 9;
+pub const EACCES: i32 = 13;
+pub const EEXIST: i32 = 17;
+pub const ENOTDIR: i32 = 20;
+pub const EISDIR: i32 = 21;
+pub const EINVAL: i32 = 22;
+pub const EFBIG: i32 = 27;
+pub const EROFS: i32 = 30;
+pub const ENAMETOOLONG: i32 = 36;
+pub const ENOTEMPTY: i32 = 39;
+pub const ESTALE: i32 = 116;
+
+/// Bytes that differ from place to place.
+pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
+    (0..len).map(|i| (i as u32).wrapping_mul(2_654_435_761).to_be_bytes()[0] ^ seed).collect()
+}
+
+/// Splits an encoded path into the names of its directories and the rest.
+fn split(mut path: &[u8]) -> (Vec<Vec<u8>>, &[u8]) {
+    let mut dirs = Vec::new();
+    while path.first() == Some(&2) {
+        let end = path.iter().position(|b| *b == 0).expect("names end");
+        dirs.push(path[1..end].to_vec());
+        path = &path[end + 1..];
+    }
+    (dirs, path)
+}
+
+fn join(dirs: &[Vec<u8>], last: u8) -> Vec<u8> {
+    let mut path = Vec::new();
+    for (i, name) in dirs.iter().enumerate() {
+        path.push(if i + 1 == dirs.len() { last } else { 2 });
+        path.extend_from_slice(name);
+        path.push(0);
+    }
+    path
+}
+
+/// Reads all keys, knowing only the documented format, and checks what must hold of them: every
+/// entry is in a directory that exists, every block belongs to a file and lies within its size.
+pub fn check_keys(w: &World) {
+    let mut records: BTreeMap<Vec<u8>, (u8, u64)> = BTreeMap::new();
+    let mut blocks = Vec::new();
+    for pair in w.fs.db().range(b"", None) {
+        let (key, value) = pair.unwrap();
+        if key[..4] == [0xff; 4] {
+            assert!(b"FCLO".contains(&key[4]), "unknown system key {key:?}");
+            continue;
+        }
+        assert_eq!(key[..4], [0; 4]);
+        match key[4] {
+            b'M' => {
+                let size = u64::from_le_bytes(value[12..20].try_into().unwrap());
+                records.insert(key[5..].to_vec(), (value[1], size));
+            }
+            b'D' => {
+                assert!(value.len() <= BLOCK_SIZE as usize && !value.is_empty());
+                let (path, block) = key[5..].split_at(key.len() - 13);
+                let start = u64::from_be_bytes(block.try_into().unwrap()) * BLOCK_SIZE;
+                blocks.push((path.to_vec(), start, value.len() as u64));
+            }
+            region => panic!("unknown region {region}"),
+        }
+    }
+    for path in records.keys().filter(|p| !p.is_empty()) {
+        let (dirs, entry) = split(path);
+        assert!(entry[0] == 1 && entry.ends_with(&[0]) && entry.len() > 2, "{path:?}");
+        let parent = join(&dirs, 1);
+        let kind = records.get(&parent).map(|r| r.0);
+        assert_eq!(kind, Some(2), "{:?} is in no directory", String::from_utf8_lossy(path));
+    }
+    for (path, start, len) in blocks {
+        let (kind, size) = records.get(&path).copied().unwrap_or_default();
+        assert_eq!(kind, 1, "a block of {:?}, which is no file", String::from_utf8_lossy(&path));
+        assert!(start + len <= size, "{:?}: bytes behind its size", String::from_utf8_lossy(&path));
+    }
+}
+
+/// A small generator of numbers; the same seed gives the same run.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
+    }
+
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    pub fn pick<'a, T>(&mut self, of: &'a [T]) -> &'a T {
+        let i = self.below(of.len());
+        &of[i]
+    }
+}

@@ -1,0 +1,122 @@
+//! Many threads on one tree: no call may hang, no entry may outlive its directory, and no file
+//! may hold bytes of another.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+use common::*;
+use pando_fs::*;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+/// Calls that may fail as others change the tree underneath, but only in these ways.
+fn tolerated<T>(result: Result<T>) -> Option<T> {
+    match result {
+        Ok(value) => Some(value),
+        Err(e) => {
+            let fine = [ENOENT, EEXIST, ENOTDIR, EISDIR, ENOTEMPTY, EINVAL, ESTALE, ENAMETOOLONG];
+            assert!(fine.contains(&e.errno()), "{e}");
+            None
+        }
+    }
+}
+
+fn place(r: &mut Random) -> String {
+    let depth = 1 + r.below(4);
+    (0..depth).map(|_| format!("/{}", ["a", "b", "c"][r.below(3)])).collect()
+}
+
+#[test]
+fn threads_on_one_tree_leave_it_whole() {
+    let w = Arc::new(World::new());
+    for top in ["/a", "/b", "/c"] {
+        w.mkdir(top);
+        for sub in ["/a", "/b", "/c"] {
+            w.mkdir(&format!("{top}{sub}"));
+        }
+    }
+    let stop = Arc::new(AtomicBool::new(false));
+    let done: Arc<Vec<AtomicU64>> = Arc::new((0..10).map(|_| AtomicU64::new(0)).collect());
+    let threads: Vec<_> = (0..8)
+        .map(|seed| {
+            let (w, stop, done) = (w.clone(), stop.clone(), done.clone());
+            std::thread::spawn(move || {
+                let mut r = Random::new(seed + 100);
+                while !stop.load(Ordering::Relaxed) {
+                    let (p, q) = (place(&mut r), place(&mut r));
+                    let call = r.below(10);
+                    let ok = match call {
+                        0 => tolerated(w.at(&p, |d, n| w.fs.mkdir(&w.me, d, n, 0o755)))
+                            .map(|a| w.fs.forget(a.ino, 1)),
+                        1..=3 => tolerated(w.at(&p, |d, n| w.fs.create(&w.me, d, n, 0o644, O_RDWR))).map(
+                            |(a, fh)| {
+                                // A file holds only bytes of its own number: those of a clone are those of its source.
+                                let data = [(a.ino % 251 + 1) as u8; 20_000];
+                                for i in 0..3 {
+                                    w.fs.write(fh, a.ino, i * 20_000, &data, false).unwrap();
+                                }
+                                let whole = w.fs.read(fh, a.ino, 0, 60_000).unwrap();
+                                assert!(whole.len() == 60_000 && whole.iter().all(|b| *b == data[0]));
+                                w.fs.release(a.ino, fh);
+                                w.fs.forget(a.ino, 1);
+                            },
+                        ),
+                        4 => tolerated(w.unlink(&p)),
+                        5 => tolerated(w.rename(&p, &q, *r.pick(&[0, RENAME_EXCHANGE]))),
+                        6 => tolerated(w.clone_tree(&p, &q, true)).map(|_| ()),
+                        7 if r.below(8) == 0 => tolerated(w.remove_tree(&p)).map(|_| ()),
+                        7 => tolerated(w.rmdir(&p)),
+                        8 => tolerated(w.on(&p, |a| {
+                            if a.kind == FileKind::Directory {
+                                let dh = w.fs.opendir(a.ino)?;
+                                let all = w.fs.readdir_plus(dh, a.ino, 0, 100);
+                                for e in all.iter().flatten().skip(2) {
+                                    w.fs.forget(e.ino, 1);
+                                }
+                                w.fs.releasedir(dh);
+                                all.map(|_| ())
+                            } else {
+                                w.whole(a.ino).map(|_| ())
+                            }
+                        })),
+                        _ => tolerated(w.on(&p, |a| {
+                            let set = SetAttr { mode: Some(0o700), ..SetAttr::default() };
+                            w.fs.setattr(&w.me, a.ino, &set)
+                        }))
+                        .map(|_| ()),
+                    };
+                    if ok.is_some() {
+                        done[call].fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            })
+        })
+        .collect();
+    let end = Instant::now() + Duration::from_secs(4);
+    let mut last = 0;
+    while Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(1000));
+        let now: u64 = done.iter().map(|d| d.load(Ordering::Relaxed)).sum();
+        assert!(now > last, "no call has ended for a second: a deadlock");
+        last = now;
+    }
+    stop.store(true, Ordering::Relaxed);
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    let counts: Vec<_> = done.iter().map(|d| d.load(Ordering::Relaxed)).collect();
+    println!("{counts:?}");
+    assert!(counts.iter().all(|c| *c > 0), "every call must have worked at times: {counts:?}");
+    check_keys(&w);
+    w.assert_nothing_referenced();
+    for (path, attr) in w.walk("/") {
+        if attr.kind == FileKind::Regular {
+            let content = w.get(&path).unwrap();
+            assert!(content.iter().all(|b| *b == content[0]), "{path} holds bytes of another file");
+        }
+    }
+}

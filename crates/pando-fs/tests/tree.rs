@@ -1,0 +1,379 @@
+//! Names and directories: making, removing, listing, renaming.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+use common::*;
+use pando_fs::*;
+
+#[test]
+fn entries_are_made_listed_and_removed() {
+    let mut w = World::new();
+    w.mkdir("/d");
+    for i in 0..100 {
+        w.put(&format!("/d/f{i:03}"), &[i]);
+    }
+    w.mkdir("/d/sub");
+    w.symlink("/d/link", "f000");
+    w.put("/d/sub/inner", b"");
+    let mut expected: Vec<_> = (0..100).map(|i| format!("f{i:03}")).collect();
+    expected.extend(["link".into(), "sub".into()]);
+    assert_eq!(w.names("/d"), expected, "byte order, without what lies below");
+    w.remount();
+    assert_eq!(w.names("/d"), expected);
+    for i in 0..100 {
+        w.unlink(&format!("/d/f{i:03}")).unwrap();
+    }
+    assert_eq!(w.names("/d"), ["link", "sub"]);
+    w.walk("/");
+    w.assert_nothing_referenced();
+}
+
+#[test]
+fn errors_are_those_of_posix() {
+    let w = World::new();
+    w.mkdir("/d");
+    w.put("/d/f", b"");
+    w.put("/f", b"");
+    assert_eq!(errno(w.on("/none", Ok)), ENOENT);
+    assert_eq!(errno(w.on("/f/x", Ok)), ENOTDIR);
+    assert_eq!(errno(w.create("/f")), EEXIST);
+    assert_eq!(errno(w.create("/none/f")), ENOENT);
+    assert_eq!(errno(w.create("/f/f")), ENOTDIR);
+    assert_eq!(errno(w.unlink("/d")), EISDIR);
+    assert_eq!(errno(w.unlink("/none")), ENOENT);
+    assert_eq!(errno(w.rmdir("/f")), ENOTDIR);
+    assert_eq!(errno(w.rmdir("/d")), ENOTEMPTY);
+    assert_eq!(errno(w.rmdir("/none")), ENOENT);
+    assert_eq!(errno(w.create(&format!("/{}", "n".repeat(256)))), ENAMETOOLONG);
+    assert!(w.create(&format!("/{}", "n".repeat(255))).is_ok());
+    for name in ["", ".", "..", "a/b"] {
+        assert_eq!(errno(w.fs.mkdir(&w.me, ROOT, name.as_ref(), 0o755)), EINVAL, "{name:?}");
+    }
+    assert_eq!(errno(w.fs.symlink(&w.me, ROOT, "l".as_ref(), "t".repeat(4096).as_ref())), ENAMETOOLONG);
+    assert_eq!(errno(w.fs.mknod(&w.me, ROOT, "x".as_ref(), 0o040755, 0)), EINVAL);
+    assert_eq!(errno(w.fs.getattr(12345)), ESTALE);
+    assert_eq!(errno(w.fs.getattr(12345)), ESTALE);
+    let text = w.rmdir("/d").unwrap_err().to_string();
+    assert!(text.contains('d') && text.contains("not empty"), "{text}");
+}
+
+#[test]
+fn names_of_any_bytes() {
+    use std::os::unix::ffi::OsStrExt;
+    let mut w = World::new();
+    let names: Vec<Vec<u8>> = (1..=255u8)
+        .filter(|b| *b != b'/' && *b != b'.')
+        .flat_map(|b| [vec![b], vec![b'a', b], vec![b, b, 1]])
+        .collect();
+    for name in &names {
+        match w.fs.mkdir(&w.me, ROOT, std::ffi::OsStr::from_bytes(name), 0o755) {
+            Ok(a) => w.fs.forget(a.ino, 1),
+            Err(e) => assert_eq!(e.errno(), EEXIST),
+        }
+    }
+    w.remount();
+    let listed: Vec<_> = w.list(ROOT, 100).into_iter().map(|e| e.name.as_bytes().to_vec()).collect();
+    let mut expected = names.clone();
+    expected.sort();
+    expected.dedup();
+    assert_eq!(listed, expected);
+}
+
+#[test]
+fn a_listing_is_stable_while_entries_come_and_go() {
+    let w = World::new();
+    for i in 0..200 {
+        w.put(&format!("/f{i:03}"), b"");
+    }
+    let dh = w.fs.opendir(ROOT).unwrap();
+    let mut seen = Vec::new();
+    let mut cookie = 0;
+    let mut round = 0;
+    loop {
+        let part = w.fs.readdir(dh, ROOT, cookie, 9).unwrap();
+        let Some(last) = part.last() else { break };
+        cookie = last.cookie;
+        seen.extend(part.iter().map(|e| e.name.to_str().unwrap().to_string()));
+        // Remove what was listed last and something ahead, and make something behind.
+        if round < 20 {
+            w.unlink(&format!("/f{:03}", round * 8)).unwrap();
+            w.put(&format!("/a{round}"), b"");
+        }
+        round += 1;
+    }
+    let mut unique = seen.clone();
+    unique.sort();
+    unique.dedup();
+    assert_eq!(unique.len(), seen.len(), "nothing twice");
+    for i in (0..200).filter(|i| i % 8 != 0) {
+        assert!(seen.contains(&format!("f{i:03}")), "f{i:03} was there all the time");
+    }
+    // Any cookie ever given leads on to what followed it.
+    let all = w.fs.readdir(dh, ROOT, 0, 4096).unwrap();
+    for (i, e) in all.iter().enumerate() {
+        let rest = w.fs.readdir(dh, ROOT, e.cookie, 1).unwrap();
+        if e.cookie > 2 || i == 1 {
+            assert_eq!(rest.first().map(|e| &e.name), all.get(i + 1).map(|e| &e.name), "after {:?}", e.name);
+        }
+    }
+    assert_eq!(errno(w.fs.readdir(dh, ROOT, 1 << 40, 1)), EINVAL);
+    w.fs.releasedir(dh);
+    assert_eq!(errno(w.fs.readdir(dh, ROOT, 0, 1)), EBADF);
+}
+
+#[test]
+fn seeking_far_back_in_a_long_listing_finds_the_place() {
+    let w = World::new();
+    for i in 0..700 {
+        w.put(&format!("/f{i:03}"), b"");
+    }
+    let dh = w.fs.opendir(ROOT).unwrap();
+    let mut all: Vec<DirEntry> = Vec::new();
+    loop {
+        let part = w.fs.readdir(dh, ROOT, all.last().map_or(0, |e| e.cookie), 5).unwrap();
+        if part.is_empty() {
+            break;
+        }
+        all.extend(part);
+    }
+    assert_eq!(all.len(), 702);
+    for i in [1, 2, 3, 7, 100, 333, 600, 700] {
+        let next = w.fs.readdir(dh, ROOT, all[i].cookie, 3).unwrap();
+        assert_eq!(next[0].name, all[i + 1].name, "after entry {i}");
+    }
+}
+
+#[test]
+fn readdir_plus_counts_a_reference_of_each_entry() {
+    let w = World::new();
+    for i in 0..10 {
+        w.put(&format!("/f{i}"), b"");
+    }
+    w.assert_nothing_referenced();
+    let dh = w.fs.opendir(ROOT).unwrap();
+    let all = w.fs.readdir_plus(dh, ROOT, 0, 100).unwrap();
+    assert_eq!(all.len(), 12);
+    assert_eq!(w.fs.stats().unwrap().inodes_in_memory, 11);
+    for e in all.iter().skip(2) {
+        assert_eq!(w.fs.getattr(e.ino).unwrap(), e.attr);
+        w.fs.forget(e.ino, 1);
+    }
+    w.fs.releasedir(dh);
+    w.assert_nothing_referenced();
+}
+
+#[test]
+fn renames_of_files() {
+    let mut w = World::new();
+    w.mkdir("/d");
+    let a = w.put("/a", &pattern(100_000, 1));
+    w.put("/d/b", &pattern(200_000, 2));
+    w.rename("/a", "/d/a", 0).unwrap();
+    assert!(!w.exists("/a"));
+    assert_eq!(w.attr("/d/a").ino, a);
+    assert!(w.get("/d/a").unwrap() == pattern(100_000, 1));
+    w.rename("/d/a", "/d/b", 0).unwrap();
+    assert_eq!(w.names("/d"), ["b"]);
+    assert_eq!(w.attr("/d/b").ino, a);
+    assert!(w.get("/d/b").unwrap() == pattern(100_000, 1), "no byte of the replaced file shows");
+    w.put("/empty", b"");
+    w.rename("/empty", "/d/b", 0).unwrap();
+    assert!(w.get("/d/b").unwrap().is_empty());
+    w.truncate("/d/b", 1000).unwrap();
+    assert!(w.get("/d/b").unwrap() == [0; 1000]);
+    w.rename("/d/b", "/d/b", 0).unwrap();
+    assert_eq!(errno(w.rename("/d/b", "/d", 0)), ENOTEMPTY, "a directory that holds the source");
+    w.mkdir("/e");
+    assert_eq!(errno(w.rename("/d/b", "/e", 0)), EISDIR);
+    assert_eq!(errno(w.rename("/none", "/x", 0)), ENOENT);
+    assert_eq!(errno(w.rename("/d/b", "/none/x", 0)), ENOENT);
+    assert_eq!(errno(w.rename("/d/b", "/e", RENAME_NOREPLACE)), EEXIST);
+    assert_eq!(errno(w.rename("/d/b", "/e", 4)), EINVAL);
+    w.rename("/d/b", "/n", RENAME_NOREPLACE).unwrap();
+    w.remount();
+    assert_eq!(w.names("/"), ["d", "e", "n"]);
+    w.assert_nothing_referenced();
+}
+
+#[test]
+fn renames_of_directories() {
+    let mut w = World::new();
+    w.mkdir("/a");
+    w.mkdir("/a/b");
+    w.put("/a/b/f", &pattern(40_000, 1));
+    w.mkdir("/e");
+    w.put("/file", b"");
+    let numbers = w.numbers("/a");
+    w.rename("/a", "/e", 0).unwrap();
+    assert_eq!(w.names("/"), ["e", "file"]);
+    assert!(w.get("/e/b/f").unwrap() == pattern(40_000, 1));
+    let moved: Vec<_> = w.numbers("/e").into_values().collect();
+    assert_eq!(moved, numbers.into_values().collect::<Vec<_>>());
+    assert_eq!(errno(w.rename("/e", "/e/b/x", 0)), EINVAL);
+    assert_eq!(errno(w.rename("/e", "/e/x", 0)), EINVAL);
+    assert_eq!(errno(w.rename("/e/b", "/e", 0)), ENOTEMPTY);
+    assert_eq!(errno(w.rename("/e", "/file", 0)), ENOTDIR);
+    w.mkdir("/full");
+    w.put("/full/x", b"");
+    assert_eq!(errno(w.rename("/e", "/full", 0)), ENOTEMPTY);
+    w.remount();
+    assert!(w.get("/e/b/f").unwrap() == pattern(40_000, 1));
+}
+
+#[test]
+fn a_renamed_directory_takes_what_is_in_memory_along() {
+    let w = World::new();
+    w.mkdir("/a");
+    w.mkdir("/a/b");
+    let f = w.put("/a/b/f", b"before");
+    w.on("/a/b/f", |a| {
+        let fh = w.fs.open_file(&w.me, a.ino, O_RDWR)?;
+        w.rename("/a", "/z", 0)?;
+        w.mkdir("/a");
+        w.mkdir("/a/b");
+        w.put("/a/b/f", b"an impostor at the old path");
+        w.fs.write(fh, a.ino, 6, b" and after", false)?;
+        w.fs.release(a.ino, fh);
+        assert_eq!(w.whole(f)?, b"before and after");
+        Ok(())
+    })
+    .unwrap();
+    assert_eq!(w.get("/z/b/f").unwrap(), b"before and after");
+    assert_eq!(w.get("/a/b/f").unwrap(), b"an impostor at the old path");
+    w.assert_nothing_referenced();
+}
+
+#[test]
+fn a_rename_over_an_open_file_leaves_it_to_its_handle() {
+    let w = World::new();
+    let old = w.put("/f", &pattern(100_000, 1));
+    w.put("/g", &pattern(50_000, 2));
+    w.fs.lookup(ROOT, "f".as_ref()).unwrap();
+    let fh = w.fs.open_file(&w.me, old, O_RDWR).unwrap();
+    w.rename("/g", "/f", 0).unwrap();
+    assert!(w.whole(old).unwrap() == pattern(100_000, 1));
+    assert!(w.get("/f").unwrap() == pattern(50_000, 2));
+    w.fs.release(old, fh);
+    w.fs.forget(old, 1);
+    assert!(w.get("/f").unwrap() == pattern(50_000, 2));
+    w.assert_nothing_referenced();
+}
+
+#[test]
+fn exchanges_of_every_kind() {
+    let mut w = World::new();
+    w.mkdir("/d");
+    w.put("/d/inner", &pattern(30_000, 1));
+    w.mkdir("/o");
+    let f = w.put("/o/f", &pattern(60_000, 2));
+    let d = w.attr("/d").ino;
+    w.rename("/d", "/o/f", RENAME_EXCHANGE).unwrap();
+    assert!(w.get("/o/f/inner").unwrap() == pattern(30_000, 1));
+    assert!(w.get("/d").unwrap() == pattern(60_000, 2));
+    assert_eq!((w.attr("/d").ino, w.attr("/o/f").ino), (f, d));
+    w.put("/x", &pattern(100_000, 3));
+    w.rename("/x", "/d", RENAME_EXCHANGE).unwrap();
+    assert!(w.get("/x").unwrap() == pattern(60_000, 2));
+    assert!(w.get("/d").unwrap() == pattern(100_000, 3));
+    w.mkdir("/p");
+    w.put("/p/y", b"y");
+    w.rename("/p", "/o", RENAME_EXCHANGE).unwrap();
+    assert_eq!(w.names("/o"), ["y"]);
+    assert!(w.get("/p/f/inner").unwrap() == pattern(30_000, 1));
+    assert_eq!(errno(w.rename("/p", "/p/f", RENAME_EXCHANGE)), EINVAL);
+    assert_eq!(errno(w.rename("/p/f", "/p", RENAME_EXCHANGE)), EINVAL);
+    assert_eq!(errno(w.rename("/p", "/none", RENAME_EXCHANGE)), ENOENT);
+    assert_eq!(errno(w.rename("/p", "/o", RENAME_EXCHANGE | RENAME_NOREPLACE)), EINVAL);
+    assert_eq!(w.fs.db().prefix(b"\xff\xff\xff\xffX").count(), 0, "nothing stays between");
+    w.remount();
+    w.walk("/");
+    assert!(w.get("/p/f/inner").unwrap() == pattern(30_000, 1));
+}
+
+#[test]
+fn paths_longer_than_a_key_are_refused_and_deep_trees_work() {
+    let w = World::new();
+    let name = "n".repeat(250);
+    let mut path = String::new();
+    let mut dirs = vec![ROOT];
+    let refused = loop {
+        match w.fs.mkdir(&w.me, *dirs.last().unwrap(), name.as_ref(), 0o755) {
+            Ok(a) => dirs.push(a.ino),
+            Err(e) => break e.errno(),
+        }
+        path.push('/');
+        path.push_str(&name);
+        assert!(dirs.len() < 200);
+    };
+    assert_eq!(refused, ENAMETOOLONG);
+    assert!(dirs.len() > 60);
+    for ino in dirs.into_iter().skip(1) {
+        w.fs.forget(ino, 1);
+    }
+    w.assert_nothing_referenced();
+    assert!(w.exists(&path));
+    w.remove_tree(&format!("/{name}")).unwrap();
+    assert!(w.names("/").is_empty());
+}
+
+#[test]
+fn a_tree_is_removed_as_one() {
+    let mut w = World::new();
+    let before = w.fs.db().range(b"", None).count();
+    w.mkdir("/d");
+    for i in 0..50 {
+        w.mkdir(&format!("/d/{i}"));
+        w.put(&format!("/d/{i}/f"), &pattern(20_000, i));
+    }
+    w.put("/dd", b"a neighbour");
+    let f = w.attr("/d/7/f").ino;
+    w.on("/d/7/f", |a| {
+        let fh = w.fs.open_file(&w.me, a.ino, O_RDWR)?;
+        let dir = w.on("/d/7", |d| w.fs.lookup(ROOT, "d".as_ref()).map(|_| d))?;
+        let report = w.remove_tree("/d")?;
+        assert_eq!(report.entries, [(ROOT, "d".into())]);
+        assert!(w.whole(f)? == pattern(20_000, 7), "an open file stays");
+        assert_eq!(w.fs.getattr(f)?.nlink, 0);
+        assert_eq!(errno(w.fs.getattr(dir.ino)), ESTALE);
+        assert_eq!(errno(w.fs.mkdir(&w.me, dir.ino, "zombie".as_ref(), 0o755)), ESTALE);
+        w.mkdir("/d");
+        assert!(w.names("/d").is_empty());
+        w.fs.write(fh, f, 0, b"still", false)?;
+        w.fs.release(f, fh);
+        w.fs.forget(report.replaced[0], 1);
+        Ok(())
+    })
+    .unwrap();
+    assert_eq!(w.names("/"), ["d", "dd"]);
+    w.assert_nothing_referenced();
+    w.remove_tree("/d").unwrap();
+    w.remove_tree("/dd").unwrap();
+    assert!(w.fs.db().range(b"", None).count() <= before + 1);
+    assert_eq!(errno(w.remove_tree("/d")), ENOENT);
+    w.remount();
+    assert!(w.names("/").is_empty());
+}
+
+#[test]
+fn a_read_only_mount_changes_nothing() {
+    let mut w = World::new();
+    w.mkdir("/d");
+    w.put("/d/f", b"data");
+    w.clone_tree("/d", "/c", false).unwrap();
+    w.remount_with(MountOptions { read_only: true, ..options() });
+    let before: Vec<_> = w.fs.db().range(b"", None).map(|p| p.unwrap()).collect();
+    assert_eq!(w.get("/c/f").unwrap(), b"data");
+    assert_ne!(w.attr("/c/f").ino, w.attr("/d/f").ino);
+    assert_eq!(w.attr("/c/f").ino, w.attr("/c/f").ino);
+    w.walk("/");
+    assert_eq!(errno(w.create("/x")), EROFS);
+    assert_eq!(errno(w.unlink("/d/f")), EROFS);
+    assert_eq!(errno(w.rename("/d", "/e", 0)), EROFS);
+    assert_eq!(errno(w.clone_tree("/d", "/e", false)), EROFS);
+    assert_eq!(errno(w.remove_tree("/d")), EROFS);
+    assert_eq!(errno(w.write_at("/d/f", 0, b"x")), EROFS);
+    assert_eq!(errno(w.truncate("/d/f", 0)), EROFS);
+    assert_eq!(errno(w.on("/d/f", |a| w.fs.open_file(&w.me, a.ino, O_RDWR))), EROFS);
+    let after: Vec<_> = w.fs.db().range(b"", None).map(|p| p.unwrap()).collect();
+    assert_eq!(before, after);
+}

@@ -1,0 +1,211 @@
+//! What the kernel holds of each open file, and what that asks of us.
+//!
+//! The rules (reasons in `docs/fuse.md`): files opened for writing only
+//! bypass the page cache, all others use it, written through. This module
+//! remembers, per inode that is open or was partly written, how many cached
+//! opens there are and whether the page cache may hold pages that a write
+//! filled only in part. It decides
+//! - how a file is opened,
+//! - which pages the kernel must drop before a direct write is answered,
+//! - when a run of one-page READs shows that such pages shred a scan,
+//! - which inodes may have dirty pages of a shared mapping.
+//!
+//! It knows nothing of FUSE messages; the caller carries its decisions out.
+
+use std::collections::HashMap;
+
+use parking_lot::Mutex;
+
+/// Page size that the kernel's cache works in, bytes.
+const PAGE: u64 = 4096;
+/// One-page reads in a row, each after the other, that count as a shredded scan.
+const SHREDDED: u32 = 4;
+
+#[derive(Default)]
+struct State {
+    /// Opens that use the page cache.
+    cached: u32,
+    /// Those of them that may also map the file for writing.
+    writable: u32,
+    /// A write through the page cache left pages that are not up to date.
+    partial: bool,
+    /// Where a run of one-page reads would go on, and its length.
+    run: (u64, u32),
+}
+
+/// How a file is to be opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Policy {
+    /// Bypass the page cache.
+    pub(crate) direct: bool,
+    /// Keep the pages that are cached already.
+    pub(crate) keep: bool,
+}
+
+/// The state of all inodes that have any.
+#[derive(Default)]
+pub(crate) struct Caches {
+    inodes: Mutex<HashMap<u64, State>>,
+}
+
+fn write_only(flags: i32) -> bool {
+    flags & libc::O_ACCMODE == libc::O_WRONLY
+}
+
+fn read_write(flags: i32) -> bool {
+    flags & libc::O_ACCMODE == libc::O_RDWR
+}
+
+impl Caches {
+    /// Counts an open with `O_*` `flags` and says how to do it.
+    pub(crate) fn opened(&self, ino: u64, flags: i32) -> Policy {
+        if write_only(flags) {
+            return Policy { direct: true, keep: true };
+        }
+        let mut inodes = self.inodes.lock();
+        let state = inodes.entry(ino).or_default();
+        state.cached += 1;
+        state.writable += u32::from(read_write(flags));
+        // Without `keep` the kernel drops the clean pages of the file, and with them those
+        // that are not up to date: the next scan gets large reads again.
+        Policy { direct: false, keep: !std::mem::take(&mut state.partial) }
+    }
+
+    /// Counts the last close of what was opened with `flags`.
+    pub(crate) fn released(&self, ino: u64, flags: i32) {
+        if write_only(flags) {
+            return;
+        }
+        let mut inodes = self.inodes.lock();
+        let Some(state) = inodes.get_mut(&ino) else {
+            debug_assert!(false, "inode {ino:#x} was closed more often than opened");
+            return;
+        };
+        state.cached = state.cached.saturating_sub(1);
+        state.writable = state.writable.saturating_sub(u32::from(read_write(flags)));
+        if state.cached == 0 && !state.partial {
+            inodes.remove(&ino);
+        }
+    }
+
+    /// The kernel has dropped the inode, and its pages with it.
+    pub(crate) fn forgotten(&self, ino: u64) {
+        let mut inodes = self.inodes.lock();
+        if inodes.get(&ino).is_some_and(|s| s.cached == 0) {
+            inodes.remove(&ino);
+        }
+    }
+
+    /// Notes a write through a handle opened with `flags`. True: a reader may have cached the
+    /// old bytes while the write was under way, so drop these pages before answering it.
+    ///
+    /// (The kernel drops the pages of a direct write before it sends it, not after.)
+    pub(crate) fn wrote(&self, ino: u64, flags: i32, offset: u64, len: u64) -> bool {
+        let mut inodes = self.inodes.lock();
+        let Some(state) = inodes.get_mut(&ino) else { return false };
+        if write_only(flags) {
+            return state.cached > 0;
+        }
+        let whole = offset % PAGE == 0 && len % PAGE == 0;
+        state.partial |= !whole;
+        false
+    }
+
+    /// Notes a read. `Some(from)`: pages that are not up to date shred a scan; drop all from
+    /// byte `from` on.
+    pub(crate) fn read(&self, ino: u64, offset: u64, size: u32) -> Option<u64> {
+        let mut inodes = self.inodes.lock();
+        let state = inodes.get_mut(&ino)?;
+        if !state.partial {
+            return None;
+        }
+        if u64::from(size) > PAGE {
+            state.run = (0, 0);
+            return None;
+        }
+        let length = if state.run.0 == offset { state.run.1 + 1 } else { 1 };
+        let end = offset.checked_add(PAGE)?;
+        state.run = (end, length);
+        if length < SHREDDED {
+            return None;
+        }
+        state.partial = false;
+        state.run = (0, 0);
+        // The page being read is locked until it is answered: begin after it.
+        Some(end)
+    }
+
+    /// Inodes that may have dirty pages of a shared mapping.
+    pub(crate) fn perhaps_dirty(&self) -> Vec<u64> {
+        self.inodes.lock().iter().filter(|(_, s)| s.writable > 0).map(|(&ino, _)| ino).collect()
+    }
+
+    /// Whether this inode may have dirty pages of a shared mapping.
+    pub(crate) fn is_perhaps_dirty(&self, ino: u64) -> bool {
+        self.inodes.lock().get(&ino).is_some_and(|s| s.writable > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_write_only_opens_are_direct() {
+        let c = Caches::default();
+        assert!(c.opened(2, libc::O_WRONLY | libc::O_APPEND).direct);
+        assert!(!c.opened(2, libc::O_RDONLY).direct);
+        assert!(!c.opened(2, libc::O_RDWR).direct);
+    }
+
+    #[test]
+    fn a_partial_write_costs_the_next_open_its_cache_once() {
+        let c = Caches::default();
+        c.opened(2, libc::O_RDWR);
+        c.wrote(2, libc::O_RDWR, 0, 8192);
+        assert!(c.opened(2, libc::O_RDONLY).keep, "whole pages are up to date");
+        c.wrote(2, libc::O_RDWR, 10, 4);
+        c.released(2, libc::O_RDWR);
+        c.released(2, libc::O_RDONLY);
+        assert!(!c.opened(2, libc::O_RDONLY).keep);
+        assert!(c.opened(2, libc::O_RDONLY).keep);
+    }
+
+    #[test]
+    fn direct_writes_drop_pages_only_while_someone_caches() {
+        let c = Caches::default();
+        assert!(!c.wrote(2, libc::O_WRONLY, 0, 4));
+        c.opened(2, libc::O_RDONLY);
+        assert!(c.wrote(2, libc::O_WRONLY, 0, 4));
+        c.released(2, libc::O_RDONLY);
+        assert!(!c.wrote(2, libc::O_WRONLY, 0, 4));
+    }
+
+    #[test]
+    fn a_shredded_scan_is_seen_and_random_reads_are_not() {
+        let c = Caches::default();
+        c.opened(2, libc::O_RDWR);
+        c.wrote(2, libc::O_RDWR, 1, 1);
+        for page in [0, 7, 3, 4, 9, 1, 2] {
+            assert_eq!(c.read(2, page * PAGE, 4096), None);
+        }
+        assert_eq!(c.read(2, 3 * PAGE, 4096), None);
+        assert_eq!(c.read(2, 4 * PAGE, 4096), Some(5 * PAGE));
+        assert_eq!(c.read(2, 5 * PAGE, 4096), None, "said once until the next partial write");
+    }
+
+    #[test]
+    fn only_writable_cached_opens_can_be_dirty_and_nothing_is_kept_for_long() {
+        let c = Caches::default();
+        c.opened(2, libc::O_RDWR);
+        c.opened(3, libc::O_RDONLY);
+        c.opened(4, libc::O_WRONLY);
+        assert_eq!(c.perhaps_dirty(), [2]);
+        assert!(c.is_perhaps_dirty(2) && !c.is_perhaps_dirty(3));
+        c.wrote(2, libc::O_RDWR, 1, 1);
+        c.released(2, libc::O_RDWR);
+        c.released(3, libc::O_RDONLY);
+        c.forgotten(2);
+        assert!(c.inodes.lock().is_empty());
+    }
+}

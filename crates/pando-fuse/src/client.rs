@@ -1,0 +1,134 @@
+//! The tool's side of a control request: one ioctl on a directory of the mount.
+//!
+//! The only room of the crate with `unsafe`: an ioctl cannot be made without.
+
+#![allow(unsafe_code)]
+
+use std::{
+    ffi::c_void,
+    io,
+    os::fd::{AsFd, BorrowedFd},
+};
+
+use rustix::ioctl::{Ioctl, IoctlOutput, Opcode};
+
+use crate::control::{self, Request, Response};
+
+/// An ioctl that replaces the `N` bytes it is given.
+struct Exchange<const N: usize> {
+    opcode: Opcode,
+    bytes: Box<[u8; N]>,
+}
+
+// SAFETY: `as_ptr` points to N initialised bytes that live as long as `self`, and `opcode` is
+// made by `opcode::read_write::<[u8; N]>`, so the kernel reads and writes exactly those N bytes.
+unsafe impl<const N: usize> Ioctl for Exchange<N> {
+    type Output = ();
+    const IS_MUTATING: bool = true;
+
+    fn opcode(&self) -> Opcode {
+        self.opcode
+    }
+
+    fn as_ptr(&mut self) -> *mut c_void {
+        self.bytes.as_mut_ptr().cast()
+    }
+
+    unsafe fn output_from_ptr(_: IoctlOutput, _: *mut c_void) -> rustix::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Why a control request got no answer, or a refusal.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The directory is not in a Pando mount.
+    #[error("not in a mounted Pando file system")]
+    NotPando,
+    /// A name cannot be sent: too long, `.`, `..`, or with a slash.
+    #[error("not a name that can be cloned or removed")]
+    Name,
+    /// The daemon refused; its message says why.
+    #[error("{message}")]
+    Refused {
+        /// Error number.
+        errno: i32,
+        /// Message of the daemon.
+        message: String,
+    },
+    /// The kernel refused, or the daemon is gone.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+}
+
+impl Error {
+    /// The error number, if there is one.
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            Error::NotPando => Some(libc::ENOTTY),
+            Error::Name => Some(libc::EINVAL),
+            Error::Refused { errno, .. } => Some(*errno),
+            Error::Io(e) => e.raw_os_error(),
+        }
+    }
+}
+
+fn exchange<const N: usize>(
+    dir: BorrowedFd<'_>,
+    opcode: Opcode,
+    bytes: Box<[u8; N]>,
+) -> Result<Box<[u8; N]>, Error> {
+    let mut call = Exchange { opcode, bytes };
+    let pointer: &mut Exchange<N> = &mut call;
+    // SAFETY: see `Exchange`; our opcodes mean the same on every file system that knows them,
+    // and others answer ENOTTY.
+    match unsafe { rustix::ioctl::ioctl(dir, ByRef(pointer)) } {
+        Ok(()) => Ok(call.bytes),
+        Err(rustix::io::Errno::NOTTY | rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
+            Err(Error::NotPando)
+        }
+        Err(e) => Err(Error::Io(e.into())),
+    }
+}
+
+/// Lends an [`Exchange`] to a call that consumes its argument.
+struct ByRef<'a, const N: usize>(&'a mut Exchange<N>);
+
+// SAFETY: as for `Exchange`, to which everything is passed on.
+unsafe impl<const N: usize> Ioctl for ByRef<'_, N> {
+    type Output = ();
+    const IS_MUTATING: bool = true;
+
+    fn opcode(&self) -> Opcode {
+        self.0.opcode()
+    }
+
+    fn as_ptr(&mut self) -> *mut c_void {
+        self.0.as_ptr()
+    }
+
+    unsafe fn output_from_ptr(_: IoctlOutput, _: *mut c_void) -> rustix::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Sends `request` (not [`Request::Stats`]) by `dir`, an open directory of the mount, and
+/// returns when it is done. The value is that of [`Response::value`].
+pub fn send(dir: impl AsFd, request: &Request) -> Result<u64, Error> {
+    let bytes = request.encode().ok_or(Error::Name)?;
+    let answer = exchange(dir.as_fd(), request.command(), bytes)?;
+    let answer = Response::decode(&answer[..]).ok_or(Error::NotPando)?;
+    match answer.status {
+        0 => Ok(answer.value),
+        errno => Err(Error::Refused { errno, message: answer.message }),
+    }
+}
+
+/// Statistics as JSON text, by an open directory of the mount.
+pub fn stats(dir: impl AsFd) -> Result<String, Error> {
+    let head = Request::Stats.encode().ok_or(Error::Name)?;
+    let mut bytes = Box::new([0; control::STATS_SIZE]);
+    bytes[..head.len()].copy_from_slice(&head[..]);
+    let answer = exchange(dir.as_fd(), Request::Stats.command(), bytes)?;
+    control::decode_stats(&answer[..]).ok_or(Error::NotPando)
+}

@@ -1,0 +1,81 @@
+//! How many requests of each kind the kernel sent: cheap enough to be always on.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A kind of request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)] // the names are those of the FUSE protocol
+pub enum Kind {
+    Lookup,
+    Getattr,
+    Setattr,
+    Readlink,
+    Mknod,
+    Mkdir,
+    Symlink,
+    Unlink,
+    Rmdir,
+    Rename,
+    Create,
+    Open,
+    Read,
+    Write,
+    Release,
+    Fsync,
+    Opendir,
+    Readdir,
+    Statfs,
+    Copy,
+    Ioctl,
+}
+
+/// Names in the order of [`Kind`].
+const NAMES: [&str; 21] = [
+    "lookup", "getattr", "setattr", "readlink", "mknod", "mkdir", "symlink", "unlink", "rmdir", "rename",
+    "create", "open", "read", "write", "release", "fsync", "opendir", "readdir", "statfs", "copy", "ioctl",
+];
+
+/// Requests since the mount, by kind.
+#[derive(Debug)]
+pub struct Counters([AtomicU64; NAMES.len()]);
+
+impl Default for Counters {
+    fn default() -> Self {
+        Self([const { AtomicU64::new(0) }; NAMES.len()])
+    }
+}
+
+impl Counters {
+    pub(crate) fn count(&self, kind: Kind) {
+        if let Some(n) = self.0.get(kind as usize) {
+            n.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Requests of one kind.
+    pub fn get(&self, kind: Kind) -> u64 {
+        self.0.get(kind as usize).map_or(0, |n| n.load(Ordering::Relaxed))
+    }
+
+    /// (name, requests) of all kinds.
+    pub fn all(&self) -> Vec<(&'static str, u64)> {
+        NAMES.iter().zip(&self.0).map(|(&name, n)| (name, n.load(Ordering::Relaxed))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_fit_kinds() {
+        let c = Counters::default();
+        c.count(Kind::Lookup);
+        c.count(Kind::Ioctl);
+        c.count(Kind::Ioctl);
+        let all = c.all();
+        assert_eq!(all.first(), Some(&("lookup", 1)));
+        assert_eq!(all.last(), Some(&("ioctl", 2)));
+        assert_eq!(c.get(Kind::Ioctl), 2);
+    }
+}

@@ -1,0 +1,375 @@
+//! Mounting, serving and unmounting.
+//!
+//! [`Mount::new`] returns when the kernel has accepted the mount and requests
+//! queue up for [`Mount::serve`], which returns when the file system has been
+//! unmounted, by whomever. The file system is neither opened nor closed here.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::Arc,
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use fuser::{Config, MountOption, Session, SessionACL};
+use pando_fs::{AtimePolicy, Fs};
+use rustix::mount::UnmountFlags;
+
+use crate::{
+    counters::Counters,
+    mountinfo,
+    server::{Server, StatsText},
+    transport::{
+        Handler,
+        fuser::{Adapter, Notifier},
+    },
+};
+
+/// Why mounting or unmounting failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// `/dev/fuse` cannot be opened.
+    #[error("/dev/fuse: {0}: load the kernel module (modprobe fuse), or give this container the device")]
+    NoDevice(io::Error),
+    /// Mounting needs a helper that is not installed.
+    #[error(
+        "fusermount3 is not installed and only root mounts without it: \
+         install the package fuse3 (Debian, Ubuntu: apt install fuse3)"
+    )]
+    NoHelper,
+    /// `allow_other` is not allowed to ordinary users here.
+    #[error("allow_other: add the line user_allow_other to /etc/fuse.conf, or mount without it")]
+    NoAllowOther,
+    /// The mount point is in use.
+    #[error("{0}: in use: close the files and leave the directories below it (lsof {0} names the programs)")]
+    Busy(PathBuf),
+    /// Nothing is mounted there.
+    #[error("{0}: no file system is mounted there")]
+    NotMounted(PathBuf),
+    /// A mount option that is not known.
+    #[error("{0}: unknown mount option")]
+    Option(String),
+    /// Anything else.
+    #[error("{path}: {source}")]
+    Io {
+        /// The mount point.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// How to mount.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Users other than the one who mounts may use it.
+    pub allow_other: bool,
+    /// The kernel checks permissions. On unless switched off.
+    pub default_permissions: bool,
+    /// Refuse every change.
+    pub read_only: bool,
+    /// Honour device nodes.
+    pub dev: bool,
+    /// Honour set-user-id bits.
+    pub suid: bool,
+    /// Allow programs to be run.
+    pub exec: bool,
+    /// Access times.
+    pub atime: AtimePolicy,
+    /// Interval after which the log is flushed unasked.
+    pub commit: Option<Duration>,
+    /// What `mount` and `findmnt` show as the source.
+    pub fsname: Option<String>,
+    /// Threads that read requests.
+    pub threads: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            allow_other: false,
+            default_permissions: true,
+            read_only: false,
+            dev: false,
+            suid: false,
+            exec: true,
+            atime: AtimePolicy::default(),
+            commit: None,
+            fsname: None,
+            threads: 1,
+        }
+    }
+}
+
+impl Settings {
+    /// Applies a comma-separated list of options as `mount -o` takes them; later ones win.
+    /// Options that only matter to `fstab` or to other file systems are accepted.
+    pub fn apply(&mut self, list: &str) -> Result<(), Error> {
+        for option in list.split(',').filter(|o| !o.is_empty()) {
+            let unknown = || Error::Option(option.to_owned());
+            match option {
+                "ro" => self.read_only = true,
+                "rw" => self.read_only = false,
+                "allow_other" => self.allow_other = true,
+                "default_permissions" => self.default_permissions = true,
+                "no_default_permissions" => self.default_permissions = false,
+                "dev" => self.dev = true,
+                "nodev" => self.dev = false,
+                "suid" => self.suid = true,
+                "nosuid" => self.suid = false,
+                "exec" => self.exec = true,
+                "noexec" => self.exec = false,
+                "atime" | "relatime" => self.atime = AtimePolicy::Relatime,
+                "noatime" => self.atime = AtimePolicy::Noatime,
+                "strictatime" => self.atime = AtimePolicy::Strict,
+                "defaults" | "auto" | "noauto" | "user" | "nouser" | "users" | "nofail" | "_netdev"
+                | "async" | "diratime" | "nodiratime" | "norelatime" | "nostrictatime" => {}
+                _ => match option.split_once('=') {
+                    Some(("fsname", name)) => self.fsname = Some(name.to_owned()),
+                    Some(("subtype", _)) => {}
+                    Some(("commit", seconds)) => {
+                        let seconds: u32 = seconds.parse().map_err(|_| unknown())?;
+                        self.commit = Some(Duration::from_secs(u64::from(seconds.max(1))));
+                    }
+                    Some(("threads", n)) => {
+                        let n = n.parse().ok().filter(|n| (1..=64).contains(n));
+                        self.threads = n.ok_or_else(unknown)?;
+                    }
+                    _ if option.starts_with("x-") || option.starts_with("comment=") => {}
+                    _ => return Err(unknown()),
+                },
+            }
+        }
+        Ok(())
+    }
+
+    fn config(&self) -> Config {
+        let flag = |on: bool, yes: MountOption, no: MountOption| if on { yes } else { no };
+        let mut options = vec![
+            MountOption::CUSTOM("subtype=pando".into()),
+            flag(self.read_only, MountOption::RO, MountOption::RW),
+            flag(self.dev, MountOption::Dev, MountOption::NoDev),
+            flag(self.suid, MountOption::Suid, MountOption::NoSuid),
+            flag(self.exec, MountOption::Exec, MountOption::NoExec),
+        ];
+        if self.default_permissions {
+            options.push(MountOption::DefaultPermissions);
+        }
+        if let Some(name) = &self.fsname {
+            // fusermount3 splits its list at commas; mount(2) takes the name as it is.
+            let escaped = if rustix::process::geteuid().is_root() {
+                name.clone()
+            } else {
+                name.replace('\\', "\\\\").replace(',', "\\,")
+            };
+            options.push(MountOption::FSName(escaped));
+        }
+        let mut config = Config::default();
+        config.mount_options = options;
+        config.acl = if self.allow_other { SessionACL::All } else { SessionACL::Owner };
+        config.n_threads = Some(self.threads.max(1));
+        config.clone_fd = self.threads > 1;
+        config
+    }
+}
+
+/// A file system that is mounted and waits to be served.
+pub struct Mount {
+    session: Session<Adapter<Server>>,
+    dir: PathBuf,
+    counters: Arc<Counters>,
+}
+
+impl Mount {
+    /// Mounts `fs` on `dir`.
+    ///
+    /// As root directly, otherwise by `fusermount3`.
+    pub fn new(fs: Fs, dir: &Path, settings: &Settings, stats: Option<StatsText>) -> Result<Mount, Error> {
+        let at = |source| Error::Io { path: dir.to_owned(), source };
+        let dir = dir.canonicalize().map_err(at)?;
+        let counters = Arc::new(Counters::default());
+        let server = Arc::new(Server::new(fs, counters.clone(), stats));
+        let adapter = Adapter::new(server.clone());
+        let session = Session::new(adapter, &dir, &settings.config()).map_err(|e| explain(&dir, e))?;
+        server.start(Arc::new(Notifier(session.notifier())));
+        raise_readahead(&dir);
+        Ok(Mount { session, dir, counters })
+    }
+
+    /// Where it is mounted (absolute, without symlinks).
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Requests by kind.
+    pub fn counters(&self) -> Arc<Counters> {
+        self.counters.clone()
+    }
+
+    /// Answers requests until the file system is unmounted.
+    pub fn serve(self) -> io::Result<()> {
+        self.session.run()
+    }
+
+    /// Answers requests from another thread.
+    pub fn spawn(self) -> io::Result<Running> {
+        let (dir, counters) = (self.dir.clone(), self.counters.clone());
+        let thread = std::thread::Builder::new().name("pando-serve".into()).spawn(|| self.serve())?;
+        Ok(Running { thread: Some(thread), dir, counters })
+    }
+}
+
+/// A file system that is served by a thread; unmounted when dropped.
+pub struct Running {
+    thread: Option<JoinHandle<io::Result<()>>>,
+    dir: PathBuf,
+    counters: Arc<Counters>,
+}
+
+impl Running {
+    /// Where it is mounted.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Requests by kind.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Unmounts and waits until the last request is answered. Fails if files are open.
+    pub fn unmount(mut self) -> Result<(), Error> {
+        unmount(&self.dir, How::Plain)?;
+        self.join()
+    }
+
+    fn join(&mut self) -> Result<(), Error> {
+        let at = |source| Error::Io { path: self.dir.clone(), source };
+        match self.thread.take().map(JoinHandle::join) {
+            None | Some(Ok(Ok(()))) => Ok(()),
+            Some(Ok(Err(e))) => Err(at(e)),
+            Some(Err(_)) => Err(at(io::Error::other("the serving thread panicked"))),
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.thread.is_some() {
+            if let Err(e) = unmount(&self.dir, How::Force)
+                && !matches!(e, Error::NotMounted(_))
+            {
+                // Joining would wait for ever.
+                log::error!("{e}");
+                return;
+            }
+            let _ = self.join();
+        }
+    }
+}
+
+fn explain(dir: &Path, e: io::Error) -> Error {
+    let text = e.to_string();
+    if let Err(device) = std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse") {
+        return Error::NoDevice(device);
+    }
+    match e.kind() {
+        // The mount point exists, so what was not found is the helper.
+        io::ErrorKind::NotFound => Error::NoHelper,
+        io::ErrorKind::PermissionDenied if text.contains("user_allow_other") => Error::NoAllowOther,
+        _ => Error::Io { path: dir.to_owned(), source: e },
+    }
+}
+
+/// Lets the kernel read ahead as much as one request carries. Best effort: only root may.
+fn raise_readahead(dir: &Path) {
+    const WANTED_KB: u32 = 1024;
+    let device = match mountinfo::at(dir) {
+        Ok(Some(entry)) if entry.fstype == mountinfo::FSTYPE => entry.device,
+        _ => return,
+    };
+    let file = format!("/sys/class/bdi/{device}/read_ahead_kb");
+    if let Err(e) = std::fs::write(&file, WANTED_KB.to_string()) {
+        log::debug!("{file}: {e}");
+    }
+}
+
+/// How to unmount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum How {
+    /// Fail if it is in use.
+    Plain,
+    /// Detach it now; it ends when the last file is closed.
+    Lazy,
+    /// Detach it and cut off whoever uses it; for a daemon that must end, or is dead. Dirty
+    /// pages of mappings that cannot be written any more are lost.
+    Force,
+}
+
+/// Unmounts what is mounted on exactly `dir` (absolute, without symlinks).
+pub fn unmount(dir: &Path, how: How) -> Result<(), Error> {
+    let at = |source: io::Error| Error::Io { path: dir.to_owned(), source };
+    let flags = match how {
+        How::Plain => UnmountFlags::empty(),
+        How::Lazy => UnmountFlags::DETACH,
+        How::Force => UnmountFlags::DETACH | UnmountFlags::FORCE,
+    };
+    match rustix::mount::unmount(dir, flags | UnmountFlags::NOFOLLOW) {
+        Ok(()) => Ok(()),
+        Err(rustix::io::Errno::BUSY) => Err(Error::Busy(dir.to_owned())),
+        Err(rustix::io::Errno::INVAL) => Err(Error::NotMounted(dir.to_owned())),
+        Err(rustix::io::Errno::PERM) => by_helper(dir, how),
+        Err(e) => Err(at(e.into())),
+    }
+}
+
+fn by_helper(dir: &Path, how: How) -> Result<(), Error> {
+    let at = |source: io::Error| Error::Io { path: dir.to_owned(), source };
+    let mut command = Command::new("fusermount3");
+    command.arg("-u");
+    if how != How::Plain {
+        command.arg("-z");
+    }
+    let output = match command.arg("--").arg(dir).output() {
+        Ok(output) => output,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(Error::NoHelper),
+        Err(e) => return Err(at(e)),
+    };
+    if output.status.success() {
+        return Ok(());
+    }
+    let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    if text.contains("busy") {
+        Err(Error::Busy(dir.to_owned()))
+    } else if text.contains("not found in") {
+        Err(Error::NotMounted(dir.to_owned()))
+    } else {
+        Err(at(io::Error::other(text)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_understood_and_unknown_ones_refused() {
+        let mut s = Settings::default();
+        s.apply("rw,noatime,allow_other,dev,suid,,defaults,commit=5,x-systemd.automount").unwrap();
+        s.apply("ro,nosuid").unwrap();
+        assert!(s.allow_other && s.dev && s.read_only && !s.suid && s.default_permissions);
+        assert_eq!((s.atime, s.commit), (AtimePolicy::Noatime, Some(Duration::from_secs(5))));
+        for bad in ["frobnicate", "commit=x", "threads=0"] {
+            assert!(matches!(s.apply(bad), Err(Error::Option(o)) if o == bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn unmounting_what_is_not_mounted_says_so() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(matches!(unmount(dir.path(), How::Plain), Err(Error::NotMounted(_) | Error::Io { .. })));
+    }
+}

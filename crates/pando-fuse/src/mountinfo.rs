@@ -1,0 +1,119 @@
+//! What is mounted where, from `/proc/self/mountinfo`.
+//!
+//! Asks no mounted file system anything, so it works when a daemon hangs or
+//! is dead. Octal escapes of the kernel are undone.
+
+use std::{
+    ffi::OsString,
+    fs, io,
+    os::unix::ffi::OsStringExt,
+    path::{Path, PathBuf},
+};
+
+/// The file-system type that our mounts carry.
+pub const FSTYPE: &str = "fuse.pando";
+
+/// One mount.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Device number as `major:minor`.
+    pub device: String,
+    /// Directory inside the file system that is mounted here; `/` unless it is a bind mount.
+    pub root: PathBuf,
+    /// Where it is mounted.
+    pub dir: PathBuf,
+    /// File-system type.
+    pub fstype: String,
+    /// What is mounted: for our mounts the image.
+    pub source: PathBuf,
+}
+
+/// All mounts of this process's namespace, in the order in which they were made.
+pub fn all() -> io::Result<Vec<Entry>> {
+    Ok(parse(&fs::read("/proc/self/mountinfo")?))
+}
+
+/// The topmost mount on exactly `dir` (an absolute path without symlinks).
+pub fn at(dir: &Path) -> io::Result<Option<Entry>> {
+    Ok(all()?.into_iter().rfind(|e| e.dir == dir))
+}
+
+/// The mount that `path` (absolute, without symlinks) lies in.
+pub fn containing(path: &Path) -> io::Result<Option<Entry>> {
+    let deepest = |best: Option<Entry>, e: Entry| match best {
+        Some(b) if b.dir.components().count() > e.dir.components().count() => Some(b),
+        _ => Some(e),
+    };
+    Ok(all()?.into_iter().filter(|e| path.starts_with(&e.dir)).fold(None, deepest))
+}
+
+/// Our mounts of the image at `image` (absolute, without symlinks), bind mounts included.
+pub fn of_image(image: &Path) -> io::Result<Vec<Entry>> {
+    Ok(all()?.into_iter().filter(|e| e.fstype == FSTYPE && e.source == image).collect())
+}
+
+fn parse(text: &[u8]) -> Vec<Entry> {
+    text.split(|&b| b == b'\n').filter_map(parse_line).collect()
+}
+
+/// `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue`
+fn parse_line(line: &[u8]) -> Option<Entry> {
+    let mut fields = line.split(|&b| b == b' ');
+    let device = String::from_utf8(fields.nth(2)?.to_vec()).ok()?;
+    let root = unescape(fields.next()?);
+    let dir = unescape(fields.next()?);
+    let mut fields = fields.skip_while(|f| *f != b"-").skip(1);
+    let fstype = unescape(fields.next()?).into_os_string().into_string().ok()?;
+    let source = unescape(fields.next()?);
+    Some(Entry { device, root, dir, fstype, source })
+}
+
+fn unescape(field: &[u8]) -> PathBuf {
+    let mut out = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((&b, tail)) = rest.split_first() {
+        let octal = |d: &u8| (b'0'..=b'7').contains(d).then(|| u32::from(d - b'0'));
+        let code = match tail {
+            [x, y, z, ..] if b == b'\\' => match (octal(x), octal(y), octal(z)) {
+                (Some(x), Some(y), Some(z)) => u8::try_from(x * 64 + y * 8 + z).ok(),
+                _ => None,
+            },
+            _ => None,
+        };
+        match (code, tail.get(3..)) {
+            (Some(code), Some(after)) => {
+                out.push(code);
+                rest = after;
+            }
+            _ => {
+                out.push(b);
+                rest = tail;
+            }
+        }
+    }
+    OsString::from_vec(out).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_taken_apart() {
+        let text = b"25 30 0:23 / /sys rw,nosuid shared:7 master:2 - sysfs sysfs rw\n\
+            90 30 0:50 / /mnt/a\\040b rw - fuse.pando /img/x\\134y rw,user_id=0\n\
+            broken\n";
+        let all = parse(text);
+        assert_eq!(all.len(), 2);
+        assert_eq!(all[1].dir, Path::new("/mnt/a b"));
+        assert_eq!(all[1].source, Path::new("/img/x\\y"));
+        assert_eq!((all[1].fstype.as_str(), all[1].device.as_str()), (FSTYPE, "0:50"));
+    }
+
+    #[test]
+    fn broken_escapes_stay_as_they_are() {
+        assert_eq!(unescape(b"a\\04"), Path::new("a\\04"));
+        assert_eq!(unescape(b"\\999\\777"), Path::new("\\999\\777"));
+        assert_eq!(unescape(b"\\"), Path::new("\\"));
+    }
+}

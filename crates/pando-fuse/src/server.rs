@@ -1,0 +1,383 @@
+//! The file system behind a transport: kernel requests to `pando-fs` calls.
+//!
+//! Guarantees that what the kernel caches stays right: pages, names and
+//! attributes that a clone, a removal of a tree or a direct write makes stale
+//! are dropped before the request that did it is answered; dirty pages of
+//! shared mappings are in the file system before a clone, a copy or a sync
+//! reads it. Requests that may wait (fsync, clone, copies) leave the thread
+//! that reads requests.
+
+use std::{
+    ffi::OsStr,
+    path::Path,
+    sync::{Arc, OnceLock},
+};
+
+use bytes::Bytes;
+use pando_fs::{Attr, Caller, DirHandle, FileHandle, Fs, SetAttr, StatFs};
+
+use crate::{
+    cache::Caches,
+    control::{self, Request, Response},
+    counters::{Counters, Kind},
+    transport::{Answer, Context, Copy, DirSink, Errno, Handler, Notify, Opened, Outcome, Write},
+};
+
+/// Renders statistics for `pando stats`.
+pub type StatsText = Box<dyn Fn(&Fs, &Counters) -> Result<String, String> + Send + Sync>;
+
+/// Bytes of a directory entry with attributes, at least; without them.
+const PLUS_ENTRY: usize = 152;
+const PLAIN_ENTRY: usize = 32;
+
+/// A [`Handler`] on a [`Fs`].
+pub(crate) struct Server {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    fs: Fs,
+    caches: Caches,
+    counters: Arc<Counters>,
+    notify: OnceLock<Arc<dyn Notify>>,
+    stats: Option<StatsText>,
+    /// User who may grow the file system besides root: the one who mounted it.
+    owner: u32,
+}
+
+impl Server {
+    pub(crate) fn new(fs: Fs, counters: Arc<Counters>, stats: Option<StatsText>) -> Self {
+        let owner = rustix::process::geteuid().as_raw();
+        let inner = Inner { fs, caches: Caches::default(), counters, notify: OnceLock::new(), stats, owner };
+        Self { inner: Arc::new(inner) }
+    }
+
+    fn fs(&self) -> &Fs {
+        &self.inner.fs
+    }
+
+    fn count(&self, kind: Kind) {
+        self.inner.counters.count(kind);
+    }
+}
+
+/// The caller without supplementary groups: for calls whose permission the kernel has checked.
+fn caller(c: &Context, umask: u32) -> Caller {
+    Caller { uid: c.uid, gid: c.gid, pid: c.pid, umask, groups: Vec::new() }
+}
+
+/// The caller with its supplementary groups: for what the kernel cannot check.
+fn caller_with_groups(c: &Context) -> Caller {
+    let mut caller = caller(c, 0);
+    // Reading /proc races with the end of the process, which is waiting for this answer.
+    if c.uid != 0
+        && c.pid != 0
+        && let Ok(status) = std::fs::read_to_string(format!("/proc/{}/status", c.pid))
+        && let Some(line) = status.lines().find_map(|l| l.strip_prefix("Groups:"))
+    {
+        caller.groups = line.split_whitespace().filter_map(|g| g.parse().ok()).collect();
+    }
+    caller
+}
+
+impl Inner {
+    /// Sends the notification `what`; a failure leaves stale pages behind and is logged.
+    fn tell(&self, what: impl Fn(&dyn Notify) -> std::io::Result<()>) {
+        match self.notify.get() {
+            Some(notify) => {
+                if let Err(e) = what(&**notify) {
+                    log::error!("the kernel refused to drop cached data: {e}");
+                }
+            }
+            None => debug_assert!(false, "a request came before the transport was ready"),
+        }
+    }
+
+    /// Brings dirty pages of shared mappings into the file system. Only for workers.
+    ///
+    /// Dropping the pages of an inode writes dirty ones first and waits for that, which syncfs
+    /// does not promise for FUSE. Only inodes open for reading and writing can have any.
+    fn flush_mappings(&self) {
+        for ino in self.caches.perhaps_dirty() {
+            self.tell(|n| n.forget_pages(ino, 0, 0));
+        }
+    }
+
+    /// Drops what a change behind the kernel's back made stale. Only for workers.
+    fn settle(&self, report: &pando_fs::CloneReport) {
+        for (dir, name) in &report.entries {
+            self.tell(|n| n.forget_entry(*dir, name));
+            self.tell(|n| n.forget_attributes(*dir));
+        }
+        for &ino in &report.replaced {
+            self.tell(|n| n.forget_pages(ino, 0, 0));
+        }
+    }
+
+    /// Clears set-user-id and set-group-id where they are set.
+    fn drop_privileges(&self, c: &Context, ino: u64) -> Outcome<()> {
+        if self.fs.getattr(ino)?.perm & 0o6000 != 0 {
+            let change = SetAttr { kill_suidgid: true, ..SetAttr::default() };
+            self.fs.setattr(&caller(c, 0), ino, &change)?;
+        }
+        Ok(())
+    }
+
+    fn control(&self, c: &Context, request: Request) -> Outcome<Vec<u8>> {
+        let result = match request {
+            Request::Probe => Ok(u64::from(std::process::id())),
+            Request::Stats => {
+                let Some(stats) = &self.stats else { return Err(Errno(libc::EOPNOTSUPP)) };
+                let text = stats(&self.fs, &self.counters).map_err(|e| {
+                    log::error!("statistics: {e}");
+                    Errno(libc::EIO)
+                })?;
+                return control::encode_stats(&text).ok_or(Errno(libc::EOVERFLOW));
+            }
+            Request::Sync => {
+                self.flush_mappings();
+                self.fs.sync().map(|()| 0)
+            }
+            Request::Grow { .. } if c.uid != 0 && c.uid != self.owner => Err(pando_fs::Error::NotPermitted {
+                name: "grow".into(),
+                why: "only root and the user who mounted it may make a file system larger",
+            }),
+            Request::Grow { size } => self.fs.grow(size).map(|()| 0),
+            Request::Clone { source, destination, replace } => {
+                self.flush_mappings();
+                let from = (source.0, source.1.as_os_str());
+                let to = (destination.0, destination.1.as_os_str());
+                self.fs.clone_tree(&caller_with_groups(c), from, to, replace).map(|report| {
+                    self.settle(&report);
+                    report.micros
+                })
+            }
+            Request::Remove { target } => {
+                let name = target.1.as_os_str();
+                self.fs.remove_tree(&caller_with_groups(c), target.0, name).map(|report| {
+                    self.settle(&report);
+                    report.micros
+                })
+            }
+        };
+        let response = match result {
+            Ok(value) => Response { status: 0, value, message: String::new() },
+            Err(e) => Response { status: e.errno(), value: 0, message: e.to_string() },
+        };
+        Ok(response.encode())
+    }
+}
+
+impl Handler for Server {
+    fn start(&self, notify: Arc<dyn Notify>) {
+        let first = self.inner.notify.set(notify).is_ok();
+        assert!(first, "a server serves one transport");
+    }
+
+    fn lookup(&self, parent: u64, name: &OsStr) -> Outcome<Option<Attr>> {
+        self.count(Kind::Lookup);
+        match self.fs().lookup(parent, name) {
+            Ok(attr) => Ok(Some(attr)),
+            Err(e) if e.errno() == libc::ENOENT => Ok(None),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    fn forget(&self, ino: u64, count: u64) {
+        self.inner.caches.forgotten(ino);
+        self.fs().forget(ino, count);
+    }
+
+    fn getattr(&self, ino: u64) -> Outcome<Attr> {
+        self.count(Kind::Getattr);
+        Ok(self.fs().getattr(ino)?)
+    }
+
+    fn setattr(&self, c: &Context, ino: u64, change: SetAttr) -> Outcome<Attr> {
+        self.count(Kind::Setattr);
+        let about_groups = change.gid.is_some() || change.mode.is_some_and(|m| m & 0o2000 != 0);
+        let caller = if about_groups { caller_with_groups(c) } else { caller(c, 0) };
+        Ok(self.fs().setattr(&caller, ino, &change)?)
+    }
+
+    fn readlink(&self, ino: u64) -> Outcome<Bytes> {
+        self.count(Kind::Readlink);
+        Ok(self.fs().readlink(ino)?)
+    }
+
+    fn mknod(
+        &self,
+        c: &Context,
+        parent: u64,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        rdev: u32,
+    ) -> Outcome<Attr> {
+        self.count(Kind::Mknod);
+        Ok(self.fs().mknod(&caller(c, umask), parent, name, mode, rdev)?)
+    }
+
+    fn mkdir(&self, c: &Context, parent: u64, name: &OsStr, mode: u32, umask: u32) -> Outcome<Attr> {
+        self.count(Kind::Mkdir);
+        Ok(self.fs().mkdir(&caller(c, umask), parent, name, mode)?)
+    }
+
+    fn symlink(&self, c: &Context, parent: u64, name: &OsStr, target: &Path) -> Outcome<Attr> {
+        self.count(Kind::Symlink);
+        Ok(self.fs().symlink(&caller(c, 0), parent, name, target.as_os_str())?)
+    }
+
+    fn unlink(&self, c: &Context, parent: u64, name: &OsStr) -> Outcome<()> {
+        self.count(Kind::Unlink);
+        Ok(self.fs().unlink(&caller(c, 0), parent, name)?)
+    }
+
+    fn rmdir(&self, c: &Context, parent: u64, name: &OsStr) -> Outcome<()> {
+        self.count(Kind::Rmdir);
+        Ok(self.fs().rmdir(&caller(c, 0), parent, name)?)
+    }
+
+    fn rename(&self, c: &Context, from: (u64, &OsStr), to: (u64, &OsStr), flags: u32) -> Outcome<()> {
+        self.count(Kind::Rename);
+        Ok(self.fs().rename(&caller(c, 0), from.0, from.1, to.0, to.1, flags)?)
+    }
+
+    fn create(
+        &self,
+        c: &Context,
+        parent: u64,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        flags: i32,
+    ) -> Outcome<(Attr, Opened)> {
+        self.count(Kind::Create);
+        let (attr, handle) = self.fs().create(&caller(c, umask), parent, name, mode, flags)?;
+        let policy = self.inner.caches.opened(attr.ino, flags);
+        Ok((attr, Opened { handle: handle.0, direct: policy.direct, keep_cache: policy.keep }))
+    }
+
+    fn open(&self, c: &Context, ino: u64, flags: i32) -> Outcome<Opened> {
+        self.count(Kind::Open);
+        if flags & libc::O_TRUNC != 0 && c.uid != 0 {
+            self.inner.drop_privileges(c, ino)?;
+        }
+        let handle = self.fs().open_file(&caller(c, 0), ino, flags)?;
+        let policy = self.inner.caches.opened(ino, flags);
+        Ok(Opened { handle: handle.0, direct: policy.direct, keep_cache: policy.keep })
+    }
+
+    fn read(&self, handle: u64, ino: u64, offset: u64, size: u32) -> Answer<Bytes> {
+        self.count(Kind::Read);
+        let outcome = self.fs().read(FileHandle(handle), ino, offset, size).map_err(Errno::from);
+        match self.inner.caches.read(ino, offset, size) {
+            None => Answer::Now(outcome),
+            Some(from) => {
+                let inner = self.inner.clone();
+                // After the answer: the reader holds its page locked until it has it.
+                Answer::Then(outcome, Box::new(move || inner.tell(|n| n.forget_pages(ino, from, 0))))
+            }
+        }
+    }
+
+    fn write(&self, c: &Context, w: Write<'_>) -> Answer<u32> {
+        self.count(Kind::Write);
+        if w.kill_suidgid
+            && let Err(e) = self.inner.drop_privileges(c, w.ino)
+        {
+            return Answer::Now(Err(e));
+        }
+        // The handle and flags of a mapping's page are a guess of the kernel.
+        let (handle, append) =
+            if w.writeback { (0, false) } else { (w.handle, w.flags & libc::O_APPEND != 0) };
+        let outcome = self.fs().write(FileHandle(handle), w.ino, w.offset, w.data, append);
+        let outcome = outcome.map_err(Errno::from);
+        let len = w.data.len() as u64;
+        if w.writeback || !self.inner.caches.wrote(w.ino, w.flags, w.offset, len) {
+            return Answer::Now(outcome);
+        }
+        let (inner, ino, offset) = (self.inner.clone(), w.ino, w.offset);
+        Answer::later(move || {
+            if len > 0 {
+                inner.tell(|n| n.forget_pages(ino, offset, len));
+            }
+            outcome
+        })
+    }
+
+    fn release(&self, ino: u64, handle: u64, flags: i32) {
+        self.count(Kind::Release);
+        self.inner.caches.released(ino, flags);
+        self.fs().release(ino, FileHandle(handle));
+    }
+
+    fn fsync(&self, ino: u64, datasync: bool) -> Answer<()> {
+        self.count(Kind::Fsync);
+        let fs = self.fs().clone();
+        Answer::later(move || Ok(fs.fsync(ino, datasync)?))
+    }
+
+    fn opendir(&self, ino: u64) -> Outcome<u64> {
+        self.count(Kind::Opendir);
+        Ok(self.fs().opendir(ino)?.0)
+    }
+
+    fn readdir(&self, handle: u64, ino: u64, cookie: u64, sink: &mut dyn DirSink) -> Outcome<()> {
+        self.count(Kind::Readdir);
+        let handle = DirHandle(handle);
+        if !sink.wants_attributes() {
+            let entries = self.fs().readdir(handle, ino, cookie, sink.capacity() / PLAIN_ENTRY)?;
+            for e in entries {
+                if !sink.add(e.ino, e.kind, &e.name, e.cookie, None) {
+                    break;
+                }
+            }
+            return Ok(());
+        }
+        let entries = self.fs().readdir_plus(handle, ino, cookie, sink.capacity() / PLUS_ENTRY)?;
+        let mut room = true;
+        for e in entries {
+            let counted = e.name != "." && e.name != "..";
+            room = room && sink.add(e.ino, e.kind, &e.name, e.cookie, counted.then_some(&e.attr));
+            if !room && counted {
+                self.fs().forget(e.ino, 1);
+            }
+        }
+        Ok(())
+    }
+
+    fn releasedir(&self, handle: u64) {
+        self.fs().releasedir(DirHandle(handle));
+    }
+
+    fn statfs(&self) -> Outcome<StatFs> {
+        self.count(Kind::Statfs);
+        Ok(self.fs().statfs()?)
+    }
+
+    fn copy(&self, c: &Context, copy: Copy) -> Answer<u64> {
+        self.count(Kind::Copy);
+        let (inner, caller) = (self.inner.clone(), caller(c, 0));
+        Answer::later(move || {
+            // The kernel writes back the destination's dirty pages, not the source's.
+            if inner.caches.is_perhaps_dirty(copy.ino_in) {
+                inner.tell(|n| n.forget_pages(copy.ino_in, 0, 0));
+            }
+            let Copy { ino_in, offset_in, ino_out, offset_out, len } = copy;
+            Ok(inner.fs.copy_file_range(&caller, ino_in, offset_in, ino_out, offset_out, len)?)
+        })
+    }
+
+    fn ioctl(&self, c: &Context, _: u64, command: u32, data: &[u8]) -> Answer<Vec<u8>> {
+        self.count(Kind::Ioctl);
+        if !Request::is_ours(command) {
+            return Answer::Now(Err(Errno(libc::ENOTTY)));
+        }
+        let Some(request) = Request::decode(command, data) else {
+            return Answer::Now(Err(Errno(libc::EINVAL)));
+        };
+        let (inner, c) = (self.inner.clone(), *c);
+        Answer::later(move || inner.control(&c, request))
+    }
+}

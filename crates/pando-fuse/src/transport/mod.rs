@@ -1,0 +1,189 @@
+//! The border between the kernel's requests and whoever answers them.
+//!
+//! [`Handler`] is what a file system has to answer, in the types of
+//! `pando-fs`; [`Notify`] is what it may tell the kernel unasked. A transport
+//! (here [`fuser`](self::fuser), over `/dev/fuse`) turns one into the other
+//! and is the only place that knows a FUSE library, so it can be replaced
+//! without touching a handler.
+//!
+//! Guarantees to a handler: every request is answered exactly once, with
+//! `EIO` if the handler panics; [`Answer::Later`] runs on another thread than
+//! the one that reads requests, so it may wait for a device or send
+//! notifications without stopping other requests.
+
+pub mod fuser;
+mod workers;
+
+use std::{ffi::OsStr, io, path::Path, sync::Arc};
+
+use bytes::Bytes;
+use pando_fs::{Attr, FileKind, SetAttr, StatFs};
+
+/// An error number as the kernel understands it (positive).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Errno(pub i32);
+
+impl From<pando_fs::Error> for Errno {
+    fn from(error: pando_fs::Error) -> Self {
+        Errno(error.errno())
+    }
+}
+
+/// What a handler returns for most requests.
+pub type Outcome<T> = std::result::Result<T, Errno>;
+
+/// Who asks.
+#[derive(Debug, Clone, Copy)]
+pub struct Context {
+    /// File-system user id of the caller.
+    pub uid: u32,
+    /// File-system group id of the caller.
+    pub gid: u32,
+    /// Process (thread) id of the caller, 0 if it lives in a foreign pid namespace.
+    pub pid: u32,
+}
+
+/// An answer given at once or worked out on another thread.
+pub enum Answer<T> {
+    /// The answer.
+    Now(Outcome<T>),
+    /// Work that may wait for a device, for other requests, or notify the kernel.
+    Later(Box<dyn FnOnce() -> Outcome<T> + Send>),
+    /// The answer, and work to do after it was sent.
+    Then(Outcome<T>, Box<dyn FnOnce() + Send>),
+}
+
+impl<T> Answer<T> {
+    /// An answer that `work` gives on another thread.
+    pub fn later(work: impl FnOnce() -> Outcome<T> + Send + 'static) -> Self {
+        Answer::Later(Box::new(work))
+    }
+}
+
+impl<T> From<Outcome<T>> for Answer<T> {
+    fn from(outcome: Outcome<T>) -> Self {
+        Answer::Now(outcome)
+    }
+}
+
+/// An open file or directory, and how the kernel shall cache it.
+#[derive(Debug, Clone, Copy)]
+pub struct Opened {
+    /// Handle that comes back with each request.
+    pub handle: u64,
+    /// Reads and writes bypass the page cache.
+    pub direct: bool,
+    /// Pages cached before this open are still right.
+    pub keep_cache: bool,
+}
+
+/// A write as the kernel sends it.
+#[derive(Debug, Clone, Copy)]
+pub struct Write<'a> {
+    /// Handle from open; not reliable if `writeback`.
+    pub handle: u64,
+    /// The file.
+    pub ino: u64,
+    /// Byte offset; for appends the size that the kernel knows.
+    pub offset: u64,
+    /// The bytes.
+    pub data: &'a [u8],
+    /// Pages of a shared mapping on their way out, not a `write` call.
+    pub writeback: bool,
+    /// The caller may not keep set-user-id and set-group-id bits alive.
+    pub kill_suidgid: bool,
+    /// `O_*` flags of the open file.
+    pub flags: i32,
+}
+
+/// The two ends of a copy between open files.
+#[derive(Debug, Clone, Copy)]
+pub struct Copy {
+    /// File read.
+    pub ino_in: u64,
+    /// Where to begin reading.
+    pub offset_in: u64,
+    /// File written.
+    pub ino_out: u64,
+    /// Where to begin writing.
+    pub offset_out: u64,
+    /// Bytes to copy.
+    pub len: u64,
+}
+
+/// Where directory entries go.
+pub trait DirSink {
+    /// Offers an entry; `false` means that it did not fit and nothing more will.
+    fn add(&mut self, ino: u64, kind: FileKind, name: &OsStr, cookie: u64, attr: Option<&Attr>) -> bool;
+    /// Whether entries should come with attributes (each then counts as a lookup).
+    fn wants_attributes(&self) -> bool;
+    /// Bytes that the kernel offered for entries.
+    fn capacity(&self) -> usize;
+}
+
+/// What the server may tell the kernel unasked.
+///
+/// Never call these from the thread that reads requests: the kernel may hold
+/// a lock that only an answer releases. From [`Answer::Later`] they are safe.
+pub trait Notify: Send + Sync {
+    /// Forgets a name, present or absent, and everything looked up below it.
+    fn forget_entry(&self, parent: u64, name: &OsStr) -> io::Result<()>;
+    /// Forgets attributes and the pages from byte `offset` on, for `len` bytes (0: to the end).
+    /// Dirty pages of shared mappings in the range are written to the server first, and the
+    /// call returns after that.
+    fn forget_pages(&self, ino: u64, offset: u64, len: u64) -> io::Result<()>;
+    /// Forgets attributes only.
+    fn forget_attributes(&self, ino: u64) -> io::Result<()>;
+}
+
+/// What a file system answers. Names are single components without `/`.
+///
+/// An [`Attr`] returned from `lookup`, `mknod`, `mkdir`, `symlink`, `create`
+/// and each entry accepted by a [`DirSink`] that wants attributes (except `.`
+/// and `..`) is one reference, given back by `forget`.
+#[allow(missing_docs)] // the methods are the POSIX calls of the same name
+pub trait Handler: Send + Sync + 'static {
+    /// Called once before the first request.
+    fn start(&self, notify: Arc<dyn Notify>);
+    /// `Ok(None)`: the name does not exist and the kernel may remember that.
+    fn lookup(&self, parent: u64, name: &OsStr) -> Outcome<Option<Attr>>;
+    fn forget(&self, ino: u64, count: u64);
+    fn getattr(&self, ino: u64) -> Outcome<Attr>;
+    fn setattr(&self, c: &Context, ino: u64, change: SetAttr) -> Outcome<Attr>;
+    fn readlink(&self, ino: u64) -> Outcome<Bytes>;
+    fn mknod(
+        &self,
+        c: &Context,
+        parent: u64,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        rdev: u32,
+    ) -> Outcome<Attr>;
+    fn mkdir(&self, c: &Context, parent: u64, name: &OsStr, mode: u32, umask: u32) -> Outcome<Attr>;
+    fn symlink(&self, c: &Context, parent: u64, name: &OsStr, target: &Path) -> Outcome<Attr>;
+    fn unlink(&self, c: &Context, parent: u64, name: &OsStr) -> Outcome<()>;
+    fn rmdir(&self, c: &Context, parent: u64, name: &OsStr) -> Outcome<()>;
+    fn rename(&self, c: &Context, from: (u64, &OsStr), to: (u64, &OsStr), flags: u32) -> Outcome<()>;
+    fn create(
+        &self,
+        c: &Context,
+        parent: u64,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        flags: i32,
+    ) -> Outcome<(Attr, Opened)>;
+    fn open(&self, c: &Context, ino: u64, flags: i32) -> Outcome<Opened>;
+    fn read(&self, handle: u64, ino: u64, offset: u64, size: u32) -> Answer<Bytes>;
+    fn write(&self, c: &Context, write: Write<'_>) -> Answer<u32>;
+    fn release(&self, ino: u64, handle: u64, flags: i32);
+    fn fsync(&self, ino: u64, datasync: bool) -> Answer<()>;
+    fn opendir(&self, ino: u64) -> Outcome<u64>;
+    fn readdir(&self, handle: u64, ino: u64, cookie: u64, sink: &mut dyn DirSink) -> Outcome<()>;
+    fn releasedir(&self, handle: u64);
+    fn statfs(&self) -> Outcome<StatFs>;
+    fn copy(&self, c: &Context, copy: Copy) -> Answer<u64>;
+    /// A control request on a file or directory; `data` is the caller's struct, the answer replaces it.
+    fn ioctl(&self, c: &Context, ino: u64, command: u32, data: &[u8]) -> Answer<Vec<u8>>;
+}

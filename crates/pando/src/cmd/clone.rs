@@ -1,0 +1,58 @@
+//! `pando clone`: clones a file or a whole tree inside one mount.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use pando_fuse::{client, control::Request};
+
+use crate::place::{self, Place};
+
+/// Clone a file or directory tree of any size, atomically, for the price of a small write
+#[derive(clap::Args)]
+#[command(
+    after_help = "The clone's root keeps owner, mode and times, as cp -a would. The owner of SRC and root
+may clone it, to where they may create files.
+
+Example: pando clone /mnt/grove/project /mnt/grove/experiment"
+)]
+pub struct Args {
+    /// Replace DST if it exists, atomically
+    #[arg(long)]
+    replace: bool,
+    /// A file or directory in a mounted Pando file system
+    src: PathBuf,
+    /// The new name, in the same mount
+    dst: PathBuf,
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    clone(&args.src, &args.dst, args.replace).map(|_| ())
+}
+
+/// Clones `src` to `dst` and returns the microseconds that it took inside the daemon.
+pub fn clone(src: &Path, dst: &Path, replace: bool) -> Result<u64> {
+    let fail = || format!("clone {} to {}", src.display(), dst.display());
+    let from = Place::new(src).with_context(fail)?;
+    let to = Place::new(dst).with_context(fail)?;
+    if from.device != to.device {
+        bail!(
+            "{}: SRC and DST must be in one mounted Pando file system; copy between two with cp -a",
+            fail()
+        );
+    }
+    let fd = place::descriptor(&[&to, &from]).with_context(fail)?;
+    let request = Request::Clone { source: from.key(), destination: to.key(), replace };
+    match client::send(&fd, &request) {
+        Ok(micros) => Ok(micros),
+        Err(e) => {
+            let hint = match e.errno() {
+                Some(libc::EEXIST) if !replace => {
+                    "; give another name, or --replace to replace it atomically"
+                }
+                Some(libc::ENOSPC) => "; delete something, or make it larger with: pando grow",
+                _ => "",
+            };
+            Err(anyhow::Error::from(e).context(format!("{}{hint}", fail())))
+        }
+    }
+}

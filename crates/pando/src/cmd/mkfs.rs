@@ -1,0 +1,107 @@
+//! `pando mkfs`: makes a file system.
+
+use std::{fs::File, io::Read, os::unix::fs::FileTypeExt, path::PathBuf, sync::Arc};
+
+use anyhow::{Context, Result, bail};
+use pando_db::device::{Device, FileDevice};
+use pando_fs::{FormatOptions, Fs};
+
+use crate::{
+    exit::{self, Coded},
+    image,
+    size::{Size, show},
+};
+
+/// Size of a new image if none is given.
+const DEFAULT_SIZE: u64 = 16 << 30;
+/// Below this there is no room for a log and a tree.
+const MIN_SIZE: u64 = 4 << 20;
+
+/// Make a file system in a file or on a block device
+#[derive(clap::Args)]
+#[command(after_help = "Example: pando mkfs --size 100G grove.img")]
+pub struct Args {
+    /// Size of the file system. A file takes space on the disk only as it fills. Default: the size
+    /// of an existing file or device, 16G for a new file
+    #[arg(long)]
+    size: Option<Size>,
+    /// Target size of a tree node, 4K to 16M
+    #[arg(long, default_value = "1M")]
+    node_size: Size,
+    /// Size of the redo log. Default: 1/16 of the size, 1M to 64M
+    #[arg(long)]
+    log_size: Option<Size>,
+    /// A name for people
+    #[arg(long, default_value = "")]
+    label: String,
+    /// Overwrite what is there
+    #[arg(long)]
+    force: bool,
+    /// A file (made if missing) or a block device
+    image: PathBuf,
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    let existing = std::fs::metadata(&args.image).ok();
+    let block_device = existing.as_ref().is_some_and(|m| m.file_type().is_block_device());
+    let size = match (args.size, &existing) {
+        (Some(size), _) => size.0,
+        (None, _) if block_device => 0,
+        (None, Some(m)) if m.len() > 0 => m.len(),
+        _ => DEFAULT_SIZE,
+    };
+    if !block_device && size < MIN_SIZE {
+        bail!(
+            "{}: {} is too small; a file system needs at least {}",
+            args.image.display(),
+            show(size),
+            show(MIN_SIZE)
+        );
+    }
+    if !(4 << 10..=16 << 20).contains(&args.node_size.0) {
+        bail!("--node-size {}: must be between 4K and 16M", show(args.node_size.0));
+    }
+    let fail = || format!("{}", args.image.display());
+    if existing.is_some() {
+        let path = image::canonical(&args.image)?;
+        if let Some(dir) = image::mounted_on(&path)? {
+            let text = format!("{}: is mounted on {}; unmount it first", args.image.display(), dir.display());
+            return Err(Coded(exit::BUSY, text).into());
+        }
+    }
+    let device: Arc<dyn Device> = match FileDevice::create(&args.image, size, args.force) {
+        Ok(device) => Arc::new(device),
+        Err(pando_db::Error::Invalid(why)) if !args.force => {
+            bail!("{why}; give --force if what it holds may be lost")
+        }
+        Err(e) => return Err(e).with_context(fail),
+    };
+    let options = FormatOptions {
+        node_size: u32::try_from(args.node_size.0)?,
+        log_size: args.log_size.map(|s| s.0),
+        label: args.label.clone(),
+        uuid: uuid()?,
+        root_uid: rustix::process::geteuid().as_raw(),
+        root_gid: rustix::process::getegid().as_raw(),
+        ..FormatOptions::default()
+    };
+    let made = Fs::format(device.clone(), &options);
+    let size = device.size();
+    drop(device);
+    if let Err(e) = made {
+        if existing.is_none() {
+            let _ = std::fs::remove_file(&args.image);
+        }
+        return Err(e).with_context(fail);
+    }
+    super::print(&format!("{}: {}, nodes of {}\n", args.image.display(), show(size), show(args.node_size.0)))
+}
+
+/// A random (version 4) UUID.
+fn uuid() -> Result<[u8; 16]> {
+    let mut uuid = [0; 16];
+    File::open("/dev/urandom").and_then(|mut f| f.read_exact(&mut uuid)).context("/dev/urandom")?;
+    uuid[6] = uuid[6] & 0x0f | 0x40;
+    uuid[8] = uuid[8] & 0x3f | 0x80;
+    Ok(uuid)
+}

@@ -1,0 +1,44 @@
+//! The commands, one file each: arguments with their help, and `run`.
+
+pub mod check;
+pub mod clone;
+pub mod export;
+pub mod grow;
+pub mod import;
+pub mod mkfs;
+pub mod mount;
+pub mod mv;
+pub mod rm;
+pub mod stats;
+pub mod sync;
+pub mod r#try;
+pub mod umount;
+
+use std::sync::{Arc, atomic::AtomicBool};
+
+use anyhow::Result;
+
+/// A flag that Ctrl-C and SIGTERM raise; a second Ctrl-C ends the program at once.
+pub fn interrupt_flag() -> Result<Arc<AtomicBool>> {
+    let flag = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
+        signal_hook::flag::register_conditional_shutdown(signal, 130, flag.clone())?;
+        signal_hook::flag::register(signal, flag.clone())?;
+    }
+    Ok(flag)
+}
+
+/// Writes to stdout; a reader that has gone away is no failure.
+pub fn print(text: &str) -> Result<()> {
+    use std::io::Write;
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        other => Ok(other?),
+    }
+}
+
+/// Writes a value as JSON to stdout.
+pub fn print_json(value: &impl serde::Serialize) -> Result<()> {
+    print(&format!("{}\n", serde_json::to_string_pretty(value)?))
+}

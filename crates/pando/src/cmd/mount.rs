@@ -1,0 +1,229 @@
+//! `pando mount`: puts a file system on a directory and serves it.
+//!
+//! Without `--foreground` the program starts itself again as a daemon and
+//! waits for one line on a pipe, which comes when the mount is usable; what
+//! goes wrong before that is printed by the daemon itself, which still has
+//! the terminal then, and its exit code is passed on.
+
+use std::{
+    ffi::OsString,
+    io::{BufRead, BufReader, Write},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, bail};
+use pando_fs::{Fs, MountOptions};
+use pando_fuse::{How, Mount, Settings, unmount};
+use signal_hook::{
+    consts::{SIGHUP, SIGINT, SIGTERM},
+    iterator::Signals,
+};
+
+use crate::{
+    exit::{self, Coded},
+    image, logging, report,
+    size::Size,
+};
+
+/// Mount a file system; goes on as a daemon
+#[derive(clap::Args)]
+#[command(after_help = "Options for -o, separated by commas:
+  ro, rw              refuse changes, or not
+  allow_other         let other users in (needs root or user_allow_other in /etc/fuse.conf)
+  default_permissions let the kernel check permissions (on; no_default_permissions switches it off)
+  noatime, relatime, strictatime   when reading changes the access time
+  commit=SECONDS      flush the log unasked after so long (1)
+  suid, dev, noexec   as for every file system (nosuid and nodev are on)
+  threads=N           threads that read requests (1 is fastest on few CPUs)
+
+Example: pando mount -o noatime --cache 1G grove.img /mnt/grove")]
+pub struct Args {
+    /// Mount options, separated by commas
+    #[arg(short = 'o', value_name = "OPTS")]
+    options: Vec<String>,
+    /// Stay in the foreground and log to the terminal; Ctrl-C unmounts
+    #[arg(long, short = 'f')]
+    foreground: bool,
+    /// Memory for cached and unwritten data. Default: an eighth of the memory, 64M to 4G
+    #[arg(long, value_name = "SIZE")]
+    cache: Option<Size>,
+    /// Log to this file instead of syslog
+    #[arg(long, value_name = "FILE")]
+    log_file: Option<PathBuf>,
+    /// Set by the program itself: be the daemon, say "ready" on stdout
+    #[arg(long, hide = true)]
+    daemon: bool,
+    /// A file or block device made by mkfs
+    image: PathBuf,
+    /// An existing directory
+    dir: PathBuf,
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    let mut settings = Settings::default();
+    for list in &args.options {
+        settings.apply(list)?;
+    }
+    let image = image::canonical(&args.image)?;
+    let dir = args.dir.canonicalize().with_context(|| format!("{}", args.dir.display()))?;
+    if !dir.is_dir() {
+        bail!("{}: is not a directory; a file system needs one to be mounted on", args.dir.display());
+    }
+    if args.foreground || args.daemon {
+        serve(args, settings, &image, &dir)
+    } else {
+        start_daemon(args, &image, &dir)
+    }
+}
+
+fn start_daemon(args: &Args, image: &Path, dir: &Path) -> Result<()> {
+    let mut line: Vec<OsString> = vec!["mount".into(), "--daemon".into()];
+    for list in &args.options {
+        line.extend(["-o".into(), list.into()]);
+    }
+    if let Some(cache) = args.cache {
+        line.extend(["--cache".into(), cache.0.to_string().into()]);
+    }
+    if let Some(file) = &args.log_file {
+        line.extend(["--log-file".into(), std::path::absolute(file)?.into()]);
+    }
+    line.extend(["--".into(), image.into(), dir.into()]);
+    let program = std::env::current_exe().context("finding this program")?;
+    let mut daemon = Command::new(&program)
+        .args(line)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("starting {}", program.display()))?;
+    let mut answer = String::new();
+    if let Some(pipe) = daemon.stdout.take() {
+        BufReader::new(pipe).read_line(&mut answer)?;
+    }
+    if answer == "ready\n" {
+        return Ok(());
+    }
+    // It has said why, or died without a word.
+    let status = daemon.wait()?;
+    match status.code() {
+        Some(code) => std::process::exit(code),
+        None => bail!("the daemon died before the mount was ready: {status}"),
+    }
+}
+
+fn serve(args: &Args, settings: Settings, image: &Path, dir: &Path) -> Result<()> {
+    if args.daemon {
+        // The parent's terminal must not end it. Fails only for a group leader, which a child is not.
+        let _ = rustix::process::setsid();
+        logging::to_daemon_log(args.log_file.as_deref()).context("opening the log")?;
+        std::env::set_current_dir("/")?;
+    } else {
+        logging::to_terminal();
+    }
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
+    let options = MountOptions {
+        cache_bytes: args.cache.map_or_else(default_cache, |c| c.0),
+        read_only: settings.read_only,
+        atime: settings.atime,
+        sync_interval: settings.commit.unwrap_or(MountOptions::default().sync_interval),
+        ..MountOptions::default()
+    };
+    let fs = image::open(image, options)?;
+    // A name with a comma or backslash is escaped where that is needed.
+    let fsname = image.to_string_lossy().into_owned();
+    let settings = Settings { fsname: Some(settings.fsname.clone().unwrap_or(fsname)), ..settings };
+    let stats = Box::new(|fs: &Fs, requests: &pando_fuse::Counters| {
+        let stats = report::Stats::of(fs, Some(requests)).map_err(|e| e.to_string())?;
+        serde_json::to_string(&stats).map_err(|e| e.to_string())
+    });
+    let mount = match Mount::new(fs.clone(), dir, &settings, Some(stats)) {
+        Ok(mount) => mount,
+        Err(e) => {
+            close(&fs, image)?;
+            return Err(e.into());
+        }
+    };
+    let at = mount.dir().to_owned();
+    let handle = signals.handle();
+    let watcher = std::thread::Builder::new().name("pando-signals".into()).spawn(move || {
+        for signal in signals.forever() {
+            log::warn!("signal {signal}: unmounting {}", at.display());
+            end(&at);
+        }
+    })?;
+    let ready = if args.daemon { announce() } else { Ok(()) };
+    if ready.is_err() {
+        // Whoever started it is gone and expects no mount.
+        let _ = unmount(dir, How::Lazy);
+    }
+    let served = mount.serve();
+    handle.close();
+    let _ = watcher.join();
+    if let Err(e) = &served {
+        log::error!("{}: {e}", dir.display());
+    }
+    close(&fs, image)?;
+    served.with_context(|| format!("{}", dir.display()))?;
+    ready.context("telling that the mount is ready")
+}
+
+/// Ends a mount on a signal: as umount would, and by force if it is in use.
+fn end(dir: &Path) {
+    let Err(first) = unmount(dir, How::Plain) else { return };
+    if let pando_fuse::Error::Busy(_) = first {
+        // What programs have written to mappings is written back while there is still someone
+        // to write it to.
+        if let Ok(fd) = std::fs::File::open(dir)
+            && let Err(e) = pando_fuse::client::send(&fd, &pando_fuse::control::Request::Sync)
+        {
+            log::error!("{}: sync before the end: {e}", dir.display());
+        }
+    } else {
+        log::error!("{first}");
+    }
+    if let Err(e) = unmount(dir, How::Force) {
+        log::error!("{e}");
+    }
+}
+
+fn close(fs: &Fs, image: &Path) -> Result<()> {
+    fs.close().with_context(|| format!("closing {}", image.display())).inspect_err(|e| log::error!("{e:#}"))
+}
+
+/// Tells the parent that the mount is usable, and lets go of its terminal.
+fn announce() -> Result<()> {
+    let mut out = std::io::stdout();
+    out.write_all(b"ready\n").and_then(|()| out.flush())?;
+    let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdout(&null)?;
+    rustix::stdio::dup2_stderr(&null)?;
+    Ok(())
+}
+
+/// An eighth of the memory, 64 MiB to 4 GiB.
+fn default_cache() -> u64 {
+    let info = rustix::system::sysinfo();
+    let memory = (info.totalram as u64).saturating_mul(u64::from(info.mem_unit.max(1)));
+    (memory / 8).clamp(64 << 20, 4 << 30)
+}
+
+/// Mounts by starting this program again, as `pando mount` would be started by a user.
+pub fn by_command(image: &Path, dir: &Path, options: &[&str]) -> Result<()> {
+    let program = std::env::current_exe().context("finding this program")?;
+    let output = Command::new(program)
+        .arg("mount")
+        .args(options)
+        .args(["--".as_ref(), image.as_os_str(), dir.as_os_str()])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    // Only the mount command's own words: the daemon lets go of stderr when it is ready.
+    let output = output.wait_with_output()?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let text = String::from_utf8_lossy(&output.stderr).trim().trim_start_matches("pando: ").to_owned();
+    let code = output.status.code().and_then(|c| u8::try_from(c).ok()).unwrap_or(exit::FAILURE);
+    Err(Coded(code, text).into())
+}

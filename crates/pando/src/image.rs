@@ -1,0 +1,158 @@
+//! Opening images: locks, waiting for a closing daemon, and messages that help.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, anyhow};
+use pando_db::device::{Device, FileDevice};
+use pando_fs::{Fs, MountOptions};
+use pando_fuse::mountinfo;
+use rustix::fs::{FlockOperation, flock};
+
+use crate::exit::{self, Coded};
+
+/// How long a command waits for a daemon that is closing the image.
+const PATIENCE: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(20);
+
+/// `image` as an absolute path without symlinks.
+pub fn canonical(image: &Path) -> Result<PathBuf> {
+    image.canonicalize().with_context(|| format!("{}", image.display()))
+}
+
+/// Where `image` is mounted, if it is.
+pub fn mounted_on(image: &Path) -> Result<Option<PathBuf>> {
+    Ok(mountinfo::of_image(image)?.into_iter().map(|m| m.dir).next_back())
+}
+
+/// Opens the device of `image` (canonical), waiting for a daemon that is closing it.
+///
+/// A lock whose holder still has the image mounted does not go away by itself: refused at once.
+pub fn open_device(image: &Path, read_only: bool) -> Result<Arc<dyn Device>> {
+    let begin = Instant::now();
+    loop {
+        match FileDevice::open(image, read_only) {
+            Ok(device) => return Ok(Arc::new(device)),
+            Err(pando_db::Error::Locked) => {}
+            Err(e) => return Err(e).with_context(|| format!("{}", image.display())),
+        }
+        if let Some(dir) = mounted_on(image)? {
+            let (image, dir) = (image.display(), dir.display());
+            let text = format!("{image}: is mounted on {dir}; unmount it first (pando umount {dir})");
+            return Err(Coded(exit::BUSY, text).into());
+        }
+        if begin.elapsed() > PATIENCE {
+            let text = format!(
+                "{}: is in use by another process and not mounted here; \
+                 wait until that ends (fuser {0} names it)",
+                image.display()
+            );
+            return Err(Coded(exit::BUSY, text).into());
+        }
+        thread::sleep(POLL);
+    }
+}
+
+/// Opens the file system in `image` (canonical).
+pub fn open(image: &Path, options: MountOptions) -> Result<Fs> {
+    let device = open_device(image, options.read_only)?;
+    Fs::open(device, options).map_err(|e| explain(image, e))
+}
+
+fn explain(image: &Path, e: pando_fs::Error) -> anyhow::Error {
+    let hint = match &e {
+        pando_fs::Error::Format(_) | pando_fs::Error::Engine(pando_db::Error::Format(_)) => {
+            "; a new one is made by: pando mkfs IMAGE"
+        }
+        pando_fs::Error::Engine(pando_db::Error::Corrupt { .. }) | pando_fs::Error::Damaged { .. } => {
+            "; see what is hit: pando check IMAGE"
+        }
+        _ => "",
+    };
+    let text = format!("{}: cannot be opened{hint}", image.display());
+    anyhow::Error::from(e).context(text)
+}
+
+/// Waits until nobody holds `image` open any more.
+pub fn wait_until_closed(image: &Path) -> Result<()> {
+    let begin = Instant::now();
+    let file = match std::fs::File::open(image) {
+        Ok(file) => file,
+        // Whoever removed the image does not care how it was closed.
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(e).with_context(|| format!("{}", image.display())),
+    };
+    loop {
+        match flock(&file, FlockOperation::NonBlockingLockShared) {
+            Ok(()) => return Ok(()),
+            Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(e).with_context(|| format!("{}", image.display())),
+        }
+        // Mounted again by someone else: the old daemon is done.
+        if mounted_on(image)?.is_some() {
+            return Ok(());
+        }
+        if begin.elapsed() > PATIENCE {
+            return Err(anyhow!("{}: unmounted, but its daemon has not closed it", image.display()));
+        }
+        thread::sleep(POLL);
+    }
+}
+
+/// `IMAGE:/PATH` taken apart.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImagePath {
+    /// The image.
+    pub image: PathBuf,
+    /// The path in it, beginning with `/`.
+    pub path: PathBuf,
+}
+
+impl std::str::FromStr for ImagePath {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?} is not of the form IMAGE:/PATH (IMAGE:/ is everything)");
+        // An image whose own name contains ":/" wins over a shorter one that does not exist.
+        let cuts: Vec<usize> = text.match_indices(":/").map(|(at, _)| at).filter(|&at| at > 0).collect();
+        let first = *cuts.first().ok_or_else(wrong)?;
+        let exists = |at: &&usize| text.get(..**at).is_some_and(|image| Path::new(image).is_file());
+        let at = *cuts.iter().find(exists).unwrap_or(&first);
+        let (image, path) = text.split_at(at);
+        Ok(ImagePath { image: image.into(), path: path.get(1..).unwrap_or("/").into() })
+    }
+}
+
+impl std::fmt::Display for ImagePath {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}", self.image.display(), self.path.display())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn image_and_path_are_taken_apart() {
+        let parse = |t: &str| {
+            t.parse::<ImagePath>().map(|p| (p.image.display().to_string(), p.path.display().to_string()))
+        };
+        assert_eq!(parse("a.img:/"), Ok(("a.img".into(), "/".into())));
+        assert_eq!(parse("/x/a.img:/b/c:/d"), Ok(("/x/a.img".into(), "/b/c:/d".into())));
+        for bad in ["a.img", "a.img:b", ":/x", ""] {
+            assert!(parse(bad).unwrap_err().contains("IMAGE:/PATH"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_free_image_is_closed_at_once() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        wait_until_closed(file.path()).unwrap();
+        wait_until_closed(Path::new("/nonexistent/image")).unwrap();
+    }
+}

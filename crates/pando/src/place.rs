@@ -1,0 +1,159 @@
+//! Places inside a mount: a directory and a name in it, and the mount they are in.
+//!
+//! A command like `clone` names its source and destination to the daemon as
+//! (`st_ino` of the directory, name). The kernel has then walked the path with
+//! the caller's rights, bind mounts and links included, and a rename of an
+//! ancestor meanwhile does no harm.
+
+use std::{
+    ffi::{OsStr, OsString},
+    fs::File,
+    os::{fd::OwnedFd, unix::fs::MetadataExt},
+    path::{Component, Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail};
+use pando_fuse::{client, control::Request, mountinfo};
+use rustix::fs::{Mode, OFlags};
+
+/// A name in a directory.
+#[derive(Debug)]
+pub struct Place {
+    /// The path as given.
+    pub path: PathBuf,
+    /// The directory, as given or found.
+    pub parent: PathBuf,
+    /// The name.
+    pub name: OsString,
+    /// Inode number of the directory.
+    pub ino: u64,
+    /// Device of the directory.
+    pub device: u64,
+}
+
+impl Place {
+    /// Finds the directory of `path`, which need not exist itself.
+    pub fn new(path: &Path) -> Result<Place> {
+        let (parent, name) = split(path)?;
+        let meta = std::fs::metadata(&parent).with_context(|| format!("{}", parent.display()))?;
+        if !meta.is_dir() {
+            bail!("{}: not a directory", parent.display());
+        }
+        Ok(Place { path: path.to_owned(), parent, name, ino: meta.ino(), device: meta.dev() })
+    }
+
+    /// What the daemon needs.
+    pub fn key(&self) -> (u64, OsString) {
+        (self.ino, self.name.clone())
+    }
+}
+
+/// The directory and the final name of `path`; one that ends in `.`, `..` or a link with a
+/// slash after it is resolved first.
+fn split(path: &Path) -> Result<(PathBuf, OsString)> {
+    use std::os::unix::ffi::OsStrExt;
+    let slash = path.as_os_str().as_bytes().ends_with(b"/");
+    let resolved;
+    let path = match path.components().next_back() {
+        Some(Component::Normal(_)) if !(slash && path.is_symlink_without_slash()) => path,
+        None => bail!("an empty path names nothing"),
+        _ => {
+            resolved = path.canonicalize().with_context(|| format!("{}", path.display()))?;
+            &resolved
+        }
+    };
+    let Some(name) = path.file_name() else {
+        bail!("{}: the root has no name to work on", path.display());
+    };
+    let parent = match path.parent() {
+        Some(p) if !p.as_os_str().is_empty() => p.to_owned(),
+        _ => PathBuf::from("."),
+    };
+    Ok((parent, name.to_owned()))
+}
+
+trait WithoutSlash {
+    fn is_symlink_without_slash(&self) -> bool;
+}
+
+impl WithoutSlash for Path {
+    fn is_symlink_without_slash(&self) -> bool {
+        // `components` ignores the slash at the end, which would follow the link.
+        self.components().collect::<PathBuf>().is_symlink()
+    }
+}
+
+/// A descriptor of some directory of the mount that `places` are in, to send requests by.
+///
+/// The directories may be searchable but not readable: then the root of the mount serves.
+pub fn descriptor(places: &[&Place]) -> Result<OwnedFd> {
+    let open = |path: &Path| {
+        rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+    };
+    let mut error = None;
+    for place in places {
+        match open(&place.parent) {
+            Ok(fd) => return Ok(fd),
+            Err(e) => error = error.or(Some((place.parent.clone(), e))),
+        }
+        if let Ok(Some(mount)) = mountinfo::containing(&place.parent.canonicalize()?)
+            && let Ok(fd) = open(&mount.dir)
+        {
+            return Ok(fd);
+        }
+    }
+    match error {
+        Some((path, e)) => Err(e).with_context(|| format!("{}", path.display())),
+        None => bail!("no directory given"),
+    }
+}
+
+/// Opens `dir`, a directory of a Pando mount.
+pub fn open_dir(dir: &Path) -> Result<File> {
+    let fail = || format!("{}", dir.display());
+    let file = File::open(dir).with_context(fail)?;
+    match client::send(&file, &Request::Probe) {
+        Ok(_) => Ok(file),
+        Err(e) => Err(e).with_context(fail),
+    }
+}
+
+/// `path` made absolute, without symlinks, asking nothing of a mount at its end: a dead daemon
+/// cannot answer.
+pub fn absolute_mount_point(path: &Path) -> Result<PathBuf> {
+    if let Ok(found) = path.canonicalize() {
+        return Ok(found);
+    }
+    let name = path.components().next_back().map(|c| c.as_os_str().to_owned());
+    let parent = match path.parent() {
+        Some(p) if !p.as_os_str().is_empty() => p,
+        _ => Path::new("."),
+    };
+    let parent = parent.canonicalize().with_context(|| format!("{}", path.display()))?;
+    Ok(match name.as_deref() {
+        Some(name) if name != OsStr::new("/") => parent.join(name),
+        _ => parent,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_split_like_people_mean_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().canonicalize().unwrap();
+        std::fs::create_dir(root.join("d")).unwrap();
+        std::os::unix::fs::symlink("d", root.join("l")).unwrap();
+        let cut = |p: &str| split(&root.join(p)).unwrap();
+        assert_eq!(cut("x"), (root.clone(), "x".into()));
+        assert_eq!(cut("d/"), (root.clone(), "d".into()));
+        assert_eq!(cut("d/."), (root.clone(), "d".into()));
+        assert_eq!(cut("d/../d/.."), (root.parent().unwrap().into(), root.file_name().unwrap().into()));
+        assert_eq!(cut("l"), (root.clone(), "l".into()), "the link itself");
+        assert_eq!(cut("l/"), (root.clone(), "d".into()), "what it points to");
+        assert_eq!(split(Path::new("name")).unwrap(), (".".into(), "name".into()));
+        assert!(split(Path::new("")).is_err() && split(Path::new("/")).is_err());
+    }
+}

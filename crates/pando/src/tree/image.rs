@@ -1,0 +1,303 @@
+//! Trees in a file system opened without a mount.
+
+use std::{
+    cell::RefCell,
+    ffi::{OsStr, OsString},
+    os::unix::ffi::OsStringExt,
+    path::{Component, Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail};
+use pando_fs::{Attr, Caller, FileHandle, FileKind, Fs, Ino, SetAttr, SetTime};
+
+use super::{Meta, Piece, Reader, Sink, View, Writer};
+
+/// Entries fetched at a time.
+const LISTING: usize = 1024;
+
+/// The tree at `root` of a file system.
+pub struct Image<'a> {
+    fs: &'a Fs,
+    root: PathBuf,
+    caller: Caller,
+    /// The directory used last, referenced: neighbours are made and read one after the other.
+    last: RefCell<Option<(PathBuf, Ino)>>,
+}
+
+impl<'a> Image<'a> {
+    /// The tree at `root` (absolute in the file system) of `fs`.
+    pub fn new(fs: &'a Fs, root: &Path) -> Self {
+        Self { fs, root: root.to_owned(), caller: Caller::root(), last: RefCell::new(None) }
+    }
+
+    fn full(&self, path: &Path) -> PathBuf {
+        if path.as_os_str().is_empty() { self.root.clone() } else { self.root.join(path) }
+    }
+
+    /// The inode number of a directory, which stays referenced until another one is asked for.
+    fn dir(&self, full: &Path) -> Result<Ino> {
+        let mut last = self.last.borrow_mut();
+        if let Some((path, ino)) = &*last
+            && path == full
+        {
+            return Ok(*ino);
+        }
+        let attr = self.fs.resolve(full)?;
+        if let Some((_, old)) = last.replace((full.to_owned(), attr.ino)) {
+            self.fs.forget(old, 1);
+        }
+        Ok(attr.ino)
+    }
+
+    /// The directory that holds `path`, and the name in it; `None` for the root directory.
+    fn place(&self, path: &Path) -> Result<Option<(Ino, OsString)>> {
+        let full = self.full(path);
+        match (full.parent(), full.components().next_back()) {
+            (Some(parent), Some(Component::Normal(name))) => Ok(Some((self.dir(parent)?, name.to_owned()))),
+            (_, Some(Component::RootDir)) => Ok(None),
+            _ => bail!("{}: names nothing", full.display()),
+        }
+    }
+
+    /// Attributes with one reference.
+    fn lookup(&self, path: &Path) -> Result<Attr> {
+        Ok(match self.place(path)? {
+            Some((dir, name)) => self.fs.lookup(dir, &name)?,
+            None => self.fs.resolve(Path::new("/"))?,
+        })
+    }
+
+    fn make<T>(&self, path: &Path, how: impl FnOnce(Ino, &OsStr) -> pando_fs::Result<T>) -> Result<T> {
+        match self.place(path)? {
+            Some((dir, name)) => Ok(how(dir, &name)?),
+            None => bail!("{}: exists", self.full(path).display()),
+        }
+    }
+}
+
+impl Drop for Image<'_> {
+    fn drop(&mut self) {
+        if let Some((_, ino)) = self.last.take() {
+            self.fs.forget(ino, 1);
+        }
+    }
+}
+
+fn meta_of(a: &Attr) -> Meta {
+    Meta {
+        kind: a.kind,
+        perm: a.perm.into(),
+        uid: a.uid,
+        gid: a.gid,
+        size: if matches!(a.kind, FileKind::Regular | FileKind::Symlink) { a.size } else { 0 },
+        atime: a.atime,
+        mtime: a.mtime,
+        rdev: if matches!(a.kind, FileKind::CharDevice | FileKind::BlockDevice) { a.rdev.into() } else { 0 },
+        ino: a.ino,
+        nlink: a.nlink.into(),
+    }
+}
+
+impl View for Image<'_> {
+    fn show(&self, path: &Path) -> String {
+        self.full(path).display().to_string()
+    }
+
+    fn meta(&self, path: &Path) -> Result<Meta> {
+        let attr = self.lookup(path).with_context(|| View::show(self, path))?;
+        self.fs.forget(attr.ino, 1);
+        Ok(meta_of(&attr))
+    }
+
+    fn list(&self, path: &Path) -> Result<Vec<(OsString, Meta)>> {
+        let fail = || View::show(self, path);
+        let ino = self.dir(&self.full(path)).with_context(fail)?;
+        let handle = self.fs.opendir(ino).with_context(fail)?;
+        let mut out = Vec::new();
+        let mut cookie = 0;
+        let result = loop {
+            let entries = match self.fs.readdir(handle, ino, cookie, LISTING) {
+                Ok(entries) => entries,
+                Err(e) => break Err(e),
+            };
+            match entries.last() {
+                Some(last) => cookie = last.cookie,
+                None => break Ok(()),
+            }
+            let named = entries.into_iter().filter(|e| e.name != "." && e.name != "..");
+            out.extend(named.map(|e| (e.name, meta_of(&e.attr))));
+        };
+        self.fs.releasedir(handle);
+        result.with_context(fail)?;
+        Ok(out)
+    }
+
+    fn open(&self, path: &Path) -> Result<Box<dyn Reader + '_>> {
+        let fail = || View::show(self, path);
+        let attr = self.lookup(path).with_context(fail)?;
+        let handle = match self.fs.open_file(&self.caller, attr.ino, libc::O_RDONLY) {
+            Ok(handle) => handle,
+            Err(e) => {
+                self.fs.forget(attr.ino, 1);
+                return Err(e).with_context(fail);
+            }
+        };
+        let file = OpenFile { fs: self.fs, ino: attr.ino, handle };
+        Ok(Box::new(ImageReader { file, name: fail(), at: 0, size: attr.size }))
+    }
+
+    fn readlink(&self, path: &Path) -> Result<OsString> {
+        let fail = || View::show(self, path);
+        let attr = self.lookup(path).with_context(fail)?;
+        let target = self.fs.readlink(attr.ino);
+        self.fs.forget(attr.ino, 1);
+        Ok(OsString::from_vec(target.with_context(fail)?.to_vec()))
+    }
+}
+
+/// A handle and the reference under it.
+struct OpenFile<'a> {
+    fs: &'a Fs,
+    ino: Ino,
+    handle: FileHandle,
+}
+
+impl Drop for OpenFile<'_> {
+    fn drop(&mut self) {
+        self.fs.release(self.ino, self.handle);
+        self.fs.forget(self.ino, 1);
+    }
+}
+
+struct ImageReader<'a> {
+    file: OpenFile<'a>,
+    name: String,
+    at: u64,
+    size: u64,
+}
+
+impl Reader for ImageReader<'_> {
+    fn next(&mut self, buf: &mut [u8]) -> Result<Piece> {
+        if self.at >= self.size {
+            return Ok(Piece::End);
+        }
+        let want = u32::try_from(buf.len()).unwrap_or(u32::MAX);
+        let data = self.file.fs.read(self.file.handle, self.file.ino, self.at, want);
+        let data = data.with_context(|| self.name.clone())?;
+        if data.is_empty() {
+            bail!("{}: ends at byte {} of {}", self.name, self.at, self.size);
+        }
+        self.at += data.len() as u64;
+        // The file system does not say where holes are; whole chunks of zeros are as good.
+        if data.iter().all(|&b| b == 0) {
+            return Ok(Piece::Hole(data.len() as u64));
+        }
+        match buf.get_mut(..data.len()) {
+            Some(to) => to.copy_from_slice(&data),
+            None => bail!("{}: more bytes than asked for", self.name),
+        }
+        Ok(Piece::Data(data.len()))
+    }
+}
+
+struct ImageWriter<'a> {
+    file: OpenFile<'a>,
+    caller: &'a Caller,
+    at: u64,
+    written: u64,
+}
+
+impl Writer for ImageWriter<'_> {
+    fn write(&mut self, data: &[u8]) -> Result<()> {
+        let mut rest = data;
+        while !rest.is_empty() {
+            let n = self.file.fs.write(self.file.handle, self.file.ino, self.at, rest, false)? as usize;
+            match rest.get(n..) {
+                Some(tail) if n > 0 => rest = tail,
+                _ => bail!("nothing was written"),
+            }
+            self.at += n as u64;
+        }
+        self.written = self.at;
+        Ok(())
+    }
+
+    fn skip(&mut self, len: u64) -> Result<()> {
+        self.at += len;
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        if self.written < self.at {
+            let size = SetAttr { size: Some(self.at), ..SetAttr::default() };
+            self.file.fs.setattr(self.caller, self.file.ino, &size)?;
+        }
+        Ok(())
+    }
+}
+
+impl Sink for Image<'_> {
+    fn show(&self, path: &Path) -> String {
+        self.full(path).display().to_string()
+    }
+
+    fn mkdir(&self, path: &Path) -> Result<()> {
+        let is_root = path.as_os_str().is_empty();
+        match self.lookup(path) {
+            Ok(attr) => {
+                self.fs.forget(attr.ino, 1);
+                if is_root && attr.kind == FileKind::Directory {
+                    return Ok(());
+                }
+                bail!("{}: exists", self.full(path).display());
+            }
+            Err(e) if is_missing(&e) => {}
+            Err(e) => return Err(e),
+        }
+        let attr = self.make(path, |dir, name| self.fs.mkdir(&self.caller, dir, name, 0o700))?;
+        self.fs.forget(attr.ino, 1);
+        Ok(())
+    }
+
+    fn create(&self, path: &Path) -> Result<Box<dyn Writer + '_>> {
+        let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL;
+        let (attr, handle) =
+            self.make(path, |dir, name| self.fs.create(&self.caller, dir, name, 0o600, flags))?;
+        let file = OpenFile { fs: self.fs, ino: attr.ino, handle };
+        Ok(Box::new(ImageWriter { file, caller: &self.caller, at: 0, written: 0 }))
+    }
+
+    fn symlink(&self, path: &Path, target: &OsString) -> Result<()> {
+        let attr = self.make(path, |dir, name| self.fs.symlink(&self.caller, dir, name, target))?;
+        self.fs.forget(attr.ino, 1);
+        Ok(())
+    }
+
+    fn special(&self, path: &Path, meta: &Meta) -> Result<()> {
+        let mode = meta.kind.mode_bits() | 0o600;
+        let rdev = u32::try_from(meta.rdev).context("a device number beyond 32 bits")?;
+        let attr = self.make(path, |dir, name| self.fs.mknod(&self.caller, dir, name, mode, rdev))?;
+        self.fs.forget(attr.ino, 1);
+        Ok(())
+    }
+
+    fn set_meta(&self, path: &Path, meta: &Meta) -> Result<()> {
+        let attr = self.lookup(path)?;
+        let change = SetAttr {
+            mode: (meta.kind != FileKind::Symlink).then_some(meta.perm),
+            uid: Some(meta.uid),
+            gid: Some(meta.gid),
+            atime: Some(SetTime::At(meta.atime)),
+            mtime: Some(SetTime::At(meta.mtime)),
+            ..SetAttr::default()
+        };
+        let result = self.fs.setattr(&self.caller, attr.ino, &change);
+        self.fs.forget(attr.ino, 1);
+        result?;
+        Ok(())
+    }
+}
+
+fn is_missing(e: &anyhow::Error) -> bool {
+    matches!(e.downcast_ref(), Some(pando_fs::Error::NotFound(_)))
+}

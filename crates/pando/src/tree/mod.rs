@@ -1,0 +1,271 @@
+//! Trees of files, wherever they are: read, written, copied and compared.
+//!
+//! [`View`] reads a tree and [`Sink`] writes one; both exist for a directory
+//! of the host ([`host`]) and for a file system opened without a mount
+//! ([`image`]). [`copy`] and [`compare`](compare::compare) work on any pair.
+//! Copies keep content (holes too), modes, owners, times to the nanosecond,
+//! symbolic links and device nodes, like `cp -a`; hard links become files of
+//! their own, and are counted.
+
+pub mod compare;
+pub mod host;
+pub mod image;
+
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use indicatif::{ProgressBar, ProgressStyle};
+use pando_fs::{FileKind, Time};
+
+/// Bytes moved at a time.
+pub const CHUNK: usize = 1 << 20;
+
+/// What is kept of a file besides its content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Meta {
+    /// Kind.
+    pub kind: FileKind,
+    /// Permission bits (07777).
+    pub perm: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Bytes, for regular files and symbolic links.
+    pub size: u64,
+    /// Last access.
+    pub atime: Time,
+    /// Last change of content.
+    pub mtime: Time,
+    /// Device number of device nodes.
+    pub rdev: u64,
+    /// Inode number.
+    pub ino: u64,
+    /// Names of this file.
+    pub nlink: u64,
+}
+
+/// One step of reading a file.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Piece {
+    /// This many bytes were read.
+    Data(usize),
+    /// Nothing but zeros for this many bytes.
+    Hole(u64),
+    /// The end.
+    End,
+}
+
+/// An open file of a [`View`].
+pub trait Reader {
+    /// Reads on into `buf`. Fewer bytes than asked only before a hole or the end.
+    fn next(&mut self, buf: &mut [u8]) -> Result<Piece>;
+}
+
+/// A tree that can be read. Paths are relative to its root; the empty path is the root.
+pub trait View {
+    /// What messages call `path`.
+    fn show(&self, path: &Path) -> String;
+    /// Metadata, not following links.
+    fn meta(&self, path: &Path) -> Result<Meta>;
+    /// Names in a directory with their metadata, in no particular order.
+    fn list(&self, path: &Path) -> Result<Vec<(OsString, Meta)>>;
+    /// Opens a regular file.
+    fn open(&self, path: &Path) -> Result<Box<dyn Reader + '_>>;
+    /// Target of a symbolic link.
+    fn readlink(&self, path: &Path) -> Result<OsString>;
+}
+
+/// An open file of a [`Sink`].
+pub trait Writer {
+    /// Appends bytes.
+    fn write(&mut self, data: &[u8]) -> Result<()>;
+    /// Leaves a hole.
+    fn skip(&mut self, len: u64) -> Result<()>;
+    /// Ends the file here.
+    fn finish(self: Box<Self>) -> Result<()>;
+}
+
+/// A tree that can be written. Paths are relative to its root.
+pub trait Sink {
+    /// What messages call `path`.
+    fn show(&self, path: &Path) -> String;
+    /// Makes a directory that its metadata will close; one that exists is an error, except the root.
+    fn mkdir(&self, path: &Path) -> Result<()>;
+    /// Makes a regular file.
+    fn create(&self, path: &Path) -> Result<Box<dyn Writer + '_>>;
+    /// Makes a symbolic link.
+    fn symlink(&self, path: &Path, target: &OsString) -> Result<()>;
+    /// Makes a device node, pipe or socket.
+    fn special(&self, path: &Path, meta: &Meta) -> Result<()>;
+    /// Sets owner, mode and times of what was made.
+    fn set_meta(&self, path: &Path, meta: &Meta) -> Result<()>;
+}
+
+/// Files and bytes of a tree.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Count {
+    /// Directories, the root included.
+    pub dirs: u64,
+    /// Everything else.
+    pub files: u64,
+    /// Bytes of the regular files.
+    pub bytes: u64,
+    /// Regular files that share their data with another name.
+    pub linked: u64,
+}
+
+impl Count {
+    fn add(&mut self, meta: &Meta) {
+        match meta.kind {
+            FileKind::Directory => self.dirs += 1,
+            FileKind::Regular => {
+                self.files += 1;
+                self.bytes += meta.size;
+                self.linked += u64::from(meta.nlink > 1);
+            }
+            _ => self.files += 1,
+        }
+    }
+}
+
+/// A bar, and whether to go on.
+pub struct Progress {
+    bar: ProgressBar,
+    stop: Arc<AtomicBool>,
+}
+
+/// The work was stopped by Ctrl-C or a signal.
+#[derive(Debug)]
+pub struct Interrupted;
+
+impl std::fmt::Display for Interrupted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("interrupted")
+    }
+}
+
+impl std::error::Error for Interrupted {}
+
+impl Progress {
+    /// A bar over `bytes` on stderr; silent if that is not a terminal. Bytes 0: a spinner.
+    pub fn new(what: &'static str, bytes: u64, stop: Arc<AtomicBool>) -> Self {
+        let (bar, style) = match bytes {
+            0 => (ProgressBar::new_spinner(), "{prefix:>10} {spinner} {msg}"),
+            n => (
+                ProgressBar::new(n),
+                "{prefix:>10} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta} {wide_msg}",
+            ),
+        };
+        if let Ok(style) = ProgressStyle::with_template(style) {
+            bar.set_style(style.progress_chars("=> "));
+        }
+        bar.set_prefix(what);
+        bar.enable_steady_tick(Duration::from_millis(200));
+        Self { bar, stop }
+    }
+
+    /// A silent one that nothing stops.
+    pub fn none() -> Self {
+        Self { bar: ProgressBar::hidden(), stop: Arc::default() }
+    }
+
+    /// Counts bytes; fails once the work is to stop.
+    pub fn advance(&self, bytes: u64) -> Result<()> {
+        self.bar.inc(bytes);
+        if self.stop.load(Ordering::Relaxed) { Err(Interrupted.into()) } else { Ok(()) }
+    }
+
+    /// Names what is worked on.
+    pub fn at(&self, path: &Path) -> Result<()> {
+        if !self.bar.is_hidden() {
+            self.bar.set_message(path.display().to_string());
+        }
+        self.advance(0)
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// Counts the tree under `root` of `view`.
+pub fn count(view: &dyn View, root: &Path, progress: &Progress) -> Result<Count> {
+    let mut count = Count::default();
+    let meta = view.meta(root)?;
+    count.add(&meta);
+    let mut todo = if meta.kind == FileKind::Directory { vec![root.to_owned()] } else { Vec::new() };
+    while let Some(dir) = todo.pop() {
+        progress.at(&dir)?;
+        for (name, meta) in view.list(&dir)? {
+            count.add(&meta);
+            if meta.kind == FileKind::Directory {
+                todo.push(dir.join(name));
+            }
+        }
+    }
+    Ok(count)
+}
+
+/// Copies all of `from` to `to`.
+pub fn copy(from: &dyn View, to: &dyn Sink, progress: &Progress) -> Result<Count> {
+    let mut count = Count::default();
+    let root = PathBuf::new();
+    let meta = from.meta(&root)?;
+    let mut buf = vec![0; CHUNK];
+    // Directories get their times after everything in them has been made.
+    let mut dirs = Vec::new();
+    let mut todo = vec![(root, meta)];
+    while let Some((path, meta)) = todo.pop() {
+        progress.at(&path)?;
+        count.add(&meta);
+        let made = || format!("making {}", to.show(&path));
+        match meta.kind {
+            FileKind::Directory => {
+                to.mkdir(&path).with_context(made)?;
+                let mut entries = from.list(&path)?;
+                // Sorted, so that neighbours are written one after the other and a copy of a
+                // tree is the same bytes each time. The stack turns the order around.
+                entries.sort_unstable_by(|a, b| b.0.cmp(&a.0));
+                todo.extend(entries.into_iter().map(|(name, meta)| (path.join(name), meta)));
+                dirs.push((path, meta));
+                continue;
+            }
+            FileKind::Regular => {
+                let mut reader = from.open(&path)?;
+                let mut writer = to.create(&path).with_context(made)?;
+                loop {
+                    match reader.next(&mut buf)? {
+                        Piece::Data(n) => {
+                            writer.write(buf.get(..n).unwrap_or_default()).with_context(made)?;
+                            progress.advance(n as u64)?;
+                        }
+                        Piece::Hole(n) => {
+                            writer.skip(n).with_context(made)?;
+                            progress.advance(n)?;
+                        }
+                        Piece::End => break,
+                    }
+                }
+                writer.finish().with_context(made)?;
+            }
+            FileKind::Symlink => to.symlink(&path, &from.readlink(&path)?).with_context(made)?,
+            _ => to.special(&path, &meta).with_context(made)?,
+        }
+        to.set_meta(&path, &meta).with_context(made)?;
+    }
+    for (path, meta) in dirs.iter().rev() {
+        to.set_meta(path, meta).with_context(|| format!("making {}", to.show(path)))?;
+    }
+    Ok(count)
+}

@@ -31,7 +31,6 @@ pub struct Stats {
     /// Requests and bytes since the image was opened (for a mounted one: since mount).
     pub device: Device,
     pub checkpoints: u64,
-    pub generation: u64,
     pub msn: u64,
     pub clones: Clones,
     pub inodes: Inodes,
@@ -142,7 +141,6 @@ impl Stats {
                 flushes: e.device.flushes,
             },
             checkpoints: e.checkpoints,
-            generation: e.generation,
             msn: e.msn,
             clones: Clones {
                 count: s.clones,
@@ -214,7 +212,7 @@ impl Stats {
         );
         line(
             "checkpoints",
-            format!("{}, generation {}, batch {}", self.checkpoints, self.generation, self.msn),
+            format!("{}, batch {}", self.checkpoints, self.msn),
         );
         if self.mounted {
             let c = &self.clones;

@@ -177,8 +177,6 @@ impl Engine {
     pub fn seal(&self) {
         let mut front = self.front.write();
         front.seal();
-        drop(front);
-        self.signal.all();
     }
 
     /// Publishes an edit, unless a clone has pinned a node that it changed meanwhile: then `false`,

@@ -7,7 +7,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::engine::{Engine, Front};
+use super::{
+    engine::{Engine, Front},
+    signal::Work,
+};
 use crate::{
     dag::edit::Edit,
     error::Result,
@@ -111,7 +114,7 @@ impl Engine {
     pub fn after_write(&self) -> Result<()> {
         if self.options.background {
             if !self.front.read().sealed.is_empty() {
-                self.signal.work();
+                self.signal.ask(Work::Flush);
             }
             return Ok(());
         }

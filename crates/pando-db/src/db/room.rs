@@ -7,7 +7,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::engine::Engine;
+use super::{engine::Engine, signal::Work};
 use crate::{
     batch::{Batch, Op},
     error::{Error, Result},
@@ -58,7 +58,7 @@ impl Engine {
         if !log_room() || !memory_room() {
             self.wait_until(|| log_room() && memory_room(), true, |e| e.checkpoint())?;
         } else if self.log.used() > self.log_size() / 2 || self.dirty.memory() > self.options.cache_bytes / 2 {
-            self.signal.ask_checkpoint();
+            self.signal.ask(Work::Checkpoint);
         }
         self.space_for(batch, len as u64)
     }
@@ -108,7 +108,7 @@ impl Engine {
             self.check_running()?;
             if self.options.background {
                 if by_checkpoint {
-                    self.signal.ask_checkpoint();
+                    self.signal.ask(Work::Checkpoint);
                 }
                 self.signal.wait_done();
             } else {

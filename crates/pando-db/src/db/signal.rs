@@ -1,29 +1,50 @@
-//! Waking threads up: one condition for work to do, one for work done.
+//! Waking threads up: one condition for each kind of work, one for work done.
 
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-/// What background threads are asked for.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Asked {
-    pub checkpoint: bool,
-    pub shutdown: bool,
+/// Kinds of background work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Work {
+    Flush = 0,
+    Checkpoint = 1,
+}
+
+#[derive(Default)]
+struct Asked {
+    /// By kind: whether there is work.
+    work: [bool; 2],
+    shutdown: bool,
 }
 
 #[derive(Default)]
 pub(crate) struct Signal {
     asked: Mutex<Asked>,
-    work: Condvar,
-    done_lock: Mutex<u64>,
+    /// By kind: those who do the work.
+    workers: [Condvar; 2],
+    /// Those who wait for nothing but the time, or the end.
+    sleepers: Condvar,
+    done_lock: Mutex<()>,
     done: Condvar,
 }
 
 impl Signal {
-    /// Asks for a checkpoint soon.
-    pub fn ask_checkpoint(&self) {
-        self.asked.lock().checkpoint = true;
-        self.work.notify_all();
+    /// Asks for work of a kind. Asking again before it is begun changes nothing.
+    pub fn ask(&self, kind: Work) {
+        let mut asked = self.asked.lock();
+        if !std::mem::replace(&mut asked.work[kind as usize], true) {
+            self.workers[kind as usize].notify_all();
+        }
+    }
+
+    /// Waits until work of a kind is asked for, at most that long; whether it was.
+    pub fn wait_for(&self, kind: Work, at_most: Duration) -> bool {
+        let mut asked = self.asked.lock();
+        if !asked.work[kind as usize] && !asked.shutdown {
+            self.workers[kind as usize].wait_for(&mut asked, at_most);
+        }
+        std::mem::take(&mut asked.work[kind as usize])
     }
 
     /// Asks all threads to end.
@@ -36,39 +57,33 @@ impl Signal {
         self.asked.lock().shutdown
     }
 
-    /// True once for every time a checkpoint was asked for.
-    pub fn take_checkpoint(&self) -> bool {
-        std::mem::take(&mut self.asked.lock().checkpoint)
-    }
-
     /// Wakes everybody, whatever they wait for.
     pub fn all(&self) {
-        self.work.notify_all();
+        let _asked = self.asked.lock();
+        self.workers.iter().chain([&self.sleepers]).for_each(|waiting| {
+            waiting.notify_all();
+        });
+        drop(_asked);
         self.finished();
     }
 
-    /// Tells the threads that there is work.
-    pub fn work(&self) {
-        self.work.notify_all();
-    }
-
-    /// Waits for work, at most that long.
-    pub fn wait_for_work(&self, at_most: Duration) {
+    /// Sleeps that long, or until the end.
+    pub fn sleep(&self, time: Duration) {
         let mut asked = self.asked.lock();
-        if !asked.checkpoint && !asked.shutdown {
-            self.work.wait_for(&mut asked, at_most);
+        if !asked.shutdown {
+            self.sleepers.wait_for(&mut asked, time);
         }
     }
 
     /// Tells waiters that something was done.
     pub fn finished(&self) {
-        *self.done_lock.lock() += 1;
+        let _turn = self.done_lock.lock();
         self.done.notify_all();
     }
 
     /// Waits until something was done, or a short while: callers look again in a loop.
     pub fn wait_done(&self) {
-        let mut count = self.done_lock.lock();
-        self.done.wait_for(&mut count, Duration::from_millis(20));
+        let mut turn = self.done_lock.lock();
+        self.done.wait_for(&mut turn, Duration::from_millis(20));
     }
 }

@@ -6,19 +6,34 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::engine::Engine;
+use super::{engine::Engine, signal::Work};
 use crate::error::{Error, Result};
 
 /// How long a thread sleeps at most before it looks for work again.
-const NAP: Duration = Duration::from_millis(20);
+const NAP: Duration = Duration::from_millis(50);
 
 pub(super) fn spawn(engine: &Arc<Engine>) -> Result<Vec<JoinHandle<()>>> {
     let start = |name: &str, work: fn(&Engine)| {
         let engine = engine.clone();
         let thread = std::thread::Builder::new().name(format!("pando-{name}"));
-        thread.spawn(move || work(&engine)).map_err(|e| Error::Io { action: "start a thread", offset: 0, source: e })
+        let guarded = move || {
+            let alive = Alive(&engine);
+            work(&engine);
+            std::mem::forget(alive);
+        };
+        thread.spawn(guarded).map_err(|e| Error::Io { action: "start a thread", offset: 0, source: e })
     };
     Ok(vec![start("flush", flusher)?, start("log", syncer)?, start("checkpoint", checkpointer)?])
+}
+
+/// Stops the store if a thread panics: a bug must not leave callers waiting for work that nobody does.
+struct Alive<'a>(&'a Engine);
+
+impl Drop for Alive<'_> {
+    fn drop(&mut self) {
+        self.0.log.stop("a background thread panicked: this is a bug".into());
+        self.0.signal.all();
+    }
 }
 
 /// Keeps the in-memory tables few, and gives back what was deleted.
@@ -35,10 +50,10 @@ fn flusher(engine: &Engine) {
         })();
         match worked {
             Ok(true) => (),
-            Ok(false) => engine.signal.wait_for_work(NAP),
+            Ok(false) => _ = engine.signal.wait_for(Work::Flush, NAP),
             Err(error) => {
                 engine.fail("flush", &error);
-                engine.signal.wait_for_work(NAP);
+                engine.signal.sleep(NAP);
             }
         }
     }
@@ -48,7 +63,7 @@ fn flusher(engine: &Engine) {
 fn syncer(engine: &Engine) {
     let mut last = Instant::now();
     while !engine.signal.shutting_down() {
-        engine.signal.wait_for_work(engine.options.sync_interval.min(Duration::from_millis(100)));
+        engine.signal.sleep(engine.options.sync_interval.min(Duration::from_millis(100)));
         if last.elapsed() >= engine.options.sync_interval {
             if engine.log.buffered() > 0 || engine.log.durable_msn() < engine.log.appended_msn() {
                 // A failure stops the log, and every later call says why.
@@ -63,12 +78,12 @@ fn syncer(engine: &Engine) {
 fn checkpointer(engine: &Engine) {
     let mut last = Instant::now();
     while !engine.signal.shutting_down() {
-        engine.signal.wait_for_work(Duration::from_millis(50));
+        let asked = engine.signal.wait_for(Work::Checkpoint, Duration::from_millis(100));
         let due = last.elapsed() >= engine.options.checkpoint_interval && engine.log.used() > 0;
-        if (engine.signal.take_checkpoint() || due) && engine.check_running().is_ok() {
+        if (asked || due) && engine.check_running().is_ok() {
             if let Err(error) = engine.checkpoint() {
                 engine.fail("checkpoint", &error);
-                std::thread::sleep(NAP);
+                engine.signal.sleep(NAP);
             }
             last = Instant::now();
         }

@@ -18,6 +18,7 @@ mod reader;
 mod record;
 mod writer;
 
+#[cfg(test)]
 pub use reader::{Replay, Replayed};
 pub use writer::{AppendError, Log};
 

@@ -11,6 +11,7 @@
 
 use std::{
     fmt::Write as _,
+    io::Write as _,
     process::abort,
     str::FromStr,
     sync::{
@@ -30,7 +31,7 @@ use super::{
 };
 
 /// A run that takes longer hangs: orders of magnitude above what is usual.
-const LONGEST_RUN: Duration = Duration::from_secs(120);
+const LONGEST_RUN: Duration = Duration::from_secs(60);
 
 pub fn variable<T: FromStr>(name: &str) -> Option<T> {
     std::env::var(name).ok()?.parse().ok()
@@ -121,8 +122,10 @@ impl Watchdog {
                 if let Some((seed, since)) = running
                     && since.elapsed() > LONGEST_RUN
                 {
-                    eprintln!(
-                        "seed {seed} hangs (over {LONGEST_RUN:?}); replay: PANDO_SEED={seed} cargo test -p pando-db {test} -- --nocapture"
+                    // Not `eprintln!`, which a test's captured output would swallow.
+                    _ = writeln!(
+                        std::io::stderr(),
+                        "\nseed {seed} hangs (over {LONGEST_RUN:?}); replay: PANDO_SEED={seed} cargo test -p pando-db {test} -- --nocapture"
                     );
                     abort();
                 }

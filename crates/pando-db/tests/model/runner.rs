@@ -139,7 +139,12 @@ impl Runner {
             }
             Step::MakeRoom => self.make_room(),
             Step::Reopen { how, with } => self.reopen(*how, with),
+        }?;
+        // What nobody can read cannot be told apart for ever: enough is enough.
+        if self.worlds.len() > 64 {
+            self.reopen(How::Crash, &self.config.first.clone())?;
         }
+        Ok(())
     }
 
     /// The end of every run: everything compared, closed, opened and compared again.
@@ -195,12 +200,13 @@ impl Runner {
             (Err(Error::NoSpace), _) if self.config.tight() => {
                 self.coverage.add("no space", 1);
                 let frees = ops.iter().all(|op| matches!(op, Op::Delete(_) | Op::DeleteRange(..)));
-                if frees { Err("no space to delete".into()) } else { Ok(()) }
+                if frees { Err(format!("no space to delete; {}", self.space_report())) } else { Ok(()) }
             }
             (Err(error), _) => {
+                let refused = matches!(error, Error::Stopped { .. });
                 self.tolerate("write", error)?;
-                // It may or may not have taken effect.
-                if must_refuse.is_none() {
+                // A device that failed may have failed before or after the batch took effect.
+                if must_refuse.is_none() && !refused {
                     let after: Vec<World> = self.worlds.iter().map(|world| world.after(ops)).collect();
                     self.history.extend(after.iter().cloned());
                     self.worlds.extend(after);
@@ -253,9 +259,6 @@ impl Runner {
                 self.worlds.truncate(1);
             }
         }
-        // What nobody can read cannot be told apart for ever: enough is enough.
-        let excess = self.worlds.len().saturating_sub(64);
-        self.worlds.drain(..excess);
     }
 
     fn make_durable(&mut self, what: &str, call: fn(&Db) -> pando_db::Result<()>) -> Outcome {
@@ -277,6 +280,22 @@ impl Runner {
         }
     }
 
+    /// Where the space is, for people.
+    pub fn space_report(&self) -> String {
+        let Some(Ok(stats)) = self.db.as_ref().map(Db::stats) else { return "no figures".into() };
+        format!(
+            "device holds {}, size {}, used {}, available {}, dirty {}, nodes {:?}, shared {}, reclaimable {}",
+            self.device.space_used(),
+            stats.device_size,
+            stats.used,
+            stats.available,
+            stats.dirty,
+            stats.nodes_by_height,
+            stats.shared_nodes,
+            stats.reclaimable_nodes
+        )
+    }
+
     fn make_room(&mut self) -> Outcome {
         self.compare_held()?;
         self.write(&[Op::DeleteRange(Bytes::new(), None)])?;
@@ -284,7 +303,7 @@ impl Runner {
         let refused = self.coverage.get("no space");
         self.write(&[small])?;
         if self.coverage.get("no space") > refused {
-            return Err("no space for a small value in an empty store".into());
+            return Err(format!("no space for a small value in an empty store; {}", self.space_report()));
         }
         Ok(())
     }
@@ -382,6 +401,8 @@ impl Runner {
         }
         match check(self.db()) {
             Ok(findings) if findings.is_empty() => Ok(()),
+            // What the device refuses to read is a finding, and what cannot be counted then others.
+            Ok(findings) if self.disturbed && findings.iter().any(|f| f.contains("os error")) => Ok(()),
             Ok(findings) => Err(format!("the checker found:\n    {}", findings.join("\n    "))),
             Err(error) => self.tolerate("check", error),
         }
@@ -526,8 +547,8 @@ impl Runner {
 }
 
 /// Everything the checker has to say about a store.
-fn check(_db: &Db) -> pando_db::Result<Vec<String>> {
-    Ok(Vec::new())
+fn check(db: &Db) -> pando_db::Result<Vec<String>> {
+    Ok(db.check()?.findings.iter().map(ToString::to_string).collect())
 }
 
 fn read_all(cursor: impl Iterator<Item = pando_db::Result<Pair>>) -> pando_db::Result<Vec<Pair>> {

@@ -70,6 +70,9 @@ fn run(config: &Config, mut next: impl FnMut(&Runner, usize) -> Option<Step>) ->
             }
             steps.push(step);
             runner.step(&steps[steps.len() - 1])?;
+            if trace && config.tight() {
+                eprintln!("      {}", runner.space_report());
+            }
         }
         runner.finish().map_err(|error| format!("at the end: {error}"))?;
         result.coverage = std::mem::take(&mut runner.coverage);

@@ -87,11 +87,17 @@ impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Step::Write(ops) => {
-                write!(f, "write")?;
-                for op in ops {
-                    write!(f, "\n      {}", show_op(op))?;
+                let puts = ops.iter().filter(|op| matches!(op, Op::Put(..))).count();
+                match (ops.first(), ops.last()) {
+                    (Some(Op::Put(first, _)), Some(Op::Put(last, _))) if puts == ops.len() && puts > 2 => {
+                        write!(f, "put {puts} values, {} to {}", show(first), show(last))
+                    }
+                    (Some(op), _) if ops.len() == 1 => write!(f, "{}", show_op(op)),
+                    _ => {
+                        write!(f, "batch of")?;
+                        ops.iter().try_for_each(|op| write!(f, "\n      {}", show_op(op)))
+                    }
                 }
-                Ok(())
             }
             Step::Get(key) => write!(f, "get {}", show(key)),
             Step::Scan { lo, hi, ends, take } => {
@@ -109,11 +115,19 @@ fn show_end(hi: &Option<Bytes>) -> String {
     hi.as_ref().map_or("infinity".into(), |hi| show(hi))
 }
 
+/// Values matter by their length, as a rule.
+fn show_value(value: &Bytes) -> String {
+    match value.len() {
+        0..=16 => show(value),
+        len => format!("{len} bytes from \"{}\"", value[..4].escape_ascii()),
+    }
+}
+
 fn show_op(op: &Op) -> String {
     match op {
-        Op::Put(key, value) => format!("put {} = {}", show(key), show(value)),
+        Op::Put(key, value) => format!("put {} = {}", show(key), show_value(value)),
         Op::Delete(key) => format!("delete {}", show(key)),
-        Op::Upsert(key, change) => format!("upsert {} {}", show(key), show(change)),
+        Op::Upsert(key, change) => format!("upsert {} {}", show(key), show_value(change)),
         Op::DeleteRange(lo, hi) => format!("delete [{}, {})", show(lo), show_end(hi)),
         Op::ClonePrefix(src, dst) => format!("clone {} -> {}", show(src), show(dst)),
         Op::RenamePrefix(src, dst) => format!("rename {} -> {}", show(src), show(dst)),

@@ -8,6 +8,7 @@
 //! | `PANDO_MODEL_HOURS` | the same in hours, for long runs |
 //! | `PANDO_SHRINK_SECONDS` | how long a failing run is cut down |
 //! | `PANDO_TRACE` | prints every step |
+//! | `PANDO_SOURCE` | prints a failure as the source of a regression test |
 
 use std::{
     fmt::Write as _,
@@ -100,6 +101,11 @@ fn report(test: &str, config: &Config, run: Run) -> String {
     _ = writeln!(text, "\ncut down to {} steps, which end in: {message}", steps.len());
     for (at, step) in steps.iter().enumerate() {
         _ = writeln!(text, "{at:4}: {step}");
+    }
+    if std::env::var_os("PANDO_SOURCE").is_some() {
+        for step in &steps {
+            _ = writeln!(text, "SOURCE {},", step.source());
+        }
     }
     text
 }

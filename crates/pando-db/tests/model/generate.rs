@@ -45,7 +45,7 @@ impl Generator {
         ops[0] = ops[0].max(20);
         steps[0] = steps[0].max(30);
         shapes[0] = shapes[0].max(1);
-        let big_values = rng.chance(300);
+        let big_values = rng.chance(if config.tight() { 700 } else { 300 });
         let mut generator = Self { rng, config: config.clone(), ops, steps, shapes, big_values, counter: 0 };
         generator.profile_weights();
         generator
@@ -203,10 +203,11 @@ impl Generator {
             bytes += key.len() + value.len() + dst.len();
             longest = longest.max(key.len() - src.len() + dst.len());
         }
+        let long = if self.config.tight() { LONG / 4 } else { LONG };
         let fits = world.len() + keys <= self.config.max_keys
             && world.bytes() + bytes <= self.config.max_bytes
-            && longest <= LONG;
-        match (fits || rename && longest <= LONG, rename) {
+            && longest <= long;
+        match (fits || rename && longest <= long, rename) {
             (true, true) => Op::RenamePrefix(src, dst),
             (true, false) => Op::ClonePrefix(src, dst),
             (false, _) => {
@@ -326,7 +327,9 @@ impl Generator {
             }
             _ => {
                 let mut key = self.path().to_vec();
-                let len = if self.rng.chance(20) { 5000 } else { 300 };
+                // Keys near the size of a node make a node of each; a reserve of some nodes is not meant
+                // for that.
+                let len = if self.rng.chance(20) && !self.config.tight() { 5000 } else { 300 };
                 let len = self.rng.below(len) as usize;
                 let fill = *self.rng.pick(&[b'l', 0xff, 0]);
                 key.resize(key.len() + len, fill);

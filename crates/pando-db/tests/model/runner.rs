@@ -199,8 +199,15 @@ impl Runner {
             }
             (Err(Error::NoSpace), _) if self.config.tight() => {
                 self.coverage.add("no space", 1);
-                let frees = ops.iter().all(|op| matches!(op, Op::Delete(_) | Op::DeleteRange(..)));
-                if frees { Err(format!("no space to delete; {}", self.space_report())) } else { Ok(()) }
+                if !ops.iter().all(|op| matches!(op, Op::Delete(_) | Op::DeleteRange(..))) {
+                    return Ok(());
+                }
+                // Readers keep what was deleted; without them a delete must go through.
+                if self.snapshots.is_empty() && self.cursors.is_empty() {
+                    return Err(format!("no space to delete; {}", self.space_report()));
+                }
+                self.compare_held()?;
+                self.write(ops)
             }
             (Err(error), _) => {
                 let refused = matches!(error, Error::Stopped { .. });

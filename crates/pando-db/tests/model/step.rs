@@ -133,3 +133,48 @@ fn show_op(op: &Op) -> String {
         Op::RenamePrefix(src, dst) => format!("rename {} -> {}", show(src), show(dst)),
     }
 }
+
+impl Step {
+    /// The step as the source of a regression test (see `tests/regressions.rs`), where one can be written.
+    pub fn source(&self) -> String {
+        match self {
+            Step::Write(ops) => {
+                let ops: Vec<String> = ops.iter().map(op_source).collect();
+                format!("Step::Write(vec![{}])", ops.join(", "))
+            }
+            other => format!("Step::{other:?}"),
+        }
+    }
+}
+
+/// A byte string as source, with long runs of one byte as such.
+fn bytes_source(bytes: &Bytes) -> String {
+    const LONG: usize = 12;
+    let mut parts: Vec<String> = Vec::new();
+    let mut plain = Vec::new();
+    for same in bytes.chunk_by(|a, b| a == b) {
+        if same.len() < LONG {
+            plain.extend_from_slice(same);
+        } else {
+            parts.extend((!plain.is_empty()).then(|| format!("&b\"{}\"[..]", plain.escape_ascii())));
+            parts.push(format!("&[{}; {}]", same[0], same.len()));
+            plain.clear();
+        }
+    }
+    let rest = format!("b\"{}\"", plain.escape_ascii());
+    if parts.is_empty() { rest } else { format!("&[{}, {rest}].concat()", parts.join(", ")) }
+}
+
+fn op_source(op: &Op) -> String {
+    let key = bytes_source;
+    match op {
+        Op::Put(k, v) => format!("put({}, {})", key(k), v.len()),
+        Op::Delete(k) => format!("delete({})", key(k)),
+        Op::Upsert(k, change) => format!("upsert({}, {})", key(k), key(change)),
+        Op::DeleteRange(lo, hi) => {
+            format!("delete_range({}, {})", key(lo), hi.as_ref().map_or("None".into(), |hi| format!("Some({})", key(hi))))
+        }
+        Op::ClonePrefix(src, dst) => format!("clone({}, {})", key(src), key(dst)),
+        Op::RenamePrefix(src, dst) => format!("rename({}, {})", key(src), key(dst)),
+    }
+}

@@ -28,6 +28,7 @@ const S_ISVTX: u16 = 0o1000;
 /// What a removal leaves to do once its batch is written.
 struct Removal {
     top: InodeRef,
+    top_orphaned: bool,
     open_below: Vec<InodeRef>,
     now: Time,
 }
@@ -76,6 +77,7 @@ impl Fs {
     /// Adds the removal of an entry and all below it. The caller holds `tree` of it exclusively.
     fn remove_all(&self, batch: &mut Batch, end: &End<'_>, top: &InodeRef, now: Time) -> Result<Removal> {
         let mut open_below = Vec::new();
+        let mut top_orphaned = false;
         if top.kind == FileKind::Directory {
             open_below = self.orphan_below(batch, top, now)?;
             batch.delete(path::meta(&end.entry));
@@ -83,16 +85,16 @@ impl Fs {
                 batch.delete_prefix(prefix);
             }
         } else {
-            self.remove_file(batch, &end.entry, top, now);
+            top_orphaned = self.remove_file(batch, &end.entry, top, now);
         }
-        Ok(Removal { top: top.clone(), open_below, now })
+        Ok(Removal { top: top.clone(), top_orphaned, open_below, now })
     }
 
     fn removed_all(&self, removal: &Removal) {
         for inode in &removal.open_below {
-            self.removed(inode, removal.now);
+            self.removed(inode, true, removal.now);
         }
-        self.removed(&removal.top, removal.now);
+        self.removed(&removal.top, removal.top_orphaned, removal.now);
     }
 
     /// Clones `src`, a file or a directory with all below, to `dst`, which must not exist

@@ -23,8 +23,8 @@ use crate::{
 
 /// Up to so many blocks are removed one by one: a range message costs more than a few deletes.
 const FEW_BLOCKS: u64 = 8;
-/// Largest part of a write that is one batch, bytes.
-const WRITE_UNIT: usize = 1 << 20;
+/// Largest part of a write that is one batch, bytes: it must fit a quarter of the smallest log.
+const WRITE_UNIT: usize = 128 << 10;
 /// Largest copy in one call that is not a clone, bytes: a caller goes on from there.
 const COPY_UNIT: u64 = 16 << 20;
 /// A file whose access time is older than so many seconds gets a new one (relatime).

@@ -48,6 +48,8 @@ struct Part {
     names: Vec<Box<[u8]>>,
 }
 
+/// The last name that a scan skipped.
+type Skipped = Option<Box<[u8]>>;
 /// A name and its attributes.
 type Found = (Box<[u8]>, Attr);
 
@@ -150,7 +152,7 @@ impl Fs {
         skip: usize,
         max: usize,
         plus: bool,
-    ) -> Result<(Option<Box<[u8]>>, Vec<Found>)> {
+    ) -> Result<(Skipped, Vec<Found>)> {
         let dir = &open.inode;
         // Only who takes inodes into memory needs the entries to stay as they are.
         let (at, _names) = match plus {

@@ -150,18 +150,19 @@ impl Fs {
 
     /// Adds the removal of one entry that is not a directory: its record, and its data, which
     /// moves to the orphan area if it is open. The caller holds `tree` of the inode exclusively
-    /// and calls [`Fs::removed`] when the batch is written.
-    pub(crate) fn remove_file(&self, batch: &mut Batch, entry: &[u8], inode: &InodeRef, now: Time) {
+    /// and calls [`Fs::removed`] when the batch is written, with the answer: whether it moves there.
+    pub(crate) fn remove_file(&self, batch: &mut Batch, entry: &[u8], inode: &InodeRef, now: Time) -> bool {
         batch.delete(path::meta(entry));
         if inode.kind != FileKind::Regular {
-            return;
+            return false;
         }
-        let size = inode.peek(|s| s.record.size);
-        if inode.peek(|s| s.opens) > 0 {
+        let (size, open) = inode.peek(|s| (s.record.size, s.opens > 0));
+        if open {
             self.make_orphan(batch, entry, inode, now);
         } else {
             Self::drop_data(batch, &path::data(entry), size);
         }
+        open
     }
 
     /// Removes the entry `name`, which must not be a directory (EISDIR).
@@ -179,11 +180,11 @@ impl Fs {
         let now = Time::now();
         let touched = Change::modified(now);
         let mut batch = Batch::new();
-        self.remove_file(&mut batch, &at.child(bytes)?, &inode, now);
+        let orphaned = self.remove_file(&mut batch, &at.child(bytes)?, &inode, now);
         Self::change_dir(&mut batch, &at, &touched);
         self.db.write(batch)?;
         dir.change(|s| touched.apply(&mut s.record));
-        self.removed(&inode, now);
+        self.removed(&inode, orphaned, now);
         Ok(())
     }
 
@@ -213,7 +214,7 @@ impl Fs {
         Self::change_dir(&mut batch, &at, &touched);
         self.db.write(batch)?;
         dir.change(|s| touched.apply(&mut s.record));
-        self.removed(&inode, now);
+        self.removed(&inode, false, now);
         Ok(())
     }
 }

@@ -27,10 +27,11 @@ impl Fs {
         let attr = inode.attr();
         // A removed inode that is asked about through a handle still answers; one below a
         // directory that was removed or replaced as a whole does not.
-        match attr.nlink > 0 && inode.is_dead() {
-            true => Err(Error::Stale(ino)),
-            false => Ok(attr),
+        if attr.nlink > 0 && inode.ancestry().is_err() {
+            let attr = inode.attr(); // it may have been unlinked since
+            return if attr.nlink == 0 { Ok(attr) } else { Err(Error::Stale(ino)) };
         }
+        Ok(attr)
     }
 
     /// Changes attributes, in one batch. Of symbolic links the mode cannot be changed (EOPNOTSUPP).

@@ -20,6 +20,7 @@ use std::{
 };
 
 use parking_lot::{Mutex, RwLock};
+use smallvec::SmallVec;
 
 use crate::{
     error::{Error, Result},
@@ -101,22 +102,6 @@ impl Inode {
         })
     }
 
-    /// True if the inode, or one above it, was removed.
-    pub(crate) fn is_dead(&self) -> bool {
-        let mut at = match self.parent() {
-            Ok(Some(parent)) => parent,
-            Ok(None) => return false,
-            Err(_) => return true,
-        };
-        loop {
-            at = match at.parent() {
-                Ok(Some(parent)) => parent,
-                Ok(None) => return false,
-                Err(_) => return true,
-            }
-        }
-    }
-
     /// The parent; `None` for the root and for orphans.
     pub(crate) fn parent(&self) -> Result<Option<InodeRef>> {
         self.peek(|s| match &s.link {
@@ -186,7 +171,38 @@ impl InodeRef {
         self.inode.state.lock().lookups += 1;
         self.attr()
     }
+
+    /// The inode and those above it, itself first; ESTALE if one of them was removed.
+    ///
+    /// Without locks: by the time that it returns, renames may have changed it. Verify under locks.
+    pub(crate) fn ancestry(&self) -> Result<Ancestry> {
+        'walk: loop {
+            let mut up = Ancestry::new();
+            up.push(self.clone());
+            while let Some(last) = up.last() {
+                match last.parent() {
+                    Ok(Some(parent)) => up.push(parent),
+                    Ok(None) => return Ok(up),
+                    Err(_) => break,
+                }
+            }
+            // The last one is gone for good. Those below it are dead only if they still are below
+            // it now: they may have been moved away before it was removed. From the top down, as what
+            // hangs on something dead cannot move any more.
+            for pair in up.windows(2).rev() {
+                if let [below, above] = pair
+                    && !matches!(below.parent(), Ok(Some(p)) if p.ino == above.ino)
+                {
+                    continue 'walk;
+                }
+            }
+            return Err(Error::Stale(self.ino));
+        }
+    }
 }
+
+/// See [`InodeRef::ancestry`].
+pub(crate) type Ancestry = SmallVec<[InodeRef; 12]>;
 
 impl Clone for InodeRef {
     fn clone(&self) -> Self {

@@ -33,6 +33,7 @@
 //! # }
 //! ```
 
+mod check;
 mod clone;
 mod counter;
 mod data;
@@ -54,6 +55,7 @@ mod stats;
 mod types;
 mod volume;
 
+pub use check::{CheckReport, describe_key};
 pub use error::{Error, Result};
 pub use merge::FsMerge;
 pub use rename::{RENAME_EXCHANGE, RENAME_NOREPLACE};

@@ -250,6 +250,7 @@ impl Merge for FsMerge {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use crate::types::FileKind;

@@ -28,15 +28,13 @@ impl Fs {
         batch.put(system::orphan_meta(inode.ino), record.encode());
     }
 
-    /// Tells an inode that its entry was removed. The caller holds `tree` of it, or of a
-    /// directory above it, exclusively.
-    pub(crate) fn removed(&self, inode: &Inode, now: Time) {
-        let open = inode.change(|s| {
-            s.record.ctime = now;
-            s.opens > 0 && inode.kind == FileKind::Regular
-        });
-        inode.relink(if open { Link::Orphan } else { Link::Gone });
-        // A release may have come between our look at the handles and the new link.
+    /// Tells an inode that its entry was removed, and whether the batch made an orphan of it. The
+    /// caller holds `tree` of it, or of a directory above it, exclusively.
+    pub(crate) fn removed(&self, inode: &Inode, orphaned: bool, now: Time) {
+        inode.change(|s| s.record.ctime = now);
+        inode.relink(if orphaned { Link::Orphan } else { Link::Gone });
+        // The last handle may have gone since the batch was made: a release below a directory
+        // that is removed waits for nobody.
         self.drop_orphan_if_closed(inode);
     }
 

@@ -124,6 +124,68 @@ pub(crate) fn name_of<'a>(dir: &[u8], key: &'a [u8]) -> Option<&'a [u8]> {
     }
 }
 
+/// A key taken apart.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Parsed<'a> {
+    /// The record of the entry with these names from the root; the root's has none.
+    Meta(Vec<&'a [u8]>),
+    /// A block of the entry with these names.
+    Data(Vec<&'a [u8]>, u64),
+    /// A record of the system, with its tag.
+    System(u8),
+}
+
+/// Takes a key apart; `None` if it is none of ours.
+pub(crate) fn parse(key: &[u8]) -> Option<Parsed<'_>> {
+    let (volume, rest) = key.split_at_checked(4)?;
+    let (&region, path) = rest.split_first()?;
+    match (u32::from_be_bytes(volume.try_into().ok()?), region) {
+        (SYSTEM, tag) => Some(Parsed::System(tag)),
+        (LIVE, META) if path.is_empty() => Some(Parsed::Meta(Vec::new())),
+        (LIVE, META) => Some(Parsed::Meta(names(path)?)),
+        (LIVE, DATA) => {
+            let (path, block) = path.split_at_checked(path.len().checked_sub(8)?)?;
+            Some(Parsed::Data(names(path)?, u64::from_be_bytes(block.try_into().ok()?)))
+        }
+        _ => None,
+    }
+}
+
+/// The names in the path of an entry.
+fn names(mut path: &[u8]) -> Option<Vec<&[u8]>> {
+    let mut names = Vec::new();
+    loop {
+        let (&kind, rest) = path.split_first()?;
+        let (name, rest) = rest.split_at_checked(rest.iter().position(|b| *b == END)?)?;
+        let rest = rest.get(1..)?;
+        names.push(name);
+        match kind {
+            _ if name.is_empty() || name.contains(&b'/') => return None,
+            ENTRY if rest.is_empty() => return Some(names),
+            CONTENTS => path = rest,
+            _ => return None,
+        }
+    }
+}
+
+/// Contents prefix of the directory that holds the entry with this path (of [`parse`]d form).
+pub(crate) fn directory_of(entry: &[u8]) -> &[u8] {
+    let name = entry.strip_suffix(&[END]).unwrap_or(entry);
+    let start = name.iter().rposition(|b| *b == END).map_or(0, |end| end + 1);
+    entry.get(..start).unwrap_or_default()
+}
+
+/// Of the contents prefix `dir`, the entry and the contents prefix of the directory that follows
+/// after `from` bytes, which end such a prefix themselves.
+pub(crate) fn next_level(dir: &[u8], from: usize) -> Option<(Vec<u8>, &[u8])> {
+    let rest = dir.get(from..)?;
+    let end = from + rest.iter().position(|b| *b == END)? + 1;
+    let contents = dir.get(..end)?;
+    let mut entry = contents.to_vec();
+    *entry.get_mut(from).filter(|kind| **kind == CONTENTS)? = ENTRY;
+    Some((entry, contents))
+}
+
 /// Keys of the system region. Each begins with a tag of its own.
 pub(crate) mod system {
     use super::*;
@@ -177,6 +239,7 @@ pub(crate) mod system {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
@@ -184,7 +247,7 @@ mod tests {
     fn entries_of_a_directory_are_one_run_and_subtrees_are_prefixes() {
         let root: &[u8] = b"";
         let a = contents(root, b"a").unwrap();
-        let mut keys = vec![
+        let mut keys = [
             ("a", entry(root, b"a").unwrap()),
             ("ab", entry(root, b"ab").unwrap()),
             ("a\x01", entry(root, b"a\x01").unwrap()),
@@ -212,6 +275,27 @@ mod tests {
         let deep = meta(&entry(&contents(&dir, b"n").unwrap(), b"x").unwrap());
         assert!(deep >= hi);
         assert_eq!(name_of(&dir, &deep), None);
+    }
+
+    #[test]
+    fn keys_are_taken_apart_as_they_were_made() {
+        let dir = contents(&contents(b"", b"a").unwrap(), b"b\x01").unwrap();
+        let file = entry(&dir, b"c").unwrap();
+        assert_eq!(parse(&meta(b"")), Some(Parsed::Meta(vec![])));
+        assert_eq!(parse(&meta(&file)), Some(Parsed::Meta(vec![b"a", b"b\x01", b"c"])));
+        assert_eq!(parse(&block(&data(&file), 9)), Some(Parsed::Data(vec![b"a", b"b\x01", b"c"], 9)));
+        assert_eq!(parse(&system::format()), Some(Parsed::System(b'F')));
+        assert_eq!(directory_of(&file), dir);
+        assert_eq!(directory_of(&entry(b"", b"x").unwrap()), b"");
+        let (first, above) = next_level(&dir, 0).unwrap();
+        assert_eq!((&first[..], above), (&b"\x01a\0"[..], &b"\x02a\0"[..]));
+        assert_eq!(next_level(&dir, above.len()).unwrap().1, dir);
+        for bad in
+            [&b""[..], b"\0\0\0\0", b"\0\0\0\0Mx", b"\0\0\0\0M\x01\0", b"\0\0\0\0M\x01a\0b", b"\0\0\0\x01M"]
+        {
+            assert_eq!(parse(bad), None, "{bad:?}");
+        }
+        assert_eq!(parse(&data(&file)), None, "a block number is missing");
     }
 
     #[test]

@@ -152,11 +152,7 @@ impl Fs {
     /// Holds the place of a directory still, if no lock on the way is taken.
     pub(crate) fn attempt_dir(&self, dir: &InodeRef) -> Result<DirAt, Obstacle> {
         dir.must_be_dir()?;
-        let mut up: SmallVec<[InodeRef; 12]> = SmallVec::new();
-        up.push(dir.clone());
-        while let Some(parent) = up.last().map(|i| i.parent()).transpose()?.flatten() {
-            up.push(parent);
-        }
+        let up = dir.ancestry()?;
         let mut chain = SmallVec::new();
         let mut above = SmallVec::new();
         let mut entry = Vec::new();
@@ -171,7 +167,6 @@ impl Fs {
                     true,
                     path::entry(&contents, name).and_then(|e| Ok((e, path::contents(&contents, name)?))),
                 ),
-                (Link::Gone, _) => (true, Err(Error::Stale(dir.ino))),
                 _ => (false, Err(Error::Stale(dir.ino))),
             });
             if !same {
@@ -211,8 +206,21 @@ impl Fs {
             let _own = own()?;
             return Ok(At { meta: chain.meta(), data: Bytes::new(), _own, _chain: Some(chain) });
         }
+        let again = || Obstacle::Taken { lock: inode.tree.clone(), exclusive: false };
         let parent = inode.parent()?;
-        let chain = parent.as_ref().map(|p| self.attempt_dir(p)).transpose()?;
+        let chain = match parent.as_ref().map(|p| self.attempt_dir(p)).transpose() {
+            Ok(chain) => chain,
+            // The directory is dead, but is this still in it? It may have been moved away before,
+            // or be an orphan now.
+            Err(Obstacle::Failed(Error::Stale(_))) => {
+                let now = inode.parent()?;
+                return match (now, parent) {
+                    (Some(now), Some(parent)) if now.ino == parent.ino => Err(Error::Stale(inode.ino).into()),
+                    _ => Err(again()),
+                };
+            }
+            Err(other) => return Err(other),
+        };
         let _own = own()?;
         // A rename or unlink may have been faster than our lock.
         let keys = inode.peek(|s| match (&s.link, &chain) {
@@ -229,7 +237,7 @@ impl Fs {
             Some(keys) => {
                 keys.map(|(meta, data)| At { meta, data, _own, _chain: chain }).map_err(Obstacle::from)
             }
-            None => Err(Obstacle::Taken { lock: inode.tree.clone(), exclusive: false }),
+            None => Err(again()),
         }
     }
 

@@ -199,6 +199,7 @@ pub(crate) fn get_time(bytes: &mut &[u8]) -> Option<Time> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -188,11 +188,12 @@ impl Fs {
     ) -> Result<()> {
         let now = Time::now();
         let mut batch = Batch::new();
+        let mut orphaned = false;
         if let Some(target) = target {
             match (moved.kind == FileKind::Directory, target.kind == FileKind::Directory) {
                 (true, false) => return Err(Error::NotDirectory(target.label())),
                 (false, true) => return Err(Error::IsDirectory(target.label())),
-                (false, false) => self.remove_file(&mut batch, &dst.entry, target, now),
+                (false, false) => orphaned = self.remove_file(&mut batch, &dst.entry, target, now),
                 (true, true) => {
                     if !self.is_empty(&path::contents(&dst.at.contents, dst.name)?)? {
                         return Err(Error::NotEmpty(target.label()));
@@ -213,7 +214,7 @@ impl Fs {
         self.db.write(batch)?;
         pair.touched(&touched);
         if let Some(target) = target {
-            self.removed(target, now);
+            self.removed(target, orphaned, now);
         }
         moved.change(|s| s.record = record);
         moved.relink(dst.link());

@@ -3,6 +3,7 @@
 
 mod common;
 use common::*;
+use pando_db::device::Device;
 use pando_fs::*;
 
 #[test]
@@ -253,7 +254,7 @@ fn a_small_write_is_blind() {
     let before: Vec<_> = w.fs.db().range(b"", None).map(|p| p.unwrap()).collect();
     w.remount(); // nothing is in a cache
     let f = w.fs.lookup(ROOT, "f".as_ref()).unwrap();
-    let reads = || w.fs.stats().unwrap().engine.device.reads;
+    let reads = || w.device.stats().reads;
     let before_write = reads();
     w.fs.write(NONE, f.ino, 500_000, b"four", false).unwrap();
     assert_eq!(reads(), before_write, "a write must not read the device");

@@ -7,7 +7,7 @@
 //! filled only in part. It decides
 //! - how a file is opened,
 //! - which pages the kernel must drop before a direct write is answered,
-//! - when a run of one-page READs shows that such pages shred a scan,
+//! - when a run of small READs shows that such pages shred a scan,
 //! - which inodes may have dirty pages of a shared mapping.
 //!
 //! It knows nothing of FUSE messages; the caller carries its decisions out.
@@ -18,8 +18,13 @@ use parking_lot::Mutex;
 
 /// Page size that the kernel's cache works in, bytes.
 const PAGE: u64 = 4096;
-/// One-page reads in a row, each after the other, that count as a shredded scan.
-const SHREDDED: u32 = 4;
+/// Reads in a row, each at most this far behind the end of the one before, are a scan. (The
+/// kernel reads ahead what lies between pages that it holds, and those pages later.)
+const NEAR: u64 = 256 << 10;
+/// So many reads of a scan show whether it is shredded,
+const SHREDDED_READS: u32 = 8;
+/// namely if they are smaller than this on average, bytes.
+const SHREDDED_SIZE: u64 = 64 << 10;
 
 #[derive(Default)]
 struct State {
@@ -29,8 +34,16 @@ struct State {
     writable: u32,
     /// A write through the page cache left pages that are not up to date.
     partial: bool,
-    /// Where a run of one-page reads would go on, and its length.
-    run: (u64, u32),
+    /// The scan that reads look like.
+    run: Run,
+}
+
+/// Reads that go forward: where the last ended, how many there were, and their bytes.
+#[derive(Default)]
+struct Run {
+    end: u64,
+    reads: u32,
+    bytes: u64,
 }
 
 /// How a file is to be opened.
@@ -106,7 +119,7 @@ impl Caches {
         if write_only(flags) {
             return state.cached > 0;
         }
-        let whole = offset % PAGE == 0 && len % PAGE == 0;
+        let whole = offset.is_multiple_of(PAGE) && len.is_multiple_of(PAGE);
         state.partial |= !whole;
         false
     }
@@ -119,20 +132,23 @@ impl Caches {
         if !state.partial {
             return None;
         }
-        if u64::from(size) > PAGE {
-            state.run = (0, 0);
+        let end = offset.checked_add(size.into())?;
+        let run = &mut state.run;
+        if offset < run.end || offset - run.end > NEAR {
+            *run = Run::default();
+        }
+        *run = Run { end, reads: run.reads + 1, bytes: run.bytes + u64::from(size) };
+        if run.reads < SHREDDED_READS {
             return None;
         }
-        let length = if state.run.0 == offset { state.run.1 + 1 } else { 1 };
-        let end = offset.checked_add(PAGE)?;
-        state.run = (end, length);
-        if length < SHREDDED {
+        let shredded = run.bytes / u64::from(run.reads) < SHREDDED_SIZE;
+        *run = Run::default();
+        if !shredded {
             return None;
         }
         state.partial = false;
-        state.run = (0, 0);
-        // The page being read is locked until it is answered: begin after it.
-        Some(end)
+        // The pages being read are locked until they are answered: begin after them.
+        Some(end.next_multiple_of(PAGE))
     }
 
     /// Inodes that may have dirty pages of a shared mapping.
@@ -186,12 +202,19 @@ mod tests {
         let c = Caches::default();
         c.opened(2, libc::O_RDWR);
         c.wrote(2, libc::O_RDWR, 1, 1);
-        for page in [0, 7, 3, 4, 9, 1, 2] {
+        for page in [0, 700, 3, 400, 900, 1, 2, 3, 4, 5, 6, 5000] {
             assert_eq!(c.read(2, page * PAGE, 4096), None);
         }
-        assert_eq!(c.read(2, 3 * PAGE, 4096), None);
-        assert_eq!(c.read(2, 4 * PAGE, 4096), Some(5 * PAGE));
-        assert_eq!(c.read(2, 5 * PAGE, 4096), None, "said once until the next partial write");
+        for i in 0..20 {
+            assert_eq!(c.read(2, i << 20, 1 << 20), None, "a scan by large reads");
+        }
+        for i in 0..7 {
+            assert_eq!(c.read(2, (i * 3) * PAGE, 4096), None);
+        }
+        assert_eq!(c.read(2, 21 * PAGE, 8192), Some(23 * PAGE));
+        for i in 0..20 {
+            assert_eq!(c.read(2, i * PAGE, 4096), None, "said once until the next partial write");
+        }
     }
 
     #[test]

@@ -168,7 +168,7 @@ impl Request {
         }
         out.resize(SIZE, 0);
         // What the daemon would refuse is refused here, where the caller is known.
-        Self::decode(self.command() as u32, &out)?;
+        Self::decode(self.command(), &out)?;
         let array: Box<[u8]> = out.into();
         array.try_into().ok()
     }
@@ -181,20 +181,20 @@ impl Request {
         }
         let flags = r.u32()?;
         r.u32()?;
-        let allowed = if command == command::CLONE as u32 { REPLACE } else { 0 };
+        let allowed = if command == command::CLONE { REPLACE } else { 0 };
         if flags & !allowed != 0 {
             return None;
         }
         Some(match command {
-            c if c == command::PROBE as u32 => Request::Probe,
-            c if c == command::CLONE as u32 => {
+            c if c == command::PROBE => Request::Probe,
+            c if c == command::CLONE => {
                 let source = r.name()?;
                 Request::Clone { source, destination: r.name()?, replace: flags & REPLACE != 0 }
             }
-            c if c == command::REMOVE as u32 => Request::Remove { target: r.name()? },
-            c if c == command::SYNC as u32 => Request::Sync,
-            c if c == command::GROW as u32 => Request::Grow { size: r.u64()? },
-            c if c == command::STATS as u32 => Request::Stats,
+            c if c == command::REMOVE => Request::Remove { target: r.name()? },
+            c if c == command::SYNC => Request::Sync,
+            c if c == command::GROW => Request::Grow { size: r.u64()? },
+            c if c == command::STATS => Request::Stats,
             _ => return None,
         })
     }
@@ -202,8 +202,7 @@ impl Request {
     /// Whether `command` is one of ours.
     pub fn is_ours(command: u32) -> bool {
         [command::PROBE, command::CLONE, command::REMOVE, command::SYNC, command::GROW, command::STATS]
-            .iter()
-            .any(|&c| c as u32 == command)
+            .contains(&command)
     }
 }
 
@@ -270,6 +269,8 @@ pub fn is_plain_name(name: &OsStr) -> bool {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use super::*;
 
     fn name(s: &str) -> (u64, OsString) {
@@ -289,7 +290,7 @@ mod tests {
             Request::Clone { source: name("s"), destination: name("d"), replace: false },
         ] {
             let bytes = request.encode().unwrap();
-            assert_eq!(Request::decode(request.command() as u32, &bytes[..]), Some(request));
+            assert_eq!(Request::decode(request.command(), &bytes[..]), Some(request));
         }
     }
 
@@ -306,12 +307,12 @@ mod tests {
         let good = Request::Clone { source: name("s"), destination: name("d"), replace: false };
         let bytes = good.encode().unwrap();
         for n in 0..HEADER + 2 * 13 {
-            assert_eq!(Request::decode(command::CLONE as u32, &bytes[..n]), None, "{n} bytes");
+            assert_eq!(Request::decode(command::CLONE, &bytes[..n]), None, "{n} bytes");
         }
         for at in 0..HEADER - 4 {
             let mut bent = bytes.clone();
             bent[at] ^= 0x80;
-            assert_eq!(Request::decode(command::CLONE as u32, &bent[..]), None, "bent at {at}");
+            assert_eq!(Request::decode(command::CLONE, &bent[..]), None, "bent at {at}");
         }
         assert_eq!(Request::decode(0x1234, &bytes[..]), None);
     }

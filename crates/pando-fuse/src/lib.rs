@@ -9,6 +9,7 @@
 //!
 //! `docs/fuse.md` says why the kernel is told what it is told.
 
+mod attach;
 mod cache;
 pub mod client;
 pub mod control;

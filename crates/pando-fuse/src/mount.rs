@@ -13,11 +13,12 @@ use std::{
     time::Duration,
 };
 
-use fuser::{Config, MountOption, Session, SessionACL};
+use fuser::{Config, Session, SessionACL};
 use pando_fs::{AtimePolicy, Fs};
 use rustix::mount::UnmountFlags;
 
 use crate::{
+    attach::attach,
     counters::Counters,
     mountinfo,
     server::{Server, StatsText},
@@ -31,7 +32,10 @@ use crate::{
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// `/dev/fuse` cannot be opened.
-    #[error("/dev/fuse: {0}: load the kernel module (modprobe fuse), or give this container the device")]
+    #[error(
+        "/dev/fuse cannot be used: {0}: load the kernel module (modprobe fuse), \
+         give this container the device, or open it to users (chmod 666 /dev/fuse)"
+    )]
     NoDevice(io::Error),
     /// Mounting needs a helper that is not installed.
     #[error(
@@ -145,41 +149,14 @@ impl Settings {
         }
         Ok(())
     }
-
-    fn config(&self) -> Config {
-        let flag = |on: bool, yes: MountOption, no: MountOption| if on { yes } else { no };
-        let mut options = vec![
-            MountOption::CUSTOM("subtype=pando".into()),
-            flag(self.read_only, MountOption::RO, MountOption::RW),
-            flag(self.dev, MountOption::Dev, MountOption::NoDev),
-            flag(self.suid, MountOption::Suid, MountOption::NoSuid),
-            flag(self.exec, MountOption::Exec, MountOption::NoExec),
-        ];
-        if self.default_permissions {
-            options.push(MountOption::DefaultPermissions);
-        }
-        if let Some(name) = &self.fsname {
-            // fusermount3 splits its list at commas; mount(2) takes the name as it is.
-            let escaped = if rustix::process::geteuid().is_root() {
-                name.clone()
-            } else {
-                name.replace('\\', "\\\\").replace(',', "\\,")
-            };
-            options.push(MountOption::FSName(escaped));
-        }
-        let mut config = Config::default();
-        config.mount_options = options;
-        config.acl = if self.allow_other { SessionACL::All } else { SessionACL::Owner };
-        config.n_threads = Some(self.threads.max(1));
-        config.clone_fd = self.threads > 1;
-        config
-    }
 }
 
 /// A file system that is mounted and waits to be served.
 pub struct Mount {
     session: Session<Adapter<Server>>,
     dir: PathBuf,
+    /// Device number of the mount.
+    device: Option<String>,
     counters: Arc<Counters>,
 }
 
@@ -188,15 +165,28 @@ impl Mount {
     ///
     /// As root directly, otherwise by `fusermount3`.
     pub fn new(fs: Fs, dir: &Path, settings: &Settings, stats: Option<StatsText>) -> Result<Mount, Error> {
-        let at = |source| Error::Io { path: dir.to_owned(), source };
-        let dir = dir.canonicalize().map_err(at)?;
+        let mut config = Config::default();
+        config.n_threads = Some(settings.threads.max(1));
+        config.clone_fd = settings.threads > 1;
+        // The kernel itself keeps others out unless `allow_other` was given to it.
+        let acl = SessionACL::All;
+        let dir = dir.canonicalize().map_err(|source| Error::Io { path: dir.to_owned(), source })?;
+        let at = |source| Error::Io { path: dir.clone(), source };
         let counters = Arc::new(Counters::default());
         let server = Arc::new(Server::new(fs, counters.clone(), stats));
         let adapter = Adapter::new(server.clone());
-        let session = Session::new(adapter, &dir, &settings.config()).map_err(|e| explain(&dir, e))?;
+        let fd = attach(&dir, settings)?;
+        let session = Session::from_fd(adapter, fd, acl, config).map_err(|e| {
+            // Without the handshake nobody will ever answer on this mount.
+            if let Err(e) = unmount(&dir, How::Force) {
+                log::error!("{e}");
+            }
+            at(e)
+        })?;
         server.start(Arc::new(Notifier(session.notifier())));
-        raise_readahead(&dir);
-        Ok(Mount { session, dir, counters })
+        let device = mountinfo::at(&dir).ok().flatten().map(|entry| entry.device);
+        raise_readahead(device.as_deref());
+        Ok(Mount { session, dir, device, counters })
     }
 
     /// Where it is mounted (absolute, without symlinks).
@@ -210,8 +200,20 @@ impl Mount {
     }
 
     /// Answers requests until the file system is unmounted.
+    ///
+    /// If serving fails (a panic, a broken protocol) the mount is ended by force, so that no
+    /// program waits for answers that never come.
     pub fn serve(self) -> io::Result<()> {
-        self.session.run()
+        let served = self.session.run();
+        // Only our own mount: someone may have unmounted it and mounted another here.
+        if served.is_err()
+            && let Ok(Some(now)) = mountinfo::at(&self.dir)
+            && self.device.as_ref() == Some(&now.device)
+            && let Err(e) = unmount(&self.dir, How::Force)
+        {
+            log::error!("{e}");
+        }
+        served
     }
 
     /// Answers requests from another thread.
@@ -246,6 +248,11 @@ impl Running {
         self.join()
     }
 
+    /// Waits until someone has unmounted it and the last request is answered.
+    pub fn wait(mut self) -> Result<(), Error> {
+        self.join()
+    }
+
     fn join(&mut self) -> Result<(), Error> {
         let at = |source| Error::Io { path: self.dir.clone(), source };
         match self.thread.take().map(JoinHandle::join) {
@@ -271,26 +278,10 @@ impl Drop for Running {
     }
 }
 
-fn explain(dir: &Path, e: io::Error) -> Error {
-    let text = e.to_string();
-    if let Err(device) = std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse") {
-        return Error::NoDevice(device);
-    }
-    match e.kind() {
-        // The mount point exists, so what was not found is the helper.
-        io::ErrorKind::NotFound => Error::NoHelper,
-        io::ErrorKind::PermissionDenied if text.contains("user_allow_other") => Error::NoAllowOther,
-        _ => Error::Io { path: dir.to_owned(), source: e },
-    }
-}
-
 /// Lets the kernel read ahead as much as one request carries. Best effort: only root may.
-fn raise_readahead(dir: &Path) {
+fn raise_readahead(device: Option<&str>) {
     const WANTED_KB: u32 = 1024;
-    let device = match mountinfo::at(dir) {
-        Ok(Some(entry)) if entry.fstype == mountinfo::FSTYPE => entry.device,
-        _ => return,
-    };
+    let Some(device) = device else { return };
     let file = format!("/sys/class/bdi/{device}/read_ahead_kb");
     if let Err(e) = std::fs::write(&file, WANTED_KB.to_string()) {
         log::debug!("{file}: {e}");
@@ -353,6 +344,8 @@ fn by_helper(dir: &Path, how: How) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use super::*;
 
     #[test]

@@ -275,8 +275,12 @@ impl Handler for Server {
             None => Answer::Now(outcome),
             Some(from) => {
                 let inner = self.inner.clone();
-                // After the answer: the reader holds its page locked until it has it.
-                Answer::Then(outcome, Box::new(move || inner.tell(|n| n.forget_pages(ino, from, 0))))
+                // Before the answer, so that the scan goes on by large reads at once. Only the pages
+                // of this read, which end before `from`, stay locked until then.
+                Answer::later(move || {
+                    inner.tell(|n| n.forget_pages(ino, from, 0));
+                    outcome
+                })
             }
         }
     }

@@ -6,8 +6,6 @@ use std::fmt;
 pub const OK: u8 = 0;
 /// Failed; the message says why.
 pub const FAILURE: u8 = 1;
-/// The command line makes no sense (clap's own code).
-pub const USAGE: u8 = 2;
 /// `check` found damage.
 pub const DAMAGE: u8 = 3;
 /// In use: locked by another process, mounted already, or busy.
@@ -36,6 +34,22 @@ impl fmt::Display for Coded {
 
 impl std::error::Error for Coded {}
 
+/// `error` and its causes in one line. A cause that the line before has quoted is not repeated.
+pub fn message(error: &anyhow::Error) -> String {
+    let mut out = String::new();
+    for cause in error.chain() {
+        let text = cause.to_string();
+        if out.ends_with(&text) {
+            continue;
+        }
+        if !out.is_empty() {
+            out += ": ";
+        }
+        out += &text;
+    }
+    out
+}
+
 /// The code for `error`, by the most telling of its causes.
 pub fn code(error: &anyhow::Error) -> u8 {
     for cause in error.chain() {
@@ -61,9 +75,19 @@ pub fn code(error: &anyhow::Error) -> u8 {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use anyhow::Context;
 
     use super::*;
+
+    #[test]
+    fn causes_are_said_once() {
+        let io = std::io::Error::from_raw_os_error(libc::EIO);
+        let text = io.to_string();
+        let error = anyhow::Error::from(pando_db::Error::io("read", 7, io)).context("a.img");
+        assert_eq!(message(&error), format!("a.img: read at byte 7: {text}"));
+    }
 
     #[test]
     fn the_cause_decides_however_deep_it_is() {

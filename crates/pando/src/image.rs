@@ -135,6 +135,8 @@ impl std::fmt::Display for ImagePath {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use super::*;
 
     #[test]

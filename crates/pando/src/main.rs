@@ -62,7 +62,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::from(exit::OK),
         Err(e) => {
-            eprintln!("pando: {e:#}");
+            eprintln!("pando: {}", exit::message(&e));
             ExitCode::from(exit::code(&e))
         }
     }
@@ -70,6 +70,8 @@ fn main() -> ExitCode {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use clap::CommandFactory;
 
     use super::*;

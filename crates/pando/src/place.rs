@@ -19,8 +19,6 @@ use rustix::fs::{Mode, OFlags};
 /// A name in a directory.
 #[derive(Debug)]
 pub struct Place {
-    /// The path as given.
-    pub path: PathBuf,
     /// The directory, as given or found.
     pub parent: PathBuf,
     /// The name.
@@ -39,7 +37,7 @@ impl Place {
         if !meta.is_dir() {
             bail!("{}: not a directory", parent.display());
         }
-        Ok(Place { path: path.to_owned(), parent, name, ino: meta.ino(), device: meta.dev() })
+        Ok(Place { parent, name, ino: meta.ino(), device: meta.dev() })
     }
 
     /// What the daemon needs.
@@ -138,6 +136,8 @@ pub fn absolute_mount_point(path: &Path) -> Result<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use super::*;
 
     #[test]

@@ -210,10 +210,7 @@ impl Stats {
             "device written",
             format!("{} in {} requests, {} flushes", show(d.write_bytes), d.writes, d.flushes),
         );
-        line(
-            "checkpoints",
-            format!("{}, batch {}", self.checkpoints, self.msn),
-        );
+        line("checkpoints", format!("{}, batch {}", self.checkpoints, self.msn));
         if self.mounted {
             let c = &self.clones;
             let below = |us: Option<u64>| us.map_or_else(|| "-".into(), |us| format!("below {us} us"));

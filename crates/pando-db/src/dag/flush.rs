@@ -142,6 +142,9 @@ impl Edit<'_> {
             let pieces = self.split_if_large(node)?;
             parent = self.attach(parent, i, child_id, pieces)?;
         }
+        // Whether a child may be merged in place shows in its count, and what was pulled up or attached
+        // is counted when the parent stands in the edit.
+        self.put(id, parent.clone())?;
         let parent = self.merge_small(parent, i)?;
         self.put(id, parent)
     }

@@ -123,8 +123,7 @@ impl Edit<'_> {
             // Their batches interleave, and one of the two is about to be flushed anyway.
             return Ok(None);
         }
-        let own = |t: &Target| self.count(t.id) <= 1 && !self.cx.pins.is_pinned(t.id);
-        if a.id == b.id || !own(a) || !own(b) || self.height(a.id)? != self.height(b.id)? {
+        if a.id == b.id || !self.is_private(a.id) || !self.is_private(b.id) || self.height(a.id)? != self.height(b.id)? {
             return Ok(None);
         }
         let (live_a, live_b) = (parent.edge_span(l), parent.edge_span(l + 1));

@@ -99,6 +99,8 @@ impl Engine {
         tree.table = tree.table.settle(&frozen.table, &table);
         drop(front);
         written.iter().for_each(|(id, node)| self.dirty.written(*id, node));
+        // What is still buffered takes room in the ring as well, and nobody else may come to write it.
+        self.log.write_out()?;
         self.log.truncate(frozen.log_end);
         // The previous checkpoint's extents are free from here on.
         *durable = Durable { superblock, table };

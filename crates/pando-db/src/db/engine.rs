@@ -23,7 +23,7 @@ use crate::{
         tree::{Limits, Tree},
         view::View,
     },
-    device::Device,
+    device::{BLOCK, Device},
     error::{Error, Result},
     format::node::{Node, NodeId},
     merge::Merge,
@@ -75,6 +75,9 @@ pub(crate) struct Durable {
     pub table: Table,
 }
 
+/// What the fixed part of a node's header takes at most, in bytes.
+const HEADER: usize = 128;
+
 #[derive(Default)]
 pub(crate) struct Counters {
     pub checkpoints: AtomicU64,
@@ -106,13 +109,20 @@ impl Dirty {
         self.bytes.load(Ordering::Relaxed)
     }
 
+    /// Nodes that are dirty.
+    pub fn count(&self) -> u64 {
+        self.nodes.lock().len() as u64
+    }
+
     /// Notes new versions, and nodes that are gone (`None`).
     pub fn note(&self, versions: Vec<(NodeId, Option<Arc<Node>>)>) {
         let mut nodes = self.nodes.lock();
         for (id, version) in versions {
             let old = match version {
                 Some(node) => {
-                    let (memory, bytes) = (node.memory(), node.bytes());
+                    // A node takes whole blocks, and some of it is header.
+                    let bytes = (node.bytes() + HEADER).next_multiple_of(BLOCK as usize);
+                    let memory = node.memory();
                     self.memory.fetch_add(memory as u64, Ordering::Relaxed);
                     self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
                     nodes.insert(id, (node, memory, bytes))

@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 
 use super::{engine::Engine, signal::Work};
 use crate::{
+    device::BLOCK,
     batch::{Batch, Op},
     error::{Error, Result},
 };
@@ -32,7 +33,19 @@ impl Engine {
     /// Bytes that what is in memory may still take on the device.
     fn owed(&self) -> u64 {
         let tables = self.front.read().table_bytes() as u64;
-        self.dirty.bytes() + tables + tables / 4
+        self.dirty.bytes() + self.table_pages() * BLOCK + tables + tables / 4
+    }
+
+    /// Pages of the translation table that the next checkpoint writes, at most: one a level for each
+    /// dirty node, and no more than there are.
+    fn table_pages(&self) -> u64 {
+        let (mut pages, mut below) = (0, self.next_id.load(Ordering::Relaxed));
+        let dirty = self.dirty.count();
+        while below > 1 {
+            below = below.div_ceil(crate::store::table::SLOTS as u64);
+            pages += below.min(dirty);
+        }
+        pages
     }
 
     /// Bytes that ordinary writes may still take.
@@ -71,12 +84,12 @@ impl Engine {
     fn space_for(&self, batch: &Batch, len: u64) -> Result<()> {
         let frees = len <= SMALL as u64
             && batch.ops().iter().any(|op| matches!(op, Op::Delete(_) | Op::DeleteRange(..)));
-        let enough = || {
+        let enough = || -> Result<bool> {
             let held_back = if frees { self.reserve() / 4 } else { self.reserve() };
             let wanted = self.owed() + held_back + 2 * len;
-            self.space.free_bytes() >= wanted && self.space.ensure_backed(wanted)
+            Ok(self.space.free_bytes() >= wanted && self.space.ensure_backed(wanted)?)
         };
-        if enough() {
+        if enough()? {
             return Ok(());
         }
         // What was deleted may not have been given back yet, and what is dirty may cost less than
@@ -84,12 +97,12 @@ impl Engine {
         let now = self.now_freed();
         if self.counters.refused_at.load(Ordering::Relaxed) != now {
             self.settle()?;
-            if enough() {
+            if enough()? {
                 return Ok(());
             }
             self.counters.refused_at.store(self.now_freed(), Ordering::Relaxed);
         }
-        if enough() { Ok(()) } else { Err(Error::NoSpace) }
+        if enough()? { Ok(()) } else { Err(Error::NoSpace) }
     }
 
     /// A figure that changes whenever trying again may help.

@@ -163,17 +163,18 @@ impl Space {
 
     /// Tries to have at least `bytes` of free space backed, reserving as needed; whether it is so.
     ///
-    /// After a refusal the device is asked at most once a second.
-    pub fn ensure_backed(&self, bytes: u64) -> bool {
+    /// After a refusal the device is asked at most once a second. A device that fails otherwise is
+    /// not full, and the error says so.
+    pub fn ensure_backed(&self, bytes: u64) -> Result<bool> {
         let missing = || bytes.saturating_sub(self.state.lock().backed.total());
         if missing() == 0 {
-            return true;
+            return Ok(true);
         }
         let _turn = self.raising.lock();
         loop {
             match missing() {
-                0 => return true,
-                more if !self.raise(more).unwrap_or(false) => return missing() == 0,
+                0 => return Ok(true),
+                more if !self.raise(more)? => return Ok(missing() == 0),
                 _ => (),
             }
         }
@@ -192,9 +193,9 @@ impl Space {
         owned
     }
 
-    /// Raises the mark over the next raw bytes, by a step or at least `missing`
-    /// bytes or the first raw range, whichever is less. False if there are no
-    /// raw bytes or the device refuses. The caller holds `raising`.
+    /// Raises the mark over the next raw bytes, by a step that covers `missing` bytes or the first raw
+    /// range, or by as much as the device gives. False if there are no raw bytes or the device refuses
+    /// even a block. The caller holds `raising`.
     fn raise(&self, missing: u64) -> Result<bool> {
         let (from, end, needed) = {
             let state = self.state.lock();
@@ -211,7 +212,9 @@ impl Space {
             match self.device.reserve(from, step) {
                 Ok(()) => break,
                 Err(e) if !is_full(&e) => return Err(Error::io("reserve", from, e)),
-                Err(_) if step > needed => step = (step / 2).next_multiple_of(BLOCK).max(needed),
+                // Less than is needed helps as well: after a reopen what the device holds already is
+                // found out step by step.
+                Err(_) if step > BLOCK => step = (step / 2).next_multiple_of(BLOCK),
                 Err(_) => {
                     self.state.lock().refused = Some((Instant::now(), needed));
                     return Ok(false);

@@ -20,7 +20,7 @@ use crate::{
 };
 
 const BITS: u32 = 6;
-const SLOTS: usize = 1 << BITS;
+pub(crate) const SLOTS: usize = 1 << BITS;
 const LEAF_MAGIC: u32 = u32::from_le_bytes(*b"PTBL");
 const INNER_MAGIC: u32 = u32::from_le_bytes(*b"PTBI");
 const LEAF_ENTRY: usize = 4 + 1 + 8 + 4 + 4 + 8;

@@ -260,6 +260,10 @@ fn join(dirs: &[Vec<u8>], last: u8) -> Vec<u8> {
 /// Reads all keys, knowing only the documented format, and checks what must hold of them: every
 /// entry is in a directory that exists, every block belongs to a file and lies within its size.
 pub fn check_keys(w: &World) {
+    let report = w.fs.check(|problem| panic!("{problem}")).unwrap();
+    assert_eq!(report.problems, 0);
+    let mut entries = 0;
+    let mut bytes = 0;
     let mut records: BTreeMap<Vec<u8>, (u8, u64)> = BTreeMap::new();
     let mut blocks = Vec::new();
     for pair in w.fs.db().range(b"", None) {
@@ -273,16 +277,19 @@ pub fn check_keys(w: &World) {
             b'M' => {
                 let size = u64::from_le_bytes(value[12..20].try_into().unwrap());
                 records.insert(key[5..].to_vec(), (value[1], size));
+                entries += 1;
             }
             b'D' => {
                 assert!(value.len() <= BLOCK_SIZE as usize && !value.is_empty());
                 let (path, block) = key[5..].split_at(key.len() - 13);
                 let start = u64::from_be_bytes(block.try_into().unwrap()) * BLOCK_SIZE;
                 blocks.push((path.to_vec(), start, value.len() as u64));
+                bytes += value.len() as u64;
             }
             region => panic!("unknown region {region}"),
         }
     }
+    assert_eq!((report.directories + report.files, report.bytes), (entries, bytes));
     for path in records.keys().filter(|p| !p.is_empty()) {
         let (dirs, entry) = split(path);
         assert!(entry[0] == 1 && entry.ends_with(&[0]) && entry.len() > 2, "{path:?}");

@@ -69,10 +69,6 @@ impl<H: Handler> Adapter<H> {
         match answer {
             Answer::Now(outcome) => send(outcome),
             Answer::Later(work) => self.workers.run(move || send(work())),
-            Answer::Then(outcome, work) => {
-                send(outcome);
-                self.workers.run(work);
-            }
         }
     }
 }
@@ -115,10 +111,23 @@ fn kind(k: FileKind) -> FileType {
     }
 }
 
+/// A time that came from the kernel through the library, which (0.18.0, hence the exact version
+/// in Cargo.toml) turns `-s` seconds and `n` nanoseconds into a moment `s` seconds and `n`
+/// nanoseconds before 1970 instead of `n` nanoseconds after second `-s`.
+fn received(t: SystemTime) -> Time {
+    match t.duration_since(SystemTime::UNIX_EPOCH) {
+        Ok(_) => t.into(),
+        Err(e) => {
+            let (s, n) = (e.duration().as_secs(), e.duration().subsec_nanos());
+            Time { secs: 0i64.checked_sub_unsigned(s).unwrap_or(i64::MIN), nanos: n }
+        }
+    }
+}
+
 fn set_time(t: TimeOrNow) -> SetTime {
     match t {
         TimeOrNow::Now => SetTime::Now,
-        TimeOrNow::SpecificTime(t) => SetTime::At(t.into()),
+        TimeOrNow::SpecificTime(t) => SetTime::At(received(t)),
     }
 }
 
@@ -297,7 +306,7 @@ impl<H: Handler> fuser::Filesystem for Adapter<H> {
             size,
             atime: atime.map(set_time),
             mtime: mtime.map(set_time),
-            ctime: ctime.map(Time::from),
+            ctime: ctime.map(received),
             kill_suidgid,
         };
         send_attr(reply, self.handler.setattr(&context(request), ino.0, change));
@@ -571,7 +580,7 @@ impl<H: Handler> fuser::Filesystem for Adapter<H> {
             return reply.error(fuser::Errno::EINVAL);
         }
         // The answer carries 32 bits; a caller goes on where a short copy ended.
-        let len = len.min(u64::from(u32::MAX & !0xfffff));
+        let len = len.min(0xfff0_0000);
         let copy = Copy { ino_in: ino_in.0, offset_in, ino_out: ino_out.0, offset_out, len };
         self.deliver(self.handler.copy(&context(request), copy), move |outcome| match outcome {
             Ok(n) => reply.written(u32::try_from(n).unwrap_or(u32::MAX)),

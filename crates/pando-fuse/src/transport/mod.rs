@@ -49,8 +49,6 @@ pub enum Answer<T> {
     Now(Outcome<T>),
     /// Work that may wait for a device, for other requests, or notify the kernel.
     Later(Box<dyn FnOnce() -> Outcome<T> + Send>),
-    /// The answer, and work to do after it was sent.
-    Then(Outcome<T>, Box<dyn FnOnce() + Send>),
 }
 
 impl<T> Answer<T> {

@@ -109,6 +109,8 @@ fn work(shared: &Shared) {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use std::{
         sync::mpsc,
         time::{Duration, Instant},

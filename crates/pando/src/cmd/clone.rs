@@ -1,6 +1,9 @@
 //! `pando clone`: clones a file or a whole tree inside one mount.
 
-use std::path::{Path, PathBuf};
+use std::{
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result, bail};
 use pando_fuse::{client, control::Request};
@@ -33,6 +36,9 @@ pub fn run(args: &Args) -> Result<()> {
 pub fn clone(src: &Path, dst: &Path, replace: bool) -> Result<u64> {
     let fail = || format!("clone {} to {}", src.display(), dst.display());
     let from = Place::new(src).with_context(fail)?;
+    if std::fs::symlink_metadata(src).is_ok_and(|m| m.ino() == pando_fs::ROOT && m.dev() != from.device) {
+        bail!("{}: SRC is the root of a file system; clone the directories in it", fail());
+    }
     let to = Place::new(dst).with_context(fail)?;
     if from.device != to.device {
         bail!(

@@ -173,6 +173,8 @@ fn first_difference(
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use std::fs;
 
     use super::{super::host::Host, *};

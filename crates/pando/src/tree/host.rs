@@ -97,7 +97,7 @@ impl View for Host {
 
     fn open(&self, path: &Path) -> Result<Box<dyn Reader + '_>> {
         let fail = || View::show(self, path);
-        let flags = (libc::O_NOFOLLOW | libc::O_NOCTTY) as i32;
+        let flags = libc::O_NOFOLLOW | libc::O_NOCTTY;
         let file =
             OpenOptions::new().read(true).custom_flags(flags).open(self.full(path)).with_context(fail)?;
         let m = file.metadata().with_context(fail)?;
@@ -260,6 +260,8 @@ pub fn check_new_or_empty(dir: &Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use super::super::{Progress, compare, copy};
     use super::*;
 

@@ -174,6 +174,7 @@ impl Progress {
     }
 
     /// A silent one that nothing stops.
+    #[cfg(test)]
     pub fn none() -> Self {
         Self { bar: ProgressBar::hidden(), stop: Arc::default() }
     }

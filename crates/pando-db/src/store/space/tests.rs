@@ -114,7 +114,7 @@ proptest! {
                 }
                 Act::Back(bytes) => {
                     let free: u64 = model.runs(false).iter().map(|run| run.1).sum();
-                    prop_assert_eq!(space.ensure_backed(bytes), bytes <= free);
+                    prop_assert_eq!(space.ensure_backed(bytes).unwrap(), bytes <= free);
                 }
             }
             let free: u64 = model.runs(false).iter().map(|run| run.1).sum();
@@ -196,9 +196,9 @@ fn a_full_host_refuses_allocations_not_writes() {
         }
         // The host gets room: found out after a second at the latest.
         device.set_space_limit(None);
-        assert!(!space.ensure_backed(100 * BLOCK));
+        assert!(!space.ensure_backed(100 * BLOCK).unwrap());
         std::thread::sleep(PATIENCE);
-        assert!(space.ensure_backed(100 * BLOCK));
+        assert!(space.ensure_backed(100 * BLOCK).unwrap());
         assert_eq!(space.free_bytes(), 1000 * BLOCK - space.used_bytes());
         assert!(space.allocate(200 * BLOCK).is_ok());
     }
@@ -212,7 +212,7 @@ fn a_failing_device_is_an_io_error_and_changes_nothing() {
     assert!(matches!(space.allocate(BLOCK), Err(Error::Io { .. })));
     assert!(space.allocate(BLOCK).is_ok());
     device.set_fail_at(Some(0), FailMode::Onwards);
-    assert!(!space.ensure_backed(500 * BLOCK));
+    assert!(!space.ensure_backed(500 * BLOCK).unwrap());
     assert!(space.allocate(BLOCK).is_ok(), "what is backed needs no device");
     assert_eq!(space.used_bytes(), 0);
 }

@@ -117,6 +117,8 @@ impl Drop for Workspace {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use super::*;
 
     #[test]

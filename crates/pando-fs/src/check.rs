@@ -1,0 +1,178 @@
+//! The invariants of the file system, checked key by key; and keys put into words.
+//!
+//! One scan of each region in key order, a point query for each directory and each
+//! file with data, and 8 bytes of memory for each entry. Changes nothing. The engine's own invariants and
+//! checksums are for its own check; that names keys, which [`describe_key`]
+//! turns into paths. Uses keys, records and lineages.
+
+use bytes::Bytes;
+use pando_db::Snapshot;
+
+use crate::{
+    BLOCK_SIZE,
+    error::Result,
+    path,
+    record::Record,
+    types::{FileKind, ROOT},
+    volume::Fs,
+};
+
+/// What a check found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CheckReport {
+    /// Directories, the root included.
+    pub directories: u64,
+    /// Other entries.
+    pub files: u64,
+    /// Data blocks.
+    pub blocks: u64,
+    /// Bytes in these.
+    pub bytes: u64,
+    /// How many problems were told.
+    pub problems: u64,
+}
+
+/// What a key stands for, for people: a path of the tree, or the name of a system record.
+pub fn describe_key(key: &[u8]) -> String {
+    match path::parse(key) {
+        Some(path::Parsed::Meta(parts)) => show(&parts),
+        Some(path::Parsed::Data(parts, block)) => {
+            format!("{} (data from byte {})", show(&parts), block.saturating_mul(BLOCK_SIZE))
+        }
+        Some(path::Parsed::System(tag)) => format!("system record {:?}", char::from(tag)),
+        None => format!("unknown key {}", key.escape_ascii()),
+    }
+}
+
+fn show(parts: &[&[u8]]) -> String {
+    let mut out = String::new();
+    for part in parts {
+        out.push('/');
+        out.push_str(&String::from_utf8_lossy(part));
+    }
+    if out.is_empty() { "/".into() } else { out }
+}
+
+/// A directory on the way of the scan.
+struct Level {
+    contents: Vec<u8>,
+    lineage: u32,
+}
+
+impl Fs {
+    /// Checks what must hold of the tree; `tell` gets one line for each problem.
+    ///
+    /// Errors are those of reading; a problem is no error. Runs on one moment of the tree while others
+    /// change it, but new clones that it meets get their lineage numbers.
+    pub fn check(&self, mut tell: impl FnMut(&str)) -> Result<CheckReport> {
+        let view = self.db.snapshot();
+        let mut report = CheckReport::default();
+        let mut problem = |report: &mut CheckReport, text: String| {
+            report.problems += 1;
+            tell(&text);
+        };
+        let mut numbers = vec![ROOT];
+        let mut levels = vec![Level { contents: Vec::new(), lineage: 0 }];
+        for pair in view.prefix(&path::meta(b"")) {
+            let (key, value) = pair?;
+            let Some(path::Parsed::Meta(_)) = path::parse(&key) else {
+                problem(&mut report, format!("{}: not a key of the tree", key.escape_ascii()));
+                continue;
+            };
+            let record = match Record::decode(&value) {
+                Ok(record) => record,
+                Err(detail) => {
+                    problem(&mut report, format!("{}: {detail}", describe_key(&key)));
+                    continue;
+                }
+            };
+            match record.kind {
+                FileKind::Directory => report.directories += 1,
+                _ => report.files += 1,
+            }
+            let own = key.get(5..).unwrap_or_default();
+            if own.is_empty() {
+                if record.kind != FileKind::Directory || record.fileno != ROOT {
+                    problem(&mut report, "/: not the record of a root".into());
+                }
+                continue;
+            }
+            let dir = path::directory_of(own);
+            if !self.descend(&view, &mut levels, dir)? {
+                problem(&mut report, format!("{}: its directory does not exist", describe_key(&key)));
+                continue;
+            }
+            let lineage = levels.last().map_or(0, |l| l.lineage);
+            numbers.push(self.lineages.identity(&self.db, lineage, &record)?.0);
+        }
+        numbers.sort_unstable();
+        for pair in numbers.windows(2) {
+            if let [a, b] = pair
+                && a == b
+            {
+                problem(&mut report, format!("inode number {a:#x}: of two entries"));
+            }
+        }
+        self.check_data(&view, &mut report, &mut problem)?;
+        Ok(report)
+    }
+
+    /// Makes `levels` end with the directory of this contents prefix; false if it is none.
+    fn descend(&self, view: &Snapshot, levels: &mut Vec<Level>, dir: &[u8]) -> Result<bool> {
+        while levels.len() > 1 && levels.last().is_some_and(|l| !dir.starts_with(&l.contents)) {
+            levels.pop();
+        }
+        while let Some(last) = levels.last()
+            && last.contents.len() < dir.len()
+        {
+            let Some((entry, contents)) = path::next_level(dir, last.contents.len()) else {
+                return Ok(false);
+            };
+            let record = view.get(&path::meta(&entry))?.and_then(|value| Record::decode(&value).ok());
+            let Some(record) = record.filter(|r| r.kind == FileKind::Directory) else { return Ok(false) };
+            let lineage = self.lineages.identity(&self.db, last.lineage, &record)?.1;
+            levels.push(Level { contents: contents.to_vec(), lineage });
+        }
+        Ok(levels.last().is_some_and(|l| l.contents == dir))
+    }
+
+    fn check_data(
+        &self,
+        view: &Snapshot,
+        report: &mut CheckReport,
+        problem: &mut impl FnMut(&mut CheckReport, String),
+    ) -> Result<()> {
+        let mut file: Option<(Bytes, u64)> = None;
+        for pair in view.prefix(&path::data(b"")) {
+            let (key, value) = pair?;
+            let block = match path::parse(&key) {
+                Some(path::Parsed::Data(_, block)) => block,
+                _ => {
+                    problem(report, format!("{}: not a key of data", key.escape_ascii()));
+                    continue;
+                }
+            };
+            report.blocks += 1;
+            report.bytes += value.len() as u64;
+            let prefix = key.slice(..key.len() - 8);
+            if file.as_ref().is_none_or(|(p, _)| *p != prefix) {
+                let record = view.get(&path::meta(prefix.get(5..).unwrap_or_default()))?;
+                let size = match record.and_then(|value| Record::decode(&value).ok()) {
+                    Some(r) if r.kind == FileKind::Regular => r.size,
+                    _ => {
+                        problem(report, format!("{}: belongs to no file", describe_key(&key)));
+                        u64::MAX // told once for the file
+                    }
+                };
+                file = Some((prefix, size));
+            }
+            let size = file.as_ref().map_or(0, |f| f.1);
+            let end = block.saturating_mul(BLOCK_SIZE).saturating_add(value.len() as u64);
+            if value.len() as u64 > BLOCK_SIZE || end > size {
+                problem(report, format!("{}: bytes behind the end of the file", describe_key(&key)));
+            }
+        }
+        Ok(())
+    }
+}

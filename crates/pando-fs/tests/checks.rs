@@ -1,0 +1,94 @@
+//! The check finds what is wrong, and says where; damage is an error, never a panic.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+use common::*;
+use pando_fs::*;
+
+/// The problems that a check tells.
+fn problems(w: &World) -> Vec<String> {
+    let mut told = Vec::new();
+    let report = w.fs.check(|p| told.push(p.to_string())).unwrap();
+    assert_eq!(report.problems as usize, told.len());
+    told
+}
+
+fn key(region: u8, path: &[u8]) -> Vec<u8> {
+    [&[0, 0, 0, 0, region], path].concat()
+}
+
+#[test]
+fn each_kind_of_damage_is_told_with_its_path() {
+    let w = World::new();
+    w.mkdir("/d");
+    w.mkdir("/d/e");
+    w.put("/d/e/f", &pattern(40_000, 1));
+    w.put("/g", b"g");
+    w.clone_tree("/d", "/c", false).unwrap();
+    assert_eq!(problems(&w), [""; 0]);
+    let db = w.fs.db();
+    let damage = |k: Vec<u8>, value: Option<&[u8]>, expected: &str| {
+        let good = db.get(&k).unwrap();
+        match value {
+            Some(v) => db.put(k.clone(), v.to_vec()).unwrap(),
+            None => db.delete(k.clone()).unwrap(),
+        }
+        let told = problems(&w);
+        assert!(told.iter().any(|t| t.contains(expected)), "{expected:?} not in {told:?}");
+        match good {
+            Some(v) => db.put(k, v).unwrap(),
+            None => db.delete(k).unwrap(),
+        }
+        assert_eq!(problems(&w), [""; 0]);
+    };
+    let record = |path: &[u8]| db.get(&key(b'M', path)).unwrap().unwrap();
+    damage(key(b'M', b"\x01g\0"), Some(b"nonsense"), "/g: shorter than a record");
+    damage(key(b'M', b"\x01d\0"), None, "/d/e: its directory does not exist");
+    damage(key(b'M', b"\x01d\0"), Some(&record(b"\x01g\0")), "/d/e: its directory does not exist");
+    damage(key(b'M', b"\x02d\0\x01e\0"), None, "/d/e/f: its directory does not exist");
+    damage(key(b'M', b"\x01h\0"), Some(&record(b"\x01g\0")), "of two entries");
+    damage(key(b'M', b"\x07h\0"), Some(&record(b"\x01g\0")), "not a key of the tree");
+    damage(key(b'D', b"\x01g\0\0\0\0\0\0\0\0\x01"), Some(b"x"), "/g (data from byte 16384): bytes behind");
+    damage(key(b'D', b"\x01n\0\0\0\0\0\0\0\0\0"), Some(b"x"), "/n (data from byte 0): belongs to no file");
+    damage(key(b'D', b"\x01n"), Some(b"x"), "not a key of data");
+}
+
+#[test]
+fn damaged_records_are_io_errors_of_what_they_belong_to() {
+    let mut w = World::new();
+    w.put("/good", b"good");
+    w.put("/bad", b"bad");
+    w.fs.db().put(key(b'M', b"\x01bad\0"), "nonsense").unwrap();
+    let e = w.on("/bad", Ok).unwrap_err();
+    assert_eq!(e.errno(), 5);
+    assert!(e.to_string().contains("bad"), "{e}");
+    assert_eq!(w.get("/good").unwrap(), b"good");
+    let dh = w.fs.opendir(ROOT).unwrap();
+    assert_eq!(errno(w.fs.readdir(dh, ROOT, 0, 100)), 5);
+    w.fs.releasedir(dh);
+    // Two entries with one number: the second one is refused, not mixed up with the first.
+    let good = w.fs.db().get(&key(b'M', b"\x01good\0")).unwrap().unwrap();
+    w.fs.db().put(key(b'M', b"\x01twin\0"), good).unwrap();
+    w.on("/good", |_| {
+        assert_eq!(errno(w.on("/twin", Ok)), 5);
+        Ok(())
+    })
+    .unwrap();
+    w.fs.db().put(key(b'M', b""), "nonsense").unwrap();
+    w.fs.close().unwrap();
+    assert_eq!(Fs::open(w.device.clone(), options()).unwrap_err().errno(), 5);
+    w = World::new();
+    w.fs.db().delete(b"\xff\xff\xff\xffF".to_vec()).unwrap();
+    w.fs.close().unwrap();
+    let e = Fs::open(w.device.clone(), options()).unwrap_err();
+    assert!(e.to_string().contains("no file system"), "{e}");
+}
+
+#[test]
+fn keys_in_words() {
+    assert_eq!(describe_key(&key(b'M', b"")), "/");
+    assert_eq!(describe_key(&key(b'M', b"\x02a\0\x01b\0")), "/a/b");
+    assert_eq!(describe_key(&key(b'D', b"\x01b\0\0\0\0\0\0\0\0\x02")), "/b (data from byte 32768)");
+    assert_eq!(describe_key(b"\xff\xff\xff\xffF"), "system record 'F'");
+    assert_eq!(describe_key(b"?"), "unknown key ?");
+}

@@ -1,0 +1,156 @@
+//! Attaching to the kernel: `/dev/fuse` opened and mounted, by mount(2) or by `fusermount3`.
+//!
+//! Done here and not by the FUSE library, because that one unmounts whatever
+//! is on the directory when its session ends, even if it was unmounted
+//! before and something else has been mounted there since.
+
+use std::{
+    ffi::{CString, OsString},
+    fs::{File, OpenOptions},
+    io::{self, IoSliceMut, Read},
+    mem::MaybeUninit,
+    os::{
+        fd::{AsFd, AsRawFd, OwnedFd},
+        unix::{fs::MetadataExt, net::UnixStream},
+    },
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use rustix::{
+    io::Errno,
+    mount::MountFlags,
+    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
+};
+
+use crate::{
+    mount::{Error, Settings},
+    mountinfo::FSTYPE,
+};
+
+/// Mounts on `dir` (absolute, without symlinks) and returns the descriptor to serve it by.
+pub(crate) fn attach(dir: &Path, settings: &Settings) -> Result<OwnedFd, Error> {
+    let source = settings.fsname.as_deref().unwrap_or("pando");
+    let device = match OpenOptions::new().read(true).write(true).open("/dev/fuse") {
+        Ok(device) => device,
+        // Where the device is closed to this user the helper may still open it.
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => return by_helper(dir, settings, source),
+        Err(e) => return Err(Error::NoDevice(e)),
+    };
+    let mode = std::fs::metadata(dir).map_err(|e| at(dir, e))?.mode();
+    let mut data = format!(
+        "fd={},rootmode={:o},user_id={},group_id={}",
+        device.as_raw_fd(),
+        mode & libc::S_IFMT,
+        rustix::process::getuid().as_raw(),
+        rustix::process::getgid().as_raw(),
+    );
+    for option in kernel_options(settings) {
+        data = data + "," + option;
+    }
+    let data = CString::new(data).map_err(|e| at(dir, e.into()))?;
+    match rustix::mount::mount(source, dir, FSTYPE, flags(settings), data.as_c_str()) {
+        Ok(()) => Ok(device.into()),
+        Err(Errno::PERM) => {
+            drop(device);
+            by_helper(dir, settings, source)
+        }
+        Err(Errno::NODEV) => Err(Error::NoDevice(Errno::NODEV.into())),
+        Err(e) => Err(at(dir, e.into())),
+    }
+}
+
+fn at(dir: &Path, source: io::Error) -> Error {
+    Error::Io { path: dir.to_owned(), source }
+}
+
+fn kernel_options(settings: &Settings) -> impl Iterator<Item = &'static str> {
+    let permissions = settings.default_permissions.then_some("default_permissions");
+    permissions.into_iter().chain(settings.allow_other.then_some("allow_other"))
+}
+
+fn flags(settings: &Settings) -> MountFlags {
+    let mut flags = MountFlags::empty();
+    flags.set(MountFlags::RDONLY, settings.read_only);
+    flags.set(MountFlags::NODEV, !settings.dev);
+    flags.set(MountFlags::NOSUID, !settings.suid);
+    flags.set(MountFlags::NOEXEC, !settings.exec);
+    flags
+}
+
+/// `fusermount3` opens the device, mounts it as root and sends the descriptor over a socket.
+fn by_helper(dir: &Path, settings: &Settings, source: &str) -> Result<OwnedFd, Error> {
+    let mut options = String::from(if settings.read_only { "ro" } else { "rw" });
+    options += ",nodev,nosuid";
+    if !settings.exec {
+        options += ",noexec";
+    }
+    for option in kernel_options(settings) {
+        options = options + "," + option;
+    }
+    // The helper splits the list at commas that no backslash protects.
+    let source = source.replace('\\', "\\\\").replace(',', "\\,");
+    let options = OsString::from(format!("{options},subtype=pando,fsname={source}"));
+
+    let (ours, theirs) = UnixStream::pair().map_err(|e| at(dir, e))?;
+    // As its standard input the socket survives the exec without further ado.
+    let spawned = Command::new("fusermount3")
+        .arg("-o")
+        .arg(options)
+        .arg("--")
+        .arg(dir)
+        .env("_FUSE_COMMFD", "0")
+        .stdin(OwnedFd::from(theirs))
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut helper = match spawned {
+        Ok(helper) => helper,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(Error::NoHelper),
+        Err(e) => return Err(at(dir, e)),
+    };
+    let received = receive(&ours);
+    let mut text = String::new();
+    if let Some(mut err) = helper.stderr.take() {
+        let _ = err.read_to_string(&mut text);
+    }
+    let status = helper.wait().map_err(|e| at(dir, e))?;
+    match received {
+        Ok(Some(fd)) if status.success() => Ok(fd),
+        _ if text.contains("open /dev/fuse") => {
+            Err(Error::NoDevice(io::Error::other(text.trim().to_owned())))
+        }
+        _ if text.contains("user_allow_other") => Err(Error::NoAllowOther),
+        Err(e) => Err(at(dir, e)),
+        Ok(_) => Err(at(dir, io::Error::other(text.trim().to_owned()))),
+    }
+}
+
+/// The descriptor that comes over `socket`; `None` if the other end closes it before.
+fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
+    let mut byte = [0];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut data = [IoSliceMut::new(&mut byte)];
+    loop {
+        match recvmsg(socket.as_fd(), &mut data, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+            Ok(_) => break,
+        }
+    }
+    let fd = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    });
+    // Anything but a character device is not what was asked for.
+    match fd {
+        Some(fd) => {
+            use std::os::unix::fs::FileTypeExt;
+            let file = File::from(fd);
+            let is_device = file.metadata()?.file_type().is_char_device();
+            Ok(is_device.then(|| file.into()))
+        }
+        None => Ok(None),
+    }
+}

@@ -1,0 +1,415 @@
+//! The kernel's caches after writes, mappings and clones: no stale byte, no lost one, and no
+//! read that was not needed.
+#![allow(clippy::unwrap_used, clippy::expect_used, unsafe_code)]
+
+mod common;
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::Read,
+    os::unix::fs::{FileExt, MetadataExt},
+    path::Path,
+    sync::atomic::{AtomicBool, AtomicU32, Ordering},
+    time::Duration,
+};
+
+use common::{World, errno};
+use pando_fuse::{Kind, control::Request};
+use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
+
+macro_rules! world {
+    () => {
+        match World::new() {
+            Some(world) => world,
+            None => return,
+        }
+    };
+}
+
+/// A shared mapping of the first `len` bytes of a file.
+struct Map {
+    at: *mut u8,
+    len: usize,
+}
+
+unsafe impl Sync for Map {}
+unsafe impl Send for Map {}
+
+impl Map {
+    fn new(file: &File, len: usize, writable: bool) -> Map {
+        let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        let at = unsafe { mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, file, 0) }.unwrap();
+        Map { at: at.cast(), len }
+    }
+
+    fn get(&self, i: usize) -> u8 {
+        assert!(i < self.len);
+        unsafe { self.at.add(i).read_volatile() }
+    }
+
+    fn set(&self, i: usize, b: u8) {
+        assert!(i < self.len);
+        unsafe { self.at.add(i).write_volatile(b) }
+    }
+
+    fn sync(&self) {
+        unsafe { msync(self.at.cast(), self.len, MsyncFlags::SYNC) }.unwrap();
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        let _ = unsafe { munmap(self.at.cast(), self.len) };
+    }
+}
+
+fn rw(path: &Path) -> File {
+    OpenOptions::new().read(true).write(true).open(path).unwrap()
+}
+
+fn wo(path: &Path) -> File {
+    OpenOptions::new().write(true).open(path).unwrap()
+}
+
+fn byte_at(file: &File, at: u64) -> u8 {
+    let mut b = [0];
+    file.read_exact_at(&mut b, at).unwrap();
+    b[0]
+}
+
+#[test]
+fn mappings_and_calls_see_each_other() {
+    let mut w = world!();
+    let f = w.path("f");
+    fs::write(&f, vec![b'.'; 3 * 4096 + 10]).unwrap();
+    let (ro, both) = (File::open(&f).unwrap(), rw(&f));
+    let reader = Map::new(&ro, 3 * 4096 + 10, false);
+    let writer = Map::new(&both, 3 * 4096 + 10, true);
+    assert_eq!(reader.get(5000), b'.');
+    // write(2) through each kind of open, seen by both mappings and read(2).
+    for (i, file) in [(100, &both), (5000, &wo(&f)), (3 * 4096 + 9, &wo(&f))] {
+        file.write_all_at(b"W", i as u64).unwrap();
+        assert_eq!((reader.get(i), writer.get(i), byte_at(&ro, i as u64)), (b'W', b'W', b'W'), "at {i}");
+    }
+    // A store through the mapping, seen by read(2) through each kind of open at once.
+    writer.set(4097, b'M');
+    assert_eq!((reader.get(4097), byte_at(&ro, 4097), byte_at(&both, 4097)), (b'M', b'M', b'M'));
+    // A direct write next to it on the same page keeps it.
+    wo(&f).write_all_at(b"N", 4098).unwrap();
+    assert_eq!((writer.get(4097), writer.get(4098), byte_at(&ro, 4097)), (b'M', b'N', b'M'));
+    writer.set(0, b'Z');
+    drop((reader, writer, ro, both));
+    w.remount();
+    let all = fs::read(w.path("f")).unwrap();
+    assert_eq!((all[0], all[100], all[4097], all[4098], all[5000]), (b'Z', b'W', b'M', b'N', b'W'));
+}
+
+#[test]
+fn msync_and_fsync_bring_mappings_home() {
+    let w = world!();
+    let f = w.path("f");
+    fs::write(&f, vec![0; 8192]).unwrap();
+    let file = rw(&f);
+    let map = Map::new(&file, 8192, true);
+    map.set(1, 1);
+    map.sync();
+    map.set(5000, 2);
+    file.sync_all().unwrap();
+    map.set(6000, 3);
+    w.send(&Request::Sync).unwrap();
+    // Another way to the same bytes that the page cache has no part in.
+    w.clone_tree("f", "g", false).unwrap();
+    let g = fs::read(w.path("g")).unwrap();
+    assert_eq!((g[1], g[5000], g[6000]), (1, 2, 3));
+}
+
+#[test]
+fn a_clone_has_what_mappings_were_told_before_it() {
+    let w = world!();
+    fs::create_dir(w.path("d")).unwrap();
+    let files: Vec<_> = (0..20)
+        .map(|i| {
+            let path = w.path(&format!("d/{i}"));
+            fs::write(&path, vec![0; 1 << 20]).unwrap();
+            let file = rw(&path);
+            let map = Map::new(&file, 1 << 20, true);
+            (file, map)
+        })
+        .collect();
+    for round in 1..=5u8 {
+        for (_, map) in &files {
+            for page in 0..256 {
+                map.set(page * 4096 + 7, round);
+            }
+        }
+        let name = format!("clone{round}");
+        w.clone_tree("d", &name, false).unwrap();
+        for i in 0..20 {
+            let all = fs::read(w.path(&format!("{name}/{i}"))).unwrap();
+            assert!((0..256).all(|page| all[page * 4096 + 7] == round), "round {round}, file {i}");
+        }
+        // And the mapping goes on working on the original alone.
+        for (_, map) in &files {
+            assert_eq!(map.get(7), round);
+        }
+    }
+    assert_eq!(fs::read(w.path("clone1/3")).unwrap()[7], 1);
+}
+
+#[test]
+fn copy_file_range_copies_what_mappings_were_told() {
+    let w = world!();
+    fs::write(w.path("src"), vec![0; 1 << 20]).unwrap();
+    let src = rw(&w.path("src"));
+    let map = Map::new(&src, 1 << 20, true);
+    map.set(4096, 9);
+    let dst = File::create(w.path("dst")).unwrap();
+    let (mut from, mut to) = (0, 0);
+    let n = rustix::fs::copy_file_range(&src, Some(&mut from), &dst, Some(&mut to), 1 << 20).unwrap();
+    assert_eq!(n, 1 << 20);
+    assert!(w.requests(Kind::Copy) > 0, "the kernel copied by itself");
+    assert_eq!(fs::read(w.path("dst")).unwrap()[4096], 9);
+    // Pages of the destination that were cached before are dropped.
+    src.write_all_at(b"new", 10).unwrap();
+    let (mut from, mut to) = (8, 0);
+    assert_eq!(byte_at(&File::open(w.path("dst")).unwrap(), 2), 0);
+    assert_eq!(rustix::fs::copy_file_range(&src, Some(&mut from), &dst, Some(&mut to), 5).unwrap(), 5);
+    assert_eq!(fs::read(w.path("dst")).unwrap()[..6], *b"\0\0new\0");
+}
+
+#[test]
+fn a_clone_is_seen_at_once_where_nothing_was() {
+    let w = world!();
+    fs::create_dir(w.path("src")).unwrap();
+    fs::write(w.path("src/f"), "1").unwrap();
+    for i in 0..50 {
+        let name = format!("dst{i}");
+        // The kernel remembers that there is nothing, and what the directory holds.
+        assert_eq!(errno(fs::metadata(w.path(&name))), libc::ENOENT);
+        assert_eq!(errno(fs::read(w.path(&format!("{name}/f")))), libc::ENOENT);
+        let listed = fs::read_dir(w.root()).unwrap().count();
+        let mtime = fs::metadata(w.root()).unwrap().modified().unwrap();
+        std::thread::sleep(Duration::from_millis(2));
+        w.clone_tree("src", &name, false).unwrap();
+        assert_eq!(fs::read(w.path(&format!("{name}/f"))).unwrap(), b"1");
+        assert_eq!(fs::read_dir(w.root()).unwrap().count(), listed + 1);
+        assert!(fs::metadata(w.root()).unwrap().modified().unwrap() > mtime);
+    }
+}
+
+#[test]
+fn a_replaced_tree_shows_nothing_of_the_old_one() {
+    let w = world!();
+    for (dir, content) in [("new", "new content"), ("dst", "old")] {
+        fs::create_dir_all(w.path(&format!("{dir}/sub/deep"))).unwrap();
+        for i in 0..20 {
+            fs::write(w.path(&format!("{dir}/sub/deep/{i}")), content).unwrap();
+        }
+        fs::write(w.path(&format!("{dir}/only-in-{dir}")), content).unwrap();
+    }
+    let held = File::open(w.path("dst/sub/deep/3")).unwrap();
+    let map_file = File::open(w.path("dst/sub/deep/4")).unwrap();
+    let map = Map::new(&map_file, 3, false);
+    assert_eq!(map.get(0), b'o');
+    let held_dir = File::open(w.path("dst/sub")).unwrap();
+    for i in 0..20 {
+        assert_eq!(fs::read(w.path(&format!("dst/sub/deep/{i}"))).unwrap(), b"old");
+    }
+    assert!(w.path("dst/only-in-dst").exists() && !w.path("dst/only-in-new").exists());
+    let before = fs::metadata(w.path("dst/sub/deep/1")).unwrap().ino();
+
+    assert_eq!(w.clone_tree("new", "dst", false).unwrap_err().errno(), Some(libc::EEXIST));
+    w.clone_tree("new", "dst", true).unwrap();
+
+    assert!(!w.path("dst/only-in-dst").exists() && w.path("dst/only-in-new").exists());
+    for i in 0..20 {
+        let path = w.path(&format!("dst/sub/deep/{i}"));
+        assert_eq!(fs::read(&path).unwrap(), b"new content");
+        assert_eq!(fs::metadata(&path).unwrap().len(), 11);
+    }
+    assert_ne!(fs::metadata(w.path("dst/sub/deep/1")).unwrap().ino(), before);
+    // What was open is the old file or an error, never the new bytes under an old name.
+    let mut text = Vec::new();
+    match (&held).read_to_end(&mut text) {
+        Ok(_) => assert!(text == b"old" || text.is_empty(), "{text:?}"),
+        Err(e) => assert_eq!(e.raw_os_error(), Some(libc::ESTALE)),
+    }
+    drop((held, held_dir, map));
+    // Writes go to the clone alone.
+    fs::write(w.path("dst/sub/deep/1"), "edited").unwrap();
+    assert_eq!(fs::read(w.path("new/sub/deep/1")).unwrap(), b"new content");
+}
+
+#[test]
+fn a_single_file_can_be_replaced_while_it_is_cached() {
+    let w = world!();
+    fs::write(w.path("a"), vec![1; 300_000]).unwrap();
+    fs::write(w.path("b"), vec![2; 200_000]).unwrap();
+    assert_eq!(fs::read(w.path("b")).unwrap()[0], 2);
+    w.clone_tree("a", "b", true).unwrap();
+    assert!(fs::read(w.path("b")).unwrap() == vec![1; 300_000]);
+    wo(&w.path("b")).write_all_at(&[3], 5).unwrap();
+    assert_eq!((fs::read(w.path("a")).unwrap()[5], fs::read(w.path("b")).unwrap()[5]), (1, 3));
+}
+
+#[test]
+fn a_removed_tree_is_gone_at_once() {
+    let w = world!();
+    for round in 0..3 {
+        fs::create_dir_all(w.path("d/e/f")).unwrap();
+        for i in 0..50 {
+            fs::write(w.path(&format!("d/e/f/{i}")), format!("{round}")).unwrap();
+        }
+        let inside = File::open(w.path("d/e")).unwrap();
+        assert_eq!(fs::read_dir(w.path("d/e/f")).unwrap().count(), 50);
+        w.remove_tree("d").unwrap();
+        assert_eq!(errno(fs::metadata(w.path("d/e/f/7"))), libc::ENOENT);
+        assert_eq!(errno(fs::metadata(w.path("d"))), libc::ENOENT);
+        assert_eq!(fs::read_dir(w.root()).unwrap().count(), 0);
+        drop(inside);
+    }
+    assert_eq!(w.remove_tree("d").unwrap_err().errno(), Some(libc::ENOENT));
+}
+
+#[test]
+fn refusals_come_with_the_reason() {
+    let w = world!();
+    fs::create_dir_all(w.path("d/e")).unwrap();
+    let d = fs::metadata(w.path("d")).unwrap().ino();
+    let inside =
+        Request::Clone { source: (pando_fs::ROOT, "d".into()), destination: (d, "x".into()), replace: false };
+    let e = w.send(&inside).unwrap_err();
+    assert_eq!(e.errno(), Some(libc::EINVAL), "{e}");
+    assert!(e.to_string().contains("inside"), "{e}");
+    assert_eq!(w.clone_tree("none", "x", false).unwrap_err().errno(), Some(libc::ENOENT));
+    let nowhere = Request::Remove { target: (u64::MAX, "x".into()) };
+    assert!(w.send(&nowhere).is_err());
+    // Not one of ours, and ours on another file system.
+    let other = tempfile::tempdir().unwrap();
+    let elsewhere = pando_fuse::client::send(File::open(other.path()).unwrap(), &Request::Probe);
+    assert!(matches!(elsewhere, Err(pando_fuse::client::Error::NotPando)));
+    assert!(rustix::fs::ioctl_getflags(File::open(w.root()).unwrap()).is_err());
+}
+
+#[test]
+fn small_writes_are_blind_and_do_not_shred_what_is_read_after() {
+    let mut w = world!();
+    const SIZE: usize = 16 << 20;
+    fs::write(w.path("f"), vec![7; SIZE]).unwrap();
+    let random = |i: u64| (i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20) % (SIZE as u64 - 4);
+    for (kind, writable_only) in [("write-only", true), ("read-write", false)] {
+        w.remount();
+        let f = w.path("f");
+        let file = if writable_only { wo(&f) } else { rw(&f) };
+        let before = w.requests(Kind::Read);
+        for i in 0..2000 {
+            file.write_all_at(b"blip", random(i)).unwrap();
+        }
+        assert_eq!(w.requests(Kind::Read), before, "{kind}: a small write read something");
+        if !writable_only {
+            // A scan by the same descriptor notices that it is being shredded.
+            let mut buf = vec![0; SIZE];
+            file.read_exact_at(&mut buf, 0).unwrap();
+            let reads = w.requests(Kind::Read) - before;
+            assert!(reads < 400, "{kind}: {reads} reads for a scan by the same descriptor");
+            for i in 2000..4000 {
+                file.write_all_at(b"blip", random(i)).unwrap();
+            }
+        }
+        drop(file);
+        let before = w.requests(Kind::Read);
+        let all = fs::read(&f).unwrap();
+        let reads = w.requests(Kind::Read) - before;
+        assert!(reads < 200, "{kind}: {reads} reads for a scan");
+        let last = |at: u64| &all[at as usize..at as usize + 4];
+        assert_eq!(last(random(1999)), b"blip");
+        let before = w.requests(Kind::Read);
+        assert!(fs::read(&f).unwrap() == all);
+        assert_eq!(w.requests(Kind::Read), before, "{kind}: what was read once is cached across opens");
+    }
+}
+
+#[test]
+fn a_reader_never_sees_an_older_value_than_one_written_before() {
+    let w = world!();
+    let f = w.path("f");
+    fs::write(&f, vec![0; 4096]).unwrap();
+    let ro = File::open(&f).unwrap();
+    let map = Map::new(&ro, 4096, false);
+    let written = AtomicU32::new(0);
+    let done = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        let readers: Vec<_> = (0..2)
+            .map(|by_map| {
+                let (map, ro, written, done) = (&map, &ro, &written, &done);
+                s.spawn(move || {
+                    let mut checks = 0u64;
+                    while !done.load(Ordering::Acquire) {
+                        let floor = written.load(Ordering::Acquire);
+                        let mut b = [0; 4];
+                        if by_map == 1 {
+                            // Byte by byte: only the low 24 bits change together rarely enough.
+                            b = std::array::from_fn(|i| map.get(i));
+                        } else {
+                            ro.read_exact_at(&mut b, 0).unwrap();
+                        }
+                        let seen = u32::from(b[0]);
+                        assert!(seen >= floor & 0xff || floor & 0xff > 250, "{seen} after {floor}");
+                        checks += 1;
+                    }
+                    checks
+                })
+            })
+            .collect();
+        let file = wo(&f);
+        for i in 1..=250u32 {
+            file.write_all_at(&[i as u8], 0).unwrap();
+            written.store(i, Ordering::Release);
+            std::thread::sleep(Duration::from_micros(200));
+            assert_eq!(u32::from(byte_at(&ro, 0)), i, "a stale page stayed in the cache");
+            assert_eq!(u32::from(map.get(0)), i, "a stale page stayed mapped");
+        }
+        done.store(true, Ordering::Release);
+        for r in readers {
+            assert!(r.join().unwrap() > 0);
+        }
+    });
+}
+
+#[test]
+fn a_growing_file_is_followed_by_its_readers() {
+    let w = world!();
+    let f = w.path("log");
+    let mut writer = OpenOptions::new().append(true).create(true).open(&f).unwrap();
+    let mut reader = File::open(&f).unwrap();
+    for i in 0..200 {
+        let line = format!("line {i}\n");
+        std::io::Write::write_all(&mut writer, line.as_bytes()).unwrap();
+        let mut text = String::new();
+        reader.read_to_string(&mut text).unwrap();
+        assert_eq!(text, line);
+        assert_eq!(fs::metadata(&f).unwrap().len(), reader.metadata().unwrap().len());
+    }
+}
+
+#[test]
+fn several_threads_of_requests_work_too() {
+    let settings = pando_fuse::Settings { threads: 4, ..Default::default() };
+    let Some(w) = World::with(settings) else { return };
+    std::thread::scope(|s| {
+        for t in 0..4 {
+            let w = &w;
+            s.spawn(move || {
+                let dir = format!("t{t}");
+                fs::create_dir(w.path(&dir)).unwrap();
+                for i in 0..100 {
+                    let path = w.path(&format!("{dir}/{i}"));
+                    fs::write(&path, format!("{t}/{i}")).unwrap();
+                    assert_eq!(fs::read_to_string(&path).unwrap(), format!("{t}/{i}"));
+                }
+                w.clone_tree(&dir, &format!("c{t}"), false).unwrap();
+                assert_eq!(fs::read_dir(w.path(&format!("c{t}"))).unwrap().count(), 100);
+            });
+        }
+    });
+}

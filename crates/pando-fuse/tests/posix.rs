@@ -1,0 +1,431 @@
+//! What every program expects of a file system, through a real mount.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::{
+    collections::BTreeSet,
+    ffi::OsStr,
+    fs::{self, File, OpenOptions, Permissions},
+    io::{Read, Seek, SeekFrom, Write},
+    os::unix::{
+        fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink},
+        process::CommandExt,
+    },
+    process::Command,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use common::{World, errno};
+use pando_fuse::Settings;
+use rustix::fs::{CWD, FallocateFlags, FileType, Mode, RenameFlags, mknodat, renameat_with};
+
+macro_rules! world {
+    () => {
+        match World::new() {
+            Some(world) => world,
+            None => return,
+        }
+    };
+}
+
+fn rename2(from: &std::path::Path, to: &std::path::Path, flags: RenameFlags) -> std::io::Result<()> {
+    Ok(renameat_with(CWD, from, CWD, to, flags)?)
+}
+
+#[test]
+fn files_are_written_read_appended_and_truncated() {
+    let mut w = world!();
+    let f = w.path("f");
+    fs::write(&f, b"hello").unwrap();
+    assert_eq!(fs::read(&f).unwrap(), b"hello");
+    let mut append = OpenOptions::new().append(true).open(&f).unwrap();
+    append.write_all(b" world").unwrap();
+    append.seek(SeekFrom::Start(0)).unwrap();
+    append.write_all(b"!").unwrap();
+    assert_eq!(fs::read(&f).unwrap(), b"hello world!");
+    let rw = OpenOptions::new().read(true).write(true).open(&f).unwrap();
+    rw.write_all_at(b"far", 100_000).unwrap();
+    assert_eq!(rw.metadata().unwrap().len(), 100_003);
+    let all = fs::read(&f).unwrap();
+    assert_eq!((&all[..12], &all[100_000..]), (&b"hello world!"[..], &b"far"[..]));
+    assert!(all[12..100_000].iter().all(|&b| b == 0), "a hole reads as zeros");
+    rw.set_len(5).unwrap();
+    rw.set_len(10).unwrap();
+    assert_eq!(fs::read(&f).unwrap(), b"hello\0\0\0\0\0");
+    drop((append, rw));
+    w.remount();
+    assert_eq!(fs::read(w.path("f")).unwrap(), b"hello\0\0\0\0\0");
+}
+
+#[test]
+fn large_files_come_back_whatever_the_size_of_the_calls() {
+    let mut w = world!();
+    let data: Vec<u8> = (0..5_000_003u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    for (name, chunk) in [("a", 5_000_003), ("b", 65_536), ("c", 1000)] {
+        let mut f = File::create(w.path(name)).unwrap();
+        for part in data.chunks(chunk) {
+            f.write_all(part).unwrap();
+        }
+    }
+    for _ in 0..2 {
+        for name in ["a", "b", "c"] {
+            assert!(fs::read(w.path(name)).unwrap() == data, "{name}");
+            let f = File::open(w.path(name)).unwrap();
+            for at in [0usize, 1, 4095, 16_383, 16_385, 1_048_575, 4_999_999] {
+                let mut buf = [0; 4];
+                f.read_exact_at(&mut buf, at as u64).unwrap();
+                assert_eq!(buf, data[at..at + 4], "{name} at {at}");
+            }
+        }
+        w.remount();
+    }
+}
+
+#[test]
+fn exclusive_and_truncating_opens() {
+    let w = world!();
+    let f = w.path("f");
+    fs::write(&f, b"old content").unwrap();
+    assert_eq!(errno(File::create_new(&f)), libc::EEXIST);
+    let held = File::open(&f).unwrap();
+    assert_eq!(held.metadata().unwrap().len(), 11);
+    let f2 = OpenOptions::new().write(true).truncate(true).open(&f).unwrap();
+    assert_eq!(held.metadata().unwrap().len(), 0);
+    f2.write_all_at(b"new", 0).unwrap();
+    let mut text = String::new();
+    (&held).read_to_string(&mut text).unwrap();
+    assert_eq!(text, "new");
+    assert_eq!(errno(File::open(w.path("none"))), libc::ENOENT);
+    assert_eq!(errno(File::open(f.join("below a file"))), libc::ENOTDIR);
+    assert_eq!(errno(OpenOptions::new().write(true).open(w.root())), libc::EISDIR);
+}
+
+#[test]
+fn renames_replace_what_posix_lets_them_replace() {
+    let mut w = world!();
+    fs::write(w.path("a"), "a").unwrap();
+    fs::write(w.path("b"), "b").unwrap();
+    let ino = fs::metadata(w.path("a")).unwrap().ino();
+    fs::rename(w.path("a"), w.path("b")).unwrap();
+    assert_eq!(fs::read(w.path("b")).unwrap(), b"a");
+    assert_eq!(fs::metadata(w.path("b")).unwrap().ino(), ino, "a rename keeps the inode number");
+    assert!(!w.path("a").exists());
+
+    fs::create_dir_all(w.path("d/sub")).unwrap();
+    fs::write(w.path("d/sub/f"), "deep").unwrap();
+    fs::create_dir(w.path("empty")).unwrap();
+    fs::create_dir_all(w.path("full/x")).unwrap();
+    assert!(matches!(errno(fs::rename(w.path("d"), w.path("full"))), libc::ENOTEMPTY | libc::EEXIST));
+    assert_eq!(errno(fs::rename(w.path("d"), w.path("b"))), libc::ENOTDIR);
+    assert_eq!(errno(fs::rename(w.path("b"), w.path("empty"))), libc::EISDIR);
+    assert_eq!(errno(fs::rename(w.path("d"), w.path("d/sub/inside"))), libc::EINVAL);
+    fs::rename(w.path("d"), w.path("empty")).unwrap();
+    assert_eq!(fs::read(w.path("empty/sub/f")).unwrap(), b"deep");
+
+    assert_eq!(errno(rename2(&w.path("b"), &w.path("full"), RenameFlags::NOREPLACE)), libc::EEXIST);
+    rename2(&w.path("b"), &w.path("full"), RenameFlags::EXCHANGE).unwrap();
+    assert_eq!(fs::read(w.path("full")).unwrap(), b"a");
+    assert!(w.path("b/x").is_dir());
+    w.remount();
+    assert_eq!(fs::read(w.path("full")).unwrap(), b"a");
+    assert_eq!(fs::read(w.path("empty/sub/f")).unwrap(), b"deep");
+}
+
+#[test]
+fn removing_follows_the_rules() {
+    let w = world!();
+    fs::create_dir_all(w.path("d/e")).unwrap();
+    fs::write(w.path("f"), "").unwrap();
+    assert!(matches!(errno(fs::remove_dir(w.path("d"))), libc::ENOTEMPTY | libc::EEXIST));
+    assert!(matches!(errno(fs::remove_file(w.path("d"))), libc::EISDIR | libc::EPERM));
+    assert_eq!(errno(fs::remove_dir(w.path("f"))), libc::ENOTDIR);
+    assert_eq!(errno(fs::remove_file(w.path("none"))), libc::ENOENT);
+    fs::remove_dir(w.path("d/e")).unwrap();
+    fs::remove_dir(w.path("d")).unwrap();
+    assert_eq!(errno(fs::metadata(w.path("d/e"))), libc::ENOENT);
+    assert_eq!(errno(fs::create_dir(w.path("f"))), libc::EEXIST);
+}
+
+#[test]
+fn an_open_file_outlives_its_name() {
+    let w = world!();
+    let f = w.path("f");
+    fs::write(&f, "still here").unwrap();
+    let open = OpenOptions::new().read(true).write(true).open(&f).unwrap();
+    fs::remove_file(&f).unwrap();
+    assert!(!f.exists());
+    open.write_all_at(b"STILL", 0).unwrap();
+    let mut buf = [0; 10];
+    open.read_exact_at(&mut buf, 0).unwrap();
+    assert_eq!(&buf, b"STILL here");
+    assert_eq!(open.metadata().unwrap().nlink(), 0);
+    fs::write(&f, "another").unwrap();
+    open.read_exact_at(&mut buf, 0).unwrap();
+    assert_eq!(&buf, b"STILL here");
+    assert_eq!(fs::read(&f).unwrap(), b"another");
+    // The same when a rename takes the name.
+    fs::write(w.path("g"), "g").unwrap();
+    let open = File::open(&f).unwrap();
+    fs::rename(w.path("g"), &f).unwrap();
+    let mut text = String::new();
+    (&open).read_to_string(&mut text).unwrap();
+    assert_eq!(text, "another");
+}
+
+#[test]
+fn symbolic_links_and_special_files() {
+    let mut w = world!();
+    fs::write(w.path("target"), "t").unwrap();
+    symlink("target", w.path("link")).unwrap();
+    symlink("loop", w.path("loop")).unwrap();
+    let long = "x/".repeat(2000);
+    symlink(&long, w.path("long")).unwrap();
+    mknodat(CWD, w.path("fifo"), FileType::Fifo, Mode::from_raw_mode(0o640), 0).unwrap();
+    // Closed at once: an open one would keep the mount busy.
+    std::os::unix::net::UnixListener::bind(w.path("socket")).unwrap();
+    for _ in 0..2 {
+        assert_eq!(fs::read(w.path("link")).unwrap(), b"t");
+        assert_eq!(fs::read_link(w.path("link")).unwrap(), OsStr::new("target"));
+        assert_eq!(fs::symlink_metadata(w.path("link")).unwrap().len(), 6);
+        assert_eq!(errno(File::open(w.path("loop"))), libc::ELOOP);
+        assert_eq!(fs::read_link(w.path("long")).unwrap(), OsStr::new(&long));
+        let fifo = fs::metadata(w.path("fifo")).unwrap();
+        assert_eq!(fifo.mode() & libc::S_IFMT, libc::S_IFIFO);
+        let socket = fs::metadata(w.path("socket")).unwrap();
+        assert_eq!(socket.mode() & libc::S_IFMT, libc::S_IFSOCK);
+        w.remount();
+    }
+}
+
+#[test]
+fn times_are_kept_to_the_nanosecond_and_move_when_they_must() {
+    let mut w = world!();
+    let f = w.path("f");
+    fs::write(&f, "x").unwrap();
+    let old = UNIX_EPOCH + Duration::new(981_173_106, 123_456_789);
+    let ancient = UNIX_EPOCH - Duration::new(86_400, 500);
+    for time in [old, ancient, UNIX_EPOCH - Duration::from_secs(7), UNIX_EPOCH] {
+        File::options().write(true).open(&f).unwrap().set_modified(time).unwrap();
+        assert_eq!(fs::metadata(&f).unwrap().modified().unwrap(), time);
+        w.remount();
+        assert_eq!(fs::metadata(&f).unwrap().modified().unwrap(), time);
+    }
+    let before = SystemTime::now() - Duration::from_millis(20);
+    OpenOptions::new().append(true).open(&f).unwrap().write_all(b"y").unwrap();
+    let m = fs::metadata(&f).unwrap();
+    assert!(m.modified().unwrap() >= before, "a write moves mtime");
+    assert!(m.ctime() >= before.duration_since(UNIX_EPOCH).unwrap().as_secs() as i64);
+    let dir = fs::metadata(w.root()).unwrap().modified().unwrap();
+    std::thread::sleep(Duration::from_millis(20));
+    fs::write(w.path("g"), "").unwrap();
+    let after = fs::metadata(w.root()).unwrap().modified().unwrap();
+    assert!(after > dir, "a new name moves the directory's mtime");
+    std::thread::sleep(Duration::from_millis(20));
+    fs::remove_file(w.path("g")).unwrap();
+    assert!(fs::metadata(w.root()).unwrap().modified().unwrap() > after);
+    fs::set_permissions(&f, Permissions::from_mode(0o600)).unwrap();
+    assert_eq!(fs::metadata(&f).unwrap().modified().unwrap(), m.modified().unwrap(), "chmod does not");
+}
+
+#[test]
+fn listings_show_every_name_once() {
+    let mut w = world!();
+    fs::create_dir(w.path("d")).unwrap();
+    let names: BTreeSet<String> = (0..3000)
+        .map(|i| format!("{i:04}{}", "n".repeat(i % 200)))
+        .chain([" ".into(), "\n".into(), "é\u{1}".into()])
+        .collect();
+    for (i, name) in names.iter().enumerate() {
+        if i % 7 == 0 {
+            fs::create_dir(w.path("d").join(name)).unwrap();
+        } else {
+            fs::write(w.path("d").join(name), name).unwrap();
+        }
+    }
+    for _ in 0..2 {
+        let mut seen = BTreeSet::new();
+        for e in fs::read_dir(w.path("d")).unwrap() {
+            let e = e.unwrap();
+            let m = e.metadata().unwrap();
+            let name = e.file_name().into_string().unwrap();
+            assert_eq!(e.file_type().unwrap().is_dir(), m.is_dir());
+            assert!(m.is_dir() || m.len() == name.len() as u64);
+            assert!(seen.insert(name), "a name came twice");
+        }
+        assert_eq!(seen, names);
+        w.remount();
+    }
+    // What is removed while listing may or may not come; the rest must, once.
+    let mut seen = BTreeSet::new();
+    for (i, e) in fs::read_dir(w.path("d")).unwrap().enumerate() {
+        let e = e.unwrap();
+        let name = e.file_name().into_string().unwrap();
+        if i % 2 == 0 {
+            if e.file_type().unwrap().is_dir() {
+                fs::remove_dir(e.path()).unwrap()
+            } else {
+                fs::remove_file(e.path()).unwrap()
+            }
+        }
+        assert!(seen.insert(name));
+    }
+    assert_eq!(seen, names);
+    assert_eq!(fs::read_dir(w.path("d")).unwrap().count(), names.len() / 2);
+}
+
+#[test]
+fn names_have_the_usual_limits() {
+    let w = world!();
+    let long = "n".repeat(255);
+    fs::write(w.path(&long), "x").unwrap();
+    assert_eq!(fs::read(w.path(&long)).unwrap(), b"x");
+    assert_eq!(errno(fs::write(w.path(&"n".repeat(256)), "x")), libc::ENAMETOOLONG);
+    assert_eq!(errno(fs::metadata(w.path(&"n".repeat(256)))), libc::ENAMETOOLONG);
+}
+
+#[test]
+fn statfs_tells_sizes() {
+    let w = world!();
+    let s = rustix::fs::statvfs(w.root()).unwrap();
+    assert!(s.f_blocks > 0 && s.f_bavail <= s.f_bfree && s.f_bfree <= s.f_blocks);
+    assert_eq!(s.f_namemax, 255);
+    let mounts = fs::read_to_string("/proc/mounts").unwrap();
+    let line = mounts.lines().find(|l| l.contains(w.root().to_str().unwrap())).unwrap();
+    assert!(line.contains(" fuse.pando "), "{line}");
+}
+
+#[test]
+fn what_is_not_supported_says_so() {
+    let w = world!();
+    let f = w.path("f");
+    fs::write(&f, "data").unwrap();
+    assert_eq!(errno(fs::hard_link(&f, w.path("hard"))), libc::EPERM);
+    let set = rustix::fs::setxattr(&f, "user.x", b"1", rustix::fs::XattrFlags::empty());
+    assert_eq!(set.unwrap_err().raw_os_error(), libc::EOPNOTSUPP);
+    let mut buf = [0; 8];
+    assert_eq!(rustix::fs::getxattr(&f, "user.x", &mut buf).unwrap_err().raw_os_error(), libc::EOPNOTSUPP);
+    let open = OpenOptions::new().read(true).write(true).open(&f).unwrap();
+    let punched = rustix::fs::fallocate(&open, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, 4);
+    assert_eq!(punched.unwrap_err().raw_os_error(), libc::EOPNOTSUPP);
+    assert_eq!(errno(rename2(&f, &w.path("g"), RenameFlags::WHITEOUT)), libc::EINVAL);
+    // Without an answer of ours the kernel knows data up to the size, and a hole after it.
+    assert_eq!(rustix::fs::seek(&open, rustix::fs::SeekFrom::Hole(0)).unwrap(), 4);
+    assert_eq!(fs::read(&f).unwrap(), b"data");
+    open.sync_all().unwrap();
+    open.sync_data().unwrap();
+    File::open(w.root()).unwrap().sync_all().unwrap();
+}
+
+#[test]
+fn modes_and_owners_decide_who_may() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can become other users");
+        return;
+    }
+    let Some(w) = World::with(Settings { allow_other: true, ..Settings::default() }) else { return };
+    let as_nobody = |script: &str| {
+        let status = Command::new("sh")
+            .args(["-c", script])
+            .current_dir("/")
+            .env("M", w.root())
+            .uid(65_534)
+            .gid(65_534)
+            .stderr(std::process::Stdio::null())
+            .status();
+        status.unwrap().success()
+    };
+    fs::set_permissions(w.root(), Permissions::from_mode(0o755)).unwrap();
+    fs::write(w.path("private"), "p").unwrap();
+    fs::set_permissions(w.path("private"), Permissions::from_mode(0o600)).unwrap();
+    fs::create_dir(w.path("open")).unwrap();
+    fs::set_permissions(w.path("open"), Permissions::from_mode(0o1777)).unwrap();
+    fs::write(w.path("open/roots"), "r").unwrap();
+    assert!(!as_nobody("cat $M/private"), "a private file was read");
+    assert!(!as_nobody("echo x > $M/new"), "a file was made in root's directory");
+    assert!(as_nobody("umask 027; echo x > $M/open/own && mkdir $M/open/dir"));
+    let own = fs::metadata(w.path("open/own")).unwrap();
+    assert_eq!((own.uid(), own.gid(), own.mode() & 0o7777), (65_534, 65_534, 0o640));
+    assert_eq!(fs::metadata(w.path("open/dir")).unwrap().mode() & 0o7777, 0o750);
+    assert!(!as_nobody("rm -f $M/open/roots"), "the sticky bit was ignored");
+    assert!(!as_nobody("chmod 777 $M/open/roots") && !as_nobody("chown nobody $M/open/roots"));
+    assert!(as_nobody("chmod 600 $M/open/own && ! chown 0 $M/open/own"));
+
+    // A write, a truncation and a change of owner by an ordinary user drop set-user-id.
+    for script in ["echo y >> $M/open/s", ": > $M/open/s", "truncate -s 1 $M/open/s"] {
+        fs::write(w.path("open/s"), "s").unwrap();
+        std::os::unix::fs::chown(w.path("open/s"), Some(65_534), Some(65_534)).unwrap();
+        fs::set_permissions(w.path("open/s"), Permissions::from_mode(0o6777)).unwrap();
+        assert_eq!(fs::metadata(w.path("open/s")).unwrap().mode() & 0o7777, 0o6777);
+        assert!(as_nobody(script), "{script}");
+        let mode = fs::metadata(w.path("open/s")).unwrap().mode() & 0o7777;
+        assert_eq!(mode, 0o777, "{script} left set-user-id alive");
+    }
+    fs::set_permissions(w.path("open/s"), Permissions::from_mode(0o4755)).unwrap();
+    std::os::unix::fs::chown(w.path("open/s"), Some(1), None).unwrap();
+    assert_eq!(fs::metadata(w.path("open/s")).unwrap().mode() & 0o7777, 0o755);
+}
+
+#[test]
+fn others_stay_outside_unless_let_in() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can become other users");
+        return;
+    }
+    let w = world!();
+    fs::set_permissions(w.root(), Permissions::from_mode(0o777)).unwrap();
+    let status = Command::new("ls").arg(w.root()).uid(65_534).gid(65_534).current_dir("/").output().unwrap();
+    assert!(!status.status.success());
+}
+
+#[test]
+fn programs_run_from_it() {
+    let w = world!();
+    fs::copy("/bin/sh", w.path("sh")).unwrap();
+    let output = Command::new(w.path("sh")).args(["-c", "echo grove"]).output().unwrap();
+    assert_eq!(output.stdout, b"grove\n");
+    let script = w.path("script");
+    let mut f = OpenOptions::new().write(true).create_new(true).mode(0o755).open(&script).unwrap();
+    f.write_all(b"#!/bin/sh\necho $0\n").unwrap();
+    drop(f);
+    assert_eq!(
+        Command::new(&script).output().unwrap().stdout,
+        format!("{}\n", script.display()).into_bytes()
+    );
+}
+
+#[test]
+fn a_read_only_mount_refuses_changes() {
+    let mut w = world!();
+    fs::write(w.path("f"), "x").unwrap();
+    w.settings.read_only = true;
+    w.remount();
+    assert_eq!(fs::read(w.path("f")).unwrap(), b"x");
+    assert_eq!(errno(fs::write(w.path("g"), "")), libc::EROFS);
+    assert_eq!(errno(fs::remove_file(w.path("f"))), libc::EROFS);
+    assert!(w.clone_tree("f", "g", false).is_err());
+    w.settings.read_only = false;
+    w.remount();
+    fs::write(w.path("g"), "").unwrap();
+}
+
+#[test]
+fn inode_numbers_last() {
+    let mut w = world!();
+    fs::create_dir(w.path("d")).unwrap();
+    for i in 0..100 {
+        fs::write(w.path(&format!("d/{i}")), "").unwrap();
+    }
+    w.clone_tree("d", "e", false).unwrap();
+    let numbers = |w: &World| -> Vec<u64> {
+        ["d", "e"]
+            .iter()
+            .flat_map(|d| (0..100).map(move |i| format!("{d}/{i}")).chain([(*d).to_owned()]))
+            .map(|p| fs::metadata(w.path(&p)).unwrap().ino())
+            .collect()
+    };
+    let before = numbers(&w);
+    assert_eq!(before.iter().collect::<BTreeSet<_>>().len(), before.len(), "two files share a number");
+    w.remount();
+    assert_eq!(numbers(&w), before);
+}

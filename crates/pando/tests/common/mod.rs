@@ -1,0 +1,191 @@
+//! The program on real images in a temporary directory; whatever is mounted is unmounted.
+#![allow(dead_code, clippy::unwrap_used, clippy::expect_used)]
+
+use std::{
+    ffi::OsStr,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+};
+
+pub struct Bench {
+    tmp: tempfile::TempDir,
+    root: PathBuf,
+}
+
+/// Whether there is FUSE here; says so if not.
+pub fn have_fuse() -> bool {
+    let have = Path::new("/dev/fuse").exists();
+    if !have {
+        eprintln!("SKIPPED: /dev/fuse is absent");
+    }
+    have
+}
+
+impl Bench {
+    /// An empty directory.
+    pub fn new() -> Bench {
+        let tmp = tempfile::tempdir().unwrap();
+        let root = tmp.path().canonicalize().unwrap();
+        Bench { tmp, root }
+    }
+
+    /// With a mounted image `a.img` on `m`; `None` where there is no FUSE.
+    pub fn mounted() -> Option<Bench> {
+        if !have_fuse() {
+            return None;
+        }
+        let bench = Self::new();
+        std::fs::create_dir(bench.path("m")).unwrap();
+        bench.ok(&["mkfs", "--size", "256M", "--node-size", "64K", "a.img"]);
+        bench.mount();
+        Some(bench)
+    }
+
+    pub fn mount(&self) {
+        self.ok(&["mount", "--log-file", "log", "a.img", "m"]);
+    }
+
+    /// Unmounts, retrying while some process that another test is starting holds a descriptor.
+    pub fn umount(&self) {
+        let begin = std::time::Instant::now();
+        loop {
+            let out = self.run(&["umount", "m"]);
+            if out.status.success() {
+                return;
+            }
+            let busy = out.status.code() == Some(4) && begin.elapsed().as_secs() < 5;
+            assert!(busy, "{}", text(&out.stderr));
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+    }
+
+    pub fn remount(&self) {
+        self.umount();
+        self.mount();
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.root.join(name)
+    }
+
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pando"));
+        command.args(args).current_dir(&self.root).stdin(Stdio::null());
+        command
+    }
+
+    pub fn run(&self, args: &[&str]) -> Output {
+        self.command(args).output().unwrap()
+    }
+
+    /// Runs a command that must succeed; its stdout.
+    pub fn ok(&self, args: &[&str]) -> String {
+        let out = self.run(args);
+        assert!(out.status.success(), "pando {args:?}: {}", text(&out.stderr));
+        text(&out.stdout)
+    }
+
+    /// Runs a command that must fail with `code` and say `says`.
+    pub fn fails(&self, args: &[&str], code: i32, says: &str) {
+        let out = self.run(args);
+        let err = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(code), "pando {args:?}: {err}");
+        assert!(err.contains(says), "pando {args:?} said {err:?}, not {says:?}");
+    }
+
+    /// Runs a program of the system in the directory; it must succeed.
+    pub fn sh(&self, script: &str) -> String {
+        let out = Command::new("sh").args(["-ec", script]).current_dir(&self.root).output().unwrap();
+        assert!(out.status.success(), "{script}: {}{}", text(&out.stdout), text(&out.stderr));
+        text(&out.stdout)
+    }
+
+    /// Process id of the daemon behind `m`.
+    pub fn daemon(&self) -> u32 {
+        let stats = self.json(&["stats", "--json", "m"]);
+        u32::try_from(stats["pid"].as_u64().unwrap()).unwrap()
+    }
+
+    pub fn json(&self, args: &[&str]) -> serde_json::Value {
+        serde_json::from_str(&self.ok(args)).unwrap()
+    }
+
+    /// A small tree with a bit of everything in `name`.
+    pub fn tree(&self, name: &str) -> PathBuf {
+        let dir = self.path(name);
+        self.sh(&format!(
+            "mkdir -p {name}/src/deep/deeper {name}/empty
+             for i in $(seq 60); do echo \"file $i\" > {name}/src/f$i; done
+             head -c 3000000 /dev/urandom > {name}/src/deep/large
+             truncate -s 5M {name}/src/sparse; printf x | dd of={name}/src/sparse bs=1 seek=3000000 conv=notrunc status=none
+             ln -s src/f1 {name}/link; ln -s /nowhere {name}/dangling
+             mkfifo {name}/fifo
+             chmod 4711 {name}/src/f2; chmod 700 {name}/src/deep; chmod 1777 {name}/empty
+             printf '' > '{name}/a name with
+             a newline'
+             find {name} -exec touch -h -d '2002-03-04 05:06:07.080910111' {{}} +
+             touch -d '2001-02-03 04:05:06.123456789' {name}/src/f3 {name}/src/deep"
+        ));
+        dir
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+        for line in mounts.lines() {
+            let dir = line.split(' ').nth(1).unwrap_or_default();
+            if Path::new(dir).starts_with(&self.root) {
+                let done = self.run(&["umount", dir]).status.success();
+                if !done {
+                    let _ = Command::new("umount").args(["-lf", dir]).status();
+                }
+            }
+        }
+    }
+}
+
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Everything about the trees at `a` and `b` that a copy must keep, compared.
+pub fn same(a: impl AsRef<Path>, b: impl AsRef<Path>) {
+    let list = |dir: &Path| {
+        let out = Command::new("find")
+            .args(["-printf", "%P\\0%y\\0%m\\0%U:%G\\0%T@\\0%l\\0\\n"])
+            .current_dir(dir)
+            .output()
+            .unwrap();
+        let mut lines: Vec<String> = text(&out.stdout).split("\0\n").map(str::to_owned).collect();
+        lines.sort_unstable();
+        lines
+    };
+    let (a, b) = (a.as_ref(), b.as_ref());
+    let (la, lb) = (list(a), list(b));
+    assert!(la.len() > 1);
+    for (x, y) in la.iter().zip(&lb) {
+        assert_eq!(x, y, "{} and {}", a.display(), b.display());
+    }
+    assert_eq!(la.len(), lb.len());
+    for line in la {
+        let mut fields = line.split('\0');
+        if let (Some(path), Some("f")) = (fields.next(), fields.next()) {
+            let read = |dir: &Path| std::fs::read(dir.join(path)).unwrap();
+            assert!(read(a) == read(b), "{path} differs");
+        }
+    }
+}
+
+pub fn has(program: &str) -> bool {
+    let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output();
+    let found = found.is_ok_and(|o| o.status.success());
+    if !found {
+        eprintln!("SKIPPED a part: {program} is not installed");
+    }
+    found
+}
+
+pub fn os(s: &str) -> &OsStr {
+    OsStr::new(s)
+}

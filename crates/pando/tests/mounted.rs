@@ -1,0 +1,376 @@
+//! Commands on a mounted image, and what ordinary programs make of it.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::fs::MetadataExt,
+    path::Path,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use common::{Bench, has, same};
+
+macro_rules! mounted {
+    () => {
+        match Bench::mounted() {
+            Some(bench) => bench,
+            None => return,
+        }
+    };
+}
+
+#[test]
+fn ordinary_programs_copy_trees_in_and_they_last() {
+    let b = mounted!();
+    let tree = b.tree("t");
+    b.sh("cp -a t m/cp");
+    b.sh("mkdir m/tar; tar -C t --format=pax -cf - . | tar -C m/tar -xpf - ; touch -r t m/tar");
+    let rsync = has("rsync");
+    if rsync {
+        b.sh("rsync -aH t/ m/rsync");
+    }
+    b.sh(
+        "tar -C m/cp --format=pax -cf back.tar .; mkdir back; tar -C back -xpf back.tar; touch -r m/cp back",
+    );
+    same(&tree, b.path("back"));
+    for _ in 0..2 {
+        same(&tree, b.path("m/cp"));
+        same(&tree, b.path("m/tar"));
+        if rsync {
+            same(&tree, b.path("m/rsync"));
+        }
+        b.remount();
+    }
+    b.umount();
+    b.ok(&["check", "a.img"]);
+}
+
+#[test]
+fn a_clone_is_a_copy_and_stays_one() {
+    let b = mounted!();
+    let tree = b.tree("t");
+    b.sh("cp -a t m/original");
+    b.ok(&["clone", "m/original", "m/clone"]);
+    b.ok(&["clone", "m/clone", "m/original/../second"]);
+    same(&tree, b.path("m/clone"));
+    // Edits of one are not edits of another.
+    fs::write(b.path("m/clone/src/f1"), "edited").unwrap();
+    fs::remove_file(b.path("m/original/src/f5")).unwrap();
+    fs::rename(b.path("m/second/src/deep"), b.path("m/second/moved")).unwrap();
+    b.ok(&["clone", "m/second", "m/third"]);
+    b.ok(&["rm", "-r", "m/second"]);
+    for _ in 0..2 {
+        assert_eq!(fs::read(b.path("m/original/src/f1")).unwrap(), b"file 1\n");
+        assert_eq!(fs::read(b.path("m/clone/src/f1")).unwrap(), b"edited");
+        assert_eq!(fs::read(b.path("m/clone/src/f5")).unwrap(), b"file 5\n");
+        assert!(!b.path("m/original/src/f5").exists());
+        assert!(!b.path("m/second").exists());
+        assert!(
+            fs::read(b.path("m/third/moved/large")).unwrap()
+                == fs::read(tree.join("src/deep/large")).unwrap()
+        );
+        b.remount();
+    }
+    // A single file, and one that is a link.
+    b.ok(&["clone", "m/clone/src/f2", "m/f2"]);
+    assert_eq!(fs::metadata(b.path("m/f2")).unwrap().mode() & 0o7777, 0o4711);
+    b.ok(&["clone", "m/clone/link", "m/link2"]);
+    assert_eq!(fs::read_link(b.path("m/link2")).unwrap(), Path::new("src/f1"));
+    let stats = b.json(&["stats", "--json", "m"]);
+    assert!(stats["clones"]["count"].as_u64().unwrap() >= 2);
+    let histogram = stats["clones"]["latency"].as_array().unwrap();
+    assert_eq!(histogram.iter().map(|x| x["count"].as_u64().unwrap()).sum::<u64>(), 2);
+}
+
+#[test]
+fn inode_numbers_differ_between_clones_and_last() {
+    let b = mounted!();
+    b.tree("t");
+    b.sh("cp -a t m/original");
+    b.ok(&["clone", "m/original", "m/clone"]);
+    let numbers = || -> BTreeMap<String, u64> {
+        let out = b.sh("cd m; find . -printf '%i %p\\0'");
+        out.split_terminator('\0')
+            .map(|l| l.split_once(' ').unwrap())
+            .map(|(ino, path)| (path.to_owned(), ino.parse().unwrap()))
+            .collect()
+    };
+    let before = numbers();
+    let mut all: Vec<u64> = before.values().copied().collect();
+    all.sort_unstable();
+    all.dedup();
+    assert_eq!(all.len(), before.len(), "two files share a number");
+    b.remount();
+    assert_eq!(numbers(), before);
+}
+
+#[test]
+fn clones_that_make_no_sense_say_why() {
+    let b = mounted!();
+    b.sh("mkdir -p m/d/e host; echo x > m/f; echo y > m/g");
+    b.fails(&["clone", "m/d", "m/d/e/x"], 1, "inside");
+    b.fails(&["clone", "m/d/e", "m/d", "--replace"], 1, "inside");
+    b.fails(&["clone", "m/f", "m/g"], 1, "--replace");
+    b.fails(&["clone", "m/none", "m/x"], 1, "m/none");
+    b.fails(&["clone", "m/f", "m/none/x"], 1, "m/none");
+    b.fails(&["clone", "m/f", "host/x"], 1, "one mounted");
+    b.fails(&["clone", "host", "host2"], 1, "not in a mounted Pando");
+    b.fails(&["clone", "m", "m/x"], 1, "root");
+    b.ok(&["clone", "--replace", "m/f", "m/g"]);
+    assert_eq!(fs::read(b.path("m/g")).unwrap(), b"x\n");
+    // From inside, by relative paths.
+    let mut clone = b.command(&["clone", ".", "../d2"]);
+    assert!(clone.current_dir(b.path("m/d")).status().unwrap().success());
+    assert!(b.path("m/d2/e").is_dir());
+}
+
+#[test]
+fn clones_work_through_bind_mounts_and_unreadable_directories() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can make bind mounts");
+        return;
+    }
+    let b = mounted!();
+    b.sh("mkdir -p m/a/b bound; echo x > m/a/b/f; mount --bind m/a bound");
+    b.ok(&["clone", "bound/b", "bound/c"]);
+    assert_eq!(fs::read(b.path("m/a/c/f")).unwrap(), b"x\n");
+    b.ok(&["clone", "m/a/c", "m/a/d"]);
+    assert_eq!(fs::read(b.path("bound/d/f")).unwrap(), b"x\n");
+    b.sh("umount bound");
+}
+
+#[test]
+fn mv_and_rm_work_on_whole_trees() {
+    let b = mounted!();
+    b.tree("t");
+    b.sh("cp -a t m/a; mkdir -p m/full/x host");
+    b.ok(&["mv", "m/a", "m/b"]);
+    same(b.path("t"), b.path("m/b"));
+    b.fails(&["mv", "m/b", "m/full"], 1, "--replace");
+    b.fails(&["mv", "--replace", "m/b", "m/full"], 1, "rm -r");
+    b.fails(&["mv", "m/b", "m/b/x"], 1, "inside");
+    b.fails(&["mv", "m/b", "host/x"], 1, "one mounted");
+    b.fails(&["mv", "m/none", "m/x"], 1, "m/none");
+    b.fails(&["rm", "m/b"], 1, "-r");
+    b.fails(&["rm", "-r", "m/none"], 1, "m/none");
+    b.ok(&["rm", "-r", "m/b", "m/full"]);
+    b.sh("echo x > m/f; ln -s f m/l");
+    b.ok(&["rm", "m/l"]);
+    assert!(b.path("m/f").exists() && !b.path("m/l").is_symlink());
+    b.ok(&["rm", "m/f"]);
+    assert_eq!(fs::read_dir(b.path("m")).unwrap().count(), 0);
+}
+
+#[test]
+fn one_image_is_mounted_once() {
+    let b = mounted!();
+    b.sh("mkdir other");
+    b.fails(&["mount", "a.img", "other"], 4, "is mounted on");
+    b.fails(&["check", "a.img"], 4, "is mounted on");
+    b.fails(&["mkfs", "--force", "a.img"], 4, "is mounted on");
+    b.fails(&["import", "other", "a.img:/x"], 4, "is mounted on");
+    b.sh("ln -s a.img alias.img");
+    b.fails(&["mount", "alias.img", "other"], 4, "is mounted on");
+    fs::write(b.path("m/f"), "x").unwrap();
+    let line = fs::read_to_string("/proc/mounts").unwrap();
+    let line = line.lines().find(|l| l.contains(b.path("m").to_str().unwrap())).unwrap().to_owned();
+    assert!(line.starts_with(b.path("a.img").to_str().unwrap()) && line.contains("fuse.pando"), "{line}");
+}
+
+#[test]
+fn every_way_to_unmount_leaves_a_clean_image_that_can_be_mounted_at_once() {
+    let b = mounted!();
+    let mut ways = vec!["umount m"];
+    if has("fusermount3") {
+        ways.push("fusermount3 -u m");
+    }
+    for (i, way) in ways.iter().cycle().take(6).enumerate() {
+        fs::write(b.path(&format!("m/{i}")), vec![b'x'; 1 << 20]).unwrap();
+        // Not by `Bench::umount`: the next mount must wait for the daemon by itself.
+        let begin = Instant::now();
+        loop {
+            let done =
+                Command::new("sh").args(["-c", way]).current_dir(b.path("")).stderr(Stdio::null()).status();
+            if done.unwrap().success() {
+                break;
+            }
+            assert!(begin.elapsed() < Duration::from_secs(5), "{way}");
+        }
+        b.mount();
+        assert_eq!(fs::read_dir(b.path("m")).unwrap().count(), i + 1);
+    }
+    for signal in ["TERM", "INT", "HUP"] {
+        let pid = b.daemon();
+        b.sh(&format!("kill -{signal} {pid}; while grep -q \" $PWD/m \" /proc/mounts; do sleep 0.01; done"));
+        b.mount();
+    }
+    b.umount();
+    b.fails(&["umount", "m"], 1, "no file system is mounted");
+    b.ok(&["check", "a.img"]);
+}
+
+#[test]
+fn a_busy_mount_is_not_unmounted_unless_asked_for_force() {
+    let b = mounted!();
+    let file = fs::File::create(b.path("m/f")).unwrap();
+    b.fails(&["umount", "m"], 4, "in use");
+    assert!(b.path("m/f").exists());
+    let pid = b.daemon();
+    // A signal ends it all the same, with everything that was written.
+    std::io::Write::write_all(&mut &file, b"kept").unwrap();
+    b.sh(&format!("kill {pid}; while [ -e /proc/{pid} ]; do sleep 0.01; done"));
+    drop(file);
+    b.mount();
+    assert_eq!(fs::read(b.path("m/f")).unwrap(), b"kept");
+}
+
+#[test]
+fn a_killed_daemon_leaves_what_was_synced_and_can_be_unmounted() {
+    let b = mounted!();
+    fs::write(b.path("m/synced"), "here").unwrap();
+    b.ok(&["clone", "m/synced", "m/clone"]);
+    b.ok(&["sync", "m"]);
+    fs::write(b.path("m/later"), "perhaps").unwrap();
+    let pid = b.daemon();
+    b.sh(&format!("kill -9 {pid}; while [ -e /proc/{pid} ]; do sleep 0.01; done"));
+    let gone = fs::read(b.path("m/synced")).unwrap_err().raw_os_error();
+    assert!(matches!(gone, Some(libc::ENOTCONN | libc::ECONNABORTED)), "{gone:?}");
+    b.umount();
+    b.mount();
+    assert_eq!(fs::read(b.path("m/synced")).unwrap(), b"here");
+    assert_eq!(fs::read(b.path("m/clone")).unwrap(), b"here");
+    if let Ok(later) = fs::read(b.path("m/later")) {
+        assert!(b"perhaps".starts_with(&later[..]));
+    }
+    b.umount();
+    b.ok(&["check", "a.img"]);
+}
+
+#[test]
+fn fsync_is_a_full_sync() {
+    let b = mounted!();
+    b.sh("echo 1 > m/a; echo 2 > m/b");
+    fs::File::open(b.path("m")).unwrap().sync_all().unwrap();
+    let pid = b.daemon();
+    b.sh(&format!("kill -9 {pid}; while [ -e /proc/{pid} ]; do sleep 0.01; done"));
+    b.umount();
+    b.mount();
+    assert_eq!(
+        (fs::read(b.path("m/a")).unwrap(), fs::read(b.path("m/b")).unwrap()),
+        (b"1\n".into(), b"2\n".into())
+    );
+}
+
+#[test]
+fn stats_and_grow_work_mounted() {
+    let b = mounted!();
+    let stats = b.json(&["stats", "--json", "m"]);
+    assert_eq!((stats["version"].as_u64(), stats["mounted"].as_bool()), (Some(1), Some(true)));
+    // By the image's name it is the same file system.
+    assert_eq!(b.json(&["stats", "--json", "a.img"])["pid"], stats["pid"]);
+    assert!(b.ok(&["stats", "m"]).contains("device written"));
+    b.ok(&["grow", "--size", "512M", "m"]);
+    assert_eq!(fs::metadata(b.path("a.img")).unwrap().len(), 512 << 20);
+    assert_eq!(b.json(&["stats", "--json", "m"])["size"]["device"].as_u64(), Some(512 << 20));
+    b.fails(&["grow", "--size", "64M", "m"], 1, "grow m");
+    b.remount();
+    assert_eq!(b.json(&["stats", "--json", "m"])["size"]["device"].as_u64(), Some(512 << 20));
+}
+
+#[test]
+fn mounts_that_cannot_be_say_why() {
+    if !common::have_fuse() {
+        return;
+    }
+    let b = Bench::new();
+    b.sh("mkdir m; echo text > f; truncate -s 64M zeros");
+    b.fails(&["mount", "none.img", "m"], 1, "none.img");
+    b.fails(&["mount", "f", "m"], 1, "mkfs");
+    b.fails(&["mount", "zeros", "m"], 1, "mkfs");
+    b.ok(&["mkfs", "--size", "64M", "a.img"]);
+    b.fails(&["mount", "a.img", "none"], 1, "none");
+    b.fails(&["mount", "a.img", "f"], 1, "directory");
+    b.fails(&["mount", "-o", "frobnicate", "a.img", "m"], 1, "frobnicate");
+    assert!(!fs::read_to_string("/proc/mounts").unwrap().contains(b.path("m").to_str().unwrap()));
+    b.ok(&["mount", "-o", "ro,noatime", "a.img", "m"]);
+    assert_eq!(fs::write(b.path("m/x"), "").unwrap_err().raw_os_error(), Some(libc::EROFS));
+    b.umount();
+}
+
+#[test]
+fn ordinary_users_mount_too() {
+    use std::os::unix::process::CommandExt;
+    if !common::have_fuse() || !has("fusermount3") {
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: the other tests have mounted as an ordinary user already");
+        return;
+    }
+    let b = Bench::new();
+    // The program must be where an ordinary user can reach it.
+    b.sh(&format!(
+        "chmod 755 .; mkdir home; cp {} home/pando; chown -R 65534:65534 home",
+        env!("CARGO_BIN_EXE_pando")
+    ));
+    let run = |script: &str| {
+        let mut command = Command::new("sh");
+        command.args(["-ec", script]).current_dir(b.path("home")).uid(65_534).gid(65_534);
+        let out = command.output().unwrap();
+        assert!(out.status.success(), "{script}: {}", common::text(&out.stderr));
+        common::text(&out.stdout)
+    };
+    let mode = fs::metadata("/dev/fuse").unwrap().mode();
+    if mode & 0o006 != 0o006 {
+        eprintln!("NOTE: /dev/fuse has mode {:o}: ordinary users cannot mount here at all", mode & 0o777);
+        run("./pando mkfs --size 64M a.img; mkdir m; ./pando mount a.img m || test $? = 5");
+        // Then `try` goes through the library.
+        run("mkdir t w; echo x > t/f; ./pando try --work-dir w t | grep -q 'opened by the library'");
+        return;
+    }
+    run("./pando mkfs --size 64M a.img; mkdir m; ./pando mount -o noatime a.img m");
+    let mounts = fs::read_to_string("/proc/mounts").unwrap();
+    let line = mounts.lines().find(|l| l.contains(b.path("home/m").to_str().unwrap())).unwrap();
+    assert!(line.starts_with(b.path("home/a.img").to_str().unwrap()), "{line}");
+    assert!(line.contains(" fuse.pando ") && line.contains("user_id=65534"), "{line}");
+    run("mkdir m/d; echo x > m/d/f; ./pando clone m/d m/e; cat m/e/f; ./pando sync m; ./pando umount m");
+    run("./pando mount a.img m; test \"$(cat m/e/f)\" = x; fusermount3 -u m; ./pando check a.img");
+}
+
+#[test]
+fn what_is_mounted_over_an_ended_mount_stays() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can mount over a mount");
+        return;
+    }
+    let b = mounted!();
+    let pid = b.daemon();
+    b.sh(&format!(
+        "kill -STOP {pid}; umount -l m; mount -t tmpfs none m; touch m/mine; kill -CONT {pid}
+         while [ -e /proc/{pid} ]; do sleep 0.01; done; test -e m/mine; umount m"
+    ));
+    b.mount();
+}
+
+#[test]
+fn a_foreground_mount_ends_with_its_mount() {
+    if !common::have_fuse() {
+        return;
+    }
+    let b = Bench::new();
+    b.sh("mkdir m");
+    b.ok(&["mkfs", "--size", "64M", "a.img"]);
+    let mut mount = b.command(&["mount", "--foreground", "a.img", "m"]).spawn().unwrap();
+    let begin = Instant::now();
+    while !fs::read_to_string("/proc/mounts").unwrap().contains(b.path("m").to_str().unwrap()) {
+        assert!(begin.elapsed() < Duration::from_secs(10));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    fs::write(b.path("m/f"), "x").unwrap();
+    b.umount();
+    assert!(mount.wait().unwrap().success());
+}

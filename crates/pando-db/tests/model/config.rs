@@ -43,8 +43,9 @@ impl Config {
         Self {
             seed,
             profile,
-            device_size: if tight { rng.between(8, 24) * (64 << 10) } else { 64 << 20 },
-            node_size: if tight { 4096 } else { node_size },
+            device_size: if tight { rng.between(16, 48) * (64 << 10) } else { 64 << 20 },
+            // With nodes of one block every reserve would be too small: each takes several times its bytes.
+            node_size: if tight { 16 << 10 } else { node_size },
             log_size: (64 << 10) * if tight { 1 } else { rng.between(1, 5) },
             first: open_with(rng),
             steps: *rng.pick(&[60, 300, 300, 1500]),

@@ -37,6 +37,8 @@ pub struct Runner {
     /// Whether a fault was armed since the store was opened.
     disturbed: bool,
     lying: bool,
+    /// Whether a batch was accepted since the store was opened.
+    has_written: bool,
     steps: u64,
     pub coverage: Coverage,
 }
@@ -68,6 +70,7 @@ impl Runner {
             cursors: BTreeMap::new(),
             disturbed: false,
             lying: false,
+            has_written: false,
             steps: 0,
             coverage: Coverage::default(),
         })
@@ -128,6 +131,8 @@ impl Runner {
                 self.device.set_fail_at(None, FailMode::Once);
                 Ok(())
             }
+            // The store takes its reserve from the disk at its first write; before, it promises nothing.
+            Step::LimitSpace(_) if !self.has_written => Ok(()),
             Step::LimitSpace(more) => {
                 self.device.set_space_limit(Some(self.device.space_used() + more));
                 Ok(())
@@ -180,6 +185,8 @@ impl Runner {
         match (result, must_refuse) {
             (Ok(()), None) => {
                 self.coverage.add("batches", 1);
+                // (Deletes are let into the reserve.)
+                self.has_written |= !ops.iter().any(|op| matches!(op, Op::Delete(_) | Op::DeleteRange(..)));
                 self.worlds.iter_mut().for_each(|world| *world = world.after(ops));
                 self.history.extend(self.worlds.iter().cloned());
                 self.coverage.reach("keys", self.world().len() as u64);
@@ -473,6 +480,7 @@ impl Runner {
             self.device = self.device.reopen();
         }
         self.disturbed = false;
+        self.has_written = false;
         self.open(with)?;
         let Some(at) = self.recovered_to(exact)? else { return Ok(()) };
         self.coverage.add("batches lost by crashes", (self.history.len() - 1 - at) as u64);

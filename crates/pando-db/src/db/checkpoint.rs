@@ -43,7 +43,7 @@ impl Engine {
         };
         loop {
             // As many tables as the space beside the last checkpoint allows; at least one.
-            while self.front.read().tree.msn < target && self.flush_step()? && !self.is_tight() {}
+            while self.front.read().tree.msn < target && self.flush_step()? && !self.is_tight()? {}
             self.persist(&mut durable, false)?;
             if self.front.read().tree.msn >= target {
                 return Ok(());

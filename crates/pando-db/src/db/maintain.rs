@@ -40,7 +40,7 @@ impl Engine {
     /// Applies all sealed tables. Where that could fill the device, a checkpoint comes between.
     pub fn flush_all(&self) -> Result<()> {
         loop {
-            if self.is_tight() {
+            if self.is_tight()? {
                 self.checkpoint()?;
             }
             if !self.flush_step()? {
@@ -54,12 +54,6 @@ impl Engine {
     pub fn flush_all_in_memory(&self) -> Result<()> {
         while self.flush_step()? {}
         Ok(())
-    }
-
-    /// True if more dirty nodes could become too many for the space that is left.
-    pub fn is_tight(&self) -> bool {
-        let dirty = self.dirty.bytes();
-        dirty > 0 && self.space.free_bytes() < dirty + self.reserve() / 2
     }
 
     /// Flushes everything that waits for `prefix` down to the node that holds all of it.

@@ -13,6 +13,7 @@ use super::{
     checkpoint::{store_node, store_page, table_root},
     engine::{Counters, Dirty, Durable, Engine, Front},
     record,
+    room::edit_nodes,
     signal::Signal,
 };
 use crate::{
@@ -136,7 +137,10 @@ pub(super) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
     let front = Front { active: Memtable::new(msn, log_end), sealed: VecDeque::new(), tree: Arc::new(tree) };
     let engine = Engine {
         pager: Pager::new(device.clone(), options.cache_bytes / 2, superblock.node_size),
-        limits: Limits::new(superblock.node_size, options.abundant_bytes),
+        limits: Limits {
+            edit_nodes: edit_nodes(superblock.device_size, superblock.node_size as usize),
+            ..Limits::new(superblock.node_size, options.abundant_bytes)
+        },
         merge: options.merge.clone(),
         log: replay.into_log()?,
         device,

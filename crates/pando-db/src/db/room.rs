@@ -20,20 +20,43 @@ const MAX_SEALED: usize = 3;
 const MAX_BUFFERED: usize = 4 << 20;
 /// Largest reserve, in bytes.
 const MAX_RESERVE: u64 = 256 << 20;
-/// A batch that frees something may carry this many bytes.
-const SMALL: usize = 16 << 10;
+/// A batch of deletes may have this many bytes to be admitted into the reserve.
+const SMALL: u64 = 16 << 10;
+/// And one that deletes and writes a little, as an unlink that changes its directory's times.
+const TINY: u64 = 1 << 10;
+
+/// Space kept back on a device of `size` bytes.
+fn reserve(size: u64, node: usize) -> u64 {
+    (size / 16).clamp(16 * node as u64, MAX_RESERVE).min(size / 4)
+}
+
+/// Nodes that one edit may change, so that what it makes dirty is a fraction of the reserve.
+pub(super) fn edit_nodes(size: u64, node: usize) -> usize {
+    (reserve(size, node) / (8 * node as u64)).clamp(2, 256) as usize
+}
 
 impl Engine {
     /// Space kept back so that deletes and checkpoints always go through, in bytes.
     pub fn reserve(&self) -> u64 {
-        let size = self.device.size();
-        (size / 16).clamp(16 * self.limits.node as u64, MAX_RESERVE).min(size / 4)
+        reserve(self.device.size(), self.limits.node)
     }
 
     /// Bytes that what is in memory may still take on the device.
     fn owed(&self) -> u64 {
         let tables = self.front.read().table_bytes() as u64;
-        self.dirty.bytes() + self.table_pages() * BLOCK + tables + tables / 4
+        self.owed_by_nodes() + tables + tables / 4
+    }
+
+    /// Bytes that the next checkpoint writes at most, if nothing more is flushed.
+    fn owed_by_nodes(&self) -> u64 {
+        self.dirty.bytes() + self.table_pages() * BLOCK
+    }
+
+    /// True if more dirty nodes could become too many for the space that is left.
+    pub fn is_tight(&self) -> Result<bool> {
+        let owed = self.owed_by_nodes();
+        let wanted = owed + self.reserve() / 2;
+        Ok(owed > 0 && !(self.space.free_bytes() >= wanted && self.space.ensure_backed(wanted)?))
     }
 
     /// Pages of the translation table that the next checkpoint writes, at most: one a level for each
@@ -82,10 +105,17 @@ impl Engine {
     }
 
     fn space_for(&self, batch: &Batch, len: u64) -> Result<()> {
-        let frees = len <= SMALL as u64
-            && batch.ops().iter().any(|op| matches!(op, Op::Delete(_) | Op::DeleteRange(..)));
+        let deletes = |op: &Op| matches!(op, Op::Delete(_) | Op::DeleteRange(..));
+        // What is held back even from deletes lets the flush and the checkpoint through that give back
+        // what they delete: an edit takes at most a quarter of the reserve.
+        let held_back = if len <= SMALL && batch.ops().iter().all(deletes) {
+            self.reserve() / 2
+        } else if len <= TINY && batch.ops().iter().any(deletes) {
+            self.reserve() / 4 * 3
+        } else {
+            self.reserve()
+        };
         let enough = || -> Result<bool> {
-            let held_back = if frees { self.reserve() / 4 } else { self.reserve() };
             let wanted = self.owed() + held_back + 2 * len;
             Ok(self.space.free_bytes() >= wanted && self.space.ensure_backed(wanted)?)
         };

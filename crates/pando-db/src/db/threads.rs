@@ -43,7 +43,7 @@ fn flusher(engine: &Engine) {
             if engine.check_running().is_err() {
                 return Ok(false);
             }
-            if engine.is_tight() {
+            if engine.is_tight()? {
                 engine.checkpoint()?;
             }
             Ok(engine.flush_step()? || engine.reclaim_step()?)

@@ -1,0 +1,88 @@
+//! What a seed decides before its first step: the store and the kind of trouble it gets into.
+
+use pando_db::{CreateOptions, Options};
+
+use super::{rng::Rng, step::OpenWith};
+
+/// Which kind of trouble a campaign makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Profile {
+    /// All operations; crashes, but a device that works until then.
+    Crashes,
+    /// Requests fail as well.
+    Faults,
+    /// The device is small, or the disk under it fills up.
+    Space,
+    /// The engine's own threads run, so that a seed does not decide everything.
+    Background,
+    /// Flushes lie: what was synced may be lost, but it must not be mixed up.
+    Lies,
+}
+
+/// The store of one run. Sizes are bytes.
+#[derive(Debug, Clone)]
+pub struct Config {
+    pub seed: u64,
+    pub profile: Profile,
+    pub device_size: u64,
+    pub node_size: u32,
+    pub log_size: u64,
+    pub first: OpenWith,
+    pub steps: usize,
+    /// Above this many keys or bytes, clones become deletes.
+    pub max_keys: usize,
+    pub max_bytes: usize,
+}
+
+impl Config {
+    pub fn new(seed: u64, profile: Profile) -> Self {
+        let rng = &mut Rng(seed ^ 0xC0FF_EE00);
+        let node_size = *rng.pick(&[4096, 4096, 4096, 8192]);
+        let tight = profile == Profile::Space;
+        let small = *rng.pick(&[60, 600, 2500]);
+        Self {
+            seed,
+            profile,
+            device_size: if tight { rng.between(16, 48) * (64 << 10) } else { 64 << 20 },
+            // With nodes of one block every reserve would be too small: each takes several times its bytes.
+            node_size: if tight { 16 << 10 } else { node_size },
+            log_size: (64 << 10) * if tight { 1 } else { rng.between(1, 5) },
+            first: open_with(rng),
+            steps: *rng.pick(&[60, 300, 300, 1500]),
+            max_keys: small,
+            max_bytes: if tight { usize::MAX } else { *rng.pick(&[100_000, 500_000, 1_000_000]) },
+        }
+    }
+
+    pub fn create_options(&self) -> CreateOptions {
+        CreateOptions { node_size: self.node_size, log_size: Some(self.log_size), ..CreateOptions::default() }
+    }
+
+    pub fn options(&self, with: &OpenWith) -> Options {
+        Options {
+            background: self.profile == Profile::Background,
+            memtable_bytes: with.memtable,
+            cache_bytes: with.cache,
+            abundant_bytes: with.abundant,
+            ..Options::default()
+        }
+    }
+
+    pub fn tight(&self) -> bool {
+        self.profile == Profile::Space
+    }
+
+    /// Whether what is deterministic may be expected.
+    pub fn deterministic(&self) -> bool {
+        self.profile != Profile::Background
+    }
+}
+
+/// Tiny tables, so that structure grows quickly; now and then a roomy one.
+pub fn open_with(rng: &mut Rng) -> OpenWith {
+    OpenWith {
+        memtable: *rng.pick(&[1 << 10, 1 << 10, 2 << 10, 4 << 10, 16 << 10]),
+        cache: *rng.pick(&[256 << 10, 1 << 20, 8 << 20]),
+        abundant: *rng.pick(&[None, None, Some(64), Some(1000), Some(8000)]),
+    }
+}

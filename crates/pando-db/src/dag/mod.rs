@@ -17,6 +17,7 @@ pub(crate) mod memtable;
 pub(crate) mod run;
 pub(crate) mod scan;
 pub(crate) mod simplify;
+pub(crate) mod sink;
 pub(crate) mod split;
 pub(crate) mod tree;
 pub(crate) mod view;

@@ -29,7 +29,7 @@ use crate::{
 impl Engine {
     /// True if the log or the dirty nodes have grown enough for a checkpoint.
     pub fn wants_checkpoint(&self) -> bool {
-        self.log.used() > self.log.max_payload() as u64 * 2 || self.dirty.memory() > self.options.cache_bytes / 2
+        self.log.used() > self.log.max_payload() as u64 * 2 || self.dirty.memory() > self.options.cache_bytes / 4
     }
 
     /// Makes everything written before the call part of a durable checkpoint.

@@ -9,7 +9,7 @@ use std::{
     collections::{BTreeSet, HashMap, VecDeque},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -88,6 +88,8 @@ pub(crate) struct Counters {
     pub conflicts: AtomicU64,
     /// State in which the last write was refused for lack of space; 0: none was.
     pub refused_at: AtomicU64,
+    /// Something was deleted since deletes were last carried down.
+    pub deletes: AtomicBool,
 }
 
 /// Sizes of the nodes that the next checkpoint must write.

@@ -136,11 +136,31 @@ impl Engine {
         }
     }
 
-    /// Flushes, reclaims and checkpoints until nothing more can be given back.
-    pub fn settle(&self) -> Result<()> {
+    /// Flushes deletes down, reclaims and checkpoints until there is `enough` space, or nothing more
+    /// can be given back; whether there is.
+    pub fn settle(&self, enough: &dyn Fn() -> Result<bool>) -> Result<bool> {
         self.seal();
         self.flush_all()?;
-        while self.reclaim_step()? {}
-        self.checkpoint()
+        loop {
+            while self.reclaim_step()? {}
+            self.checkpoint()?;
+            // What the former checkpoint held may be given back only by the next.
+            if enough()? || !self.sink_step()? {
+                while self.reclaim_step()? {}
+                self.checkpoint()?;
+                return enough();
+            }
+        }
+    }
+
+    /// Moves some deletes that wait in the DAG to where they free something; `false` if none wait.
+    pub fn sink_step(&self) -> Result<bool> {
+        if self.is_tight()? {
+            self.checkpoint()?;
+        }
+        let _turn = self.flushing.lock();
+        let any = std::cell::Cell::new(false);
+        self.edit(|edit| edit.sink_deletes().map(|a| any.set(a)), |_| ())?;
+        Ok(any.get())
     }
 }

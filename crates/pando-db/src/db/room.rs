@@ -90,10 +90,10 @@ impl Engine {
             self.log.write_out()?;
         }
         let log_room = || self.log.fits(len);
-        let memory_room = || self.dirty.memory() < self.options.cache_bytes / 4 * 3;
+        let memory_room = || self.dirty.memory() < self.options.cache_bytes / 8 * 3;
         if !log_room() || !memory_room() {
             self.wait_until(|| log_room() && memory_room(), true, |e| e.checkpoint())?;
-        } else if self.log.used() > self.log_size() / 2 || self.dirty.memory() > self.options.cache_bytes / 2 {
+        } else if self.log.used() > self.log_size() / 2 || self.dirty.memory() > self.options.cache_bytes / 4 {
             self.signal.ask(Work::Checkpoint);
         }
         self.space_for(batch, len as u64)
@@ -126,8 +126,7 @@ impl Engine {
         // feared: settle both before saying no. Not over and over, if it changed nothing.
         let now = self.now_freed();
         if self.counters.refused_at.load(Ordering::Relaxed) != now {
-            self.settle()?;
-            if enough()? {
+            if self.settle(&enough)? {
                 return Ok(());
             }
             self.counters.refused_at.store(self.now_freed(), Ordering::Relaxed);
@@ -149,10 +148,9 @@ impl Engine {
     ) -> Result<()> {
         while !ready() {
             self.check_running()?;
-            if self.options.background {
-                if by_checkpoint {
-                    self.signal.ask(Work::Checkpoint);
-                }
+            // Whoever needs a checkpoint makes it, or waits for the one that is being made: so it learns
+            // if there was no space for it.
+            if self.options.background && !by_checkpoint {
                 self.signal.wait_done();
             } else {
                 work(self)?;

@@ -1,7 +1,7 @@
 //! Background threads: one flushes and reclaims, one writes the log, one checkpoints.
 
 use std::{
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     thread::JoinHandle,
     time::{Duration, Instant},
 };
@@ -11,6 +11,8 @@ use crate::error::{Error, Result};
 
 /// How long a thread sleeps at most before it looks for work again.
 const NAP: Duration = Duration::from_millis(50);
+/// How long after the last write deletes are carried down.
+const QUIET: Duration = Duration::from_secs(2);
 
 pub(super) fn spawn(engine: &Arc<Engine>) -> Result<Vec<JoinHandle<()>>> {
     let start = |name: &str, work: fn(&Engine)| {
@@ -38,6 +40,7 @@ impl Drop for Alive<'_> {
 
 /// Keeps the in-memory tables few, and gives back what was deleted.
 fn flusher(engine: &Engine) {
+    let mut quiet = Quiet { msn: 0, since: Instant::now() };
     while !engine.signal.shutting_down() {
         let worked = (|| {
             if engine.check_running().is_err() {
@@ -48,6 +51,7 @@ fn flusher(engine: &Engine) {
             }
             Ok(engine.flush_step()? || engine.reclaim_step()?)
         })();
+        let worked = worked.and_then(|worked| Ok(worked || quiet.tidy(engine)?));
         match worked {
             Ok(true) => (),
             Ok(false) => _ = engine.signal.wait_for(Work::Flush, NAP),
@@ -56,6 +60,35 @@ fn flusher(engine: &Engine) {
                 engine.signal.sleep(NAP);
             }
         }
+    }
+}
+
+/// Notices when nothing has been written for a while.
+struct Quiet {
+    msn: u64,
+    since: Instant,
+}
+
+impl Quiet {
+    /// After deletes, and when it has been quiet since: carries them to where they give space back.
+    /// One bounded step a call; whether there was one to make.
+    fn tidy(&mut self, engine: &Engine) -> Result<bool> {
+        let msn = engine.log.appended_msn();
+        if msn != self.msn {
+            *self = Quiet { msn, since: Instant::now() };
+        }
+        if self.since.elapsed() < QUIET || !engine.counters.deletes.load(Ordering::Relaxed) {
+            return Ok(false);
+        }
+        engine.seal();
+        engine.flush_all()?;
+        if engine.sink_step()? {
+            return Ok(true);
+        }
+        engine.counters.deletes.store(false, Ordering::Relaxed);
+        while engine.reclaim_step()? {}
+        engine.signal.ask(Work::Checkpoint);
+        Ok(false)
     }
 }
 

@@ -174,6 +174,9 @@ impl Engine {
             }
         };
         front.accept(active, msn, end, self.seal_threshold());
+        if batch.ops().iter().any(|op| !matches!(op, Op::Put(..) | Op::Upsert(..))) {
+            self.counters.deletes.store(true, Ordering::Relaxed);
+        }
         Ok(true)
     }
 

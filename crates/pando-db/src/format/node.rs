@@ -103,6 +103,8 @@ pub(crate) struct PageRef {
     pub raw: u32,
     /// Every message is a `Put`.
     pub pure: bool,
+    /// Some message is a `Delete`.
+    pub deletes: bool,
     pub loc: PageLoc,
 }
 
@@ -246,7 +248,7 @@ impl Run {
 
 impl PageRef {
     pub fn from_built(built: Built) -> Self {
-        let Built { prefix, page, pure } = built;
+        let Built { prefix, page, pure, deletes } = built;
         let last = page.len().saturating_sub(1);
         Self {
             prefix,
@@ -255,6 +257,7 @@ impl PageRef {
             count: page.len() as u32,
             raw: page.data().len() as u32,
             pure,
+            deletes,
             loc: PageLoc::Mem(Arc::new(page)),
         }
     }

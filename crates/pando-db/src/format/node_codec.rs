@@ -164,7 +164,7 @@ fn put_run(out: &mut BytesMut, run: &Run) {
         put_bytes(out, &page.last);
         put_varint(out, page.count.into());
         put_varint(out, page.raw.into());
-        out.put_u8(page.pure.into());
+        out.put_u8(u8::from(page.pure) | u8::from(page.deletes) << 1);
         let PageLoc::Home(segment) = page.loc else { unreachable!("encode sets every page home") };
         out.put_u32_le(segment.offset);
         out.put_u32_le(segment.len);
@@ -276,7 +276,8 @@ fn get_run(r: &mut Reader, place: Place) -> Result<Run> {
     for _ in 0..count {
         let (prefix, first, last) = (r.bytes()?, r.bytes()?, r.bytes()?);
         let (entries, raw) = (r.varint_u32()?, r.varint_u32()?);
-        let pure = r.u8()? == 1;
+        let flags = r.u8()?;
+        let (pure, deletes) = (flags & 1 != 0, flags & 2 != 0);
         let segment = Segment { offset: r.u32()?, len: r.u32()?, sum: r.u64()?, codec: r.u8()? };
         let offset = segment.offset.checked_add(place.header_len);
         let end = offset.and_then(|o| o.checked_add(segment.len));
@@ -285,7 +286,7 @@ fn get_run(r: &mut Reader, place: Place) -> Result<Run> {
             return Err(r.bad("a page with impossible sizes or bounds"));
         }
         let loc = PageLoc::Home(Segment { offset, ..segment });
-        let page = PageRef { prefix, first, last, count: entries, raw, pure, loc };
+        let page = PageRef { prefix, first, last, count: entries, raw, pure, deletes, loc };
         if run.pages.last().is_some_and(|before| before.last_key() >= page.first_key()) {
             return Err(r.bad("pages out of order"));
         }

@@ -138,6 +138,7 @@ pub(crate) struct Built {
     pub prefix: Bytes,
     pub page: Page,
     pub pure: bool,
+    pub deletes: bool,
 }
 
 /// Collects ascending entries of one page.
@@ -171,11 +172,12 @@ impl Builder {
         let prefix = first.slice(..shared);
         let mut data = BytesMut::with_capacity(self.bytes + 4);
         let mut offsets = Vec::with_capacity(self.entries.len());
-        let mut pure = true;
+        let (mut pure, mut deletes) = (true, false);
         for (key, msg) in &self.entries {
             offsets.push(data.len() as u32);
             let (suffix, content) = (&key[shared..], msg.encode());
             pure &= msg.is_put();
+            deletes |= matches!(msg, Msg::Delete);
             data.put_u8(msg.kind());
             put_varint(&mut data, suffix.len() as u64);
             put_varint(&mut data, content.len() as u64);
@@ -189,7 +191,7 @@ impl Builder {
         self.entries.clear();
         self.bytes = 0;
         // The prefix must not keep a whole batch alive for a few bytes.
-        Some(Built { prefix: Bytes::copy_from_slice(&prefix), page, pure })
+        Some(Built { prefix: Bytes::copy_from_slice(&prefix), page, pure, deletes })
     }
 }
 

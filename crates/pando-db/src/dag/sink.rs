@@ -1,0 +1,58 @@
+//! Sinking deletes: flushing what waits only because nothing pushed it, where
+//! that gives space back.
+//!
+//! A delete costs one message, and frees what it covers when it arrives there.
+//! A store that is idle after deletes, or short of space, does not wait for
+//! later writes to carry it down. Never into shared nodes: their content is
+//! needed elsewhere, and a private copy would take space (DESIGN 4.4, "never
+//! into a node with count > 1").
+
+use super::edit::Edit;
+use crate::{
+    error::Result,
+    format::node::{Edge, NodeId},
+};
+
+impl Edit<'_> {
+    /// Flushes edges at which deletes wait, from the root down, until the edit is large; whether
+    /// there were any. I/O: headers of private interior nodes, and what a flush takes.
+    pub fn sink_deletes(&mut self) -> Result<bool> {
+        if self.cx.pins.is_pinned(self.root) {
+            return Ok(false);
+        }
+        self.sink_below(self.root)
+    }
+
+    fn sink_below(&mut self, id: NodeId) -> Result<bool> {
+        let mut any = false;
+        let mut i = 0;
+        while !self.is_large() {
+            let node = self.load(id)?;
+            let Some(edge) = node.edges().get(i) else { break };
+            let private = edge.child.as_ref().is_none_or(|t| self.is_private(t.id));
+            if private && edge.holds_deletes() {
+                any = true;
+                self.flush_edge(id, i)?;
+            }
+            // The flush may have replaced the edge, or merged it with a neighbour: look again.
+            let node = self.load(id)?;
+            if let Some(target) = node.edges().get(i).and_then(|e| e.child.as_ref())
+                && self.height(target.id)? > 0
+                && self.is_private(target.id)
+            {
+                any |= self.sink_below(target.id)?;
+            }
+            i += 1;
+        }
+        Ok(any)
+    }
+}
+
+impl Edge {
+    /// True if a delete of keys or ranges waits here.
+    fn holds_deletes(&self) -> bool {
+        self.layers.iter().any(|layer| {
+            layer.ranges.iter().any(|r| r.target.is_none()) || layer.run.pages.iter().any(|p| p.deletes)
+        })
+    }
+}

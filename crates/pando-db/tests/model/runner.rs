@@ -87,6 +87,11 @@ impl Runner {
         &self.worlds[0]
     }
 
+    /// Requests that the device has seen since it was last reopened.
+    pub fn requests(&self) -> u64 {
+        self.device.requests()
+    }
+
     /// What was asked of the device so far, and of those before it.
     pub fn asked(&self) -> Asked {
         let stats = self.device.stats();
@@ -481,7 +486,10 @@ impl Runner {
         if let How::CrashInRecovery(after) = how {
             self.device.set_fail_at(Some(after), FailMode::Onwards);
             match Db::open(self.device.clone(), self.config.options(with)) {
-                Ok(_) | Err(Error::Io { .. } | Error::Stopped { .. }) => (),
+                Ok(_) => self.coverage.add("recoveries that were fast enough", 1),
+                Err(Error::Io { .. } | Error::Stopped { .. }) => {
+                    self.coverage.add("recoveries that failed", 1);
+                }
                 Err(error) if self.lying => drop(error),
                 Err(error) => return Err(format!("open on a failing device: {error}")),
             }

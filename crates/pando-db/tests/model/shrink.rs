@@ -30,6 +30,8 @@ pub struct Run {
     pub outcome: Outcome,
     /// What was asked of the device.
     pub asked: Asked,
+    /// Requests that the device had seen when the steps were done, since it was last reopened.
+    pub requests: u64,
     /// Digest of the final contents.
     pub digest: u64,
 }
@@ -60,7 +62,7 @@ pub fn run_steps(config: &Config, steps: &[Step]) -> Run {
 fn run(config: &Config, mut next: impl FnMut(&Runner, usize) -> Option<Step>) -> Run {
     let mut steps = Vec::new();
     let mut result =
-        Run { steps: Vec::new(), coverage: Coverage::default(), outcome: Ok(()), asked: (0, 0, 0, 0), digest: 0 };
+        Run { steps: Vec::new(), coverage: Coverage::default(), outcome: Ok(()), asked: (0, 0, 0, 0), requests: 0, digest: 0 };
     let trace = std::env::var_os("PANDO_TRACE").is_some();
     result.outcome = catching(|| {
         let mut runner = Runner::new(config)?;
@@ -74,6 +76,7 @@ fn run(config: &Config, mut next: impl FnMut(&Runner, usize) -> Option<Step>) ->
                 eprintln!("      {}", runner.space_report());
             }
         }
+        result.requests = runner.requests();
         runner.finish().map_err(|error| format!("at the end: {error}"))?;
         result.coverage = std::mem::take(&mut runner.coverage);
         result.asked = runner.asked();

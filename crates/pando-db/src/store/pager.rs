@@ -12,7 +12,10 @@ use std::sync::{
 };
 
 use bytes::Bytes;
-use quick_cache::{Weighter, sync::Cache};
+use quick_cache::{
+    Weighter,
+    sync::{Cache, DefaultLifecycle},
+};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{
@@ -66,10 +69,14 @@ impl Weighter<CacheKey, Cached> for ByBytes {
     }
 }
 
+/// Without random keys: what is evicted, and so what is read, follows from what was done. The numbers
+/// hashed are the store's own; nobody chooses them.
+type Hashing = std::hash::BuildHasherDefault<std::hash::DefaultHasher>;
+
 /// Reads and caches nodes and pages.
 pub(crate) struct Pager {
     device: Arc<dyn Device>,
-    cache: Cache<CacheKey, Cached, ByBytes>,
+    cache: Cache<CacheKey, Cached, ByBytes, Hashing>,
     page_target: usize,
     hits: AtomicU64,
     misses: AtomicU64,
@@ -82,7 +89,7 @@ impl Pager {
         Self {
             device,
             page_target: (node_size as usize / 8).clamp(PAGE_MIN, PAGE_MAX),
-            cache: Cache::with_weighter(items, budget, ByBytes),
+            cache: Cache::with(items, budget, ByBytes, Hashing::default(), DefaultLifecycle::default()),
             hits: AtomicU64::new(0),
             misses: AtomicU64::new(0),
         }

@@ -43,6 +43,7 @@ pub struct Space {
     /// Serialises reservations; the only lock held over device I/O.
     raising: Mutex<()>,
     state: Mutex<State>,
+    next_id: AtomicU64,
 }
 
 /// A range of the device that its holder owns. Dropping it frees the range.
@@ -51,7 +52,7 @@ pub struct Extent {
     pub offset: u64,
     /// Length in bytes, a multiple of [`BLOCK`]. Not to be changed.
     pub len: u64,
-    /// Unique in the lifetime of the process, unlike the offset: a key for caches.
+    /// Unique as long as the space is in use, unlike the offset: a key for the store's cache.
     pub id: u64,
     space: Arc<Space>,
 }
@@ -76,7 +77,7 @@ impl Space {
         let (backed, mut raw) = (FreeRanges::default(), FreeRanges::default());
         raw.insert(start, end - start);
         let state = State { backed, raw, mark: start, end, cursor: start, refused: None };
-        Arc::new(Self { device, start, raising: Mutex::new(()), state: Mutex::new(state) })
+        Arc::new(Self { device, start, raising: Mutex::new(()), state: Mutex::new(state), next_id: AtomicU64::new(1) })
     }
 
     /// Marks a range as owned while a store is loaded.
@@ -226,8 +227,7 @@ impl Space {
     }
 
     fn extent(self: &Arc<Self>, offset: u64, len: u64) -> Arc<Extent> {
-        static NEXT_ID: AtomicU64 = AtomicU64::new(1);
-        Arc::new(Extent { offset, len, id: NEXT_ID.fetch_add(1, Relaxed), space: self.clone() })
+        Arc::new(Extent { offset, len, id: self.next_id.fetch_add(1, Relaxed), space: self.clone() })
     }
 }
 

@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use bytes::Bytes;
 use pando_db::{
     Cursor, Db, Error, Op, Snapshot,
-    device::{FailMode, SimDevice},
+    device::{Device, FailMode, SimDevice},
 };
 
 use super::{
@@ -40,8 +40,13 @@ pub struct Runner {
     /// Whether a batch was accepted since the store was opened.
     has_written: bool,
     steps: u64,
+    /// Of devices that were given up.
+    asked: Asked,
     pub coverage: Coverage,
 }
+
+/// Reads, writes, bytes written and flushes.
+pub type Asked = (u64, u64, u64, u64);
 
 struct HeldCursor {
     cursor: Cursor,
@@ -72,6 +77,7 @@ impl Runner {
             lying: false,
             has_written: false,
             steps: 0,
+            asked: (0, 0, 0, 0),
             coverage: Coverage::default(),
         })
     }
@@ -81,9 +87,16 @@ impl Runner {
         &self.worlds[0]
     }
 
-    /// Requests that the device has served.
+    /// Requests that the device has seen since it was last reopened.
     pub fn requests(&self) -> u64 {
         self.device.requests()
+    }
+
+    /// What was asked of the device so far, and of those before it.
+    pub fn asked(&self) -> Asked {
+        let stats = self.device.stats();
+        let (reads, writes, bytes, flushes) = self.asked;
+        (reads + stats.reads, writes + stats.writes, bytes + stats.write_bytes, flushes + stats.flushes)
     }
 
     /// True when there is nothing left to do: a lying device has lost the store.
@@ -468,16 +481,19 @@ impl Runner {
         // may be lost already, and nobody who opens the store again could know.
         let goes_on = matches!(how, How::Close | How::Abandon) && !self.disturbed;
         if !goes_on {
-            self.device = self.device.reopen();
+            self.power_on();
         }
         if let How::CrashInRecovery(after) = how {
             self.device.set_fail_at(Some(after), FailMode::Onwards);
             match Db::open(self.device.clone(), self.config.options(with)) {
-                Ok(_) | Err(Error::Io { .. } | Error::Stopped { .. }) => (),
+                Ok(_) => self.coverage.add("recoveries that were fast enough", 1),
+                Err(Error::Io { .. } | Error::Stopped { .. }) => {
+                    self.coverage.add("recoveries that failed", 1);
+                }
                 Err(error) if self.lying => drop(error),
                 Err(error) => return Err(format!("open on a failing device: {error}")),
             }
-            self.device = self.device.reopen();
+            self.power_on();
         }
         self.disturbed = false;
         self.has_written = false;
@@ -495,6 +511,12 @@ impl Runner {
             return self.reopen(How::Crash, with);
         }
         Ok(())
+    }
+
+    /// Goes on with what a crash leaves of the device.
+    fn power_on(&mut self) {
+        self.asked = self.asked();
+        self.device = self.device.reopen();
     }
 
     fn open(&mut self, with: &OpenWith) -> Outcome {

@@ -18,7 +18,7 @@ use super::{
     config::{Config, Profile},
     coverage::Coverage,
     generate::Generator,
-    runner::{Outcome, Runner},
+    runner::{Asked, Outcome, Runner},
     step::Step,
 };
 
@@ -28,7 +28,9 @@ pub struct Run {
     pub steps: Vec<Step>,
     pub coverage: Coverage,
     pub outcome: Outcome,
-    /// Requests that the device served.
+    /// What was asked of the device.
+    pub asked: Asked,
+    /// Requests that the device had seen when the steps were done, since it was last reopened.
     pub requests: u64,
     /// Digest of the final contents.
     pub digest: u64,
@@ -60,7 +62,7 @@ pub fn run_steps(config: &Config, steps: &[Step]) -> Run {
 fn run(config: &Config, mut next: impl FnMut(&Runner, usize) -> Option<Step>) -> Run {
     let mut steps = Vec::new();
     let mut result =
-        Run { steps: Vec::new(), coverage: Coverage::default(), outcome: Ok(()), requests: 0, digest: 0 };
+        Run { steps: Vec::new(), coverage: Coverage::default(), outcome: Ok(()), asked: (0, 0, 0, 0), requests: 0, digest: 0 };
     let trace = std::env::var_os("PANDO_TRACE").is_some();
     result.outcome = catching(|| {
         let mut runner = Runner::new(config)?;
@@ -74,9 +76,10 @@ fn run(config: &Config, mut next: impl FnMut(&Runner, usize) -> Option<Step>) ->
                 eprintln!("      {}", runner.space_report());
             }
         }
+        result.requests = runner.requests();
         runner.finish().map_err(|error| format!("at the end: {error}"))?;
         result.coverage = std::mem::take(&mut runner.coverage);
-        result.requests = runner.requests();
+        result.asked = runner.asked();
         result.digest = runner.world().digest();
         Ok(())
     });

@@ -259,6 +259,7 @@ impl Superblock {
         require(inside(self.log_base, self.log_size), "the log lies outside the store")?;
         let counts = [self.generation, self.log_start.pos, self.next_msn, self.next_node, self.root];
         require(counts.iter().all(|&count| count < MAX_COUNT), "a counter is out of range")?;
+        require(self.next_msn > 0, "batches are counted from 1")?;
         require(self.log_start.pos.is_multiple_of(8), "the log position is not aligned")?;
         require(self.root < self.next_node.max(1), "the root's number was never given out")?;
         let table = &self.table;

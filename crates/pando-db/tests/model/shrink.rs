@@ -100,7 +100,7 @@ pub fn catching<T>(work: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
         std::panic::set_hook(Box::new(move |info| {
             if CATCHING.get() {
                 let mut told = format!("panic: {info}");
-                if std::env::var_os("RUST_BACKTRACE").is_some() {
+                if std::env::var("RUST_BACKTRACE").is_ok_and(|value| value != "0") {
                     told = format!("{told}\n{}", std::backtrace::Backtrace::force_capture());
                 }
                 CAUGHT.with_borrow_mut(|caught| *caught = told);

@@ -121,7 +121,10 @@ mod tests {
     #[test]
     fn a_write_fills_the_gap_with_zeros() {
         assert_eq!(PatchMerge.apply(None, &patch::write(2, b"ab")).as_deref(), Some(&b"\0\0ab"[..]));
-        assert_eq!(PatchMerge.apply(Some(b"xyz123"), &patch::write(1, b"ab")).as_deref(), Some(&b"xab123"[..]));
+        assert_eq!(
+            PatchMerge.apply(Some(b"xyz123"), &patch::write(1, b"ab")).as_deref(),
+            Some(&b"xab123"[..])
+        );
     }
 
     #[test]

@@ -26,7 +26,8 @@ use pando_db::{
 const WITH: OpenWith = OpenWith { memtable: 1024, cache: 32 << 10, abundant: Some(500) };
 
 fn config(profile: Profile) -> Config {
-    let (device_size, node_size) = if profile == Profile::Space { (4 << 20, 16 << 10) } else { (64 << 20, 4096) };
+    let (device_size, node_size) =
+        if profile == Profile::Space { (4 << 20, 16 << 10) } else { (64 << 20, 4096) };
     Config { device_size, node_size, log_size: 64 << 10, first: WITH, ..Config::new(1, profile) }
 }
 

@@ -11,7 +11,8 @@ use pando_db::{Batch, CreateOptions, Db, Options, device::MemDevice};
 fn nested_clones_and_renames_do_not_pile_up_levels() {
     let device = Arc::new(MemDevice::new(64 << 20));
     let options = Options { background: false, ..Options::default() };
-    Db::create(device.clone(), &CreateOptions { node_size: 64 << 10, ..Default::default() }, &options).unwrap();
+    Db::create(device.clone(), &CreateOptions { node_size: 64 << 10, ..Default::default() }, &options)
+        .unwrap();
     let db = Db::open(device, options).unwrap();
     let mut state = 88172645463325252u64;
     let mut random = move |n: u64| {
@@ -21,7 +22,8 @@ fn nested_clones_and_renames_do_not_pile_up_levels() {
         (state >> 11) % n
     };
     for i in 0..12_000u32 {
-        let mut path = || -> String { (0..1 + random(4)).map(|_| ["a/", "b/", "c/"][random(3) as usize]).collect() };
+        let mut path =
+            || -> String { (0..1 + random(4)).map(|_| ["a/", "b/", "c/"][random(3) as usize]).collect() };
         let (p, q) = (path(), path());
         let apart = !p.starts_with(&q) && !q.starts_with(&p);
         match random(4) {

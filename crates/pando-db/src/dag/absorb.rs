@@ -74,7 +74,9 @@ impl Edit<'_> {
             }
             if !placed {
                 placed = true;
-                edges.push(Edge { lo: range.span.lo.clone(), child: range.target.clone(), layers: Vec::new() });
+                let child = range.target.clone();
+                let loose = child.is_some();
+                edges.push(Edge { lo: range.span.lo.clone(), child, layers: Vec::new(), loose });
             }
             if let Some(above) = above {
                 edges.push(edge.narrowed(&live, &above, pager)?);

@@ -82,7 +82,11 @@ impl Checker<'_> {
     fn problem(&mut self, id: NodeId, what: String) {
         self.damaged.insert(id);
         if self.report.problems.len() < MAX_PROBLEMS {
-            self.report.problems.push(Problem { what: format!("node {id}: {what}"), node: Some(id), keys: None });
+            self.report.problems.push(Problem {
+                what: format!("node {id}: {what}"),
+                node: Some(id),
+                keys: None,
+            });
         }
     }
 
@@ -131,7 +135,10 @@ impl Checker<'_> {
             && child.node.newest() > oldest.newest
         {
             let (below, above) = (child.node.newest(), oldest.newest);
-            self.problem(id, format!("batch {above} waits above node {}, which has batch {below}", target.id));
+            self.problem(
+                id,
+                format!("batch {above} waits above node {}, which has batch {below}", target.id),
+            );
         }
         // A resting Goto must be able to sink into the child that its edge has.
         let child = edge.child.as_ref().and_then(|t| self.tree.table.get(t.id));
@@ -162,7 +169,10 @@ impl Checker<'_> {
         }
         let image = Lens::of_edge(live, &target.prepend).apply_span(live);
         if !child.node.span.covers(&image) {
-            self.problem(id, format!("it shows {image:?} of node {}, which has {:?}", target.id, child.node.span));
+            self.problem(
+                id,
+                format!("it shows {image:?} of node {}, which has {:?}", target.id, child.node.span),
+            );
         }
     }
 

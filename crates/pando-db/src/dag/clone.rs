@@ -165,7 +165,9 @@ fn small_values(run: &Run, wanted: &Span, pager: &Pager) -> Result<Option<Base>>
     }
     let lens = Lens::new(wanted.lo.clone(), Bytes::new());
     let pairs = entries(&part, &lens, pager)?.into_iter();
-    Ok(Some(Base::Values(pairs.filter_map(|(k, m)| if let Msg::Put(v) = m { Some((k, v)) } else { None }).collect())))
+    Ok(Some(Base::Values(
+        pairs.filter_map(|(k, m)| if let Msg::Put(v) = m { Some((k, v)) } else { None }).collect(),
+    )))
 }
 
 impl Edit<'_> {

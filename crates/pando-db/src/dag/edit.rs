@@ -221,7 +221,11 @@ impl Changes {
                 }
                 Version::Removed => {
                     if count != 0 {
-                        return Err(Error::corrupt("reference count", 0, format!("node {id} removed with {count}")));
+                        return Err(Error::corrupt(
+                            "reference count",
+                            0,
+                            format!("node {id} removed with {count}"),
+                        ));
                     }
                     table.set(id, None);
                 }

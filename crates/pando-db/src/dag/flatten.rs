@@ -83,7 +83,9 @@ impl Node {
     pub fn with_edges_of(mut self, i: usize, child: Node) -> Node {
         let live = self.edge_span(i);
         let back = Lens::of_edge(&live, &Default::default()).inverse();
-        if let (Body::Interior(edges), Body::Interior(mut lower)) = (&mut self.body, child.through(&back).body) {
+        if let (Body::Interior(edges), Body::Interior(mut lower)) =
+            (&mut self.body, child.through(&back).body)
+        {
             assert!(edges[i].layers.is_empty(), "messages above a level that goes");
             if let Some(first) = lower.first_mut() {
                 first.lo = live.lo;

@@ -31,9 +31,8 @@ impl Edit<'_> {
     /// Puts a new root above the present one.
     fn grow_root(&mut self) {
         let old = self.root;
-        let height = self.height(old).unwrap_or(0).checked_add(1).unwrap_or_else(|| {
-            panic!("a DAG of 256 levels")
-        });
+        let height =
+            self.height(old).unwrap_or(0).checked_add(1).unwrap_or_else(|| panic!("a DAG of 256 levels"));
         let edge = crate::format::node::Edge { child: Some(Target::plain(old)), ..Default::default() };
         let id = self.create(Node { height, span: Span::all(), body: Body::Interior(vec![edge]) });
         self.set_root(id);
@@ -195,10 +194,18 @@ impl Edit<'_> {
 
     /// Replaces edge `i` of `parent` by edges to `pieces`, which together cover it. The first piece
     /// keeps the number `first`; without one, or without content, numbers are made or given up.
-    pub fn attach(&mut self, mut parent: Node, i: usize, first: Option<NodeId>, pieces: Pieces) -> Result<Node> {
+    pub fn attach(
+        &mut self,
+        mut parent: Node,
+        i: usize,
+        first: Option<NodeId>,
+        pieces: Pieces,
+    ) -> Result<Node> {
         let live = parent.edge_span(i);
         let lift = Lens::of_edge(&live, &Default::default());
-        let Body::Interior(edges) = &mut parent.body else { unreachable!("pieces hang below interior nodes") };
+        let Body::Interior(edges) = &mut parent.body else {
+            unreachable!("pieces hang below interior nodes")
+        };
         let old = edges.remove(i);
         let mut number = first;
         let mut new = Vec::with_capacity(pieces.len());
@@ -222,7 +229,7 @@ impl Edit<'_> {
                 Some(Target::plain(id))
             };
             let mut edge = old.narrowed(&live, &part, self.cx.pager)?;
-            edge.child = child;
+            (edge.child, edge.loose) = (child, false);
             new.push(edge);
         }
         edges.splice(i..i, new);
@@ -231,7 +238,7 @@ impl Edit<'_> {
 }
 
 /// True if nothing is visible in the node.
-fn is_void(node: &Node) -> bool {
+pub(super) fn is_void(node: &Node) -> bool {
     match &node.body {
         Body::Leaf(run) => run.pages.is_empty(),
         Body::Interior(edges) => edges.iter().all(|e| e.child.is_none() && e.layers.is_empty()),

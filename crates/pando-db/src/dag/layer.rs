@@ -122,6 +122,6 @@ impl Edge {
                 layers.push(part);
             }
         }
-        Ok(Edge { lo: sub.lo.clone(), child, layers })
+        Ok(Edge { lo: sub.lo.clone(), loose: child.is_some(), child, layers })
     }
 }

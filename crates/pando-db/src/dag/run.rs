@@ -127,11 +127,7 @@ impl Run {
     }
 
     /// The message about `key`.
-    pub fn get(
-        &self,
-        key: &[u8],
-        load: impl Fn(&PageRef) -> Result<Arc<Page>>,
-    ) -> Result<Option<Msg>> {
+    pub fn get(&self, key: &[u8], load: impl Fn(&PageRef) -> Result<Arc<Page>>) -> Result<Option<Msg>> {
         let Some(page) = self.pages.get(self.page_from(key)) else { return Ok(None) };
         if page.first_key() > key {
             return Ok(None);

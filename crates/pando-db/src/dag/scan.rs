@@ -281,11 +281,8 @@ impl<'a> Descent<'a> {
 
     fn add_run(&mut self, run: &Run, handle: &Handle) {
         let local = self.local();
-        let pages: Vec<_> = run.pages[run.page_from(&local.lo)..]
-            .iter()
-            .take_while(|p| p.meets(&local))
-            .cloned()
-            .collect();
+        let pages: Vec<_> =
+            run.pages[run.page_from(&local.lo)..].iter().take_while(|p| p.meets(&local)).cloned().collect();
         if !pages.is_empty() {
             let home = handle.home.clone();
             self.sources.push(Source::Run { run: Run { pages }, home, lens: self.lens.clone() });

@@ -16,7 +16,8 @@ impl Node {
     pub fn simple(self, live: &Span, target: &Target, pager: &Pager) -> Result<Node> {
         let image = Lens::of_edge(live, &target.prepend).apply_span(live);
         if !self.span.covers(&image) {
-            let detail = format!("an edge shows {image:?} of node {}, which holds {:?}", target.id, self.span);
+            let detail =
+                format!("an edge shows {image:?} of node {}, which holds {:?}", target.id, self.span);
             return Err(Error::corrupt("edge", 0, detail));
         }
         Ok(self.clipped(&image, pager)?.lifted(target.prepend.len()))
@@ -64,6 +65,7 @@ impl Node {
                         lo: lens.apply_shared(&e.lo),
                         child: e.child,
                         layers: e.layers.iter().map(|l| l.through(lens)).collect(),
+                        loose: e.loose,
                     })
                     .collect(),
             ),

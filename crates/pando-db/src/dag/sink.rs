@@ -1,13 +1,14 @@
-//! Sinking deletes: flushing what waits only because nothing pushed it, where
-//! that gives space back.
+//! Sinking deletes: flushing what waits only because nothing pushed it, and
+//! dropping what nothing shows, where that gives space back.
 //!
-//! A delete costs one message, and frees what it covers when it arrives there.
-//! A store that is idle after deletes, or short of space, does not wait for
-//! later writes to carry it down. Never into shared nodes: their content is
+//! A delete costs one message, and frees what it covers when it arrives there;
+//! on its fringes, and after clones, nodes stay that show only part of what
+//! they hold. A store that is idle after deletes, or short of space, does not
+//! wait for later writes to carry deletes down and to rewrite such nodes. Never into shared nodes: their content is
 //! needed elsewhere, and a private copy would take space (DESIGN 4.4, "never
 //! into a node with count > 1").
 
-use super::edit::Edit;
+use super::{edit::Edit, flush::is_void};
 use crate::{
     error::Result,
     format::node::{Edge, NodeId},
@@ -30,7 +31,7 @@ impl Edit<'_> {
             let node = self.load(id)?;
             let Some(edge) = node.edges().get(i) else { break };
             let private = edge.child.as_ref().is_none_or(|t| self.is_private(t.id));
-            if private && edge.holds_deletes() {
+            if private && (edge.loose || edge.holds_deletes()) {
                 any = true;
                 self.flush_edge(id, i)?;
             }
@@ -40,7 +41,11 @@ impl Edit<'_> {
                 && self.height(target.id)? > 0
                 && self.is_private(target.id)
             {
-                any |= self.sink_below(target.id)?;
+                let id_below = target.id;
+                any |= self.sink_below(id_below)?;
+                if is_void(&self.load(id_below)?) {
+                    self.flush_edge(id, i)?;
+                }
             }
             i += 1;
         }

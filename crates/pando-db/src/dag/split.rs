@@ -123,7 +123,11 @@ impl Edit<'_> {
             // Their batches interleave, and one of the two is about to be flushed anyway.
             return Ok(None);
         }
-        if a.id == b.id || !self.is_private(a.id) || !self.is_private(b.id) || self.height(a.id)? != self.height(b.id)? {
+        if a.id == b.id
+            || !self.is_private(a.id)
+            || !self.is_private(b.id)
+            || self.height(a.id)? != self.height(b.id)?
+        {
             return Ok(None);
         }
         let (live_a, live_b) = (parent.edge_span(l), parent.edge_span(l + 1));
@@ -159,7 +163,7 @@ impl Edit<'_> {
         };
         let (keep, gone) = (a.id, b.id);
         let layers = [&left.layers[..], &right.layers].concat();
-        let edge = Edge { lo: left.lo.clone(), child: Some(Target::plain(keep)), layers };
+        let edge = Edge { lo: left.lo.clone(), child: Some(Target::plain(keep)), layers, loose: false };
         self.put(keep, Node { height, span, body })?;
         self.remove(gone)?;
         let mut merged = parent.clone();

@@ -33,6 +33,11 @@ impl Limits {
     /// Limits for a target node size.
     pub fn new(node_size: u32, abundant: Option<usize>) -> Self {
         let node = node_size as usize;
-        Self { node, fanout: (node >> 15).clamp(8, 64), abundant: abundant.unwrap_or(node / 16), edit_nodes: 256 }
+        Self {
+            node,
+            fanout: (node >> 15).clamp(8, 64),
+            abundant: abundant.unwrap_or(node / 16),
+            edit_nodes: 256,
+        }
     }
 }

@@ -29,7 +29,8 @@ use crate::{
 impl Engine {
     /// True if the log or the dirty nodes have grown enough for a checkpoint.
     pub fn wants_checkpoint(&self) -> bool {
-        self.log.used() > self.log.max_payload() as u64 * 2 || self.dirty.memory() > self.options.cache_bytes / 4
+        self.log.used() > self.log.max_payload() as u64 * 2
+            || self.dirty.memory() > self.options.cache_bytes / 4
     }
 
     /// Makes everything written before the call part of a durable checkpoint.
@@ -73,11 +74,14 @@ impl Engine {
         let mut written = Vec::new();
         let table = frozen.table.persist(
             &mut |id, node| {
-                let stored = store_node(&self.pager, &self.space, node).inspect_err(|e| self.fail("checkpoint", e))?;
+                let stored =
+                    store_node(&self.pager, &self.space, node).inspect_err(|e| self.fail("checkpoint", e))?;
                 written.push((id, node.clone()));
                 Ok(stored)
             },
-            &mut |page| store_page(&self.pager, &self.space, page).inspect_err(|e| self.fail("checkpoint", e)),
+            &mut |page| {
+                store_page(&self.pager, &self.space, page).inspect_err(|e| self.fail("checkpoint", e))
+            },
         )?;
         let mut superblock = durable.superblock.clone();
         superblock.generation += 1;
@@ -164,7 +168,11 @@ pub(super) fn store_page(pager: &Pager, space: &Arc<Space>, page: Bytes) -> Resu
 }
 
 fn write(pager: &Pager, extent: &Extent, bytes: &[u8]) -> Result<()> {
-    pager.device().write_at(extent.offset, bytes).map_err(|e| Error::Io { action: "write", offset: extent.offset, source: e })
+    pager.device().write_at(extent.offset, bytes).map_err(|e| Error::Io {
+        action: "write",
+        offset: extent.offset,
+        source: e,
+    })
 }
 
 /// Where a persisted table begins, for the superblock.

@@ -28,14 +28,7 @@ use crate::{
     format::node::{Node, NodeId},
     merge::Merge,
     options::Options,
-    store::{
-        log::Log,
-        pager::Pager,
-        pin::Pins,
-        space::Space,
-        superblock::Superblock,
-        table::Table,
-    },
+    store::{log::Log, pager::Pager, pin::Pins, space::Space, superblock::Superblock, table::Table},
 };
 
 pub(crate) struct Engine {

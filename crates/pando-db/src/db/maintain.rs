@@ -11,11 +11,7 @@ use super::{
     engine::{Engine, Front},
     signal::Work,
 };
-use crate::{
-    dag::edit::Edit,
-    error::Result,
-    format::node::NodeId,
-};
+use crate::{dag::edit::Edit, error::Result, format::node::NodeId};
 
 /// Nodes that one reclaim step takes out.
 const RECLAIM_STEP: usize = 64;

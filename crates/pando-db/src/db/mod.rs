@@ -18,10 +18,7 @@ use std::{sync::Arc, thread::JoinHandle};
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use crate::{
-    Batch, CreateOptions, Error, Options, Result, Stats,
-    device::Device,
-};
+use crate::{Batch, CreateOptions, Error, Options, Result, Stats, device::Device};
 
 pub use check::{CheckReport, Finding};
 pub use cursor::{Cursor, Snapshot};

@@ -50,9 +50,13 @@ fn random() -> u64 {
 pub(super) fn create(device: &Arc<dyn Device>, create: &CreateOptions, options: &Options) -> Result<()> {
     let device_size = device.size() / BLOCK * BLOCK;
     if !NODE_SIZES.contains(&create.node_size) {
-        return Err(Error::Invalid(format!("a node size of {} bytes; 4 KiB to 16 MiB are possible", create.node_size)));
+        return Err(Error::Invalid(format!(
+            "a node size of {} bytes; 4 KiB to 16 MiB are possible",
+            create.node_size
+        )));
     }
-    let log_size = create.log_size.unwrap_or((device_size / 16).clamp(*DEFAULT_LOG.start(), *DEFAULT_LOG.end()));
+    let log_size =
+        create.log_size.unwrap_or((device_size / 16).clamp(*DEFAULT_LOG.start(), *DEFAULT_LOG.end()));
     let log_size = log_size.next_multiple_of(BLOCK);
     let data = superblock::END + log_size;
     if log_size < superblock::MIN_LOG || data + 16 * u64::from(create.node_size) > device_size {
@@ -67,8 +71,9 @@ pub(super) fn create(device: &Arc<dyn Device>, create: &CreateOptions, options: 
     let root = Node { height: 1, span: Span::all(), body: Body::Interior(vec![Edge::default()]) };
     let mut table = Table::default();
     table.set(FIRST_ROOT, Some(Entry { count: 1, height: 1, loc: Loc::Dirty(Arc::new(root)) }));
-    let table =
-        table.persist(&mut |_, node| store_node(&pager, &space, node), &mut |page| store_page(&pager, &space, page))?;
+    let table = table.persist(&mut |_, node| store_node(&pager, &space, node), &mut |page| {
+        store_page(&pager, &space, page)
+    })?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
     let uuid = if create.uuid == [0; 16] {
         (u128::from(random()) << 64 | u128::from(random())).to_le_bytes()
@@ -118,7 +123,11 @@ pub(super) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
     let home = (root.len != 0).then_some((root.offset, root.checksum));
     let table = Table::load(&*device, &space, home, root.depth)?;
     if table.get(superblock.root).is_none() {
-        return Err(Error::corrupt("superblock", 0, format!("its root node {} does not exist", superblock.root)));
+        return Err(Error::corrupt(
+            "superblock",
+            0,
+            format!("its root node {} does not exist", superblock.root),
+        ));
     }
     let mut orphans = BTreeSet::new();
     table.for_each(|id, entry| {

@@ -66,7 +66,9 @@ pub(super) fn decode(record: Bytes) -> Result<Batch> {
 /// Bytes of keys and values in an operation.
 pub(super) fn op_len(op: &Op) -> usize {
     match op {
-        Op::Put(a, b) | Op::Upsert(a, b) | Op::ClonePrefix(a, b) | Op::RenamePrefix(a, b) => a.len() + b.len(),
+        Op::Put(a, b) | Op::Upsert(a, b) | Op::ClonePrefix(a, b) | Op::RenamePrefix(a, b) => {
+            a.len() + b.len()
+        }
         Op::Delete(a) => a.len(),
         Op::DeleteRange(lo, hi) => lo.len() + hi.as_ref().map_or(0, Bytes::len),
     }

@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering;
 
 use super::{engine::Engine, signal::Work};
 use crate::{
-    device::BLOCK,
     batch::{Batch, Op},
+    device::BLOCK,
     error::{Error, Result},
 };
 
@@ -93,7 +93,8 @@ impl Engine {
         let memory_room = || self.dirty.memory() < self.options.cache_bytes / 8 * 3;
         if !log_room() || !memory_room() {
             self.wait_until(|| log_room() && memory_room(), true, |e| e.checkpoint())?;
-        } else if self.log.used() > self.log_size() / 2 || self.dirty.memory() > self.options.cache_bytes / 4 {
+        } else if self.log.used() > self.log_size() / 2 || self.dirty.memory() > self.options.cache_bytes / 4
+        {
             self.signal.ask(Work::Checkpoint);
         }
         self.space_for(batch, len as u64)

@@ -191,7 +191,9 @@ impl Engine {
         let mut active = front.active.clone();
         for op in batch.ops() {
             match op {
-                Op::ClonePrefix(src, dst) => self.apply_clone(front, &mut active, (src, dst), sources, flushed)?,
+                Op::ClonePrefix(src, dst) => {
+                    self.apply_clone(front, &mut active, (src, dst), sources, flushed)?
+                }
                 Op::RenamePrefix(src, dst) => {
                     self.apply_clone(front, &mut active, (src, dst), sources, flushed)?;
                     active.put_range(RangeMsg { span: Span::prefix(src.clone()), target: None });
@@ -258,7 +260,8 @@ impl Engine {
         };
         let height = target.as_ref().and_then(|t| front.tree.table.get(t.id)).map_or(0, |e| e.height);
         if height > MAX_HEIGHT {
-            let deep = format!("the source is {height} levels of clones of clones deep; {MAX_HEIGHT} are possible");
+            let deep =
+                format!("the source is {height} levels of clones of clones deep; {MAX_HEIGHT} are possible");
             return Err(Need::Refused(Error::Invalid(deep)));
         }
         self.counters.clones.fetch_add(1, Ordering::Relaxed);

@@ -126,7 +126,8 @@ impl Msg {
                 let mut rest = content;
                 while !rest.is_empty() {
                     let Some((len, width)) = peek_varint(rest) else { return false };
-                    let Some(next) = usize::try_from(len).ok().and_then(|len| rest.get(width.checked_add(len)?..))
+                    let Some(next) =
+                        usize::try_from(len).ok().and_then(|len| rest.get(width.checked_add(len)?..))
                     else {
                         return false;
                     };

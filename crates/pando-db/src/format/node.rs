@@ -48,6 +48,8 @@ pub(crate) struct Edge {
     pub child: Option<Target>,
     /// Pending messages, oldest layer first, in the node's local keys.
     pub layers: Vec<Layer>,
+    /// The child may hold more than is shown: it takes space for nothing, unless others show it.
+    pub loose: bool,
 }
 
 /// The end of an edge or Goto: a node and what to put before keys that have been lifted.

@@ -75,8 +75,11 @@ pub(crate) fn encode(
 fn store_page(page: &Page, out: &mut BytesMut) -> Segment {
     let raw = page.data();
     let packed = lz4_flex::block::compress(raw);
-    let (codec, bytes) =
-        if packed.len() + raw.len() / 8 < raw.len() { (codec_id::LZ4, &packed[..]) } else { (codec_id::RAW, &raw[..]) };
+    let (codec, bytes) = if packed.len() + raw.len() / 8 < raw.len() {
+        (codec_id::LZ4, &packed[..])
+    } else {
+        (codec_id::RAW, &raw[..])
+    };
     out.put_slice(bytes);
     Segment { offset: 0, len: bytes.len() as u32, sum: xxh3_64(bytes), codec }
 }
@@ -123,6 +126,7 @@ fn put_node(out: &mut BytesMut, node: &Node) {
             for edge in edges {
                 put_bytes(out, &edge.lo);
                 put_target(out, edge.child.as_ref());
+                out.put_u8(edge.loose.into());
                 put_varint(out, edge.layers.len() as u64);
                 edge.layers.iter().for_each(|layer| put_layer(out, layer));
             }
@@ -213,6 +217,7 @@ fn get_edges(r: &mut Reader, span: &Span, place: Place) -> Result<Vec<Edge>> {
     for i in 0..count {
         let lo = r.bytes()?;
         let child = get_target(r)?;
+        let loose = r.u8()? != 0;
         let layers = (0..r.count(4)?).map(|_| get_layer(r, place)).collect::<Result<Vec<_>>>()?;
         let ordered = match edges.last() {
             Some(Edge { lo: before, .. }) => *before < lo && span.is_above(&lo),
@@ -221,7 +226,7 @@ fn get_edges(r: &mut Reader, span: &Span, place: Place) -> Result<Vec<Edge>> {
         if !ordered {
             return Err(r.bad(format!("edge {i} is out of order")));
         }
-        edges.push(Edge { lo, child, layers });
+        edges.push(Edge { lo, child, layers, loose });
     }
     for i in 0..edges.len() {
         let live = super::node::edge_span(&edges, span, i);

@@ -61,10 +61,8 @@ impl Span {
     /// What is left of `self` below and above `cut`.
     pub fn without(&self, cut: &Span) -> (Option<Span>, Option<Span>) {
         let below = Span { lo: self.lo.clone(), hi: min_upper(self.hi.as_ref(), Some(&cut.lo)).cloned() };
-        let above = cut
-            .hi
-            .as_ref()
-            .map(|hi| Span { lo: hi.clone().max(self.lo.clone()), hi: self.hi.clone() });
+        let above =
+            cut.hi.as_ref().map(|hi| Span { lo: hi.clone().max(self.lo.clone()), hi: self.hi.clone() });
         (Some(below).filter(|s| !s.is_empty()), above.filter(|s| !s.is_empty()))
     }
 

@@ -119,7 +119,11 @@ impl Pager {
             Loc::Stored(stored) => Handle { node: self.header(stored)?, home: Some(stored.extent.clone()) },
         };
         if handle.node.height != entry.height {
-            return Err(Error::corrupt("node header", 0, format!("node {id} has another height than the table")));
+            return Err(Error::corrupt(
+                "node header",
+                0,
+                format!("node {id} has another height than the table"),
+            ));
         }
         Ok(handle)
     }

@@ -77,7 +77,13 @@ impl Space {
         let (backed, mut raw) = (FreeRanges::default(), FreeRanges::default());
         raw.insert(start, end - start);
         let state = State { backed, raw, mark: start, end, cursor: start, refused: None };
-        Arc::new(Self { device, start, raising: Mutex::new(()), state: Mutex::new(state), next_id: AtomicU64::new(1) })
+        Arc::new(Self {
+            device,
+            start,
+            raising: Mutex::new(()),
+            state: Mutex::new(state),
+            next_id: AtomicU64::new(1),
+        })
     }
 
     /// Marks a range as owned while a store is loaded.

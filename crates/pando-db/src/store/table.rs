@@ -239,7 +239,12 @@ impl Table {
 
     /// Reads a table whose root page is at `offset`. Every extent is adopted from `space`, so
     /// overlaps are found here.
-    pub fn load(device: &dyn Device, space: &Arc<Space>, root: Option<(u64, u64)>, depth: u8) -> Result<Table> {
+    pub fn load(
+        device: &dyn Device,
+        space: &Arc<Space>,
+        root: Option<(u64, u64)>,
+        depth: u8,
+    ) -> Result<Table> {
         let Some((offset, sum)) = root else { return Ok(Table::default()) };
         if depth == 0 || depth > MAX_DEPTH {
             return Err(Error::corrupt("superblock", 0, format!("table depth {depth}")));
@@ -301,7 +306,11 @@ fn persist_page(
     Ok(Arc::new(new))
 }
 
-fn settle_page(current: &Arc<TablePage>, frozen: &Arc<TablePage>, durable: &Arc<TablePage>) -> Arc<TablePage> {
+fn settle_page(
+    current: &Arc<TablePage>,
+    frozen: &Arc<TablePage>,
+    durable: &Arc<TablePage>,
+) -> Arc<TablePage> {
     if Arc::ptr_eq(current, frozen) {
         return durable.clone();
     }

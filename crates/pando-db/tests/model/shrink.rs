@@ -61,8 +61,14 @@ pub fn run_steps(config: &Config, steps: &[Step]) -> Run {
 
 fn run(config: &Config, mut next: impl FnMut(&Runner, usize) -> Option<Step>) -> Run {
     let mut steps = Vec::new();
-    let mut result =
-        Run { steps: Vec::new(), coverage: Coverage::default(), outcome: Ok(()), asked: (0, 0, 0, 0), requests: 0, digest: 0 };
+    let mut result = Run {
+        steps: Vec::new(),
+        coverage: Coverage::default(),
+        outcome: Ok(()),
+        asked: (0, 0, 0, 0),
+        requests: 0,
+        digest: 0,
+    };
     let trace = std::env::var_os("PANDO_TRACE").is_some();
     result.outcome = catching(|| {
         let mut runner = Runner::new(config)?;

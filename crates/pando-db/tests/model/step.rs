@@ -172,7 +172,11 @@ fn op_source(op: &Op) -> String {
         Op::Delete(k) => format!("delete({})", key(k)),
         Op::Upsert(k, change) => format!("upsert({}, {})", key(k), key(change)),
         Op::DeleteRange(lo, hi) => {
-            format!("delete_range({}, {})", key(lo), hi.as_ref().map_or("None".into(), |hi| format!("Some({})", key(hi))))
+            format!(
+                "delete_range({}, {})",
+                key(lo),
+                hi.as_ref().map_or("None".into(), |hi| format!("Some({})", key(hi)))
+            )
         }
         Op::ClonePrefix(src, dst) => format!("clone({}, {})", key(src), key(dst)),
         Op::RenamePrefix(src, dst) => format!("rename({}, {})", key(src), key(dst)),

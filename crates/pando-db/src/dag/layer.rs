@@ -7,7 +7,7 @@
 //! newest one that covers a key is found by one binary search a layer.
 
 use crate::{
-    error::Result,
+    error::{Error, Result},
     format::node::{Edge, Layer, RangeMsg, Target},
     key::{Lens, Span},
     merge::Merge,
@@ -57,7 +57,7 @@ impl Layer {
 
     /// One layer equal to `self` over `older`.
     pub fn over(&self, older: &Layer, pager: &Pager, merge: &dyn Merge) -> Result<Layer> {
-        assert!(older.newest <= self.newest, "batch {} under batch {}", older.newest, self.newest);
+        check_order(older, self)?;
         let kept = older.run.without(&self.ranges, pager)?;
         let run = merge_runs(&kept, &self.run, false, pager, merge)?;
         let mut ranges = cut(&older.ranges, &self.ranges);
@@ -65,6 +65,15 @@ impl Layer {
         ranges.sort_by(|a, b| a.span.lo.cmp(&b.span.lo));
         Ok(Layer { newest: self.newest, ranges, run })
     }
+}
+
+/// Nothing newer may lie below what is older. An error and not an assertion, because a sealed image can
+/// say so of itself.
+fn check_order(older: &Layer, newer: &Layer) -> Result<()> {
+    if older.newest <= newer.newest {
+        return Ok(());
+    }
+    Err(Error::corrupt("layer", 0, format!("batch {} under batch {}", older.newest, newer.newest)))
 }
 
 /// What is left of `older` range messages beside `newer` ones. Both are disjoint and ascending.
@@ -95,7 +104,7 @@ impl Edge {
             return Ok(());
         }
         if let Some(top) = self.layers.last() {
-            assert!(top.newest <= layer.newest, "batch {} over batch {}", layer.newest, top.newest);
+            check_order(top, &layer)?;
         }
         self.layers.push(layer);
         while let [.., below, top] = &self.layers[..] {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::{
-    error::Result,
+    error::{Error, Result},
     format::{
         message::Msg,
         node::{PageRef, RangeMsg, Run},
@@ -44,10 +44,14 @@ impl Writer {
         self.builder.push(key, msg);
     }
 
-    pub fn push_page(&mut self, page: PageRef) {
+    /// An error if the page does not lie behind all there is: a sealed image can say so.
+    pub fn push_page(&mut self, page: PageRef) -> Result<()> {
         self.close_page();
-        debug_assert!(self.run.pages.last().is_none_or(|last| last.last_key() < page.first_key()));
+        if self.run.pages.last().is_some_and(|last| last.last_key() >= page.first_key()) {
+            return Err(Error::corrupt("node", 0, "its pages are out of order"));
+        }
         self.run.pages.push(page);
+        Ok(())
     }
 
     /// True if the page under construction is too small to stand alone.
@@ -73,7 +77,7 @@ impl Run {
         let mut out = Writer::new(pager.page_target());
         for page in &self.pages[self.page_from(&span.lo)..] {
             if page.is_inside(span) {
-                out.push_page(page.clone());
+                out.push_page(page.clone())?;
             } else if page.meets(span) {
                 let loaded = pager.page(None, page)?;
                 let (from, to) = bounds(page, &loaded, span);
@@ -120,7 +124,7 @@ impl Run {
                         }
                     }
                 }
-                _ => out.push_page(page.clone()),
+                _ => out.push_page(page.clone())?,
             }
         }
         Ok(out.finish())
@@ -224,7 +228,7 @@ pub(crate) fn merge_runs(
             && !out.wants_more()
             && (page.raw as usize >= small || new_key.is_none())
         {
-            out.push_page(page.clone());
+            out.push_page(page.clone())?;
             old.skip_page();
             continue;
         }
@@ -233,7 +237,7 @@ pub(crate) fn merge_runs(
             && !out.wants_more()
             && page.raw as usize >= small
         {
-            out.push_page(page.clone());
+            out.push_page(page.clone())?;
             new.skip_page();
             continue;
         }

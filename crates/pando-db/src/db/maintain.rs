@@ -2,8 +2,15 @@
 //!
 //! One at a time, under the `flushing` lock, each step bounded; the result is
 //! published at once, and made again if a clone pinned a node meanwhile.
+//!
+//! An edit asserts the invariants of all that it touches. No checksum can prove
+//! those of an image that somebody made, so an assertion that fails here is an
+//! error of the store: nothing has been published, and the edit is dropped.
 
-use std::sync::Arc;
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
 
 use bytes::Bytes;
 
@@ -11,7 +18,11 @@ use super::{
     engine::{Engine, Front},
     signal::Work,
 };
-use crate::{dag::edit::Edit, error::Result, format::node::NodeId};
+use crate::{
+    dag::edit::Edit,
+    error::{Error, Result},
+    format::node::NodeId,
+};
 
 /// Nodes that one reclaim step takes out.
 const RECLAIM_STEP: usize = 64;
@@ -93,7 +104,7 @@ impl Engine {
         loop {
             let base = self.front.read().tree.clone();
             let mut edit = Edit::new(&cx, &base);
-            work(&mut edit)?;
+            contain(|| work(&mut edit))?;
             if self.publish(edit.finish(), &then)? {
                 return Ok(());
             }
@@ -159,4 +170,13 @@ impl Engine {
         self.edit(|edit| edit.sink_deletes().map(|a| any.set(a)), |_| ())?;
         Ok(any.get())
     }
+}
+
+/// Turns a failed assertion into an error. The work must leave nothing behind that matters.
+fn contain(work: impl FnOnce() -> Result<()>) -> Result<()> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let said = panic.downcast_ref::<String>().map(String::as_str);
+        let said = said.or(panic.downcast_ref::<&str>().copied()).unwrap_or("an assertion failed");
+        Err(Error::corrupt("structure", 0, said))
+    })
 }

@@ -166,6 +166,7 @@ impl Image {
             for _ in 0..reader.varint() {
                 reader.bytes();
                 reader.target();
+                reader.u8();
                 for _ in 0..reader.varint() {
                     reader.varint();
                     for _ in 0..reader.varint() {

@@ -262,6 +262,10 @@ impl Runner {
     /// An error is fine only where a fault was injected, and only as what such a fault is.
     fn tolerate(&mut self, during: &str, error: Error) -> Outcome {
         match error {
+            // What the device does wrong now is no corruption and breaks no invariant.
+            Error::Stopped { reason } if reason.contains("corrupt") || reason.contains("panic") => {
+                Err(format!("{during}: stopped: {reason}"))
+            }
             Error::Io { .. } | Error::Stopped { .. } if self.disturbed => {
                 self.coverage.add("failures met", 1);
                 Ok(())

@@ -101,13 +101,13 @@ fn sample(seed: u64) -> Sample {
             _ => (),
         }
     }
-    if seed % 2 == 0 {
+    if seed.is_multiple_of(2) {
         db.close().unwrap()
     } else {
         db.sync().unwrap()
     }
     let keys = world.range(&[], None).map(|(key, _)| key.clone()).collect();
-    Sample { image: Image::new(contents(&*device)), states, pairs, keys, world }
+    Sample { image: Image::new(contents(&device)), states, pairs, keys, world }
 }
 
 fn contents(device: &MemDevice) -> Vec<u8> {

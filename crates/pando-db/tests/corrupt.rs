@@ -58,7 +58,12 @@ struct Sample {
 }
 
 fn options() -> Options {
-    Options { background: false, memtable_bytes: WITH.memtable, cache_bytes: WITH.cache, ..Options::default() }
+    Options {
+        background: false,
+        memtable_bytes: WITH.memtable,
+        cache_bytes: WITH.cache,
+        ..Options::default()
+    }
 }
 
 /// A store made by a seed, closed or left with a log to replay.
@@ -96,9 +101,13 @@ fn sample(seed: u64) -> Sample {
             _ => (),
         }
     }
-    if seed % 2 == 0 { db.close().unwrap() } else { db.sync().unwrap() }
+    if seed.is_multiple_of(2) {
+        db.close().unwrap()
+    } else {
+        db.sync().unwrap()
+    }
     let keys = world.range(&[], None).map(|(key, _)| key.clone()).collect();
-    Sample { image: Image::new(contents(&*device)), states, pairs, keys, world }
+    Sample { image: Image::new(contents(&device)), states, pairs, keys, world }
 }
 
 fn contents(device: &MemDevice) -> Vec<u8> {
@@ -111,7 +120,12 @@ fn contents(device: &MemDevice) -> Vec<u8> {
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// Uses a damaged store as a program would. `Err` is a finding.
-fn survive(image: &Image, sample: &Sample, sealed: bool, rng: &mut Rng) -> std::result::Result<&'static str, String> {
+fn survive(
+    image: &Image,
+    sample: &Sample,
+    sealed: bool,
+    rng: &mut Rng,
+) -> std::result::Result<&'static str, String> {
     let device = Arc::new(MemDevice::new(image.bytes.len() as u64));
     device.write_at(0, &image.bytes).unwrap();
     let read_only = rng.chance(300);
@@ -222,7 +236,8 @@ fn campaign(test: &str, seconds: f64, sealed: bool, hurt: fn(&mut Image, &mut Rn
         }
         seed += 1;
     }
-    let found: Vec<String> = found.into_values().map(|(count, told)| format!("{count} times: {told}\n")).collect();
+    let found: Vec<String> =
+        found.into_values().map(|(count, told)| format!("{count} times: {told}\n")).collect();
     assert!(found.is_empty(), "{}", found.join("\n"));
     println!("{test}: {} images from {base}: {ends:?}", seed - base);
     if single.is_none() {
@@ -255,7 +270,8 @@ fn undamaged_images_are_whole() {
         let mut sealed = sample.image.clone();
         sealed.seal();
         assert!(sealed.bytes == sample.image.bytes, "sealing an image that is whole changes it");
-        for kind in [image::Kind::Superblock, image::Kind::TablePage, image::Kind::Header, image::Kind::Page] {
+        for kind in [image::Kind::Superblock, image::Kind::TablePage, image::Kind::Header, image::Kind::Page]
+        {
             assert!(sample.image.parts.iter().any(|part| part.kind == kind), "no {kind:?} in sample {seed}");
         }
         let records = sample.image.parts.iter().any(|part| part.kind == image::Kind::Record);

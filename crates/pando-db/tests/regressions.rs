@@ -20,7 +20,7 @@ use pando_db::{Db, Error, Op, device::SimDevice};
 
 /// A value of some length; what is in it has never mattered.
 fn put(key: &[u8], len: usize) -> Op {
-    let value: Vec<u8> = (0..len).map(|i| (i * 7919 >> 3) as u8).collect();
+    let value: Vec<u8> = (0..len).map(|i| ((i * 7919) >> 3) as u8).collect();
     Op::Put(Bytes::copy_from_slice(key), value.into())
 }
 

@@ -65,7 +65,7 @@ fn at(dir: &Path, source: io::Error) -> Error {
 }
 
 fn kernel_options(settings: &Settings) -> impl Iterator<Item = &'static str> {
-    let permissions = settings.default_permissions.then_some("default_permissions");
+    let permissions = settings.checks_permissions().then_some("default_permissions");
     permissions.into_iter().chain(settings.allow_other.then_some("allow_other"))
 }
 

@@ -71,8 +71,10 @@ pub enum Error {
 pub struct Settings {
     /// Users other than the one who mounts may use it.
     pub allow_other: bool,
-    /// The kernel checks permissions. On unless switched off.
-    pub default_permissions: bool,
+    /// The kernel checks permissions. Unless said, it does wherever they can matter: not where root
+    /// mounts for nobody else, because then every check would pass, at the price of a request for
+    /// each change of a directory.
+    pub default_permissions: Option<bool>,
     /// Refuse every change.
     pub read_only: bool,
     /// Honour device nodes.
@@ -91,11 +93,19 @@ pub struct Settings {
     pub threads: usize,
 }
 
+impl Settings {
+    /// Whether the kernel is asked to check permissions.
+    pub(crate) fn checks_permissions(&self) -> bool {
+        let only_root = !self.allow_other && rustix::process::geteuid().is_root();
+        self.default_permissions.unwrap_or(!only_root)
+    }
+}
+
 impl Default for Settings {
     fn default() -> Self {
         Self {
             allow_other: false,
-            default_permissions: true,
+            default_permissions: None,
             read_only: false,
             dev: false,
             suid: false,
@@ -118,8 +128,8 @@ impl Settings {
                 "ro" => self.read_only = true,
                 "rw" => self.read_only = false,
                 "allow_other" => self.allow_other = true,
-                "default_permissions" => self.default_permissions = true,
-                "no_default_permissions" => self.default_permissions = false,
+                "default_permissions" => self.default_permissions = Some(true),
+                "no_default_permissions" => self.default_permissions = Some(false),
                 "dev" => self.dev = true,
                 "nodev" => self.dev = false,
                 "suid" => self.suid = true,
@@ -353,7 +363,7 @@ mod tests {
         let mut s = Settings::default();
         s.apply("rw,noatime,allow_other,dev,suid,,defaults,commit=5,x-systemd.automount").unwrap();
         s.apply("ro,nosuid").unwrap();
-        assert!(s.allow_other && s.dev && s.read_only && !s.suid && s.default_permissions);
+        assert!(s.allow_other && s.dev && s.read_only && !s.suid && s.checks_permissions());
         assert_eq!((s.atime, s.commit), (AtimePolicy::Noatime, Some(Duration::from_secs(5))));
         for bad in ["frobnicate", "commit=x", "threads=0"] {
             assert!(matches!(s.apply(bad), Err(Error::Option(o)) if o == bad), "{bad}");

@@ -178,9 +178,9 @@ fn check_shape(node: &Node) {
         assert!(edges.last().is_some_and(|e| node.span.is_above(&e.lo)), "edges within the node");
     }
     #[cfg(debug_assertions)]
-    for i in 0..edges.len() {
+    for (i, edge) in edges.iter().enumerate() {
         let live = node.edge_span(i);
-        for layer in &edges[i].layers {
+        for layer in &edge.layers {
             assert!(layer.ranges.iter().all(|r| live.covers(&r.span)), "a range message crosses its edge");
             assert!(layer.run.pages.iter().all(|p| p.is_inside(&live)), "messages outside their edge");
         }

@@ -28,6 +28,23 @@ impl Edit<'_> {
         self.fit_root()
     }
 
+    /// Flushes on from a root that an earlier edit left with more than its limit, because it had become
+    /// large; whether anything could be.
+    pub fn relieve_root(&mut self) -> Result<bool> {
+        if self.cx.pins.is_pinned(self.root) {
+            return Ok(false);
+        }
+        let pending = |node: &Node| node.edges().iter().map(|e| e.pending()).sum::<usize>();
+        let before = pending(&self.load(self.root)?);
+        if before <= self.cx.limits.node {
+            return Ok(false);
+        }
+        self.relieve(self.root)?;
+        let after = pending(&self.load(self.root)?);
+        self.fit_root()?;
+        Ok(after < before)
+    }
+
     /// Puts a new root above the present one.
     fn grow_root(&mut self) {
         let old = self.root;

@@ -107,7 +107,7 @@ impl Engine {
         self.log.write_out()?;
         self.log.truncate(frozen.log_end);
         // The previous checkpoint's extents are free from here on.
-        *durable = Durable { superblock, table };
+        *durable = Durable { superblock, _table: table };
         self.counters.checkpoints.fetch_add(1, Ordering::Relaxed);
         self.counters.checkpoint_micros.fetch_add(started.elapsed().as_micros() as u64, Ordering::Relaxed);
         self.signal.finished();

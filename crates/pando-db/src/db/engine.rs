@@ -65,7 +65,8 @@ pub(crate) struct Front {
 /// its extents is reused.
 pub(crate) struct Durable {
     pub superblock: Superblock,
-    pub table: Table,
+    /// Held, not read.
+    pub _table: Table,
 }
 
 /// What the fixed part of a node's header takes at most, in bytes.
@@ -85,10 +86,13 @@ pub(crate) struct Counters {
     pub deletes: AtomicBool,
 }
 
+/// A dirty node, the memory it holds and the bytes it will take on the device.
+type Weighed = (Arc<Node>, usize, usize);
+
 /// Sizes of the nodes that the next checkpoint must write.
 #[derive(Default)]
 pub(crate) struct Dirty {
-    nodes: Mutex<HashMap<NodeId, (Arc<Node>, usize, usize)>>,
+    nodes: Mutex<HashMap<NodeId, Weighed>>,
     memory: AtomicU64,
     bytes: AtomicU64,
 }
@@ -137,7 +141,7 @@ impl Dirty {
         }
     }
 
-    fn forget(&self, old: Option<(Arc<Node>, usize, usize)>) {
+    fn forget(&self, old: Option<Weighed>) {
         if let Some((_, memory, bytes)) = old {
             self.memory.fetch_sub(memory as u64, Ordering::Relaxed);
             self.bytes.fetch_sub(bytes as u64, Ordering::Relaxed);

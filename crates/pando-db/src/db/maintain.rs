@@ -44,13 +44,21 @@ impl Engine {
         Ok(true)
     }
 
+    /// Goes on flushing where an edit had to stop; `false` if the root is within its limit.
+    pub fn relieve_step(&self) -> Result<bool> {
+        let _turn = self.flushing.lock();
+        let any = std::cell::Cell::new(false);
+        self.edit(|edit| edit.relieve_root().map(|a| any.set(a)), |_| ())?;
+        Ok(any.get())
+    }
+
     /// Applies all sealed tables. Where that could fill the device, a checkpoint comes between.
     pub fn flush_all(&self) -> Result<()> {
         loop {
             if self.is_tight()? {
                 self.checkpoint()?;
             }
-            if !self.flush_step()? {
+            if !self.flush_step()? && !self.relieve_step()? {
                 return Ok(());
             }
         }
@@ -59,7 +67,7 @@ impl Engine {
     /// Applies all sealed tables without writing anything: for recovery, where the device may not be
     /// writable.
     pub fn flush_all_in_memory(&self) -> Result<()> {
-        while self.flush_step()? {}
+        while self.flush_step()? || self.relieve_step()? {}
         Ok(())
     }
 
@@ -105,7 +113,8 @@ impl Engine {
             let base = self.front.read().tree.clone();
             let mut edit = Edit::new(&cx, &base);
             contain(|| work(&mut edit))?;
-            if self.publish(edit.finish(), &then)? {
+            let changes = edit.finish();
+            if changes.is_empty() || self.publish(changes, &then)? {
                 return Ok(());
             }
         }

@@ -38,6 +38,8 @@ use crate::{
 
 const NODE_SIZES: std::ops::RangeInclusive<u32> = 4 << 10..=16 << 20;
 const DEFAULT_LOG: std::ops::RangeInclusive<u64> = 1 << 20..=64 << 20;
+/// Nodes that a device must have room for beside the log.
+const LEAST_NODES: u64 = 32;
 /// Number of the first root.
 const FIRST_ROOT: u64 = 1;
 
@@ -59,7 +61,7 @@ pub(super) fn create(device: &Arc<dyn Device>, create: &CreateOptions, options: 
         create.log_size.unwrap_or((device_size / 16).clamp(*DEFAULT_LOG.start(), *DEFAULT_LOG.end()));
     let log_size = log_size.next_multiple_of(BLOCK);
     let data = superblock::END + log_size;
-    if log_size < superblock::MIN_LOG || data + 16 * u64::from(create.node_size) > device_size {
+    if log_size < superblock::MIN_LOG || data + LEAST_NODES * u64::from(create.node_size) > device_size {
         return Err(Error::Invalid(format!(
             "{device_size} bytes are too few for a log of {log_size} bytes and nodes of {}",
             create.node_size
@@ -159,7 +161,7 @@ pub(super) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
         front: RwLock::new(front),
         flushing: Mutex::new(()),
         next_id: AtomicU64::new(superblock.next_node),
-        checkpointing: Mutex::new(Durable { superblock, table }),
+        checkpointing: Mutex::new(Durable { superblock, _table: table }),
         orphans: Mutex::new(orphans),
         dirty: Dirty::default(),
         signal: Signal::default(),

@@ -25,14 +25,19 @@ const SMALL: u64 = 16 << 10;
 /// And one that deletes and writes a little, as an unlink that changes its directory's times.
 const TINY: u64 = 1 << 10;
 
+/// Nodes that the reserve holds at least, if that is not over a quarter of the device.
+const RESERVE_NODES: u64 = 48;
+
 /// Space kept back on a device of `size` bytes.
 fn reserve(size: u64, node: usize) -> u64 {
-    (size / 16).clamp(16 * node as u64, MAX_RESERVE).min(size / 4)
+    let least = RESERVE_NODES * node as u64;
+    (size / 16).clamp(least, MAX_RESERVE.max(least)).min(size / 4)
 }
 
-/// Nodes that one edit may change, so that what it makes dirty is a fraction of the reserve.
+/// Nodes that one edit may change, so that what it makes dirty is a fraction of the reserve. Enough
+/// for a path from the root to a leaf, or flushing would not get on.
 pub(super) fn edit_nodes(size: u64, node: usize) -> usize {
-    (reserve(size, node) / (8 * node as u64)).clamp(2, 256) as usize
+    (reserve(size, node) / (2 * node as u64)).clamp(12, 256) as usize
 }
 
 impl Engine {

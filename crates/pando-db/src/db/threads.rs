@@ -49,7 +49,7 @@ fn flusher(engine: &Engine) {
             if engine.is_tight()? {
                 engine.checkpoint()?;
             }
-            Ok(engine.flush_step()? || engine.reclaim_step()?)
+            Ok(engine.flush_step()? || engine.relieve_step()? || engine.reclaim_step()?)
         })();
         let worked = worked.and_then(|worked| Ok(worked || quiet.tidy(engine)?));
         match worked {

@@ -148,6 +148,7 @@ impl Space {
         state.backed.total() + if state.refused.is_none() { state.raw.total() } else { 0 }
     }
 
+    #[cfg(test)]
     /// Length of the longest free range, backed or not.
     pub fn largest_free(&self) -> u64 {
         self.state.lock().largest()
@@ -187,6 +188,7 @@ impl Space {
         }
     }
 
+    #[cfg(test)]
     /// Owned ranges in order, as (offset, length); adjacent extents appear as one.
     pub fn owned_ranges(&self) -> Vec<(u64, u64)> {
         let state = self.state.lock();

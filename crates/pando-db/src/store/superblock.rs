@@ -48,6 +48,8 @@ const SIZE: usize = BLOCK as usize;
 const CHECKSUM_AT: usize = SIZE - 8;
 /// No counter in a store reaches this; above it, arithmetic could overflow.
 const MAX_COUNT: u64 = 1 << 62;
+/// Half of what the deepest translation table reaches (8 levels of 6 bits).
+const MAX_NODE: u64 = 1 << 47;
 const MAX_TABLE_PAGE: u32 = 16 << 20;
 const MAX_TABLE_DEPTH: u8 = 16;
 
@@ -260,6 +262,7 @@ impl Superblock {
         let counts = [self.generation, self.log_start.pos, self.next_msn, self.next_node, self.root];
         require(counts.iter().all(|&count| count < MAX_COUNT), "a counter is out of range")?;
         require(self.next_msn > 0, "batches are counted from 1")?;
+        require(self.next_node < MAX_NODE, "the next node's number is out of range")?;
         require(self.log_start.pos.is_multiple_of(8), "the log position is not aligned")?;
         require(self.root < self.next_node.max(1), "the root's number was never given out")?;
         let table = &self.table;

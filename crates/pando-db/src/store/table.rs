@@ -75,6 +75,11 @@ struct TablePage {
     home: Option<Home>,
 }
 
+/// Stores a dirty node.
+type StoreNode<'a> = dyn FnMut(NodeId, &Arc<Node>) -> Result<Arc<Stored>> + 'a;
+/// Writes an encoded page.
+type WritePage<'a> = dyn FnMut(Bytes) -> Result<Arc<Extent>> + 'a;
+
 /// One version of the table. Cloning is O(1).
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Table {
@@ -159,19 +164,6 @@ impl Table {
         }
     }
 
-    /// Extents of the pages themselves.
-    pub fn page_extents(&self) -> Vec<Arc<Extent>> {
-        fn walk(page: &TablePage, out: &mut Vec<Arc<Extent>>) {
-            out.extend(page.home.iter().map(|h| h.extent.clone()));
-            if let Slots::Inner(slots) = &page.slots {
-                slots.iter().flatten().for_each(|child| walk(child, out));
-            }
-        }
-        let mut out = Vec::new();
-        self.root.iter().for_each(|root| walk(root, &mut out));
-        out
-    }
-
     pub fn depth(&self) -> u8 {
         self.depth
     }
@@ -181,27 +173,9 @@ impl Table {
         self.root.as_ref()?.home.as_ref()
     }
 
-    /// Number of pages that [`Table::persist`] would write.
-    pub fn unwritten_pages(&self) -> u64 {
-        fn walk(page: &TablePage) -> u64 {
-            if page.home.is_some() {
-                return 0;
-            }
-            match &page.slots {
-                Slots::Leaf(_) => 1,
-                Slots::Inner(slots) => 1 + slots.iter().flatten().map(|p| walk(p)).sum::<u64>(),
-            }
-        }
-        self.root.as_deref().map_or(0, walk)
-    }
-
     /// The same table with every node stored (by `store`) and every page written by `write`.
     /// What has a home already is shared, not visited.
-    pub fn persist(
-        &self,
-        store: &mut dyn FnMut(NodeId, &Arc<Node>) -> Result<Arc<Stored>>,
-        write: &mut dyn FnMut(Bytes) -> Result<Arc<Extent>>,
-    ) -> Result<Table> {
+    pub fn persist(&self, store: &mut StoreNode<'_>, write: &mut WritePage<'_>) -> Result<Table> {
         let root = match &self.root {
             Some(root) => Some(persist_page(root, self.depth - 1, 0, store, write)?),
             None => None,
@@ -273,8 +247,8 @@ fn persist_page(
     page: &Arc<TablePage>,
     level: u8,
     base: NodeId,
-    store: &mut dyn FnMut(NodeId, &Arc<Node>) -> Result<Arc<Stored>>,
-    write: &mut dyn FnMut(Bytes) -> Result<Arc<Extent>>,
+    store: &mut StoreNode<'_>,
+    write: &mut WritePage<'_>,
 ) -> Result<Arc<TablePage>> {
     if page.home.is_some() {
         return Ok(page.clone());

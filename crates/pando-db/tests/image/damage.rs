@@ -12,7 +12,8 @@ pub fn damage(image: &mut Image, rng: &mut Rng) -> String {
 
 fn one(image: &mut Image, rng: &mut Rng) -> String {
     // Parts of each kind are hit equally often, however many there are.
-    let kind = *rng.pick(&[Kind::Superblock, Kind::Record, Kind::TablePage, Kind::Header, Kind::Header, Kind::Page]);
+    let kind =
+        *rng.pick(&[Kind::Superblock, Kind::Record, Kind::TablePage, Kind::Header, Kind::Header, Kind::Page]);
     let of_kind: Vec<Part> = image.parts.iter().filter(|part| part.kind == kind).copied().collect();
     let Some(&part) = (!of_kind.is_empty()).then(|| rng.pick(&of_kind)) else { return "nothing".into() };
     let other = *rng.pick(&image.parts.clone());
@@ -67,8 +68,9 @@ fn one(image: &mut Image, rng: &mut Rng) -> String {
 /// Damage that is not to any part but to the medium: lost, swapped and cut blocks.
 pub fn damage_blocks(image: &mut Image, rng: &mut Rng) -> String {
     let blocks = image.bytes.len() / BLOCK;
-    let used: Vec<usize> =
-        (0..blocks).filter(|b| image.bytes[b * BLOCK..(b + 1) * BLOCK].iter().any(|byte| *byte != 0)).collect();
+    let used: Vec<usize> = (0..blocks)
+        .filter(|b| image.bytes[b * BLOCK..(b + 1) * BLOCK].iter().any(|byte| *byte != 0))
+        .collect();
     let (a, b) = (*rng.pick(&used) * BLOCK, *rng.pick(&used) * BLOCK);
     match rng.below(5) {
         0 => {

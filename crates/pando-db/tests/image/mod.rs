@@ -64,7 +64,12 @@ impl Image {
         image.seals.push(Seal { from: slot, len: SUPERBLOCK_SUM, at: slot + SUPERBLOCK_SUM });
         for seal in &image.seals {
             let sum = xxh3_64(&image.bytes[seal.from..seal.from + seal.len]);
-            assert_eq!(sum, image.u64(seal.at), "the checksum at byte {} is not what docs/format.md says", seal.at);
+            assert_eq!(
+                sum,
+                image.u64(seal.at),
+                "the checksum at byte {} is not what docs/format.md says",
+                seal.at
+            );
         }
         image
     }

@@ -25,9 +25,9 @@ pub struct Args {
     /// of an existing file or device, 16G for a new file
     #[arg(long)]
     size: Option<Size>,
-    /// Target size of a tree node, 4K to 16M
-    #[arg(long, default_value = "1M")]
-    node_size: Size,
+    /// Target size of a tree node, 4K to 16M. Default: 1M, less where the file system is below 1G
+    #[arg(long)]
+    node_size: Option<Size>,
     /// Size of the redo log. Default: 1/16 of the size, 1M to 64M
     #[arg(long)]
     log_size: Option<Size>,
@@ -58,8 +58,10 @@ pub fn run(args: &Args) -> Result<()> {
             show(MIN_SIZE)
         );
     }
-    if !(4 << 10..=16 << 20).contains(&args.node_size.0) {
-        bail!("--node-size {}: must be between 4K and 16M", show(args.node_size.0));
+    if let Some(node_size) = args.node_size
+        && !(4 << 10..=16 << 20).contains(&node_size.0)
+    {
+        bail!("--node-size {}: must be between 4K and 16M", show(node_size.0));
     }
     let fail = || format!("{}", args.image.display());
     if existing.is_some() {
@@ -76,8 +78,9 @@ pub fn run(args: &Args) -> Result<()> {
         }
         Err(e) => return Err(e).with_context(fail),
     };
+    let node_size = args.node_size.map_or_else(|| default_node_size(device.size()), |s| s.0);
     let options = FormatOptions {
-        node_size: u32::try_from(args.node_size.0)?,
+        node_size: u32::try_from(node_size)?,
         log_size: args.log_size.map(|s| s.0),
         label: args.label.clone(),
         uuid: uuid()?,
@@ -94,7 +97,13 @@ pub fn run(args: &Args) -> Result<()> {
         }
         return Err(e).with_context(fail);
     }
-    super::print(&format!("{}: {}, nodes of {}\n", args.image.display(), show(size), show(args.node_size.0)))
+    super::print(&format!("{}: {}, nodes of {}\n", args.image.display(), show(size), show(node_size)))
+}
+
+/// About a thousandth of the size: what is kept back for deletes and checkpoints is counted in nodes,
+/// and must stay a small part of a small file system.
+fn default_node_size(size: u64) -> u64 {
+    (size / 1024).next_power_of_two().clamp(64 << 10, 1 << 20)
 }
 
 /// A random (version 4) UUID.

@@ -31,7 +31,8 @@ use crate::{
 #[command(after_help = "Options for -o, separated by commas:
   ro, rw              refuse changes, or not
   allow_other         let other users in (needs root or user_allow_other in /etc/fuse.conf)
-  default_permissions let the kernel check permissions (on; no_default_permissions switches it off)
+  default_permissions, no_default_permissions: whether the kernel checks permissions (on, unless root
+                      mounts without allow_other)
   noatime, relatime, strictatime   when reading changes the access time
   commit=SECONDS      flush the log unasked after so long (1)
   suid, dev, noexec   as for every file system (nosuid and nodev are on)

@@ -19,7 +19,7 @@ mod record;
 mod writer;
 
 #[cfg(test)]
-pub use reader::{Replay, Replayed};
+pub use reader::Replay;
 pub use writer::{AppendError, Log};
 
 /// A place between two records.

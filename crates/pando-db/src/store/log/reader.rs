@@ -93,6 +93,7 @@ impl Replay {
         Ok(found)
     }
 
+    #[cfg(test)]
     /// The position behind the last record that was returned.
     pub fn position(&self) -> LogPos {
         self.at

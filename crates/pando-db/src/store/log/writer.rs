@@ -96,6 +96,7 @@ struct Group {
 }
 
 impl Log {
+    #[cfg(test)]
     /// A writer that continues at `start`, whose next record is `start_msn`,
     /// in a log of which nothing before `start` is needed.
     pub fn open(device: Arc<dyn Device>, base: u64, size: u64, start: LogPos, start_msn: u64) -> Self {
@@ -243,6 +244,7 @@ impl Log {
         self.group.lock().durable_msn
     }
 
+    #[cfg(test)]
     /// The position behind the last appended record.
     pub fn end(&self) -> LogPos {
         self.front.lock().end

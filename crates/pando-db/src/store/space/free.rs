@@ -43,6 +43,7 @@ impl FreeRanges {
         self.by_offset.first_key_value().map(|(&offset, &len)| (offset, len))
     }
 
+    #[cfg(test)]
     /// All ranges in order: (offset, length).
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.by_offset.iter().map(|(&offset, &len)| (offset, len))

@@ -7,7 +7,7 @@
 
 use super::{edit::Edit, run::merge_runs};
 use crate::{
-    error::Result,
+    error::{Error, Result},
     format::node::{Body, Edge, Layer, Node, RangeMsg, Run, Target},
 };
 
@@ -56,8 +56,10 @@ impl Edit<'_> {
     /// in the range go, edges partly covered are narrowed, one with live data on both sides becomes
     /// two to the same child.
     fn turn(&self, node: &mut Node, range: &RangeMsg) -> Result<()> {
-        if let Some(target) = &range.target {
-            assert!(self.height(target.id)? < node.height, "a Goto below the height of its target");
+        if let Some(target) = &range.target
+            && self.height(target.id)? >= node.height
+        {
+            return Err(Error::corrupt("message", 0, "a Goto below the height of its target"));
         }
         let pager = self.cx.pager;
         let mut edges: Vec<Edge> = Vec::with_capacity(node.edges().len() + 2);
@@ -91,7 +93,9 @@ impl Edit<'_> {
     /// The pairs of a leaf after the messages of a layer.
     fn apply_to_leaf(&self, run: &Run, layer: &Layer) -> Result<Run> {
         let pager = self.cx.pager;
-        assert!(layer.ranges.iter().all(|r| r.target.is_none()), "a Goto in a leaf");
+        if layer.ranges.iter().any(|r| r.target.is_some()) {
+            return Err(Error::corrupt("message", 0, "a Goto above a leaf"));
+        }
         let kept = run.without(&layer.ranges, pager)?;
         merge_runs(&kept, &layer.run, true, pager, self.cx.merge)
     }

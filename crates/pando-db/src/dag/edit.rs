@@ -74,6 +74,16 @@ impl<'a> Edit<'a> {
         }
     }
 
+    /// A child of a node of height `above`; one that is not lower is an error, so that no walk down
+    /// goes in circles. I/O: its header.
+    pub fn load_below(&self, id: NodeId, above: u8) -> Result<Node> {
+        let node = self.load(id)?;
+        if node.height >= above {
+            return Err(Error::corrupt("edge", 0, format!("node {id} is not below its parent")));
+        }
+        Ok(node)
+    }
+
     /// Height of a node, without reading it.
     pub fn height(&self, id: NodeId) -> Result<u8> {
         match self.nodes.get(&id) {

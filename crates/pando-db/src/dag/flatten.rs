@@ -34,7 +34,7 @@ impl Edit<'_> {
                 continue;
             };
             let live = node.edge_span(i);
-            let Some(child) = self.thin_child(&live, &target, node.edges().len())? else {
+            let Some(child) = self.thin_child(&node, &live, &target)? else {
                 i += 1;
                 continue;
             };
@@ -53,14 +53,15 @@ impl Edit<'_> {
     }
 
     /// The child of an edge, if it is an interior node of which the edge shows too little.
-    fn thin_child(&self, live: &Span, target: &Target, siblings: usize) -> Result<Option<Node>> {
+    fn thin_child(&self, node: &Node, live: &Span, target: &Target) -> Result<Option<Node>> {
         let height = self.height(target.id)?;
         let tall = height >= TALL;
         // A private child without a prefix is healed when it is flushed into.
         if height == 0 || (!tall && target.prepend.is_empty() && self.count(target.id) <= 1) {
             return Ok(None);
         }
-        let child = self.load(target.id)?;
+        let child = self.load_below(target.id, node.height)?;
+        let siblings = node.edges().len();
         let (edges, pending) = visible(&child, live, target);
         let limits = self.cx.limits;
         let thin = edges <= limits.fanout / THIN && pending <= limits.abundant;

@@ -7,7 +7,7 @@
 
 use super::{edit::Edit, split::Pieces};
 use crate::{
-    error::Result,
+    error::{Error, Result},
     format::node::{Body, Layer, Node, NodeId, Target},
     key::{Lens, Span},
 };
@@ -126,7 +126,8 @@ impl Edit<'_> {
 
         let (child_id, mut node) = match child {
             Some(target) => {
-                let node = self.load(target.id)?.simple(&live, &target, self.cx.pager)?;
+                let node =
+                    self.load_below(target.id, parent.height)?.simple(&live, &target, self.cx.pager)?;
                 (self.is_private(target.id).then_some(target.id), node)
             }
             None => (None, self.fresh_child(parent.height, &layers, lift.apply_span(&live))?),
@@ -194,7 +195,9 @@ impl Edit<'_> {
                 }
             }
         }
-        assert!(height <= node.height, "a node lower than what hangs below it");
+        if height > node.height {
+            return Err(Error::corrupt("node", 0, "it is lower than what hangs below it"));
+        }
         node.height = height;
         Ok(node)
     }

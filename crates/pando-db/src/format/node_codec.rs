@@ -287,7 +287,7 @@ fn get_run(r: &mut Reader, place: Place) -> Result<Run> {
         let offset = segment.offset.checked_add(place.header_len);
         let end = offset.and_then(|o| o.checked_add(segment.len));
         let (Some(offset), Some(end)) = (offset, end) else { return Err(r.bad("a page beyond its extent")) };
-        if end > place.extent_len || raw > MAX_RAW || entries == 0 || first > last {
+        if end > place.extent_len || segment.len > MAX_RAW || raw > MAX_RAW || entries == 0 || first > last {
             return Err(r.bad("a page with impossible sizes or bounds"));
         }
         let loc = PageLoc::Home(Segment { offset, ..segment });

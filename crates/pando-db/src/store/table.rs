@@ -25,6 +25,8 @@ const LEAF_MAGIC: u32 = u32::from_le_bytes(*b"PTBL");
 const INNER_MAGIC: u32 = u32::from_le_bytes(*b"PTBI");
 const LEAF_ENTRY: usize = 4 + 1 + 8 + 4 + 4 + 8;
 const INNER_ENTRY: usize = 8 + 8;
+/// Largest node header that is accepted, in bytes.
+const MAX_HEADER: u32 = 64 << 20;
 /// Most levels: enough for every `u64` that a store will ever count to.
 pub(crate) const MAX_DEPTH: u8 = 8;
 
@@ -367,7 +369,7 @@ fn load_page(device: &dyn Device, space: &Arc<Space>, offset: u64, sum: u64, lev
                 let (count, height) = (input.get_u32_le(), input.get_u8());
                 let (at, len, header_len) = (input.get_u64_le(), input.get_u32_le(), input.get_u32_le());
                 let header_sum = input.get_u64_le();
-                if len == 0 || header_len == 0 || header_len > len {
+                if header_len == 0 || header_len > len || header_len > MAX_HEADER {
                     return Err(bad("a node with impossible sizes"));
                 }
                 let extent = space.adopt(at, u64::from(len).next_multiple_of(BLOCK))?;

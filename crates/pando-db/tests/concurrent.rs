@@ -41,7 +41,7 @@ struct Writer {
 
 /// A batch within the tree of writer `me`.
 fn batch(rng: &mut Rng, me: u8, world: &World) -> Vec<Op> {
-    let mut key = |rng: &mut Rng| -> Bytes {
+    let key = |rng: &mut Rng| -> Bytes {
         let depth = rng.between(1, 4);
         let path: String = (0..depth).map(|_| *rng.pick(&["/a", "/b", "/c"])).collect();
         format!("{me}{path}/f{}", rng.below(30)).into()

@@ -104,7 +104,8 @@ fn write(db: &Db, me: u8, seed: u64) -> Writer {
 fn read(db: &Db, stop: &AtomicBool, seed: u64) -> u64 {
     let mut rng = Rng(seed);
     let mut rounds = 0;
-    while !stop.load(Ordering::Relaxed) {
+    // Once at least, however busy the machine is.
+    while rounds == 0 || !stop.load(Ordering::Relaxed) {
         let snapshot = db.snapshot();
         let first: Vec<Pair> = snapshot.range(&[], None).collect::<Result<_>>().unwrap();
         thread::sleep(Duration::from_millis(rng.below(5)));

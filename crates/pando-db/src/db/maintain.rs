@@ -96,9 +96,10 @@ impl Engine {
             return Ok(false);
         }
         let reclaimed = self.edit(|edit| edit.reclaim(&some), |_| ());
-        if reclaimed.is_err() {
-            self.orphans.lock().extend(some);
-        }
+        // What a clone has pinned meanwhile waits for its turn.
+        let tree = self.front.read().tree.clone();
+        let left = some.into_iter().filter(|id| tree.table.get(*id).is_some_and(|entry| entry.count == 0));
+        self.orphans.lock().extend(left);
         reclaimed.map(|()| true)
     }
 

@@ -41,7 +41,7 @@ struct Writer {
 
 /// A batch within the tree of writer `me`.
 fn batch(rng: &mut Rng, me: u8, world: &World) -> Vec<Op> {
-    let mut key = |rng: &mut Rng| -> Bytes {
+    let key = |rng: &mut Rng| -> Bytes {
         let depth = rng.between(1, 4);
         let path: String = (0..depth).map(|_| *rng.pick(&["/a", "/b", "/c"])).collect();
         format!("{me}{path}/f{}", rng.below(30)).into()
@@ -104,7 +104,8 @@ fn write(db: &Db, me: u8, seed: u64) -> Writer {
 fn read(db: &Db, stop: &AtomicBool, seed: u64) -> u64 {
     let mut rng = Rng(seed);
     let mut rounds = 0;
-    while !stop.load(Ordering::Relaxed) {
+    // Once at least, however busy the machine is.
+    while rounds == 0 || !stop.load(Ordering::Relaxed) {
         let snapshot = db.snapshot();
         let first: Vec<Pair> = snapshot.range(&[], None).collect::<Result<_>>().unwrap();
         thread::sleep(Duration::from_millis(rng.below(5)));

@@ -211,6 +211,11 @@ impl Fs {
         let touched = Change::modified(now);
         let mut batch = Batch::new();
         batch.delete(path::meta(&at.child(bytes)?));
+        // Whoever empties a directory name by name leaves a delete for each, which gives space back
+        // only when it reaches the leaf, and never in one that a clone shares. These two overrule
+        // them all, and what they were for.
+        let below = path::contents(&at.contents, bytes)?;
+        batch.delete_prefix(path::meta(&below)).delete_prefix(path::data(&below));
         Self::change_dir(&mut batch, &at, &touched);
         self.db.write(batch)?;
         dir.change(|s| touched.apply(&mut s.record));

@@ -205,8 +205,8 @@ impl Edit<'_> {
     /// later edit, so that each is a bounded piece of work. I/O: their headers.
     pub fn reclaim(&mut self, orphans: &[NodeId]) -> Result<()> {
         for &id in orphans {
-            // One that was taken into its parent since is gone already.
-            if self.height(id).is_ok() && self.count(id) == 0 && !self.cx.pins.is_pinned(id) {
+            // One that waited in the queue may have been referred to again, and taken out since.
+            if self.exists(id) && self.count(id) == 0 && !self.cx.pins.is_pinned(id) {
                 self.remove(id)?;
             }
         }

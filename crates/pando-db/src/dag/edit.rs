@@ -93,6 +93,14 @@ impl<'a> Edit<'a> {
         }
     }
 
+    /// False if the node has been taken out, by this edit or an earlier one.
+    pub fn exists(&self, id: NodeId) -> bool {
+        match self.nodes.get(&id) {
+            Some(version) => matches!(version, Version::Changed(_)),
+            None => self.base.get(id).is_some(),
+        }
+    }
+
     /// References to a node, as of the versions put so far.
     pub fn count(&self, id: NodeId) -> i64 {
         let base = self.base.get(id).map_or(0, |e| i64::from(e.count));

@@ -59,6 +59,10 @@ impl Engine {
 
     /// True if more dirty nodes could become too many for the space that is left.
     pub fn is_tight(&self) -> Result<bool> {
+        // What is replayed for a reader stays in memory, and there is nothing to reserve it on.
+        if self.options.read_only {
+            return Ok(false);
+        }
         let owed = self.owed_by_nodes();
         let wanted = owed + self.reserve() / 2;
         Ok(owed > 0 && !(self.space.free_bytes() >= wanted && self.space.ensure_backed(wanted)?))

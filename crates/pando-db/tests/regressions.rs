@@ -5,18 +5,23 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod image;
 mod model;
 
 use std::sync::Arc;
 
 use bytes::Bytes;
+use image::Image;
 use model::{
     campaign::Watchdog,
     config::{Config, Profile},
     shrink::run_steps,
     step::{OpenWith, Step},
 };
-use pando_db::{Db, Error, Op, device::SimDevice};
+use pando_db::{
+    Db, Error, Op,
+    device::{Device, MemDevice, SimDevice},
+};
 
 /// A value of some length; what is in it has never mattered.
 fn put(key: &[u8], len: usize) -> Op {
@@ -146,4 +151,26 @@ fn deletes_go_through_on_a_full_store() {
     }
     let findings = db.check().unwrap().findings;
     assert!(findings.is_empty(), "{findings:?}");
+}
+
+/// Numbers in the superblock that no store can have, under a checksum that fits, must be refused: one
+/// less than the first batch, and more nodes than the translation table can name.
+#[test]
+fn numbers_that_cannot_be_are_refused_although_sealed() {
+    let config = config(Profile::Crashes);
+    for (field, value) in [(144, 0), (152, 1 << 60)] {
+        let device = Arc::new(MemDevice::new(1 << 20));
+        let options = || config.options(&SMALL);
+        Db::create(device.clone(), &config.create_options(), &options()).unwrap();
+        let mut bytes = vec![0; 1 << 20];
+        device.read_at(0, &mut bytes).unwrap();
+        let mut image = Image::new(bytes);
+        // Both slots say the same of a new store, but the newer one counts.
+        for slot in [0, image::BLOCK] {
+            image.bytes[slot + field..slot + field + 8].copy_from_slice(&u64::to_le_bytes(value));
+        }
+        image.seal();
+        device.write_at(0, &image.bytes).unwrap();
+        assert!(Db::open(device, options()).is_err(), "{value} at byte {field}");
+    }
 }

@@ -7,7 +7,7 @@
 //! accident of a medium would. Panics where the format is not what the
 //! document says: that is a finding too.
 
-#![allow(clippy::unwrap_used)]
+#![allow(dead_code, clippy::unwrap_used)]
 
 pub mod damage;
 

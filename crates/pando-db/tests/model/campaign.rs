@@ -58,7 +58,10 @@ pub fn campaign(test: &str, profile: Profile, share: f64, required: &[(&'static 
     let base: u64 = variable("PANDO_SEED_BASE").unwrap_or_else(clock_seed);
     let mut coverage = Coverage::default();
     let mut runs = 0;
-    while runs == 0 || Instant::now() < deadline {
+    // On a slow machine the short default time may be too little to meet what is required.
+    let patience = deadline + Duration::from_secs(120);
+    let wanting = |coverage: &Coverage| !coverage.missing(required).is_empty() && Instant::now() < patience;
+    while Instant::now() < deadline || wanting(&coverage) {
         coverage.merge(&one(test, base + runs, profile, &watchdog));
         runs += 1;
     }

@@ -77,7 +77,7 @@ pub(crate) fn find_source(tree: &Tree, start: &Start, pager: &Pager) -> Result<S
             return Err(out_of_node(at.id, &handle.node, &at.prefix));
         }
         let node = match &handle.home {
-            Some(home) => detach(&handle.node, home),
+            Some(home) => detach(&handle.node, home)?,
             None => Node::clone(&handle.node),
         };
         match descend(&node, &wanted, &mut source, pager)? {

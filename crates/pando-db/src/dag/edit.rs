@@ -67,7 +67,7 @@ impl<'a> Edit<'a> {
             None => {
                 let handle = self.cx.pager.node(&self.base, id)?;
                 Ok(match &handle.home {
-                    Some(home) => detach(&handle.node, home),
+                    Some(home) => detach(&handle.node, home)?,
                     None => Node::clone(&handle.node),
                 })
             }

@@ -24,7 +24,7 @@ use crate::{
     merge::Merge,
     store::{
         pager::{Handle, Pager},
-        space::Extent,
+        table::Stored,
     },
 };
 
@@ -41,7 +41,7 @@ pub(crate) enum Direction {
 /// A source of point messages within the window.
 enum Source<'a> {
     Table(&'a Memtable),
-    Run { run: Run, home: Option<Arc<Extent>>, lens: Lens },
+    Run { run: Run, home: Option<Arc<Stored>>, lens: Lens },
 }
 
 /// Finds and reads windows.

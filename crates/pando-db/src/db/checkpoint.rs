@@ -17,12 +17,12 @@ use super::engine::{Durable, Engine};
 use crate::{
     device::BLOCK,
     error::{Error, Result},
-    format::{node::Node, node_codec},
     store::{
+        layout::store_node,
         pager::Pager,
         space::{Extent, Space},
         superblock::{self, TableRoot},
-        table::{Stored, Table},
+        table::Table,
     },
 };
 
@@ -148,31 +148,11 @@ impl Engine {
     }
 }
 
-/// Writes a node to free space. Not durable before a flush.
-pub(super) fn store_node(pager: &Pager, space: &Arc<Space>, node: &Arc<Node>) -> Result<Arc<Stored>> {
-    let mut encoded = node_codec::encode(node, |page| pager.stored_bytes(page))?;
-    let len = encoded.bytes.len();
-    let extent = space.allocate(len as u64)?;
-    encoded.bytes.resize(extent.len as usize, 0);
-    write(pager, &extent, &encoded.bytes)?;
-    pager.admit(&extent, node, &encoded.node);
-    let (header_len, header_sum) = (encoded.header_len, encoded.header_sum);
-    Ok(Arc::new(Stored { extent, len: len as u32, header_len, header_sum }))
-}
-
 /// Writes a table page to free space.
 pub(super) fn store_page(pager: &Pager, space: &Arc<Space>, page: Bytes) -> Result<Arc<Extent>> {
     let extent = space.allocate(page.len() as u64)?;
-    write(pager, &extent, &page)?;
+    pager.device().write_at(extent.offset, &page).map_err(|e| Error::io("write", extent.offset, e))?;
     Ok(extent)
-}
-
-fn write(pager: &Pager, extent: &Extent, bytes: &[u8]) -> Result<()> {
-    pager.device().write_at(extent.offset, bytes).map_err(|e| Error::Io {
-        action: "write",
-        offset: extent.offset,
-        source: e,
-    })
 }
 
 /// Where a persisted table begins, for the superblock.
@@ -180,7 +160,7 @@ pub(super) fn table_root(table: &Table) -> TableRoot {
     match table.home() {
         Some(home) => TableRoot {
             offset: home.extent.offset,
-            len: BLOCK as u32,
+            len: home.extent.len as u32,
             checksum: home.sum,
             depth: table.depth(),
         },

@@ -28,7 +28,7 @@ use crate::{
     format::node::{Node, NodeId},
     merge::Merge,
     options::Options,
-    store::{log::Log, pager::Pager, pin::Pins, space::Space, superblock::Superblock, table::Table},
+    store::{layout::bytes_to_write, log::Log, pager::Pager, pin::Pins, space::Space, superblock::Superblock, table::Table},
 };
 
 pub(crate) struct Engine {
@@ -114,13 +114,13 @@ impl Dirty {
     }
 
     /// Notes new versions, and nodes that are gone (`None`).
-    pub fn note(&self, versions: Vec<(NodeId, Option<Arc<Node>>)>) {
+    pub fn note(&self, versions: Vec<(NodeId, Option<Arc<Node>>)>, node_size: usize) {
         let mut nodes = self.nodes.lock();
         for (id, version) in versions {
             let old = match version {
                 Some(node) => {
                     // A node takes whole blocks, and some of it is header.
-                    let bytes = (node.bytes() + HEADER).next_multiple_of(BLOCK as usize);
+                    let bytes = (bytes_to_write(&node, node_size) + HEADER).next_multiple_of(BLOCK as usize);
                     let memory = node.memory();
                     self.memory.fetch_add(memory as u64, Ordering::Relaxed);
                     self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
@@ -206,7 +206,7 @@ impl Engine {
         drop(front);
         // What only the old version reached is freed here, outside the lock.
         drop(old);
-        self.dirty.note(versions);
+        self.dirty.note(versions, self.limits.node);
         self.orphans.lock().extend(orphans);
         Ok(true)
     }

@@ -10,7 +10,7 @@ use std::{
 use parking_lot::{Mutex, RwLock};
 
 use super::{
-    checkpoint::{store_node, store_page, table_root},
+    checkpoint::{store_page, table_root},
     engine::{Counters, Dirty, Durable, Engine, Front},
     record,
     room::edit_nodes,
@@ -27,12 +27,13 @@ use crate::{
     key::Span,
     options::{CreateOptions, Options},
     store::{
+        layout::store_node,
         log::{Log, LogPos},
         pager::Pager,
         pin::Pins,
         space::Space,
         superblock::{self, Superblock},
-        table::{Entry, Loc, Table},
+        table::{Entry, Loc, PageAddress, Table},
     },
 };
 
@@ -122,7 +123,8 @@ pub(super) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
     }
     let space = Space::new(device.clone(), superblock.log_base + superblock.log_size, superblock.device_size);
     let root = superblock.table;
-    let home = (root.len != 0).then_some((root.offset, root.checksum));
+    let home = PageAddress { offset: root.offset, len: root.len, sum: root.checksum };
+    let home = (root.len != 0).then_some(home);
     let table = Table::load(&*device, &space, home, root.depth)?;
     if table.get(superblock.root).is_none() {
         return Err(Error::corrupt(

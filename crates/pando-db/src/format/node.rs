@@ -115,7 +115,7 @@ pub(crate) struct PageRef {
 pub(crate) enum PageLoc {
     /// In memory, part of a dirty node.
     Mem(Arc<Page>),
-    /// In the extent of the node that holds this reference.
+    /// In an extent of the node that holds this reference.
     Home(Segment),
     /// In the extent of an earlier version of a node, which lives as long as this does.
     Foreign(Arc<Extent>, Segment),
@@ -124,6 +124,8 @@ pub(crate) enum PageLoc {
 /// A stored page within an extent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Segment {
+    /// Which of the node's extents; 0 where the extent is named beside it.
+    pub part: u8,
     /// Byte offset from the start of the extent.
     pub offset: u32,
     /// Stored bytes.

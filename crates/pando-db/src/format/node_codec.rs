@@ -1,8 +1,6 @@
-//! A node as bytes: header in front, stored pages behind it.
+//! A node as bytes: its header, and the stored form of pages.
 //!
 //! The layout is documented in `docs/format.md`; a change here changes it there.
-
-use std::sync::Arc;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use xxhash_rust::xxh3::xxh3_64;
@@ -15,6 +13,7 @@ use super::{
 use crate::{
     error::{Error, Result},
     key::Span,
+    store::table::Stored,
 };
 
 const MAGIC: u32 = u32::from_le_bytes(*b"PNOD");
@@ -28,60 +27,16 @@ pub(crate) mod codec_id {
     pub const LZ4: u8 = 1;
 }
 
-/// A node ready to be written.
-pub(crate) struct Encoded {
-    /// What goes to the extent.
-    pub bytes: BytesMut,
-    pub header_len: u32,
-    pub header_sum: u64,
-    /// The same node with its pages at home in that extent.
-    pub node: Node,
-}
-
-/// Encodes `node`. `stored` gives the stored form of a page that is not in memory: its bytes,
-/// checksum and codec are taken over as they are.
-pub(crate) fn encode(
-    node: &Node,
-    mut stored: impl FnMut(&PageRef) -> Result<(Segment, Bytes)>,
-) -> Result<Encoded> {
-    let mut node = node.clone();
-    let mut data = BytesMut::new();
-    for page in node.pages_mut() {
-        let offset = data.len() as u32;
-        let segment = match &page.loc {
-            PageLoc::Mem(memory) => store_page(memory, &mut data),
-            PageLoc::Home(_) | PageLoc::Foreign(..) => {
-                let (segment, bytes) = stored(page)?;
-                data.put_slice(&bytes);
-                segment
-            }
-        };
-        page.loc = PageLoc::Home(Segment { offset, ..segment });
-    }
-    let mut bytes = BytesMut::with_capacity(4096 + data.len());
-    put_node(&mut bytes, &node);
-    let header_len = bytes.len() as u32;
-    let header_sum = xxh3_64(&bytes);
-    bytes.unsplit(data);
-    for page in node.pages_mut() {
-        if let PageLoc::Home(segment) = &mut page.loc {
-            segment.offset += header_len;
-        }
-    }
-    Ok(Encoded { bytes, header_len, header_sum, node })
-}
-
-/// Appends the stored form of a page: compressed if that saves an eighth.
-fn store_page(page: &Page, out: &mut BytesMut) -> Segment {
+/// The stored form of a page in memory: compressed if that saves an eighth. Its place is not set.
+pub(crate) fn pack(page: &Page) -> (Segment, Bytes) {
     let raw = page.data();
     let packed = lz4_flex::block::compress(raw);
     let (codec, bytes) = if packed.len() + raw.len() / 8 < raw.len() {
-        (codec_id::LZ4, &packed[..])
+        (codec_id::LZ4, packed.into())
     } else {
-        (codec_id::RAW, &raw[..])
+        (codec_id::RAW, raw.clone())
     };
-    out.put_slice(bytes);
-    Segment { offset: 0, len: bytes.len() as u32, sum: xxh3_64(bytes), codec }
+    (Segment { part: 0, offset: 0, len: bytes.len() as u32, sum: xxh3_64(&bytes), codec }, bytes)
 }
 
 /// Checks and unpacks the stored form of a page.
@@ -111,6 +66,13 @@ pub(crate) fn load_page(page: &PageRef, segment: Segment, stored: Bytes, at: u64
         return Err(bad("it is not the page that the header describes".into()));
     }
     Ok(parsed)
+}
+
+/// The header of a node all of whose pages are at home. Its length does not depend on where they are.
+pub(crate) fn encode_header(node: &Node) -> Bytes {
+    let mut out = BytesMut::with_capacity(4096);
+    put_node(&mut out, node);
+    out.freeze()
 }
 
 fn put_node(out: &mut BytesMut, node: &Node) {
@@ -169,7 +131,8 @@ fn put_run(out: &mut BytesMut, run: &Run) {
         put_varint(out, page.count.into());
         put_varint(out, page.raw.into());
         out.put_u8(u8::from(page.pure) | u8::from(page.deletes) << 1);
-        let PageLoc::Home(segment) = page.loc else { unreachable!("encode sets every page home") };
+        let PageLoc::Home(segment) = page.loc else { unreachable!("pages are brought home before") };
+        out.put_u8(segment.part);
         out.put_u32_le(segment.offset);
         out.put_u32_le(segment.len);
         out.put_u64_le(segment.sum);
@@ -177,10 +140,9 @@ fn put_run(out: &mut BytesMut, run: &Run) {
     }
 }
 
-/// Decodes a header whose checksum has been verified, from an extent of `extent_len` bytes.
+/// Decodes a header whose checksum has been verified, of a node that lies in extents of these lengths.
 /// Structure and order are checked; what needs other nodes is left to the checker.
-pub(crate) fn decode(header: Bytes, extent_len: u32) -> Result<Node> {
-    let header_len = header.len() as u32;
+pub(crate) fn decode(header: Bytes, parts: &[u64]) -> Result<Node> {
     let mut r = Reader::new(header, WHAT);
     if r.u32()? != MAGIC || r.u8()? != 1 {
         return Err(r.bad("wrong magic or version"));
@@ -191,7 +153,7 @@ pub(crate) fn decode(header: Bytes, extent_len: u32) -> Result<Node> {
     if span.is_empty() {
         return Err(r.bad("an empty key range"));
     }
-    let place = Place { header_len, extent_len };
+    let place = Place { parts };
     let body = if height == 0 {
         let run = get_run(&mut r, place)?;
         if run.pages.iter().any(|p| !p.pure || !p.is_inside(&span)) {
@@ -206,12 +168,11 @@ pub(crate) fn decode(header: Bytes, extent_len: u32) -> Result<Node> {
 }
 
 #[derive(Clone, Copy)]
-struct Place {
-    header_len: u32,
-    extent_len: u32,
+struct Place<'a> {
+    parts: &'a [u64],
 }
 
-fn get_edges(r: &mut Reader, span: &Span, place: Place) -> Result<Vec<Edge>> {
+fn get_edges(r: &mut Reader, span: &Span, place: Place<'_>) -> Result<Vec<Edge>> {
     let count = r.count(3)?;
     let mut edges = Vec::with_capacity(count);
     for i in 0..count {
@@ -260,7 +221,7 @@ fn get_target(r: &mut Reader) -> Result<Option<Target>> {
     }
 }
 
-fn get_layer(r: &mut Reader, place: Place) -> Result<Layer> {
+fn get_layer(r: &mut Reader, place: Place<'_>) -> Result<Layer> {
     let newest = r.varint()?;
     let mut ranges: Vec<RangeMsg> = Vec::new();
     for _ in 0..r.count(3)? {
@@ -275,22 +236,22 @@ fn get_layer(r: &mut Reader, place: Place) -> Result<Layer> {
     Ok(Layer { newest, ranges, run: get_run(r, place)? })
 }
 
-fn get_run(r: &mut Reader, place: Place) -> Result<Run> {
-    let count = r.count(22)?;
+fn get_run(r: &mut Reader, place: Place<'_>) -> Result<Run> {
+    let count = r.count(23)?;
     let mut run = Run { pages: Vec::with_capacity(count) };
     for _ in 0..count {
         let (prefix, first, last) = (r.bytes()?, r.bytes()?, r.bytes()?);
         let (entries, raw) = (r.varint_u32()?, r.varint_u32()?);
         let flags = r.u8()?;
         let (pure, deletes) = (flags & 1 != 0, flags & 2 != 0);
-        let segment = Segment { offset: r.u32()?, len: r.u32()?, sum: r.u64()?, codec: r.u8()? };
-        let offset = segment.offset.checked_add(place.header_len);
-        let end = offset.and_then(|o| o.checked_add(segment.len));
-        let (Some(offset), Some(end)) = (offset, end) else { return Err(r.bad("a page beyond its extent")) };
-        if end > place.extent_len || segment.len > MAX_RAW || raw > MAX_RAW || entries == 0 || first > last {
+        let (part, offset, len) = (r.u8()?, r.u32()?, r.u32()?);
+        let segment = Segment { part, offset, len, sum: r.u64()?, codec: r.u8()? };
+        let room = place.parts.get(usize::from(part)).copied().unwrap_or(0);
+        let beyond = u64::from(offset) + u64::from(len) > room;
+        if beyond || len > MAX_RAW || raw > MAX_RAW || entries == 0 || first > last {
             return Err(r.bad("a page with impossible sizes or bounds"));
         }
-        let loc = PageLoc::Home(Segment { offset, ..segment });
+        let loc = PageLoc::Home(segment);
         let page = PageRef { prefix, first, last, count: entries, raw, pure, deletes, loc };
         if run.pages.last().is_some_and(|before| before.last_key() >= page.first_key()) {
             return Err(r.bad("pages out of order"));
@@ -301,12 +262,12 @@ fn get_run(r: &mut Reader, place: Place) -> Result<Run> {
 }
 
 /// The same node with pages that name their extent, fit to be taken over by a new version.
-pub(crate) fn detach(node: &Node, home: &Arc<crate::store::space::Extent>) -> Node {
+pub(crate) fn detach(node: &Node, home: &Stored) -> Result<Node> {
     let mut node = node.clone();
     for page in node.pages_mut() {
         if let PageLoc::Home(segment) = page.loc {
-            page.loc = PageLoc::Foreign(home.clone(), segment);
+            page.loc = PageLoc::Foreign(home.part(segment)?.clone(), Segment { part: 0, ..segment });
         }
     }
-    node
+    Ok(node)
 }

@@ -40,8 +40,8 @@ const PAGE_MAX: usize = 32 << 10;
 #[derive(Debug, Clone)]
 pub(crate) struct Handle {
     pub node: Arc<Node>,
-    /// The extent of its pages at home; none for a dirty node.
-    pub home: Option<Arc<Extent>>,
+    /// Where its pages at home are; none for a dirty node.
+    pub home: Option<Arc<Stored>>,
 }
 
 #[derive(Clone)]
@@ -78,6 +78,7 @@ pub(crate) struct Pager {
     device: Arc<dyn Device>,
     cache: Cache<CacheKey, Cached, ByBytes, Hashing>,
     page_target: usize,
+    node_size: usize,
     hits: AtomicU64,
     misses: AtomicU64,
 }
@@ -88,6 +89,7 @@ impl Pager {
         let items = (budget / (16 << 10)).max(64) as usize;
         Self {
             device,
+            node_size: node_size as usize,
             page_target: (node_size as usize / 8).clamp(PAGE_MIN, PAGE_MAX),
             cache: Cache::with(items, budget, ByBytes, Hashing::default(), DefaultLifecycle::default()),
             hits: AtomicU64::new(0),
@@ -104,6 +106,11 @@ impl Pager {
         self.page_target
     }
 
+    /// Target size of a node, in bytes.
+    pub fn node_size(&self) -> usize {
+        self.node_size
+    }
+
     /// Bytes of clean data in the cache.
     pub fn cached_bytes(&self) -> u64 {
         self.cache.weight()
@@ -116,7 +123,7 @@ impl Pager {
             .ok_or_else(|| Error::corrupt("node reference", 0, format!("node {id} does not exist")))?;
         let handle = match &entry.loc {
             Loc::Dirty(node) => Handle { node: node.clone(), home: None },
-            Loc::Stored(stored) => Handle { node: self.header(stored)?, home: Some(stored.extent.clone()) },
+            Loc::Stored(stored) => Handle { node: self.header(stored)?, home: Some(stored.clone()) },
         };
         if handle.node.height != entry.height {
             return Err(Error::corrupt(
@@ -129,28 +136,30 @@ impl Pager {
     }
 
     fn header(&self, stored: &Stored) -> Result<Arc<Node>> {
-        let key = CacheKey { extent: stored.extent.id, offset: 0 };
+        let head = stored.head()?;
+        let key = CacheKey { extent: head.id, offset: 0 };
         if let Some(Cached::Header(node)) = self.lookup(&key) {
             return Ok(node);
         }
-        let offset = stored.extent.offset;
+        let offset = head.offset;
         let bytes = self.read(offset, stored.header_len)?;
         if xxh3_64(&bytes) != stored.header_sum {
             return Err(Error::corrupt("node header", offset, "its checksum does not match"));
         }
-        let node = Arc::new(node_codec::decode(bytes, stored.len)?);
+        let lens: Vec<u64> = stored.parts.iter().map(|part| part.len).collect();
+        let node = Arc::new(node_codec::decode(bytes, &lens)?);
         self.cache.insert(key, Cached::Header(node.clone()));
         Ok(node)
     }
 
-    /// A page of a node; `home` is the extent of the node, if it is a stored one. At most one read:
-    /// of the page.
-    pub fn page(&self, home: Option<&Arc<Extent>>, page: &PageRef) -> Result<Arc<Page>> {
+    /// A page of a node; `home` is where the node is, if it is a stored one. At most one read: of the
+    /// page.
+    pub fn page(&self, home: Option<&Arc<Stored>>, page: &PageRef) -> Result<Arc<Page>> {
         match &page.loc {
             PageLoc::Mem(memory) => Ok(memory.clone()),
             PageLoc::Foreign(extent, segment) => self.stored_page(page, extent, *segment),
             PageLoc::Home(segment) => match home {
-                Some(extent) => self.stored_page(page, extent, *segment),
+                Some(stored) => self.stored_page(page, stored.part(*segment)?, *segment),
                 None => Err(Error::corrupt("node page", 0, "a page at home in a node that is not stored")),
             },
         }
@@ -182,15 +191,21 @@ impl Pager {
 
     /// Takes a node that was just written into the cache, pages that are in memory included, so
     /// that a checkpoint does not make what is hot cold.
-    pub fn admit(&self, extent: &Arc<Extent>, dirty: &Node, stored: &Node) {
+    pub fn admit(&self, place: &Stored, dirty: &Node, stored: &Node) -> Result<()> {
         for (old, new) in dirty.pages().zip(stored.pages()) {
             if let (PageLoc::Mem(page), PageLoc::Home(segment)) = (&old.loc, &new.loc) {
-                let key = CacheKey { extent: extent.id, offset: segment.offset };
-                self.cache.insert(key, Cached::Page(page.clone()));
+                self.admit_page(place.part(*segment)?, *segment, page);
             }
         }
-        let key = CacheKey { extent: extent.id, offset: 0 };
+        let key = CacheKey { extent: place.head()?.id, offset: 0 };
         self.cache.insert(key, Cached::Header(Arc::new(stored.clone())));
+        Ok(())
+    }
+
+    /// Takes a page that was just written into the cache.
+    pub fn admit_page(&self, extent: &Extent, segment: Segment, page: &Arc<Page>) {
+        let key = CacheKey { extent: extent.id, offset: segment.offset };
+        self.cache.insert(key, Cached::Page(page.clone()));
     }
 
     fn lookup(&self, key: &CacheKey) -> Option<Cached> {

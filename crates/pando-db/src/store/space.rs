@@ -1,6 +1,6 @@
 //! Space: which bytes of the device are owned, by extents that give them back when dropped.
 //!
-//! Guarantees: an owned byte has one owner; an [`Extent`] lives as long as
+//! Guarantees: an owned byte belongs to one extent; an [`Extent`] lives as long as
 //! anything in memory refers to it, so "may be reused" is not decided here but
 //! follows from who holds it (durable table, frozen versions, readers). What
 //! is handed out is space that the medium underneath has promised: a sparse
@@ -15,9 +15,10 @@
 mod free;
 
 use std::{
+    collections::HashMap,
     io,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
@@ -43,6 +44,8 @@ pub struct Space {
     /// Serialises reservations; the only lock held over device I/O.
     raising: Mutex<()>,
     state: Mutex<State>,
+    /// Extents of pages adopted while a store is loaded, by offset: several nodes may name one.
+    adopted: Mutex<HashMap<u64, Weak<Extent>>>,
     next_id: AtomicU64,
 }
 
@@ -54,6 +57,8 @@ pub struct Extent {
     pub len: u64,
     /// Unique as long as the space is in use, unlike the offset: a key for the store's cache.
     pub id: u64,
+    /// Holds pages and no header, so that several nodes may own it together.
+    pub shared: bool,
     space: Arc<Space>,
 }
 
@@ -82,6 +87,7 @@ impl Space {
             start,
             raising: Mutex::new(()),
             state: Mutex::new(state),
+            adopted: Mutex::default(),
             next_id: AtomicU64::new(1),
         })
     }
@@ -90,6 +96,10 @@ impl Space {
     ///
     /// [`Error::Corrupt`] if it is empty, unaligned, outside, or overlaps an owned one.
     pub fn adopt(self: &Arc<Self>, offset: u64, len: u64) -> Result<Arc<Extent>> {
+        self.adopt_as(offset, len, false)
+    }
+
+    fn adopt_as(self: &Arc<Self>, offset: u64, len: u64, shared: bool) -> Result<Arc<Extent>> {
         let corrupt = |detail: &str| Err(Error::corrupt("extent", offset, format!("{len} bytes {detail}")));
         if len == 0 || !len.is_multiple_of(BLOCK) || !offset.is_multiple_of(BLOCK) {
             return corrupt("are not whole blocks");
@@ -105,7 +115,25 @@ impl Space {
         state.backed.remove(low.0, low.1);
         state.raw.remove(high.0, high.1);
         drop(state);
-        Ok(self.extent(offset, len))
+        Ok(self.extent(offset, len, shared))
+    }
+
+    /// Marks a range of pages as owned while a store is loaded; the same range again is the same extent.
+    ///
+    /// Errors as for [`Space::adopt`]: another range that overlaps is not the same.
+    pub fn adopt_shared(self: &Arc<Self>, offset: u64, len: u64) -> Result<Arc<Extent>> {
+        let mut adopted = self.adopted.lock();
+        if let Some(known) = adopted.get(&offset).and_then(Weak::upgrade).filter(|e| e.len == len) {
+            return Ok(known);
+        }
+        let extent = self.adopt_as(offset, len, true)?;
+        adopted.insert(offset, Arc::downgrade(&extent));
+        Ok(extent)
+    }
+
+    /// Ends the time in which extents are adopted.
+    pub fn loaded(&self) {
+        *self.adopted.lock() = HashMap::new();
     }
 
     /// Takes `len` bytes, rounded up to whole blocks, in one piece: behind the
@@ -115,8 +143,35 @@ impl Space {
     /// the device is full. O(log n) in memory; now and then one reservation on
     /// the device.
     pub fn allocate(self: &Arc<Self>, len: u64) -> Result<Arc<Extent>> {
+        self.allocate_as(len, false)
+    }
+
+    /// The same, for pages that several nodes may come to own.
+    pub fn allocate_shared(self: &Arc<Self>, len: u64) -> Result<Arc<Extent>> {
+        self.allocate_as(len, true)
+    }
+
+    /// Takes a part of the longest free range that the device has promised: `fit` says how many bytes of
+    /// that many are of use. For what does not find room in one piece. [`Error::NoSpace`] if none are.
+    pub fn allocate_part(
+        self: &Arc<Self>,
+        shared: bool,
+        fit: &mut dyn FnMut(u64) -> u64,
+    ) -> Result<Arc<Extent>> {
+        let mut state = self.state.lock();
+        let longest = state.backed.largest();
+        let len = fit(longest).next_multiple_of(BLOCK);
+        if len == 0 || len > longest {
+            return Err(Error::NoSpace);
+        }
+        let offset = state.take(len).ok_or(Error::NoSpace)?;
+        drop(state);
+        Ok(self.extent(offset, len, shared))
+    }
+
+    fn allocate_as(self: &Arc<Self>, len: u64, shared: bool) -> Result<Arc<Extent>> {
         let len = len.max(1).checked_next_multiple_of(BLOCK).ok_or(Error::NoSpace)?;
-        let take = || self.state.lock().take(len).map(|offset| self.extent(offset, len));
+        let take = || self.state.lock().take(len).map(|offset| self.extent(offset, len, shared));
         if let Some(extent) = take() {
             return Ok(extent);
         }
@@ -234,8 +289,9 @@ impl Space {
         Ok(true)
     }
 
-    fn extent(self: &Arc<Self>, offset: u64, len: u64) -> Arc<Extent> {
-        Arc::new(Extent { offset, len, id: self.next_id.fetch_add(1, Relaxed), space: self.clone() })
+    fn extent(self: &Arc<Self>, offset: u64, len: u64, shared: bool) -> Arc<Extent> {
+        let id = self.next_id.fetch_add(1, Relaxed);
+        Arc::new(Extent { offset, len, id, shared, space: self.clone() })
     }
 }
 

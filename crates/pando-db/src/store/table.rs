@@ -16,15 +16,19 @@ use super::{space::Extent, space::Space};
 use crate::{
     device::{BLOCK, Device},
     error::{Error, Result},
-    format::node::{Node, NodeId},
+    format::node::{Node, NodeId, Segment},
 };
 
 const BITS: u32 = 6;
 pub(crate) const SLOTS: usize = 1 << BITS;
 const LEAF_MAGIC: u32 = u32::from_le_bytes(*b"PTBL");
 const INNER_MAGIC: u32 = u32::from_le_bytes(*b"PTBI");
-const LEAF_ENTRY: usize = 4 + 1 + 8 + 4 + 4 + 8;
-const INNER_ENTRY: usize = 8 + 8;
+const LEAF_ENTRY: usize = 4 + 1 + 4 + 8 + 1;
+const PART: usize = 8 + 4;
+/// Most extents of one node.
+pub(crate) const MAX_PARTS: usize = 255;
+/// Longest page, in bytes.
+const MAX_PAGE: u64 = (12 + SLOTS * (LEAF_ENTRY + PART * MAX_PARTS)).next_multiple_of(BLOCK as usize) as u64;
 /// Largest node header that is accepted, in bytes.
 const MAX_HEADER: u32 = 64 << 20;
 /// Most levels: enough for every `u64` that a store will ever count to.
@@ -51,17 +55,37 @@ pub(crate) enum Loc {
 /// A node on the device.
 #[derive(Debug)]
 pub(crate) struct Stored {
-    pub extent: Arc<Extent>,
-    /// Bytes in use in the extent.
-    pub len: u32,
+    /// Where its pages are; the first begins with the header and is the node's own.
+    pub parts: Vec<Arc<Extent>>,
     pub header_len: u32,
     pub header_sum: u64,
+}
+
+impl Stored {
+    /// The extent that a page of this node lies in.
+    pub fn part(&self, segment: Segment) -> Result<&Arc<Extent>> {
+        let missing = || Error::corrupt("node page", 0, "it lies in an extent that its node does not have");
+        self.parts.get(usize::from(segment.part)).ok_or_else(missing)
+    }
+
+    /// The extent of the header.
+    pub fn head(&self) -> Result<&Arc<Extent>> {
+        self.parts.first().ok_or_else(|| Error::corrupt("node header", 0, "it has no place"))
+    }
 }
 
 /// Where a table page is, and its checksum.
 #[derive(Debug, Clone)]
 pub(crate) struct Home {
     pub extent: Arc<Extent>,
+    pub sum: u64,
+}
+
+/// The same as it stands on the device.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PageAddress {
+    pub offset: u64,
+    pub len: u32,
     pub sum: u64,
 }
 
@@ -213,19 +237,19 @@ impl Table {
         settled
     }
 
-    /// Reads a table whose root page is at `offset`. Every extent is adopted from `space`, so
+    /// Reads a table whose root page is at `root`. Every extent is adopted from `space`, so
     /// overlaps are found here.
     pub fn load(
         device: &dyn Device,
         space: &Arc<Space>,
-        root: Option<(u64, u64)>,
+        root: Option<PageAddress>,
         depth: u8,
     ) -> Result<Table> {
-        let Some((offset, sum)) = root else { return Ok(Table::default()) };
+        let Some(root) = root else { return Ok(Table::default()) };
         if depth == 0 || depth > MAX_DEPTH {
             return Err(Error::corrupt("superblock", 0, format!("table depth {depth}")));
         }
-        let root = load_page(device, space, offset, sum, depth - 1)?;
+        let root = load_page(device, space, root, depth - 1)?;
         Ok(Table { root: Some(Arc::new(root)), depth })
     }
 }
@@ -323,10 +347,14 @@ fn encode_page(page: &TablePage) -> Bytes {
                 let Loc::Stored(stored) = &entry.loc else { unreachable!("persist stores every node") };
                 out.put_u32_le(entry.count);
                 out.put_u8(entry.height);
-                out.put_u64_le(stored.extent.offset);
-                out.put_u32_le(stored.len);
                 out.put_u32_le(stored.header_len);
                 out.put_u64_le(stored.header_sum);
+                assert!(stored.parts.len() <= MAX_PARTS, "a node in too many pieces");
+                out.put_u8(stored.parts.len() as u8);
+                for part in &stored.parts {
+                    out.put_u64_le(part.offset);
+                    out.put_u32_le(part.len as u32);
+                }
             }
         }
         Slots::Inner(slots) => {
@@ -336,10 +364,11 @@ fn encode_page(page: &TablePage) -> Bytes {
                 let Some(home) = &child.home else { unreachable!("children are written first") };
                 out.put_u64_le(home.extent.offset);
                 out.put_u64_le(home.sum);
+                out.put_u32_le(home.extent.len as u32);
             }
         }
     }
-    out.resize(BLOCK as usize, 0);
+    out.resize(out.len().next_multiple_of(BLOCK as usize), 0);
     out.freeze()
 }
 
@@ -347,41 +376,62 @@ fn presence<T>(slots: &[Option<T>]) -> u64 {
     slots.iter().enumerate().filter(|(_, s)| s.is_some()).fold(0, |bits, (i, _)| bits | 1 << i)
 }
 
-fn load_page(device: &dyn Device, space: &Arc<Space>, offset: u64, sum: u64, level: u8) -> Result<TablePage> {
+fn load_page(
+    device: &dyn Device,
+    space: &Arc<Space>,
+    at: PageAddress,
+    level: u8,
+) -> Result<TablePage> {
+    let PageAddress { offset, len, sum } = at;
     let bad = |detail: &str| Error::corrupt("table page", offset, detail);
-    let extent = space.adopt(offset, BLOCK)?;
-    let mut bytes = vec![0; BLOCK as usize];
+    if len == 0 || u64::from(len) > MAX_PAGE {
+        return Err(bad("of an impossible length"));
+    }
+    let extent = space.adopt(offset, len.into())?;
+    let mut bytes = vec![0; len as usize];
     device.read_at(offset, &mut bytes).map_err(|e| Error::io("read of a table page", offset, e))?;
     if xxh3_64(&bytes) != sum {
         return Err(bad("its checksum does not match"));
     }
     let mut input = Bytes::from(bytes);
     let (magic, present) = (input.get_u32_le(), input.get_u64_le());
-    let width = if level == 0 { LEAF_ENTRY } else { INNER_ENTRY };
     if magic != (if level == 0 { LEAF_MAGIC } else { INNER_MAGIC }) || present == 0 {
         return Err(bad("wrong kind of page"));
     }
-    debug_assert!(present.count_ones() as usize * width <= input.len());
+    let short = |_| bad("shorter than its entries");
     let mut page = TablePage::empty(level);
     for i in (0..SLOTS).filter(|i| present >> i & 1 == 1) {
         match &mut page.slots {
-            Slots::Leaf(slots) => {
-                let (count, height) = (input.get_u32_le(), input.get_u8());
-                let (at, len, header_len) = (input.get_u64_le(), input.get_u32_le(), input.get_u32_le());
-                let header_sum = input.get_u64_le();
-                if header_len == 0 || header_len > len || header_len > MAX_HEADER {
-                    return Err(bad("a node with impossible sizes"));
-                }
-                let extent = space.adopt(at, u64::from(len).next_multiple_of(BLOCK))?;
-                let loc = Loc::Stored(Arc::new(Stored { extent, len, header_len, header_sum }));
-                slots[i] = Some(Entry { count, height, loc });
-            }
+            Slots::Leaf(slots) => slots[i] = Some(get_entry(&mut input, space, &bad)?),
             Slots::Inner(slots) => {
-                let (at, sum) = (input.get_u64_le(), input.get_u64_le());
-                slots[i] = Some(Arc::new(load_page(device, space, at, sum, level - 1)?));
+                let (offset, sum) =
+                    (input.try_get_u64_le().map_err(short)?, input.try_get_u64_le().map_err(short)?);
+                let child = PageAddress { offset, len: input.try_get_u32_le().map_err(short)?, sum };
+                slots[i] = Some(Arc::new(load_page(device, space, child, level - 1)?));
             }
         }
     }
     page.home = Some(Home { extent, sum });
     Ok(page)
+}
+
+fn get_entry(input: &mut Bytes, space: &Arc<Space>, bad: &dyn Fn(&str) -> Error) -> Result<Entry> {
+    if input.remaining() < LEAF_ENTRY {
+        return Err(bad("shorter than its entries"));
+    }
+    let (count, height) = (input.get_u32_le(), input.get_u8());
+    let (header_len, header_sum) = (input.get_u32_le(), input.get_u64_le());
+    let number = usize::from(input.get_u8());
+    if number == 0 || input.remaining() < number * PART {
+        return Err(bad("a node without a place"));
+    }
+    let mut parts = Vec::with_capacity(number);
+    for _ in 0..number {
+        let (offset, len) = (input.get_u64_le(), input.get_u32_le().into());
+        parts.push(if parts.is_empty() { space.adopt(offset, len)? } else { space.adopt_shared(offset, len)? });
+    }
+    if header_len == 0 || u64::from(header_len) > parts[0].len || header_len > MAX_HEADER {
+        return Err(bad("a node with impossible sizes"));
+    }
+    Ok(Entry { count, height, loc: Loc::Stored(Arc::new(Stored { parts, header_len, header_sum })) })
 }

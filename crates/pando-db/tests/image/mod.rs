@@ -59,8 +59,8 @@ impl Image {
         image.part(Kind::Superblock, slot, BLOCK);
         image.log(slot);
         let table = image.u64(slot + 168) as usize;
-        let depth = image.bytes[slot + 188];
-        image.table_page(table, depth, slot + 176);
+        let (len, depth) = (image.u32(slot + 184) as usize, image.bytes[slot + 188]);
+        image.table_page(table, len, depth, slot + 176);
         image.seals.push(Seal { from: slot, len: SUPERBLOCK_SUM, at: slot + SUPERBLOCK_SUM });
         for seal in &image.seals {
             let sum = xxh3_64(&image.bytes[seal.from..seal.from + seal.len]);
@@ -138,31 +138,34 @@ impl Image {
     }
 
     /// A page of the translation table, whose checksum stands at `sum_at`.
-    fn table_page(&mut self, from: usize, depth: u8, sum_at: usize) {
-        self.part(Kind::TablePage, from, BLOCK);
+    fn table_page(&mut self, from: usize, len: usize, depth: u8, sum_at: usize) {
+        self.part(Kind::TablePage, from, len);
         let present = self.u64(from + 4);
         let mut at = from + 12;
         for _ in 0..present.count_ones() {
             if depth > 1 {
                 assert_eq!(&self.bytes[from..from + 4], b"PTBI");
-                self.table_page(self.u64(at) as usize, depth - 1, at + 8);
-                at += 16;
+                let len = self.u32(at + 16) as usize;
+                self.table_page(self.u64(at) as usize, len, depth - 1, at + 8);
+                at += 20;
             } else {
                 assert_eq!(&self.bytes[from..from + 4], b"PTBL");
-                let (offset, header) = (self.u64(at + 5) as usize, self.u32(at + 17) as usize);
-                self.node(offset, header);
-                self.seals.push(Seal { from: offset, len: header, at: at + 21 });
-                at += 29;
+                let (header, count) = (self.u32(at + 5) as usize, usize::from(self.bytes[at + 17]));
+                let parts: Vec<_> = (0..count).map(|i| self.u64(at + 18 + 12 * i) as usize).collect();
+                self.node(header, &parts);
+                self.seals.push(Seal { from: parts[0], len: header, at: at + 9 });
+                at += 18 + 12 * count;
             }
         }
-        self.seals.push(Seal { from, len: BLOCK, at: sum_at });
+        self.seals.push(Seal { from, len, at: sum_at });
     }
 
-    fn node(&mut self, from: usize, header: usize) {
+    fn node(&mut self, header: usize, parts: &[usize]) {
+        let from = parts[0];
         self.part(Kind::Header, from, header);
         assert_eq!(&self.bytes[from..from + 4], b"PNOD");
         let height = self.bytes[from + 5];
-        let mut reader = HeaderReader { image: self, at: from + 6, end: from + header };
+        let mut reader = HeaderReader { image: self, at: from + 6, end: from + header, parts };
         reader.bytes();
         reader.upper();
         if height == 0 {
@@ -191,6 +194,7 @@ struct HeaderReader<'a> {
     image: &'a mut Image,
     at: usize,
     end: usize,
+    parts: &'a [usize],
 }
 
 impl HeaderReader<'_> {
@@ -233,7 +237,8 @@ impl HeaderReader<'_> {
             (0..3).for_each(|_| self.bytes());
             (0..2).for_each(|_| _ = self.varint());
             self.u8();
-            let from = self.end + self.image.u32(self.at) as usize;
+            let part = usize::from(self.u8());
+            let from = self.parts[part] + self.image.u32(self.at) as usize;
             let len = self.image.u32(self.at + 4) as usize;
             self.image.part(Kind::Page, from, len);
             self.image.seals.push(Seal { from, len, at: self.at + 8 });

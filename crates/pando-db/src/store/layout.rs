@@ -1,0 +1,214 @@
+//! Where the bytes of a node go when it is written.
+//!
+//! As a rule a node gets one new extent: its header, then its pages, so that a
+//! scan reads it in one piece. Two things depart from that. Pages that lie in
+//! extents of pages already ([`Extent::shared`]) in long runs stay there and
+//! are not written again ([`kept`]). And where no free range is long enough,
+//! the node is cut over several, so that a store can be filled to the end
+//! however its free space is scattered. Uses the pager for pages that are
+//! copied, `space` and the device; what it writes is not durable before a flush.
+
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::{
+    pager::Pager,
+    space::{Extent, Space},
+    table::{MAX_PARTS, Stored},
+};
+use crate::{
+    device::BLOCK,
+    error::{Error, Result},
+    format::{
+        node::{Node, PageLoc, Segment},
+        node_codec::{encode_header, pack},
+    },
+};
+
+/// Most extents of pages that a version of a node takes over.
+const MAX_KEPT: usize = 16;
+/// A node keeps an extent of which it uses at least 1/n: what lies unused in it may be another node's.
+const KEPT_USE: u64 = 4;
+/// And of which it uses at least 1/n of the size of a node, so that a scan goes on long enough before it
+/// moves to another place.
+const KEPT_RUN: usize = 16;
+
+/// Writes a node to free space. [`Error::NoSpace`] if there is too little, or only in shreds.
+pub(crate) fn store_node(pager: &Pager, space: &Arc<Space>, node: &Arc<Node>) -> Result<Arc<Stored>> {
+    let kept = kept(node, pager.node_size());
+    let mut new = Node::clone(node);
+    let mut pages = Vec::new();
+    for page in new.pages_mut() {
+        let segment = match &page.loc {
+            PageLoc::Foreign(extent, segment) if place_in(&kept, extent).is_some() => *segment,
+            PageLoc::Mem(memory) => {
+                let (segment, bytes) = pack(memory);
+                pages.push(bytes);
+                segment
+            }
+            PageLoc::Home(_) | PageLoc::Foreign(..) => {
+                let (segment, bytes) = pager.stored_bytes(page)?;
+                pages.push(bytes);
+                segment
+            }
+        };
+        page.loc = PageLoc::Home(segment);
+    }
+    let header_len = encode_header(&new).len();
+    let parts = make_room(space, header_len, &pages, MAX_PARTS - kept.len())?;
+
+    let places = parts.iter().zip(0u8..).flat_map(|(part, at)| part.offsets().map(move |o| (at, o)));
+    let mut places = places.collect::<Vec<_>>().into_iter();
+    for (page, old) in new.pages_mut().zip(node.pages()) {
+        let PageLoc::Home(segment) = &mut page.loc else { continue };
+        let found = match &old.loc {
+            PageLoc::Foreign(extent, _) => place_in(&kept, extent),
+            _ => None,
+        };
+        match found {
+            Some(at) => segment.part = (parts.len() + at) as u8,
+            None => (segment.part, segment.offset) = places.next().unwrap_or_default(),
+        }
+    }
+    let header = encode_header(&new);
+    assert_eq!(header.len(), header_len, "a header's length depends on where pages are");
+
+    let mut rest = &pages[..];
+    for (at, part) in parts.iter().enumerate() {
+        let (here, more) = rest.split_at(part.pages.len());
+        rest = more;
+        part.write(pager, if at == 0 { &header } else { &[] }, here)?;
+    }
+    let extents = parts.into_iter().map(|part| part.extent).chain(kept).collect();
+    let stored = Stored { parts: extents, header_len: header_len as u32, header_sum: xxh3_64(&header) };
+    pager.admit(&stored, node, &new)?;
+    Ok(Arc::new(stored))
+}
+
+/// Bytes that writing this node takes at most, if it finds room in one piece.
+pub(crate) fn bytes_to_write(node: &Node, node_size: usize) -> usize {
+    let kept = kept(node, node_size);
+    let stays = |loc: &PageLoc| match loc {
+        PageLoc::Foreign(extent, _) => place_in(&kept, extent).is_some(),
+        _ => false,
+    };
+    let staying: usize = node.pages().filter(|p| stays(&p.loc)).map(|p| p.raw as usize).sum();
+    node.bytes() - staying
+}
+
+fn place_in(kept: &[Arc<Extent>], extent: &Arc<Extent>) -> Option<usize> {
+    kept.iter().position(|k| k.id == extent.id)
+}
+
+/// The extents that stay as they are because `node` uses a large part of each, in one run and in order.
+fn kept(node: &Node, node_size: usize) -> Vec<Arc<Extent>> {
+    struct Run<'a> {
+        extent: &'a Arc<Extent>,
+        used: u64,
+        /// Behind its last page; `None` once it is not a run any more.
+        end: Option<u32>,
+    }
+    let mut runs: Vec<Run<'_>> = Vec::new();
+    let mut last = None;
+    for page in node.pages() {
+        let PageLoc::Foreign(extent, Segment { offset, len, .. }) = &page.loc else {
+            last = None;
+            continue;
+        };
+        if !extent.shared {
+            last = None;
+            continue;
+        }
+        let at = match last {
+            Some(at) if runs.get(at).is_some_and(|run: &Run<'_>| run.extent.id == extent.id) => at,
+            _ => match runs.iter().position(|run| run.extent.id == extent.id) {
+                Some(again) => {
+                    runs[again].end = None;
+                    again
+                }
+                None => {
+                    runs.push(Run { extent, used: 0, end: Some(*offset) });
+                    runs.len() - 1
+                }
+            },
+        };
+        let run = &mut runs[at];
+        run.used += u64::from(*len);
+        run.end = run.end.filter(|end| end == offset).map(|end| end + len);
+        last = Some(at);
+    }
+    let worth = |run: &Run<'_>| {
+        run.end.is_some()
+            && run.used >= run.extent.len / KEPT_USE
+            && run.used as usize >= node_size / KEPT_RUN
+    };
+    runs.into_iter().filter(worth).take(MAX_KEPT).map(|run| run.extent.clone()).collect()
+}
+
+/// A new extent and what goes there.
+struct Part {
+    extent: Arc<Extent>,
+    /// Bytes of the header in front.
+    header: usize,
+    /// Lengths of its pages.
+    pages: Vec<usize>,
+}
+
+impl Part {
+    /// Where its pages begin.
+    fn offsets(&self) -> impl Iterator<Item = u32> + '_ {
+        let starts = self.pages.iter().scan(self.header, |at, len| {
+            let start = *at;
+            *at += len;
+            Some(start)
+        });
+        starts.map(|at| at as u32)
+    }
+
+    fn write(&self, pager: &Pager, header: &[u8], pages: &[Bytes]) -> Result<()> {
+        let mut bytes = BytesMut::with_capacity(self.extent.len as usize);
+        bytes.extend_from_slice(header);
+        pages.iter().for_each(|page| bytes.extend_from_slice(page));
+        bytes.resize(self.extent.len as usize, 0);
+        let offset = self.extent.offset;
+        pager.device().write_at(offset, &bytes).map_err(|e| Error::io("write", offset, e))
+    }
+}
+
+/// Extents for a header and pages, in order; one if possible, else as few as the longest ranges allow.
+fn make_room(space: &Arc<Space>, header: usize, pages: &[Bytes], at_most: usize) -> Result<Vec<Part>> {
+    let lens: Vec<usize> = pages.iter().map(Bytes::len).collect();
+    let total = header + lens.iter().sum::<usize>();
+    match space.allocate(total as u64) {
+        Ok(extent) => return Ok(vec![Part { extent, header, pages: lens }]),
+        Err(Error::NoSpace) => (),
+        Err(error) => return Err(error),
+    }
+    let (mut parts, mut rest): (Vec<Part>, &[usize]) = (Vec::new(), &lens);
+    while parts.is_empty() || !rest.is_empty() {
+        if parts.len() == at_most {
+            return Err(Error::NoSpace);
+        }
+        let header = if parts.is_empty() { header } else { 0 };
+        let mut fitting = 0;
+        let mut fit = |longest: u64| {
+            let mut bytes = header;
+            fitting = 0;
+            for len in rest {
+                if (bytes + len).next_multiple_of(BLOCK as usize) as u64 > longest {
+                    break;
+                }
+                bytes += len;
+                fitting += 1;
+            }
+            bytes as u64
+        };
+        let extent = space.allocate_part(!parts.is_empty(), &mut fit)?;
+        let (here, more) = rest.split_at(fitting);
+        parts.push(Part { extent, header, pages: here.to_vec() });
+        rest = more;
+    }
+    Ok(parts)
+}

@@ -10,9 +10,10 @@ use bytes::Bytes;
 use imbl::OrdMap;
 
 use crate::{
+    error::Result,
     format::{
         message::Msg,
-        node::{HEADER_ITEM, Layer, RangeMsg},
+        node::{HEADER_ITEM, Layer, PageRef, RangeMsg},
     },
     key::Span,
     merge::Merge,
@@ -115,14 +116,29 @@ impl Memtable {
         points.rev().nth(n).map(|(key, _)| key)
     }
 
-    /// The whole table as a layer.
-    pub fn to_layer(&self, page_target: usize) -> Layer {
+    /// The whole table as a layer. `page_at` may know of a page that holds just the next points.
+    pub fn to_layer(
+        &self,
+        page_target: usize,
+        page_at: impl Fn(&[(&Bytes, &Msg)]) -> Option<(PageRef, usize)>,
+    ) -> Result<Layer> {
         let mut run = Writer::new(page_target);
-        for (key, msg) in &self.points {
-            run.push(key.clone(), msg.clone());
+        let points: Vec<_> = self.points.iter().collect();
+        let mut rest = &points[..];
+        while let Some(((key, msg), more)) = rest.split_first() {
+            rest = match page_at(rest) {
+                Some((page, points)) => {
+                    run.push_page(page)?;
+                    &rest[points..]
+                }
+                None => {
+                    run.push((*key).clone(), (*msg).clone());
+                    more
+                }
+            };
         }
         let ranges = self.ranges.iter().map(|(_, range)| range.clone()).collect();
-        Layer { newest: self.msn, ranges, run: run.finish() }
+        Ok(Layer { newest: self.msn, ranges, run: run.finish() })
     }
 }
 

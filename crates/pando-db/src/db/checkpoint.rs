@@ -31,6 +31,7 @@ impl Engine {
     pub fn wants_checkpoint(&self) -> bool {
         self.log.used() > self.log.max_payload() as u64 * 2
             || self.dirty.memory() > self.options.cache_bytes / 4
+            || self.held() > 0
     }
 
     /// Makes everything written before the call part of a durable checkpoint.

@@ -28,13 +28,14 @@ use crate::{
     format::node::{Node, NodeId},
     merge::Merge,
     options::Options,
-    store::{layout::bytes_to_write, log::Log, pager::Pager, pin::Pins, space::Space, superblock::Superblock, table::Table},
+    store::{bulk::Bulk, layout::bytes_to_write, log::Log, pager::Pager, pin::Pins, space::Space, superblock::Superblock, table::Table},
 };
 
 pub(crate) struct Engine {
     pub device: Arc<dyn Device>,
     pub space: Arc<Space>,
-    pub pager: Pager,
+    pub pager: Arc<Pager>,
+    pub bulk: Arc<Bulk>,
     pub pins: Arc<Pins>,
     pub log: Log,
     pub merge: Arc<dyn Merge>,

@@ -32,7 +32,11 @@ impl Engine {
     pub fn flush_step(&self) -> Result<bool> {
         let _turn = self.flushing.lock();
         let Some(table) = self.front.read().sealed.front().cloned() else { return Ok(false) };
-        let layer = table.to_layer(self.pager.page_target());
+        // What came in bulk is taken over as the log has placed it.
+        if self.log.has_aside() {
+            self.log.write_out()?;
+        }
+        let layer = table.to_layer(self.pager.page_target(), |points| self.bulk.page_at(points))?;
         let done = |front: &mut Front| {
             let applied = front.sealed.pop_front();
             debug_assert!(applied.is_some_and(|t| Arc::ptr_eq(&t, &table)));
@@ -40,6 +44,7 @@ impl Engine {
             (tree.msn, tree.log_end) = (table.msn, table.log_end);
         };
         self.edit(|edit| edit.apply_to_root(layer.clone()), done)?;
+        self.bulk.forget(table.msn);
         self.signal.finished();
         Ok(true)
     }

@@ -7,6 +7,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
 
 use super::{
@@ -17,6 +18,7 @@ use super::{
     signal::Signal,
 };
 use crate::{
+    batch::Batch,
     dag::{
         memtable::Memtable,
         tree::{Limits, Tree},
@@ -27,6 +29,7 @@ use crate::{
     key::Span,
     options::{CreateOptions, Options},
     store::{
+        bulk::{self, Bulk, Groups},
         layout::store_node,
         log::{Log, LogPos},
         pager::Pager,
@@ -111,6 +114,14 @@ pub(super) fn create(device: &Arc<dyn Device>, create: &CreateOptions, options: 
     Ok(())
 }
 
+/// The batch of a record; one about a group, given as nothing, is a batch without effect.
+fn decode(payload: &Bytes, groups: &mut Groups, space: &Arc<Space>, pager: &Pager) -> Result<Option<Batch>> {
+    if payload.is_empty() {
+        return Ok(Some(Batch::new()));
+    }
+    record::decode(payload.clone(), |group, number| groups.value(group, number, space, pager))
+}
+
 /// Opens a store, replaying its log.
 pub(super) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> {
     let superblock = superblock::read(&*device)?;
@@ -142,22 +153,46 @@ pub(super) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
     let (base, size) = (superblock.log_base, superblock.log_size);
     let mut replay = Log::replay(device.clone(), base, size, superblock.log_start, superblock.next_msn);
     let mut records = Vec::new();
+    let mut groups = Groups::default();
     while let Some(record) = replay.next()? {
-        records.push(record);
+        match record.payload.first() {
+            Some(&(bulk::INLINE | bulk::EXTENTS)) => {
+                groups.read(record.payload)?;
+                records.push((Bytes::new(), record.msn, record.end));
+            }
+            _ => records.push((record.payload, record.msn, record.end)),
+        }
     }
+    let pager = Arc::new(Pager::new(device.clone(), options.cache_bytes / 2, superblock.node_size));
+    // Values that did not reach the device before a crash end the log: nothing behind them was synced.
+    // All are proven before the first batch is applied.
+    let start = (superblock.log_start, superblock.next_msn);
+    for at in 0..records.len() {
+        if decode(&records[at].0, &mut groups, &space, &pager)?.is_none() {
+            let (end, next) = at.checked_sub(1).map_or(start, |last| (records[last].2, records[last].1 + 1));
+            replay.cut(end, next);
+            records.truncate(at);
+        }
+        if at + 1 >= records.len() {
+            break;
+        }
+    }
+    space.loaded();
+    let bulk = Arc::new(Bulk::new(pager.clone(), space.clone()));
     let (msn, log_end) = (superblock.next_msn - 1, superblock.log_start);
     let tree = Tree { table: table.clone(), root: superblock.root, msn, log_end };
     let front = Front { active: Memtable::new(msn, log_end), sealed: VecDeque::new(), tree: Arc::new(tree) };
     let engine = Engine {
-        pager: Pager::new(device.clone(), options.cache_bytes / 2, superblock.node_size),
+        bulk: bulk.clone(),
         limits: Limits {
             edit_nodes: edit_nodes(superblock.device_size, superblock.node_size as usize),
             ..Limits::new(superblock.node_size, options.abundant_bytes)
         },
         merge: options.merge.clone(),
-        log: replay.into_log()?,
+        log: replay.into_log(Some(bulk))?,
         device,
-        space,
+        space: space.clone(),
+        pager: pager.clone(),
         options,
         pins: Arc::new(Pins::default()),
         front: RwLock::new(front),
@@ -170,9 +205,11 @@ pub(super) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
         counters: Counters::default(),
     };
     let replayed = !records.is_empty();
-    for record in records {
-        let batch = record::decode(record.payload)?;
-        engine.replay(&batch, record.msn, record.end)?;
+    groups.extents().for_each(|extent| engine.log.hold(extent.clone()));
+    for (payload, msn, end) in records {
+        let batch = decode(&payload, &mut groups, &space, &pager)?
+            .ok_or_else(|| Error::corrupt("log record", end.pos, "its values were there and are gone"))?;
+        engine.replay(&batch, msn, end)?;
         engine.flush_all_in_memory()?;
     }
     if replayed && !engine.options.read_only {

@@ -1,7 +1,8 @@
 //! Batches as log records: logical, and all that replay needs.
 //!
-//! A record is the concatenation of its operations; each is a tag byte and
-//! counted fields. Decoding is total.
+//! A record is a kind byte and its operations; each is a tag byte and counted
+//! fields. Long values are not in it but set aside, for the log to decide
+//! where they go (`store::bulk`). Decoding is total.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -19,13 +20,46 @@ mod tag {
     pub const DELETE_FROM: u8 = 5;
     pub const CLONE: u8 = 6;
     pub const RENAME: u8 = 7;
+    /// A put of the next value set aside.
+    pub const PUT_ASIDE: u8 = 8;
 }
 
-pub(super) fn encode(batch: &Batch) -> Bytes {
-    let size: usize = batch.ops().iter().map(|op| op_len(op) + 12).sum();
-    let mut out = BytesMut::with_capacity(size);
+/// Kind of a record that holds all of its batch.
+pub(super) const WHOLE: u8 = 0;
+/// Kind of a record with values set aside.
+pub(super) const ASIDE: u8 = 1;
+
+/// A batch ready to be logged.
+pub(super) struct Encoded {
+    /// Kind byte and operations; only the operations if there are `values`.
+    pub payload: Bytes,
+    /// Keys and values that are set aside.
+    pub values: Vec<(Bytes, Bytes)>,
+    /// Bytes of all of it.
+    pub len: usize,
+}
+
+/// Encodes a batch, setting aside values of at least `threshold` bytes.
+pub(super) fn encode(batch: &Batch, threshold: usize) -> Encoded {
+    let is_long = |op: &Op| matches!(op, Op::Put(_, value) if value.len() >= threshold);
+    let aside = batch.ops().iter().any(is_long);
+    let len: usize = batch.ops().iter().map(|op| op_len(op) + 12).sum();
+    let values: Vec<_> = batch
+        .ops()
+        .iter()
+        .filter_map(|op| match op {
+            Op::Put(key, value) if is_long(op) => Some((key.clone(), value.clone())),
+            _ => None,
+        })
+        .collect();
+    let inside = len - values.iter().map(|(_, value)| value.len()).sum::<usize>();
+    let mut out = BytesMut::with_capacity(1 + inside);
+    if !aside {
+        out.put_u8(WHOLE);
+    }
     for op in batch.ops() {
         let (tag, first, second): (u8, &[u8], Option<&[u8]>) = match op {
+            Op::Put(key, _) if is_long(op) => (tag::PUT_ASIDE, key, None),
             Op::Put(key, value) => (tag::PUT, key, Some(value)),
             Op::Delete(key) => (tag::DELETE, key, None),
             Op::Upsert(key, change) => (tag::UPSERT, key, Some(change)),
@@ -40,17 +74,32 @@ pub(super) fn encode(batch: &Batch) -> Bytes {
             put_bytes(&mut out, second);
         }
     }
-    out.freeze()
+    Encoded { payload: out.freeze(), values, len }
 }
 
-pub(super) fn decode(record: Bytes) -> Result<Batch> {
+/// The batch of a record of kind [`WHOLE`] or [`ASIDE`]. `aside` gives the value of a number in a group;
+/// `None` where one is missing: then the record does not stand.
+pub(super) fn decode(
+    record: Bytes,
+    mut aside: impl FnMut(u64, u32) -> Result<Option<Bytes>>,
+) -> Result<Option<Batch>> {
     let mut r = Reader::new(record, "log record");
     let mut batch = Batch::new();
+    let (group, mut number) = match r.u8()? {
+        WHOLE => (0, 0),
+        ASIDE => (r.u64()?, r.u32()?),
+        other => return Err(r.bad(format!("unknown kind {other}"))),
+    };
     while r.remaining() > 0 {
         let tag = r.u8()?;
         let first = r.bytes()?;
         batch.push(match tag {
             tag::PUT => Op::Put(first, r.bytes()?),
+            tag::PUT_ASIDE => {
+                let Some(value) = aside(group, number)? else { return Ok(None) };
+                number = number.wrapping_add(1);
+                Op::Put(first, value)
+            }
             tag::DELETE => Op::Delete(first),
             tag::UPSERT => Op::Upsert(first, r.bytes()?),
             tag::DELETE_RANGE => Op::DeleteRange(first, Some(r.bytes()?)),
@@ -60,7 +109,7 @@ pub(super) fn decode(record: Bytes) -> Result<Batch> {
             other => return Err(r.bad(format!("unknown operation {other}"))),
         });
     }
-    Ok(batch)
+    Ok(Some(batch))
 }
 
 /// Bytes of keys and values in an operation.
@@ -78,21 +127,45 @@ pub(super) fn op_len(op: &Op) -> usize {
 mod tests {
     use super::*;
 
+    fn none(_: u64, _: u32) -> Result<Option<Bytes>> {
+        Ok(None)
+    }
+
     #[test]
     fn records_round_trip() {
         let mut batch = Batch::new();
         batch.put("a", "1").delete("b").upsert("c", "op").delete_prefix("d").delete_range("\u{ff}", None);
         batch.clone_prefix("e", "f").rename_prefix("g", "h");
-        assert_eq!(decode(encode(&batch)).expect("well-formed"), batch);
+        let encoded = encode(&batch, 100);
+        assert!(encoded.values.is_empty());
+        assert_eq!(decode(encoded.payload, none).expect("well-formed"), Some(batch));
+    }
+
+    #[test]
+    fn long_values_are_set_aside_and_found_again() {
+        let mut batch = Batch::new();
+        batch.put("a", "long value").put("b", "short").put("c", "another one");
+        let Encoded { payload, values, .. } = encode(&batch, 10);
+        assert_eq!(values.len(), 2);
+        let mut record = vec![ASIDE];
+        record.extend_from_slice(&7u64.to_le_bytes());
+        record.extend_from_slice(&5u32.to_le_bytes());
+        record.extend_from_slice(&payload);
+        let find = |group, number: u32| {
+            assert_eq!(group, 7);
+            Ok(values.get(number as usize - 5).map(|(_, value)| value.clone()))
+        };
+        assert_eq!(decode(record.clone().into(), find).expect("well-formed"), Some(batch));
+        assert_eq!(decode(record.into(), none).expect("well-formed"), None);
     }
 
     #[test]
     fn every_cut_is_an_error_or_a_shorter_batch() {
         let mut batch = Batch::new();
         batch.put("key", "value").clone_prefix("e", "f");
-        let record = encode(&batch);
+        let record = encode(&batch, 100).payload;
         for len in 0..record.len() {
-            if let Ok(cut) = decode(record.slice(..len)) {
+            if let Ok(Some(cut)) = decode(record.slice(..len), none) {
                 assert!(cut.len() < batch.len());
             }
         }

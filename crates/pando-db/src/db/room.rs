@@ -7,11 +7,12 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{engine::Engine, signal::Work};
+use super::{engine::Engine, record::Encoded, signal::Work};
 use crate::{
     batch::{Batch, Op},
     device::BLOCK,
     error::{Error, Result},
+    store::log,
 };
 
 /// Sealed in-memory tables that may wait for the flusher before writers wait too.
@@ -24,6 +25,9 @@ const MAX_RESERVE: u64 = 256 << 20;
 const SMALL: u64 = 16 << 10;
 /// And one that deletes and writes a little, as an unlink that changes its directory's times.
 const TINY: u64 = 1 << 10;
+
+/// Bytes that the log may keep in extents before a checkpoint is asked for.
+const MAX_HELD: u64 = 256 << 20;
 
 /// Nodes that the reserve holds at least, if that is not over a quarter of the device.
 const RESERVE_NODES: u64 = 48;
@@ -93,20 +97,29 @@ impl Engine {
     }
 
     /// Returns when a batch whose record has `len` bytes may be applied.
-    pub fn make_room(&self, batch: &Batch, len: usize) -> Result<()> {
+    pub fn make_room(&self, batch: &Batch, encoded: &Encoded) -> Result<()> {
         self.wait_until(|| self.front.read().sealed.len() < MAX_SEALED, false, |e| e.flush_all())?;
         if self.log.buffered() > MAX_BUFFERED.min(self.log.max_payload()) {
             self.log.write_out()?;
         }
-        let log_room = || self.log.fits(len);
+        let owed = encoded.values.iter().map(|(_, value)| log::owed(value.len())).sum();
+        // With what stands before the records of values set aside.
+        let log_room = || self.log.fits(encoded.payload.len() + 16, owed) && self.held() < 2;
         let memory_room = || self.dirty.memory() < self.options.cache_bytes / 8 * 3;
         if !log_room() || !memory_room() {
             self.wait_until(|| log_room() && memory_room(), true, |e| e.checkpoint())?;
-        } else if self.log.used() > self.log_size() / 2 || self.dirty.memory() > self.options.cache_bytes / 4
+        } else if self.log.used() > self.log_size() / 2
+            || self.dirty.memory() > self.options.cache_bytes / 4
+            || self.held() > 0
         {
             self.signal.ask(Work::Checkpoint);
         }
-        self.space_for(batch, len as u64)
+        self.space_for(batch, encoded.len as u64)
+    }
+
+    /// How often the limit is reached of what the log keeps outside itself: recovery reads all of that.
+    pub fn held(&self) -> u64 {
+        self.log.held_bytes() / MAX_HELD.min(self.device.size() / 8).max(1)
     }
 
     fn log_size(&self) -> u64 {

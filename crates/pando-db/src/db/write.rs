@@ -14,7 +14,7 @@ use bytes::Bytes;
 
 use super::{
     engine::{Engine, Front},
-    record,
+    record::{self, Encoded},
 };
 use crate::{
     MAX_KEY, MAX_VALUE,
@@ -86,17 +86,18 @@ impl Engine {
         if batch.is_empty() {
             return Ok(());
         }
-        let payload = record::encode(batch);
-        let limit = self.log.max_payload();
-        if payload.len() > limit {
-            return Err(Error::TooLarge { what: "batch", len: payload.len() as u64, limit: limit as u64 });
+        let encoded = record::encode(batch, self.bulk.threshold());
+        // With what a record about one of its values has besides.
+        let (len, limit) = (encoded.len + 32, self.log.max_payload());
+        if len > limit {
+            return Err(Error::TooLarge { what: "batch", len: len as u64, limit: limit as u64 });
         }
         let mut sources = Sources::default();
         let mut flushed = 0;
         loop {
-            self.make_room(batch, payload.len())?;
+            self.make_room(batch, &encoded)?;
             let mut front = self.front.write();
-            let need = match self.try_apply(&mut front, batch, &payload, &sources, flushed) {
+            let need = match self.try_apply(&mut front, batch, &encoded, &sources, flushed) {
                 Ok(true) => break,
                 // The log filled up since there was room: look again.
                 Ok(false) => continue,
@@ -152,14 +153,20 @@ impl Engine {
         &self,
         front: &mut Front,
         batch: &Batch,
-        payload: &Bytes,
+        encoded: &Encoded,
         sources: &Sources,
         flushed: usize,
     ) -> Result<bool, Failed> {
         // Plain operations cannot fail, so the log goes first and the table is changed in place.
         let plain = !batch.ops().iter().any(is_clone);
         let active = if plain { None } else { Some(self.applied(front, batch, sources, flushed)?) };
-        let (msn, end) = match self.log.append(&[payload]) {
+        let Encoded { payload, values, .. } = encoded;
+        let appended = if values.is_empty() {
+            self.log.append(&[payload])
+        } else {
+            self.log.append_aside(record::ASIDE, payload, values)
+        };
+        let (msn, end) = match appended {
             Ok(appended) => appended,
             Err(AppendError::Full) => return Ok(false),
             Err(other) => return Err(Failed::Error(other.into())),
@@ -301,7 +308,8 @@ impl From<Need> for Failed {
 impl Front {
     /// Takes in the active table after batch `msn`.
     fn accept(&mut self, mut active: Memtable, msn: u64, end: LogPos, seal_at: usize) {
-        assert_eq!(msn, active.msn + 1, "batches are numbered without gaps");
+        // Numbers in between are records of the log's own.
+        assert!(msn > active.msn, "batches are numbered in order");
         (active.msn, active.log_end) = (msn, end);
         self.active = active;
         if self.active.bytes() > seal_at {

@@ -39,22 +39,32 @@ pub(crate) fn pack(page: &Page) -> (Segment, Bytes) {
     (Segment { part: 0, offset: 0, len: bytes.len() as u32, sum: xxh3_64(&bytes), codec }, bytes)
 }
 
-/// Checks and unpacks the stored form of a page.
-pub(crate) fn load_page(page: &PageRef, segment: Segment, stored: Bytes, at: u64) -> Result<Page> {
+/// The raw form, of `raw_len` bytes, of stored page bytes, verified.
+pub(crate) fn unpack(segment: Segment, raw_len: u32, stored: Bytes, at: u64) -> Result<Bytes> {
     let bad = |detail: String| Error::corrupt("node page", at, detail);
     if xxh3_64(&stored) != segment.sum {
         return Err(bad("its checksum does not match".into()));
     }
+    if raw_len > MAX_RAW {
+        return Err(bad(format!("{raw_len} raw bytes")));
+    }
     let raw = match segment.codec {
         codec_id::RAW => stored,
-        codec_id::LZ4 => lz4_flex::block::decompress(&stored, page.raw as usize)
+        codec_id::LZ4 => lz4_flex::block::decompress(&stored, raw_len as usize)
             .map_err(|e| bad(format!("it does not unpack: {e}")))?
             .into(),
         other => return Err(bad(format!("unknown codec {other}"))),
     };
-    if raw.len() != page.raw as usize {
-        return Err(bad(format!("{} raw bytes instead of {}", raw.len(), page.raw)));
+    if raw.len() != raw_len as usize {
+        return Err(bad(format!("{} raw bytes instead of {raw_len}", raw.len())));
     }
+    Ok(raw)
+}
+
+/// Checks and unpacks the stored form of a page.
+pub(crate) fn load_page(page: &PageRef, segment: Segment, stored: Bytes, at: u64) -> Result<Page> {
+    let bad = |detail: String| Error::corrupt("node page", at, detail);
+    let raw = unpack(segment, page.raw, stored, at)?;
     let parsed = Page::parse(raw)?;
     let last = parsed.len().wrapping_sub(1);
     if parsed.len() != page.count as usize

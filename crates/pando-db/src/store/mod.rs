@@ -4,6 +4,7 @@
 //! everything begins) and [`log`] (the redo log). They use the device and the
 //! crate's errors only, and know nothing of keys or messages.
 
+pub(crate) mod bulk;
 pub(crate) mod layout;
 pub mod log;
 pub(crate) mod pager;

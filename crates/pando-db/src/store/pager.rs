@@ -220,7 +220,8 @@ impl Pager {
         (self.hits.load(Ordering::Relaxed), self.misses.load(Ordering::Relaxed))
     }
 
-    fn read(&self, offset: u64, len: u32) -> Result<Bytes> {
+    /// Bytes of the device, unverified.
+    pub fn read(&self, offset: u64, len: u32) -> Result<Bytes> {
         let mut bytes = vec![0; len as usize];
         self.device.read_at(offset, &mut bytes).map_err(|e| Error::io("read", offset, e))?;
         Ok(bytes.into())

@@ -20,7 +20,7 @@ mod writer;
 
 #[cfg(test)]
 pub use reader::Replay;
-pub use writer::{AppendError, Log};
+pub use writer::{AppendError, Group, Log, Place, Placed, owed};
 
 /// A place between two records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{
-    Log, LogPos, max_payload,
+    Log, LogPos, Place, max_payload,
     record::{HEADER, Header, record_len},
 };
 use crate::{
@@ -99,18 +99,23 @@ impl Replay {
         self.at
     }
 
+    /// Takes the log to end behind a record that was returned: what follows is not to be replayed.
+    pub fn cut(&mut self, end: LogPos, next_msn: u64) {
+        (self.at, self.next_msn, self.ended) = (end, next_msn, true);
+    }
+
     /// A writer that continues behind the last valid record and keeps
     /// everything since the start of this replay until it is truncated.
     ///
     /// Flushes the device: what was replayed may have been written by a
     /// process that died before its own flush. [`Error::Invalid`] before the
     /// end was reached: writing there would destroy records.
-    pub fn into_log(self) -> Result<Log> {
+    pub fn into_log(self, placer: Option<Arc<dyn Place>>) -> Result<Log> {
         if !self.ended {
             return Err(Error::Invalid("the log has not been replayed to its end".into()));
         }
         self.device.flush().map_err(|e| Error::io("flush", self.base, e))?;
-        Ok(Log::resume(self.device, self.base, self.size, self.start.pos, self.at, self.next_msn))
+        Ok(Log::resume(self.device, self.base, self.size, self.start.pos, self.at, self.next_msn, placer))
     }
 
     /// The record at a position, if a valid one stands there.

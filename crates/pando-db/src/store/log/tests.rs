@@ -106,7 +106,7 @@ fn the_ring_goes_round_for_many_laps() {
     while log.end().pos < 40 * SIZE {
         number += 1;
         let data = payload(rng);
-        while !log.fits(data.len()) {
+        while !log.fits(data.len(), 0) {
             assert!(log.used() > SIZE / 2, "full with {} bytes in use", log.used());
             assert_eq!(log.append(&[&data]), Err(AppendError::Full));
             log.sync().unwrap();
@@ -134,9 +134,9 @@ fn limits_are_errors_and_change_nothing() {
     let limit = largest.len();
     let too_large = AppendError::TooLarge { len: limit + 1, limit };
     assert_eq!(log.append(&[&largest, &[1]]), Err(too_large));
-    assert!(!log.fits(limit + 1));
+    assert!(!log.fits(limit + 1, 0));
     let mut appended = 0;
-    while log.fits(limit) {
+    while log.fits(limit, 0) {
         log.append(&[&largest]).unwrap();
         appended += 1;
     }
@@ -144,9 +144,9 @@ fn limits_are_errors_and_change_nothing() {
     assert_eq!(log.appended_msn(), 4);
     // Room is made by a checkpoint, and only once the buffer is written.
     log.truncate(log.end());
-    assert!(!log.fits(limit));
+    assert!(!log.fits(limit, 0));
     log.sync().unwrap();
-    assert!(log.fits(limit));
+    assert!(log.fits(limit, 0));
 }
 
 /// Lives of random work, each ended by a crash, over many seeds: what is
@@ -196,7 +196,7 @@ fn crashes_leave_a_prefix_with_everything_synced() {
             saved += payloads.len() - synced;
             model.truncate(payloads.len());
             assert_eq!(replay.position(), model.last().map_or(start, |record| record.1));
-            log = replay.into_log().unwrap();
+            log = replay.into_log(None).unwrap();
         }
     }
     assert!(lost > 1000 && saved > 1000, "the crashes were not interesting: {lost} {saved}");
@@ -249,7 +249,7 @@ fn records_of_before_a_crash_stay_dead() {
     device.write_at(BASE + BLOCK, &[0; BLOCK as usize]).unwrap();
     let (payloads, reader) = replay(&device, START, 1);
     assert_eq!(payloads, ["one"]);
-    let log = reader.into_log().unwrap();
+    let log = reader.into_log(None).unwrap();
     assert_eq!((log.appended_msn(), log.durable_msn()), (1, 1));
     assert_eq!(log.append(&[b"two"]).unwrap().0, 2);
     log.sync().unwrap();
@@ -288,12 +288,12 @@ fn what_was_replayed_survives_the_next_crash() {
         log.append(&[b"written"]).unwrap();
         log.write_out().unwrap();
         drop(log);
-        let log = replay(&device, START, 1).1.into_log().unwrap();
+        let log = replay(&device, START, 1).1.into_log(None).unwrap();
         log.sync().unwrap();
         assert_eq!(replay(&device.reopen(), START, 1).0, ["written"]);
     }
     let unread = Log::replay(memory(), BASE, SIZE, START, 1);
-    assert!(matches!(unread.into_log(), Err(Error::Invalid(_))));
+    assert!(matches!(unread.into_log(None), Err(Error::Invalid(_))));
 }
 
 /// The nth request fails, once or from then on: the log stops, nothing synced is lost.
@@ -365,7 +365,7 @@ fn hostile_bytes_end_the_log() {
     let log = open(&device);
     let rng = &mut StdRng::seed_from_u64(3);
     let mut sent = Vec::new();
-    while log.fits(2000) {
+    while log.fits(2000, 0) {
         let data: Vec<u8> = (0..rng.random_range(0..2000)).map(|_| rng.random()).collect();
         log.append(&[&data]).unwrap();
         sent.push(Bytes::from(data));

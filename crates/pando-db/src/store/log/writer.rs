@@ -5,15 +5,23 @@
 //! everybody who waits; writes go out in order; after a failed write or flush
 //! (of which nobody can say what it left behind) nothing is accepted any more.
 //!
+//! Values may be *set aside*: their record names a group and numbers in it, and
+//! what holds the group is decided when it is written out, by a [`Place`]: in
+//! records of its own, or outside the log in extents that the log then keeps
+//! alive as long as such a record may be replayed. So data that comes in bulk
+//! is written once, and small writes still cost one record.
+//!
 //! Two locks. `front` guards the buffer, for the time of a copy. `group` says
 //! who is the leader, the one caller that writes; the others sleep until it is
 //! done. Neither is held over I/O.
 
 use std::{
+    collections::VecDeque,
     hash::{BuildHasher, RandomState},
     sync::{Arc, OnceLock},
 };
 
+use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
 use xxhash_rust::xxh3::Xxh3Default;
 
@@ -24,6 +32,7 @@ use super::{
 use crate::{
     Error, Result,
     device::{BLOCK, Device},
+    store::space::Extent,
 };
 
 /// Largest buffer that is kept for reuse, in bytes.
@@ -62,14 +71,49 @@ impl From<AppendError> for Error {
     }
 }
 
+/// Values that were set aside, with their keys, in the order of their numbers from 0 on.
+pub struct Group {
+    /// Its number: no two groups of one run of a store have the same.
+    pub id: u64,
+    /// Keys and values.
+    pub values: Vec<(Bytes, Bytes)>,
+    /// Every record that names the group has at most this MSN.
+    pub msn: u64,
+}
+
+/// What was done with a group.
+#[derive(Default)]
+pub struct Placed {
+    /// Records that say so, of at most [`Log::max_payload`] bytes each.
+    pub payloads: Vec<Bytes>,
+    /// What must not be reused while the records that name the group may be replayed.
+    pub extents: Vec<Arc<Extent>>,
+}
+
+/// Decides where groups go.
+pub trait Place: Send + Sync {
+    /// Puts the values somewhere, not durable before the device's next flush. The records may take as
+    /// much room as [`owed`] says. An error stops the log.
+    fn place(&self, group: Group, max_payload: usize) -> Result<Placed>;
+}
+
+/// Room that the log keeps for a value set aside, in bytes: a record of its own for each.
+pub fn owed(value: usize) -> u64 {
+    record_len(value + 64) + 64
+}
+
+/// What stands before the records of values set aside: the kind of record, its group and the first number.
+const PREFIX: usize = 13;
+
 /// The writer of a log.
 pub struct Log {
+    placer: Option<Arc<dyn Place>>,
     device: Arc<dyn Device>,
     base: u64,
     size: u64,
     session: u64,
     front: Mutex<Front>,
-    group: Mutex<Group>,
+    group: Mutex<Turn>,
     done: Condvar,
     stopped: OnceLock<String>,
 }
@@ -87,10 +131,23 @@ struct Front {
     tail: u64,
     /// Behind the last record.
     end: LogPos,
+    /// Behind the last record that was appended by a caller.
+    asked_end: u64,
     msn: u64,
+    /// Set aside for the group `group`, and the room that they may come to need.
+    values: Vec<(Bytes, Bytes)>,
+    value_bytes: usize,
+    owed: u64,
+    /// The first record that names one of them.
+    first_aside: u64,
+    /// Room for the groups that are being placed.
+    placing: u64,
+    group: u64,
+    /// Extents of groups, each until the log is truncated behind that position.
+    held: VecDeque<(u64, Arc<Extent>)>,
 }
 
-struct Group {
+struct Turn {
     leading: bool,
     durable_msn: u64,
 }
@@ -100,7 +157,7 @@ impl Log {
     /// A writer that continues at `start`, whose next record is `start_msn`,
     /// in a log of which nothing before `start` is needed.
     pub fn open(device: Arc<dyn Device>, base: u64, size: u64, start: LogPos, start_msn: u64) -> Self {
-        Self::resume(device, base, size, start.pos, start, start_msn)
+        Self::resume(device, base, size, start.pos, start, start_msn, None)
     }
 
     pub(super) fn resume(
@@ -110,20 +167,39 @@ impl Log {
         tail: u64,
         start: LogPos,
         start_msn: u64,
+        placer: Option<Arc<dyn Place>>,
     ) -> Self {
         assert!(size.is_multiple_of(BLOCK) && base.is_multiple_of(BLOCK) && size > 0);
         assert!(tail <= start.pos && start_msn > 0);
         let head = start.pos.next_multiple_of(BLOCK);
         let msn = start_msn - 1;
-        let front =
-            Front { buffer: Vec::new(), spare: Vec::new(), head, written: head, tail, end: start, msn };
+        let session = RandomState::new().hash_one(start_msn);
+        let front = Front {
+            buffer: Vec::new(),
+            spare: Vec::new(),
+            head,
+            written: head,
+            tail,
+            end: start,
+            asked_end: start.pos,
+            msn,
+            values: Vec::new(),
+            value_bytes: 0,
+            owed: 0,
+            first_aside: 0,
+            placing: 0,
+            // Not a number of an earlier run, whose last records may be in the log still.
+            group: session & !0xffff_ffff,
+            held: VecDeque::new(),
+        };
         Self {
+            placer,
             device,
             base,
             size,
-            session: RandomState::new().hash_one(start_msn),
+            session,
             front: Mutex::new(front),
-            group: Mutex::new(Group { leading: false, durable_msn: msn }),
+            group: Mutex::new(Turn { leading: false, durable_msn: msn }),
             done: Condvar::new(),
             stopped: OnceLock::new(),
         }
@@ -145,24 +221,54 @@ impl Log {
         if let Some(reason) = self.stopped.get() {
             return Err(AppendError::Stopped(reason.clone()));
         }
-        if !front.has_room(len, self.size) {
+        if !front.has_room(len, 0, self.size) {
             return Err(AppendError::Full);
         }
-        let header = Header { len: len as u32, msn: front.msn + 1, session: self.session };
-        let (header, chain) = header.encode(hash, front.end.chain);
-        front.buffer.extend_from_slice(&header);
-        payload.iter().for_each(|part| front.buffer.extend_from_slice(part));
-        let whole = front.buffer.len().next_multiple_of(8);
-        front.buffer.resize(whole, 0);
-        front.head += record_len(len);
-        front.end = LogPos { pos: front.head, chain };
-        front.msn += 1;
-        Ok((front.msn, front.end))
+        let appended = front.push(payload, len, hash, self.session);
+        front.asked_end = front.end.pos;
+        Ok(appended)
     }
 
-    /// Whether a payload of that length could be appended now.
-    pub fn fits(&self, payload_len: usize) -> bool {
-        payload_len <= self.max_payload() && self.front.lock().has_room(payload_len, self.size)
+    /// Appends a record whose values are set aside: the byte `kind`, the number u64 of their group, the
+    /// number u32 of the first value in it, and `payload`. Otherwise as [`Log::append`].
+    pub fn append_aside(
+        &self,
+        kind: u8,
+        payload: &[u8],
+        values: &[(Bytes, Bytes)],
+    ) -> Result<(u64, LogPos), AppendError> {
+        let len = payload.len() + PREFIX;
+        if len > self.max_payload() {
+            return Err(AppendError::TooLarge { len, limit: self.max_payload() });
+        }
+        let owed = values.iter().map(|(_, value)| owed(value.len())).sum();
+        let mut front = self.front.lock();
+        if let Some(reason) = self.stopped.get() {
+            return Err(AppendError::Stopped(reason.clone()));
+        }
+        if !front.has_room(len, owed, self.size) {
+            return Err(AppendError::Full);
+        }
+        let mut prefix = [kind; PREFIX];
+        prefix[1..9].copy_from_slice(&front.group.to_le_bytes());
+        prefix[9..].copy_from_slice(&(front.values.len() as u32).to_le_bytes());
+        let mut hash = Xxh3Default::new();
+        hash.update(&prefix);
+        hash.update(payload);
+        let appended = front.push(&[&prefix, payload], len, hash.digest(), self.session);
+        if front.values.is_empty() {
+            front.first_aside = appended.0;
+        }
+        front.asked_end = front.end.pos;
+        front.values.extend_from_slice(values);
+        front.value_bytes += values.iter().map(|(_, value)| value.len()).sum::<usize>();
+        front.owed += owed;
+        Ok(appended)
+    }
+
+    /// Whether a payload of that length could be appended now, with that much room for values set aside.
+    pub fn fits(&self, payload_len: usize, owed: u64) -> bool {
+        payload_len <= self.max_payload() && self.front.lock().has_room(payload_len, owed, self.size)
     }
 
     /// Longest payload in bytes: with its header a quarter of the ring.
@@ -221,6 +327,29 @@ impl Log {
         let mut front = self.front.lock();
         assert!(start.pos <= front.head, "the log is truncated behind its end");
         front.tail = front.tail.max(start.pos);
+        // No record of a caller is left that could name a group: then none is needed.
+        let needed = |pos: u64| pos > start.pos && front.asked_end > start.pos;
+        let gone = front.held.iter().take_while(|(pos, _)| !needed(*pos)).count();
+        let gone: Vec<_> = front.held.drain(..gone).collect();
+        drop(front);
+        drop(gone);
+    }
+
+    /// Keeps an extent until the log is truncated behind everything that is in it now.
+    pub fn hold(&self, extent: Arc<Extent>) {
+        let mut front = self.front.lock();
+        let end = front.end.pos;
+        front.held.push_back((end, extent));
+    }
+
+    /// Bytes of extents that are kept for the records that may be replayed.
+    pub fn held_bytes(&self) -> u64 {
+        self.front.lock().held.iter().map(|(_, extent)| extent.len).sum()
+    }
+
+    /// True if values are set aside and not placed yet.
+    pub fn has_aside(&self) -> bool {
+        self.front.lock().owed > 0
     }
 
     /// Bytes of the ring in use, the rest of the last block excepted.
@@ -231,7 +360,8 @@ impl Log {
 
     /// Bytes that wait to be written.
     pub fn buffered(&self) -> usize {
-        self.front.lock().buffer.len()
+        let front = self.front.lock();
+        front.buffer.len() + front.value_bytes
     }
 
     /// MSN of the last appended record.
@@ -270,6 +400,7 @@ impl Log {
     /// Writes the buffer to the device; the MSN of the last record in it or
     /// before it. For the leader only. Failures come back as the reason to stop.
     fn drain(&self) -> Result<u64, String> {
+        self.place_values()?;
         let (mut buffer, begin, msn) = self.front.lock().take();
         let (mut pos, mut rest) = (begin, &buffer[..]);
         while !rest.is_empty() {
@@ -287,10 +418,44 @@ impl Log {
         }
         Ok(msn)
     }
+
+    /// Places the values set aside and appends the records that say where.
+    fn place_values(&self) -> Result<(), String> {
+        let Some(placer) = &self.placer else { return Ok(()) };
+        let group = {
+            let mut front = self.front.lock();
+            if front.values.is_empty() {
+                return Ok(());
+            }
+            let owed = std::mem::take(&mut front.owed);
+            front.placing += owed;
+            front.value_bytes = 0;
+            front.group += 1;
+            let values = std::mem::take(&mut front.values);
+            Group { id: front.group - 1, values, msn: front.msn }
+        };
+        let max = self.max_payload();
+        let placed = placer.place(group, max).map_err(|e| format!("placing values: {e}"))?;
+        let mut front = self.front.lock();
+        let before = front.head;
+        for payload in &placed.payloads {
+            assert!(payload.len() <= max, "a record about values is too long");
+            let mut hash = Xxh3Default::new();
+            hash.update(payload);
+            front.push(&[payload], payload.len(), hash.digest(), self.session);
+        }
+        // One leader at a time: all that is being placed is this group.
+        let room = std::mem::take(&mut front.placing);
+        assert!(front.head - before <= room, "records about values took more room than was kept");
+        let end = front.end.pos;
+        front.held.extend(placed.extents.into_iter().map(|extent| (end, extent)));
+        Ok(())
+    }
 }
 
 impl Front {
-    /// Takes the buffer, padded to whole blocks, with its position and last MSN.
+    /// Takes the buffer, padded to whole blocks, with its position and the last MSN whose record says all
+    /// there is to it: one that names values not placed yet does not stand by itself.
     fn take(&mut self) -> (Vec<u8>, u64, u64) {
         let spare = std::mem::take(&mut self.spare);
         let mut buffer = std::mem::replace(&mut self.buffer, spare);
@@ -298,7 +463,8 @@ impl Front {
         buffer.resize(buffer.len().next_multiple_of(BLOCK as usize), 0);
         self.head = begin + buffer.len() as u64;
         assert!(begin.is_multiple_of(BLOCK), "a write-out begins inside a block");
-        (buffer, begin, self.msn)
+        let complete = if self.values.is_empty() { self.msn } else { self.first_aside - 1 };
+        (buffer, begin, complete)
     }
 
     /// First byte that must not be overwritten: of what is needed, or still to be written.
@@ -307,8 +473,26 @@ impl Front {
         oldest - oldest % BLOCK
     }
 
-    /// Whether one more record fits, with the padding that its write-out may need.
-    fn has_room(&self, len: usize, size: u64) -> bool {
-        (self.head + record_len(len)).next_multiple_of(BLOCK) - self.oldest() <= size
+    /// Appends a record to the buffer. The caller has looked whether there is room.
+    fn push(&mut self, payload: &[&[u8]], len: usize, hash: u64, session: u64) -> (u64, LogPos) {
+        let header = Header { len: len as u32, msn: self.msn + 1, session };
+        let (header, chain) = header.encode(hash, self.end.chain);
+        self.buffer.extend_from_slice(&header);
+        payload.iter().for_each(|part| self.buffer.extend_from_slice(part));
+        let whole = self.buffer.len().next_multiple_of(8);
+        self.buffer.resize(whole, 0);
+        self.head += record_len(len);
+        self.end = LogPos { pos: self.head, chain };
+        self.msn += 1;
+        (self.msn, self.end)
+    }
+
+    /// Whether one more record fits, with the padding that its write-out may need, and with `owed` bytes
+    /// of room for values beside those already set aside.
+    fn has_room(&self, len: usize, owed: u64, size: u64) -> bool {
+        let owed = self.owed + self.placing + owed;
+        // Values are placed in a write-out of their own, which ends at a block.
+        let padding = if owed > 0 { BLOCK } else { 0 };
+        (self.head + record_len(len) + owed + padding).next_multiple_of(BLOCK) - self.oldest() <= size
     }
 }

@@ -1,0 +1,364 @@
+//! Values that come in bulk: written once, to extents that the tree takes over.
+//!
+//! The log hands over the values of a group when it is written out ([`Place`]).
+//! Many bytes are sorted into pages as a leaf has them and go to extents of
+//! their own; few go into records of the log. While the messages of a table
+//! are made a layer, runs of points that are just such a page are replaced by
+//! a reference to it ([`Bulk::page_at`]), and so the data reaches its leaf
+//! without being written again (DESIGN 5, "data once").
+//!
+//! Guarantees: a page is offered only for exactly the keys and values that are
+//! in it; after a crash a value is given only if its checksum proves it. The
+//! payloads of the records are documented in `docs/format.md`. Uses the pager,
+//! `space`, the log's types and `format`.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use parking_lot::Mutex;
+
+use super::{
+    log::{Group, Place, Placed},
+    pager::Pager,
+    space::{Extent, Space},
+};
+use crate::{
+    device::BLOCK,
+    error::{Error, Result},
+    format::{
+        codec::{Reader, put_bytes, put_varint},
+        message::Msg,
+        node::{PageLoc, PageRef, Segment},
+        node_codec,
+        page::{Builder, Page},
+    },
+};
+
+/// First byte of a record about a group whose values stand in it.
+pub(crate) const INLINE: u8 = 2;
+/// First byte of a record about a group that lies in extents.
+pub(crate) const EXTENTS: u8 = 3;
+
+/// Fewer bytes than this are not worth an extent.
+const LEAST: usize = 8 << 10;
+/// Values stay in the log where less than 1/n of the data region is free.
+const SCARCE: u64 = 8;
+/// Share of a node that a group must have to get extents (1/n): less would not be kept by a leaf.
+const NODE_SHARE: usize = 16;
+
+/// The bulk data of a store.
+pub(crate) struct Bulk {
+    pager: Arc<Pager>,
+    space: Arc<Space>,
+    /// Written, and not yet taken over or out of date; by first key.
+    pages: Mutex<BTreeMap<Bytes, BulkPage>>,
+}
+
+/// A page and what is in it.
+struct BulkPage {
+    page: PageRef,
+    /// Held, so that equal addresses mean equal values.
+    entries: Vec<(Bytes, Bytes)>,
+    /// When the batches up to this one are in the tree, nobody asks for the page any more.
+    msn: u64,
+}
+
+impl Bulk {
+    pub fn new(pager: Arc<Pager>, space: Arc<Space>) -> Self {
+        Self { pager, space, pages: Mutex::default() }
+    }
+
+    /// Values of at least this many bytes are set aside.
+    pub fn threshold(&self) -> usize {
+        (self.pager.page_target() / 4).min(2 << 10)
+    }
+
+    /// A page that holds exactly the first points of an ascending list, all of them puts, and how many.
+    pub fn page_at(&self, points: &[(&Bytes, &Msg)]) -> Option<(PageRef, usize)> {
+        let pages = self.pages.lock();
+        let candidate = pages.get(points.first()?.0)?;
+        let same = |((key, value), point): (&(Bytes, Bytes), &(&Bytes, &Msg))| match point.1 {
+            Msg::Put(put) => key == point.0 && put.as_ptr() == value.as_ptr() && put.len() == value.len(),
+            _ => false,
+        };
+        let n = candidate.entries.len();
+        (points.len() >= n && candidate.entries.iter().zip(points).all(same))
+            .then(|| (candidate.page.clone(), n))
+    }
+
+    /// Forgets pages that only batches up to `msn` could want.
+    pub fn forget(&self, msn: u64) {
+        self.pages.lock().retain(|_, page| page.msn > msn);
+    }
+
+    /// Writes the values as pages. `None` if there is no place for them outside the log.
+    fn write(&self, group: &Group, max_payload: usize) -> Result<Option<Placed>> {
+        let mut order: Vec<usize> = (0..group.values.len()).collect();
+        // Of the values of one key the last is newest; the others, behind all, nobody will ask for
+        // unless a crash cuts the log between them.
+        let newest: HashMap<&Bytes, usize> =
+            group.values.iter().enumerate().map(|(i, (key, _))| (key, i)).collect();
+        order.sort_by_key(|&i| {
+            let key = &group.values[i].0;
+            let round = if newest.get(key) == Some(&i) { 0 } else { group.values.len() - i };
+            (round, key)
+        });
+        let mut writer = Writer { bulk: self, packed: Packed::default(), placed: Placed::default() };
+        let mut builder = Builder::default();
+        let mut entries: Vec<(Bytes, Bytes)> = Vec::new();
+        for &i in &order {
+            let (key, value) = &group.values[i];
+            let full = builder.bytes() + key.len() + value.len() > self.pager.page_target();
+            let ascends = entries.last().is_none_or(|(last, _)| last < key);
+            if !entries.is_empty() && (full || !ascends) && !writer.page(&mut builder, &mut entries)? {
+                return Ok(None);
+            }
+            builder.push(key.clone(), Msg::Put(value.clone()));
+            entries.push((key.clone(), value.clone()));
+        }
+        if !writer.page(&mut builder, &mut entries)? || !writer.extent()? {
+            return Ok(None);
+        }
+        let Packed { record, pages, .. } = writer.packed;
+        let mut payload = BytesMut::with_capacity(64 + record.len() + 3 * order.len());
+        payload.put_u8(EXTENTS);
+        payload.put_u64_le(group.id);
+        put_varint(&mut payload, writer.placed.extents.len() as u64);
+        for extent in &writer.placed.extents {
+            payload.put_u64_le(extent.offset);
+            payload.put_u32_le(extent.len as u32);
+        }
+        put_varint(&mut payload, pages.len() as u64);
+        payload.put_slice(&record);
+        order.iter().for_each(|&i| put_varint(&mut payload, i as u64));
+        if payload.len() > max_payload {
+            return Ok(None);
+        }
+        let mut known = self.pages.lock();
+        // The newest values came first, so they are entered last.
+        for (page, entries) in pages.into_iter().rev() {
+            if let Some((first, _)) = entries.first() {
+                known.insert(first.clone(), BulkPage { page, entries, msn: group.msn });
+            }
+        }
+        drop(known);
+        Ok(Some(Placed { payloads: vec![payload.freeze()], extents: writer.placed.extents }))
+    }
+
+    fn is_worth_it(&self, bytes: usize) -> bool {
+        let least = (self.pager.node_size() / NODE_SHARE).max(LEAST);
+        let (free, used) = (self.space.free_bytes(), self.space.used_bytes());
+        bytes >= least && free >= (free + used) / SCARCE + 2 * bytes as u64
+    }
+}
+
+impl Place for Bulk {
+    fn place(&self, group: Group, max_payload: usize) -> Result<Placed> {
+        let bytes = group.values.iter().map(|(_, value)| value.len()).sum();
+        if self.is_worth_it(bytes)
+            && let Some(placed) = self.write(&group, max_payload)?
+        {
+            return Ok(placed);
+        }
+        Ok(Placed { payloads: inline(&group, max_payload), extents: Vec::new() })
+    }
+}
+
+/// Records with the values themselves.
+fn inline(group: &Group, max_payload: usize) -> Vec<Bytes> {
+    let mut payloads = Vec::new();
+    let mut payload = BytesMut::new();
+    for (i, (_, value)) in group.values.iter().enumerate() {
+        if !payload.is_empty() && payload.len() + value.len() + 5 > max_payload {
+            payloads.push(payload.split().freeze());
+        }
+        if payload.is_empty() {
+            payload.put_u8(INLINE);
+            payload.put_u64_le(group.id);
+            put_varint(&mut payload, i as u64);
+        }
+        put_bytes(&mut payload, value);
+    }
+    if !payload.is_empty() {
+        payloads.push(payload.freeze());
+    }
+    payloads
+}
+
+/// Collects pages and writes them, an extent of about a node at a time.
+struct Writer<'a> {
+    bulk: &'a Bulk,
+    packed: Packed,
+    placed: Placed,
+}
+
+#[derive(Default)]
+struct Packed {
+    /// Stored pages of the extent under construction.
+    data: BytesMut,
+    /// Its pages: the first is number `done` of `pages`.
+    done: usize,
+    segments: Vec<(Segment, Arc<Page>)>,
+    /// How the record describes all pages so far.
+    record: BytesMut,
+    pages: Vec<(PageRef, Vec<(Bytes, Bytes)>)>,
+}
+
+impl Writer<'_> {
+    /// Closes a page; `false` if there is no place for it.
+    fn page(&mut self, builder: &mut Builder, entries: &mut Vec<(Bytes, Bytes)>) -> Result<bool> {
+        let Some(built) = builder.finish() else { return Ok(true) };
+        let page = PageRef::from_built(built);
+        let PageLoc::Mem(memory) = &page.loc else { return Ok(false) };
+        let memory = memory.clone();
+        let (segment, bytes) = node_codec::pack(&memory);
+        let node = self.bulk.pager.node_size();
+        if !self.packed.data.is_empty() && self.packed.data.len() + bytes.len() > node && !self.extent()? {
+            return Ok(false);
+        }
+        let packed = &mut self.packed;
+        let segment = Segment { offset: packed.data.len() as u32, ..segment };
+        packed.data.put_slice(&bytes);
+        put_varint(&mut packed.record, self.placed.extents.len() as u64);
+        packed.record.put_u32_le(segment.offset);
+        packed.record.put_u32_le(segment.len);
+        packed.record.put_u64_le(segment.sum);
+        packed.record.put_u8(segment.codec);
+        put_varint(&mut packed.record, page.raw.into());
+        put_varint(&mut packed.record, page.count.into());
+        packed.segments.push((segment, memory));
+        packed.pages.push((page, std::mem::take(entries)));
+        Ok(true)
+    }
+
+    /// Writes the pages collected so far; `false` if there is no space.
+    fn extent(&mut self) -> Result<bool> {
+        let packed = &mut self.packed;
+        if packed.data.is_empty() {
+            return Ok(true);
+        }
+        let extent = match self.bulk.space.allocate_shared(packed.data.len() as u64) {
+            Ok(extent) => extent,
+            Err(Error::NoSpace) => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        packed.data.resize(packed.data.len().next_multiple_of(BLOCK as usize), 0);
+        let at = extent.offset;
+        let device = self.bulk.pager.device();
+        device.write_at(at, &packed.data).map_err(|e| Error::io("write", at, e))?;
+        packed.data.clear();
+        for ((segment, memory), (page, _)) in packed.segments.drain(..).zip(&mut packed.pages[packed.done..]) {
+            // Flushed soon, and cut at the borders of leaves then.
+            self.bulk.pager.admit_page(&extent, segment, &memory);
+            page.loc = PageLoc::Foreign(extent.clone(), segment);
+        }
+        packed.done = packed.pages.len();
+        self.placed.extents.push(extent);
+        Ok(true)
+    }
+}
+
+/// The groups that the records of a log tell of, for replay.
+#[derive(Default)]
+pub(crate) struct Groups {
+    inline: HashMap<(u64, u32), Bytes>,
+    placed: HashMap<u64, PlacedGroup>,
+}
+
+struct PlacedGroup {
+    /// Offset and length on the device.
+    extents: Vec<(u64, u32)>,
+    /// Extent, place in it, raw length.
+    pages: Vec<(usize, Segment, u32)>,
+    /// Number of a value to page and entry.
+    places: HashMap<u32, (usize, usize)>,
+    /// Once somebody has asked for one of its values.
+    adopted: Option<Vec<Arc<Extent>>>,
+    /// The last page that was read.
+    last: Option<(usize, Page)>,
+}
+
+impl Groups {
+    /// Takes in a record about a group.
+    pub fn read(&mut self, payload: Bytes) -> Result<()> {
+        let mut r = Reader::new(payload, "log record");
+        let kind = r.u8()?;
+        let id = r.u64()?;
+        if kind == INLINE {
+            let mut number = r.varint_u32()?;
+            while r.remaining() > 0 {
+                self.inline.insert((id, number), r.bytes()?);
+                number = number.wrapping_add(1);
+            }
+            return Ok(());
+        }
+        let count = r.count(12)?;
+        let mut extents = Vec::with_capacity(count);
+        for _ in 0..count {
+            extents.push((r.u64()?, r.u32()?));
+        }
+        let count = r.count(20)?;
+        let (mut pages, mut entries) = (Vec::with_capacity(count), Vec::new());
+        for page in 0..count {
+            let extent = r.varint_u32()? as usize;
+            let (offset, len) = (r.u32()?, r.u32()?);
+            let segment = Segment { part: 0, offset, len, sum: r.u64()?, codec: r.u8()? };
+            let (raw, held) = (r.varint_u32()?, r.varint_u32()?);
+            let room = extents.get(extent).map_or(0, |e| e.1);
+            // Each value takes a byte or more in the list that follows.
+            let too_many = entries.len() + held as usize > r.remaining();
+            if u64::from(offset) + u64::from(len) > room.into() || too_many {
+                return Err(r.bad("a page of values with impossible sizes"));
+            }
+            entries.extend((0..held as usize).map(|entry| (page, entry)));
+            pages.push((extent, segment, raw));
+        }
+        let mut places = HashMap::with_capacity(entries.len());
+        for place in entries {
+            places.insert(r.varint_u32()?, place);
+        }
+        r.end()?;
+        self.placed.insert(id, PlacedGroup { extents, pages, places, adopted: None, last: None });
+        Ok(())
+    }
+
+    /// The value `number` of group `id`; `None` if it did not reach the device before a crash. What it
+    /// lies in is owned from then on. [`Error::Corrupt`] if the space it claims is somebody else's.
+    pub fn value(&mut self, id: u64, number: u32, space: &Arc<Space>, pager: &Pager) -> Result<Option<Bytes>> {
+        if let Some(value) = self.inline.get(&(id, number)) {
+            return Ok(Some(value.clone()));
+        }
+        let Some(group) = self.placed.get_mut(&id) else { return Ok(None) };
+        let Some(&(at, entry)) = group.places.get(&number) else { return Ok(None) };
+        if group.adopted.is_none() {
+            let adopt = |&(offset, len): &(u64, u32)| space.adopt_shared(offset, len.into());
+            group.adopted = Some(group.extents.iter().map(adopt).collect::<Result<_>>()?);
+        }
+        if group.last.as_ref().is_none_or(|(page, _)| *page != at) {
+            let (extent, segment, raw) = group.pages[at];
+            let offset = group.extents[extent].0 + u64::from(segment.offset);
+            match node_codec::unpack(segment, raw, pager.read(offset, segment.len)?, offset).and_then(Page::parse) {
+                Ok(page) => group.last = Some((at, page)),
+                // Not written when the crash came.
+                Err(Error::Corrupt { .. }) => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        }
+        let Some((_, page)) = &group.last else { return Ok(None) };
+        if entry >= page.len() {
+            return Ok(None);
+        }
+        match page.msg(entry) {
+            Msg::Put(value) => Ok(Some(Bytes::copy_from_slice(&value))),
+            _ => Ok(None),
+        }
+    }
+
+    /// The extents of the groups that were asked for.
+    pub fn extents(&self) -> impl Iterator<Item = &Arc<Extent>> {
+        self.placed.values().flat_map(|group| group.adopted.iter().flatten())
+    }
+}

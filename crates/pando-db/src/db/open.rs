@@ -31,7 +31,7 @@ use crate::{
     store::{
         bulk::{self, Bulk, Groups},
         layout::store_node,
-        log::{Log, LogPos},
+        log::{Log, LogPos, Place},
         pager::Pager,
         pin::Pins,
         space::Space,
@@ -167,15 +167,17 @@ pub(super) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
     // Values that did not reach the device before a crash end the log: nothing behind them was synced.
     // All are proven before the first batch is applied.
     let start = (superblock.log_start, superblock.next_msn);
-    for at in 0..records.len() {
-        if decode(&records[at].0, &mut groups, &space, &pager)?.is_none() {
-            let (end, next) = at.checked_sub(1).map_or(start, |last| (records[last].2, records[last].1 + 1));
-            replay.cut(end, next);
-            records.truncate(at);
-        }
-        if at + 1 >= records.len() {
+    let mut whole = 0;
+    for (payload, ..) in &records {
+        if decode(payload, &mut groups, &space, &pager)?.is_none() {
             break;
         }
+        whole += 1;
+    }
+    if whole < records.len() {
+        records.truncate(whole);
+        let (end, next) = records.last().map_or(start, |(_, msn, end)| (*end, msn + 1));
+        replay.cut(end, next);
     }
     space.loaded();
     let bulk = Arc::new(Bulk::new(pager.clone(), space.clone()));
@@ -189,7 +191,7 @@ pub(super) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
             ..Limits::new(superblock.node_size, options.abundant_bytes)
         },
         merge: options.merge.clone(),
-        log: replay.into_log(Some(bulk))?,
+        log: replay.into_log((!options.read_only).then_some(bulk as Arc<dyn Place>))?,
         device,
         space: space.clone(),
         pager: pager.clone(),

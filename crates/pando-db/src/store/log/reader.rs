@@ -43,6 +43,8 @@ pub struct Replay {
     at: LogPos,
     next_msn: u64,
     ended: bool,
+    /// Behind the end stands a record that is valid but must not be.
+    cut: bool,
     /// Bytes read ahead, and the position of the first.
     window: Vec<u8>,
     window_at: u64,
@@ -60,6 +62,7 @@ impl Log {
             at: start,
             next_msn: first_msn,
             ended: false,
+            cut: false,
             window: Vec::new(),
             window_at: start.pos,
         }
@@ -99,9 +102,22 @@ impl Replay {
         self.at
     }
 
-    /// Takes the log to end behind a record that was returned: what follows is not to be replayed.
+    /// Takes the log to end behind a record that was returned, before one whose values are missing.
     pub fn cut(&mut self, end: LogPos, next_msn: u64) {
-        (self.at, self.next_msn, self.ended) = (end, next_msn, true);
+        (self.at, self.next_msn, self.ended, self.cut) = (end, next_msn, true, true);
+    }
+
+    /// Makes the record behind the end invalid. It is whole but for its values, which may come to stand
+    /// where they are looked for when they are written a second time.
+    fn erase(&self) -> Result<()> {
+        let within = self.at.pos % self.size;
+        let (block, at) = (self.base + within / BLOCK * BLOCK, (within % BLOCK) as usize);
+        let failed = |e| Error::io("end the log", block, e);
+        let mut bytes = vec![0; BLOCK as usize];
+        self.device.read_at(block, &mut bytes).map_err(failed)?;
+        // All else stays as it is, so that nothing else can be torn.
+        bytes.iter_mut().skip(at).take(8).for_each(|byte| *byte = 0);
+        self.device.write_at(block, &bytes).map_err(failed)
     }
 
     /// A writer that continues behind the last valid record and keeps
@@ -109,10 +125,13 @@ impl Replay {
     ///
     /// Flushes the device: what was replayed may have been written by a
     /// process that died before its own flush. [`Error::Invalid`] before the
-    /// end was reached: writing there would destroy records.
+    /// end was reached: writing there would destroy records. Without a placer nothing is to be written.
     pub fn into_log(self, placer: Option<Arc<dyn Place>>) -> Result<Log> {
         if !self.ended {
             return Err(Error::Invalid("the log has not been replayed to its end".into()));
+        }
+        if self.cut && placer.is_some() {
+            self.erase()?;
         }
         self.device.flush().map_err(|e| Error::io("flush", self.base, e))?;
         Ok(Log::resume(self.device, self.base, self.size, self.start.pos, self.at, self.next_msn, placer))

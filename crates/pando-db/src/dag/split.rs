@@ -3,15 +3,16 @@
 //!
 //! A leaf is split between its 1/4 and 3/4 keys at the shortest separator, so
 //! that files and directories do not straddle leaves (FAST'20 section 4,
-//! "Preferential splitting": two key reads, no scan). Works on nodes in hand;
-//! the caller attaches the results.
+//! "Preferential splitting": two key reads, no scan); among separators as short
+//! as that, at one where an extent of pages ends, which both halves can then
+//! keep as they are. Works on nodes in hand; the caller attaches the results.
 
 use bytes::Bytes;
 
 use super::{absorb::join_empty, edit::Edit};
 use crate::{
     error::Result,
-    format::node::{Body, Edge, Node, Run, Target},
+    format::node::{Body, Edge, Node, PageLoc, PageRef, Run, Target},
     key::{Lens, Span, common_prefix},
 };
 
@@ -57,7 +58,9 @@ impl Edit<'_> {
         let total = run.bytes();
         let (low, high) = (self.key_at(run, total / 4)?, self.key_at(run, total / 4 * 3)?);
         if low < high {
-            return Ok(Some(high.slice(..common_prefix(&low, &high) + 1)));
+            let shortest = high.slice(..common_prefix(&low, &high) + 1);
+            let border = extent_border(run, total / 4, total / 4 * 3, shortest.len());
+            return Ok(Some(border.unwrap_or(shortest)));
         }
         if first < high {
             return Ok(Some(high));
@@ -172,6 +175,31 @@ impl Edit<'_> {
         }
         Ok(Some(merged))
     }
+}
+
+/// A separator of at most `len` bytes between two pages of different extents, the nearest to the middle
+/// between the offsets `low` and `high`. No I/O.
+fn extent_border(run: &Run, low: usize, high: usize, len: usize) -> Option<Bytes> {
+    let extent = |page: &PageRef| match &page.loc {
+        PageLoc::Foreign(extent, _) if extent.shared => Some(extent.id),
+        _ => None,
+    };
+    let mut at = 0;
+    let mut best: Option<(usize, Bytes)> = None;
+    for pair in run.pages.windows(2) {
+        let [before, next] = pair else { continue };
+        at += before.raw as usize;
+        if at < low || at > high || extent(before) == extent(next) {
+            continue;
+        }
+        let (last, first) = (before.last_key(), next.first_key());
+        let separator = first.slice(..(common_prefix(&last, &first) + 1).min(first.len()));
+        let off = at.abs_diff(low.midpoint(high));
+        if separator.len() <= len && best.as_ref().is_none_or(|(other, _)| off < *other) {
+            best = Some((off, separator));
+        }
+    }
+    best.map(|(_, separator)| separator)
 }
 
 /// The lower bound of the edge that best parts the edges in two: in the middle half, the one with

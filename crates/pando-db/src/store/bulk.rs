@@ -48,6 +48,8 @@ const LEAST: usize = 8 << 10;
 const SCARCE: u64 = 8;
 /// Share of a node that a group must have to get extents (1/n): less would not be kept by a leaf.
 const NODE_SHARE: usize = 16;
+/// An extent has this share of a node (1/n): so there is a border of extents wherever a leaf is to be split.
+const EXTENT_SHARE: usize = 4;
 
 /// The bulk data of a store.
 pub(crate) struct Bulk {
@@ -188,7 +190,7 @@ fn inline(group: &Group, max_payload: usize) -> Vec<Bytes> {
     payloads
 }
 
-/// Collects pages and writes them, an extent of about a node at a time.
+/// Collects pages and writes them, an extent at a time.
 struct Writer<'a> {
     bulk: &'a Bulk,
     packed: Packed,
@@ -215,7 +217,7 @@ impl Writer<'_> {
         let PageLoc::Mem(memory) = &page.loc else { return Ok(false) };
         let memory = memory.clone();
         let (segment, bytes) = node_codec::pack(&memory);
-        let node = self.bulk.pager.node_size();
+        let node = self.bulk.pager.node_size() / EXTENT_SHARE;
         if !self.packed.data.is_empty() && self.packed.data.len() + bytes.len() > node && !self.extent()? {
             return Ok(false);
         }

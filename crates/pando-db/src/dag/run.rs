@@ -225,7 +225,7 @@ pub(crate) fn merge_runs(
     loop {
         let (old_key, new_key) = (old.key(), new.key());
         if let Some(page) = old.whole_page_below(new_key.as_ref())
-            && !out.wants_more()
+            && (!out.wants_more() || page.is_placed())
             && (page.raw as usize >= small || new_key.is_none())
         {
             out.push_page(page.clone())?;
@@ -234,7 +234,7 @@ pub(crate) fn merge_runs(
         }
         if let Some(page) = new.whole_page_below(old_key.as_ref())
             && (page.pure || !bottom)
-            && !out.wants_more()
+            && (!out.wants_more() || page.is_placed())
             && page.raw as usize >= small
         {
             out.push_page(page.clone())?;

@@ -3,9 +3,9 @@
 //!
 //! A leaf is split between its 1/4 and 3/4 keys at the shortest separator, so
 //! that files and directories do not straddle leaves (FAST'20 section 4,
-//! "Preferential splitting": two key reads, no scan); among separators as short
-//! as that, at one where an extent of pages ends, which both halves can then
-//! keep as they are. Works on nodes in hand; the caller attaches the results.
+//! "Preferential splitting": two key reads, no scan); if one about as short
+//! lies where an extent of pages ends, which both halves can then keep as they
+//! are, at that. Works on nodes in hand; the caller attaches the results.
 
 use bytes::Bytes;
 
@@ -21,6 +21,10 @@ pub(crate) type Pieces = Vec<Node>;
 
 /// A leaf below this fraction (1/n) of the node size looks for a neighbour to merge with.
 const SMALL_LEAF: usize = 4;
+
+/// Bytes that a separator may be longer to lie between two extents: enough within a file or a series of
+/// numbers, less than what tells a place in a file from the border of two.
+const BORDER_SLACK: usize = 2;
 
 impl Edit<'_> {
     /// The node, or the pieces of it if it is over its limits.
@@ -59,7 +63,7 @@ impl Edit<'_> {
         let (low, high) = (self.key_at(run, total / 4)?, self.key_at(run, total / 4 * 3)?);
         if low < high {
             let shortest = high.slice(..common_prefix(&low, &high) + 1);
-            let border = extent_border(run, total / 4, total / 4 * 3, shortest.len());
+            let border = extent_border(run, total / 4, total / 4 * 3, shortest.len() + BORDER_SLACK);
             return Ok(Some(border.unwrap_or(shortest)));
         }
         if first < high {
@@ -181,7 +185,7 @@ impl Edit<'_> {
 /// between the offsets `low` and `high`. No I/O.
 fn extent_border(run: &Run, low: usize, high: usize, len: usize) -> Option<Bytes> {
     let extent = |page: &PageRef| match &page.loc {
-        PageLoc::Foreign(extent, _) if extent.shared => Some(extent.id),
+        PageLoc::Foreign(extent, _) if page.is_placed() => Some(extent.id),
         _ => None,
     };
     let mut at = 0;

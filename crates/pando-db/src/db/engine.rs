@@ -28,7 +28,10 @@ use crate::{
     format::node::{Node, NodeId},
     merge::Merge,
     options::Options,
-    store::{bulk::Bulk, layout::bytes_to_write, log::Log, pager::Pager, pin::Pins, space::Space, superblock::Superblock, table::Table},
+    store::{
+        bulk::Bulk, layout::bytes_to_write, log::Log, pager::Pager, pin::Pins, space::Space,
+        superblock::Superblock, table::Table,
+    },
 };
 
 pub(crate) struct Engine {

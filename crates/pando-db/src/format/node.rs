@@ -274,6 +274,12 @@ impl PageRef {
         join(&self.prefix, &self.last)
     }
 
+    /// True if it lies where it can stay when the node that refers to it is written anew: filling up a
+    /// small neighbour from it would cost it and, one after another, all that follow.
+    pub fn is_placed(&self) -> bool {
+        matches!(&self.loc, PageLoc::Foreign(extent, _) if extent.shared)
+    }
+
     /// True if all its keys lie in `span`.
     pub fn is_inside(&self, span: &Span) -> bool {
         compare_joined(&self.prefix, &self.first, &span.lo).is_ge()

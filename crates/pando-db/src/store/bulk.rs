@@ -108,7 +108,8 @@ impl Bulk {
             let round = if newest.get(key) == Some(&i) { 0 } else { group.values.len() - i };
             (round, key)
         });
-        let mut writer = Writer { bulk: self, packed: Packed::default(), placed: Placed::default() };
+        let left = group.values.iter().map(|(key, value)| key.len() + value.len()).sum();
+        let mut writer = Writer { bulk: self, packed: Packed::default(), placed: Placed::default(), left };
         let mut builder = Builder::default();
         let mut entries: Vec<(Bytes, Bytes)> = Vec::new();
         for &i in &order {
@@ -195,6 +196,8 @@ struct Writer<'a> {
     bulk: &'a Bulk,
     packed: Packed,
     placed: Placed,
+    /// Raw bytes that are still to come, about.
+    left: usize,
 }
 
 #[derive(Default)]
@@ -212,13 +215,16 @@ struct Packed {
 impl Writer<'_> {
     /// Closes a page; `false` if there is no place for it.
     fn page(&mut self, builder: &mut Builder, entries: &mut Vec<(Bytes, Bytes)>) -> Result<bool> {
+        self.left -= builder.bytes().min(self.left);
         let Some(built) = builder.finish() else { return Ok(true) };
         let page = PageRef::from_built(built);
         let PageLoc::Mem(memory) = &page.loc else { return Ok(false) };
         let memory = memory.clone();
         let (segment, bytes) = node_codec::pack(&memory);
         let node = self.bulk.pager.node_size() / EXTENT_SHARE;
-        if !self.packed.data.is_empty() && self.packed.data.len() + bytes.len() > node && !self.extent()? {
+        // A short rest goes with what is before it: alone it would not be kept.
+        let full = !self.packed.data.is_empty() && self.packed.data.len() + bytes.len() > node;
+        if full && self.left + bytes.len() > node / 2 && !self.extent()? {
             return Ok(false);
         }
         let packed = &mut self.packed;
@@ -252,7 +258,8 @@ impl Writer<'_> {
         let device = self.bulk.pager.device();
         device.write_at(at, &packed.data).map_err(|e| Error::io("write", at, e))?;
         packed.data.clear();
-        for ((segment, memory), (page, _)) in packed.segments.drain(..).zip(&mut packed.pages[packed.done..]) {
+        for ((segment, memory), (page, _)) in packed.segments.drain(..).zip(&mut packed.pages[packed.done..])
+        {
             // Flushed soon, and cut at the borders of leaves then.
             self.bulk.pager.admit_page(&extent, segment, &memory);
             page.loc = PageLoc::Foreign(extent.clone(), segment);
@@ -329,7 +336,13 @@ impl Groups {
 
     /// The value `number` of group `id`; `None` if it did not reach the device before a crash. What it
     /// lies in is owned from then on. [`Error::Corrupt`] if the space it claims is somebody else's.
-    pub fn value(&mut self, id: u64, number: u32, space: &Arc<Space>, pager: &Pager) -> Result<Option<Bytes>> {
+    pub fn value(
+        &mut self,
+        id: u64,
+        number: u32,
+        space: &Arc<Space>,
+        pager: &Pager,
+    ) -> Result<Option<Bytes>> {
         if let Some(value) = self.inline.get(&(id, number)) {
             return Ok(Some(value.clone()));
         }
@@ -342,7 +355,9 @@ impl Groups {
         if group.last.as_ref().is_none_or(|(page, _)| *page != at) {
             let (extent, segment, raw) = group.pages[at];
             let offset = group.extents[extent].0 + u64::from(segment.offset);
-            match node_codec::unpack(segment, raw, pager.read(offset, segment.len)?, offset).and_then(Page::parse) {
+            match node_codec::unpack(segment, raw, pager.read(offset, segment.len)?, offset)
+                .and_then(Page::parse)
+            {
                 Ok(page) => group.last = Some((at, page)),
                 // Not written when the crash came.
                 Err(Error::Corrupt { .. }) => return Ok(None),

@@ -212,3 +212,120 @@ fn make_room(space: &Arc<Space>, header: usize, pages: &[Bytes], at_most: usize)
     }
     Ok(parts)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        device::MemDevice,
+        format::{message::Msg, node::Body, page::Builder},
+        key::Span,
+        store::pager::Handle,
+    };
+
+    const NODE: u32 = 64 << 10;
+
+    /// A leaf of incompressible pages in memory.
+    fn leaf(pages: u32) -> Arc<Node> {
+        let mut node = Node::empty_leaf(Span::all());
+        let mut state = 1u64;
+        for page in 0..pages {
+            let mut builder = Builder::default();
+            let noise = (0..900).flat_map(|_| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                state.to_be_bytes()
+            });
+            let value = Bytes::from_iter(noise);
+            builder.push(Bytes::copy_from_slice(&page.to_be_bytes()), Msg::Put(value));
+            let Body::Leaf(run) = &mut node.body else { panic!("a leaf") };
+            run.pages.extend(builder.finish().map(crate::format::node::PageRef::from_built));
+        }
+        Arc::new(node)
+    }
+
+    fn store() -> (Pager, Arc<Space>) {
+        let device = Arc::new(MemDevice::new(1 << 20));
+        (Pager::new(device.clone(), 1 << 20, NODE), Space::new(device, 0, 1 << 20))
+    }
+
+    fn assert_same(pager: &Pager, stored: &Arc<Stored>, node: &Node) {
+        // A pager without cache, so that the device is read.
+        let cold = Pager::new(pager.device().clone(), 0, NODE);
+        let header = cold.stored_node(stored).expect("readable");
+        let handle = Handle { node: header, home: Some(stored.clone()) };
+        for (old, new) in node.pages().zip(handle.node.pages()) {
+            let (old, new) = (pager.page(None, old), cold.page(handle.home.as_ref(), new));
+            assert_eq!(old.expect("in memory").data(), new.expect("readable").data());
+        }
+        assert_eq!(node.pages().count(), handle.node.pages().count());
+    }
+
+    #[test]
+    fn scattered_space_still_holds_a_node() {
+        let (pager, space) = store();
+        let node = leaf(8);
+        let whole = store_node(&pager, &space, &node).expect("room");
+        assert_eq!(whole.parts.len(), 1);
+        assert_same(&pager, &whole, &node);
+        drop(whole);
+        // Every other piece of 16 KiB is free: no more than two pages fit into one.
+        let all: Vec<_> = (0..64).map(|_| space.allocate(16 << 10).expect("room")).collect();
+        let _held: Vec<_> = all.into_iter().step_by(2).collect();
+        let cut = store_node(&pager, &space, &node).expect("room in pieces");
+        assert!(cut.parts.len() >= 4, "{} parts", cut.parts.len());
+        assert!(!cut.parts[0].shared && cut.parts[1..].iter().all(|part| part.shared));
+        assert_same(&pager, &cut, &node);
+    }
+
+    #[test]
+    fn shreds_too_small_for_a_page_hold_nothing() {
+        let (pager, space) = store();
+        let all: Vec<_> = (0..256).map(|_| space.allocate(4 << 10).expect("room")).collect();
+        let _held: Vec<_> = all.into_iter().step_by(2).collect();
+        let free = space.free_bytes();
+        assert!(matches!(store_node(&pager, &space, &leaf(2)), Err(Error::NoSpace)));
+        assert_eq!(space.free_bytes(), free, "what was taken for the first part is given back");
+    }
+
+    #[test]
+    fn extents_of_pages_are_kept_while_much_of_them_is_used() {
+        let (pager, space) = store();
+        let node = leaf(8);
+        let Body::Leaf(run) = &node.body else { panic!("a leaf") };
+        // As the log places pages: in an extent of their own.
+        let extent = space.allocate_shared(64 << 10).expect("room");
+        let mut offset = 0;
+        let mut placed = Node::clone(&node);
+        let Body::Leaf(new) = &mut placed.body else { panic!("a leaf") };
+        for (page, old) in new.pages.iter_mut().zip(&run.pages) {
+            let PageLoc::Mem(memory) = &old.loc else { panic!("in memory") };
+            let (segment, bytes) = pack(memory);
+            pager.device().write_at(extent.offset + u64::from(offset), &bytes).expect("memory");
+            page.loc = PageLoc::Foreign(extent.clone(), Segment { offset, ..segment });
+            offset += segment.len;
+        }
+        let some = |from: usize, to: usize| {
+            let mut node = placed.clone();
+            let Body::Leaf(run) = &mut node.body else { panic!("a leaf") };
+            run.pages = run.pages[from..to].to_vec();
+            Arc::new(node)
+        };
+        for (from, to, keeps) in [(0, 8, true), (2, 6, true), (0, 1, false)] {
+            let node = some(from, to);
+            let stored = store_node(&pager, &space, &node).expect("room");
+            assert_eq!(stored.parts.iter().any(|part| part.id == extent.id), keeps, "pages {from}..{to}");
+            assert!(bytes_to_write(&node, NODE as usize) < 2000 + if keeps { 0 } else { 8000 });
+            let fresh = leaf(8);
+            let Body::Leaf(run) = &fresh.body else { panic!("a leaf") };
+            let mut expected = Node::clone(&fresh);
+            let Body::Leaf(cut) = &mut expected.body else { panic!("a leaf") };
+            cut.pages = run.pages[from..to].to_vec();
+            assert_same(&pager, &stored, &expected);
+        }
+        // Out of order it is not one run.
+        let mut mixed = Node::clone(&placed);
+        let Body::Leaf(run) = &mut mixed.body else { panic!("a leaf") };
+        run.pages.remove(3);
+        assert!(kept(&mixed, NODE as usize).is_empty());
+    }
+}

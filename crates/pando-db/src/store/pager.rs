@@ -135,6 +135,11 @@ impl Pager {
         Ok(handle)
     }
 
+    #[cfg(test)]
+    pub fn stored_node(&self, stored: &Stored) -> Result<Arc<Node>> {
+        self.header(stored)
+    }
+
     fn header(&self, stored: &Stored) -> Result<Arc<Node>> {
         let head = stored.head()?;
         let key = CacheKey { extent: head.id, offset: 0 };

@@ -376,12 +376,7 @@ fn presence<T>(slots: &[Option<T>]) -> u64 {
     slots.iter().enumerate().filter(|(_, s)| s.is_some()).fold(0, |bits, (i, _)| bits | 1 << i)
 }
 
-fn load_page(
-    device: &dyn Device,
-    space: &Arc<Space>,
-    at: PageAddress,
-    level: u8,
-) -> Result<TablePage> {
+fn load_page(device: &dyn Device, space: &Arc<Space>, at: PageAddress, level: u8) -> Result<TablePage> {
     let PageAddress { offset, len, sum } = at;
     let bad = |detail: &str| Error::corrupt("table page", offset, detail);
     if len == 0 || u64::from(len) > MAX_PAGE {
@@ -428,7 +423,11 @@ fn get_entry(input: &mut Bytes, space: &Arc<Space>, bad: &dyn Fn(&str) -> Error)
     let mut parts = Vec::with_capacity(number);
     for _ in 0..number {
         let (offset, len) = (input.get_u64_le(), input.get_u32_le().into());
-        parts.push(if parts.is_empty() { space.adopt(offset, len)? } else { space.adopt_shared(offset, len)? });
+        parts.push(if parts.is_empty() {
+            space.adopt(offset, len)?
+        } else {
+            space.adopt_shared(offset, len)?
+        });
     }
     if header_len == 0 || u64::from(header_len) > parts[0].len || header_len > MAX_HEADER {
         return Err(bad("a node with impossible sizes"));

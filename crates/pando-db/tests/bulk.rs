@@ -1,0 +1,124 @@
+//! Data that comes in bulk is written once, and is there after a crash.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+
+use pando_db::{
+    CreateOptions, Db, Options,
+    device::{Device, MemDevice},
+};
+
+const NODE: u32 = 1 << 20;
+
+fn options() -> Options {
+    Options { background: false, memtable_bytes: 4 << 20, ..Options::default() }
+}
+
+fn store(size: u64) -> (Arc<MemDevice>, Db) {
+    let device = Arc::new(MemDevice::new(size));
+    Db::create(device.clone(), &CreateOptions { node_size: NODE, ..Default::default() }, &options()).unwrap();
+    let db = Db::open(device.clone(), options()).unwrap();
+    (device, db)
+}
+
+/// Bytes that no compression makes shorter.
+fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as u8
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+/// Device bytes per user byte of a sequential load, checkpoints included.
+fn load(value: usize, total: usize) -> f64 {
+    let (device, db) = store(4 * total as u64 + (16 << 20));
+    let before = device.stats().write_bytes;
+    let count = total / value;
+    for i in 0..count {
+        db.put(format!("file/{i:08}"), noise(i as u64, value)).unwrap();
+        if i % (1 << 20).max(4 * value).div_euclid(value) == 0 {
+            db.sync().unwrap();
+        }
+    }
+    db.checkpoint().unwrap();
+    let ratio = (device.stats().write_bytes - before) as f64 / (count * value) as f64;
+    for i in (0..count).step_by(7) {
+        assert_eq!(db.get(format!("file/{i:08}").as_bytes()).unwrap().unwrap(), noise(i as u64, value));
+    }
+    assert!(db.check().unwrap().findings.is_empty());
+    ratio
+}
+
+#[test]
+fn a_sequential_load_is_written_once() {
+    for value in [4 << 10, 16 << 10, 128 << 10] {
+        let ratio = load(value, 128 << 20);
+        println!("values of {value} bytes: {ratio:.3} device bytes per user byte");
+        assert!(ratio < 1.1, "values of {value} bytes: {ratio:.3}");
+    }
+}
+
+#[test]
+fn bulk_data_is_there_after_a_crash_and_after_what_follows() {
+    let (device, db) = store(64 << 20);
+    let value = |i: u64| noise(i, 3000);
+    for i in 0..400 {
+        db.put(format!("a/{:04}", i * 7919 % 400), value(i * 7919 % 400)).unwrap();
+    }
+    db.clone_prefix("a/", "b/").unwrap();
+    db.sync().unwrap();
+    // Not closed: all that is on the device is the log and what it names.
+    drop(db);
+    for round in 0..3 {
+        let db = Db::open(device.clone(), options()).unwrap();
+        for i in 0..400 {
+            for tree in ["a", "b"] {
+                let found = db.get(format!("{tree}/{i:04}").as_bytes()).unwrap();
+                assert_eq!(found.as_deref(), Some(&value(i)[..]), "{tree}/{i:04} in round {round}");
+            }
+        }
+        for i in 0..100 {
+            db.put(format!("c/{round}/{i}"), value(i)).unwrap();
+        }
+        db.delete_prefix("c/").unwrap();
+        db.checkpoint().unwrap();
+        assert!(db.check().unwrap().findings.is_empty());
+    }
+}
+
+#[test]
+fn space_of_bulk_data_comes_back() {
+    let (_, db) = store(64 << 20);
+    for round in 0..12 {
+        for i in 0..300 {
+            db.put(format!("d/{i:04}"), noise(i, 40_000)).unwrap_or_else(|e| panic!("round {round}: {e}"));
+        }
+        db.sync().unwrap();
+        assert!(db.stats().unwrap().used > 12_000_000);
+        db.delete_prefix("d/").unwrap();
+    }
+    assert!(db.check().unwrap().findings.is_empty());
+}
+
+#[test]
+fn values_overwritten_at_random_do_not_keep_what_they_replace() {
+    let (_, db) = store(96 << 20);
+    let mut at = 1u64;
+    let user = 512 * 16_000;
+    for i in 0..6000 {
+        at = at.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        db.put(format!("v/{:04}", (at >> 33) % 512), noise(i, 16_000)).unwrap();
+        if i % 50 == 0 {
+            db.sync().unwrap();
+        }
+    }
+    db.checkpoint().unwrap();
+    db.checkpoint().unwrap();
+    let stats = db.stats().unwrap();
+    let used = stats.used - stats.log_size;
+    assert!(used < user * 3, "{used} bytes used for {user} visible");
+}

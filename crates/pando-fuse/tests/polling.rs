@@ -68,14 +68,14 @@ fn a_stream_is_polled_for_and_an_idle_mount_sleeps() {
 
     // Requests now and then do not bring it back.
     let before = world.polling();
-    for _ in 0..50 {
+    for i in 0..50 {
         std::thread::sleep(Duration::from_millis(10));
-        fs::symlink_metadata(world.path("absent")).unwrap_err();
-        fs::create_dir(world.path("dir")).unwrap();
-        fs::remove_dir(world.path("dir")).unwrap();
+        // Two requests: one looks for the name.
+        fs::create_dir(world.path(&format!("dir{i}"))).unwrap();
     }
     let after = world.polling();
-    assert!(after.missed - before.missed < 25, "{before:?} {after:?}");
+    // What the stream left of the score allows for a few.
+    assert!(after.missed - before.missed < 15, "{before:?} {after:?}");
 }
 
 #[test]
@@ -106,7 +106,11 @@ fn a_busy_machine_is_left_in_peace() {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
         for _ in 0..2 * cpus {
-            scope.spawn(|| while !stop.load(std::sync::atomic::Ordering::Relaxed) {});
+            scope.spawn(|| {
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
         }
         let begin = Instant::now();
         let mut i = 0;

@@ -28,8 +28,10 @@ use crate::counters::Counters;
 const DENSE: u32 = 8;
 const MOST: u32 = 32;
 const GAP: u32 = 4;
-/// How often it is looked whether somebody else wants the CPU.
+/// How often it is looked whether somebody else wants the CPU, and when a look is too old to say
+/// that it was wanted while this thread polled.
 const LOOK: Duration = Duration::from_millis(1);
+const OLD: Duration = Duration::from_millis(10);
 /// How long polling stops when somebody does, first and at most.
 const PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(320);
@@ -107,9 +109,9 @@ impl State {
             return true;
         }
         let lost = getrusage(UsageWho::RUSAGE_THREAD).map_or(i64::MAX, |u| u.involuntary_context_switches());
-        let since = lost.saturating_sub(self.lost);
+        let unwanted = lost == self.lost || now.duration_since(self.looked) >= OLD;
         (self.looked, self.lost) = (now, lost);
-        if since == 0 {
+        if unwanted {
             return true;
         }
         // Twice as long if that was soon after the last pause.
@@ -287,16 +289,23 @@ mod tests {
         let mut pauses = Vec::new();
         for _ in 0..8 {
             at = at.max(state.resume) + LOOK;
+            // The first look after a pause only takes note.
+            if state.resume > now {
+                assert!(state.may_poll(at, true, &counters));
+                at += LOOK;
+                state.lost -= 1;
+            }
             assert!(!state.may_poll(at, true, &counters));
             assert!(!state.may_poll(state.resume - LOOK, true, &counters), "polls in a pause");
             pauses.push((state.resume - at).as_millis());
-            // As if it had been lost once more.
-            state.lost -= 1;
         }
         assert_eq!(pauses, [20, 40, 80, 160, 320, 320, 320, 320]);
         assert_eq!(counters.polling().yielded, 8);
         // Quiet for a while: the next pause is short again.
-        at = state.resume + PAUSE + LOOK;
+        at = state.resume + PAUSE;
+        assert!(state.may_poll(at, true, &counters));
+        at += LOOK;
+        state.lost -= 1;
         assert!(!state.may_poll(at, true, &counters));
         assert_eq!(state.resume - at, PAUSE);
     }

@@ -35,31 +35,73 @@ const NAMES: [&str; 21] = [
     "create", "open", "read", "write", "release", "fsync", "opendir", "readdir", "statfs", "copy", "ioctl",
 ];
 
-/// Requests since the mount, by kind.
+/// Requests since the mount, by kind, and what polling for them did.
 #[derive(Debug)]
-pub struct Counters([AtomicU64; NAMES.len()]);
+pub struct Counters {
+    kinds: [AtomicU64; NAMES.len()],
+    caught: AtomicU64,
+    missed: AtomicU64,
+    yielded: AtomicU64,
+}
+
+/// What polling for requests did since the mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Polling {
+    /// Requests that came while the thread that reads them was polling.
+    pub caught: u64,
+    /// How often it polled in vain, and went to sleep.
+    pub missed: u64,
+    /// How often it left the CPU to somebody else for a while.
+    pub yielded: u64,
+}
 
 impl Default for Counters {
     fn default() -> Self {
-        Self([const { AtomicU64::new(0) }; NAMES.len()])
+        Self {
+            kinds: [const { AtomicU64::new(0) }; NAMES.len()],
+            caught: AtomicU64::new(0),
+            missed: AtomicU64::new(0),
+            yielded: AtomicU64::new(0),
+        }
     }
 }
 
 impl Counters {
     pub(crate) fn count(&self, kind: Kind) {
-        if let Some(n) = self.0.get(kind as usize) {
+        if let Some(n) = self.kinds.get(kind as usize) {
             n.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// Requests of one kind.
     pub fn get(&self, kind: Kind) -> u64 {
-        self.0.get(kind as usize).map_or(0, |n| n.load(Ordering::Relaxed))
+        self.kinds.get(kind as usize).map_or(0, |n| n.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn caught(&self) {
+        self.caught.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn missed(&self) {
+        self.missed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn yielded(&self) {
+        self.yielded.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What polling for requests did.
+    pub fn polling(&self) -> Polling {
+        Polling {
+            caught: self.caught.load(Ordering::Relaxed),
+            missed: self.missed.load(Ordering::Relaxed),
+            yielded: self.yielded.load(Ordering::Relaxed),
+        }
     }
 
     /// (name, requests) of all kinds.
     pub fn all(&self) -> Vec<(&'static str, u64)> {
-        NAMES.iter().zip(&self.0).map(|(&name, n)| (name, n.load(Ordering::Relaxed))).collect()
+        NAMES.iter().zip(&self.kinds).map(|(&name, n)| (name, n.load(Ordering::Relaxed))).collect()
     }
 }
 

@@ -19,6 +19,6 @@ pub mod mountinfo;
 mod server;
 pub mod transport;
 
-pub use counters::{Counters, Kind};
+pub use counters::{Counters, Kind, Polling};
 pub use mount::{Error, How, Mount, Running, Settings, unmount};
 pub use server::StatsText;

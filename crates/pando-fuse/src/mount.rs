@@ -25,6 +25,7 @@ use crate::{
     transport::{
         Handler,
         fuser::{Adapter, Notifier},
+        poll::Poller,
     },
 };
 
@@ -91,7 +92,16 @@ pub struct Settings {
     pub fsname: Option<String>,
     /// Threads that read requests.
     pub threads: usize,
+    /// How long to look for the next request before sleeping, while they come densely; zero for
+    /// never. Only one thread does, so with more it gains nothing and is off.
+    pub poll: Duration,
+    /// Go on polling even if somebody else wants the CPU: for tests and measurements.
+    pub poll_always: bool,
 }
+
+/// Longest time to poll, which is also how dense requests must be; a second would be no polling
+/// between requests any more.
+const MAX_POLL_MICROS: u64 = 100_000;
 
 impl Settings {
     /// Whether the kernel is asked to check permissions.
@@ -114,6 +124,8 @@ impl Default for Settings {
             commit: None,
             fsname: None,
             threads: 1,
+            poll: Duration::from_micros(200),
+            poll_always: false,
         }
     }
 }
@@ -139,6 +151,7 @@ impl Settings {
                 "atime" | "relatime" => self.atime = AtimePolicy::Relatime,
                 "noatime" => self.atime = AtimePolicy::Noatime,
                 "strictatime" => self.atime = AtimePolicy::Strict,
+                "poll_always" => self.poll_always = true,
                 "defaults" | "auto" | "noauto" | "user" | "nouser" | "users" | "nofail" | "_netdev"
                 | "async" | "diratime" | "nodiratime" | "norelatime" | "nostrictatime" => {}
                 _ => match option.split_once('=') {
@@ -151,6 +164,10 @@ impl Settings {
                     Some(("threads", n)) => {
                         let n = n.parse().ok().filter(|n| (1..=64).contains(n));
                         self.threads = n.ok_or_else(unknown)?;
+                    }
+                    Some(("poll", micros)) => {
+                        let micros = micros.parse().ok().filter(|n| *n <= MAX_POLL_MICROS);
+                        self.poll = Duration::from_micros(micros.ok_or_else(unknown)?);
                     }
                     _ if option.starts_with("x-") || option.starts_with("comment=") => {}
                     _ => return Err(unknown()),
@@ -184,8 +201,10 @@ impl Mount {
         let at = |source| Error::Io { path: dir.clone(), source };
         let counters = Arc::new(Counters::default());
         let server = Arc::new(Server::new(fs, counters.clone(), stats));
-        let adapter = Adapter::new(server.clone());
         let fd = attach(&dir, settings)?;
+        let polled = if settings.threads > 1 { None } else { fd.try_clone().ok() };
+        let poller = Poller::new(polled, settings.poll, !settings.poll_always, counters.clone());
+        let adapter = Adapter::new(server.clone(), poller);
         let session = Session::from_fd(adapter, fd, acl, config).map_err(|e| {
             // Without the handshake nobody will ever answer on this mount.
             if let Err(e) = unmount(&dir, How::Force) {
@@ -215,6 +234,7 @@ impl Mount {
     /// program waits for answers that never come.
     pub fn serve(self) -> io::Result<()> {
         let served = self.session.run();
+        log::info!("{:?}", self.counters.polling());
         // Only our own mount: someone may have unmounted it and mounted another here.
         if served.is_err()
             && let Ok(Some(now)) = mountinfo::at(&self.dir)
@@ -365,7 +385,11 @@ mod tests {
         s.apply("ro,nosuid").unwrap();
         assert!(s.allow_other && s.dev && s.read_only && !s.suid && s.checks_permissions());
         assert_eq!((s.atime, s.commit), (AtimePolicy::Noatime, Some(Duration::from_secs(5))));
-        for bad in ["frobnicate", "commit=x", "threads=0"] {
+        s.apply("poll=50").unwrap();
+        assert_eq!((s.poll, s.poll_always), (Duration::from_micros(50), false));
+        s.apply("poll=0,poll_always").unwrap();
+        assert!(s.poll.is_zero() && s.poll_always);
+        for bad in ["frobnicate", "commit=x", "threads=0", "poll=", "poll=-1", "poll=100001"] {
             assert!(matches!(s.apply(bad), Err(Error::Option(o)) if o == bad), "{bad}");
         }
     }

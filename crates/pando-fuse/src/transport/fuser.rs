@@ -1,41 +1,40 @@
 //! The transport over `/dev/fuse` by the crate `fuser`.
 //!
-//! Translates requests and answers, chooses what the kernel shall do on its
+//! Passes requests on and answers back, chooses what the kernel shall do on its
 //! own (see `docs/fuse.md` for the reasons), and sends notifications. One
 //! thread reads requests unless told otherwise; answers that may wait are
 //! worked out by [`Workers`]. The only module that names `fuser`'s types.
+
+mod convert;
 
 use std::{
     ffi::OsStr,
     io,
     path::Path,
     sync::Arc,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime},
 };
 
 use fuser::{
-    CopyFileRangeFlags, FileHandle, FileType, FopenFlags, Generation, INodeNo, InitFlags, IoctlFlags,
-    KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
-    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite,
-    ReplyXattr, Request, TimeOrNow, WriteFlags,
+    CopyFileRangeFlags, FileHandle, FopenFlags, INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner,
+    OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
+    ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request,
+    TimeOrNow, WriteFlags,
 };
-use pando_fs::{Attr, FileKind, SetAttr, SetTime, Time};
+use pando_fs::SetAttr;
 
-use super::{
-    Answer, Context, Copy, DirSink, Errno, Handler, Notify, Opened, Outcome, Write, workers::Workers,
+use self::convert::{
+    ABSENT, GENERATION, PlainSink, PlusSink, TTL, attr, context, errno, open_flags, received, send_attr,
+    send_empty, send_entry, set_time,
 };
+use super::{Answer, Copy, Handler, Notify, Outcome, Write, poll::Poller, workers::Workers};
 
-/// How long the kernel may rely on a name or on attributes. The server is the only one that
-/// changes them behind the kernel's back, and then it notifies.
-const TTL: Duration = Duration::from_secs(86_400);
 /// Largest write request; the kernel caps a request at 256 pages by default.
 const MAX_WRITE: u32 = 1 << 20;
 /// Requests for readahead and asynchronous I/O that the kernel may have in flight.
 const MAX_BACKGROUND: u16 = 64;
 /// Threads for answers that wait. More of them let more fsyncs share one flush.
 const MAX_WORKERS: usize = 16;
-/// Inode numbers are never used twice, so the generation never changes.
-const GENERATION: Generation = Generation(0);
 
 /// What the kernel shall do on its own, where it can. `HANDLE_KILLPRIV_V2` saves a getxattr per
 /// write, `ATOMIC_O_TRUNC` a request per truncating open, `EXPLICIT_INVAL_DATA` keeps pages when
@@ -57,11 +56,12 @@ const WANTED: [InitFlags; 10] = [
 pub(crate) struct Adapter<H: Handler> {
     handler: Arc<H>,
     workers: Workers,
+    poller: Poller,
 }
 
 impl<H: Handler> Adapter<H> {
-    pub(crate) fn new(handler: Arc<H>) -> Self {
-        Self { handler, workers: Workers::new(MAX_WORKERS) }
+    pub(crate) fn new(handler: Arc<H>, poller: Poller) -> Self {
+        Self { handler, workers: Workers::new(MAX_WORKERS), poller }
     }
 
     /// Gives `answer` to `send`, now or from a worker.
@@ -91,161 +91,6 @@ impl Notify for Notifier {
     }
 }
 
-fn context(request: &Request) -> Context {
-    Context { uid: request.uid(), gid: request.gid(), pid: request.pid() }
-}
-
-fn errno(e: Errno) -> fuser::Errno {
-    fuser::Errno::from_i32(e.0)
-}
-
-fn kind(k: FileKind) -> FileType {
-    match k {
-        FileKind::Regular => FileType::RegularFile,
-        FileKind::Directory => FileType::Directory,
-        FileKind::Symlink => FileType::Symlink,
-        FileKind::CharDevice => FileType::CharDevice,
-        FileKind::BlockDevice => FileType::BlockDevice,
-        FileKind::Fifo => FileType::NamedPipe,
-        FileKind::Socket => FileType::Socket,
-    }
-}
-
-/// A time that came from the kernel through the library, which (0.18.0, hence the exact version
-/// in Cargo.toml) turns `-s` seconds and `n` nanoseconds into a moment `s` seconds and `n`
-/// nanoseconds before 1970 instead of `n` nanoseconds after second `-s`.
-fn received(t: SystemTime) -> Time {
-    match t.duration_since(SystemTime::UNIX_EPOCH) {
-        Ok(_) => t.into(),
-        Err(e) => {
-            let (s, n) = (e.duration().as_secs(), e.duration().subsec_nanos());
-            Time { secs: 0i64.checked_sub_unsigned(s).unwrap_or(i64::MIN), nanos: n }
-        }
-    }
-}
-
-fn set_time(t: TimeOrNow) -> SetTime {
-    match t {
-        TimeOrNow::Now => SetTime::Now,
-        TimeOrNow::SpecificTime(t) => SetTime::At(received(t)),
-    }
-}
-
-fn attr(a: &Attr) -> fuser::FileAttr {
-    fuser::FileAttr {
-        ino: INodeNo(a.ino),
-        size: a.size,
-        blocks: a.blocks,
-        atime: SystemTime::from(a.atime),
-        mtime: SystemTime::from(a.mtime),
-        ctime: SystemTime::from(a.ctime),
-        crtime: SystemTime::from(a.crtime),
-        kind: kind(a.kind),
-        perm: a.perm,
-        nlink: a.nlink,
-        uid: a.uid,
-        gid: a.gid,
-        rdev: a.rdev,
-        blksize: a.blksize,
-        flags: 0,
-    }
-}
-
-/// What an absent name looks like to the kernel: node 0, and it may remember that.
-const ABSENT: fuser::FileAttr = fuser::FileAttr {
-    ino: INodeNo(0),
-    size: 0,
-    blocks: 0,
-    atime: UNIX_EPOCH,
-    mtime: UNIX_EPOCH,
-    ctime: UNIX_EPOCH,
-    crtime: UNIX_EPOCH,
-    kind: FileType::RegularFile,
-    perm: 0,
-    nlink: 0,
-    uid: 0,
-    gid: 0,
-    rdev: 0,
-    blksize: 0,
-    flags: 0,
-};
-
-fn open_flags(o: &Opened) -> FopenFlags {
-    // Nothing waits in the handler for the last close, so FLUSH is never worth a request.
-    let mut flags = FopenFlags::FOPEN_NOFLUSH;
-    flags.set(FopenFlags::FOPEN_DIRECT_IO, o.direct);
-    flags.set(FopenFlags::FOPEN_KEEP_CACHE, o.keep_cache);
-    flags
-}
-
-fn send_entry(reply: ReplyEntry, outcome: Outcome<Attr>) {
-    match outcome {
-        Ok(a) => reply.entry(&TTL, &attr(&a), GENERATION),
-        Err(e) => reply.error(errno(e)),
-    }
-}
-
-fn send_attr(reply: ReplyAttr, outcome: Outcome<Attr>) {
-    match outcome {
-        Ok(a) => reply.attr(&TTL, &attr(&a)),
-        Err(e) => reply.error(errno(e)),
-    }
-}
-
-fn send_empty(reply: ReplyEmpty, outcome: Outcome<()>) {
-    match outcome {
-        Ok(()) => reply.ok(),
-        Err(e) => reply.error(errno(e)),
-    }
-}
-
-/// Entries with attributes; `reserve` bytes are what the kernel offered.
-struct PlusSink {
-    reply: ReplyDirectoryPlus,
-}
-
-impl DirSink for PlusSink {
-    fn add(&mut self, ino: u64, k: FileKind, name: &OsStr, cookie: u64, a: Option<&Attr>) -> bool {
-        // `.` and `..` come without attributes: node 0 tells the kernel not to look at them.
-        let attributes = match a {
-            Some(a) => attr(a),
-            None => fuser::FileAttr { ino: INodeNo(ino), kind: kind(k), ..ABSENT },
-        };
-        let node = INodeNo(if a.is_some() { ino } else { 0 });
-        !self.reply.add(node, cookie, name, &TTL, &attributes, GENERATION)
-    }
-
-    fn wants_attributes(&self) -> bool {
-        true
-    }
-
-    fn capacity(&self) -> usize {
-        DIR_BUFFER
-    }
-}
-
-/// Entries without attributes.
-struct PlainSink {
-    reply: ReplyDirectory,
-}
-
-impl DirSink for PlainSink {
-    fn add(&mut self, ino: u64, k: FileKind, name: &OsStr, cookie: u64, _: Option<&Attr>) -> bool {
-        !self.reply.add(INodeNo(ino), cookie, kind(k), name)
-    }
-
-    fn wants_attributes(&self) -> bool {
-        false
-    }
-
-    fn capacity(&self) -> usize {
-        DIR_BUFFER
-    }
-}
-
-/// What the kernel usually offers for a readdir; only a hint for how many entries to fetch.
-const DIR_BUFFER: usize = 4096;
-
 impl<H: Handler> fuser::Filesystem for Adapter<H> {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
         for flag in WANTED {
@@ -263,6 +108,7 @@ impl<H: Handler> fuser::Filesystem for Adapter<H> {
     }
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let _turn = self.poller.turn();
         match self.handler.lookup(parent.0, name) {
             Ok(Some(a)) => reply.entry(&TTL, &attr(&a), GENERATION),
             Ok(None) => reply.entry(&TTL, &ABSENT, GENERATION),
@@ -271,10 +117,13 @@ impl<H: Handler> fuser::Filesystem for Adapter<H> {
     }
 
     fn forget(&self, _: &Request, ino: INodeNo, count: u64) {
+        // The library takes batches apart and calls this for each.
+        let _turn = self.poller.turn().unanswered();
         self.handler.forget(ino.0, count);
     }
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        let _turn = self.poller.turn();
         send_attr(reply, self.handler.getattr(ino.0));
     }
 
@@ -296,6 +145,7 @@ impl<H: Handler> fuser::Filesystem for Adapter<H> {
         _: Option<fuser::BsdFileFlags>,
         reply: ReplyAttr,
     ) {
+        let _turn = self.poller.turn();
         // The library does not pass FATTR_KILL_SUIDGID on; by the protocol a change of owner
         // always drops the bits and a truncation does for callers without CAP_FSETID.
         let kill_suidgid = uid.is_some() || gid.is_some() || (size.is_some() && request.uid() != 0);
@@ -313,6 +163,7 @@ impl<H: Handler> fuser::Filesystem for Adapter<H> {
     }
 
     fn readlink(&self, _: &Request, ino: INodeNo, reply: ReplyData) {
+        let _turn = self.poller.turn();
         match self.handler.readlink(ino.0) {
             Ok(target) => reply.data(&target),
             Err(e) => reply.error(errno(e)),
@@ -329,6 +180,7 @@ impl<H: Handler> fuser::Filesystem for Adapter<H> {
         rdev: u32,
         reply: ReplyEntry,
     ) {
+        let _turn = self.poller.turn();
         send_entry(reply, self.handler.mknod(&context(request), parent.0, name, mode, umask, rdev));
     }
 
@@ -341,18 +193,22 @@ impl<H: Handler> fuser::Filesystem for Adapter<H> {
         umask: u32,
         reply: ReplyEntry,
     ) {
+        let _turn = self.poller.turn();
         send_entry(reply, self.handler.mkdir(&context(request), parent.0, name, mode, umask));
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let _turn = self.poller.turn();
         send_empty(reply, self.handler.unlink(&context(request), parent.0, name));
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let _turn = self.poller.turn();
         send_empty(reply, self.handler.rmdir(&context(request), parent.0, name));
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
+        let _turn = self.poller.turn();
         send_entry(reply, self.handler.symlink(&context(request), parent.0, name, target));
     }
 
@@ -366,6 +222,7 @@ impl<H: Handler> fuser::Filesystem for Adapter<H> {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
+        let _turn = self.poller.turn();
         let from = (parent.0, name);
         let to = (new_parent.0, new_name);
         send_empty(reply, self.handler.rename(&context(request), from, to, flags.bits()));
@@ -377,6 +234,7 @@ impl<H: Handler> fuser::Filesystem for Adapter<H> {
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        let _turn = self.poller.turn();
         match self.handler.open(&context(request), ino.0, flags.0) {
             Ok(o) => reply.opened(FileHandle(o.handle), open_flags(&o)),
             Err(e) => reply.error(errno(e)),
@@ -393,6 +251,7 @@ impl<H: Handler> fuser::Filesystem for Adapter<H> {
         flags: i32,
         reply: ReplyCreate,
     ) {
+        let _turn = self.poller.turn();
         match self.handler.create(&context(request), parent.0, name, mode, umask, flags) {
             Ok((a, o)) => reply.created(&TTL, &attr(&a), GENERATION, FileHandle(o.handle), open_flags(&o)),
             Err(e) => reply.error(errno(e)),
@@ -410,6 +269,7 @@ impl<H: Handler> fuser::Filesystem for Adapter<H> {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
+        let _turn = self.poller.turn();
         let answer = self.handler.read(handle.0, ino.0, offset, size);
         self.deliver(answer, move |outcome| match outcome {
             Ok(data) => reply.data(&data),
@@ -429,6 +289,7 @@ impl<H: Handler> fuser::Filesystem for Adapter<H> {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
+        let _turn = self.poller.turn();
         let write = Write {
             handle: handle.0,
             ino: ino.0,
@@ -460,6 +321,7 @@ impl<H: Handler> fuser::Filesystem for Adapter<H> {
         _: bool,
         reply: ReplyEmpty,
     ) {
+        let _turn = self.poller.turn();
         self.handler.release(ino.0, handle.0, flags.0);
         reply.ok();
     }
@@ -469,6 +331,7 @@ impl<H: Handler> fuser::Filesystem for Adapter<H> {
     }
 
     fn opendir(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        let _turn = self.poller.turn();
         match self.handler.opendir(ino.0) {
             // No FOPEN_CACHE_DIR: a cached listing would outlive a clone (docs/fuse.md).
             Ok(handle) => reply.opened(FileHandle(handle), FopenFlags::empty()),
@@ -477,6 +340,7 @@ impl<H: Handler> fuser::Filesystem for Adapter<H> {
     }
 
     fn readdir(&self, _: &Request, ino: INodeNo, handle: FileHandle, cookie: u64, reply: ReplyDirectory) {
+        let _turn = self.poller.turn();
         let mut sink = PlainSink { reply };
         match self.handler.readdir(handle.0, ino.0, cookie, &mut sink) {
             Ok(()) => sink.reply.ok(),
@@ -492,6 +356,7 @@ impl<H: Handler> fuser::Filesystem for Adapter<H> {
         cookie: u64,
         reply: ReplyDirectoryPlus,
     ) {
+        let _turn = self.poller.turn();
         let mut sink = PlusSink { reply };
         match self.handler.readdir(handle.0, ino.0, cookie, &mut sink) {
             Ok(()) => sink.reply.ok(),
@@ -500,6 +365,7 @@ impl<H: Handler> fuser::Filesystem for Adapter<H> {
     }
 
     fn releasedir(&self, _: &Request, _: INodeNo, handle: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
+        let _turn = self.poller.turn();
         self.handler.releasedir(handle.0);
         reply.ok();
     }
@@ -509,6 +375,7 @@ impl<H: Handler> fuser::Filesystem for Adapter<H> {
     }
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
+        let _turn = self.poller.turn();
         match self.handler.statfs() {
             Ok(s) => {
                 reply.statfs(s.blocks, s.bfree, s.bavail, s.files, s.ffree, s.bsize, s.namelen, s.frsize)

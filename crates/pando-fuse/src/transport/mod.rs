@@ -12,6 +12,7 @@
 //! notifications without stopping other requests.
 
 pub mod fuser;
+pub(crate) mod poll;
 mod workers;
 
 use std::{ffi::OsStr, io, path::Path, sync::Arc};

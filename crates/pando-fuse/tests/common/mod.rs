@@ -5,11 +5,12 @@ use std::{
     fs::File,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use pando_db::device::{Device, MemDevice};
 use pando_fs::{FormatOptions, Fs, MountOptions};
-use pando_fuse::{Kind, Mount, Running, Settings, client, control::Request};
+use pando_fuse::{Kind, Mount, Polling, Running, Settings, client, control::Request};
 
 pub struct World {
     // Dropped in this order: first the mount, then the directory under it.
@@ -19,6 +20,15 @@ pub struct World {
     pub settings: Settings,
     tmp: tempfile::TempDir,
 }
+
+/// Whether the tests of this program are to run with polling forced on: those that
+/// `tests/polled.rs` takes from others.
+fn forced() -> bool {
+    module_path!().starts_with("polled::")
+}
+
+/// So long that nearly every request is found by polling.
+pub const FORCED: Duration = Duration::from_millis(2);
 
 /// Whether there is FUSE here; says so if not.
 pub fn have_fuse() -> bool {
@@ -35,7 +45,11 @@ impl World {
         Self::with(Settings::default())
     }
 
-    pub fn with(settings: Settings) -> Option<World> {
+    pub fn with(mut settings: Settings) -> Option<World> {
+        if forced() {
+            settings.poll = FORCED;
+            settings.poll_always = true;
+        }
         if !have_fuse() {
             return None;
         }
@@ -87,6 +101,11 @@ impl World {
     /// Requests of a kind so far.
     pub fn requests(&self, kind: Kind) -> u64 {
         self.running.as_ref().unwrap().counters().get(kind)
+    }
+
+    /// What polling for requests did so far.
+    pub fn polling(&self) -> Polling {
+        self.running.as_ref().unwrap().counters().polling()
     }
 
     /// Sends a control request; names are of the root directory.

@@ -37,6 +37,9 @@ use crate::{
   commit=SECONDS      flush the log unasked after so long (1)
   suid, dev, noexec   as for every file system (nosuid and nodev are on)
   threads=N           threads that read requests (1 is fastest on few CPUs)
+  poll=MICROSECONDS   while requests come as densely as this, look for the next one for so long before
+                      sleeping: faster for many small files, costs CPU time meanwhile (200; 0: never;
+                      only with threads=1, more than one CPU, and while no one else wants the CPU)
 
 Example: pando mount -o noatime --cache 1G grove.img /mnt/grove")]
 pub struct Args {

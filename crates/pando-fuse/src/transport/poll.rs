@@ -1,0 +1,302 @@
+//! Looking for the next request for a moment instead of going to sleep at once.
+//!
+//! A thread that sleeps in `read` has to be woken, and where its CPU has gone
+//! idle meanwhile that costs more than the request itself, above all on a
+//! virtual machine. So while requests come densely, the thread that reads them
+//! asks the device again and again for a short time after each answer, and
+//! sleeps only if nothing comes. Guarantees: a mount without requests sleeps,
+//! with no timer running; at most `limit` is burnt per stretch of requests
+//! beyond what the stretch lasts; when somebody else wants the CPU, it is
+//! theirs. Uses poll(2) and getrusage(2) only; knows nothing of the protocol.
+
+use std::{
+    os::fd::{AsFd, OwnedFd},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::resource::{UsageWho, getrusage},
+};
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::counters::Counters;
+
+/// Requests in close order before polling begins, and what a gap takes away from that score.
+const DENSE: u32 = 8;
+const MOST: u32 = 32;
+const GAP: u32 = 16;
+/// How often it is looked whether somebody else wants the CPU.
+const LOOK: Duration = Duration::from_millis(1);
+/// How long polling stops when somebody does, first and at most; twice as long each time if that
+/// happens so soon after the last pause.
+const PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(640);
+const SOON: Duration = Duration::from_millis(30);
+
+/// Decides after each answer whether to poll, and does.
+pub(crate) struct Poller {
+    device: Option<OwnedFd>,
+    limit: Duration,
+    polite: bool,
+    counters: Arc<Counters>,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// When the last request had been answered.
+    ended: Instant,
+    /// Requests that came within the limit after the one before, less what gaps took.
+    score: u32,
+    /// The request that is coming was found by polling.
+    caught: bool,
+    /// No polling before this.
+    resume: Instant,
+    pause: Duration,
+    /// When it was last looked how often this thread has lost its CPU, and how often that was;
+    /// nothing while it does not poll.
+    looked: Option<(Instant, i64)>,
+}
+
+impl Poller {
+    /// Polls `device` for up to `limit` after an answer; unless `polite` even if others want the
+    /// CPU.
+    ///
+    /// Never polls with a limit of zero, with no device, or where this process may use only
+    /// one CPU: there the next request can come only if this thread sleeps.
+    pub(crate) fn new(
+        device: Option<OwnedFd>,
+        limit: Duration,
+        polite: bool,
+        counters: Arc<Counters>,
+    ) -> Self {
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let device = device.filter(|_| cpus > 1 && !limit.is_zero());
+        let now = Instant::now();
+        let state = State { ended: now, score: 0, caught: false, resume: now, pause: PAUSE, looked: None };
+        Self { device, limit, polite, counters, state: Mutex::new(state) }
+    }
+
+    /// To be called when a request has come. Dropping the result, which must follow the answer,
+    /// polls for the next one.
+    pub(crate) fn turn(&self) -> Turn<'_> {
+        // If there are several threads that read requests, one of them polls.
+        let state = self.device.as_ref().and_then(|_| self.state.try_lock());
+        let mut turn = Turn { poller: self, state, answers: true };
+        if let Some(state) = &mut turn.state {
+            state.came(self.limit);
+        }
+        turn
+    }
+}
+
+impl State {
+    fn came(&mut self, limit: Duration) {
+        let dense = self.caught || self.ended.elapsed() < limit;
+        self.score = if dense { (self.score + 1).min(MOST) } else { self.score.saturating_sub(GAP) };
+        self.caught = false;
+    }
+
+    /// Whether to poll now, which is not polite if this thread has lost its CPU to another.
+    fn may_poll(&mut self, now: Instant, polite: bool, counters: &Counters) -> bool {
+        if self.score < DENSE || now < self.resume {
+            self.looked = None;
+            return false;
+        }
+        if !polite || self.looked.is_some_and(|(at, _)| now.duration_since(at) < LOOK) {
+            return true;
+        }
+        let lost = getrusage(UsageWho::RUSAGE_THREAD).map_or(0, |u| u.involuntary_context_switches());
+        let before = self.looked.replace((now, lost));
+        if before.is_none_or(|(_, before)| before == lost) {
+            return true;
+        }
+        let soon = now.duration_since(self.resume) < SOON;
+        self.pause = if soon { (self.pause * 2).min(LONGEST_PAUSE) } else { PAUSE };
+        self.resume = now + self.pause;
+        self.looked = None;
+        counters.yielded();
+        false
+    }
+}
+
+/// A request that is being answered.
+pub(crate) struct Turn<'a> {
+    poller: &'a Poller,
+    state: Option<MutexGuard<'a, State>>,
+    answers: bool,
+}
+
+impl Turn<'_> {
+    /// Says that nobody waits for an answer, so that after it polling goes on only for what is
+    /// left of the time after the last answer. Many of these may come at once.
+    pub(crate) fn unanswered(mut self) -> Self {
+        self.answers = false;
+        self
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let (Some(state), Some(device)) = (&mut self.state, &self.poller.device) else { return };
+        let begin = Instant::now();
+        if self.answers {
+            state.ended = begin;
+        }
+        if std::thread::panicking() || !state.may_poll(begin, self.poller.polite, &self.poller.counters) {
+            return;
+        }
+        let mut device = [PollFd::new(device.as_fd(), PollFlags::POLLIN)];
+        loop {
+            match poll(&mut device, PollTimeout::ZERO) {
+                Ok(0) | Err(Errno::EINTR) => {}
+                Ok(_) => {
+                    state.caught = true;
+                    self.poller.counters.caught();
+                    return;
+                }
+                // Then `read` says what is wrong.
+                Err(_) => return,
+            }
+            if state.ended.elapsed() >= self.poller.limit {
+                self.poller.counters.missed();
+                return;
+            }
+            std::hint::spin_loop();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::{io::Write, os::unix::net::UnixStream, thread};
+
+    use super::*;
+
+    /// Long enough that no scheduler makes a gap of it.
+    const LIMIT: Duration = Duration::from_millis(500);
+
+    fn poller(limit: Duration) -> (Poller, UnixStream) {
+        let (device, writer) = UnixStream::pair().unwrap();
+        (Poller::new(Some(device.into()), limit, false, Arc::default()), writer)
+    }
+
+    /// As many close requests as it takes for polling to begin after the next.
+    fn make_dense(poller: &Poller) {
+        for _ in 1..DENSE {
+            drop(poller.turn());
+        }
+    }
+
+    #[test]
+    fn polls_when_requests_are_dense_and_only_then() {
+        let (poller, mut writer) = poller(LIMIT);
+        let begin = Instant::now();
+        make_dense(&poller);
+        assert!(begin.elapsed() < LIMIT, "polled without being dense");
+        writer.write_all(b"x").unwrap();
+        drop(poller.turn());
+        assert_eq!(poller.counters.polling().caught, 1);
+        assert_eq!(poller.counters.polling().missed, 0);
+    }
+
+    #[test]
+    fn finds_what_comes_while_it_polls() {
+        let (poller, mut writer) = poller(Duration::from_secs(20));
+        make_dense(&poller);
+        let sender = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(30));
+            writer.write_all(b"x").unwrap();
+            writer
+        });
+        let begin = Instant::now();
+        drop(poller.turn());
+        assert!(begin.elapsed() >= Duration::from_millis(20), "did not wait");
+        assert_eq!(poller.counters.polling().caught, 1);
+        drop(sender.join().unwrap());
+    }
+
+    #[test]
+    fn gives_up_and_a_sparse_stream_ends_it() {
+        let limit = Duration::from_millis(20);
+        let (poller, writer) = poller(limit);
+        make_dense(&poller);
+        let begin = Instant::now();
+        drop(poller.turn());
+        assert!(begin.elapsed() >= limit);
+        assert_eq!(poller.counters.polling().missed, 1);
+        for _ in 0..10 {
+            thread::sleep(limit * 2);
+            drop(poller.turn());
+        }
+        // The score after the stream allows for no gap, or for two if the system made requests late.
+        assert!(poller.counters.polling().missed <= 3, "{:?}", poller.counters.polling());
+        drop(writer);
+    }
+
+    #[test]
+    fn many_requests_without_answers_wait_no_longer_than_one() {
+        let limit = Duration::from_millis(50);
+        let (poller, writer) = poller(limit);
+        poller.state.lock().score = MOST;
+        poller.state.lock().ended = Instant::now();
+        let begin = Instant::now();
+        for _ in 0..100 {
+            drop(poller.turn().unanswered());
+        }
+        assert!(begin.elapsed() < limit * 20, "{:?}", begin.elapsed());
+        drop(writer);
+    }
+
+    #[test]
+    fn never_without_a_second_cpu_or_a_limit_or_by_two_threads() {
+        let (device, _writer) = UnixStream::pair().unwrap();
+        let alone = thread::spawn(|| {
+            let now = rustix::thread::sched_getaffinity(None).unwrap();
+            let cpu = (0..rustix::thread::CpuSet::MAX_CPU).find(|&c| now.is_set(c)).unwrap();
+            let mut one = rustix::thread::CpuSet::new();
+            one.set(cpu);
+            rustix::thread::sched_setaffinity(None, &one).unwrap();
+            Poller::new(Some(device.into()), LIMIT, true, Arc::default())
+        });
+        assert!(alone.join().unwrap().device.is_none());
+        assert!(poller(Duration::ZERO).0.device.is_none());
+        let (poller, _writer) = poller(LIMIT);
+        let turn = poller.turn();
+        assert!(turn.state.is_some());
+        assert!(poller.turn().state.is_none());
+    }
+
+    #[test]
+    fn losing_the_cpu_stops_polling_for_longer_and_longer() {
+        let counters = Counters::default();
+        let now = Instant::now();
+        let mut state =
+            State { ended: now, score: MOST, caught: false, resume: now, pause: PAUSE, looked: None };
+        let lose = |state: &mut State, begin: Instant| {
+            assert!(state.may_poll(begin, true, &counters), "the first look only takes note");
+            if let Some((_, lost)) = &mut state.looked {
+                *lost -= 1;
+            }
+            assert!(state.may_poll(begin + LOOK / 2, true, &counters), "looks too often");
+            assert!(!state.may_poll(begin + LOOK, true, &counters));
+            assert!(!state.may_poll(state.resume - LOOK, true, &counters), "polls in a pause");
+            (state.resume - begin - LOOK).as_millis()
+        };
+        let pauses: Vec<u128> = (0..8)
+            .map(|_| {
+                let begin = state.resume;
+                lose(&mut state, begin)
+            })
+            .collect();
+        assert_eq!(pauses, [20, 40, 80, 160, 320, 640, 640, 640]);
+        assert_eq!(counters.polling().yielded, 8);
+        // Quiet for a while: the next pause is short again.
+        let begin = state.resume + SOON;
+        assert_eq!(lose(&mut state, begin), PAUSE.as_millis());
+    }
+}

@@ -1,0 +1,124 @@
+//! Polling for requests starts with a stream of them and ends with it.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
+
+use common::World;
+use nix::sys::resource::{UsageWho, getrusage};
+use pando_fuse::{Kind, Settings};
+use parking_lot::Mutex;
+
+/// CPU time is that of the process, so one test at a time.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn cpu_time() -> Duration {
+    let usage = getrusage(UsageWho::RUSAGE_SELF).unwrap();
+    [usage.user_time(), usage.system_time()]
+        .iter()
+        .map(|t| Duration::from_micros((t.tv_sec() * 1_000_000 + t.tv_usec()) as u64))
+        .sum()
+}
+
+fn stream(world: &World, files: u32) {
+    for i in 0..files {
+        fs::write(world.path(&format!("f{i}")), b"some bytes").unwrap();
+    }
+}
+
+fn polled(settings: Settings) -> Option<World> {
+    World::with(Settings { poll: Duration::from_millis(2), poll_always: true, ..settings })
+}
+
+fn one_cpu() -> bool {
+    std::thread::available_parallelism().map_or(1, usize::from) < 2
+}
+
+#[test]
+fn a_stream_is_polled_for_and_an_idle_mount_sleeps() {
+    let _alone = ALONE.lock();
+    let Some(world) = polled(Settings::default()) else { return };
+    if one_cpu() {
+        eprintln!("SKIPPED: only one CPU");
+        return;
+    }
+    stream(&world, 2000);
+    let (done, requests) = (world.polling(), world.requests(Kind::Write) + world.requests(Kind::Create));
+    assert!(requests >= 4000);
+    assert!(done.caught > requests / 4, "{done:?} of {requests} creates and writes");
+    assert_eq!(done.yielded, 0, "forced");
+
+    // What the engine does in the background after the stream may take some of these seconds, but
+    // a thread that polls would spoil them all.
+    let mut least = Duration::MAX;
+    for _ in 0..8 {
+        let (begin, used) = (Instant::now(), cpu_time());
+        std::thread::sleep(Duration::from_secs(1));
+        let share = (cpu_time() - used).div_f64(begin.elapsed().as_secs_f64());
+        least = least.min(share);
+        if least < Duration::from_millis(100) {
+            break;
+        }
+    }
+    assert!(least < Duration::from_millis(100), "an idle mount used {least:?} a second");
+
+    // Requests now and then do not bring it back.
+    let before = world.polling();
+    for i in 0..50 {
+        std::thread::sleep(Duration::from_millis(10));
+        // Two requests: one looks for the name.
+        fs::create_dir(world.path(&format!("dir{i}"))).unwrap();
+    }
+    let after = world.polling();
+    // What the stream left of the score allows for a few.
+    assert!(after.missed - before.missed < 15, "{before:?} {after:?}");
+}
+
+#[test]
+fn several_threads_or_zero_never_poll() {
+    let _alone = ALONE.lock();
+    for settings in [
+        Settings { threads: 2, poll: Duration::from_millis(2), poll_always: true, ..Settings::default() },
+        Settings { poll: Duration::ZERO, poll_always: true, ..Settings::default() },
+    ] {
+        let Some(world) = World::with(settings) else { return };
+        stream(&world, 300);
+        let done = world.polling();
+        assert_eq!((done.caught, done.missed, done.yielded), (0, 0, 0));
+    }
+}
+
+/// Where other programs want every CPU, polling leaves it to them.
+#[test]
+fn a_busy_machine_is_left_in_peace() {
+    let _alone = ALONE.lock();
+    let Some(world) = World::with(Settings { poll: Duration::from_millis(2), ..Settings::default() }) else {
+        return;
+    };
+    if one_cpu() {
+        return;
+    }
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..2 * cpus {
+            scope.spawn(|| {
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        let begin = Instant::now();
+        let mut i = 0;
+        while world.polling().yielded == 0 && begin.elapsed() < Duration::from_secs(30) {
+            fs::write(world.path(&format!("f{i}")), b"some bytes").unwrap();
+            i += 1;
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    assert!(world.polling().yielded > 0, "{:?}", world.polling());
+}

@@ -21,7 +21,7 @@ use crate::{
         memtable::Memtable,
         tree::{Limits, Tree},
     },
-    device::{BLOCK, Device},
+    device::{BLOCK, Device, Sticky},
     error::{Error, Result},
     format::node::{Body, Edge, Node},
     key::Span,
@@ -112,6 +112,7 @@ pub(super) fn create(device: &Arc<dyn Device>, create: &CreateOptions, options: 
 
 /// Opens a store, replaying its log.
 pub(super) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> {
+    let device: Arc<dyn Device> = Arc::new(Sticky::new(device));
     let superblock = superblock::read(&*device)?;
     if superblock.merge != options.merge.name() {
         return Err(Error::Format(format!(

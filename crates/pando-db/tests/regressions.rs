@@ -16,7 +16,7 @@ use model::{
     campaign::Watchdog,
     config::{Config, Profile},
     shrink::run_steps,
-    step::{OpenWith, Step},
+    step::{How, OpenWith, Step},
 };
 use pando_db::{
     Db, Error, Op,
@@ -254,4 +254,45 @@ fn a_checkpoint_does_not_survive_the_failed_flush_of_a_sync() {
         let findings = db.check().unwrap().findings;
         assert!(findings.is_empty(), "seed {seed}: {findings:?}");
     }
+}
+
+/// What a lying device had destroyed lay below a delete: no scan saw it, and the model test took the
+/// checker's finding, which was right, for a fault of the engine (seed 310788551242 of `lying_devices`).
+#[test]
+fn damage_below_a_delete_may_be_found_by_the_checker_alone() {
+    let with = |memtable, cache, abundant| OpenWith { memtable, cache, abundant };
+    let seed = 310_788_551_242;
+    let first = with(2048, 8 << 20, Some(8000));
+    let config = Config { log_size: 256 << 10, first, ..Config { seed, ..config(Profile::Lies) } };
+    let reopen = |how, with| Step::Reopen { how, with };
+    let steps = [
+        reopen(How::Crash, with(1024, 8 << 20, Some(8000))),
+        reopen(How::Crash, with(2048, 256 << 10, Some(1000))),
+        reopen(How::CrashInRecovery(4), with(2048, 8 << 20, None)),
+        reopen(How::CrashInRecovery(45), with(16384, 256 << 10, None)),
+        reopen(How::CrashInRecovery(46), with(2048, 256 << 10, Some(1000))),
+        Step::Write(vec![
+            put(&[&b"/b"[..], &[108; 223], b"y"].concat(), 1423),
+            put(b"\xfe\x01\x01\x00", 0),
+            put(b"M\x02a\x00\x02b\x00\x01x.rs\x00", 1302),
+        ]),
+        Step::Write(vec![put(b"/s/00027", 0)]),
+        Step::Sync,
+        reopen(How::Crash, with(16384, 1 << 20, None)),
+        reopen(How::CrashInRecovery(16), with(1024, 8 << 20, Some(1000))),
+        reopen(How::CrashTwice, with(2048, 8 << 20, Some(1000))),
+        Step::Lie,
+        Step::Write(vec![
+            put(b"\xff\xfe\xfeab", 1454),
+            put(b"/b/aa/c/f01", 154),
+            put(&[&b"/b/a/f10"[..], &[255; 60], b"x"].concat(), 0),
+            put(&[&b"/c/c/c"[..], &[108; 113], b"x"].concat(), 294),
+        ]),
+        Step::Write(vec![Op::DeleteRange(
+            [&b"/c/b/c/c"[..], &[108; 150], b"y"].concat().into(),
+            Some(Bytes::from_static(b"\xff\x00ab\xfeba")),
+        )]),
+        Step::Checkpoint,
+    ];
+    passes(&config, &steps);
 }

@@ -122,7 +122,8 @@ fn read(db: &Db, stop: &AtomicBool, seed: u64) -> u64 {
 }
 
 fn one(seed: u64) {
-    let config = Config { node_size: 4096, log_size: 256 << 10, ..Config::new(seed, Profile::Background) };
+    let config =
+        Config { node_size: 4096, log_size: 256 << 10, threads: true, ..Config::new(seed, Profile::Crashes) };
     let device = Arc::new(SimDevice::new(64 << 20, seed));
     let mut rng = Rng(seed);
     let with = open_with(&mut rng);

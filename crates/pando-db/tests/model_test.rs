@@ -61,7 +61,7 @@ fn failing_requests_beside_threads() {
 
 #[test]
 fn full_stores_beside_threads() {
-    let required = [("batches", 500), ("no space", 20), ("heights", 3)];
+    let required = [("batches", 500), ("no space", 5), ("heights", 3)];
     campaign_with_threads("full_stores_beside_threads", Profile::Space, 0.05, &required);
 }
 

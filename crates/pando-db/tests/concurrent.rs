@@ -17,6 +17,7 @@
 mod model;
 
 use std::{
+    io,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -34,7 +35,7 @@ use model::{
 };
 use pando_db::{
     Batch, Db, Error, Op, Result, Snapshot,
-    device::{FailMode, SimDevice},
+    device::{Device, DeviceStats, FailMode, SimDevice},
     patch,
 };
 use parking_lot::Mutex;
@@ -181,6 +182,57 @@ const COMMON: u8 = b'C';
 const ROUNDS: usize = 4;
 /// Keys of one writer's world above which nothing is cloned.
 const MANY: usize = 1500;
+
+/// A device that now and then takes its time, so that others get between any two requests.
+struct Slow {
+    device: Arc<SimDevice>,
+    rng: Mutex<Rng>,
+}
+
+impl Slow {
+    fn over(device: Arc<SimDevice>, rng: &mut Rng) -> Arc<Self> {
+        Arc::new(Self { device, rng: Mutex::new(Rng(rng.next())) })
+    }
+
+    fn dawdle(&self) {
+        let fate = self.rng.lock().below(1000);
+        match fate {
+            0..10 => thread::sleep(Duration::from_micros(100 * (fate + 1))),
+            10..200 => thread::yield_now(),
+            _ => (),
+        }
+    }
+}
+
+impl Device for Slow {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.dawdle();
+        self.device.read_at(offset, buf)
+    }
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.dawdle();
+        self.device.write_at(offset, buf)
+    }
+    fn flush(&self) -> io::Result<()> {
+        self.dawdle();
+        let flushed = self.device.flush();
+        self.dawdle();
+        flushed
+    }
+    fn size(&self) -> u64 {
+        self.device.size()
+    }
+    fn grow(&self, size: u64) -> io::Result<()> {
+        self.device.grow(size)
+    }
+    fn reserve(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.dawdle();
+        self.device.reserve(offset, len)
+    }
+    fn stats(&self) -> DeviceStats {
+        self.device.stats()
+    }
+}
 
 /// What all threads of a round share.
 struct Crowd<'a> {
@@ -341,15 +393,16 @@ fn round(db: &Db, device: &SimDevice, worlds: &[World], rng: &mut Rng) -> Vec<Li
                 scope.spawn(move || crowd.write(me, world, rng))
             })
             .collect();
-        let fate = rng.below(4);
+        let fate = rng.below(5);
         if fate > 0 {
             let deadline = Instant::now() + Duration::from_millis(rng.below(700));
             while Instant::now() < deadline && !writers.iter().any(|writer| writer.is_finished()) {
                 thread::sleep(Duration::from_millis(1));
             }
             crowd.broken.store(true, Ordering::SeqCst);
-            if fate == 1 {
-                device.set_fail_at(Some(rng.below(40)), FailMode::Once);
+            if fate < 3 {
+                let mode = *rng.pick(&[FailMode::Once, FailMode::Flush, FailMode::Flush]);
+                device.set_fail_at(Some(rng.below(40)), mode);
                 thread::sleep(Duration::from_millis(rng.below(100)));
             } else {
                 device.crash();
@@ -401,7 +454,7 @@ fn crowd(seed: u64) {
     let mut device = Arc::new(SimDevice::new(64 << 20, seed));
     let with = open_with(&mut rng);
     Db::create(device.clone(), &config.create_options(), &config.options(&with)).unwrap();
-    let mut db = Db::open(device.clone(), config.options(&with)).unwrap();
+    let mut db = Db::open(Slow::over(device.clone(), &mut rng), config.options(&with)).unwrap();
     let mut common = World::default();
     for number in 0..600 {
         let depth = rng.between(1, 5);
@@ -420,7 +473,8 @@ fn crowd(seed: u64) {
         device.crash();
         drop(db);
         device = device.reopen();
-        db = Db::open(device.clone(), config.options(&open_with(&mut rng))).unwrap();
+        let with = open_with(&mut rng);
+        db = Db::open(Slow::over(device.clone(), &mut rng), config.options(&with)).unwrap();
         let left: Vec<(usize, usize)> =
             lives.iter().enumerate().map(|(me, life)| recovered(&db, me as u8, life, &common)).collect();
         // The log is one sequence: nobody's batch survives that began after a lost one was done.

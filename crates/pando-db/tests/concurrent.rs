@@ -354,11 +354,17 @@ impl Crowd<'_> {
     /// Everything that is not reading or writing, all the time.
     fn bother(&self, mut rng: Rng) {
         while !self.stop.load(Ordering::Relaxed) {
-            match rng.below(6) {
-                0 | 1 => _ = self.went_well(self.db.checkpoint()),
-                2 => _ = self.went_well(self.db.sync()),
-                3 => _ = self.went_well(self.db.stats()),
-                4 => {
+            match rng.below(20) {
+                0 => {
+                    let size = self.went_well(self.db.stats()).map_or(0, |stats| stats.device_size);
+                    if size > 0 {
+                        self.went_well(self.db.grow(size + (64 << 10)));
+                    }
+                }
+                1..7 => _ = self.went_well(self.db.checkpoint()),
+                7..10 => _ = self.went_well(self.db.sync()),
+                10..13 => _ = self.went_well(self.db.stats()),
+                13..16 => {
                     let findings = self.went_well(self.db.check()).map(|report| report.findings);
                     let broken = self.broken.load(Ordering::SeqCst);
                     let findings = findings.unwrap_or_default();

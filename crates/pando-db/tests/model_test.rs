@@ -7,7 +7,7 @@
 mod model;
 
 use model::{
-    campaign::campaign,
+    campaign::{campaign, campaign_with_threads},
     config::{Config, Profile},
     shrink::run_seed,
 };
@@ -50,7 +50,19 @@ fn lying_devices() {
 #[test]
 fn with_threads_in_the_background() {
     let required = [("batches", 500), ("heights", 3), ("reopened", 10)];
-    campaign("with_threads_in_the_background", Profile::Background, 0.2, &required);
+    campaign_with_threads("with_threads_in_the_background", Profile::Crashes, 0.1, &required);
+}
+
+#[test]
+fn failing_requests_beside_threads() {
+    let required = [("batches", 500), ("failures met", 20), ("heights", 3)];
+    campaign_with_threads("failing_requests_beside_threads", Profile::Faults, 0.05, &required);
+}
+
+#[test]
+fn full_stores_beside_threads() {
+    let required = [("batches", 500), ("no space", 5), ("heights", 3)];
+    campaign_with_threads("full_stores_beside_threads", Profile::Space, 0.05, &required);
 }
 
 /// Without this nothing that the other tests say could be replayed.

@@ -202,14 +202,19 @@ impl Edit<'_> {
         Ok(node)
     }
 
-    /// A node for an edge that leads nowhere yet: a leaf, or where Gotos must rest, one above them.
+    /// A node for an edge that leads nowhere yet: a leaf, or where Gotos wait, one right above the
+    /// highest target. There that Goto turns into an edge. In a taller one all might rest, and a parent
+    /// with room for it would take it back as it was: the flush would have done nothing.
     fn fresh_child(&self, parent_height: u8, layers: &[Layer], span: Span) -> Result<Node> {
-        let has_goto = layers.iter().flat_map(|l| &l.ranges).any(|r| r.target.is_some());
-        if !has_goto {
+        let gotos = layers.iter().flat_map(|l| &l.ranges).filter_map(|r| r.target.as_ref());
+        let Some(height) = gotos.map(|t| self.height(t.id)).reduce(|a, b| Ok(a?.max(b?))).transpose()? else {
             return Ok(Node::empty_leaf(span));
+        };
+        if height.saturating_add(1) >= parent_height {
+            return Err(Error::corrupt("message", 0, "a Goto rests too low above its target"));
         }
         let edge = crate::format::node::Edge { lo: span.lo.clone(), ..Default::default() };
-        Ok(Node { height: parent_height - 1, span, body: Body::Interior(vec![edge]) })
+        Ok(Node { height: height + 1, span, body: Body::Interior(vec![edge]) })
     }
 
     /// Replaces edge `i` of `parent` by edges to `pieces`, which together cover it. The first piece

@@ -57,6 +57,8 @@ impl Engine {
     pub fn checkpoint_clean(&self) -> Result<()> {
         self.checkpoint()?;
         let mut durable = self.checkpointing.lock();
+        // Another checkpoint may have failed in between, and nobody knows which superblock it left behind.
+        self.check_running()?;
         self.persist(&mut durable, true)
     }
 

@@ -204,13 +204,15 @@ impl Engine {
         let root = changes.root;
         let mut table = front.tree.table.clone();
         let orphans = changes.apply(&mut table)?;
+        // A checkpoint that froze the new versions before they were noted would have nothing to strike
+        // out, and they would count as dirty for ever.
+        self.dirty.note(versions, self.limits.node);
         let (msn, log_end) = (front.tree.msn, front.tree.log_end);
         let old = std::mem::replace(&mut front.tree, Arc::new(Tree { table, root, msn, log_end }));
         then(&mut front);
         drop(front);
         // What only the old version reached is freed here, outside the lock.
         drop(old);
-        self.dirty.note(versions, self.limits.node);
         self.orphans.lock().extend(orphans);
         Ok(true)
     }

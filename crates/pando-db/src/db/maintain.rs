@@ -195,3 +195,42 @@ fn contain(work: impl FnOnce() -> Result<()>) -> Result<()> {
         Err(Error::corrupt("structure", 0, said))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::sync::Arc;
+
+    use crate::{CreateOptions, Db, Options, device::MemDevice};
+
+    /// A Goto that rested, low below a tall root, over an edge with nothing below, and a delete beside it:
+    /// the flush made a child for them, which had so few edges that the root took them back. A full store
+    /// looked for space for ever, and an idle one never came to rest.
+    #[test]
+    fn sinking_comes_to_an_end_beside_a_resting_goto() {
+        let device = Arc::new(MemDevice::new(64 << 20));
+        let create = CreateOptions { node_size: 4096, log_size: Some(1 << 20), ..Default::default() };
+        let options = Options { background: false, memtable_bytes: 1 << 12, ..Options::default() };
+        Db::create(device.clone(), &create, &options).unwrap();
+        let db = Db::open(device, options).unwrap();
+        for directory in 0..200 {
+            for file in 0..60 {
+                for tree in ["a", "m"] {
+                    db.put(format!("{tree}/{directory:03}/{file:02}"), vec![7; 100]).unwrap();
+                }
+            }
+        }
+        // Whole edges of the root are empty now.
+        db.delete_prefix("m").unwrap();
+        db.checkpoint().unwrap();
+        for directory in (0..200).step_by(7) {
+            db.clone_prefix(format!("a/{directory:03}/"), format!("m/{directory:03}/x/")).unwrap();
+            db.delete_prefix(format!("m/{directory:03}/y")).unwrap();
+            db.checkpoint().unwrap();
+            let steps = (0..1000).take_while(|_| db.engine().sink_step().unwrap()).count();
+            assert!(steps < 1000, "deletes sink for ever");
+        }
+        let findings = db.check().unwrap().findings;
+        assert!(findings.is_empty(), "{findings:?}");
+    }
+}

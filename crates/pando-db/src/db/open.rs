@@ -23,7 +23,7 @@ use crate::{
         memtable::Memtable,
         tree::{Limits, Tree},
     },
-    device::{BLOCK, Device},
+    device::{BLOCK, Device, Sticky},
     error::{Error, Result},
     format::node::{Body, Edge, Node},
     key::Span,
@@ -124,6 +124,7 @@ fn decode(payload: &Bytes, groups: &mut Groups, space: &Arc<Space>, pager: &Page
 
 /// Opens a store, replaying its log.
 pub(super) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> {
+    let device: Arc<dyn Device> = Arc::new(Sticky::new(device));
     let superblock = superblock::read(&*device)?;
     if superblock.merge != options.merge.name() {
         return Err(Error::Format(format!(

@@ -10,12 +10,14 @@ mod file;
 mod memory;
 mod sim;
 mod sparse;
+mod sticky;
 
 use std::io;
 
 pub use file::FileDevice;
 pub use memory::MemDevice;
 pub use sim::{FailMode, SimDevice};
+pub(crate) use sticky::Sticky;
 
 /// Unit of allocation and of durable log padding, in bytes.
 pub const BLOCK: u64 = 4096;

@@ -32,6 +32,8 @@ pub enum FailMode {
     Once,
     /// That request and all that follow.
     Onwards,
+    /// The first flush that is not before that request.
+    Flush,
 }
 
 /// The simulated device. Cheap for millions of small requests.
@@ -146,9 +148,18 @@ impl SimDevice {
 impl State {
     /// Counts a request and decides whether it fails.
     fn request(&mut self) -> io::Result<()> {
+        self.request_of(false)
+    }
+
+    fn request_of(&mut self, flush: bool) -> io::Result<()> {
         let number = self.requests;
         self.requests += 1;
         let fails = match self.fail_at {
+            Some((at, FailMode::Flush)) if flush && number >= at => {
+                self.fail_at = None;
+                true
+            }
+            Some((_, FailMode::Flush)) => false,
             Some((at, FailMode::Once)) => number == at,
             Some((at, FailMode::Onwards)) => number >= at,
             None => false,
@@ -248,7 +259,7 @@ impl Device for SimDevice {
 
     fn flush(&self) -> io::Result<()> {
         let state = &mut *self.state.lock();
-        if let Err(error) = state.request() {
+        if let Err(error) = state.request_of(true) {
             state.fail_flush();
             return Err(error);
         }
@@ -416,6 +427,11 @@ mod tests {
         device.set_fail_at(None, FailMode::Once);
         device.flush().unwrap();
         assert_eq!(device.requests(), 7);
+        device.set_fail_at(Some(1), FailMode::Flush);
+        device.flush().unwrap();
+        device.write_at(0, &[1]).unwrap();
+        assert!(device.flush().is_err());
+        device.flush().unwrap();
     }
 
     #[test]

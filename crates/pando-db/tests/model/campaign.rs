@@ -48,9 +48,18 @@ pub fn budget() -> Duration {
 
 /// Runs seeds for a share of the budget; `required` is what they must have met between them.
 pub fn campaign(test: &str, profile: Profile, share: f64, required: &[(&'static str, u64)]) {
+    campaign_of(test, &|seed| Config::new(seed, profile), share, required);
+}
+
+/// The same beside the engine's own threads. Seeds do not decide everything then.
+pub fn campaign_with_threads(test: &str, profile: Profile, share: f64, required: &[(&'static str, u64)]) {
+    campaign_of(test, &|seed| Config { threads: true, ..Config::new(seed, profile) }, share, required);
+}
+
+fn campaign_of(test: &str, config: &dyn Fn(u64) -> Config, share: f64, required: &[(&'static str, u64)]) {
     let watchdog = Watchdog::new(format!("--test model_test {test}"));
     if let Some(seed) = variable("PANDO_SEED") {
-        let coverage = one(test, seed, profile, &watchdog);
+        let coverage = one(test, config(seed), &watchdog);
         println!("seed {seed} passes:{coverage}");
         return;
     }
@@ -62,7 +71,7 @@ pub fn campaign(test: &str, profile: Profile, share: f64, required: &[(&'static 
     let patience = deadline + Duration::from_secs(120);
     let wanting = |coverage: &Coverage| !coverage.missing(required).is_empty() && Instant::now() < patience;
     while Instant::now() < deadline || wanting(&coverage) {
-        coverage.merge(&one(test, base + runs, profile, &watchdog));
+        coverage.merge(&one(test, config(base + runs), &watchdog));
         runs += 1;
     }
     println!("{test}: {runs} seeds from {base}:{coverage}");
@@ -80,9 +89,8 @@ fn clock_seed() -> u64 {
     now.as_millis() as u64 % 1_000_000_000 * 1000
 }
 
-fn one(test: &str, seed: u64, profile: Profile, watchdog: &Watchdog) -> Coverage {
-    let config = Config::new(seed, profile);
-    watchdog.begin(seed);
+fn one(test: &str, config: Config, watchdog: &Watchdog) -> Coverage {
+    watchdog.begin(config.seed);
     let run = run_seed(&config);
     watchdog.end();
     match run.outcome {

@@ -13,8 +13,6 @@ pub enum Profile {
     Faults,
     /// The device is small, or the disk under it fills up.
     Space,
-    /// The engine's own threads run, so that a seed does not decide everything.
-    Background,
     /// Flushes lie: what was synced may be lost, but it must not be mixed up.
     Lies,
 }
@@ -24,6 +22,8 @@ pub enum Profile {
 pub struct Config {
     pub seed: u64,
     pub profile: Profile,
+    /// The engine's own threads run, so that a seed does not decide everything.
+    pub threads: bool,
     pub device_size: u64,
     pub node_size: u32,
     pub log_size: u64,
@@ -43,6 +43,7 @@ impl Config {
         Self {
             seed,
             profile,
+            threads: false,
             device_size: if tight { rng.between(16, 48) * (64 << 10) } else { 64 << 20 },
             // With nodes of one block every reserve would be too small: each takes several times its bytes.
             node_size: if tight { 16 << 10 } else { node_size },
@@ -60,7 +61,7 @@ impl Config {
 
     pub fn options(&self, with: &OpenWith) -> Options {
         Options {
-            background: self.profile == Profile::Background,
+            background: self.threads,
             memtable_bytes: with.memtable,
             cache_bytes: with.cache,
             abundant_bytes: with.abundant,
@@ -70,11 +71,6 @@ impl Config {
 
     pub fn tight(&self) -> bool {
         self.profile == Profile::Space
-    }
-
-    /// Whether what is deterministic may be expected.
-    pub fn deterministic(&self) -> bool {
-        self.profile != Profile::Background
     }
 }
 

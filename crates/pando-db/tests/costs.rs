@@ -1,0 +1,18 @@
+//! The cost tests: what operations cost in requests, bytes and seeks of the device, as growth over sizes.
+//!
+//! Nothing here measures time, and a run is decided by its seeds, so the figures are the same on every
+//! machine. Without threads in the background (`background: false`) all work is done inside the calls that
+//! cause it. `PANDO_COSTS=full` runs the sizes of the goals (1 MiB nodes) in place of small ones; every
+//! test says why its small form is the same statement. `docs/costs.md` lists goals and figures.
+#![allow(clippy::unwrap_used)]
+
+#[path = "costs/clones.rs"]
+mod clones;
+#[path = "costs/rounds.rs"]
+mod rounds;
+#[path = "costs/setup.rs"]
+mod setup;
+
+/// Counts what lives on the heap, for what clones take in memory.
+#[global_allocator]
+static HEAP: peak_alloc::PeakAlloc = peak_alloc::PeakAlloc;

@@ -74,6 +74,15 @@ impl<'a> Edit<'a> {
         }
     }
 
+    /// The current version of a node, to be looked at. I/O: its header.
+    pub fn peek(&self, id: NodeId) -> Result<Arc<Node>> {
+        match self.nodes.get(&id) {
+            Some(Version::Changed(node)) => Ok(node.clone()),
+            Some(Version::Removed) => Err(missing(id)),
+            None => Ok(self.cx.pager.node(&self.base, id)?.node),
+        }
+    }
+
     /// A child of a node of height `above`; one that is not lower is an error, so that no walk down
     /// goes in circles. I/O: its header.
     pub fn load_below(&self, id: NodeId, above: u8) -> Result<Node> {

@@ -21,3 +21,4 @@ pub(crate) mod sink;
 pub(crate) mod split;
 pub(crate) mod tree;
 pub(crate) mod view;
+mod visible;

@@ -71,8 +71,9 @@ fn run(sizes: &Sizes, source: impl Fn(u64) -> String) -> Outcome {
 
     let delete = |db: &Db| (0..ROUNDS).for_each(|i| db.delete_prefix(name(i)).unwrap());
     delete(&store.db);
-    store.settle();
+    store.db.settle().unwrap();
     let left = store.used();
+    if std::env::var("TRACE").is_ok() { println!("{:?}", store.db.stats().unwrap()); }
     store.check();
     Outcome { grown, written, first, last, base, left }
 }

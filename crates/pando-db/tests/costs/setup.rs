@@ -240,22 +240,6 @@ impl Store {
         self.db.stats().unwrap().nodes_by_height.len() as u64
     }
 
-    /// Lets the reclaimer free what nothing refers to. A write does a bounded piece of that work; these
-    /// replace one small value in memory again and again, so that the device is not asked for them.
-    pub fn settle(&self) {
-        for _ in 0..10_000 {
-            for _ in 0..64 {
-                self.db.put("settle", "x").unwrap();
-            }
-            self.db.checkpoint().unwrap();
-            if self.db.stats().unwrap().reclaimable_nodes == 0 {
-                self.db.checkpoint().unwrap();
-                return;
-            }
-        }
-        panic!("the reclaimer does not come to an end");
-    }
-
     /// No invariant is violated.
     pub fn check(&self) {
         let findings = self.db.check().unwrap().findings;

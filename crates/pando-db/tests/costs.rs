@@ -8,10 +8,16 @@
 
 #[path = "costs/clones.rs"]
 mod clones;
+#[path = "costs/delete.rs"]
+mod delete;
+#[path = "costs/live.rs"]
+mod live;
 #[path = "costs/rounds.rs"]
 mod rounds;
 #[path = "costs/setup.rs"]
 mod setup;
+#[path = "costs/upserts.rs"]
+mod upserts;
 
 /// Counts what lives on the heap, for what clones take in memory.
 #[global_allocator]

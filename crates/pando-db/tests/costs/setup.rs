@@ -1,6 +1,7 @@
 //! What all cost tests share: stores on counted memory, seeded noise, cost as a difference, tables.
 
 use std::{
+    collections::HashSet,
     fmt, io,
     ops::{AddAssign, Div, Sub},
     sync::{
@@ -17,6 +18,8 @@ use pando_db::{
 
 pub const KIB: u64 = 1 << 10;
 pub const MIB: u64 = 1 << 20;
+/// Unit in which `MemDevice` keeps what was written.
+const CHUNK: u64 = 64 * KIB;
 
 /// True if the sizes of the goals are to be run.
 pub fn full() -> bool {
@@ -117,6 +120,8 @@ struct Counting {
     memory: MemDevice,
     nodes: AtomicU64,
     table_pages: AtomicU64,
+    /// Chunks of 64 KiB that were ever written: what `MemDevice` keeps.
+    chunks: Mutex<HashSet<u64>>,
 }
 
 impl Counting {
@@ -145,6 +150,7 @@ impl Device for Counting {
             Some(b"PTBL" | b"PTBI") => _ = self.table_pages.fetch_add(1, Relaxed),
             _ => (),
         }
+        self.chunks.lock().unwrap().extend(offset / CHUNK..(offset + buf.len() as u64).div_ceil(CHUNK));
         self.memory.write_at(offset, buf)
     }
 
@@ -184,7 +190,7 @@ impl Store {
 
     pub fn with_memtable(node_size: u64, cache_bytes: u64, memtable: u64) -> Self {
         let memory = MemDevice::new(1 << 40);
-        let device = Arc::new(Counting { memory, nodes: 0.into(), table_pages: 0.into() });
+        let device = Arc::new(Counting { memory, nodes: 0.into(), table_pages: 0.into(), chunks: Mutex::default() });
         let options = Options {
             background: false,
             cache_bytes,
@@ -210,6 +216,11 @@ impl Store {
         self.device.cost()
     }
 
+    /// Bytes of memory that the device keeps.
+    pub fn device_memory(&self) -> u64 {
+        self.device.chunks.lock().unwrap().len() as u64 * CHUNK
+    }
+
     /// What the device serves during `work`.
     pub fn during(&self, work: impl FnOnce(&Db)) -> Cost {
         let before = self.cost();
@@ -233,6 +244,11 @@ impl Store {
             }
         });
         (bytes, cost)
+    }
+
+    /// Nodes that are there, at all heights.
+    pub fn nodes(&self) -> u64 {
+        self.db.stats().unwrap().nodes_by_height.iter().sum()
     }
 
     /// Levels of the DAG.

@@ -6,6 +6,8 @@
 //! test says why its small form is the same statement. `docs/costs.md` lists goals and figures.
 #![allow(clippy::unwrap_used)]
 
+#[path = "costs/bulk.rs"]
+mod bulk;
 #[path = "costs/clones.rs"]
 mod clones;
 #[path = "costs/delete.rs"]

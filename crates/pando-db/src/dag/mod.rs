@@ -7,6 +7,7 @@
 //! `store`; knows nothing of logs, checkpoints or threads.
 
 pub(crate) mod absorb;
+pub(crate) mod ahead;
 pub(crate) mod check;
 pub(crate) mod clone;
 pub(crate) mod edit;

@@ -127,12 +127,7 @@ impl<'a> Scanner<'a> {
         Ok(pairs.filter_map(|(key, msg)| Some((key, msg.resolve(None, self.merge)?))).collect())
     }
 
-    fn messages(
-        &self,
-        source: &Source<'_>,
-        window: &Span,
-        ahead: &mut Ahead,
-    ) -> Result<Vec<(Bytes, Msg)>> {
+    fn messages(&self, source: &Source<'_>, window: &Span, ahead: &mut Ahead) -> Result<Vec<(Bytes, Msg)>> {
         match source {
             Source::Table(table) => {
                 Ok(table.points_in(window).map(|(key, msg)| (key.clone(), msg.clone())).collect())

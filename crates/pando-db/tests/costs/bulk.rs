@@ -2,32 +2,45 @@
 //!
 //! Small form: 64 MiB in place of 1 GiB, with a sixteenth of the cache and of the log.
 
+use pando_db::device::BLOCK;
+
 use crate::setup::{Cost, KIB, MIB, Rng, Store, edit, full, key, load, page_bytes, turn};
 
-fn loaded(value: usize) -> (Store, u64, f64) {
+/// Bytes written for a byte of the user's, by length of value. Goal 1.1; 2.17 and 2.25 were measured: the log
+/// holds everything once more, and the last leaf is rewritten by the checkpoints in between.
+const WRITTEN: [(u64, f64); 2] = [(4 * KIB, 2.2), (MIB, 2.3)];
+/// Of what a scan reads, the part that it needs.
+const USEFUL: f64 = 0.95;
+/// Bytes that a request of a long scan reads at least on average. No goal of its own.
+const A_REQUEST: u64 = 192 * KIB;
+
+fn loaded(value: u64) -> (Store, f64) {
     let (bytes, cache) = if full() { (1024 * MIB, 256 * MIB) } else { (64 * MIB, 16 * MIB) };
     let store = Store::with_memtable(MIB, cache, cache / 32);
-    let count = bytes / value as u64;
+    let count = bytes / value;
     let cost = store.during(|db| {
-        load(db, "t/", count, value);
+        load(db, "t/", count, value as usize);
         db.sync().unwrap();
         db.checkpoint().unwrap();
     });
     let ratio = cost.write_bytes as f64 / bytes as f64;
     println!("  {count} values of {value} B: {ratio:.3} bytes written for each of the user's | {cost}");
-    (store, count, ratio)
+    (store, ratio)
 }
 
 #[test]
 fn a_sequential_load_and_its_scan() {
     let _turn = turn();
     println!("item 5: sequential load with sync and checkpoint, then a cold scan");
-    for value in [4 * KIB as usize, MIB as usize] {
-        let (mut store, _, ratio) = loaded(value);
+    for (value, most) in WRITTEN {
+        let (mut store, ratio) = loaded(value);
+        assert!(ratio <= most, "{ratio:.3} bytes are written for each of the user's; {most} are allowed");
         store.reopen();
         let (bytes, cost) = store.scan("t/");
         let useful = bytes as f64 / cost.read_bytes as f64;
         println!("  scan: {:.1} % useful | {cost}", useful * 100.0);
+        assert!(useful >= USEFUL, "{useful}");
+        assert!(cost.read_bytes / cost.reads >= A_REQUEST, "{cost}");
     }
 }
 
@@ -53,8 +66,12 @@ fn a_cold_point_query_takes_small_requests() {
                 sum += cost;
                 most = most.max(cost.reads);
             }
-            println!("{count:>9} values, {levels} levels, {upserts:>6} upserts: at most {most} | {}", sum / QUERIES);
+            println!(
+                "{count:>9} values, {levels} levels, {upserts:>6} upserts: at most {most} | {}",
+                sum / QUERIES
+            );
+            assert!(most <= 2 * levels, "{most} requests at {levels} levels");
+            assert!(sum.read_bytes <= sum.reads * page_bytes(node).max(BLOCK), "{sum}");
         }
     }
-    let _ = page_bytes(node);
 }

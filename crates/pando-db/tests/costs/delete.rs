@@ -72,7 +72,10 @@ fn deleting_a_clone_costs_what_it_owns() {
     let mut requests = Vec::new();
     for count in sizes.trees {
         let m = measure(&sizes, count, 0);
-        println!("{count:>9} values shared, {:>7} owned: {:>5} nodes {:>10} B | {}", 0, m.nodes, m.bytes, m.cost);
+        println!(
+            "{count:>9} values shared, {:>7} owned: {:>5} nodes {:>10} B | {}",
+            0, m.nodes, m.bytes, m.cost
+        );
         requests.push(m.cost.requests());
     }
     // A level more of the DAG and of the translation table, for 100 times what is shared.
@@ -80,7 +83,10 @@ fn deleting_a_clone_costs_what_it_owns() {
     for own in sizes.owned {
         let count = sizes.trees[2];
         let m = measure(&sizes, count, own);
-        println!("{count:>9} values shared, {own:>7} owned: {:>5} nodes {:>10} B | {}", m.nodes, m.bytes, m.cost);
+        println!(
+            "{count:>9} values shared, {own:>7} owned: {:>5} nodes {:>10} B | {}",
+            m.nodes, m.bytes, m.cost
+        );
         let said = format!("{own} of {count}: {} nodes, {}", m.nodes, m.cost);
         assert!(m.bytes > own * VALUE as u64, "{said}");
         // The headers of interior nodes are read, no leaf is; what is written is pages of the table.

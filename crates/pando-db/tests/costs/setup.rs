@@ -190,7 +190,8 @@ impl Store {
 
     pub fn with_memtable(node_size: u64, cache_bytes: u64, memtable: u64) -> Self {
         let memory = MemDevice::new(1 << 40);
-        let device = Arc::new(Counting { memory, nodes: 0.into(), table_pages: 0.into(), chunks: Mutex::default() });
+        let device =
+            Arc::new(Counting { memory, nodes: 0.into(), table_pages: 0.into(), chunks: Mutex::default() });
         let options = Options {
             background: false,
             cache_bytes,

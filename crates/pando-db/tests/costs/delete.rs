@@ -78,8 +78,9 @@ fn deleting_a_clone_costs_what_it_owns() {
         );
         requests.push(m.cost.requests());
     }
-    // A level more of the DAG and of the translation table, for 100 times what is shared.
-    assert!(requests[2] <= requests[0] + 4, "{requests:?}");
+    // Two levels more of the translation table (1 to 3) for 100 times what is shared, in each of two
+    // checkpoints, and one or two of the DAG.
+    assert!(requests[2] <= requests[0] + 6, "{requests:?}");
     for own in sizes.owned {
         let count = sizes.trees[2];
         let m = measure(&sizes, count, own);

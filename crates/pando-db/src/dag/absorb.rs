@@ -9,6 +9,7 @@ use super::{edit::Edit, run::merge_runs};
 use crate::{
     error::{Error, Result},
     format::node::{Body, Edge, Layer, Node, RangeMsg, Run, Target},
+    key::Span,
 };
 
 impl Edit<'_> {
@@ -72,7 +73,7 @@ impl Edit<'_> {
             }
             let (below, above) = live.without(&range.span);
             if let Some(below) = below {
-                edges.push(edge.narrowed(&live, &below, pager)?);
+                edges.push(self.sliver(edge.narrowed(&live, &below, pager)?, &below, node.height)?);
             }
             if !placed {
                 placed = true;
@@ -81,13 +82,23 @@ impl Edit<'_> {
                 edges.push(Edge { lo: range.span.lo.clone(), child, layers: Vec::new(), loose });
             }
             if let Some(above) = above {
-                edges.push(edge.narrowed(&live, &above, pager)?);
+                edges.push(self.sliver(edge.narrowed(&live, &above, pager)?, &above, node.height)?);
             }
         }
         assert!(placed, "a range message outside its node");
         join_empty(&mut edges);
         node.body = Body::Interior(edges);
         Ok(())
+    }
+
+    /// What is left of an edge that was cut, without its child if nothing of that is visible.
+    fn sliver(&self, mut edge: Edge, live: &Span, height: u8) -> Result<Edge> {
+        if let Some(target) = &edge.child
+            && self.shows_nothing(live, target, height)?
+        {
+            (edge.child, edge.loose) = (None, false);
+        }
+        Ok(edge)
     }
 
     /// The pairs of a leaf after the messages of a layer.

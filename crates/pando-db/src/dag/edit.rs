@@ -74,6 +74,15 @@ impl<'a> Edit<'a> {
         }
     }
 
+    /// The current version of a node, to be looked at. I/O: its header.
+    pub fn peek(&self, id: NodeId) -> Result<Arc<Node>> {
+        match self.nodes.get(&id) {
+            Some(Version::Changed(node)) => Ok(node.clone()),
+            Some(Version::Removed) => Err(missing(id)),
+            None => Ok(self.cx.pager.node(&self.base, id)?.node),
+        }
+    }
+
     /// A child of a node of height `above`; one that is not lower is an error, so that no walk down
     /// goes in circles. I/O: its header.
     pub fn load_below(&self, id: NodeId, above: u8) -> Result<Node> {
@@ -153,6 +162,8 @@ impl<'a> Edit<'a> {
         let old = match self.nodes.get(&id) {
             Some(Version::Changed(node)) => node.clone(),
             Some(Version::Removed) => return Err(missing(id)),
+            // Leaves refer to nothing: freeing a tree reads the headers of its interior nodes only.
+            None if self.base.get(id).is_some_and(|e| e.height == 0) => return Ok(()),
             None => self.cx.pager.node(&self.base, id)?.node,
         };
         for child in old.references() {

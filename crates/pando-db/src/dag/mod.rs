@@ -7,6 +7,7 @@
 //! `store`; knows nothing of logs, checkpoints or threads.
 
 pub(crate) mod absorb;
+pub(crate) mod ahead;
 pub(crate) mod check;
 pub(crate) mod clone;
 pub(crate) mod edit;
@@ -21,3 +22,4 @@ pub(crate) mod sink;
 pub(crate) mod split;
 pub(crate) mod tree;
 pub(crate) mod view;
+mod visible;

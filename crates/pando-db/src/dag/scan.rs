@@ -3,13 +3,15 @@
 //! A window is a range of keys over which the path from the root does not
 //! change: one page of one leaf, and what the layers above say about it. It is
 //! found by one descent and merged in memory, so a scan costs a header per
-//! level and window at most (cached as a rule) and reads every page once.
+//! level and window at most (cached as a rule) and reads every page once, side
+//! by side with others (see [`Ahead`]).
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 
 use super::{
+    ahead::Ahead,
     memtable::Memtable,
     run::bounds,
     view::{View, child_node, out_of_node},
@@ -52,7 +54,9 @@ pub(crate) struct Scanner<'a> {
 }
 
 /// The state of a descent: the window so far, and how its keys look in the node at hand.
-struct Descent<'a> {
+struct Descent<'a, 's> {
+    pager: &'a Pager,
+    ahead: &'s mut Ahead,
     direction: Direction,
     window: Span,
     lens: Lens,
@@ -68,9 +72,20 @@ enum Next {
 
 impl<'a> Scanner<'a> {
     /// The first (or last) window of `range`, which must not be empty, and its pairs.
-    pub fn window(&self, range: &Span, direction: Direction) -> Result<(Span, Vec<(Bytes, Bytes)>)> {
-        let mut descent =
-            Descent { direction, window: range.clone(), lens: Lens::identity(), sources: Vec::new() };
+    pub fn window(
+        &self,
+        range: &Span,
+        direction: Direction,
+        ahead: &mut Ahead,
+    ) -> Result<(Span, Vec<(Bytes, Bytes)>)> {
+        let mut descent = Descent {
+            pager: self.pager,
+            ahead,
+            direction,
+            window: range.clone(),
+            lens: Lens::identity(),
+            sources: Vec::new(),
+        };
         let mut next = Next::Node(self.view.tree.root);
         for table in &self.view.tables {
             let table: &'a Memtable = table;
@@ -91,21 +106,28 @@ impl<'a> Scanner<'a> {
             }
             next = descent.through_node(&handle);
         }
-        let pairs = self.merge_sources(&descent)?;
-        Ok((descent.window, pairs))
+        let Descent { window, sources, ahead, .. } = descent;
+        let pairs = self.merge_sources(&sources, &window, ahead)?;
+        ahead.grow();
+        Ok((window, pairs))
     }
 
-    fn merge_sources(&self, descent: &Descent<'_>) -> Result<Vec<(Bytes, Bytes)>> {
+    fn merge_sources(
+        &self,
+        sources: &[Source<'_>],
+        window: &Span,
+        ahead: &mut Ahead,
+    ) -> Result<Vec<(Bytes, Bytes)>> {
         let mut merged: Vec<(Bytes, Msg)> = Vec::new();
-        for source in descent.sources.iter().rev() {
-            let newer = self.messages(source, &descent.window)?;
+        for source in sources.iter().rev() {
+            let newer = self.messages(source, window, ahead)?;
             merged = lay_over(merged, newer, self.merge);
         }
         let pairs = merged.into_iter();
         Ok(pairs.filter_map(|(key, msg)| Some((key, msg.resolve(None, self.merge)?))).collect())
     }
 
-    fn messages(&self, source: &Source<'_>, window: &Span) -> Result<Vec<(Bytes, Msg)>> {
+    fn messages(&self, source: &Source<'_>, window: &Span, ahead: &mut Ahead) -> Result<Vec<(Bytes, Msg)>> {
         match source {
             Source::Table(table) => {
                 Ok(table.points_in(window).map(|(key, msg)| (key.clone(), msg.clone())).collect())
@@ -117,7 +139,10 @@ impl<'a> Scanner<'a> {
                     if !page.meets(&local) {
                         break;
                     }
-                    let loaded = self.pager.page(home.as_ref(), page)?;
+                    let loaded = match ahead.page(home.as_ref(), page) {
+                        Some(loaded) => loaded,
+                        None => self.pager.page(home.as_ref(), page)?,
+                    };
                     let (from, to) = bounds(page, &loaded, &local);
                     // Where the page's prefix already holds what the path put on, keys are built once.
                     let head = page.prefix.starts_with(&lens.pre).then(|| lens.invert(&page.prefix));
@@ -135,7 +160,7 @@ impl<'a> Scanner<'a> {
     }
 }
 
-impl<'a> Descent<'a> {
+impl<'a> Descent<'a, '_> {
     /// The window in the local keys of the node at hand.
     fn local(&self) -> Span {
         self.lens.apply_span(&self.window)
@@ -213,13 +238,19 @@ impl<'a> Descent<'a> {
         let node = &handle.node;
         let edges = match &node.body {
             Body::Leaf(run) => {
-                self.restrict_to_pages(run);
                 self.add_run(run, handle);
                 return Next::End;
             }
             Body::Interior(edges) => edges,
         };
         let i = self.choose_edge(edges);
+        if self.direction == Direction::Forward {
+            // All that waits in this node lies in one piece, edge after edge.
+            let shown = self.local();
+            let later = edges[i..].iter().take_while(|e| shown.is_above(&e.lo));
+            let wanted = later.flat_map(|e| &e.layers).flat_map(|l| &l.run.pages);
+            self.ahead.fetch(handle.home.as_ref(), wanted.filter(|p| p.meets(&shown)), self.pager);
+        }
         let live = node.edge_span(i);
         if let Some(part) = live.intersect(&self.local()) {
             self.narrow(&part);
@@ -229,7 +260,6 @@ impl<'a> Descent<'a> {
             let from = layer.ranges.partition_point(|r| r.span.hi.as_ref().is_some_and(|hi| *hi <= local.lo));
             let to = layer.ranges.partition_point(|r| local.is_above(&r.span.lo)).max(from);
             let covering = self.restrict_to_ranges(&local, &layer.ranges[from..to]);
-            self.restrict_to_pages(&layer.run);
             self.add_run(&layer.run, handle);
             if let Some(range) = covering {
                 return self.follow(&range);
@@ -279,7 +309,15 @@ impl<'a> Descent<'a> {
         }
     }
 
+    /// Takes a run as a source, with the window narrowed to one page of it.
     fn add_run(&mut self, run: &Run, handle: &Handle) {
+        if self.direction == Direction::Forward {
+            // What the scan will want of this run, if it goes on to the end of what is visible here.
+            let shown = self.local();
+            let wanted = run.pages[run.page_from(&shown.lo)..].iter().take_while(|p| p.meets(&shown));
+            self.ahead.fetch(handle.home.as_ref(), wanted, self.pager);
+        }
+        self.restrict_to_pages(run);
         let local = self.local();
         let pages: Vec<_> =
             run.pages[run.page_from(&local.lo)..].iter().take_while(|p| p.meets(&local)).cloned().collect();

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use super::engine::Engine;
 use crate::{
     dag::{
+        ahead::Ahead,
         scan::{Direction, Scanner},
         view::View,
     },
@@ -37,6 +38,7 @@ impl Snapshot {
             rest: Some(rest).filter(|r| !r.is_empty()),
             front: VecDeque::new(),
             back: VecDeque::new(),
+            ahead: Ahead::default(),
         }
     }
 
@@ -54,6 +56,7 @@ pub struct Cursor {
     rest: Option<Span>,
     front: VecDeque<(Bytes, Bytes)>,
     back: VecDeque<(Bytes, Bytes)>,
+    ahead: Ahead,
 }
 
 impl Cursor {
@@ -62,7 +65,7 @@ impl Cursor {
         while let Some(rest) = self.rest.take() {
             let engine = &self.snapshot.engine;
             let scanner = Scanner { view: &self.snapshot.view, pager: &engine.pager, merge: &*engine.merge };
-            let (window, pairs) = scanner.window(&rest, direction)?;
+            let (window, pairs) = scanner.window(&rest, direction, &mut self.ahead)?;
             assert!(rest.covers(&window) && !window.is_empty(), "a window must be part of what is left");
             let (below, above) = rest.without(&window);
             self.rest = match direction {

@@ -136,6 +136,15 @@ impl Db {
         self.engine().checkpoint()
     }
 
+    /// Gives back what was deleted, now: carries deletes that wait in the DAG to where they free
+    /// something, frees what nothing refers to any more, and makes checkpoints. The same is done in
+    /// the background when nothing has been written for a while, and before a write is refused for
+    /// lack of space. Cost: in proportion to what only the deleted trees own, and the headers of all
+    /// interior nodes that are not cached.
+    pub fn settle(&self) -> Result<()> {
+        self.engine().settle(&|| Ok(false)).map(|_| ())
+    }
+
     /// Bytes that ordinary writes may still take, and bytes in all. Cheap.
     pub fn space(&self) -> (u64, u64) {
         let engine = self.engine();

@@ -36,6 +36,9 @@ use crate::{
 const PAGE_MIN: usize = 512;
 const PAGE_MAX: usize = 32 << 10;
 
+/// Part (1/n) of the cache's budget that one request reads ahead at most.
+const AHEAD_SHARE: u64 = 16;
+
 /// A node as a reader holds it.
 #[derive(Debug, Clone)]
 pub(crate) struct Handle {
@@ -50,11 +53,32 @@ enum Cached {
     Page(Arc<Page>),
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct CacheKey {
     extent: u64,
     /// Byte offset of the piece within the extent; the header is at 0.
     offset: u32,
+}
+
+/// Names a stored page; pages of one extent are in the order of their places.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Piece(CacheKey);
+
+impl Piece {
+    /// The name of a page of a node; none for one that is in memory.
+    pub fn of(home: Option<&Arc<Extent>>, page: &PageRef) -> Option<Self> {
+        let (extent, segment) = place(home, page)?;
+        Some(Piece(CacheKey { extent: extent.id, offset: segment.offset }))
+    }
+}
+
+/// Where a page is stored, if it is.
+fn place<'p>(home: Option<&'p Arc<Extent>>, page: &'p PageRef) -> Option<(&'p Arc<Extent>, Segment)> {
+    match (&page.loc, home) {
+        (PageLoc::Foreign(extent, segment), _) => Some((extent, *segment)),
+        (PageLoc::Home(segment), Some(extent)) => Some((extent, *segment)),
+        (PageLoc::Home(_), None) | (PageLoc::Mem(_), _) => None,
+    }
 }
 
 #[derive(Clone)]
@@ -179,6 +203,47 @@ impl Pager {
         let parsed = Arc::new(node_codec::load_page(page, segment, self.read(at, segment.len)?, at)?);
         self.cache.insert(key, Cached::Page(parsed.clone()));
         Ok(parsed)
+    }
+
+    /// Reads the first of `pages`, with those that lie right behind it, up to `limit` bytes and to one that
+    /// is in the cache, with one request; in order of their places. Empty where that would not
+    /// be two, or fails: then [`Pager::page`] will tell.
+    pub fn read_side_by_side<'p>(
+        &self,
+        home: Option<&Arc<Extent>>,
+        pages: impl Iterator<Item = &'p PageRef>,
+        limit: usize,
+    ) -> Vec<(Piece, Arc<Page>)> {
+        let limit = limit.min((self.cache.capacity() / AHEAD_SHARE) as usize);
+        let mut wanted: Vec<(&PageRef, Segment)> = Vec::new();
+        let mut first: Option<(&Arc<Extent>, u32)> = None;
+        let (mut end, mut len) = (0, 0);
+        for page in pages {
+            let Some((extent, segment)) = place(home, page) else { break };
+            let follows = first.is_none_or(|(e, _)| e.id == extent.id && segment.offset == end);
+            let key = CacheKey { extent: extent.id, offset: segment.offset };
+            if !follows || len + segment.len as usize > limit || self.cache.peek(&key).is_some() {
+                break;
+            }
+            first = first.or(Some((extent, segment.offset)));
+            (end, len) = (segment.offset.saturating_add(segment.len), len + segment.len as usize);
+            wanted.push((page, segment));
+        }
+        let (Some((extent, start)), true) = (first, wanted.len() > 1) else { return Vec::new() };
+        let Ok(bytes) = self.read(extent.offset + u64::from(start), len as u32) else { return Vec::new() };
+        let parse = |(page, segment): &(&PageRef, Segment)| {
+            let from = (segment.offset - start) as usize;
+            // A copy, so that a page that stays in the cache does not keep all that was read with it.
+            let stored = Bytes::copy_from_slice(bytes.get(from..from + segment.len as usize)?);
+            let at = extent.offset + u64::from(segment.offset);
+            let parsed = Arc::new(node_codec::load_page(page, *segment, stored, at).ok()?);
+            let key = CacheKey { extent: extent.id, offset: segment.offset };
+            self.cache.insert(key, Cached::Page(parsed.clone()));
+            self.misses.fetch_add(1, Ordering::Relaxed);
+            Some((Piece(key), parsed))
+        };
+        // A page that is damaged ends it; what lies before is good.
+        wanted.iter().map_while(parse).collect()
     }
 
     /// The stored form of a page, for copying it as it is; verified.

@@ -1,0 +1,75 @@
+//! Reading ahead for a scan: the pages of a run that it will need lie side by
+//! side on the device, and are read with one request.
+//!
+//! The longer a scan has gone on, the more it reads ahead, so that a short one
+//! reads what it needs and a long one at most twice that. What was read stays
+//! with the scan until it has gone by, whatever the cache makes of it: a page
+//! is read once a scan. Memory: [`BATCHES`] requests of at most [`MOST`] bytes.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use crate::{
+    format::{node::PageRef, page::Page},
+    store::{
+        pager::{Pager, Piece},
+        space::Extent,
+    },
+};
+
+/// What a scan that goes on reads at once, at first and at most, in bytes.
+const FIRST: usize = 64 << 10;
+const MOST: usize = 1 << 20;
+/// Requests whose pages are kept: a scan has some runs at hand, one or more a level.
+const BATCHES: usize = 8;
+
+/// What a scan has read ahead.
+#[derive(Default)]
+pub(crate) struct Ahead {
+    /// Bytes of the next request; 0: a page at a time.
+    limit: usize,
+    /// The one used last is last.
+    batches: VecDeque<Vec<(Piece, Arc<Page>)>>,
+}
+
+impl Ahead {
+    /// Notes that the scan goes on.
+    pub fn grow(&mut self) {
+        self.limit = (self.limit * 2).clamp(FIRST, MOST);
+    }
+
+    /// Reads the first of `wanted`, pages of one run, and those right behind it, unless it is here
+    /// already. A hint: what fails is left to who needs the page.
+    pub fn fetch<'p>(
+        &mut self,
+        home: Option<&Arc<Extent>>,
+        wanted: impl Iterator<Item = &'p PageRef>,
+        pager: &Pager,
+    ) {
+        let mut wanted = wanted.peekable();
+        let Some(first) = wanted.peek() else { return };
+        if self.limit == 0 || self.page(home, first).is_some() {
+            return;
+        }
+        let batch = pager.read_side_by_side(home, wanted, self.limit);
+        if !batch.is_empty() {
+            if self.batches.len() == BATCHES {
+                self.batches.pop_front();
+            }
+            self.batches.push_back(batch);
+        }
+    }
+
+    /// The page, if it was read ahead.
+    pub fn page(&mut self, home: Option<&Arc<Extent>>, page: &PageRef) -> Option<Arc<Page>> {
+        let piece = Piece::of(home, page)?;
+        let find = |batch: &Vec<(Piece, Arc<Page>)>| {
+            let i = batch.binary_search_by_key(&piece, |(piece, _)| *piece).ok()?;
+            batch.get(i).map(|(_, page)| page.clone())
+        };
+        let (i, found) = self.batches.iter().enumerate().rev().find_map(|(i, b)| Some((i, find(b)?)))?;
+        if let Some(batch) = self.batches.remove(i) {
+            self.batches.push_back(batch);
+        }
+        Some(found)
+    }
+}

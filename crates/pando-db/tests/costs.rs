@@ -1,0 +1,26 @@
+//! The cost tests: what operations cost in requests, bytes and seeks of the device, as growth over sizes.
+//!
+//! Nothing here measures time, and a run is decided by its seeds, so the figures are the same on every
+//! machine. Without threads in the background (`background: false`) all work is done inside the calls that
+//! cause it. `PANDO_COSTS=full` runs the sizes of the goals (1 MiB nodes) in place of small ones; every
+//! test says why its small form is the same statement. `docs/costs.md` lists goals and figures.
+#![allow(clippy::unwrap_used)]
+
+#[path = "costs/bulk.rs"]
+mod bulk;
+#[path = "costs/clones.rs"]
+mod clones;
+#[path = "costs/delete.rs"]
+mod delete;
+#[path = "costs/live.rs"]
+mod live;
+#[path = "costs/rounds.rs"]
+mod rounds;
+#[path = "costs/setup.rs"]
+mod setup;
+#[path = "costs/upserts.rs"]
+mod upserts;
+
+/// Counts what lives on the heap, for what clones take in memory.
+#[global_allocator]
+static HEAP: peak_alloc::PeakAlloc = peak_alloc::PeakAlloc;

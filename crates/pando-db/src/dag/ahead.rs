@@ -12,7 +12,7 @@ use crate::{
     format::{node::PageRef, page::Page},
     store::{
         pager::{Pager, Piece},
-        space::Extent,
+        table::Stored,
     },
 };
 
@@ -41,7 +41,7 @@ impl Ahead {
     /// already. A hint: what fails is left to who needs the page.
     pub fn fetch<'p>(
         &mut self,
-        home: Option<&Arc<Extent>>,
+        home: Option<&Arc<Stored>>,
         wanted: impl Iterator<Item = &'p PageRef>,
         pager: &Pager,
     ) {
@@ -60,7 +60,7 @@ impl Ahead {
     }
 
     /// The page, if it was read ahead.
-    pub fn page(&mut self, home: Option<&Arc<Extent>>, page: &PageRef) -> Option<Arc<Page>> {
+    pub fn page(&mut self, home: Option<&Arc<Stored>>, page: &PageRef) -> Option<Arc<Page>> {
         let piece = Piece::of(home, page)?;
         let find = |batch: &Vec<(Piece, Arc<Page>)>| {
             let i = batch.binary_search_by_key(&piece, |(piece, _)| *piece).ok()?;

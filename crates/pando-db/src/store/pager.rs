@@ -66,17 +66,17 @@ pub(crate) struct Piece(CacheKey);
 
 impl Piece {
     /// The name of a page of a node; none for one that is in memory.
-    pub fn of(home: Option<&Arc<Extent>>, page: &PageRef) -> Option<Self> {
+    pub fn of(home: Option<&Arc<Stored>>, page: &PageRef) -> Option<Self> {
         let (extent, segment) = place(home, page)?;
         Some(Piece(CacheKey { extent: extent.id, offset: segment.offset }))
     }
 }
 
 /// Where a page is stored, if it is.
-fn place<'p>(home: Option<&'p Arc<Extent>>, page: &'p PageRef) -> Option<(&'p Arc<Extent>, Segment)> {
+fn place<'p>(home: Option<&'p Arc<Stored>>, page: &'p PageRef) -> Option<(&'p Arc<Extent>, Segment)> {
     match (&page.loc, home) {
         (PageLoc::Foreign(extent, segment), _) => Some((extent, *segment)),
-        (PageLoc::Home(segment), Some(extent)) => Some((extent, *segment)),
+        (PageLoc::Home(segment), Some(stored)) => Some((stored.part(*segment).ok()?, *segment)),
         (PageLoc::Home(_), None) | (PageLoc::Mem(_), _) => None,
     }
 }
@@ -210,7 +210,7 @@ impl Pager {
     /// be two, or fails: then [`Pager::page`] will tell.
     pub fn read_side_by_side<'p>(
         &self,
-        home: Option<&Arc<Extent>>,
+        home: Option<&Arc<Stored>>,
         pages: impl Iterator<Item = &'p PageRef>,
         limit: usize,
     ) -> Vec<(Piece, Arc<Page>)> {

@@ -83,6 +83,9 @@ impl Edit<'_> {
                 left -= raw;
                 continue;
             }
+            if page.count == 1 {
+                return Ok(page.first_key());
+            }
             let loaded = self.cx.pager.page(None, page)?;
             for i in 0..loaded.len() {
                 let len = loaded.entry_len(i);

@@ -23,7 +23,7 @@ use super::{
     table::{Loc, Stored, Table},
 };
 use crate::{
-    device::Device,
+    device::{BLOCK, Device},
     error::{Error, Result},
     format::{
         node::{Node, NodeId, PageLoc, PageRef, Segment},
@@ -215,35 +215,43 @@ impl Pager {
         limit: usize,
     ) -> Vec<(Piece, Arc<Page>)> {
         let limit = limit.min((self.cache.capacity() / AHEAD_SHARE) as usize);
-        let mut wanted: Vec<(&PageRef, Segment)> = Vec::new();
-        let mut first: Option<(&Arc<Extent>, u32)> = None;
-        let (mut end, mut len) = (0, 0);
+        // Each page with its extent, the place in it and the byte of the device at which it begins.
+        let mut wanted: Vec<(&PageRef, &Extent, Segment, u64)> = Vec::new();
+        let (mut start, mut end) = (0, 0);
         for page in pages {
             let Some((extent, segment)) = place(home, page) else { break };
-            let follows = first.is_none_or(|(e, _)| e.id == extent.id && segment.offset == end);
+            let at = extent.offset + u64::from(segment.offset);
+            if wanted.is_empty() {
+                (start, end) = (at, at);
+            }
+            // The next extent begins at a block, so a little may lie between.
+            let follows = at >= end && at - end < BLOCK;
+            let stop = at + u64::from(segment.len);
             let key = CacheKey { extent: extent.id, offset: segment.offset };
-            if !follows || len + segment.len as usize > limit || self.cache.peek(&key).is_some() {
+            if !follows || stop - start > limit as u64 || self.cache.peek(&key).is_some() {
                 break;
             }
-            first = first.or(Some((extent, segment.offset)));
-            (end, len) = (segment.offset.saturating_add(segment.len), len + segment.len as usize);
-            wanted.push((page, segment));
+            end = stop;
+            wanted.push((page, extent, segment, at));
         }
-        let (Some((extent, start)), true) = (first, wanted.len() > 1) else { return Vec::new() };
-        let Ok(bytes) = self.read(extent.offset + u64::from(start), len as u32) else { return Vec::new() };
-        let parse = |(page, segment): &(&PageRef, Segment)| {
-            let from = (segment.offset - start) as usize;
+        if wanted.len() < 2 {
+            return Vec::new();
+        }
+        let Ok(bytes) = self.read(start, (end - start) as u32) else { return Vec::new() };
+        let parse = |(page, extent, segment, at): &(&PageRef, &Extent, Segment, u64)| {
+            let from = (at - start) as usize;
             // A copy, so that a page that stays in the cache does not keep all that was read with it.
             let stored = Bytes::copy_from_slice(bytes.get(from..from + segment.len as usize)?);
-            let at = extent.offset + u64::from(segment.offset);
-            let parsed = Arc::new(node_codec::load_page(page, *segment, stored, at).ok()?);
+            let parsed = Arc::new(node_codec::load_page(page, *segment, stored, *at).ok()?);
             let key = CacheKey { extent: extent.id, offset: segment.offset };
             self.cache.insert(key, Cached::Page(parsed.clone()));
             self.misses.fetch_add(1, Ordering::Relaxed);
             Some((Piece(key), parsed))
         };
         // A page that is damaged ends it; what lies before is good.
-        wanted.iter().map_while(parse).collect()
+        let mut read: Vec<_> = wanted.iter().map_while(parse).collect();
+        read.sort_unstable_by_key(|(piece, _)| *piece);
+        read
     }
 
     /// The stored form of a page, for copying it as it is; verified.

@@ -43,6 +43,7 @@ mod error;
 mod file;
 mod handle;
 mod inode;
+mod keyname;
 mod lineage;
 mod merge;
 mod name;
@@ -57,6 +58,7 @@ mod volume;
 
 pub use check::{CheckReport, describe_key};
 pub use error::{Error, Result};
+pub use keyname::{name_key, name_piece};
 pub use merge::FsMerge;
 pub use rename::{RENAME_EXCHANGE, RENAME_NOREPLACE};
 pub use stats::{FsStats, Histogram};

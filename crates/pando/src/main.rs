@@ -40,6 +40,7 @@ enum Command {
     Export(cmd::export::Args),
     Grow(cmd::grow::Args),
     Stats(cmd::stats::Args),
+    Inspect(cmd::inspect::Args),
     Try(cmd::r#try::Args),
 }
 
@@ -57,6 +58,7 @@ fn main() -> ExitCode {
         Command::Export(args) => cmd::export::run(&args),
         Command::Grow(args) => cmd::grow::run(&args),
         Command::Stats(args) => cmd::stats::run(&args),
+        Command::Inspect(args) => cmd::inspect::run(&args),
         Command::Try(args) => cmd::r#try::run(&args),
     };
     match result {

@@ -4,6 +4,7 @@ mod check;
 mod checkpoint;
 mod cursor;
 mod engine;
+mod inspect;
 mod maintain;
 mod open;
 mod record;
@@ -11,6 +12,7 @@ mod room;
 mod signal;
 mod stats;
 mod threads;
+mod usage;
 mod write;
 
 use std::{sync::Arc, thread::JoinHandle};
@@ -23,6 +25,11 @@ use crate::{Batch, CreateOptions, Error, Options, Result, Stats, device::Device}
 pub use check::{CheckReport, Finding};
 pub use cursor::{Cursor, Snapshot};
 use engine::Engine;
+pub use inspect::{
+    Content, EdgeInfo, EntryInfo, ExtentInfo, InspectOptions, Inspection, KeyRange, LayerInfo, MessageInfo,
+    NodeInfo, PageInfo, PathInfo, RangeInfo, TargetInfo,
+};
+pub use usage::Usage;
 
 /// An open store. Cheap to clone: all clones are one store, and any may be used from any thread.
 ///
@@ -136,6 +143,18 @@ impl Db {
         self.engine().checkpoint()
     }
 
+    /// Makes checkpoints, carries deletes to where they free something, and reclaims, until nothing more can
+    /// be given back. For those who measure, or who want the space now: a store does the same unasked when
+    /// it is idle after deletes, or short of space. Cost: all nodes at which deletes wait.
+    pub fn settle(&self) -> Result<()> {
+        let engine = self.engine();
+        engine.check_running()?;
+        if engine.options.read_only {
+            return Err(Error::ReadOnly);
+        }
+        engine.settle(&|| Ok(false)).map(|_| ())
+    }
+
     /// Bytes that ordinary writes may still take, and bytes in all. Cheap.
     pub fn space(&self) -> (u64, u64) {
         let engine = self.engine();
@@ -151,6 +170,31 @@ impl Db {
     /// Verifies every checksum and every invariant of the store as it is now, memory included.
     pub fn check(&self) -> Result<CheckReport> {
         check::check(self.engine())
+    }
+
+    /// What the keys under `prefix` take on the device, and what of that would come back if they were
+    /// deleted: see [`Usage`] for what is exact. Cost: the headers of all nodes that the prefix reaches.
+    pub fn usage(&self, prefix: &[u8]) -> Result<Usage> {
+        usage::usage(self.engine(), &[Bytes::copy_from_slice(prefix)])
+    }
+
+    /// The same for several prefixes together; none may be a prefix of another.
+    pub fn usage_of(&self, prefixes: &[Bytes]) -> Result<Usage> {
+        let nested =
+            |(i, a): (usize, &Bytes)| prefixes.iter().enumerate().any(|(j, b)| i != j && b.starts_with(a));
+        if prefixes.iter().enumerate().any(nested) {
+            return Err(Error::Invalid("one prefix lies in another".into()));
+        }
+        usage::usage(self.engine(), prefixes)
+    }
+
+    /// The DAG as plain data, for tools that show it: see [`Inspection`].
+    ///
+    /// What cannot be read is given as such. [`Error::Invalid`] for a start that does not exist. Cost: the
+    /// headers of all interior nodes below the start and of the leaves that are given; with
+    /// [`InspectOptions::messages`] their pages too. All that is given is in memory at once.
+    pub fn inspect(&self, options: &InspectOptions) -> Result<Inspection> {
+        inspect::inspect(self.engine(), options)
     }
 
     /// Makes the store `size` bytes long, growing the device if it is shorter. Online.

@@ -5,6 +5,7 @@ pub mod clone;
 pub mod export;
 pub mod grow;
 pub mod import;
+pub mod inspect;
 pub mod mkfs;
 pub mod mount;
 pub mod mv;

@@ -1,5 +1,6 @@
 //! The engine's public face: [`Db`].
 
+mod backup;
 mod check;
 mod checkpoint;
 mod cursor;
@@ -8,6 +9,7 @@ mod inspect;
 mod maintain;
 mod open;
 mod record;
+mod restore;
 mod room;
 mod signal;
 mod stats;
@@ -22,6 +24,7 @@ use parking_lot::Mutex;
 
 use crate::{Batch, CreateOptions, Error, Options, Result, Stats, device::Device};
 
+pub use backup::BackupReport;
 pub use check::{CheckReport, Finding};
 pub use cursor::{Cursor, Snapshot};
 use engine::Engine;
@@ -29,6 +32,7 @@ pub use inspect::{
     Content, EdgeInfo, EntryInfo, ExtentInfo, InspectOptions, Inspection, KeyRange, LayerInfo, MessageInfo,
     NodeInfo, PageInfo, PathInfo, RangeInfo, TargetInfo,
 };
+pub use restore::Backup;
 pub use usage::Usage;
 
 /// An open store. Cheap to clone: all clones are one store, and any may be used from any thread.
@@ -61,6 +65,17 @@ impl Db {
             Vec::new()
         };
         Ok(Db { inner: Arc::new(Inner { engine, threads: Mutex::new(threads) }) })
+    }
+
+    /// Makes a store on `device` from the stream of a [`Snapshot::backup`]; short for [`Backup::open`] and
+    /// [`Backup::restore`], which see.
+    pub fn restore(
+        device: Arc<dyn Device>,
+        reader: impl std::io::Read,
+        create: &CreateOptions,
+        options: &Options,
+    ) -> Result<BackupReport> {
+        Backup::open(reader)?.restore(device, create, options)
     }
 
     fn engine(&self) -> &Arc<Engine> {
@@ -173,7 +188,8 @@ impl Db {
     }
 
     /// What the keys under `prefix` take on the device, and what of that would come back if they were
-    /// deleted: see [`Usage`] for what is exact. Cost: the headers of all nodes that the prefix reaches.
+    /// deleted: see [`Usage`] for what is exact. Cost: the headers of all interior nodes, and of the leaves
+    /// that the prefix reaches.
     pub fn usage(&self, prefix: &[u8]) -> Result<Usage> {
         usage::usage(self.engine(), &[Bytes::copy_from_slice(prefix)])
     }

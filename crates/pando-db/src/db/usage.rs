@@ -1,16 +1,17 @@
 //! What a prefix takes on the device, and what of it would come back.
 //!
-//! One pass over the nodes that the prefix shows, from the highest to the
-//! lowest, so that everything that refers to a node has been seen before it.
-//! On the way down it is counted which references would go with the prefix:
+//! Deleting the prefix is thought through to the end, in one pass over the nodes
+//! from the highest to the lowest, so that everything that refers to a node has
+//! been seen before it. Of each node it is known which of its references would
+//! go, and what those that stay would still show:
 //!
-//! - a node of which all references go, goes itself, whole: its extent is
-//!   *exclusive*, and its own references go too;
-//! - a node that stays but is reached by one remaining reference only would be
-//!   changed in place: of it, the pages inside the prefix are exclusive;
-//! - a node that something else refers to as well stays as it is: *shared*.
+//! - if all go, the node goes itself, whole, and its own references with it;
+//! - if one is left, from a node that nothing else refers to, the node would be
+//!   changed in place: the pages and references that it no longer shows go;
+//! - if more are left, it stays as it is.
 //!
-//! Reads headers only and takes no lock. Uses the pager and the maps of `key`.
+//! What goes is *exclusive*; what the prefix shows and what stays is *shared*. Reads
+//! headers only and takes no lock. Uses the pager and the maps of `key`.
 
 use std::{
     cmp::Reverse,
@@ -34,9 +35,9 @@ use crate::{
 
 /// What the keys under a prefix take. All sizes are bytes.
 ///
-/// The figures are those of the moment of the call, and are best when the store has settled: right after
-/// [`crate::Db::checkpoint`], with deletes carried down and reclaimed. Table pages and the log are not in
-/// them.
+/// The figures are those of the moment of the call, and are best when the store has settled (see
+/// [`crate::Db::settle`]): what waiting deletes are going to give back anyway counts as exclusive. Table
+/// pages and the log are not in them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Usage {
@@ -47,8 +48,8 @@ pub struct Usage {
     /// What it is kept in on the device, each node once: `exclusive_bytes + shared_bytes`.
     pub stored_bytes: u64,
     /// What would be given back if everything under the prefix were deleted, once that has settled and
-    /// nobody holds a snapshot of it. Exact for nodes that go as a whole; for nodes at the borders, and
-    /// nodes not yet written, see `estimated_bytes`.
+    /// nobody holds a snapshot of it; also what no other key shows of nodes that the prefix shares. Exact
+    /// for nodes that go as a whole; for others see `estimated_bytes`.
     pub exclusive_bytes: u64,
     /// What would stay, because other keys are kept there too.
     pub shared_bytes: u64,
@@ -71,11 +72,11 @@ type Shown = BTreeMap<(Bytes, Option<Bytes>), u64>;
 struct Visit {
     /// References that go with the prefix.
     gone: u64,
-    /// References that stay but show less, from nodes that would be changed in place.
-    narrowed: u64,
-    /// Local keys that would be deleted, as far as these references show them.
-    deleted: Vec<Span>,
-    /// Local keys that can be read.
+    /// References that stay, from nodes that would be changed in place.
+    private: u64,
+    /// Local keys that such a reference still shows afterwards, if it is the only one.
+    kept: Vec<Span>,
+    /// Local keys that can be read under the prefix.
     shown: Shown,
 }
 
@@ -121,15 +122,12 @@ impl Walk<'_> {
 
     /// What is in memory only: like a node above the root, with its Gotos over one edge.
     fn memory(&mut self, spans: &[Span]) -> Result<()> {
-        let mut shown = Shown::new();
-        spans.iter().for_each(|span| show(&mut shown, span.clone(), 1));
+        let mut visit = Visit { kept: minus(&Span::all(), spans), ..Visit::default() };
+        spans.iter().for_each(|span| show(&mut visit.shown, span.clone(), 1));
         let mut hidden: Vec<Span> = Vec::new();
         for table in &self.view.tables {
-            for span in spans {
-                let points = minus(span, &hidden).into_iter().flat_map(|part| {
-                    let points = table.points_in(&part).map(|(key, msg)| (key.len() + msg.len()) as u64);
-                    points.collect::<Vec<_>>()
-                });
+            for part in spans.iter().flat_map(|span| minus(span, &hidden)) {
+                let points = table.points_in(&part).map(|(key, msg)| (key.len() + msg.len()) as u64);
                 self.usage.visible_bytes += points.sum::<u64>();
             }
             let before = hidden.len();
@@ -137,24 +135,28 @@ impl Walk<'_> {
                 if let Some(target) = &range.target {
                     *self.uncounted.entry(target.id).or_default() += 1;
                     let hidden = hidden.get(..before).unwrap_or_default();
-                    self.refer(&range.span, target, spans, &shown, hidden, Reference::PrivateAbove(None))?;
+                    self.refer(&range.span, target, &visit, hidden, Fate::InPlace, None)?;
                 }
                 hidden.push(range.span.clone());
             }
         }
+        let kept = visit.kept.iter().flat_map(|span| minus(span, &hidden)).collect();
+        // A clone in memory may have led to the root already. The superblock's reference never goes.
         let root = self.visit(self.view.tree.root, None)?;
-        root.narrowed = 1;
-        root.deleted = spans.to_vec();
-        for ((lo, hi), times) in &shown {
-            for part in minus(&Span::new(lo.clone(), hi.clone()), &hidden) {
-                show(&mut root.shown, part, *times);
-            }
+        root.private += 1;
+        root.kept = kept;
+        for ((lo, hi), times) in &visit.shown {
+            minus(&part(lo, hi), &hidden).into_iter().for_each(|part| show(&mut root.shown, part, *times));
         }
         Ok(())
     }
 
     fn node(&mut self, id: NodeId, visit: Visit) -> Result<()> {
         let entry = self.view.tree.table.get(id).ok_or_else(|| missing(id))?;
+        let reached = !visit.shown.is_empty();
+        if entry.height == 0 && visit.gone == 0 && !reached && visit.private != 1 {
+            return Ok(());
+        }
         let count = u64::from(entry.count) + self.uncounted.get(&id).copied().unwrap_or(0);
         let handle = self.engine.pager.node(&self.view.tree.table, id)?;
         let (extents, bytes) = place(entry);
@@ -163,38 +165,35 @@ impl Walk<'_> {
             true => extents.iter().map(|extent| extent.len).sum(),
             false => bytes.next_multiple_of(BLOCK),
         };
-        self.usage.nodes += 1;
-        let height = handle.node.height;
-        let how = if visit.gone >= count {
+        let seen = |page: &Span| visit.shown.keys().any(|(lo, hi)| part(lo, hi).overlaps(page));
+        let kept = |page: &Span| visit.kept.iter().any(|span| span.overlaps(page));
+        self.usage.nodes += u64::from(reached);
+        let fate = if visit.gone >= count {
             self.usage.exclusive_nodes += 1;
             self.usage.exclusive_bytes += whole;
             self.usage.estimated_bytes += if written { 0 } else { whole };
-            Reference::Gone(height)
-        } else if visit.narrowed == 1 && count - visit.gone == 1 {
-            let inside = inside(&handle, |span| covered(span, &visit.deleted));
-            self.usage.exclusive_bytes += inside;
-            self.usage.estimated_bytes += inside;
-            Reference::PrivateAbove(Some(height))
+            Fate::Gone
+        } else if visit.private == 1 && count - visit.gone == 1 {
+            let goes = stored(&handle, |page| !kept(page));
+            self.usage.exclusive_bytes += goes;
+            self.usage.estimated_bytes += goes;
+            let stays = stored(&handle, |page| seen(page) && kept(page));
+            self.usage.shared_bytes += stays;
+            self.usage.shared_nodes += u64::from(stays > 0);
+            Fate::InPlace
         } else {
-            self.usage.shared_nodes += 1;
-            let all = visit
-                .shown
-                .keys()
-                .any(|(lo, hi)| Span::new(lo.clone(), hi.clone()).covers(&handle.node.span));
-            self.usage.shared_bytes += match all {
-                true => whole,
-                false => inside(&handle, |page| {
-                    visit.shown.keys().any(|(lo, hi)| Span::new(lo.clone(), hi.clone()).overlaps(page))
-                }),
-            };
-            Reference::Stays(height)
+            let all = visit.shown.keys().any(|(lo, hi)| part(lo, hi).covers(&handle.node.span));
+            self.usage.shared_bytes += if all { whole } else { stored(&handle, seen) };
+            self.usage.shared_nodes += u64::from(reached);
+            Fate::Stays
         };
-        self.below(&handle, &visit, how)
+        self.below(&handle, &visit, fate)
     }
 
     /// Passes on to what a node refers to, and counts what can be read in it.
-    fn below(&mut self, handle: &Handle, visit: &Visit, how: Reference) -> Result<()> {
+    fn below(&mut self, handle: &Handle, visit: &Visit, fate: Fate) -> Result<()> {
         let node = &handle.node;
+        let above = Some(node.height);
         let edges = match &node.body {
             Body::Leaf(run) => {
                 self.usage.visible_bytes += readable(run, &visit.shown, &[]);
@@ -211,75 +210,76 @@ impl Walk<'_> {
                 for range in &layer.ranges {
                     if let Some(target) = &range.target {
                         let hidden = hidden.get(..before).unwrap_or_default();
-                        self.refer(&range.span, target, &visit.deleted, &visit.shown, hidden, how)?;
+                        self.refer(&range.span, target, visit, hidden, fate, above)?;
                     }
                     hidden.push(range.span.clone());
                 }
             }
             if let Some(target) = &edge.child {
-                self.refer(&node.edge_span(i), target, &visit.deleted, &visit.shown, &hidden, how)?;
+                self.refer(&node.edge_span(i), target, visit, &hidden, fate, above)?;
             }
         }
         Ok(())
     }
 
-    /// Passes an edge or Goto on to its target.
+    /// Passes an edge or Goto of a node with this `visit` and `fate` on to its target.
     fn refer(
         &mut self,
         live: &Span,
         target: &Target,
-        deleted: &[Span],
-        shown: &Shown,
+        visit: &Visit,
         hidden: &[Span],
-        how: Reference,
+        fate: Fate,
+        above: Option<u8>,
     ) -> Result<()> {
         let lens = Lens::of_edge(live, &target.prepend);
-        let mut seen = Shown::new();
-        for ((lo, hi), times) in shown {
-            let Some(part) = Span::new(lo.clone(), hi.clone()).intersect(live) else { continue };
-            for part in minus(&part, hidden) {
-                show(&mut seen, lens.apply_span(&part), *times);
-            }
+        let mut shown = Vec::new();
+        for ((lo, hi), times) in &visit.shown {
+            let Some(part) = part(lo, hi).intersect(live) else { continue };
+            shown.extend(minus(&part, hidden).iter().map(|part| (lens.apply_span(part), *times)));
         }
-        let above = how.height();
-        let goes = matches!(how, Reference::Gone(_));
-        let in_place = matches!(how, Reference::PrivateAbove(_));
-        let parts: Vec<Span> = deleted.iter().filter_map(|span| span.intersect(live)).collect();
-        if seen.is_empty() && !goes && (!in_place || parts.is_empty()) {
+        let kept = visit.kept.iter().filter_map(|span| span.intersect(live));
+        let kept: Vec<Span> = kept.flat_map(|part| minus(&part, hidden)).collect();
+        let nothing_changes = match fate {
+            Fate::Gone => false,
+            Fate::Stays => true,
+            // Of a leaf with this reference only, all that is shown now is shown afterwards.
+            Fate::InPlace => {
+                let entry = self.view.tree.table.get(target.id);
+                kept == [live.clone()] && entry.is_some_and(|entry| entry.height == 0 && entry.count == 1)
+            }
+        };
+        if shown.is_empty() && nothing_changes {
             return Ok(());
         }
-        let visit = self.visit(target.id, above)?;
-        if goes || (in_place && covered(live, deleted)) {
-            visit.gone += 1;
-        } else if in_place && !parts.is_empty() {
-            visit.narrowed += 1;
-            visit.deleted.extend(parts.iter().map(|part| lens.apply_span(part)));
+        let next = self.visit(target.id, above)?;
+        match fate {
+            Fate::Gone => next.gone += 1,
+            Fate::InPlace if kept.is_empty() => next.gone += 1,
+            Fate::InPlace => {
+                next.private += 1;
+                next.kept = kept.iter().map(|part| lens.apply_span(part)).collect();
+            }
+            Fate::Stays => {}
         }
-        for ((lo, hi), times) in seen {
-            show(&mut visit.shown, Span::new(lo, hi), times);
-        }
+        shown.into_iter().for_each(|(span, times)| show(&mut next.shown, span, times));
         Ok(())
     }
 }
 
-/// What becomes of the references of a node of that height.
-#[derive(Clone, Copy)]
-enum Reference {
-    /// They go with it.
-    Gone(u8),
-    /// It would be changed in place, so those inside the prefix go. `None`: what is in memory.
-    PrivateAbove(Option<u8>),
-    /// They stay.
-    Stays(u8),
+/// What becomes of a node when the prefix is deleted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// It goes, and so do its references.
+    Gone,
+    /// It is changed in place: references that show nothing any more go.
+    InPlace,
+    /// It stays with all its references.
+    Stays,
 }
 
-impl Reference {
-    fn height(self) -> Option<u8> {
-        match self {
-            Reference::Gone(height) | Reference::Stays(height) => Some(height),
-            Reference::PrivateAbove(height) => height,
-        }
-    }
+fn part(lo: &Bytes, hi: &Option<Bytes>) -> Span {
+    Span::new(lo.clone(), hi.clone())
 }
 
 fn missing(id: NodeId) -> Error {
@@ -289,11 +289,6 @@ fn missing(id: NodeId) -> Error {
 fn show(shown: &mut Shown, span: Span, times: u64) {
     let seen = shown.entry((span.lo, span.hi)).or_default();
     *seen = seen.saturating_add(times);
-}
-
-/// True if one of `spans` holds all of `span`. Prefixes are nested or apart, so none needs two of them.
-fn covered(span: &Span, spans: &[Span]) -> bool {
-    spans.iter().any(|other| other.covers(span))
 }
 
 /// What is left of `span` without `hidden`.
@@ -312,7 +307,7 @@ fn minus(span: &Span, hidden: &[Span]) -> Vec<Span> {
 }
 
 /// Stored bytes of the pages of a node whose first to last key are as asked for.
-fn inside(handle: &Handle, asked: impl Fn(&Span) -> bool) -> u64 {
+fn stored(handle: &Handle, asked: impl Fn(&Span) -> bool) -> u64 {
     let pages = handle.node.pages().filter(|page| {
         // The least key above the last one ends the range.
         let above = [&page.last_key()[..], &[0]].concat();
@@ -325,7 +320,7 @@ fn inside(handle: &Handle, asked: impl Fn(&Span) -> bool) -> u64 {
 fn readable(run: &Run, shown: &Shown, hidden: &[Span]) -> u64 {
     let mut bytes = 0u64;
     for ((lo, hi), times) in shown {
-        for part in minus(&Span::new(lo.clone(), hi.clone()), hidden) {
+        for part in minus(&part(lo, hi), hidden) {
             let from = run.page_from(&part.lo);
             let pages = run.pages.get(from..).unwrap_or_default().iter().take_while(|page| page.meets(&part));
             let raw: u64 = pages.map(|page| u64::from(page.raw)).sum();

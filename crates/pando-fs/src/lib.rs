@@ -54,6 +54,7 @@ mod record;
 mod rename;
 mod stats;
 mod types;
+mod usage;
 mod volume;
 
 pub use check::{CheckReport, describe_key};
@@ -63,6 +64,7 @@ pub use merge::FsMerge;
 pub use rename::{RENAME_EXCHANGE, RENAME_NOREPLACE};
 pub use stats::{FsStats, Histogram};
 pub use types::*;
+pub use usage::Usage;
 pub use volume::Fs;
 
 /// Largest file size, bytes: 2^53.

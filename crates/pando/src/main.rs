@@ -41,6 +41,9 @@ enum Command {
     Grow(cmd::grow::Args),
     Stats(cmd::stats::Args),
     Inspect(cmd::inspect::Args),
+    Restore(cmd::restore::Args),
+    Backup(cmd::backup::Args),
+    Du(cmd::du::Args),
     Try(cmd::r#try::Args),
 }
 
@@ -59,6 +62,9 @@ fn main() -> ExitCode {
         Command::Grow(args) => cmd::grow::run(&args),
         Command::Stats(args) => cmd::stats::run(&args),
         Command::Inspect(args) => cmd::inspect::run(&args),
+        Command::Restore(args) => cmd::restore::run(&args),
+        Command::Backup(args) => cmd::backup::run(&args),
+        Command::Du(args) => cmd::du::run(&args),
         Command::Try(args) => cmd::r#try::run(&args),
     };
     match result {

@@ -113,6 +113,9 @@ fn help_tells_commands_examples_and_exit_codes() {
         "grow",
         "stats",
         "inspect",
+        "du",
+        "backup",
+        "restore",
         "try",
         "Exit codes",
     ] {
@@ -234,4 +237,65 @@ fn inspect_shows_damage_and_goes_on_beside_it() {
         assert!(matches!(out.status.code(), Some(0 | 1 | 3)), "{at}: {}", common::text(&out.stderr));
         assert!(!common::text(&out.stderr).contains("panicked"), "{at}: {}", common::text(&out.stderr));
     }
+}
+
+#[test]
+fn backup_and_restore_make_the_same_tree() {
+    let b = Bench::new();
+    let tree = b.tree("t");
+    b.ok(&["mkfs", "--size", "256M", "--node-size", "64K", "--label", "grove", "a.img"]);
+    b.ok(&["import", "t", "a.img:/t"]);
+    let said = b.ok(&["backup", "a.img", "a.backup"]);
+    assert!(said.contains("pairs"), "{said}");
+    b.fails(&["backup", "a.img", "a.backup"], 1, "--force");
+    b.ok(&["backup", "--force", "a.img", "a.backup"]);
+    b.ok(&["restore", "--size", "64M", "a.backup", "b.img"]);
+    b.ok(&["export", "b.img:/t", "out"]);
+    same(&tree, b.path("out"));
+    b.ok(&["check", "b.img"]);
+    let stats = b.json(&["stats", "--json", "b.img"]);
+    assert_eq!(stats["label"].as_str(), Some("grove"));
+    assert_eq!(stats["size"]["device"].as_u64(), Some(64 << 20));
+    assert_eq!(stats["nodes"]["target_size"].as_u64(), Some(64 << 10));
+    // Through a pipe, and nothing is overwritten unasked.
+    let pando = env!("CARGO_BIN_EXE_pando");
+    b.sh(&format!("{pando} backup a.img - | {pando} restore --size 64M - c.img"));
+    b.ok(&["export", "c.img:/t/src", "src"]);
+    same(tree.join("src"), b.path("src"));
+    b.fails(&["restore", "--size", "64M", "a.backup", "c.img"], 1, "--force");
+    b.ok(&["restore", "--force", "a.backup", "c.img"]);
+    // What is no backup, or not a whole one, leaves nothing behind.
+    b.sh("head -c 1000000 a.backup > cut; cp a.backup bent; printf x | dd of=bent bs=1 seek=500000 conv=notrunc status=none");
+    b.fails(&["restore", "--size", "64M", "cut", "d.img"], 1, "ends in the middle");
+    b.fails(&["restore", "--size", "64M", "bent", "d.img"], 1, "checksum");
+    b.fails(&["restore", "--size", "64M", "t/src/f1", "d.img"], 1, "backup");
+    b.fails(&["restore", "--size", "4M", "--log-size", "1M", "a.backup", "d.img"], 1, "no space");
+    assert!(!b.path("d.img").exists());
+    b.fails(&["restore", "--force", "cut", "c.img"], 1, "ends in the middle");
+    b.fails(&["stats", "c.img"], 1, "mkfs");
+    b.fails(&["restore", "none", "d.img"], 1, "none");
+    b.fails(&["backup", "none", "x"], 1, "none");
+    b.fails(&["backup", "t/src/f1", "x"], 1, "cannot be opened");
+    assert!(!b.path("x").exists());
+}
+
+#[test]
+fn du_tells_what_is_exclusive_in_an_image() {
+    let b = Bench::new();
+    b.tree("t");
+    b.ok(&["mkfs", "--size", "256M", "--node-size", "64K", "a.img"]);
+    b.ok(&["import", "t", "a.img:/t"]);
+    let line = |path: &str| b.json(&["du", "--json", path])["paths"][0].clone();
+    let tree = line("a.img:/t");
+    let number = |line: &serde_json::Value, name: &str| line[name].as_u64().unwrap();
+    assert!(number(&tree, "exclusive") > 2_800_000 && number(&tree, "exclusive") < 4_000_000, "{tree}");
+    assert_eq!(number(&tree, "total"), number(&tree, "exclusive") + number(&tree, "shared"));
+    let file = line("a.img:/t/src/deep/large");
+    assert!(number(&file, "visible").abs_diff(3_000_000) < 200_000, "{file}");
+    let text = b.ok(&["du", "-H", "a.img:/", "a.img:/t/src"]);
+    assert!(text.contains("Exclusive") && text.contains("MiB") && text.ends_with("a.img:/t/src\n"), "{text}");
+    b.fails(&["du", "a.img:/none"], 1, "none");
+    b.fails(&["du", "none"], 1, "none");
+    b.fails(&["du", "t"], 1, "not in a mounted");
+    b.fails(&["du"], 2, "PATH");
 }

@@ -54,7 +54,7 @@ pub struct Usage {
     /// What would stay, because other keys are kept there too.
     pub shared_bytes: u64,
     /// How much of `exclusive_bytes` is an estimate: pages in nodes that would be rewritten (which frees
-    /// whole blocks only), and nodes not yet written (whose compression is not known).
+    /// whole blocks only), and what is not yet written (whose compression is not known).
     pub estimated_bytes: u64,
     /// Nodes that the prefix reaches.
     pub nodes: u64,
@@ -128,7 +128,11 @@ impl Walk<'_> {
         for table in &self.view.tables {
             for part in spans.iter().flat_map(|span| minus(span, &hidden)) {
                 let points = table.points_in(&part).map(|(key, msg)| (key.len() + msg.len()) as u64);
-                self.usage.visible_bytes += points.sum::<u64>();
+                let bytes = points.sum::<u64>();
+                self.usage.visible_bytes += bytes;
+                // Deleted before it is written anywhere, it takes nothing.
+                self.usage.exclusive_bytes += bytes;
+                self.usage.estimated_bytes += bytes;
             }
             let before = hidden.len();
             for (_, range) in &table.ranges {

@@ -1,7 +1,9 @@
 //! The commands, one file each: arguments with their help, and `run`.
 
+pub mod backup;
 pub mod check;
 pub mod clone;
+pub mod du;
 pub mod export;
 pub mod grow;
 pub mod import;
@@ -9,6 +11,7 @@ pub mod inspect;
 pub mod mkfs;
 pub mod mount;
 pub mod mv;
+pub mod restore;
 pub mod rm;
 pub mod stats;
 pub mod sync;

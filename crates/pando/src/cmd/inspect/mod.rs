@@ -11,11 +11,10 @@ mod layout;
 mod svg;
 mod text;
 
-use std::{path::PathBuf, sync::Arc};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use pando_db::{Db, InspectOptions, Inspection, Merge, Options, PatchMerge};
-use pando_fs::FsMerge;
+use pando_db::{InspectOptions, Inspection};
 
 use crate::{
     exit::{self, Coded},
@@ -58,7 +57,8 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<()> {
     let path = image::canonical(&args.image)?;
-    let (db, keys) = open(&path)?;
+    let (db, fs) = image::open_store(&path)?;
+    let keys = Keys { fs };
     let options =
         InspectOptions { start: args.node, depth: args.depth, limit: args.limit, messages: args.keys };
     let seen = db.inspect(&options);
@@ -81,22 +81,6 @@ pub fn run(args: &Args) -> Result<()> {
             let text = format!("{}: {n} nodes or pages cannot be read", args.image.display());
             Err(Coded(exit::DAMAGE, text).into())
         }
-    }
-}
-
-/// Opens the store for reading: a file system, or any other store of the engine.
-fn open(path: &std::path::Path) -> Result<(Db, Keys)> {
-    let device = image::open_device(path, true)?;
-    let attempt = |merge: Arc<dyn Merge>| {
-        let options = Options { merge, read_only: true, background: false, ..Options::default() };
-        Db::open(device.clone(), options).with_context(|| format!("{}: cannot be opened", path.display()))
-    };
-    match attempt(Arc::new(FsMerge)) {
-        Ok(db) => Ok((db, Keys { fs: true })),
-        Err(first) => match attempt(Arc::new(PatchMerge)) {
-            Ok(db) => Ok((db, Keys { fs: false })),
-            Err(_) => Err(first),
-        },
     }
 }
 

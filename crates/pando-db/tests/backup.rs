@@ -245,7 +245,7 @@ fn writers_do_not_disturb_a_backup() {
             let mut rounds = 0u32;
             while !stop.load(Ordering::Relaxed) {
                 db.put(format!("{:06}", rounds * 13 % 6000), vec![2; 90]).unwrap();
-                if rounds % 500 == 0 {
+                if rounds.is_multiple_of(500) {
                     db.clone_prefix("00", "c").unwrap();
                     db.checkpoint().unwrap();
                 }

@@ -58,8 +58,8 @@ mod tests {
                         (noise >> 33) as u8
                     })
                     .collect();
-                fs.write(handle, attr.ino, 0, &data).unwrap();
-                fs.release(handle);
+                fs.write(handle, attr.ino, 0, &data, false).unwrap();
+                fs.release(attr.ino, handle);
                 fs.forget(attr.ino, 1);
             }
         }

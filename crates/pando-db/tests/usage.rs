@@ -47,6 +47,7 @@ impl Store {
         assert!(usage.estimated_bytes <= usage.exclusive_bytes);
         self.db.delete_prefix(prefix.to_string()).unwrap();
         let freed = before as i64 - self.settled() as i64;
+        println!("{prefix}: {freed} bytes came back, said was {usage:?}");
         let error = (freed - usage.exclusive_bytes as i64).unsigned_abs();
         assert!(error <= slack * NODE, "{prefix}: {freed} bytes came back, said was {usage:?}");
         let after = self.db.usage(prefix.as_bytes()).unwrap();

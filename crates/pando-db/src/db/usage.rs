@@ -129,7 +129,7 @@ impl Walk<'_> {
             for part in spans.iter().flat_map(|span| minus(span, &hidden)) {
                 let points = table.points_in(&part).map(|(key, msg)| (key.len() + msg.len()) as u64);
                 let bytes = points.sum::<u64>();
-                self.usage.visible_bytes += bytes;
+                self.see(bytes);
                 // Deleted before it is written anywhere, it takes nothing.
                 self.usage.exclusive_bytes += bytes;
                 self.usage.estimated_bytes += bytes;
@@ -153,6 +153,11 @@ impl Walk<'_> {
             minus(&part(lo, hi), &hidden).into_iter().for_each(|part| show(&mut root.shown, part, *times));
         }
         Ok(())
+    }
+
+    /// Counts what can be read. A damaged store may show anything any number of times.
+    fn see(&mut self, bytes: u64) {
+        self.usage.visible_bytes = self.usage.visible_bytes.saturating_add(bytes);
     }
 
     fn node(&mut self, id: NodeId, visit: Visit) -> Result<()> {
@@ -200,7 +205,7 @@ impl Walk<'_> {
         let above = Some(node.height);
         let edges = match &node.body {
             Body::Leaf(run) => {
-                self.usage.visible_bytes += readable(run, &visit.shown, &[]);
+                self.see(readable(run, &visit.shown, &[]));
                 return Ok(());
             }
             Body::Interior(edges) => edges,
@@ -209,7 +214,7 @@ impl Walk<'_> {
             // Newest first: what a range message covers hides all that is older.
             let mut hidden: Vec<Span> = Vec::new();
             for layer in edge.layers.iter().rev() {
-                self.usage.visible_bytes += readable(&layer.run, &visit.shown, &hidden);
+                self.see(readable(&layer.run, &visit.shown, &hidden));
                 let before = hidden.len();
                 for range in &layer.ranges {
                     if let Some(target) = &range.target {

@@ -37,7 +37,12 @@ mod stats;
 mod store;
 
 pub use batch::{Batch, Op};
-pub use db::{CheckReport, Cursor, Db, Finding, Snapshot};
+pub use db::{Backup, BackupReport, CheckReport, Cursor, Db, Finding, Snapshot};
+/// What [`Db::inspect`] and [`Db::usage`] give.
+pub use db::{
+    Content, EdgeInfo, EntryInfo, ExtentInfo, InspectOptions, Inspection, KeyRange, LayerInfo, MessageInfo,
+    NodeInfo, PageInfo, PathInfo, RangeInfo, TargetInfo, Usage,
+};
 pub use error::{Error, Result};
 pub use merge::{Merge, PatchMerge, patch};
 pub use options::{CreateOptions, Options};

@@ -32,7 +32,7 @@ use model::{
     step::{OpenWith, Step},
 };
 use pando_db::{
-    Batch, Db, Options, Result,
+    Batch, Db, InspectOptions, Options, Result,
     device::{Device, MemDevice},
 };
 use parking_lot::Mutex;
@@ -171,7 +171,12 @@ fn survive(
         return Err("the checker sees nothing wrong with what cannot be read".into());
     }
     // Errors are right from here on, whatever they are; panics are not.
+    let looked = db.inspect(&InspectOptions { messages: true, limit: 200, ..InspectOptions::default() });
+    if !sealed && clean && !looked.is_ok_and(|seen| seen.nodes.iter().all(|node| node.content.is_ok())) {
+        return Err("a clean store cannot be looked into".into());
+    }
     let key = rng.pick(&sample.keys).clone();
+    let _ = (db.usage(b""), db.usage(&key), db.usage(key.get(..1).unwrap_or_default()));
     let results: [Result<()>; 5] = [
         db.clone_prefix(key.clone(), "copied/"),
         (0..40).try_for_each(|i| db.put(format!("{i:03}"), vec![1; 200])),

@@ -43,6 +43,7 @@ mod error;
 mod file;
 mod handle;
 mod inode;
+mod keyname;
 mod lineage;
 mod merge;
 mod name;
@@ -53,14 +54,17 @@ mod record;
 mod rename;
 mod stats;
 mod types;
+mod usage;
 mod volume;
 
 pub use check::{CheckReport, describe_key};
 pub use error::{Error, Result};
+pub use keyname::{name_key, name_piece};
 pub use merge::FsMerge;
 pub use rename::{RENAME_EXCHANGE, RENAME_NOREPLACE};
 pub use stats::{FsStats, Histogram};
 pub use types::*;
+pub use usage::Usage;
 pub use volume::Fs;
 
 /// Largest file size, bytes: 2^53.

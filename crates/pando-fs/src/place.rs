@@ -118,6 +118,22 @@ pub(crate) struct At {
     pub data: Bytes,
 }
 
+impl At {
+    /// The prefixes of all keys that are its own or below it; none lies in another.
+    pub(crate) fn prefixes(&self) -> Vec<Bytes> {
+        match &self._chain {
+            // The root: its own record is the first key of its region.
+            Some(dir) if self.data.is_empty() && dir.entry.is_empty() => {
+                vec![path::meta(b""), path::data(b"")]
+            }
+            Some(dir) if self.data.is_empty() => {
+                vec![self.meta.clone(), path::meta(&dir.contents), path::data(&dir.contents)]
+            }
+            _ => vec![self.meta.clone(), self.data.clone()],
+        }
+    }
+}
+
 impl Fs {
     /// Runs `f` until it meets no lock that is taken, waiting for such a lock in between.
     /// `f` must take locks by attempts only.

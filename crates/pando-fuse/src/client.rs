@@ -12,7 +12,7 @@ use std::{
 
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode};
 
-use crate::control::{self, Request, Response};
+use crate::control::{self, Request, Response, Usage};
 
 /// An ioctl that replaces the `N` bytes it is given.
 struct Exchange<const N: usize> {
@@ -115,11 +115,21 @@ unsafe impl<const N: usize> Ioctl for ByRef<'_, N> {
 /// Sends `request` (not [`Request::Stats`]) by `dir`, an open directory of the mount, and
 /// returns when it is done. The value is that of [`Response::value`].
 pub fn send(dir: impl AsFd, request: &Request) -> Result<u64, Error> {
+    ask(dir.as_fd(), request).map(|answer| answer.value)
+}
+
+/// What the file or tree with this `st_ino` takes, by an open directory of the mount.
+pub fn usage(dir: impl AsFd, ino: u64) -> Result<Usage, Error> {
+    let answer = ask(dir.as_fd(), &Request::Usage { ino })?;
+    control::decode_usage(&answer.message).ok_or(Error::NotPando)
+}
+
+fn ask(dir: BorrowedFd<'_>, request: &Request) -> Result<Response, Error> {
     let bytes = request.encode().ok_or(Error::Name)?;
-    let answer = exchange(dir.as_fd(), request.command(), bytes)?;
+    let answer = exchange(dir, request.command(), bytes)?;
     let answer = Response::decode(&answer[..]).ok_or(Error::NotPando)?;
     match answer.status {
-        0 => Ok(answer.value),
+        0 => Ok(answer),
         errno => Err(Error::Refused { errno, message: answer.message }),
     }
 }

@@ -44,6 +44,8 @@ pub mod command {
     pub const SYNC: Opcode = opcode::read_write::<Bytes>(GROUP, 0x43);
     /// Makes the file system larger.
     pub const GROW: Opcode = opcode::read_write::<Bytes>(GROUP, 0x44);
+    /// What a tree takes.
+    pub const USAGE: Opcode = opcode::read_write::<Bytes>(GROUP, 0x46);
     /// Statistics as JSON.
     pub const STATS: Opcode = opcode::read_write::<StatsBytes>(GROUP, 0x45);
 }
@@ -73,6 +75,11 @@ pub enum Request {
     Grow {
         /// New size in bytes.
         size: u64,
+    },
+    /// What a file or tree takes; the answer's message is [`encode_usage`].
+    Usage {
+        /// Its `st_ino`.
+        ino: u64,
     },
     /// Statistics.
     Stats,
@@ -140,6 +147,7 @@ impl Request {
             Request::Remove { .. } => command::REMOVE,
             Request::Sync => command::SYNC,
             Request::Grow { .. } => command::GROW,
+            Request::Usage { .. } => command::USAGE,
             Request::Stats => command::STATS,
         }
     }
@@ -161,7 +169,9 @@ impl Request {
                 put_name(&mut out, destination);
             }
             Request::Remove { target } => put_name(&mut out, target),
-            Request::Grow { size } => out.extend_from_slice(&size.to_le_bytes()),
+            Request::Grow { size: number } | Request::Usage { ino: number } => {
+                out.extend_from_slice(&number.to_le_bytes());
+            }
         }
         if out.len() > SIZE {
             return None;
@@ -194,6 +204,7 @@ impl Request {
             c if c == command::REMOVE => Request::Remove { target: r.name()? },
             c if c == command::SYNC => Request::Sync,
             c if c == command::GROW => Request::Grow { size: r.u64()? },
+            c if c == command::USAGE => Request::Usage { ino: r.u64()? },
             c if c == command::STATS => Request::Stats,
             _ => return None,
         })
@@ -201,8 +212,8 @@ impl Request {
 
     /// Whether `command` is one of ours.
     pub fn is_ours(command: u32) -> bool {
-        [command::PROBE, command::CLONE, command::REMOVE, command::SYNC, command::GROW, command::STATS]
-            .contains(&command)
+        use command::*;
+        [PROBE, CLONE, REMOVE, SYNC, GROW, USAGE, STATS].contains(&command)
     }
 }
 
@@ -235,6 +246,43 @@ impl Response {
         let message = String::from_utf8(r.take(len)?.to_vec()).ok()?;
         Some(Response { status, value, message })
     }
+}
+
+/// What a tree takes, in bytes: seen by readers, kept for it, and of that its own, shared and estimated.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[allow(missing_docs)] // see the fields of the same names of `pando_fs::Usage`
+pub struct Usage {
+    pub visible: u64,
+    pub stored: u64,
+    pub exclusive: u64,
+    pub shared: u64,
+    pub estimated: u64,
+}
+
+impl From<&pando_fs::Usage> for Usage {
+    fn from(usage: &pando_fs::Usage) -> Self {
+        Self {
+            visible: usage.visible_bytes,
+            stored: usage.stored_bytes,
+            exclusive: usage.exclusive_bytes,
+            shared: usage.shared_bytes,
+            estimated: usage.estimated_bytes,
+        }
+    }
+}
+
+/// The message of the answer to [`Request::Usage`].
+pub fn encode_usage(u: &Usage) -> String {
+    format!("{} {} {} {} {}", u.visible, u.stored, u.exclusive, u.shared, u.estimated)
+}
+
+/// The reverse of [`encode_usage`]; `None` if it makes no sense.
+pub fn decode_usage(text: &str) -> Option<Usage> {
+    let mut numbers = text.split(' ').map(|number| number.parse().ok());
+    let mut next = || numbers.next().flatten();
+    let usage =
+        Usage { visible: next()?, stored: next()?, exclusive: next()?, shared: next()?, estimated: next()? };
+    numbers.next().is_none().then_some(usage)
 }
 
 /// Statistics text as bytes; `None` if it does not fit.
@@ -285,6 +333,7 @@ mod tests {
             Request::Sync,
             Request::Stats,
             Request::Grow { size: u64::MAX },
+            Request::Usage { ino: 77 },
             Request::Remove { target: name("a b\nc") },
             Request::Clone { source: name(&long), destination: name(&long), replace: true },
             Request::Clone { source: name("s"), destination: name("d"), replace: false },
@@ -324,6 +373,11 @@ mod tests {
         answer.message = "é".repeat(SIZE);
         let back = Response::decode(&answer.encode()).unwrap();
         assert!(answer.message.starts_with(&back.message) && back.message.len() > SIZE - 64);
+        let usage = Usage { visible: 1, stored: u64::MAX, exclusive: 3, shared: 4, estimated: 5 };
+        assert_eq!(decode_usage(&encode_usage(&usage)), Some(usage));
+        for bad in ["", "1 2 3 4", "1 2 3 4 5 6", "1 2 3 4 x", "1 2 3 4 -5"] {
+            assert_eq!(decode_usage(bad), None, "{bad}");
+        }
         assert_eq!(decode_stats(&encode_stats("{}").unwrap()).as_deref(), Some("{}"));
         assert_eq!(encode_stats(&"x".repeat(STATS_SIZE)), None);
     }

@@ -124,6 +124,7 @@ impl Inner {
     }
 
     fn control(&self, c: &Context, request: Request) -> Outcome<Vec<u8>> {
+        let mut message = String::new();
         let result = match request {
             Request::Probe => Ok(u64::from(std::process::id())),
             Request::Stats => {
@@ -133,6 +134,13 @@ impl Inner {
                     Errno(libc::EIO)
                 })?;
                 return control::encode_stats(&text).ok_or(Errno(libc::EOVERFLOW));
+            }
+            Request::Usage { ino } => {
+                self.flush_mappings();
+                self.fs.usage(ino).map(|usage| {
+                    message = control::encode_usage(&(&usage).into());
+                    0
+                })
             }
             Request::Sync => {
                 self.flush_mappings();
@@ -161,7 +169,7 @@ impl Inner {
             }
         };
         let response = match result {
-            Ok(value) => Response { status: 0, value, message: String::new() },
+            Ok(value) => Response { status: 0, value, message },
             Err(e) => Response { status: e.errno(), value: 0, message: e.to_string() },
         };
         Ok(response.encode())

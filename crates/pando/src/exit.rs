@@ -6,7 +6,7 @@ use std::fmt;
 pub const OK: u8 = 0;
 /// Failed; the message says why.
 pub const FAILURE: u8 = 1;
-/// `check` found damage.
+/// `check` or `inspect` found damage.
 pub const DAMAGE: u8 = 3;
 /// In use: locked by another process, mounted already, or busy.
 pub const BUSY: u8 = 4;
@@ -18,7 +18,7 @@ pub const HELP: &str = "Exit codes:
   0  done
   1  failed; the message says why
   2  wrong usage
-  3  check found damage
+  3  check or inspect found damage
   4  in use: locked by another process, mounted already, or files open
   5  mounting is not possible here: no /dev/fuse, or fusermount3 missing";
 

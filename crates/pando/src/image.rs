@@ -8,8 +8,11 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow};
-use pando_db::device::{Device, FileDevice};
-use pando_fs::{Fs, MountOptions};
+use pando_db::{
+    Db, Merge, Options, PatchMerge,
+    device::{Device, FileDevice},
+};
+use pando_fs::{Fs, FsMerge, MountOptions};
 use pando_fuse::mountinfo;
 use rustix::fs::{FlockOperation, flock};
 
@@ -61,6 +64,23 @@ pub fn open_device(image: &Path, read_only: bool) -> Result<Arc<dyn Device>> {
 pub fn open(image: &Path, options: MountOptions) -> Result<Fs> {
     let device = open_device(image, options.read_only)?;
     Fs::open(device, options).map_err(|e| explain(image, e))
+}
+
+/// Opens the store in `image` (canonical) for reading, below the file system; and whether it is that of a
+/// file system. A store that another program made with the engine's own upserts will do.
+pub fn open_store(image: &Path) -> Result<(Db, bool)> {
+    let device = open_device(image, true)?;
+    let attempt = |merge: Arc<dyn Merge>| {
+        let options = Options { merge, read_only: true, background: false, ..Options::default() };
+        Db::open(device.clone(), options)
+    };
+    match attempt(Arc::new(FsMerge)) {
+        Ok(db) => Ok((db, true)),
+        Err(first) => match attempt(Arc::new(PatchMerge)) {
+            Ok(db) => Ok((db, false)),
+            Err(_) => Err(explain(image, first.into())),
+        },
+    }
 }
 
 fn explain(image: &Path, e: pando_fs::Error) -> anyhow::Error {

@@ -40,6 +40,10 @@ enum Command {
     Export(cmd::export::Args),
     Grow(cmd::grow::Args),
     Stats(cmd::stats::Args),
+    Inspect(cmd::inspect::Args),
+    Restore(cmd::restore::Args),
+    Backup(cmd::backup::Args),
+    Du(cmd::du::Args),
     Try(cmd::r#try::Args),
 }
 
@@ -57,6 +61,10 @@ fn main() -> ExitCode {
         Command::Export(args) => cmd::export::run(&args),
         Command::Grow(args) => cmd::grow::run(&args),
         Command::Stats(args) => cmd::stats::run(&args),
+        Command::Inspect(args) => cmd::inspect::run(&args),
+        Command::Restore(args) => cmd::restore::run(&args),
+        Command::Backup(args) => cmd::backup::run(&args),
+        Command::Du(args) => cmd::du::run(&args),
         Command::Try(args) => cmd::r#try::run(&args),
     };
     match result {

@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::fs;
+use std::{fs, os::unix::fs::FileExt};
 
 use common::{Bench, same};
 
@@ -112,6 +112,10 @@ fn help_tells_commands_examples_and_exit_codes() {
         "export",
         "grow",
         "stats",
+        "inspect",
+        "du",
+        "backup",
+        "restore",
         "try",
         "Exit codes",
     ] {
@@ -149,4 +153,149 @@ fn a_flipped_bit_is_found_and_its_file_is_named() {
     // What is not hit can still be read.
     b.ok(&["export", "a.img:/t/src/f1", "f1"]);
     assert_eq!(fs::read(b.path("f1")).unwrap(), b"file 1\n");
+}
+
+#[test]
+fn inspect_shows_the_nodes_of_an_image() {
+    let b = Bench::new();
+    b.tree("t");
+    b.ok(&["mkfs", "--size", "256M", "--node-size", "64K", "a.img"]);
+    b.ok(&["import", "t", "a.img:/t"]);
+    let seen = b.json(&["inspect", "--json", "a.img"]);
+    assert_eq!(seen["version"].as_u64(), Some(1));
+    let nodes = seen["nodes"].as_array().unwrap();
+    assert!(nodes.len() > 5 && nodes.len() as u64 <= seen["nodes_in_all"].as_u64().unwrap());
+    assert_eq!(nodes[0]["id"], seen["root"]);
+    assert_eq!(seen["omitted"].as_u64(), Some(0));
+    // Whole keys of nodes deep below are shown as paths.
+    let text = b.ok(&["inspect", "--keys", "a.img"]);
+    for name in ["meta:/t/src/f17 = ", "data:/t/src/deep/large[3] = ", "meta:/t/link = ", "system:F = "] {
+        assert!(text.contains(name), "{name}: {text}");
+    }
+    assert_eq!(text.matches(&format!("node {}: height", nodes[1]["id"])).count(), 1, "shown once");
+    // Parts of it: what is left out is counted.
+    let few = b.json(&["inspect", "--json", "--limit", "3", "a.img"]);
+    assert_eq!(few["nodes"].as_array().unwrap().len(), 3);
+    assert_eq!(few["omitted"].as_u64().unwrap() as usize, nodes.len() - 3);
+    let more = format!("... and {} more nodes", nodes.len() - 3);
+    assert!(b.ok(&["inspect", "--limit", "3", "a.img"]).contains(&more));
+    assert!(b.ok(&["inspect", "--limit", "3", "--svg", "-", "a.img"]).contains(&more));
+    let top = b.json(&["inspect", "--json", "--depth", "0", "a.img"]);
+    assert_eq!(top["nodes"].as_array().unwrap().len(), 1);
+    let leaf = nodes.iter().find(|n| n["height"].as_u64() == Some(0)).unwrap()["id"].to_string();
+    let alone = b.json(&["inspect", "--json", "--node", &leaf, "a.img"]);
+    assert_eq!((alone["nodes"].as_array().unwrap().len(), alone["start"].to_string()), (1, leaf));
+    b.fails(&["inspect", "--node", "99999999", "a.img"], 1, "99999999");
+    b.fails(&["inspect", "none"], 1, "none");
+    b.fails(&["inspect", "t/src/f1"], 1, "cannot be opened");
+    b.fails(&["inspect", "--json", "--svg", "x", "a.img"], 2, "--svg");
+    b.ok(&["inspect", "--svg", "p.svg", "a.img"]);
+    let drawn = fs::read_to_string(b.path("p.svg")).unwrap();
+    assert!(drawn.starts_with("<svg ") && drawn.matches("<text").count() > nodes.len());
+    if common::has("xmllint") {
+        b.sh("xmllint --noout p.svg");
+    }
+}
+
+#[test]
+fn inspect_shows_damage_and_goes_on_beside_it() {
+    let b = Bench::new();
+    b.tree("t");
+    b.ok(&["mkfs", "--size", "256M", "--node-size", "64K", "a.img"]);
+    b.ok(&["import", "t", "a.img:/t"]);
+    let seen = b.json(&["inspect", "--json", "a.img"]);
+    let nodes = seen["nodes"].as_array().unwrap();
+    let leaves: Vec<_> = nodes.iter().filter(|n| n["height"].as_u64() == Some(0)).collect();
+    let image = fs::File::options().read(true).write(true).open(b.path("a.img")).unwrap();
+    let flip = |at: usize, bits: u8| {
+        let mut byte = [0];
+        image.read_exact_at(&mut byte, at as u64).unwrap();
+        image.write_all_at(&[byte[0] ^ bits], at as u64).unwrap();
+    };
+    let at = |node: &serde_json::Value| node["extents"][0]["offset"].as_u64().unwrap() as usize;
+    // The header of one leaf, and a page of another.
+    let other = leaves[1];
+    let two = [at(leaves[0]) + 9, at(other) + other["header_bytes"].as_u64().unwrap() as usize + 5];
+    two.iter().for_each(|at| flip(*at, 0x10));
+    let out = b.run(&["inspect", "--json", "--keys", "a.img"]);
+    assert_eq!(out.status.code(), Some(3), "{}", common::text(&out.stderr));
+    let now: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!(now["nodes"].as_array().unwrap().len(), nodes.len());
+    let broken = now["nodes"].as_array().unwrap().iter().filter(|n| n["error"].is_string());
+    assert_eq!(broken.map(|n| &n["id"]).collect::<Vec<_>>(), [&leaves[0]["id"]]);
+    let text = b.run(&["inspect", "--keys", "a.img"]);
+    assert_eq!(common::text(&text.stdout).matches("CANNOT BE READ").count(), 2);
+    b.fails(&["inspect", "--svg", "p.svg", "a.img"], 3, "cannot be read");
+    assert!(fs::read_to_string(b.path("p.svg")).unwrap().contains("cannot be read"));
+    // Bits anywhere: whatever it says, it says it without a panic.
+    two.iter().for_each(|at| flip(*at, 0x10));
+    let used: Vec<usize> = nodes.iter().map(at).chain([0, 4096, 8192]).collect();
+    for (i, at) in used.into_iter().enumerate() {
+        flip(at + i * 7 % 200, 1 << (i % 8));
+        let out = b.run(&["inspect", "--keys", "a.img"]);
+        flip(at + i * 7 % 200, 1 << (i % 8));
+        assert!(matches!(out.status.code(), Some(0 | 1 | 3)), "{at}: {}", common::text(&out.stderr));
+        assert!(!common::text(&out.stderr).contains("panicked"), "{at}: {}", common::text(&out.stderr));
+    }
+}
+
+#[test]
+fn backup_and_restore_make_the_same_tree() {
+    let b = Bench::new();
+    let tree = b.tree("t");
+    b.ok(&["mkfs", "--size", "256M", "--node-size", "64K", "--label", "grove", "a.img"]);
+    b.ok(&["import", "t", "a.img:/t"]);
+    let said = b.ok(&["backup", "a.img", "a.backup"]);
+    assert!(said.contains("pairs"), "{said}");
+    b.fails(&["backup", "a.img", "a.backup"], 1, "--force");
+    b.ok(&["backup", "--force", "a.img", "a.backup"]);
+    b.ok(&["restore", "--size", "64M", "a.backup", "b.img"]);
+    b.ok(&["export", "b.img:/t", "out"]);
+    same(&tree, b.path("out"));
+    b.ok(&["check", "b.img"]);
+    let stats = b.json(&["stats", "--json", "b.img"]);
+    assert_eq!(stats["label"].as_str(), Some("grove"));
+    assert_eq!(stats["size"]["device"].as_u64(), Some(64 << 20));
+    assert_eq!(stats["nodes"]["target_size"].as_u64(), Some(64 << 10));
+    // Through a pipe, and nothing is overwritten unasked.
+    let pando = env!("CARGO_BIN_EXE_pando");
+    b.sh(&format!("{pando} backup a.img - | {pando} restore --size 64M - c.img"));
+    b.ok(&["export", "c.img:/t/src", "src"]);
+    same(tree.join("src"), b.path("src"));
+    b.fails(&["restore", "--size", "64M", "a.backup", "c.img"], 1, "--force");
+    b.ok(&["restore", "--force", "a.backup", "c.img"]);
+    // What is no backup, or not a whole one, leaves nothing behind.
+    b.sh("head -c 1000000 a.backup > cut; cp a.backup bent; printf x | dd of=bent bs=1 seek=500000 conv=notrunc status=none");
+    b.fails(&["restore", "--size", "64M", "cut", "d.img"], 1, "ends in the middle");
+    b.fails(&["restore", "--size", "64M", "bent", "d.img"], 1, "checksum");
+    b.fails(&["restore", "--size", "64M", "t/src/f1", "d.img"], 1, "backup");
+    b.fails(&["restore", "--size", "4M", "--log-size", "1M", "a.backup", "d.img"], 1, "no space");
+    assert!(!b.path("d.img").exists());
+    b.fails(&["restore", "--force", "cut", "c.img"], 1, "ends in the middle");
+    b.fails(&["stats", "c.img"], 1, "mkfs");
+    b.fails(&["restore", "none", "d.img"], 1, "none");
+    b.fails(&["backup", "none", "x"], 1, "none");
+    b.fails(&["backup", "t/src/f1", "x"], 1, "cannot be opened");
+    assert!(!b.path("x").exists());
+}
+
+#[test]
+fn du_tells_what_is_exclusive_in_an_image() {
+    let b = Bench::new();
+    b.tree("t");
+    b.ok(&["mkfs", "--size", "256M", "--node-size", "64K", "a.img"]);
+    b.ok(&["import", "t", "a.img:/t"]);
+    let line = |path: &str| b.json(&["du", "--json", path])["paths"][0].clone();
+    let tree = line("a.img:/t");
+    let number = |line: &serde_json::Value, name: &str| line[name].as_u64().unwrap();
+    assert!(number(&tree, "exclusive") > 2_800_000 && number(&tree, "exclusive") < 4_000_000, "{tree}");
+    assert_eq!(number(&tree, "total"), number(&tree, "exclusive") + number(&tree, "shared"));
+    let file = line("a.img:/t/src/deep/large");
+    assert!(number(&file, "visible").abs_diff(3_000_000) < 200_000, "{file}");
+    let text = b.ok(&["du", "-H", "a.img:/", "a.img:/t/src"]);
+    assert!(text.contains("Exclusive") && text.contains("MiB") && text.ends_with("a.img:/t/src\n"), "{text}");
+    b.fails(&["du", "a.img:/none"], 1, "none");
+    b.fails(&["du", "none"], 1, "none");
+    b.fails(&["du", "t"], 1, "not in a mounted");
+    b.fails(&["du"], 2, "PATH");
 }

@@ -374,3 +374,25 @@ fn a_foreground_mount_ends_with_its_mount() {
     b.umount();
     assert!(mount.wait().unwrap().success());
 }
+
+#[test]
+fn du_tells_what_a_clone_shares() {
+    let Some(b) = Bench::mounted() else { return };
+    b.sh("mkdir m/t; for i in 1 2 3 4; do head -c 1000000 /dev/urandom > m/t/f$i; done");
+    b.ok(&["sync", "m"]);
+    let line = |path: &str| b.json(&["du", "--json", path])["paths"][0].clone();
+    let number = |path: &str, name: &str| line(path)[name].as_u64().unwrap();
+    assert!(number("m/t", "exclusive") > 3_500_000, "{}", line("m/t"));
+    b.ok(&["clone", "m/t", "m/c"]);
+    for path in ["m/t", "m/c"] {
+        let (exclusive, shared) = (number(path, "exclusive"), number(path, "shared"));
+        assert!(exclusive < 400_000 && shared > 3_500_000, "{}", line(path));
+    }
+    b.sh("head -c 1000000 /dev/urandom > m/c/f2");
+    b.ok(&["sync", "m"]);
+    assert!(number("m/c", "exclusive") > 800_000, "{}", line("m/c"));
+    assert!(number("m", "visible") > 7_500_000, "{}", line("m"));
+    assert!(number("m/c/f2", "visible").abs_diff(1_000_000) < 200_000, "{}", line("m/c/f2"));
+    let text = b.ok(&["du", "m/t", "m/c"]);
+    assert_eq!(text.lines().count(), 3, "{text}");
+}

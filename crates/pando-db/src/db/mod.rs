@@ -1,16 +1,20 @@
 //! The engine's public face: [`Db`].
 
+mod backup;
 mod check;
 mod checkpoint;
 mod cursor;
 mod engine;
+mod inspect;
 mod maintain;
 mod open;
 mod record;
+mod restore;
 mod room;
 mod signal;
 mod stats;
 mod threads;
+mod usage;
 mod write;
 
 use std::{sync::Arc, thread::JoinHandle};
@@ -20,9 +24,16 @@ use parking_lot::Mutex;
 
 use crate::{Batch, CreateOptions, Error, Options, Result, Stats, device::Device};
 
+pub use backup::BackupReport;
 pub use check::{CheckReport, Finding};
 pub use cursor::{Cursor, Snapshot};
 use engine::Engine;
+pub use inspect::{
+    Content, EdgeInfo, EntryInfo, ExtentInfo, InspectOptions, Inspection, KeyRange, LayerInfo, MessageInfo,
+    NodeInfo, PageInfo, PathInfo, RangeInfo, TargetInfo,
+};
+pub use restore::Backup;
+pub use usage::Usage;
 
 /// An open store. Cheap to clone: all clones are one store, and any may be used from any thread.
 ///
@@ -54,6 +65,17 @@ impl Db {
             Vec::new()
         };
         Ok(Db { inner: Arc::new(Inner { engine, threads: Mutex::new(threads) }) })
+    }
+
+    /// Makes a store on `device` from the stream of a [`Snapshot::backup`]; short for [`Backup::open`] and
+    /// [`Backup::restore`], which see.
+    pub fn restore(
+        device: Arc<dyn Device>,
+        reader: impl std::io::Read,
+        create: &CreateOptions,
+        options: &Options,
+    ) -> Result<BackupReport> {
+        Backup::open(reader)?.restore(device, create, options)
     }
 
     fn engine(&self) -> &Arc<Engine> {
@@ -142,7 +164,12 @@ impl Db {
     /// lack of space. Cost: in proportion to what only the deleted trees own, and the headers of all
     /// interior nodes that are not cached.
     pub fn settle(&self) -> Result<()> {
-        self.engine().settle(&|| Ok(false)).map(|_| ())
+        let engine = self.engine();
+        engine.check_running()?;
+        if engine.options.read_only {
+            return Err(Error::ReadOnly);
+        }
+        engine.settle(&|| Ok(false)).map(|_| ())
     }
 
     /// Bytes that ordinary writes may still take, and bytes in all. Cheap.
@@ -160,6 +187,32 @@ impl Db {
     /// Verifies every checksum and every invariant of the store as it is now, memory included.
     pub fn check(&self) -> Result<CheckReport> {
         check::check(self.engine())
+    }
+
+    /// What the keys under `prefix` take on the device, and what of that would come back if they were
+    /// deleted: see [`Usage`] for what is exact. Cost: the headers of all interior nodes, and of the leaves
+    /// that the prefix reaches.
+    pub fn usage(&self, prefix: &[u8]) -> Result<Usage> {
+        usage::usage(self.engine(), &[Bytes::copy_from_slice(prefix)])
+    }
+
+    /// The same for several prefixes together; none may be a prefix of another.
+    pub fn usage_of(&self, prefixes: &[Bytes]) -> Result<Usage> {
+        let nested =
+            |(i, a): (usize, &Bytes)| prefixes.iter().enumerate().any(|(j, b)| i != j && b.starts_with(a));
+        if prefixes.iter().enumerate().any(nested) {
+            return Err(Error::Invalid("one prefix lies in another".into()));
+        }
+        usage::usage(self.engine(), prefixes)
+    }
+
+    /// The DAG as plain data, for tools that show it: see [`Inspection`].
+    ///
+    /// What cannot be read is given as such. [`Error::Invalid`] for a start that does not exist. Cost: the
+    /// headers of all interior nodes below the start and of the leaves that are given; with
+    /// [`InspectOptions::messages`] their pages too. All that is given is in memory at once.
+    pub fn inspect(&self, options: &InspectOptions) -> Result<Inspection> {
+        inspect::inspect(self.engine(), options)
     }
 
     /// Makes the store `size` bytes long, growing the device if it is shorter. Online.

@@ -50,6 +50,8 @@ const SCARCE: u64 = 8;
 const NODE_SHARE: usize = 16;
 /// An extent has this share of a node (1/n): so there is a border of extents wherever a leaf is to be split.
 const EXTENT_SHARE: usize = 4;
+/// But at least this many bytes, lest much of it is the rest of its last block.
+const EXTENT_LEAST: usize = 32 << 10;
 
 /// The bulk data of a store.
 pub(crate) struct Bulk {
@@ -221,10 +223,12 @@ impl Writer<'_> {
         let PageLoc::Mem(memory) = &page.loc else { return Ok(false) };
         let memory = memory.clone();
         let (segment, bytes) = node_codec::pack(&memory);
-        let node = self.bulk.pager.node_size() / EXTENT_SHARE;
+        let node = self.bulk.pager.node_size();
+        // Where nodes are small, an extent of two is as much as their leaves will keep.
+        let most = (node / EXTENT_SHARE).max(EXTENT_LEAST.min(2 * node));
         // A short rest goes with what is before it: alone it would not be kept.
-        let full = !self.packed.data.is_empty() && self.packed.data.len() + bytes.len() > node;
-        if full && self.left + bytes.len() > node / 2 && !self.extent()? {
+        let full = !self.packed.data.is_empty() && self.packed.data.len() + bytes.len() > most;
+        if full && self.left + bytes.len() > most / 2 && !self.extent()? {
             return Ok(false);
         }
         let packed = &mut self.packed;

@@ -1,6 +1,12 @@
 //! `pando mkfs`: makes a file system.
 
-use std::{fs::File, io::Read, os::unix::fs::FileTypeExt, path::PathBuf, sync::Arc};
+use std::{
+    fs::File,
+    io::Read,
+    os::unix::fs::FileTypeExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use anyhow::{Context, Result, bail};
 use pando_db::device::{Device, FileDevice};
@@ -42,43 +48,14 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<()> {
-    let existing = std::fs::metadata(&args.image).ok();
-    let block_device = existing.as_ref().is_some_and(|m| m.file_type().is_block_device());
-    let size = match (args.size, &existing) {
-        (Some(size), _) => size.0,
-        (None, _) if block_device => 0,
-        (None, Some(m)) if m.len() > 0 => m.len(),
-        _ => DEFAULT_SIZE,
-    };
-    if !block_device && size < MIN_SIZE {
-        bail!(
-            "{}: {} is too small; a file system needs at least {}",
-            args.image.display(),
-            show(size),
-            show(MIN_SIZE)
-        );
-    }
     if let Some(node_size) = args.node_size
         && !(4 << 10..=16 << 20).contains(&node_size.0)
     {
         bail!("--node-size {}: must be between 4K and 16M", show(node_size.0));
     }
-    let fail = || format!("{}", args.image.display());
-    if existing.is_some() {
-        let path = image::canonical(&args.image)?;
-        if let Some(dir) = image::mounted_on(&path)? {
-            let text = format!("{}: is mounted on {}; unmount it first", args.image.display(), dir.display());
-            return Err(Coded(exit::BUSY, text).into());
-        }
-    }
-    let device: Arc<dyn Device> = match FileDevice::create(&args.image, size, args.force) {
-        Ok(device) => Arc::new(device),
-        Err(pando_db::Error::Invalid(why)) if !args.force => {
-            bail!("{why}; give --force if what it holds may be lost")
-        }
-        Err(e) => return Err(e).with_context(fail),
-    };
-    let node_size = args.node_size.map_or_else(|| default_node_size(device.size()), |s| s.0);
+    let target = device(&args.image, args.size, args.force)?;
+    let size = target.device.size();
+    let node_size = args.node_size.map_or_else(|| default_node_size(size), |s| s.0);
     let options = FormatOptions {
         node_size: u32::try_from(node_size)?,
         log_size: args.log_size.map(|s| s.0),
@@ -88,16 +65,64 @@ pub fn run(args: &Args) -> Result<()> {
         root_gid: rustix::process::getegid().as_raw(),
         ..FormatOptions::default()
     };
-    let made = Fs::format(device.clone(), &options);
-    let size = device.size();
-    drop(device);
-    if let Err(e) = made {
-        if existing.is_none() {
-            let _ = std::fs::remove_file(&args.image);
-        }
-        return Err(e).with_context(fail);
+    if let Err(e) = Fs::format(target.device.clone(), &options) {
+        target.discard();
+        return Err(e).with_context(|| format!("{}", args.image.display()));
     }
     super::print(&format!("{}: {}, nodes of {}\n", args.image.display(), show(size), show(node_size)))
+}
+
+/// Where a new store goes.
+pub struct Target {
+    /// The device.
+    pub device: Arc<dyn Device>,
+    /// The file that was made for it.
+    made: Option<PathBuf>,
+}
+
+impl Target {
+    /// Removes the file again, if it was made for this.
+    pub fn discard(self) {
+        if let Some(path) = self.made {
+            // The error that led here is the one to tell.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Opens `image` for a new store, making a file that is missing. What holds data is refused unless `force`.
+pub fn device(image: &Path, size: Option<Size>, force: bool) -> Result<Target> {
+    let existing = std::fs::metadata(image).ok();
+    let block_device = existing.as_ref().is_some_and(|m| m.file_type().is_block_device());
+    let size = match (size, &existing) {
+        (Some(size), _) => size.0,
+        (None, _) if block_device => 0,
+        (None, Some(m)) if m.len() > 0 => m.len(),
+        _ => DEFAULT_SIZE,
+    };
+    if !block_device && size < MIN_SIZE {
+        bail!(
+            "{}: {} is too small; a file system needs at least {}",
+            image.display(),
+            show(size),
+            show(MIN_SIZE)
+        );
+    }
+    if existing.is_some() {
+        let path = image::canonical(image)?;
+        if let Some(dir) = image::mounted_on(&path)? {
+            let text = format!("{}: is mounted on {}; unmount it first", image.display(), dir.display());
+            return Err(Coded(exit::BUSY, text).into());
+        }
+    }
+    let device = match FileDevice::create(image, size, force) {
+        Ok(device) => Arc::new(device),
+        Err(pando_db::Error::Invalid(why)) if !force => {
+            bail!("{why}; give --force if what it holds may be lost")
+        }
+        Err(e) => return Err(e).with_context(|| format!("{}", image.display())),
+    };
+    Ok(Target { device, made: existing.is_none().then(|| image.to_owned()) })
 }
 
 /// About a thousandth of the size: what is kept back for deletes and checkpoints is counted in nodes,

@@ -1,13 +1,17 @@
 //! The commands, one file each: arguments with their help, and `run`.
 
+pub mod backup;
 pub mod check;
 pub mod clone;
+pub mod du;
 pub mod export;
 pub mod grow;
 pub mod import;
+pub mod inspect;
 pub mod mkfs;
 pub mod mount;
 pub mod mv;
+pub mod restore;
 pub mod rm;
 pub mod stats;
 pub mod sync;

@@ -1,0 +1,357 @@
+//! What a prefix takes on the device, and what of it would come back.
+//!
+//! Deleting the prefix is thought through to the end, in one pass over the nodes
+//! from the highest to the lowest, so that everything that refers to a node has
+//! been seen before it. Of each node it is known which of its references would
+//! go, and what those that stay would still show:
+//!
+//! - if all go, the node goes itself, whole, and its own references with it;
+//! - if one is left, from a node that nothing else refers to, the node would be
+//!   changed in place: the pages and references that it no longer shows go;
+//! - if more are left, it stays as it is.
+//!
+//! What goes is *exclusive*; what the prefix shows and what stays is *shared*. Reads
+//! headers only and takes no lock. Uses the pager and the maps of `key`.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, HashMap},
+};
+
+use bytes::Bytes;
+
+use super::{
+    engine::Engine,
+    inspect::{place, stored_len},
+};
+use crate::{
+    dag::view::View,
+    device::BLOCK,
+    error::{Error, Result},
+    format::node::{Body, NodeId, PageLoc, Run, Segment, Target},
+    key::{Lens, Span},
+    store::pager::Handle,
+};
+
+/// What the keys under a prefix take. All sizes are bytes.
+///
+/// The figures are those of the moment of the call, and are best when the store has settled (see
+/// [`crate::Db::settle`]): what waiting deletes are going to give back anyway counts as exclusive. Table
+/// pages and the log are not in them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Usage {
+    /// What can be read: keys (without what the keys of a page have in common) and values, before
+    /// compression, a part that is seen twice under the prefix counted twice. An estimate: pages at the
+    /// borders count whole, and so do old values until what waits above them has been carried down.
+    pub visible_bytes: u64,
+    /// What it is kept in on the device, each node once: `exclusive_bytes + shared_bytes`.
+    pub stored_bytes: u64,
+    /// What would be given back if everything under the prefix were deleted, once that has settled and
+    /// nobody holds a snapshot of it; also what no other key shows of nodes that the prefix shares. Exact
+    /// for nodes that go as a whole; for others see `estimated_bytes`.
+    pub exclusive_bytes: u64,
+    /// What would stay, because other keys are kept there too.
+    pub shared_bytes: u64,
+    /// How much of `exclusive_bytes` is an estimate: pages in nodes that would be rewritten (which frees
+    /// whole blocks only), and what is not yet written (whose compression is not known).
+    pub estimated_bytes: u64,
+    /// Nodes that the prefix reaches.
+    pub nodes: u64,
+    /// Of these, nodes that would go as a whole.
+    pub exclusive_nodes: u64,
+    /// Of these, nodes that something else refers to.
+    pub shared_nodes: u64,
+}
+
+/// What of a node can be seen, and how many times.
+type Shown = BTreeMap<(Bytes, Option<Bytes>), u64>;
+
+/// What is known of a node before its turn.
+#[derive(Default)]
+struct Visit {
+    /// References that go with the prefix.
+    gone: u64,
+    /// References that stay, from nodes that would be changed in place.
+    private: u64,
+    /// Local keys that such a reference still shows afterwards, if it is the only one.
+    kept: Vec<Span>,
+    /// Local keys that can be read under the prefix.
+    shown: Shown,
+}
+
+struct Walk<'a> {
+    engine: &'a Engine,
+    view: &'a View,
+    /// Gotos in memory, which the table does not count.
+    uncounted: HashMap<NodeId, u64>,
+    queue: BTreeMap<(Reverse<u8>, NodeId), Visit>,
+    usage: Usage,
+}
+
+/// Adds up what is under some prefixes together. See [`crate::Db::usage`].
+pub(super) fn usage(engine: &Engine, prefixes: &[Bytes]) -> Result<Usage> {
+    let view = engine.view();
+    let spans: Vec<Span> = prefixes.iter().map(|prefix| Span::prefix(prefix.clone())).collect();
+    let mut walk = Walk {
+        engine,
+        view: &view,
+        uncounted: HashMap::new(),
+        queue: BTreeMap::new(),
+        usage: Usage::default(),
+    };
+    walk.memory(&spans)?;
+    while let Some(((_, id), visit)) = walk.queue.pop_first() {
+        walk.node(id, visit)?;
+    }
+    let usage = &mut walk.usage;
+    usage.stored_bytes = usage.exclusive_bytes.saturating_add(usage.shared_bytes);
+    Ok(walk.usage)
+}
+
+impl Walk<'_> {
+    /// The visit of node `id` that is to come, below height `above`.
+    fn visit(&mut self, id: NodeId, above: Option<u8>) -> Result<&mut Visit> {
+        let entry = self.view.tree.table.get(id);
+        let height = entry.map(|entry| entry.height).ok_or_else(|| missing(id))?;
+        if above.is_some_and(|above| height >= above) {
+            return Err(Error::corrupt("edge", 0, format!("node {id} is not below its parent")));
+        }
+        Ok(self.queue.entry((Reverse(height), id)).or_default())
+    }
+
+    /// What is in memory only: like a node above the root, with its Gotos over one edge.
+    fn memory(&mut self, spans: &[Span]) -> Result<()> {
+        let mut visit = Visit { kept: minus(&Span::all(), spans), ..Visit::default() };
+        spans.iter().for_each(|span| show(&mut visit.shown, span.clone(), 1));
+        let mut hidden: Vec<Span> = Vec::new();
+        for table in &self.view.tables {
+            for part in spans.iter().flat_map(|span| minus(span, &hidden)) {
+                let points = table.points_in(&part).map(|(key, msg)| (key.len() + msg.len()) as u64);
+                let bytes = points.sum::<u64>();
+                self.see(bytes);
+                // Deleted before it is written anywhere, it takes nothing.
+                self.usage.exclusive_bytes += bytes;
+                self.usage.estimated_bytes += bytes;
+            }
+            let before = hidden.len();
+            for (_, range) in &table.ranges {
+                if let Some(target) = &range.target {
+                    *self.uncounted.entry(target.id).or_default() += 1;
+                    let hidden = hidden.get(..before).unwrap_or_default();
+                    self.refer(&range.span, target, &visit, hidden, Fate::InPlace, None)?;
+                }
+                hidden.push(range.span.clone());
+            }
+        }
+        let kept = visit.kept.iter().flat_map(|span| minus(span, &hidden)).collect();
+        // A clone in memory may have led to the root already. The superblock's reference never goes.
+        let root = self.visit(self.view.tree.root, None)?;
+        root.private += 1;
+        root.kept = kept;
+        for ((lo, hi), times) in &visit.shown {
+            minus(&part(lo, hi), &hidden).into_iter().for_each(|part| show(&mut root.shown, part, *times));
+        }
+        Ok(())
+    }
+
+    /// Counts what can be read. A damaged store may show anything any number of times.
+    fn see(&mut self, bytes: u64) {
+        self.usage.visible_bytes = self.usage.visible_bytes.saturating_add(bytes);
+    }
+
+    fn node(&mut self, id: NodeId, visit: Visit) -> Result<()> {
+        let entry = self.view.tree.table.get(id).ok_or_else(|| missing(id))?;
+        let reached = !visit.shown.is_empty();
+        if entry.height == 0 && visit.gone == 0 && !reached && visit.private != 1 {
+            return Ok(());
+        }
+        let count = u64::from(entry.count) + self.uncounted.get(&id).copied().unwrap_or(0);
+        let handle = self.engine.pager.node(&self.view.tree.table, id)?;
+        let (extents, bytes) = place(entry);
+        let written = !extents.is_empty();
+        let whole = match written {
+            // Of extents that other nodes may own as well, what this one has in them.
+            true => {
+                let own: u64 = extents.iter().filter(|extent| !extent.shared).map(|extent| extent.len).sum();
+                own + in_shared_extents(&handle)
+            }
+            false => bytes.next_multiple_of(BLOCK),
+        };
+        let seen = |page: &Span| visit.shown.keys().any(|(lo, hi)| part(lo, hi).overlaps(page));
+        let kept = |page: &Span| visit.kept.iter().any(|span| span.overlaps(page));
+        self.usage.nodes += u64::from(reached);
+        let fate = if visit.gone >= count {
+            self.usage.exclusive_nodes += 1;
+            self.usage.exclusive_bytes += whole;
+            self.usage.estimated_bytes += if written { 0 } else { whole };
+            Fate::Gone
+        } else if visit.private == 1 && count - visit.gone == 1 {
+            let goes = stored(&handle, |page| !kept(page));
+            self.usage.exclusive_bytes += goes;
+            self.usage.estimated_bytes += goes;
+            let stays = stored(&handle, |page| seen(page) && kept(page));
+            self.usage.shared_bytes += stays;
+            self.usage.shared_nodes += u64::from(stays > 0);
+            Fate::InPlace
+        } else {
+            let all = visit.shown.keys().any(|(lo, hi)| part(lo, hi).covers(&handle.node.span));
+            self.usage.shared_bytes += if all { whole } else { stored(&handle, seen) };
+            self.usage.shared_nodes += u64::from(reached);
+            Fate::Stays
+        };
+        self.below(&handle, &visit, fate)
+    }
+
+    /// Passes on to what a node refers to, and counts what can be read in it.
+    fn below(&mut self, handle: &Handle, visit: &Visit, fate: Fate) -> Result<()> {
+        let node = &handle.node;
+        let above = Some(node.height);
+        let edges = match &node.body {
+            Body::Leaf(run) => {
+                self.see(readable(run, &visit.shown, &[]));
+                return Ok(());
+            }
+            Body::Interior(edges) => edges,
+        };
+        for (i, edge) in edges.iter().enumerate() {
+            // Newest first: what a range message covers hides all that is older.
+            let mut hidden: Vec<Span> = Vec::new();
+            for layer in edge.layers.iter().rev() {
+                self.see(readable(&layer.run, &visit.shown, &hidden));
+                let before = hidden.len();
+                for range in &layer.ranges {
+                    if let Some(target) = &range.target {
+                        let hidden = hidden.get(..before).unwrap_or_default();
+                        self.refer(&range.span, target, visit, hidden, fate, above)?;
+                    }
+                    hidden.push(range.span.clone());
+                }
+            }
+            if let Some(target) = &edge.child {
+                self.refer(&node.edge_span(i), target, visit, &hidden, fate, above)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Passes an edge or Goto of a node with this `visit` and `fate` on to its target.
+    fn refer(
+        &mut self,
+        live: &Span,
+        target: &Target,
+        visit: &Visit,
+        hidden: &[Span],
+        fate: Fate,
+        above: Option<u8>,
+    ) -> Result<()> {
+        let lens = Lens::of_edge(live, &target.prepend);
+        let mut shown = Vec::new();
+        for ((lo, hi), times) in &visit.shown {
+            let Some(part) = part(lo, hi).intersect(live) else { continue };
+            shown.extend(minus(&part, hidden).iter().map(|part| (lens.apply_span(part), *times)));
+        }
+        let kept = visit.kept.iter().filter_map(|span| span.intersect(live));
+        let kept: Vec<Span> = kept.flat_map(|part| minus(&part, hidden)).collect();
+        let nothing_changes = match fate {
+            Fate::Gone => false,
+            Fate::Stays => true,
+            // Of a leaf with this reference only, all that is shown now is shown afterwards.
+            Fate::InPlace => {
+                let entry = self.view.tree.table.get(target.id);
+                kept == [live.clone()] && entry.is_some_and(|entry| entry.height == 0 && entry.count == 1)
+            }
+        };
+        if shown.is_empty() && nothing_changes {
+            return Ok(());
+        }
+        let next = self.visit(target.id, above)?;
+        match fate {
+            Fate::Gone => next.gone += 1,
+            Fate::InPlace if kept.is_empty() => next.gone += 1,
+            Fate::InPlace => {
+                next.private += 1;
+                next.kept = kept.iter().map(|part| lens.apply_span(part)).collect();
+            }
+            Fate::Stays => {}
+        }
+        shown.into_iter().for_each(|(span, times)| show(&mut next.shown, span, times));
+        Ok(())
+    }
+}
+
+/// What becomes of a node when the prefix is deleted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// It goes, and so do its references.
+    Gone,
+    /// It is changed in place: references that show nothing any more go.
+    InPlace,
+    /// It stays with all its references.
+    Stays,
+}
+
+fn part(lo: &Bytes, hi: &Option<Bytes>) -> Span {
+    Span::new(lo.clone(), hi.clone())
+}
+
+fn missing(id: NodeId) -> Error {
+    Error::corrupt("node reference", 0, format!("node {id} does not exist"))
+}
+
+fn show(shown: &mut Shown, span: Span, times: u64) {
+    let seen = shown.entry((span.lo, span.hi)).or_default();
+    *seen = seen.saturating_add(times);
+}
+
+/// What is left of `span` without `hidden`.
+fn minus(span: &Span, hidden: &[Span]) -> Vec<Span> {
+    let mut left = vec![span.clone()];
+    for cut in hidden {
+        left = left
+            .into_iter()
+            .flat_map(|part| match part.overlaps(cut) {
+                true => <[_; 2]>::from(part.without(cut)).into_iter().flatten().collect(),
+                false => vec![part],
+            })
+            .collect();
+    }
+    left
+}
+
+/// Stored bytes of the pages of a node whose first to last key are as asked for.
+fn stored(handle: &Handle, asked: impl Fn(&Span) -> bool) -> u64 {
+    let pages = handle.node.pages().filter(|page| {
+        // The least key above the last one ends the range.
+        let above = [&page.last_key()[..], &[0]].concat();
+        asked(&Span::new(page.first_key(), Some(above.into())))
+    });
+    pages.map(|page| u64::from(stored_len(page).unwrap_or(page.raw))).sum()
+}
+
+/// Stored bytes of the pages of a node that lie in extents of pages.
+fn in_shared_extents(handle: &Handle) -> u64 {
+    let shared = |segment: &Segment| {
+        let stored = handle.home.as_ref();
+        stored.and_then(|stored| stored.part(*segment).ok()).is_some_and(|extent| extent.shared)
+    };
+    let pages = handle.node.pages().filter_map(|page| match &page.loc {
+        PageLoc::Home(segment) if shared(segment) => Some(u64::from(segment.len)),
+        _ => None,
+    });
+    pages.sum()
+}
+
+/// Raw bytes of the pages of a run that can be read, as often as they are seen.
+fn readable(run: &Run, shown: &Shown, hidden: &[Span]) -> u64 {
+    let mut bytes = 0u64;
+    for ((lo, hi), times) in shown {
+        for part in minus(&part(lo, hi), hidden) {
+            let from = run.page_from(&part.lo);
+            let pages = run.pages.get(from..).unwrap_or_default().iter().take_while(|page| page.meets(&part));
+            let raw: u64 = pages.map(|page| u64::from(page.raw)).sum();
+            bytes = bytes.saturating_add(raw.saturating_mul(*times));
+        }
+    }
+    bytes
+}

@@ -1,0 +1,135 @@
+//! Bounds and pieces of keys in words: for tools that show where the engine
+//! keeps what.
+//!
+//! A bound between two nodes need not be a whole key, and inside the DAG keys
+//! stand without what an edge has taken off; so this reads as far as the bytes
+//! go. It only shows: two different bounds may look the same. Whole keys are put
+//! into words by [`crate::describe_key`]. Pure functions; knows the encoding of
+//! `path` and uses nothing else.
+
+const META: u8 = b'M';
+const DATA: u8 = b'D';
+const ENTRY: u8 = 0x01;
+const CONTENTS: u8 = 0x02;
+const END: u8 = 0x00;
+
+/// A key, or the beginning of one: `meta:/src/lib.rs`, `data:/src/lib.rs[3]` (block 3), `meta:/src/` (what
+/// is in a directory), `meta:/src/li…` (entries that begin so). `None` if it is none of ours.
+pub fn name_key(key: &[u8]) -> Option<String> {
+    let (volume, rest) = key.split_at_checked(4)?;
+    let system = volume == [0xff; 4];
+    if !system && volume != [0; 4] {
+        return None;
+    }
+    match rest.split_first() {
+        None if system => Some("system:".into()),
+        None => Some("tree:".into()),
+        Some((tag, [])) if system => Some(format!("system:{}", tag.escape_ascii())),
+        Some((tag, rest)) if system => Some(format!("system:{}:{}", tag.escape_ascii(), hex(rest))),
+        Some((&META, path)) => Some(format!("meta:{}", walk(path, false)?)),
+        Some((&DATA, path)) => Some(format!("data:{}", walk(path, true)?)),
+        // The bound behind a region.
+        Some((tag, [])) => Some(format!("tree:{}", tag.escape_ascii())),
+        Some(_) => None,
+    }
+}
+
+/// What is left of a key after its beginning was taken off: `…/lib.rs`. `None` if it does not look so.
+pub fn name_piece(piece: &[u8]) -> Option<String> {
+    match piece.first()? {
+        &ENTRY | &CONTENTS => walk(piece, true).or_else(|| walk(piece, false)).map(|path| format!("…{path}")),
+        _ => None,
+    }
+}
+
+/// A path as far as it goes.
+fn walk(mut path: &[u8], blocks: bool) -> Option<String> {
+    let mut out = String::from("/");
+    loop {
+        let Some((&kind, rest)) = path.split_first() else { return Some(out) };
+        if kind != ENTRY && kind != CONTENTS {
+            return None;
+        }
+        let Some(end) = rest.iter().position(|byte| *byte == END) else {
+            out += &show(rest);
+            out += if kind == CONTENTS { "…/" } else { "…" };
+            return Some(out);
+        };
+        let (name, rest) = (rest.get(..end)?, rest.get(end + 1..)?);
+        out += &show(name);
+        if kind == ENTRY {
+            return match rest {
+                [] => Some(out),
+                _ if !blocks || rest.len() > 8 => None,
+                _ => {
+                    let number = rest.try_into().map(u64::from_be_bytes);
+                    out += &number.map_or_else(|_| "[…]".into(), |block| format!("[{block}]"));
+                    Some(out)
+                }
+            };
+        }
+        out.push('/');
+        path = rest;
+    }
+}
+
+/// A name, with what is not to be printed escaped.
+fn show(name: &[u8]) -> String {
+    let mut out = String::new();
+    for chunk in name.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            if c.is_control() { out.extend(c.escape_default()) } else { out.push(c) }
+        }
+        out += &chunk.invalid().escape_ascii().to_string();
+    }
+    out
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::path;
+
+    #[test]
+    fn whole_keys_and_their_beginnings_have_names() {
+        let dir = path::contents(&path::contents(b"", b"a").unwrap(), b"b\x01\xff").unwrap();
+        let file = path::entry(&dir, "ä".as_bytes()).unwrap();
+        let name = |key: &[u8]| name_key(key).unwrap();
+        assert_eq!(name(&path::meta(b"")), "meta:/");
+        assert_eq!(name(&path::meta(&dir)), "meta:/a/b\\u{1}\\xff/");
+        assert_eq!(name(&path::meta(&file)), "meta:/a/b\\u{1}\\xff/ä");
+        let block = path::block(&path::data(&file), 9);
+        assert!(name(&block).ends_with("/ä[9]"));
+        assert!(name(&block[..block.len() - 1]).ends_with("/ä[…]"));
+        assert_eq!(name(&path::meta(b"\x01fi")), "meta:/fi…");
+        assert_eq!(name(&path::meta(b"\x02di")), "meta:/di…/");
+        assert_eq!(name(b"\0\0\0\0"), "tree:");
+        assert_eq!(name(b"\0\0\0\0N"), "tree:N");
+        assert_eq!(name(&path::system::format()), "system:F");
+        assert_eq!(name(&path::system::orphan_meta(5)), "system:O:00000000000000054d");
+        assert_eq!(name_piece(&file).unwrap(), "…/a/b\\u{1}\\xff/ä");
+        assert_eq!(name_piece(b"\x01x\0\0\0\0\0\0\0\0\x07").unwrap(), "…/x[7]");
+        for other in [&b""[..], b"abc", b"\0\0\0\x01M", b"\0\0\0\0Mx", b"\0\0\0\0M\x01a\0b", b"\0\0\0\0Nx"] {
+            assert_eq!(name_key(other), None, "{other:?}");
+            assert_eq!(name_piece(other), None, "{other:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_makes_it_panic() {
+        let key =
+            path::block(&path::data(&path::entry(&path::contents(b"", b"d").unwrap(), b"f").unwrap()), 1);
+        for cut in 0..key.len() {
+            for flip in [1, 2, 0x80, 0xff] {
+                let mut bent = key.to_vec();
+                bent[cut] ^= flip;
+                let _ = (name_key(&bent), name_key(&key[..cut]), name_piece(&bent[cut..]));
+            }
+        }
+    }
+}

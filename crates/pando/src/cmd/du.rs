@@ -1,0 +1,118 @@
+//! `pando du`: what files and trees take, and what of it is theirs alone.
+
+use std::{
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+use pando_fs::MountOptions;
+use pando_fuse::{client, control::Usage};
+use serde::Serialize;
+
+use crate::{
+    image::{self, ImagePath},
+    place::{self, Place},
+    report::VERSION,
+    size::show,
+};
+
+/// Show what files and trees take, and what of it they share with clones
+#[derive(clap::Args)]
+#[command(
+    after_help = "Total is what is kept for PATH on the device: what is exclusive would come back if PATH were
+removed, what is shared is needed elsewhere too. Visible is what can be read there, before
+compression. Nodes that are kept for PATH and its neighbours together make the figures of small
+trees an estimate; they are best some seconds after the last change.
+
+Examples: pando du -H /mnt/grove/project /mnt/grove/experiment
+          pando du --json grove.img:/project"
+)]
+pub struct Args {
+    /// Print sizes for people: 1.5 GiB
+    #[arg(short = 'H', long)]
+    human: bool,
+    /// Print JSON, with a version of its format
+    #[arg(long)]
+    json: bool,
+    /// Files or directories in a mounted file system, or IMAGE:/PATH in one that is not mounted
+    #[arg(value_name = "PATH", required = true)]
+    paths: Vec<PathBuf>,
+}
+
+#[derive(Serialize)]
+struct Report {
+    version: u32,
+    paths: Vec<Line>,
+}
+
+#[derive(Serialize)]
+struct Line {
+    path: String,
+    total: u64,
+    exclusive: u64,
+    shared: u64,
+    visible: u64,
+    /// How much of `exclusive` is an estimate.
+    estimated: u64,
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    let mut paths = Vec::new();
+    for path in &args.paths {
+        let u = usage(path).with_context(|| format!("du {}", path.display()))?;
+        paths.push(Line {
+            path: path.display().to_string(),
+            total: u.stored,
+            exclusive: u.exclusive,
+            shared: u.shared,
+            visible: u.visible,
+            estimated: u.estimated,
+        });
+    }
+    if args.json {
+        super::print_json(&Report { version: VERSION, paths })
+    } else {
+        super::print(&text(&paths, args.human))
+    }
+}
+
+fn usage(path: &Path) -> Result<Usage> {
+    // What exists is meant as it is, even if its name looks like a place in an image.
+    match (std::fs::symlink_metadata(path), path.to_str().map(str::parse::<ImagePath>)) {
+        (Err(_), Some(Ok(inside))) => offline(&inside),
+        (Err(e), _) => Err(e.into()),
+        (Ok(meta), _) => {
+            let dir = match meta.is_dir() {
+                true => place::open_dir(path)?.into(),
+                false => place::descriptor(&[&Place::new(path)?])?,
+            };
+            Ok(client::usage(dir, meta.ino())?)
+        }
+    }
+}
+
+fn offline(place: &ImagePath) -> Result<Usage> {
+    let image = image::canonical(&place.image)?;
+    let options = MountOptions { read_only: true, background: false, ..MountOptions::default() };
+    let fs = image::open(&image, options)?;
+    let usage = fs.usage_of_path(&place.path);
+    super::import::close(&fs, place)?;
+    Ok((&usage?).into())
+}
+
+fn text(lines: &[Line], human: bool) -> String {
+    let size = |bytes: u64| if human { show(bytes) } else { bytes.to_string() };
+    let mut out = format!("{:>12} {:>12} {:>12} {:>12}  Path\n", "Total", "Exclusive", "Shared", "Visible");
+    for line in lines {
+        out += &format!(
+            "{:>12} {:>12} {:>12} {:>12}  {}\n",
+            size(line.total),
+            size(line.exclusive),
+            size(line.shared),
+            size(line.visible),
+            line.path
+        );
+    }
+    out
+}

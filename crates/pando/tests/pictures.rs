@@ -1,0 +1,134 @@
+//! The pictures of `docs/architecture.md`: what they must show, and how they are made anew.
+//!
+//!     PANDO_PICTURES=1 cargo test -p pando --test pictures
+//!
+//! writes them to docs/pictures. Without it they are made all the same and checked for what the text
+//! under them says; that they look as in the repository is not demanded, because node numbers and sizes
+//! change with the engine.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::{path::Path, sync::Arc};
+
+use common::Bench;
+use pando_db::{CreateOptions, Db, Options, device::FileDevice};
+use serde_json::Value;
+
+/// A store of small nodes with two trees in it.
+fn store(b: &Bench) -> Db {
+    let device = Arc::new(FileDevice::create(b.path("a.img"), 4 << 20, false).unwrap());
+    let create = CreateOptions { node_size: 4096, log_size: Some(1 << 20), uuid: [7; 16] };
+    Db::create(device.clone(), &create, &Options::default()).unwrap();
+    let db = open(device);
+    for name in ["doc/ash", "doc/beech", "doc/elm", "doc/fir", "doc/larch", "doc/oak", "doc/yew"] {
+        db.put(name, value(900, name)).unwrap();
+    }
+    for name in ["art/one", "src/api", "src/cli", "src/log"] {
+        db.put(name, value(600, name)).unwrap();
+    }
+    db.checkpoint().unwrap();
+    db
+}
+
+fn open(device: Arc<FileDevice>) -> Db {
+    Db::open(device, Options { background: false, ..Options::default() }).unwrap()
+}
+
+/// Bytes that do not compress, the same each time.
+fn value(len: usize, seed: &str) -> Vec<u8> {
+    let mut x =
+        seed.bytes().fold(0x9e37_79b9_7f4a_7c15u64, |x, b| (x ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
+    let next = |_| {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        (x >> 24) as u8
+    };
+    (0..len).map(next).collect()
+}
+
+/// Draws the store, closed, and gives what is in it as JSON.
+fn picture(b: &Bench, db: Db, name: &str) -> Value {
+    db.close().unwrap();
+    drop(db);
+    let drawn = b.ok(&["inspect", "--svg", "-", "--keys", "a.img"]);
+    assert!(drawn.starts_with("<svg ") && drawn.ends_with("</svg>\n"));
+    if std::env::var_os("PANDO_PICTURES").is_some() {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/pictures");
+        std::fs::write(dir.join(name), &drawn).unwrap();
+    }
+    b.json(&["inspect", "--json", "a.img"])
+}
+
+fn nodes(seen: &Value) -> &Vec<Value> {
+    seen["nodes"].as_array().unwrap()
+}
+
+fn edges(seen: &Value) -> impl Iterator<Item = &Value> {
+    nodes(seen).iter().filter_map(|n| n["content"]["edges"].as_array()).flatten()
+}
+
+fn gotos(seen: &Value) -> usize {
+    let layers = edges(seen).flat_map(|edge| edge["layers"].as_array().unwrap());
+    let ranges = layers.flat_map(|layer| layer["ranges"].as_array().unwrap());
+    ranges.filter(|range| range["kind"] == "goto").count()
+}
+
+fn shared(seen: &Value) -> usize {
+    nodes(seen).iter().filter(|node| node["references"].as_u64() > Some(1)).count()
+}
+
+#[test]
+fn before_a_clone() {
+    let b = Bench::new();
+    let seen = picture(&b, store(&b), "before.svg");
+    assert_eq!((gotos(&seen), shared(&seen)), (0, 0), "{seen}");
+}
+
+#[test]
+fn a_clone_with_edits() {
+    let b = Bench::new();
+    let db = store(&b);
+    db.clone_prefix("doc/", "new/").unwrap();
+    db.put("new/elm", "changed").unwrap();
+    db.put("doc/oak", "changed too").unwrap();
+    let seen = picture(&b, db, "clone.svg");
+    assert!(shared(&seen) > 0, "{seen}");
+    assert!(edges(&seen).any(translates), "{seen}");
+    // The edits wait above what is shared, one in each tree.
+    let waiting = edges(&seen).filter(|edge| !edge["layers"].as_array().unwrap().is_empty());
+    assert_eq!(waiting.count(), 2, "{seen}");
+}
+
+fn translates(edge: &Value) -> bool {
+    edge["child"]["put_on"]["bytes"].as_str().is_some_and(|bytes| !bytes.is_empty())
+}
+
+#[test]
+fn a_goto_that_rests() {
+    let b = Bench::new();
+    let db = store(&b);
+    db.clone_prefix("doc/", "doc2/").unwrap();
+    db.checkpoint().unwrap();
+    // Both trees at once: what holds them is as high as the root was, so the root becomes higher.
+    db.clone_prefix("doc", "old").unwrap();
+    db.checkpoint().unwrap();
+    db.clone_prefix("doc/", "art/").unwrap();
+    let seen = picture(&b, db, "goto.svg");
+    println!("{}", b.ok(&["inspect", "a.img"]));
+    assert!(gotos(&seen) > 0 && shared(&seen) > 0, "{seen}");
+}
+
+#[test]
+fn after_the_edits_were_flushed() {
+    let b = Bench::new();
+    let db = store(&b);
+    db.clone_prefix("doc/", "new/").unwrap();
+    for name in ["ash", "elm", "fig", "fir", "ivy"] {
+        db.put(format!("new/{name}"), value(900, name)).unwrap();
+    }
+    let seen = picture(&b, db, "flushed.svg");
+    println!("{}", b.ok(&["inspect", "--keys", "a.img"]));
+    assert!(shared(&seen) > 0, "{seen}");
+}

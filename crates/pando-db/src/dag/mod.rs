@@ -21,5 +21,6 @@ pub(crate) mod simplify;
 pub(crate) mod sink;
 pub(crate) mod split;
 pub(crate) mod tree;
+mod trim;
 pub(crate) mod view;
 mod visible;

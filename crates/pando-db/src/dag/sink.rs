@@ -4,9 +4,9 @@
 //! A delete costs one message, and frees what it covers when it arrives there;
 //! on its fringes, and after clones, nodes stay that show only part of what
 //! they hold. A store that is idle after deletes, or short of space, does not
-//! wait for later writes to carry deletes down and to rewrite such nodes. Never into shared nodes: their content is
-//! needed elsewhere, and a private copy would take space (DESIGN 4.4, "never
-//! into a node with count > 1").
+//! wait for later writes to carry deletes down and to rewrite such nodes. Never
+//! into shared nodes: a private copy would take space (DESIGN 4.4, "never into
+//! a node with count > 1"); what of those nothing shows is trimmed (`trim`).
 
 use super::{edit::Edit, flush::is_void};
 use crate::{

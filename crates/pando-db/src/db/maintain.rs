@@ -167,12 +167,39 @@ impl Engine {
             while self.reclaim_step()? {}
             self.checkpoint()?;
             // What the former checkpoint held may be given back only by the next.
-            if enough()? || !self.sink_step()? {
+            if enough()? || !(self.sink_step()? || self.trim_step()?) {
                 while self.reclaim_step()? {}
                 self.checkpoint()?;
                 return enough();
             }
         }
+    }
+
+    /// Takes out of nodes what nothing shows any more, until space is short for doing more; `false` if
+    /// there was nothing.
+    pub fn trim_step(&self) -> Result<bool> {
+        if self.is_tight()? {
+            self.checkpoint()?;
+        }
+        let _turn = self.flushing.lock();
+        let cx = self.context();
+        let base = self.front.read().tree.clone();
+        let found = {
+            let found = std::cell::RefCell::new(Vec::new());
+            contain(|| {
+                *found.borrow_mut() = Edit::new(&cx, &base).invisible()?;
+                Ok(())
+            })?;
+            found.into_inner()
+        };
+        // Nothing else changes the tree meanwhile, and trimming changes nothing that can be seen.
+        for some in found.chunks(self.limits.edit_nodes) {
+            self.edit(|edit| some.iter().try_for_each(|trimming| edit.trim(trimming)), |_| ())?;
+            if self.is_tight()? {
+                break;
+            }
+        }
+        Ok(!found.is_empty())
     }
 
     /// Moves some deletes that wait in the DAG to where they free something; `false` if none wait.

@@ -6,9 +6,8 @@
 //! go, and what those that stay would still show:
 //!
 //! - if all go, the node goes itself, whole, and its own references with it;
-//! - if one is left, from a node that nothing else refers to, the node would be
-//!   changed in place: the pages and references that it no longer shows go;
-//! - if more are left, it stays as it is.
+//! - otherwise what those that are left do not show between them goes from it, pages and
+//!   references: it would be made simple, or trimmed (`dag/trim.rs`).
 //!
 //! What goes is *exclusive*; what the prefix shows and what stays is *shared*. Reads
 //! headers only and takes no lock. Uses the pager and the maps of `key`.
@@ -72,9 +71,9 @@ type Shown = BTreeMap<(Bytes, Option<Bytes>), u64>;
 struct Visit {
     /// References that go with the prefix.
     gone: u64,
-    /// References that stay, from nodes that would be changed in place.
-    private: u64,
-    /// Local keys that such a reference still shows afterwards, if it is the only one.
+    /// References that stay.
+    stays: u64,
+    /// Local keys that these show afterwards.
     kept: Vec<Span>,
     /// Local keys that can be read under the prefix.
     shown: Shown,
@@ -139,16 +138,16 @@ impl Walk<'_> {
                 if let Some(target) = &range.target {
                     *self.uncounted.entry(target.id).or_default() += 1;
                     let hidden = hidden.get(..before).unwrap_or_default();
-                    self.refer(&range.span, target, &visit, hidden, Fate::InPlace, None)?;
+                    self.refer(&range.span, target, &visit, hidden, Fate::Stays, None)?;
                 }
                 hidden.push(range.span.clone());
             }
         }
-        let kept = visit.kept.iter().flat_map(|span| minus(span, &hidden)).collect();
+        let kept: Vec<Span> = visit.kept.iter().flat_map(|span| minus(span, &hidden)).collect();
         // A clone in memory may have led to the root already. The superblock's reference never goes.
         let root = self.visit(self.view.tree.root, None)?;
-        root.private += 1;
-        root.kept = kept;
+        root.stays += 1;
+        root.kept.extend(kept);
         for ((lo, hi), times) in &visit.shown {
             minus(&part(lo, hi), &hidden).into_iter().for_each(|part| show(&mut root.shown, part, *times));
         }
@@ -160,12 +159,9 @@ impl Walk<'_> {
         self.usage.visible_bytes = self.usage.visible_bytes.saturating_add(bytes);
     }
 
-    fn node(&mut self, id: NodeId, visit: Visit) -> Result<()> {
+    fn node(&mut self, id: NodeId, mut visit: Visit) -> Result<()> {
         let entry = self.view.tree.table.get(id).ok_or_else(|| missing(id))?;
         let reached = !visit.shown.is_empty();
-        if entry.height == 0 && visit.gone == 0 && !reached && visit.private != 1 {
-            return Ok(());
-        }
         let count = u64::from(entry.count) + self.uncounted.get(&id).copied().unwrap_or(0);
         let handle = self.engine.pager.node(&self.view.tree.table, id)?;
         let (extents, bytes) = place(entry);
@@ -178,6 +174,10 @@ impl Walk<'_> {
             }
             false => bytes.next_multiple_of(BLOCK),
         };
+        if visit.gone + visit.stays < count {
+            // What refers to it besides is not known, and may show everything.
+            visit.kept = vec![handle.node.span.clone()];
+        }
         let seen = |page: &Span| visit.shown.keys().any(|(lo, hi)| part(lo, hi).overlaps(page));
         let kept = |page: &Span| visit.kept.iter().any(|span| span.overlaps(page));
         self.usage.nodes += u64::from(reached);
@@ -186,18 +186,17 @@ impl Walk<'_> {
             self.usage.exclusive_bytes += whole;
             self.usage.estimated_bytes += if written { 0 } else { whole };
             Fate::Gone
-        } else if visit.private == 1 && count - visit.gone == 1 {
+        } else {
             let goes = stored(&handle, |page| !kept(page));
             self.usage.exclusive_bytes += goes;
             self.usage.estimated_bytes += goes;
-            let stays = stored(&handle, |page| seen(page) && kept(page));
+            let all = visit.shown.keys().any(|(lo, hi)| part(lo, hi).covers(&handle.node.span));
+            let stays = match all && goes == 0 {
+                true => whole,
+                false => stored(&handle, |page| seen(page) && kept(page)),
+            };
             self.usage.shared_bytes += stays;
             self.usage.shared_nodes += u64::from(stays > 0);
-            Fate::InPlace
-        } else {
-            let all = visit.shown.keys().any(|(lo, hi)| part(lo, hi).covers(&handle.node.span));
-            self.usage.shared_bytes += if all { whole } else { stored(&handle, seen) };
-            self.usage.shared_nodes += u64::from(reached);
             Fate::Stays
         };
         self.below(&handle, &visit, fate)
@@ -253,27 +252,22 @@ impl Walk<'_> {
         }
         let kept = visit.kept.iter().filter_map(|span| span.intersect(live));
         let kept: Vec<Span> = kept.flat_map(|part| minus(&part, hidden)).collect();
-        let nothing_changes = match fate {
-            Fate::Gone => false,
-            Fate::Stays => true,
-            // Of a leaf with this reference only, all that is shown now is shown afterwards.
-            Fate::InPlace => {
-                let entry = self.view.tree.table.get(target.id);
-                kept == [live.clone()] && entry.is_some_and(|entry| entry.height == 0 && entry.count == 1)
-            }
-        };
+        let entry = self.view.tree.table.get(target.id);
+        // Of a leaf with this reference only, all that is shown now is shown afterwards.
+        let nothing_changes = fate == Fate::Stays
+            && kept == [live.clone()]
+            && entry.is_some_and(|entry| entry.height == 0 && entry.count == 1);
         if shown.is_empty() && nothing_changes {
             return Ok(());
         }
         let next = self.visit(target.id, above)?;
         match fate {
             Fate::Gone => next.gone += 1,
-            Fate::InPlace if kept.is_empty() => next.gone += 1,
-            Fate::InPlace => {
-                next.private += 1;
-                next.kept = kept.iter().map(|part| lens.apply_span(part)).collect();
+            Fate::Stays if kept.is_empty() => next.gone += 1,
+            Fate::Stays => {
+                next.stays += 1;
+                next.kept.extend(kept.iter().map(|part| lens.apply_span(part)));
             }
-            Fate::Stays => {}
         }
         shown.into_iter().for_each(|(span, times)| show(&mut next.shown, span, times));
         Ok(())
@@ -285,9 +279,7 @@ impl Walk<'_> {
 enum Fate {
     /// It goes, and so do its references.
     Gone,
-    /// It is changed in place: references that show nothing any more go.
-    InPlace,
-    /// It stays with all its references.
+    /// It stays; references that show nothing any more go.
     Stays,
 }
 

@@ -33,6 +33,11 @@ impl Pins {
         Arc::new(Pin { id, pins: Arc::downgrade(self) })
     }
 
+    /// Every node that has a pin.
+    pub fn all(&self) -> Vec<NodeId> {
+        self.counts.lock().keys().copied().collect()
+    }
+
     pub fn is_pinned(&self, id: NodeId) -> bool {
         self.counts.lock().contains_key(&id)
     }

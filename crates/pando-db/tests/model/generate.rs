@@ -86,6 +86,7 @@ impl Generator {
                 Step::Advance { slot: self.slot(), ends, take }
             }
             11 => Step::Sync,
+            12 if self.rng.chance(300) => Step::Settle,
             12 => Step::Checkpoint,
             13 => Step::Reopen { how: self.how(), with: open_with(&mut self.rng) },
             14 => self.fault(),

@@ -134,6 +134,7 @@ impl Runner {
             Step::Advance { slot, ends, take } => self.advance(*slot, *ends, *take),
             Step::Sync => self.make_durable("sync", Db::sync),
             Step::Checkpoint => self.make_durable("checkpoint", Db::checkpoint),
+            Step::Settle => self.make_durable("settle", Db::settle),
             Step::Fault { after, onwards } => {
                 let mode = if *onwards { FailMode::Onwards } else { FailMode::Once };
                 self.device.set_fail_at(Some(*after), mode);

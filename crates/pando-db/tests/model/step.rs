@@ -39,6 +39,8 @@ pub enum Step {
     },
     Sync,
     Checkpoint,
+    /// Gives back all that nothing shows any more.
+    Settle,
     /// The `after`th request from now fails; all that follow too if `onwards`.
     Fault {
         after: u64,

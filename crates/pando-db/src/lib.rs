@@ -45,7 +45,7 @@ pub use db::{
 };
 pub use error::{Error, Result};
 pub use merge::{Merge, PatchMerge, patch};
-pub use options::{CreateOptions, Options};
+pub use options::{Codec, CreateOptions, Options};
 pub use stats::Stats;
 
 /// Longest key that a call accepts, in bytes.

@@ -21,6 +21,20 @@ impl Default for CreateOptions {
     }
 }
 
+/// How pages are compressed when they are written. Each page says how it was, so this may change from one
+/// opening of a store to the next. A page that would not become an eighth shorter is stored as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Codec {
+    /// Not at all: for data that is compressed already.
+    None,
+    /// Fast, and half of the size for text.
+    #[default]
+    Lz4,
+    /// A third smaller than LZ4 for text, for several times the work. The level is 1 (fast) to 19.
+    Zstd(u8),
+}
+
 /// How a store is opened; nothing here changes what is on disk.
 #[derive(Clone)]
 pub struct Options {
@@ -40,6 +54,8 @@ pub struct Options {
     pub checkpoint_interval: Duration,
     /// Size at which the in-memory table is sealed, in bytes; default 8 MiB.
     pub memtable_bytes: usize,
+    /// How pages are compressed; default LZ4.
+    pub codec: Codec,
     /// Pending bytes that justify a private copy of a shared node; `None` is a sixteenth of
     /// the node size (copy-on-abundant-write, FAST'20 section 3).
     pub abundant_bytes: Option<usize>,
@@ -55,6 +71,7 @@ impl Default for Options {
             sync_interval: Duration::from_secs(1),
             checkpoint_interval: Duration::from_secs(30),
             memtable_bytes: 8 << 20,
+            codec: Codec::default(),
             abundant_bytes: None,
         }
     }

@@ -61,6 +61,7 @@ pub use check::{CheckReport, describe_key};
 pub use error::{Error, Result};
 pub use keyname::{name_key, name_piece};
 pub use merge::FsMerge;
+pub use pando_db::Codec;
 pub use rename::{RENAME_EXCHANGE, RENAME_NOREPLACE};
 pub use stats::{FsStats, Histogram};
 pub use types::*;

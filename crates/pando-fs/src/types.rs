@@ -8,6 +8,8 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use pando_db::Codec;
+
 /// An inode number: what `stat` reports, and the node id that the kernel uses.
 pub type Ino = u64;
 
@@ -321,6 +323,8 @@ pub struct MountOptions {
     pub atime: AtimePolicy,
     /// Whether the engine works in background threads; `false` is deterministic.
     pub background: bool,
+    /// How data is compressed when it is written.
+    pub codec: Codec,
 }
 
 impl Default for MountOptions {
@@ -332,6 +336,7 @@ impl Default for MountOptions {
             checkpoint_interval: Duration::from_secs(30),
             atime: AtimePolicy::default(),
             background: true,
+            codec: Codec::default(),
         }
     }
 }

@@ -14,7 +14,7 @@ use std::{
 };
 
 use fuser::{Config, Session, SessionACL};
-use pando_fs::{AtimePolicy, Fs};
+use pando_fs::{AtimePolicy, Codec, Fs};
 use rustix::mount::UnmountFlags;
 
 use crate::{
@@ -88,6 +88,8 @@ pub struct Settings {
     pub atime: AtimePolicy,
     /// Interval after which the log is flushed unasked.
     pub commit: Option<Duration>,
+    /// How data is compressed when it is written.
+    pub compress: Codec,
     /// What `mount` and `findmnt` show as the source.
     pub fsname: Option<String>,
     /// Threads that read requests.
@@ -122,6 +124,7 @@ impl Default for Settings {
             exec: true,
             atime: AtimePolicy::default(),
             commit: None,
+            compress: Codec::default(),
             fsname: None,
             threads: 1,
             poll: Duration::from_micros(200),
@@ -157,6 +160,9 @@ impl Settings {
                 _ => match option.split_once('=') {
                     Some(("fsname", name)) => self.fsname = Some(name.to_owned()),
                     Some(("subtype", _)) => {}
+                    Some(("compress", name)) => {
+                        self.compress = codec(name).ok_or_else(unknown)?;
+                    }
                     Some(("commit", seconds)) => {
                         let seconds: u32 = seconds.parse().map_err(|_| unknown())?;
                         self.commit = Some(Duration::from_secs(u64::from(seconds.max(1))));
@@ -175,6 +181,17 @@ impl Settings {
             }
         }
         Ok(())
+    }
+}
+
+/// `none`, `lz4`, `zstd` or `zstd:LEVEL`.
+fn codec(name: &str) -> Option<Codec> {
+    match name.split_once(':').unwrap_or((name, "")) {
+        ("none", "") => Some(Codec::None),
+        ("lz4", "") => Some(Codec::Lz4),
+        ("zstd", "") => Some(Codec::Zstd(3)),
+        ("zstd", level) => level.parse().ok().filter(|level| (1..=19).contains(level)).map(Codec::Zstd),
+        _ => None,
     }
 }
 
@@ -389,7 +406,21 @@ mod tests {
         assert_eq!((s.poll, s.poll_always), (Duration::from_micros(50), false));
         s.apply("poll=0,poll_always").unwrap();
         assert!(s.poll.is_zero() && s.poll_always);
-        for bad in ["frobnicate", "commit=x", "threads=0", "poll=", "poll=-1", "poll=100001"] {
+        s.apply("compress=zstd:9").unwrap();
+        assert_eq!(s.compress, Codec::Zstd(9));
+        s.apply("compress=none").unwrap();
+        assert_eq!(s.compress, Codec::None);
+        for bad in [
+            "frobnicate",
+            "commit=x",
+            "compress=zip",
+            "compress=zstd:20",
+            "compress=lz4:1",
+            "threads=0",
+            "poll=",
+            "poll=-1",
+            "poll=100001",
+        ] {
             assert!(matches!(s.apply(bad), Err(Error::Option(o)) if o == bad), "{bad}");
         }
     }

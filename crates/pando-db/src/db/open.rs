@@ -73,7 +73,7 @@ pub(super) fn create(device: &Arc<dyn Device>, create: &CreateOptions, options: 
     }
     device.reserve(superblock::END, log_size).map_err(|e| Error::io("reserve", superblock::END, e))?;
     let space = Space::new(device.clone(), data, device_size);
-    let pager = Pager::new(device.clone(), 1 << 20, create.node_size);
+    let pager = Pager::new(device.clone(), 1 << 20, create.node_size, options.codec);
     let root = Node { height: 1, span: Span::all(), body: Body::Interior(vec![Edge::default()]) };
     let mut table = Table::default();
     table.set(FIRST_ROOT, Some(Entry { count: 1, height: 1, loc: Loc::Dirty(Arc::new(root)) }));
@@ -164,7 +164,8 @@ pub(super) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
             _ => records.push((record.payload, record.msn, record.end)),
         }
     }
-    let pager = Arc::new(Pager::new(device.clone(), options.cache_bytes / 2, superblock.node_size));
+    let pager =
+        Arc::new(Pager::new(device.clone(), options.cache_bytes / 2, superblock.node_size, options.codec));
     // Values that did not reach the device before a crash end the log: nothing behind them was synced.
     // All are proven before the first batch is applied.
     let start = (superblock.log_start, superblock.next_msn);

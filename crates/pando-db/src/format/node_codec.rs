@@ -13,6 +13,7 @@ use super::{
 use crate::{
     error::{Error, Result},
     key::Span,
+    options::Codec,
     store::table::Stored,
 };
 
@@ -25,16 +26,24 @@ const MAX_RAW: u32 = 64 << 20;
 pub(crate) mod codec_id {
     pub const RAW: u8 = 0;
     pub const LZ4: u8 = 1;
+    pub const ZSTD: u8 = 2;
 }
 
 /// The stored form of a page in memory: compressed if that saves an eighth. Its place is not set.
-pub(crate) fn pack(page: &Page) -> (Segment, Bytes) {
+pub(crate) fn pack(page: &Page, codec: Codec) -> (Segment, Bytes) {
     let raw = page.data();
-    let packed = lz4_flex::block::compress(raw);
-    let (codec, bytes) = if packed.len() + raw.len() / 8 < raw.len() {
-        (codec_id::LZ4, packed.into())
-    } else {
-        (codec_id::RAW, raw.clone())
+    let packed = match codec {
+        Codec::None => None,
+        Codec::Lz4 => Some((codec_id::LZ4, lz4_flex::block::compress(raw))),
+        // Fails only for want of memory: then the page stays as it is.
+        Codec::Zstd(level) => {
+            let packed = zstd::bulk::compress(raw, level.clamp(1, 19).into());
+            packed.ok().map(|packed| (codec_id::ZSTD, packed))
+        }
+    };
+    let (codec, bytes) = match packed {
+        Some((codec, packed)) if packed.len() + raw.len() / 8 < raw.len() => (codec, packed.into()),
+        _ => (codec_id::RAW, raw.clone()),
     };
     (Segment { part: 0, offset: 0, len: bytes.len() as u32, sum: xxh3_64(&bytes), codec }, bytes)
 }
@@ -51,6 +60,9 @@ pub(crate) fn unpack(segment: Segment, raw_len: u32, stored: Bytes, at: u64) -> 
     let raw = match segment.codec {
         codec_id::RAW => stored,
         codec_id::LZ4 => lz4_flex::block::decompress(&stored, raw_len as usize)
+            .map_err(|e| bad(format!("it does not unpack: {e}")))?
+            .into(),
+        codec_id::ZSTD => zstd::bulk::decompress(&stored, raw_len as usize)
             .map_err(|e| bad(format!("it does not unpack: {e}")))?
             .into(),
         other => return Err(bad(format!("unknown codec {other}"))),

@@ -222,7 +222,7 @@ impl Writer<'_> {
         let page = PageRef::from_built(built);
         let PageLoc::Mem(memory) = &page.loc else { return Ok(false) };
         let memory = memory.clone();
-        let (segment, bytes) = node_codec::pack(&memory);
+        let (segment, bytes) = node_codec::pack(&memory, self.bulk.pager.codec());
         let node = self.bulk.pager.node_size();
         // Where nodes are small, an extent of two is as much as their leaves will keep.
         let most = (node / EXTENT_SHARE).max(EXTENT_LEAST.min(2 * node));

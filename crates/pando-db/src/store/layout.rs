@@ -44,7 +44,7 @@ pub(crate) fn store_node(pager: &Pager, space: &Arc<Space>, node: &Arc<Node>) ->
         let segment = match &page.loc {
             PageLoc::Foreign(extent, segment) if place_in(&kept, extent).is_some() => *segment,
             PageLoc::Mem(memory) => {
-                let (segment, bytes) = pack(memory);
+                let (segment, bytes) = pack(memory, pager.codec());
                 pages.push(bytes);
                 segment
             }
@@ -220,6 +220,7 @@ mod tests {
         device::MemDevice,
         format::{message::Msg, node::Body, page::Builder},
         key::Span,
+        options::Codec,
         store::pager::Handle,
     };
 
@@ -245,12 +246,12 @@ mod tests {
 
     fn store() -> (Pager, Arc<Space>) {
         let device = Arc::new(MemDevice::new(1 << 20));
-        (Pager::new(device.clone(), 1 << 20, NODE), Space::new(device, 0, 1 << 20))
+        (Pager::new(device.clone(), 1 << 20, NODE, Codec::default()), Space::new(device, 0, 1 << 20))
     }
 
     fn assert_same(pager: &Pager, stored: &Arc<Stored>, node: &Node) {
         // A pager without cache, so that the device is read.
-        let cold = Pager::new(pager.device().clone(), 0, NODE);
+        let cold = Pager::new(pager.device().clone(), 0, NODE, Codec::default());
         let header = cold.stored_node(stored).expect("readable");
         let handle = Handle { node: header, home: Some(stored.clone()) };
         for (old, new) in node.pages().zip(handle.node.pages()) {
@@ -299,7 +300,7 @@ mod tests {
         let Body::Leaf(new) = &mut placed.body else { panic!("a leaf") };
         for (page, old) in new.pages.iter_mut().zip(&run.pages) {
             let PageLoc::Mem(memory) = &old.loc else { panic!("in memory") };
-            let (segment, bytes) = pack(memory);
+            let (segment, bytes) = pack(memory, Codec::default());
             pager.device().write_at(extent.offset + u64::from(offset), &bytes).expect("memory");
             page.loc = PageLoc::Foreign(extent.clone(), Segment { offset, ..segment });
             offset += segment.len;

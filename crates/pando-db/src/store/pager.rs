@@ -30,6 +30,7 @@ use crate::{
         node_codec,
         page::Page,
     },
+    options::Codec,
 };
 
 /// Bounds of the raw size at which a page is closed, in bytes.
@@ -103,16 +104,18 @@ pub(crate) struct Pager {
     cache: Cache<CacheKey, Cached, ByBytes, Hashing>,
     page_target: usize,
     node_size: usize,
+    codec: Codec,
     hits: AtomicU64,
     misses: AtomicU64,
 }
 
 impl Pager {
     /// A pager with a cache of `budget` bytes, for a store of this node size.
-    pub fn new(device: Arc<dyn Device>, budget: u64, node_size: u32) -> Self {
+    pub fn new(device: Arc<dyn Device>, budget: u64, node_size: u32, codec: Codec) -> Self {
         let items = (budget / (16 << 10)).max(64) as usize;
         Self {
             device,
+            codec,
             node_size: node_size as usize,
             page_target: (node_size as usize / 8).clamp(PAGE_MIN, PAGE_MAX),
             cache: Cache::with(items, budget, ByBytes, Hashing::default(), DefaultLifecycle::default()),
@@ -133,6 +136,11 @@ impl Pager {
     /// Target size of a node, in bytes.
     pub fn node_size(&self) -> usize {
         self.node_size
+    }
+
+    /// How pages are to be compressed.
+    pub fn codec(&self) -> Codec {
+        self.codec
     }
 
     /// Bytes of clean data in the cache.

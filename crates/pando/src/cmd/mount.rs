@@ -35,6 +35,7 @@ use crate::{
                       mounts without allow_other)
   noatime, relatime, strictatime   when reading changes the access time
   commit=SECONDS      flush the log unasked after so long (1)
+  compress=none|lz4|zstd[:LEVEL]   how data is compressed when it is written (lz4; zstd levels 1 to 19: 3)
   suid, dev, noexec   as for every file system (nosuid and nodev are on)
   threads=N           threads that read requests (1 is fastest on few CPUs)
   poll=MICROSECONDS   while requests come as densely as this, look for the next one for so long before
@@ -129,6 +130,7 @@ fn serve(args: &Args, settings: Settings, image: &Path, dir: &Path) -> Result<()
         cache_bytes: args.cache.map_or_else(default_cache, |c| c.0),
         read_only: settings.read_only,
         atime: settings.atime,
+        codec: settings.compress,
         sync_interval: settings.commit.unwrap_or(MountOptions::default().sync_interval),
         ..MountOptions::default()
     };

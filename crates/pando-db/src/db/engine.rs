@@ -71,6 +71,9 @@ pub(crate) struct Durable {
     pub superblock: Superblock,
     /// Held, not read.
     pub _table: Table,
+    /// What the superblock may say, if writing the next one was begun and did not succeed. Held for the
+    /// same reason.
+    pub attempted: Option<Table>,
 }
 
 /// What the fixed part of a node's header takes at most, in bytes.

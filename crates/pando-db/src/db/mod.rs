@@ -3,6 +3,7 @@
 mod check;
 mod checkpoint;
 mod cursor;
+mod discard;
 mod engine;
 mod maintain;
 mod open;
@@ -170,6 +171,7 @@ impl Db {
             }),
             Err(stopped) => Err(stopped),
         };
+        engine.discard_at_close();
         self.inner.stop_threads();
         engine.log.stop("it was closed".into());
         result

@@ -200,7 +200,7 @@ pub(super) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
         front: RwLock::new(front),
         flushing: Mutex::new(()),
         next_id: AtomicU64::new(superblock.next_node),
-        checkpointing: Mutex::new(Durable { superblock, _table: table }),
+        checkpointing: Mutex::new(Durable { superblock, _table: table, attempted: None }),
         orphans: Mutex::new(orphans),
         dirty: Dirty::default(),
         signal: Signal::default(),

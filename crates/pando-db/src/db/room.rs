@@ -51,7 +51,7 @@ impl Engine {
     }
 
     /// Bytes that what is in memory may still take on the device.
-    fn owed(&self) -> u64 {
+    pub(super) fn owed(&self) -> u64 {
         let tables = self.front.read().table_bytes() as u64;
         self.owed_by_nodes() + tables + tables / 4
     }

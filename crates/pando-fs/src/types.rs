@@ -321,6 +321,8 @@ pub struct MountOptions {
     pub atime: AtimePolicy,
     /// Whether the engine works in background threads; `false` is deterministic.
     pub background: bool,
+    /// Whether freed space is given back to what the device lies on; by default it is.
+    pub discard: bool,
 }
 
 impl Default for MountOptions {
@@ -332,6 +334,7 @@ impl Default for MountOptions {
             checkpoint_interval: Duration::from_secs(30),
             atime: AtimePolicy::default(),
             background: true,
+            discard: true,
         }
     }
 }

@@ -141,6 +141,7 @@ impl Fs {
             read_only: o.read_only,
             sync_interval: o.sync_interval,
             checkpoint_interval: o.checkpoint_interval,
+            discard: o.discard,
             ..Options::default()
         };
         let db = Db::open(device, options)?;

@@ -35,6 +35,8 @@ use crate::{
                       mounts without allow_other)
   noatime, relatime, strictatime   when reading changes the access time
   commit=SECONDS      flush the log unasked after so long (1)
+  discard, nodiscard  give freed space back to the file system or device under the image, soon after a
+                      checkpoint and when unmounting (on; some is kept for the next writes)
   suid, dev, noexec   as for every file system (nosuid and nodev are on)
   threads=N           threads that read requests (1 is fastest on few CPUs)
   poll=MICROSECONDS   while requests come as densely as this, look for the next one for so long before
@@ -129,6 +131,7 @@ fn serve(args: &Args, settings: Settings, image: &Path, dir: &Path) -> Result<()
         cache_bytes: args.cache.map_or_else(default_cache, |c| c.0),
         read_only: settings.read_only,
         atime: settings.atime,
+        discard: settings.discard,
         sync_interval: settings.commit.unwrap_or(MountOptions::default().sync_interval),
         ..MountOptions::default()
     };

@@ -55,6 +55,8 @@ struct State {
     unflushed: Vec<Write>,
     backing: Backing,
     requests: u64,
+    /// Blocks with contents that were discarded.
+    forgotten: u64,
     fail_at: Option<(u64, FailMode)>,
     lying: bool,
     dead: bool,
@@ -81,6 +83,7 @@ impl SimDevice {
             unflushed: Vec::new(),
             backing,
             requests: 0,
+            forgotten: 0,
             fail_at: None,
             lying: false,
             dead: false,
@@ -114,6 +117,11 @@ impl SimDevice {
     /// Requests so far, failed ones included.
     pub fn requests(&self) -> u64 {
         self.state.lock().requests
+    }
+
+    /// Blocks that had been written when they were discarded.
+    pub fn forgotten(&self) -> u64 {
+        self.state.lock().forgotten
     }
 
     /// Loses power: of what is unflushed the seed decides what survives. This
@@ -222,6 +230,7 @@ impl State {
             if !self.current.holds(block * BLOCK) {
                 continue;
             }
+            self.forgotten += 1;
             let mut content = [0; BLOCK as usize];
             match self.prng.below(4) {
                 0 => continue,
@@ -550,6 +559,7 @@ mod tests {
             assert!(device.write_at(200 * BLOCK, &[1]).is_err());
             assert!(device.discard(10 * BLOCK + 1, 20 * BLOCK).unwrap());
             assert_eq!(device.space_used(), 81 * BLOCK, "only whole blocks");
+            assert_eq!(device.forgotten(), 19);
             let now = byte(&device, 15 * BLOCK);
             zero += (now == 0) as u32;
             old += (now == 7) as u32;

@@ -44,6 +44,8 @@ pub(crate) struct Engine {
     pub merge: Arc<dyn Merge>,
     pub options: Options,
     pub limits: Limits,
+    /// What the medium could hold of the device when the store was opened: `u64::MAX` if all of it.
+    pub capacity: u64,
     pub front: RwLock<Front>,
     /// Held by whoever changes the structure of the DAG.
     pub flushing: Mutex<()>,

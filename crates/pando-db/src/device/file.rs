@@ -8,13 +8,13 @@
 use std::{
     fs::{File, Metadata, OpenOptions},
     io::{self, Seek, SeekFrom},
-    os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt},
+    os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt},
     path::Path,
     sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
 };
 
 use rustix::{
-    fs::{FallocateFlags, FlockOperation, OFlags, fallocate, flock, seek},
+    fs::{FallocateFlags, FlockOperation, OFlags, fallocate, flock, fstatvfs, seek},
     io::Errno,
 };
 
@@ -155,6 +155,15 @@ impl Device for FileDevice {
         self.size.load(Relaxed)
     }
 
+    fn capacity(&self) -> io::Result<u64> {
+        if self.block_device {
+            return Ok(self.size());
+        }
+        let held = self.file.metadata()?.blocks().saturating_mul(512);
+        let around = fstatvfs(&self.file)?;
+        Ok(held.saturating_add(around.f_bavail.saturating_mul(around.f_frsize)).min(self.size()))
+    }
+
     fn grow(&self, size: u64) -> io::Result<()> {
         self.check_writable()?;
         if size < self.size() {
@@ -247,8 +256,6 @@ fn sync_parent(path: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use std::os::unix::fs::MetadataExt;
-
     use super::*;
 
     #[test]
@@ -309,6 +316,7 @@ mod tests {
         let path = dir.path().join("image");
         let device = FileDevice::create(&path, 64 << 20, false).unwrap();
         assert_eq!(path.metadata().unwrap().blocks(), 0);
+        assert!((1..=64 << 20).contains(&device.capacity().unwrap()));
         device.write_at(5000, b"kept").unwrap();
         device.reserve(0, 1 << 20).unwrap();
         assert!(path.metadata().unwrap().blocks() * 512 >= 1 << 20);

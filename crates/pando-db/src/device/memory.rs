@@ -69,10 +69,6 @@ impl Device for MemDevice {
         Ok(true)
     }
 
-    fn is_sparse(&self) -> bool {
-        true
-    }
-
     fn stats(&self) -> DeviceStats {
         self.counters.stats()
     }

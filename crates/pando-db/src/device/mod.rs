@@ -53,6 +53,11 @@ pub trait Device: Send + Sync + 'static {
     fn flush(&self) -> io::Result<()>;
     /// Size in bytes.
     fn size(&self) -> u64;
+    /// Bytes that the medium could hold of the device, judging by what is free on it now; not more than the
+    /// size. A sparse file may be larger than its file system.
+    fn capacity(&self) -> io::Result<u64> {
+        Ok(self.size())
+    }
     /// Grows to `size` bytes (sparsely where the medium can). Shrinking is an error.
     fn grow(&self, size: u64) -> io::Result<()>;
     /// Makes sure that later writes to the range cannot fail for lack of

@@ -297,6 +297,12 @@ impl Device for SimDevice {
         self.state.lock().size
     }
 
+    fn capacity(&self) -> io::Result<u64> {
+        let mut state = self.state.lock();
+        state.request()?;
+        Ok(state.backing.limit.unwrap_or(u64::MAX).min(state.size))
+    }
+
     fn grow(&self, size: u64) -> io::Result<()> {
         let mut state = self.state.lock();
         state.request()?;

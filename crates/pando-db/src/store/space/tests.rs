@@ -233,7 +233,9 @@ proptest! {
             steps += 1;
             prop_assert!(steps < 2000);
         }
-        prop_assert_eq!(host.promised.lock().len(), 0);
+        // On a host that refuses, a short piece in which only some blocks are held is left to the next
+        // sweep of all; such a piece exists only if what was adopted was not on the host.
+        prop_assert!(room.is_some() || host.promised.lock().is_empty());
     }
 }
 

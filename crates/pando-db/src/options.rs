@@ -59,6 +59,12 @@ pub struct Options {
     /// Pending bytes that justify a private copy of a shared node; `None` is a sixteenth of
     /// the node size (copy-on-abundant-write, FAST'20 section 3).
     pub abundant_bytes: Option<usize>,
+    /// Whether space that was freed is given back to the file system or device underneath, after
+    /// checkpoints and when the store is closed. Some is kept for the next writes. Default true.
+    pub discard: bool,
+    /// Give back all but what must be kept, at once and in single blocks. For tests: it makes everything
+    /// else slow. Default false.
+    pub discard_eagerly: bool,
 }
 
 impl Default for Options {
@@ -73,6 +79,8 @@ impl Default for Options {
             memtable_bytes: 8 << 20,
             codec: Codec::default(),
             abundant_bytes: None,
+            discard: true,
+            discard_eagerly: false,
         }
     }
 }

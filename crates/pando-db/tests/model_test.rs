@@ -25,31 +25,44 @@ fn all_operations_and_crashes() {
         ("reopened", 20),
         ("second crashes", 3),
         ("batches lost by crashes", 10),
+        ("blocks discarded", 5000),
     ];
     campaign("all_operations_and_crashes", Profile::Crashes, 1.0, &required);
 }
 
 #[test]
 fn failing_requests() {
-    let required = [("batches", 1000), ("failures met", 50), ("heights", 3), ("seen: shared nodes", 10)];
+    let required = [
+        ("batches", 1000),
+        ("failures met", 50),
+        ("heights", 3),
+        ("seen: shared nodes", 10),
+        ("blocks discarded", 1000),
+    ];
     campaign("failing_requests", Profile::Faults, 0.3, &required);
 }
 
 #[test]
 fn full_stores() {
-    let required = [("batches", 1000), ("no space", 50), ("heights", 3), ("seen: shared nodes", 10)];
+    let required = [
+        ("batches", 1000),
+        ("no space", 50),
+        ("heights", 3),
+        ("seen: shared nodes", 10),
+        ("blocks discarded", 100),
+    ];
     campaign("full_stores", Profile::Space, 0.25, &required);
 }
 
 #[test]
 fn lying_devices() {
-    let required = [("batches", 500), ("batches lost by crashes", 10)];
+    let required = [("batches", 500), ("batches lost by crashes", 10), ("blocks discarded", 100)];
     campaign("lying_devices", Profile::Lies, 0.1, &required);
 }
 
 #[test]
 fn with_threads_in_the_background() {
-    let required = [("batches", 500), ("heights", 3), ("reopened", 10)];
+    let required = [("batches", 500), ("heights", 3), ("reopened", 10), ("blocks discarded", 100)];
     campaign_with_threads("with_threads_in_the_background", Profile::Crashes, 0.1, &required);
 }
 

@@ -325,6 +325,8 @@ pub struct MountOptions {
     pub background: bool,
     /// How data is compressed when it is written.
     pub codec: Codec,
+    /// Whether freed space is given back to what the device lies on; by default it is.
+    pub discard: bool,
 }
 
 impl Default for MountOptions {
@@ -337,6 +339,7 @@ impl Default for MountOptions {
             atime: AtimePolicy::default(),
             background: true,
             codec: Codec::default(),
+            discard: true,
         }
     }
 }

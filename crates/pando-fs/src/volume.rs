@@ -142,6 +142,7 @@ impl Fs {
             sync_interval: o.sync_interval,
             checkpoint_interval: o.checkpoint_interval,
             codec: o.codec,
+            discard: o.discard,
             ..Options::default()
         };
         let db = Db::open(device, options)?;

@@ -90,6 +90,8 @@ pub struct Settings {
     pub commit: Option<Duration>,
     /// How data is compressed when it is written.
     pub compress: Codec,
+    /// Give freed space back to what the image lies on.
+    pub discard: bool,
     /// What `mount` and `findmnt` show as the source.
     pub fsname: Option<String>,
     /// Threads that read requests.
@@ -125,6 +127,7 @@ impl Default for Settings {
             atime: AtimePolicy::default(),
             commit: None,
             compress: Codec::default(),
+            discard: true,
             fsname: None,
             threads: 1,
             poll: Duration::from_micros(200),
@@ -154,6 +157,8 @@ impl Settings {
                 "atime" | "relatime" => self.atime = AtimePolicy::Relatime,
                 "noatime" => self.atime = AtimePolicy::Noatime,
                 "strictatime" => self.atime = AtimePolicy::Strict,
+                "discard" => self.discard = true,
+                "nodiscard" => self.discard = false,
                 "poll_always" => self.poll_always = true,
                 "defaults" | "auto" | "noauto" | "user" | "nouser" | "users" | "nofail" | "_netdev"
                 | "async" | "diratime" | "nodiratime" | "norelatime" | "nostrictatime" => {}
@@ -399,7 +404,11 @@ mod tests {
     fn options_are_understood_and_unknown_ones_refused() {
         let mut s = Settings::default();
         s.apply("rw,noatime,allow_other,dev,suid,,defaults,commit=5,x-systemd.automount").unwrap();
-        s.apply("ro,nosuid").unwrap();
+        assert!(s.discard);
+        s.apply("ro,nosuid,nodiscard").unwrap();
+        assert!(!s.discard);
+        s.apply("discard").unwrap();
+        assert!(s.discard);
         assert!(s.allow_other && s.dev && s.read_only && !s.suid && s.checks_permissions());
         assert_eq!((s.atime, s.commit), (AtimePolicy::Noatime, Some(Duration::from_secs(5))));
         s.apply("poll=50").unwrap();

@@ -48,6 +48,8 @@ impl Engine {
             while self.front.read().tree.msn < target && self.flush_step()? && !self.is_tight()? {}
             self.persist(&mut durable, false)?;
             if self.front.read().tree.msn >= target {
+                drop(durable);
+                self.discard_inline();
                 return Ok(());
             }
         }
@@ -99,6 +101,8 @@ impl Engine {
             superblock::write(&*self.device, &superblock)?;
             self.flush_device()
         };
+        // However this ends, nothing that the device may now be recovered to is free.
+        durable.attempted = Some(table.clone());
         commit().inspect_err(|e| self.stop("checkpoint", e))?;
 
         let mut front = self.front.write();
@@ -110,7 +114,7 @@ impl Engine {
         self.log.write_out()?;
         self.log.truncate(frozen.log_end);
         // The previous checkpoint's extents are free from here on.
-        *durable = Durable { superblock, _table: table };
+        *durable = Durable { superblock, _table: table, attempted: None };
         self.counters.checkpoints.fetch_add(1, Ordering::Relaxed);
         self.counters.checkpoint_micros.fetch_add(started.elapsed().as_micros() as u64, Ordering::Relaxed);
         self.signal.finished();

@@ -44,6 +44,8 @@ pub(crate) struct Engine {
     pub merge: Arc<dyn Merge>,
     pub options: Options,
     pub limits: Limits,
+    /// What the medium could hold of the device when the store was opened: `u64::MAX` if all of it.
+    pub capacity: u64,
     pub front: RwLock<Front>,
     /// Held by whoever changes the structure of the DAG.
     pub flushing: Mutex<()>,
@@ -71,6 +73,9 @@ pub(crate) struct Durable {
     pub superblock: Superblock,
     /// Held, not read.
     pub _table: Table,
+    /// What the superblock may say, if writing the next one was begun and did not succeed. Held for the
+    /// same reason.
+    pub attempted: Option<Table>,
 }
 
 /// What the fixed part of a node's header takes at most, in bytes.

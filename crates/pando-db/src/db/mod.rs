@@ -4,6 +4,7 @@ mod backup;
 mod check;
 mod checkpoint;
 mod cursor;
+mod discard;
 mod engine;
 mod inspect;
 mod maintain;
@@ -232,6 +233,7 @@ impl Db {
             }),
             Err(stopped) => Err(stopped),
         };
+        engine.discard_at_close();
         self.inner.stop_threads();
         engine.log.stop("it was closed".into());
         result

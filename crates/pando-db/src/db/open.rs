@@ -186,10 +186,14 @@ pub(super) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
     let (msn, log_end) = (superblock.next_msn - 1, superblock.log_start);
     let tree = Tree { table: table.clone(), root: superblock.root, msn, log_end };
     let front = Front { active: Memtable::new(msn, log_end), sealed: VecDeque::new(), tree: Arc::new(tree) };
+    // On a host that is smaller than the image a share of the image would be too much to keep back.
+    let capacity = device.capacity().map_err(|e| Error::io("ask for the capacity", 0, e))?;
+    let capacity = if capacity < superblock.device_size { capacity } else { u64::MAX };
     let engine = Engine {
+        capacity,
         bulk: bulk.clone(),
         limits: Limits {
-            edit_nodes: edit_nodes(superblock.device_size, superblock.node_size as usize),
+            edit_nodes: edit_nodes(superblock.device_size.min(capacity), superblock.node_size as usize),
             ..Limits::new(superblock.node_size, options.abundant_bytes)
         },
         merge: options.merge.clone(),
@@ -202,7 +206,7 @@ pub(super) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
         front: RwLock::new(front),
         flushing: Mutex::new(()),
         next_id: AtomicU64::new(superblock.next_node),
-        checkpointing: Mutex::new(Durable { superblock, _table: table }),
+        checkpointing: Mutex::new(Durable { superblock, _table: table, attempted: None }),
         orphans: Mutex::new(orphans),
         dirty: Dirty::default(),
         signal: Signal::default(),

@@ -32,7 +32,7 @@ const MAX_HELD: u64 = 256 << 20;
 /// Nodes that the reserve holds at least, if that is not over a quarter of the device.
 const RESERVE_NODES: u64 = 48;
 
-/// Space kept back on a device of `size` bytes.
+/// Space kept back on a device of `size` bytes, or of which the medium has only so many.
 fn reserve(size: u64, node: usize) -> u64 {
     let least = RESERVE_NODES * node as u64;
     (size / 16).clamp(least, MAX_RESERVE.max(least)).min(size / 4)
@@ -47,11 +47,11 @@ pub(super) fn edit_nodes(size: u64, node: usize) -> usize {
 impl Engine {
     /// Space kept back so that deletes and checkpoints always go through, in bytes.
     pub fn reserve(&self) -> u64 {
-        reserve(self.device.size(), self.limits.node)
+        reserve(self.device.size().min(self.capacity), self.limits.node)
     }
 
     /// Bytes that what is in memory may still take on the device.
-    fn owed(&self) -> u64 {
+    pub(super) fn owed(&self) -> u64 {
         let tables = self.front.read().table_bytes() as u64;
         self.owed_by_nodes() + tables + tables / 4
     }

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{engine::Engine, signal::Work};
+use super::{discard::Rounds, engine::Engine, signal::Work};
 use crate::error::{Error, Result};
 
 /// How long a thread sleeps at most before it looks for work again.
@@ -107,11 +107,14 @@ fn syncer(engine: &Engine) {
     }
 }
 
-/// Makes checkpoints when asked, and at an interval while there is anything to write.
+/// Makes checkpoints when asked, and at an interval while there is anything to write. Between them it gives
+/// freed space back.
 fn checkpointer(engine: &Engine) {
     let mut last = Instant::now();
+    let mut discards = Rounds::new();
     while !engine.signal.shutting_down() {
-        let asked = engine.signal.wait_for(Work::Checkpoint, Duration::from_millis(100));
+        let nap = if discards.more { Duration::ZERO } else { Duration::from_millis(100) };
+        let asked = engine.signal.wait_for(Work::Checkpoint, nap);
         let due = last.elapsed() >= engine.options.checkpoint_interval && engine.log.used() > 0;
         if (asked || due) && engine.check_running().is_ok() {
             if let Err(error) = engine.checkpoint() {
@@ -120,5 +123,6 @@ fn checkpointer(engine: &Engine) {
             }
             last = Instant::now();
         }
+        discards.go_on(engine);
     }
 }

@@ -16,6 +16,8 @@ pub(super) struct Counters {
     writes: AtomicU64,
     write_bytes: AtomicU64,
     flushes: AtomicU64,
+    discards: AtomicU64,
+    discard_bytes: AtomicU64,
     /// Where the previous read ended.
     read_end: AtomicU64,
 }
@@ -38,6 +40,11 @@ impl Counters {
         self.flushes.fetch_add(1, Relaxed);
     }
 
+    pub(super) fn discard(&self, len: u64) {
+        self.discards.fetch_add(1, Relaxed);
+        self.discard_bytes.fetch_add(len, Relaxed);
+    }
+
     pub(super) fn stats(&self) -> DeviceStats {
         DeviceStats {
             reads: self.reads.load(Relaxed),
@@ -46,6 +53,8 @@ impl Counters {
             writes: self.writes.load(Relaxed),
             write_bytes: self.write_bytes.load(Relaxed),
             flushes: self.flushes.load(Relaxed),
+            discards: self.discards.load(Relaxed),
+            discard_bytes: self.discard_bytes.load(Relaxed),
         }
     }
 }

@@ -2,19 +2,20 @@
 //!
 //! Guarantees: one writer or several readers at a time over all processes (an
 //! advisory lock on the open file), no request beyond the stated size, flush
-//! means `fdatasync`. A new image is sparse; [`Device::reserve`] is what turns
-//! holes into promised space.
+//! means `fdatasync`, and after one that failed none succeeds. A new image is sparse; [`Device::reserve`] is what turns
+//! holes into promised space, and [`Device::discard`] punches holes again.
 
 use std::{
     fs::{File, Metadata, OpenOptions},
     io::{self, Seek, SeekFrom},
-    os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt},
+    os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt},
     path::Path,
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
 };
 
+use parking_lot::Mutex;
 use rustix::{
-    fs::{FallocateFlags, FlockOperation, OFlags, fallocate, flock},
+    fs::{FallocateFlags, FlockOperation, OFlags, fallocate, flock, fstatvfs, seek},
     io::Errno,
 };
 
@@ -31,6 +32,11 @@ pub struct FileDevice {
     block_device: bool,
     read_only: bool,
     size: AtomicU64,
+    /// Whether a flush has failed. The kernel tells of lost writes once, to whoever flushes first: another
+    /// thread, whose own writes are among the lost ones, would be told that all is well.
+    flush_failed: Mutex<bool>,
+    /// The file system or device has said that it cannot punch holes.
+    no_holes: AtomicBool,
     counters: Counters,
 }
 
@@ -111,7 +117,16 @@ impl FileDevice {
         })?;
         let block_device = is_block_device(&file.metadata().map_err(opening)?);
         let size = file.seek(SeekFrom::End(0)).map_err(opening)?;
-        Ok(Self { file, block_device, read_only, size: size.into(), counters: Counters::default() })
+        let size = size.into();
+        Ok(Self {
+            file,
+            block_device,
+            read_only,
+            size,
+            flush_failed: Mutex::new(false),
+            no_holes: AtomicBool::new(false),
+            counters: Counters::default(),
+        })
     }
 
     fn starts_with_zeros(&self) -> Result<bool> {
@@ -142,13 +157,27 @@ impl Device for FileDevice {
     }
 
     fn flush(&self) -> io::Result<()> {
-        self.file.sync_data()?;
+        let mut failed = self.flush_failed.lock();
+        if *failed {
+            return Err(io::Error::other("an earlier flush failed, and what it lost is not known"));
+        }
+        self.file.sync_data().inspect_err(|_| *failed = true)?;
+        drop(failed);
         self.counters.flush();
         Ok(())
     }
 
     fn size(&self) -> u64 {
         self.size.load(Relaxed)
+    }
+
+    fn capacity(&self) -> io::Result<u64> {
+        if self.block_device {
+            return Ok(self.size());
+        }
+        let held = self.file.metadata()?.blocks().saturating_mul(512);
+        let around = fstatvfs(&self.file)?;
+        Ok(held.saturating_add(around.f_bavail.saturating_mul(around.f_frsize)).min(self.size()))
     }
 
     fn grow(&self, size: u64) -> io::Result<()> {
@@ -181,6 +210,48 @@ impl Device for FileDevice {
         }
     }
 
+    fn discard(&self, offset: u64, len: u64) -> io::Result<bool> {
+        self.check_writable()?;
+        check_range(self.size(), offset, len)?;
+        if self.no_holes.load(Relaxed) || len == 0 {
+            return Ok(false);
+        }
+        loop {
+            match fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len) {
+                Ok(()) => {
+                    self.counters.discard(len);
+                    return Ok(true);
+                }
+                Err(Errno::INTR) => continue,
+                Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NODEV) => {
+                    self.no_holes.store(true, Relaxed);
+                    return Ok(false);
+                }
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+
+    /// What was reserved and never written does not count: there is no portable way to ask for it.
+    fn next_held(&self, from: u64) -> io::Result<Option<(u64, u64)>> {
+        if self.block_device || from >= self.size() {
+            return Ok(None);
+        }
+        // All other requests say where they go and do not heed the file's position.
+        let found = seek(&self.file, rustix::fs::SeekFrom::Data(from))
+            .and_then(|data| Ok((data, seek(&self.file, rustix::fs::SeekFrom::Hole(data))?)));
+        match found {
+            Ok((data, hole)) => Ok(Some((data, hole - data))),
+            // No more data; or nothing can be said.
+            Err(Errno::NXIO | Errno::INVAL | Errno::OPNOTSUPP) => Ok(None),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    fn is_sparse(&self) -> bool {
+        !self.block_device
+    }
+
     fn stats(&self) -> DeviceStats {
         self.counters.stats()
     }
@@ -201,8 +272,6 @@ fn sync_parent(path: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use std::os::unix::fs::MetadataExt;
-
     use super::*;
 
     #[test]
@@ -219,9 +288,20 @@ mod tests {
         device.read_at(69_999, &mut buf).unwrap();
         assert_eq!(&buf, b"\0grove\0");
         assert_eq!(device.size(), 1 << 20);
-        for refused in [device.write_at(0, &[1]), device.grow(2 << 20), device.reserve(0, 1)] {
+        let discarded = device.discard(0, 1).map(drop);
+        for refused in [device.write_at(0, &[1]), device.grow(2 << 20), device.reserve(0, 1), discarded] {
             assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::ReadOnlyFilesystem);
         }
+    }
+
+    #[test]
+    fn after_a_failed_flush_none_succeeds() {
+        let dir = tempfile::tempdir().unwrap();
+        let device = FileDevice::create(dir.path().join("image"), 1 << 20, false).unwrap();
+        device.flush().unwrap();
+        *device.flush_failed.lock() = true;
+        assert!(device.flush().is_err() && device.flush().is_err());
+        assert_eq!(device.stats().flushes, 1);
     }
 
     #[test]
@@ -262,16 +342,28 @@ mod tests {
         let path = dir.path().join("image");
         let device = FileDevice::create(&path, 64 << 20, false).unwrap();
         assert_eq!(path.metadata().unwrap().blocks(), 0);
+        assert!((1..=64 << 20).contains(&device.capacity().unwrap()));
         device.write_at(5000, b"kept").unwrap();
         device.reserve(0, 1 << 20).unwrap();
         assert!(path.metadata().unwrap().blocks() * 512 >= 1 << 20);
         let mut buf = [0; 4];
         device.read_at(5000, &mut buf).unwrap();
         assert_eq!(&buf, b"kept");
+        device.flush().unwrap();
+        assert_eq!(device.next_held(4096).unwrap().map(|(at, _)| at), Some(4096));
+        assert_eq!(device.next_held(2 << 20).unwrap(), None);
+        if device.discard(4096, 1 << 20).unwrap() {
+            assert!(path.metadata().unwrap().blocks() * 512 <= 8192);
+            device.read_at(5000, &mut buf).unwrap();
+            assert_eq!(buf, [0; 4]);
+            assert_eq!((device.stats().discards, device.stats().discard_bytes), (1, 1 << 20));
+        }
+        assert_eq!(device.size(), 64 << 20);
         device.grow(65 << 20).unwrap();
         assert_eq!((device.size(), path.metadata().unwrap().len()), (65 << 20, 65 << 20));
         assert!(device.grow(1 << 20).is_err());
         assert!(device.write_at(65 << 20, &[1]).is_err());
         assert!(device.reserve(65 << 20, 1).is_err());
+        assert!(device.discard(65 << 20, 1).is_err());
     }
 }

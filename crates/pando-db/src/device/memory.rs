@@ -62,6 +62,13 @@ impl Device for MemDevice {
         check_range(self.size(), offset, len)
     }
 
+    fn discard(&self, offset: u64, len: u64) -> io::Result<bool> {
+        check_range(self.size(), offset, len)?;
+        self.bytes.write().clear(offset, len);
+        self.counters.discard(len);
+        Ok(true)
+    }
+
     fn stats(&self) -> DeviceStats {
         self.counters.stats()
     }
@@ -91,6 +98,18 @@ mod tests {
     }
 
     #[test]
+    fn what_is_discarded_is_zero_and_takes_no_memory() {
+        let device = MemDevice::new(1 << 20);
+        device.write_at(0, &vec![9; 300_000]).unwrap();
+        device.discard(100, 200_000).unwrap();
+        let mut buf = vec![1; 300_000];
+        device.read_at(0, &mut buf).unwrap();
+        assert!(buf.iter().enumerate().all(|(i, &byte)| (byte == 0) == (100..200_100).contains(&i)));
+        assert!(!device.bytes.read().holds(64 << 10) && device.bytes.read().holds(0));
+        assert!(device.discard(1 << 20, 1).is_err());
+    }
+
+    #[test]
     fn requests_outside_are_refused_and_not_counted() {
         let device = MemDevice::new(4096);
         assert!(device.read_at(4090, &mut [0; 7]).is_err());
@@ -110,8 +129,17 @@ mod tests {
         }
         device.write_at(5, &[0; 33]).unwrap();
         device.flush().unwrap();
-        let expected =
-            DeviceStats { reads: 6, read_bytes: 60, read_seeks: 2, writes: 1, write_bytes: 33, flushes: 1 };
+        assert!(device.discard(0, 7).unwrap());
+        let expected = DeviceStats {
+            reads: 6,
+            read_bytes: 60,
+            read_seeks: 2,
+            writes: 1,
+            write_bytes: 33,
+            flushes: 1,
+            discards: 1,
+            discard_bytes: 7,
+        };
         assert_eq!(device.stats(), expected);
     }
 }

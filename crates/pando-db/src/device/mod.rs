@@ -37,6 +37,10 @@ pub struct DeviceStats {
     pub write_bytes: u64,
     /// Flushes.
     pub flushes: u64,
+    /// Discards that were carried out.
+    pub discards: u64,
+    /// Bytes discarded.
+    pub discard_bytes: u64,
 }
 
 /// A byte-addressed store of fixed but growable size.
@@ -51,12 +55,34 @@ pub trait Device: Send + Sync + 'static {
     fn flush(&self) -> io::Result<()>;
     /// Size in bytes.
     fn size(&self) -> u64;
+    /// Bytes that the medium could hold of the device, judging by what is free on it now; not more than the
+    /// size. A sparse file may be larger than its file system.
+    fn capacity(&self) -> io::Result<u64> {
+        Ok(self.size())
+    }
     /// Grows to `size` bytes (sparsely where the medium can). Shrinking is an error.
     fn grow(&self, size: u64) -> io::Result<()>;
     /// Makes sure that later writes to the range cannot fail for lack of
     /// space underneath (a sparse file on a full disk). Contents are kept.
     /// Media that cannot tell return `Ok`.
     fn reserve(&self, offset: u64, len: u64) -> io::Result<()>;
+    /// Says that nobody wants the contents of the range any more, so that the medium underneath can have
+    /// its space back. What reads see there afterwards is anything, until it is written again; after a
+    /// crash before the next flush it may be what was there before. What was reserved there is no longer.
+    /// `Ok(false)` if the medium cannot do that and nothing was done. An error leaves the range as after
+    /// a discard that happened in part.
+    fn discard(&self, _offset: u64, _len: u64) -> io::Result<bool> {
+        Ok(false)
+    }
+    /// The first bytes at or behind `from` that the medium holds already, so that reserving them takes no
+    /// space, as far as it can tell: (offset, length). `None` if it knows of none.
+    fn next_held(&self, _from: u64) -> io::Result<Option<(u64, u64)>> {
+        Ok(None)
+    }
+    /// Whether what was never written takes no space, so that discarding it again costs nothing.
+    fn is_sparse(&self) -> bool {
+        false
+    }
     /// What was asked of the device so far.
     fn stats(&self) -> DeviceStats;
 }

@@ -9,6 +9,8 @@
 //! - A failed write may have reached the device in part.
 //! - A failed flush may lose any of the unflushed writes for good although
 //!   reads still show them and a later flush succeeds (as a page cache does).
+//! - Each block of a discarded range reads as zeros, as garbage or as before; after a crash it may
+//!   also be what it was, and a failed discard has happened in part.
 //! - A full host disk refuses to materialise blocks.
 //!
 //! Overlapping unflushed writes keep their order: of those that survive in a
@@ -55,6 +57,8 @@ struct State {
     unflushed: Vec<Write>,
     backing: Backing,
     requests: u64,
+    /// Blocks with contents that were discarded.
+    forgotten: u64,
     fail_at: Option<(u64, FailMode)>,
     lying: bool,
     dead: bool,
@@ -81,6 +85,7 @@ impl SimDevice {
             unflushed: Vec::new(),
             backing,
             requests: 0,
+            forgotten: 0,
             fail_at: None,
             lying: false,
             dead: false,
@@ -89,7 +94,7 @@ impl SimDevice {
     }
 
     /// Makes the `n`th request from now fail with `EIO` (0 is the next one);
-    /// `None` heals the device. Reads, writes, flushes, reservations and growth count.
+    /// `None` heals the device. Reads, writes, flushes, reservations, discards and growth count.
     pub fn set_fail_at(&self, n: Option<u64>, mode: FailMode) {
         let mut state = self.state.lock();
         state.fail_at = n.map(|n| (state.requests.saturating_add(n), mode));
@@ -114,6 +119,11 @@ impl SimDevice {
     /// Requests so far, failed ones included.
     pub fn requests(&self) -> u64 {
         self.state.lock().requests
+    }
+
+    /// Blocks that had been written when they were discarded.
+    pub fn forgotten(&self) -> u64 {
+        self.state.lock().forgotten
     }
 
     /// Loses power: of what is unflushed the seed decides what survives. This
@@ -223,6 +233,28 @@ impl State {
         }
     }
 
+    /// Gives whole blocks back to the host, each to become what the seed decides.
+    fn discard(&mut self, offset: u64, len: u64) {
+        let (first, end) = (offset.div_ceil(BLOCK), (offset + len) / BLOCK);
+        for block in first..end {
+            // Of no other block could anyone tell: it is zero, or what a crash left of an earlier discard.
+            if !self.current.holds(block * BLOCK) {
+                continue;
+            }
+            self.forgotten += 1;
+            let mut content = [0; BLOCK as usize];
+            match self.prng.below(4) {
+                0 => continue,
+                1 => (),
+                _ => content
+                    .chunks_exact_mut(8)
+                    .for_each(|c| c.copy_from_slice(&self.prng.next().to_le_bytes())),
+            }
+            self.write(block * BLOCK, &content);
+        }
+        self.backing.remove(first, end);
+    }
+
     fn write(&mut self, offset: u64, data: &[u8]) {
         self.current.write(offset, data);
         self.unflushed.push(Write { offset, data: data.into() });
@@ -276,6 +308,12 @@ impl Device for SimDevice {
         self.state.lock().size
     }
 
+    fn capacity(&self) -> io::Result<u64> {
+        let mut state = self.state.lock();
+        state.request()?;
+        Ok(state.backing.limit.unwrap_or(u64::MAX).min(state.size))
+    }
+
     fn grow(&self, size: u64) -> io::Result<()> {
         let mut state = self.state.lock();
         state.request()?;
@@ -291,6 +329,31 @@ impl Device for SimDevice {
         state.request()?;
         check_range(state.size, offset, len)?;
         state.backing.add(offset, len)
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<bool> {
+        let state = &mut *self.state.lock();
+        let alive = !state.dead;
+        let served = state.request();
+        check_range(state.size, offset, len)?;
+        if served.is_err() && alive {
+            let reached = state.prng.below(len + 1);
+            state.discard(offset, reached);
+        }
+        served?;
+        state.discard(offset, len);
+        self.counters.discard(len);
+        Ok(true)
+    }
+
+    fn next_held(&self, from: u64) -> io::Result<Option<(u64, u64)>> {
+        let mut state = self.state.lock();
+        state.request()?;
+        Ok(state.backing.next(from, state.size))
+    }
+
+    fn is_sparse(&self) -> bool {
+        true
     }
 
     fn stats(&self) -> DeviceStats {
@@ -314,11 +377,7 @@ impl Backing {
         if len == 0 {
             return Ok(());
         }
-        let masks = (first / 64..end.div_ceil(64)).map(|word| {
-            let low = first.saturating_sub(word * 64);
-            let high = (end - word * 64).min(64);
-            (word, (u64::MAX >> (64 - (high - low))) << low)
-        });
+        let masks = masks(first, end);
         let have = |word| self.words.get(&word).copied().unwrap_or(0);
         let new: u64 =
             masks.clone().map(|(word, mask)| (mask & !have(word)).count_ones() as u64 * BLOCK).sum();
@@ -331,6 +390,36 @@ impl Backing {
         self.used += new;
         Ok(())
     }
+
+    /// The first blocks that exist at or behind `from`: (offset, length).
+    fn next(&self, from: u64, size: u64) -> Option<(u64, u64)> {
+        let exists =
+            |block: &u64| self.words.get(&(block / 64)).is_some_and(|word| word >> (block % 64) & 1 == 1);
+        let last = *self.words.keys().max()? * 64 + 63;
+        let first = (from.div_ceil(BLOCK)..=last.min(size / BLOCK)).find(exists)?;
+        let end = (first..).find(|block| !exists(block))?;
+        Some((first * BLOCK, (end - first) * BLOCK))
+    }
+
+    /// Gives back the blocks `[first, end)`.
+    fn remove(&mut self, first: u64, end: u64) {
+        for (word, mask) in masks(first, end) {
+            if let Some(have) = self.words.get_mut(&word) {
+                self.used -= (*have & mask).count_ones() as u64 * BLOCK;
+                *have &= !mask;
+            }
+        }
+    }
+}
+
+/// Words of a bit set and the bits `[first, end)` in each.
+fn masks(first: u64, end: u64) -> impl Iterator<Item = (u64, u64)> + Clone {
+    let words = if first < end { first / 64..end.div_ceil(64) } else { 0..0 };
+    words.map(move |word| {
+        let low = first.saturating_sub(word * 64);
+        let high = (end - word * 64).min(64);
+        (word, (u64::MAX >> (64 - (high - low))) << low)
+    })
 }
 
 /// SplitMix64 (Steele, Lea, Flood 2014): small, fast, and every seed is a good one.
@@ -479,6 +568,36 @@ mod tests {
         device.set_space_limit(None);
         device.reserve(0, 1 << 30).unwrap();
         assert_eq!(device.space_used(), (1 << 30) + 8 * BLOCK);
+    }
+
+    #[test]
+    fn a_discard_leaves_anything_and_gives_the_blocks_back() {
+        let (mut zero, mut old, mut garbage, mut undone) = (0, 0, 0, 0);
+        for seed in 0..100 {
+            let device = SimDevice::new(SIZE, seed);
+            device.set_space_limit(Some(100 * BLOCK));
+            device.write_at(0, &[7; 100 * BLOCK as usize]).unwrap();
+            device.flush().unwrap();
+            assert!(device.write_at(200 * BLOCK, &[1]).is_err());
+            assert!(device.discard(10 * BLOCK + 1, 20 * BLOCK).unwrap());
+            assert_eq!(device.space_used(), 81 * BLOCK, "only whole blocks");
+            assert_eq!(device.forgotten(), 19);
+            let now = byte(&device, 15 * BLOCK);
+            zero += (now == 0) as u32;
+            old += (now == 7) as u32;
+            garbage += (now != 0 && now != 7) as u32;
+            assert_eq!((byte(&device, 10 * BLOCK), byte(&device, 30 * BLOCK)), (7, 7));
+            device.write_at(200 * BLOCK, &[1]).unwrap();
+            // Written after it was discarded, and flushed: that stays.
+            device.write_at(20 * BLOCK, &[8; 4096]).unwrap();
+            device.flush().unwrap();
+            device.discard(40 * BLOCK, BLOCK).unwrap();
+            let now = byte(&device, 40 * BLOCK);
+            let device = device.reopen();
+            assert_eq!(byte(&device, 20 * BLOCK), 8);
+            undone += (byte(&device, 40 * BLOCK) == 7 && now != 7) as u32;
+        }
+        assert!([zero, old, garbage, undone].iter().all(|&n| n > 5), "{zero} {old} {garbage} {undone}");
     }
 
     #[test]

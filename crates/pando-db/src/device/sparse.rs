@@ -23,6 +23,22 @@ impl<const CHUNK: usize> Sparse<CHUNK> {
         }
     }
 
+    /// Makes a range zero again; whole chunks cost nothing from then on.
+    pub(super) fn clear(&mut self, offset: u64, len: u64) {
+        for (index, within, len) in pieces::<CHUNK>(offset, len as usize) {
+            if len == CHUNK {
+                self.chunks.remove(&index);
+            } else if let Some(chunk) = self.chunks.get_mut(&index) {
+                Arc::make_mut(chunk)[within..within + len].fill(0);
+            }
+        }
+    }
+
+    /// Whether anything was ever written to the chunk that holds this byte.
+    pub(super) fn holds(&self, offset: u64) -> bool {
+        self.chunks.contains_key(&(offset / CHUNK as u64))
+    }
+
     pub(super) fn write(&mut self, offset: u64, mut data: &[u8]) {
         for (index, within, len) in pieces::<CHUNK>(offset, data.len()) {
             let (piece, rest) = data.split_at(len);

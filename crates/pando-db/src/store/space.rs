@@ -6,12 +6,14 @@
 //! is handed out is space that the medium underneath has promised: a sparse
 //! image on a full disk refuses an allocation, not a later write.
 //!
-//! For that there is a high-water mark. Free bytes below it are *backed*
-//! (reserved on the device in this process's lifetime), free bytes above are
-//! *raw*. Allocation uses backed bytes first, which also keeps an image small,
-//! and raises the mark in steps. No lock that [`Extent`]'s drop takes is held
-//! over device I/O. Uses the device for reservations only.
+//! For that free bytes are either *backed* (reserved on the device in this
+//! process's lifetime) or *raw*; both may lie anywhere. Allocation uses backed
+//! bytes first, which also keeps an image small, and backs raw ones in steps.
+//! [`discard`] turns backed bytes into raw ones again. No lock that
+//! [`Extent`]'s drop takes is held over device I/O. Uses the device for
+//! reservations and discards only.
 
+mod discard;
 mod free;
 
 use std::{
@@ -19,21 +21,24 @@ use std::{
     io,
     sync::{
         Arc, Weak,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
 
 use parking_lot::Mutex;
 
+pub use self::discard::Discarding;
 use self::free::FreeRanges;
 use crate::{
     Error, Result,
     device::{BLOCK, Device},
 };
 
-/// Largest step in which the mark rises, in bytes.
+/// Largest step in which raw bytes are backed, unless more is needed at once.
 const STEP: u64 = 64 << 20;
+/// Ranges that are looked at when the medium is full: they might be a million.
+const MAX_LOOKS: usize = 10_000;
 /// How long a refused reservation is not tried again.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -41,12 +46,14 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub struct Space {
     device: Arc<dyn Device>,
     start: u64,
-    /// Serialises reservations; the only lock held over device I/O.
+    /// Serialises reservations and discards; the only lock held over device I/O.
     raising: Mutex<()>,
     state: Mutex<State>,
     /// Extents of pages adopted while a store is loaded, by offset: several nodes may name one.
     adopted: Mutex<HashMap<u64, Weak<Extent>>>,
     next_id: AtomicU64,
+    /// The medium cannot, or has failed to.
+    no_discards: AtomicBool,
 }
 
 /// A range of the device that its holder owns. Dropping it frees the range.
@@ -59,18 +66,30 @@ pub struct Extent {
     pub id: u64,
     /// Holds pages and no header, so that several nodes may own it together.
     pub shared: bool,
+    /// Allocated from backed bytes, and so backed when it is free again.
+    backed: bool,
     space: Arc<Space>,
 }
 
 struct State {
-    /// Free and promised by the device; all below `mark`.
+    /// All free bytes but those under discard: `backed` and `raw`, which do not overlap.
+    free: FreeRanges,
+    /// Promised by the device.
     backed: FreeRanges,
-    /// Free, nothing known; all at or above `mark`.
+    /// Not promised.
     raw: FreeRanges,
-    mark: u64,
+    /// Those of `raw` that were in use: the medium holds them, in all likelihood.
+    stale: FreeRanges,
+    /// Bytes in none of these while they are being discarded.
+    discarding: u64,
     end: u64,
     /// Where the previous allocation ended.
     cursor: u64,
+    /// Bytes ever allocated.
+    allocated: u64,
+    discards: discard::Progress,
+    /// Whether the medium was asked, when it was full, what it holds of the raw bytes.
+    looked: bool,
     /// When the device last refused a reservation, and of how many bytes.
     refused: Option<(Instant, u64)>,
 }
@@ -79,9 +98,20 @@ impl Space {
     /// Manages `[start, end)` of the device, all of it free. Both are multiples of [`BLOCK`].
     pub fn new(device: Arc<dyn Device>, start: u64, end: u64) -> Arc<Self> {
         assert!(start.is_multiple_of(BLOCK) && end.is_multiple_of(BLOCK) && start <= end);
-        let (backed, mut raw) = (FreeRanges::default(), FreeRanges::default());
-        raw.insert(start, end - start);
-        let state = State { backed, raw, mark: start, end, cursor: start, refused: None };
+        let mut state = State {
+            free: FreeRanges::default(),
+            backed: FreeRanges::default(),
+            raw: FreeRanges::default(),
+            stale: FreeRanges::default(),
+            discarding: 0,
+            end,
+            cursor: start,
+            allocated: 0,
+            discards: discard::Progress::new(start),
+            looked: false,
+            refused: None,
+        };
+        state.add_raw(start, end - start);
         Arc::new(Self {
             device,
             start,
@@ -89,6 +119,7 @@ impl Space {
             state: Mutex::new(state),
             adopted: Mutex::default(),
             next_id: AtomicU64::new(1),
+            no_discards: AtomicBool::new(false),
         })
     }
 
@@ -108,14 +139,13 @@ impl Space {
         if offset < self.start || offset.checked_add(len).is_none_or(|end| end > state.end) {
             return corrupt("lie outside the data region");
         }
-        let (low, high) = state.split(offset, len);
-        if !state.backed.contains(low.0, low.1) || !state.raw.contains(high.0, high.1) {
+        if !state.free.contains(offset, len) {
             return corrupt("overlap an extent owned by something else");
         }
-        state.backed.remove(low.0, low.1);
-        state.raw.remove(high.0, high.1);
+        state.remove(offset, len);
         drop(state);
-        Ok(self.extent(offset, len, shared))
+        // Whether the medium has promised all of it nobody has asked: a copied image may have holes.
+        Ok(self.extent(offset, len, shared, false))
     }
 
     /// Marks a range of pages as owned while a store is loaded; the same range again is the same extent.
@@ -166,30 +196,31 @@ impl Space {
         }
         let offset = state.take(len).ok_or(Error::NoSpace)?;
         drop(state);
-        Ok(self.extent(offset, len, shared))
+        Ok(self.extent(offset, len, shared, true))
     }
 
     fn allocate_as(self: &Arc<Self>, len: u64, shared: bool) -> Result<Arc<Extent>> {
         let len = len.max(1).checked_next_multiple_of(BLOCK).ok_or(Error::NoSpace)?;
-        let take = || self.state.lock().take(len).map(|offset| self.extent(offset, len, shared));
+        let take = || self.state.lock().take(len).map(|offset| self.extent(offset, len, shared, true));
         if let Some(extent) = take() {
             return Ok(extent);
         }
         let _turn = self.raising.lock();
         loop {
-            // Others may have raised the mark or freed something since.
+            // Others may have backed or freed something since.
             if let Some(extent) = take() {
                 return Ok(extent);
             }
-            let missing = {
-                let state = self.state.lock();
-                if state.largest() < len {
-                    return Err(Error::NoSpace);
-                }
-                len - state.frontier().min(len - 1)
-            };
-            if !self.raise(missing)? {
-                return take().ok_or(Error::NoSpace);
+            let run = self.state.lock().place_for(len).ok_or(Error::NoSpace)?;
+            if self.back(run, len)? {
+                continue;
+            }
+            // A full medium has what it holds already.
+            let held = self.state.lock().stale.find(len);
+            match held {
+                Some(offset) if self.back_stale(offset, len)? => (),
+                _ if self.look_for_held()? => (),
+                _ => return take().ok_or(Error::NoSpace),
             }
         }
     }
@@ -200,19 +231,20 @@ impl Space {
     /// [`Space::ensure_backed`] find out that there is room again.
     pub fn free_bytes(&self) -> u64 {
         let state = self.state.lock();
-        state.backed.total() + if state.refused.is_none() { state.raw.total() } else { 0 }
+        let raw = if state.refused.is_none() { &state.raw } else { &state.stale };
+        state.backed.total() + raw.total() + state.discarding
     }
 
     #[cfg(test)]
     /// Length of the longest free range, backed or not.
     pub fn largest_free(&self) -> u64 {
-        self.state.lock().largest()
+        self.state.lock().free.largest()
     }
 
     /// Bytes owned by extents.
     pub fn used_bytes(&self) -> u64 {
         let state = self.state.lock();
-        state.end - self.start - state.backed.total() - state.raw.total()
+        state.end - self.start - state.free.total() - state.discarding
     }
 
     /// Adds `[end, new_end)` after the device has grown. `new_end` is a multiple of [`BLOCK`].
@@ -220,7 +252,7 @@ impl Space {
         let mut state = self.state.lock();
         assert!(new_end.is_multiple_of(BLOCK) && new_end >= state.end, "the data region cannot shrink");
         let old_end = std::mem::replace(&mut state.end, new_end);
-        state.raw.insert(old_end, new_end - old_end);
+        state.add_raw(old_end, new_end - old_end);
         state.refused = None;
     }
 
@@ -229,18 +261,59 @@ impl Space {
     /// After a refusal the device is asked at most once a second. A device that fails otherwise is
     /// not full, and the error says so.
     pub fn ensure_backed(&self, bytes: u64) -> Result<bool> {
-        let missing = || bytes.saturating_sub(self.state.lock().backed.total());
-        if missing() == 0 {
+        if self.state.lock().backed.total() >= bytes {
             return Ok(true);
         }
         let _turn = self.raising.lock();
+        self.back_total(bytes)
+    }
+
+    /// The same for a caller who holds `raising`.
+    fn back_total(&self, bytes: u64) -> Result<bool> {
         loop {
-            match missing() {
-                0 => return Ok(true),
-                more if !self.raise(more)? => return Ok(missing() == 0),
-                _ => (),
+            let (missing, stale, run) = {
+                let state = self.state.lock();
+                (bytes.saturating_sub(state.backed.total()), state.stale.largest_range(), state.raw.first())
+            };
+            if missing == 0 {
+                return Ok(true);
+            }
+            // First what the medium has given already; it is found out once where it has not.
+            if let Some((offset, len)) = stale {
+                if !self.back_stale(offset, len.min(missing.next_multiple_of(BLOCK)))? {
+                    self.state.lock().stale.remove_within(offset, len);
+                }
+                continue;
+            }
+            match run {
+                Some((offset, len)) if self.back((offset, len), len.min(missing))? => (),
+                Some(_) if self.look_for_held()? => (),
+                _ => return Ok(false),
             }
         }
+    }
+
+    #[cfg(test)]
+    /// Free bytes that the device has promised.
+    pub fn backed_bytes(&self) -> u64 {
+        self.state.lock().backed.total()
+    }
+
+    #[cfg(test)]
+    /// Asserts that the lists of free bytes agree, while nothing is under discard.
+    pub fn check_lists(&self) {
+        let state = self.state.lock();
+        assert_eq!(state.discarding, 0);
+        assert_eq!(state.free.total(), state.backed.total() + state.raw.total());
+        let parts = state.backed.iter().chain(state.raw.iter());
+        assert!(parts.into_iter().all(|(offset, len)| state.free.contains(offset, len)));
+        assert!(
+            state
+                .backed
+                .iter()
+                .all(|(offset, len)| state.raw.next_from(offset).is_none_or(|r| r.0 >= offset + len))
+        );
+        assert!(state.stale.iter().all(|(offset, len)| state.raw.contains(offset, len)));
     }
 
     #[cfg(test)]
@@ -248,7 +321,7 @@ impl Space {
     pub fn owned_ranges(&self) -> Vec<(u64, u64)> {
         let state = self.state.lock();
         let (mut owned, mut at) = (Vec::new(), self.start);
-        for (offset, len) in state.backed.iter().chain(state.raw.iter()).chain([(state.end, 0)]) {
+        for (offset, len) in state.free.iter().chain([(state.end, 0)]) {
             if at < offset {
                 owned.push((at, offset - at));
             }
@@ -257,41 +330,107 @@ impl Space {
         owned
     }
 
-    /// Raises the mark over the next raw bytes, by a step that covers `missing` bytes or the first raw
-    /// range, or by as much as the device gives. False if there are no raw bytes or the device refuses
-    /// even a block. The caller holds `raising`.
-    fn raise(&self, missing: u64) -> Result<bool> {
-        let (from, end, needed) = {
+    /// Backs the first raw bytes of a free range: what is missing for `len` bytes at its start and a step
+    /// more, or as much as the device gives. False if the device refuses even a block, or has done so just
+    /// now. The caller holds `raising`.
+    fn back(&self, (start, run): (u64, u64), len: u64) -> Result<bool> {
+        let (from, gap, needed, share) = {
             let state = self.state.lock();
-            let Some((from, len)) = state.raw.first() else { return Ok(false) };
-            let needed = missing.next_multiple_of(BLOCK).min(len);
+            let Some((from, gap)) = state.raw.next_from(start).filter(|&(from, _)| from < start + run) else {
+                // Somebody has freed bytes meanwhile or taken them, so that the range is another: again.
+                return Ok(true);
+            };
+            let needed = (start + len).saturating_sub(from).next_multiple_of(BLOCK).clamp(BLOCK, gap);
             if state.refused.is_some_and(|(when, bytes)| needed >= bytes && when.elapsed() < PATIENCE) {
                 return Ok(false);
             }
-            (from, state.end, needed)
+            (from, gap, needed, self.step(&state))
         };
-        let share = ((end - self.start) / 16).next_multiple_of(BLOCK);
-        let mut step = STEP.min(share).max(needed).min(end - from);
+        let backed = self.reserve(from, share.max(needed).min(gap))?;
+        let mut state = self.state.lock();
+        if backed == 0 {
+            state.refused = Some((Instant::now(), needed));
+            return Ok(false);
+        }
+        state.promised(from, backed);
+        state.refused = None;
+        Ok(true)
+    }
+
+    /// On a full medium, once: finds out what it holds of the raw bytes, from before the store was opened.
+    /// Whether that was done now. The caller holds `raising`.
+    fn look_for_held(&self) -> Result<bool> {
+        if std::mem::replace(&mut self.state.lock().looked, true) {
+            return Ok(false);
+        }
+        let raw = |from| self.state.lock().raw.next_from(from);
+        let step = self.step(&self.state.lock());
+        let mut at = self.start;
+        for _ in 0..MAX_LOOKS {
+            // Reserved bytes that were never written the medium does not tell of; they are where
+            // the used ones end.
+            let Some((start, len)) = raw(at) else { break };
+            if self.reserve(start, BLOCK)? > 0 {
+                self.state.lock().promised(start, BLOCK);
+                let more = self.reserve(start + BLOCK, (len - BLOCK).min(step))?;
+                self.state.lock().promised(start + BLOCK, more);
+            }
+            at = start + len;
+        }
+        at = self.start;
+        for _ in 0..MAX_LOOKS {
+            let held = self.device.next_held(at).map_err(|e| Error::io("look for space", at, e))?;
+            let Some((from, len)) = held else { break };
+            let end = (from + len) / BLOCK * BLOCK;
+            let mut from = from.max(at).next_multiple_of(BLOCK);
+            let mut state = self.state.lock();
+            while let Some((offset, len)) = state.raw.next_from(from).filter(|&(offset, _)| offset < end) {
+                let len = len.min(end - offset);
+                state.stale.remove_within(offset, len);
+                state.stale.insert(offset, len);
+                from = offset + len;
+            }
+            at = (end + BLOCK).max(from);
+        }
+        Ok(true)
+    }
+
+    /// Backs bytes that were in use before; whether the device gave any. They are not stale any more.
+    fn back_stale(&self, offset: u64, len: u64) -> Result<bool> {
+        let backed = self.reserve(offset, len)?;
+        let mut state = self.state.lock();
+        state.stale.remove_within(offset, len);
+        state.promised(offset, backed);
+        if backed < len {
+            // There are holes in it; what else is in it must not be forgotten.
+            state.discards.sweep_from(offset);
+        }
+        Ok(backed > 0)
+    }
+
+    /// How many of `len` raw bytes the device promises: all, or half of them, and so on.
+    fn reserve(&self, from: u64, len: u64) -> Result<u64> {
+        let mut step = len;
         loop {
             match self.device.reserve(from, step) {
-                Ok(()) => break,
+                Ok(()) => return Ok(step),
                 Err(e) if !is_full(&e) => return Err(Error::io("reserve", from, e)),
                 // Less than is needed helps as well: after a reopen what the device holds already is
                 // found out step by step.
                 Err(_) if step > BLOCK => step = (step / 2).next_multiple_of(BLOCK),
-                Err(_) => {
-                    self.state.lock().refused = Some((Instant::now(), needed));
-                    return Ok(false);
-                }
+                Err(_) => return Ok(0),
             }
         }
-        self.state.lock().move_mark(from + step);
-        Ok(true)
     }
 
-    fn extent(self: &Arc<Self>, offset: u64, len: u64, shared: bool) -> Arc<Extent> {
+    /// How many bytes are backed at once, at least.
+    fn step(&self, state: &State) -> u64 {
+        STEP.min(((state.end - self.start) / 16).next_multiple_of(BLOCK))
+    }
+
+    fn extent(self: &Arc<Self>, offset: u64, len: u64, shared: bool, backed: bool) -> Arc<Extent> {
         let id = self.next_id.fetch_add(1, Relaxed);
-        Arc::new(Extent { offset, len, id, shared, space: self.clone() })
+        Arc::new(Extent { offset, len, id, shared, backed, space: self.clone() })
     }
 }
 
@@ -299,48 +438,50 @@ impl State {
     fn take(&mut self, len: u64) -> Option<u64> {
         let follows = self.backed.starting_at(self.cursor) >= len;
         let offset = if follows { self.cursor } else { self.backed.find(len)? };
-        self.backed.remove(offset, len);
+        self.remove(offset, len);
+        self.allocated += len;
         self.cursor = offset + len;
         Some(offset)
     }
 
-    /// The parts of a range below and above the mark.
-    fn split(&self, offset: u64, len: u64) -> ((u64, u64), (u64, u64)) {
-        let low = self.mark.saturating_sub(offset).min(len);
-        ((offset, low), (offset + low, len - low))
+    /// A free range of at least `len`, backed or not: (offset, length).
+    fn place_for(&self, len: u64) -> Option<(u64, u64)> {
+        let follows = self.free.starting_at(self.cursor) >= len;
+        let offset = if follows { self.cursor } else { self.free.find(len)? };
+        Some((offset, self.free.starting_at(offset)))
     }
 
-    /// Length of the backed bytes that the next raw ones would continue.
-    fn frontier(&self) -> u64 {
-        match self.raw.first() {
-            Some((offset, _)) if offset == self.mark => self.backed.ending_at(self.mark),
-            _ => 0,
-        }
+    fn add_raw(&mut self, offset: u64, len: u64) {
+        self.raw.insert(offset, len);
+        self.free.insert(offset, len);
     }
 
-    /// Length of the longest free range; it may be backed in part.
-    fn largest(&self) -> u64 {
-        let across = self.backed.ending_at(self.mark) + self.raw.starting_at(self.mark);
-        self.backed.largest().max(self.raw.largest()).max(across)
+    /// Takes free bytes out, of whatever kind.
+    fn remove(&mut self, offset: u64, len: u64) {
+        self.free.remove(offset, len);
+        self.backed.remove_within(offset, len);
+        self.raw.remove_within(offset, len);
+        self.stale.remove_within(offset, len);
     }
 
-    fn move_mark(&mut self, mark: u64) {
-        while let Some((offset, len)) = self.raw.first().filter(|&(offset, _)| offset < mark) {
-            let len = len.min(mark - offset);
-            self.raw.remove(offset, len);
-            self.backed.insert(offset, len);
-        }
-        self.mark = mark;
-        self.refused = None;
+    /// Notes that the device has promised these raw bytes.
+    fn promised(&mut self, offset: u64, len: u64) {
+        self.raw.remove(offset, len);
+        self.stale.remove_within(offset, len);
+        self.backed.insert(offset, len);
     }
 }
 
 impl Drop for Extent {
     fn drop(&mut self) {
         let mut state = self.space.state.lock();
-        let (low, high) = state.split(self.offset, self.len);
-        state.backed.insert(low.0, low.1);
-        state.raw.insert(high.0, high.1);
+        if self.backed {
+            state.backed.insert(self.offset, self.len);
+            state.free.insert(self.offset, self.len);
+        } else {
+            state.stale.insert(self.offset, self.len);
+            state.add_raw(self.offset, self.len);
+        }
     }
 }
 
@@ -356,7 +497,6 @@ impl std::fmt::Debug for Space {
         f.debug_struct("Space")
             .field("start", &self.start)
             .field("end", &state.end)
-            .field("mark", &state.mark)
             .field("backed", &state.backed.total())
             .field("raw", &state.raw.total())
             .finish_non_exhaustive()

@@ -528,6 +528,7 @@ impl Runner {
     /// Goes on with what a crash leaves of the device.
     fn power_on(&mut self) {
         self.asked = self.asked();
+        self.coverage.add("blocks discarded", self.device.forgotten());
         self.device = self.device.reopen();
     }
 

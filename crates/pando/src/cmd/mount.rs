@@ -36,6 +36,8 @@ use crate::{
   noatime, relatime, strictatime   when reading changes the access time
   commit=SECONDS      flush the log unasked after so long (1)
   compress=none|lz4|zstd[:LEVEL]   how data is compressed when it is written (lz4; zstd levels 1 to 19: 3)
+  discard, nodiscard  give freed space back to the file system or device under the image, soon after a
+                      checkpoint and when unmounting (on; some is kept for the next writes)
   suid, dev, noexec   as for every file system (nosuid and nodev are on)
   threads=N           threads that read requests (1 is fastest on few CPUs)
   poll=MICROSECONDS   while requests come as densely as this, look for the next one for so long before
@@ -131,6 +133,7 @@ fn serve(args: &Args, settings: Settings, image: &Path, dir: &Path) -> Result<()
         read_only: settings.read_only,
         atime: settings.atime,
         codec: settings.compress,
+        discard: settings.discard,
         sync_interval: settings.commit.unwrap_or(MountOptions::default().sync_interval),
         ..MountOptions::default()
     };

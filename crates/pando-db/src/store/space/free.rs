@@ -38,6 +38,11 @@ impl FreeRanges {
         self.by_size.last().map_or(0, |&(len, _)| len)
     }
 
+    /// The longest range: (offset, length).
+    pub(super) fn largest_range(&self) -> Option<(u64, u64)> {
+        self.by_size.last().map(|&(len, offset)| (offset, len))
+    }
+
     /// The lowest range: (offset, length).
     pub(super) fn first(&self) -> Option<(u64, u64)> {
         self.by_offset.first_key_value().map(|(&offset, &len)| (offset, len))
@@ -54,11 +59,32 @@ impl FreeRanges {
         self.by_offset.get(&offset).copied().unwrap_or(0)
     }
 
-    /// Length of the range that ends at `end`, 0 if none does.
-    pub(super) fn ending_at(&self, end: u64) -> u64 {
-        match self.by_offset.range(..end).next_back() {
-            Some((&offset, &len)) if offset + len == end => len,
-            _ => 0,
+    /// The first free bytes at or behind `from`, as far as they go: (offset, length).
+    pub(super) fn next_from(&self, from: u64) -> Option<(u64, u64)> {
+        match self.around(from) {
+            Some((start, len)) if start + len > from => Some((from, start + len - from)),
+            _ => self.by_offset.range(from..).next().map(|(&offset, &len)| (offset, len)),
+        }
+    }
+
+    /// The highest range of at least `least` bytes, a power of two.
+    pub(super) fn highest(&self, least: u64) -> Option<(u64, u64)> {
+        let offset = *self.by_class[class(least)..].iter().filter_map(BTreeSet::last).max()?;
+        Some((offset, self.starting_at(offset)))
+    }
+
+    /// The first range of at least `least` bytes, a power of two, that begins at or behind `from`.
+    pub(super) fn first_from(&self, from: u64, least: u64) -> Option<(u64, u64)> {
+        let next = |offsets: &BTreeSet<u64>| offsets.range(from..).next().copied();
+        let offset = self.by_class[class(least)..].iter().filter_map(next).min()?;
+        Some((offset, self.starting_at(offset)))
+    }
+
+    /// Takes what is free of `[offset, offset + len)` out.
+    pub(super) fn remove_within(&mut self, offset: u64, len: u64) {
+        let end = offset + len;
+        while let Some((at, len)) = self.next_from(offset).filter(|&(at, _)| at < end) {
+            self.remove(at, len.min(end - at));
         }
     }
 

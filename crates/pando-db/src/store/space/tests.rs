@@ -5,12 +5,81 @@
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
-use crate::device::{FailMode, MemDevice, SimDevice};
+use std::collections::BTreeSet;
+
+use crate::device::{DeviceStats, FailMode, MemDevice, SimDevice};
 
 const START: u64 = 3 * BLOCK;
 
 fn space(blocks: u64) -> Arc<Space> {
     Space::new(Arc::new(MemDevice::new(1 << 40)), START, START + blocks * BLOCK)
+}
+
+/// A host that remembers what it has promised, and for whom; contents do not matter.
+#[derive(Default)]
+struct Host {
+    /// Blocks by number.
+    promised: Mutex<BTreeSet<u64>>,
+    owned: Mutex<BTreeSet<u64>>,
+    /// Blocks that it can promise at all.
+    limit: AtomicU64,
+    punched: AtomicU64,
+}
+
+fn blocks(offset: u64, len: u64) -> std::ops::Range<u64> {
+    assert!(offset.is_multiple_of(BLOCK) && len.is_multiple_of(BLOCK));
+    offset / BLOCK..(offset + len) / BLOCK
+}
+
+impl Host {
+    fn owns(&self, extent: &Extent, owned: bool) {
+        let mut known = self.owned.lock();
+        for block in blocks(extent.offset, extent.len) {
+            assert!(if owned { known.insert(block) } else { known.remove(&block) });
+        }
+    }
+}
+
+impl Device for Host {
+    fn read_at(&self, _: u64, _: &mut [u8]) -> io::Result<()> {
+        Ok(())
+    }
+    fn write_at(&self, _: u64, _: &[u8]) -> io::Result<()> {
+        Ok(())
+    }
+    fn flush(&self) -> io::Result<()> {
+        Ok(())
+    }
+    fn size(&self) -> u64 {
+        u64::MAX
+    }
+    fn grow(&self, _: u64) -> io::Result<()> {
+        Ok(())
+    }
+    fn reserve(&self, offset: u64, len: u64) -> io::Result<()> {
+        let mut promised = self.promised.lock();
+        let new: Vec<u64> = blocks(offset, len).filter(|block| !promised.contains(block)).collect();
+        if promised.len() as u64 + new.len() as u64 > self.limit.load(Relaxed) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        promised.extend(new);
+        Ok(())
+    }
+    fn discard(&self, offset: u64, len: u64) -> io::Result<bool> {
+        let (mut promised, owned) = (self.promised.lock(), self.owned.lock());
+        for block in blocks(offset, len) {
+            assert!(!owned.contains(&block), "block {block} is in use and discarded");
+            promised.remove(&block);
+        }
+        self.punched.fetch_add(len / BLOCK, Relaxed);
+        Ok(true)
+    }
+    fn is_sparse(&self) -> bool {
+        true
+    }
+    fn stats(&self) -> DeviceStats {
+        DeviceStats::default()
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -20,6 +89,8 @@ enum Act {
     Free(usize),
     Grow(u64),
     Back(u64),
+    Discard { keep: u64, expect_more: bool, eager: bool },
+    Round,
 }
 
 fn act() -> impl Strategy<Value = Act> {
@@ -30,6 +101,9 @@ fn act() -> impl Strategy<Value = Act> {
         6 => any::<usize>().prop_map(Act::Free),
         1 => (0..9u64).prop_map(Act::Grow),
         1 => (0..90u64).prop_map(|blocks| Act::Back(blocks * BLOCK)),
+        4 => (0..60u64, any::<bool>(), any::<bool>())
+            .prop_map(|(keep, expect_more, eager)| Act::Discard { keep: keep * BLOCK, expect_more, eager }),
+        1 => Just(Act::Round),
     ]
 }
 
@@ -69,23 +143,28 @@ impl Bitmap {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
     #[test]
-    fn behaves_like_a_bitmap(acts in vec(act(), 1..150)) {
-        let space = space(200);
+    fn behaves_like_a_bitmap(acts in vec(act(), 1..150), room in prop_oneof![Just(None), (0..220u64).prop_map(Some)]) {
+        let host = Arc::new(Host { limit: room.unwrap_or(u64::MAX).into(), ..Host::default() });
+        let space = Space::new(host.clone(), START, START + 200 * BLOCK);
         let mut model = Bitmap(vec![false; 200]);
         let mut held: Vec<Arc<Extent>> = Vec::new();
         for act in acts {
             match act {
                 Act::Allocate(len) => {
-                    let blocks = len.next_multiple_of(BLOCK);
+                    let blocks_long = len.next_multiple_of(BLOCK);
                     match space.allocate(len) {
                         Ok(extent) => {
-                            prop_assert_eq!(extent.len, blocks);
+                            prop_assert_eq!(extent.len, blocks_long);
+                            let promised = host.promised.lock();
+                            prop_assert!(blocks(extent.offset, extent.len).all(|block| promised.contains(&block)));
+                            drop(promised);
                             model.set(extent.offset, extent.len, true);
+                            host.owns(&extent, true);
                             held.push(extent);
                         }
                         Err(error) => {
                             prop_assert!(matches!(error, Error::NoSpace));
-                            prop_assert!(model.longest() < blocks);
+                            prop_assert!(room.is_some() || model.longest() < blocks_long);
                         }
                     }
                 }
@@ -95,6 +174,7 @@ proptest! {
                         Ok(extent) => {
                             prop_assert!(fits);
                             model.set(offset, len, true);
+                            host.owns(&extent, true);
                             held.push(extent);
                         }
                         Err(error) => {
@@ -106,6 +186,7 @@ proptest! {
                 Act::Free(index) if !held.is_empty() => {
                     let extent = held.swap_remove(index % held.len());
                     model.set(extent.offset, extent.len, false);
+                    host.owns(&extent, false);
                 }
                 Act::Free(_) => (),
                 Act::Grow(blocks) => {
@@ -114,18 +195,212 @@ proptest! {
                 }
                 Act::Back(bytes) => {
                     let free: u64 = model.runs(false).iter().map(|run| run.1).sum();
-                    prop_assert_eq!(space.ensure_backed(bytes).unwrap(), bytes <= free);
+                    let backed = space.ensure_backed(bytes).unwrap();
+                    let right = if room.is_some() { !backed || bytes <= free } else { backed == (bytes <= free) };
+                    prop_assert!(right);
+                    prop_assert_eq!(backed, space.backed_bytes() >= bytes);
+                }
+                Act::Discard { keep, expect_more, eager } => {
+                    let before = host.punched.load(Relaxed);
+                    let some = space.discard_step(Discarding { keep, expect_more, eager }).unwrap();
+                    prop_assert_eq!(some, host.punched.load(Relaxed) > before);
+                    prop_assert!(!some || space.backed_bytes() >= keep);
+                }
+                Act::Round => {
+                    space.begin_discards();
                 }
             }
             let free: u64 = model.runs(false).iter().map(|run| run.1).sum();
-            prop_assert_eq!(space.free_bytes(), free);
+            if room.is_none() {
+                prop_assert_eq!(space.free_bytes(), free);
+            } else {
+                prop_assert!(space.free_bytes() <= free && space.backed_bytes() <= free);
+            }
             prop_assert_eq!(space.used_bytes(), model.0.len() as u64 * BLOCK - free);
             prop_assert_eq!(space.largest_free(), model.longest());
             prop_assert_eq!(space.owned_ranges(), model.runs(true));
+            space.check_lists();
+            // Every free backed byte is promised: whoever gets it can write.
+            prop_assert!(space.backed_bytes() / BLOCK <= host.promised.lock().len() as u64);
         }
         drop(held);
+        host.owned.lock().clear();
         prop_assert_eq!(space.owned_ranges(), vec![]);
+        // What is left goes back to the last block, whoever had it.
+        let all = Discarding { keep: 0, expect_more: false, eager: true };
+        let mut steps = 0;
+        while space.discard_step(all).unwrap() {
+            steps += 1;
+            prop_assert!(steps < 2000);
+        }
+        // On a host that refuses, a short piece in which only some blocks are held is left to the next
+        // sweep of all; such a piece exists only if what was adopted was not on the host.
+        prop_assert!(room.is_some() || host.promised.lock().is_empty());
     }
+}
+
+const QUIET: Discarding = Discarding { keep: 0, expect_more: true, eager: false };
+
+#[test]
+fn what_is_in_demand_is_not_discarded_until_it_is_quiet() {
+    let host = Arc::new(Host { limit: u64::MAX.into(), ..Host::default() });
+    let space = Space::new(host.clone(), START, START + 10_000 * BLOCK);
+    space.begin_discards();
+    for _ in 0..50 {
+        drop(space.allocate(100 * BLOCK).unwrap());
+    }
+    let mut rounds = 0;
+    while space.begin_discards() > 0 {
+        while space.discard_step(QUIET).unwrap() {}
+        let promised = host.promised.lock().len();
+        assert!(promised >= 100, "{promised} blocks after {rounds} quiet rounds");
+        rounds += 1;
+    }
+    assert!((5..20).contains(&rounds), "{rounds}");
+    while space.discard_step(QUIET).unwrap() {}
+    assert_eq!(host.promised.lock().len(), 0);
+    // And it can be had again.
+    assert_eq!(space.allocate(10_000 * BLOCK).unwrap().len, 10_000 * BLOCK);
+}
+
+/// A full host would not give it again.
+#[test]
+fn on_a_full_host_what_is_to_be_kept_is_kept() {
+    let host = Arc::new(Host { limit: 100.into(), ..Host::default() });
+    let space = Space::new(host.clone(), START, START + 10_000 * BLOCK);
+    // Extents of an earlier life, which the host holds.
+    let old: Vec<_> = (0..4).map(|i| space.adopt(START + i * 2000 * BLOCK, 20 * BLOCK).unwrap()).collect();
+    old.iter().for_each(|extent| host.promised.lock().extend(blocks(extent.offset, extent.len)));
+    let others = space.allocate(20 * BLOCK).unwrap();
+    assert_eq!(host.promised.lock().len(), 100);
+    let how = |keep| Discarding { keep: keep * BLOCK, expect_more: false, eager: false };
+    assert!(!space.discard_step(how(16)).unwrap(), "there is nothing");
+    drop(old);
+    assert!(!space.discard_step(how(81)).unwrap(), "and not enough to keep");
+    assert_eq!((space.backed_bytes(), host.promised.lock().len()), (80 * BLOCK, 100));
+    while space.discard_step(how(50)).unwrap() {}
+    assert_eq!(space.backed_bytes(), 60 * BLOCK, "in pieces of 64 KiB or more");
+    assert!(space.ensure_backed(50 * BLOCK).unwrap());
+    drop(others);
+    assert!(space.allocate(20 * BLOCK).is_ok());
+}
+
+/// What an image holds when it is opened on a full host can be used, wherever it is.
+#[test]
+fn a_full_host_gives_what_it_gave_before() {
+    let device = Arc::new(SimDevice::new(START + 10_000 * BLOCK, 1));
+    let used = (START + 100 * BLOCK, 50 * BLOCK);
+    // Written once and free now, reserved behind what is used, and a hole before both.
+    let (written, reserved) = ((START + 5000 * BLOCK, 40 * BLOCK), (used.0 + used.1, 30 * BLOCK));
+    for (offset, len) in [used, written, reserved] {
+        device.reserve(offset, len).unwrap();
+    }
+    device.set_space_limit(Some(device.space_used()));
+    let space = Space::new(device.clone(), START, START + 10_000 * BLOCK);
+    let _used = space.adopt(used.0, used.1).unwrap();
+    space.loaded();
+    assert!(space.ensure_backed(70 * BLOCK).unwrap());
+    assert!(!space.ensure_backed(71 * BLOCK).unwrap());
+    space.check_lists();
+    let mut held = Vec::new();
+    for len in [40, 20, 10] {
+        let extent = space.allocate(len * BLOCK).unwrap();
+        device.write_at(extent.offset, &vec![1; extent.len as usize]).unwrap();
+        held.push(extent);
+    }
+    assert!(matches!(space.allocate(BLOCK), Err(Error::NoSpace)));
+}
+
+#[test]
+fn discards_that_fail_or_cannot_be_end() {
+    let device = Arc::new(SimDevice::new(START + 1000 * BLOCK, 1));
+    let space = Space::new(device.clone(), START, START + 1000 * BLOCK);
+    drop(space.allocate(100 * BLOCK).unwrap());
+    device.set_fail_at(Some(0), FailMode::Once);
+    assert!(matches!(space.discard_step(QUIET), Err(Error::Io { action: "discard", .. })));
+    space.check_lists();
+    let requests = device.requests();
+    assert!(!space.discard_step(QUIET).unwrap());
+    assert_eq!(device.requests(), requests, "it is not tried again");
+    let extent = space.allocate(1000 * BLOCK).unwrap();
+    device.write_at(extent.offset, &[1]).unwrap();
+
+    /// Has the default: it cannot.
+    struct Plain(MemDevice);
+    impl Device for Plain {
+        fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+            self.0.read_at(offset, buf)
+        }
+        fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+            self.0.write_at(offset, buf)
+        }
+        fn flush(&self) -> io::Result<()> {
+            self.0.flush()
+        }
+        fn size(&self) -> u64 {
+            self.0.size()
+        }
+        fn grow(&self, size: u64) -> io::Result<()> {
+            self.0.grow(size)
+        }
+        fn reserve(&self, offset: u64, len: u64) -> io::Result<()> {
+            self.0.reserve(offset, len)
+        }
+        fn stats(&self) -> DeviceStats {
+            self.0.stats()
+        }
+    }
+    let space = Space::new(Arc::new(Plain(MemDevice::new(1 << 30))), START, START + 1000 * BLOCK);
+    drop(space.allocate(100 * BLOCK).unwrap());
+    let backed = space.backed_bytes();
+    assert!(!space.discard_step(QUIET).unwrap());
+    assert_eq!(space.backed_bytes(), backed);
+    space.check_lists();
+}
+
+/// One thread discards all it can while others write, and read before they let go.
+#[test]
+fn nobody_loses_what_he_owns_to_a_discard() {
+    let device = Arc::new(MemDevice::new(1 << 40));
+    let space = Space::new(device.clone(), START, START + 3000 * BLOCK);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let discarder = scope.spawn(|| {
+            while !over.load(Relaxed) {
+                let how = Discarding { keep: 8 * BLOCK, expect_more: false, eager: true };
+                if !space.discard_step(how).unwrap() {
+                    std::thread::yield_now();
+                }
+            }
+        });
+        let workers = [1u64, 2, 3].map(|seed| {
+            let (space, device) = (&space, &device);
+            scope.spawn(move || {
+                let mut held: Vec<Arc<Extent>> = Vec::new();
+                for i in 0..4000u64 {
+                    if i.wrapping_mul(seed * 2 + 7) % 5 < 3 && held.len() < 200 {
+                        // Less than a third is ever owned, in pieces of four blocks at most.
+                        let extent = space.allocate((1 + i % 4) * BLOCK).unwrap();
+                        device
+                            .write_at(extent.offset, &vec![extent.id as u8 | 1; extent.len as usize])
+                            .unwrap();
+                        held.push(extent);
+                    } else if !held.is_empty() {
+                        let extent = held.swap_remove(i as usize % held.len());
+                        let mut bytes = vec![0; extent.len as usize];
+                        device.read_at(extent.offset, &mut bytes).unwrap();
+                        assert!(bytes.iter().all(|&byte| byte == extent.id as u8 | 1), "{extent:?}");
+                    }
+                }
+            })
+        });
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
+        over.store(true, Relaxed);
+        discarder.join().unwrap();
+    });
+    assert!(device.stats().discards > 100, "{:?}", device.stats());
+    assert_eq!(space.used_bytes(), 0);
+    space.check_lists();
 }
 
 #[test]

@@ -1,11 +1,11 @@
 //! RocksDB: write-ahead log synced with every durable batch, a merge operator, range tombstones.
 
-use std::path::Path;
+use std::{path::Path, time::Duration};
 
 use anyhow::Result;
 use rocksdb::{
     BlockBasedOptions, Cache, DB, DBPinnableSlice, Direction, IteratorMode, MergeOperands, Options,
-    ReadOptions, WaitForCompactOptions, WriteBatch, WriteBufferManager, WriteOptions,
+    ReadOptions, WriteBatch, WriteOptions,
 };
 
 use crate::{
@@ -31,7 +31,9 @@ fn partial_merge(_: &[u8], _: Option<&[u8]>, ops: &MergeOperands) -> Option<Vec<
 }
 
 pub(super) fn open(dir: &Path, settings: Settings) -> Result<Box<dyn Engine>> {
-    let cache = Cache::new_lru_cache(settings.cache as usize);
+    // Half of the budget is for blocks, half for write buffers.
+    let half = settings.cache as usize / 2;
+    let cache = Cache::new_lru_cache(half);
     let mut table = BlockBasedOptions::default();
     table.set_block_cache(&cache);
     // Not RocksDB's default, but what nobody goes without.
@@ -39,12 +41,8 @@ pub(super) fn open(dir: &Path, settings: Settings) -> Result<Box<dyn Engine>> {
     let mut options = Options::default();
     options.create_if_missing(true);
     options.set_block_based_table_factory(&table);
-    // Write buffers count against the same budget.
-    let buffers = settings.cache as usize / 2;
-    options.set_write_buffer_size(buffers.min(64 << 20) / 2);
-    options.set_write_buffer_manager(&WriteBufferManager::new_write_buffer_manager_with_cache(
-        buffers, false, cache,
-    ));
+    options.set_db_write_buffer_size(half);
+    options.set_write_buffer_size(half.min(64 << 20) / 2);
     options.set_merge_operator("bench-add", full_merge, partial_merge);
     Ok(Box::new(Rocks(DB::open(&options, dir)?)))
 }
@@ -108,6 +106,11 @@ impl Engine for Rocks {
 
     fn settle(&self) -> Result<()> {
         self.0.flush()?;
-        Ok(self.0.wait_for_compact(&WaitForCompactOptions::default())?)
+        let is_busy =
+            |property: &str| Ok::<_, rocksdb::Error>(self.0.property_int_value(property)? > Some(0));
+        while is_busy("rocksdb.compaction-pending")? || is_busy("rocksdb.num-running-compactions")? {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
     }
 }

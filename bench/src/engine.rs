@@ -95,6 +95,7 @@ pub struct Kind {
 }
 
 /// The first key above everything under `prefix`, if there is one.
+#[cfg(any(feature = "rocksdb", feature = "lmdb", feature = "redb"))]
 pub fn successor(prefix: &[u8]) -> Option<Vec<u8>> {
     let keep = prefix.iter().rposition(|&byte| byte != 0xff)?;
     let mut next = prefix[..=keep].to_vec();

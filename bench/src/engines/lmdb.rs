@@ -31,8 +31,9 @@ impl Lmdb {
     /// Whether commits go without a flush from now on.
     fn set_no_sync(&self, no_sync: bool) -> Result<()> {
         let mode = if no_sync { FlagSetMode::Enable } else { FlagSetMode::Disable };
-        // SAFETY: only `write` and `delete_prefix` change flags, and one thread writes.
-        Ok(unsafe { self.env.set_flags(EnvFlags::NO_SYNC, mode)? })
+        // SAFETY: only `write` changes flags, and one thread writes.
+        unsafe { self.env.set_flags(EnvFlags::NO_SYNC, mode)? };
+        Ok(())
     }
 }
 

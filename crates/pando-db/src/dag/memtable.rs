@@ -57,13 +57,22 @@ impl Memtable {
     }
 
     pub fn put(&mut self, key: Bytes, msg: Msg, merge: &dyn Merge) {
+        // What does not depend on the old message is put in its place in one walk.
+        if msg.is_final() {
+            self.bytes += entry_bytes(&key, &msg);
+            let len = key.len();
+            if let Some(old) = self.points.insert(key, msg) {
+                self.bytes -= ENTRY_BYTES + len + old.len();
+            }
+            return;
+        }
         let msg = match self.points.get(&key) {
             Some(old) => {
                 self.bytes -= entry_bytes(&key, old);
-                if msg.is_final() { msg } else { msg.over(old.clone(), merge) }
+                msg.over(old.clone(), merge)
             }
             // Nothing lies below a RangeDelete, so an upsert over one is known at once.
-            None if !msg.is_final() && self.range_at(&key).is_some_and(|r| r.target.is_none()) => {
+            None if self.range_at(&key).is_some_and(|r| r.target.is_none()) => {
                 msg.resolve(None, merge).into()
             }
             None => msg,

@@ -4,7 +4,7 @@
 //! extent) and give new runs; nothing is changed in place. I/O: only pages on
 //! the fringe of a range, or overlapping another run, are read.
 
-use std::sync::Arc;
+use std::{cmp::Ordering, sync::Arc};
 
 use bytes::Bytes;
 
@@ -15,7 +15,7 @@ use crate::{
         node::{PageRef, RangeMsg, Run},
         page::{Builder, Page},
     },
-    key::{Lens, Span},
+    key::{Lens, Span, compare_joined},
     merge::Merge,
     store::pager::Pager,
 };
@@ -133,7 +133,7 @@ impl Run {
     /// The message about `key`.
     pub fn get(&self, key: &[u8], load: impl Fn(&PageRef) -> Result<Arc<Page>>) -> Result<Option<Msg>> {
         let Some(page) = self.pages.get(self.page_from(key)) else { return Ok(None) };
-        if page.first_key() > key {
+        if compare_joined(&page.prefix, &page.first, key).is_gt() {
             return Ok(None);
         }
         let loaded = load(page)?;
@@ -156,24 +156,32 @@ struct Feed<'a> {
     page: usize,
     entry: usize,
     loaded: Option<Arc<Page>>,
+    /// Key of the next message.
+    key: Option<Bytes>,
 }
 
 impl<'a> Feed<'a> {
     fn new(run: &'a Run, pager: &'a Pager) -> Self {
-        Self { run, pager, page: 0, entry: 0, loaded: None }
+        let mut feed = Self { run, pager, page: 0, entry: 0, loaded: None, key: None };
+        feed.find_key();
+        feed
     }
 
     fn page(&self) -> Option<&'a PageRef> {
         self.run.pages.get(self.page)
     }
 
-    /// The key of the next message, without reading its page if it is the first of one.
-    fn key(&self) -> Option<Bytes> {
-        let page = self.page()?;
-        Some(match &self.loaded {
-            Some(loaded) => page.entry(loaded, self.entry).0,
+    /// The key of the next message.
+    fn key(&self) -> Option<&Bytes> {
+        self.key.as_ref()
+    }
+
+    /// Notes the key of the next message, without reading its page if it is the first of one.
+    fn find_key(&mut self) {
+        self.key = self.page().map(|page| match &self.loaded {
+            Some(loaded) => page.key(loaded, self.entry),
             None => page.first_key(),
-        })
+        });
     }
 
     /// The next page, if none of it was taken yet and all of it lies below `bound`.
@@ -186,6 +194,7 @@ impl<'a> Feed<'a> {
         self.page += 1;
         self.entry = 0;
         self.loaded = None;
+        self.find_key();
     }
 
     fn next(&mut self) -> Result<Option<(Bytes, Msg)>> {
@@ -194,12 +203,15 @@ impl<'a> Feed<'a> {
             Some(loaded) => loaded,
             None => self.loaded.insert(self.pager.page(None, page)?),
         };
-        let entry = page.entry(loaded, self.entry);
-        self.entry += 1;
-        if self.entry == loaded.len() {
+        let (msg, last) = (loaded.msg(self.entry), self.entry + 1 == loaded.len());
+        let key = self.key.take();
+        if last {
             self.skip_page();
+        } else {
+            self.entry += 1;
+            self.find_key();
         }
-        Ok(Some(entry))
+        Ok(key.map(|key| (key, msg)))
     }
 }
 
@@ -223,16 +235,15 @@ pub(crate) fn merge_runs(
         }
     };
     loop {
-        let (old_key, new_key) = (old.key(), new.key());
-        if let Some(page) = old.whole_page_below(new_key.as_ref())
+        if let Some(page) = old.whole_page_below(new.key())
             && (!out.wants_more() || page.is_placed())
-            && (page.raw as usize >= small || new_key.is_none())
+            && (page.raw as usize >= small || new.key().is_none())
         {
             out.push_page(page.clone())?;
             old.skip_page();
             continue;
         }
-        if let Some(page) = new.whole_page_below(old_key.as_ref())
+        if let Some(page) = new.whole_page_below(old.key())
             && (page.pure || !bottom)
             && (!out.wants_more() || page.is_placed())
             && page.raw as usize >= small
@@ -241,19 +252,24 @@ pub(crate) fn merge_runs(
             new.skip_page();
             continue;
         }
-        match (old_key, new_key) {
+        let order = match (old.key(), new.key()) {
             (None, None) => return Ok(out.finish()),
-            (Some(a), Some(b)) if a == b => {
+            (Some(a), Some(b)) => a.cmp(b),
+            (Some(_), None) => Ordering::Less,
+            (None, Some(_)) => Ordering::Greater,
+        };
+        match order {
+            Ordering::Equal => {
                 if let (Some((key, older)), Some((_, newer))) = (old.next()?, new.next()?) {
                     push(&mut out, key, newer.over(older, merge));
                 }
             }
-            (Some(a), b) if b.as_ref().is_none_or(|b| a < *b) => {
+            Ordering::Less => {
                 if let Some((key, msg)) = old.next()? {
                     push(&mut out, key, msg);
                 }
             }
-            _ => {
+            Ordering::Greater => {
                 if let Some((key, msg)) = new.next()? {
                     push(&mut out, key, msg);
                 }

@@ -22,7 +22,7 @@ use crate::{
         message::Msg,
         node::{Body, Edge, NodeId, RangeMsg, Run},
     },
-    key::{Lens, Span, join},
+    key::{Lens, Span},
     merge::Merge,
     store::{
         pager::{Handle, Pager},
@@ -124,7 +124,7 @@ impl<'a> Scanner<'a> {
             merged = lay_over(merged, newer, self.merge);
         }
         let pairs = merged.into_iter();
-        Ok(pairs.filter_map(|(key, msg)| Some((key, msg.resolve(None, self.merge)?))).collect())
+        Ok(pairs.filter_map(|(key, msg)| Some((key, msg.into_value(self.merge)?))).collect())
     }
 
     fn messages(&self, source: &Source<'_>, window: &Span, ahead: &mut Ahead) -> Result<Vec<(Bytes, Msg)>> {
@@ -146,12 +146,12 @@ impl<'a> Scanner<'a> {
                     let (from, to) = bounds(page, &loaded, &local);
                     // Where the page's prefix already holds what the path put on, keys are built once.
                     let head = page.prefix.starts_with(&lens.pre).then(|| lens.invert(&page.prefix));
-                    for i in from..to {
-                        let key = match &head {
-                            Some(head) => join(head, loaded.key(i)),
-                            None => lens.invert(&page.entry(&loaded, i).0),
-                        };
-                        out.push((key, loaded.msg(i)));
+                    match head {
+                        Some(head) => out.extend(loaded.entries(from..to, &head)),
+                        None => out.extend((from..to).map(|i| {
+                            let (key, msg) = page.entry(&loaded, i);
+                            (lens.invert(&key), msg)
+                        })),
                     }
                 }
                 Ok(out)

@@ -40,8 +40,7 @@ impl Pending {
     /// Takes a message in; the value, if nothing older matters.
     fn meet(&mut self, msg: Msg, merge: &dyn Merge) -> Option<Value> {
         if msg.is_final() {
-            let value = msg.resolve(None, merge);
-            return Some(self.over(value, merge));
+            return Some(self.over(msg.into_value(merge), merge));
         }
         self.0.push(msg);
         None
@@ -116,7 +115,7 @@ fn query_node(
     let load = |page: &_| pager.page(handle.home.as_ref(), page);
     let edges = match &node.body {
         Body::Leaf(run) => {
-            let base = run.get(key, load)?.and_then(|msg| msg.resolve(None, merge));
+            let base = run.get(key, load)?.and_then(|msg| msg.into_value(merge));
             return Ok(Word::Value(pending.over(base, merge)));
         }
         Body::Interior(edges) => edges,

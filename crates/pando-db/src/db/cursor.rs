@@ -74,7 +74,8 @@ impl Cursor {
             };
             if !pairs.is_empty() {
                 match direction {
-                    Direction::Forward => self.front.extend(pairs),
+                    // It was empty, or nobody would have asked.
+                    Direction::Forward => self.front = pairs.into(),
                     Direction::Backward => {
                         for pair in pairs.into_iter().rev() {
                             self.back.push_back(pair);

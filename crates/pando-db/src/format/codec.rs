@@ -20,7 +20,14 @@ pub(crate) fn put_bytes(out: &mut BytesMut, bytes: &[u8]) {
 }
 
 /// Reads an unsigned LEB128 integer at the head of `input` and its width in bytes.
+#[inline]
 pub(crate) fn peek_varint(input: &[u8]) -> Option<(u64, usize)> {
+    // Most lengths are short, and searches read many.
+    if let Some(&byte) = input.first()
+        && byte < 0x80
+    {
+        return Some((byte.into(), 1));
+    }
     let mut value = 0u64;
     for (i, &byte) in input.iter().enumerate().take(10) {
         value |= u64::from(byte & 0x7f).checked_shl(7 * i as u32)?;

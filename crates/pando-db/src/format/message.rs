@@ -52,6 +52,14 @@ impl Msg {
         }
     }
 
+    /// The value after this message where there was none.
+    pub fn into_value(self, merge: &dyn Merge) -> Value {
+        match self {
+            Msg::Put(value) => Some(value),
+            other => other.resolve(None, merge),
+        }
+    }
+
     /// One message that equals `older` followed by `self`.
     pub fn over(self, older: Msg, merge: &dyn Merge) -> Msg {
         match (self, older) {

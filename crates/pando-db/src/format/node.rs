@@ -319,9 +319,13 @@ impl PageRef {
         }
     }
 
+    /// The full key of entry `i` of `page`, which is this one.
+    pub fn key(&self, page: &Page, i: usize) -> Bytes {
+        if self.prefix.is_empty() { page.key_bytes(i) } else { join(&self.prefix, page.key(i)) }
+    }
+
     /// Entry `i` of `page`, which is this one, with its full key.
     pub fn entry(&self, page: &Page, i: usize) -> (Bytes, Msg) {
-        let key = if self.prefix.is_empty() { page.key_bytes(i) } else { join(&self.prefix, page.key(i)) };
-        (key, page.msg(i))
+        (self.key(page, i), page.msg(i))
     }
 }

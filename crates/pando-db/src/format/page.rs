@@ -6,6 +6,8 @@
 //! share is kept beside the page, in its [`super::node::PageRef`], so that
 //! lifting a node changes a header and no page.
 
+use std::sync::Arc;
+
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::{
@@ -24,6 +26,19 @@ pub(crate) struct Page {
     count: usize,
     /// Where the offset table begins.
     table: usize,
+    /// The heads of the keys of every [`STEP`]th entry, close together: most of a search needs no more.
+    heads: Arc<[u64]>,
+}
+
+/// Entries between two whose heads are kept: a byte of memory an entry.
+const STEP: usize = 8;
+
+/// The first bytes of a key as a number: if `head(a) < head(b)`, then `a < b`.
+fn head(key: &[u8]) -> u64 {
+    let mut head = [0; 8];
+    let len = key.len().min(8);
+    head[..len].copy_from_slice(&key[..len]);
+    u64::from_be_bytes(head)
 }
 
 struct Entry<'a> {
@@ -46,7 +61,7 @@ impl Page {
             .checked_mul(4)
             .and_then(|len| (data.len() - 4).checked_sub(len))
             .ok_or_else(|| bad(format!("{count} entries in {} bytes", data.len())))?;
-        let page = Page { data, count, table };
+        let mut page = Page { data, count, table, heads: Arc::default() };
         let mut last: Option<&[u8]> = None;
         for i in 0..count {
             let entry = page.try_entry(i).ok_or_else(|| bad(format!("entry {i} is malformed")))?;
@@ -58,7 +73,12 @@ impl Page {
             }
             last = Some(entry.key);
         }
+        page.keep_heads();
         Ok(page)
+    }
+
+    fn keep_heads(&mut self) {
+        self.heads = (0..self.count).step_by(STEP).map(|i| head(self.key(i))).collect();
     }
 
     fn try_entry(&self, i: usize) -> Option<Entry<'_>> {
@@ -93,7 +113,44 @@ impl Page {
 
     /// The key suffix of entry `i`.
     pub fn key(&self, i: usize) -> &[u8] {
-        self.entry(i).key
+        self.short_key(i).unwrap_or_else(|| self.entry(i).key)
+    }
+
+    /// The same, without looking at the content: searches ask for many keys. `None` where the lengths
+    /// are not as short as they mostly are.
+    #[inline]
+    fn short_key(&self, i: usize) -> Option<&[u8]> {
+        let slot = self.table + 4 * i;
+        let at = u32::from_le_bytes(*self.data.get(slot..)?.first_chunk()?) as usize;
+        let &[_kind, key_len @ 0..0x80, content_len, more] = self.data.get(at..)?.first_chunk()? else {
+            return None;
+        };
+        let key_at = match (content_len, more) {
+            (0..0x80, _) => at + 3,
+            (_, 0..0x80) => at + 4,
+            _ => return None,
+        };
+        self.data.get(key_at..key_at + usize::from(key_len))
+    }
+
+    /// The entries in `range` with `head` put before their keys. The keys share one piece of memory,
+    /// the messages the page's.
+    pub fn entries(&self, range: std::ops::Range<usize>, head: &[u8]) -> impl Iterator<Item = (Bytes, Msg)> {
+        let mut keys = BytesMut::with_capacity(range.len() * (head.len() + 16));
+        let mut found = Vec::with_capacity(range.len());
+        for i in range {
+            let entry = self.entry(i);
+            keys.put_slice(head);
+            keys.put_slice(entry.key);
+            found.push((keys.len(), Msg::decode(entry.kind, self.data.slice(entry.content))));
+        }
+        let mut keys = keys.freeze();
+        let mut start = 0;
+        found.into_iter().map(move |(end, msg)| {
+            let key = keys.split_to(end - start);
+            start = end;
+            (key, msg)
+        })
     }
 
     /// The key suffix of entry `i`, sharing the page's memory.
@@ -120,7 +177,12 @@ impl Page {
 
     /// Index of the first entry whose key is at least `suffix`, and whether it is equal.
     pub fn search(&self, suffix: &[u8]) -> (usize, bool) {
-        let (mut low, mut high) = (0, self.count);
+        // Between the last entry that is known to lie below, and the first that is known to lie above.
+        let wanted = head(suffix);
+        let below = self.heads.partition_point(|&head| head < wanted);
+        let above = below + self.heads[below..].partition_point(|&head| head == wanted);
+        let mut low = below.checked_sub(1).map_or(0, |last| last * STEP + 1);
+        let mut high = self.count.min(above * STEP);
         while low < high {
             let mid = (low + high) / 2;
             match self.key(mid).cmp(suffix) {
@@ -187,7 +249,8 @@ impl Builder {
         let table = data.len();
         offsets.iter().for_each(|&at| data.put_u32_le(at));
         data.put_u32_le(offsets.len() as u32);
-        let page = Page { data: data.freeze(), count: offsets.len(), table };
+        let mut page = Page { data: data.freeze(), count: offsets.len(), table, heads: Arc::default() };
+        page.keep_heads();
         self.entries.clear();
         self.bytes = 0;
         // The prefix must not keep a whole batch alive for a few bytes.
@@ -212,9 +275,47 @@ mod tests {
         assert_eq!(page.search(b"42"), (42, true));
         assert_eq!(page.search(b"420"), (43, false));
         assert_eq!(page.msg(42), Msg::Put("42".into()));
+        let some: Vec<_> = page.entries(8..11, b"a/").collect();
+        assert_eq!(
+            some,
+            [("a/08", "8"), ("a/09", "9"), ("a/10", "10")].map(|(k, v)| (k.into(), Msg::Put(v.into())))
+        );
+    }
+
+    #[test]
+    fn keys_are_found_whatever_the_lengths() {
+        let lengths = [0, 1, 127, 128, 16_383, 16_384];
+        for key_len in lengths {
+            let mut builder = Builder::default();
+            for (i, content) in lengths.into_iter().enumerate() {
+                let key = [vec![i as u8], vec![7; key_len]].concat();
+                builder.push(key.into(), Msg::Put(vec![8; content].into()));
+            }
+            let page =
+                Page::parse(builder.finish().expect("entries").page.data().clone()).expect("well-formed");
+            for (i, content) in lengths.into_iter().enumerate() {
+                assert_eq!(page.key(i), page.entry(i).key);
+                assert_eq!(page.key(i).len(), 1 + key_len);
+                assert_eq!(page.msg(i).len(), content);
+            }
+        }
     }
 
     proptest! {
+        #[test]
+        fn a_search_finds_the_first_key_at_or_above(
+            keys in prop::collection::btree_set(prop::collection::vec(0u8..3, 0..11), 1..90),
+            wanted in prop::collection::vec(0u8..3, 0..11),
+        ) {
+            let mut builder = Builder::default();
+            keys.iter().for_each(|key| builder.push(key.clone().into(), Msg::Delete));
+            let built = builder.finish().expect("entries");
+            if let Some(suffix) = wanted.strip_prefix(&built.prefix[..]) {
+                let at = keys.iter().position(|key| *key >= wanted).unwrap_or(keys.len());
+                prop_assert_eq!(built.page.search(suffix), (at, keys.contains(&wanted)));
+            }
+        }
+
         #[test]
         fn hostile_bytes_never_panic(mut raw in prop::collection::vec(any::<u8>(), 0..200), n in 0u32..8) {
             if raw.len() >= 4 { let at = raw.len() - 4; raw[at..].copy_from_slice(&n.to_le_bytes()); }

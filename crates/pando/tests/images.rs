@@ -213,8 +213,9 @@ fn inspect_shows_damage_and_goes_on_beside_it() {
         image.write_all_at(&[byte[0] ^ bits], at as u64).unwrap();
     };
     let at = |node: &serde_json::Value| node["extents"][0]["offset"].as_u64().unwrap() as usize;
-    // The header of one leaf, and a page of another.
-    let other = leaves[1];
+    // The header of one leaf, and a page of another, which has it right behind its header.
+    let whole = |node: &&&serde_json::Value| node["extents"].as_array().unwrap().len() == 1;
+    let other = leaves[1..].iter().find(whole).unwrap();
     let two = [at(leaves[0]) + 9, at(other) + other["header_bytes"].as_u64().unwrap() as usize + 5];
     two.iter().for_each(|at| flip(*at, 0x10));
     let out = b.run(&["inspect", "--json", "--keys", "a.img"]);

@@ -2,7 +2,7 @@
 //!
 //! Guarantees: one writer or several readers at a time over all processes (an
 //! advisory lock on the open file), no request beyond the stated size, flush
-//! means `fdatasync`, and after one that failed none succeeds. A new image is sparse; [`Device::reserve`] is what turns
+//! means `fdatasync`. A new image is sparse; [`Device::reserve`] is what turns
 //! holes into promised space, and [`Device::discard`] punches holes again.
 
 use std::{
@@ -13,7 +13,6 @@ use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
 };
 
-use parking_lot::Mutex;
 use rustix::{
     fs::{FallocateFlags, FlockOperation, OFlags, fallocate, flock, fstatvfs, seek},
     io::Errno,
@@ -32,9 +31,6 @@ pub struct FileDevice {
     block_device: bool,
     read_only: bool,
     size: AtomicU64,
-    /// Whether a flush has failed. The kernel tells of lost writes once, to whoever flushes first: another
-    /// thread, whose own writes are among the lost ones, would be told that all is well.
-    flush_failed: Mutex<bool>,
     /// The file system or device has said that it cannot punch holes.
     no_holes: AtomicBool,
     counters: Counters,
@@ -118,15 +114,8 @@ impl FileDevice {
         let block_device = is_block_device(&file.metadata().map_err(opening)?);
         let size = file.seek(SeekFrom::End(0)).map_err(opening)?;
         let size = size.into();
-        Ok(Self {
-            file,
-            block_device,
-            read_only,
-            size,
-            flush_failed: Mutex::new(false),
-            no_holes: AtomicBool::new(false),
-            counters: Counters::default(),
-        })
+        let no_holes = AtomicBool::new(false);
+        Ok(Self { file, block_device, read_only, size, no_holes, counters: Counters::default() })
     }
 
     fn starts_with_zeros(&self) -> Result<bool> {
@@ -157,12 +146,7 @@ impl Device for FileDevice {
     }
 
     fn flush(&self) -> io::Result<()> {
-        let mut failed = self.flush_failed.lock();
-        if *failed {
-            return Err(io::Error::other("an earlier flush failed, and what it lost is not known"));
-        }
-        self.file.sync_data().inspect_err(|_| *failed = true)?;
-        drop(failed);
+        self.file.sync_data()?;
         self.counters.flush();
         Ok(())
     }
@@ -292,16 +276,6 @@ mod tests {
         for refused in [device.write_at(0, &[1]), device.grow(2 << 20), device.reserve(0, 1), discarded] {
             assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::ReadOnlyFilesystem);
         }
-    }
-
-    #[test]
-    fn after_a_failed_flush_none_succeeds() {
-        let dir = tempfile::tempdir().unwrap();
-        let device = FileDevice::create(dir.path().join("image"), 1 << 20, false).unwrap();
-        device.flush().unwrap();
-        *device.flush_failed.lock() = true;
-        assert!(device.flush().is_err() && device.flush().is_err());
-        assert_eq!(device.stats().flushes, 1);
     }
 
     #[test]

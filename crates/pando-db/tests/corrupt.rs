@@ -279,7 +279,12 @@ fn undamaged_images_are_whole() {
         {
             assert!(sample.image.parts.iter().any(|part| part.kind == kind), "no {kind:?} in sample {seed}");
         }
-        let records = sample.image.parts.iter().any(|part| part.kind == image::Kind::Record);
+        // Records about values set aside, of which no batch is left, may stay behind a checkpoint.
+        let is_batch = |part: &image::Part| {
+            part.kind == image::Kind::Record
+                && sample.image.bytes.get(part.from + 32).is_some_and(|kind| *kind < 2)
+        };
+        let records = sample.image.parts.iter().any(is_batch);
         assert_eq!(records, seed % 2 == 1, "records in the log of sample {seed}");
         let device = Arc::new(MemDevice::new(SIZE));
         device.write_at(0, &sample.image.bytes).unwrap();

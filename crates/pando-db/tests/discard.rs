@@ -54,7 +54,7 @@ fn fill(db: &Db) {
 /// Deletes are carried to where they free something when it is quiet.
 fn wait_until_deleted(db: &Db) {
     let begun = Instant::now();
-    while db.space().0 < 400 << 20 {
+    while db.space().0 < 440 << 20 {
         assert!(begun.elapsed() < Duration::from_secs(100), "{:?}", db.space());
         db.checkpoint().unwrap();
         std::thread::sleep(Duration::from_millis(50));

@@ -56,6 +56,22 @@ impl Device for Sticky {
         self.device.reserve(offset, len)
     }
 
+    fn capacity(&self) -> io::Result<u64> {
+        self.device.capacity()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<bool> {
+        self.device.discard(offset, len)
+    }
+
+    fn next_held(&self, from: u64) -> io::Result<Option<(u64, u64)>> {
+        self.device.next_held(from)
+    }
+
+    fn is_sparse(&self) -> bool {
+        self.device.is_sparse()
+    }
+
     fn stats(&self) -> DeviceStats {
         self.device.stats()
     }
@@ -66,6 +82,20 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::device::{FailMode, SimDevice};
+
+    #[test]
+    fn all_else_reaches_the_device_below() {
+        let below = Arc::new(SimDevice::new(1 << 20, 1));
+        let device = Sticky::new(below.clone());
+        assert_eq!((device.size(), device.is_sparse()), (below.size(), below.is_sparse()));
+        assert_eq!(device.capacity().unwrap(), below.capacity().unwrap());
+        device.write_at(4096, &[1; 4096]).unwrap();
+        assert!(device.discard(4096, 4096).unwrap());
+        assert_eq!(below.stats().discards, 1);
+        assert_eq!(device.next_held(0).unwrap(), below.next_held(0).unwrap());
+        device.grow(2 << 20).unwrap();
+        assert_eq!(below.size(), 2 << 20);
+    }
 
     #[test]
     fn after_a_failed_flush_none_succeeds() {

@@ -98,7 +98,8 @@ impl Edit<'_> {
                     self.refer(node.height, &range.span, target, parts, queue)?;
                 }
             }
-            seen = layer.ranges.iter().fold(seen, |seen, range| minus(seen, &range.span));
+            let hidden = || layer.ranges.iter().map(|range| &range.span);
+            seen = seen.iter().flat_map(|part| part.without_all(hidden())).collect();
         }
         let Some(target) = &edge.child else { return Ok(()) };
         let whole = !edge.loose && seen == [live.clone()];
@@ -195,8 +196,8 @@ fn needs(edge: &Edge, live: &Span, shown: &[Span]) -> Need {
     if seen.is_empty() {
         return Need::Nothing;
     }
-    let ranges = edge.layers.iter().flat_map(|layer| &layer.ranges);
-    match ranges.fold(seen, |seen, range| minus(seen, &range.span)).is_empty() {
+    let hidden = || edge.layers.iter().flat_map(|layer| &layer.ranges).map(|range| &range.span);
+    match seen.iter().all(|part| part.without_all(hidden()).is_empty()) {
         true => Need::Messages,
         false => Need::All,
     }
@@ -212,15 +213,6 @@ fn visible(live: &Span, shown: Option<&[Span]>) -> Vec<Span> {
         None => vec![live.clone()],
         Some(parts) => parts.iter().filter_map(|part| part.intersect(live)).collect(),
     }
-}
-
-/// What is left of ascending parts without `hidden`.
-fn minus(parts: Vec<Span>, hidden: &Span) -> Vec<Span> {
-    let left = parts.into_iter().flat_map(|part| match part.overlaps(hidden) {
-        true => <[_; 2]>::from(part.without(hidden)),
-        false => [Some(part), None],
-    });
-    left.flatten().collect()
 }
 
 /// The same keys as ascending ranges that neither overlap nor touch.
@@ -255,12 +247,5 @@ mod tests {
         assert_eq!(merged(parts), [span("a", Some("d")), span("f", None)]);
         let parts = vec![span("g", Some("h")), span("f", None)];
         assert_eq!(merged(parts), [span("f", None)]);
-    }
-
-    #[test]
-    fn what_is_hidden_is_cut_out_in_order() {
-        let parts = vec![span("a", Some("d")), span("f", None)];
-        let left = minus(parts, &span("b", Some("g")));
-        assert_eq!(left, [span("a", Some("b")), span("g", None)]);
     }
 }

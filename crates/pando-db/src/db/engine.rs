@@ -96,7 +96,7 @@ pub(crate) struct Counters {
 }
 
 /// A dirty node, the memory it holds and the bytes it will take on the device.
-type Weighed = (Arc<Node>, usize, usize);
+pub(crate) type Weighed = (Arc<Node>, usize, usize);
 
 /// Sizes of the nodes that the next checkpoint must write.
 #[derive(Default)]
@@ -122,15 +122,26 @@ impl Dirty {
         self.nodes.lock().len() as u64
     }
 
+    /// What to note of new versions: this goes through their pages, so it is done before a lock is taken.
+    pub fn weigh(
+        versions: Vec<(NodeId, Option<Arc<Node>>)>,
+        node_size: usize,
+    ) -> Vec<(NodeId, Option<Weighed>)> {
+        let weighed = |node: Arc<Node>| {
+            // A node takes whole blocks, and some of it is header.
+            let bytes = (bytes_to_write(&node, node_size) + HEADER).next_multiple_of(BLOCK as usize);
+            let memory = node.memory();
+            (node, memory, bytes)
+        };
+        versions.into_iter().map(|(id, version)| (id, version.map(weighed))).collect()
+    }
+
     /// Notes new versions, and nodes that are gone (`None`).
-    pub fn note(&self, versions: Vec<(NodeId, Option<Arc<Node>>)>, node_size: usize) {
+    pub fn note(&self, versions: Vec<(NodeId, Option<Weighed>)>) {
         let mut nodes = self.nodes.lock();
         for (id, version) in versions {
             let old = match version {
-                Some(node) => {
-                    // A node takes whole blocks, and some of it is header.
-                    let bytes = (bytes_to_write(&node, node_size) + HEADER).next_multiple_of(BLOCK as usize);
-                    let memory = node.memory();
+                Some((node, memory, bytes)) => {
                     self.memory.fetch_add(memory as u64, Ordering::Relaxed);
                     self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
                     nodes.insert(id, (node, memory, bytes))
@@ -200,7 +211,7 @@ impl Engine {
     /// Publishes an edit, unless a clone has pinned a node that it changed meanwhile: then `false`,
     /// and the edit must be made again. The caller holds `flushing`. `then` runs under the same lock.
     pub fn publish(&self, changes: Changes, then: impl FnOnce(&mut Front)) -> Result<bool> {
-        let versions = changes.versions();
+        let versions = Dirty::weigh(changes.versions(), self.limits.node);
         let mut front = self.front.write();
         if changes.conflict(&self.pins).is_some() {
             self.counters.conflicts.fetch_add(1, Ordering::Relaxed);
@@ -211,7 +222,7 @@ impl Engine {
         let orphans = changes.apply(&mut table)?;
         // A checkpoint that froze the new versions before they were noted would have nothing to strike
         // out, and they would count as dirty for ever.
-        self.dirty.note(versions, self.limits.node);
+        self.dirty.note(versions);
         let (msn, log_end) = (front.tree.msn, front.tree.log_end);
         let old = std::mem::replace(&mut front.tree, Arc::new(Tree { table, root, msn, log_end }));
         then(&mut front);

@@ -121,11 +121,11 @@ impl Walk<'_> {
 
     /// What is in memory only: like a node above the root, with its Gotos over one edge.
     fn memory(&mut self, spans: &[Span]) -> Result<()> {
-        let mut visit = Visit { kept: minus(&Span::all(), spans), ..Visit::default() };
+        let mut visit = Visit { kept: Span::all().without_all(spans), ..Visit::default() };
         spans.iter().for_each(|span| show(&mut visit.shown, span.clone(), 1));
         let mut hidden: Vec<Span> = Vec::new();
         for table in &self.view.tables {
-            for part in spans.iter().flat_map(|span| minus(span, &hidden)) {
+            for part in spans.iter().flat_map(|span| span.without_all(&hidden)) {
                 let points = table.points_in(&part).map(|(key, msg)| (key.len() + msg.len()) as u64);
                 let bytes = points.sum::<u64>();
                 self.see(bytes);
@@ -143,13 +143,16 @@ impl Walk<'_> {
                 hidden.push(range.span.clone());
             }
         }
-        let kept: Vec<Span> = visit.kept.iter().flat_map(|span| minus(span, &hidden)).collect();
+        let kept: Vec<Span> = visit.kept.iter().flat_map(|span| span.without_all(&hidden)).collect();
         // A clone in memory may have led to the root already. The superblock's reference never goes.
         let root = self.visit(self.view.tree.root, None)?;
         root.stays += 1;
         root.kept.extend(kept);
         for ((lo, hi), times) in &visit.shown {
-            minus(&part(lo, hi), &hidden).into_iter().for_each(|part| show(&mut root.shown, part, *times));
+            part(lo, hi)
+                .without_all(&hidden)
+                .into_iter()
+                .for_each(|part| show(&mut root.shown, part, *times));
         }
         Ok(())
     }
@@ -248,10 +251,10 @@ impl Walk<'_> {
         let mut shown = Vec::new();
         for ((lo, hi), times) in &visit.shown {
             let Some(part) = part(lo, hi).intersect(live) else { continue };
-            shown.extend(minus(&part, hidden).iter().map(|part| (lens.apply_span(part), *times)));
+            shown.extend(part.without_all(hidden).iter().map(|part| (lens.apply_span(part), *times)));
         }
         let kept = visit.kept.iter().filter_map(|span| span.intersect(live));
-        let kept: Vec<Span> = kept.flat_map(|part| minus(&part, hidden)).collect();
+        let kept: Vec<Span> = kept.flat_map(|part| part.without_all(hidden)).collect();
         let entry = self.view.tree.table.get(target.id);
         // Of a leaf with this reference only, all that is shown now is shown afterwards.
         let nothing_changes = fate == Fate::Stays
@@ -296,21 +299,6 @@ fn show(shown: &mut Shown, span: Span, times: u64) {
     *seen = seen.saturating_add(times);
 }
 
-/// What is left of `span` without `hidden`.
-fn minus(span: &Span, hidden: &[Span]) -> Vec<Span> {
-    let mut left = vec![span.clone()];
-    for cut in hidden {
-        left = left
-            .into_iter()
-            .flat_map(|part| match part.overlaps(cut) {
-                true => <[_; 2]>::from(part.without(cut)).into_iter().flatten().collect(),
-                false => vec![part],
-            })
-            .collect();
-    }
-    left
-}
-
 /// Stored bytes of the pages of a node whose first to last key are as asked for.
 fn stored(handle: &Handle, asked: impl Fn(&Span) -> bool) -> u64 {
     let pages = handle.node.pages().filter(|page| {
@@ -338,7 +326,7 @@ fn in_shared_extents(handle: &Handle) -> u64 {
 fn readable(run: &Run, shown: &Shown, hidden: &[Span]) -> u64 {
     let mut bytes = 0u64;
     for ((lo, hi), times) in shown {
-        for part in minus(&part(lo, hi), hidden) {
+        for part in part(lo, hi).without_all(hidden) {
             let from = run.page_from(&part.lo);
             let pages = run.pages.get(from..).unwrap_or_default().iter().take_while(|page| page.meets(&part));
             let raw: u64 = pages.map(|page| u64::from(page.raw)).sum();

@@ -66,6 +66,19 @@ impl Span {
         (Some(below).filter(|s| !s.is_empty()), above.filter(|s| !s.is_empty()))
     }
 
+    /// What is left of `self` without any of `cuts`, ascending.
+    pub fn without_all<'a>(&self, cuts: impl IntoIterator<Item = &'a Span>) -> Vec<Span> {
+        let mut left = vec![self.clone()];
+        for cut in cuts {
+            let pieces = left.into_iter().flat_map(|part| match part.overlaps(cut) {
+                true => <[_; 2]>::from(part.without(cut)),
+                false => [Some(part), None],
+            });
+            left = pieces.flatten().collect();
+        }
+        left
+    }
+
     /// Length of the longest prefix shared by all keys of this non-empty range: `rcp(lo, hi)`
     /// of DESIGN 4.1. It is always a prefix of `lo`.
     pub fn common_prefix_len(&self) -> usize {
@@ -130,6 +143,16 @@ mod tests {
             let rest = below.is_some_and(|s| s.contains(&k)) || above.is_some_and(|s| s.contains(&k));
             prop_assert_eq!(rest, a.contains(&k) && !b.contains(&k));
             if a.covers(&b) && b.contains(&k) { prop_assert!(a.contains(&k)) }
+        }
+
+        #[test]
+        fn what_is_left_of_many_cuts_is_in_none_of_them(
+            a in span(), cuts in prop::collection::vec(span(), 0..4), k in small_key(),
+        ) {
+            let left = a.without_all(&cuts);
+            prop_assert!(left.windows(2).all(|w| w[0].hi.as_ref().is_some_and(|hi| *hi <= w[1].lo)));
+            let rest = left.iter().any(|part| part.contains(&k));
+            prop_assert_eq!(rest, a.contains(&k) && !cuts.iter().any(|cut| cut.contains(&k)));
         }
 
         #[test]

@@ -82,8 +82,13 @@ impl Bulk {
 
     /// A page that holds exactly the first points of an ascending list, all of them puts, and how many.
     pub fn page_at(&self, points: &[(&Bytes, &Msg)]) -> Option<(PageRef, usize)> {
+        let (key, msg) = points.first()?;
+        // Short values are never in bulk; no need to look.
+        if !matches!(msg, Msg::Put(value) if value.len() >= self.threshold()) {
+            return None;
+        }
         let pages = self.pages.lock();
-        let candidate = pages.get(points.first()?.0)?;
+        let candidate = pages.get(*key)?;
         let same = |((key, value), point): (&(Bytes, Bytes), &(&Bytes, &Msg))| match point.1 {
             Msg::Put(put) => key == point.0 && put.as_ptr() == value.as_ptr() && put.len() == value.len(),
             _ => false,

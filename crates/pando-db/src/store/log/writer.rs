@@ -145,6 +145,7 @@ struct Front {
     group: u64,
     /// Extents of groups, each until the log is truncated behind that position.
     held: VecDeque<(u64, Arc<Extent>)>,
+    held_bytes: u64,
 }
 
 struct Turn {
@@ -191,6 +192,7 @@ impl Log {
             // Not a number of an earlier run, whose last records may be in the log still.
             group: session & !0xffff_ffff,
             held: VecDeque::new(),
+            held_bytes: 0,
         };
         Self {
             placer,
@@ -331,6 +333,7 @@ impl Log {
         let needed = |pos: u64| pos > start.pos && front.asked_end > start.pos;
         let gone = front.held.iter().take_while(|(pos, _)| !needed(*pos)).count();
         let gone: Vec<_> = front.held.drain(..gone).collect();
+        front.held_bytes -= gone.iter().map(|(_, extent)| extent.len).sum::<u64>();
         drop(front);
         drop(gone);
     }
@@ -338,13 +341,12 @@ impl Log {
     /// Keeps an extent until the log is truncated behind everything that is in it now.
     pub fn hold(&self, extent: Arc<Extent>) {
         let mut front = self.front.lock();
-        let end = front.end.pos;
-        front.held.push_back((end, extent));
+        front.keep([extent]);
     }
 
     /// Bytes of extents that are kept for the records that may be replayed.
     pub fn held_bytes(&self) -> u64 {
-        self.front.lock().held.iter().map(|(_, extent)| extent.len).sum()
+        self.front.lock().held_bytes
     }
 
     /// True if values are set aside and not placed yet.
@@ -447,8 +449,7 @@ impl Log {
         // One leader at a time: all that is being placed is this group.
         let room = std::mem::take(&mut front.placing);
         assert!(front.head - before <= room, "records about values took more room than was kept");
-        let end = front.end.pos;
-        front.held.extend(placed.extents.into_iter().map(|extent| (end, extent)));
+        front.keep(placed.extents);
         Ok(())
     }
 }
@@ -471,6 +472,14 @@ impl Front {
     fn oldest(&self) -> u64 {
         let oldest = self.tail.min(self.written);
         oldest - oldest % BLOCK
+    }
+
+    /// Keeps extents until the log is truncated behind its present end.
+    fn keep(&mut self, extents: impl IntoIterator<Item = Arc<Extent>>) {
+        for extent in extents {
+            self.held_bytes += extent.len;
+            self.held.push_back((self.end.pos, extent));
+        }
     }
 
     /// Appends a record to the buffer. The caller has looked whether there is room.

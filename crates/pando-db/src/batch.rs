@@ -11,6 +11,8 @@ pub enum Op {
     Delete(Bytes),
     /// Applies an upsert to a key, without reading it. See [`crate::Merge`].
     Upsert(Bytes, Bytes),
+    /// Applies an upsert to every value that exists under a prefix, without reading any.
+    UpsertPrefix(Bytes, Bytes),
     /// Removes every key in `[lo, hi)`; `None` is no upper bound.
     DeleteRange(Bytes, Option<Bytes>),
     /// Replaces all keys under the second prefix by a copy of those under the first.
@@ -71,6 +73,13 @@ impl Batch {
     /// Applies `op` to the value of `key`, blindly.
     pub fn upsert(&mut self, key: impl Into<Bytes>, op: impl Into<Bytes>) -> &mut Self {
         self.push(Op::Upsert(key.into(), op.into()))
+    }
+
+    /// Applies `op` to the value of every key that begins with `prefix` and has one at this moment,
+    /// blindly; keys without a value stay without. One message, however many values there are.
+    /// `op` has at most [`crate::MAX_PREFIX_UPSERT`] bytes.
+    pub fn upsert_prefix(&mut self, prefix: impl Into<Bytes>, op: impl Into<Bytes>) -> &mut Self {
+        self.push(Op::UpsertPrefix(prefix.into(), op.into()))
     }
 
     /// Removes every key in `[lo, hi)`.

@@ -41,7 +41,7 @@ pub use db::{Backup, BackupReport, CheckReport, Cursor, Db, Finding, Snapshot};
 /// What [`Db::inspect`] and [`Db::usage`] give.
 pub use db::{
     Content, EdgeInfo, EntryInfo, ExtentInfo, InspectOptions, Inspection, KeyRange, LayerInfo, MessageInfo,
-    NodeInfo, PageInfo, PathInfo, RangeInfo, TargetInfo, Usage,
+    NodeInfo, OperationInfo, PageInfo, PathInfo, RangeInfo, TargetInfo, UpdateInfo, Usage,
 };
 pub use error::{Error, Result};
 pub use merge::{Merge, PatchMerge, patch};
@@ -50,5 +50,7 @@ pub use stats::Stats;
 
 /// Longest key that a call accepts, in bytes.
 pub const MAX_KEY: usize = 16 << 10;
+/// Longest operation that [`Batch::upsert_prefix`] accepts, in bytes: it may wait in many places at once.
+pub const MAX_PREFIX_UPSERT: usize = 4 << 10;
 /// Longest value that a call accepts, in bytes.
 pub const MAX_VALUE: usize = 4 << 20;

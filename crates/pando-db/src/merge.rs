@@ -14,8 +14,17 @@ pub trait Merge: Send + Sync + 'static {
     /// The value after `op` is applied to `old` (`None`: no value). Returning `None` deletes.
     /// An `op` that this merge does not know leaves the value as it was.
     fn apply(&self, old: Option<&[u8]>, op: &[u8]) -> Option<Bytes>;
-    /// One operation equal to `first` followed by `second`, where that is shorter than keeping both.
+    /// One operation equal to `first` followed by `second`, where that is shorter than keeping both. It
+    /// must give the same for *every* value, and for none.
     fn combine(&self, first: &[u8], second: &[u8]) -> Option<Bytes> {
+        let _ = (first, second);
+        None
+    }
+    /// The same for operations that came by [`crate::Batch::upsert_prefix`], which apply only to values
+    /// that exist: for every value, the result must be what `first` and then `second` make of it, where
+    /// `second` is left out if `first` has deleted the value. Nothing need be said of what it does
+    /// without a value. Where `first` never deletes, [`Merge::combine`] is right here too.
+    fn combine_present(&self, first: &[u8], second: &[u8]) -> Option<Bytes> {
         let _ = (first, second);
         None
     }
@@ -97,6 +106,22 @@ impl Merge for PatchMerge {
         data[b.offset - start..][..b.data.len()].copy_from_slice(b.data);
         Some(patch::write(u32::try_from(start).ok()?, &data))
     }
+
+    fn combine_present(&self, first: &[u8], second: &[u8]) -> Option<Bytes> {
+        // No patch deletes a value.
+        self.combine(first, second).or_else(|| {
+            let (a, b) = (truncation(first)?, truncation(second)?);
+            Some(patch::truncate(a.min(b)))
+        })
+    }
+}
+
+/// The length that a truncation leaves at most.
+fn truncation(op: &[u8]) -> Option<u32> {
+    let (&tag, rest) = op.split_first()?;
+    // What stands behind the number is not looked at by `apply` either.
+    let len = u32::from_le_bytes(*rest.first_chunk()?);
+    (tag == patch::TRUNCATE).then_some(len)
 }
 
 struct Write<'a> {

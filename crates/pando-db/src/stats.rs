@@ -22,6 +22,8 @@ pub struct Stats {
     pub reclaimable_nodes: u64,
     /// Goto messages that rest in nodes or in memory.
     pub gotos_pending: u64,
+    /// Pieces of range-upserts that wait in nodes or in memory.
+    pub updates_pending: u64,
     /// Size of the redo log.
     pub log_size: u64,
     /// Bytes of the log that a recovery would replay.

@@ -62,6 +62,7 @@ fn options() -> Options {
         background: false,
         memtable_bytes: WITH.memtable,
         cache_bytes: WITH.cache,
+        merge: Arc::new(model::merge::ModelMerge),
         ..Options::default()
     }
 }

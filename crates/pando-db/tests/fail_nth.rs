@@ -44,7 +44,9 @@ fn workload() -> Vec<Step> {
     let remove = |prefix: &str| Op::DeleteRange(text(prefix), model::oracle::successor(prefix.as_bytes()));
     let mut steps = tree("/a", 40, 400);
     steps.push(Step::Sync);
-    steps.push(Step::Write(vec![clone("/a", "/b")]));
+    let add = |prefix, n| Op::UpsertPrefix(text(prefix), model::merge::add(n));
+    steps.push(Step::Write(vec![add("/a/d1", 3)]));
+    steps.push(Step::Write(vec![clone("/a", "/b"), add("/b", 7)]));
     steps.extend(tree("/b", 16, 300));
     steps.push(Step::Checkpoint);
     steps.push(Step::Snapshot(0));
@@ -53,7 +55,7 @@ fn workload() -> Vec<Step> {
     steps.extend(tree("/c", 20, 500));
     steps.push(Step::Sync);
     steps.push(Step::Write(vec![remove("/a")]));
-    steps.push(Step::Write(vec![rename("/b", "/a")]));
+    steps.push(Step::Write(vec![rename("/b", "/a"), add("", 1)]));
     steps.push(Step::Checkpoint);
     steps.extend(tree("/a", 20, 350));
     steps.push(Step::CompareSnapshot(0));

@@ -19,6 +19,8 @@ fn all_operations_and_crashes() {
         ("heights", 4),
         ("seen: shared nodes", 20),
         ("seen: pending Gotos", 20),
+        ("seen: pending range-upserts", 20),
+        ("pending range-upserts", 30),
         ("snapshots compared", 20),
         ("held cursors compared", 20),
         ("overlaps refused", 5),

@@ -1,5 +1,6 @@
 //! Taking messages into a node: range messages rest, or turn into edges; points
-//! go to the edge of their key; at a leaf all of them become pairs.
+//! go to the edge of their key; updates are parted among the edges that they
+//! cover; at a leaf all of them become pairs.
 //!
 //! Invariant kept: every message of an interior node lies within one edge, and
 //! a Goto rests only at least two levels above its target (FAST'20 section 3,
@@ -97,6 +98,7 @@ impl Edit<'_> {
             && self.shows_nothing(live, target, height)?
         {
             (edge.child, edge.loose) = (None, false);
+            edge.drop_idle_updates();
         }
         Ok(edge)
     }
@@ -108,7 +110,7 @@ impl Edit<'_> {
             return Err(Error::corrupt("message", 0, "a Goto above a leaf"));
         }
         let kept = run.without(&layer.ranges, pager)?;
-        merge_runs(&kept, &layer.run, true, pager, self.cx.merge)
+        merge_runs(&kept, &layer.run, [&[], &layer.updates], true, pager, self.cx.merge)
     }
 }
 

@@ -155,6 +155,16 @@ impl Checker<'_> {
                     self.check_target(id, &range.span, target, sinks_to);
                 }
             }
+            let mut end = Some(live.lo.clone());
+            for update in &layer.updates {
+                if !live.covers(&update.span) || end.is_none_or(|end| update.span.lo < end) {
+                    self.problem(id, format!("updates of edge {i} overlap or leave it"));
+                }
+                if update.span.is_empty() || update.ops.is_empty() {
+                    self.problem(id, format!("an update of edge {i} changes nothing"));
+                }
+                end = update.span.hi.clone();
+            }
         }
     }
 

@@ -17,7 +17,7 @@ use crate::{
     error::Result,
     format::{
         message::Msg,
-        node::{Body, Layer, Node, NodeId, RangeMsg, Run},
+        node::{Body, Layer, Node, NodeId, RangeMsg, Run, UpdateMsg},
         node_codec::detach,
     },
     key::{Lens, Span},
@@ -57,10 +57,13 @@ pub(crate) enum Base {
     Values(Vec<(Bytes, Bytes)>),
 }
 
-/// Messages relative to a prefix; points are newer than ranges.
+/// Messages relative to a prefix, of one layer or table: updates are newer than ranges, points newer than
+/// both and complete.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Messages {
     pub ranges: Vec<RangeMsg>,
+    pub updates: Vec<UpdateMsg>,
+    /// Ascending.
     pub points: Vec<(Bytes, Msg)>,
 }
 
@@ -138,7 +141,8 @@ fn descend(node: &Node, wanted: &Span, source: &mut Source, pager: &Pager) -> Re
 fn relative(layer: &Layer, prefix: &Bytes, pager: &Pager) -> Result<Messages> {
     let lens = Lens::new(prefix.clone(), Bytes::new());
     let ranges = layer.ranges.iter().map(|r| r.through(&lens)).collect();
-    Ok(Messages { ranges, points: entries(&layer.run, &lens, pager)? })
+    let updates = layer.updates.iter().map(|u| u.through(&lens)).collect();
+    Ok(Messages { ranges, updates, points: entries(&layer.run, &lens, pager)? })
 }
 
 fn entries(run: &Run, lens: &Lens, pager: &Pager) -> Result<Vec<(Bytes, Msg)>> {

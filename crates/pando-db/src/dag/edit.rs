@@ -211,6 +211,7 @@ fn check_shape(node: &Node) {
         let live = node.edge_span(i);
         for layer in &edge.layers {
             assert!(layer.ranges.iter().all(|r| live.covers(&r.span)), "a range message crosses its edge");
+            assert!(layer.updates.iter().all(|u| live.covers(&u.span)), "an update crosses its edge");
             assert!(layer.run.pages.iter().all(|p| p.is_inside(&live)), "messages outside their edge");
         }
     }

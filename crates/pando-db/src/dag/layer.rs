@@ -1,20 +1,23 @@
 //! Layers: messages that arrived together, and how one lies over another.
 //!
-//! Inside a layer the points are newer than the ranges; between layers,
-//! position orders. So no message needs a number of its own, and a newer
+//! Inside a layer the updates are newer than the ranges, and the points newer
+//! than both; between layers, position orders. So no message needs a number of its own, and a newer
 //! range message drops and cuts what is older when two layers are merged
 //! (FAST'20 section 3, "Flushing GOTO messages"). Ranges are disjoint, so the
 //! newest one that covers a key is found by one binary search a layer.
 
 use crate::{
     error::{Error, Result},
-    format::node::{Edge, Layer, RangeMsg, Target},
+    format::node::{Edge, Layer, RangeMsg, Target, UpdateMsg},
     key::{Lens, Span},
     merge::Merge,
     store::pager::Pager,
 };
 
-use super::run::merge_runs;
+use super::{
+    run::merge_runs,
+    update::{compose, without_deleted},
+};
 
 /// Layers an edge may have before the newest two are merged whatever their sizes.
 const MAX_LAYERS: usize = 12;
@@ -28,14 +31,27 @@ impl Target {
     }
 }
 
-impl RangeMsg {
+/// A message about a range of keys.
+pub(crate) trait Ranged: Sized {
+    fn span(&self) -> &Span;
+
     /// The part of this message about `span`.
-    pub fn clipped(&self, span: &Span) -> Option<RangeMsg> {
+    fn clipped(&self, span: &Span) -> Option<Self>;
+}
+
+impl Ranged for RangeMsg {
+    fn span(&self) -> &Span {
+        &self.span
+    }
+
+    fn clipped(&self, span: &Span) -> Option<RangeMsg> {
         let sub = self.span.intersect(span)?;
         let target = self.target.as_ref().map(|t| t.narrowed(&self.span, &sub));
         Some(RangeMsg { span: sub, target })
     }
+}
 
+impl RangeMsg {
     /// The same message with keys seen through `lens`.
     pub fn through(&self, lens: &Lens) -> RangeMsg {
         RangeMsg { span: lens.apply_span(&self.span), target: self.target.clone() }
@@ -45,26 +61,41 @@ impl RangeMsg {
 impl Layer {
     /// The messages about `span`.
     pub fn slice(&self, span: &Span, pager: &Pager) -> Result<Layer> {
-        let ranges = self.ranges.iter().filter_map(|r| r.clipped(span)).collect();
-        Ok(Layer { newest: self.newest, ranges, run: self.run.slice(span, pager)? })
+        let (ranges, updates) = (clip(&self.ranges, span), clip(&self.updates, span));
+        Ok(Layer { newest: self.newest, ranges, updates, run: self.run.slice(span, pager)? })
     }
 
     /// The same messages with keys seen through `lens`.
     pub fn through(&self, lens: &Lens) -> Layer {
         let ranges = self.ranges.iter().map(|r| r.through(lens)).collect();
-        Layer { newest: self.newest, ranges, run: self.run.through(lens) }
+        let updates = self.updates.iter().map(|u| u.through(lens)).collect();
+        Layer { newest: self.newest, ranges, updates, run: self.run.through(lens) }
     }
 
     /// One layer equal to `self` over `older`.
     pub fn over(&self, older: &Layer, pager: &Pager, merge: &dyn Merge) -> Result<Layer> {
         check_order(older, self)?;
         let kept = older.run.without(&self.ranges, pager)?;
-        let run = merge_runs(&kept, &self.run, false, pager, merge)?;
+        let below: Vec<UpdateMsg> = cut(&older.updates, &self.ranges);
+        let run = merge_runs(&kept, &self.run, [&below, &self.updates], false, pager, merge)?;
         let mut ranges = cut(&older.ranges, &self.ranges);
         ranges.extend_from_slice(&self.ranges);
         ranges.sort_by(|a, b| a.span.lo.cmp(&b.span.lo));
-        Ok(Layer { newest: self.newest, ranges, run })
+        let updates = without_deleted(compose(&below, &self.updates, merge), &ranges);
+        Ok(Layer { newest: self.newest, ranges, updates, run })
     }
+
+    /// True if what it says about values needs some that lie below it.
+    fn holds_gotos(&self) -> bool {
+        self.ranges.iter().any(|range| range.target.is_some())
+    }
+}
+
+/// The parts about `span` of disjoint, ascending messages.
+fn clip<T: Ranged>(messages: &[T], span: &Span) -> Vec<T> {
+    let from = messages.partition_point(|m| m.span().hi.as_ref().is_some_and(|hi| *hi <= span.lo));
+    let inside = messages[from..].iter().take_while(|m| span.is_above(&m.span().lo));
+    inside.filter_map(|m| m.clipped(span)).collect()
 }
 
 /// Nothing newer may lie below what is older. An error and not an assertion, because a sealed image can
@@ -76,19 +107,19 @@ fn check_order(older: &Layer, newer: &Layer) -> Result<()> {
     Err(Error::corrupt("layer", 0, format!("batch {} under batch {}", older.newest, newer.newest)))
 }
 
-/// What is left of `older` range messages beside `newer` ones. Both are disjoint and ascending.
-pub(crate) fn cut(older: &[RangeMsg], newer: &[RangeMsg]) -> Vec<RangeMsg> {
+/// What is left of `older` messages beside the ranges of `newer` ones. Both are disjoint and ascending.
+pub(crate) fn cut<O: Ranged, N: Ranged>(older: &[O], newer: &[N]) -> Vec<O> {
     let mut left = Vec::with_capacity(older.len());
     for old in older {
-        let mut rest = Some(old.span.clone());
-        let from = newer.partition_point(|r| r.span.hi.as_ref().is_some_and(|hi| *hi <= old.span.lo));
+        let mut rest = Some(old.span().clone());
+        let from = newer.partition_point(|r| r.span().hi.as_ref().is_some_and(|hi| *hi <= old.span().lo));
         for new in &newer[from..] {
             let Some(span) = rest.take() else { break };
-            if !span.is_above(&new.span.lo) {
+            if !span.is_above(&new.span().lo) {
                 rest = Some(span);
                 break;
             }
-            let (below, above) = span.without(&new.span);
+            let (below, above) = span.without(new.span());
             left.extend(below.and_then(|s| old.clipped(&s)));
             rest = above;
         }
@@ -107,6 +138,7 @@ impl Edge {
             check_order(top, &layer)?;
         }
         self.layers.push(layer);
+        self.drop_idle_updates();
         while let [.., below, top] = &self.layers[..] {
             if top.bytes() * MERGE_RATIO < below.bytes() && self.layers.len() <= MAX_LAYERS {
                 break;
@@ -116,6 +148,21 @@ impl Edge {
             self.layers.push(merged);
         }
         Ok(())
+    }
+
+    /// Drops updates below which there is nothing that they could change.
+    pub fn drop_idle_updates(&mut self) {
+        while self.child.is_none()
+            && let Some(oldest) = self.layers.first_mut()
+            && !oldest.updates.is_empty()
+            && !oldest.holds_gotos()
+        {
+            oldest.updates.clear();
+            if !oldest.is_empty() {
+                break;
+            }
+            self.layers.remove(0);
+        }
     }
 
     /// The part of this edge over `sub`, where `live` is its whole range.
@@ -131,6 +178,8 @@ impl Edge {
                 layers.push(part);
             }
         }
-        Ok(Edge { lo: sub.lo.clone(), loose: child.is_some(), child, layers })
+        let mut edge = Edge { lo: sub.lo.clone(), loose: child.is_some(), child, layers };
+        edge.drop_idle_updates();
+        Ok(edge)
     }
 }

@@ -1,8 +1,10 @@
 //! The in-memory table in front of the root.
 //!
-//! A persistent map, so that a reader's or cursor's copy costs O(1). Its points
-//! are newer than its ranges: taking in a range message removes the points it
-//! covers and cuts the ranges below it, as turning into a layer expects.
+//! A persistent map, so that a reader's or cursor's copy costs O(1). It keeps
+//! the rules of a layer: its updates are newer than its ranges, its points newer
+//! than both and complete. So taking in a range message removes the points it
+//! covers and cuts ranges and updates; taking in an update changes the points it
+//! covers; and a point that is not final takes in what an update says.
 
 use std::ops::Bound;
 
@@ -13,14 +15,18 @@ use crate::{
     error::Result,
     format::{
         message::Msg,
-        node::{HEADER_ITEM, Layer, PageRef, RangeMsg},
+        node::{HEADER_ITEM, Layer, PageRef, RangeMsg, UpdateMsg},
     },
     key::Span,
     merge::Merge,
     store::log::LogPos,
 };
 
-use super::{layer::cut, run::Writer};
+use super::{
+    layer::cut,
+    run::Writer,
+    update::{compose, without_deleted},
+};
 
 /// Estimated bytes of memory per entry beyond key and content.
 const ENTRY_BYTES: usize = 96;
@@ -31,6 +37,8 @@ pub(crate) struct Memtable {
     pub points: OrdMap<Bytes, Msg>,
     /// Disjoint, by lower bound.
     pub ranges: OrdMap<Bytes, RangeMsg>,
+    /// Disjoint, by lower bound; none over a RangeDelete.
+    pub updates: OrdMap<Bytes, UpdateMsg>,
     bytes: usize,
     /// Newest batch in it, or in anything older.
     pub msn: u64,
@@ -43,7 +51,15 @@ pub(crate) struct Memtable {
 impl Memtable {
     /// An empty table for what follows batch `msn`, which ends at `log_end`.
     pub fn new(msn: u64, log_end: LogPos) -> Self {
-        Self { points: OrdMap::new(), ranges: OrdMap::new(), bytes: 0, msn, first_msn: msn + 1, log_end }
+        Self {
+            points: OrdMap::new(),
+            ranges: OrdMap::new(),
+            updates: OrdMap::new(),
+            bytes: 0,
+            msn,
+            first_msn: msn + 1,
+            log_end,
+        }
     }
 
     /// True if no batch is in it. Batches without effect count.
@@ -75,7 +91,10 @@ impl Memtable {
             None if self.range_at(&key).is_some_and(|r| r.target.is_none()) => {
                 msg.resolve(None, merge).into()
             }
-            None => msg,
+            None => match self.update_at(&key) {
+                Some(update) => msg.over(update.msg(), merge),
+                None => msg,
+            },
         };
         self.bytes += entry_bytes(&key, &msg);
         self.points.insert(key, msg);
@@ -96,8 +115,65 @@ impl Memtable {
                 self.ranges.insert(piece.span.lo.clone(), piece);
             }
         }
+        for old in self.updates_in(&range.span) {
+            self.remove_update(&old);
+            for piece in cut(std::slice::from_ref(&old), std::slice::from_ref(&range)) {
+                self.insert_update(piece);
+            }
+        }
         self.bytes += range_bytes(&range);
         self.ranges.insert(range.span.lo.clone(), range);
+    }
+
+    /// Takes in an update. `is_done` names points that include it already. Cost: in proportion to the
+    /// points and updates that it covers here.
+    pub fn put_update(&mut self, update: UpdateMsg, merge: &dyn Merge, is_done: impl Fn(&[u8]) -> bool) {
+        let open = self.points_in(&update.span).filter(|(key, msg)| **msg != Msg::Delete && !is_done(key));
+        for key in open.map(|(key, _)| key.clone()).collect::<Vec<_>>() {
+            if let Some(msg) = self.points.get_mut(&key) {
+                let before = std::mem::replace(msg, Msg::Delete);
+                self.bytes -= before.len();
+                *msg = update.msg().over(before, merge);
+                self.bytes += msg.len();
+            }
+        }
+        let deletes = self.ranges_in(&update.span);
+        for piece in without_deleted(vec![update], &deletes) {
+            let older = self.updates_in(&piece.span);
+            older.iter().for_each(|old| self.remove_update(old));
+            for update in compose(&older, &[piece], merge) {
+                self.insert_update(update);
+            }
+        }
+    }
+
+    fn insert_update(&mut self, update: UpdateMsg) {
+        self.bytes += ENTRY_BYTES + update.bytes();
+        self.updates.insert(update.span.lo.clone(), update);
+    }
+
+    fn remove_update(&mut self, update: &UpdateMsg) {
+        self.bytes -= ENTRY_BYTES + update.bytes();
+        self.updates.remove(&update.span.lo);
+    }
+
+    /// The update that covers `key`: it counts if there is no point of it.
+    pub fn update_at(&self, key: &[u8]) -> Option<&UpdateMsg> {
+        if self.updates.is_empty() {
+            return None;
+        }
+        let (_, update) = self.updates.range::<_, [u8]>(up_to(key)).next_back()?;
+        update.span.is_above(key).then_some(update)
+    }
+
+    /// Updates that overlap `span`, whole, ascending.
+    pub fn updates_in(&self, span: &Span) -> Vec<UpdateMsg> {
+        if self.updates.is_empty() {
+            return Vec::new();
+        }
+        let before = self.update_at(&span.lo).filter(|u| u.span.lo < span.lo).cloned();
+        let from = self.updates.range::<_, [u8]>(from(span)).map(|(_, u)| u);
+        before.into_iter().chain(from.take_while(|u| span.is_above(&u.span.lo)).cloned()).collect()
     }
 
     /// The range message that covers `key`.
@@ -147,7 +223,8 @@ impl Memtable {
             };
         }
         let ranges = self.ranges.iter().map(|(_, range)| range.clone()).collect();
-        Ok(Layer { newest: self.msn, ranges, run: run.finish() })
+        let updates = self.updates.iter().map(|(_, update)| update.clone()).collect();
+        Ok(Layer { newest: self.msn, ranges, updates, run: run.finish() })
     }
 }
 

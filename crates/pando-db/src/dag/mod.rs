@@ -22,5 +22,6 @@ pub(crate) mod sink;
 pub(crate) mod split;
 pub(crate) mod tree;
 mod trim;
+pub(crate) mod update;
 pub(crate) mod view;
 mod visible;

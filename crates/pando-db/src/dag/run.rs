@@ -12,13 +12,15 @@ use crate::{
     error::{Error, Result},
     format::{
         message::Msg,
-        node::{PageRef, RangeMsg, Run},
+        node::{PageRef, RangeMsg, Run, UpdateMsg},
         page::{Builder, Page},
     },
     key::{Lens, Span, compare_joined},
     merge::Merge,
     store::pager::Pager,
 };
+
+use super::update::Sweep;
 
 /// Pages below this fraction (1/n) of the target are merged with their neighbours when these are
 /// rewritten anyway.
@@ -215,16 +217,19 @@ impl<'a> Feed<'a> {
     }
 }
 
-/// `newer` over `older`. With `bottom` there is nothing below: messages become values, and only
-/// `Put`s are left (the content of a leaf).
+/// `newer` over `older`, each with the `updates` of its layer (older first), which say what there is about
+/// a key without a point; a point of the same layer includes them. With `bottom` there is nothing
+/// below: messages become values, and only `Put`s are left (the content of a leaf).
 pub(crate) fn merge_runs(
     older: &Run,
     newer: &Run,
+    updates: [&[UpdateMsg]; 2],
     bottom: bool,
     pager: &Pager,
     merge: &dyn Merge,
 ) -> Result<Run> {
     let (mut old, mut new) = (Feed::new(older, pager), Feed::new(newer, pager));
+    let [mut below, mut above] = updates.map(Sweep::new);
     let mut out = Writer::new(pager.page_target());
     let small = pager.page_target() / SMALL_FRACTION;
     let push = |out: &mut Writer, key: Bytes, msg: Msg| {
@@ -238,6 +243,7 @@ pub(crate) fn merge_runs(
         if let Some(page) = old.whole_page_below(new.key())
             && (!out.wants_more() || page.is_placed())
             && (page.raw as usize >= small || new.key().is_none())
+            && !above.meets(page)
         {
             out.push_page(page.clone())?;
             old.skip_page();
@@ -247,6 +253,7 @@ pub(crate) fn merge_runs(
             && (page.pure || !bottom)
             && (!out.wants_more() || page.is_placed())
             && page.raw as usize >= small
+            && (page.pure || !below.meets(page))
         {
             out.push_page(page.clone())?;
             new.skip_page();
@@ -266,11 +273,19 @@ pub(crate) fn merge_runs(
             }
             Ordering::Less => {
                 if let Some((key, msg)) = old.next()? {
+                    let msg = match above.at(&key) {
+                        Some(update) => update.over(msg, merge),
+                        None => msg,
+                    };
                     push(&mut out, key, msg);
                 }
             }
             Ordering::Greater => {
                 if let Some((key, msg)) = new.next()? {
+                    let msg = match below.at(&key) {
+                        Some(update) => msg.over(update, merge),
+                        None => msg,
+                    };
                     push(&mut out, key, msg);
                 }
             }

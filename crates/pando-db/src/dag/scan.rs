@@ -12,15 +12,17 @@ use bytes::Bytes;
 
 use super::{
     ahead::Ahead,
+    layer::Ranged,
     memtable::Memtable,
     run::bounds,
+    update::Sweep,
     view::{View, child_node, out_of_node},
 };
 use crate::{
     error::Result,
     format::{
         message::Msg,
-        node::{Body, Edge, NodeId, RangeMsg, Run},
+        node::{Body, Edge, NodeId, RangeMsg, Run, UpdateMsg},
     },
     key::{Lens, Span},
     merge::Merge,
@@ -43,7 +45,7 @@ pub(crate) enum Direction {
 /// A source of point messages within the window.
 enum Source<'a> {
     Table(&'a Memtable),
-    Run { run: Run, home: Option<Arc<Stored>>, lens: Lens },
+    Run { run: Run, updates: Vec<UpdateMsg>, home: Option<Arc<Stored>>, lens: Lens },
 }
 
 /// Finds and reads windows.
@@ -121,6 +123,7 @@ impl<'a> Scanner<'a> {
         let mut merged: Vec<(Bytes, Msg)> = Vec::new();
         for source in sources.iter().rev() {
             let newer = self.messages(source, window, ahead)?;
+            source.update(&mut merged, &newer, window, self.merge);
             merged = lay_over(merged, newer, self.merge);
         }
         let pairs = merged.into_iter();
@@ -132,7 +135,7 @@ impl<'a> Scanner<'a> {
             Source::Table(table) => {
                 Ok(table.points_in(window).map(|(key, msg)| (key.clone(), msg.clone())).collect())
             }
-            Source::Run { run, home, lens } => {
+            Source::Run { run, home, lens, .. } => {
                 let local = lens.apply_span(window);
                 let mut out = Vec::new();
                 for page in &run.pages[run.page_from(&local.lo)..] {
@@ -155,6 +158,41 @@ impl<'a> Scanner<'a> {
                     }
                 }
                 Ok(out)
+            }
+        }
+    }
+}
+
+impl Source<'_> {
+    /// Does to the messages of all `older` sources what the updates of this one say, where it has no point
+    /// of its own, which would include them.
+    fn update(
+        &self,
+        older: &mut [(Bytes, Msg)],
+        points: &[(Bytes, Msg)],
+        window: &Span,
+        merge: &dyn Merge,
+    ) {
+        let updates = match self {
+            Source::Table(table) => table.updates_in(window),
+            Source::Run { updates, .. } if updates.is_empty() => return,
+            Source::Run { updates, lens, .. } => {
+                let (local, back) = (lens.apply_span(window), lens.inverse());
+                updates.iter().filter_map(|u| Some(u.clipped(&local)?.through(&back))).collect()
+            }
+        };
+        if updates.is_empty() {
+            return;
+        }
+        let mut sweep = Sweep::new(&updates);
+        let mut points = points.iter().peekable();
+        for (key, msg) in older {
+            while points.next_if(|(point, _)| *point < *key).is_some() {}
+            if points.peek().is_none_or(|(point, _)| point != key)
+                && let Some(update) = sweep.at(key)
+            {
+                let before = std::mem::replace(msg, Msg::Delete);
+                *msg = update.over(before, merge);
             }
         }
     }
@@ -238,7 +276,7 @@ impl<'a> Descent<'a, '_> {
         let node = &handle.node;
         let edges = match &node.body {
             Body::Leaf(run) => {
-                self.add_run(run, handle);
+                self.add_run(run, &[], handle);
                 return Next::End;
             }
             Body::Interior(edges) => edges,
@@ -260,7 +298,7 @@ impl<'a> Descent<'a, '_> {
             let from = layer.ranges.partition_point(|r| r.span.hi.as_ref().is_some_and(|hi| *hi <= local.lo));
             let to = layer.ranges.partition_point(|r| local.is_above(&r.span.lo)).max(from);
             let covering = self.restrict_to_ranges(&local, &layer.ranges[from..to]);
-            self.add_run(&layer.run, handle);
+            self.add_run(&layer.run, &layer.updates, handle);
             if let Some(range) = covering {
                 return self.follow(&range);
             }
@@ -310,7 +348,7 @@ impl<'a> Descent<'a, '_> {
     }
 
     /// Takes a run as a source, with the window narrowed to one page of it.
-    fn add_run(&mut self, run: &Run, handle: &Handle) {
+    fn add_run(&mut self, run: &Run, updates: &[UpdateMsg], handle: &Handle) {
         if self.direction == Direction::Forward {
             // What the scan will want of this run, if it goes on to the end of what is visible here.
             let shown = self.local();
@@ -321,9 +359,10 @@ impl<'a> Descent<'a, '_> {
         let local = self.local();
         let pages: Vec<_> =
             run.pages[run.page_from(&local.lo)..].iter().take_while(|p| p.meets(&local)).cloned().collect();
-        if !pages.is_empty() {
-            let home = handle.home.clone();
-            self.sources.push(Source::Run { run: Run { pages }, home, lens: self.lens.clone() });
+        let updates: Vec<_> = updates.iter().filter(|u| u.span.overlaps(&local)).cloned().collect();
+        if !pages.is_empty() || !updates.is_empty() {
+            let (home, lens) = (handle.home.clone(), self.lens.clone());
+            self.sources.push(Source::Run { run: Run { pages }, updates, home, lens });
         }
     }
 }

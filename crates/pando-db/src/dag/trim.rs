@@ -153,7 +153,10 @@ impl Edit<'_> {
                 for (edge, live) in edges.iter_mut().zip(&spans) {
                     match needs(edge, live, shown) {
                         Need::All => {}
-                        Need::Messages => (edge.child, edge.loose) = (None, false),
+                        Need::Messages => {
+                            (edge.child, edge.loose) = (None, false);
+                            edge.drop_idle_updates();
+                        }
                         Need::Nothing => *edge = Edge { lo: edge.lo.clone(), ..Edge::default() },
                     }
                 }

@@ -14,7 +14,7 @@ use crate::{
     error::{Error, Result},
     format::{
         message::{Msg, Value},
-        node::{Body, Layer, Node, NodeId, Target},
+        node::{Body, Layer, Node, NodeId, Target, UpdateMsg},
     },
     key::Lens,
     merge::Merge,
@@ -46,6 +46,11 @@ impl Pending {
         None
     }
 
+    /// Takes in what an update says about a key.
+    fn update(&mut self, update: Option<&UpdateMsg>) {
+        self.0.extend(update.map(UpdateMsg::msg));
+    }
+
     fn over(&mut self, base: Value, merge: &dyn Merge) -> Value {
         self.0.drain(..).rev().fold(base, |value, msg| msg.resolve(value, merge))
     }
@@ -65,8 +70,14 @@ impl View {
         let mut pending = Pending::default();
         let mut at = (self.tree.root, Bytes::copy_from_slice(key));
         for table in &self.tables {
-            if let Some(value) = table.points.get(key).and_then(|m| pending.meet(m.clone(), merge)) {
-                return Ok(value);
+            // A point includes what the updates of its table say.
+            match table.points.get(key) {
+                Some(msg) => {
+                    if let Some(value) = pending.meet(msg.clone(), merge) {
+                        return Ok(value);
+                    }
+                }
+                None => pending.update(table.update_at(key)),
             }
             if let Some(range) = table.range_at(key) {
                 let Some(target) = &range.target else { return Ok(pending.over(None, merge)) };
@@ -122,8 +133,13 @@ fn query_node(
     };
     let i = node.edge_at(key);
     for layer in edges[i].layers.iter().rev() {
-        if let Some(value) = layer.run.get(key, load)?.and_then(|msg| pending.meet(msg, merge)) {
-            return Ok(Word::Value(value));
+        match layer.run.get(key, load)? {
+            Some(msg) => {
+                if let Some(value) = pending.meet(msg, merge) {
+                    return Ok(Word::Value(value));
+                }
+            }
+            None => pending.update(layer.update_at(key)),
         }
         if let Some(jump) = range_jump(layer, key) {
             return Ok(Word::Jump(jump));

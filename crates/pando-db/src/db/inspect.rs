@@ -20,8 +20,8 @@ use crate::{
     dag::{memtable::Memtable, view::View},
     error::{Error, Result},
     format::{
-        message::Msg,
-        node::{Body, Layer, NodeId, PageLoc, PageRef, RangeMsg, Run, Target},
+        message::{Change, Msg},
+        node::{Body, Layer, NodeId, PageLoc, PageRef, RangeMsg, Run, Target, UpdateMsg},
     },
     key::{Lens, Span},
     store::{
@@ -168,13 +168,16 @@ pub struct TargetInfo {
     pub put_on: Bytes,
 }
 
-/// Messages that arrived together. The points in the pages are newer than the ranges.
+/// Messages that arrived together. The updates are newer than the ranges; the points in the pages are newer
+/// than both, and include what the updates do to their keys.
 #[derive(Debug, Clone)]
 pub struct LayerInfo {
     /// No message in it is newer than this batch.
     pub newest: u64,
     /// Range messages, disjoint and ascending.
     pub ranges: Vec<RangeInfo>,
+    /// Changes of all values in a range, disjoint and ascending.
+    pub updates: Vec<UpdateInfo>,
     /// Point messages.
     pub pages: Vec<PageInfo>,
 }
@@ -186,6 +189,15 @@ pub struct RangeInfo {
     pub range: KeyRange,
     /// Of a Goto; a RangeDelete has none.
     pub target: Option<TargetInfo>,
+}
+
+/// A message that changes every value in a range of keys.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UpdateInfo {
+    /// Local keys of the node in which it rests.
+    pub range: KeyRange,
+    /// What is done, in order, to each key of the range while it has a value.
+    pub operations: Vec<Bytes>,
 }
 
 /// A page: pairs of a leaf, or messages.
@@ -225,7 +237,16 @@ pub enum MessageInfo {
     /// It has none.
     Delete,
     /// These operations apply to what is older, in order.
-    Upsert(Vec<Bytes>),
+    Upsert(Vec<OperationInfo>),
+}
+
+/// One operation on a key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OperationInfo {
+    /// What is done: see [`crate::Merge`].
+    pub operation: Bytes,
+    /// Only if the key has a value then: it came with a whole range.
+    pub if_present: bool,
 }
 
 impl Inspection {
@@ -458,6 +479,7 @@ impl Inspector<'_> {
         LayerInfo {
             newest: layer.newest,
             ranges: layer.ranges.iter().map(range_info).collect(),
+            updates: layer.updates.iter().map(update_info).collect(),
             pages: self.pages(&layer.run, Some(handle)),
         }
     }
@@ -467,6 +489,7 @@ impl Inspector<'_> {
         LayerInfo {
             newest: layer.newest,
             ranges: layer.ranges.iter().map(range_info).collect(),
+            updates: layer.updates.iter().map(update_info).collect(),
             pages: self.pages(&layer.run, None),
         }
     }
@@ -530,12 +553,19 @@ fn range_info(range: &RangeMsg) -> RangeInfo {
     }
 }
 
+fn update_info(update: &UpdateMsg) -> UpdateInfo {
+    UpdateInfo { range: (&update.span).into(), operations: update.ops.to_vec() }
+}
+
 impl From<Msg> for MessageInfo {
     fn from(message: Msg) -> Self {
         match message {
             Msg::Put(value) => MessageInfo::Put(value),
             Msg::Delete => MessageInfo::Delete,
-            Msg::Upsert(operations) => MessageInfo::Upsert(operations.into_vec()),
+            Msg::Upsert(changes) => {
+                let info = |Change { op, if_present }| OperationInfo { operation: op, if_present };
+                MessageInfo::Upsert(changes.into_iter().map(info).collect())
+            }
         }
     }
 }

@@ -31,7 +31,7 @@ pub use cursor::{Cursor, Snapshot};
 use engine::Engine;
 pub use inspect::{
     Content, EdgeInfo, EntryInfo, ExtentInfo, InspectOptions, Inspection, KeyRange, LayerInfo, MessageInfo,
-    NodeInfo, PageInfo, PathInfo, RangeInfo, TargetInfo,
+    NodeInfo, OperationInfo, PageInfo, PathInfo, RangeInfo, TargetInfo, UpdateInfo,
 };
 pub use restore::Backup;
 pub use usage::Usage;
@@ -132,6 +132,13 @@ impl Db {
     /// Applies `op` to the value of `key` without reading it. See [`crate::Merge`].
     pub fn upsert(&self, key: impl Into<Bytes>, op: impl Into<Bytes>) -> Result<()> {
         self.one(|b| _ = b.upsert(key, op))
+    }
+
+    /// Applies `op` to every value that exists under `prefix`, without reading any, and creates none. One
+    /// message, whatever the size: values change on their way, when what waits for them meets them. See
+    /// [`crate::Batch::upsert_prefix`] and [`crate::Merge`].
+    pub fn upsert_prefix(&self, prefix: impl Into<Bytes>, op: impl Into<Bytes>) -> Result<()> {
+        self.one(|b| _ = b.upsert_prefix(prefix, op))
     }
 
     /// Copies every key under `src` to `dst`, replacing what is there. O(log n), whatever the size.

@@ -22,6 +22,7 @@ mod tag {
     pub const RENAME: u8 = 7;
     /// A put of the next value set aside.
     pub const PUT_ASIDE: u8 = 8;
+    pub const UPSERT_PREFIX: u8 = 9;
 }
 
 /// Kind of a record that holds all of its batch.
@@ -63,6 +64,7 @@ pub(super) fn encode(batch: &Batch, threshold: usize) -> Encoded {
             Op::Put(key, value) => (tag::PUT, key, Some(value)),
             Op::Delete(key) => (tag::DELETE, key, None),
             Op::Upsert(key, change) => (tag::UPSERT, key, Some(change)),
+            Op::UpsertPrefix(prefix, change) => (tag::UPSERT_PREFIX, prefix, Some(change)),
             Op::DeleteRange(lo, Some(hi)) => (tag::DELETE_RANGE, lo, Some(hi)),
             Op::DeleteRange(lo, None) => (tag::DELETE_FROM, lo, None),
             Op::ClonePrefix(src, dst) => (tag::CLONE, src, Some(dst)),
@@ -102,6 +104,7 @@ pub(super) fn decode(
             }
             tag::DELETE => Op::Delete(first),
             tag::UPSERT => Op::Upsert(first, r.bytes()?),
+            tag::UPSERT_PREFIX => Op::UpsertPrefix(first, r.bytes()?),
             tag::DELETE_RANGE => Op::DeleteRange(first, Some(r.bytes()?)),
             tag::DELETE_FROM => Op::DeleteRange(first, None),
             tag::CLONE => Op::ClonePrefix(first, r.bytes()?),
@@ -115,9 +118,11 @@ pub(super) fn decode(
 /// Bytes of keys and values in an operation.
 pub(super) fn op_len(op: &Op) -> usize {
     match op {
-        Op::Put(a, b) | Op::Upsert(a, b) | Op::ClonePrefix(a, b) | Op::RenamePrefix(a, b) => {
-            a.len() + b.len()
-        }
+        Op::Put(a, b)
+        | Op::Upsert(a, b)
+        | Op::UpsertPrefix(a, b)
+        | Op::ClonePrefix(a, b)
+        | Op::RenamePrefix(a, b) => a.len() + b.len(),
         Op::Delete(a) => a.len(),
         Op::DeleteRange(lo, hi) => lo.len() + hi.as_ref().map_or(0, Bytes::len),
     }
@@ -135,7 +140,7 @@ mod tests {
     fn records_round_trip() {
         let mut batch = Batch::new();
         batch.put("a", "1").delete("b").upsert("c", "op").delete_prefix("d").delete_range("\u{ff}", None);
-        batch.clone_prefix("e", "f").rename_prefix("g", "h");
+        batch.clone_prefix("e", "f").rename_prefix("g", "h").upsert_prefix("", "op").upsert_prefix("i", "");
         let encoded = encode(&batch, 100);
         assert!(encoded.values.is_empty());
         assert_eq!(decode(encoded.payload, none).expect("well-formed"), Some(batch));

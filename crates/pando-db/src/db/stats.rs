@@ -32,6 +32,7 @@ pub(super) fn stats(engine: &Engine) -> Result<Stats> {
     let goto = |r: &crate::format::node::RangeMsg| r.target.is_some();
     for table in &view.tables {
         stats.gotos_pending += table.ranges.iter().filter(|(_, r)| goto(r)).count() as u64;
+        stats.updates_pending += table.updates.len() as u64;
     }
     let mut interior = Vec::new();
     view.tree.table.for_each(|id, entry| {
@@ -48,8 +49,10 @@ pub(super) fn stats(engine: &Engine) -> Result<Stats> {
     });
     for id in interior {
         let node = engine.pager.node(&view.tree.table, id)?.node;
-        let ranges = node.edges().iter().flat_map(|e| &e.layers).flat_map(|l| &l.ranges);
-        stats.gotos_pending += ranges.filter(|r| goto(r)).count() as u64;
+        for layer in node.edges().iter().flat_map(|e| &e.layers) {
+            stats.gotos_pending += layer.ranges.iter().filter(|r| goto(r)).count() as u64;
+            stats.updates_pending += layer.updates.len() as u64;
+        }
     }
     Ok(stats)
 }

@@ -11,23 +11,25 @@ use std::{
 };
 
 use bytes::Bytes;
+use smallvec::SmallVec;
 
 use super::{
     engine::{Engine, Front},
     record::{self, Encoded},
 };
 use crate::{
-    MAX_KEY, MAX_VALUE,
+    MAX_KEY, MAX_PREFIX_UPSERT, MAX_VALUE,
     batch::{Batch, Op},
     dag::{
         clone::{Base, Messages, Source, Start, find_source},
+        layer::Ranged,
         memtable::Memtable,
         tree::Tree,
     },
     error::{Error, Result},
     format::{
         message::Msg,
-        node::{RangeMsg, Target},
+        node::{RangeMsg, Target, UpdateMsg},
     },
     key::{Lens, Span, join},
     store::log::{AppendError, LogPos},
@@ -181,7 +183,7 @@ impl Engine {
             }
         };
         front.accept(active, msn, end, self.seal_threshold());
-        if batch.ops().iter().any(|op| !matches!(op, Op::Put(..) | Op::Upsert(..))) {
+        if batch.ops().iter().any(|op| !matches!(op, Op::Put(..) | Op::Upsert(..) | Op::UpsertPrefix(..))) {
             self.counters.deletes.store(true, Ordering::Relaxed);
         }
         Ok(true)
@@ -286,8 +288,17 @@ impl Engine {
                 range.target.iter_mut().for_each(|t| t.pin = Some(self.pins.pin(t.id)));
                 active.put_range(range);
             }
+            // A point is newer than what is there by now, and includes what the updates that come with it
+            // say of its key: so these come last, and pass it by.
             for (key, msg) in &messages.points {
                 active.put(onto.apply(key), msg.clone(), &*self.merge);
+            }
+            for update in &messages.updates {
+                let is_own = |key: &[u8]| {
+                    let key = key.strip_prefix(&dst[..]).unwrap_or(key);
+                    messages.points.binary_search_by(|(own, _)| own[..].cmp(key)).is_ok()
+                };
+                active.put_update(update.through(&onto), &*self.merge, is_own);
             }
         }
         Ok(())
@@ -332,6 +343,10 @@ fn pending_in(
         bytes += crate::format::node::HEADER_ITEM + range.span.lo.len();
         found.ranges.push(range.through(&lens));
     }
+    for update in table.updates_in(wanted).iter().filter_map(|u| u.clipped(wanted)) {
+        bytes += update.bytes();
+        found.updates.push(update.through(&lens));
+    }
     for (key, msg) in table.points_in(wanted) {
         bytes += key.len() + msg.len() + 8;
         if bytes > at_most {
@@ -339,7 +354,7 @@ fn pending_in(
         }
         found.points.push((lens.apply_shared(key), msg.clone()));
     }
-    let any = !found.ranges.is_empty() || !found.points.is_empty();
+    let any = !found.ranges.is_empty() || !found.updates.is_empty() || !found.points.is_empty();
     (any.then_some(found), bytes)
 }
 
@@ -359,6 +374,11 @@ fn apply_plain(active: &mut Memtable, op: &Op, engine: &Engine) {
                 active.put_range(RangeMsg { span, target: None });
             }
         }
+        Op::UpsertPrefix(prefix, change) => {
+            let update =
+                UpdateMsg { span: Span::prefix(prefix.clone()), ops: SmallVec::from_iter([change.clone()]) };
+            active.put_update(update, merge, |_| false);
+        }
         Op::ClonePrefix(..) | Op::RenamePrefix(..) => unreachable!("clones are applied with their sources"),
     }
 }
@@ -372,9 +392,17 @@ fn check(batch: &Batch) -> Result<()> {
         0..=MAX_VALUE => Ok(()),
         len => Err(Error::TooLarge { what: "value", len: len as u64, limit: MAX_VALUE as u64 }),
     };
+    let operation = |change: &Bytes| match change.len() {
+        0..=MAX_PREFIX_UPSERT => Ok(()),
+        len => {
+            let (len, limit) = (len as u64, MAX_PREFIX_UPSERT as u64);
+            Err(Error::TooLarge { what: "operation on a prefix", len, limit })
+        }
+    };
     for op in batch.ops() {
         match op {
             Op::Put(k, v) | Op::Upsert(k, v) => key(k).and(value(v))?,
+            Op::UpsertPrefix(prefix, change) => key(prefix).and(operation(change))?,
             Op::Delete(k) => key(k)?,
             Op::DeleteRange(lo, hi) => key(lo).and(hi.as_ref().map_or(Ok(()), key))?,
             Op::ClonePrefix(src, dst) | Op::RenamePrefix(src, dst) => {

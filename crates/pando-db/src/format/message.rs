@@ -13,8 +13,36 @@ pub(crate) enum Msg {
     Put(Bytes),
     /// The key has no value.
     Delete,
-    /// These operations apply in order to whatever is older.
-    Upsert(SmallVec<[Bytes; 1]>),
+    /// These apply in order to whatever is older.
+    Upsert(SmallVec<[Change; 1]>),
+}
+
+/// One operation of an upsert; what it does is for [`Merge`] to say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Change {
+    pub op: Bytes,
+    /// It came with a range of keys: it applies only if there is a value at that moment.
+    pub if_present: bool,
+}
+
+impl Change {
+    fn apply(&self, old: Value, merge: &dyn Merge) -> Value {
+        if self.if_present && old.is_none() {
+            return None;
+        }
+        merge.apply(old.as_deref(), &self.op)
+    }
+
+    /// One change equal to this one followed by `next`, where there is one. Of a plain and a conditional
+    /// one there is none: whether the second applies depends on what the first has made.
+    fn then(&self, next: &Change, merge: &dyn Merge) -> Option<Change> {
+        let op = match (self.if_present, next.if_present) {
+            (false, false) => merge.combine(&self.op, &next.op),
+            (true, true) => merge.combine_present(&self.op, &next.op),
+            _ => None,
+        };
+        Some(Change { op: op?, if_present: self.if_present })
+    }
 }
 
 /// What messages about one key come to, once nothing older matters.
@@ -22,7 +50,12 @@ pub(crate) type Value = Option<Bytes>;
 
 impl Msg {
     pub fn upsert(op: Bytes) -> Self {
-        Msg::Upsert(smallvec![op])
+        Msg::Upsert(smallvec![Change { op, if_present: false }])
+    }
+
+    /// What the operations of a range-upsert are to one of its keys.
+    pub fn if_present(ops: &[Bytes]) -> Self {
+        Msg::Upsert(ops.iter().map(|op| Change { op: op.clone(), if_present: true }).collect())
     }
 
     pub fn is_put(&self) -> bool {
@@ -39,7 +72,7 @@ impl Msg {
         match self {
             Msg::Put(value) => value.len(),
             Msg::Delete => 0,
-            Msg::Upsert(ops) => ops.iter().map(|op| op.len() + 2).sum(),
+            Msg::Upsert(changes) => changes.iter().map(|change| change.op.len() + 2).sum(),
         }
     }
 
@@ -48,7 +81,7 @@ impl Msg {
         match self {
             Msg::Put(value) => Some(value.clone()),
             Msg::Delete => None,
-            Msg::Upsert(ops) => ops.iter().fold(before, |old, op| merge.apply(old.as_deref(), op)),
+            Msg::Upsert(changes) => changes.iter().fold(before, |old, change| change.apply(old, merge)),
         }
     }
 
@@ -66,18 +99,17 @@ impl Msg {
             (newer @ (Msg::Put(_) | Msg::Delete), _) => newer,
             (newer, Msg::Put(old)) => newer.resolve(Some(old), merge).into(),
             (newer, Msg::Delete) => newer.resolve(None, merge).into(),
-            (Msg::Upsert(newer), Msg::Upsert(mut ops)) => {
-                for op in newer {
-                    let both = ops.last().and_then(|last| merge.combine(last, &op));
-                    match both {
+            (Msg::Upsert(newer), Msg::Upsert(mut changes)) => {
+                for next in newer {
+                    match changes.last().and_then(|last| last.then(&next, merge)) {
                         Some(both) => {
-                            ops.pop();
-                            ops.push(both);
+                            changes.pop();
+                            changes.push(both);
                         }
-                        None => ops.push(op),
+                        None => changes.push(next),
                     }
                 }
-                Msg::Upsert(ops)
+                Msg::Upsert(changes)
             }
         }
     }
@@ -90,15 +122,15 @@ impl Msg {
         }
     }
 
-    /// The encoded content: the value itself, or counted operations.
+    /// The encoded content: the value itself, or counted and marked operations.
     pub(super) fn encode(&self) -> Bytes {
         match self {
             Msg::Put(value) => value.clone(),
             Msg::Delete => Bytes::new(),
-            Msg::Upsert(ops) => {
+            Msg::Upsert(changes) => {
                 let mut out = BytesMut::with_capacity(self.len() + 8);
-                for op in ops {
-                    put_varint(&mut out, op.len() as u64);
+                for Change { op, if_present } in changes {
+                    put_varint(&mut out, (op.len() as u64) << 1 | u64::from(*if_present));
                     out.put_slice(op);
                 }
                 out.freeze()
@@ -113,14 +145,14 @@ impl Msg {
             0 => Msg::Put(content),
             1 => Msg::Delete,
             _ => {
-                let mut ops = SmallVec::new();
+                let mut changes = SmallVec::new();
                 let mut rest = content;
-                while let Some((len, width)) = peek_varint(&rest) {
-                    let end = (width as u64).saturating_add(len).min(rest.len() as u64) as usize;
-                    ops.push(rest.slice(width..end));
+                while let Some((head, width)) = peek_varint(&rest) {
+                    let end = (width as u64).saturating_add(head >> 1).min(rest.len() as u64) as usize;
+                    changes.push(Change { op: rest.slice(width..end), if_present: head & 1 != 0 });
                     rest = rest.slice(end..);
                 }
-                Msg::Upsert(ops)
+                Msg::Upsert(changes)
             }
         }
     }
@@ -133,9 +165,9 @@ impl Msg {
             2 => {
                 let mut rest = content;
                 while !rest.is_empty() {
-                    let Some((len, width)) = peek_varint(rest) else { return false };
+                    let Some((head, width)) = peek_varint(rest) else { return false };
                     let Some(next) =
-                        usize::try_from(len).ok().and_then(|len| rest.get(width.checked_add(len)?..))
+                        usize::try_from(head >> 1).ok().and_then(|len| rest.get(width.checked_add(len)?..))
                     else {
                         return false;
                     };

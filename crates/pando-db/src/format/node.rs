@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use smallvec::SmallVec;
 
 use super::{
     message::Msg,
@@ -68,13 +69,16 @@ impl PartialEq for Target {
     }
 }
 
-/// Messages that arrived together. Its points are newer than its ranges.
+/// Messages that arrived together. Its updates are newer than its ranges. A point is newer than both, and
+/// complete: it includes what the updates of its layer do to its key.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Layer {
     /// The newest batch of which it may hold a message: an upper bound, kept when it is sliced.
     pub newest: u64,
     /// Disjoint, ascending.
     pub ranges: Vec<RangeMsg>,
+    /// Disjoint, ascending. They apply to keys of which the layer has no point.
+    pub updates: Vec<UpdateMsg>,
     pub run: Run,
 }
 
@@ -84,6 +88,14 @@ pub(crate) struct Layer {
 pub(crate) struct RangeMsg {
     pub span: Span,
     pub target: Option<Target>,
+}
+
+/// A message that changes every value in a range of keys, and creates none (a range-upsert).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct UpdateMsg {
+    pub span: Span,
+    /// Operations as of [`crate::Merge`], oldest first; at least one.
+    pub ops: SmallVec<[Bytes; 1]>,
 }
 
 /// Sorted pages with disjoint, ascending keys.
@@ -189,7 +201,13 @@ impl Node {
 
     /// Raw bytes of pages and an estimate of the header.
     pub fn bytes(&self) -> usize {
-        self.pages().map(|p| p.raw as usize + p.header_bytes()).sum::<usize>() + self.edge_bytes()
+        let pages: usize = self.pages().map(|p| p.raw as usize + p.header_bytes()).sum();
+        pages + self.edge_bytes() + self.range_bytes()
+    }
+
+    /// Estimated bytes of the messages about ranges, which stand in the header.
+    fn range_bytes(&self) -> usize {
+        self.edges().iter().flat_map(|e| &e.layers).map(Layer::range_bytes).sum()
     }
 
     /// Estimated bytes of the edge table, without messages.
@@ -205,7 +223,7 @@ impl Node {
     /// Bytes of the pages that live in memory because of this node.
     pub fn memory(&self) -> usize {
         let pages: usize = self.pages().map(|p| p.header_bytes() + p.memory()).sum();
-        pages + self.edge_bytes()
+        pages + self.edge_bytes() + self.range_bytes()
     }
 }
 
@@ -224,18 +242,41 @@ impl Edge {
 
 impl Layer {
     pub fn is_empty(&self) -> bool {
-        self.ranges.is_empty() && self.run.pages.is_empty()
+        self.ranges.is_empty() && self.updates.is_empty() && self.run.pages.is_empty()
     }
 
     pub fn bytes(&self) -> usize {
+        self.range_bytes() + self.run.bytes()
+    }
+
+    /// Estimated bytes of what is said about ranges.
+    fn range_bytes(&self) -> usize {
         let ranges: usize = self.ranges.iter().map(|r| HEADER_ITEM + r.span.lo.len()).sum();
-        ranges + self.run.bytes()
+        ranges + self.updates.iter().map(UpdateMsg::bytes).sum::<usize>()
     }
 
     /// The range message that covers `key`.
     pub fn range_at(&self, key: &[u8]) -> Option<&RangeMsg> {
         let i = self.ranges.partition_point(|r| *r.span.lo <= *key).checked_sub(1)?;
         self.ranges.get(i).filter(|r| r.span.is_above(key))
+    }
+
+    /// The update that covers `key`: it counts if the layer has no point of it.
+    pub fn update_at(&self, key: &[u8]) -> Option<&UpdateMsg> {
+        let i = self.updates.partition_point(|u| *u.span.lo <= *key).checked_sub(1)?;
+        self.updates.get(i).filter(|u| u.span.is_above(key))
+    }
+}
+
+impl UpdateMsg {
+    /// What it is to one of its keys.
+    pub fn msg(&self) -> Msg {
+        Msg::if_present(&self.ops)
+    }
+
+    /// Estimated bytes in a header, for accounting.
+    pub fn bytes(&self) -> usize {
+        HEADER_ITEM + self.span.lo.len() + self.ops.iter().map(|op| op.len() + 2).sum::<usize>()
     }
 }
 

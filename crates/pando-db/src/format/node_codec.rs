@@ -3,11 +3,12 @@
 //! The layout is documented in `docs/format.md`; a change here changes it there.
 
 use bytes::{BufMut, Bytes, BytesMut};
+use smallvec::SmallVec;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{
     codec::{Reader, put_bytes, put_varint},
-    node::{Body, Edge, Layer, Node, PageLoc, PageRef, RangeMsg, Run, Segment, Target},
+    node::{Body, Edge, Layer, Node, PageLoc, PageRef, RangeMsg, Run, Segment, Target, UpdateMsg},
     page::Page,
 };
 use crate::{
@@ -18,6 +19,7 @@ use crate::{
 };
 
 const MAGIC: u32 = u32::from_le_bytes(*b"PNOD");
+const VERSION: u8 = 2;
 const WHAT: &str = "node header";
 /// Largest raw page that is accepted, in bytes.
 const MAX_RAW: u32 = 64 << 20;
@@ -99,7 +101,7 @@ pub(crate) fn encode_header(node: &Node) -> Bytes {
 
 fn put_node(out: &mut BytesMut, node: &Node) {
     out.put_u32_le(MAGIC);
-    out.put_u8(1);
+    out.put_u8(VERSION);
     out.put_u8(node.height);
     put_bytes(out, &node.span.lo);
     put_upper(out, &node.span);
@@ -141,6 +143,13 @@ fn put_layer(out: &mut BytesMut, layer: &Layer) {
         put_upper(out, &range.span);
         put_target(out, range.target.as_ref());
     }
+    put_varint(out, layer.updates.len() as u64);
+    for update in &layer.updates {
+        put_bytes(out, &update.span.lo);
+        put_upper(out, &update.span);
+        put_varint(out, update.ops.len() as u64);
+        update.ops.iter().for_each(|op| put_bytes(out, op));
+    }
     put_run(out, &layer.run);
 }
 
@@ -166,7 +175,7 @@ fn put_run(out: &mut BytesMut, run: &Run) {
 /// Structure and order are checked; what needs other nodes is left to the checker.
 pub(crate) fn decode(header: Bytes, parts: &[u64]) -> Result<Node> {
     let mut r = Reader::new(header, WHAT);
-    if r.u32()? != MAGIC || r.u8()? != 1 {
+    if r.u32()? != MAGIC || r.u8()? != VERSION {
         return Err(r.bad("wrong magic or version"));
     }
     let height = r.u8()?;
@@ -215,6 +224,7 @@ fn get_edges(r: &mut Reader, span: &Span, place: Place<'_>) -> Result<Vec<Edge>>
         let live = super::node::edge_span(&edges, span, i);
         for layer in &edges[i].layers {
             let inside = layer.ranges.iter().all(|m| live.covers(&m.span))
+                && layer.updates.iter().all(|m| live.covers(&m.span))
                 && layer.run.pages.iter().all(|p| p.is_inside(&live));
             if !inside {
                 return Err(r.bad(format!("messages outside edge {i}")));
@@ -247,15 +257,29 @@ fn get_layer(r: &mut Reader, place: Place<'_>) -> Result<Layer> {
     let newest = r.varint()?;
     let mut ranges: Vec<RangeMsg> = Vec::new();
     for _ in 0..r.count(3)? {
-        let lo = r.bytes()?;
-        let span = Span { lo, hi: get_upper(r)? };
-        let behind = ranges.last().is_none_or(|last| !last.span.is_above(&span.lo));
-        if span.is_empty() || !behind {
-            return Err(r.bad("range messages overlap or are out of order"));
-        }
+        let span = get_span_behind(r, ranges.last().map(|last| &last.span))?;
         ranges.push(RangeMsg { span, target: get_target(r)? });
     }
-    Ok(Layer { newest, ranges, run: get_run(r, place)? })
+    let mut updates: Vec<UpdateMsg> = Vec::new();
+    for _ in 0..r.count(4)? {
+        let span = get_span_behind(r, updates.last().map(|last| &last.span))?;
+        let ops = (0..r.count(1)?).map(|_| r.bytes()).collect::<Result<SmallVec<_>>>()?;
+        if ops.is_empty() {
+            return Err(r.bad("an update without an operation"));
+        }
+        updates.push(UpdateMsg { span, ops });
+    }
+    Ok(Layer { newest, ranges, updates, run: get_run(r, place)? })
+}
+
+/// The range of a message, which lies behind that of the one before.
+fn get_span_behind(r: &mut Reader, last: Option<&Span>) -> Result<Span> {
+    let lo = r.bytes()?;
+    let span = Span { lo, hi: get_upper(r)? };
+    if span.is_empty() || last.is_some_and(|last| last.is_above(&span.lo)) {
+        return Err(r.bad("messages about ranges overlap or are out of order"));
+    }
+    Ok(span)
 }
 
 fn get_run(r: &mut Reader, place: Place<'_>) -> Result<Run> {

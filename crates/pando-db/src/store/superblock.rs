@@ -33,7 +33,7 @@ use crate::{
 };
 
 /// Version of the format that this code reads and writes.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Where the superblocks end and other regions may begin, in bytes.
 pub const END: u64 = 2 * BLOCK;
 /// Smallest log region, in bytes.

@@ -182,6 +182,11 @@ impl Image {
                         reader.upper();
                         reader.target();
                     }
+                    for _ in 0..reader.varint() {
+                        reader.bytes();
+                        reader.upper();
+                        (0..reader.varint()).for_each(|_| reader.bytes());
+                    }
                     reader.run();
                 }
             }

@@ -1,8 +1,10 @@
 //! What a seed decides before its first step: the store and the kind of trouble it gets into.
 
+use std::sync::Arc;
+
 use pando_db::{CreateOptions, Options};
 
-use super::{rng::Rng, step::OpenWith};
+use super::{merge::ModelMerge, rng::Rng, step::OpenWith};
 
 /// Which kind of trouble a campaign makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,6 +69,7 @@ impl Config {
             abundant_bytes: with.abundant,
             // Half the seeds: what is freed is garbage at once; and in all, after a while.
             discard_eagerly: self.seed % 2 == 1,
+            merge: Arc::new(ModelMerge),
             ..Options::default()
         }
     }

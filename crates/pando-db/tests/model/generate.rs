@@ -5,10 +5,11 @@
 //! hundred of one kind and none of another.
 
 use bytes::Bytes;
-use pando_db::{MAX_KEY, Op, patch};
+use pando_db::{MAX_KEY, MAX_PREFIX_UPSERT, Op, patch};
 
 use super::{
     config::{Config, Profile, open_with},
+    merge,
     oracle::{World, successor},
     rng::Rng,
     step::{How, Step},
@@ -20,7 +21,7 @@ const LONG: usize = 1500;
 const SHAPES: usize = 5;
 
 /// Weights of the operations, in the order of [`Generator::op`].
-const OPS: [u64; 7] = [30, 8, 12, 4, 4, 12, 6];
+const OPS: [u64; 8] = [30, 8, 12, 4, 4, 12, 6, 8];
 /// Weights of the steps, in the order of [`Generator::step`].
 const STEPS: [u64; 16] = [60, 10, 10, 1, 8, 8, 1, 2, 2, 2, 3, 3, 2, 2, 1, 1];
 
@@ -159,8 +160,28 @@ impl Generator {
             2 => Op::Upsert(self.key(world), self.change()),
             3 => self.delete_range(world),
             4 => self.delete_prefix(world),
+            7 => self.upsert_prefix(world),
             kind => self.copy(world, kind == 6),
         }
+    }
+
+    /// A change of all that is under a prefix; one that lets values grow only if the store may.
+    fn upsert_prefix(&mut self, world: &World) -> Op {
+        let prefix = self.prefix(world);
+        let values = world.prefix(&prefix).count();
+        let change = match self.rng.below(12) {
+            0 if values < 12 || self.rng.chance(50) => merge::DELETE.into(),
+            1 | 2 => patch::truncate(self.rng.below(300) as u32),
+            3..7 if !self.config.tight() => {
+                let (offset, len) = (self.rng.below(20), self.rng.below(30));
+                let fits = world.bytes() + values * (offset + len) as usize <= self.config.max_bytes;
+                let len = if fits { len as usize } else { 0 };
+                patch::write(if fits { offset as u32 } else { 0 }, &self.bytes(len))
+            }
+            7 => self.bytes(3),
+            _ => merge::add(self.rng.below(256) as u8),
+        };
+        Op::UpsertPrefix(prefix, change)
     }
 
     fn delete_range(&mut self, world: &World) -> Op {
@@ -250,12 +271,13 @@ impl Generator {
         let mut ops = if self.rng.chance(500) { self.mixture(world) } else { Vec::new() };
         let prefix = self.prefix(world);
         let longer = Bytes::from([&prefix[..], b"x"].concat());
-        let bad = match self.rng.below(6) {
+        let bad = match self.rng.below(7) {
             0 => Op::ClonePrefix(prefix.clone(), longer),
             1 => Op::RenamePrefix(longer, prefix.clone()),
             2 => Op::ClonePrefix(prefix.clone(), prefix.clone()),
             3 => Op::RenamePrefix(prefix.clone(), Bytes::new()),
-            4 => Op::Put(vec![b'k'; MAX_KEY + 1].into(), Bytes::new()),
+            4 => Op::UpsertPrefix(prefix, vec![9; MAX_PREFIX_UPSERT + 1].into()),
+            5 => Op::Put(vec![b'k'; MAX_KEY + 1].into(), Bytes::new()),
             _ => Op::Upsert(vec![0xff; MAX_KEY + 1].into(), patch::truncate(0)),
         };
         let at = self.rng.below(ops.len() as u64 + 1) as usize;

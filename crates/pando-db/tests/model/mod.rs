@@ -14,6 +14,7 @@ pub mod campaign;
 pub mod config;
 pub mod coverage;
 pub mod generate;
+pub mod merge;
 pub mod oracle;
 pub mod rng;
 pub mod runner;

@@ -8,8 +8,10 @@ use std::ops::Bound;
 
 use bytes::Bytes;
 use imbl::OrdMap;
-use pando_db::{MAX_KEY, MAX_VALUE, Merge, Op, PatchMerge};
+use pando_db::{MAX_KEY, MAX_PREFIX_UPSERT, MAX_VALUE, Merge, Op};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use super::merge::ModelMerge;
 
 pub type Pair = (Bytes, Bytes);
 
@@ -37,6 +39,9 @@ pub fn refusal(ops: &[Op]) -> Option<Refusal> {
         match op {
             Op::Put(key, value) | Op::Upsert(key, value) => {
                 too_large(key, value).then_some(Refusal::TooLarge)
+            }
+            Op::UpsertPrefix(prefix, change) => {
+                (prefix.len() > MAX_KEY || change.len() > MAX_PREFIX_UPSERT).then_some(Refusal::TooLarge)
             }
             Op::ClonePrefix(src, dst) | Op::RenamePrefix(src, dst) => {
                 (src.starts_with(dst) || dst.starts_with(src)).then_some(Refusal::Overlap)
@@ -106,12 +111,10 @@ impl World {
         match op {
             Op::Put(key, value) => self.insert(key.clone(), value.clone()),
             Op::Delete(key) => self.remove(key),
-            Op::Upsert(key, change) => {
-                let old = self.map.get(key).map(|value| &value[..]);
-                match PatchMerge.apply(old, change) {
-                    Some(value) => self.insert(key.clone(), value),
-                    None => self.remove(key),
-                }
+            Op::Upsert(key, change) => self.change(key, change),
+            Op::UpsertPrefix(prefix, change) => {
+                let keys: Vec<Bytes> = self.prefix(prefix).map(|(key, _)| key.clone()).collect();
+                keys.iter().for_each(|key| self.change(key, change));
             }
             Op::DeleteRange(lo, hi) => self.remove_range(lo, hi.as_deref()),
             Op::ClonePrefix(src, dst) => self.copy(src, dst),
@@ -119,6 +122,14 @@ impl World {
                 self.copy(src, dst);
                 self.remove_range(src, successor(src).as_deref());
             }
+        }
+    }
+
+    fn change(&mut self, key: &Bytes, change: &[u8]) {
+        let old = self.map.get(key).map(|value| &value[..]);
+        match ModelMerge.apply(old, change) {
+            Some(value) => self.insert(key.clone(), value),
+            None => self.remove(key),
         }
     }
 

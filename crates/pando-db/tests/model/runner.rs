@@ -250,9 +250,11 @@ impl Runner {
         let bytes: usize = ops
             .iter()
             .map(|op| match op {
-                Op::Put(a, b) | Op::Upsert(a, b) | Op::ClonePrefix(a, b) | Op::RenamePrefix(a, b) => {
-                    a.len() + b.len()
-                }
+                Op::Put(a, b)
+                | Op::Upsert(a, b)
+                | Op::UpsertPrefix(a, b)
+                | Op::ClonePrefix(a, b)
+                | Op::RenamePrefix(a, b) => a.len() + b.len(),
                 Op::Delete(a) => a.len(),
                 Op::DeleteRange(a, b) => a.len() + b.as_ref().map_or(0, Bytes::len),
             })
@@ -461,6 +463,8 @@ impl Runner {
         self.coverage.reach("nodes", stats.nodes_by_height.iter().sum());
         self.coverage.add("seen: shared nodes", u64::from(stats.shared_nodes > 0));
         self.coverage.add("seen: pending Gotos", u64::from(stats.gotos_pending > 0));
+        self.coverage.add("seen: pending range-upserts", u64::from(stats.updates_pending > 0));
+        self.coverage.reach("pending range-upserts", stats.updates_pending);
         self.coverage.add("seen: reclaimable nodes", u64::from(stats.reclaimable_nodes > 0));
         self.coverage.reach("checkpoints of one run", stats.checkpoints);
         Ok(())

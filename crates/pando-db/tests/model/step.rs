@@ -130,6 +130,9 @@ fn show_op(op: &Op) -> String {
         Op::Put(key, value) => format!("put {} = {}", show(key), show_value(value)),
         Op::Delete(key) => format!("delete {}", show(key)),
         Op::Upsert(key, change) => format!("upsert {} {}", show(key), show_value(change)),
+        Op::UpsertPrefix(prefix, change) => {
+            format!("upsert all under {} {}", show(prefix), show_value(change))
+        }
         Op::DeleteRange(lo, hi) => format!("delete [{}, {})", show(lo), show_end(hi)),
         Op::ClonePrefix(src, dst) => format!("clone {} -> {}", show(src), show(dst)),
         Op::RenamePrefix(src, dst) => format!("rename {} -> {}", show(src), show(dst)),
@@ -173,6 +176,7 @@ fn op_source(op: &Op) -> String {
         Op::Put(k, v) => format!("put({}, {})", key(k), v.len()),
         Op::Delete(k) => format!("delete({})", key(k)),
         Op::Upsert(k, change) => format!("upsert({}, {})", key(k), key(change)),
+        Op::UpsertPrefix(prefix, change) => format!("upsert_prefix({}, {})", key(prefix), key(change)),
         Op::DeleteRange(lo, hi) => {
             format!(
                 "delete_range({}, {})",

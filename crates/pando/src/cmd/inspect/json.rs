@@ -6,7 +6,7 @@
 
 use pando_db::{
     Content, EdgeInfo, EntryInfo, ExtentInfo, Inspection, KeyRange, LayerInfo, MessageInfo, NodeInfo,
-    PageInfo, PathInfo, RangeInfo, TargetInfo,
+    PageInfo, PathInfo, RangeInfo, TargetInfo, UpdateInfo,
 };
 use serde_json::{Value, json};
 
@@ -108,6 +108,10 @@ impl Form {
                 "range": self.range(&range.range),
                 "target": range.target.as_ref().map(|target| self.target(target)),
             })),
+            "updates": list(&layer.updates, |update: &UpdateInfo| json!({
+                "range": self.range(&update.range),
+                "operations": list(&update.operations, |op| hex(op).into()),
+            })),
             "pages": list(&layer.pages, |page| self.page(page)),
         })
     }
@@ -136,8 +140,11 @@ impl Form {
             MessageInfo::Put(value) => json!({ "key": key, "kind": "put", "value": hex(value) }),
             MessageInfo::Delete => json!({ "key": key, "kind": "delete" }),
             MessageInfo::Upsert(operations) => {
-                let operations: Vec<String> = operations.iter().map(|op| hex(op)).collect();
-                json!({ "key": key, "kind": "upsert", "operations": operations })
+                let conditions = list(operations, |op| op.if_present.into());
+                let operations = list(operations, |op| hex(&op.operation).into());
+                json!({
+                    "key": key, "kind": "upsert", "operations": operations, "if_present": conditions,
+                })
             }
         }
     }

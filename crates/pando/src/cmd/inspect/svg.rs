@@ -244,6 +244,10 @@ fn chips(layer: &LayerInfo, path: Option<&PathInfo>, keys: Keys) -> Vec<Part> {
         }
         chips.push(Part::Chip { class: "points", lines, target: None });
     }
+    for update in &layer.updates {
+        let lines = vec![format!("∀ change {}", shorten(&keys.range(path, &update.range)))];
+        chips.push(Part::Chip { class: "points", lines, target: None });
+    }
     for range in &layer.ranges {
         let words = |range: &KeyRange| shorten(&keys.range(path, range));
         chips.push(match &range.target {

@@ -10,7 +10,7 @@ use std::{
 };
 
 use pando_db::{
-    EdgeInfo, Inspection, LayerInfo, MessageInfo, NodeInfo, PageInfo, PathInfo, RangeInfo, TargetInfo,
+    EdgeInfo, Inspection, LayerInfo, MessageInfo, NodeInfo, OperationInfo, PageInfo, PathInfo, RangeInfo, TargetInfo,
 };
 
 use super::keys::{Keys, bytes, count};
@@ -114,6 +114,11 @@ impl Printer<'_> {
         self.line(indent, &format!("waiting, up to batch {}:", layer.newest));
         let indent = format!("{indent}  ");
         self.pages(&indent, path, &layer.pages, "message");
+        for update in &layer.updates {
+            let keys = self.keys.range(path, &update.range);
+            let ops: Vec<String> = update.operations.iter().map(|op| value(op)).collect();
+            self.line(&indent, &format!("change {keys} by {}", ops.join(", then ")));
+        }
         for range in &layer.ranges {
             self.range(&indent, path, range);
         }
@@ -189,16 +194,22 @@ fn title(node: &NodeInfo, keys: Keys) -> String {
     title
 }
 
-fn message(message: &MessageInfo) -> String {
-    let value = |value: &[u8]| match value.get(..VALUE) {
+/// A value or operation, if need be its beginning.
+fn value(value: &[u8]) -> String {
+    match value.get(..VALUE) {
         Some(start) if value.len() > VALUE => format!("{}… ({})", bytes(start), show(value.len() as u64)),
         _ => bytes(value),
-    };
+    }
+}
+
+fn message(message: &MessageInfo) -> String {
     match message {
         MessageInfo::Put(v) => format!("= {}", value(v)),
         MessageInfo::Delete => "deleted".into(),
         MessageInfo::Upsert(ops) => {
-            let ops: Vec<String> = ops.iter().map(|op| value(op)).collect();
+            let condition = |op: &OperationInfo| if op.if_present { " if present" } else { "" };
+            let words = |op: &OperationInfo| format!("{}{}", value(&op.operation), condition(op));
+            let ops: Vec<String> = ops.iter().map(words).collect();
             format!("changed by {}", ops.join(", then "))
         }
     }

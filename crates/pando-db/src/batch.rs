@@ -77,7 +77,10 @@ impl Batch {
 
     /// Applies `op` to the value of every key that begins with `prefix` and has one at this moment,
     /// blindly; keys without a value stay without. One message, however many values there are.
-    /// `op` has at most [`crate::MAX_PREFIX_UPSERT`] bytes.
+    /// `op` has at most [`crate::MAX_PREFIX_UPSERT`] bytes, and all of a batch about 16 times as many.
+    ///
+    /// Operations that wait for the same keys are kept one by one unless [`crate::Merge::combine_present`]
+    /// makes one of them: a meaning that is to be used often in this way should have it.
     pub fn upsert_prefix(&mut self, prefix: impl Into<Bytes>, op: impl Into<Bytes>) -> &mut Self {
         self.push(Op::UpsertPrefix(prefix.into(), op.into()))
     }

@@ -18,6 +18,8 @@ mod live;
 mod rounds;
 #[path = "costs/setup.rs"]
 mod setup;
+#[path = "costs/updates.rs"]
+mod updates;
 #[path = "costs/upserts.rs"]
 mod upserts;
 

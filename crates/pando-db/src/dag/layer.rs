@@ -92,7 +92,7 @@ impl Layer {
 }
 
 /// The parts about `span` of disjoint, ascending messages.
-fn clip<T: Ranged>(messages: &[T], span: &Span) -> Vec<T> {
+pub(crate) fn clip<T: Ranged>(messages: &[T], span: &Span) -> Vec<T> {
     let from = messages.partition_point(|m| m.span().hi.as_ref().is_some_and(|hi| *hi <= span.lo));
     let inside = messages[from..].iter().take_while(|m| span.is_above(&m.span().lo));
     inside.filter_map(|m| m.clipped(span)).collect()

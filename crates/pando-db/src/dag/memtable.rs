@@ -30,6 +30,9 @@ use super::{
 
 /// Estimated bytes of memory per entry beyond key and content.
 const ENTRY_BYTES: usize = 96;
+/// Bytes of updates that make a table full. In a node each is said again for every edge that it covers, and
+/// in the header, which is read whole.
+const MOST_UPDATES: usize = 64 << 10;
 
 /// Messages not yet in the DAG. Cloning is O(1).
 #[derive(Clone)]
@@ -40,6 +43,8 @@ pub(crate) struct Memtable {
     /// Disjoint, by lower bound; none over a RangeDelete.
     pub updates: OrdMap<Bytes, UpdateMsg>,
     bytes: usize,
+    /// Of these, in updates.
+    update_bytes: usize,
     /// Newest batch in it, or in anything older.
     pub msn: u64,
     /// Oldest batch in it; above `msn` while empty.
@@ -56,6 +61,7 @@ impl Memtable {
             ranges: OrdMap::new(),
             updates: OrdMap::new(),
             bytes: 0,
+            update_bytes: 0,
             msn,
             first_msn: msn + 1,
             log_end,
@@ -70,6 +76,11 @@ impl Memtable {
     /// Estimated bytes of memory.
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// True if no more should be put into a table of which `limit` bytes may be in memory.
+    pub fn is_full(&self, limit: usize) -> bool {
+        self.bytes > limit || self.update_bytes > MOST_UPDATES
     }
 
     pub fn put(&mut self, key: Bytes, msg: Msg, merge: &dyn Merge) {
@@ -149,11 +160,13 @@ impl Memtable {
 
     fn insert_update(&mut self, update: UpdateMsg) {
         self.bytes += ENTRY_BYTES + update.bytes();
+        self.update_bytes += update.bytes();
         self.updates.insert(update.span.lo.clone(), update);
     }
 
     fn remove_update(&mut self, update: &UpdateMsg) {
         self.bytes -= ENTRY_BYTES + update.bytes();
+        self.update_bytes -= update.bytes();
         self.updates.remove(&update.span.lo);
     }
 

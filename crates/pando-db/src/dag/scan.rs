@@ -12,7 +12,7 @@ use bytes::Bytes;
 
 use super::{
     ahead::Ahead,
-    layer::Ranged,
+    layer::clip,
     memtable::Memtable,
     run::bounds,
     update::Sweep,
@@ -178,7 +178,7 @@ impl Source<'_> {
             Source::Run { updates, .. } if updates.is_empty() => return,
             Source::Run { updates, lens, .. } => {
                 let (local, back) = (lens.apply_span(window), lens.inverse());
-                updates.iter().filter_map(|u| Some(u.clipped(&local)?.through(&back))).collect()
+                clip(updates, &local).iter().map(|u| u.through(&back)).collect()
             }
         };
         if updates.is_empty() {
@@ -359,7 +359,7 @@ impl<'a> Descent<'a, '_> {
         let local = self.local();
         let pages: Vec<_> =
             run.pages[run.page_from(&local.lo)..].iter().take_while(|p| p.meets(&local)).cloned().collect();
-        let updates: Vec<_> = updates.iter().filter(|u| u.span.overlaps(&local)).cloned().collect();
+        let updates = clip(updates, &local);
         if !pages.is_empty() || !updates.is_empty() {
             let (home, lens) = (handle.home.clone(), self.lens.clone());
             self.sources.push(Source::Run { run: Run { pages }, updates, home, lens });

@@ -42,6 +42,12 @@ const CARRY_MIN: usize = 4 << 10;
 /// writers refill it faster than it drains.
 const PATIENCE: usize = 3;
 
+/// Bytes of all operations on prefixes in a batch, with [`OPERATION`] for each. They go into one table, and
+/// from there into one node, in which each may stand many times.
+const MAX_OPERATIONS: usize = 16 * MAX_PREFIX_UPSERT;
+/// What an operation on a prefix takes besides its bytes.
+const OPERATION: usize = 16;
+
 /// Highest node that may be cloned. Reached only by cloning what holds all former clones some hundred
 /// times over: every level doubles what is visible.
 const MAX_HEIGHT: u8 = 200;
@@ -323,7 +329,7 @@ impl Front {
         assert!(msn > active.msn, "batches are numbered in order");
         (active.msn, active.log_end) = (msn, end);
         self.active = active;
-        if self.active.bytes() > seal_at {
+        if self.active.is_full(seal_at) {
             self.seal();
         }
     }
@@ -392,11 +398,17 @@ fn check(batch: &Batch) -> Result<()> {
         0..=MAX_VALUE => Ok(()),
         len => Err(Error::TooLarge { what: "value", len: len as u64, limit: MAX_VALUE as u64 }),
     };
-    let operation = |change: &Bytes| match change.len() {
-        0..=MAX_PREFIX_UPSERT => Ok(()),
-        len => {
-            let (len, limit) = (len as u64, MAX_PREFIX_UPSERT as u64);
-            Err(Error::TooLarge { what: "operation on a prefix", len, limit })
+    let mut operations = 0;
+    let mut operation = |change: &Bytes| {
+        operations += change.len() + OPERATION;
+        let too_large =
+            |what, len, limit| Err(Error::TooLarge { what, len: len as u64, limit: limit as u64 });
+        match change.len() {
+            len if len > MAX_PREFIX_UPSERT => too_large("operation on a prefix", len, MAX_PREFIX_UPSERT),
+            _ if operations > MAX_OPERATIONS => {
+                too_large("all operations on prefixes", operations, MAX_OPERATIONS)
+            }
+            _ => Ok(()),
         }
     };
     for op in batch.ops() {

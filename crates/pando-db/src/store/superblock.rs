@@ -377,10 +377,13 @@ mod tests {
     #[test]
     fn unknown_versions_and_features_are_named() {
         let device = MemDevice::new(DEVICE);
-        write(&device, &sample(2)).unwrap();
-        forge(&device, 0, |block| block[8] = 77);
-        let message = read(&device).unwrap_err().to_string();
-        assert!(message.contains("77"), "{message}");
+        // The version before is as unknown as one of the future.
+        for version in [2, 77] {
+            write(&device, &sample(2)).unwrap();
+            forge(&device, 0, |block| block[8] = version);
+            let message = read(&device).unwrap_err().to_string();
+            assert!(message.contains(&format!("version {version}; this is 3")), "{message}");
+        }
         write(&device, &sample(2)).unwrap();
         forge(&device, 0, |block| block[25] = 2);
         let message = read(&device).unwrap_err().to_string();

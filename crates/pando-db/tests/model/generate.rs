@@ -169,16 +169,17 @@ impl Generator {
     fn upsert_prefix(&mut self, world: &World) -> Op {
         let prefix = self.prefix(world);
         let values = world.prefix(&prefix).count();
+        // What makes many values short at once is rare, or no store would fill.
         let change = match self.rng.below(12) {
-            0 if values < 12 || self.rng.chance(50) => merge::DELETE.into(),
-            1 | 2 => patch::truncate(self.rng.below(300) as u32),
-            3..7 if !self.config.tight() => {
+            0 if values < 12 || self.rng.chance(10) => merge::DELETE.into(),
+            1 if values < 50 || self.rng.chance(30) => patch::truncate(self.rng.below(300) as u32),
+            2..6 if !self.config.tight() => {
                 let (offset, len) = (self.rng.below(20), self.rng.below(30));
                 let fits = world.bytes() + values * (offset + len) as usize <= self.config.max_bytes;
                 let len = if fits { len as usize } else { 0 };
                 patch::write(if fits { offset as u32 } else { 0 }, &self.bytes(len))
             }
-            7 => self.bytes(3),
+            6 => self.bytes(3),
             _ => merge::add(self.rng.below(256) as u8),
         };
         Op::UpsertPrefix(prefix, change)

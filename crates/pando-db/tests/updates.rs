@@ -16,12 +16,7 @@ use pando_db::{
 };
 
 fn options(memtable: usize) -> Options {
-    Options {
-        background: false,
-        memtable_bytes: memtable,
-        merge: Arc::new(ModelMerge),
-        ..Options::default()
-    }
+    Options { background: false, memtable_bytes: memtable, merge: Arc::new(ModelMerge), ..Options::default() }
 }
 
 fn store(node: u32, memtable: usize) -> (Arc<MemDevice>, Db) {
@@ -83,7 +78,11 @@ fn every_value_changes_and_none_is_made() {
 fn what_is_written_later_is_not_changed() {
     for checkpoints in [false, true] {
         let (_, db) = store(4096, 1 << 20);
-        let step = || if checkpoints { db.checkpoint().unwrap() };
+        let step = || {
+            if checkpoints {
+                db.checkpoint().unwrap()
+            }
+        };
         db.put("k1", vec![1]).unwrap();
         step();
         db.upsert_prefix("k", add(10)).unwrap();

@@ -247,6 +247,12 @@ impl Merge for FsMerge {
         debug_assert_eq!(data.len(), a.end().max(b.end()) - start);
         Some(write(u32::try_from(start).ok()?, &data))
     }
+
+    fn combine_present(&self, first: &[u8], second: &[u8]) -> Option<Bytes> {
+        // Only a cut to nothing deletes, and one that begins so is combined with another cut only: to the
+        // same cut.
+        self.combine(first, second)
+    }
 }
 
 #[cfg(test)]
@@ -300,8 +306,15 @@ mod tests {
                 let Some(both) = FsMerge.combine(a, b) else { continue };
                 combined += 1;
                 for old in olds {
-                    let twice = FsMerge.apply(FsMerge.apply(old, a).as_deref(), b);
+                    let once = FsMerge.apply(old, a);
+                    let twice = FsMerge.apply(once.as_deref(), b);
                     assert_eq!(FsMerge.apply(old, &both), twice, "{a:?} {b:?} on {old:?}");
+                    if old.is_some() {
+                        // Of a value that is there, as a range-upsert finds it, and leaves alone once it has gone.
+                        let present = once.as_ref().and_then(|once| FsMerge.apply(Some(once), b));
+                        let both = FsMerge.combine_present(a, b).unwrap();
+                        assert_eq!(FsMerge.apply(old, &both), present, "{a:?} {b:?} on {old:?}");
+                    }
                 }
             }
         }

@@ -166,13 +166,7 @@ impl<'a> Scanner<'a> {
 impl Source<'_> {
     /// Does to the messages of all `older` sources what the updates of this one say, where it has no point
     /// of its own, which would include them.
-    fn update(
-        &self,
-        older: &mut [(Bytes, Msg)],
-        points: &[(Bytes, Msg)],
-        window: &Span,
-        merge: &dyn Merge,
-    ) {
+    fn update(&self, older: &mut [(Bytes, Msg)], points: &[(Bytes, Msg)], window: &Span, merge: &dyn Merge) {
         let updates = match self {
             Source::Table(table) => table.updates_in(window),
             Source::Run { updates, .. } if updates.is_empty() => return,

@@ -10,7 +10,8 @@ use std::{
 };
 
 use pando_db::{
-    EdgeInfo, Inspection, LayerInfo, MessageInfo, NodeInfo, OperationInfo, PageInfo, PathInfo, RangeInfo, TargetInfo,
+    EdgeInfo, Inspection, LayerInfo, MessageInfo, NodeInfo, OperationInfo, PageInfo, PathInfo, RangeInfo,
+    TargetInfo,
 };
 
 use super::keys::{Keys, bytes, count};

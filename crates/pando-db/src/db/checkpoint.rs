@@ -27,22 +27,22 @@ use crate::{
 };
 
 impl Engine {
-    /// True if the log or the dirty nodes have grown enough for a checkpoint.
-    pub fn wants_checkpoint(&self) -> bool {
-        self.log.used() > self.log.max_payload() as u64 * 2
-            || self.dirty.memory() > self.options.cache_bytes / 4
-            || self.held() > 0
-    }
-
     /// Makes everything written before the call part of a durable checkpoint.
     pub fn checkpoint(&self) -> Result<()> {
+        self.checkpoint_if(|_| true)
+    }
+
+    /// The same, if it is still `wanted` when no other checkpoint is being made any more.
+    pub fn checkpoint_if(&self, wanted: impl Fn(&Engine) -> bool) -> Result<()> {
         let mut durable = self.checkpointing.lock();
         self.check_running()?;
-        let target = {
-            let mut front = self.front.write();
+        if !wanted(self) {
+            return Ok(());
+        }
+        let target = self.change(|front| {
             front.seal();
             front.active.msn
-        };
+        });
         loop {
             // As many tables as the space beside the last checkpoint allows; at least one.
             while self.front.read().tree.msn < target && self.flush_step()? && !self.is_tight()? {}
@@ -105,10 +105,10 @@ impl Engine {
         durable.attempted = Some(table.clone());
         commit().inspect_err(|e| self.stop("checkpoint", e))?;
 
-        let mut front = self.front.write();
-        let tree = Arc::make_mut(&mut front.tree);
-        tree.table = tree.table.settle(&frozen.table, &table);
-        drop(front);
+        self.change(|front| {
+            let tree = Arc::make_mut(&mut front.tree);
+            tree.table = tree.table.settle(&frozen.table, &table);
+        });
         written.iter().for_each(|(id, node)| self.dirty.written(*id, node));
         // What is still buffered takes room in the ring as well, and nobody else may come to write it.
         self.log.write_out()?;

@@ -21,7 +21,7 @@ use crate::{
 #[derive(Clone)]
 pub struct Snapshot {
     pub(super) engine: Arc<Engine>,
-    pub(super) view: View,
+    pub(super) view: Arc<View>,
 }
 
 impl Snapshot {

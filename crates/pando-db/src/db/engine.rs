@@ -15,13 +15,12 @@ use std::{
 
 use parking_lot::{Mutex, RwLock};
 
-use super::signal::Signal;
+use super::{signal::Signal, throttle::Throttle, views::Views};
 use crate::{
     dag::{
         edit::{Changes, Context},
         memtable::Memtable,
         tree::{Limits, Tree},
-        view::View,
     },
     device::{BLOCK, Device},
     error::{Error, Result},
@@ -47,6 +46,7 @@ pub(crate) struct Engine {
     /// What the medium could hold of the device when the store was opened: `u64::MAX` if all of it.
     pub capacity: u64,
     pub front: RwLock<Front>,
+    pub views: Views,
     /// Held by whoever changes the structure of the DAG.
     pub flushing: Mutex<()>,
     /// The last durable checkpoint; held while the next is made.
@@ -56,6 +56,7 @@ pub(crate) struct Engine {
     pub next_id: AtomicU64,
     pub dirty: Dirty,
     pub signal: Signal,
+    pub throttle: Throttle,
     pub counters: Counters,
 }
 
@@ -170,14 +171,6 @@ impl Dirty {
 }
 
 impl Engine {
-    /// A consistent view of everything written so far. O(number of in-memory tables).
-    pub fn view(&self) -> View {
-        let front = self.front.read();
-        let active = (!front.active.is_empty()).then(|| Arc::new(front.active.clone()));
-        let tables = active.into_iter().chain(front.sealed.iter().rev().cloned()).collect();
-        View { tables, tree: front.tree.clone() }
-    }
-
     pub fn context(&self) -> Context<'_> {
         Context {
             pager: &self.pager,
@@ -204,29 +197,32 @@ impl Engine {
 
     /// Makes the active table a sealed one, if there is anything in it.
     pub fn seal(&self) {
-        let mut front = self.front.write();
-        front.seal();
+        self.change(Front::seal);
     }
 
     /// Publishes an edit, unless a clone has pinned a node that it changed meanwhile: then `false`,
     /// and the edit must be made again. The caller holds `flushing`. `then` runs under the same lock.
     pub fn publish(&self, changes: Changes, then: impl FnOnce(&mut Front)) -> Result<bool> {
         let versions = Dirty::weigh(changes.versions(), self.limits.node);
-        let mut front = self.front.write();
-        if changes.conflict(&self.pins).is_some() {
+        let published = self.change(|front| -> Result<_> {
+            if changes.conflict(&self.pins).is_some() {
+                return Ok(None);
+            }
+            let root = changes.root;
+            let mut table = front.tree.table.clone();
+            let orphans = changes.apply(&mut table)?;
+            // A checkpoint that froze the new versions before they were noted would have nothing to strike
+            // out, and they would count as dirty for ever.
+            self.dirty.note(versions);
+            let (msn, log_end) = (front.tree.msn, front.tree.log_end);
+            let old = std::mem::replace(&mut front.tree, Arc::new(Tree { table, root, msn, log_end }));
+            then(front);
+            Ok(Some((orphans, old)))
+        })?;
+        let Some((orphans, old)) = published else {
             self.counters.conflicts.fetch_add(1, Ordering::Relaxed);
             return Ok(false);
-        }
-        let root = changes.root;
-        let mut table = front.tree.table.clone();
-        let orphans = changes.apply(&mut table)?;
-        // A checkpoint that froze the new versions before they were noted would have nothing to strike
-        // out, and they would count as dirty for ever.
-        self.dirty.note(versions);
-        let (msn, log_end) = (front.tree.msn, front.tree.log_end);
-        let old = std::mem::replace(&mut front.tree, Arc::new(Tree { table, root, msn, log_end }));
-        then(&mut front);
-        drop(front);
+        };
         // What only the old version reached is freed here, outside the lock.
         drop(old);
         self.orphans.lock().extend(orphans);

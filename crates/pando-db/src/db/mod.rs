@@ -15,7 +15,9 @@ mod room;
 mod signal;
 mod stats;
 mod threads;
+mod throttle;
 mod usage;
+mod views;
 mod write;
 
 use std::{sync::Arc, thread::JoinHandle};
@@ -86,7 +88,7 @@ impl Db {
     /// The value of `key`. Cost: O(log n) small reads, fewer with a warm cache.
     pub fn get(&self, key: &[u8]) -> Result<Option<Bytes>> {
         let engine = self.engine();
-        engine.view().get(key, &engine.pager, &*engine.merge)
+        engine.with_view(|view| view.get(key, &engine.pager, &*engine.merge))
     }
 
     /// A consistent view that later changes do not affect. O(1).

@@ -16,6 +16,8 @@ use super::{
     record,
     room::edit_nodes,
     signal::Signal,
+    throttle::Throttle,
+    views::Views,
 };
 use crate::{
     batch::Batch,
@@ -204,12 +206,14 @@ pub(super) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
         options,
         pins: Arc::new(Pins::default()),
         front: RwLock::new(front),
+        views: Views::default(),
         flushing: Mutex::new(()),
         next_id: AtomicU64::new(superblock.next_node),
         checkpointing: Mutex::new(Durable { superblock, _table: table, attempted: None }),
         orphans: Mutex::new(orphans),
         dirty: Dirty::default(),
         signal: Signal::default(),
+        throttle: Throttle::default(),
         counters: Counters::default(),
     };
     let replayed = !records.is_empty();

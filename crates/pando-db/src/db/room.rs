@@ -7,7 +7,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{engine::Engine, record::Encoded, signal::Work};
+use super::{engine::Engine, record::Encoded, signal::Work, throttle::pressure};
 use crate::{
     batch::{Batch, Op},
     device::BLOCK,
@@ -17,8 +17,13 @@ use crate::{
 
 /// Sealed in-memory tables that may wait for the flusher before writers wait too.
 const MAX_SEALED: usize = 3;
-/// Bytes in the log buffer at which a writer writes them out itself.
-const MAX_BUFFERED: usize = 4 << 20;
+/// Bytes in the log buffer at which a thread is asked to write them out, and those at which a writer does.
+const MUCH_BUFFERED: usize = 1 << 20;
+const MAX_BUFFERED: usize = 8 << 20;
+/// Writers are slowed down by dirty nodes at most so much: to a third of what half the pressure lets through.
+const MOST_BY_DIRT: f64 = 0.75;
+/// What an operation costs beyond its bytes, as if it were that many bytes more.
+const OP_BYTES: usize = 96;
 /// Largest reserve, in bytes.
 const MAX_RESERVE: u64 = 256 << 20;
 /// A batch of deletes may have this many bytes to be admitted into the reserve.
@@ -99,27 +104,62 @@ impl Engine {
     /// Returns when a batch whose record has `len` bytes may be applied.
     pub fn make_room(&self, batch: &Batch, encoded: &Encoded) -> Result<()> {
         self.wait_until(|| self.front.read().sealed.len() < MAX_SEALED, false, |e| e.flush_all())?;
-        if self.log.buffered() > MAX_BUFFERED.min(self.log.max_payload()) {
+        let buffered = self.log.buffered();
+        if buffered > MAX_BUFFERED.min(self.log.max_payload()) {
             self.log.write_out()?;
+        } else if buffered > MUCH_BUFFERED && self.options.background {
+            self.signal.ask(Work::Log);
         }
         let owed = encoded.values.iter().map(|(_, value)| log::owed(value.len())).sum();
         // With what stands before the records of values set aside.
-        let log_room = || self.log.fits(encoded.payload.len() + 16, owed) && self.held() < 2;
-        let memory_room = || self.dirty.memory() < self.options.cache_bytes / 8 * 3;
-        if !log_room() || !memory_room() {
-            self.wait_until(|| log_room() && memory_room(), true, |e| e.checkpoint())?;
-        } else if self.log.used() > self.log_size() / 2
-            || self.dirty.memory() > self.options.cache_bytes / 4
-            || self.held() > 0
-        {
+        let log_room =
+            || self.log.fits(encoded.payload.len() + 16, owed) && self.log.held_bytes() < 2 * self.max_held();
+        if !log_room() {
+            self.wait_until(log_room, true, |e| e.checkpoint())?;
+        } else if self.wants_checkpoint() {
             self.signal.ask(Work::Checkpoint);
+        }
+        if self.options.background {
+            self.throttle.delay(encoded.len + OP_BYTES * batch.ops().len(), self.pressure());
         }
         self.space_for(batch, encoded.len as u64)
     }
 
-    /// How often the limit is reached of what the log keeps outside itself: recovery reads all of that.
-    pub fn held(&self) -> u64 {
-        self.log.held_bytes() / MAX_HELD.min(self.device.size() / 8).max(1)
+    /// True if the flusher has to wait for a checkpoint: dirty nodes have as much memory as they may.
+    pub fn is_full_of_dirt(&self) -> bool {
+        self.dirty.memory() >= self.max_dirty()
+    }
+
+    fn max_dirty(&self) -> u64 {
+        self.options.cache_bytes / 8 * 3
+    }
+
+    /// Bytes that the log may keep outside itself before a checkpoint is asked for: recovery reads all of that.
+    fn max_held(&self) -> u64 {
+        MAX_HELD.min(self.device.size() / 8).max(1)
+    }
+
+    /// True if the log or the dirty nodes have grown enough for a checkpoint.
+    pub fn wants_checkpoint(&self) -> bool {
+        self.log.used() > self.log_size() / 2
+            || self.dirty.memory() > self.max_dirty() / 2
+            || self.log.held_bytes() >= self.max_held()
+    }
+
+    /// How near to a limit is what waits for the threads, as [`pressure`] says.
+    fn pressure(&self) -> f64 {
+        let tables = self.front.read().table_bytes() as u64;
+        let table = self.seal_threshold() as u64;
+        let of_log = self.log_size();
+        [
+            pressure(tables, table, MAX_SEALED as u64 * table),
+            // There is room in tables when this is full.
+            pressure(self.dirty.memory(), self.max_dirty() / 2, self.max_dirty()).min(MOST_BY_DIRT),
+            pressure(self.log.used(), of_log / 2, of_log),
+            pressure(self.log.held_bytes(), self.max_held(), 2 * self.max_held()),
+        ]
+        .into_iter()
+        .fold(0.0, f64::max)
     }
 
     fn log_size(&self) -> u64 {

@@ -9,12 +9,13 @@ use parking_lot::{Condvar, Mutex};
 pub(crate) enum Work {
     Flush = 0,
     Checkpoint = 1,
+    Log = 2,
 }
 
 #[derive(Default)]
 struct Asked {
     /// By kind: whether there is work.
-    work: [bool; 2],
+    work: [bool; 3],
     shutdown: bool,
 }
 
@@ -22,7 +23,7 @@ struct Asked {
 pub(crate) struct Signal {
     asked: Mutex<Asked>,
     /// By kind: those who do the work.
-    workers: [Condvar; 2],
+    workers: [Condvar; 3],
     /// Those who wait for nothing but the time, or the end.
     sleepers: Condvar,
     done_lock: Mutex<()>,

@@ -49,6 +49,13 @@ fn flusher(engine: &Engine) {
             if engine.is_tight()? {
                 engine.checkpoint()?;
             }
+            if engine.is_full_of_dirt() {
+                match engine.checkpoint_if(Engine::is_full_of_dirt) {
+                    // What can be flushed in memory is.
+                    Ok(()) | Err(Error::NoSpace) => (),
+                    Err(error) => return Err(error),
+                }
+            }
             Ok(engine.flush_step()? || engine.relieve_step()? || engine.reclaim_step()?)
         })();
         let worked = worked.and_then(|worked| Ok(worked || quiet.tidy(engine)?));
@@ -92,11 +99,15 @@ impl Quiet {
     }
 }
 
-/// Makes what was written durable within the stated interval.
+/// Writes the log out when much of it waits, and makes it durable within the stated interval.
 fn syncer(engine: &Engine) {
     let mut last = Instant::now();
     while !engine.signal.shutting_down() {
-        engine.signal.sleep(engine.options.sync_interval.min(Duration::from_millis(100)));
+        let nap = engine.options.sync_interval.min(Duration::from_millis(100));
+        if engine.signal.wait_for(Work::Log, nap) {
+            // A failure stops the log, and every later call says why.
+            let _stopped = engine.log.write_out();
+        }
         if last.elapsed() >= engine.options.sync_interval {
             if engine.log.buffered() > 0 || engine.log.durable_msn() < engine.log.appended_msn() {
                 // A failure stops the log, and every later call says why.

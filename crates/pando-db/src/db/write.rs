@@ -104,25 +104,12 @@ impl Engine {
         let mut flushed = 0;
         loop {
             self.make_room(batch, &encoded)?;
-            let mut front = self.front.write();
-            let need = match self.try_apply(&mut front, batch, &encoded, &sources, flushed) {
+            match self.change(|front| self.try_apply(front, batch, &encoded, &sources, flushed)) {
                 Ok(true) => break,
                 // The log filled up since there was room: look again.
-                Ok(false) => continue,
+                Ok(false) => (),
                 Err(Failed::Error(error)) => return Err(error),
-                Err(Failed::Need(need)) => need,
-            };
-            drop(front);
-            match need {
-                Need::Source(tree, start) => {
-                    let source = find_source(&tree, &start, &self.pager)?;
-                    sources.insert(tree, start, source);
-                }
-                Need::Flush(prefix) => {
-                    flushed += 1;
-                    self.push_down(&prefix)?;
-                }
-                Need::Refused(error) => return Err(error),
+                Err(Failed::Need(need)) => self.meet(need, &mut sources, &mut flushed)?,
             }
         }
         self.after_write()
@@ -133,26 +120,31 @@ impl Engine {
         let mut sources = Sources::default();
         let mut flushed = 0;
         loop {
-            let mut front = self.front.write();
-            let need = match self.applied(&front, batch, &sources, flushed) {
-                Ok(active) => {
-                    front.accept(active, msn, end, self.options.memtable_bytes);
-                    return Ok(());
-                }
-                Err(need) => need,
-            };
-            drop(front);
-            match need {
-                Need::Source(tree, start) => {
-                    let source = find_source(&tree, &start, &self.pager)?;
-                    sources.insert(tree, start, source);
-                }
-                Need::Flush(prefix) => {
-                    flushed += 1;
-                    self.push_down(&prefix)?;
-                }
-                Need::Refused(error) => return Err(error),
+            let applied = self.change(|front| {
+                let active = self.applied(front, batch, &sources, flushed)?;
+                front.accept(active, msn, end, self.options.memtable_bytes);
+                Ok(())
+            });
+            match applied {
+                Ok(()) => return Ok(()),
+                Err(need) => self.meet(need, &mut sources, &mut flushed)?,
             }
+        }
+    }
+
+    /// Does what has to come before a batch can be applied.
+    fn meet(&self, need: Need, sources: &mut Sources, flushed: &mut usize) -> Result<()> {
+        match need {
+            Need::Source(tree, start) => {
+                let source = find_source(&tree, &start, &self.pager)?;
+                sources.insert(tree, start, source);
+                Ok(())
+            }
+            Need::Flush(prefix) => {
+                *flushed += 1;
+                self.push_down(&prefix)
+            }
+            Need::Refused(error) => Err(error),
         }
     }
 
@@ -165,9 +157,10 @@ impl Engine {
         sources: &Sources,
         flushed: usize,
     ) -> Result<bool, Failed> {
-        // Plain operations cannot fail, so the log goes first and the table is changed in place.
-        let plain = !batch.ops().iter().any(is_clone);
-        let active = if plain { None } else { Some(self.applied(front, batch, sources, flushed)?) };
+        // Plain operations cannot fail, so the log goes first and the table is changed in place, where no
+        // reader shares it.
+        let in_place = !batch.ops().iter().any(is_clone) && !self.views.wanted();
+        let active = if in_place { None } else { Some(self.applied(front, batch, sources, flushed)?) };
         let Encoded { payload, values, .. } = encoded;
         let appended = if values.is_empty() {
             self.log.append(&[payload])
@@ -182,6 +175,7 @@ impl Engine {
         let active = match active {
             Some(active) => active,
             None => {
+                drop(self.views.withdraw());
                 let empty = Memtable::new(front.active.msn, front.active.log_end);
                 let mut active = std::mem::replace(&mut front.active, empty);
                 batch.ops().iter().for_each(|op| apply_plain(&mut active, op, self));

@@ -11,9 +11,10 @@
 //! alive as long as such a record may be replayed. So data that comes in bulk
 //! is written once, and small writes still cost one record.
 //!
-//! Two locks. `front` guards the buffer, for the time of a copy. `group` says
-//! who is the leader, the one caller that writes; the others sleep until it is
-//! done. Neither is held over I/O.
+//! Two locks. `front` guards the buffer, for the time of a copy. `turn` says
+//! whether somebody writes and whether somebody flushes, one of each at most:
+//! the others sleep until it is done, and who only writes does not wait for a
+//! flush. Neither is held over I/O.
 
 use std::{
     collections::VecDeque,
@@ -113,7 +114,7 @@ pub struct Log {
     size: u64,
     session: u64,
     front: Mutex<Front>,
-    group: Mutex<Turn>,
+    turn: Mutex<Turn>,
     done: Condvar,
     stopped: OnceLock<String>,
 }
@@ -148,8 +149,10 @@ struct Front {
     held_bytes: u64,
 }
 
+/// Who is at work on the device. Writing goes on beside a flush, which takes long.
 struct Turn {
-    leading: bool,
+    writing: bool,
+    flushing: bool,
     durable_msn: u64,
 }
 
@@ -201,7 +204,7 @@ impl Log {
             size,
             session,
             front: Mutex::new(front),
-            group: Mutex::new(Turn { leading: false, durable_msn: msn }),
+            turn: Mutex::new(Turn { writing: false, flushing: false, durable_msn: msn }),
             done: Condvar::new(),
             stopped: OnceLock::new(),
         }
@@ -282,23 +285,23 @@ impl Log {
     pub fn sync(&self) -> Result<()> {
         self.check()?;
         let target = self.appended_msn();
-        let mut group = self.group.lock();
-        while group.durable_msn < target {
-            if group.leading {
-                self.done.wait(&mut group);
+        let mut turn = self.turn.lock();
+        while turn.durable_msn < target {
+            if turn.flushing {
+                self.done.wait(&mut turn);
                 continue;
             }
             self.check()?;
-            group.leading = true;
-            drop(group);
-            let outcome = self.drain().and_then(|msn| {
+            turn.flushing = true;
+            drop(turn);
+            let outcome = self.write_buffered().and_then(|msn| {
                 self.device.flush().map_err(|e| format!("flush of the log: {e}"))?;
                 Ok(msn)
             });
-            group = self.group.lock();
-            group.leading = false;
+            turn = self.turn.lock();
+            turn.flushing = false;
             match outcome {
-                Ok(msn) => group.durable_msn = msn,
+                Ok(msn) => turn.durable_msn = msn,
                 Err(reason) => _ = self.stopped.set(reason),
             }
             self.done.notify_all();
@@ -306,22 +309,29 @@ impl Log {
         Ok(())
     }
 
-    /// Writes what is buffered, without a flush; waits for its turn.
+    /// Writes what is buffered, without a flush and without waiting for one; waits for its turn to write.
     pub fn write_out(&self) -> Result<()> {
-        let mut group = self.group.lock();
-        while group.leading {
-            self.done.wait(&mut group);
-        }
-        self.check()?;
-        group.leading = true;
-        drop(group);
-        let outcome = self.drain();
-        if let Err(reason) = outcome {
+        if let Err(reason) = self.write_buffered() {
             _ = self.stopped.set(reason);
         }
-        self.group.lock().leading = false;
-        self.done.notify_all();
         self.check()
+    }
+
+    /// The same, with the MSN up to which all is written, or the reason to stop.
+    fn write_buffered(&self) -> Result<u64, String> {
+        let mut turn = self.turn.lock();
+        while turn.writing {
+            self.done.wait(&mut turn);
+        }
+        if let Some(reason) = self.stopped.get() {
+            return Err(reason.clone());
+        }
+        turn.writing = true;
+        drop(turn);
+        let outcome = self.drain();
+        self.turn.lock().writing = false;
+        self.done.notify_all();
+        outcome
     }
 
     /// Gives up everything before `start`, because a durable checkpoint holds it.
@@ -373,7 +383,7 @@ impl Log {
 
     /// Every record up to this MSN is durable.
     pub fn durable_msn(&self) -> u64 {
-        self.group.lock().durable_msn
+        self.turn.lock().durable_msn
     }
 
     #[cfg(test)]

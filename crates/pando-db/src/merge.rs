@@ -140,8 +140,29 @@ impl<'a> Write<'a> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    /// Operations are written behind the value, so that their order shows; "-" deletes.
+    pub(crate) struct Text;
+
+    impl Merge for Text {
+        fn name(&self) -> &'static str {
+            "text"
+        }
+
+        fn apply(&self, old: Option<&[u8]>, op: &[u8]) -> Option<Bytes> {
+            (op != b"-").then(|| [old.unwrap_or_default(), op].concat().into())
+        }
+
+        fn combine_present(&self, first: &[u8], second: &[u8]) -> Option<Bytes> {
+            match (first, second) {
+                (b"-", _) => Some(Bytes::from_static(b"-")),
+                (_, b"-") => None,
+                _ => Some([first, second].concat().into()),
+            }
+        }
+    }
 
     #[test]
     fn a_write_fills_the_gap_with_zeros() {

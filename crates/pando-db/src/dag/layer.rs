@@ -183,3 +183,6 @@ impl Edge {
         Ok(edge)
     }
 }
+
+#[cfg(test)]
+mod tests;

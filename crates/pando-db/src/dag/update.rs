@@ -140,30 +140,8 @@ impl<'a> Sweep<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::merge::{PatchMerge, patch};
+    use crate::merge::{PatchMerge, patch, tests::Text};
     use proptest::prelude::*;
-
-    /// Operations are added up as text, so that order shows.
-    struct Append;
-
-    impl Merge for Append {
-        fn name(&self) -> &'static str {
-            "append"
-        }
-
-        fn apply(&self, old: Option<&[u8]>, op: &[u8]) -> Option<Bytes> {
-            // "-" deletes.
-            (op != b"-").then(|| [old.unwrap_or_default(), op].concat().into())
-        }
-
-        fn combine_present(&self, first: &[u8], second: &[u8]) -> Option<Bytes> {
-            match (first, second) {
-                (b"-", _) => Some(Bytes::from_static(b"-")),
-                (_, b"-") => None,
-                _ => Some([first, second].concat().into()),
-            }
-        }
-    }
 
     fn key() -> impl Strategy<Value = Bytes> {
         prop::collection::vec(prop::sample::select(vec![0u8, 0x61, 0xff]), 0..4).prop_map(Bytes::from)
@@ -193,7 +171,7 @@ mod tests {
     }
 
     fn applied(update: Option<&UpdateMsg>, value: Option<Bytes>) -> Option<Bytes> {
-        update.map_or(value.clone(), |u| u.msg().resolve(value, &Append))
+        update.map_or(value.clone(), |u| u.msg().resolve(value, &Text))
     }
 
     proptest! {
@@ -201,7 +179,7 @@ mod tests {
         fn composed_updates_are_one_after_the_other(
             a in updates(), b in updates(), keys in prop::collection::vec(key(), 20), old in prop::option::of(Just("v")),
         ) {
-            let both = compose(&a, &b, &Append);
+            let both = compose(&a, &b, &Text);
             prop_assert!(is_ordered(&both), "{both:?}");
             for key in keys {
                 let old = old.map(Bytes::from);

@@ -41,11 +41,20 @@ fn head(key: &[u8]) -> u64 {
     u64::from_be_bytes(head)
 }
 
-struct Entry<'a> {
+/// An entry as it stands in its page.
+pub(crate) struct Entry<'a> {
     kind: u8,
-    key: &'a [u8],
+    /// Key suffix.
+    pub key: &'a [u8],
     /// Content range within the page.
-    content: std::ops::Range<usize>,
+    pub content: std::ops::Range<usize>,
+}
+
+impl Entry<'_> {
+    /// True if the content is the value of the key.
+    pub fn is_put(&self) -> bool {
+        self.kind == 0
+    }
 }
 
 impl Page {
@@ -96,7 +105,9 @@ impl Page {
         Some(Entry { kind, key, content: at + content_at..at + end })
     }
 
-    fn entry(&self, i: usize) -> Entry<'_> {
+    /// Entry `i`.
+    #[inline]
+    pub fn entry(&self, i: usize) -> Entry<'_> {
         // `parse` and `Builder` are the only sources of pages, and both admit only whole entries.
         self.try_entry(i).unwrap_or_else(|| panic!("entry {i} of {} in a checked page", self.count))
     }
@@ -133,26 +144,6 @@ impl Page {
         self.data.get(key_at..key_at + usize::from(key_len))
     }
 
-    /// The entries in `range` with `head` put before their keys. The keys share one piece of memory,
-    /// the messages the page's.
-    pub fn entries(&self, range: std::ops::Range<usize>, head: &[u8]) -> impl Iterator<Item = (Bytes, Msg)> {
-        let mut keys = BytesMut::with_capacity(range.len() * (head.len() + 16));
-        let mut found = Vec::with_capacity(range.len());
-        for i in range {
-            let entry = self.entry(i);
-            keys.put_slice(head);
-            keys.put_slice(entry.key);
-            found.push((keys.len(), Msg::decode(entry.kind, self.data.slice(entry.content))));
-        }
-        let mut keys = keys.freeze();
-        let mut start = 0;
-        found.into_iter().map(move |(end, msg)| {
-            let key = keys.split_to(end - start);
-            start = end;
-            (key, msg)
-        })
-    }
-
     /// The key suffix of entry `i`, sharing the page's memory.
     pub fn key_bytes(&self, i: usize) -> Bytes {
         self.data.slice_ref(self.entry(i).key)
@@ -172,7 +163,7 @@ impl Page {
 
     /// True if every message is a `Put`, so that the page could stand in a leaf.
     pub fn is_pure(&self) -> bool {
-        (0..self.count).all(|i| self.entry(i).kind == 0)
+        (0..self.count).all(|i| self.entry(i).is_put())
     }
 
     /// Index of the first entry whose key is at least `suffix`, and whether it is equal.
@@ -275,11 +266,8 @@ mod tests {
         assert_eq!(page.search(b"42"), (42, true));
         assert_eq!(page.search(b"420"), (43, false));
         assert_eq!(page.msg(42), Msg::Put("42".into()));
-        let some: Vec<_> = page.entries(8..11, b"a/").collect();
-        assert_eq!(
-            some,
-            [("a/08", "8"), ("a/09", "9"), ("a/10", "10")].map(|(k, v)| (k.into(), Msg::Put(v.into())))
-        );
+        let entry = page.entry(8);
+        assert_eq!((entry.key, &page.data()[entry.content.clone()]), (&b"08"[..], &b"8"[..]));
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::{
     error::Result,
     format::{
         message::Msg,
-        node::{Body, Node, Run},
+        node::{Body, Node, PageRef, Run},
     },
     key::{Lens, Span, compare_joined},
     store::{pager::Pager, table::Stored},
@@ -29,6 +29,9 @@ use crate::{
 /// Points that are taken from a table at first and at most at once.
 const FIRST_POINTS: usize = 16;
 const MOST_POINTS: usize = 512;
+
+/// Pages among which the end of a range is looked for first.
+const NEAR: usize = 2;
 
 /// What reading takes.
 pub(super) struct Io<'a> {
@@ -58,11 +61,13 @@ impl RunAt {
 /// What of a run may hold keys of `local`.
 pub(super) fn pages_in(run: &Run, local: &Span) -> Range<usize> {
     let from = run.page_from(&local.lo);
-    let to = match &local.hi {
-        Some(hi) => run.pages.partition_point(|p| compare_joined(&p.prefix, &p.first, hi).is_lt()),
-        None => run.pages.len(),
-    };
-    from..to.max(from)
+    let Some(hi) = &local.hi else { return from..run.pages.len() };
+    let below = |page: &PageRef| compare_joined(&page.prefix, &page.first, hi).is_lt();
+    let rest = run.pages.get(from..).unwrap_or_default();
+    // A short range ends soon.
+    let near = rest.iter().take(NEAR).take_while(|page| below(page)).count();
+    let count = if near == NEAR { near + rest[near..].partition_point(below) } else { near };
+    from..from + count
 }
 
 /// Where a feed takes more from.

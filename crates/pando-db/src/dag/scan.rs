@@ -185,12 +185,9 @@ impl Descent<'_, '_> {
     /// Takes what a node says about the stretch, which is `local` in its keys.
     fn through_node(&mut self, handle: Handle, mut local: Span) -> Next {
         let Handle { node, home } = handle;
-        let edges = match &node.body {
-            Body::Leaf(run) => {
-                self.add_run(run, &local, || RunAt { node: node.clone(), home, layer: None });
-                return Next::End;
-            }
-            Body::Interior(edges) => edges,
+        let Body::Interior(edges) = &node.body else {
+            self.sources.push(Source::Run(RunAt { node, home, layer: None }, self.lens.clone()));
+            return Next::End;
         };
         let i = self.choose_edge(edges, &local);
         if self.direction == Direction::Forward {

@@ -142,13 +142,8 @@ impl Part {
     }
 }
 
-/// Where the value of the pair at hand is.
-#[derive(Debug)]
-enum Found {
-    /// In the page of the lane.
-    Inside(Range<usize>),
-    Apart(Bytes),
-}
+/// Entries between the one that is taken and the one that is asked from memory meanwhile.
+const TOUCH_AHEAD: usize = 6;
 
 /// Pairs that follow each other in one block, and the one that was taken last.
 #[derive(Debug)]
@@ -157,13 +152,15 @@ pub(crate) struct Lane {
     key: Vec<u8>,
     /// Bytes of `key` that all keys of the lane begin with.
     head: usize,
-    value: Found,
+    /// Where the value is in the page of the lane; `None`: it is `apart`.
+    inside: Option<Range<usize>>,
+    apart: Bytes,
 }
 
 impl Default for Lane {
     fn default() -> Self {
         let part = Part { block: Block::Settled(Bytes::new()), left: 0..0 };
-        Self { part, key: Vec::new(), head: 0, value: Found::Apart(Bytes::new()) }
+        Self { part, key: Vec::new(), head: 0, inside: None, apart: Bytes::new() }
     }
 }
 
@@ -176,7 +173,8 @@ impl Lane {
             self.key.extend_from_slice(&seen.head);
         }
         self.head = self.key.len();
-        self.value = Found::Apart(Bytes::new());
+        self.inside = None;
+        self.apart = Bytes::new();
     }
 
     /// Goes on with one pair.
@@ -195,33 +193,42 @@ impl Lane {
     pub fn advance(&mut self, direction: Direction, merge: &dyn Merge) -> bool {
         while let Some(i) = self.part.next(direction) {
             self.part.step(direction);
-            match &self.part.block {
-                Block::Page { page, seen } => {
-                    let entry = page.entry(i);
-                    self.value = if entry.is_put() {
-                        Found::Inside(entry.content)
-                    } else {
-                        // Nothing older lies below: what is said here is all.
-                        match page.msg(i).into_value(merge) {
-                            Some(value) => Found::Apart(value),
-                            None => continue,
-                        }
-                    };
-                    self.key.truncate(self.head);
-                    self.key.extend_from_slice(entry.key.get(seen.cut.len()..).unwrap_or_default());
+            let Block::Page { page, seen } = &self.part.block else {
+                match self.take_apart(i, merge) {
+                    true => return true,
+                    false => continue,
                 }
-                Block::Points(points) => {
-                    let (key, msg) = &points[i];
-                    let Some(value) = msg.resolve(None, merge) else { continue };
-                    self.value = Found::Apart(value);
-                    self.key.clear();
-                    self.key.extend_from_slice(key);
-                }
-                Block::Settled(value) => self.value = Found::Apart(value.clone()),
+            };
+            let entry = page.entry(i);
+            page.touch(i.wrapping_add(TOUCH_AHEAD));
+            self.inside = Some(entry.content.clone());
+            self.key.truncate(self.head);
+            self.key.extend_from_slice(entry.key.get(seen.cut.len()..).unwrap_or_default());
+            if entry.is_put() || self.take_apart(i, merge) {
+                return true;
             }
-            return true;
         }
         false
+    }
+
+    /// The same for entry `i`, if that is not a value in a page. Nothing older lies below: what is said
+    /// here is all.
+    #[inline(never)]
+    fn take_apart(&mut self, i: usize, merge: &dyn Merge) -> bool {
+        if let Block::Points(points) = &self.part.block
+            && let Some((key, _)) = points.get(i)
+        {
+            self.key.clear();
+            self.key.extend_from_slice(key);
+        }
+        self.inside = None;
+        match self.part.block.msg(i).into_value(merge) {
+            Some(value) => {
+                self.apart = value;
+                true
+            }
+            None => false,
+        }
     }
 
     /// The key of the pair that was taken last.
@@ -233,21 +240,17 @@ impl Lane {
     /// Its value.
     #[inline]
     pub fn value(&self) -> &[u8] {
-        match (&self.value, &self.part.block) {
-            (Found::Apart(value), _) => value,
-            (Found::Inside(content), Block::Page { page, .. }) => {
-                page.data().get(content.clone()).unwrap_or_default()
-            }
-            (Found::Inside(_), _) => &[],
+        match (&self.inside, &self.part.block) {
+            (Some(content), Block::Page { page, .. }) => page.data().get(content.clone()).unwrap_or_default(),
+            _ => &self.apart,
         }
     }
 
     /// Its value, to keep: shares the memory of what it lies in.
     pub fn value_bytes(&self) -> Bytes {
-        match (&self.value, &self.part.block) {
-            (Found::Apart(value), _) => value.clone(),
-            (Found::Inside(_), Block::Page { page, .. }) => page.data().slice_ref(self.value()),
-            (Found::Inside(_), _) => Bytes::new(),
+        match (&self.inside, &self.part.block) {
+            (Some(_), Block::Page { page, .. }) => page.data().slice_ref(self.value()),
+            _ => self.apart.clone(),
         }
     }
 }

@@ -48,8 +48,13 @@ impl Stretch {
         &self.lanes[end as usize]
     }
 
-    /// Takes the next pair from an end: the lane that now has it, if there is one.
+    /// Takes the next pair from an end if it is in the lane of that end.
     #[inline]
+    pub fn walk(&mut self, direction: Direction, merge: &dyn Merge) -> bool {
+        self.lanes[direction as usize].advance(direction, merge)
+    }
+
+    /// Takes the next pair from an end: the lane that now has it, if there is one.
     pub(super) fn advance(
         &mut self,
         direction: Direction,
@@ -57,7 +62,7 @@ impl Stretch {
         io: &mut Io<'_>,
     ) -> Result<Option<Direction>> {
         loop {
-            if self.lanes[direction as usize].advance(direction, merge) {
+            if self.walk(direction, merge) {
                 return Ok(Some(direction));
             }
             if !self.find_lane(direction, merge, io)? {

@@ -120,6 +120,13 @@ impl Cursor {
     /// Takes the next pair from an end: the lane that has it.
     #[inline]
     fn advance(&mut self, direction: Direction) -> Result<Option<&Lane>> {
+        // Mostly there is more of what one walks along.
+        let merge = &*self.snapshot.engine.merge;
+        if let Some(stretch) = &mut self.stretches[direction as usize]
+            && stretch.walk(direction, merge)
+        {
+            return Ok(self.stretches[direction as usize].as_ref().map(|stretch| stretch.lane(direction)));
+        }
         let found = match self.find(direction) {
             Ok(found) => found,
             Err(error) => {
@@ -132,7 +139,7 @@ impl Cursor {
     }
 
     /// The same: in the stretch of which end it is, and in which of its lanes.
-    #[inline]
+    #[inline(never)]
     fn find(&mut self, direction: Direction) -> Result<Option<(Direction, Direction)>> {
         let Self { snapshot, rest, stretches, ahead, .. } = self;
         let engine = &*snapshot.engine;

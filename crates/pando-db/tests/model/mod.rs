@@ -15,6 +15,7 @@ pub mod config;
 pub mod coverage;
 pub mod generate;
 pub mod oracle;
+pub mod reading;
 pub mod rng;
 pub mod runner;
 pub mod shrink;

@@ -79,9 +79,9 @@ impl Engine for Pando {
     }
 
     fn scan(&self, prefix: &[u8], sink: PairSink<'_>) -> Result<()> {
-        for pair in self.0.prefix(prefix) {
-            let (key, value) = pair?;
-            sink(&key, &value)?;
+        let mut cursor = self.0.prefix(prefix);
+        while let Some((key, value)) = cursor.next_ref()? {
+            sink(key, value)?;
         }
         Ok(())
     }

@@ -37,7 +37,7 @@ mod stats;
 mod store;
 
 pub use batch::{Batch, Op};
-pub use db::{Backup, BackupReport, CheckReport, Cursor, Db, Finding, Snapshot};
+pub use db::{Backup, BackupReport, CheckReport, Cursor, Db, Finding, PairRef, Snapshot};
 /// What [`Db::inspect`] and [`Db::usage`] give.
 pub use db::{
     Content, EdgeInfo, EntryInfo, ExtentInfo, InspectOptions, Inspection, KeyRange, LayerInfo, MessageInfo,

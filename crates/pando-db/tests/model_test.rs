@@ -23,6 +23,7 @@ fn all_operations_and_crashes() {
         ("pending range-upserts", 30),
         ("snapshots compared", 20),
         ("held cursors compared", 20),
+        ("held cursors moved", 5),
         ("overlaps refused", 5),
         ("reopened", 20),
         ("second crashes", 3),

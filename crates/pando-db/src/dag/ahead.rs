@@ -9,6 +9,7 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use crate::{
+    error::Result,
     format::{node::PageRef, page::Page},
     store::{
         pager::{Pager, Piece},
@@ -33,8 +34,26 @@ pub(crate) struct Ahead {
 
 impl Ahead {
     /// Notes that the scan goes on.
-    pub fn grow(&mut self) {
+    fn grow(&mut self) {
         self.limit = (self.limit * 2).clamp(FIRST, MOST);
+    }
+
+    /// The page, which is the first of `follow`, pages of one run that a scan will want if it goes on. Those
+    /// are read with it if the scan has gone on before. At most one read.
+    pub fn load<'p>(
+        &mut self,
+        home: Option<&Arc<Stored>>,
+        page: &PageRef,
+        follow: impl Iterator<Item = &'p PageRef>,
+        pager: &Pager,
+    ) -> Result<Arc<Page>> {
+        self.fetch(home, follow, pager);
+        let loaded = match self.page(home, page) {
+            Some(loaded) => loaded,
+            None => pager.page(home, page)?,
+        };
+        self.grow();
+        Ok(loaded)
     }
 
     /// Reads the first of `wanted`, pages of one run, and those right behind it, unless it is here
@@ -45,9 +64,12 @@ impl Ahead {
         wanted: impl Iterator<Item = &'p PageRef>,
         pager: &Pager,
     ) {
+        if self.limit == 0 {
+            return;
+        }
         let mut wanted = wanted.peekable();
         let Some(first) = wanted.peek() else { return };
-        if self.limit == 0 || self.page(home, first).is_some() {
+        if self.page(home, first).is_some() {
             return;
         }
         let batch = pager.read_side_by_side(home, wanted, self.limit);
@@ -60,7 +82,7 @@ impl Ahead {
     }
 
     /// The page, if it was read ahead.
-    pub fn page(&mut self, home: Option<&Arc<Stored>>, page: &PageRef) -> Option<Arc<Page>> {
+    fn page(&mut self, home: Option<&Arc<Stored>>, page: &PageRef) -> Option<Arc<Page>> {
         let piece = Piece::of(home, page)?;
         let find = |batch: &Vec<(Piece, Arc<Page>)>| {
             let i = batch.binary_search_by_key(&piece, |(piece, _)| *piece).ok()?;

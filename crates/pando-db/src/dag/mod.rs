@@ -8,9 +8,11 @@
 
 pub(crate) mod absorb;
 pub(crate) mod ahead;
+pub(crate) mod block;
 pub(crate) mod check;
 pub(crate) mod clone;
 pub(crate) mod edit;
+mod feed;
 pub(crate) mod flatten;
 pub(crate) mod flush;
 pub(crate) mod layer;
@@ -20,6 +22,7 @@ pub(crate) mod scan;
 pub(crate) mod simplify;
 pub(crate) mod sink;
 pub(crate) mod split;
+pub(crate) mod stretch;
 pub(crate) mod tree;
 mod trim;
 pub(crate) mod update;

@@ -139,8 +139,7 @@ impl Run {
             return Ok(None);
         }
         let loaded = load(page)?;
-        let (i, found) = page.search(&loaded, key);
-        Ok(found.then(|| loaded.msg(i)))
+        Ok(page.find(&loaded, key).map(|i| loaded.msg(i)))
     }
 }
 

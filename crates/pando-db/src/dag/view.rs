@@ -5,9 +5,7 @@
 //! immutable and lives as long as it does. Query cost: one header a level that
 //! is not cached, and a page per layer on the way whose range may hold the key.
 
-use std::sync::Arc;
-
-use bytes::Bytes;
+use std::{borrow::Cow, sync::Arc};
 
 use super::{memtable::Memtable, tree::Tree};
 use crate::{
@@ -16,7 +14,7 @@ use crate::{
         message::{Msg, Value},
         node::{Body, Layer, Node, NodeId, Target, UpdateMsg},
     },
-    key::Lens,
+    key::common_prefix_len,
     merge::Merge,
     store::{
         pager::{Handle, Pager},
@@ -56,11 +54,14 @@ impl Pending {
     }
 }
 
+/// The key in the keys of a node: a part of the one asked for, as long as nothing has been put on.
+type Local<'k> = Cow<'k, [u8]>;
+
 /// What one source says about a key.
-enum Word {
+enum Word<'k> {
     Value(Value),
     /// A range message covers the key: go on there, if anywhere.
-    Jump(Option<(NodeId, Bytes)>),
+    Jump(Option<(NodeId, Local<'k>)>),
     Nothing,
 }
 
@@ -68,7 +69,7 @@ impl View {
     /// The value of `key`.
     pub fn get(&self, key: &[u8], pager: &Pager, merge: &dyn Merge) -> Result<Value> {
         let mut pending = Pending::default();
-        let mut at = (self.tree.root, Bytes::copy_from_slice(key));
+        let mut at = (self.tree.root, Local::Borrowed(key));
         for table in &self.tables {
             // A point includes what the updates of its table say.
             match table.points.get(key) {
@@ -81,7 +82,7 @@ impl View {
             }
             if let Some(range) = table.range_at(key) {
                 let Some(target) = &range.target else { return Ok(pending.over(None, merge)) };
-                at = (target.id, Lens::of_edge(&range.span, &target.prepend).apply(key));
+                at = step(range.span.common_prefix_len(), target, &Local::Borrowed(key));
                 break;
             }
         }
@@ -115,13 +116,13 @@ pub(crate) fn out_of_node(id: NodeId, node: &Node, key: &[u8]) -> Error {
     Error::corrupt("edge", 0, format!("an edge leads to {key:?} in node {id}, which holds {:?}", node.span))
 }
 
-fn query_node(
+fn query_node<'k>(
     handle: &Handle,
-    key: &Bytes,
+    key: &Local<'k>,
     pending: &mut Pending,
     pager: &Pager,
     merge: &dyn Merge,
-) -> Result<Word> {
+) -> Result<Word<'k>> {
     let node = &handle.node;
     let load = |page: &_| pager.page(handle.home.as_ref(), page);
     let edges = match &node.body {
@@ -146,16 +147,25 @@ fn query_node(
         }
     }
     Ok(match &edges[i].child {
-        Some(target) => Word::Jump(Some(step(&node.edge_span(i), target, key))),
+        Some(target) => {
+            let hi = edges.get(i + 1).map(|next| &next.lo).or(node.span.hi.as_ref());
+            let strip = common_prefix_len(&edges[i].lo, hi.map(|hi| &hi[..]));
+            Word::Jump(Some(step(strip, target, key)))
+        }
         None => Word::Nothing,
     })
 }
 
-fn range_jump(layer: &Layer, key: &Bytes) -> Option<Option<(NodeId, Bytes)>> {
+fn range_jump<'k>(layer: &Layer, key: &Local<'k>) -> Option<Option<(NodeId, Local<'k>)>> {
     let range = layer.range_at(key)?;
-    Some(range.target.as_ref().map(|target| step(&range.span, target, key)))
+    Some(range.target.as_ref().map(|target| step(range.span.common_prefix_len(), target, key)))
 }
 
-fn step(live: &crate::key::Span, target: &Target, key: &Bytes) -> (NodeId, Bytes) {
-    (target.id, Lens::of_edge(live, &target.prepend).apply_shared(key))
+/// Follows an edge or Goto that takes `strip` bytes off.
+fn step<'k>(strip: usize, target: &Target, key: &Local<'k>) -> (NodeId, Local<'k>) {
+    let local = match key {
+        Cow::Borrowed(key) if target.prepend.is_empty() => Cow::Borrowed(&key[strip..]),
+        key => Cow::Owned([&target.prepend, &key[strip..]].concat()),
+    };
+    (target.id, local)
 }

@@ -1,6 +1,6 @@
 //! Cursors and snapshots: consistent reads that last as long as one holds them.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::sync::Arc;
 
 use bytes::Bytes;
 
@@ -8,7 +8,9 @@ use super::engine::Engine;
 use crate::{
     dag::{
         ahead::Ahead,
+        block::Lane,
         scan::{Direction, Scanner},
+        stretch::Stretch,
         view::View,
     },
     error::Result,
@@ -32,60 +34,142 @@ impl Snapshot {
 
     /// The pairs in `[lo, hi)` (`None`: no upper bound), in order, from either end.
     pub fn range(&self, lo: &[u8], hi: Option<&[u8]>) -> Cursor {
-        let rest = Span::new(Bytes::copy_from_slice(lo), hi.map(Bytes::copy_from_slice));
-        Cursor {
-            snapshot: self.clone(),
-            rest: Some(rest).filter(|r| !r.is_empty()),
-            front: VecDeque::new(),
-            back: VecDeque::new(),
-            ahead: Ahead::default(),
-        }
+        self.clone().into_range(lo, hi)
     }
 
     /// The pairs whose keys begin with `prefix`.
     pub fn prefix(&self, prefix: &[u8]) -> Cursor {
-        self.range(prefix, crate::key::successor(prefix).as_deref())
+        self.clone().into_prefix(prefix)
+    }
+
+    pub(super) fn into_range(self, lo: &[u8], hi: Option<&[u8]>) -> Cursor {
+        let range = Span::new(Bytes::copy_from_slice(lo), hi.map(Bytes::copy_from_slice));
+        Cursor {
+            snapshot: self,
+            rest: Some(range.clone()).filter(|r| !r.is_empty()),
+            range,
+            stretches: [None, None],
+            ahead: Ahead::default(),
+        }
+    }
+
+    pub(super) fn into_prefix(self, prefix: &[u8]) -> Cursor {
+        self.into_range(prefix, crate::key::successor(prefix).as_deref())
     }
 }
 
-/// The pairs of a range in key order, as of the moment the cursor was made. `next` reads from the
-/// low end, `next_back` from the high one. After an error the cursor ends.
+/// A pair that a cursor lends.
+pub type PairRef<'a> = (&'a [u8], &'a [u8]);
+
+/// The pairs of a range in key order, as of the moment the cursor was made.
+///
+/// There are two ways to take them, and they may be mixed: [`Cursor::next_ref`] and
+/// [`Cursor::next_back_ref`] lend a pair until the next call, and mostly cost no allocation; as an
+/// [`Iterator`] a cursor gives pairs to keep. Either takes from the low end or the high one, and the cursor
+/// ends when they meet. After an error it ends too.
+///
+/// Memory: besides the cache, some pages of each node on the way from the root, and up to 8 MiB that were
+/// read ahead.
 pub struct Cursor {
     snapshot: Snapshot,
-    /// What neither end has read.
+    /// What it was made for.
+    range: Span,
+    /// What neither end has come to.
     rest: Option<Span>,
-    front: VecDeque<(Bytes, Bytes)>,
-    back: VecDeque<(Bytes, Bytes)>,
+    /// Where the ends are, by [`Direction`].
+    stretches: [Option<Stretch>; 2],
     ahead: Ahead,
 }
 
 impl Cursor {
-    /// Reads windows from one end until one holds pairs.
-    fn fill(&mut self, direction: Direction) -> Result<()> {
-        while let Some(rest) = self.rest.take() {
-            let engine = &self.snapshot.engine;
-            let scanner = Scanner { view: &self.snapshot.view, pager: &engine.pager, merge: &*engine.merge };
-            let (window, pairs) = scanner.window(&rest, direction, &mut self.ahead)?;
-            assert!(rest.covers(&window) && !window.is_empty(), "a window must be part of what is left");
-            let (below, above) = rest.without(&window);
-            self.rest = match direction {
+    /// The next pair from the low end, lent until the next call.
+    #[inline]
+    pub fn next_ref(&mut self) -> Result<Option<PairRef<'_>>> {
+        Ok(self.advance(Direction::Forward)?.map(|lane| (lane.key(), lane.value())))
+    }
+
+    /// The next pair from the high end, lent until the next call.
+    #[inline]
+    pub fn next_back_ref(&mut self) -> Result<Option<PairRef<'_>>> {
+        Ok(self.advance(Direction::Backward)?.map(|lane| (lane.key(), lane.value())))
+    }
+
+    /// Starts anew with the pairs of the cursor's range from `key` on, those included that were taken
+    /// before: what comes next from the low end is the first pair at or above `key`.
+    ///
+    /// Cost: none now, and one search from the root when the next pair is taken.
+    pub fn seek(&mut self, key: &[u8]) {
+        let from = Span::new(Bytes::copy_from_slice(key), None);
+        self.restart(from);
+    }
+
+    /// Starts anew with the pairs of the cursor's range below `key`, those included that were taken
+    /// before: what comes next from the high end is the last pair below `key`. Cost as [`Cursor::seek`].
+    pub fn seek_back(&mut self, key: &[u8]) {
+        let below = Span::new(Bytes::new(), Some(Bytes::copy_from_slice(key)));
+        self.restart(below);
+    }
+
+    fn restart(&mut self, part: Span) {
+        self.stretches = [None, None];
+        self.rest = self.range.intersect(&part);
+        // What is read next may lie elsewhere.
+        self.ahead = Ahead::default();
+    }
+
+    /// Takes the next pair from an end: the lane that has it.
+    #[inline]
+    fn advance(&mut self, direction: Direction) -> Result<Option<&Lane>> {
+        // Mostly there is more of what one walks along.
+        let merge = &*self.snapshot.engine.merge;
+        if let Some(stretch) = &mut self.stretches[direction as usize]
+            && stretch.walk(direction, merge)
+        {
+            return Ok(self.stretches[direction as usize].as_ref().map(|stretch| stretch.lane(direction)));
+        }
+        let found = match self.find(direction) {
+            Ok(found) => found,
+            Err(error) => {
+                self.stretches = [None, None];
+                self.rest = None;
+                return Err(error);
+            }
+        };
+        Ok(found.and_then(|(end, lane)| Some(self.stretches[end as usize].as_ref()?.lane(lane))))
+    }
+
+    /// The same: in the stretch of which end it is, and in which of its lanes.
+    #[inline(never)]
+    fn find(&mut self, direction: Direction) -> Result<Option<(Direction, Direction)>> {
+        let Self { snapshot, rest, stretches, ahead, .. } = self;
+        let engine = &*snapshot.engine;
+        let mut scanner =
+            Scanner { view: &snapshot.view, pager: &engine.pager, merge: &*engine.merge, ahead };
+        loop {
+            if let Some(stretch) = &mut stretches[direction as usize]
+                && let Some(lane) = scanner.advance(stretch, direction)?
+            {
+                return Ok(Some((direction, lane)));
+            }
+            let Some(range) = rest.take() else { break };
+            let (span, stretch) = scanner.stretch(range.clone(), direction)?;
+            assert!(range.covers(&span) && !span.is_empty(), "a stretch must be part of what is left");
+            let (below, above) = range.without(&span);
+            *rest = match direction {
                 Direction::Forward => above,
                 Direction::Backward => below,
             };
-            if !pairs.is_empty() {
-                match direction {
-                    // It was empty, or nobody would have asked.
-                    Direction::Forward => self.front = pairs.into(),
-                    Direction::Backward => {
-                        for pair in pairs.into_iter().rev() {
-                            self.back.push_back(pair);
-                        }
-                    }
-                }
-                break;
-            }
+            stretches[direction as usize] = Some(stretch);
         }
-        Ok(())
+        // The ends have met: what the other one has come to is left.
+        let other = direction.other();
+        let Some(stretch) = &mut stretches[other as usize] else { return Ok(None) };
+        Ok(scanner.advance(stretch, direction)?.map(|lane| (other, lane)))
+    }
+
+    fn next_pair(&mut self, direction: Direction) -> Option<Result<(Bytes, Bytes)>> {
+        let found = self.advance(direction).transpose()?;
+        Some(found.map(|lane| (Bytes::copy_from_slice(lane.key()), lane.value_bytes())))
     }
 }
 
@@ -93,23 +177,12 @@ impl Iterator for Cursor {
     type Item = Result<(Bytes, Bytes)>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.front.is_empty()
-            && let Err(error) = self.fill(Direction::Forward)
-        {
-            return Some(Err(error));
-        }
-        // Where the two ends have met, what the other one fetched is left.
-        self.front.pop_front().or_else(|| self.back.pop_back()).map(Ok)
+        self.next_pair(Direction::Forward)
     }
 }
 
 impl DoubleEndedIterator for Cursor {
     fn next_back(&mut self) -> Option<Self::Item> {
-        if self.back.is_empty()
-            && let Err(error) = self.fill(Direction::Backward)
-        {
-            return Some(Err(error));
-        }
-        self.back.pop_front().or_else(|| self.front.pop_back()).map(Ok)
+        self.next_pair(Direction::Backward)
     }
 }

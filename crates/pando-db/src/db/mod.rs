@@ -29,7 +29,7 @@ use crate::{Batch, CreateOptions, Error, Options, Result, Stats, device::Device}
 
 pub use backup::BackupReport;
 pub use check::{CheckReport, Finding};
-pub use cursor::{Cursor, Snapshot};
+pub use cursor::{Cursor, PairRef, Snapshot};
 use engine::Engine;
 pub use inspect::{
     Content, EdgeInfo, EntryInfo, ExtentInfo, InspectOptions, Inspection, KeyRange, LayerInfo, MessageInfo,
@@ -98,12 +98,12 @@ impl Db {
 
     /// The pairs in `[lo, hi)` (`None`: no upper bound) as of now, in order, from either end.
     pub fn range(&self, lo: &[u8], hi: Option<&[u8]>) -> Cursor {
-        self.snapshot().range(lo, hi)
+        self.snapshot().into_range(lo, hi)
     }
 
     /// The pairs whose keys begin with `prefix`, as of now.
     pub fn prefix(&self, prefix: &[u8]) -> Cursor {
-        self.snapshot().prefix(prefix)
+        self.snapshot().into_prefix(prefix)
     }
 
     /// Applies all operations of `batch` in order, all or none. Visible when the call returns;

@@ -26,26 +26,83 @@ pub(crate) struct Page {
     count: usize,
     /// Where the offset table begins.
     table: usize,
-    /// The heads of the keys of every [`STEP`]th entry, close together: most of a search needs no more.
-    heads: Arc<[u64]>,
+    /// Every message is a `Put`.
+    pure: bool,
+    /// What is known of the keys of every [`STEP`] entries, close together: most of a search needs no more.
+    groups: Arc<[Group]>,
 }
 
-/// Entries between two whose heads are kept: a byte of memory an entry.
+/// Entries of a group: two bytes of memory an entry.
 const STEP: usize = 8;
 
-/// The first bytes of a key as a number: if `head(a) < head(b)`, then `a < b`.
-fn head(key: &[u8]) -> u64 {
-    let mut head = [0; 8];
-    let len = key.len().min(8);
-    head[..len].copy_from_slice(&key[..len]);
-    u64::from_be_bytes(head)
+/// Some entries that follow each other.
+#[derive(Debug, Clone, Copy)]
+struct Group {
+    /// Of the first key.
+    head: u64,
+    /// A byte for each key; one that is not there mostly shows by it.
+    tags: [u8; STEP],
 }
 
-struct Entry<'a> {
+impl Group {
+    /// The entries whose tag may be this one, counted in the group.
+    fn candidates(self, tag: u8) -> impl Iterator<Item = usize> {
+        const ONES: u64 = u64::MAX / 255;
+        // A byte that is 0 has its highest bit set behind this, and few others have.
+        let unlike = u64::from_le_bytes(self.tags) ^ (ONES * u64::from(tag));
+        let mut alike = unlike.wrapping_sub(ONES) & !unlike & (ONES << 7);
+        std::iter::from_fn(move || {
+            let at = alike.trailing_zeros() as usize / 8;
+            alike &= alike.wrapping_sub(1);
+            (at < STEP).then_some(at)
+        })
+    }
+}
+
+/// Notes entry `i`, which follows those noted.
+#[inline]
+fn note(groups: &mut Vec<Group>, i: usize, key: &[u8]) {
+    if i.is_multiple_of(STEP) {
+        groups.push(Group { head: head(key), tags: [0; STEP] });
+    }
+    if let Some(group) = groups.last_mut() {
+        group.tags[i % STEP] = tag(key);
+    }
+}
+
+/// A byte that says little of a key, but much of whether two are equal.
+#[inline]
+fn tag(key: &[u8]) -> u8 {
+    let tail = key.last_chunk().map_or(0, |tail| u64::from_be_bytes(*tail));
+    let mixed = (head(key) ^ tail.rotate_left(32) ^ key.len() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed >> 56) as u8
+}
+
+/// The first bytes of a key as a number: if `head(a) < head(b)`, then `a < b`.
+#[inline]
+fn head(key: &[u8]) -> u64 {
+    match key.first_chunk() {
+        Some(head) => u64::from_be_bytes(*head),
+        None => {
+            key.iter().zip((0..8).rev()).fold(0, |head, (&byte, place)| head | u64::from(byte) << (8 * place))
+        }
+    }
+}
+
+/// An entry as it stands in its page.
+pub(crate) struct Entry<'a> {
     kind: u8,
-    key: &'a [u8],
+    /// Key suffix.
+    pub key: &'a [u8],
     /// Content range within the page.
-    content: std::ops::Range<usize>,
+    pub content: std::ops::Range<usize>,
+}
+
+impl Entry<'_> {
+    /// True if the content is the value of the key.
+    pub fn is_put(&self) -> bool {
+        self.kind == 0
+    }
 }
 
 impl Page {
@@ -61,29 +118,60 @@ impl Page {
             .checked_mul(4)
             .and_then(|len| (data.len() - 4).checked_sub(len))
             .ok_or_else(|| bad(format!("{count} entries in {} bytes", data.len())))?;
-        let mut page = Page { data, count, table, heads: Arc::default() };
-        let mut last: Option<&[u8]> = None;
+        let mut page = Page { data, count, table, pure: true, groups: Arc::default() };
+        let mut groups: Vec<Group> = Vec::with_capacity(count.div_ceil(STEP));
+        let mut pure = true;
+        let mut last: Option<(u64, &[u8])> = None;
         for i in 0..count {
             let entry = page.try_entry(i).ok_or_else(|| bad(format!("entry {i} is malformed")))?;
-            if last.is_some_and(|last| last >= entry.key) {
+            let head = head(entry.key);
+            // Mostly the heads differ, and that says all.
+            if last.is_some_and(|(above, last)| above >= head && (above > head || last >= entry.key)) {
                 return Err(bad(format!("entry {i} is out of order")));
             }
-            if !Msg::is_valid(entry.kind, &page.data[entry.content.clone()]) {
-                return Err(bad(format!("entry {i} has a malformed message")));
+            if !entry.is_put() {
+                pure = false;
+                if !Msg::is_valid(entry.kind, &page.data[entry.content.clone()]) {
+                    return Err(bad(format!("entry {i} has a malformed message")));
+                }
             }
-            last = Some(entry.key);
+            note(&mut groups, i, entry.key);
+            last = Some((head, entry.key));
         }
-        page.keep_heads();
+        page.pure = pure;
+        page.groups = groups.into();
         Ok(page)
     }
 
-    fn keep_heads(&mut self) {
-        self.heads = (0..self.count).step_by(STEP).map(|i| head(self.key(i))).collect();
+    /// Where entry `i` begins.
+    #[inline]
+    fn offset(&self, i: usize) -> Option<usize> {
+        let slot = self.table + 4 * i;
+        Some(u32::from_le_bytes(*self.data.get(slot..)?.first_chunk()?) as usize)
     }
 
+    #[inline]
     fn try_entry(&self, i: usize) -> Option<Entry<'_>> {
-        let slot = self.table + 4 * i;
-        let at = u32::from_le_bytes(self.data.get(slot..slot + 4)?.try_into().ok()?) as usize;
+        let at = self.offset(i)?;
+        let body = self.data.get(at..self.table)?;
+        // Mostly the lengths are short; whatever they are, they are checked below.
+        let (key_at, key_len, content_len) = match body.first_chunk() {
+            Some(&[_, key @ 0..0x80, content @ 0..0x80, _]) => (3, usize::from(key), usize::from(content)),
+            Some(&[_, key @ 0..0x80, low, high @ 0..0x80]) => {
+                (4, usize::from(key), usize::from(low & 0x7f) | usize::from(high) << 7)
+            }
+            _ => return self.long_entry(at),
+        };
+        let content_at = key_at + key_len;
+        let end = content_at + content_len;
+        let key = body.get(key_at..content_at)?;
+        body.get(content_at..end)?;
+        Some(Entry { kind: body[0], key, content: at + content_at..at + end })
+    }
+
+    /// The same for an entry of any lengths.
+    #[cold]
+    fn long_entry(&self, at: usize) -> Option<Entry<'_>> {
         let body = self.data.get(at..self.table)?;
         let kind = *body.first()?;
         let (key_len, w1) = peek_varint(&body[1..])?;
@@ -96,7 +184,9 @@ impl Page {
         Some(Entry { kind, key, content: at + content_at..at + end })
     }
 
-    fn entry(&self, i: usize) -> Entry<'_> {
+    /// Entry `i`.
+    #[inline]
+    pub fn entry(&self, i: usize) -> Entry<'_> {
         // `parse` and `Builder` are the only sources of pages, and both admit only whole entries.
         self.try_entry(i).unwrap_or_else(|| panic!("entry {i} of {} in a checked page", self.count))
     }
@@ -111,6 +201,14 @@ impl Page {
         &self.data
     }
 
+    /// Fetches the beginning of entry `i`, if there is one, for who will soon want it.
+    #[inline]
+    pub fn touch(&self, i: usize) {
+        if let Some(byte) = self.offset(i.min(self.count)).and_then(|at| self.data.get(at)) {
+            std::hint::black_box(*byte);
+        }
+    }
+
     /// The key suffix of entry `i`.
     pub fn key(&self, i: usize) -> &[u8] {
         self.short_key(i).unwrap_or_else(|| self.entry(i).key)
@@ -120,8 +218,7 @@ impl Page {
     /// are not as short as they mostly are.
     #[inline]
     fn short_key(&self, i: usize) -> Option<&[u8]> {
-        let slot = self.table + 4 * i;
-        let at = u32::from_le_bytes(*self.data.get(slot..)?.first_chunk()?) as usize;
+        let at = self.offset(i)?;
         let &[_kind, key_len @ 0..0x80, content_len, more] = self.data.get(at..)?.first_chunk()? else {
             return None;
         };
@@ -131,26 +228,6 @@ impl Page {
             _ => return None,
         };
         self.data.get(key_at..key_at + usize::from(key_len))
-    }
-
-    /// The entries in `range` with `head` put before their keys. The keys share one piece of memory,
-    /// the messages the page's.
-    pub fn entries(&self, range: std::ops::Range<usize>, head: &[u8]) -> impl Iterator<Item = (Bytes, Msg)> {
-        let mut keys = BytesMut::with_capacity(range.len() * (head.len() + 16));
-        let mut found = Vec::with_capacity(range.len());
-        for i in range {
-            let entry = self.entry(i);
-            keys.put_slice(head);
-            keys.put_slice(entry.key);
-            found.push((keys.len(), Msg::decode(entry.kind, self.data.slice(entry.content))));
-        }
-        let mut keys = keys.freeze();
-        let mut start = 0;
-        found.into_iter().map(move |(end, msg)| {
-            let key = keys.split_to(end - start);
-            start = end;
-            (key, msg)
-        })
     }
 
     /// The key suffix of entry `i`, sharing the page's memory.
@@ -172,15 +249,32 @@ impl Page {
 
     /// True if every message is a `Put`, so that the page could stand in a leaf.
     pub fn is_pure(&self) -> bool {
-        (0..self.count).all(|i| self.entry(i).kind == 0)
+        self.pure
+    }
+
+    /// How many groups lie below what begins like `suffix`, and how many below what lies above that.
+    #[inline]
+    fn groups_around(&self, suffix: &[u8]) -> (usize, usize) {
+        let wanted = head(suffix);
+        let below = self.groups.partition_point(|group| group.head < wanted);
+        let alike = self.groups.iter().skip(below).take_while(|group| group.head == wanted).count();
+        (below, below + alike)
+    }
+
+    /// Index of the entry with this key. Touches few entries beside it, and mostly none if it is not there.
+    pub fn find(&self, suffix: &[u8]) -> Option<usize> {
+        let (below, above) = self.groups_around(suffix);
+        let tag = tag(suffix);
+        (below.saturating_sub(1)..above).find_map(|i| {
+            let candidates = self.groups.get(i)?.candidates(tag).map(|at| i * STEP + at);
+            candidates.filter(|&at| at < self.count).find(|&at| self.key(at) == suffix)
+        })
     }
 
     /// Index of the first entry whose key is at least `suffix`, and whether it is equal.
     pub fn search(&self, suffix: &[u8]) -> (usize, bool) {
         // Between the last entry that is known to lie below, and the first that is known to lie above.
-        let wanted = head(suffix);
-        let below = self.heads.partition_point(|&head| head < wanted);
-        let above = below + self.heads[below..].partition_point(|&head| head == wanted);
+        let (below, above) = self.groups_around(suffix);
         let mut low = below.checked_sub(1).map_or(0, |last| last * STEP + 1);
         let mut high = self.count.min(above * STEP);
         while low < high {
@@ -234,10 +328,12 @@ impl Builder {
         let prefix = first.slice(..shared);
         let mut data = BytesMut::with_capacity(self.bytes + 4);
         let mut offsets = Vec::with_capacity(self.entries.len());
+        let mut groups = Vec::with_capacity(self.entries.len().div_ceil(STEP));
         let (mut pure, mut deletes) = (true, false);
         for (key, msg) in &self.entries {
             offsets.push(data.len() as u32);
             let (suffix, content) = (&key[shared..], msg.encode());
+            note(&mut groups, offsets.len() - 1, suffix);
             pure &= msg.is_put();
             deletes |= matches!(msg, Msg::Delete);
             data.put_u8(msg.kind());
@@ -249,8 +345,8 @@ impl Builder {
         let table = data.len();
         offsets.iter().for_each(|&at| data.put_u32_le(at));
         data.put_u32_le(offsets.len() as u32);
-        let mut page = Page { data: data.freeze(), count: offsets.len(), table, heads: Arc::default() };
-        page.keep_heads();
+        let data = data.freeze();
+        let page = Page { data, count: offsets.len(), table, pure, groups: groups.into() };
         self.entries.clear();
         self.bytes = 0;
         // The prefix must not keep a whole batch alive for a few bytes.
@@ -274,12 +370,18 @@ mod tests {
         let page = Page::parse(built.page.data().clone()).expect("well-formed");
         assert_eq!(page.search(b"42"), (42, true));
         assert_eq!(page.search(b"420"), (43, false));
+        assert_eq!((page.find(b"42"), page.find(b"420"), page.find(b"")), (Some(42), None, None));
         assert_eq!(page.msg(42), Msg::Put("42".into()));
-        let some: Vec<_> = page.entries(8..11, b"a/").collect();
-        assert_eq!(
-            some,
-            [("a/08", "8"), ("a/09", "9"), ("a/10", "10")].map(|(k, v)| (k.into(), Msg::Put(v.into())))
-        );
+        let entry = page.entry(8);
+        assert_eq!((entry.key, &page.data()[entry.content.clone()]), (&b"08"[..], &b"8"[..]));
+    }
+
+    #[test]
+    fn the_last_entry_may_be_the_shortest() {
+        let mut builder = Builder::default();
+        builder.push("a".into(), Msg::Delete);
+        let page = Page::parse(builder.finish().expect("an entry").page.data().clone()).expect("well-formed");
+        assert_eq!((page.len(), page.key(0), page.msg(0)), (1, &b""[..], Msg::Delete));
     }
 
     #[test]
@@ -295,6 +397,7 @@ mod tests {
                 Page::parse(builder.finish().expect("entries").page.data().clone()).expect("well-formed");
             for (i, content) in lengths.into_iter().enumerate() {
                 assert_eq!(page.key(i), page.entry(i).key);
+                assert_eq!(page.find(page.key(i)), Some(i));
                 assert_eq!(page.key(i).len(), 1 + key_len);
                 assert_eq!(page.msg(i).len(), content);
             }
@@ -312,7 +415,9 @@ mod tests {
             let built = builder.finish().expect("entries");
             if let Some(suffix) = wanted.strip_prefix(&built.prefix[..]) {
                 let at = keys.iter().position(|key| *key >= wanted).unwrap_or(keys.len());
-                prop_assert_eq!(built.page.search(suffix), (at, keys.contains(&wanted)));
+                let found = keys.contains(&wanted);
+                prop_assert_eq!(built.page.search(suffix), (at, found));
+                prop_assert_eq!(built.page.find(suffix), found.then_some(at));
             }
         }
 
@@ -320,7 +425,10 @@ mod tests {
         fn hostile_bytes_never_panic(mut raw in prop::collection::vec(any::<u8>(), 0..200), n in 0u32..8) {
             if raw.len() >= 4 { let at = raw.len() - 4; raw[at..].copy_from_slice(&n.to_le_bytes()); }
             if let Ok(page) = Page::parse(raw.into()) {
-                for i in 0..page.len() { let _ = (page.msg(i), page.key(i)); }
+                for i in 0..page.len() {
+                    assert_eq!(page.find(page.key(i)), Some(i));
+                    let _ = page.msg(i);
+                }
                 page.search(b"a");
             }
         }

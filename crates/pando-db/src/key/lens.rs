@@ -52,6 +52,12 @@ impl Lens {
         join(&self.head, &local[self.pre.len()..])
     }
 
+    /// Like [`Lens::invert`], sharing the memory of `local` where nothing is put on.
+    pub fn invert_shared(&self, local: &Bytes) -> Bytes {
+        debug_assert!(local.starts_with(&self.pre), "key outside the image of its edge");
+        if self.head.is_empty() { local.slice(self.pre.len()..) } else { self.invert(local) }
+    }
+
     /// The image of a range whose keys all begin with `head`.
     pub fn apply_span(&self, span: &Span) -> Span {
         let hi = span.hi.as_ref().and_then(|hi| {

@@ -9,7 +9,7 @@ mod lens;
 mod span;
 
 pub(crate) use lens::Lens;
-pub(crate) use span::Span;
+pub(crate) use span::{Span, common_prefix_len};
 
 use bytes::Bytes;
 

@@ -82,29 +82,33 @@ impl Span {
     /// Length of the longest prefix shared by all keys of this non-empty range: `rcp(lo, hi)`
     /// of DESIGN 4.1. It is always a prefix of `lo`.
     pub fn common_prefix_len(&self) -> usize {
-        let lo = &self.lo[..];
-        let Some(hi) = &self.hi else {
-            // Only prefixes of 0xFF bytes have no successor.
-            return lo.iter().take_while(|&&b| b == 0xff).count();
-        };
-        let shared = common_prefix(lo, hi);
-        match (lo.get(shared), hi.get(shared)) {
-            // hi = lo[..=shared] with its last byte one up, and nothing behind: then all keys
-            // share that byte too, and as many 0xFF as follow it in lo.
-            (Some(&l), Some(&h)) if h == l + 1 && hi.len() == shared + 1 => {
-                let mut len = shared + 1;
-                while lo.get(len) == Some(&0xff) {
-                    len += 1;
-                }
-                len
-            }
-            _ => shared,
-        }
+        common_prefix_len(&self.lo, self.hi.as_deref())
     }
 
     /// The bytes that all keys of this non-empty range begin with.
     pub fn common_prefix(&self) -> Bytes {
         self.lo.slice(..self.common_prefix_len())
+    }
+}
+
+/// The same for the non-empty range `[lo, hi)`.
+pub(crate) fn common_prefix_len(lo: &[u8], hi: Option<&[u8]>) -> usize {
+    let Some(hi) = hi else {
+        // Only prefixes of 0xFF bytes have no successor.
+        return lo.iter().take_while(|&&b| b == 0xff).count();
+    };
+    let shared = common_prefix(lo, hi);
+    match (lo.get(shared), hi.get(shared)) {
+        // hi = lo[..=shared] with its last byte one up, and nothing behind: then all keys
+        // share that byte too, and as many 0xFF as follow it in lo.
+        (Some(&l), Some(&h)) if h == l + 1 && hi.len() == shared + 1 => {
+            let mut len = shared + 1;
+            while lo.get(len) == Some(&0xff) {
+                len += 1;
+            }
+            len
+        }
+        _ => shared,
     }
 }
 

@@ -96,7 +96,7 @@ impl Weighter<CacheKey, Cached> for ByBytes {
 
 /// Without random keys: what is evicted, and so what is read, follows from what was done. The numbers
 /// hashed are the store's own; nobody chooses them.
-type Hashing = std::hash::BuildHasherDefault<std::hash::DefaultHasher>;
+type Hashing = foldhash::fast::FixedState;
 
 /// Reads and caches nodes and pages.
 pub(crate) struct Pager {
@@ -118,7 +118,7 @@ impl Pager {
             codec,
             node_size: node_size as usize,
             page_target: (node_size as usize / 8).clamp(PAGE_MIN, PAGE_MAX),
-            cache: Cache::with(items, budget, ByBytes, Hashing::default(), DefaultLifecycle::default()),
+            cache: Cache::with(items, budget, ByBytes, Hashing::with_seed(0), DefaultLifecycle::default()),
             hits: AtomicU64::new(0),
             misses: AtomicU64::new(0),
         }

@@ -82,6 +82,9 @@ impl Generator {
                 let (lo, hi) = self.range(world);
                 Step::OpenCursor { slot: self.slot(), lo, hi }
             }
+            10 if self.rng.chance(300) => {
+                Step::Seek { slot: self.slot(), key: self.key(world), back: self.rng.chance(400) }
+            }
             10 => {
                 let (ends, take) = self.ends();
                 Step::Advance { slot: self.slot(), ends, take }

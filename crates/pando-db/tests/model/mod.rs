@@ -16,6 +16,7 @@ pub mod coverage;
 pub mod generate;
 pub mod merge;
 pub mod oracle;
+pub mod reading;
 pub mod rng;
 pub mod runner;
 pub mod shrink;

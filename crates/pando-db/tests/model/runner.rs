@@ -9,14 +9,15 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
 use pando_db::{
-    Cursor, Db, Error, Op, Snapshot,
+    Db, Error, Op, Snapshot,
     device::{Device, FailMode, SimDevice},
 };
 
 use super::{
     config::{Config, Profile},
     coverage::Coverage,
-    oracle::{self, Pair, Refusal, World, pair, refusal},
+    oracle::{self, Pair, Refusal, World, refusal},
+    reading::{HeldCursor, compare_transcript, seek, sought, take_from},
     step::{How, OpenWith, Step},
 };
 
@@ -47,17 +48,6 @@ pub struct Runner {
 
 /// Reads, writes, bytes written and flushes.
 pub type Asked = (u64, u64, u64, u64);
-
-struct HeldCursor {
-    cursor: Cursor,
-    worlds: Vec<World>,
-    lo: Bytes,
-    hi: Option<Bytes>,
-    seen: Transcript,
-}
-
-/// What a cursor gave: from the back or not, and the pair.
-type Transcript = Vec<(bool, Option<Pair>)>;
 
 impl Runner {
     pub fn new(config: &Config) -> Outcome<Self> {
@@ -132,6 +122,15 @@ impl Runner {
                 Ok(())
             }
             Step::Advance { slot, ends, take } => self.advance(*slot, *ends, *take),
+            Step::Seek { slot, key, back } => {
+                if let Some(held) = self.cursors.get_mut(slot) {
+                    seek(&mut held.cursor, key, *back);
+                    held.shown = sought(&held.range, key, *back);
+                    held.seen.clear();
+                    self.coverage.add("held cursors moved", 1);
+                }
+                Ok(())
+            }
             Step::Sync => self.make_durable("sync", Db::sync),
             Step::Checkpoint => self.make_durable("checkpoint", Db::checkpoint),
             Step::Settle => self.make_durable("settle", Db::settle),
@@ -363,20 +362,35 @@ impl Runner {
         let mut cursor = self.db().range(lo, hi);
         let (seen, failed) = take_from(&mut cursor, ends, take);
         self.expect_worlds(|world| compare_transcript(world, lo, hi, &seen))?;
+        if let Some(error) = failed {
+            return self.tolerate("scan", error);
+        }
+        let found: Vec<&Bytes> = seen.iter().filter_map(|(_, found)| Some(&found.as_ref()?.0)).collect();
+        let Some(key) = found.get(ends as usize % found.len().max(1)).copied() else { return Ok(()) };
+        let back = ends.count_ones() % 2 == 1;
+        seek(&mut cursor, key, back);
+        let range = (Bytes::copy_from_slice(lo), hi.map(Bytes::copy_from_slice));
+        let (lo, hi) = sought(&range, key, back);
+        let (seen, failed) = take_from(&mut cursor, ends.rotate_left(7), take);
+        self.expect_worlds(|world| compare_transcript(world, &lo, hi.as_deref(), &seen))
+            .map_err(|e| format!("after seeking {} (back: {back}): {e}", oracle::show(key)))?;
         failed.map_or(Ok(()), |error| self.tolerate("scan", error))
     }
 
     fn open_cursor(&mut self, slot: u8, lo: Bytes, hi: Option<Bytes>) {
         let cursor = self.db().range(&lo, hi.as_deref());
         let worlds = self.worlds.clone();
-        self.cursors.insert(slot, HeldCursor { cursor, worlds, lo, hi, seen: Vec::new() });
+        let range = (lo, hi);
+        let shown = range.clone();
+        self.cursors.insert(slot, HeldCursor { cursor, worlds, range, shown, seen: Vec::new() });
     }
 
     fn advance(&mut self, slot: u8, ends: u64, take: usize) -> Outcome {
         let Some(mut held) = self.cursors.remove(&slot) else { return Ok(()) };
         let (seen, failed) = take_from(&mut held.cursor, ends, take);
         held.seen.extend(seen);
-        let compare = |world: &World| compare_transcript(world, &held.lo, held.hi.as_deref(), &held.seen);
+        let (lo, hi) = &held.shown;
+        let compare = |world: &World| compare_transcript(world, lo, hi.as_deref(), &held.seen);
         some_world(&held.worlds, compare).map_err(|e| format!("held cursor {slot}: {e}"))?;
         self.coverage.add("held cursors compared", 1);
         match failed {
@@ -619,53 +633,6 @@ fn check(db: &Db) -> pando_db::Result<Vec<String>> {
 
 fn read_all(cursor: impl Iterator<Item = pando_db::Result<Pair>>) -> pando_db::Result<Vec<Pair>> {
     cursor.collect()
-}
-
-fn take_from(cursor: &mut Cursor, ends: u64, take: usize) -> (Transcript, Option<Error>) {
-    let mut seen = Vec::new();
-    for turn in 0..take {
-        let back = ends >> (turn % 64) & 1 == 1;
-        match if back { cursor.next_back() } else { cursor.next() } {
-            Some(Ok(found)) => seen.push((back, Some(found))),
-            Some(Err(error)) => return (seen, Some(error)),
-            None => {
-                // The end is the end, from either side.
-                for back in [back, !back] {
-                    match if back { cursor.next_back() } else { cursor.next() } {
-                        Some(Ok(found)) => seen.push((back, Some(found))),
-                        Some(Err(error)) => return (seen, Some(error)),
-                        None => seen.push((back, None)),
-                    }
-                }
-                break;
-            }
-        }
-    }
-    (seen, None)
-}
-
-fn compare_transcript(world: &World, lo: &[u8], hi: Option<&[u8]>, seen: &Transcript) -> Outcome {
-    let mut ours = world.range(lo, hi);
-    for (back, found) in seen {
-        let expected = if *back { ours.next_back() } else { ours.next() };
-        let same = match (expected, found) {
-            (Some((key, value)), Some((k, v))) => key == k && value == v,
-            (None, None) => true,
-            _ => false,
-        };
-        if !same {
-            let show = |found: Option<(&Bytes, &Bytes)>| found.map_or("the end".into(), |(k, v)| pair(k, v));
-            return Err(format!(
-                "scan of [{}, {}) {}: expected {}, got {}",
-                oracle::show(lo),
-                hi.map_or("infinity".into(), oracle::show),
-                if *back { "from the back" } else { "from the front" },
-                show(expected),
-                show(found.as_ref().map(|(k, v)| (k, v)))
-            ));
-        }
-    }
-    Ok(())
 }
 
 /// `Ok` if one of the worlds agrees; otherwise what the newest says.

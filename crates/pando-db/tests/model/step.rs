@@ -13,7 +13,8 @@ pub enum Step {
     /// One atomic batch.
     Write(Vec<Op>),
     Get(Bytes),
-    /// Reads up to `take` pairs of `[lo, hi)`; each bit of `ends` (used over and over) picks an end.
+    /// Reads up to `take` pairs of `[lo, hi)`; each bit of `ends` (used over and over) picks an end. Then
+    /// again from, or to, one that was read.
     Scan {
         lo: Bytes,
         hi: Option<Bytes>,
@@ -36,6 +37,12 @@ pub enum Step {
         slot: u8,
         ends: u64,
         take: usize,
+    },
+    /// Starts a held cursor anew from `key` on, or with what lies below it.
+    Seek {
+        slot: u8,
+        key: Bytes,
+        back: bool,
     },
     Sync,
     Checkpoint,
@@ -107,6 +114,9 @@ impl fmt::Display for Step {
             }
             Step::OpenCursor { slot, lo, hi } => {
                 write!(f, "cursor {slot} over [{}, {})", show(lo), show_end(hi))
+            }
+            Step::Seek { slot, key, back } => {
+                write!(f, "cursor {slot} seeks {}{}", if *back { "below " } else { "" }, show(key))
             }
             other => write!(f, "{other:?}"),
         }

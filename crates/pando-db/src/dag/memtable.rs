@@ -207,6 +207,11 @@ impl Memtable {
         self.points.range::<_, [u8]>(from(span)).take_while(|(key, _)| span.is_above(key))
     }
 
+    /// True if `span` has more than `n` points.
+    pub fn has_points(&self, span: &Span, n: usize) -> bool {
+        self.points_in(span).nth(n).is_some()
+    }
+
     /// The `n`th point from the end of `span`, counting from 0.
     pub fn point_from_end(&self, span: &Span, n: usize) -> Option<&Bytes> {
         let hi = span.hi.as_ref().map_or(Bound::Unbounded, |hi| Bound::Excluded(&hi[..]));

@@ -20,8 +20,14 @@ use crate::{
     store::log::LogPos,
 };
 
-use super::{layer::cut, run::Writer};
+use super::{
+    filter::{Filter, KeyHash},
+    layer::cut,
+    run::Writer,
+};
 
+/// Points from which on a table has a filter.
+const FILTER_FROM: usize = 256;
 /// Estimated bytes of memory per entry beyond key and content.
 const ENTRY_BYTES: usize = 96;
 
@@ -29,6 +35,7 @@ const ENTRY_BYTES: usize = 96;
 #[derive(Clone)]
 pub(crate) struct Memtable {
     pub points: OrdMap<Bytes, Msg>,
+    filter: Option<Filter>,
     /// Disjoint, by lower bound.
     pub ranges: OrdMap<Bytes, RangeMsg>,
     bytes: usize,
@@ -43,7 +50,15 @@ pub(crate) struct Memtable {
 impl Memtable {
     /// An empty table for what follows batch `msn`, which ends at `log_end`.
     pub fn new(msn: u64, log_end: LogPos) -> Self {
-        Self { points: OrdMap::new(), ranges: OrdMap::new(), bytes: 0, msn, first_msn: msn + 1, log_end }
+        Self {
+            points: OrdMap::new(),
+            filter: None,
+            ranges: OrdMap::new(),
+            bytes: 0,
+            msn,
+            first_msn: msn + 1,
+            log_end,
+        }
     }
 
     /// True if no batch is in it. Batches without effect count.
@@ -56,7 +71,29 @@ impl Memtable {
         self.bytes
     }
 
+    /// The message about `key`.
+    pub fn point(&self, key: &[u8], hash: KeyHash) -> Option<&Msg> {
+        if self.filter.as_ref().is_some_and(|filter| !filter.may_hold(hash)) {
+            return None;
+        }
+        self.points.get(key)
+    }
+
+    fn note(&mut self, key: &[u8]) {
+        match &self.filter {
+            Some(filter) => filter.add(KeyHash::of(key)),
+            None if self.points.len() >= FILTER_FROM => {
+                let filter = Filter::default();
+                self.points.keys().for_each(|key| filter.add(KeyHash::of(key)));
+                filter.add(KeyHash::of(key));
+                self.filter = Some(filter);
+            }
+            None => (),
+        }
+    }
+
     pub fn put(&mut self, key: Bytes, msg: Msg, merge: &dyn Merge) {
+        self.note(&key);
         // What does not depend on the old message is put in its place in one walk.
         if msg.is_final() {
             self.bytes += entry_bytes(&key, &msg);
@@ -102,6 +139,9 @@ impl Memtable {
 
     /// The range message that covers `key`.
     pub fn range_at(&self, key: &[u8]) -> Option<&RangeMsg> {
+        if self.ranges.is_empty() {
+            return None;
+        }
         let (_, range) = self.ranges.range::<_, [u8]>(up_to(key)).next_back()?;
         range.span.is_above(key).then_some(range)
     }

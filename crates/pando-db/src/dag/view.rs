@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{memtable::Memtable, tree::Tree};
+use super::{filter::KeyHash, memtable::Memtable, tree::Tree};
 use crate::{
     error::{Error, Result},
     format::{
@@ -64,8 +64,9 @@ impl View {
     pub fn get(&self, key: &[u8], pager: &Pager, merge: &dyn Merge) -> Result<Value> {
         let mut pending = Pending::default();
         let mut at = (self.tree.root, Bytes::copy_from_slice(key));
+        let hash = KeyHash::of(key);
         for table in &self.tables {
-            if let Some(value) = table.points.get(key).and_then(|m| pending.meet(m.clone(), merge)) {
+            if let Some(value) = table.point(key, hash).and_then(|m| pending.meet(m.clone(), merge)) {
                 return Ok(value);
             }
             if let Some(range) = table.range_at(key) {

@@ -11,6 +11,7 @@ pub(crate) mod ahead;
 pub(crate) mod check;
 pub(crate) mod clone;
 pub(crate) mod edit;
+pub(crate) mod filter;
 pub(crate) mod flatten;
 pub(crate) mod flush;
 pub(crate) mod layer;

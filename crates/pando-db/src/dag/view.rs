@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{memtable::Memtable, tree::Tree};
+use super::{filter::KeyHash, memtable::Memtable, tree::Tree};
 use crate::{
     error::{Error, Result},
     format::{
@@ -69,9 +69,10 @@ impl View {
     pub fn get(&self, key: &[u8], pager: &Pager, merge: &dyn Merge) -> Result<Value> {
         let mut pending = Pending::default();
         let mut at = (self.tree.root, Bytes::copy_from_slice(key));
+        let hash = KeyHash::of(key);
         for table in &self.tables {
             // A point includes what the updates of its table say.
-            match table.points.get(key) {
+            match table.point(key, hash) {
                 Some(msg) => {
                     if let Some(value) = pending.meet(msg.clone(), merge) {
                         return Ok(value);

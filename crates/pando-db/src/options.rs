@@ -46,6 +46,10 @@ pub struct Options {
     /// Without them the same work happens inside the calls that cause it, so
     /// that a single-threaded run is deterministic. Default true.
     pub background: bool,
+    /// By how much the threads in the background are *nicer* than others, as in nice(2): 0 to 19, default 5.
+    /// What is done there can wait longer than what a caller waits for; where processors are scarce, readers
+    /// keep most of their speed beside a writer. Without effect where threads have no priority of their own.
+    pub background_nice: i32,
     /// Refuse every change. Default false.
     pub read_only: bool,
     /// How long a write may stay in memory before the log is flushed unasked; default 1 s.
@@ -73,6 +77,7 @@ impl Default for Options {
             cache_bytes: 256 << 20,
             merge: Arc::new(PatchMerge),
             background: true,
+            background_nice: 5,
             read_only: false,
             sync_interval: Duration::from_secs(1),
             checkpoint_interval: Duration::from_secs(30),

@@ -85,7 +85,8 @@ fn sample(seed: u64) -> Sample {
     let mut states = HashSet::from([world.digest()]);
     let mut pairs = HashSet::new();
     let mut batches = 0;
-    while batches < 150 {
+    // And on, should it have come out empty: there must be something to damage.
+    while batches < 150 || (world.len() < 10 && batches < 1000) {
         match generator.step(&world) {
             Step::Write(ops) if refusal(&ops).is_none() => {
                 let mut batch = Batch::new();

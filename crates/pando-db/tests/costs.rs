@@ -16,6 +16,8 @@ mod delete;
 mod live;
 #[path = "costs/rounds.rs"]
 mod rounds;
+#[path = "costs/sequential.rs"]
+mod sequential;
 #[path = "costs/setup.rs"]
 mod setup;
 #[path = "costs/updates.rs"]

@@ -202,6 +202,34 @@ fn pages_of_the_log_do_not_hide_a_change() {
     }
 }
 
+/// A table with many points under the prefix is sealed first, so that no lock is held while they change.
+#[test]
+fn many_points_in_memory_are_not_changed_one_by_one() {
+    let (device, db) = store(1 << 20, 8 << 20);
+    for (count, left) in [(1000, 1001), (3000, 1)] {
+        fill(&db, "a/", count, 1);
+        db.put("b", vec![1; 100]).unwrap();
+        db.upsert_prefix("", add(1)).unwrap();
+        db.upsert("a/00007", add(1)).unwrap();
+        db.upsert_prefix("a/00007", add(1)).unwrap();
+        let mut expected = vec![2; count + 1];
+        expected[7] = 4;
+        assert_eq!(values(&db, ""), expected);
+        let memory = db.inspect(&InspectOptions::default()).unwrap().memory;
+        let points: u32 = memory.iter().flat_map(|table| &table.pages).map(|page| page.entries).sum();
+        assert_eq!(points, left, "points in memory");
+    }
+    let expected = values(&db, "");
+    db.sync().unwrap();
+    drop(db);
+    // A replay may put all into one table.
+    let db = Db::open(device, options(8 << 20)).unwrap();
+    assert_eq!(values(&db, ""), expected);
+    db.checkpoint().unwrap();
+    assert_eq!(values(&db, ""), expected);
+    sound(&db);
+}
+
 #[test]
 fn snapshots_and_cursors_do_not_see_later_changes() {
     let (_, db) = store(4096, 1 << 10);

@@ -23,11 +23,14 @@ use crate::{
 };
 
 use super::{
+    filter::{Filter, KeyHash},
     layer::cut,
     run::Writer,
     update::{compose, without_deleted},
 };
 
+/// Points from which on a table has a filter.
+const FILTER_FROM: usize = 256;
 /// Estimated bytes of memory per entry beyond key and content.
 const ENTRY_BYTES: usize = 96;
 /// Bytes of updates that make a table full. In a node each is said again for every edge that it covers, and
@@ -38,6 +41,7 @@ const MOST_UPDATES: usize = 64 << 10;
 #[derive(Clone)]
 pub(crate) struct Memtable {
     pub points: OrdMap<Bytes, Msg>,
+    filter: Option<Filter>,
     /// Disjoint, by lower bound.
     pub ranges: OrdMap<Bytes, RangeMsg>,
     /// Disjoint, by lower bound; none over a RangeDelete.
@@ -58,6 +62,7 @@ impl Memtable {
     pub fn new(msn: u64, log_end: LogPos) -> Self {
         Self {
             points: OrdMap::new(),
+            filter: None,
             ranges: OrdMap::new(),
             updates: OrdMap::new(),
             bytes: 0,
@@ -83,7 +88,29 @@ impl Memtable {
         self.bytes > limit || self.update_bytes > MOST_UPDATES
     }
 
+    /// The message about `key`.
+    pub fn point(&self, key: &[u8], hash: KeyHash) -> Option<&Msg> {
+        if self.filter.as_ref().is_some_and(|filter| !filter.may_hold(hash)) {
+            return None;
+        }
+        self.points.get(key)
+    }
+
+    fn note(&mut self, key: &[u8]) {
+        match &self.filter {
+            Some(filter) => filter.add(KeyHash::of(key)),
+            None if self.points.len() >= FILTER_FROM => {
+                let filter = Filter::default();
+                self.points.keys().for_each(|key| filter.add(KeyHash::of(key)));
+                filter.add(KeyHash::of(key));
+                self.filter = Some(filter);
+            }
+            None => (),
+        }
+    }
+
     pub fn put(&mut self, key: Bytes, msg: Msg, merge: &dyn Merge) {
+        self.note(&key);
         // What does not depend on the old message is put in its place in one walk.
         if msg.is_final() {
             self.bytes += entry_bytes(&key, &msg);
@@ -191,6 +218,9 @@ impl Memtable {
 
     /// The range message that covers `key`.
     pub fn range_at(&self, key: &[u8]) -> Option<&RangeMsg> {
+        if self.ranges.is_empty() {
+            return None;
+        }
         let (_, range) = self.ranges.range::<_, [u8]>(up_to(key)).next_back()?;
         range.span.is_above(key).then_some(range)
     }
@@ -205,6 +235,11 @@ impl Memtable {
     /// Points in `span`, ascending.
     pub fn points_in<'a>(&'a self, span: &'a Span) -> impl Iterator<Item = (&'a Bytes, &'a Msg)> {
         self.points.range::<_, [u8]>(from(span)).take_while(|(key, _)| span.is_above(key))
+    }
+
+    /// True if `span` has more than `n` points.
+    pub fn has_points(&self, span: &Span, n: usize) -> bool {
+        self.points_in(span).nth(n).is_some()
     }
 
     /// The `n`th point from the end of `span`, counting from 0.

@@ -13,6 +13,7 @@ pub(crate) mod check;
 pub(crate) mod clone;
 pub(crate) mod edit;
 mod feed;
+pub(crate) mod filter;
 pub(crate) mod flatten;
 pub(crate) mod flush;
 pub(crate) mod layer;

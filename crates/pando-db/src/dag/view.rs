@@ -7,7 +7,7 @@
 
 use std::{borrow::Cow, sync::Arc};
 
-use super::{memtable::Memtable, tree::Tree};
+use super::{filter::KeyHash, memtable::Memtable, tree::Tree};
 use crate::{
     error::{Error, Result},
     format::{
@@ -70,9 +70,10 @@ impl View {
     pub fn get(&self, key: &[u8], pager: &Pager, merge: &dyn Merge) -> Result<Value> {
         let mut pending = Pending::default();
         let mut at = (self.tree.root, Local::Borrowed(key));
+        let hash = KeyHash::of(key);
         for table in &self.tables {
             // A point includes what the updates of its table say.
-            match table.points.get(key) {
+            match table.point(key, hash) {
                 Some(msg) => {
                     if let Some(value) = pending.meet(msg.clone(), merge) {
                         return Ok(value);

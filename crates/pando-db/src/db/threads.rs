@@ -6,6 +6,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustix::{
+    process::{getpriority_process, setpriority_process},
+    thread::gettid,
+};
+
 use super::{discard::Rounds, engine::Engine, signal::Work};
 use crate::error::{Error, Result};
 
@@ -15,17 +20,34 @@ const NAP: Duration = Duration::from_millis(50);
 const QUIET: Duration = Duration::from_secs(2);
 
 pub(super) fn spawn(engine: &Arc<Engine>) -> Result<Vec<JoinHandle<()>>> {
-    let start = |name: &str, work: fn(&Engine)| {
+    let nice = engine.options.background_nice.clamp(0, 19);
+    let start = |name: &str, nice: i32, work: fn(&Engine)| {
         let engine = engine.clone();
         let thread = std::thread::Builder::new().name(format!("pando-{name}"));
         let guarded = move || {
             let alive = Alive(&engine);
+            be_nicer(nice);
             work(&engine);
             std::mem::forget(alive);
         };
         thread.spawn(guarded).map_err(|e| Error::Io { action: "start a thread", offset: 0, source: e })
     };
-    Ok(vec![start("flush", flusher)?, start("log", syncer)?, start("checkpoint", checkpointer)?])
+    Ok(vec![
+        start("flush", nice, flusher)?,
+        // It does little, and writers wait for it.
+        start("log", 0, syncer)?,
+        start("checkpoint", nice, checkpointer)?,
+    ])
+}
+
+/// Lets other threads go before the calling one. Only a matter of speed: where it is refused, nothing is lost.
+fn be_nicer(by: i32) {
+    let me = Some(gettid());
+    if by > 0
+        && let Ok(now) = getpriority_process(me)
+    {
+        let _refused = setpriority_process(me, (now + by).min(19));
+    }
 }
 
 /// Stops the store if a thread panics: a bug must not leave callers waiting for work that nobody does.

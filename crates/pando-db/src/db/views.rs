@@ -14,6 +14,7 @@ use std::sync::{
 };
 
 use arc_swap::ArcSwapOption;
+use parking_lot::Mutex;
 
 use super::engine::{Engine, Front};
 use crate::dag::view::View;
@@ -28,7 +29,13 @@ const SEVERAL: u64 = u64::MAX;
 pub(crate) struct Views {
     slot: ArcSwapOption<View>,
     reader: AtomicU64,
+    /// The one published before, of the same tree: readers that still use it need not be the ones who free what
+    /// only it holds.
+    former: Mutex<Option<Arc<View>>>,
 }
+
+/// Views to be dropped outside the lock.
+pub(crate) type Old = [Option<Arc<View>>; 2];
 
 impl Views {
     /// Notes that the calling thread reads.
@@ -47,17 +54,25 @@ impl Views {
         reader != NOBODY && reader != this_thread()
     }
 
-    /// Empties the slot. The caller holds the front lock for writing, and drops the old view when it likes.
-    pub fn withdraw(&self) -> Option<Arc<View>> {
-        self.slot.swap(None)
+    /// Empties the slot. The caller holds the front lock for writing.
+    pub fn withdraw(&self) -> Old {
+        [self.slot.swap(None), self.former.lock().take()]
     }
 
     /// After a change of the front, under its lock: publishes a new view if one is wanted, or none. What the
     /// caller gets is to be dropped outside the lock.
-    pub fn changed(&self, front: &Front) -> Option<Arc<View>> {
+    pub fn changed(&self, front: &Front) -> Old {
         let fresh = self.wanted().then(|| Arc::new(front.view()));
         self.reader.store(NOBODY, Ordering::Relaxed);
-        self.slot.swap(fresh)
+        let mut former = self.former.lock();
+        let older = former.take();
+        let old = self.slot.swap(fresh);
+        // What is in the old tree only is to be given back at once.
+        if old.as_ref().is_some_and(|view| Arc::ptr_eq(&view.tree, &front.tree)) {
+            *former = old;
+            return [older, None];
+        }
+        [older, old]
     }
 }
 

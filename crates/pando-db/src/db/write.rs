@@ -48,6 +48,9 @@ const MAX_OPERATIONS: usize = 16 * MAX_PREFIX_UPSERT;
 /// What an operation on a prefix takes besides its bytes.
 const OPERATION: usize = 16;
 
+/// Points in memory that an operation on a prefix may change one by one.
+const MANY: usize = 1024;
+
 /// Highest node that may be cloned. Reached only by cloning what holds all former clones some hundred
 /// times over: every level doubles what is visible.
 const MAX_HEIGHT: u8 = 200;
@@ -157,6 +160,15 @@ impl Engine {
         sources: &Sources,
         flushed: usize,
     ) -> Result<bool, Failed> {
+        // Points change where they are in memory. Where they are many, under a lock, they are left to the
+        // flusher, to which a table goes on its own anyway.
+        let many = |op: &Op| match op {
+            Op::UpsertPrefix(prefix, _) => front.active.has_points(&Span::prefix(prefix.clone()), MANY),
+            _ => false,
+        };
+        if batch.ops().iter().any(many) {
+            front.seal();
+        }
         // Plain operations cannot fail, so the log goes first and the table is changed in place, where no
         // reader shares it.
         let in_place = !batch.ops().iter().any(is_clone) && !self.views.wanted();

@@ -24,7 +24,7 @@ use crate::{
 
 pub(crate) struct Stretch {
     /// Newest first; the leaf, if any, is last.
-    feeds: SmallVec<[Feed; 2]>,
+    feeds: Vec<Feed>,
     /// What was taken from the feeds, by end.
     lanes: [Lane; 2],
 }
@@ -39,7 +39,7 @@ enum Turn {
 }
 
 impl Stretch {
-    pub(super) fn new(feeds: SmallVec<[Feed; 2]>) -> Self {
+    pub(super) fn new(feeds: Vec<Feed>) -> Self {
         Self { feeds, lanes: Default::default() }
     }
 

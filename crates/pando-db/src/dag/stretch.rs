@@ -155,12 +155,13 @@ impl Stretch {
             let feed = &mut self.feeds[i];
             // The key of the first one is lent out.
             let same = i == first || (feed.peek(direction, io)? && feed.key(direction) == key);
-            if same
-                && let Some(msg) = feed.take_one(direction, io)?
-                && said.last().is_none_or(|newer| !newer.is_final())
-            {
-                said.push(msg);
+            if !same {
+                continue;
             }
+            let msg = feed.take_one(direction, io)?;
+            assert!(msg.is_some(), "a feed has nothing to say about a key that it has shown");
+            // Below what is final nothing matters.
+            said.extend(msg.filter(|_| said.last().is_none_or(|newer| !newer.is_final())));
         }
         Ok(said.into_iter().rev().fold(None::<Bytes>, |below, msg| msg.resolve(below, merge)))
     }

@@ -5,7 +5,6 @@
 //! checksums are for its own check; that names keys, which [`describe_key`]
 //! turns into paths. Uses keys, records and lineages.
 
-use bytes::Bytes;
 use pando_db::Snapshot;
 
 use crate::{
@@ -74,16 +73,16 @@ impl Fs {
         };
         let mut numbers = vec![ROOT];
         let mut levels = vec![Level { contents: Vec::new(), lineage: 0 }];
-        for pair in view.prefix(&path::meta(b"")) {
-            let (key, value) = pair?;
-            let Some(path::Parsed::Meta(_)) = path::parse(&key) else {
+        let mut pairs = view.prefix(&path::meta(b""));
+        while let Some((key, value)) = pairs.next_ref()? {
+            let Some(path::Parsed::Meta(_)) = path::parse(key) else {
                 problem(&mut report, format!("{}: not a key of the tree", key.escape_ascii()));
                 continue;
             };
-            let record = match Record::decode(&value) {
+            let record = match Record::decode(value) {
                 Ok(record) => record,
                 Err(detail) => {
-                    problem(&mut report, format!("{}: {detail}", describe_key(&key)));
+                    problem(&mut report, format!("{}: {detail}", describe_key(key)));
                     continue;
                 }
             };
@@ -100,7 +99,7 @@ impl Fs {
             }
             let dir = path::directory_of(own);
             if !self.descend(&view, &mut levels, dir)? {
-                problem(&mut report, format!("{}: its directory does not exist", describe_key(&key)));
+                problem(&mut report, format!("{}: its directory does not exist", describe_key(key)));
                 continue;
             }
             let lineage = levels.last().map_or(0, |l| l.lineage);
@@ -143,10 +142,10 @@ impl Fs {
         report: &mut CheckReport,
         problem: &mut impl FnMut(&mut CheckReport, String),
     ) -> Result<()> {
-        let mut file: Option<(Bytes, u64)> = None;
-        for pair in view.prefix(&path::data(b"")) {
-            let (key, value) = pair?;
-            let block = match path::parse(&key) {
+        let mut file: Option<(Vec<u8>, u64)> = None;
+        let mut pairs = view.prefix(&path::data(b""));
+        while let Some((key, value)) = pairs.next_ref()? {
+            let block = match path::parse(key) {
                 Some(path::Parsed::Data(_, block)) => block,
                 _ => {
                     problem(report, format!("{}: not a key of data", key.escape_ascii()));
@@ -155,22 +154,22 @@ impl Fs {
             };
             report.blocks += 1;
             report.bytes += value.len() as u64;
-            let prefix = key.slice(..key.len() - 8);
+            let prefix = &key[..key.len() - 8];
             if file.as_ref().is_none_or(|(p, _)| *p != prefix) {
                 let record = view.get(&path::meta(prefix.get(5..).unwrap_or_default()))?;
                 let size = match record.and_then(|value| Record::decode(&value).ok()) {
                     Some(r) if r.kind == FileKind::Regular => r.size,
                     _ => {
-                        problem(report, format!("{}: belongs to no file", describe_key(&key)));
+                        problem(report, format!("{}: belongs to no file", describe_key(key)));
                         u64::MAX // told once for the file
                     }
                 };
-                file = Some((prefix, size));
+                file = Some((prefix.to_vec(), size));
             }
             let size = file.as_ref().map_or(0, |f| f.1);
             let end = block.saturating_mul(BLOCK_SIZE).saturating_add(value.len() as u64);
             if value.len() as u64 > BLOCK_SIZE || end > size {
-                problem(report, format!("{}: bytes behind the end of the file", describe_key(&key)));
+                problem(report, format!("{}: bytes behind the end of the file", describe_key(key)));
             }
         }
         Ok(())

@@ -329,12 +329,11 @@ impl View {
                 out.resize(len, 0);
                 Ok(out.freeze())
             }
-            View::Many(cursor) => {
+            View::Many(mut cursor) => {
                 let mut out = BytesMut::with_capacity(len);
-                for pair in cursor {
-                    let (key, value) = pair?;
+                while let Some((key, value)) = cursor.next_ref()? {
                     let damaged = Error::Damaged { what: "file data".into(), detail: "impossible block key" };
-                    let start = path::block_of(data, &key).ok_or(damaged)? * BLOCK_SIZE;
+                    let start = path::block_of(data, key).ok_or(damaged)? * BLOCK_SIZE;
                     let value = value.get(..value.len().min(BLOCK_SIZE as usize)).unwrap_or_default();
                     // Only the first block can begin before `from`.
                     let skip = from.saturating_sub(start) as usize;

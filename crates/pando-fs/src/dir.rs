@@ -161,7 +161,7 @@ impl Fs {
         };
         let departures = self.table.departures();
         let (lo, hi) = path::listing(&at.contents, after);
-        let cursor = self.db.range(&lo, Some(&hi));
+        let mut cursor = self.db.range(&lo, Some(&hi));
         let at = match plus {
             true => Ok(at),
             false => Err(at.contents.clone()), // lets the place go: the cursor has its own view
@@ -169,16 +169,16 @@ impl Fs {
         let contents = at.as_ref().map_or_else(|contents| contents.clone(), |at| at.contents.clone());
         let mut out = Vec::new();
         let mut skipped = None;
-        for (i, pair) in cursor.take(skip + max).enumerate() {
-            let (key, value) = pair?;
+        for i in 0..skip + max {
+            let Some((key, value)) = cursor.next_ref()? else { break };
             let damaged = || Error::Damaged { what: dir.label(), detail: "impossible name of an entry" };
-            let name = path::name_of(&contents, &key).ok_or_else(damaged)?;
+            let name = path::name_of(&contents, key).ok_or_else(damaged)?;
             if i < skip {
                 skipped = Some(name.into());
                 continue;
             }
             let attr = match &at {
-                Ok(at) => match self.enter(at, name, &value, departures)? {
+                Ok(at) => match self.enter(at, name, value, departures)? {
                     Some(inode) => inode.count_lookup(),
                     None => match self.child(at, name)? {
                         Some(inode) => inode.count_lookup(),
@@ -186,7 +186,7 @@ impl Fs {
                     },
                 },
                 Err(_) => {
-                    let record = self.decode(name, &value)?;
+                    let record = self.decode(name, value)?;
                     attr_of(self.lineages.identity(&self.db, dir.lineage, &record)?.0, &record)
                 }
             };

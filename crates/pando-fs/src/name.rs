@@ -10,8 +10,6 @@ use std::{
     path::{Component, Path},
 };
 
-use bytes::Bytes;
-
 use crate::{
     error::{Error, Result, show},
     inode::{InodeRef, Link},
@@ -58,7 +56,7 @@ impl Fs {
         &self,
         at: &DirAt,
         name: &[u8],
-        value: &Bytes,
+        value: &[u8],
         departures: u64,
     ) -> Result<Option<InodeRef>> {
         let record = self.decode(name, value)?;

@@ -24,7 +24,7 @@ use crate::{
 
 pub(crate) struct Stretch {
     /// Newest first; the leaf, if any, is last.
-    feeds: SmallVec<[Feed; 2]>,
+    feeds: Vec<Feed>,
     /// The newest feed with updates: they change what is in those behind it.
     changing: Option<usize>,
     /// What was taken from the feeds, by end.
@@ -41,7 +41,7 @@ enum Turn {
 }
 
 impl Stretch {
-    pub(super) fn new(feeds: SmallVec<[Feed; 2]>) -> Self {
+    pub(super) fn new(feeds: Vec<Feed>) -> Self {
         let changing = feeds.iter().position(Feed::has_updates);
         Self { feeds, changing, lanes: Default::default() }
     }
@@ -161,11 +161,9 @@ impl Stretch {
             // The key of the first one is lent out; what comes before it has other keys.
             let same = i == first || (i > first && feed.peek(direction, io)? && feed.key(direction) == key);
             let msg = if same { feed.take_one(direction, io)? } else { feed.update_at(key) };
-            if let Some(msg) = msg
-                && said.last().is_none_or(|newer| !newer.is_final())
-            {
-                said.push(msg);
-            }
+            assert!(!same || msg.is_some(), "a feed has nothing to say about a key that it has shown");
+            // Below what is final nothing matters.
+            said.extend(msg.filter(|_| said.last().is_none_or(|newer| !newer.is_final())));
         }
         Ok(said.into_iter().rev().fold(None::<Bytes>, |below, msg| msg.resolve(below, merge)))
     }

@@ -77,7 +77,7 @@ pub struct Cursor {
     /// What neither end has come to.
     rest: Option<Span>,
     /// Where the ends are, by [`Direction`].
-    stretches: [Option<Stretch>; 2],
+    stretches: [Option<Box<Stretch>>; 2],
     ahead: Ahead,
 }
 
@@ -159,7 +159,7 @@ impl Cursor {
                 Direction::Forward => above,
                 Direction::Backward => below,
             };
-            stretches[direction as usize] = Some(stretch);
+            stretches[direction as usize] = Some(Box::new(stretch));
         }
         // The ends have met: what the other one has come to is left.
         let other = direction.other();

@@ -209,6 +209,11 @@ impl Page {
         }
     }
 
+    /// Bytes of memory.
+    pub fn memory(&self) -> usize {
+        self.data.len() + std::mem::size_of_val(&self.groups[..])
+    }
+
     /// The key suffix of entry `i`.
     pub fn key(&self, i: usize) -> &[u8] {
         self.short_key(i).unwrap_or_else(|| self.entry(i).key)

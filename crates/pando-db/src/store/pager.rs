@@ -89,7 +89,7 @@ impl Weighter<CacheKey, Cached> for ByBytes {
     fn weight(&self, _: &CacheKey, value: &Cached) -> u64 {
         128 + match value {
             Cached::Header(node) => node.memory() as u64,
-            Cached::Page(page) => page.data().len() as u64,
+            Cached::Page(page) => page.memory() as u64,
         }
     }
 }

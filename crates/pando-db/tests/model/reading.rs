@@ -43,12 +43,22 @@ pub type Transcript = Vec<(bool, Option<Pair>)>;
 
 /// Takes pairs, each from the end that a bit of `ends` picks; some are lent and copied, others given.
 pub fn take_from(cursor: &mut Cursor, ends: u64, take: usize) -> (Transcript, Option<Error>) {
-    let mut seen = Vec::new();
+    let mut seen: Transcript = Vec::new();
     for turn in 0..take {
         let back = ends >> (turn % 64) & 1 == 1;
         let lent = (ends ^ turn as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 62 != 0;
         match take_one(cursor, back, lent) {
-            Some(Ok(found)) => seen.push((back, Some(found))),
+            Some(Ok(found)) => {
+                // One that does not go on would never end. The comparison will say what is wrong.
+                let last =
+                    seen.iter().rev().find(|(end, _)| *end == back).and_then(|(_, last)| last.as_ref());
+                let stands =
+                    last.is_some_and(|last| if back { last.0 <= found.0 } else { last.0 >= found.0 });
+                seen.push((back, Some(found)));
+                if stands {
+                    break;
+                }
+            }
             Some(Err(error)) => return (seen, Some(error)),
             None => {
                 // The end is the end, from either side.

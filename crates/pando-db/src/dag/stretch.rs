@@ -6,7 +6,10 @@
 //! key of any other, its entries are a [`Lane`] and are walked without a
 //! comparison; most of a store is such, since most of it lies in leaves. Where
 //! several speak of the same key, they are laid over each other one by one:
-//! see [`Stretch::settle`].
+//! see [`Stretch::settle`]. Updates speak of keys without naming
+//! them: they are heard there, for each source that has no point of the key;
+//! and no feed below a source that has one in the stretch is alone
+//! ([`Turn::Alone`]), so that its entries come to be settled too.
 
 use bytes::Bytes;
 use smallvec::SmallVec;

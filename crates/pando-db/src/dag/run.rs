@@ -4,7 +4,7 @@
 //! extent) and give new runs; nothing is changed in place. I/O: only pages on
 //! the fringe of a range, or overlapping another run, are read.
 
-use std::{cmp::Ordering, sync::Arc};
+use std::{cmp::Ordering, ops::Range, sync::Arc};
 
 use bytes::Bytes;
 
@@ -46,6 +46,16 @@ impl Writer {
         self.builder.push(key, msg);
     }
 
+    /// The same for entries of a page that was loaded.
+    fn push_some(&mut self, page: &PageRef, loaded: &Arc<Page>, mut entries: Range<usize>) {
+        while !entries.is_empty() {
+            entries.start += self.builder.push_some(loaded, &page.prefix, entries.clone(), self.target);
+            if !entries.is_empty() {
+                self.close_page();
+            }
+        }
+    }
+
     /// An error if the page does not lie behind all there is: a sealed image can say so.
     pub fn push_page(&mut self, page: PageRef) -> Result<()> {
         self.close_page();
@@ -83,10 +93,7 @@ impl Run {
             } else if page.meets(span) {
                 let loaded = pager.page(None, page)?;
                 let (from, to) = bounds(page, &loaded, span);
-                for i in from..to {
-                    let (key, msg) = page.entry(&loaded, i);
-                    out.push(key, msg);
-                }
+                out.push_some(page, &loaded, from..to);
             } else {
                 break;
             }
@@ -198,12 +205,38 @@ impl<'a> Feed<'a> {
         self.find_key();
     }
 
+    /// Hands all messages of the next page below `bound` to `out`, if they may go there as they are:
+    /// values only, where it has to be so. `false` if nothing was done.
+    fn move_below(&mut self, bound: Option<&Bytes>, values: bool, out: &mut Writer) -> Result<bool> {
+        let Some(page) = self.page() else { return Ok(false) };
+        let loaded = self.load(page)?.clone();
+        if values && !loaded.is_pure() {
+            return Ok(false);
+        }
+        let end = bound.map_or(loaded.len(), |bound| page.search(&loaded, bound).0);
+        if end <= self.entry {
+            return Ok(false);
+        }
+        out.push_some(page, &loaded, self.entry..end);
+        if end == loaded.len() {
+            self.skip_page();
+        } else {
+            self.entry = end;
+            self.find_key();
+        }
+        Ok(true)
+    }
+
+    fn load(&mut self, page: &PageRef) -> Result<&Arc<Page>> {
+        Ok(match &mut self.loaded {
+            Some(loaded) => loaded,
+            none => none.insert(self.pager.page(None, page)?),
+        })
+    }
+
     fn next(&mut self) -> Result<Option<(Bytes, Msg)>> {
         let Some(page) = self.page() else { return Ok(None) };
-        let loaded = match &self.loaded {
-            Some(loaded) => loaded,
-            None => self.loaded.insert(self.pager.page(None, page)?),
-        };
+        let loaded = self.load(page)?.clone();
         let (msg, last) = (loaded.msg(self.entry), self.entry + 1 == loaded.len());
         let key = self.key.take();
         if last {
@@ -265,6 +298,8 @@ pub(crate) fn merge_runs(
             (None, Some(_)) => Ordering::Greater,
         };
         match order {
+            Ordering::Less if above.is_done() && old.move_below(new.key(), bottom, &mut out)? => (),
+            Ordering::Greater if below.is_done() && new.move_below(old.key(), bottom, &mut out)? => (),
             Ordering::Equal => {
                 if let (Some((key, older)), Some((_, newer))) = (old.next()?, new.next()?) {
                     push(&mut out, key, newer.over(older, merge));

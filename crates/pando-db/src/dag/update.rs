@@ -124,6 +124,11 @@ impl<'a> Sweep<'a> {
         None
     }
 
+    /// True if nothing is said about any later key.
+    pub fn is_done(&self) -> bool {
+        self.rest.is_empty()
+    }
+
     /// True if something may be said about a key of `page`, which lies above all keys asked for before.
     pub fn meets(&mut self, page: &PageRef) -> bool {
         while let [first, more @ ..] = self.rest {

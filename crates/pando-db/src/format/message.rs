@@ -58,10 +58,6 @@ impl Msg {
         Msg::Upsert(ops.iter().map(|op| Change { op: op.clone(), if_present: true }).collect())
     }
 
-    pub fn is_put(&self) -> bool {
-        matches!(self, Msg::Put(_))
-    }
-
     /// True if what is older does not matter.
     pub fn is_final(&self) -> bool {
         !matches!(self, Msg::Upsert(_))
@@ -114,11 +110,16 @@ impl Msg {
         }
     }
 
+    /// Kinds as pages have them.
+    pub(super) const PUT: u8 = 0;
+    pub(super) const DELETE: u8 = 1;
+    const UPSERT: u8 = 2;
+
     pub(super) fn kind(&self) -> u8 {
         match self {
-            Msg::Put(_) => 0,
-            Msg::Delete => 1,
-            Msg::Upsert(_) => 2,
+            Msg::Put(_) => Self::PUT,
+            Msg::Delete => Self::DELETE,
+            Msg::Upsert(_) => Self::UPSERT,
         }
     }
 
@@ -142,8 +143,8 @@ impl Msg {
     /// here only where [`Msg::is_valid`] was not asked.
     pub(super) fn decode(kind: u8, content: Bytes) -> Msg {
         match kind {
-            0 => Msg::Put(content),
-            1 => Msg::Delete,
+            Self::PUT => Msg::Put(content),
+            Self::DELETE => Msg::Delete,
             _ => {
                 let mut changes = SmallVec::new();
                 let mut rest = content;
@@ -160,9 +161,9 @@ impl Msg {
     /// True if `content` is well-formed for `kind`.
     pub(super) fn is_valid(kind: u8, content: &[u8]) -> bool {
         match kind {
-            0 => true,
-            1 => content.is_empty(),
-            2 => {
+            Self::PUT => true,
+            Self::DELETE => content.is_empty(),
+            Self::UPSERT => {
                 let mut rest = content;
                 while !rest.is_empty() {
                     let Some((head, width)) = peek_varint(rest) else { return false };

@@ -6,7 +6,7 @@
 //! share is kept beside the page, in its [`super::node::PageRef`], so that
 //! lifting a node changes a header and no page.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
-    key::common_prefix,
+    key::{common_prefix, join},
 };
 
 /// A parsed page. Immutable; cloning shares the bytes.
@@ -101,7 +101,7 @@ pub(crate) struct Entry<'a> {
 impl Entry<'_> {
     /// True if the content is the value of the key.
     pub fn is_put(&self) -> bool {
-        self.kind == 0
+        self.kind == Msg::PUT
     }
 }
 
@@ -305,20 +305,125 @@ pub(crate) struct Built {
 /// Collects ascending entries of one page.
 #[derive(Default)]
 pub(crate) struct Builder {
-    entries: Vec<(Bytes, Msg)>,
+    items: Vec<Item>,
+    count: usize,
     bytes: usize,
+}
+
+enum Item {
+    One(Bytes, Msg),
+    /// Entries of a page whose keys have this prefix: copied as they are, without looking into them.
+    Copied(Arc<Page>, Bytes, Range<usize>),
+}
+
+impl Item {
+    fn first_key(&self) -> Option<Bytes> {
+        match self {
+            Item::One(key, _) => Some(key.clone()),
+            Item::Copied(page, prefix, entries) => Some(join(prefix, page.key(entries.clone().next()?))),
+        }
+    }
+
+    fn last_key(&self) -> Option<Bytes> {
+        match self {
+            Item::One(key, _) => Some(key.clone()),
+            Item::Copied(page, prefix, entries) => Some(join(prefix, page.key(entries.clone().last()?))),
+        }
+    }
+}
+
+/// A page as it is written.
+struct Encoder {
+    data: BytesMut,
+    offsets: Vec<u32>,
+    groups: Vec<Group>,
+    pure: bool,
+    deletes: bool,
+}
+
+impl Encoder {
+    /// Notes the next entry, which is to begin here.
+    fn begin(&mut self, kind: u8, suffix: &[u8]) {
+        note(&mut self.groups, self.offsets.len(), suffix);
+        self.offsets.push(self.data.len() as u32);
+        self.pure &= kind == Msg::PUT;
+        self.deletes |= kind == Msg::DELETE;
+    }
+
+    fn push(&mut self, kind: u8, suffix: &[u8], content: &[u8]) {
+        self.begin(kind, suffix);
+        self.data.put_u8(kind);
+        put_varint(&mut self.data, suffix.len() as u64);
+        put_varint(&mut self.data, content.len() as u64);
+        self.data.put_slice(suffix);
+        self.data.put_slice(content);
+    }
+
+    /// Entries of another page, whose keys have `prefix`; `shared` bytes of the whole key are taken off.
+    fn copy(&mut self, page: &Page, prefix: &[u8], entries: Range<usize>, shared: usize) {
+        let added = prefix.get(shared..).unwrap_or_default();
+        let cut = shared.saturating_sub(prefix.len());
+        let mut longer = Vec::new();
+        for i in entries {
+            let entry = page.entry(i);
+            if added.is_empty() && cut == 0 {
+                self.begin(entry.kind, entry.key);
+                let from = page.offset(i).unwrap_or(entry.content.end);
+                self.data.put_slice(&page.data[from..entry.content.end]);
+                continue;
+            }
+            longer.clear();
+            longer.extend_from_slice(added);
+            longer.extend_from_slice(&entry.key[cut..]);
+            self.push(entry.kind, &longer, &page.data[entry.content]);
+        }
+    }
 }
 
 impl Builder {
     /// Adds an entry above all others.
     pub fn push(&mut self, key: Bytes, msg: Msg) {
-        debug_assert!(self.entries.last().is_none_or(|(last, _)| *last < key), "keys must ascend");
         self.bytes += key.len() + msg.len() + 8;
-        self.entries.push((key, msg));
+        self.count += 1;
+        self.add(Item::One(key, msg));
+    }
+
+    /// Adds entries of `page`, whose keys have `prefix`, above all others: as many of the first as there is
+    /// room for in `target` bytes. The first is always taken by an empty builder.
+    pub fn push_some(
+        &mut self,
+        page: &Arc<Page>,
+        prefix: &Bytes,
+        entries: Range<usize>,
+        target: usize,
+    ) -> usize {
+        let mut taken = 0;
+        for i in entries.clone() {
+            let len = prefix.len() + page.entry_len(i);
+            if self.bytes > 0 && self.bytes + len - 8 > target {
+                break;
+            }
+            self.bytes += len;
+            taken += 1;
+        }
+        if taken > 0 {
+            self.count += taken;
+            let taken = entries.start..entries.start + taken;
+            self.add(Item::Copied(page.clone(), prefix.clone(), taken));
+        }
+        taken
+    }
+
+    fn add(&mut self, item: Item) {
+        debug_assert!(
+            self.items.last().is_none_or(|last| last.last_key() < item.first_key()),
+            "keys must ascend"
+        );
+        self.items.push(item);
     }
 
     pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+        self.items.is_empty()
     }
 
     /// Estimated raw size so far.
@@ -328,34 +433,30 @@ impl Builder {
 
     /// Encodes the entries and starts anew; `None` if there are none.
     pub fn finish(&mut self) -> Option<Built> {
-        let (first, last) = (&self.entries.first()?.0, &self.entries.last()?.0);
-        let shared = common_prefix(first, last);
-        let prefix = first.slice(..shared);
-        let mut data = BytesMut::with_capacity(self.bytes + 4);
-        let mut offsets = Vec::with_capacity(self.entries.len());
-        let mut groups = Vec::with_capacity(self.entries.len().div_ceil(STEP));
-        let (mut pure, mut deletes) = (true, false);
-        for (key, msg) in &self.entries {
-            offsets.push(data.len() as u32);
-            let (suffix, content) = (&key[shared..], msg.encode());
-            note(&mut groups, offsets.len() - 1, suffix);
-            pure &= msg.is_put();
-            deletes |= matches!(msg, Msg::Delete);
-            data.put_u8(msg.kind());
-            put_varint(&mut data, suffix.len() as u64);
-            put_varint(&mut data, content.len() as u64);
-            data.put_slice(suffix);
-            data.put_slice(&content);
+        let (first, last) = (self.items.first()?.first_key()?, self.items.last()?.last_key()?);
+        let shared = common_prefix(&first, &last);
+        let mut page = Encoder {
+            data: BytesMut::with_capacity(self.bytes + 4 * self.count + 4),
+            offsets: Vec::with_capacity(self.count),
+            groups: Vec::with_capacity(self.count.div_ceil(STEP)),
+            pure: true,
+            deletes: false,
+        };
+        for item in self.items.drain(..) {
+            match item {
+                Item::One(key, msg) => page.push(msg.kind(), &key[shared..], &msg.encode()),
+                Item::Copied(from, prefix, entries) => page.copy(&from, &prefix, entries, shared),
+            }
         }
+        (self.bytes, self.count) = (0, 0);
+        let Encoder { mut data, offsets, groups, pure, deletes } = page;
         let table = data.len();
         offsets.iter().for_each(|&at| data.put_u32_le(at));
         data.put_u32_le(offsets.len() as u32);
         let data = data.freeze();
         let page = Page { data, count: offsets.len(), table, pure, groups: groups.into() };
-        self.entries.clear();
-        self.bytes = 0;
         // The prefix must not keep a whole batch alive for a few bytes.
-        Some(Built { prefix: Bytes::copy_from_slice(&prefix), page, pure, deletes })
+        Some(Built { prefix: Bytes::copy_from_slice(&first[..shared]), page, pure, deletes })
     }
 }
 

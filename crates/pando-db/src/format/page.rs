@@ -527,6 +527,52 @@ mod tests {
             }
         }
 
+        /// Neighbours in one page become neighbours in others, whatever prefix the pages have.
+        #[test]
+        fn copied_entries_are_the_same_as_pushed_ones(
+            keys in prop::collection::btree_set(prop::collection::vec(0u8..3, 0..6), 1..60),
+            head in prop::collection::vec(0u8..3, 0..3),
+            from_pages in prop::collection::vec(any::<bool>(), 1..9),
+            target in 0usize..400,
+        ) {
+            let kinds = |i: usize| match i % 4 {
+                0 => Msg::Delete,
+                1 => Msg::upsert("op".into()),
+                _ => Msg::Put(vec![i as u8; i % 9].into()),
+            };
+            let keys = keys.into_iter().map(|key| Bytes::from([&head[..], &key].concat()));
+            let all: Vec<(Bytes, Msg)> = keys.enumerate().map(|(i, key)| (key, kinds(i))).collect();
+            let (mut builder, mut found) = (Builder::default(), Vec::new());
+            let mut close = |builder: &mut Builder| {
+                if let Some(built) = builder.finish() {
+                    let page = Page::parse(built.page.data().clone()).expect("well-formed");
+                    assert_eq!((page.pure, &page.groups.len()), (built.pure, &built.page.groups.len()));
+                    assert_eq!(built.deletes, (0..page.len()).any(|i| page.msg(i) == Msg::Delete));
+                    assert!((0..page.len()).all(|i| built.page.find(page.key(i)) == Some(i)));
+                    found.extend((0..page.len()).map(|i| (join(&built.prefix, page.key(i)), page.msg(i))));
+                }
+            };
+            for (piece, from_page) in all.chunks(7).zip(from_pages.iter().cycle()) {
+                if !from_page {
+                    piece.iter().for_each(|(key, msg)| builder.push(key.clone(), msg.clone()));
+                    continue;
+                }
+                let mut source = Builder::default();
+                piece.iter().for_each(|(key, msg)| source.push(key.clone(), msg.clone()));
+                let source = source.finish().expect("entries");
+                let page = Arc::new(source.page);
+                let mut at = 0;
+                while at < page.len() {
+                    at += builder.push_some(&page, &source.prefix, at..page.len(), target);
+                    if at < page.len() {
+                        close(&mut builder);
+                    }
+                }
+            }
+            close(&mut builder);
+            prop_assert_eq!(found, all);
+        }
+
         #[test]
         fn hostile_bytes_never_panic(mut raw in prop::collection::vec(any::<u8>(), 0..200), n in 0u32..8) {
             if raw.len() >= 4 { let at = raw.len() - 4; raw[at..].copy_from_slice(&n.to_le_bytes()); }

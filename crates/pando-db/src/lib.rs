@@ -35,6 +35,7 @@ mod merge;
 mod options;
 mod stats;
 mod store;
+mod thread;
 
 pub use batch::{Batch, Op};
 pub use db::{Backup, BackupReport, CheckReport, Cursor, Db, Finding, PairRef, Snapshot};

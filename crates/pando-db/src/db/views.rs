@@ -17,7 +17,7 @@ use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
 
 use super::engine::{Engine, Front};
-use crate::dag::view::View;
+use crate::{dag::view::View, thread};
 
 /// No thread has read since the last change.
 const NOBODY: u64 = 0;
@@ -40,7 +40,7 @@ pub(crate) type Old = [Option<Arc<View>>; 2];
 impl Views {
     /// Notes that the calling thread reads.
     fn mark(&self) {
-        let me = this_thread();
+        let me = thread::number();
         match self.reader.load(Ordering::Relaxed) {
             reader if reader == me || reader == SEVERAL => (),
             NOBODY => self.reader.store(me, Ordering::Relaxed),
@@ -51,7 +51,7 @@ impl Views {
     /// True if another thread than the calling one has read since the last change.
     pub fn wanted(&self) -> bool {
         let reader = self.reader.load(Ordering::Relaxed);
-        reader != NOBODY && reader != this_thread()
+        reader != NOBODY && reader != thread::number()
     }
 
     /// Empties the slot. The caller holds the front lock for writing.
@@ -118,13 +118,4 @@ impl Engine {
         drop(old);
         result
     }
-}
-
-/// A number for the calling thread, from 1 on.
-fn this_thread() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    thread_local! {
-        static NUMBER: u64 = NEXT.fetch_add(1, Ordering::Relaxed);
-    }
-    NUMBER.with(|number| *number)
 }

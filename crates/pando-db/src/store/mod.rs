@@ -12,3 +12,4 @@ pub(crate) mod pin;
 pub mod space;
 pub mod superblock;
 pub(crate) mod table;
+mod tally;

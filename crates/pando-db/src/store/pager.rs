@@ -6,10 +6,7 @@
 //! Cache keys are extent ids, which are never reused within a process, so a
 //! cached piece can never be taken for another. Takes no lock over I/O.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
-};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use quick_cache::{
@@ -21,6 +18,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::{
     space::Extent,
     table::{Loc, Stored, Table},
+    tally::Tally,
 };
 use crate::{
     device::{BLOCK, Device},
@@ -105,8 +103,8 @@ pub(crate) struct Pager {
     page_target: usize,
     node_size: usize,
     codec: Codec,
-    hits: AtomicU64,
-    misses: AtomicU64,
+    hits: Tally,
+    misses: Tally,
 }
 
 impl Pager {
@@ -119,8 +117,8 @@ impl Pager {
             node_size: node_size as usize,
             page_target: (node_size as usize / 8).clamp(PAGE_MIN, PAGE_MAX),
             cache: Cache::with(items, budget, ByBytes, Hashing::with_seed(0), DefaultLifecycle::default()),
-            hits: AtomicU64::new(0),
-            misses: AtomicU64::new(0),
+            hits: Tally::default(),
+            misses: Tally::default(),
         }
     }
 
@@ -253,7 +251,7 @@ impl Pager {
             let parsed = Arc::new(node_codec::load_page(page, *segment, stored, *at).ok()?);
             let key = CacheKey { extent: extent.id, offset: segment.offset };
             self.cache.insert(key, Cached::Page(parsed.clone()));
-            self.misses.fetch_add(1, Ordering::Relaxed);
+            self.misses.add();
             Some((Piece(key), parsed))
         };
         // A page that is damaged ends it; what lies before is good.
@@ -297,13 +295,13 @@ impl Pager {
     fn lookup(&self, key: &CacheKey) -> Option<Cached> {
         let found = self.cache.get(key);
         let counter = if found.is_some() { &self.hits } else { &self.misses };
-        counter.fetch_add(1, Ordering::Relaxed);
+        counter.add();
         found
     }
 
     /// Cache hits and misses since open.
     pub fn hit_counts(&self) -> (u64, u64) {
-        (self.hits.load(Ordering::Relaxed), self.misses.load(Ordering::Relaxed))
+        (self.hits.sum(), self.misses.sum())
     }
 
     /// Bytes of the device, unverified.

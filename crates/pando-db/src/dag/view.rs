@@ -5,7 +5,10 @@
 //! immutable and lives as long as it does. Query cost: one header a level that
 //! is not cached, and a page per layer on the way whose range may hold the key.
 
-use std::{borrow::Cow, sync::Arc};
+use std::{
+    borrow::Cow,
+    sync::{Arc, OnceLock},
+};
 
 use super::{filter::KeyHash, memtable::Memtable, tree::Tree};
 use crate::{
@@ -28,6 +31,8 @@ pub(crate) struct View {
     /// In-memory tables, newest first.
     pub tables: Vec<Arc<Memtable>>,
     pub tree: Arc<Tree>,
+    /// The root, once it was needed: all readers begin with it, and would all count that they use it.
+    root: OnceLock<Handle>,
 }
 
 /// Upserts met on the way down, newest first, waiting for what they apply to.
@@ -66,6 +71,21 @@ enum Word<'k> {
 }
 
 impl View {
+    /// `tables` are newest first.
+    pub fn new(tables: Vec<Arc<Memtable>>, tree: Arc<Tree>) -> Self {
+        Self { tables, tree, root: OnceLock::new() }
+    }
+
+    fn root(&self, pager: &Pager) -> Result<&Handle> {
+        match self.root.get() {
+            Some(root) => Ok(root),
+            None => {
+                let root = child_node(pager, &self.tree.table, self.tree.root, None)?;
+                Ok(self.root.get_or_init(|| root))
+            }
+        }
+    }
+
     /// The value of `key`.
     pub fn get(&self, key: &[u8], pager: &Pager, merge: &dyn Merge) -> Result<Value> {
         let mut pending = Pending::default();
@@ -90,12 +110,18 @@ impl View {
         let mut above = None;
         loop {
             let (id, key) = at;
-            let handle = child_node(pager, &self.tree.table, id, above)?;
+            let child;
+            let handle = if above.is_none() && id == self.tree.root {
+                self.root(pager)?
+            } else {
+                child = child_node(pager, &self.tree.table, id, above)?;
+                &child
+            };
             above = Some(handle.node.height);
             if !handle.node.span.contains(&key) {
                 return Err(out_of_node(id, &handle.node, &key));
             }
-            match query_node(&handle, &key, &mut pending, pager, merge)? {
+            match query_node(handle, &key, &mut pending, pager, merge)? {
                 Word::Value(value) => return Ok(value),
                 Word::Jump(Some(next)) => at = next,
                 Word::Jump(None) | Word::Nothing => return Ok(pending.over(None, merge)),

@@ -80,7 +80,7 @@ impl Front {
     fn view(&self) -> View {
         let active = (!self.active.is_empty()).then(|| Arc::new(self.active.clone()));
         let tables = active.into_iter().chain(self.sealed.iter().rev().cloned()).collect();
-        View { tables, tree: self.tree.clone() }
+        View::new(tables, self.tree.clone())
     }
 }
 

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod bed;
+mod block_device;
 mod clones;
 mod crowd;
 mod full;

@@ -296,3 +296,14 @@ fn damage_below_a_delete_may_be_found_by_the_checker_alone() {
     ];
     passes(&config, &steps);
 }
+
+/// What a write needed was all that the host was asked to keep, and all that a discard left: when the disk under a
+/// sparse image filled up then, not even an empty store took a small value (model test, seed 328400567669 of
+/// `full_stores`).
+#[test]
+fn an_empty_store_takes_a_small_value_when_its_host_is_full() {
+    let mut config = config(Profile::Space);
+    config.node_size = 16 << 10;
+    config.device_size = 1_507_328;
+    passes(&config, &[Step::Write(vec![put(b"a", 0)]), Step::Settle, Step::LimitSpace(3912), Step::MakeRoom]);
+}

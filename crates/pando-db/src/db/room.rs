@@ -55,6 +55,12 @@ impl Engine {
         reserve(self.device.size().min(self.capacity), self.limits.node)
     }
 
+    /// Space that the medium is asked to keep beyond what is needed: where it fills up under a sparse store,
+    /// a little can still be written, and again when everything was deleted.
+    pub(super) fn working_room(&self) -> u64 {
+        (2 * self.limits.node as u64 + 8 * BLOCK).min(self.reserve())
+    }
+
     /// Bytes that what is in memory may still take on the device.
     pub(super) fn owed(&self) -> u64 {
         let tables = self.front.read().table_bytes() as u64;
@@ -179,8 +185,9 @@ impl Engine {
             self.reserve()
         };
         let enough = || -> Result<bool> {
-            let wanted = self.owed() + held_back + 2 * len;
-            Ok(self.space.free_bytes() >= wanted && self.space.ensure_backed(wanted)?)
+            let (wanted, free) = (self.owed() + held_back + 2 * len, self.space.free_bytes());
+            let better = (wanted + self.working_room()).min(free);
+            Ok(free >= wanted && (self.space.ensure_backed(better)? || self.space.ensure_backed(wanted)?))
         };
         if enough()? {
             return Ok(());

@@ -172,10 +172,11 @@ impl Generator {
     fn upsert_prefix(&mut self, world: &World) -> Op {
         let prefix = self.prefix(world);
         let values = world.prefix(&prefix).count();
-        // What makes many values short at once is rare, or no store would fill.
+        // What makes many values short at once is rare, or no store would fill; in those that are to fill, very.
+        let (few, some, often) = if self.config.tight() { (2, 4, 2) } else { (12, 50, 30) };
         let change = match self.rng.below(12) {
-            0 if values < 12 || self.rng.chance(10) => merge::DELETE.into(),
-            1 if values < 50 || self.rng.chance(30) => patch::truncate(self.rng.below(300) as u32),
+            0 if values < few || self.rng.chance(often / 2) => merge::DELETE.into(),
+            1 if values < some || self.rng.chance(often) => patch::truncate(self.rng.below(300) as u32),
             2..6 if !self.config.tight() => {
                 let (offset, len) = (self.rng.below(20), self.rng.below(30));
                 let fits = world.bytes() + values * (offset + len) as usize <= self.config.max_bytes;

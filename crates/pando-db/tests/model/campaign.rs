@@ -59,7 +59,7 @@ pub fn campaign_with_threads(test: &str, profile: Profile, share: f64, required:
             return config;
         }
         // Runs beside threads are fewer; so that some of them fill the store, it is small and they are not.
-        let device_size = config.device_size.min(8 * (64 << 10));
+        let device_size = config.device_size.min(12 * (64 << 10));
         Config { device_size, max_keys: 2500, steps: config.steps.max(300), ..config }
     };
     campaign_of(test, &config, share, required);

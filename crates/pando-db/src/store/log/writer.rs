@@ -359,9 +359,11 @@ impl Log {
         self.front.lock().held_bytes
     }
 
-    /// True if values are set aside and not placed yet.
+    /// True if values are set aside and not placed yet, be it that somebody is at it: [`Log::write_out`] returns
+    /// when they are.
     pub fn has_aside(&self) -> bool {
-        self.front.lock().owed > 0
+        let front = self.front.lock();
+        front.owed + front.placing > 0
     }
 
     /// Bytes of the ring in use, the rest of the last block excepted.

@@ -1,12 +1,16 @@
 //! Data that comes in bulk is written once, and is there after a crash.
 #![allow(clippy::unwrap_used)]
 
-use std::sync::Arc;
+#[path = "model/rng.rs"]
+mod rng;
+
+use std::{io, sync::Arc, time::Duration};
 
 use pando_db::{
     CreateOptions, Db, Options,
-    device::{Device, MemDevice},
+    device::{Device, DeviceStats, MemDevice},
 };
+use rng::Rng;
 
 const NODE: u32 = 1 << 20;
 
@@ -23,14 +27,7 @@ fn store(size: u64) -> (Arc<MemDevice>, Db) {
 
 /// Bytes that no compression makes shorter.
 fn noise(seed: u64, len: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state as u8
-    };
-    (0..len).map(|_| next()).collect()
+    Rng(seed).noise(len)
 }
 
 /// Device bytes per user byte of a sequential load, checkpoints included.
@@ -121,4 +118,54 @@ fn values_overwritten_at_random_do_not_keep_what_they_replace() {
     let stats = db.stats().unwrap();
     let used = stats.used - stats.log_size;
     assert!(used < user * 3, "{used} bytes used for {user} visible");
+}
+
+/// A device in memory that takes its time for long writes.
+struct Slow(MemDevice);
+
+impl Device for Slow {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.0.read_at(offset, buf)
+    }
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        if buf.len() >= 64 << 10 {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        self.0.write_at(offset, buf)
+    }
+    fn flush(&self) -> io::Result<()> {
+        self.0.flush()
+    }
+    fn size(&self) -> u64 {
+        self.0.size()
+    }
+    fn grow(&self, size: u64) -> io::Result<()> {
+        self.0.grow(size)
+    }
+    fn reserve(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.0.reserve(offset, len)
+    }
+    fn stats(&self) -> DeviceStats {
+        self.0.stats()
+    }
+}
+
+/// While one thread placed values, another did not know that there were any to wait for: a table became a layer with
+/// values in it that had just been written, and they were written again.
+#[test]
+fn values_are_written_once_while_others_are_placed() {
+    let total = 64 << 20;
+    let device = Arc::new(Slow(MemDevice::new(4 * total)));
+    let options = Options { background: true, memtable_bytes: 2 << 20, ..options() };
+    Db::create(device.clone(), &CreateOptions { node_size: NODE, ..Default::default() }, &options).unwrap();
+    let db = Db::open(device.clone(), options).unwrap();
+    let before = device.stats().write_bytes;
+    for i in 0..total / 4096 {
+        db.put(format!("file/{i:08}"), noise(i, 4096)).unwrap();
+    }
+    db.checkpoint().unwrap();
+    let ratio = (device.stats().write_bytes - before) as f64 / total as f64;
+    assert!(ratio < 1.15, "{ratio:.2} device bytes per user byte");
+    assert!(db.check().unwrap().findings.is_empty());
+    db.close().unwrap();
 }

@@ -14,6 +14,8 @@ mod clones;
 mod delete;
 #[path = "costs/live.rs"]
 mod live;
+#[path = "model/rng.rs"]
+mod rng;
 #[path = "costs/rounds.rs"]
 mod rounds;
 #[path = "costs/sequential.rs"]

@@ -21,7 +21,7 @@ use crate::{
     error::Result,
     format::{
         message::Msg,
-        node::{Body, Node, PageRef, Run, UpdateMsg},
+        node::{Body, Node, PageRef, Run, UpdateMsg, update_at},
     },
     key::{Lens, Span, compare_joined},
     store::{pager::Pager, table::Stored},
@@ -142,8 +142,7 @@ impl Feed {
 
     /// What it says about a key of which it has no point.
     pub fn update_at(&self, key: &[u8]) -> Option<Msg> {
-        let i = self.updates.partition_point(|u| *u.span.lo <= *key).checked_sub(1)?;
-        self.updates.get(i).filter(|u| u.span.is_above(key)).map(UpdateMsg::msg)
+        update_at(&self.updates, key).map(UpdateMsg::msg)
     }
 
     fn new(supply: Supply, updates: Vec<UpdateMsg>) -> Self {

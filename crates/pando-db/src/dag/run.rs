@@ -236,8 +236,9 @@ impl<'a> Feed<'a> {
 
     fn next(&mut self) -> Result<Option<(Bytes, Msg)>> {
         let Some(page) = self.page() else { return Ok(None) };
-        let loaded = self.load(page)?.clone();
-        let (msg, last) = (loaded.msg(self.entry), self.entry + 1 == loaded.len());
+        let entry = self.entry;
+        let loaded = self.load(page)?;
+        let (msg, last) = (loaded.msg(entry), entry + 1 == loaded.len());
         let key = self.key.take();
         if last {
             self.skip_page();

@@ -57,12 +57,26 @@ impl Engine {
         Ok(any.get())
     }
 
-    /// Applies all sealed tables. Where that could fill the device, a checkpoint comes between.
+    /// Before more is made dirty: makes a checkpoint where that could fill the device, or where dirty nodes
+    /// have as much memory as they may.
+    pub fn make_way(&self) -> Result<()> {
+        if self.is_tight()? {
+            self.checkpoint()?;
+        }
+        if self.is_full_of_dirt() {
+            match self.checkpoint_if(Engine::is_full_of_dirt) {
+                // What can be flushed in memory is.
+                Ok(()) | Err(Error::NoSpace) => (),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Applies all sealed tables, with checkpoints between where they have to be.
     pub fn flush_all(&self) -> Result<()> {
         loop {
-            if self.is_tight()? {
-                self.checkpoint()?;
-            }
+            self.make_way()?;
             if !self.flush_step()? && !self.relieve_step()? {
                 return Ok(());
             }

@@ -131,7 +131,7 @@ impl Engine {
         self.space_for(batch, encoded.len as u64)
     }
 
-    /// True if the flusher has to wait for a checkpoint: dirty nodes have as much memory as they may.
+    /// True if flushing has to wait for a checkpoint: dirty nodes have as much memory as they may.
     pub fn is_full_of_dirt(&self) -> bool {
         self.dirty.memory() >= self.max_dirty()
     }

@@ -68,16 +68,7 @@ fn flusher(engine: &Engine) {
             if engine.check_running().is_err() {
                 return Ok(false);
             }
-            if engine.is_tight()? {
-                engine.checkpoint()?;
-            }
-            if engine.is_full_of_dirt() {
-                match engine.checkpoint_if(Engine::is_full_of_dirt) {
-                    // What can be flushed in memory is.
-                    Ok(()) | Err(Error::NoSpace) => (),
-                    Err(error) => return Err(error),
-                }
-            }
+            engine.make_way()?;
             Ok(engine.flush_step()? || engine.relieve_step()? || engine.reclaim_step()?)
         })();
         let worked = worked.and_then(|worked| Ok(worked || quiet.tidy(engine)?));

@@ -263,9 +263,14 @@ impl Layer {
 
     /// The update that covers `key`: it counts if the layer has no point of it.
     pub fn update_at(&self, key: &[u8]) -> Option<&UpdateMsg> {
-        let i = self.updates.partition_point(|u| *u.span.lo <= *key).checked_sub(1)?;
-        self.updates.get(i).filter(|u| u.span.is_above(key))
+        update_at(&self.updates, key)
     }
+}
+
+/// The one of `updates` (disjoint, ascending) that covers `key`.
+pub(crate) fn update_at<'a>(updates: &'a [UpdateMsg], key: &[u8]) -> Option<&'a UpdateMsg> {
+    let i = updates.partition_point(|u| *u.span.lo <= *key).checked_sub(1)?;
+    updates.get(i).filter(|u| u.span.is_above(key))
 }
 
 impl UpdateMsg {

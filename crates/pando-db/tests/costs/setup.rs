@@ -10,6 +10,7 @@ use std::{
     },
 };
 
+pub use crate::rng::Rng;
 use pando_db::{
     Batch, CreateOptions, Db, Options,
     device::{BLOCK, Device, DeviceStats, MemDevice},
@@ -261,32 +262,6 @@ impl Store {
     pub fn check(&self) {
         let findings = self.db.check().unwrap().findings;
         assert!(findings.is_empty(), "{findings:?}");
-    }
-}
-
-/// SplitMix64: every seed is a good one.
-pub struct Rng(pub u64);
-
-impl Rng {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-
-    /// Bytes that no compression makes shorter.
-    pub fn noise(&mut self, len: usize) -> Vec<u8> {
-        let mut out = Vec::with_capacity(len + 8);
-        while out.len() < len {
-            out.extend_from_slice(&self.next().to_le_bytes());
-        }
-        out.truncate(len);
-        out
     }
 }
 

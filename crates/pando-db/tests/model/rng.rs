@@ -1,7 +1,8 @@
 //! Random numbers that are the same on every machine and in every year.
 //!
 //! A seed in a bug report must mean the same run for ever, so this is not
-//! left to a crate that may change its generators.
+//! left to a crate that may change its generators. Other tests use it too, each a part.
+#![allow(dead_code)]
 
 /// SplitMix64 (Steele, Lea, Flood 2014).
 #[derive(Debug, Clone)]
@@ -44,5 +45,15 @@ impl Rng {
             at -= weight;
         }
         unreachable!("the weights are all zero")
+    }
+
+    /// Bytes that no compression makes shorter.
+    pub fn noise(&mut self, len: usize) -> Vec<u8> {
+        let mut out = Vec::with_capacity(len + 8);
+        while out.len() < len {
+            out.extend_from_slice(&self.next().to_le_bytes());
+        }
+        out.truncate(len);
+        out
     }
 }

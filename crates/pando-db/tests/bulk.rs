@@ -7,7 +7,7 @@ mod rng;
 use std::{io, sync::Arc, time::Duration};
 
 use pando_db::{
-    CreateOptions, Db, Options,
+    Batch, CreateOptions, Db, Options,
     device::{Device, DeviceStats, MemDevice},
 };
 use rng::Rng;
@@ -154,14 +154,21 @@ impl Device for Slow {
 /// values in it that had just been written, and they were written again.
 #[test]
 fn values_are_written_once_while_others_are_placed() {
-    let total = 64 << 20;
-    let device = Arc::new(Slow(MemDevice::new(4 * total)));
+    const BATCH: u64 = 800;
+    let total = 20 * BATCH * 4096;
+    let device = Arc::new(Slow(MemDevice::new(256 << 20)));
     let options = Options { background: true, memtable_bytes: 2 << 20, ..options() };
     Db::create(device.clone(), &CreateOptions { node_size: NODE, ..Default::default() }, &options).unwrap();
     let db = Db::open(device.clone(), options).unwrap();
     let before = device.stats().write_bytes;
-    for i in 0..total / 4096 {
-        db.put(format!("file/{i:08}"), noise(i, 4096)).unwrap();
+    for chunk in 0..total / (4096 * BATCH) {
+        // More than a table holds: it is sealed by the write, and flushed while the sync places the values.
+        let mut batch = Batch::new();
+        for i in chunk * BATCH..(chunk + 1) * BATCH {
+            batch.put(format!("file/{i:08}"), noise(i, 4096));
+        }
+        db.write(batch).unwrap();
+        db.sync().unwrap();
     }
     db.checkpoint().unwrap();
     let ratio = (device.stats().write_bytes - before) as f64 / total as f64;

@@ -14,6 +14,7 @@ use bytes::Bytes;
 use model::{
     campaign::{Watchdog, variable},
     config::{Config, Profile},
+    rng::Rng,
     shrink::{Run, run_steps},
     step::{How, OpenWith, Step},
 };
@@ -134,7 +135,14 @@ fn recovery_is_interrupted() {
     }
 }
 
-/// The disk under the store is full after this many more blocks.
+/// Values enough to fill the disk under the store, whatever it keeps for itself (`db/room.rs`).
+fn more() -> impl Iterator<Item = Step> {
+    let mut rng = Rng(1);
+    (0..100).map(move |i| Step::Write(vec![Op::Put(format!("/more/{i:02}").into(), rng.noise(3000).into())]))
+}
+
+/// The disk under the store is full after this many more blocks: before the end, and for each
+/// number at another step.
 #[test]
 fn the_disk_fills_up() {
     let test = "the_disk_fills_up";
@@ -144,9 +152,11 @@ fn the_disk_fills_up() {
     for n in numbers(120) {
         let mut steps = workload();
         steps.insert(1, Step::LimitSpace(n * 4096));
+        steps.extend(more());
         steps.push(Step::MakeRoom);
         refused += passes(test, n, &config, &steps, &watchdog).coverage.get("no space").min(1);
     }
+    println!("{test}: {refused} full disks");
     assert!(refused > 0 || variable::<u64>("PANDO_SEED").is_some(), "the disk never was full");
 }
 

@@ -36,6 +36,8 @@ const ENTRY_BYTES: usize = 96;
 /// Bytes of updates that make a table full. In a node each is said again for every edge that it covers, and
 /// in the header, which is read whole.
 const MOST_UPDATES: usize = 64 << 10;
+/// Bytes of batches that make a table full, as a multiple of its limit, however few of them are left.
+const MOST_KEPT: usize = 4;
 
 /// Messages not yet in the DAG. Cloning is O(1).
 #[derive(Clone)]
@@ -49,6 +51,8 @@ pub(crate) struct Memtable {
     bytes: usize,
     /// Of these, in updates.
     update_bytes: usize,
+    /// Bytes of the batches that it may keep in memory for the sake of what is left of them.
+    kept: usize,
     /// Newest batch in it, or in anything older.
     pub msn: u64,
     /// Oldest batch in it; above `msn` while empty.
@@ -67,6 +71,7 @@ impl Memtable {
             updates: OrdMap::new(),
             bytes: 0,
             update_bytes: 0,
+            kept: 0,
             msn,
             first_msn: msn + 1,
             log_end,
@@ -83,9 +88,15 @@ impl Memtable {
         self.bytes
     }
 
+    /// Notes that a batch of so many bytes was put in: its keys and values may lie in one piece of memory,
+    /// which is there until all of them are replaced.
+    pub fn keep(&mut self, batch: usize) {
+        self.kept += batch;
+    }
+
     /// True if no more should be put into a table of which `limit` bytes may be in memory.
     pub fn is_full(&self, limit: usize) -> bool {
-        self.bytes > limit || self.update_bytes > MOST_UPDATES
+        self.bytes > limit || self.update_bytes > MOST_UPDATES || self.kept > MOST_KEPT * limit
     }
 
     /// The message about `key`.

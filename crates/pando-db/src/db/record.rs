@@ -4,6 +4,8 @@
 //! fields. Long values are not in it but set aside, for the log to decide
 //! where they go (`store::bulk`). Decoding is total.
 
+use std::ops::Range;
+
 use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::{
@@ -36,6 +38,10 @@ pub(super) struct Encoded {
     pub payload: Bytes,
     /// Keys and values that are set aside.
     pub values: Vec<(Bytes, Bytes)>,
+    /// The operations again, with keys and values in the memory of the payload: what keeps them keeps one
+    /// allocation a batch, and not two an operation, to be freed one by one by another thread. Values set
+    /// aside and prefixes, which are kept for long, are those of the batch.
+    pub ops: Vec<Op>,
     /// Bytes of all of it.
     pub len: usize,
 }
@@ -55,6 +61,7 @@ pub(super) fn encode(batch: &Batch, threshold: usize) -> Encoded {
         .collect();
     let inside = len - values.iter().map(|(_, value)| value.len()).sum::<usize>();
     let mut out = BytesMut::with_capacity(1 + inside);
+    let mut places = Vec::with_capacity(batch.len());
     if !aside {
         out.put_u8(WHOLE);
     }
@@ -71,12 +78,29 @@ pub(super) fn encode(batch: &Batch, threshold: usize) -> Encoded {
             Op::RenamePrefix(src, dst) => (tag::RENAME, src, Some(dst)),
         };
         out.put_u8(tag);
-        put_bytes(&mut out, first);
-        if let Some(second) = second {
-            put_bytes(&mut out, second);
-        }
+        let first = put_field(&mut out, first);
+        let second = second.map_or(0..0, |second| put_field(&mut out, second));
+        places.push((first, second));
     }
-    Encoded { payload: out.freeze(), values, len }
+    let payload = out.freeze();
+    let ops = batch.ops().iter().zip(places).map(|(op, (first, second))| {
+        let (first, second) = (|| payload.slice(first.clone()), || payload.slice(second.clone()));
+        match op {
+            Op::Put(_, value) if is_long(op) => Op::Put(first(), value.clone()),
+            Op::Put(..) => Op::Put(first(), second()),
+            Op::Delete(_) => Op::Delete(first()),
+            Op::Upsert(..) => Op::Upsert(first(), second()),
+            other => other.clone(),
+        }
+    });
+    let ops = ops.collect();
+    Encoded { payload, values, ops, len }
+}
+
+/// Appends a counted field; where it is.
+fn put_field(out: &mut BytesMut, field: &[u8]) -> Range<usize> {
+    put_bytes(out, field);
+    out.len() - field.len()..out.len()
 }
 
 /// The batch of a record of kind [`WHOLE`] or [`ASIDE`]. `aside` gives the value of a number in a group;
@@ -143,6 +167,7 @@ mod tests {
         batch.clone_prefix("e", "f").rename_prefix("g", "h").upsert_prefix("", "op").upsert_prefix("i", "");
         let encoded = encode(&batch, 100);
         assert!(encoded.values.is_empty());
+        assert_eq!(encoded.ops, batch.ops());
         assert_eq!(decode(encoded.payload, none).expect("well-formed"), Some(batch));
     }
 
@@ -150,7 +175,8 @@ mod tests {
     fn long_values_are_set_aside_and_found_again() {
         let mut batch = Batch::new();
         batch.put("a", "long value").put("b", "short").put("c", "another one");
-        let Encoded { payload, values, .. } = encode(&batch, 10);
+        let Encoded { payload, values, ops, .. } = encode(&batch, 10);
+        assert_eq!(ops, batch.ops());
         assert_eq!(values.len(), 2);
         let mut record = vec![ASIDE];
         record.extend_from_slice(&7u64.to_le_bytes());

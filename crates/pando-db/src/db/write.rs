@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 
 use super::{
     engine::{Engine, Front},
-    record::{self, Encoded},
+    record::{self, Encoded, op_len},
 };
 use crate::{
     MAX_KEY, MAX_PREFIX_UPSERT, MAX_VALUE,
@@ -107,7 +107,7 @@ impl Engine {
         let mut flushed = 0;
         loop {
             self.make_room(batch, &encoded)?;
-            match self.change(|front| self.try_apply(front, batch, &encoded, &sources, flushed)) {
+            match self.change(|front| self.try_apply(front, &encoded, &sources, flushed)) {
                 Ok(true) => break,
                 // The log filled up since there was room: look again.
                 Ok(false) => (),
@@ -124,7 +124,8 @@ impl Engine {
         let mut flushed = 0;
         loop {
             let applied = self.change(|front| {
-                let active = self.applied(front, batch, &sources, flushed)?;
+                let mut active = self.applied(front, batch.ops(), &sources, flushed)?;
+                active.keep(batch.ops().iter().map(op_len).sum());
                 front.accept(active, msn, end, self.options.memtable_bytes);
                 Ok(())
             });
@@ -155,7 +156,6 @@ impl Engine {
     fn try_apply(
         &self,
         front: &mut Front,
-        batch: &Batch,
         encoded: &Encoded,
         sources: &Sources,
         flushed: usize,
@@ -166,14 +166,14 @@ impl Engine {
             Op::UpsertPrefix(prefix, _) => front.active.has_points(&Span::prefix(prefix.clone()), MANY),
             _ => false,
         };
-        if batch.ops().iter().any(many) {
+        let Encoded { payload, values, ops, .. } = encoded;
+        if ops.iter().any(many) {
             front.seal();
         }
         // Plain operations cannot fail, so the log goes first and the table is changed in place, where no
         // reader shares it.
-        let in_place = !batch.ops().iter().any(is_clone) && !self.views.wanted();
-        let active = if in_place { None } else { Some(self.applied(front, batch, sources, flushed)?) };
-        let Encoded { payload, values, .. } = encoded;
+        let in_place = !ops.iter().any(is_clone) && !self.views.wanted();
+        let active = if in_place { None } else { Some(self.applied(front, ops, sources, flushed)?) };
         let appended = if values.is_empty() {
             self.log.append(&[payload])
         } else {
@@ -184,18 +184,19 @@ impl Engine {
             Err(AppendError::Full) => return Ok(false),
             Err(other) => return Err(Failed::Error(other.into())),
         };
-        let active = match active {
+        let mut active = match active {
             Some(active) => active,
             None => {
                 drop(self.views.withdraw());
                 let empty = Memtable::new(front.active.msn, front.active.log_end);
                 let mut active = std::mem::replace(&mut front.active, empty);
-                batch.ops().iter().for_each(|op| apply_plain(&mut active, op, self));
+                ops.iter().for_each(|op| apply_plain(&mut active, op, self));
                 active
             }
         };
+        active.keep(payload.len());
         front.accept(active, msn, end, self.seal_threshold());
-        if batch.ops().iter().any(|op| !matches!(op, Op::Put(..) | Op::Upsert(..) | Op::UpsertPrefix(..))) {
+        if ops.iter().any(|op| !matches!(op, Op::Put(..) | Op::Upsert(..) | Op::UpsertPrefix(..))) {
             self.counters.deletes.store(true, Ordering::Relaxed);
         }
         Ok(true)
@@ -205,12 +206,12 @@ impl Engine {
     fn applied(
         &self,
         front: &Front,
-        batch: &Batch,
+        ops: &[Op],
         sources: &Sources,
         flushed: usize,
     ) -> Result<Memtable, Need> {
         let mut active = front.active.clone();
-        for op in batch.ops() {
+        for op in ops {
             match op {
                 Op::ClonePrefix(src, dst) => {
                     self.apply_clone(front, &mut active, (src, dst), sources, flushed)?

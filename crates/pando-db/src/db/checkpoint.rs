@@ -29,16 +29,8 @@ use crate::{
 impl Engine {
     /// Makes everything written before the call part of a durable checkpoint.
     pub fn checkpoint(&self) -> Result<()> {
-        self.checkpoint_if(|_| true)
-    }
-
-    /// The same, if it is still `wanted` when no other checkpoint is being made any more.
-    pub fn checkpoint_if(&self, wanted: impl Fn(&Engine) -> bool) -> Result<()> {
         let mut durable = self.checkpointing.lock();
         self.check_running()?;
-        if !wanted(self) {
-            return Ok(());
-        }
         let target = self.change(|front| {
             front.seal();
             front.active.msn
@@ -53,6 +45,20 @@ impl Engine {
                 return Ok(());
             }
         }
+    }
+
+    /// Makes what has reached the DAG part of a durable checkpoint, if that is still `wanted` when no other
+    /// one is being made any more. In-memory tables stay as they are: the log holds them, and one that is
+    /// cut short is as much work below as a full one.
+    pub fn checkpoint_nodes(&self, wanted: impl Fn(&Engine) -> bool) -> Result<()> {
+        let mut durable = self.checkpointing.lock();
+        self.check_running()?;
+        if wanted(self) {
+            self.persist(&mut durable, false)?;
+            drop(durable);
+            self.discard_inline();
+        }
+        Ok(())
     }
 
     /// Makes a last checkpoint that says that there is nothing to recover.

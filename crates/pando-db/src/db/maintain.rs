@@ -64,7 +64,7 @@ impl Engine {
             self.checkpoint()?;
         }
         if self.is_full_of_dirt() {
-            match self.checkpoint_if(Engine::is_full_of_dirt) {
+            match self.checkpoint_nodes(Engine::is_full_of_dirt) {
                 // What can be flushed in memory is.
                 Ok(()) | Err(Error::NoSpace) => (),
                 Err(error) => return Err(error),

@@ -147,9 +147,24 @@ impl Engine {
 
     /// True if the log or the dirty nodes have grown enough for a checkpoint.
     pub fn wants_checkpoint(&self) -> bool {
-        self.log.used() > self.log_size() / 2
-            || self.dirty.memory() > self.max_dirty() / 2
-            || self.log.held_bytes() >= self.max_held()
+        self.log_wants_checkpoint() || self.nodes_want_checkpoint()
+    }
+
+    /// True if the log has: then what is in memory has to reach the DAG first.
+    fn log_wants_checkpoint(&self) -> bool {
+        self.log.used() > self.log_size() / 2 || self.log.held_bytes() >= self.max_held()
+    }
+
+    fn nodes_want_checkpoint(&self) -> bool {
+        self.dirty.memory() > self.max_dirty() / 2
+    }
+
+    /// The checkpoint that was asked for.
+    pub fn checkpoint_as_asked(&self) -> Result<()> {
+        match self.nodes_want_checkpoint() && !self.log_wants_checkpoint() {
+            true => self.checkpoint_nodes(Engine::nodes_want_checkpoint),
+            false => self.checkpoint(),
+        }
     }
 
     /// How near to a limit is what waits for the threads, as [`pressure`] says.

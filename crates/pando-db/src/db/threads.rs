@@ -141,11 +141,14 @@ fn checkpointer(engine: &Engine) {
         let asked = engine.signal.wait_for(Work::Checkpoint, nap);
         let due = last.elapsed() >= engine.options.checkpoint_interval && engine.log.used() > 0;
         if (asked || due) && engine.check_running().is_ok() {
-            if let Err(error) = engine.checkpoint() {
+            let done = if due { engine.checkpoint() } else { engine.checkpoint_as_asked() };
+            if let Err(error) = done {
                 engine.fail("checkpoint", &error);
                 engine.signal.sleep(NAP);
             }
-            last = Instant::now();
+            if due {
+                last = Instant::now();
+            }
         }
         discards.go_on(engine);
     }

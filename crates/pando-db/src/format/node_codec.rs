@@ -31,11 +31,29 @@ pub(crate) mod codec_id {
     pub const ZSTD: u8 = 2;
 }
 
+/// Samples of a page, and the bytes of each: which are compressed first, to see whether it is worth while.
+const SAMPLES: usize = 2;
+const SAMPLE: usize = 2 << 10;
+
+/// True if a page may become shorter by an eighth. One of media or ciphertext is known by a fraction of the
+/// work; where only some of a page is such, the other sample says yes.
+fn may_shrink(raw: &[u8]) -> bool {
+    let step = raw.len() / (SAMPLES + 1);
+    if step < 2 * SAMPLE {
+        return true;
+    }
+    (1..=SAMPLES).filter_map(|i| raw.get(i * step..)?.get(..SAMPLE)).any(|sample| {
+        // A sample has fewer repetitions than the whole.
+        lz4_flex::block::compress(sample).len() < SAMPLE - SAMPLE / 16
+    })
+}
+
 /// The stored form of a page in memory: compressed if that saves an eighth. Its place is not set.
 pub(crate) fn pack(page: &Page, codec: Codec) -> (Segment, Bytes) {
     let raw = page.data();
     let packed = match codec {
         Codec::None => None,
+        _ if !may_shrink(raw) => None,
         Codec::Lz4 => Some((codec_id::LZ4, lz4_flex::block::compress(raw))),
         // Fails only for want of memory: then the page stays as it is.
         Codec::Zstd(level) => {

@@ -116,6 +116,7 @@ impl Engine {
             tree.table = tree.table.settle(&frozen.table, &table);
         });
         written.iter().for_each(|(id, node)| self.dirty.written(*id, node));
+        self.share_memory();
         // What is still buffered takes room in the ring as well, and nobody else may come to write it.
         self.log.write_out()?;
         self.log.truncate(frozen.log_end);

@@ -225,6 +225,7 @@ impl Engine {
         };
         // What only the old version reached is freed here, outside the lock.
         drop(old);
+        self.share_memory();
         self.orphans.lock().extend(orphans);
         Ok(true)
     }

@@ -8,6 +8,7 @@ mod discard;
 mod engine;
 mod inspect;
 mod maintain;
+mod memory;
 mod open;
 mod record;
 mod restore;

@@ -14,7 +14,7 @@ use super::{
     checkpoint::{store_page, table_root},
     engine::{Counters, Dirty, Durable, Engine, Front},
     record,
-    room::edit_nodes,
+    memory, room::edit_nodes,
     signal::Signal,
     throttle::Throttle,
     views::Views,
@@ -167,7 +167,7 @@ pub(super) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
         }
     }
     let pager =
-        Arc::new(Pager::new(device.clone(), options.cache_bytes / 2, superblock.node_size, options.codec));
+        Arc::new(Pager::new(device.clone(), options.cache_bytes, superblock.node_size, options.codec));
     // Values that did not reach the device before a crash end the log: nothing behind them was synced.
     // All are proven before the first batch is applied.
     let start = (superblock.log_start, superblock.next_msn);
@@ -195,7 +195,8 @@ pub(super) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
         capacity,
         bulk: bulk.clone(),
         limits: Limits {
-            edit_nodes: edit_nodes(superblock.device_size.min(capacity), superblock.node_size as usize),
+            edit_nodes: edit_nodes(superblock.device_size.min(capacity), superblock.node_size as usize)
+                .min(memory::edit_nodes(options.cache_bytes, superblock.node_size as usize)),
             ..Limits::new(superblock.node_size, options.abundant_bytes)
         },
         merge: options.merge.clone(),

@@ -7,7 +7,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{engine::Engine, record::Encoded, signal::Work, throttle::pressure};
+use super::{engine::Engine, memory::MAX_SEALED, record::Encoded, signal::Work, throttle::pressure};
 use crate::{
     batch::{Batch, Op},
     device::BLOCK,
@@ -15,8 +15,6 @@ use crate::{
     store::log,
 };
 
-/// Sealed in-memory tables that may wait for the flusher before writers wait too.
-const MAX_SEALED: usize = 3;
 /// Bytes in the log buffer at which a thread is asked to write them out, and those at which a writer does.
 const MUCH_BUFFERED: usize = 1 << 20;
 const MAX_BUFFERED: usize = 8 << 20;
@@ -104,7 +102,7 @@ impl Engine {
     /// flight.
     pub fn seal_threshold(&self) -> usize {
         let share = (self.space.free_bytes() / 32).max(64 << 10) as usize;
-        self.options.memtable_bytes.min(share)
+        self.table_limit().min(share)
     }
 
     /// Returns when a batch whose record has `len` bytes may be applied.
@@ -129,15 +127,6 @@ impl Engine {
             self.throttle.delay(encoded.len + OP_BYTES * batch.ops().len(), self.pressure());
         }
         self.space_for(batch, encoded.len as u64)
-    }
-
-    /// True if flushing has to wait for a checkpoint: dirty nodes have as much memory as they may.
-    pub fn is_full_of_dirt(&self) -> bool {
-        self.dirty.memory() >= self.max_dirty()
-    }
-
-    fn max_dirty(&self) -> u64 {
-        self.options.cache_bytes / 8 * 3
     }
 
     /// Bytes that the log may keep outside itself before a checkpoint is asked for: recovery reads all of that.

@@ -141,6 +141,16 @@ impl Pager {
         self.codec
     }
 
+    /// What clean data may take from now on, in bytes. What is over goes at once.
+    pub fn set_budget(&self, budget: u64) {
+        self.cache.set_capacity(budget);
+    }
+
+    /// What clean data may take, in bytes.
+    pub fn budget(&self) -> u64 {
+        self.cache.capacity()
+    }
+
     /// Bytes of clean data in the cache.
     pub fn cached_bytes(&self) -> u64 {
         self.cache.weight()

@@ -1,0 +1,59 @@
+//! Who may have how much of the memory that the store was given.
+//!
+//! There is one budget, [`crate::Options::cache_bytes`], and three who want it. Tables in memory and dirty
+//! nodes come first, each up to a limit of its own: what they hold cannot be dropped. Readers' cache of clean
+//! data has all that these two leave, and a quarter of the budget always.
+//!
+//! Guarantees: the three together stay near the budget, whatever is written; what they exceed it by for a
+//! moment is an edit of the DAG ([`edit_nodes`]) and a table. May use: the front, the pager. No I/O.
+
+use super::engine::Engine;
+
+/// Sealed in-memory tables that may wait for the flusher before writers wait too.
+pub(super) const MAX_SEALED: usize = 3;
+/// Part (1/n) of the budget that one in-memory table may have.
+const TABLE_SHARE: u64 = 16;
+/// Part (1/n) that clean data has at least.
+const CLEAN_SHARE: u64 = 4;
+/// Smallest change (1/n of the budget) for which the cache is told.
+const WORTH_TELLING: u64 = 64;
+/// Least that a table may have, however small the budget: every table is work below.
+const LEAST_TABLE: u64 = 4 << 20;
+
+/// Bytes that dirty nodes may take before flushing waits for a checkpoint.
+fn max_dirty(budget: u64) -> u64 {
+    budget / 8 * 3
+}
+
+/// Nodes that one edit may change: a third of what may be dirty, but enough for a path from the root to
+/// a leaf, or flushing would not get on.
+pub(super) fn edit_nodes(budget: u64, node: usize) -> usize {
+    (max_dirty(budget) / (3 * node as u64)).max(12) as usize
+}
+
+impl Engine {
+    /// Size at which a table in memory is sealed at the latest.
+    pub fn table_limit(&self) -> usize {
+        let share = (self.options.cache_bytes / TABLE_SHARE).max(LEAST_TABLE);
+        self.options.memtable_bytes.min(usize::try_from(share).unwrap_or(usize::MAX))
+    }
+
+    /// True if flushing has to wait for a checkpoint: dirty nodes have as much memory as they may.
+    pub fn is_full_of_dirt(&self) -> bool {
+        self.dirty.memory() >= self.max_dirty()
+    }
+
+    pub(super) fn max_dirty(&self) -> u64 {
+        max_dirty(self.options.cache_bytes)
+    }
+
+    /// Gives clean data what tables and dirty nodes leave.
+    pub fn share_memory(&self) {
+        let budget = self.options.cache_bytes;
+        let taken = self.dirty.memory() + self.front.read().table_bytes() as u64;
+        let left = budget.saturating_sub(taken).max(budget / CLEAN_SHARE);
+        if left.abs_diff(self.pager.budget()) > budget / WORTH_TELLING {
+            self.pager.set_budget(left);
+        }
+    }
+}

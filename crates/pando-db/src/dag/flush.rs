@@ -132,7 +132,7 @@ impl Edit<'_> {
             }
             None => (None, self.fresh_child(parent.height, &layers, lift.apply_span(&live))?),
         };
-        for layer in layers {
+        for layer in self.at_once(layers, node.height)? {
             node = self.absorb(node, layer)?;
         }
         if node.height > 0 {
@@ -162,6 +162,19 @@ impl Edit<'_> {
         self.put(id, parent.clone())?;
         let parent = self.merge_small(parent, i)?;
         self.put(id, parent)
+    }
+
+    /// Layers for a child of that height. A leaf is built anew for each that it takes in, and so it takes
+    /// them in as one.
+    fn at_once(&self, layers: Vec<Layer>, height: u8) -> Result<Vec<Layer>> {
+        let (pager, merge) = (self.cx.pager, self.cx.merge);
+        match height {
+            0 => {
+                let one = layers.into_iter().map(Ok).reduce(|older, newer| newer?.over(&older?, pager, merge));
+                Ok(one.transpose()?.into_iter().collect())
+            }
+            _ => Ok(layers),
+        }
     }
 
     /// Node `id`, put anew without levels below it that do nothing, at the least height.

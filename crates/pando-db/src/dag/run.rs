@@ -164,13 +164,13 @@ struct Feed<'a> {
     page: usize,
     entry: usize,
     loaded: Option<Arc<Page>>,
-    /// Key of the next message.
-    key: Option<Bytes>,
+    /// Key of the next message, if there is one.
+    key: Vec<u8>,
 }
 
 impl<'a> Feed<'a> {
     fn new(run: &'a Run, pager: &'a Pager) -> Self {
-        let mut feed = Self { run, pager, page: 0, entry: 0, loaded: None, key: None };
+        let mut feed = Self { run, pager, page: 0, entry: 0, loaded: None, key: Vec::new() };
         feed.find_key();
         feed
     }
@@ -180,22 +180,27 @@ impl<'a> Feed<'a> {
     }
 
     /// The key of the next message.
-    fn key(&self) -> Option<&Bytes> {
-        self.key.as_ref()
+    fn key(&self) -> Option<&[u8]> {
+        self.page().map(|_| &self.key[..])
     }
 
     /// Notes the key of the next message, without reading its page if it is the first of one.
     fn find_key(&mut self) {
-        self.key = self.page().map(|page| match &self.loaded {
-            Some(loaded) => page.key(loaded, self.entry),
-            None => page.first_key(),
-        });
+        self.key.clear();
+        if let Some(page) = self.page() {
+            self.key.extend_from_slice(&page.prefix);
+            self.key.extend_from_slice(match &self.loaded {
+                Some(loaded) => loaded.key(self.entry),
+                None => &page.first,
+            });
+        }
     }
 
     /// The next page, if none of it was taken yet and all of it lies below `bound`.
-    fn whole_page_below(&self, bound: Option<&Bytes>) -> Option<&'a PageRef> {
+    fn whole_page_below(&self, bound: Option<&[u8]>) -> Option<&'a PageRef> {
         let page = self.page()?;
-        (self.loaded.is_none() && bound.is_none_or(|b| page.last_key() < *b)).then_some(page)
+        let below = |bound| compare_joined(&page.prefix, &page.last, bound).is_lt();
+        (self.loaded.is_none() && bound.is_none_or(below)).then_some(page)
     }
 
     fn skip_page(&mut self) {
@@ -207,7 +212,7 @@ impl<'a> Feed<'a> {
 
     /// Hands all messages of the next page below `bound` to `out`, if they may go there as they are:
     /// values only, where it has to be so. `false` if nothing was done.
-    fn move_below(&mut self, bound: Option<&Bytes>, values: bool, out: &mut Writer) -> Result<bool> {
+    fn move_below(&mut self, bound: Option<&[u8]>, values: bool, out: &mut Writer) -> Result<bool> {
         let Some(page) = self.page() else { return Ok(false) };
         let loaded = self.load(page)?.clone();
         if values && !loaded.is_pure() {
@@ -239,14 +244,14 @@ impl<'a> Feed<'a> {
         let entry = self.entry;
         let loaded = self.load(page)?;
         let (msg, last) = (loaded.msg(entry), entry + 1 == loaded.len());
-        let key = self.key.take();
+        let key = Bytes::copy_from_slice(&self.key);
         if last {
             self.skip_page();
         } else {
             self.entry += 1;
             self.find_key();
         }
-        Ok(key.map(|key| (key, msg)))
+        Ok(Some((key, msg)))
     }
 }
 

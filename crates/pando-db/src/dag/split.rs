@@ -88,7 +88,7 @@ impl Edit<'_> {
             }
             let loaded = self.cx.pager.page(None, page)?;
             for i in 0..loaded.len() {
-                let len = loaded.entry_len(i);
+                let len = loaded.bytes_of(i..i + 1);
                 if left < len {
                     return Ok(page.entry(&loaded, i).0);
                 }

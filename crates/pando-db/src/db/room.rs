@@ -148,12 +148,16 @@ impl Engine {
         self.dirty.memory() > self.max_dirty() / 2
     }
 
-    /// The checkpoint that was asked for.
+    /// The checkpoint that was asked for: of what has reached the DAG, if that is all it takes.
     pub fn checkpoint_as_asked(&self) -> Result<()> {
-        match self.nodes_want_checkpoint() && !self.log_wants_checkpoint() {
-            true => self.checkpoint_nodes(Engine::nodes_want_checkpoint),
-            false => self.checkpoint(),
+        let flushed = self.front.read().tree.log_end;
+        if self.wants_checkpoint() && self.log.behind(flushed) <= self.log_size() / 4 {
+            self.checkpoint_nodes(Engine::wants_checkpoint)?;
+            if !self.log_wants_checkpoint() {
+                return Ok(());
+            }
         }
+        self.checkpoint()
     }
 
     /// How near to a limit is what waits for the threads, as [`pressure`] says.

@@ -33,13 +33,13 @@ pub(crate) mod codec_id {
 
 /// Samples of a page, and the bytes of each: which are compressed first, to see whether it is worth while.
 const SAMPLES: usize = 2;
-const SAMPLE: usize = 2 << 10;
+const SAMPLE: usize = 1 << 10;
 
 /// True if a page may become shorter by an eighth. One of media or ciphertext is known by a fraction of the
 /// work; where only some of a page is such, the other sample says yes.
 fn may_shrink(raw: &[u8]) -> bool {
     let step = raw.len() / (SAMPLES + 1);
-    if step < 2 * SAMPLE {
+    if step < SAMPLE {
         return true;
     }
     (1..=SAMPLES).filter_map(|i| raw.get(i * step..)?.get(..SAMPLE)).any(|sample| {

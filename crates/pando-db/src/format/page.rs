@@ -8,7 +8,7 @@
 
 use std::{ops::Range, sync::Arc};
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{BufMut, Bytes};
 
 use super::{
     codec::{peek_varint, put_varint},
@@ -28,6 +28,8 @@ pub(crate) struct Page {
     table: usize,
     /// Every message is a `Put`.
     pure: bool,
+    /// The entries follow each other without gaps, as [`Builder`] writes them.
+    dense: bool,
     /// What is known of the keys of every [`STEP`] entries, close together: most of a search needs no more.
     groups: Arc<[Group]>,
 }
@@ -59,14 +61,14 @@ impl Group {
     }
 }
 
-/// Notes entry `i`, which follows those noted.
+/// Notes entry `i`, which follows those noted; of few the head is asked.
 #[inline]
-fn note(groups: &mut Vec<Group>, i: usize, key: &[u8]) {
+fn note(groups: &mut Vec<Group>, i: usize, tag: u8, head: impl FnOnce() -> u64) {
     if i.is_multiple_of(STEP) {
-        groups.push(Group { head: head(key), tags: [0; STEP] });
+        groups.push(Group { head: head(), tags: [0; STEP] });
     }
     if let Some(group) = groups.last_mut() {
-        group.tags[i % STEP] = tag(key);
+        group.tags[i % STEP] = tag;
     }
 }
 
@@ -118,9 +120,9 @@ impl Page {
             .checked_mul(4)
             .and_then(|len| (data.len() - 4).checked_sub(len))
             .ok_or_else(|| bad(format!("{count} entries in {} bytes", data.len())))?;
-        let mut page = Page { data, count, table, pure: true, groups: Arc::default() };
+        let mut page = Page { data, count, table, pure: true, dense: false, groups: Arc::default() };
         let mut groups: Vec<Group> = Vec::with_capacity(count.div_ceil(STEP));
-        let mut pure = true;
+        let (mut pure, mut dense, mut end) = (true, true, 0);
         let mut last: Option<(u64, &[u8])> = None;
         for i in 0..count {
             let entry = page.try_entry(i).ok_or_else(|| bad(format!("entry {i} is malformed")))?;
@@ -135,10 +137,12 @@ impl Page {
                     return Err(bad(format!("entry {i} has a malformed message")));
                 }
             }
-            note(&mut groups, i, entry.key);
+            note(&mut groups, i, tag(entry.key), || head);
+            dense &= page.offset(i) == Some(end);
+            end = entry.content.end;
             last = Some((head, entry.key));
         }
-        page.pure = pure;
+        (page.pure, page.dense) = (pure, dense && end == table);
         page.groups = groups.into();
         Ok(page)
     }
@@ -246,10 +250,27 @@ impl Page {
         Msg::decode(entry.kind, self.data.slice(entry.content))
     }
 
-    /// Bytes that entry `i` takes.
-    pub fn entry_len(&self, i: usize) -> usize {
-        let entry = self.entry(i);
-        entry.key.len() + entry.content.len() + 8
+    /// Where entry `i` begins, or behind the last one what follows them all. Of a dense page.
+    #[inline]
+    fn start(&self, i: usize) -> usize {
+        if i < self.count { self.offset(i).unwrap_or(self.table) } else { self.table }
+    }
+
+    /// Bytes that some entries take, with their places in the offset table.
+    pub fn bytes_of(&self, entries: Range<usize>) -> usize {
+        const PLACE: usize = 5;
+        if self.dense {
+            return self.start(entries.end) - self.start(entries.start) + PLACE * entries.len();
+        }
+        let bytes = |i| {
+            let entry = self.entry(i);
+            entry.key.len() + entry.content.len() + ENTRY
+        };
+        entries.map(bytes).sum()
+    }
+
+    fn tag(&self, i: usize) -> u8 {
+        self.groups.get(i / STEP).map_or(0, |group| group.tags[i % STEP])
     }
 
     /// True if every message is a `Put`, so that the page could stand in a leaf.
@@ -302,39 +323,28 @@ pub(crate) struct Built {
     pub deletes: bool,
 }
 
+/// Bytes that an entry is taken to need beside key and content.
+const ENTRY: usize = 8;
+
 /// Collects ascending entries of one page.
 #[derive(Default)]
 pub(crate) struct Builder {
     items: Vec<Item>,
+    /// Pages that entries are copied from, with what their keys begin with.
+    sources: Vec<(Arc<Page>, Bytes)>,
     count: usize,
     bytes: usize,
 }
 
 enum Item {
     One(Bytes, Msg),
-    /// Entries of a page whose keys have this prefix: copied as they are, without looking into them.
-    Copied(Arc<Page>, Bytes, Range<usize>),
-}
-
-impl Item {
-    fn first_key(&self) -> Option<Bytes> {
-        match self {
-            Item::One(key, _) => Some(key.clone()),
-            Item::Copied(page, prefix, entries) => Some(join(prefix, page.key(entries.clone().next()?))),
-        }
-    }
-
-    fn last_key(&self) -> Option<Bytes> {
-        match self {
-            Item::One(key, _) => Some(key.clone()),
-            Item::Copied(page, prefix, entries) => Some(join(prefix, page.key(entries.clone().last()?))),
-        }
-    }
+    /// Entries of one of the sources: copied as they are, without looking into them.
+    Copied(usize, Range<usize>),
 }
 
 /// A page as it is written.
 struct Encoder {
-    data: BytesMut,
+    data: Vec<u8>,
     offsets: Vec<u32>,
     groups: Vec<Group>,
     pure: bool,
@@ -344,38 +354,54 @@ struct Encoder {
 impl Encoder {
     /// Notes the next entry, which is to begin here.
     fn begin(&mut self, kind: u8, suffix: &[u8]) {
-        note(&mut self.groups, self.offsets.len(), suffix);
+        note(&mut self.groups, self.offsets.len(), tag(suffix), || head(suffix));
         self.offsets.push(self.data.len() as u32);
+        self.note_kind(kind);
+    }
+
+    fn note_kind(&mut self, kind: u8) {
         self.pure &= kind == Msg::PUT;
         self.deletes |= kind == Msg::DELETE;
     }
 
     fn push(&mut self, kind: u8, suffix: &[u8], content: &[u8]) {
         self.begin(kind, suffix);
-        self.data.put_u8(kind);
+        self.data.push(kind);
         put_varint(&mut self.data, suffix.len() as u64);
         put_varint(&mut self.data, content.len() as u64);
-        self.data.put_slice(suffix);
-        self.data.put_slice(content);
+        self.data.extend_from_slice(suffix);
+        self.data.extend_from_slice(content);
     }
 
     /// Entries of another page, whose keys have `prefix`; `shared` bytes of the whole key are taken off.
     fn copy(&mut self, page: &Page, prefix: &[u8], entries: Range<usize>, shared: usize) {
+        if prefix.len() == shared && page.dense {
+            return self.copy_all(page, entries);
+        }
         let added = prefix.get(shared..).unwrap_or_default();
         let cut = shared.saturating_sub(prefix.len());
         let mut longer = Vec::new();
         for i in entries {
             let entry = page.entry(i);
-            if added.is_empty() && cut == 0 {
-                self.begin(entry.kind, entry.key);
-                let from = page.offset(i).unwrap_or(entry.content.end);
-                self.data.put_slice(&page.data[from..entry.content.end]);
-                continue;
-            }
             longer.clear();
             longer.extend_from_slice(added);
             longer.extend_from_slice(&entry.key[cut..]);
             self.push(entry.kind, &longer, &page.data[entry.content]);
+        }
+    }
+
+    /// The same for keys that stay as they are, in one piece.
+    fn copy_all(&mut self, page: &Page, entries: Range<usize>) {
+        let from = page.start(entries.start);
+        let to = self.data.len();
+        self.data.extend_from_slice(&page.data[from..page.start(entries.end)]);
+        for i in entries {
+            let at = page.start(i);
+            note(&mut self.groups, self.offsets.len(), page.tag(i), || head(page.key(i)));
+            self.offsets.push((to + at - from) as u32);
+            if !page.pure {
+                self.note_kind(page.data[at]);
+            }
         }
     }
 }
@@ -383,7 +409,7 @@ impl Encoder {
 impl Builder {
     /// Adds an entry above all others.
     pub fn push(&mut self, key: Bytes, msg: Msg) {
-        self.bytes += key.len() + msg.len() + 8;
+        self.bytes += key.len() + msg.len() + ENTRY;
         self.count += 1;
         self.add(Item::One(key, msg));
     }
@@ -397,29 +423,63 @@ impl Builder {
         entries: Range<usize>,
         target: usize,
     ) -> usize {
-        let mut taken = 0;
-        for i in entries.clone() {
-            let len = prefix.len() + page.entry_len(i);
-            if self.bytes > 0 && self.bytes + len - 8 > target {
-                break;
+        let start = entries.start;
+        let bytes = |taken: usize| page.bytes_of(start..start + taken) + taken * prefix.len();
+        let (mut taken, mut len) = (entries.len(), bytes(entries.len()));
+        if self.bytes + len > target + ENTRY {
+            (taken, len) = (0, 0);
+            for i in entries {
+                let next = page.bytes_of(i..i + 1) + prefix.len();
+                if self.bytes + len > 0 && self.bytes + len + next > target + ENTRY {
+                    break;
+                }
+                (taken, len) = (taken + 1, len + next);
             }
-            self.bytes += len;
-            taken += 1;
         }
         if taken > 0 {
+            self.bytes += len;
             self.count += taken;
-            let taken = entries.start..entries.start + taken;
-            self.add(Item::Copied(page.clone(), prefix.clone(), taken));
+            let source = self.source(page, prefix);
+            self.add(Item::Copied(source, start..start + taken));
         }
         taken
     }
 
+    /// The number of a source. Mostly entries come from two pages in turn.
+    fn source(&mut self, page: &Arc<Page>, prefix: &Bytes) -> usize {
+        let known = |(known, before): &(Arc<Page>, Bytes)| Arc::ptr_eq(known, page) && before == prefix;
+        if let Some(back) = self.sources.iter().rev().take(2).position(known) {
+            return self.sources.len() - 1 - back;
+        }
+        self.sources.push((page.clone(), prefix.clone()));
+        self.sources.len() - 1
+    }
+
     fn add(&mut self, item: Item) {
         debug_assert!(
-            self.items.last().is_none_or(|last| last.last_key() < item.first_key()),
+            self.items.last().is_none_or(|last| self.last_key(last) < self.first_key(&item)),
             "keys must ascend"
         );
         self.items.push(item);
+    }
+
+    fn first_key(&self, item: &Item) -> Option<Bytes> {
+        match item {
+            Item::One(key, _) => Some(key.clone()),
+            Item::Copied(source, entries) => self.copied_key(*source, entries.clone().next()?),
+        }
+    }
+
+    fn last_key(&self, item: &Item) -> Option<Bytes> {
+        match item {
+            Item::One(key, _) => Some(key.clone()),
+            Item::Copied(source, entries) => self.copied_key(*source, entries.clone().last()?),
+        }
+    }
+
+    fn copied_key(&self, source: usize, i: usize) -> Option<Bytes> {
+        let (page, prefix) = self.sources.get(source)?;
+        Some(join(prefix, page.key(i)))
     }
 
     pub fn is_empty(&self) -> bool {
@@ -433,10 +493,10 @@ impl Builder {
 
     /// Encodes the entries and starts anew; `None` if there are none.
     pub fn finish(&mut self) -> Option<Built> {
-        let (first, last) = (self.items.first()?.first_key()?, self.items.last()?.last_key()?);
+        let (first, last) = (self.first_key(self.items.first()?)?, self.last_key(self.items.last()?)?);
         let shared = common_prefix(&first, &last);
         let mut page = Encoder {
-            data: BytesMut::with_capacity(self.bytes + 4 * self.count + 4),
+            data: Vec::with_capacity(self.bytes + 4 * self.count + 4),
             offsets: Vec::with_capacity(self.count),
             groups: Vec::with_capacity(self.count.div_ceil(STEP)),
             pure: true,
@@ -445,16 +505,21 @@ impl Builder {
         for item in self.items.drain(..) {
             match item {
                 Item::One(key, msg) => page.push(msg.kind(), &key[shared..], &msg.encode()),
-                Item::Copied(from, prefix, entries) => page.copy(&from, &prefix, entries, shared),
+                Item::Copied(source, entries) => {
+                    let (from, prefix) = self.sources.get(source)?;
+                    page.copy(from, prefix, entries, shared);
+                }
             }
         }
+        self.sources.clear();
         (self.bytes, self.count) = (0, 0);
         let Encoder { mut data, offsets, groups, pure, deletes } = page;
         let table = data.len();
         offsets.iter().for_each(|&at| data.put_u32_le(at));
         data.put_u32_le(offsets.len() as u32);
-        let data = data.freeze();
-        let page = Page { data, count: offsets.len(), table, pure, groups: groups.into() };
+        // What was too much is given back: a page may live long.
+        let data = Bytes::from(data.into_boxed_slice());
+        let page = Page { data, count: offsets.len(), table, pure, dense: true, groups: groups.into() };
         // The prefix must not keep a whole batch alive for a few bytes.
         Some(Built { prefix: Bytes::copy_from_slice(&first[..shared]), page, pure, deletes })
     }
@@ -546,7 +611,10 @@ mod tests {
             let mut close = |builder: &mut Builder| {
                 if let Some(built) = builder.finish() {
                     let page = Page::parse(built.page.data().clone()).expect("well-formed");
-                    assert_eq!((page.pure, &page.groups.len()), (built.pure, &built.page.groups.len()));
+                    assert_eq!((page.pure, page.dense), (built.pure, built.page.dense));
+                    assert!((0..page.len()).all(|i| page.tag(i) == built.page.tag(i)));
+                    let heads = |page: &Page| page.groups.iter().map(|group| group.head).collect::<Vec<_>>();
+                    assert_eq!(heads(&page), heads(&built.page));
                     assert_eq!(built.deletes, (0..page.len()).any(|i| page.msg(i) == Msg::Delete));
                     assert!((0..page.len()).all(|i| built.page.find(page.key(i)) == Some(i)));
                     found.extend((0..page.len()).map(|i| (join(&built.prefix, page.key(i)), page.msg(i))));

@@ -1,12 +1,15 @@
 //! Where the bytes of a node go when it is written.
 //!
 //! As a rule a node gets one new extent: its header, then its pages, so that a
-//! scan reads it in one piece. Two things depart from that. Pages that lie in
-//! extents of pages already ([`Extent::shared`]) in long runs stay there and
-//! are not written again ([`kept`]). And where no free range is long enough,
-//! the node is cut over several, so that a store can be filled to the end
-//! however its free space is scattered. Uses the pager for pages that are
-//! copied, `space` and the device; what it writes is not durable before a flush.
+//! scan reads it in one piece. Three things depart from that. Pages that lie in
+//! extents of pages already ([`Extent::shared`]) stay there and are not written
+//! again, if it is enough of them ([`kept`]). The messages of an interior node go
+//! to such an extent, apart from the header, so that the next version need
+//! write only what came in since ([`make_room_apart`]). And where no free
+//! range is long enough, the node is cut over several, so that a store can be
+//! filled to the end however its free space is scattered. Uses the pager for
+//! pages that are copied, `space` and the device; what it writes is not durable
+//! before a flush.
 
 use std::sync::Arc;
 
@@ -32,8 +35,14 @@ const MAX_KEPT: usize = 16;
 /// A node keeps an extent of which it uses at least 1/n: what lies unused in it may be another node's.
 const KEPT_USE: u64 = 4;
 /// And of which it uses at least 1/n of the size of a node, so that a scan goes on long enough before it
-/// moves to another place.
+/// moves to another place, and the places of a node are few.
 const KEPT_RUN: usize = 16;
+
+/// Bytes of pages of an interior node that are written apart from its header: less would not be kept, or
+/// cost more in blocks that are not full.
+fn lasting_from(node_size: usize) -> usize {
+    (node_size / KEPT_RUN).max(2 * BLOCK as usize)
+}
 
 /// Writes a node to free space. [`Error::NoSpace`] if there is too little, or only in shreds.
 pub(crate) fn store_node(pager: &Pager, space: &Arc<Space>, node: &Arc<Node>) -> Result<Arc<Stored>> {
@@ -57,7 +66,13 @@ pub(crate) fn store_node(pager: &Pager, space: &Arc<Space>, node: &Arc<Node>) ->
         page.loc = PageLoc::Home(segment);
     }
     let header_len = encode_header(&new).len();
-    let parts = make_room(space, header_len, &pages, MAX_PARTS - kept.len())?;
+    let lens: Vec<usize> = pages.iter().map(Bytes::len).collect();
+    let lasting = node.height > 0 && lens.iter().sum::<usize>() >= lasting_from(pager.node_size());
+    let parts = match lasting.then(|| make_room_apart(space, header_len, &lens)) {
+        Some(Ok(parts)) => parts,
+        None | Some(Err(Error::NoSpace)) => make_room(space, header_len, &lens, MAX_PARTS - kept.len())?,
+        Some(Err(error)) => return Err(error),
+    };
 
     let places = parts.iter().zip(0u8..).flat_map(|(part, at)| part.offsets().map(move |o| (at, o)));
     let mut places = places.collect::<Vec<_>>().into_iter();
@@ -75,19 +90,14 @@ pub(crate) fn store_node(pager: &Pager, space: &Arc<Space>, node: &Arc<Node>) ->
     let header = encode_header(&new);
     assert_eq!(header.len(), header_len, "a header's length depends on where pages are");
 
-    let mut rest = &pages[..];
-    for (at, part) in parts.iter().enumerate() {
-        let (here, more) = rest.split_at(part.pages.len());
-        rest = more;
-        part.write(pager, if at == 0 { &header } else { &[] }, here)?;
-    }
+    write(pager, &parts, &header, &pages)?;
     let extents = parts.into_iter().map(|part| part.extent).chain(kept).collect();
     let stored = Stored { parts: extents, header_len: header_len as u32, header_sum: xxh3_64(&header) };
     pager.admit(&stored, node, &new)?;
     Ok(Arc::new(stored))
 }
 
-/// Bytes that writing this node takes at most, if it finds room in one piece.
+/// Bytes that writing this node takes at most, if it finds room in one piece, or in two.
 pub(crate) fn bytes_to_write(node: &Node, node_size: usize) -> usize {
     let kept = kept(node, node_size);
     let stays = |loc: &PageLoc| match loc {
@@ -95,14 +105,16 @@ pub(crate) fn bytes_to_write(node: &Node, node_size: usize) -> usize {
         _ => false,
     };
     let staying: usize = node.pages().filter(|p| stays(&p.loc)).map(|p| p.raw as usize).sum();
-    node.bytes() - staying
+    let apart = if node.height > 0 { BLOCK as usize } else { 0 };
+    node.bytes() - staying + apart
 }
 
 fn place_in(kept: &[Arc<Extent>], extent: &Arc<Extent>) -> Option<usize> {
     kept.iter().position(|k| k.id == extent.id)
 }
 
-/// The extents that stay as they are because `node` uses a large part of each, in one run and in order.
+/// The extents that stay as they are because `node` uses a large part of each; a leaf, which is there to be
+/// scanned, in one run and in order.
 fn kept(node: &Node, node_size: usize) -> Vec<Arc<Extent>> {
     struct Run<'a> {
         extent: &'a Arc<Extent>,
@@ -140,7 +152,7 @@ fn kept(node: &Node, node_size: usize) -> Vec<Arc<Extent>> {
         last = Some(at);
     }
     let worth = |run: &Run<'_>| {
-        run.end.is_some()
+        (run.end.is_some() || node.height > 0)
             && run.used >= run.extent.len / KEPT_USE
             && run.used as usize >= node_size / KEPT_RUN
     };
@@ -166,27 +178,43 @@ impl Part {
         });
         starts.map(|at| at as u32)
     }
+}
 
-    fn write(&self, pager: &Pager, header: &[u8], pages: &[Bytes]) -> Result<()> {
-        let mut bytes = BytesMut::with_capacity(self.extent.len as usize);
-        bytes.extend_from_slice(header);
-        pages.iter().for_each(|page| bytes.extend_from_slice(page));
-        bytes.resize(self.extent.len as usize, 0);
-        let offset = self.extent.offset;
-        pager.device().write_at(offset, &bytes).map_err(|e| Error::io("write", offset, e))
+/// Writes a header and pages to their places, with one request where these lie side by side.
+fn write(pager: &Pager, parts: &[Part], header: &[u8], pages: &[Bytes]) -> Result<()> {
+    let (mut header, mut pages) = (header, pages);
+    for parts in parts.chunk_by(|a, b| a.extent.offset + a.extent.len == b.extent.offset) {
+        let mut bytes = BytesMut::with_capacity(parts.iter().map(|part| part.extent.len as usize).sum());
+        for part in parts {
+            let end = bytes.len() + part.extent.len as usize;
+            bytes.extend_from_slice(std::mem::take(&mut header));
+            let (here, rest) = pages.split_at(part.pages.len());
+            here.iter().for_each(|page| bytes.extend_from_slice(page));
+            bytes.resize(end, 0);
+            pages = rest;
+        }
+        let offset = parts.first().map_or(0, |part| part.extent.offset);
+        pager.device().write_at(offset, &bytes).map_err(|e| Error::io("write", offset, e))?;
     }
+    Ok(())
+}
+
+/// An extent for the header and one for the pages, which may outlast it.
+fn make_room_apart(space: &Arc<Space>, header: usize, pages: &[usize]) -> Result<Vec<Part>> {
+    let (own, shared) = space.allocate_both(header as u64, pages.iter().sum::<usize>() as u64)?;
+    let own = Part { extent: own, header, pages: Vec::new() };
+    Ok(vec![own, Part { extent: shared, header: 0, pages: pages.to_vec() }])
 }
 
 /// Extents for a header and pages, in order; one if possible, else as few as the longest ranges allow.
-fn make_room(space: &Arc<Space>, header: usize, pages: &[Bytes], at_most: usize) -> Result<Vec<Part>> {
-    let lens: Vec<usize> = pages.iter().map(Bytes::len).collect();
+fn make_room(space: &Arc<Space>, header: usize, lens: &[usize], at_most: usize) -> Result<Vec<Part>> {
     let total = header + lens.iter().sum::<usize>();
     match space.allocate(total as u64) {
-        Ok(extent) => return Ok(vec![Part { extent, header, pages: lens }]),
+        Ok(extent) => return Ok(vec![Part { extent, header, pages: lens.to_vec() }]),
         Err(Error::NoSpace) => (),
         Err(error) => return Err(error),
     }
-    let (mut parts, mut rest): (Vec<Part>, &[usize]) = (Vec::new(), &lens);
+    let (mut parts, mut rest): (Vec<Part>, &[usize]) = (Vec::new(), lens);
     while parts.is_empty() || !rest.is_empty() {
         if parts.len() == at_most {
             return Err(Error::NoSpace);

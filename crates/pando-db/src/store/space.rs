@@ -173,12 +173,21 @@ impl Space {
     /// the device is full. O(log n) in memory; now and then one reservation on
     /// the device.
     pub fn allocate(self: &Arc<Self>, len: u64) -> Result<Arc<Extent>> {
-        self.allocate_as(len, false)
+        let len = blocks(len)?;
+        Ok(self.extent(self.take(len)?, len, false, true))
     }
 
     /// The same, for pages that several nodes may come to own.
     pub fn allocate_shared(self: &Arc<Self>, len: u64) -> Result<Arc<Extent>> {
-        self.allocate_as(len, true)
+        let len = blocks(len)?;
+        Ok(self.extent(self.take(len)?, len, true, true))
+    }
+
+    /// The same for both, side by side: one for a single owner, and behind it one for pages.
+    pub fn allocate_both(self: &Arc<Self>, own: u64, shared: u64) -> Result<(Arc<Extent>, Arc<Extent>)> {
+        let (own, shared) = (blocks(own)?, blocks(shared)?);
+        let offset = self.take(own.checked_add(shared).ok_or(Error::NoSpace)?)?;
+        Ok((self.extent(offset, own, false, true), self.extent(offset + own, shared, true, true)))
     }
 
     /// Takes a part of the longest free range that the device has promised: `fit` says how many bytes of
@@ -199,17 +208,17 @@ impl Space {
         Ok(self.extent(offset, len, shared, true))
     }
 
-    fn allocate_as(self: &Arc<Self>, len: u64, shared: bool) -> Result<Arc<Extent>> {
-        let len = len.max(1).checked_next_multiple_of(BLOCK).ok_or(Error::NoSpace)?;
-        let take = || self.state.lock().take(len).map(|offset| self.extent(offset, len, shared, true));
-        if let Some(extent) = take() {
-            return Ok(extent);
+    /// Takes whole blocks out of what is free and backed; where they begin.
+    fn take(&self, len: u64) -> Result<u64> {
+        let take = || self.state.lock().take(len);
+        if let Some(offset) = take() {
+            return Ok(offset);
         }
         let _turn = self.raising.lock();
         loop {
             // Others may have backed or freed something since.
-            if let Some(extent) = take() {
-                return Ok(extent);
+            if let Some(offset) = take() {
+                return Ok(offset);
             }
             let run = self.state.lock().place_for(len).ok_or(Error::NoSpace)?;
             if self.back(run, len)? {
@@ -501,6 +510,10 @@ impl std::fmt::Debug for Space {
             .field("raw", &state.raw.total())
             .finish_non_exhaustive()
     }
+}
+
+fn blocks(len: u64) -> Result<u64> {
+    len.max(1).checked_next_multiple_of(BLOCK).ok_or(Error::NoSpace)
 }
 
 /// Whether an error says that the disk, the quota or the permitted file size is exhausted.

@@ -39,7 +39,7 @@ pub struct Config {
 impl Config {
     pub fn new(seed: u64, profile: Profile) -> Self {
         let rng = &mut Rng(seed ^ 0xC0FF_EE00);
-        let node_size = *rng.pick(&[4096, 4096, 4096, 8192]);
+        let node_size = *rng.pick(&[4096, 4096, 16384, 8192]);
         let tight = profile == Profile::Space;
         let small = *rng.pick(&[60, 600, 2500]);
         Self {

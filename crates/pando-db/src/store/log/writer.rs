@@ -372,6 +372,11 @@ impl Log {
         front.head - front.oldest()
     }
 
+    /// Bytes of the ring behind `pos`.
+    pub fn behind(&self, pos: LogPos) -> u64 {
+        self.front.lock().head.saturating_sub(pos.pos)
+    }
+
     /// Bytes that wait to be written.
     pub fn buffered(&self) -> usize {
         let front = self.front.lock();

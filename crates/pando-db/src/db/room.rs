@@ -148,16 +148,14 @@ impl Engine {
         self.dirty.memory() > self.max_dirty() / 2
     }
 
-    /// The checkpoint that was asked for: of what has reached the DAG, if that is all it takes.
+    /// The checkpoint that was asked for, if it is still wanted: of what has reached the DAG, where that is
+    /// all it takes.
     pub fn checkpoint_as_asked(&self) -> Result<()> {
         let flushed = self.front.read().tree.log_end;
-        if self.wants_checkpoint() && self.log.behind(flushed) <= self.log_size() / 4 {
+        if self.log.behind(flushed) <= self.log_size() / 4 {
             self.checkpoint_nodes(Engine::wants_checkpoint)?;
-            if !self.log_wants_checkpoint() {
-                return Ok(());
-            }
         }
-        self.checkpoint()
+        if self.log_wants_checkpoint() { self.checkpoint() } else { Ok(()) }
     }
 
     /// How near to a limit is what waits for the threads, as [`pressure`] says.

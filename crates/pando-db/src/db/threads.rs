@@ -107,7 +107,7 @@ impl Quiet {
         }
         engine.counters.deletes.store(false, Ordering::Relaxed);
         while engine.reclaim_step()? {}
-        engine.signal.ask(Work::Checkpoint);
+        engine.checkpoint()?;
         Ok(false)
     }
 }

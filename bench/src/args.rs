@@ -35,7 +35,9 @@ pub struct Args {
 }
 
 /// The data sets: name and size as a multiple of the cache.
-const SETS: [(&str, f64); 2] = [("cache/4", 0.25), ("4*cache", 4.0)];
+const SETS: [(&str, f64); 3] = [("cache/4", 0.25), ("4*cache", 4.0), ("16*cache", 16.0)];
+/// How many of them are used unless others are named: the last is for a machine with too little memory for it.
+const USUAL: usize = 2;
 
 fn usage() -> String {
     let names = |names: Vec<&str>| names.join(",");
@@ -45,7 +47,7 @@ fn usage() -> String {
          --cache MIB       memory for each engine (default 64)\n\
          --only WORKS      some of {}\n\
          --engines LIST    some of {}\n\
-         --sets LIST       some of {}\n\
+         --sets LIST       some of {} (default: all but the last)\n\
          --cap SECONDS     when a work of single operations stops early (default 6)\n\
          --copy-keys N     keys of the prefix that is copied (default 1000000, times scale)\n\
          --dir DIR         where stores are made (default: the directory for temporary files)\n\
@@ -78,7 +80,7 @@ impl Args {
             html: None,
             cap: 6.0,
             copy_keys: 1_000_000,
-            sets: SETS.to_vec(),
+            sets: SETS[..USUAL].to_vec(),
         };
         let mut words = words.into_iter();
         while let Some(word) = words.next() {

@@ -170,7 +170,8 @@ impl Edit<'_> {
         let (pager, merge) = (self.cx.pager, self.cx.merge);
         match height {
             0 => {
-                let one = layers.into_iter().map(Ok).reduce(|older, newer| newer?.over(&older?, pager, merge));
+                let one =
+                    layers.into_iter().map(Ok).reduce(|older, newer| newer?.over(&older?, pager, merge));
                 Ok(one.transpose()?.into_iter().collect())
             }
             _ => Ok(layers),

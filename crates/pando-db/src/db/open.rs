@@ -13,8 +13,8 @@ use parking_lot::{Mutex, RwLock};
 use super::{
     checkpoint::{store_page, table_root},
     engine::{Counters, Dirty, Durable, Engine, Front},
-    record,
-    memory, room::edit_nodes,
+    memory, record,
+    room::edit_nodes,
     signal::Signal,
     throttle::Throttle,
     views::Views,

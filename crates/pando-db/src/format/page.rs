@@ -8,7 +8,7 @@
 
 use std::{ops::Range, sync::Arc};
 
-use bytes::{BufMut, Bytes};
+use bytes::Bytes;
 
 use super::{
     codec::{peek_varint, put_varint},
@@ -329,6 +329,7 @@ const ENTRY: usize = 8;
 /// Collects ascending entries of one page.
 #[derive(Default)]
 pub(crate) struct Builder {
+    encoder: Encoder,
     items: Vec<Item>,
     /// Pages that entries are copied from, with what their keys begin with.
     sources: Vec<(Arc<Page>, Bytes)>,
@@ -342,7 +343,8 @@ enum Item {
     Copied(usize, Range<usize>),
 }
 
-/// A page as it is written.
+/// A page as it is written; its memory serves one after the other.
+#[derive(Default)]
 struct Encoder {
     data: Vec<u8>,
     offsets: Vec<u32>,
@@ -352,6 +354,13 @@ struct Encoder {
 }
 
 impl Encoder {
+    fn begin_page(&mut self) {
+        self.data.clear();
+        self.offsets.clear();
+        self.groups.clear();
+        (self.pure, self.deletes) = (true, false);
+    }
+
     /// Notes the next entry, which is to begin here.
     fn begin(&mut self, kind: u8, suffix: &[u8]) {
         note(&mut self.groups, self.offsets.len(), tag(suffix), || head(suffix));
@@ -495,13 +504,8 @@ impl Builder {
     pub fn finish(&mut self) -> Option<Built> {
         let (first, last) = (self.first_key(self.items.first()?)?, self.last_key(self.items.last()?)?);
         let shared = common_prefix(&first, &last);
-        let mut page = Encoder {
-            data: Vec::with_capacity(self.bytes + 4 * self.count + 4),
-            offsets: Vec::with_capacity(self.count),
-            groups: Vec::with_capacity(self.count.div_ceil(STEP)),
-            pure: true,
-            deletes: false,
-        };
+        let page = &mut self.encoder;
+        page.begin_page();
         for item in self.items.drain(..) {
             match item {
                 Item::One(key, msg) => page.push(msg.kind(), &key[shared..], &msg.encode()),
@@ -513,13 +517,14 @@ impl Builder {
         }
         self.sources.clear();
         (self.bytes, self.count) = (0, 0);
-        let Encoder { mut data, offsets, groups, pure, deletes } = page;
-        let table = data.len();
-        offsets.iter().for_each(|&at| data.put_u32_le(at));
-        data.put_u32_le(offsets.len() as u32);
-        // What was too much is given back: a page may live long.
-        let data = Bytes::from(data.into_boxed_slice());
-        let page = Page { data, count: offsets.len(), table, pure, dense: true, groups: groups.into() };
+        let table = page.data.len();
+        page.offsets.iter().for_each(|at| page.data.extend_from_slice(&at.to_le_bytes()));
+        let count = page.offsets.len();
+        page.data.extend_from_slice(&(count as u32).to_le_bytes());
+        let (pure, deletes) = (page.pure, page.deletes);
+        // Copies of just the length they have: a page may live long.
+        let (data, groups) = (Bytes::copy_from_slice(&page.data), Arc::from(&page.groups[..]));
+        let page = Page { data, count, table, pure, dense: true, groups };
         // The prefix must not keep a whole batch alive for a few bytes.
         Some(Built { prefix: Bytes::copy_from_slice(&first[..shared]), page, pure, deletes })
     }

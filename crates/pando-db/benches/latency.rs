@@ -120,8 +120,9 @@ fn two_readers(place: &Option<String>) -> f64 {
     ratio
 }
 
-/// A reader of cached data beside a writer of new keys at random, to the same reader alone. The store grows from round
-/// to round.
+/// A reader of cached data beside a writer of new keys at random, to the same reader alone. The new keys lie beside
+/// those that are read: among them they would thin the reader's data out over more and more pages, and the cache
+/// would be measured.
 fn beside_a_writer(place: &Option<String>) -> f64 {
     let bed = Bed::filled(place);
     let mut ratios = Vec::new();
@@ -136,7 +137,9 @@ fn beside_a_writer(place: &Option<String>) -> f64 {
                 while !stop.load(Ordering::Relaxed) {
                     let mut batch = Batch::new();
                     for _ in 0..100 {
-                        batch.put(key(KEYS + random.random_range(0..1 << 40)), vec![1; 100]);
+                        let mut key = key(random.random_range(0..1 << 40));
+                        key[0] = b'w';
+                        batch.put(key, vec![1; 100]);
                     }
                     bed.db.write(batch).unwrap();
                     wrote.fetch_add(100, Ordering::Relaxed);

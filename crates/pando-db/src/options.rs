@@ -46,7 +46,7 @@ pub struct Options {
     /// Without them the same work happens inside the calls that cause it, so
     /// that a single-threaded run is deterministic. Default true.
     pub background: bool,
-    /// By how much the threads in the background are *nicer* than others, as in nice(2): 0 to 19, default 5.
+    /// By how much the threads in the background are *nicer* than others, as in nice(2): 0 to 19, default 10.
     /// What is done there can wait longer than what a caller waits for; where processors are scarce, readers
     /// keep most of their speed beside a writer. Without effect where threads have no priority of their own.
     pub background_nice: i32,
@@ -77,7 +77,7 @@ impl Default for Options {
             cache_bytes: 256 << 20,
             merge: Arc::new(PatchMerge),
             background: true,
-            background_nice: 5,
+            background_nice: 10,
             read_only: false,
             sync_interval: Duration::from_secs(1),
             checkpoint_interval: Duration::from_secs(30),

@@ -73,11 +73,17 @@ impl Engine {
         Ok(())
     }
 
+    /// Brings the messages of memory and root further down by one bounded step; `false` if all is well. What
+    /// an edit had to leave in the root goes first: it would grow with every table.
+    pub fn sink_messages(&self) -> Result<bool> {
+        Ok(self.relieve_step()? || self.flush_step()?)
+    }
+
     /// Applies all sealed tables, with checkpoints between where they have to be.
     pub fn flush_all(&self) -> Result<()> {
         loop {
             self.make_way()?;
-            if !self.flush_step()? && !self.relieve_step()? {
+            if !self.sink_messages()? {
                 return Ok(());
             }
         }
@@ -86,7 +92,7 @@ impl Engine {
     /// Applies all sealed tables without writing anything: for recovery, where the device may not be
     /// writable.
     pub fn flush_all_in_memory(&self) -> Result<()> {
-        while self.flush_step()? || self.relieve_step()? {}
+        while self.sink_messages()? {}
         Ok(())
     }
 

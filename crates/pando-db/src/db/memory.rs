@@ -2,7 +2,7 @@
 //!
 //! There is one budget, [`crate::Options::cache_bytes`], and three who want it. Tables in memory and dirty
 //! nodes come first, each up to a limit of its own: what they hold cannot be dropped. Readers' cache of clean
-//! data has all that these two leave, and a quarter of the budget always.
+//! data has all that these two leave, and half of the budget always.
 //!
 //! Guarantees: the three together stay near the budget, whatever is written; what they exceed it by for a
 //! moment is an edit of the DAG ([`edit_nodes`]) and a table. May use: the front, the pager. No I/O.
@@ -14,7 +14,7 @@ pub(super) const MAX_SEALED: usize = 3;
 /// Part (1/n) of the budget that one in-memory table may have.
 const TABLE_SHARE: u64 = 16;
 /// Part (1/n) that clean data has at least.
-const CLEAN_SHARE: u64 = 4;
+const CLEAN_SHARE: u64 = 2;
 /// Smallest change (1/n of the budget) for which the cache is told.
 const WORTH_TELLING: u64 = 64;
 /// Least that a table may have, however small the budget: every table is work below.
@@ -25,10 +25,11 @@ fn max_dirty(budget: u64) -> u64 {
     budget / 8 * 3
 }
 
-/// Nodes that one edit may change: a third of what may be dirty, but enough for a path from the root to
-/// a leaf, or flushing would not get on.
+/// Nodes that one edit may change: half of what may be dirty, but enough for a path from the root to
+/// a leaf, or flushing would not get on. Where an edit stops early, more messages wait in the nodes that readers
+/// pass.
 pub(super) fn edit_nodes(budget: u64, node: usize) -> usize {
-    (max_dirty(budget) / (3 * node as u64)).max(12) as usize
+    (max_dirty(budget) / (2 * node as u64)).max(12) as usize
 }
 
 impl Engine {

@@ -69,7 +69,7 @@ fn flusher(engine: &Engine) {
                 return Ok(false);
             }
             engine.make_way()?;
-            Ok(engine.flush_step()? || engine.relieve_step()? || engine.reclaim_step()?)
+            Ok(engine.sink_messages()? || engine.reclaim_step()?)
         })();
         let worked = worked.and_then(|worked| Ok(worked || quiet.tidy(engine)?));
         match worked {

@@ -14,6 +14,8 @@ mod clones;
 mod delete;
 #[path = "costs/live.rs"]
 mod live;
+#[path = "costs/memory.rs"]
+mod memory;
 #[path = "model/rng.rs"]
 mod rng;
 #[path = "costs/rounds.rs"]

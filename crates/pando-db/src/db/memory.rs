@@ -18,7 +18,12 @@ const CLEAN_SHARE: u64 = 2;
 /// Smallest change (1/n of the budget) for which the cache is told.
 const WORTH_TELLING: u64 = 64;
 /// Least that a table may have, however small the budget: every table is work below.
-const LEAST_TABLE: u64 = 4 << 20;
+const LEAST_TABLE: u64 = 1 << 20;
+
+/// Part (1/n) of the budget that the log's buffer may have before a writer writes it out, and its bounds.
+const LOG_SHARE: u64 = 32;
+const LEAST_LOG: u64 = 1 << 20;
+const MOST_LOG: u64 = 8 << 20;
 
 /// Bytes that dirty nodes may take before flushing waits for a checkpoint.
 fn max_dirty(budget: u64) -> u64 {
@@ -37,6 +42,11 @@ impl Engine {
     pub fn table_limit(&self) -> usize {
         let share = (self.options.cache_bytes / TABLE_SHARE).max(LEAST_TABLE);
         self.options.memtable_bytes.min(usize::try_from(share).unwrap_or(usize::MAX))
+    }
+
+    /// Bytes in the log's buffer at which a writer writes them out: a thread does so before, as a rule.
+    pub(super) fn max_buffered(&self) -> usize {
+        (self.options.cache_bytes / LOG_SHARE).clamp(LEAST_LOG, MOST_LOG) as usize
     }
 
     /// True if flushing has to wait for a checkpoint: dirty nodes have as much memory as they may.

@@ -15,9 +15,8 @@ use crate::{
     store::log,
 };
 
-/// Bytes in the log buffer at which a thread is asked to write them out, and those at which a writer does.
+/// Bytes in the log buffer at which a thread is asked to write them out.
 const MUCH_BUFFERED: usize = 1 << 20;
-const MAX_BUFFERED: usize = 8 << 20;
 /// Writers are slowed down by dirty nodes at most so much: to a third of what half the pressure lets through.
 const MOST_BY_DIRT: f64 = 0.75;
 /// What an operation costs beyond its bytes, as if it were that many bytes more.
@@ -109,7 +108,7 @@ impl Engine {
     pub fn make_room(&self, batch: &Batch, encoded: &Encoded) -> Result<()> {
         self.wait_until(|| self.front.read().sealed.len() < MAX_SEALED, false, |e| e.flush_all())?;
         let buffered = self.log.buffered();
-        if buffered > MAX_BUFFERED.min(self.log.max_payload()) {
+        if buffered > self.max_buffered().min(self.log.max_payload()) {
             self.log.write_out()?;
         } else if buffered > MUCH_BUFFERED && self.options.background {
             self.signal.ask(Work::Log);

@@ -220,10 +220,12 @@ impl Node {
         self.edges().iter().filter_map(|e| e.layers.last()).map(|l| l.newest).max().unwrap_or(0)
     }
 
-    /// Bytes of the pages that live in memory because of this node.
+    /// Bytes of memory that this node takes, with the pages that are there because of it.
     pub fn memory(&self) -> usize {
-        let pages: usize = self.pages().map(|p| p.header_bytes() + p.memory()).sum();
-        pages + self.edge_bytes() + self.range_bytes()
+        let pages: usize = self.pages().map(PageRef::memory).sum();
+        let layers: usize = self.edges().iter().map(|edge| edge.layers.len()).sum();
+        let edges = size_of_val(self.edges()) + layers * size_of::<Layer>();
+        pages + edges + self.edge_bytes() + self.range_bytes()
     }
 }
 
@@ -348,11 +350,13 @@ impl PageRef {
         HEADER_ITEM + self.prefix.len() + self.first.len() + self.last.len()
     }
 
+    /// Bytes of memory that the reference takes, with the page if it is there because of it.
     fn memory(&self) -> usize {
-        match &self.loc {
-            PageLoc::Mem(page) => page.data().len(),
+        let page = match &self.loc {
+            PageLoc::Mem(page) => page.memory(),
             PageLoc::Home(_) | PageLoc::Foreign(..) => 0,
-        }
+        };
+        page + size_of::<PageRef>() + self.prefix.len() + self.first.len() + self.last.len()
     }
 
     /// Index of the first entry of `page`, which is this one, at or above the full key `key`, and

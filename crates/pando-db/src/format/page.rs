@@ -215,7 +215,7 @@ impl Page {
 
     /// Bytes of memory.
     pub fn memory(&self) -> usize {
-        self.data.len() + std::mem::size_of_val(&self.groups[..])
+        size_of::<Page>() + self.data.len() + size_of_val(&self.groups[..])
     }
 
     /// The key suffix of entry `i`.

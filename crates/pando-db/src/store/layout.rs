@@ -38,10 +38,15 @@ const KEPT_USE: u64 = 4;
 /// moves to another place, and the places of a node are few.
 const KEPT_RUN: usize = 16;
 
+/// The same of messages, and most places where those of a node are kept: a scan comes by once for every edge, and
+/// goes to each place (`docs/costs.md`, item 2).
+const KEPT_MESSAGES: usize = 8;
+const MAX_PLACES: usize = 3;
+
 /// Bytes of pages of an interior node that are written apart from its header: less would not be kept, or
 /// cost more in blocks that are not full.
 fn lasting_from(node_size: usize) -> usize {
-    (node_size / KEPT_RUN).max(2 * BLOCK as usize)
+    (node_size / KEPT_MESSAGES).max(2 * BLOCK as usize)
 }
 
 /// Writes a node to free space. [`Error::NoSpace`] if there is too little, or only in shreds.
@@ -151,12 +156,17 @@ fn kept(node: &Node, node_size: usize) -> Vec<Arc<Extent>> {
         run.end = run.end.filter(|end| end == offset).map(|end| end + len);
         last = Some(at);
     }
-    let worth = |run: &Run<'_>| {
-        (run.end.is_some() || node.height > 0)
-            && run.used >= run.extent.len / KEPT_USE
-            && run.used as usize >= node_size / KEPT_RUN
-    };
-    runs.into_iter().filter(worth).take(MAX_KEPT).map(|run| run.extent.clone()).collect()
+    let worth = |run: &Run<'_>| run.used >= run.extent.len / KEPT_USE;
+    let long = |run: &Run<'_>| run.end.is_some() && run.used as usize >= node_size / KEPT_RUN;
+    let much = |run: &Run<'_>| node.height > 0 && run.used as usize >= node_size / KEPT_MESSAGES;
+    let mut places = 0;
+    runs.retain(|run| {
+        // What came in bulk is in one run; of the rest, the first will do.
+        let kept = worth(run) && (long(run) || (much(run) && places < MAX_PLACES));
+        places += usize::from(kept && node.height > 0);
+        kept
+    });
+    runs.into_iter().take(MAX_KEPT).map(|run| run.extent.clone()).collect()
 }
 
 /// A new extent and what goes there.
@@ -246,7 +256,12 @@ mod tests {
     use super::*;
     use crate::{
         device::MemDevice,
-        format::{message::Msg, node::Body, page::Builder},
+        format::{
+            message::Msg,
+            node::{Body, Edge, Layer, PageRef, Run},
+            node_codec::detach,
+            page::Builder,
+        },
         key::Span,
         options::Codec,
         store::pager::Handle,
@@ -356,5 +371,58 @@ mod tests {
         let Body::Leaf(run) = &mut mixed.body else { panic!("a leaf") };
         run.pages.remove(3);
         assert!(kept(&mixed, NODE as usize).is_empty());
+    }
+
+    /// An interior node with one edge, on which these pages wait in one layer.
+    fn waiting(pages: &[PageRef]) -> Arc<Node> {
+        let run = Run { pages: pages.to_vec() };
+        let layer = Layer { run, ..Layer::default() };
+        let edge = Edge { layers: vec![layer], ..Edge::default() };
+        Arc::new(Node { height: 1, span: Span::all(), body: Body::Interior(vec![edge]) })
+    }
+
+    #[test]
+    fn messages_outlast_the_versions_of_their_node() {
+        let (pager, space) = store();
+        let all: Vec<PageRef> = leaf(6).pages().cloned().collect();
+        let first = store_node(&pager, &space, &waiting(&all[..4])).expect("room");
+        assert_eq!((first.parts.len(), first.parts[0].shared, first.parts[1].shared), (2, false, true));
+        assert_same(&pager, &first, &waiting(&all[..4]));
+        // The next version: what was there, and more.
+        let taken = detach(&pager.stored_node(&first).expect("readable"), &first).expect("its parts");
+        let pages: Vec<PageRef> = taken.pages().chain(&all[4..]).cloned().collect();
+        let node = waiting(&pages);
+        let written = pager.device().stats().write_bytes;
+        let (header, messages) = (first.parts[0].offset, first.parts[1].clone());
+        let second = store_node(&pager, &space, &node).expect("room");
+        let written = pager.device().stats().write_bytes - written;
+        assert!(written as usize <= bytes_to_write(&node, NODE as usize).next_multiple_of(BLOCK as usize));
+        assert!(written < 24 << 10, "{written} bytes for two pages of 7 KiB");
+        assert!(second.parts.iter().any(|part| part.id == messages.id));
+        assert_same(&pager, &second, &waiting(&all));
+        // With the first version its header goes, and nothing else.
+        drop((first, taken, pages, node));
+        let owned =
+            |offset: u64| space.owned_ranges().iter().any(|&(at, len)| (at..at + len).contains(&offset));
+        assert!(!owned(header) && owned(messages.offset));
+    }
+
+    #[test]
+    fn messages_lie_in_few_places() {
+        let (pager, space) = store();
+        let all: Vec<PageRef> = leaf(24).pages().cloned().collect();
+        let mut stored = store_node(&pager, &space, &waiting(&[])).expect("room");
+        let mut most = 0;
+        for i in 0..12 {
+            let taken = detach(&pager.stored_node(&stored).expect("readable"), &stored).expect("its parts");
+            let old: Vec<PageRef> = taken.pages().cloned().collect();
+            let (low, high) = old.split_at(i);
+            // What comes in together is not left together, so that nothing stays one run.
+            let node = waiting(&[low, &all[i..=i], high, &all[12 + i..=12 + i]].concat());
+            stored = store_node(&pager, &space, &node).expect("room");
+            assert_same(&pager, &stored, &waiting(&[&all[..=i], &all[12..=12 + i]].concat()));
+            most = most.max(stored.parts.len());
+        }
+        assert_eq!(most, MAX_PLACES + 2, "header, new messages and those that are kept");
     }
 }

@@ -335,3 +335,31 @@ pub(crate) fn detach(node: &Node, home: &Stored) -> Result<Node> {
     }
     Ok(node)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_tell_what_is_worth_compressing() {
+        let mut state = 1u64;
+        let mut noise = |len: usize| -> Vec<u8> {
+            let mut next = || {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                (state >> 56) as u8
+            };
+            (0..len).map(|_| next()).collect()
+        };
+        let text = |len: usize| -> Vec<u8> {
+            let words = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"];
+            let text = (0usize..).map(|i| words[i * i * 7 % 97 % words.len()]).flat_map(|w| [w, " "]);
+            text.flat_map(str::bytes).take(len).collect()
+        };
+        assert!(!may_shrink(&noise(32 << 10)) && may_shrink(&text(32 << 10)));
+        // Half of it is enough, whichever half.
+        assert!(may_shrink(&[noise(16 << 10), text(16 << 10)].concat()));
+        assert!(may_shrink(&[text(16 << 10), noise(16 << 10)].concat()));
+        // What is hardly longer than the samples is simply tried.
+        assert!(may_shrink(&noise(3 * SAMPLE - 1)));
+    }
+}

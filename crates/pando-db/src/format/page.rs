@@ -510,7 +510,7 @@ impl Builder {
             match item {
                 Item::One(key, msg) => page.push(msg.kind(), &key[shared..], &msg.encode()),
                 Item::Copied(source, entries) => {
-                    let (from, prefix) = self.sources.get(source)?;
+                    let (from, prefix) = &self.sources[source];
                     page.copy(from, prefix, entries, shared);
                 }
             }

@@ -72,11 +72,11 @@ fn note(groups: &mut Vec<Group>, i: usize, tag: u8, head: impl FnOnce() -> u64) 
     }
 }
 
-/// A byte that says little of a key, but much of whether two are equal.
+/// A byte that says little of a key with this head, but much of whether two are equal.
 #[inline]
-fn tag(key: &[u8]) -> u8 {
+fn tag(head: u64, key: &[u8]) -> u8 {
     let tail = key.last_chunk().map_or(0, |tail| u64::from_be_bytes(*tail));
-    let mixed = (head(key) ^ tail.rotate_left(32) ^ key.len() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mixed = (head ^ tail.rotate_left(32) ^ key.len() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed >> 56) as u8
 }
 
@@ -124,8 +124,10 @@ impl Page {
         let mut groups: Vec<Group> = Vec::with_capacity(count.div_ceil(STEP));
         let (mut pure, mut dense, mut end) = (true, true, 0);
         let mut last: Option<(u64, &[u8])> = None;
-        for i in 0..count {
-            let entry = page.try_entry(i).ok_or_else(|| bad(format!("entry {i} is malformed")))?;
+        let offsets = page.data.get(table..table + 4 * count).unwrap_or_default().as_chunks().0;
+        for (i, offset) in offsets.iter().enumerate() {
+            let at = u32::from_le_bytes(*offset) as usize;
+            let entry = page.entry_at(at).ok_or_else(|| bad(format!("entry {i} is malformed")))?;
             let head = head(entry.key);
             // Mostly the heads differ, and that says all.
             if last.is_some_and(|(above, last)| above >= head && (above > head || last >= entry.key)) {
@@ -137,8 +139,8 @@ impl Page {
                     return Err(bad(format!("entry {i} has a malformed message")));
                 }
             }
-            note(&mut groups, i, tag(entry.key), || head);
-            dense &= page.offset(i) == Some(end);
+            note(&mut groups, i, tag(head, entry.key), || head);
+            dense &= at == end;
             end = entry.content.end;
             last = Some((head, entry.key));
         }
@@ -156,7 +158,12 @@ impl Page {
 
     #[inline]
     fn try_entry(&self, i: usize) -> Option<Entry<'_>> {
-        let at = self.offset(i)?;
+        self.entry_at(self.offset(i)?)
+    }
+
+    /// The entry that begins at a byte.
+    #[inline]
+    fn entry_at(&self, at: usize) -> Option<Entry<'_>> {
         let body = self.data.get(at..self.table)?;
         // Mostly the lengths are short; whatever they are, they are checked below.
         let (key_at, key_len, content_len) = match body.first_chunk() {
@@ -278,10 +285,9 @@ impl Page {
         self.pure
     }
 
-    /// How many groups lie below what begins like `suffix`, and how many below what lies above that.
+    /// How many groups lie below what begins with this head, and how many below what lies above that.
     #[inline]
-    fn groups_around(&self, suffix: &[u8]) -> (usize, usize) {
-        let wanted = head(suffix);
+    fn groups_around(&self, wanted: u64) -> (usize, usize) {
         let below = self.groups.partition_point(|group| group.head < wanted);
         let alike = self.groups.iter().skip(below).take_while(|group| group.head == wanted).count();
         (below, below + alike)
@@ -289,8 +295,9 @@ impl Page {
 
     /// Index of the entry with this key. Touches few entries beside it, and mostly none if it is not there.
     pub fn find(&self, suffix: &[u8]) -> Option<usize> {
-        let (below, above) = self.groups_around(suffix);
-        let tag = tag(suffix);
+        let head = head(suffix);
+        let (below, above) = self.groups_around(head);
+        let tag = tag(head, suffix);
         (below.saturating_sub(1)..above).find_map(|i| {
             let candidates = self.groups.get(i)?.candidates(tag).map(|at| i * STEP + at);
             candidates.filter(|&at| at < self.count).find(|&at| self.key(at) == suffix)
@@ -300,9 +307,13 @@ impl Page {
     /// Index of the first entry whose key is at least `suffix`, and whether it is equal.
     pub fn search(&self, suffix: &[u8]) -> (usize, bool) {
         // Between the last entry that is known to lie below, and the first that is known to lie above.
-        let (below, above) = self.groups_around(suffix);
+        let (below, above) = self.groups_around(head(suffix));
         let mut low = below.checked_sub(1).map_or(0, |last| last * STEP + 1);
         let mut high = self.count.min(above * STEP);
+        // All at once from memory, and not each when the one before has come: who searches will want most of them.
+        if high.saturating_sub(low) <= 2 * STEP {
+            (low..high).for_each(|i| self.touch(i));
+        }
         while low < high {
             let mid = (low + high) / 2;
             match self.key(mid).cmp(suffix) {
@@ -363,7 +374,8 @@ impl Encoder {
 
     /// Notes the next entry, which is to begin here.
     fn begin(&mut self, kind: u8, suffix: &[u8]) {
-        note(&mut self.groups, self.offsets.len(), tag(suffix), || head(suffix));
+        let head = head(suffix);
+        note(&mut self.groups, self.offsets.len(), tag(head, suffix), || head);
         self.offsets.push(self.data.len() as u32);
         self.note_kind(kind);
     }

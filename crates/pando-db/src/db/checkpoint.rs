@@ -181,3 +181,43 @@ pub(super) fn table_root(table: &Table) -> TableRoot {
         None => TableRoot::default(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::sync::Arc;
+
+    use crate::{CreateOptions, Db, Options, device::SimDevice};
+
+    #[test]
+    fn a_checkpoint_of_nodes_leaves_tables_to_the_log() {
+        let device = Arc::new(SimDevice::new(16 << 20, 1));
+        let create = CreateOptions { node_size: 4096, log_size: Some(1 << 20), ..Default::default() };
+        let options = || Options { background: false, memtable_bytes: 1 << 20, ..Options::default() };
+        Db::create(device.clone(), &create, &options()).unwrap();
+        let db = Db::open(device.clone(), options()).unwrap();
+        (0..100).for_each(|i| db.put(format!("old{i}"), vec![1; 100]).unwrap());
+        db.engine().seal();
+        db.engine().flush_all().unwrap();
+        (0..100).for_each(|i| db.put(format!("new{i}"), vec![2; 100]).unwrap());
+        db.sync().unwrap();
+        let (dirty, before) = (db.engine().dirty.memory(), db.stats().unwrap());
+        db.engine().checkpoint_nodes(|_| false).unwrap();
+        assert_eq!(
+            (db.engine().dirty.memory(), db.stats().unwrap().checkpoints),
+            (dirty, before.checkpoints)
+        );
+        db.engine().checkpoint_nodes(|_| true).unwrap();
+        let after = db.stats().unwrap();
+        assert_eq!((db.engine().dirty.memory(), after.checkpoints), (0, before.checkpoints + 1));
+        assert_eq!(db.engine().front.read().active.points.len(), 100, "the table is as it was");
+        assert!(after.log_used < before.log_used && after.log_used > 100 * 100, "{}", after.log_used);
+        device.crash();
+        let db = Db::open(device.reopen(), options()).unwrap();
+        for i in 0..100 {
+            assert_eq!(db.get(format!("old{i}").as_bytes()).unwrap().as_deref(), Some(&[1; 100][..]));
+            assert_eq!(db.get(format!("new{i}").as_bytes()).unwrap().as_deref(), Some(&[2; 100][..]));
+        }
+        assert!(db.check().unwrap().findings.is_empty());
+    }
+}

@@ -38,7 +38,7 @@ pub enum Codec {
 /// How a store is opened; nothing here changes what is on disk.
 #[derive(Clone)]
 pub struct Options {
-    /// Budget for cached and dirty data in bytes; default 256 MiB.
+    /// Budget for cached data, dirty data and tables in memory, in bytes; default 256 MiB.
     pub cache_bytes: u64,
     /// Meaning of upserts; must be the one that the store was created with.
     pub merge: Arc<dyn Merge>,
@@ -56,7 +56,8 @@ pub struct Options {
     pub sync_interval: Duration,
     /// How long the log may grow before a checkpoint is made unasked; default 30 s.
     pub checkpoint_interval: Duration,
-    /// Size at which the in-memory table is sealed, in bytes; default 8 MiB.
+    /// Size at which the in-memory table is sealed, in bytes, but not more than a sixteenth of `cache_bytes` (or 1 MiB
+    /// if that is less); default 8 MiB.
     pub memtable_bytes: usize,
     /// How pages are compressed; default LZ4.
     pub codec: Codec,

@@ -35,8 +35,10 @@ impl Edit<'_> {
             return Ok(false);
         }
         let pending = |node: &Node| node.edges().iter().map(|e| e.pending()).sum::<usize>();
-        let before = pending(&self.load(self.root)?);
-        if before <= self.cx.limits.node {
+        let root = self.load(self.root)?;
+        let before = pending(&root);
+        // Where nothing is worth flushing an edit would only make the root dirty.
+        if before <= self.cx.limits.node || self.worth_flushing(&root).is_none() {
             return Ok(false);
         }
         self.relieve(self.root)?;

@@ -94,6 +94,8 @@ pub(crate) struct Counters {
     pub refused_at: AtomicU64,
     /// Something was deleted since deletes were last carried down.
     pub deletes: AtomicBool,
+    /// They have been: the next checkpoint that is asked for gives their space back, and is made in any case.
+    pub settled: AtomicBool,
 }
 
 /// A dirty node, the memory it holds and the bytes it will take on the device.

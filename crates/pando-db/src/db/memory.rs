@@ -4,8 +4,9 @@
 //! nodes come first, each up to a limit of its own: what they hold cannot be dropped. Readers' cache of clean
 //! data has all that these two leave, and half of the budget always.
 //!
-//! Guarantees: the three together stay near the budget, whatever is written; what they exceed it by for a
-//! moment is an edit of the DAG ([`edit_nodes`]) and a table. May use: the front, the pager. No I/O.
+//! Guarantees: the three together exceed the budget by an eighth at most (tables have a quarter, dirty nodes three),
+//! and by what one edit of the DAG adds ([`edit_nodes`]); where the budget is below 16 MiB, by tables of a MiB
+//! too. May use: the front, the pager. No I/O.
 
 use super::engine::Engine;
 

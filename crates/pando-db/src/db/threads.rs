@@ -107,7 +107,8 @@ impl Quiet {
         }
         engine.counters.deletes.store(false, Ordering::Relaxed);
         while engine.reclaim_step()? {}
-        engine.checkpoint()?;
+        engine.counters.settled.store(true, Ordering::Relaxed);
+        engine.signal.ask(Work::Checkpoint);
         Ok(false)
     }
 }
@@ -141,7 +142,8 @@ fn checkpointer(engine: &Engine) {
         let asked = engine.signal.wait_for(Work::Checkpoint, nap);
         let due = last.elapsed() >= engine.options.checkpoint_interval && engine.log.used() > 0;
         if (asked || due) && engine.check_running().is_ok() {
-            let done = if due { engine.checkpoint() } else { engine.checkpoint_as_asked() };
+            let settled = engine.counters.settled.swap(false, Ordering::Relaxed);
+            let done = if due || settled { engine.checkpoint() } else { engine.checkpoint_as_asked() };
             if let Err(error) = done {
                 engine.fail("checkpoint", &error);
                 engine.signal.sleep(NAP);

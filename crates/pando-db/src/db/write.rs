@@ -126,7 +126,7 @@ impl Engine {
             let applied = self.change(|front| {
                 let mut active = self.applied(front, batch.ops(), &sources, flushed)?;
                 active.keep(batch.ops().iter().map(op_len).sum());
-                front.accept(active, msn, end, self.options.memtable_bytes);
+                front.accept(active, msn, end, self.table_limit());
                 Ok(())
             });
             match applied {

@@ -265,7 +265,8 @@ impl Page {
 
     /// Bytes that some entries take, with their places in the offset table.
     pub fn bytes_of(&self, entries: Range<usize>) -> usize {
-        const PLACE: usize = 5;
+        // Beside the kind and, as a rule, two short lengths, which stand in the entry.
+        const PLACE: usize = ENTRY - 3;
         if self.dense {
             return self.start(entries.end) - self.start(entries.start) + PLACE * entries.len();
         }
@@ -310,10 +311,6 @@ impl Page {
         let (below, above) = self.groups_around(head(suffix));
         let mut low = below.checked_sub(1).map_or(0, |last| last * STEP + 1);
         let mut high = self.count.min(above * STEP);
-        // All at once from memory, and not each when the one before has come: who searches will want most of them.
-        if high.saturating_sub(low) <= 2 * STEP {
-            (low..high).for_each(|i| self.touch(i));
-        }
         while low < high {
             let mid = (low + high) / 2;
             match self.key(mid).cmp(suffix) {

@@ -161,7 +161,7 @@ fn kept(node: &Node, node_size: usize) -> Vec<Arc<Extent>> {
     let much = |run: &Run<'_>| node.height > 0 && run.used as usize >= node_size / KEPT_MESSAGES;
     let mut places = 0;
     runs.retain(|run| {
-        // What came in bulk is in one run; of the rest, the first will do.
+        // What came in bulk stays in one run. Messages of a version do not, once others have come between.
         let kept = worth(run) && (long(run) || (much(run) && places < MAX_PLACES));
         places += usize::from(kept && node.height > 0);
         kept

@@ -142,8 +142,10 @@ impl Part {
     }
 }
 
-/// Entries between the one that is taken and the one that is asked from memory meanwhile.
-const TOUCH_AHEAD: usize = 6;
+/// Bytes between the entry that is taken and what the processor is asked to fetch meanwhile, and how much that
+/// is: two lines, more than most entries take.
+const AHEAD: usize = 768;
+const AHEAD_STEP: usize = 128;
 
 /// Pairs that follow each other in one block, and the one that was taken last.
 #[derive(Debug)]
@@ -200,7 +202,11 @@ impl Lane {
                 }
             };
             let entry = page.entry(i);
-            page.touch(i.wrapping_add(TOUCH_AHEAD));
+            let ahead = match direction {
+                Direction::Forward => entry.content.end + AHEAD,
+                Direction::Backward => entry.content.start.saturating_sub(AHEAD + AHEAD_STEP),
+            };
+            page.prefetch(ahead, AHEAD_STEP);
             self.inside = Some(entry.content.clone());
             self.key.truncate(self.head);
             self.key.extend_from_slice(entry.key.get(seen.cut.len()..).unwrap_or_default());

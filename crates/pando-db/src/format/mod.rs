@@ -12,3 +12,4 @@ pub(crate) mod message;
 pub(crate) mod node;
 pub(crate) mod node_codec;
 pub(crate) mod page;
+mod prefetch;

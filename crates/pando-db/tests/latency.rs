@@ -59,10 +59,11 @@ impl Gate {
     }
 }
 
-/// A device in memory with a gate before its flushes.
+/// A device in memory with a gate before its flushes. What is to be durable at once passes it by if it `tells_apart`.
 struct Gated {
     below: MemDevice,
     gate: Arc<Gate>,
+    tells_apart: bool,
 }
 
 impl Device for Gated {
@@ -75,6 +76,10 @@ impl Device for Gated {
     fn flush(&self) -> io::Result<()> {
         self.gate.pass();
         self.below.flush()
+    }
+    fn write_durably(&self, offset: u64, buf: &[u8]) -> io::Result<bool> {
+        self.below.write_at(offset, buf)?;
+        Ok(self.tells_apart)
     }
     fn size(&self) -> u64 {
         self.below.size()
@@ -93,8 +98,13 @@ impl Device for Gated {
 /// Runs `work` while a checkpoint and a sync of the log stand still; fails if it does not end. The cache is so
 /// small that more becomes dirty meanwhile than it may hold.
 fn beside_a_standing_checkpoint(work: impl FnOnce(&Db) + Send + 'static) {
+    beside_a_checkpoint(false, work);
+}
+
+/// The same; where the device `tells_apart` what a sync waits for, that goes on as well.
+fn beside_a_checkpoint(tells_apart: bool, work: impl FnOnce(&Db) + Send + 'static) {
     let gate = Arc::new(Gate::default());
-    let device = Arc::new(Gated { below: MemDevice::new(256 << 20), gate: gate.clone() });
+    let device = Arc::new(Gated { below: MemDevice::new(256 << 20), gate: gate.clone(), tells_apart });
     let options = Options { cache_bytes: 16 << 20, ..Options::default() };
     Db::create(device.clone(), &CreateOptions::default(), &options).unwrap();
     let db = Db::open(device, options).unwrap();
@@ -162,5 +172,15 @@ fn values_in_bulk_go_on_beside_a_checkpoint() {
             db.write(batch).unwrap();
         }
         assert_eq!(db.prefix(b"file/").count(), 4000);
+    });
+}
+
+#[test]
+fn syncs_go_on_beside_a_checkpoint() {
+    beside_a_checkpoint(true, |db| {
+        for i in 0..100 {
+            db.put(format!("new/{i:03}"), vec![5; 100]).unwrap();
+            db.sync().unwrap();
+        }
     });
 }

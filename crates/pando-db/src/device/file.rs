@@ -2,20 +2,23 @@
 //!
 //! Guarantees: one writer or several readers at a time over all processes (an
 //! advisory lock on the open file), no request beyond the stated size, flush
-//! means `fdatasync`. A new image is sparse; [`Device::reserve`] is what turns
+//! means `fdatasync`, of a durable write `RWF_DSYNC`. A new image is sparse; [`Device::reserve`] is what turns
 //! holes into promised space, and [`Device::discard`] punches holes again.
 
 use std::{
     fs::{File, Metadata, OpenOptions},
-    io::{self, Seek, SeekFrom},
-    os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt},
+    io::{self, IoSlice, Seek, SeekFrom},
+    os::{
+        fd::AsRawFd,
+        unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt},
+    },
     path::Path,
     sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
 };
 
 use rustix::{
     fs::{FallocateFlags, FlockOperation, OFlags, fallocate, flock, fstatvfs, seek},
-    io::Errno,
+    io::{Errno, ReadWriteFlags, pwritev2},
 };
 
 use super::{Device, DeviceStats, check_range, counters::Counters};
@@ -28,6 +31,9 @@ const PROBE: usize = 64 << 10;
 #[derive(Debug)]
 pub struct FileDevice {
     file: File,
+    /// The same, opened once more for what is durable at once: the kernel tells each of the two of a failed
+    /// writeback, so that neither takes away what the other must know. `None` where that cannot be.
+    durable: Option<File>,
     block_device: bool,
     read_only: bool,
     size: AtomicU64,
@@ -115,7 +121,8 @@ impl FileDevice {
         let size = file.seek(SeekFrom::End(0)).map_err(opening)?;
         let size = size.into();
         let no_holes = AtomicBool::new(false);
-        Ok(Self { file, block_device, read_only, size, no_holes, counters: Counters::default() })
+        let durable = if read_only { None } else { open_again(&file) };
+        Ok(Self { file, durable, block_device, read_only, size, no_holes, counters: Counters::default() })
     }
 
     fn starts_with_zeros(&self) -> Result<bool> {
@@ -149,6 +156,33 @@ impl Device for FileDevice {
         self.file.sync_data()?;
         self.counters.flush();
         Ok(())
+    }
+
+    fn write_durably(&self, offset: u64, buf: &[u8]) -> io::Result<bool> {
+        let plainly = || {
+            self.write_at(offset, buf)?;
+            Ok(false)
+        };
+        let Some(file) = &self.durable else { return plainly() };
+        self.check_writable()?;
+        check_range(self.size(), offset, buf.len() as u64)?;
+        let (mut at, mut rest) = (offset, buf);
+        while !rest.is_empty() {
+            match pwritev2(file, &[IoSlice::new(rest)], at, ReadWriteFlags::DSYNC) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => {
+                    at += written as u64;
+                    rest = rest.get(written..).unwrap_or_default();
+                }
+                Err(Errno::INTR) => (),
+                // Kernels before 4.7.
+                Err(Errno::NOSYS | Errno::OPNOTSUPP) => return plainly(),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.counters.write(buf.len());
+        self.counters.flush();
+        Ok(true)
     }
 
     fn size(&self) -> u64 {
@@ -239,6 +273,11 @@ impl Device for FileDevice {
     fn stats(&self) -> DeviceStats {
         self.counters.stats()
     }
+}
+
+/// Another file description of an open file; none without `/proc`.
+fn open_again(file: &File) -> Option<File> {
+    OpenOptions::new().write(true).open(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()
 }
 
 fn is_block_device(metadata: &Metadata) -> bool {

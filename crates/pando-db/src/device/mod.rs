@@ -53,6 +53,13 @@ pub trait Device: Send + Sync + 'static {
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()>;
     /// Returns when every write that returned before this call is durable.
     fn flush(&self) -> io::Result<()>;
+    /// Writes all of `buf` at `offset`, and returns when these bytes are durable, whatever becomes of others: a
+    /// log need not wait for the pages of a checkpoint. `Ok(false)` if the medium cannot tell them apart, and this was
+    /// a write like any other. An error means what that of a write or of a flush means.
+    fn write_durably(&self, offset: u64, buf: &[u8]) -> io::Result<bool> {
+        self.write_at(offset, buf)?;
+        Ok(false)
+    }
     /// Size in bytes.
     fn size(&self) -> u64;
     /// Bytes that the medium could hold of the device, judging by what is free on it now; not more than the

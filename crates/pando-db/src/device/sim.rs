@@ -259,6 +259,21 @@ impl State {
         self.current.write(offset, data);
         self.unflushed.push(Write { offset, data: data.into() });
     }
+
+    /// A write that is durable at once, before what others have written earlier.
+    fn write_through(&mut self, offset: u64, data: &[u8]) {
+        self.current.write(offset, data);
+        self.durable.write(offset, data);
+        // An older write to the same bytes cannot come up again.
+        let end = offset + data.len() as u64;
+        for write in &mut self.unflushed {
+            let (from, to) = (offset.max(write.offset), end.min(write.offset + write.data.len() as u64));
+            if from < to {
+                let old = &mut write.data[(from - write.offset) as usize..(to - write.offset) as usize];
+                old.copy_from_slice(&data[(from - offset) as usize..(to - offset) as usize]);
+            }
+        }
+    }
 }
 
 impl Device for SimDevice {
@@ -287,6 +302,29 @@ impl Device for SimDevice {
         state.write(offset, buf);
         self.counters.write(buf.len());
         Ok(())
+    }
+
+    fn write_durably(&self, offset: u64, buf: &[u8]) -> io::Result<bool> {
+        let state = &mut *self.state.lock();
+        let alive = !state.dead;
+        let served = state.request_of(true);
+        check_range(state.size, offset, buf.len() as u64)?;
+        if served.is_err() && alive {
+            let reached = state.prng.below(buf.len() as u64 + 1) as usize;
+            if state.backing.add(offset, reached as u64).is_ok() {
+                state.write(offset, &buf[..reached]);
+            }
+        }
+        served?;
+        state.backing.add(offset, buf.len() as u64)?;
+        if state.lying {
+            state.write(offset, buf);
+        } else {
+            state.write_through(offset, buf);
+        }
+        self.counters.write(buf.len());
+        self.counters.flush();
+        Ok(true)
     }
 
     fn flush(&self) -> io::Result<()> {

@@ -5,9 +5,13 @@
 //! well (Rebello et al. 2020, "Can Applications Recover from fsync Failures?").
 //! The log and a checkpoint flush from different threads, and each rests on what
 //! the other wrote. So flushes take turns here, and once one has failed none
-//! succeeds. Nothing else is changed. Uses the device below only.
+//! succeeds, nor a durable write, which takes no turn. Nothing else is
+//! changed. Uses the device below only.
 
-use std::{io, sync::Arc};
+use std::{
+    io,
+    sync::{Arc, OnceLock},
+};
 
 use parking_lot::Mutex;
 
@@ -16,13 +20,27 @@ use super::{Device, DeviceStats};
 /// A device whose flushes fail for good once one has failed.
 pub(crate) struct Sticky {
     device: Arc<dyn Device>,
-    /// What the first failed flush said; held while one is under way.
-    failed: Mutex<Option<String>>,
+    /// What the first failed flush said.
+    failed: OnceLock<String>,
+    /// Held over a flush: one that began beside a failing one may find nothing left to do.
+    turn: Mutex<()>,
 }
 
 impl Sticky {
     pub fn new(device: Arc<dyn Device>) -> Self {
-        Self { device, failed: Mutex::new(None) }
+        Self { device, failed: OnceLock::new(), turn: Mutex::new(()) }
+    }
+
+    fn check(&self) -> io::Result<()> {
+        match self.failed.get() {
+            Some(reason) => Err(io::Error::other(format!("an earlier flush failed: {reason}"))),
+            None => Ok(()),
+        }
+    }
+
+    /// Remembers a failure.
+    fn note<T>(&self, result: io::Result<T>) -> io::Result<T> {
+        result.inspect_err(|error| _ = self.failed.set(error.to_string()))
     }
 }
 
@@ -36,12 +54,15 @@ impl Device for Sticky {
     }
 
     fn flush(&self) -> io::Result<()> {
-        // Held over the flush: one that began beside a failing one may have found nothing left to do.
-        let mut failed = self.failed.lock();
-        if let Some(reason) = &*failed {
-            return Err(io::Error::other(format!("an earlier flush failed: {reason}")));
-        }
-        self.device.flush().inspect_err(|error| *failed = Some(error.to_string()))
+        let _turn = self.turn.lock();
+        self.check()?;
+        self.note(self.device.flush())
+    }
+
+    /// Takes no turn: it rests on nothing that others wrote, and is not to wait for it.
+    fn write_durably(&self, offset: u64, buf: &[u8]) -> io::Result<bool> {
+        self.check()?;
+        self.note(self.device.write_durably(offset, buf))
     }
 
     fn size(&self) -> u64 {
@@ -107,8 +128,19 @@ mod tests {
         assert!(device.flush().is_err());
         below.flush().unwrap();
         assert!(device.flush().is_err());
+        assert!(device.write_durably(0, &[2]).is_err());
         let mut byte = [0];
         device.read_at(0, &mut byte).unwrap();
         assert_eq!(byte, [1]);
+    }
+
+    #[test]
+    fn after_a_failed_durable_write_no_flush_succeeds() {
+        let below = Arc::new(SimDevice::new(1 << 20, 1));
+        let device = Sticky::new(below.clone());
+        assert!(device.write_durably(0, &[1]).unwrap());
+        below.set_fail_at(Some(0), FailMode::Once);
+        assert!(device.write_durably(0, &[2]).is_err());
+        assert!(device.flush().is_err() && device.write_durably(0, &[2]).is_err());
     }
 }

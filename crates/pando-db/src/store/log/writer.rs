@@ -1,9 +1,11 @@
 //! Writing the log: appends in memory, group commit, one failure is final.
 //!
 //! Guarantees: an append does no I/O and waits for none; [`Log::sync`] returns
-//! when all that was appended before is durable, and one write and flush serve
-//! everybody who waits; writes go out in order; after a failed write or flush
-//! (of which nobody can say what it left behind) nothing is accepted any more.
+//! when all that was appended before is durable, and one write serves everybody
+//! who waits; it waits for nothing but the log, unless some of it was written or
+//! placed before without being flushed; writes go out in order; after a failed
+//! write or flush (of which nobody can say what it left behind) nothing is
+//! accepted any more.
 //!
 //! Values may be *set aside*: their record names a group and numbers in it, and
 //! what holds the group is decided when it is written out, by a [`Place`]: in
@@ -38,6 +40,9 @@ use crate::{
 
 /// Largest buffer that is kept for reuse, in bytes.
 const KEEP: usize = 4 << 20;
+/// Most that a sync writes durably, in bytes, while nobody else can write: more is written first and flushed
+/// then, beside which others may write.
+const SMALL: usize = 1 << 20;
 
 /// Why a record was not appended. Nothing was changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -128,6 +133,8 @@ struct Front {
     head: u64,
     /// Everything before is on the device.
     written: u64,
+    /// Something was written or placed that no flush has covered.
+    loose: bool,
     /// Everything before is no longer needed.
     tail: u64,
     /// Behind the last record.
@@ -183,6 +190,7 @@ impl Log {
             spare: Vec::new(),
             head,
             written: head,
+            loose: false,
             tail,
             end: start,
             asked_end: start.pos,
@@ -294,8 +302,11 @@ impl Log {
             self.check()?;
             turn.flushing = true;
             drop(turn);
-            let outcome = self.write_buffered().and_then(|msn| {
-                self.device.flush().map_err(|e| format!("flush of the log: {e}"))?;
+            let outcome = self.write_buffered(true).and_then(|msn| {
+                // Others may write beside the flush: that is loose again.
+                if std::mem::take(&mut self.front.lock().loose) {
+                    self.device.flush().map_err(|e| format!("flush of the log: {e}"))?;
+                }
                 Ok(msn)
             });
             turn = self.turn.lock();
@@ -311,14 +322,15 @@ impl Log {
 
     /// Writes what is buffered, without a flush and without waiting for one; waits for its turn to write.
     pub fn write_out(&self) -> Result<()> {
-        if let Err(reason) = self.write_buffered() {
+        if let Err(reason) = self.write_buffered(false) {
             _ = self.stopped.set(reason);
         }
         self.check()
     }
 
-    /// The same, with the MSN up to which all is written, or the reason to stop.
-    fn write_buffered(&self) -> Result<u64, String> {
+    /// The same, with the MSN up to which all is written, or the reason to stop. With `durably` it is durable as
+    /// well if nothing stays loose.
+    fn write_buffered(&self, durably: bool) -> Result<u64, String> {
         let mut turn = self.turn.lock();
         while turn.writing {
             self.done.wait(&mut turn);
@@ -328,7 +340,7 @@ impl Log {
         }
         turn.writing = true;
         drop(turn);
-        let outcome = self.drain();
+        let outcome = self.drain(durably);
         self.turn.lock().writing = false;
         self.done.notify_all();
         outcome
@@ -418,18 +430,31 @@ impl Log {
 
     /// Writes the buffer to the device; the MSN of the last record in it or
     /// before it. For the leader only. Failures come back as the reason to stop.
-    fn drain(&self) -> Result<u64, String> {
-        self.place_values()?;
-        let (mut buffer, begin, msn) = self.front.lock().take();
+    fn drain(&self, durably: bool) -> Result<u64, String> {
+        let placed = self.place_values()?;
+        let (mut buffer, begin, msn, durably) = {
+            let mut front = self.front.lock();
+            let (buffer, begin, msn) = front.take();
+            // What is loose needs a flush, which covers this as well.
+            let durably = durably && !placed && !front.loose && buffer.len() <= SMALL;
+            (buffer, begin, msn, durably)
+        };
+        let mut loose = placed;
         let (mut pos, mut rest) = (begin, &buffer[..]);
         while !rest.is_empty() {
             let within = pos % self.size;
             let (piece, more) = rest.split_at(rest.len().min((self.size - within) as usize));
             let at = self.base + within;
-            self.device.write_at(at, piece).map_err(|e| format!("write of the log at byte {at}: {e}"))?;
+            let write = match durably {
+                true => self.device.write_durably(at, piece),
+                false => self.device.write_at(at, piece).map(|()| false),
+            };
+            loose |= !write.map_err(|e| format!("write of the log at byte {at}: {e}"))?;
             (pos, rest) = (pos + piece.len() as u64, more);
         }
         let mut front = self.front.lock();
+        // Only now: a flush that began before does not cover it.
+        front.loose |= loose;
         front.written = pos;
         if buffer.capacity() <= KEEP {
             buffer.clear();
@@ -438,13 +463,13 @@ impl Log {
         Ok(msn)
     }
 
-    /// Places the values set aside and appends the records that say where.
-    fn place_values(&self) -> Result<(), String> {
-        let Some(placer) = &self.placer else { return Ok(()) };
+    /// Places the values set aside and appends the records that say where; `false` if there are none.
+    fn place_values(&self) -> Result<bool, String> {
+        let Some(placer) = &self.placer else { return Ok(false) };
         let group = {
             let mut front = self.front.lock();
             if front.values.is_empty() {
-                return Ok(());
+                return Ok(false);
             }
             let owed = std::mem::take(&mut front.owed);
             front.placing += owed;
@@ -467,7 +492,7 @@ impl Log {
         let room = std::mem::take(&mut front.placing);
         assert!(front.head - before <= room, "records about values took more room than was kept");
         front.keep(placed.extents);
-        Ok(())
+        Ok(true)
     }
 }
 

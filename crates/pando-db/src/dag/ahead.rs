@@ -20,6 +20,8 @@ use crate::{
 /// What a scan that goes on reads at once, at first and at most, in bytes.
 const FIRST: usize = 64 << 10;
 const MOST: usize = 1 << 20;
+/// So many pages of a range are few: they are read at once.
+const FEW: usize = 2;
 /// Requests whose pages are kept: a scan has some runs at hand, one or more a level.
 const BATCHES: usize = 8;
 
@@ -39,14 +41,17 @@ impl Ahead {
     }
 
     /// The page, which is the first of `follow`, pages of one run that a scan will want if it goes on. Those
-    /// are read with it if the scan has gone on before. At most one read.
+    /// are read with it if the scan has gone on before, or if they are few, as in a short range. At most one read.
     pub fn load<'p>(
         &mut self,
         home: Option<&Arc<Stored>>,
         page: &PageRef,
-        follow: impl Iterator<Item = &'p PageRef>,
+        follow: impl Iterator<Item = &'p PageRef> + Clone,
         pager: &Pager,
     ) -> Result<Arc<Page>> {
+        if self.limit == 0 && follow.clone().nth(FEW).is_none() {
+            self.limit = FIRST;
+        }
         self.fetch(home, follow, pager);
         let loaded = match self.page(home, page) {
             Some(loaded) => loaded,

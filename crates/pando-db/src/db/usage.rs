@@ -49,16 +49,22 @@ pub struct Usage {
     /// compression, a part that is seen twice under the prefix counted twice. An estimate: pages at the
     /// borders count whole, and so do old values until what waits above them has been carried down.
     pub visible_bytes: u64,
-    /// What it is kept in on the device, each node once: `exclusive_bytes + shared_bytes`.
+    /// What it is kept in on the device, each node and each extent once: `exclusive_bytes + shared_bytes`. Of
+    /// the empty prefix, in a store that has settled and of which no snapshot is held, just what
+    /// [`crate::Stats::node_bytes`] says.
     pub stored_bytes: u64,
     /// What would be given back if everything under the prefix were deleted, once that has settled and
     /// nobody holds a snapshot of it; also what no other key shows of nodes that the prefix shares. Exact
-    /// for nodes that go as a whole; for others see `estimated_bytes`.
+    /// for nodes that go as a whole, and for what lies unused beside their pages: an extent that several
+    /// nodes use counts as a whole if the last of them goes, and not at all otherwise. For nodes that stay
+    /// see `estimated_bytes`; a page in which the prefix begins or ends counts as one that stays.
     pub exclusive_bytes: u64,
-    /// What would stay, because other keys are kept there too.
+    /// What would stay, because other keys are kept there too. An extent that a node which goes shares with
+    /// one which stays counts as a whole, so the figures of two prefixes may both have it.
     pub shared_bytes: u64,
     /// How much of `exclusive_bytes` is an estimate: pages in nodes that would be rewritten (which frees
-    /// whole blocks only), and what is not yet written (whose compression is not known).
+    /// whole blocks only), extents that these would leave, and what is not yet written (whose compression
+    /// is not known).
     pub estimated_bytes: u64,
     /// Nodes that the prefix reaches.
     pub nodes: u64,
@@ -92,6 +98,8 @@ struct Pages {
     stay: u64,
     /// Of these, what the prefix shows.
     seen: u64,
+    /// Of these, what is shown in part only afterwards, and would be written anew.
+    cut: u64,
 }
 
 struct Walk<'a> {
@@ -227,13 +235,14 @@ impl Walk<'_> {
                 Some(extent) => apart.entry(extent.id).or_default(),
                 None => &mut own,
             };
-            match (kept(&keys), seen(&keys)) {
-                (false, _) => pages.go += bytes,
-                (true, seen) => {
-                    pages.stay += bytes;
-                    pages.seen += if seen { bytes } else { 0 };
-                }
+            let seen = seen(&keys);
+            if !kept(&keys) {
+                pages.go += bytes;
+                continue;
             }
+            pages.stay += bytes;
+            pages.seen += if seen { bytes } else { 0 };
+            pages.cut += if seen && !visit.kept.iter().any(|span| span.covers(&keys)) { bytes } else { 0 };
         }
         let all = visit.shown.keys().any(|(lo, hi)| part(lo, hi).covers(&handle.node.span));
         self.usage.exclusive_bytes += own.go;
@@ -242,8 +251,8 @@ impl Walk<'_> {
         self.usage.shared_bytes += shared;
         let mut any = shared > 0;
         for extent in extents::of_node(entry) {
-            let Pages { go, stay, seen } = apart.remove(&extent.id).unwrap_or_default();
-            if go == 0 || is_worth_keeping(extent, stay, self.engine.pager.node_size()) {
+            let Pages { go, stay, seen, cut } = apart.remove(&extent.id).unwrap_or_default();
+            if go + cut == 0 || is_worth_keeping(extent, stay - cut, self.engine.pager.node_size()) {
                 self.extents.stays(extent, seen, all);
                 any |= all;
             } else {

@@ -10,6 +10,9 @@ pub struct Stats {
     pub device_size: u64,
     /// Bytes that nodes, table pages, log and superblocks own.
     pub used: u64,
+    /// Of these, bytes that nodes own, and values that the log has placed. Also what only a snapshot or the
+    /// last checkpoint still holds, until they let go.
+    pub node_bytes: u64,
     /// Bytes that new data may still take.
     pub available: u64,
     /// Target node size.

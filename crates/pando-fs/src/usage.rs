@@ -66,15 +66,17 @@ mod tests {
         fs.db().settle().unwrap();
         let of = |path: &str| fs.usage_of_path(Path::new(path)).unwrap();
         let near = |bytes: u64, wanted: u64| bytes.abs_diff(wanted) < wanted / 8 + 70_000;
-        assert!(near(of("/a").exclusive_bytes, 800_000), "{:?}", of("/a"));
-        assert!(near(of("/").exclusive_bytes, 1_600_000), "{:?}", of("/"));
+        // Where nodes are as small as here, a piece of a file has an extent to itself: 16 KiB and a key in
+        // five blocks.
+        assert!(near(of("/a").exclusive_bytes, 1_000_000), "{:?}", of("/a"));
+        assert!(near(of("/").exclusive_bytes, 2_000_000), "{:?}", of("/"));
         assert!(near(of("/a/f1").visible_bytes, 200_000), "{:?}", of("/a/f1"));
-        assert!(near(of("/a/f1").exclusive_bytes, 200_000), "{:?}", of("/a/f1"));
+        assert!(near(of("/a/f1").exclusive_bytes, 250_000), "{:?}", of("/a/f1"));
         fs.clone_tree(&me, (ROOT, "a".as_ref()), (ROOT, "c".as_ref()), false).unwrap();
         fs.db().settle().unwrap();
         for path in ["/a", "/c"] {
             let usage = of(path);
-            assert!(usage.exclusive_bytes < 150_000 && near(usage.shared_bytes, 800_000), "{usage:?}");
+            assert!(usage.exclusive_bytes < 150_000 && near(usage.shared_bytes, 1_000_000), "{usage:?}");
         }
         assert!(near(of("/").visible_bytes, 2_400_000), "{:?}", of("/"));
         assert!(matches!(fs.usage_of_path(Path::new("/none")), Err(Error::NotFound(_))));

@@ -289,7 +289,8 @@ fn du_tells_what_is_exclusive_in_an_image() {
     let line = |path: &str| b.json(&["du", "--json", path])["paths"][0].clone();
     let tree = line("a.img:/t");
     let number = |line: &serde_json::Value, name: &str| line[name].as_u64().unwrap();
-    assert!(number(&tree, "exclusive") > 2_800_000 && number(&tree, "exclusive") < 4_000_000, "{tree}");
+    // Pieces of 16 KiB take five blocks each, and three of them a header, where nodes are as small as here.
+    assert!(number(&tree, "exclusive") > 3_600_000 && number(&tree, "exclusive") < 4_400_000, "{tree}");
     assert_eq!(number(&tree, "total"), number(&tree, "exclusive") + number(&tree, "shared"));
     let file = line("a.img:/t/src/deep/large");
     assert!(number(&file, "visible").abs_diff(3_000_000) < 200_000, "{file}");

@@ -302,7 +302,7 @@ impl From<&Span> for KeyRange {
 }
 
 /// The extents of a node and their bytes; of one in memory, an estimate of the latter.
-pub(super) fn place(entry: &Entry) -> (Vec<ExtentInfo>, u64) {
+fn place(entry: &Entry) -> (Vec<ExtentInfo>, u64) {
     match &entry.loc {
         Loc::Dirty(node) => (Vec::new(), node.bytes() as u64),
         Loc::Stored(stored) => {

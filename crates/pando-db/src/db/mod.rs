@@ -202,7 +202,8 @@ impl Db {
 
     /// What the keys under `prefix` take on the device, and what of that would come back if they were
     /// deleted: see [`Usage`] for what is exact. Cost: the headers of all interior nodes, and of the leaves
-    /// that the prefix reaches.
+    /// that the prefix reaches; a pass over the translation table in memory; a few words for each extent of
+    /// pages that the prefix reaches.
     pub fn usage(&self, prefix: &[u8]) -> Result<Usage> {
         usage::usage(self.engine(), &[Bytes::copy_from_slice(prefix)])
     }

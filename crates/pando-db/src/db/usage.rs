@@ -9,8 +9,11 @@
 //! - otherwise what those that are left do not show between them goes from it, pages and
 //!   references: it would be made simple, or trimmed (`dag/trim.rs`).
 //!
-//! What goes is *exclusive*; what the prefix shows and what stays is *shared*. Reads
-//! headers only and takes no lock. Uses the pager and the maps of `key`.
+//! What goes is *exclusive*; what the prefix shows and what stays is *shared*. Extents of
+//! pages, which several nodes may use, go with the last of them
+//! (`usage/extents.rs`). Reads headers only and takes no lock. Uses the pager and the maps of `key`.
+
+mod extents;
 
 use std::{
     cmp::Reverse,
@@ -19,17 +22,19 @@ use std::{
 
 use bytes::Bytes;
 
-use super::{
-    engine::Engine,
-    inspect::{place, stored_len},
-};
+use self::extents::Extents;
+use super::{engine::Engine, inspect::stored_len};
 use crate::{
     dag::view::View,
     device::BLOCK,
     error::{Error, Result},
-    format::node::{Body, NodeId, PageLoc, Run, Segment, Target},
+    format::node::{Body, NodeId, Run, Target},
     key::{Lens, Span},
-    store::pager::Handle,
+    store::{
+        layout::is_worth_keeping,
+        pager::Handle,
+        table::{Entry, Loc},
+    },
 };
 
 /// What the keys under a prefix take. All sizes are bytes.
@@ -44,16 +49,22 @@ pub struct Usage {
     /// compression, a part that is seen twice under the prefix counted twice. An estimate: pages at the
     /// borders count whole, and so do old values until what waits above them has been carried down.
     pub visible_bytes: u64,
-    /// What it is kept in on the device, each node once: `exclusive_bytes + shared_bytes`.
+    /// What it is kept in on the device, each node and each extent once: `exclusive_bytes + shared_bytes`. Of
+    /// the empty prefix, in a store that has settled and of which no snapshot is held, just what
+    /// [`crate::Stats::node_bytes`] says.
     pub stored_bytes: u64,
     /// What would be given back if everything under the prefix were deleted, once that has settled and
     /// nobody holds a snapshot of it; also what no other key shows of nodes that the prefix shares. Exact
-    /// for nodes that go as a whole; for others see `estimated_bytes`.
+    /// for nodes that go as a whole, and for what lies unused beside their pages: an extent that several
+    /// nodes use counts as a whole if the last of them goes, and not at all otherwise. For nodes that stay
+    /// see `estimated_bytes`; a page in which the prefix begins or ends counts as one that stays.
     pub exclusive_bytes: u64,
-    /// What would stay, because other keys are kept there too.
+    /// What would stay, because other keys are kept there too. An extent that a node which goes shares with
+    /// one which stays counts as a whole, so the figures of two prefixes may both have it.
     pub shared_bytes: u64,
     /// How much of `exclusive_bytes` is an estimate: pages in nodes that would be rewritten (which frees
-    /// whole blocks only), and what is not yet written (whose compression is not known).
+    /// whole blocks only), extents that these would leave, and what is not yet written (whose compression
+    /// is not known).
     pub estimated_bytes: u64,
     /// Nodes that the prefix reaches.
     pub nodes: u64,
@@ -79,12 +90,26 @@ struct Visit {
     shown: Shown,
 }
 
+/// Bytes of the pages of one node that lie in one place.
+#[derive(Default)]
+struct Pages {
+    /// Nothing that stays shows them.
+    go: u64,
+    stay: u64,
+    /// Of these, what the prefix shows.
+    seen: u64,
+    /// Of these, what is shown in part only afterwards, and would be written anew.
+    cut: u64,
+}
+
 struct Walk<'a> {
     engine: &'a Engine,
     view: &'a View,
     /// Gotos in memory, which the table does not count.
     uncounted: HashMap<NodeId, u64>,
     queue: BTreeMap<(Reverse<u8>, NodeId), Visit>,
+    /// Extents that nodes may use together: known when all have been seen.
+    extents: Extents,
     usage: Usage,
 }
 
@@ -97,13 +122,18 @@ pub(super) fn usage(engine: &Engine, prefixes: &[Bytes]) -> Result<Usage> {
         view: &view,
         uncounted: HashMap::new(),
         queue: BTreeMap::new(),
+        extents: Extents::default(),
         usage: Usage::default(),
     };
     walk.memory(&spans)?;
     while let Some(((_, id), visit)) = walk.queue.pop_first() {
         walk.node(id, visit)?;
     }
+    let extents = walk.extents.sum(&view.tree.table);
     let usage = &mut walk.usage;
+    usage.exclusive_bytes += extents.exclusive;
+    usage.shared_bytes += extents.shared;
+    usage.estimated_bytes += extents.estimated;
     usage.stored_bytes = usage.exclusive_bytes.saturating_add(usage.shared_bytes);
     Ok(walk.usage)
 }
@@ -167,42 +197,70 @@ impl Walk<'_> {
         let reached = !visit.shown.is_empty();
         let count = u64::from(entry.count) + self.uncounted.get(&id).copied().unwrap_or(0);
         let handle = self.engine.pager.node(&self.view.tree.table, id)?;
-        let (extents, bytes) = place(entry);
-        let written = !extents.is_empty();
-        let whole = match written {
-            // Of extents that other nodes may own as well, what this one has in them.
-            true => {
-                let own: u64 = extents.iter().filter(|extent| !extent.shared).map(|extent| extent.len).sum();
-                own + in_shared_extents(&handle)
-            }
-            false => bytes.next_multiple_of(BLOCK),
-        };
         if visit.gone + visit.stays < count {
             // What refers to it besides is not known, and may show everything.
             visit.kept = vec![handle.node.span.clone()];
         }
-        let seen = |page: &Span| visit.shown.keys().any(|(lo, hi)| part(lo, hi).overlaps(page));
-        let kept = |page: &Span| visit.kept.iter().any(|span| span.overlaps(page));
         self.usage.nodes += u64::from(reached);
         let fate = if visit.gone >= count {
-            self.usage.exclusive_nodes += 1;
-            self.usage.exclusive_bytes += whole;
-            self.usage.estimated_bytes += if written { 0 } else { whole };
+            self.goes(entry);
             Fate::Gone
         } else {
-            let goes = stored(&handle, |page| !kept(page));
-            self.usage.exclusive_bytes += goes;
-            self.usage.estimated_bytes += goes;
-            let all = visit.shown.keys().any(|(lo, hi)| part(lo, hi).covers(&handle.node.span));
-            let stays = match all && goes == 0 {
-                true => whole,
-                false => stored(&handle, |page| seen(page) && kept(page)),
-            };
-            self.usage.shared_bytes += stays;
-            self.usage.shared_nodes += u64::from(stays > 0);
+            self.stays(entry, &handle, &visit);
             Fate::Stays
         };
         self.below(&handle, &visit, fate)
+    }
+
+    /// Counts a node that goes as a whole.
+    fn goes(&mut self, entry: &Entry) {
+        let (own, written) = own_bytes(entry);
+        self.usage.exclusive_nodes += 1;
+        self.usage.exclusive_bytes += own;
+        self.usage.estimated_bytes += if written { 0 } else { own };
+        extents::of_node(entry).into_iter().for_each(|extent| self.extents.goes(extent, !written));
+    }
+
+    /// Counts a node of which something stays.
+    fn stays(&mut self, entry: &Entry, handle: &Handle, visit: &Visit) {
+        let seen = |page: &Span| visit.shown.keys().any(|(lo, hi)| part(lo, hi).overlaps(page));
+        let kept = |page: &Span| visit.kept.iter().any(|span| span.overlaps(page));
+        let (mut own, mut apart) = (Pages::default(), HashMap::<u64, Pages>::new());
+        for page in handle.node.pages() {
+            // The least key above the last one ends the range.
+            let above = [&page.last_key()[..], &[0]].concat();
+            let keys = Span::new(page.first_key(), Some(above.into()));
+            let bytes = u64::from(stored_len(page).unwrap_or(page.raw));
+            let pages = match extents::of_page(handle, page) {
+                Some(extent) => apart.entry(extent.id).or_default(),
+                None => &mut own,
+            };
+            let seen = seen(&keys);
+            if !kept(&keys) {
+                pages.go += bytes;
+                continue;
+            }
+            pages.stay += bytes;
+            pages.seen += if seen { bytes } else { 0 };
+            pages.cut += if seen && !visit.kept.iter().any(|span| span.covers(&keys)) { bytes } else { 0 };
+        }
+        let all = visit.shown.keys().any(|(lo, hi)| part(lo, hi).covers(&handle.node.span));
+        self.usage.exclusive_bytes += own.go;
+        self.usage.estimated_bytes += own.go;
+        let shared = if all { own_bytes(entry).0.saturating_sub(own.go) } else { own.seen };
+        self.usage.shared_bytes += shared;
+        let mut any = shared > 0;
+        for extent in extents::of_node(entry) {
+            let Pages { go, stay, seen, cut } = apart.remove(&extent.id).unwrap_or_default();
+            if go + cut == 0 || is_worth_keeping(extent, stay - cut, self.engine.pager.node_size()) {
+                self.extents.stays(extent, seen, all);
+                any |= all;
+            } else {
+                self.extents.is_left(extent, stay, seen);
+            }
+            any |= seen > 0;
+        }
+        self.usage.shared_nodes += u64::from(any);
     }
 
     /// Passes on to what a node refers to, and counts what can be read in it.
@@ -299,27 +357,20 @@ fn show(shown: &mut Shown, span: Span, times: u64) {
     *seen = seen.saturating_add(times);
 }
 
-/// Stored bytes of the pages of a node whose first to last key are as asked for.
-fn stored(handle: &Handle, asked: impl Fn(&Span) -> bool) -> u64 {
-    let pages = handle.node.pages().filter(|page| {
-        // The least key above the last one ends the range.
-        let above = [&page.last_key()[..], &[0]].concat();
-        asked(&Span::new(page.first_key(), Some(above.into())))
-    });
-    pages.map(|page| u64::from(stored_len(page).unwrap_or(page.raw))).sum()
-}
-
-/// Stored bytes of the pages of a node that lie in extents of pages.
-fn in_shared_extents(handle: &Handle) -> u64 {
-    let shared = |segment: &Segment| {
-        let stored = handle.home.as_ref();
-        stored.and_then(|stored| stored.part(*segment).ok()).is_some_and(|extent| extent.shared)
-    };
-    let pages = handle.node.pages().filter_map(|page| match &page.loc {
-        PageLoc::Home(segment) if shared(segment) => Some(u64::from(segment.len)),
-        _ => None,
-    });
-    pages.sum()
+/// Bytes of what a node alone owns, and whether it is written. For one that is not, an estimate without the
+/// pages that lie in extents of their own.
+fn own_bytes(entry: &Entry) -> (u64, bool) {
+    match &entry.loc {
+        Loc::Stored(stored) => {
+            let own = stored.parts.iter().filter(|part| !part.shared);
+            (own.map(|part| part.len).sum(), true)
+        }
+        Loc::Dirty(node) => {
+            let placed = node.pages().filter(|page| page.is_placed()).map(|page| u64::from(page.raw));
+            let bytes = (node.bytes() as u64).saturating_sub(placed.sum());
+            (bytes.next_multiple_of(BLOCK), false)
+        }
+    }
 }
 
 /// Raw bytes of the pages of a run that can be read, as often as they are seen.

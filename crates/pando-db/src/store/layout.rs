@@ -114,6 +114,12 @@ pub(crate) fn bytes_to_write(node: &Node, node_size: usize) -> usize {
     node.bytes() - staying + apart
 }
 
+/// Whether a node that uses `used` bytes of an extent of pages may keep it: less is copied when the node is
+/// written.
+pub(crate) fn is_worth_keeping(extent: &Extent, used: u64, node_size: usize) -> bool {
+    used >= extent.len / KEPT_USE && used as usize >= node_size / KEPT_RUN
+}
+
 fn place_in(kept: &[Arc<Extent>], extent: &Arc<Extent>) -> Option<usize> {
     kept.iter().position(|k| k.id == extent.id)
 }
@@ -156,8 +162,8 @@ fn kept(node: &Node, node_size: usize) -> Vec<Arc<Extent>> {
         run.end = run.end.filter(|end| end == offset).map(|end| end + len);
         last = Some(at);
     }
-    let worth = |run: &Run<'_>| run.used >= run.extent.len / KEPT_USE;
-    let long = |run: &Run<'_>| run.end.is_some() && run.used as usize >= node_size / KEPT_RUN;
+    let worth = |run: &Run<'_>| is_worth_keeping(run.extent, run.used, node_size);
+    let long = |run: &Run<'_>| run.end.is_some();
     let much = |run: &Run<'_>| node.height > 0 && run.used as usize >= node_size / KEPT_MESSAGES;
     let mut places = 0;
     runs.retain(|run| {

@@ -190,6 +190,18 @@ impl Table {
         }
     }
 
+    /// Bytes that the pages of this table take on the device, those not written yet left out. O(pages).
+    pub fn page_bytes(&self) -> u64 {
+        fn walk(page: &TablePage) -> u64 {
+            let below = match &page.slots {
+                Slots::Leaf(_) => 0,
+                Slots::Inner(slots) => slots.iter().flatten().map(|child| walk(child)).sum(),
+            };
+            below + page.home.as_ref().map_or(0, |home| home.extent.len)
+        }
+        self.root.as_deref().map_or(0, walk)
+    }
+
     pub fn depth(&self) -> u8 {
         self.depth
     }

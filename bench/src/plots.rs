@@ -78,7 +78,7 @@ pub fn page(rows: &[Row], table: &str, about: &str) -> Result<String> {
     writeln!(page, "<p>{}. Rates on a logarithmic scale.</p>", escape(about))?;
     for (work, set) in groups {
         let of_group = rows.iter().filter(|r| (r.work.as_str(), r.set.as_str()) == (work, set));
-        let unit = of_group.clone().find_map(|r| r.outcome.as_ref().ok()).map_or("", |o| o.unit);
+        let unit = of_group.clone().find_map(|r| r.outcome.as_ref().ok()).map_or("", |o| o.unit.as_str());
         let bars: Vec<(&str, f64)> = of_group.filter_map(|r| Some((r.engine, r.rate()?))).collect();
         if !bars.is_empty() {
             writeln!(page, "<figure>{}</figure>", plot(&format!("{work}, {set}"), unit, &bars)?)?;

@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     fn row(engine: &'static str, count: f64) -> Row {
-        let outcome = Outcome { unit: "keys", count, seconds: 2.0, ..Outcome::default() };
+        let outcome = Outcome { unit: "keys".into(), count, seconds: 2.0, ..Outcome::default() };
         Row { work: "w".into(), set: "s".into(), engine, outcome: Ok(outcome) }
     }
 

@@ -94,7 +94,7 @@ fn usage() -> String {
          --cache MIB       memory for what each engine caches and buffers (default 64, or half of --memory)\n\
          --memory MIB      limit for the process of each engine and its page cache (default: none)\n\
          --only WORKS      some of {}\n\
-         --engines LIST    some of {}\n\
+         --engines LIST    some of {} (default: all, lmdb-random only with --memory)\n\
          --sets LIST       some of {} (default: the first two, or with --memory the last two)\n\
          --share N         inserts and upserts as a share of the keys (default 0.25)\n\
          --cap SECONDS     when a work of single operations stops early (default 6)\n\
@@ -125,7 +125,7 @@ impl Args {
             memory: None,
             share: USUAL_SHARE,
             works: works::all(),
-            engines: engines::all(),
+            engines: Vec::new(),
             dir: std::env::temp_dir(),
             json: None,
             html: None,
@@ -167,6 +167,10 @@ impl Args {
             args.memory.is_none_or(|limit| limit >= LEAST_MEMORY << 20),
             "--memory must be {LEAST_MEMORY} MiB or more"
         );
+        if args.engines.is_empty() {
+            args.engines = engines::all();
+            args.engines.retain(|kind| args.memory.is_some() || kind.name != engines::LMDB_RANDOM);
+        }
         if args.sets.is_empty() {
             let base = if args.memory.is_some() { Base::Memory } else { Base::Cache };
             args.sets = SETS.iter().filter(|set| set.base == base && set.is_usual).copied().collect();

@@ -21,7 +21,7 @@ use crate::{
     data,
     engine::Settings,
     engines,
-    meter::evict,
+    meter::{evict, peak_memory},
     works::{self, Outcome, Run},
 };
 
@@ -97,7 +97,7 @@ impl Part {
             // What another process has put into the page cache would be memory that does not count.
             evict(&self.dir)?;
         }
-        (work.run)(&Run {
+        let mut outcomes = (work.run)(&Run {
             kind,
             dir: &self.dir,
             settings: self.settings,
@@ -107,7 +107,9 @@ impl Part {
             cap: self.cap,
             share: self.share,
             limited,
-        })
+        })?;
+        outcomes.iter_mut().for_each(|outcome| outcome.peak = peak_memory());
+        Ok(outcomes)
     }
 }
 

@@ -94,6 +94,8 @@ pub struct Outcome {
     pub written: u64,
     /// Bytes fetched from storage.
     pub read: u64,
+    /// Most memory that the process ever had, in bytes, mapped files included and page cache not.
+    pub peak: u64,
     /// Remarks on this outcome.
     pub note: String,
 }

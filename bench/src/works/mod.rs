@@ -149,8 +149,7 @@ pub fn in_batches<T>(
 
 /// Says so where fewer changes were made than wanted.
 pub fn stopped_early(done: f64, wanted: u64) -> String {
-    let share = 100.0 * done / wanted as f64;
-    if share < 100.0 { format!("stopped after {share:.0}%") } else { String::new() }
+    if done < wanted as f64 { format!("stopped after {done:.0} of {wanted}") } else { String::new() }
 }
 
 /// A work.

@@ -7,6 +7,7 @@
 use std::path::Path;
 
 use anyhow::Result;
+use serde::{Deserialize, Serialize};
 
 use crate::data::Key;
 
@@ -20,7 +21,7 @@ pub enum Op<'a> {
 }
 
 /// How a store is opened.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Settings {
     /// Memory for cached and buffered data, in bytes.
     pub cache: u64,

@@ -1,14 +1,18 @@
 //! The same work through Pando and through other embedded stores, side by side.
 //!
 //! Every work is done by one engine after the other before the next work
-//! begins, so that what else the machine does hits all of them alike. Between
-//! two works a store is closed. See README.md for what is equal and what is not.
+//! begins, so that what else the machine does hits all of them alike. Each
+//! engine's part in each work is a process of its own. See README.md for what
+//! is equal and what is not.
 
 mod args;
+mod cgroup;
+mod contender;
 mod data;
 mod engine;
 mod engines;
 mod meter;
+mod part;
 mod plots;
 mod report;
 mod works;
@@ -23,9 +27,8 @@ use anyhow::{Context, Result};
 use serde_json::json;
 
 use args::Args;
-use engine::{Kind, Settings};
-use report::Row;
-use works::{FILL, Run, Work};
+use contender::Contender;
+use works::FILL;
 
 /// The directory of the stores of one run; removed with it.
 struct Stores(PathBuf);
@@ -58,56 +61,34 @@ fn load_average() -> String {
     text.split(' ').take(3).collect::<Vec<_>>().join(" ")
 }
 
-/// One engine's part in one work.
-fn run_one(work: Work, kind: Kind, set: (&str, u64), dir: &Path, args: &Args, rows: &mut Vec<Row>) {
-    let (label, bytes) = set;
-    let run = Run {
-        kind,
-        dir,
-        settings: Settings { cache: args.cache, room: bytes.max(args.copy_keys * 128) },
-        bytes,
-        keys: data::keys_in(bytes),
-        copy_keys: args.copy_keys,
-        cap: args.cap,
-    };
-    let label = if work.once { format!("{} keys", args.copy_keys) } else { label.to_string() };
-    let start = Instant::now();
-    match (work.run)(&run) {
-        Ok(outcomes) => {
-            for outcome in outcomes {
-                let part = if outcome.part.is_empty() { "" } else { " " };
-                let name = format!("{}{part}{}", work.name, outcome.part);
-                rows.push(Row { work: name, set: label.clone(), engine: kind.name, outcome: Ok(outcome) });
-            }
-        }
-        Err(error) => {
-            let outcome = Err(format!("{error:#}"));
-            rows.push(Row { work: work.name.into(), set: label.clone(), engine: kind.name, outcome });
-        }
-    }
-    eprintln!("{:>13} {label:>8} {:>8} {:6.1} s", work.name, kind.name, start.elapsed().as_secs_f64());
-}
-
 fn main() -> Result<()> {
-    let Some(args) = Args::parse(std::env::args().skip(1))? else { return Ok(()) };
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if words.first().is_some_and(|word| word == part::ARGUMENT) {
+        return part::serve(&words[1..]);
+    }
+    let Some(args) = Args::parse(words)? else { return Ok(()) };
+    // Before the stores, and so removed after them: with a file goes its page cache.
+    let mut contenders = Vec::new();
+    for &kind in &args.engines {
+        contenders.push(Contender::new(kind, &args)?);
+    }
     let stores = Stores::new(&args.dir)?;
     let begin = Instant::now();
     let load_before = load_average();
     let mut rows = Vec::new();
     let needs_set = args.works.iter().any(|work| work.on_set);
-    for (number, &(label, factor)) in args.sets.iter().enumerate() {
-        let bytes = (args.cache as f64 * factor) as u64;
-        let set = (label, bytes);
+    for (number, chosen) in args.sets.iter().enumerate() {
+        let set = (chosen.name, chosen.bytes(&args)?);
         for work in works::all() {
             let wanted = args.works.iter().any(|w| w.name == work.name) && !(work.once && number > 0);
             if !(wanted || work.name == FILL && needs_set) {
                 continue;
             }
             let mut done = Vec::new();
-            for &kind in &args.engines {
+            for contender in &mut contenders {
                 let name = if work.on_set { "set" } else { work.name };
-                let dir = stores.store(&format!("{name}-{number}"), kind.name)?;
-                run_one(work, kind, set, &dir, &args, &mut done);
+                let dir = stores.store(&format!("{name}-{number}"), contender.kind.name)?;
+                done.extend(contender.work(work, set, &dir, &args));
                 if !work.on_set {
                     fs::remove_dir_all(&dir)?;
                 }
@@ -122,8 +103,12 @@ fn main() -> Result<()> {
     }
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     let seconds = begin.elapsed().as_secs_f64();
+    let limit = match args.memory {
+        Some(limit) => format!("memory of each engine limited to {} MiB with its page cache", limit >> 20),
+        None => "page cache not limited".into(),
+    };
     let about = format!(
-        "Cache {} MiB, scale {}, {cores} cores, load average {load_before} before and {} after, {seconds:.0} s",
+        "Cache {} MiB, {limit}, scale {}, {cores} cores, load average {load_before} before and {} after, {seconds:.0} s",
         args.cache >> 20,
         args.scale,
         load_average(),
@@ -134,6 +119,7 @@ fn main() -> Result<()> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
         let about = json!({
             "text": about, "unix_time": now, "cache_bytes": args.cache, "scale": args.scale,
+            "memory_bytes": args.memory, "share": args.share,
             "cores": cores, "cap_seconds": args.cap, "seconds": seconds,
         });
         let text = serde_json::to_string_pretty(&report::json(&rows, about))?;

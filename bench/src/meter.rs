@@ -1,4 +1,4 @@
-//! Time and bytes of a piece of work, and making files cold.
+//! Time, bytes and memory of a piece of work, and making files cold.
 //!
 //! Bytes are those of `/proc/self/io`: `write_bytes` counts pages of files as
 //! they become dirty, whoever dirtied them in this process, and `read_bytes`
@@ -14,6 +14,18 @@ use std::{
 use anyhow::Result;
 use rustix::fs::{Advice, fadvise};
 
+/// The number that follows `name` in a file of `/proc`; zero where there is none.
+fn field(file: &str, name: &str) -> u64 {
+    let text = fs::read_to_string(file).unwrap_or_default();
+    let rest = text.lines().find_map(|line| line.strip_prefix(name));
+    rest.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+}
+
+/// Most memory that this process ever had, in bytes.
+pub fn peak_memory() -> u64 {
+    field("/proc/self/status", "VmHWM:") << 10
+}
+
 /// What this process has read from and written to storage so far, in bytes.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Io {
@@ -26,11 +38,7 @@ pub struct Io {
 impl Io {
     /// The figures now; zero where the system does not keep them.
     pub fn now() -> Io {
-        let text = fs::read_to_string("/proc/self/io").unwrap_or_default();
-        let field = |name: &str| {
-            let line = text.lines().find_map(|line| line.strip_prefix(name));
-            line.and_then(|rest| rest.trim().parse().ok()).unwrap_or(0)
-        };
+        let field = |name| field("/proc/self/io", name);
         Io { read: field("read_bytes:"), written: field("write_bytes:") }
     }
 }

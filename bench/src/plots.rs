@@ -12,12 +12,13 @@ use plotters::prelude::*;
 use crate::report::Row;
 
 const SIZE: (u32, u32) = (460, 300);
-const COLOURS: [RGBColor; 5] = [
+const COLOURS: [RGBColor; 6] = [
     RGBColor(0x2a, 0x7f, 0x4f),
     RGBColor(0x8c, 0x6d, 0x31),
     RGBColor(0x4f, 0x6d, 0x9a),
     RGBColor(0x9a, 0x4f, 0x5c),
     RGBColor(0x77, 0x77, 0x77),
+    RGBColor(0x5f, 0x4b, 0x8b),
 ];
 
 fn plot(title: &str, unit: &str, bars: &[(&str, f64)]) -> Result<String> {
@@ -78,7 +79,7 @@ pub fn page(rows: &[Row], table: &str, about: &str) -> Result<String> {
     writeln!(page, "<p>{}. Rates on a logarithmic scale.</p>", escape(about))?;
     for (work, set) in groups {
         let of_group = rows.iter().filter(|r| (r.work.as_str(), r.set.as_str()) == (work, set));
-        let unit = of_group.clone().find_map(|r| r.outcome.as_ref().ok()).map_or("", |o| o.unit);
+        let unit = of_group.clone().find_map(|r| r.outcome.as_ref().ok()).map_or("", |o| o.unit.as_str());
         let bars: Vec<(&str, f64)> = of_group.filter_map(|r| Some((r.engine, r.rate()?))).collect();
         if !bars.is_empty() {
             writeln!(page, "<figure>{}</figure>", plot(&format!("{work}, {set}"), unit, &bars)?)?;

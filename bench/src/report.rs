@@ -47,8 +47,9 @@ fn short(x: f64) -> String {
 
 /// The table, as it is printed.
 pub fn table(rows: &[Row]) -> String {
-    let head = ["work", "data", "engine", "rate", "of best peer", "settle s", "written/user", "note"]
-        .map(String::from);
+    let head =
+        ["work", "data", "engine", "rate", "of best peer", "settle s", "written/user", "peak MiB", "note"]
+            .map(String::from);
     let mut lines = vec![head];
     let mut last = None;
     for row in rows {
@@ -59,7 +60,8 @@ pub fn table(rows: &[Row]) -> String {
         let engine = row.engine.to_string();
         let line = match &row.outcome {
             Err(error) => {
-                [work, set, engine, "failed".into(), "".into(), "".into(), "".into(), error.clone()]
+                let none = String::new;
+                [work, set, engine, "failed".into(), none(), none(), none(), none(), error.clone()]
             }
             Ok(outcome) => {
                 let rate = row.rate().map_or("-".into(), |r| format!("{} {}/s", short(r), outcome.unit));
@@ -69,12 +71,13 @@ pub fn table(rows: &[Row]) -> String {
                     .then(|| format!("{:.2}", outcome.written as f64 / outcome.user as f64));
                 let or_empty = Option::unwrap_or_default;
                 let (ratio, settle, written) = (or_empty(ratio), or_empty(settle), or_empty(written));
-                [work, set, engine, rate, ratio, settle, written, outcome.note.clone()]
+                let peak = (outcome.peak >> 20).to_string();
+                [work, set, engine, rate, ratio, settle, written, peak, outcome.note.clone()]
             }
         };
         lines.push(line);
     }
-    let mut widths = [0; 8];
+    let mut widths = [0; 9];
     for line in &lines {
         for (width, cell) in widths.iter_mut().zip(line) {
             *width = cell.chars().count().max(*width);
@@ -85,7 +88,7 @@ pub fn table(rows: &[Row]) -> String {
         let mut out = String::new();
         for (i, (cell, width)) in line.iter().zip(widths).enumerate() {
             // Figures are aligned at their right end.
-            let _infallible = if (3..7).contains(&i) {
+            let _infallible = if (3..8).contains(&i) {
                 write!(out, "{cell:>width$}  ")
             } else {
                 write!(out, "{cell:<width$}  ")
@@ -107,7 +110,7 @@ pub fn json(rows: &[Row], about: Value) -> Value {
                 "count": o.count, "seconds": o.seconds, "rate": row.rate(),
                 "of_best_peer": row.rate().zip(best_peer(rows, row)).map(|(rate, best)| rate / best),
                 "settle_seconds": o.settle, "user_bytes": o.user, "written_bytes": o.written,
-                "read_bytes": o.read, "note": o.note,
+                "read_bytes": o.read, "peak_memory_bytes": o.peak, "note": o.note,
             }),
             Err(error) => {
                 json!({"work": row.work, "data": row.set, "engine": row.engine, "error": error})
@@ -122,7 +125,7 @@ mod tests {
     use super::*;
 
     fn row(engine: &'static str, count: f64) -> Row {
-        let outcome = Outcome { unit: "keys", count, seconds: 2.0, ..Outcome::default() };
+        let outcome = Outcome { unit: "keys".into(), count, seconds: 2.0, ..Outcome::default() };
         Row { work: "w".into(), set: "s".into(), engine, outcome: Ok(outcome) }
     }
 

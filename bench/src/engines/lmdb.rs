@@ -16,9 +16,20 @@ struct Lmdb {
 }
 
 pub(super) fn open(dir: &Path, settings: Settings) -> Result<Box<dyn Engine>> {
+    open_with(dir, settings, EnvFlags::empty())
+}
+
+/// Without readahead of the kernel, as its makers suggest for random access to data larger than the memory.
+pub(super) fn open_random(dir: &Path, settings: Settings) -> Result<Box<dyn Engine>> {
+    open_with(dir, settings, EnvFlags::NO_READ_AHEAD)
+}
+
+fn open_with(dir: &Path, settings: Settings, flags: EnvFlags) -> Result<Box<dyn Engine>> {
     let room = settings.room.saturating_mul(8).max(4 << 30).next_multiple_of(1 << 20);
     let mut options = EnvOpenOptions::new();
     options.map_size(room as usize);
+    // SAFETY: none of the flags above gives up a guarantee; see what LMDB says of them.
+    unsafe { options.flags(flags) };
     // SAFETY: this program is the only one that uses the directory, and it opens it once at a time.
     let env = unsafe { options.open(dir)? };
     let mut txn = env.write_txn()?;

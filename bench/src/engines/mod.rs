@@ -16,6 +16,9 @@ use crate::engine::Kind;
 /// The name under which Pando appears.
 pub const PANDO: &str = "pando";
 
+/// LMDB without readahead; of interest where data is larger than the memory, and not otherwise.
+pub const LMDB_RANDOM: &str = "lmdb-random";
+
 /// All engines that were compiled in, Pando first.
 pub fn all() -> Vec<Kind> {
     vec![
@@ -24,6 +27,8 @@ pub fn all() -> Vec<Kind> {
         Kind { name: "rocksdb", open: rocks::open },
         #[cfg(feature = "lmdb")]
         Kind { name: "lmdb", open: lmdb::open },
+        #[cfg(feature = "lmdb")]
+        Kind { name: LMDB_RANDOM, open: lmdb::open_random },
         #[cfg(feature = "redb")]
         Kind { name: "redb", open: redb::open },
         #[cfg(feature = "fjall")]

@@ -34,7 +34,7 @@ pub(super) fn run(run: &Run<'_>) -> Result<Vec<Outcome>> {
             Ok(())
         })?;
         ensure!(found == keys, "the copy has {found} keys instead of {keys}");
-        outcome.part = part;
+        outcome.part = part.into();
         outcome.note = format!("{:.3} ms", outcome.seconds * 1e3);
         outcomes.push(outcome);
     }

@@ -7,7 +7,7 @@ use super::{Outcome, Run, measure};
 use crate::data::{TREE, even, prefix};
 
 pub(super) fn run(run: &Run<'_>) -> Result<Vec<Outcome>> {
-    let engine = run.open()?;
+    let engine = run.open_warm()?;
     let digits: usize = if run.keys > 1 << 19 { 4 } else { 3 };
     let numbers = even(run.keys);
     let step = 1u64 << (4 * digits);

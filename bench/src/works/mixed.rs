@@ -16,7 +16,7 @@ use crate::{
 };
 
 pub(super) fn run(run: &Run<'_>) -> Result<Vec<Outcome>> {
-    let engine = run.open()?;
+    let engine = run.open_warm()?;
     let engine = &*engine;
     let keys = run.hot_keys();
     warm(engine, keys)?;
@@ -52,11 +52,11 @@ pub(super) fn run(run: &Run<'_>) -> Result<Vec<Outcome>> {
     // The last batch of the writer may outlast the reader.
     let read_for = length.min(reads.seconds);
     reads.seconds = read_for;
-    reads.part = "reads";
+    reads.part = "reads".into();
     reads.note = format!("{:.0}% of {alone:.0}/s alone", 100.0 * reads.count / read_for / alone);
     let written = Outcome {
-        part: "writes",
-        unit: "keys",
+        part: "writes".into(),
+        unit: "keys".into(),
         count: writes.0 as f64,
         seconds: writes.1,
         note: String::new(),

@@ -13,8 +13,10 @@ mod upsert;
 use std::path::Path;
 
 use anyhow::{Result, ensure};
+use serde::{Deserialize, Serialize};
 
 use crate::{
+    data::TREE,
     engine::{Engine, Kind, Op, Settings},
     meter::Meter,
 };
@@ -40,12 +42,31 @@ pub struct Run<'a> {
     pub copy_keys: u64,
     /// Seconds after which a work of single operations stops early.
     pub cap: f64,
+    /// Keys that are inserted and upserted, as a share of those of the data set.
+    pub share: f64,
+    /// Whether the memory is limited, and so the files of the store begin out of the page cache.
+    pub limited: bool,
 }
 
 impl Run<'_> {
     /// Opens the store.
     pub fn open(&self) -> Result<Box<dyn Engine>> {
         (self.kind.open)(self.dir, self.settings)
+    }
+
+    /// Opens the store. Where its files begin out of the page cache, reads all pairs once, so that a data set
+    /// which fits into the memory is in memory, as it is without a limit, where the work before has left it there.
+    pub fn open_warm(&self) -> Result<Box<dyn Engine>> {
+        let engine = self.open()?;
+        if self.limited {
+            engine.scan(&[TREE], &mut |_, _| Ok(()))?;
+        }
+        Ok(engine)
+    }
+
+    /// Keys that are inserted and upserted.
+    pub fn share_keys(&self) -> u64 {
+        ((self.keys as f64 * self.share) as u64).max(1)
     }
 
     /// Keys that are read while hot: so many that they fit into the cache of every engine.
@@ -55,12 +76,12 @@ impl Run<'_> {
 }
 
 /// What came of a work.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Outcome {
     /// Which part of the work, if it has several.
-    pub part: &'static str,
+    pub part: String,
     /// What is counted.
-    pub unit: &'static str,
+    pub unit: String,
     /// How many of them were done.
     pub count: f64,
     /// In how many seconds.
@@ -73,6 +94,8 @@ pub struct Outcome {
     pub written: u64,
     /// Bytes fetched from storage.
     pub read: u64,
+    /// Most memory that the process ever had, in bytes, mapped files included and page cache not.
+    pub peak: u64,
     /// Remarks on this outcome.
     pub note: String,
 }
@@ -81,7 +104,7 @@ pub struct Outcome {
 /// lets the engine settle.
 pub fn measure(
     engine: &dyn Engine,
-    unit: &'static str,
+    unit: &str,
     work: impl FnOnce(&Meter) -> Result<(f64, u64)>,
 ) -> Result<Outcome> {
     let meter = Meter::start();
@@ -93,7 +116,7 @@ pub fn measure(
     let io = meter.io();
     let settle = if user > 0 { meter.seconds() - seconds } else { 0.0 };
     Ok(Outcome {
-        unit,
+        unit: unit.into(),
         count,
         seconds,
         settle,
@@ -122,6 +145,11 @@ pub fn in_batches<T>(
     }
     ensure!(done > 0, "no change was made");
     Ok(done)
+}
+
+/// Says so where fewer changes were made than wanted.
+pub fn stopped_early(done: f64, wanted: u64) -> String {
+    if done < wanted as f64 { format!("stopped after {done:.0} of {wanted}") } else { String::new() }
 }
 
 /// A work.

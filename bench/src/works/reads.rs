@@ -40,7 +40,7 @@ pub(super) fn warm(engine: &dyn Engine, keys: u64) -> Result<()> {
 }
 
 pub(super) fn hot(run: &Run<'_>) -> Result<Vec<Outcome>> {
-    let engine = run.open()?;
+    let engine = run.open_warm()?;
     let keys = run.hot_keys();
     warm(&*engine, keys)?;
     warm(&*engine, keys)?;

@@ -6,7 +6,7 @@ use super::{Outcome, Run, measure};
 use crate::data::{KEY, Random, TREE, VALUE, even, prefix};
 
 pub(super) fn full(run: &Run<'_>) -> Result<Vec<Outcome>> {
-    let engine = run.open()?;
+    let engine = run.open_warm()?;
     let outcome = measure(&*engine, "pairs", |_| {
         let (mut pairs, mut bytes) = (0u64, 0);
         engine.scan(&[TREE], &mut |key, value| {
@@ -21,7 +21,7 @@ pub(super) fn full(run: &Run<'_>) -> Result<Vec<Outcome>> {
 }
 
 pub(super) fn prefixes(run: &Run<'_>) -> Result<Vec<Outcome>> {
-    let engine = run.open()?;
+    let engine = run.open_warm()?;
     let mut random = Random::new(6);
     let cap = run.cap.min(2.0);
     let outcome = measure(&*engine, "pairs", |meter| {

@@ -1,0 +1,175 @@
+//! A limit on memory, page cache included: a memory control group of the kernel.
+//!
+//! Both versions of control groups will do. Under the first, the group is made
+//! in the one that this process is in; under the second, which allows no
+//! groups in one that has processes, beside it. A process puts itself into the
+//! group before it does anything else; from then on its allocations, and the
+//! pages of files that it is the first to read or write, count against the
+//! limit. Pages that were in the page cache before do not: they must be
+//! evicted first.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, anyhow};
+
+const WAY_OUT: &str = "--memory needs a memory control group, and so root or a delegated group; \
+    without it, limit the whole run from outside, for instance by systemd-run --scope -p MemoryMax=...";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Version {
+    One,
+    Two,
+}
+
+/// A memory control group; removed when it is dropped.
+#[derive(Debug)]
+pub struct Group {
+    dir: PathBuf,
+    version: Version,
+}
+
+impl Group {
+    /// Makes a group whose processes and page cache have `limit` bytes, and no swap.
+    pub fn new(name: &str, limit: u64) -> Result<Self> {
+        Self::make(name, limit).context(WAY_OUT)
+    }
+
+    fn make(name: &str, limit: u64) -> Result<Self> {
+        let (version, own) = own_group(
+            &fs::read_to_string("/proc/self/cgroup")?,
+            &fs::read_to_string("/proc/self/mountinfo")?,
+        )
+        .ok_or_else(|| anyhow!("this system has no memory control groups mounted"))?;
+        let parent = match version {
+            Version::One => own,
+            // A group that has limits of its own lies in one that may hand them out.
+            Version::Two if own.join("memory.max").exists() => own.parent().map(PathBuf::from).unwrap_or(own),
+            Version::Two => own,
+        };
+        if version == Version::Two {
+            write(&parent.join("cgroup.subtree_control"), "+memory")?;
+        }
+        let dir = parent.join(name);
+        fs::create_dir(&dir).with_context(|| format!("making {}", dir.display()))?;
+        // Made before the limit is set, so that it is removed if that fails.
+        let group = Self { dir, version };
+        let limit = limit.to_string();
+        match version {
+            Version::One => {
+                write(&group.dir.join("memory.limit_in_bytes"), &limit)?;
+                // Absent where the kernel does not account for swap; then there is none to be feared.
+                let with_swap = group.dir.join("memory.memsw.limit_in_bytes");
+                if with_swap.exists() {
+                    write(&with_swap, &limit)?;
+                }
+            }
+            Version::Two => {
+                write(&group.dir.join("memory.max"), &limit)?;
+                let swap = group.dir.join("memory.swap.max");
+                if swap.exists() {
+                    write(&swap, "0")?;
+                }
+            }
+        }
+        Ok(group)
+    }
+
+    /// Its directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// How many of its processes the kernel has killed for want of memory.
+    pub fn kills(&self) -> u64 {
+        let file = match self.version {
+            Version::One => "memory.oom_control",
+            Version::Two => "memory.events",
+        };
+        let text = fs::read_to_string(self.dir.join(file)).unwrap_or_default();
+        let kills = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
+        kills.and_then(|number| number.trim().parse().ok()).unwrap_or(0)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // Pages that still count for it would keep it alive in the kernel. What cannot be freed
+        // (dirty pages of files that still exist) goes some time later, and so no error is one.
+        let _best_effort = match self.version {
+            Version::One => fs::write(self.dir.join("memory.force_empty"), "0"),
+            Version::Two => fs::write(self.dir.join("memory.reclaim"), "1T"),
+        };
+        if let Err(error) = fs::remove_dir(&self.dir) {
+            eprintln!("removing {}: {error}", self.dir.display());
+        }
+    }
+}
+
+/// Puts this process into the group of `dir`.
+pub fn join(dir: &Path) -> Result<()> {
+    // Zero is whoever writes it.
+    write(&dir.join("cgroup.procs"), "0")
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text).with_context(|| format!("writing {text} to {}", path.display()))
+}
+
+/// The directory of the group that accounts for the memory of the process with these files in `/proc`.
+fn own_group(cgroup: &str, mountinfo: &str) -> Option<(Version, PathBuf)> {
+    // Lines are `number:controllers:path`; the second version has no controllers there.
+    let groups = || cgroup.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
+    let (version, path) = groups()
+        .find(|(controllers, _)| controllers.split(',').any(|name| name == "memory"))
+        .map(|(_, path)| (Version::One, path))
+        .or_else(|| groups().find(|g| g.0.is_empty()).map(|(_, path)| (Version::Two, path)))?;
+    mountinfo.lines().find_map(|line| {
+        // `id parent device root mount-point options tags... - type source options`
+        let (mount, file_system) = line.split_once(" - ")?;
+        let mut mount = mount.split(' ').skip(3);
+        let (root, point) = (mount.next()?, mount.next()?);
+        let mut file_system = file_system.split(' ');
+        let (kind, options) = (file_system.next()?, file_system.nth(1)?);
+        let is_it = match version {
+            Version::One => kind == "cgroup" && options.split(',').any(|option| option == "memory"),
+            Version::Two => kind == "cgroup2",
+        };
+        // In a container, the root of the mount may be a group below the root of all.
+        let below = path.strip_prefix(root.trim_end_matches('/')).unwrap_or(path);
+        is_it.then(|| (version, Path::new(point).join(below.trim_start_matches('/'))))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_the_group_of_the_first_version() {
+        let cgroup = "9:name=systemd:/\n4:memory:/a/b\n0::/\n";
+        let mounts = "32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu\n\
+                      35 31 0:32 / /sys/fs/cgroup/memory rw shared:1 - cgroup cgroup rw,memory\n";
+        let found = own_group(cgroup, mounts);
+        assert_eq!(found, Some((Version::One, "/sys/fs/cgroup/memory/a/b".into())));
+        let mounts = "35 31 0:32 /a /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n";
+        let found = own_group(cgroup, mounts);
+        assert_eq!(found, Some((Version::One, "/sys/fs/cgroup/memory/b".into())));
+    }
+
+    #[test]
+    fn finds_the_group_of_the_second_version() {
+        let mounts = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
+        let found = own_group("0::/user.slice/run.scope\n", mounts);
+        assert_eq!(found, Some((Version::Two, "/sys/fs/cgroup/user.slice/run.scope".into())));
+        assert_eq!(own_group("0::/\n", mounts), Some((Version::Two, "/sys/fs/cgroup/".into())));
+    }
+
+    #[test]
+    fn finds_nothing_where_nothing_is() {
+        assert_eq!(own_group("0::/\n", "24 1 8:1 / / rw - ext4 /dev/root rw\n"), None);
+        assert_eq!(own_group("", ""), None);
+    }
+}

@@ -2,11 +2,12 @@
 //!
 //! There is one budget, [`crate::Options::cache_bytes`], and three who want it. Tables in memory and dirty
 //! nodes come first, each up to a limit of its own: what they hold cannot be dropped. Readers' cache of clean
-//! data has all that these two leave, and half of the budget always.
+//! data has all that these two leave, less what an edit of the DAG may come to need, and a quarter of the budget
+//! always. A store that is only read has all of it as cache.
 //!
-//! Guarantees: the three together exceed the budget by an eighth at most (tables have a quarter, dirty nodes three),
-//! and by what one edit of the DAG adds ([`edit_nodes`]); where the budget is below 16 MiB, by tables of a MiB
-//! too. May use: the front, the pager. No I/O.
+//! Guarantees: all together exceed the budget by a sixteenth at most (tables have a quarter of it, dirty nodes three
+//! eighths, an edit half of that); where the budget is small, by the twelve nodes that an edit needs at least, and by
+//! tables of a MiB. Beyond it are the log's buffers, and what the allocator keeps. May use: the front, the pager. No I/O.
 
 use super::engine::Engine;
 
@@ -15,7 +16,7 @@ pub(super) const MAX_SEALED: usize = 3;
 /// Part (1/n) of the budget that one in-memory table may have.
 const TABLE_SHARE: u64 = 16;
 /// Part (1/n) that clean data has at least.
-const CLEAN_SHARE: u64 = 2;
+const CLEAN_SHARE: u64 = 4;
 /// Smallest change (1/n of the budget) for which the cache is told.
 const WORTH_TELLING: u64 = 64;
 /// Least that a table may have, however small the budget: every table is work below.
@@ -36,6 +37,11 @@ fn max_dirty(budget: u64) -> u64 {
 /// pass.
 pub(super) fn edit_nodes(budget: u64, node: usize) -> usize {
     (max_dirty(budget) / (2 * node as u64)).max(12) as usize
+}
+
+/// Bytes that an edit may come to need while it is made.
+fn edit_memory(budget: u64, node: usize) -> u64 {
+    (edit_nodes(budget, node) * node) as u64
 }
 
 impl Engine {
@@ -62,7 +68,10 @@ impl Engine {
     /// Gives clean data what tables and dirty nodes leave.
     pub fn share_memory(&self) {
         let budget = self.options.cache_bytes;
-        let taken = self.dirty.memory() + self.front.read().table_bytes() as u64;
+        let mut taken = self.dirty.memory() + self.front.read().table_bytes() as u64;
+        if taken > 0 {
+            taken += edit_memory(budget, self.limits.node);
+        }
         let left = budget.saturating_sub(taken).max(budget / CLEAN_SHARE);
         if left.abs_diff(self.pager.budget()) > budget / WORTH_TELLING {
             self.pager.set_budget(left);

@@ -1,6 +1,6 @@
 //! The memory of a store stays near its budget, whatever is done: tables, dirty nodes and clean data share
-//! one (`db/memory.rs`). Beyond it are an edit of the DAG that is being made, the log's buffers, what a scan reads
-//! ahead, and the translation table, which is in memory as a whole.
+//! one (`db/memory.rs`). Beyond it are the log's buffers, what a scan reads ahead, and the translation table, which is
+//! in memory as a whole.
 //!
 //! The same in both forms: the data is eight times the budget, the nodes a 256th of it. Buffers weigh more where the
 //! budget is small, so the small form is the harder one.
@@ -15,8 +15,9 @@ use crate::{
 };
 
 const VALUE: usize = 100;
-/// Most memory, as a multiple of the budget: a ratchet, 1.55 were measured. (2.1 before all of it was counted.)
-const ALLOWED: f64 = 1.6;
+/// Most memory, as a multiple of the budget: a ratchet, 1.20 were measured. (1.55 before clean data made room for
+/// edits, 2.1 before all was counted.)
+const ALLOWED: f64 = 1.25;
 
 /// Most memory on the heap while `work` is done, as a multiple of `budget`.
 fn peak(name: &str, budget: u64, before: usize, work: impl FnOnce()) -> f64 {

@@ -39,7 +39,7 @@ use crate::{
 };
 
 /// Largest buffer that is kept for reuse, in bytes.
-const KEEP: usize = 4 << 20;
+const KEEP: usize = 1 << 20;
 /// Most that a sync writes durably, in bytes, while nobody else can write: more is written first and flushed
 /// then, beside which others may write.
 const SMALL: usize = 1 << 20;

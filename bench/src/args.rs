@@ -91,7 +91,7 @@ fn usage() -> String {
     format!(
         "usage: pando-bench [options]\n\
          --scale N         factor on cache, memory and data (default 1)\n\
-         --cache MIB       memory for what each engine caches and buffers (default 64, or half of --memory)\n\
+         --cache MIB       memory for what each engine caches and buffers (default 64, or a quarter of --memory)\n\
          --memory MIB      limit for the process of each engine and its page cache (default: none)\n\
          --only WORKS      some of {}\n\
          --engines LIST    some of {} (default: all, lmdb-random only with --memory)\n\
@@ -160,8 +160,8 @@ impl Args {
         ensure!(args.scale > 0.0 && args.scale.is_finite(), "--scale must be above 0");
         ensure!(args.share > 0.0 && args.share.is_finite(), "--share must be above 0");
         let scaled = |mib: u64| (mib as f64 * args.scale * f64::from(1 << 20)) as u64;
-        // The other half is for the page cache, and for what an engine needs beyond its budget.
-        let cache = cache.or(memory.map(|limit| limit / 2)).unwrap_or(USUAL_CACHE);
+        // The rest is for the page cache, and for what an engine needs beyond its budget: some take twice as much again.
+        let cache = cache.or(memory.map(|limit| limit / 4)).unwrap_or(USUAL_CACHE);
         (args.cache, args.memory) = (scaled(cache).max(8 << 20), memory.map(scaled));
         ensure!(
             args.memory.is_none_or(|limit| limit >= LEAST_MEMORY << 20),

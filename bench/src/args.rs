@@ -158,6 +158,8 @@ impl Args {
             }
         }
         ensure!(args.scale > 0.0 && args.scale.is_finite(), "--scale must be above 0");
+        ensure!(args.cap > 0.0 && args.cap.is_finite(), "--cap must be above 0");
+        ensure!(args.dir.to_str().is_some(), "--dir must be named in UTF-8");
         ensure!(args.share > 0.0 && args.share.is_finite(), "--share must be above 0");
         let scaled = |mib: u64| (mib as f64 * args.scale * f64::from(1 << 20)) as u64;
         // The rest is for the page cache, and for what an engine needs beyond its budget: some take twice as much again.

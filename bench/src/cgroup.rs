@@ -13,7 +13,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 
 const WAY_OUT: &str = "--memory needs a memory control group, and so root or a delegated group; \
     without it, limit the whole run from outside, for instance by systemd-run --scope -p MemoryMax=...";
@@ -53,6 +53,8 @@ impl Group {
             write(&parent.join("cgroup.subtree_control"), "+memory")?;
         }
         let dir = parent.join(name);
+        // A run that was killed may have left one of this name. Only one without processes can be removed.
+        let _left = fs::remove_dir(&dir);
         fs::create_dir(&dir).with_context(|| format!("making {}", dir.display()))?;
         // Made before the limit is set, so that it is removed if that fails.
         let group = Self { dir, version };
@@ -60,18 +62,11 @@ impl Group {
         match version {
             Version::One => {
                 write(&group.dir.join("memory.limit_in_bytes"), &limit)?;
-                // Absent where the kernel does not account for swap; then there is none to be feared.
-                let with_swap = group.dir.join("memory.memsw.limit_in_bytes");
-                if with_swap.exists() {
-                    write(&with_swap, &limit)?;
-                }
+                no_swap(&group.dir.join("memory.memsw.limit_in_bytes"), &limit)?;
             }
             Version::Two => {
                 write(&group.dir.join("memory.max"), &limit)?;
-                let swap = group.dir.join("memory.swap.max");
-                if swap.exists() {
-                    write(&swap, "0")?;
-                }
+                no_swap(&group.dir.join("memory.swap.max"), "0")?;
             }
         }
         Ok(group)
@@ -112,6 +107,17 @@ impl Drop for Group {
 pub fn join(dir: &Path) -> Result<()> {
     // Zero is whoever writes it.
     write(&dir.join("cgroup.procs"), "0")
+}
+
+/// Sets the limit on swap. Where the kernel does not account for it there is none, and there must be no swap.
+fn no_swap(limit: &Path, value: &str) -> Result<()> {
+    if limit.exists() {
+        return write(limit, value);
+    }
+    // A line of headings, and one for each.
+    let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
+    ensure!(swaps.lines().count() <= 1, "the kernel does not limit the swap of groups: turn swap off");
+    Ok(())
 }
 
 fn write(path: &Path, text: &str) -> Result<()> {

@@ -42,7 +42,7 @@ impl Contender {
             work: work.name.into(),
             engine: self.kind.name.into(),
             dir: dir.into(),
-            settings: Settings { cache: args.cache, room: room.max(args.copy_keys * 128) },
+            settings: Settings { cache: args.cache, room: room.max(args.copy_keys.saturating_mul(128)) },
             bytes,
             copy_keys: args.copy_keys,
             cap: args.cap,

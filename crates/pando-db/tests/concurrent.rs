@@ -213,6 +213,12 @@ impl Device for Slow {
         self.dawdle();
         self.device.write_at(offset, buf)
     }
+    fn write_durably(&self, offset: u64, buf: &[u8]) -> io::Result<bool> {
+        self.dawdle();
+        let written = self.device.write_durably(offset, buf);
+        self.dawdle();
+        written
+    }
     fn flush(&self) -> io::Result<()> {
         self.dawdle();
         let flushed = self.device.flush();

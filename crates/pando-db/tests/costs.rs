@@ -16,6 +16,8 @@ mod delete;
 mod live;
 #[path = "costs/memory.rs"]
 mod memory;
+#[path = "costs/ranges.rs"]
+mod ranges;
 #[path = "model/rng.rs"]
 mod rng;
 #[path = "costs/rounds.rs"]

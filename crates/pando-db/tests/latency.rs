@@ -111,6 +111,8 @@ fn beside_a_checkpoint(tells_apart: bool, work: impl FnOnce(&Db) + Send + 'stati
     for i in 0..1000 {
         db.put(format!("base/{i:04}"), vec![1; 1000]).unwrap();
     }
+    // More than a sync makes durable by itself would have to wait for a flush.
+    db.sync().unwrap();
     gate.close();
     let (checkpointing, syncing, working) = (db.clone(), db.clone(), db.clone());
     let checkpoint = std::thread::spawn(move || checkpointing.checkpoint());

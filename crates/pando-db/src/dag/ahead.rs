@@ -2,7 +2,8 @@
 //! side on the device, and are read with one request.
 //!
 //! The longer a scan has gone on, the more it reads ahead, so that a short one
-//! reads what it needs and a long one at most twice that. What was read stays
+//! reads what it needs (and two pages with one request where its range ends in
+//! the second) and a long one at most twice that. What was read stays
 //! with the scan until it has gone by, whatever the cache makes of it: a page
 //! is read once a scan. Memory: [`BATCHES`] requests of at most [`MOST`] bytes.
 
@@ -49,10 +50,8 @@ impl Ahead {
         follow: impl Iterator<Item = &'p PageRef> + Clone,
         pager: &Pager,
     ) -> Result<Arc<Page>> {
-        if self.limit == 0 && follow.clone().nth(FEW).is_none() {
-            self.limit = FIRST;
-        }
-        self.fetch(home, follow, pager);
+        let few = (2..=FEW).contains(&follow.clone().take(FEW + 1).count());
+        self.fetch_up_to(if few { self.limit.max(FIRST) } else { self.limit }, home, follow, pager);
         let loaded = match self.page(home, page) {
             Some(loaded) => loaded,
             None => pager.page(home, page)?,
@@ -69,7 +68,17 @@ impl Ahead {
         wanted: impl Iterator<Item = &'p PageRef>,
         pager: &Pager,
     ) {
-        if self.limit == 0 {
+        self.fetch_up_to(self.limit, home, wanted, pager);
+    }
+
+    fn fetch_up_to<'p>(
+        &mut self,
+        limit: usize,
+        home: Option<&Arc<Stored>>,
+        wanted: impl Iterator<Item = &'p PageRef>,
+        pager: &Pager,
+    ) {
+        if limit == 0 {
             return;
         }
         let mut wanted = wanted.peekable();
@@ -77,7 +86,7 @@ impl Ahead {
         if self.page(home, first).is_some() {
             return;
         }
-        let batch = pager.read_side_by_side(home, wanted, self.limit);
+        let batch = pager.read_side_by_side(home, wanted, limit);
         if !batch.is_empty() {
             if self.batches.len() == BATCHES {
                 self.batches.pop_front();

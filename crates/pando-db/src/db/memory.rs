@@ -6,7 +6,7 @@
 //! always. A store that is only read has all of it as cache.
 //!
 //! Guarantees: all together exceed the budget by a sixteenth at most (tables have a quarter of it, dirty nodes three
-//! eighths, an edit half of that); where the budget is small, by the twelve nodes that an edit needs at least, and by
+//! eighths, an edit half of that), and by a batch or two, for whose sake clean data goes only with the next; where the budget is small, by the twelve nodes that an edit needs at least, and by
 //! tables of a MiB. Beyond it are the log's buffers, and what the allocator keeps. May use: the front, the pager. No I/O.
 
 use super::engine::Engine;
@@ -17,8 +17,9 @@ pub(super) const MAX_SEALED: usize = 3;
 const TABLE_SHARE: u64 = 16;
 /// Part (1/n) that clean data has at least.
 const CLEAN_SHARE: u64 = 4;
-/// Smallest change (1/n of the budget) for which the cache is told.
-const WORTH_TELLING: u64 = 64;
+/// Smallest changes (1/n of the budget) of which the cache is told.
+const WORTH_SHRINKING: u64 = 256;
+const WORTH_GROWING: u64 = 64;
 /// Least that a table may have, however small the budget: every table is work below.
 const LEAST_TABLE: u64 = 1 << 20;
 
@@ -73,7 +74,10 @@ impl Engine {
             taken += edit_memory(budget, self.limits.node);
         }
         let left = budget.saturating_sub(taken).max(budget / CLEAN_SHARE);
-        if left.abs_diff(self.pager.budget()) > budget / WORTH_TELLING {
+        let has = self.pager.budget();
+        if has.saturating_sub(left) > budget / WORTH_SHRINKING
+            || left.saturating_sub(has) > budget / WORTH_GROWING
+        {
             self.pager.set_budget(left);
         }
     }

@@ -107,6 +107,8 @@ impl Engine {
     /// Returns when a batch whose record has `len` bytes may be applied.
     pub fn make_room(&self, batch: &Batch, encoded: &Encoded) -> Result<()> {
         self.wait_until(|| self.front.read().sealed.len() < MAX_SEALED, false, |e| e.flush_all())?;
+        // Before a table and an edit take what readers have had so far.
+        self.share_memory();
         let buffered = self.log.buffered();
         if buffered > self.max_buffered().min(self.log.max_payload()) {
             self.log.write_out()?;

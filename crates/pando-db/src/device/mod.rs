@@ -3,7 +3,8 @@
 //! A [`Device`] is the only thing through which the engine touches the world.
 //! It guarantees nothing about order or durability between two flushes: a
 //! write may be lost, torn or reordered by a crash until [`Device::flush`]
-//! has returned. Everything above is built on that.
+//! has returned, if it was not a durable one ([`Device::write_durably`]).
+//! Everything above is built on that.
 
 mod counters;
 mod file;
@@ -35,7 +36,7 @@ pub struct DeviceStats {
     pub writes: u64,
     /// Bytes written.
     pub write_bytes: u64,
-    /// Flushes.
+    /// Flushes, and durable writes.
     pub flushes: u64,
     /// Discards that were carried out.
     pub discards: u64,

@@ -9,6 +9,7 @@
 //! - A failed write may have reached the device in part.
 //! - A failed flush may lose any of the unflushed writes for good although
 //!   reads still show them and a later flush succeeds (as a page cache does).
+//!   A failed durable write may do so to itself, and to no other.
 //! - Each block of a discarded range reads as zeros, as garbage or as before; after a crash it may
 //!   also be what it was, and a failed discard has happened in part.
 //! - A full host disk refuses to materialise blocks.
@@ -309,11 +310,17 @@ impl Device for SimDevice {
         let alive = !state.dead;
         let served = state.request_of(true);
         check_range(state.size, offset, buf.len() as u64)?;
-        if served.is_err() && alive {
-            let reached = state.prng.below(buf.len() as u64 + 1) as usize;
-            if state.backing.add(offset, reached as u64).is_ok() {
-                state.write(offset, &buf[..reached]);
-            }
+        if served.is_err() && alive && state.backing.add(offset, buf.len() as u64).is_ok() {
+            // It may have failed to be written, or to become durable.
+            let reached = match state.prng.below(2) {
+                0 => state.prng.below(buf.len() as u64 + 1) as usize,
+                _ => buf.len(),
+            };
+            let others = std::mem::take(&mut state.unflushed);
+            state.write(offset, &buf[..reached]);
+            state.fail_flush();
+            let left = std::mem::replace(&mut state.unflushed, others);
+            state.unflushed.extend(left);
         }
         served?;
         state.backing.add(offset, buf.len() as u64)?;
@@ -649,5 +656,45 @@ mod tests {
         let changed: Vec<usize> = (0..100).filter(|&i| buf[i] != 5).collect();
         assert_eq!(changed, (10..30).collect::<Vec<_>>());
         assert_ne!(byte(&device.reopen(), 10), 5);
+    }
+
+    #[test]
+    fn a_durable_write_survives_alone_and_over_what_was_written_before() {
+        for seed in 0..200 {
+            let device = SimDevice::new(1 << 20, seed);
+            device.write_at(4000, &[1; 1000]).unwrap();
+            assert!(device.write_durably(4096, &[2; 100]).unwrap());
+            device.write_at(8192, &[3; 100]).unwrap();
+            device.crash();
+            let device = device.reopen();
+            let mut found = [0; 100];
+            device.read_at(4096, &mut found).unwrap();
+            assert_eq!(found, [2; 100], "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn a_failed_durable_write_may_be_shown_and_lost_and_takes_no_other_with_it() {
+        let (mut lost, mut kept) = (0, 0);
+        for seed in 0..200 {
+            let device = SimDevice::new(1 << 20, seed);
+            device.write_at(0, &[1; 512]).unwrap();
+            device.set_fail_at(Some(0), FailMode::Once);
+            assert!(device.write_durably(4096, &[2; 512]).is_err());
+            let read = |device: &SimDevice, at| {
+                let mut found = [0; 512];
+                device.read_at(at, &mut found).unwrap();
+                found
+            };
+            let shown = read(&device, 4096) == [2; 512];
+            device.flush().unwrap();
+            device.crash();
+            let device = device.reopen();
+            assert_eq!(read(&device, 0), [1; 512], "seed {seed}");
+            let there = read(&device, 4096) == [2; 512];
+            lost += u32::from(shown && !there);
+            kept += u32::from(there);
+        }
+        assert!(lost > 10 && kept > 10, "{lost} {kept}");
     }
 }

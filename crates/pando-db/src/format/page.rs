@@ -304,13 +304,13 @@ impl Page {
     }
 
     /// Between the last entry that is known to lie below `suffix`, and the first that is known to lie above:
-    /// rarely more than those of a group. Asks the processor for them, so that who looks into several waits once.
-    pub fn near(&self, suffix: &[u8]) -> Range<usize> {
+    /// rarely more than those of a group. Asks the processor for these, so that a search waits once for all.
+    fn near(&self, suffix: &[u8]) -> Range<usize> {
         let (below, above) = self.groups_around(head(suffix));
         let low = below.checked_sub(1).map_or(0, |last| last * STEP + 1);
         let high = self.count.min(above * STEP);
-        for i in low..high.min(low + STEP) {
-            self.prefetch(self.start(i), 1);
+        for at in (low..high.min(low + STEP)).filter_map(|i| self.offset(i)) {
+            self.prefetch(at, 1);
         }
         low..high
     }

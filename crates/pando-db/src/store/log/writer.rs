@@ -16,7 +16,8 @@
 //! Two locks. `front` guards the buffer, for the time of a copy. `turn` says
 //! whether somebody writes and whether somebody flushes, one of each at most:
 //! the others sleep until it is done, and who only writes does not wait for a
-//! flush. Neither is held over I/O.
+//! flush, but for a durable write of at most [`SMALL`] bytes. Neither is held
+//! over I/O.
 
 use std::{
     collections::VecDeque,
@@ -156,7 +157,7 @@ struct Front {
     held_bytes: u64,
 }
 
-/// Who is at work on the device. Writing goes on beside a flush, which takes long.
+/// Who is at work on the device. Writing goes on beside a flush, which takes long; a durable write is both.
 struct Turn {
     writing: bool,
     flushing: bool,
@@ -320,7 +321,8 @@ impl Log {
         Ok(())
     }
 
-    /// Writes what is buffered, without a flush and without waiting for one; waits for its turn to write.
+    /// Writes what is buffered, without a flush and without waiting for one; waits for its turn to write, which a
+    /// sync of little may hold until that is durable.
     pub fn write_out(&self) -> Result<()> {
         if let Err(reason) = self.write_buffered(false) {
             _ = self.stopped.set(reason);

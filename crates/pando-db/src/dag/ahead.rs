@@ -21,8 +21,6 @@ use crate::{
 /// What a scan that goes on reads at once, at first and at most, in bytes.
 const FIRST: usize = 64 << 10;
 const MOST: usize = 1 << 20;
-/// So many pages of a range are few: they are read at once.
-const FEW: usize = 2;
 /// Requests whose pages are kept: a scan has some runs at hand, one or more a level.
 const BATCHES: usize = 8;
 
@@ -42,7 +40,7 @@ impl Ahead {
     }
 
     /// The page, which is the first of `follow`, pages of one run that a scan will want if it goes on. Those
-    /// are read with it if the scan has gone on before, or if they are few, as in a short range. At most one read.
+    /// are read with it if the scan has gone on before, or if they are two, as in a short range. At most one read.
     pub fn load<'p>(
         &mut self,
         home: Option<&Arc<Stored>>,
@@ -50,8 +48,9 @@ impl Ahead {
         follow: impl Iterator<Item = &'p PageRef> + Clone,
         pager: &Pager,
     ) -> Result<Arc<Page>> {
-        let few = (2..=FEW).contains(&follow.clone().take(FEW + 1).count());
-        self.fetch_up_to(if few { self.limit.max(FIRST) } else { self.limit }, home, follow, pager);
+        let ends_in_second = follow.clone().take(3).count() == 2;
+        let limit = if ends_in_second { self.limit.max(FIRST) } else { self.limit };
+        self.fetch_up_to(limit, home, follow, pager);
         let loaded = match self.page(home, page) {
             Some(loaded) => loaded,
             None => pager.page(home, page)?,

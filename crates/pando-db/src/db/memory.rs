@@ -6,8 +6,9 @@
 //! always. A store that is only read has all of it as cache.
 //!
 //! Guarantees: all together exceed the budget by a sixteenth at most (tables have a quarter of it, dirty nodes three
-//! eighths, an edit half of that), and by a batch or two, for whose sake clean data goes only with the next; where the budget is small, by the twelve nodes that an edit needs at least, and by
-//! tables of a MiB. Beyond it are the log's buffers, and what the allocator keeps. May use: the front, the pager. No I/O.
+//! eighths, an edit half of that), and by a batch or two, for whose sake clean data goes only with the next; where
+//! the budget is small, by the twelve nodes that an edit needs at least, and by tables of a MiB. Beyond it are the
+//! log's buffers, and what the allocator keeps. May use: the front, the pager. No I/O.
 
 use super::engine::Engine;
 

@@ -2,7 +2,8 @@
 //!
 //! A plain read in advance does not do: a read that waits for memory holds up
 //! all that comes behind it as soon as it is the oldest one under way. A hint
-//! is done with at once. Where there is no such instruction, nothing is done.
+//! is done with at once. Where Rust has no such instruction (it has that of x86
+//! only), nothing is done.
 
 /// Bytes that the processor fetches at once.
 const LINE: usize = 64;

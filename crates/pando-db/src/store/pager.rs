@@ -6,7 +6,10 @@
 //! Cache keys are extent ids, which are never reused within a process, so a
 //! cached piece can never be taken for another. Takes no lock over I/O.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
 
 use bytes::Bytes;
 use quick_cache::{
@@ -100,6 +103,8 @@ type Hashing = foldhash::fast::FixedState;
 pub(crate) struct Pager {
     device: Arc<dyn Device>,
     cache: Cache<CacheKey, Cached, ByBytes, Hashing>,
+    /// What the cache was told; to ask it takes a lock of each of its parts, and every write asks.
+    budget: AtomicU64,
     page_target: usize,
     node_size: usize,
     codec: Codec,
@@ -116,6 +121,7 @@ impl Pager {
             codec,
             node_size: node_size as usize,
             page_target: (node_size as usize / 8).clamp(PAGE_MIN, PAGE_MAX),
+            budget: budget.into(),
             cache: Cache::with(items, budget, ByBytes, Hashing::with_seed(0), DefaultLifecycle::default()),
             hits: Tally::default(),
             misses: Tally::default(),
@@ -143,12 +149,13 @@ impl Pager {
 
     /// What clean data may take from now on, in bytes. What is over goes at once.
     pub fn set_budget(&self, budget: u64) {
+        self.budget.store(budget, Ordering::Relaxed);
         self.cache.set_capacity(budget);
     }
 
     /// What clean data may take, in bytes.
     pub fn budget(&self) -> u64 {
-        self.cache.capacity()
+        self.budget.load(Ordering::Relaxed)
     }
 
     /// Bytes of clean data in the cache.
@@ -230,7 +237,7 @@ impl Pager {
         pages: impl Iterator<Item = &'p PageRef>,
         limit: usize,
     ) -> Vec<(Piece, Arc<Page>)> {
-        let limit = limit.min((self.cache.capacity() / AHEAD_SHARE) as usize);
+        let limit = limit.min((self.budget() / AHEAD_SHARE) as usize);
         // Each page with its extent, the place in it and the byte of the device at which it begins.
         let mut wanted: Vec<(&PageRef, &Extent, Segment, u64)> = Vec::new();
         let (mut start, mut end) = (0, 0);

@@ -307,3 +307,40 @@ fn an_empty_store_takes_a_small_value_when_its_host_is_full() {
     config.device_size = 1_507_328;
     passes(&config, &[Step::Write(vec![put(b"a", 0)]), Step::Settle, Step::LimitSpace(3912), Step::MakeRoom]);
 }
+
+/// Carrying deletes down gave nothing back while a snapshot held what it replaced, and went on until the space that
+/// checkpoints and deletes need was gone: both failed, on a store where nothing was written any more (model test,
+/// seed 353980182575 of `full_stores`).
+#[test]
+fn settling_under_a_snapshot_leaves_the_room_of_deletes_and_checkpoints() {
+    let config = Config { node_size: 16 << 10, ..config(Profile::Space) };
+    let device = Arc::new(SimDevice::new(4 << 20, 1));
+    let options = config.options(&config.first);
+    Db::create(device.clone(), &config.create_options(), &options).unwrap();
+    let db = Db::open(device, options).unwrap();
+    let key = |i: u64| format!("{:08x}", i.wrapping_mul(0x9E37_79B9) as u32);
+    let noise = |i: u64| -> Vec<u8> {
+        (1..60).flat_map(|n| (i * n).wrapping_mul(0x9E37_79B9_7F4A_7C15).to_be_bytes()).collect()
+    };
+    let count = (0..).take_while(|&i| db.put(key(i), noise(i)).is_ok()).count() as u64;
+    assert!(count > 3000, "only {count} pairs");
+    db.settle().unwrap();
+    let snapshot = db.snapshot();
+    // They wait high up in the DAG; where they go, all leaves are written anew.
+    for i in (0..count).step_by(60) {
+        db.delete(key(i)).unwrap();
+    }
+    for _ in 0..20 {
+        db.settle().unwrap();
+    }
+    db.delete(key(1)).unwrap();
+    db.checkpoint().unwrap();
+    assert!(snapshot.get(key(1).as_bytes()).unwrap().is_some());
+    drop(snapshot);
+    for i in (0..count).step_by(7) {
+        db.delete(key(i)).unwrap();
+    }
+    db.put("again", "there is room").unwrap();
+    let findings = db.check().unwrap().findings;
+    assert!(findings.is_empty(), "{findings:?}");
+}

@@ -15,7 +15,7 @@ use std::{
 
 use parking_lot::{Mutex, RwLock};
 
-use super::{signal::Signal, throttle::Throttle, views::Views};
+use super::{signal::Signal, throttle::Throttle, tidy::Worth, views::Views};
 use crate::{
     dag::{
         edit::{Changes, Context},
@@ -53,6 +53,8 @@ pub(crate) struct Engine {
     pub checkpointing: Mutex<Durable>,
     /// Nodes with count 0, waiting for the reclaimer.
     pub orphans: Mutex<BTreeSet<NodeId>>,
+    /// Whether giving space back gives any.
+    pub worth: Mutex<Worth>,
     pub next_id: AtomicU64,
     pub dirty: Dirty,
     pub signal: Signal,

@@ -1,4 +1,5 @@
-//! Structural work: flushing sealed tables into the DAG, reclaiming what nothing refers to.
+//! Structural work: flushing sealed tables into the DAG, reclaiming what nothing refers to. Carrying deletes
+//! further is [`super::tidy`]'s.
 //!
 //! One at a time, under the `flushing` lock, each step bounded; the result is
 //! published at once, and made again if a clone pinned a node meanwhile.
@@ -129,7 +130,7 @@ impl Engine {
     }
 
     /// Makes an edit and publishes it, again if need be. The caller holds `flushing`.
-    fn edit(
+    pub(super) fn edit(
         &self,
         mut work: impl FnMut(&mut Edit<'_>) -> Result<()>,
         then: impl Fn(&mut Front),
@@ -177,107 +178,13 @@ impl Engine {
             self.stop(during, error);
         }
     }
-
-    /// Flushes deletes down, reclaims and checkpoints until there is `enough` space, or nothing more
-    /// can be given back; whether there is.
-    pub fn settle(&self, enough: &dyn Fn() -> Result<bool>) -> Result<bool> {
-        self.seal();
-        self.flush_all()?;
-        loop {
-            while self.reclaim_step()? {}
-            self.checkpoint()?;
-            // What the former checkpoint held may be given back only by the next.
-            if enough()? || !(self.sink_step()? || self.trim_step()?) {
-                while self.reclaim_step()? {}
-                self.checkpoint()?;
-                return enough();
-            }
-        }
-    }
-
-    /// Takes out of nodes what nothing shows any more, until space is short for doing more; `false` if
-    /// there was nothing.
-    pub fn trim_step(&self) -> Result<bool> {
-        if self.is_tight()? {
-            self.checkpoint()?;
-        }
-        let _turn = self.flushing.lock();
-        let cx = self.context();
-        let base = self.front.read().tree.clone();
-        let found = {
-            let found = std::cell::RefCell::new(Vec::new());
-            contain(|| {
-                *found.borrow_mut() = Edit::new(&cx, &base).invisible()?;
-                Ok(())
-            })?;
-            found.into_inner()
-        };
-        // Nothing else changes the tree meanwhile, and trimming changes nothing that can be seen.
-        for some in found.chunks(self.limits.edit_nodes) {
-            self.edit(|edit| some.iter().try_for_each(|trimming| edit.trim(trimming)), |_| ())?;
-            if self.is_tight()? {
-                break;
-            }
-        }
-        Ok(!found.is_empty())
-    }
-
-    /// Moves some deletes that wait in the DAG to where they free something; `false` if none wait.
-    pub fn sink_step(&self) -> Result<bool> {
-        if self.is_tight()? {
-            self.checkpoint()?;
-        }
-        let _turn = self.flushing.lock();
-        let any = std::cell::Cell::new(false);
-        self.edit(|edit| edit.sink_deletes().map(|a| any.set(a)), |_| ())?;
-        Ok(any.get())
-    }
 }
 
 /// Turns a failed assertion into an error. The work must leave nothing behind that matters.
-fn contain(work: impl FnOnce() -> Result<()>) -> Result<()> {
+pub(super) fn contain(work: impl FnOnce() -> Result<()>) -> Result<()> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let said = panic.downcast_ref::<String>().map(String::as_str);
         let said = said.or(panic.downcast_ref::<&str>().copied()).unwrap_or("an assertion failed");
         Err(Error::corrupt("structure", 0, said))
     })
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use std::sync::Arc;
-
-    use crate::{CreateOptions, Db, Options, device::MemDevice};
-
-    /// A Goto that rested, low below a tall root, over an edge with nothing below, and a delete beside it:
-    /// the flush made a child for them, which had so few edges that the root took them back. A full store
-    /// looked for space for ever, and an idle one never came to rest.
-    #[test]
-    fn sinking_comes_to_an_end_beside_a_resting_goto() {
-        let device = Arc::new(MemDevice::new(64 << 20));
-        let create = CreateOptions { node_size: 4096, log_size: Some(1 << 20), ..Default::default() };
-        let options = Options { background: false, memtable_bytes: 1 << 12, ..Options::default() };
-        Db::create(device.clone(), &create, &options).unwrap();
-        let db = Db::open(device, options).unwrap();
-        for directory in 0..200 {
-            for file in 0..60 {
-                for tree in ["a", "m"] {
-                    db.put(format!("{tree}/{directory:03}/{file:02}"), vec![7; 100]).unwrap();
-                }
-            }
-        }
-        // Whole edges of the root are empty now.
-        db.delete_prefix("m").unwrap();
-        db.checkpoint().unwrap();
-        for directory in (0..200).step_by(7) {
-            db.clone_prefix(format!("a/{directory:03}/"), format!("m/{directory:03}/x/")).unwrap();
-            db.delete_prefix(format!("m/{directory:03}/y")).unwrap();
-            db.checkpoint().unwrap();
-            let steps = (0..1000).take_while(|_| db.engine().sink_step().unwrap()).count();
-            assert!(steps < 1000, "deletes sink for ever");
-        }
-        let findings = db.check().unwrap().findings;
-        assert!(findings.is_empty(), "{findings:?}");
-    }
 }

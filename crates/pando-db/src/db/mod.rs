@@ -17,6 +17,7 @@ mod signal;
 mod stats;
 mod threads;
 mod throttle;
+mod tidy;
 mod usage;
 mod views;
 mod write;

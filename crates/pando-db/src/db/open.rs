@@ -212,6 +212,7 @@ pub(super) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
         next_id: AtomicU64::new(superblock.next_node),
         checkpointing: Mutex::new(Durable { superblock, _table: table, attempted: None }),
         orphans: Mutex::new(orphans),
+        worth: Mutex::default(),
         dirty: Dirty::default(),
         signal: Signal::default(),
         throttle: Throttle::default(),

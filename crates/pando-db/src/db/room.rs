@@ -80,6 +80,11 @@ impl Engine {
         Ok(owed > 0 && !(self.space.free_bytes() >= wanted && self.space.ensure_backed(wanted)?))
     }
 
+    /// True if what is dirty goes into the reserve.
+    pub fn is_short(&self) -> bool {
+        self.space.free_bytes() < self.owed_by_nodes() + self.reserve()
+    }
+
     /// Pages of the translation table that the next checkpoint writes, at most: one a level for each
     /// dirty node, and no more than there are.
     fn table_pages(&self) -> u64 {

@@ -102,7 +102,7 @@ impl Quiet {
         }
         engine.seal();
         engine.flush_all()?;
-        if engine.sink_step()? || engine.trim_step()? {
+        if engine.tidy_step()? {
             return Ok(true);
         }
         engine.counters.deletes.store(false, Ordering::Relaxed);

@@ -123,8 +123,10 @@ fn recovery_is_interrupted() {
     let config = config(Profile::Crashes);
     let watchdog = Watchdog::new(format!("--test fail_nth {test}"));
     for n in numbers(10_000) {
-        // Abandoned after the work, not closed: there is a log to replay.
+        // Abandoned after the work, not closed: there is a log to replay, and nodes to write for what it says.
         let mut steps = workload();
+        steps.extend(more().take(8));
+        steps.push(Step::Sync);
         steps.push(Step::Reopen { how: How::CrashInRecovery(n), with: WITH });
         let coverage = passes(test, n, &config, &steps, &watchdog).coverage;
         if coverage.get("recoveries that were fast enough") > 0 {

@@ -13,7 +13,7 @@ use crate::{
     error::Result,
     format::{node::PageRef, page::Page},
     store::{
-        pager::{Pager, Piece},
+        pager::{Pager, Piece, extent_of},
         table::Stored,
     },
 };
@@ -59,15 +59,25 @@ impl Ahead {
         Ok(loaded)
     }
 
-    /// Reads the first of `wanted`, pages of one run, and those right behind it, unless it is here
-    /// already. A hint: what fails is left to who needs the page.
-    pub fn fetch<'p>(
+    /// Reads what waits in an interior node for a scan that goes on: of each place where pages of `now` lie, those
+    /// of the edge that is next, with what follows there of `later`, which begins with the same pages. A hint:
+    /// what fails is left to who needs the page.
+    pub fn fetch_messages<'p>(
         &mut self,
         home: Option<&Arc<Stored>>,
-        wanted: impl Iterator<Item = &'p PageRef>,
+        now: impl Iterator<Item = &'p PageRef>,
+        later: impl Iterator<Item = &'p PageRef> + Clone,
         pager: &Pager,
     ) {
-        self.fetch_up_to(self.limit, home, wanted, pager);
+        if self.limit == 0 {
+            return;
+        }
+        for page in now {
+            let Some(extent) = extent_of(home, page) else { continue };
+            let there = later.clone().skip_while(|other| !std::ptr::eq(*other, page));
+            let there = there.filter(|other| extent_of(home, other).is_some_and(|e| e.id == extent.id));
+            self.fetch_up_to(self.limit, home, there, pager);
+        }
     }
 
     fn fetch_up_to<'p>(

@@ -38,7 +38,7 @@ impl Edit<'_> {
         let root = self.load(self.root)?;
         let before = pending(&root);
         // Where nothing is worth flushing an edit would only make the root dirty.
-        if before <= self.cx.limits.node || self.worth_flushing(&root).is_none() {
+        if before <= self.cx.limits.pending || self.worth_flushing(&root).is_none() {
             return Ok(false);
         }
         self.relieve(self.root)?;
@@ -96,7 +96,7 @@ impl Edit<'_> {
         loop {
             let node = self.load(id)?;
             let pending: usize = node.edges().iter().map(|e| e.pending()).sum();
-            if pending <= self.cx.limits.node || self.is_large() {
+            if pending <= self.cx.limits.pending || self.is_large() {
                 return Ok(());
             }
             // Where every heavy child is shared and none has enough to be worth a copy, messages

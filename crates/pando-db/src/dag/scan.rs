@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     error::Result,
-    format::node::{Body, Edge, Layer, NodeId, RangeMsg},
+    format::node::{Body, Edge, Layer, NodeId, PageRef, RangeMsg},
     key::{Lens, Span},
     merge::Merge,
     store::pager::{Handle, Pager},
@@ -193,10 +193,10 @@ impl Descent<'_, '_> {
         };
         let i = self.choose_edge(edges, &local);
         if self.direction == Direction::Forward {
-            // All that waits in this node lies in one piece, edge after edge.
+            // What waits in this node lies in a few places, in each of them edge after edge.
             let later = edges[i..].iter().take_while(|e| local.is_above(&e.lo));
-            let wanted = later.flat_map(|e| &e.layers).flat_map(|l| &l.run.pages);
-            self.ahead.fetch(home.as_ref(), wanted.filter(|p| p.meets(&local)), self.pager);
+            let now = waiting(edges[i..].iter().take(1), &local);
+            self.ahead.fetch_messages(home.as_ref(), now, waiting(later, &local), self.pager);
         }
         let live = node.edge_span(i);
         if !live.covers(&local)
@@ -244,4 +244,12 @@ impl Descent<'_, '_> {
         };
         above.saturating_sub(1)
     }
+}
+
+/// The pages of messages that wait at edges, as far as they may be about `local`.
+fn waiting<'e>(
+    edges: impl Iterator<Item = &'e Edge> + Clone,
+    local: &'e Span,
+) -> impl Iterator<Item = &'e PageRef> + Clone {
+    edges.flat_map(|e| &e.layers).flat_map(|l| &l.run.pages).filter(|p| p.meets(local))
 }

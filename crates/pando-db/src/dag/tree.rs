@@ -19,8 +19,10 @@ pub(crate) struct Tree {
 /// Sizes that structural work keeps to. All in bytes but the fanout.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
-    /// Largest leaf, and most pending messages of an interior node.
+    /// Largest leaf.
     pub node: usize,
+    /// Most pending messages of an interior node before they are flushed.
+    pub pending: usize,
     /// Most edges of an interior node.
     pub fanout: usize,
     /// Pending messages that justify a private copy of a shared child (copy-on-abundant-write).
@@ -35,6 +37,7 @@ impl Limits {
         let node = node_size as usize;
         Self {
             node,
+            pending: node,
             fanout: (node >> 15).clamp(8, 64),
             abundant: abundant.unwrap_or(node / 16),
             edit_nodes: 256,

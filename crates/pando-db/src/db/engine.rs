@@ -180,7 +180,7 @@ impl Engine {
             pager: &self.pager,
             merge: &*self.merge,
             pins: &self.pins,
-            limits: self.limits,
+            limits: Limits { pending: self.most_pending(), ..self.limits },
             next_id: &self.next_id,
         }
     }

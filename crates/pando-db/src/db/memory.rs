@@ -7,7 +7,7 @@
 //!
 //! Guarantees: all together exceed the budget by a sixteenth at most (tables have a quarter of it, dirty nodes three
 //! eighths, an edit half of that), and by a batch or two, for whose sake clean data goes only with the next; where
-//! the budget is small, by the twelve nodes that an edit needs at least, and by tables of a MiB. Beyond it are the
+//! the budget is small, by the thirteen nodes that an edit needs at least, and by tables of a MiB. Beyond it are the
 //! log's buffers, and what the allocator keeps. May use: the front, the pager. No I/O.
 
 use super::engine::Engine;
@@ -41,9 +41,27 @@ pub(super) fn edit_nodes(budget: u64, node: usize) -> usize {
     (max_dirty(budget) / (2 * node as u64)).max(12) as usize
 }
 
-/// Bytes that an edit may come to need while it is made.
+/// Nodes' worth of messages that may wait in one interior node, where the data is much larger than the memory.
+const MOST_PENDING: u64 = 4;
+/// And part (1/n) of the device that they may have, so that what an edit makes dirty is a fraction of the reserve.
+const PENDING_SHARE: u64 = 512;
+
+/// Bytes of messages that may wait in an interior node of a store of `size` bytes, of which `used` hold something.
+///
+/// A leaf is read and written for what waits above it. The more that is, the less of this there is for a message, but
+/// the more a reader meets on its way. So it is one node's worth, as in the B-epsilon-trees of the books, as long as
+/// the cache has half of the data, and more where most leaves have to be read to be written (`docs/architecture.md`
+/// has the figures).
+fn most_pending(used: u64, budget: u64, size: u64, node: usize) -> usize {
+    let node = node as u64;
+    let wanted = u128::from(node) * u128::from(used.saturating_sub(budget)) / u128::from(budget.max(1));
+    let most = (MOST_PENDING * node).min(size / PENDING_SHARE);
+    wanted.min(most.into()).max(node.into()) as usize
+}
+
+/// Bytes that an edit may come to need while it is made: its nodes, and what it moves from one into another.
 fn edit_memory(budget: u64, node: usize) -> u64 {
-    (edit_nodes(budget, node) * node) as u64
+    ((edit_nodes(budget, node) + 1) * node) as u64
 }
 
 impl Engine {
@@ -67,6 +85,12 @@ impl Engine {
         max_dirty(self.options.cache_bytes)
     }
 
+    /// Bytes of messages that may wait in an interior node.
+    pub(super) fn most_pending(&self) -> usize {
+        let size = self.device.size().min(self.capacity);
+        most_pending(self.space.used_bytes(), self.options.cache_bytes, size, self.limits.node)
+    }
+
     /// Gives clean data what tables and dirty nodes leave.
     pub fn share_memory(&self) {
         let budget = self.options.cache_bytes;
@@ -81,5 +105,22 @@ impl Engine {
         {
             self.pager.set_budget(left);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::most_pending;
+
+    #[test]
+    fn more_may_wait_where_the_cache_has_less_of_the_data() {
+        const MIB: u64 = 1 << 20;
+        let mib = |used: u64, size: u64| most_pending(used * MIB, 64 * MIB, size * MIB, 1 << 20) as u64 / MIB;
+        assert_eq!(
+            [0, 64, 128, 192, 256, 320, 1 << 20].map(|used| mib(used, 1 << 20)),
+            [1, 1, 1, 2, 3, 4, 4]
+        );
+        assert_eq!(mib(400, 512), 1, "on a small device the reserve would be too little for it");
+        assert_eq!(most_pending(u64::MAX, 0, u64::MAX, 1 << 20), 4 << 20);
     }
 }

@@ -74,6 +74,11 @@ impl Piece {
     }
 }
 
+/// The extent where a page is stored, if it is.
+pub(crate) fn extent_of<'p>(home: Option<&'p Arc<Stored>>, page: &'p PageRef) -> Option<&'p Arc<Extent>> {
+    place(home, page).map(|(extent, _)| extent)
+}
+
 /// Where a page is stored, if it is.
 fn place<'p>(home: Option<&'p Arc<Stored>>, page: &'p PageRef) -> Option<(&'p Arc<Extent>, Segment)> {
     match (&page.loc, home) {

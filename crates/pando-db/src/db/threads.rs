@@ -74,7 +74,11 @@ fn flusher(engine: &Engine) {
         let worked = worked.and_then(|worked| Ok(worked || quiet.tidy(engine)?));
         match worked {
             Ok(true) => (),
-            Ok(false) => _ = engine.signal.wait_for(Work::Flush, NAP),
+            Ok(false) => {
+                // Or space that only a reader's last view holds would wait for the next write.
+                drop(engine.views.left_by_readers());
+                engine.signal.wait_for(Work::Flush, NAP);
+            }
             Err(error) => {
                 engine.fail("flush", &error);
                 engine.signal.sleep(NAP);

@@ -4,7 +4,7 @@
 //! threads read as well. Publishing a view shares the active table with readers, and then a writer must copy
 //! what it changes of it (a path of the persistent map for each key). So a view is published only if somebody
 //! other than the writer reads; a thread that reads and writes in turn finds the slot empty, and makes its view
-//! under the lock, which nobody else wants.
+//! under the lock, which nobody else wants. A reader of single keys does not free what was replaced while it read.
 //!
 //! May use: the front, views. No I/O.
 
@@ -13,8 +13,9 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use arc_swap::ArcSwapOption;
+use arc_swap::{ArcSwapOption, Guard};
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 use super::engine::{Engine, Front};
 use crate::{dag::view::View, thread};
@@ -28,14 +29,15 @@ const SEVERAL: u64 = u64::MAX;
 #[derive(Default)]
 pub(crate) struct Views {
     slot: ArcSwapOption<View>,
+    /// How often the slot has changed.
+    changes: AtomicU64,
     reader: AtomicU64,
-    /// The one published before, of the same tree: readers that still use it need not be the ones who free what
-    /// only it holds.
-    former: Mutex<Option<Arc<View>>>,
+    /// Views that were replaced while a reader used them.
+    left: Mutex<Old>,
 }
 
 /// Views to be dropped outside the lock.
-pub(crate) type Old = [Option<Arc<View>>; 2];
+pub(crate) type Old = SmallVec<[Arc<View>; 2]>;
 
 impl Views {
     /// Notes that the calling thread reads.
@@ -56,7 +58,7 @@ impl Views {
 
     /// Empties the slot. The caller holds the front lock for writing.
     pub fn withdraw(&self) -> Old {
-        [self.slot.swap(None), self.former.lock().take()]
+        self.replace(None)
     }
 
     /// After a change of the front, under its lock: publishes a new view if one is wanted, or none. What the
@@ -64,15 +66,30 @@ impl Views {
     pub fn changed(&self, front: &Front) -> Old {
         let fresh = self.wanted().then(|| Arc::new(front.view()));
         self.reader.store(NOBODY, Ordering::Relaxed);
-        let mut former = self.former.lock();
-        let older = former.take();
-        let old = self.slot.swap(fresh);
-        // What is in the old tree only is to be given back at once.
-        if old.as_ref().is_some_and(|view| Arc::ptr_eq(&view.tree, &front.tree)) {
-            *former = old;
-            return [older, None];
+        self.replace(fresh)
+    }
+
+    fn replace(&self, fresh: Option<Arc<View>>) -> Old {
+        let mut old = self.left_by_readers();
+        old.extend(self.slot.swap(fresh));
+        self.changes.fetch_add(1, Ordering::Release);
+        old
+    }
+
+    /// Views that only readers have had to the end.
+    pub fn left_by_readers(&self) -> Old {
+        std::mem::take(&mut *self.left.lock())
+    }
+
+    /// Lets go of a view that was taken when the slot had changed so often. If it has been replaced since, the
+    /// reader may be the last who has it. It frees nothing then: the writer's threads do, who allocated it, and would
+    /// be waited for in the allocator.
+    fn let_go(&self, changes: u64, view: impl FnOnce() -> Option<Arc<View>>) {
+        if self.changes.load(Ordering::Acquire) != changes
+            && let Some(mut left) = self.left.try_lock()
+        {
+            left.extend(view());
         }
-        [older, old]
     }
 }
 
@@ -94,10 +111,17 @@ impl Engine {
     /// Reads such a view, and lets go of it: threads that do this do not even share a count.
     pub fn with_view<T>(&self, read: impl FnOnce(&View) -> T) -> T {
         self.views.mark();
-        match &*self.views.slot.load() {
-            Some(view) => read(view),
-            None => read(&self.fresh_view()),
+        let changes = self.views.changes.load(Ordering::Acquire);
+        let published = self.views.slot.load();
+        if let Some(view) = &*published {
+            let result = read(view);
+            self.views.let_go(changes, || Guard::into_inner(published));
+            return result;
         }
+        let fresh = self.fresh_view();
+        let result = read(&fresh);
+        self.views.let_go(changes, || Some(fresh));
+        result
     }
 
     fn fresh_view(&self) -> Arc<View> {
@@ -117,5 +141,50 @@ impl Engine {
         // What only the old version reached is freed here, outside the lock.
         drop(old);
         result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::sync::{Arc, mpsc};
+
+    use crate::{CreateOptions, Db, Options, device::MemDevice};
+
+    #[test]
+    fn what_a_reader_has_had_to_the_end_goes_with_the_next_change() {
+        let device = Arc::new(MemDevice::new(64 << 20));
+        let options = Options { background: false, ..Options::default() };
+        let create = CreateOptions { node_size: 4096, log_size: Some(1 << 20), ..Default::default() };
+        Db::create(device.clone(), &create, &options).unwrap();
+        let db = Db::open(device, options).unwrap();
+        db.put("a", "1").unwrap();
+        let left = || db.engine().views.left.lock().len();
+        let (reads, reading) = mpsc::channel();
+        let (go_on, goes_on) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let db = &db;
+            scope.spawn(move || {
+                for _ in 0..2 {
+                    db.engine().with_view(|view| {
+                        reads.send(view.tree.msn).unwrap();
+                        goes_on.recv().unwrap();
+                    });
+                    reads.send(0).unwrap();
+                }
+            });
+            // Nothing has changed: nothing is left.
+            reading.recv().unwrap();
+            go_on.send(()).unwrap();
+            reading.recv().unwrap();
+            assert_eq!(left(), 0);
+            reading.recv().unwrap();
+            db.put("b", "2").unwrap();
+            go_on.send(()).unwrap();
+            reading.recv().unwrap();
+            assert_eq!(left(), 1, "the reader has freed it, or the writer could not");
+        });
+        db.put("c", "3").unwrap();
+        assert_eq!(left(), 0);
     }
 }

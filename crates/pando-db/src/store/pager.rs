@@ -13,7 +13,7 @@ use std::sync::{
 
 use bytes::Bytes;
 use quick_cache::{
-    Weighter,
+    OptionsBuilder, Weighter,
     sync::{Cache, DefaultLifecycle},
 };
 use xxhash_rust::xxh3::xxh3_64;
@@ -37,6 +37,12 @@ use crate::{
 /// Bounds of the raw size at which a page is closed, in bytes.
 const PAGE_MIN: usize = 512;
 const PAGE_MAX: usize = 32 << 10;
+
+/// Bytes of the cache under one lock, and most locks. Threads that put something in take one each time, and a reader
+/// may wait until such a thread, which is nicer, runs again. Whatever the number of processors, so that what is evicted
+/// does not depend on it.
+const SHARD: u64 = 2 << 20;
+const MOST_SHARDS: u64 = 64;
 
 /// Part (1/n) of the cache's budget that one request reads ahead at most.
 const AHEAD_SHARE: u64 = 16;
@@ -120,14 +126,19 @@ pub(crate) struct Pager {
 impl Pager {
     /// A pager with a cache of `budget` bytes, for a store of this node size.
     pub fn new(device: Arc<dyn Device>, budget: u64, node_size: u32, codec: Codec) -> Self {
-        let items = (budget / (16 << 10)).max(64) as usize;
+        let options = OptionsBuilder::new()
+            .estimated_items_capacity((budget / (16 << 10)).max(64) as usize)
+            .weight_capacity(budget)
+            .shards((budget / SHARD).clamp(2, MOST_SHARDS) as usize)
+            .build()
+            .unwrap_or_else(|e| unreachable!("all that has no default was given: {e}"));
         Self {
             device,
             codec,
             node_size: node_size as usize,
             page_target: (node_size as usize / 8).clamp(PAGE_MIN, PAGE_MAX),
             budget: budget.into(),
-            cache: Cache::with(items, budget, ByBytes, Hashing::with_seed(0), DefaultLifecycle::default()),
+            cache: Cache::with_options(options, ByBytes, Hashing::with_seed(0), DefaultLifecycle::default()),
             hits: Tally::default(),
             misses: Tally::default(),
         }

@@ -8,9 +8,14 @@
 use super::{edit::Edit, split::Pieces};
 use crate::{
     error::{Error, Result},
-    format::node::{Body, Layer, Node, NodeId, Target},
+    format::node::{Body, Edge, Layer, Node, NodeId, Target},
     key::{Lens, Span},
 };
+
+/// Bytes of messages that wait in an interior node.
+fn pending(node: &Node) -> usize {
+    node.edges().iter().map(Edge::pending).sum()
+}
 
 impl Edit<'_> {
     /// Takes a layer in at the root, and restores all limits on the way down.
@@ -34,11 +39,10 @@ impl Edit<'_> {
         if self.cx.pins.is_pinned(self.root) {
             return Ok(false);
         }
-        let pending = |node: &Node| node.edges().iter().map(|e| e.pending()).sum::<usize>();
         let root = self.load(self.root)?;
         let before = pending(&root);
         // Where nothing is worth flushing an edit would only make the root dirty.
-        if before <= self.cx.limits.pending || self.worth_flushing(&root).is_none() {
+        if self.worth_flushing(&root).is_none() {
             return Ok(false);
         }
         self.relieve(self.root)?;
@@ -52,7 +56,7 @@ impl Edit<'_> {
         let old = self.root;
         let height =
             self.height(old).unwrap_or(0).checked_add(1).unwrap_or_else(|| panic!("a DAG of 256 levels"));
-        let edge = crate::format::node::Edge { child: Some(Target::plain(old)), ..Default::default() };
+        let edge = Edge { child: Some(Target::plain(old)), ..Default::default() };
         let id = self.create(Node { height, span: Span::all(), body: Body::Interior(vec![edge]) });
         self.set_root(id);
     }
@@ -93,27 +97,31 @@ impl Edit<'_> {
     /// Flushes edges of node `id` until its pending messages are within the limit. The node must
     /// be private. It may be left too wide: its parent splits it.
     pub fn relieve(&mut self, id: NodeId) -> Result<()> {
-        loop {
-            let node = self.load(id)?;
-            let pending: usize = node.edges().iter().map(|e| e.pending()).sum();
-            if pending <= self.cx.limits.pending || self.is_large() {
-                return Ok(());
-            }
+        while !self.is_large() {
             // Where every heavy child is shared and none has enough to be worth a copy, messages
             // wait: their number is bounded by the fanout times the threshold.
-            let Some(i) = self.worth_flushing(&node) else { return Ok(()) };
+            let Some(i) = self.worth_flushing(&self.load(id)?) else { return Ok(()) };
             self.flush_edge(id, i)?;
         }
+        Ok(())
     }
 
-    /// The edge with most pending bytes among those whose child may be written at that price.
+    /// The edge to flush if the node has more pending than it should: the one with most, among those whose child
+    /// may be written at that price. Beyond a node's worth messages wait for company, up to the limit; but an
+    /// edge that has as much alone waits no longer: that of sequential inserts, which would be written once more.
     fn worth_flushing(&self, node: &Node) -> Option<usize> {
+        let limits = &self.cx.limits;
+        let pending = pending(node);
+        if pending <= limits.node {
+            return None;
+        }
         let worth = node.edges().iter().enumerate().filter_map(|(i, edge)| {
             let pending = edge.pending();
             let private = edge.child.as_ref().is_none_or(|t| self.is_private(t.id));
-            (pending > 0 && (private || pending >= self.cx.limits.abundant)).then_some((pending, i))
+            (pending > 0 && (private || pending >= limits.abundant)).then_some((pending, i))
         });
-        worth.max().map(|(_, i)| i)
+        let (most, i) = worth.max()?;
+        (pending > limits.pending || most >= limits.node).then_some(i)
     }
 
     /// Moves all messages of edge `i` of node `id` into its child, making the child simple first,
@@ -191,9 +199,8 @@ impl Edit<'_> {
 
     /// True if a child has so few edges that its parent can take them over, and a level goes.
     fn fits_inside(&self, parent: &Node, child: &Node) -> bool {
-        let pending: usize = child.edges().iter().map(|e| e.pending()).sum();
         let edges = parent.edges().len() + child.edges().len() - 1;
-        edges <= self.cx.limits.fanout / 2 && pending <= self.cx.limits.node / 4
+        edges <= self.cx.limits.fanout / 2 && pending(child) <= self.cx.limits.node / 4
     }
 
     /// The node at the least height that its children and resting Gotos allow. Only for nodes above
@@ -229,7 +236,7 @@ impl Edit<'_> {
         if height.saturating_add(1) >= parent_height {
             return Err(Error::corrupt("message", 0, "a Goto rests too low above its target"));
         }
-        let edge = crate::format::node::Edge { lo: span.lo.clone(), ..Default::default() };
+        let edge = Edge { lo: span.lo.clone(), ..Default::default() };
         Ok(Node { height: height + 1, span, body: Body::Interior(vec![edge]) })
     }
 

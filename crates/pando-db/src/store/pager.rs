@@ -41,7 +41,7 @@ const PAGE_MAX: usize = 32 << 10;
 /// Bytes of the cache under one lock, and most locks. Threads that put something in take one each time, and a reader
 /// may wait until such a thread, which is nicer, runs again. Whatever the number of processors, so that what is evicted
 /// does not depend on it.
-const SHARD: u64 = 2 << 20;
+const SHARD: u64 = 4 << 20;
 const MOST_SHARDS: u64 = 64;
 
 /// Part (1/n) of the cache's budget that one request reads ahead at most.

@@ -82,8 +82,8 @@ impl Views {
     }
 
     /// Lets go of a view that was taken when the slot had changed so often. If it has been replaced since, the
-    /// reader may be the last who has it. It frees nothing then: the writer's threads do, who allocated it, and would
-    /// be waited for in the allocator.
+    /// reader may be the last who has it. It frees nothing then, unless others leave theirs at this moment: the
+    /// writer's threads do, who allocated it, and would be waited for in the allocator.
     fn let_go(&self, changes: u64, view: impl FnOnce() -> Option<Arc<View>>) {
         if self.changes.load(Ordering::Acquire) != changes
             && let Some(mut left) = self.left.try_lock()

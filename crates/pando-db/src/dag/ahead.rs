@@ -1,5 +1,6 @@
 //! Reading ahead for a scan: the pages of a run that it will need lie side by
-//! side on the device, and are read with one request.
+//! side on the device, and are read with one request; so are the messages of
+//! an interior node, in each of the places where they lie.
 //!
 //! The longer a scan has gone on, the more it reads ahead, so that a short one
 //! reads what it needs (and two pages with one request where its range ends in

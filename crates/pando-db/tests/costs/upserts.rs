@@ -15,7 +15,7 @@ const FANOUT: f64 = 8.0;
 /// A message of 16 bytes with its key and what frames it.
 const MESSAGE: f64 = 48.0;
 
-/// Part of the model that was reached when this was written: 0.21 and less. (0.27 while an interior node took one node of messages only:
+/// Part of the model that was reached when this was written: 0.20 and less. (0.27 while an interior node took one node of messages only:
 /// in nodes of 4 KiB a reference to a page is half as large as the page, and checkpoints come early.)
 const OF_MODEL: f64 = 0.22;
 

@@ -42,7 +42,7 @@ impl Edit<'_> {
         let root = self.load(self.root)?;
         let before = pending(&root);
         // Where nothing is worth flushing an edit would only make the root dirty.
-        if self.worth_flushing(&root).is_none() {
+        if self.worth_flushing(&root)?.is_none() {
             return Ok(false);
         }
         self.relieve(self.root)?;
@@ -100,28 +100,48 @@ impl Edit<'_> {
         while !self.is_large() {
             // Where every heavy child is shared and none has enough to be worth a copy, messages
             // wait: their number is bounded by the fanout times the threshold.
-            let Some(i) = self.worth_flushing(&self.load(id)?) else { return Ok(()) };
+            let Some(i) = self.worth_flushing(&self.load(id)?)? else { return Ok(()) };
             self.flush_edge(id, i)?;
         }
         Ok(())
     }
 
     /// The edge to flush if the node has more pending than it should: the one with most, among those whose child
-    /// may be written at that price. Beyond a node's worth messages wait for company, up to the limit; but an
-    /// edge that has as much alone waits no longer: that of sequential inserts, which would be written once more.
-    fn worth_flushing(&self, node: &Node) -> Option<usize> {
+    /// may be written at that price. Beyond a node's worth messages wait for company, up to the limit; but those of
+    /// an edge that go on together wait no longer: as sequential inserts, they would only be written once more.
+    fn worth_flushing(&self, node: &Node) -> Result<Option<usize>> {
         let limits = &self.cx.limits;
-        let pending = pending(node);
-        if pending <= limits.node {
-            return None;
+        let all = pending(node);
+        if all <= limits.node {
+            return Ok(None);
         }
         let worth = node.edges().iter().enumerate().filter_map(|(i, edge)| {
             let pending = edge.pending();
             let private = edge.child.as_ref().is_none_or(|t| self.is_private(t.id));
             (pending > 0 && (private || pending >= limits.abundant)).then_some((pending, i))
         });
-        let (most, i) = worth.max()?;
-        (pending > limits.pending || most >= limits.node).then_some(i)
+        if all > limits.pending {
+            return Ok(worth.max().map(|(_, i)| i));
+        }
+        for (pending, i) in worth {
+            if pending >= limits.node && self.go_on_together(node, i)? {
+                return Ok(Some(i));
+            }
+        }
+        Ok(None)
+    }
+
+    /// True if of the messages of edge `i` half a node's worth would come to wait at one edge of the child, or to
+    /// stand in one leaf. I/O: the child's header.
+    fn go_on_together(&self, node: &Node, i: usize) -> Result<bool> {
+        let Some(edge) = node.edges().get(i) else { return Ok(false) };
+        let Some(target) = &edge.child else { return Ok(true) };
+        let child = self.peek(target.id)?;
+        if child.height == 0 {
+            return Ok(true);
+        }
+        let lens = Lens::of_edge(&node.edge_span(i), &target.prepend);
+        Ok(most_at_one_edge(&edge.layers, &lens, &child) >= self.cx.limits.node / 2)
     }
 
     /// Moves all messages of edge `i` of node `id` into its child, making the child simple first,
@@ -285,10 +305,62 @@ impl Edit<'_> {
     }
 }
 
+/// Most bytes of the points of `layers` that go to one edge of `child`, which shows their keys through `lens`:
+/// by pages, each counted where it begins.
+fn most_at_one_edge(layers: &[Layer], lens: &Lens, child: &Node) -> usize {
+    let mut bytes = vec![0; child.edges().len()];
+    for page in layers.iter().flat_map(|layer| &layer.run.pages) {
+        if let Some(bytes) = bytes.get_mut(child.edge_at(&lens.apply(&page.first_key()))) {
+            *bytes += page.raw as usize;
+        }
+    }
+    bytes.into_iter().max().unwrap_or(0)
+}
+
 /// True if nothing is visible in the node.
 pub(super) fn is_void(node: &Node) -> bool {
     match &node.body {
         Body::Leaf(run) => run.pages.is_empty(),
         Body::Interior(edges) => edges.iter().all(|e| e.child.is_none() && e.layers.is_empty()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        dag::run::Writer,
+        format::{message::Msg, node::Run},
+    };
+    use bytes::Bytes;
+
+    /// Puts of `p/0000` and so on, in pages of 500 bytes.
+    fn run(numbers: impl Iterator<Item = u32>) -> Run {
+        let mut writer = Writer::new(500);
+        numbers.for_each(|i| writer.push(format!("p/{i:04}").into(), Msg::Put(Bytes::from_static(&[1; 90]))));
+        writer.finish()
+    }
+
+    #[test]
+    fn what_goes_on_together_is_told_from_what_parts() {
+        let edge = |lo: String| Edge { lo: lo.into(), ..Default::default() };
+        let child = Node {
+            height: 1,
+            span: Span::all(),
+            body: Body::Interior(
+                (0..8).map(|i| edge(if i == 0 { String::new() } else { format!("q{i}") })).collect(),
+            ),
+        };
+        // The edge shows p/ as q.
+        let lens = Lens::new("p/".into(), "q".into());
+        let most = |run: Run| {
+            let all: u32 = run.pages.iter().map(|page| page.raw).sum();
+            let layers = [Layer { run, ..Default::default() }];
+            (8.0 * most_at_one_edge(&layers, &lens, &child) as f64 / f64::from(all.max(1))).round() as usize
+        };
+        assert_eq!(most(run((0..8000).step_by(80))), 1, "all over: an eighth at each edge");
+        assert_eq!(most(run(7000..7100)), 8, "in order at the end: all at the last");
+        assert_eq!(most(run(2950..3050)), 4, "across a bound: half at each side");
+        assert_eq!(most(Run::default()), 0);
     }
 }

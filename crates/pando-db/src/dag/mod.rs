@@ -18,6 +18,7 @@ pub(crate) mod flatten;
 pub(crate) mod flush;
 pub(crate) mod layer;
 pub(crate) mod memtable;
+mod opened;
 pub(crate) mod run;
 pub(crate) mod scan;
 pub(crate) mod simplify;

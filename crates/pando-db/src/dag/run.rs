@@ -20,7 +20,7 @@ use crate::{
     store::pager::Pager,
 };
 
-use super::update::Sweep;
+use super::{opened::Opened, update::Sweep};
 
 /// Pages below this fraction (1/n) of the target are merged with their neighbours when these are
 /// rewritten anyway.
@@ -160,7 +160,7 @@ pub(crate) fn bounds(page: &PageRef, loaded: &Page, span: &Span) -> (usize, usiz
 /// Walks a run entry by entry, or page by page where nobody needs the entries.
 struct Feed<'a> {
     run: &'a Run,
-    pager: &'a Pager,
+    opened: Opened<'a>,
     page: usize,
     entry: usize,
     loaded: Option<Arc<Page>>,
@@ -169,8 +169,10 @@ struct Feed<'a> {
 }
 
 impl<'a> Feed<'a> {
-    fn new(run: &'a Run, pager: &'a Pager) -> Self {
-        let mut feed = Self { run, pager, page: 0, entry: 0, loaded: None, key: Vec::new() };
+    /// Of a run that is being merged with `other`.
+    fn new(run: &'a Run, other: &'a Run, pager: &'a Pager) -> Self {
+        let opened = Opened::new(run, other, pager);
+        let mut feed = Self { run, opened, page: 0, entry: 0, loaded: None, key: Vec::new() };
         feed.find_key();
         feed
     }
@@ -235,7 +237,7 @@ impl<'a> Feed<'a> {
     fn load(&mut self, page: &PageRef) -> Result<&Arc<Page>> {
         Ok(match &mut self.loaded {
             Some(loaded) => loaded,
-            none => none.insert(self.pager.page(None, page)?),
+            none => none.insert(self.opened.page(self.page, page)?),
         })
     }
 
@@ -266,7 +268,7 @@ pub(crate) fn merge_runs(
     pager: &Pager,
     merge: &dyn Merge,
 ) -> Result<Run> {
-    let (mut old, mut new) = (Feed::new(older, pager), Feed::new(newer, pager));
+    let (mut old, mut new) = (Feed::new(older, newer, pager), Feed::new(newer, older, pager));
     let [mut below, mut above] = updates.map(Sweep::new);
     let mut out = Writer::new(pager.page_target());
     let small = pager.page_target() / SMALL_FRACTION;

@@ -17,8 +17,9 @@ use crate::{
 
 /// Bytes in the log buffer at which a thread is asked to write them out.
 const MUCH_BUFFERED: usize = 1 << 20;
-/// Writers are slowed down by dirty nodes at most so much: to a third of what half the pressure lets through.
-const MOST_BY_DIRT: f64 = 0.75;
+/// Writers are slowed down by dirty nodes at most so much: who flushes waits for a checkpoint when these are too many,
+/// and then tables pile up and slow writers down. More only made them wait while nobody had anything to do.
+const MOST_BY_DIRT: f64 = 0.3;
 /// What an operation costs beyond its bytes, as if it were that many bytes more.
 const OP_BYTES: usize = 96;
 /// Largest reserve, in bytes.
@@ -170,7 +171,8 @@ impl Engine {
         let table = self.seal_threshold() as u64;
         let of_log = self.log_size();
         [
-            pressure(tables, table, MAX_SEALED as u64 * table),
+            // One that is being flushed and another that is filling up are no backlog yet.
+            pressure(tables, table + table / 2, MAX_SEALED as u64 * table),
             // There is room in tables when this is full.
             pressure(self.dirty.memory(), self.max_dirty() / 2, self.max_dirty()).min(MOST_BY_DIRT),
             pressure(self.log.used(), of_log / 2, of_log),

@@ -11,7 +11,7 @@
 //! pages that are copied, `space` and the device; what it writes is not durable
 //! before a flush.
 
-use std::sync::Arc;
+use std::{collections::VecDeque, sync::Arc};
 
 use bytes::{Bytes, BytesMut};
 use xxhash_rust::xxh3::xxh3_64;
@@ -25,7 +25,7 @@ use crate::{
     device::BLOCK,
     error::{Error, Result},
     format::{
-        node::{Node, PageLoc, Segment},
+        node::{Node, PageLoc, PageRef, Segment},
         node_codec::{encode_header, pack},
     },
 };
@@ -54,7 +54,14 @@ pub(crate) fn store_node(pager: &Pager, space: &Arc<Space>, node: &Arc<Node>) ->
     let kept = kept(node, pager.node_size());
     let mut new = Node::clone(node);
     let mut pages = Vec::new();
-    for page in new.pages_mut() {
+    let is_copied = |page: &PageRef| match &page.loc {
+        PageLoc::Mem(_) => false,
+        PageLoc::Foreign(extent, _) => place_in(&kept, extent).is_none(),
+        PageLoc::Home(_) => true,
+    };
+    let olds: Vec<&PageRef> = node.pages().collect();
+    let mut copies = VecDeque::new();
+    for (i, page) in new.pages_mut().enumerate() {
         let segment = match &page.loc {
             PageLoc::Foreign(extent, segment) if place_in(&kept, extent).is_some() => *segment,
             PageLoc::Mem(memory) => {
@@ -63,7 +70,15 @@ pub(crate) fn store_node(pager: &Pager, space: &Arc<Space>, node: &Arc<Node>) ->
                 segment
             }
             PageLoc::Home(_) | PageLoc::Foreign(..) => {
-                let (segment, bytes) = pager.stored_bytes(page)?;
+                if copies.is_empty() {
+                    let follow = olds.get(i..).unwrap_or_default().iter().copied();
+                    copies = pager
+                        .stored_bytes(follow.take_while(|page| is_copied(page)), pager.node_size())?
+                        .into();
+                }
+                let copied = copies.pop_front();
+                let (segment, bytes) =
+                    copied.ok_or_else(|| Error::corrupt("node page", 0, "a page of no known extent"))?;
                 pages.push(bytes);
                 segment
             }
@@ -264,7 +279,7 @@ mod tests {
         device::MemDevice,
         format::{
             message::Msg,
-            node::{Body, Edge, Layer, PageRef, Run},
+            node::{Body, Edge, Layer, Run},
             node_codec::detach,
             page::Builder,
         },

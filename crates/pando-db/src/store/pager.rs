@@ -94,6 +94,50 @@ fn place<'p>(home: Option<&'p Arc<Stored>>, page: &'p PageRef) -> Option<(&'p Ar
     }
 }
 
+/// A page to be read.
+struct Wanted<'p> {
+    page: &'p PageRef,
+    segment: Segment,
+    key: CacheKey,
+    /// Byte of the device at which it begins.
+    at: u64,
+}
+
+impl Wanted<'_> {
+    fn end(&self) -> u64 {
+        self.at + u64::from(self.segment.len)
+    }
+
+    /// Its bytes, of those that were read from `start` on.
+    fn part_of(&self, bytes: &Bytes, start: u64) -> Option<Bytes> {
+        let from = self.at.checked_sub(start)? as usize;
+        bytes.get(from..from + self.segment.len as usize).map(|part| bytes.slice_ref(part))
+    }
+}
+
+/// The first of `pages`, and those right behind it that one request of up to `limit` bytes would bring as well.
+fn side_by_side<'p>(
+    home: Option<&Arc<Stored>>,
+    pages: impl Iterator<Item = &'p PageRef>,
+    limit: usize,
+) -> Vec<Wanted<'p>> {
+    let mut wanted: Vec<Wanted<'p>> = Vec::new();
+    for page in pages {
+        let Some((extent, segment)) = place(home, page) else { break };
+        let key = CacheKey { extent: extent.id, offset: segment.offset };
+        let next = Wanted { page, segment, key, at: extent.offset + u64::from(segment.offset) };
+        if let (Some(first), Some(last)) = (wanted.first(), wanted.last()) {
+            // The next extent begins at a block, so a little may lie between.
+            let follows = next.at >= last.end() && next.at - last.end() < BLOCK;
+            if !follows || next.end() - first.at > limit as u64 {
+                break;
+            }
+        }
+        wanted.push(next);
+    }
+    wanted
+}
+
 #[derive(Clone)]
 struct ByBytes;
 
@@ -254,56 +298,67 @@ impl Pager {
         limit: usize,
     ) -> Vec<(Piece, Arc<Page>)> {
         let limit = limit.min((self.budget() / AHEAD_SHARE) as usize);
-        // Each page with its extent, the place in it and the byte of the device at which it begins.
-        let mut wanted: Vec<(&PageRef, &Extent, Segment, u64)> = Vec::new();
-        let (mut start, mut end) = (0, 0);
-        for page in pages {
-            let Some((extent, segment)) = place(home, page) else { break };
-            let at = extent.offset + u64::from(segment.offset);
-            if wanted.is_empty() {
-                (start, end) = (at, at);
-            }
-            // The next extent begins at a block, so a little may lie between.
-            let follows = at >= end && at - end < BLOCK;
-            let stop = at + u64::from(segment.len);
-            let key = CacheKey { extent: extent.id, offset: segment.offset };
-            if !follows || stop - start > limit as u64 || self.cache.peek(&key).is_some() {
-                break;
-            }
-            end = stop;
-            wanted.push((page, extent, segment, at));
-        }
+        let wanted = side_by_side(home, pages.take_while(|page| !self.is_cached(home, page)), limit);
         if wanted.len() < 2 {
             return Vec::new();
         }
-        let Ok(bytes) = self.read(start, (end - start) as u32) else { return Vec::new() };
-        let parse = |(page, extent, segment, at): &(&PageRef, &Extent, Segment, u64)| {
-            let from = (at - start) as usize;
-            // A copy, so that a page that stays in the cache does not keep all that was read with it.
-            let stored = Bytes::copy_from_slice(bytes.get(from..from + segment.len as usize)?);
-            let parsed = Arc::new(node_codec::load_page(page, *segment, stored, *at).ok()?);
-            let key = CacheKey { extent: extent.id, offset: segment.offset };
-            self.cache.insert(key, Cached::Page(parsed.clone()));
-            self.misses.add();
-            Some((Piece(key), parsed))
+        self.read_all(&wanted, true)
+    }
+
+    /// The same for pages that nobody will want again, because what they hold is being written anew: up to
+    /// `limit` bytes, one page or more, and the cache does not learn of them. Empty also if the first is in it.
+    pub fn read_for_the_last_time<'p>(
+        &self,
+        pages: impl Iterator<Item = &'p PageRef>,
+        limit: usize,
+    ) -> Vec<(Piece, Arc<Page>)> {
+        let unknown = pages.take_while(|page| !self.is_cached(None, page));
+        self.read_all(&side_by_side(None, unknown, limit), false)
+    }
+
+    /// The stored form of the first of `pages`, verified, and of those that lie right behind it, for copying them
+    /// as they are; with one request, up to `limit` bytes.
+    pub fn stored_bytes<'p>(
+        &self,
+        pages: impl Iterator<Item = &'p PageRef>,
+        limit: usize,
+    ) -> Result<Vec<(Segment, Bytes)>> {
+        let wanted = side_by_side(None, pages, limit);
+        let (Some(first), Some(last)) = (wanted.first(), wanted.last()) else {
+            return Err(Error::corrupt("node page", 0, "a page of no known extent"));
         };
-        // A page that is damaged ends it; what lies before is good.
+        let bytes = self.read(first.at, (last.end() - first.at) as u32)?;
+        let verified = |wanted: &Wanted<'_>| match wanted.part_of(&bytes, first.at) {
+            Some(stored) if xxh3_64(&stored) == wanted.segment.sum => Ok((wanted.segment, stored)),
+            _ => Err(Error::corrupt("node page", wanted.at, "its checksum does not match")),
+        };
+        wanted.iter().map(verified).collect()
+    }
+
+    fn is_cached(&self, home: Option<&Arc<Stored>>, page: &PageRef) -> bool {
+        Piece::of(home, page).is_some_and(|Piece(key)| self.cache.peek(&key).is_some())
+    }
+
+    /// Reads pages that lie side by side with one request, in order of their places, to be kept in the cache
+    /// or not. One that is damaged ends it; what lies before is good.
+    fn read_all(&self, wanted: &[Wanted<'_>], keep: bool) -> Vec<(Piece, Arc<Page>)> {
+        let (Some(first), Some(last)) = (wanted.first(), wanted.last()) else { return Vec::new() };
+        let Ok(bytes) = self.read(first.at, (last.end() - first.at) as u32) else { return Vec::new() };
+        let parse = |wanted: &Wanted<'_>| {
+            let Wanted { page, segment, key, at } = wanted;
+            let stored = wanted.part_of(&bytes, first.at)?;
+            // A copy, so that a page that stays in the cache does not keep all that was read with it.
+            let stored = if keep { Bytes::copy_from_slice(&stored) } else { stored };
+            let parsed = Arc::new(node_codec::load_page(page, *segment, stored, *at).ok()?);
+            self.misses.add();
+            if keep {
+                self.cache.insert(*key, Cached::Page(parsed.clone()));
+            }
+            Some((Piece(*key), parsed))
+        };
         let mut read: Vec<_> = wanted.iter().map_while(parse).collect();
         read.sort_unstable_by_key(|(piece, _)| *piece);
         read
-    }
-
-    /// The stored form of a page, for copying it as it is; verified.
-    pub fn stored_bytes(&self, page: &PageRef) -> Result<(Segment, Bytes)> {
-        let PageLoc::Foreign(extent, segment) = &page.loc else {
-            return Err(Error::corrupt("node page", 0, "a page of no known extent"));
-        };
-        let at = extent.offset + u64::from(segment.offset);
-        let bytes = self.read(at, segment.len)?;
-        if xxh3_64(&bytes) != segment.sum {
-            return Err(Error::corrupt("node page", at, "its checksum does not match"));
-        }
-        Ok((*segment, bytes))
     }
 
     /// Takes a node that was just written into the cache, pages that are in memory included, so

@@ -157,12 +157,14 @@ pub(crate) struct Lane {
     /// Where the value is in the page of the lane; `None`: it is `apart`.
     inside: Option<Range<usize>>,
     apart: Bytes,
+    /// Keys that it has passed, or that were passed before it, because nothing is left of them.
+    passed: u64,
 }
 
 impl Default for Lane {
     fn default() -> Self {
         let part = Part { block: Block::Settled(Bytes::new()), left: 0..0 };
-        Self { part, key: Vec::new(), head: 0, inside: None, apart: Bytes::new() }
+        Self { part, key: Vec::new(), head: 0, inside: None, apart: Bytes::new(), passed: 0 }
     }
 }
 
@@ -233,8 +235,21 @@ impl Lane {
                 self.apart = value;
                 true
             }
-            None => false,
+            None => {
+                self.passed += 1;
+                false
+            }
         }
+    }
+
+    /// Counts a key that was passed before the lane.
+    pub(super) fn pass(&mut self) {
+        self.passed += 1;
+    }
+
+    /// Keys that were passed since this was asked last.
+    pub(super) fn take_passed(&mut self) -> u64 {
+        std::mem::take(&mut self.passed)
     }
 
     /// The key of the pair that was taken last.

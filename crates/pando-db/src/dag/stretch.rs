@@ -54,6 +54,11 @@ impl Stretch {
         &self.lanes[end as usize]
     }
 
+    /// Keys that an end has passed since this was asked last, because nothing is left of them.
+    pub fn take_passed(&mut self, end: Direction) -> u64 {
+        self.lanes[end as usize].take_passed()
+    }
+
     /// Takes the next pair from an end if it is in the lane of that end.
     #[inline]
     pub fn walk(&mut self, direction: Direction, merge: &dyn Merge) -> bool {
@@ -97,8 +102,9 @@ impl Stretch {
                 Turn::Tied(first) => {
                     let key = self.feeds[first].lend_key(direction);
                     let value = self.settle(first, &key, direction, merge, io)?;
-                    if let Some(value) = value {
-                        self.lanes[direction as usize].enter_settled(&key, value);
+                    match value {
+                        Some(value) => self.lanes[direction as usize].enter_settled(&key, value),
+                        None => self.lanes[direction as usize].pass(),
                     }
                     let found = !self.lanes[direction as usize].is_empty();
                     self.feeds[first].return_key(direction, key);

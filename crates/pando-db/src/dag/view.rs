@@ -17,7 +17,7 @@ use crate::{
         message::{Msg, Value},
         node::{Body, Layer, Node, NodeId, Target, UpdateMsg},
     },
-    key::common_prefix_len,
+    key::{Spans, common_prefix_len},
     merge::Merge,
     store::{
         pager::{Handle, Pager},
@@ -31,6 +31,10 @@ pub(crate) struct View {
     /// In-memory tables, newest first.
     pub tables: Vec<Arc<Memtable>>,
     pub tree: Arc<Tree>,
+    /// The newest batch in it.
+    pub msn: u64,
+    /// Ranges that are known to be empty in it, if any are.
+    pub gaps: Option<Arc<Spans>>,
     /// The root, once it was needed: all readers begin with it, and would all count that they use it.
     root: OnceLock<Handle>,
 }
@@ -72,8 +76,8 @@ enum Word<'k> {
 
 impl View {
     /// `tables` are newest first.
-    pub fn new(tables: Vec<Arc<Memtable>>, tree: Arc<Tree>) -> Self {
-        Self { tables, tree, root: OnceLock::new() }
+    pub fn new(tables: Vec<Arc<Memtable>>, tree: Arc<Tree>, msn: u64, gaps: Option<Arc<Spans>>) -> Self {
+        Self { tables, tree, msn, gaps, root: OnceLock::new() }
     }
 
     fn root(&self, pager: &Pager) -> Result<&Handle> {

@@ -1,11 +1,15 @@
 //! Checking a whole store: the DAG, the table and the space between.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use bytes::Bytes;
 
-use super::engine::Engine;
-use crate::{dag, error::Result};
+use super::{cursor::Snapshot, engine::Engine};
+use crate::{
+    dag::{self, view::View},
+    error::Result,
+    key::Span,
+};
 
 /// One thing that is wrong with a store.
 #[derive(Debug, Clone)]
@@ -42,9 +46,24 @@ pub struct CheckReport {
     pub bytes: u64,
 }
 
-pub(super) fn check(engine: &Engine) -> Result<CheckReport> {
+pub(super) fn check(engine: &Arc<Engine>) -> Result<CheckReport> {
     let view = engine.view();
     let report = dag::check::check(&view.tree, &engine.pager);
-    let findings = report.problems.into_iter().map(|p| Finding { what: p.what, keys: p.keys }).collect();
+    let mut findings: Vec<_> =
+        report.problems.into_iter().map(|p| Finding { what: p.what, keys: p.keys }).collect();
+    findings.extend(false_gaps(engine, &view));
     Ok(CheckReport { findings, nodes: report.nodes, pages: report.pages, bytes: report.bytes })
+}
+
+/// Ranges that are taken for empty and are not. What cannot be read is found by others.
+fn false_gaps(engine: &Arc<Engine>, view: &Arc<View>) -> Vec<Finding> {
+    let unaided = View::new(view.tables.clone(), view.tree.clone(), view.msn, None);
+    let unaided = Snapshot { engine: engine.clone(), view: Arc::new(unaided) };
+    let gaps = view.gaps.iter().flat_map(|gaps| gaps.iter());
+    let is_false = |gap: &&Span| matches!(unaided.range(&gap.lo, gap.hi.as_deref()).next(), Some(Ok(_)));
+    let finding = |gap: &Span| Finding {
+        what: "memory: a range is taken for empty and is not".into(),
+        keys: Some((gap.lo.clone(), gap.hi.clone())),
+    };
+    gaps.filter(is_false).map(finding).collect()
 }

@@ -1,10 +1,10 @@
 //! Cursors and snapshots: consistent reads that last as long as one holds them.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering};
 
 use bytes::Bytes;
 
-use super::engine::Engine;
+use super::{engine::Engine, gaps::MANY};
 use crate::{
     dag::{
         ahead::Ahead,
@@ -14,7 +14,7 @@ use crate::{
         view::View,
     },
     error::Result,
-    key::Span,
+    key::{Span, behind},
 };
 
 /// A consistent view of the store that later changes do not affect.
@@ -141,15 +141,35 @@ impl Cursor {
     /// The same: in the stretch of which end it is, and in which of its lanes.
     #[inline(never)]
     fn find(&mut self, direction: Direction) -> Result<Option<(Direction, Direction)>> {
+        let other = direction.other();
         let Self { snapshot, rest, stretches, ahead, .. } = self;
-        let engine = &*snapshot.engine;
-        let mut scanner =
-            Scanner { view: &snapshot.view, pager: &engine.pager, merge: &*engine.merge, ahead };
+        let (engine, view) = (&*snapshot.engine, &*snapshot.view);
+        // Where this end begins, nothing need be looked for where nothing is.
+        let first = stretches[direction as usize].is_none();
+        if first && let Some(gaps) = &view.gaps {
+            *rest = rest.take().and_then(|rest| gaps.shorten(&rest));
+        }
+        let mut begin = rest.clone().filter(|_| first);
+        let mut passed = 0;
+        let mut scanner = Scanner { view, pager: &engine.pager, merge: &*engine.merge, ahead };
         loop {
-            if let Some(stretch) = &mut stretches[direction as usize]
-                && let Some(lane) = scanner.advance(stretch, direction)?
-            {
-                return Ok(Some((direction, lane)));
+            if let Some(stretch) = &mut stretches[direction as usize] {
+                let found = scanner.advance(stretch, direction)?;
+                match stretch.take_passed(direction) {
+                    0 => (),
+                    more => {
+                        passed += more;
+                        engine.counters.deletes_passed.fetch_add(more, Ordering::Relaxed);
+                    }
+                }
+                if let Some(lane) = found {
+                    if passed >= MANY
+                        && let Some(begin) = begin.take()
+                    {
+                        engine.found_empty(view.msn, before(begin, direction, stretch.lane(lane).key()));
+                    }
+                    return Ok(Some((direction, lane)));
+                }
             }
             let Some(range) = rest.take() else { break };
             let (span, stretch) = scanner.stretch(range.clone(), direction)?;
@@ -161,8 +181,13 @@ impl Cursor {
             };
             stretches[direction as usize] = Some(Box::new(stretch));
         }
+        if passed >= MANY
+            && stretches[other as usize].is_none()
+            && let Some(begin) = begin
+        {
+            engine.found_empty(view.msn, begin);
+        }
         // The ends have met: what the other one has come to is left.
-        let other = direction.other();
         let Some(stretch) = &mut stretches[other as usize] else { return Ok(None) };
         Ok(scanner.advance(stretch, direction)?.map(|lane| (other, lane)))
     }
@@ -170,6 +195,14 @@ impl Cursor {
     fn next_pair(&mut self, direction: Direction) -> Option<Result<(Bytes, Bytes)>> {
         let found = self.advance(direction).transpose()?;
         Some(found.map(|lane| (Bytes::copy_from_slice(lane.key()), lane.value_bytes())))
+    }
+}
+
+/// What of `range` an end has passed that has come to `key`.
+fn before(range: Span, direction: Direction, key: &[u8]) -> Span {
+    match direction {
+        Direction::Forward => Span { hi: Some(Bytes::copy_from_slice(key)), ..range },
+        Direction::Backward => Span { lo: behind(key), ..range },
     }
 }
 

@@ -15,7 +15,7 @@ use std::{
 
 use parking_lot::{Mutex, RwLock};
 
-use super::{signal::Signal, throttle::Throttle, tidy::Worth, views::Views};
+use super::{gaps::Gaps, signal::Signal, throttle::Throttle, tidy::Worth, views::Views};
 use crate::{
     dag::{
         edit::{Changes, Context},
@@ -68,6 +68,7 @@ pub(crate) struct Front {
     /// Oldest first; the flusher takes from the front.
     pub sealed: VecDeque<Arc<Memtable>>,
     pub tree: Arc<Tree>,
+    pub gaps: Gaps,
 }
 
 /// What the superblock on the device says, and the table version it names: while it is held, none of
@@ -92,6 +93,8 @@ pub(crate) struct Counters {
     pub by_value: AtomicU64,
     pub push_downs: AtomicU64,
     pub conflicts: AtomicU64,
+    /// Keys that cursors came by of which nothing was left.
+    pub deletes_passed: AtomicU64,
     /// State in which the last write was refused for lack of space; 0: none was.
     pub refused_at: AtomicU64,
     /// Something was deleted since deletes were last carried down.

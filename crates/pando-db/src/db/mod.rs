@@ -6,6 +6,7 @@ mod checkpoint;
 mod cursor;
 mod discard;
 mod engine;
+mod gaps;
 mod inspect;
 mod maintain;
 mod memory;

@@ -13,6 +13,7 @@ use parking_lot::{Mutex, RwLock};
 use super::{
     checkpoint::{store_page, table_root},
     engine::{Counters, Dirty, Durable, Engine, Front},
+    gaps::Gaps,
     memory, record,
     room::edit_nodes,
     signal::Signal,
@@ -187,7 +188,12 @@ pub(super) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
     let bulk = Arc::new(Bulk::new(pager.clone(), space.clone()));
     let (msn, log_end) = (superblock.next_msn - 1, superblock.log_start);
     let tree = Tree { table: table.clone(), root: superblock.root, msn, log_end };
-    let front = Front { active: Memtable::new(msn, log_end), sealed: VecDeque::new(), tree: Arc::new(tree) };
+    let front = Front {
+        active: Memtable::new(msn, log_end),
+        sealed: VecDeque::new(),
+        tree: Arc::new(tree),
+        gaps: Gaps::default(),
+    };
     // On a host that is smaller than the image a share of the image would be too much to keep back.
     let capacity = device.capacity().map_err(|e| Error::io("ask for the capacity", 0, e))?;
     let capacity = if capacity < superblock.device_size { capacity } else { u64::MAX };

@@ -97,7 +97,7 @@ impl Front {
     fn view(&self) -> View {
         let active = (!self.active.is_empty()).then(|| Arc::new(self.active.clone()));
         let tables = active.into_iter().chain(self.sealed.iter().rev().cloned()).collect();
-        View::new(tables, self.tree.clone())
+        View::new(tables, self.tree.clone(), self.active.msn, self.gaps.known())
     }
 }
 

@@ -196,6 +196,7 @@ impl Engine {
         };
         active.keep(payload.len());
         front.accept(active, msn, end, self.seal_threshold());
+        front.gaps.written(ops, msn);
         if ops.iter().any(|op| !matches!(op, Op::Put(..) | Op::Upsert(..) | Op::UpsertPrefix(..))) {
             self.counters.deletes.store(true, Ordering::Relaxed);
         }

@@ -7,9 +7,11 @@
 
 mod lens;
 mod span;
+mod spans;
 
 pub(crate) use lens::Lens;
 pub(crate) use span::{Span, common_prefix_len};
+pub(crate) use spans::{Spans, behind};
 
 use bytes::Bytes;
 

@@ -1,7 +1,8 @@
 //! A filter that says of most keys that are not in a table that they are not.
 //!
 //! A blocked Bloom filter: all bits of a key lie in one line of the processor's cache. Keys are only ever added, so
-//! versions of a table share one filter; what a later version added costs an earlier one a look in vain.
+//! versions of a table share one filter; what a later version added costs an earlier one a look in vain. It is as large as
+//! the keys of its table need, because readers ask those of all tables, and these should stay in the processor's cache.
 //!
 //! Guarantee: a key that was added is found. May use: nothing.
 
@@ -14,8 +15,8 @@ use xxhash_rust::xxh3::xxh3_64;
 
 /// Words of a block: a line of 64 bytes.
 const BLOCK_WORDS: usize = 8;
-/// Blocks of a filter: 64 KiB, and so 3% of keys in vain in a table of 65,000.
-const BLOCKS: usize = 1024;
+/// Keys for a block: a byte each, and so 3% of others in vain.
+const BLOCK_KEYS: usize = 64;
 /// Bits that a key sets.
 const BITS: u32 = 4;
 /// Bits of a hash that choose one bit of a block.
@@ -34,8 +35,8 @@ impl KeyHash {
         Self(xxh3_64(key))
     }
 
-    fn block(self) -> usize {
-        (self.0 >> (BITS * CHOICE)) as usize % BLOCKS
+    fn block(self, blocks: usize) -> usize {
+        (self.0 >> (BITS * CHOICE)) as usize % blocks
     }
 
     /// The word within its block and the mask of each bit.
@@ -47,15 +48,24 @@ impl KeyHash {
     }
 }
 
-impl Default for Filter {
-    fn default() -> Self {
-        Self((0..BLOCKS * BLOCK_WORDS).map(|_| AtomicU64::new(0)).collect())
-    }
-}
-
 impl Filter {
+    /// A filter for so many keys.
+    pub fn with_room(keys: usize) -> Self {
+        let blocks = keys.div_ceil(BLOCK_KEYS).max(1);
+        Self((0..blocks * BLOCK_WORDS).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    /// Keys for which it was made.
+    pub fn room(&self) -> usize {
+        self.blocks() * BLOCK_KEYS
+    }
+
+    fn blocks(&self) -> usize {
+        self.0.len() / BLOCK_WORDS
+    }
+
     pub fn add(&self, key: KeyHash) {
-        let at = key.block() * BLOCK_WORDS;
+        let at = key.block(self.blocks()) * BLOCK_WORDS;
         for (word, mask) in key.bits() {
             // Whoever is to see the key gets the table through a lock or a slot, and with it these.
             self.0[at + word].fetch_or(mask, Ordering::Relaxed);
@@ -63,7 +73,7 @@ impl Filter {
     }
 
     pub fn may_hold(&self, key: KeyHash) -> bool {
-        let at = key.block() * BLOCK_WORDS;
+        let at = key.block(self.blocks()) * BLOCK_WORDS;
         key.bits().all(|(word, mask)| self.0[at + word].load(Ordering::Relaxed) & mask != 0)
     }
 }
@@ -74,7 +84,7 @@ mod tests {
 
     #[test]
     fn what_was_added_is_found_and_little_else() {
-        let filter = Filter::default();
+        let filter = Filter::with_room(65_000);
         let hash = |i: u32| KeyHash::of(&i.to_be_bytes());
         (0..65_000).for_each(|i| filter.add(hash(i)));
         assert!((0..65_000).all(|i| filter.may_hold(hash(i))));

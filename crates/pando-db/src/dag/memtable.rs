@@ -29,8 +29,9 @@ use super::{
     update::{compose, without_deleted},
 };
 
-/// Points from which on a table has a filter.
+/// Points from which on a table has a filter, and of how many it is made then; it grows by as much.
 const FILTER_FROM: usize = 256;
+const FILTER_GROWTH: usize = 4;
 /// Estimated bytes of memory per entry beyond key and content.
 const ENTRY_BYTES: usize = 96;
 /// Bytes of updates that make a table full. In a node each is said again for every edge that it covers, and
@@ -108,15 +109,14 @@ impl Memtable {
     }
 
     fn note(&mut self, key: &[u8]) {
-        match &self.filter {
-            Some(filter) => filter.add(KeyHash::of(key)),
-            None if self.points.len() >= FILTER_FROM => {
-                let filter = Filter::default();
-                self.points.keys().for_each(|key| filter.add(KeyHash::of(key)));
-                filter.add(KeyHash::of(key));
-                self.filter = Some(filter);
-            }
-            None => (),
+        let room = self.filter.as_ref().map_or(FILTER_FROM, Filter::room);
+        if self.points.len() >= room {
+            let filter = Filter::with_room(FILTER_GROWTH * room);
+            self.points.keys().for_each(|key| filter.add(KeyHash::of(key)));
+            self.filter = Some(filter);
+        }
+        if let Some(filter) = &self.filter {
+            filter.add(KeyHash::of(key));
         }
     }
 

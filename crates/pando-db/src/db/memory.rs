@@ -7,22 +7,23 @@
 //!
 //! Guarantees: all together exceed the budget by a sixteenth at most (tables have a quarter of it, dirty nodes three
 //! eighths, an edit half of that), and by a batch or two, for whose sake clean data goes only with the next; where
-//! the budget is small, by the thirteen nodes that an edit needs at least, and by tables of a MiB. Beyond it are the
+//! the budget is small, by the thirteen nodes that an edit needs at least, and by seven tables of half a MiB. Beyond it are the
 //! log's buffers, and what the allocator keeps. May use: the front, the pager. No I/O.
 
 use super::engine::Engine;
 
-/// Sealed in-memory tables that may wait for the flusher before writers wait too.
-pub(super) const MAX_SEALED: usize = 3;
+/// Sealed in-memory tables that may wait for the flusher before writers wait too. Many small ones rather than a few large
+/// ones in the same memory: the flusher has work sooner, and does not stand still while one fills up.
+pub(super) const MAX_SEALED: usize = 6;
 /// Part (1/n) of the budget that one in-memory table may have.
-const TABLE_SHARE: u64 = 16;
+const TABLE_SHARE: u64 = 28;
 /// Part (1/n) that clean data has at least.
 const CLEAN_SHARE: u64 = 4;
 /// Smallest changes (1/n of the budget) of which the cache is told.
 const WORTH_SHRINKING: u64 = 256;
 const WORTH_GROWING: u64 = 64;
 /// Least that a table may have, however small the budget: every table is work below.
-const LEAST_TABLE: u64 = 1 << 20;
+const LEAST_TABLE: u64 = 1 << 19;
 
 /// Part (1/n) of the budget that the log's buffer may have before a writer writes it out, and its bounds.
 const LOG_SHARE: u64 = 32;

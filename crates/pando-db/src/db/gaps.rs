@@ -66,7 +66,8 @@ impl Gaps {
         *known != before
     }
 
-    /// Takes in batch `msn`, as it is applied.
+    /// Takes in batch `msn`, as it is applied. What is kept of it is copied: its keys lie in memory that holds all
+    /// of the batch.
     pub fn written(&mut self, ops: &[Op], msn: u64) {
         if self.patience == 0 {
             return;
@@ -85,7 +86,7 @@ impl Gaps {
                     self.put(key);
                 }
                 Op::ClonePrefix(_, dst) | Op::RenamePrefix(_, dst) => {
-                    let span = Span::prefix(dst.clone());
+                    let span = Span::prefix(Bytes::copy_from_slice(dst));
                     self.put_all(&span);
                     put = Some(hull(put, span));
                 }
@@ -96,7 +97,8 @@ impl Gaps {
             }
         }
         if let Some((least, most)) = keys {
-            put = Some(hull(put, Span { lo: least.clone(), hi: Some(behind(most)) }));
+            let keys = Span { lo: Bytes::copy_from_slice(least), hi: Some(behind(most)) };
+            put = Some(hull(put, keys));
         }
         if let Some(put) = put {
             self.recent.push_back((msn, put));

@@ -33,16 +33,9 @@ impl Spans {
     /// Takes the keys of `span` out.
     pub fn remove(&mut self, span: &Span) {
         let (from, to) = self.meeting(span);
-        let left: Vec<Span> = self
-            .0
-            .get(from..to)
-            .unwrap_or_default()
-            .iter()
-            .flat_map(|part| part.without_all([span]))
-            .collect();
-        if left.len() != to - from || self.0.get(from..to).is_some_and(|parts| parts != left) {
-            self.0.splice(from..to, left);
-        }
+        let met = self.0.get(from..to).unwrap_or_default();
+        let left: Vec<Span> = met.iter().flat_map(|part| part.without_all([span])).collect();
+        self.0.splice(from..to, left);
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &Span> {
@@ -105,9 +98,9 @@ impl Spans {
 }
 
 impl Span {
-    /// One key.
-    pub fn key(key: &Bytes) -> Self {
-        Span { lo: key.clone(), hi: Some(behind(key)) }
+    /// One key. It has memory of its own.
+    pub fn key(key: &[u8]) -> Self {
+        Span { lo: Bytes::copy_from_slice(key), hi: Some(behind(key)) }
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! An upsert is an opaque byte string `op`. A [`Merge`] says what it does to a
 //! value. Both methods MUST be pure functions of their arguments: they run at
-//! any time, any number of times, in flushes, reads and recovery.
+//! any time, any number of times, in flushes, reads and recovery. A store that one of them makes panic while it writes stops:
+//! what was synced is there when it is opened again.
 
 use bytes::Bytes;
 

@@ -57,7 +57,7 @@ pub struct Options {
     /// How long the log may grow before a checkpoint is made unasked; default 30 s.
     pub checkpoint_interval: Duration,
     /// Size at which the in-memory table is sealed, in bytes, but not more than a 28th of `cache_bytes` (or 512 KiB
-    /// if that is less); up to seven such tables exist at once. Default 8 MiB.
+    /// if that is less); up to seven such tables exist at once, as a rule. Default 8 MiB.
     pub memtable_bytes: usize,
     /// How pages are compressed; default LZ4.
     pub codec: Codec,

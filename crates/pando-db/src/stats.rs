@@ -45,7 +45,8 @@ pub struct Stats {
     pub clones_by_value: u64,
     /// How often a clone had to flush its source first.
     pub clone_flushes: u64,
-    /// Keys that cursors came by since open of which nothing was left: deletes that wait to be carried down.
+    /// Keys that cursors came by since open, on the way to the next pair, of which nothing was left: deletes that wait to be
+    /// carried down.
     pub deletes_passed: u64,
     /// Pieces found in the cache since open.
     pub cache_hits: u64,

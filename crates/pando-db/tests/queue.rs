@@ -88,6 +88,36 @@ fn jobs_that_come_in_anywhere_are_found() {
     assert!(passed(&db) <= MOST_PASSED * taken, "{}", passed(&db));
 }
 
+/// A producer of something else writes many batches between two looks.
+#[test]
+fn who_writes_elsewhere_does_not_make_a_queue_forgotten() {
+    let db = store(false);
+    (0..MANY / 2).for_each(|i| db.put(key(i), "job").unwrap());
+    for i in 0..MANY / 2 {
+        assert_eq!(first(&db), Some(key(i)));
+        db.delete(key(i)).unwrap();
+        (0..20).for_each(|n| db.put(format!("z/{n}"), "other").unwrap());
+    }
+    assert!(passed(&db) <= MOST_PASSED * MANY / 2, "{}", passed(&db));
+}
+
+#[test]
+fn queues_are_not_in_the_way_of_each_other() {
+    let db = store(false);
+    const QUEUES: u64 = 200;
+    let job = |queue: u64, i: u64| format!("q/{queue:03}/{i:05}");
+    (0..QUEUES).for_each(|queue| (0..200).for_each(|i| db.put(job(queue, i), "job").unwrap()));
+    for i in 0..200 {
+        for queue in 0..QUEUES {
+            let prefix = format!("q/{queue:03}/");
+            let next = db.prefix(prefix.as_bytes()).next().unwrap().unwrap().0;
+            assert_eq!(next, job(queue, i));
+            db.delete(next).unwrap();
+        }
+    }
+    assert!(passed(&db) <= MOST_PASSED * 200 * QUEUES, "{}", passed(&db));
+}
+
 type Pairs = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// All that a cursor may be asked, compared with the oracle.

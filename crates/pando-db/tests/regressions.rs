@@ -19,7 +19,7 @@ use model::{
     step::{How, OpenWith, Step},
 };
 use pando_db::{
-    Db, Error, Op,
+    CreateOptions, Db, Error, Merge, Op, Options,
     device::{BLOCK, Device, DeviceStats, FailMode, MemDevice, SimDevice},
 };
 use parking_lot::Mutex;
@@ -343,4 +343,51 @@ fn settling_under_a_snapshot_leaves_the_room_of_deletes_and_checkpoints() {
     db.put("again", "there is room").unwrap();
     let findings = db.check().unwrap().findings;
     assert!(findings.is_empty(), "{findings:?}");
+}
+
+/// An operation of which the merge function makes a panic.
+struct Touchy;
+
+impl Merge for Touchy {
+    fn name(&self) -> &'static str {
+        "touchy"
+    }
+
+    fn apply(&self, old: Option<&[u8]>, op: &[u8]) -> Option<Bytes> {
+        assert_ne!(op, b"panic", "a merge function with a bug");
+        old.map(Bytes::copy_from_slice)
+    }
+}
+
+/// The active table was taken out of its place while a batch was put into it, and was lost with all that had been
+/// written since the last one was sealed when a merge function panicked; the next checkpoint made that final.
+#[test]
+fn a_merge_function_that_panics_takes_nothing_with_it() {
+    let device = Arc::new(MemDevice::new(64 << 20));
+    let options = |merge: Arc<dyn Merge>| Options { background: false, merge, ..Options::default() };
+    Db::create(device.clone(), &CreateOptions::default(), &options(Arc::new(Touchy))).unwrap();
+    let db = Db::open(device.clone(), options(Arc::new(Touchy))).unwrap();
+    db.put("a", "1").unwrap();
+    db.put("b", "2").unwrap();
+    db.sync().unwrap();
+    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| db.upsert("a", "panic")));
+    assert!(caught.is_err(), "the merge function is not asked where the value is at hand");
+    assert_eq!(db.get(b"b").unwrap().as_deref(), Some(&b"2"[..]));
+    assert!(matches!(db.put("c", "3"), Err(Error::Stopped { .. })), "half a batch may be in memory");
+    assert!(db.checkpoint().is_err());
+    drop(db);
+    /// What it should have been.
+    struct Mended;
+    impl Merge for Mended {
+        fn name(&self) -> &'static str {
+            "touchy"
+        }
+
+        fn apply(&self, old: Option<&[u8]>, _: &[u8]) -> Option<Bytes> {
+            old.map(Bytes::copy_from_slice)
+        }
+    }
+    let db = Db::open(device, options(Arc::new(Mended))).unwrap();
+    assert_eq!(db.get(b"a").unwrap().as_deref(), Some(&b"1"[..]));
+    assert_eq!(db.get(b"b").unwrap().as_deref(), Some(&b"2"[..]));
 }

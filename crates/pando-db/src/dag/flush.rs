@@ -106,9 +106,9 @@ impl Edit<'_> {
         Ok(())
     }
 
-    /// The edge to flush if the node has more pending than it should: the one with most, among those whose child
-    /// may be written at that price. Beyond a node's worth messages wait for company, up to the limit; but those of
-    /// an edge that go on together wait no longer: as sequential inserts, they would only be written once more.
+    /// The edge to flush if the node has more pending than it should, among those whose child may be written at that
+    /// price. Above the limit it is the one with most. Below it, messages beyond a node's worth wait for company; but those
+    /// of an edge that go on together do not: as sequential inserts, they would only be written once more.
     fn worth_flushing(&self, node: &Node) -> Result<Option<usize>> {
         let limits = &self.cx.limits;
         let all = pending(node);
@@ -131,8 +131,8 @@ impl Edit<'_> {
         Ok(None)
     }
 
-    /// True if of the messages of edge `i` half a node's worth would come to wait at one edge of the child, or to
-    /// stand in one leaf. I/O: the child's header.
+    /// True if of the points that wait at edge `i` half a node's worth would come to wait at one edge of the child, or
+    /// to stand in one leaf. I/O: the child's header.
     fn go_on_together(&self, node: &Node, i: usize) -> Result<bool> {
         let Some(edge) = node.edges().get(i) else { return Ok(false) };
         let Some(target) = &edge.child else { return Ok(true) };

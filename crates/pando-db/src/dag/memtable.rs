@@ -29,9 +29,11 @@ use super::{
     update::{compose, without_deleted},
 };
 
-/// Points from which on a table has a filter, and of how many it is made then; it grows by as much.
+/// Points from which on a table has a filter, which has room for several times as many. When that is not enough it is
+/// made anew as much larger, up to a size: beyond, more of what it says is wrong, and a larger one takes too long.
 const FILTER_FROM: usize = 256;
 const FILTER_GROWTH: usize = 4;
+const FILTER_MOST: usize = 1 << 16;
 /// Estimated bytes of memory per entry beyond key and content.
 const ENTRY_BYTES: usize = 96;
 /// Bytes of updates that make a table full. In a node each is said again for every edge that it covers, and
@@ -110,7 +112,7 @@ impl Memtable {
 
     fn note(&mut self, key: &[u8]) {
         let room = self.filter.as_ref().map_or(FILTER_FROM, Filter::room);
-        if self.points.len() >= room {
+        if self.points.len() >= room && room < FILTER_MOST {
             let filter = Filter::with_room(FILTER_GROWTH * room);
             self.points.keys().for_each(|key| filter.add(KeyHash::of(key)));
             self.filter = Some(filter);

@@ -4,7 +4,8 @@
 //! A leaf takes in messages from all over its range, as a rule, so most of its pages are opened, and written
 //! anew: a request for each would be thirty times as many. They are read past the cache, which has better to keep.
 //! Pages that the other run does not touch are not read. Where one of its pages is not in memory and spans many of
-//! this run's, that is a guess by the number of its entries. Memory: one request, of a node's size at most.
+//! this run's, that is a guess by the number of its entries: a page of which nothing is taken then may be read once more, when it is copied.
+//! Memory: one request for each of two runs, of a node's size at most, packed and unpacked.
 
 use std::sync::Arc;
 

@@ -60,10 +60,10 @@ fn false_gaps(engine: &Arc<Engine>, view: &Arc<View>) -> Vec<Finding> {
     let unaided = View::new(view.tables.clone(), view.tree.clone(), view.msn, None);
     let unaided = Snapshot { engine: engine.clone(), view: Arc::new(unaided) };
     let gaps = view.gaps.iter().flat_map(|gaps| gaps.iter());
-    let is_false = |gap: &&Span| matches!(unaided.range(&gap.lo, gap.hi.as_deref()).next(), Some(Ok(_)));
-    let finding = |gap: &Span| Finding {
+    let is_false = |gap: &Span| matches!(unaided.range(&gap.lo, gap.hi.as_deref()).next(), Some(Ok(_)));
+    let finding = |gap: Span| Finding {
         what: "memory: a range is taken for empty and is not".into(),
-        keys: Some((gap.lo.clone(), gap.hi.clone())),
+        keys: Some((gap.lo, gap.hi)),
     };
     gaps.filter(is_false).map(finding).collect()
 }

@@ -147,7 +147,11 @@ impl Cursor {
         // Where this end begins, nothing need be looked for where nothing is.
         let first = stretches[direction as usize].is_none();
         if first && let Some(gaps) = &view.gaps {
-            *rest = rest.take().and_then(|rest| gaps.shorten(&rest));
+            let whole = rest.take();
+            *rest = whole.as_ref().and_then(|whole| gaps.shorten(whole));
+            if *rest != whole && !engine.counters.gap_used.load(Ordering::Relaxed) {
+                engine.counters.gap_used.store(true, Ordering::Relaxed);
+            }
         }
         let mut begin = rest.clone().filter(|_| first);
         let mut passed = 0;

@@ -95,6 +95,8 @@ pub(crate) struct Counters {
     pub conflicts: AtomicU64,
     /// Keys that cursors came by of which nothing was left.
     pub deletes_passed: AtomicU64,
+    /// A cursor has begun behind a gap since this was asked last.
+    pub gap_used: AtomicBool,
     /// State in which the last write was refused for lack of space; 0: none was.
     pub refused_at: AtomicU64,
     /// Something was deleted since deletes were last carried down.

@@ -7,8 +7,9 @@
 //!
 //! Guarantees: the gaps of a front are empty in that version, and so are those of its views. A batch that puts
 //! something into one takes it out, as the batch is applied. What a reader has found empty is believed if no batch since
-//! its view has put something there: the last ones are remembered. Costs nothing where nobody has met many deletes for a
-//! while; else a search among [`MOST`] ranges for each operation. Nothing of it is stored. May use: spans, batches. No I/O.
+//! its view has put something there: where the last ones have put is remembered. Costs nothing where nobody has met many
+//! deletes, or begun behind them, for a while; else two searches among at most [`MOST`] ranges for each operation, and two copied keys
+//! for each batch, under the front lock. Nothing of it is stored. May use: spans, batches. No I/O.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -22,18 +23,18 @@ use crate::{
 
 /// Deleted keys that a cursor passes silently.
 pub(super) const MANY: u64 = 64;
-/// Gaps that are kept. Beyond that, the one with the highest keys goes: queues are emptied from the low end.
-const MOST: usize = 64;
-/// Batches that are remembered. A reader's view is rarely older.
+/// Gaps that are kept. Beyond that all are forgotten, and those found again that are wanted: none can be in the way of
+/// others for ever.
+const MOST: usize = 1024;
+/// Batches that are remembered one by one. Those before are one, and only between which keys they put is known.
 const RECENT: usize = 64;
-/// Batches after the last discovery at which all is forgotten, as if nobody wanted it any more. Finding it again
-/// costs what they have deleted, once.
+/// Batches without a discovery, and without a cursor that began behind a gap, after which all is forgotten.
 const PATIENCE: u32 = 10_000;
 
 #[derive(Default)]
 pub(crate) struct Gaps {
     known: Option<Arc<Spans>>,
-    /// The last batches that put something, and between which keys.
+    /// The last batches that put something, and between which keys; the first may be several, up to that one.
     recent: VecDeque<(u64, Span)>,
     /// Of what came up to this batch nothing is remembered.
     since: u64,
@@ -60,22 +61,27 @@ impl Gaps {
             return false;
         }
         let known = Arc::make_mut(self.known.get_or_insert_default());
-        let before = known.clone();
+        if known.covers(&span) {
+            return false;
+        }
+        if known.len() >= MOST {
+            *known = Spans::default();
+        }
         known.insert(span);
-        keep_few(known);
-        *known != before
+        true
     }
 
     /// Takes in batch `msn`, as it is applied. What is kept of it is copied: its keys lie in memory that holds all
-    /// of the batch.
-    pub fn written(&mut self, ops: &[Op], msn: u64) {
-        if self.patience == 0 {
-            return;
-        }
-        self.patience -= 1;
-        if self.patience == 0 {
-            *self = Gaps::default();
-            return;
+    /// of the batch. `used` tells whether a cursor has begun behind a gap since it was asked last.
+    pub fn written(&mut self, ops: &[Op], msn: u64, used: impl FnOnce() -> bool) {
+        match self.patience {
+            0 => return,
+            1 if used() => self.patience = PATIENCE,
+            1 => {
+                *self = Gaps::default();
+                return;
+            }
+            _ => self.patience -= 1,
         }
         let mut put: Option<Span> = None;
         let mut keys: Option<(&Bytes, &Bytes)> = None;
@@ -103,9 +109,10 @@ impl Gaps {
         if let Some(put) = put {
             self.recent.push_back((msn, put));
             if self.recent.len() > RECENT
-                && let Some((forgotten, _)) = self.recent.pop_front()
+                && let Some((_, oldest)) = self.recent.pop_front()
+                && let Some((_, next)) = self.recent.front_mut()
             {
-                self.since = forgotten;
+                *next = hull(Some(oldest), next.clone());
             }
         }
     }
@@ -120,7 +127,9 @@ impl Gaps {
         if let Some(known) = &mut self.known {
             let known = Arc::make_mut(known);
             known.remove(span);
-            keep_few(known);
+            if known.len() > MOST {
+                *known = Spans::default();
+            }
         }
     }
 
@@ -128,12 +137,6 @@ impl Gaps {
         if let Some(known) = self.known.as_mut().filter(|known| known.is_beside(key)) {
             Arc::make_mut(known).insert(Span::key(key));
         }
-    }
-}
-
-fn keep_few(known: &mut Spans) {
-    while known.len() > MOST {
-        known.pop();
     }
 }
 
@@ -145,10 +148,9 @@ fn hull(some: Option<Span>, more: Span) -> Span {
 }
 
 impl Engine {
-    /// Notes that in the version after batch `seen` nothing was to be seen in `span`. A hint: where a writer is
-    /// at work, nobody waits, and the next one who passes says it again.
+    /// Notes that in the version after batch `seen` nothing was to be seen in `span`.
     pub fn found_empty(&self, seen: u64, span: Span) {
-        let Some(mut front) = self.front.try_write() else { return };
+        let mut front = self.front.write();
         let now = front.active.msn;
         let more = front.gaps.found(seen, now, span);
         // The next reader shall know.
@@ -187,47 +189,65 @@ mod tests {
         let mut gaps = Gaps::default();
         // Nobody watched before the first discovery, so only a view of this very version counts.
         assert!(!gaps.found(9, 10, span("a", "m")));
-        gaps.written(&[put("c")], 11);
-        gaps.written(&[put("x")], 12);
+        write(&mut gaps, &[put("c")], 11);
+        write(&mut gaps, &[put("x")], 12);
         assert!(!gaps.found(10, 12, span("a", "m")));
         assert!(gaps.found(10, 12, span("d", "m")));
         assert!(gaps.found(11, 12, span("a", "m")));
         assert_eq!(left(&gaps, "a", "z"), Some(span("m", "z")));
-        gaps.written(&[Op::RenamePrefix("q".into(), "b".into())], 13);
+        write(&mut gaps, &[Op::RenamePrefix("q".into(), "b".into())], 13);
         assert_eq!(left(&gaps, "a", "z"), Some(span("b", "z")));
     }
 
+    fn write(gaps: &mut Gaps, ops: &[Op], msn: u64) {
+        gaps.written(ops, msn, || false);
+    }
+
     #[test]
-    fn batches_that_were_forgotten_are_not_vouched_for() {
+    fn of_batches_long_ago_it_is_known_between_which_keys_they_put() {
         let mut gaps = Gaps::default();
         assert!(gaps.found(1, 1, span("x", "y")));
-        (2..=RECENT as u64 + 2).for_each(|msn| gaps.written(&[put(if msn == 2 { "c" } else { "z" })], msn));
-        assert!(!gaps.found(1, 100, span("a", "m")), "batch 2 is forgotten");
-        assert!(gaps.found(2, 100, span("a", "m")));
+        write(&mut gaps, &[put("c")], 2);
+        (3..=3 * RECENT as u64)
+            .for_each(|msn| write(&mut gaps, &[put(if msn % 2 == 0 { "e" } else { "f" })], msn));
+        assert!(!gaps.found(1, 1000, span("a", "d")), "c was put by batch 2");
+        assert!(gaps.found(1, 1000, span("a", "c")));
+        assert!(gaps.found(1, 1000, span("g", "m")));
+        assert!(!gaps.found(2 * RECENT as u64, 1000, span("a", "d")), "with what was put by later ones");
+        assert!(gaps.found(3 * RECENT as u64, 1000, span("a", "d")));
     }
 
     #[test]
     fn a_gap_follows_who_takes_out_what_is_next() {
         let mut gaps = Gaps::default();
         assert!(gaps.found(1, 1, span("a", "c")));
-        gaps.written(&[put("b")], 2);
+        write(&mut gaps, &[put("b")], 2);
         assert_eq!(left(&gaps, "a", "z"), Some(span("b", "z")));
-        gaps.written(&[delete("b")], 3);
-        gaps.written(&[delete("c"), delete("e")], 4);
+        write(&mut gaps, &[delete("b")], 3);
+        write(&mut gaps, &[delete("c"), delete("e")], 4);
         assert_eq!(left(&gaps, "a", "z"), Some(span("c\0", "z")));
-        gaps.written(&[delete("q"), put("q")], 5);
+        write(&mut gaps, &[delete("q"), put("q")], 5);
+        for _ in 0..2 * PATIENCE {
+            gaps.written(&[put("y")], 6, || true);
+        }
+        assert_eq!(left(&gaps, "a", "z"), Some(span("c\0", "z")), "who begins behind it wants it");
         for _ in 0..PATIENCE {
-            gaps.written(&[put("y")], 6);
+            write(&mut gaps, &[put("y")], 6);
         }
         assert_eq!(left(&gaps, "a", "z"), Some(span("a", "z")), "nobody asks any more");
     }
 
     #[test]
-    fn gaps_are_few() {
+    fn gaps_are_few_and_none_is_in_the_way_of_others() {
         let mut gaps = Gaps::default();
-        assert!(gaps.found(1, 1, span("a", "z")));
-        (0..10 * MOST).for_each(|i| gaps.written(&[put(&format!("k{i:04}"))], 2 + i as u64));
-        assert_eq!(gaps.known.as_ref().map(|known| known.len()), Some(MOST));
-        assert_eq!(left(&gaps, "a", "z"), Some(span("k0000", "z")));
+        assert!(gaps.found(1, 1, span("a", "m")));
+        let known = |gaps: &Gaps| gaps.known.as_ref().map_or(0, |known| known.len());
+        (0..MOST as u64 - 1).for_each(|i| write(&mut gaps, &[put(&format!("k{i:04}"))], 2 + i));
+        assert_eq!(known(&gaps), MOST);
+        assert!(gaps.found(5000, 5000, span("n", "z")));
+        assert_eq!((known(&gaps), left(&gaps, "n", "zz")), (1, Some(span("z", "zz"))));
+        assert!(gaps.found(5000, 5000, span("a", "m")));
+        (0..MOST as u64).for_each(|i| write(&mut gaps, &[put(&format!("k{i:04}"))], 6000 + i));
+        assert!(known(&gaps) < MOST);
     }
 }

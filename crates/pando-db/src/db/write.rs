@@ -188,15 +188,14 @@ impl Engine {
             Some(active) => active,
             None => {
                 drop(self.views.withdraw());
-                let empty = Memtable::new(front.active.msn, front.active.log_end);
-                let mut active = std::mem::replace(&mut front.active, empty);
-                ops.iter().for_each(|op| apply_plain(&mut active, op, self));
-                active
+                let mut putting = Putting::new(self, front);
+                ops.iter().for_each(|op| apply_plain(&mut putting.active, op, self));
+                putting.done()
             }
         };
         active.keep(payload.len());
         front.accept(active, msn, end, self.seal_threshold());
-        front.gaps.written(ops, msn);
+        front.gaps.written(ops, msn, || self.counters.gap_used.swap(false, Ordering::Relaxed));
         if ops.iter().any(|op| !matches!(op, Op::Put(..) | Op::Upsert(..) | Op::UpsertPrefix(..))) {
             self.counters.deletes.store(true, Ordering::Relaxed);
         }
@@ -339,6 +338,45 @@ impl Front {
         self.active = active;
         if self.active.is_full(seal_at) {
             self.seal();
+        }
+    }
+}
+
+/// The active table, taken out of the front to be changed in place. If what a merge function does to it panics, it comes
+/// back as it is then, and the store stops: half of the batch may be in memory.
+struct Putting<'a> {
+    engine: &'a Engine,
+    front: &'a mut Front,
+    active: Memtable,
+    done: bool,
+}
+
+impl<'a> Putting<'a> {
+    fn new(engine: &'a Engine, front: &'a mut Front) -> Self {
+        let empty = Memtable::new(front.active.msn, front.active.log_end);
+        let active = std::mem::replace(&mut front.active, empty);
+        Self { engine, front, active, done: false }
+    }
+
+    fn take(&mut self) -> Memtable {
+        let empty = Memtable::new(self.active.msn, self.active.log_end);
+        std::mem::replace(&mut self.active, empty)
+    }
+
+    fn done(mut self) -> Memtable {
+        self.done = true;
+        self.take()
+    }
+}
+
+impl Drop for Putting<'_> {
+    fn drop(&mut self) {
+        if !self.done {
+            self.front.active = self.take();
+            self.engine
+                .log
+                .stop("write: a merge function panicked; open the store again for what was synced".into());
+            self.engine.signal.all();
         }
     }
 }

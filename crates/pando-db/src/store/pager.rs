@@ -306,13 +306,17 @@ impl Pager {
     }
 
     /// The same for pages that nobody will want again, because what they hold is being written anew: up to
-    /// `limit` bytes, one page or more, and the cache does not learn of them. Empty also if the first is in it.
+    /// `limit` bytes, packed and unpacked, one page or more, and the cache does not learn of them. Empty also if the first is in it.
     pub fn read_for_the_last_time<'p>(
         &self,
         pages: impl Iterator<Item = &'p PageRef>,
         limit: usize,
     ) -> Vec<(Piece, Arc<Page>)> {
-        let unknown = pages.take_while(|page| !self.is_cached(None, page));
+        let mut unpacked = 0;
+        let unknown = pages.take_while(|page| {
+            unpacked += page.raw as usize;
+            (unpacked <= limit || unpacked == page.raw as usize) && !self.is_cached(None, page)
+        });
         self.read_all(&side_by_side(None, unknown, limit), false)
     }
 

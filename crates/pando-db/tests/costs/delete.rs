@@ -79,8 +79,9 @@ fn deleting_a_clone_costs_what_it_owns() {
         requests.push(m.cost.requests());
     }
     // Two levels more of the translation table (1 to 3) for 100 times what is shared, in each of two
-    // checkpoints, and one or two of the DAG.
-    assert!(requests[2] <= requests[0] + 6, "{requests:?}");
+    // checkpoints, and one or two of the DAG; and two reads of messages that the load has left in a node on the way,
+    // which are copied with it.
+    assert!(requests[2] <= requests[0] + 8, "{requests:?}");
     for own in sizes.owned {
         let count = sizes.trees[2];
         let m = measure(&sizes, count, own);

@@ -6,7 +6,7 @@ use crate::setup::{Cost, MIB, Store, key, load, page_bytes, turn};
 
 const COUNT: u64 = 100_000;
 
-/// What it costs to carry deletes of these keys down into 12 leaves or so, their headers being in memory.
+/// What it costs to carry deletes of these keys down into 16 leaves or so, their headers being in memory.
 fn carry_down(keys: impl Iterator<Item = u64>) -> (u64, Cost) {
     let mut store = Store::new(MIB, 64 * MIB);
     load(&store.db, "t/", COUNT, 100);

@@ -13,7 +13,7 @@ use super::{absorb::join_empty, edit::Edit};
 use crate::{
     error::Result,
     format::node::{Body, Edge, Node, PageLoc, PageRef, Run, Target},
-    key::{Lens, Span, common_prefix},
+    key::{Lens, Span, behind, common_prefix},
 };
 
 /// Nodes that together cover what one covered, in order, all in the local keys of that one.
@@ -70,8 +70,8 @@ impl Edit<'_> {
             return Ok(Some(high));
         }
         // One pair fills most of the leaf and is its first: cut behind it.
-        let behind = Span { lo: [&first[..], &[0]].concat().into(), hi: None };
-        Ok(run.slice(&behind, self.cx.pager)?.pages.first().map(|p| p.first_key()))
+        let above = Span { lo: behind(&first), hi: None };
+        Ok(run.slice(&above, self.cx.pager)?.pages.first().map(|p| p.first_key()))
     }
 
     /// The key of the pair at `offset` bytes from the start of a run. I/O: one page.

@@ -22,7 +22,7 @@ use super::{absorb::join_empty, edit::Edit};
 use crate::{
     error::{Error, Result},
     format::node::{Body, Edge, Node, NodeId, PageRef, Target},
-    key::{Lens, Span},
+    key::{Lens, Span, Spans},
 };
 
 /// A leaf is trimmed if that frees at least 1/n of it.
@@ -219,21 +219,10 @@ fn visible(live: &Span, shown: Option<&[Span]>) -> Vec<Span> {
 }
 
 /// The same keys as ascending ranges that neither overlap nor touch.
-fn merged(mut parts: Vec<Span>) -> Vec<Span> {
-    parts.retain(|part| !part.is_empty());
-    parts.sort_by(|a, b| a.lo.cmp(&b.lo));
-    let mut out: Vec<Span> = Vec::with_capacity(parts.len());
-    for part in parts {
-        match out.last_mut() {
-            Some(last) if last.hi.as_ref().is_none_or(|hi| *hi >= part.lo) => {
-                if last.hi.is_some() && (part.hi.is_none() || part.hi > last.hi) {
-                    last.hi = part.hi;
-                }
-            }
-            _ => out.push(part),
-        }
-    }
-    out
+fn merged(parts: Vec<Span>) -> Vec<Span> {
+    let mut all = Spans::default();
+    parts.into_iter().for_each(|part| all.insert(part));
+    all.iter().collect()
 }
 
 #[cfg(test)]

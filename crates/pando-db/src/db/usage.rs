@@ -29,7 +29,7 @@ use crate::{
     device::BLOCK,
     error::{Error, Result},
     format::node::{Body, NodeId, Run, Target},
-    key::{Lens, Span},
+    key::{Lens, Span, behind},
     store::{
         layout::is_worth_keeping,
         pager::Handle,
@@ -228,8 +228,7 @@ impl Walk<'_> {
         let (mut own, mut apart) = (Pages::default(), HashMap::<u64, Pages>::new());
         for page in handle.node.pages() {
             // The least key above the last one ends the range.
-            let above = [&page.last_key()[..], &[0]].concat();
-            let keys = Span::new(page.first_key(), Some(above.into()));
+            let keys = Span::new(page.first_key(), Some(behind(&page.last_key())));
             let bytes = u64::from(stored_len(page).unwrap_or(page.raw));
             let pages = match extents::of_page(handle, page) {
                 Some(extent) => apart.entry(extent.id).or_default(),

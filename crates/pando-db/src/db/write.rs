@@ -188,9 +188,11 @@ impl Engine {
             Some(active) => active,
             None => {
                 drop(self.views.withdraw());
-                let mut putting = Putting::new(self, front);
-                ops.iter().for_each(|op| apply_plain(&mut putting.active, op, self));
-                putting.done()
+                let putting = Putting(self);
+                ops.iter().for_each(|op| apply_plain(&mut front.active, op, self));
+                std::mem::forget(putting);
+                let empty = Memtable::new(front.active.msn, front.active.log_end);
+                std::mem::replace(&mut front.active, empty)
             }
         };
         active.keep(payload.len());
@@ -342,42 +344,13 @@ impl Front {
     }
 }
 
-/// The active table, taken out of the front to be changed in place. If what a merge function does to it panics, it comes
-/// back as it is then, and the store stops: half of the batch may be in memory.
-struct Putting<'a> {
-    engine: &'a Engine,
-    front: &'a mut Front,
-    active: Memtable,
-    done: bool,
-}
-
-impl<'a> Putting<'a> {
-    fn new(engine: &'a Engine, front: &'a mut Front) -> Self {
-        let empty = Memtable::new(front.active.msn, front.active.log_end);
-        let active = std::mem::replace(&mut front.active, empty);
-        Self { engine, front, active, done: false }
-    }
-
-    fn take(&mut self) -> Memtable {
-        let empty = Memtable::new(self.active.msn, self.active.log_end);
-        std::mem::replace(&mut self.active, empty)
-    }
-
-    fn done(mut self) -> Memtable {
-        self.done = true;
-        self.take()
-    }
-}
+/// Stops the store if what a merge function does to the active table panics: half of the batch may be in memory.
+struct Putting<'a>(&'a Engine);
 
 impl Drop for Putting<'_> {
     fn drop(&mut self) {
-        if !self.done {
-            self.front.active = self.take();
-            self.engine
-                .log
-                .stop("write: a merge function panicked; open the store again for what was synced".into());
-            self.engine.signal.all();
-        }
+        self.0.log.stop("write: a merge function panicked; open the store again for what was synced".into());
+        self.0.signal.all();
     }
 }
 

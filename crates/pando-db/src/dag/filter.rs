@@ -1,10 +1,11 @@
-//! A filter that says of most keys that are not in a table that they are not.
+//! What says of most keys that are not in a table that they are not: between which keys its own lie, and a filter.
 //!
-//! A blocked Bloom filter: all bits of a key lie in one line of the processor's cache. Keys are only ever added, so
+//! Who writes in one place and reads in another is told by the first, without a look at memory that no other read needs.
+//! The second is a blocked Bloom filter: all bits of a key lie in one line of the processor's cache. Keys are only ever added, so
 //! versions of a table share one filter until it is too small for one of them; what a later version added costs an earlier one a look in vain. It is as large as
 //! the keys of its table need, because readers ask those of all tables, and these should stay in the processor's cache.
 //!
-//! Guarantee: a key that was added is found. May use: nothing.
+//! Guarantee: a key that was added is found. May use: keys.
 
 use std::sync::{
     Arc,
@@ -12,6 +13,8 @@ use std::sync::{
 };
 
 use xxhash_rust::xxh3::xxh3_64;
+
+use crate::key::head;
 
 /// Words of a block: a line of 64 bytes.
 const BLOCK_WORDS: usize = 8;
@@ -26,23 +29,46 @@ const CHOICE: u32 = (BLOCK_WORDS * 64).trailing_zeros();
 #[derive(Clone)]
 pub(crate) struct Filter(Arc<[AtomicU64]>);
 
-/// What a filter sees of a key.
+/// Between which heads those of a table's keys lie. What leaves the table does not make them fewer.
 #[derive(Clone, Copy)]
-pub(crate) struct KeyHash(u64);
+pub(crate) struct Heads {
+    least: u64,
+    greatest: u64,
+}
 
-impl KeyHash {
+/// What these see of a key.
+#[derive(Clone, Copy)]
+pub(crate) struct KeyMark {
+    head: u64,
+    hash: u64,
+}
+
+impl Heads {
+    pub const NONE: Heads = Heads { least: u64::MAX, greatest: 0 };
+
+    pub fn add(&mut self, key: KeyMark) {
+        self.least = self.least.min(key.head);
+        self.greatest = self.greatest.max(key.head);
+    }
+
+    pub fn may_hold(&self, key: KeyMark) -> bool {
+        (self.least..=self.greatest).contains(&key.head)
+    }
+}
+
+impl KeyMark {
     pub fn of(key: &[u8]) -> Self {
-        Self(xxh3_64(key))
+        Self { head: head(key), hash: xxh3_64(key) }
     }
 
     fn block(self, blocks: usize) -> usize {
-        (self.0 >> (BITS * CHOICE)) as usize % blocks
+        (self.hash >> (BITS * CHOICE)) as usize % blocks
     }
 
     /// The word within its block and the mask of each bit.
     fn bits(self) -> impl Iterator<Item = (usize, u64)> {
         (0..BITS).map(move |i| {
-            let choice = (self.0 >> (i * CHOICE)) as usize % (BLOCK_WORDS * 64);
+            let choice = (self.hash >> (i * CHOICE)) as usize % (BLOCK_WORDS * 64);
             (choice / 64, 1 << (choice % 64))
         })
     }
@@ -64,7 +90,7 @@ impl Filter {
         self.0.len() / BLOCK_WORDS
     }
 
-    pub fn add(&self, key: KeyHash) {
+    pub fn add(&self, key: KeyMark) {
         let at = key.block(self.blocks()) * BLOCK_WORDS;
         for (word, mask) in key.bits() {
             // Whoever is to see the key gets the table through a lock or a slot, and with it these.
@@ -72,7 +98,7 @@ impl Filter {
         }
     }
 
-    pub fn may_hold(&self, key: KeyHash) -> bool {
+    pub fn may_hold(&self, key: KeyMark) -> bool {
         let at = key.block(self.blocks()) * BLOCK_WORDS;
         key.bits().all(|(word, mask)| self.0[at + word].load(Ordering::Relaxed) & mask != 0)
     }
@@ -85,10 +111,23 @@ mod tests {
     #[test]
     fn what_was_added_is_found_and_little_else() {
         let filter = Filter::with_room(65_000);
-        let hash = |i: u32| KeyHash::of(&i.to_be_bytes());
+        let hash = |i: u32| KeyMark::of(&i.to_be_bytes());
         (0..65_000).for_each(|i| filter.add(hash(i)));
         assert!((0..65_000).all(|i| filter.may_hold(hash(i))));
         let in_vain = (1_000_000..1_100_000).filter(|i| filter.may_hold(hash(*i))).count();
         assert!(in_vain < 5000, "{in_vain} of 100,000");
+    }
+
+    #[test]
+    fn keys_outside_of_those_that_were_added_are_told_by_their_heads() {
+        let mut heads = Heads::NONE;
+        let may_hold = |heads: Heads, key: &[u8]| heads.may_hold(KeyMark::of(key));
+        assert!(![&b""[..], b"a", &[0xff; 9]].into_iter().any(|key| may_hold(heads, key)));
+        heads.add(KeyMark::of(b"beeches and oaks"));
+        assert!(may_hold(heads, b"beeches and oaks") && !may_hold(heads, b"a") && !may_hold(heads, b"c"));
+        // Eight bytes are all that they see.
+        assert!(may_hold(heads, b"beeches "));
+        heads.add(KeyMark::of(b""));
+        assert!(may_hold(heads, b"") && may_hold(heads, b"a") && !may_hold(heads, b"c"));
     }
 }

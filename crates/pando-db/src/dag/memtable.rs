@@ -23,7 +23,7 @@ use crate::{
 };
 
 use super::{
-    filter::{Filter, KeyHash},
+    filter::{Filter, Heads, KeyMark},
     layer::cut,
     run::Writer,
     update::{compose, without_deleted},
@@ -46,6 +46,8 @@ const MOST_KEPT: usize = 4;
 #[derive(Clone)]
 pub(crate) struct Memtable {
     pub points: OrdMap<Bytes, Msg>,
+    /// Of the points, and of what is no longer among them.
+    heads: Heads,
     filter: Option<Filter>,
     /// Disjoint, by lower bound.
     pub ranges: OrdMap<Bytes, RangeMsg>,
@@ -69,6 +71,7 @@ impl Memtable {
     pub fn new(msn: u64, log_end: LogPos) -> Self {
         Self {
             points: OrdMap::new(),
+            heads: Heads::NONE,
             filter: None,
             ranges: OrdMap::new(),
             updates: OrdMap::new(),
@@ -103,22 +106,24 @@ impl Memtable {
     }
 
     /// The message about `key`.
-    pub fn point(&self, key: &[u8], hash: KeyHash) -> Option<&Msg> {
-        if self.filter.as_ref().is_some_and(|filter| !filter.may_hold(hash)) {
+    pub fn point(&self, key: &[u8], mark: KeyMark) -> Option<&Msg> {
+        if !self.heads.may_hold(mark) || self.filter.as_ref().is_some_and(|filter| !filter.may_hold(mark)) {
             return None;
         }
         self.points.get(key)
     }
 
     fn note(&mut self, key: &[u8]) {
+        let mark = KeyMark::of(key);
+        self.heads.add(mark);
         let room = self.filter.as_ref().map_or(FILTER_FROM, Filter::room);
         if self.points.len() >= room && room < FILTER_MOST {
             let filter = Filter::with_room(FILTER_GROWTH * room);
-            self.points.keys().for_each(|key| filter.add(KeyHash::of(key)));
+            self.points.keys().for_each(|key| filter.add(KeyMark::of(key)));
             self.filter = Some(filter);
         }
         if let Some(filter) = &self.filter {
-            filter.add(KeyHash::of(key));
+            filter.add(mark);
         }
     }
 

@@ -10,7 +10,7 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use super::{filter::KeyHash, memtable::Memtable, tree::Tree};
+use super::{filter::KeyMark, memtable::Memtable, tree::Tree};
 use crate::{
     error::{Error, Result},
     format::{
@@ -94,10 +94,10 @@ impl View {
     pub fn get(&self, key: &[u8], pager: &Pager, merge: &dyn Merge) -> Result<Value> {
         let mut pending = Pending::default();
         let mut at = (self.tree.root, Local::Borrowed(key));
-        let hash = KeyHash::of(key);
+        let mark = KeyMark::of(key);
         for table in &self.tables {
             // A point includes what the updates of its table say.
-            match table.point(key, hash) {
+            match table.point(key, mark) {
                 Some(msg) => {
                     if let Some(value) = pending.meet(msg.clone(), merge) {
                         return Ok(value);

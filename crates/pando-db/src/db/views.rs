@@ -3,14 +3,14 @@
 //! Guarantees: a view taken after a write has returned shows it; taking one waits for nobody while other
 //! threads read as well. Publishing a view shares the active table with readers, and then a writer must copy
 //! what it changes of it (a path of the persistent map for each key). So a view is published only if somebody
-//! other than the writer reads; a thread that reads and writes in turn finds the slot empty, and makes its view
+//! other than the writer reads, or has done so a few changes ago; a thread that reads and writes in turn finds the slot empty, and makes its view
 //! under the lock, which nobody else wants. A reader of single keys does not free what was replaced while it read.
 //!
 //! May use: the front, views. No I/O.
 
 use std::sync::{
     Arc,
-    atomic::{AtomicU64, Ordering},
+    atomic::{AtomicU32, AtomicU64, Ordering},
 };
 
 use arc_swap::{ArcSwapOption, Guard};
@@ -24,6 +24,9 @@ use crate::{dag::view::View, thread};
 const NOBODY: u64 = 0;
 /// More than one has.
 const SEVERAL: u64 = u64::MAX;
+/// Changes without a reader after which views are published no more. Some, because a reader may not run for a
+/// millisecond, and finds no view then but in the front, whose lock a thread may hold that does not run either.
+const LINGER: u32 = 16;
 
 /// The published view, and who has taken one since it was published.
 #[derive(Default)]
@@ -32,6 +35,8 @@ pub(crate) struct Views {
     /// How often the slot has changed.
     changes: AtomicU64,
     reader: AtomicU64,
+    /// For how many changes more a view is published even if nobody has read. Changed under the front lock.
+    linger: AtomicU32,
     /// Views that were replaced while a reader used them.
     left: Mutex<Old>,
 }
@@ -51,9 +56,14 @@ impl Views {
     }
 
     /// True if another thread than the calling one has read since the last change.
-    pub fn wanted(&self) -> bool {
+    fn has_reader(&self) -> bool {
         let reader = self.reader.load(Ordering::Relaxed);
         reader != NOBODY && reader != thread::number()
+    }
+
+    /// True if a view is to be published: another thread than the calling one reads, or did so lately.
+    pub fn wanted(&self) -> bool {
+        self.has_reader() || self.linger.load(Ordering::Relaxed) > 0
     }
 
     /// Empties the slot. The caller holds the front lock for writing.
@@ -65,6 +75,9 @@ impl Views {
     /// caller gets is to be dropped outside the lock.
     pub fn changed(&self, front: &Front) -> Old {
         let fresh = self.wanted().then(|| Arc::new(front.view()));
+        let linger = self.linger.load(Ordering::Relaxed);
+        self.linger
+            .store(if self.has_reader() { LINGER } else { linger.saturating_sub(1) }, Ordering::Relaxed);
         self.reader.store(NOBODY, Ordering::Relaxed);
         self.replace(fresh)
     }

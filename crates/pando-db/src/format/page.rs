@@ -14,7 +14,10 @@ use bytes::Bytes;
 
 pub(crate) use self::builder::{Builder, Built};
 use super::{codec::peek_varint, message::Msg, prefetch::prefetch};
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    key::head,
+};
 
 /// A parsed page. Immutable; cloning shares the bytes.
 #[derive(Debug, Clone)]
@@ -78,17 +81,6 @@ fn tag(head: u64, key: &[u8]) -> u8 {
     let tail = key.last_chunk().map_or(0, |tail| u64::from_be_bytes(*tail));
     let mixed = (head ^ tail.rotate_left(32) ^ key.len() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed >> 56) as u8
-}
-
-/// The first bytes of a key as a number: if `head(a) < head(b)`, then `a < b`.
-#[inline]
-fn head(key: &[u8]) -> u64 {
-    match key.first_chunk() {
-        Some(head) => u64::from_be_bytes(*head),
-        None => {
-            key.iter().zip((0..8).rev()).fold(0, |head, (&byte, place)| head | u64::from(byte) << (8 * place))
-        }
-    }
 }
 
 /// An entry as it stands in its page.

@@ -24,6 +24,17 @@ pub(crate) fn successor(prefix: &[u8]) -> Option<Bytes> {
     Some(next.into())
 }
 
+/// The first eight bytes of a key as a number: if `head(a) < head(b)`, then `a < b`.
+#[inline]
+pub(crate) fn head(key: &[u8]) -> u64 {
+    match key.first_chunk() {
+        Some(head) => u64::from_be_bytes(*head),
+        None => {
+            key.iter().zip((0..8).rev()).fold(0, |head, (&byte, place)| head | u64::from(byte) << (8 * place))
+        }
+    }
+}
+
 /// Length of the longest common prefix of two byte strings.
 pub(crate) fn common_prefix(a: &[u8], b: &[u8]) -> usize {
     let words = a.len().min(b.len()) / 8 * 8;
@@ -71,6 +82,13 @@ mod tests {
             let n = common_prefix(&a, &b);
             prop_assert_eq!(&a[..n], &b[..n]);
             prop_assert!(a.get(n).is_none() || b.get(n).is_none() || a[n] != b[n]);
+        }
+
+        #[test]
+        fn heads_never_contradict_keys(a in small_key(), b in small_key(), more in small_key()) {
+            let (a, b) = ([&a[..], &more].concat(), [&b[..], &more].concat());
+            if head(&a) < head(&b) { prop_assert!(a < b) }
+            if a <= b { prop_assert!(head(&a) <= head(&b)) }
         }
 
         #[test]

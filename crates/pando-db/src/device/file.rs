@@ -7,7 +7,7 @@
 
 use std::{
     fs::{File, Metadata, OpenOptions},
-    io::{self, IoSlice, Seek, SeekFrom},
+    io::{self, IoSlice, IoSliceMut, Seek, SeekFrom},
     os::{
         fd::AsRawFd,
         unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt},
@@ -18,7 +18,7 @@ use std::{
 
 use rustix::{
     fs::{FallocateFlags, FlockOperation, OFlags, fallocate, flock, fstatvfs, seek},
-    io::{Errno, ReadWriteFlags, pwritev2},
+    io::{Errno, ReadWriteFlags, preadv, pwritev2},
 };
 
 use super::{Device, DeviceStats, check_range, counters::Counters};
@@ -26,6 +26,9 @@ use crate::{Error, Result};
 
 /// How many bytes at the start of a file must be zero before it is overwritten unasked.
 const PROBE: usize = 64 << 10;
+
+/// Buffers that Linux takes in one call (`IOV_MAX`).
+const MOST_BUFS: usize = 1024;
 
 /// A locked regular file or block device.
 #[derive(Debug)]
@@ -141,6 +144,27 @@ impl Device for FileDevice {
         check_range(self.size(), offset, buf.len() as u64)?;
         self.file.read_exact_at(buf, offset)?;
         self.counters.read(offset, buf.len());
+        Ok(())
+    }
+
+    fn read_vectored_at(&self, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
+        let len: usize = bufs.iter().map(|buf| buf.len()).sum();
+        check_range(self.size(), offset, len as u64)?;
+        let (mut at, mut rest) = (offset, bufs);
+        IoSliceMut::advance_slices(&mut rest, 0);
+        while !rest.is_empty() {
+            let now = rest.len().min(MOST_BUFS);
+            match preadv(&self.file, &mut rest[..now], at) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(read) => {
+                    at += read as u64;
+                    IoSliceMut::advance_slices(&mut rest, read);
+                }
+                Err(Errno::INTR) => (),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.counters.read(offset, len);
         Ok(())
     }
 

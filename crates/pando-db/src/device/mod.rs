@@ -13,7 +13,7 @@ mod sim;
 mod sparse;
 mod sticky;
 
-use std::io;
+use std::io::{self, IoSliceMut};
 
 pub use file::FileDevice;
 pub use memory::MemDevice;
@@ -50,6 +50,18 @@ pub struct DeviceStats {
 pub trait Device: Send + Sync + 'static {
     /// Fills `buf` from `offset`. Reading past the end is an error; a hole reads as zeros.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
+    /// Fills all of `bufs`, one after the other, from `offset` on, as one request.
+    fn read_vectored_at(&self, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
+        let mut all = vec![0; bufs.iter().map(|buf| buf.len()).sum()];
+        self.read_at(offset, &mut all)?;
+        let mut rest = &all[..];
+        for buf in bufs {
+            let (part, behind) = rest.split_at(buf.len());
+            buf.copy_from_slice(part);
+            rest = behind;
+        }
+        Ok(())
+    }
     /// Writes all of `buf` at `offset`. Not durable before the next flush.
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()>;
     /// Returns when every write that returned before this call is durable.

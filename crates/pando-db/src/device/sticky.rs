@@ -9,7 +9,7 @@
 //! changed. Uses the device below only.
 
 use std::{
-    io,
+    io::{self, IoSliceMut},
     sync::{Arc, OnceLock},
 };
 
@@ -47,6 +47,10 @@ impl Sticky {
 impl Device for Sticky {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         self.device.read_at(offset, buf)
+    }
+
+    fn read_vectored_at(&self, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
+        self.device.read_vectored_at(offset, bufs)
     }
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {

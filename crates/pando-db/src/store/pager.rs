@@ -6,9 +6,12 @@
 //! Cache keys are extent ids, which are never reused within a process, so a
 //! cached piece can never be taken for another. Takes no lock over I/O.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    io::IoSliceMut,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use bytes::Bytes;
@@ -106,12 +109,6 @@ struct Wanted<'p> {
 impl Wanted<'_> {
     fn end(&self) -> u64 {
         self.at + u64::from(self.segment.len)
-    }
-
-    /// Its bytes, of those that were read from `start` on.
-    fn part_of(&self, bytes: &Bytes, start: u64) -> Option<Bytes> {
-        let from = self.at.checked_sub(start)? as usize;
-        bytes.get(from..from + self.segment.len as usize).map(|part| bytes.slice_ref(part))
     }
 }
 
@@ -328,15 +325,14 @@ impl Pager {
         limit: usize,
     ) -> Result<Vec<(Segment, Bytes)>> {
         let wanted = side_by_side(None, pages, limit);
-        let (Some(first), Some(last)) = (wanted.first(), wanted.last()) else {
+        if wanted.is_empty() {
             return Err(Error::corrupt("node page", 0, "a page of no known extent"));
+        }
+        let verified = |(wanted, stored): (&Wanted<'_>, Bytes)| match xxh3_64(&stored) == wanted.segment.sum {
+            true => Ok((wanted.segment, stored)),
+            false => Err(Error::corrupt("node page", wanted.at, "its checksum does not match")),
         };
-        let bytes = self.read(first.at, (last.end() - first.at) as u32)?;
-        let verified = |wanted: &Wanted<'_>| match wanted.part_of(&bytes, first.at) {
-            Some(stored) if xxh3_64(&stored) == wanted.segment.sum => Ok((wanted.segment, stored)),
-            _ => Err(Error::corrupt("node page", wanted.at, "its checksum does not match")),
-        };
-        wanted.iter().map(verified).collect()
+        wanted.iter().zip(self.read_together(&wanted)?).map(verified).collect()
     }
 
     fn is_cached(&self, home: Option<&Arc<Stored>>, page: &PageRef) -> bool {
@@ -346,13 +342,10 @@ impl Pager {
     /// Reads pages that lie side by side with one request, in order of their places, to be kept in the cache
     /// or not. One that is damaged ends it; what lies before is good.
     fn read_all(&self, wanted: &[Wanted<'_>], keep: bool) -> Vec<(Piece, Arc<Page>)> {
-        let (Some(first), Some(last)) = (wanted.first(), wanted.last()) else { return Vec::new() };
-        let Ok(bytes) = self.read(first.at, (last.end() - first.at) as u32) else { return Vec::new() };
-        let parse = |wanted: &Wanted<'_>| {
+        let pieces = if keep { self.read_apart(wanted) } else { self.read_together(wanted) };
+        let Ok(pieces) = pieces else { return Vec::new() };
+        let parse = |(wanted, stored): (&Wanted<'_>, Bytes)| {
             let Wanted { page, segment, key, at } = wanted;
-            let stored = wanted.part_of(&bytes, first.at)?;
-            // A copy, so that a page that stays in the cache does not keep all that was read with it.
-            let stored = if keep { Bytes::copy_from_slice(&stored) } else { stored };
             let parsed = Arc::new(node_codec::load_page(page, *segment, stored, *at).ok()?);
             self.misses.add();
             if keep {
@@ -360,7 +353,7 @@ impl Pager {
             }
             Some((Piece(*key), parsed))
         };
-        let mut read: Vec<_> = wanted.iter().map_while(parse).collect();
+        let mut read: Vec<_> = wanted.iter().zip(pieces).map_while(parse).collect();
         read.sort_unstable_by_key(|(piece, _)| *piece);
         read
     }
@@ -394,6 +387,33 @@ impl Pager {
     /// Cache hits and misses since open.
     pub fn hit_counts(&self) -> (u64, u64) {
         (self.hits.sum(), self.misses.sum())
+    }
+
+    /// The bytes of pages that lie side by side, unverified, with one request; in one piece of memory, for those
+    /// who let go of all of them soon.
+    fn read_together(&self, wanted: &[Wanted<'_>]) -> Result<Vec<Bytes>> {
+        let (Some(first), Some(last)) = (wanted.first(), wanted.last()) else { return Ok(Vec::new()) };
+        let bytes = self.read(first.at, (last.end() - first.at) as u32)?;
+        let piece = |wanted: &Wanted<'_>| {
+            let from = (wanted.at - first.at) as usize;
+            bytes.slice(from..from + wanted.segment.len as usize)
+        };
+        Ok(wanted.iter().map(piece).collect())
+    }
+
+    /// The same, each page in memory of its own, so that one that stays in the cache does not keep all the others.
+    fn read_apart(&self, wanted: &[Wanted<'_>]) -> Result<Vec<Bytes>> {
+        let Some(first) = wanted.first() else { return Ok(Vec::new()) };
+        let mut end = first.at;
+        let buffers = wanted.iter().flat_map(|wanted| {
+            let before = wanted.at.saturating_sub(std::mem::replace(&mut end, wanted.end()));
+            [vec![0; before as usize], vec![0; wanted.segment.len as usize]]
+        });
+        let mut buffers: Vec<Vec<u8>> = buffers.collect();
+        let filled = buffers.iter_mut().filter(|buffer| !buffer.is_empty());
+        let mut filled: Vec<IoSliceMut<'_>> = filled.map(|buffer| IoSliceMut::new(buffer)).collect();
+        self.device.read_vectored_at(first.at, &mut filled).map_err(|e| Error::io("read", first.at, e))?;
+        Ok(buffers.into_iter().skip(1).step_by(2).map(Bytes::from).collect())
     }
 
     /// Bytes of the device, unverified.

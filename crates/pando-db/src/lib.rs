@@ -33,6 +33,7 @@ mod format;
 mod key;
 mod merge;
 mod options;
+mod pool;
 mod stats;
 mod store;
 mod thread;

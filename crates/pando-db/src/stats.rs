@@ -33,6 +33,9 @@ pub struct Stats {
     pub log_used: u64,
     /// Bytes of the cache in use by clean data.
     pub cache_used: u64,
+    /// Bytes of memory for pages, clean or not, that the process has from the kernel. All of its stores together, what is
+    /// kept for later included.
+    pub page_memory: u64,
     /// Bytes of nodes changed since the last checkpoint, and of the in-memory tables.
     pub dirty: u64,
     /// Budget of the cache.

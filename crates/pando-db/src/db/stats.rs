@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use super::engine::Engine;
-use crate::{Stats, error::Result};
+use crate::{Stats, error::Result, pool};
 
 pub(super) fn stats(engine: &Engine) -> Result<Stats> {
     let view = engine.view();
@@ -17,6 +17,7 @@ pub(super) fn stats(engine: &Engine) -> Result<Stats> {
         log_size: 4 * engine.log.max_payload() as u64,
         log_used: engine.log.used(),
         cache_used: engine.pager.cached_bytes(),
+        page_memory: pool::resident(),
         cache_budget: engine.options.cache_bytes,
         checkpoints: engine.counters.checkpoints.load(Ordering::Relaxed),
         clones: engine.counters.clones.load(Ordering::Relaxed),

@@ -15,6 +15,7 @@ use crate::{
     error::{Error, Result},
     key::Span,
     options::Codec,
+    pool,
     store::table::Stored,
 };
 
@@ -77,20 +78,24 @@ pub(crate) fn unpack(segment: Segment, raw_len: u32, stored: Bytes, at: u64) -> 
     if raw_len > MAX_RAW {
         return Err(bad(format!("{raw_len} raw bytes")));
     }
-    let raw = match segment.codec {
-        codec_id::RAW => stored,
-        codec_id::LZ4 => lz4_flex::block::decompress(&stored, raw_len as usize)
-            .map_err(|e| bad(format!("it does not unpack: {e}")))?
-            .into(),
-        codec_id::ZSTD => zstd::bulk::decompress(&stored, raw_len as usize)
-            .map_err(|e| bad(format!("it does not unpack: {e}")))?
-            .into(),
+    if segment.codec == codec_id::RAW {
+        return match stored.len() == raw_len as usize {
+            true => Ok(stored),
+            false => Err(bad(format!("{} raw bytes instead of {raw_len}", stored.len()))),
+        };
+    }
+    let mut raw = pool::buffer(raw_len as usize);
+    let unpacked = match segment.codec {
+        codec_id::LZ4 => lz4_flex::block::decompress_into(&stored, &mut raw)
+            .map_err(|e| bad(format!("it does not unpack: {e}")))?,
+        codec_id::ZSTD => zstd::bulk::decompress_to_buffer(&stored, &mut raw[..])
+            .map_err(|e| bad(format!("it does not unpack: {e}")))?,
         other => return Err(bad(format!("unknown codec {other}"))),
     };
-    if raw.len() != raw_len as usize {
-        return Err(bad(format!("{} raw bytes instead of {raw_len}", raw.len())));
+    if unpacked != raw_len as usize {
+        return Err(bad(format!("{unpacked} raw bytes instead of {raw_len}")));
     }
-    Ok(raw)
+    Ok(raw.into())
 }
 
 /// Checks and unpacks the stored form of a page.

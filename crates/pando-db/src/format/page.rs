@@ -17,6 +17,7 @@ use super::{codec::peek_varint, message::Msg, prefetch::prefetch};
 use crate::{
     error::{Error, Result},
     key::head,
+    pool,
 };
 
 /// A parsed page. Immutable; cloning shares the bytes.
@@ -212,7 +213,7 @@ impl Page {
 
     /// Bytes of memory.
     pub fn memory(&self) -> usize {
-        size_of::<Page>() + self.data.len() + size_of_val(&self.groups[..])
+        size_of::<Page>() + pool::footprint(self.data.len()) + size_of_val(&self.groups[..])
     }
 
     /// The key suffix of entry `i`.

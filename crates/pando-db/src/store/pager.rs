@@ -35,6 +35,7 @@ use crate::{
         page::Page,
     },
     options::Codec,
+    pool::{self, Buffer},
 };
 
 /// Bounds of the raw size at which a page is closed, in bytes.
@@ -407,9 +408,9 @@ impl Pager {
         let mut end = first.at;
         let buffers = wanted.iter().flat_map(|wanted| {
             let before = wanted.at.saturating_sub(std::mem::replace(&mut end, wanted.end()));
-            [vec![0; before as usize], vec![0; wanted.segment.len as usize]]
+            [pool::buffer(before as usize), pool::buffer(wanted.segment.len as usize)]
         });
-        let mut buffers: Vec<Vec<u8>> = buffers.collect();
+        let mut buffers: Vec<Buffer> = buffers.collect();
         let filled = buffers.iter_mut().filter(|buffer| !buffer.is_empty());
         let mut filled: Vec<IoSliceMut<'_>> = filled.map(|buffer| IoSliceMut::new(buffer)).collect();
         self.device.read_vectored_at(first.at, &mut filled).map_err(|e| Error::io("read", first.at, e))?;
@@ -418,7 +419,7 @@ impl Pager {
 
     /// Bytes of the device, unverified.
     pub fn read(&self, offset: u64, len: u32) -> Result<Bytes> {
-        let mut bytes = vec![0; len as usize];
+        let mut bytes = pool::buffer(len as usize);
         self.device.read_at(offset, &mut bytes).map_err(|e| Error::io("read", offset, e))?;
         Ok(bytes.into())
     }

@@ -14,6 +14,7 @@ use super::{ENTRY, Group, Page, head, note, tag};
 use crate::{
     format::{codec::put_varint, message::Msg},
     key::{common_prefix, join},
+    pool,
 };
 
 /// A finished page with the prefix taken off its keys.
@@ -222,7 +223,7 @@ impl Builder {
         page.data.extend_from_slice(&(count as u32).to_le_bytes());
         let (pure, deletes) = (page.pure, page.deletes);
         // Copies of just the length they have: a page may live long.
-        let (data, groups) = (Bytes::copy_from_slice(&page.data), Arc::from(&page.groups[..]));
+        let (data, groups) = (pool::copy(&page.data), Arc::from(&page.groups[..]));
         let page = Page { data, count, table, pure, dense: true, groups };
         // The prefix must not keep a whole batch alive for a few bytes.
         Some(Built { prefix: Bytes::copy_from_slice(&first[..shared]), page, pure, deletes })

@@ -333,7 +333,7 @@ impl Pager {
             true => Ok((wanted.segment, stored)),
             false => Err(Error::corrupt("node page", wanted.at, "its checksum does not match")),
         };
-        wanted.iter().zip(self.read_together(&wanted)?).map(verified).collect()
+        wanted.iter().zip(self.read_apart(&wanted)?).map(verified).collect()
     }
 
     fn is_cached(&self, home: Option<&Arc<Stored>>, page: &PageRef) -> bool {
@@ -343,8 +343,7 @@ impl Pager {
     /// Reads pages that lie side by side with one request, in order of their places, to be kept in the cache
     /// or not. One that is damaged ends it; what lies before is good.
     fn read_all(&self, wanted: &[Wanted<'_>], keep: bool) -> Vec<(Piece, Arc<Page>)> {
-        let pieces = if keep { self.read_apart(wanted) } else { self.read_together(wanted) };
-        let Ok(pieces) = pieces else { return Vec::new() };
+        let Ok(pieces) = self.read_apart(wanted) else { return Vec::new() };
         let parse = |(wanted, stored): (&Wanted<'_>, Bytes)| {
             let Wanted { page, segment, key, at } = wanted;
             let parsed = Arc::new(node_codec::load_page(page, *segment, stored, *at).ok()?);
@@ -390,19 +389,8 @@ impl Pager {
         (self.hits.sum(), self.misses.sum())
     }
 
-    /// The bytes of pages that lie side by side, unverified, with one request; in one piece of memory, for those
-    /// who let go of all of them soon.
-    fn read_together(&self, wanted: &[Wanted<'_>]) -> Result<Vec<Bytes>> {
-        let (Some(first), Some(last)) = (wanted.first(), wanted.last()) else { return Ok(Vec::new()) };
-        let bytes = self.read(first.at, (last.end() - first.at) as u32)?;
-        let piece = |wanted: &Wanted<'_>| {
-            let from = (wanted.at - first.at) as usize;
-            bytes.slice(from..from + wanted.segment.len as usize)
-        };
-        Ok(wanted.iter().map(piece).collect())
-    }
-
-    /// The same, each page in memory of its own, so that one that stays in the cache does not keep all the others.
+    /// The bytes of pages that lie side by side, unverified, with one request; each in memory of its own, so that one that stays
+    /// in the cache does not keep all the others.
     fn read_apart(&self, wanted: &[Wanted<'_>]) -> Result<Vec<Bytes>> {
         let Some(first) = wanted.first() else { return Ok(Vec::new()) };
         let mut end = first.at;

@@ -21,6 +21,14 @@ const SMALL_PAGE: usize = 4096;
 /// A set of units.
 type Units = [u64; UNITS / 64];
 
+/// What a piece may be cut from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Free {
+    /// What is in memory.
+    Idle = 0,
+    Any = 1,
+}
+
 pub(super) struct Chunk {
     map: ManuallyDrop<MmapMut>,
     base: NonNull<u8>,
@@ -29,8 +37,8 @@ pub(super) struct Chunk {
     released: Units,
     taken_count: usize,
     released_count: usize,
-    /// No more than so many units that follow each other are free.
-    longest: usize,
+    /// No more than so many units that follow each other are idle; or free.
+    longest: [usize; 2],
 }
 
 // SAFETY: `base` points into `map`, which the chunk owns; nothing of it belongs to a thread.
@@ -79,7 +87,7 @@ impl Chunk {
             released: [u64::MAX; UNITS / 64],
             taken_count: 0,
             released_count: UNITS,
-            longest: UNITS,
+            longest: [0, UNITS],
         })
     }
 
@@ -102,20 +110,24 @@ impl Chunk {
     }
 
     /// False if a piece of so many units certainly does not fit.
-    pub fn may_fit(&self, units: usize) -> bool {
-        units <= self.longest
+    pub fn may_fit(&self, units: usize, which: Free) -> bool {
+        units <= self.longest[which as usize]
     }
 
     /// A piece of `len` bytes, not 0, if it fits.
-    pub fn take(&mut self, len: usize) -> Option<Piece> {
+    pub fn take(&mut self, len: usize, which: Free) -> Option<Piece> {
         let units = len.div_ceil(UNIT);
         if units == 0 {
             return None;
         }
-        let first = match find(&self.taken, units) {
+        let found = match which {
+            Free::Idle => find(|word| Some(self.taken.get(word)? | self.released.get(word)?), units),
+            Free::Any => find(|word| self.taken.get(word).copied(), units),
+        };
+        let first = match found {
             Ok(first) => first,
             Err(longest) => {
-                self.longest = longest;
+                self.longest[which as usize] = longest;
                 return None;
             }
         };
@@ -134,18 +146,21 @@ impl Chunk {
         let (first, units) = (from / UNIT, piece.len.div_ceil(UNIT));
         set(&mut self.taken, first, units, false);
         self.taken_count -= units;
-        self.longest = UNITS;
+        self.longest = [UNITS; 2];
     }
 
     /// Gives to the kernel all of its pages here that no piece has a part of.
     pub fn release(&mut self) {
         let mut at = 0;
         while at < UNITS {
-            let first = next(&self.taken, at, false);
-            at = next(&self.taken, first, true);
+            let taken = |word: usize| self.taken.get(word).copied();
+            let first = next(taken, at, false);
+            at = next(taken, first, true);
             let start = (first * UNIT).next_multiple_of(SMALL_PAGE);
             let end = at * UNIT / SMALL_PAGE * SMALL_PAGE;
-            if start >= end || next(&self.released, start / UNIT, false) >= end / UNIT {
+            if start >= end
+                || next(|word| self.released.get(word).copied(), start / UNIT, false) >= end / UNIT
+            {
                 continue;
             }
             // SAFETY: of these bytes nobody has a piece; that they become zeros is seen by nobody.
@@ -168,12 +183,12 @@ impl Drop for Chunk {
     }
 }
 
-/// The first of `count` units that follow each other and are not in `taken`; or how many do, at most.
-fn find(taken: &Units, count: usize) -> Result<usize, usize> {
+/// The first of `count` units that follow each other and are not in a set, given by its words; or how many do, at most.
+fn find(words: impl Fn(usize) -> Option<u64>, count: usize) -> Result<usize, usize> {
     let (mut at, mut longest) = (0, 0);
     while at < UNITS {
-        let first = next(taken, at, false);
-        let end = next(taken, first, true);
+        let first = next(&words, at, false);
+        let end = next(&words, first, true);
         if end - first >= count {
             return Ok(first);
         }
@@ -184,10 +199,9 @@ fn find(taken: &Units, count: usize) -> Result<usize, usize> {
 }
 
 /// The first unit from `at` on that is in the set, or is not; or `UNITS`.
-fn next(units: &Units, at: usize, is_in: bool) -> usize {
-    let mut word = at / 64;
-    let mut skip = at % 64;
-    while let Some(&bits) = units.get(word) {
+fn next(words: impl Fn(usize) -> Option<u64>, at: usize, is_in: bool) -> usize {
+    let (mut word, mut skip) = (at / 64, at % 64);
+    while let Some(bits) = words(word) {
         let bits = if is_in { bits } else { !bits } >> skip << skip;
         if bits != 0 {
             return word * 64 + bits.trailing_zeros() as usize;
@@ -222,12 +236,12 @@ mod tests {
     fn a_chunk_is_cut_from_its_beginning_to_its_end_and_no_further() {
         let mut chunk = Chunk::new().unwrap();
         assert_eq!((chunk.idle(), chunk.is_empty()), (0, true));
-        let pieces: Vec<Piece> = std::iter::from_fn(|| chunk.take(100 * UNIT - 5)).collect();
+        let pieces: Vec<Piece> = std::iter::from_fn(|| chunk.take(100 * UNIT - 5, Free::Any)).collect();
         assert_eq!((pieces.len(), chunk.idle()), (UNITS / 100, 0));
-        assert!(!chunk.may_fit(100) && chunk.may_fit(UNITS % 100));
-        let mut last = chunk.take(UNITS % 100 * UNIT).unwrap();
+        assert!(!chunk.may_fit(100, Free::Any) && chunk.may_fit(UNITS % 100, Free::Any));
+        let mut last = chunk.take(UNITS % 100 * UNIT, Free::Any).unwrap();
         last.bytes_mut().fill(1);
-        assert!(chunk.take(1).is_none() && chunk.idle() == 0);
+        assert!(chunk.take(1, Free::Any).is_none() && chunk.idle() == 0);
         for (i, piece) in pieces.into_iter().enumerate() {
             assert_eq!(piece.address() - chunk.address(), i * 100 * UNIT);
             chunk.give(piece);
@@ -235,7 +249,7 @@ mod tests {
         assert_eq!((chunk.taken(), chunk.idle()), (UNITS % 100, UNITS - UNITS % 100));
         assert!(last.bytes().iter().all(|&byte| byte == 1));
         chunk.give(last);
-        assert!(chunk.is_empty() && chunk.may_fit(UNITS));
+        assert!(chunk.is_empty() && chunk.may_fit(UNITS, Free::Idle));
     }
 
     #[test]
@@ -243,7 +257,7 @@ mod tests {
         let mut chunk = Chunk::new().unwrap();
         // The second begins within a page of the kernel's, and the third ends in one.
         let mut pieces: Vec<Piece> =
-            [9, 33, 40, 33].into_iter().map(|n| chunk.take(n * UNIT).unwrap()).collect();
+            [9, 33, 40, 33].into_iter().map(|n| chunk.take(n * UNIT, Free::Any).unwrap()).collect();
         pieces.iter_mut().for_each(|piece| piece.bytes_mut().fill(3));
         assert_eq!(chunk.idle(), 0);
         let second = pieces.remove(1);
@@ -252,7 +266,7 @@ mod tests {
         chunk.release();
         // From 12 KiB to 40 KiB.
         assert_eq!(chunk.idle(), 33 - 28);
-        let again = chunk.take(33 * UNIT).unwrap();
+        let again = chunk.take(33 * UNIT, Free::Any).unwrap();
         assert_eq!(chunk.idle(), 0);
         assert!(
             again.bytes()[3 * UNIT..31 * UNIT].iter().all(|&byte| byte == 0),
@@ -267,7 +281,7 @@ mod tests {
     #[test]
     fn a_chunk_that_goes_first_leaves_its_pieces_their_memory() {
         let mut chunk = Chunk::new().unwrap();
-        let mut piece = chunk.take(10 * UNIT).unwrap();
+        let mut piece = chunk.take(10 * UNIT, Free::Any).unwrap();
         drop(chunk);
         piece.bytes_mut().fill(9);
         assert!(piece.bytes().iter().all(|&byte| byte == 9));

@@ -5,7 +5,7 @@
 //! store knew of. Here they are cut from chunks that nothing else shares, and are not zeroed before they are read into.
 //!
 //! Guarantees: a buffer is nobody else's as long as it lives, and its contents are *anything* until they are written. Memory
-//! that no buffer has is given back to the kernel when buffers have not had as much for a while, or have not half as much
+//! that no buffer has is given back to the kernel when buffers have not had as much for a while, or have not a quarter of it
 //! any more (but for [`KEPT`]). Where the pool
 //! cannot help (too small, too large, the kernel refuses), the buffer comes from the heap. May use: nothing of the crate.
 
@@ -19,7 +19,7 @@ use std::{
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use chunk::{CHUNK, Chunk, Piece, UNIT};
+use chunk::{CHUNK, Chunk, Free, Piece, UNIT};
 
 /// Smallest and largest buffer that the pool cuts, in bytes. Smaller ones the heap does as well; larger ones leave much of a
 /// chunk over.
@@ -29,7 +29,7 @@ const MOST: usize = CHUNK / 8;
 /// What is kept for later though buffers have not had as much lately, in bytes.
 const KEPT: usize = CHUNK;
 /// Lately: since all that buffers have had at once came and went so often, or twice as often.
-const ROUNDS: usize = 8;
+const ROUNDS: usize = 64;
 /// Chunks of which memory is given back at once.
 const MOST_SWEPT: usize = 4;
 
@@ -138,36 +138,45 @@ impl Pool {
         Self { chunks: BTreeMap::new(), recent: 0, taken: 0, idle: 0, most: [0; 2], given: 0, swept: 0 }
     }
 
-    /// A piece of `len` bytes; none if the kernel gives no memory.
+    /// A piece of `len` bytes; none if the kernel gives no memory. What is in memory comes first, then what is not.
     fn take(&mut self, len: usize) -> Option<Piece> {
-        let units = len.div_ceil(UNIT);
-        let fits = |chunk: &Chunk| chunk.may_fit(units);
+        let found = self.take_of(len, Free::Idle).or_else(|| self.take_of(len, Free::Any));
+        let found = match found {
+            Some(found) => found,
+            None => {
+                let mut chunk = Chunk::new().ok()?;
+                let found = chunk.take(len, Free::Any)?;
+                self.idle += chunk.idle();
+                self.recent = chunk.address();
+                self.chunks.insert(chunk.address(), chunk);
+                found
+            }
+        };
+        self.taken += len.div_ceil(UNIT);
+        self.most[0] = self.most[0].max(self.taken);
+        Some(found)
+    }
+
+    fn take_of(&mut self, len: usize, which: Free) -> Option<Piece> {
+        let fits = |chunk: &Chunk| chunk.may_fit(len.div_ceil(UNIT), which);
         let recent = self.chunks.get_mut(&self.recent).filter(|chunk| fits(chunk));
-        let mut found = recent.and_then(|chunk| Self::take_from(chunk, len, &mut self.idle));
+        let mut found = recent.and_then(|chunk| Self::take_from(chunk, len, which, &mut self.idle));
         if found.is_none() {
             // From the low end, so that the chunks at the other one become empty some day.
             for (at, chunk) in self.chunks.iter_mut().filter(|(_, chunk)| fits(chunk)) {
-                found = Self::take_from(chunk, len, &mut self.idle);
+                found = Self::take_from(chunk, len, which, &mut self.idle);
                 if found.is_some() {
                     self.recent = *at;
                     break;
                 }
             }
         }
-        if found.is_none() {
-            let mut chunk = Chunk::new().ok()?;
-            found = Self::take_from(&mut chunk, len, &mut self.idle);
-            self.recent = chunk.address();
-            self.chunks.insert(chunk.address(), chunk);
-        }
-        self.taken += found.as_ref().map_or(0, |_| units);
-        self.most[0] = self.most[0].max(self.taken);
         found
     }
 
-    fn take_from(chunk: &mut Chunk, len: usize, idle: &mut usize) -> Option<Piece> {
+    fn take_from(chunk: &mut Chunk, len: usize, which: Free, idle: &mut usize) -> Option<Piece> {
         let before = chunk.idle();
-        let piece = chunk.take(len);
+        let piece = chunk.take(len, which);
         *idle = *idle + chunk.idle() - before;
         piece
     }
@@ -187,7 +196,7 @@ impl Pool {
         if self.given > ROUNDS * self.most[0] {
             (self.most, self.given) = ([self.taken, self.most[0]], 0);
         }
-        let enough = self.most[0].max(self.most[1]).min(2 * self.taken) + KEPT / UNIT;
+        let enough = self.most[0].max(self.most[1]).min(4 * self.taken) + KEPT / UNIT;
         let mut dropped = Vec::new();
         // What is in no memory is not worth keeping.
         if let Some(chunk) =
@@ -281,7 +290,7 @@ mod tests {
             pool.give(held.swap_remove(i));
         }
         assert_eq!(pool.taken + pool.idle, most, "what may be needed again is gone");
-        for _ in 0..40 * held.len() {
+        for _ in 0..300 * held.len() {
             pool.give(held.swap_remove(0));
             held.push(pool.take(33_000).unwrap());
         }

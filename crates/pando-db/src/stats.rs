@@ -33,8 +33,8 @@ pub struct Stats {
     pub log_used: u64,
     /// Bytes of the cache in use by clean data.
     pub cache_used: u64,
-    /// Bytes of memory for pages, clean or not, that the process has from the kernel. All of its stores together, what is
-    /// kept for later included.
+    /// Bytes of memory that the process has in its pool of buffers from 8 to 256 KiB, which are most pages, clean or not. Of
+    /// all its stores together, what is kept for later included.
     pub page_memory: u64,
     /// Bytes of nodes changed since the last checkpoint, and of the in-memory tables.
     pub dirty: u64,

@@ -12,7 +12,10 @@ use rustix::{
 };
 
 use super::{discard::Rounds, engine::Engine, signal::Work};
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    pool,
+};
 
 /// How long a thread sleeps at most before it looks for work again.
 const NAP: Duration = Duration::from_millis(50);
@@ -77,6 +80,7 @@ fn flusher(engine: &Engine) {
             Ok(false) => {
                 // Or space that only a reader's last view holds would wait for the next write.
                 drop(engine.views.left_by_readers());
+                pool::rest();
                 engine.signal.wait_for(Work::Flush, NAP);
             }
             Err(error) => {

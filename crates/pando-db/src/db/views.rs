@@ -164,13 +164,33 @@ mod tests {
 
     use crate::{CreateOptions, Db, Options, device::MemDevice};
 
-    #[test]
-    fn what_a_reader_has_had_to_the_end_goes_with_the_next_change() {
+    fn store() -> Db {
         let device = Arc::new(MemDevice::new(64 << 20));
         let options = Options { background: false, ..Options::default() };
         let create = CreateOptions { node_size: 4096, log_size: Some(1 << 20), ..Default::default() };
         Db::create(device.clone(), &create, &options).unwrap();
-        let db = Db::open(device, options).unwrap();
+        Db::open(device, options).unwrap()
+    }
+
+    #[test]
+    fn a_view_is_published_for_some_changes_after_somebody_else_has_read() {
+        let db = store();
+        let published_by_a_write = || {
+            db.put("a", "1").unwrap();
+            db.engine().views.slot.load().is_some()
+        };
+        assert!(!published_by_a_write(), "nobody reads");
+        db.get(b"a").unwrap();
+        assert!(!published_by_a_write(), "nobody else reads");
+        std::thread::scope(|scope| _ = scope.spawn(|| db.get(b"a").unwrap()).join());
+        let published = (0..100).take_while(|_| published_by_a_write()).count();
+        assert_eq!(published, 1 + super::LINGER as usize);
+        assert!(!published_by_a_write());
+    }
+
+    #[test]
+    fn what_a_reader_has_had_to_the_end_goes_with_the_next_change() {
+        let db = store();
         db.put("a", "1").unwrap();
         let left = || db.engine().views.left.lock().len();
         let (reads, reading) = mpsc::channel();

@@ -323,6 +323,30 @@ mod tests {
     use super::*;
 
     #[test]
+    fn several_buffers_are_filled_by_one_request() {
+        let dir = tempfile::tempdir().unwrap();
+        let device = FileDevice::create(dir.path().join("image"), 1 << 20, false).unwrap();
+        let bytes: Vec<u8> = (0..50_000u32).map(|i| (i % 251) as u8).collect();
+        device.write_at(1000, &bytes).unwrap();
+        // Empty ones anywhere, and more than one call of the kernel takes.
+        for sizes in [vec![0, 7, 0, 4096, 30_000, 0], vec![17; 2500], vec![0, 0], vec![]] {
+            let mut bufs: Vec<Vec<u8>> = sizes.iter().map(|len| vec![0xff; *len]).collect();
+            let before = device.stats();
+            let mut slices: Vec<IoSliceMut<'_>> = bufs.iter_mut().map(|buf| IoSliceMut::new(buf)).collect();
+            device.read_vectored_at(1000, &mut slices).unwrap();
+            let read = bufs.concat();
+            assert_eq!(read, bytes[..read.len()]);
+            let after = device.stats();
+            assert_eq!(
+                (after.reads - before.reads, after.read_bytes - before.read_bytes),
+                (1, read.len() as u64)
+            );
+        }
+        let mut buf = [0; 100];
+        assert!(device.read_vectored_at((1 << 20) - 50, &mut [IoSliceMut::new(&mut buf)]).is_err());
+    }
+
+    #[test]
     fn bytes_survive_closing_and_opening() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("image");

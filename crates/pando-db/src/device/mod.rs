@@ -48,7 +48,7 @@ pub struct DeviceStats {
 ///
 /// All methods may be called from several threads at once.
 pub trait Device: Send + Sync + 'static {
-    /// Fills `buf` from `offset`. Reading past the end is an error; a hole reads as zeros.
+    /// Fills `buf` from `offset`, whatever is in it before. Reading past the end is an error; a hole reads as zeros.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
     /// Fills all of `bufs`, one after the other, from `offset` on, as one request.
     fn read_vectored_at(&self, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {

@@ -120,6 +120,8 @@ mod tests {
         assert_eq!(device.next_held(0).unwrap(), below.next_held(0).unwrap());
         device.grow(2 << 20).unwrap();
         assert_eq!(below.size(), 2 << 20);
+        device.read_vectored_at(0, &mut [IoSliceMut::new(&mut [1; 4096]), IoSliceMut::new(&mut [])]).unwrap();
+        assert_eq!(below.stats().reads, 1);
     }
 
     #[test]

@@ -1,28 +1,27 @@
 //! The only room of the crate with `unsafe`: memory of the kernel's, cut into pieces.
 //!
-//! What makes it sound: a [`Piece`] is made by [`Chunk::take`] only, which marks its units as taken, and these are marked
-//! free only by [`Chunk::give`], which takes the piece away. So no two pieces overlap, and what no piece has may be
-//! given to the kernel. A chunk that is dropped while there are pieces of it keeps its memory for good.
+//! What makes it sound: a [`Piece`] is made by a [`Chunk`] only, which marks its units as taken, and these are marked
+//! free only by [`Chunk::give`], which takes the piece away. So no two pieces overlap. What goes to the kernel is a piece
+//! as well, so nobody else has any of it. A chunk that is dropped while there are pieces of it keeps its memory for good.
 
 #![allow(unsafe_code)]
 
-use std::{io, mem::ManuallyDrop, ptr::NonNull};
+use std::{io, mem::ManuallyDrop, ops::Range, ptr::NonNull};
 
-use memmap2::{MmapMut, UncheckedAdvice};
+use memmap2::MmapMut;
+use rustix::mm::{Advice, madvise};
 
 /// Bytes of a chunk.
 pub(super) const CHUNK: usize = 2 << 20;
 /// Bytes that are taken and given at once.
 pub(super) const UNIT: usize = 1 << 10;
 const UNITS: usize = CHUNK / UNIT;
-/// What the kernel takes back at once, at least. Where its pages are larger, it takes back nothing.
-const SMALL_PAGE: usize = 4096;
 
 /// A set of units.
 type Units = [u64; UNITS / 64];
 
 /// What a piece may be cut from.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub(super) enum Free {
     /// What is in memory.
     Idle = 0,
@@ -59,8 +58,21 @@ impl Piece {
         self.at.addr().get()
     }
 
+    #[cfg(test)]
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    pub fn units(&self) -> usize {
+        self.len.div_ceil(UNIT)
+    }
+
+    /// Gives its memory to the kernel, whose pages have `page` bytes; all of it is zeros then. False if that is not possible.
+    pub fn release(&mut self, page: usize) -> bool {
+        let whole_pages = self.address().is_multiple_of(page) && self.len.is_multiple_of(page);
+        // SAFETY: these are whole pages of the kernel's, so nothing changes but the bytes of this piece, which nobody else
+        // has and `self` is borrowed mutably for.
+        whole_pages && unsafe { madvise(self.at.as_ptr().cast(), self.len, Advice::LinuxDontNeed) }.is_ok()
     }
 
     pub fn bytes(&self) -> &[u8] {
@@ -131,47 +143,68 @@ impl Chunk {
                 return None;
             }
         };
-        set(&mut self.taken, first, units, true);
-        self.released_count -= set(&mut self.released, first, units, false);
-        self.taken_count += units;
-        // SAFETY: `first + units` is at most `UNITS`, so this lies in the map.
-        let at = unsafe { self.base.add(first * UNIT) };
-        Some(Piece { at, len })
+        Some(self.cut(first, len))
     }
 
-    /// Takes a piece back.
-    pub fn give(&mut self, piece: Piece) {
+    /// Takes a piece back; `released`: the kernel has its memory.
+    pub fn give(&mut self, piece: Piece, released: bool) {
         let from = piece.address().wrapping_sub(self.address());
         assert!(from < CHUNK, "a piece of another chunk");
-        let (first, units) = (from / UNIT, piece.len.div_ceil(UNIT));
+        let (first, units) = (from / UNIT, piece.units());
         set(&mut self.taken, first, units, false);
         self.taken_count -= units;
         self.longest = [UNITS; 2];
-    }
-
-    /// Gives to the kernel all of its pages here that no piece has a part of.
-    pub fn release(&mut self) {
-        let mut at = 0;
-        while at < UNITS {
-            let taken = |word: usize| self.taken.get(word).copied();
-            let first = next(taken, at, false);
-            at = next(taken, first, true);
-            let start = (first * UNIT).next_multiple_of(SMALL_PAGE);
-            let end = at * UNIT / SMALL_PAGE * SMALL_PAGE;
-            if start >= end
-                || next(|word| self.released.get(word).copied(), start / UNIT, false) >= end / UNIT
-            {
-                continue;
-            }
-            // SAFETY: of these bytes nobody has a piece; that they become zeros is seen by nobody.
-            let done =
-                unsafe { self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, start, end - start) };
-            if done.is_ok() {
-                let (first, units) = (start / UNIT, (end - start) / UNIT);
-                self.released_count += set(&mut self.released, first, units, true);
-            }
+        if released {
+            self.released_count += set(&mut self.released, first, units, true);
         }
     }
+
+    /// Cuts out all that is idle and makes up whole pages of the kernel's, which have `page` bytes, for it to be given to
+    /// the kernel.
+    pub fn cut_idle(&mut self, page: usize) -> Vec<Piece> {
+        let mut cut = Vec::new();
+        let mut at = 0;
+        while at < UNITS {
+            let busy = |word: usize| Some(self.taken.get(word)? | self.released.get(word)?);
+            let first = next(busy, at, false);
+            at = next(busy, first, true);
+            let pages = whole_pages(first * UNIT..at * UNIT, page);
+            if !pages.is_empty() {
+                cut.push(self.cut(pages.start / UNIT, pages.len()));
+            }
+        }
+        cut
+    }
+
+    /// The piece of `len` bytes that begins with a unit. Nothing of it is taken.
+    fn cut(&mut self, first: usize, len: usize) -> Piece {
+        let units = len.div_ceil(UNIT);
+        assert!(first + units <= UNITS, "a piece that reaches beyond its chunk");
+        let free = set(&mut self.taken, first, units, true);
+        assert_eq!(free, units, "a piece of which something is taken");
+        self.released_count -= set(&mut self.released, first, units, false);
+        self.taken_count += units;
+        // SAFETY: it lies in the map, as asserted.
+        let at = unsafe { self.base.add(first * UNIT) };
+        Piece { at, len }
+    }
+
+    /// Counts its units anew.
+    #[cfg(test)]
+    pub fn check(&self) {
+        let count = |units: &Units| units.iter().map(|word| word.count_ones() as usize).sum::<usize>();
+        assert_eq!((self.taken_count, self.released_count), (count(&self.taken), count(&self.released)));
+        assert!(self.taken.iter().zip(&self.released).all(|(taken, released)| taken & released == 0));
+        let longest = |words: &dyn Fn(usize) -> Option<u64>| find(words, UNITS + 1).unwrap_err();
+        assert!(self.longest[Free::Any as usize] >= longest(&|word| self.taken.get(word).copied()));
+        let busy = |word: usize| Some(self.taken.get(word)? | self.released.get(word)?);
+        assert!(self.longest[Free::Idle as usize] >= longest(&busy));
+    }
+}
+
+/// The part of a range of bytes that is whole pages.
+fn whole_pages(bytes: Range<usize>, page: usize) -> Range<usize> {
+    bytes.start.next_multiple_of(page)..bytes.end / page * page
 }
 
 impl Drop for Chunk {
@@ -202,7 +235,7 @@ fn find(words: impl Fn(usize) -> Option<u64>, count: usize) -> Result<usize, usi
 fn next(words: impl Fn(usize) -> Option<u64>, at: usize, is_in: bool) -> usize {
     let (mut word, mut skip) = (at / 64, at % 64);
     while let Some(bits) = words(word) {
-        let bits = if is_in { bits } else { !bits } >> skip << skip;
+        let bits = (if is_in { bits } else { !bits }) >> skip << skip;
         if bits != 0 {
             return word * 64 + bits.trailing_zeros() as usize;
         }
@@ -244,38 +277,58 @@ mod tests {
         assert!(chunk.take(1, Free::Any).is_none() && chunk.idle() == 0);
         for (i, piece) in pieces.into_iter().enumerate() {
             assert_eq!(piece.address() - chunk.address(), i * 100 * UNIT);
-            chunk.give(piece);
+            chunk.give(piece, false);
         }
         assert_eq!((chunk.taken(), chunk.idle()), (UNITS % 100, UNITS - UNITS % 100));
         assert!(last.bytes().iter().all(|&byte| byte == 1));
-        chunk.give(last);
+        chunk.give(last, false);
         assert!(chunk.is_empty() && chunk.may_fit(UNITS, Free::Idle));
     }
 
+    /// Whatever the size of the kernel's pages: nothing goes to it that a piece has a part of.
     #[test]
     fn what_goes_to_the_kernel_is_counted_and_can_be_taken_again() {
+        for page in [4096, 16 << 10, 64 << 10] {
+            let mut chunk = Chunk::new().unwrap();
+            // The second begins within a page of the kernel's, and the third ends in one.
+            let sizes = [9, 150, 40, 33];
+            let mut pieces: Vec<Piece> =
+                sizes.into_iter().map(|n| chunk.take(n * UNIT, Free::Any).unwrap()).collect();
+            pieces.iter_mut().for_each(|piece| piece.bytes_mut().fill(3));
+            assert_eq!(chunk.idle(), 0);
+            let second = pieces.remove(1);
+            chunk.give(second, false);
+            assert_eq!(chunk.idle(), 150);
+            let mut cut = chunk.cut_idle(page);
+            chunk.check();
+            let pages = (9 * UNIT).next_multiple_of(page)..159 * UNIT / page * page;
+            assert_eq!((cut.len(), cut[0].address() - chunk.address()), (1, pages.start));
+            assert_eq!(cut[0].len(), pages.len());
+            assert!(cut[0].release(4096));
+            chunk.give(cut.remove(0), true);
+            assert_eq!(chunk.idle(), 150 - pages.len() / UNIT);
+            assert!(chunk.cut_idle(page).is_empty(), "what the kernel has cannot be given to it");
+            chunk.check();
+            let again = chunk.take(150 * UNIT, Free::Any).unwrap();
+            assert_eq!(chunk.idle(), 0);
+            let start = pages.start - 9 * UNIT;
+            let zeros = &again.bytes()[start..start + pages.len()];
+            assert!(zeros.iter().all(|&byte| byte == 0), "the kernel has not got it");
+            assert!(pieces.iter().all(|piece| piece.bytes().iter().all(|&byte| byte == 3)), "{page}");
+            pieces.into_iter().chain([again]).for_each(|piece| chunk.give(piece, false));
+            chunk.check();
+            assert!(chunk.is_empty());
+        }
+    }
+
+    #[test]
+    fn parts_of_pages_do_not_go_to_the_kernel() {
         let mut chunk = Chunk::new().unwrap();
-        // The second begins within a page of the kernel's, and the third ends in one.
-        let mut pieces: Vec<Piece> =
-            [9, 33, 40, 33].into_iter().map(|n| chunk.take(n * UNIT, Free::Any).unwrap()).collect();
-        pieces.iter_mut().for_each(|piece| piece.bytes_mut().fill(3));
-        assert_eq!(chunk.idle(), 0);
-        let second = pieces.remove(1);
-        chunk.give(second);
-        assert_eq!(chunk.idle(), 33);
-        chunk.release();
-        // From 12 KiB to 40 KiB.
-        assert_eq!(chunk.idle(), 33 - 28);
-        let again = chunk.take(33 * UNIT, Free::Any).unwrap();
-        assert_eq!(chunk.idle(), 0);
-        assert!(
-            again.bytes()[3 * UNIT..31 * UNIT].iter().all(|&byte| byte == 0),
-            "the kernel has not got it"
-        );
-        assert!(pieces.iter().all(|piece| piece.bytes().iter().all(|&byte| byte == 3)));
-        pieces.into_iter().chain([again]).for_each(|piece| chunk.give(piece));
-        chunk.release();
-        assert!(chunk.is_empty() && chunk.idle() == 0);
+        let mut pieces: Vec<Piece> = (0..3).map(|_| chunk.take(9 * UNIT, Free::Any).unwrap()).collect();
+        pieces[1].bytes_mut().fill(1);
+        assert!(!pieces[1].release(4096), "neither its beginning nor its end is that of a page");
+        assert!(pieces[1].bytes().iter().all(|&byte| byte == 1));
+        pieces.into_iter().for_each(|piece| chunk.give(piece, false));
     }
 
     #[test]

@@ -4,20 +4,23 @@
 //! all else that a general allocator gives out they leave holes that nothing fits: a process had half as much again as its
 //! store knew of. Here they are cut from chunks that nothing else shares, and are not zeroed before they are read into.
 //!
-//! Guarantees: a buffer is nobody else's as long as it lives, and its contents are *anything* until they are written. Memory
-//! that no buffer has is given back to the kernel when buffers have not had as much for a while, or have not a quarter of it
-//! any more (but for [`KEPT`]). Where the pool
-//! cannot help (too small, too large, the kernel refuses), the buffer comes from the heap. May use: nothing of the crate.
+//! Guarantees: a buffer is nobody else's as long as it lives, and its contents are *anything* until they are written.
+//! Memory that no buffer has goes back to the kernel when buffers have not had as much for a while (many rounds of coming and
+//! going, or seconds in which nothing came or went), or have not a quarter of it any more; but for [`KEPT`] and a sixteenth.
+//! Where the pool cannot help (too small, too large, the kernel refuses), the buffer comes from the heap. The lock is held for
+//! microseconds: it is the kernel that takes its time, and what it does happens outside. May use: nothing of the crate.
 
 mod chunk;
 
 use std::{
     collections::BTreeMap,
-    ops::{Deref, DerefMut},
+    ops::{Bound, Deref, DerefMut},
 };
 
 use bytes::Bytes;
 use parking_lot::Mutex;
+use rustix::param::page_size;
+use smallvec::SmallVec;
 
 use chunk::{CHUNK, Chunk, Free, Piece, UNIT};
 
@@ -30,8 +33,10 @@ const MOST: usize = CHUNK / 8;
 const KEPT: usize = CHUNK;
 /// Lately: since all that buffers have had at once came and went so often, or twice as often.
 const ROUNDS: usize = 64;
-/// Chunks of which memory is given back at once.
-const MOST_SWEPT: usize = 4;
+/// Part (1/n) of what buffers have that is too small for a buffer, or shares a page of the kernel's with one.
+const WASTE_SHARE: usize = 16;
+/// Calls of [`rest`] between which nothing came or went, after which only [`KEPT`] is kept.
+const PATIENCE: u32 = 100;
 
 static POOL: Mutex<Pool> = Mutex::new(Pool::new());
 
@@ -47,15 +52,17 @@ pub(crate) struct Pooled(Option<Piece>);
 /// A buffer of `len` bytes.
 pub(crate) fn buffer(len: usize) -> Buffer {
     let piece = if (LEAST..=MOST).contains(&len) { POOL.lock().take(len) } else { None };
-    match piece {
-        Some(piece) => Buffer::Pooled(Pooled(Some(piece))),
-        None => Buffer::Heap(vec![0; len]),
+    let Some(mut piece) = piece else { return Buffer::Heap(vec![0; len]) };
+    if cfg!(debug_assertions) {
+        // Who does not write all of it shall be found out.
+        piece.bytes_mut().fill(0xa5);
     }
+    Buffer::Pooled(Pooled(Some(piece)))
 }
 
 /// The same with these bytes in it.
 pub(crate) fn copy(bytes: &[u8]) -> Bytes {
-    if bytes.len() < LEAST {
+    if !(LEAST..=MOST).contains(&bytes.len()) {
         return Bytes::copy_from_slice(bytes);
     }
     let mut copy = buffer(bytes.len());
@@ -111,9 +118,41 @@ impl AsRef<[u8]> for Pooled {
 
 impl Drop for Pooled {
     fn drop(&mut self) {
-        let dropped = self.0.take().map(|piece| POOL.lock().give(piece));
-        // Outside of the lock: the kernel takes its time.
-        drop(dropped);
+        if let Some(piece) = self.0.take() {
+            give(&POOL, piece);
+        }
+    }
+}
+
+/// To be called now and then by a thread that has nothing to do.
+pub(crate) fn rest() {
+    let excess = POOL.lock().rest();
+    excess.give_to_kernel(&POOL);
+}
+
+/// Takes a piece back.
+fn give(pool: &Mutex<Pool>, piece: Piece) {
+    let excess = pool.lock().give(piece);
+    excess.give_to_kernel(pool);
+}
+
+/// What goes back to the kernel.
+#[derive(Default)]
+struct Excess {
+    chunks: SmallVec<[Chunk; 1]>,
+    /// Whole pages of the kernel's.
+    pieces: Vec<Piece>,
+}
+
+impl Excess {
+    fn give_to_kernel(self, pool: &Mutex<Pool>) {
+        let Self { chunks, mut pieces } = self;
+        drop(chunks);
+        if !pieces.is_empty() {
+            let page = page_size();
+            let released = pieces.iter_mut().all(|piece| piece.release(page));
+            pool.lock().cut_given(pieces, released);
+        }
     }
 }
 
@@ -122,6 +161,8 @@ struct Pool {
     chunks: BTreeMap<usize, Chunk>,
     /// The chunk that was used last.
     recent: usize,
+    /// By [`Free`]: units of the least piece that no chunk had, since the last one was given back.
+    too_long: [usize; 2],
     /// Units that pieces have, and units that no piece has but the kernel has not got back.
     taken: usize,
     idle: usize,
@@ -129,13 +170,34 @@ struct Pool {
     most: [usize; 2],
     /// Units given back of late.
     given: usize,
-    /// The chunk of which memory went to the kernel last.
+    /// The chunk of which memory went to the kernel last, and one that is empty and stays.
     swept: usize,
+    spare: usize,
+    /// The kernel does not take memory back (it is locked, for instance).
+    refused: bool,
+    /// Pieces given back so far; as many as there were when it was asked last whether all is at rest, and how often.
+    turns: u64,
+    turns_seen: u64,
+    rests: u32,
 }
 
 impl Pool {
     const fn new() -> Self {
-        Self { chunks: BTreeMap::new(), recent: 0, taken: 0, idle: 0, most: [0; 2], given: 0, swept: 0 }
+        Self {
+            chunks: BTreeMap::new(),
+            recent: 0,
+            too_long: [usize::MAX; 2],
+            taken: 0,
+            idle: 0,
+            most: [0; 2],
+            given: 0,
+            swept: 0,
+            spare: 0,
+            refused: false,
+            turns: 0,
+            turns_seen: 0,
+            rests: 0,
+        }
     }
 
     /// A piece of `len` bytes; none if the kernel gives no memory. What is in memory comes first, then what is not.
@@ -148,87 +210,120 @@ impl Pool {
                 let found = chunk.take(len, Free::Any)?;
                 self.idle += chunk.idle();
                 self.recent = chunk.address();
+                self.too_long[Free::Any as usize] = usize::MAX;
                 self.chunks.insert(chunk.address(), chunk);
                 found
             }
         };
-        self.taken += len.div_ceil(UNIT);
+        self.taken += found.units();
         self.most[0] = self.most[0].max(self.taken);
         Some(found)
     }
 
     fn take_of(&mut self, len: usize, which: Free) -> Option<Piece> {
-        let fits = |chunk: &Chunk| chunk.may_fit(len.div_ceil(UNIT), which);
-        let recent = self.chunks.get_mut(&self.recent).filter(|chunk| fits(chunk));
-        let mut found = recent.and_then(|chunk| Self::take_from(chunk, len, which, &mut self.idle));
-        if found.is_none() {
-            // From the low end, so that the chunks at the other one become empty some day.
-            for (at, chunk) in self.chunks.iter_mut().filter(|(_, chunk)| fits(chunk)) {
-                found = Self::take_from(chunk, len, which, &mut self.idle);
+        let units = len.div_ceil(UNIT);
+        if units >= self.too_long[which as usize] {
+            return None;
+        }
+        // From the chunk that was used last, round to it.
+        let behind = (Bound::Included(self.recent), Bound::Unbounded);
+        let before = (Bound::Unbounded, Bound::Excluded(self.recent));
+        for range in [behind, before] {
+            for (at, chunk) in self.chunks.range_mut(range).filter(|(_, chunk)| chunk.may_fit(units, which)) {
+                let idle = chunk.idle();
+                let found = chunk.take(len, which);
+                self.idle = self.idle + chunk.idle() - idle;
                 if found.is_some() {
                     self.recent = *at;
-                    break;
+                    return found;
                 }
             }
         }
-        found
+        self.too_long[which as usize] = units;
+        None
     }
 
-    fn take_from(chunk: &mut Chunk, len: usize, which: Free, idle: &mut usize) -> Option<Piece> {
-        let before = chunk.idle();
-        let piece = chunk.take(len, which);
-        *idle = *idle + chunk.idle() - before;
-        piece
+    fn chunk_of(&mut self, piece: &Piece) -> (usize, &mut Chunk) {
+        match self.chunks.range_mut(..=piece.address()).next_back() {
+            Some((at, chunk)) => (*at, chunk),
+            None => unreachable!("a chunk stays as long as there are pieces of it"),
+        }
     }
 
-    /// Takes a piece back. Chunks that are not needed any more, to be dropped outside the lock.
-    fn give(&mut self, piece: Piece) -> Vec<Chunk> {
-        let (at, units) = (piece.address(), piece.len().div_ceil(UNIT));
-        let Some((&at, chunk)) = self.chunks.range_mut(..=at).next_back() else {
-            unreachable!("a chunk stays as long as there are pieces of it")
-        };
-        chunk.give(piece);
+    /// Takes a piece back.
+    fn give(&mut self, piece: Piece) -> Excess {
+        let units = piece.units();
+        let (at, chunk) = self.chunk_of(&piece);
+        chunk.give(piece, false);
+        let hardly_there = chunk.is_empty() && chunk.idle() * UNIT < CHUNK / 8;
         // Where something has become free there is room next time.
         self.recent = at;
+        self.too_long = [usize::MAX; 2];
         self.taken -= units;
         self.idle += units;
         self.given += units;
+        self.turns += 1;
         if self.given > ROUNDS * self.most[0] {
             (self.most, self.given) = ([self.taken, self.most[0]], 0);
         }
-        let enough = self.most[0].max(self.most[1]).min(4 * self.taken) + KEPT / UNIT;
-        let mut dropped = Vec::new();
-        // What is in no memory is not worth keeping.
-        if let Some(chunk) =
-            self.chunks.get(&at).filter(|chunk| chunk.is_empty() && chunk.idle() * UNIT < CHUNK / 8)
-        {
-            self.idle -= chunk.idle();
-            dropped.extend(self.chunks.remove(&at));
-        }
-        for _ in 0..MOST_SWEPT {
-            if self.taken + self.idle <= enough {
-                break;
+        if hardly_there && self.spare != at {
+            if self.chunks.get(&self.spare).is_some_and(Chunk::is_empty) {
+                return Excess { chunks: self.remove(at), pieces: Vec::new() };
             }
-            dropped.extend(self.sweep());
+            self.spare = at;
         }
-        dropped
+        let enough = self.most[0].max(self.most[1]).min(4 * self.taken);
+        self.without_more_than(enough)
     }
 
-    /// Gives to the kernel what nobody has of the chunk that is next; the chunk, if nobody has anything of it.
-    fn sweep(&mut self) -> Option<Chunk> {
-        let next = self.chunks.range_mut(self.swept + 1..).next();
-        let (&at, chunk) = match next {
-            Some(next) => next,
-            None => self.chunks.iter_mut().next()?,
-        };
-        self.swept = at;
-        self.idle -= chunk.idle();
-        if chunk.is_empty() {
-            return self.chunks.remove(&at);
+    /// Nothing came or went since the last time, perhaps, and the time before.
+    fn rest(&mut self) -> Excess {
+        self.rests = if self.turns == self.turns_seen { self.rests + 1 } else { 0 };
+        self.turns_seen = self.turns;
+        if self.rests < PATIENCE {
+            return Excess::default();
         }
-        chunk.release();
-        self.idle += chunk.idle();
-        None
+        self.rests = PATIENCE;
+        self.most = [self.taken; 2];
+        self.without_more_than(self.taken)
+    }
+
+    /// If more than `enough` units are in memory, and what is kept besides: those to give back of one chunk.
+    fn without_more_than(&mut self, enough: usize) -> Excess {
+        if self.refused || self.taken + self.idle <= enough + KEPT / UNIT + self.taken / WASTE_SHARE {
+            return Excess::default();
+        }
+        let behind = (Bound::Excluded(self.swept), Bound::Unbounded);
+        let next = self.chunks.range(behind).next().or_else(|| self.chunks.iter().next());
+        let Some((&at, _)) = next else { return Excess::default() };
+        self.swept = at;
+        let Some(chunk) = self.chunks.get_mut(&at) else { return Excess::default() };
+        if chunk.is_empty() {
+            return Excess { chunks: self.remove(at), pieces: Vec::new() };
+        }
+        let pieces = chunk.cut_idle(page_size());
+        let units: usize = pieces.iter().map(Piece::units).sum();
+        self.idle -= units;
+        self.taken += units;
+        Excess { chunks: SmallVec::new(), pieces }
+    }
+
+    fn remove(&mut self, at: usize) -> SmallVec<[Chunk; 1]> {
+        let removed = self.chunks.remove(&at);
+        self.idle -= removed.as_ref().map_or(0, Chunk::idle);
+        removed.into_iter().collect()
+    }
+
+    /// Takes back what was cut out to be given to the kernel, and whether it was.
+    fn cut_given(&mut self, pieces: Vec<Piece>, released: bool) {
+        self.refused |= !released;
+        for piece in pieces {
+            let units = piece.units();
+            self.taken -= units;
+            self.idle += if released { 0 } else { units };
+            self.chunk_of(&piece).1.give(piece, released);
+        }
+        self.too_long = [usize::MAX; 2];
     }
 }
 
@@ -239,11 +334,24 @@ mod tests {
 
     use super::*;
 
-    impl Pool {
-        fn check(&self) {
-            assert_eq!(self.idle, self.chunks.values().map(Chunk::idle).sum::<usize>());
-            assert_eq!(self.taken, self.chunks.values().map(Chunk::taken).sum::<usize>());
-        }
+    fn check(pool: &Mutex<Pool>) {
+        let pool = pool.lock();
+        assert_eq!(pool.idle, pool.chunks.values().map(Chunk::idle).sum::<usize>());
+        assert_eq!(pool.taken, pool.chunks.values().map(Chunk::taken).sum::<usize>());
+        pool.chunks.values().for_each(Chunk::check);
+    }
+
+    fn take(pool: &Mutex<Pool>, len: usize) -> Piece {
+        pool.lock().take(len).unwrap()
+    }
+
+    fn rest_of(pool: &Mutex<Pool>) {
+        let excess = pool.lock().rest();
+        excess.give_to_kernel(pool);
+    }
+
+    fn kept(pool: &Mutex<Pool>) -> usize {
+        pool.lock().idle * UNIT
     }
 
     /// Pieces of all sizes come and go; each keeps what was written into it, and the pool knows what it has.
@@ -251,14 +359,14 @@ mod tests {
     fn pieces_are_nobody_elses() {
         for seed in 0..8 {
             let mut random = SmallRng::seed_from_u64(seed);
-            let mut pool = Pool::new();
+            let pool = Mutex::new(Pool::new());
             let mut held: Vec<(Piece, u8)> = Vec::new();
             for turn in 0..6000u32 {
                 // It grows to some 30 MiB, shrinks, and so on.
                 let growing = turn % 2000 < 1000;
                 if random.random_range(0..10) < if growing { 8 } else { 3 } {
                     let len = random.random_range(LEAST..=MOST / 2);
-                    let mut piece = pool.take(len).unwrap();
+                    let mut piece = take(&pool, len);
                     let byte = random.random();
                     piece.bytes_mut().fill(byte);
                     assert_eq!(piece.len(), len);
@@ -266,53 +374,101 @@ mod tests {
                 } else if !held.is_empty() {
                     let (piece, byte) = held.swap_remove(random.random_range(0..held.len()));
                     assert!(piece.bytes().iter().all(|&b| b == byte), "seed {seed}, turn {turn}");
-                    pool.give(piece);
+                    give(&pool, piece);
                 }
                 if turn % 64 == 0 {
-                    pool.check();
+                    check(&pool);
                 }
             }
-            held.drain(..).for_each(|(piece, _)| drop(pool.give(piece)));
-            pool.check();
-            assert_eq!(pool.taken, 0, "seed {seed}");
-            assert!(pool.idle * UNIT <= KEPT, "seed {seed}: {} KiB are kept for nothing", pool.idle);
-            assert!(pool.chunks.len() <= 8, "seed {seed}: {} empty chunks", pool.chunks.len());
+            held.drain(..).for_each(|(piece, _)| give(&pool, piece));
+            check(&pool);
+            assert_eq!(pool.lock().taken, 0, "seed {seed}");
+            (0..PATIENCE + 20).for_each(|_| rest_of(&pool));
+            assert!(kept(&pool) <= KEPT, "seed {seed}: {} KiB are kept for nothing", kept(&pool) >> 10);
+            let chunks = pool.lock().chunks.len();
+            assert!(chunks <= 8, "seed {seed}: {chunks} empty chunks");
         }
     }
 
     /// A pool that shrinks keeps what it has, in case that it grows again, and not for long.
     #[test]
     fn what_is_not_needed_goes_back_to_the_kernel() {
-        let mut pool = Pool::new();
-        let mut held: Vec<Piece> = (0..1000).map(|_| pool.take(33_000).unwrap()).collect();
-        let most = pool.taken;
-        for i in (0..1000).rev().filter(|i| i % 3 == 0) {
-            pool.give(held.swap_remove(i));
-        }
-        assert_eq!(pool.taken + pool.idle, most, "what may be needed again is gone");
+        let shrunk = || {
+            let pool = Mutex::new(Pool::new());
+            let mut held: Vec<Piece> = (0..1000).map(|_| take(&pool, 33_000)).collect();
+            let most = pool.lock().taken;
+            for i in (0..1000).rev().filter(|i| i % 3 == 0) {
+                give(&pool, held.swap_remove(i));
+            }
+            assert_eq!(kept(&pool), (most - pool.lock().taken) * UNIT, "what may be needed again is gone");
+            (pool, held)
+        };
+        let little = |pool: &Mutex<Pool>| KEPT + pool.lock().taken * UNIT / WASTE_SHARE;
+        let (pool, mut held) = shrunk();
         for _ in 0..300 * held.len() {
-            pool.give(held.swap_remove(0));
-            held.push(pool.take(33_000).unwrap());
+            give(&pool, held.swap_remove(0));
+            held.push(take(&pool, 33_000));
         }
-        assert!(pool.idle * UNIT < KEPT + CHUNK, "{} KiB are kept", pool.idle);
-        held.into_iter().for_each(|piece| drop(pool.give(piece)));
-        assert!(pool.idle * UNIT <= KEPT);
+        assert!(kept(&pool) <= little(&pool), "{} KiB are kept", kept(&pool) >> 10);
+        held.into_iter().for_each(|piece| give(&pool, piece));
+        assert!(kept(&pool) <= KEPT);
+
+        // So it is where nothing comes and goes any more.
+        let (pool, held) = shrunk();
+        let before = kept(&pool);
+        (0..PATIENCE).for_each(|_| rest_of(&pool));
+        assert_eq!(kept(&pool), before);
+        (0..50).for_each(|_| rest_of(&pool));
+        assert!(kept(&pool) <= little(&pool), "{} KiB are kept", kept(&pool) >> 10);
+        check(&pool);
+        held.into_iter().for_each(|piece| give(&pool, piece));
+    }
+
+    /// As long as one comes for one that goes, nothing goes to the kernel, however many there are.
+    #[test]
+    fn a_large_pool_is_at_peace() {
+        let mut random = SmallRng::seed_from_u64(5);
+        let pool = Mutex::new(Pool::new());
+        let mut held: Vec<Piece> =
+            (0..16_000).map(|_| take(&pool, random.random_range(30_000..34_000))).collect();
+        let mut swept = 0;
+        for turn in 0..200_000 {
+            let i = random.random_range(0..held.len());
+            let excess = pool.lock().give(held.swap_remove(i));
+            swept += u32::from(turn > 100_000 && !excess.pieces.is_empty());
+            excess.give_to_kernel(&pool);
+            held.push(take(&pool, random.random_range(30_000..34_000)));
+        }
+        assert!(swept < 2000, "memory went to the kernel in {swept} of 100,000 turns");
+        check(&pool);
+        held.into_iter().for_each(|piece| give(&pool, piece));
+    }
+
+    /// One buffer that comes and goes does not cost a chunk each time.
+    #[test]
+    fn an_empty_chunk_stays() {
+        let pool = Mutex::new(Pool::new());
+        let piece = take(&pool, 33_000);
+        let at = piece.address();
+        give(&pool, piece);
+        assert_eq!(pool.lock().chunks.len(), 1);
+        assert_eq!(take(&pool, 33_000).address(), at);
     }
 
     /// What one size has left serves another one, without more chunks.
     #[test]
     fn what_was_given_back_is_taken_again() {
-        let mut pool = Pool::new();
-        let first: Vec<Piece> = (0..300).map(|_| pool.take(33_000).unwrap()).collect();
-        let chunks = pool.chunks.len();
-        assert_eq!(chunks, 300usize.div_ceil(CHUNK / UNIT / 33));
+        let pool = Mutex::new(Pool::new());
+        let first: Vec<Piece> = (0..300).map(|_| take(&pool, 33_000)).collect();
+        let chunks = || pool.lock().chunks.len();
+        let before = chunks();
+        assert_eq!(before, 300usize.div_ceil(CHUNK / UNIT / 33));
         let mut first: Vec<_> = first.into_iter().map(Some).collect();
         for round in 0..10 {
-            first.iter_mut().skip(round % 3).step_by(3).filter_map(Option::take).for_each(|piece| {
-                pool.give(piece);
-            });
-            first.iter_mut().filter(|slot| slot.is_none()).for_each(|slot| *slot = pool.take(32_800));
-            assert_eq!(pool.chunks.len(), chunks);
+            let some = first.iter_mut().skip(round % 3).step_by(3);
+            some.filter_map(Option::take).for_each(|piece| give(&pool, piece));
+            first.iter_mut().filter(|slot| slot.is_none()).for_each(|slot| *slot = Some(take(&pool, 32_800)));
+            assert_eq!(chunks(), before);
         }
     }
 

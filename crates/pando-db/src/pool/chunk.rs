@@ -9,7 +9,10 @@
 use std::{io, mem::ManuallyDrop, ops::Range, ptr::NonNull};
 
 use memmap2::MmapMut;
-use rustix::mm::{Advice, madvise};
+use rustix::{
+    mm::{Advice, madvise},
+    param::page_size,
+};
 
 /// Bytes of a chunk.
 pub(super) const CHUNK: usize = 2 << 20;
@@ -67,8 +70,10 @@ impl Piece {
         self.len.div_ceil(UNIT)
     }
 
-    /// Gives its memory to the kernel, whose pages have `page` bytes; all of it is zeros then. False if that is not possible.
-    pub fn release(&mut self, page: usize) -> bool {
+    /// Gives its memory to the kernel; all of it is zeros then. False if that is not possible, or if it is not whole pages
+    /// of the kernel's.
+    pub fn release(&mut self) -> bool {
+        let page = page_size();
         let whole_pages = self.address().is_multiple_of(page) && self.len.is_multiple_of(page);
         // SAFETY: these are whole pages of the kernel's, so nothing changes but the bytes of this piece, which nobody else
         // has and `self` is borrowed mutably for.
@@ -304,7 +309,7 @@ mod tests {
             let pages = (9 * UNIT).next_multiple_of(page)..159 * UNIT / page * page;
             assert_eq!((cut.len(), cut[0].address() - chunk.address()), (1, pages.start));
             assert_eq!(cut[0].len(), pages.len());
-            assert!(cut[0].release(4096));
+            assert!(cut[0].release());
             chunk.give(cut.remove(0), true);
             assert_eq!(chunk.idle(), 150 - pages.len() / UNIT);
             assert!(chunk.cut_idle(page).is_empty(), "what the kernel has cannot be given to it");
@@ -326,7 +331,7 @@ mod tests {
         let mut chunk = Chunk::new().unwrap();
         let mut pieces: Vec<Piece> = (0..3).map(|_| chunk.take(9 * UNIT, Free::Any).unwrap()).collect();
         pieces[1].bytes_mut().fill(1);
-        assert!(!pieces[1].release(4096), "neither its beginning nor its end is that of a page");
+        assert!(!pieces[1].release(), "neither its beginning nor its end is that of a page");
         assert!(pieces[1].bytes().iter().all(|&byte| byte == 1));
         pieces.into_iter().for_each(|piece| chunk.give(piece, false));
     }

@@ -149,8 +149,7 @@ impl Excess {
         let Self { chunks, mut pieces } = self;
         drop(chunks);
         if !pieces.is_empty() {
-            let page = page_size();
-            let released = pieces.iter_mut().all(|piece| piece.release(page));
+            let released = pieces.iter_mut().all(Piece::release);
             pool.lock().cut_given(pieces, released);
         }
     }

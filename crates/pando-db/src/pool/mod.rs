@@ -32,7 +32,7 @@ const MOST: usize = CHUNK / 8;
 /// What is kept for later though buffers have not had as much lately, in bytes.
 const KEPT: usize = CHUNK;
 /// Lately: since all that buffers have had at once came and went so often, or twice as often.
-const ROUNDS: usize = 64;
+const ROUNDS: usize = 16;
 /// Part (1/n) of what buffers have that is too small for a buffer, or shares a page of the kernel's with one.
 const WASTE_SHARE: usize = 16;
 /// Calls of [`rest`] between which nothing came or went, after which only [`KEPT`] is kept.

@@ -15,7 +15,7 @@ use crate::{
 };
 
 const VALUE: usize = 100;
-/// Most memory, as a multiple of the budget: a ratchet, 1.25 were measured. (1.20 while no more than a node of messages waited in a node, 1.55 before clean data made room for
+/// Most memory, as a multiple of the budget: a ratchet, 1.22 were measured, with the pool of page buffers (1.16 in the full form). (1.20 while no more than a node of messages waited in a node, 1.55 before clean data made room for
 /// edits, 2.1 before all was counted.)
 const ALLOWED: f64 = 1.28;
 

@@ -74,10 +74,10 @@ impl Views {
     /// After a change of the front, under its lock: publishes a new view if one is wanted, or none. What the
     /// caller gets is to be dropped outside the lock.
     pub fn changed(&self, front: &Front) -> Old {
-        let fresh = self.wanted().then(|| Arc::new(front.view()));
-        let linger = self.linger.load(Ordering::Relaxed);
-        self.linger
-            .store(if self.has_reader() { LINGER } else { linger.saturating_sub(1) }, Ordering::Relaxed);
+        let (reads, linger) = (self.has_reader(), self.linger.load(Ordering::Relaxed));
+        let fresh = (reads || linger > 0).then(|| Arc::new(front.view()));
+        let left = if reads { LINGER } else { linger.saturating_sub(1) };
+        self.linger.store(left, Ordering::Relaxed);
         self.reader.store(NOBODY, Ordering::Relaxed);
         self.replace(fresh)
     }

@@ -78,24 +78,25 @@ pub(crate) fn unpack(segment: Segment, raw_len: u32, stored: Bytes, at: u64) -> 
     if raw_len > MAX_RAW {
         return Err(bad(format!("{raw_len} raw bytes")));
     }
-    if segment.codec == codec_id::RAW {
-        return match stored.len() == raw_len as usize {
-            true => Ok(stored),
-            false => Err(bad(format!("{} raw bytes instead of {raw_len}", stored.len()))),
-        };
-    }
-    let mut raw = pool::buffer(raw_len as usize);
-    let unpacked = match segment.codec {
-        codec_id::LZ4 => lz4_flex::block::decompress_into(&stored, &mut raw)
-            .map_err(|e| bad(format!("it does not unpack: {e}")))?,
-        codec_id::ZSTD => zstd::bulk::decompress_to_buffer(&stored, &mut raw[..])
-            .map_err(|e| bad(format!("it does not unpack: {e}")))?,
+    let unpacked = |unpack: fn(&[u8], &mut [u8]) -> std::result::Result<usize, String>| -> Result<_> {
+        let mut raw = pool::buffer(raw_len as usize);
+        let len = unpack(&stored, &mut raw).map_err(|e| bad(format!("it does not unpack: {e}")))?;
+        Ok((Bytes::from(raw), len))
+    };
+    let (raw, len) = match segment.codec {
+        codec_id::RAW => (stored.clone(), stored.len()),
+        codec_id::LZ4 => {
+            unpacked(|from, to| lz4_flex::block::decompress_into(from, to).map_err(|e| e.to_string()))?
+        }
+        codec_id::ZSTD => {
+            unpacked(|from, to| zstd::bulk::decompress_to_buffer(from, to).map_err(|e| e.to_string()))?
+        }
         other => return Err(bad(format!("unknown codec {other}"))),
     };
-    if unpacked != raw_len as usize {
-        return Err(bad(format!("{unpacked} raw bytes instead of {raw_len}")));
+    if len != raw_len as usize {
+        return Err(bad(format!("{len} raw bytes instead of {raw_len}")));
     }
-    Ok(raw.into())
+    Ok(raw)
 }
 
 /// Checks and unpacks the stored form of a page.

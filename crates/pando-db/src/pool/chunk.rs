@@ -131,17 +131,21 @@ impl Chunk {
         units <= self.longest[which as usize]
     }
 
+    /// The words of the set of what no such piece can be cut from.
+    fn busy(&self, which: Free) -> impl Fn(usize) -> Option<u64> {
+        move |word| match which {
+            Free::Idle => Some(self.taken.get(word)? | self.released.get(word)?),
+            Free::Any => self.taken.get(word).copied(),
+        }
+    }
+
     /// A piece of `len` bytes, not 0, if it fits.
     pub fn take(&mut self, len: usize, which: Free) -> Option<Piece> {
         let units = len.div_ceil(UNIT);
         if units == 0 {
             return None;
         }
-        let found = match which {
-            Free::Idle => find(|word| Some(self.taken.get(word)? | self.released.get(word)?), units),
-            Free::Any => find(|word| self.taken.get(word).copied(), units),
-        };
-        let first = match found {
+        let first = match find(self.busy(which), units) {
             Ok(first) => first,
             Err(longest) => {
                 self.longest[which as usize] = longest;
@@ -170,9 +174,8 @@ impl Chunk {
         let mut cut = Vec::new();
         let mut at = 0;
         while at < UNITS {
-            let busy = |word: usize| Some(self.taken.get(word)? | self.released.get(word)?);
-            let first = next(busy, at, false);
-            at = next(busy, first, true);
+            let first = next(self.busy(Free::Idle), at, false);
+            at = next(self.busy(Free::Idle), first, true);
             let pages = whole_pages(first * UNIT..at * UNIT, page);
             if !pages.is_empty() {
                 cut.push(self.cut(pages.start / UNIT, pages.len()));
@@ -200,10 +203,12 @@ impl Chunk {
         let count = |units: &Units| units.iter().map(|word| word.count_ones() as usize).sum::<usize>();
         assert_eq!((self.taken_count, self.released_count), (count(&self.taken), count(&self.released)));
         assert!(self.taken.iter().zip(&self.released).all(|(taken, released)| taken & released == 0));
-        let longest = |words: &dyn Fn(usize) -> Option<u64>| find(words, UNITS + 1).unwrap_err();
-        assert!(self.longest[Free::Any as usize] >= longest(&|word| self.taken.get(word).copied()));
-        let busy = |word: usize| Some(self.taken.get(word)? | self.released.get(word)?);
-        assert!(self.longest[Free::Idle as usize] >= longest(&busy));
+        for which in [Free::Idle, Free::Any] {
+            assert!(
+                find(self.busy(which), UNITS + 1)
+                    .is_err_and(|longest| longest <= self.longest[which as usize])
+            );
+        }
     }
 }
 

@@ -49,9 +49,14 @@ pub(crate) enum Buffer {
 /// A piece of the pool. There always is one, until the end.
 pub(crate) struct Pooled(Option<Piece>);
 
+/// True if the pool cuts buffers of this size.
+fn is_pooled(len: usize) -> bool {
+    (LEAST..=MOST).contains(&len)
+}
+
 /// A buffer of `len` bytes.
 pub(crate) fn buffer(len: usize) -> Buffer {
-    let piece = if (LEAST..=MOST).contains(&len) { POOL.lock().take(len) } else { None };
+    let piece = if is_pooled(len) { POOL.lock().take(len) } else { None };
     let Some(mut piece) = piece else { return Buffer::Heap(vec![0; len]) };
     if cfg!(debug_assertions) {
         // Who does not write all of it shall be found out.
@@ -62,7 +67,7 @@ pub(crate) fn buffer(len: usize) -> Buffer {
 
 /// The same with these bytes in it.
 pub(crate) fn copy(bytes: &[u8]) -> Bytes {
-    if !(LEAST..=MOST).contains(&bytes.len()) {
+    if !is_pooled(bytes.len()) {
         return Bytes::copy_from_slice(bytes);
     }
     let mut copy = buffer(bytes.len());
@@ -72,7 +77,7 @@ pub(crate) fn copy(bytes: &[u8]) -> Bytes {
 
 /// Bytes of memory that a buffer of `len` bytes takes.
 pub(crate) fn footprint(len: usize) -> usize {
-    if (LEAST..=MOST).contains(&len) { len.next_multiple_of(UNIT) } else { len }
+    if is_pooled(len) { len.next_multiple_of(UNIT) } else { len }
 }
 
 /// Bytes of memory that the pool has from the kernel, in buffers or not.

@@ -46,6 +46,15 @@ fn version_of(i: u32, found: &[u8]) -> u32 {
     version
 }
 
+/// Ends the readers also where the writer fails: else a failure would be a test without end.
+struct Stops<'a>(&'a AtomicBool);
+
+impl Drop for Stops<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 fn run(codec: Codec) {
     let options = || Options { cache_bytes: CACHE, codec, ..Options::default() };
     let device = Arc::new(MemDevice::new(512 << 20));
@@ -82,6 +91,7 @@ fn run(codec: Codec) {
                 assert_eq!(i, KEYS);
             }
         });
+        let _stops = Stops(&stop);
         let mut rng = SmallRng::seed_from_u64(9);
         for version in 1..=BATCHES {
             let mut batch = Batch::new();
@@ -95,7 +105,6 @@ fn run(codec: Codec) {
                 db.checkpoint().unwrap();
             }
         }
-        stop.store(true, Ordering::Relaxed);
     });
     assert!(reads.into_inner() > 100);
     assert!(db.stats().unwrap().page_memory > CACHE / 4, "the pool is not used");

@@ -485,3 +485,31 @@ fn an_append_waits_for_no_flush() {
     });
     assert_eq!((log.durable_msn(), log.appended_msn()), (1, 2), "the second came too late for this flush");
 }
+
+/// Puts values nowhere: a bug.
+struct Clumsy;
+
+impl Place for Clumsy {
+    fn place(&self, _: Group, _: usize) -> crate::Result<Placed> {
+        panic!("a bug")
+    }
+}
+
+/// A panic of the one who wrote the log for all left everybody else waiting for it, and so a store that could not even
+/// be dropped.
+#[test]
+fn a_panic_while_the_log_is_written_stops_it_for_all() {
+    let writes: [fn(&Log) -> crate::Result<()>; 2] = [Log::sync, Log::write_out];
+    for (first, then) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+        let log = Log::resume(memory(), BASE, SIZE, 0, START, 1, Some(Arc::new(Clumsy)));
+        log.append_aside(1, b"one", &[(Bytes::from("key"), Bytes::from("value"))]).unwrap();
+        let (send, done) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let panics = std::panic::AssertUnwindSafe(|| writes[first](&log));
+            assert!(std::panic::catch_unwind(panics).is_err());
+            _ = send.send(writes[then](&log));
+        });
+        let stopped = done.recv_timeout(Duration::from_secs(20)).expect("nobody waits for ever");
+        assert!(matches!(stopped, Err(Error::Stopped { .. })), "{first}, {then}");
+    }
+}

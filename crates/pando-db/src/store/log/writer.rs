@@ -164,6 +164,21 @@ struct Turn {
     durable_msn: u64,
 }
 
+/// A turn that somebody has, as the flag in [`Turn`] says. Dropped only where its work panics: then others must not wait
+/// for the turn, and the log stops, since what was taken out of its buffer is lost.
+struct Leading<'a> {
+    log: &'a Log,
+    flag: fn(&mut Turn) -> &mut bool,
+}
+
+impl Drop for Leading<'_> {
+    fn drop(&mut self) {
+        self.log.stop("a panic while the log was written: this is a bug".into());
+        *(self.flag)(&mut self.log.turn.lock()) = false;
+        self.log.done.notify_all();
+    }
+}
+
 impl Log {
     #[cfg(test)]
     /// A writer that continues at `start`, whose next record is `start_msn`,
@@ -303,6 +318,7 @@ impl Log {
             self.check()?;
             turn.flushing = true;
             drop(turn);
+            let leading = Leading { log: self, flag: |turn| &mut turn.flushing };
             let outcome = self.write_buffered(true).and_then(|msn| {
                 // Others may write beside the flush: that is loose again.
                 if std::mem::take(&mut self.front.lock().loose) {
@@ -310,6 +326,7 @@ impl Log {
                 }
                 Ok(msn)
             });
+            std::mem::forget(leading);
             turn = self.turn.lock();
             turn.flushing = false;
             match outcome {
@@ -342,7 +359,9 @@ impl Log {
         }
         turn.writing = true;
         drop(turn);
+        let leading = Leading { log: self, flag: |turn| &mut turn.writing };
         let outcome = self.drain(durably);
+        std::mem::forget(leading);
         self.turn.lock().writing = false;
         self.done.notify_all();
         outcome

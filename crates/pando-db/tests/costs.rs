@@ -18,6 +18,8 @@ mod leaves;
 mod live;
 #[path = "costs/memory.rs"]
 mod memory;
+#[path = "costs/passing.rs"]
+mod passing;
 #[path = "costs/ranges.rs"]
 mod ranges;
 #[path = "model/rng.rs"]

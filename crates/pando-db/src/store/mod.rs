@@ -8,6 +8,7 @@ pub(crate) mod bulk;
 pub(crate) mod layout;
 pub mod log;
 pub(crate) mod pager;
+mod passed;
 pub(crate) mod pin;
 pub mod space;
 pub mod superblock;

@@ -7,6 +7,7 @@
 //! cached piece can never be taken for another. Takes no lock over I/O.
 
 use std::{
+    hash::BuildHasher,
     io::IoSliceMut,
     sync::{
         Arc,
@@ -22,6 +23,7 @@ use quick_cache::{
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{
+    passed::Passed,
     space::Extent,
     table::{Loc, Stored, Table},
     tally::Tally,
@@ -152,12 +154,25 @@ impl Weighter<CacheKey, Cached> for ByBytes {
 /// hashed are the store's own; nobody chooses them.
 type Hashing = foldhash::fast::FixedState;
 
+/// Whether the cache learns of the pages that a request brings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Keep {
+    /// Of all.
+    Always,
+    /// Of those that were read this way before: see [`Passed`].
+    Again,
+    /// Of none.
+    Never,
+}
+
 /// Reads and caches nodes and pages.
 pub(crate) struct Pager {
     device: Arc<dyn Device>,
     cache: Cache<CacheKey, Cached, ByBytes, Hashing>,
     /// What the cache was told; to ask it takes a lock of each of its parts, and every write asks.
     budget: AtomicU64,
+    /// What was read with [`Keep::Again`].
+    passed: Passed,
     page_target: usize,
     node_size: usize,
     codec: Codec,
@@ -174,11 +189,13 @@ impl Pager {
             .shards((budget / SHARD).clamp(2, MOST_SHARDS) as usize)
             .build()
             .unwrap_or_else(|e| unreachable!("all that has no default was given: {e}"));
+        let page_target = (node_size as usize / 8).clamp(PAGE_MIN, PAGE_MAX);
         Self {
             device,
             codec,
             node_size: node_size as usize,
-            page_target: (node_size as usize / 8).clamp(PAGE_MIN, PAGE_MAX),
+            passed: Passed::new(budget as usize / page_target),
+            page_target,
             budget: budget.into(),
             cache: Cache::with_options(options, ByBytes, Hashing::with_seed(0), DefaultLifecycle::default()),
             hits: Tally::default(),
@@ -288,19 +305,20 @@ impl Pager {
 
     /// Reads the first of `pages`, with those that lie right behind it, up to `limit` bytes and to one that
     /// is in the cache, with one request; in order of their places. Empty where that would not
-    /// be two, or fails: then [`Pager::page`] will tell.
+    /// be two, unless `keep` says otherwise than [`Pager::page`], or fails: then that will tell.
     pub fn read_side_by_side<'p>(
         &self,
         home: Option<&Arc<Stored>>,
         pages: impl Iterator<Item = &'p PageRef>,
         limit: usize,
+        keep: Keep,
     ) -> Vec<(Piece, Arc<Page>)> {
         let limit = limit.min((self.budget() / AHEAD_SHARE) as usize);
         let wanted = side_by_side(home, pages.take_while(|page| !self.is_cached(home, page)), limit);
-        if wanted.len() < 2 {
+        if wanted.len() < 2 && keep == Keep::Always {
             return Vec::new();
         }
-        self.read_all(&wanted, true)
+        self.read_all(&wanted, keep)
     }
 
     /// The same for pages that nobody will want again, because what they hold is being written anew: up to
@@ -315,7 +333,7 @@ impl Pager {
             unpacked += page.raw as usize;
             (unpacked <= limit || unpacked == page.raw as usize) && !self.is_cached(None, page)
         });
-        self.read_all(&side_by_side(None, unknown, limit), false)
+        self.read_all(&side_by_side(None, unknown, limit), Keep::Never)
     }
 
     /// The stored form of the first of `pages`, verified, and of those that lie right behind it, for copying them
@@ -340,14 +358,19 @@ impl Pager {
         Piece::of(home, page).is_some_and(|Piece(key)| self.cache.peek(&key).is_some())
     }
 
-    /// Reads pages that lie side by side with one request, in order of their places, to be kept in the cache
-    /// or not. One that is damaged ends it; what lies before is good.
-    fn read_all(&self, wanted: &[Wanted<'_>], keep: bool) -> Vec<(Piece, Arc<Page>)> {
+    /// Reads pages that lie side by side with one request, in order of their places. One that is damaged ends it; what
+    /// lies before is good.
+    fn read_all(&self, wanted: &[Wanted<'_>], keep: Keep) -> Vec<(Piece, Arc<Page>)> {
         let Ok(pieces) = self.read_apart(wanted) else { return Vec::new() };
         let parse = |(wanted, stored): (&Wanted<'_>, Bytes)| {
             let Wanted { page, segment, key, at } = wanted;
             let parsed = Arc::new(node_codec::load_page(page, *segment, stored, *at).ok()?);
             self.misses.add();
+            let keep = match keep {
+                Keep::Always => true,
+                Keep::Again => self.passed.again(Hashing::with_seed(1).hash_one(key)),
+                Keep::Never => false,
+            };
             if keep {
                 self.cache.insert(*key, Cached::Page(parsed.clone()));
             }

@@ -15,7 +15,7 @@ use crate::{
     error::Result,
     format::{
         message::Msg,
-        node::{HEADER_ITEM, Layer, PageRef, RangeMsg, UpdateMsg},
+        node::{HEADER_ITEM, Layer, PageRef, RangeMsg, Run, UpdateMsg},
     },
     key::Span,
     merge::Merge,
@@ -288,9 +288,14 @@ impl Memtable {
                 }
             };
         }
+        Ok(self.layer_of(run.finish()))
+    }
+
+    /// The same, where `run` has its points.
+    pub(super) fn layer_of(&self, run: Run) -> Layer {
         let ranges = self.ranges.iter().map(|(_, range)| range.clone()).collect();
         let updates = self.updates.iter().map(|(_, update)| update.clone()).collect();
-        Ok(Layer { newest: self.msn, ranges, updates, run: run.finish() })
+        Layer { newest: self.msn, ranges, updates, run }
     }
 }
 

@@ -19,6 +19,7 @@ pub(crate) mod flush;
 pub(crate) mod layer;
 pub(crate) mod memtable;
 mod opened;
+pub(crate) mod pour;
 pub(crate) mod run;
 pub(crate) mod scan;
 pub(crate) mod simplify;

@@ -20,6 +20,7 @@ use crate::{
     dag::{
         edit::{Changes, Context},
         memtable::Memtable,
+        pour::Pouring,
         tree::{Limits, Tree},
     },
     device::{BLOCK, Device},
@@ -49,6 +50,8 @@ pub(crate) struct Engine {
     pub views: Views,
     /// Held by whoever changes the structure of the DAG.
     pub flushing: Mutex<()>,
+    /// A table whose turn comes soon, as far as writers that had to wait have poured it into pages.
+    pub pouring: Mutex<Option<Pouring>>,
     /// The last durable checkpoint; held while the next is made.
     pub checkpointing: Mutex<Durable>,
     /// Nodes with count 0, waiting for the reclaimer.

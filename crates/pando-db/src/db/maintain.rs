@@ -20,10 +20,13 @@ use super::{
     signal::Work,
 };
 use crate::{
-    dag::edit::Edit,
+    dag::{edit::Edit, pour::Pouring},
     error::{Error, Result},
     format::node::NodeId,
 };
+
+/// Points that a waiting writer pours at once: a fraction of a millisecond.
+const POURED: usize = 512;
 
 /// Nodes that one reclaim step takes out.
 const RECLAIM_STEP: usize = 64;
@@ -37,7 +40,11 @@ impl Engine {
         if self.log.has_aside() {
             self.log.write_out()?;
         }
-        let layer = table.to_layer(self.pager.page_target(), |points| self.bulk.page_at(points))?;
+        let begun = self.pouring.lock().take_if(|pouring| pouring.is_of(&table));
+        let layer = match begun {
+            Some(pouring) => pouring.finish(),
+            None => table.to_layer(self.pager.page_target(), |points| self.bulk.page_at(points))?,
+        };
         let done = |front: &mut Front| {
             let applied = front.sealed.pop_front();
             debug_assert!(applied.is_some_and(|t| Arc::ptr_eq(&t, &table)));
@@ -48,6 +55,29 @@ impl Engine {
         self.bulk.forget(table.msn);
         self.signal.finished();
         Ok(true)
+    }
+
+    /// Takes a little off the flusher, for a writer that has to wait for it: pours some points of the table that it
+    /// will take next into pages. `false` if there is nothing to do, or another writer does it.
+    pub fn pour_some(&self) -> bool {
+        let Some(mut pouring) = self.pouring.try_lock() else { return false };
+        let next = {
+            let front = self.front.read();
+            let going_on = pouring.as_ref().and_then(|p| front.sealed.iter().find(|table| p.is_of(table)));
+            // The first one is the flusher's, which takes over what was poured of it.
+            match going_on.or_else(|| front.sealed.get(1)) {
+                Some(table) => table.clone(),
+                None => return false,
+            }
+        };
+        if !pouring.as_ref().is_some_and(|p| p.is_of(&next)) {
+            // Values that came in bulk lie in pages, or will: the flusher takes these over whole.
+            if self.log.has_aside() || !self.bulk.is_empty() {
+                return false;
+            }
+            *pouring = Some(Pouring::new(next, self.pager.page_target()));
+        }
+        pouring.as_mut().is_some_and(|pouring| pouring.go_on(POURED))
     }
 
     /// Goes on flushing where an edit had to stop; `false` if the root is within its limit.
@@ -187,4 +217,93 @@ pub(super) fn contain(work: impl FnOnce() -> Result<()>) -> Result<()> {
         let said = said.or(panic.downcast_ref::<&str>().copied()).unwrap_or("an assertion failed");
         Err(Error::corrupt("structure", 0, said))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use rand::{RngExt, SeedableRng, rngs::SmallRng};
+
+    use super::*;
+    use crate::{Batch, CreateOptions, Db, Options, device::MemDevice};
+
+    /// The flusher is held up, so that tables wait; writers pour what they like, also none of one or all of the next.
+    #[test]
+    fn what_writers_pour_is_what_the_flusher_takes() {
+        for seed in 0..20 {
+            let mut rng = SmallRng::seed_from_u64(seed);
+            let device = Arc::new(MemDevice::new(64 << 20));
+            Db::create(device.clone(), &CreateOptions::default(), &Options::default()).expect("memory");
+            let db = Db::open(device, Options::default()).expect("a store");
+            let engine = db.engine();
+            let mut oracle = BTreeMap::new();
+            let mut poured = 0;
+            for _ in 0..3 {
+                let held_up = engine.flushing.lock();
+                for _ in 0..rng.random_range(1..5) {
+                    for _ in 0..rng.random_range(1..5) {
+                        let mut batch = Batch::new();
+                        for _ in 0..rng.random_range(1..400) {
+                            let key = format!("{}/{:04}", rng.random_range(0..5), rng.random_range(0..500));
+                            if rng.random_range(0..4) == 0 {
+                                batch.delete(key.clone());
+                                oracle.remove(&key);
+                            } else {
+                                let value = vec![rng.random::<u8>(); rng.random_range(0..200)];
+                                batch.put(key.clone(), value.clone());
+                                oracle.insert(key, value);
+                            }
+                        }
+                        if rng.random_range(0..3) == 0 {
+                            let prefix = format!("{}/{}", rng.random_range(0..5), rng.random_range(0..6));
+                            batch.delete_prefix(prefix.clone());
+                            oracle.retain(|key, _| !key.starts_with(&prefix));
+                        }
+                        db.write(batch).expect("room");
+                        poured += u32::from(rng.random() && engine.pour_some());
+                    }
+                    engine.seal();
+                    while rng.random_range(0..4) > 0 && engine.pour_some() {
+                        poured += 1;
+                    }
+                }
+                drop(held_up);
+                // Some of the rest goes on beside the flusher.
+                (0..rng.random_range(0..20)).for_each(|_| _ = engine.pour_some());
+                db.checkpoint().expect("room");
+                assert!(engine.pouring.lock().is_none(), "seed {seed}: a table stays for nothing");
+                let found = db.prefix(b"").map(|pair| pair.expect("readable"));
+                let expected = oracle.iter().map(|(key, value)| (key.as_bytes(), &value[..]));
+                assert!(
+                    found
+                        .map(|(key, value)| (key.to_vec(), value.to_vec()))
+                        .eq(expected.map(|(key, value)| (key.to_vec(), value.to_vec()))),
+                    "seed {seed}"
+                );
+            }
+            assert!(seed > 0 || poured > 0, "nothing was poured");
+        }
+    }
+
+    #[test]
+    fn what_comes_in_bulk_is_not_poured() {
+        let device = Arc::new(MemDevice::new(256 << 20));
+        Db::create(device.clone(), &CreateOptions::default(), &Options::default()).expect("memory");
+        let db = Db::open(device, Options::default()).expect("a store");
+        let engine = db.engine();
+        let held_up = engine.flushing.lock();
+        for i in 0..3 {
+            let mut batch = Batch::new();
+            (0..32).for_each(|j| _ = batch.put(format!("{i}/{j}"), vec![j; 64 << 10]));
+            db.write(batch).expect("room");
+            db.sync().expect("memory");
+            engine.seal();
+            assert!(!engine.pour_some() && engine.pouring.lock().is_none(), "it would be written twice");
+        }
+        assert!(!engine.bulk.is_empty(), "nothing came in bulk");
+        drop(held_up);
+        db.checkpoint().expect("room");
+        assert_eq!(db.prefix(b"").count(), 96);
+    }
 }

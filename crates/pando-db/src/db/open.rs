@@ -216,6 +216,7 @@ pub(super) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
         views: Views::default(),
         flushing: Mutex::new(()),
         next_id: AtomicU64::new(superblock.next_node),
+        pouring: Mutex::default(),
         checkpointing: Mutex::new(Durable { superblock, _table: table, attempted: None }),
         orphans: Mutex::new(orphans),
         worth: Mutex::default(),

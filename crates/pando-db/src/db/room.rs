@@ -131,7 +131,8 @@ impl Engine {
             self.signal.ask(Work::Checkpoint);
         }
         if self.options.background {
-            self.throttle.delay(encoded.len + OP_BYTES * batch.ops().len(), self.pressure());
+            let bytes = encoded.len + OP_BYTES * batch.ops().len();
+            self.throttle.delay(bytes, self.pressure(), || self.pour_some());
         }
         self.space_for(batch, encoded.len as u64)
     }

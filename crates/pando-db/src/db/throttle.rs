@@ -6,6 +6,8 @@
 //! comes to its limit, until what comes in is what goes out. (The shape of the curve is that of the write
 //! throttle of ZFS.)
 //!
+//! Who has to wait may do some of the work that it waits for: two processors are busy then, where one slept.
+//!
 //! Guarantees: no delay below the pressure at which it begins; delays are for bytes, so small writes are delayed
 //! a little; no delay is longer than [`LONGEST`]. May use: nothing.
 
@@ -41,14 +43,18 @@ pub(crate) fn pressure(used: u64, from: u64, limit: u64) -> f64 {
 }
 
 impl Throttle {
-    /// Waits as a writer of so many bytes has to. No lock is to be held.
-    pub fn delay(&self, bytes: usize, pressure: f64) {
+    /// Waits as a writer of so many bytes has to, and meanwhile does what it can to make waiting unnecessary: `work` is a
+    /// little of that, and says if there is more. No lock is to be held.
+    pub fn delay(&self, bytes: usize, pressure: f64, work: impl Fn() -> bool) {
         if pressure <= 0.0 {
             return;
         }
         let now = self.began.elapsed();
-        if let Some(delay) = self.due(bytes, pressure, now) {
-            std::thread::sleep(delay);
+        let Some(delay) = self.due(bytes, pressure, now) else { return };
+        let left = || (now + delay).checked_sub(self.began.elapsed());
+        while left().is_some() && work() {}
+        if let Some(left) = left() {
+            std::thread::sleep(left);
         }
     }
 
@@ -78,6 +84,25 @@ mod tests {
         assert_eq!(at(0.5), Some(Duration::from_millis(1)));
         assert_eq!(at(0.9), Some(Duration::from_millis(9)));
         assert_eq!(at(1.0), Some(LONGEST));
+    }
+
+    #[test]
+    fn who_has_to_wait_works_meanwhile() {
+        let worked = std::cell::Cell::new(0);
+        let work = |much: u32| {
+            worked.set(worked.get() + 1);
+            worked.get() < much
+        };
+        let throttle = Throttle::default();
+        throttle.delay(1000, 0.0, || work(9));
+        throttle.delay(1000, 0.5, || work(9));
+        assert_eq!(worked.get(), 0, "nobody has to wait");
+        let began = Instant::now();
+        throttle.delay(100_000, 0.5, || work(3));
+        assert!(worked.get() == 3 && began.elapsed() >= Duration::from_micros(900), "the rest is slept");
+        // Work without end ends with the delay.
+        throttle.delay(100_000, 0.5, || work(u32::MAX));
+        assert!(worked.get() > 3);
     }
 
     #[test]

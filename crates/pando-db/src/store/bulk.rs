@@ -98,6 +98,11 @@ impl Bulk {
             .then(|| (candidate.page.clone(), n))
     }
 
+    /// True if no values wait in pages for the DAG to take them over.
+    pub fn is_empty(&self) -> bool {
+        self.pages.lock().is_empty()
+    }
+
     /// Forgets pages that only batches up to `msn` could want.
     pub fn forget(&self, msn: u64) {
         self.pages.lock().retain(|_, page| page.msn > msn);

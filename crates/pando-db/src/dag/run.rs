@@ -4,7 +4,7 @@
 //! extent) and give new runs; nothing is changed in place. I/O: only pages on
 //! the fringe of a range, or overlapping another run, are read.
 
-use std::{cmp::Ordering, ops::Range, sync::Arc};
+use std::{borrow::Cow, cmp::Ordering, ops::Range, sync::Arc};
 
 use bytes::Bytes;
 
@@ -107,9 +107,9 @@ impl Run {
     }
 
     /// The messages that none of `ranges` (disjoint, ascending) covers.
-    pub fn without(&self, ranges: &[RangeMsg], pager: &Pager) -> Result<Run> {
+    pub fn without(&self, ranges: &[RangeMsg], pager: &Pager) -> Result<Cow<'_, Run>> {
         if ranges.is_empty() || self.pages.is_empty() {
-            return Ok(self.clone());
+            return Ok(Cow::Borrowed(self));
         }
         let mut out = Writer::new(pager.page_target());
         for page in &self.pages {
@@ -136,7 +136,7 @@ impl Run {
                 _ => out.push_page(page.clone())?,
             }
         }
-        Ok(out.finish())
+        Ok(Cow::Owned(out.finish()))
     }
 
     /// The message about `key`.
@@ -220,7 +220,7 @@ impl<'a> Feed<'a> {
         if values && !loaded.is_pure() {
             return Ok(false);
         }
-        let end = bound.map_or(loaded.len(), |bound| page.search(&loaded, bound).0);
+        let end = bound.map_or(loaded.len(), |bound| page.search_from(&loaded, self.entry, bound));
         if end <= self.entry {
             return Ok(false);
         }

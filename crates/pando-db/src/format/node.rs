@@ -369,6 +369,14 @@ impl PageRef {
         }
     }
 
+    /// The first of these for who has passed all entries before `from`, which lie below `key`.
+    pub fn search_from(&self, page: &Page, from: usize, key: &[u8]) -> usize {
+        match key.strip_prefix(&self.prefix[..]) {
+            Some(suffix) => page.search_from(from, suffix),
+            None => self.search(page, key).0,
+        }
+    }
+
     /// Index of the entry of `page`, which is this one, with the full key `key`.
     pub fn find(&self, page: &Page, key: &[u8]) -> Option<usize> {
         page.find(key.strip_prefix(&self.prefix[..])?)

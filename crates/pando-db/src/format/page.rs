@@ -323,6 +323,35 @@ impl Page {
     }
 }
 
+impl Page {
+    /// The same for who knows that all entries before `from` lie below `suffix`, and that the wanted one is near, as a
+    /// rule: in steps that double, a few entries are looked at.
+    pub fn search_from(&self, from: usize, suffix: &[u8]) -> usize {
+        let (mut low, mut step) = (from, 1);
+        let mut high = loop {
+            let probe = low + step - 1;
+            if probe >= self.count {
+                break self.count;
+            }
+            if self.key(probe) >= suffix {
+                break probe;
+            }
+            (low, step) = (probe + 1, step * 2);
+            if step > STEP {
+                return self.search(suffix).0;
+            }
+        };
+        while low < high {
+            let mid = (low + high) / 2;
+            match self.key(mid) < suffix {
+                true => low = mid + 1,
+                false => high = mid,
+            }
+        }
+        low
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -387,6 +416,7 @@ mod tests {
                 let at = keys.iter().position(|key| *key >= wanted).unwrap_or(keys.len());
                 let found = keys.contains(&wanted);
                 prop_assert_eq!(built.page.search(suffix), (at, found));
+                prop_assert!((0..=at).all(|from| built.page.search_from(from, suffix) == at));
                 prop_assert_eq!(built.page.find(suffix), found.then_some(at));
             }
         }

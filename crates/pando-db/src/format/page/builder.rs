@@ -53,9 +53,12 @@ struct Encoder {
 }
 
 impl Encoder {
-    fn begin_page(&mut self) {
+    /// Begins a page of about so many bytes.
+    fn begin_page(&mut self, bytes: usize, entries: usize) {
         self.data.clear();
+        self.data.reserve(bytes + size_of::<u32>());
         self.offsets.clear();
+        self.offsets.reserve(entries);
         self.groups.clear();
         (self.pure, self.deletes) = (true, false);
     }
@@ -92,9 +95,13 @@ impl Encoder {
         let mut longer = Vec::new();
         for i in entries {
             let entry = page.entry(i);
+            if added.is_empty() {
+                self.push(entry.kind, &entry.key[cut..], &page.data[entry.content]);
+                continue;
+            }
             longer.clear();
             longer.extend_from_slice(added);
-            longer.extend_from_slice(&entry.key[cut..]);
+            longer.extend_from_slice(entry.key);
             self.push(entry.kind, &longer, &page.data[entry.content]);
         }
     }
@@ -205,7 +212,7 @@ impl Builder {
         let (first, last) = (self.first_key(self.items.first()?)?, self.last_key(self.items.last()?)?);
         let shared = common_prefix(&first, &last);
         let page = &mut self.encoder;
-        page.begin_page();
+        page.begin_page(self.bytes, self.count);
         for item in self.items.drain(..) {
             match item {
                 Item::One(key, msg) => page.push(msg.kind(), &key[shared..], &msg.encode()),

@@ -200,8 +200,9 @@ impl Edit<'_> {
         let (pager, merge) = (self.cx.pager, self.cx.merge);
         match height {
             0 => {
-                let one =
-                    layers.into_iter().map(Ok).reduce(|older, newer| newer?.over(&older?, pager, merge));
+                // The newest are the smallest.
+                let newest_first = layers.into_iter().rev().map(Ok);
+                let one = newest_first.reduce(|newer, older| newer?.over(&older?, pager, merge));
                 Ok(one.transpose()?.into_iter().collect())
             }
             _ => Ok(layers),

@@ -216,15 +216,16 @@ impl<'a> Feed<'a> {
     /// values only, where it has to be so. `false` if nothing was done.
     fn move_below(&mut self, bound: Option<&[u8]>, values: bool, out: &mut Writer) -> Result<bool> {
         let Some(page) = self.page() else { return Ok(false) };
-        let loaded = self.load(page)?.clone();
+        let entry = self.entry;
+        let loaded = self.load(page)?;
         if values && !loaded.is_pure() {
             return Ok(false);
         }
-        let end = bound.map_or(loaded.len(), |bound| page.search_from(&loaded, self.entry, bound));
-        if end <= self.entry {
+        let end = bound.map_or(loaded.len(), |bound| page.search_from(loaded, entry, bound));
+        if end <= entry {
             return Ok(false);
         }
-        out.push_some(page, &loaded, self.entry..end);
+        out.push_some(page, loaded, entry..end);
         if end == loaded.len() {
             self.skip_page();
         } else {

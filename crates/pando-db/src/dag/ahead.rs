@@ -3,11 +3,11 @@
 //! an interior node, in each of the places where they lie.
 //!
 //! The longer a scan has gone on, the more it reads ahead, so that a short one
-//! reads what it needs (all pages of a short range with one request) and a long
-//! one at most twice that. What was read stays with the scan until it has gone
-//! by: a page is read once a scan. The cache learns of what short scans read,
-//! but not of what long ones pass for the first time ([`Keep::Again`]): these go
-//! on in the same little memory instead. Memory: [`BATCHES`] requests of at most
+//! reads what it needs (and two pages with one request where its range ends in
+//! the second) and a long one at most twice that. What was read stays with the
+//! scan until it has gone by: a page is read once a scan. After [`MOST`] bytes
+//! the cache does not learn of what a scan passes for the first time
+//! ([`Keep::Again`]): it goes on in the same little memory instead. Memory: [`BATCHES`] requests of at most
 //! [`MOST`] bytes.
 
 use std::{collections::VecDeque, sync::Arc};
@@ -27,12 +27,6 @@ const MOST: usize = 1 << 20;
 /// Requests whose pages are kept: a scan has some runs at hand, one or more a level.
 const BATCHES: usize = 8;
 
-/// Whether pages take at most that many bytes, unpacked.
-fn ends_within<'p>(bytes: usize, mut pages: impl Iterator<Item = &'p PageRef>) -> bool {
-    let take = |left: usize, page: &PageRef| left.checked_sub(page.raw as usize);
-    pages.try_fold(bytes, take).is_some()
-}
-
 /// Pages that one request brought, in the order of their places.
 struct Batch {
     pages: Vec<(Piece, Arc<Page>)>,
@@ -40,11 +34,24 @@ struct Batch {
     taken: Option<Piece>,
 }
 
+impl Batch {
+    fn find(&self, piece: &Piece) -> Option<usize> {
+        self.pages.binary_search_by_key(piece, |(piece, _)| *piece).ok()
+    }
+
+    /// True if nothing is left of it but what was taken last.
+    fn is_used_up(&self) -> bool {
+        self.pages.iter().all(|(piece, _)| self.taken.as_ref() == Some(piece))
+    }
+}
+
 /// What a scan has read ahead.
 #[derive(Default)]
 pub(crate) struct Ahead {
     /// Bytes of the next request; 0: a page at a time.
     limit: usize,
+    /// Bytes of the pages that were asked for so far.
+    passed: usize,
     /// The one used last is last.
     batches: VecDeque<Batch>,
 }
@@ -56,7 +63,7 @@ impl Ahead {
     }
 
     /// The page, which is the first of `follow`, pages of one run that a scan will want if it goes on. Those
-    /// are read with it if the scan has gone on before, or if they are few, as in a short range. With `one_by_one`
+    /// are read with it if the scan has gone on before, or if they are two, as in a short range. With `one_by_one`
     /// it leaves a page for good when it goes on to the next. At most one read.
     pub fn load<'p>(
         &mut self,
@@ -66,13 +73,15 @@ impl Ahead {
         follow: impl Iterator<Item = &'p PageRef> + Clone,
         pager: &Pager,
     ) -> Result<Arc<Page>> {
-        let limit = if ends_within(FIRST, follow.clone()) { self.limit.max(FIRST) } else { self.limit };
+        let ends_in_second = follow.clone().take(3).count() == 2;
+        let limit = if ends_in_second { self.limit.max(FIRST) } else { self.limit };
         self.fetch_up_to(limit, home, follow, pager);
         let loaded = match self.page(home, page, one_by_one) {
             Some(loaded) => loaded,
             None => pager.page(home, page)?,
         };
         self.grow();
+        self.passed = self.passed.saturating_add(page.raw as usize);
         Ok(loaded)
     }
 
@@ -112,28 +121,32 @@ impl Ahead {
         if self.page(home, first, false).is_some() {
             return;
         }
-        let keep = if self.limit < MOST { Keep::Always } else { Keep::Again };
+        let keep = if self.passed < MOST { Keep::Always } else { Keep::Again };
         let pages = pager.read_side_by_side(home, wanted, limit, keep);
-        if !pages.is_empty() {
-            if self.batches.len() == BATCHES {
-                self.batches.pop_front();
-            }
-            self.batches.push_back(Batch { pages, taken: None });
+        if pages.is_empty() {
+            return;
         }
+        if self.batches.len() == BATCHES {
+            let used_up = self.batches.iter().position(Batch::is_used_up);
+            // Who comes to need what is dropped before its time shall find it.
+            for (piece, page) in self.batches.remove(used_up.unwrap_or(0)).into_iter().flat_map(|b| b.pages) {
+                if used_up.is_none() {
+                    pager.keep(piece, page);
+                }
+            }
+        }
+        self.batches.push_back(Batch { pages, taken: None });
     }
 
     /// The page, if it was read ahead; what is passed by then is dropped if pages are wanted `one_by_one`.
     fn page(&mut self, home: Option<&Arc<Stored>>, page: &PageRef, one_by_one: bool) -> Option<Arc<Page>> {
         let piece = Piece::of(home, page)?;
-        let find =
-            |batch: &Batch, piece: &Piece| batch.pages.binary_search_by_key(piece, |(piece, _)| *piece).ok();
-        let (i, at) =
-            self.batches.iter().enumerate().rev().find_map(|(i, batch)| Some((i, find(batch, &piece)?)))?;
+        let (i, at) = self.batches.iter().enumerate().rev().find_map(|(i, b)| Some((i, b.find(&piece)?)))?;
         let mut batch = self.batches.remove(i)?;
         let found = batch.pages.get(at).map(|(_, page)| page.clone());
         if one_by_one
             && let Some(left) = batch.taken.replace(piece).filter(|left| *left != piece)
-            && let Some(at) = find(&batch, &left)
+            && let Some(at) = batch.find(&left)
         {
             // Its memory serves for what comes.
             batch.pages.remove(at);

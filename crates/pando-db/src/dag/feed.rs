@@ -277,7 +277,9 @@ impl Supply {
                         let follow = run.pages.get(i..unread.end).unwrap_or_default();
                         io.ahead.load(home, page, at.layer.is_none(), follow.iter(), io.pager)?
                     }
-                    Direction::Backward => io.ahead.load(home, page, false, std::iter::empty(), io.pager)?,
+                    Direction::Backward => {
+                        io.ahead.load(home, page, at.layer.is_none(), std::iter::once(page), io.pager)?
+                    }
                 };
                 match direction {
                     Direction::Forward => unread.start += 1,

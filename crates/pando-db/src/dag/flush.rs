@@ -5,7 +5,7 @@
 //! (copy-on-abundant-write, FAST'20 section 3): until then other children are
 //! flushed, or the node is split. Works on an [`Edit`]; the caller publishes.
 
-use super::{edit::Edit, split::Pieces};
+use super::{edit::Edit, layer::check_order, split::Pieces};
 use crate::{
     error::{Error, Result},
     format::node::{Body, Edge, Layer, Node, NodeId, Target},
@@ -200,6 +200,9 @@ impl Edit<'_> {
         let (pager, merge) = (self.cx.pager, self.cx.merge);
         match height {
             0 => {
+                for pair in layers.windows(2) {
+                    check_order(&pair[0], &pair[1])?;
+                }
                 // The newest are the smallest.
                 let newest_first = layers.into_iter().rev().map(Ok);
                 let one = newest_first.reduce(|newer, older| newer?.over(&older?, pager, merge));

@@ -100,7 +100,7 @@ pub(crate) fn clip<T: Ranged>(messages: &[T], span: &Span) -> Vec<T> {
 
 /// Nothing newer may lie below what is older. An error and not an assertion, because a sealed image can
 /// say so of itself.
-fn check_order(older: &Layer, newer: &Layer) -> Result<()> {
+pub(super) fn check_order(older: &Layer, newer: &Layer) -> Result<()> {
     if older.newest <= newer.newest {
         return Ok(());
     }

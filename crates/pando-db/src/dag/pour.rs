@@ -1,7 +1,7 @@
 //! Pouring a table into pages, some points at a time, so that a thread that has a moment can take a part of it.
 //!
 //! What comes of it is what [`Memtable::to_layer`] gives for a table whose values all stand in the log. Costs no I/O.
-//! Memory: the pages so far, about half of what the table takes.
+//! Memory: the pages so far, which take half of what the table does where values are short, and nearly as much where not.
 
 use std::{ops::Bound, sync::Arc};
 
@@ -29,14 +29,19 @@ impl Pouring {
         Arc::ptr_eq(&self.table, table)
     }
 
-    /// Takes the next `most` points; `false` if none are left behind them.
-    pub fn go_on(&mut self, most: usize) -> bool {
+    /// Takes the next `most` points, or those that come to `bytes` bytes if that is fewer; `false` if none are left
+    /// behind them.
+    pub fn go_on(&mut self, most: usize, bytes: usize) -> bool {
         let from = self.last.as_ref().map_or(Bound::Unbounded, |last| Bound::Excluded(&last[..]));
         let mut points = self.table.points.range::<_, [u8]>((from, Bound::Unbounded));
-        let mut last = None;
+        let (mut last, mut left) = (None, bytes);
         for (key, msg) in points.by_ref().take(most) {
             self.run.push(key.clone(), msg.clone());
             last = Some(key.clone());
+            left = left.saturating_sub(key.len() + msg.len());
+            if left == 0 {
+                break;
+            }
         }
         self.done = points.next().is_none();
         if last.is_some() {
@@ -48,7 +53,7 @@ impl Pouring {
     /// The whole table as a layer.
     pub fn finish(mut self) -> Layer {
         if !self.done {
-            self.go_on(usize::MAX);
+            self.go_on(usize::MAX, usize::MAX);
         }
         self.table.layer_of(self.run.finish())
     }
@@ -84,7 +89,11 @@ mod tests {
             let mut left = 1000;
             for step in steps {
                 left -= left.min(*step);
-                assert_eq!(pouring.go_on(*step), left > 0, "{steps:?}");
+                assert_eq!(pouring.go_on(*step, usize::MAX), left > 0, "{steps:?}");
+            }
+            // A point at least is taken, however long it is.
+            if left > 1 {
+                assert!(pouring.go_on(1000, 1));
             }
             let layer = pouring.finish();
             assert_eq!((entries(&layer), layer.newest), (entries(&whole), whole.newest), "{steps:?}");

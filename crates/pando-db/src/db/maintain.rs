@@ -25,8 +25,9 @@ use crate::{
     format::node::NodeId,
 };
 
-/// Points that a waiting writer pours at once: a fraction of a millisecond.
+/// Points, and bytes of them, that a waiting writer pours at once: a fraction of a millisecond.
 const POURED: usize = 512;
+const POURED_BYTES: usize = 64 << 10;
 
 /// Nodes that one reclaim step takes out.
 const RECLAIM_STEP: usize = 64;
@@ -57,27 +58,29 @@ impl Engine {
         Ok(true)
     }
 
-    /// Takes a little off the flusher, for a writer that has to wait for it: pours some points of the table that it
-    /// will take next into pages. `false` if there is nothing to do, or another writer does it.
+    /// Takes a little off the flusher, for a writer that has to wait for it: pours some points of a table that will be
+    /// its next, or goes on with that, into pages. `false` if there is nothing to do, or another writer does it. As long as values
+    /// that came in bulk wait anywhere, no table is begun.
     pub fn pour_some(&self) -> bool {
         let Some(mut pouring) = self.pouring.try_lock() else { return false };
         let next = {
             let front = self.front.read();
             let going_on = pouring.as_ref().and_then(|p| front.sealed.iter().find(|table| p.is_of(table)));
-            // The first one is the flusher's, which takes over what was poured of it.
+            // The first one is the flusher's as a rule, which takes over what was poured of it.
             match going_on.or_else(|| front.sealed.get(1)) {
                 Some(table) => table.clone(),
                 None => return false,
             }
         };
-        if !pouring.as_ref().is_some_and(|p| p.is_of(&next)) {
+        let mut begun = match pouring.take_if(|p| p.is_of(&next)) {
+            Some(begun) => begun,
             // Values that came in bulk lie in pages, or will: the flusher takes these over whole.
-            if self.log.has_aside() || !self.bulk.is_empty() {
-                return false;
-            }
-            *pouring = Some(Pouring::new(next, self.pager.page_target()));
-        }
-        pouring.as_mut().is_some_and(|pouring| pouring.go_on(POURED))
+            None if self.log.has_aside() || !self.bulk.is_empty() => return false,
+            None => Pouring::new(next, self.pager.page_target()),
+        };
+        let more = begun.go_on(POURED, POURED_BYTES);
+        *pouring = Some(begun);
+        more
     }
 
     /// Goes on flushing where an edit had to stop; `false` if the root is within its limit.
@@ -297,7 +300,9 @@ mod tests {
             let mut batch = Batch::new();
             (0..32).for_each(|j| _ = batch.put(format!("{i}/{j}"), vec![j; 64 << 10]));
             db.write(batch).expect("room");
-            db.sync().expect("memory");
+            if i > 0 {
+                db.sync().expect("memory");
+            }
             engine.seal();
             assert!(!engine.pour_some() && engine.pouring.lock().is_none(), "it would be written twice");
         }

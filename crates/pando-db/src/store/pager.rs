@@ -50,6 +50,10 @@ const PAGE_MAX: usize = 32 << 10;
 const SHARD: u64 = 4 << 20;
 const MOST_SHARDS: u64 = 64;
 
+/// Size of a page, in bytes, for which there are marks of passed pages: where pages are smaller, of fewer than the cache
+/// holds, so that the marks take a 256th of the budget at most.
+const LEAST_PASSED: usize = 8 << 10;
+
 /// Part (1/n) of the cache's budget that one request reads ahead at most.
 const AHEAD_SHARE: u64 = 16;
 
@@ -194,7 +198,7 @@ impl Pager {
             device,
             codec,
             node_size: node_size as usize,
-            passed: Passed::new(budget as usize / page_target),
+            passed: Passed::new(budget / page_target.max(LEAST_PASSED) as u64),
             page_target,
             budget: budget.into(),
             cache: Cache::with_options(options, ByBytes, Hashing::with_seed(0), DefaultLifecycle::default()),
@@ -354,6 +358,11 @@ impl Pager {
         wanted.iter().zip(self.read_apart(&wanted)?).map(verified).collect()
     }
 
+    /// Takes a page that was read, and not kept, into the cache.
+    pub fn keep(&self, Piece(key): Piece, page: Arc<Page>) {
+        self.cache.insert(key, Cached::Page(page));
+    }
+
     fn is_cached(&self, home: Option<&Arc<Stored>>, page: &PageRef) -> bool {
         Piece::of(home, page).is_some_and(|Piece(key)| self.cache.peek(&key).is_some())
     }
@@ -362,13 +371,14 @@ impl Pager {
     /// lies before is good.
     fn read_all(&self, wanted: &[Wanted<'_>], keep: Keep) -> Vec<(Piece, Arc<Page>)> {
         let Ok(pieces) = self.read_apart(wanted) else { return Vec::new() };
+        let held = self.budget() / self.page_target as u64;
         let parse = |(wanted, stored): (&Wanted<'_>, Bytes)| {
             let Wanted { page, segment, key, at } = wanted;
             let parsed = Arc::new(node_codec::load_page(page, *segment, stored, *at).ok()?);
             self.misses.add();
             let keep = match keep {
                 Keep::Always => true,
-                Keep::Again => self.passed.again(Hashing::with_seed(1).hash_one(key)),
+                Keep::Again => self.passed.again(Hashing::with_seed(1).hash_one(key), held),
                 Keep::Never => false,
             };
             if keep {

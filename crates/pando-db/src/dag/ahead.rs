@@ -7,8 +7,8 @@
 //! the second) and a long one at most twice that. What was read stays with the
 //! scan until it has gone by: a page is read once a scan. After [`MOST`] bytes
 //! the cache does not learn of what a scan passes for the first time
-//! ([`Keep::Again`]): it goes on in the same little memory instead. Memory: [`BATCHES`] requests of at most
-//! [`MOST`] bytes.
+//! ([`Keep::Again`]): it goes on in the same little memory instead. Memory:
+//! [`BATCHES`] requests of at most [`MOST`] bytes.
 
 use std::{collections::VecDeque, sync::Arc};
 

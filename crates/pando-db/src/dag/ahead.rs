@@ -127,11 +127,12 @@ impl Ahead {
             return;
         }
         if self.batches.len() == BATCHES {
-            let used_up = self.batches.iter().position(Batch::is_used_up);
-            // Who comes to need what is dropped before its time shall find it.
-            for (piece, page) in self.batches.remove(used_up.unwrap_or(0)).into_iter().flat_map(|b| b.pages) {
-                if used_up.is_none() {
-                    pager.keep(piece, page);
+            match self.batches.iter().position(Batch::is_used_up) {
+                Some(i) => drop(self.batches.remove(i)),
+                // Who comes to need what is dropped before its time shall find it.
+                None => {
+                    let dropped = self.batches.pop_front().into_iter().flat_map(|batch| batch.pages);
+                    dropped.for_each(|(piece, page)| pager.keep(piece, page));
                 }
             }
         }

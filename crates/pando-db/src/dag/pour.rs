@@ -16,13 +16,12 @@ pub(crate) struct Pouring {
     run: Writer,
     /// The last key that does.
     last: Option<Bytes>,
-    done: bool,
 }
 
 impl Pouring {
     /// Begins with `table`.
     pub fn new(table: Arc<Memtable>, page_target: usize) -> Self {
-        Self { table, run: Writer::new(page_target), last: None, done: false }
+        Self { table, run: Writer::new(page_target), last: None }
     }
 
     pub fn is_of(&self, table: &Arc<Memtable>) -> bool {
@@ -37,24 +36,22 @@ impl Pouring {
         let (mut last, mut left) = (None, bytes);
         for (key, msg) in points.by_ref().take(most) {
             self.run.push(key.clone(), msg.clone());
-            last = Some(key.clone());
+            last = Some(key);
             left = left.saturating_sub(key.len() + msg.len());
             if left == 0 {
                 break;
             }
         }
-        self.done = points.next().is_none();
-        if last.is_some() {
-            self.last = last;
+        let more = points.next().is_some();
+        if let Some(last) = last {
+            self.last = Some(last.clone());
         }
-        !self.done
+        more
     }
 
     /// The whole table as a layer.
     pub fn finish(mut self) -> Layer {
-        if !self.done {
-            self.go_on(usize::MAX, usize::MAX);
-        }
+        self.go_on(usize::MAX, usize::MAX);
         self.table.layer_of(self.run.finish())
     }
 }

@@ -310,7 +310,26 @@ impl Page {
 
     /// Index of the first entry whose key is at least `suffix`, and whether it is equal.
     pub fn search(&self, suffix: &[u8]) -> (usize, bool) {
-        let Range { start: mut low, end: mut high } = self.near(suffix);
+        self.search_in(self.near(suffix), suffix)
+    }
+
+    /// The index for who knows that all entries before `from` lie below `suffix`, and that the wanted one is near, as a
+    /// rule: in steps that double, a few entries are looked at.
+    pub fn search_from(&self, from: usize, suffix: &[u8]) -> usize {
+        let (mut low, mut step) = (from, 1);
+        while step <= STEP {
+            let probe = low + step - 1;
+            if probe >= self.count || self.key(probe) >= suffix {
+                return self.search_in(low..probe.min(self.count), suffix).0;
+            }
+            (low, step) = (probe + 1, step * 2);
+        }
+        self.search(suffix).0
+    }
+
+    /// The same where it is known to lie in `range`, or right behind.
+    fn search_in(&self, range: Range<usize>, suffix: &[u8]) -> (usize, bool) {
+        let Range { start: mut low, end: mut high } = range;
         while low < high {
             let mid = (low + high) / 2;
             match self.key(mid).cmp(suffix) {
@@ -320,35 +339,6 @@ impl Page {
             }
         }
         (low, false)
-    }
-}
-
-impl Page {
-    /// The same for who knows that all entries before `from` lie below `suffix`, and that the wanted one is near, as a
-    /// rule: in steps that double, a few entries are looked at.
-    pub fn search_from(&self, from: usize, suffix: &[u8]) -> usize {
-        let (mut low, mut step) = (from, 1);
-        let mut high = loop {
-            let probe = low + step - 1;
-            if probe >= self.count {
-                break self.count;
-            }
-            if self.key(probe) >= suffix {
-                break probe;
-            }
-            (low, step) = (probe + 1, step * 2);
-            if step > STEP {
-                return self.search(suffix).0;
-            }
-        };
-        while low < high {
-            let mid = (low + high) / 2;
-            match self.key(mid) < suffix {
-                true => low = mid + 1,
-                false => high = mid,
-            }
-        }
-        low
     }
 }
 

@@ -48,6 +48,9 @@ pub struct Stats {
     pub clones_by_value: u64,
     /// How often a clone had to flush its source first.
     pub clone_flushes: u64,
+    /// Edges of nodes and messages about ranges of keys that structural work went through since open, each time it did:
+    /// what bursts of clones and deletes cost the processor.
+    pub items_handled: u64,
     /// Keys that cursors came by since open, on the way to the next pair, of which nothing was left: deletes that wait to be
     /// carried down.
     pub deletes_passed: u64,

@@ -6,7 +6,9 @@
 //! a Goto rests only at least two levels above its target (FAST'20 section 3,
 //! "Flushing GOTO messages").
 
-use super::{edit::Edit, run::merge_runs};
+use std::sync::atomic::Ordering;
+
+use super::{edit::Edit, join::is_void, run::merge_runs};
 use crate::{
     error::{Error, Result},
     format::node::{Body, Edge, Layer, Node, RangeMsg, Run, Target},
@@ -20,15 +22,9 @@ impl Edit<'_> {
             node.body = Body::Leaf(self.apply_to_leaf(run, &layer)?);
             return Ok(node);
         }
-        let mut resting = Vec::with_capacity(layer.ranges.len());
-        for range in std::mem::take(&mut layer.ranges) {
-            if self.may_rest(&node, &range)? {
-                resting.push(range);
-            } else {
-                self.turn(&mut node, &range)?;
-            }
+        if !layer.ranges.is_empty() {
+            layer.ranges = self.take_ranges(&mut node, std::mem::take(&mut layer.ranges))?;
         }
-        layer.ranges = resting;
         let (pager, merge) = (self.cx.pager, self.cx.merge);
         let spans: Vec<_> = (0..node.edges().len()).map(|i| node.edge_span(i)).collect();
         let Body::Interior(edges) = &mut node.body else { unreachable!("leaves were handled above") };
@@ -38,58 +34,87 @@ impl Edit<'_> {
         Ok(node)
     }
 
-    /// True if the message lies inside one edge without filling it, and may still sink.
-    fn may_rest(&self, node: &Node, range: &RangeMsg) -> Result<bool> {
-        let i = node.edge_at(&range.span.lo);
-        let live = node.edge_span(i);
-        if !live.covers(&range.span) || range.span.covers(&live) {
+    /// Lets `ranges` (disjoint, ascending) turn into edges of `node` where they may not rest, in one pass over both;
+    /// the others, which rest. A range that turns replaces what the node shows over it by an edge to its target: older
+    /// messages in it go, edges partly covered are narrowed, one with live data on both sides becomes two to the
+    /// same child. Cost: in proportion to edges, ranges and messages of edges that are cut. I/O: headers below slivers.
+    fn take_ranges(&self, node: &mut Node, ranges: Vec<RangeMsg>) -> Result<Vec<RangeMsg>> {
+        let pager = self.cx.pager;
+        let (height, span) = (node.height, node.span.clone());
+        let Body::Interior(edges) = &mut node.body else { unreachable!("leaves take no ranges in here") };
+        let old = std::mem::take(edges);
+        self.cx.handled.fetch_add((old.len() + ranges.len()) as u64, Ordering::Relaxed);
+        let bounds: Vec<_> = old.iter().map(|e| e.lo.clone()).collect();
+        let mut new: Vec<Edge> = Vec::with_capacity(old.len() + ranges.len());
+        let mut resting = Vec::new();
+        let mut ranges = ranges.into_iter().peekable();
+        // The range that turned last: it may reach into the edges that follow.
+        let mut turned: Option<Span> = None;
+        for (i, edge) in old.into_iter().enumerate() {
+            let hi = bounds.get(i + 1).cloned().or_else(|| span.hi.clone());
+            let live = Span { lo: edge.lo.clone(), hi };
+            let mut rest = match &turned {
+                Some(over) if over.overlaps(&live) => live.without(over).1,
+                _ => Some(live.clone()),
+            };
+            while let Some(part) = &rest
+                && let Some(range) = ranges.next_if(|range| part.is_above(&range.span.lo))
+            {
+                assert!(*part.lo <= *range.span.lo, "ranges are disjoint and inside their node");
+                if range.target.is_none() && part.covers(&range.span) && is_void(&edge) {
+                    // There is nothing to delete.
+                    continue;
+                }
+                if self.may_rest(&edge, part, height, &range)? {
+                    resting.push(range);
+                    continue;
+                }
+                self.check_below(&range, height)?;
+                let (below, above) = part.without(&range.span);
+                if let Some(below) = below {
+                    new.push(self.sliver(edge.narrowed(&live, &below, pager)?, &below, height)?);
+                }
+                let loose = range.target.is_some();
+                new.push(Edge { lo: range.span.lo.clone(), child: range.target, layers: Vec::new(), loose });
+                turned = Some(range.span);
+                rest = above;
+            }
+            match rest {
+                Some(part) if part == live => new.push(edge),
+                Some(part) => new.push(self.sliver(edge.narrowed(&live, &part, pager)?, &part, height)?),
+                None => (),
+            }
+        }
+        assert!(ranges.next().is_none(), "a range message outside its node");
+        if turned.is_some() {
+            new = self.joined(new, &span, height)?;
+        }
+        *edges = new;
+        Ok(resting)
+    }
+
+    /// True if the message lies inside `live`, what is left of an edge of a node of that height, without filling it,
+    /// and may still sink.
+    fn may_rest(&self, edge: &Edge, live: &Span, height: u8, range: &RangeMsg) -> Result<bool> {
+        if !live.covers(&range.span) || range.span.covers(live) {
             return Ok(false);
         }
         let Some(target) = &range.target else { return Ok(true) };
         // An edge may skip heights: what rests above it must be able to sink into the child it has.
-        let below = match &node.edges()[i].child {
+        let below = match &edge.child {
             Some(child) => self.height(child.id)?,
-            None => node.height - 1,
+            None => height - 1,
         };
         Ok(self.height(target.id)? < below)
     }
 
-    /// Replaces what `node` shows over the range by an edge to the message's target. Older messages
-    /// in the range go, edges partly covered are narrowed, one with live data on both sides becomes
-    /// two to the same child.
-    fn turn(&self, node: &mut Node, range: &RangeMsg) -> Result<()> {
-        if let Some(target) = &range.target
-            && self.height(target.id)? >= node.height
-        {
-            return Err(Error::corrupt("message", 0, "a Goto below the height of its target"));
+    fn check_below(&self, range: &RangeMsg, height: u8) -> Result<()> {
+        match &range.target {
+            Some(target) if self.height(target.id)? >= height => {
+                Err(Error::corrupt("message", 0, "a Goto below the height of its target"))
+            }
+            _ => Ok(()),
         }
-        let pager = self.cx.pager;
-        let mut edges: Vec<Edge> = Vec::with_capacity(node.edges().len() + 2);
-        let mut placed = false;
-        for (i, edge) in node.edges().iter().enumerate() {
-            let live = node.edge_span(i);
-            if !live.overlaps(&range.span) {
-                edges.push(edge.clone());
-                continue;
-            }
-            let (below, above) = live.without(&range.span);
-            if let Some(below) = below {
-                edges.push(self.sliver(edge.narrowed(&live, &below, pager)?, &below, node.height)?);
-            }
-            if !placed {
-                placed = true;
-                let child = range.target.clone();
-                let loose = child.is_some();
-                edges.push(Edge { lo: range.span.lo.clone(), child, layers: Vec::new(), loose });
-            }
-            if let Some(above) = above {
-                edges.push(self.sliver(edge.narrowed(&live, &above, pager)?, &above, node.height)?);
-            }
-        }
-        assert!(placed, "a range message outside its node");
-        join_empty(&mut edges);
-        node.body = Body::Interior(edges);
-        Ok(())
     }
 
     /// What is left of an edge that was cut, without its child if nothing of that is visible.
@@ -98,7 +123,7 @@ impl Edit<'_> {
             && self.shows_nothing(live, target, height)?
         {
             (edge.child, edge.loose) = (None, false);
-            edge.drop_idle_updates();
+            edge.drop_idle();
         }
         Ok(edge)
     }
@@ -112,12 +137,6 @@ impl Edit<'_> {
         let kept = run.without(&layer.ranges, pager)?;
         merge_runs(&kept, &layer.run, [&[], &layer.updates], true, pager, self.cx.merge)
     }
-}
-
-/// Joins neighbouring edges with nothing below and nothing pending.
-pub(crate) fn join_empty(edges: &mut Vec<Edge>) {
-    let is_void = |e: &Edge| e.child.is_none() && e.layers.is_empty();
-    edges.dedup_by(|next, kept| is_void(next) && is_void(kept));
 }
 
 impl Target {

@@ -37,6 +37,9 @@ pub(crate) struct Context<'a> {
     pub limits: Limits,
     /// The next unused node number.
     pub next_id: &'a AtomicU64,
+    /// Edges and messages about ranges of the nodes that were read to be changed and put anew: what structural work
+    /// costs the processor.
+    pub handled: &'a AtomicU64,
 }
 
 /// New versions of nodes over a base version of the tree.
@@ -59,8 +62,19 @@ impl<'a> Edit<'a> {
         Self { cx, base: base.table.clone(), root: base.root, nodes: HashMap::new(), counts: HashMap::new() }
     }
 
+    fn count_items(&self, node: &Node) {
+        let ranges: usize = node.edges().iter().flat_map(|edge| &edge.layers).map(|l| l.ranges.len()).sum();
+        self.cx.handled.fetch_add((node.edges().len() + ranges) as u64, Ordering::Relaxed);
+    }
+
     /// The current version of a node, fit to be changed and put back. I/O: its header.
     pub fn load(&self, id: NodeId) -> Result<Node> {
+        let node = self.load_uncounted(id)?;
+        self.count_items(&node);
+        Ok(node)
+    }
+
+    fn load_uncounted(&self, id: NodeId) -> Result<Node> {
         match self.nodes.get(&id) {
             Some(Version::Changed(node)) => Ok(Node::clone(node)),
             Some(Version::Removed) => Err(missing(id)),
@@ -151,6 +165,7 @@ impl<'a> Edit<'a> {
 
     fn insert(&mut self, id: NodeId, mut node: Node) {
         check_shape(&node);
+        self.count_items(&node);
         drop_pins(&mut node);
         for child in node.references() {
             *self.counts.entry(child).or_default() += 1;

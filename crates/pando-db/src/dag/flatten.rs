@@ -7,6 +7,8 @@
 //! wide. So the height follows the number of live edges, not the number of
 //! clones ever made. Happens to nodes that are being rewritten anyway.
 
+use std::{collections::BTreeSet, ops::Range};
+
 use super::edit::Edit;
 use crate::{
     error::Result,
@@ -25,48 +27,61 @@ impl Edit<'_> {
     /// `node` without levels below it that do little, and the children that it took in: once it has
     /// been put, they may be without references. I/O: headers of shared or tall children, and
     /// pages on the fringes of what they show.
-    pub fn flatten(&self, mut node: Node) -> Result<(Node, Vec<NodeId>)> {
-        let mut taken = Vec::new();
-        let mut i = 0;
-        while i < node.edges().len() {
-            let Some(target) = node.edges()[i].child.clone() else {
-                i += 1;
+    pub fn flatten(&self, node: Node) -> Result<(Node, Vec<NodeId>)> {
+        let (height, span) = (node.height, node.span.clone());
+        let Body::Interior(edges) = node.body else { return Ok((node, Vec::new())) };
+        let mut taken = BTreeSet::new();
+        let mut done: Vec<Edge> = Vec::with_capacity(edges.len());
+        // The next edge is the last.
+        let mut rest: Vec<Edge> = edges.into_iter().rev().collect();
+        while let Some(edge) = rest.pop() {
+            let hi = rest.last().map(|next| next.lo.clone()).or_else(|| span.hi.clone());
+            let live = Span { lo: edge.lo.clone(), hi };
+            let siblings = done.len() + rest.len() + 1;
+            let Some(child) = self.thin_child(&edge, &live, height, siblings)? else {
+                done.push(edge);
                 continue;
             };
-            let live = node.edge_span(i);
-            let Some(child) = self.thin_child(&node, &live, &target)? else {
-                i += 1;
-                continue;
-            };
-            let mut child = child.simple(&live, &target, self.cx.pager)?;
+            let Some(target) = &edge.child else { continue };
+            let mut child = child.simple(&live, target, self.cx.pager)?;
+            taken.insert(target.id);
             let lift = Lens::of_edge(&live, &Default::default());
-            for layer in node.take_layers(i) {
+            for layer in &edge.layers {
                 child = self.absorb(child, layer.through(&lift))?;
             }
-            // The edges taken in may be thin themselves: look at this place again.
-            node = node.with_edges_of(i, child);
-            if !taken.contains(&target.id) {
-                taken.push(target.id);
-            }
+            // The edges taken in may be thin themselves: they are looked at next.
+            rest.extend(edges_in_place_of(&live, child).into_iter().rev());
         }
-        Ok((node, taken))
+        let done = self.joined(done, &span, height)?;
+        Ok((Node { height, span, body: Body::Interior(done) }, taken.into_iter().collect()))
     }
 
     /// The child of an edge, if it is an interior node of which the edge shows too little.
-    fn thin_child(&self, node: &Node, live: &Span, target: &Target) -> Result<Option<Node>> {
+    fn thin_child(&self, edge: &Edge, live: &Span, above: u8, siblings: usize) -> Result<Option<Node>> {
+        let Some(target) = &edge.child else { return Ok(None) };
+        let limits = self.cx.limits;
         let height = self.height(target.id)?;
         let tall = height >= TALL;
         // A private child without a prefix is healed when it is flushed into.
         if height == 0 || (!tall && target.prepend.is_empty() && self.count(target.id) <= 1) {
             return Ok(None);
         }
-        let child = self.load_below(target.id, node.height)?;
-        let siblings = node.edges().len();
-        let (edges, pending) = visible(&child, live, target);
-        let limits = self.cx.limits;
-        let thin = edges <= limits.fanout / THIN && pending <= limits.abundant;
-        let too_tall = tall && edges <= limits.fanout && siblings + edges <= MOST * limits.fanout;
-        Ok((thin || too_tall).then_some(child))
+        // Where a node is wide the edges would come to stand in others, and as many levels above these.
+        let most = if tall { MOST * limits.fanout } else { limits.fanout };
+        if siblings >= most {
+            return Ok(None);
+        }
+        let child = self.peek(target.id)?;
+        let shown = visible(&child, live, target);
+        if siblings + shown.len() - 1 > most || shown.len() > limits.fanout {
+            return Ok(None);
+        }
+        let thin = shown.len() <= limits.fanout / THIN
+            && shown.map(|i| child.edges()[i].pending()).sum::<usize>() <= limits.abundant;
+        if !thin && !tall {
+            return Ok(None);
+        }
+        self.load_below(target.id, above).map(Some)
     }
 }
 
@@ -83,23 +98,27 @@ impl Node {
     /// waits. Their prefixes stay: what the edge lifted, they lift now.
     pub fn with_edges_of(mut self, i: usize, child: Node) -> Node {
         let live = self.edge_span(i);
-        let back = Lens::of_edge(&live, &Default::default()).inverse();
-        if let (Body::Interior(edges), Body::Interior(mut lower)) =
-            (&mut self.body, child.through(&back).body)
-        {
+        if let Body::Interior(edges) = &mut self.body {
             assert!(edges[i].layers.is_empty(), "messages above a level that goes");
-            if let Some(first) = lower.first_mut() {
-                first.lo = live.lo;
-            }
-            edges.splice(i..=i, lower);
+            edges.splice(i..=i, edges_in_place_of(&live, child));
         }
         self
     }
 }
 
-/// How many edges of `child` an edge over `live` shows, and how many bytes wait at them.
-fn visible(child: &Node, live: &Span, target: &Target) -> (usize, usize) {
+/// The edges of `child`, which is simple, in the keys of its parent, which shows it over `live`.
+fn edges_in_place_of(live: &Span, child: Node) -> Vec<Edge> {
+    let back = Lens::of_edge(live, &Default::default()).inverse();
+    let Body::Interior(mut edges) = child.through(&back).body else { unreachable!("leaves have no edges") };
+    if let Some(first) = edges.first_mut() {
+        first.lo = live.lo.clone();
+    }
+    edges
+}
+
+/// The edges of `child` that an edge over `live` shows.
+fn visible(child: &Node, live: &Span, target: &Target) -> Range<usize> {
     let image = Lens::of_edge(live, &target.prepend).apply_span(live);
-    let shown = (0..child.edges().len()).filter(|&i| child.edge_span(i).overlaps(&image));
-    shown.fold((0, 0), |(edges, bytes), i| (edges + 1, bytes + Edge::pending(&child.edges()[i])))
+    let end = child.edges().partition_point(|edge| image.is_above(&edge.lo));
+    child.edge_at(&image.lo)..end
 }

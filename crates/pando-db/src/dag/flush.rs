@@ -5,12 +5,15 @@
 //! (copy-on-abundant-write, FAST'20 section 3): until then other children are
 //! flushed, or the node is split. Works on an [`Edit`]; the caller publishes.
 
-use super::{edit::Edit, layer::check_order, split::Pieces};
+use super::{edit::Edit, layer::check_order};
 use crate::{
     error::{Error, Result},
     format::node::{Body, Edge, Layer, Node, NodeId, Target},
     key::{Lens, Span},
 };
+
+/// A node to be, with its number if it has one already.
+type Part = (Option<NodeId>, Node);
 
 /// Bytes of messages that wait in an interior node.
 fn pending(node: &Node) -> usize {
@@ -28,9 +31,7 @@ impl Edit<'_> {
             self.grow_root();
         }
         let root = self.absorb(self.load(self.root)?, layer)?;
-        self.put(self.root, root)?;
-        self.relieve(self.root)?;
-        self.fit_root()
+        self.fit_root(root)
     }
 
     /// Flushes on from a root that an earlier edit left with more than its limit, because it had become
@@ -39,16 +40,14 @@ impl Edit<'_> {
         if self.cx.pins.is_pinned(self.root) {
             return Ok(false);
         }
-        let root = self.load(self.root)?;
+        let root = self.peek(self.root)?;
         let before = pending(&root);
         // Where nothing is worth flushing an edit would only make the root dirty.
         if self.worth_flushing(&root)?.is_none() {
             return Ok(false);
         }
-        self.relieve(self.root)?;
-        let after = pending(&self.load(self.root)?);
-        self.fit_root()?;
-        Ok(after < before)
+        self.fit_root(self.load(self.root)?)?;
+        Ok(pending(&*self.peek(self.root)?) < before)
     }
 
     /// Puts a new root above the present one.
@@ -61,21 +60,24 @@ impl Edit<'_> {
         self.set_root(id);
     }
 
-    /// Splits the root while it is too wide, and takes levels away that do nothing.
-    fn fit_root(&mut self) -> Result<()> {
-        // Once, before splits make new levels: nothing rests above the root, so it may sink.
-        self.flattened(self.root)?;
+    /// Puts the root anew, as `root`: within all limits, under as many levels as its width needs, and without
+    /// levels that do nothing.
+    fn fit_root(&mut self, root: Node) -> Result<()> {
+        // Nothing rests above the root, so it may sink.
+        let mut parts = self.within_limits(Some(self.root), root)?;
+        while parts.len() > 1 {
+            self.grow_root();
+            let mut top = self.load(self.root)?;
+            // Some parts may have sunk further than others.
+            top.height = top.height.max(parts.iter().map(|(_, part)| part.height).max().unwrap_or(0) + 1);
+            let top = self.attach(top, 0, parts)?;
+            parts = self.parts(Some(self.root), top)?;
+        }
+        if let Some((_, root)) = parts.pop() {
+            self.put(self.root, root)?;
+        }
         loop {
             let root = self.load(self.root)?;
-            if root.edges().len() > self.cx.limits.fanout {
-                let old = self.root;
-                self.grow_root();
-                let top = self.load(self.root)?;
-                let pieces = self.split_node(root)?;
-                let top = self.attach(top, 0, Some(old), pieces)?;
-                self.put(self.root, top)?;
-                continue;
-            }
             // A root with a single child that can take its place is not needed.
             if let [edge] = root.edges()
                 && edge.layers.is_empty()
@@ -100,7 +102,7 @@ impl Edit<'_> {
         while !self.is_large() {
             // Where every heavy child is shared and none has enough to be worth a copy, messages
             // wait: their number is bounded by the fanout times the threshold.
-            let Some(i) = self.worth_flushing(&self.load(id)?)? else { return Ok(()) };
+            let Some(i) = self.worth_flushing(&*self.peek(id)?)? else { return Ok(()) };
             self.flush_edge(id, i)?;
         }
         Ok(())
@@ -166,26 +168,20 @@ impl Edit<'_> {
             node = self.absorb(node, layer)?;
         }
         if node.height > 0 {
-            // The versions must stand in the edit before the node's own children are judged.
-            let child_id = match child_id {
-                Some(id) => {
-                    self.put(id, node)?;
-                    id
+            let mut parts = self.within_limits(child_id, node)?;
+            match parts.pop() {
+                Some((Some(child_id), child)) if parts.is_empty() && self.fits_inside(&parent, &child) => {
+                    self.remove(child_id)?;
+                    parent = parent.with_edges_of(i, child);
                 }
-                None => self.create(node),
-            };
-            self.relieve(child_id)?;
-            let child = self.flattened(child_id)?;
-            if self.fits_inside(&parent, &child) {
-                self.remove(child_id)?;
-                parent = parent.with_edges_of(i, child);
-            } else {
-                let pieces = self.split_if_large(child)?;
-                parent = self.attach(parent, i, Some(child_id), pieces)?;
+                last => {
+                    parts.extend(last);
+                    parent = self.attach(parent, i, parts)?;
+                }
             }
         } else {
-            let pieces = self.split_if_large(node)?;
-            parent = self.attach(parent, i, child_id, pieces)?;
+            let parts = self.parts(child_id, node)?;
+            parent = self.attach(parent, i, parts)?;
         }
         // Whether a child may be merged in place shows in its count, and what was pulled up or attached
         // is counted when the parent stands in the edit.
@@ -264,41 +260,60 @@ impl Edit<'_> {
         Ok(Node { height: height + 1, span, body: Body::Interior(vec![edge]) })
     }
 
-    /// Replaces edge `i` of `parent` by edges to `pieces`, which together cover it. The first piece
-    /// keeps the number `first`; without one, or without content, numbers are made or given up.
-    pub fn attach(
-        &mut self,
-        mut parent: Node,
-        i: usize,
-        first: Option<NodeId>,
-        pieces: Pieces,
-    ) -> Result<Node> {
+    /// `node`, whose number is `id` if it has one, as parts within the limits of width and size. The first keeps
+    /// the number.
+    fn parts(&self, id: Option<NodeId>, node: Node) -> Result<Vec<Part>> {
+        let pieces = self.split_if_large(node)?.into_iter();
+        Ok(std::iter::once(id).chain(std::iter::repeat(None)).zip(pieces).collect())
+    }
+
+    /// The interior `node`, whose number is `id` if it has one, within all limits: parted where it is too wide, what
+    /// waits in it flushed where that is too much, without levels below it that do nothing, at the least height.
+    fn within_limits(&mut self, id: Option<NodeId>, node: Node) -> Result<Vec<Part>> {
+        // Parted first, since flushing goes through all edges of a node for each that it flushes. All stand in the
+        // edit before children are judged by their counts.
+        let mut ids = Vec::new();
+        for (id, node) in self.parts(id, node)? {
+            ids.push(self.put_or_create(id, node)?);
+        }
+        let mut parts = Vec::with_capacity(ids.len());
+        for id in ids {
+            self.relieve(id)?;
+            let node = self.flattened(id)?;
+            parts.extend(self.parts(Some(id), node)?);
+        }
+        Ok(parts)
+    }
+
+    fn put_or_create(&mut self, id: Option<NodeId>, node: Node) -> Result<NodeId> {
+        match id {
+            Some(id) => self.put(id, node).map(|()| id),
+            None => Ok(self.create(node)),
+        }
+    }
+
+    /// Replaces edge `i` of `parent` by edges to `parts`, which together cover it. Numbers of parts without content
+    /// are given up.
+    fn attach(&mut self, mut parent: Node, i: usize, parts: Vec<Part>) -> Result<Node> {
         let live = parent.edge_span(i);
         let lift = Lens::of_edge(&live, &Default::default());
         let Body::Interior(edges) = &mut parent.body else {
             unreachable!("pieces hang below interior nodes")
         };
         let old = edges.remove(i);
-        let mut number = first;
-        let mut new = Vec::with_capacity(pieces.len());
-        for piece in pieces {
+        let mut new = Vec::with_capacity(parts.len());
+        for (id, piece) in parts {
             let upper = lift.inverse().apply_span(&piece.span);
             let part = upper.intersect(&live).unwrap_or(upper);
             let child = if is_void(&piece) {
+                id.map_or(Ok(()), |id| self.remove(id))?;
                 None
             } else {
                 let mut node = piece.lifted(part.common_prefix_len() - lift.head.len());
                 if node.height > 0 {
                     node = self.lowest(node)?;
                 }
-                let id = match number.take() {
-                    Some(id) => {
-                        self.put(id, node)?;
-                        id
-                    }
-                    None => self.create(node),
-                };
-                Some(Target::plain(id))
+                Some(Target::plain(self.put_or_create(id, node)?))
             };
             let mut edge = old.narrowed(&live, &part, self.cx.pager)?;
             (edge.child, edge.loose) = (child, false);

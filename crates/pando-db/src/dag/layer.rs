@@ -51,6 +51,16 @@ impl Ranged for RangeMsg {
     }
 }
 
+impl Ranged for Span {
+    fn span(&self) -> &Span {
+        self
+    }
+
+    fn clipped(&self, span: &Span) -> Option<Span> {
+        self.intersect(span)
+    }
+}
+
 impl RangeMsg {
     /// The same message with keys seen through `lens`.
     pub fn through(&self, lens: &Lens) -> RangeMsg {
@@ -83,11 +93,6 @@ impl Layer {
         ranges.sort_by(|a, b| a.span.lo.cmp(&b.span.lo));
         let updates = without_deleted(compose(&below, &self.updates, merge), &ranges);
         Ok(Layer { newest: self.newest, ranges, updates, run })
-    }
-
-    /// True if what it says about values needs some that lie below it.
-    fn holds_gotos(&self) -> bool {
-        self.ranges.iter().any(|range| range.target.is_some())
     }
 }
 
@@ -138,7 +143,7 @@ impl Edge {
             check_order(top, &layer)?;
         }
         self.layers.push(layer);
-        self.drop_idle_updates();
+        self.drop_idle();
         while let [.., below, top] = &self.layers[..] {
             if top.bytes() * MERGE_RATIO < below.bytes() && self.layers.len() <= MAX_LAYERS {
                 break;
@@ -150,19 +155,33 @@ impl Edge {
         Ok(())
     }
 
-    /// Drops updates below which there is nothing that they could change.
-    pub fn drop_idle_updates(&mut self) {
+    /// Drops deletes of ranges and updates below which there is nothing that they could change.
+    pub fn drop_idle(&mut self) {
         while self.child.is_none()
             && let Some(oldest) = self.layers.first_mut()
-            && !oldest.updates.is_empty()
-            && !oldest.holds_gotos()
         {
-            oldest.updates.clear();
+            oldest.ranges.retain(|range| range.target.is_some());
+            if oldest.ranges.is_empty() {
+                oldest.updates.clear();
+            }
             if !oldest.is_empty() {
                 break;
             }
             self.layers.remove(0);
         }
+    }
+
+    /// Adds layers about other keys than those of the layers that are there.
+    pub fn add_beside(&mut self, layers: Vec<Layer>, pager: &Pager, merge: &dyn Merge) -> Result<()> {
+        if self.layers.is_empty() || layers.is_empty() {
+            self.layers.extend(layers);
+            return Ok(());
+        }
+        let mut all = std::mem::take(&mut self.layers);
+        all.extend(layers);
+        // They speak of different keys, so among them only the order by batch matters.
+        all.sort_by_key(|layer| layer.newest);
+        all.into_iter().try_for_each(|layer| self.push_layer(layer, pager, merge))
     }
 
     /// The part of this edge over `sub`, where `live` is its whole range.
@@ -179,7 +198,7 @@ impl Edge {
             }
         }
         let mut edge = Edge { lo: sub.lo.clone(), loose: child.is_some(), child, layers };
-        edge.drop_idle_updates();
+        edge.drop_idle();
         Ok(edge)
     }
 }

@@ -16,6 +16,7 @@ mod feed;
 pub(crate) mod filter;
 pub(crate) mod flatten;
 pub(crate) mod flush;
+pub(crate) mod join;
 pub(crate) mod layer;
 pub(crate) mod memtable;
 mod opened;

@@ -9,7 +9,7 @@
 
 use bytes::Bytes;
 
-use super::{absorb::join_empty, edit::Edit};
+use super::edit::Edit;
 use crate::{
     error::Result,
     format::node::{Body, Edge, Node, PageLoc, PageRef, Run, Target},
@@ -29,23 +29,49 @@ const BORDER_SLACK: usize = 2;
 impl Edit<'_> {
     /// The node, or the pieces of it if it is over its limits.
     pub fn split_if_large(&self, node: Node) -> Result<Pieces> {
-        let large = match &node.body {
-            Body::Leaf(run) => run.bytes() > self.cx.limits.node,
+        match node.body {
+            Body::Leaf(ref run) if run.bytes() > self.cx.limits.node => self.split_leaf(node),
+            Body::Leaf(_) => Ok(vec![node]),
             Body::Interior(edges) => {
-                edges.len() > self.cx.limits.fanout
-                    || (edges.len() > 2 && node.edge_bytes() > self.cx.limits.node / 2)
+                let Node { height, span, .. } = node;
+                let ends = self.edge_cuts(&edges);
+                Ok(parted(edges, &ends, &span, height))
             }
-        };
-        if large { self.split_node(node) } else { Ok(vec![node]) }
+        }
     }
 
-    /// Two pieces or more of a node, each within its limits where keys allow.
-    pub fn split_node(&self, node: Node) -> Result<Pieces> {
-        let pivot = match &node.body {
-            Body::Leaf(run) => self.leaf_pivot(run)?,
-            Body::Interior(edges) => edge_pivot(edges),
-        };
-        let Some(pivot) = pivot else { return Ok(vec![node]) };
+    /// Where to cut a list of edges so that each part is within the limits of a node. Cost: as sorting them.
+    fn edge_cuts(&self, edges: &[Edge]) -> Vec<usize> {
+        let limits = self.cx.limits;
+        if edges.len() <= limits.fanout.min(2) {
+            return Vec::new();
+        }
+        let mut bytes = Vec::with_capacity(edges.len() + 1);
+        bytes.push(0);
+        for edge in edges {
+            bytes.push(bytes.last().unwrap_or(&0) + edge.bytes());
+        }
+        let shared: Vec<usize> = std::iter::once(0)
+            .chain(edges.windows(2).map(|pair| common_prefix(&pair[0].lo, &pair[1].lo)))
+            .collect();
+        let mut cuts = Vec::new();
+        let mut parts = vec![(0, edges.len())];
+        while let Some((from, to)) = parts.pop() {
+            let large =
+                to - from > limits.fanout || (to - from > 2 && bytes[to] - bytes[from] > limits.node / 2);
+            if large && let Some(at) = edge_pivot(&shared, from..to) {
+                cuts.push(at);
+                parts.extend([(from, at), (at, to)]);
+            }
+        }
+        cuts.sort_unstable();
+        cuts
+    }
+
+    /// Two pieces or more of a leaf, each within its limits where keys allow.
+    fn split_leaf(&self, node: Node) -> Result<Pieces> {
+        let Body::Leaf(run) = &node.body else { unreachable!("asked of leaves only") };
+        let Some(pivot) = self.leaf_pivot(run)? else { return Ok(vec![node]) };
         let pager = self.cx.pager;
         let left = Span { lo: node.span.lo.clone(), hi: Some(pivot.clone()) };
         let right = Span { lo: pivot, hi: node.span.hi.clone() };
@@ -102,8 +128,12 @@ impl Edit<'_> {
     /// Merges the child of edge `i` with that of a neighbour, if it has become small and both are
     /// private. I/O: at most the headers of the neighbours.
     pub fn merge_small(&mut self, mut parent: Node, i: usize) -> Result<Node> {
+        let (span, height) = (parent.span.clone(), parent.height);
+        let mut i = i;
         if let Body::Interior(edges) = &mut parent.body {
-            join_empty(edges);
+            let at = edges.get(i).map(|edge| edge.lo.clone());
+            *edges = self.joined(std::mem::take(edges), &span, height)?;
+            i = at.map_or(i, |lo| edges.partition_point(|e| e.lo <= lo).saturating_sub(1));
         }
         let Some(target) = parent.edges().get(i).and_then(|e| e.child.as_ref()) else { return Ok(parent) };
         let node = self.load(target.id)?;
@@ -209,14 +239,33 @@ fn extent_border(run: &Run, low: usize, high: usize, len: usize) -> Option<Bytes
     best.map(|(_, separator)| separator)
 }
 
-/// The lower bound of the edge that best parts the edges in two: in the middle half, the one with
-/// the shortest prefix common with its neighbour.
-fn edge_pivot(edges: &[Edge]) -> Option<Bytes> {
-    let n = edges.len();
+/// Nodes with the edges of one over `span`, cut where `cuts` say.
+fn parted(edges: Vec<Edge>, cuts: &[usize], span: &Span, height: u8) -> Pieces {
+    let bounds: Vec<_> = cuts.iter().filter_map(|&at| edges.get(at)).map(|edge| edge.lo.clone()).collect();
+    let mut pieces = Vec::with_capacity(cuts.len() + 1);
+    let mut rest = edges.into_iter();
+    let mut from = 0;
+    let mut lo = span.lo.clone();
+    for (&at, bound) in cuts.iter().zip(bounds) {
+        let edges = rest.by_ref().take(at - from).collect();
+        let hi = Some(bound.clone());
+        let piece = Span { lo: std::mem::replace(&mut lo, bound), hi };
+        pieces.push(Node { height, span: piece, body: Body::Interior(edges) });
+        from = at;
+    }
+    let last = Span { lo, hi: span.hi.clone() };
+    pieces.push(Node { height, span: last, body: Body::Interior(rest.collect()) });
+    pieces
+}
+
+/// The edge at which the edges `part` are best parted in two: of the middle half, the one that shares the
+/// shortest prefix with its neighbour below; `shared` says how much each does.
+fn edge_pivot(shared: &[usize], part: std::ops::Range<usize>) -> Option<usize> {
+    let n = part.len();
     if n < 2 {
         return None;
     }
     let (from, to) = ((n / 4).max(1), (n * 3 / 4).max(2).min(n));
-    let cost = |i: usize| (common_prefix(&edges[i - 1].lo, &edges[i].lo), i.abs_diff(n / 2));
-    (from..to).min_by_key(|&i| cost(i)).map(|i| edges[i].lo.clone())
+    let middle = part.start + n / 2;
+    (part.start + from..part.start + to).min_by_key(|&i| (shared[i], i.abs_diff(middle)))
 }

@@ -18,7 +18,11 @@
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
-use super::{absorb::join_empty, edit::Edit};
+use super::{
+    edit::Edit,
+    join::join_empty,
+    layer::{clip, cut},
+};
 use crate::{
     error::{Error, Result},
     format::node::{Body, Edge, Node, NodeId, PageRef, Target},
@@ -94,12 +98,10 @@ impl Edit<'_> {
         for layer in edge.layers.iter().rev() {
             for range in &layer.ranges {
                 if let Some(target) = &range.target {
-                    let parts = seen.iter().filter_map(|part| part.intersect(&range.span)).collect();
-                    self.refer(node.height, &range.span, target, parts, queue)?;
+                    self.refer(node.height, &range.span, target, clip(&seen, &range.span), queue)?;
                 }
             }
-            let hidden = || layer.ranges.iter().map(|range| &range.span);
-            seen = seen.iter().flat_map(|part| part.without_all(hidden())).collect();
+            seen = cut(&seen, &layer.ranges);
         }
         let Some(target) = &edge.child else { return Ok(()) };
         let whole = !edge.loose && seen == [live.clone()];
@@ -155,7 +157,7 @@ impl Edit<'_> {
                         Need::All => {}
                         Need::Messages => {
                             (edge.child, edge.loose) = (None, false);
-                            edge.drop_idle_updates();
+                            edge.drop_idle();
                         }
                         Need::Nothing => *edge = Edge { lo: edge.lo.clone(), ..Edge::default() },
                     }
@@ -214,7 +216,7 @@ fn is_seen(page: &PageRef, shown: &[Span]) -> bool {
 fn visible(live: &Span, shown: Option<&[Span]>) -> Vec<Span> {
     match shown {
         None => vec![live.clone()],
-        Some(parts) => parts.iter().filter_map(|part| part.intersect(live)).collect(),
+        Some(parts) => clip(parts, live),
     }
 }
 

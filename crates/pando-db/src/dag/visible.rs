@@ -5,12 +5,10 @@
 //! its child: it would take an edge, hold a reference to a node that may be
 //! shared for no other reason, and keep empty neighbours from being joined.
 
-use std::sync::Arc;
-
 use super::edit::Edit;
 use crate::{
     error::{Error, Result},
-    format::node::{Body, Node, Target},
+    format::node::{Body, Layer, RangeMsg, Target},
     key::{Lens, Span},
 };
 
@@ -21,24 +19,58 @@ impl Edit<'_> {
     pub fn shows_nothing(&self, live: &Span, target: &Target, above: u8) -> Result<bool> {
         let (mut live, mut target, mut above) = (live.clone(), target.clone(), above);
         loop {
-            let node: Arc<Node> = self.peek(target.id)?;
+            // What cannot be read may show anything.
+            let Ok(node) = self.peek(target.id) else { return Ok(false) };
             if node.height >= above {
                 return Err(Error::corrupt("edge", 0, format!("node {} is not below its parent", target.id)));
             }
             let image = Lens::of_edge(&live, &target.prepend).apply_span(&live);
             let edges = match &node.body {
-                Body::Leaf(run) => return Ok(!run.pages.iter().any(|p| p.meets(&image))),
+                Body::Leaf(run) => return Ok(!run.meets(&image)),
                 Body::Interior(edges) => edges,
             };
             let i = node.edge_at(&image.lo);
             let Some(edge) = edges.get(i) else { return Ok(false) };
             let span = node.edge_span(i);
-            if !span.covers(&image) || !edge.layers.is_empty() {
+            if !span.covers(&image) {
                 return Ok(false);
             }
-            let Some(child) = &edge.child else { return Ok(true) };
-            let prepend = Lens::narrowed_prepend(&span, &child.prepend, &image);
-            (live, target, above) = (image, Target { prepend, ..child.clone() }, node.height);
+            let next = match waiting(&edge.layers, &image) {
+                Waiting::Something => return Ok(false),
+                Waiting::Range(range) => range.target.as_ref().map(|target| (range.span.clone(), target)),
+                Waiting::Nothing => edge.child.as_ref().map(|target| (span, target)),
+            };
+            let Some((span, next)) = next else { return Ok(true) };
+            let next = next.narrowed(&span, &image);
+            (live, target, above) = (image, next, node.height);
         }
     }
+}
+
+/// What waits about some keys at an edge.
+enum Waiting<'a> {
+    /// No value, and nothing that leads to one.
+    Nothing,
+    /// A message about a range that holds all of them is the newest.
+    Range(&'a RangeMsg),
+    /// Perhaps a value.
+    Something,
+}
+
+fn waiting<'a>(layers: &'a [Layer], keys: &Span) -> Waiting<'a> {
+    // Newest first. Updates make no values, deletes of a part of the keys only hide some.
+    for layer in layers.iter().rev() {
+        if layer.run.meets(keys) {
+            return Waiting::Something;
+        }
+        for range in layer.ranges_meeting(keys) {
+            if range.span.covers(keys) {
+                return Waiting::Range(range);
+            }
+            if range.target.is_some() {
+                return Waiting::Something;
+            }
+        }
+    }
+    Waiting::Nothing
 }

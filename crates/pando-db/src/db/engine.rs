@@ -96,6 +96,8 @@ pub(crate) struct Counters {
     pub by_value: AtomicU64,
     pub push_downs: AtomicU64,
     pub conflicts: AtomicU64,
+    /// Edges and messages about ranges that structural work went through.
+    pub handled: AtomicU64,
     /// Keys that cursors came by of which nothing was left.
     pub deletes_passed: AtomicU64,
     /// A cursor has begun behind a gap since this was asked last.
@@ -190,6 +192,7 @@ impl Engine {
             pins: &self.pins,
             limits: Limits { pending: self.most_pending(), ..self.limits },
             next_id: &self.next_id,
+            handled: &self.counters.handled,
         }
     }
 

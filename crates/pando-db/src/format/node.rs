@@ -212,7 +212,7 @@ impl Node {
 
     /// Estimated bytes of the edge table, without messages.
     pub fn edge_bytes(&self) -> usize {
-        self.edges().iter().map(|e| HEADER_ITEM + e.lo.len()).sum()
+        self.edges().iter().map(Edge::bytes).sum()
     }
 
     /// The newest batch of which a message waits in this node; 0 if none does.
@@ -236,6 +236,11 @@ pub(crate) fn edge_span(edges: &[Edge], span: &Span, i: usize) -> Span {
 }
 
 impl Edge {
+    /// Estimated bytes in a header, without messages.
+    pub fn bytes(&self) -> usize {
+        HEADER_ITEM + self.lo.len()
+    }
+
     /// Pending bytes.
     pub fn pending(&self) -> usize {
         self.layers.iter().map(Layer::bytes).sum()
@@ -255,6 +260,14 @@ impl Layer {
     fn range_bytes(&self) -> usize {
         let ranges: usize = self.ranges.iter().map(|r| HEADER_ITEM + r.span.lo.len()).sum();
         ranges + self.updates.iter().map(UpdateMsg::bytes).sum::<usize>()
+    }
+
+    /// The range messages that overlap `span`, ascending.
+    pub fn ranges_meeting(&self, span: &Span) -> &[RangeMsg] {
+        let ends_below = |r: &RangeMsg| r.span.hi.as_ref().is_some_and(|hi| *hi <= span.lo);
+        let from = self.ranges.partition_point(ends_below);
+        let rest = self.ranges.get(from..).unwrap_or_default();
+        &rest[..rest.partition_point(|r| span.is_above(&r.span.lo))]
     }
 
     /// The range message that covers `key`.
@@ -290,6 +303,11 @@ impl UpdateMsg {
 impl Run {
     pub fn bytes(&self) -> usize {
         self.pages.iter().map(|p| p.raw as usize + p.header_bytes()).sum()
+    }
+
+    /// True if it may hold a key of `span`, judging by the first and last keys of its pages.
+    pub fn meets(&self, span: &Span) -> bool {
+        self.pages.get(self.page_from(&span.lo)).is_some_and(|page| page.meets(span))
     }
 
     /// Index of the first page whose last key is at least `key`.

@@ -66,16 +66,23 @@ impl Span {
         (Some(below).filter(|s| !s.is_empty()), above.filter(|s| !s.is_empty()))
     }
 
-    /// What is left of `self` without any of `cuts`, ascending.
+    /// What is left of `self` without any of `cuts`, ascending. Cost: as sorting those of them that overlap it.
     pub fn without_all<'a>(&self, cuts: impl IntoIterator<Item = &'a Span>) -> Vec<Span> {
-        let mut left = vec![self.clone()];
+        let mut cuts: Vec<&Span> = cuts.into_iter().filter(|cut| self.overlaps(cut)).collect();
+        cuts.sort_by(|a, b| a.lo.cmp(&b.lo));
+        let mut left = Vec::new();
+        let mut rest = (!self.is_empty()).then(|| self.clone());
         for cut in cuts {
-            let pieces = left.into_iter().flat_map(|part| match part.overlaps(cut) {
-                true => <[_; 2]>::from(part.without(cut)),
-                false => [Some(part), None],
-            });
-            left = pieces.flatten().collect();
+            let Some(part) = rest.take() else { break };
+            if !part.overlaps(cut) {
+                rest = Some(part);
+                continue;
+            }
+            let (below, above) = part.without(cut);
+            left.extend(below);
+            rest = above;
         }
+        left.extend(rest);
         left
     }
 

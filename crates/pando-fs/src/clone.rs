@@ -95,6 +95,9 @@ impl Fs {
             self.removed(inode, true, removal.now);
         }
         self.removed(&removal.top, removal.top_orphaned, removal.now);
+        if removal.top.kind == FileKind::Directory {
+            self.table.tree_removed();
+        }
     }
 
     /// Clones `src`, a file or a directory with all below, to `dst`, which must not exist
@@ -215,6 +218,7 @@ impl Fs {
         self.db.write(batch)?;
         dir.change(|s| touched.apply(&mut s.record));
         self.removed_all(&removal);
+        self.positions.removed(&self.db, bytes);
         Ok(RemoveReport {
             replaced: vec![top.ino],
             entries: vec![(dir.ino, name.to_os_string())],

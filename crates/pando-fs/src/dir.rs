@@ -3,14 +3,13 @@
 //! A listing is a scan of the directory's run of entries; the records are in
 //! the same run, so attributes cost nothing more. Cookies name positions by
 //! the name after which to go on, never by a count, so that entries made or
-//! removed meanwhile neither repeat nor hide others. A handle remembers the names of the
-//! last parts that it gave out, and of older parts where they began: seeking far back
-//! counts from there, which is exact if the directory has not changed. Uses
-//! `place`, `name`, keys and lineages.
+//! removed meanwhile neither repeat nor hide others; how a cookie leads back to a
+//! name is for `position`. Uses `place`, `name`, keys and lineages.
 
 use std::{
     ffi::{OsStr, OsString},
     os::unix::ffi::OsStrExt,
+    sync::Arc,
 };
 
 use parking_lot::Mutex;
@@ -18,71 +17,37 @@ use parking_lot::Mutex;
 use crate::{
     error::{Error, Result},
     handle::OpenDir,
-    inode::attr_of,
+    inode::{InodeRef, attr_of},
     path,
+    position::{self, Part},
     types::{Attr, DirEntry, DirHandle, Ino},
     volume::Fs,
 };
 
 /// Most entries of one call.
 const MOST: usize = 4096;
-/// So many parts keep all their names.
-const WHOLE_PARTS: usize = 64;
 
 const DOT: u64 = 1;
 const DOT_DOT: u64 = 2;
-/// A cookie is the number of a part, from 1, times this, plus the place in the part.
-const PART: u64 = 1 << 16;
 
-/// What a directory handle has given out.
-#[derive(Debug, Default)]
-pub(crate) struct Position {
-    parts: Vec<Part>,
+/// Where a listing goes on.
+enum From {
+    /// With the first entry.
+    Begin,
+    /// Behind this name.
+    Behind(Box<[u8]>),
+    /// With the first name that is not less.
+    At(Vec<u8>),
 }
 
-#[derive(Debug)]
-struct Part {
-    /// The name after which it begins; `None`: the first of all.
-    after: Option<Box<[u8]>>,
-    /// Its names, or none if it is old.
-    names: Vec<Box<[u8]>>,
-}
-
-/// The last name that a scan skipped.
-type Skipped = Option<Box<[u8]>>;
 /// A name and its attributes.
 type Found = (Box<[u8]>, Attr);
-
-impl Position {
-    /// Where to go on after `cookie`: behind a name, and so many entries further.
-    fn find(&self, cookie: u64) -> Option<(Option<Box<[u8]>>, usize)> {
-        if cookie <= DOT_DOT {
-            return Some((None, 0));
-        }
-        let part = self.parts.get((cookie / PART).checked_sub(1)? as usize)?;
-        let place = (cookie % PART) as usize;
-        Some(match part.names.get(place) {
-            Some(name) => (Some(name.clone()), 0),
-            None => (part.after.clone(), place + 1),
-        })
-    }
-
-    /// Remembers a part; its number is that of the cookies.
-    fn add(&mut self, part: Part) -> u64 {
-        self.parts.push(part);
-        let old = self.parts.len().checked_sub(WHOLE_PARTS + 1);
-        if let Some(old) = old.and_then(|i| self.parts.get_mut(i)) {
-            old.names = Vec::new();
-        }
-        self.parts.len() as u64
-    }
-}
 
 impl Fs {
     /// Opens a directory for listing.
     pub fn opendir(&self, ino: Ino) -> Result<DirHandle> {
         let inode = self.dir(ino)?;
-        Ok(DirHandle(self.dirs.add(OpenDir { inode, position: Mutex::default() })))
+        Ok(DirHandle(self.dirs.add(OpenDir { inode, last: Mutex::default() })))
     }
 
     /// Closes a directory.
@@ -92,6 +57,9 @@ impl Fs {
 
     /// The next entries, at most `max`, behind the one with `cookie` (0: from the start); none at
     /// the end. `.` and `..` come first. One scan, whatever `max`.
+    ///
+    /// A cookie is a function of the name: it may come from any handle, of this mount or an earlier one. One
+    /// that was given out long ago costs a scan of the names that begin like it.
     pub fn readdir(&self, dh: DirHandle, ino: Ino, cookie: u64, max: usize) -> Result<Vec<DirEntry>> {
         self.list(dh, ino, cookie, max, false)
     }
@@ -107,10 +75,6 @@ impl Fs {
         if open.inode.ino != ino {
             return Err(Error::BadHandle(dh.0));
         }
-        let mut position = open.position.lock();
-        if cookie == 0 {
-            *position = Position::default();
-        }
         let max = max.min(MOST);
         let mut out = Vec::new();
         if cookie < DOT && max > 0 {
@@ -122,69 +86,91 @@ impl Fs {
             out.push(entry(attr, OsStr::new(".."), DOT_DOT));
         }
         if out.len() < max {
-            let (after, skip) = position
-                .find(cookie)
-                .ok_or_else(|| Error::Invalid(format!("directory position {cookie}: never given out")))?;
-            let (skipped, found) = self.scan(&open, after.as_deref(), skip, max - out.len(), plus)?;
+            let from = self.find(&open, cookie)?;
+            let found = self.scan(&open.inode, &from, max - out.len(), plus)?;
             if !found.is_empty() {
-                let after = skipped.or(after);
-                let names = found.iter().map(|(name, _)| name.clone()).collect();
-                let part = position.add(Part { after, names });
                 out.extend(
-                    found.into_iter().enumerate().map(|(i, (name, attr))| {
-                        entry(attr, OsStr::from_bytes(&name), part * PART + i as u64)
-                    }),
+                    found
+                        .iter()
+                        .map(|(name, attr)| entry(*attr, OsStr::from_bytes(name), position::cookie(name))),
                 );
+                let names = found.into_iter().map(|(name, _)| (position::cookie(&name), name));
+                let part = Arc::new(Part::from_iter(names));
+                self.positions.gave(&part);
+                *open.last.lock() = part;
             }
         }
-        drop(position);
         if cookie == 0 {
             self.accessed(&open.inode);
         }
         Ok(out)
     }
 
-    /// Up to `max` entries behind `after` and `skip` more; and the name of the last one skipped.
-    fn scan(
-        &self,
-        open: &OpenDir,
-        after: Option<&[u8]>,
-        skip: usize,
-        max: usize,
-        plus: bool,
-    ) -> Result<(Skipped, Vec<Found>)> {
-        let dir = &open.inode;
+    /// Where to go on after `cookie`.
+    fn find(&self, open: &OpenDir, cookie: u64) -> Result<From> {
+        if cookie <= DOT_DOT {
+            return Ok(From::Begin);
+        }
+        if !(position::FIRST..1 << 63).contains(&cookie) {
+            return Err(Error::Invalid(format!("directory position {cookie}: of no entry")));
+        }
+        if let Some(name) = open.last.lock().find(cookie) {
+            return Ok(From::Behind(name.into()));
+        }
+        if let Some(name) = self.positions.recent(cookie) {
+            return Ok(From::Behind(name));
+        }
+        let contents = self.hold_dir(&open.inode)?.contents;
+        let (least, above) = position::bounds(cookie);
+        let (lo, hi) = path::listing_between(&contents, &least, above.as_deref());
+        let mut cursor = self.db.range(&lo, Some(&hi));
+        while let Some((key, _)) = cursor.next_ref()? {
+            match path::name_of(&contents, key) {
+                Some(name) if position::cookie(name) == cookie => return Ok(From::Behind(name.into())),
+                _ => {}
+            }
+        }
+        Ok(match self.positions.removed_before(&self.db, cookie) {
+            Some(name) => From::Behind(name),
+            None => From::At(least),
+        })
+    }
+
+    /// Up to `max` entries.
+    fn scan(&self, dir: &InodeRef, from: &From, max: usize, plus: bool) -> Result<Vec<Found>> {
         // Only who takes inodes into memory needs the entries to stay as they are.
         let (at, _names) = match plus {
             true => self.hold_names(dir, false).map(|(at, names)| (at, Some(names)))?,
             false => (self.hold_dir(dir)?, None),
         };
         let departures = self.table.departures();
-        let (lo, hi) = path::listing(&at.contents, after);
+        let (lo, hi) = match from {
+            From::Begin => path::listing(&at.contents, None),
+            From::Behind(name) => path::listing(&at.contents, Some(name)),
+            From::At(name) => path::listing_between(&at.contents, name, None),
+        };
         let mut cursor = self.db.range(&lo, Some(&hi));
         let at = match plus {
             true => Ok(at),
             false => Err(at.contents.clone()), // lets the place go: the cursor has its own view
         };
         let contents = at.as_ref().map_or_else(|contents| contents.clone(), |at| at.contents.clone());
-        let mut out = Vec::new();
-        let mut skipped = None;
-        for i in 0..skip + max {
+        let mut out: Vec<Found> = Vec::new();
+        for _ in 0..max {
             let Some((key, value)) = cursor.next_ref()? else { break };
             let damaged = || Error::Damaged { what: dir.label(), detail: "impossible name of an entry" };
             let name = path::name_of(&contents, key).ok_or_else(damaged)?;
-            if i < skip {
-                skipped = Some(name.into());
-                continue;
-            }
             let attr = match &at {
-                Ok(at) => match self.enter(at, name, value, departures)? {
-                    Some(inode) => inode.count_lookup(),
-                    None => match self.child(at, name)? {
-                        Some(inode) => inode.count_lookup(),
-                        None => continue,
-                    },
-                },
+                Ok(at) => {
+                    let inode = match self.enter(at, name, value, departures)? {
+                        Some(inode) => inode,
+                        None => match self.child(at, name)? {
+                            Some(inode) => inode,
+                            None => continue,
+                        },
+                    };
+                    inode.count_lookup()
+                }
                 Err(_) => {
                     let record = self.decode(name, value)?;
                     attr_of(self.lineages.identity(&self.db, dir.lineage, &record)?.0, &record)
@@ -192,7 +178,7 @@ impl Fs {
             };
             out.push((name.into(), attr));
         }
-        Ok((skipped, out))
+        Ok(out)
     }
 }
 

@@ -185,6 +185,7 @@ impl Fs {
         self.db.write(batch)?;
         dir.change(|s| touched.apply(&mut s.record));
         self.removed(&inode, orphaned, now);
+        self.positions.removed(&self.db, bytes);
         Ok(())
     }
 
@@ -220,6 +221,7 @@ impl Fs {
         self.db.write(batch)?;
         dir.change(|s| touched.apply(&mut s.record));
         self.removed(&inode, false, now);
+        self.positions.removed(&self.db, bytes);
         Ok(())
     }
 }

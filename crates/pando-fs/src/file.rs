@@ -27,7 +27,7 @@ impl Fs {
         let attr = inode.attr();
         // A removed inode that is asked about through a handle still answers; one below a
         // directory that was removed or replaced as a whole does not.
-        if attr.nlink > 0 && inode.ancestry().is_err() {
+        if attr.nlink > 0 && !inode.is_alive() {
             let attr = inode.attr(); // it may have been unlinked since
             return if attr.nlink == 0 { Ok(attr) } else { Err(Error::Stale(ino)) };
         }
@@ -78,10 +78,11 @@ impl Fs {
             change.mtime = Some(now);
         }
         // A change of owner takes the set-id bits of executables from everybody; a change of
-        // content does so unless root made it.
-        let owner_changes = (s.uid.is_some() || s.gid.is_some()) && inode.kind == FileKind::Regular;
+        // content does so unless root made it. Those of a directory mean something else and stay.
+        let owner_changes = s.uid.is_some() || s.gid.is_some();
         let content_changes = s.size.is_some() && !c.is_root();
-        if change.perm.is_none() && (owner_changes || content_changes || s.kill_suidgid) {
+        let drops = owner_changes || content_changes || s.kill_suidgid;
+        if change.perm.is_none() && drops && inode.kind != FileKind::Directory {
             change.perm = without_set_id(perm);
         }
         let mut batch = Batch::new();

@@ -14,9 +14,9 @@ use std::{
 use parking_lot::{Mutex, RwLock};
 
 use crate::{
-    dir::Position,
     error::{Error, Result},
     inode::InodeRef,
+    position::Part,
 };
 
 /// An open file.
@@ -33,7 +33,8 @@ pub(crate) struct OpenFile {
 #[derive(Debug)]
 pub(crate) struct OpenDir {
     pub inode: InodeRef,
-    pub position: Mutex<Position>,
+    /// What was listed last.
+    pub last: Mutex<Arc<Part>>,
 }
 
 /// The open things of one sort.

@@ -69,6 +69,8 @@ pub(crate) struct Inode {
     pub names: Arc<RwLock<()>>,
     refs: AtomicU64,
     changed: AtomicBool,
+    /// How many trees had been removed when this was last found to be below the root.
+    alive_at: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -172,6 +174,20 @@ impl InodeRef {
         self.attr()
     }
 
+    /// Whether the inode is still below the root, or never was. Walks up only if a tree has been removed as
+    /// a whole since the last time.
+    pub(crate) fn is_alive(&self) -> bool {
+        let removed = self.table.trees_removed.load(Ordering::Acquire);
+        if self.alive_at.load(Ordering::Relaxed) == removed {
+            return true;
+        }
+        let alive = self.ancestry().is_ok();
+        if alive {
+            self.alive_at.store(removed, Ordering::Relaxed);
+        }
+        alive
+    }
+
     /// The inode and those above it, itself first; ESTALE if one of them was removed.
     ///
     /// Without locks: by the time that it returns, renames may have changed it. Verify under locks.
@@ -237,13 +253,16 @@ pub(crate) struct Table {
     len: AtomicU64,
     /// Counts inodes that left after a change. See [`Table::enter`].
     departures: AtomicU64,
+    /// Counts trees that were removed or replaced as a whole, with what was below.
+    trees_removed: AtomicU64,
 }
 
 impl Table {
     /// An empty table.
     pub(crate) fn new() -> Arc<Self> {
         let shards = (0..SHARDS).map(|_| Shard::default()).collect();
-        Arc::new(Self { shards, len: AtomicU64::new(0), departures: AtomicU64::new(0) })
+        let zero = || AtomicU64::new(0);
+        Arc::new(Self { shards, len: zero(), departures: zero(), trees_removed: zero() })
     }
 
     fn shard(&self, ino: Ino) -> &Shard {
@@ -260,6 +279,11 @@ impl Table {
     pub(crate) fn inode_bytes() -> u64 {
         let (arc, lock, entry) = (16, 24, 24 + 8);
         (size_of::<Inode>() + arc + 2 * lock + entry) as u64
+    }
+
+    /// To be called when the top of a tree that was removed as a whole is marked so.
+    pub(crate) fn tree_removed(&self) {
+        self.trees_removed.fetch_add(1, Ordering::Release);
     }
 
     /// To be read before a record is read that is given to [`Table::enter`].
@@ -317,6 +341,7 @@ impl Table {
             names,
             refs: AtomicU64::new(1),
             changed: AtomicBool::new(departures.is_none()),
+            alive_at: AtomicU64::new(u64::MAX),
             state: Mutex::new(State { link, record, lookups: 0, opens: 0 }),
         });
         shard.insert(ino, inode.clone());

@@ -50,6 +50,7 @@ mod name;
 mod orphan;
 mod path;
 mod place;
+mod position;
 mod record;
 mod rename;
 mod stats;

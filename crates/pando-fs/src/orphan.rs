@@ -108,7 +108,7 @@ fn entry_below(inode: &InodeRef, top: &Inode) -> crate::Result<Option<Vec<u8>>> 
     let mut dir = Vec::new();
     while names.len() > 1 {
         if let Some(name) = names.pop() {
-            dir = path::contents(&dir, &name)?;
+            path::enter(&mut dir, &name)?;
         }
     }
     names.pop().map(|name| path::entry(&dir, &name)).transpose()

@@ -46,17 +46,36 @@ pub(crate) fn check_name(name: &OsStr) -> Result<&[u8]> {
     Ok(bytes)
 }
 
-fn extended(dir: &[u8], kind: u8, name: &[u8]) -> Result<Vec<u8>> {
-    let len = dir.len() + name.len() + 2;
-    if len > MAX_PATH {
+fn extend(path: &mut Vec<u8>, kind: u8, name: &[u8]) -> Result<()> {
+    if path.len() + name.len() + 2 > MAX_PATH {
         return Err(Error::NameTooLong(String::from_utf8_lossy(name).into_owned()));
     }
-    let mut path = Vec::with_capacity(len);
-    path.extend_from_slice(dir);
+    path.reserve(name.len() + 2);
     path.push(kind);
     path.extend_from_slice(name);
     path.push(END);
+    Ok(())
+}
+
+fn extended(dir: &[u8], kind: u8, name: &[u8]) -> Result<Vec<u8>> {
+    let mut path = Vec::with_capacity(dir.len() + name.len() + 2);
+    path.extend_from_slice(dir);
+    extend(&mut path, kind, name)?;
     Ok(path)
+}
+
+/// Makes the contents prefix `dir` that of the directory `name` in it.
+pub(crate) fn enter(dir: &mut Vec<u8>, name: &[u8]) -> Result<()> {
+    extend(dir, CONTENTS, name)
+}
+
+/// Path of the entry of the directory with this contents prefix, in which its own name begins at `from`.
+pub(crate) fn entry_of(contents: &[u8], from: usize) -> Vec<u8> {
+    let mut entry = contents.to_vec();
+    if let Some(kind) = entry.get_mut(from) {
+        *kind = ENTRY;
+    }
+    entry
 }
 
 /// Path of the entry `name` in the directory with contents prefix `dir`.
@@ -113,6 +132,13 @@ pub(crate) fn listing(dir: &[u8], after: Option<&[u8]>) -> (Bytes, Bytes) {
         lo.put_slice(&[END, 0]);
     }
     (lo.freeze(), hi.freeze())
+}
+
+/// Bounds of the entries of a directory from the name `least`, which need not be one, to below the name `above`.
+pub(crate) fn listing_between(dir: &[u8], least: &[u8], above: Option<&[u8]>) -> (Bytes, Bytes) {
+    let (lo, hi) = listing(dir, None);
+    let at = |name: &[u8]| Bytes::from([&lo[..], name].concat());
+    (at(least), above.map_or(hi, at))
 }
 
 /// The name in a key that a scan of [`listing`] of the directory `dir` gave.
@@ -230,6 +256,11 @@ pub(crate) mod system {
     /// Data prefix of an orphan.
     pub(crate) fn orphan_data(ino: u64) -> Bytes {
         [&orphan(ino)[..], &[DATA]].concat().into()
+    }
+
+    /// A part of the names that were removed lately.
+    pub(crate) fn removed_names(slot: u8) -> Bytes {
+        tagged(b'P', &[slot])
     }
 
     /// Where one prefix waits while two are exchanged within one batch; empty between batches.

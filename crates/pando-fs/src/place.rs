@@ -171,27 +171,27 @@ impl Fs {
         let up = dir.ancestry()?;
         let mut chain = SmallVec::new();
         let mut above = SmallVec::new();
-        let mut entry = Vec::new();
         let mut contents = Vec::new();
+        let mut own = 0; // where in it the name of the directory itself begins
         let mut previous: Option<&InodeRef> = None;
         for inode in up.iter().rev() {
             chain.push(attempt_shared(&inode.tree)?);
             // Now that it is held, its link cannot change: is it still the one that we walked?
-            let (same, paths) = inode.peek(|s| match (&s.link, previous) {
-                (Link::Root, None) => (true, Ok((Vec::new(), Vec::new()))),
-                (Link::At { parent, name }, Some(p)) if parent.ino == p.ino => (
-                    true,
-                    path::entry(&contents, name).and_then(|e| Ok((e, path::contents(&contents, name)?))),
-                ),
-                _ => (false, Err(Error::Stale(dir.ino))),
+            let same = inode.peek(|s| match (&s.link, previous) {
+                (Link::Root, None) => Ok(true),
+                (Link::At { parent, name }, Some(p)) if parent.ino == p.ino => {
+                    own = contents.len();
+                    path::enter(&mut contents, name).map(|()| true)
+                }
+                _ => Ok(false),
             });
-            if !same {
+            if !same? {
                 return Err(Obstacle::Taken { lock: inode.tree.clone(), exclusive: false });
             }
-            (entry, contents) = paths?;
             above.push(inode.ino);
             previous = Some(inode);
         }
+        let entry = path::entry_of(&contents, own);
         Ok(DirAt { _chain: chain, above, entry, contents, dir: dir.clone() })
     }
 

@@ -218,6 +218,7 @@ impl Fs {
         }
         moved.change(|s| s.record = record);
         moved.relink(dst.link());
+        self.positions.removed(&self.db, src.name);
         Ok(())
     }
 

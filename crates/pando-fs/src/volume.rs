@@ -20,6 +20,7 @@ use crate::{
     lineage::Lineages,
     merge::FsMerge,
     path::{self, system},
+    position::Positions,
     record::Record,
     stats::{FsStats, Recorder},
     types::{AtimePolicy, Caller, FileKind, FormatOptions, MountOptions, ROOT, StatFs, Time},
@@ -49,6 +50,7 @@ pub struct Inner {
     pub(crate) file_numbers: Counter,
     pub(crate) clone_ids: Counter,
     pub(crate) lineages: Lineages,
+    pub(crate) positions: Positions,
     pub(crate) clone_latency: Recorder,
     /// See [`Fs::with_attempts`].
     pub(crate) turn: Mutex<()>,
@@ -183,6 +185,7 @@ impl Fs {
             file_numbers: Counter::open(&db, "file numbers", counter::FILE, 4096, 1 << 40)?,
             clone_ids: Counter::open(&db, "clone ids", counter::CLONE, 256, u64::MAX)?,
             lineages: Lineages::open(&db, o.read_only)?,
+            positions: Positions::default(),
             clone_latency: Recorder::default(),
             turn: Mutex::new(()),
             label,
@@ -203,6 +206,9 @@ impl Fs {
 
     /// Makes everything durable and lets the device go. Later calls fail.
     pub fn close(&self) -> Result<()> {
+        if !self.read_only {
+            self.positions.store(&self.db);
+        }
         Ok(self.db.close()?)
     }
 

@@ -223,3 +223,47 @@ fn who_may_clone_and_remove_trees() {
     remove(&me, "/home/copy").unwrap();
     assert_eq!(w.names("/home"), ["mine", "roots"]);
 }
+
+#[test]
+fn a_change_of_owner_leaves_the_setgid_bit_of_a_directory() {
+    let w = World::new();
+    w.mkdir("/d");
+    w.put("/f", b"");
+    w.put("/lock", b"");
+    let mode = |path, mode| set(&w, path, SetAttr { mode: Some(mode), ..SetAttr::default() }).perm;
+    for (uid, gid) in [(Some(5), None), (None, Some(6)), (Some(7), Some(8))] {
+        for kill_suidgid in [false, true] {
+            let owner = SetAttr { uid, gid, kill_suidgid, ..SetAttr::default() };
+            mode("/d", 0o2775);
+            assert_eq!(set(&w, "/d", owner).perm, 0o2775, "directories keep it: {owner:?}");
+            mode("/f", 0o6775);
+            assert_eq!(set(&w, "/f", owner).perm, 0o775, "executables lose both: {owner:?}");
+            mode("/lock", 0o2664);
+            assert_eq!(
+                set(&w, "/lock", owner).perm,
+                0o2664,
+                "without group execution it means something else"
+            );
+        }
+    }
+    mode("/d", 0o7775);
+    assert_eq!(set(&w, "/d", SetAttr { uid: Some(9), ..SetAttr::default() }).perm, 0o7775);
+}
+
+#[test]
+fn a_member_by_supplementary_group_may_make_setgid_files() {
+    let w = World::new();
+    w.mkdir("/d");
+    set(&w, "/d", SetAttr { mode: Some(0o2777), gid: Some(500), ..SetAttr::default() });
+    let dir = w.attr("/d").ino;
+    let dir_ref = w.fs.resolve(std::path::Path::new("/d")).unwrap();
+    for (groups, perm) in [(vec![], 0o775), (vec![499], 0o775), (vec![499, 500], 0o2775)] {
+        let c = Caller { uid: 77, gid: 78, groups, ..Caller::default() };
+        let name = format!("f{}", c.groups.len());
+        let (attr, fh) = w.fs.create(&c, dir, name.as_ref(), 0o2775, O_RDWR).unwrap();
+        assert_eq!((attr.perm, attr.gid), (perm, 500), "{c:?}");
+        w.fs.release(attr.ino, fh);
+        w.fs.forget(attr.ino, 1);
+    }
+    w.fs.forget(dir_ref.ino, 1);
+}

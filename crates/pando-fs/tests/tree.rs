@@ -3,6 +3,7 @@
 
 mod common;
 use common::*;
+use pando_db::device::{Device, MemDevice};
 use pando_fs::*;
 
 #[test]
@@ -116,7 +117,7 @@ fn a_listing_is_stable_while_entries_come_and_go() {
             assert_eq!(rest.first().map(|e| &e.name), all.get(i + 1).map(|e| &e.name), "after {:?}", e.name);
         }
     }
-    assert_eq!(errno(w.fs.readdir(dh, ROOT, 1 << 40, 1)), EINVAL);
+    assert_eq!(errno(w.fs.readdir(dh, ROOT, 1 << 40, 1)), EINVAL, "no name has this cookie");
     w.fs.releasedir(dh);
     assert_eq!(errno(w.fs.readdir(dh, ROOT, 0, 1)), EBADF);
 }
@@ -376,4 +377,175 @@ fn a_read_only_mount_changes_nothing() {
     assert_eq!(errno(w.on("/d/f", |a| w.fs.open_file(&w.me, a.ino, O_RDWR))), EROFS);
     let after: Vec<_> = w.fs.db().range(b"", None).map(|p| p.unwrap()).collect();
     assert_eq!(before, after);
+}
+
+/// The names that a fresh handle lists behind a cookie, in parts of `step`.
+fn behind(w: &World, ino: Ino, cookie: u64, step: usize) -> Vec<String> {
+    let dh = w.fs.opendir(ino).unwrap();
+    let mut names = Vec::new();
+    let mut at = cookie;
+    loop {
+        let part = w.fs.readdir(dh, ino, at, step).unwrap();
+        let Some(last) = part.last() else { break };
+        at = last.cookie;
+        names.extend(part.into_iter().map(|e| e.name.into_string().unwrap()));
+    }
+    w.fs.releasedir(dh);
+    names
+}
+
+#[test]
+fn a_position_holds_after_a_rewind_on_other_handles_and_after_a_remount() {
+    let mut w = World::new();
+    let ino = w.mkdir("/d");
+    let names: Vec<String> = (0..1500).map(|i| format!("entry-{i:05}")).collect();
+    for name in &names {
+        w.create(&format!("/d/{name}")).unwrap();
+    }
+    let root = w.fs.resolve(std::path::Path::new("/d")).unwrap();
+    let all = w.list(ino, 100);
+    let dh = w.fs.opendir(ino).unwrap();
+    w.fs.readdir(dh, ino, 0, 4096).unwrap();
+    w.fs.readdir(dh, ino, 0, 10).unwrap();
+    let next = w.fs.readdir(dh, ino, all[1200].cookie, 1).unwrap();
+    assert_eq!(next[0].name, all[1201].name, "kept over a rewind");
+    w.fs.releasedir(dh);
+    w.fs.forget(root.ino, 1);
+    for round in 0..2 {
+        w.on("/d", |a| {
+            for i in [0, 1, 7, 333, 1498, 1499] {
+                assert_eq!(
+                    behind(&w, a.ino, all[i].cookie, 200),
+                    names[i + 1..],
+                    "behind entry {i}, round {round}"
+                );
+            }
+            Ok(())
+        })
+        .unwrap();
+        w.remount();
+    }
+    w.on("/d", |a| {
+        assert_eq!(
+            w.list(a.ino, 77).iter().map(|e| e.cookie).collect::<Vec<_>>(),
+            all.iter().map(|e| e.cookie).collect::<Vec<_>>()
+        );
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_position_is_right_after_its_entry_has_gone() {
+    let mut w = World::new();
+    let ino = w.mkdir("/d");
+    let mut names: Vec<String> = (0..900).map(|i| format!("entry-{i:05}")).collect();
+    for name in &names {
+        w.create(&format!("/d/{name}")).unwrap();
+    }
+    w.mkdir("/elsewhere");
+    let all = w.on("/d", |a| Ok(w.list(a.ino, 64))).unwrap();
+    assert_eq!(all.len(), names.len());
+    // Some go by unlink, one by a rename, and others come.
+    for i in [100, 101, 102, 500, 899] {
+        w.unlink(&format!("/d/{}", names[i])).unwrap();
+    }
+    w.rename(&format!("/d/{}", names[700]), "/elsewhere/x", 0).unwrap();
+    let gone: Vec<usize> = vec![100, 101, 102, 500, 700, 899];
+    let old = names.clone();
+    names = names.iter().enumerate().filter(|(i, _)| !gone.contains(i)).map(|(_, n)| n.clone()).collect();
+    for new in ["entry-00000a", "entry-00500a", "entry-00899a"] {
+        w.create(&format!("/d/{new}")).unwrap();
+        names.push(new.into());
+    }
+    names.sort();
+    for round in 0..3 {
+        w.on("/d", |a| {
+            for i in [0, 100, 101, 102, 300, 500, 700, 898, 899] {
+                let wanted: Vec<_> = names.iter().filter(|n| **n > old[i]).cloned().collect();
+                assert_eq!(
+                    behind(&w, a.ino, all[i].cookie, 50),
+                    wanted,
+                    "behind {} in round {round}",
+                    old[i]
+                );
+            }
+            Ok(())
+        })
+        .unwrap();
+        w.remount();
+    }
+    let _ = ino;
+}
+
+#[test]
+fn a_crash_and_deletes_beside_it_lose_no_entry_behind_a_position() {
+    let mut w = World::new();
+    w.mkdir("/d");
+    for i in 0..400 {
+        w.create(&format!("/d/{}-{i:05}", ["one", "two", "three"][i % 3])).unwrap();
+    }
+    let all = w.on("/d", |a| Ok(w.list(a.ino, 64))).unwrap();
+    w.unlink(&format!("/d/{}", all[200].name.to_str().unwrap())).unwrap();
+    w.fs.sync().unwrap();
+    // As a power cut: the device is taken as it is, nothing is closed.
+    let copy = std::sync::Arc::new(MemDevice::new(w.device.size()));
+    let mut bytes = vec![0; w.device.size() as usize];
+    w.device.read_at(0, &mut bytes).unwrap();
+    copy.write_at(0, &bytes).unwrap();
+    w.fs = Fs::open(copy, options()).unwrap();
+    w.on("/d", |a| {
+        let next = behind(&w, a.ino, all[200].cookie, 32);
+        for e in &all[201..] {
+            assert!(next.iter().any(|n| **n == *e.name), "{:?} is behind the position", e.name);
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// Makes a chain of `depth` directories below the root and returns the last.
+fn chain(w: &World, depth: usize) -> Vec<Ino> {
+    let mut all = vec![ROOT];
+    for _ in 0..depth {
+        let parent = *all.last().unwrap();
+        all.push(w.fs.mkdir(&w.me, parent, "d".as_ref(), 0o755).unwrap().ino);
+    }
+    all
+}
+
+#[test]
+fn the_cost_of_a_call_grows_no_faster_than_the_depth() {
+    let w = World::new();
+    let chain = chain(&w, 5000);
+    let cost = |dir: Ino| {
+        let mut best = f64::MAX;
+        for round in 0..5 {
+            let start = std::time::Instant::now();
+            for i in 0..20 {
+                let name = format!("n{round}-{i}");
+                let a = w.fs.mkdir(&w.me, dir, name.as_ref(), 0o755).unwrap();
+                w.fs.getattr(a.ino).unwrap();
+                w.fs.forget(a.ino, 1);
+            }
+            best = best.min(start.elapsed().as_secs_f64() / 20.0);
+        }
+        best * 1e6
+    };
+    let (middle, deep) = (cost(chain[1250]), cost(chain[5000]));
+    println!("mkdir and stat: {middle:.0} us at depth 1,250, {deep:.0} us at 5,000");
+    assert!(deep < 10.0 * middle, "four times the depth costs {:.1} times as much", deep / middle);
+    let stat = |ino: Ino| {
+        let start = std::time::Instant::now();
+        for _ in 0..200 {
+            w.fs.getattr(ino).unwrap();
+        }
+        start.elapsed().as_secs_f64() * 1e6 / 200.0
+    };
+    let (near, far) = (stat(chain[5]), stat(chain[5000]));
+    println!("stat: {near:.2} us at depth 5, {far:.2} us at 5,000");
+    assert!(far < 20.0 * near + 5.0, "a stat in depth costs {far:.1} us, {near:.1} above");
+    for ino in chain.into_iter().skip(1) {
+        w.fs.forget(ino, 1);
+    }
 }

@@ -66,6 +66,15 @@ fn caller(c: &Context, umask: u32) -> Caller {
     Caller { uid: c.uid, gid: c.gid, pid: c.pid, umask, groups: Vec::new() }
 }
 
+/// The caller who makes an entry with this mode. Only its groups say whether it may give away a
+/// set-group-id bit; everybody else is spared the look.
+fn maker(c: &Context, umask: u32, mode: u32) -> Caller {
+    match mode & 0o2010 {
+        0o2010 => Caller { umask, ..caller_with_groups(c) },
+        _ => caller(c, umask),
+    }
+}
+
 /// The caller with its supplementary groups: for what the kernel cannot check.
 fn caller_with_groups(c: &Context) -> Caller {
     let mut caller = caller(c, 0);
@@ -223,7 +232,7 @@ impl Handler for Server {
         rdev: u32,
     ) -> Outcome<Attr> {
         self.count(Kind::Mknod);
-        Ok(self.fs().mknod(&caller(c, umask), parent, name, mode, rdev)?)
+        Ok(self.fs().mknod(&maker(c, umask, mode), parent, name, mode, rdev)?)
     }
 
     fn mkdir(&self, c: &Context, parent: u64, name: &OsStr, mode: u32, umask: u32) -> Outcome<Attr> {
@@ -261,7 +270,7 @@ impl Handler for Server {
         flags: i32,
     ) -> Outcome<(Attr, Opened)> {
         self.count(Kind::Create);
-        let (attr, handle) = self.fs().create(&caller(c, umask), parent, name, mode, flags)?;
+        let (attr, handle) = self.fs().create(&maker(c, umask, mode), parent, name, mode, flags)?;
         let policy = self.inner.caches.opened(attr.ino, flags);
         Ok((attr, Opened { handle: handle.0, direct: policy.direct, keep_cache: policy.keep }))
     }

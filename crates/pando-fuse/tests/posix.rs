@@ -274,6 +274,89 @@ fn listings_show_every_name_once() {
     assert_eq!(fs::read_dir(w.path("d")).unwrap().count(), names.len() / 2);
 }
 
+/// Reads on from where the descriptor stands: names with the position behind each.
+fn entries(dir: &File, most: usize) -> Vec<(String, u64)> {
+    let mut buffer = Vec::with_capacity(if most < 100 { 512 } else { 16 << 10 });
+    let mut raw = rustix::fs::RawDir::new(dir, buffer.spare_capacity_mut());
+    let mut all = Vec::new();
+    while all.len() < most
+        && let Some(entry) = raw.next()
+    {
+        let entry = entry.unwrap();
+        all.push((entry.file_name().to_str().unwrap().to_owned(), entry.next_entry_cookie()));
+    }
+    all
+}
+
+#[test]
+fn positions_in_a_directory_hold_over_rewinds_descriptors_and_remounts() {
+    let mut w = world!();
+    fs::create_dir(w.path("d")).unwrap();
+    for i in 0..2000 {
+        fs::write(w.path("d").join(format!("name-of-a-file-{i:04}")), "").unwrap();
+    }
+    let seek = |dir: &File, to: u64| rustix::fs::seek(dir, rustix::fs::SeekFrom::Start(to)).unwrap();
+    let dir = File::open(w.path("d")).unwrap();
+    let all = entries(&dir, usize::MAX);
+    assert_eq!(all.len(), 2002);
+    let follows = |dir: &File, at: usize, wanted: Option<&(String, u64)>| {
+        seek(dir, all[at].1);
+        assert_eq!(entries(dir, 1).first(), wanted, "behind {:?}", all[at]);
+    };
+    // Read all, keep a late position, rewind and read, seek to the kept one.
+    for at in [1990, 1, 77, 2001, 1000] {
+        seek(&dir, 0);
+        assert_eq!(entries(&dir, 30), all[..30]);
+        follows(&dir, at, all.get(at + 1));
+        follows(&File::open(w.path("d")).unwrap(), at, all.get(at + 1));
+    }
+    drop(dir);
+    w.remount();
+    let dir = File::open(w.path("d")).unwrap();
+    for at in [1500, 2, 1999] {
+        follows(&dir, at, all.get(at + 1));
+    }
+    fs::remove_file(w.path("d").join(&all[700].0)).unwrap();
+    fs::rename(w.path("d").join(&all[701].0), w.path("moved")).unwrap();
+    follows(&dir, 700, all.get(702));
+    follows(&dir, 701, all.get(702));
+    drop(dir);
+    w.remount();
+    follows(&File::open(w.path("d")).unwrap(), 700, all.get(702));
+}
+
+#[test]
+fn setgid_bits_of_directories_and_of_members_stay() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can become other users");
+        return;
+    }
+    let Some(w) = World::with(Settings { allow_other: true, ..Settings::default() }) else { return };
+    let mode = |name: &str| fs::metadata(w.path(name)).unwrap().mode() & 0o7777;
+    fs::set_permissions(w.root(), Permissions::from_mode(0o755)).unwrap();
+    fs::create_dir(w.path("d")).unwrap();
+    fs::set_permissions(w.path("d"), Permissions::from_mode(0o2775)).unwrap();
+    std::os::unix::fs::chown(w.path("d"), Some(71), None).unwrap();
+    assert_eq!(mode("d"), 0o2775, "chown");
+    std::os::unix::fs::chown(w.path("d"), None, Some(7000)).unwrap();
+    assert_eq!(mode("d"), 0o2775, "chgrp");
+    // As user 71, group 72, and with the group of the directory besides or not.
+    for (groups, wanted) in [("--groups=7000", 0o2775), ("--clear-groups", 0o775)] {
+        let script =
+            format!("umask 0; use Fcntl; sysopen(F, 'f{wanted:o}', O_CREAT | O_WRONLY, 02775) or die");
+        let status = Command::new("setpriv")
+            .args(["--reuid=71", "--regid=72", groups, "perl", "-e", &script])
+            .current_dir(w.path("d"))
+            .status();
+        let Ok(status) = status else {
+            eprintln!("SKIPPED: no setpriv or no perl here");
+            return;
+        };
+        assert!(status.success());
+        assert_eq!(mode(&format!("d/f{wanted:o}")), wanted, "{groups}");
+    }
+}
+
 #[test]
 fn names_have_the_usual_limits() {
     let w = world!();

@@ -40,6 +40,28 @@ fn trees_go_in_and_come_out_without_a_mount() {
 }
 
 #[test]
+fn the_check_of_nested_directories_costs_what_their_depth_costs() {
+    let b = Bench::new();
+    let mut times = Vec::new();
+    for depth in [450, 1800] {
+        // One after the other: the whole path is longer than the kernel takes.
+        b.sh(&format!(
+            "mkdir n{depth} && cd n{depth} && for i in $(seq {depth}); do mkdir d && cd -P d; done && echo x > f"
+        ));
+        let image = format!("{depth}.img");
+        b.ok(&["mkfs", "--size", "256M", &image]);
+        b.ok(&["import", &format!("n{depth}"), &format!("{image}:/n")]);
+        let start = std::time::Instant::now();
+        let report = b.json(&["check", "--json", &image]);
+        times.push(start.elapsed().as_secs_f64());
+        assert_eq!(report["clean"].as_bool(), Some(true));
+        assert_eq!(report["directories"].as_u64(), Some(depth + 2));
+    }
+    println!("check: {:.2} s for 450 nested directories, {:.2} s for 1,800", times[0], times[1]);
+    assert!(times[1] < 20.0 * times[0] + 1.0, "{times:?}");
+}
+
+#[test]
 fn mkfs_overwrites_only_when_told() {
     let b = Bench::new();
     b.ok(&["mkfs", "--size", "64M", "--label", "grove", "a.img"]);

@@ -269,7 +269,7 @@ pub fn check_keys(w: &World) {
     for pair in w.fs.db().range(b"", None) {
         let (key, value) = pair.unwrap();
         if key[..4] == [0xff; 4] {
-            assert!(b"FCLO".contains(&key[4]), "unknown system key {key:?}");
+            assert!(b"FCLOPE".contains(&key[4]), "unknown system key {key:?}");
             continue;
         }
         assert_eq!(key[..4], [0; 4]);
@@ -282,7 +282,12 @@ pub fn check_keys(w: &World) {
             b'D' => {
                 assert!(value.len() <= BLOCK_SIZE as usize && !value.is_empty());
                 let (path, block) = key[5..].split_at(key.len() - 13);
-                let start = u64::from_be_bytes(block.try_into().unwrap()) * BLOCK_SIZE;
+                let block = u64::from_be_bytes(block.try_into().unwrap());
+                if block >> 63 != 0 {
+                    assert!(value.len() <= 64, "a piece of a map of blocks");
+                    continue;
+                }
+                let start = block * BLOCK_SIZE;
                 blocks.push((path.to_vec(), start, value.len() as u64));
                 bytes += value.len() as u64;
             }

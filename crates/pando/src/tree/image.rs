@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use pando_fs::{Attr, Caller, FileHandle, FileKind, Fs, Ino, SetAttr, SetTime};
+use pando_fs::{Attr, Caller, FileHandle, FileKind, Fs, Ino, ROOT, SetAttr, SetTime};
 
 use super::{Meta, Piece, Reader, Sink, View, Writer};
 
@@ -20,33 +20,54 @@ pub struct Image<'a> {
     fs: &'a Fs,
     root: PathBuf,
     caller: Caller,
-    /// The directory used last, referenced: neighbours are made and read one after the other.
-    last: RefCell<Option<(PathBuf, Ino)>>,
+    /// The directory used last and those above it, from the root down without the root, each referenced:
+    /// neighbours are made and read one after the other.
+    way: RefCell<Vec<(OsString, Ino)>>,
 }
 
 impl<'a> Image<'a> {
     /// The tree at `root` (absolute in the file system) of `fs`.
     pub fn new(fs: &'a Fs, root: &Path) -> Self {
-        Self { fs, root: root.to_owned(), caller: Caller::root(), last: RefCell::new(None) }
+        Self { fs, root: root.to_owned(), caller: Caller::root(), way: RefCell::default() }
     }
 
     fn full(&self, path: &Path) -> PathBuf {
         if path.as_os_str().is_empty() { self.root.clone() } else { self.root.join(path) }
     }
 
-    /// The inode number of a directory, which stays referenced until another one is asked for.
+    /// The inode number of a directory. It and those above it stay referenced until another one is asked for,
+    /// so a walk costs one lookup a step, down or up, however deep it is.
     fn dir(&self, full: &Path) -> Result<Ino> {
-        let mut last = self.last.borrow_mut();
-        if let Some((path, ino)) = &*last
-            && path == full
-        {
-            return Ok(*ino);
+        let mut names = Vec::new();
+        for part in full.components() {
+            match part {
+                Component::Normal(name) => names.push(name),
+                Component::RootDir | Component::CurDir => {}
+                _ => bail!("{}: give a path without ..", full.display()),
+            }
         }
-        let attr = self.fs.resolve(full)?;
-        if let Some((_, old)) = last.replace((full.to_owned(), attr.ino)) {
-            self.fs.forget(old, 1);
+        let mut way = self.way.borrow_mut();
+        let common = way.iter().zip(&names).take_while(|((had, _), name)| had == *name).count();
+        while way.len() > common {
+            if let Some((_, ino)) = way.pop() {
+                self.fs.forget(ino, 1);
+            }
         }
-        Ok(attr.ino)
+        let mut ino = way.last().map_or(ROOT, |(_, ino)| *ino);
+        for name in names.into_iter().skip(common) {
+            ino = match self.fs.lookup(ino, name) {
+                Ok(attr) => attr.ino,
+                Err(pando_fs::Error::NotFound(_)) => {
+                    return Err(pando_fs::Error::NotFound(full.display().to_string()).into());
+                }
+                Err(pando_fs::Error::NotDirectory(_)) => {
+                    return Err(pando_fs::Error::NotDirectory(full.display().to_string()).into());
+                }
+                Err(e) => return Err(e.into()),
+            };
+            way.push((name.to_owned(), ino));
+        }
+        Ok(ino)
     }
 
     /// The directory that holds `path`, and the name in it; `None` for the root directory.
@@ -77,7 +98,7 @@ impl<'a> Image<'a> {
 
 impl Drop for Image<'_> {
     fn drop(&mut self) {
-        if let Some((_, ino)) = self.last.take() {
+        for (_, ino) in self.way.take() {
             self.fs.forget(ino, 1);
         }
     }

@@ -1,0 +1,259 @@
+//! Positions in directories: the cookies of entries, and the way back from a cookie to a place.
+//!
+//! The cookie of an entry is a function of its name alone ([`cookie`]), so it is the same over
+//! handles and remounts, in clones, and whatever comes and goes beside it. A listing goes by
+//! names; where a cookie stands is known once the name is known. In this order:
+//! 1. the names that were given out lately, to whom ever;
+//! 2. the names that were removed lately (they cannot be found in the directory any more);
+//! 3. the names of the directory: the cookie begins with bits of the name, in order, so only
+//!    those are looked at that begin so;
+//! 4. the names that were removed before, which are stored in a ring of the system region.
+//!
+//! Guarantee: nothing that stays in a directory is left out behind a cookie. What a name found in 1, 2 or 4
+//! says is true of any directory, since it is a name that has this cookie. Where nothing is found (the
+//! entry was removed at a crash, or 16,384 names ago) the listing goes on with the first name that
+//! begins like the cookie, so entries may come twice. Uses keys and the engine's `get` and `put`.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use pando_db::Db;
+use parking_lot::Mutex;
+
+use crate::{MAX_NAME, path::system};
+
+/// Cookies of entries are not below this; `.` and `..` are.
+pub(crate) const FIRST: u64 = 1 << 55;
+/// Names that were given out and are remembered, over the mount.
+const GIVEN: usize = 1 << 16;
+/// Parts of listings that are remembered.
+const PARTS: usize = 1024;
+/// Names of one stored part of what was removed.
+const REMOVED: usize = 256;
+/// Stored parts; the ring has this many slots.
+const SLOTS: u64 = 64;
+
+/// The cookie of the entry `name`: below 2^63, and as good as unique in a directory.
+///
+/// Bits 62 to 48 are the first 15 bits of the name (of one byte: followed by zeros); the rest is the lower
+/// end of FNV-1a of 64 bits with the finalizer of MurmurHash3. It is part of what clients keep: it never changes.
+pub(crate) fn cookie(name: &[u8]) -> u64 {
+    let mut hash = 0xcbf2_9ce4_8422_2325u64;
+    for byte in name {
+        hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    }
+    for factor in [0xff51_afd7_ed55_8ccd, 0xc4ce_b9fe_1a85_ec53] {
+        hash = (hash ^ hash >> 33).wrapping_mul(factor);
+    }
+    let first = |at: usize| u64::from(name.get(at).copied().unwrap_or(0));
+    first(0) << 55 | first(1) >> 1 << 48 | (hash ^ hash >> 33) & 0xffff_ffff_ffff
+}
+
+/// Bounds of the names that begin like the cookie: at or above the first, below the second
+/// (`None`: no bound).
+pub(crate) fn bounds(cookie: u64) -> (Vec<u8>, Option<Vec<u8>>) {
+    let (first, second) = ((cookie >> 55) as u8, (cookie >> 48 & 0x7f) as u8);
+    let above = match (first, second) {
+        (0xff, 0x7f) => None,
+        (_, 0x7f) => Some(vec![first + 1]),
+        _ => Some(vec![first, (second + 1) << 1]),
+    };
+    (if second == 0 { vec![first] } else { vec![first, second << 1] }, above)
+}
+
+/// Names with their cookies, in the order in which they came.
+#[derive(Debug, Default)]
+pub(crate) struct Part {
+    cookies: Vec<u64>,
+    names: Vec<Box<[u8]>>,
+}
+
+impl Part {
+    fn push(&mut self, cookie: u64, name: Box<[u8]>) {
+        self.cookies.push(cookie);
+        self.names.push(name);
+    }
+
+    /// The name with this cookie.
+    pub(crate) fn find(&self, cookie: u64) -> Option<&[u8]> {
+        let at = self.cookies.iter().position(|c| *c == cookie)?;
+        self.names.get(at).map(|name| &**name)
+    }
+
+    fn encode(&self, number: u64) -> Bytes {
+        let mut out = BytesMut::new();
+        out.put_u64_le(number);
+        for name in &self.names {
+            out.put_u8(name.len().min(MAX_NAME) as u8);
+            out.put_slice(name.get(..name.len().min(MAX_NAME)).unwrap_or(name));
+        }
+        out.freeze()
+    }
+
+    /// Number and names of a stored part; what cannot be read of it is left out.
+    fn decode(value: &[u8]) -> Option<(u64, Self)> {
+        let (number, mut rest) = value.split_at_checked(8)?;
+        let number = u64::from_le_bytes(number.try_into().ok()?);
+        let mut part = Self::default();
+        while let Some((&len, after)) = rest.split_first()
+            && let Some((name, after)) = after.split_at_checked(len.into())
+        {
+            part.push(cookie(name), name.into());
+            rest = after;
+        }
+        Some((number, part))
+    }
+}
+
+impl FromIterator<(u64, Box<[u8]>)> for Part {
+    fn from_iter<T: IntoIterator<Item = (u64, Box<[u8]>)>>(names: T) -> Self {
+        let mut part = Self::default();
+        names.into_iter().for_each(|(cookie, name)| part.push(cookie, name));
+        part
+    }
+}
+
+/// What is remembered of names over the mount.
+#[derive(Debug, Default)]
+pub(crate) struct Positions {
+    given: Mutex<Given>,
+    removed: Mutex<Removed>,
+}
+
+#[derive(Debug, Default)]
+struct Given {
+    parts: VecDeque<Arc<Part>>,
+    names: usize,
+}
+
+#[derive(Debug, Default)]
+struct Removed {
+    /// Not stored yet.
+    latest: Part,
+    /// What is stored, once somebody asked or something was added.
+    stored: Option<(u64, VecDeque<Part>)>,
+}
+
+impl Removed {
+    /// Reads what is stored, if that was not done yet.
+    fn stored(&mut self, db: &Db) -> &mut (u64, VecDeque<Part>) {
+        self.stored.get_or_insert_with(|| {
+            // What cannot be read helps nobody; the directory says the rest.
+            let values =
+                (0..SLOTS).filter_map(|slot| db.get(&system::removed_names(slot as u8)).ok().flatten());
+            let mut parts: Vec<_> = values.filter_map(|value| Part::decode(&value)).collect();
+            parts.sort_unstable_by_key(|(number, _)| *number);
+            let next = parts.last().map_or(0, |(number, _)| number.wrapping_add(1));
+            (next, parts.into_iter().map(|(_, part)| part).collect())
+        })
+    }
+
+    fn store(&mut self, db: &Db) {
+        if self.latest.names.is_empty() {
+            return;
+        }
+        let latest = std::mem::take(&mut self.latest);
+        let (next, parts) = self.stored(db);
+        // On a full or stopped store the memory of this mount is what there is.
+        let _ = db.put(system::removed_names((*next % SLOTS) as u8), latest.encode(*next));
+        *next = next.wrapping_add(1);
+        parts.push_back(latest);
+        if parts.len() > SLOTS as usize {
+            parts.pop_front();
+        }
+    }
+}
+
+impl Positions {
+    /// Remembers a part of a listing.
+    pub(crate) fn gave(&self, part: &Arc<Part>) {
+        let mut given = self.given.lock();
+        given.names += part.names.len();
+        given.parts.push_back(part.clone());
+        while given.names > GIVEN || given.parts.len() > PARTS {
+            let Some(old) = given.parts.pop_front() else { break };
+            given.names -= old.names.len();
+        }
+    }
+
+    /// Remembers that an entry was removed or renamed. One write of some kilobytes for 256 names.
+    pub(crate) fn removed(&self, db: &Db, name: &[u8]) {
+        let mut removed = self.removed.lock();
+        removed.latest.push(cookie(name), name.into());
+        if removed.latest.names.len() >= REMOVED {
+            removed.store(db);
+        }
+    }
+
+    /// Stores what is not stored yet of removed names.
+    pub(crate) fn store(&self, db: &Db) {
+        self.removed.lock().store(db);
+    }
+
+    /// A name with this cookie that was given out or removed lately.
+    pub(crate) fn recent(&self, cookie: u64) -> Option<Box<[u8]>> {
+        let given = self.given.lock();
+        if let Some(name) = given.parts.iter().rev().find_map(|part| part.find(cookie)) {
+            return Some(name.into());
+        }
+        drop(given);
+        self.removed.lock().latest.find(cookie).map(Into::into)
+    }
+
+    /// A name with this cookie that was removed before.
+    pub(crate) fn removed_before(&self, db: &Db, cookie: u64) -> Option<Box<[u8]>> {
+        let mut removed = self.removed.lock();
+        let (_, parts) = removed.stored(db);
+        parts.iter().rev().find_map(|part| part.find(cookie)).map(Into::into)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cookies_lie_between_the_bounds_of_their_names_and_begin_in_order() {
+        let names: [&[u8]; 9] =
+            [b"\x01", b"\x01\x01", b"a", b"a\x01", b"ab", b"a\xff", b"b", b"\xff", b"\xff\xff\xff"];
+        for pair in names.windows(2) {
+            assert!(cookie(pair[0]) >> 48 <= cookie(pair[1]) >> 48, "{pair:?}");
+        }
+        for name in names {
+            let c = cookie(name);
+            assert!(c >= FIRST && c < 1 << 63);
+            let (lo, hi) = bounds(c);
+            assert!(*lo <= *name && hi.as_ref().is_none_or(|hi| name < &hi[..]), "{name:?}: {lo:?} {hi:?}");
+            for other in names.iter().filter(|n| cookie(n) >> 48 != c >> 48) {
+                assert!(
+                    **other < *lo || hi.as_ref().is_some_and(|hi| *other >= &hi[..]),
+                    "{other:?} {name:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn cookies_never_change_and_differ() {
+        assert_eq!(cookie(b"Cargo.toml"), 0x21b0_c079_bf5f_da35);
+        let mut all: Vec<_> = (0..200_000).map(|i| cookie(format!("file-{i}").as_bytes())).collect();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), 200_000);
+    }
+
+    #[test]
+    fn stored_parts_are_read_and_damaged_ones_do_no_harm() {
+        let part =
+            Part::from_iter([(cookie(b"one"), b"one"[..].into()), (cookie(b"two"), b"two"[..].into())]);
+        let bytes = part.encode(7);
+        let (number, read) = Part::decode(&bytes).unwrap();
+        assert_eq!((number, read.find(cookie(b"two"))), (7, Some(&b"two"[..])));
+        for cut in 0..bytes.len() {
+            if let Some((_, part)) = Part::decode(&bytes[..cut]) {
+                assert_eq!(part.find(cookie(b"two")), None);
+            }
+        }
+    }
+}

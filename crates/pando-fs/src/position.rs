@@ -222,7 +222,7 @@ mod tests {
         }
         for name in names {
             let c = cookie(name);
-            assert!(c >= FIRST && c < 1 << 63);
+            assert!((FIRST..1 << 63).contains(&c));
             let (lo, hi) = bounds(c);
             assert!(*lo <= *name && hi.as_ref().is_none_or(|hi| name < &hi[..]), "{name:?}: {lo:?} {hi:?}");
             for other in names.iter().filter(|n| cookie(n) >> 48 != c >> 48) {

@@ -30,6 +30,7 @@ struct Removal {
     top: InodeRef,
     top_orphaned: bool,
     open_below: Vec<InodeRef>,
+    lineage: Option<u32>,
     now: Time,
 }
 
@@ -78,16 +79,18 @@ impl Fs {
     fn remove_all(&self, batch: &mut Batch, end: &End<'_>, top: &InodeRef, now: Time) -> Result<Removal> {
         let mut open_below = Vec::new();
         let mut top_orphaned = false;
+        let mut lineage = None;
         if top.kind == FileKind::Directory {
             open_below = self.orphan_below(batch, top, now)?;
             batch.delete(path::meta(&end.entry));
             for prefix in end.prefixes(top.kind)? {
                 batch.delete_prefix(prefix);
             }
+            lineage = self.retire(batch, end.at, top)?;
         } else {
             top_orphaned = self.remove_file(batch, &end.entry, top, now);
         }
-        Ok(Removal { top: top.clone(), top_orphaned, open_below, now })
+        Ok(Removal { top: top.clone(), top_orphaned, open_below, lineage, now })
     }
 
     fn removed_all(&self, removal: &Removal) {
@@ -98,6 +101,7 @@ impl Fs {
         if removal.top.kind == FileKind::Directory {
             self.table.tree_removed();
         }
+        self.lineages.give_back(removal.lineage);
     }
 
     /// Clones `src`, a file or a directory with all below, to `dst`, which must not exist

@@ -20,6 +20,10 @@ pub(crate) const FILE: u8 = b'f';
 pub(crate) const CLONE: u8 = b'c';
 /// Counter of lineages (kept by the lineage table itself).
 pub(crate) const LINEAGE: u8 = b'l';
+/// Where the run of lineages ends that are given out; no counter.
+pub(crate) const LINEAGE_END: u8 = b'e';
+/// Lineages below were given out by a version that noted no taints; no counter.
+pub(crate) const UNTRACKED: u8 = b'u';
 
 /// A stored number.
 pub(crate) fn encode(n: u64) -> Vec<u8> {

@@ -189,6 +189,14 @@ impl Fs {
         Ok(())
     }
 
+    /// Adds to the removal of the directory `dir` in `at` that its lineage is given back; see [`Lineages::retire`].
+    ///
+    /// [`Lineages::retire`]: crate::lineage::Lineages::retire
+    pub(crate) fn retire(&self, batch: &mut Batch, at: &DirAt, dir: &InodeRef) -> Result<Option<u32>> {
+        let record = dir.peek(|s| s.record.clone());
+        self.lineages.retire(&self.db, batch, at.dir.lineage, &record, dir.lineage)
+    }
+
     /// True if the directory with this contents prefix has no entry. One cursor step.
     pub(crate) fn is_empty(&self, contents: &[u8]) -> Result<bool> {
         let (lo, hi) = path::listing(contents, None);
@@ -217,10 +225,12 @@ impl Fs {
         // them all, and what they were for.
         let below = path::contents(&at.contents, bytes)?;
         batch.delete_prefix(path::meta(&below)).delete_prefix(path::data(&below));
+        let lineage = self.retire(&mut batch, &at, &inode)?;
         Self::change_dir(&mut batch, &at, &touched);
         self.db.write(batch)?;
         dir.change(|s| touched.apply(&mut s.record));
         self.removed(&inode, false, now);
+        self.lineages.give_back(lineage);
         self.positions.removed(&self.db, bytes);
         Ok(())
     }

@@ -11,7 +11,7 @@
 //! nothing that does I/O.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     ops::Deref,
     sync::{
         Arc,
@@ -279,6 +279,18 @@ impl Table {
     pub(crate) fn inode_bytes() -> u64 {
         let (arc, lock, entry) = (16, 24, 24 + 8);
         (size_of::<Inode>() + arc + 2 * lock + entry) as u64
+    }
+
+    /// The lineages of all inodes in memory, and of their numbers. Looks at each.
+    pub(crate) fn lineages(&self) -> HashSet<u32> {
+        let mut found = HashSet::new();
+        for shard in &self.shards {
+            for inode in shard.lock().values() {
+                found.insert(inode.lineage);
+                found.insert((inode.ino >> 40) as u32);
+            }
+        }
+        found
     }
 
     /// To be called when the top of a tree that was removed as a whole is marked so.

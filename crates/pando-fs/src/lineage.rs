@@ -12,23 +12,39 @@
 //! pin of its number that holds in the new lineage only (so a later clone of it
 //! does not inherit it); a directory gets a fresh clone id that the table maps to its
 //! old lineage. Guarantee: a (lineage, clone id) pair is never in two records, as ids are
-//! fresh wherever one is given. Uses the engine's `get` and `write` only.
+//! fresh wherever one is given.
+//!
+//! **Lineages are given back** when the root of a clone goes, if nothing else can have a number of it: it is
+//! not *tainted*. A lineage is tainted, by a key of its own, when one of its numbers lives on outside (a file
+//! or directory was moved out of it), and when a file was moved into it (a clone may hold a copy of the pin that
+//! names it). A number waits until no inode of the lineage is in memory: the kernel and open handles know
+//! them by these numbers. What is lost so (tainted lineages, clones inside of removed ones, those that waited when the
+//! mount ended) a census finds when all numbers have been given out (`census`).
+//! Uses the table of inodes, and the engine's `get`, `prefix` and `write`.
 
-use std::collections::HashMap;
+mod census;
 
-use bytes::Bytes;
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+};
+
 use pando_db::{Batch, Db};
 use parking_lot::Mutex;
 
 use crate::{
     counter,
     error::{Error, Result},
+    inode::Table,
     path::system,
     record::{Pin, Record},
     types::{FileKind, Ino},
 };
 
-const LINEAGES: u32 = 1 << 24;
+/// Lineages are below this.
+pub(crate) const LINEAGES: u32 = 1 << 24;
+/// So many numbers wait at least before memory is searched for inodes that have them.
+const WAITING: usize = 256;
 
 /// The number of a file in a lineage.
 pub(crate) fn number(lineage: u32, fileno: u64) -> Ino {
@@ -39,28 +55,42 @@ pub(crate) fn number(lineage: u32, fileno: u64) -> Ino {
 /// The table of lineages.
 #[derive(Debug)]
 pub(crate) struct Lineages {
+    table: Arc<Table>,
     state: Mutex<State>,
+    /// Those below it were given out by a version that noted no taints.
+    untracked: u32,
     read_only: bool,
 }
 
 #[derive(Debug)]
 struct State {
-    /// Not yet given to anybody.
-    next: u32,
+    /// From here to `end`, not yet given to anybody.
+    pub next: u32,
+    pub end: u32,
     /// Given out, but not stored: on a read-only mount or a full device.
-    unsaved: HashMap<(u32, u64), u32>,
-}
-
-fn key() -> Bytes {
-    system::counter(counter::LINEAGE)
+    pub unsaved: HashMap<(u32, u64), u32>,
+    /// Given back, and no inode that has them is in memory.
+    pub free: VecDeque<u32>,
+    /// Given back.
+    pub waiting: Vec<u32>,
 }
 
 impl Lineages {
     /// The table of an open store.
-    pub(crate) fn open(db: &Db, read_only: bool) -> Result<Self> {
-        let next = counter::decode("counter of lineages", db.get(&key())?)?.unwrap_or(1);
-        let next = u32::try_from(next).map_err(|_| Error::Exhausted("lineage numbers"))?;
-        Ok(Self { state: Mutex::new(State { next: next.max(1), unsaved: HashMap::new() }), read_only })
+    pub(crate) fn open(db: &Db, table: Arc<Table>, read_only: bool) -> Result<Self> {
+        let number = |what, which| {
+            let n = counter::decode(what, db.get(&system::counter(which))?)?;
+            n.map(|n| u32::try_from(n).map_err(|_| Error::Exhausted("lineage numbers"))).transpose()
+        };
+        let state = State {
+            next: number("counter of lineages", counter::LINEAGE)?.unwrap_or(1).max(1),
+            end: number("end of lineages", counter::LINEAGE_END)?.unwrap_or(LINEAGES).min(LINEAGES),
+            unsaved: HashMap::new(),
+            free: VecDeque::new(),
+            waiting: Vec::new(),
+        };
+        let untracked = number("untracked lineages", counter::UNTRACKED)?.unwrap_or(0);
+        Ok(Self { table, state: Mutex::new(state), untracked, read_only })
     }
 
     /// Number of an entry with this record in a directory of lineage `around`, and the lineage
@@ -90,13 +120,8 @@ impl Lineages {
         if let Some(found) = lookup(db, &key_of_pair)? {
             return Ok(found);
         }
-        let lineage = state.next;
-        if lineage >= LINEAGES {
-            return Err(Error::Exhausted("lineage numbers"));
-        }
-        state.next += 1;
         let mut batch = Batch::new();
-        batch.put(key(), counter::encode(u64::from(state.next)));
+        let lineage = self.fresh(db, &mut state, &mut batch)?;
         batch.put(key_of_pair, u64::from(lineage).to_le_bytes().to_vec());
         if self.read_only || db.write(batch).is_err() {
             // A look at a clone must work on a full or stopped store too: the number then
@@ -106,10 +131,81 @@ impl Lineages {
         Ok(lineage)
     }
 
+    /// A number that nothing has.
+    fn fresh(&self, db: &Db, state: &mut State, batch: &mut Batch) -> Result<u32> {
+        // The search costs what is in memory, so it is made for a number of numbers in proportion.
+        if state.free.is_empty() && state.waiting.len() >= WAITING.max(self.table.len() as usize / 64) {
+            self.sift(state);
+        }
+        if state.free.is_empty() && state.next >= state.end {
+            self.sift(state);
+        }
+        if state.free.is_empty() && state.next >= state.end {
+            self.census(db, state)?;
+        }
+        if let Some(lineage) = state.free.pop_front() {
+            return Ok(lineage);
+        }
+        if state.next >= state.end {
+            return Err(Error::Exhausted("lineage numbers"));
+        }
+        state.next += 1;
+        batch.put(system::counter(counter::LINEAGE), counter::encode(u64::from(state.next)));
+        Ok(state.next - 1)
+    }
+
+    /// Makes those free that waited and that no inode in memory has.
+    fn sift(&self, state: &mut State) {
+        if state.waiting.is_empty() {
+            return;
+        }
+        let used = self.table.lineages();
+        let (wait, free): (Vec<_>, Vec<_>) = state.waiting.drain(..).partition(|l| used.contains(l));
+        state.waiting = wait;
+        state.free.extend(free);
+    }
+
+    /// Adds what becomes of the table when the directory with this record, in one of lineage `around`, is
+    /// removed with all below it. The caller holds it exclusively, and gives the answer to [`Lineages::give_back`] when
+    /// the batch is written.
+    pub(crate) fn retire(
+        &self,
+        db: &Db,
+        batch: &mut Batch,
+        around: u32,
+        r: &Record,
+        inside: u32,
+    ) -> Result<Option<u32>> {
+        if r.kind != FileKind::Directory || r.clone_id == 0 {
+            return Ok(None);
+        }
+        if self.state.lock().unsaved.contains_key(&(around, r.clone_id)) {
+            return Ok(None);
+        }
+        batch.delete(system::lineage(around, r.clone_id));
+        if inside == 0 || inside < self.untracked || db.get(&system::tainted(inside))?.is_some() {
+            return Ok(None);
+        }
+        // Clones in this one: a later one with this number may hold copies of their ids.
+        let rows = system::lineages_in(inside);
+        if db.prefix(&rows).next().transpose()?.is_some() {
+            batch.delete_prefix(rows);
+        }
+        Ok(Some(inside))
+    }
+
+    /// Takes a number back that [`Lineages::retire`] named.
+    pub(crate) fn give_back(&self, lineage: Option<u32>) {
+        if let Some(lineage) = lineage {
+            self.state.lock().waiting.push(lineage);
+        }
+    }
+
     /// Changes the record of an entry that moves from a directory of lineage `from` to one of
     /// lineage `to`, so that it keeps its number `ino` and, for a directory, its lineage `inside`.
     /// `fresh_file` and `fresh_clone` give unused numbers.
     pub(crate) fn moved(
+        &self,
         batch: &mut Batch,
         r: &mut Record,
         (from, to): (u32, u32),
@@ -120,21 +216,50 @@ impl Lineages {
         if from == to {
             return Ok(());
         }
+        let taint = |batch: &mut Batch, lineage: u32| {
+            if lineage != 0 {
+                batch.put(system::tainted(lineage), vec![1]);
+            }
+        };
         if r.kind != FileKind::Directory {
             r.fileno = fresh_file()?;
             r.pin = Some(Pin { lineage: to, ino });
-        } else if inside == to {
-            r.clone_id = 0;
+            taint(batch, lineage_of(ino));
+            taint(batch, to);
+            return Ok(());
+        }
+        if r.clone_id != 0 {
+            batch.delete(system::lineage(from, r.clone_id));
         } else {
-            r.clone_id = fresh_clone()?;
-            batch.put(system::lineage(to, r.clone_id), u64::from(inside).to_le_bytes().to_vec());
+            taint(batch, from); // which is `inside`
+        }
+        if inside == to {
+            r.clone_id = 0;
+            return Ok(());
+        }
+        r.clone_id = fresh_clone()?;
+        batch.put(system::lineage(to, r.clone_id), u64::from(inside).to_le_bytes().to_vec());
+        let state = self.state.lock();
+        if !state.unsaved.is_empty() {
+            // The number may be one of these, and now it is stored.
+            batch.put(system::counter(counter::LINEAGE), counter::encode(u64::from(state.next)));
         }
         Ok(())
     }
 }
 
+/// The lineage of an inode number.
+pub(crate) fn lineage_of(ino: Ino) -> u32 {
+    (ino >> 40) as u32
+}
+
 fn lookup(db: &Db, key: &[u8]) -> Result<Option<u32>> {
-    let Some(n) = counter::decode("lineage table", db.get(key)?)? else { return Ok(None) };
+    decode(db.get(key)?)
+}
+
+/// The lineage in a row of the table.
+fn decode(row: Option<bytes::Bytes>) -> Result<Option<u32>> {
+    let Some(n) = counter::decode("lineage table", row)? else { return Ok(None) };
     match u32::try_from(n) {
         Ok(n) if n < LINEAGES => Ok(Some(n)),
         _ => Err(Error::Damaged { what: "lineage table".into(), detail: "impossible lineage" }),

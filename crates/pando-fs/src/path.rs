@@ -238,6 +238,26 @@ pub(crate) mod system {
         tagged(b'L', &rest)
     }
 
+    /// All rows of the table of lineages.
+    pub(crate) fn lineage_rows() -> Bytes {
+        tagged(b'L', b"")
+    }
+
+    /// The rows of clones in lineage `parent`.
+    pub(crate) fn lineages_in(parent: u32) -> Bytes {
+        tagged(b'L', &parent.to_be_bytes())
+    }
+
+    /// Says that numbers of a lineage may be in use outside of its root.
+    pub(crate) fn tainted(lineage: u32) -> Bytes {
+        tagged(b'E', &lineage.to_be_bytes())
+    }
+
+    /// All that is said so.
+    pub(crate) fn taints() -> Bytes {
+        tagged(b'E', b"")
+    }
+
     /// All orphans.
     pub(crate) fn orphans() -> Bytes {
         tagged(b'O', b"")

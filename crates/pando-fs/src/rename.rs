@@ -14,7 +14,6 @@ use pando_db::Batch;
 use crate::{
     error::{Error, Result, show},
     inode::{InodeRef, Link},
-    lineage::Lineages,
     merge::Change,
     path::{self, check_name, system},
     place::{Attempts, DirAt, Guard, Obstacle},
@@ -174,7 +173,7 @@ impl Fs {
         let mut record = inode.peek(|s| s.record.clone());
         record.ctime = now;
         let (around, kept) = ((from.dir.lineage, to.dir.lineage), (inode.ino, inode.lineage));
-        Lineages::moved(batch, &mut record, around, kept, || self.fresh_file(), || self.fresh_clone())?;
+        self.lineages.moved(batch, &mut record, around, kept, || self.fresh_file(), || self.fresh_clone())?;
         Ok(record)
     }
 
@@ -189,6 +188,7 @@ impl Fs {
         let now = Time::now();
         let mut batch = Batch::new();
         let mut orphaned = false;
+        let mut lineage = None;
         if let Some(target) = target {
             match (moved.kind == FileKind::Directory, target.kind == FileKind::Directory) {
                 (true, false) => return Err(Error::NotDirectory(target.label())),
@@ -198,6 +198,7 @@ impl Fs {
                     if !self.is_empty(&path::contents(&dst.at.contents, dst.name)?)? {
                         return Err(Error::NotEmpty(target.label()));
                     }
+                    lineage = self.retire(&mut batch, dst.at, target)?;
                 }
             }
         }
@@ -215,6 +216,7 @@ impl Fs {
         pair.touched(&touched);
         if let Some(target) = target {
             self.removed(target, orphaned, now);
+            self.lineages.give_back(lineage);
         }
         moved.change(|s| s.record = record);
         moved.relink(dst.link());

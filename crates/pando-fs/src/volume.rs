@@ -29,6 +29,9 @@ use crate::{
 /// Version of the keys and records of the file system.
 const VERSION: u32 = 1;
 const MAGIC: &[u8; 8] = b"pando-fs";
+/// Feature that a program must know to open at all: files with holes have maps of their blocks, and lineages
+/// are given back. A store without it gets it when it is first opened for writing.
+const MAPS_AND_LINEAGES: u64 = 1;
 /// Unit of the figures of [`StatFs`], bytes.
 const STATFS_UNIT: u32 = 4096;
 
@@ -83,14 +86,15 @@ fn encode_format(label: &str) -> Bytes {
     let mut out = BytesMut::new();
     out.put_slice(MAGIC);
     out.put_u32_le(VERSION);
-    out.put_u64_le(0); // features that a program must know to open at all
+    out.put_u64_le(MAPS_AND_LINEAGES); // features that a program must know to open at all
     out.put_u64_le(0); // features that a program must know to write
     out.put_u16_le(label.len() as u16);
     out.put_slice(label.as_bytes());
     out.freeze()
 }
 
-fn decode_format(value: &[u8], read_only: bool) -> Result<String> {
+/// The label, and whether all features of this version are in the store.
+fn decode_format(value: &[u8], read_only: bool) -> Result<(String, bool)> {
     let cut = |_| Error::Damaged { what: "format record".into(), detail: "cut short" };
     let Some(mut value) = value.strip_prefix(MAGIC) else {
         return Err(Error::Format("the store holds something else".into()));
@@ -101,7 +105,7 @@ fn decode_format(value: &[u8], read_only: bool) -> Result<String> {
     }
     let (needed, needed_to_write) =
         (value.try_get_u64_le().map_err(cut)?, value.try_get_u64_le().map_err(cut)?);
-    if needed != 0 || (needed_to_write != 0 && !read_only) {
+    if needed & !MAPS_AND_LINEAGES != 0 || (needed_to_write != 0 && !read_only) {
         return Err(Error::Format(format!(
             "features {needed:#x}/{needed_to_write:#x} that this program does not know"
         )));
@@ -109,7 +113,7 @@ fn decode_format(value: &[u8], read_only: bool) -> Result<String> {
     let len = usize::from(value.try_get_u16_le().map_err(cut)?);
     let label =
         value.get(..len).ok_or(Error::Damaged { what: "format record".into(), detail: "cut label" })?;
-    Ok(String::from_utf8_lossy(label).into_owned())
+    Ok((String::from_utf8_lossy(label).into_owned(), needed == MAPS_AND_LINEAGES))
 }
 
 impl Fs {
@@ -162,7 +166,7 @@ impl Fs {
         let format = db
             .get(&system::format())?
             .ok_or_else(|| Error::Format("the store holds no file system".into()))?;
-        let label = decode_format(&format, o.read_only)?;
+        let (label, current) = decode_format(&format, o.read_only)?;
         let damaged = |detail| Error::Damaged { what: "/".into(), detail };
         let root = db.get(&path::meta(b""))?.ok_or(damaged("the root has no record"))?;
         let root = Record::decode(&root).map_err(damaged)?;
@@ -172,6 +176,9 @@ impl Fs {
         if !o.read_only && db.prefix(&system::orphans()).next().transpose()?.is_some() {
             db.delete_prefix(system::orphans())?;
         }
+        if !o.read_only && !current {
+            Self::upgrade(&db, &label)?;
+        }
         let table = Table::new();
         let kept = table.enter(ROOT, 0, None, Link::Root, root);
         // The root never leaves: the mount itself is a reference of the kernel.
@@ -179,12 +186,12 @@ impl Fs {
         let inner = Inner {
             read_only: o.read_only,
             atime: o.atime,
+            lineages: Lineages::open(&db, table.clone(), o.read_only)?,
             table,
             files: Handles::default(),
             dirs: Handles::default(),
             file_numbers: Counter::open(&db, "file numbers", counter::FILE, 4096, 1 << 40)?,
             clone_ids: Counter::open(&db, "clone ids", counter::CLONE, 256, u64::MAX)?,
-            lineages: Lineages::open(&db, o.read_only)?,
             positions: Positions::default(),
             clone_latency: Recorder::default(),
             turn: Mutex::new(()),
@@ -192,6 +199,15 @@ impl Fs {
             db,
         };
         Ok(Fs { inner: Arc::new(inner) })
+    }
+
+    /// Notes that what a version without [`MAPS_AND_LINEAGES`] has written is from it.
+    fn upgrade(db: &Db, label: &str) -> Result<()> {
+        let lineages = counter::decode("counter of lineages", db.get(&system::counter(counter::LINEAGE))?)?;
+        let mut batch = pando_db::Batch::new();
+        batch.put(system::counter(counter::UNTRACKED), counter::encode(lineages.unwrap_or(1)));
+        batch.put(system::format(), encode_format(label));
+        Ok(db.write(batch)?)
     }
 
     /// The engine underneath.

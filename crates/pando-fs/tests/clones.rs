@@ -262,3 +262,143 @@ fn numbers_survive_eviction_and_relookup() {
     w.fs.forget(dir.ino, 1);
     w.assert_nothing_referenced();
 }
+
+/// The lineage of an inode number.
+fn lineage(ino: Ino) -> u64 {
+    ino >> 40
+}
+
+#[test]
+fn lineages_of_removed_clones_are_given_to_later_ones() {
+    let mut w = World::new();
+    w.mkdir("/src");
+    w.put("/src/f", b"x");
+    let mut most = 0;
+    for i in 0..6000 {
+        w.clone_tree("/src", "/c", false).unwrap();
+        most = most.max(lineage(w.attr("/c/f").ino));
+        match i % 3 {
+            0 => drop(w.remove_tree("/c").unwrap()),
+            1 => {
+                w.unlink("/c/f").unwrap();
+                w.rmdir("/c").unwrap();
+            }
+            _ => {
+                w.clone_tree("/src", "/c", true).unwrap();
+                w.attr("/c");
+                w.remove_tree("/c").unwrap();
+            }
+        }
+    }
+    println!("6,000 rounds used lineages up to {most}");
+    assert!(most < 2500, "lineage {most} after 6,000 clones of which one at most lived");
+    w.remount();
+    let rows = w.fs.db().prefix(b"\xff\xff\xff\xffL").count();
+    assert_eq!(rows, 0, "rows of the table of lineages are left");
+    check_keys(&w);
+}
+
+#[test]
+fn a_lineage_whose_numbers_live_on_elsewhere_is_not_given_again() {
+    let w = World::new();
+    w.mkdir("/src");
+    w.mkdir("/src/sub");
+    w.put("/src/f", b"x");
+    w.put("/src/g", b"x");
+    w.put("/src/sub/h", b"x");
+    w.mkdir("/kept");
+    let mut kept = Vec::new();
+    for i in 0..3000 {
+        w.clone_tree("/src", "/c", false).unwrap();
+        if i % 100 == 0 {
+            // Out of the clone: a file, a directory; into it: a file. They keep their numbers.
+            for (from, to) in [("/c/f", format!("/kept/f{i}")), ("/c/sub", format!("/kept/d{i}"))] {
+                let ino = w.attr(from).ino;
+                w.rename(from, &to, 0).unwrap();
+                kept.push((to, ino));
+            }
+            w.put("/in", b"");
+            w.rename("/in", "/c/in", 0).unwrap();
+            w.clone_tree("/c", &format!("/kept/c{i}"), false).unwrap();
+            let ino = w.attr("/c/in").ino;
+            w.rename("/c/in", &format!("/kept/in{i}"), 0).unwrap();
+            kept.push((format!("/kept/in{i}"), ino));
+        } else {
+            w.numbers("/c");
+        }
+        if i % 100 == 50 {
+            // A clone of a tree into which something was moved once.
+            w.clone_tree(&format!("/kept/c{}", i - 50), "/c", true).unwrap();
+            w.numbers("/c");
+        }
+        w.remove_tree("/c").unwrap();
+    }
+    for (path, ino) in &kept {
+        assert_eq!(w.attr(path).ino, *ino, "{path}");
+    }
+    w.walk("/");
+    check_keys(&w);
+}
+
+#[test]
+fn a_lineage_is_not_given_again_while_the_kernel_or_a_handle_knows_its_numbers() {
+    let w = World::new();
+    w.mkdir("/src");
+    w.put("/src/f", b"content");
+    let mut held = Vec::new();
+    for i in 0..5000 {
+        w.clone_tree("/src", "/c", false).unwrap();
+        if i % 1000 == 0 {
+            let attr = w.fs.resolve(std::path::Path::new("/c/f")).unwrap();
+            held.push((attr.ino, w.fs.open_file(&w.me, attr.ino, O_RDWR).unwrap()));
+        }
+        let ino = w.attr("/c/f").ino;
+        assert_eq!(
+            held.iter().filter(|(open, _)| *open == ino).count(),
+            usize::from(i % 1000 == 0),
+            "round {i}"
+        );
+        w.remove_tree("/c").unwrap();
+    }
+    for (ino, fh) in held {
+        assert_eq!(&w.fs.read(fh, ino, 0, 100).unwrap()[..], b"content");
+        w.fs.release(ino, fh);
+        w.fs.forget(ino, 1);
+    }
+}
+
+#[test]
+fn when_lineages_run_out_those_that_nothing_uses_are_found() {
+    let mut w = World::new();
+    w.mkdir("/src");
+    w.mkdir("/src/in");
+    w.put("/src/in/f", b"x");
+    w.mkdir("/kept");
+    for i in 0..20 {
+        w.clone_tree("/src", &format!("/kept/c{i}"), false).unwrap();
+        w.clone_tree("/src/in", &format!("/kept/c{i}/nested"), false).unwrap();
+    }
+    w.rename("/kept/c3/in", "/moved", 0).unwrap();
+    w.rename("/kept/c4/in/f", "/file", 0).unwrap();
+    w.remove_tree("/kept/c3").unwrap();
+    w.remove_tree("/kept/c4").unwrap();
+    let before = w.numbers("/");
+    // As if sixteen million had been given out.
+    let counter = [&b"\xff\xff\xff\xffC"[..], b"l"].concat();
+    w.fs.db().put(counter.clone(), ((1u64 << 24) - 5).to_le_bytes().to_vec()).unwrap();
+    w.remount();
+    for i in 0..200 {
+        w.clone_tree("/src", &format!("/kept/n{i}"), false).unwrap();
+        w.attr(&format!("/kept/n{i}/in/f"));
+    }
+    let mut after = w.numbers("/");
+    after.retain(|path, _| !path.starts_with("/kept/n"));
+    assert_eq!(before, after);
+    w.remount();
+    for i in 200..260 {
+        w.clone_tree("/src", &format!("/kept/n{i}"), false).unwrap();
+        w.attr(&format!("/kept/n{i}/in/f"));
+    }
+    w.walk("/");
+    check_keys(&w);
+}

@@ -5,10 +5,13 @@
 //! checksums are for its own check; that names keys, which [`describe_key`]
 //! turns into paths. Uses keys, records and lineages.
 
+use std::collections::BTreeMap;
+
 use pando_db::Snapshot;
 
 use crate::{
     BLOCK_SIZE,
+    blockmap::{self, Bits, PIECE},
     error::Result,
     path,
     record::Record,
@@ -36,6 +39,9 @@ pub struct CheckReport {
 pub fn describe_key(key: &[u8]) -> String {
     match path::parse(key) {
         Some(path::Parsed::Meta(parts)) => show(&parts),
+        Some(path::Parsed::Data(parts, block)) if block >= blockmap::MAP => {
+            format!("{} (map of its blocks)", show(&parts))
+        }
         Some(path::Parsed::Data(parts, block)) => {
             format!("{} (data from byte {})", show(&parts), block.saturating_mul(BLOCK_SIZE))
         }
@@ -51,6 +57,48 @@ fn show(parts: &[&[u8]]) -> String {
         out.push_str(&String::from_utf8_lossy(part));
     }
     if out.is_empty() { "/".into() } else { out }
+}
+
+/// The file whose data the scan is in.
+struct Seen {
+    prefix: Vec<u8>,
+    size: u64,
+    dense: Option<u64>,
+    /// The blocks of a file with holes that were met behind its dense beginning, as pieces of a map.
+    above: BTreeMap<u64, Bits>,
+}
+
+impl Seen {
+    fn note(&mut self, block: u64) {
+        if self.dense.is_some_and(|dense| block >= dense) {
+            let bits = self.above.entry(block / PIECE).or_default();
+            if let Some(word) = bits.get_mut((block % PIECE / 64) as usize) {
+                *word |= 1 << (block % 64);
+            }
+        }
+    }
+
+    /// Whether this piece of the map says what was met.
+    fn agrees(&mut self, piece: u64, value: &[u8]) -> bool {
+        let Some(dense) = self.dense else { return self.size == u64::MAX };
+        let met = self.above.remove(&piece).unwrap_or_default();
+        let mut said = blockmap::decode(value);
+        for (i, word) in (0u64..).zip(&mut said) {
+            let start = piece.saturating_mul(PIECE) + i * 64;
+            *word &= match dense.saturating_sub(start) {
+                n @ 0..64 => u64::MAX << n,
+                _ => 0,
+            };
+        }
+        said == met
+    }
+
+    /// Blocks that the map does not say, in words.
+    fn unmapped(self) -> Option<String> {
+        let (piece, _) = self.above.first_key_value()?;
+        let block = piece.saturating_mul(PIECE);
+        Some(format!("{}: blocks that its map lacks", describe_key(&path::block(&self.prefix, block))))
+    }
 }
 
 /// A directory on the way of the scan.
@@ -142,7 +190,7 @@ impl Fs {
         report: &mut CheckReport,
         problem: &mut impl FnMut(&mut CheckReport, String),
     ) -> Result<()> {
-        let mut file: Option<(Vec<u8>, u64)> = None;
+        let mut file: Option<Seen> = None;
         let mut pairs = view.prefix(&path::data(b""));
         while let Some((key, value)) = pairs.next_ref()? {
             let block = match path::parse(key) {
@@ -152,25 +200,39 @@ impl Fs {
                     continue;
                 }
             };
-            report.blocks += 1;
-            report.bytes += value.len() as u64;
-            let prefix = &key[..key.len() - 8];
-            if file.as_ref().is_none_or(|(p, _)| *p != prefix) {
+            let prefix = key.get(..key.len().saturating_sub(8)).unwrap_or_default();
+            if file.as_ref().is_none_or(|seen| seen.prefix != prefix) {
+                if let Some(text) = file.take().and_then(Seen::unmapped) {
+                    problem(report, text);
+                }
                 let record = view.get(&path::meta(prefix.get(5..).unwrap_or_default()))?;
-                let size = match record.and_then(|value| Record::decode(&value).ok()) {
-                    Some(r) if r.kind == FileKind::Regular => r.size,
+                let (size, dense) = match record.and_then(|value| Record::decode(&value).ok()) {
+                    Some(r) if r.kind == FileKind::Regular => (r.size, r.dense),
                     _ => {
                         problem(report, format!("{}: belongs to no file", describe_key(key)));
-                        u64::MAX // told once for the file
+                        (u64::MAX, None) // told once for the file
                     }
                 };
-                file = Some((prefix.to_vec(), size));
+                file = Some(Seen { prefix: prefix.to_vec(), size, dense, above: BTreeMap::new() });
             }
-            let size = file.as_ref().map_or(0, |f| f.1);
+            let Some(seen) = &mut file else { continue };
+            if block >= blockmap::MAP {
+                if !seen.agrees(block & !blockmap::MAP, value) {
+                    problem(report, format!("{}: says other blocks than there are", describe_key(key)));
+                }
+                continue;
+            }
+            seen.note(block);
+            report.blocks += 1;
+            report.bytes += value.len() as u64;
+            let size = seen.size;
             let end = block.saturating_mul(BLOCK_SIZE).saturating_add(value.len() as u64);
             if value.len() as u64 > BLOCK_SIZE || end > size {
                 problem(report, format!("{}: bytes behind the end of the file", describe_key(key)));
             }
+        }
+        if let Some(text) = file.and_then(Seen::unmapped) {
+            problem(report, text);
         }
         Ok(())
     }

@@ -12,12 +12,13 @@ use pando_db::{Batch, Cursor};
 
 use crate::{
     BLOCK_SIZE, MAX_FILE_SIZE,
+    blockmap::{self, BlockMap},
     error::{Error, Result},
     handle::OpenFile,
     inode::InodeRef,
     merge::{self, Change, Size},
     path,
-    types::{AtimePolicy, Caller, FileHandle, FileKind, Ino, Time},
+    types::{AtimePolicy, Attr, Caller, FileHandle, FileKind, Ino, Time},
     volume::Fs,
 };
 
@@ -48,11 +49,51 @@ pub(crate) fn without_set_id(perm: u16) -> Option<u16> {
     (new != perm).then_some(new)
 }
 
+/// What a change of size does to what is known of holes.
+#[derive(Default)]
+pub(crate) struct Holes {
+    /// What the record says then, if that changes.
+    pub dense: Option<Option<u64>>,
+    pub map: Option<BlockMap>,
+}
+
+/// What a write does to what is known of holes.
+enum Noted {
+    Nothing,
+    /// The dense beginning grows from one block to another.
+    Grown(u64, u64),
+    /// A new map, and a new dense beginning if the file had no map.
+    Map(Option<u64>, BlockMap),
+}
+
+impl Noted {
+    fn dense(&self) -> Option<Option<u64>> {
+        match self {
+            Noted::Grown(_, to) => Some(Some(*to)),
+            Noted::Map(Some(dense), _) => Some(Some(*dense)),
+            _ => None,
+        }
+    }
+
+    /// The same in memory.
+    fn apply(self, s: &mut crate::inode::State) {
+        match self {
+            Noted::Nothing => {}
+            Noted::Grown(from, to) => {
+                if let Some(map) = &mut s.map {
+                    map.grown(from, to);
+                }
+            }
+            Noted::Map(_, map) => s.map = Some(map),
+        }
+    }
+}
+
 impl Fs {
-    /// Adds the removal of all data of a file of this size.
-    pub(crate) fn drop_data(batch: &mut Batch, data: &Bytes, size: u64) {
+    /// Adds the removal of all data of a file of this size, which has a map if it is `sparse`.
+    pub(crate) fn drop_data(batch: &mut Batch, data: &Bytes, size: u64, sparse: bool) {
         let blocks = size.div_ceil(BLOCK_SIZE);
-        if blocks > FEW_BLOCKS {
+        if blocks > FEW_BLOCKS || sparse {
             batch.delete_prefix(data.clone());
             return;
         }
@@ -61,17 +102,11 @@ impl Fs {
         }
     }
 
-    /// Adds the removal of data behind `new` from a file of size `old`.
-    pub(crate) fn cut_data(batch: &mut Batch, data: &Bytes, old: u64, new: u64) {
-        if new >= old {
-            return;
-        }
-        if new == 0 {
-            return Self::drop_data(batch, data, old);
-        }
+    /// Adds the removal of data behind `new`, which is not 0, from a file of size `old`.
+    fn cut_data(batch: &mut Batch, data: &Bytes, old: u64, new: u64) {
         let (first, end) = (new.div_ceil(BLOCK_SIZE), old.div_ceil(BLOCK_SIZE));
         if end - first > FEW_BLOCKS {
-            batch.delete_range(path::block(data, first), Some(path::block(data, u64::MAX)));
+            batch.delete_range(path::block(data, first), Some(path::block(data, blockmap::MAP)));
         } else {
             for block in first..end {
                 batch.delete(path::block(data, block));
@@ -80,6 +115,93 @@ impl Fs {
         if !new.is_multiple_of(BLOCK_SIZE) {
             batch.upsert(path::block(data, new / BLOCK_SIZE), merge::cut((new % BLOCK_SIZE) as u32));
         }
+    }
+
+    /// Adds what a change of size from `old` to `new` does to the data of a file whose `tree` is held exclusively.
+    /// Gives what its record says of holes then, if that changes, and its map.
+    pub(crate) fn resize_data(
+        &self,
+        batch: &mut Batch,
+        inode: &InodeRef,
+        data: &Bytes,
+        (old, new): (u64, u64),
+    ) -> Result<Holes> {
+        let dense = inode.peek(|s| s.record.dense);
+        let (had, has) = (old.div_ceil(BLOCK_SIZE), new.div_ceil(BLOCK_SIZE));
+        if new == 0 {
+            if old > 0 {
+                Self::drop_data(batch, data, old, dense.is_some());
+            }
+            return Ok(Holes { dense: dense.is_some().then_some(None), map: None });
+        }
+        if new < old {
+            Self::cut_data(batch, data, old, new);
+            let Some(dense) = dense else { return Ok(Holes::default()) };
+            let left = dense.min(has);
+            let mut map = self.map(inode, data, dense)?;
+            map.cut(batch, data, has, left);
+            return Ok(Holes { dense: (left != dense).then_some(Some(left)), map: Some(map) });
+        }
+        Ok(match dense {
+            None if has > had => Holes { dense: Some(Some(had)), map: Some(BlockMap::default()) },
+            None => Holes::default(),
+            Some(_) => Holes { dense: None, map: inode.peek(|s| s.map.clone()) },
+        })
+    }
+
+    /// The map of a file, which is read if it is not in memory. The caller holds `tree` of the file.
+    fn map(&self, inode: &InodeRef, data: &Bytes, dense: u64) -> Result<BlockMap> {
+        match inode.peek(|s| s.map.clone()) {
+            Some(map) => Ok(map),
+            None => BlockMap::read(&self.db, data, dense),
+        }
+    }
+
+    /// Adds to a batch that writes blocks `first..=last` of a file of this size what is noted of them. The caller
+    /// holds `tree` of the file exclusively and applies the answer in memory when the batch is written.
+    fn note_blocks(
+        &self,
+        batch: &mut Batch,
+        inode: &InodeRef,
+        data: &Bytes,
+        size: u64,
+        (first, last): (u64, u64),
+    ) -> Result<Noted> {
+        let had = size.div_ceil(BLOCK_SIZE);
+        let dense = inode.peek(|s| s.record.dense);
+        Ok(match dense {
+            None if first <= had => Noted::Nothing,
+            None => {
+                let mut map = BlockMap::default();
+                map.set(batch, data, first, last);
+                Noted::Map(Some(had), map)
+            }
+            Some(dense) if last < dense => Noted::Nothing,
+            Some(dense) if first <= dense => Noted::Grown(dense, last + 1),
+            Some(dense) => {
+                // Taken out of the inode and put back when the batch is written; read again if it is not.
+                let mut map = match inode.change(|s| s.map.take()) {
+                    Some(map) => map,
+                    None => BlockMap::read(&self.db, data, dense)?,
+                };
+                map.set(batch, data, first, last);
+                Noted::Map(None, map)
+            }
+        })
+    }
+
+    /// What `stat` tells of an inode; the map of a file with holes is read for it. The caller holds nothing. If the
+    /// map cannot be read, the blocks are those before the first hole.
+    pub(crate) fn attr(&self, inode: &InodeRef) -> Attr {
+        if inode.peek(|s| s.uncounted())
+            && let Ok(at) = self.hold(inode, false)
+            && let Some(dense) = inode.peek(|s| s.record.dense)
+            && let Ok(map) = BlockMap::read(&self.db, &at.data, dense)
+        {
+            // Writers are kept out, and who reads it besides reads the same.
+            inode.change(|s| s.map = Some(map));
+        }
+        inode.attr()
     }
 
     /// Adds a write of `bytes` at `offset` to a file of size `size`.
@@ -188,16 +310,27 @@ impl Fs {
             let unit = WRITE_UNIT - (from % BLOCK_SIZE) as usize;
             let part = data.get(done..data.len().min(done + unit)).unwrap_or_default();
             let (size, perm) = inode.peek(|s| (s.record.size, s.record.perm));
+            let mut batch = Batch::new();
+            let end = from + part.len() as u64;
+            let blocks = (from / BLOCK_SIZE, (end - 1) / BLOCK_SIZE);
+            let noted = match self.note_blocks(&mut batch, inode, data_key, size, blocks) {
+                Ok(noted) => noted,
+                Err(_) if done > 0 => break,
+                Err(e) => return Err(e),
+            };
             let change = Change {
-                size: Some(Size::AtLeast(from + part.len() as u64)),
+                size: Some(Size::AtLeast(end)),
                 perm: if by_root { None } else { without_set_id(perm) },
+                dense: noted.dense(),
                 ..Change::modified(now)
             };
-            let mut batch = Batch::new();
             Self::write_data(&mut batch, data_key, size, from, part);
             batch.upsert(meta_key.clone(), change.encode());
             match self.db.write(batch) {
-                Ok(()) => inode.change(|s| change.apply(&mut s.record)),
+                Ok(()) => inode.change(|s| {
+                    change.apply(&mut s.record);
+                    noted.apply(s);
+                }),
                 Err(_) if done > 0 => break,
                 Err(e) => return Err(e.into()),
             }
@@ -287,7 +420,7 @@ impl Fs {
         self.with_attempts(|tries| {
             let from = self.attempt(source, tries, false)?;
             let to = self.attempt(target, tries, true)?;
-            let size = source.peek(|s| s.record.size);
+            let (size, dense) = source.peek(|s| (s.record.size, s.record.dense));
             let (held, perm) = target.peek(|s| (s.record.size, s.record.perm));
             if size == 0 || held != 0 || len < size {
                 return Ok(None);
@@ -295,13 +428,17 @@ impl Fs {
             let change = Change {
                 size: Some(Size::Set(size)),
                 perm: if c.is_root() { None } else { without_set_id(perm) },
+                dense: Some(dense),
                 ..Change::modified(Time::now())
             };
             let mut batch = Batch::new();
             batch.clone_prefix(from.data.clone(), to.data.clone());
             batch.upsert(to.meta.clone(), change.encode());
             self.db.write(batch)?;
-            target.change(|s| change.apply(&mut s.record));
+            target.change(|s| {
+                change.apply(&mut s.record);
+                s.map = None; // with the data, and read when it is asked for
+            });
             Ok(Some(size))
         })
     }

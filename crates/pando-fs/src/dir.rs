@@ -15,12 +15,13 @@ use std::{
 use parking_lot::Mutex;
 
 use crate::{
+    blockmap::BlockMap,
     error::{Error, Result},
     handle::OpenDir,
     inode::{InodeRef, attr_of},
     path,
     position::{self, Part},
-    types::{Attr, DirEntry, DirHandle, Ino},
+    types::{Attr, DirEntry, DirHandle, FileKind, Ino},
     volume::Fs,
 };
 
@@ -139,7 +140,7 @@ impl Fs {
     /// Up to `max` entries.
     fn scan(&self, dir: &InodeRef, from: &From, max: usize, plus: bool) -> Result<Vec<Found>> {
         // Only who takes inodes into memory needs the entries to stay as they are.
-        let (at, _names) = match plus {
+        let (at, names) = match plus {
             true => self.hold_names(dir, false).map(|(at, names)| (at, Some(names)))?,
             false => (self.hold_dir(dir)?, None),
         };
@@ -156,6 +157,8 @@ impl Fs {
         };
         let contents = at.as_ref().map_or_else(|contents| contents.clone(), |at| at.contents.clone());
         let mut out: Vec<Found> = Vec::new();
+        // Files with holes, whose blocks are counted when nothing is held any more.
+        let mut sparse: Vec<(usize, Result<InodeRef, u64>)> = Vec::new();
         for _ in 0..max {
             let Some((key, value)) = cursor.next_ref()? else { break };
             let damaged = || Error::Damaged { what: dir.label(), detail: "impossible name of an entry" };
@@ -169,14 +172,33 @@ impl Fs {
                             None => continue,
                         },
                     };
-                    inode.count_lookup()
+                    let attr = inode.count_lookup();
+                    if inode.kind == FileKind::Regular && inode.peek(|s| s.uncounted()) {
+                        sparse.push((out.len(), Ok(inode)));
+                    }
+                    attr
                 }
                 Err(_) => {
                     let record = self.decode(name, value)?;
+                    if let Some(dense) = record.dense {
+                        sparse.push((out.len(), Err(dense)));
+                    }
                     attr_of(self.lineages.identity(&self.db, dir.lineage, &record)?.0, &record)
                 }
             };
             out.push((name.into(), attr));
+        }
+        drop((at, names));
+        for (i, inode) in sparse {
+            let Some((name, attr)) = out.get_mut(i) else { continue };
+            *attr = match inode {
+                Ok(inode) => self.attr(&inode),
+                Err(dense) => {
+                    let data = path::data(&path::entry(&contents, name)?);
+                    let map = BlockMap::read(&self.db, &data, dense)?;
+                    Attr { blocks: map.units(dense, attr.size), ..*attr }
+                }
+            };
         }
         Ok(out)
     }

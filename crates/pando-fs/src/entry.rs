@@ -156,11 +156,11 @@ impl Fs {
         if inode.kind != FileKind::Regular {
             return false;
         }
-        let (size, open) = inode.peek(|s| (s.record.size, s.opens > 0));
+        let (size, sparse, open) = inode.peek(|s| (s.record.size, s.record.dense.is_some(), s.opens > 0));
         if open {
             self.make_orphan(batch, entry, inode, now);
         } else {
-            Self::drop_data(batch, &path::data(entry), size);
+            Self::drop_data(batch, &path::data(entry), size, sparse);
         }
         open
     }

@@ -21,10 +21,11 @@ const O_TRUNC: i32 = 0o1000;
 const O_ACCMODE: i32 = 0o3;
 
 impl Fs {
-    /// What `stat` tells. No I/O: inodes that can be asked about are in memory.
+    /// What `stat` tells. No I/O, as inodes that can be asked about are in memory; of a file with holes
+    /// the first time one scan of its map.
     pub fn getattr(&self, ino: Ino) -> Result<Attr> {
         let inode = self.table.get(ino)?;
-        let attr = inode.attr();
+        let attr = self.attr(&inode);
         // A removed inode that is asked about through a handle still answers; one below a
         // directory that was removed or replaced as a whole does not.
         if attr.nlink > 0 && !inode.is_alive() {
@@ -52,7 +53,7 @@ impl Fs {
             return Err(Error::TooBig(s.size.unwrap_or_default()));
         }
         self.apply_attr(c, &inode, s)?;
-        Ok(inode.attr())
+        Ok(self.attr(&inode))
     }
 
     fn apply_attr(&self, c: &Caller, inode: &InodeRef, s: &SetAttr) -> Result<()> {
@@ -73,6 +74,7 @@ impl Fs {
             mtime: s.mtime.map(time).transpose()?,
             ctime: Some(s.ctime.map_or(Ok(now), |t| time(SetTime::At(t)))?),
             nlink: 0,
+            dense: None,
         };
         if s.size.is_some() && s.mtime.is_none() {
             change.mtime = Some(now);
@@ -86,12 +88,20 @@ impl Fs {
             change.perm = without_set_id(perm);
         }
         let mut batch = Batch::new();
+        let mut holes = None;
         if let Some(size) = s.size {
-            Self::cut_data(&mut batch, &at.data, old_size, size);
+            let resized = self.resize_data(&mut batch, inode, &at.data, (old_size, size))?;
+            change.dense = resized.dense;
+            holes = Some(resized);
         }
         batch.upsert(at.meta.clone(), change.encode());
         self.db.write(batch)?;
-        inode.change(|st| change.apply(&mut st.record));
+        inode.change(|st| {
+            change.apply(&mut st.record);
+            if let Some(holes) = holes {
+                st.map = holes.map;
+            }
+        });
         Ok(())
     }
 

@@ -23,6 +23,7 @@ use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 
 use crate::{
+    blockmap::BlockMap,
     error::{Error, Result},
     record::Record,
     types::{Attr, FileKind, Ino},
@@ -52,6 +53,15 @@ pub(crate) struct State {
     pub lookups: u64,
     /// Open file handles.
     pub opens: u32,
+    /// The map of a file with holes, once it was read. Changed only while `tree` is held exclusively.
+    pub map: Option<BlockMap>,
+}
+
+impl State {
+    /// Whether the map has to be read to say how many blocks there are.
+    pub(crate) fn uncounted(&self) -> bool {
+        self.record.dense.is_some() && self.map.is_none()
+    }
 }
 
 /// An inode in memory.
@@ -93,10 +103,14 @@ impl Inode {
         drop(old); // may drop the last reference of the parent: not under the lock
     }
 
-    /// What `stat` tells.
+    /// What `stat` tells; of a file with holes whose map was not read, only the blocks before the
+    /// first hole: see [`crate::Fs::getattr`].
     pub(crate) fn attr(&self) -> Attr {
         self.peek(|s| {
             let mut attr = attr_of(self.ino, &s.record);
+            if let (Some(dense), Some(map)) = (s.record.dense, &s.map) {
+                attr.blocks = map.units(dense, s.record.size);
+            }
             if matches!(s.link, Link::Orphan | Link::Gone) {
                 attr.nlink = 0;
             }
@@ -137,7 +151,11 @@ pub(crate) fn attr_of(ino: Ino, r: &Record) -> Attr {
     Attr {
         ino,
         size,
-        blocks: if r.kind == FileKind::Regular { size.div_ceil(512) } else { 0 },
+        blocks: match (r.kind, r.dense) {
+            (FileKind::Regular, None) => size.div_ceil(512),
+            (FileKind::Regular, Some(dense)) => BlockMap::default().units(dense, size),
+            _ => 0,
+        },
         atime: r.atime,
         mtime: r.mtime,
         ctime: r.ctime,
@@ -354,7 +372,7 @@ impl Table {
             refs: AtomicU64::new(1),
             changed: AtomicBool::new(departures.is_none()),
             alive_at: AtomicU64::new(u64::MAX),
-            state: Mutex::new(State { link, record, lookups: 0, opens: 0 }),
+            state: Mutex::new(State { link, record, lookups: 0, opens: 0, map: None }),
         });
         shard.insert(ino, inode.clone());
         self.len.fetch_add(1, Ordering::Relaxed);

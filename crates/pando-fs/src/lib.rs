@@ -33,6 +33,7 @@
 //! # }
 //! ```
 
+mod blockmap;
 mod check;
 mod clone;
 mod counter;

@@ -12,12 +12,14 @@ use pando_db::Merge;
 
 use crate::{
     BLOCK_SIZE,
+    blockmap::{self, Edit},
     record::{Record, get_time, put_time},
     types::Time,
 };
 
 const WRITE: u8 = 1;
 const CUT: u8 = 2;
+const MAP: u8 = 3;
 const CHANGE: u8 = 16;
 
 /// The merge of a file system.
@@ -41,6 +43,11 @@ pub(crate) fn cut(len: u32) -> Bytes {
     op.freeze()
 }
 
+/// An operation on a piece of the map of a file's blocks.
+pub(crate) fn map(edit: &Edit) -> Bytes {
+    edit.encode(MAP)
+}
+
 /// A change of size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Size {
@@ -62,6 +69,8 @@ pub(crate) struct Change {
     pub ctime: Option<Time>,
     /// Added to the link count.
     pub nlink: i32,
+    /// What the record says of holes from now on.
+    pub dense: Option<Option<u64>>,
 }
 
 impl Change {
@@ -84,6 +93,7 @@ impl Change {
         r.mtime = self.mtime.unwrap_or(r.mtime);
         r.ctime = self.ctime.unwrap_or(r.ctime);
         r.nlink = r.nlink.saturating_add_signed(self.nlink);
+        r.dense = self.dense.unwrap_or(r.dense);
     }
 
     /// The change that equals this one followed by `next`.
@@ -103,6 +113,7 @@ impl Change {
             mtime: next.mtime.or(self.mtime),
             ctime: next.ctime.or(self.ctime),
             nlink: self.nlink.saturating_add(next.nlink),
+            dense: next.dense.or(self.dense),
         }
     }
 
@@ -140,6 +151,14 @@ impl Change {
             mask |= 1 << 8;
             op.put_i32_le(self.nlink);
         }
+        match self.dense {
+            Some(Some(dense)) => {
+                mask |= 1 << 9;
+                op.put_u64_le(dense);
+            }
+            Some(None) => mask |= 1 << 10,
+            None => {}
+        }
         op[1..3].copy_from_slice(&mask.to_le_bytes());
         op.freeze()
     }
@@ -149,7 +168,7 @@ impl Change {
         let mask = rest.try_get_u16_le().ok()?;
         let has = |bit: u32| mask >> bit & 1 != 0;
         let mut c = Self::default();
-        if mask >> 9 != 0 || (has(0) && has(1)) {
+        if mask >> 11 != 0 || (has(0) && has(1)) || (has(9) && has(10)) {
             return None;
         }
         if has(0) {
@@ -173,6 +192,11 @@ impl Change {
         }
         if has(8) {
             c.nlink = rest.try_get_i32_le().ok()?;
+        }
+        if has(9) {
+            c.dense = Some(Some(rest.try_get_u64_le().ok()?));
+        } else if has(10) {
+            c.dense = Some(None);
         }
         rest.is_empty().then_some(c)
     }
@@ -216,6 +240,9 @@ impl Merge for FsMerge {
             new.extend_from_slice(old.get(w.end()..).unwrap_or_default());
             return Some(new.into());
         }
+        if let Some(edit) = Edit::decode(op, MAP) {
+            return blockmap::encode(&edit.apply(&blockmap::decode(old.unwrap_or_default())));
+        }
         let old = old?;
         if let Some(len) = decode_cut(op) {
             return (len > 0).then(|| Bytes::copy_from_slice(old.get(..len).unwrap_or(old)));
@@ -234,6 +261,9 @@ impl Merge for FsMerge {
         if let (Some(a), Some(b)) = (decode_cut(first), decode_cut(second)) {
             return Some(cut(u32::try_from(a.min(b)).ok()?));
         }
+        if let (Some(a), Some(b)) = (Edit::decode(first, MAP), Edit::decode(second, MAP)) {
+            return Some(map(&a.then(&b)));
+        }
         let (a, b) = (Write::decode(first)?, Write::decode(second)?);
         // Two writes are one write only if no byte between them is left alone.
         if b.offset > a.end() || a.offset > b.end() {
@@ -249,6 +279,9 @@ impl Merge for FsMerge {
     }
 
     fn combine_present(&self, first: &[u8], second: &[u8]) -> Option<Bytes> {
+        if first.first() == Some(&MAP) {
+            return None; // it may delete, and what follows would do nothing then
+        }
         // Only a cut to nothing deletes, and one that begins so is combined with another cut only: to the
         // same cut.
         self.combine(first, second)
@@ -270,6 +303,8 @@ mod tests {
             Change { perm: Some(0o600), uid: Some(1), gid: Some(2), atime: t(4), ..Change::default() },
             Change { nlink: 2, gid: Some(9), ..Change::default() },
             Change { nlink: -1, ..Change::default() },
+            Change { size: Some(Size::Set(1 << 20)), dense: Some(Some(3)), ..Change::default() },
+            Change { size: Some(Size::Set(200_000)), dense: Some(None), ..Change::default() },
             Change::default(),
         ]
     }

@@ -90,7 +90,9 @@ impl Fs {
         let bytes = check_name(name)?;
         let (at, _names) = self.hold_names(&dir, false)?;
         let inode = self.child(&at, bytes)?.ok_or_else(|| Error::NotFound(show(name)))?;
-        Ok(inode.count_lookup())
+        inode.count_lookup();
+        drop((at, _names));
+        Ok(self.attr(&inode))
     }
 
     /// Takes the reference of an entry just listed: the same as [`Fs::lookup`].

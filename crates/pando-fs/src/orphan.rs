@@ -47,13 +47,13 @@ impl Fs {
                 if ended {
                     s.link = Link::Gone;
                 }
-                ended.then_some(s.record.size)
+                ended.then_some((s.record.size, s.record.dense.is_some()))
             })
         });
-        if let Some(Some(size)) = last {
+        if let Some(Some((size, sparse))) = last {
             let mut batch = Batch::new();
             batch.delete(system::orphan_meta(inode.ino));
-            Self::drop_data(&mut batch, &system::orphan_data(inode.ino), size);
+            Self::drop_data(&mut batch, &system::orphan_data(inode.ino), size, sparse);
             // Nobody can be told; the next mount removes what this could not.
             let _ = self.db.write(batch);
         }

@@ -106,7 +106,7 @@ pub(crate) fn data(path: &[u8]) -> Bytes {
     key(LIVE, DATA, path)
 }
 
-/// Key of block number `block` under the data prefix of a file.
+/// Key of block number `block` under the data prefix of a file; or of a piece of its map (`blockmap`).
 pub(crate) fn block(data: &[u8], block: u64) -> Bytes {
     let mut key = BytesMut::with_capacity(data.len() + 8);
     key.put_slice(data);

@@ -21,6 +21,7 @@ mod tag {
     pub const CLONE: u8 = 3;
     pub const PIN: u8 = 4;
     pub const NLINK: u8 = 5;
+    pub const DENSE: u8 = 6;
 }
 
 /// An inode number that holds while the record is in one lineage.
@@ -49,6 +50,8 @@ pub(crate) struct Record {
     pub ctime: Time,
     pub crtime: Time,
     pub pin: Option<Pin>,
+    /// Of a file with holes: so many blocks exist from the beginning without a gap; see `blockmap`.
+    pub dense: Option<u64>,
     /// Target of a symbolic link.
     pub symlink: Option<Bytes>,
     /// Extensions that this version does not know, encoded.
@@ -73,6 +76,7 @@ impl Record {
             ctime: now,
             crtime: now,
             pin: None,
+            dense: None,
             symlink: None,
             unknown: Bytes::new(),
         }
@@ -107,6 +111,9 @@ impl Record {
             value[..4].copy_from_slice(&pin.lineage.to_le_bytes());
             value[4..].copy_from_slice(&pin.ino.to_le_bytes());
             put_extension(&mut out, tag::PIN, &value);
+        }
+        if let Some(dense) = self.dense {
+            put_extension(&mut out, tag::DENSE, &dense.to_le_bytes());
         }
         if self.nlink != 1 {
             put_extension(&mut out, tag::NLINK, &self.nlink.to_le_bytes());
@@ -155,6 +162,13 @@ impl Record {
                 tag::SYMLINK => r.symlink = Some(Bytes::copy_from_slice(value)),
                 tag::RDEV => r.rdev = u32::from_le_bytes(value.try_into().map_err(bad)?),
                 tag::CLONE => r.clone_id = u64::from_le_bytes(value.try_into().map_err(bad)?),
+                tag::DENSE => {
+                    let dense = u64::from_le_bytes(value.try_into().map_err(bad)?);
+                    if dense > r.size.div_ceil(crate::BLOCK_SIZE) {
+                        return Err("more blocks than the size has");
+                    }
+                    r.dense = Some(dense);
+                }
                 tag::NLINK => r.nlink = u32::from_le_bytes(value.try_into().map_err(bad)?),
                 tag::PIN => {
                     let mut value: &[u8] = <&[u8; 12]>::try_from(value).map_err(bad)?;
@@ -213,6 +227,7 @@ mod tests {
         r.nlink = 3;
         r.mtime = Time { secs: 9, nanos: 1 };
         r.pin = Some(Pin { lineage: 5, ino: 6 });
+        r.dense = Some(1);
         r.symlink = Some(Bytes::from_static(b"target"));
         r
     }

@@ -148,7 +148,8 @@ pub struct Attr {
     pub ino: Ino,
     /// Bytes. Directories report 4096, symlinks the length of their target.
     pub size: u64,
-    /// Units of 512 bytes that the size would take; holes are not subtracted.
+    /// Units of 512 bytes of the blocks of 16 KiB that exist, before compression, the last one as far as the
+    /// file goes: without holes, of the size. Shared blocks count in every file.
     pub blocks: u64,
     /// Last read, by the mount's [`AtimePolicy`].
     pub atime: Time,

@@ -92,3 +92,44 @@ fn keys_in_words() {
     assert_eq!(describe_key(b"\xff\xff\xff\xffF"), "system record 'F'");
     assert_eq!(describe_key(b"?"), "unknown key ?");
 }
+
+#[test]
+fn a_store_from_before_there_were_maps_opens_and_is_marked() {
+    let mut w = World::new();
+    w.put("/f", &pattern(50_000, 1));
+    w.mkdir("/d");
+    w.clone_tree("/d", "/e", false).unwrap();
+    w.attr("/e");
+    let format = b"\xff\xff\xff\xffF";
+    let features = |w: &World| {
+        let value = w.fs.db().get(format).unwrap().unwrap();
+        u64::from_le_bytes(value[12..20].try_into().unwrap())
+    };
+    let set = |w: &World, features: u64| {
+        let mut value = w.fs.db().get(format).unwrap().unwrap().to_vec();
+        value[12..20].copy_from_slice(&features.to_le_bytes());
+        w.fs.db().put(format.to_vec(), value).unwrap();
+    };
+    assert_eq!(features(&w), 1);
+    set(&w, 0);
+    w.remount_with(MountOptions { read_only: true, ..options() });
+    assert_eq!(features(&w), 0, "only looked at");
+    w.remount();
+    assert_eq!((features(&w), w.fs.label()), (1, ""));
+    assert_eq!(w.get("/f").unwrap(), pattern(50_000, 1));
+    w.truncate("/f", 1 << 20).unwrap();
+    assert_eq!(w.attr("/f").blocks, 4 * BLOCK_SIZE / 512);
+    // The lineage of the clone made before is not given to another.
+    let old = w.attr("/e").ino >> 40;
+    w.remove_tree("/e").unwrap();
+    for i in 0..1000 {
+        w.clone_tree("/d", "/e", false).unwrap();
+        assert_ne!(w.attr("/e").ino >> 40, old, "{i}");
+        w.remove_tree("/e").unwrap();
+    }
+    check_keys(&w);
+    set(&w, 2);
+    w.fs.close().unwrap();
+    let error = Fs::open(w.device.clone(), options()).unwrap_err();
+    assert!(error.to_string().contains("features 0x2"), "{error}");
+}

@@ -263,3 +263,174 @@ fn a_small_write_is_blind() {
     assert_eq!(before.len(), after.len());
     assert_eq!(before.iter().zip(&after).filter(|(a, b)| a != b).count(), 2, "one block, one record");
 }
+
+/// Units of 512 bytes in a block of data.
+const UNITS: u64 = BLOCK_SIZE / 512;
+
+#[test]
+fn the_blocks_of_a_file_are_those_that_exist() {
+    let mut w = World::new();
+    let mut wanted = Vec::new();
+    let mut check = |w: &World, path: &str, blocks: u64, why: &str| {
+        assert_eq!(w.attr(path).blocks, blocks, "{path}: {why}");
+        wanted.retain(|(p, _)| p != path);
+        wanted.push((path.to_owned(), blocks));
+    };
+    w.put("/small", b"12345");
+    check(&w, "/small", 1, "a small one");
+    w.put("/dense", &pattern(100_000, 3));
+    check(&w, "/dense", 100_000u64.div_ceil(512), "no holes");
+    w.put("/sparse", b"");
+    w.truncate("/sparse", 1 << 30).unwrap();
+    check(&w, "/sparse", 0, "a hole of a GiB");
+    w.write_at("/sparse", 512 << 20, b"x").unwrap();
+    check(&w, "/sparse", UNITS, "one byte in the middle");
+    w.write_at("/sparse", (512 << 20) + 5, b"x").unwrap();
+    check(&w, "/sparse", UNITS, "the same block");
+    w.write_at("/sparse", 0, &pattern(100_000, 1)).unwrap();
+    check(&w, "/sparse", 8 * UNITS, "seven blocks at the beginning");
+    w.write_at("/sparse", 600 << 20, &pattern(300_000, 1)).unwrap();
+    check(&w, "/sparse", 27 * UNITS, "nineteen more");
+    w.write_at("/sparse", (1 << 30) - 1, b"end").unwrap();
+    check(&w, "/sparse", 28 * UNITS + 1, "two bytes behind the old end are a unit");
+    w.put("/seek", b"");
+    w.write_at("/seek", 100 << 20, b"dd seek=100").unwrap();
+    check(&w, "/seek", 1, "a file that begins with a hole");
+    w.write_at("/seek", 0, b"begin").unwrap();
+    check(&w, "/seek", UNITS + 1, "");
+    w.truncate("/seek", 50 << 20).unwrap();
+    check(&w, "/seek", UNITS, "cut");
+    w.truncate("/seek", 200 << 20).unwrap();
+    check(&w, "/seek", UNITS, "and extended again");
+    w.write_at("/seek", 100 << 20, b"x").unwrap();
+    check(&w, "/seek", 2 * UNITS, "where a block was before");
+    w.put("/regrown", &pattern(1_000_000, 9));
+    w.truncate("/regrown", 20_000).unwrap();
+    check(&w, "/regrown", 20_000u64.div_ceil(512), "cut to two blocks");
+    w.truncate("/regrown", 10_000_000).unwrap();
+    check(&w, "/regrown", 2 * UNITS, "extended by a hole");
+    w.truncate("/regrown", 0).unwrap();
+    check(&w, "/regrown", 0, "empty");
+    w.truncate("/regrown", 40_000).unwrap();
+    check(&w, "/regrown", 0, "a hole from the beginning");
+    w.put("/filled", b"");
+    w.truncate("/filled", 20 << 20).unwrap();
+    for i in (0..1280u64).rev() {
+        w.write_at("/filled", i * BLOCK_SIZE, &[7; 100]).unwrap();
+    }
+    check(&w, "/filled", (20 << 20) / 512, "filled from the end");
+    // Moved, cloned, copied, orphaned: the same.
+    w.mkdir("/d");
+    w.rename("/sparse", "/d/sparse", 0).unwrap();
+    check(&w, "/d/sparse", 28 * UNITS + 1, "renamed");
+    w.clone_tree("/d", "/e", false).unwrap();
+    w.clone_tree("/d/sparse", "/copy", false).unwrap();
+    w.write_at("/e/sparse", 700 << 20, b"x").unwrap();
+    check(&w, "/e/sparse", 29 * UNITS + 1, "a clone, edited");
+    check(&w, "/d/sparse", 28 * UNITS + 1, "its source");
+    check(&w, "/copy", 28 * UNITS + 1, "a clone of the file");
+    w.create("/range").unwrap();
+    w.on("/d/sparse", |a| {
+        w.on("/range", |b| {
+            let copied = w.fs.copy_file_range(&w.me, a.ino, 0, b.ino, 0, u64::MAX >> 1)?;
+            assert_eq!(copied, a.size);
+            Ok(())
+        })
+    })
+    .unwrap();
+    check(&w, "/range", 28 * UNITS + 1, "copied as a range");
+    let wanted = wanted.into_iter().filter(|(p, _)| p != "/sparse").collect::<Vec<_>>();
+    for round in 0..2 {
+        for (path, blocks) in &wanted {
+            assert_eq!(w.attr(path).blocks, *blocks, "{path} after remount {round}");
+        }
+        let root = w.list(ROOT, 5);
+        for e in root.iter().filter(|e| e.kind == FileKind::Regular) {
+            let path = format!("/{}", e.name.to_str().unwrap());
+            let blocks = wanted.iter().find(|(p, _)| *p == path).unwrap().1;
+            assert_eq!(e.attr.blocks, blocks, "{path} as listed");
+        }
+        check_keys(&w);
+        w.remount();
+    }
+    w.on("/d/sparse", |a| {
+        let fh = w.fs.open_file(&w.me, a.ino, O_RDWR)?;
+        w.unlink("/d/sparse")?;
+        assert_eq!(w.fs.getattr(a.ino)?.blocks, 28 * UNITS + 1, "an open file without a name");
+        w.fs.write(fh, a.ino, 800 << 20, b"y", false)?;
+        assert_eq!(w.fs.getattr(a.ino)?.blocks, 29 * UNITS + 1);
+        w.fs.release(a.ino, fh);
+        Ok(())
+    })
+    .unwrap();
+    check_keys(&w);
+}
+
+#[test]
+fn blocks_are_counted_right_after_any_writes_and_cuts() {
+    for seed in 0..12u64 {
+        let mut w = World::new();
+        let mut r = Random::new(seed + 1);
+        // For each file: its size, and the blocks that exist.
+        let mut files: Vec<(String, u64, std::collections::BTreeSet<u64>)> = Vec::new();
+        for i in 0..3 {
+            w.create(&format!("/f{i}")).unwrap();
+            files.push((format!("/f{i}"), 0, Default::default()));
+        }
+        // Few blocks, so that everything meets; or many pieces of the map.
+        let far = *r.pick(&[40, 700, 5000]) * BLOCK_SIZE as usize;
+        for step in 0..250 {
+            let i = r.below(files.len());
+            let (path, size, blocks) = &mut files[i];
+            match r.below(12) {
+                0..5 => {
+                    let at = if r.below(3) == 0 { *size } else { r.below(far) as u64 };
+                    let len = 1 + r.below(*r.clone().pick(&[10, 20_000, 300_000]));
+                    w.write_at(path, at, &vec![1; len]).unwrap();
+                    let end = at + len as u64;
+                    blocks.extend(at / BLOCK_SIZE..=(end - 1) / BLOCK_SIZE);
+                    *size = end.max(*size);
+                }
+                5..9 => {
+                    let new = match r.below(4) {
+                        0 => 0,
+                        1 => r.below(far) as u64,
+                        2 => r.below(far) as u64 / BLOCK_SIZE * BLOCK_SIZE,
+                        _ => size.saturating_sub(r.below(50_000) as u64),
+                    };
+                    w.truncate(path, new).unwrap();
+                    blocks.retain(|b| *b < new.div_ceil(BLOCK_SIZE));
+                    *size = new;
+                }
+                9 => {
+                    let to = format!("/c{step}");
+                    w.clone_tree(path, &to, false).unwrap();
+                    let copy = (to, *size, blocks.clone());
+                    files.push(copy);
+                }
+                10 => {
+                    let to = format!("/m{step}");
+                    w.rename(path, &to, 0).unwrap();
+                    *path = to;
+                }
+                _ if step % 3 == 0 => w.remount(),
+                _ => {}
+            }
+            for (path, size, blocks) in
+                files.iter().skip(if step % 20 == 0 { 0 } else { i }).take(1 + (step % 20 == 0) as usize * 99)
+            {
+                let last = size.div_ceil(BLOCK_SIZE).checked_sub(1);
+                let short = match last {
+                    Some(last) if blocks.contains(&last) => ((last + 1) * BLOCK_SIZE - size) / 512,
+                    _ => 0,
+                };
+                let wanted = blocks.len() as u64 * UNITS - short;
+                assert_eq!(w.attr(path).blocks, wanted, "{path} of {size} bytes, seed {seed}, step {step}");
+            }
+            if step % 50 == 0 {
+                check_keys(&w);
+            }
+        }
+        check_keys(&w);
+    }
+}

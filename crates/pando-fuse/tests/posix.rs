@@ -358,6 +358,38 @@ fn setgid_bits_of_directories_and_of_members_stay() {
 }
 
 #[test]
+fn sparse_files_show_the_blocks_that_exist() {
+    let mut w = world!();
+    let blocks = |name: &str| fs::metadata(w.path(name)).unwrap().blocks();
+    fs::write(w.path("dense"), vec![1; 100_000]).unwrap();
+    assert_eq!(blocks("dense"), 196);
+    let f = File::create(w.path("sparse")).unwrap();
+    f.set_len(1 << 30).unwrap();
+    assert_eq!(f.metadata().unwrap().blocks(), 0, "a GiB of nothing");
+    f.write_all_at(b"x", 300 << 20).unwrap();
+    assert_eq!(f.metadata().unwrap().blocks(), 32, "one block of 16 KiB");
+    let cached = OpenOptions::new().read(true).write(true).open(w.path("sparse")).unwrap();
+    cached.write_all_at(&[2; 100_000], 0).unwrap();
+    assert_eq!(cached.metadata().unwrap().blocks(), 8 * 32);
+    f.set_len(200 << 20).unwrap();
+    assert_eq!(f.metadata().unwrap().blocks(), 7 * 32, "cut");
+    f.set_len(1 << 40).unwrap();
+    assert_eq!(f.metadata().unwrap().blocks(), 7 * 32, "extended again");
+    let seek = OpenOptions::new().write(true).create(true).truncate(true).open(w.path("seek")).unwrap();
+    seek.write_all_at(&[3; 1 << 20], 100 << 20).unwrap();
+    assert_eq!(blocks("seek"), 2048, "as dd seek=100 does it");
+    w.clone_tree("sparse", "clone", false).unwrap();
+    assert_eq!(blocks("clone"), 7 * 32);
+    drop((f, cached, seek));
+    w.remount();
+    for (name, wanted) in [("dense", 196), ("sparse", 224), ("seek", 2048), ("clone", 224)] {
+        assert_eq!(fs::metadata(w.path(name)).unwrap().blocks(), wanted, "{name} after a remount");
+        let listed = fs::read_dir(w.root()).unwrap().map(Result::unwrap).find(|e| e.file_name() == name);
+        assert_eq!(listed.unwrap().metadata().unwrap().blocks(), wanted, "{name} as listed");
+    }
+}
+
+#[test]
 fn names_have_the_usual_limits() {
     let w = world!();
     let long = "n".repeat(255);

@@ -310,6 +310,7 @@ pub fn check_keys(w: &World) {
 }
 
 /// A small generator of numbers; the same seed gives the same run.
+#[derive(Clone)]
 pub struct Random(u64);
 
 impl Random {

@@ -1,0 +1,233 @@
+//! Which blocks of a file with holes exist.
+//!
+//! Most files have no holes, and nothing is noted of them. The record of a file that has (or had) some says how many
+//! blocks exist from its beginning without a gap (`dense`); of those behind, a map has a bit each. The map lies in pieces of
+//! 512 blocks (8 MiB of data) under the data prefix of the file, behind all blocks, so that it is moved, cloned and removed
+//! with the data. Changes of a piece are blind and any two of them are one, so writes stay blind but for one scan of
+//! the map when a file with holes is first written to or looked at.
+//!
+//! Invariant: a bit at or above `dense` is set if and only if the block exists; a file whose record says
+//! nothing has no map. (Files with holes from before there were maps count as if they had none.) Uses keys and the engine's scans.
+
+use std::collections::BTreeMap;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use pando_db::{Batch, Db};
+
+use crate::{BLOCK_SIZE, error::Result, path};
+
+/// Blocks of a piece.
+pub(crate) const PIECE: u64 = 512;
+/// A block number that is none: keys from here on are pieces of the map.
+pub(crate) const MAP: u64 = 1 << 63;
+/// Units of `st_blocks` in a block.
+const UNITS: u64 = BLOCK_SIZE / 512;
+/// Up to so many pieces are removed one by one.
+const FEW: usize = 8;
+
+/// The bits of a piece.
+pub(crate) type Bits = [u64; PIECE as usize / 64];
+
+/// The bits `from..to` of a piece.
+fn range(from: u64, to: u64) -> Bits {
+    let mut bits = Bits::default();
+    for (i, word) in (0u64..).zip(&mut bits) {
+        let below = |n: u64| match n.saturating_sub(i * 64) {
+            n @ 0..64 => (1u64 << n) - 1,
+            _ => u64::MAX,
+        };
+        *word = below(to) & !below(from);
+    }
+    bits
+}
+
+fn count(bits: &Bits) -> u64 {
+    bits.iter().map(|word| u64::from(word.count_ones())).sum()
+}
+
+/// The bits in a stored piece; bytes beyond are not looked at.
+pub(crate) fn decode(value: &[u8]) -> Bits {
+    let mut bits = Bits::default();
+    for (word, bytes) in bits.iter_mut().zip(value.chunks(8)) {
+        *word = bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+    }
+    bits
+}
+
+fn put_trimmed(out: &mut BytesMut, bits: &Bits) {
+    bits.iter().for_each(|word| out.put_u64_le(*word));
+    while out.last() == Some(&0) {
+        out.truncate(out.len() - 1);
+    }
+}
+
+/// A piece as it is stored, without zeros at its end; `None` if nothing is set.
+pub(crate) fn encode(bits: &Bits) -> Option<Bytes> {
+    let mut out = BytesMut::with_capacity(PIECE as usize / 8);
+    put_trimmed(&mut out, bits);
+    (!out.is_empty()).then(|| out.freeze())
+}
+
+/// A blind change of a piece: bits from `keep` on are cleared, then some are set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Edit {
+    pub keep: u64,
+    pub set: Bits,
+}
+
+impl Edit {
+    pub(crate) fn apply(&self, bits: &Bits) -> Bits {
+        let kept = range(0, self.keep);
+        std::array::from_fn(|i| bits[i] & kept[i] | self.set[i])
+    }
+
+    /// The edit that equals this one followed by `next`.
+    pub(crate) fn then(&self, next: &Self) -> Self {
+        Self { keep: self.keep.min(next.keep), set: next.apply(&self.set) }
+    }
+
+    /// The edit behind the tag of an operation: `keep` (u16), then the bits to set.
+    pub(crate) fn encode(&self, tag: u8) -> Bytes {
+        let mut out = BytesMut::with_capacity(3 + PIECE as usize / 8);
+        put_trimmed(&mut out, &self.set);
+        let mut op = BytesMut::with_capacity(3 + out.len());
+        op.put_u8(tag);
+        op.put_u16_le(self.keep.min(PIECE) as u16);
+        op.put_slice(&out);
+        op.freeze()
+    }
+
+    pub(crate) fn decode(op: &[u8], tag: u8) -> Option<Self> {
+        let (first, rest) = op.split_first()?;
+        let (keep, set) = rest.split_at_checked(2)?;
+        let keep = u64::from(u16::from_le_bytes(keep.try_into().ok()?));
+        let fits = *first == tag && keep <= PIECE && set.len() <= PIECE as usize / 8;
+        fits.then(|| Self { keep, set: decode(set) })
+    }
+}
+
+/// The map of one file in memory: what is stored, and how much of it counts.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct BlockMap {
+    pieces: BTreeMap<u64, Bits>,
+    /// Set bits at or above `dense`.
+    above: u64,
+}
+
+impl BlockMap {
+    /// Reads the map under a data prefix. One scan of 64 bytes or less for 8 MiB of the file.
+    pub(crate) fn read(db: &Db, data: &[u8], dense: u64) -> Result<Self> {
+        let mut map = Self::default();
+        let mut pairs = db.range(&path::block(data, MAP), Some(&path::block(data, u64::MAX)));
+        while let Some((key, value)) = pairs.next_ref()? {
+            if let Some(number) = path::block_of(data, key) {
+                map.pieces.insert(number & !MAP, decode(value));
+            }
+        }
+        map.above = map.count(dense, u64::MAX);
+        Ok(map)
+    }
+
+    /// Set bits of blocks `from..to`.
+    fn count(&self, from: u64, to: u64) -> u64 {
+        if from >= to {
+            return 0;
+        }
+        let pieces = self.pieces.range(from / PIECE..=(to - 1) / PIECE);
+        pieces
+            .map(|(piece, bits)| {
+                let start = piece.saturating_mul(PIECE);
+                let within = range(from.saturating_sub(start), to.saturating_sub(start));
+                count(&std::array::from_fn(|i| bits[i] & within[i]))
+            })
+            .sum()
+    }
+
+    /// Adds to `batch` that blocks `first..=last` exist, as far as it is not known.
+    pub(crate) fn set(&mut self, batch: &mut Batch, data: &Bytes, first: u64, last: u64) {
+        for piece in first / PIECE..=last / PIECE {
+            let start = piece * PIECE;
+            let wanted = range(first.saturating_sub(start), last + 1 - start);
+            let bits = self.pieces.entry(piece).or_default();
+            let set: Bits = std::array::from_fn(|i| wanted[i] & !bits[i]);
+            if set != Bits::default() {
+                let edit = Edit { keep: PIECE, set };
+                batch.upsert(path::block(data, MAP | piece), crate::merge::map(&edit));
+                *bits = edit.apply(bits);
+                self.above += count(&set);
+            }
+        }
+    }
+
+    /// The blocks `from..to` are part of the dense beginning now.
+    pub(crate) fn grown(&mut self, from: u64, to: u64) {
+        self.above -= self.count(from, to);
+    }
+
+    /// Adds to `batch` that no block from `end` on exists; `dense` is what is left of the beginning.
+    pub(crate) fn cut(&mut self, batch: &mut Batch, data: &Bytes, end: u64, dense: u64) {
+        let (piece, within) = (end / PIECE, end % PIECE);
+        let first = if within == 0 { piece } else { piece + 1 };
+        let gone = self.pieces.split_off(&first);
+        if gone.len() > FEW {
+            batch.delete_range(path::block(data, MAP | first), Some(path::block(data, u64::MAX)));
+        } else {
+            for piece in gone.keys() {
+                batch.delete(path::block(data, MAP | piece));
+            }
+        }
+        if within != 0
+            && let Some(bits) = self.pieces.get_mut(&piece)
+        {
+            let edit = Edit { keep: within, set: Bits::default() };
+            batch.upsert(path::block(data, MAP | piece), crate::merge::map(&edit));
+            *bits = edit.apply(bits);
+        }
+        self.above = self.count(dense, u64::MAX);
+    }
+
+    /// What `st_blocks` is: units of 512 bytes of the blocks that exist, the last one as far as the file goes.
+    pub(crate) fn units(&self, dense: u64, size: u64) -> u64 {
+        let blocks = dense + self.above;
+        let Some(last) = size.div_ceil(BLOCK_SIZE).checked_sub(1) else { return 0 };
+        let exists = last < dense || self.count(last, last + 1) > 0;
+        let beyond = (last + 1) * BLOCK_SIZE - size;
+        blocks * UNITS - if exists { beyond / 512 } else { 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_edits_are_one() {
+        let edits: Vec<_> = [(512, 0, 1), (512, 500, 512), (100, 0, 0), (0, 63, 65), (64, 70, 300)]
+            .map(|(keep, from, to)| Edit { keep, set: range(from, to) })
+            .into();
+        for a in &edits {
+            assert_eq!(Edit::decode(&a.encode(9), 9), Some(*a));
+            for b in &edits {
+                for old in [Bits::default(), [u64::MAX; 8], range(3, 400)] {
+                    assert_eq!(a.then(b).apply(&old), b.apply(&a.apply(&old)), "{a:?} {b:?}");
+                }
+            }
+        }
+        for bad in [&b""[..], b"\x09", b"\x09\x01", b"\x09\x01\x03", b"\x08\x00\x00"] {
+            assert_eq!(Edit::decode(bad, 9), None);
+        }
+    }
+
+    #[test]
+    fn pieces_are_stored_without_their_zeros() {
+        assert_eq!(encode(&Bits::default()), None);
+        for (from, to) in [(0, 1), (0, 512), (511, 512), (63, 65), (100, 110)] {
+            let bits = range(from, to);
+            assert_eq!(count(&bits), to - from);
+            assert_eq!(
+                encode(&bits).map(|bytes| (bytes.len() as u64, decode(&bytes))),
+                Some((to.div_ceil(8), bits))
+            );
+        }
+    }
+}

@@ -158,11 +158,14 @@ impl Table {
     /// Sets or removes the entry of `id`. Cost: a copy of one page a level.
     pub fn set(&mut self, id: NodeId, entry: Option<Entry>) {
         while !self.reaches(id) {
-            let mut above = TablePage::empty(self.depth);
-            if let (Slots::Inner(slots), Some(root)) = (&mut above.slots, self.root.take()) {
-                slots[0] = Some(root);
+            // No page is made that would stay empty: such a page cannot be loaded.
+            if let Some(root) = self.root.take() {
+                let mut above = TablePage::empty(self.depth);
+                if let Slots::Inner(slots) = &mut above.slots {
+                    slots[0] = Some(root);
+                }
+                self.root = Some(Arc::new(above));
             }
-            self.root = Some(Arc::new(above));
             self.depth += 1;
             assert!(self.depth <= MAX_DEPTH, "node numbers beyond the table's reach");
         }
@@ -312,6 +315,7 @@ fn persist_page(
             }
         }
     }
+    assert!(!new.is_empty(), "an empty table page cannot be loaded");
     let bytes = encode_page(&new);
     let sum = xxh3_64(&bytes);
     new.home = Some(Home { extent: write(bytes)?, sum });
@@ -445,4 +449,50 @@ fn get_entry(input: &mut Bytes, space: &Arc<Space>, bad: &dyn Fn(&str) -> Error)
         return Err(bad("a node with impossible sizes"));
     }
     Ok(Entry { count, height, loc: Loc::Stored(Arc::new(Stored { parts, header_len, header_sum })) })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::{
+        device::MemDevice,
+        format::node::{Body, Edge},
+        key::Span,
+        options::Codec,
+        store::{layout::store_node, pager::Pager},
+    };
+
+    fn entry() -> Entry {
+        let root = Node { height: 1, span: Span::all(), body: Body::Interior(vec![Edge::default()]) };
+        Entry { count: 1, height: 1, loc: Loc::Dirty(Arc::new(root)) }
+    }
+
+    /// An edit that replaces all nodes may take the old ones out first. The page of small numbers must not stay
+    /// behind without an entry: such a table could not be loaded, and with it the store.
+    #[test]
+    fn a_table_that_was_empty_for_a_moment_can_be_loaded() {
+        for number in [1, SLOTS as u64, 100 * SLOTS as u64 + 7, (SLOTS * SLOTS) as u64, 1 << 47] {
+            let mut table = Table::default();
+            table.set(1, Some(entry()));
+            table.set(1, None);
+            table.set(number, Some(entry()));
+            let device: Arc<dyn Device> = Arc::new(MemDevice::new(1 << 20));
+            let space = Space::new(device.clone(), 0, 1 << 20);
+            let pager = Pager::new(device.clone(), 1 << 20, 4096, Codec::None);
+            let write = &mut |page: Bytes| {
+                let extent = space.allocate(page.len() as u64)?;
+                device.write_at(extent.offset, &page).unwrap();
+                Ok(extent)
+            };
+            let stored = table.persist(&mut |_, node| store_node(&pager, &space, node), write).unwrap();
+            let home = stored.home().unwrap();
+            let root = PageAddress { offset: home.extent.offset, len: home.extent.len as u32, sum: home.sum };
+            let space = Space::new(device.clone(), 0, 1 << 20);
+            let loaded = Table::load(&*device, &space, Some(root), stored.depth()).unwrap();
+            let mut numbers = Vec::new();
+            loaded.for_each(|id, _| numbers.push(id));
+            assert_eq!(numbers, [number]);
+        }
+    }
 }

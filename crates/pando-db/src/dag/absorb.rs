@@ -142,6 +142,6 @@ impl Edit<'_> {
 impl Target {
     /// A target that adds nothing to keys.
     pub fn plain(id: crate::format::node::NodeId) -> Self {
-        Target { id, prepend: Default::default(), pin: None }
+        Target { id, prepend: Default::default() }
     }
 }

@@ -1,205 +1,234 @@
-//! Where a prefix lives: the first half of a clone (FAST'20 section 3, "To
-//! clone all keys with prefix s to new keys with prefix p").
+//! Placing clones: the clones of an in-memory table get the nodes of their
+//! sources (FAST'20 section 3, "To clone all keys with prefix s to new keys with
+//! prefix p").
 //!
-//! Finds the lowest node that holds all keys of a prefix, and the messages for
-//! them that still wait above it. Both are relative to the prefix, so that
-//! they can be put under another. Reads a frozen tree only; cost O(height)
-//! headers, and the pages of pending messages.
+//! While a clone stands in a table it names keys of the state below that table
+//! ([`super::deferred`]). When the table is the oldest, that state is the DAG at
+//! hand, and each clone becomes a Goto to the lowest node that holds all of its
+//! source, under the messages for the source that wait above that node. If these
+//! are many they are flushed down first, into private copies of what is shared
+//! (copy-on-abundant-write applied to the clone itself, DESIGN 4.3). A small
+//! source in one leaf is copied by value: a small clone or rename must not leave
+//! a Goto behind.
+//!
+//! Runs in the edit that applies the table, so nobody waits for it. Cost a
+//! distinct source: O(height) headers, the pages on the fringe of what waits
+//! for it, and one flush a level where much waits.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use bytes::Bytes;
 
 use super::{
-    edit::Edit,
-    tree::Tree,
-    view::{child_node, out_of_node},
+    deferred::TableRange, edit::Edit, layer::clip, memtable::Memtable, run::Writer, view::out_of_node,
 };
 use crate::{
     error::Result,
     format::{
-        message::Msg,
-        node::{Body, Layer, Node, NodeId, RangeMsg, Run, UpdateMsg},
-        node_codec::detach,
+        node::{Body, Layer, Node, NodeId, RangeMsg, Run, Target},
+        node_codec::detach_page,
     },
     key::{Lens, Span},
-    store::pager::Pager,
+    store::{
+        pager::{Handle, Pager},
+        table::Stored,
+    },
 };
 
-/// Source data up to this many bytes, if it lies in one leaf, is copied by value: a small clone or
-/// rename must not leave a Goto behind.
-pub(crate) const BY_VALUE: usize = 64 << 10;
+/// Source data up to this many bytes, if it lies in one leaf, is copied by value.
+const BY_VALUE_BYTES: usize = 64 << 10;
+/// The same once a node's worth of data was copied for one table, so that bursts of clones stay small.
+const BY_VALUE_BURST_BYTES: usize = 1 << 10;
+/// Bytes of pending messages up to which a clone copies them, whatever the node size.
+const CARRY_LEAST_BYTES: usize = 4 << 10;
 
-/// Where the search begins: a node, and the prefix in its local keys.
+/// A node, and the prefix in its local keys that the source has there.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Start {
-    pub id: NodeId,
-    pub prefix: Bytes,
+struct Place {
+    id: NodeId,
+    prefix: Bytes,
 }
 
-/// What stands under a prefix, oldest first: `base`, and over it `pending`. Keys are relative to the
-/// prefix.
-#[derive(Debug, Default)]
-pub(crate) struct Source {
-    pub base: Base,
+/// What stands in a range of keys, oldest first: the oldest part, and over it `pending`. Keys are relative to
+/// the prefix of the range.
+#[derive(Default)]
+struct Source {
+    /// The lowest node that holds all; `None`: there is nothing below `pending`.
+    place: Option<Place>,
+    /// What that node has of the range, if it is a leaf and that is little.
+    values: Option<Run>,
     /// Newest last.
-    pub pending: Vec<Messages>,
+    pending: Vec<Layer>,
     /// Estimated bytes of `pending`.
-    pub bytes: usize,
+    bytes: usize,
 }
 
-/// The oldest part of what stands under a prefix.
-#[derive(Debug, Default)]
-pub(crate) enum Base {
-    #[default]
-    Nothing,
-    /// All keys of the node that begin with the prefix given.
-    Node(Start),
-    /// These pairs.
-    Values(Vec<(Bytes, Bytes)>),
-}
-
-/// Messages relative to a prefix, of one layer or table: updates are newer than ranges, points newer than
-/// both and complete.
-#[derive(Debug, Default, Clone)]
-pub(crate) struct Messages {
-    pub ranges: Vec<RangeMsg>,
-    pub updates: Vec<UpdateMsg>,
-    /// Ascending.
-    pub points: Vec<(Bytes, Msg)>,
-}
-
-/// Finds what stands under the prefix of `start`.
-pub(crate) fn find_source(tree: &Tree, start: &Start, pager: &Pager) -> Result<Source> {
-    let mut source = Source::default();
-    let mut at = start.clone();
-    let mut above = None;
-    loop {
-        let handle = child_node(pager, &tree.table, at.id, above)?;
-        above = Some(handle.node.height);
-        let wanted = Span::prefix(at.prefix.clone());
-        if !handle.node.span.covers(&wanted) {
-            return Err(out_of_node(at.id, &handle.node, &at.prefix));
-        }
-        let node = match &handle.home {
-            Some(home) => detach(&handle.node, home)?,
-            None => Node::clone(&handle.node),
-        };
-        match descend(&node, &wanted, &mut source, pager)? {
-            Way::Down(next) => at = next,
-            Way::Ends => break,
-            Way::Here => {
-                source.base = match &node.body {
-                    Body::Leaf(run) => small_values(run, &wanted, pager)?.unwrap_or(Base::Node(at)),
-                    Body::Interior(_) => Base::Node(at),
-                };
-                break;
-            }
-        }
-    }
-    source.pending.reverse();
-    Ok(source)
-}
-
-enum Way {
-    /// One child or Goto target holds everything that is older.
-    Down(Start),
-    /// There is nothing older.
-    Ends,
-    /// This node is the lowest that holds all.
-    Here,
-}
-
-/// Collects what waits in `node` for the prefix, newest first, and tells where the rest is.
-fn descend(node: &Node, wanted: &Span, source: &mut Source, pager: &Pager) -> Result<Way> {
-    let Body::Interior(edges) = &node.body else { return Ok(Way::Here) };
-    let i = node.edge_at(&wanted.lo);
-    let live = node.edge_span(i);
-    if !live.covers(wanted) {
-        return Ok(Way::Here);
-    }
-    let step = |live: &Span, target: &crate::format::node::Target| {
-        let prefix = Lens::of_edge(live, &target.prepend).apply_shared(&wanted.lo);
-        Way::Down(Start { id: target.id, prefix })
-    };
-    for layer in edges[i].layers.iter().rev() {
-        let covering = layer.ranges.iter().find(|r| r.span.covers(wanted));
-        let mut part = layer.slice(wanted, pager)?;
-        if covering.is_some() {
-            part.ranges.clear();
-        }
-        if !part.is_empty() {
-            source.bytes += part.bytes();
-            source.pending.push(relative(&part, &wanted.lo, pager)?);
-        }
-        if let Some(range) = covering {
-            return Ok(range.target.as_ref().map_or(Way::Ends, |t| step(&range.span, t)));
-        }
-    }
-    Ok(edges[i].child.as_ref().map_or(Way::Ends, |t| step(&live, t)))
-}
-
-/// The messages of a layer, all below `prefix`, without it.
-fn relative(layer: &Layer, prefix: &Bytes, pager: &Pager) -> Result<Messages> {
-    let lens = Lens::new(prefix.clone(), Bytes::new());
-    let ranges = layer.ranges.iter().map(|r| r.through(&lens)).collect();
-    let updates = layer.updates.iter().map(|u| u.through(&lens)).collect();
-    Ok(Messages { ranges, updates, points: entries(&layer.run, &lens, pager)? })
-}
-
-fn entries(run: &Run, lens: &Lens, pager: &Pager) -> Result<Vec<(Bytes, Msg)>> {
-    let mut out = Vec::new();
-    for page in &run.pages {
-        let loaded = pager.page(None, page)?;
-        for i in 0..loaded.len() {
-            let (key, msg) = page.entry(&loaded, i);
-            out.push((lens.apply_shared(&key), msg));
-        }
-    }
-    Ok(out)
-}
-
-/// The pairs of a leaf in `wanted`, if they are few enough to be copied.
-fn small_values(run: &Run, wanted: &Span, pager: &Pager) -> Result<Option<Base>> {
-    let inside = run.pages.iter().filter(|p| p.is_inside(wanted)).map(|p| p.raw as usize).sum::<usize>();
-    if inside > BY_VALUE {
-        return Ok(None);
-    }
-    let part = run.slice(wanted, pager)?;
-    if part.bytes() > BY_VALUE {
-        return Ok(None);
-    }
-    let lens = Lens::new(wanted.lo.clone(), Bytes::new());
-    let pairs = entries(&part, &lens, pager)?.into_iter();
-    Ok(Some(Base::Values(
-        pairs.filter_map(|(k, m)| if let Msg::Put(v) = m { Some((k, v)) } else { None }).collect(),
-    )))
+/// What placing the clones of a table came to.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Placed {
+    /// Clones that were copied by value.
+    pub by_value: u64,
+    /// Sources that were flushed down first.
+    pub pushed_down: u64,
 }
 
 impl Edit<'_> {
-    /// Flushes what waits for `prefix` down to the lowest node that holds all of it, private copies
-    /// of shared nodes on the way included: the case in which a clone's pending messages are too
-    /// many to be copied (copy-on-abundant-write applied to the clone itself, DESIGN 4.3).
-    /// Cost: one flush a level.
-    pub fn push_down(&mut self, prefix: &Bytes) -> Result<()> {
-        assert!(!self.cx.pins.is_pinned(self.root) || self.height(self.root)? > 0, "a root is interior");
-        if self.cx.pins.is_pinned(self.root) {
-            return Ok(());
+    /// The clones of `table` as a layer that belongs right below the rest of the table. The DAG must be the
+    /// state right below the table.
+    pub fn place_clones(&mut self, table: &Memtable) -> Result<(Layer, Placed)> {
+        let mut placed = Placed { pushed_down: self.push_down_sources(table)?, by_value: 0 };
+        let (pager, merge) = (self.cx.pager, self.cx.merge);
+        let (mut ranges, mut updates) = (Vec::new(), Vec::new());
+        let mut run = Writer::new(pager.page_target());
+        let mut sources: HashMap<(Bytes, Option<Bytes>), Source> = HashMap::new();
+        let mut to_copy = self.cx.limits.node;
+        for clone in table.clones() {
+            let Some((_, image)) = clone.source() else { continue };
+            let source = match sources.entry((image.lo.clone(), image.hi.clone())) {
+                std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
+                std::collections::hash_map::Entry::Vacant(entry) => entry.insert(self.source_of(&image)?),
+            };
+            let onto = Lens::new(Bytes::new(), clone.span.common_prefix());
+            let values = source.values.as_ref().filter(|values| {
+                let bytes = values.bytes();
+                bytes <= BY_VALUE_BURST_BYTES || bytes <= to_copy
+            });
+            let (target, values) = match (values, &source.place) {
+                (Some(values), _) => {
+                    placed.by_value += 1;
+                    to_copy = to_copy.saturating_sub(values.bytes());
+                    (None, values.through(&onto))
+                }
+                (None, Some(place)) => {
+                    (Some(Target { id: place.id, prepend: place.prefix.clone() }), Run::default())
+                }
+                (None, None) => (None, Run::default()),
+            };
+            let range = RangeMsg { span: clone.span.clone(), target };
+            let mut layer = Layer { newest: 0, ranges: vec![range], updates: Vec::new(), run: values };
+            for pending in &source.pending {
+                layer = pending.through(&onto).over(&layer, pager, merge)?;
+            }
+            ranges.append(&mut layer.ranges);
+            updates.append(&mut layer.updates);
+            run.push_run(&layer.run, pager)?;
         }
-        let mut at = Start { id: self.root, prefix: prefix.clone() };
+        Ok((Layer { newest: table.msn, ranges, updates, run: run.finish() }, placed))
+    }
+
+    /// Flushes the sources of the clones of `table` down to their nodes where more waits for them than should
+    /// be copied. How many were.
+    fn push_down_sources(&mut self, table: &Memtable) -> Result<u64> {
+        let mut times: BTreeMap<(Bytes, Option<Bytes>), usize> = BTreeMap::new();
+        for (_, image) in table.clones().filter_map(TableRange::source) {
+            *times.entry((image.lo, image.hi)).or_default() += 1;
+        }
+        let each = self.cx.limits.abundant.max(CARRY_LEAST_BYTES);
+        let (mut copied, mut pushed_down) = (0, 0);
+        for ((lo, hi), times) in times {
+            let image = Span { lo, hi };
+            let bytes = self.source_of(&image)?.bytes;
+            let all = bytes.saturating_mul(times);
+            let much = bytes > each || (bytes > 0 && copied + all > self.cx.limits.node.max(each));
+            // What an edit that has become large cannot flush any more is copied: pages are shared, not written.
+            if much && !self.is_large() {
+                self.push_down(&image)?;
+                pushed_down += 1;
+            } else {
+                copied += all;
+            }
+        }
+        Ok(pushed_down)
+    }
+
+    /// Finds what stands in the range `image`.
+    fn source_of(&self, image: &Span) -> Result<Source> {
+        let mut source = Source::default();
+        let mut wanted = image.clone();
+        let mut place = Place { id: self.root, prefix: image.common_prefix() };
+        let mut above = None;
         loop {
-            let wanted = Span::prefix(at.prefix.clone());
+            let Handle { node, home } = self.handle_below(place.id, above)?;
+            above = Some(node.height);
+            if !node.span.covers(&wanted) {
+                return Err(out_of_node(place.id, &node, &wanted.lo));
+            }
+            match self.descend(&node, home.as_ref(), &wanted, &place.prefix, &mut source)? {
+                Way::Down(lens, id) => {
+                    wanted = lens.apply_span(&wanted);
+                    place = Place { id, prefix: lens.apply_shared(&place.prefix) };
+                }
+                Way::Ends => break,
+                Way::Here => {
+                    if let Body::Leaf(run) = &node.body {
+                        source.values =
+                            small_values(run, home.as_ref(), &wanted, &place.prefix, self.cx.pager)?;
+                    }
+                    source.place = Some(place);
+                    break;
+                }
+            }
+        }
+        source.pending.reverse();
+        Ok(source)
+    }
+
+    /// Collects what waits in `node` for `wanted`, newest first, and tells where the rest is.
+    fn descend(
+        &self,
+        node: &Node,
+        home: Option<&Arc<Stored>>,
+        wanted: &Span,
+        prefix: &Bytes,
+        source: &mut Source,
+    ) -> Result<Way> {
+        let Body::Interior(edges) = &node.body else { return Ok(Way::Here) };
+        let i = node.edge_at(&wanted.lo);
+        let live = node.edge_span(i);
+        if !live.covers(wanted) {
+            return Ok(Way::Here);
+        }
+        let step = |live: &Span, target: &Target| Way::Down(Lens::of_edge(live, &target.prepend), target.id);
+        let relative = Lens::new(prefix.clone(), Bytes::new());
+        for layer in edges[i].layers.iter().rev() {
+            let covering = layer.range_at(&wanted.lo).filter(|r| r.span.covers(wanted));
+            let mut part = part_of(layer, home, wanted, self.cx.pager)?;
+            if covering.is_some() {
+                part.ranges.clear();
+            }
+            if !part.is_empty() {
+                source.bytes += part.bytes();
+                source.pending.push(part.through(&relative));
+            }
+            if let Some(range) = covering {
+                return Ok(range.target.as_ref().map_or(Way::Ends, |t| step(&range.span, t)));
+            }
+        }
+        Ok(edges[i].child.as_ref().map_or(Way::Ends, |t| step(&live, t)))
+    }
+
+    /// Flushes everything that waits for `image` down to the lowest node that holds all of it, private copies
+    /// of shared nodes on the way included. Cost: one flush a level.
+    fn push_down(&mut self, image: &Span) -> Result<()> {
+        let mut id = self.root;
+        let mut wanted = image.clone();
+        loop {
             let covering = |node: &Node| {
                 let i = node.edge_at(&wanted.lo);
                 (node.height > 0 && node.edge_span(i).covers(&wanted)).then_some(i)
             };
-            let Some(i) = covering(&self.load(at.id)?) else { return Ok(()) };
-            self.flush_edge(at.id, i)?;
+            let Some(i) = covering(&*self.peek(id)?) else { return Ok(()) };
+            self.flush_edge(id, i)?;
             // The flush may have split the child, or merged it with its neighbour.
-            let node = self.load(at.id)?;
+            let node = self.peek(id)?;
             let Some(i) = covering(&node) else { return Ok(()) };
             let Some(target) = &node.edges()[i].child else { return Ok(()) };
-            let prefix = Lens::of_edge(&node.edge_span(i), &target.prepend).apply_shared(&wanted.lo);
-            at = Start { id: target.id, prefix };
-            if !self.is_private(at.id) {
+            wanted = Lens::of_edge(&node.edge_span(i), &target.prepend).apply_span(&wanted);
+            id = target.id;
+            if !self.is_private(id) {
                 return Ok(());
             }
         }
@@ -210,10 +239,58 @@ impl Edit<'_> {
     pub fn reclaim(&mut self, orphans: &[NodeId]) -> Result<()> {
         for &id in orphans {
             // One that waited in the queue may have been referred to again, and taken out since.
-            if self.exists(id) && self.count(id) == 0 && !self.cx.pins.is_pinned(id) {
+            if self.exists(id) && self.count(id) == 0 {
                 self.remove(id)?;
             }
         }
         Ok(())
     }
+}
+
+enum Way {
+    /// One child or Goto target, seen through this map, holds everything that is older.
+    Down(Lens, NodeId),
+    /// There is nothing older.
+    Ends,
+    /// This node is the lowest that holds all.
+    Here,
+}
+
+/// The messages of a layer about `span`, with pages that name their extent.
+fn part_of(layer: &Layer, home: Option<&Arc<Stored>>, span: &Span, pager: &Pager) -> Result<Layer> {
+    let run = pages_about(&layer.run, home, span)?.slice(span, pager)?;
+    let (ranges, updates) = (clip(&layer.ranges, span), clip(&layer.updates, span));
+    Ok(Layer { newest: layer.newest, ranges, updates, run })
+}
+
+/// The pages of a run that may hold keys of `span`, with the names of their extents.
+fn pages_about(run: &Run, home: Option<&Arc<Stored>>, span: &Span) -> Result<Run> {
+    let from = run.pages.get(run.page_from(&span.lo)..).unwrap_or_default();
+    let pages = from.iter().take_while(|page| page.meets(span));
+    let detached = pages.map(|page| {
+        let mut page = page.clone();
+        if let Some(home) = home {
+            detach_page(&mut page, home)?;
+        }
+        Ok(page)
+    });
+    Ok(Run { pages: detached.collect::<Result<_>>()? })
+}
+
+/// The pairs of a leaf in `wanted`, without `prefix`, if they are few enough to be copied.
+fn small_values(
+    run: &Run,
+    home: Option<&Arc<Stored>>,
+    wanted: &Span,
+    prefix: &Bytes,
+    pager: &Pager,
+) -> Result<Option<Run>> {
+    let pages = pages_about(run, home, wanted)?;
+    let inside = pages.pages.iter().filter(|p| p.is_inside(wanted)).map(|p| p.raw as usize).sum::<usize>();
+    if inside > BY_VALUE_BYTES {
+        return Ok(None);
+    }
+    let part = pages.slice(wanted, pager)?;
+    let small = part.bytes() <= BY_VALUE_BYTES;
+    Ok(small.then(|| part.through(&Lens::new(prefix.clone(), Bytes::new()))))
 }

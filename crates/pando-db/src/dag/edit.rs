@@ -23,8 +23,7 @@ use crate::{
     },
     merge::Merge,
     store::{
-        pager::Pager,
-        pin::Pins,
+        pager::{Handle, Pager},
         table::{Entry, Loc, Table},
     },
 };
@@ -33,7 +32,6 @@ use crate::{
 pub(crate) struct Context<'a> {
     pub pager: &'a Pager,
     pub merge: &'a dyn Merge,
-    pub pins: &'a Pins,
     pub limits: Limits,
     /// The next unused node number.
     pub next_id: &'a AtomicU64,
@@ -97,12 +95,26 @@ impl<'a> Edit<'a> {
         }
     }
 
+    /// The current version of a node below one of height `above`, with what it takes to read its pages. I/O:
+    /// its header.
+    pub fn handle_below(&self, id: NodeId, above: Option<u8>) -> Result<Handle> {
+        let handle = match self.nodes.get(&id) {
+            Some(Version::Changed(node)) => Handle { node: node.clone(), home: None },
+            Some(Version::Removed) => return Err(missing(id)),
+            None => self.cx.pager.node(&self.base, id)?,
+        };
+        match above {
+            Some(above) if handle.node.height >= above => Err(not_below(id)),
+            _ => Ok(handle),
+        }
+    }
+
     /// A child of a node of height `above`; one that is not lower is an error, so that no walk down
     /// goes in circles. I/O: its header.
     pub fn load_below(&self, id: NodeId, above: u8) -> Result<Node> {
         let node = self.load(id)?;
         if node.height >= above {
-            return Err(Error::corrupt("edge", 0, format!("node {id} is not below its parent")));
+            return Err(not_below(id));
         }
         Ok(node)
     }
@@ -132,7 +144,7 @@ impl<'a> Edit<'a> {
 
     /// True if changing the node in place is seen along one path only.
     pub fn is_private(&self, id: NodeId) -> bool {
-        self.count(id) == 1 && !self.cx.pins.is_pinned(id)
+        self.count(id) == 1
     }
 
     /// Sets the version of an existing node.
@@ -163,10 +175,9 @@ impl<'a> Edit<'a> {
         self.root = id;
     }
 
-    fn insert(&mut self, id: NodeId, mut node: Node) {
+    fn insert(&mut self, id: NodeId, node: Node) {
         check_shape(&node);
         self.count_items(&node);
-        drop_pins(&mut node);
         for child in node.references() {
             *self.counts.entry(child).or_default() += 1;
         }
@@ -197,18 +208,12 @@ impl<'a> Edit<'a> {
     }
 }
 
-fn missing(id: NodeId) -> Error {
-    Error::corrupt("node reference", 0, format!("node {id} does not exist"))
+fn not_below(id: NodeId) -> Error {
+    Error::corrupt("edge", 0, format!("node {id} is not below its parent"))
 }
 
-/// References of published nodes are counted, so they hold no pins.
-fn drop_pins(node: &mut Node) {
-    let crate::format::node::Body::Interior(edges) = &mut node.body else { return };
-    for edge in edges {
-        edge.child.iter_mut().for_each(|t| t.pin = None);
-        let ranges = edge.layers.iter_mut().flat_map(|l| &mut l.ranges);
-        ranges.filter_map(|r| r.target.as_mut()).for_each(|t| t.pin = None);
-    }
+fn missing(id: NodeId) -> Error {
+    Error::corrupt("node reference", 0, format!("node {id} does not exist"))
 }
 
 /// What every version of every node satisfies; cheap enough to assert always.
@@ -240,12 +245,6 @@ pub(crate) struct Changes {
 }
 
 impl Changes {
-    /// A node that was changed in place although `pins` has it by now: the edit read the pins too
-    /// early, and must be made again.
-    pub fn conflict(&self, pins: &Pins) -> Option<NodeId> {
-        self.nodes.keys().copied().find(|id| pins.is_pinned(*id))
-    }
-
     /// Lays the changes over `table`, the current version: the base of the edit, in which only
     /// places of unchanged nodes may have changed since. Gives the numbers of nodes whose count
     /// became 0. No I/O.

@@ -95,7 +95,9 @@ enum Supply {
     },
     Table {
         table: Arc<Memtable>,
-        /// What was not taken.
+        /// From the keys that are asked for to those of the table.
+        lens: Lens,
+        /// What was not taken, in the keys of the table.
         rest: Option<Span>,
         at_once: usize,
     },
@@ -118,10 +120,11 @@ pub(super) struct Feed {
 }
 
 impl Feed {
-    /// The points of `table` in `span`.
-    pub fn of_table(table: Arc<Memtable>, span: Span) -> Self {
-        let updates = table.updates_in(&span);
-        Self::new(Supply::Table { table, rest: Some(span), at_once: FIRST_POINTS }, updates)
+    /// The points of `table` in `local`, seen through `lens`.
+    pub fn of_table(table: Arc<Memtable>, lens: Lens, local: Span) -> Self {
+        let back = lens.inverse();
+        let updates = clip(&table.updates_in(&local), &local).iter().map(|u| u.through(&back)).collect();
+        Self::new(Supply::Table { table, lens, rest: Some(local), at_once: FIRST_POINTS }, updates)
     }
 
     /// The points of a run in `local`, seen through `lens`, and the updates of its layer; `None` if there can
@@ -295,9 +298,9 @@ impl Supply {
                 let block = Block::Page { page: loaded, seen: Seen::through(lens, page)? };
                 Ok(Some(Part { block, left }))
             }
-            Supply::Table { table, rest, at_once } => {
+            Supply::Table { table, lens, rest, at_once } => {
                 let Some(span) = rest.take() else { return Ok(None) };
-                let points = take_points(table, span, direction, *at_once, rest);
+                let points = take_points(table, lens, span, direction, *at_once, rest);
                 *at_once = (*at_once * 4).min(MOST_POINTS);
                 let left = 0..points.len();
                 Ok(Some(Part { block: Block::Points(Arc::new(points)), left }))
@@ -306,15 +309,16 @@ impl Supply {
     }
 }
 
-/// The next `at_once` points of `span` from an end; what is left goes to `rest`.
+/// The next `at_once` points of `span` from an end, seen through `lens`; what is left goes to `rest`.
 fn take_points(
     table: &Memtable,
+    lens: &Lens,
     span: Span,
     direction: Direction,
     at_once: usize,
     rest: &mut Option<Span>,
 ) -> Vec<(Bytes, Msg)> {
-    let owned = |(key, msg): (&Bytes, &Msg)| (key.clone(), msg.clone());
+    let owned = |(key, msg): (&Bytes, &Msg)| (lens.invert_shared(key), msg.clone());
     match direction {
         Direction::Forward => {
             let mut points = table.points_in(&span);

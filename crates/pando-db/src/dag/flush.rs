@@ -5,7 +5,7 @@
 //! (copy-on-abundant-write, FAST'20 section 3): until then other children are
 //! flushed, or the node is split. Works on an [`Edit`]; the caller publishes.
 
-use super::{edit::Edit, layer::check_order};
+use super::{clone::Placed, edit::Edit, layer::check_order, memtable::Memtable};
 use crate::{
     error::{Error, Result},
     format::node::{Body, Edge, Layer, Node, NodeId, Target},
@@ -21,13 +21,24 @@ fn pending(node: &Node) -> usize {
 }
 
 impl Edit<'_> {
+    /// Takes in the oldest in-memory table: its clones get nodes, and lie below the rest of it, which is `layer`.
+    pub fn apply_table(&mut self, table: &Memtable, layer: Layer) -> Result<Placed> {
+        if !table.has_clones() {
+            self.apply_to_root(layer)?;
+            return Ok(Placed::default());
+        }
+        let (clones, placed) = self.place_clones(table)?;
+        self.apply_to_root(layer.over(&clones, self.cx.pager, self.cx.merge)?)?;
+        Ok(placed)
+    }
+
     /// Takes a layer in at the root, and restores all limits on the way down.
     pub fn apply_to_root(&mut self, layer: Layer) -> Result<()> {
         let mut wanted = 1;
         for target in layer.ranges.iter().filter_map(|r| r.target.as_ref()) {
             wanted = wanted.max(self.height(target.id)? + 1);
         }
-        while self.height(self.root)? < wanted || self.cx.pins.is_pinned(self.root) {
+        while self.height(self.root)? < wanted {
             self.grow_root();
         }
         let root = self.absorb(self.load(self.root)?, layer)?;
@@ -37,9 +48,6 @@ impl Edit<'_> {
     /// Flushes on from a root that an earlier edit left with more than its limit, because it had become
     /// large; whether anything could be.
     pub fn relieve_root(&mut self) -> Result<bool> {
-        if self.cx.pins.is_pinned(self.root) {
-            return Ok(false);
-        }
         let root = self.peek(self.root)?;
         let before = pending(&root);
         // Where nothing is worth flushing an edit would only make the root dirty.

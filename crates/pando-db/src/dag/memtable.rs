@@ -23,6 +23,7 @@ use crate::{
 };
 
 use super::{
+    deferred::TableRange,
     filter::{Filter, Heads, KeyMark},
     layer::cut,
     run::Writer,
@@ -39,6 +40,8 @@ const ENTRY_BYTES: usize = 96;
 /// Bytes of updates that make a table full. In a node each is said again for every edge that it covers, and
 /// in the header, which is read whole.
 const MOST_UPDATES: usize = 64 << 10;
+/// Clones that make a table full, so that placing those of one table is a bounded piece of work.
+const MOST_CLONES: usize = 1024;
 /// Bytes of batches that make a table full, as a multiple of its limit, however few of them are left.
 const MOST_KEPT: usize = 4;
 
@@ -50,7 +53,9 @@ pub(crate) struct Memtable {
     heads: Heads,
     filter: Option<Filter>,
     /// Disjoint, by lower bound.
-    pub ranges: OrdMap<Bytes, RangeMsg>,
+    pub ranges: OrdMap<Bytes, TableRange>,
+    /// Of the ranges, those that are clones.
+    clones: usize,
     /// Disjoint, by lower bound; none over a RangeDelete.
     pub updates: OrdMap<Bytes, UpdateMsg>,
     bytes: usize,
@@ -74,6 +79,7 @@ impl Memtable {
             heads: Heads::NONE,
             filter: None,
             ranges: OrdMap::new(),
+            clones: 0,
             updates: OrdMap::new(),
             bytes: 0,
             update_bytes: 0,
@@ -102,7 +108,10 @@ impl Memtable {
 
     /// True if no more should be put into a table of which `limit` bytes may be in memory.
     pub fn is_full(&self, limit: usize) -> bool {
-        self.bytes > limit || self.update_bytes > MOST_UPDATES || self.kept > MOST_KEPT * limit
+        self.bytes > limit
+            || self.update_bytes > MOST_UPDATES
+            || self.kept > MOST_KEPT * limit
+            || self.clones > MOST_CLONES
     }
 
     /// The message about `key`.
@@ -144,9 +153,7 @@ impl Memtable {
                 msg.over(old.clone(), merge)
             }
             // Nothing lies below a RangeDelete, so an upsert over one is known at once.
-            None if self.range_at(&key).is_some_and(|r| r.target.is_none()) => {
-                msg.resolve(None, merge).into()
-            }
+            None if self.range_at(&key).is_some_and(TableRange::is_delete) => msg.resolve(None, merge).into(),
             None => match self.update_at(&key) {
                 Some(update) => msg.over(update.msg(), merge),
                 None => msg,
@@ -156,7 +163,8 @@ impl Memtable {
         self.points.insert(key, msg);
     }
 
-    pub fn put_range(&mut self, range: RangeMsg) {
+    /// Takes in a range message: what it covers goes. Cost: in proportion to what it covers here.
+    pub fn put_range(&mut self, range: TableRange) {
         let covered: Vec<Bytes> = self.points_in(&range.span).map(|(key, _)| key.clone()).collect();
         for key in covered {
             if let Some(msg) = self.points.remove(&key) {
@@ -164,11 +172,9 @@ impl Memtable {
             }
         }
         for old in self.ranges_in(&range.span) {
-            self.ranges.remove(&old.span.lo);
-            self.bytes -= range_bytes(&old);
+            self.remove_range(&old);
             for piece in cut(std::slice::from_ref(&old), std::slice::from_ref(&range)) {
-                self.bytes += range_bytes(&piece);
-                self.ranges.insert(piece.span.lo.clone(), piece);
+                self.insert_range(piece);
             }
         }
         for old in self.updates_in(&range.span) {
@@ -177,8 +183,44 @@ impl Memtable {
                 self.insert_update(piece);
             }
         }
+        self.insert_range(range);
+    }
+
+    fn insert_range(&mut self, range: TableRange) {
         self.bytes += range_bytes(&range);
+        self.clones += usize::from(!range.is_delete());
         self.ranges.insert(range.span.lo.clone(), range);
+    }
+
+    fn remove_range(&mut self, range: &TableRange) {
+        self.bytes -= range_bytes(range);
+        self.clones -= usize::from(!range.is_delete());
+        self.ranges.remove(&range.span.lo);
+    }
+
+    /// Its clones, ascending by destination.
+    pub fn clones(&self) -> impl Iterator<Item = &TableRange> {
+        let ranges = (self.clones > 0).then(|| self.ranges.values());
+        ranges.into_iter().flatten().filter(|range| !range.is_delete())
+    }
+
+    /// True if it holds a clone.
+    pub fn has_clones(&self) -> bool {
+        self.clones > 0
+    }
+
+    /// Bytes of the messages about `span`, counted up to a little over `most`.
+    pub fn bytes_in(&self, span: &Span, most: usize) -> usize {
+        let ranges = self.ranges_in(span).iter().map(range_bytes).sum::<usize>();
+        let updates = self.updates_in(span).iter().map(|u| ENTRY_BYTES + u.bytes()).sum::<usize>();
+        let mut bytes = ranges + updates;
+        for (key, msg) in self.points_in(span) {
+            if bytes > most {
+                break;
+            }
+            bytes += entry_bytes(key, msg);
+        }
+        bytes
     }
 
     /// Takes in an update. `is_done` names points that include it already. Cost: in proportion to the
@@ -193,7 +235,7 @@ impl Memtable {
                 self.bytes += msg.len();
             }
         }
-        let deletes = self.ranges_in(&update.span);
+        let deletes = self.deletes_in(&update.span);
         for piece in without_deleted(vec![update], &deletes) {
             let older = self.updates_in(&piece.span);
             older.iter().for_each(|old| self.remove_update(old));
@@ -235,7 +277,7 @@ impl Memtable {
     }
 
     /// The range message that covers `key`.
-    pub fn range_at(&self, key: &[u8]) -> Option<&RangeMsg> {
+    pub fn range_at(&self, key: &[u8]) -> Option<&TableRange> {
         if self.ranges.is_empty() {
             return None;
         }
@@ -244,10 +286,18 @@ impl Memtable {
     }
 
     /// Range messages that overlap `span`, whole, ascending.
-    pub fn ranges_in(&self, span: &Span) -> Vec<RangeMsg> {
+    pub fn ranges_in(&self, span: &Span) -> Vec<TableRange> {
+        if self.ranges.is_empty() {
+            return Vec::new();
+        }
         let before = self.range_at(&span.lo).filter(|r| r.span.lo < span.lo).cloned();
         let from = self.ranges.range::<_, [u8]>(from(span)).map(|(_, r)| r);
         before.into_iter().chain(from.take_while(|r| span.is_above(&r.span.lo)).cloned()).collect()
+    }
+
+    /// Of these, the deletes, as nodes have them.
+    fn deletes_in(&self, span: &Span) -> Vec<RangeMsg> {
+        self.ranges_in(span).iter().filter_map(TableRange::delete).collect()
     }
 
     /// Points in `span`, ascending.
@@ -267,7 +317,7 @@ impl Memtable {
         points.rev().nth(n).map(|(key, _)| key)
     }
 
-    /// The whole table as a layer. `page_at` may know of a page that holds just the next points.
+    /// The whole table as a layer, but for its clones, which have to be placed. `page_at` may know of a page that holds just the next points.
     pub fn to_layer(
         &self,
         page_target: usize,
@@ -293,7 +343,7 @@ impl Memtable {
 
     /// The same, where `run` has its points.
     pub(super) fn layer_of(&self, run: Run) -> Layer {
-        let ranges = self.ranges.iter().map(|(_, range)| range.clone()).collect();
+        let ranges = self.ranges.values().filter_map(TableRange::delete).collect();
         let updates = self.updates.iter().map(|(_, update)| update.clone()).collect();
         Layer { newest: self.msn, ranges, updates, run }
     }
@@ -313,6 +363,6 @@ fn entry_bytes(key: &Bytes, msg: &Msg) -> usize {
     ENTRY_BYTES + key.len() + msg.len()
 }
 
-fn range_bytes(range: &RangeMsg) -> usize {
-    ENTRY_BYTES + HEADER_ITEM + range.span.lo.len()
+fn range_bytes(range: &TableRange) -> usize {
+    ENTRY_BYTES + HEADER_ITEM + range.span.lo.len() + range.origin.as_ref().map_or(0, Bytes::len)
 }

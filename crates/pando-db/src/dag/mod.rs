@@ -3,7 +3,7 @@
 //! A lifted B-epsilon-DAG (FAST'20): nodes buffer messages for their children
 //! and may be shared; range messages move whole subtrees. Everything works on
 //! immutable versions: a [`view::View`] reads one, an [`edit::Edit`] builds the
-//! next. Uses `key`, `format`, `merge` and the pager, pins and table of
+//! next. Uses `key`, `format`, `merge` and the pager and table of
 //! `store`; knows nothing of logs, checkpoints or threads.
 
 pub(crate) mod absorb;
@@ -11,6 +11,7 @@ pub(crate) mod ahead;
 pub(crate) mod block;
 pub(crate) mod check;
 pub(crate) mod clone;
+pub(crate) mod deferred;
 pub(crate) mod edit;
 mod feed;
 pub(crate) mod filter;

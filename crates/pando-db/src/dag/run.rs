@@ -66,6 +66,19 @@ impl Writer {
         Ok(())
     }
 
+    /// The same for all of a run that lies behind all there is. Small pages are joined.
+    pub fn push_run(&mut self, run: &Run, pager: &Pager) -> Result<()> {
+        for page in &run.pages {
+            if page.raw as usize >= self.target / SMALL_FRACTION || page.is_placed() {
+                self.push_page(page.clone())?;
+            } else {
+                let loaded = pager.page(None, page)?;
+                self.push_some(page, &loaded, 0..loaded.len());
+            }
+        }
+        Ok(())
+    }
+
     /// True if the page under construction is too small to stand alone.
     fn wants_more(&self) -> bool {
         !self.builder.is_empty() && self.builder.bytes() < self.target / SMALL_FRACTION

@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use super::{
     ahead::Ahead,
     feed::{Feed, Io, RunAt, pages_in},
-    layer::clip,
+    layer::{Ranged, clip},
     memtable::Memtable,
     stretch::Stretch,
     view::{View, child_node, out_of_node},
@@ -52,7 +52,7 @@ pub(crate) struct Scanner<'a> {
 
 /// A source of points that the descent has met.
 enum Source<'a> {
-    Table(&'a Arc<Memtable>),
+    Table(&'a Arc<Memtable>, Lens),
     Run(RunAt, Lens),
 }
 
@@ -86,12 +86,16 @@ impl Scanner<'_> {
         };
         let mut next = Next::Node(self.view.tree.root);
         for table in &self.view.tables {
-            let ranges = table.ranges_in(&descent.stretch);
-            let covering = descent.restrict_to_ranges(&descent.stretch.clone(), &ranges);
-            descent.sources.push(Source::Table(table));
+            let local = descent.local();
+            let covering = descent.restrict_to_ranges(&local, &table.ranges_in(&local));
+            descent.sources.push(Source::Table(table, descent.lens.clone()));
             if let Some(range) = covering {
-                next = descent.follow(&range);
-                break;
+                let Some(origin) = &range.origin else {
+                    next = Next::End;
+                    break;
+                };
+                // Older tables have what the clone shows under the keys of its source.
+                descent.lens = descent.lens.then(&Lens::of_edge(&range.span, origin));
             }
         }
         let mut above = None;
@@ -107,10 +111,10 @@ impl Scanner<'_> {
         let Descent { stretch, sources, .. } = descent;
         // Only now is it known what of each source lies in the stretch.
         let feeds = sources.into_iter().filter_map(|source| match source {
-            Source::Table(table) => {
-                let empty =
-                    table.points_in(&stretch).next().is_none() && table.updates_in(&stretch).is_empty();
-                (!empty).then(|| Feed::of_table(table.clone(), stretch.clone()))
+            Source::Table(table, lens) => {
+                let local = lens.apply_span(&stretch);
+                let empty = table.points_in(&local).next().is_none() && table.updates_in(&local).is_empty();
+                (!empty).then(|| Feed::of_table(table.clone(), lens, local))
             }
             Source::Run(at, lens) => {
                 let local = lens.apply_span(&stretch);
@@ -155,29 +159,31 @@ impl Descent<'_, '_> {
 
     /// Narrows the stretch so that the range messages of a source either cover all of it or do not
     /// touch it; the message, if one covers it. `ranges` overlap `local` and are ascending.
-    fn restrict_to_ranges(&mut self, local: &Span, ranges: &[RangeMsg]) -> Option<RangeMsg> {
+    fn restrict_to_ranges<R: Ranged + Clone>(&mut self, local: &Span, ranges: &[R]) -> Option<R> {
         match self.direction {
             Direction::Forward => {
                 let first = ranges.first()?;
-                if first.span.lo <= local.lo {
-                    self.narrow(&Span { lo: local.lo.clone(), hi: first.span.hi.clone() }.intersect(local)?);
+                if first.span().lo <= local.lo {
+                    self.narrow(
+                        &Span { lo: local.lo.clone(), hi: first.span().hi.clone() }.intersect(local)?,
+                    );
                     return Some(first.clone());
                 }
-                self.narrow(&Span { lo: local.lo.clone(), hi: Some(first.span.lo.clone()) });
+                self.narrow(&Span { lo: local.lo.clone(), hi: Some(first.span().lo.clone()) });
                 None
             }
             Direction::Backward => {
                 let last = ranges.last()?;
-                let reaches_end = match (&last.span.hi, &local.hi) {
+                let reaches_end = match (&last.span().hi, &local.hi) {
                     (None, _) => true,
                     (Some(hi), Some(end)) => hi >= end,
                     (Some(_), None) => false,
                 };
                 if reaches_end {
-                    self.narrow(&Span { lo: last.span.lo.clone(), hi: local.hi.clone() }.intersect(local)?);
+                    self.narrow(&Span { lo: last.span().lo.clone(), hi: local.hi.clone() }.intersect(local)?);
                     return Some(last.clone());
                 }
-                let lo = last.span.hi.clone().unwrap_or_default();
+                let lo = last.span().hi.clone().unwrap_or_default();
                 self.narrow(&Span { lo, hi: local.hi.clone() });
                 None
             }

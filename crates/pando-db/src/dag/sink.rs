@@ -18,9 +18,6 @@ impl Edit<'_> {
     /// Flushes edges at which deletes wait, from the root down, until the edit is large; whether
     /// there were any. I/O: headers of private interior nodes, and what a flush takes.
     pub fn sink_deletes(&mut self) -> Result<bool> {
-        if self.cx.pins.is_pinned(self.root) {
-            return Ok(false);
-        }
         self.sink_below(self.root)
     }
 

@@ -61,14 +61,11 @@ impl Edit<'_> {
     /// messages in memory that are newer than what the caller wants given back.
     pub fn invisible(&self) -> Result<Vec<Trimming>> {
         let mut queue = Queue::new();
-        // A clone in memory shows what its source did, whatever has become of that.
-        let pinned = self.cx.pins.all().into_iter().filter(|id| self.exists(*id));
-        for id in pinned.chain([self.root]) {
-            queue.insert((Reverse(self.height(id)?), id), Seen { references: 1, shown: Shown::All });
-        }
+        let root = (Reverse(self.height(self.root)?), self.root);
+        queue.insert(root, Seen { references: 1, shown: Shown::All });
         let mut found = Vec::new();
         while let Some(((Reverse(height), id), seen)) = queue.pop_first() {
-            let all = seen.references != self.count(id).unsigned_abs() || self.cx.pins.is_pinned(id);
+            let all = seen.references != self.count(id).unsigned_abs();
             let shown = match seen.shown {
                 Shown::Parts(parts) if !all => Some(merged(parts)),
                 _ => None,
@@ -141,10 +138,9 @@ impl Edit<'_> {
         Ok(height)
     }
 
-    /// Takes out of a node all that `shown` does not need. Does nothing to one that a clone has pinned
-    /// meanwhile. I/O: its header.
+    /// Takes out of a node all that `shown` does not need. I/O: its header.
     pub fn trim(&mut self, (id, shown): &Trimming) -> Result<()> {
-        if self.cx.pins.is_pinned(*id) || !self.exists(*id) {
+        if !self.exists(*id) {
             return Ok(());
         }
         let mut node = self.load(*id)?;

@@ -93,24 +93,26 @@ impl View {
     /// The value of `key`.
     pub fn get(&self, key: &[u8], pager: &Pager, merge: &dyn Merge) -> Result<Value> {
         let mut pending = Pending::default();
-        let mut at = (self.tree.root, Local::Borrowed(key));
-        let mark = KeyMark::of(key);
+        let mut key = Local::Borrowed(key);
+        let mut mark = KeyMark::of(&key);
         for table in &self.tables {
             // A point includes what the updates of its table say.
-            match table.point(key, mark) {
+            match table.point(&key, mark) {
                 Some(msg) => {
                     if let Some(value) = pending.meet(msg.clone(), merge) {
                         return Ok(value);
                     }
                 }
-                None => pending.update(table.update_at(key)),
+                None => pending.update(table.update_at(&key)),
             }
-            if let Some(range) = table.range_at(key) {
-                let Some(target) = &range.target else { return Ok(pending.over(None, merge)) };
-                at = step(range.span.common_prefix_len(), target, &Local::Borrowed(key));
-                break;
+            if let Some(range) = table.range_at(&key) {
+                // Below a clone the key is that of the source.
+                let Some(origin) = &range.origin else { return Ok(pending.over(None, merge)) };
+                key = translated(range.span.common_prefix_len(), origin, &key);
+                mark = KeyMark::of(&key);
             }
         }
+        let mut at = (self.tree.root, key);
         let mut above = None;
         loop {
             let (id, key) = at;
@@ -194,9 +196,13 @@ fn range_jump<'k>(layer: &Layer, key: &Local<'k>) -> Option<Option<(NodeId, Loca
 
 /// Follows an edge or Goto that takes `strip` bytes off.
 fn step<'k>(strip: usize, target: &Target, key: &Local<'k>) -> (NodeId, Local<'k>) {
-    let local = match key {
-        Cow::Borrowed(key) if target.prepend.is_empty() => Cow::Borrowed(&key[strip..]),
-        key => Cow::Owned([&target.prepend, &key[strip..]].concat()),
-    };
-    (target.id, local)
+    (target.id, translated(strip, &target.prepend, key))
+}
+
+/// The key with `strip` bytes taken off and `prepend` put on.
+fn translated<'k>(strip: usize, prepend: &[u8], key: &Local<'k>) -> Local<'k> {
+    match key {
+        Cow::Borrowed(key) if prepend.is_empty() => Cow::Borrowed(&key[strip..]),
+        key => Cow::Owned([prepend, &key[strip..]].concat()),
+    }
 }

@@ -1,9 +1,9 @@
 //! The engine's state: what the front, the flusher and the checkpointer share.
 //!
 //! Locks, in the order in which they may be taken: `checkpointing`,
-//! `flushing`, `front`. The first two serialise maintenance and are held over
-//! I/O; no foreground call waits for them except a clone that must first flush
-//! what it clones. `front` is held for memory operations only.
+//! `flushing`, `pouring`, `front`. The first two serialise maintenance and are
+//! held over I/O; a foreground call waits for them only where memory, the log or
+//! the device is full. `pouring` and `front` are held for memory operations only.
 
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
@@ -29,8 +29,8 @@ use crate::{
     merge::Merge,
     options::Options,
     store::{
-        bulk::Bulk, layout::bytes_to_write, log::Log, pager::Pager, pin::Pins, space::Space,
-        superblock::Superblock, table::Table,
+        bulk::Bulk, layout::bytes_to_write, log::Log, pager::Pager, space::Space, superblock::Superblock,
+        table::Table,
     },
 };
 
@@ -39,7 +39,6 @@ pub(crate) struct Engine {
     pub space: Arc<Space>,
     pub pager: Arc<Pager>,
     pub bulk: Arc<Bulk>,
-    pub pins: Arc<Pins>,
     pub log: Log,
     pub merge: Arc<dyn Merge>,
     pub options: Options,
@@ -95,7 +94,6 @@ pub(crate) struct Counters {
     pub clones: AtomicU64,
     pub by_value: AtomicU64,
     pub push_downs: AtomicU64,
-    pub conflicts: AtomicU64,
     /// Edges and messages about ranges that structural work went through.
     pub handled: AtomicU64,
     /// Keys that cursors came by of which nothing was left.
@@ -189,7 +187,6 @@ impl Engine {
         Context {
             pager: &self.pager,
             merge: &*self.merge,
-            pins: &self.pins,
             limits: Limits { pending: self.most_pending(), ..self.limits },
             next_id: &self.next_id,
             handled: &self.counters.handled,
@@ -215,14 +212,10 @@ impl Engine {
         self.change(Front::seal);
     }
 
-    /// Publishes an edit, unless a clone has pinned a node that it changed meanwhile: then `false`,
-    /// and the edit must be made again. The caller holds `flushing`. `then` runs under the same lock.
-    pub fn publish(&self, changes: Changes, then: impl FnOnce(&mut Front)) -> Result<bool> {
+    /// Publishes an edit. The caller holds `flushing`. `then` runs under the same lock.
+    pub fn publish(&self, changes: Changes, then: impl FnOnce(&mut Front)) -> Result<()> {
         let versions = Dirty::weigh(changes.versions(), self.limits.node);
-        let published = self.change(|front| -> Result<_> {
-            if changes.conflict(&self.pins).is_some() {
-                return Ok(None);
-            }
+        let (orphans, old) = self.change(|front| -> Result<_> {
             let root = changes.root;
             let mut table = front.tree.table.clone();
             let orphans = changes.apply(&mut table)?;
@@ -232,17 +225,13 @@ impl Engine {
             let (msn, log_end) = (front.tree.msn, front.tree.log_end);
             let old = std::mem::replace(&mut front.tree, Arc::new(Tree { table, root, msn, log_end }));
             then(front);
-            Ok(Some((orphans, old)))
+            Ok((orphans, old))
         })?;
-        let Some((orphans, old)) = published else {
-            self.counters.conflicts.fetch_add(1, Ordering::Relaxed);
-            return Ok(false);
-        };
         // What only the old version reached is freed here, outside the lock.
         drop(old);
         self.share_memory();
         self.orphans.lock().extend(orphans);
-        Ok(true)
+        Ok(())
     }
 }
 

@@ -93,8 +93,6 @@ pub struct NodeInfo {
     pub height: u8,
     /// References that the translation table counts: edges, Gotos that rest, and 1 for the root.
     pub references: u32,
-    /// Clones in memory that hold it besides.
-    pub pinned: bool,
     /// Steps from the start by the path on which it was first met.
     pub distance: usize,
     /// That path, as the map that it makes of whole keys; `None` if it shows nothing of the node.
@@ -384,14 +382,6 @@ impl Inspector<'_> {
         let all = Some((Span::all(), Lens::identity()));
         let mut queue = VecDeque::from([Step { id: start, distance: 0, path: all, above: None }]);
         let (mut gotos, mut hidden) = (VecDeque::new(), VecDeque::new());
-        if start == self.view.tree.root {
-            // What only a clone in memory refers to is reached by no edge yet.
-            for range in self.view.tables.iter().flat_map(|t| t.ranges.iter().map(|(_, range)| range)) {
-                let Some(target) = &range.target else { continue };
-                let path = Some((range.span.clone(), Lens::of_edge(&range.span, &target.prepend)));
-                gotos.push_back(Step { id: target.id, distance: 1, path, above: None });
-            }
-        }
         let next = |queues: [&mut VecDeque<Step>; 3]| queues.into_iter().find_map(VecDeque::pop_front);
         while let Some(step) = next([&mut queue, &mut gotos, &mut hidden]) {
             if !seen.insert(step.id) {
@@ -445,7 +435,6 @@ impl Inspector<'_> {
             id,
             height: entry.map_or(0, |entry| entry.height),
             references: entry.map_or(0, |entry| entry.count),
-            pinned: self.engine.pins.is_pinned(id),
             distance: step.distance,
             path,
             extents,

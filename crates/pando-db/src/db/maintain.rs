@@ -2,7 +2,7 @@
 //! further is [`super::tidy`]'s.
 //!
 //! One at a time, under the `flushing` lock, each step bounded; the result is
-//! published at once, and made again if a clone pinned a node meanwhile.
+//! published at once.
 //!
 //! An edit asserts the invariants of all that it touches. No checksum can prove
 //! those of an image that somebody made, so an assertion that fails here is an
@@ -10,10 +10,8 @@
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
 };
-
-use bytes::Bytes;
 
 use super::{
     engine::{Engine, Front},
@@ -52,7 +50,9 @@ impl Engine {
             let tree = Arc::make_mut(&mut front.tree);
             (tree.msn, tree.log_end) = (table.msn, table.log_end);
         };
-        self.edit(|edit| edit.apply_to_root(layer.clone()), done)?;
+        let placed = self.edit(|edit| edit.apply_table(&table, layer), done)?;
+        self.counters.by_value.fetch_add(placed.by_value, Ordering::Relaxed);
+        self.counters.push_downs.fetch_add(placed.pushed_down, Ordering::Relaxed);
         self.bulk.forget(table.msn);
         self.signal.finished();
         Ok(true)
@@ -86,9 +86,7 @@ impl Engine {
     /// Goes on flushing where an edit had to stop; `false` if the root is within its limit.
     pub fn relieve_step(&self) -> Result<bool> {
         let _turn = self.flushing.lock();
-        let any = std::cell::Cell::new(false);
-        self.edit(|edit| edit.relieve_root().map(|a| any.set(a)), |_| ())?;
-        Ok(any.get())
+        self.edit(|edit| edit.relieve_root(), |_| ())
     }
 
     /// Before more is made dirty: makes a checkpoint where that could fill the device, or where dirty nodes
@@ -130,22 +128,12 @@ impl Engine {
         Ok(())
     }
 
-    /// Flushes everything that waits for `prefix` down to the node that holds all of it.
-    pub fn push_down(&self, prefix: &Bytes) -> Result<()> {
-        self.counters.push_downs.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        self.seal();
-        self.flush_all()?;
-        let _turn = self.flushing.lock();
-        self.edit(|edit| edit.push_down(prefix), |_| ())
-    }
-
     /// Takes some nodes without references out of the store; `false` if there are none that can be.
     pub fn reclaim_step(&self) -> Result<bool> {
         let _turn = self.flushing.lock();
         let some: Vec<NodeId> = {
             let mut orphans = self.orphans.lock();
-            let free = orphans.iter().copied().filter(|id| !self.pins.is_pinned(*id));
-            let some: Vec<_> = free.take(RECLAIM_STEP).collect();
+            let some: Vec<_> = orphans.iter().copied().take(RECLAIM_STEP).collect();
             some.iter().for_each(|id| {
                 orphans.remove(id);
             });
@@ -155,29 +143,27 @@ impl Engine {
             return Ok(false);
         }
         let reclaimed = self.edit(|edit| edit.reclaim(&some), |_| ());
-        // What a clone has pinned meanwhile waits for its turn.
-        let tree = self.front.read().tree.clone();
-        let left = some.into_iter().filter(|id| tree.table.get(*id).is_some_and(|entry| entry.count == 0));
-        self.orphans.lock().extend(left);
+        if reclaimed.is_err() {
+            self.orphans.lock().extend(some);
+        }
         reclaimed.map(|()| true)
     }
 
-    /// Makes an edit and publishes it, again if need be. The caller holds `flushing`.
-    pub(super) fn edit(
+    /// Makes an edit and publishes it. The caller holds `flushing`.
+    pub(super) fn edit<T>(
         &self,
-        mut work: impl FnMut(&mut Edit<'_>) -> Result<()>,
-        then: impl Fn(&mut Front),
-    ) -> Result<()> {
+        work: impl FnOnce(&mut Edit<'_>) -> Result<T>,
+        then: impl FnOnce(&mut Front),
+    ) -> Result<T> {
         let cx = self.context();
-        loop {
-            let base = self.front.read().tree.clone();
-            let mut edit = Edit::new(&cx, &base);
-            contain(|| work(&mut edit))?;
-            let changes = edit.finish();
-            if changes.is_empty() || self.publish(changes, &then)? {
-                return Ok(());
-            }
+        let base = self.front.read().tree.clone();
+        let mut edit = Edit::new(&cx, &base);
+        let made = contain(|| work(&mut edit))?;
+        let changes = edit.finish();
+        if !changes.is_empty() {
+            self.publish(changes, then)?;
         }
+        Ok(made)
     }
 
     /// What a write leaves to do where no threads do it.
@@ -214,7 +200,7 @@ impl Engine {
 }
 
 /// Turns a failed assertion into an error. The work must leave nothing behind that matters.
-pub(super) fn contain(work: impl FnOnce() -> Result<()>) -> Result<()> {
+pub(super) fn contain<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let said = panic.downcast_ref::<String>().map(String::as_str);
         let said = said.or(panic.downcast_ref::<&str>().copied()).unwrap_or("an assertion failed");

@@ -16,6 +16,11 @@ use super::engine::Engine;
 /// Sealed in-memory tables that may wait for the flusher before writers wait too. Many small ones rather than a few large
 /// ones in the same memory: the flusher has work sooner, and does not stand still while one fills up.
 pub(super) const MAX_SEALED: usize = 6;
+/// Sealed tables that may wait however small they are: a clone seals a table early where much of it is about its source,
+/// and every reader looks into each.
+pub(super) const MOST_SEALED: usize = 64;
+/// The same before a clone waits: it does not for what others write.
+pub(super) const MOST_SEALED_FOR_CLONES: usize = 2 * MOST_SEALED;
 /// Part (1/n) of the budget that one in-memory table may have.
 const TABLE_SHARE: u64 = 28;
 /// Part (1/n) that clean data has at least.

@@ -7,7 +7,13 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{engine::Engine, memory::MAX_SEALED, record::Encoded, signal::Work, throttle::pressure};
+use super::{
+    engine::Engine,
+    memory::{MAX_SEALED, MOST_SEALED, MOST_SEALED_FOR_CLONES},
+    record::Encoded,
+    signal::Work,
+    throttle::pressure,
+};
 use crate::{
     batch::{Batch, Op},
     device::BLOCK,
@@ -112,11 +118,15 @@ impl Engine {
 
     /// Returns when a batch whose record has `len` bytes may be applied.
     pub fn make_room(&self, batch: &Batch, encoded: &Encoded) -> Result<()> {
-        self.wait_until(|| self.front.read().sealed.len() < MAX_SEALED, false, |e| e.flush_all())?;
+        // A clone or rename with the few records that go with it.
+        let clones = |op: &Op| matches!(op, Op::ClonePrefix(..) | Op::RenamePrefix(..));
+        let is_clone = encoded.len as u64 <= SMALL && batch.ops().iter().any(clones);
+        self.wait_until(|| self.has_room_in_tables(is_clone), false, |e| e.flush_all())?;
         // Before a table and an edit take what readers have had so far.
         self.share_memory();
         let buffered = self.log.buffered();
-        if buffered > self.max_buffered().min(self.log.max_payload()) {
+        // A batch of a few bytes leaves it to those who fill the buffer.
+        if buffered > self.max_buffered().min(self.log.max_payload()) && !is_clone {
             self.log.write_out()?;
         } else if buffered > MUCH_BUFFERED && self.options.background {
             self.signal.ask(Work::Log);
@@ -130,11 +140,27 @@ impl Engine {
         } else if self.wants_checkpoint() {
             self.signal.ask(Work::Checkpoint);
         }
-        if self.options.background {
+        if self.options.background && !is_clone {
             let bytes = encoded.len + OP_BYTES * batch.ops().len();
             self.throttle.delay(bytes, self.pressure(), || self.pour_some());
         }
         self.space_for(batch, encoded.len as u64)
+    }
+
+    /// True if another table may be filled and sealed. A clone adds a message or a few, so it does not wait for
+    /// those who fill tables with values.
+    fn has_room_in_tables(&self, for_clone: bool) -> bool {
+        let front = self.front.read();
+        let tables = front.sealed.len();
+        if tables < MAX_SEALED {
+            return true;
+        }
+        let bytes = front.sealed.iter().map(|table| table.bytes()).sum::<usize>();
+        let most = MAX_SEALED * self.seal_threshold();
+        match for_clone {
+            true => tables < MOST_SEALED_FOR_CLONES && bytes < 2 * most,
+            false => tables < MOST_SEALED && bytes < most,
+        }
     }
 
     /// Bytes that the log may keep outside itself before a checkpoint is asked for: recovery reads all of that.

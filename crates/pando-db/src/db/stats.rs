@@ -36,7 +36,7 @@ pub(super) fn stats(engine: &Engine) -> Result<Stats> {
     }
     let goto = |r: &crate::format::node::RangeMsg| r.target.is_some();
     for table in &view.tables {
-        stats.gotos_pending += table.ranges.iter().filter(|(_, r)| goto(r)).count() as u64;
+        stats.gotos_pending += table.clones().count() as u64;
         stats.updates_pending += table.updates.len() as u64;
     }
     let mut interior = Vec::new();

@@ -18,6 +18,7 @@ mod extents;
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, HashMap},
+    sync::Arc,
 };
 
 use bytes::Bytes;
@@ -105,22 +106,46 @@ struct Pages {
 struct Walk<'a> {
     engine: &'a Engine,
     view: &'a View,
-    /// Gotos in memory, which the table does not count.
-    uncounted: HashMap<NodeId, u64>,
     queue: BTreeMap<(Reverse<u8>, NodeId), Visit>,
     /// Extents that nodes may use together: known when all have been seen.
     extents: Extents,
     usage: Usage,
 }
 
+impl Engine {
+    /// The state of now or a little later, in which each clone that was made so far has its node.
+    fn view_without_clones(&self) -> Result<Arc<View>> {
+        loop {
+            let view = self.view();
+            if !view.tables.iter().any(|table| table.has_clones()) {
+                return Ok(view);
+            }
+            self.seal();
+            // Those that come meanwhile are not waited for: the DAG alone is a state too.
+            while self.front.read().tree.msn < view.msn {
+                if !self.options.read_only {
+                    self.make_way()?;
+                }
+                if !self.sink_messages()? {
+                    break;
+                }
+            }
+            let tree = self.front.read().tree.clone();
+            if tree.msn >= view.msn {
+                let msn = tree.msn;
+                return Ok(Arc::new(View::new(Vec::new(), tree, msn, None)));
+            }
+        }
+    }
+}
+
 /// Adds up what is under some prefixes together. See [`crate::Db::usage`].
 pub(super) fn usage(engine: &Engine, prefixes: &[Bytes]) -> Result<Usage> {
-    let view = engine.view();
+    let view = engine.view_without_clones()?;
     let spans: Vec<Span> = prefixes.iter().map(|prefix| Span::prefix(prefix.clone())).collect();
     let mut walk = Walk {
         engine,
         view: &view,
-        uncounted: HashMap::new(),
         queue: BTreeMap::new(),
         extents: Extents::default(),
         usage: Usage::default(),
@@ -163,18 +188,10 @@ impl Walk<'_> {
                 self.usage.exclusive_bytes += bytes;
                 self.usage.estimated_bytes += bytes;
             }
-            let before = hidden.len();
-            for (_, range) in &table.ranges {
-                if let Some(target) = &range.target {
-                    *self.uncounted.entry(target.id).or_default() += 1;
-                    let hidden = hidden.get(..before).unwrap_or_default();
-                    self.refer(&range.span, target, &visit, hidden, Fate::Stays, None)?;
-                }
-                hidden.push(range.span.clone());
-            }
+            hidden.extend(table.ranges.values().map(|range| range.span.clone()));
         }
         let kept: Vec<Span> = visit.kept.iter().flat_map(|span| span.without_all(&hidden)).collect();
-        // A clone in memory may have led to the root already. The superblock's reference never goes.
+        // The superblock's reference never goes.
         let root = self.visit(self.view.tree.root, None)?;
         root.stays += 1;
         root.kept.extend(kept);
@@ -195,7 +212,7 @@ impl Walk<'_> {
     fn node(&mut self, id: NodeId, mut visit: Visit) -> Result<()> {
         let entry = self.view.tree.table.get(id).ok_or_else(|| missing(id))?;
         let reached = !visit.shown.is_empty();
-        let count = u64::from(entry.count) + self.uncounted.get(&id).copied().unwrap_or(0);
+        let count = u64::from(entry.count);
         let handle = self.engine.pager.node(&self.view.tree.table, id)?;
         if visit.gone + visit.stays < count {
             // What refers to it besides is not known, and may show everything.

@@ -1,14 +1,12 @@
 //! The write path: batches into the log and the in-memory table, clones included.
 //!
-//! A batch is applied under the front lock, in memory. What a clone must know
-//! of the DAG is found before, outside the lock, against a frozen tree; if the
-//! tree has moved on when the lock is taken, it is found again. So no I/O
-//! happens under a lock, and a batch is atomic whatever it holds.
+//! A batch is applied under the front lock, in memory, so it is atomic whatever
+//! it holds. No operation reads the DAG or waits for it: a clone names keys of
+//! the state below the active table ([`crate::dag::deferred`]) and copies what
+//! that table itself says of its source. Where that is too much, the table is
+//! sealed first, and the clone names what is below the next one.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, atomic::Ordering},
-};
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use smallvec::SmallVec;
@@ -20,27 +18,18 @@ use super::{
 use crate::{
     MAX_KEY, MAX_PREFIX_UPSERT, MAX_VALUE,
     batch::{Batch, Op},
-    dag::{
-        clone::{Base, Messages, Source, Start, find_source},
-        layer::Ranged,
-        memtable::Memtable,
-        tree::Tree,
-    },
+    dag::{deferred::TableRange, layer::Ranged, memtable::Memtable},
     error::{Error, Result},
-    format::{
-        message::Msg,
-        node::{RangeMsg, Target, UpdateMsg},
-    },
-    key::{Lens, Span, join},
+    format::{message::Msg, node::UpdateMsg},
+    key::{Lens, Span},
     store::log::{AppendError, LogPos},
 };
 
-/// Pending messages up to this many bytes are copied by a clone; more are flushed first. At least
-/// this much, whatever the node size.
-const CARRY_MIN: usize = 4 << 10;
-/// How often a clone lets its source be flushed before it copies what is pending, however much: then
-/// writers refill it faster than it drains.
-const PATIENCE: usize = 3;
+/// Bytes of the active table that the clones of a batch copy at most. Where more waits for their sources, the
+/// table is sealed before the batch.
+const CARRY_MOST_BYTES: usize = 4 << 10;
+/// Bytes that the clones of a batch may copy of what the batch itself has written before.
+const OWN_MOST_BYTES: usize = 64 << 20;
 
 /// Bytes of all operations on prefixes in a batch, with [`OPERATION`] for each. They go into one table, and
 /// from there into one node, in which each may stand many times.
@@ -51,41 +40,9 @@ const OPERATION: usize = 16;
 /// Points in memory that an operation on a prefix may change one by one.
 const MANY: usize = 1024;
 
-/// Highest node that may be cloned. Reached only by cloning what holds all former clones some hundred
-/// times over: every level doubles what is visible.
-const MAX_HEIGHT: u8 = 200;
-
-/// What a batch needs before it can be applied.
-enum Need {
-    /// The part of a source that lies in this tree.
-    Source(Arc<Tree>, Start),
-    /// Too much is pending for this prefix.
-    Flush(Bytes),
-    /// The source is nested too deeply in clones.
-    Refused(Error),
-}
-
-/// Sources found so far, in one version of the tree.
-#[derive(Default)]
-struct Sources {
-    tree: Option<Arc<Tree>>,
-    found: HashMap<Start, Source>,
-}
-
-impl Sources {
-    fn get(&self, tree: &Arc<Tree>, start: &Start) -> Option<&Source> {
-        let same = self.tree.as_ref().is_some_and(|t| Arc::ptr_eq(t, tree));
-        if same { self.found.get(start) } else { None }
-    }
-
-    fn insert(&mut self, tree: Arc<Tree>, start: Start, source: Source) {
-        if !self.tree.as_ref().is_some_and(|t| Arc::ptr_eq(t, &tree)) {
-            self.found.clear();
-            self.tree = Some(tree);
-        }
-        self.found.insert(start, source);
-    }
-}
+/// Height of the DAG from which on nothing is cloned. Reached only by cloning what holds all former clones
+/// some hundred times over: every level doubles what is visible.
+const CLONES_MOST_LEVELS: u8 = 200;
 
 impl Engine {
     /// Applies a batch and logs it. Not durable before the log is synced.
@@ -103,77 +60,41 @@ impl Engine {
         if len > limit {
             return Err(Error::TooLarge { what: "batch", len: len as u64, limit: limit as u64 });
         }
-        let mut sources = Sources::default();
-        let mut flushed = 0;
         loop {
             self.make_room(batch, &encoded)?;
-            match self.change(|front| self.try_apply(front, &encoded, &sources, flushed)) {
-                Ok(true) => break,
-                // The log filled up since there was room: look again.
-                Ok(false) => (),
-                Err(Failed::Error(error)) => return Err(error),
-                Err(Failed::Need(need)) => self.meet(need, &mut sources, &mut flushed)?,
+            // The log may have filled up since there was room: then look again.
+            if self.change(|front| self.try_apply(front, &encoded))? {
+                return self.after_write();
             }
         }
-        self.after_write()
     }
 
     /// Applies a batch from the log during recovery, when nobody else writes.
     pub fn replay(&self, batch: &Batch, msn: u64, end: LogPos) -> Result<()> {
-        let mut sources = Sources::default();
-        let mut flushed = 0;
-        loop {
-            let applied = self.change(|front| {
-                let mut active = self.applied(front, batch.ops(), &sources, flushed)?;
-                active.keep(batch.ops().iter().map(op_len).sum());
-                front.accept(active, msn, end, self.table_limit());
-                Ok(())
-            });
-            match applied {
-                Ok(()) => return Ok(()),
-                Err(need) => self.meet(need, &mut sources, &mut flushed)?,
-            }
-        }
+        self.change(|front| {
+            front.seal_for(batch.ops());
+            // It was let in once, over tables that may have been cut elsewhere.
+            let mut active = self.applied(front, batch.ops(), usize::MAX)?;
+            active.keep(batch.ops().iter().map(op_len).sum());
+            front.accept(active, msn, end, self.table_limit());
+            Ok(())
+        })
     }
 
-    /// Does what has to come before a batch can be applied.
-    fn meet(&self, need: Need, sources: &mut Sources, flushed: &mut usize) -> Result<()> {
-        match need {
-            Need::Source(tree, start) => {
-                let source = find_source(&tree, &start, &self.pager)?;
-                sources.insert(tree, start, source);
-                Ok(())
-            }
-            Need::Flush(prefix) => {
-                *flushed += 1;
-                self.push_down(&prefix)
-            }
-            Need::Refused(error) => Err(error),
-        }
-    }
-
-    /// Logs and applies, or tells what is missing; `false` if the log has no room.
-    fn try_apply(
-        &self,
-        front: &mut Front,
-        encoded: &Encoded,
-        sources: &Sources,
-        flushed: usize,
-    ) -> Result<bool, Failed> {
-        // Points change where they are in memory. Where they are many, under a lock, they are left to the
-        // flusher, to which a table goes on its own anyway.
-        let many = |op: &Op| match op {
-            Op::UpsertPrefix(prefix, _) => front.active.has_points(&Span::prefix(prefix.clone()), MANY),
-            _ => false,
-        };
+    /// Logs and applies; `false` if the log has no room.
+    fn try_apply(&self, front: &mut Front, encoded: &Encoded) -> Result<bool> {
         let Encoded { payload, values, ops, .. } = encoded;
-        if ops.iter().any(many) {
-            front.seal();
-        }
+        front.seal_for(ops);
         // Plain operations cannot fail, so the log goes first and the table is changed in place, where no
         // reader shares it.
-        let in_place = !ops.iter().any(is_clone) && !self.views.wanted();
-        let active = if in_place { None } else { Some(self.applied(front, ops, sources, flushed)?) };
+        let clones = ops.iter().any(|op| clone_of(op).is_some());
+        let active = match clones || self.views.wanted() {
+            true => Some(self.applied(front, ops, OWN_MOST_BYTES)?),
+            false => None,
+        };
+        if clones {
+            self.check_height(front)?;
+        }
         let appended = if values.is_empty() {
             self.log.append(&[payload])
         } else {
@@ -182,7 +103,7 @@ impl Engine {
         let (msn, end) = match appended {
             Ok(appended) => appended,
             Err(AppendError::Full) => return Ok(false),
-            Err(other) => return Err(Failed::Error(other.into())),
+            Err(other) => return Err(other.into()),
         };
         let mut active = match active {
             Some(active) => active,
@@ -198,140 +119,105 @@ impl Engine {
         active.keep(payload.len());
         front.accept(active, msn, end, self.seal_threshold());
         front.gaps.written(ops, msn, || self.counters.gap_used.swap(false, Ordering::Relaxed));
+        let cloned = ops.iter().filter(|op| clone_of(op).is_some()).count() as u64;
+        self.counters.clones.fetch_add(cloned, Ordering::Relaxed);
         if ops.iter().any(|op| !matches!(op, Op::Put(..) | Op::Upsert(..) | Op::UpsertPrefix(..))) {
             self.counters.deletes.store(true, Ordering::Relaxed);
         }
         Ok(true)
     }
 
-    /// The active table after a batch, with sources found before; or what is missing.
-    fn applied(
-        &self,
-        front: &Front,
-        ops: &[Op],
-        sources: &Sources,
-        flushed: usize,
-    ) -> Result<Memtable, Need> {
+    /// The active table after a batch. An error if its clones would copy more than `own` bytes of the table.
+    fn applied(&self, front: &Front, ops: &[Op], own: usize) -> Result<Memtable> {
         let mut active = front.active.clone();
+        let mut copied = 0;
         for op in ops {
-            match op {
-                Op::ClonePrefix(src, dst) => {
-                    self.apply_clone(front, &mut active, (src, dst), sources, flushed)?
+            match clone_of(op) {
+                Some((src, dst)) => {
+                    copied += self.apply_clone(&mut active, src, dst, own.saturating_sub(copied))?;
+                    if let Op::RenamePrefix(..) = op {
+                        active.put_range(TableRange::deleted(Span::prefix(src.clone())));
+                    }
                 }
-                Op::RenamePrefix(src, dst) => {
-                    self.apply_clone(front, &mut active, (src, dst), sources, flushed)?;
-                    active.put_range(RangeMsg { span: Span::prefix(src.clone()), target: None });
-                }
-                plain => apply_plain(&mut active, plain, self),
+                None => apply_plain(&mut active, op, self),
             }
         }
         Ok(active)
     }
 
-    /// `Goto(dst -> where src lives)` and what is pending for `src`, re-keyed (DESIGN 4.3).
-    fn apply_clone(
-        &self,
-        front: &Front,
-        active: &mut Memtable,
-        (src, dst): (&Bytes, &Bytes),
-        sources: &Sources,
-        flushed: usize,
-    ) -> Result<(), Need> {
-        let carry = if flushed < PATIENCE { self.limits.abundant.max(CARRY_MIN) } else { usize::MAX };
+    /// The clone of `src` as a deferred one, and over it what the table says of `src`, re-keyed (DESIGN 4.3).
+    /// Gives the bytes that were copied; an error if these are more than `most`.
+    fn apply_clone(&self, active: &mut Memtable, src: &Bytes, dst: &Bytes, most: usize) -> Result<usize> {
         let wanted = Span::prefix(src.clone());
-        let mut pending: Vec<Messages> = Vec::new();
-        let mut bytes = 0;
-        let mut start = Some(Start { id: front.tree.root, prefix: src.clone() });
-        // A Goto of this very batch or of an older table may be where the source begins.
-        let tables = std::iter::once(&*active).chain(front.sealed.iter().rev().map(|t| &**t));
-        for table in tables {
-            let ranges = table.ranges_in(&wanted);
-            let covering = ranges.iter().find(|r| r.span.covers(&wanted)).cloned();
-            let inner = if covering.is_some() { Vec::new() } else { ranges };
-            let (messages, len) = pending_in(table, &wanted, inner, carry.saturating_sub(bytes));
-            bytes += len;
-            if bytes > carry {
-                return Err(Need::Flush(src.clone()));
-            }
-            pending.extend(messages);
-            if let Some(range) = covering {
-                start = range.target.map(|t| {
-                    let prefix = Lens::of_edge(&range.span, &t.prepend).apply_shared(src);
-                    Start { id: t.id, prefix }
-                });
-                break;
-            }
+        let bytes = active.bytes_in(&wanted, most);
+        if bytes > most {
+            let what = "copy of what a batch clones of its own changes";
+            return Err(Error::TooLarge { what, len: bytes as u64, limit: most as u64 });
         }
-        let nothing = Source::default();
-        let source = match start {
-            Some(start) => match sources.get(&front.tree, &start) {
-                Some(source) => source,
-                None => return Err(Need::Source(front.tree.clone(), start)),
-            },
-            None => &nothing,
+        let mut ranges = active.ranges_in(&wanted);
+        // A clone of this very table may be where the source begins.
+        let covering = ranges.iter().find(|r| r.span.covers(&wanted)).cloned();
+        let origin = match covering {
+            Some(range) => {
+                ranges.clear();
+                range.origin.map(|origin| Lens::of_edge(&range.span, &origin).apply_shared(src))
+            }
+            None => Some(src.clone()),
         };
-        if bytes + source.bytes > carry {
-            return Err(Need::Flush(src.clone()));
-        }
+        let lens = Lens::new(src.clone(), dst.clone());
+        let ranges: Vec<_> =
+            ranges.iter().filter_map(|r| r.clipped(&wanted)).map(|r| r.through(&lens)).collect();
+        let updates = active.updates_in(&wanted);
+        let updates: Vec<_> =
+            updates.iter().filter_map(|u| u.clipped(&wanted)).map(|u| u.through(&lens)).collect();
+        let points: Vec<_> =
+            active.points_in(&wanted).map(|(key, msg)| (lens.apply_shared(key), msg.clone())).collect();
 
-        let target = match &source.base {
-            Base::Node(start) => Some(Target {
-                id: start.id,
-                prepend: start.prefix.clone(),
-                pin: Some(self.pins.pin(start.id)),
-            }),
-            Base::Nothing | Base::Values(_) => None,
-        };
-        let height = target.as_ref().and_then(|t| front.tree.table.get(t.id)).map_or(0, |e| e.height);
-        if height > MAX_HEIGHT {
-            let deep =
-                format!("the source is {height} levels of clones of clones deep; {MAX_HEIGHT} are possible");
-            return Err(Need::Refused(Error::Invalid(deep)));
+        active.put_range(TableRange { span: Span::prefix(dst.clone()), origin });
+        ranges.into_iter().for_each(|range| active.put_range(range));
+        // A point is newer than what is there by now, and includes what the updates that come with it
+        // say of its key: so these come last, and pass it by.
+        for (key, msg) in &points {
+            active.put(key.clone(), msg.clone(), &*self.merge);
         }
-        self.counters.clones.fetch_add(1, Ordering::Relaxed);
-        active.put_range(RangeMsg { span: Span::prefix(dst.clone()), target });
-        if let Base::Values(pairs) = &source.base {
-            self.counters.by_value.fetch_add(1, Ordering::Relaxed);
-            for (key, value) in pairs {
-                active.put(join(dst, key), Msg::Put(value.clone()), &*self.merge);
-            }
+        let is_own = |key: &[u8]| points.binary_search_by(|(own, _)| own[..].cmp(key)).is_ok();
+        for update in updates {
+            active.put_update(update, &*self.merge, is_own);
         }
-        let onto = Lens::new(Bytes::new(), dst.clone());
-        for messages in source.pending.iter().chain(pending.iter().rev()) {
-            for range in &messages.ranges {
-                let mut range = range.through(&onto);
-                range.target.iter_mut().for_each(|t| t.pin = Some(self.pins.pin(t.id)));
-                active.put_range(range);
-            }
-            // A point is newer than what is there by now, and includes what the updates that come with it
-            // say of its key: so these come last, and pass it by.
-            for (key, msg) in &messages.points {
-                active.put(onto.apply(key), msg.clone(), &*self.merge);
-            }
-            for update in &messages.updates {
-                let is_own = |key: &[u8]| {
-                    let key = key.strip_prefix(&dst[..]).unwrap_or(key);
-                    messages.points.binary_search_by(|(own, _)| own[..].cmp(key)).is_ok()
-                };
-                active.put_update(update.through(&onto), &*self.merge, is_own);
-            }
-        }
-        Ok(())
+        Ok(bytes)
     }
-}
 
-enum Failed {
-    Need(Need),
-    Error(Error),
-}
-
-impl From<Need> for Failed {
-    fn from(need: Need) -> Self {
-        Failed::Need(need)
+    /// Refuses clones where the DAG has become too high for more. Placing the clones of a table makes it one
+    /// level higher at most.
+    fn check_height(&self, front: &Front) -> Result<()> {
+        let height = front.tree.table.get(front.tree.root).map_or(0, |entry| entry.height);
+        let more = front.sealed.iter().filter(|table| table.has_clones()).count();
+        if usize::from(height) + more <= usize::from(CLONES_MOST_LEVELS) {
+            return Ok(());
+        }
+        Err(Error::Invalid(format!(
+            "the store is {height} levels of clones of clones deep; {CLONES_MOST_LEVELS} are possible"
+        )))
     }
 }
 
 impl Front {
+    /// Seals the active table where operations would else change or copy much of it under the lock: the
+    /// flusher does that on its own.
+    fn seal_for(&mut self, ops: &[Op]) {
+        let mut copied = 0;
+        let much = ops.iter().any(|op| match op {
+            Op::UpsertPrefix(prefix, _) => self.active.has_points(&Span::prefix(prefix.clone()), MANY),
+            op => clone_of(op).is_some_and(|(src, _)| {
+                copied += self.active.bytes_in(&Span::prefix(src.clone()), CARRY_MOST_BYTES);
+                copied > CARRY_MOST_BYTES
+            }),
+        });
+        if much {
+            self.seal();
+        }
+    }
+
     /// Takes in the active table after batch `msn`.
     fn accept(&mut self, mut active: Memtable, msn: u64, end: LogPos, seal_at: usize) {
         // Numbers in between are records of the log's own.
@@ -354,37 +240,12 @@ impl Drop for Putting<'_> {
     }
 }
 
-/// What a table holds of `wanted`, relative to it, and its size; more than `at_most` is cut short.
-fn pending_in(
-    table: &Memtable,
-    wanted: &Span,
-    ranges: Vec<RangeMsg>,
-    at_most: usize,
-) -> (Option<Messages>, usize) {
-    let lens = Lens::new(wanted.lo.clone(), Bytes::new());
-    let mut found = Messages::default();
-    let mut bytes = 0;
-    for range in ranges.iter().filter_map(|r| r.clipped(wanted)) {
-        bytes += crate::format::node::HEADER_ITEM + range.span.lo.len();
-        found.ranges.push(range.through(&lens));
+/// Source and destination of a clone or rename.
+fn clone_of(op: &Op) -> Option<(&Bytes, &Bytes)> {
+    match op {
+        Op::ClonePrefix(src, dst) | Op::RenamePrefix(src, dst) => Some((src, dst)),
+        _ => None,
     }
-    for update in table.updates_in(wanted).iter().filter_map(|u| u.clipped(wanted)) {
-        bytes += update.bytes();
-        found.updates.push(update.through(&lens));
-    }
-    for (key, msg) in table.points_in(wanted) {
-        bytes += key.len() + msg.len() + 8;
-        if bytes > at_most {
-            break;
-        }
-        found.points.push((lens.apply_shared(key), msg.clone()));
-    }
-    let any = !found.ranges.is_empty() || !found.updates.is_empty() || !found.points.is_empty();
-    (any.then_some(found), bytes)
-}
-
-fn is_clone(op: &Op) -> bool {
-    matches!(op, Op::ClonePrefix(..) | Op::RenamePrefix(..))
 }
 
 fn apply_plain(active: &mut Memtable, op: &Op, engine: &Engine) {
@@ -396,7 +257,7 @@ fn apply_plain(active: &mut Memtable, op: &Op, engine: &Engine) {
         Op::DeleteRange(lo, hi) => {
             let span = Span::new(lo.clone(), hi.clone());
             if !span.is_empty() {
-                active.put_range(RangeMsg { span, target: None });
+                active.put_range(TableRange::deleted(span));
             }
         }
         Op::UpsertPrefix(prefix, change) => {
@@ -404,7 +265,7 @@ fn apply_plain(active: &mut Memtable, op: &Op, engine: &Engine) {
                 UpdateMsg { span: Span::prefix(prefix.clone()), ops: SmallVec::from_iter([change.clone()]) };
             active.put_update(update, merge, |_| false);
         }
-        Op::ClonePrefix(..) | Op::RenamePrefix(..) => unreachable!("clones are applied with their sources"),
+        Op::ClonePrefix(..) | Op::RenamePrefix(..) => unreachable!("clones have an application of their own"),
     }
 }
 

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     key::{Lens, Span, compare_joined, join},
-    store::{pin::Pin, space::Extent},
+    store::space::Extent,
 };
 
 /// Number of a node: stable while its place on disk and its content change.
@@ -54,19 +54,11 @@ pub(crate) struct Edge {
 }
 
 /// The end of an edge or Goto: a node and what to put before keys that have been lifted.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Target {
     pub id: NodeId,
     /// Translation prefix.
     pub prepend: Bytes,
-    /// Keeps the node alive while the target stands in memory only, where no count covers it.
-    pub pin: Option<Arc<Pin>>,
-}
-
-impl PartialEq for Target {
-    fn eq(&self, other: &Self) -> bool {
-        (self.id, &self.prepend) == (other.id, &other.prepend)
-    }
 }
 
 /// Messages that arrived together. Its updates are newer than its ranges. A point is newer than both, and

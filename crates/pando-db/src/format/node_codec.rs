@@ -272,7 +272,7 @@ fn get_upper(r: &mut Reader) -> Result<Option<Bytes>> {
 fn get_target(r: &mut Reader) -> Result<Option<Target>> {
     match r.u8()? {
         0 => Ok(None),
-        1 => Ok(Some(Target { id: r.varint()?, prepend: r.bytes()?, pin: None })),
+        1 => Ok(Some(Target { id: r.varint()?, prepend: r.bytes()? })),
         other => Err(r.bad(format!("flag {other}"))),
     }
 }
@@ -335,11 +335,17 @@ fn get_run(r: &mut Reader, place: Place<'_>) -> Result<Run> {
 pub(crate) fn detach(node: &Node, home: &Stored) -> Result<Node> {
     let mut node = node.clone();
     for page in node.pages_mut() {
-        if let PageLoc::Home(segment) = page.loc {
-            page.loc = PageLoc::Foreign(home.part(segment)?.clone(), Segment { part: 0, ..segment });
-        }
+        detach_page(page, home)?;
     }
     Ok(node)
+}
+
+/// The same for one page.
+pub(crate) fn detach_page(page: &mut PageRef, home: &Stored) -> Result<()> {
+    if let PageLoc::Home(segment) = page.loc {
+        page.loc = PageLoc::Foreign(home.part(segment)?.clone(), Segment { part: 0, ..segment });
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -9,7 +9,6 @@ pub(crate) mod layout;
 pub mod log;
 pub(crate) mod pager;
 mod passed;
-pub(crate) mod pin;
 pub mod space;
 pub mod superblock;
 pub(crate) mod table;

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::*;
 use crate::{
-    dag::{memtable::Memtable, run::Writer},
+    dag::{deferred::TableRange, memtable::Memtable, run::Writer},
     device::MemDevice,
     format::message::{Msg, Value},
     merge::tests::Text,
@@ -125,15 +125,41 @@ fn is_sound(layer: &Layer) -> bool {
 #[derive(Debug, Clone)]
 enum Step {
     Point(Bytes, Msg),
-    Range(RangeMsg),
+    Range(TableRange),
     Update(UpdateMsg),
+}
+
+/// What stands below a table.
+fn under(key: &[u8]) -> Value {
+    (!key.ends_with(b"c")).then(|| [b"under ", key].concat().into())
+}
+
+/// What stands below the range of a table: a clone shows its source.
+fn under_range(range: &TableRange, key: &Bytes) -> Value {
+    let (lens, image) = range.source()?;
+    let source = lens.apply(key);
+    assert!(image.contains(&source), "{source:?} is not in {image:?}");
+    under(&source)
+}
+
+/// What a table says of a key, found by looking at everything.
+fn meaning_of_table(table: &Memtable, key: &Bytes) -> Value {
+    let base = match table.ranges.values().find(|range| range.span.contains(key)) {
+        Some(range) => under_range(range, key),
+        None => under(key),
+    };
+    match (table.points.get(key), table.updates.values().find(|u| u.span.contains(key))) {
+        (Some(point), _) => point.clone().resolve(base, &Text),
+        (None, Some(update)) => update.ops.iter().fold(base, |old, op| Text.apply(Some(&old?), op)),
+        (None, None) => base,
+    }
 }
 
 fn step() -> impl Strategy<Value = Step> {
     let update = (span(), op()).prop_map(|(span, op)| UpdateMsg { span, ops: SmallVec::from_iter([op]) });
     prop_oneof![
         5 => (key(), point()).prop_map(|(key, msg)| Step::Point(key, msg)),
-        1 => (span(), prop::option::of(1u64..4)).prop_map(|(span, goto)| Step::Range(range(span, goto))),
+        1 => (span(), prop::option::of(key())).prop_map(|(span, origin)| Step::Range(TableRange { span, origin })),
         2 => update.prop_map(Step::Update),
     ]
 }
@@ -149,7 +175,7 @@ fn do_to_table(table: &mut Memtable, step: &Step) {
 fn do_to_value(step: &Step, key: &Bytes, value: Value) -> Value {
     match step {
         Step::Point(at, msg) if at == key => msg.resolve(value, &Text),
-        Step::Range(range) if range.span.contains(key) => over_range(Some(range), key, value),
+        Step::Range(range) if range.span.contains(key) => under_range(range, key),
         Step::Update(update) if update.span.contains(key) => {
             update.ops.iter().fold(value, |old, op| Text.apply(Some(&old?), op))
         }
@@ -193,7 +219,7 @@ proptest! {
     /// Points come whole pages at a time where nothing is said about them.
     #[test]
     fn a_table_means_what_was_done_to_it(
-        steps in prop::collection::vec(step(), 0..30), keys in prop::collection::vec(key(), 20), below in prop::option::of(Just("v")),
+        steps in prop::collection::vec(step(), 0..30), keys in prop::collection::vec(key(), 20),
     ) {
         let pager = pager();
         let mut table = Memtable::new(0, LogPos::default());
@@ -202,15 +228,20 @@ proptest! {
         prop_assert!(is_sound(&layer));
         let over_delete = |u: &UpdateMsg| layer.ranges.iter().any(|r| r.target.is_none() && r.span.overlaps(&u.span));
         prop_assert!(!layer.updates.iter().any(over_delete), "an update over a delete");
+        prop_assert_eq!(table.clones().count(), table.ranges.values().filter(|range| !range.is_delete()).count());
+        prop_assert_eq!(table.has_clones(), table.clones().next().is_some());
         for key in keys.into_iter().chain(table.points.keys().cloned()) {
-            let below = below.map(Bytes::from);
-            let expected = steps.iter().fold(below.clone(), |value, step| do_to_value(step, &key, value));
+            let expected = steps.iter().fold(under(&key), |value, step| do_to_value(step, &key, value));
+            prop_assert_eq!(meaning_of_table(&table, &key), expected.clone(), "{:?}", key);
+            // But for clones the layer says the same.
+            let cloned = table.range_at(&key).is_some_and(|range| !range.is_delete());
+            let below = if cloned { table.range_at(&key).and_then(|range| under_range(range, &key)) } else { under(&key) };
             prop_assert_eq!(meaning(&layer, &key, below, &pager), expected, "{:?}", key);
         }
         // What is counted is given back.
-        table.put_range(range(Span::all(), None));
+        table.put_range(TableRange::deleted(Span::all()));
         let mut empty = Memtable::new(0, LogPos::default());
-        empty.put_range(range(Span::all(), None));
+        empty.put_range(TableRange::deleted(Span::all()));
         prop_assert_eq!(table.bytes(), empty.bytes());
     }
 }

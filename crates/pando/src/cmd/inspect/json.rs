@@ -56,7 +56,6 @@ impl Form {
             "id": node.id,
             "height": node.height,
             "references": node.references,
-            "pinned": node.pinned,
             "distance": node.distance,
             "path": node.path.as_ref().map(|path| self.path(path)),
             "extents": list(&node.extents, |e: &ExtentInfo| json!({ "offset": e.offset, "len": e.len, "shared": e.shared })),

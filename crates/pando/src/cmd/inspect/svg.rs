@@ -182,12 +182,11 @@ fn shape(node: &NodeInfo, keys: Keys) -> Shape {
             }
         }
     }
-    let shared = node.references > 1 || node.pinned;
-    let badge = match (node.references, node.pinned) {
-        (0, _) => Some("to be reclaimed".into()),
-        (1, false) => None,
-        (1, true) => Some("held by a clone".into()),
-        (n, _) => Some(format!("shared ×{n}")),
+    let shared = node.references > 1;
+    let badge = match node.references {
+        0 => Some("to be reclaimed".into()),
+        1 => None,
+        n => Some(format!("shared ×{n}")),
     };
     let size = if node.extents.is_empty() { String::new() } else { format!(" · {}", show(node.bytes)) };
     Shape {

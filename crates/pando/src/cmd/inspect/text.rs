@@ -177,9 +177,6 @@ fn title(node: &NodeInfo, keys: Keys) -> String {
     if node.references != 1 {
         title += &format!(", {}", count(node.references, "reference"));
     }
-    if node.pinned {
-        title += ", held by a clone in memory";
-    }
     title += &match node.extents.first() {
         Some(extent) => format!(", {} at byte {}", show(node.bytes), extent.offset),
         None => format!(", about {} in memory", show(node.bytes)),

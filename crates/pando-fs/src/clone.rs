@@ -16,7 +16,7 @@ use crate::{
     error::{Error, Result, show},
     inode::{Inode, InodeRef},
     merge::Change,
-    path::{self, check_name},
+    path::{self, check_name, system},
     place::Obstacle,
     rename::End,
     types::{Caller, CloneReport, FileKind, Ino, RemoveReport, Time},
@@ -187,7 +187,12 @@ impl Fs {
             batch.put(path::meta(&end.entry), record.encode());
             let touched = Change::modified(now);
             Self::change_dir(&mut batch, end.at, &touched);
+            batch.put(system::cloned(), now.encode());
             self.db.write(batch)?;
+            {
+                let mut cloned = self.cloned.lock();
+                *cloned = now.max(*cloned);
+            }
             end.at.dir.change(|s| touched.apply(&mut s.record));
             if let Some(removal) = &removal {
                 self.removed_all(removal);

@@ -318,17 +318,18 @@ impl Fs {
                 Err(_) if done > 0 => break,
                 Err(e) => return Err(e),
             };
-            let change = Change {
+            let mut change = Change {
                 size: Some(Size::AtLeast(end)),
                 perm: if by_root { None } else { without_set_id(perm) },
                 dense: noted.dense(),
                 ..Change::modified(now)
             };
+            inode.peek(|s| s.save_atime(&mut change));
             Self::write_data(&mut batch, data_key, size, from, part);
             batch.upsert(meta_key.clone(), change.encode());
             match self.db.write(batch) {
                 Ok(()) => inode.change(|s| {
-                    change.apply(&mut s.record);
+                    s.apply(&change);
                     noted.apply(s);
                 }),
                 Err(_) if done > 0 => break,
@@ -354,10 +355,21 @@ impl Fs {
         if !inode.peek(|s| due(&s.record)) {
             return;
         }
+        // An access is no reason to copy what clones share. A record that was changed after the last clone
+        // is shared with none.
+        let may_be_shared = inode.peek(|s| s.record.ctime) <= *self.cloned.lock();
+        if self.atime == AtimePolicy::Relatime && may_be_shared {
+            return inode.change(|s| {
+                if due(&s.record) {
+                    s.record.atime = now;
+                    s.atime_unsaved = true;
+                }
+            });
+        }
         let Ok(at) = self.hold(inode, true) else { return };
         let change = Change { atime: Some(now), ..Change::default() };
         if inode.peek(|s| due(&s.record)) && self.db.upsert(at.meta.clone(), change.encode()).is_ok() {
-            inode.change(|s| change.apply(&mut s.record));
+            inode.change(|s| s.apply(&change));
         }
     }
 

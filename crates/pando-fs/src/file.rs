@@ -87,6 +87,7 @@ impl Fs {
         if change.perm.is_none() && drops && inode.kind != FileKind::Directory {
             change.perm = without_set_id(perm);
         }
+        inode.peek(|st| st.save_atime(&mut change));
         let mut batch = Batch::new();
         let mut holes = None;
         if let Some(size) = s.size {
@@ -97,7 +98,7 @@ impl Fs {
         batch.upsert(at.meta.clone(), change.encode());
         self.db.write(batch)?;
         inode.change(|st| {
-            change.apply(&mut st.record);
+            st.apply(&change);
             if let Some(holes) = holes {
                 st.map = holes.map;
             }

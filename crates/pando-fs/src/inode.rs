@@ -6,7 +6,7 @@
 //! whatever lies below: paths are found by walking up.
 //!
 //! Guarantees: at most one [`Inode`] per number; a record in memory is what
-//! the engine would answer, also when an inode leaves and comes back while
+//! the engine would answer (but for an access time that is kept in memory only), also when an inode leaves and comes back while
 //! somebody reads its record ([`Table::enter`]). Uses records only; calls
 //! nothing that does I/O.
 
@@ -25,6 +25,7 @@ use smallvec::SmallVec;
 use crate::{
     blockmap::BlockMap,
     error::{Error, Result},
+    merge::Change,
     record::Record,
     types::{Attr, FileKind, Ino},
 };
@@ -53,11 +54,26 @@ pub(crate) struct State {
     pub lookups: u64,
     /// Open file handles.
     pub opens: u32,
+    /// The access time in the record is not stored: see [`crate::AtimePolicy`].
+    pub atime_unsaved: bool,
     /// The map of a file with holes, once it was read. Changed only while `tree` is held exclusively.
     pub map: Option<BlockMap>,
 }
 
 impl State {
+    /// Adds the access time to a change if it is not stored.
+    pub(crate) fn save_atime(&self, change: &mut Change) {
+        if self.atime_unsaved && change.atime.is_none() {
+            change.atime = Some(self.record.atime);
+        }
+    }
+
+    /// Applies a change that is stored.
+    pub(crate) fn apply(&mut self, change: &Change) {
+        change.apply(&mut self.record);
+        self.atime_unsaved &= change.atime.is_none();
+    }
+
     /// Whether the map has to be read to say how many blocks there are.
     pub(crate) fn uncounted(&self) -> bool {
         self.record.dense.is_some() && self.map.is_none()
@@ -372,7 +388,7 @@ impl Table {
             refs: AtomicU64::new(1),
             changed: AtomicBool::new(departures.is_none()),
             alive_at: AtomicU64::new(u64::MAX),
-            state: Mutex::new(State { link, record, lookups: 0, opens: 0, map: None }),
+            state: Mutex::new(State { link, record, lookups: 0, opens: 0, atime_unsaved: false, map: None }),
         });
         shard.insert(ino, inode.clone());
         self.len.fetch_add(1, Ordering::Relaxed);

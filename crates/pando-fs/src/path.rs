@@ -278,6 +278,11 @@ pub(crate) mod system {
         [&orphan(ino)[..], &[DATA]].concat().into()
     }
 
+    /// When a tree was cloned last.
+    pub(crate) fn cloned() -> Bytes {
+        tagged(b'T', b"")
+    }
+
     /// A part of the names that were removed lately.
     pub(crate) fn removed_names(slot: u8) -> Bytes {
         tagged(b'P', &[slot])

@@ -199,6 +199,15 @@ fn put_extension(out: &mut BytesMut, tag: u8, value: &[u8]) {
     out.put_slice(value);
 }
 
+impl Time {
+    /// The time as records have it.
+    pub(crate) fn encode(self) -> Bytes {
+        let mut out = BytesMut::new();
+        put_time(&mut out, self);
+        out.freeze()
+    }
+}
+
 pub(crate) fn put_time(out: &mut BytesMut, t: Time) {
     out.put_i64_le(t.secs);
     out.put_u32_le(t.nanos);

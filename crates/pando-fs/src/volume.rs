@@ -21,7 +21,7 @@ use crate::{
     merge::FsMerge,
     path::{self, system},
     position::Positions,
-    record::Record,
+    record::{Record, get_time},
     stats::{FsStats, Recorder},
     types::{AtimePolicy, Caller, FileKind, FormatOptions, MountOptions, ROOT, StatFs, Time},
 };
@@ -54,6 +54,8 @@ pub struct Inner {
     pub(crate) clone_ids: Counter,
     pub(crate) lineages: Lineages,
     pub(crate) positions: Positions,
+    /// When a tree was cloned last; long ago if none was.
+    pub(crate) cloned: Mutex<Time>,
     pub(crate) clone_latency: Recorder,
     /// See [`Fs::with_attempts`].
     pub(crate) turn: Mutex<()>,
@@ -183,6 +185,7 @@ impl Fs {
         let kept = table.enter(ROOT, 0, None, Link::Root, root);
         // The root never leaves: the mount itself is a reference of the kernel.
         kept.ok_or(damaged("the root cannot be entered"))?.count_lookup();
+        let cloned = db.get(&system::cloned())?.and_then(|value| get_time(&mut &value[..]));
         let inner = Inner {
             read_only: o.read_only,
             atime: o.atime,
@@ -193,6 +196,7 @@ impl Fs {
             file_numbers: Counter::open(&db, "file numbers", counter::FILE, 4096, 1 << 40)?,
             clone_ids: Counter::open(&db, "clone ids", counter::CLONE, 256, u64::MAX)?,
             positions: Positions::default(),
+            cloned: Mutex::new(cloned.unwrap_or(Time { secs: i64::MIN, nanos: 0 })),
             clone_latency: Recorder::default(),
             turn: Mutex::new(()),
             label,
@@ -206,6 +210,7 @@ impl Fs {
         let lineages = counter::decode("counter of lineages", db.get(&system::counter(counter::LINEAGE))?)?;
         let mut batch = pando_db::Batch::new();
         batch.put(system::counter(counter::UNTRACKED), counter::encode(lineages.unwrap_or(1)));
+        batch.put(system::cloned(), Time::now().encode());
         batch.put(system::format(), encode_format(label));
         Ok(db.write(batch)?)
     }

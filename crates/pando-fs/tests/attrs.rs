@@ -267,3 +267,59 @@ fn a_member_by_supplementary_group_may_make_setgid_files() {
     }
     w.fs.forget(dir_ref.ino, 1);
 }
+
+#[test]
+fn reading_a_clone_or_its_source_does_not_copy_what_they_share() {
+    let device = std::sync::Arc::new(pando_db::device::MemDevice::new(256 << 20));
+    Fs::format(device.clone(), &FormatOptions { node_size: 64 << 10, ..FormatOptions::default() }).unwrap();
+    let o = MountOptions { atime: AtimePolicy::Relatime, ..options() };
+    let fs = Fs::open(device.clone(), o.clone()).unwrap();
+    let mut w = World { device, fs, me: Caller::root() };
+    w.mkdir("/src");
+    for i in 0..6000 {
+        w.put(&format!("/src/file-with-a-long-name-{i:05}"), b"content");
+    }
+    w.fs.db().settle().unwrap();
+    w.clone_tree("/src", "/copy", false).unwrap();
+    w.remount_with(o.clone());
+    w.fs.db().settle().unwrap();
+    let alone = |w: &World| {
+        w.fs.db().settle().unwrap();
+        let own = |p: &str| w.fs.usage_of_path(std::path::Path::new(p)).unwrap().exclusive_bytes;
+        own("/copy") + own("/src")
+    };
+    let before = alone(&w);
+    let start = Time::now();
+    for tree in ["/copy", "/src"] {
+        for i in 0..6000 {
+            w.on(&format!("{tree}/file-with-a-long-name-{i:05}"), |a| {
+                w.fs.read(NONE, a.ino, 0, 10)?;
+                let now = w.fs.getattr(a.ino)?.atime;
+                assert!(now >= start, "{tree} {i}: the access time is seen, {now:?}");
+                Ok(())
+            })
+            .unwrap();
+        }
+        w.names(tree);
+    }
+    let after = alone(&w);
+    println!("exclusive bytes of both: {before} before reading all files, {after} after");
+    assert!(after < before + 100_000, "{before} -> {after}");
+    // An access time that was only seen is stored with the next change of the file.
+    w.on("/copy/file-with-a-long-name-00007", |a| {
+        w.fs.read(NONE, a.ino, 0, 10)?;
+        let seen = w.fs.getattr(a.ino)?.atime;
+        w.fs.write(NONE, a.ino, 0, b"C", false)?;
+        assert_eq!(w.fs.getattr(a.ino)?.atime, seen);
+        Ok(())
+    })
+    .unwrap();
+    w.remount_with(o.clone());
+    assert!(w.attr("/copy/file-with-a-long-name-00007").atime >= start);
+    // That of a file changed after the last clone is stored at once.
+    w.put("/newer", b"x");
+    w.get("/newer").unwrap();
+    let read = w.attr("/newer").atime;
+    w.remount_with(o);
+    assert_eq!(w.attr("/newer").atime, read);
+}

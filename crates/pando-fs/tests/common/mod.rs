@@ -269,7 +269,7 @@ pub fn check_keys(w: &World) {
     for pair in w.fs.db().range(b"", None) {
         let (key, value) = pair.unwrap();
         if key[..4] == [0xff; 4] {
-            assert!(b"FCLOPE".contains(&key[4]), "unknown system key {key:?}");
+            assert!(b"FCLOPET".contains(&key[4]), "unknown system key {key:?}");
             continue;
         }
         assert_eq!(key[..4], [0; 4]);

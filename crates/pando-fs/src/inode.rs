@@ -14,7 +14,7 @@ use std::{
     collections::{HashMap, HashSet},
     ops::Deref,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
@@ -222,6 +222,16 @@ impl InodeRef {
         alive
     }
 
+    /// For finding out later whether something is this inode still: see [`InodeRef::is`].
+    pub(crate) fn weak(&self) -> Weak<Inode> {
+        Arc::downgrade(&self.inode)
+    }
+
+    /// True if `other` was made of this inode, which has been in the table since.
+    pub(crate) fn is(&self, other: &Weak<Inode>) -> bool {
+        std::ptr::eq(Arc::as_ptr(&self.inode), other.as_ptr())
+    }
+
     /// The inode and those above it, itself first; ESTALE if one of them was removed.
     ///
     /// Without locks: by the time that it returns, renames may have changed it. Verify under locks.
@@ -289,6 +299,8 @@ pub(crate) struct Table {
     departures: AtomicU64,
     /// Counts trees that were removed or replaced as a whole, with what was below.
     trees_removed: AtomicU64,
+    /// Counts directories that were moved, and trees that were removed. See [`Table::moves`].
+    moves: AtomicU64,
 }
 
 impl Table {
@@ -296,7 +308,7 @@ impl Table {
     pub(crate) fn new() -> Arc<Self> {
         let shards = (0..SHARDS).map(|_| Shard::default()).collect();
         let zero = || AtomicU64::new(0);
-        Arc::new(Self { shards, len: zero(), departures: zero(), trees_removed: zero() })
+        Arc::new(Self { shards, len: zero(), departures: zero(), trees_removed: zero(), moves: zero() })
     }
 
     fn shard(&self, ino: Ino) -> &Shard {
@@ -330,6 +342,18 @@ impl Table {
     /// To be called when the top of a tree that was removed as a whole is marked so.
     pub(crate) fn tree_removed(&self) {
         self.trees_removed.fetch_add(1, Ordering::Release);
+        self.moved();
+    }
+
+    /// To be called when a directory has got another place, while its `tree` is held exclusively.
+    pub(crate) fn moved(&self) {
+        self.moves.fetch_add(1, Ordering::Release);
+    }
+
+    /// Who holds `tree` of all directories above some place and finds the same number as before knows that
+    /// the place has not moved in between.
+    pub(crate) fn moves(&self) -> u64 {
+        self.moves.load(Ordering::Acquire)
     }
 
     /// To be read before a record is read that is given to [`Table::enter`].
@@ -387,7 +411,8 @@ impl Table {
             names,
             refs: AtomicU64::new(1),
             changed: AtomicBool::new(departures.is_none()),
-            alive_at: AtomicU64::new(u64::MAX),
+            // The caller holds the directory in `link` where it is.
+            alive_at: AtomicU64::new(self.trees_removed.load(Ordering::Acquire)),
             state: Mutex::new(State { link, record, lookups: 0, opens: 0, atime_unsaved: false, map: None }),
         });
         shard.insert(ino, inode.clone());

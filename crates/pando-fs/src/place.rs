@@ -14,18 +14,28 @@
 //! 2. then `names` of the directory, by waiting;
 //! 3. then `tree` of one entry in it, by waiting.
 //!
+//! The walk up costs more than all the rest where trees are deep. So the ways to the deep directories used last are
+//! remembered, with the number of moves (of directories, anywhere) at that time: who holds all locks of a remembered
+//! way, and finds that nothing has moved since, holds the right ones.
+//!
 //! Calls on two directories (rename, clone, copy between files) take everything by attempts
 //! ([`Fs::with_attempts`]). Uses inodes and key encoding; does no I/O.
 
-use std::sync::Arc;
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use bytes::Bytes;
-use parking_lot::{ArcRwLockReadGuard, ArcRwLockWriteGuard, RawRwLock, RwLock};
+use parking_lot::{ArcRwLockReadGuard, ArcRwLockWriteGuard, Mutex, RawRwLock, RwLock};
 use smallvec::SmallVec;
 
 use crate::{
     error::{Error, Result},
-    inode::{InodeRef, Link},
+    inode::{Inode, InodeRef, Link},
     path,
     types::{FileKind, Ino},
     volume::Fs,
@@ -77,6 +87,47 @@ impl Attempts {
         }
         let taken = || Obstacle::Taken { lock: lock.clone(), exclusive: true };
         lock.try_write_arc().map(|_guard| Guard::Exclusive { _guard }).ok_or_else(taken)
+    }
+}
+
+/// Directories at least so deep have their way from the root remembered.
+const DEEP: usize = 32;
+/// Ways that are remembered.
+const WAYS: usize = 8;
+
+/// The way from the root to a directory, as it was when so many directories had moved.
+#[derive(Debug)]
+struct Way {
+    dir: Weak<Inode>,
+    moves: u64,
+    /// `tree` of each directory from the root down, and their numbers.
+    locks: Vec<Lock>,
+    above: SmallVec<[Ino; 12]>,
+    contents: Vec<u8>,
+    /// Where in `contents` the name of the directory itself begins.
+    own: usize,
+}
+
+/// The ways to the deep directories used last: finding them by walking up costs more than
+/// all the rest of a call.
+#[derive(Debug, Default)]
+pub(crate) struct Ways {
+    /// Whether there is any: most mounts have no deep directories, and their calls share no lock for it.
+    any: AtomicBool,
+    list: Mutex<VecDeque<Arc<Way>>>,
+}
+
+impl Ways {
+    fn find(&self, dir: &InodeRef) -> Option<Arc<Way>> {
+        self.list.lock().iter().find(|way| dir.is(&way.dir)).cloned()
+    }
+
+    fn add(&self, way: Arc<Way>) {
+        self.any.store(true, Ordering::Relaxed);
+        let mut ways = self.list.lock();
+        ways.retain(|w| !Weak::ptr_eq(&w.dir, &way.dir));
+        ways.truncate(WAYS - 1);
+        ways.push_front(way);
     }
 }
 
@@ -165,9 +216,65 @@ impl Fs {
         }
     }
 
+    /// The remembered way to a directory, or to its parent and one step more.
+    fn way(&self, dir: &InodeRef) -> Result<Option<Arc<Way>>> {
+        if !self.ways.any.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let moves = self.table.moves();
+        if let Some(way) = self.ways.find(dir).filter(|way| way.moves == moves) {
+            return Ok(Some(way));
+        }
+        let Some((parent, name)) = dir.peek(|s| match &s.link {
+            Link::At { parent, name } => Some((parent.clone(), name.clone())),
+            _ => None,
+        }) else {
+            return Ok(None);
+        };
+        let Some(up) = self.ways.find(&parent).filter(|way| way.moves == moves) else { return Ok(None) };
+        let mut contents = Vec::with_capacity(up.contents.len() + name.len() + 2);
+        contents.extend_from_slice(&up.contents);
+        path::enter(&mut contents, &name)?;
+        let mut locks = Vec::with_capacity(up.locks.len() + 1);
+        locks.extend(up.locks.iter().cloned());
+        locks.push(dir.tree.clone());
+        let mut above = up.above.clone();
+        above.push(dir.ino);
+        let own = up.contents.len();
+        let way = Arc::new(Way { dir: dir.weak(), moves, locks, above, contents, own });
+        self.ways.add(way.clone());
+        Ok(Some(way))
+    }
+
+    /// Holds the place of a directory still by a remembered way, if it is that still.
+    fn attempt_way(&self, dir: &InodeRef, way: &Way) -> Result<Option<DirAt>, Obstacle> {
+        let mut chain = SmallVec::with_capacity(way.locks.len());
+        for lock in &way.locks {
+            chain.push(attempt_shared(lock)?);
+        }
+        // No directory above can move now, and none has since the way was found. The directory itself
+        // may have been removed, being empty.
+        let linked = dir.peek(|s| matches!(s.link, Link::At { .. }));
+        if !linked || self.table.moves() != way.moves {
+            return Ok(None);
+        }
+        let entry = path::entry_of(&way.contents, way.own);
+        let (above, contents) = (way.above.clone(), way.contents.clone());
+        Ok(Some(DirAt { _chain: chain, above, entry, contents, dir: dir.clone() }))
+    }
+
     /// Holds the place of a directory still, if no lock on the way is taken.
+    ///
+    /// Costs what the directory is deep: a lock for each level, and for those deeper than 32 whose way is not
+    /// remembered the walk up.
     pub(crate) fn attempt_dir(&self, dir: &InodeRef) -> Result<DirAt, Obstacle> {
         dir.must_be_dir()?;
+        if let Some(way) = self.way(dir)?
+            && let Some(at) = self.attempt_way(dir, &way)?
+        {
+            return Ok(at);
+        }
+        let moves = self.table.moves();
         let up = dir.ancestry()?;
         let mut chain = SmallVec::new();
         let mut above = SmallVec::new();
@@ -192,6 +299,11 @@ impl Fs {
             previous = Some(inode);
         }
         let entry = path::entry_of(&contents, own);
+        if above.len() > DEEP {
+            let locks = up.iter().rev().map(|inode| inode.tree.clone()).collect();
+            let (above, contents) = (above.clone(), contents.clone());
+            self.ways.add(Arc::new(Way { dir: dir.weak(), moves, locks, above, contents, own }));
+        }
         Ok(DirAt { _chain: chain, above, entry, contents, dir: dir.clone() })
     }
 

@@ -220,6 +220,9 @@ impl Fs {
         }
         moved.change(|s| s.record = record);
         moved.relink(dst.link());
+        if moved.kind == FileKind::Directory {
+            self.table.moved();
+        }
         self.positions.removed(&self.db, src.name);
         Ok(())
     }
@@ -256,6 +259,7 @@ impl Fs {
         second.change(|s| s.record = second_record);
         first.relink(two.link());
         second.relink(one.link());
+        self.table.moved();
         Ok(())
     }
 }

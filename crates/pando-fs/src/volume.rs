@@ -20,6 +20,7 @@ use crate::{
     lineage::Lineages,
     merge::FsMerge,
     path::{self, system},
+    place::Ways,
     position::Positions,
     record::{Record, get_time},
     stats::{FsStats, Recorder},
@@ -59,6 +60,7 @@ pub struct Inner {
     pub(crate) clone_latency: Recorder,
     /// See [`Fs::with_attempts`].
     pub(crate) turn: Mutex<()>,
+    pub(crate) ways: Ways,
     label: String,
 }
 
@@ -199,6 +201,7 @@ impl Fs {
             cloned: Mutex::new(cloned.unwrap_or(Time { secs: i64::MIN, nanos: 0 })),
             clone_latency: Recorder::default(),
             turn: Mutex::new(()),
+            ways: Ways::default(),
             label,
             db,
         };

@@ -1,7 +1,7 @@
 //! Upserts: small mutations of a value that are stored as messages.
 //!
 //! An upsert is an opaque byte string `op`. A [`Merge`] says what it does to a
-//! value. Both methods MUST be pure functions of their arguments: they run at
+//! value. All methods MUST be pure functions of their arguments: they run at
 //! any time, any number of times, in flushes, reads and recovery. A store that one of them makes panic while it writes stops:
 //! what was synced is there when it is opened again.
 
@@ -15,6 +15,13 @@ pub trait Merge: Send + Sync + 'static {
     /// The value after `op` is applied to `old` (`None`: no value). Returning `None` deletes.
     /// An `op` that this merge does not know leaves the value as it was.
     fn apply(&self, old: Option<&[u8]>, op: &[u8]) -> Option<Bytes>;
+    /// The value after `ops` are applied in order: the same as [`Merge::apply`] one after the other, which is what
+    /// this does unless it is overridden. Worth overriding where many small operations on a large value wait
+    /// together, of which each would copy the value.
+    fn apply_all(&self, old: Option<&[u8]>, ops: &[&[u8]]) -> Option<Bytes> {
+        let Some((first, rest)) = ops.split_first() else { return old.map(Bytes::copy_from_slice) };
+        rest.iter().fold(self.apply(old, first), |value, op| self.apply(value.as_deref(), op))
+    }
     /// One operation equal to `first` followed by `second`, where that is shorter than keeping both. It
     /// must give the same for *every* value, and for none.
     fn combine(&self, first: &[u8], second: &[u8]) -> Option<Bytes> {
@@ -93,6 +100,17 @@ impl Merge for PatchMerge {
         }
     }
 
+    fn apply_all(&self, old: Option<&[u8]>, ops: &[&[u8]]) -> Option<Bytes> {
+        let mut value = old.map(<[u8]>::to_vec);
+        for op in ops {
+            match Write::parse(op) {
+                Some(write) => write.apply_to(value.get_or_insert_default()),
+                None => value = self.apply(value.as_deref(), op).map(Vec::from),
+            }
+        }
+        value.map(Bytes::from)
+    }
+
     fn combine(&self, first: &[u8], second: &[u8]) -> Option<Bytes> {
         let (a, b) = (Write::parse(first)?, Write::parse(second)?);
         // Only a write that continues or overlaps the end of the first stays one contiguous write.
@@ -137,6 +155,14 @@ impl<'a> Write<'a> {
         let offset = u32::from_le_bytes(offset.try_into().ok()?) as usize;
         (tag == patch::WRITE && offset.checked_add(data.len())? <= patch::MAX_LEN)
             .then_some(Write { offset, data })
+    }
+
+    fn apply_to(&self, value: &mut Vec<u8>) {
+        let end = self.offset + self.data.len();
+        if value.len() < end {
+            value.resize(end, 0);
+        }
+        value[self.offset..end].copy_from_slice(self.data);
     }
 }
 

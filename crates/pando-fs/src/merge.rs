@@ -218,6 +218,15 @@ impl<'a> Write<'a> {
     fn end(&self) -> usize {
         self.offset + self.data.len()
     }
+
+    fn apply_to(&self, value: &mut Vec<u8>) {
+        if value.len() < self.end() {
+            value.resize(self.end(), 0);
+        }
+        if let Some(there) = value.get_mut(self.offset..self.end()) {
+            there.copy_from_slice(self.data);
+        }
+    }
 }
 
 fn decode_cut(op: &[u8]) -> Option<usize> {
@@ -252,6 +261,18 @@ impl Merge for FsMerge {
             return Some(record.encode());
         }
         Some(Bytes::copy_from_slice(old))
+    }
+
+    /// Patches of one block that wait together copy it once, not once each.
+    fn apply_all(&self, old: Option<&[u8]>, ops: &[&[u8]]) -> Option<Bytes> {
+        let mut value = old.map(<[u8]>::to_vec);
+        for op in ops {
+            match Write::decode(op) {
+                Some(write) => write.apply_to(value.get_or_insert_default()),
+                None => value = self.apply(value.as_deref(), op).map(Vec::from),
+            }
+        }
+        value.map(Bytes::from)
     }
 
     fn combine(&self, first: &[u8], second: &[u8]) -> Option<Bytes> {
@@ -354,6 +375,25 @@ mod tests {
             }
         }
         assert!(combined > 500, "{combined}");
+    }
+
+    #[test]
+    fn many_operations_at_once_equal_their_sequence() {
+        let olds: [Option<&[u8]>; 4] = [None, Some(b""), Some(b"0123456789"), Some(b"01234567890123456789")];
+        let one = |i: u32| match i % 7 {
+            5 => cut(i % 13),
+            6 => Change::default().encode(),
+            _ => write(i * 5 % 17, &vec![b'a' + (i % 26) as u8; (i % 4) as usize]),
+        };
+        for first in 0..40 {
+            let ops: Vec<Bytes> = (first..first + 9).map(one).collect();
+            let ops: Vec<&[u8]> = ops.iter().map(|op| &op[..]).collect();
+            for old in olds {
+                let in_turn =
+                    ops.iter().fold(old.map(Bytes::copy_from_slice), |v, op| FsMerge.apply(v.as_deref(), op));
+                assert_eq!(FsMerge.apply_all(old, &ops), in_turn, "{ops:?} on {old:?}");
+            }
+        }
     }
 
     #[test]

@@ -147,17 +147,19 @@ impl Memtable {
             }
             return;
         }
-        let msg = match self.points.get(&key) {
-            Some(old) => {
-                self.bytes -= entry_bytes(&key, old);
-                msg.over(old.clone(), merge)
-            }
+        // In place, so that operations which pile up are not copied.
+        if let Some(slot) = self.points.get_mut(&key) {
+            let old = std::mem::replace(slot, Msg::Delete);
+            self.bytes -= old.len();
+            *slot = msg.over(old, merge);
+            self.bytes += slot.len();
+            return;
+        }
+        let msg = match self.update_at(&key) {
             // Nothing lies below a RangeDelete, so an upsert over one is known at once.
-            None if self.range_at(&key).is_some_and(TableRange::is_delete) => msg.resolve(None, merge).into(),
-            None => match self.update_at(&key) {
-                Some(update) => msg.over(update.msg(), merge),
-                None => msg,
-            },
+            _ if self.range_at(&key).is_some_and(TableRange::is_delete) => msg.resolve(None, merge).into(),
+            Some(update) => msg.over(update.msg(), merge),
+            None => msg,
         };
         self.bytes += entry_bytes(&key, &msg);
         self.points.insert(key, msg);

@@ -553,7 +553,7 @@ impl From<Msg> for MessageInfo {
             Msg::Delete => MessageInfo::Delete,
             Msg::Upsert(changes) => {
                 let info = |Change { op, if_present }| OperationInfo { operation: op, if_present };
-                MessageInfo::Upsert(changes.into_iter().map(info).collect())
+                MessageInfo::Upsert(changes.iter().cloned().map(info).collect())
             }
         }
     }

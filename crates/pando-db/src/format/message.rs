@@ -1,7 +1,10 @@
 //! Point messages: what a leaf or a buffer says about one key.
 
+use std::sync::Arc;
+
 use bytes::{BufMut, Bytes, BytesMut};
-use smallvec::{SmallVec, smallvec};
+use imbl::Vector;
+use smallvec::SmallVec;
 
 use super::codec::{peek_varint, put_varint};
 use crate::merge::Merge;
@@ -14,7 +17,7 @@ pub(crate) enum Msg {
     /// The key has no value.
     Delete,
     /// These apply in order to whatever is older.
-    Upsert(SmallVec<[Change; 1]>),
+    Upsert(Changes),
 }
 
 /// One operation of an upsert; what it does is for [`Merge`] to say.
@@ -26,6 +29,11 @@ pub(crate) struct Change {
 }
 
 impl Change {
+    /// Bytes of content, for accounting.
+    fn len(&self) -> usize {
+        self.op.len() + 2
+    }
+
     fn apply(&self, old: Value, merge: &dyn Merge) -> Value {
         if self.if_present && old.is_none() {
             return None;
@@ -45,17 +53,113 @@ impl Change {
     }
 }
 
+/// At least one change, oldest first. Adding one costs O(log n) however many there are, also where a reader shares
+/// them: operations that nothing combines pile up in a table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Changes {
+    One(Change),
+    Many(Arc<Many>),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Many {
+    list: Vector<Change>,
+    /// Their content, for accounting.
+    bytes: usize,
+}
+
+impl Changes {
+    fn collect(changes: impl Iterator<Item = Change>) -> Self {
+        let list: Vector<Change> = changes.collect();
+        let bytes = list.iter().map(Change::len).sum();
+        Changes::Many(Arc::new(Many { list, bytes }))
+    }
+
+    fn len_in_bytes(&self) -> usize {
+        match self {
+            Changes::One(change) => change.len(),
+            Changes::Many(many) => many.bytes,
+        }
+    }
+
+    pub fn iter(&self) -> Box<dyn Iterator<Item = &Change> + '_> {
+        match self {
+            Changes::One(change) => Box::new(std::iter::once(change)),
+            Changes::Many(many) => Box::new(many.list.iter()),
+        }
+    }
+
+    /// These followed by `newer`, with neighbours made one where `merge` can. Cost: in proportion to `newer`.
+    fn then(mut self, newer: Changes, merge: &dyn Merge) -> Changes {
+        newer.iter().for_each(|next| self.add(next, merge));
+        self
+    }
+
+    fn add(&mut self, next: &Change, merge: &dyn Merge) {
+        match self {
+            Changes::One(last) => match last.then(next, merge) {
+                Some(both) => *last = both,
+                None => {
+                    let bytes = last.len() + next.len();
+                    let list = Vector::from_iter([last.clone(), next.clone()]);
+                    *self = Changes::Many(Arc::new(Many { list, bytes }));
+                }
+            },
+            Changes::Many(many) => {
+                let many = Arc::make_mut(many);
+                let both = many.list.last().and_then(|last| last.then(next, merge));
+                match (both, many.list.back_mut()) {
+                    (Some(both), Some(last)) => {
+                        many.bytes = many.bytes - last.len() + both.len();
+                        *last = both;
+                    }
+                    _ => {
+                        many.bytes += next.len();
+                        many.list.push_back(next.clone());
+                    }
+                }
+            }
+        }
+    }
+
+    fn apply(&self, before: Value, merge: &dyn Merge) -> Value {
+        match self {
+            Changes::One(change) => change.apply(before, merge),
+            Changes::Many(many) => {
+                let mut value = before;
+                let mut rest = many.list.iter().peekable();
+                while let Some(change) = rest.next() {
+                    if change.if_present {
+                        value = change.apply(value, merge);
+                        continue;
+                    }
+                    let mut run: SmallVec<[&[u8]; 8]> = SmallVec::from_iter([&change.op[..]]);
+                    while let Some(next) = rest.next_if(|next| !next.if_present) {
+                        run.push(&next.op);
+                    }
+                    value = merge.apply_all(value.as_deref(), &run);
+                }
+                value
+            }
+        }
+    }
+}
+
 /// What messages about one key come to, once nothing older matters.
 pub(crate) type Value = Option<Bytes>;
 
 impl Msg {
     pub fn upsert(op: Bytes) -> Self {
-        Msg::Upsert(smallvec![Change { op, if_present: false }])
+        Msg::Upsert(Changes::One(Change { op, if_present: false }))
     }
 
     /// What the operations of a range-upsert are to one of its keys.
     pub fn if_present(ops: &[Bytes]) -> Self {
-        Msg::Upsert(ops.iter().map(|op| Change { op: op.clone(), if_present: true }).collect())
+        let change = |op: &Bytes| Change { op: op.clone(), if_present: true };
+        Msg::Upsert(match ops {
+            [op] => Changes::One(change(op)),
+            ops => Changes::collect(ops.iter().map(change)),
+        })
     }
 
     /// True if what is older does not matter.
@@ -68,7 +172,7 @@ impl Msg {
         match self {
             Msg::Put(value) => value.len(),
             Msg::Delete => 0,
-            Msg::Upsert(changes) => changes.iter().map(|change| change.op.len() + 2).sum(),
+            Msg::Upsert(changes) => changes.len_in_bytes(),
         }
     }
 
@@ -77,7 +181,7 @@ impl Msg {
         match self {
             Msg::Put(value) => Some(value.clone()),
             Msg::Delete => None,
-            Msg::Upsert(changes) => changes.iter().fold(before, |old, change| change.apply(old, merge)),
+            Msg::Upsert(changes) => changes.apply(before, merge),
         }
     }
 
@@ -95,18 +199,7 @@ impl Msg {
             (newer @ (Msg::Put(_) | Msg::Delete), _) => newer,
             (newer, Msg::Put(old)) => newer.resolve(Some(old), merge).into(),
             (newer, Msg::Delete) => newer.resolve(None, merge).into(),
-            (Msg::Upsert(newer), Msg::Upsert(mut changes)) => {
-                for next in newer {
-                    match changes.last().and_then(|last| last.then(&next, merge)) {
-                        Some(both) => {
-                            changes.pop();
-                            changes.push(both);
-                        }
-                        None => changes.push(next),
-                    }
-                }
-                Msg::Upsert(changes)
-            }
+            (Msg::Upsert(newer), Msg::Upsert(older)) => Msg::Upsert(older.then(newer, merge)),
         }
     }
 
@@ -130,7 +223,7 @@ impl Msg {
             Msg::Delete => Bytes::new(),
             Msg::Upsert(changes) => {
                 let mut out = BytesMut::with_capacity(self.len() + 8);
-                for Change { op, if_present } in changes {
+                for Change { op, if_present } in changes.iter() {
                     put_varint(&mut out, (op.len() as u64) << 1 | u64::from(*if_present));
                     out.put_slice(op);
                 }
@@ -146,14 +239,17 @@ impl Msg {
             Self::PUT => Msg::Put(content),
             Self::DELETE => Msg::Delete,
             _ => {
-                let mut changes = SmallVec::new();
+                let mut changes: SmallVec<[Change; 1]> = SmallVec::new();
                 let mut rest = content;
                 while let Some((head, width)) = peek_varint(&rest) {
                     let end = (width as u64).saturating_add(head >> 1).min(rest.len() as u64) as usize;
                     changes.push(Change { op: rest.slice(width..end), if_present: head & 1 != 0 });
                     rest = rest.slice(end..);
                 }
-                Msg::Upsert(changes)
+                Msg::Upsert(match changes.len() {
+                    1 => Changes::One(changes.remove(0)),
+                    _ => Changes::collect(changes.into_iter()),
+                })
             }
         }
     }

@@ -50,6 +50,11 @@ pub fn describe_key(key: &[u8]) -> String {
     }
 }
 
+/// The path of an entry, or a part of one, for people: with a slash before each name.
+pub(crate) fn describe_path(path: &[u8]) -> String {
+    path::names(path).map_or_else(|| format!("/{}", path.escape_ascii()), |parts| show(&parts))
+}
+
 fn show(parts: &[&[u8]]) -> String {
     let mut out = String::new();
     for part in parts {

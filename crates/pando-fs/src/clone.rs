@@ -1,29 +1,47 @@
 //! Clones of whole trees, and their removal, each as one batch.
 //!
 //! A clone is a record for its root and one prefix clone for each region,
-//! whatever lies below. Who may: the rules that people know from btrfs
-//! snapshots. To clone, one must own the source (or be root) and may write to
-//! the directory of the destination; to replace or remove a tree, one must
-//! own it too, and the sticky bit of its directory is obeyed. Guarantees that
+//! whatever lies below. Who may: see `rights`. Guarantees that
 //! what is replaced or removed dies at once in memory, and that files open
 //! below stay usable through their handles. Uses `rename`'s pair of directories, `orphan`.
 
-use std::{ffi::OsStr, time::Instant};
+use std::{ffi::OsStr, os::unix::ffi::OsStrExt, time::Instant};
 
 use pando_db::Batch;
 
 use crate::{
     error::{Error, Result, show},
-    inode::{Inode, InodeRef},
+    inode::{InodeRef, Link},
     merge::Change,
     path::{self, check_name, system},
     place::Obstacle,
     rename::End,
-    types::{Caller, CloneReport, FileKind, Ino, RemoveReport, Time},
+    rights::Rights,
+    types::{Caller, CloneReport, FileKind, Ino, RemoveReport, Shown, Time},
     volume::Fs,
 };
 
-const S_ISVTX: u16 = 0o1000;
+/// What is to be cloned.
+enum Source<'a> {
+    /// Whatever has this name when its directory is held.
+    Named(InodeRef, &'a OsStr),
+    /// This one, wherever it is by then.
+    Inode(InodeRef),
+}
+
+impl Source<'_> {
+    /// Its directory and name, as far as nobody moves it.
+    fn place(&self) -> Result<(InodeRef, Box<[u8]>)> {
+        match self {
+            Source::Named(dir, name) => Ok((dir.clone(), name.as_bytes().into())),
+            Source::Inode(inode) => inode.peek(|s| match &s.link {
+                Link::At { parent, name } => Ok((parent.clone(), name.clone())),
+                Link::Root => Err(Error::Invalid("the root cannot be cloned into itself".into())),
+                Link::Orphan | Link::Gone => Err(Error::Stale(inode.ino)),
+            }),
+        }
+    }
+}
 
 /// What a removal leaves to do once its batch is written.
 struct Removal {
@@ -35,52 +53,20 @@ struct Removal {
 }
 
 impl Fs {
-    /// Error unless the caller may change the entries of `dir`.
-    fn may_change_entries(c: &Caller, dir: &Inode) -> Result<()> {
-        if c.is_root() {
-            return Ok(());
-        }
-        let (perm, uid, gid) = dir.peek(|s| (s.record.perm, s.record.uid, s.record.gid));
-        let shift = if c.uid == uid {
-            6
-        } else if c.in_group(gid) {
-            3
-        } else {
-            0
-        };
-        match perm >> shift & 0o3 == 0o3 {
-            true => Ok(()),
-            false => Err(Error::Access(dir.label())),
-        }
-    }
-
-    /// Error unless the caller may remove the tree `top` from `dir`.
-    fn may_remove(c: &Caller, dir: &Inode, top: &Inode) -> Result<()> {
-        Self::may_change_entries(c, dir)?;
-        let (perm, dir_owner) = dir.peek(|s| (s.record.perm, s.record.uid));
-        let owner = top.peek(|s| s.record.uid);
-        if perm & S_ISVTX != 0 && !Self::owns(c, owner) && !Self::owns(c, dir_owner) {
-            return Err(Error::NotPermitted {
-                name: top.label(),
-                why: "its directory has the sticky bit and both belong to others",
-            });
-        }
-        // What lies below is not looked at one by one, so the right to it must come from the top.
-        if top.kind == FileKind::Directory && !Self::owns(c, owner) {
-            return Err(Error::NotPermitted {
-                name: top.label(),
-                why: "only the owner of a tree, or root, may remove it as a whole",
-            });
-        }
-        Ok(())
-    }
-
     /// Adds the removal of an entry and all below it. The caller holds `tree` of it exclusively.
-    fn remove_all(&self, batch: &mut Batch, end: &End<'_>, top: &InodeRef, now: Time) -> Result<Removal> {
+    fn remove_all(
+        &self,
+        rights: Rights<'_>,
+        batch: &mut Batch,
+        end: &End<'_>,
+        top: &InodeRef,
+        now: Time,
+    ) -> Result<Removal> {
         let mut open_below = Vec::new();
         let mut top_orphaned = false;
         let mut lineage = None;
         if top.kind == FileKind::Directory {
+            self.may_empty(rights, top, &path::contents(&end.at.contents, end.name)?)?;
             open_below = self.orphan_below(batch, top, now)?;
             batch.delete(path::meta(&end.entry));
             for prefix in end.prefixes(top.kind)? {
@@ -118,47 +104,75 @@ impl Fs {
         dst: (Ino, &OsStr),
         replace: bool,
     ) -> Result<CloneReport> {
+        check_name(src.1)?;
+        self.clone_to(Rights::Of(c), &Source::Named(self.dir(src.0)?, src.1), dst, replace)
+    }
+
+    /// Like [`Fs::clone_tree`], of the file or directory `source`, wherever it is by now, with rights that the
+    /// kernel has seen.
+    pub fn clone_shown(
+        &self,
+        shown: &Shown,
+        source: Ino,
+        dst: (Ino, &OsStr),
+        replace: bool,
+    ) -> Result<CloneReport> {
+        let source = Source::Inode(self.table.get(source)?);
+        self.clone_to(Rights::Shown(shown), &source, dst, replace)
+    }
+
+    fn clone_to(
+        &self,
+        rights: Rights<'_>,
+        src: &Source<'_>,
+        dst: (Ino, &OsStr),
+        replace: bool,
+    ) -> Result<CloneReport> {
         let start = Instant::now();
         self.writable()?;
-        let (from, to) = (check_name(src.1)?, check_name(dst.1)?);
-        let (old, new) = (self.dir(src.0)?, self.dir(dst.0)?);
+        let to = check_name(dst.1)?;
+        let new = self.dir(dst.0)?;
         let mut report = self.with_attempts(|tries| {
+            let (old, from) = src.place()?;
+            let shown_name = || String::from_utf8_lossy(&from).into_owned();
             let pair = self.attempt_pair(tries, &old, &new)?;
-            let source_end = End::new(pair.first(), from)?;
+            let source_end = End::new(pair.first(), &from)?;
             let end = End::new(pair.second(), to)?;
-            let source = self.child(source_end.at, from)?.ok_or_else(|| Error::NotFound(show(src.1)))?;
+            let source = match (self.child(source_end.at, &from)?, src) {
+                (Some(found), Source::Inode(wanted)) if found.ino == wanted.ino => found,
+                (Some(found), Source::Named(..)) => found,
+                (None, Source::Named(..)) => return Err(Error::NotFound(shown_name()).into()),
+                // It has been moved since its place was looked up.
+                (_, Source::Inode(wanted)) => {
+                    return Err(Obstacle::Taken { lock: wanted.tree.clone(), exclusive: false });
+                }
+            };
             let target = self.child(end.at, to)?;
             let refuse = |text: String| Err(Obstacle::from(Error::Invalid(text)));
             if target.as_ref().is_some_and(|t| t.ino == source.ino) {
-                return refuse(format!("{}: source and destination are the same", show(src.1)));
+                return refuse(format!("{}: source and destination are the same", shown_name()));
             }
             if end.at.is_at_or_below(source.ino) {
                 return refuse(format!(
                     "{}: lies inside the source {}; clone to a place outside of it",
                     show(dst.1),
-                    show(src.1)
+                    shown_name()
                 ));
             }
             if target.as_ref().is_some_and(|t| source_end.at.is_at_or_below(t.ino)) {
                 return refuse(format!(
                     "{}: lies inside the destination {} that it would replace",
-                    show(src.1),
+                    shown_name(),
                     show(dst.1)
                 ));
             }
             if target.is_some() && !replace {
                 return Err(Error::Exists(show(dst.1)).into());
             }
-            if !Self::owns(c, source.peek(|s| s.record.uid)) {
-                return Err(Error::NotPermitted {
-                    name: show(src.1),
-                    why: "only its owner, or root, may clone it",
-                }
-                .into());
-            }
+            rights.may_clone(&source)?;
             match &target {
-                Some(target) => Self::may_remove(c, &end.at.dir, target)?,
-                None => Self::may_change_entries(c, &end.at.dir)?,
+                Some(target) => rights.may_remove(&end.at.dir, target)?,
+                None => rights.may_add(&end.at.dir)?,
             }
             // A file's size and data must be of one moment; a directory's calls are batches.
             let _source = match source.kind {
@@ -168,7 +182,8 @@ impl Fs {
             let _target = target.as_ref().map(|t| tries.exclusive(&t.tree)).transpose()?;
             let now = Time::now();
             let mut batch = Batch::new();
-            let removal = target.as_ref().map(|t| self.remove_all(&mut batch, &end, t, now)).transpose()?;
+            let removal =
+                target.as_ref().map(|t| self.remove_all(rights, &mut batch, &end, t, now)).transpose()?;
             let mut record = source.peek(|s| s.record.clone());
             record.ctime = now;
             record.crtime = now;
@@ -210,6 +225,15 @@ impl Fs {
 
     /// Removes `name` of `parent` with all below it, as `rm -r` does, in one batch.
     pub fn remove_tree(&self, c: &Caller, parent: Ino, name: &OsStr) -> Result<RemoveReport> {
+        self.remove_by(Rights::Of(c), parent, name)
+    }
+
+    /// Like [`Fs::remove_tree`], with rights that the kernel has seen.
+    pub fn remove_shown(&self, shown: &Shown, parent: Ino, name: &OsStr) -> Result<RemoveReport> {
+        self.remove_by(Rights::Shown(shown), parent, name)
+    }
+
+    fn remove_by(&self, rights: Rights<'_>, parent: Ino, name: &OsStr) -> Result<RemoveReport> {
         let start = Instant::now();
         self.writable()?;
         let bytes = check_name(name)?;
@@ -217,12 +241,12 @@ impl Fs {
         let (at, _names) = self.hold_names(&dir, true)?;
         let end = End::new(&at, bytes)?;
         let top = self.child(&at, bytes)?.ok_or_else(|| Error::NotFound(show(name)))?;
-        Self::may_remove(c, &dir, &top)?;
+        rights.may_remove(&dir, &top)?;
         let _own = top.tree.write_arc();
         let now = Time::now();
         let touched = Change::modified(now);
         let mut batch = Batch::new();
-        let removal = self.remove_all(&mut batch, &end, &top, now)?;
+        let removal = self.remove_all(rights, &mut batch, &end, &top, now)?;
         Self::change_dir(&mut batch, &at, &touched);
         self.db.write(batch)?;
         dir.change(|s| touched.apply(&mut s.record));

@@ -54,6 +54,7 @@ mod place;
 mod position;
 mod record;
 mod rename;
+mod rights;
 mod stats;
 mod types;
 mod usage;

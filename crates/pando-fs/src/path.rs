@@ -178,7 +178,7 @@ pub(crate) fn parse(key: &[u8]) -> Option<Parsed<'_>> {
 }
 
 /// The names in the path of an entry.
-fn names(mut path: &[u8]) -> Option<Vec<&[u8]>> {
+pub(crate) fn names(mut path: &[u8]) -> Option<Vec<&[u8]>> {
     let mut names = Vec::new();
     loop {
         let (&kind, rest) = path.split_first()?;
@@ -192,6 +192,15 @@ fn names(mut path: &[u8]) -> Option<Vec<&[u8]>> {
             _ => return None,
         }
     }
+}
+
+/// Contents prefix of the directory with the path `inside` (of [`parse`]d form) from the directory with
+/// contents prefix `dir`.
+pub(crate) fn contents_of(dir: &[u8], inside: &[u8]) -> Option<Vec<u8>> {
+    let mut contents = [dir, inside].concat();
+    let last = dir.len() + directory_of(inside).len();
+    *contents.get_mut(last).filter(|kind| **kind == ENTRY)? = CONTENTS;
+    Some(contents)
 }
 
 /// Contents prefix of the directory that holds the entry with this path (of [`parse`]d form).
@@ -342,6 +351,10 @@ mod tests {
         assert_eq!(parse(&block(&data(&file), 9)), Some(Parsed::Data(vec![b"a", b"b\x01", b"c"], 9)));
         assert_eq!(parse(&system::format()), Some(Parsed::System(b'F')));
         assert_eq!(directory_of(&file), dir);
+        let inside = entry(b"", b"c").unwrap();
+        assert_eq!(contents_of(&dir, &inside), contents(&dir, b"c").ok());
+        assert_eq!(contents_of(b"", &file), contents(&dir, b"c").ok());
+        assert_eq!(contents_of(&dir, b""), None);
         assert_eq!(directory_of(&entry(b"", b"x").unwrap()), b"");
         let (first, above) = next_level(&dir, 0).unwrap();
         assert_eq!((&first[..], above), (&b"\x01a\0"[..], &b"\x02a\0"[..]));

@@ -48,6 +48,22 @@ impl Caller {
     }
 }
 
+/// What somebody else, the kernel, has seen of the rights of a caller: for calls on whole trees that
+/// it cannot check itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Shown {
+    /// Effective (file-system) user.
+    pub uid: u32,
+    /// The caller owns the source of a clone, or has the privilege to act as its owner.
+    pub owns_source: bool,
+    /// The directory in which the caller may make entries.
+    pub adds_to: Option<Ino>,
+    /// What the caller may take out of its directory.
+    pub removes: Option<Ino>,
+    /// The caller is root, with the rights of root over every file.
+    pub root: bool,
+}
+
 /// What an inode is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]

@@ -236,6 +236,11 @@ impl Fs {
         Ok(self.db.close()?)
     }
 
+    /// True if it was opened for reading only.
+    pub fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
     /// Returns when all that was done is durable.
     pub fn sync(&self) -> Result<()> {
         Ok(self.db.sync()?)

@@ -323,3 +323,61 @@ fn reading_a_clone_or_its_source_does_not_copy_what_they_share() {
     w.remount_with(o);
     assert_eq!(w.attr("/newer").atime, read);
 }
+
+#[test]
+fn a_tree_goes_as_a_whole_only_if_every_directory_in_it_may_be_emptied() {
+    let w = World::new();
+    let (me, other) = (user(10, 20), user(11, 20));
+    let own = |path: &str, uid| {
+        set(&w, path, SetAttr { uid: Some(uid), gid: Some(20), mode: Some(0o777), ..SetAttr::default() })
+    };
+    own("/", 10);
+    for dir in ["/t", "/t/mine", "/t/mine/theirs", "/t/mine/theirs/deep", "/t/empty", "/new"] {
+        w.mkdir(dir);
+        own(dir, 10);
+    }
+    w.put("/t/mine/theirs/deep/f", b"of the other one");
+    let remove = |c: &Caller| w.at("/t", |d, n| w.fs.remove_tree(c, d, n));
+    for theirs in ["/t", "/t/mine/theirs", "/t/mine/theirs/deep"] {
+        own(theirs, 11);
+        for refused in [remove(&me), w.clone_as(&me, "/new", "/t", true)] {
+            let e = refused.unwrap_err();
+            assert_eq!(e.errno(), EPERM, "{theirs}: {e}");
+            assert!(e.to_string().starts_with(&theirs[1..]), "{theirs}: {e}");
+        }
+        own(theirs, 10);
+    }
+    assert_eq!(errno(remove(&other)), EPERM);
+    assert_eq!(w.get("/t/mine/theirs/deep/f").unwrap(), b"of the other one");
+    // Files of others, and empty directories, go with the directory that they are in.
+    own("/t/empty", 11);
+    own("/t/mine/theirs/deep/f", 11);
+    remove(&me).unwrap();
+    assert_eq!(w.names("/"), ["new"]);
+}
+
+#[test]
+fn only_what_may_be_looked_into_is_counted() {
+    let w = World::new();
+    for dir in ["/t", "/t/a", "/t/a/b", "/t/c"] {
+        w.mkdir(dir);
+    }
+    let mode = |path: &str, mode| {
+        set(&w, path, SetAttr { mode: Some(mode), gid: Some(20), ..SetAttr::default() });
+    };
+    let sees = |c: &Caller, path: &str| {
+        w.on(path, |a| Ok(w.fs.may_see_all(c, a.ino).map_err(|e| e.errno()))).unwrap()
+    };
+    let (member, stranger) = (user(10, 20), user(10, 30));
+    assert_eq!((sees(&member, "/t"), sees(&stranger, "/t")), (Ok(()), Ok(())));
+    mode("/t/a/b", 0o750);
+    assert_eq!((sees(&member, "/t"), sees(&stranger, "/t")), (Ok(()), Err(EPERM)));
+    assert_eq!(sees(&stranger, "/t/c"), Ok(()));
+    for closed in [0o700, 0o744, 0o711] {
+        mode("/t/a/b", closed);
+        assert_eq!(sees(&member, "/t"), Err(EPERM), "{closed:o}");
+    }
+    // One who might be in the group is refused where members are.
+    mode("/t/a/b", 0o705);
+    assert_eq!((sees(&member, "/t/a"), sees(&stranger, "/t/a")), (Err(EPERM), Err(EPERM)));
+}

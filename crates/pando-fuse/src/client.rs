@@ -12,7 +12,7 @@ use std::{
 
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode};
 
-use crate::control::{self, Request, Response, Usage};
+use crate::control::{self, Request, Response, Token, Usage};
 
 /// An ioctl that replaces the `N` bytes it is given.
 struct Exchange<const N: usize> {
@@ -56,6 +56,9 @@ pub enum Error {
         /// Message of the daemon.
         message: String,
     },
+    /// The daemon does not understand this program's requests.
+    #[error("the daemon is of another version than this program; mount it again")]
+    Version,
     /// The kernel refused, or the daemon is gone.
     #[error("{0}")]
     Io(#[from] io::Error),
@@ -66,7 +69,7 @@ impl Error {
     pub fn errno(&self) -> Option<i32> {
         match self {
             Error::NotPando => Some(libc::ENOTTY),
-            Error::Name => Some(libc::EINVAL),
+            Error::Name | Error::Version => Some(libc::EINVAL),
             Error::Refused { errno, .. } => Some(*errno),
             Error::Io(e) => e.raw_os_error(),
         }
@@ -87,6 +90,7 @@ fn exchange<const N: usize>(
         Err(rustix::io::Errno::NOTTY | rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
             Err(Error::NotPando)
         }
+        Err(rustix::io::Errno::INVAL) => Err(Error::Version),
         Err(e) => Err(Error::Io(e.into())),
     }
 }
@@ -118,10 +122,22 @@ pub fn send(dir: impl AsFd, request: &Request) -> Result<u64, Error> {
     ask(dir.as_fd(), request).map(|answer| answer.value)
 }
 
-/// What the file or tree with this `st_ino` takes, by an open directory of the mount.
-pub fn usage(dir: impl AsFd, ino: u64) -> Result<Usage, Error> {
-    let answer = ask(dir.as_fd(), &Request::Usage { ino })?;
+/// A token whose source is `file`, an open file or directory of the mount.
+pub fn token(file: impl AsFd) -> Result<Token, Error> {
+    let answer = ask(file.as_fd(), &Request::Token)?;
+    Token::from_hex(answer.message.as_bytes()).ok_or(Error::NotPando)
+}
+
+/// What the source of the token takes.
+pub fn usage(file: impl AsFd, token: Token) -> Result<Usage, Error> {
+    let answer = ask(file.as_fd(), &Request::Usage { token })?;
     control::decode_usage(&answer.message).ok_or(Error::NotPando)
+}
+
+/// Sends these bytes as the ioctl `command` of [`control::command`], and returns what comes back: for those who
+/// try what a daemon does with requests that no tool sends.
+pub fn raw(file: impl AsFd, command: u32, bytes: Box<control::Bytes>) -> Result<Box<control::Bytes>, Error> {
+    exchange(file.as_fd(), command, bytes)
 }
 
 fn ask(dir: BorrowedFd<'_>, request: &Request) -> Result<Response, Error> {

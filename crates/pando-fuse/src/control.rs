@@ -1,10 +1,11 @@
 //! Control requests: the bytes that travel in our ioctls.
 //!
-//! `pando clone` and its like open a directory of the mount and send one of
+//! `pando clone` and its like open a file or directory of the mount and send one of
 //! these. Requests and answers share one fixed struct of 2 KiB (statistics
 //! have a larger one), little-endian, checked field by field on both sides: a
 //! request comes from any process that can open a directory, so nothing in
-//! it is trusted. An answer carries the error number and the message of the
+//! it is trusted. It names no inodes: what it is about, and the right to it, is what
+//! the kernel has shown under its [`Token`] (see `proof`). An answer carries the error number and the message of the
 //! file system, so that the tool can say what the daemon knows.
 
 use std::{
@@ -19,7 +20,7 @@ pub const SIZE: usize = 2048;
 /// Bytes of the answer to a statistics request.
 pub const STATS_SIZE: usize = 12 << 10;
 /// First bytes of every request and answer, with the version of this format.
-const MAGIC: [u8; 8] = *b"PANDOct1";
+const MAGIC: [u8; 8] = *b"PANDOct2";
 /// Longest name that fits.
 pub const NAME_MAX: usize = 255;
 /// Our ioctl group.
@@ -48,6 +49,59 @@ pub mod command {
     pub const USAGE: Opcode = opcode::read_write::<Bytes>(GROUP, 0x46);
     /// Statistics as JSON.
     pub const STATS: Opcode = opcode::read_write::<StatsBytes>(GROUP, 0x45);
+    /// A new token.
+    pub const TOKEN: Opcode = opcode::read_write::<Bytes>(GROUP, 0x47);
+}
+
+/// Under which the kernel shows the daemon what a caller may do: 128 random bits, which only the
+/// daemon and the caller know.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Token(pub [u8; 16]);
+
+/// How the names that carry a token begin; 32 hexadecimal digits follow.
+const PROOF: &[u8] = b".pando-proof-";
+
+impl Token {
+    /// The token as text.
+    pub fn hex(&self) -> String {
+        self.0.iter().map(|b| format!("{b:02x}")).collect()
+    }
+
+    /// The token that a text of [`Token::hex`] stands for.
+    pub fn from_hex(text: &[u8]) -> Option<Token> {
+        let digit = |b: u8| match b {
+            b'0'..=b'9' => Some(b - b'0'),
+            b'a'..=b'f' => Some(b - b'a' + 10),
+            _ => None,
+        };
+        let mut token = [0; 16];
+        let (pairs, []) = text.as_chunks::<2>() else { return None };
+        if pairs.len() != token.len() {
+            return None;
+        }
+        for (byte, [high, low]) in token.iter_mut().zip(pairs) {
+            *byte = digit(*high)? << 4 | digit(*low)?;
+        }
+        Some(Token(token))
+    }
+
+    /// The name of an entry that nobody can make: the attempt shows the daemon that the kernel allows it.
+    pub fn name(&self) -> OsString {
+        let mut name = PROOF.to_vec();
+        name.extend_from_slice(self.hex().as_bytes());
+        OsString::from_vec(name)
+    }
+
+    /// The token in a name of [`Token::name`].
+    pub fn of_name(name: &OsStr) -> Option<Token> {
+        Token::from_hex(name.as_bytes().strip_prefix(PROOF)?)
+    }
+}
+
+impl std::fmt::Debug for Token {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Token") // a secret
+    }
 }
 
 /// What a tool asks the daemon to do.
@@ -55,31 +109,36 @@ pub mod command {
 pub enum Request {
     /// Is this a Pando mount?
     Probe,
-    /// Clone the tree at `source` to `destination`, each a directory's `st_ino` and a name in it.
+    /// Give a token, with the file or directory that the request is sent on as its source; the answer's
+    /// message is [`Token::hex`].
+    Token,
+    /// Clone the source of the token to `name` in its destination.
     Clone {
-        /// What to clone.
-        source: (u64, OsString),
-        /// Where the clone goes.
-        destination: (u64, OsString),
+        /// Shows source and destination, and what is replaced.
+        token: Token,
+        /// The clone's name.
+        name: OsString,
         /// Whether an existing destination is replaced.
         replace: bool,
     },
-    /// Remove a file or a whole tree.
+    /// Remove the file or whole tree that the token shows.
     Remove {
-        /// A directory's `st_ino` and a name in it.
-        target: (u64, OsString),
+        /// Shows it.
+        token: Token,
     },
     /// Make everything done so far durable.
     Sync,
     /// Grow the file system to `size` bytes.
     Grow {
+        /// Shows that the caller may write to the mount.
+        token: Token,
         /// New size in bytes.
         size: u64,
     },
-    /// What a file or tree takes; the answer's message is [`encode_usage`].
+    /// What the source of the token takes; the answer's message is [`encode_usage`].
     Usage {
-        /// Its `st_ino`.
-        ino: u64,
+        /// Shows it.
+        token: Token,
     },
     /// Statistics.
     Stats,
@@ -119,23 +178,15 @@ impl<'a> Reader<'a> {
         Some(u64::from_le_bytes(self.take(8)?.try_into().ok()?))
     }
 
-    fn name(&mut self) -> Option<(u64, OsString)> {
-        let parent = self.u64()?;
-        let len = self.u32()? as usize;
-        let name = self.take(len)?;
-        let plain = !name.is_empty()
-            && name.len() <= NAME_MAX
-            && name != b"."
-            && name != b".."
-            && !name.iter().any(|&b| b == 0 || b == b'/');
-        plain.then(|| (parent, OsString::from_vec(name.to_vec())))
+    fn token(&mut self) -> Option<Token> {
+        Some(Token(self.take(16)?.try_into().ok()?))
     }
-}
 
-fn put_name(out: &mut Vec<u8>, (parent, name): &(u64, OsString)) {
-    out.extend_from_slice(&parent.to_le_bytes());
-    out.extend_from_slice(&(name.len() as u32).to_le_bytes());
-    out.extend_from_slice(name.as_bytes());
+    fn name(&mut self) -> Option<OsString> {
+        let len = self.u32()? as usize;
+        let name = OsStr::from_bytes(self.take(len)?);
+        is_plain_name(name).then(|| name.to_owned())
+    }
 }
 
 impl Request {
@@ -143,6 +194,7 @@ impl Request {
     pub fn command(&self) -> Opcode {
         match self {
             Request::Probe => command::PROBE,
+            Request::Token => command::TOKEN,
             Request::Clone { .. } => command::CLONE,
             Request::Remove { .. } => command::REMOVE,
             Request::Sync => command::SYNC,
@@ -163,14 +215,16 @@ impl Request {
         out.extend_from_slice(&flags.to_le_bytes());
         out.extend_from_slice(&[0; 4]);
         match self {
-            Request::Probe | Request::Sync | Request::Stats => {}
-            Request::Clone { source, destination, .. } => {
-                put_name(&mut out, source);
-                put_name(&mut out, destination);
+            Request::Probe | Request::Token | Request::Sync | Request::Stats => {}
+            Request::Clone { token, name, .. } => {
+                out.extend_from_slice(&token.0);
+                out.extend_from_slice(&(name.len() as u32).to_le_bytes());
+                out.extend_from_slice(name.as_bytes());
             }
-            Request::Remove { target } => put_name(&mut out, target),
-            Request::Grow { size: number } | Request::Usage { ino: number } => {
-                out.extend_from_slice(&number.to_le_bytes());
+            Request::Remove { token } | Request::Usage { token } => out.extend_from_slice(&token.0),
+            Request::Grow { token, size } => {
+                out.extend_from_slice(&token.0);
+                out.extend_from_slice(&size.to_le_bytes());
             }
         }
         if out.len() > SIZE {
@@ -197,14 +251,15 @@ impl Request {
         }
         Some(match command {
             c if c == command::PROBE => Request::Probe,
+            c if c == command::TOKEN => Request::Token,
             c if c == command::CLONE => {
-                let source = r.name()?;
-                Request::Clone { source, destination: r.name()?, replace: flags & REPLACE != 0 }
+                let token = r.token()?;
+                Request::Clone { token, name: r.name()?, replace: flags & REPLACE != 0 }
             }
-            c if c == command::REMOVE => Request::Remove { target: r.name()? },
+            c if c == command::REMOVE => Request::Remove { token: r.token()? },
             c if c == command::SYNC => Request::Sync,
-            c if c == command::GROW => Request::Grow { size: r.u64()? },
-            c if c == command::USAGE => Request::Usage { ino: r.u64()? },
+            c if c == command::GROW => Request::Grow { token: r.token()?, size: r.u64()? },
+            c if c == command::USAGE => Request::Usage { token: r.token()? },
             c if c == command::STATS => Request::Stats,
             _ => return None,
         })
@@ -213,7 +268,7 @@ impl Request {
     /// Whether `command` is one of ours.
     pub fn is_ours(command: u32) -> bool {
         use command::*;
-        [PROBE, CLONE, REMOVE, SYNC, GROW, USAGE, STATS].contains(&command)
+        [PROBE, TOKEN, CLONE, REMOVE, SYNC, GROW, USAGE, STATS].contains(&command)
     }
 }
 
@@ -321,8 +376,10 @@ mod tests {
 
     use super::*;
 
-    fn name(s: &str) -> (u64, OsString) {
-        (7, s.into())
+    const TOKEN: Token = Token(*b"0123456789abcdef");
+
+    fn clone(name: &str, replace: bool) -> Request {
+        Request::Clone { token: TOKEN, name: name.into(), replace }
     }
 
     #[test]
@@ -330,13 +387,14 @@ mod tests {
         let long = "x".repeat(NAME_MAX);
         for request in [
             Request::Probe,
+            Request::Token,
             Request::Sync,
             Request::Stats,
-            Request::Grow { size: u64::MAX },
-            Request::Usage { ino: 77 },
-            Request::Remove { target: name("a b\nc") },
-            Request::Clone { source: name(&long), destination: name(&long), replace: true },
-            Request::Clone { source: name("s"), destination: name("d"), replace: false },
+            Request::Grow { token: TOKEN, size: u64::MAX },
+            Request::Usage { token: TOKEN },
+            Request::Remove { token: TOKEN },
+            clone(&long, true),
+            clone("a b\nc", false),
         ] {
             let bytes = request.encode().unwrap();
             assert_eq!(Request::decode(request.command(), &bytes[..]), Some(request));
@@ -346,16 +404,30 @@ mod tests {
     #[test]
     fn names_that_are_no_names_are_refused() {
         for bad in ["", ".", "..", "a/b", "nul\0", &"x".repeat(NAME_MAX + 1)] {
-            assert_eq!(Request::Remove { target: name(bad) }.encode(), None, "{bad:?}");
+            assert_eq!(clone(bad, false).encode(), None, "{bad:?}");
             assert!(!is_plain_name(OsStr::new(bad)), "{bad:?}");
         }
     }
 
     #[test]
+    fn tokens_travel_in_names() {
+        let token = Token(*b"j123456789zbcdef");
+        let name = token.name();
+        assert_eq!(Token::of_name(&name), Some(token));
+        assert_eq!(Token::from_hex(token.hex().as_bytes()), Some(token));
+        let name = name.to_str().unwrap();
+        assert!(is_plain_name(OsStr::new(name)));
+        let (short, upper) = (&name[..name.len() - 1], name.replace("6a", "6A"));
+        assert_ne!(upper, name);
+        for other in [short, &format!("{name}0"), &format!("x{name}"), &upper, "", ".pando-proof-"] {
+            assert_eq!(Token::of_name(OsStr::new(other)), None, "{other}");
+        }
+    }
+
+    #[test]
     fn garbage_is_refused_at_every_length() {
-        let good = Request::Clone { source: name("s"), destination: name("d"), replace: false };
-        let bytes = good.encode().unwrap();
-        for n in 0..HEADER + 2 * 13 {
+        let bytes = clone("s", false).encode().unwrap();
+        for n in 0..HEADER + 16 + 5 {
             assert_eq!(Request::decode(command::CLONE, &bytes[..n]), None, "{n} bytes");
         }
         for at in 0..HEADER - 4 {

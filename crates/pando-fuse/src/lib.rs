@@ -3,9 +3,9 @@
 //! [`Mount`] puts a [`pando_fs::Fs`] on a directory and serves it. Behind it,
 //! [`transport`] is the border to the kernel (a trait of our own with one
 //! FUSE library behind it), `server` answers requests and keeps the kernel's
-//! caches right, `cache` decides what may be cached. [`control`] and
-//! [`client`] are the two ends of what a tool asks a mount to do: clone a
-//! tree, remove one, sync, grow, statistics.
+//! caches right, `cache` decides what may be cached. [`control`] holds what a tool asks a
+//! mount to do: clone a tree, remove one, sync, grow, statistics. [`client`] and [`tool`] are the
+//! tool's end of it, `proof` (rights) and `requests` the server's.
 //!
 //! `docs/fuse.md` says why the kernel is told what it is told.
 
@@ -16,7 +16,10 @@ pub mod control;
 mod counters;
 mod mount;
 pub mod mountinfo;
+mod proof;
+mod requests;
 mod server;
+pub mod tool;
 pub mod transport;
 
 pub use counters::{Counters, Kind, Polling};

@@ -18,8 +18,9 @@ use pando_fs::{Attr, Caller, DirHandle, FileHandle, Fs, SetAttr, StatFs};
 
 use crate::{
     cache::Caches,
-    control::{self, Request, Response},
+    control::{Request, Response, Token},
     counters::{Counters, Kind},
+    proof::{Fact, Proofs},
     transport::{Answer, Context, Copy, DirSink, Errno, Handler, Notify, Opened, Outcome, Write},
 };
 
@@ -35,20 +36,29 @@ pub(crate) struct Server {
     inner: Arc<Inner>,
 }
 
-struct Inner {
-    fs: Fs,
+pub(crate) struct Inner {
+    pub(crate) fs: Fs,
     caches: Caches,
-    counters: Arc<Counters>,
+    pub(crate) proofs: Proofs,
+    pub(crate) counters: Arc<Counters>,
     notify: OnceLock<Arc<dyn Notify>>,
-    stats: Option<StatsText>,
+    pub(crate) stats: Option<StatsText>,
     /// User who may grow the file system besides root: the one who mounted it.
-    owner: u32,
+    pub(crate) owner: u32,
 }
 
 impl Server {
     pub(crate) fn new(fs: Fs, counters: Arc<Counters>, stats: Option<StatsText>) -> Self {
         let owner = rustix::process::geteuid().as_raw();
-        let inner = Inner { fs, caches: Caches::default(), counters, notify: OnceLock::new(), stats, owner };
+        let inner = Inner {
+            fs,
+            caches: Caches::default(),
+            proofs: Proofs::default(),
+            counters,
+            notify: OnceLock::new(),
+            stats,
+            owner,
+        };
         Self { inner: Arc::new(inner) }
     }
 
@@ -106,14 +116,23 @@ impl Inner {
     ///
     /// Dropping the pages of an inode writes dirty ones first and waits for that, which syncfs
     /// does not promise for FUSE. Only inodes open for reading and writing can have any.
-    fn flush_mappings(&self) {
+    pub(crate) fn flush_mappings(&self) {
         for ino in self.caches.perhaps_dirty() {
             self.tell(|n| n.forget_pages(ino, 0, 0));
         }
     }
 
+    /// The same for those of `top` and what is below it.
+    pub(crate) fn flush_mappings_in(&self, top: u64) {
+        for ino in self.caches.perhaps_dirty() {
+            if self.fs.lies_in(ino, top) {
+                self.tell(|n| n.forget_pages(ino, 0, 0));
+            }
+        }
+    }
+
     /// Drops what a change behind the kernel's back made stale. Only for workers.
-    fn settle(&self, report: &pando_fs::CloneReport) {
+    pub(crate) fn settle(&self, report: &pando_fs::CloneReport) {
         for (dir, name) in &report.entries {
             self.tell(|n| n.forget_entry(*dir, name));
             self.tell(|n| n.forget_attributes(*dir));
@@ -131,58 +150,6 @@ impl Inner {
         }
         Ok(())
     }
-
-    fn control(&self, c: &Context, request: Request) -> Outcome<Vec<u8>> {
-        let mut message = String::new();
-        let result = match request {
-            Request::Probe => Ok(u64::from(std::process::id())),
-            Request::Stats => {
-                let Some(stats) = &self.stats else { return Err(Errno(libc::EOPNOTSUPP)) };
-                let text = stats(&self.fs, &self.counters).map_err(|e| {
-                    log::error!("statistics: {e}");
-                    Errno(libc::EIO)
-                })?;
-                return control::encode_stats(&text).ok_or(Errno(libc::EOVERFLOW));
-            }
-            Request::Usage { ino } => {
-                self.flush_mappings();
-                self.fs.usage(ino).map(|usage| {
-                    message = control::encode_usage(&(&usage).into());
-                    0
-                })
-            }
-            Request::Sync => {
-                self.flush_mappings();
-                self.fs.sync().map(|()| 0)
-            }
-            Request::Grow { .. } if c.uid != 0 && c.uid != self.owner => Err(pando_fs::Error::NotPermitted {
-                name: "grow".into(),
-                why: "only root and the user who mounted it may make a file system larger",
-            }),
-            Request::Grow { size } => self.fs.grow(size).map(|()| 0),
-            Request::Clone { source, destination, replace } => {
-                self.flush_mappings();
-                let from = (source.0, source.1.as_os_str());
-                let to = (destination.0, destination.1.as_os_str());
-                self.fs.clone_tree(&caller_with_groups(c), from, to, replace).map(|report| {
-                    self.settle(&report);
-                    report.micros
-                })
-            }
-            Request::Remove { target } => {
-                let name = target.1.as_os_str();
-                self.fs.remove_tree(&caller_with_groups(c), target.0, name).map(|report| {
-                    self.settle(&report);
-                    report.micros
-                })
-            }
-        };
-        let response = match result {
-            Ok(value) => Response { status: 0, value, message },
-            Err(e) => Response { status: e.errno(), value: 0, message: e.to_string() },
-        };
-        Ok(response.encode())
-    }
 }
 
 impl Handler for Server {
@@ -193,6 +160,9 @@ impl Handler for Server {
 
     fn lookup(&self, parent: u64, name: &OsStr) -> Outcome<Option<Attr>> {
         self.count(Kind::Lookup);
+        if Token::of_name(name).is_some() {
+            return Err(Errno(libc::ENOENT)); // and the kernel need not remember it
+        }
         match self.fs().lookup(parent, name) {
             Ok(attr) => Ok(Some(attr)),
             Err(e) if e.errno() == libc::ENOENT => Ok(None),
@@ -232,16 +202,22 @@ impl Handler for Server {
         rdev: u32,
     ) -> Outcome<Attr> {
         self.count(Kind::Mknod);
+        self.inner.proofs.note(c, name, || match mode & libc::S_IFMT {
+            libc::S_IFCHR | libc::S_IFBLK => Ok(Fact::AddsDevices { dir: parent }),
+            _ => Ok(Fact::Adds { dir: parent }),
+        })?;
         Ok(self.fs().mknod(&maker(c, umask, mode), parent, name, mode, rdev)?)
     }
 
     fn mkdir(&self, c: &Context, parent: u64, name: &OsStr, mode: u32, umask: u32) -> Outcome<Attr> {
         self.count(Kind::Mkdir);
+        self.inner.proofs.note(c, name, || Ok(Fact::Adds { dir: parent }))?;
         Ok(self.fs().mkdir(&caller(c, umask), parent, name, mode)?)
     }
 
     fn symlink(&self, c: &Context, parent: u64, name: &OsStr, target: &Path) -> Outcome<Attr> {
         self.count(Kind::Symlink);
+        self.inner.proofs.free(name)?;
         Ok(self.fs().symlink(&caller(c, 0), parent, name, target.as_os_str())?)
     }
 
@@ -257,7 +233,21 @@ impl Handler for Server {
 
     fn rename(&self, c: &Context, from: (u64, &OsStr), to: (u64, &OsStr), flags: u32) -> Outcome<()> {
         self.count(Kind::Rename);
+        self.inner.proofs.note(c, to.1, || {
+            if from.0 != to.0 {
+                return Err(Errno(libc::EINVAL));
+            }
+            let ino = self.fs().lookup(from.0, from.1)?.ino;
+            self.fs().forget(ino, 1);
+            Ok(Fact::Renames { dir: from.0, name: from.1, ino })
+        })?;
         Ok(self.fs().rename(&caller(c, 0), from.0, from.1, to.0, to.1, flags)?)
+    }
+
+    fn link(&self, c: &Context, ino: u64, parent: u64, name: &OsStr) -> Outcome<Attr> {
+        self.inner.proofs.note(c, name, || Ok(Fact::Links { source: ino, dir: parent }))?;
+        // What link(2) documents for file systems without hard links.
+        Err(Errno(libc::EPERM))
     }
 
     fn create(
@@ -270,7 +260,9 @@ impl Handler for Server {
         flags: i32,
     ) -> Outcome<(Attr, Opened)> {
         self.count(Kind::Create);
+        self.inner.proofs.free(name)?;
         let (attr, handle) = self.fs().create(&maker(c, umask, mode), parent, name, mode, flags)?;
+        self.inner.proofs.opened(c, attr.ino, handle.0, flags);
         let policy = self.inner.caches.opened(attr.ino, flags);
         Ok((attr, Opened { handle: handle.0, direct: policy.direct, keep_cache: policy.keep }))
     }
@@ -281,6 +273,7 @@ impl Handler for Server {
             self.inner.drop_privileges(c, ino)?;
         }
         let handle = self.fs().open_file(&caller(c, 0), ino, flags)?;
+        self.inner.proofs.opened(c, ino, handle.0, flags);
         let policy = self.inner.caches.opened(ino, flags);
         Ok(Opened { handle: handle.0, direct: policy.direct, keep_cache: policy.keep })
     }
@@ -329,6 +322,7 @@ impl Handler for Server {
 
     fn release(&self, ino: u64, handle: u64, flags: i32) {
         self.count(Kind::Release);
+        self.inner.proofs.closed(ino, handle);
         self.inner.caches.released(ino, flags);
         self.fs().release(ino, FileHandle(handle));
     }
@@ -339,9 +333,11 @@ impl Handler for Server {
         Answer::later(move || Ok(fs.fsync(ino, datasync)?))
     }
 
-    fn opendir(&self, ino: u64) -> Outcome<u64> {
+    fn opendir(&self, c: &Context, ino: u64, flags: i32) -> Outcome<u64> {
         self.count(Kind::Opendir);
-        Ok(self.fs().opendir(ino)?.0)
+        let handle = self.fs().opendir(ino)?.0;
+        self.inner.proofs.opened(c, ino, handle, flags);
+        Ok(handle)
     }
 
     fn readdir(&self, handle: u64, ino: u64, cookie: u64, sink: &mut dyn DirSink) -> Outcome<()> {
@@ -368,7 +364,8 @@ impl Handler for Server {
         Ok(())
     }
 
-    fn releasedir(&self, handle: u64) {
+    fn releasedir(&self, ino: u64, handle: u64) {
+        self.inner.proofs.closed(ino, handle);
         self.fs().releasedir(DirHandle(handle));
     }
 
@@ -390,7 +387,7 @@ impl Handler for Server {
         })
     }
 
-    fn ioctl(&self, c: &Context, _: u64, command: u32, data: &[u8]) -> Answer<Vec<u8>> {
+    fn ioctl(&self, c: &Context, ino: u64, handle: u64, command: u32, data: &[u8]) -> Answer<Vec<u8>> {
         self.count(Kind::Ioctl);
         if !Request::is_ours(command) {
             return Answer::Now(Err(Errno(libc::ENOTTY)));
@@ -398,6 +395,10 @@ impl Handler for Server {
         let Some(request) = Request::decode(command, data) else {
             return Answer::Now(Err(Errno(libc::EINVAL)));
         };
+        if request == Request::Token {
+            let token = self.inner.proofs.issue(c, ino, handle);
+            return Answer::Now(token.map(|t| Response { message: t.hex(), ..Response::default() }.encode()));
+        }
         let (inner, c) = (self.inner.clone(), *c);
         Answer::later(move || inner.control(&c, request))
     }

@@ -14,7 +14,11 @@ use std::{
 };
 
 use common::{World, errno};
-use pando_fuse::{Kind, control::Request};
+use pando_fuse::{
+    Kind,
+    control::Request,
+    tool::{self, Spot},
+};
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
 
 macro_rules! world {
@@ -275,15 +279,12 @@ fn a_removed_tree_is_gone_at_once() {
 fn refusals_come_with_the_reason() {
     let w = world!();
     fs::create_dir_all(w.path("d/e")).unwrap();
-    let d = fs::metadata(w.path("d")).unwrap().ino();
-    let inside =
-        Request::Clone { source: (pando_fs::ROOT, "d".into()), destination: (d, "x".into()), replace: false };
-    let e = w.send(&inside).unwrap_err();
+    let inside = Spot::new(&w.path("d"), "x".as_ref()).unwrap();
+    let e = tool::clone(&w.spot("d"), &inside, false).unwrap_err();
     assert_eq!(e.errno(), Some(libc::EINVAL), "{e}");
     assert!(e.to_string().contains("inside"), "{e}");
     assert_eq!(w.clone_tree("none", "x", false).unwrap_err().errno(), Some(libc::ENOENT));
-    let nowhere = Request::Remove { target: (u64::MAX, "x".into()) };
-    assert!(w.send(&nowhere).is_err());
+    assert_eq!(w.remove_tree("none").unwrap_err().errno(), Some(libc::ENOENT));
     // Not one of ours, and ours on another file system.
     let other = tempfile::tempdir().unwrap();
     let elsewhere = pando_fuse::client::send(File::open(other.path()).unwrap(), &Request::Probe);

@@ -1,49 +1,21 @@
 //! Places inside a mount: a directory and a name in it, and the mount they are in.
 //!
-//! A command like `clone` names its source and destination to the daemon as
-//! (`st_ino` of the directory, name). The kernel has then walked the path with
-//! the caller's rights, bind mounts and links included, and a rename of an
-//! ancestor meanwhile does no harm.
+//! A path becomes a [`Spot`]: its directory is walked to once, by the kernel and with the caller's rights,
+//! and kept by a descriptor, so a rename or a link put in its way meanwhile does no harm.
 
 use std::{
     ffi::{OsStr, OsString},
     fs::File,
-    os::{fd::OwnedFd, unix::fs::MetadataExt},
     path::{Component, Path, PathBuf},
 };
 
 use anyhow::{Context, Result, bail};
-use pando_fuse::{client, control::Request, mountinfo};
-use rustix::fs::{Mode, OFlags};
+use pando_fuse::{client, control::Request, tool::Spot};
 
-/// A name in a directory.
-#[derive(Debug)]
-pub struct Place {
-    /// The directory, as given or found.
-    pub parent: PathBuf,
-    /// The name.
-    pub name: OsString,
-    /// Inode number of the directory.
-    pub ino: u64,
-    /// Device of the directory.
-    pub device: u64,
-}
-
-impl Place {
-    /// Finds the directory of `path`, which need not exist itself.
-    pub fn new(path: &Path) -> Result<Place> {
-        let (parent, name) = split(path)?;
-        let meta = std::fs::metadata(&parent).with_context(|| format!("{}", parent.display()))?;
-        if !meta.is_dir() {
-            bail!("{}: not a directory", parent.display());
-        }
-        Ok(Place { parent, name, ino: meta.ino(), device: meta.dev() })
-    }
-
-    /// What the daemon needs.
-    pub fn key(&self) -> (u64, OsString) {
-        (self.ino, self.name.clone())
-    }
+/// Finds the directory of `path`, which need not exist itself.
+pub fn spot(path: &Path) -> Result<Spot> {
+    let (parent, name) = split(path)?;
+    Spot::new(&parent, &name).with_context(|| format!("{}", parent.display()))
 }
 
 /// The directory and the final name of `path`; one that ends in `.`, `..` or a link with a
@@ -78,31 +50,6 @@ impl WithoutSlash for Path {
     fn is_symlink_without_slash(&self) -> bool {
         // `components` ignores the slash at the end, which would follow the link.
         self.components().collect::<PathBuf>().is_symlink()
-    }
-}
-
-/// A descriptor of some directory of the mount that `places` are in, to send requests by.
-///
-/// The directories may be searchable but not readable: then the root of the mount serves.
-pub fn descriptor(places: &[&Place]) -> Result<OwnedFd> {
-    let open = |path: &Path| {
-        rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-    };
-    let mut error = None;
-    for place in places {
-        match open(&place.parent) {
-            Ok(fd) => return Ok(fd),
-            Err(e) => error = error.or(Some((place.parent.clone(), e))),
-        }
-        if let Ok(Some(mount)) = mountinfo::containing(&place.parent.canonicalize()?)
-            && let Ok(fd) = open(&mount.dir)
-        {
-            return Ok(fd);
-        }
-    }
-    match error {
-        Some((path, e)) => Err(e).with_context(|| format!("{}", path.display())),
-        None => bail!("no directory given"),
     }
 }
 

@@ -228,9 +228,9 @@ impl<H: Handler> fuser::Filesystem for Adapter<H> {
         send_empty(reply, self.handler.rename(&context(request), from, to, flags.bits()));
     }
 
-    fn link(&self, _: &Request, _: INodeNo, _: INodeNo, _: &OsStr, reply: ReplyEntry) {
-        // What link(2) documents for file systems without hard links.
-        reply.error(fuser::Errno::EPERM);
+    fn link(&self, request: &Request, ino: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let _turn = self.poller.turn();
+        send_entry(reply, self.handler.link(&context(request), ino.0, parent.0, name));
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -330,9 +330,9 @@ impl<H: Handler> fuser::Filesystem for Adapter<H> {
         self.deliver(self.handler.fsync(ino.0, datasync), move |outcome| send_empty(reply, outcome));
     }
 
-    fn opendir(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+    fn opendir(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let _turn = self.poller.turn();
-        match self.handler.opendir(ino.0) {
+        match self.handler.opendir(&context(request), ino.0, flags.0) {
             // No FOPEN_CACHE_DIR: a cached listing would outlive a clone (docs/fuse.md).
             Ok(handle) => reply.opened(FileHandle(handle), FopenFlags::empty()),
             Err(e) => reply.error(errno(e)),
@@ -364,9 +364,9 @@ impl<H: Handler> fuser::Filesystem for Adapter<H> {
         }
     }
 
-    fn releasedir(&self, _: &Request, _: INodeNo, handle: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
+    fn releasedir(&self, _: &Request, ino: INodeNo, handle: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
         let _turn = self.poller.turn();
-        self.handler.releasedir(handle.0);
+        self.handler.releasedir(ino.0, handle.0);
         reply.ok();
     }
 
@@ -405,14 +405,14 @@ impl<H: Handler> fuser::Filesystem for Adapter<H> {
         &self,
         request: &Request,
         ino: INodeNo,
-        _: FileHandle,
+        handle: FileHandle,
         _: IoctlFlags,
         command: u32,
         data: &[u8],
         room: u32,
         reply: ReplyIoctl,
     ) {
-        let answer = self.handler.ioctl(&context(request), ino.0, command, data);
+        let answer = self.handler.ioctl(&context(request), ino.0, handle.0, command, data);
         self.deliver(answer, move |outcome| match outcome {
             Ok(data) if data.len() <= room as usize => reply.ioctl(0, &data),
             Ok(_) => reply.error(fuser::Errno::EOVERFLOW),

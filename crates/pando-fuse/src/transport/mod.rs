@@ -164,6 +164,7 @@ pub trait Handler: Send + Sync + 'static {
     fn unlink(&self, c: &Context, parent: u64, name: &OsStr) -> Outcome<()>;
     fn rmdir(&self, c: &Context, parent: u64, name: &OsStr) -> Outcome<()>;
     fn rename(&self, c: &Context, from: (u64, &OsStr), to: (u64, &OsStr), flags: u32) -> Outcome<()>;
+    fn link(&self, c: &Context, ino: u64, parent: u64, name: &OsStr) -> Outcome<Attr>;
     fn create(
         &self,
         c: &Context,
@@ -178,11 +179,11 @@ pub trait Handler: Send + Sync + 'static {
     fn write(&self, c: &Context, write: Write<'_>) -> Answer<u32>;
     fn release(&self, ino: u64, handle: u64, flags: i32);
     fn fsync(&self, ino: u64, datasync: bool) -> Answer<()>;
-    fn opendir(&self, ino: u64) -> Outcome<u64>;
+    fn opendir(&self, c: &Context, ino: u64, flags: i32) -> Outcome<u64>;
     fn readdir(&self, handle: u64, ino: u64, cookie: u64, sink: &mut dyn DirSink) -> Outcome<()>;
-    fn releasedir(&self, handle: u64);
+    fn releasedir(&self, ino: u64, handle: u64);
     fn statfs(&self) -> Outcome<StatFs>;
     fn copy(&self, c: &Context, copy: Copy) -> Answer<u64>;
     /// A control request on a file or directory; `data` is the caller's struct, the answer replaces it.
-    fn ioctl(&self, c: &Context, ino: u64, command: u32, data: &[u8]) -> Answer<Vec<u8>>;
+    fn ioctl(&self, c: &Context, ino: u64, handle: u64, command: u32, data: &[u8]) -> Answer<Vec<u8>>;
 }

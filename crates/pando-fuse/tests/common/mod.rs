@@ -10,7 +10,11 @@ use std::{
 
 use pando_db::device::{Device, MemDevice};
 use pando_fs::{FormatOptions, Fs, MountOptions};
-use pando_fuse::{Kind, Mount, Polling, Running, Settings, client, control::Request};
+use pando_fuse::{
+    Kind, Mount, Polling, Running, Settings, client,
+    control::Request,
+    tool::{self, Spot},
+};
 
 pub struct World {
     // Dropped in this order: first the mount, then the directory under it.
@@ -108,19 +112,21 @@ impl World {
         self.running.as_ref().unwrap().counters().polling()
     }
 
-    /// Sends a control request; names are of the root directory.
+    /// Sends a control request that needs no rights.
     pub fn send(&self, request: &Request) -> Result<u64, client::Error> {
         client::send(File::open(self.root()).unwrap(), request)
     }
 
+    pub fn spot(&self, name: &str) -> Spot {
+        Spot::new(self.root(), name.as_ref()).unwrap()
+    }
+
     pub fn clone_tree(&self, from: &str, to: &str, replace: bool) -> Result<u64, client::Error> {
-        let root = pando_fs::ROOT;
-        let (source, destination) = ((root, from.into()), (root, to.into()));
-        self.send(&Request::Clone { source, destination, replace })
+        tool::clone(&self.spot(from), &self.spot(to), replace)
     }
 
     pub fn remove_tree(&self, name: &str) -> Result<u64, client::Error> {
-        self.send(&Request::Remove { target: (pando_fs::ROOT, name.into()) })
+        tool::remove(&self.spot(name), true)
     }
 }
 

@@ -6,15 +6,16 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use pando_fuse::{client, control::Request};
+use pando_fuse::tool;
 
-use crate::place::{self, Place};
+use crate::place;
 
 /// Clone a file or directory tree of any size, atomically, for the price of a small write
 #[derive(clap::Args)]
 #[command(
     after_help = "The clone's root keeps owner, mode and times, as cp -a would. The owner of SRC and root
-may clone it, to where they may create files.
+may clone it, to where they may create files. A directory is replaced only if it may be
+removed as a whole: see pando rm --help.
 
 Example: pando clone /mnt/grove/project /mnt/grove/experiment"
 )]
@@ -35,20 +36,19 @@ pub fn run(args: &Args) -> Result<()> {
 /// Clones `src` to `dst` and returns the microseconds that it took inside the daemon.
 pub fn clone(src: &Path, dst: &Path, replace: bool) -> Result<u64> {
     let fail = || format!("clone {} to {}", src.display(), dst.display());
-    let from = Place::new(src).with_context(fail)?;
-    if std::fs::symlink_metadata(src).is_ok_and(|m| m.ino() == pando_fs::ROOT && m.dev() != from.device) {
+    let from = place::spot(src).with_context(fail)?;
+    let device = from.device().with_context(fail)?;
+    if std::fs::symlink_metadata(src).is_ok_and(|m| m.ino() == pando_fs::ROOT && m.dev() != device) {
         bail!("{}: SRC is the root of a file system; clone the directories in it", fail());
     }
-    let to = Place::new(dst).with_context(fail)?;
-    if from.device != to.device {
+    let to = place::spot(dst).with_context(fail)?;
+    if to.device().with_context(fail)? != device {
         bail!(
             "{}: SRC and DST must be in one mounted Pando file system; copy between two with cp -a",
             fail()
         );
     }
-    let fd = place::descriptor(&[&to, &from]).with_context(fail)?;
-    let request = Request::Clone { source: from.key(), destination: to.key(), replace };
-    match client::send(&fd, &request) {
+    match tool::clone(&from, &to, replace) {
         Ok(micros) => Ok(micros),
         Err(e) => {
             let hint = match e.errno() {

@@ -1,18 +1,14 @@
 //! `pando du`: what files and trees take, and what of it is theirs alone.
 
-use std::{
-    os::unix::fs::MetadataExt,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use pando_fs::MountOptions;
-use pando_fuse::{client, control::Usage};
+use pando_fuse::{control::Usage, tool};
 use serde::Serialize;
 
 use crate::{
     image::{self, ImagePath},
-    place::{self, Place},
     report::VERSION,
     size::show,
 };
@@ -23,7 +19,8 @@ use crate::{
     after_help = "Total is what is kept for PATH on the device: what is exclusive would come back if PATH were
 removed, what is shared is needed elsewhere too. Visible is what can be read there, before
 compression. Nodes that are kept for PATH and its neighbours together make the figures of small
-trees an estimate; they are best some seconds after the last change.
+trees an estimate; they are best some seconds after the last change. PATH must be readable, and so
+must be every directory in it, or you are root.
 
 Examples: pando du -H /mnt/grove/project /mnt/grove/experiment
           pando du --json grove.img:/project"
@@ -82,13 +79,7 @@ fn usage(path: &Path) -> Result<Usage> {
     match (std::fs::symlink_metadata(path), path.to_str().map(str::parse::<ImagePath>)) {
         (Err(_), Some(Ok(inside))) => offline(&inside),
         (Err(e), _) => Err(e.into()),
-        (Ok(meta), _) => {
-            let dir = match meta.is_dir() {
-                true => place::open_dir(path)?.into(),
-                false => place::descriptor(&[&Place::new(path)?])?,
-            };
-            Ok(client::usage(dir, meta.ino())?)
-        }
+        (Ok(_), _) => Ok(tool::usage(path)?),
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use pando_fs::MountOptions;
-use pando_fuse::{client, control::Request, mountinfo};
+use pando_fuse::{mountinfo, tool};
 
 use crate::{
     image, place,
@@ -48,7 +48,7 @@ pub fn run(args: &Args) -> Result<()> {
     match dir {
         Some(dir) => {
             let dir = place::open_dir(&dir)?;
-            client::send(&dir, &Request::Grow { size }).with_context(fail)?;
+            tool::grow(&dir, size).with_context(fail)?;
         }
         None => {
             let fs = image::open(&image, MountOptions::default())?;

@@ -3,13 +3,19 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use pando_fuse::{client, control::Request};
+use pando_fuse::tool;
 
-use crate::place::{self, Place};
+use crate::place;
 
 /// Remove a file, or with -r a whole tree, as one operation
 #[derive(clap::Args)]
-#[command(after_help = "Example: pando rm -r /mnt/grove/experiment")]
+#[command(
+    after_help = "You need the right to remove PATH itself: to write to its directory, and what a sticky bit asks for.
+A directory goes with all that is in it if every directory in it, and itself, is yours or empty, or
+if you are root. Where others own a part, rm -r removes what you may remove, one by one.
+
+Example: pando rm -r /mnt/grove/experiment"
+)]
 pub struct Args {
     /// Remove directories and everything in them
     #[arg(short = 'r', long)]
@@ -21,19 +27,19 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<()> {
     for path in &args.paths {
-        let meta = std::fs::symlink_metadata(path).with_context(|| format!("{}", path.display()))?;
-        if meta.is_dir() && !args.recursive {
-            bail!("{}: is a directory; give -r to remove it and everything in it", path.display());
-        }
-        remove(path)?;
+        remove(path, args.recursive)?;
     }
     Ok(())
 }
 
-/// Removes the tree at `path` and returns the microseconds that it took inside the daemon.
-pub fn remove(path: &Path) -> Result<u64> {
+/// Removes the file or, if `recursive`, tree at `path`.
+fn remove(path: &Path, recursive: bool) -> Result<()> {
     let fail = || format!("rm {}", path.display());
-    let target = Place::new(path).with_context(fail)?;
-    let fd = place::descriptor(&[&target]).with_context(fail)?;
-    client::send(&fd, &Request::Remove { target: target.key() }).with_context(fail)
+    let target = place::spot(path).with_context(fail)?;
+    match tool::remove(&target, recursive) {
+        Err(e) if e.errno() == Some(libc::EISDIR) => {
+            bail!("{}: is a directory; give -r to remove it and everything in it", path.display())
+        }
+        done => done.map(|_| ()).with_context(fail),
+    }
 }

@@ -1,0 +1,185 @@
+//! Who may clone, replace and remove whole trees, and ask what they take.
+//!
+//! To clone, one owns the source, or is root, and may write to the directory of the destination. To replace
+//! or remove an entry, one may write to its directory, whose sticky bit is obeyed. What lies inside a
+//! removed tree goes without a look at each file, so it must be the caller's to empty: every directory in
+//! it that is not empty belongs to the caller, or the caller is root. (Whoever owns all directories
+//! could give himself the permissions and remove the entries one by one, sticky bits or not.)
+//!
+//! The rights come from a [`Caller`] whose user and groups are known, or from
+//! what somebody else, the kernel, has seen: [`Shown`]. Guarantees that the
+//! look inside a tree is true when the tree is removed, if its `tree` is held exclusively. Uses
+//! inodes, records and keys.
+
+use pando_db::Snapshot;
+
+use crate::{
+    check,
+    error::{Error, Result},
+    inode::Inode,
+    path,
+    record::Record,
+    types::{Caller, FileKind, Ino, Shown},
+    volume::Fs,
+};
+
+const S_ISVTX: u16 = 0o1000;
+const WRITE_AND_SEARCH: u16 = 0o3;
+const READ_AND_SEARCH: u16 = 0o5;
+
+/// Where the rights of a call come from.
+#[derive(Clone, Copy)]
+pub(crate) enum Rights<'a> {
+    /// Worked out here.
+    Of(&'a Caller),
+    /// Seen by the kernel.
+    Shown(&'a Shown),
+}
+
+fn refused(name: String, why: &'static str) -> Error {
+    Error::NotPermitted { name, why }
+}
+
+impl Rights<'_> {
+    fn uid(self) -> u32 {
+        match self {
+            Rights::Of(c) => c.uid,
+            Rights::Shown(s) => s.uid,
+        }
+    }
+
+    fn all(self) -> bool {
+        match self {
+            Rights::Of(c) => c.is_root(),
+            Rights::Shown(s) => s.root,
+        }
+    }
+
+    /// Error unless the tree at `source` may be cloned.
+    pub(crate) fn may_clone(self, source: &Inode) -> Result<()> {
+        let owner = source.peek(|s| s.record.uid) == self.uid();
+        let shown = matches!(self, Rights::Shown(s) if s.owns_source);
+        match owner || shown || self.all() {
+            true => Ok(()),
+            false => Err(refused(source.label(), "only its owner, or root, may clone it")),
+        }
+    }
+
+    /// Error unless entries may be made in `dir`.
+    pub(crate) fn may_add(self, dir: &Inode) -> Result<()> {
+        let may = match self {
+            Rights::Of(c) => {
+                let (perm, uid, gid) = dir.peek(|s| (s.record.perm, s.record.uid, s.record.gid));
+                let shift = if c.uid == uid {
+                    6
+                } else if c.in_group(gid) {
+                    3
+                } else {
+                    0
+                };
+                c.is_root() || perm >> shift & WRITE_AND_SEARCH == WRITE_AND_SEARCH
+            }
+            Rights::Shown(s) => s.adds_to == Some(dir.ino),
+        };
+        if may { Ok(()) } else { Err(Error::Access(dir.label())) }
+    }
+
+    /// Error unless the entry of `top` may be taken out of `dir`.
+    pub(crate) fn may_remove(self, dir: &Inode, top: &Inode) -> Result<()> {
+        match self {
+            Rights::Shown(s) if s.removes == Some(top.ino) => Ok(()),
+            Rights::Shown(Shown { removes: Some(_), .. }) => Err(Error::Stale(top.ino)),
+            Rights::Shown(_) => Err(Error::Access(dir.label())),
+            Rights::Of(c) => {
+                self.may_add(dir)?;
+                let (perm, dir_owner) = dir.peek(|s| (s.record.perm, s.record.uid));
+                let owner = top.peek(|s| s.record.uid);
+                if perm & S_ISVTX != 0 && !Fs::owns(c, owner) && !Fs::owns(c, dir_owner) {
+                    let why = "its directory has the sticky bit and both belong to others";
+                    return Err(refused(top.label(), why));
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Fs {
+    /// Error unless all that is in the directory `top` may go with it. `contents` is its contents prefix; the
+    /// caller holds `tree` of it exclusively. One scan of the records in it, unless for root.
+    pub(crate) fn may_empty(&self, rights: Rights<'_>, top: &Inode, contents: &[u8]) -> Result<()> {
+        const WHY: &str = "holds entries and belongs to another user: only root, or who owns every directory \
+                           in a tree, may remove it as a whole; rm -r does it one by one";
+        if rights.all() || top.kind != FileKind::Directory {
+            return Ok(());
+        }
+        let uid = rights.uid();
+        if top.peek(|s| s.record.uid) != uid && !self.is_empty(contents)? {
+            return Err(refused(top.label(), WHY));
+        }
+        directories_in(&self.db.snapshot(), contents, |inside, record| {
+            if record.uid != uid {
+                let below = path::contents_of(contents, inside).unwrap_or_default();
+                if !self.is_empty(&below)? {
+                    return Err(refused(top.label() + &check::describe_path(inside), WHY));
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Error unless the caller may list and enter every directory below `ino`; what `ino` itself may be opened
+    /// for is known elsewhere. One who might be in a group of which nothing is known, and gains or loses
+    /// by that, is refused. One scan of the records below.
+    pub fn may_see_all(&self, c: &Caller, ino: Ino) -> Result<()> {
+        let inode = self.table.get(ino)?;
+        if inode.kind != FileKind::Directory {
+            return Ok(());
+        }
+        // The tree of one moment, at the place where it is then.
+        let (contents, view) = {
+            let at = self.hold_dir(&inode)?;
+            (at.contents.clone(), self.db.snapshot())
+        };
+        let sees = |r: &Record| {
+            let class = |shift: u32| r.perm >> shift & READ_AND_SEARCH == READ_AND_SEARCH;
+            match c.uid == r.uid {
+                true => class(6),
+                false if c.in_group(r.gid) => class(3),
+                false => class(3) && class(0),
+            }
+        };
+        directories_in(&view, &contents, |inside, record| match sees(record) {
+            true => Ok(()),
+            false => {
+                let name = inode.label() + &check::describe_path(inside);
+                Err(refused(name, "is a directory that you may not look into; ask for those beside it"))
+            }
+        })
+    }
+
+    /// True if `ino` is in memory and is `top` or lies below it.
+    pub fn lies_in(&self, ino: Ino, top: Ino) -> bool {
+        let inode = self.table.find(ino);
+        inode.and_then(|i| i.ancestry().ok()).is_some_and(|up| up.iter().any(|i| i.ino == top))
+    }
+}
+
+/// Calls `look` for every directory in the one with this contents prefix, with its path from there.
+fn directories_in(
+    view: &Snapshot,
+    contents: &[u8],
+    mut look: impl FnMut(&[u8], &Record) -> Result<()>,
+) -> Result<()> {
+    let prefix = path::meta(contents);
+    let mut pairs = view.prefix(&prefix);
+    while let Some((key, value)) = pairs.next_ref()? {
+        let inside = key.get(prefix.len()..).unwrap_or_default();
+        let damaged = |detail| Error::Damaged { what: check::describe_path(inside), detail };
+        let record = Record::decode(value).map_err(damaged)?;
+        if record.kind == FileKind::Directory && !inside.is_empty() {
+            look(inside, &record)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,115 @@
+//! What the server does for control requests, once they are read.
+//!
+//! Rights come from what the kernel has shown under the request's token
+//! (`proof`), never from what the request says. Guarantees that the kernel's
+//! caches are right before the answer is sent. All of it runs on workers.
+
+use std::ffi::OsStr;
+
+use pando_fs::Caller;
+
+use crate::{
+    control::{self, Request, Response, Token},
+    proof::{LAPSED, Shows},
+    server::Inner,
+    transport::{Context, Errno, Outcome},
+};
+
+/// A request that is refused here: error number and message.
+struct Refusal(i32, String);
+
+impl From<pando_fs::Error> for Refusal {
+    fn from(e: pando_fs::Error) -> Self {
+        Refusal(e.errno(), e.to_string())
+    }
+}
+
+type Done = Result<Response, Refusal>;
+
+fn done(value: u64) -> Done {
+    Ok(Response { value, ..Response::default() })
+}
+
+impl Inner {
+    /// Answers a request.
+    pub(crate) fn control(&self, c: &Context, request: Request) -> Outcome<Vec<u8>> {
+        let result = match request {
+            Request::Probe => done(u64::from(std::process::id())),
+            Request::Token => return Err(Errno(libc::EINVAL)), // answered before
+            Request::Stats => return self.statistics(),
+            Request::Sync => {
+                self.flush_mappings();
+                self.fs.sync().map_err(Refusal::from).and_then(|()| done(0))
+            }
+            Request::Usage { token } => self.shown(c, &token).and_then(|shows| self.usage(c, &shows)),
+            Request::Grow { token, size } => self.shown(c, &token).and_then(|shows| self.grow(&shows, size)),
+            Request::Clone { token, name, replace } => {
+                self.shown(c, &token).and_then(|shows| self.clone_tree(&shows, &name, replace))
+            }
+            Request::Remove { token } => self.shown(c, &token).and_then(|shows| self.remove_tree(&shows)),
+        };
+        let response =
+            result.unwrap_or_else(|Refusal(status, message)| Response { status, value: 0, message });
+        Ok(response.encode())
+    }
+
+    fn shown(&self, c: &Context, token: &Token) -> Result<Shows, Refusal> {
+        let lapsed = || Refusal(LAPSED, "took too long, or is another's; try again".into());
+        self.proofs.take(c, token).ok_or_else(lapsed)
+    }
+
+    fn statistics(&self) -> Outcome<Vec<u8>> {
+        let Some(stats) = &self.stats else { return Err(Errno(libc::EOPNOTSUPP)) };
+        let text = stats(&self.fs, &self.counters).map_err(|e| {
+            log::error!("statistics: {e}");
+            Errno(libc::EIO)
+        })?;
+        control::encode_stats(&text).ok_or(Errno(libc::EOVERFLOW))
+    }
+
+    fn usage(&self, c: &Context, shows: &Shows) -> Done {
+        // A read-only file system has no place for root to show that it is.
+        let root = shows.root || c.uid == 0 && self.fs.is_read_only();
+        if !root {
+            let caller = Caller { uid: c.uid, gid: c.gid, ..Caller::default() };
+            self.fs.may_see_all(&caller, shows.source)?;
+        }
+        self.flush_mappings_in(shows.source);
+        let usage = self.fs.usage(shows.source)?;
+        Ok(Response { message: control::encode_usage(&(&usage).into()), ..Response::default() })
+    }
+
+    fn grow(&self, shows: &Shows, size: u64) -> Done {
+        if !shows.root && shows.uid != self.owner {
+            return Err(pando_fs::Error::NotPermitted {
+                name: "grow".into(),
+                why: "only root and the user who mounted it may make a file system larger",
+            }
+            .into());
+        }
+        if shows.adds_to.is_none() {
+            return Err(pando_fs::Error::Access("grow".into()).into());
+        }
+        self.fs.grow(size)?;
+        done(0)
+    }
+
+    fn clone_tree(&self, shows: &Shows, name: &OsStr, replace: bool) -> Done {
+        let Some(dir) = shows.adds_to.filter(|_| Token::of_name(name).is_none()) else {
+            return Err(pando_fs::Error::Access(name.to_string_lossy().into_owned()).into());
+        };
+        self.flush_mappings();
+        let report = self.fs.clone_shown(&shows.about(dir, name), shows.source, (dir, name), replace)?;
+        self.settle(&report);
+        done(report.micros)
+    }
+
+    fn remove_tree(&self, shows: &Shows) -> Done {
+        let Some((dir, name, _)) = &shows.removes else {
+            return Err(pando_fs::Error::Access("remove".into()).into());
+        };
+        let report = self.fs.remove_shown(&shows.about(*dir, name), *dir, name)?;
+        self.settle(&report);
+        done(report.micros)
+    }
+}

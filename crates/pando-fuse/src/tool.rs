@@ -1,0 +1,202 @@
+//! The tool's side of what needs rights: it lets the kernel show them to the daemon, then asks.
+//!
+//! Paths are walked once: a [`Spot`] keeps a descriptor of the directory, and everything is done by that.
+//! See `proof` for what is shown how. Uses `client`.
+
+use std::{
+    ffi::{OsStr, OsString},
+    io,
+    os::fd::{AsFd, OwnedFd},
+    path::{Path, PathBuf},
+};
+
+use rustix::fs::{
+    AtFlags, FileType, Mode, OFlags, RenameFlags, fstat, linkat, makedev, mkdirat, mknodat, open, openat,
+    renameat_with, statat, unlinkat,
+};
+
+use crate::{
+    client::{self, Error},
+    control::{Request, Token, Usage},
+    mountinfo,
+    proof::NOTED,
+};
+
+/// A name in a directory, whether there is anything or not.
+#[derive(Debug)]
+pub struct Spot {
+    /// Good for naming things in it; it need not be readable.
+    dir: OwnedFd,
+    /// Where the directory was, to find the mount by.
+    parent: PathBuf,
+    name: OsString,
+}
+
+impl Spot {
+    /// The name `name` in the directory at `parent`.
+    pub fn new(parent: &Path, name: &OsStr) -> io::Result<Spot> {
+        let dir = open(parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        Ok(Spot { dir, parent: parent.to_owned(), name: name.to_owned() })
+    }
+
+    /// Device of the directory.
+    pub fn device(&self) -> io::Result<u64> {
+        Ok(fstat(&self.dir)?.st_dev)
+    }
+
+    /// What the name stands for, and its inode number, size and device; links are not followed.
+    fn stat(&self) -> io::Result<(FileType, rustix::fs::Stat)> {
+        let stat = statat(&self.dir, &self.name, AtFlags::SYMLINK_NOFOLLOW)?;
+        Ok((FileType::from_raw_mode(stat.st_mode), stat))
+    }
+
+    fn is_dir(&self) -> io::Result<bool> {
+        Ok(self.stat()?.0 == FileType::Directory)
+    }
+
+    fn open(&self, kind: FileType, flags: OFlags) -> io::Result<OwnedFd> {
+        let kind = if kind == FileType::Directory { OFlags::DIRECTORY } else { OFlags::NONBLOCK };
+        let flags = flags | kind | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Ok(openat(&self.dir, &self.name, flags, Mode::empty())?)
+    }
+
+    /// Any directory of the mount that can be opened, to send requests by: the rights do not depend on it.
+    fn carrier(&self) -> io::Result<OwnedFd> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        openat(&self.dir, ".", flags, Mode::empty()).or_else(|e| {
+            let mount = mountinfo::containing(&self.parent.canonicalize()?)?.ok_or(e)?;
+            Ok(open(&mount.dir, flags, Mode::empty())?)
+        })
+    }
+}
+
+/// What an attempt to make something of a token's name came to; `undo` is for file systems on which it works.
+fn shown(
+    attempt: rustix::io::Result<()>,
+    undo: impl FnOnce() -> rustix::io::Result<()>,
+) -> Result<(), Error> {
+    match attempt {
+        Err(e) if e.raw_os_error() == NOTED => Ok(()),
+        Err(e) => Err(Error::Io(e.into())),
+        Ok(()) => {
+            undo().map_err(io::Error::from)?;
+            Err(Error::NotPando)
+        }
+    }
+}
+
+/// Lets the kernel show that the caller is root and may write to `dir`.
+fn show_root(dir: &impl AsFd, token: &Token) -> Result<(), Error> {
+    let name = token.name();
+    // The numbers are those of /dev/null, which containers may make where they may make any.
+    let attempt = mknodat(dir, &name, FileType::CharacterDevice, Mode::empty(), makedev(1, 3));
+    shown(attempt, || unlinkat(dir, &name, AtFlags::empty()))
+}
+
+/// Lets the kernel show that the caller may write to `dir` and, if so, that it is root.
+fn show_adding(dir: &impl AsFd, token: &Token) -> Result<(), Error> {
+    if rustix::process::geteuid().is_root() && show_root(dir, token).is_ok() {
+        return Ok(());
+    }
+    let name = token.name();
+    shown(mkdirat(dir, &name, Mode::RWXU), || unlinkat(dir, &name, AtFlags::REMOVEDIR))
+}
+
+/// Lets the kernel show that the caller may remove what is at `spot`.
+fn show_removal(spot: &Spot, token: &Token) -> Result<(), Error> {
+    let name = token.name();
+    let attempt = renameat_with(&spot.dir, &spot.name, &spot.dir, &name, RenameFlags::NOREPLACE);
+    shown(attempt, || renameat_with(&spot.dir, &name, &spot.dir, &spot.name, RenameFlags::NOREPLACE))?;
+    if rustix::process::geteuid().is_root() {
+        // Without it the request goes on as that of an ordinary user.
+        let _ = show_root(&spot.dir, token);
+    }
+    Ok(())
+}
+
+/// Clones the file or tree at `source` to `destination`, and returns the microseconds that it took
+/// inside the daemon.
+pub fn clone(source: &Spot, destination: &Spot, replace: bool) -> Result<u64, Error> {
+    let (kind, _) = source.stat()?;
+    let openable = matches!(kind, FileType::RegularFile | FileType::Directory);
+    // The kernel refuses O_NOATIME to those who do not own the file: then the daemon will say why.
+    let opened = match source.open(kind, OFlags::NOATIME) {
+        _ if !openable => None,
+        Ok(file) => Some(file),
+        Err(_) => match source.open(kind, OFlags::empty()) {
+            Ok(file) => Some(file),
+            Err(e) if kind == FileType::Directory => return Err(Error::Io(e)),
+            Err(_) => None,
+        },
+    };
+    let (carrier, token) = match opened {
+        Some(file) => {
+            let token = client::token(&file)?;
+            (file, token)
+        }
+        None => {
+            let carrier = source.carrier()?;
+            let token = client::token(&carrier)?;
+            show_adding(&destination.dir, &token)?;
+            // Links, pipes, sockets, devices and what may not be read are not opened, but shown by a link.
+            let name = token.name();
+            let attempt = linkat(&source.dir, &source.name, &destination.dir, &name, AtFlags::empty());
+            shown(attempt, || unlinkat(&destination.dir, &name, AtFlags::empty()))?;
+            (carrier, token)
+        }
+    };
+    let replaced = replace
+        && match show_removal(destination, &token) {
+            Err(Error::Io(e)) if e.kind() == io::ErrorKind::NotFound => false,
+            other => other.map(|()| true)?,
+        };
+    if !replaced {
+        show_adding(&destination.dir, &token)?;
+    }
+    let name = destination.name.clone();
+    client::send(&carrier, &Request::Clone { token, name, replace })
+}
+
+/// Removes the file or, if `recursive`, the tree at `target`, and returns the microseconds that it took inside
+/// the daemon (0 for a file). EISDIR for a directory otherwise.
+pub fn remove(target: &Spot, recursive: bool) -> Result<u64, Error> {
+    // Looked at once: what was no directory must not be removed with all that is in it if it is one now.
+    if !target.is_dir()? {
+        // A plain call, which the kernel checks itself, and refuses for directories.
+        unlinkat(&target.dir, &target.name, AtFlags::empty()).map_err(io::Error::from)?;
+        return Ok(0);
+    }
+    if !recursive {
+        return Err(Error::Io(io::Error::from_raw_os_error(libc::EISDIR)));
+    }
+    let carrier = target.carrier()?;
+    let token = client::token(&carrier)?;
+    show_removal(target, &token)?;
+    client::send(&carrier, &Request::Remove { token })
+}
+
+/// What the file or tree at `path` takes.
+pub fn usage(path: &Path) -> Result<Usage, Error> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let stat = rustix::fs::lstat(path).map_err(io::Error::from)?;
+    let kind = FileType::from_raw_mode(stat.st_mode);
+    if !matches!(kind, FileType::RegularFile | FileType::Directory) {
+        // A record in its directory, and nothing of its own.
+        let visible = u64::try_from(stat.st_size).unwrap_or(0);
+        return Ok(Usage { visible, ..Usage::default() });
+    }
+    let file = open(path, flags, Mode::empty()).map_err(io::Error::from)?;
+    let token = client::token(&file)?;
+    if kind == FileType::Directory && rustix::process::geteuid().is_root() {
+        // Where it cannot be shown, what ordinary users may see is counted.
+        let _ = show_root(&file, &token);
+    }
+    client::usage(&file, token)
+}
+
+/// Makes the file system that the directory `dir` is in `size` bytes large.
+pub fn grow(dir: &impl AsFd, size: u64) -> Result<(), Error> {
+    let token = client::token(dir)?;
+    show_adding(dir, &token)?;
+    client::send(dir, &Request::Grow { token, size }).map(|_| ())
+}

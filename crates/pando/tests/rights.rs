@@ -1,0 +1,484 @@
+//! Who gets what by control requests: from chroots, through bind mounts, in user namespaces, as other users,
+//! and with requests that no tool of ours would send.
+//!
+//! Only root can set these scenes; for others the tests are skipped, and say so.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::{
+    fs::{self, File, Permissions},
+    os::unix::{
+        fs::{MetadataExt, PermissionsExt, chown, symlink},
+        process::CommandExt,
+    },
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use common::{Bench, has, text};
+use pando_fuse::{
+    client,
+    control::{Request, SIZE, Token, command},
+    tool::{self, Spot},
+};
+use rustix::fs::{Mode, RenameFlags, mkdirat, renameat_with};
+
+/// Two ordinary users.
+const ANN: u32 = 41_001;
+const BOB: u32 = 41_002;
+
+/// A mount that others may use, below a directory that they may enter.
+fn scene() -> Option<Bench> {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can set the scene");
+        return None;
+    }
+    if !common::have_fuse() {
+        return None;
+    }
+    let b = Bench::new();
+    fs::set_permissions(b.path(""), Permissions::from_mode(0o755)).unwrap();
+    fs::create_dir(b.path("m")).unwrap();
+    b.ok(&["mkfs", "--size", "256M", "--node-size", "64K", "a.img"]);
+    b.ok(&["mount", "-o", "allow_other", "--log-file", "log", "a.img", "m"]);
+    fs::copy(env!("CARGO_BIN_EXE_pando"), b.path("pando")).unwrap();
+    fs::copy(std::env::current_exe().unwrap(), b.path("attacker")).unwrap();
+    b.sh(&format!(
+        "chmod 1777 m
+         for u in {ANN} {BOB}; do mkdir -p m/$u/d/e m/$u/open; echo secret of $u > m/$u/d/e/f; chown -R $u:$u m/$u; chmod 700 m/$u; done"
+    ));
+    Some(b)
+}
+
+/// Runs `program` of the scene's directory with arguments, as a user without further groups.
+fn as_user(b: &Bench, uid: u32, line: &[&str]) -> (i32, String) {
+    let mut command = Command::new(b.path(line[0]));
+    let out = command.args(&line[1..]).current_dir(b.path("")).uid(uid).gid(uid).output().unwrap();
+    (out.status.code().unwrap_or(-1), text(&out.stdout) + &text(&out.stderr))
+}
+
+fn refused(b: &Bench, uid: u32, line: &[&str], says: &str) {
+    let (code, said) = as_user(b, uid, line);
+    assert!(code == 1 && said.contains(says), "{line:?} as {uid}: {code}: {said}");
+}
+
+fn allowed(b: &Bench, uid: u32, line: &[&str]) {
+    let (code, said) = as_user(b, uid, line);
+    assert!(code == 0, "{line:?} as {uid}: {code}: {said}");
+}
+
+/// Lets a process of its own play `scene` with `args`, started by `wrap` (a program with arguments) as `uid`.
+/// What it did comes back: name and error number, 0 for success.
+fn attack(b: &Bench, wrap: &[&str], uid: u32, scene: &str, args: &[String]) -> Vec<(String, i32)> {
+    let attacker = b.path("attacker");
+    let mut command = match wrap {
+        [] => Command::new(attacker),
+        [program, more @ ..] => {
+            let mut command = Command::new(program);
+            command.args(more).arg(attacker);
+            command
+        }
+    };
+    command.args(["--exact", "attacker", "--nocapture"]).current_dir(b.path(""));
+    command.env("PANDO_ATTACK", scene).env("PANDO_ATTACK_ARGS", args.join("\n"));
+    let out = command.uid(uid).gid(uid).output().unwrap();
+    let said = text(&out.stdout);
+    assert!(out.status.success(), "{scene}: {said}{}", text(&out.stderr));
+    let result = |line: &str| {
+        let (name, errno) = line.strip_prefix("ATTACK ")?.split_once('=')?;
+        Some((name.to_owned(), errno.parse().unwrap()))
+    };
+    let results: Vec<_> = said.lines().filter_map(result).collect();
+    assert!(!results.is_empty(), "{scene}: {said}");
+    results
+}
+
+fn all_refused(results: &[(String, i32)]) {
+    for (name, errno) in results {
+        assert_ne!(*errno, 0, "{name} went through: {results:?}");
+    }
+}
+
+fn tell<T, E: std::fmt::Display>(name: &str, result: Result<T, E>, errno: impl Fn(&E) -> Option<i32>) {
+    match result {
+        Ok(_) => println!("\nATTACK {name}=0"),
+        Err(e) => {
+            eprintln!("{name}: {e}");
+            println!("\nATTACK {name}={}", errno(&e).unwrap_or(-1));
+        }
+    }
+}
+
+/// A request of the first version, which named directories by number and nothing else.
+fn by_number(magic: &[u8], flags: u32, names: &[(u64, &str)], number: Option<u64>) -> Box<[u8; SIZE]> {
+    let mut bytes = magic.to_vec();
+    bytes.extend_from_slice(&flags.to_le_bytes());
+    bytes.extend_from_slice(&[0; 4]);
+    for (ino, name) in names {
+        bytes.extend_from_slice(&ino.to_le_bytes());
+        bytes.extend_from_slice(&(name.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(name.as_bytes());
+    }
+    bytes.extend_from_slice(&number.unwrap_or(0).to_le_bytes());
+    bytes.resize(SIZE, 0);
+    let bytes: Box<[u8]> = bytes.into();
+    bytes.try_into().unwrap()
+}
+
+/// Tries every request that names what the kernel has not walked to: the tree `name` in the directory numbered
+/// `there`, into `here`, on a descriptor of `own`; then `own/plant` into `there`.
+fn forge(own: &Path, here: u64, there: u64, name: &str, ino: u64) {
+    let fd = File::open(own).unwrap();
+    let send = |what: &str, command, bytes| {
+        let answer = client::raw(&fd, command, bytes);
+        // The answer of a daemon that understood carries its own error number.
+        let status = answer.as_ref().map_or(-1, |a| i32::from_le_bytes([a[8], a[9], a[10], a[11]]));
+        let refusal = answer.and(if status == 0 { Ok(()) } else { Err(client::Error::NotPando) });
+        tell(what, refusal, |_| Some(status));
+    };
+    for magic in [b"PANDOct1", b"PANDOct2"] {
+        let version = magic[7] as char;
+        let at = |names: &[(u64, &str)], number| by_number(magic, 0, names, number);
+        let stolen = format!("stolen{version}");
+        send("clone in", command::CLONE, at(&[(there, name), (here, &stolen)], None));
+        send("plant", command::CLONE, at(&[(here, "plant"), (there, "planted")], None));
+        send("usage", command::USAGE, at(&[], Some(ino)));
+        send("remove", command::REMOVE, at(&[(there, name)], None));
+    }
+    // In the language of this version: a token that shows too little.
+    let token = || client::token(&fd).unwrap();
+    let ask = |what, request: Request| tell(what, client::send(&fd, &request), client::Error::errno);
+    ask("clone nowhere", Request::Clone { token: token(), name: "x".into(), replace: true });
+    ask("remove nothing", Request::Remove { token: token() });
+    ask("grow", Request::Grow { token: token(), size: 1 << 40 });
+    for made_up in [Token([0; 16]), Token([255; 16])] {
+        ask("made up", Request::Usage { token: made_up });
+    }
+    let used = token();
+    let _ = client::send(&fd, &Request::Usage { token: used });
+    ask("used", Request::Usage { token: used });
+}
+
+/// Not a test: what [`attack`] runs in a process of its own.
+#[test]
+fn attacker() {
+    let Ok(scene) = std::env::var("PANDO_ATTACK") else { return };
+    let args = std::env::var("PANDO_ATTACK_ARGS").unwrap();
+    let args: Vec<&str> = args.lines().collect();
+    let number = |i: usize| args[i].parse::<u64>().unwrap();
+    match scene.as_str() {
+        "forge" => forge(Path::new(args[0]), number(1), number(2), args[3], number(4)),
+        "chroot" => {
+            rustix::process::chroot(args[0]).unwrap();
+            std::env::set_current_dir("/").unwrap();
+            forge(Path::new("/"), number(1), number(2), args[3], number(4));
+            // What is inside may be worked with.
+            let spot = |name: &str| Spot::new(Path::new("/"), name.as_ref()).unwrap();
+            tool::clone(&spot("plant"), &spot("inside"), false).unwrap();
+            tool::remove(&spot("inside"), true).unwrap();
+            assert!(tool::usage(Path::new("/plant")).unwrap().visible > 0);
+        }
+        // Tokens that another process fetched, for which much was shown.
+        "token" => {
+            let fd = File::open(args[0]).unwrap();
+            for hex in &args[1..] {
+                let token = Token::from_hex(hex.as_bytes()).unwrap();
+                let ask = |what, request| tell(what, client::send(&fd, &request), client::Error::errno);
+                let shown = mkdirat(&fd, token.name(), Mode::RWXU);
+                tell("show", shown, |e| Some(e.raw_os_error()).filter(|e| *e != libc::ECANCELED).or(Some(0)));
+                ask("clone", Request::Clone { token, name: "x".into(), replace: false });
+                ask("remove", Request::Remove { token });
+                ask("usage", Request::Usage { token });
+            }
+        }
+        "race" => race(Path::new(args[0]), Path::new(args[1])),
+        other => panic!("no scene {other}"),
+    }
+}
+
+/// Clones into a directory that turns into a link to somebody else's and back, all the time.
+fn race(own: &Path, secret: &Path) {
+    for (name, target) in [("real", own.join("there")), ("away", secret.to_owned())] {
+        symlink(target, own.join(name)).unwrap();
+    }
+    fs::create_dir(own.join("there")).unwrap();
+    fs::rename(own.join("real"), own.join("way")).unwrap();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            let dir = File::open(own).unwrap();
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                renameat_with(&dir, "way", &dir, "away", RenameFlags::EXCHANGE).unwrap();
+            }
+        });
+        let (mut done, mut failed) = (0, 0);
+        for i in 0..400 {
+            let name = format!("clone{i}");
+            let attempt = || -> Result<(), client::Error> {
+                let source = Spot::new(&own.join("way"), "d".as_ref())?;
+                tool::clone(&source, &Spot::new(&own.join("open"), name.as_ref())?, false)?;
+                Ok(())
+            };
+            let source = attempt().is_ok();
+            let attempt = || -> Result<(), client::Error> {
+                let destination = Spot::new(&own.join("way"), name.as_ref())?;
+                tool::clone(&Spot::new(own, "d".as_ref())?, &destination, false)?;
+                tool::remove(&destination, true)?;
+                Ok(())
+            };
+            match attempt() {
+                Ok(()) => done += 1,
+                Err(_) => failed += 1,
+            }
+            assert!(!source, "a tree was cloned out of another's directory");
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        eprintln!("{done} clones, {failed} refused");
+        assert!(done > 0, "no clone ever went where it may");
+        println!("\nATTACK race={}", i32::from(failed > 0));
+    });
+}
+
+fn ino(path: PathBuf) -> u64 {
+    fs::symlink_metadata(path).unwrap().ino()
+}
+
+fn names(path: PathBuf) -> Vec<String> {
+    let mut names: Vec<String> =
+        fs::read_dir(path).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn from_a_chroot_on_a_bind_mount_nothing_outside_is_reached() {
+    let Some(b) = scene() else { return };
+    b.sh("mkdir -p m/jail m/outside/t jail; echo x > m/outside/t/f; mkdir m/jail/plant; echo y > m/jail/plant/f
+          mount --bind m/jail jail");
+    let args = [
+        b.path("jail").display().to_string(),
+        ino(b.path("m/jail")).to_string(),
+        ino(b.path("m/outside")).to_string(),
+        "t".to_owned(),
+        ino(b.path("m/outside/t")).to_string(),
+    ];
+    all_refused(&attack(&b, &[], 0, "chroot", &args));
+    assert_eq!(names(b.path("m/outside")), ["t"]);
+    assert_eq!(names(b.path("m/jail")), ["plant"]);
+    b.sh("umount jail");
+}
+
+#[test]
+fn through_a_read_only_bind_mount_nothing_is_changed() {
+    let Some(b) = scene() else { return };
+    b.sh(
+        "mkdir -p ro m/t/d m/jail/plant; echo x > m/t/d/f; mount --bind m/t ro; mount -o remount,bind,ro ro",
+    );
+    for line in [
+        &["clone", "ro/d", "ro/e"][..],
+        &["clone", "--replace", "ro/d/f", "ro/d"],
+        &["clone", "m/jail", "ro/jail"],
+        &["rm", "-r", "ro/d"],
+        &["rm", "ro/d/f"],
+        &["grow", "--size", "512M", "ro"],
+    ] {
+        b.fails(line, 1, "ead-only");
+    }
+    let args = [
+        b.path("ro").display().to_string(),
+        ino(b.path("m/jail")).to_string(),
+        ino(b.path("m/t")).to_string(),
+        "d".to_owned(),
+        ino(b.path("m/t/d")).to_string(),
+    ];
+    all_refused(&attack(&b, &[], 0, "forge", &args));
+    assert_eq!((names(b.path("m/t")), names(b.path("m/jail"))), (vec!["d".into()], vec!["plant".into()]));
+    // Reading is no change.
+    b.ok(&["clone", "ro/d", "m/copy"]);
+    b.ok(&["du", "ro/d"]);
+    assert_eq!(fs::read(b.path("m/copy/f")).unwrap(), b"x\n");
+    b.sh("umount ro");
+}
+
+#[test]
+fn an_ordinary_user_gets_nothing_that_the_kernel_would_refuse() {
+    let Some(b) = scene() else { return };
+    let (ann, bob) = (format!("m/{ANN}"), format!("m/{BOB}"));
+    b.sh(&format!("mkdir {ann}/plant; chown {ANN}:{ANN} {ann}/plant"));
+    let args = [
+        b.path(&ann).display().to_string(),
+        ino(b.path(&ann)).to_string(),
+        ino(b.path(&bob)).to_string(),
+        "d".to_owned(),
+        ino(b.path(&format!("{bob}/d"))).to_string(),
+    ];
+    all_refused(&attack(&b, &[], ANN, "forge", &args));
+    assert_eq!(names(b.path(&bob)), ["d", "open"]);
+    assert_eq!(names(b.path(&ann)), ["d", "open", "plant"]);
+    // By paths: another's tree, into another's directory, out of it, what it takes.
+    let below = |path: &str| format!("{bob}/{path}");
+    refused(&b, ANN, &["pando", "clone", &below("d"), "m/x"], "ermission denied");
+    refused(&b, ANN, &["pando", "clone", &format!("{ann}/d"), &below("x")], "ermission denied");
+    refused(&b, ANN, &["pando", "clone", &bob, "m/x"], "ermission denied");
+    refused(&b, ANN, &["pando", "rm", "-r", &below("d")], "ermission denied");
+    refused(&b, ANN, &["pando", "du", &below("d")], "ermission denied");
+    refused(&b, ANN, &["pando", "du", "m"], "may not look into");
+    // What may be read may not be cloned: that is for owners.
+    b.sh(&format!("chmod 755 {bob} {bob}/d"));
+    refused(&b, ANN, &["pando", "clone", &below("d"), "m/x"], "only its owner");
+    refused(&b, ANN, &["pando", "clone", &below("d/e/f"), "m/x"], "only its owner");
+    allowed(&b, ANN, &["pando", "du", &below("d")]);
+    // The sticky bit, and directories of others inside.
+    refused(&b, ANN, &["pando", "rm", "-r", &bob], "not permitted");
+    refused(&b, ANN, &["pando", "clone", "--replace", &format!("{ann}/d"), &bob], "not permitted");
+    b.sh(&format!(
+        "mkdir -p m/mixed/a/b; echo x > m/mixed/a/b/f; chown -R {ANN} m/mixed; chown {BOB} m/mixed/a/b"
+    ));
+    refused(&b, ANN, &["pando", "rm", "-r", "m/mixed"], "mixed/a/b: holds entries");
+    refused(&b, ANN, &["pando", "clone", "--replace", &format!("{ann}/d"), "m/mixed"], "mixed/a/b: holds");
+    refused(&b, ANN, &["pando", "grow", "--size", "512M", "m"], "only root");
+    assert!(b.path("m/mixed/a/b/f").exists() && b.path(&below("d/e/f")).exists());
+    // And what is allowed works: also by those who may only search a directory on the way.
+    allowed(&b, ANN, &["pando", "clone", &format!("{ann}/d"), "m/by-ann"]);
+    allowed(&b, ANN, &["pando", "clone", "--replace", &format!("{ann}/open"), "m/by-ann"]);
+    allowed(&b, ANN, &["pando", "rm", "-r", "m/by-ann"]);
+    b.sh(&format!(
+        "mkdir m/search; ln -s target m/search/l; mkdir m/search/mine; mkfifo m/search/p; echo x > m/search/f
+         chown -h {ANN} m/search/*; chmod 000 m/search/f; chmod 711 m/search; mkdir m/drop; chmod 733 m/drop"
+    ));
+    for name in ["l", "p", "mine", "f"] {
+        allowed(&b, ANN, &["pando", "clone", &format!("m/search/{name}"), &format!("m/drop/{name}")]);
+    }
+    assert_eq!(fs::read_link(b.path("m/drop/l")).unwrap(), Path::new("target"));
+    assert_eq!(fs::read(b.path("m/drop/f")).unwrap(), b"x\n");
+    refused(&b, BOB, &["pando", "clone", "m/search/p", "m/drop/theirs"], "not permitted");
+    refused(&b, ANN, &["pando", "rm", "-r", "m/search/mine"], "ermission denied");
+    allowed(&b, ANN, &["pando", "rm", "-r", "m/drop/mine"]);
+}
+
+#[test]
+fn who_is_root_in_a_user_namespace_only_is_no_root() {
+    let Some(b) = scene() else { return };
+    if !has("unshare") || !Command::new("unshare").args(["-U", "true"]).status().unwrap().success() {
+        eprintln!("SKIPPED: no user namespaces here");
+        return;
+    }
+    let bob = format!("m/{BOB}");
+    b.sh(&format!("mkdir m/shared; chmod 777 m/shared; cp -a m/{BOB}/d m/shared/theirs; chmod 755 m/shared/theirs
+                   mkdir -p m/shared/mine/a; mkdir m/shared/mine/a/b; echo x > m/shared/mine/a/b/f; chown {BOB} m/shared/mine/a/b"));
+    let pando = b.path("pando").display().to_string();
+    for flags in [&["-U"][..], &["-U", "-r"]] {
+        let run = |line: &[&str]| {
+            let out = Command::new("unshare")
+                .args(flags)
+                .arg(&pando)
+                .args(line)
+                .current_dir(b.path(""))
+                .output()
+                .unwrap();
+            (out.status.code(), text(&out.stderr))
+        };
+        for line in [
+            &["clone", "m/shared/theirs", "m/shared/x"][..],
+            &["clone", "m/shared/theirs/e/f", "m/shared/x"],
+            &["clone", &bob, "m/shared/x"],
+            &["rm", "-r", &format!("{bob}/d")],
+            &["rm", "-r", "m/shared/mine"],
+            &["rm", "-r", &bob],
+            &["clone", "--replace", "m/shared/mine", &bob],
+            &["du", "m"],
+            &["du", &bob],
+        ] {
+            let (code, said) = run(line);
+            assert_eq!(code, Some(1), "unshare {flags:?} pando {line:?}: {said}");
+        }
+        // As its own user it may still do what that user may.
+        assert_eq!(run(&["clone", "m/shared/mine", "m/shared/x"]), (Some(0), String::new()));
+        b.ok(&["rm", "-r", "m/shared/x"]);
+        let args = [
+            b.path("m").display().to_string(),
+            ino(b.path("m")).to_string(),
+            ino(b.path(&bob)).to_string(),
+            "d".to_owned(),
+            ino(b.path(&format!("{bob}/d"))).to_string(),
+        ];
+        let wrap: Vec<&str> = ["unshare"].iter().chain(flags).copied().collect();
+        all_refused(&attack(&b, &wrap, 0, "forge", &args));
+    }
+    assert_eq!(names(b.path(&bob)), ["d", "open"]);
+    assert_eq!(names(b.path("m/shared")), ["mine", "theirs"]);
+    // And true root may do all of it.
+    b.ok(&["clone", "m/shared/theirs", "m/shared/x"]);
+    b.ok(&["du", "m"]);
+    b.ok(&["rm", "-r", "m/shared/mine", &bob]);
+}
+
+#[test]
+fn a_token_is_worth_nothing_to_others() {
+    let Some(b) = scene() else { return };
+    let own = b.path(&format!("m/{ANN}"));
+    let fd = File::open(b.path("m")).unwrap();
+    let tokens: Vec<Token> = (0..3).map(|_| client::token(&fd).unwrap()).collect();
+    for token in &tokens {
+        let e = mkdirat(&fd, token.name(), Mode::RWXU).unwrap_err();
+        assert_eq!(e.raw_os_error(), libc::ECANCELED);
+    }
+    let mut args = vec![own.display().to_string()];
+    args.extend(tokens.iter().map(Token::hex));
+    all_refused(&attack(&b, &[], ANN, "token", &args));
+    args[0] = b.path("m").display().to_string();
+    all_refused(&attack(&b, &[], 0, "token", &args));
+    // Names of tokens exist for nobody.
+    for token in &tokens {
+        let path = b.path("m").join(token.name());
+        assert_eq!(fs::symlink_metadata(&path).unwrap_err().raw_os_error(), Some(libc::ENOENT));
+    }
+    let stale = b.path("m").join(Token([7; 16]).name());
+    assert_eq!(fs::create_dir(&stale).unwrap_err().raw_os_error(), Some(libc::EKEYEXPIRED));
+    assert!(fs::write(&stale, "").is_err() && symlink("x", &stale).is_err());
+    assert!(fs::rename(b.path(&format!("m/{ANN}")), &stale).is_err());
+    assert_eq!(names(b.path("m")), [ANN.to_string(), BOB.to_string()]);
+}
+
+#[test]
+fn what_is_swapped_between_proof_and_request_stays() {
+    let Some(b) = scene() else { return };
+    b.sh("mkdir -p m/d m/precious m/src; echo x > m/d/f; echo y > m/precious/f; echo z > m/src/f");
+    let fd = File::open(b.path("m/src")).unwrap();
+    let dir = File::open(b.path("m")).unwrap();
+    let shown = || {
+        let token = client::token(&fd).unwrap();
+        let e = renameat_with(&dir, "d", &dir, token.name(), RenameFlags::NOREPLACE).unwrap_err();
+        assert_eq!(e.raw_os_error(), libc::ECANCELED);
+        token
+    };
+    for request in
+        [|token| Request::Remove { token }, |token| Request::Clone { token, name: "d".into(), replace: true }]
+    {
+        let token = shown();
+        b.sh("mv m/d m/away; mv m/precious m/d");
+        let e = client::send(&fd, &request(token)).unwrap_err();
+        assert_eq!(e.errno(), Some(libc::ESTALE), "{e}");
+        b.sh("mv m/d m/precious; mv m/away m/d; test $(cat m/precious/f) = y; test $(cat m/d/f) = x");
+    }
+    // The source is the one that was opened, wherever it is by then.
+    let token = client::token(&fd).unwrap();
+    assert!(mkdirat(&dir, token.name(), Mode::RWXU).is_err());
+    b.sh("mv m/src m/d/moved; mkdir m/src; echo wrong > m/src/f");
+    client::send(&fd, &Request::Clone { token, name: "copy".into(), replace: false }).unwrap();
+    assert_eq!(fs::read(b.path("m/copy/f")).unwrap(), b"z\n");
+    drop((fd, dir));
+}
+
+#[test]
+fn a_link_put_in_the_way_leads_nobody_in() {
+    let Some(b) = scene() else { return };
+    let (ann, bob) = (b.path(&format!("m/{ANN}")), b.path(&format!("m/{BOB}")));
+    chown(ann.join("open"), Some(ANN), Some(ANN)).unwrap();
+    let args = [ann.display().to_string(), bob.display().to_string()];
+    let results = attack(&b, &[], ANN, "race", &args);
+    assert_eq!(results, [("race".to_owned(), 1)], "the link was never in the way");
+    assert_eq!(names(bob), ["d", "open"]);
+    assert_eq!(names(ann.join("open")), Vec::<String>::new());
+}

@@ -26,6 +26,8 @@ pub struct Entry {
     pub fstype: String,
     /// What is mounted: for our mounts the image.
     pub source: PathBuf,
+    /// For FUSE mounts the user who mounted it.
+    pub user: Option<u32>,
 }
 
 /// All mounts of this process's namespace, in the order in which they were made.
@@ -36,6 +38,12 @@ pub fn all() -> io::Result<Vec<Entry>> {
 /// The topmost mount on exactly `dir` (an absolute path without symlinks).
 pub fn at(dir: &Path) -> io::Result<Option<Entry>> {
     Ok(all()?.into_iter().rfind(|e| e.dir == dir))
+}
+
+/// Whether the daemon of the mount on `dir` is gone, so that every call on it fails.
+pub fn is_dead(dir: &Path) -> bool {
+    let gone = [libc::ENOTCONN, libc::ECONNABORTED];
+    matches!(fs::metadata(dir), Err(e) if e.raw_os_error().is_some_and(|e| gone.contains(&e)))
 }
 
 /// The mount that `path` (absolute, without symlinks) lies in.
@@ -65,7 +73,9 @@ fn parse_line(line: &[u8]) -> Option<Entry> {
     let mut fields = fields.skip_while(|f| *f != b"-").skip(1);
     let fstype = unescape(fields.next()?).into_os_string().into_string().ok()?;
     let source = unescape(fields.next()?);
-    Some(Entry { device, root, dir, fstype, source })
+    let options = fields.next().and_then(|o| str::from_utf8(o).ok()).unwrap_or_default();
+    let user = options.split(',').find_map(|o| o.strip_prefix("user_id=")).and_then(|n| n.parse().ok());
+    Some(Entry { device, root, dir, fstype, source, user })
 }
 
 fn unescape(field: &[u8]) -> PathBuf {
@@ -101,13 +111,14 @@ mod tests {
     #[test]
     fn lines_are_taken_apart() {
         let text = b"25 30 0:23 / /sys rw,nosuid shared:7 master:2 - sysfs sysfs rw\n\
-            90 30 0:50 / /mnt/a\\040b rw - fuse.pando /img/x\\134y rw,user_id=0\n\
+            90 30 0:50 / /mnt/a\\040b rw - fuse.pando /img/x\\134y rw,user_id=7,group_id=0\n\
             broken\n";
         let all = parse(text);
         assert_eq!(all.len(), 2);
         assert_eq!(all[1].dir, Path::new("/mnt/a b"));
         assert_eq!(all[1].source, Path::new("/img/x\\y"));
         assert_eq!((all[1].fstype.as_str(), all[1].device.as_str()), (FSTYPE, "0:50"));
+        assert_eq!((all[0].user, all[1].user), (None, Some(7)));
     }
 
     #[test]

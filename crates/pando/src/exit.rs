@@ -6,21 +6,26 @@ use std::fmt;
 pub const OK: u8 = 0;
 /// Failed; the message says why.
 pub const FAILURE: u8 = 1;
+/// Not what the command works on: the same as for a wrong command line.
+pub const USAGE: u8 = 2;
 /// `check` or `inspect` found damage.
 pub const DAMAGE: u8 = 3;
 /// In use: locked by another process, mounted already, or busy.
 pub const BUSY: u8 = 4;
 /// Mounting is not possible here: no /dev/fuse, or fusermount3 is not installed.
 pub const NO_FUSE: u8 = 5;
+/// Unmounted, but the daemon has not closed the image as it should.
+pub const NOT_CLOSED: u8 = 6;
 
 /// The list for `--help`.
 pub const HELP: &str = "Exit codes:
   0  done
   1  failed; the message says why
-  2  wrong usage
+  2  wrong usage; check: not an image at all
   3  check or inspect found damage
   4  in use: locked by another process, mounted already, or files open
-  5  mounting is not possible here: no /dev/fuse, or fusermount3 missing";
+  5  mounting is not possible here: no /dev/fuse, or fusermount3 missing
+  6  umount: unmounted, but closing the image failed; what was not synced may be lost";
 
 /// An error with a code of its own.
 #[derive(Debug)]

@@ -5,6 +5,7 @@
 //! file system speak to its daemon by `pando_fuse::client`; commands on an
 //! image open it by `image`, which takes the lock.
 
+mod closing;
 mod cmd;
 mod exit;
 mod image;

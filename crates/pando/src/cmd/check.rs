@@ -26,7 +26,8 @@ use crate::{
 /// Verify every invariant and every checksum of an image
 #[derive(clap::Args)]
 #[command(
-    after_help = "The image must not be mounted. Exit code 0 only if it is clean, 3 if damage was found.
+    after_help = "The image must not be mounted. Exit code 0 only if it is clean, 3 if damage was found, 2 if IMAGE
+is no image of a file system (or one of a format that this program does not know).
 
 Example: pando check --json grove.img"
 )]
@@ -67,7 +68,7 @@ pub fn run(args: &Args) -> Result<()> {
     let device = image::open_device(&path, true)?;
     let mut report = Report { version: VERSION, ..Report::default() };
     let progress = Progress::new("checking", 0, stop);
-    contents(device, &mut report, &progress)?;
+    contents(device, &path, &mut report, &progress)?;
     drop(progress);
     report.clean = report.errors.is_empty();
     if args.json {
@@ -105,10 +106,14 @@ fn structure(fs: &Fs, report: &mut Report) {
 }
 
 /// Everything that is reachable by path.
-fn contents(device: Arc<dyn Device>, report: &mut Report, progress: &Progress) -> Result<()> {
+fn contents(device: Arc<dyn Device>, image: &Path, report: &mut Report, progress: &Progress) -> Result<()> {
     let options = MountOptions { read_only: true, ..MountOptions::default() };
     let fs = match Fs::open(device, options) {
         Ok(fs) => fs,
+        // Nothing to find damage in. A superblock that is damaged is told from none at all.
+        Err(e @ (pando_fs::Error::Format(_) | pando_fs::Error::Engine(pando_db::Error::Format(_)))) => {
+            return Err(Coded(exit::USAGE, format!("{}: cannot be checked: {e}", image.display())).into());
+        }
         Err(e) => {
             report.errors.push(Finding { what: e.to_string(), path: None });
             return Ok(());

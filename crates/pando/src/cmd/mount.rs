@@ -14,15 +14,16 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use pando_fs::{Fs, MountOptions};
-use pando_fuse::{How, Mount, Settings, unmount};
+use pando_fuse::{How, Mount, Settings, mountinfo, unmount};
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
     iterator::Signals,
 };
 
 use crate::{
+    closing::Record,
     exit::{self, Coded},
-    image, logging, report,
+    image, logging, place, report,
     size::Size,
 };
 
@@ -73,7 +74,11 @@ pub fn run(args: &Args) -> Result<()> {
         settings.apply(list)?;
     }
     let image = image::canonical(&args.image)?;
-    let dir = args.dir.canonicalize().with_context(|| format!("{}", args.dir.display()))?;
+    let dir = place::absolute_mount_point(&args.dir)?;
+    remove_dead_mounts(&dir)?;
+    if let Err(e) = dir.metadata() {
+        return Err(e).with_context(|| format!("{}", args.dir.display()));
+    }
     if !dir.is_dir() {
         bail!("{}: is not a directory; a file system needs one to be mounted on", args.dir.display());
     }
@@ -82,6 +87,19 @@ pub fn run(args: &Args) -> Result<()> {
     } else {
         start_daemon(args, &image, &dir)
     }
+}
+
+/// Removes mounts of ours from `dir` whose daemon was killed.
+fn remove_dead_mounts(dir: &Path) -> Result<()> {
+    while let Some(mount) = mountinfo::at(dir)?
+        && mount.fstype == mountinfo::FSTYPE
+        && mountinfo::is_dead(dir)
+    {
+        unmount(dir, How::Lazy)?;
+        let (dir, image) = (dir.display(), mount.source.display());
+        eprintln!("pando: {dir}: removed a mount of {image} whose daemon had been killed or had crashed");
+    }
+    Ok(())
 }
 
 fn start_daemon(args: &Args, image: &Path, dir: &Path) -> Result<()> {
@@ -138,6 +156,7 @@ fn serve(args: &Args, settings: Settings, image: &Path, dir: &Path) -> Result<()
         ..MountOptions::default()
     };
     let fs = image::open(image, options)?;
+    let record = Record::open(image);
     // A name with a comma or backslash is escaped where that is needed.
     let fsname = image.to_string_lossy().into_owned();
     let settings = Settings { fsname: Some(settings.fsname.clone().unwrap_or(fsname)), ..settings };
@@ -148,7 +167,7 @@ fn serve(args: &Args, settings: Settings, image: &Path, dir: &Path) -> Result<()
     let mount = match Mount::new(fs.clone(), dir, &settings, Some(stats)) {
         Ok(mount) => mount,
         Err(e) => {
-            close(&fs, image)?;
+            close(&fs, image, record)?;
             return Err(e.into());
         }
     };
@@ -171,7 +190,7 @@ fn serve(args: &Args, settings: Settings, image: &Path, dir: &Path) -> Result<()
     if let Err(e) = &served {
         log::error!("{}: {e}", dir.display());
     }
-    close(&fs, image)?;
+    close(&fs, image, record)?;
     served.with_context(|| format!("{}", dir.display()))?;
     ready.context("telling that the mount is ready")
 }
@@ -195,8 +214,11 @@ fn end(dir: &Path) {
     }
 }
 
-fn close(fs: &Fs, image: &Path) -> Result<()> {
-    fs.close().with_context(|| format!("closing {}", image.display())).inspect_err(|e| log::error!("{e:#}"))
+/// Closes the image, and says how that went for `pando umount` to find.
+fn close(fs: &Fs, image: &Path, record: Record) -> Result<()> {
+    let closed = fs.close();
+    record.closed(&closed.as_ref().map(|()| ()).map_err(ToString::to_string));
+    closed.with_context(|| format!("closing {}", image.display())).inspect_err(|e| log::error!("{e:#}"))
 }
 
 /// Tells the parent that the mount is usable, and lets go of its terminal.

@@ -5,13 +5,20 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use pando_fuse::{How, mountinfo, unmount};
 
-use crate::{image, place};
+use crate::{
+    closing,
+    exit::{self, Coded},
+    image, place,
+};
 
 /// Unmount a file system and wait until its image is closed
 #[derive(clap::Args)]
-#[command(after_help = "umount DIR and fusermount3 -u DIR do the same but do not wait.
+#[command(
+    after_help = "umount DIR and fusermount3 -u DIR do the same but do not wait. Exit code 6 says that it is unmounted
+but could not be closed: the device failed, or the daemon was killed meanwhile.
 
-Example: pando umount /mnt/grove")]
+Example: pando umount /mnt/grove"
+)]
 pub struct Args {
     /// Detach it even if files are open; it ends, and the image is closed, when the last one is
     #[arg(long, short = 'l')]
@@ -33,11 +40,31 @@ pub fn detach(dir: &Path, how: How) -> Result<()> {
     if mount.fstype != mountinfo::FSTYPE {
         bail!("{}: is a {} file system, not a Pando one; use umount", dir.display(), mount.fstype);
     }
+    let user = mount.user.unwrap_or(0);
+    let before = closing::word(&mount.source, user);
+    if mountinfo::is_dead(dir) {
+        unmount(dir, how)?;
+        // Its users have seen it die, and there is nothing left to close.
+        eprintln!(
+            "pando: {}: its daemon had been killed or had crashed; what was not synced may be lost, the next mount \
+             recovers the rest",
+            dir.display()
+        );
+        return Ok(());
+    }
     unmount(dir, how)?;
     // A bind mount of it, or another name space, may keep the daemon running.
     let others = mountinfo::all()?.iter().any(|m| m.device == mount.device && m.fstype == mountinfo::FSTYPE);
     if how == How::Lazy || others || !mount.source.is_absolute() {
         return Ok(());
     }
-    image::wait_until_closed(&mount.source)
+    image::wait_until_closed(&mount.source)?;
+    closing::result(&mount.source, user, before.as_ref()).map_err(|why| {
+        let (dir, image) = (dir.display(), mount.source.display());
+        let text = format!(
+            "{dir}: unmounted, but {image} was not closed: {why}; what was not synced may be lost, the next mount \
+             recovers the rest"
+        );
+        Coded(exit::NOT_CLOSED, text).into()
+    })
 }

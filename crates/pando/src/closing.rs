@@ -1,0 +1,137 @@
+//! How the daemon of a mount has closed its image, for `pando umount` to find.
+//!
+//! A daemon keeps a small file from the moment it has the image until it has closed it: it says that the
+//! image is open, then, if closing fails, why. Closed well, the file goes. So a file that
+//! still says "open" when the daemon is gone tells that the daemon was killed. The files are in
+//! `/run/pando` for root, `/run/user/UID/pando` or `/tmp/pando-UID` for others; they outlive the daemon, not the
+//! machine. Where none can be written nothing is known, which is no error: best effort, on a daemon's side.
+
+use std::{
+    fs::{self, DirBuilder, OpenOptions},
+    io::{self, Write},
+    os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How long a daemon that has let go of the image may take to end.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The directory of a user's files.
+fn directory(uid: u32) -> PathBuf {
+    if uid == 0 {
+        return "/run/pando".into();
+    }
+    let run = PathBuf::from(format!("/run/user/{uid}"));
+    if run.is_dir() { run.join("pando") } else { format!("/tmp/pando-{uid}").into() }
+}
+
+/// The file for an image; `None` if that is not there.
+fn path(image: &Path, uid: u32) -> Option<PathBuf> {
+    let meta = image.metadata().ok()?;
+    let name = match meta.file_type().is_block_device() {
+        true => format!("device-{:x}", meta.rdev()),
+        false => format!("file-{:x}-{:x}", meta.dev(), meta.ino()),
+    };
+    Some(directory(uid).join(name))
+}
+
+/// What a daemon has told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum State {
+    /// It has the image open, or had when it was killed.
+    Open,
+    /// It could not close the image, for this reason.
+    Failed(String),
+}
+
+/// A daemon's word: its process id and what it has told.
+pub type Word = (u32, State);
+
+/// The daemon's end of it. Unless it is told how closing went, "open" stays.
+#[derive(Debug)]
+pub struct Record {
+    path: Option<PathBuf>,
+}
+
+impl Record {
+    /// Says that this process has the image open.
+    pub fn open(image: &Path) -> Record {
+        let uid = rustix::process::geteuid().as_raw();
+        let path = path(image, uid).filter(|path| match write(path, uid, "open\n") {
+            Ok(()) => true,
+            Err(e) => {
+                log::info!("{}: {e}: pando umount will not know how the image was closed", path.display());
+                false
+            }
+        });
+        Record { path }
+    }
+
+    /// Says how closing went.
+    pub fn closed(self, result: &Result<(), String>) {
+        let Some(path) = self.path else { return };
+        let told = match result {
+            Ok(()) => fs::remove_file(&path),
+            Err(why) => write(&path, rustix::process::geteuid().as_raw(), &format!("failed\n{why}\n")),
+        };
+        if let Err(e) = told {
+            log::warn!("{}: {e}", path.display());
+        }
+    }
+}
+
+fn write(path: &Path, uid: u32, text: &str) -> io::Result<()> {
+    let dir = path.parent().unwrap_or(Path::new("/"));
+    match DirBuilder::new().mode(0o755).create(dir) {
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
+        _ => {}
+    }
+    // In /tmp anybody may have made it.
+    let meta = dir.symlink_metadata()?;
+    if !meta.is_dir() || meta.uid() != uid || meta.mode() & 0o022 != 0 {
+        return Err(io::Error::other("is not a directory of this user alone"));
+    }
+    let new = path.with_extension(format!("{}", std::process::id()));
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o644).open(&new)?;
+    file.write_all(format!("{}\n{text}", std::process::id()).as_bytes())?;
+    drop(file);
+    fs::rename(&new, path)
+}
+
+/// What the daemon of the mount of `image` by the user `uid` has told, if anything.
+pub fn word(image: &Path, uid: u32) -> Option<Word> {
+    let path = path(image, uid)?;
+    let file =
+        OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(&path).ok()?;
+    if file.metadata().ok()?.uid() != uid {
+        return None;
+    }
+    let text = io::read_to_string(file).ok()?;
+    let (pid, rest) = text.split_once('\n')?;
+    let (state, why) = rest.split_once('\n')?;
+    let state = match state {
+        "open" => State::Open,
+        "failed" => State::Failed(why.trim_end().to_owned()),
+        _ => return None,
+    };
+    Some((pid.parse().ok()?, state))
+}
+
+/// How the daemon that had said `before` has closed the image, now that it has let go of it: `Err` says what went
+/// wrong. A daemon that told nothing, or whose word another has replaced, is taken to have done well.
+pub fn result(image: &Path, uid: u32, before: Option<&Word>) -> Result<(), String> {
+    let Some((pid, _)) = before else { return Ok(()) };
+    let begin = Instant::now();
+    loop {
+        let ended = !Path::new(&format!("/proc/{pid}")).exists() || begin.elapsed() > PATIENCE;
+        // Looked at after that: what it said last is what counts.
+        match word(image, uid).filter(|(now, _)| now == pid) {
+            None => return Ok(()),
+            Some((_, State::Failed(why))) => return Err(why),
+            Some((_, State::Open)) if ended => return Err("its daemon was killed or has crashed".into()),
+            Some((_, State::Open)) => thread::sleep(Duration::from_millis(5)),
+        }
+    }
+}

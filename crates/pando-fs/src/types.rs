@@ -334,6 +334,8 @@ pub struct MountOptions {
     pub cache_bytes: u64,
     /// Refuse every change (EROFS).
     pub read_only: bool,
+    /// Somebody else, the kernel, refuses changes for now: until the first one comes, reading changes no access time.
+    pub still: bool,
     /// How long a change may stay in memory before the log is flushed; 1 s by default.
     pub sync_interval: Duration,
     /// How long the log may grow before a checkpoint; 30 s by default.
@@ -353,6 +355,7 @@ impl Default for MountOptions {
         Self {
             cache_bytes: 256 << 20,
             read_only: false,
+            still: false,
             sync_interval: Duration::from_secs(1),
             checkpoint_interval: Duration::from_secs(30),
             atime: AtimePolicy::default(),

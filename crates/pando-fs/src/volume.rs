@@ -5,7 +5,10 @@
 //! not opened; what unlinked files left behind at a crash is removed at open.
 //! Uses the engine, and starts what the other modules need.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use pando_db::{CreateOptions, Db, Options, device::Device};
@@ -47,6 +50,8 @@ pub struct Fs {
 pub struct Inner {
     pub(crate) db: Db,
     pub(crate) read_only: bool,
+    /// See [`MountOptions::still`]; cleared by the first change.
+    pub(crate) still: AtomicBool,
     pub(crate) atime: AtimePolicy,
     pub(crate) table: Arc<Table>,
     pub(crate) files: Handles<OpenFile>,
@@ -190,6 +195,7 @@ impl Fs {
         let cloned = db.get(&system::cloned())?.and_then(|value| get_time(&mut &value[..]));
         let inner = Inner {
             read_only: o.read_only,
+            still: AtomicBool::new(o.still),
             atime: o.atime,
             lineages: Lineages::open(&db, table.clone(), o.read_only)?,
             table,
@@ -230,15 +236,19 @@ impl Fs {
 
     /// Makes everything durable and lets the device go. Later calls fail.
     pub fn close(&self) -> Result<()> {
+        if self.still.load(Ordering::Relaxed) {
+            // Nothing was changed, so the image stays as it is; the engine ends with its last handle.
+            return Ok(());
+        }
         if !self.read_only {
             self.positions.store(&self.db);
         }
         Ok(self.db.close()?)
     }
 
-    /// True if it was opened for reading only.
+    /// True if it was opened for reading only, or nothing may have been changed so far.
     pub fn is_read_only(&self) -> bool {
-        self.read_only
+        self.read_only || self.still.load(Ordering::Relaxed)
     }
 
     /// Returns when all that was done is durable.
@@ -284,7 +294,13 @@ impl Fs {
 
     /// Error if the mount is read-only.
     pub(crate) fn writable(&self) -> Result<()> {
-        if self.read_only { Err(Error::ReadOnly) } else { Ok(()) }
+        if self.read_only {
+            return Err(Error::ReadOnly);
+        }
+        if self.still.load(Ordering::Relaxed) {
+            self.still.store(false, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     /// A file number never used before.

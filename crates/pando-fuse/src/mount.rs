@@ -78,6 +78,8 @@ pub struct Settings {
     pub default_permissions: Option<bool>,
     /// Refuse every change.
     pub read_only: bool,
+    /// With `read_only`: do not even recover the image, and never write to it.
+    pub no_recovery: bool,
     /// Honour device nodes.
     pub dev: bool,
     /// Honour set-user-id bits.
@@ -121,6 +123,7 @@ impl Default for Settings {
             allow_other: false,
             default_permissions: None,
             read_only: false,
+            no_recovery: false,
             dev: false,
             suid: false,
             exec: true,
@@ -145,6 +148,8 @@ impl Settings {
             match option {
                 "ro" => self.read_only = true,
                 "rw" => self.read_only = false,
+                "norecovery" => self.no_recovery = true,
+                "recovery" => self.no_recovery = false,
                 "allow_other" => self.allow_other = true,
                 "default_permissions" => self.default_permissions = Some(true),
                 "no_default_permissions" => self.default_permissions = Some(false),

@@ -1,6 +1,6 @@
 //! What is mounted where, from `/proc/self/mountinfo`.
 //!
-//! Asks no mounted file system anything, so it works when a daemon hangs or
+//! Asks no mounted file system anything (but for [`is_dead`]), so it works when a daemon hangs or
 //! is dead. Octal escapes of the kernel are undone.
 
 use std::{
@@ -40,10 +40,11 @@ pub fn at(dir: &Path) -> io::Result<Option<Entry>> {
     Ok(all()?.into_iter().rfind(|e| e.dir == dir))
 }
 
-/// Whether the daemon of the mount on `dir` is gone, so that every call on it fails.
+/// Whether the daemon of the mount on `dir` is gone, so that every call on it fails. Asks the daemon.
 pub fn is_dead(dir: &Path) -> bool {
-    let gone = [libc::ENOTCONN, libc::ECONNABORTED];
-    matches!(fs::metadata(dir), Err(e) if e.raw_os_error().is_some_and(|e| gone.contains(&e)))
+    use rustix::io::Errno;
+    // Attributes the kernel may still know; figures of the file system it always asks for.
+    matches!(rustix::fs::statfs(dir), Err(Errno::NOTCONN | Errno::CONNABORTED))
 }
 
 /// The mount that `path` (absolute, without symlinks) lies in.

@@ -119,13 +119,18 @@ pub fn word(image: &Path, uid: u32) -> Option<Word> {
     Some((pid.parse().ok()?, state))
 }
 
+/// Whether there is no process `pid` any more, as far as can be seen from here.
+pub fn has_ended(pid: u32) -> bool {
+    !Path::new(&format!("/proc/{pid}")).exists()
+}
+
 /// How the daemon that had said `before` has closed the image, now that it has let go of it: `Err` says what went
 /// wrong. A daemon that told nothing, or whose word another has replaced, is taken to have done well.
 pub fn result(image: &Path, uid: u32, before: Option<&Word>) -> Result<(), String> {
     let Some((pid, _)) = before else { return Ok(()) };
     let begin = Instant::now();
     loop {
-        let ended = !Path::new(&format!("/proc/{pid}")).exists() || begin.elapsed() > PATIENCE;
+        let ended = has_ended(*pid) || begin.elapsed() > PATIENCE;
         // Looked at after that: what it said last is what counts.
         match word(image, uid).filter(|(now, _)| now == pid) {
             None => return Ok(()),

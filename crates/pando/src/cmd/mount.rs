@@ -30,7 +30,8 @@ use crate::{
 /// Mount a file system; goes on as a daemon
 #[derive(clap::Args)]
 #[command(after_help = "Options for -o, separated by commas:
-  ro, rw              refuse changes, or not
+  ro, rw              refuse changes, or not; mount -o remount,rw DIR allows them later
+  norecovery          with ro: never write to the image, not even to recover it after a crash
   allow_other         let other users in (needs root or user_allow_other in /etc/fuse.conf)
   default_permissions, no_default_permissions: whether the kernel checks permissions (on, unless root
                       mounts without allow_other)
@@ -155,7 +156,10 @@ fn serve(args: &Args, settings: Settings, image: &Path, dir: &Path) -> Result<()
         sync_interval: settings.commit.unwrap_or(MountOptions::default().sync_interval),
         ..MountOptions::default()
     };
-    let fs = image::open(image, options)?;
+    if settings.no_recovery && !settings.read_only {
+        bail!("norecovery: goes only with ro");
+    }
+    let fs = open(image, &settings, options)?;
     let record = Record::open(image);
     // A name with a comma or backslash is escaped where that is needed.
     let fsname = image.to_string_lossy().into_owned();
@@ -193,6 +197,23 @@ fn serve(args: &Args, settings: Settings, image: &Path, dir: &Path) -> Result<()
     close(&fs, image, record)?;
     served.with_context(|| format!("{}", dir.display()))?;
     ready.context("telling that the mount is ready")
+}
+
+/// Opens the image, for writing where that can be: what begins read-only may be remounted, and a FUSE server is
+/// not asked about that.
+fn open(image: &Path, settings: &Settings, options: MountOptions) -> Result<Fs> {
+    if !settings.read_only || settings.no_recovery {
+        return image::open(image, options);
+    }
+    // Nothing is written unless there is something to recover, or changes are allowed later.
+    let ready = MountOptions { read_only: false, still: true, discard: false, ..options.clone() };
+    image::open(image, ready).or_else(|e| match exit::code(&e) {
+        exit::BUSY => Err(e),
+        _ => {
+            log::info!("{e:#}: opened for reading only");
+            image::open(image, options)
+        }
+    })
 }
 
 /// Ends a mount on a signal: as umount would, and by force if it is in use.

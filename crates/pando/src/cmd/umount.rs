@@ -42,7 +42,12 @@ pub fn detach(dir: &Path, how: How) -> Result<()> {
     }
     let user = mount.user.unwrap_or(0);
     let before = closing::word(&mount.source, user);
-    if mountinfo::is_dead(dir) {
+    // A daemon that hangs must not be asked.
+    let dead = match &before {
+        Some((pid, _)) => closing::has_ended(*pid),
+        None => mountinfo::is_dead(dir),
+    };
+    if dead {
         unmount(dir, how)?;
         // Its users have seen it die, and there is nothing left to close.
         eprintln!(

@@ -1,0 +1,174 @@
+//! How mounts end: closed well, on a device that fails, under a daemon that is killed; and what is no image.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::{
+    fs,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use common::{Bench, has, text};
+
+/// Code of `pando umount` where closing failed.
+const NOT_CLOSED: i32 = 6;
+
+fn kill(b: &Bench) {
+    let pid = b.daemon();
+    b.sh(&format!("kill -9 {pid}; while [ -e /proc/{pid} ]; do sleep 0.01; done"));
+}
+
+#[test]
+fn a_mount_point_whose_daemon_was_killed_is_mounted_again() {
+    let Some(b) = Bench::mounted() else { return };
+    b.sh("ln -s m link");
+    for (round, dir) in ["m", "link", "./m/", "m"].iter().enumerate() {
+        fs::write(b.path("m/f"), format!("{round}")).unwrap();
+        b.ok(&["sync", "m"]);
+        kill(&b);
+        if round % 2 == 1 {
+            // Who looks at it meets the error first.
+            assert!(fs::read_dir(b.path("m")).is_err());
+        }
+        let out = b.run(&["mount", "--log-file", "log", "a.img", dir]);
+        let said = text(&out.stderr);
+        assert!(out.status.success() && said.contains("removed a mount"), "{dir}: {said}");
+        assert_eq!(fs::read_to_string(b.path("m/f")).unwrap(), format!("{round}"));
+    }
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    assert_eq!(mounts.matches(b.path("m").to_str().unwrap()).count(), 1, "one mount only");
+    // One that lives is left alone.
+    b.fails(&["mount", "a.img", "m"], 4, "is mounted on");
+    b.umount();
+    b.ok(&["check", "a.img"]);
+}
+
+#[test]
+fn umount_of_a_dead_mount_says_what_that_means() {
+    let Some(b) = Bench::mounted() else { return };
+    kill(&b);
+    let out = b.run(&["umount", "m"]);
+    assert!(out.status.success() && text(&out.stderr).contains("had been killed"), "{}", text(&out.stderr));
+    b.mount();
+    // The word of the dead is not taken for that of the living.
+    let out = b.run(&["umount", "m"]);
+    assert!(out.status.success() && out.stderr.is_empty(), "{}", text(&out.stderr));
+}
+
+#[test]
+fn umount_fails_if_the_daemon_is_killed_before_it_has_closed() {
+    let Some(b) = Bench::mounted() else { return };
+    fs::write(b.path("m/f"), "x").unwrap();
+    let pid = b.daemon();
+    b.sh(&format!("ls m; kill -STOP {pid}"));
+    let umount = b.command(&["umount", "m"]).stderr(Stdio::piped()).spawn().unwrap();
+    let begin = Instant::now();
+    while fs::read_to_string("/proc/self/mounts").unwrap().contains(b.path("m").to_str().unwrap()) {
+        assert!(begin.elapsed() < Duration::from_secs(20), "not unmounted");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    b.sh(&format!("kill -9 {pid}"));
+    let out = umount.wait_with_output().unwrap();
+    let said = text(&out.stderr);
+    assert!(out.status.code() == Some(NOT_CLOSED) && said.contains("killed"), "{:?}: {said}", out.status);
+    b.mount();
+    b.umount();
+}
+
+/// A loop device, detached when dropped, and what it lies on.
+struct Loop<'a>(&'a Bench, String);
+
+impl Drop for Loop<'_> {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").args(["-lf", self.0.path("m").to_str().unwrap()]).status();
+        let _ = Command::new("losetup").args(["-d", &self.1]).status();
+        let _ = Command::new("umount").args(["-l", self.0.path("host").to_str().unwrap()]).status();
+    }
+}
+
+#[test]
+fn umount_fails_if_the_device_did_when_the_image_was_closed() {
+    if !rustix::process::geteuid().is_root() || !has("losetup") || !common::have_fuse() {
+        eprintln!("SKIPPED: needs root and losetup");
+        return;
+    }
+    let b = Bench::new();
+    // A device that promises more than it can keep: writes fail with EIO when its host is full.
+    b.sh("mkdir m host; mount -t tmpfs -o size=24M none host; truncate -s 256M host/disk");
+    let device = Command::new("losetup").args(["-f", "--show"]).arg(b.path("host/disk")).output().unwrap();
+    if !device.status.success() {
+        eprintln!("SKIPPED: no loop device: {}", text(&device.stderr));
+        b.sh("umount -l host");
+        return;
+    }
+    let device = text(&device.stdout).trim().to_owned();
+    let guard = Loop(&b, device.clone());
+    b.ok(&["mkfs", "--node-size", "64K", "--force", &device]);
+    b.ok(&["mount", "-o", "commit=60,nodiscard", "--log-file", "log", &device, "m"]);
+    // Some of it is refused when it is written, or only at the end: either way it is not in the image.
+    b.sh("head -c 60000000 /dev/urandom > m/f || true; echo y > m/g || true");
+    let out = b.run(&["umount", "m"]);
+    let said = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(NOT_CLOSED), "{said}{}", fs::read_to_string(b.path("log")).unwrap());
+    assert!(said.contains("was not closed") && said.contains(&device), "{said}");
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    assert!(!mounts.contains(b.path("m").to_str().unwrap()), "unmounted it is all the same");
+    drop(guard);
+}
+
+#[test]
+fn what_is_no_image_is_not_damaged() {
+    let b = Bench::new();
+    b.sh("echo text > text; truncate -s 64M zeros; head -c 1000000 /dev/urandom > noise; : > empty");
+    for file in ["text", "zeros", "noise", "empty"] {
+        b.fails(&["check", file], 2, "cannot be checked");
+    }
+    b.fails(&["check", "none"], 1, "none");
+    b.ok(&["mkfs", "--size", "64M", "a.img"]);
+    b.ok(&["check", "a.img"]);
+    // What was an image is damaged.
+    b.sh("printf x | dd of=a.img bs=1 seek=100 conv=notrunc status=none; printf x | dd of=a.img bs=1 seek=4196 conv=notrunc status=none");
+    b.fails(&["check", "a.img"], 3, "1 error");
+}
+
+#[test]
+fn a_read_only_mount_writes_nothing_and_can_be_remounted() {
+    if !common::have_fuse() {
+        return;
+    }
+    let b = Bench::new();
+    b.sh("mkdir m");
+    b.ok(&["mkfs", "--size", "64M", "a.img"]);
+    b.mount();
+    b.sh("mkdir m/d; echo x > m/d/f; touch -a -d 2001-01-01 m/d/f");
+    b.umount();
+    let image = || fs::read(b.path("a.img")).unwrap();
+    let before = image();
+    for options in ["ro", "ro,norecovery", "ro,strictatime"] {
+        b.ok(&["mount", "-o", options, "a.img", "m"]);
+        assert_eq!(fs::write(b.path("m/g"), "").unwrap_err().raw_os_error(), Some(libc::EROFS));
+        b.fails(&["clone", "m/d", "m/e"], 1, "ead-only");
+        b.fails(&["rm", "-r", "m/d"], 1, "ead-only");
+        b.sh("cat m/d/f; ls -R m");
+        b.ok(&["du", "m"]);
+        b.umount();
+        assert!(image() == before, "{options}: the image has changed");
+    }
+    b.fails(&["mount", "-o", "norecovery", "a.img", "m"], 1, "only with ro");
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED a part: only root may remount");
+        return;
+    }
+    b.ok(&["mount", "-o", "ro", "a.img", "m"]);
+    b.sh("mount -o remount,rw m; echo y > m/g; echo z >> m/d/f");
+    b.ok(&["clone", "m/d", "m/e"]);
+    b.ok(&["sync", "m"]);
+    b.sh("mount -o remount,ro m; ! touch m/h; mount -o remount,rw m; touch m/h");
+    b.umount();
+    b.ok(&["check", "a.img"]);
+    b.mount();
+    assert_eq!(fs::read_to_string(b.path("m/e/f")).unwrap(), "x\nz\n");
+    assert!(b.path("m/h").exists());
+    b.umount();
+}

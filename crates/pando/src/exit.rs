@@ -55,6 +55,12 @@ pub fn message(error: &anyhow::Error) -> String {
     out
 }
 
+/// Says `error` on stderr, and returns its code.
+pub fn report(error: &anyhow::Error) -> u8 {
+    eprintln!("pando: {}", message(error));
+    code(error)
+}
+
 /// The code for `error`, by the most telling of its causes.
 pub fn code(error: &anyhow::Error) -> u8 {
     for cause in error.chain() {

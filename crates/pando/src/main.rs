@@ -70,10 +70,7 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::from(exit::OK),
-        Err(e) => {
-            eprintln!("pando: {}", exit::message(&e));
-            ExitCode::from(exit::code(&e))
-        }
+        Err(e) => ExitCode::from(exit::report(&e)),
     }
 }
 

@@ -194,9 +194,12 @@ fn serve(args: &Args, settings: Settings, image: &Path, dir: &Path) -> Result<()
     if let Err(e) = &served {
         log::error!("{}: {e}", dir.display());
     }
-    close(&fs, image, record)?;
-    served.with_context(|| format!("{}", dir.display()))?;
-    ready.context("telling that the mount is ready")
+    let result = close(&fs, image, record)
+        .and_then(|()| served.with_context(|| format!("{}", dir.display())))
+        .and_then(|()| ready.context("telling that the mount is ready"));
+    // Whoever unmounts waits for this process to end. Giving back a large cache piece by piece would take longer
+    // than closing did; the system takes it all at once.
+    std::process::exit(i32::from(result.as_ref().map_or_else(exit::report, |()| exit::OK)))
 }
 
 /// Opens the image, for writing where that can be: what begins read-only may be remounted, and a FUSE server is
@@ -238,7 +241,7 @@ fn end(dir: &Path) {
 /// Closes the image, and says how that went for `pando umount` to find.
 fn close(fs: &Fs, image: &Path, record: Record) -> Result<()> {
     let closed = fs.close();
-    record.closed(&closed.as_ref().map(|()| ()).map_err(ToString::to_string));
+    record.closed(&closed.as_ref().copied().map_err(ToString::to_string));
     closed.with_context(|| format!("closing {}", image.display())).inspect_err(|e| log::error!("{e:#}"))
 }
 

@@ -30,6 +30,8 @@ const GIVEN: usize = 1 << 16;
 const PARTS: usize = 1024;
 /// Names of one stored part of what was removed.
 const REMOVED: usize = 256;
+/// Nothing is stored with less room than this, bytes.
+const ROOM: u64 = 4 << 20;
 /// Stored parts; the ring has this many slots.
 const SLOTS: u64 = 64;
 
@@ -154,8 +156,10 @@ impl Removed {
         }
         let latest = std::mem::take(&mut self.latest);
         let (next, parts) = self.stored(db);
-        // On a full or stopped store the memory of this mount is what there is.
-        let _ = db.put(system::removed_names((*next % SLOTS) as u8), latest.encode(*next));
+        // On a full or stopped store the memory of this mount is what there is: a delete must not wait for room.
+        if db.space().0 >= ROOM {
+            let _ = db.put(system::removed_names((*next % SLOTS) as u8), latest.encode(*next));
+        }
         *next = next.wrapping_add(1);
         parts.push_back(latest);
         if parts.len() > SLOTS as usize {

@@ -15,6 +15,7 @@ use std::{collections::VecDeque, sync::Arc};
 use crate::{
     error::Result,
     format::{node::PageRef, page::Page},
+    key::Span,
     store::{
         pager::{Keep, Pager, Piece, extent_of},
         table::Stored,
@@ -54,6 +55,8 @@ pub(crate) struct Ahead {
     passed: usize,
     /// The one used last is last.
     batches: VecDeque<Batch>,
+    /// Of which keys, as the scan sees them, the last thing that could not be read would have told.
+    pub unread: Option<Span>,
 }
 
 impl Ahead {

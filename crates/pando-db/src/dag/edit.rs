@@ -136,6 +136,18 @@ impl<'a> Edit<'a> {
         }
     }
 
+    /// True if a node is the same version with as many references as in another table.
+    pub fn is_as_in(&self, other: &Table, id: NodeId) -> bool {
+        let unchanged = !self.nodes.contains_key(&id) && self.counts.get(&id).is_none_or(|delta| *delta == 0);
+        let (Some(now), Some(then)) = (self.base.get(id), other.get(id)) else { return false };
+        let same = match (&now.loc, &then.loc) {
+            (Loc::Dirty(a), Loc::Dirty(b)) => Arc::ptr_eq(a, b),
+            (Loc::Stored(a), Loc::Stored(b)) => Arc::ptr_eq(a, b),
+            _ => false,
+        };
+        unchanged && same && now.count == then.count
+    }
+
     /// References to a node, as of the versions put so far.
     pub fn count(&self, id: NodeId) -> i64 {
         let base = self.base.get(id).map_or(0, |e| i64::from(e.count));

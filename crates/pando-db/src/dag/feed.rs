@@ -23,7 +23,7 @@ use crate::{
         message::Msg,
         node::{Body, Node, PageRef, Run, UpdateMsg, update_at},
     },
-    key::{Lens, Span, compare_joined},
+    key::{Lens, Span, behind, compare_joined},
     store::{pager::Pager, table::Stored},
 };
 
@@ -278,12 +278,16 @@ impl Supply {
                 let loaded = match direction {
                     Direction::Forward => {
                         let follow = run.pages.get(i..unread.end).unwrap_or_default();
-                        io.ahead.load(home, page, at.layer.is_none(), follow.iter(), io.pager)?
+                        io.ahead.load(home, page, at.layer.is_none(), follow.iter(), io.pager)
                     }
                     Direction::Backward => {
-                        io.ahead.load(home, page, at.layer.is_none(), std::iter::once(page), io.pager)?
+                        io.ahead.load(home, page, at.layer.is_none(), std::iter::once(page), io.pager)
                     }
                 };
+                let loaded = loaded.inspect_err(|_| {
+                    let held = Span { lo: page.first_key(), hi: Some(behind(&page.last_key())) };
+                    io.ahead.unread = held.intersect(local).map(|held| lens.inverse().apply_span(&held));
+                })?;
                 match direction {
                     Direction::Forward => unread.start += 1,
                     Direction::Backward => unread.end -= 1,

@@ -9,7 +9,7 @@
 
 use std::{collections::BTreeSet, ops::Range};
 
-use super::edit::Edit;
+use super::{damage::or_if_damaged, edit::Edit};
 use crate::{
     error::Result,
     format::node::{Body, Edge, Layer, Node, NodeId, Target},
@@ -43,12 +43,15 @@ impl Edit<'_> {
                 continue;
             };
             let Some(target) = &edge.child else { continue };
-            let mut child = child.simple(&live, target, self.cx.pager)?;
-            taken.insert(target.id);
             let lift = Lens::of_edge(&live, &Default::default());
-            for layer in &edge.layers {
-                child = self.absorb(child, layer.through(&lift))?;
-            }
+            let simple = child.simple(&live, target, self.cx.pager);
+            let filled =
+                edge.layers.iter().fold(simple, |child, layer| self.absorb(child?, layer.through(&lift)));
+            let Some(child) = or_if_damaged(filled.map(Some), None)? else {
+                done.push(edge);
+                continue;
+            };
+            taken.insert(target.id);
             // The edges taken in may be thin themselves: they are looked at next.
             rest.extend(edges_in_place_of(&live, child).into_iter().rev());
         }
@@ -71,7 +74,7 @@ impl Edit<'_> {
         if siblings >= most {
             return Ok(None);
         }
-        let child = self.peek(target.id)?;
+        let Some(child) = or_if_damaged(self.peek(target.id).map(Some), None)? else { return Ok(None) };
         let shown = visible(&child, live, target);
         if siblings + shown.len() - 1 > most || shown.len() > limits.fanout {
             return Ok(None);

@@ -5,7 +5,7 @@
 //! (copy-on-abundant-write, FAST'20 section 3): until then other children are
 //! flushed, or the node is split. Works on an [`Edit`]; the caller publishes.
 
-use super::{clone::Placed, edit::Edit, layer::check_order, memtable::Memtable};
+use super::{clone::Placed, damage::or_if_damaged, edit::Edit, layer::check_order, memtable::Memtable};
 use crate::{
     error::{Error, Result},
     format::node::{Body, Edge, Layer, Node, NodeId, Target},
@@ -34,6 +34,24 @@ impl Edit<'_> {
 
     /// Takes a layer in at the root, and restores all limits on the way down.
     pub fn apply_to_root(&mut self, layer: Layer) -> Result<()> {
+        let root = self.root_for(layer)?;
+        self.fit_root(root)
+    }
+
+    /// Takes the oldest in-memory table in at the root and leaves it there: where what lies below cannot be read.
+    pub fn keep_table(&mut self, table: &Memtable, layer: Layer) -> Result<Placed> {
+        let (clones, placed) = match table.has_clones() {
+            true => self.place_clones(table)?,
+            false => Default::default(),
+        };
+        let layer = layer.over(&clones, self.cx.pager, self.cx.merge)?;
+        let root = self.root_for(layer)?;
+        self.put(self.root, root)?;
+        Ok(placed)
+    }
+
+    /// The root, which may be a new one, with a layer on top.
+    fn root_for(&mut self, layer: Layer) -> Result<Node> {
         let mut wanted = 1;
         for target in layer.ranges.iter().filter_map(|r| r.target.as_ref()) {
             wanted = wanted.max(self.height(target.id)? + 1);
@@ -41,20 +59,19 @@ impl Edit<'_> {
         while self.height(self.root)? < wanted {
             self.grow_root();
         }
-        let root = self.absorb(self.load(self.root)?, layer)?;
-        self.fit_root(root)
+        self.absorb(self.load(self.root)?, layer)
     }
 
     /// Flushes on from a root that an earlier edit left with more than its limit, because it had become
     /// large; whether anything could be.
     pub fn relieve_root(&mut self) -> Result<bool> {
-        let root = self.peek(self.root)?;
+        let root = self.load(self.root)?;
         let before = pending(&root);
         // Where nothing is worth flushing an edit would only make the root dirty.
         if self.worth_flushing(&root)?.is_none() {
             return Ok(false);
         }
-        self.fit_root(self.load(self.root)?)?;
+        self.fit_root(root)?;
         Ok(pending(&*self.peek(self.root)?) < before)
     }
 
@@ -94,7 +111,8 @@ impl Edit<'_> {
                 && self.is_private(child.id)
             {
                 let old = self.root;
-                let node = self.load(child.id)?.simple(&Span::all(), &child, self.cx.pager)?;
+                let node = self.load(child.id)?.simple(&Span::all(), &child, self.cx.pager).map(Some);
+                let Some(node) = or_if_damaged(node, None)? else { return Ok(()) };
                 self.put(child.id, node)?;
                 self.set_root(child.id);
                 self.remove(old)?;
@@ -108,6 +126,9 @@ impl Edit<'_> {
     /// be private. It may be left too wide: its parent splits it.
     pub fn relieve(&mut self, id: NodeId) -> Result<()> {
         while !self.is_large() {
+            if self.cx.pager.knows_damage() && self.part_around_damage(id)? {
+                continue;
+            }
             // Where every heavy child is shared and none has enough to be worth a copy, messages
             // wait: their number is bounded by the fanout times the threshold.
             let Some(i) = self.worth_flushing(&*self.peek(id)?)? else { return Ok(()) };
@@ -120,12 +141,25 @@ impl Edit<'_> {
     /// price. Above the limit it is the one with most. Below it, messages beyond a node's worth wait for company; but those
     /// of an edge that go on together do not: as sequential inserts, they would only be written once more.
     fn worth_flushing(&self, node: &Node) -> Result<Option<usize>> {
+        let mut stuck = Vec::new();
+        loop {
+            match self.heaviest(node, &stuck)? {
+                Some(i) if self.unreadable_at(node, i)?.len() > 0 => stuck.push(i),
+                found => return Ok(found),
+            }
+        }
+    }
+
+    /// The same among the edges that are not `stuck`.
+    fn heaviest(&self, node: &Node, stuck: &[usize]) -> Result<Option<usize>> {
         let limits = &self.cx.limits;
-        let all = pending(node);
+        let held_up: usize = stuck.iter().filter_map(|&i| node.edges().get(i)).map(Edge::pending).sum();
+        let all = pending(node).saturating_sub(held_up);
         if all <= limits.node {
             return Ok(None);
         }
-        let worth = node.edges().iter().enumerate().filter_map(|(i, edge)| {
+        let free = node.edges().iter().enumerate().filter(|(i, _)| !stuck.contains(i));
+        let worth = free.filter_map(|(i, edge)| {
             let pending = edge.pending();
             let private = edge.child.as_ref().is_none_or(|t| self.is_private(t.id));
             (pending > 0 && (private || pending >= limits.abundant)).then_some((pending, i))
@@ -146,7 +180,7 @@ impl Edit<'_> {
     fn go_on_together(&self, node: &Node, i: usize) -> Result<bool> {
         let Some(edge) = node.edges().get(i) else { return Ok(false) };
         let Some(target) = &edge.child else { return Ok(true) };
-        let child = self.peek(target.id)?;
+        let Some(child) = or_if_damaged(self.peek(target.id).map(Some), None)? else { return Ok(false) };
         if child.height == 0 {
             return Ok(true);
         }

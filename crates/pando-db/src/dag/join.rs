@@ -60,6 +60,10 @@ impl Edit<'_> {
         height: u8,
     ) -> Result<Option<(usize, Target)>> {
         let Some(child) = &edge.child else { return Ok(None) };
+        // Edges may have been parted around what cannot be read.
+        if self.cx.pager.knows_damage() {
+            return Ok(None);
+        }
         let (before, gap) = match kept {
             [.., before, gap] if is_void(gap) => (before, Some(gap)),
             [.., before] => (before, None),

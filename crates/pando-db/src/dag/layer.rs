@@ -15,6 +15,7 @@ use crate::{
 };
 
 use super::{
+    damage::or_if_damaged,
     run::merge_runs,
     update::{compose, without_deleted},
 };
@@ -148,7 +149,8 @@ impl Edge {
             if top.bytes() * MERGE_RATIO < below.bytes() && self.layers.len() <= MAX_LAYERS {
                 break;
             }
-            let merged = top.over(below, pager, merge)?;
+            // Layers that cannot be read stay as they are; newer ones are merged among themselves.
+            let Some(merged) = or_if_damaged(top.over(below, pager, merge).map(Some), None)? else { break };
             self.layers.truncate(self.layers.len() - 2);
             self.layers.push(merged);
         }

@@ -100,12 +100,21 @@ impl Scanner<'_> {
         }
         let mut above = None;
         while let Next::Node(id) = next {
-            let handle = child_node(self.pager, &self.view.tree.table, id, above)?;
-            above = Some(handle.node.height);
+            let handle = child_node(self.pager, &self.view.tree.table, id, above);
             let local = descent.local();
-            if !handle.node.span.covers(&local) {
-                return Err(out_of_node(id, &handle.node, &local.lo));
-            }
+            let handle = handle.and_then(|handle| match handle.node.span.covers(&local) {
+                true => Ok(handle),
+                false => Err(out_of_node(id, &handle.node, &local.lo)),
+            });
+            let handle = match handle {
+                Ok(handle) => handle,
+                Err(error) => {
+                    let Descent { stretch, ahead, .. } = descent;
+                    ahead.unread = Some(stretch);
+                    return Err(error);
+                }
+            };
+            above = Some(handle.node.height);
             next = descent.through_node(handle, local);
         }
         let Descent { stretch, sources, .. } = descent;

@@ -9,7 +9,7 @@
 
 use bytes::Bytes;
 
-use super::edit::Edit;
+use super::{damage::or_if_damaged, edit::Edit};
 use crate::{
     error::Result,
     format::node::{Body, Edge, Node, PageLoc, PageRef, Run, Target},
@@ -112,7 +112,8 @@ impl Edit<'_> {
             if page.count == 1 {
                 return Ok(page.first_key());
             }
-            let loaded = self.cx.pager.page(None, page)?;
+            let loaded = or_if_damaged(self.cx.pager.page(None, page).map(Some), None)?;
+            let Some(loaded) = loaded else { return Ok(page.first_key()) };
             for i in 0..loaded.len() {
                 let len = loaded.bytes_of(i..i + 1);
                 if left < len {
@@ -141,7 +142,7 @@ impl Edit<'_> {
             return Ok(parent);
         }
         for left in [Some(i), i.checked_sub(1)].into_iter().flatten() {
-            if let Some(merged) = self.merge_pair(&parent, left)? {
+            if let Some(merged) = or_if_damaged(self.merge_pair(&parent, left), None)? {
                 return Ok(merged);
             }
         }

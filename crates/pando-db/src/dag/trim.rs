@@ -8,17 +8,18 @@
 //! which too little is still visible"): without it, deleting both a tree and
 //! its clone could give nothing back.
 //!
-//! [`Edit::invisible`] finds such nodes in one walk from the top: all that
+//! [`Survey`] finds such nodes in one walk from the top: all that
 //! refers to a node is higher, so when its turn comes all paths to it have
 //! been seen. It is careful: a reference that it has not met (from memory, from
 //! a node that waits to be reclaimed) is taken to show everything. What it
-//! finds stays true until another edit is published, as a new clone shows
-//! nothing that was not visible. I/O: headers of interior nodes, and of leaves
+//! finds stays true of a node as long as that node is the same version with as many references, as no change shows
+//! anything that was not visible. So it walks one version, in steps of any size and without a lock. I/O: headers of interior nodes, and of leaves
 //! that are not seen whole.
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
 use super::{
+    damage::or_if_damaged,
     edit::Edit,
     join::join_empty,
     layer::{clip, cut},
@@ -27,6 +28,7 @@ use crate::{
     error::{Error, Result},
     format::node::{Body, Edge, Node, NodeId, PageRef, Target},
     key::{Lens, Span, Spans},
+    store::table::Table,
 };
 
 /// A leaf is trimmed if that frees at least 1/n of it.
@@ -56,34 +58,57 @@ impl Default for Shown {
 
 type Queue = BTreeMap<(Reverse<u8>, NodeId), Seen>;
 
-impl Edit<'_> {
-    /// The nodes that hold much that nothing shows. The edit must be empty, and its base have no
-    /// messages in memory that are newer than what the caller wants given back.
-    pub fn invisible(&self) -> Result<Vec<Trimming>> {
-        let mut queue = Queue::new();
-        let root = (Reverse(self.height(self.root)?), self.root);
-        queue.insert(root, Seen { references: 1, shown: Shown::All });
-        let mut found = Vec::new();
-        while let Some(((Reverse(height), id), seen)) = queue.pop_first() {
-            let all = seen.references != self.count(id).unsigned_abs();
-            let shown = match seen.shown {
-                Shown::Parts(parts) if !all => Some(merged(parts)),
-                _ => None,
-            };
-            if height == 0 && shown.is_none() {
-                continue;
-            }
-            let node = self.peek(id)?;
-            if let Some(shown) = &shown
-                && is_worth_it(&node, shown)
-            {
-                found.push((id, shown.clone()));
-            }
-            for i in 0..node.edges().len() {
-                self.pass_on(&node, i, shown.as_deref(), &mut queue)?;
+/// A walk over one version.
+#[derive(Default)]
+pub(crate) struct Survey {
+    queue: Queue,
+    /// What it has found and nobody has taken yet.
+    pub found: Vec<Trimming>,
+}
+
+impl Survey {
+    /// Goes on by `nodes` nodes; false if that was all. `edit` is to be an empty one over the same version each time.
+    pub fn go_on(&mut self, edit: &Edit<'_>, nodes: usize) -> Result<bool> {
+        for _ in 0..nodes {
+            if !edit.survey_next(self)? {
+                return Ok(false);
             }
         }
-        Ok(found)
+        Ok(true)
+    }
+}
+
+impl Edit<'_> {
+    /// Begins a walk over the version of this edit, which must be empty.
+    pub fn survey(&self) -> Result<Survey> {
+        let mut survey = Survey::default();
+        let root = (Reverse(self.height(self.root)?), self.root);
+        survey.queue.insert(root, Seen { references: 1, shown: Shown::All });
+        Ok(survey)
+    }
+
+    /// Looks at the next node; false if there is none.
+    fn survey_next(&self, Survey { queue, found }: &mut Survey) -> Result<bool> {
+        let Some(((Reverse(height), id), seen)) = queue.pop_first() else { return Ok(false) };
+        let all = seen.references != self.count(id).unsigned_abs();
+        let shown = match seen.shown {
+            Shown::Parts(parts) if !all => Some(merged(parts)),
+            _ => None,
+        };
+        if height == 0 && shown.is_none() {
+            return Ok(true);
+        }
+        // What cannot be read refers to nobody knows what, so all of that is taken to be shown.
+        let Some(node) = or_if_damaged(self.peek(id).map(Some), None)? else { return Ok(true) };
+        if let Some(shown) = &shown
+            && is_worth_it(&node, shown)
+        {
+            found.push((id, shown.clone()));
+        }
+        for i in 0..node.edges().len() {
+            self.pass_on(&node, i, shown.as_deref(), queue)?;
+        }
+        Ok(true)
     }
 
     /// Notes what edge `i` of `node`, of which `shown` can be seen (`None`: all), shows of its targets.
@@ -138,12 +163,13 @@ impl Edit<'_> {
         Ok(height)
     }
 
-    /// Takes out of a node all that `shown` does not need. I/O: its header.
-    pub fn trim(&mut self, (id, shown): &Trimming) -> Result<()> {
-        if !self.exists(*id) {
-            return Ok(());
+    /// Takes out of a node all that `shown` does not need, as was found in the version of `surveyed`; whether it did. Does nothing to
+    /// one that has changed since. I/O: its header.
+    pub fn trim(&mut self, (id, shown): &Trimming, surveyed: &Table) -> Result<bool> {
+        if !self.is_as_in(surveyed, *id) {
+            return Ok(false);
         }
-        let mut node = self.load(*id)?;
+        let Some(mut node) = or_if_damaged(self.load(*id).map(Some), None)? else { return Ok(false) };
         let spans: Vec<Span> = (0..node.edges().len()).map(|i| node.edge_span(i)).collect();
         match &mut node.body {
             Body::Leaf(run) => run.pages.retain(|page| is_seen(page, shown)),
@@ -161,7 +187,7 @@ impl Edit<'_> {
                 join_empty(edges);
             }
         }
-        self.put(*id, node)
+        self.put(*id, node).map(|()| true)
     }
 }
 

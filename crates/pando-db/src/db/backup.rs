@@ -54,6 +54,8 @@ pub struct BackupReport {
     pub bytes: u64,
     /// Bytes of the stream.
     pub stream_bytes: u64,
+    /// Ranges of keys of which nothing could be read: see [`Snapshot::backup_around`].
+    pub skipped: u64,
 }
 
 impl Snapshot {
@@ -64,13 +66,33 @@ impl Snapshot {
     /// buffered, and is flushed, not synced. An error of `writer` is [`Error::Io`]; what it has got until
     /// then is no backup.
     pub fn backup(&self, writer: impl Write) -> Result<BackupReport> {
+        self.backup_around(writer, |_, error| Err(error))
+    }
+
+    /// The same of a store that is damaged in part: what can be read, as a stream that is whole in itself. `skipped`
+    /// is told of each range of keys `[from, to)` (`None`: no upper bound) of which nothing could be read, and why, in order; if it gives an error,
+    /// that ends the backup. The report counts the ranges.
+    pub fn backup_around(
+        &self,
+        writer: impl Write,
+        mut skipped: impl FnMut((&[u8], Option<&[u8]>), Error) -> Result<()>,
+    ) -> Result<BackupReport> {
         let mut out = Output { writer, chain: 0, report: BackupReport::default() };
         let header = self.header();
         out.chain = xxh3_64(&header);
         out.put(&[&header, &out.chain.to_le_bytes()])?;
         let mut block = Block::default();
-        for pair in self.range(b"", None) {
-            let (key, value) = pair?;
+        let mut cursor = self.range(b"", None);
+        while let Some(pair) = cursor.next() {
+            let (key, value) = match pair {
+                Ok(pair) => pair,
+                Err(error) => {
+                    let Some((lo, hi)) = cursor.skip_unreadable() else { return Err(error) };
+                    out.report.skipped += 1;
+                    skipped((&lo, hi.as_deref()), error)?;
+                    continue;
+                }
+            };
             block.push(&key, &value)?;
             out.report.pairs += 1;
             out.report.bytes += (key.len() + value.len()) as u64;

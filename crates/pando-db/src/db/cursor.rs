@@ -47,7 +47,9 @@ impl Snapshot {
         Cursor {
             snapshot: self,
             rest: Some(range.clone()).filter(|r| !r.is_empty()),
+            bounds: range.clone(),
             range,
+            behind: None,
             stretches: [None, None],
             ahead: Ahead::default(),
         }
@@ -66,7 +68,7 @@ pub type PairRef<'a> = (&'a [u8], &'a [u8]);
 /// There are two ways to take them, and they may be mixed: [`Cursor::next_ref`] and
 /// [`Cursor::next_back_ref`] lend a pair until the next call, and mostly cost no allocation; as an
 /// [`Iterator`] a cursor gives pairs to keep. Either takes from the low end or the high one, and the cursor
-/// ends when they meet. After an error it ends too.
+/// ends when they meet. After an error it ends too, unless [`Cursor::skip_unreadable`] is called.
 ///
 /// Memory: besides the cache, some pages of each node on the way from the root, and up to 8 MiB that were
 /// read ahead.
@@ -74,8 +76,12 @@ pub struct Cursor {
     snapshot: Snapshot,
     /// What it was made for.
     range: Span,
+    /// Where it began last.
+    bounds: Span,
     /// What neither end has come to.
     rest: Option<Span>,
+    /// After an error: what could not be read, and the end that came to it.
+    behind: Option<(Span, Direction)>,
     /// Where the ends are, by [`Direction`].
     stretches: [Option<Box<Stretch>>; 2],
     ahead: Ahead,
@@ -110,9 +116,36 @@ impl Cursor {
         self.restart(below);
     }
 
+    /// After an error: goes on behind what could not be read, as if nothing were there, and tells which keys that
+    /// may have been: from the first up to the second (`None`: no upper bound). `None` and as before if there was no error, if the store is to be
+    /// blamed as a whole, or if pairs were taken from both ends.
+    ///
+    /// What lies in memory or in other nodes about these keys is passed with the rest: newer values too.
+    /// Cost: one search from the root when the next pair is taken.
+    pub fn skip_unreadable(&mut self) -> Option<(Bytes, Option<Bytes>)> {
+        let (bad, direction) = self.behind.take()?;
+        let bad = bad.intersect(&self.bounds)?;
+        let (below, above) = self.bounds.without(&bad);
+        let rest = match direction {
+            Direction::Forward => above,
+            Direction::Backward => below,
+        };
+        self.stretches = [None, None];
+        self.ahead = Ahead::default();
+        if let Some(rest) = &rest {
+            self.bounds = rest.clone();
+        }
+        self.rest = rest;
+        Some((bad.lo, bad.hi))
+    }
+
     fn restart(&mut self, part: Span) {
         self.stretches = [None, None];
         self.rest = self.range.intersect(&part);
+        self.behind = None;
+        if let Some(rest) = &self.rest {
+            self.bounds = rest.clone();
+        }
         // What is read next may lie elsewhere.
         self.ahead = Ahead::default();
     }
@@ -130,9 +163,15 @@ impl Cursor {
         let found = match self.find(direction) {
             Ok(found) => found,
             Err(error) => {
+                let bad = self.ahead.unread.take();
+                let by_one_end = self.stretches[direction.other() as usize].is_none();
+                self.behind = bad.filter(|_| by_one_end && error.is_damage()).map(|bad| (bad, direction));
                 self.stretches = [None, None];
                 self.rest = None;
-                return Err(error);
+                return Err(match &self.behind {
+                    Some((bad, _)) => error.about(bad),
+                    None => error,
+                });
             }
         };
         Ok(found.and_then(|(end, lane)| Some(self.stretches[end as usize].as_ref()?.lane(lane))))

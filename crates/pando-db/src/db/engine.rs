@@ -15,7 +15,13 @@ use std::{
 
 use parking_lot::{Mutex, RwLock};
 
-use super::{gaps::Gaps, signal::Signal, throttle::Throttle, tidy::Worth, views::Views};
+use super::{
+    gaps::Gaps,
+    signal::Signal,
+    throttle::Throttle,
+    tidy::{Progress, Worth},
+    views::Views,
+};
 use crate::{
     dag::{
         edit::{Changes, Context},
@@ -57,6 +63,12 @@ pub(crate) struct Engine {
     pub orphans: Mutex<BTreeSet<NodeId>>,
     /// Whether giving space back gives any.
     pub worth: Mutex<Worth>,
+    /// Where giving space back is.
+    pub tidying: Mutex<Progress>,
+    /// The same of large deletes beside other work.
+    pub tidying_beside: Mutex<Progress>,
+    /// Held by whoever tidies, over I/O; taken before all others. Nobody waits for it but [`Engine::settle`].
+    pub tidiers: Mutex<()>,
     pub next_id: AtomicU64,
     pub dirty: Dirty,
     pub signal: Signal,
@@ -104,6 +116,10 @@ pub(crate) struct Counters {
     pub refused_at: AtomicU64,
     /// Something was deleted since deletes were last carried down.
     pub deletes: AtomicBool,
+    /// Enough was taken out beside other work for a checkpoint that gives it back.
+    pub freed: AtomicBool,
+    /// Nodes that were taken out because nothing refers to them any more.
+    pub reclaimed: AtomicU64,
     /// They have been: the next checkpoint that is asked for gives their space back, and is made in any case.
     pub settled: AtomicBool,
 }

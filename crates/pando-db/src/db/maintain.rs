@@ -18,7 +18,10 @@ use super::{
     signal::Work,
 };
 use crate::{
-    dag::{edit::Edit, pour::Pouring},
+    dag::{
+        edit::{Context, Edit},
+        pour::Pouring,
+    },
     error::{Error, Result},
     format::node::NodeId,
 };
@@ -50,7 +53,11 @@ impl Engine {
             let tree = Arc::make_mut(&mut front.tree);
             (tree.msn, tree.log_end) = (table.msn, table.log_end);
         };
-        let placed = self.edit(|edit| edit.apply_table(&table, layer), done)?;
+        let placed = match self.edit(|edit| edit.apply_table(&table, layer.clone()), done) {
+            // What cannot be carried further for what cannot be read waits at the top.
+            Err(error) if error.is_damage() => self.edit(|edit| edit.keep_table(&table, layer.clone()), done)?,
+            other => other?,
+        };
         self.counters.by_value.fetch_add(placed.by_value, Ordering::Relaxed);
         self.counters.push_downs.fetch_add(placed.pushed_down, Ordering::Relaxed);
         self.bulk.forget(table.msn);
@@ -86,7 +93,11 @@ impl Engine {
     /// Goes on flushing where an edit had to stop; `false` if the root is within its limit.
     pub fn relieve_step(&self) -> Result<bool> {
         let _turn = self.flushing.lock();
-        self.edit(|edit| edit.relieve_root(), |_| ())
+        match self.edit(|edit| edit.relieve_root(), |_| ()) {
+            // What can be read has been carried down before, or will be by the next one.
+            Err(error) if error.is_damage() => Ok(false),
+            other => other,
+        }
     }
 
     /// Before more is made dirty: makes a checkpoint where that could fill the device, or where dirty nodes
@@ -142,28 +153,53 @@ impl Engine {
         if some.is_empty() {
             return Ok(false);
         }
-        let reclaimed = self.edit(|edit| edit.reclaim(&some), |_| ());
-        if reclaimed.is_err() {
-            self.orphans.lock().extend(some);
+        let mut reclaimed = self.edit(|edit| edit.reclaim(&some), |_| ());
+        if reclaimed.as_ref().is_err_and(Error::is_damage) {
+            // One by one: a node that cannot be read leads nobody knows where, and stays with what it owns.
+            let one = |id| match self.edit(|edit| edit.reclaim(&[id]), |_| ()) {
+                Err(error) if error.is_damage() => Ok(()),
+                other => other,
+            };
+            reclaimed = some.iter().copied().try_for_each(one);
+        }
+        match &reclaimed {
+            Ok(()) => _ = self.counters.reclaimed.fetch_add(some.len() as u64, Ordering::Relaxed),
+            Err(_) => self.orphans.lock().extend(some),
         }
         reclaimed.map(|()| true)
     }
 
-    /// Makes an edit and publishes it. The caller holds `flushing`.
+    /// Makes an edit and publishes it; made again if it came to something that cannot be read, and knows of it the next
+    /// time. The caller holds `flushing`.
     pub(super) fn edit<T>(
         &self,
-        work: impl FnOnce(&mut Edit<'_>) -> Result<T>,
+        work: impl FnMut(&mut Edit<'_>) -> Result<T>,
         then: impl FnOnce(&mut Front),
     ) -> Result<T> {
-        let cx = self.context();
+        self.edit_with(&self.context(), work, then)
+    }
+
+    /// The same within other limits.
+    pub(super) fn edit_with<T>(
+        &self,
+        cx: &Context<'_>,
+        mut work: impl FnMut(&mut Edit<'_>) -> Result<T>,
+        then: impl FnOnce(&mut Front),
+    ) -> Result<T> {
         let base = self.front.read().tree.clone();
-        let mut edit = Edit::new(&cx, &base);
-        let made = contain(|| work(&mut edit))?;
-        let changes = edit.finish();
-        if !changes.is_empty() {
-            self.publish(changes, then)?;
+        loop {
+            let mut edit = Edit::new(cx, &base);
+            let known = self.pager.damage_found();
+            let made = match contain(|| work(&mut edit)) {
+                Err(error) if error.is_damage() && self.pager.damage_found() > known => continue,
+                other => other?,
+            };
+            let changes = edit.finish();
+            if !changes.is_empty() {
+                self.publish(changes, then)?;
+            }
+            return Ok(made);
         }
-        Ok(made)
     }
 
     /// What a write leaves to do where no threads do it.

@@ -22,6 +22,17 @@ const NAP: Duration = Duration::from_millis(50);
 /// How long after the last write deletes are carried down.
 const QUIET: Duration = Duration::from_secs(2);
 
+/// How often memory is looked through for large deletes beside writes.
+const LOOK: Duration = Duration::from_millis(500);
+/// How often those that have reached the DAG unnoticed are looked for.
+const WALK: Duration = Duration::from_secs(30);
+/// Nodes taken out that are worth a checkpoint, and the least time between two for that.
+const MANY: u64 = 256;
+const GIVE: Duration = Duration::from_secs(1);
+/// The same of few.
+const SOME: u64 = 8;
+const GIVE_SOME: Duration = Duration::from_secs(10);
+
 pub(super) fn spawn(engine: &Arc<Engine>) -> Result<Vec<JoinHandle<()>>> {
     let nice = engine.options.background_nice.clamp(0, 19);
     let start = |name: &str, nice: i32, work: fn(&Engine)| {
@@ -66,6 +77,7 @@ impl Drop for Alive<'_> {
 /// Keeps the in-memory tables few, and gives back what was deleted.
 fn flusher(engine: &Engine) {
     let mut quiet = Quiet { msn: 0, since: Instant::now() };
+    let mut beside = Beside::new();
     while !engine.signal.shutting_down() {
         let worked = (|| {
             if engine.check_running().is_err() {
@@ -74,7 +86,10 @@ fn flusher(engine: &Engine) {
             engine.make_way()?;
             Ok(engine.sink_messages()? || engine.reclaim_step()?)
         })();
-        let worked = worked.and_then(|worked| Ok(worked || quiet.tidy(engine)?));
+        let worked = worked.and_then(|worked| {
+            beside.tidy(engine)?;
+            Ok(worked || quiet.tidy(engine)?)
+        });
         match worked {
             Ok(true) => (),
             Ok(false) => {
@@ -108,6 +123,7 @@ impl Quiet {
         if self.since.elapsed() < QUIET || !engine.counters.deletes.load(Ordering::Relaxed) {
             return Ok(false);
         }
+        let Some(_turn) = engine.tidiers.try_lock() else { return Ok(false) };
         engine.seal();
         engine.flush_all()?;
         if engine.tidy_step()? {
@@ -118,6 +134,75 @@ impl Quiet {
         engine.counters.settled.store(true, Ordering::Relaxed);
         engine.signal.ask(Work::Checkpoint);
         Ok(false)
+    }
+}
+
+/// Gives back what large deletes cover, beside steady writes.
+struct Beside {
+    /// When the last step ended, and what it took.
+    last: (Instant, Duration),
+    /// When memory was looked through for large deletes.
+    looked: Instant,
+    /// A walk has begun, or one is due.
+    walking: bool,
+    /// The batch that has to be in the DAG before.
+    until: u64,
+    /// When the last walk ended.
+    walked: Instant,
+    /// Nodes that had been taken out when the last checkpoint was asked for, and when that was.
+    given: (u64, Instant),
+}
+
+impl Beside {
+    fn new() -> Self {
+        let now = Instant::now();
+        let last = (now, Duration::ZERO);
+        Self { last, looked: now, walking: false, until: 0, walked: now, given: (0, now) }
+    }
+
+    /// One bounded step, if it is time for one: a tenth of the time is for this.
+    fn tidy(&mut self, engine: &Engine) -> Result<()> {
+        if !engine.counters.deletes.load(Ordering::Relaxed) || self.last.0.elapsed() < 9 * self.last.1 {
+            return Ok(());
+        }
+        self.give_back(engine);
+        // Only what lies in memory and in headers is looked at where there is nothing to give back.
+        let looks = self.looked.elapsed() >= LOOK && !self.walking;
+        if !looks && !self.walking {
+            return Ok(());
+        }
+        if self.walking && engine.front.read().tree.msn < self.until {
+            return Ok(());
+        }
+        let Some(_turn) = engine.tidiers.try_lock() else { return Ok(()) };
+        let began = Instant::now();
+        if self.walking {
+            if !engine.tidy_beside()? {
+                (self.walking, self.walked) = (false, began);
+            }
+        } else {
+            self.looked = began;
+            if engine.holds_large_delete()? {
+                self.until = engine.log.appended_msn();
+                engine.seal();
+                self.walking = true;
+            }
+            self.walking |= self.walked.elapsed() >= WALK;
+        }
+        self.last = (Instant::now(), began.elapsed());
+        Ok(())
+    }
+
+    /// Asks for a checkpoint once there is enough to come back with it.
+    fn give_back(&mut self, engine: &Engine) {
+        let taken = engine.reclaimed();
+        let (before, at) = self.given;
+        let more = taken - before;
+        if (more >= MANY && at.elapsed() >= GIVE) || (more >= SOME && at.elapsed() >= GIVE_SOME) {
+            self.given = (taken, Instant::now());
+            engine.counters.freed.store(true, Ordering::Relaxed);
+            engine.signal.ask(Work::Checkpoint);
+        }
     }
 }
 
@@ -151,7 +236,12 @@ fn checkpointer(engine: &Engine) {
         let due = last.elapsed() >= engine.options.checkpoint_interval && engine.log.used() > 0;
         if (asked || due) && engine.check_running().is_ok() {
             let settled = engine.counters.settled.swap(false, Ordering::Relaxed);
-            let done = if due || settled { engine.checkpoint() } else { engine.checkpoint_as_asked() };
+            let freed = engine.counters.freed.swap(false, Ordering::Relaxed);
+            let done = match freed {
+                _ if due || settled => engine.checkpoint(),
+                true => engine.checkpoint_nodes(|_| true),
+                false => engine.checkpoint_as_asked(),
+            };
             if let Err(error) = done {
                 engine.fail("checkpoint", &error);
                 engine.signal.sleep(NAP);

@@ -4,8 +4,50 @@
 //! In bounded steps, each published like every structural change. Guarantees: where readers hold old versions,
 //! so that steps give nothing back, they leave checkpoints and deletes most of the space that is kept for them.
 
+//! Walks that look for what there is to do hold no lock and go on where they were: a step looks at [`VISITS`] nodes at most. Only what
+//! was found is changed under the lock, some at a time.
+
+use std::{
+    cell::Cell,
+    sync::{Arc, atomic::Ordering},
+};
+
+use bytes::Bytes;
+
 use super::{engine::Engine, maintain::contain};
-use crate::{dag::edit::Edit, error::Result};
+use crate::{
+    dag::{
+        edit::{Context, Edit},
+        sink::{Walk, Which},
+        tree::{Limits, Tree},
+        trim::Survey,
+    },
+    error::Result,
+};
+
+/// Nodes that a step of a walk looks at, beside those on its way.
+pub(crate) const VISITS: usize = 64;
+/// Places at which one step carries deletes down.
+const SINKS: usize = 8;
+/// Nodes that one edit of tidying changes before it leaves the rest to the next: others may wait for its end.
+const EDIT_NODES: usize = 32;
+
+/// Where tidying is.
+#[derive(Default)]
+pub(crate) struct Progress {
+    /// Where the walk for deletes goes on.
+    from: Bytes,
+    /// The walk for deletes has begun.
+    begun: bool,
+    /// Newest batch when the walk began.
+    since: u64,
+    /// Something was done in this walk: what was carried down may have to go on.
+    any: bool,
+    /// A step has changed something since the last checkpoint that tidying made.
+    changed: bool,
+    /// The walk for what nothing shows, and the version that it walks. That is held meanwhile, and so is its space.
+    survey: Option<(Arc<Tree>, Survey)>,
+}
 
 /// Whether tidying is worth its space where that is short.
 #[derive(Default)]
@@ -31,13 +73,15 @@ impl Engine {
     /// Flushes deletes down, reclaims and checkpoints until there is `enough` space, or nothing more
     /// can be given back; whether there is.
     pub fn settle(&self, enough: &dyn Fn() -> Result<bool>) -> Result<bool> {
+        let _turn = self.tidiers.lock();
         self.seal();
         self.flush_all()?;
+        *self.tidying.lock() = Progress::default();
         loop {
             while self.reclaim_step()? {}
             self.checkpoint()?;
             // What the former checkpoint held may be given back only by the next.
-            if enough()? || !self.tidy_step()? {
+            if enough()? || !self.tidy_until_changed()? {
                 while self.reclaim_step()? {}
                 self.checkpoint()?;
                 return enough();
@@ -45,57 +89,178 @@ impl Engine {
         }
     }
 
-    /// Carries deletes to where they free something, or takes out what nothing shows any more, by one bounded
-    /// step; `false` if there was nothing, or if readers hold what such steps replace, so that they would cost
+    /// Steps until one has changed something; `false` if there was nothing to change.
+    fn tidy_until_changed(&self) -> Result<bool> {
+        while self.tidy_step()? {
+            if std::mem::take(&mut self.tidying.lock().changed) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Carries deletes to where they free something, or takes out what nothing shows any more, or looks for such,
+    /// by one bounded step; `false` if a whole walk has found nothing, or if readers hold what such steps replace, so that they would cost
     /// the space that deletes and checkpoints need.
     pub fn tidy_step(&self) -> Result<bool> {
-        if self.is_short() {
+        if self.is_short() && std::mem::take(&mut self.tidying.lock().changed) {
             // Frees what the last step has replaced, if nobody holds it.
+            self.tidying.lock().survey = None;
             self.checkpoint()?;
             let (newest, free) = (self.log.appended_msn(), self.space.free_bytes());
             if !self.worth.lock().goes_on(newest, free, self.reserve() / 8) {
                 return Ok(false);
             }
         }
-        Ok(self.sink_step()? || self.trim_step()?)
+        let surveying = self.tidying.lock().survey.is_some();
+        Ok((!surveying && self.sink_step(Which::All)?) || self.trim_step()?)
     }
 
-    /// Takes out of nodes what nothing shows any more, until space is short for doing more; `false` if
-    /// there was nothing.
+    /// What tidying works with: smaller edits than others, so that whoever waits for one waits for less.
+    fn tidying_context(&self) -> Context<'_> {
+        let cx = self.context();
+        Context { limits: Limits { edit_nodes: cx.limits.edit_nodes.min(EDIT_NODES), ..cx.limits }, ..cx }
+    }
+
+    /// Goes on looking for what nothing shows any more, by one bounded step, and takes it out of nodes, until space is short for doing
+    /// more; `false` at the end of a walk that came to nothing. The first step of a walk begins it.
     pub fn trim_step(&self) -> Result<bool> {
         if self.is_tight()? {
+            self.tidying.lock().survey = None;
             self.checkpoint()?;
         }
-        let _turn = self.flushing.lock();
-        let cx = self.context();
-        let base = self.front.read().tree.clone();
-        let found = {
-            let found = std::cell::RefCell::new(Vec::new());
-            contain(|| {
-                *found.borrow_mut() = Edit::new(&cx, &base).invisible()?;
-                Ok(())
-            })?;
-            found.into_inner()
+        let (base, mut survey) = match self.tidying.lock().survey.take() {
+            Some(begun) => begun,
+            None => {
+                // In this order: what is pinned and comes to stand in the tree in between is seen twice, and not never.
+                let pinned = self.pins.all();
+                let base = self.front.read().tree.clone();
+                let cx = self.context();
+                let survey = Edit::new(&cx, &base).survey(pinned)?;
+                (base, survey)
+            }
         };
-        // Nothing else changes the tree meanwhile, and trimming changes nothing that can be seen.
-        for some in found.chunks(self.limits.edit_nodes) {
-            self.edit(|edit| some.iter().try_for_each(|trimming| edit.trim(trimming)), |_| ())?;
+        let more = Cell::new(false);
+        let cx = self.context();
+        contain(|| {
+            more.set(survey.go_on(&Edit::new(&cx, &base), VISITS)?);
+            Ok(())
+        })?;
+        if more.get() {
+            self.tidying.lock().survey = Some((base, survey));
+            return Ok(true);
+        }
+        let trimmed = Cell::new(false);
+        for some in survey.found.chunks(EDIT_NODES.min(self.limits.edit_nodes)) {
+            let _turn = self.flushing.lock();
+            let outcome = self.edit(
+                |edit| {
+                    for trimming in some {
+                        if edit.trim(trimming, &base.table)? {
+                            trimmed.set(true);
+                        }
+                    }
+                    Ok(())
+                },
+                |_| (),
+            );
+            match outcome {
+                Err(error) if error.is_damage() => (),
+                other => other?,
+            }
             if self.is_tight()? {
                 break;
             }
         }
-        Ok(!found.is_empty())
+        self.tidying.lock().changed |= trimmed.get();
+        Ok(trimmed.get())
     }
 
-    /// Moves some deletes that wait in the DAG to where they free something; `false` if none wait.
-    pub fn sink_step(&self) -> Result<bool> {
+    /// Goes on looking for deletes that wait in the DAG, by one bounded step, and carries those that it finds to where they free
+    /// something; `false` at the end of a walk that has found none.
+    pub fn sink_step(&self, which: Which) -> Result<bool> {
         if self.is_tight()? {
             self.checkpoint()?;
         }
-        let _turn = self.flushing.lock();
-        let any = std::cell::Cell::new(false);
-        self.edit(|edit| edit.sink_deletes().map(|a| any.set(a)), |_| ())?;
-        Ok(any.get())
+        let progress = match which {
+            Which::All => &self.tidying,
+            Which::Large => &self.tidying_beside,
+        };
+        let newest = self.log.appended_msn();
+        let (from, began) = {
+            let mut walked = progress.lock();
+            if !walked.begun {
+                (walked.begun, walked.from, walked.since, walked.any) = (true, Bytes::new(), newest, false);
+            }
+            (walked.from.clone(), walked.since)
+        };
+        let mut walk = Walk { from: &from, which, left: VISITS, most: SINKS, found: Vec::new() };
+        let next = {
+            let base = self.front.read().tree.clone();
+            let next = Cell::new(None);
+            let cx = self.context();
+            contain(|| {
+                next.set(Edit::new(&cx, &base).waiting_deletes(&mut walk)?);
+                Ok(())
+            })?;
+            next.into_inner()
+        };
+        let mut any = false;
+        for key in &walk.found {
+            let _turn = self.flushing.lock();
+            let sunk = Cell::new(false);
+            match self.edit_with(
+                &self.tidying_context(),
+                |edit| edit.sink_at(key).map(|a| sunk.set(a)),
+                |_| (),
+            ) {
+                Err(error) if error.is_damage() => (),
+                other => other?,
+            }
+            any |= sunk.get();
+        }
+        let mut walked = progress.lock();
+        walked.any |= any;
+        walked.changed |= any;
+        match next {
+            Some(next) => walked.from = next,
+            None => {
+                walked.begun = false;
+                // What was carried down may have to go on, and deletes may have come in behind the walk.
+                return Ok(walked.any || (which == Which::All && began != newest));
+            }
+        }
+        Ok(true)
+    }
+
+    /// True if a delete in memory gives back more than carrying it down costs. I/O: headers on its way.
+    pub fn holds_large_delete(&self) -> Result<bool> {
+        let (base, deletes) = {
+            let front = self.front.read();
+            let tables = front.sealed.iter().map(|table| &**table).chain([&front.active]);
+            let ranges =
+                tables.flat_map(|table| table.ranges.values()).filter(|range| range.target.is_none());
+            (front.tree.clone(), ranges.take(VISITS).map(|range| range.span.clone()).collect::<Vec<_>>())
+        };
+        let cx = self.context();
+        let edit = Edit::new(&cx, &base);
+        for range in &deletes {
+            if edit.is_large_delete(range, VISITS)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Beside other work: one bounded step of what gives much space back at once; `false` if there is no more of that.
+    pub fn tidy_beside(&self) -> Result<bool> {
+        let sunk = self.sink_step(Which::Large)?;
+        Ok(self.reclaim_step()? || sunk)
+    }
+
+    /// Nodes that were taken out so far: their space comes back with the next checkpoint.
+    pub fn reclaimed(&self) -> u64 {
+        self.counters.reclaimed.load(Ordering::Relaxed)
     }
 }
 
@@ -104,6 +269,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use std::sync::Arc;
 
+    use super::Which;
     use crate::{CreateOptions, Db, Options, device::MemDevice};
 
     /// A Goto that rested, low below a tall root, over an edge with nothing below, and a delete beside it:
@@ -130,7 +296,7 @@ mod tests {
             db.clone_prefix(format!("a/{directory:03}/"), format!("m/{directory:03}/x/")).unwrap();
             db.delete_prefix(format!("m/{directory:03}/y")).unwrap();
             db.checkpoint().unwrap();
-            let steps = (0..1000).take_while(|_| db.engine().sink_step().unwrap()).count();
+            let steps = (0..1000).take_while(|_| db.engine().sink_step(Which::All).unwrap()).count();
             assert!(steps < 1000, "deletes sink for ever");
         }
         let findings = db.check().unwrap().findings;

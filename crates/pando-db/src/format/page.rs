@@ -116,6 +116,8 @@ impl Page {
         let mut page = Page { data, count, table, pure: true, dense: false, groups: Arc::default() };
         let mut groups: Vec<Group> = Vec::with_capacity(count.div_ceil(STEP));
         let (mut pure, mut dense, mut end) = (true, true, 0);
+        // Entries that share bytes would let a small page stand for a large run: what is made of it would have no bound.
+        let mut taken = 0;
         let mut last: Option<(u64, &[u8])> = None;
         let offsets = page.data.get(table..table + 4 * count).unwrap_or_default().as_chunks().0;
         for (i, offset) in offsets.iter().enumerate() {
@@ -133,6 +135,10 @@ impl Page {
                 }
             }
             note(&mut groups, i, tag(head, entry.key), || head);
+            taken += entry.content.end - at;
+            if taken > table {
+                return Err(bad(format!("entry {i} overlaps others")));
+            }
             dense &= at == end;
             end = entry.content.end;
             last = Some((head, entry.key));
@@ -371,6 +377,35 @@ mod tests {
         builder.push("a".into(), Msg::Delete);
         let page = Page::parse(builder.finish().expect("an entry").page.data().clone()).expect("well-formed");
         assert_eq!((page.len(), page.key(0), page.msg(0)), (1, &b""[..], Msg::Delete));
+    }
+
+    /// A short key each, and one large value that all of them name.
+    #[test]
+    fn entries_that_share_bytes_are_refused() {
+        for (count, len) in [(2u8, 20_000usize), (200, 20_000), (50, 100_000)] {
+            // Each entry begins in the content of the one before, and all end together.
+            let mut raw = Vec::new();
+            let mut offsets = Vec::new();
+            for i in 0..usize::from(count) {
+                offsets.push(raw.len() as u32);
+                raw.extend([Msg::PUT, 1, 0, 0, 0, i as u8]);
+            }
+            // Every content reaches to the very end.
+            let end = raw.len() + len + 5;
+            raw.resize(end, 0);
+            for &at in &offsets {
+                let body = end - (at as usize + 6);
+                raw[at as usize + 2..at as usize + 5].copy_from_slice(&[
+                    (body & 0x7f) as u8 | 0x80,
+                    (body >> 7 & 0x7f) as u8 | 0x80,
+                    (body >> 14) as u8,
+                ]);
+            }
+            offsets.iter().for_each(|at| raw.extend(at.to_le_bytes()));
+            raw.extend(u32::from(count).to_le_bytes());
+            let found = Page::parse(raw.into());
+            assert!(found.as_ref().is_err_and(|e| e.to_string().contains("overlaps")), "{count}: {found:?}");
+        }
     }
 
     #[test]

@@ -13,3 +13,4 @@ pub mod space;
 pub mod superblock;
 pub(crate) mod table;
 mod tally;
+mod unreadable;

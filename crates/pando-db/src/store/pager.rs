@@ -27,6 +27,7 @@ use super::{
     space::Extent,
     table::{Loc, Stored, Table},
     tally::Tally,
+    unreadable::Unreadable,
 };
 use crate::{
     device::{BLOCK, Device},
@@ -182,6 +183,7 @@ pub(crate) struct Pager {
     codec: Codec,
     hits: Tally,
     misses: Tally,
+    unreadable: Unreadable<CacheKey>,
 }
 
 impl Pager {
@@ -204,6 +206,7 @@ impl Pager {
             cache: Cache::with_options(options, ByBytes, Hashing::with_seed(0), DefaultLifecycle::default()),
             hits: Tally::default(),
             misses: Tally::default(),
+            unreadable: Unreadable::default(),
         }
     }
 
@@ -273,14 +276,41 @@ impl Pager {
             return Ok(node);
         }
         let offset = head.offset;
-        let bytes = self.read(offset, stored.header_len)?;
-        if xxh3_64(&bytes) != stored.header_sum {
-            return Err(Error::corrupt("node header", offset, "its checksum does not match"));
-        }
-        let lens: Vec<u64> = stored.parts.iter().map(|part| part.len).collect();
-        let node = Arc::new(node_codec::decode(bytes, &lens)?);
+        let read = || {
+            let bytes = self.read(offset, stored.header_len)?;
+            if xxh3_64(&bytes) != stored.header_sum {
+                return Err(Error::corrupt("node header", offset, "its checksum does not match"));
+            }
+            let lens: Vec<u64> = stored.parts.iter().map(|part| part.len).collect();
+            Ok(Arc::new(node_codec::decode(bytes, &lens)?))
+        };
+        let node = self.noting(key, read())?;
         self.cache.insert(key, Cached::Header(node.clone()));
         Ok(node)
+    }
+
+    /// The outcome of a read, with the place remembered if it is bad.
+    fn noting<T>(&self, key: CacheKey, read: Result<T>) -> Result<T> {
+        match &read {
+            Ok(_) => self.unreadable.strike_out(&key),
+            Err(_) => self.unreadable.note(key),
+        }
+        read
+    }
+
+    /// True if places are known that cannot be read.
+    pub fn knows_damage(&self) -> bool {
+        self.unreadable.any()
+    }
+
+    /// Grows whenever another place turns out to be unreadable.
+    pub fn damage_found(&self) -> u64 {
+        self.unreadable.found()
+    }
+
+    /// True if a stored page could not be read the last time. No I/O.
+    pub fn is_unreadable(&self, page: &PageRef) -> bool {
+        Piece::of(None, page).is_some_and(|Piece(key)| self.unreadable.contains(&key))
     }
 
     /// A page of a node; `home` is where the node is, if it is a stored one. At most one read: of the
@@ -302,7 +332,9 @@ impl Pager {
             return Ok(found);
         }
         let at = extent.offset + u64::from(segment.offset);
-        let parsed = Arc::new(node_codec::load_page(page, segment, self.read(at, segment.len)?, at)?);
+        let read =
+            self.read(at, segment.len).and_then(|bytes| node_codec::load_page(page, segment, bytes, at));
+        let parsed = Arc::new(self.noting(key, read)?);
         self.cache.insert(key, Cached::Page(parsed.clone()));
         Ok(parsed)
     }
@@ -340,8 +372,10 @@ impl Pager {
         self.read_all(&side_by_side(None, unknown, limit), Keep::Never)
     }
 
-    /// The stored form of the first of `pages`, verified, and of those that lie right behind it, for copying them
-    /// as they are; with one request, up to `limit` bytes.
+    /// The stored form of the first of `pages`, and of those that lie right behind it, for copying them as they
+    /// are; with one request, up to `limit` bytes, if all of them can be read. What is damaged is given as it is, and
+    /// what cannot be read as zeros: under the checksum that it has, either is known for damaged wherever it is copied
+    /// to, and takes nothing else with it.
     pub fn stored_bytes<'p>(
         &self,
         pages: impl Iterator<Item = &'p PageRef>,
@@ -351,11 +385,20 @@ impl Pager {
         if wanted.is_empty() {
             return Err(Error::corrupt("node page", 0, "a page of no known extent"));
         }
-        let verified = |(wanted, stored): (&Wanted<'_>, Bytes)| match xxh3_64(&stored) == wanted.segment.sum {
-            true => Ok((wanted.segment, stored)),
-            false => Err(Error::corrupt("node page", wanted.at, "its checksum does not match")),
+        let stored = self.read_apart(&wanted).unwrap_or_else(|_| {
+            let alone = |w: &Wanted<'_>| {
+                let nothing = || Bytes::from(vec![0; w.segment.len as usize]);
+                self.read(w.at, w.segment.len).unwrap_or_else(|_| nothing())
+            };
+            wanted.iter().map(alone).collect()
+        });
+        let given = |(wanted, stored): (&Wanted<'_>, Bytes)| {
+            if xxh3_64(&stored) != wanted.segment.sum {
+                self.unreadable.note(wanted.key);
+            }
+            (wanted.segment, stored)
         };
-        wanted.iter().zip(self.read_apart(&wanted)?).map(verified).collect()
+        Ok(wanted.iter().zip(stored).map(given).collect())
     }
 
     /// Takes a page that was read, and not kept, into the cache.

@@ -1,0 +1,137 @@
+//! Structural work beside what cannot be read.
+//!
+//! An edit that meets a page or a header that cannot be read is dropped and made again, knowing of it
+//! (`store/unreadable`): messages then wait at the edges whose flush would have to read there, and all other edges are
+//! flushed. An edge of which much waits is parted around what is bad, so that only the keys of the bad page are held
+//! up; if much waits for these alone, it is parted among them, so that nodes stay as wide and as large as others.
+//! A delete that covers a bad page needs no look at it, so it is flushed and heals; a range message that covers the edge takes its
+//! place in any case. May use: edits. I/O: where damage is known, headers of children with messages.
+
+use super::edit::Edit;
+use crate::{
+    error::{Error, Result},
+    format::node::{Body, Edge, Node, NodeId, PageRef},
+    key::{Lens, Span, Spans, behind},
+};
+
+/// An edge is parted around what is bad when this fraction (1/n) of a node's size waits there.
+const WAITING: usize = 16;
+
+impl Error {
+    /// True if something could not be read, or is not what it should be: other parts of the store may be whole.
+    pub(crate) fn is_damage(&self) -> bool {
+        match self {
+            // A failed assertion: nothing is known to be wrong with what lies elsewhere, or right.
+            Error::Corrupt { what, .. } => *what != "structure",
+            Error::Io { action, .. } => *action == "read",
+            _ => false,
+        }
+    }
+}
+
+impl Error {
+    /// The same, with the keys that it hides.
+    pub(crate) fn about(self, keys: &Span) -> Self {
+        match self {
+            Error::Corrupt { what, offset, detail } => {
+                let to = keys.hi.as_ref().map(|hi| format!(" to {hi:?}")).unwrap_or_default();
+                Error::Corrupt { what, offset, detail: format!("{detail} (keys from {:?}{to})", keys.lo) }
+            }
+            other => other,
+        }
+    }
+}
+
+/// The outcome, or `otherwise` if something could not be read.
+pub(super) fn or_if_damaged<T>(outcome: Result<T>, otherwise: T) -> Result<T> {
+    match outcome {
+        Err(error) if error.is_damage() => Ok(otherwise),
+        other => other,
+    }
+}
+
+/// The keys from the first to the last one of a page.
+fn span_of(page: &PageRef) -> Span {
+    Span { lo: page.first_key(), hi: Some(behind(&page.last_key())) }
+}
+
+impl Edit<'_> {
+    /// The ranges of edge `i` of `node` for which a flush would read what cannot be read.
+    pub(super) fn unreadable_at(&self, node: &Node, i: usize) -> Result<Spans> {
+        let mut bad = Spans::default();
+        let Some(edge) = node.edges().get(i) else { return Ok(bad) };
+        if !self.cx.pager.knows_damage() {
+            return Ok(bad);
+        }
+        let live = node.edge_span(i);
+        let is_bad = |page: &&PageRef| self.cx.pager.is_unreadable(page);
+        let waiting = edge.layers.iter().flat_map(|layer| &layer.run.pages);
+        waiting.filter(is_bad).filter_map(|p| span_of(p).intersect(&live)).for_each(|part| bad.insert(part));
+        let Some(target) = &edge.child else { return Ok(bad) };
+        let child = match self.load(target.id) {
+            Ok(child) => child,
+            Err(error) if error.is_damage() => {
+                bad.insert(live);
+                return Ok(bad);
+            }
+            Err(error) => return Err(error),
+        };
+        let lens = Lens::of_edge(&live, &target.prepend);
+        let image = lens.apply_span(&live);
+        let mut deleted = Spans::default();
+        let ranges = edge.layers.iter().flat_map(|layer| &layer.ranges);
+        ranges.filter(|range| range.target.is_none()).for_each(|range| deleted.insert(range.span.clone()));
+        for part in child.pages().filter(is_bad).filter_map(|page| span_of(page).intersect(&image)) {
+            let part = lens.inverse().apply_span(&part);
+            // A delete takes whole pages out without a look at them.
+            if !deleted.covers(&part) {
+                bad.insert(part);
+            }
+        }
+        Ok(bad)
+    }
+
+    /// Parts edges of node `id` around what cannot be read, where much waits; whether there was such an edge.
+    pub(super) fn part_around_damage(&mut self, id: NodeId) -> Result<bool> {
+        let limits = self.cx.limits;
+        let mut node = self.load(id)?;
+        let edges = node.edges();
+        let heavy = (0..edges.len()).filter(|&i| edges[i].pending() >= limits.node / WAITING);
+        let parted = |i| Some(self.parted_at(&node, i).transpose()?.map(|parts| (i, parts)));
+        let Some((i, parts)) = heavy.filter_map(parted).next().transpose()? else { return Ok(false) };
+        if let Body::Interior(edges) = &mut node.body {
+            edges.splice(i..=i, parts);
+        }
+        self.put(id, node)?;
+        Ok(true)
+    }
+
+    /// What edge `i` of `node` is parted into around damage, if that makes a difference.
+    fn parted_at(&self, node: &Node, i: usize) -> Result<Option<Vec<Edge>>> {
+        let bad = self.unreadable_at(node, i)?;
+        let Some(edge) = node.edges().get(i).filter(|_| bad.len() > 0) else { return Ok(None) };
+        let live = node.edge_span(i);
+        let spans: Vec<Span> = bad.iter().collect();
+        let mut parts = live.without_all(&spans);
+        parts.extend(spans);
+        parts.sort_by(|a, b| a.lo.cmp(&b.lo));
+        if parts.len() < 2 {
+            let Some(middle) = middle_of(edge, &live).filter(|_| edge.pending() > self.cx.limits.node) else {
+                return Ok(None);
+            };
+            let below = Span { lo: live.lo.clone(), hi: Some(middle.clone()) };
+            parts = vec![below, Span { lo: middle, hi: live.hi.clone() }];
+        }
+        let pager = self.cx.pager;
+        let edges: Result<Vec<Edge>> = parts.iter().map(|part| edge.narrowed(&live, part, pager)).collect();
+        or_if_damaged(edges.map(Some), None)
+    }
+}
+
+/// A key that parts what waits at an edge in two halves, about.
+fn middle_of(edge: &Edge, live: &Span) -> Option<bytes::Bytes> {
+    let pages = || edge.layers.iter().flat_map(|layer| &layer.run.pages);
+    let mut firsts: Vec<_> = pages().map(PageRef::first_key).filter(|key| *key > live.lo).collect();
+    firsts.sort_unstable();
+    firsts.get(firsts.len() / 2).cloned()
+}

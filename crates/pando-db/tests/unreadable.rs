@@ -1,0 +1,255 @@
+//! A page that cannot be read costs what lies on it, and nothing else.
+#![allow(clippy::unwrap_used)]
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use bytes::Bytes;
+use pando_db::{
+    Backup, CreateOptions, Db, Error, InspectOptions, Options,
+    device::{Device, MemDevice},
+};
+use rand::{RngExt, SeedableRng, rngs::StdRng};
+
+const SIZE: u64 = 64 << 20;
+
+fn options() -> Options {
+    Options { background: false, memtable_bytes: 16 << 10, cache_bytes: 1 << 20, ..Options::default() }
+}
+
+struct Store {
+    device: Arc<MemDevice>,
+    pairs: BTreeMap<Vec<u8>, Vec<u8>>,
+    rng: StdRng,
+}
+
+impl Store {
+    /// A store of `count` values of `len` bytes that was closed.
+    fn new(node_size: u32, count: u32, len: usize, seed: u64) -> Self {
+        let device = Arc::new(MemDevice::new(SIZE));
+        let create = CreateOptions { node_size, ..CreateOptions::default() };
+        Db::create(device.clone(), &create, &options()).unwrap();
+        let mut store = Store { device, pairs: BTreeMap::new(), rng: StdRng::seed_from_u64(seed) };
+        let db = store.open();
+        (0..count).for_each(|i| store.put(&db, key(i), len));
+        db.close().unwrap();
+        store
+    }
+
+    fn open(&self) -> Db {
+        Db::open(self.device.clone(), options()).unwrap()
+    }
+
+    fn put(&mut self, db: &Db, key: Vec<u8>, len: usize) {
+        let value: Vec<u8> = (0..len).map(|_| self.rng.random()).collect();
+        db.put(key.clone(), value.clone()).unwrap();
+        self.pairs.insert(key, value);
+    }
+
+    /// Flips a bit wherever the value of `key` lies.
+    fn damage(&self, key: &[u8]) {
+        let value = &self.pairs[key];
+        let mut image = vec![0; SIZE as usize];
+        self.device.read_at(0, &mut image).unwrap();
+        let mut hit = 0;
+        let mut from = 0;
+        while let Some(at) = memchr_like(&image[from..], value) {
+            let at = (from + at) as u64;
+            self.device.write_at(at, &[image[at as usize] ^ 4]).unwrap();
+            (hit, from) = (hit + 1, at as usize + 1);
+        }
+        assert!(hit > 0, "the value is nowhere");
+    }
+
+    /// The keys that cannot be read, each other one verified.
+    fn unreadable(&self, db: &Db) -> Vec<Vec<u8>> {
+        let mut bad = Vec::new();
+        for (key, value) in &self.pairs {
+            match db.get(key) {
+                Ok(found) => assert_eq!(found.as_deref(), Some(&value[..]), "{}", key.escape_ascii()),
+                Err(Error::Corrupt { .. }) => bad.push(key.clone()),
+                Err(other) => panic!("{other}"),
+            }
+        }
+        bad
+    }
+}
+
+fn memchr_like(haystack: &[u8], needle: &[u8]) -> Option<usize> {
+    let first = needle[0];
+    let mut from = 0;
+    while let Some(at) = haystack[from..].iter().position(|byte| *byte == first) {
+        if haystack[from + at..].starts_with(needle) {
+            return Some(from + at);
+        }
+        from += at + 1;
+    }
+    None
+}
+
+fn key(i: u32) -> Vec<u8> {
+    format!("k/{i:06}").into_bytes()
+}
+
+/// One page of one leaf: flushes, checkpoints, a replay of the log and closing go on.
+#[test]
+fn a_bad_leaf_page_does_not_stop_the_store() {
+    for (node_size, seed) in [(4096, 1), (16 << 10, 2), (64 << 10, 3)] {
+        let mut store = Store::new(node_size, 6000, 100, seed);
+        store.damage(&key(3000));
+        let db = store.open();
+        for _ in 0..4000 {
+            let i = store.rng.random_range(0..6000);
+            store.put(&db, key(i), 100);
+        }
+        db.checkpoint().unwrap();
+        let bad = store.unreadable(&db);
+        assert!(bad.len() < 400, "{} keys are lost", bad.len());
+        // What was put since is there, also under keys of the page.
+        store.put(&db, key(3000), 100);
+        assert!(!store.unreadable(&db).contains(&key(3000)));
+        db.checkpoint().unwrap();
+        // With a log to replay.
+        for i in (0..6000).step_by(5) {
+            store.put(&db, key(i), 100);
+        }
+        db.sync().unwrap();
+        drop(db);
+        let db = store.open();
+        let still = store.unreadable(&db);
+        assert!(still.iter().all(|key| bad.contains(key)), "more has become unreadable");
+        db.close().unwrap();
+        // A delete that covers it all heals it.
+        let db = store.open();
+        db.delete_prefix("k/").unwrap();
+        db.settle().unwrap();
+        assert_eq!(db.range(b"", None).count(), 0);
+        assert!(db.check().unwrap().findings.is_empty());
+        db.close().unwrap();
+    }
+}
+
+/// A delete of the keys of the page alone, and puts that follow it.
+#[test]
+fn a_delete_over_a_bad_page_heals_it() {
+    let mut store = Store::new(16 << 10, 4000, 100, 4);
+    store.damage(&key(2000));
+    let db = store.open();
+    let bad = store.unreadable(&db);
+    let (first, last) = (bad.first().unwrap().clone(), bad.last().unwrap().clone());
+    let mut end = last.clone();
+    end.push(0);
+    let mut batch = pando_db::Batch::new();
+    batch.delete_range(first.clone(), Some(Bytes::from(end)));
+    db.write(batch).unwrap();
+    store.pairs.retain(|key, _| *key < first || *key > last);
+    for key in bad.iter().step_by(3) {
+        store.put(&db, key.clone(), 50);
+    }
+    db.settle().unwrap();
+    assert!(store.unreadable(&db).is_empty());
+    let findings = db.check().unwrap().findings;
+    assert!(findings.is_empty(), "{findings:?}");
+}
+
+/// Two hundred nodes' worth of messages for the keys of one bad page.
+#[test]
+fn what_waits_above_a_bad_page_is_spread_over_nodes() {
+    let node_size = 4096;
+    let mut store = Store::new(node_size, 4000, 100, 5);
+    store.damage(&key(2000));
+    let db = store.open();
+    let bad = store.unreadable(&db);
+    for i in 0..8000u32 {
+        let mut key = bad[i as usize % bad.len()].clone();
+        key.extend(format!("/{:05}", i * 7919 % 8000).bytes());
+        store.put(&db, key, 100);
+    }
+    db.checkpoint().unwrap();
+    let left = store.unreadable(&db);
+    assert!(left.iter().all(|key| bad.contains(key)), "what came later is unreadable");
+    let seen = db.inspect(&InspectOptions { limit: 100_000, ..InspectOptions::default() }).unwrap();
+    let most = seen.nodes.iter().filter_map(|node| node.content.as_ref().ok()).map(pending).max().unwrap();
+    // Eight edges, each with a node's worth or so.
+    assert!(most < 24 * u64::from(node_size), "{most} bytes wait in one node of {node_size}");
+    db.close().unwrap();
+    let db = store.open();
+    assert!(store.unreadable(&db).iter().all(|key| bad.contains(key)));
+}
+
+fn pending(content: &pando_db::Content) -> u64 {
+    let layers = content.edges.iter().flat_map(|edge| &edge.layers);
+    layers.flat_map(|layer| &layer.pages).map(|page| u64::from(page.raw)).sum()
+}
+
+/// Scans name what they cannot read, and go on if they are told to; forwards and backwards.
+#[test]
+fn a_scan_tells_what_it_skips_and_goes_on() {
+    let store = Store::new(16 << 10, 4000, 100, 6);
+    [500, 2000, 2001, 3999].into_iter().for_each(|i| store.damage(&key(i)));
+    let db = store.open();
+    let lost = store.unreadable(&db);
+    assert!(lost.contains(&key(3999)) && lost.len() < 1500, "{} lost", lost.len());
+    for backwards in [false, true] {
+        let mut cursor = db.range(b"", None);
+        let mut found = Vec::new();
+        let mut skipped = Vec::new();
+        loop {
+            let next = if backwards { cursor.next_back() } else { cursor.next() };
+            match next {
+                None => break,
+                Some(Ok((key, value))) => {
+                    assert_eq!(store.pairs[&key[..]], value);
+                    found.push(key.to_vec());
+                }
+                Some(Err(error)) => {
+                    assert!(
+                        matches!(&error, Error::Corrupt { .. }) && error.to_string().contains("keys from")
+                    );
+                    let ended = if backwards { cursor.next_back() } else { cursor.next() };
+                    assert!(ended.is_none(), "a cursor ends with an error unless it is told to go on");
+                    skipped.push(cursor.skip_unreadable().unwrap());
+                }
+            }
+        }
+        if backwards {
+            found.reverse();
+        }
+        let expected: Vec<_> = store.pairs.keys().filter(|key| !lost.contains(key)).cloned().collect();
+        assert_eq!(found.len(), expected.len());
+        assert_eq!(found, expected);
+        let covered =
+            |key: &[u8]| skipped.iter().any(|(lo, hi)| lo <= key && hi.as_ref().is_none_or(|hi| key < hi));
+        assert!(lost.iter().all(|key| covered(key)) && !found.iter().any(|key| covered(key)));
+        assert!(cursor.skip_unreadable().is_none());
+    }
+}
+
+/// A backup gets what can be got, lists what not, and what it got is restored.
+#[test]
+fn a_backup_goes_around_what_cannot_be_read() {
+    let store = Store::new(16 << 10, 4000, 100, 7);
+    [700, 2500].into_iter().for_each(|i| store.damage(&key(i)));
+    let db = store.open();
+    let lost = store.unreadable(&db);
+    assert!(db.snapshot().backup(&mut Vec::new()).is_err(), "it is incomplete");
+    let mut stream = Vec::new();
+    let mut ranges = 0;
+    let report = db.snapshot().backup_around(&mut stream, |_, _| {
+        ranges += 1;
+        Ok(())
+    });
+    let report = report.unwrap();
+    assert_eq!((report.skipped, report.pairs), (ranges, (store.pairs.len() - lost.len()) as u64));
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(SIZE));
+    let opened = Backup::open(&stream[..]).unwrap();
+    opened.restore(device.clone(), &CreateOptions::default(), &options()).unwrap();
+    let restored = Db::open(device, options()).unwrap();
+    let expected = store.pairs.iter().filter(|(key, _)| !lost.contains(key));
+    assert!(
+        restored
+            .range(b"", None)
+            .map(Result::unwrap)
+            .map(|(k, v)| (k.to_vec(), v.to_vec()))
+            .eq(expected.map(|(k, v)| (k.clone(), v.clone())))
+    );
+}

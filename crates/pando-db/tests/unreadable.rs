@@ -253,3 +253,58 @@ fn a_backup_goes_around_what_cannot_be_read() {
             .eq(expected.map(|(k, v)| (k.clone(), v.clone())))
     );
 }
+
+/// The header of a leaf, or of an interior node: all below it is lost, and nothing else.
+#[test]
+fn a_bad_header_does_not_stop_the_store() {
+    for (height, seed) in [(0, 8), (1, 9)] {
+        let mut store = Store::new(4096, 6000, 100, seed);
+        let db = store.open();
+        let seen = db.inspect(&InspectOptions { limit: 100_000, ..InspectOptions::default() }).unwrap();
+        let root = seen.nodes.iter().map(|node| node.height).max().unwrap();
+        assert!(root > height + 1);
+        let some = seen.nodes.iter().filter(|node| node.height == height).nth(3).unwrap();
+        let at = some.extents[0].offset + 20;
+        drop(db);
+        let mut byte = [0];
+        store.device.read_at(at, &mut byte).unwrap();
+        store.device.write_at(at, &[byte[0] ^ 1]).unwrap();
+        let db = store.open();
+        for _ in 0..6000 {
+            let i = store.rng.random_range(0..6000);
+            store.put(&db, key(i), 100);
+        }
+        db.checkpoint().unwrap();
+        let bad = store.unreadable(&db);
+        assert!(!bad.is_empty() && bad.len() < 3000, "{} lost", bad.len());
+        let mut cursor = db.range(b"", None);
+        let (mut found, mut errors) = (0, 0);
+        while let Some(next) = cursor.next() {
+            match next {
+                Ok((key, value)) => {
+                    assert_eq!(store.pairs[&key[..]], value);
+                    found += 1;
+                }
+                Err(_) => {
+                    assert!(cursor.skip_unreadable().is_some());
+                    errors += 1;
+                }
+            }
+        }
+        assert!(errors > 0 && found + bad.len() <= 6000 + errors * 6000 && found > 2000);
+        for i in (0..6000).step_by(3) {
+            store.put(&db, key(i), 100);
+        }
+        db.sync().unwrap();
+        drop(db);
+        let db = store.open();
+        assert!(store.unreadable(&db).iter().all(|key| bad.contains(key)));
+        db.delete_prefix("k/").unwrap();
+        db.checkpoint().unwrap();
+        db.settle().unwrap();
+        assert_eq!(db.range(b"", None).count(), 0);
+        store.pairs.clear();
+        store.put(&db, key(1), 100);
+        db.close().unwrap();
+    }
+}

@@ -53,7 +53,13 @@ impl Edit<'_> {
     }
 
     /// The same below a node of which `seen` is shown, through `lens`.
-    fn waiting_below(&self, id: NodeId, seen: &Span, lens: &Lens, walk: &mut Walk<'_>) -> Result<Option<Bytes>> {
+    fn waiting_below(
+        &self,
+        id: NodeId,
+        seen: &Span,
+        lens: &Lens,
+        walk: &mut Walk<'_>,
+    ) -> Result<Option<Bytes>> {
         // What cannot be read is passed by.
         let Some(node) = or_if_damaged(self.peek(id).map(Some), None)? else { return Ok(None) };
         walk.left = walk.left.saturating_sub(1);
@@ -77,7 +83,9 @@ impl Edit<'_> {
                 continue;
             }
             let down = Lens::of_edge(&node.edge_span(i), &target.prepend);
-            if let Some(next) = self.waiting_below(target.id, &down.apply_span(&live), &lens.then(&down), walk)? {
+            if let Some(next) =
+                self.waiting_below(target.id, &down.apply_span(&live), &lens.then(&down), walk)?
+            {
                 return Ok(Some(next));
             }
         }

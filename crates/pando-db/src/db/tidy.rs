@@ -29,6 +29,8 @@ use crate::{
 pub(crate) const VISITS: usize = 64;
 /// Places at which one step carries deletes down.
 const SINKS: usize = 8;
+/// Steps that changed something, after which it is seen whether enough has come back.
+const STEPS: usize = 32;
 /// Nodes that one edit of tidying changes before it leaves the rest to the next: others may wait for its end.
 const EDIT_NODES: usize = 32;
 
@@ -43,8 +45,10 @@ pub(crate) struct Progress {
     since: u64,
     /// Something was done in this walk: what was carried down may have to go on.
     any: bool,
-    /// A step has changed something since the last checkpoint that tidying made.
+    /// A step has changed something that [`Engine::settle`] has not counted.
     changed: bool,
+    /// A step has changed something since the last checkpoint that was made where space is short.
+    unfreed: bool,
     /// The walk for what nothing shows, and the version that it walks. That is held meanwhile, and so is its space.
     survey: Option<(Arc<Tree>, Survey)>,
 }
@@ -89,23 +93,25 @@ impl Engine {
         }
     }
 
-    /// Steps until one has changed something; `false` if there was nothing to change.
+    /// Steps until enough of them have changed something for a checkpoint; `false` if there was nothing to change.
     fn tidy_until_changed(&self) -> Result<bool> {
-        while self.tidy_step()? {
-            if std::mem::take(&mut self.tidying.lock().changed) {
-                return Ok(true);
-            }
+        let mut changed = 0;
+        while changed < STEPS && self.tidy_step()? {
+            changed += usize::from(std::mem::take(&mut self.tidying.lock().changed));
         }
-        Ok(false)
+        Ok(changed > 0)
     }
 
     /// Carries deletes to where they free something, or takes out what nothing shows any more, or looks for such,
     /// by one bounded step; `false` if a whole walk has found nothing, or if readers hold what such steps replace, so that they would cost
     /// the space that deletes and checkpoints need.
     pub fn tidy_step(&self) -> Result<bool> {
-        if self.is_short() && std::mem::take(&mut self.tidying.lock().changed) {
+        if self.is_short() && self.tidying.lock().unfreed {
             // Frees what the last step has replaced, if nobody holds it.
-            self.tidying.lock().survey = None;
+            {
+                let mut tidying = self.tidying.lock();
+                (tidying.survey, tidying.unfreed) = (None, false);
+            }
             self.checkpoint()?;
             let (newest, free) = (self.log.appended_msn(), self.space.free_bytes());
             if !self.worth.lock().goes_on(newest, free, self.reserve() / 8) {
@@ -132,11 +138,9 @@ impl Engine {
         let (base, mut survey) = match self.tidying.lock().survey.take() {
             Some(begun) => begun,
             None => {
-                // In this order: what is pinned and comes to stand in the tree in between is seen twice, and not never.
-                let pinned = self.pins.all();
                 let base = self.front.read().tree.clone();
                 let cx = self.context();
-                let survey = Edit::new(&cx, &base).survey(pinned)?;
+                let survey = Edit::new(&cx, &base).survey()?;
                 (base, survey)
             }
         };
@@ -172,7 +176,9 @@ impl Engine {
                 break;
             }
         }
-        self.tidying.lock().changed |= trimmed.get();
+        let mut tidying = self.tidying.lock();
+        tidying.changed |= trimmed.get();
+        tidying.unfreed |= trimmed.get();
         Ok(trimmed.get())
     }
 
@@ -208,20 +214,15 @@ impl Engine {
         let mut any = false;
         for key in &walk.found {
             let _turn = self.flushing.lock();
-            let sunk = Cell::new(false);
-            match self.edit_with(
-                &self.tidying_context(),
-                |edit| edit.sink_at(key).map(|a| sunk.set(a)),
-                |_| (),
-            ) {
-                Err(error) if error.is_damage() => (),
+            any |= match self.edit_with(&self.tidying_context(), |edit| edit.sink_at(key), |_| ()) {
+                Err(error) if error.is_damage() => false,
                 other => other?,
-            }
-            any |= sunk.get();
+            };
         }
         let mut walked = progress.lock();
         walked.any |= any;
         walked.changed |= any;
+        walked.unfreed |= any;
         match next {
             Some(next) => walked.from = next,
             None => {
@@ -238,8 +239,7 @@ impl Engine {
         let (base, deletes) = {
             let front = self.front.read();
             let tables = front.sealed.iter().map(|table| &**table).chain([&front.active]);
-            let ranges =
-                tables.flat_map(|table| table.ranges.values()).filter(|range| range.target.is_none());
+            let ranges = tables.flat_map(|table| table.ranges.values()).filter(|range| range.is_delete());
             (front.tree.clone(), ranges.take(VISITS).map(|range| range.span.clone()).collect::<Vec<_>>())
         };
         let cx = self.context();

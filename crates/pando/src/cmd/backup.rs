@@ -9,13 +9,19 @@ use std::{
 use anyhow::{Context, Result, bail};
 use pando_db::BackupReport;
 
-use crate::{image, size::show, tree::Progress};
+use crate::{
+    exit::{self, Coded},
+    image,
+    size::show,
+    tree::Progress,
+};
 
 /// Write everything in an image into a file or a pipe, from which restore makes it anew
 #[derive(clap::Args)]
 #[command(
     after_help = "The image must not be mounted. The stream is checked as a whole when it is restored, and
 does not depend on the sizes of the image and its nodes. What clones share is written for each.
+What cannot be read is left out and listed, and the exit code is 3.
 
 Examples: pando backup grove.img grove.backup
           pando backup grove.img - | ssh host pando restore --size 100G - grove.img"
@@ -37,15 +43,19 @@ pub fn run(args: &Args) -> Result<()> {
     let (db, _) = image::open_store(&path)?;
     let work = |out: &mut dyn Write| -> Result<BackupReport> {
         let progress = Progress::new("writing", 0, stop);
-        Ok(db.snapshot().backup(Counted { inner: out, progress: &progress })?)
+        let around = |(from, to): (&[u8], Option<&[u8]>), error: pando_db::Error| {
+            let to = to.map_or("the end".into(), |to| format!("before {}", pando_fs::describe_key(to)));
+            eprintln!("not in the backup: from {} to {to}: {error}", pando_fs::describe_key(from));
+            Ok(())
+        };
+        Ok(db.snapshot().backup_around(Counted { inner: out, progress: &progress }, around)?)
     };
     if args.file.as_os_str() == "-" {
         let mut out = io::stdout().lock();
         if out.is_terminal() {
             bail!("{}: stdout is a terminal; give a file, or a pipe behind it", fail());
         }
-        work(&mut out).with_context(fail)?;
-        return Ok(());
+        return whole(args, &work(&mut out).with_context(fail)?);
     }
     let mut options = OpenOptions::new();
     options.write(true).create_new(!args.force).create(true).truncate(args.force);
@@ -78,7 +88,22 @@ pub fn run(args: &Args) -> Result<()> {
         report.pairs,
         show(report.bytes),
         show(report.stream_bytes)
-    ))
+    ))?;
+    whole(args, &report)
+}
+
+/// Damage, if something could not be read: what the backup holds is good, and it does not hold all.
+fn whole(args: &Args, report: &BackupReport) -> Result<()> {
+    match report.skipped {
+        0 => Ok(()),
+        n => {
+            let what = format!(
+                "{}: {n} ranges of keys could not be read and are not in the backup",
+                args.image.display()
+            );
+            Err(Coded(exit::DAMAGE, what).into())
+        }
+    }
 }
 
 /// A writer or reader that moves a progress bar, and fails once the work is to stop.

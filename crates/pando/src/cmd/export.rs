@@ -1,21 +1,28 @@
 //! `pando export`: copies a tree out of an image, without a mount.
 
-use std::path::{Path, PathBuf};
+use std::{
+    cell::Cell,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result};
 use pando_fs::MountOptions;
 
 use crate::{
+    exit::{self, Coded},
     image::{self, ImagePath},
     size::show,
-    tree::{self, Progress, host, host::Host, image::Image},
+    tree::{self, Progress, View, host, host::Host, image::Image},
 };
 
 /// Copy a tree out of an image without mounting it
 #[derive(clap::Args)]
-#[command(after_help = "Owners and device nodes are kept only for root.
+#[command(
+    after_help = "Owners and device nodes are kept only for root. What cannot be read is left out and listed by
+path (of a file: a hole stands for it), and the exit code is 3.
 
-Example: pando export grove.img:/project ~/src/project-copy")]
+Example: pando export grove.img:/project ~/src/project-copy"
+)]
 pub struct Args {
     /// What to copy
     #[arg(value_name = "IMAGE:/PATH")]
@@ -29,11 +36,20 @@ pub fn run(args: &Args) -> Result<()> {
     let image = image::canonical(&args.from.image)?;
     host::check_new_or_empty(&args.dir)?;
     let fs = image::open(&image, MountOptions { read_only: true, ..MountOptions::default() })?;
+    let lost = Cell::new(0);
     let work = || -> Result<tree::Count> {
         let from = Image::new(&fs, &args.from.path);
-        let total = tree::count(&from, Path::new(""), &Progress::new("counting", 0, stop.clone()))?;
-        let progress = Progress::new("exporting", total.bytes, stop.clone());
-        tree::copy(&from, &Host::new(&args.dir), &progress)
+        // What cannot be counted is told of when it cannot be copied.
+        let total = tree::count(&from, Path::new(""), &Progress::new("counting", 0, stop.clone()));
+        let progress = Progress::new("exporting", total.map_or(0, |total| total.bytes), stop.clone());
+        tree::copy_around(&from, &Host::new(&args.dir), &progress, &mut |path, error| {
+            if path.as_os_str().is_empty() && from.meta(path).is_err() {
+                return Err(error);
+            }
+            eprintln!("not exported whole: {}", exit::message(&error));
+            lost.set(lost.get() + 1);
+            Ok(())
+        })
     };
     let copied = work();
     super::import::close(&fs, &args.from)?;
@@ -44,5 +60,13 @@ pub fn run(args: &Args) -> Result<()> {
         count.files,
         count.dirs,
         show(count.bytes)
-    ))
+    ))?;
+    match lost.get() {
+        0 => Ok(()),
+        n => Err(Coded(
+            exit::DAMAGE,
+            format!("{}: {n} files or directories could not be read whole", args.from),
+        )
+        .into()),
+    }
 }

@@ -131,9 +131,19 @@ impl View for Image<'_> {
     }
 
     fn list(&self, path: &Path) -> Result<Vec<(OsString, Meta)>> {
+        match self.list_some(path) {
+            (all, None) => Ok(all),
+            (_, Some(error)) => Err(error),
+        }
+    }
+
+    fn list_some(&self, path: &Path) -> (Vec<(OsString, Meta)>, Option<anyhow::Error>) {
         let fail = || View::show(self, path);
-        let ino = self.dir(&self.full(path)).with_context(fail)?;
-        let handle = self.fs.opendir(ino).with_context(fail)?;
+        let opened = self.dir(&self.full(path)).and_then(|ino| Ok((ino, self.fs.opendir(ino)?)));
+        let (ino, handle) = match opened.with_context(fail) {
+            Ok(opened) => opened,
+            Err(error) => return (Vec::new(), Some(error)),
+        };
         let mut out = Vec::new();
         let mut cookie = 0;
         let result = loop {
@@ -149,8 +159,7 @@ impl View for Image<'_> {
             out.extend(named.map(|e| (e.name, meta_of(&e.attr))));
         };
         self.fs.releasedir(handle);
-        result.with_context(fail)?;
-        Ok(out)
+        (out, result.with_context(fail).err())
     }
 
     fn open(&self, path: &Path) -> Result<Box<dyn Reader + '_>> {
@@ -164,7 +173,7 @@ impl View for Image<'_> {
             }
         };
         let file = OpenFile { fs: self.fs, ino: attr.ino, handle };
-        Ok(Box::new(ImageReader { file, name: fail(), at: 0, size: attr.size }))
+        Ok(Box::new(ImageReader { file, name: fail(), at: 0, size: attr.size, careful: 0 }))
     }
 
     fn readlink(&self, path: &Path) -> Result<OsString> {
@@ -195,6 +204,8 @@ struct ImageReader<'a> {
     name: String,
     at: u64,
     size: u64,
+    /// Up to this byte blocks are read one by one.
+    careful: u64,
 }
 
 impl Reader for ImageReader<'_> {
@@ -202,8 +213,15 @@ impl Reader for ImageReader<'_> {
         if self.at >= self.size {
             return Ok(Piece::End);
         }
-        let want = u32::try_from(buf.len()).unwrap_or(u32::MAX);
+        let block = pando_fs::BLOCK_SIZE - self.at % pando_fs::BLOCK_SIZE;
+        let most = if self.at < self.careful { block } else { buf.len() as u64 };
+        let want = u32::try_from(most.min(buf.len() as u64)).unwrap_or(u32::MAX);
         let data = self.file.fs.read(self.file.handle, self.file.ino, self.at, want);
+        if data.is_err() && u64::from(want) > block {
+            // Some of these blocks may be readable.
+            self.careful = self.at + u64::from(want);
+            return self.next(buf);
+        }
         let data = data.with_context(|| self.name.clone())?;
         if data.is_empty() {
             bail!("{}: ends at byte {} of {}", self.name, self.at, self.size);
@@ -218,6 +236,13 @@ impl Reader for ImageReader<'_> {
             None => bail!("{}: more bytes than asked for", self.name),
         }
         Ok(Piece::Data(data.len()))
+    }
+
+    fn pass(&mut self) -> u64 {
+        let block = pando_fs::BLOCK_SIZE - self.at % pando_fs::BLOCK_SIZE;
+        let passed = block.min(self.size.saturating_sub(self.at));
+        self.at += passed;
+        passed
     }
 }
 

@@ -68,6 +68,11 @@ pub enum Piece {
 pub trait Reader {
     /// Reads on into `buf`. Fewer bytes than asked only before a hole or the end.
     fn next(&mut self, buf: &mut [u8]) -> Result<Piece>;
+
+    /// After an error: goes on behind what could not be read, and how many bytes that is. 0: it cannot.
+    fn pass(&mut self) -> u64 {
+        0
+    }
 }
 
 /// A tree that can be read. Paths are relative to its root; the empty path is the root.
@@ -78,6 +83,13 @@ pub trait View {
     fn meta(&self, path: &Path) -> Result<Meta>;
     /// Names in a directory with their metadata, in no particular order.
     fn list(&self, path: &Path) -> Result<Vec<(OsString, Meta)>>;
+    /// The same as far as it can be read, and why it ends there.
+    fn list_some(&self, path: &Path) -> (Vec<(OsString, Meta)>, Option<anyhow::Error>) {
+        match self.list(path) {
+            Ok(all) => (all, None),
+            Err(error) => (Vec::new(), Some(error)),
+        }
+    }
     /// Opens a regular file.
     fn open(&self, path: &Path) -> Result<Box<dyn Reader + '_>>;
     /// Target of a symbolic link.
@@ -220,6 +232,17 @@ pub fn count(view: &dyn View, root: &Path, progress: &Progress) -> Result<Count>
 
 /// Copies all of `from` to `to`.
 pub fn copy(from: &dyn View, to: &dyn Sink, progress: &Progress) -> Result<Count> {
+    copy_around(from, to, progress, &mut |_, error| Err(error))
+}
+
+/// Copies what can be read of `from` to `to`. `lost` is told of each file that is not whole (a hole is left where its data could
+/// not be read) or is missing, and of each directory of which some or all is missing, and why; an error that it gives ends the work.
+pub fn copy_around(
+    from: &dyn View,
+    to: &dyn Sink,
+    progress: &Progress,
+    lost: &mut dyn FnMut(&Path, anyhow::Error) -> Result<()>,
+) -> Result<Count> {
     let mut count = Count::default();
     let root = PathBuf::new();
     let meta = from.meta(&root)?;
@@ -234,7 +257,10 @@ pub fn copy(from: &dyn View, to: &dyn Sink, progress: &Progress) -> Result<Count
         match meta.kind {
             FileKind::Directory => {
                 to.mkdir(&path).with_context(made)?;
-                let mut entries = from.list(&path)?;
+                let (mut entries, missing) = from.list_some(&path);
+                if let Some(error) = missing {
+                    lost(&path, error)?;
+                }
                 // Sorted, so that neighbours are written one after the other and a copy of a
                 // tree is the same bytes each time. The stack turns the order around.
                 entries.sort_unstable_by(|a, b| b.0.cmp(&a.0));
@@ -243,10 +269,29 @@ pub fn copy(from: &dyn View, to: &dyn Sink, progress: &Progress) -> Result<Count
                 continue;
             }
             FileKind::Regular => {
-                let mut reader = from.open(&path)?;
+                let mut reader = match from.open(&path) {
+                    Ok(reader) => reader,
+                    Err(error) => {
+                        lost(&path, error)?;
+                        continue;
+                    }
+                };
                 let mut writer = to.create(&path).with_context(made)?;
+                let mut told = false;
                 loop {
-                    match reader.next(&mut buf)? {
+                    let piece = match reader.next(&mut buf) {
+                        Ok(piece) => piece,
+                        Err(error) => {
+                            if !std::mem::replace(&mut told, true) {
+                                lost(&path, error)?;
+                            }
+                            match reader.pass() {
+                                0 => break,
+                                bytes => Piece::Hole(bytes),
+                            }
+                        }
+                    };
+                    match piece {
                         Piece::Data(n) => {
                             writer.write(buf.get(..n).unwrap_or_default()).with_context(made)?;
                             progress.advance(n as u64)?;
@@ -260,7 +305,13 @@ pub fn copy(from: &dyn View, to: &dyn Sink, progress: &Progress) -> Result<Count
                 }
                 writer.finish().with_context(made)?;
             }
-            FileKind::Symlink => to.symlink(&path, &from.readlink(&path)?).with_context(made)?,
+            FileKind::Symlink => match from.readlink(&path) {
+                Ok(target) => to.symlink(&path, &target).with_context(made)?,
+                Err(error) => {
+                    lost(&path, error)?;
+                    continue;
+                }
+            },
             _ => to.special(&path, &meta).with_context(made)?,
         }
         to.set_meta(&path, &meta).with_context(made)?;

@@ -1,0 +1,177 @@
+//! Deleted space is looked for in bounded steps, beside others, and comes back beside them.
+#![allow(clippy::unwrap_used)]
+
+use std::{
+    io::{self, IoSliceMut},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use pando_db::{
+    Batch, CreateOptions, Db, Options,
+    device::{Device, DeviceStats, MemDevice},
+};
+
+/// A device on which a read takes a while.
+struct Slow {
+    device: MemDevice,
+    micros: AtomicU64,
+    reads: AtomicU64,
+}
+
+impl Slow {
+    fn new(size: u64) -> Arc<Self> {
+        Arc::new(Self { device: MemDevice::new(size), micros: 0.into(), reads: 0.into() })
+    }
+
+    fn wait(&self) {
+        self.reads.fetch_add(1, Relaxed);
+        match self.micros.load(Relaxed) {
+            0 => (),
+            micros => thread::sleep(Duration::from_micros(micros)),
+        }
+    }
+}
+
+impl Device for Slow {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.wait();
+        self.device.read_at(offset, buf)
+    }
+
+    fn read_vectored_at(&self, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
+        self.wait();
+        self.device.read_vectored_at(offset, bufs)
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.device.write_at(offset, buf)
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.device.flush()
+    }
+
+    fn size(&self) -> u64 {
+        self.device.size()
+    }
+
+    fn grow(&self, size: u64) -> io::Result<()> {
+        self.device.grow(size)
+    }
+
+    fn reserve(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.device.reserve(offset, len)
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<bool> {
+        self.device.discard(offset, len)
+    }
+
+    fn stats(&self) -> DeviceStats {
+        self.device.stats()
+    }
+}
+
+fn fill(db: &Db, tree: &str, count: u32) {
+    for from in (0..count).step_by(500) {
+        let mut batch = Batch::new();
+        for i in from..(from + 500).min(count) {
+            // Nothing that could be compressed.
+            let mut state = u64::from(i) + 1;
+            let value = (0..13).flat_map(|_| {
+                state = (state ^ 0x9e37_79b9_7f4a_7c15).wrapping_mul(0xbf58_476d_1ce4_e5b9).rotate_left(29);
+                state.to_le_bytes()
+            });
+            batch.put(format!("{tree}/{i:07}"), value.collect::<Vec<u8>>());
+        }
+        db.write(batch).unwrap();
+    }
+}
+
+/// A store of thousands of interior nodes that are not in the cache, a delete, and a pause in which it is idle: then somebody writes.
+#[test]
+fn nobody_waits_for_the_walk_after_a_delete() {
+    let device = Slow::new(512 << 20);
+    let create = CreateOptions { node_size: 4096, ..CreateOptions::default() };
+    let options = |background| Options {
+        background,
+        cache_bytes: 1 << 20,
+        memtable_bytes: 64 << 10,
+        ..Options::default()
+    };
+    Db::create(device.clone(), &create, &options(false)).unwrap();
+    let db = Db::open(device.clone(), options(false)).unwrap();
+    fill(&db, "a", 300_000);
+    db.close().unwrap();
+    let db = Db::open(device.clone(), options(true)).unwrap();
+    device.micros.store(1000, Relaxed);
+    db.delete("a/0000005").unwrap();
+    thread::sleep(Duration::from_millis(2500));
+    // As much as goes into many tables: it has to be flushed beside the walk.
+    let before = device.reads.load(Relaxed);
+    let mut longest = Duration::ZERO;
+    let mut state = 1u64;
+    for _ in 0..6 {
+        for _ in 0..500 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let began = Instant::now();
+            // Close together, so that flushing them reads little.
+            db.put(format!("b/{:05}", state >> 50), vec![7; 400]).unwrap();
+            longest = longest.max(began.elapsed());
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
+    let reads = device.reads.load(Relaxed) - before;
+    println!("longest write {longest:?}, {reads} reads meanwhile");
+    assert!(longest < Duration::from_millis(1500), "a write stood still for {longest:?}");
+    device.micros.store(0, Relaxed);
+    db.close().unwrap();
+}
+
+/// Somebody writes all the time; what was deleted is to come back all the same.
+#[test]
+fn deleted_space_comes_back_beside_steady_writes() {
+    let device = Slow::new(512 << 20);
+    let create = CreateOptions { node_size: 64 << 10, ..CreateOptions::default() };
+    let options = Options { cache_bytes: 32 << 20, ..Options::default() };
+    Db::create(device.clone(), &create, &options).unwrap();
+    let db = Db::open(device, options).unwrap();
+    fill(&db, "a", 1_000_000);
+    fill(&db, "keep", 50_000);
+    db.checkpoint().unwrap();
+    let free = || db.space().0;
+    let full = free();
+    let stop = Arc::new(AtomicBool::new(false));
+    let writer = {
+        let (db, stop) = (db.clone(), stop.clone());
+        thread::spawn(move || {
+            let mut n = 0u64;
+            while !stop.load(Relaxed) {
+                db.put(format!("w/{:04}", n * 7919 % 10_000), vec![n as u8; 100]).unwrap();
+                n += 1;
+                thread::sleep(Duration::from_micros(400));
+            }
+            n
+        })
+    };
+    thread::sleep(Duration::from_millis(500));
+    db.delete_prefix("a/").unwrap();
+    let began = Instant::now();
+    let wanted = full + 60_000_000;
+    while free() < wanted && began.elapsed() < Duration::from_secs(20) {
+        thread::sleep(Duration::from_millis(50));
+    }
+    let took = began.elapsed();
+    stop.store(true, Relaxed);
+    let written = writer.join().unwrap();
+    println!("{} bytes came back after {took:?} beside {written} puts", free() - full);
+    assert!(free() >= wanted, "{} of 100 MB came back beside steady writes", free().saturating_sub(full));
+    assert!(written > 100);
+    assert_eq!(db.prefix(b"keep/").count(), 50_000);
+    db.close().unwrap();
+}

@@ -56,7 +56,7 @@ pub(crate) struct Ahead {
     /// The one used last is last.
     batches: VecDeque<Batch>,
     /// Of which keys, as the scan sees them, the last thing that could not be read would have told.
-    pub unread: Option<Span>,
+    pub unread: Option<Box<Span>>,
 }
 
 impl Ahead {

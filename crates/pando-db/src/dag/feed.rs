@@ -286,7 +286,8 @@ impl Supply {
                 };
                 let loaded = loaded.inspect_err(|_| {
                     let held = Span { lo: page.first_key(), hi: Some(behind(&page.last_key())) };
-                    io.ahead.unread = held.intersect(local).map(|held| lens.inverse().apply_span(&held));
+                    io.ahead.unread =
+                        held.intersect(local).map(|held| Box::new(lens.inverse().apply_span(&held)));
                 })?;
                 match direction {
                     Direction::Forward => unread.start += 1,

@@ -110,7 +110,7 @@ impl Scanner<'_> {
                 Ok(handle) => handle,
                 Err(error) => {
                     let Descent { stretch, ahead, .. } = descent;
-                    ahead.unread = Some(stretch);
+                    ahead.unread = Some(Box::new(stretch));
                     return Err(error);
                 }
             };

@@ -98,7 +98,7 @@ impl Edit<'_> {
             Which::All => Ok(edge.loose || edge.holds_deletes() || self.leads_to_nothing(edge)?),
             Which::Large => {
                 let deleted = edge.deleted();
-                Ok(!deleted.iter().next().is_none()
+                Ok(deleted.iter().next().is_some()
                     && self.frees_a_node(&deleted, edge, &node.edge_span(i), &mut walk.left)?)
             }
         }

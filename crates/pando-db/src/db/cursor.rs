@@ -47,7 +47,7 @@ impl Snapshot {
         Cursor {
             snapshot: self,
             rest: Some(range.clone()).filter(|r| !r.is_empty()),
-            bounds: range.clone(),
+            bounds: None,
             range,
             behind: None,
             stretches: [None, None],
@@ -76,12 +76,12 @@ pub struct Cursor {
     snapshot: Snapshot,
     /// What it was made for.
     range: Span,
-    /// Where it began last.
-    bounds: Span,
+    /// Where it began last, if not with all of its range.
+    bounds: Option<Box<Span>>,
     /// What neither end has come to.
     rest: Option<Span>,
     /// After an error: what could not be read, and the end that came to it.
-    behind: Option<(Span, Direction)>,
+    behind: Option<Box<(Span, Direction)>>,
     /// Where the ends are, by [`Direction`].
     stretches: [Option<Box<Stretch>>; 2],
     ahead: Ahead,
@@ -123,18 +123,17 @@ impl Cursor {
     /// What lies in memory or in other nodes about these keys is passed with the rest: newer values too.
     /// Cost: one search from the root when the next pair is taken.
     pub fn skip_unreadable(&mut self) -> Option<(Bytes, Option<Bytes>)> {
-        let (bad, direction) = self.behind.take()?;
-        let bad = bad.intersect(&self.bounds)?;
-        let (below, above) = self.bounds.without(&bad);
+        let (bad, direction) = *self.behind.take()?;
+        let bounds = self.bounds.as_deref().unwrap_or(&self.range);
+        let bad = bad.intersect(bounds)?;
+        let (below, above) = bounds.without(&bad);
         let rest = match direction {
             Direction::Forward => above,
             Direction::Backward => below,
         };
         self.stretches = [None, None];
         self.ahead = Ahead::default();
-        if let Some(rest) = &rest {
-            self.bounds = rest.clone();
-        }
+        self.bounds = rest.clone().map(Box::new);
         self.rest = rest;
         Some((bad.lo, bad.hi))
     }
@@ -143,9 +142,7 @@ impl Cursor {
         self.stretches = [None, None];
         self.rest = self.range.intersect(&part);
         self.behind = None;
-        if let Some(rest) = &self.rest {
-            self.bounds = rest.clone();
-        }
+        self.bounds = self.rest.clone().map(Box::new);
         // What is read next may lie elsewhere.
         self.ahead = Ahead::default();
     }
@@ -165,11 +162,12 @@ impl Cursor {
             Err(error) => {
                 let bad = self.ahead.unread.take();
                 let by_one_end = self.stretches[direction.other() as usize].is_none();
-                self.behind = bad.filter(|_| by_one_end && error.is_damage()).map(|bad| (bad, direction));
+                self.behind =
+                    bad.filter(|_| by_one_end && error.is_damage()).map(|bad| Box::new((*bad, direction)));
                 self.stretches = [None, None];
                 self.rest = None;
                 return Err(match &self.behind {
-                    Some((bad, _)) => error.about(bad),
+                    Some(bad) => error.about(&bad.0),
                     None => error,
                 });
             }

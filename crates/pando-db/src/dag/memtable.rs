@@ -41,7 +41,7 @@ const ENTRY_BYTES: usize = 96;
 /// in the header, which is read whole.
 const MOST_UPDATES: usize = 64 << 10;
 /// Clones that make a table full, so that placing those of one table is a bounded piece of work.
-const MOST_CLONES: usize = 1024;
+const MOST_CLONES: usize = 8192;
 /// Bytes of batches that make a table full, as a multiple of its limit, however few of them are left.
 const MOST_KEPT: usize = 4;
 

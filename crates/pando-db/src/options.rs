@@ -52,6 +52,10 @@ pub struct Options {
     pub background_nice: i32,
     /// Refuse every change. Default false.
     pub read_only: bool,
+    /// Open a store of whose log records that were durable are damaged beyond repair, which is refused otherwise: what
+    /// can be proven of the log is replayed, the rest is passed over and reported ([`crate::Db::check`]). So the
+    /// state is not that after any batch. Default false.
+    pub salvage: bool,
     /// How long a write may stay in memory before the log is flushed unasked; default 1 s.
     pub sync_interval: Duration,
     /// How long the log may grow before a checkpoint is made unasked; default 30 s.
@@ -80,6 +84,7 @@ impl Default for Options {
             background: true,
             background_nice: 10,
             read_only: false,
+            salvage: false,
             sync_interval: Duration::from_secs(1),
             checkpoint_interval: Duration::from_secs(30),
             memtable_bytes: 8 << 20,

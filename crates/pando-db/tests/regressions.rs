@@ -391,3 +391,64 @@ fn a_merge_function_that_panics_takes_nothing_with_it() {
     assert_eq!(db.get(b"a").unwrap().as_deref(), Some(&b"1"[..]));
     assert_eq!(db.get(b"b").unwrap().as_deref(), Some(&b"2"[..]));
 }
+
+/// Values that stay in the log are in records behind that of their batch. A checkpoint kept these, which nothing
+/// needed any more: in the smallest log there was never room for the next batch, and whoever wrote it made checkpoints
+/// for ever.
+#[test]
+fn a_small_log_has_room_again_when_values_stay_in_it() {
+    for (value, background) in
+        [(7 << 10, false), (13 << 10, true), (16_000, false), (16_200, false), (16_200, true)]
+    {
+        let (send, done) = std::sync::mpsc::channel();
+        thread::spawn(move || {
+            let device = Arc::new(MemDevice::new(8 << 20));
+            let create =
+                CreateOptions { node_size: 4096, log_size: Some(64 << 10), ..CreateOptions::default() };
+            let options = Options { background, ..Options::default() };
+            Db::create(device.clone(), &create, &options).unwrap();
+            let db = Db::open(device, options).unwrap();
+            // Too full for values to be placed outside the log: less than an eighth is free.
+            let mut filled = 0;
+            while db.put(format!("filler/{filled:05}"), vec![filled as u8; 2000]).is_ok() {
+                filled += 1;
+            }
+            db.settle().unwrap();
+            for i in 0..filled / 40 {
+                db.delete(format!("filler/{i:05}")).unwrap();
+            }
+            db.settle().unwrap();
+            let mut written = 0;
+            for i in 0..40 {
+                written += u32::from(db.put("value", vec![i; value]).is_ok());
+            }
+            _ = send.send(written);
+        });
+        let written = done.recv_timeout(std::time::Duration::from_secs(40)).expect("a write never returned");
+        assert!(written > 30, "{written} of 40 values of {value} bytes found room");
+    }
+}
+
+/// A batch that was taken in while the store was being closed was nowhere afterwards, although its write had succeeded.
+#[test]
+fn what_is_written_beside_a_close_is_refused_or_there() {
+    let mut late = 0;
+    for round in 0..60 {
+        let device = Arc::new(MemDevice::new(16 << 20));
+        let create = CreateOptions { node_size: 4096, ..CreateOptions::default() };
+        Db::create(device.clone(), &create, &Options::default()).unwrap();
+        let db = Db::open(device.clone(), Options::default()).unwrap();
+        let writer = db.clone();
+        let writing = thread::spawn(move || {
+            (0u32..).take_while(|i| writer.put(i.to_be_bytes().to_vec(), vec![7; 100]).is_ok()).count()
+        });
+        thread::sleep(std::time::Duration::from_micros(round * 50));
+        db.close().unwrap();
+        let written = writing.join().unwrap();
+        drop(db);
+        let db = Db::open(device, Options::default()).unwrap();
+        assert_eq!(db.range(&[], None).count(), written, "round {round}");
+        late += usize::from(written > 0);
+    }
+    assert!(late > 10, "the writers never got anywhere");
+}

@@ -313,6 +313,19 @@ pub(crate) fn merge_runs(
             new.skip_page();
             continue;
         }
+        // A page with nothing but the value that replaces an older one: neither has to be read.
+        if let Some(page) = new.page()
+            && (page.count, page.pure, new.loaded.is_none()) == (1, true, true)
+            && new.key() == old.key()
+        {
+            out.push_page(page.clone())?;
+            new.skip_page();
+            match old.page() {
+                Some(older) if older.count == 1 => old.skip_page(),
+                _ => _ = old.next()?,
+            }
+            continue;
+        }
         let order = match (old.key(), new.key()) {
             (None, None) => return Ok(out.finish()),
             (Some(a), Some(b)) => a.cmp(b),

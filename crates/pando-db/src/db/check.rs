@@ -36,8 +36,11 @@ impl fmt::Display for Finding {
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct CheckReport {
-    /// Everything that is wrong; empty if the store is clean.
+    /// Everything that is wrong; empty if the store is clean. Includes damage to the log that was found, and repaired
+    /// if possible, when the store was opened.
     pub findings: Vec<Finding>,
+    /// What was found when the store was opened and repaired, and may be damage or what a crash has left.
+    pub notes: Vec<String>,
     /// Nodes read.
     pub nodes: u64,
     /// Pages read and verified.
@@ -49,10 +52,11 @@ pub struct CheckReport {
 pub(super) fn check(engine: &Arc<Engine>) -> Result<CheckReport> {
     let view = engine.view();
     let report = dag::check::check(&view.tree, &engine.pager);
-    let mut findings: Vec<_> =
-        report.problems.into_iter().map(|p| Finding { what: p.what, keys: p.keys }).collect();
+    let mut findings = engine.recovery.findings.clone();
+    findings.extend(report.problems.into_iter().map(|p| Finding { what: p.what, keys: p.keys }));
     findings.extend(false_gaps(engine, &view));
-    Ok(CheckReport { findings, nodes: report.nodes, pages: report.pages, bytes: report.bytes })
+    let notes = engine.recovery.notes.clone();
+    Ok(CheckReport { findings, notes, nodes: report.nodes, pages: report.pages, bytes: report.bytes })
 }
 
 /// Ranges that are taken for empty and are not. What cannot be read is found by others.

@@ -21,7 +21,7 @@ use crate::{
         layout::store_node,
         pager::Pager,
         space::{Extent, Space},
-        superblock::{self, TableRoot},
+        superblock::{self, Superblock, TableRoot},
         table::Table,
     },
 };
@@ -74,8 +74,9 @@ impl Engine {
     fn persist(&self, durable: &mut Durable, clean: bool) -> Result<()> {
         let frozen = self.front.read().tree.clone();
         let next_node = self.next_id.load(Ordering::SeqCst);
+        let (log_start, next_msn) = self.log.passed(frozen.log_end, frozen.msn);
         if frozen.table.home().is_some()
-            && frozen.log_end == durable.superblock.log_start
+            && log_start == durable.superblock.log_start
             && frozen.root == durable.superblock.root
             && clean == durable.superblock.clean
         {
@@ -95,17 +96,15 @@ impl Engine {
             },
         )?;
         let mut superblock = durable.superblock.clone();
-        superblock.generation += 1;
-        superblock.log_start = frozen.log_end;
-        superblock.next_msn = frozen.msn + 1;
+        superblock.log_start = log_start;
+        superblock.next_msn = next_msn;
         superblock.next_node = next_node;
         superblock.root = frozen.root;
         superblock.table = table_root(&table);
         superblock.clean = clean;
-        let commit = || {
+        let mut commit = || {
             self.flush_device()?;
-            superblock::write(&*self.device, &superblock)?;
-            self.flush_device()
+            self.commit(&mut superblock)
         };
         // However this ends, nothing that the device may now be recovered to is free.
         durable.attempted = Some(table.clone());
@@ -119,13 +118,20 @@ impl Engine {
         self.share_memory();
         // What is still buffered takes room in the ring as well, and nobody else may come to write it.
         self.log.write_out()?;
-        self.log.truncate(frozen.log_end);
+        self.log.truncate(log_start);
         // The previous checkpoint's extents are free from here on.
         *durable = Durable { superblock, _table: table, attempted: None };
         self.counters.checkpoints.fetch_add(1, Ordering::Relaxed);
         self.counters.checkpoint_micros.fetch_add(started.elapsed().as_micros() as u64, Ordering::Relaxed);
         self.signal.finished();
         Ok(())
+    }
+
+    /// Makes a superblock the newest in both slots.
+    pub(super) fn commit(&self, superblock: &mut Superblock) -> Result<()> {
+        superblock.incompatible |= superblock::GUARDED_LOG;
+        superblock.log_durable = self.log.durable_msn();
+        superblock::commit(&*self.device, superblock)
     }
 
     fn flush_device(&self) -> Result<()> {
@@ -148,12 +154,10 @@ impl Engine {
             return Ok(());
         }
         let mut superblock = durable.superblock.clone();
-        superblock.generation += 1;
         superblock.device_size = size;
-        let commit = || {
+        let mut commit = || {
             self.flush_device()?;
-            superblock::write(&*self.device, &superblock)?;
-            self.flush_device()
+            self.commit(&mut superblock)
         };
         commit().inspect_err(|e| self.stop("grow", e))?;
         durable.superblock = superblock;

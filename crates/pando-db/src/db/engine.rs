@@ -17,6 +17,7 @@ use parking_lot::{Mutex, RwLock};
 
 use super::{
     gaps::Gaps,
+    recovery::Recovery,
     signal::Signal,
     throttle::Throttle,
     tidy::{Progress, Worth},
@@ -48,6 +49,8 @@ pub(crate) struct Engine {
     pub log: Log,
     pub merge: Arc<dyn Merge>,
     pub options: Options,
+    /// What was found when the log was replayed.
+    pub recovery: Recovery,
     pub limits: Limits,
     /// What the medium could hold of the device when the store was opened: `u64::MAX` if all of it.
     pub capacity: u64,

@@ -12,6 +12,7 @@ mod maintain;
 mod memory;
 mod open;
 mod record;
+mod recovery;
 mod restore;
 mod room;
 mod signal;
@@ -202,6 +203,13 @@ impl Db {
         check::check(self.engine())
     }
 
+    /// What was not as it should be when the store was opened, and was repaired or passed over: damage to the log or a
+    /// superblock, or what may be such. [`Db::check`] has the same among what it finds.
+    pub fn warnings(&self) -> Vec<String> {
+        let recovery = &self.engine().recovery;
+        recovery.findings.iter().map(Finding::to_string).chain(recovery.notes.iter().cloned()).collect()
+    }
+
     /// What the keys under `prefix` take on the device, and what of that would come back if they were
     /// deleted: see [`Usage`] for what is exact. Cost: the headers of all interior nodes, and of the leaves
     /// that the prefix reaches; a pass over the translation table in memory; a few words for each extent of
@@ -237,6 +245,8 @@ impl Db {
     /// Makes a last checkpoint and stops. Later calls on any clone fail with [`Error::Stopped`].
     pub fn close(&self) -> Result<()> {
         let engine = self.engine();
+        // First of all: a batch that is taken in behind the last checkpoint would be nowhere.
+        engine.log.close();
         let result = match engine.check_running() {
             Ok(()) if engine.options.read_only => Ok(()),
             Ok(()) => engine.log.sync().and_then(|()| match engine.checkpoint_clean() {

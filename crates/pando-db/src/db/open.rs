@@ -7,21 +7,19 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
 
 use super::{
     checkpoint::{store_page, table_root},
     engine::{Counters, Dirty, Durable, Engine, Front},
     gaps::Gaps,
-    memory, record,
+    memory, recovery,
     room::edit_nodes,
     signal::Signal,
     throttle::Throttle,
     views::Views,
 };
 use crate::{
-    batch::Batch,
     dag::{
         memtable::Memtable,
         tree::{Limits, Tree},
@@ -32,9 +30,9 @@ use crate::{
     key::Span,
     options::{CreateOptions, Options},
     store::{
-        bulk::{self, Bulk, Groups},
+        bulk::Bulk,
         layout::store_node,
-        log::{Log, LogPos, Place},
+        log::{LogPos, Place, Region},
         pager::Pager,
         space::Space,
         superblock::{self, Superblock},
@@ -103,6 +101,7 @@ pub(super) fn create(device: &Arc<dyn Device>, create: &CreateOptions, options: 
         root: FIRST_ROOT,
         table: table_root(&table),
         clean: true,
+        incompatible: superblock::GUARDED_LOG,
         ..Superblock::default()
     };
     let flush = || device.flush().map_err(|e| Error::Io { action: "flush", offset: 0, source: e });
@@ -116,18 +115,11 @@ pub(super) fn create(device: &Arc<dyn Device>, create: &CreateOptions, options: 
     Ok(())
 }
 
-/// The batch of a record; one about a group, given as nothing, is a batch without effect.
-fn decode(payload: &Bytes, groups: &mut Groups, space: &Arc<Space>, pager: &Pager) -> Result<Option<Batch>> {
-    if payload.is_empty() {
-        return Ok(Some(Batch::new()));
-    }
-    record::decode(payload.clone(), |group, number| groups.value(group, number, space, pager))
-}
-
 /// Opens a store, replaying its log.
 pub(super) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> {
     let device: Arc<dyn Device> = Arc::new(Sticky::new(device));
-    let superblock = superblock::read(&*device)?;
+    let slots = superblock::read(&*device)?;
+    let superblock = slots.newest.clone();
     if superblock.merge != options.merge.name() {
         return Err(Error::Format(format!(
             "its upserts mean `{}`, not `{}`: it belongs to another program",
@@ -153,37 +145,18 @@ pub(super) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
             orphans.insert(id);
         }
     });
-    let (base, size) = (superblock.log_base, superblock.log_size);
-    let mut replay = Log::replay(device.clone(), base, size, superblock.log_start, superblock.next_msn);
-    let mut records = Vec::new();
-    let mut groups = Groups::default();
-    while let Some(record) = replay.next()? {
-        match record.payload.first() {
-            Some(&(bulk::INLINE | bulk::EXTENTS)) => {
-                groups.read(record.payload)?;
-                records.push((Bytes::new(), record.msn, record.end));
-            }
-            _ => records.push((record.payload, record.msn, record.end)),
-        }
-    }
+    let region = Region {
+        device: device.clone(),
+        base: superblock.log_base,
+        size: superblock.log_size,
+        store: superblock.store(),
+    };
+    let mut recovered = recovery::read(&slots, region, &options, &space)?;
     let pager =
         Arc::new(Pager::new(device.clone(), options.cache_bytes, superblock.node_size, options.codec));
-    // Values that did not reach the device before a crash end the log: nothing behind them was synced.
-    // All are proven before the first batch is applied.
-    let start = (superblock.log_start, superblock.next_msn);
-    let mut whole = 0;
-    for (payload, ..) in &records {
-        if decode(payload, &mut groups, &space, &pager)?.is_none() {
-            break;
-        }
-        whole += 1;
-    }
-    if whole < records.len() {
-        records.truncate(whole);
-        let (end, next) = records.last().map_or(start, |(_, msn, end)| (*end, msn + 1));
-        replay.cut(end, next);
-    }
+    recovered.cut_torn_tail(&superblock, &pager)?;
     space.loaded();
+    let (replay, report, batches) = recovered.split();
     let bulk = Arc::new(Bulk::new(pager.clone(), space.clone()));
     let (msn, log_end) = (superblock.next_msn - 1, superblock.log_start);
     let tree = Tree { table: table.clone(), root: superblock.root, msn, log_end };
@@ -196,7 +169,7 @@ pub(super) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
     // On a host that is smaller than the image a share of the image would be too much to keep back.
     let capacity = device.capacity().map_err(|e| Error::io("ask for the capacity", 0, e))?;
     let capacity = if capacity < superblock.device_size { capacity } else { u64::MAX };
-    let engine = Engine {
+    let mut engine = Engine {
         capacity,
         bulk: bulk.clone(),
         limits: Limits {
@@ -210,6 +183,7 @@ pub(super) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
         space: space.clone(),
         pager: pager.clone(),
         options,
+        recovery: report,
         front: RwLock::new(front),
         views: Views::default(),
         flushing: Mutex::new(()),
@@ -226,15 +200,13 @@ pub(super) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
         throttle: Throttle::default(),
         counters: Counters::default(),
     };
-    let replayed = !records.is_empty();
-    groups.extents().for_each(|extent| engine.log.hold(extent.clone()));
-    for (payload, msn, end) in records {
-        let batch = decode(&payload, &mut groups, &space, &pager)?
-            .ok_or_else(|| Error::corrupt("log record", end.pos, "its values were there and are gone"))?;
-        engine.replay(&batch, msn, end)?;
-        engine.flush_all_in_memory()?;
+    let replayed = !batches.is_empty();
+    batches.apply(&mut engine)?;
+    if engine.options.read_only {
+        return Ok(engine);
     }
-    if replayed && !engine.options.read_only {
+    engine.renew_superblock(slots.damaged.is_some())?;
+    if replayed {
         match engine.checkpoint() {
             // A full store opens all the same: its log keeps what the checkpoint could not hold.
             Ok(()) | Err(Error::NoSpace) => (),
@@ -242,4 +214,18 @@ pub(super) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
         }
     }
     Ok(engine)
+}
+
+impl Engine {
+    /// Writes both slots again if one is damaged, or if older code does not know yet that it must not read this log.
+    fn renew_superblock(&self, damaged: bool) -> Result<()> {
+        let mut durable = self.checkpointing.lock();
+        if !damaged && durable.superblock.incompatible & superblock::GUARDED_LOG != 0 {
+            return Ok(());
+        }
+        let mut superblock = durable.superblock.clone();
+        self.commit(&mut superblock).inspect_err(|e| self.stop("open", e))?;
+        durable.superblock = superblock;
+        Ok(())
+    }
 }

@@ -103,14 +103,41 @@ fn put_field(out: &mut BytesMut, field: &[u8]) -> Range<usize> {
     out.len() - field.len()..out.len()
 }
 
+/// What a record says.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Decoded {
+    /// The batch; what is `missing` has no value in it.
+    pub batch: Batch,
+    /// Values set aside that are not there.
+    pub missing: Vec<Missing>,
+}
+
+/// A value that is not where the log says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Missing {
+    /// Which operation of the batch puts it.
+    pub op: usize,
+    /// Its group, and its number in it.
+    pub group: u64,
+    pub number: u32,
+}
+
+/// The group of a record of kind [`ASIDE`].
+pub(super) fn group(record: &[u8]) -> Option<u64> {
+    match record.split_first() {
+        Some((&ASIDE, rest)) => rest.first_chunk().map(|group| u64::from_le_bytes(*group)),
+        _ => None,
+    }
+}
+
 /// The batch of a record of kind [`WHOLE`] or [`ASIDE`]. `aside` gives the value of a number in a group;
-/// `None` where one is missing: then the record does not stand.
+/// `None` where one is missing.
 pub(super) fn decode(
     record: Bytes,
     mut aside: impl FnMut(u64, u32) -> Result<Option<Bytes>>,
-) -> Result<Option<Batch>> {
+) -> Result<Decoded> {
     let mut r = Reader::new(record, "log record");
-    let mut batch = Batch::new();
+    let Decoded { mut batch, mut missing } = Decoded::default();
     let (group, mut number) = match r.u8()? {
         WHOLE => (0, 0),
         ASIDE => (r.u64()?, r.u32()?),
@@ -122,9 +149,12 @@ pub(super) fn decode(
         batch.push(match tag {
             tag::PUT => Op::Put(first, r.bytes()?),
             tag::PUT_ASIDE => {
-                let Some(value) = aside(group, number)? else { return Ok(None) };
+                let value = aside(group, number)?;
+                if value.is_none() {
+                    missing.push(Missing { op: batch.len(), group, number });
+                }
                 number = number.wrapping_add(1);
-                Op::Put(first, value)
+                Op::Put(first, value.unwrap_or_default())
             }
             tag::DELETE => Op::Delete(first),
             tag::UPSERT => Op::Upsert(first, r.bytes()?),
@@ -136,7 +166,7 @@ pub(super) fn decode(
             other => return Err(r.bad(format!("unknown operation {other}"))),
         });
     }
-    Ok(Some(batch))
+    Ok(Decoded { batch, missing })
 }
 
 /// Bytes of keys and values in an operation.
@@ -168,7 +198,10 @@ mod tests {
         let encoded = encode(&batch, 100);
         assert!(encoded.values.is_empty());
         assert_eq!(encoded.ops, batch.ops());
-        assert_eq!(decode(encoded.payload, none).expect("well-formed"), Some(batch));
+        assert_eq!(
+            decode(encoded.payload, none).expect("well-formed"),
+            Decoded { batch, missing: Vec::new() }
+        );
     }
 
     #[test]
@@ -186,8 +219,11 @@ mod tests {
             assert_eq!(group, 7);
             Ok(values.get(number as usize - 5).map(|(_, value)| value.clone()))
         };
-        assert_eq!(decode(record.clone().into(), find).expect("well-formed"), Some(batch));
-        assert_eq!(decode(record.into(), none).expect("well-formed"), None);
+        assert_eq!(group(&record), Some(7));
+        let missing = Vec::new();
+        assert_eq!(decode(record.clone().into(), find).expect("well-formed"), Decoded { batch, missing });
+        let missing = decode(record.into(), none).expect("well-formed").missing;
+        assert_eq!(missing, [(0, 5), (2, 6)].map(|(op, number)| Missing { op, group: 7, number }));
     }
 
     #[test]
@@ -196,8 +232,8 @@ mod tests {
         batch.put("key", "value").clone_prefix("e", "f");
         let record = encode(&batch, 100).payload;
         for len in 0..record.len() {
-            if let Ok(Some(cut)) = decode(record.slice(..len), none) {
-                assert!(cut.len() < batch.len());
+            if let Ok(cut) = decode(record.slice(..len), none) {
+                assert!(cut.batch.len() < batch.len());
             }
         }
     }

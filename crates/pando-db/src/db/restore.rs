@@ -122,8 +122,7 @@ impl<R: Read> Backup<R> {
         db.close()?;
         drop(db);
         flush(&*device)?;
-        // One slot only: a valid older one beside a torn newer one would be an older state.
-        superblock::write(&*device, &superblock::read(&*held)?)?;
+        superblock::commit(&*device, &mut superblock::read(&*held)?.newest)?;
         flush(&*device)?;
         Ok(report)
     }

@@ -98,6 +98,12 @@ impl Bulk {
             .then(|| (candidate.page.clone(), n))
     }
 
+    /// Says that the value of `key` that is `value`, by its address, lies in `page`, which holds nothing else. Wanted as
+    /// long as batches up to `msn` are not in the tree.
+    pub fn offer(&self, key: Bytes, value: Bytes, page: PageRef, msn: u64) {
+        self.pages.lock().insert(key.clone(), BulkPage { page, entries: vec![(key, value)], msn });
+    }
+
     /// True if no values wait in pages for the DAG to take them over.
     pub fn is_empty(&self) -> bool {
         self.pages.lock().is_empty()
@@ -348,24 +354,39 @@ impl Groups {
         Ok(())
     }
 
-    /// The value `number` of group `id`; `None` if it did not reach the device before a crash. What it
-    /// lies in is owned from then on. [`Error::Corrupt`] if the space it claims is somebody else's.
-    pub fn value(
-        &mut self,
-        id: u64,
-        number: u32,
-        space: &Arc<Space>,
-        pager: &Pager,
-    ) -> Result<Option<Bytes>> {
+    /// Owns what a group lies in, if it is anywhere: before anything else is allocated.
+    /// [`Error::Corrupt`] if the space it claims is somebody else's.
+    pub fn adopt(&mut self, id: u64, space: &Arc<Space>) -> Result<()> {
+        let Some(group) = self.placed.get_mut(&id).filter(|group| group.adopted.is_none()) else {
+            return Ok(());
+        };
+        let adopt = |&(offset, len): &(u64, u32)| space.adopt_shared(offset, len.into());
+        group.adopted = Some(group.extents.iter().map(adopt).collect::<Result<_>>()?);
+        Ok(())
+    }
+
+    /// A page of `key` alone that refers to where its value should be, and as little proves true: for a value that
+    /// [`Groups::value`] has not. `None` if nothing says where it was, or it was not adopted. `value` is what it looks
+    /// like to whoever builds a layer ([`Bulk::offer`]).
+    pub fn damaged(&self, id: u64, number: u32, key: &Bytes, value: &Bytes) -> Option<PageRef> {
+        let group = self.placed.get(&id)?;
+        let (extent, segment, raw) = *group.pages.get(group.places.get(&number)?.0)?;
+        let extent = group.adopted.as_ref()?.get(extent)?.clone();
+        let mut builder = Builder::default();
+        builder.push(key.clone(), Msg::Put(value.clone()));
+        let mut page = PageRef::from_built(builder.finish()?);
+        (page.raw, page.loc) = (raw, PageLoc::Foreign(extent, segment));
+        Some(page)
+    }
+
+    /// The value `number` of group `id`, which was adopted; `None` if what is there is not it: it did not reach the
+    /// device before a crash, or is damaged.
+    pub fn value(&mut self, id: u64, number: u32, pager: &Pager) -> Result<Option<Bytes>> {
         if let Some(value) = self.inline.get(&(id, number)) {
             return Ok(Some(value.clone()));
         }
         let Some(group) = self.placed.get_mut(&id) else { return Ok(None) };
         let Some(&(at, entry)) = group.places.get(&number) else { return Ok(None) };
-        if group.adopted.is_none() {
-            let adopt = |&(offset, len): &(u64, u32)| space.adopt_shared(offset, len.into());
-            group.adopted = Some(group.extents.iter().map(adopt).collect::<Result<_>>()?);
-        }
         if group.last.as_ref().is_none_or(|(page, _)| *page != at) {
             let (extent, segment, raw) = group.pages[at];
             let offset = group.extents[extent].0 + u64::from(segment.offset);
@@ -388,7 +409,7 @@ impl Groups {
         }
     }
 
-    /// The extents of the groups that were asked for.
+    /// The extents of the groups that were adopted.
     pub fn extents(&self) -> impl Iterator<Item = &Arc<Extent>> {
         self.placed.values().flat_map(|group| group.adopted.iter().flatten())
     }

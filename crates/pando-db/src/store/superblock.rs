@@ -2,8 +2,11 @@
 //!
 //! Two slots of one block each, at bytes 0 and 4096. A superblock of
 //! generation g lives in slot g % 2, so that writing a new one never touches
-//! the newest durable one: a crash leaves one of the two. Reading is total: a
-//! hostile image yields an error or fields that passed [`Superblock::check`].
+//! the newest durable one: a crash leaves one of the two. When a new one is
+//! durable it is written to the other slot too, as the next generation
+//! ([`commit`]): from then on either slot may rot, and the other says the same.
+//! Reading is total: a hostile image yields an error or fields that passed
+//! [`Superblock::check`]; a slot that does not verify is told of ([`Slots`]).
 //! Uses the device only.
 //!
 //! Layout, little-endian; bytes not named are zero. Magic, version, generation
@@ -21,7 +24,7 @@
 //! | 56 | device size u64 | | 189 | clean u8 |
 //! | 64 | created, Unix ns u64 | | 192 | label, 64 bytes, zero padded |
 //! | 72 | node size u32 | | 4088 | xxh3_64 of bytes 0..4088 |
-//! | 80 | merge name, 32 bytes, zero padded | | | |
+//! | 80 | merge name, 32 bytes, zero padded | | 256 | MSN u64 up to which the log was durable |
 //! | 112 | log: offset u64, length u64 | | | |
 
 use xxhash_rust::xxh3::xxh3_64;
@@ -42,8 +45,10 @@ pub const MIN_LOG: u64 = 64 << 10;
 pub const MAX_LOG: u64 = 1 << 30;
 
 const MAGIC: [u8; 8] = *b"PANDO\0\0\x01";
-/// Incompatible features that this code knows: none so far.
-const KNOWN_FEATURES: u64 = 0;
+/// Incompatible feature: write-outs of the log end with guards, which older code would take for the end of the log.
+pub const GUARDED_LOG: u64 = 1;
+/// Incompatible features that this code knows.
+const KNOWN_FEATURES: u64 = GUARDED_LOG;
 const SIZE: usize = BLOCK as usize;
 const CHECKSUM_AT: usize = SIZE - 8;
 /// No counter in a store reaches this; above it, arithmetic could overflow.
@@ -103,6 +108,17 @@ pub struct Superblock {
     pub clean: bool,
     /// Name given by the user, at most 64 bytes without NUL.
     pub label: String,
+    /// MSN of a record of the log that was durable when this was written, with all before it. 0 if that is not known.
+    pub log_durable: u64,
+}
+
+/// What the slots hold.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Slots {
+    /// The newest superblock.
+    pub newest: Superblock,
+    /// The slot that does not verify, if there is one, and why.
+    pub damaged: Option<(u64, &'static str)>,
 }
 
 /// Reads the valid slot of the highest generation.
@@ -110,15 +126,17 @@ pub struct Superblock {
 /// [`Error::Format`] if there is no store, or one that this version does not
 /// understand; [`Error::Corrupt`] if there is one but no slot can be trusted;
 /// [`Error::Io`] if a slot cannot be read, as it might be the newest one.
-pub fn read(device: &dyn Device) -> Result<Superblock> {
+pub fn read(device: &dyn Device) -> Result<Slots> {
     if device.size() < END {
         return Err(Error::Format(format!("{} bytes are too few for a store", device.size())));
     }
     let (mut newest, mut magic): (Option<(u64, [u8; SIZE])>, bool) = (None, false);
+    let mut damaged = None;
     for slot in 0..2 {
         let mut block = [0; SIZE];
         device.read_at(slot * BLOCK, &mut block).map_err(|e| Error::io("read", slot * BLOCK, e))?;
         if block[..8] != MAGIC {
+            damaged = Some((slot, "it does not begin as a superblock does"));
             continue;
         }
         magic = true;
@@ -126,6 +144,10 @@ pub fn read(device: &dyn Device) -> Result<Superblock> {
         let valid = xxh3_64(&block[..CHECKSUM_AT]).to_le_bytes() == block[CHECKSUM_AT..];
         // The wrong parity: a misdirected write.
         let placed = generation % 2 == slot;
+        if !valid || !placed {
+            let why = if valid { "it belongs to the other slot" } else { "its checksum does not match" };
+            damaged = Some((slot, why));
+        }
         if valid && placed && newest.as_ref().is_none_or(|(other, _)| generation > *other) {
             newest = Some((generation, block));
         }
@@ -136,7 +158,23 @@ pub fn read(device: &dyn Device) -> Result<Superblock> {
             false => Error::Format("there is no Pando store on it".into()),
         });
     };
-    Superblock::decode(&block, device.size(), generation % 2 * BLOCK)
+    let newest = Superblock::decode(&block, device.size(), generation % 2 * BLOCK)?;
+    Ok(Slots { newest, damaged })
+}
+
+/// Makes `superblock` the newest, durably, and gives it a second copy; `superblock` is that copy then. What it refers to
+/// must be durable before. [`Error::Invalid`] for fields that reading would refuse, and nothing is written.
+///
+/// The copy is written durably where the device can do that, else it is with the next flush: until then the other slot
+/// holds an older superblock, which can be relied on only as long as its log and its extents are whole.
+pub fn commit(device: &dyn Device, superblock: &mut Superblock) -> Result<()> {
+    superblock.generation += 1;
+    write(device, superblock)?;
+    device.flush().map_err(|e| Error::io("flush", 0, e))?;
+    superblock.generation += 1;
+    let at = superblock.generation % 2 * BLOCK;
+    device.write_durably(at, &superblock.encode()).map_err(|e| Error::io("write", at, e))?;
+    Ok(())
 }
 
 /// Writes one slot, that of the superblock's generation.
@@ -151,6 +189,11 @@ pub fn write(device: &dyn Device, superblock: &Superblock) -> Result<()> {
 }
 
 impl Superblock {
+    /// A number that no other store on the same device has or had.
+    pub fn store(&self) -> u64 {
+        xxh3_64(&[&self.uuid[..], &self.created.to_le_bytes()].concat())
+    }
+
     fn encode(&self) -> [u8; SIZE] {
         let mut block = [0; SIZE];
         let mut at = 0;
@@ -182,6 +225,7 @@ impl Superblock {
         put(&self.table.len.to_le_bytes());
         put(&[self.table.depth, self.clean as u8, 0, 0]);
         put(&padded::<64>(&self.label));
+        put(&self.log_durable.to_le_bytes());
         let checksum = xxh3_64(&block[..CHECKSUM_AT]).to_le_bytes();
         block[CHECKSUM_AT..].copy_from_slice(&checksum);
         block
@@ -214,6 +258,7 @@ impl Superblock {
         let (offset, checksum, len) = (fields.u64(), fields.u64(), fields.u32());
         let [depth, clean, ..] = fields.take::<4>();
         let label = text(&fields.take::<64>()).ok_or_else(|| corrupt("unreadable label".into()))?;
+        let log_durable = fields.u64();
         let superblock = Self {
             generation,
             incompatible,
@@ -232,6 +277,7 @@ impl Superblock {
             table: TableRoot { offset, len, checksum, depth },
             clean: clean != 0,
             label,
+            log_durable,
         };
         let unknown = incompatible & !KNOWN_FEATURES;
         if unknown != 0 {
@@ -259,8 +305,9 @@ impl Superblock {
         require(aligned(self.log_base) && aligned(self.log_size), "the log is not whole blocks")?;
         require((MIN_LOG..=MAX_LOG).contains(&self.log_size), "log size out of range")?;
         require(inside(self.log_base, self.log_size), "the log lies outside the store")?;
-        let counts = [self.generation, self.log_start.pos, self.next_msn, self.next_node, self.root];
-        require(counts.iter().all(|&count| count < MAX_COUNT), "a counter is out of range")?;
+        let log = [self.log_start.pos, self.next_msn, self.log_durable];
+        let counts = [self.generation, self.next_node, self.root].into_iter().chain(log);
+        require(counts.into_iter().all(|count| count < MAX_COUNT), "a counter is out of range")?;
         require(self.next_msn > 0, "batches are counted from 1")?;
         require(self.next_node < MAX_NODE, "the next node's number is out of range")?;
         require(self.log_start.pos.is_multiple_of(8), "the log position is not aligned")?;
@@ -360,10 +407,14 @@ mod tests {
         let device = MemDevice::new(DEVICE);
         for generation in [1, 2, 3, 4] {
             write(&device, &sample(generation)).unwrap();
-            assert_eq!(read(&device).unwrap(), sample(generation));
+            let slots = read(&device).unwrap();
+            assert_eq!(slots.newest, sample(generation));
+            // The first is alone on the device.
+            assert_eq!(slots.damaged.is_some(), generation == 1);
         }
         device.write_at(50, b"rot").unwrap();
-        assert_eq!(read(&device).unwrap().generation, 3);
+        let slots = read(&device).unwrap();
+        assert_eq!((slots.newest.generation, slots.damaged.map(|d| d.0)), (3, Some(0)));
         device.write_at(BLOCK + 50, b"rot").unwrap();
         assert!(matches!(read(&device), Err(Error::Corrupt { .. })));
     }
@@ -457,10 +508,49 @@ mod tests {
                 assert!(read(&device).is_err());
                 forge(&device, 0, |_| ());
                 if let Ok(superblock) = read(&device) {
-                    superblock.check(DEVICE).unwrap();
+                    superblock.newest.check(DEVICE).unwrap();
                 }
             }
         }
+    }
+
+    /// Whichever slot rots once a superblock was committed, the other one says the same.
+    #[test]
+    fn either_slot_is_as_good_as_the_other() {
+        for slot in 0..2 {
+            let device = MemDevice::new(DEVICE);
+            let mut superblock = sample(6);
+            commit(&device, &mut superblock).unwrap();
+            superblock.root -= 1;
+            commit(&device, &mut superblock).unwrap();
+            assert_eq!(read(&device).unwrap(), Slots { newest: superblock.clone(), damaged: None });
+            device.write_at(slot * BLOCK + 150, &[0x5a]).unwrap();
+            let slots = read(&device).unwrap();
+            let same = Superblock { generation: superblock.generation, ..slots.newest };
+            assert_eq!((same, slots.damaged.map(|d| d.0)), (superblock, Some(slot)));
+        }
+    }
+
+    #[test]
+    fn a_crash_while_committing_leaves_the_old_or_the_new_one() {
+        let (mut old, mut new) = (0, 0);
+        for seed in 0..200 {
+            let device = SimDevice::new(DEVICE, seed);
+            let mut superblock = sample(6);
+            commit(&device, &mut superblock).unwrap();
+            superblock.root -= 1;
+            device.set_fail_at(Some(seed % 3), FailMode::Onwards);
+            _ = commit(&device, &mut superblock.clone());
+            device.set_fail_at(None, FailMode::Once);
+            match read(&*device.reopen()).unwrap().newest.root {
+                root if root == superblock.root => new += 1,
+                root => {
+                    assert_eq!(root, superblock.root + 1);
+                    old += 1;
+                }
+            }
+        }
+        assert!(old > 10 && new > 10, "{old} {new}");
     }
 
     #[test]
@@ -471,7 +561,7 @@ mod tests {
             write(&device, &sample(6)).unwrap();
             device.flush().unwrap();
             write(&device, &sample(7)).unwrap();
-            match read(&*device.reopen()).unwrap() {
+            match read(&*device.reopen()).unwrap().newest {
                 found if found == sample(6) => old += 1,
                 found if found == sample(7) => new += 1,
                 found => panic!("{found:?}"),

@@ -12,8 +12,16 @@ pub fn damage(image: &mut Image, rng: &mut Rng) -> String {
 
 fn one(image: &mut Image, rng: &mut Rng) -> String {
     // Parts of each kind are hit equally often, however many there are.
-    let kind =
-        *rng.pick(&[Kind::Superblock, Kind::Record, Kind::TablePage, Kind::Header, Kind::Header, Kind::Page]);
+    let kind = *rng.pick(&[
+        Kind::Superblock,
+        Kind::Record,
+        Kind::Record,
+        Kind::Footer,
+        Kind::TablePage,
+        Kind::Header,
+        Kind::Header,
+        Kind::Page,
+    ]);
     let of_kind: Vec<Part> = image.parts.iter().filter(|part| part.kind == kind).copied().collect();
     let Some(&part) = (!of_kind.is_empty()).then(|| rng.pick(&of_kind)) else { return "nothing".into() };
     let other = *rng.pick(&image.parts.clone());

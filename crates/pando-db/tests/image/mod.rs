@@ -15,6 +15,8 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 pub const BLOCK: usize = 4096;
 const SUPERBLOCK_SUM: usize = BLOCK - 8;
+const FOOTER: usize = 64;
+const FOOTER_MAGIC: u32 = 0x6775_6172;
 
 /// The bytes of a store, and where what in them is.
 #[derive(Clone)]
@@ -46,6 +48,7 @@ pub struct Part {
 pub enum Kind {
     Superblock,
     Record,
+    Footer,
     TablePage,
     Header,
     Page,
@@ -74,6 +77,17 @@ impl Image {
         image
     }
 
+    /// Whether the other image differs in a few bytes beside each other at most.
+    pub fn is_alike(&self, other: &Image) -> bool {
+        let differs = |&i: &usize| self.bytes[i] != other.bytes[i];
+        if self.bytes.len() != other.bytes.len() {
+            return false;
+        }
+        let first = (0..self.bytes.len()).find(differs);
+        let last = (0..self.bytes.len()).rev().find(differs);
+        first.zip(last).is_none_or(|(first, last)| last - first < 8)
+    }
+
     /// Makes every checksum fit again, the log's chain included.
     pub fn seal(&mut self) {
         for Seal { from, len, at } in self.seals.clone() {
@@ -90,6 +104,18 @@ impl Image {
             chain = self.chain(from, len, chain);
             self.bytes[from + 24..from + 32].copy_from_slice(&chain.to_le_bytes());
         }
+        let footers: Vec<Part> = self.parts.iter().filter(|p| p.kind == Kind::Footer).copied().collect();
+        for Part { from, .. } in footers {
+            let sum = self.footer_sum(from);
+            self.bytes[from + FOOTER - 8..from + FOOTER].copy_from_slice(&sum.to_le_bytes());
+        }
+    }
+
+    /// The checksum of the footer at `from`, seeded with the number of the store.
+    fn footer_sum(&self, from: usize) -> u64 {
+        let slot = self.newest_slot();
+        let store = [&self.bytes[slot + 40..slot + 56], &self.bytes[slot + 64..slot + 72]].concat();
+        xxh3_64_with_seed(&self.bytes[from..from + FOOTER - 8], xxh3_64(&store))
     }
 
     fn part(&mut self, kind: Kind, from: usize, len: usize) {
@@ -119,9 +145,18 @@ impl Image {
     /// The records to be replayed, as far as they do not wrap around the ring.
     fn log(&mut self, slot: usize) {
         let (base, size) = (self.u64(slot + 112) as usize, self.u64(slot + 120) as usize);
-        let (mut pos, mut chain) = (self.u64(slot + 128) as usize, self.u64(slot + 136));
+        let start = self.u64(slot + 128) as usize;
+        let (mut pos, mut chain) = (start, self.u64(slot + 136));
+        for block in (base..base + size).step_by(BLOCK) {
+            let from = block + BLOCK - FOOTER;
+            if self.u32(from) == FOOTER_MAGIC && self.footer_sum(from) == self.u64(from + FOOTER - 8) {
+                self.part(Kind::Footer, from, FOOTER);
+            }
+        }
+        let end = start / BLOCK * BLOCK + size;
         loop {
-            let here = [pos, pos.next_multiple_of(BLOCK)].into_iter().find(|pos| {
+            let blocks = (pos.next_multiple_of(BLOCK)..end).step_by(BLOCK);
+            let here = std::iter::once(pos).chain(blocks).find(|pos| {
                 let from = base + pos % size;
                 let room = size - pos % size;
                 room >= 32 && (self.u32(from + 4) as usize) <= room - 32 && {

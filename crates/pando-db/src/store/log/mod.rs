@@ -8,19 +8,38 @@
 //! the device only.
 //!
 //! A position is a count of bytes since the log began and only grows; it lies
-//! at `base + position % size` on the device. Every write-out ends with zeros
-//! up to a whole block, and the next record begins in the next block: a block
+//! at `base + position % size` on the device. Every write-out ends with a guard
+//! and a whole block, and the next record begins in the next block: a block
 //! that may be durable is never written again before the ring comes around,
 //! so no torn write can reach a synced record. See `record` for the bytes and
-//! for what chains them.
+//! for what chains them, and `guard` for what tells damage from the end and
+//! repairs it.
 
+use std::sync::Arc;
+
+use crate::device::Device;
+
+mod guard;
 mod reader;
 mod record;
 mod writer;
 
-#[cfg(test)]
-pub use reader::Replay;
+pub use reader::{Found, Replay};
 pub use writer::{AppendError, Group, Log, Place, Placed, owed};
+
+/// Where a log lies.
+#[derive(Clone)]
+pub struct Region {
+    /// The device.
+    pub device: Arc<dyn Device>,
+    /// First byte, a multiple of [`crate::device::BLOCK`].
+    pub base: u64,
+    /// Length in bytes, whole blocks.
+    pub size: u64,
+    /// A number that no other store on the same device has or had: what an older one has left in the region
+    /// says nothing about this one.
+    pub store: u64,
+}
 
 /// A place between two records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -1,24 +1,23 @@
 //! Reading the log back: everything from a position on that the chain proves.
 //!
-//! Guarantees: ends without error at the first record that is not valid, which
-//! is the ordinary end of a log; a failed device request is an error and never
-//! taken for the end. Reads each byte at most about once, ahead in large
-//! pieces. Memory is bounded by the longest payload (a quarter of the ring),
-//! time by one lap.
+//! Guarantees: what is returned is a prefix of what was appended. Where a record is not valid that its write-out
+//! has, the guard repairs it if it can. Else the log ends there; [`Replay::missing`] says whether records that were
+//! durable once are behind the end, which only damage does. A failed device request is an error and never
+//! taken for the end. Reads each byte at most about twice, ahead in large
+//! pieces. Memory is bounded by the longest write-out, time by a few laps.
 
-use std::sync::Arc;
+use std::{ops::RangeInclusive, sync::Arc};
 
 use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{
-    Log, LogPos, Place, max_payload,
+    Log, LogPos, Place, Region,
+    guard::{self, FOOTER, Footer},
+    max_payload,
     record::{HEADER, Header, record_len},
 };
-use crate::{
-    Error, Result,
-    device::{BLOCK, Device},
-};
+use crate::{Error, Result, device::BLOCK};
 
 /// How much is read at once, in bytes.
 const AHEAD: u64 = 1 << 20;
@@ -30,39 +29,84 @@ pub struct Replayed {
     pub msn: u64,
     /// What was appended.
     pub payload: Bytes,
+    /// The position where it begins.
+    pub begin: u64,
     /// The position behind it.
     pub end: LogPos,
 }
 
+/// Something in the log that is not as it was written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Found {
+    /// Bytes on the device that were computed again from the rest of their write-out, which has records up to `last`.
+    Repaired {
+        /// First byte on the device.
+        at: u64,
+        /// Length in bytes.
+        len: u64,
+        /// The last record of the write-out.
+        last: u64,
+    },
+    /// Records that are not there any more, and were passed over.
+    Lost {
+        /// Where on the device the first of them should begin.
+        at: u64,
+        /// Their sequence numbers.
+        records: RangeInclusive<u64>,
+    },
+}
+
 /// A reader of the log, in order.
 pub struct Replay {
-    device: Arc<dyn Device>,
-    base: u64,
-    size: u64,
+    region: Region,
     start: LogPos,
     at: LogPos,
     next_msn: u64,
+    /// Where the next write-out begins, once the log has ended.
+    head: u64,
     ended: bool,
-    /// Behind the end stands a record that is valid but must not be.
-    cut: bool,
+    /// Behind the end stands a record that is valid but must not be, at this position.
+    cut: Option<u64>,
+    /// The newest record that something says was durable.
+    durable: u64,
+    clean: bool,
+    /// Go on behind what is lost.
+    salvage: bool,
+    found: Vec<Found>,
+    /// A write-out that was repaired in memory, and its position.
+    repaired: Option<(u64, Vec<u8>)>,
     /// Bytes read ahead, and the position of the first.
     window: Vec<u8>,
     window_at: u64,
 }
 
 impl Log {
-    /// Reads the log in `[base, base + size)` from `start` on, where the record `first_msn` stands.
-    pub fn replay(device: Arc<dyn Device>, base: u64, size: u64, start: LogPos, first_msn: u64) -> Replay {
+    /// Reads the log from `start` on, where the record `first_msn` stands. Records up to `durable` must be there.
+    /// With `salvage`, what is lost is passed over: then the records returned are no prefix.
+    /// `clean`: the log was empty when `start` was noted, so that it is not searched to its last byte if it looks empty.
+    pub fn replay(
+        region: Region,
+        start: LogPos,
+        first_msn: u64,
+        durable: u64,
+        clean: bool,
+        salvage: bool,
+    ) -> Replay {
+        let Region { base, size, .. } = region;
         assert!(size.is_multiple_of(BLOCK) && base.is_multiple_of(BLOCK) && size > 0);
         Replay {
-            device,
-            base,
-            size,
+            region,
             start,
             at: start,
             next_msn: first_msn,
+            head: start.pos.next_multiple_of(BLOCK),
             ended: false,
-            cut: false,
+            cut: None,
+            durable,
+            clean,
+            salvage,
+            found: Vec::new(),
+            repaired: None,
             window: Vec::new(),
             window_at: start.pos,
         }
@@ -74,50 +118,208 @@ impl Replay {
     /// [`Error::Io`] if the device fails; a later call tries again.
     #[allow(clippy::should_implement_trait)] // fallible, unlike an iterator
     pub fn next(&mut self) -> Result<Option<Replayed>> {
-        if self.ended {
-            return Ok(None);
-        }
-        // A write-out ended here or the log was opened anew here: then the next block continues.
-        let next_block = self.at.pos.next_multiple_of(BLOCK);
-        let mut found = self.record_at(self.at.pos)?;
-        if found.is_none() && next_block != self.at.pos {
-            found = self.record_at(next_block)?;
-        }
-        match &found {
-            Some(record) => {
+        while !self.ended {
+            if let Some(record) = self.record_at(self.at.pos)? {
                 self.at = record.end;
                 self.next_msn += 1;
+                return Ok(Some(record));
             }
-            None => {
-                self.ended = true;
-                self.window = Vec::new();
-            }
+            self.go_on()?;
         }
-        Ok(found)
+        Ok(None)
     }
 
-    #[cfg(test)]
     /// The position behind the last record that was returned.
+    #[cfg(test)]
     pub fn position(&self) -> LogPos {
         self.at
     }
 
-    /// Takes the log to end behind a record that was returned, before one whose values are missing.
-    pub fn cut(&mut self, end: LogPos, next_msn: u64) {
-        (self.at, self.next_msn, self.ended, self.cut) = (end, next_msn, true, true);
+    /// What was damaged so far.
+    pub fn found(&self) -> &[Found] {
+        &self.found
     }
 
-    /// Makes the record behind the end invalid. It is whole but for its values, which may come to stand
+    /// The newest record that something in the log, or the one who opened it, says was durable. Complete at the end.
+    pub fn durable(&self) -> u64 {
+        self.durable
+    }
+
+    /// The records that were durable once and are behind the end. Meant for the end of the log.
+    pub fn missing(&self) -> Option<RangeInclusive<u64>> {
+        (self.next_msn <= self.durable).then_some(self.next_msn..=self.durable)
+    }
+
+    /// Where on the device a position is.
+    pub fn place(&self, pos: u64) -> u64 {
+        self.region.base + pos % self.region.size
+    }
+
+    /// Takes the log to end at `end`, before the record that begins at `begin`, which was returned but whose values
+    /// are missing.
+    pub fn cut(&mut self, end: LogPos, next_msn: u64, begin: u64) {
+        (self.at, self.next_msn, self.ended, self.cut) = (end, next_msn, true, Some(begin));
+        self.head = begin.max(end.pos).next_multiple_of(BLOCK);
+    }
+
+    /// Finds where to go on where no valid record is; sets `ended` if nowhere.
+    fn go_on(&mut self) -> Result<()> {
+        let here = self.at.pos;
+        // Where the next record should begin, and where the next write-out.
+        let (mut broken, mut head) = (here, here.next_multiple_of(BLOCK));
+        // The first write-out behind what is missing.
+        let mut next: Option<Footer> = None;
+        let mut any = false;
+        let mut block = here - here % BLOCK;
+        while block + BLOCK <= self.limit() && !(self.clean && !any && block > here + AHEAD) {
+            let at_block = LogPos { pos: block, ..self.at };
+            if block >= here && self.record_at(block)?.is_some() {
+                self.at = at_block;
+                return Ok(());
+            }
+            if let Some(footer) = self.footer_in(block)? {
+                self.durable = self.durable.max(footer.durable);
+                any |= footer.begin >= here;
+                // Of another lap it says no more than that.
+                let footer = Some(footer).filter(|footer| footer.end() == block + BLOCK);
+                let Some(footer) = footer else {
+                    block += BLOCK;
+                    continue;
+                };
+                let goes_on = footer.first == self.next_msn && footer.chain == self.at.chain;
+                if footer.holds(here) && here < footer.records_end() {
+                    if self.repair(&footer, here)? {
+                        return Ok(());
+                    }
+                    // What was read of it may rest on its guard.
+                    head = if here > footer.begin { footer.end() } else { head };
+                } else if footer.holds(here) {
+                    head = footer.end();
+                } else if footer.begin >= here && footer.records > 0 && goes_on {
+                    broken = footer.begin;
+                    if self.repair(&footer, broken)? {
+                        self.at.pos = broken;
+                        return Ok(());
+                    }
+                } else if footer.begin >= here && footer.records > 0 && footer.first > self.next_msn {
+                    next = next.or(Some(footer));
+                }
+            }
+            block += BLOCK;
+        }
+        self.head = head;
+        match self.missing() {
+            Some(missing) if self.salvage => self.pass(broken, next, *missing.end()),
+            _ => {
+                self.end();
+                Ok(())
+            }
+        }
+    }
+
+    fn end(&mut self) {
+        self.ended = true;
+        self.window = Vec::new();
+        self.repaired = None;
+    }
+
+    /// Repairs the write-out that a footer speaks of; whether the record at `pos` is valid now.
+    fn repair(&mut self, footer: &Footer, pos: u64) -> Result<bool> {
+        let total = footer.end() - footer.begin;
+        if self.repaired.as_ref().is_some_and(|(begin, _)| *begin == footer.begin) || total > self.region.size
+        {
+            return Ok(false);
+        }
+        let mut bytes = self.bytes(footer.begin, total as usize)?.to_vec();
+        let places = guard::repair(&mut bytes, footer.records as usize);
+        if places.is_empty() {
+            return Ok(false);
+        }
+        let before = self.repaired.replace((footer.begin, bytes));
+        if self.record_at(pos)?.is_none() {
+            // It is of a former life of the log, or more is gone than can be computed.
+            self.repaired = before;
+            return Ok(false);
+        }
+        for place in places {
+            let at = self.place(footer.begin + place.start as u64);
+            self.found.push(Found::Repaired { at, len: place.len() as u64, last: footer.last });
+        }
+        Ok(true)
+    }
+
+    /// Passes over the record at `pos`, which is lost: to the one behind it, to the write-out `next`, or to the
+    /// end of all that was durable.
+    fn pass(&mut self, pos: u64, next: Option<Footer>, last: u64) -> Result<()> {
+        let (at, lost) = (self.place(pos), self.next_msn);
+        if let Some((header, stored)) = self.header_at(pos)?
+            && lost < last
+        {
+            // Only the payload may be bad: then the chain goes on with the checksum that stands there.
+            let behind = LogPos { pos: pos + record_len(header.len as usize), chain: stored };
+            let before = std::mem::replace(&mut self.at, behind);
+            self.next_msn += 1;
+            let goes_on = self.record_at(behind.pos)?.is_some();
+            if goes_on {
+                self.found.push(Found::Lost { at, records: lost..=lost });
+                return Ok(());
+            }
+            (self.at, self.next_msn) = (before, lost);
+        }
+        match next.filter(|next| next.first <= last) {
+            Some(next) => {
+                self.found.push(Found::Lost { at, records: lost..=next.first - 1 });
+                (self.at, self.next_msn) = (LogPos { pos: next.begin, chain: next.chain }, next.first);
+            }
+            None => {
+                self.found.push(Found::Lost { at, records: lost..=last });
+                self.next_msn = last + 1;
+                self.end();
+            }
+        }
+        Ok(())
+    }
+
+    /// The position of the end of the lap that holds everything.
+    fn limit(&self) -> u64 {
+        (self.start.pos - self.start.pos % BLOCK).saturating_add(self.region.size)
+    }
+
+    /// The footer at the end of a block, if it is one of this log and stands in its place.
+    fn footer_in(&mut self, block: u64) -> Result<Option<Footer>> {
+        let (size, store) = (self.region.size, self.region.store);
+        let end = block + BLOCK;
+        let footer = Footer::decode(self.bytes(end - FOOTER as u64, FOOTER)?, store);
+        Ok(footer.filter(|footer| footer.end() % size == end % size))
+    }
+
+    /// Makes the record that was cut off invalid. It is whole but for its values, which may come to stand
     /// where they are looked for when they are written a second time.
-    fn erase(&self) -> Result<()> {
-        let within = self.at.pos % self.size;
-        let (block, at) = (self.base + within / BLOCK * BLOCK, (within % BLOCK) as usize);
+    fn erase(&mut self, pos: u64) -> Result<()> {
+        // The guard first, or it would repair the record.
+        let mut block = pos - pos % BLOCK;
+        while block + BLOCK <= self.limit() && block - pos.min(block) < self.region.size / 2 {
+            match self.footer_in(block)? {
+                Some(footer) if footer.holds(pos) => {
+                    self.zero(block + BLOCK - 8)?;
+                    break;
+                }
+                Some(footer) if footer.begin > pos => break,
+                _ => block += BLOCK,
+            }
+        }
+        self.zero(pos)
+    }
+
+    /// Zeroes eight bytes of a block. All else stays as it is, so that nothing else can be torn.
+    fn zero(&self, pos: u64) -> Result<()> {
+        let (place, device) = (self.place(pos), &self.region.device);
+        let (block, at) = (place / BLOCK * BLOCK, (place % BLOCK) as usize);
         let failed = |e| Error::io("end the log", block, e);
         let mut bytes = vec![0; BLOCK as usize];
-        self.device.read_at(block, &mut bytes).map_err(failed)?;
-        // All else stays as it is, so that nothing else can be torn.
+        device.read_at(block, &mut bytes).map_err(failed)?;
         bytes.iter_mut().skip(at).take(8).for_each(|byte| *byte = 0);
-        self.device.write_at(block, &bytes).map_err(failed)
+        device.write_at(block, &bytes).map_err(failed)
     }
 
     /// A writer that continues behind the last valid record and keeps
@@ -126,69 +328,81 @@ impl Replay {
     /// Flushes the device: what was replayed may have been written by a
     /// process that died before its own flush. [`Error::Invalid`] before the
     /// end was reached: writing there would destroy records. Without a placer nothing is to be written.
-    pub fn into_log(self, placer: Option<Arc<dyn Place>>) -> Result<Log> {
+    pub fn into_log(mut self, placer: Option<Arc<dyn Place>>) -> Result<Log> {
         if !self.ended {
             return Err(Error::Invalid("the log has not been replayed to its end".into()));
         }
-        if self.cut && placer.is_some() {
-            self.erase()?;
+        if let (Some(begin), Some(_)) = (self.cut, &placer) {
+            self.erase(begin)?;
         }
-        self.device.flush().map_err(|e| Error::io("flush", self.base, e))?;
-        Ok(Log::resume(self.device, self.base, self.size, self.start.pos, self.at, self.next_msn, placer))
+        let flushed = self.region.device.flush();
+        flushed.map_err(|e| Error::io("flush", self.region.base, e))?;
+        Ok(Log::resume(self.region, self.start.pos, self.at, self.head, self.next_msn, placer))
+    }
+
+    /// The header at a position if the record is the next one to all appearances, and the checksum in it.
+    fn header_at(&mut self, pos: u64) -> Result<Option<(Header, u64)>> {
+        // One lap holds everything; whatever is behind it belongs to the lap before.
+        let room = self.limit().saturating_sub(pos);
+        if room < HEADER as u64 {
+            return Ok(None);
+        }
+        let Some(&stored) = self.bytes(pos, HEADER)?.first_chunk::<HEADER>() else { return Ok(None) };
+        let Some(header) = Header::decode(&stored) else { return Ok(None) };
+        let (len, sum) = (header.len as usize, stored.last_chunk().map_or(0, |sum| u64::from_le_bytes(*sum)));
+        let fits = len <= max_payload(self.region.size) && record_len(len) <= room;
+        Ok((header.msn == self.next_msn && fits).then_some((header, sum)))
     }
 
     /// The record at a position, if a valid one stands there.
     fn record_at(&mut self, pos: u64) -> Result<Option<Replayed>> {
-        // One lap holds everything; whatever is behind it belongs to the lap before.
-        let limit = (self.start.pos - self.start.pos % BLOCK).saturating_add(self.size);
-        if limit.saturating_sub(pos) < HEADER as u64 {
-            return Ok(None);
-        }
-        let Some(&stored) = self.bytes(pos, HEADER)?.first_chunk() else { return Ok(None) };
-        let Some(header) = Header::decode(&stored) else { return Ok(None) };
-        let len = header.len as usize;
-        let taken = record_len(len);
-        if header.msn != self.next_msn || len > max_payload(self.size) || taken > limit - pos {
-            return Ok(None);
-        }
-        let chain = self.at.chain;
+        let Some((header, stored)) = self.header_at(pos)? else { return Ok(None) };
+        let (len, chain) = (header.len as usize, self.at.chain);
         let payload = self.bytes(pos + HEADER as u64, len)?;
-        let (proven, chain) = header.encode(xxh3_64(payload), chain);
-        if proven != stored {
+        let (_, chain) = header.encode(xxh3_64(payload), chain);
+        if chain != stored {
             return Ok(None);
         }
         let payload = Bytes::copy_from_slice(payload);
-        Ok(Some(Replayed { msn: header.msn, payload, end: LogPos { pos: pos + taken, chain } }))
+        let end = LogPos { pos: pos + record_len(len), chain };
+        Ok(Some(Replayed { msn: header.msn, payload, begin: pos, end }))
     }
 
-    /// `len` bytes at a position, from the window or the device.
+    /// `len` bytes at a position, repaired, from the window or the device.
     fn bytes(&mut self, pos: u64, len: usize) -> Result<&[u8]> {
-        let have = self.window_at..=self.window_at + self.window.len() as u64;
         let end = pos + len as u64;
-        if !(have.contains(&pos) && have.contains(&end)) {
-            let ahead = AHEAD.min(self.size).max(len as u64) as usize;
-            // What is ahead may be unreadable without being part of the log.
-            if self.load(pos, ahead).is_err() {
-                self.load(pos, len)?;
+        let inside = |(begin, bytes): &&(u64, Vec<u8>)| *begin <= pos && end <= begin + bytes.len() as u64;
+        if self.repaired.as_ref().filter(inside).is_none() {
+            let have = self.window_at..=self.window_at + self.window.len() as u64;
+            if !(have.contains(&pos) && have.contains(&end)) {
+                let ahead = AHEAD.min(self.region.size).max(len as u64) as usize;
+                // What is ahead may be unreadable without being part of the log.
+                if self.load(pos, ahead).is_err() {
+                    self.load(pos, len)?;
+                }
             }
+            let from = (pos - self.window_at) as usize;
+            return Ok(&self.window[from..from + len]);
         }
-        let from = (pos - self.window_at) as usize;
-        Ok(&self.window[from..from + len])
+        let Some((begin, bytes)) = &self.repaired else { return Ok(&[]) };
+        let from = (pos - begin) as usize;
+        Ok(&bytes[from..from + len])
     }
 
     fn load(&mut self, pos: u64, len: usize) -> Result<()> {
+        let Region { device, base, size, .. } = &self.region;
         self.window.clear();
         self.window.resize(len, 0);
         self.window_at = pos;
         let (mut at, mut rest) = (pos, &mut self.window[..]);
         while !rest.is_empty() {
-            let within = at % self.size;
-            let piece = rest.len().min((self.size - within) as usize);
+            let within = at % size;
+            let piece = rest.len().min((size - within) as usize);
             let (buf, more) = rest.split_at_mut(piece);
-            if let Err(error) = self.device.read_at(self.base + within, buf) {
+            if let Err(error) = device.read_at(base + within, buf) {
                 // Half-filled, so nothing of it may be used.
                 self.window.clear();
-                return Err(Error::io("read the log", self.base + within, error));
+                return Err(Error::io("read the log", base + within, error));
             }
             (at, rest) = (at + piece as u64, more);
         }

@@ -30,7 +30,9 @@ use parking_lot::{Condvar, Mutex};
 use xxhash_rust::xxh3::Xxh3Default;
 
 use super::{
-    LogPos, max_payload,
+    LogPos, Region,
+    guard::{self, Footer},
+    max_payload,
     record::{Header, record_len},
 };
 use crate::{
@@ -118,6 +120,8 @@ pub struct Log {
     device: Arc<dyn Device>,
     base: u64,
     size: u64,
+    /// Seed of the footers' checksums.
+    store: u64,
     session: u64,
     front: Mutex<Front>,
     turn: Mutex<Turn>,
@@ -136,6 +140,10 @@ struct Front {
     written: u64,
     /// Something was written or placed that no flush has covered.
     loose: bool,
+    /// The last record about values outside the log, if no footer calls it durable yet; else 0.
+    unmarked: u64,
+    /// MSN and chain of the last record that was taken for writing.
+    taken: (u64, u64),
     /// Everything before is no longer needed.
     tail: u64,
     /// Behind the last record.
@@ -143,6 +151,8 @@ struct Front {
     /// Behind the last record that was appended by a caller.
     asked_end: u64,
     msn: u64,
+    /// Nothing more is appended by callers.
+    closed: bool,
     /// Set aside for the group `group`, and the room that they may come to need.
     values: Vec<(Bytes, Bytes)>,
     value_bytes: usize,
@@ -184,21 +194,22 @@ impl Log {
     /// A writer that continues at `start`, whose next record is `start_msn`,
     /// in a log of which nothing before `start` is needed.
     pub fn open(device: Arc<dyn Device>, base: u64, size: u64, start: LogPos, start_msn: u64) -> Self {
-        Self::resume(device, base, size, start.pos, start, start_msn, None)
+        let head = start.pos.next_multiple_of(BLOCK);
+        Self::resume(Region { device, base, size, store: 0 }, start.pos, start, head, start_msn, None)
     }
 
+    /// A writer that continues the chain of `start` at `head`, where a block begins, and keeps all from `tail` on.
     pub(super) fn resume(
-        device: Arc<dyn Device>,
-        base: u64,
-        size: u64,
+        region: Region,
         tail: u64,
         start: LogPos,
+        head: u64,
         start_msn: u64,
         placer: Option<Arc<dyn Place>>,
     ) -> Self {
+        let Region { device, base, size, store } = region;
         assert!(size.is_multiple_of(BLOCK) && base.is_multiple_of(BLOCK) && size > 0);
-        assert!(tail <= start.pos && start_msn > 0);
-        let head = start.pos.next_multiple_of(BLOCK);
+        assert!(tail <= start.pos && start.pos <= head && head.is_multiple_of(BLOCK) && start_msn > 0);
         let msn = start_msn - 1;
         let session = RandomState::new().hash_one(start_msn);
         let front = Front {
@@ -207,10 +218,13 @@ impl Log {
             head,
             written: head,
             loose: false,
+            unmarked: 0,
+            taken: (msn, start.chain),
             tail,
             end: start,
             asked_end: start.pos,
             msn,
+            closed: false,
             values: Vec::new(),
             value_bytes: 0,
             owed: 0,
@@ -226,6 +240,7 @@ impl Log {
             device,
             base,
             size,
+            store,
             session,
             front: Mutex::new(front),
             turn: Mutex::new(Turn { writing: false, flushing: false, durable_msn: msn }),
@@ -247,9 +262,7 @@ impl Log {
         let hash = hash.digest();
 
         let mut front = self.front.lock();
-        if let Some(reason) = self.stopped.get() {
-            return Err(AppendError::Stopped(reason.clone()));
-        }
+        self.check_open(&front)?;
         if !front.has_room(len, 0, self.size) {
             return Err(AppendError::Full);
         }
@@ -272,9 +285,7 @@ impl Log {
         }
         let owed = values.iter().map(|(_, value)| owed(value.len())).sum();
         let mut front = self.front.lock();
-        if let Some(reason) = self.stopped.get() {
-            return Err(AppendError::Stopped(reason.clone()));
-        }
+        self.check_open(&front)?;
         if !front.has_room(len, owed, self.size) {
             return Err(AppendError::Full);
         }
@@ -293,6 +304,19 @@ impl Log {
         front.value_bytes += values.iter().map(|(_, value)| value.len()).sum::<usize>();
         front.owed += owed;
         Ok(appended)
+    }
+
+    fn check_open(&self, front: &Front) -> Result<(), AppendError> {
+        match self.stopped.get() {
+            Some(reason) => Err(AppendError::Stopped(reason.clone())),
+            None if front.closed => Err(AppendError::Stopped("it is being closed".into())),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses every append from now on. What was appended before can still be synced.
+    pub fn close(&self) {
+        self.front.lock().closed = true;
     }
 
     /// Whether a payload of that length could be appended now, with that much room for values set aside.
@@ -335,6 +359,55 @@ impl Log {
             }
             self.done.notify_all();
         }
+        drop(turn);
+        self.mark()
+    }
+
+    /// Where values outside the log have become durable, writes that they are, if nobody is writing: nothing else
+    /// could tell that they were there from that they never were. Not durable itself.
+    fn mark(&self) -> Result<()> {
+        if self.front.lock().unmarked == 0 {
+            return Ok(());
+        }
+        let mut turn = self.turn.lock();
+        if turn.writing || self.stopped.get().is_some() {
+            // The next footer says so.
+            return Ok(());
+        }
+        turn.writing = true;
+        let durable = turn.durable_msn;
+        drop(turn);
+        let leading = Leading { log: self, flag: |turn| &mut turn.writing };
+        let outcome = self.write_mark(durable);
+        std::mem::forget(leading);
+        self.turn.lock().writing = false;
+        self.done.notify_all();
+        outcome.or_else(|reason| {
+            _ = self.stopped.set(reason);
+            self.check()
+        })
+    }
+
+    /// Writes a footer without records, if there is room for one and nothing else to write. For the leader only.
+    fn write_mark(&self, durable: u64) -> Result<(), String> {
+        let (footer, pos) = {
+            let mut front = self.front.lock();
+            let idle = front.buffer.is_empty() && front.values.is_empty() && front.placing == 0;
+            let news = (1..=durable).contains(&front.unmarked);
+            if !news || !idle || !front.has_room(BLOCK as usize, 0, self.size) {
+                return Ok(());
+            }
+            front.unmarked = 0;
+            let pos = front.head;
+            front.head += guard::total(0);
+            (front.footer(0, pos, self.session, durable), pos)
+        };
+        let mut block = Vec::new();
+        guard::close(&mut block, &footer, self.store);
+        let at = self.base + pos % self.size;
+        self.device.write_at(at, &block).map_err(|e| format!("write of the log at byte {at}: {e}"))?;
+        // What is behind it may be durable without it: nothing depends on it.
+        self.front.lock().written = pos + block.len() as u64;
         Ok(())
     }
 
@@ -379,6 +452,16 @@ impl Log {
         front.held_bytes -= gone.iter().map(|(_, extent)| extent.len).sum::<u64>();
         drop(front);
         drop(gone);
+    }
+
+    /// Where the log may begin if all records up to `pos` and `msn` are not needed any more, and the number of the
+    /// first record there: behind records of the log's own too, which only serve those of callers before them.
+    pub fn passed(&self, pos: LogPos, msn: u64) -> (LogPos, u64) {
+        let front = self.front.lock();
+        if front.asked_end > pos.pos || !front.values.is_empty() || front.placing > 0 {
+            return (pos, msn + 1);
+        }
+        (front.end, front.msn + 1)
     }
 
     /// Keeps an extent until the log is truncated behind everything that is in it now.
@@ -453,13 +536,24 @@ impl Log {
     /// before it. For the leader only. Failures come back as the reason to stop.
     fn drain(&self, durably: bool) -> Result<u64, String> {
         let placed = self.place_values()?;
-        let (mut buffer, begin, msn, durably) = {
+        let known = self.turn.lock().durable_msn;
+        let (mut buffer, footer, msn, durably) = {
             let mut front = self.front.lock();
-            let (buffer, begin, msn) = front.take();
+            if placed {
+                front.unmarked = front.msn;
+            } else if known >= front.unmarked && !front.buffer.is_empty() {
+                front.unmarked = 0;
+            }
+            let (buffer, footer, msn) = front.take(self.session, known);
+            assert!(front.head - front.oldest() <= self.size, "the log overtakes itself");
             // What is loose needs a flush, which covers this as well.
             let durably = durably && !placed && !front.loose && buffer.len() <= SMALL;
-            (buffer, begin, msn, durably)
+            (buffer, footer, msn, durably)
         };
+        if !buffer.is_empty() {
+            guard::close(&mut buffer, &footer, self.store);
+        }
+        let begin = footer.begin;
         let mut loose = placed;
         let (mut pos, mut rest) = (begin, &buffer[..]);
         while !rest.is_empty() {
@@ -518,17 +612,27 @@ impl Log {
 }
 
 impl Front {
-    /// Takes the buffer, padded to whole blocks, with its position and the last MSN whose record says all
-    /// there is to it: one that names values not placed yet does not stand by itself.
-    fn take(&mut self) -> (Vec<u8>, u64, u64) {
+    /// Takes the buffer, with what its footer will say, and the last MSN whose record says all there is to it:
+    /// one that names values not placed yet does not stand by itself. Keeps room for the guard.
+    fn take(&mut self, session: u64, durable: u64) -> (Vec<u8>, Footer, u64) {
         let spare = std::mem::take(&mut self.spare);
-        let mut buffer = std::mem::replace(&mut self.buffer, spare);
+        let buffer = std::mem::replace(&mut self.buffer, spare);
         let begin = self.head - buffer.len() as u64;
-        buffer.resize(buffer.len().next_multiple_of(BLOCK as usize), 0);
-        self.head = begin + buffer.len() as u64;
         assert!(begin.is_multiple_of(BLOCK), "a write-out begins inside a block");
+        let footer = self.footer(buffer.len(), begin, session, durable);
+        if !buffer.is_empty() {
+            self.head = footer.end();
+            self.taken = (self.msn, self.end.chain);
+        }
         let complete = if self.values.is_empty() { self.msn } else { self.first_aside - 1 };
-        (buffer, begin, complete)
+        (buffer, footer, complete)
+    }
+
+    /// The footer of all that was not taken yet: `records` bytes from position `begin` on.
+    fn footer(&self, records: usize, begin: u64, session: u64, durable: u64) -> Footer {
+        assert!(records <= u32::MAX as usize, "a write-out longer than any log");
+        let (msn, chain) = self.taken;
+        Footer { records: records as u32, begin, session, first: msn + 1, last: self.msn, durable, chain }
     }
 
     /// First byte that must not be overwritten: of what is needed, or still to be written.
@@ -559,12 +663,14 @@ impl Front {
         (self.msn, self.end)
     }
 
-    /// Whether one more record fits, with the padding that its write-out may need, and with `owed` bytes
-    /// of room for values beside those already set aside.
+    /// Whether one more record fits, with the guard of its write-out, and with `owed` bytes of room for values
+    /// beside those already set aside.
     fn has_room(&self, len: usize, owed: u64, size: u64) -> bool {
-        let owed = self.owed + self.placing + owed;
-        // Values are placed in a write-out of their own, which ends at a block.
-        let padding = if owed > 0 { BLOCK } else { 0 };
-        (self.head + record_len(len) + owed + padding).next_multiple_of(BLOCK) - self.oldest() <= size
+        let records = self.buffer.len() as u64 + record_len(len);
+        let written = self.head - self.buffer.len() as u64 + guard::total(records as usize);
+        // Values are placed in write-outs of their own, or make that one longer.
+        let groups = [self.placing, self.owed + owed].into_iter().filter(|bytes| *bytes > 0);
+        let apart: u64 = groups.map(|bytes| guard::total(bytes as usize) + BLOCK).sum();
+        written + apart - self.oldest() <= size
     }
 }

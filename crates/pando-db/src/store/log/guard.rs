@@ -1,0 +1,276 @@
+//! What is written behind the records of one write-out, so that damage is found, told from a torn end and repaired.
+//!
+//! A write-out is records, then its guard, and ends at a block boundary:
+//!
+//! ```text
+//! records | zeros to a whole unit | parity units | zeros | a sum u32 for each unit | footer
+//! ```
+//!
+//! The records are cut into units ([`unit`]). Unit i is in stripe i mod m; the parity unit of a stripe is the
+//! exclusive-or of its units and of bytes 0xff, so that one unit of each stripe can be computed from the others, and no
+//! copy of a record stands anywhere. m is as many as fit
+//! where padding would stand anyway, and at least one for [`SHARE`] units. The sums say which unit is bad.
+//!
+//! The footer says which records there are, by which checksum their chain begins, and up to which batch all was
+//! durable when it was written. It proves itself with a checksum seeded with a number of the store. The records do
+//! not depend on the guard: without it they are replayed all the same. Uses nothing but memory.
+//!
+//! | byte of the footer | field (little-endian) |
+//! | --- | --- |
+//! | 0 | magic u32 |
+//! | 4 | bytes of records u32 |
+//! | 8 | position u64 where the write-out begins |
+//! | 16 | session u64 |
+//! | 24 | MSN u64 of the first record; behind the last one if there are none |
+//! | 32 | MSN u64 of the last record |
+//! | 40 | MSN u64 up to which all was durable before |
+//! | 48 | checksum u64 of the record before the first: the chain's seed |
+//! | 56 | checksum u64: xxh3_64 of bytes 0..56, seeded with the store's number |
+
+use std::ops::Range;
+
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+
+use crate::device::BLOCK;
+
+/// Length of a footer in bytes.
+pub(super) const FOOTER: usize = 64;
+const MAGIC: u32 = 0x6775_6172;
+/// A parity unit serves at most so many units.
+const SHARE: usize = 128;
+/// Units are small where the records of a write-out are few, so that the guard of one is in the rest of its last block.
+const SMALL_UNIT: usize = 512;
+const SMALL_LIMIT: usize = 64 << 10;
+const SUM: usize = 4;
+
+/// Bytes of a unit in a write-out with so many bytes of records.
+pub(super) fn unit(records: usize) -> usize {
+    if records <= SMALL_LIMIT { SMALL_UNIT } else { BLOCK as usize }
+}
+
+/// How a write-out is laid out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Layout {
+    unit: usize,
+    /// Units of records.
+    units: usize,
+    /// Parity units.
+    parity: usize,
+    /// Bytes in all: whole blocks.
+    pub(super) total: usize,
+}
+
+impl Layout {
+    /// For so many bytes of records.
+    pub(super) fn of(records: usize) -> Self {
+        let unit = unit(records);
+        let units = records.div_ceil(unit);
+        let rest = units * SUM + FOOTER;
+        let total = ((units + units.div_ceil(SHARE)) * unit + rest).next_multiple_of(BLOCK as usize);
+        let parity = (total - rest - units * unit) / unit;
+        Self { unit, units, parity: parity.min(units), total }
+    }
+
+    fn parity_at(&self) -> usize {
+        self.units * self.unit
+    }
+
+    fn sums_at(&self) -> usize {
+        self.total - FOOTER - self.units * SUM
+    }
+}
+
+/// Bytes that a write-out of so many bytes of records takes.
+pub(super) fn total(records: usize) -> u64 {
+    Layout::of(records).total as u64
+}
+
+/// What a footer says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Footer {
+    /// Bytes of records.
+    pub(super) records: u32,
+    /// Position where the write-out begins.
+    pub(super) begin: u64,
+    pub(super) session: u64,
+    /// Sequence numbers of its first and last record.
+    pub(super) first: u64,
+    pub(super) last: u64,
+    /// Every record up to this one was durable when this was written.
+    pub(super) durable: u64,
+    /// The chain before its first record.
+    pub(super) chain: u64,
+}
+
+impl Footer {
+    /// Position behind the records.
+    pub(super) fn records_end(&self) -> u64 {
+        self.begin.saturating_add(self.records.into())
+    }
+
+    /// Position behind the write-out.
+    pub(super) fn end(&self) -> u64 {
+        self.begin.saturating_add(total(self.records as usize))
+    }
+
+    /// Whether a position is between the begin of the write-out and the end of its records, both included.
+    pub(super) fn holds(&self, pos: u64) -> bool {
+        (self.begin..=self.records_end()).contains(&pos)
+    }
+
+    fn encode(&self, seed: u64) -> [u8; FOOTER] {
+        let mut bytes = [0; FOOTER];
+        bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.records.to_le_bytes());
+        let words = [self.begin, self.session, self.first, self.last, self.durable, self.chain];
+        for (place, word) in bytes[8..].chunks_exact_mut(8).zip(words) {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+        let sum = xxh3_64_with_seed(&bytes[..FOOTER - 8], seed);
+        bytes[FOOTER - 8..].copy_from_slice(&sum.to_le_bytes());
+        bytes
+    }
+
+    /// The footer in these bytes, if there is a valid one.
+    pub(super) fn decode(bytes: &[u8], seed: u64) -> Option<Self> {
+        let bytes: &[u8; FOOTER] = bytes.try_into().ok()?;
+        if bytes[..4] != MAGIC.to_le_bytes() {
+            return None;
+        }
+        let word = |at: usize| bytes[at..].first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
+        if word(FOOTER - 8) != xxh3_64_with_seed(&bytes[..FOOTER - 8], seed) {
+            return None;
+        }
+        let records = bytes[4..].first_chunk().map_or(0, |len| u32::from_le_bytes(*len));
+        let (begin, session, first) = (word(8), word(16), word(24));
+        let (last, durable, chain) = (word(32), word(40), word(48));
+        // One that somebody made may say anything; positions are added up.
+        let sane = begin < 1 << 62 && begin.is_multiple_of(BLOCK);
+        sane.then_some(Self { records, begin, session, first, last, durable, chain })
+    }
+}
+
+/// Puts the guard behind the records in `buffer`.
+pub(super) fn close(buffer: &mut Vec<u8>, footer: &Footer, seed: u64) {
+    let layout = Layout::of(buffer.len());
+    debug_assert_eq!(footer.records as usize, buffer.len());
+    buffer.resize(layout.total, 0);
+    let (units, guard) = buffer.split_at_mut(layout.parity_at());
+    guard[..layout.parity * layout.unit].fill(0xff);
+    let sums = layout.sums_at() - layout.parity_at();
+    for (i, unit) in units.chunks_exact(layout.unit).enumerate() {
+        let stripe = i % layout.parity * layout.unit;
+        xor(&mut guard[stripe..stripe + layout.unit], unit);
+        guard[sums + i * SUM..][..SUM].copy_from_slice(&sum(unit));
+    }
+    let at = guard.len() - FOOTER;
+    guard[at..].copy_from_slice(&footer.encode(seed));
+}
+
+/// Repairs the records of a whole write-out as far as it goes: the places of the units that were bad and are
+/// right now.
+pub(super) fn repair(write_out: &mut [u8], records: usize) -> Vec<Range<usize>> {
+    let layout = Layout::of(records);
+    if write_out.len() != layout.total || layout.parity == 0 {
+        return Vec::new();
+    }
+    let bad = |bytes: &[u8], i: usize| {
+        bytes[layout.sums_at() + i * SUM..][..SUM] != sum(&bytes[i * layout.unit..][..layout.unit])
+    };
+    let mut repaired = Vec::new();
+    let bad_units: Vec<usize> = (0..layout.units).filter(|i| bad(write_out, *i)).collect();
+    for &i in &bad_units {
+        let stripe = i % layout.parity;
+        // Of two in a stripe neither can be computed.
+        if bad_units.iter().any(|&j| j != i && j % layout.parity == stripe) {
+            continue;
+        }
+        let mut unit = write_out[layout.parity_at() + stripe * layout.unit..][..layout.unit].to_vec();
+        for j in (stripe..layout.units).step_by(layout.parity).filter(|j| *j != i) {
+            xor(&mut unit, &write_out[j * layout.unit..][..layout.unit]);
+        }
+        unit.iter_mut().for_each(|byte| *byte = !*byte);
+        let at = i * layout.unit..(i + 1) * layout.unit;
+        // Else the parity is bad, or the sum.
+        if write_out[layout.sums_at() + i * SUM..][..SUM] == sum(&unit) {
+            write_out[at.clone()].copy_from_slice(&unit);
+            repaired.push(at);
+        }
+    }
+    repaired
+}
+
+fn xor(into: &mut [u8], from: &[u8]) {
+    into.iter_mut().zip(from).for_each(|(a, b)| *a ^= b);
+}
+
+/// The checksum of a unit.
+fn sum(unit: &[u8]) -> [u8; SUM] {
+    (xxh3_64(unit) as u32).to_le_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write_out(records: usize) -> Vec<u8> {
+        let mut buffer: Vec<u8> = (0..records).map(|i| (i * i / 7 + i) as u8).collect();
+        let footer = Footer {
+            records: records as u32,
+            begin: 8192,
+            session: 1,
+            first: 5,
+            last: 6,
+            durable: 4,
+            chain: 9,
+        };
+        close(&mut buffer, &footer, 77);
+        let at = buffer.len() - FOOTER;
+        assert_eq!(Footer::decode(&buffer[at..], 77), Some(footer));
+        assert_eq!(Footer::decode(&buffer[at..], 78), None);
+        assert_eq!(8192 + buffer.len() as u64, footer.end());
+        buffer
+    }
+
+    #[test]
+    fn any_damaged_unit_is_computed_again() {
+        for records in [1, 40, 511, 512, 513, 3072, 3073, 5000, 40_000, 65_536, 65_537, 300_000, 2_000_000] {
+            let whole = write_out(records);
+            let unit = unit(records);
+            let step = (records / unit / 40).max(1) * unit + 13;
+            for at in (0..records).step_by(step) {
+                let mut hurt = whole.clone();
+                let from = at / unit * unit;
+                hurt[at] ^= 4;
+                assert_eq!(repair(&mut hurt, records), vec![from..from + unit]);
+                assert!(hurt == whole);
+                hurt[from..from + unit].fill(0xee);
+                repair(&mut hurt, records);
+                assert!(hurt == whole, "{records} bytes, unit at {from}");
+            }
+        }
+    }
+
+    #[test]
+    fn guards_are_small() {
+        // One block stays one block for what is synced alone, as a rule.
+        assert_eq!(total(0), BLOCK);
+        assert!((1..=3072).all(|records| total(records) == BLOCK));
+        for records in [64 << 10, 128 << 10, 1 << 20, 16 << 20] {
+            let share = total(records) as f64 / records as f64;
+            assert!(share < 1.08, "{records} bytes: {share}");
+        }
+        assert!((total(16 << 20) as f64) < (16 << 20) as f64 * 1.01);
+    }
+
+    #[test]
+    fn what_cannot_be_repaired_is_left() {
+        let mut bytes = write_out(600_000);
+        // More than a burst of one unit a stripe.
+        bytes[..300_000].fill(1);
+        let before = bytes.clone();
+        assert!(repair(&mut bytes, 600_000).is_empty());
+        assert!(bytes == before);
+        assert!(repair(&mut bytes, 1).is_empty(), "a length that does not fit");
+    }
+}

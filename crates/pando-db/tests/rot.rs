@@ -1,0 +1,274 @@
+//! Bits that flip in the log, in values that stand outside it, and in the superblocks, of stores that were not closed:
+//! what was synced is there, all but a value that is itself damaged, and the checker says what was found.
+
+#![allow(clippy::unwrap_used)]
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use pando_db::{
+    Batch, CheckReport, CreateOptions, Db, Error, Options,
+    device::{Device, MemDevice},
+};
+
+const SIZE: u64 = 24 << 20;
+const BLOCK: u64 = 4096;
+const LOG: u64 = 2 * BLOCK;
+
+fn options() -> Options {
+    Options { background: false, ..Options::default() }
+}
+
+/// Numbers from a seed.
+fn noise(seed: u64) -> impl FnMut() -> u64 {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
+    }
+}
+
+type Pairs = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// A store that was killed, and what was synced.
+struct Killed {
+    image: Vec<u8>,
+    log: u64,
+    pairs: Pairs,
+}
+
+/// Batches that are synced one by one, or several together, with values of `sizes`.
+fn killed(seed: u64, batches: usize, sizes: std::ops::Range<usize>, node: u32, log: u64) -> Killed {
+    let device = Arc::new(MemDevice::new(SIZE));
+    let create = CreateOptions { node_size: node, log_size: Some(log), ..CreateOptions::default() };
+    Db::create(device.clone(), &create, &options()).unwrap();
+    let db = Db::open(device.clone(), options()).unwrap();
+    let mut random = noise(seed);
+    let mut pairs = Pairs::new();
+    for i in 0..batches {
+        let mut batch = Batch::new();
+        for _ in 0..random() % 4 + 1 {
+            let key = format!("{:03}", random() % 300).into_bytes();
+            let len = sizes.start + random() as usize % (sizes.end - sizes.start);
+            let value: Vec<u8> = (0..len).map(|_| random() as u8).collect();
+            batch.put(key.clone(), value.clone());
+            pairs.insert(key, value);
+        }
+        db.write(batch).unwrap();
+        if i % (seed as usize % 3 + 1) == 0 || i + 1 == batches {
+            db.sync().unwrap();
+        }
+        if seed.is_multiple_of(2) && i == batches / 2 {
+            db.checkpoint().unwrap();
+        }
+    }
+    // As the kill leaves it: nothing is closed.
+    let mut image = vec![0; device.size() as usize];
+    device.read_at(0, &mut image).unwrap();
+    Killed { image, log, pairs }
+}
+
+fn device(image: &[u8]) -> Arc<MemDevice> {
+    let device = Arc::new(MemDevice::new(image.len() as u64));
+    device.write_at(0, image).unwrap();
+    device
+}
+
+/// All that can be read by its key, and the keys that cannot.
+fn read(db: &Db, keys: &Pairs) -> (Pairs, Vec<Vec<u8>>) {
+    let (mut pairs, mut bad) = (Pairs::new(), Vec::new());
+    for key in keys.keys() {
+        match db.get(key) {
+            Ok(Some(value)) => _ = pairs.insert(key.clone(), value.to_vec()),
+            Ok(None) => (),
+            Err(Error::Corrupt { .. }) => bad.push(key.clone()),
+            Err(error) => panic!("{error}"),
+        }
+    }
+    (pairs, bad)
+}
+
+/// Opens the image with byte `at` changed; what the check says, for a store that has everything.
+fn whole_although(store: &Killed, at: usize, flip: u8, read_only: bool) -> CheckReport {
+    let mut image = store.image.clone();
+    image[at] ^= flip;
+    let db = Db::open(device(&image), Options { read_only, ..options() })
+        .unwrap_or_else(|e| panic!("byte {at}: {e}"));
+    let (pairs, bad) = read(&db, &store.pairs);
+    assert!(bad.is_empty(), "byte {at}: {bad:?} cannot be read");
+    let lost = store.pairs.iter().filter(|(key, value)| pairs.get(*key) != Some(value)).count();
+    assert_eq!(lost, 0, "byte {at}: {lost} of {} synced keys are not there", store.pairs.len());
+    db.check().unwrap()
+}
+
+/// Where there is anything in the log.
+fn used(store: &Killed) -> Vec<usize> {
+    let log = LOG as usize..(LOG + store.log) as usize;
+    log.filter(|&at| store.image[at] != 0).collect()
+}
+
+#[test]
+fn a_flipped_bit_in_the_log_loses_nothing() {
+    let (mut told, mut tried) = (0, 0);
+    for (seed, sizes, node) in [
+        (1, 1..60, 4096),
+        (2, 1..60, 16 << 10),
+        (3, 100..1500, 4096),
+        (4, 10..5000, 64 << 10),
+        (5, 1..900, 256 << 10),
+    ] {
+        let store = killed(seed, 100, sizes, node, 1 << 20);
+        let used = used(&store);
+        let mut random = noise(seed + 100);
+        for _ in 0..60 {
+            let at = used[random() as usize % used.len()];
+            let report = whole_although(&store, at, 1 << (random() % 8), random() % 2 == 0);
+            told += usize::from(!report.findings.is_empty());
+            tried += 1;
+        }
+    }
+    // Not all: what is flipped may be a guard, or what a checkpoint has passed.
+    assert!(told > tried / 4, "{told} of {tried} were reported");
+}
+
+/// What is synced last has nothing behind it that says that it was durable.
+#[test]
+fn a_flipped_bit_in_the_last_record_loses_nothing() {
+    for len in [1, 100, 2000, 3500, 5000, 40_000, 200_000] {
+        let device_ = Arc::new(MemDevice::new(SIZE));
+        let create = CreateOptions { node_size: 4096, log_size: Some(2 << 20), ..CreateOptions::default() };
+        Db::create(device_.clone(), &create, &options()).unwrap();
+        let db = Db::open(device_.clone(), options()).unwrap();
+        // As an upsert, so that it is in the log whatever its length.
+        let value: Vec<u8> = (0..len).map(|i| (i * 31 + i / 251) as u8).collect();
+        db.upsert("key", pando_db::patch::write(0, &value)).unwrap();
+        db.sync().unwrap();
+        let mut image = vec![0; device_.size() as usize];
+        device_.read_at(0, &mut image).unwrap();
+        let pairs = Pairs::from([(b"key".to_vec(), value)]);
+        let store = Killed { image, log: 2 << 20, pairs };
+        let used = used(&store);
+        for at in used.iter().step_by((used.len() / 25).max(1)) {
+            whole_although(&store, *at, 0x10, false);
+        }
+    }
+}
+
+/// Ranges of the image where a store has values outside the log: where all bytes of a value are found.
+fn outside(store: &Killed, value: &[u8]) -> Option<usize> {
+    let from = (LOG + store.log) as usize;
+    let probe = value.get(..64)?;
+    (from..store.image.len() - probe.len())
+        .find(|&at| store.image[at] == probe[0] && store.image[at..].starts_with(probe))
+}
+
+#[test]
+fn a_flipped_bit_in_a_value_outside_the_log_costs_its_key() {
+    for (seed, sizes, node) in
+        [(1, 20_000..60_000, 64 << 10), (3, 33_000..100_000, 128 << 10), (5, 9_000..20_000, 16 << 10)]
+    {
+        let store = killed(seed, 60, sizes, node, 4 << 20);
+        let mut hit = 0;
+        for (key, value) in store.pairs.iter().step_by(7) {
+            let Some(at) = outside(&store, value) else { continue };
+            let mut image = store.image.clone();
+            image[at + 100] ^= 2;
+            let device = device(&image);
+            let check = |db: &Db, what: &str| {
+                let (pairs, bad) = read(db, &store.pairs);
+                // A page has few such values, here one as a rule.
+                assert!(bad.contains(key) && bad.len() <= 3, "{what}: {bad:?}");
+                let lost = store.pairs.iter().filter(|(k, v)| !bad.contains(k) && pairs.get(*k) != Some(v));
+                assert_eq!(lost.count(), 0, "{what}: other keys than the damaged one are not there");
+                let findings = db.check().unwrap().findings;
+                let names = |f: &pando_db::Finding| {
+                    f.keys
+                        .as_ref()
+                        .is_some_and(|(lo, hi)| lo <= key && hi.as_ref().is_none_or(|hi| hi >= key))
+                };
+                assert!(findings.iter().any(names), "{what}: the check names nothing: {findings:?}");
+            };
+            let db = Db::open(device.clone(), Options { read_only: true, ..options() }).unwrap();
+            check(&db, "read-only");
+            drop(db);
+            let db = Db::open(device.clone(), options()).unwrap();
+            check(&db, "replayed");
+            db.put("later", "than that").unwrap();
+            db.close().unwrap();
+            drop(db);
+            let db = Db::open(device.clone(), options()).unwrap();
+            check(&db, "opened again");
+            assert_eq!(db.get(b"later").unwrap().as_deref(), Some(&b"than that"[..]));
+            // And it can be written anew.
+            db.put(key.clone(), "new").unwrap();
+            db.checkpoint().unwrap();
+            assert_eq!(db.get(key).unwrap().as_deref(), Some(&b"new"[..]));
+            hit += 1;
+        }
+        assert!(hit > 3, "seed {seed}: {hit} values stand outside the log");
+    }
+}
+
+#[test]
+fn a_superblock_that_rots_loses_nothing_and_is_reported() {
+    for (seed, discard) in (1..9).flat_map(|seed| [(seed, true), (seed, false)]) {
+        let dev = Arc::new(MemDevice::new(SIZE));
+        let options = || Options { discard, ..options() };
+        let create = CreateOptions { node_size: 4096, log_size: Some(64 << 10), ..CreateOptions::default() };
+        Db::create(dev.clone(), &create, &options()).unwrap();
+        let db = Db::open(dev.clone(), options()).unwrap();
+        let mut random = noise(seed);
+        let mut pairs = Pairs::new();
+        // The log goes round, so that what was before a checkpoint is not in it any more.
+        for _ in 0..600 + seed * 37 {
+            let (key, value) = (format!("{:03}", random() % 500).into_bytes(), vec![random() as u8; 200]);
+            db.put(key.clone(), value.clone()).unwrap();
+            db.sync().unwrap();
+            pairs.insert(key, value);
+        }
+        let mut image = vec![0; dev.size() as usize];
+        dev.read_at(0, &mut image).unwrap();
+        let store = Killed { image, log: 64 << 10, pairs };
+        for slot in 0..2 {
+            for at in [3, 20, 130, 150, 170, 1000, 4090] {
+                let report = whole_although(&store, slot * 4096 + at, 0x40, true);
+                assert!(report.notes.iter().any(|note| note.contains("superblock")), "{:?}", report.notes);
+                whole_although(&store, slot * 4096 + at, 0x40, false);
+            }
+        }
+    }
+}
+
+/// Too much is gone to be computed, and later records say that it was durable.
+#[test]
+fn damage_beyond_repair_is_refused_and_can_be_salvaged() {
+    for seed in [1, 3, 5] {
+        let store = killed(seed, 100, 100..400, 4096, 1 << 20);
+        let used = used(&store);
+        let mut image = store.image.clone();
+        // Behind what a checkpoint has passed.
+        let block = used[used.len() * 19 / 20] / 4096 * 4096;
+        image[block..block + 4096].fill(0);
+        for read_only in [true, false] {
+            let refused = Db::open(device(&image), Options { read_only, ..options() });
+            assert!(matches!(refused, Err(Error::Corrupt { .. })), "{refused:?}");
+        }
+        let salvage = || Options { salvage: true, ..options() };
+        let device = device(&image);
+        let db = Db::open(device.clone(), salvage()).unwrap();
+        let (pairs, bad) = read(&db, &store.pairs);
+        assert!(bad.is_empty());
+        let there = store.pairs.iter().filter(|(key, value)| pairs.get(*key) == Some(value)).count();
+        assert!(there + 20 > store.pairs.len(), "{there} of {} keys", store.pairs.len());
+        let findings = db.check().unwrap().findings;
+        assert!(findings.iter().any(|f| f.what.contains("are lost")), "{findings:?}");
+        db.put("later", "than that").unwrap();
+        db.sync().unwrap();
+        drop(db);
+        // From then on it is a store like any other.
+        let db = Db::open(device, options()).unwrap();
+        assert_eq!(db.get(b"later").unwrap().as_deref(), Some(&b"than that"[..]));
+        assert!(db.check().unwrap().findings.is_empty());
+    }
+}

@@ -348,6 +348,8 @@ pub struct MountOptions {
     pub codec: Codec,
     /// Whether freed space is given back to what the device lies on; by default it is.
     pub discard: bool,
+    /// Open an image whose log is damaged beyond repair, without what is lost: see [`pando_db::Options::salvage`].
+    pub salvage: bool,
 }
 
 impl Default for MountOptions {
@@ -362,6 +364,7 @@ impl Default for MountOptions {
             background: true,
             codec: Codec::default(),
             discard: true,
+            salvage: false,
         }
     }
 }

@@ -158,6 +158,7 @@ impl Fs {
             checkpoint_interval: o.checkpoint_interval,
             codec: o.codec,
             discard: o.discard,
+            salvage: o.salvage,
             ..Options::default()
         };
         let db = Db::open(device, options)?;

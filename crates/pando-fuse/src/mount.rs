@@ -94,6 +94,8 @@ pub struct Settings {
     pub compress: Codec,
     /// Give freed space back to what the image lies on.
     pub discard: bool,
+    /// Mount an image whose log is damaged beyond repair, without what is lost.
+    pub salvage: bool,
     /// What `mount` and `findmnt` show as the source.
     pub fsname: Option<String>,
     /// Threads that read requests.
@@ -131,6 +133,7 @@ impl Default for Settings {
             commit: None,
             compress: Codec::default(),
             discard: true,
+            salvage: false,
             fsname: None,
             threads: 1,
             poll: Duration::from_micros(200),
@@ -163,6 +166,7 @@ impl Settings {
                 "noatime" => self.atime = AtimePolicy::Noatime,
                 "strictatime" => self.atime = AtimePolicy::Strict,
                 "discard" => self.discard = true,
+                "salvage" => self.salvage = true,
                 "nodiscard" => self.discard = false,
                 "poll_always" => self.poll_always = true,
                 "defaults" | "auto" | "noauto" | "user" | "nouser" | "users" | "nofail" | "_netdev"

@@ -55,6 +55,7 @@ pub struct Report {
     pub version: u32,
     pub clean: bool,
     pub errors: Vec<Finding>,
+    pub notes: Vec<String>,
     pub nodes: u64,
     pub node_bytes: u64,
     pub directories: u64,
@@ -91,6 +92,7 @@ fn structure(fs: &Fs, report: &mut Report) {
             return;
         }
     };
+    report.notes = found.notes;
     report.nodes = found.nodes;
     report.node_bytes = found.bytes;
     for finding in found.findings {
@@ -107,7 +109,8 @@ fn structure(fs: &Fs, report: &mut Report) {
 
 /// Everything that is reachable by path.
 fn contents(device: Arc<dyn Device>, image: &Path, report: &mut Report, progress: &Progress) -> Result<()> {
-    let options = MountOptions { read_only: true, ..MountOptions::default() };
+    // Whatever is left is looked at; what is lost is an error.
+    let options = MountOptions { read_only: true, salvage: true, ..MountOptions::default() };
     let fs = match Fs::open(device, options) {
         Ok(fs) => fs,
         // Nothing to find damage in. A superblock that is damaged is told from none at all.
@@ -194,6 +197,9 @@ fn text(report: &Report) -> String {
             Some(path) => format!("{path}: {}\n", e.what),
             None => format!("{}\n", e.what),
         };
+    }
+    for note in &report.notes {
+        out += &format!("note: {note}\n");
     }
     out + &format!(
         "{} directories, {} files, {}: {}\n",

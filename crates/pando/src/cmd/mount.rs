@@ -153,6 +153,7 @@ fn serve(args: &Args, settings: Settings, image: &Path, dir: &Path) -> Result<()
         atime: settings.atime,
         codec: settings.compress,
         discard: settings.discard,
+        salvage: settings.salvage,
         sync_interval: settings.commit.unwrap_or(MountOptions::default().sync_interval),
         ..MountOptions::default()
     };
@@ -160,6 +161,9 @@ fn serve(args: &Args, settings: Settings, image: &Path, dir: &Path) -> Result<()
         bail!("norecovery: goes only with ro");
     }
     let fs = open(image, &settings, options)?;
+    for warning in fs.db().warnings() {
+        log::warn!("{}: {warning}", image.display());
+    }
     let record = Record::open(image);
     // A name with a comma or backslash is escaped where that is needed.
     let fsname = image.to_string_lossy().into_owned();

@@ -17,7 +17,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{FallocateFlags, FlockOperation, OFlags, fallocate, flock, fstatvfs, seek},
+    fs::{Advice, FallocateFlags, FlockOperation, OFlags, fadvise, fallocate, flock, fstatvfs, seek},
     io::{Errno, ReadWriteFlags, preadv, pwritev2},
 };
 
@@ -208,6 +208,18 @@ impl Device for FileDevice {
         self.counters.write(buf.len());
         self.counters.flush();
         Ok(true)
+    }
+
+    /// The kernel calls pages clean whose writeback has failed, and goes on showing them. Those that are dirty stay.
+    fn reread(&self) -> io::Result<()> {
+        if !self.read_only {
+            self.file.sync_data()?;
+        }
+        match fadvise(&self.file, 0, None, Advice::DontNeed) {
+            // Not a file that has a cache.
+            Ok(()) | Err(Errno::INVAL | Errno::SPIPE | Errno::NOSYS) => Ok(()),
+            Err(e) => Err(e.into()),
+        }
     }
 
     fn size(&self) -> u64 {

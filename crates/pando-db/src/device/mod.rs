@@ -73,6 +73,11 @@ pub trait Device: Send + Sync + 'static {
         self.write_at(offset, buf)?;
         Ok(false)
     }
+    /// Makes later reads show what the medium holds, with what was written since the last flush. A cache in between
+    /// may show data that a failed flush has lost. Media without one do nothing.
+    fn reread(&self) -> io::Result<()> {
+        Ok(())
+    }
     /// Size in bytes.
     fn size(&self) -> u64;
     /// Bytes that the medium could hold of the device, judging by what is free on it now; not more than the

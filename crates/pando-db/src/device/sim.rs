@@ -349,6 +349,16 @@ impl Device for SimDevice {
         Ok(())
     }
 
+    fn reread(&self) -> io::Result<()> {
+        let state = &mut *self.state.lock();
+        state.request()?;
+        state.current = state.durable.clone();
+        for Write { offset, data } in &state.unflushed {
+            state.current.write(*offset, data);
+        }
+        Ok(())
+    }
+
     fn size(&self) -> u64 {
         self.state.lock().size
     }

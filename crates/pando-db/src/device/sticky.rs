@@ -69,6 +69,10 @@ impl Device for Sticky {
         self.note(self.device.write_durably(offset, buf))
     }
 
+    fn reread(&self) -> io::Result<()> {
+        self.device.reread()
+    }
+
     fn size(&self) -> u64 {
         self.device.size()
     }

@@ -38,6 +38,7 @@ use crate::{
   noatime, relatime, strictatime   when reading changes the access time
   commit=SECONDS      flush the log unasked after so long (1)
   compress=none|lz4|zstd[:LEVEL]   how data is compressed when it is written (lz4; zstd levels 1 to 19: 3)
+  salvage             open an image whose log is damaged beyond repair, without what is lost
   discard, nodiscard  give freed space back to the file system or device under the image, soon after a
                       checkpoint and when unmounting (on; some is kept for the next writes)
   suid, dev, noexec   as for every file system (nosuid and nodev are on)

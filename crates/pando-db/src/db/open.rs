@@ -118,6 +118,10 @@ pub(super) fn create(device: &Arc<dyn Device>, create: &CreateOptions, options: 
 /// Opens a store, replaying its log.
 pub(super) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> {
     let device: Arc<dyn Device> = Arc::new(Sticky::new(device));
+    if !options.read_only {
+        // Whoever used it last may have failed to flush: a cache of the host may show what the medium has lost.
+        device.reread().map_err(|e| Error::io("reread", 0, e))?;
+    }
     let slots = superblock::read(&*device)?;
     let superblock = slots.newest.clone();
     if superblock.merge != options.merge.name() {
@@ -206,7 +210,8 @@ pub(super) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
         return Ok(engine);
     }
     engine.renew_superblock(slots.damaged.is_some())?;
-    if replayed {
+    // Else the threads make one soon if the log is long, and it need not be read again until then.
+    if replayed && !engine.may_checkpoint_later() {
         match engine.checkpoint() {
             // A full store opens all the same: its log keeps what the checkpoint could not hold.
             Ok(()) | Err(Error::NoSpace) => (),

@@ -38,6 +38,11 @@ use crate::{
     },
 };
 
+/// Share of the cache (1/n) that tables may have that are replayed and not flushed.
+const BACKLOG_SHARE: u64 = 4;
+/// And how many there may be: each is a place to look for every reader.
+const MOST_BACKLOG: usize = 16;
+
 /// What was found when the store was opened.
 #[derive(Debug, Default)]
 pub(crate) struct Recovery {
@@ -180,7 +185,7 @@ impl Batches {
             } else {
                 self.apply_damaged(engine, &batch, &missing, &record)?;
             }
-            engine.flush_all_in_memory()?;
+            engine.flush_backlog()?;
         }
         Ok(())
     }
@@ -222,6 +227,28 @@ impl Batches {
         // Before anything can see what stands in.
         engine.seal();
         engine.flush_all_in_memory()
+    }
+}
+
+impl Engine {
+    /// Flushes tables in memory while there are more than may wait for the threads in the background.
+    fn flush_backlog(&self) -> Result<()> {
+        let most = if self.options.background { self.options.cache_bytes / BACKLOG_SHARE } else { 0 };
+        loop {
+            let waits = {
+                let front = self.front.read();
+                let bytes: usize = front.sealed.iter().map(|table| table.bytes()).sum();
+                !front.sealed.is_empty() && (front.sealed.len() > MOST_BACKLOG || bytes as u64 > most)
+            };
+            if !waits || !self.sink_messages()? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Whether a checkpoint can wait until the store is in use: nothing in the log was damaged, and there are threads.
+    pub(super) fn may_checkpoint_later(&self) -> bool {
+        self.options.background && self.recovery.findings.is_empty() && self.recovery.notes.is_empty()
     }
 }
 

@@ -73,8 +73,11 @@ impl Engine {
     pub fn replay(&self, batch: &Batch, msn: u64, end: LogPos) -> Result<()> {
         self.change(|front| {
             front.seal_for(batch.ops());
-            // It was let in once, over tables that may have been cut elsewhere.
-            let mut active = self.applied(front, batch.ops(), usize::MAX)?;
+            let mut active = match batch.ops().iter().any(|op| clone_of(op).is_some()) {
+                // It was let in once, over tables that may have been cut elsewhere.
+                true => self.applied(front, batch.ops(), usize::MAX)?,
+                false => self.put_in_place(front, batch.ops()),
+            };
             active.keep(batch.ops().iter().map(op_len).sum());
             front.accept(active, msn, end, self.table_limit());
             Ok(())
@@ -107,14 +110,7 @@ impl Engine {
         };
         let mut active = match active {
             Some(active) => active,
-            None => {
-                drop(self.views.withdraw());
-                let putting = Putting(self);
-                ops.iter().for_each(|op| apply_plain(&mut front.active, op, self));
-                std::mem::forget(putting);
-                let empty = Memtable::new(front.active.msn, front.active.log_end);
-                std::mem::replace(&mut front.active, empty)
-            }
+            None => self.put_in_place(front, ops),
         };
         active.keep(payload.len());
         front.accept(active, msn, end, self.seal_threshold());
@@ -125,6 +121,16 @@ impl Engine {
             self.counters.deletes.store(true, Ordering::Relaxed);
         }
         Ok(true)
+    }
+
+    /// The active table after plain operations, changed where it is, and taken out of the front.
+    fn put_in_place(&self, front: &mut Front, ops: &[Op]) -> Memtable {
+        drop(self.views.withdraw());
+        let putting = Putting(self);
+        ops.iter().for_each(|op| apply_plain(&mut front.active, op, self));
+        std::mem::forget(putting);
+        let empty = Memtable::new(front.active.msn, front.active.log_end);
+        std::mem::replace(&mut front.active, empty)
     }
 
     /// The active table after a batch. An error if its clones would copy more than `own` bytes of the table.

@@ -1,0 +1,52 @@
+//! How long opening a store takes whose log is long: measured, and bounded where it can be counted.
+
+#![allow(clippy::unwrap_used)]
+
+use std::{sync::Arc, time::Instant};
+
+use pando_db::{
+    CreateOptions, Db, Options,
+    device::{Device, MemDevice},
+};
+
+/// A store whose threads never got to a checkpoint is opened from its log: without flushing all of it inline, nor
+/// writing a checkpoint first.
+#[test]
+fn opening_after_a_kill_leaves_flushing_and_the_checkpoint_to_the_threads() {
+    const KEYS: u64 = 300_000;
+    let device = Arc::new(MemDevice::new(1 << 30));
+    let create = CreateOptions { log_size: Some(64 << 20), ..CreateOptions::default() };
+    Db::create(device.clone(), &create, &Options::default()).unwrap();
+    let key = |i: u64| i.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes().to_vec();
+    let options = || Options { cache_bytes: 256 << 20, ..Options::default() };
+    let db = Db::open(device.clone(), options()).unwrap();
+    (0..KEYS).for_each(|i| db.put(key(i), vec![1; 60]).unwrap());
+    db.checkpoint().unwrap();
+    let base = db.stats().unwrap().log_used;
+    // Less than half of the log, so that nothing asks for a checkpoint.
+    let mut i = 0;
+    while db.stats().unwrap().log_used < base.max(30 << 20) {
+        (0..2000).for_each(|_| {
+            i += 1;
+            db.put(key(i * 7 % KEYS), vec![2; 60]).unwrap();
+        });
+        db.sync().unwrap();
+    }
+    // As a kill leaves it.
+    let mut image = vec![0; 1 << 20];
+    let copy = Arc::new(MemDevice::new(1 << 30));
+    for at in (0..1u64 << 30).step_by(1 << 20) {
+        device.read_at(at, &mut image).unwrap();
+        if image.iter().any(|byte| *byte != 0) {
+            copy.write_at(at, &image).unwrap();
+        }
+    }
+    let begin = Instant::now();
+    let again = Db::open(copy.clone(), options()).unwrap();
+    let took = begin.elapsed();
+    let written = copy.stats().write_bytes;
+    println!("{i} batches replayed in {took:?}, {written} bytes written by then");
+    assert!(written < 1 << 20, "{written} bytes were written before the store was open");
+    assert_eq!(again.get(&key(7)).unwrap(), db.get(&key(7)).unwrap());
+    assert_eq!(again.range(&[], None).count() as u64, KEYS);
+}

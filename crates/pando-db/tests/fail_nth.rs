@@ -125,9 +125,10 @@ fn recovery_is_interrupted() {
     for n in numbers(10_000) {
         // Abandoned after the work, not closed: there is a log to replay, and nodes to write for what it says.
         let mut steps = workload();
-        // Or one that comes by itself may leave nothing.
-        steps.push(Step::Checkpoint);
-        steps.extend(more().take(6));
+        steps.extend(more().take(8));
+        // Little, so that these do not all lead to a checkpoint, which would leave nothing to replay.
+        let last = |i: usize| Step::Write(vec![Op::Put(format!("/last/{i}").into(), vec![1; 10].into())]);
+        steps.extend((0..3).map(last));
         steps.push(Step::Sync);
         steps.push(Step::Reopen { how: How::CrashInRecovery(n), with: WITH });
         let coverage = passes(test, n, &config, &steps, &watchdog).coverage;

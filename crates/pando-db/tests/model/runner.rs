@@ -616,7 +616,8 @@ impl Runner {
 /// Whether an error or finding says that something is not what was written. After lost writes nothing
 /// else can be wrong: from the superblock down to the pages whoever refers to something holds its checksum.
 fn is_damage(what: &str) -> bool {
-    what.contains("checksum")
+    // Or something in the log says that more of it was durable than there is.
+    ["checksum", "were durable", "damage"].iter().any(|word| what.contains(word))
 }
 
 /// Whether the checker found damage and what follows from it: references from a node that cannot be

@@ -181,6 +181,64 @@ fn pending(content: &pando_db::Content) -> u64 {
     layers.flat_map(|layer| &layer.pages).map(|page| u64::from(page.raw)).sum()
 }
 
+/// Clones and renames of trees that hold a bad page, small and large ones, with much and little that waits above it: all
+/// keys of it but those of the page are there, and the store goes on.
+#[test]
+fn a_clone_of_what_cannot_be_read_in_part_stops_nothing() {
+    for (node_size, seed) in [(4096, 11), (16 << 10, 12), (64 << 10, 13)] {
+        let mut store = Store::new(node_size, 6000, 100, seed);
+        store.damage(&key(3000));
+        let db = store.open();
+        let lost = store.unreadable(&db);
+        let mut copies = BTreeMap::new();
+        for round in 0..12 {
+            // `k/003000` is in all of them; one is a single leaf, or a part of one.
+            let prefix = ["k/", "k/00", "k/0030", "k/00300"][round % 4].to_string();
+            let waiting = [0, 30, 1500][round % 3];
+            for _ in 0..waiting {
+                let i = store.rng.random_range(0..6000);
+                store.put(&db, key(i), 100);
+            }
+            let (first, copy) = (format!("a{round}/"), format!("b{round}/"));
+            db.clone_prefix(prefix.clone(), first.clone()).unwrap();
+            db.rename_prefix(first, copy.clone()).unwrap();
+            let part = store.pairs.iter().filter_map(|(key, value)| {
+                let rest = key.strip_prefix(prefix.as_bytes())?;
+                Some(([copy.as_bytes(), rest].concat(), (key.clone(), value.clone())))
+            });
+            copies.extend(part);
+            if round % 2 == 0 {
+                db.checkpoint().unwrap();
+            }
+        }
+        let check = |db: &Db| {
+            let mut there = 0;
+            for (copy, (source, value)) in &copies {
+                match db.get(copy) {
+                    Ok(found) => assert_eq!(found.as_deref(), Some(&value[..]), "{}", copy.escape_ascii()),
+                    Err(_) => assert!(lost.contains(source), "{} is lost", copy.escape_ascii()),
+                }
+                there += u32::from(!lost.contains(source));
+            }
+            assert!(there > 10_000, "{there}");
+        };
+        check(&db);
+        db.checkpoint().unwrap();
+        check(&db);
+        db.put("still", "running").unwrap();
+        db.sync().unwrap();
+        drop(db);
+        let db = store.open();
+        check(&db);
+        db.close().unwrap();
+        // What is left of the bad page goes with the last tree that shows it.
+        let db = store.open();
+        db.delete_prefix("").unwrap();
+        db.settle().unwrap();
+        assert!(db.check().unwrap().findings.is_empty());
+    }
+}
+
 /// Scans name what they cannot read, and go on if they are told to; forwards and backwards.
 #[test]
 fn a_scan_tells_what_it_skips_and_goes_on() {

@@ -23,7 +23,8 @@ use std::{
 use bytes::Bytes;
 
 use super::{
-    deferred::TableRange, edit::Edit, layer::clip, memtable::Memtable, run::Writer, view::out_of_node,
+    damage::or_if_damaged, deferred::TableRange, edit::Edit, layer::clip, memtable::Memtable, run::Writer,
+    view::out_of_node,
 };
 use crate::{
     error::Result,
@@ -78,8 +79,8 @@ pub(crate) struct Placed {
 impl Edit<'_> {
     /// The clones of `table` as a layer that belongs right below the rest of the table. The DAG must be the
     /// state right below the table.
-    pub fn place_clones(&mut self, table: &Memtable) -> Result<(Layer, Placed)> {
-        let mut placed = Placed { pushed_down: self.push_down_sources(table)?, by_value: 0 };
+    pub fn place_clones(&self, table: &Memtable) -> Result<(Layer, Placed)> {
+        let mut placed = Placed::default();
         let (pager, merge) = (self.cx.pager, self.cx.merge);
         let (mut ranges, mut updates) = (Vec::new(), Vec::new());
         let mut run = Writer::new(pager.page_target());
@@ -121,7 +122,7 @@ impl Edit<'_> {
 
     /// Flushes the sources of the clones of `table` down to their nodes where more waits for them than should
     /// be copied. How many were.
-    fn push_down_sources(&mut self, table: &Memtable) -> Result<u64> {
+    pub fn push_down_sources(&mut self, table: &Memtable) -> Result<u64> {
         let mut times: BTreeMap<(Bytes, Option<Bytes>), usize> = BTreeMap::new();
         for (_, image) in table.clones().filter_map(TableRange::source) {
             *times.entry((image.lo, image.hi)).or_default() += 1;
@@ -144,28 +145,43 @@ impl Edit<'_> {
         Ok(pushed_down)
     }
 
-    /// Finds what stands in the range `image`.
+    /// Finds what stands in the range `image`. Where something on the way cannot be read, the search ends above
+    /// it: readers of the clone find it there, as those of the source do.
     fn source_of(&self, image: &Span) -> Result<Source> {
         let mut source = Source::default();
         let mut wanted = image.clone();
         let mut place = Place { id: self.root, prefix: image.common_prefix() };
         let mut above = None;
+        // The node above, and what was found before it.
+        let mut parent: Option<(Place, usize, usize)> = None;
         loop {
-            let Handle { node, home } = self.handle_below(place.id, above)?;
+            let Handle { node, home } = match (self.handle_below(place.id, above), parent) {
+                (Err(error), Some((above, pending, bytes))) if error.is_damage() => {
+                    source.pending.truncate(pending);
+                    (source.bytes, source.place) = (bytes, Some(above));
+                    break;
+                }
+                (found, _) => found?,
+            };
+            let before = (source.pending.len(), source.bytes);
             above = Some(node.height);
             if !node.span.covers(&wanted) {
                 return Err(out_of_node(place.id, &node, &wanted.lo));
             }
-            match self.descend(&node, home.as_ref(), &wanted, &place.prefix, &mut source)? {
+            let way = self.descend(&node, home.as_ref(), &wanted, &place.prefix, &mut source);
+            match or_if_damaged(way, Way::Here)? {
                 Way::Down(lens, id) => {
                     wanted = lens.apply_span(&wanted);
-                    place = Place { id, prefix: lens.apply_shared(&place.prefix) };
+                    let below = Place { id, prefix: lens.apply_shared(&place.prefix) };
+                    parent = Some((std::mem::replace(&mut place, below), before.0, before.1));
                 }
                 Way::Ends => break,
                 Way::Here => {
+                    source.pending.truncate(before.0);
+                    source.bytes = before.1;
                     if let Body::Leaf(run) = &node.body {
-                        source.values =
-                            small_values(run, home.as_ref(), &wanted, &place.prefix, self.cx.pager)?;
+                        let values = small_values(run, home.as_ref(), &wanted, &place.prefix, self.cx.pager);
+                        source.values = or_if_damaged(values, None)?;
                     }
                     source.place = Some(place);
                     break;
@@ -196,6 +212,9 @@ impl Edit<'_> {
         for layer in edges[i].layers.iter().rev() {
             let covering = layer.range_at(&wanted.lo).filter(|r| r.span.covers(wanted));
             let mut part = part_of(layer, home, wanted, self.cx.pager)?;
+            if !self.is_readable(&part.run) {
+                return Ok(Way::Here);
+            }
             if covering.is_some() {
                 part.ranges.clear();
             }
@@ -210,6 +229,11 @@ impl Edit<'_> {
         Ok(edges[i].child.as_ref().map_or(Way::Ends, |t| step(&live, t)))
     }
 
+    /// False if a page is known to be damaged: an edit that finds one is made again, knowing of it.
+    fn is_readable(&self, run: &Run) -> bool {
+        !self.cx.pager.knows_damage() || !run.pages.iter().any(|page| self.cx.pager.is_unreadable(page))
+    }
+
     /// Flushes everything that waits for `image` down to the lowest node that holds all of it, private copies
     /// of shared nodes on the way included. Cost: one flush a level.
     fn push_down(&mut self, image: &Span) -> Result<()> {
@@ -220,7 +244,11 @@ impl Edit<'_> {
                 let i = node.edge_at(&wanted.lo);
                 (node.height > 0 && node.edge_span(i).covers(&wanted)).then_some(i)
             };
-            let Some(i) = covering(&*self.peek(id)?) else { return Ok(()) };
+            let node = self.peek(id)?;
+            let Some(i) = covering(&node) else { return Ok(()) };
+            if self.unreadable_at(&node, i)?.len() > 0 {
+                return Ok(());
+            }
             self.flush_edge(id, i)?;
             // The flush may have split the child, or merged it with its neighbour.
             let node = self.peek(id)?;
@@ -286,6 +314,9 @@ fn small_values(
     pager: &Pager,
 ) -> Result<Option<Run>> {
     let pages = pages_about(run, home, wanted)?;
+    if pager.knows_damage() && pages.pages.iter().any(|page| pager.is_unreadable(page)) {
+        return Ok(None);
+    }
     let inside = pages.pages.iter().filter(|p| p.is_inside(wanted)).map(|p| p.raw as usize).sum::<usize>();
     if inside > BY_VALUE_BYTES {
         return Ok(None);

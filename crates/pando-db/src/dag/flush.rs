@@ -27,7 +27,9 @@ impl Edit<'_> {
             self.apply_to_root(layer)?;
             return Ok(Placed::default());
         }
+        let pushed_down = self.push_down_sources(table)?;
         let (clones, placed) = self.place_clones(table)?;
+        let placed = Placed { pushed_down, ..placed };
         self.apply_to_root(layer.over(&clones, self.cx.pager, self.cx.merge)?)?;
         Ok(placed)
     }

@@ -23,7 +23,7 @@ impl Edit<'_> {
             return Ok(node);
         }
         if !layer.ranges.is_empty() {
-            layer.ranges = self.take_ranges(&mut node, std::mem::take(&mut layer.ranges))?;
+            layer.ranges = self.take_all_ranges(&mut node, std::mem::take(&mut layer.ranges))?;
         }
         let (pager, merge) = (self.cx.pager, self.cx.merge);
         let spans: Vec<_> = (0..node.edges().len()).map(|i| node.edge_span(i)).collect();
@@ -32,6 +32,30 @@ impl Edit<'_> {
             edge.push_layer(layer.slice(span, pager)?, pager, merge)?;
         }
         Ok(node)
+    }
+
+    /// Lets `ranges` turn into edges of `node` where they may not rest; the others. One that turns may join the edge in
+    /// which another was to rest with its neighbours, whose child can be too low for that: then it turns too.
+    fn take_all_ranges(&self, node: &mut Node, ranges: Vec<RangeMsg>) -> Result<Vec<RangeMsg>> {
+        let mut resting = self.take_ranges(node, ranges)?;
+        loop {
+            let mut turning = Vec::new();
+            let mut staying = Vec::with_capacity(resting.len());
+            for range in resting {
+                let i = node.edge_at(&range.span.lo);
+                let may = match (&range.target, node.edges().get(i)) {
+                    (Some(target), Some(edge)) => self.can_sink(target, edge, node.height)?,
+                    _ => true,
+                };
+                if may { staying.push(range) } else { turning.push(range) }
+            }
+            if turning.is_empty() {
+                return Ok(staying);
+            }
+            staying.extend(self.take_ranges(node, turning)?);
+            staying.sort_by(|a, b| a.span.lo.cmp(&b.span.lo));
+            resting = staying;
+        }
     }
 
     /// Lets `ranges` (disjoint, ascending) turn into edges of `node` where they may not rest, in one pass over both;
@@ -99,7 +123,11 @@ impl Edit<'_> {
         if !live.covers(&range.span) || range.span.covers(live) {
             return Ok(false);
         }
-        let Some(target) = &range.target else { return Ok(true) };
+        range.target.as_ref().map_or(Ok(true), |target| self.can_sink(target, edge, height))
+    }
+
+    /// True if a Goto to `target` that rests at `edge`, of a node of that height, can go on from there.
+    fn can_sink(&self, target: &Target, edge: &Edge, height: u8) -> Result<bool> {
         // An edge may skip heights: what rests above it must be able to sink into the child it has.
         let below = match &edge.child {
             Some(child) => self.height(child.id)?,

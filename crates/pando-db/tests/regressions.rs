@@ -493,4 +493,159 @@ fn what_a_failed_flush_has_lost_is_not_trusted_when_opened_again() {
         assert!(db.check().unwrap().findings.is_empty(), "seed {seed}");
     }
     assert!(lost > 20, "in all runs but {lost} what the medium had lost was shown, and built on");
+
+/// A range message that turned into an edge joined the empty edge in which a Goto was to rest with its neighbours, whose
+/// child was too low for that Goto to sink into (model test, `with_threads_in_the_background`).
+#[test]
+fn a_goto_does_not_rest_above_a_child_as_low_as_its_target() {
+    fn clone(src: &[u8], dst: &[u8]) -> Op {
+        Op::ClonePrefix(Bytes::copy_from_slice(src), Bytes::copy_from_slice(dst))
+    }
+    fn delete(key: &[u8]) -> Op {
+        Op::Delete(Bytes::copy_from_slice(key))
+    }
+    fn delete_range(lo: &[u8], hi: Option<&[u8]>) -> Op {
+        Op::DeleteRange(Bytes::copy_from_slice(lo), hi.map(Bytes::copy_from_slice))
+    }
+    fn upsert_prefix(prefix: &[u8], op: &[u8]) -> Op {
+        Op::UpsertPrefix(Bytes::copy_from_slice(prefix), Bytes::copy_from_slice(op))
+    }
+    let config = Config {
+        threads: true,
+        node_size: 16 << 10,
+        log_size: 128 << 10,
+        first: OpenWith { memtable: 4096, cache: 1 << 20, abundant: Some(1000) },
+        ..Config::new(419365543026, Profile::Crashes)
+    };
+    let steps = [
+        Step::Write(vec![put(b"/c/aa/aa/", 3425)]),
+        Step::Write(vec![clone(b"/c/aa/a", b"/a")]),
+        Step::Snapshot(2),
+        Step::Write(vec![clone(b"/", b"M\x01ys/")]),
+        Step::Write(vec![rename(b"M", b"/")]),
+        Step::Write(vec![put(b"/aa/ab/ab/c/aa/a/f03\x00", 7091)]),
+        Step::Write(vec![put(b"/b/aa/aa/b", 10568)]),
+        Step::Write(vec![
+            put(b"/ab/b/f00", 125),
+            put(b"/ab/b/f01", 121),
+            put(b"/ab/b/f03", 94),
+            put(b"/ab/b/f04", 28),
+            put(b"/ab/b/f05", 68),
+            put(b"/ab/b/f06", 174),
+            put(b"/ab/b/f07", 194),
+            put(b"/ab/b/f08", 130),
+            put(b"/ab/b/f09", 72),
+            put(b"/ab/b/f10", 153),
+            put(b"/ab/b/f11", 156),
+            put(b"/ab/b/f12", 73),
+            put(b"/ab/b/f13", 56),
+            put(b"/ab/b/f14", 82),
+            put(b"/ab/b/f15", 42),
+            put(b"/ab/b/f16", 30),
+            put(b"/ab/b/f17", 198),
+            put(b"/ab/b/f18", 111),
+        ]),
+        Step::Write(vec![
+            put(b"//f05", 239),
+            put(b"//f06", 188),
+            put(b"//f07", 204),
+            put(b"//f08", 143),
+            put(b"//f09", 107),
+            put(b"//f11", 26),
+            put(b"//f12", 170),
+            put(b"//f13", 80),
+            put(b"//f14", 173),
+            put(b"//f15", 75),
+            put(b"//f16", 91),
+            put(b"//f17", 163),
+        ]),
+        Step::Write(vec![put(b"M\x02a\x00f01", 44)]),
+        Step::Write(vec![delete_range(b"/ac", Some(b"M\x02a\x00c/aa/\xff/a"))]),
+        Step::Write(vec![clone(b"/", b"M\x02a\x00c/aa/\xff/")]),
+        Step::Write(vec![
+            put(b"/b/f09", 214),
+            put(b"/b/f11", 57),
+            put(b"/b/f12", 160),
+            put(b"/b/f13", 92),
+            put(b"/b/f14", 98),
+            put(b"/b/f15", 32),
+            put(b"/b/f16", 132),
+            put(b"/b/f17", 113),
+            put(b"/b/f18", 200),
+            put(b"/b/f19", 211),
+            put(b"/b/f21", 218),
+            put(b"/b/f22", 162),
+            put(b"/b/f23", 63),
+            put(b"/b/f24", 100),
+            put(b"/b/f25", 187),
+        ]),
+        Step::Snapshot(2),
+        Step::Write(vec![rename(b"M\x02a\x00c/aa/\xff", b"/c")]),
+        Step::Write(vec![put(b"/\xff/ab/aa", 411)]),
+        Step::Write(vec![
+            upsert_prefix(b"/\xff/ab/", b"\x04\xf1"),
+            upsert_prefix(b"/", b"\x04\x13"),
+            delete_range(b"/aa", Some(b"/ab")),
+            delete(b"/ab"),
+            clone(b"//f03", b"M\x02a"),
+        ]),
+        Step::Write(vec![put(b"/b/\xff/aa/aa/f30", 94)]),
+        Step::Write(vec![put(b"/b/a", 1422)]),
+        Step::Write(vec![clone(b"/s/00343", b"/aa/a")]),
+        Step::Write(vec![
+            put(b"/aa/a//f00", 136),
+            put(b"/aa/a//f02", 126),
+            put(b"/aa/a//f03", 79),
+            put(b"/aa/a//f04", 88),
+            put(b"/aa/a//f05", 21),
+            put(b"/aa/a//f06", 159),
+            put(b"/aa/a//f07", 211),
+            put(b"/aa/a//f08", 37),
+            put(b"/aa/a//f09", 54),
+            put(b"/aa/a//f10", 24),
+            put(b"/aa/a//f11", 169),
+            put(b"/aa/a//f12", 166),
+            put(b"/aa/a//f13", 139),
+        ]),
+        Step::Write(vec![clone(b"/aa/b", b"/ab")]),
+        Step::Write(vec![upsert_prefix(
+            b"/b/",
+            b"\x01\x05\x00\x00\x00\xa9\x00s\xff\xc6\xa4\'$u\x1e+\xce\xe9\x8d",
+        )]),
+        Step::Write(vec![delete_range(b"/b/aa/", Some(b"/b/aa0")), put(b"/c/b/\xff/a/f28", 590)]),
+        Step::Write(vec![clone(b"/\xff/aa/c/aa/", b"/c/c/\xff")]),
+        Step::Write(vec![upsert_prefix(b"/c/b/\xff/a/f28", b"\x02\xce\x00\x00\x00")]),
+        Step::Write(vec![put(b"D\x01a\x00\x00\x00\x00\x02", 28)]),
+        Step::Write(vec![rename(b"/ab/", b"/a/")]),
+        Step::Write(vec![clone(b"/", b"M\x02src\x00\x02src\x00")]),
+        Step::Write(vec![clone(b"/c/ab/aa", b"/s")]),
+        Step::Write(vec![put(b"/aa/b/c/b/f39", 1494)]),
+        Step::Write(vec![delete(b"/a/aa/b/b/b")]),
+        Step::Write(vec![clone(b"M\x02src\x00\x02src\x00b/", b"/"), put(b"/s/00353", 7643)]),
+        Step::Write(vec![put(b"/ab/f04", 62)]),
+        Step::Write(vec![clone(b"/ab", b"/\xff/ab/a/c/f37")]),
+        Step::Write(vec![delete_range(b"M\x02src\x00\x02src\x00aa/a//f05", None)]),
+        Step::Write(vec![clone(b"M\x02src\x00", b"/aa/aa/c/")]),
+        Step::Write(vec![clone(b"/aa/aa/", b"/c/c")]),
+        Step::Write(vec![
+            put(b"//f00", 7),
+            put(b"//f01", 195),
+            put(b"//f02", 101),
+            put(b"//f03", 87),
+            put(b"//f05", 68),
+        ]),
+        Step::Write(vec![delete_range(b"/ab", Some(b"/ab//f02"))]),
+        Step::Write(vec![
+            put(b"/s/00360/f00", 26),
+            put(b"/s/00360/f02", 158),
+            put(b"/s/00360/f03", 235),
+            put(b"/s/00360/f04", 62),
+            put(b"/s/00360/f05", 7),
+            put(b"/s/00360/f06", 171),
+            put(b"/s/00360/f07", 210),
+        ]),
+        Step::Write(vec![clone(b"/s/", b"/ab/\xff/")]),
+        Step::Write(vec![put(b"/ab//f0", 20)]),
+    ];
+    passes(&config, &steps);
 }

@@ -221,10 +221,12 @@ fn an_extent_of_two_versions_of_a_node_goes_with_the_later() {
         let extents = s.extents();
         let b = s.db.usage(b"b/").unwrap();
         let both = s.db.usage_of(&["a/".into(), "b/".into()]).unwrap();
-        // The clone's edge is its own, so no node has to be written anew for this, but for messages in the root.
+        // The clone's edge is its own, so no node has to be written anew for this but the root, which may take a block
+        // less without it.
         drop(reader);
         let (freed, of_b) = s.delete("b/");
-        assert_eq!(freed, (b.exclusive_bytes - b.estimated_bytes) as i64, "seed {seed}: {b:?}");
+        let more = freed - (b.exclusive_bytes - b.estimated_bytes) as i64;
+        assert!(more == 0 || more == BLOCK as i64, "seed {seed}: {more} more than {b:?}");
         assert!(b.estimated_bytes < BLOCK, "seed {seed}: {b:?}");
         let left = |extent: &&Used| !extent.by.is_disjoint(&of_b) && !extent.by.is_subset(&of_b);
         of_two += extents.values().filter(left).count();

@@ -493,6 +493,7 @@ fn what_a_failed_flush_has_lost_is_not_trusted_when_opened_again() {
         assert!(db.check().unwrap().findings.is_empty(), "seed {seed}");
     }
     assert!(lost > 20, "in all runs but {lost} what the medium had lost was shown, and built on");
+}
 
 /// A range message that turned into an edge joined the empty edge in which a Goto was to rest with its neighbours, whose
 /// child was too low for that Goto to sink into (model test, `with_threads_in_the_background`).

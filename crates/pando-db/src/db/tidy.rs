@@ -3,7 +3,7 @@
 //!
 //! In bounded steps, each published like every structural change. Guarantees: where readers hold old versions,
 //! so that steps give nothing back, they leave checkpoints and deletes most of the space that is kept for them.
-
+//!
 //! Walks that look for what there is to do hold no lock and go on where they were: a step looks at [`VISITS`] nodes at most. Only what
 //! was found is changed under the lock, some at a time.
 
@@ -106,13 +106,18 @@ impl Engine {
     /// by one bounded step; `false` if a whole walk has found nothing, or if readers hold what such steps replace, so that they would cost
     /// the space that deletes and checkpoints need.
     pub fn tidy_step(&self) -> Result<bool> {
-        if self.is_short() && self.tidying.lock().unfreed {
+        if self.is_short() {
             // Frees what the last step has replaced, if nobody holds it.
-            {
+            let unfreed = {
                 let mut tidying = self.tidying.lock();
-                (tidying.survey, tidying.unfreed) = (None, false);
+                if tidying.unfreed {
+                    tidying.survey = None;
+                }
+                std::mem::take(&mut tidying.unfreed)
+            };
+            if unfreed {
+                self.checkpoint()?;
             }
-            self.checkpoint()?;
             let (newest, free) = (self.log.appended_msn(), self.space.free_bytes());
             if !self.worth.lock().goes_on(newest, free, self.reserve() / 8) {
                 return Ok(false);
@@ -212,7 +217,13 @@ impl Engine {
             next.into_inner()
         };
         let mut any = false;
+        let mut next = next;
         for key in &walk.found {
+            // Where space is short each is a step: a checkpoint tells whether it has given any back.
+            if any && self.is_short() {
+                next = Some(key.clone());
+                break;
+            }
             let _turn = self.flushing.lock();
             any |= match self.edit_with(&self.tidying_context(), |edit| edit.sink_at(key), |_| ()) {
                 Err(error) if error.is_damage() => false,

@@ -13,7 +13,8 @@ pub trait Merge: Send + Sync + 'static {
     /// opened under another one. At most 32 bytes.
     fn name(&self) -> &'static str;
     /// The value after `op` is applied to `old` (`None`: no value). Returning `None` deletes.
-    /// An `op` that this merge does not know leaves the value as it was.
+    /// An `op` that this merge does not know leaves the value as it was. So does one whose result is longer than
+    /// [`crate::MAX_MERGED`]: the engine drops that result.
     fn apply(&self, old: Option<&[u8]>, op: &[u8]) -> Option<Bytes>;
     /// The value after `ops` are applied in order: the same as [`Merge::apply`] one after the other, which is what
     /// this does unless it is overridden. Worth overriding where many small operations on a large value wait

@@ -67,6 +67,60 @@ fn an_upsert_costs_the_same_however_many_wait() {
     }
 }
 
+/// Doubles the value.
+struct Doubling;
+
+impl Merge for Doubling {
+    fn name(&self) -> &'static str {
+        "doubling"
+    }
+
+    fn apply(&self, old: Option<&[u8]>, _: &[u8]) -> Option<Bytes> {
+        Some(old.unwrap_or(b"x").repeat(2).into())
+    }
+}
+
+/// A result beyond what a page can hold made its leaf unreadable, with all the keys beside it.
+#[test]
+fn a_result_that_is_too_long_leaves_the_value_as_it_was() {
+    let device = Arc::new(MemDevice::new(1 << 30));
+    let options = || Options { merge: Arc::new(Doubling), ..Options::default() };
+    Db::create(device.clone(), &CreateOptions::default(), &options()).unwrap();
+    let db = Db::open(device.clone(), options()).unwrap();
+    (0..100).for_each(|i| db.put(format!("beside{i}"), "here").unwrap());
+    db.put("grows", vec![7; 1 << 20]).unwrap();
+    for round in 0..8 {
+        db.upsert("grows", "").unwrap();
+        if round % 3 == 0 {
+            db.settle().unwrap();
+        }
+    }
+    let check = |db: &Db| {
+        assert_eq!(db.get(b"grows").unwrap().map(|value| value.len()), Some(pando_db::MAX_MERGED));
+        assert_eq!(db.prefix(b"beside").map(Result::unwrap).count(), 100);
+        assert!(db.check().unwrap().findings.is_empty());
+    };
+    check(&db);
+    db.close().unwrap();
+    check(&Db::open(device, options()).unwrap());
+}
+
+/// A key that clones have made longer than can be written is read and deleted all the same.
+#[test]
+fn deletes_of_long_keys_pass() {
+    let db = store(Options::default());
+    let part = vec![b'k'; pando_db::MAX_KEY - 10];
+    db.put(part.clone(), "deep").unwrap();
+    let long = [b"q".repeat(pando_db::MAX_KEY / 2), part.clone()].concat();
+    db.clone_prefix("k", [&long[..pando_db::MAX_KEY / 2], b"k"].concat()).unwrap();
+    assert_eq!(db.get(&long).unwrap().as_deref(), Some(&b"deep"[..]));
+    db.delete(long.clone()).unwrap();
+    assert_eq!(db.get(&long).unwrap(), None);
+    db.checkpoint().unwrap();
+    assert_eq!(db.get(&long).unwrap(), None);
+    assert_eq!(db.get(&part).unwrap().as_deref(), Some(&b"deep"[..]));
+}
+
 /// A database that writes two places of a block in turn.
 #[test]
 fn patches_of_two_places_in_turn_are_applied_in_one_copy() {

@@ -7,7 +7,7 @@ use imbl::Vector;
 use smallvec::SmallVec;
 
 use super::codec::{peek_varint, put_varint};
-use crate::merge::Merge;
+use crate::{MAX_MERGED, merge::Merge};
 
 /// One message about one key. A leaf holds only `Put`s.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,7 +38,7 @@ impl Change {
         if self.if_present && old.is_none() {
             return None;
         }
-        merge.apply(old.as_deref(), &self.op)
+        within_limit(merge.apply(old.as_deref(), &self.op)).unwrap_or(old)
     }
 
     /// One change equal to this one followed by `next`, where there is one. Of a plain and a conditional
@@ -137,7 +137,13 @@ impl Changes {
                     while let Some(next) = rest.next_if(|next| !next.if_present) {
                         run.push(&next.op);
                     }
-                    value = merge.apply_all(value.as_deref(), &run);
+                    value = match within_limit(merge.apply_all(value.as_deref(), &run)) {
+                        Some(result) => result,
+                        // Those of them that keep it short enough count.
+                        None => run.iter().fold(value, |old, op| {
+                            within_limit(merge.apply(old.as_deref(), op)).unwrap_or(old)
+                        }),
+                    };
                 }
                 value
             }
@@ -147,6 +153,14 @@ impl Changes {
 
 /// What messages about one key come to, once nothing older matters.
 pub(crate) type Value = Option<Bytes>;
+
+/// The result of an operation, unless it is too long to be stored: a page with it could not be read.
+fn within_limit(result: Value) -> Option<Value> {
+    match &result {
+        Some(value) if value.len() > MAX_MERGED => None,
+        _ => Some(result),
+    }
+}
 
 impl Msg {
     pub fn upsert(op: Bytes) -> Self {

@@ -160,3 +160,55 @@ fn a_crash_after_a_burst_of_clones_is_recovered_in_proportion_to_their_number() 
         );
     }
 }
+
+/// Clones that were deleted left their edges, empty ones between them, and the levels above these for good; rounds with
+/// other names piled up.
+#[test]
+fn clones_that_are_deleted_leave_neither_edges_nor_levels() {
+    let setups = [
+        USUAL,
+        Setup { sorted: false, ..USUAL },
+        Setup { values: 2_000, cache_bytes: 16 << 20, ..USUAL },
+        Setup { node_size: 64 << 10, sorted: false, ..USUAL },
+        Setup { node_size: 16 << 10, values: 3_000, ..USUAL },
+    ];
+    for setup in setups {
+        let (_, db) = setup.store();
+        let before = db.stats().unwrap();
+        for round in 0..4 {
+            setup.clones(&db, round, 2_000);
+            db.checkpoint().unwrap();
+            // In an order of their own, or all at once.
+            match round % 2 {
+                0 => (0..2_000).for_each(|i| {
+                    db.delete_prefix(setup.name(round, i * 1_237 % 2_000)).unwrap();
+                }),
+                _ => db.delete_prefix(format!("c{round}")).unwrap(),
+            }
+            db.settle().unwrap();
+        }
+        let after = db.stats().unwrap();
+        println!(
+            "{} B nodes: {:?}, {} B; before {:?}, {} B",
+            setup.node_size,
+            after.nodes_by_height,
+            after.node_bytes,
+            before.nodes_by_height,
+            before.node_bytes
+        );
+        let levels =
+            |stats: &pando_db::Stats| stats.nodes_by_height.iter().filter(|nodes| **nodes > 0).count();
+        assert!(levels(&after) <= levels(&before) + 1, "levels that nothing needs");
+        assert!(after.nodes_by_height.len() <= before.nodes_by_height.len() + 1, "it is higher");
+        let most = before.node_bytes + before.node_bytes / 8 + 4 * 4096;
+        assert!(
+            after.node_bytes <= most,
+            "{} B are left where {} B were",
+            after.node_bytes,
+            before.node_bytes
+        );
+        assert_eq!(db.prefix(b"").count() as u64, setup.values);
+        let findings = db.check().unwrap().findings;
+        assert!(findings.is_empty(), "{findings:?}");
+    }
+}

@@ -109,7 +109,7 @@ fn what_is_no_image_is_said_to_be_none() {
         b.fails(&["stats", image], 1, "mkfs");
         b.fails(&["export", &format!("{image}:/"), "x"], 1, "mkfs");
     }
-    b.fails(&["check", "zeros"], 2, "mkfs");
+    b.fails(&["check", "zeros"], 2, "no Pando store");
     b.fails(&["check", "none"], 1, "none");
     b.fails(&["umount", "."], 1, "no file system is mounted");
     b.fails(&["sync", "."], 1, "not in a mounted");

@@ -103,25 +103,77 @@ impl Edit<'_> {
         if let Some((_, root)) = parts.pop() {
             self.put(self.root, root)?;
         }
-        loop {
-            let root = self.load(self.root)?;
-            // A root with a single child that can take its place is not needed.
-            if let [edge] = root.edges()
-                && edge.layers.is_empty()
-                && let Some(child) = edge.child.clone()
-                && self.height(child.id)? > 0
-                && self.is_private(child.id)
-            {
-                let old = self.root;
-                let node = self.load(child.id)?.simple(&Span::all(), &child, self.cx.pager).map(Some);
-                let Some(node) = or_if_damaged(node, None)? else { return Ok(()) };
-                self.put(child.id, node)?;
-                self.set_root(child.id);
-                self.remove(old)?;
-                continue;
-            }
-            return Ok(());
+        while self.shrink_root()? {}
+        Ok(())
+    }
+
+    /// Takes the level below the root away if the root has a single child and nothing waits above that; whether
+    /// it did. I/O: the child's header.
+    fn shrink_root(&mut self) -> Result<bool> {
+        let root = self.load(self.root)?;
+        let [edge] = root.edges() else { return Ok(false) };
+        let Some(target) = edge.child.clone().filter(|_| edge.layers.is_empty()) else { return Ok(false) };
+        if self.height(target.id)? == 0 || !self.is_private(target.id) {
+            return Ok(false);
         }
+        let child = self.load(target.id)?.simple(&Span::all(), &target, self.cx.pager).map(Some);
+        let Some(child) = or_if_damaged(child, None)? else { return Ok(false) };
+        let old = self.root;
+        self.put(target.id, child)?;
+        self.set_root(target.id);
+        self.remove(old)?;
+        Ok(true)
+    }
+
+    /// Takes what clones and deletes have left below the root back, where the root has room for it: edges that show
+    /// nothing lose their child, and private children of few edges, above which nothing waits, their level.
+    /// Whether there was any; each takes a reference or a node away, so this ends. I/O: headers of children of
+    /// the root, and of some below those that show little.
+    pub fn heal_root(&mut self) -> Result<bool> {
+        let mut root = self.load(self.root)?;
+        let (mut i, mut any) = (0, false);
+        while let Some(edge) = root.edges().get(i) {
+            let live = root.edge_span(i);
+            let Some(target) = edge.child.clone().filter(|_| edge.layers.is_empty()) else {
+                i += 1;
+                continue;
+            };
+            if self.shows_nothing(&live, &target, root.height)? {
+                if let Body::Interior(edges) = &mut root.body
+                    && let Some(edge) = edges.get_mut(i)
+                {
+                    (edge.child, edge.loose) = (None, false);
+                }
+                any = true;
+            } else if self.height(target.id)? > 0 && self.is_private(target.id) {
+                let child = self.load_below(target.id, root.height)?.simple(&live, &target, self.cx.pager);
+                if let Some(child) = or_if_damaged(child.map(Some), None)?
+                    && self.fits_inside(&root, &child)
+                {
+                    root = root.with_edges_of(i, child);
+                    self.put(self.root, root.clone())?;
+                    self.remove(target.id)?;
+                    any = true;
+                    // Those that came in its place may be such, too.
+                    continue;
+                }
+            }
+            i += 1;
+        }
+        let high = root.height;
+        root = self.lowest(root)?;
+        any |= root.height < high;
+        if any {
+            let (height, span) = (root.height, root.span.clone());
+            if let Body::Interior(edges) = &mut root.body {
+                *edges = self.joined(std::mem::take(edges), &span, height)?;
+            }
+            self.put(self.root, root)?;
+        }
+        while self.shrink_root()? {
+            any = true;
+        }
+        Ok(any)
     }
 
     /// Flushes edges of node `id` until its pending messages are within the limit. The node must

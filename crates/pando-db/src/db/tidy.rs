@@ -124,7 +124,17 @@ impl Engine {
             }
         }
         let surveying = self.tidying.lock().survey.is_some();
-        Ok((!surveying && self.sink_step(Which::All)?) || self.trim_step()?)
+        Ok((!surveying && self.sink_step(Which::All)?) || self.trim_step()? || self.heal_step()?)
+    }
+
+    /// Takes edges and levels away that the root does not need any more, by one step; whether there were any.
+    fn heal_step(&self) -> Result<bool> {
+        let _turn = self.flushing.lock();
+        let shrunk = self.edit_with(&self.tidying_context(), |edit| edit.heal_root(), |_| ())?;
+        let mut tidying = self.tidying.lock();
+        tidying.changed |= shrunk;
+        tidying.unfreed |= shrunk;
+        Ok(shrunk)
     }
 
     /// What tidying works with: smaller edits than others, so that whoever waits for one waits for less.

@@ -143,6 +143,28 @@ impl BlockMap {
             .sum()
     }
 
+    /// First and last block of each run of set bits in `from..to`.
+    pub(crate) fn runs(&self, from: u64, to: u64) -> Vec<(u64, u64)> {
+        let mut runs: Vec<(u64, u64)> = Vec::new();
+        if from >= to {
+            return runs;
+        }
+        for (piece, bits) in self.pieces.range(from / PIECE..=(to - 1) / PIECE) {
+            let start = piece.saturating_mul(PIECE);
+            let words = (0u64..).zip(bits).filter(|(_, word)| **word != 0);
+            for (i, word) in words {
+                let set = (0..64).filter(|bit| word >> bit & 1 == 1).map(|bit| start + i * 64 + bit);
+                for block in set.filter(|b| (from..to).contains(b)) {
+                    match runs.last_mut() {
+                        Some((_, last)) if *last + 1 == block => *last = block,
+                        _ => runs.push((block, block)),
+                    }
+                }
+            }
+        }
+        runs
+    }
+
     /// Adds to `batch` that blocks `first..=last` exist, as far as it is not known.
     pub(crate) fn set(&mut self, batch: &mut Batch, data: &Bytes, first: u64, last: u64) {
         for piece in first / PIECE..=last / PIECE {

@@ -150,7 +150,7 @@ impl Fs {
     }
 
     /// The map of a file, which is read if it is not in memory. The caller holds `tree` of the file.
-    fn map(&self, inode: &InodeRef, data: &Bytes, dense: u64) -> Result<BlockMap> {
+    pub(crate) fn map(&self, inode: &InodeRef, data: &Bytes, dense: u64) -> Result<BlockMap> {
         match inode.peek(|s| s.map.clone()) {
             Some(map) => Ok(map),
             None => BlockMap::read(&self.db, data, dense),
@@ -376,7 +376,9 @@ impl Fs {
     /// Copies `len` bytes between files and returns how many; less than asked at the end of the
     /// source or of a stated unit (16 MiB), after which the caller asks again.
     ///
-    /// A whole file onto an empty one is a clone of its data: one batch whatever the size.
+    /// A whole file onto an empty one is a clone of its data: one batch whatever the size. So is a part
+    /// of at least a mebibyte that goes to the same offset, behind all that the target holds, as far as
+    /// it ends with the source or at a multiple of 4 MiB or a GiB: what is left is for the next call.
     pub fn copy_file_range(
         &self,
         c: &Caller,
@@ -397,11 +399,15 @@ impl Fs {
             if !apart {
                 return Err(Error::Invalid(format!("{}: copied onto itself", source.label())));
             }
-        } else if off_in == 0
-            && off_out == 0
-            && let Some(copied) = self.clone_data(c, &source, &target, len)?
-        {
-            return Ok(copied);
+        } else if off_in == off_out {
+            if off_in == 0
+                && let Some(copied) = self.clone_data(c, &source, &target, len)?
+            {
+                return Ok(copied);
+            }
+            if let Some(copied) = self.share_data(c, &source, &target, off_in, len)? {
+                return Ok(copied);
+            }
         }
         let mut done = 0;
         let len = len.min(COPY_UNIT);

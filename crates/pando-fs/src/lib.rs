@@ -55,6 +55,7 @@ mod position;
 mod record;
 mod rename;
 mod rights;
+mod share;
 mod stats;
 mod types;
 mod usage;

@@ -434,3 +434,86 @@ fn blocks_are_counted_right_after_any_writes_and_cuts() {
         check_keys(&w);
     }
 }
+
+fn copy_part(w: &World, from: &str, to: &str, at: u64, len: u64) -> u64 {
+    let copied = w
+        .on(from, |from| w.on(to, |to| w.fs.copy_file_range(&Caller::root(), from.ino, at, to.ino, at, len)));
+    copied.unwrap()
+}
+
+/// Copies as the kernel does for a copier: in calls of less than 4 GiB. Returns how many.
+fn copy_by_calls(w: &World, from: &str, to: &str, size: u64) -> u32 {
+    let (mut done, mut calls) = (0, 0);
+    while done < size {
+        let len = (size - done).min(0xfff0_0000);
+        let n = copy_part(w, from, to, done, len);
+        assert!(n > 0 && n <= len, "{n} of {len}");
+        (done, calls) = (done + n, calls + 1);
+    }
+    calls
+}
+
+#[test]
+fn files_of_four_gib_and_more_are_shared_and_keep_their_holes() {
+    const G: u64 = 1 << 30;
+    for size in [4192 << 20, 4 * G, 9 * G + 12_345] {
+        let mut w = World::new();
+        w.create("/big").unwrap();
+        for (offset, seed) in [(0, 1), (G - 5, 2), (3 * G + 7, 3), (0xfff0_0000 - 3, 4), (size - 20_000, 5)] {
+            w.write_at("/big", offset, &pattern(20_000, seed)).unwrap();
+        }
+        w.create("/copy").unwrap();
+        let calls = copy_by_calls(&w, "/big", "/copy", size);
+        assert!(calls <= 4, "{calls} calls for {size} bytes");
+        // Each goes its own way afterwards.
+        w.write_at("/big", 3 * G + 7, b"changed").unwrap();
+        for remounted in [false, true] {
+            let (big, copy) = (w.attr("/big"), w.attr("/copy"));
+            assert_eq!((copy.size, copy.blocks), (size, big.blocks), "remounted: {remounted}");
+            for (offset, seed) in [(0, 1), (G - 5, 2), (3 * G + 7, 3), (size - 20_000, 5)] {
+                let seen = w.on("/copy", |a| w.fs.read(FileHandle(0), a.ino, offset, 20_000)).unwrap();
+                assert!(seen == pattern(20_000, seed), "at {offset} of {size}");
+            }
+            w.remount();
+        }
+    }
+}
+
+#[test]
+fn parts_that_are_shared_are_the_bytes_that_were_asked_for() {
+    const M: u64 = 1 << 20;
+    let size = 13 * M + 777;
+    for (n, (asked, held, hole)) in [
+        (8 * M, 0, false),
+        (8 * M + 1, 0, false),
+        (8 * M - 1, 0, true),
+        (size - 4 * M, 4 * M, false),
+        (size - 8 * M, 5 * M, true),
+        (4 * M, 4 * M + 1, false),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let w = World::new();
+        let mut model = pattern(size as usize, 9);
+        w.put("/from", &model[..]);
+        if hole {
+            w.truncate("/from", 6 * M).unwrap();
+            w.write_at("/from", size - 3 * M, &model[(size - 3 * M) as usize..]).unwrap();
+            model[6 * M as usize..(size - 3 * M) as usize].fill(0);
+        }
+        let mut expected = pattern(held as usize, 4);
+        w.put("/to", &expected);
+        let offset = held / (4 * M) * 4 * M + if held % (4 * M) > 1 { 4 * M } else { 0 };
+        let copied = copy_part(&w, "/from", "/to", offset, asked);
+        assert!(copied > 0 && copied <= asked, "case {n}: {copied}");
+        let end = (offset + copied) as usize;
+        expected.resize(expected.len().max(end), 0);
+        expected[offset as usize..end].copy_from_slice(&model[offset as usize..end]);
+        assert!(w.get("/to").unwrap() == expected, "case {n}");
+        // Growing shows zeros, not what lay behind in the source.
+        w.truncate("/to", size + 99_999).unwrap();
+        expected.resize((size + 99_999) as usize, 0);
+        assert!(w.get("/to").unwrap() == expected, "case {n}, grown");
+    }
+}

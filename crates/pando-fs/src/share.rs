@@ -1,0 +1,170 @@
+//! Copies between files that share the data instead of writing it again.
+//!
+//! A copy to the same offset, behind all that the destination holds, is a clone
+//! of ranges of blocks: one batch, whatever their size and whether they exist.
+//! The engine clones prefixes of keys, and block numbers end keys with the
+//! highest byte first, so a range is 256, 65,536, ... blocks that begin at a
+//! multiple of their number. What cannot be made of few such ranges is left to
+//! the next call of the copier, or to copying. Uses `place`, keys, `blockmap`.
+
+use bytes::Bytes;
+use pando_db::Batch;
+
+use crate::{
+    BLOCK_SIZE,
+    blockmap::BlockMap,
+    data::without_set_id,
+    error::Result,
+    inode::InodeRef,
+    merge::{Change, Size},
+    path,
+    types::{Caller, Time},
+    volume::Fs,
+};
+
+/// Most ranges that one call clones; the copier goes on with the next call.
+const MOST_RANGES: usize = 64;
+/// Least that is worth clones rather than copying, bytes.
+const LEAST_SHARED: u64 = 1 << 20;
+/// Block numbers are compared in ranges of up to 256 to this power.
+const TOP_LEVEL: u32 = 5;
+
+/// Ranges of 256^level blocks, one behind the other.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Ranges {
+    /// First block and level of each.
+    parts: Vec<(u64, u32)>,
+    /// The block behind the last one.
+    end: u64,
+}
+
+/// Ranges from block `first` on that end at or before `end`; the last may end behind it if the
+/// source has nothing there (`to_the_end`). Stops where only smaller ranges would follow.
+fn ranges(first: u64, end: u64, to_the_end: bool) -> Ranges {
+    let mut out = Ranges { parts: Vec::new(), end: first };
+    let mut largest = 1;
+    while out.end < end && out.parts.len() < MOST_RANGES {
+        let at = out.end;
+        let fits = |level: &u32| {
+            let blocks = 1u64 << (8 * level);
+            at.is_multiple_of(blocks) && (to_the_end || at + blocks <= end)
+        };
+        let Some(level) = (largest..=TOP_LEVEL).rev().find(fits) else { break };
+        largest = level;
+        out.parts.push((at, level));
+        out.end = end.min(at + (1u64 << (8 * level)));
+    }
+    out
+}
+
+/// Prefix of the keys of 256^level blocks from `first` on.
+fn prefix(data: &[u8], first: u64, level: u32) -> Bytes {
+    let key = path::block(data, first);
+    key.slice(..key.len().saturating_sub(level as usize))
+}
+
+impl Fs {
+    /// Shares up to `len` bytes from `offset` of `source` with `target`, to the same offset, and
+    /// returns how many; `None` if they have to be copied. One batch.
+    pub(crate) fn share_data(
+        &self,
+        c: &Caller,
+        source: &InodeRef,
+        target: &InodeRef,
+        offset: u64,
+        len: u64,
+    ) -> Result<Option<u64>> {
+        if !offset.is_multiple_of(BLOCK_SIZE) {
+            return Ok(None);
+        }
+        let first = offset / BLOCK_SIZE;
+        self.with_attempts(|tries| {
+            let from = self.attempt(source, tries, false)?;
+            let to = self.attempt(target, tries, true)?;
+            let (size, source_dense) = source.peek(|s| (s.record.size, s.record.dense));
+            let (held, perm, target_dense) = target.peek(|s| (s.record.size, s.record.perm, s.record.dense));
+            let end = size.min(offset.saturating_add(len));
+            if held > offset || end <= offset {
+                return Ok(None);
+            }
+            // A block that is copied in part would bring bytes behind the new size along.
+            let blocks = if end == size { end.div_ceil(BLOCK_SIZE) } else { end / BLOCK_SIZE };
+            let ranges = ranges(first, blocks, end == size);
+            let end = end.min(ranges.end * BLOCK_SIZE);
+            if end.saturating_sub(offset) < LEAST_SHARED {
+                return Ok(None);
+            }
+            let mut batch = Batch::new();
+            for &(at, level) in &ranges.parts {
+                batch.clone_prefix(prefix(&from.data, at, level), prefix(&to.data, at, level));
+            }
+            // What is known of holes afterwards. Blocks before `held` are the target's, those
+            // from `first` on the source's, and none is between.
+            let had = held.div_ceil(BLOCK_SIZE);
+            let begins = target_dense.unwrap_or(had);
+            let existing = source_dense.unwrap_or(u64::MAX).clamp(first, ranges.end);
+            let dense = if begins == first { existing } else { begins };
+            let noted = if target_dense.is_none() && dense == ranges.end {
+                None
+            } else {
+                let mut map = match target_dense {
+                    Some(dense) => self.map(target, &to.data, dense)?,
+                    None => BlockMap::default(),
+                };
+                if dense < existing {
+                    map.set(&mut batch, &to.data, first, existing - 1);
+                }
+                if let Some(source_dense) = source_dense {
+                    let theirs = self.map(source, &from.data, source_dense)?;
+                    for (from, last) in theirs.runs(existing, ranges.end) {
+                        map.set(&mut batch, &to.data, from, last);
+                    }
+                }
+                Some(map)
+            };
+            let change = Change {
+                size: Some(Size::Set(end)),
+                perm: if c.is_root() { None } else { without_set_id(perm) },
+                dense: noted.is_some().then_some(Some(dense)),
+                ..Change::modified(Time::now())
+            };
+            batch.upsert(to.meta.clone(), change.encode());
+            self.db.write(batch)?;
+            target.change(|s| {
+                change.apply(&mut s.record);
+                s.map = noted;
+            });
+            Ok(Some(end - offset))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_few_and_stop_where_they_would_become_small() {
+        const M: u64 = 256; // blocks of 4 MiB
+        const G: u64 = 65_536; // blocks of a GiB
+        assert_eq!(ranges(0, 0x3_ffc0, false).parts, [(0, 2), (G, 2), (2 * G, 2)]);
+        assert_eq!(ranges(3 * G, 4 * G + 6_144, true).parts, [(3 * G, 3 - 1), (4 * G, 3 - 1)]);
+        assert_eq!(ranges(3 * G, 4 * G + 6_144, true).end, 4 * G + 6_144);
+        assert_eq!(ranges(0, 100, false), Ranges { parts: vec![], end: 0 });
+        assert_eq!(ranges(17, 5 * G, true).parts, []);
+        let rising = ranges(G - 2 * M, 3 * G + 1, false);
+        assert_eq!(rising.parts, [(G - 2 * M, 1), (G - M, 1), (G, 2), (2 * G, 2)]);
+        assert_eq!(ranges(M, 3 * G, false).parts.len(), MOST_RANGES);
+    }
+
+    #[test]
+    fn a_prefix_covers_its_blocks_and_no_others() {
+        let p = prefix(b"file", 0x0102_0000, 2);
+        for (block, within) in
+            [(0x0102_0000, true), (0x0102_ffff, true), (0x0103_0000, false), (0x0101_ffff, false)]
+        {
+            assert_eq!(path::block(b"file", block).starts_with(&p), within, "{block:#x}");
+        }
+        assert!(!path::block(b"file", crate::blockmap::MAP).starts_with(&prefix(b"file", 0, TOP_LEVEL)));
+    }
+}

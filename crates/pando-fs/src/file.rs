@@ -19,6 +19,8 @@ use crate::{
 
 const O_TRUNC: i32 = 0o1000;
 const O_ACCMODE: i32 = 0o3;
+/// Also set in `O_SYNC`.
+const O_DSYNC: i32 = 0o10000;
 
 impl Fs {
     /// What `stat` tells. No I/O, as inodes that can be asked about are in memory; of a file with holes
@@ -141,6 +143,16 @@ impl Fs {
         let _own = inode.tree.write_arc();
         inode.change(|s| s.opens = s.opens.saturating_sub(1));
         self.drop_orphan_if_closed(inode);
+    }
+
+    /// Whether the handle was opened with `O_SYNC` or `O_DSYNC`. No I/O.
+    pub fn opened_to_sync(&self, fh: FileHandle) -> bool {
+        self.files.get(fh.0).is_ok_and(|open| open.flags & O_DSYNC != 0)
+    }
+
+    /// Permission and set-id bits of the mode. No I/O, never waits for a call under way.
+    pub fn perm(&self, ino: Ino) -> Result<u16> {
+        Ok(self.table.get(ino)?.peek(|s| s.record.perm))
     }
 
     /// Returns when all that was done, to this file or any other, is durable.

@@ -109,14 +109,16 @@ impl Caches {
         }
     }
 
-    /// Notes a write through a handle opened with `flags`. True: a reader may have cached the
-    /// old bytes while the write was under way, so drop these pages before answering it.
+    /// Notes a write that bypassed the page cache (`direct`) or went through it. True: a reader may
+    /// have cached the old bytes while the write was under way, so drop these pages before answering.
     ///
-    /// (The kernel drops the pages of a direct write before it sends it, not after.)
-    pub(crate) fn wrote(&self, ino: u64, flags: i32, offset: u64, len: u64) -> bool {
+    /// (The kernel drops the pages of a direct write before it sends it, not after. How the file was
+    /// opened does not tell: `O_DIRECT` on a cached open bypasses the page cache as well, and can be
+    /// switched on and off. Pages of a write that did not bypass it are locked until the answer.)
+    pub(crate) fn wrote(&self, ino: u64, direct: bool, offset: u64, len: u64) -> bool {
         let mut inodes = self.inodes.lock();
         let Some(state) = inodes.get_mut(&ino) else { return false };
-        if write_only(flags) {
+        if direct {
             return state.cached > 0;
         }
         let whole = offset.is_multiple_of(PAGE) && len.is_multiple_of(PAGE);
@@ -178,9 +180,9 @@ mod tests {
     fn a_partial_write_costs_the_next_open_its_cache_once() {
         let c = Caches::default();
         c.opened(2, libc::O_RDWR);
-        c.wrote(2, libc::O_RDWR, 0, 8192);
+        c.wrote(2, false, 0, 8192);
         assert!(c.opened(2, libc::O_RDONLY).keep, "whole pages are up to date");
-        c.wrote(2, libc::O_RDWR, 10, 4);
+        c.wrote(2, false, 10, 4);
         c.released(2, libc::O_RDWR);
         c.released(2, libc::O_RDONLY);
         assert!(!c.opened(2, libc::O_RDONLY).keep);
@@ -190,18 +192,21 @@ mod tests {
     #[test]
     fn direct_writes_drop_pages_only_while_someone_caches() {
         let c = Caches::default();
-        assert!(!c.wrote(2, libc::O_WRONLY, 0, 4));
+        assert!(!c.wrote(2, true, 0, 4));
         c.opened(2, libc::O_RDONLY);
-        assert!(c.wrote(2, libc::O_WRONLY, 0, 4));
+        assert!(c.wrote(2, true, 0, 4));
+        assert!(!c.wrote(2, false, 0, 4), "those pages are locked until the answer");
         c.released(2, libc::O_RDONLY);
-        assert!(!c.wrote(2, libc::O_WRONLY, 0, 4));
+        assert!(!c.wrote(2, true, 0, 4));
+        c.opened(2, libc::O_RDWR | libc::O_DIRECT);
+        assert!(c.wrote(2, true, 0, 4), "it may be mapped");
     }
 
     #[test]
     fn a_shredded_scan_is_seen_and_random_reads_are_not() {
         let c = Caches::default();
         c.opened(2, libc::O_RDWR);
-        c.wrote(2, libc::O_RDWR, 1, 1);
+        c.wrote(2, false, 1, 1);
         for page in [0, 700, 3, 400, 900, 1, 2, 3, 4, 5, 6, 5000] {
             assert_eq!(c.read(2, page * PAGE, 4096), None);
         }
@@ -225,7 +230,7 @@ mod tests {
         c.opened(4, libc::O_WRONLY);
         assert_eq!(c.perhaps_dirty(), [2]);
         assert!(c.is_perhaps_dirty(2) && !c.is_perhaps_dirty(3));
-        c.wrote(2, libc::O_RDWR, 1, 1);
+        c.wrote(2, false, 1, 1);
         c.released(2, libc::O_RDWR);
         c.released(3, libc::O_RDONLY);
         c.forgotten(2);

@@ -69,6 +69,39 @@ impl Server {
     fn count(&self, kind: Kind) {
         self.inner.counters.count(kind);
     }
+
+    fn open_file(&self, c: &Context, ino: u64, flags: i32) -> Outcome<Opened> {
+        let handle = self.fs().open_file(&caller(c, 0), ino, flags)?;
+        self.inner.proofs.opened(c, ino, handle.0, flags);
+        let policy = self.inner.caches.opened(ino, flags);
+        Ok(Opened { handle: handle.0, direct: policy.direct, keep_cache: policy.keep })
+    }
+
+    /// Entries without attributes.
+    fn list(&self, handle: DirHandle, ino: u64, cookie: u64, sink: &mut dyn DirSink) -> Outcome<()> {
+        let mut from = cookie;
+        loop {
+            let entries = match self.fs().readdir(handle, ino, from, sink.capacity() / PLAIN_ENTRY) {
+                Ok(entries) => entries,
+                Err(_) if from != cookie => return Ok(()),
+                Err(e) => return Err(e.into()),
+            };
+            let Some(last) = entries.last() else { return Ok(()) };
+            from = last.cookie;
+            for e in entries {
+                if !sink.add(e.ino, e.kind, &e.name, e.cookie, None) {
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    fn write_data(&self, w: &Write<'_>) -> Outcome<u32> {
+        // The handle and flags of a mapping's page are a guess of the kernel.
+        let (handle, append) =
+            if w.writeback { (0, false) } else { (w.handle, w.flags & libc::O_APPEND != 0) };
+        Ok(self.fs().write(FileHandle(handle), w.ino, w.offset, w.data, append)?)
+    }
 }
 
 /// The caller without supplementary groups: for calls whose permission the kernel has checked.
@@ -142,9 +175,14 @@ impl Inner {
         }
     }
 
+    /// Set-user-id and set-group-id of the mode as it is now; none if there is no such file.
+    fn set_id_bits(&self, ino: u64) -> u16 {
+        self.fs.perm(ino).unwrap_or_default() & 0o6000
+    }
+
     /// Clears set-user-id and set-group-id where they are set.
     fn drop_privileges(&self, c: &Context, ino: u64) -> Outcome<()> {
-        if self.fs.getattr(ino)?.perm & 0o6000 != 0 {
+        if self.set_id_bits(ino) != 0 {
             let change = SetAttr { kill_suidgid: true, ..SetAttr::default() };
             self.fs.setattr(&caller(c, 0), ino, &change)?;
         }
@@ -261,21 +299,38 @@ impl Handler for Server {
     ) -> Outcome<(Attr, Opened)> {
         self.count(Kind::Create);
         self.inner.proofs.free(name)?;
-        let (attr, handle) = self.fs().create(&maker(c, umask, mode), parent, name, mode, flags)?;
+        // The kernel found the name absent, but a clone may have made it since: on ESTALE it looks
+        // again and opens what is there by its own checks.
+        let made_since = |e: pando_fs::Error| match e.errno() {
+            libc::EEXIST if flags & libc::O_EXCL == 0 => Errno(libc::ESTALE),
+            e => Errno(e),
+        };
+        let (attr, handle) =
+            self.fs().create(&maker(c, umask, mode), parent, name, mode, flags).map_err(made_since)?;
         self.inner.proofs.opened(c, attr.ino, handle.0, flags);
         let policy = self.inner.caches.opened(attr.ino, flags);
         Ok((attr, Opened { handle: handle.0, direct: policy.direct, keep_cache: policy.keep }))
     }
 
-    fn open(&self, c: &Context, ino: u64, flags: i32) -> Outcome<Opened> {
+    fn open(&self, c: &Context, ino: u64, flags: i32) -> Answer<Opened> {
         self.count(Kind::Open);
-        if flags & libc::O_TRUNC != 0 && c.uid != 0 {
-            self.inner.drop_privileges(c, ino)?;
+        if flags & libc::O_TRUNC == 0 {
+            return Answer::Now(self.open_file(c, ino, flags));
         }
-        let handle = self.fs().open_file(&caller(c, 0), ino, flags)?;
-        self.inner.proofs.opened(c, ino, handle.0, flags);
-        let policy = self.inner.caches.opened(ino, flags);
-        Ok(Opened { handle: handle.0, direct: policy.direct, keep_cache: policy.keep })
+        let before = self.inner.set_id_bits(ino);
+        let outcome = match c.uid {
+            0 => Ok(()),
+            _ => self.inner.drop_privileges(c, ino),
+        };
+        let outcome = outcome.and_then(|()| self.open_file(c, ino, flags));
+        if self.inner.set_id_bits(ino) == before {
+            return Answer::Now(outcome);
+        }
+        let inner = self.inner.clone();
+        Answer::later(move || {
+            inner.tell(|n| n.forget_attributes(ino));
+            outcome
+        })
     }
 
     fn read(&self, handle: u64, ino: u64, offset: u64, size: u32) -> Answer<Bytes> {
@@ -297,24 +352,30 @@ impl Handler for Server {
 
     fn write(&self, c: &Context, w: Write<'_>) -> Answer<u32> {
         self.count(Kind::Write);
-        if w.kill_suidgid
-            && let Err(e) = self.inner.drop_privileges(c, w.ino)
-        {
-            return Answer::Now(Err(e));
-        }
-        // The handle and flags of a mapping's page are a guess of the kernel.
-        let (handle, append) =
-            if w.writeback { (0, false) } else { (w.handle, w.flags & libc::O_APPEND != 0) };
-        let outcome = self.fs().write(FileHandle(handle), w.ino, w.offset, w.data, append);
-        let outcome = outcome.map_err(Errno::from);
-        let len = w.data.len() as u64;
-        if w.writeback || !self.inner.caches.wrote(w.ino, w.flags, w.offset, len) {
+        let (ino, offset, len) = (w.ino, w.offset, w.data.len() as u64);
+        let before = self.inner.set_id_bits(ino);
+        let outcome = match w.kill_suidgid {
+            true => self.inner.drop_privileges(c, ino),
+            false => Ok(()),
+        };
+        let outcome = outcome.and_then(|()| self.write_data(&w));
+        // Of what the server changes itself the kernel takes back size and times, not the mode.
+        let mode_changed = self.inner.set_id_bits(ino) != before;
+        let pages_stale = !w.writeback && self.inner.caches.wrote(ino, w.direct, offset, len) && len > 0;
+        // Only for writes that bypass the page cache: after others the kernel sends an fsync.
+        let durable = w.direct && w.flags & libc::O_DSYNC != 0 && outcome.is_ok();
+        if !mode_changed && !pages_stale && !durable {
             return Answer::Now(outcome);
         }
-        let (inner, ino, offset) = (self.inner.clone(), w.ino, w.offset);
+        let inner = self.inner.clone();
         Answer::later(move || {
-            if len > 0 {
+            if pages_stale {
                 inner.tell(|n| n.forget_pages(ino, offset, len));
+            } else if mode_changed {
+                inner.tell(|n| n.forget_attributes(ino));
+            }
+            if durable {
+                inner.fs.fsync(ino, true)?;
             }
             outcome
         })
@@ -344,24 +405,31 @@ impl Handler for Server {
         self.count(Kind::Readdir);
         let handle = DirHandle(handle);
         if !sink.wants_attributes() {
-            let entries = self.fs().readdir(handle, ino, cookie, sink.capacity() / PLAIN_ENTRY)?;
+            return self.list(handle, ino, cookie, sink);
+        }
+        // What fits is not known, so entries are fetched as they go: references taken in vain cost.
+        let mut from = cookie;
+        loop {
+            let entries = match self.fs().readdir_plus(handle, ino, from, sink.capacity() / PLUS_ENTRY) {
+                Ok(entries) => entries,
+                // Those added are counted already; the next request meets the error again.
+                Err(_) if from != cookie => return Ok(()),
+                Err(e) => return Err(e.into()),
+            };
+            let Some(last) = entries.last() else { return Ok(()) };
+            from = last.cookie;
+            let mut room = true;
             for e in entries {
-                if !sink.add(e.ino, e.kind, &e.name, e.cookie, None) {
-                    break;
+                let counted = e.name != "." && e.name != "..";
+                room = room && sink.add(e.ino, e.kind, &e.name, e.cookie, counted.then_some(&e.attr));
+                if !room && counted {
+                    self.fs().forget(e.ino, 1);
                 }
             }
-            return Ok(());
-        }
-        let entries = self.fs().readdir_plus(handle, ino, cookie, sink.capacity() / PLUS_ENTRY)?;
-        let mut room = true;
-        for e in entries {
-            let counted = e.name != "." && e.name != "..";
-            room = room && sink.add(e.ino, e.kind, &e.name, e.cookie, counted.then_some(&e.attr));
-            if !room && counted {
-                self.fs().forget(e.ino, 1);
+            if !room {
+                return Ok(());
             }
         }
-        Ok(())
     }
 
     fn releasedir(&self, ino: u64, handle: u64) {
@@ -382,8 +450,17 @@ impl Handler for Server {
             if inner.caches.is_perhaps_dirty(copy.ino_in) {
                 inner.tell(|n| n.forget_pages(copy.ino_in, 0, 0));
             }
-            let Copy { ino_in, offset_in, ino_out, offset_out, len } = copy;
-            Ok(inner.fs.copy_file_range(&caller, ino_in, offset_in, ino_out, offset_out, len)?)
+            let Copy { ino_in, offset_in, ino_out, handle_out, offset_out, len } = copy;
+            let before = inner.set_id_bits(ino_out);
+            let copied = inner.fs.copy_file_range(&caller, ino_in, offset_in, ino_out, offset_out, len);
+            if inner.set_id_bits(ino_out) != before {
+                inner.tell(|n| n.forget_attributes(ino_out));
+            }
+            let copied = copied?;
+            if inner.fs.opened_to_sync(FileHandle(handle_out)) {
+                inner.fs.fsync(ino_out, true)?;
+            }
+            Ok(copied)
         })
     }
 

@@ -235,10 +235,11 @@ impl<H: Handler> fuser::Filesystem for Adapter<H> {
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let _turn = self.poller.turn();
-        match self.handler.open(&context(request), ino.0, flags.0) {
+        let answer = self.handler.open(&context(request), ino.0, flags.0);
+        self.deliver(answer, move |outcome| match outcome {
             Ok(o) => reply.opened(FileHandle(o.handle), open_flags(&o)),
             Err(e) => reply.error(errno(e)),
-        }
+        });
     }
 
     fn create(
@@ -286,7 +287,7 @@ impl<H: Handler> fuser::Filesystem for Adapter<H> {
         data: &[u8],
         write_flags: WriteFlags,
         flags: OpenFlags,
-        _: Option<LockOwner>,
+        lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
         let _turn = self.poller.turn();
@@ -296,6 +297,9 @@ impl<H: Handler> fuser::Filesystem for Adapter<H> {
             offset,
             data,
             writeback: write_flags.contains(WriteFlags::FUSE_WRITE_CACHE),
+            // The kernel names the owner of locks where it sends a caller's buffer, not where it
+            // sends pages of its cache.
+            direct: lock_owner.is_some() && !write_flags.contains(WriteFlags::FUSE_WRITE_CACHE),
             kill_suidgid: write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID),
             flags: flags.0,
         };
@@ -437,7 +441,7 @@ impl<H: Handler> fuser::Filesystem for Adapter<H> {
         _: FileHandle,
         offset_in: u64,
         ino_out: INodeNo,
-        _: FileHandle,
+        handle_out: FileHandle,
         offset_out: u64,
         len: u64,
         flags: CopyFileRangeFlags,
@@ -448,7 +452,14 @@ impl<H: Handler> fuser::Filesystem for Adapter<H> {
         }
         // The answer carries 32 bits; a caller goes on where a short copy ended.
         let len = len.min(0xfff0_0000);
-        let copy = Copy { ino_in: ino_in.0, offset_in, ino_out: ino_out.0, offset_out, len };
+        let copy = Copy {
+            ino_in: ino_in.0,
+            offset_in,
+            ino_out: ino_out.0,
+            handle_out: handle_out.0,
+            offset_out,
+            len,
+        };
         self.deliver(self.handler.copy(&context(request), copy), move |outcome| match outcome {
             Ok(n) => reply.written(u32::try_from(n).unwrap_or(u32::MAX)),
             Err(e) => reply.error(errno(e)),

@@ -89,9 +89,12 @@ pub struct Write<'a> {
     pub data: &'a [u8],
     /// Pages of a shared mapping on their way out, not a `write` call.
     pub writeback: bool,
+    /// A `write` call that bypasses the page cache; the kernel holds no pages locked for it, and
+    /// sends no fsync after it if `flags` ask for one.
+    pub direct: bool,
     /// The caller may not keep set-user-id and set-group-id bits alive.
     pub kill_suidgid: bool,
-    /// `O_*` flags of the open file.
+    /// `O_*` flags of the open file, with `O_SYNC` or `O_DSYNC` also if this call asks for that.
     pub flags: i32,
 }
 
@@ -104,6 +107,8 @@ pub struct Copy {
     pub offset_in: u64,
     /// File written.
     pub ino_out: u64,
+    /// Its handle from open.
+    pub handle_out: u64,
     /// Where to begin writing.
     pub offset_out: u64,
     /// Bytes to copy.
@@ -116,7 +121,7 @@ pub trait DirSink {
     fn add(&mut self, ino: u64, kind: FileKind, name: &OsStr, cookie: u64, attr: Option<&Attr>) -> bool;
     /// Whether entries should come with attributes (each then counts as a lookup).
     fn wants_attributes(&self) -> bool;
-    /// Bytes that the kernel offered for entries.
+    /// Bytes worth fetching entries for at a time; there may be room for more.
     fn capacity(&self) -> usize;
 }
 
@@ -174,7 +179,7 @@ pub trait Handler: Send + Sync + 'static {
         umask: u32,
         flags: i32,
     ) -> Outcome<(Attr, Opened)>;
-    fn open(&self, c: &Context, ino: u64, flags: i32) -> Outcome<Opened>;
+    fn open(&self, c: &Context, ino: u64, flags: i32) -> Answer<Opened>;
     fn read(&self, handle: u64, ino: u64, offset: u64, size: u32) -> Answer<Bytes>;
     fn write(&self, c: &Context, write: Write<'_>) -> Answer<u32>;
     fn release(&self, ino: u64, handle: u64, flags: i32);

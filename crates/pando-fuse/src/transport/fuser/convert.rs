@@ -174,5 +174,5 @@ impl DirSink for PlainSink {
     }
 }
 
-/// What the kernel usually offers for a readdir; only a hint for how many entries to fetch.
+/// The least that the kernel offers for a readdir, bytes. The library hides how much it is.
 const DIR_BUFFER: usize = 4096;

@@ -1,0 +1,130 @@
+//! Writes that must be durable when they are answered: whatever was acknowledged before `kill -9`
+//! is there after it, however the file was opened.
+#![allow(clippy::unwrap_used, clippy::expect_used, unsafe_code)]
+
+mod common;
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io,
+    os::{fd::AsRawFd, unix::fs::OpenOptionsExt},
+    path::Path,
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use common::Bench;
+
+/// How one writer writes.
+struct Way {
+    name: &'static str,
+    /// `O_*` flags of the open.
+    open: i32,
+    /// `RWF_*` flags of each write.
+    each: i32,
+    /// Bytes of a record.
+    size: usize,
+    /// The file was written with zeros before.
+    preallocated: bool,
+}
+
+const fn way(name: &'static str, open: i32, each: i32, size: usize, preallocated: bool) -> Way {
+    Way { name, open, each, size, preallocated }
+}
+
+use libc::{O_APPEND, O_DIRECT, O_DSYNC, O_RDWR, O_SYNC, O_WRONLY, RWF_DSYNC, RWF_SYNC};
+
+const WAYS: [Way; 13] = [
+    way("wo-sync", O_WRONLY | O_SYNC, 0, 100, false),
+    way("wo-dsync", O_WRONLY | O_DSYNC, 0, 5_000, false),
+    way("wo-append-sync", O_WRONLY | O_APPEND | O_SYNC, 0, 333, false),
+    way("wo-append-dsync", O_WRONLY | O_APPEND | O_DSYNC, 0, 40_000, false),
+    way("wo-rwf-dsync", O_WRONLY, RWF_DSYNC, 100, false),
+    way("wo-rwf-sync", O_WRONLY | O_APPEND, RWF_SYNC, 70, false),
+    way("wo-preallocated", O_WRONLY | O_DSYNC, 0, 4096, true),
+    way("rw-sync", O_RDWR | O_SYNC, 0, 100, false),
+    way("rw-append-dsync", O_RDWR | O_APPEND | O_DSYNC, 0, 5_000, false),
+    way("rw-rwf-dsync", O_RDWR, RWF_DSYNC, 700, false),
+    way("rw-preallocated", O_RDWR | O_SYNC, 0, 8192, true),
+    way("direct-dsync", O_RDWR | O_DIRECT | O_DSYNC, 0, 4096, false),
+    way("direct-rwf-preallocated", O_RDWR | O_DIRECT, RWF_DSYNC, 4096, true),
+];
+
+/// Records that a preallocated file has room for; more are not written.
+const ROOM: u64 = 2000;
+
+fn record(way: &Way, i: u64) -> Vec<u8> {
+    (0..way.size).map(|at| (i as usize * 31 + at * 7 + 1) as u8 | 1).collect()
+}
+
+fn put(file: &File, way: &Way, i: u64) -> io::Result<()> {
+    let bytes = record(way, i);
+    let piece = libc::iovec { iov_base: bytes.as_ptr() as *mut _, iov_len: bytes.len() };
+    let at = i * way.size as u64;
+    // SAFETY: the vector names `bytes`, which outlives the call.
+    match unsafe { libc::pwritev2(file.as_raw_fd(), &piece, 1, at as i64, way.each) } {
+        n if n == bytes.len() as isize => Ok(()),
+        n if n >= 0 => Err(io::Error::other("short write")),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Writes record after record until the mount is gone; counts those that were acknowledged.
+fn write_until_killed(dir: &Path, way: &Way, acknowledged: &AtomicU64) {
+    let access = way.open & libc::O_ACCMODE;
+    let file = OpenOptions::new()
+        .read(access == O_RDWR)
+        .write(true)
+        .create(true)
+        .custom_flags(way.open & !libc::O_ACCMODE)
+        .open(dir.join(way.name))
+        .unwrap();
+    for i in 0.. {
+        if way.preallocated && i == ROOM || put(&file, way, i).is_err() {
+            return;
+        }
+        acknowledged.store(i + 1, Ordering::Release);
+    }
+}
+
+#[test]
+fn what_a_syncing_write_acknowledged_is_there_after_kill_9() {
+    let Some(b) = Bench::mounted() else { return };
+    for round in 0..4u64 {
+        let dir = b.path(&format!("m/{round}"));
+        fs::create_dir(&dir).unwrap();
+        for way in WAYS.iter().filter(|w| w.preallocated) {
+            fs::write(dir.join(way.name), vec![0; way.size * ROOM as usize]).unwrap();
+        }
+        File::open(&dir).unwrap().sync_all().unwrap();
+        let pid = b.daemon();
+        let acknowledged = [const { AtomicU64::new(0) }; WAYS.len()];
+        std::thread::scope(|s| {
+            for (way, n) in WAYS.iter().zip(&acknowledged) {
+                let dir = &dir;
+                s.spawn(move || write_until_killed(dir, way, n));
+            }
+            std::thread::sleep(Duration::from_millis(150 + round * 97));
+            b.sh(&format!("kill -9 {pid}; while [ -e /proc/{pid} ]; do sleep 0.01; done"));
+        });
+        b.umount();
+        b.mount();
+        let mut lost = Vec::new();
+        for (way, n) in WAYS.iter().zip(&acknowledged) {
+            let n = n.load(Ordering::Acquire);
+            assert!(n > 0, "{}: wrote nothing", way.name);
+            let there = fs::read(dir.join(way.name)).unwrap_or_default();
+            let kept = (0..n).filter(|&i| {
+                let at = i as usize * way.size;
+                there.get(at..at + way.size).is_some_and(|r| r == record(way, i))
+            });
+            let kept = kept.count() as u64;
+            if kept < n {
+                lost.push(format!("{}: {} of {n}", way.name, n - kept));
+            }
+        }
+        assert!(lost.is_empty(), "round {round}: acknowledged and lost: {lost:?}");
+    }
+    b.umount();
+    b.ok(&["check", "a.img"]);
+}

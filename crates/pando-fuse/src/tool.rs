@@ -161,7 +161,11 @@ pub fn clone(source: &Spot, destination: &Spot, replace: bool) -> Result<u64, Er
 /// the daemon (0 for a file). EISDIR for a directory otherwise.
 pub fn remove(target: &Spot, recursive: bool) -> Result<u64, Error> {
     // Looked at once: what was no directory must not be removed with all that is in it if it is one now.
-    if !target.is_dir()? {
+    let is_dir = target.is_dir()?;
+    // Nothing is removed that is not in a mount of ours.
+    let carrier = target.carrier()?;
+    let token = client::token(&carrier)?;
+    if !is_dir {
         // A plain call, which the kernel checks itself, and refuses for directories.
         unlinkat(&target.dir, &target.name, AtFlags::empty()).map_err(io::Error::from)?;
         return Ok(0);
@@ -169,8 +173,6 @@ pub fn remove(target: &Spot, recursive: bool) -> Result<u64, Error> {
     if !recursive {
         return Err(Error::Io(io::Error::from_raw_os_error(libc::EISDIR)));
     }
-    let carrier = target.carrier()?;
-    let token = client::token(&carrier)?;
     show_removal(target, &token)?;
     client::send(&carrier, &Request::Remove { token })
 }

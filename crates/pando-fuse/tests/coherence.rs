@@ -127,6 +127,35 @@ fn msync_and_fsync_bring_mappings_home() {
     assert_eq!((g[1], g[5000], g[6000]), (1, 2, 3));
 }
 
+/// A database that is open for reading and writing keeps its pages when something else is cloned.
+#[test]
+fn a_clone_leaves_the_pages_of_other_files_alone() {
+    let w = world!();
+    fs::create_dir(w.path("empty")).unwrap();
+    fs::create_dir(w.path("tree")).unwrap();
+    let warm = |name: &str| {
+        fs::write(w.path(name), vec![7; 4 << 20]).unwrap();
+        let file = rw(&w.path(name));
+        let mut all = vec![0; 4 << 20];
+        file.read_exact_at(&mut all, 0).unwrap();
+        file
+    };
+    let (beside, inside) = (warm("database"), warm("tree/database"));
+    let again = |file: &File| {
+        let before = w.requests(Kind::Read);
+        let mut all = vec![0; 4 << 20];
+        file.read_exact_at(&mut all, 0).unwrap();
+        w.requests(Kind::Read) - before
+    };
+    assert_eq!((again(&beside), again(&inside)), (0, 0), "not warm");
+    w.clone_tree("empty", "copy", false).unwrap();
+    assert_eq!((again(&beside), again(&inside)), (0, 0));
+    w.clone_tree("tree", "tree2", false).unwrap();
+    assert_eq!(again(&beside), 0);
+    // What is in the source is written back, which drops its pages.
+    assert!(again(&inside) > 0);
+}
+
 #[test]
 fn a_clone_has_what_mappings_were_told_before_it() {
     let w = world!();

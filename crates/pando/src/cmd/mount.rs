@@ -30,7 +30,7 @@ use crate::{
 /// Mount a file system; goes on as a daemon
 #[derive(clap::Args)]
 #[command(after_help = "Options for -o, separated by commas:
-  ro, rw              refuse changes, or not; mount -o remount,rw DIR allows them later
+  ro, rw              refuse changes, or not; mount -i -o remount,rw DIR allows them later
   norecovery          with ro: never write to the image, not even to recover it after a crash
   allow_other         let other users in (needs root or user_allow_other in /etc/fuse.conf)
   default_permissions, no_default_permissions: whether the kernel checks permissions (on, unless root

@@ -63,6 +63,9 @@ impl Map {
 
 impl Drop for Map {
     fn drop(&mut self) {
+        // The server is in this process: munmap would wait for it to write back what is dirty, and hold the lock
+        // of the address space meanwhile, which the server may need.
+        self.sync();
         let _ = unsafe { munmap(self.at.cast(), self.len) };
     }
 }

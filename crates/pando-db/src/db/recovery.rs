@@ -245,11 +245,6 @@ impl Engine {
             }
         }
     }
-
-    /// Whether a checkpoint can wait until the store is in use: nothing in the log was damaged, and there are threads.
-    pub(super) fn may_checkpoint_later(&self) -> bool {
-        self.options.background && self.recovery.findings.is_empty() && self.recovery.notes.is_empty()
-    }
 }
 
 /// The keys that have a damaged value when the batch has been applied.

@@ -9,10 +9,10 @@ use pando_db::{
     device::{Device, MemDevice},
 };
 
-/// A store whose threads never got to a checkpoint is opened from its log, and writes one checkpoint of it: no more
-/// than the log has, which is 30 MiB.
+/// A store whose threads never got to a checkpoint is opened from its log. The checkpoint of what was replayed is the
+/// threads' work; before that little is written.
 #[test]
-fn opening_after_a_kill_writes_no_more_than_the_log_has() {
+fn opening_after_a_kill_leaves_the_checkpoint_to_the_threads() {
     const KEYS: u64 = 300_000;
     let device = Arc::new(MemDevice::new(1 << 30));
     let create = CreateOptions { log_size: Some(64 << 20), ..CreateOptions::default() };
@@ -47,7 +47,7 @@ fn opening_after_a_kill_writes_no_more_than_the_log_has() {
     let took = begin.elapsed();
     let written = copy.stats().write_bytes - before;
     println!("{i} batches replayed in {took:?}, {written} bytes written by then");
-    assert!(written < 30 << 20, "{written} bytes were written before the store was open");
+    assert!(written < 1 << 20, "{written} bytes were written before the store was open");
     assert_eq!(again.get(&key(7)).unwrap(), db.get(&key(7)).unwrap());
     assert_eq!(again.range(&[], None).count() as u64, KEYS);
 }

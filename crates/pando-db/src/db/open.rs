@@ -158,7 +158,7 @@ pub(super) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
     let mut recovered = recovery::read(&slots, region, &options, &space)?;
     let pager =
         Arc::new(Pager::new(device.clone(), options.cache_bytes, superblock.node_size, options.codec));
-    recovered.cut_torn_tail(&superblock, &pager)?;
+    recovered.take_back_torn_tail(&pager)?;
     space.loaded();
     let (replay, report, batches) = recovered.split();
     let bulk = Arc::new(Bulk::new(pager.clone(), space.clone()));
@@ -204,18 +204,19 @@ pub(super) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
         throttle: Throttle::default(),
         counters: Counters::default(),
     };
-    let replayed = !batches.is_empty();
+    let (replayed, void) = (!batches.is_empty(), batches.void());
     batches.apply(&mut engine)?;
     if engine.options.read_only {
         return Ok(engine);
     }
     engine.renew_superblock(slots.damaged.is_some())?;
-    // Before anybody writes: a second crash that found the log as the first one left it, and batches behind that, came to
-    // states that never were (model test, `with_threads_in_the_background`).
-    if replayed {
+    // From here on the log says what was made of it, or is empty.
+    let says_all = void.map_or(Ok(true), |first| engine.log_void(first))?;
+    if replayed && !(says_all && engine.may_checkpoint_later()) {
         match engine.checkpoint() {
+            Ok(()) => (),
             // A full store opens all the same: its log keeps what the checkpoint could not hold.
-            Ok(()) | Err(Error::NoSpace) => (),
+            Err(Error::NoSpace) if says_all => (),
             Err(error) => return Err(error),
         }
     }

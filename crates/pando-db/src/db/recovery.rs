@@ -8,12 +8,15 @@
 //! - Records that the log could repair are replayed; it is reported.
 //! - Records that were durable and are gone: opening is refused, unless it is
 //!   asked to salvage what is left.
-//! - A value outside the log that is missing ends the log if its batch may be
-//!   the tail that a crash has torn, as a torn record does. If the batch was
-//!   durable, the value is damaged: its key cannot be read from then on (the
-//!   tree gets a page that does not verify), and everything else goes on.
+//! - A batch that misses a value outside the log, and may be in the tail that a
+//!   crash has torn, does not count, nor does any after it. A record says so
+//!   before the store is in use ([`Batches::void`]). The batches stay in the log:
+//!   where the values of earlier ones are may be said among them.
+//!   If the batch was durable, the value is damaged: its key cannot be read from
+//!   then on (the tree gets a page that does not verify), and all else goes on.
 //!
-//! Everything is judged before the first batch is applied.
+//! Everything is judged before the first batch is applied. A second recovery of
+//! the same log comes to the same state.
 
 use std::sync::Arc;
 
@@ -31,7 +34,7 @@ use crate::{
     options::Options,
     store::{
         bulk::{self, Groups},
-        log::{Found, Log, LogPos, Region, Replay},
+        log::{AppendError, Found, Log, LogPos, Region, Replay},
         pager::Pager,
         space::Space,
         superblock::{Slots, Superblock},
@@ -64,14 +67,20 @@ pub(super) struct Recovered {
     pub report: Recovery,
     groups: Groups,
     records: Vec<Record>,
+    void: Option<u64>,
 }
 
 struct Record {
-    /// Empty for a record of the log's own, which is a batch without effect.
+    /// Empty for a record of the log's own, and for a batch that does not count: batches without effect.
     payload: Bytes,
     msn: u64,
-    begin: u64,
     end: LogPos,
+}
+
+/// Takes back what is in the records from number `first` on.
+fn take_back(records: &mut [Record], first: u64) {
+    let from = records.partition_point(|record| record.msn < first);
+    records.iter_mut().skip(from).for_each(|record| record.payload = Bytes::new());
 }
 
 /// Reads the log that a superblock names, and owns what its values lie in. Nothing is changed on the device.
@@ -97,8 +106,11 @@ pub(super) fn read(
         let mut payload = found.payload;
         if let Some(&(bulk::INLINE | bulk::EXTENTS)) = payload.first() {
             groups.read(std::mem::take(&mut payload))?;
+        } else if let Some(first) = record::first_void(&payload) {
+            take_back(&mut records, first);
+            payload = Bytes::new();
         }
-        records.push(Record { payload, msn: found.msn, begin: found.begin, end: found.end });
+        records.push(Record { payload, msn: found.msn, end: found.end });
     }
     if let Some(missing) = replay.missing() {
         let (from, to) = missing.into_inner();
@@ -137,30 +149,29 @@ pub(super) fn read(
             groups.adopt(group, space)?;
         }
     }
-    Ok(Recovered { replay, report, groups, records })
+    Ok(Recovered { replay, report, groups, records, void: None })
 }
 
 impl Recovered {
-    /// Ends the log before the first batch of the torn tail that misses a value.
-    pub fn cut_torn_tail(&mut self, superblock: &Superblock, pager: &Pager) -> Result<()> {
+    /// Takes back the first batch of the torn tail that misses a value, and all after it.
+    pub fn take_back_torn_tail(&mut self, pager: &Pager) -> Result<()> {
         let durable = self.replay.durable();
-        for (i, record) in self.records.iter().enumerate() {
-            if record.msn <= durable || decode(record, &mut self.groups, pager)?.missing.is_empty() {
-                continue;
+        for record in self.records.iter().filter(|record| record.msn > durable) {
+            if !decode(record, &mut self.groups, pager)?.missing.is_empty() {
+                self.void = Some(record.msn);
+                break;
             }
-            let before = i.checked_sub(1).and_then(|i| self.records.get(i));
-            let start = (superblock.log_start, superblock.next_msn);
-            let (end, next) = before.map_or(start, |before| (before.end, before.msn + 1));
-            self.replay.cut(end, next, record.begin);
-            self.records.truncate(i);
-            break;
+        }
+        if let Some(first) = self.void {
+            take_back(&mut self.records, first);
         }
         Ok(())
     }
 
     /// What is to be applied, without the reader of the log.
     pub fn split(self) -> (Replay, Recovery, Batches) {
-        (self.replay, self.report, Batches { groups: self.groups, records: self.records })
+        let Self { replay, report, groups, records, void } = self;
+        (replay, report, Batches { groups, records, void })
     }
 }
 
@@ -168,11 +179,17 @@ impl Recovered {
 pub(super) struct Batches {
     groups: Groups,
     records: Vec<Record>,
+    void: Option<u64>,
 }
 
 impl Batches {
     pub fn is_empty(&self) -> bool {
         self.records.is_empty()
+    }
+
+    /// The first batch that does not count, if the log does not say so yet.
+    pub fn void(&self) -> Option<u64> {
+        self.void
     }
 
     /// Applies all of them. Nobody else uses the store yet.
@@ -231,6 +248,24 @@ impl Batches {
 }
 
 impl Engine {
+    /// Says in the log, durably, that its batches from `first` on do not count; `false` if it has no room for that.
+    /// Else their values, written again to the same places, would make them valid after all.
+    pub(super) fn log_void(&self, first: u64) -> Result<bool> {
+        let (msn, end) = match self.log.append(&[&record::void(first)]) {
+            Ok(appended) => appended,
+            Err(AppendError::Full) => return Ok(false),
+            Err(other) => return Err(other.into()),
+        };
+        self.replay(&Batch::new(), msn, end)?;
+        self.log.sync()?;
+        Ok(true)
+    }
+
+    /// Whether a checkpoint can wait until the store is in use: nothing in the log was damaged, and there are threads.
+    pub(super) fn may_checkpoint_later(&self) -> bool {
+        self.options.background && self.recovery.findings.is_empty() && self.recovery.notes.is_empty()
+    }
+
     /// Flushes tables in memory while there are more than may wait for the threads in the background.
     fn flush_backlog(&self) -> Result<()> {
         let most = if self.options.background { self.options.cache_bytes / BACKLOG_SHARE } else { 0 };

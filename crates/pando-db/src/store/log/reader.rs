@@ -29,8 +29,6 @@ pub struct Replayed {
     pub msn: u64,
     /// What was appended.
     pub payload: Bytes,
-    /// The position where it begins.
-    pub begin: u64,
     /// The position behind it.
     pub end: LogPos,
 }
@@ -65,8 +63,6 @@ pub struct Replay {
     /// Where the next write-out begins, once the log has ended.
     head: u64,
     ended: bool,
-    /// Behind the end stands a record that is valid but must not be, at this position.
-    cut: Option<u64>,
     /// The newest record that something says was durable.
     durable: u64,
     clean: bool,
@@ -101,7 +97,6 @@ impl Log {
             next_msn: first_msn,
             head: start.pos.next_multiple_of(BLOCK),
             ended: false,
-            cut: None,
             durable,
             clean,
             salvage,
@@ -153,13 +148,6 @@ impl Replay {
     /// Where on the device a position is.
     pub fn place(&self, pos: u64) -> u64 {
         self.region.base + pos % self.region.size
-    }
-
-    /// Takes the log to end at `end`, before the record that begins at `begin`, which was returned but whose values
-    /// are missing.
-    pub fn cut(&mut self, end: LogPos, next_msn: u64, begin: u64) {
-        (self.at, self.next_msn, self.ended, self.cut) = (end, next_msn, true, Some(begin));
-        self.head = begin.max(end.pos).next_multiple_of(BLOCK);
     }
 
     /// Finds where to go on where no valid record is; sets `ended` if nowhere.
@@ -293,47 +281,15 @@ impl Replay {
         Ok(footer.filter(|footer| footer.end() % size == end % size))
     }
 
-    /// Makes the record that was cut off invalid. It is whole but for its values, which may come to stand
-    /// where they are looked for when they are written a second time.
-    fn erase(&mut self, pos: u64) -> Result<()> {
-        // The guard first, or it would repair the record.
-        let mut block = pos - pos % BLOCK;
-        while block + BLOCK <= self.limit() && block - pos.min(block) < self.region.size / 2 {
-            match self.footer_in(block)? {
-                Some(footer) if footer.holds(pos) => {
-                    self.zero(block + BLOCK - 8)?;
-                    break;
-                }
-                Some(footer) if footer.begin > pos => break,
-                _ => block += BLOCK,
-            }
-        }
-        self.zero(pos)
-    }
-
-    /// Zeroes eight bytes of a block. All else stays as it is, so that nothing else can be torn.
-    fn zero(&self, pos: u64) -> Result<()> {
-        let (place, device) = (self.place(pos), &self.region.device);
-        let (block, at) = (place / BLOCK * BLOCK, (place % BLOCK) as usize);
-        let failed = |e| Error::io("end the log", block, e);
-        let mut bytes = vec![0; BLOCK as usize];
-        device.read_at(block, &mut bytes).map_err(failed)?;
-        bytes.iter_mut().skip(at).take(8).for_each(|byte| *byte = 0);
-        device.write_at(block, &bytes).map_err(failed)
-    }
-
     /// A writer that continues behind the last valid record and keeps
     /// everything since the start of this replay until it is truncated.
     ///
     /// Flushes the device: what was replayed may have been written by a
     /// process that died before its own flush. [`Error::Invalid`] before the
     /// end was reached: writing there would destroy records. Without a placer nothing is to be written.
-    pub fn into_log(mut self, placer: Option<Arc<dyn Place>>) -> Result<Log> {
+    pub fn into_log(self, placer: Option<Arc<dyn Place>>) -> Result<Log> {
         if !self.ended {
             return Err(Error::Invalid("the log has not been replayed to its end".into()));
-        }
-        if let (Some(begin), Some(_)) = (self.cut, &placer) {
-            self.erase(begin)?;
         }
         let flushed = self.region.device.flush();
         flushed.map_err(|e| Error::io("flush", self.region.base, e))?;
@@ -365,7 +321,7 @@ impl Replay {
         }
         let payload = Bytes::copy_from_slice(payload);
         let end = LogPos { pos: pos + record_len(len), chain };
-        Ok(Some(Replayed { msn: header.msn, payload, begin: pos, end }))
+        Ok(Some(Replayed { msn: header.msn, payload, end }))
     }
 
     /// `len` bytes at a position, repaired, from the window or the device.

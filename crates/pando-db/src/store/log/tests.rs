@@ -272,30 +272,6 @@ fn records_of_before_a_crash_stay_dead() {
     assert_eq!(replay(&device, START, 1).0, ["one", "two", "six"]);
 }
 
-/// What is cut off because its values are missing begins in the block of the record before, or in the next one.
-#[test]
-fn what_was_cut_off_stays_so_wherever_it_begins() {
-    for together in [false, true] {
-        let device = memory();
-        let log = open(&device);
-        log.append(&[b"one"]).unwrap();
-        if !together {
-            log.sync().unwrap();
-        }
-        log.append(&[b"two"]).unwrap();
-        log.append(&[b"six"]).unwrap();
-        log.write_out().unwrap();
-        let mut reader = reader(&device, START, 1);
-        let first = reader.next().unwrap().unwrap();
-        let second = reader.next().unwrap().unwrap();
-        while reader.next().unwrap().is_some() {}
-        reader.cut(first.end, 2, second.begin);
-        drop(reader.into_log(Some(Arc::new(Clumsy))).unwrap());
-        // A crash right then, before anything is written in its place.
-        assert_eq!(replay(&device, START, 1).0, ["one"], "together: {together}");
-    }
-}
-
 #[test]
 fn records_of_another_log_or_place_are_not_valid() {
     let device = memory();

@@ -87,4 +87,22 @@ impl Error {
     pub fn corrupt(what: &'static str, offset: u64, detail: impl Into<String>) -> Self {
         Error::Corrupt { what, offset, detail: detail.into() }
     }
+
+    /// True if something could not be read, or is not what it should be: other parts of the store may be whole.
+    pub(crate) fn is_damage(&self) -> bool {
+        match self {
+            // A failed assertion: nothing is known to be wrong with what lies elsewhere, or right.
+            Error::Corrupt { what, .. } => *what != "structure",
+            Error::Io { action, .. } => *action == "read",
+            _ => false,
+        }
+    }
+}
+
+/// The outcome, or `otherwise` if something could not be read.
+pub(crate) fn or_if_damaged<T>(outcome: Result<T>, otherwise: T) -> Result<T> {
+    match outcome {
+        Err(error) if error.is_damage() => Ok(otherwise),
+        other => other,
+    }
 }

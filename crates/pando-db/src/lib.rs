@@ -25,15 +25,19 @@
 //! ```
 
 mod batch;
+mod codec;
 mod dag;
 mod db;
 pub mod device;
 mod error;
 mod format;
 mod key;
+mod limits;
 mod merge;
+mod node;
 mod options;
 mod pool;
+mod space;
 mod stats;
 mod store;
 mod thread;
@@ -46,17 +50,7 @@ pub use db::{
     NodeInfo, OperationInfo, PageInfo, PathInfo, RangeInfo, TargetInfo, UpdateInfo, Usage,
 };
 pub use error::{Error, Result};
+pub use limits::{MAX_KEY, MAX_MERGED, MAX_PREFIX_UPSERT, MAX_VALUE};
 pub use merge::{Merge, PatchMerge, patch};
 pub use options::{Codec, CreateOptions, Options};
 pub use stats::Stats;
-
-/// Longest key that a call accepts, in bytes.
-pub const MAX_KEY: usize = 16 << 10;
-/// Longest operation that [`Batch::upsert_prefix`] accepts, in bytes: it may wait in many places at once.
-pub const MAX_PREFIX_UPSERT: usize = 4 << 10;
-/// Longest value that a call accepts, in bytes.
-pub const MAX_VALUE: usize = 4 << 20;
-
-/// Longest value that upserts may make of another, in bytes. An operation whose result would be longer does nothing:
-/// the value stays as it was.
-pub const MAX_MERGED: usize = 32 << 20;

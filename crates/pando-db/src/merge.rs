@@ -52,8 +52,8 @@ pub mod patch {
     /// Largest value that a patch may produce, in bytes; a patch beyond it changes nothing.
     pub const MAX_LEN: usize = 1 << 20;
 
-    pub(super) const WRITE: u8 = 1;
-    pub(super) const TRUNCATE: u8 = 2;
+    pub(crate) const WRITE: u8 = 1;
+    pub(crate) const TRUNCATE: u8 = 2;
 
     /// Writes `data` at byte `offset`, zero-filling any gap; creates the value if absent.
     pub fn write(offset: u32, data: &[u8]) -> Bytes {

@@ -13,11 +13,11 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use bytes::Bytes;
 
-use super::tree::Tree;
 use crate::{
+    dag::tree::Tree,
     error::Result,
-    format::node::{Body, Node, NodeId, PageRef, Run, Target},
     key::{Lens, Span},
+    node::{Body, Node, NodeId, PageRef, Run, Target},
     store::pager::{Handle, Pager},
 };
 

@@ -7,27 +7,15 @@
 //! A delete that covers a bad page needs no look at it, so it is flushed and heals; a range message that covers the edge takes its
 //! place in any case. May use: edits. I/O: where damage is known, headers of children with messages.
 
-use super::edit::Edit;
 use crate::{
-    error::{Error, Result},
-    format::node::{Body, Edge, Node, NodeId, PageRef},
+    dag::edit::Edit,
+    error::{Error, Result, or_if_damaged},
     key::{Lens, Span, Spans, behind},
+    node::{Body, Edge, Node, NodeId, PageRef},
 };
 
 /// An edge is parted around what is bad when this fraction (1/n) of a node's size waits there.
 const WAITING: usize = 16;
-
-impl Error {
-    /// True if something could not be read, or is not what it should be: other parts of the store may be whole.
-    pub(crate) fn is_damage(&self) -> bool {
-        match self {
-            // A failed assertion: nothing is known to be wrong with what lies elsewhere, or right.
-            Error::Corrupt { what, .. } => *what != "structure",
-            Error::Io { action, .. } => *action == "read",
-            _ => false,
-        }
-    }
-}
 
 impl Error {
     /// The same, with the keys that it hides.
@@ -42,14 +30,6 @@ impl Error {
     }
 }
 
-/// The outcome, or `otherwise` if something could not be read.
-pub(super) fn or_if_damaged<T>(outcome: Result<T>, otherwise: T) -> Result<T> {
-    match outcome {
-        Err(error) if error.is_damage() => Ok(otherwise),
-        other => other,
-    }
-}
-
 /// The keys from the first to the last one of a page.
 fn span_of(page: &PageRef) -> Span {
     Span { lo: page.first_key(), hi: Some(behind(&page.last_key())) }
@@ -57,7 +37,7 @@ fn span_of(page: &PageRef) -> Span {
 
 impl Edit<'_> {
     /// The ranges of edge `i` of `node` for which a flush would read what cannot be read.
-    pub(super) fn unreadable_at(&self, node: &Node, i: usize) -> Result<Spans> {
+    pub(crate) fn unreadable_at(&self, node: &Node, i: usize) -> Result<Spans> {
         let mut bad = Spans::default();
         let Some(edge) = node.edges().get(i) else { return Ok(bad) };
         if !self.cx.pager.knows_damage() {
@@ -92,7 +72,7 @@ impl Edit<'_> {
     }
 
     /// Parts edges of node `id` around what cannot be read, where much waits; whether there was such an edge.
-    pub(super) fn part_around_damage(&mut self, id: NodeId) -> Result<bool> {
+    pub(crate) fn part_around_damage(&mut self, id: NodeId) -> Result<bool> {
         let limits = self.cx.limits;
         let mut node = self.load(id)?;
         let edges = node.edges();

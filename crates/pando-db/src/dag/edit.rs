@@ -14,14 +14,11 @@ use std::{
     },
 };
 
-use super::tree::{Limits, Tree};
 use crate::{
+    dag::tree::{Limits, Tree},
     error::{Error, Result},
-    format::{
-        node::{Node, NodeId},
-        node_codec::detach,
-    },
     merge::Merge,
+    node::{Node, NodeId, stored::detach},
     store::{
         pager::{Handle, Pager},
         table::{Entry, Loc, Table},
@@ -185,6 +182,18 @@ impl<'a> Edit<'a> {
         *self.counts.entry(self.root).or_default() -= 1;
         *self.counts.entry(id).or_default() += 1;
         self.root = id;
+    }
+
+    /// Takes nodes that nothing refers to out of the store. What only they referred to follows in a
+    /// later edit, so that each is a bounded piece of work. I/O: their headers.
+    pub fn reclaim(&mut self, orphans: &[NodeId]) -> Result<()> {
+        for &id in orphans {
+            // One that waited in the queue may have been referred to again, and taken out since.
+            if self.exists(id) && self.count(id) == 0 {
+                self.remove(id)?;
+            }
+        }
+        Ok(())
     }
 
     fn insert(&mut self, id: NodeId, node: Node) {

@@ -1,36 +1,19 @@
-//! The B-epsilon-DAG: reading, flushing, cloning and healing of nodes.
+//! The B-epsilon-DAG: a lifted B-epsilon-tree whose nodes may be shared (FAST'20).
 //!
-//! A lifted B-epsilon-DAG (FAST'20): nodes buffer messages for their children
-//! and may be shared; range messages move whole subtrees. Everything works on
-//! immutable versions: a [`view::View`] reads one, an [`edit::Edit`] builds the
-//! next. Uses `key`, `format`, `merge` and the pager and table of
-//! `store`; knows nothing of logs, checkpoints or threads.
+//! Nodes buffer messages for their children, and range messages move whole subtrees. Everything works on immutable
+//! versions: a [`read::view::View`] reads one, an [`edit::Edit`] builds the next. The rooms, from the ground up:
+//! `tree` (a version), `layer` (messages that arrived together), `memtable` (messages not yet in the DAG), `edit` (a
+//! version to be), `read`, `share` (clones), `write` (flush, split, merge), `gc`; and `check`, which verifies a
+//! version. May use: `key`, `node`, `merge`, and the pager and table of `store`; knows nothing of logs, checkpoints or
+//! threads.
 
-pub(crate) mod absorb;
-pub(crate) mod ahead;
-pub(crate) mod block;
 pub(crate) mod check;
-pub(crate) mod clone;
 pub(crate) mod damage;
-pub(crate) mod deferred;
 pub(crate) mod edit;
-mod feed;
-pub(crate) mod filter;
-pub(crate) mod flatten;
-pub(crate) mod flush;
-pub(crate) mod join;
+pub(crate) mod gc;
 pub(crate) mod layer;
 pub(crate) mod memtable;
-mod opened;
-pub(crate) mod pour;
-pub(crate) mod run;
-pub(crate) mod scan;
-pub(crate) mod simplify;
-pub(crate) mod sink;
-pub(crate) mod split;
-pub(crate) mod stretch;
+pub(crate) mod read;
+pub(crate) mod share;
 pub(crate) mod tree;
-pub(crate) mod trim;
-pub(crate) mod update;
-pub(crate) mod view;
-mod visible;
+pub(crate) mod write;

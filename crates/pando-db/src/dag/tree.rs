@@ -1,8 +1,13 @@
 //! A version of the DAG: the root, the table, and up to which batch they hold everything.
 
 use crate::{
-    format::node::NodeId,
-    store::{log::LogPos, table::Table},
+    error::{Error, Result},
+    node::{Node, NodeId},
+    store::{
+        log::LogPos,
+        pager::{Handle, Pager},
+        table::Table,
+    },
 };
 
 /// One immutable version. Cloning is O(1).
@@ -43,4 +48,17 @@ impl Limits {
             edit_nodes: 256,
         }
     }
+}
+
+/// A node below one of height `above`: heights descend strictly, so that no path can go in circles.
+pub(crate) fn child_node(pager: &Pager, table: &Table, id: NodeId, above: Option<u8>) -> Result<Handle> {
+    let handle = pager.node(table, id)?;
+    if above.is_some_and(|above| handle.node.height >= above) {
+        return Err(Error::corrupt("edge", 0, format!("node {id} is not below its parent")));
+    }
+    Ok(handle)
+}
+
+pub(crate) fn out_of_node(id: NodeId, node: &Node, key: &[u8]) -> Error {
+    Error::corrupt("edge", 0, format!("an edge leads to {key:?} in node {id}, which holds {:?}", node.span))
 }

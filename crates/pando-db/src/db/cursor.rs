@@ -4,17 +4,11 @@ use std::sync::{Arc, atomic::Ordering};
 
 use bytes::Bytes;
 
-use super::{engine::Engine, gaps::MANY};
 use crate::{
-    dag::{
-        ahead::Ahead,
-        block::Lane,
-        scan::{Direction, Scanner},
-        stretch::Stretch,
-        view::View,
-    },
+    dag::read::{block::Lane, readahead::Ahead, scan::Scanner, segment::Stretch, view::View},
+    db::engine::{Engine, skip_ranges::MANY},
     error::Result,
-    key::{Span, behind},
+    key::{Direction, Span, behind},
 };
 
 /// A consistent view of the store that later changes do not affect.
@@ -22,8 +16,8 @@ use crate::{
 /// Holding one keeps what it can reach from being freed, and costs nothing else.
 #[derive(Clone)]
 pub struct Snapshot {
-    pub(super) engine: Arc<Engine>,
-    pub(super) view: Arc<View>,
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) view: Arc<View>,
 }
 
 impl Snapshot {
@@ -42,7 +36,7 @@ impl Snapshot {
         self.clone().into_prefix(prefix)
     }
 
-    pub(super) fn into_range(self, lo: &[u8], hi: Option<&[u8]>) -> Cursor {
+    pub(crate) fn into_range(self, lo: &[u8], hi: Option<&[u8]>) -> Cursor {
         let range = Span::new(Bytes::copy_from_slice(lo), hi.map(Bytes::copy_from_slice));
         Cursor {
             snapshot: self,
@@ -55,7 +49,7 @@ impl Snapshot {
         }
     }
 
-    pub(super) fn into_prefix(self, prefix: &[u8]) -> Cursor {
+    pub(crate) fn into_prefix(self, prefix: &[u8]) -> Cursor {
         self.into_range(prefix, crate::key::successor(prefix).as_deref())
     }
 }

@@ -5,11 +5,11 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::DeviceStats;
+use crate::device::DeviceStats;
 
 /// Running totals, updated without a lock.
 #[derive(Debug, Default)]
-pub(super) struct Counters {
+pub(crate) struct Counters {
     reads: AtomicU64,
     read_bytes: AtomicU64,
     read_seeks: AtomicU64,
@@ -23,7 +23,7 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    pub(super) fn read(&self, offset: u64, len: usize) {
+    pub(crate) fn read(&self, offset: u64, len: usize) {
         self.reads.fetch_add(1, Relaxed);
         self.read_bytes.fetch_add(len as u64, Relaxed);
         if self.read_end.swap(offset + len as u64, Relaxed) != offset {
@@ -31,21 +31,21 @@ impl Counters {
         }
     }
 
-    pub(super) fn write(&self, len: usize) {
+    pub(crate) fn write(&self, len: usize) {
         self.writes.fetch_add(1, Relaxed);
         self.write_bytes.fetch_add(len as u64, Relaxed);
     }
 
-    pub(super) fn flush(&self) {
+    pub(crate) fn flush(&self) {
         self.flushes.fetch_add(1, Relaxed);
     }
 
-    pub(super) fn discard(&self, len: u64) {
+    pub(crate) fn discard(&self, len: u64) {
         self.discards.fetch_add(1, Relaxed);
         self.discard_bytes.fetch_add(len, Relaxed);
     }
 
-    pub(super) fn stats(&self) -> DeviceStats {
+    pub(crate) fn stats(&self) -> DeviceStats {
         DeviceStats {
             reads: self.reads.load(Relaxed),
             read_bytes: self.read_bytes.load(Relaxed),

@@ -21,8 +21,10 @@ use rustix::{
     io::{Errno, ReadWriteFlags, preadv, pwritev2},
 };
 
-use super::{Device, DeviceStats, check_range, counters::Counters};
-use crate::{Error, Result};
+use crate::{
+    device::{Device, DeviceStats, check_range, counters::Counters},
+    error::{Error, Result},
+};
 
 /// How many bytes at the start of a file must be zero before it is overwritten unasked.
 const PROBE: usize = 64 << 10;

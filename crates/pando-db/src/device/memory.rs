@@ -10,7 +10,7 @@ use std::{
 
 use parking_lot::RwLock;
 
-use super::{Device, DeviceStats, check_range, counters::Counters, sparse::Sparse};
+use crate::device::{Device, DeviceStats, check_range, counters::Counters, sparse::Sparse};
 
 /// A device in plain memory.
 #[derive(Debug, Default)]

@@ -23,7 +23,7 @@ use std::{io, sync::Arc};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 
-use super::{BLOCK, Device, DeviceStats, check_range, counters::Counters, sparse::Sparse};
+use crate::device::{BLOCK, Device, DeviceStats, check_range, counters::Counters, sparse::Sparse};
 
 /// Bytes that a medium writes as a whole, if it does not tear even these.
 const SECTOR: u64 = 512;

@@ -7,12 +7,12 @@ use std::{collections::HashMap, sync::Arc};
 
 /// An endless run of bytes in chunks of `CHUNK`.
 #[derive(Debug, Default, Clone)]
-pub(super) struct Sparse<const CHUNK: usize> {
+pub(crate) struct Sparse<const CHUNK: usize> {
     chunks: HashMap<u64, Arc<[u8; CHUNK]>>,
 }
 
 impl<const CHUNK: usize> Sparse<CHUNK> {
-    pub(super) fn read(&self, offset: u64, mut buf: &mut [u8]) {
+    pub(crate) fn read(&self, offset: u64, mut buf: &mut [u8]) {
         for (index, within, len) in pieces::<CHUNK>(offset, buf.len()) {
             let (piece, rest) = buf.split_at_mut(len);
             match self.chunks.get(&index) {
@@ -24,7 +24,7 @@ impl<const CHUNK: usize> Sparse<CHUNK> {
     }
 
     /// Makes a range zero again; whole chunks cost nothing from then on.
-    pub(super) fn clear(&mut self, offset: u64, len: u64) {
+    pub(crate) fn clear(&mut self, offset: u64, len: u64) {
         for (index, within, len) in pieces::<CHUNK>(offset, len as usize) {
             if len == CHUNK {
                 self.chunks.remove(&index);
@@ -35,11 +35,11 @@ impl<const CHUNK: usize> Sparse<CHUNK> {
     }
 
     /// Whether anything was ever written to the chunk that holds this byte.
-    pub(super) fn holds(&self, offset: u64) -> bool {
+    pub(crate) fn holds(&self, offset: u64) -> bool {
         self.chunks.contains_key(&(offset / CHUNK as u64))
     }
 
-    pub(super) fn write(&mut self, offset: u64, mut data: &[u8]) {
+    pub(crate) fn write(&mut self, offset: u64, mut data: &[u8]) {
         for (index, within, len) in pieces::<CHUNK>(offset, data.len()) {
             let (piece, rest) = data.split_at(len);
             let chunk = self.chunks.entry(index).or_insert_with(|| Arc::new([0; CHUNK]));

@@ -15,7 +15,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::{Device, DeviceStats};
+use crate::device::{Device, DeviceStats};
 
 /// A device whose flushes fail for good once one has failed.
 pub(crate) struct Sticky {

@@ -6,17 +6,15 @@ use bytes::{BufMut, Bytes, BytesMut};
 use smallvec::SmallVec;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{
-    codec::{Reader, put_bytes, put_varint},
-    node::{Body, Edge, Layer, Node, PageLoc, PageRef, RangeMsg, Run, Segment, Target, UpdateMsg},
-    page::Page,
-};
 use crate::{
+    codec::{Reader, put_bytes, put_varint},
     error::{Error, Result},
     key::Span,
+    node::{
+        Body, Edge, Layer, Node, PageLoc, PageRef, RangeMsg, Run, Segment, Target, UpdateMsg, page::Page,
+    },
     options::Codec,
     pool,
-    store::table::Stored,
 };
 
 const MAGIC: u32 = u32::from_le_bytes(*b"PNOD");
@@ -245,7 +243,7 @@ fn get_edges(r: &mut Reader, span: &Span, place: Place<'_>) -> Result<Vec<Edge>>
         edges.push(Edge { lo, child, layers, loose });
     }
     for i in 0..edges.len() {
-        let live = super::node::edge_span(&edges, span, i);
+        let live = crate::node::edge_span(&edges, span, i);
         for layer in &edges[i].layers {
             let inside = layer.ranges.iter().all(|m| live.covers(&m.span))
                 && layer.updates.iter().all(|m| live.covers(&m.span))
@@ -329,23 +327,6 @@ fn get_run(r: &mut Reader, place: Place<'_>) -> Result<Run> {
         run.pages.push(page);
     }
     Ok(run)
-}
-
-/// The same node with pages that name their extent, fit to be taken over by a new version.
-pub(crate) fn detach(node: &Node, home: &Stored) -> Result<Node> {
-    let mut node = node.clone();
-    for page in node.pages_mut() {
-        detach_page(page, home)?;
-    }
-    Ok(node)
-}
-
-/// The same for one page.
-pub(crate) fn detach_page(page: &mut PageRef, home: &Stored) -> Result<()> {
-    if let PageLoc::Home(segment) = page.loc {
-        page.loc = PageLoc::Foreign(home.part(segment)?.clone(), Segment { part: 0, ..segment });
-    }
-    Ok(())
 }
 
 #[cfg(test)]

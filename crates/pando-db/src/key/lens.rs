@@ -8,7 +8,7 @@
 
 use bytes::Bytes;
 
-use super::{Span, join, successor};
+use crate::key::{Span, join, successor};
 
 /// Maps every key that begins with `head` to the same key with `head` replaced by `pre`.
 /// Keeps order. Keys that do not begin with `head` are outside its domain.
@@ -97,8 +97,8 @@ impl Lens {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::small_key;
     use super::*;
+    use crate::key::tests::small_key;
     use proptest::prelude::*;
 
     proptest! {

@@ -5,10 +5,12 @@
 //! every traversal, flush, clone and check goes through it. It performs no
 //! I/O, knows nothing of nodes, and may use nothing else of the crate.
 
+mod direction;
 mod lens;
 mod span;
 mod spans;
 
+pub(crate) use direction::Direction;
 pub(crate) use lens::Lens;
 pub(crate) use span::{Span, common_prefix_len};
 pub(crate) use spans::{Spans, behind};
@@ -99,7 +101,7 @@ mod tests {
     }
 
     /// Short keys over few byte values, extremes included, so that collisions are common.
-    pub(super) fn small_key() -> impl Strategy<Value = Bytes> {
+    pub(crate) fn small_key() -> impl Strategy<Value = Bytes> {
         prop::collection::vec(prop::sample::select(vec![0u8, 1, 0x61, 0x62, 0xfe, 0xff]), 0..6)
             .prop_map(Bytes::from)
     }

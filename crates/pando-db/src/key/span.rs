@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::{common_prefix, successor};
+use crate::key::{common_prefix, successor};
 
 /// All keys `k` with `lo <= k` and `k < hi`; no `hi` is infinity.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -134,8 +134,8 @@ fn min_upper<'a>(a: Option<&'a Bytes>, b: Option<&'a Bytes>) -> Option<&'a Bytes
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::small_key;
     use super::*;
+    use crate::key::tests::small_key;
     use proptest::prelude::*;
 
     fn span() -> impl Strategy<Value = Span> {

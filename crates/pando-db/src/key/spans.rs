@@ -5,7 +5,7 @@ use std::ops::Bound::{Excluded, Included, Unbounded};
 use bytes::Bytes;
 use imbl::OrdMap;
 
-use super::Span;
+use crate::key::Span;
 
 /// Ranges that neither overlap nor touch, by where they begin. Cloning is O(1), all else logarithmic in their number.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -122,8 +122,8 @@ pub(crate) fn behind(key: &[u8]) -> Bytes {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::small_key;
     use super::*;
+    use crate::key::tests::small_key;
     use proptest::prelude::*;
 
     fn span() -> impl Strategy<Value = Span> {

@@ -15,9 +15,9 @@ use rustix::{
 };
 
 /// Bytes of a chunk.
-pub(super) const CHUNK: usize = 2 << 20;
+pub(crate) const CHUNK: usize = 2 << 20;
 /// Bytes that are taken and given at once.
-pub(super) const UNIT: usize = 1 << 10;
+pub(crate) const UNIT: usize = 1 << 10;
 const UNITS: usize = CHUNK / UNIT;
 
 /// A set of units.
@@ -25,13 +25,13 @@ type Units = [u64; UNITS / 64];
 
 /// What a piece may be cut from.
 #[derive(Clone, Copy)]
-pub(super) enum Free {
+pub(crate) enum Free {
     /// What is in memory.
     Idle = 0,
     Any = 1,
 }
 
-pub(super) struct Chunk {
+pub(crate) struct Chunk {
     map: ManuallyDrop<MmapMut>,
     base: NonNull<u8>,
     taken: Units,
@@ -47,7 +47,7 @@ pub(super) struct Chunk {
 unsafe impl Send for Chunk {}
 
 /// Bytes of a chunk that nobody else has.
-pub(super) struct Piece {
+pub(crate) struct Piece {
     at: NonNull<u8>,
     len: usize,
 }

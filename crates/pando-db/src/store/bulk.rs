@@ -20,20 +20,20 @@ use std::{
 use bytes::{BufMut, Bytes, BytesMut};
 use parking_lot::Mutex;
 
-use super::{
-    log::{Group, Place, Placed},
-    pager::Pager,
-    space::{Extent, Space},
-};
 use crate::{
+    codec::{Reader, put_bytes, put_varint},
     device::BLOCK,
     error::{Error, Result},
-    format::{
-        codec::{Reader, put_bytes, put_varint},
+    format::node_codec,
+    node::{
+        PageLoc, PageRef, Segment,
         message::Msg,
-        node::{PageLoc, PageRef, Segment},
-        node_codec,
         page::{Builder, Page},
+    },
+    space::{Extent, Space},
+    store::{
+        log::{Group, Place, Placed},
+        pager::Pager,
     },
 };
 

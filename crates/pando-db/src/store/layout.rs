@@ -16,18 +16,13 @@ use std::{collections::VecDeque, sync::Arc};
 use bytes::{Bytes, BytesMut};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{
-    pager::Pager,
-    space::{Extent, Space},
-    table::{MAX_PARTS, Stored},
-};
 use crate::{
     device::BLOCK,
     error::{Error, Result},
-    format::{
-        node::{Node, PageLoc, PageRef, Segment},
-        node_codec::{encode_header, pack},
-    },
+    format::node_codec::{encode_header, pack},
+    node::{Node, PageLoc, PageRef, Segment, stored::Stored},
+    space::{Extent, Space},
+    store::{pager::Pager, table::MAX_PARTS},
 };
 
 /// Most extents of pages that a version of a node takes over.
@@ -277,13 +272,8 @@ mod tests {
     use super::*;
     use crate::{
         device::MemDevice,
-        format::{
-            message::Msg,
-            node::{Body, Edge, Layer, Run},
-            node_codec::detach,
-            page::Builder,
-        },
         key::Span,
+        node::{Body, Edge, Layer, Run, message::Msg, page::Builder, stored::detach},
         options::Codec,
         store::pager::Handle,
     };
@@ -303,7 +293,7 @@ mod tests {
             let value = Bytes::from_iter(noise);
             builder.push(Bytes::copy_from_slice(&page.to_be_bytes()), Msg::Put(value));
             let Body::Leaf(run) = &mut node.body else { panic!("a leaf") };
-            run.pages.extend(builder.finish().map(crate::format::node::PageRef::from_built));
+            run.pages.extend(builder.finish().map(crate::node::PageRef::from_built));
         }
         Arc::new(node)
     }

@@ -1,16 +1,15 @@
 //! The store: what lies on the device besides the meaning of nodes.
 //!
-//! Rooms so far: [`space`] (who owns which bytes), [`superblock`] (where
-//! everything begins) and [`log`] (the redo log). They use the device and the
-//! crate's errors only, and know nothing of keys or messages.
+//! `superblock` is where everything begins, `log` the redo log, `table` says where each node lies, `pager` reads and
+//! caches nodes and pages, `layout` decides where a node is written, `bulk` places large values while the log is
+//! written. May use: `device`, `space`, `node` and `format`; knows nothing of messages' meaning or of the DAG's shape.
 
 pub(crate) mod bulk;
+mod ghost;
 pub(crate) mod layout;
 pub mod log;
 pub(crate) mod pager;
-mod passed;
-pub mod space;
+mod sharded;
 pub mod superblock;
 pub(crate) mod table;
-mod tally;
 mod unreadable;

@@ -22,23 +22,20 @@ use quick_cache::{
 };
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{
-    passed::Passed,
-    space::Extent,
-    table::{Loc, Stored, Table},
-    tally::Tally,
-    unreadable::Unreadable,
-};
 use crate::{
     device::{BLOCK, Device},
     error::{Error, Result},
-    format::{
-        node::{Node, NodeId, PageLoc, PageRef, Segment},
-        node_codec,
-        page::Page,
-    },
+    format::node_codec,
+    node::{Node, NodeId, PageLoc, PageRef, Segment, page::Page, stored::Stored},
     options::Codec,
     pool::{self, Buffer},
+    space::Extent,
+    store::{
+        ghost::Passed,
+        sharded::Tally,
+        table::{Loc, Table},
+        unreadable::Unreadable,
+    },
 };
 
 /// Bounds of the raw size at which a page is closed, in bytes.

@@ -29,10 +29,10 @@
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::log::LogPos;
 use crate::{
-    Error, Result,
     device::{BLOCK, Device},
+    error::{Error, Result},
+    store::log::LogPos,
 };
 
 /// Version of the format that this code reads and writes.

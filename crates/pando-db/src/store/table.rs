@@ -12,11 +12,11 @@ use std::sync::Arc;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{space::Extent, space::Space};
 use crate::{
     device::{BLOCK, Device},
     error::{Error, Result},
-    format::node::{Node, NodeId, Segment},
+    node::{Node, NodeId, stored::Stored},
+    space::{Extent, Space},
 };
 
 const BITS: u32 = 6;
@@ -50,28 +50,6 @@ pub(crate) enum Loc {
     Dirty(Arc<Node>),
     /// As the last checkpoint wrote it.
     Stored(Arc<Stored>),
-}
-
-/// A node on the device.
-#[derive(Debug)]
-pub(crate) struct Stored {
-    /// Where its pages are; the first begins with the header and is the node's own.
-    pub parts: Vec<Arc<Extent>>,
-    pub header_len: u32,
-    pub header_sum: u64,
-}
-
-impl Stored {
-    /// The extent that a page of this node lies in.
-    pub fn part(&self, segment: Segment) -> Result<&Arc<Extent>> {
-        let missing = || Error::corrupt("node page", 0, "it lies in an extent that its node does not have");
-        self.parts.get(usize::from(segment.part)).ok_or_else(missing)
-    }
-
-    /// The extent of the header.
-    pub fn head(&self) -> Result<&Arc<Extent>> {
-        self.parts.first().ok_or_else(|| Error::corrupt("node header", 0, "it has no place"))
-    }
 }
 
 /// Where a table page is, and its checksum.
@@ -457,8 +435,8 @@ mod tests {
     use super::*;
     use crate::{
         device::MemDevice,
-        format::node::{Body, Edge},
         key::Span,
+        node::{Body, Edge},
         options::Codec,
         store::{layout::store_node, pager::Pager},
     };

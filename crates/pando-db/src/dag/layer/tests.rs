@@ -8,10 +8,17 @@ use smallvec::SmallVec;
 
 use super::*;
 use crate::{
-    dag::{deferred::TableRange, memtable::Memtable, run::Writer},
+    dag::{
+        layer::run::Writer,
+        memtable::{Memtable, range::TableRange},
+    },
     device::MemDevice,
-    format::message::{Msg, Value},
     merge::tests::Text,
+    node::{
+        RangeMsg, Target,
+        message::{Msg, Value},
+        ranged::Ranged,
+    },
     options::Codec,
     store::log::LogPos,
 };
@@ -76,7 +83,7 @@ fn layer() -> impl Strategy<Value = Layer> {
     })
 }
 
-fn run(points: BTreeMap<Bytes, Msg>) -> crate::format::node::Run {
+fn run(points: BTreeMap<Bytes, Msg>) -> crate::node::Run {
     let mut writer = Writer::new(PAGE);
     points.into_iter().for_each(|(key, msg)| writer.push(key, msg));
     writer.finish()

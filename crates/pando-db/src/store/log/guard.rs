@@ -34,7 +34,7 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 use crate::device::BLOCK;
 
 /// Length of a footer in bytes.
-pub(super) const FOOTER: usize = 64;
+pub(crate) const FOOTER: usize = 64;
 const MAGIC: u32 = 0x6775_6172;
 /// A parity unit serves at most so many units.
 const SHARE: usize = 128;
@@ -44,25 +44,25 @@ const SMALL_LIMIT: usize = 64 << 10;
 const SUM: usize = 4;
 
 /// Bytes of a unit in a write-out with so many bytes of records.
-pub(super) fn unit(records: usize) -> usize {
+pub(crate) fn unit(records: usize) -> usize {
     if records <= SMALL_LIMIT { SMALL_UNIT } else { BLOCK as usize }
 }
 
 /// How a write-out is laid out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Layout {
+pub(crate) struct Layout {
     unit: usize,
     /// Units of records.
     units: usize,
     /// Parity units.
     parity: usize,
     /// Bytes in all: whole blocks.
-    pub(super) total: usize,
+    pub(crate) total: usize,
 }
 
 impl Layout {
     /// For so many bytes of records.
-    pub(super) fn of(records: usize) -> Self {
+    pub(crate) fn of(records: usize) -> Self {
         let unit = unit(records);
         let units = records.div_ceil(unit);
         let rest = units * SUM + FOOTER;
@@ -81,40 +81,40 @@ impl Layout {
 }
 
 /// Bytes that a write-out of so many bytes of records takes.
-pub(super) fn total(records: usize) -> u64 {
+pub(crate) fn total(records: usize) -> u64 {
     Layout::of(records).total as u64
 }
 
 /// What a footer says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Footer {
+pub(crate) struct Footer {
     /// Bytes of records.
-    pub(super) records: u32,
+    pub(crate) records: u32,
     /// Position where the write-out begins.
-    pub(super) begin: u64,
-    pub(super) session: u64,
+    pub(crate) begin: u64,
+    pub(crate) session: u64,
     /// Sequence numbers of its first and last record.
-    pub(super) first: u64,
-    pub(super) last: u64,
+    pub(crate) first: u64,
+    pub(crate) last: u64,
     /// Every record up to this one was durable when this was written.
-    pub(super) durable: u64,
+    pub(crate) durable: u64,
     /// The chain before its first record.
-    pub(super) chain: u64,
+    pub(crate) chain: u64,
 }
 
 impl Footer {
     /// Position behind the records.
-    pub(super) fn records_end(&self) -> u64 {
+    pub(crate) fn records_end(&self) -> u64 {
         self.begin.saturating_add(self.records.into())
     }
 
     /// Position behind the write-out.
-    pub(super) fn end(&self) -> u64 {
+    pub(crate) fn end(&self) -> u64 {
         self.begin.saturating_add(total(self.records as usize))
     }
 
     /// Whether a position is between the begin of the write-out and the end of its records, both included.
-    pub(super) fn holds(&self, pos: u64) -> bool {
+    pub(crate) fn holds(&self, pos: u64) -> bool {
         (self.begin..=self.records_end()).contains(&pos)
     }
 
@@ -132,7 +132,7 @@ impl Footer {
     }
 
     /// The footer in these bytes, if there is a valid one.
-    pub(super) fn decode(bytes: &[u8], seed: u64) -> Option<Self> {
+    pub(crate) fn decode(bytes: &[u8], seed: u64) -> Option<Self> {
         let bytes: &[u8; FOOTER] = bytes.try_into().ok()?;
         if bytes[..4] != MAGIC.to_le_bytes() {
             return None;
@@ -151,7 +151,7 @@ impl Footer {
 }
 
 /// Puts the guard behind the records in `buffer`.
-pub(super) fn close(buffer: &mut Vec<u8>, footer: &Footer, seed: u64) {
+pub(crate) fn close(buffer: &mut Vec<u8>, footer: &Footer, seed: u64) {
     let layout = Layout::of(buffer.len());
     debug_assert_eq!(footer.records as usize, buffer.len());
     buffer.resize(layout.total, 0);
@@ -169,7 +169,7 @@ pub(super) fn close(buffer: &mut Vec<u8>, footer: &Footer, seed: u64) {
 
 /// Repairs the records of a whole write-out as far as it goes: the places of the units that were bad and are
 /// right now.
-pub(super) fn repair(write_out: &mut [u8], records: usize) -> Vec<Range<usize>> {
+pub(crate) fn repair(write_out: &mut [u8], records: usize) -> Vec<Range<usize>> {
     let layout = Layout::of(records);
     if write_out.len() != layout.total || layout.parity == 0 {
         return Vec::new();

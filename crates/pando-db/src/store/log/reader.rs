@@ -11,13 +11,16 @@ use std::{ops::RangeInclusive, sync::Arc};
 use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{
-    Log, LogPos, Place, Region,
-    guard::{self, FOOTER, Footer},
-    max_payload,
-    record::{HEADER, Header, record_len},
+use crate::{
+    device::BLOCK,
+    error::{Error, Result},
+    store::log::{
+        Log, LogPos, Place, Region,
+        guard::{self, FOOTER, Footer},
+        max_payload,
+        record::{HEADER, Header, record_len},
+    },
 };
-use crate::{Error, Result, device::BLOCK};
 
 /// How much is read at once, in bytes.
 const AHEAD: u64 = 1 << 20;

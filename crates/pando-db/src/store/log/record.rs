@@ -18,20 +18,20 @@
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Length of a header in bytes.
-pub(super) const HEADER: usize = 32;
+pub(crate) const HEADER: usize = 32;
 const MAGIC: u32 = 0x4c64_6e50;
 
 /// What a header says, the checksum apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Header {
-    pub(super) len: u32,
-    pub(super) msn: u64,
-    pub(super) session: u64,
+pub(crate) struct Header {
+    pub(crate) len: u32,
+    pub(crate) msn: u64,
+    pub(crate) session: u64,
 }
 
 impl Header {
     /// The header's bytes, and the chain behind this record.
-    pub(super) fn encode(&self, payload_hash: u64, chain: u64) -> ([u8; HEADER], u64) {
+    pub(crate) fn encode(&self, payload_hash: u64, chain: u64) -> ([u8; HEADER], u64) {
         let mut bytes = [0; HEADER];
         bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
         bytes[4..8].copy_from_slice(&self.len.to_le_bytes());
@@ -46,7 +46,7 @@ impl Header {
 
     /// What the bytes say, if they begin like a header. Proves nothing yet:
     /// the record is valid if [`Header::encode`] gives the same bytes again.
-    pub(super) fn decode(bytes: &[u8; HEADER]) -> Option<Self> {
+    pub(crate) fn decode(bytes: &[u8; HEADER]) -> Option<Self> {
         let (magic, rest) = bytes.split_first_chunk()?;
         let (len, rest) = rest.split_first_chunk()?;
         let (msn, rest) = rest.split_first_chunk()?;
@@ -60,6 +60,6 @@ impl Header {
 }
 
 /// Bytes that a record of `payload` bytes takes.
-pub(super) fn record_len(payload: usize) -> u64 {
+pub(crate) fn record_len(payload: usize) -> u64 {
     (HEADER + payload).next_multiple_of(8) as u64
 }

@@ -8,10 +8,11 @@ use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
-use super::{record::Header, *};
+use super::*;
 use crate::{
     Error,
     device::{BLOCK, Device, DeviceStats, FailMode, MemDevice, SimDevice},
+    store::log::record::Header,
 };
 
 const BASE: u64 = 2 * BLOCK;

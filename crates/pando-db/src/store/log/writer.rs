@@ -29,16 +29,16 @@ use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
 use xxhash_rust::xxh3::Xxh3Default;
 
-use super::{
-    LogPos, Region,
-    guard::{self, Footer},
-    max_payload,
-    record::{Header, record_len},
-};
 use crate::{
-    Error, Result,
     device::{BLOCK, Device},
-    store::space::Extent,
+    error::{Error, Result},
+    space::Extent,
+    store::log::{
+        LogPos, Region,
+        guard::{self, Footer},
+        max_payload,
+        record::{Header, record_len},
+    },
 };
 
 /// Largest buffer that is kept for reuse, in bytes.
@@ -199,7 +199,7 @@ impl Log {
     }
 
     /// A writer that continues the chain of `start` at `head`, where a block begins, and keeps all from `tail` on.
-    pub(super) fn resume(
+    pub(crate) fn resume(
         region: Region,
         tail: u64,
         start: LogPos,

@@ -1,0 +1,265 @@
+//! Trimming: taking out of nodes what no path to them shows, shared nodes included.
+//!
+//! After clones and deletes a shared node may be seen through edges that each
+//! show a part of it, and between them not all. It cannot be made simple for
+//! one of them, since the others need it; but what none of them shows can go
+//! from the node itself, for all at once, because no path can tell the
+//! difference. That is the reclaimer's second half (DESIGN 4.4, "finds nodes of
+//! which too little is still visible"): without it, deleting both a tree and
+//! its clone could give nothing back.
+//!
+//! [`Survey`] finds such nodes in one walk from the top: all that
+//! refers to a node is higher, so when its turn comes all paths to it have
+//! been seen. It is careful: a reference that it has not met (from memory, from
+//! a node that waits to be reclaimed) is taken to show everything. What it
+//! finds stays true of a node as long as that node is the same version with as many references, as no change shows
+//! anything that was not visible. So it walks one version, in steps of any size and without a lock. I/O: headers of interior nodes, and of leaves
+//! that are not seen whole.
+
+use std::{cmp::Reverse, collections::BTreeMap};
+
+use crate::{
+    dag::{edit::Edit, share::join::join_empty},
+    error::{Error, Result, or_if_damaged},
+    key::{Lens, Span, Spans},
+    node::{
+        Body, Edge, Node, NodeId, PageRef, Target,
+        ranged::{clip, cut},
+    },
+    store::table::Table,
+};
+
+/// A leaf is trimmed if that frees at least 1/n of it.
+const WORTH: usize = 8;
+
+/// A node and the local keys that some path shows, ascending and apart.
+pub(crate) type Trimming = (NodeId, Vec<Span>);
+
+/// What is known of a node before its turn.
+#[derive(Default)]
+struct Seen {
+    references: u64,
+    shown: Shown,
+}
+
+enum Shown {
+    /// All of it, or so it must be taken.
+    All,
+    Parts(Vec<Span>),
+}
+
+impl Default for Shown {
+    fn default() -> Self {
+        Shown::Parts(Vec::new())
+    }
+}
+
+type Queue = BTreeMap<(Reverse<u8>, NodeId), Seen>;
+
+/// A walk over one version.
+#[derive(Default)]
+pub(crate) struct Survey {
+    queue: Queue,
+    /// What it has found and nobody has taken yet.
+    pub found: Vec<Trimming>,
+}
+
+impl Survey {
+    /// Goes on by `nodes` nodes; false if that was all. `edit` is to be an empty one over the same version each time.
+    pub fn go_on(&mut self, edit: &Edit<'_>, nodes: usize) -> Result<bool> {
+        for _ in 0..nodes {
+            if !edit.survey_next(self)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+impl Edit<'_> {
+    /// Begins a walk over the version of this edit, which must be empty.
+    pub fn survey(&self) -> Result<Survey> {
+        let mut survey = Survey::default();
+        let root = (Reverse(self.height(self.root)?), self.root);
+        survey.queue.insert(root, Seen { references: 1, shown: Shown::All });
+        Ok(survey)
+    }
+
+    /// Looks at the next node; false if there is none.
+    fn survey_next(&self, Survey { queue, found }: &mut Survey) -> Result<bool> {
+        let Some(((Reverse(height), id), seen)) = queue.pop_first() else { return Ok(false) };
+        let all = seen.references != self.count(id).unsigned_abs();
+        let shown = match seen.shown {
+            Shown::Parts(parts) if !all => Some(merged(parts)),
+            _ => None,
+        };
+        if height == 0 && shown.is_none() {
+            return Ok(true);
+        }
+        // What cannot be read refers to nobody knows what, so all of that is taken to be shown.
+        let Some(node) = or_if_damaged(self.peek(id).map(Some), None)? else { return Ok(true) };
+        if let Some(shown) = &shown
+            && is_worth_it(&node, shown)
+        {
+            found.push((id, shown.clone()));
+        }
+        for i in 0..node.edges().len() {
+            self.pass_on(&node, i, shown.as_deref(), queue)?;
+        }
+        Ok(true)
+    }
+
+    /// Notes what edge `i` of `node`, of which `shown` can be seen (`None`: all), shows of its targets.
+    fn pass_on(&self, node: &Node, i: usize, shown: Option<&[Span]>, queue: &mut Queue) -> Result<()> {
+        let Some(edge) = node.edges().get(i) else { return Ok(()) };
+        let live = node.edge_span(i);
+        let mut seen = visible(&live, shown);
+        // Newest first: a range message hides what is older.
+        for layer in edge.layers.iter().rev() {
+            for range in &layer.ranges {
+                if let Some(target) = &range.target {
+                    self.refer(node.height, &range.span, target, clip(&seen, &range.span), queue)?;
+                }
+            }
+            seen = cut(&seen, &layer.ranges);
+        }
+        let Some(target) = &edge.child else { return Ok(()) };
+        let whole = !edge.loose && seen == [live.clone()];
+        if whole && self.count(target.id) == 1 {
+            // Shown whole by its only reference: a leaf needs no look.
+            let height = self.below(node.height, target)?;
+            if height > 0 {
+                queue.insert((Reverse(height), target.id), Seen { references: 1, shown: Shown::All });
+            }
+            return Ok(());
+        }
+        self.refer(node.height, &live, target, seen, queue)
+    }
+
+    fn refer(
+        &self,
+        above: u8,
+        live: &Span,
+        target: &Target,
+        parts: Vec<Span>,
+        queue: &mut Queue,
+    ) -> Result<()> {
+        let lens = Lens::of_edge(live, &target.prepend);
+        let seen = queue.entry((Reverse(self.below(above, target)?), target.id)).or_default();
+        seen.references += 1;
+        if let Shown::Parts(known) = &mut seen.shown {
+            known.extend(parts.iter().map(|part| lens.apply_span(part)));
+        }
+        Ok(())
+    }
+
+    fn below(&self, above: u8, target: &Target) -> Result<u8> {
+        let height = self.height(target.id)?;
+        if height >= above {
+            return Err(Error::corrupt("edge", 0, format!("node {} is not below its parent", target.id)));
+        }
+        Ok(height)
+    }
+
+    /// Takes out of a node all that `shown` does not need, as was found in the version of `surveyed`; whether it did. Does nothing to
+    /// one that has changed since. I/O: its header.
+    pub fn trim(&mut self, (id, shown): &Trimming, surveyed: &Table) -> Result<bool> {
+        if !self.is_as_in(surveyed, *id) {
+            return Ok(false);
+        }
+        let Some(mut node) = or_if_damaged(self.load(*id).map(Some), None)? else { return Ok(false) };
+        let spans: Vec<Span> = (0..node.edges().len()).map(|i| node.edge_span(i)).collect();
+        match &mut node.body {
+            Body::Leaf(run) => run.pages.retain(|page| is_seen(page, shown)),
+            Body::Interior(edges) => {
+                for (edge, live) in edges.iter_mut().zip(&spans) {
+                    match needs(edge, live, shown) {
+                        Need::All => {}
+                        Need::Messages => {
+                            (edge.child, edge.loose) = (None, false);
+                            edge.drop_idle();
+                        }
+                        Need::Nothing => *edge = Edge { lo: edge.lo.clone(), ..Edge::default() },
+                    }
+                }
+                join_empty(edges);
+            }
+        }
+        self.put(*id, node).map(|()| true)
+    }
+}
+
+/// Whether enough of a node is not shown to write it anew.
+fn is_worth_it(node: &Node, shown: &[Span]) -> bool {
+    match &node.body {
+        Body::Leaf(run) => {
+            let unseen = run.pages.iter().filter(|page| !is_seen(page, shown));
+            let bytes: usize = unseen.map(|page| page.raw as usize).sum();
+            bytes > 0 && bytes >= run.bytes() / WORTH
+        }
+        Body::Interior(edges) => {
+            let idle = |(i, edge): (usize, &Edge)| match needs(edge, &node.edge_span(i), shown) {
+                Need::All => false,
+                Need::Messages => edge.child.is_some(),
+                Need::Nothing => edge.child.is_some() || !edge.layers.is_empty(),
+            };
+            edges.iter().enumerate().any(idle)
+        }
+    }
+}
+
+/// What of an edge is needed for what is shown.
+enum Need {
+    All,
+    /// They hide all of the child.
+    Messages,
+    Nothing,
+}
+
+fn needs(edge: &Edge, live: &Span, shown: &[Span]) -> Need {
+    let seen = visible(live, Some(shown));
+    if seen.is_empty() {
+        return Need::Nothing;
+    }
+    let hidden = || edge.layers.iter().flat_map(|layer| &layer.ranges).map(|range| &range.span);
+    match seen.iter().all(|part| part.without_all(hidden()).is_empty()) {
+        true => Need::Messages,
+        false => Need::All,
+    }
+}
+
+fn is_seen(page: &PageRef, shown: &[Span]) -> bool {
+    shown.iter().any(|part| page.meets(part))
+}
+
+/// The parts of `live` that are shown, ascending.
+fn visible(live: &Span, shown: Option<&[Span]>) -> Vec<Span> {
+    match shown {
+        None => vec![live.clone()],
+        Some(parts) => clip(parts, live),
+    }
+}
+
+/// The same keys as ascending ranges that neither overlap nor touch.
+fn merged(parts: Vec<Span>) -> Vec<Span> {
+    let mut all = Spans::default();
+    parts.into_iter().for_each(|part| all.insert(part));
+    all.iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn span(lo: &str, hi: Option<&str>) -> Span {
+        Span::new(lo.to_string(), hi.map(|hi| hi.to_string().into()))
+    }
+
+    #[test]
+    fn ranges_that_touch_become_one() {
+        let parts = vec![span("f", None), span("a", Some("b")), span("b", Some("d")), span("c", Some("cc"))];
+        assert_eq!(merged(parts), [span("a", Some("d")), span("f", None)]);
+        let parts = vec![span("g", Some("h")), span("f", None)];
+        assert_eq!(merged(parts), [span("f", None)]);
+    }
+}

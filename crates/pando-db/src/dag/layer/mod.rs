@@ -1,0 +1,139 @@
+//! Layers: messages that arrived together, and how one lies over another.
+//!
+//! Inside a layer the updates are newer than the ranges, and the points newer
+//! than both; between layers, position orders. So no message needs a number of its own, and a newer
+//! range message drops and cuts what is older when two layers are merged
+//! (FAST'20 section 3, "Flushing GOTO messages"). Ranges are disjoint, so the
+//! newest one that covers a key is found by one binary search a layer.
+
+use crate::{
+    dag::layer::run::merge_runs,
+    error::{Error, Result, or_if_damaged},
+    key::{Lens, Span},
+    merge::Merge,
+    node::{
+        Edge, Layer, UpdateMsg,
+        ranged::{clip, cut},
+        update::{compose, without_deleted},
+    },
+    store::pager::Pager,
+};
+
+mod readahead;
+pub(crate) mod run;
+
+/// Layers an edge may have before the newest two are merged whatever their sizes.
+const MAX_LAYERS: usize = 12;
+/// A layer at least this fraction (1/n) of the one below it is merged into it.
+const MERGE_RATIO: usize = 2;
+
+impl Layer {
+    /// The messages about `span`.
+    pub fn slice(&self, span: &Span, pager: &Pager) -> Result<Layer> {
+        let (ranges, updates) = (clip(&self.ranges, span), clip(&self.updates, span));
+        Ok(Layer { newest: self.newest, ranges, updates, run: self.run.slice(span, pager)? })
+    }
+
+    /// The same messages with keys seen through `lens`.
+    pub fn through(&self, lens: &Lens) -> Layer {
+        let ranges = self.ranges.iter().map(|r| r.through(lens)).collect();
+        let updates = self.updates.iter().map(|u| u.through(lens)).collect();
+        Layer { newest: self.newest, ranges, updates, run: self.run.through(lens) }
+    }
+
+    /// One layer equal to `self` over `older`.
+    pub fn over(&self, older: &Layer, pager: &Pager, merge: &dyn Merge) -> Result<Layer> {
+        check_order(older, self)?;
+        let kept = older.run.without(&self.ranges, pager)?;
+        let below: Vec<UpdateMsg> = cut(&older.updates, &self.ranges);
+        let run = merge_runs(&kept, &self.run, [&below, &self.updates], false, pager, merge)?;
+        let mut ranges = cut(&older.ranges, &self.ranges);
+        ranges.extend_from_slice(&self.ranges);
+        ranges.sort_by(|a, b| a.span.lo.cmp(&b.span.lo));
+        let updates = without_deleted(compose(&below, &self.updates, merge), &ranges);
+        Ok(Layer { newest: self.newest, ranges, updates, run })
+    }
+}
+
+/// Nothing newer may lie below what is older. An error and not an assertion, because a sealed image can
+/// say so of itself.
+pub(crate) fn check_order(older: &Layer, newer: &Layer) -> Result<()> {
+    if older.newest <= newer.newest {
+        return Ok(());
+    }
+    Err(Error::corrupt("layer", 0, format!("batch {} under batch {}", older.newest, newer.newest)))
+}
+
+impl Edge {
+    /// Adds a newer layer and merges layers of like size, so that their number stays logarithmic.
+    pub fn push_layer(&mut self, layer: Layer, pager: &Pager, merge: &dyn Merge) -> Result<()> {
+        if layer.is_empty() {
+            return Ok(());
+        }
+        if let Some(top) = self.layers.last() {
+            check_order(top, &layer)?;
+        }
+        self.layers.push(layer);
+        self.drop_idle();
+        while let [.., below, top] = &self.layers[..] {
+            if top.bytes() * MERGE_RATIO < below.bytes() && self.layers.len() <= MAX_LAYERS {
+                break;
+            }
+            // Layers that cannot be read stay as they are; newer ones are merged among themselves.
+            let Some(merged) = or_if_damaged(top.over(below, pager, merge).map(Some), None)? else { break };
+            self.layers.truncate(self.layers.len() - 2);
+            self.layers.push(merged);
+        }
+        Ok(())
+    }
+
+    /// Drops deletes of ranges and updates below which there is nothing that they could change.
+    pub fn drop_idle(&mut self) {
+        while self.child.is_none()
+            && let Some(oldest) = self.layers.first_mut()
+        {
+            oldest.ranges.retain(|range| range.target.is_some());
+            if oldest.ranges.is_empty() {
+                oldest.updates.clear();
+            }
+            if !oldest.is_empty() {
+                break;
+            }
+            self.layers.remove(0);
+        }
+    }
+
+    /// Adds layers about other keys than those of the layers that are there.
+    pub fn add_beside(&mut self, layers: Vec<Layer>, pager: &Pager, merge: &dyn Merge) -> Result<()> {
+        if self.layers.is_empty() || layers.is_empty() {
+            self.layers.extend(layers);
+            return Ok(());
+        }
+        let mut all = std::mem::take(&mut self.layers);
+        all.extend(layers);
+        // They speak of different keys, so among them only the order by batch matters.
+        all.sort_by_key(|layer| layer.newest);
+        all.into_iter().try_for_each(|layer| self.push_layer(layer, pager, merge))
+    }
+
+    /// The part of this edge over `sub`, where `live` is its whole range.
+    pub fn narrowed(&self, live: &Span, sub: &Span, pager: &Pager) -> Result<Edge> {
+        if live == sub {
+            return Ok(self.clone());
+        }
+        let child = self.child.as_ref().map(|t| t.narrowed(live, sub));
+        let mut layers = Vec::with_capacity(self.layers.len());
+        for layer in &self.layers {
+            let part = layer.slice(sub, pager)?;
+            if !part.is_empty() {
+                layers.push(part);
+            }
+        }
+        let mut edge = Edge { lo: sub.lo.clone(), loose: child.is_some(), child, layers };
+        edge.drop_idle();
+        Ok(edge)
+    }
+}
+
+#[cfg(test)]
+mod tests;

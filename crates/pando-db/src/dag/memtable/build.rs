@@ -1,0 +1,101 @@
+//! Pouring a table into pages, some points at a time, so that a thread that has a moment can take a part of it.
+//!
+//! What comes of it is what [`Memtable::to_layer`] gives for a table whose values all stand in the log. Costs no I/O.
+//! Memory: the pages so far, which take half of what the table does where values are short, and nearly as much where not.
+
+use std::{ops::Bound, sync::Arc};
+
+use bytes::Bytes;
+
+use crate::{
+    dag::{layer::run::Writer, memtable::Memtable},
+    node::Layer,
+};
+
+/// A sealed table, a part of which stands in pages.
+pub(crate) struct Pouring {
+    table: Arc<Memtable>,
+    run: Writer,
+    /// The last key that does.
+    last: Option<Bytes>,
+}
+
+impl Pouring {
+    /// Begins with `table`.
+    pub fn new(table: Arc<Memtable>, page_target: usize) -> Self {
+        Self { table, run: Writer::new(page_target), last: None }
+    }
+
+    pub fn is_of(&self, table: &Arc<Memtable>) -> bool {
+        Arc::ptr_eq(&self.table, table)
+    }
+
+    /// Takes the next `most` points, or those that come to `bytes` bytes if that is fewer; `false` if none are left
+    /// behind them.
+    pub fn go_on(&mut self, most: usize, bytes: usize) -> bool {
+        let from = self.last.as_ref().map_or(Bound::Unbounded, |last| Bound::Excluded(&last[..]));
+        let mut points = self.table.points.range::<_, [u8]>((from, Bound::Unbounded));
+        let (mut last, mut left) = (None, bytes);
+        for (key, msg) in points.by_ref().take(most) {
+            self.run.push(key.clone(), msg.clone());
+            last = Some(key);
+            left = left.saturating_sub(key.len() + msg.len());
+            if left == 0 {
+                break;
+            }
+        }
+        let more = points.next().is_some();
+        if let Some(last) = last {
+            self.last = Some(last.clone());
+        }
+        more
+    }
+
+    /// The whole table as a layer.
+    pub fn finish(mut self) -> Layer {
+        self.go_on(usize::MAX, usize::MAX);
+        self.table.layer_of(self.run.finish())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{node::message::Msg, store::log::LogPos};
+
+    #[test]
+    fn a_table_is_the_same_layer_however_it_is_poured() {
+        let mut table = Memtable::new(6, LogPos { pos: 0, chain: 0 });
+        for i in 0..1000u32 {
+            let key = Bytes::copy_from_slice(&(i * 7919 % 1000).to_be_bytes());
+            table.points.insert(
+                key,
+                if i % 5 == 0 { Msg::Delete } else { Msg::Put(vec![1; i as usize % 50].into()) },
+            );
+        }
+        let table = Arc::new(table);
+        let entries = |layer: &Layer| {
+            let of_page = |page: &crate::node::PageRef| {
+                let crate::node::PageLoc::Mem(loaded) = &page.loc else { panic!("in memory") };
+                (0..loaded.len()).map(|i| page.entry(loaded, i)).collect::<Vec<_>>()
+            };
+            layer.run.pages.iter().map(of_page).collect::<Vec<_>>()
+        };
+        let whole = table.to_layer(500, |_| None).expect("no pages of others");
+        assert_eq!(entries(&whole).concat().len(), 1000);
+        for steps in [&[][..], &[1], &[300, 1, 0, 200], &[999], &[1000], &[1001, 1]] {
+            let mut pouring = Pouring::new(table.clone(), 500);
+            let mut left = 1000;
+            for step in steps {
+                left -= left.min(*step);
+                assert_eq!(pouring.go_on(*step, usize::MAX), left > 0, "{steps:?}");
+            }
+            // A point at least is taken, however long it is.
+            if left > 1 {
+                assert!(pouring.go_on(1000, 1));
+            }
+            let layer = pouring.finish();
+            assert_eq!((entries(&layer), layer.newest), (entries(&whole), whole.newest), "{steps:?}");
+        }
+    }
+}

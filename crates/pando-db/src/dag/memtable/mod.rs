@@ -1,0 +1,375 @@
+//! The in-memory table in front of the root.
+//!
+//! A persistent map, so that a reader's or cursor's copy costs O(1). It keeps
+//! the rules of a layer: its updates are newer than its ranges, its points newer
+//! than both and complete. So taking in a range message removes the points it
+//! covers and cuts ranges and updates; taking in an update changes the points it
+//! covers; and a point that is not final takes in what an update says.
+
+use std::ops::Bound;
+
+use bytes::Bytes;
+use imbl::OrdMap;
+
+use crate::{
+    dag::{
+        layer::run::Writer,
+        memtable::{
+            filter::{Filter, Heads, KeyMark},
+            range::TableRange,
+        },
+    },
+    error::Result,
+    key::Span,
+    merge::Merge,
+    node::{
+        HEADER_ITEM, Layer, PageRef, RangeMsg, Run, UpdateMsg,
+        message::Msg,
+        ranged::cut,
+        update::{compose, without_deleted},
+    },
+    store::log::LogPos,
+};
+
+pub(crate) mod build;
+pub(crate) mod filter;
+pub(crate) mod range;
+
+/// Points from which on a table has a filter, which has room for several times as many. When that is not enough it is
+/// made anew as much larger, up to a size: beyond, more of what it says is wrong, and a larger one takes too long.
+const FILTER_FROM: usize = 256;
+const FILTER_GROWTH: usize = 4;
+const FILTER_MOST: usize = 1 << 16;
+/// Estimated bytes of memory per entry beyond key and content.
+const ENTRY_BYTES: usize = 96;
+/// Bytes of updates that make a table full. In a node each is said again for every edge that it covers, and
+/// in the header, which is read whole.
+const MOST_UPDATES: usize = 64 << 10;
+/// Clones that make a table full, so that placing those of one table is a bounded piece of work.
+const MOST_CLONES: usize = 8192;
+/// Bytes of batches that make a table full, as a multiple of its limit, however few of them are left.
+const MOST_KEPT: usize = 4;
+
+/// Messages not yet in the DAG. Cloning is O(1).
+#[derive(Clone)]
+pub(crate) struct Memtable {
+    pub points: OrdMap<Bytes, Msg>,
+    /// Of the points, and of what is no longer among them.
+    heads: Heads,
+    filter: Option<Filter>,
+    /// Disjoint, by lower bound.
+    pub ranges: OrdMap<Bytes, TableRange>,
+    /// Of the ranges, those that are clones.
+    clones: usize,
+    /// Disjoint, by lower bound; none over a RangeDelete.
+    pub updates: OrdMap<Bytes, UpdateMsg>,
+    bytes: usize,
+    /// Of these, in updates.
+    update_bytes: usize,
+    /// Bytes of the batches that it may keep in memory for the sake of what is left of them.
+    kept: usize,
+    /// Newest batch in it, or in anything older.
+    pub msn: u64,
+    /// Oldest batch in it; above `msn` while empty.
+    pub first_msn: u64,
+    /// Where the log goes on behind its newest batch.
+    pub log_end: LogPos,
+}
+
+impl Memtable {
+    /// An empty table for what follows batch `msn`, which ends at `log_end`.
+    pub fn new(msn: u64, log_end: LogPos) -> Self {
+        Self {
+            points: OrdMap::new(),
+            heads: Heads::NONE,
+            filter: None,
+            ranges: OrdMap::new(),
+            clones: 0,
+            updates: OrdMap::new(),
+            bytes: 0,
+            update_bytes: 0,
+            kept: 0,
+            msn,
+            first_msn: msn + 1,
+            log_end,
+        }
+    }
+
+    /// True if no batch is in it. Batches without effect count.
+    pub fn is_empty(&self) -> bool {
+        self.first_msn > self.msn
+    }
+
+    /// Estimated bytes of memory.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Notes that a batch of so many bytes was put in: its keys and values may lie in one piece of memory,
+    /// which is there until all of them are replaced.
+    pub fn keep(&mut self, batch: usize) {
+        self.kept += batch;
+    }
+
+    /// True if no more should be put into a table of which `limit` bytes may be in memory.
+    pub fn is_full(&self, limit: usize) -> bool {
+        self.bytes > limit
+            || self.update_bytes > MOST_UPDATES
+            || self.kept > MOST_KEPT * limit
+            || self.clones > MOST_CLONES
+    }
+
+    /// The message about `key`.
+    pub fn point(&self, key: &[u8], mark: KeyMark) -> Option<&Msg> {
+        if !self.heads.may_hold(mark) || self.filter.as_ref().is_some_and(|filter| !filter.may_hold(mark)) {
+            return None;
+        }
+        self.points.get(key)
+    }
+
+    fn note(&mut self, key: &[u8]) {
+        let mark = KeyMark::of(key);
+        self.heads.add(mark);
+        let room = self.filter.as_ref().map_or(FILTER_FROM, Filter::room);
+        if self.points.len() >= room && room < FILTER_MOST {
+            let filter = Filter::with_room(FILTER_GROWTH * room);
+            self.points.keys().for_each(|key| filter.add(KeyMark::of(key)));
+            self.filter = Some(filter);
+        }
+        if let Some(filter) = &self.filter {
+            filter.add(mark);
+        }
+    }
+
+    pub fn put(&mut self, key: Bytes, msg: Msg, merge: &dyn Merge) {
+        self.note(&key);
+        // What does not depend on the old message is put in its place in one walk.
+        if msg.is_final() {
+            self.bytes += entry_bytes(&key, &msg);
+            let len = key.len();
+            if let Some(old) = self.points.insert(key, msg) {
+                self.bytes -= ENTRY_BYTES + len + old.len();
+            }
+            return;
+        }
+        // In place, so that operations which pile up are not copied.
+        if let Some(slot) = self.points.get_mut(&key) {
+            let old = std::mem::replace(slot, Msg::Delete);
+            self.bytes -= old.len();
+            *slot = msg.over(old, merge);
+            self.bytes += slot.len();
+            return;
+        }
+        let msg = match self.update_at(&key) {
+            // Nothing lies below a RangeDelete, so an upsert over one is known at once.
+            _ if self.range_at(&key).is_some_and(TableRange::is_delete) => msg.resolve(None, merge).into(),
+            Some(update) => msg.over(update.msg(), merge),
+            None => msg,
+        };
+        self.bytes += entry_bytes(&key, &msg);
+        self.points.insert(key, msg);
+    }
+
+    /// Takes in a range message: what it covers goes. Cost: in proportion to what it covers here.
+    pub fn put_range(&mut self, range: TableRange) {
+        let covered: Vec<Bytes> = self.points_in(&range.span).map(|(key, _)| key.clone()).collect();
+        for key in covered {
+            if let Some(msg) = self.points.remove(&key) {
+                self.bytes -= entry_bytes(&key, &msg);
+            }
+        }
+        for old in self.ranges_in(&range.span) {
+            self.remove_range(&old);
+            for piece in cut(std::slice::from_ref(&old), std::slice::from_ref(&range)) {
+                self.insert_range(piece);
+            }
+        }
+        for old in self.updates_in(&range.span) {
+            self.remove_update(&old);
+            for piece in cut(std::slice::from_ref(&old), std::slice::from_ref(&range)) {
+                self.insert_update(piece);
+            }
+        }
+        self.insert_range(range);
+    }
+
+    fn insert_range(&mut self, range: TableRange) {
+        self.bytes += range_bytes(&range);
+        self.clones += usize::from(!range.is_delete());
+        self.ranges.insert(range.span.lo.clone(), range);
+    }
+
+    fn remove_range(&mut self, range: &TableRange) {
+        self.bytes -= range_bytes(range);
+        self.clones -= usize::from(!range.is_delete());
+        self.ranges.remove(&range.span.lo);
+    }
+
+    /// Its clones, ascending by destination.
+    pub fn clones(&self) -> impl Iterator<Item = &TableRange> {
+        let ranges = (self.clones > 0).then(|| self.ranges.values());
+        ranges.into_iter().flatten().filter(|range| !range.is_delete())
+    }
+
+    /// True if it holds a clone.
+    pub fn has_clones(&self) -> bool {
+        self.clones > 0
+    }
+
+    /// Bytes of the messages about `span`, counted up to a little over `most`.
+    pub fn bytes_in(&self, span: &Span, most: usize) -> usize {
+        let ranges = self.ranges_in(span).iter().map(range_bytes).sum::<usize>();
+        let updates = self.updates_in(span).iter().map(|u| ENTRY_BYTES + u.bytes()).sum::<usize>();
+        let mut bytes = ranges + updates;
+        for (key, msg) in self.points_in(span) {
+            if bytes > most {
+                break;
+            }
+            bytes += entry_bytes(key, msg);
+        }
+        bytes
+    }
+
+    /// Takes in an update. `is_done` names points that include it already. Cost: in proportion to the
+    /// points and updates that it covers here.
+    pub fn put_update(&mut self, update: UpdateMsg, merge: &dyn Merge, is_done: impl Fn(&[u8]) -> bool) {
+        let open = self.points_in(&update.span).filter(|(key, msg)| **msg != Msg::Delete && !is_done(key));
+        for key in open.map(|(key, _)| key.clone()).collect::<Vec<_>>() {
+            if let Some(msg) = self.points.get_mut(&key) {
+                let before = std::mem::replace(msg, Msg::Delete);
+                self.bytes -= before.len();
+                *msg = update.msg().over(before, merge);
+                self.bytes += msg.len();
+            }
+        }
+        let deletes = self.deletes_in(&update.span);
+        for piece in without_deleted(vec![update], &deletes) {
+            let older = self.updates_in(&piece.span);
+            older.iter().for_each(|old| self.remove_update(old));
+            for update in compose(&older, &[piece], merge) {
+                self.insert_update(update);
+            }
+        }
+    }
+
+    fn insert_update(&mut self, update: UpdateMsg) {
+        self.bytes += ENTRY_BYTES + update.bytes();
+        self.update_bytes += update.bytes();
+        self.updates.insert(update.span.lo.clone(), update);
+    }
+
+    fn remove_update(&mut self, update: &UpdateMsg) {
+        self.bytes -= ENTRY_BYTES + update.bytes();
+        self.update_bytes -= update.bytes();
+        self.updates.remove(&update.span.lo);
+    }
+
+    /// The update that covers `key`: it counts if there is no point of it.
+    pub fn update_at(&self, key: &[u8]) -> Option<&UpdateMsg> {
+        if self.updates.is_empty() {
+            return None;
+        }
+        let (_, update) = self.updates.range::<_, [u8]>(up_to(key)).next_back()?;
+        update.span.is_above(key).then_some(update)
+    }
+
+    /// Updates that overlap `span`, whole, ascending.
+    pub fn updates_in(&self, span: &Span) -> Vec<UpdateMsg> {
+        if self.updates.is_empty() {
+            return Vec::new();
+        }
+        let before = self.update_at(&span.lo).filter(|u| u.span.lo < span.lo).cloned();
+        let from = self.updates.range::<_, [u8]>(from(span)).map(|(_, u)| u);
+        before.into_iter().chain(from.take_while(|u| span.is_above(&u.span.lo)).cloned()).collect()
+    }
+
+    /// The range message that covers `key`.
+    pub fn range_at(&self, key: &[u8]) -> Option<&TableRange> {
+        if self.ranges.is_empty() {
+            return None;
+        }
+        let (_, range) = self.ranges.range::<_, [u8]>(up_to(key)).next_back()?;
+        range.span.is_above(key).then_some(range)
+    }
+
+    /// Range messages that overlap `span`, whole, ascending.
+    pub fn ranges_in(&self, span: &Span) -> Vec<TableRange> {
+        if self.ranges.is_empty() {
+            return Vec::new();
+        }
+        let before = self.range_at(&span.lo).filter(|r| r.span.lo < span.lo).cloned();
+        let from = self.ranges.range::<_, [u8]>(from(span)).map(|(_, r)| r);
+        before.into_iter().chain(from.take_while(|r| span.is_above(&r.span.lo)).cloned()).collect()
+    }
+
+    /// Of these, the deletes, as nodes have them.
+    fn deletes_in(&self, span: &Span) -> Vec<RangeMsg> {
+        self.ranges_in(span).iter().filter_map(TableRange::delete).collect()
+    }
+
+    /// Points in `span`, ascending.
+    pub fn points_in<'a>(&'a self, span: &'a Span) -> impl Iterator<Item = (&'a Bytes, &'a Msg)> {
+        self.points.range::<_, [u8]>(from(span)).take_while(|(key, _)| span.is_above(key))
+    }
+
+    /// True if `span` has more than `n` points.
+    pub fn has_points(&self, span: &Span, n: usize) -> bool {
+        self.points_in(span).nth(n).is_some()
+    }
+
+    /// The `n`th point from the end of `span`, counting from 0.
+    pub fn point_from_end(&self, span: &Span, n: usize) -> Option<&Bytes> {
+        let hi = span.hi.as_ref().map_or(Bound::Unbounded, |hi| Bound::Excluded(&hi[..]));
+        let points = self.points.range::<_, [u8]>((Bound::Included(&span.lo[..]), hi));
+        points.rev().nth(n).map(|(key, _)| key)
+    }
+
+    /// The whole table as a layer, but for its clones, which have to be placed. `page_at` may know of a page that holds just the next points.
+    pub fn to_layer(
+        &self,
+        page_target: usize,
+        page_at: impl Fn(&[(&Bytes, &Msg)]) -> Option<(PageRef, usize)>,
+    ) -> Result<Layer> {
+        let mut run = Writer::new(page_target);
+        let points: Vec<_> = self.points.iter().collect();
+        let mut rest = &points[..];
+        while let Some(((key, msg), more)) = rest.split_first() {
+            rest = match page_at(rest) {
+                Some((page, points)) => {
+                    run.push_page(page)?;
+                    &rest[points..]
+                }
+                None => {
+                    run.push((*key).clone(), (*msg).clone());
+                    more
+                }
+            };
+        }
+        Ok(self.layer_of(run.finish()))
+    }
+
+    /// The same, where `run` has its points.
+    pub(crate) fn layer_of(&self, run: Run) -> Layer {
+        let ranges = self.ranges.values().filter_map(TableRange::delete).collect();
+        let updates = self.updates.iter().map(|(_, update)| update.clone()).collect();
+        Layer { newest: self.msn, ranges, updates, run }
+    }
+}
+
+type Bounds<'a> = (Bound<&'a [u8]>, Bound<&'a [u8]>);
+
+fn from(span: &Span) -> Bounds<'_> {
+    (Bound::Included(&span.lo), Bound::Unbounded)
+}
+
+fn up_to(key: &[u8]) -> Bounds<'_> {
+    (Bound::Unbounded, Bound::Included(key))
+}
+
+fn entry_bytes(key: &Bytes, msg: &Msg) -> usize {
+    ENTRY_BYTES + key.len() + msg.len()
+}
+
+fn range_bytes(range: &TableRange) -> usize {
+    ENTRY_BYTES + HEADER_ITEM + range.span.lo.len() + range.origin.as_ref().map_or(0, Bytes::len)
+}

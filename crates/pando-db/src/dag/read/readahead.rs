@@ -1,0 +1,158 @@
+//! Reading ahead for a scan: the pages of a run that it will need lie side by
+//! side on the device, and are read with one request; so are the messages of
+//! an interior node, in each of the places where they lie.
+//!
+//! The longer a scan has gone on, the more it reads ahead, so that a short one
+//! reads what it needs (and two pages with one request where its range ends in
+//! the second) and a long one at most twice that. What was read stays with the
+//! scan until it has gone by: a page is read once a scan. After [`MOST`] bytes
+//! the cache does not learn of what a scan passes for the first time
+//! ([`Keep::Again`]): it goes on in the same little memory instead. Memory:
+//! [`BATCHES`] requests of at most [`MOST`] bytes.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use crate::{
+    error::Result,
+    key::Span,
+    node::{PageRef, page::Page, stored::Stored},
+    store::pager::{Keep, Pager, Piece, extent_of},
+};
+
+/// What a scan that goes on reads at once, at first and at most, in bytes.
+const FIRST: usize = 64 << 10;
+const MOST: usize = 1 << 20;
+/// Requests whose pages are kept: a scan has some runs at hand, one or more a level.
+const BATCHES: usize = 8;
+
+/// Pages that one request brought, in the order of their places.
+struct Batch {
+    pages: Vec<(Piece, Arc<Page>)>,
+    /// What was taken last, if pages are wanted one by one: it has gone by when another one is.
+    taken: Option<Piece>,
+}
+
+impl Batch {
+    fn find(&self, piece: &Piece) -> Option<usize> {
+        self.pages.binary_search_by_key(piece, |(piece, _)| *piece).ok()
+    }
+
+    /// True if nothing is left of it but what was taken last.
+    fn is_used_up(&self) -> bool {
+        self.pages.iter().all(|(piece, _)| self.taken.as_ref() == Some(piece))
+    }
+}
+
+/// What a scan has read ahead.
+#[derive(Default)]
+pub(crate) struct Ahead {
+    /// Bytes of the next request; 0: a page at a time.
+    limit: usize,
+    /// Bytes of the pages that were asked for so far.
+    passed: usize,
+    /// The one used last is last.
+    batches: VecDeque<Batch>,
+    /// Of which keys, as the scan sees them, the last thing that could not be read would have told.
+    pub unread: Option<Box<Span>>,
+}
+
+impl Ahead {
+    /// Notes that the scan goes on.
+    fn grow(&mut self) {
+        self.limit = (self.limit * 2).clamp(FIRST, MOST);
+    }
+
+    /// The page, which is the first of `follow`, pages of one run that a scan will want if it goes on. Those
+    /// are read with it if the scan has gone on before, or if they are two, as in a short range. With `one_by_one`
+    /// it leaves a page for good when it goes on to the next. At most one read.
+    pub fn load<'p>(
+        &mut self,
+        home: Option<&Arc<Stored>>,
+        page: &PageRef,
+        one_by_one: bool,
+        follow: impl Iterator<Item = &'p PageRef> + Clone,
+        pager: &Pager,
+    ) -> Result<Arc<Page>> {
+        let ends_in_second = follow.clone().take(3).count() == 2;
+        let limit = if ends_in_second { self.limit.max(FIRST) } else { self.limit };
+        self.fetch_up_to(limit, home, follow, pager);
+        let loaded = match self.page(home, page, one_by_one) {
+            Some(loaded) => loaded,
+            None => pager.page(home, page)?,
+        };
+        self.grow();
+        self.passed = self.passed.saturating_add(page.raw as usize);
+        Ok(loaded)
+    }
+
+    /// Reads what waits in an interior node for a scan that goes on: of each place where pages of `now` lie, those
+    /// of the edge that is next, with what follows there of `later`, which begins with the same pages. A hint:
+    /// what fails is left to who needs the page.
+    pub fn fetch_messages<'p>(
+        &mut self,
+        home: Option<&Arc<Stored>>,
+        now: impl Iterator<Item = &'p PageRef>,
+        later: impl Iterator<Item = &'p PageRef> + Clone,
+        pager: &Pager,
+    ) {
+        if self.limit == 0 {
+            return;
+        }
+        for page in now {
+            let Some(extent) = extent_of(home, page) else { continue };
+            let there = later.clone().skip_while(|other| !std::ptr::eq(*other, page));
+            let there = there.filter(|other| extent_of(home, other).is_some_and(|e| e.id == extent.id));
+            self.fetch_up_to(self.limit, home, there, pager);
+        }
+    }
+
+    fn fetch_up_to<'p>(
+        &mut self,
+        limit: usize,
+        home: Option<&Arc<Stored>>,
+        wanted: impl Iterator<Item = &'p PageRef>,
+        pager: &Pager,
+    ) {
+        if limit == 0 {
+            return;
+        }
+        let mut wanted = wanted.peekable();
+        let Some(first) = wanted.peek() else { return };
+        if self.page(home, first, false).is_some() {
+            return;
+        }
+        let keep = if self.passed < MOST { Keep::Always } else { Keep::Again };
+        let pages = pager.read_side_by_side(home, wanted, limit, keep);
+        if pages.is_empty() {
+            return;
+        }
+        if self.batches.len() == BATCHES {
+            match self.batches.iter().position(Batch::is_used_up) {
+                Some(i) => drop(self.batches.remove(i)),
+                // Who comes to need what is dropped before its time shall find it.
+                None => {
+                    let dropped = self.batches.pop_front().into_iter().flat_map(|batch| batch.pages);
+                    dropped.for_each(|(piece, page)| pager.keep(piece, page));
+                }
+            }
+        }
+        self.batches.push_back(Batch { pages, taken: None });
+    }
+
+    /// The page, if it was read ahead; what is passed by then is dropped if pages are wanted `one_by_one`.
+    fn page(&mut self, home: Option<&Arc<Stored>>, page: &PageRef, one_by_one: bool) -> Option<Arc<Page>> {
+        let piece = Piece::of(home, page)?;
+        let (i, at) = self.batches.iter().enumerate().rev().find_map(|(i, b)| Some((i, b.find(&piece)?)))?;
+        let mut batch = self.batches.remove(i)?;
+        let found = batch.pages.get(at).map(|(_, page)| page.clone());
+        if one_by_one
+            && let Some(left) = batch.taken.replace(piece).filter(|left| *left != piece)
+            && let Some(at) = batch.find(&left)
+        {
+            // Its memory serves for what comes.
+            batch.pages.remove(at);
+        }
+        self.batches.push_back(batch);
+        found
+    }
+}

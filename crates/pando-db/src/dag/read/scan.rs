@@ -1,0 +1,259 @@
+//! Scans: pairs in key order, forwards and backwards, one stretch at a time.
+//!
+//! A stretch is a range of keys over which the path from the root does not
+//! change: what one leaf shows, where no range message begins or ends, and what
+//! the layers above say about it. It is found by one descent, which reads a
+//! header per level at most (cached as a rule); its pages are read as they are
+//! needed, each once, side by side with others (see [`Ahead`]).
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use crate::{
+    dag::{
+        memtable::Memtable,
+        read::{
+            readahead::Ahead,
+            segment::Stretch,
+            source::{Feed, Io, RunAt, pages_in},
+            view::View,
+        },
+        tree::{child_node, out_of_node},
+    },
+    error::Result,
+    key::{Direction, Lens, Span},
+    merge::Merge,
+    node::{
+        Body, Edge, Layer, NodeId, PageRef, RangeMsg,
+        ranged::{Ranged, clip},
+    },
+    store::pager::{Handle, Pager},
+};
+
+/// Finds stretches and takes pairs from them.
+pub(crate) struct Scanner<'a> {
+    pub view: &'a View,
+    pub pager: &'a Pager,
+    pub merge: &'a dyn Merge,
+    pub ahead: &'a mut Ahead,
+}
+
+/// A source of points that the descent has met.
+enum Source<'a> {
+    Table(&'a Arc<Memtable>, Lens),
+    Run(RunAt, Lens),
+}
+
+/// The state of a descent: the stretch so far, and how its keys look in the node at hand.
+struct Descent<'a, 's> {
+    pager: &'a Pager,
+    ahead: &'s mut Ahead,
+    direction: Direction,
+    stretch: Span,
+    lens: Lens,
+    /// Newest first; the leaf, if any, is last.
+    sources: SmallVec<[Source<'a>; 4]>,
+}
+
+/// Where a descent goes on.
+enum Next {
+    Node(NodeId),
+    End,
+}
+
+impl Scanner<'_> {
+    /// The first (or last) stretch of `range`, which must not be empty.
+    pub fn stretch(&mut self, range: Span, direction: Direction) -> Result<(Span, Stretch)> {
+        let mut descent = Descent {
+            pager: self.pager,
+            ahead: self.ahead,
+            direction,
+            stretch: range,
+            lens: Lens::identity(),
+            sources: SmallVec::new(),
+        };
+        let mut next = Next::Node(self.view.tree.root);
+        for table in &self.view.tables {
+            let local = descent.local();
+            let covering = descent.restrict_to_ranges(&local, &table.ranges_in(&local));
+            descent.sources.push(Source::Table(table, descent.lens.clone()));
+            if let Some(range) = covering {
+                let Some(origin) = &range.origin else {
+                    next = Next::End;
+                    break;
+                };
+                // Older tables have what the clone shows under the keys of its source.
+                descent.lens = descent.lens.then(&Lens::of_edge(&range.span, origin));
+            }
+        }
+        let mut above = None;
+        while let Next::Node(id) = next {
+            let handle = child_node(self.pager, &self.view.tree.table, id, above);
+            let local = descent.local();
+            let handle = handle.and_then(|handle| match handle.node.span.covers(&local) {
+                true => Ok(handle),
+                false => Err(out_of_node(id, &handle.node, &local.lo)),
+            });
+            let handle = match handle {
+                Ok(handle) => handle,
+                Err(error) => {
+                    let Descent { stretch, ahead, .. } = descent;
+                    ahead.unread = Some(Box::new(stretch));
+                    return Err(error);
+                }
+            };
+            above = Some(handle.node.height);
+            next = descent.through_node(handle, local);
+        }
+        let Descent { stretch, sources, .. } = descent;
+        // Only now is it known what of each source lies in the stretch.
+        let feeds = sources.into_iter().filter_map(|source| match source {
+            Source::Table(table, lens) => {
+                let local = lens.apply_span(&stretch);
+                let empty = table.points_in(&local).next().is_none() && table.updates_in(&local).is_empty();
+                (!empty).then(|| Feed::of_table(table.clone(), lens, local))
+            }
+            Source::Run(at, lens) => {
+                let local = lens.apply_span(&stretch);
+                Feed::of_run(at, lens, local)
+            }
+        });
+        let feeds = feeds.collect();
+        Ok((stretch, Stretch::new(feeds)))
+    }
+
+    /// Takes the next pair of `stretch` from an end: the lane that now has it, if there is one.
+    #[inline]
+    pub fn advance(&mut self, stretch: &mut Stretch, direction: Direction) -> Result<Option<Direction>> {
+        stretch.advance(direction, self.merge, &mut Io { pager: self.pager, ahead: self.ahead })
+    }
+}
+
+impl Descent<'_, '_> {
+    /// The stretch in the local keys of the node at hand.
+    fn local(&self) -> Span {
+        self.lens.apply_span(&self.stretch)
+    }
+
+    /// Narrows the stretch to a part of it, given in local keys.
+    fn narrow(&mut self, local: &Span) {
+        let global = self.lens.inverse().apply_span(local);
+        if let Some(part) = self.stretch.intersect(&global) {
+            self.stretch = part;
+        }
+    }
+
+    /// Goes to the target of a range message that covers the whole stretch.
+    fn follow(&mut self, range: &RangeMsg) -> Next {
+        match &range.target {
+            Some(target) => {
+                self.lens = self.lens.then(&Lens::of_edge(&range.span, &target.prepend));
+                Next::Node(target.id)
+            }
+            None => Next::End,
+        }
+    }
+
+    /// Narrows the stretch so that the range messages of a source either cover all of it or do not
+    /// touch it; the message, if one covers it. `ranges` overlap `local` and are ascending.
+    fn restrict_to_ranges<R: Ranged + Clone>(&mut self, local: &Span, ranges: &[R]) -> Option<R> {
+        match self.direction {
+            Direction::Forward => {
+                let first = ranges.first()?;
+                if first.span().lo <= local.lo {
+                    self.narrow(
+                        &Span { lo: local.lo.clone(), hi: first.span().hi.clone() }.intersect(local)?,
+                    );
+                    return Some(first.clone());
+                }
+                self.narrow(&Span { lo: local.lo.clone(), hi: Some(first.span().lo.clone()) });
+                None
+            }
+            Direction::Backward => {
+                let last = ranges.last()?;
+                let reaches_end = match (&last.span().hi, &local.hi) {
+                    (None, _) => true,
+                    (Some(hi), Some(end)) => hi >= end,
+                    (Some(_), None) => false,
+                };
+                if reaches_end {
+                    self.narrow(&Span { lo: last.span().lo.clone(), hi: local.hi.clone() }.intersect(local)?);
+                    return Some(last.clone());
+                }
+                let lo = last.span().hi.clone().unwrap_or_default();
+                self.narrow(&Span { lo, hi: local.hi.clone() });
+                None
+            }
+        }
+    }
+
+    /// Takes what a node says about the stretch, which is `local` in its keys.
+    fn through_node(&mut self, handle: Handle, mut local: Span) -> Next {
+        let Handle { node, home } = handle;
+        let Body::Interior(edges) = &node.body else {
+            self.sources.push(Source::Run(RunAt { node, home, layer: None }, self.lens.clone()));
+            return Next::End;
+        };
+        let i = self.choose_edge(edges, &local);
+        if self.direction == Direction::Forward {
+            // What waits in this node lies in a few places, in each of them edge after edge.
+            let later = edges[i..].iter().take_while(|e| local.is_above(&e.lo));
+            let now = waiting(edges[i..].iter().take(1), &local);
+            self.ahead.fetch_messages(home.as_ref(), now, waiting(later, &local), self.pager);
+        }
+        let live = node.edge_span(i);
+        if !live.covers(&local)
+            && let Some(part) = live.intersect(&local)
+        {
+            self.narrow(&part);
+            local = self.local();
+        }
+        for (j, layer) in edges[i].layers.iter().enumerate().rev() {
+            let from = layer.ranges.partition_point(|r| r.span.hi.as_ref().is_some_and(|hi| *hi <= local.lo));
+            let to = layer.ranges.partition_point(|r| local.is_above(&r.span.lo)).max(from);
+            let covering = self.restrict_to_ranges(&local, &layer.ranges[from..to]);
+            if to > from {
+                local = self.local();
+            }
+            self.add_run(layer, &local, || RunAt {
+                node: node.clone(),
+                home: home.clone(),
+                layer: Some((i, j)),
+            });
+            if let Some(range) = covering {
+                return self.follow(&range);
+            }
+        }
+        match &edges[i].child {
+            Some(target) => {
+                self.lens = self.lens.then(&Lens::of_edge(&live, &target.prepend));
+                Next::Node(target.id)
+            }
+            None => Next::End,
+        }
+    }
+
+    fn add_run(&mut self, layer: &Layer, local: &Span, at: impl FnOnce() -> RunAt) {
+        if !pages_in(&layer.run, local).is_empty() || !clip(&layer.updates, local).is_empty() {
+            self.sources.push(Source::Run(at(), self.lens.clone()));
+        }
+    }
+
+    /// The edge that holds the end of the stretch which is read next.
+    fn choose_edge(&self, edges: &[Edge], local: &Span) -> usize {
+        let above = match self.direction {
+            Direction::Forward => edges.partition_point(|e| e.lo <= local.lo),
+            Direction::Backward => edges.partition_point(|e| local.is_above(&e.lo)),
+        };
+        above.saturating_sub(1)
+    }
+}
+
+/// The pages of messages that wait at edges, as far as they may be about `local`.
+fn waiting<'e>(
+    edges: impl Iterator<Item = &'e Edge> + Clone,
+    local: &'e Span,
+) -> impl Iterator<Item = &'e PageRef> + Clone {
+    edges.flat_map(|e| &e.layers).flat_map(|l| &l.run.pages).filter(|p| p.meets(local))
+}

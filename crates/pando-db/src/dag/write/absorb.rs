@@ -1,0 +1,43 @@
+//! Taking messages into a node: range messages rest, or turn into edges; points
+//! go to the edge of their key; updates are parted among the edges that they
+//! cover; at a leaf all of them become pairs.
+//!
+//! Invariant kept: every message of an interior node lies within one edge, and
+//! a Goto rests only at least two levels above its target (FAST'20 section 3,
+//! "Flushing GOTO messages").
+
+use crate::{
+    dag::{edit::Edit, layer::run::merge_runs},
+    error::{Error, Result},
+    node::{Body, Layer, Node, Run},
+};
+
+impl Edit<'_> {
+    /// `node` with `layer` on top of all it holds.
+    pub fn absorb(&self, mut node: Node, mut layer: Layer) -> Result<Node> {
+        if let Body::Leaf(run) = &node.body {
+            node.body = Body::Leaf(self.apply_to_leaf(run, &layer)?);
+            return Ok(node);
+        }
+        if !layer.ranges.is_empty() {
+            layer.ranges = self.take_all_ranges(&mut node, std::mem::take(&mut layer.ranges))?;
+        }
+        let (pager, merge) = (self.cx.pager, self.cx.merge);
+        let spans: Vec<_> = (0..node.edges().len()).map(|i| node.edge_span(i)).collect();
+        let Body::Interior(edges) = &mut node.body else { unreachable!("leaves were handled above") };
+        for (edge, span) in edges.iter_mut().zip(&spans) {
+            edge.push_layer(layer.slice(span, pager)?, pager, merge)?;
+        }
+        Ok(node)
+    }
+
+    /// The pairs of a leaf after the messages of a layer.
+    fn apply_to_leaf(&self, run: &Run, layer: &Layer) -> Result<Run> {
+        let pager = self.cx.pager;
+        if layer.ranges.iter().any(|r| r.target.is_some()) {
+            return Err(Error::corrupt("message", 0, "a Goto above a leaf"));
+        }
+        let kept = run.without(&layer.ranges, pager)?;
+        merge_runs(&kept, &layer.run, [&[], &layer.updates], true, pager, self.cx.merge)
+    }
+}

@@ -1,0 +1,127 @@
+//! Keeping the DAG low: taking the visible edges of a child into its parent.
+//!
+//! A clone whose source spans several edges of the root makes a new root, and an
+//! edge may show little of a tall node. What counts for a query is what is
+//! visible: a child of which an edge shows a few edges only is not worth its
+//! level, and they are taken into the parent, which splits if it becomes too
+//! wide. So the height follows the number of live edges, not the number of
+//! clones ever made. Happens to nodes that are being rewritten anyway.
+
+use std::{collections::BTreeSet, ops::Range};
+
+use crate::{
+    dag::edit::Edit,
+    error::{Result, or_if_damaged},
+    key::{Lens, Span},
+    node::{Body, Edge, Layer, Node, NodeId, Target},
+};
+
+/// Above this height even children that show more, or in which much waits, are taken in.
+const TALL: u8 = 10;
+/// Edges that a node may reach by taking tall children in, as a multiple of the fanout.
+const MOST: usize = 4;
+/// A view of fewer edges than this fraction (1/n) of the fanout is not worth a level.
+const THIN: usize = 4;
+
+impl Edit<'_> {
+    /// `node` without levels below it that do little, and the children that it took in: once it has
+    /// been put, they may be without references. I/O: headers of shared or tall children, and
+    /// pages on the fringes of what they show.
+    pub fn flatten(&self, node: Node) -> Result<(Node, Vec<NodeId>)> {
+        let (height, span) = (node.height, node.span.clone());
+        let Body::Interior(edges) = node.body else { return Ok((node, Vec::new())) };
+        let mut taken = BTreeSet::new();
+        let mut done: Vec<Edge> = Vec::with_capacity(edges.len());
+        // The next edge is the last.
+        let mut rest: Vec<Edge> = edges.into_iter().rev().collect();
+        while let Some(edge) = rest.pop() {
+            let hi = rest.last().map(|next| next.lo.clone()).or_else(|| span.hi.clone());
+            let live = Span { lo: edge.lo.clone(), hi };
+            let siblings = done.len() + rest.len() + 1;
+            let Some(child) = self.thin_child(&edge, &live, height, siblings)? else {
+                done.push(edge);
+                continue;
+            };
+            let Some(target) = &edge.child else { continue };
+            let lift = Lens::of_edge(&live, &Default::default());
+            let simple = child.simple(&live, target, self.cx.pager);
+            let filled =
+                edge.layers.iter().fold(simple, |child, layer| self.absorb(child?, layer.through(&lift)));
+            let Some(child) = or_if_damaged(filled.map(Some), None)? else {
+                done.push(edge);
+                continue;
+            };
+            taken.insert(target.id);
+            // The edges taken in may be thin themselves: they are looked at next.
+            rest.extend(edges_in_place_of(&live, child).into_iter().rev());
+        }
+        let done = self.joined(done, &span, height)?;
+        Ok((Node { height, span, body: Body::Interior(done) }, taken.into_iter().collect()))
+    }
+
+    /// The child of an edge, if it is an interior node of which the edge shows too little.
+    fn thin_child(&self, edge: &Edge, live: &Span, above: u8, siblings: usize) -> Result<Option<Node>> {
+        let Some(target) = &edge.child else { return Ok(None) };
+        let limits = self.cx.limits;
+        let height = self.height(target.id)?;
+        let tall = height >= TALL;
+        // A private child without a prefix is healed when it is flushed into.
+        if height == 0 || (!tall && target.prepend.is_empty() && self.count(target.id) <= 1) {
+            return Ok(None);
+        }
+        // Where a node is wide the edges would come to stand in others, and as many levels above these.
+        let most = if tall { MOST * limits.fanout } else { limits.fanout };
+        if siblings >= most {
+            return Ok(None);
+        }
+        let Some(child) = or_if_damaged(self.peek(target.id).map(Some), None)? else { return Ok(None) };
+        let shown = visible(&child, live, target);
+        if siblings + shown.len() - 1 > most || shown.len() > limits.fanout {
+            return Ok(None);
+        }
+        let thin = shown.len() <= limits.fanout / THIN
+            && shown.map(|i| child.edges()[i].pending()).sum::<usize>() <= limits.abundant;
+        if !thin && !tall {
+            return Ok(None);
+        }
+        self.load_below(target.id, above).map(Some)
+    }
+}
+
+impl Node {
+    /// Takes the messages that wait at edge `i`.
+    pub fn take_layers(&mut self, i: usize) -> Vec<Layer> {
+        match &mut self.body {
+            Body::Interior(edges) => std::mem::take(&mut edges[i].layers),
+            Body::Leaf(_) => Vec::new(),
+        }
+    }
+
+    /// This node with the edges of `child`, which is simple, in place of edge `i`, at which nothing
+    /// waits. Their prefixes stay: what the edge lifted, they lift now.
+    pub fn with_edges_of(mut self, i: usize, child: Node) -> Node {
+        let live = self.edge_span(i);
+        if let Body::Interior(edges) = &mut self.body {
+            assert!(edges[i].layers.is_empty(), "messages above a level that goes");
+            edges.splice(i..=i, edges_in_place_of(&live, child));
+        }
+        self
+    }
+}
+
+/// The edges of `child`, which is simple, in the keys of its parent, which shows it over `live`.
+fn edges_in_place_of(live: &Span, child: Node) -> Vec<Edge> {
+    let back = Lens::of_edge(live, &Default::default()).inverse();
+    let Body::Interior(mut edges) = child.through(&back).body else { unreachable!("leaves have no edges") };
+    if let Some(first) = edges.first_mut() {
+        first.lo = live.lo.clone();
+    }
+    edges
+}
+
+/// The edges of `child` that an edge over `live` shows.
+fn visible(child: &Node, live: &Span, target: &Target) -> Range<usize> {
+    let image = Lens::of_edge(live, &target.prepend).apply_span(live);
+    let end = child.edges().partition_point(|edge| image.is_above(&edge.lo));
+    child.edge_at(&image.lo)..end
+}

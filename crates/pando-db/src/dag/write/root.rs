@@ -1,0 +1,234 @@
+//! The root: taking an in-memory table in, growing by a level and shrinking again.
+//!
+//! Everything enters the DAG here: the oldest sealed table, with its clones placed below the rest of it, becomes a
+//! layer of the root, and the limits of all nodes on the way down are restored. Works on an [`Edit`]; the caller
+//! publishes. I/O: headers, and what the flushes take.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+
+use crate::{
+    dag::{
+        edit::Edit,
+        memtable::{Memtable, range::TableRange},
+        share::place::Placed,
+        write::flush::pending,
+    },
+    error::{Result, or_if_damaged},
+    key::{Lens, Span},
+    node::{Body, Edge, Layer, Node, Target},
+};
+
+/// Bytes of pending messages up to which a clone copies them, whatever the node size.
+const CARRY_LEAST_BYTES: usize = 4 << 10;
+
+impl Edit<'_> {
+    /// Takes in the oldest in-memory table: its clones get nodes, and lie below the rest of it, which is `layer`.
+    pub fn apply_table(&mut self, table: &Memtable, layer: Layer) -> Result<Placed> {
+        if !table.has_clones() {
+            self.apply_to_root(layer)?;
+            return Ok(Placed::default());
+        }
+        let pushed_down = self.push_down_sources(table)?;
+        let (clones, placed) = self.place_clones(table)?;
+        let placed = Placed { pushed_down, ..placed };
+        self.apply_to_root(layer.over(&clones, self.cx.pager, self.cx.merge)?)?;
+        Ok(placed)
+    }
+
+    /// Takes a layer in at the root, and restores all limits on the way down.
+    pub fn apply_to_root(&mut self, layer: Layer) -> Result<()> {
+        let root = self.root_for(layer)?;
+        self.fit_root(root)
+    }
+
+    /// Takes the oldest in-memory table in at the root and leaves it there: where what lies below cannot be read.
+    pub fn keep_table(&mut self, table: &Memtable, layer: Layer) -> Result<Placed> {
+        let (clones, placed) = match table.has_clones() {
+            true => self.place_clones(table)?,
+            false => Default::default(),
+        };
+        let layer = layer.over(&clones, self.cx.pager, self.cx.merge)?;
+        let root = self.root_for(layer)?;
+        self.put(self.root, root)?;
+        Ok(placed)
+    }
+
+    /// The root, which may be a new one, with a layer on top.
+    fn root_for(&mut self, layer: Layer) -> Result<Node> {
+        let mut wanted = 1;
+        for target in layer.ranges.iter().filter_map(|r| r.target.as_ref()) {
+            wanted = wanted.max(self.height(target.id)? + 1);
+        }
+        while self.height(self.root)? < wanted {
+            self.grow_root();
+        }
+        self.absorb(self.load(self.root)?, layer)
+    }
+
+    /// Flushes on from a root that an earlier edit left with more than its limit, because it had become
+    /// large; whether anything could be.
+    pub fn relieve_root(&mut self) -> Result<bool> {
+        let root = self.load(self.root)?;
+        let before = pending(&root);
+        // Where nothing is worth flushing an edit would only make the root dirty.
+        if self.worth_flushing(&root)?.is_none() {
+            return Ok(false);
+        }
+        self.fit_root(root)?;
+        Ok(pending(&*self.peek(self.root)?) < before)
+    }
+
+    /// Puts a new root above the present one.
+    fn grow_root(&mut self) {
+        let old = self.root;
+        let height =
+            self.height(old).unwrap_or(0).checked_add(1).unwrap_or_else(|| panic!("a DAG of 256 levels"));
+        let edge = Edge { child: Some(Target::plain(old)), ..Default::default() };
+        let id = self.create(Node { height, span: Span::all(), body: Body::Interior(vec![edge]) });
+        self.set_root(id);
+    }
+
+    /// Puts the root anew, as `root`: within all limits, under as many levels as its width needs, and without
+    /// levels that do nothing.
+    fn fit_root(&mut self, root: Node) -> Result<()> {
+        // Nothing rests above the root, so it may sink.
+        let mut parts = self.within_limits(Some(self.root), root)?;
+        while parts.len() > 1 {
+            self.grow_root();
+            let mut top = self.load(self.root)?;
+            // Some parts may have sunk further than others.
+            top.height = top.height.max(parts.iter().map(|(_, part)| part.height).max().unwrap_or(0) + 1);
+            let top = self.attach(top, 0, parts)?;
+            parts = self.parts(Some(self.root), top)?;
+        }
+        if let Some((_, root)) = parts.pop() {
+            self.put(self.root, root)?;
+        }
+        while self.shrink_root()? {}
+        Ok(())
+    }
+
+    /// Takes the level below the root away if the root has a single child and nothing waits above that; whether
+    /// it did. I/O: the child's header.
+    fn shrink_root(&mut self) -> Result<bool> {
+        let root = self.load(self.root)?;
+        let [edge] = root.edges() else { return Ok(false) };
+        let Some(target) = edge.child.clone().filter(|_| edge.layers.is_empty()) else { return Ok(false) };
+        if self.height(target.id)? == 0 || !self.is_private(target.id) {
+            return Ok(false);
+        }
+        let child = self.load(target.id)?.simple(&Span::all(), &target, self.cx.pager).map(Some);
+        let Some(child) = or_if_damaged(child, None)? else { return Ok(false) };
+        let old = self.root;
+        self.put(target.id, child)?;
+        self.set_root(target.id);
+        self.remove(old)?;
+        Ok(true)
+    }
+
+    /// Takes what clones and deletes have left below the root back, where the root has room for it: edges that show
+    /// nothing lose their child, and private children of few edges, above which nothing waits, their level.
+    /// Whether there was any; each takes a reference or a node away, so this ends. I/O: headers of children of
+    /// the root, and of some below those that show little.
+    pub fn heal_root(&mut self) -> Result<bool> {
+        let mut root = self.load(self.root)?;
+        let (mut i, mut any) = (0, false);
+        while let Some(edge) = root.edges().get(i) {
+            let live = root.edge_span(i);
+            let Some(target) = edge.child.clone().filter(|_| edge.layers.is_empty()) else {
+                i += 1;
+                continue;
+            };
+            if self.shows_nothing(&live, &target, root.height)? {
+                if let Body::Interior(edges) = &mut root.body
+                    && let Some(edge) = edges.get_mut(i)
+                {
+                    (edge.child, edge.loose) = (None, false);
+                }
+                any = true;
+            } else if self.height(target.id)? > 0 && self.is_private(target.id) {
+                let child = self.load_below(target.id, root.height)?.simple(&live, &target, self.cx.pager);
+                if let Some(child) = or_if_damaged(child.map(Some), None)?
+                    && self.fits_inside(&root, &child)
+                {
+                    root = root.with_edges_of(i, child);
+                    self.put(self.root, root.clone())?;
+                    self.remove(target.id)?;
+                    any = true;
+                    // Those that came in its place may be such, too.
+                    continue;
+                }
+            }
+            i += 1;
+        }
+        let high = root.height;
+        root = self.lowest(root)?;
+        any |= root.height < high;
+        if any {
+            let (height, span) = (root.height, root.span.clone());
+            if let Body::Interior(edges) = &mut root.body {
+                *edges = self.joined(std::mem::take(edges), &span, height)?;
+            }
+            self.put(self.root, root)?;
+        }
+        while self.shrink_root()? {
+            any = true;
+        }
+        Ok(any)
+    }
+
+    /// Flushes the sources of the clones of `table` down to their nodes where more waits for them than should
+    /// be copied. How many were.
+    pub fn push_down_sources(&mut self, table: &Memtable) -> Result<u64> {
+        let mut times: BTreeMap<(Bytes, Option<Bytes>), usize> = BTreeMap::new();
+        for (_, image) in table.clones().filter_map(TableRange::source) {
+            *times.entry((image.lo, image.hi)).or_default() += 1;
+        }
+        let each = self.cx.limits.abundant.max(CARRY_LEAST_BYTES);
+        let (mut copied, mut pushed_down) = (0, 0);
+        for ((lo, hi), times) in times {
+            let image = Span { lo, hi };
+            let bytes = self.source_of(&image)?.bytes;
+            let all = bytes.saturating_mul(times);
+            let much = bytes > each || (bytes > 0 && copied + all > self.cx.limits.node.max(each));
+            // What an edit that has become large cannot flush any more is copied: pages are shared, not written.
+            if much && !self.is_large() {
+                self.push_down(&image)?;
+                pushed_down += 1;
+            } else {
+                copied += all;
+            }
+        }
+        Ok(pushed_down)
+    }
+
+    /// Flushes everything that waits for `image` down to the lowest node that holds all of it, private copies
+    /// of shared nodes on the way included. Cost: one flush a level.
+    fn push_down(&mut self, image: &Span) -> Result<()> {
+        let mut id = self.root;
+        let mut wanted = image.clone();
+        loop {
+            let covering = |node: &Node| {
+                let i = node.edge_at(&wanted.lo);
+                (node.height > 0 && node.edge_span(i).covers(&wanted)).then_some(i)
+            };
+            let node = self.peek(id)?;
+            let Some(i) = covering(&node) else { return Ok(()) };
+            if self.unreadable_at(&node, i)?.len() > 0 {
+                return Ok(());
+            }
+            self.flush_edge(id, i)?;
+            // The flush may have split the child, or merged it with its neighbour.
+            let node = self.peek(id)?;
+            let Some(i) = covering(&node) else { return Ok(()) };
+            let Some(target) = &node.edges()[i].child else { return Ok(()) };
+            wanted = Lens::of_edge(&node.edge_span(i), &target.prepend).apply_span(&wanted);
+            id = target.id;
+            if !self.is_private(id) {
+                return Ok(());
+            }
+        }
+    }
+}

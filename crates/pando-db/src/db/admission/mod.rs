@@ -1,0 +1,272 @@
+//! Room for a batch: in memory, in the log and on the device.
+//!
+//! A batch is admitted only when everything it leads to can be carried through:
+//! what is dirty must fit beside what the last checkpoint holds. A reserve is
+//! kept back from ordinary writes, so that deleting works on a full store.
+//! Waiting happens here, without locks.
+
+use std::sync::atomic::Ordering;
+
+use crate::{
+    batch::{Batch, Op},
+    db::{
+        admission::memory::{MAX_SEALED, MOST_SEALED, MOST_SEALED_FOR_CLONES},
+        engine::{Engine, signal::Work, throttle::pressure},
+        write::record::Encoded,
+    },
+    device::BLOCK,
+    error::{Error, Result},
+    store::log,
+};
+
+pub(crate) mod memory;
+
+/// Bytes in the log buffer at which a thread is asked to write them out.
+const MUCH_BUFFERED: usize = 1 << 20;
+/// Writers are slowed down by dirty nodes at most so much: who flushes waits for a checkpoint when these are too many,
+/// and then tables pile up and slow writers down. More only made them wait while nobody had anything to do.
+const MOST_BY_DIRT: f64 = 0.3;
+/// What an operation costs beyond its bytes, as if it were that many bytes more.
+const OP_BYTES: usize = 96;
+/// Largest reserve, in bytes.
+const MAX_RESERVE: u64 = 256 << 20;
+/// A batch of deletes may have this many bytes to be admitted into the reserve.
+const SMALL: u64 = 16 << 10;
+/// And one that deletes and writes a little, as an unlink that changes its directory's times.
+const TINY: u64 = 1 << 10;
+
+/// Bytes that the log may keep in extents before a checkpoint is asked for.
+const MAX_HELD: u64 = 256 << 20;
+
+/// Nodes that the reserve holds at least, if that is not over a quarter of the device.
+const RESERVE_NODES: u64 = 48;
+
+/// Space kept back on a device of `size` bytes, or of which the medium has only so many.
+fn reserve(size: u64, node: usize) -> u64 {
+    let least = RESERVE_NODES * node as u64;
+    (size / 16).clamp(least, MAX_RESERVE.max(least)).min(size / 4)
+}
+
+/// Nodes that one edit may change, so that what it makes dirty is a fraction of the reserve. Enough
+/// for a path from the root to a leaf, or flushing would not get on.
+pub(crate) fn edit_nodes(size: u64, node: usize) -> usize {
+    (reserve(size, node) / (2 * node as u64)).clamp(12, 256) as usize
+}
+
+impl Engine {
+    /// Space kept back so that deletes and checkpoints always go through, in bytes.
+    pub fn reserve(&self) -> u64 {
+        reserve(self.device.size().min(self.capacity), self.limits.node)
+    }
+
+    /// Space that the medium is asked to keep beyond what is needed: where it fills up under a sparse store,
+    /// a little can still be written, and again when everything was deleted.
+    pub(crate) fn working_room(&self) -> u64 {
+        (2 * self.limits.node as u64 + 8 * BLOCK).min(self.reserve())
+    }
+
+    /// Bytes that what is in memory may still take on the device.
+    pub(crate) fn owed(&self) -> u64 {
+        let tables = self.front.read().table_bytes() as u64;
+        self.owed_by_nodes() + tables + tables / 4
+    }
+
+    /// Bytes that the next checkpoint writes at most, if nothing more is flushed.
+    fn owed_by_nodes(&self) -> u64 {
+        self.dirty.bytes() + self.table_pages() * BLOCK
+    }
+
+    /// True if more dirty nodes could become too many for the space that is left.
+    pub fn is_tight(&self) -> Result<bool> {
+        // What is replayed for a reader stays in memory, and there is nothing to reserve it on.
+        if self.options.read_only {
+            return Ok(false);
+        }
+        let owed = self.owed_by_nodes();
+        let wanted = owed + self.reserve() / 2;
+        Ok(owed > 0 && !(self.space.free_bytes() >= wanted && self.space.ensure_backed(wanted)?))
+    }
+
+    /// True if what is dirty goes into the reserve.
+    pub fn is_short(&self) -> bool {
+        self.space.free_bytes() < self.owed_by_nodes() + self.reserve()
+    }
+
+    /// Pages of the translation table that the next checkpoint writes, at most: one a level for each
+    /// dirty node, and no more than there are.
+    fn table_pages(&self) -> u64 {
+        let (mut pages, mut below) = (0, self.next_id.load(Ordering::Relaxed));
+        let dirty = self.dirty.count();
+        while below > 1 {
+            below = below.div_ceil(crate::store::table::SLOTS as u64);
+            pages += below.min(dirty);
+        }
+        pages
+    }
+
+    /// Bytes that ordinary writes may still take.
+    pub fn available(&self) -> u64 {
+        self.space.free_bytes().saturating_sub(self.owed() + self.reserve())
+    }
+
+    /// Size at which the active table is sealed: smaller when space is short, so that less is in
+    /// flight.
+    pub fn seal_threshold(&self) -> usize {
+        let share = (self.space.free_bytes() / 32).max(64 << 10) as usize;
+        self.table_limit().min(share)
+    }
+
+    /// Returns when a batch whose record has `len` bytes may be applied.
+    pub fn make_room(&self, batch: &Batch, encoded: &Encoded) -> Result<()> {
+        // A clone or rename with the few records that go with it.
+        let clones = |op: &Op| matches!(op, Op::ClonePrefix(..) | Op::RenamePrefix(..));
+        let is_clone = encoded.len as u64 <= SMALL && batch.ops().iter().any(clones);
+        self.wait_until(|| self.has_room_in_tables(is_clone), false, |e| e.flush_all())?;
+        // Before a table and an edit take what readers have had so far.
+        self.share_memory();
+        let buffered = self.log.buffered();
+        // A batch of a few bytes leaves it to those who fill the buffer.
+        if buffered > self.max_buffered().min(self.log.max_payload()) && !is_clone {
+            self.log.write_out()?;
+        } else if buffered > MUCH_BUFFERED && self.options.background {
+            self.signal.ask(Work::Log);
+        }
+        let owed = encoded.values.iter().map(|(_, value)| log::owed(value.len())).sum();
+        // With what stands before the records of values set aside.
+        let log_room =
+            || self.log.fits(encoded.payload.len() + 16, owed) && self.log.held_bytes() < 2 * self.max_held();
+        if !log_room() {
+            self.wait_until(log_room, true, |e| e.checkpoint())?;
+        } else if self.wants_checkpoint() {
+            self.signal.ask(Work::Checkpoint);
+        }
+        if self.options.background && !is_clone {
+            let bytes = encoded.len + OP_BYTES * batch.ops().len();
+            self.throttle.delay(bytes, self.pressure(), || self.pour_some());
+        }
+        self.space_for(batch, encoded.len as u64)
+    }
+
+    /// True if another table may be filled and sealed. A clone adds a message or a few, so it does not wait for
+    /// those who fill tables with values.
+    fn has_room_in_tables(&self, for_clone: bool) -> bool {
+        let front = self.front.read();
+        let tables = front.sealed.len();
+        if tables < MAX_SEALED {
+            return true;
+        }
+        let bytes = front.sealed.iter().map(|table| table.bytes()).sum::<usize>();
+        let most = MAX_SEALED * self.seal_threshold();
+        match for_clone {
+            true => tables < MOST_SEALED_FOR_CLONES && bytes < 2 * most,
+            false => tables < MOST_SEALED && bytes < most,
+        }
+    }
+
+    /// Bytes that the log may keep outside itself before a checkpoint is asked for: recovery reads all of that.
+    fn max_held(&self) -> u64 {
+        MAX_HELD.min(self.device.size() / 8).max(1)
+    }
+
+    /// True if the log or the dirty nodes have grown enough for a checkpoint.
+    pub fn wants_checkpoint(&self) -> bool {
+        self.log_wants_checkpoint() || self.nodes_want_checkpoint()
+    }
+
+    /// True if the log has: then what is in memory has to reach the DAG first.
+    fn log_wants_checkpoint(&self) -> bool {
+        self.log.used() > self.log_size() / 2 || self.log.held_bytes() >= self.max_held()
+    }
+
+    fn nodes_want_checkpoint(&self) -> bool {
+        self.dirty.memory() > self.max_dirty() / 2
+    }
+
+    /// The checkpoint that was asked for, if it is still wanted: of what has reached the DAG, where that is
+    /// all it takes.
+    pub fn checkpoint_as_asked(&self) -> Result<()> {
+        let flushed = self.front.read().tree.log_end;
+        if self.log.behind(flushed) <= self.log_size() / 4 {
+            self.checkpoint_nodes(Engine::wants_checkpoint)?;
+        }
+        if self.log_wants_checkpoint() { self.checkpoint() } else { Ok(()) }
+    }
+
+    /// How near to a limit is what waits for the threads, as [`pressure`] says.
+    fn pressure(&self) -> f64 {
+        let tables = self.front.read().table_bytes() as u64;
+        let table = self.seal_threshold() as u64;
+        let of_log = self.log_size();
+        [
+            // One that is being flushed and another that is filling up are no backlog yet.
+            pressure(tables, table + table / 2, MAX_SEALED as u64 * table),
+            // There is room in tables when this is full.
+            pressure(self.dirty.memory(), self.max_dirty() / 2, self.max_dirty()).min(MOST_BY_DIRT),
+            pressure(self.log.used(), of_log / 2, of_log),
+            pressure(self.log.held_bytes(), self.max_held(), 2 * self.max_held()),
+        ]
+        .into_iter()
+        .fold(0.0, f64::max)
+    }
+
+    fn log_size(&self) -> u64 {
+        // A quarter of the log is its longest payload.
+        4 * self.log.max_payload() as u64
+    }
+
+    fn space_for(&self, batch: &Batch, len: u64) -> Result<()> {
+        let deletes = |op: &Op| matches!(op, Op::Delete(_) | Op::DeleteRange(..));
+        // What is held back even from deletes lets the flush and the checkpoint through that give back
+        // what they delete: an edit takes at most a quarter of the reserve.
+        let held_back = if len <= SMALL && batch.ops().iter().all(deletes) {
+            self.reserve() / 2
+        } else if len <= TINY && batch.ops().iter().any(deletes) {
+            self.reserve() / 4 * 3
+        } else {
+            self.reserve()
+        };
+        let enough = || -> Result<bool> {
+            let (wanted, free) = (self.owed() + held_back + 2 * len, self.space.free_bytes());
+            let better = (wanted + self.working_room()).min(free);
+            Ok(free >= wanted && (self.space.ensure_backed(better)? || self.space.ensure_backed(wanted)?))
+        };
+        if enough()? {
+            return Ok(());
+        }
+        // What was deleted may not have been given back yet, and what is dirty may cost less than
+        // feared: settle both before saying no. Not over and over, if it changed nothing.
+        let now = self.now_freed();
+        if self.counters.refused_at.load(Ordering::Relaxed) != now {
+            if self.settle(&enough)? {
+                return Ok(());
+            }
+            self.counters.refused_at.store(self.now_freed(), Ordering::Relaxed);
+        }
+        if enough()? { Ok(()) } else { Err(Error::NoSpace) }
+    }
+
+    /// A figure that changes whenever trying again may help.
+    fn now_freed(&self) -> u64 {
+        (self.space.free_bytes() << 8) ^ self.owed() ^ self.orphans.lock().len() as u64
+    }
+
+    /// Waits until `ready`, doing the work itself where there are no background threads.
+    fn wait_until(
+        &self,
+        ready: impl Fn() -> bool,
+        by_checkpoint: bool,
+        work: impl Fn(&Engine) -> Result<()>,
+    ) -> Result<()> {
+        while !ready() {
+            self.check_running()?;
+            // Whoever needs a checkpoint makes it, or waits for the one that is being made: so it learns
+            // if there was no space for it.
+            if self.options.background && !by_checkpoint {
+                self.signal.wait_done();
+            } else {
+                work(self)?;
+            }
+        }
+        self.check_running()
+    }
+}

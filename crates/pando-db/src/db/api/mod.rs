@@ -1,0 +1,11 @@
+//! Calls of a [`crate::Db`] that are programs of their own: check, usage, statistics, inspection, backup and restore.
+//!
+//! They read versions of the store and change nothing, but for `restore`, which makes a new one. May use: the rest of
+//! `db`.
+
+pub(crate) mod backup;
+pub(crate) mod check;
+pub(crate) mod inspect;
+pub(crate) mod restore;
+pub(crate) mod stats;
+pub(crate) mod usage;

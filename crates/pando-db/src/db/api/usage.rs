@@ -1,0 +1,404 @@
+//! What a prefix takes on the device, and what of it would come back.
+//!
+//! Deleting the prefix is thought through to the end, in one pass over the nodes
+//! from the highest to the lowest, so that everything that refers to a node has
+//! been seen before it. Of each node it is known which of its references would
+//! go, and what those that stay would still show:
+//!
+//! - if all go, the node goes itself, whole, and its own references with it;
+//! - otherwise what those that are left do not show between them goes from it, pages and
+//!   references: it would be made simple, or trimmed (`dag/gc/prune.rs`).
+//!
+//! What goes is *exclusive*; what the prefix shows and what stays is *shared*. Extents of
+//! pages, which several nodes may use, go with the last of them
+//! (`usage/extents.rs`). Reads headers only and takes no lock. Uses the pager and the maps of `key`.
+
+mod extents;
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+
+use bytes::Bytes;
+
+use self::extents::Extents;
+use crate::{
+    dag::read::view::View,
+    db::{api::inspect::stored_len, engine::Engine},
+    device::BLOCK,
+    error::{Error, Result},
+    key::{Lens, Span, behind},
+    node::{Body, NodeId, Run, Target},
+    store::{
+        layout::is_worth_keeping,
+        pager::Handle,
+        table::{Entry, Loc},
+    },
+};
+
+/// What the keys under a prefix take. All sizes are bytes.
+///
+/// The figures are those of the moment of the call, and are best when the store has settled (see
+/// [`crate::Db::settle`]): what waiting deletes are going to give back anyway counts as exclusive. Table
+/// pages and the log are not in them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Usage {
+    /// What can be read: keys (without what the keys of a page have in common) and values, before
+    /// compression, a part that is seen twice under the prefix counted twice. An estimate: pages at the
+    /// borders count whole, and so do old values until what waits above them has been carried down.
+    pub visible_bytes: u64,
+    /// What it is kept in on the device, each node and each extent once: `exclusive_bytes + shared_bytes`. Of
+    /// the empty prefix, in a store that has settled and of which no snapshot is held, just what
+    /// [`crate::Stats::node_bytes`] says.
+    pub stored_bytes: u64,
+    /// What would be given back if everything under the prefix were deleted, once that has settled and
+    /// nobody holds a snapshot of it; also what no other key shows of nodes that the prefix shares. Exact
+    /// for nodes that go as a whole, and for what lies unused beside their pages: an extent that several
+    /// nodes use counts as a whole if the last of them goes, and not at all otherwise. For nodes that stay
+    /// see `estimated_bytes`; a page in which the prefix begins or ends counts as one that stays.
+    pub exclusive_bytes: u64,
+    /// What would stay, because other keys are kept there too. An extent that a node which goes shares with
+    /// one which stays counts as a whole, so the figures of two prefixes may both have it.
+    pub shared_bytes: u64,
+    /// How much of `exclusive_bytes` is an estimate: pages in nodes that would be rewritten (which frees
+    /// whole blocks only), extents that these would leave, and what is not yet written (whose compression
+    /// is not known).
+    pub estimated_bytes: u64,
+    /// Nodes that the prefix reaches.
+    pub nodes: u64,
+    /// Of these, nodes that would go as a whole.
+    pub exclusive_nodes: u64,
+    /// Of these, nodes that something else refers to.
+    pub shared_nodes: u64,
+}
+
+/// What of a node can be seen, and how many times.
+type Shown = BTreeMap<(Bytes, Option<Bytes>), u64>;
+
+/// What is known of a node before its turn.
+#[derive(Default)]
+struct Visit {
+    /// References that go with the prefix.
+    gone: u64,
+    /// References that stay.
+    stays: u64,
+    /// Local keys that these show afterwards.
+    kept: Vec<Span>,
+    /// Local keys that can be read under the prefix.
+    shown: Shown,
+}
+
+/// Bytes of the pages of one node that lie in one place.
+#[derive(Default)]
+struct Pages {
+    /// Nothing that stays shows them.
+    go: u64,
+    stay: u64,
+    /// Of these, what the prefix shows.
+    seen: u64,
+    /// Of these, what is shown in part only afterwards, and would be written anew.
+    cut: u64,
+}
+
+struct Walk<'a> {
+    engine: &'a Engine,
+    view: &'a View,
+    queue: BTreeMap<(Reverse<u8>, NodeId), Visit>,
+    /// Extents that nodes may use together: known when all have been seen.
+    extents: Extents,
+    usage: Usage,
+}
+
+impl Engine {
+    /// The state of now or a little later, in which each clone that was made so far has its node.
+    fn view_without_clones(&self) -> Result<Arc<View>> {
+        loop {
+            let view = self.view();
+            if !view.tables.iter().any(|table| table.has_clones()) {
+                return Ok(view);
+            }
+            self.seal();
+            // Those that come meanwhile are not waited for: the DAG alone is a state too.
+            while self.front.read().tree.msn < view.msn {
+                if !self.options.read_only {
+                    self.make_way()?;
+                }
+                if !self.sink_messages()? {
+                    break;
+                }
+            }
+            let tree = self.front.read().tree.clone();
+            if tree.msn >= view.msn {
+                let msn = tree.msn;
+                return Ok(Arc::new(View::new(Vec::new(), tree, msn, None)));
+            }
+        }
+    }
+}
+
+/// Adds up what is under some prefixes together. See [`crate::Db::usage`].
+pub(crate) fn usage(engine: &Engine, prefixes: &[Bytes]) -> Result<Usage> {
+    let view = engine.view_without_clones()?;
+    let spans: Vec<Span> = prefixes.iter().map(|prefix| Span::prefix(prefix.clone())).collect();
+    let mut walk = Walk {
+        engine,
+        view: &view,
+        queue: BTreeMap::new(),
+        extents: Extents::default(),
+        usage: Usage::default(),
+    };
+    walk.memory(&spans)?;
+    while let Some(((_, id), visit)) = walk.queue.pop_first() {
+        walk.node(id, visit)?;
+    }
+    let extents = walk.extents.sum(&view.tree.table);
+    let usage = &mut walk.usage;
+    usage.exclusive_bytes += extents.exclusive;
+    usage.shared_bytes += extents.shared;
+    usage.estimated_bytes += extents.estimated;
+    usage.stored_bytes = usage.exclusive_bytes.saturating_add(usage.shared_bytes);
+    Ok(walk.usage)
+}
+
+impl Walk<'_> {
+    /// The visit of node `id` that is to come, below height `above`.
+    fn visit(&mut self, id: NodeId, above: Option<u8>) -> Result<&mut Visit> {
+        let entry = self.view.tree.table.get(id);
+        let height = entry.map(|entry| entry.height).ok_or_else(|| missing(id))?;
+        if above.is_some_and(|above| height >= above) {
+            return Err(Error::corrupt("edge", 0, format!("node {id} is not below its parent")));
+        }
+        Ok(self.queue.entry((Reverse(height), id)).or_default())
+    }
+
+    /// What is in memory only: like a node above the root, with its Gotos over one edge.
+    fn memory(&mut self, spans: &[Span]) -> Result<()> {
+        let mut visit = Visit { kept: Span::all().without_all(spans), ..Visit::default() };
+        spans.iter().for_each(|span| show(&mut visit.shown, span.clone(), 1));
+        let mut hidden: Vec<Span> = Vec::new();
+        for table in &self.view.tables {
+            for part in spans.iter().flat_map(|span| span.without_all(&hidden)) {
+                let points = table.points_in(&part).map(|(key, msg)| (key.len() + msg.len()) as u64);
+                let bytes = points.sum::<u64>();
+                self.see(bytes);
+                // Deleted before it is written anywhere, it takes nothing.
+                self.usage.exclusive_bytes += bytes;
+                self.usage.estimated_bytes += bytes;
+            }
+            hidden.extend(table.ranges.values().map(|range| range.span.clone()));
+        }
+        let kept: Vec<Span> = visit.kept.iter().flat_map(|span| span.without_all(&hidden)).collect();
+        // The superblock's reference never goes.
+        let root = self.visit(self.view.tree.root, None)?;
+        root.stays += 1;
+        root.kept.extend(kept);
+        for ((lo, hi), times) in &visit.shown {
+            part(lo, hi)
+                .without_all(&hidden)
+                .into_iter()
+                .for_each(|part| show(&mut root.shown, part, *times));
+        }
+        Ok(())
+    }
+
+    /// Counts what can be read. A damaged store may show anything any number of times.
+    fn see(&mut self, bytes: u64) {
+        self.usage.visible_bytes = self.usage.visible_bytes.saturating_add(bytes);
+    }
+
+    fn node(&mut self, id: NodeId, mut visit: Visit) -> Result<()> {
+        let entry = self.view.tree.table.get(id).ok_or_else(|| missing(id))?;
+        let reached = !visit.shown.is_empty();
+        let count = u64::from(entry.count);
+        let handle = self.engine.pager.node(&self.view.tree.table, id)?;
+        if visit.gone + visit.stays < count {
+            // What refers to it besides is not known, and may show everything.
+            visit.kept = vec![handle.node.span.clone()];
+        }
+        self.usage.nodes += u64::from(reached);
+        let fate = if visit.gone >= count {
+            self.goes(entry);
+            Fate::Gone
+        } else {
+            self.stays(entry, &handle, &visit);
+            Fate::Stays
+        };
+        self.below(&handle, &visit, fate)
+    }
+
+    /// Counts a node that goes as a whole.
+    fn goes(&mut self, entry: &Entry) {
+        let (own, written) = own_bytes(entry);
+        self.usage.exclusive_nodes += 1;
+        self.usage.exclusive_bytes += own;
+        self.usage.estimated_bytes += if written { 0 } else { own };
+        extents::of_node(entry).into_iter().for_each(|extent| self.extents.goes(extent, !written));
+    }
+
+    /// Counts a node of which something stays.
+    fn stays(&mut self, entry: &Entry, handle: &Handle, visit: &Visit) {
+        let seen = |page: &Span| visit.shown.keys().any(|(lo, hi)| part(lo, hi).overlaps(page));
+        let kept = |page: &Span| visit.kept.iter().any(|span| span.overlaps(page));
+        let (mut own, mut apart) = (Pages::default(), HashMap::<u64, Pages>::new());
+        for page in handle.node.pages() {
+            // The least key above the last one ends the range.
+            let keys = Span::new(page.first_key(), Some(behind(&page.last_key())));
+            let bytes = u64::from(stored_len(page).unwrap_or(page.raw));
+            let pages = match extents::of_page(handle, page) {
+                Some(extent) => apart.entry(extent.id).or_default(),
+                None => &mut own,
+            };
+            let seen = seen(&keys);
+            if !kept(&keys) {
+                pages.go += bytes;
+                continue;
+            }
+            pages.stay += bytes;
+            pages.seen += if seen { bytes } else { 0 };
+            pages.cut += if seen && !visit.kept.iter().any(|span| span.covers(&keys)) { bytes } else { 0 };
+        }
+        let all = visit.shown.keys().any(|(lo, hi)| part(lo, hi).covers(&handle.node.span));
+        self.usage.exclusive_bytes += own.go;
+        self.usage.estimated_bytes += own.go;
+        let shared = if all { own_bytes(entry).0.saturating_sub(own.go) } else { own.seen };
+        self.usage.shared_bytes += shared;
+        let mut any = shared > 0;
+        for extent in extents::of_node(entry) {
+            let Pages { go, stay, seen, cut } = apart.remove(&extent.id).unwrap_or_default();
+            if go + cut == 0 || is_worth_keeping(extent, stay - cut, self.engine.pager.node_size()) {
+                self.extents.stays(extent, seen, all);
+                any |= all;
+            } else {
+                self.extents.is_left(extent, stay, seen);
+            }
+            any |= seen > 0;
+        }
+        self.usage.shared_nodes += u64::from(any);
+    }
+
+    /// Passes on to what a node refers to, and counts what can be read in it.
+    fn below(&mut self, handle: &Handle, visit: &Visit, fate: Fate) -> Result<()> {
+        let node = &handle.node;
+        let above = Some(node.height);
+        let edges = match &node.body {
+            Body::Leaf(run) => {
+                self.see(readable(run, &visit.shown, &[]));
+                return Ok(());
+            }
+            Body::Interior(edges) => edges,
+        };
+        for (i, edge) in edges.iter().enumerate() {
+            // Newest first: what a range message covers hides all that is older.
+            let mut hidden: Vec<Span> = Vec::new();
+            for layer in edge.layers.iter().rev() {
+                self.see(readable(&layer.run, &visit.shown, &hidden));
+                let before = hidden.len();
+                for range in &layer.ranges {
+                    if let Some(target) = &range.target {
+                        let hidden = hidden.get(..before).unwrap_or_default();
+                        self.refer(&range.span, target, visit, hidden, fate, above)?;
+                    }
+                    hidden.push(range.span.clone());
+                }
+            }
+            if let Some(target) = &edge.child {
+                self.refer(&node.edge_span(i), target, visit, &hidden, fate, above)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Passes an edge or Goto of a node with this `visit` and `fate` on to its target.
+    fn refer(
+        &mut self,
+        live: &Span,
+        target: &Target,
+        visit: &Visit,
+        hidden: &[Span],
+        fate: Fate,
+        above: Option<u8>,
+    ) -> Result<()> {
+        let lens = Lens::of_edge(live, &target.prepend);
+        let mut shown = Vec::new();
+        for ((lo, hi), times) in &visit.shown {
+            let Some(part) = part(lo, hi).intersect(live) else { continue };
+            shown.extend(part.without_all(hidden).iter().map(|part| (lens.apply_span(part), *times)));
+        }
+        let kept = visit.kept.iter().filter_map(|span| span.intersect(live));
+        let kept: Vec<Span> = kept.flat_map(|part| part.without_all(hidden)).collect();
+        let entry = self.view.tree.table.get(target.id);
+        // Of a leaf with this reference only, all that is shown now is shown afterwards.
+        let nothing_changes = fate == Fate::Stays
+            && kept == [live.clone()]
+            && entry.is_some_and(|entry| entry.height == 0 && entry.count == 1);
+        if shown.is_empty() && nothing_changes {
+            return Ok(());
+        }
+        let next = self.visit(target.id, above)?;
+        match fate {
+            Fate::Gone => next.gone += 1,
+            Fate::Stays if kept.is_empty() => next.gone += 1,
+            Fate::Stays => {
+                next.stays += 1;
+                next.kept.extend(kept.iter().map(|part| lens.apply_span(part)));
+            }
+        }
+        shown.into_iter().for_each(|(span, times)| show(&mut next.shown, span, times));
+        Ok(())
+    }
+}
+
+/// What becomes of a node when the prefix is deleted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// It goes, and so do its references.
+    Gone,
+    /// It stays; references that show nothing any more go.
+    Stays,
+}
+
+fn part(lo: &Bytes, hi: &Option<Bytes>) -> Span {
+    Span::new(lo.clone(), hi.clone())
+}
+
+fn missing(id: NodeId) -> Error {
+    Error::corrupt("node reference", 0, format!("node {id} does not exist"))
+}
+
+fn show(shown: &mut Shown, span: Span, times: u64) {
+    let seen = shown.entry((span.lo, span.hi)).or_default();
+    *seen = seen.saturating_add(times);
+}
+
+/// Bytes of what a node alone owns, and whether it is written. For one that is not, an estimate without the
+/// pages that lie in extents of their own.
+fn own_bytes(entry: &Entry) -> (u64, bool) {
+    match &entry.loc {
+        Loc::Stored(stored) => {
+            let own = stored.parts.iter().filter(|part| !part.shared);
+            (own.map(|part| part.len).sum(), true)
+        }
+        Loc::Dirty(node) => {
+            let placed = node.pages().filter(|page| page.is_placed()).map(|page| u64::from(page.raw));
+            let bytes = (node.bytes() as u64).saturating_sub(placed.sum());
+            (bytes.next_multiple_of(BLOCK), false)
+        }
+    }
+}
+
+/// Raw bytes of the pages of a run that can be read, as often as they are seen.
+fn readable(run: &Run, shown: &Shown, hidden: &[Span]) -> u64 {
+    let mut bytes = 0u64;
+    for ((lo, hi), times) in shown {
+        for part in part(lo, hi).without_all(hidden) {
+            let from = run.page_from(&part.lo);
+            let pages = run.pages.get(from..).unwrap_or_default().iter().take_while(|page| page.meets(&part));
+            let raw: u64 = pages.map(|page| u64::from(page.raw)).sum();
+            bytes = bytes.saturating_add(raw.saturating_mul(*times));
+        }
+    }
+    bytes
+}

@@ -1,0 +1,335 @@
+//! Structural work: flushing sealed tables into the DAG, reclaiming what nothing refers to. Carrying deletes
+//! further is [`crate::db::background::gc`]'s.
+//!
+//! One at a time, under the `flushing` lock, each step bounded; the result is
+//! published at once.
+//!
+//! An edit asserts the invariants of all that it touches. No checksum can prove
+//! those of an image that somebody made, so an assertion that fails here is an
+//! error of the store: nothing has been published, and the edit is dropped.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, atomic::Ordering},
+};
+
+use crate::{
+    dag::{
+        edit::{Context, Edit},
+        memtable::build::Pouring,
+    },
+    db::engine::{Engine, signal::Work, superversion::Front},
+    error::{Error, Result},
+    node::NodeId,
+};
+
+/// Points, and bytes of them, that a waiting writer pours at once: a fraction of a millisecond.
+const POURED: usize = 512;
+const POURED_BYTES: usize = 64 << 10;
+
+/// Nodes that one reclaim step takes out.
+const RECLAIM_STEP: usize = 64;
+
+impl Engine {
+    /// Applies the oldest sealed table to the DAG; `false` if there is none.
+    pub fn flush_step(&self) -> Result<bool> {
+        let _turn = self.flushing.lock();
+        let Some(table) = self.front.read().sealed.front().cloned() else { return Ok(false) };
+        // What came in bulk is taken over as the log has placed it.
+        if self.log.has_aside() {
+            self.log.write_out()?;
+        }
+        let begun = self.pouring.lock().take_if(|pouring| pouring.is_of(&table));
+        let layer = match begun {
+            Some(pouring) => pouring.finish(),
+            None => table.to_layer(self.pager.page_target(), |points| self.bulk.page_at(points))?,
+        };
+        let done = |front: &mut Front| {
+            let applied = front.sealed.pop_front();
+            debug_assert!(applied.is_some_and(|t| Arc::ptr_eq(&t, &table)));
+            let tree = Arc::make_mut(&mut front.tree);
+            (tree.msn, tree.log_end) = (table.msn, table.log_end);
+        };
+        let placed = match self.edit(|edit| edit.apply_table(&table, layer.clone()), done) {
+            // What cannot be carried further for what cannot be read waits at the top.
+            Err(error) if error.is_damage() => {
+                self.edit(|edit| edit.keep_table(&table, layer.clone()), done)?
+            }
+            other => other?,
+        };
+        self.counters.by_value.fetch_add(placed.by_value, Ordering::Relaxed);
+        self.counters.push_downs.fetch_add(placed.pushed_down, Ordering::Relaxed);
+        self.bulk.forget(table.msn);
+        self.signal.finished();
+        Ok(true)
+    }
+
+    /// Takes a little off the flusher, for a writer that has to wait for it: pours some points of a table that will be
+    /// its next, or goes on with that, into pages. `false` if there is nothing to do, or another writer does it. As long as values
+    /// that came in bulk wait anywhere, no table is begun.
+    pub fn pour_some(&self) -> bool {
+        let Some(mut pouring) = self.pouring.try_lock() else { return false };
+        let next = {
+            let front = self.front.read();
+            let going_on = pouring.as_ref().and_then(|p| front.sealed.iter().find(|table| p.is_of(table)));
+            // The first one is the flusher's as a rule, which takes over what was poured of it.
+            match going_on.or_else(|| front.sealed.get(1)) {
+                Some(table) => table.clone(),
+                None => return false,
+            }
+        };
+        let mut begun = match pouring.take_if(|p| p.is_of(&next)) {
+            Some(begun) => begun,
+            // Values that came in bulk lie in pages, or will: the flusher takes these over whole.
+            None if self.log.has_aside() || !self.bulk.is_empty() => return false,
+            None => Pouring::new(next, self.pager.page_target()),
+        };
+        let more = begun.go_on(POURED, POURED_BYTES);
+        *pouring = Some(begun);
+        more
+    }
+
+    /// Goes on flushing where an edit had to stop; `false` if the root is within its limit.
+    pub fn relieve_step(&self) -> Result<bool> {
+        let _turn = self.flushing.lock();
+        match self.edit(|edit| edit.relieve_root(), |_| ()) {
+            // What can be read has been carried down before, or will be by the next one.
+            Err(error) if error.is_damage() => Ok(false),
+            other => other,
+        }
+    }
+
+    /// Before more is made dirty: makes a checkpoint where that could fill the device, or where dirty nodes
+    /// have as much memory as they may.
+    pub fn make_way(&self) -> Result<()> {
+        if self.is_tight()? {
+            self.checkpoint()?;
+        }
+        if self.is_full_of_dirt() {
+            match self.checkpoint_nodes(Engine::is_full_of_dirt) {
+                // What can be flushed in memory is.
+                Ok(()) | Err(Error::NoSpace) => (),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Brings the messages of memory and root further down by one bounded step; `false` if all is well. What
+    /// an edit had to leave in the root goes first: it would grow with every table.
+    pub fn sink_messages(&self) -> Result<bool> {
+        Ok(self.relieve_step()? || self.flush_step()?)
+    }
+
+    /// Applies all sealed tables, with checkpoints between where they have to be.
+    pub fn flush_all(&self) -> Result<()> {
+        loop {
+            self.make_way()?;
+            if !self.sink_messages()? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Applies all sealed tables without writing anything: for recovery, where the device may not be
+    /// writable.
+    pub fn flush_all_in_memory(&self) -> Result<()> {
+        while self.sink_messages()? {}
+        Ok(())
+    }
+
+    /// Takes some nodes without references out of the store; `false` if there are none that can be.
+    pub fn reclaim_step(&self) -> Result<bool> {
+        let _turn = self.flushing.lock();
+        let some: Vec<NodeId> = {
+            let mut orphans = self.orphans.lock();
+            let some: Vec<_> = orphans.iter().copied().take(RECLAIM_STEP).collect();
+            some.iter().for_each(|id| {
+                orphans.remove(id);
+            });
+            some
+        };
+        if some.is_empty() {
+            return Ok(false);
+        }
+        let mut reclaimed = self.edit(|edit| edit.reclaim(&some), |_| ());
+        if reclaimed.as_ref().is_err_and(Error::is_damage) {
+            // One by one: a node that cannot be read leads nobody knows where, and stays with what it owns.
+            let one = |id| match self.edit(|edit| edit.reclaim(&[id]), |_| ()) {
+                Err(error) if error.is_damage() => Ok(()),
+                other => other,
+            };
+            reclaimed = some.iter().copied().try_for_each(one);
+        }
+        match &reclaimed {
+            Ok(()) => _ = self.counters.reclaimed.fetch_add(some.len() as u64, Ordering::Relaxed),
+            Err(_) => self.orphans.lock().extend(some),
+        }
+        reclaimed.map(|()| true)
+    }
+
+    /// Makes an edit and publishes it; made again if it came to something that cannot be read, and knows of it the next
+    /// time. The caller holds `flushing`.
+    pub(crate) fn edit<T>(
+        &self,
+        work: impl FnMut(&mut Edit<'_>) -> Result<T>,
+        then: impl FnOnce(&mut Front),
+    ) -> Result<T> {
+        self.edit_with(&self.context(), work, then)
+    }
+
+    /// The same within other limits.
+    pub(crate) fn edit_with<T>(
+        &self,
+        cx: &Context<'_>,
+        mut work: impl FnMut(&mut Edit<'_>) -> Result<T>,
+        then: impl FnOnce(&mut Front),
+    ) -> Result<T> {
+        let base = self.front.read().tree.clone();
+        loop {
+            let mut edit = Edit::new(cx, &base);
+            let known = self.pager.damage_found();
+            let made = match contain(|| work(&mut edit)) {
+                Err(error) if error.is_damage() && self.pager.damage_found() > known => continue,
+                other => other?,
+            };
+            let changes = edit.finish();
+            if !changes.is_empty() {
+                self.publish(changes, then)?;
+            }
+            return Ok(made);
+        }
+    }
+
+    /// What a write leaves to do where no threads do it.
+    pub fn after_write(&self) -> Result<()> {
+        if self.options.background {
+            if !self.front.read().sealed.is_empty() {
+                self.signal.ask(Work::Flush);
+            }
+            return Ok(());
+        }
+        let result = self.maintain_inline();
+        if let Err(error) = &result {
+            // The batch itself is in; what failed is the store's own work.
+            self.fail("flush", error);
+        }
+        Ok(())
+    }
+
+    fn maintain_inline(&self) -> Result<()> {
+        self.flush_all()?;
+        self.reclaim_step()?;
+        if self.wants_checkpoint() {
+            self.checkpoint()?;
+        }
+        Ok(())
+    }
+
+    /// Stops the store, unless the failure is one that passes.
+    pub fn fail(&self, during: &str, error: &crate::Error) {
+        if !matches!(error, crate::Error::NoSpace) {
+            self.stop(during, error);
+        }
+    }
+}
+
+/// Turns a failed assertion into an error. The work must leave nothing behind that matters.
+pub(crate) fn contain<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let said = panic.downcast_ref::<String>().map(String::as_str);
+        let said = said.or(panic.downcast_ref::<&str>().copied()).unwrap_or("an assertion failed");
+        Err(Error::corrupt("structure", 0, said))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use rand::{RngExt, SeedableRng, rngs::SmallRng};
+
+    use super::*;
+    use crate::{Batch, CreateOptions, Db, Options, device::MemDevice};
+
+    /// The flusher is held up, so that tables wait; writers pour what they like, also none of one or all of the next.
+    #[test]
+    fn what_writers_pour_is_what_the_flusher_takes() {
+        for seed in 0..20 {
+            let mut rng = SmallRng::seed_from_u64(seed);
+            let device = Arc::new(MemDevice::new(64 << 20));
+            Db::create(device.clone(), &CreateOptions::default(), &Options::default()).expect("memory");
+            let db = Db::open(device, Options::default()).expect("a store");
+            let engine = db.engine();
+            let mut oracle = BTreeMap::new();
+            let mut poured = 0;
+            for _ in 0..3 {
+                let held_up = engine.flushing.lock();
+                for _ in 0..rng.random_range(1..5) {
+                    for _ in 0..rng.random_range(1..5) {
+                        let mut batch = Batch::new();
+                        for _ in 0..rng.random_range(1..400) {
+                            let key = format!("{}/{:04}", rng.random_range(0..5), rng.random_range(0..500));
+                            if rng.random_range(0..4) == 0 {
+                                batch.delete(key.clone());
+                                oracle.remove(&key);
+                            } else {
+                                let value = vec![rng.random::<u8>(); rng.random_range(0..200)];
+                                batch.put(key.clone(), value.clone());
+                                oracle.insert(key, value);
+                            }
+                        }
+                        if rng.random_range(0..3) == 0 {
+                            let prefix = format!("{}/{}", rng.random_range(0..5), rng.random_range(0..6));
+                            batch.delete_prefix(prefix.clone());
+                            oracle.retain(|key, _| !key.starts_with(&prefix));
+                        }
+                        db.write(batch).expect("room");
+                        poured += u32::from(rng.random() && engine.pour_some());
+                    }
+                    engine.seal();
+                    while rng.random_range(0..4) > 0 && engine.pour_some() {
+                        poured += 1;
+                    }
+                }
+                drop(held_up);
+                // Some of the rest goes on beside the flusher.
+                (0..rng.random_range(0..20)).for_each(|_| _ = engine.pour_some());
+                db.checkpoint().expect("room");
+                assert!(engine.pouring.lock().is_none(), "seed {seed}: a table stays for nothing");
+                let found = db.prefix(b"").map(|pair| pair.expect("readable"));
+                let expected = oracle.iter().map(|(key, value)| (key.as_bytes(), &value[..]));
+                assert!(
+                    found
+                        .map(|(key, value)| (key.to_vec(), value.to_vec()))
+                        .eq(expected.map(|(key, value)| (key.to_vec(), value.to_vec()))),
+                    "seed {seed}"
+                );
+            }
+            assert!(seed > 0 || poured > 0, "nothing was poured");
+        }
+    }
+
+    #[test]
+    fn what_comes_in_bulk_is_not_poured() {
+        let device = Arc::new(MemDevice::new(256 << 20));
+        Db::create(device.clone(), &CreateOptions::default(), &Options::default()).expect("memory");
+        let db = Db::open(device, Options::default()).expect("a store");
+        let engine = db.engine();
+        let held_up = engine.flushing.lock();
+        for i in 0..3 {
+            let mut batch = Batch::new();
+            (0..32).for_each(|j| _ = batch.put(format!("{i}/{j}"), vec![j; 64 << 10]));
+            db.write(batch).expect("room");
+            if i > 0 {
+                db.sync().expect("memory");
+            }
+            engine.seal();
+            assert!(!engine.pour_some() && engine.pouring.lock().is_none(), "it would be written twice");
+        }
+        assert!(!engine.bulk.is_empty(), "nothing came in bulk");
+        drop(held_up);
+        db.checkpoint().expect("room");
+        assert_eq!(db.prefix(b"").count(), 96);
+    }
+}

@@ -1,0 +1,286 @@
+//! Giving space back: deletes that wait in the DAG are carried to where they free something, what nothing
+//! shows any more is taken out of nodes, and checkpoints free what that has replaced.
+//!
+//! In bounded steps, each published like every structural change. Guarantees: where readers hold old versions,
+//! so that steps give nothing back, they leave checkpoints and deletes most of the space that is kept for them.
+//!
+//! Walks that look for what there is to do hold no lock and go on where they were: a step looks at [`VISITS`] nodes at most. Only what
+//! was found is changed under the lock, some at a time.
+
+use std::{cell::Cell, sync::atomic::Ordering};
+
+use bytes::Bytes;
+
+use crate::{
+    dag::{
+        edit::{Context, Edit},
+        gc::pushdown::{Walk, Which},
+        tree::Limits,
+    },
+    db::{
+        background::flush::contain,
+        engine::{Engine, gc_state::Progress},
+    },
+    error::Result,
+};
+
+/// Nodes that a step of a walk looks at, beside those on its way.
+pub(crate) const VISITS: usize = 64;
+/// Places at which one step carries deletes down.
+const SINKS: usize = 8;
+/// Steps that changed something, after which it is seen whether enough has come back.
+const STEPS: usize = 32;
+/// Nodes that one edit of tidying changes before it leaves the rest to the next: others may wait for its end.
+const EDIT_NODES: usize = 32;
+
+impl Engine {
+    /// Flushes deletes down, reclaims and checkpoints until there is `enough` space, or nothing more
+    /// can be given back; whether there is.
+    pub fn settle(&self, enough: &dyn Fn() -> Result<bool>) -> Result<bool> {
+        let _turn = self.tidiers.lock();
+        self.seal();
+        self.flush_all()?;
+        *self.tidying.lock() = Progress::default();
+        loop {
+            while self.reclaim_step()? {}
+            self.checkpoint()?;
+            // What the former checkpoint held may be given back only by the next.
+            if enough()? || !self.tidy_until_changed()? {
+                while self.reclaim_step()? {}
+                self.checkpoint()?;
+                return enough();
+            }
+        }
+    }
+
+    /// Steps until enough of them have changed something for a checkpoint; `false` if there was nothing to change.
+    fn tidy_until_changed(&self) -> Result<bool> {
+        let mut changed = 0;
+        while changed < STEPS && self.tidy_step()? {
+            changed += usize::from(std::mem::take(&mut self.tidying.lock().changed));
+        }
+        Ok(changed > 0)
+    }
+
+    /// Carries deletes to where they free something, or takes out what nothing shows any more, or looks for such,
+    /// by one bounded step; `false` if a whole walk has found nothing, or if readers hold what such steps replace, so that they would cost
+    /// the space that deletes and checkpoints need.
+    pub fn tidy_step(&self) -> Result<bool> {
+        if self.is_short() {
+            // Frees what the last step has replaced, if nobody holds it.
+            let unfreed = {
+                let mut tidying = self.tidying.lock();
+                if tidying.unfreed {
+                    tidying.survey = None;
+                }
+                std::mem::take(&mut tidying.unfreed)
+            };
+            if unfreed {
+                self.checkpoint()?;
+            }
+            let (newest, free) = (self.log.appended_msn(), self.space.free_bytes());
+            if !self.worth.lock().goes_on(newest, free, self.reserve() / 8) {
+                return Ok(false);
+            }
+        }
+        let surveying = self.tidying.lock().survey.is_some();
+        Ok((!surveying && self.sink_step(Which::All)?) || self.trim_step()? || self.heal_step()?)
+    }
+
+    /// Takes edges and levels away that the root does not need any more, by one step; whether there were any.
+    fn heal_step(&self) -> Result<bool> {
+        let _turn = self.flushing.lock();
+        let shrunk = self.edit_with(&self.tidying_context(), |edit| edit.heal_root(), |_| ())?;
+        let mut tidying = self.tidying.lock();
+        tidying.changed |= shrunk;
+        tidying.unfreed |= shrunk;
+        Ok(shrunk)
+    }
+
+    /// What tidying works with: smaller edits than others, so that whoever waits for one waits for less.
+    fn tidying_context(&self) -> Context<'_> {
+        let cx = self.context();
+        Context { limits: Limits { edit_nodes: cx.limits.edit_nodes.min(EDIT_NODES), ..cx.limits }, ..cx }
+    }
+
+    /// Goes on looking for what nothing shows any more, by one bounded step, and takes it out of nodes, until space is short for doing
+    /// more; `false` at the end of a walk that came to nothing. The first step of a walk begins it.
+    pub fn trim_step(&self) -> Result<bool> {
+        if self.is_tight()? {
+            self.tidying.lock().survey = None;
+            self.checkpoint()?;
+        }
+        let (base, mut survey) = match self.tidying.lock().survey.take() {
+            Some(begun) => begun,
+            None => {
+                let base = self.front.read().tree.clone();
+                let cx = self.context();
+                let survey = Edit::new(&cx, &base).survey()?;
+                (base, survey)
+            }
+        };
+        let more = Cell::new(false);
+        let cx = self.context();
+        contain(|| {
+            more.set(survey.go_on(&Edit::new(&cx, &base), VISITS)?);
+            Ok(())
+        })?;
+        if more.get() {
+            self.tidying.lock().survey = Some((base, survey));
+            return Ok(true);
+        }
+        let trimmed = Cell::new(false);
+        for some in survey.found.chunks(EDIT_NODES.min(self.limits.edit_nodes)) {
+            let _turn = self.flushing.lock();
+            let outcome = self.edit(
+                |edit| {
+                    for trimming in some {
+                        if edit.trim(trimming, &base.table)? {
+                            trimmed.set(true);
+                        }
+                    }
+                    Ok(())
+                },
+                |_| (),
+            );
+            match outcome {
+                Err(error) if error.is_damage() => (),
+                other => other?,
+            }
+            if self.is_tight()? {
+                break;
+            }
+        }
+        let mut tidying = self.tidying.lock();
+        tidying.changed |= trimmed.get();
+        tidying.unfreed |= trimmed.get();
+        Ok(trimmed.get())
+    }
+
+    /// Goes on looking for deletes that wait in the DAG, by one bounded step, and carries those that it finds to where they free
+    /// something; `false` at the end of a walk that has found none.
+    pub fn sink_step(&self, which: Which) -> Result<bool> {
+        if self.is_tight()? {
+            self.checkpoint()?;
+        }
+        let progress = match which {
+            Which::All => &self.tidying,
+            Which::Large => &self.tidying_beside,
+        };
+        let newest = self.log.appended_msn();
+        let (from, began) = {
+            let mut walked = progress.lock();
+            if !walked.begun {
+                (walked.begun, walked.from, walked.since, walked.any) = (true, Bytes::new(), newest, false);
+            }
+            (walked.from.clone(), walked.since)
+        };
+        let mut walk = Walk { from: &from, which, left: VISITS, most: SINKS, found: Vec::new() };
+        let next = {
+            let base = self.front.read().tree.clone();
+            let next = Cell::new(None);
+            let cx = self.context();
+            contain(|| {
+                next.set(Edit::new(&cx, &base).waiting_deletes(&mut walk)?);
+                Ok(())
+            })?;
+            next.into_inner()
+        };
+        let mut any = false;
+        let mut next = next;
+        for key in &walk.found {
+            // Where space is short each is a step: a checkpoint tells whether it has given any back.
+            if any && self.is_short() {
+                next = Some(key.clone());
+                break;
+            }
+            let _turn = self.flushing.lock();
+            any |= match self.edit_with(&self.tidying_context(), |edit| edit.sink_at(key), |_| ()) {
+                Err(error) if error.is_damage() => false,
+                other => other?,
+            };
+        }
+        let mut walked = progress.lock();
+        walked.any |= any;
+        walked.changed |= any;
+        walked.unfreed |= any;
+        match next {
+            Some(next) => walked.from = next,
+            None => {
+                walked.begun = false;
+                // What was carried down may have to go on, and deletes may have come in behind the walk.
+                return Ok(walked.any || (which == Which::All && began != newest));
+            }
+        }
+        Ok(true)
+    }
+
+    /// True if a delete in memory gives back more than carrying it down costs. I/O: headers on its way.
+    pub fn holds_large_delete(&self) -> Result<bool> {
+        let (base, deletes) = {
+            let front = self.front.read();
+            let tables = front.sealed.iter().map(|table| &**table).chain([&front.active]);
+            let ranges = tables.flat_map(|table| table.ranges.values()).filter(|range| range.is_delete());
+            (front.tree.clone(), ranges.take(VISITS).map(|range| range.span.clone()).collect::<Vec<_>>())
+        };
+        let cx = self.context();
+        let edit = Edit::new(&cx, &base);
+        for range in &deletes {
+            if edit.is_large_delete(range, VISITS)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Beside other work: one bounded step of what gives much space back at once; `false` if there is no more of that.
+    pub fn tidy_beside(&self) -> Result<bool> {
+        let sunk = self.sink_step(Which::Large)?;
+        Ok(self.reclaim_step()? || sunk)
+    }
+
+    /// Nodes that were taken out so far: their space comes back with the next checkpoint.
+    pub fn reclaimed(&self) -> u64 {
+        self.counters.reclaimed.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::sync::Arc;
+
+    use crate::db::background::gc::Which;
+    use crate::{CreateOptions, Db, Options, device::MemDevice};
+
+    /// A Goto that rested, low below a tall root, over an edge with nothing below, and a delete beside it:
+    /// the flush made a child for them, which had so few edges that the root took them back. A full store
+    /// looked for space for ever, and an idle one never came to rest.
+    #[test]
+    fn sinking_comes_to_an_end_beside_a_resting_goto() {
+        let device = Arc::new(MemDevice::new(64 << 20));
+        let create = CreateOptions { node_size: 4096, log_size: Some(1 << 20), ..Default::default() };
+        let options = Options { background: false, memtable_bytes: 1 << 12, ..Options::default() };
+        Db::create(device.clone(), &create, &options).unwrap();
+        let db = Db::open(device, options).unwrap();
+        for directory in 0..200 {
+            for file in 0..60 {
+                for tree in ["a", "m"] {
+                    db.put(format!("{tree}/{directory:03}/{file:02}"), vec![7; 100]).unwrap();
+                }
+            }
+        }
+        // Whole edges of the root are empty now.
+        db.delete_prefix("m").unwrap();
+        db.checkpoint().unwrap();
+        for directory in (0..200).step_by(7) {
+            db.clone_prefix(format!("a/{directory:03}/"), format!("m/{directory:03}/x/")).unwrap();
+            db.delete_prefix(format!("m/{directory:03}/y")).unwrap();
+            db.checkpoint().unwrap();
+            let steps = (0..1000).take_while(|_| db.engine().sink_step(Which::All).unwrap()).count();
+            assert!(steps < 1000, "deletes sink for ever");
+        }
+        let findings = db.check().unwrap().findings;
+        assert!(findings.is_empty(), "{findings:?}");
+    }
+}

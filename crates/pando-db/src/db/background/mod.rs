@@ -1,0 +1,8 @@
+//! Work behind the callers' backs: flushing, garbage collection, and the threads that do it.
+//!
+//! Each step is bounded and published at once, so that a store without threads can do the same inside its calls.
+//! May use: `engine`, `admission`, `checkpoint` and everything below `db`.
+
+pub(crate) mod flush;
+pub(crate) mod gc;
+pub(crate) mod threads;

@@ -1,0 +1,229 @@
+//! Checkpoints: making a frozen version durable while everything goes on.
+//!
+//! Shadow paging (Rodeh; DESIGN 5): dirty nodes and table pages go to free
+//! space, flush, one superblock slot, flush. Until the superblock is durable
+//! the previous checkpoint and the log stay untouched, so a crash at any point
+//! leaves one whole state. Extents of the previous checkpoint are released
+//! when its table version is dropped, after that.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Instant,
+};
+
+use bytes::Bytes;
+
+use crate::{
+    db::engine::{Durable, Engine},
+    device::BLOCK,
+    error::{Error, Result},
+    space::{Extent, Space},
+    store::{
+        layout::store_node,
+        pager::Pager,
+        superblock::{self, Superblock, TableRoot},
+        table::Table,
+    },
+};
+
+pub(crate) mod discard;
+
+impl Engine {
+    /// Makes everything written before the call part of a durable checkpoint.
+    pub fn checkpoint(&self) -> Result<()> {
+        let mut durable = self.checkpointing.lock();
+        self.check_running()?;
+        let target = self.change(|front| {
+            front.seal();
+            front.active.msn
+        });
+        loop {
+            // As many tables as the space beside the last checkpoint allows; at least one.
+            while self.front.read().tree.msn < target && self.flush_step()? && !self.is_tight()? {}
+            self.persist(&mut durable, false)?;
+            if self.front.read().tree.msn >= target {
+                drop(durable);
+                self.discard_inline();
+                return Ok(());
+            }
+        }
+    }
+
+    /// Makes what has reached the DAG part of a durable checkpoint, if that is still `wanted` when no other
+    /// one is being made any more. In-memory tables stay as they are: the log holds them, and one that is
+    /// cut short is as much work below as a full one.
+    pub fn checkpoint_nodes(&self, wanted: impl Fn(&Engine) -> bool) -> Result<()> {
+        let mut durable = self.checkpointing.lock();
+        self.check_running()?;
+        if wanted(self) {
+            self.persist(&mut durable, false)?;
+            drop(durable);
+            self.discard_inline();
+        }
+        Ok(())
+    }
+
+    /// Makes a last checkpoint that says that there is nothing to recover.
+    pub fn checkpoint_clean(&self) -> Result<()> {
+        self.checkpoint()?;
+        let mut durable = self.checkpointing.lock();
+        // Another checkpoint may have failed in between, and nobody knows which superblock it left behind.
+        self.check_running()?;
+        self.persist(&mut durable, true)
+    }
+
+    /// Makes the current version of the tree durable.
+    fn persist(&self, durable: &mut Durable, clean: bool) -> Result<()> {
+        let frozen = self.front.read().tree.clone();
+        let next_node = self.next_id.load(Ordering::SeqCst);
+        let (log_start, next_msn) = self.log.passed(frozen.log_end, frozen.msn);
+        if frozen.table.home().is_some()
+            && log_start == durable.superblock.log_start
+            && frozen.root == durable.superblock.root
+            && clean == durable.superblock.clean
+        {
+            return Ok(());
+        }
+        let started = Instant::now();
+        let mut written = Vec::new();
+        let table = frozen.table.persist(
+            &mut |id, node| {
+                let stored =
+                    store_node(&self.pager, &self.space, node).inspect_err(|e| self.fail("checkpoint", e))?;
+                written.push((id, node.clone()));
+                Ok(stored)
+            },
+            &mut |page| {
+                store_page(&self.pager, &self.space, page).inspect_err(|e| self.fail("checkpoint", e))
+            },
+        )?;
+        let mut superblock = durable.superblock.clone();
+        superblock.log_start = log_start;
+        superblock.next_msn = next_msn;
+        superblock.next_node = next_node;
+        superblock.root = frozen.root;
+        superblock.table = table_root(&table);
+        superblock.clean = clean;
+        let mut commit = || {
+            self.flush_device()?;
+            self.commit(&mut superblock)
+        };
+        // However this ends, nothing that the device may now be recovered to is free.
+        durable.attempted = Some(table.clone());
+        commit().inspect_err(|e| self.stop("checkpoint", e))?;
+
+        self.change(|front| {
+            let tree = Arc::make_mut(&mut front.tree);
+            tree.table = tree.table.settle(&frozen.table, &table);
+        });
+        written.iter().for_each(|(id, node)| self.dirty.written(*id, node));
+        self.share_memory();
+        // What is still buffered takes room in the ring as well, and nobody else may come to write it.
+        self.log.write_out()?;
+        self.log.truncate(log_start);
+        // The previous checkpoint's extents are free from here on.
+        *durable = Durable { superblock, _table: table, attempted: None };
+        self.counters.checkpoints.fetch_add(1, Ordering::Relaxed);
+        self.counters.checkpoint_micros.fetch_add(started.elapsed().as_micros() as u64, Ordering::Relaxed);
+        self.signal.finished();
+        Ok(())
+    }
+
+    /// Makes a superblock the newest in both slots.
+    pub(crate) fn commit(&self, superblock: &mut Superblock) -> Result<()> {
+        superblock.incompatible |= superblock::GUARDED_LOG;
+        superblock.log_durable = self.log.durable_msn();
+        superblock::commit(&*self.device, superblock)
+    }
+
+    fn flush_device(&self) -> Result<()> {
+        self.device.flush().map_err(|e| Error::Io { action: "flush", offset: 0, source: e })
+    }
+
+    /// Makes the store `size` bytes long, growing the device first if it is shorter.
+    pub fn grow(&self, size: u64) -> Result<()> {
+        let mut durable = self.checkpointing.lock();
+        self.check_running()?;
+        let size = size / BLOCK * BLOCK;
+        let old = durable.superblock.device_size;
+        if size < old {
+            return Err(Error::Invalid(format!("the store has {old} bytes and cannot shrink to {size}")));
+        }
+        if size > self.device.size() {
+            self.device.grow(size).map_err(|e| Error::io("grow", size, e))?;
+        }
+        if size == old {
+            return Ok(());
+        }
+        let mut superblock = durable.superblock.clone();
+        superblock.device_size = size;
+        let mut commit = || {
+            self.flush_device()?;
+            self.commit(&mut superblock)
+        };
+        commit().inspect_err(|e| self.stop("grow", e))?;
+        durable.superblock = superblock;
+        self.space.grow(size);
+        Ok(())
+    }
+}
+
+/// Writes a table page to free space.
+pub(crate) fn store_page(pager: &Pager, space: &Arc<Space>, page: Bytes) -> Result<Arc<Extent>> {
+    let extent = space.allocate(page.len() as u64)?;
+    pager.device().write_at(extent.offset, &page).map_err(|e| Error::io("write", extent.offset, e))?;
+    Ok(extent)
+}
+
+/// Where a persisted table begins, for the superblock.
+pub(crate) fn table_root(table: &Table) -> TableRoot {
+    match table.home() {
+        Some(home) => TableRoot {
+            offset: home.extent.offset,
+            len: home.extent.len as u32,
+            checksum: home.sum,
+            depth: table.depth(),
+        },
+        None => TableRoot::default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::sync::Arc;
+
+    use crate::{CreateOptions, Db, Options, device::SimDevice};
+
+    #[test]
+    fn a_checkpoint_of_nodes_leaves_tables_to_the_log() {
+        let device = Arc::new(SimDevice::new(16 << 20, 1));
+        let create = CreateOptions { node_size: 4096, log_size: Some(1 << 20), ..Default::default() };
+        let options = || Options { background: false, memtable_bytes: 1 << 20, ..Options::default() };
+        Db::create(device.clone(), &create, &options()).unwrap();
+        let db = Db::open(device.clone(), options()).unwrap();
+        (0..100).for_each(|i| db.put(format!("old{i}"), vec![1; 100]).unwrap());
+        db.engine().seal();
+        db.engine().flush_all().unwrap();
+        (0..100).for_each(|i| db.put(format!("new{i}"), vec![2; 100]).unwrap());
+        db.sync().unwrap();
+        let (dirty, before) = (db.engine().dirty.memory(), db.stats().unwrap());
+        db.engine().checkpoint_nodes(|_| false).unwrap();
+        assert_eq!(
+            (db.engine().dirty.memory(), db.stats().unwrap().checkpoints),
+            (dirty, before.checkpoints)
+        );
+        db.engine().checkpoint_nodes(|_| true).unwrap();
+        let after = db.stats().unwrap();
+        assert_eq!((db.engine().dirty.memory(), after.checkpoints), (0, before.checkpoints + 1));
+        assert_eq!(db.engine().front.read().active.points.len(), 100, "the table is as it was");
+        assert!(after.log_used < before.log_used && after.log_used > 100 * 100, "{}", after.log_used);
+        device.crash();
+        let db = Db::open(device.reopen(), options()).unwrap();
+        for i in 0..100 {
+            assert_eq!(db.get(format!("old{i}").as_bytes()).unwrap().as_deref(), Some(&[1; 100][..]));
+            assert_eq!(db.get(format!("new{i}").as_bytes()).unwrap().as_deref(), Some(&[2; 100][..]));
+        }
+        assert!(db.check().unwrap().findings.is_empty());
+    }
+}

@@ -1,0 +1,203 @@
+//! The engine's state: what the front, the flusher and the checkpointer share.
+//!
+//! Locks, in the order in which they may be taken: `checkpointing`,
+//! `flushing`, `pouring`, `front`. The first two serialise maintenance and are
+//! held over I/O; a foreground call waits for them only where memory, the log or
+//! the device is full. `pouring` and `front` are held for memory operations only.
+
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64},
+    },
+};
+
+use parking_lot::{Mutex, RwLock};
+
+use crate::{
+    dag::{
+        edit::{Changes, Context},
+        memtable::build::Pouring,
+        read::view::View,
+        tree::{Limits, Tree},
+    },
+    db::engine::{
+        dirty::Dirty,
+        gc_state::{Progress, Worth},
+        report::Recovery,
+        signal::Signal,
+        superversion::{Front, Views},
+        throttle::Throttle,
+    },
+    device::Device,
+    error::{Error, Result},
+    key::Span,
+    merge::Merge,
+    node::NodeId,
+    options::Options,
+    space::Space,
+    store::{bulk::Bulk, log::Log, pager::Pager, superblock::Superblock, table::Table},
+};
+
+pub(crate) mod dirty;
+pub(crate) mod gc_state;
+pub(crate) mod report;
+pub(crate) mod signal;
+pub(crate) mod skip_ranges;
+pub(crate) mod superversion;
+pub(crate) mod throttle;
+
+/// What all parts of an open store share.
+pub(crate) struct Engine {
+    pub device: Arc<dyn Device>,
+    pub space: Arc<Space>,
+    pub pager: Arc<Pager>,
+    pub bulk: Arc<Bulk>,
+    pub log: Log,
+    pub merge: Arc<dyn Merge>,
+    pub options: Options,
+    /// What was found when the log was replayed.
+    pub recovery: Recovery,
+    pub limits: Limits,
+    /// What the medium could hold of the device when the store was opened: `u64::MAX` if all of it.
+    pub capacity: u64,
+    pub front: RwLock<Front>,
+    pub views: Views,
+    /// Held by whoever changes the structure of the DAG.
+    pub flushing: Mutex<()>,
+    /// A table whose turn comes soon, as far as writers that had to wait have poured it into pages.
+    pub pouring: Mutex<Option<Pouring>>,
+    /// The last durable checkpoint; held while the next is made.
+    pub checkpointing: Mutex<Durable>,
+    /// Nodes with count 0, waiting for the reclaimer.
+    pub orphans: Mutex<BTreeSet<NodeId>>,
+    /// Whether giving space back gives any.
+    pub worth: Mutex<Worth>,
+    /// Where giving space back is.
+    pub tidying: Mutex<Progress>,
+    /// The same of large deletes beside other work.
+    pub tidying_beside: Mutex<Progress>,
+    /// Held by whoever tidies, over I/O; taken before all others. Nobody waits for it but [`Engine::settle`].
+    pub tidiers: Mutex<()>,
+    pub next_id: AtomicU64,
+    pub dirty: Dirty,
+    pub signal: Signal,
+    pub throttle: Throttle,
+    pub counters: Counters,
+}
+
+/// What the superblock on the device says, and the table version it names: while it is held, none of
+/// its extents is reused.
+pub(crate) struct Durable {
+    pub superblock: Superblock,
+    /// Held, not read.
+    pub _table: Table,
+    /// What the superblock may say, if writing the next one was begun and did not succeed. Held for the
+    /// same reason.
+    pub attempted: Option<Table>,
+}
+
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub checkpoints: AtomicU64,
+    pub checkpoint_micros: AtomicU64,
+    pub clones: AtomicU64,
+    pub by_value: AtomicU64,
+    pub push_downs: AtomicU64,
+    /// Edges and messages about ranges that structural work went through.
+    pub handled: AtomicU64,
+    /// Keys that cursors came by of which nothing was left.
+    pub deletes_passed: AtomicU64,
+    /// A cursor has begun behind a gap since this was asked last.
+    pub gap_used: AtomicBool,
+    /// State in which the last write was refused for lack of space; 0: none was.
+    pub refused_at: AtomicU64,
+    /// Something was deleted since deletes were last carried down.
+    pub deletes: AtomicBool,
+    /// Enough was taken out beside other work for a checkpoint that gives it back.
+    pub freed: AtomicBool,
+    /// Nodes that were taken out because nothing refers to them any more.
+    pub reclaimed: AtomicU64,
+    /// They have been: the next checkpoint that is asked for gives their space back, and is made in any case.
+    pub settled: AtomicBool,
+}
+
+impl Engine {
+    pub fn context(&self) -> Context<'_> {
+        Context {
+            pager: &self.pager,
+            merge: &*self.merge,
+            limits: Limits { pending: self.most_pending(), ..self.limits },
+            next_id: &self.next_id,
+            handled: &self.counters.handled,
+        }
+    }
+
+    /// The error that stopped the store, if one did.
+    pub fn check_running(&self) -> Result<()> {
+        match self.log.stopped() {
+            Some(reason) => Err(Error::Stopped { reason }),
+            None => Ok(()),
+        }
+    }
+
+    /// Stops the store for good: a change could not be carried through.
+    pub fn stop(&self, during: &str, error: &Error) {
+        self.log.stop(format!("{during}: {error}"));
+        self.signal.all();
+    }
+
+    /// Makes the active table a sealed one, if there is anything in it.
+    pub fn seal(&self) {
+        self.change(Front::seal);
+    }
+
+    /// A consistent view of everything written so far: see [`Views::view`].
+    pub fn view(&self) -> Arc<View> {
+        self.views.view(&self.front)
+    }
+
+    /// Reads such a view, and lets go of it: see [`Views::with_view`].
+    pub fn with_view<T>(&self, read: impl FnOnce(&View) -> T) -> T {
+        self.views.with_view(&self.front, read)
+    }
+
+    /// Changes the front, and what readers see of it from then on.
+    pub fn change<T>(&self, change: impl FnOnce(&mut Front) -> T) -> T {
+        self.views.change(&self.front, change)
+    }
+
+    /// Notes that in the version after batch `seen` nothing was to be seen in `span`.
+    pub fn found_empty(&self, seen: u64, span: Span) {
+        let mut front = self.front.write();
+        let now = front.active.msn;
+        let more = front.gaps.found(seen, now, span);
+        // The next reader shall know.
+        let old = more.then(|| self.views.withdraw());
+        drop(front);
+        drop(old);
+    }
+
+    /// Publishes an edit. The caller holds `flushing`. `then` runs under the same lock.
+    pub fn publish(&self, changes: Changes, then: impl FnOnce(&mut Front)) -> Result<()> {
+        let versions = Dirty::weigh(changes.versions(), self.limits.node);
+        let (orphans, old) = self.change(|front| -> Result<_> {
+            let root = changes.root;
+            let mut table = front.tree.table.clone();
+            let orphans = changes.apply(&mut table)?;
+            // A checkpoint that froze the new versions before they were noted would have nothing to strike
+            // out, and they would count as dirty for ever.
+            self.dirty.note(versions);
+            let (msn, log_end) = (front.tree.msn, front.tree.log_end);
+            let old = std::mem::replace(&mut front.tree, Arc::new(Tree { table, root, msn, log_end }));
+            then(front);
+            Ok((orphans, old))
+        })?;
+        // What only the old version reached is freed here, outside the lock.
+        drop(old);
+        self.share_memory();
+        self.orphans.lock().extend(orphans);
+        Ok(())
+    }
+}

@@ -1,0 +1,239 @@
+//! Gaps: ranges of keys in which nothing is to be seen, found by who looked for something there.
+//!
+//! A delete is a message, and until that has sunk to its leaf, a scan meets the message and what it deletes. Who
+//! takes things out of a queue looks for the first key there is, and would pass all that were before it, every
+//! time. So a cursor that has passed many before it came to its first pair tells of it, and the next one
+//! begins behind them.
+//!
+//! Guarantees: the gaps of a front are empty in that version, and so are those of its views. A batch that puts
+//! something into one takes it out, as the batch is applied. What a reader has found empty is believed if no batch since
+//! its view has put something there: where the last ones have put is remembered. Costs nothing where nobody has met many
+//! deletes, or begun behind them, for a while; else two searches among at most [`MOST`] ranges for each operation, and two copied keys
+//! for each batch, under the front lock. Nothing of it is stored. May use: spans, batches. No I/O.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use bytes::Bytes;
+
+use crate::{
+    batch::Op,
+    key::{Span, Spans, behind},
+};
+
+/// Deleted keys that a cursor passes silently.
+pub(crate) const MANY: u64 = 64;
+/// Gaps that are kept. Beyond that all are forgotten, and those found again that are wanted: none can be in the way of
+/// others for ever.
+const MOST: usize = 1024;
+/// Batches that are remembered one by one. Those before are one, and only between which keys they put is known.
+const RECENT: usize = 64;
+/// Batches without a discovery, and without a cursor that began behind a gap, after which all is forgotten.
+const PATIENCE: u32 = 10_000;
+
+#[derive(Default)]
+pub(crate) struct Gaps {
+    known: Option<Arc<Spans>>,
+    /// The last batches that put something, and between which keys; the first may be several, up to that one.
+    recent: VecDeque<(u64, Span)>,
+    /// Of what came up to this batch nothing is remembered.
+    since: u64,
+    /// Batches before all is forgotten; 0: it is.
+    patience: u32,
+}
+
+impl Gaps {
+    /// The gaps of this version, for a view of it.
+    pub fn known(&self) -> Option<Arc<Spans>> {
+        self.known.clone()
+    }
+
+    /// Takes in that nothing was to be seen in `span` in the version after batch `seen`; the newest batch is
+    /// `now`. Whether more is known than before.
+    pub fn found(&mut self, seen: u64, now: u64, span: Span) -> bool {
+        if self.patience == 0 {
+            (self.since, self.known) = (now, None);
+            self.recent.clear();
+        }
+        self.patience = PATIENCE;
+        let put_since = |(msn, put): &(u64, Span)| *msn > seen && put.overlaps(&span);
+        if seen < self.since || self.recent.iter().any(put_since) {
+            return false;
+        }
+        let known = Arc::make_mut(self.known.get_or_insert_default());
+        if known.covers(&span) {
+            return false;
+        }
+        if known.len() >= MOST {
+            *known = Spans::default();
+        }
+        known.insert(span);
+        true
+    }
+
+    /// Takes in batch `msn`, as it is applied. What is kept of it is copied: its keys lie in memory that holds all
+    /// of the batch. `used` tells whether a cursor has begun behind a gap since it was asked last.
+    pub fn written(&mut self, ops: &[Op], msn: u64, used: impl FnOnce() -> bool) {
+        match self.patience {
+            0 => return,
+            1 if used() => self.patience = PATIENCE,
+            1 => {
+                *self = Gaps::default();
+                return;
+            }
+            _ => self.patience -= 1,
+        }
+        let mut put: Option<Span> = None;
+        let mut keys: Option<(&Bytes, &Bytes)> = None;
+        for op in ops {
+            match op {
+                Op::Put(key, _) | Op::Upsert(key, _) => {
+                    keys = Some(keys.map_or((key, key), |(least, most)| (least.min(key), most.max(key))));
+                    self.put(key);
+                }
+                Op::ClonePrefix(_, dst) | Op::RenamePrefix(_, dst) => {
+                    let span = Span::prefix(Bytes::copy_from_slice(dst));
+                    self.put_all(&span);
+                    put = Some(hull(put, span));
+                }
+                // Beside a gap lies, as a rule, what was taken out of a queue just now.
+                Op::Delete(key) => self.deleted(key),
+                // These put nothing where nothing was.
+                Op::DeleteRange(..) | Op::UpsertPrefix(..) => (),
+            }
+        }
+        if let Some((least, most)) = keys {
+            let keys = Span { lo: Bytes::copy_from_slice(least), hi: Some(behind(most)) };
+            put = Some(hull(put, keys));
+        }
+        if let Some(put) = put {
+            self.recent.push_back((msn, put));
+            if self.recent.len() > RECENT
+                && let Some((_, oldest)) = self.recent.pop_front()
+                && let Some((_, next)) = self.recent.front_mut()
+            {
+                *next = hull(Some(oldest), next.clone());
+            }
+        }
+    }
+
+    fn put(&mut self, key: &Bytes) {
+        if self.known.as_ref().is_some_and(|known| known.contains(key)) {
+            self.put_all(&Span::key(key));
+        }
+    }
+
+    fn put_all(&mut self, span: &Span) {
+        if let Some(known) = &mut self.known {
+            let known = Arc::make_mut(known);
+            known.remove(span);
+            if known.len() > MOST {
+                *known = Spans::default();
+            }
+        }
+    }
+
+    fn deleted(&mut self, key: &Bytes) {
+        if let Some(known) = self.known.as_mut().filter(|known| known.is_beside(key)) {
+            Arc::make_mut(known).insert(Span::key(key));
+        }
+    }
+}
+
+/// The least range that holds both.
+fn hull(some: Option<Span>, more: Span) -> Span {
+    let Some(some) = some else { return more };
+    let hi = some.hi.zip(more.hi).map(|(a, b)| a.max(b));
+    Span { lo: some.lo.min(more.lo), hi }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn span(lo: &str, hi: &str) -> Span {
+        Span::new(lo.to_string(), Some(hi.to_string().into()))
+    }
+
+    fn put(key: &str) -> Op {
+        Op::Put(key.to_string().into(), "v".into())
+    }
+
+    fn delete(key: &str) -> Op {
+        Op::Delete(key.to_string().into())
+    }
+
+    /// What is left of `lo..hi` behind the gaps.
+    fn left(gaps: &Gaps, lo: &str, hi: &str) -> Option<Span> {
+        match &gaps.known {
+            Some(known) => known.shorten(&span(lo, hi)),
+            None => Some(span(lo, hi)),
+        }
+    }
+
+    #[test]
+    fn what_was_put_since_the_view_is_not_overlooked() {
+        let mut gaps = Gaps::default();
+        // Nobody watched before the first discovery, so only a view of this very version counts.
+        assert!(!gaps.found(9, 10, span("a", "m")));
+        write(&mut gaps, &[put("c")], 11);
+        write(&mut gaps, &[put("x")], 12);
+        assert!(!gaps.found(10, 12, span("a", "m")));
+        assert!(gaps.found(10, 12, span("d", "m")));
+        assert!(gaps.found(11, 12, span("a", "m")));
+        assert_eq!(left(&gaps, "a", "z"), Some(span("m", "z")));
+        write(&mut gaps, &[Op::RenamePrefix("q".into(), "b".into())], 13);
+        assert_eq!(left(&gaps, "a", "z"), Some(span("b", "z")));
+    }
+
+    fn write(gaps: &mut Gaps, ops: &[Op], msn: u64) {
+        gaps.written(ops, msn, || false);
+    }
+
+    #[test]
+    fn of_batches_long_ago_it_is_known_between_which_keys_they_put() {
+        let mut gaps = Gaps::default();
+        assert!(gaps.found(1, 1, span("x", "y")));
+        write(&mut gaps, &[put("c")], 2);
+        (3..=3 * RECENT as u64)
+            .for_each(|msn| write(&mut gaps, &[put(if msn % 2 == 0 { "e" } else { "f" })], msn));
+        assert!(!gaps.found(1, 1000, span("a", "d")), "c was put by batch 2");
+        assert!(gaps.found(1, 1000, span("a", "c")));
+        assert!(gaps.found(1, 1000, span("g", "m")));
+        assert!(!gaps.found(2 * RECENT as u64, 1000, span("a", "d")), "with what was put by later ones");
+        assert!(gaps.found(3 * RECENT as u64, 1000, span("a", "d")));
+    }
+
+    #[test]
+    fn a_gap_follows_who_takes_out_what_is_next() {
+        let mut gaps = Gaps::default();
+        assert!(gaps.found(1, 1, span("a", "c")));
+        write(&mut gaps, &[put("b")], 2);
+        assert_eq!(left(&gaps, "a", "z"), Some(span("b", "z")));
+        write(&mut gaps, &[delete("b")], 3);
+        write(&mut gaps, &[delete("c"), delete("e")], 4);
+        assert_eq!(left(&gaps, "a", "z"), Some(span("c\0", "z")));
+        write(&mut gaps, &[delete("q"), put("q")], 5);
+        for _ in 0..2 * PATIENCE {
+            gaps.written(&[put("y")], 6, || true);
+        }
+        assert_eq!(left(&gaps, "a", "z"), Some(span("c\0", "z")), "who begins behind it wants it");
+        for _ in 0..PATIENCE {
+            write(&mut gaps, &[put("y")], 6);
+        }
+        assert_eq!(left(&gaps, "a", "z"), Some(span("a", "z")), "nobody asks any more");
+    }
+
+    #[test]
+    fn gaps_are_few_and_none_is_in_the_way_of_others() {
+        let mut gaps = Gaps::default();
+        assert!(gaps.found(1, 1, span("a", "m")));
+        let known = |gaps: &Gaps| gaps.known.as_ref().map_or(0, |known| known.len());
+        (0..MOST as u64 - 1).for_each(|i| write(&mut gaps, &[put(&format!("k{i:04}"))], 2 + i));
+        assert_eq!(known(&gaps), MOST);
+        assert!(gaps.found(5000, 5000, span("n", "z")));
+        assert_eq!((known(&gaps), left(&gaps, "n", "zz")), (1, Some(span("z", "zz"))));
+        assert!(gaps.found(5000, 5000, span("a", "m")));
+        (0..MOST as u64).for_each(|i| write(&mut gaps, &[put(&format!("k{i:04}"))], 6000 + i));
+        assert!(known(&gaps) < MOST);
+    }
+}

@@ -1,0 +1,248 @@
+//! The view that readers share, in a slot beside the front lock.
+//!
+//! Guarantees: a view taken after a write has returned shows it; taking one waits for nobody while other
+//! threads read as well. Publishing a view shares the active table with readers, and then a writer must copy
+//! what it changes of it (a path of the persistent map for each key). So a view is published only if somebody
+//! other than the writer reads, or has done so a few changes ago; a thread that reads and writes in turn finds the slot empty, and makes its view
+//! under the lock, which nobody else wants. A reader of single keys does not free what was replaced while it read.
+//!
+//! May use: the front, views. No I/O.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+};
+
+use arc_swap::{ArcSwapOption, Guard};
+use parking_lot::{Mutex, RwLock};
+use smallvec::SmallVec;
+
+use crate::{
+    dag::{memtable::Memtable, read::view::View, tree::Tree},
+    db::engine::skip_ranges::Gaps,
+    thread,
+};
+
+/// No thread has read since the last change.
+const NOBODY: u64 = 0;
+/// More than one has.
+const SEVERAL: u64 = u64::MAX;
+/// Changes without a reader after which views are published no more. Some, because a reader may not run for a
+/// millisecond, and finds no view then but in the front, whose lock a thread may hold that does not run either.
+const LINGER: u32 = 16;
+
+/// What foreground calls read and write.
+pub(crate) struct Front {
+    pub active: Memtable,
+    /// Oldest first; the flusher takes from the front.
+    pub sealed: VecDeque<Arc<Memtable>>,
+    pub tree: Arc<Tree>,
+    pub gaps: Gaps,
+}
+
+impl Front {
+    pub fn seal(&mut self) {
+        if !self.active.is_empty() {
+            let next = Memtable::new(self.active.msn, self.active.log_end);
+            self.sealed.push_back(Arc::new(std::mem::replace(&mut self.active, next)));
+        }
+    }
+
+    /// Bytes of all in-memory tables.
+    pub fn table_bytes(&self) -> usize {
+        self.active.bytes() + self.sealed.iter().map(|t| t.bytes()).sum::<usize>()
+    }
+
+    fn view(&self) -> View {
+        let active = (!self.active.is_empty()).then(|| Arc::new(self.active.clone()));
+        let tables = active.into_iter().chain(self.sealed.iter().rev().cloned()).collect();
+        View::new(tables, self.tree.clone(), self.active.msn, self.gaps.known())
+    }
+}
+
+/// The published view, and who has taken one since it was published.
+#[derive(Default)]
+pub(crate) struct Views {
+    slot: ArcSwapOption<View>,
+    /// How often the slot has changed.
+    changes: AtomicU64,
+    reader: AtomicU64,
+    /// For how many changes more a view is published even if nobody has read. Changed under the front lock.
+    linger: AtomicU32,
+    /// Views that were replaced while a reader used them.
+    left: Mutex<Old>,
+}
+
+/// Views to be dropped outside the lock.
+pub(crate) type Old = SmallVec<[Arc<View>; 2]>;
+
+impl Views {
+    /// Notes that the calling thread reads.
+    fn mark(&self) {
+        let me = thread::number();
+        match self.reader.load(Ordering::Relaxed) {
+            reader if reader == me || reader == SEVERAL => (),
+            NOBODY => self.reader.store(me, Ordering::Relaxed),
+            _ => self.reader.store(SEVERAL, Ordering::Relaxed),
+        }
+    }
+
+    /// True if another thread than the calling one has read since the last change.
+    fn has_reader(&self) -> bool {
+        let reader = self.reader.load(Ordering::Relaxed);
+        reader != NOBODY && reader != thread::number()
+    }
+
+    /// True if a view is to be published: another thread than the calling one reads, or did so lately.
+    pub fn wanted(&self) -> bool {
+        self.has_reader() || self.linger.load(Ordering::Relaxed) > 0
+    }
+
+    /// Empties the slot. The caller holds the front lock for writing.
+    pub fn withdraw(&self) -> Old {
+        self.replace(None)
+    }
+
+    /// After a change of the front, under its lock: publishes a new view if one is wanted, or none. What the
+    /// caller gets is to be dropped outside the lock.
+    pub fn changed(&self, front: &Front) -> Old {
+        let (reads, linger) = (self.has_reader(), self.linger.load(Ordering::Relaxed));
+        let fresh = (reads || linger > 0).then(|| Arc::new(front.view()));
+        let left = if reads { LINGER } else { linger.saturating_sub(1) };
+        self.linger.store(left, Ordering::Relaxed);
+        self.reader.store(NOBODY, Ordering::Relaxed);
+        self.replace(fresh)
+    }
+
+    fn replace(&self, fresh: Option<Arc<View>>) -> Old {
+        let mut old = self.left_by_readers();
+        old.extend(self.slot.swap(fresh));
+        self.changes.fetch_add(1, Ordering::Release);
+        old
+    }
+
+    /// Views that only readers have had to the end.
+    pub fn left_by_readers(&self) -> Old {
+        std::mem::take(&mut *self.left.lock())
+    }
+
+    /// Lets go of a view that was taken when the slot had changed so often. If it has been replaced since, the
+    /// reader may be the last who has it. It frees nothing then, unless others leave theirs at this moment: the
+    /// writer's threads do, who allocated it, and would be waited for in the allocator.
+    fn let_go(&self, changes: u64, view: impl FnOnce() -> Option<Arc<View>>) {
+        if self.changes.load(Ordering::Acquire) != changes
+            && let Some(mut left) = self.left.try_lock()
+        {
+            left.extend(view());
+        }
+    }
+
+    /// A consistent view of everything written so far. O(1), or O(number of in-memory tables) after a write.
+    pub fn view(&self, front: &RwLock<Front>) -> Arc<View> {
+        self.mark();
+        self.slot.load_full().unwrap_or_else(|| self.fresh_view(front))
+    }
+
+    /// Reads such a view, and lets go of it: threads that do this do not even share a count.
+    pub fn with_view<T>(&self, front: &RwLock<Front>, read: impl FnOnce(&View) -> T) -> T {
+        self.mark();
+        let changes = self.changes.load(Ordering::Acquire);
+        let published = self.slot.load();
+        if let Some(view) = &*published {
+            let result = read(view);
+            self.let_go(changes, || Guard::into_inner(published));
+            return result;
+        }
+        let fresh = self.fresh_view(front);
+        let result = read(&fresh);
+        self.let_go(changes, || Some(fresh));
+        result
+    }
+
+    fn fresh_view(&self, front: &RwLock<Front>) -> Arc<View> {
+        let front = front.read();
+        let fresh = Arc::new(front.view());
+        // Under the lock, so that it cannot replace a newer one.
+        self.slot.store(Some(fresh.clone()));
+        fresh
+    }
+
+    /// Changes the front, and what readers see of it from then on.
+    pub fn change<T>(&self, front: &RwLock<Front>, change: impl FnOnce(&mut Front) -> T) -> T {
+        let mut front = front.write();
+        let result = change(&mut front);
+        let old = self.changed(&front);
+        drop(front);
+        // What only the old version reached is freed here, outside the lock.
+        drop(old);
+        result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::sync::{Arc, mpsc};
+
+    use crate::{CreateOptions, Db, Options, device::MemDevice};
+
+    fn store() -> Db {
+        let device = Arc::new(MemDevice::new(64 << 20));
+        let options = Options { background: false, ..Options::default() };
+        let create = CreateOptions { node_size: 4096, log_size: Some(1 << 20), ..Default::default() };
+        Db::create(device.clone(), &create, &options).unwrap();
+        Db::open(device, options).unwrap()
+    }
+
+    #[test]
+    fn a_view_is_published_for_some_changes_after_somebody_else_has_read() {
+        let db = store();
+        let published_by_a_write = || {
+            db.put("a", "1").unwrap();
+            db.engine().views.slot.load().is_some()
+        };
+        assert!(!published_by_a_write(), "nobody reads");
+        db.get(b"a").unwrap();
+        assert!(!published_by_a_write(), "nobody else reads");
+        std::thread::scope(|scope| _ = scope.spawn(|| db.get(b"a").unwrap()).join());
+        let published = (0..100).take_while(|_| published_by_a_write()).count();
+        assert_eq!(published, 1 + super::LINGER as usize);
+        assert!(!published_by_a_write());
+    }
+
+    #[test]
+    fn what_a_reader_has_had_to_the_end_goes_with_the_next_change() {
+        let db = store();
+        db.put("a", "1").unwrap();
+        let left = || db.engine().views.left.lock().len();
+        let (reads, reading) = mpsc::channel();
+        let (go_on, goes_on) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let db = &db;
+            scope.spawn(move || {
+                for _ in 0..2 {
+                    db.engine().with_view(|view| {
+                        reads.send(view.tree.msn).unwrap();
+                        goes_on.recv().unwrap();
+                    });
+                    reads.send(0).unwrap();
+                }
+            });
+            // Nothing has changed: nothing is left.
+            reading.recv().unwrap();
+            go_on.send(()).unwrap();
+            reading.recv().unwrap();
+            assert_eq!(left(), 0);
+            reading.recv().unwrap();
+            db.put("b", "2").unwrap();
+            go_on.send(()).unwrap();
+            reading.recv().unwrap();
+            assert_eq!(left(), 1, "the reader has freed it, or the writer could not");
+        });
+        db.put("c", "3").unwrap();
+        assert_eq!(left(), 0);
+    }
+}

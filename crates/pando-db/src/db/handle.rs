@@ -1,0 +1,261 @@
+//! The engine's public handle, [`Db`]: what each call does, in terms of the rooms below. Uses all of them.
+
+use std::{sync::Arc, thread::JoinHandle};
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+
+use crate::{
+    batch::Batch,
+    db::{
+        api::{
+            check::{self, CheckReport},
+            inspect::{self, InspectOptions, Inspection},
+            stats,
+            usage::{self, Usage},
+        },
+        background::threads,
+        cursor::{Cursor, Snapshot},
+        engine::{Engine, report::Finding},
+        recover::open,
+    },
+    device::Device,
+    error::{Error, Result},
+    options::{CreateOptions, Options},
+    stats::Stats,
+};
+
+/// An open store. Cheap to clone: all clones are one store, and any may be used from any thread.
+///
+/// Dropping the last clone without [`Db::close`] writes the log and leaves the rest to recovery.
+#[derive(Clone)]
+pub struct Db {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    engine: Arc<Engine>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Db {
+    /// Makes an empty store on `device`, overwriting what is there. Does not open it.
+    pub fn create(device: Arc<dyn Device>, create: &CreateOptions, options: &Options) -> Result<()> {
+        open::create(&device, create, options)
+    }
+
+    /// Opens the store on `device`: its last checkpoint, and every batch of the log behind it.
+    ///
+    /// Cost: the whole translation table (some 30 bytes a node) and the log are read.
+    pub fn open(device: Arc<dyn Device>, options: Options) -> Result<Db> {
+        let engine = Arc::new(open::open(device, options)?);
+        let threads = if engine.options.background && !engine.options.read_only {
+            threads::spawn(&engine)?
+        } else {
+            Vec::new()
+        };
+        Ok(Db { inner: Arc::new(Inner { engine, threads: Mutex::new(threads) }) })
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.inner.engine
+    }
+
+    /// The value of `key`. Cost: O(log n) small reads, fewer with a warm cache.
+    pub fn get(&self, key: &[u8]) -> Result<Option<Bytes>> {
+        let engine = self.engine();
+        engine.with_view(|view| view.get(key, &engine.pager, &*engine.merge))
+    }
+
+    /// A consistent view that later changes do not affect. O(1).
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot { engine: self.engine().clone(), view: self.engine().view() }
+    }
+
+    /// The pairs in `[lo, hi)` (`None`: no upper bound) as of now, in order, from either end.
+    pub fn range(&self, lo: &[u8], hi: Option<&[u8]>) -> Cursor {
+        self.snapshot().into_range(lo, hi)
+    }
+
+    /// The pairs whose keys begin with `prefix`, as of now.
+    pub fn prefix(&self, prefix: &[u8]) -> Cursor {
+        self.snapshot().into_prefix(prefix)
+    }
+
+    /// Applies all operations of `batch` in order, all or none. Visible when the call returns;
+    /// durable after the next [`Db::sync`], or within [`Options::sync_interval`].
+    ///
+    /// Errors leave the store as it was: [`Error::NoSpace`], [`Error::Overlap`],
+    /// [`Error::TooLarge`], [`Error::ReadOnly`], [`Error::Stopped`].
+    pub fn write(&self, batch: Batch) -> Result<()> {
+        self.engine().write(&batch)
+    }
+
+    fn one(&self, fill: impl FnOnce(&mut Batch)) -> Result<()> {
+        let mut batch = Batch::new();
+        fill(&mut batch);
+        self.write(batch)
+    }
+
+    /// Sets `key` to `value`.
+    pub fn put(&self, key: impl Into<Bytes>, value: impl Into<Bytes>) -> Result<()> {
+        self.one(|b| _ = b.put(key, value))
+    }
+
+    /// Removes `key`.
+    pub fn delete(&self, key: impl Into<Bytes>) -> Result<()> {
+        self.one(|b| _ = b.delete(key))
+    }
+
+    /// Applies `op` to the value of `key` without reading it. See [`crate::Merge`].
+    pub fn upsert(&self, key: impl Into<Bytes>, op: impl Into<Bytes>) -> Result<()> {
+        self.one(|b| _ = b.upsert(key, op))
+    }
+
+    /// Applies `op` to every value that exists under `prefix`, without reading any, and creates none. One
+    /// message, whatever the size: values change on their way, when what waits for them meets them. See
+    /// [`crate::Batch::upsert_prefix`] and [`crate::Merge`].
+    pub fn upsert_prefix(&self, prefix: impl Into<Bytes>, op: impl Into<Bytes>) -> Result<()> {
+        self.one(|b| _ = b.upsert_prefix(prefix, op))
+    }
+
+    /// Copies every key under `src` to `dst`, replacing what is there. O(log n), whatever the size.
+    pub fn clone_prefix(&self, src: impl Into<Bytes>, dst: impl Into<Bytes>) -> Result<()> {
+        self.one(|b| _ = b.clone_prefix(src, dst))
+    }
+
+    /// Moves every key under `src` to `dst`, replacing what is there. O(log n), whatever the size.
+    pub fn rename_prefix(&self, src: impl Into<Bytes>, dst: impl Into<Bytes>) -> Result<()> {
+        self.one(|b| _ = b.rename_prefix(src, dst))
+    }
+
+    /// Removes every key under `prefix`. One message.
+    pub fn delete_prefix(&self, prefix: impl Into<Bytes>) -> Result<()> {
+        self.one(|b| _ = b.delete_prefix(prefix))
+    }
+
+    /// Returns when every batch written so far is durable. One flush for all who wait.
+    pub fn sync(&self) -> Result<()> {
+        self.engine().log.sync()
+    }
+
+    /// Writes all that has changed to its place and empties the log.
+    pub fn checkpoint(&self) -> Result<()> {
+        self.engine().checkpoint()
+    }
+
+    /// Gives back what was deleted, now: carries deletes that wait in the DAG to where they free
+    /// something, frees what nothing refers to any more, and makes checkpoints. The same is done in
+    /// the background when nothing has been written for a while, and before a write is refused for
+    /// lack of space. Cost: in proportion to what only the deleted trees own, and the headers of all
+    /// interior nodes that are not cached.
+    pub fn settle(&self) -> Result<()> {
+        let engine = self.engine();
+        engine.check_running()?;
+        if engine.options.read_only {
+            return Err(Error::ReadOnly);
+        }
+        engine.settle(&|| Ok(false)).map(|_| ())
+    }
+
+    /// Bytes that ordinary writes may still take, and bytes in all. Cheap.
+    pub fn space(&self) -> (u64, u64) {
+        let engine = self.engine();
+        let total = engine.space.free_bytes() + engine.space.used_bytes();
+        (engine.available(), total)
+    }
+
+    /// Figures about the store. Cost: the headers of all interior nodes that are not cached.
+    pub fn stats(&self) -> Result<Stats> {
+        stats::stats(self.engine())
+    }
+
+    /// Verifies every checksum and every invariant of the store as it is now, memory included.
+    pub fn check(&self) -> Result<CheckReport> {
+        check::check(self.engine())
+    }
+
+    /// What was not as it should be when the store was opened, and was repaired or passed over: damage to the log or a
+    /// superblock, or what may be such. [`Db::check`] has the same among what it finds.
+    pub fn warnings(&self) -> Vec<String> {
+        let recovery = &self.engine().recovery;
+        recovery.findings.iter().map(Finding::to_string).chain(recovery.notes.iter().cloned()).collect()
+    }
+
+    /// What the keys under `prefix` take on the device, and what of that would come back if they were
+    /// deleted: see [`Usage`] for what is exact. Cost: the headers of all interior nodes, and of the leaves
+    /// that the prefix reaches; a pass over the translation table in memory; a few words for each extent of
+    /// pages that the prefix reaches.
+    pub fn usage(&self, prefix: &[u8]) -> Result<Usage> {
+        usage::usage(self.engine(), &[Bytes::copy_from_slice(prefix)])
+    }
+
+    /// The same for several prefixes together; none may be a prefix of another.
+    pub fn usage_of(&self, prefixes: &[Bytes]) -> Result<Usage> {
+        let nested =
+            |(i, a): (usize, &Bytes)| prefixes.iter().enumerate().any(|(j, b)| i != j && b.starts_with(a));
+        if prefixes.iter().enumerate().any(nested) {
+            return Err(Error::Invalid("one prefix lies in another".into()));
+        }
+        usage::usage(self.engine(), prefixes)
+    }
+
+    /// The DAG as plain data, for tools that show it: see [`Inspection`].
+    ///
+    /// What cannot be read is given as such. [`Error::Invalid`] for a start that does not exist. Cost: the
+    /// headers of all interior nodes below the start and of the leaves that are given; with
+    /// [`InspectOptions::messages`] their pages too. All that is given is in memory at once.
+    pub fn inspect(&self, options: &InspectOptions) -> Result<Inspection> {
+        inspect::inspect(self.engine(), options)
+    }
+
+    /// Makes the store `size` bytes long, growing the device if it is shorter. Online.
+    pub fn grow(&self, size: u64) -> Result<()> {
+        self.engine().grow(size)
+    }
+
+    /// Makes a last checkpoint and stops. Later calls on any clone fail with [`Error::Stopped`].
+    pub fn close(&self) -> Result<()> {
+        let engine = self.engine();
+        // First of all: a batch that is taken in behind the last checkpoint would be nowhere.
+        engine.log.close();
+        let result = match engine.check_running() {
+            Ok(()) if engine.options.read_only => Ok(()),
+            Ok(()) => engine.log.sync().and_then(|()| match engine.checkpoint_clean() {
+                // Everything is in the log; the next open replays it.
+                Err(Error::NoSpace) => Ok(()),
+                other => other,
+            }),
+            Err(stopped) => Err(stopped),
+        };
+        engine.discard_at_close();
+        self.inner.stop_threads();
+        engine.log.stop("it was closed".into());
+        result
+    }
+}
+
+impl Inner {
+    fn stop_threads(&self) {
+        self.engine.signal.ask_shutdown();
+        for thread in self.threads.lock().drain(..) {
+            // A thread that panicked has printed why; there is nothing to take from it.
+            let _ended = thread.join();
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.stop_threads();
+        if self.engine.log.stopped().is_none() && !self.engine.options.read_only {
+            let _best_effort = self.engine.log.sync();
+        }
+    }
+}
+
+impl std::fmt::Debug for Db {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Db").field("options", &self.engine().options).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,241 @@
+//! Creating a store, and opening one: the last checkpoint plus the log.
+
+use std::{
+    collections::{BTreeSet, VecDeque},
+    hash::{BuildHasher, RandomState},
+    sync::{Arc, atomic::AtomicU64},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use parking_lot::{Mutex, RwLock};
+
+use crate::{
+    dag::{
+        memtable::Memtable,
+        tree::{Limits, Tree},
+    },
+    db::{
+        admission::{edit_nodes, memory},
+        checkpoint::{store_page, table_root},
+        engine::{
+            Counters, Durable, Engine,
+            dirty::Dirty,
+            signal::Signal,
+            skip_ranges::Gaps,
+            superversion::{Front, Views},
+            throttle::Throttle,
+        },
+        recover::replay,
+    },
+    device::{BLOCK, Device, Sticky},
+    error::{Error, Result},
+    key::Span,
+    node::{Body, Edge, Node},
+    options::{CreateOptions, Options},
+    space::Space,
+    store::{
+        bulk::Bulk,
+        layout::store_node,
+        log::{LogPos, Place, Region},
+        pager::Pager,
+        superblock::{self, Superblock},
+        table::{Entry, Loc, PageAddress, Table},
+    },
+};
+
+const NODE_SIZES: std::ops::RangeInclusive<u32> = 4 << 10..=16 << 20;
+const DEFAULT_LOG: std::ops::RangeInclusive<u64> = 1 << 20..=64 << 20;
+/// Nodes that a device must have room for beside the log.
+const LEAST_NODES: u64 = 32;
+/// Number of the first root.
+const FIRST_ROOT: u64 = 1;
+
+/// A random number: from the hasher that the standard library seeds for every process.
+fn random() -> u64 {
+    RandomState::new().hash_one(0u8)
+}
+
+/// Makes an empty store. What was on the device is lost.
+pub(crate) fn create(device: &Arc<dyn Device>, create: &CreateOptions, options: &Options) -> Result<()> {
+    let device_size = device.size() / BLOCK * BLOCK;
+    if !NODE_SIZES.contains(&create.node_size) {
+        return Err(Error::Invalid(format!(
+            "a node size of {} bytes; 4 KiB to 16 MiB are possible",
+            create.node_size
+        )));
+    }
+    let log_size =
+        create.log_size.unwrap_or((device_size / 16).clamp(*DEFAULT_LOG.start(), *DEFAULT_LOG.end()));
+    let log_size = log_size.next_multiple_of(BLOCK);
+    let data = superblock::END + log_size;
+    if log_size < superblock::MIN_LOG || data + LEAST_NODES * u64::from(create.node_size) > device_size {
+        return Err(Error::Invalid(format!(
+            "{device_size} bytes are too few for a log of {log_size} bytes and nodes of {}",
+            create.node_size
+        )));
+    }
+    device.reserve(superblock::END, log_size).map_err(|e| Error::io("reserve", superblock::END, e))?;
+    let space = Space::new(device.clone(), data, device_size);
+    let pager = Pager::new(device.clone(), 1 << 20, create.node_size, options.codec);
+    let root = Node { height: 1, span: Span::all(), body: Body::Interior(vec![Edge::default()]) };
+    let mut table = Table::default();
+    table.set(FIRST_ROOT, Some(Entry { count: 1, height: 1, loc: Loc::Dirty(Arc::new(root)) }));
+    let table = table.persist(&mut |_, node| store_node(&pager, &space, node), &mut |page| {
+        store_page(&pager, &space, page)
+    })?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
+    let uuid = if create.uuid == [0; 16] {
+        (u128::from(random()) << 64 | u128::from(random())).to_le_bytes()
+    } else {
+        create.uuid
+    };
+    let mut superblock = Superblock {
+        uuid,
+        device_size,
+        created: now,
+        node_size: create.node_size,
+        merge: options.merge.name().into(),
+        log_base: superblock::END,
+        log_size,
+        // Without a random start, the log of an older store in the same place would be valid.
+        log_start: LogPos { pos: 0, chain: random() },
+        next_msn: 1,
+        next_node: FIRST_ROOT + 1,
+        root: FIRST_ROOT,
+        table: table_root(&table),
+        clean: true,
+        incompatible: superblock::GUARDED_LOG,
+        ..Superblock::default()
+    };
+    let flush = || device.flush().map_err(|e| Error::Io { action: "flush", offset: 0, source: e });
+    flush()?;
+    // Both slots, so that no older store shows through.
+    for generation in [1, 2] {
+        superblock.generation = generation;
+        superblock::write(&**device, &superblock)?;
+        flush()?;
+    }
+    Ok(())
+}
+
+/// Opens a store, replaying its log.
+pub(crate) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> {
+    let device: Arc<dyn Device> = Arc::new(Sticky::new(device));
+    if !options.read_only {
+        // Whoever used it last may have failed to flush: a cache of the host may show what the medium has lost.
+        device.reread().map_err(|e| Error::io("reread", 0, e))?;
+    }
+    let slots = superblock::read(&*device)?;
+    let superblock = slots.newest.clone();
+    if superblock.merge != options.merge.name() {
+        return Err(Error::Format(format!(
+            "its upserts mean `{}`, not `{}`: it belongs to another program",
+            superblock.merge,
+            options.merge.name()
+        )));
+    }
+    let space = Space::new(device.clone(), superblock.log_base + superblock.log_size, superblock.device_size);
+    let root = superblock.table;
+    let home = PageAddress { offset: root.offset, len: root.len, sum: root.checksum };
+    let home = (root.len != 0).then_some(home);
+    let table = Table::load(&*device, &space, home, root.depth)?;
+    if table.get(superblock.root).is_none() {
+        return Err(Error::corrupt(
+            "superblock",
+            0,
+            format!("its root node {} does not exist", superblock.root),
+        ));
+    }
+    let mut orphans = BTreeSet::new();
+    table.for_each(|id, entry| {
+        if entry.count == 0 {
+            orphans.insert(id);
+        }
+    });
+    let region = Region {
+        device: device.clone(),
+        base: superblock.log_base,
+        size: superblock.log_size,
+        store: superblock.store(),
+    };
+    let mut recovered = replay::read(&slots, region, &options, &space)?;
+    let pager =
+        Arc::new(Pager::new(device.clone(), options.cache_bytes, superblock.node_size, options.codec));
+    recovered.take_back_torn_tail(&pager)?;
+    space.loaded();
+    let (replay, report, batches) = recovered.split();
+    let bulk = Arc::new(Bulk::new(pager.clone(), space.clone()));
+    let (msn, log_end) = (superblock.next_msn - 1, superblock.log_start);
+    let tree = Tree { table: table.clone(), root: superblock.root, msn, log_end };
+    let front = Front {
+        active: Memtable::new(msn, log_end),
+        sealed: VecDeque::new(),
+        tree: Arc::new(tree),
+        gaps: Gaps::default(),
+    };
+    // On a host that is smaller than the image a share of the image would be too much to keep back.
+    let capacity = device.capacity().map_err(|e| Error::io("ask for the capacity", 0, e))?;
+    let capacity = if capacity < superblock.device_size { capacity } else { u64::MAX };
+    let mut engine = Engine {
+        capacity,
+        bulk: bulk.clone(),
+        limits: Limits {
+            edit_nodes: edit_nodes(superblock.device_size.min(capacity), superblock.node_size as usize)
+                .min(memory::edit_nodes(options.cache_bytes, superblock.node_size as usize)),
+            ..Limits::new(superblock.node_size, options.abundant_bytes)
+        },
+        merge: options.merge.clone(),
+        log: replay.into_log((!options.read_only).then_some(bulk as Arc<dyn Place>))?,
+        device,
+        space: space.clone(),
+        pager: pager.clone(),
+        options,
+        recovery: report,
+        front: RwLock::new(front),
+        views: Views::default(),
+        flushing: Mutex::new(()),
+        next_id: AtomicU64::new(superblock.next_node),
+        pouring: Mutex::default(),
+        checkpointing: Mutex::new(Durable { superblock, _table: table, attempted: None }),
+        orphans: Mutex::new(orphans),
+        worth: Mutex::default(),
+        tidying: Mutex::default(),
+        tidying_beside: Mutex::default(),
+        tidiers: Mutex::default(),
+        dirty: Dirty::default(),
+        signal: Signal::default(),
+        throttle: Throttle::default(),
+        counters: Counters::default(),
+    };
+    let (replayed, void) = (!batches.is_empty(), batches.void());
+    batches.apply(&mut engine)?;
+    if engine.options.read_only {
+        return Ok(engine);
+    }
+    engine.renew_superblock(slots.damaged.is_some())?;
+    // From here on the log says what was made of it, or is empty.
+    let says_all = void.map_or(Ok(true), |first| engine.log_void(first))?;
+    if replayed && !(says_all && engine.may_checkpoint_later()) {
+        match engine.checkpoint() {
+            Ok(()) => (),
+            // A full store opens all the same: its log keeps what the checkpoint could not hold.
+            Err(Error::NoSpace) if says_all => (),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(engine)
+}
+
+impl Engine {
+    /// Writes both slots again if one is damaged, or if older code does not know yet that it must not read this log.
+    fn renew_superblock(&self, damaged: bool) -> Result<()> {
+        let mut durable = self.checkpointing.lock();
+        if !damaged && durable.superblock.incompatible & superblock::GUARDED_LOG != 0 {
+            return Ok(());
+        }
+        let mut superblock = durable.superblock.clone();
+        self.commit(&mut superblock).inspect_err(|e| self.stop("open", e))?;
+        durable.superblock = superblock;
+        Ok(())
+    }
+}

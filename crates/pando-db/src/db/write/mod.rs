@@ -1,0 +1,317 @@
+//! The write path: batches into the log and the in-memory table, clones included.
+//!
+//! A batch is applied under the front lock, in memory, so it is atomic whatever
+//! it holds. No operation reads the DAG or waits for it: a clone names keys of
+//! the state below the active table ([`crate::dag::memtable::range`]) and copies what
+//! that table itself says of its source. Where that is too much, the table is
+//! sealed first, and the clone names what is below the next one.
+
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use smallvec::SmallVec;
+
+use crate::{
+    batch::{Batch, Op},
+    dag::memtable::{Memtable, range::TableRange},
+    db::{
+        engine::{Engine, superversion::Front},
+        write::record::{Encoded, op_len},
+    },
+    error::{Error, Result},
+    key::{Lens, Span},
+    limits::{MAX_KEY, MAX_PREFIX_UPSERT, MAX_VALUE},
+    node::{UpdateMsg, message::Msg, ranged::Ranged},
+    store::log::{AppendError, LogPos},
+};
+
+pub(crate) mod record;
+
+/// Bytes of the active table that the clones of a batch copy at most. Where more waits for their sources, the
+/// table is sealed before the batch.
+const CARRY_MOST_BYTES: usize = 4 << 10;
+/// Bytes that the clones of a batch may copy of what the batch itself has written before.
+const OWN_MOST_BYTES: usize = 64 << 20;
+
+/// Bytes of all operations on prefixes in a batch, with [`OPERATION`] for each. They go into one table, and
+/// from there into one node, in which each may stand many times.
+const MAX_OPERATIONS: usize = 16 * MAX_PREFIX_UPSERT;
+/// What an operation on a prefix takes besides its bytes.
+const OPERATION: usize = 16;
+
+/// Points in memory that an operation on a prefix may change one by one.
+const MANY: usize = 1024;
+
+/// Height of the DAG from which on nothing is cloned. Reached only by cloning what holds all former clones
+/// some hundred times over: every level doubles what is visible.
+const CLONES_MOST_LEVELS: u8 = 200;
+
+impl Engine {
+    /// Applies a batch and logs it. Not durable before the log is synced.
+    pub fn write(&self, batch: &Batch) -> Result<()> {
+        check(batch)?;
+        if self.options.read_only {
+            return Err(Error::ReadOnly);
+        }
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let encoded = record::encode(batch, self.bulk.threshold());
+        // With what a record about one of its values has besides.
+        let (len, limit) = (encoded.len + 32, self.log.max_payload());
+        if len > limit {
+            return Err(Error::TooLarge { what: "batch", len: len as u64, limit: limit as u64 });
+        }
+        loop {
+            self.make_room(batch, &encoded)?;
+            // The log may have filled up since there was room: then look again.
+            if self.change(|front| self.try_apply(front, &encoded))? {
+                return self.after_write();
+            }
+        }
+    }
+
+    /// Applies a batch from the log during recovery, when nobody else writes.
+    pub fn replay(&self, batch: &Batch, msn: u64, end: LogPos) -> Result<()> {
+        self.change(|front| {
+            front.seal_for(batch.ops());
+            let mut active = match batch.ops().iter().any(|op| clone_of(op).is_some()) {
+                // It was let in once, over tables that may have been cut elsewhere.
+                true => self.applied(front, batch.ops(), usize::MAX)?,
+                false => self.put_in_place(front, batch.ops()),
+            };
+            active.keep(batch.ops().iter().map(op_len).sum());
+            front.accept(active, msn, end, self.table_limit());
+            Ok(())
+        })
+    }
+
+    /// Logs and applies; `false` if the log has no room.
+    fn try_apply(&self, front: &mut Front, encoded: &Encoded) -> Result<bool> {
+        let Encoded { payload, values, ops, .. } = encoded;
+        front.seal_for(ops);
+        // Plain operations cannot fail, so the log goes first and the table is changed in place, where no
+        // reader shares it.
+        let clones = ops.iter().any(|op| clone_of(op).is_some());
+        let active = match clones || self.views.wanted() {
+            true => Some(self.applied(front, ops, OWN_MOST_BYTES)?),
+            false => None,
+        };
+        if clones {
+            self.check_height(front)?;
+        }
+        let appended = if values.is_empty() {
+            self.log.append(&[payload])
+        } else {
+            self.log.append_aside(record::ASIDE, payload, values)
+        };
+        let (msn, end) = match appended {
+            Ok(appended) => appended,
+            Err(AppendError::Full) => return Ok(false),
+            Err(other) => return Err(other.into()),
+        };
+        let mut active = match active {
+            Some(active) => active,
+            None => self.put_in_place(front, ops),
+        };
+        active.keep(payload.len());
+        front.accept(active, msn, end, self.seal_threshold());
+        front.gaps.written(ops, msn, || self.counters.gap_used.swap(false, Ordering::Relaxed));
+        let cloned = ops.iter().filter(|op| clone_of(op).is_some()).count() as u64;
+        self.counters.clones.fetch_add(cloned, Ordering::Relaxed);
+        if ops.iter().any(|op| !matches!(op, Op::Put(..) | Op::Upsert(..) | Op::UpsertPrefix(..))) {
+            self.counters.deletes.store(true, Ordering::Relaxed);
+        }
+        Ok(true)
+    }
+
+    /// The active table after plain operations, changed where it is, and taken out of the front.
+    fn put_in_place(&self, front: &mut Front, ops: &[Op]) -> Memtable {
+        drop(self.views.withdraw());
+        let putting = Putting(self);
+        ops.iter().for_each(|op| apply_plain(&mut front.active, op, self));
+        std::mem::forget(putting);
+        let empty = Memtable::new(front.active.msn, front.active.log_end);
+        std::mem::replace(&mut front.active, empty)
+    }
+
+    /// The active table after a batch. An error if its clones would copy more than `own` bytes of the table.
+    fn applied(&self, front: &Front, ops: &[Op], own: usize) -> Result<Memtable> {
+        let mut active = front.active.clone();
+        let mut copied = 0;
+        for op in ops {
+            match clone_of(op) {
+                Some((src, dst)) => {
+                    copied += self.apply_clone(&mut active, src, dst, own.saturating_sub(copied))?;
+                    if let Op::RenamePrefix(..) = op {
+                        active.put_range(TableRange::deleted(Span::prefix(src.clone())));
+                    }
+                }
+                None => apply_plain(&mut active, op, self),
+            }
+        }
+        Ok(active)
+    }
+
+    /// The clone of `src` as a deferred one, and over it what the table says of `src`, re-keyed (DESIGN 4.3).
+    /// Gives the bytes that were copied; an error if these are more than `most`.
+    fn apply_clone(&self, active: &mut Memtable, src: &Bytes, dst: &Bytes, most: usize) -> Result<usize> {
+        let wanted = Span::prefix(src.clone());
+        let bytes = active.bytes_in(&wanted, most);
+        if bytes > most {
+            let what = "copy of what a batch clones of its own changes";
+            return Err(Error::TooLarge { what, len: bytes as u64, limit: most as u64 });
+        }
+        let mut ranges = active.ranges_in(&wanted);
+        // A clone of this very table may be where the source begins.
+        let covering = ranges.iter().find(|r| r.span.covers(&wanted)).cloned();
+        let origin = match covering {
+            Some(range) => {
+                ranges.clear();
+                range.origin.map(|origin| Lens::of_edge(&range.span, &origin).apply_shared(src))
+            }
+            None => Some(src.clone()),
+        };
+        let lens = Lens::new(src.clone(), dst.clone());
+        let ranges: Vec<_> =
+            ranges.iter().filter_map(|r| r.clipped(&wanted)).map(|r| r.through(&lens)).collect();
+        let updates = active.updates_in(&wanted);
+        let updates: Vec<_> =
+            updates.iter().filter_map(|u| u.clipped(&wanted)).map(|u| u.through(&lens)).collect();
+        let points: Vec<_> =
+            active.points_in(&wanted).map(|(key, msg)| (lens.apply_shared(key), msg.clone())).collect();
+
+        active.put_range(TableRange { span: Span::prefix(dst.clone()), origin });
+        ranges.into_iter().for_each(|range| active.put_range(range));
+        // A point is newer than what is there by now, and includes what the updates that come with it
+        // say of its key: so these come last, and pass it by.
+        for (key, msg) in &points {
+            active.put(key.clone(), msg.clone(), &*self.merge);
+        }
+        let is_own = |key: &[u8]| points.binary_search_by(|(own, _)| own[..].cmp(key)).is_ok();
+        for update in updates {
+            active.put_update(update, &*self.merge, is_own);
+        }
+        Ok(bytes)
+    }
+
+    /// Refuses clones where the DAG has become too high for more. Placing the clones of a table makes it one
+    /// level higher at most.
+    fn check_height(&self, front: &Front) -> Result<()> {
+        let height = front.tree.table.get(front.tree.root).map_or(0, |entry| entry.height);
+        let more = front.sealed.iter().filter(|table| table.has_clones()).count();
+        if usize::from(height) + more <= usize::from(CLONES_MOST_LEVELS) {
+            return Ok(());
+        }
+        Err(Error::Invalid(format!(
+            "the store is {height} levels of clones of clones deep; {CLONES_MOST_LEVELS} are possible"
+        )))
+    }
+}
+
+impl Front {
+    /// Seals the active table where operations would else change or copy much of it under the lock: the
+    /// flusher does that on its own.
+    fn seal_for(&mut self, ops: &[Op]) {
+        let mut copied = 0;
+        let much = ops.iter().any(|op| match op {
+            Op::UpsertPrefix(prefix, _) => self.active.has_points(&Span::prefix(prefix.clone()), MANY),
+            op => clone_of(op).is_some_and(|(src, _)| {
+                copied += self.active.bytes_in(&Span::prefix(src.clone()), CARRY_MOST_BYTES);
+                copied > CARRY_MOST_BYTES
+            }),
+        });
+        if much {
+            self.seal();
+        }
+    }
+
+    /// Takes in the active table after batch `msn`.
+    fn accept(&mut self, mut active: Memtable, msn: u64, end: LogPos, seal_at: usize) {
+        // Numbers in between are records of the log's own.
+        assert!(msn > active.msn, "batches are numbered in order");
+        (active.msn, active.log_end) = (msn, end);
+        self.active = active;
+        if self.active.is_full(seal_at) {
+            self.seal();
+        }
+    }
+}
+
+/// Stops the store if what a merge function does to the active table panics: half of the batch may be in memory.
+struct Putting<'a>(&'a Engine);
+
+impl Drop for Putting<'_> {
+    fn drop(&mut self) {
+        self.0.log.stop("write: a merge function panicked; open the store again for what was synced".into());
+        self.0.signal.all();
+    }
+}
+
+/// Source and destination of a clone or rename.
+fn clone_of(op: &Op) -> Option<(&Bytes, &Bytes)> {
+    match op {
+        Op::ClonePrefix(src, dst) | Op::RenamePrefix(src, dst) => Some((src, dst)),
+        _ => None,
+    }
+}
+
+fn apply_plain(active: &mut Memtable, op: &Op, engine: &Engine) {
+    let merge = &*engine.merge;
+    match op {
+        Op::Put(key, value) => active.put(key.clone(), Msg::Put(value.clone()), merge),
+        Op::Delete(key) => active.put(key.clone(), Msg::Delete, merge),
+        Op::Upsert(key, change) => active.put(key.clone(), Msg::upsert(change.clone()), merge),
+        Op::DeleteRange(lo, hi) => {
+            let span = Span::new(lo.clone(), hi.clone());
+            if !span.is_empty() {
+                active.put_range(TableRange::deleted(span));
+            }
+        }
+        Op::UpsertPrefix(prefix, change) => {
+            let update =
+                UpdateMsg { span: Span::prefix(prefix.clone()), ops: SmallVec::from_iter([change.clone()]) };
+            active.put_update(update, merge, |_| false);
+        }
+        Op::ClonePrefix(..) | Op::RenamePrefix(..) => unreachable!("clones have an application of their own"),
+    }
+}
+
+fn check(batch: &Batch) -> Result<()> {
+    let key = |key: &Bytes| match key.len() {
+        0..=MAX_KEY => Ok(()),
+        len => Err(Error::TooLarge { what: "key", len: len as u64, limit: MAX_KEY as u64 }),
+    };
+    let value = |value: &Bytes| match value.len() {
+        0..=MAX_VALUE => Ok(()),
+        len => Err(Error::TooLarge { what: "value", len: len as u64, limit: MAX_VALUE as u64 }),
+    };
+    let mut operations = 0;
+    let mut operation = |change: &Bytes| {
+        operations += change.len() + OPERATION;
+        let too_large =
+            |what, len, limit| Err(Error::TooLarge { what, len: len as u64, limit: limit as u64 });
+        match change.len() {
+            len if len > MAX_PREFIX_UPSERT => too_large("operation on a prefix", len, MAX_PREFIX_UPSERT),
+            _ if operations > MAX_OPERATIONS => {
+                too_large("all operations on prefixes", operations, MAX_OPERATIONS)
+            }
+            _ => Ok(()),
+        }
+    };
+    for op in batch.ops() {
+        match op {
+            Op::Put(k, v) | Op::Upsert(k, v) => key(k).and(value(v))?,
+            Op::UpsertPrefix(prefix, change) => key(prefix).and(operation(change))?,
+            // Deletes always pass: a clone may have made a key longer than can be written.
+            Op::Delete(_) | Op::DeleteRange(..) => (),
+            Op::ClonePrefix(src, dst) | Op::RenamePrefix(src, dst) => {
+                key(src).and(key(dst))?;
+                if src.starts_with(dst) || dst.starts_with(src) {
+                    return Err(Error::Overlap);
+                }
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,301 @@
+//! Point messages: what a leaf or a buffer says about one key.
+
+use std::sync::Arc;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use imbl::Vector;
+use smallvec::SmallVec;
+
+use crate::{
+    codec::{peek_varint, put_varint},
+    limits::MAX_MERGED,
+    merge::Merge,
+};
+
+/// One message about one key. A leaf holds only `Put`s.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Msg {
+    /// The key has this value.
+    Put(Bytes),
+    /// The key has no value.
+    Delete,
+    /// These apply in order to whatever is older.
+    Upsert(Changes),
+}
+
+/// One operation of an upsert; what it does is for [`Merge`] to say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Change {
+    pub op: Bytes,
+    /// It came with a range of keys: it applies only if there is a value at that moment.
+    pub if_present: bool,
+}
+
+impl Change {
+    /// Bytes of content, for accounting.
+    fn len(&self) -> usize {
+        self.op.len() + 2
+    }
+
+    fn apply(&self, old: Value, merge: &dyn Merge) -> Value {
+        if self.if_present && old.is_none() {
+            return None;
+        }
+        within_limit(merge.apply(old.as_deref(), &self.op)).unwrap_or(old)
+    }
+
+    /// One change equal to this one followed by `next`, where there is one. Of a plain and a conditional
+    /// one there is none: whether the second applies depends on what the first has made.
+    fn then(&self, next: &Change, merge: &dyn Merge) -> Option<Change> {
+        let op = match (self.if_present, next.if_present) {
+            (false, false) => merge.combine(&self.op, &next.op),
+            (true, true) => merge.combine_present(&self.op, &next.op),
+            _ => None,
+        };
+        Some(Change { op: op?, if_present: self.if_present })
+    }
+}
+
+/// At least one change, oldest first. Adding one costs O(log n) however many there are, also where a reader shares
+/// them: operations that nothing combines pile up in a table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Changes {
+    One(Change),
+    Many(Arc<Many>),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Many {
+    list: Vector<Change>,
+    /// Their content, for accounting.
+    bytes: usize,
+}
+
+impl Changes {
+    fn collect(changes: impl Iterator<Item = Change>) -> Self {
+        let list: Vector<Change> = changes.collect();
+        let bytes = list.iter().map(Change::len).sum();
+        Changes::Many(Arc::new(Many { list, bytes }))
+    }
+
+    fn len_in_bytes(&self) -> usize {
+        match self {
+            Changes::One(change) => change.len(),
+            Changes::Many(many) => many.bytes,
+        }
+    }
+
+    pub fn iter(&self) -> Box<dyn Iterator<Item = &Change> + '_> {
+        match self {
+            Changes::One(change) => Box::new(std::iter::once(change)),
+            Changes::Many(many) => Box::new(many.list.iter()),
+        }
+    }
+
+    /// These followed by `newer`, with neighbours made one where `merge` can. Cost: in proportion to `newer`.
+    fn then(mut self, newer: Changes, merge: &dyn Merge) -> Changes {
+        newer.iter().for_each(|next| self.add(next, merge));
+        self
+    }
+
+    fn add(&mut self, next: &Change, merge: &dyn Merge) {
+        match self {
+            Changes::One(last) => match last.then(next, merge) {
+                Some(both) => *last = both,
+                None => {
+                    let bytes = last.len() + next.len();
+                    let list = Vector::from_iter([last.clone(), next.clone()]);
+                    *self = Changes::Many(Arc::new(Many { list, bytes }));
+                }
+            },
+            Changes::Many(many) => {
+                let many = Arc::make_mut(many);
+                let both = many.list.last().and_then(|last| last.then(next, merge));
+                match (both, many.list.back_mut()) {
+                    (Some(both), Some(last)) => {
+                        many.bytes = many.bytes - last.len() + both.len();
+                        *last = both;
+                    }
+                    _ => {
+                        many.bytes += next.len();
+                        many.list.push_back(next.clone());
+                    }
+                }
+            }
+        }
+    }
+
+    fn apply(&self, before: Value, merge: &dyn Merge) -> Value {
+        match self {
+            Changes::One(change) => change.apply(before, merge),
+            Changes::Many(many) => {
+                let mut value = before;
+                let mut rest = many.list.iter().peekable();
+                while let Some(change) = rest.next() {
+                    if change.if_present {
+                        value = change.apply(value, merge);
+                        continue;
+                    }
+                    let mut run: SmallVec<[&[u8]; 8]> = SmallVec::from_iter([&change.op[..]]);
+                    while let Some(next) = rest.next_if(|next| !next.if_present) {
+                        run.push(&next.op);
+                    }
+                    value = match within_limit(merge.apply_all(value.as_deref(), &run)) {
+                        Some(result) => result,
+                        // Those of them that keep it short enough count.
+                        None => run.iter().fold(value, |old, op| {
+                            within_limit(merge.apply(old.as_deref(), op)).unwrap_or(old)
+                        }),
+                    };
+                }
+                value
+            }
+        }
+    }
+}
+
+/// What messages about one key come to, once nothing older matters.
+pub(crate) type Value = Option<Bytes>;
+
+/// The result of an operation, unless it is too long to be stored: a page with it could not be read.
+fn within_limit(result: Value) -> Option<Value> {
+    match &result {
+        Some(value) if value.len() > MAX_MERGED => None,
+        _ => Some(result),
+    }
+}
+
+impl Msg {
+    pub fn upsert(op: Bytes) -> Self {
+        Msg::Upsert(Changes::One(Change { op, if_present: false }))
+    }
+
+    /// What the operations of a range-upsert are to one of its keys.
+    pub fn if_present(ops: &[Bytes]) -> Self {
+        let change = |op: &Bytes| Change { op: op.clone(), if_present: true };
+        Msg::Upsert(match ops {
+            [op] => Changes::One(change(op)),
+            ops => Changes::collect(ops.iter().map(change)),
+        })
+    }
+
+    /// True if what is older does not matter.
+    pub fn is_final(&self) -> bool {
+        !matches!(self, Msg::Upsert(_))
+    }
+
+    /// Bytes of key-independent content, for accounting.
+    pub fn len(&self) -> usize {
+        match self {
+            Msg::Put(value) => value.len(),
+            Msg::Delete => 0,
+            Msg::Upsert(changes) => changes.len_in_bytes(),
+        }
+    }
+
+    /// The value after this message, given the value before.
+    pub fn resolve(&self, before: Value, merge: &dyn Merge) -> Value {
+        match self {
+            Msg::Put(value) => Some(value.clone()),
+            Msg::Delete => None,
+            Msg::Upsert(changes) => changes.apply(before, merge),
+        }
+    }
+
+    /// The value after this message where there was none.
+    pub fn into_value(self, merge: &dyn Merge) -> Value {
+        match self {
+            Msg::Put(value) => Some(value),
+            other => other.resolve(None, merge),
+        }
+    }
+
+    /// One message that equals `older` followed by `self`.
+    pub fn over(self, older: Msg, merge: &dyn Merge) -> Msg {
+        match (self, older) {
+            (newer @ (Msg::Put(_) | Msg::Delete), _) => newer,
+            (newer, Msg::Put(old)) => newer.resolve(Some(old), merge).into(),
+            (newer, Msg::Delete) => newer.resolve(None, merge).into(),
+            (Msg::Upsert(newer), Msg::Upsert(older)) => Msg::Upsert(older.then(newer, merge)),
+        }
+    }
+
+    /// Kinds as pages have them.
+    pub(crate) const PUT: u8 = 0;
+    pub(crate) const DELETE: u8 = 1;
+    const UPSERT: u8 = 2;
+
+    pub(crate) fn kind(&self) -> u8 {
+        match self {
+            Msg::Put(_) => Self::PUT,
+            Msg::Delete => Self::DELETE,
+            Msg::Upsert(_) => Self::UPSERT,
+        }
+    }
+
+    /// The encoded content: the value itself, or counted and marked operations.
+    pub(crate) fn encode(&self) -> Bytes {
+        match self {
+            Msg::Put(value) => value.clone(),
+            Msg::Delete => Bytes::new(),
+            Msg::Upsert(changes) => {
+                let mut out = BytesMut::with_capacity(self.len() + 8);
+                for Change { op, if_present } in changes.iter() {
+                    put_varint(&mut out, (op.len() as u64) << 1 | u64::from(*if_present));
+                    out.put_slice(op);
+                }
+                out.freeze()
+            }
+        }
+    }
+
+    /// Reads what `encode` wrote. Pages are checked when loaded, so a malformed rest is dropped
+    /// here only where [`Msg::is_valid`] was not asked.
+    pub(crate) fn decode(kind: u8, content: Bytes) -> Msg {
+        match kind {
+            Self::PUT => Msg::Put(content),
+            Self::DELETE => Msg::Delete,
+            _ => {
+                let mut changes: SmallVec<[Change; 1]> = SmallVec::new();
+                let mut rest = content;
+                while let Some((head, width)) = peek_varint(&rest) {
+                    let end = (width as u64).saturating_add(head >> 1).min(rest.len() as u64) as usize;
+                    changes.push(Change { op: rest.slice(width..end), if_present: head & 1 != 0 });
+                    rest = rest.slice(end..);
+                }
+                Msg::Upsert(match changes.len() {
+                    1 => Changes::One(changes.remove(0)),
+                    _ => Changes::collect(changes.into_iter()),
+                })
+            }
+        }
+    }
+
+    /// True if `content` is well-formed for `kind`.
+    pub(crate) fn is_valid(kind: u8, content: &[u8]) -> bool {
+        match kind {
+            Self::PUT => true,
+            Self::DELETE => content.is_empty(),
+            Self::UPSERT => {
+                let mut rest = content;
+                while !rest.is_empty() {
+                    let Some((head, width)) = peek_varint(rest) else { return false };
+                    let Some(next) =
+                        usize::try_from(head >> 1).ok().and_then(|len| rest.get(width.checked_add(len)?..))
+                    else {
+                        return false;
+                    };
+                    rest = next;
+                }
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+impl From<Value> for Msg {
+    fn from(value: Value) -> Self {
+        value.map_or(Msg::Delete, Msg::Put)
+    }
+}

@@ -1,0 +1,201 @@
+//! Giving free space back to the medium under the device.
+//!
+//! Guarantees: only bytes that are free, and out of every list of free bytes
+//! while it happens, are discarded; afterwards they are raw, so that they are
+//! reserved again before anybody gets them. Free means that no [`crate::space::Extent`]
+//! holds them, and extents are held for everything that a crash at this moment
+//! could make recovery read (`docs/crash-safety.md`). What the caller wants to
+//! keep stays backed, or nothing is discarded at all: a full host could not
+//! give it again. One piece of bounded size a call; allocations that need the
+//! device wait for it, others do not.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::space::{BLOCK, Error, Result, Space, State};
+
+/// Smallest range worth a discard, in bytes; a power of two.
+const LEAST: u64 = 64 << 10;
+/// Most bytes in use that one discard gives back.
+const PIECE: u64 = 64 << 20;
+/// Most bytes of which nothing is known, and which cost little if they are a hole already.
+const SWEEP: u64 = 1 << 30;
+
+/// What a step of discarding must heed.
+#[derive(Debug, Clone, Copy)]
+pub struct Discarding {
+    /// Free bytes that stay backed.
+    pub keep: u64,
+    /// Beside them as much as was allocated lately: it would only be reserved again.
+    pub expect_more: bool,
+    /// All of it, in pieces down to a block, in turn: for tests.
+    pub eager: bool,
+}
+
+/// How far discarding has come.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    /// Raw bytes below this have been discarded since the space was opened.
+    swept: u64,
+    /// Where an eager search goes on.
+    turn: u64,
+    /// Bytes allocated when the last round began.
+    allocated: u64,
+    /// What may be allocated until the next, judging by the last ones.
+    demand: u64,
+}
+
+impl Progress {
+    pub(crate) fn new(start: u64) -> Self {
+        Self { swept: start, turn: start, allocated: 0, demand: 0 }
+    }
+
+    /// There may be something to discard among raw bytes from here on.
+    pub(crate) fn sweep_from(&mut self, offset: u64) {
+        self.swept = self.swept.min(offset);
+    }
+}
+
+/// What a piece was, for the case that it cannot be discarded.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Was {
+    Backed,
+    Stale,
+    Raw,
+}
+
+struct Piece {
+    offset: u64,
+    len: u64,
+    was: Was,
+}
+
+impl Space {
+    /// Begins a round of steps: takes stock of what was allocated since the last. The bytes that are
+    /// expected to be needed until the next: half of it each quiet round, at last none.
+    pub fn begin_discards(&self) -> u64 {
+        let mut state = self.state.lock();
+        let allocated = state.allocated;
+        let lately = allocated - std::mem::replace(&mut state.discards.allocated, allocated);
+        let fading = state.discards.demand / 2;
+        state.discards.demand = lately.max(if fading < LEAST { 0 } else { fading });
+        state.discards.demand
+    }
+
+    /// Discards one piece; `false` if there is none to discard now, or the medium cannot.
+    ///
+    /// An error is the device's. It does no harm to what is stored, but nothing is discarded from then on.
+    pub fn discard_step(&self, how: Discarding) -> Result<bool> {
+        if self.no_discards.load(Relaxed) {
+            return Ok(false);
+        }
+        let _turn = self.raising.lock();
+        let keep = {
+            let state = self.state.lock();
+            let demand = if how.expect_more { state.discards.demand } else { 0 };
+            // A step is backed with the first byte that is needed.
+            how.keep + if demand > 0 { demand + self.step(&state) } else { 0 }
+        };
+        let sparse = self.device.is_sparse();
+        let backed = {
+            let mut state = self.state.lock();
+            if state.choose(keep, how.eager, sparse).is_none() {
+                return Ok(false);
+            }
+            state.backed.total() >= keep
+        };
+        // Of what could be discarded some may be needed for that.
+        if !backed && !self.back_total(keep).inspect_err(|_| self.no_discards.store(true, Relaxed))? {
+            return Ok(false);
+        }
+        let piece = {
+            let mut state = self.state.lock();
+            // Others may have allocated from what was backed just now.
+            if state.backed.total() < keep {
+                return Ok(false);
+            }
+            let Some(piece) = state.choose(keep, how.eager, sparse) else { return Ok(false) };
+            state.take_out(&piece);
+            piece
+        };
+        let done = self.device.discard(piece.offset, piece.len);
+        let mut state = self.state.lock();
+        state.discarding -= piece.len;
+        match done {
+            Ok(true) => {
+                state.add_raw(piece.offset, piece.len);
+                // There is room underneath again.
+                state.refused = None;
+                Ok(true)
+            }
+            Ok(false) => {
+                self.no_discards.store(true, Relaxed);
+                state.put_back(&piece);
+                Ok(false)
+            }
+            Err(error) => {
+                self.no_discards.store(true, Relaxed);
+                state.add_raw(piece.offset, piece.len);
+                Err(Error::io("discard", piece.offset, error))
+            }
+        }
+    }
+}
+
+impl State {
+    fn choose(&mut self, keep: u64, eager: bool, sparse: bool) -> Option<Piece> {
+        let least = if eager { BLOCK } else { LEAST };
+        if let Some((offset, len)) = self.stale.first_from(0, least) {
+            return Some(Piece { offset, len: len.min(PIECE), was: Was::Stale });
+        }
+        let surplus = self.backed.total().saturating_sub(keep) / BLOCK * BLOCK;
+        if surplus >= least {
+            let found = if eager {
+                let from = self.discards.turn;
+                self.backed.first_from(from, least).or_else(|| self.backed.first_from(0, least))
+            } else {
+                // What is low is used again first.
+                self.backed.highest(least)
+            };
+            if let Some((offset, size)) = found {
+                let len = size.min(surplus).min(PIECE);
+                return Some(Piece { offset: offset + size - len, len, was: Was::Backed });
+            }
+        }
+        if !sparse {
+            return None;
+        }
+        while let Some((offset, size)) = self.raw.next_from(self.discards.swept) {
+            if size >= least {
+                return Some(Piece { offset, len: size.min(SWEEP), was: Was::Raw });
+            }
+            self.discards.swept = offset + size;
+        }
+        None
+    }
+
+    /// Takes a piece out of all lists, so that nobody else gets it.
+    fn take_out(&mut self, piece: &Piece) {
+        let end = piece.offset + piece.len;
+        match piece.was {
+            Was::Raw => self.discards.swept = end,
+            Was::Backed => self.discards.turn = end,
+            Was::Stale => (),
+        }
+        self.remove(piece.offset, piece.len);
+        self.discarding += piece.len;
+    }
+
+    fn put_back(&mut self, piece: &Piece) {
+        match piece.was {
+            Was::Backed => {
+                self.backed.insert(piece.offset, piece.len);
+                self.free.insert(piece.offset, piece.len);
+            }
+            Was::Stale => {
+                self.stale.insert(piece.offset, piece.len);
+                self.add_raw(piece.offset, piece.len);
+            }
+            Was::Raw => self.add_raw(piece.offset, piece.len),
+        }
+    }
+}

@@ -33,17 +33,17 @@ pub(crate) const WHOLE: u8 = 0;
 pub(crate) const ASIDE: u8 = 1;
 
 /// Kind of a record that takes batches back: the number u64 of the first. Those from it up to the record do not count.
-pub(super) const VOID: u8 = 4;
+pub(crate) const VOID: u8 = 4;
 
 /// The record that takes back the batches from `first` on.
-pub(super) fn void(first: u64) -> [u8; 9] {
+pub(crate) fn void(first: u64) -> [u8; 9] {
     let mut record = [VOID; 9];
     record[1..].copy_from_slice(&first.to_le_bytes());
     record
 }
 
 /// The first batch that a record of kind [`VOID`] takes back.
-pub(super) fn first_void(record: &[u8]) -> Option<u64> {
+pub(crate) fn first_void(record: &[u8]) -> Option<u64> {
     match record.split_first() {
         Some((&VOID, rest)) => rest.first_chunk().map(|first| u64::from_le_bytes(*first)),
         _ => None,

@@ -9,6 +9,7 @@
 mod counters;
 mod file;
 mod memory;
+#[cfg(any(test, feature = "sim"))]
 mod sim;
 mod sparse;
 mod sticky;
@@ -17,6 +18,7 @@ use std::io::{self, IoSliceMut};
 
 pub use file::FileDevice;
 pub use memory::MemDevice;
+#[cfg(any(test, feature = "sim"))]
 pub use sim::{FailMode, SimDevice};
 pub(crate) use sticky::Sticky;
 

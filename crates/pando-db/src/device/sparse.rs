@@ -35,6 +35,7 @@ impl<const CHUNK: usize> Sparse<CHUNK> {
     }
 
     /// Whether anything was ever written to the chunk that holds this byte.
+    #[cfg(any(test, feature = "sim"))]
     pub(crate) fn holds(&self, offset: u64) -> bool {
         self.chunks.contains_key(&(offset / CHUNK as u64))
     }

@@ -19,6 +19,7 @@ use std::sync::Arc;
 
 use crate::device::Device;
 
+mod buffer;
 mod guard;
 mod reader;
 mod record;

@@ -33,12 +33,7 @@ use crate::{
     device::{BLOCK, Device},
     error::{Error, Result},
     space::Extent,
-    store::log::{
-        LogPos, Region,
-        guard::{self, Footer},
-        max_payload,
-        record::{Header, record_len},
-    },
+    store::log::{LogPos, Region, buffer::LogBuffer, guard, max_payload, record::record_len},
 };
 
 /// Largest buffer that is kept for reuse, in bytes.
@@ -123,48 +118,10 @@ pub struct Log {
     /// Seed of the footers' checksums.
     store: u64,
     session: u64,
-    front: Mutex<Front>,
+    front: Mutex<LogBuffer>,
     turn: Mutex<Turn>,
     done: Condvar,
     stopped: OnceLock<String>,
-}
-
-struct Front {
-    /// Records not yet taken for writing; the first byte stands at a block boundary.
-    buffer: Vec<u8>,
-    /// A buffer written before, to be used again.
-    spare: Vec<u8>,
-    /// Where the buffer ends.
-    head: u64,
-    /// Everything before is on the device.
-    written: u64,
-    /// Something was written or placed that no flush has covered.
-    loose: bool,
-    /// The last record about values outside the log, if no footer calls it durable yet; else 0.
-    unmarked: u64,
-    /// MSN and chain of the last record that was taken for writing.
-    taken: (u64, u64),
-    /// Everything before is no longer needed.
-    tail: u64,
-    /// Behind the last record.
-    end: LogPos,
-    /// Behind the last record that was appended by a caller.
-    asked_end: u64,
-    msn: u64,
-    /// Nothing more is appended by callers.
-    closed: bool,
-    /// Set aside for the group `group`, and the room that they may come to need.
-    values: Vec<(Bytes, Bytes)>,
-    value_bytes: usize,
-    owed: u64,
-    /// The first record that names one of them.
-    first_aside: u64,
-    /// Room for the groups that are being placed.
-    placing: u64,
-    group: u64,
-    /// Extents of groups, each until the log is truncated behind that position.
-    held: VecDeque<(u64, Arc<Extent>)>,
-    held_bytes: u64,
 }
 
 /// Who is at work on the device. Writing goes on beside a flush, which takes long; a durable write is both.
@@ -212,7 +169,7 @@ impl Log {
         assert!(tail <= start.pos && start.pos <= head && head.is_multiple_of(BLOCK) && start_msn > 0);
         let msn = start_msn - 1;
         let session = RandomState::new().hash_one(start_msn);
-        let front = Front {
+        let front = LogBuffer {
             buffer: Vec::new(),
             spare: Vec::new(),
             head,
@@ -306,7 +263,7 @@ impl Log {
         Ok(appended)
     }
 
-    fn check_open(&self, front: &Front) -> Result<(), AppendError> {
+    fn check_open(&self, front: &LogBuffer) -> Result<(), AppendError> {
         match self.stopped.get() {
             Some(reason) => Err(AppendError::Stopped(reason.clone())),
             None if front.closed => Err(AppendError::Stopped("it is being closed".into())),
@@ -608,69 +565,5 @@ impl Log {
         assert!(front.head - before <= room, "records about values took more room than was kept");
         front.keep(placed.extents);
         Ok(true)
-    }
-}
-
-impl Front {
-    /// Takes the buffer, with what its footer will say, and the last MSN whose record says all there is to it:
-    /// one that names values not placed yet does not stand by itself. Keeps room for the guard.
-    fn take(&mut self, session: u64, durable: u64) -> (Vec<u8>, Footer, u64) {
-        let spare = std::mem::take(&mut self.spare);
-        let buffer = std::mem::replace(&mut self.buffer, spare);
-        let begin = self.head - buffer.len() as u64;
-        assert!(begin.is_multiple_of(BLOCK), "a write-out begins inside a block");
-        let footer = self.footer(buffer.len(), begin, session, durable);
-        if !buffer.is_empty() {
-            self.head = footer.end();
-            self.taken = (self.msn, self.end.chain);
-        }
-        let complete = if self.values.is_empty() { self.msn } else { self.first_aside - 1 };
-        (buffer, footer, complete)
-    }
-
-    /// The footer of all that was not taken yet: `records` bytes from position `begin` on.
-    fn footer(&self, records: usize, begin: u64, session: u64, durable: u64) -> Footer {
-        assert!(records <= u32::MAX as usize, "a write-out longer than any log");
-        let (msn, chain) = self.taken;
-        Footer { records: records as u32, begin, session, first: msn + 1, last: self.msn, durable, chain }
-    }
-
-    /// First byte that must not be overwritten: of what is needed, or still to be written.
-    fn oldest(&self) -> u64 {
-        let oldest = self.tail.min(self.written);
-        oldest - oldest % BLOCK
-    }
-
-    /// Keeps extents until the log is truncated behind its present end.
-    fn keep(&mut self, extents: impl IntoIterator<Item = Arc<Extent>>) {
-        for extent in extents {
-            self.held_bytes += extent.len;
-            self.held.push_back((self.end.pos, extent));
-        }
-    }
-
-    /// Appends a record to the buffer. The caller has looked whether there is room.
-    fn push(&mut self, payload: &[&[u8]], len: usize, hash: u64, session: u64) -> (u64, LogPos) {
-        let header = Header { len: len as u32, msn: self.msn + 1, session };
-        let (header, chain) = header.encode(hash, self.end.chain);
-        self.buffer.extend_from_slice(&header);
-        payload.iter().for_each(|part| self.buffer.extend_from_slice(part));
-        let whole = self.buffer.len().next_multiple_of(8);
-        self.buffer.resize(whole, 0);
-        self.head += record_len(len);
-        self.end = LogPos { pos: self.head, chain };
-        self.msn += 1;
-        (self.msn, self.end)
-    }
-
-    /// Whether one more record fits, with the guard of its write-out, and with `owed` bytes of room for values
-    /// beside those already set aside.
-    fn has_room(&self, len: usize, owed: u64, size: u64) -> bool {
-        let records = self.buffer.len() as u64 + record_len(len);
-        let written = self.head - self.buffer.len() as u64 + guard::total(records as usize);
-        // Values are placed in write-outs of their own, or make that one longer.
-        let groups = [self.placing, self.owed + owed].into_iter().filter(|bytes| *bytes > 0);
-        let apart: u64 = groups.map(|bytes| guard::total(bytes as usize) + BLOCK).sum();
-        written + apart - self.oldest() <= size
     }
 }

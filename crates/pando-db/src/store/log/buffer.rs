@@ -1,0 +1,122 @@
+//! The log's buffer: what was appended in memory and not written yet, and how much of the ring is free.
+//!
+//! Guarantees: records follow each other in the order of their numbers, and no record is taken in for which the ring
+//! has no room, with the guard of its write-out. The writer has it under a lock. May use: the bytes of records and
+//! guards. No I/O.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use bytes::Bytes;
+
+use crate::{
+    device::BLOCK,
+    space::Extent,
+    store::log::{
+        LogPos,
+        guard::{self, Footer},
+        record::{Header, record_len},
+    },
+};
+
+/// Records and values that were appended and not written yet, and where the log begins and ends.
+pub(crate) struct LogBuffer {
+    /// Records not yet taken for writing; the first byte stands at a block boundary.
+    pub buffer: Vec<u8>,
+    /// A buffer written before, to be used again.
+    pub spare: Vec<u8>,
+    /// Where the buffer ends.
+    pub head: u64,
+    /// Everything before is on the device.
+    pub written: u64,
+    /// Something was written or placed that no flush has covered.
+    pub loose: bool,
+    /// The last record about values outside the log, if no footer calls it durable yet; else 0.
+    pub unmarked: u64,
+    /// MSN and chain of the last record that was taken for writing.
+    pub taken: (u64, u64),
+    /// Everything before is no longer needed.
+    pub tail: u64,
+    /// Behind the last record.
+    pub end: LogPos,
+    /// Behind the last record that was appended by a caller.
+    pub asked_end: u64,
+    pub msn: u64,
+    /// Nothing more is appended by callers.
+    pub closed: bool,
+    /// Set aside for the group `group`, and the room that they may come to need.
+    pub values: Vec<(Bytes, Bytes)>,
+    pub value_bytes: usize,
+    pub owed: u64,
+    /// The first record that names one of them.
+    pub first_aside: u64,
+    /// Room for the groups that are being placed.
+    pub placing: u64,
+    pub group: u64,
+    /// Extents of groups, each until the log is truncated behind that position.
+    pub held: VecDeque<(u64, Arc<Extent>)>,
+    pub held_bytes: u64,
+}
+
+impl LogBuffer {
+    /// Takes the buffer, with what its footer will say, and the last MSN whose record says all there is to it:
+    /// one that names values not placed yet does not stand by itself. Keeps room for the guard.
+    pub fn take(&mut self, session: u64, durable: u64) -> (Vec<u8>, Footer, u64) {
+        let spare = std::mem::take(&mut self.spare);
+        let buffer = std::mem::replace(&mut self.buffer, spare);
+        let begin = self.head - buffer.len() as u64;
+        assert!(begin.is_multiple_of(BLOCK), "a write-out begins inside a block");
+        let footer = self.footer(buffer.len(), begin, session, durable);
+        if !buffer.is_empty() {
+            self.head = footer.end();
+            self.taken = (self.msn, self.end.chain);
+        }
+        let complete = if self.values.is_empty() { self.msn } else { self.first_aside - 1 };
+        (buffer, footer, complete)
+    }
+
+    /// The footer of all that was not taken yet: `records` bytes from position `begin` on.
+    pub fn footer(&self, records: usize, begin: u64, session: u64, durable: u64) -> Footer {
+        assert!(records <= u32::MAX as usize, "a write-out longer than any log");
+        let (msn, chain) = self.taken;
+        Footer { records: records as u32, begin, session, first: msn + 1, last: self.msn, durable, chain }
+    }
+
+    /// First byte that must not be overwritten: of what is needed, or still to be written.
+    pub fn oldest(&self) -> u64 {
+        let oldest = self.tail.min(self.written);
+        oldest - oldest % BLOCK
+    }
+
+    /// Keeps extents until the log is truncated behind its present end.
+    pub fn keep(&mut self, extents: impl IntoIterator<Item = Arc<Extent>>) {
+        for extent in extents {
+            self.held_bytes += extent.len;
+            self.held.push_back((self.end.pos, extent));
+        }
+    }
+
+    /// Appends a record to the buffer. The caller has looked whether there is room.
+    pub fn push(&mut self, payload: &[&[u8]], len: usize, hash: u64, session: u64) -> (u64, LogPos) {
+        let header = Header { len: len as u32, msn: self.msn + 1, session };
+        let (header, chain) = header.encode(hash, self.end.chain);
+        self.buffer.extend_from_slice(&header);
+        payload.iter().for_each(|part| self.buffer.extend_from_slice(part));
+        let whole = self.buffer.len().next_multiple_of(8);
+        self.buffer.resize(whole, 0);
+        self.head += record_len(len);
+        self.end = LogPos { pos: self.head, chain };
+        self.msn += 1;
+        (self.msn, self.end)
+    }
+
+    /// Whether one more record fits, with the guard of its write-out, and with `owed` bytes of room for values
+    /// beside those already set aside.
+    pub fn has_room(&self, len: usize, owed: u64, size: u64) -> bool {
+        let records = self.buffer.len() as u64 + record_len(len);
+        let written = self.head - self.buffer.len() as u64 + guard::total(records as usize);
+        // Values are placed in write-outs of their own, or make that one longer.
+        let groups = [self.placing, self.owed + owed].into_iter().filter(|bytes| *bytes > 0);
+        let apart: u64 = groups.map(|bytes| guard::total(bytes as usize) + BLOCK).sum();
+        written + apart - self.oldest() <= size
+    }
+}

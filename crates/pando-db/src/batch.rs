@@ -31,6 +31,8 @@ pub enum Op {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Batch {
     pub(crate) ops: Vec<Op>,
+    /// Keys, and the values that they must have before the first operation.
+    expected: Vec<(Bytes, Option<Bytes>)>,
 }
 
 impl Batch {
@@ -44,14 +46,54 @@ impl Batch {
         self.ops.len()
     }
 
-    /// True if there is nothing to do.
+    /// True if there is nothing to do: no operation, and nothing expected.
     pub fn is_empty(&self) -> bool {
-        self.ops.is_empty()
+        self.ops.is_empty() && self.expected.is_empty()
     }
 
     /// The operations, in order.
     pub fn ops(&self) -> &[Op] {
         &self.ops
+    }
+
+    /// What is expected of keys; see [`Batch::expect`].
+    pub fn expected(&self) -> &[(Bytes, Option<Bytes>)] {
+        &self.expected
+    }
+
+    /// Makes the batch conditional: all of it is refused with [`crate::Error::Conflict`] unless `key` has exactly
+    /// this value (`None`: no value) before the first operation of the batch. Several keys may be expected. The check
+    /// and the operations are one atomic step. A refused batch leaves no trace, in the log neither.
+    ///
+    /// This is compare-and-set, and with several keys an optimistic transaction: read, decide, write what must
+    /// still be true, and begin again after a conflict. A batch that only expects checks that all its keys have
+    /// these values at one moment.
+    ///
+    /// Cost: a lookup for each key. While other threads change these very keys, the lookups are repeated.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use pando_db::{Batch, CreateOptions, Db, Error, Options, device::MemDevice};
+    /// # fn main() -> pando_db::Result<()> {
+    /// # let device = Arc::new(MemDevice::new(64 << 20));
+    /// # Db::create(device.clone(), &CreateOptions::default(), &Options::default())?;
+    /// # let db = Db::open(device, Options::default())?;
+    /// // Adds one to a counter, whoever else does so at the same time.
+    /// loop {
+    ///     let old = db.get(b"counter")?;
+    ///     let count = old.as_deref().map_or(0, |v| v.first().copied().unwrap_or(0));
+    ///     let mut batch = Batch::new();
+    ///     batch.expect("counter", old).put("counter", vec![count + 1]);
+    ///     match db.write(batch) {
+    ///         Err(Error::Conflict { .. }) => continue,
+    ///         other => break other,
+    ///     }
+    /// }
+    /// # }
+    /// ```
+    pub fn expect(&mut self, key: impl Into<Bytes>, value: Option<Bytes>) -> &mut Self {
+        self.expected.push((key.into(), value));
+        self
     }
 
     /// Adds one operation.

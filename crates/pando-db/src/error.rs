@@ -6,13 +6,15 @@
 
 use std::io;
 
+use bytes::Bytes;
+
 /// Result of an engine call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An engine error.
 ///
 /// The variants tell a caller what it can do: retry elsewhere (`NoSpace`),
-/// correct its call (`Invalid`, `TooLarge`, `Overlap`), stop (`Io`,
+/// correct its call (`Invalid`, `TooLarge`, `Overlap`), read again and repeat (`Conflict`), stop (`Io`,
 /// `Corrupt`, `Stopped`).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -60,6 +62,14 @@ pub enum Error {
         /// The limit in bytes.
         limit: u64,
     },
+    /// A key does not have the value that a batch expects ([`crate::Batch::expect`]); nothing of the batch was applied.
+    #[error("conflict: key {:?} {}", String::from_utf8_lossy(.key), conflict(.found))]
+    Conflict {
+        /// The first of the expected keys that has another value.
+        key: Bytes,
+        /// The value it has; `None` if it has none.
+        found: Option<Bytes>,
+    },
     /// Source and destination of a clone or rename lie inside one another.
     #[error("source and destination overlap: one is a prefix of the other")]
     Overlap,
@@ -104,5 +114,13 @@ pub(crate) fn or_if_damaged<T>(outcome: Result<T>, otherwise: T) -> Result<T> {
     match outcome {
         Err(error) if error.is_damage() => Ok(otherwise),
         other => other,
+    }
+}
+
+/// What is told of the value that was found; not the value, which may be long or secret.
+fn conflict(found: &Option<Bytes>) -> String {
+    match found {
+        Some(value) => format!("has another value than expected ({} bytes)", value.len()),
+        None => "has no value, but one is expected".into(),
     }
 }

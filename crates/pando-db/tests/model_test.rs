@@ -29,6 +29,8 @@ fn all_operations_and_crashes() {
         ("second crashes", 3),
         ("batches lost by crashes", 10),
         ("blocks discarded", 5000),
+        ("batches that expect", 200),
+        ("conflicts", 100),
     ];
     campaign("all_operations_and_crashes", Profile::Crashes, 1.0, &required);
 }

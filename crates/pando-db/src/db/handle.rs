@@ -85,8 +85,8 @@ impl Db {
     /// Applies all operations of `batch` in order, all or none. Visible when the call returns;
     /// durable after the next [`Db::sync`], or within [`Options::sync_interval`].
     ///
-    /// Errors leave the store as it was: [`Error::NoSpace`], [`Error::Overlap`],
-    /// [`Error::TooLarge`], [`Error::ReadOnly`], [`Error::Stopped`].
+    /// Errors leave the store as it was: [`Error::Conflict`] (see [`Batch::expect`]), [`Error::NoSpace`],
+    /// [`Error::Overlap`], [`Error::TooLarge`], [`Error::ReadOnly`], [`Error::Stopped`].
     pub fn write(&self, batch: Batch) -> Result<()> {
         self.engine().write(&batch)
     }

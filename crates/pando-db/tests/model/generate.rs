@@ -4,6 +4,8 @@
 //! shape keys have): uniform choice would never show the states that need a
 //! hundred of one kind and none of another.
 
+use std::collections::VecDeque;
+
 use bytes::Bytes;
 use pando_db::{MAX_KEY, MAX_PREFIX_UPSERT, Op, patch};
 
@@ -33,6 +35,10 @@ pub struct Generator {
     shapes: Vec<u64>,
     big_values: bool,
     counter: u64,
+    /// Decides what batches expect: a stream of its own, so that what a seed does otherwise stays the same.
+    expecting: Rng,
+    /// Steps that come before others are made.
+    next: VecDeque<Step>,
 }
 
 impl Generator {
@@ -47,7 +53,17 @@ impl Generator {
         steps[0] = steps[0].max(30);
         shapes[0] = shapes[0].max(1);
         let big_values = rng.chance(if config.tight() { 700 } else { 300 });
-        let mut generator = Self { rng, config: config.clone(), ops, steps, shapes, big_values, counter: 0 };
+        let mut generator = Self {
+            rng,
+            config: config.clone(),
+            ops,
+            steps,
+            shapes,
+            big_values,
+            counter: 0,
+            expecting: Rng(config.seed ^ 0xE89E_C7ED),
+            next: VecDeque::new(),
+        };
         generator.profile_weights();
         generator
     }
@@ -64,6 +80,41 @@ impl Generator {
 
     /// The next step, given what the store should hold.
     pub fn step(&mut self, world: &World) -> Step {
+        if let Some(next) = self.next.pop_front() {
+            return next;
+        }
+        match self.fresh_step(world) {
+            Step::Write(ops) if self.expecting.chance(120) => self.conditional(world, ops),
+            step => step,
+        }
+    }
+
+    /// Steps that write `ops` if what they expect is true; half the time after a try that expects something false.
+    fn conditional(&mut self, world: &World, ops: Vec<Op>) -> Step {
+        let rng = &mut self.expecting;
+        let mut keys: Vec<Bytes> = ops.iter().take(3).map(op_key).collect();
+        for _ in 0..rng.below(3) {
+            let at = rng.below(world.len() as u64 + 1) as usize;
+            keys.extend(world.range(&[], None).nth(at).map(|(key, _)| key.clone()));
+        }
+        let truth = |key: &Bytes| (key.clone(), world.get(key).cloned());
+        let expected: Vec<_> = keys.iter().map(truth).collect();
+        if rng.chance(500) {
+            let mut wrong = expected.clone();
+            let at = rng.below(wrong.len() as u64) as usize;
+            wrong[at].1 = match &wrong[at].1 {
+                Some(value) if rng.chance(500) => Some([&value[..], b"+"].concat().into()),
+                Some(_) => None,
+                None => Some(Bytes::new()),
+            };
+            let ops = if rng.chance(100) { Vec::new() } else { ops.clone() };
+            self.next.extend([Step::Expect(wrong), Step::Write(ops)]);
+        }
+        self.next.extend([Step::Expect(expected), Step::Write(ops)]);
+        self.next.pop_front().expect("two steps at least")
+    }
+
+    fn fresh_step(&mut self, world: &World) -> Step {
         match self.rng.weighted(&self.steps) {
             0 => Step::Write(vec![self.op(world)]),
             1 => Step::Write(self.fill()),
@@ -448,5 +499,18 @@ impl Generator {
                 patch::write(offset, &self.bytes(len))
             }
         }
+    }
+}
+
+/// A key that `op` changes, or near which it does.
+fn op_key(op: &Op) -> Bytes {
+    match op {
+        Op::Put(key, _)
+        | Op::Delete(key)
+        | Op::Upsert(key, _)
+        | Op::UpsertPrefix(key, _)
+        | Op::DeleteRange(key, _)
+        | Op::ClonePrefix(_, key)
+        | Op::RenamePrefix(key, _) => key.clone(),
     }
 }

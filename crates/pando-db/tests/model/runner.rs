@@ -41,6 +41,8 @@ pub struct Runner {
     /// Whether a batch was accepted since the store was opened.
     has_written: bool,
     steps: u64,
+    /// What the next batch expects.
+    expected: Vec<(Bytes, Option<Bytes>)>,
     /// Of devices that were given up.
     asked: Asked,
     pub coverage: Coverage,
@@ -67,6 +69,7 @@ impl Runner {
             lying: false,
             has_written: false,
             steps: 0,
+            expected: Vec::new(),
             asked: (0, 0, 0, 0),
             coverage: Coverage::default(),
         })
@@ -107,7 +110,14 @@ impl Runner {
             self.observe_structure()?;
         }
         match step {
-            Step::Write(ops) => self.write(ops),
+            Step::Write(ops) => {
+                let expected = std::mem::take(&mut self.expected);
+                self.write_if(&expected, ops)
+            }
+            Step::Expect(expected) => {
+                self.expected.clone_from(expected);
+                Ok(())
+            }
             Step::Get(key) => self.get(key),
             Step::Scan { lo, hi, ends, take } => self.scan(lo, hi.as_deref(), *ends, *take),
             Step::Verify => self.verify(),
@@ -189,17 +199,39 @@ impl Runner {
     // ---- writing ----
 
     fn write(&mut self, ops: &[Op]) -> Outcome {
+        self.write_if(&[], ops)
+    }
+
+    fn write_if(&mut self, expected: &[(Bytes, Option<Bytes>)], ops: &[Op]) -> Outcome {
+        let holds = |world: &World| expected.iter().all(|(key, value)| world.get(key) == value.as_ref());
         let mut batch = pando_db::Batch::new();
         ops.iter().for_each(|op| {
             batch.push(op.clone());
         });
+        expected.iter().for_each(|(key, value)| _ = batch.expect(key.clone(), value.clone()));
         let result = self.db().write(batch);
         let must_refuse = refusal(ops);
         match (result, must_refuse) {
+            (Err(Error::Conflict { key, found }), None) => {
+                self.worlds.retain(|world| !holds(world) && world.get(&key) == found.as_ref());
+                if self.worlds.is_empty() {
+                    return Err(format!("a conflict at {} that there is not", oracle::show(&key)));
+                }
+                self.coverage.add("conflicts", 1);
+                Ok(())
+            }
             (Ok(()), None) => {
+                if !expected.is_empty() {
+                    self.worlds.retain(holds);
+                    if self.worlds.is_empty() {
+                        return Err(format!("a batch was accepted that must conflict: {expected:?}"));
+                    }
+                    self.coverage.add("batches that expect", 1);
+                }
                 self.coverage.add("batches", 1);
                 // (Deletes are let into the reserve.)
-                self.has_written |= !ops.iter().any(|op| matches!(op, Op::Delete(_) | Op::DeleteRange(..)));
+                self.has_written |= !ops.is_empty()
+                    && !ops.iter().any(|op| matches!(op, Op::Delete(_) | Op::DeleteRange(..)));
                 self.worlds.iter_mut().for_each(|world| *world = world.after(ops));
                 self.history.extend(self.worlds.iter().cloned());
                 self.coverage.reach("keys", self.world().len() as u64);
@@ -227,14 +259,19 @@ impl Runner {
                     return Err(format!("no space to delete; {}", self.space_report()));
                 }
                 self.compare_held()?;
-                self.write(ops)
+                self.write_if(expected, ops)
             }
             (Err(error), _) => {
                 let refused = matches!(error, Error::Stopped { .. });
                 self.tolerate("write", error)?;
                 // A device that failed may have failed before or after the batch took effect.
                 if must_refuse.is_none() && !refused {
-                    let after: Vec<World> = self.worlds.iter().map(|world| world.after(ops)).collect();
+                    let after: Vec<World> = self
+                        .worlds
+                        .iter()
+                        .filter(|world| holds(world))
+                        .map(|world| world.after(ops))
+                        .collect();
                     self.history.extend(after.iter().cloned());
                     self.worlds.extend(after);
                     self.settle_worlds();

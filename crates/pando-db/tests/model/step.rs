@@ -12,6 +12,8 @@ use super::oracle::show;
 pub enum Step {
     /// One atomic batch.
     Write(Vec<Op>),
+    /// What the next batch expects of keys.
+    Expect(Vec<(Bytes, Option<Bytes>)>),
     Get(Bytes),
     /// Reads up to `take` pairs of `[lo, hi)`; each bit of `ends` (used over and over) picks an end. Then
     /// again from, or to, one that was read.
@@ -107,6 +109,13 @@ impl fmt::Display for Step {
                         ops.iter().try_for_each(|op| write!(f, "\n      {}", show_op(op)))
                     }
                 }
+            }
+            Step::Expect(expected) => {
+                write!(f, "expect of the next batch")?;
+                expected.iter().try_for_each(|(key, value)| match value {
+                    Some(value) => write!(f, "\n      {} = {}", show(key), show_value(value)),
+                    None => write!(f, "\n      {} absent", show(key)),
+                })
             }
             Step::Get(key) => write!(f, "get {}", show(key)),
             Step::Scan { lo, hi, ends, take } => {

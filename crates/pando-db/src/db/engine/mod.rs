@@ -47,6 +47,7 @@ pub(crate) mod signal;
 pub(crate) mod skip_ranges;
 pub(crate) mod superversion;
 pub(crate) mod throttle;
+pub(crate) mod watch;
 
 /// What all parts of an open store share.
 pub(crate) struct Engine {

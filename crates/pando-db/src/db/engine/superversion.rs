@@ -22,7 +22,7 @@ use smallvec::SmallVec;
 
 use crate::{
     dag::{memtable::Memtable, read::view::View, tree::Tree},
-    db::engine::skip_ranges::Gaps,
+    db::engine::{skip_ranges::Gaps, watch::Watched},
     thread,
 };
 
@@ -41,6 +41,8 @@ pub(crate) struct Front {
     pub sealed: VecDeque<Arc<Memtable>>,
     pub tree: Arc<Tree>,
     pub gaps: Gaps,
+    /// Keys that batches expect something of, while they look them up.
+    pub watched: Watched,
 }
 
 impl Front {
@@ -56,7 +58,8 @@ impl Front {
         self.active.bytes() + self.sealed.iter().map(|t| t.bytes()).sum::<usize>()
     }
 
-    fn view(&self) -> View {
+    /// What readers see of it now.
+    pub fn view(&self) -> View {
         let active = (!self.active.is_empty()).then(|| Arc::new(self.active.clone()));
         let tables = active.into_iter().chain(self.sealed.iter().rev().cloned()).collect();
         View::new(tables, self.tree.clone(), self.active.msn, self.gaps.known())

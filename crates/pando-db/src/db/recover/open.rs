@@ -24,6 +24,7 @@ use crate::{
             skip_ranges::Gaps,
             superversion::{Front, Views},
             throttle::Throttle,
+            watch::Watched,
         },
         recover::replay,
     },
@@ -172,6 +173,7 @@ pub(crate) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
         sealed: VecDeque::new(),
         tree: Arc::new(tree),
         gaps: Gaps::default(),
+        watched: Watched::default(),
     };
     // On a host that is smaller than the image a share of the image would be too much to keep back.
     let capacity = device.capacity().map_err(|e| Error::io("ask for the capacity", 0, e))?;

@@ -25,6 +25,7 @@ use crate::{
     store::log::{AppendError, LogPos},
 };
 
+pub(crate) mod expect;
 pub(crate) mod record;
 
 /// Bytes of the active table that the clones of a batch copy at most. Where more waits for their sources, the
@@ -56,6 +57,9 @@ impl Engine {
         if batch.is_empty() {
             return Ok(());
         }
+        if batch.ops().is_empty() {
+            return self.check_expected(&self.view(), batch.expected());
+        }
         let encoded = record::encode(batch, self.bulk.threshold());
         // With what a record about one of its values has besides.
         let (len, limit) = (encoded.len + 32, self.log.max_payload());
@@ -65,7 +69,11 @@ impl Engine {
         loop {
             self.make_room(batch, &encoded)?;
             // The log may have filled up since there was room: then look again.
-            if self.change(|front| self.try_apply(front, &encoded))? {
+            let applied = match batch.expected() {
+                [] => self.change(|front| self.try_apply(front, &encoded))?,
+                expected => self.apply_if(expected, |front| self.try_apply(front, &encoded))?,
+            };
+            if applied {
                 return self.after_write();
             }
         }
@@ -116,6 +124,7 @@ impl Engine {
         };
         active.keep(payload.len());
         front.accept(active, msn, end, self.seal_threshold());
+        front.watched.note(ops);
         front.gaps.written(ops, msn, || self.counters.gap_used.swap(false, Ordering::Relaxed));
         let cloned = ops.iter().filter(|op| clone_of(op).is_some()).count() as u64;
         self.counters.clones.fetch_add(cloned, Ordering::Relaxed);

@@ -1,0 +1,112 @@
+//! Keys that batches expect values of, while these batches look them up without a lock.
+//!
+//! Guarantees: an operation that may change a watched key marks the watch, in the step in which it is applied. Costs
+//! one comparison where nothing is watched. May use: operations, ranges of keys. No I/O.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering::Relaxed},
+};
+
+use bytes::Bytes;
+
+use crate::{batch::Op, key::Span};
+
+/// The watches of batches that are being checked at this moment.
+#[derive(Default)]
+pub(crate) struct Watched(Vec<Arc<Watch>>);
+
+/// Keys that a batch expects something of.
+pub(crate) struct Watch {
+    /// Sorted.
+    keys: Vec<Bytes>,
+    /// Whether one of them was changed. Read and written under the front lock.
+    changed: AtomicBool,
+}
+
+impl Watch {
+    /// A watch of all keys in `expected`, which nothing has changed yet.
+    pub fn new(expected: &[(Bytes, Option<Bytes>)]) -> Self {
+        let mut keys: Vec<Bytes> = expected.iter().map(|(key, _)| key.clone()).collect();
+        keys.sort_unstable();
+        Self { keys, changed: AtomicBool::new(false) }
+    }
+
+    /// Whether a watched key was changed since the watch began. Asked under the front lock.
+    pub fn is_changed(&self) -> bool {
+        self.changed.load(Relaxed)
+    }
+
+    /// Whether `op` may change the value of a watched key.
+    fn is_changed_by(&self, op: &Op) -> bool {
+        let any_in = |span: &Span| self.keys.iter().any(|key| span.contains(key));
+        let any_under = |prefix: &Bytes| self.keys.iter().any(|key| key.starts_with(prefix));
+        match op {
+            Op::Put(key, _) | Op::Delete(key) | Op::Upsert(key, _) => self.keys.binary_search(key).is_ok(),
+            Op::UpsertPrefix(prefix, _) | Op::ClonePrefix(_, prefix) => any_under(prefix),
+            Op::RenamePrefix(src, dst) => any_under(src) || any_under(dst),
+            Op::DeleteRange(lo, hi) => any_in(&Span::new(lo.clone(), hi.clone())),
+        }
+    }
+}
+
+impl Watched {
+    /// Takes in a batch, as it is applied.
+    pub fn note(&mut self, ops: &[Op]) {
+        for watch in &self.0 {
+            if !watch.changed.load(Relaxed) && ops.iter().any(|op| watch.is_changed_by(op)) {
+                watch.changed.store(true, Relaxed);
+            }
+        }
+    }
+
+    /// Begins a watch, or begins it anew: the caller takes a view under the same lock.
+    pub fn begin(&mut self, watch: &Arc<Watch>) {
+        watch.changed.store(false, Relaxed);
+        if !self.0.iter().any(|other| Arc::ptr_eq(other, watch)) {
+            self.0.push(watch.clone());
+        }
+    }
+
+    /// Ends a watch.
+    pub fn end(&mut self, watch: &Arc<Watch>) {
+        self.0.retain(|other| !Arc::ptr_eq(other, watch));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_watch_notes_what_changes_its_keys_and_nothing_else() {
+        let watch = Watch::new(&[("b/2".into(), None), ("b/1".into(), Some("x".into()))]);
+        let key = || Bytes::from_static(b"b/1");
+        let changes = [
+            Op::Put(key(), "v".into()),
+            Op::Delete(key()),
+            Op::Upsert(key(), "op".into()),
+            Op::UpsertPrefix("b/".into(), "op".into()),
+            Op::DeleteRange("b/2".into(), None),
+            Op::DeleteRange("a".into(), Some("b/10".into())),
+            Op::ClonePrefix("z".into(), "b".into()),
+            Op::RenamePrefix("b".into(), "z".into()),
+            Op::RenamePrefix("z".into(), Bytes::new()),
+        ];
+        for op in changes {
+            assert!(watch.is_changed_by(&op), "{op:?}");
+        }
+        let others = [
+            Op::Put("b/".into(), "v".into()),
+            Op::Delete("b/11".into()),
+            Op::UpsertPrefix("b/11".into(), "op".into()),
+            Op::DeleteRange("a".into(), Some("b/1".into())),
+            Op::DeleteRange("b/20".into(), None),
+            Op::ClonePrefix("b".into(), "z".into()),
+            Op::RenamePrefix("a".into(), "c".into()),
+        ];
+        for op in others {
+            assert!(!watch.is_changed_by(&op), "{op:?}");
+        }
+    }
+}

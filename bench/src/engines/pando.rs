@@ -40,7 +40,7 @@ impl Merge for AddMerge {
 
 pub(super) fn open(dir: &Path, settings: Settings) -> Result<Box<dyn Engine>> {
     let path = dir.join("image");
-    let options = Options { cache_bytes: settings.cache, merge: Arc::new(AddMerge), ..Options::default() };
+    let options = Options::default().cache_bytes(settings.cache).merge(Arc::new(AddMerge));
     if !path.exists() {
         // The image is sparse: room costs nothing.
         let size = settings.room.saturating_mul(4).max(1 << 30).next_multiple_of(1 << 20);

@@ -4,9 +4,35 @@ use std::{sync::Arc, time::Duration};
 
 use crate::merge::{Merge, PatchMerge};
 
+/// Methods that set one field each and give the options back.
+macro_rules! setters {
+    ($options:ident: $($field:ident($type:ty) $as:expr;)*) => {
+        impl $options {
+            $(
+                #[doc = concat!("Sets [`", stringify!($field), "`](Self::", stringify!($field), ").")]
+                #[must_use]
+                pub fn $field(mut self, $field: $type) -> Self {
+                    self.$field = $as;
+                    self
+                }
+            )*
+        }
+    };
+}
+
 /// What is fixed when a store is created.
+///
+/// ```
+/// let create = pando_db::CreateOptions::default().size(1 << 30).node_size(256 << 10);
+/// assert_eq!(create.log_size, None);
+/// ```
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct CreateOptions {
+    /// Size in bytes of a file that is made for the store, which is sparse: it takes space as it fills, and
+    /// [`crate::Db::grow`] makes it larger. `None` chooses 16 GiB, or the size of a file that exists. A device given as
+    /// such, or the path of a block device, keeps its own.
+    pub size: Option<u64>,
     /// Target size of a node in bytes: 4 KiB to 16 MiB, default 1 MiB.
     pub node_size: u32,
     /// Size of the redo log in bytes; `None` chooses 1/16 of the device, 1 MiB to 64 MiB.
@@ -17,8 +43,15 @@ pub struct CreateOptions {
 
 impl Default for CreateOptions {
     fn default() -> Self {
-        Self { node_size: 1 << 20, log_size: None, uuid: [0; 16] }
+        Self { size: None, node_size: 1 << 20, log_size: None, uuid: [0; 16] }
     }
+}
+
+setters! { CreateOptions:
+    size(u64) Some(size);
+    node_size(u32) node_size;
+    log_size(u64) Some(log_size);
+    uuid([u8; 16]) uuid;
 }
 
 /// How pages are compressed when they are written. Each page says how it was, so this may change from one
@@ -36,7 +69,13 @@ pub enum Codec {
 }
 
 /// How a store is opened; nothing here changes what is on disk.
+///
+/// ```
+/// let options = pando_db::Options::default().cache_bytes(64 << 20).read_only(true);
+/// assert!(options.background);
+/// ```
 #[derive(Clone)]
+#[non_exhaustive]
 pub struct Options {
     /// Budget for cached data, dirty data and tables in memory, in bytes; default 256 MiB.
     pub cache_bytes: u64,
@@ -72,8 +111,8 @@ pub struct Options {
     /// checkpoints and when the store is closed. Some is kept for the next writes. Default true.
     pub discard: bool,
     /// Give back all but what must be kept, at once and in single blocks. For tests: it makes everything
-    /// else slow. Default false.
-    pub discard_eagerly: bool,
+    /// else slow.
+    pub(crate) discard_eagerly: bool,
 }
 
 impl Default for Options {
@@ -93,6 +132,32 @@ impl Default for Options {
             discard: true,
             discard_eagerly: false,
         }
+    }
+}
+
+setters! { Options:
+    cache_bytes(u64) cache_bytes;
+    merge(Arc<dyn Merge>) merge;
+    background(bool) background;
+    background_nice(i32) background_nice;
+    read_only(bool) read_only;
+    salvage(bool) salvage;
+    sync_interval(Duration) sync_interval;
+    checkpoint_interval(Duration) checkpoint_interval;
+    memtable_bytes(usize) memtable_bytes;
+    codec(Codec) codec;
+    abundant_bytes(usize) Some(abundant_bytes);
+    discard(bool) discard;
+}
+
+#[cfg(any(test, feature = "sim"))]
+impl Options {
+    /// Gives freed space back at once, all but what must be kept, in single blocks: for tests, it makes everything
+    /// else slow. Default false.
+    #[must_use]
+    pub fn discard_eagerly(mut self, eagerly: bool) -> Self {
+        self.discard_eagerly = eagerly;
+        self
     }
 }
 

@@ -19,11 +19,11 @@ use pando_db::{
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 fn options() -> Options {
-    Options { background: false, memtable_bytes: 32 << 10, ..Options::default() }
+    Options::default().background(false).memtable_bytes(32 << 10)
 }
 
 fn small() -> CreateOptions {
-    CreateOptions { node_size: 16 << 10, ..CreateOptions::default() }
+    CreateOptions::default().node_size(16 << 10)
 }
 
 fn store(size: u64) -> Db {
@@ -186,7 +186,7 @@ fn what_is_no_backup_is_said_to_be_none() {
     }
     let stream = stream(&store(16 << 20).snapshot());
     let device = Arc::new(MemDevice::new(16 << 20));
-    let options = Options { merge: Arc::new(Other), ..options() };
+    let options = options().merge(Arc::new(Other));
     let error = Db::restore(device, &stream[..], &small(), &options).unwrap_err().to_string();
     assert!(error.contains("patch") && error.contains("other"), "{error}");
 }

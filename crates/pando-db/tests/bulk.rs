@@ -15,12 +15,12 @@ use rng::Rng;
 const NODE: u32 = 1 << 20;
 
 fn options() -> Options {
-    Options { background: false, memtable_bytes: 4 << 20, ..Options::default() }
+    Options::default().background(false).memtable_bytes(4 << 20)
 }
 
 fn store(size: u64) -> (Arc<MemDevice>, Db) {
     let device = Arc::new(MemDevice::new(size));
-    Db::create(device.clone(), &CreateOptions { node_size: NODE, ..Default::default() }, &options()).unwrap();
+    Db::create(device.clone(), &CreateOptions::default().node_size(NODE), &options()).unwrap();
     let db = Db::open(device.clone(), options()).unwrap();
     (device, db)
 }
@@ -157,8 +157,8 @@ fn values_are_written_once_while_others_are_placed() {
     const BATCH: u64 = 800;
     let total = 20 * BATCH * 4096;
     let device = Arc::new(Slow(MemDevice::new(256 << 20)));
-    let options = Options { background: true, memtable_bytes: 2 << 20, ..options() };
-    Db::create(device.clone(), &CreateOptions { node_size: NODE, ..Default::default() }, &options).unwrap();
+    let options = options().background(true).memtable_bytes(2 << 20);
+    Db::create(device.clone(), &CreateOptions::default().node_size(NODE), &options).unwrap();
     let db = Db::open(device.clone(), options).unwrap();
     let before = device.stats().write_bytes;
     for chunk in 0..total / (4096 * BATCH) {

@@ -33,13 +33,13 @@ const USUAL: Setup = Setup { node_size: MIB, values: 20_000, cache_bytes: 256 <<
 
 impl Setup {
     fn options(&self) -> Options {
-        Options { background: false, cache_bytes: self.cache_bytes, ..Options::default() }
+        Options::default().background(false).cache_bytes(self.cache_bytes)
     }
 
     /// A store with the tree `t/`.
     fn store(&self) -> (Arc<MemDevice>, Db) {
         let device = Arc::new(MemDevice::new(1 << 30));
-        let create = CreateOptions { node_size: self.node_size as u32, ..Default::default() };
+        let create = CreateOptions::default().node_size(self.node_size as u32);
         Db::create(device.clone(), &create, &self.options()).unwrap();
         let db = Db::open(device.clone(), self.options()).unwrap();
         let mut batch = Batch::new();

@@ -76,7 +76,7 @@ impl Times {
 /// Clones the trees of `writers` full-speed writers in turn, and renames the clones, beside a reader.
 fn beside(writers: u64, cache_bytes: u64) {
     let device = Arc::new(MemDevice::new(1 << 30));
-    let options = Options { cache_bytes, ..Options::default() };
+    let options = Options::default().cache_bytes(cache_bytes);
     Db::create(device.clone(), &CreateOptions::default(), &options).unwrap();
     let db = Db::open(device, options).unwrap();
     let over = AtomicBool::new(false);
@@ -163,7 +163,7 @@ fn clones_beside_two_writers_at_full_speed() {
 fn a_clone_beside_a_writer_outlives_a_crash() {
     for seed in 0..8 {
         let device = Arc::new(SimDevice::new(256 << 20, seed));
-        let options = || Options { cache_bytes: 4 << 20, ..Options::default() };
+        let options = || Options::default().cache_bytes(4 << 20);
         Db::create(device.clone(), &CreateOptions::default(), &options()).unwrap();
         let db = Db::open(device.clone(), options()).unwrap();
         let last = AtomicU64::new(0);

@@ -8,13 +8,8 @@ use pando_db::{Codec, CreateOptions, Db, Options, device::MemDevice};
 #[test]
 fn a_store_may_change_its_codec_from_one_opening_to_the_next() {
     let device = Arc::new(MemDevice::new(64 << 20));
-    let options = |codec| Options { codec, background: false, ..Options::default() };
-    Db::create(
-        device.clone(),
-        &CreateOptions { node_size: 64 << 10, ..Default::default() },
-        &options(Codec::None),
-    )
-    .unwrap();
+    let options = |codec| Options::default().codec(codec).background(false);
+    Db::create(device.clone(), &CreateOptions::default().node_size(64 << 10), &options(Codec::None)).unwrap();
     let value = |i: u32| format!("the quick brown fox {i} jumps over the lazy dog ").repeat(40);
     let mut used = Vec::new();
     let codecs = [Codec::None, Codec::Lz4, Codec::Zstd(3), Codec::Zstd(99)];

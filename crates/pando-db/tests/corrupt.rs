@@ -58,13 +58,11 @@ struct Sample {
 }
 
 fn options() -> Options {
-    Options {
-        background: false,
-        memtable_bytes: WITH.memtable,
-        cache_bytes: WITH.cache,
-        merge: Arc::new(model::merge::ModelMerge),
-        ..Options::default()
-    }
+    Options::default()
+        .background(false)
+        .memtable_bytes(WITH.memtable)
+        .cache_bytes(WITH.cache)
+        .merge(Arc::new(model::merge::ModelMerge))
 }
 
 /// A store made by a seed, closed or left with a log to replay.
@@ -131,7 +129,7 @@ fn survive(
     let device = Arc::new(MemDevice::new(image.bytes.len() as u64));
     device.write_at(0, &image.bytes).unwrap();
     let read_only = rng.chance(300);
-    let Ok(db) = Db::open(device, Options { read_only, ..options() }) else { return Ok("not opened") };
+    let Ok(db) = Db::open(device, options().read_only(read_only)) else { return Ok("not opened") };
     let mut read: Vec<Pair> = Vec::new();
     let mut failed = false;
     // A sealed image may describe one node many times over: nobody has to read all of that.

@@ -30,7 +30,7 @@ fn host_bytes(path: &Path) -> u64 {
 }
 
 fn options(discard: bool) -> Options {
-    Options { discard, cache_bytes: 64 << 20, ..Options::default() }
+    Options::default().discard(discard).cache_bytes(64 << 20)
 }
 
 fn open(path: &Path, discard: bool) -> Db {
@@ -39,7 +39,7 @@ fn open(path: &Path, discard: bool) -> Db {
 
 fn created(path: &Path) {
     let device = Arc::new(FileDevice::create(path, 512 << 20, false).unwrap());
-    let create = CreateOptions { node_size: 256 << 10, ..CreateOptions::default() };
+    let create = CreateOptions::default().node_size(256 << 10);
     Db::create(device, &create, &options(true)).unwrap();
 }
 

@@ -17,12 +17,12 @@ use pando_db::{
 };
 
 fn options(background: bool) -> Options {
-    Options { background, memtable_bytes: 16 << 10, cache_bytes: 4 << 20, ..Options::default() }
+    Options::default().background(background).memtable_bytes(16 << 10).cache_bytes(4 << 20)
 }
 
 fn store(background: bool) -> (Arc<MemDevice>, Db) {
     let device = Arc::new(MemDevice::new(64 << 20));
-    let create = CreateOptions { node_size: 4096, ..CreateOptions::default() };
+    let create = CreateOptions::default().node_size(4096);
     Db::create(device.clone(), &create, &options(background)).unwrap();
     let db = Db::open(device.clone(), options(background)).unwrap();
     (device, db)

@@ -10,9 +10,8 @@ use pando_db::{Batch, CreateOptions, Db, Options, device::MemDevice};
 #[test]
 fn nested_clones_and_renames_do_not_pile_up_levels() {
     let device = Arc::new(MemDevice::new(64 << 20));
-    let options = Options { background: false, ..Options::default() };
-    Db::create(device.clone(), &CreateOptions { node_size: 64 << 10, ..Default::default() }, &options)
-        .unwrap();
+    let options = Options::default().background(false);
+    Db::create(device.clone(), &CreateOptions::default().node_size(64 << 10), &options).unwrap();
     let db = Db::open(device, options).unwrap();
     let mut state = 88172645463325252u64;
     let mut random = move |n: u64| {

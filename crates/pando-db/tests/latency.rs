@@ -105,7 +105,7 @@ fn beside_a_standing_checkpoint(work: impl FnOnce(&Db) + Send + 'static) {
 fn beside_a_checkpoint(tells_apart: bool, work: impl FnOnce(&Db) + Send + 'static) {
     let gate = Arc::new(Gate::default());
     let device = Arc::new(Gated { below: MemDevice::new(256 << 20), gate: gate.clone(), tells_apart });
-    let options = Options { cache_bytes: 16 << 20, ..Options::default() };
+    let options = Options::default().cache_bytes(16 << 20);
     Db::create(device.clone(), &CreateOptions::default(), &options).unwrap();
     let db = Db::open(device, options).unwrap();
     for i in 0..1000 {

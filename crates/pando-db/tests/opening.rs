@@ -15,10 +15,10 @@ use pando_db::{
 fn opening_after_a_kill_leaves_the_checkpoint_to_the_threads() {
     const KEYS: u64 = 300_000;
     let device = Arc::new(MemDevice::new(1 << 30));
-    let create = CreateOptions { log_size: Some(64 << 20), ..CreateOptions::default() };
+    let create = CreateOptions::default().log_size(64 << 20);
     Db::create(device.clone(), &create, &Options::default()).unwrap();
     let key = |i: u64| i.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes().to_vec();
-    let options = || Options { cache_bytes: 256 << 20, ..Options::default() };
+    let options = || Options::default().cache_bytes(256 << 20);
     let db = Db::open(device.clone(), options()).unwrap();
     (0..KEYS).for_each(|i| db.put(key(i), vec![1; 60]).unwrap());
     db.checkpoint().unwrap();

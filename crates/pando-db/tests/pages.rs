@@ -56,7 +56,7 @@ impl Drop for Stops<'_> {
 }
 
 fn run(codec: Codec) {
-    let options = || Options { cache_bytes: CACHE, codec, ..Options::default() };
+    let options = || Options::default().cache_bytes(CACHE).codec(codec);
     let device = Arc::new(MemDevice::new(512 << 20));
     Db::create(device.clone(), &CreateOptions::default(), &options()).unwrap();
     let db = Db::open(device.clone(), options()).unwrap();

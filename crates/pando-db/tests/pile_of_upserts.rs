@@ -44,7 +44,7 @@ fn an_upsert_costs_the_same_however_many_wait() {
     // A reader beside shares the table, so that nothing can be changed in place.
     for shared in [false, true] {
         let time = |count: u64| {
-            let db = store(Options { merge: Arc::new(Counter), ..Options::default() });
+            let db = store(Options::default().merge(Arc::new(Counter)));
             let snapshots = |i: u64| {
                 if shared && i.is_multiple_of(64) {
                     drop(db.snapshot());
@@ -84,7 +84,7 @@ impl Merge for Doubling {
 #[test]
 fn a_result_that_is_too_long_leaves_the_value_as_it_was() {
     let device = Arc::new(MemDevice::new(1 << 30));
-    let options = || Options { merge: Arc::new(Doubling), ..Options::default() };
+    let options = || Options::default().merge(Arc::new(Doubling));
     Db::create(device.clone(), &CreateOptions::default(), &options()).unwrap();
     let db = Db::open(device.clone(), options()).unwrap();
     (0..100).for_each(|i| db.put(format!("beside{i}"), "here").unwrap());

@@ -12,8 +12,8 @@ use rng::Rng;
 
 fn store(background: bool) -> Db {
     let device = Arc::new(MemDevice::new(64 << 20));
-    let options = Options { background, memtable_bytes: 16 << 10, ..Options::default() };
-    let create = CreateOptions { node_size: 4096, log_size: Some(1 << 20), ..CreateOptions::default() };
+    let options = Options::default().background(background).memtable_bytes(16 << 10);
+    let create = CreateOptions::default().node_size(4096).log_size(1 << 20);
     Db::create(device.clone(), &create, &options).unwrap();
     Db::open(device, options).unwrap()
 }

@@ -365,7 +365,7 @@ impl Merge for Touchy {
 #[test]
 fn a_merge_function_that_panics_takes_nothing_with_it() {
     let device = Arc::new(MemDevice::new(64 << 20));
-    let options = |merge: Arc<dyn Merge>| Options { background: false, merge, ..Options::default() };
+    let options = |merge: Arc<dyn Merge>| Options::default().background(false).merge(merge);
     Db::create(device.clone(), &CreateOptions::default(), &options(Arc::new(Touchy))).unwrap();
     let db = Db::open(device.clone(), options(Arc::new(Touchy))).unwrap();
     db.put("a", "1").unwrap();
@@ -404,9 +404,8 @@ fn a_small_log_has_room_again_when_values_stay_in_it() {
         let (send, done) = std::sync::mpsc::channel();
         thread::spawn(move || {
             let device = Arc::new(MemDevice::new(8 << 20));
-            let create =
-                CreateOptions { node_size: 4096, log_size: Some(64 << 10), ..CreateOptions::default() };
-            let options = Options { background, ..Options::default() };
+            let create = CreateOptions::default().node_size(4096).log_size(64 << 10);
+            let options = Options::default().background(background);
             Db::create(device.clone(), &create, &options).unwrap();
             let db = Db::open(device, options).unwrap();
             // Too full for values to be placed outside the log: less than an eighth is free.
@@ -436,7 +435,7 @@ fn what_is_written_beside_a_close_is_refused_or_there() {
     let mut late = 0;
     for round in 0..60 {
         let device = Arc::new(MemDevice::new(16 << 20));
-        let create = CreateOptions { node_size: 4096, ..CreateOptions::default() };
+        let create = CreateOptions::default().node_size(4096);
         Db::create(device.clone(), &create, &Options::default()).unwrap();
         let db = Db::open(device.clone(), Options::default()).unwrap();
         let writer = db.clone();
@@ -461,8 +460,8 @@ fn what_a_failed_flush_has_lost_is_not_trusted_when_opened_again() {
     let mut lost = 0;
     for seed in 0..200 {
         let device = Arc::new(SimDevice::new(8 << 20, seed));
-        let create = CreateOptions { node_size: 4096, log_size: Some(64 << 10), ..CreateOptions::default() };
-        let options = || Options { background: false, memtable_bytes: 2048, ..Options::default() };
+        let create = CreateOptions::default().node_size(4096).log_size(64 << 10);
+        let options = || Options::default().background(false).memtable_bytes(2048);
         Db::create(device.clone(), &create, &options()).unwrap();
         let db = Db::open(device.clone(), options()).unwrap();
         device.set_fail_at(Some(seed / 2), FailMode::Flush);

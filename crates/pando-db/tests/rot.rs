@@ -15,7 +15,7 @@ const BLOCK: u64 = 4096;
 const LOG: u64 = 2 * BLOCK;
 
 fn options() -> Options {
-    Options { background: false, ..Options::default() }
+    Options::default().background(false)
 }
 
 /// Numbers from a seed.
@@ -41,7 +41,7 @@ struct Killed {
 /// Batches that are synced one by one, or several together, with values of `sizes`.
 fn killed(seed: u64, batches: usize, sizes: std::ops::Range<usize>, node: u32, log: u64) -> Killed {
     let device = Arc::new(MemDevice::new(SIZE));
-    let create = CreateOptions { node_size: node, log_size: Some(log), ..CreateOptions::default() };
+    let create = CreateOptions::default().node_size(node).log_size(log);
     Db::create(device.clone(), &create, &options()).unwrap();
     let db = Db::open(device.clone(), options()).unwrap();
     let mut random = noise(seed);
@@ -93,8 +93,8 @@ fn read(db: &Db, keys: &Pairs) -> (Pairs, Vec<Vec<u8>>) {
 fn whole_although(store: &Killed, at: usize, flip: u8, read_only: bool) -> CheckReport {
     let mut image = store.image.clone();
     image[at] ^= flip;
-    let db = Db::open(device(&image), Options { read_only, ..options() })
-        .unwrap_or_else(|e| panic!("byte {at}: {e}"));
+    let db =
+        Db::open(device(&image), options().read_only(read_only)).unwrap_or_else(|e| panic!("byte {at}: {e}"));
     let (pairs, bad) = read(&db, &store.pairs);
     assert!(bad.is_empty(), "byte {at}: {bad:?} cannot be read");
     let lost = store.pairs.iter().filter(|(key, value)| pairs.get(*key) != Some(value)).count();
@@ -137,7 +137,7 @@ fn a_flipped_bit_in_the_log_loses_nothing() {
 fn a_flipped_bit_in_the_last_record_loses_nothing() {
     for len in [1, 100, 2000, 3500, 5000, 40_000, 200_000] {
         let device_ = Arc::new(MemDevice::new(SIZE));
-        let create = CreateOptions { node_size: 4096, log_size: Some(2 << 20), ..CreateOptions::default() };
+        let create = CreateOptions::default().node_size(4096).log_size(2 << 20);
         Db::create(device_.clone(), &create, &options()).unwrap();
         let db = Db::open(device_.clone(), options()).unwrap();
         // As an upsert, so that it is in the log whatever its length.
@@ -189,7 +189,7 @@ fn a_flipped_bit_in_a_value_outside_the_log_costs_its_key() {
                 };
                 assert!(findings.iter().any(names), "{what}: the check names nothing: {findings:?}");
             };
-            let db = Db::open(device.clone(), Options { read_only: true, ..options() }).unwrap();
+            let db = Db::open(device.clone(), options().read_only(true)).unwrap();
             check(&db, "read-only");
             drop(db);
             let db = Db::open(device.clone(), options()).unwrap();
@@ -214,8 +214,8 @@ fn a_flipped_bit_in_a_value_outside_the_log_costs_its_key() {
 fn a_superblock_that_rots_loses_nothing_and_is_reported() {
     for (seed, discard) in (1..9).flat_map(|seed| [(seed, true), (seed, false)]) {
         let dev = Arc::new(MemDevice::new(SIZE));
-        let options = || Options { discard, ..options() };
-        let create = CreateOptions { node_size: 4096, log_size: Some(64 << 10), ..CreateOptions::default() };
+        let options = || options().discard(discard);
+        let create = CreateOptions::default().node_size(4096).log_size(64 << 10);
         Db::create(dev.clone(), &create, &options()).unwrap();
         let db = Db::open(dev.clone(), options()).unwrap();
         let mut random = noise(seed);
@@ -251,10 +251,10 @@ fn damage_beyond_repair_is_refused_and_can_be_salvaged() {
         let block = used[used.len() * 19 / 20] / 4096 * 4096;
         image[block..block + 4096].fill(0);
         for read_only in [true, false] {
-            let refused = Db::open(device(&image), Options { read_only, ..options() });
+            let refused = Db::open(device(&image), options().read_only(read_only));
             assert!(matches!(refused, Err(Error::Corrupt { .. })), "{refused:?}");
         }
-        let salvage = || Options { salvage: true, ..options() };
+        let salvage = || options().salvage(true);
         let device = device(&image);
         let db = Db::open(device.clone(), salvage()).unwrap();
         let (pairs, bad) = read(&db, &store.pairs);

@@ -13,7 +13,7 @@ type Pairs = Vec<(Bytes, Bytes)>;
 
 fn options() -> Options {
     // The thread that flushes writes the log out and does not make it durable; no checkpoint comes between.
-    Options { memtable_bytes: 30 << 10, sync_interval: Duration::from_secs(3600), ..Options::default() }
+    Options::default().memtable_bytes(30 << 10).sync_interval(Duration::from_secs(3600))
 }
 
 fn pairs(db: &Db) -> Pairs {
@@ -45,7 +45,7 @@ fn a_second_crash_finds_what_the_first_recovery_found() {
     let (mut torn, mut kept) = (0, 0);
     for seed in 0..SEEDS {
         let device = Arc::new(SimDevice::new(64 << 20, seed));
-        let create = CreateOptions { node_size: 8192, log_size: Some(1 << 20), ..CreateOptions::default() };
+        let create = CreateOptions::default().node_size(8192).log_size(1 << 20);
         Db::create(device.clone(), &create, &options()).unwrap();
         let db = Db::open(device.clone(), options()).unwrap();
         let mut states = vec![BTreeMap::new()];

@@ -6,9 +6,8 @@ use std::sync::Arc;
 #[test]
 fn a_full_store_that_is_emptied_takes_as_much_again() {
     let device = Arc::new(MemDevice::new(64 << 20));
-    let options = Options { background: false, ..Options::default() };
-    Db::create(device.clone(), &CreateOptions { node_size: 64 << 10, ..Default::default() }, &options)
-        .unwrap();
+    let options = Options::default().background(false);
+    Db::create(device.clone(), &CreateOptions::default().node_size(64 << 10), &options).unwrap();
     let db = Db::open(device, options).unwrap();
     let mut state = 1u64;
     let mut noise = || -> Vec<u8> {

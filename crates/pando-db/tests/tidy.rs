@@ -97,13 +97,9 @@ fn fill(db: &Db, tree: &str, count: u32) {
 #[test]
 fn nobody_waits_for_the_walk_after_a_delete() {
     let device = Slow::new(512 << 20);
-    let create = CreateOptions { node_size: 4096, ..CreateOptions::default() };
-    let options = |background| Options {
-        background,
-        cache_bytes: 1 << 20,
-        memtable_bytes: 64 << 10,
-        ..Options::default()
-    };
+    let create = CreateOptions::default().node_size(4096);
+    let options =
+        |background| Options::default().background(background).cache_bytes(1 << 20).memtable_bytes(64 << 10);
     Db::create(device.clone(), &create, &options(false)).unwrap();
     let db = Db::open(device.clone(), options(false)).unwrap();
     fill(&db, "a", 300_000);
@@ -137,8 +133,8 @@ fn nobody_waits_for_the_walk_after_a_delete() {
 #[test]
 fn deleted_space_comes_back_beside_steady_writes() {
     let device = Slow::new(512 << 20);
-    let create = CreateOptions { node_size: 64 << 10, ..CreateOptions::default() };
-    let options = Options { cache_bytes: 32 << 20, ..Options::default() };
+    let create = CreateOptions::default().node_size(64 << 10);
+    let options = Options::default().cache_bytes(32 << 20);
     Db::create(device.clone(), &create, &options).unwrap();
     let db = Db::open(device, options).unwrap();
     fill(&db, "a", 1_000_000);

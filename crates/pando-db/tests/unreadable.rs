@@ -13,7 +13,7 @@ use rand::{RngExt, SeedableRng, rngs::StdRng};
 const SIZE: u64 = 64 << 20;
 
 fn options() -> Options {
-    Options { background: false, memtable_bytes: 16 << 10, cache_bytes: 1 << 20, ..Options::default() }
+    Options::default().background(false).memtable_bytes(16 << 10).cache_bytes(1 << 20)
 }
 
 struct Store {
@@ -26,7 +26,7 @@ impl Store {
     /// A store of `count` values of `len` bytes that was closed.
     fn new(node_size: u32, count: u32, len: usize, seed: u64) -> Self {
         let device = Arc::new(MemDevice::new(SIZE));
-        let create = CreateOptions { node_size, ..CreateOptions::default() };
+        let create = CreateOptions::default().node_size(node_size);
         Db::create(device.clone(), &create, &options()).unwrap();
         let mut store = Store { device, pairs: BTreeMap::new(), rng: StdRng::seed_from_u64(seed) };
         let db = store.open();

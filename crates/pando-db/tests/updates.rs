@@ -16,12 +16,12 @@ use pando_db::{
 };
 
 fn options(memtable: usize) -> Options {
-    Options { background: false, memtable_bytes: memtable, merge: Arc::new(ModelMerge), ..Options::default() }
+    Options::default().background(false).memtable_bytes(memtable).merge(Arc::new(ModelMerge))
 }
 
 fn store(node: u32, memtable: usize) -> (Arc<MemDevice>, Db) {
     let device = Arc::new(MemDevice::new(64 << 20));
-    let create = CreateOptions { node_size: node, ..CreateOptions::default() };
+    let create = CreateOptions::default().node_size(node);
     Db::create(device.clone(), &create, &options(memtable)).unwrap();
     let db = Db::open(device.clone(), options(memtable)).unwrap();
     (device, db)
@@ -263,7 +263,7 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
     db.upsert_prefix("a", vec![9; MAX_PREFIX_UPSERT]).unwrap();
     assert_eq!(get(&db, "a"), Some(vec![1]));
     db.close().unwrap();
-    let db = Db::open(device, Options { read_only: true, ..options(1 << 20) }).unwrap();
+    let db = Db::open(device, options(1 << 20).read_only(true)).unwrap();
     assert!(matches!(db.upsert_prefix("a", add(1)), Err(Error::ReadOnly)));
 }
 

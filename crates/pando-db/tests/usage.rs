@@ -16,8 +16,8 @@ struct Store {
 impl Store {
     fn new(seed: u64) -> Store {
         let device = Arc::new(MemDevice::new(256 << 20));
-        let options = Options { background: false, memtable_bytes: 64 << 10, ..Options::default() };
-        let create = CreateOptions { node_size: NODE as u32, ..CreateOptions::default() };
+        let options = Options::default().background(false).memtable_bytes(64 << 10);
+        let create = CreateOptions::default().node_size(NODE as u32);
         Db::create(device.clone(), &create, &options).unwrap();
         Store { db: Db::open(device, options).unwrap(), rng: StdRng::seed_from_u64(seed) }
     }

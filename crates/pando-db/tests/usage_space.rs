@@ -20,7 +20,7 @@ struct Store {
 }
 
 fn options() -> Options {
-    Options { background: false, memtable_bytes: 256 << 10, ..Options::default() }
+    Options::default().background(false).memtable_bytes(256 << 10)
 }
 
 /// Who uses an extent.
@@ -38,7 +38,7 @@ impl Store {
 
     fn with_nodes(seed: u64, node_size: u64) -> Store {
         let device = Arc::new(MemDevice::new(256 << 20));
-        let create = CreateOptions { node_size: node_size as u32, ..CreateOptions::default() };
+        let create = CreateOptions::default().node_size(node_size as u32);
         Db::create(device.clone(), &create, &options()).unwrap();
         let db = Db::open(device.clone(), options()).unwrap();
         Store { device, db, rng: StdRng::seed_from_u64(seed) }

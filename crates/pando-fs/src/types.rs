@@ -296,7 +296,10 @@ pub enum AtimePolicy {
 
 /// What [`crate::Fs::format`] makes.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct FormatOptions {
+    /// Size in bytes of a file that is made for it: see [`pando_db::CreateOptions::size`].
+    pub size: Option<u64>,
     /// Target size of an engine node in bytes; 1 MiB by default.
     pub node_size: u32,
     /// Bytes of the redo log; `None`: chosen by the engine.
@@ -316,6 +319,7 @@ pub struct FormatOptions {
 impl Default for FormatOptions {
     fn default() -> Self {
         Self {
+            size: None,
             node_size: 1 << 20,
             log_size: None,
             label: String::new(),
@@ -329,6 +333,7 @@ impl Default for FormatOptions {
 
 /// How [`crate::Fs::open`] opens; nothing of it is kept on disk.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct MountOptions {
     /// Budget of the engine's cache and dirty data, bytes; 256 MiB by default.
     pub cache_bytes: u64,
@@ -367,4 +372,44 @@ impl Default for MountOptions {
             salvage: false,
         }
     }
+}
+
+/// Methods that set one field each and give the options back.
+macro_rules! setters {
+    ($options:ident: $($field:ident($type:ty) $as:expr;)*) => {
+        impl $options {
+            $(
+                #[doc = concat!("Sets [`", stringify!($field), "`](Self::", stringify!($field), ").")]
+                #[must_use]
+                pub fn $field(mut self, $field: $type) -> Self {
+                    self.$field = $as;
+                    self
+                }
+            )*
+        }
+    };
+}
+
+setters! { FormatOptions:
+    size(u64) Some(size);
+    node_size(u32) node_size;
+    log_size(u64) Some(log_size);
+    label(impl Into<String>) label.into();
+    uuid([u8; 16]) uuid;
+    root_uid(u32) root_uid;
+    root_gid(u32) root_gid;
+    root_mode(u32) root_mode;
+}
+
+setters! { MountOptions:
+    cache_bytes(u64) cache_bytes;
+    read_only(bool) read_only;
+    still(bool) still;
+    sync_interval(Duration) sync_interval;
+    checkpoint_interval(Duration) checkpoint_interval;
+    atime(AtimePolicy) atime;
+    background(bool) background;
+    codec(Codec) codec;
+    discard(bool) discard;
+    salvage(bool) salvage;
 }

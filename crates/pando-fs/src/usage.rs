@@ -43,9 +43,8 @@ mod tests {
     #[test]
     fn paths_are_counted_with_all_that_is_below() {
         let device = Arc::new(MemDevice::new(64 << 20));
-        Fs::format(device.clone(), &FormatOptions { node_size: 64 << 10, ..FormatOptions::default() })
-            .unwrap();
-        let fs = Fs::open(device, MountOptions { background: false, ..MountOptions::default() }).unwrap();
+        Fs::format(device.clone(), &FormatOptions::default().node_size(64 << 10)).unwrap();
+        let fs = Fs::open(device, MountOptions::default().background(false)).unwrap();
         let me = Caller::root();
         let mut noise = 1u64;
         for name in ["a", "b"] {

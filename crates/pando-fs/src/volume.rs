@@ -11,7 +11,7 @@ use std::sync::{
 };
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use pando_db::{CreateOptions, Db, Options, device::Device};
+use pando_db::{CreateOptions, Db, Options, device::Medium};
 use parking_lot::Mutex;
 
 use crate::{
@@ -126,15 +126,17 @@ fn decode_format(value: &[u8], read_only: bool) -> Result<(String, bool)> {
 }
 
 impl Fs {
-    /// Makes an empty file system on `device`, overwriting what is there. Does not open it.
-    pub fn format(device: Arc<dyn Device>, o: &FormatOptions) -> Result<()> {
+    /// Makes an empty file system in a new file at a path, or on a device, overwriting what is there; see
+    /// [`pando_db::Db::create`]. Does not open it.
+    pub fn format(medium: impl Medium + Clone, o: &FormatOptions) -> Result<()> {
         if o.label.len() > MAX_NAME {
             return Err(Error::NameTooLong(o.label.clone()));
         }
-        let create = CreateOptions { node_size: o.node_size, log_size: o.log_size, uuid: o.uuid };
-        let options = Options { merge: Arc::new(FsMerge), background: false, ..Options::default() };
-        Db::create(device.clone(), &create, &options)?;
-        let db = Db::open(device, options)?;
+        let mut create = CreateOptions::default().node_size(o.node_size).uuid(o.uuid);
+        (create.size, create.log_size) = (o.size, o.log_size);
+        let options = Options::default().merge(Arc::new(FsMerge)).background(false);
+        Db::create(medium.clone(), &create, &options)?;
+        let db = Db::open(medium, options)?;
         let mut root = Record::new(FileKind::Directory, (o.root_mode & 0o7777) as u16, ROOT, Time::now());
         root.uid = o.root_uid;
         root.gid = o.root_gid;
@@ -147,21 +149,19 @@ impl Fs {
         Ok(())
     }
 
-    /// Opens the file system on `device`, recovering it if it was not closed.
-    pub fn open(device: Arc<dyn Device>, o: MountOptions) -> Result<Fs> {
-        let options = Options {
-            cache_bytes: o.cache_bytes,
-            merge: Arc::new(FsMerge),
-            background: o.background,
-            read_only: o.read_only,
-            sync_interval: o.sync_interval,
-            checkpoint_interval: o.checkpoint_interval,
-            codec: o.codec,
-            discard: o.discard,
-            salvage: o.salvage,
-            ..Options::default()
-        };
-        let db = Db::open(device, options)?;
+    /// Opens the file system in the file at a path, or on a device, recovering it if it was not closed.
+    pub fn open(medium: impl Medium, o: MountOptions) -> Result<Fs> {
+        let options = Options::default()
+            .cache_bytes(o.cache_bytes)
+            .merge(Arc::new(FsMerge))
+            .background(o.background)
+            .read_only(o.read_only)
+            .sync_interval(o.sync_interval)
+            .checkpoint_interval(o.checkpoint_interval)
+            .codec(o.codec)
+            .discard(o.discard)
+            .salvage(o.salvage);
+        let db = Db::open(medium, options)?;
         match Self::on(db.clone(), &o) {
             Ok(fs) => Ok(fs),
             Err(e) => {

@@ -113,7 +113,7 @@ fn access_times_follow_the_policy() {
     ] {
         let mut w = World::new();
         w.put("/f", b"x");
-        w.remount_with(MountOptions { atime: policy, ..options() });
+        w.remount_with(options().atime(policy));
         let t0 = w.attr("/f").atime;
         w.get("/f").unwrap();
         let t1 = w.attr("/f").atime;
@@ -271,8 +271,8 @@ fn a_member_by_supplementary_group_may_make_setgid_files() {
 #[test]
 fn reading_a_clone_or_its_source_does_not_copy_what_they_share() {
     let device = std::sync::Arc::new(pando_db::device::MemDevice::new(256 << 20));
-    Fs::format(device.clone(), &FormatOptions { node_size: 64 << 10, ..FormatOptions::default() }).unwrap();
-    let o = MountOptions { atime: AtimePolicy::Relatime, ..options() };
+    Fs::format(device.clone(), &FormatOptions::default().node_size(64 << 10)).unwrap();
+    let o = options().atime(AtimePolicy::Relatime);
     let fs = Fs::open(device.clone(), o.clone()).unwrap();
     let mut w = World { device, fs, me: Caller::root() };
     w.mkdir("/src");

@@ -112,7 +112,7 @@ fn a_store_from_before_there_were_maps_opens_and_is_marked() {
     };
     assert_eq!(features(&w), 1);
     set(&w, 0);
-    w.remount_with(MountOptions { read_only: true, ..options() });
+    w.remount_with(options().read_only(true));
     assert_eq!(features(&w), 0, "only looked at");
     w.remount();
     assert_eq!((features(&w), w.fs.label()), (1, ""));

@@ -12,8 +12,8 @@ const ENOSPC: i32 = 28;
 #[test]
 fn a_full_store_says_so_loses_nothing_and_can_be_emptied() {
     let device = Arc::new(MemDevice::new(64 << 20));
-    Fs::format(device.clone(), &FormatOptions { node_size: 64 << 10, ..FormatOptions::default() }).unwrap();
-    let fs = Fs::open(device.clone(), MountOptions { background: true, ..options() }).unwrap();
+    Fs::format(device.clone(), &FormatOptions::default().node_size(64 << 10)).unwrap();
+    let fs = Fs::open(device.clone(), options().background(true)).unwrap();
     let mut w = World { device, fs, me: Caller::root() };
     for round in 0..3u8 {
         w.mkdir("/d");
@@ -40,7 +40,7 @@ fn a_full_store_says_so_loses_nothing_and_can_be_emptied() {
             assert!(w.get(&format!("/d/f{i}")).unwrap() == noise(200_000, round), "file {i}");
         }
         check_keys(&w);
-        w.remount_with(MountOptions { background: true, ..options() });
+        w.remount_with(options().background(true));
         assert!(w.get("/d/f0").unwrap() == noise(200_000, round));
         w.remove_tree("/d").unwrap();
         assert!(w.names("/").is_empty());

@@ -361,7 +361,7 @@ fn a_read_only_mount_changes_nothing() {
     w.mkdir("/d");
     w.put("/d/f", b"data");
     w.clone_tree("/d", "/c", false).unwrap();
-    w.remount_with(MountOptions { read_only: true, ..options() });
+    w.remount_with(options().read_only(true));
     let before: Vec<_> = w.fs.db().range(b"", None).map(|p| p.unwrap()).collect();
     assert_eq!(w.get("/c/f").unwrap(), b"data");
     assert_ne!(w.attr("/c/f").ino, w.attr("/d/f").ino);

@@ -71,7 +71,7 @@ pub fn open(image: &Path, options: MountOptions) -> Result<Fs> {
 pub fn open_store(image: &Path) -> Result<(Db, bool)> {
     let device = open_device(image, true)?;
     let attempt = |merge: Arc<dyn Merge>| {
-        let options = Options { merge, read_only: true, background: false, ..Options::default() };
+        let options = Options::default().merge(merge).read_only(true).background(false);
         Db::open(device.clone(), options)
     };
     match attempt(Arc::new(FsMerge)) {

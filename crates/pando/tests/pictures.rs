@@ -18,7 +18,7 @@ use serde_json::Value;
 /// A store of small nodes with two trees in it.
 fn store(b: &Bench) -> Db {
     let device = Arc::new(FileDevice::create(b.path("a.img"), 4 << 20, false).unwrap());
-    let create = CreateOptions { node_size: 4096, log_size: Some(1 << 20), uuid: [7; 16] };
+    let create = CreateOptions::default().node_size(4096).log_size(1 << 20).uuid([7; 16]);
     Db::create(device.clone(), &create, &Options::default()).unwrap();
     let db = open(device);
     for name in ["doc/ash", "doc/beech", "doc/elm", "doc/fir", "doc/larch", "doc/oak", "doc/yew"] {
@@ -32,7 +32,7 @@ fn store(b: &Bench) -> Db {
 }
 
 fn open(device: Arc<FileDevice>) -> Db {
-    Db::open(device, Options { background: false, ..Options::default() }).unwrap()
+    Db::open(device, Options::default().background(false)).unwrap()
 }
 
 /// Bytes that do not compress, the same each time.

@@ -19,7 +19,7 @@ use crate::{
         engine::{Engine, report::Finding},
         recover::open,
     },
-    device::Device,
+    device::{Medium, New},
     error::{Error, Result},
     options::{CreateOptions, Options},
     stats::Stats,
@@ -39,15 +39,36 @@ struct Inner {
 }
 
 impl Db {
-    /// Makes an empty store on `device`, overwriting what is there. Does not open it.
-    pub fn create(device: Arc<dyn Device>, create: &CreateOptions, options: &Options) -> Result<()> {
-        open::create(&device, create, options)
+    /// Makes an empty store: in a new file at a path, or on a device, overwriting what is there. Does not open it.
+    ///
+    /// ```no_run
+    /// # use pando_db::{CreateOptions, Db, Options};
+    /// Db::create("grove.pando", &CreateOptions::default(), &Options::default())?;
+    /// let db = Db::open("grove.pando", Options::default())?;
+    /// # Ok::<(), pando_db::Error>(())
+    /// ```
+    ///
+    /// A file may exist if its first 64 KiB are zeros; other contents are refused with [`Error::Invalid`] (to
+    /// overwrite them, make a [`crate::device::FileDevice`] with `force`). [`Options::merge`] is what counts of
+    /// `options`: its name is written down. Cost: some small writes, and flushes; in a file the space of the log is
+    /// reserved.
+    pub fn create(medium: impl Medium, create: &CreateOptions, options: &Options) -> Result<()> {
+        let New { device, made } = medium.for_new(create.size)?;
+        open::create(&device, create, options).inspect_err(|_| {
+            if let Some(path) = made {
+                // The error that led here is the one to tell.
+                let _ = std::fs::remove_file(path);
+            }
+        })
     }
 
-    /// Opens the store on `device`: its last checkpoint, and every batch of the log behind it.
+    /// Opens the store at a path or on a device: its last checkpoint, and every batch of the log behind it.
     ///
-    /// Cost: the whole translation table (some 30 bytes a node) and the log are read.
-    pub fn open(device: Arc<dyn Device>, options: Options) -> Result<Db> {
+    /// [`Error::Format`] if there is none, or one whose upserts have another meaning than [`Options::merge`];
+    /// [`Error::Locked`] if another process has it open. Cost: the whole translation table (some 30 bytes a node) and
+    /// the log are read.
+    pub fn open(medium: impl Medium, options: Options) -> Result<Db> {
+        let device = medium.for_old(options.read_only)?;
         let engine = Arc::new(open::open(device, options)?);
         let threads = if engine.options.background && !engine.options.read_only {
             threads::spawn(&engine)?

@@ -8,6 +8,7 @@
 
 mod counters;
 mod file;
+mod medium;
 mod memory;
 #[cfg(any(test, feature = "sim"))]
 mod sim;
@@ -17,6 +18,8 @@ mod sticky;
 use std::io::{self, IoSliceMut};
 
 pub use file::FileDevice;
+pub use medium::Medium;
+pub(crate) use medium::New;
 pub use memory::MemDevice;
 #[cfg(any(test, feature = "sim"))]
 pub use sim::{FailMode, SimDevice};

@@ -38,9 +38,9 @@ fn memory_stays_near_its_budget() {
     println!("budget {} KiB, nodes of {} KiB, {count} values", budget / KIB, node / KIB);
     let dir = tempfile::tempdir().unwrap();
     let file = || Arc::new(FileDevice::open(dir.path().join("image"), false).unwrap());
-    let options = || Options { cache_bytes: budget, background: false, ..Options::default() };
+    let options = || Options::default().cache_bytes(budget).background(false);
     let device = FileDevice::create(dir.path().join("image"), 64 * budget, false).unwrap();
-    let create = CreateOptions { node_size: node as u32, ..CreateOptions::default() };
+    let create = CreateOptions::default().node_size(node as u32);
     Db::create(Arc::new(device), &create, &options()).unwrap();
     let before = HEAP.current_usage();
     let db = Db::open(file(), options()).unwrap();

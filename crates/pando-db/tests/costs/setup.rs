@@ -193,13 +193,9 @@ impl Store {
         let memory = MemDevice::new(1 << 40);
         let device =
             Arc::new(Counting { memory, nodes: 0.into(), table_pages: 0.into(), chunks: Mutex::default() });
-        let options = Options {
-            background: false,
-            cache_bytes,
-            memtable_bytes: memtable as usize,
-            ..Options::default()
-        };
-        let create = CreateOptions { node_size: node_size as u32, ..CreateOptions::default() };
+        let options =
+            Options::default().background(false).cache_bytes(cache_bytes).memtable_bytes(memtable as usize);
+        let create = CreateOptions::default().node_size(node_size as u32);
         Db::create(device.clone(), &create, &options).unwrap();
         let db = Db::open(device.clone(), options.clone()).unwrap();
         Self { db, device, options }

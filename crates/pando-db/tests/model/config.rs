@@ -58,20 +58,19 @@ impl Config {
     }
 
     pub fn create_options(&self) -> CreateOptions {
-        CreateOptions { node_size: self.node_size, log_size: Some(self.log_size), ..CreateOptions::default() }
+        CreateOptions::default().node_size(self.node_size).log_size(self.log_size)
     }
 
     pub fn options(&self, with: &OpenWith) -> Options {
-        Options {
-            background: self.threads,
-            memtable_bytes: with.memtable,
-            cache_bytes: with.cache,
-            abundant_bytes: with.abundant,
+        let mut options = Options::default()
+            .background(self.threads)
+            .memtable_bytes(with.memtable)
+            .cache_bytes(with.cache)
             // Half the seeds: what is freed is garbage at once; and in all, after a while.
-            discard_eagerly: self.seed % 2 == 1,
-            merge: Arc::new(ModelMerge),
-            ..Options::default()
-        }
+            .discard_eagerly(self.seed % 2 == 1)
+            .merge(Arc::new(ModelMerge));
+        options.abundant_bytes = with.abundant;
+        options
     }
 
     pub fn tight(&self) -> bool {

@@ -18,14 +18,13 @@ pub struct World {
 }
 
 pub fn options() -> MountOptions {
-    MountOptions { background: false, atime: AtimePolicy::Noatime, ..MountOptions::default() }
+    MountOptions::default().background(false).atime(AtimePolicy::Noatime)
 }
 
 impl World {
     pub fn new() -> Self {
         let device = Arc::new(MemDevice::new(64 << 20));
-        Fs::format(device.clone(), &FormatOptions { node_size: 64 << 10, ..FormatOptions::default() })
-            .unwrap();
+        Fs::format(device.clone(), &FormatOptions::default().node_size(64 << 10)).unwrap();
         let fs = Fs::open(device.clone(), options()).unwrap();
         Self { device, fs, me: Caller::root() }
     }

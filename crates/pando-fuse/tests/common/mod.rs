@@ -58,12 +58,10 @@ impl World {
             return None;
         }
         let device: Arc<dyn Device> = Arc::new(MemDevice::new(256 << 20));
-        let options = FormatOptions {
-            node_size: 64 << 10,
-            root_uid: rustix::process::geteuid().as_raw(),
-            root_gid: rustix::process::getegid().as_raw(),
-            ..FormatOptions::default()
-        };
+        let options = FormatOptions::default()
+            .node_size(64 << 10)
+            .root_uid(rustix::process::geteuid().as_raw())
+            .root_gid(rustix::process::getegid().as_raw());
         Fs::format(device.clone(), &options).unwrap();
         let tmp = tempfile::tempdir().unwrap();
         let fs = open(&device, &settings);
@@ -131,12 +129,8 @@ impl World {
 }
 
 fn open(device: &Arc<dyn Device>, settings: &Settings) -> Fs {
-    let options = MountOptions {
-        cache_bytes: 32 << 20,
-        read_only: settings.read_only,
-        atime: settings.atime,
-        ..MountOptions::default()
-    };
+    let options =
+        MountOptions::default().cache_bytes(32 << 20).read_only(settings.read_only).atime(settings.atime);
     Fs::open(device.clone(), options).unwrap()
 }
 

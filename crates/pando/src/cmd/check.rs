@@ -110,7 +110,7 @@ fn structure(fs: &Fs, report: &mut Report) {
 /// Everything that is reachable by path.
 fn contents(device: Arc<dyn Device>, image: &Path, report: &mut Report, progress: &Progress) -> Result<()> {
     // Whatever is left is looked at; what is lost is an error.
-    let options = MountOptions { read_only: true, salvage: true, ..MountOptions::default() };
+    let options = MountOptions::default().read_only(true).salvage(true);
     let fs = match Fs::open(device, options) {
         Ok(fs) => fs,
         // Nothing to find damage in. A superblock that is damaged is told from none at all.

@@ -85,7 +85,7 @@ fn usage(path: &Path) -> Result<Usage> {
 
 fn offline(place: &ImagePath) -> Result<Usage> {
     let image = image::canonical(&place.image)?;
-    let options = MountOptions { read_only: true, background: false, ..MountOptions::default() };
+    let options = MountOptions::default().read_only(true).background(false);
     let fs = image::open(&image, options)?;
     let usage = fs.usage_of_path(&place.path);
     super::import::close(&fs, place)?;

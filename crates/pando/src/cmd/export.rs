@@ -35,7 +35,7 @@ pub fn run(args: &Args) -> Result<()> {
     let stop = super::interrupt_flag()?;
     let image = image::canonical(&args.from.image)?;
     host::check_new_or_empty(&args.dir)?;
-    let fs = image::open(&image, MountOptions { read_only: true, ..MountOptions::default() })?;
+    let fs = image::open(&image, MountOptions::default().read_only(true))?;
     let lost = Cell::new(0);
     let work = || -> Result<tree::Count> {
         let from = Image::new(&fs, &args.from.path);

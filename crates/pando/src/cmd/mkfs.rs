@@ -56,15 +56,13 @@ pub fn run(args: &Args) -> Result<()> {
     let target = device(&args.image, args.size, args.force)?;
     let size = target.device.size();
     let node_size = args.node_size.map_or_else(|| default_node_size(size), |s| s.0);
-    let options = FormatOptions {
-        node_size: u32::try_from(node_size)?,
-        log_size: args.log_size.map(|s| s.0),
-        label: args.label.clone(),
-        uuid: uuid()?,
-        root_uid: rustix::process::geteuid().as_raw(),
-        root_gid: rustix::process::getegid().as_raw(),
-        ..FormatOptions::default()
-    };
+    let mut options = FormatOptions::default()
+        .node_size(u32::try_from(node_size)?)
+        .label(&args.label)
+        .uuid(uuid()?)
+        .root_uid(rustix::process::geteuid().as_raw())
+        .root_gid(rustix::process::getegid().as_raw());
+    options.log_size = args.log_size.map(|size| size.0);
     if let Err(e) = Fs::format(target.device.clone(), &options) {
         target.discard();
         return Err(e).with_context(|| format!("{}", args.image.display()));

@@ -148,16 +148,14 @@ fn serve(args: &Args, settings: Settings, image: &Path, dir: &Path) -> Result<()
         logging::to_terminal();
     }
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
-    let options = MountOptions {
-        cache_bytes: args.cache.map_or_else(default_cache, |c| c.0),
-        read_only: settings.read_only,
-        atime: settings.atime,
-        codec: settings.compress,
-        discard: settings.discard,
-        salvage: settings.salvage,
-        sync_interval: settings.commit.unwrap_or(MountOptions::default().sync_interval),
-        ..MountOptions::default()
-    };
+    let options = MountOptions::default()
+        .cache_bytes(args.cache.map_or_else(default_cache, |c| c.0))
+        .read_only(settings.read_only)
+        .atime(settings.atime)
+        .codec(settings.compress)
+        .discard(settings.discard)
+        .salvage(settings.salvage)
+        .sync_interval(settings.commit.unwrap_or(MountOptions::default().sync_interval));
     if settings.no_recovery && !settings.read_only {
         bail!("norecovery: goes only with ro");
     }
@@ -214,7 +212,7 @@ fn open(image: &Path, settings: &Settings, options: MountOptions) -> Result<Fs> 
         return image::open(image, options);
     }
     // Nothing is written unless there is something to recover, or changes are allowed later.
-    let ready = MountOptions { read_only: false, still: true, discard: false, ..options.clone() };
+    let ready = options.clone().read_only(false).still(true).discard(false);
     image::open(image, ready).or_else(|e| match exit::code(&e) {
         exit::BUSY => Err(e),
         _ => {

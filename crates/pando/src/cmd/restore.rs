@@ -65,9 +65,9 @@ pub fn run(args: &Args) -> Result<()> {
     };
     let device = mkfs::device(&args.image, args.size, args.force)?;
     let node_size = args.node_size.map_or(Ok(backup.node_size()), |size| u32::try_from(size.0))?;
-    let create =
-        CreateOptions { node_size, log_size: args.log_size.map(|size| size.0), ..CreateOptions::default() };
-    let options = Options { merge, ..Options::default() };
+    let mut create = CreateOptions::default().node_size(node_size);
+    create.log_size = args.log_size.map(|size| size.0);
+    let options = Options::default().merge(merge);
     let done = backup.restore(device.device.clone(), &create, &options);
     let report: BackupReport = match done {
         Ok(report) => report,

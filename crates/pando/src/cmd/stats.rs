@@ -32,7 +32,7 @@ pub fn run(args: &Args) -> Result<()> {
                 .with_context(fail)?
         }
         None => {
-            let options = MountOptions { read_only: true, ..MountOptions::default() };
+            let options = MountOptions::default().read_only(true);
             let fs = image::open(&target, options)?;
             let stats = Stats::of(&fs, None);
             fs.close()?;

@@ -51,8 +51,7 @@ impl Store {
         let (image, mount_point) = (work.image(), work.mount_point());
         let device = Arc::new(FileDevice::create(&image, size, false)?);
         let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
-        let options =
-            FormatOptions { root_uid: uid.as_raw(), root_gid: gid.as_raw(), ..FormatOptions::default() };
+        let options = FormatOptions::default().root_uid(uid.as_raw()).root_gid(gid.as_raw());
         Fs::format(device.clone(), &options)?;
         drop(device);
         let mounted = if no_mount { None } else { Some(mount::by_command(&image, &mount_point, &[])) };

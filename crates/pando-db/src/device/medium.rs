@@ -1,0 +1,95 @@
+//! Where a store lies, as callers say it: a path or a device.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use super::{Device, FileDevice};
+use crate::error::{Error, Result};
+
+/// Size in bytes of a new file for a store if nothing else is said. It is sparse.
+const DEFAULT_FILE_SIZE: u64 = 16 << 30;
+
+/// What [`crate::Db::create`] and [`crate::Db::open`] take: the path of a file or block device (`&str`, `String`,
+/// `&Path`, `PathBuf`), or a device (`Arc` of anything that is a [`Device`]).
+///
+/// A path is opened as a [`FileDevice`], with its lock. Who wants to keep the device, or wraps one, makes it first.
+pub trait Medium: sealed::Medium {}
+
+impl<M: sealed::Medium> Medium for M {}
+
+/// A device for a new store.
+pub struct New {
+    /// The device.
+    pub device: Arc<dyn Device>,
+    /// The file that was made for it, to be removed again if no store comes to be.
+    pub made: Option<PathBuf>,
+}
+
+pub(crate) mod sealed {
+    use super::{Arc, Device, New, Result};
+
+    pub trait Medium {
+        /// For a new store of `size` bytes, if that is said. A file that holds something is refused.
+        fn for_new(self, size: Option<u64>) -> Result<New>;
+        /// For a store that is there.
+        fn for_old(self, read_only: bool) -> Result<Arc<dyn Device>>;
+    }
+}
+
+impl sealed::Medium for &Path {
+    fn for_new(self, size: Option<u64>) -> Result<New> {
+        let (size, made) = match self.metadata() {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                (size.unwrap_or(DEFAULT_FILE_SIZE), Some(self.to_owned()))
+            }
+            Err(e) => return Err(Error::io("open", 0, e)),
+            // Of a block device it must be below its own.
+            Ok(old) if !old.is_file() => (size.unwrap_or(0), None),
+            Ok(old) if old.len() == 0 => (size.unwrap_or(DEFAULT_FILE_SIZE), None),
+            Ok(old) => (size.unwrap_or(old.len()), None),
+        };
+        Ok(New { device: Arc::new(FileDevice::create(self, size, false)?), made })
+    }
+
+    fn for_old(self, read_only: bool) -> Result<Arc<dyn Device>> {
+        Ok(Arc::new(FileDevice::open(self, read_only)?))
+    }
+}
+
+macro_rules! like_paths {
+    ($($type:ty)*) => {$(
+        impl sealed::Medium for $type {
+            fn for_new(self, size: Option<u64>) -> Result<New> {
+                Path::new(&self).for_new(size)
+            }
+
+            fn for_old(self, read_only: bool) -> Result<Arc<dyn Device>> {
+                Path::new(&self).for_old(read_only)
+            }
+        }
+    )*};
+}
+
+like_paths! { &str String &String PathBuf &PathBuf }
+
+impl sealed::Medium for Arc<dyn Device> {
+    fn for_new(self, _: Option<u64>) -> Result<New> {
+        Ok(New { device: self, made: None })
+    }
+
+    fn for_old(self, _: bool) -> Result<Arc<dyn Device>> {
+        Ok(self)
+    }
+}
+
+impl<D: Device> sealed::Medium for Arc<D> {
+    fn for_new(self, _: Option<u64>) -> Result<New> {
+        Ok(New { device: self, made: None })
+    }
+
+    fn for_old(self, _: bool) -> Result<Arc<dyn Device>> {
+        Ok(self)
+    }
+}

@@ -12,6 +12,8 @@ mod bulk;
 mod clones;
 #[path = "costs/delete.rs"]
 mod delete;
+#[path = "costs/hot.rs"]
+mod hot;
 #[path = "costs/leaves.rs"]
 mod leaves;
 #[path = "costs/live.rs"]

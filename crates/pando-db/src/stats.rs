@@ -56,6 +56,11 @@ pub struct Stats {
     pub deletes_passed: u64,
     /// Pieces found in the cache since open.
     pub cache_hits: u64,
+    /// Of these, single entries of pages that were not in it as a whole.
+    pub row_hits: u64,
+    /// Bytes of the cache in use by single entries of pages: small values that point queries have had to read, and keys that
+    /// were not there. Part of `cache_used`.
+    pub row_bytes: u64,
     /// Pieces read from the device since open.
     pub cache_misses: u64,
     /// Sequence number of the newest batch.

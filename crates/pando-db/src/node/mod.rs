@@ -407,11 +407,6 @@ impl PageRef {
         }
     }
 
-    /// Index of the entry of `page`, which is this one, with the full key `key`.
-    pub fn find(&self, page: &Page, key: &[u8]) -> Option<usize> {
-        page.find(key.strip_prefix(&self.prefix[..])?)
-    }
-
     /// The full key of entry `i` of `page`, which is this one.
     pub fn key(&self, page: &Page, i: usize) -> Bytes {
         if self.prefix.is_empty() { page.key_bytes(i) } else { join(&self.prefix, page.key(i)) }

@@ -255,6 +255,12 @@ impl Page {
         Msg::decode(entry.kind, self.data.slice(entry.content))
     }
 
+    /// Kind and content of the message of entry `i`, as they stand in the page: what [`Msg::decode`] takes.
+    pub fn stored_msg(&self, i: usize) -> (u8, &[u8]) {
+        let entry = self.entry(i);
+        (entry.kind, &self.data[entry.content])
+    }
+
     /// Where entry `i` begins, or behind the last one what follows them all. Of a dense page.
     #[inline]
     fn start(&self, i: usize) -> usize {

@@ -1,7 +1,7 @@
 //! The store: what lies on the device besides the meaning of nodes.
 //!
 //! `superblock` is where everything begins, `log` the redo log, `table` says where each node lies, `pager` reads and
-//! caches nodes and pages, `layout` decides where a node is written, `bulk` places large values while the log is
+//! caches nodes and pages, `row_cache` keeps single entries of them, `layout` decides where a node is written, `bulk` places large values while the log is
 //! written. May use: `device`, `space`, `node` and `format`; knows nothing of messages' meaning or of the DAG's shape.
 
 pub(crate) mod bulk;
@@ -9,6 +9,7 @@ mod ghost;
 pub(crate) mod layout;
 pub mod log;
 pub(crate) mod pager;
+mod row_cache;
 mod sharded;
 pub mod superblock;
 pub(crate) mod table;

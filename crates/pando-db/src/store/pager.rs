@@ -3,7 +3,9 @@
 //! What is dirty lives in the table's entries; what is clean is read from its
 //! extent, verified against the checksum that its referrer holds, and kept in
 //! a cache with a budget in bytes whose units are single headers and pages.
-//! Cache keys are extent ids, which are never reused within a process, so a
+//! Beside them it keeps small entries of pages that point queries had to read
+//! ([`RowCache`]), so that what is small and hot does not need its page. Cache
+//! keys are extent ids, which are never reused within a process, so a
 //! cached piece can never be taken for another. Takes no lock over I/O.
 
 use std::{
@@ -26,12 +28,13 @@ use crate::{
     device::{BLOCK, Device},
     error::{Error, Result},
     format::node_codec,
-    node::{Node, NodeId, PageLoc, PageRef, Segment, page::Page, stored::Stored},
+    node::{Node, NodeId, PageLoc, PageRef, Segment, message::Msg, page::Page, stored::Stored},
     options::Codec,
     pool::{self, Buffer},
     space::Extent,
     store::{
         ghost::Passed,
+        row_cache::RowCache,
         sharded::Tally,
         table::{Loc, Table},
         unreadable::Unreadable,
@@ -55,6 +58,13 @@ const LEAST_PASSED: usize = 8 << 10;
 /// Part (1/n) of the cache's budget that one request reads ahead at most.
 const AHEAD_SHARE: u64 = 16;
 
+/// Part (1/n) of the budget that entries of pages may have; as long as they have less, pages have the rest.
+const ROW_SHARE: u64 = 8;
+/// Part (1/n) of the budget by which their memory has to change before pages are told, and entries that are noted
+/// between two looks at it.
+const WORTH_TELLING: u64 = 64;
+const LOOK_EVERY: u64 = 64;
+
 /// A node as a reader holds it.
 #[derive(Debug, Clone)]
 pub(crate) struct Handle {
@@ -69,11 +79,12 @@ enum Cached {
     Page(Arc<Page>),
 }
 
+/// Where a piece is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-struct CacheKey {
-    extent: u64,
+pub(super) struct CacheKey {
+    pub extent: u64,
     /// Byte offset of the piece within the extent; the header is at 0.
-    offset: u32,
+    pub offset: u32,
 }
 
 /// Names a stored page; pages of one extent are in the order of their places.
@@ -154,7 +165,7 @@ impl Weighter<CacheKey, Cached> for ByBytes {
 
 /// Without random keys: what is evicted, and so what is read, follows from what was done. The numbers
 /// hashed are the store's own; nobody chooses them.
-type Hashing = foldhash::fast::FixedState;
+pub(super) type Hashing = foldhash::fast::FixedState;
 
 /// Whether the cache learns of the pages that a request brings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -171,6 +182,10 @@ pub(crate) enum Keep {
 pub(crate) struct Pager {
     device: Arc<dyn Device>,
     cache: Cache<CacheKey, Cached, ByBytes, Hashing>,
+    rows: RowCache,
+    /// Entries noted since the start; what pages and headers leave them, as they were told last.
+    rows_noted: AtomicU64,
+    row_bytes: AtomicU64,
     /// What the cache was told; to ask it takes a lock of each of its parts, and every write asks.
     budget: AtomicU64,
     /// What was read with [`Keep::Again`].
@@ -179,6 +194,7 @@ pub(crate) struct Pager {
     node_size: usize,
     codec: Codec,
     hits: Tally,
+    row_hits: Tally,
     misses: Tally,
     unreadable: Unreadable<CacheKey>,
 }
@@ -199,9 +215,13 @@ impl Pager {
             node_size: node_size as usize,
             passed: Passed::new(budget / page_target.max(LEAST_PASSED) as u64),
             page_target,
+            rows: RowCache::new(budget / ROW_SHARE, page_target),
+            rows_noted: 0.into(),
+            row_bytes: 0.into(),
             budget: budget.into(),
             cache: Cache::with_options(options, ByBytes, Hashing::with_seed(0), DefaultLifecycle::default()),
             hits: Tally::default(),
+            row_hits: Tally::default(),
             misses: Tally::default(),
             unreadable: Unreadable::default(),
         }
@@ -229,7 +249,31 @@ impl Pager {
     /// What clean data may take from now on, in bytes. What is over goes at once.
     pub fn set_budget(&self, budget: u64) {
         self.budget.store(budget, Ordering::Relaxed);
-        self.cache.set_capacity(budget);
+        self.rows.set_capacity(budget / ROW_SHARE);
+        self.share_with_rows();
+    }
+
+    /// Gives pages and headers what entries of pages leave.
+    fn share_with_rows(&self) {
+        let budget = self.budget();
+        let step = (budget / WORTH_TELLING).max(1);
+        let rows = self.rows.weight().next_multiple_of(step).min(budget / ROW_SHARE);
+        self.row_bytes.store(rows, Ordering::Relaxed);
+        self.cache.set_capacity(budget - rows);
+    }
+
+    /// Notes an entry of a page that had to be read for it.
+    fn note_row(&self, page: CacheKey, suffix: &[u8], found: Option<(u8, &[u8])>) {
+        if !self.rows.insert(page, suffix, found) {
+            return;
+        }
+        let count = self.rows_noted.fetch_add(1, Ordering::Relaxed);
+        if count.is_multiple_of(LOOK_EVERY)
+            && self.rows.weight().abs_diff(self.row_bytes.load(Ordering::Relaxed))
+                > self.budget() / WORTH_TELLING
+        {
+            self.share_with_rows();
+        }
     }
 
     /// What clean data may take, in bytes.
@@ -239,7 +283,7 @@ impl Pager {
 
     /// Bytes of clean data in the cache.
     pub fn cached_bytes(&self) -> u64 {
-        self.cache.weight()
+        self.cache.weight() + self.rows.weight()
     }
 
     /// Node `id` of a table version. At most one read: of the header.
@@ -321,6 +365,28 @@ impl Pager {
                 None => Err(Error::corrupt("node page", 0, "a page at home in a node that is not stored")),
             },
         }
+    }
+
+    /// The message that a page of a node has about `key`; `home` as for [`Pager::page`]. At most one read: of the page.
+    pub fn find(&self, home: Option<&Arc<Stored>>, page: &PageRef, key: &[u8]) -> Result<Option<Msg>> {
+        let Some(suffix) = key.strip_prefix(&page.prefix[..]) else { return Ok(None) };
+        let msg = |loaded: &Page| loaded.find(suffix).map(|i| loaded.msg(i));
+        let Some((extent, segment)) = place(home, page) else {
+            return Ok(msg(&*self.page(home, page)?));
+        };
+        let at = CacheKey { extent: extent.id, offset: segment.offset };
+        if let Some(Cached::Page(loaded)) = self.cache.get(&at) {
+            self.hits.add();
+            return Ok(msg(&loaded));
+        }
+        if let Some(known) = self.rows.get(at, suffix) {
+            self.row_hits.add();
+            return Ok(known);
+        }
+        let loaded = self.stored_page(page, extent, segment)?;
+        let found = loaded.find(suffix);
+        self.note_row(at, suffix, found.map(|i| loaded.stored_msg(i)));
+        Ok(found.map(|i| loaded.msg(i)))
     }
 
     fn stored_page(&self, page: &PageRef, extent: &Arc<Extent>, segment: Segment) -> Result<Arc<Page>> {
@@ -459,7 +525,12 @@ impl Pager {
 
     /// Cache hits and misses since open.
     pub fn hit_counts(&self) -> (u64, u64) {
-        (self.hits.sum(), self.misses.sum())
+        (self.hits.sum() + self.row_hits.sum(), self.misses.sum())
+    }
+
+    /// Of the hits, those of single entries of pages; and the memory of these, in bytes.
+    pub fn row_counts(&self) -> (u64, u64) {
+        (self.row_hits.sum(), self.rows.weight())
     }
 
     /// The bytes of pages that lie side by side, unverified, with one request; each in memory of its own, so that one that stays

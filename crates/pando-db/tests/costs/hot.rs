@@ -65,7 +65,9 @@ fn hot_small_values_stay_beside_scans_and_cold_reads() {
         (0..HOT).for_each(|_| _ = store.db.get(key("t/", rng.below(COUNT)).as_bytes()).unwrap());
         after_cold.extend(rounds(&store, &hot, "t/", turn..turn + 1));
     }
-    println!("hot values: {after_scan} reads after a scan of all; {after_cold:?} after as many cold reads each");
+    println!(
+        "hot values: {after_scan} reads after a scan of all; {after_cold:?} after as many cold reads each"
+    );
     assert!(after_scan <= HOT as u64 / 20, "{after_scan}");
     assert!(after_cold.iter().all(|reads| *reads <= HOT as u64 / 10), "{after_cold:?}");
 }

@@ -152,14 +152,17 @@ impl Run {
         Ok(Cow::Owned(out.finish()))
     }
 
-    /// The message about `key`.
-    pub fn get(&self, key: &[u8], load: impl Fn(&PageRef) -> Result<Arc<Page>>) -> Result<Option<Msg>> {
+    /// The message about `key`; `find` looks for it in the one page that may have it.
+    pub fn get(
+        &self,
+        key: &[u8],
+        find: impl Fn(&PageRef, &[u8]) -> Result<Option<Msg>>,
+    ) -> Result<Option<Msg>> {
         let Some(page) = self.pages.get(self.page_from(key)) else { return Ok(None) };
         if compare_joined(&page.prefix, &page.first, key).is_gt() {
             return Ok(None);
         }
-        let loaded = load(page)?;
-        Ok(page.find(&loaded, key).map(|i| loaded.msg(i)))
+        find(page, key)
     }
 }
 

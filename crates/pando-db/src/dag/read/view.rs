@@ -144,17 +144,17 @@ fn query_node<'k>(
     merge: &dyn Merge,
 ) -> Result<Word<'k>> {
     let node = &handle.node;
-    let load = |page: &_| pager.page(handle.home.as_ref(), page);
+    let find = |page: &_, key: &_| pager.find(handle.home.as_ref(), page, key);
     let edges = match &node.body {
         Body::Leaf(run) => {
-            let base = run.get(key, load)?.and_then(|msg| msg.into_value(merge));
+            let base = run.get(key, find)?.and_then(|msg| msg.into_value(merge));
             return Ok(Word::Value(pending.over(base, merge)));
         }
         Body::Interior(edges) => edges,
     };
     let i = node.edge_at(key);
     for layer in edges[i].layers.iter().rev() {
-        match layer.run.get(key, load)? {
+        match layer.run.get(key, find)? {
             Some(msg) => {
                 if let Some(value) = pending.meet(msg, merge) {
                     return Ok(Word::Value(value));

@@ -29,6 +29,7 @@ pub(crate) fn stats(engine: &Engine) -> Result<Stats> {
         ..Stats::default()
     };
     (stats.cache_hits, stats.cache_misses) = engine.pager.hit_counts();
+    (stats.row_hits, stats.row_bytes) = engine.pager.row_counts();
     {
         let front = engine.front.read();
         stats.dirty = engine.dirty.memory() + front.table_bytes() as u64;

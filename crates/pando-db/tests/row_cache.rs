@@ -122,15 +122,13 @@ fn step(db: &Db, map: &mut Map, rng: &mut SmallRng, hot: &[Vec<u8>]) {
 }
 
 fn create(cache_bytes: u64, background: bool) -> (Arc<MemDevice>, Options) {
-    let options = Options {
-        cache_bytes,
-        background,
-        memtable_bytes: 32 << 10,
-        codec: Codec::None,
-        ..Options::default()
-    };
+    let options = Options::default()
+        .cache_bytes(cache_bytes)
+        .background(background)
+        .memtable_bytes(32 << 10)
+        .codec(Codec::None);
     let device = Arc::new(MemDevice::new(1 << 30));
-    let create = CreateOptions { node_size: 64 << 10, ..CreateOptions::default() };
+    let create = CreateOptions::default().node_size(64 << 10);
     Db::create(device.clone(), &create, &options).unwrap();
     (device, options)
 }

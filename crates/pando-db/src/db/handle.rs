@@ -8,12 +8,6 @@ use parking_lot::Mutex;
 use crate::{
     batch::Batch,
     db::{
-        api::{
-            check::{self, CheckReport},
-            inspect::{self, InspectOptions, Inspection},
-            stats,
-            usage::{self, Usage},
-        },
         background::threads,
         cursor::{Cursor, Snapshot},
         engine::{Engine, report::Finding},
@@ -22,7 +16,6 @@ use crate::{
     device::{Medium, New},
     error::{Error, Result},
     options::{CreateOptions, Options},
-    stats::Stats,
 };
 
 /// An open store. Cheap to clone: all clones are one store, and any may be used from any thread.
@@ -186,48 +179,11 @@ impl Db {
         (engine.available(), total)
     }
 
-    /// Figures about the store. Cost: the headers of all interior nodes that are not cached.
-    pub fn stats(&self) -> Result<Stats> {
-        stats::stats(self.engine())
-    }
-
-    /// Verifies every checksum and every invariant of the store as it is now, memory included.
-    pub fn check(&self) -> Result<CheckReport> {
-        check::check(self.engine())
-    }
-
     /// What was not as it should be when the store was opened, and was repaired or passed over: damage to the log or a
     /// superblock, or what may be such. [`Db::check`] has the same among what it finds.
     pub fn warnings(&self) -> Vec<String> {
         let recovery = &self.engine().recovery;
         recovery.findings.iter().map(Finding::to_string).chain(recovery.notes.iter().cloned()).collect()
-    }
-
-    /// What the keys under `prefix` take on the device, and what of that would come back if they were
-    /// deleted: see [`Usage`] for what is exact. Cost: the headers of all interior nodes, and of the leaves
-    /// that the prefix reaches; a pass over the translation table in memory; a few words for each extent of
-    /// pages that the prefix reaches.
-    pub fn usage(&self, prefix: &[u8]) -> Result<Usage> {
-        usage::usage(self.engine(), &[Bytes::copy_from_slice(prefix)])
-    }
-
-    /// The same for several prefixes together; none may be a prefix of another.
-    pub fn usage_of(&self, prefixes: &[Bytes]) -> Result<Usage> {
-        let nested =
-            |(i, a): (usize, &Bytes)| prefixes.iter().enumerate().any(|(j, b)| i != j && b.starts_with(a));
-        if prefixes.iter().enumerate().any(nested) {
-            return Err(Error::Invalid("one prefix lies in another".into()));
-        }
-        usage::usage(self.engine(), prefixes)
-    }
-
-    /// The DAG as plain data, for tools that show it: see [`Inspection`].
-    ///
-    /// What cannot be read is given as such. [`Error::Invalid`] for a start that does not exist. Cost: the
-    /// headers of all interior nodes below the start and of the leaves that are given; with
-    /// [`InspectOptions::messages`] their pages too. All that is given is in memory at once.
-    pub fn inspect(&self, options: &InspectOptions) -> Result<Inspection> {
-        inspect::inspect(self.engine(), options)
     }
 
     /// Makes the store `size` bytes long, growing the device if it is shorter. Online.

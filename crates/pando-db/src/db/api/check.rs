@@ -7,10 +7,18 @@ use crate::{
     db::{
         cursor::Snapshot,
         engine::{Engine, report::Finding},
+        handle::Db,
     },
     error::Result,
     key::Span,
 };
+
+impl Db {
+    /// Verifies every checksum and every invariant of the store as it is now, memory included.
+    pub fn check(&self) -> Result<CheckReport> {
+        check(self.engine())
+    }
+}
 
 /// The result of [`crate::Db::check`].
 #[derive(Debug, Default)]
@@ -29,7 +37,7 @@ pub struct CheckReport {
     pub bytes: u64,
 }
 
-pub(crate) fn check(engine: &Arc<Engine>) -> Result<CheckReport> {
+fn check(engine: &Arc<Engine>) -> Result<CheckReport> {
     let view = engine.view();
     let report = dag::check::check(&view.tree, &engine.pager);
     let mut findings = engine.recovery.findings.clone();

@@ -17,7 +17,7 @@ use bytes::Bytes;
 
 use crate::{
     dag::{memtable::Memtable, read::view::View},
-    db::engine::Engine,
+    db::{engine::Engine, handle::Db},
     error::{Error, Result},
     key::{Lens, Span},
     node::{
@@ -30,6 +30,17 @@ use crate::{
         table::{Entry, Loc},
     },
 };
+
+impl Db {
+    /// The DAG as plain data, for tools that show it: see [`Inspection`].
+    ///
+    /// What cannot be read is given as such. [`Error::Invalid`] for a start that does not exist. Cost: the
+    /// headers of all interior nodes below the start and of the leaves that are given; with
+    /// [`InspectOptions::messages`] their pages too. All that is given is in memory at once.
+    pub fn inspect(&self, options: &InspectOptions) -> Result<Inspection> {
+        inspect(self.engine(), options)
+    }
+}
 
 /// What [`crate::Db::inspect`] looks at.
 #[derive(Debug, Clone)]
@@ -340,7 +351,7 @@ struct Inspector<'a> {
 }
 
 /// Looks into the store as it is now. See [`crate::Db::inspect`].
-pub(crate) fn inspect(engine: &Engine, options: &InspectOptions) -> Result<Inspection> {
+fn inspect(engine: &Engine, options: &InspectOptions) -> Result<Inspection> {
     let view = engine.view();
     let table = &view.tree.table;
     let start = options.start.unwrap_or(view.tree.root);

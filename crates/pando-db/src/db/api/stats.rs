@@ -2,9 +2,21 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::{db::engine::Engine, error::Result, pool, stats::Stats};
+use crate::{
+    db::{engine::Engine, handle::Db},
+    error::Result,
+    pool,
+    stats::Stats,
+};
 
-pub(crate) fn stats(engine: &Engine) -> Result<Stats> {
+impl Db {
+    /// Figures about the store. Cost: the headers of all interior nodes that are not cached.
+    pub fn stats(&self) -> Result<Stats> {
+        stats(self.engine())
+    }
+}
+
+fn stats(engine: &Engine) -> Result<Stats> {
     let view = engine.view();
     let table_bytes = view.tree.table.page_bytes();
     let mut stats = Stats {

@@ -26,7 +26,7 @@ use bytes::Bytes;
 use self::extents::Extents;
 use crate::{
     dag::read::view::View,
-    db::{api::inspect::stored_len, engine::Engine},
+    db::{api::inspect::stored_len, engine::Engine, handle::Db},
     device::BLOCK,
     error::{Error, Result},
     key::{Lens, Span, behind},
@@ -37,6 +37,26 @@ use crate::{
         table::{Entry, Loc},
     },
 };
+
+impl Db {
+    /// What the keys under `prefix` take on the device, and what of that would come back if they were
+    /// deleted: see [`Usage`] for what is exact. Cost: the headers of all interior nodes, and of the leaves
+    /// that the prefix reaches; a pass over the translation table in memory; a few words for each extent of
+    /// pages that the prefix reaches.
+    pub fn usage(&self, prefix: &[u8]) -> Result<Usage> {
+        usage(self.engine(), &[Bytes::copy_from_slice(prefix)])
+    }
+
+    /// The same for several prefixes together; none may be a prefix of another.
+    pub fn usage_of(&self, prefixes: &[Bytes]) -> Result<Usage> {
+        let nested =
+            |(i, a): (usize, &Bytes)| prefixes.iter().enumerate().any(|(j, b)| i != j && b.starts_with(a));
+        if prefixes.iter().enumerate().any(nested) {
+            return Err(Error::Invalid("one prefix lies in another".into()));
+        }
+        usage(self.engine(), prefixes)
+    }
+}
 
 /// What the keys under a prefix take. All sizes are bytes.
 ///
@@ -140,7 +160,7 @@ impl Engine {
 }
 
 /// Adds up what is under some prefixes together. See [`crate::Db::usage`].
-pub(crate) fn usage(engine: &Engine, prefixes: &[Bytes]) -> Result<Usage> {
+fn usage(engine: &Engine, prefixes: &[Bytes]) -> Result<Usage> {
     let view = engine.view_without_clones()?;
     let spans: Vec<Span> = prefixes.iter().map(|prefix| Span::prefix(prefix.clone())).collect();
     let mut walk = Walk {

@@ -61,13 +61,14 @@ impl Batch {
         &self.expected
     }
 
-    /// Makes the batch conditional: all of it is refused with [`crate::Error::Conflict`] unless `key` has exactly
-    /// this value (`None`: no value) before the first operation of the batch. Several keys may be expected. The check
-    /// and the operations are one atomic step. A refused batch leaves no trace, in the log neither.
+    /// Makes the batch conditional: all of it is refused with [`crate::Error::Conflict`] unless `key` has
+    /// exactly this value (`None`: no value) before the first operation of the batch. Several keys may be
+    /// expected. The check and the operations are one atomic step. A refused batch leaves no trace, in the
+    /// log neither.
     ///
-    /// This is compare-and-set, and with several keys an optimistic transaction: read, decide, write what must
-    /// still be true, and begin again after a conflict. A batch that only expects checks that all its keys have
-    /// these values at one moment.
+    /// This is compare-and-set, and with several keys an optimistic transaction: read, decide, write what
+    /// must still be true, and begin again after a conflict. A batch that only expects checks that all its
+    /// keys have these values at one moment.
     ///
     /// Cost: a lookup for each key. While other threads change these very keys, the lookups are repeated.
     ///

@@ -62,7 +62,8 @@ pub enum Error {
         /// The limit in bytes.
         limit: u64,
     },
-    /// A key does not have the value that a batch expects ([`crate::Batch::expect`]); nothing of the batch was applied.
+    /// A key does not have the value that a batch expects ([`crate::Batch::expect`]); nothing of the batch
+    /// was applied.
     #[error("conflict: key {:?} {}", String::from_utf8_lossy(.key), conflict(.found))]
     Conflict {
         /// The first of the expected keys that has another value.
@@ -98,7 +99,8 @@ impl Error {
         Error::Corrupt { what, offset, detail: detail.into() }
     }
 
-    /// True if something could not be read, or is not what it should be: other parts of the store may be whole.
+    /// True if something could not be read, or is not what it should be: other parts of the store may be
+    /// whole.
     pub(crate) fn is_damage(&self) -> bool {
         match self {
             // A failed assertion: nothing is known to be wrong with what lies elsewhere, or right.

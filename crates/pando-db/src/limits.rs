@@ -2,11 +2,12 @@
 
 /// Longest key that a call accepts, in bytes.
 pub const MAX_KEY: usize = 16 << 10;
-/// Longest operation that [`crate::Batch::upsert_prefix`] accepts, in bytes: it may wait in many places at once.
+/// Longest operation that [`crate::Batch::upsert_prefix`] accepts, in bytes: it may wait in many places at
+/// once.
 pub const MAX_PREFIX_UPSERT: usize = 4 << 10;
 /// Longest value that a call accepts, in bytes.
 pub const MAX_VALUE: usize = 4 << 20;
 
-/// Longest value that upserts may make of another, in bytes. An operation whose result would be longer does nothing:
-/// the value stays as it was.
+/// Longest value that upserts may make of another, in bytes. An operation whose result would be longer does
+/// nothing: the value stays as it was.
 pub const MAX_MERGED: usize = 32 << 20;

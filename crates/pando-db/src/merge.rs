@@ -2,8 +2,8 @@
 //!
 //! An upsert is an opaque byte string `op`. A [`Merge`] says what it does to a
 //! value. All methods MUST be pure functions of their arguments: they run at
-//! any time, any number of times, in flushes, reads and recovery. A store that one of them makes panic while it writes stops:
-//! what was synced is there when it is opened again.
+//! any time, any number of times, in flushes, reads and recovery. A store that one of them makes panic while
+//! it writes stops: what was synced is there when it is opened again.
 
 use bytes::Bytes;
 
@@ -13,12 +13,12 @@ pub trait Merge: Send + Sync + 'static {
     /// opened under another one. At most 32 bytes.
     fn name(&self) -> &'static str;
     /// The value after `op` is applied to `old` (`None`: no value). Returning `None` deletes.
-    /// An `op` that this merge does not know leaves the value as it was. So does one whose result is longer than
-    /// [`crate::MAX_MERGED`]: the engine drops that result.
+    /// An `op` that this merge does not know leaves the value as it was. So does one whose result is longer
+    /// than [`crate::MAX_MERGED`]: the engine drops that result.
     fn apply(&self, old: Option<&[u8]>, op: &[u8]) -> Option<Bytes>;
-    /// The value after `ops` are applied in order: the same as [`Merge::apply`] one after the other, which is what
-    /// this does unless it is overridden. Worth overriding where many small operations on a large value wait
-    /// together, of which each would copy the value.
+    /// The value after `ops` are applied in order: the same as [`Merge::apply`] one after the other, which is
+    /// what this does unless it is overridden. Worth overriding where many small operations on a large value
+    /// wait together, of which each would copy the value.
     fn apply_all(&self, old: Option<&[u8]>, ops: &[&[u8]]) -> Option<Bytes> {
         let Some((first, rest)) = ops.split_first() else { return old.map(Bytes::copy_from_slice) };
         rest.iter().fold(self.apply(old, first), |value, op| self.apply(value.as_deref(), op))

@@ -91,16 +91,16 @@ pub struct Options {
     pub background_nice: i32,
     /// Refuse every change. Default false.
     pub read_only: bool,
-    /// Open a store of whose log records that were durable are damaged beyond repair, which is refused otherwise: what
-    /// can be proven of the log is replayed, the rest is passed over and reported ([`crate::Db::check`]). So the
-    /// state is not that after any batch. Default false.
+    /// Open a store of whose log records that were durable are damaged beyond repair, which is refused
+    /// otherwise: what can be proven of the log is replayed, the rest is passed over and reported
+    /// ([`crate::Db::check`]). So the state is not that after any batch. Default false.
     pub salvage: bool,
     /// How long a write may stay in memory before the log is flushed unasked; default 1 s.
     pub sync_interval: Duration,
     /// How long the log may grow before a checkpoint is made unasked; default 30 s.
     pub checkpoint_interval: Duration,
-    /// Size at which the in-memory table is sealed, in bytes, but not more than a 28th of `cache_bytes` (or 512 KiB
-    /// if that is less); up to seven such tables exist at once, as a rule. Default 8 MiB.
+    /// Size at which the in-memory table is sealed, in bytes, but not more than a 28th of `cache_bytes` (or
+    /// 512 KiB if that is less); up to seven such tables exist at once, as a rule. Default 8 MiB.
     pub memtable_bytes: usize,
     /// How pages are compressed; default LZ4.
     pub codec: Codec,

@@ -33,8 +33,8 @@ pub struct Stats {
     pub log_used: u64,
     /// Bytes of the cache in use by clean data.
     pub cache_used: u64,
-    /// Bytes of memory that the process has in its pool of buffers from 8 to 256 KiB, which are most pages, clean or not. Of
-    /// all its stores together, what is kept for later included.
+    /// Bytes of memory that the process has in its pool of buffers from 8 to 256 KiB, which are most pages, clean or
+    /// not. Of all its stores together, what is kept for later included.
     pub page_memory: u64,
     /// Bytes of nodes changed since the last checkpoint, and of the in-memory tables.
     pub dirty: u64,
@@ -51,8 +51,8 @@ pub struct Stats {
     /// Edges of nodes and messages about ranges of keys that structural work went through since open, each time it did:
     /// what bursts of clones and deletes cost the processor.
     pub items_handled: u64,
-    /// Keys that cursors came by since open, on the way to the next pair, of which nothing was left: deletes that wait to be
-    /// carried down.
+    /// Keys that cursors came by since open, on the way to the next pair, of which nothing was left: deletes that wait
+    /// to be carried down.
     pub deletes_passed: u64,
     /// Pieces found in the cache since open.
     pub cache_hits: u64,

@@ -1,11 +1,12 @@
 //! Structural work beside what cannot be read.
 //!
 //! An edit that meets a page or a header that cannot be read is dropped and made again, knowing of it
-//! (`store/unreadable`): messages then wait at the edges whose flush would have to read there, and all other edges are
-//! flushed. An edge of which much waits is parted around what is bad, so that only the keys of the bad page are held
-//! up; if much waits for these alone, it is parted among them, so that nodes stay as wide and as large as others.
-//! A delete that covers a bad page needs no look at it, so it is flushed and heals; a range message that covers the edge takes its
-//! place in any case. May use: edits. I/O: where damage is known, headers of children with messages.
+//! (`store/unreadable`): messages then wait at the edges whose flush would have to read there, and all other
+//! edges are flushed. An edge of which much waits is parted around what is bad, so that only the keys of the
+//! bad page are held up; if much waits for these alone, it is parted among them, so that nodes stay as wide
+//! and as large as others. A delete that covers a bad page needs no look at it, so it is flushed and heals; a
+//! range message that covers the edge takes its place in any case. May use: edits. I/O: where damage is
+//! known, headers of children with messages.
 
 use crate::{
     dag::edit::Edit,
@@ -15,7 +16,7 @@ use crate::{
 };
 
 /// An edge is parted around what is bad when this fraction (1/n) of a node's size waits there.
-const WAITING: usize = 16;
+const WAITING_FRACTION: usize = 16;
 
 impl Error {
     /// The same, with the keys that it hides.
@@ -76,7 +77,7 @@ impl Edit<'_> {
         let limits = self.cx.limits;
         let mut node = self.load(id)?;
         let edges = node.edges();
-        let heavy = (0..edges.len()).filter(|&i| edges[i].pending() >= limits.node / WAITING);
+        let heavy = (0..edges.len()).filter(|&i| edges[i].pending() >= limits.node / WAITING_FRACTION);
         let parted = |i| Some(self.parted_at(&node, i).transpose()?.map(|parts| (i, parts)));
         let Some((i, parts)) = heavy.filter_map(parted).next().transpose()? else { return Ok(false) };
         if let Body::Interior(edges) = &mut node.body {

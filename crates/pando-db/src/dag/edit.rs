@@ -32,8 +32,8 @@ pub(crate) struct Context<'a> {
     pub limits: Limits,
     /// The next unused node number.
     pub next_id: &'a AtomicU64,
-    /// Edges and messages about ranges of the nodes that were read to be changed and put anew: what structural work
-    /// costs the processor.
+    /// Edges and messages about ranges of the nodes that were read to be changed and put anew: what
+    /// structural work costs the processor.
     pub handled: &'a AtomicU64,
 }
 

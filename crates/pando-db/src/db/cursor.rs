@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use crate::{
     dag::read::{block::Lane, readahead::Ahead, scan::Scanner, segment::Stretch, view::View},
-    db::engine::{Engine, skip_ranges::MANY},
+    db::engine::{Engine, skip_ranges::MIN_PASSED_KEYS},
     error::Result,
     key::{Direction, Span, behind},
 };
@@ -110,9 +110,9 @@ impl Cursor {
         self.restart(below);
     }
 
-    /// After an error: goes on behind what could not be read, as if nothing were there, and tells which keys that
-    /// may have been: from the first up to the second (`None`: no upper bound). `None` and as before if there was no error, if the store is to be
-    /// blamed as a whole, or if pairs were taken from both ends.
+    /// After an error: goes on behind what could not be read, as if nothing were there, and tells which keys
+    /// that may have been: from the first up to the second (`None`: no upper bound). `None` and as before if
+    /// there was no error, if the store is to be blamed as a whole, or if pairs were taken from both ends.
     ///
     /// What lies in memory or in other nodes about these keys is passed with the rest: newer values too.
     /// Cost: one search from the root when the next pair is taken.
@@ -198,7 +198,7 @@ impl Cursor {
                     }
                 }
                 if let Some(lane) = found {
-                    if passed >= MANY
+                    if passed >= MIN_PASSED_KEYS
                         && let Some(begin) = begin.take()
                     {
                         engine.found_empty(view.msn, before(begin, direction, stretch.lane(lane).key()));
@@ -216,7 +216,7 @@ impl Cursor {
             };
             stretches[direction as usize] = Some(Box::new(stretch));
         }
-        if passed >= MANY
+        if passed >= MIN_PASSED_KEYS
             && stretches[other as usize].is_none()
             && let Some(begin) = begin
         {

@@ -179,8 +179,8 @@ impl Db {
         (engine.available(), total)
     }
 
-    /// What was not as it should be when the store was opened, and was repaired or passed over: damage to the log or a
-    /// superblock, or what may be such. [`Db::check`] has the same among what it finds.
+    /// What was not as it should be when the store was opened, and was repaired or passed over: damage to the
+    /// log or a superblock, or what may be such. [`Db::check`] has the same among what it finds.
     pub fn warnings(&self) -> Vec<String> {
         let recovery = &self.engine().recovery;
         recovery.findings.iter().map(Finding::to_string).chain(recovery.notes.iter().cloned()).collect()

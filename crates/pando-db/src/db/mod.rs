@@ -1,9 +1,9 @@
 //! The engine: what holds log, memory and DAG together, and the calls of a [`Db`].
 //!
-//! `engine` is the state that all share; each other room adds one thing that is done with it: `write` takes batches
-//! in, `admission` says when there is room for one, `background` flushes and collects garbage, `checkpoint` makes
-//! things durable, `recover` opens a store, `cursor` reads, and `api` holds the calls of a [`Db`] that are programs of
-//! their own. May use everything below.
+//! `engine` is the state that all share; each other room adds one thing that is done with it: `write` takes
+//! batches in, `admission` says when there is room for one, `background` flushes and collects garbage,
+//! `checkpoint` makes things durable, `recover` opens a store, `cursor` reads, and `api` holds the calls of a
+//! [`Db`] that are programs of their own. May use everything below.
 
 pub(crate) mod admission;
 pub(crate) mod api;

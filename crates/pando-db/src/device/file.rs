@@ -2,8 +2,8 @@
 //!
 //! Guarantees: one writer or several readers at a time over all processes (an
 //! advisory lock on the open file), no request beyond the stated size, flush
-//! means `fdatasync`, of a durable write `RWF_DSYNC`. A new image is sparse; [`Device::reserve`] is what turns
-//! holes into promised space, and [`Device::discard`] punches holes again.
+//! means `fdatasync`, of a durable write `RWF_DSYNC`. A new image is sparse; [`Device::reserve`] is what
+//! turns holes into promised space, and [`Device::discard`] punches holes again.
 
 use std::{
     fs::{File, Metadata, OpenOptions},
@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// How many bytes at the start of a file must be zero before it is overwritten unasked.
-const PROBE: usize = 64 << 10;
+const PROBE_BYTES: usize = 64 << 10;
 
 /// Buffers that Linux takes in one call (`IOV_MAX`).
 const MOST_BUFS: usize = 1024;
@@ -68,7 +68,7 @@ impl FileDevice {
                 return Err(Error::Invalid(format!("{path} has {real} bytes, fewer than {size}")));
             }
             if force {
-                let probe = device.size().min(PROBE as u64) as usize;
+                let probe = device.size().min(PROBE_BYTES as u64) as usize;
                 device.file.write_all_at(&vec![0; probe], 0).map_err(|e| Error::io("write", 0, e))?;
             }
         } else {
@@ -131,7 +131,7 @@ impl FileDevice {
     }
 
     fn starts_with_zeros(&self) -> Result<bool> {
-        let mut probe = vec![0; self.size().min(PROBE as u64) as usize];
+        let mut probe = vec![0; self.size().min(PROBE_BYTES as u64) as usize];
         self.file.read_exact_at(&mut probe, 0).map_err(|e| Error::io("read", 0, e))?;
         Ok(probe.iter().all(|&byte| byte == 0))
     }
@@ -201,8 +201,8 @@ impl Device for FileDevice {
                     rest = rest.get(written..).unwrap_or_default();
                 }
                 Err(Errno::INTR) => (),
-                // Kernels before 4.7, and filters of system calls that do not know this one. If it is something
-                // else, an ordinary write will say so.
+                // Kernels before 4.7, and filters of system calls that do not know this one. If it is
+                // something else, an ordinary write will say so.
                 Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL | Errno::PERM) => return plainly(),
                 Err(error) => return Err(error.into()),
             }
@@ -212,7 +212,8 @@ impl Device for FileDevice {
         Ok(true)
     }
 
-    /// The kernel calls pages clean whose writeback has failed, and goes on showing them. Those that are dirty stay.
+    /// The kernel calls pages clean whose writeback has failed, and goes on showing them. Those that are
+    /// dirty stay.
     fn reread(&self) -> io::Result<()> {
         if !self.read_only {
             self.file.sync_data()?;

@@ -53,7 +53,8 @@ pub struct DeviceStats {
 ///
 /// All methods may be called from several threads at once.
 pub trait Device: Send + Sync + 'static {
-    /// Fills `buf` from `offset`, whatever is in it before. Reading past the end is an error; a hole reads as zeros.
+    /// Fills `buf` from `offset`, whatever is in it before. Reading past the end is an error; a hole reads as
+    /// zeros.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
     /// Fills all of `bufs`, one after the other, from `offset` on, as one request.
     fn read_vectored_at(&self, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
@@ -71,15 +72,15 @@ pub trait Device: Send + Sync + 'static {
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()>;
     /// Returns when every write that returned before this call is durable.
     fn flush(&self) -> io::Result<()>;
-    /// Writes all of `buf` at `offset`, and returns when these bytes are durable, whatever becomes of others: a
-    /// log need not wait for the pages of a checkpoint. `Ok(false)` if the medium cannot tell them apart, and this was
-    /// a write like any other. An error means what that of a write or of a flush means.
+    /// Writes all of `buf` at `offset`, and returns when these bytes are durable, whatever becomes of others:
+    /// a log need not wait for the pages of a checkpoint. `Ok(false)` if the medium cannot tell them apart,
+    /// and this was a write like any other. An error means what that of a write or of a flush means.
     fn write_durably(&self, offset: u64, buf: &[u8]) -> io::Result<bool> {
         self.write_at(offset, buf)?;
         Ok(false)
     }
-    /// Makes later reads show what the medium holds, with what was written since the last flush. A cache in between
-    /// may show data that a failed flush has lost. Media without one do nothing.
+    /// Makes later reads show what the medium holds, with what was written since the last flush. A cache in
+    /// between may show data that a failed flush has lost. Media without one do nothing.
     fn reread(&self) -> io::Result<()> {
         Ok(())
     }

@@ -26,7 +26,7 @@ use rustix::io::Errno;
 use crate::device::{BLOCK, Device, DeviceStats, check_range, counters::Counters, sparse::Sparse};
 
 /// Bytes that a medium writes as a whole, if it does not tear even these.
-const SECTOR: u64 = 512;
+const SECTOR_BYTES: u64 = 512;
 
 /// What fails, from the request chosen by [`SimDevice::set_fail_at`] on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -208,7 +208,7 @@ impl State {
         let end = write.offset + write.data.len() as u64;
         let mut at = write.offset;
         while at < end {
-            let next = (at / SECTOR * SECTOR + SECTOR).min(end);
+            let next = (at / SECTOR_BYTES * SECTOR_BYTES + SECTOR_BYTES).min(end);
             let (mut from, mut to) = (at, next);
             match self.prng.below(8) {
                 0..3 => to = from,

@@ -21,7 +21,7 @@ const MAGIC: u32 = u32::from_le_bytes(*b"PNOD");
 const VERSION: u8 = 2;
 const WHAT: &str = "node header";
 /// Largest raw page that is accepted, in bytes.
-const MAX_RAW: u32 = 64 << 20;
+const MAX_RAW_BYTES: u32 = 64 << 20;
 
 /// How stored page bytes give raw ones.
 pub(crate) mod codec_id {
@@ -32,18 +32,18 @@ pub(crate) mod codec_id {
 
 /// Samples of a page, and the bytes of each: which are compressed first, to see whether it is worth while.
 const SAMPLES: usize = 2;
-const SAMPLE: usize = 1 << 10;
+const SAMPLE_BYTES: usize = 1 << 10;
 
 /// True if a page may become shorter by an eighth. One of media or ciphertext is known by a fraction of the
 /// work; where only some of a page is such, the other sample says yes.
 fn may_shrink(raw: &[u8]) -> bool {
     let step = raw.len() / (SAMPLES + 1);
-    if step < SAMPLE {
+    if step < SAMPLE_BYTES {
         return true;
     }
-    (1..=SAMPLES).filter_map(|i| raw.get(i * step..)?.get(..SAMPLE)).any(|sample| {
+    (1..=SAMPLES).filter_map(|i| raw.get(i * step..)?.get(..SAMPLE_BYTES)).any(|sample| {
         // A sample has fewer repetitions than the whole.
-        lz4_flex::block::compress(sample).len() < SAMPLE - SAMPLE / 16
+        lz4_flex::block::compress(sample).len() < SAMPLE_BYTES - SAMPLE_BYTES / 16
     })
 }
 
@@ -73,7 +73,7 @@ pub(crate) fn unpack(segment: Segment, raw_len: u32, stored: Bytes, at: u64) -> 
     if xxh3_64(&stored) != segment.sum {
         return Err(bad("its checksum does not match".into()));
     }
-    if raw_len > MAX_RAW {
+    if raw_len > MAX_RAW_BYTES {
         return Err(bad(format!("{raw_len} raw bytes")));
     }
     let unpacked = |unpack: fn(&[u8], &mut [u8]) -> std::result::Result<usize, String>| -> Result<_> {
@@ -316,7 +316,7 @@ fn get_run(r: &mut Reader, place: Place<'_>) -> Result<Run> {
         let segment = Segment { part, offset, len, sum: r.u64()?, codec: r.u8()? };
         let room = place.parts.get(usize::from(part)).copied().unwrap_or(0);
         let beyond = u64::from(offset) + u64::from(len) > room;
-        if beyond || len > MAX_RAW || raw > MAX_RAW || entries == 0 || first > last {
+        if beyond || len > MAX_RAW_BYTES || raw > MAX_RAW_BYTES || entries == 0 || first > last {
             return Err(r.bad("a page with impossible sizes or bounds"));
         }
         let loc = PageLoc::Home(segment);
@@ -353,6 +353,6 @@ mod tests {
         assert!(may_shrink(&[noise(16 << 10), text(16 << 10)].concat()));
         assert!(may_shrink(&[text(16 << 10), noise(16 << 10)].concat()));
         // What is hardly longer than the samples is simply tried.
-        assert!(may_shrink(&noise(3 * SAMPLE - 1)));
+        assert!(may_shrink(&noise(3 * SAMPLE_BYTES - 1)));
     }
 }

@@ -122,7 +122,8 @@ mod tests {
 
         #[test]
         fn the_image_of_a_range_holds_just_the_images(
-            head in small_key(), pre in small_key(), a in small_key(), b in prop::option::of(small_key()), k in small_key(),
+            head in small_key(), pre in small_key(),
+            a in small_key(), b in prop::option::of(small_key()), k in small_key(),
         ) {
             let lens = Lens::new(head.clone(), pre.clone());
             let Some(span) = Span::new(a, b).intersect(&Span::prefix(head)) else { return Ok(()) };

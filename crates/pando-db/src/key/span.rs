@@ -66,7 +66,8 @@ impl Span {
         (Some(below).filter(|s| !s.is_empty()), above.filter(|s| !s.is_empty()))
     }
 
-    /// What is left of `self` without any of `cuts`, ascending. Cost: as sorting those of them that overlap it.
+    /// What is left of `self` without any of `cuts`, ascending. Cost: as sorting those of them that overlap
+    /// it.
     pub fn without_all<'a>(&self, cuts: impl IntoIterator<Item = &'a Span>) -> Vec<Span> {
         let mut cuts: Vec<&Span> = cuts.into_iter().filter(|cut| self.overlaps(cut)).collect();
         cuts.sort_by(|a, b| a.lo.cmp(&b.lo));

@@ -7,7 +7,8 @@ use imbl::OrdMap;
 
 use crate::key::Span;
 
-/// Ranges that neither overlap nor touch, by where they begin. Cloning is O(1), all else logarithmic in their number.
+/// Ranges that neither overlap nor touch, by where they begin. Cloning is O(1), all else logarithmic in their
+/// number.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Spans(OrdMap<Bytes, Option<Bytes>>);
 

@@ -56,8 +56,8 @@ impl Change {
     }
 }
 
-/// At least one change, oldest first. Adding one costs O(log n) however many there are, also where a reader shares
-/// them: operations that nothing combines pile up in a table.
+/// At least one change, oldest first. Adding one costs O(log n) however many there are, also where a reader
+/// shares them: operations that nothing combines pile up in a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Changes {
     One(Change),

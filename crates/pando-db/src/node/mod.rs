@@ -26,7 +26,7 @@ pub(crate) mod update;
 pub(crate) type NodeId = u64;
 
 /// Estimated bytes of a page reference, range message or edge in a header, for accounting.
-pub(crate) const HEADER_ITEM: usize = 64;
+pub(crate) const HEADER_ITEM_BYTES: usize = 64;
 
 /// A node of the DAG.
 #[derive(Debug, Clone)]
@@ -250,7 +250,7 @@ impl Edge {
 
     /// Estimated bytes in a header, without messages.
     pub fn bytes(&self) -> usize {
-        HEADER_ITEM + self.lo.len()
+        HEADER_ITEM_BYTES + self.lo.len()
     }
 
     /// Pending bytes.
@@ -270,7 +270,7 @@ impl Layer {
 
     /// Estimated bytes of what is said about ranges.
     fn range_bytes(&self) -> usize {
-        let ranges: usize = self.ranges.iter().map(|r| HEADER_ITEM + r.span.lo.len()).sum();
+        let ranges: usize = self.ranges.iter().map(|r| HEADER_ITEM_BYTES + r.span.lo.len()).sum();
         ranges + self.updates.iter().map(UpdateMsg::bytes).sum::<usize>()
     }
 
@@ -308,7 +308,7 @@ impl UpdateMsg {
 
     /// Estimated bytes in a header, for accounting.
     pub fn bytes(&self) -> usize {
-        HEADER_ITEM + self.span.lo.len() + self.ops.iter().map(|op| op.len() + 2).sum::<usize>()
+        HEADER_ITEM_BYTES + self.span.lo.len() + self.ops.iter().map(|op| op.len() + 2).sum::<usize>()
     }
 }
 
@@ -377,7 +377,7 @@ impl PageRef {
     }
 
     fn header_bytes(&self) -> usize {
-        HEADER_ITEM + self.prefix.len() + self.first.len() + self.last.len()
+        HEADER_ITEM_BYTES + self.prefix.len() + self.first.len() + self.last.len()
     }
 
     /// Bytes of memory that the reference takes, with the page if it is there because of it.

@@ -32,15 +32,15 @@ pub(crate) struct Page {
     pure: bool,
     /// The entries follow each other without gaps, as [`Builder`] writes them.
     dense: bool,
-    /// What is known of the keys of every [`STEP`] entries, close together: most of a search needs no more.
+    /// What is known of the keys of every [`GROUP_ENTRIES`] entries, close together: most of a search needs no more.
     groups: Arc<[Group]>,
 }
 
 /// Bytes that an entry is taken to need beside key and content.
-const ENTRY: usize = 8;
+const ENTRY_BYTES: usize = 8;
 
 /// Entries of a group: two bytes of memory an entry.
-const STEP: usize = 8;
+const GROUP_ENTRIES: usize = 8;
 
 /// Some entries that follow each other.
 #[derive(Debug, Clone, Copy)]
@@ -48,12 +48,13 @@ struct Group {
     /// Of the first key.
     head: u64,
     /// A byte for each key; one that is not there mostly shows by it.
-    tags: [u8; STEP],
+    tags: [u8; GROUP_ENTRIES],
 }
 
 impl Group {
     /// The entries whose tag may be this one, counted in the group.
     fn candidates(self, tag: u8) -> impl Iterator<Item = usize> {
+        /// The lowest bit of each byte.
         const ONES: u64 = u64::MAX / 255;
         // A byte that is 0 has its highest bit set behind this, and few others have.
         let unlike = u64::from_le_bytes(self.tags) ^ (ONES * u64::from(tag));
@@ -61,7 +62,7 @@ impl Group {
         std::iter::from_fn(move || {
             let at = alike.trailing_zeros() as usize / 8;
             alike &= alike.wrapping_sub(1);
-            (at < STEP).then_some(at)
+            (at < GROUP_ENTRIES).then_some(at)
         })
     }
 }
@@ -69,11 +70,11 @@ impl Group {
 /// Notes entry `i`, which follows those noted; of few the head is asked.
 #[inline]
 fn note(groups: &mut Vec<Group>, i: usize, tag: u8, head: impl FnOnce() -> u64) {
-    if i.is_multiple_of(STEP) {
-        groups.push(Group { head: head(), tags: [0; STEP] });
+    if i.is_multiple_of(GROUP_ENTRIES) {
+        groups.push(Group { head: head(), tags: [0; GROUP_ENTRIES] });
     }
     if let Some(group) = groups.last_mut() {
-        group.tags[i % STEP] = tag;
+        group.tags[i % GROUP_ENTRIES] = tag;
     }
 }
 
@@ -115,9 +116,10 @@ impl Page {
             .and_then(|len| (data.len() - 4).checked_sub(len))
             .ok_or_else(|| bad(format!("{count} entries in {} bytes", data.len())))?;
         let mut page = Page { data, count, table, pure: true, dense: false, groups: Arc::default() };
-        let mut groups: Vec<Group> = Vec::with_capacity(count.div_ceil(STEP));
+        let mut groups: Vec<Group> = Vec::with_capacity(count.div_ceil(GROUP_ENTRIES));
         let (mut pure, mut dense, mut end) = (true, true, 0);
-        // Entries that share bytes would let a small page stand for a large run: what is made of it would have no bound.
+        // Entries that share bytes would let a small page stand for a large run: what is made of it would have no
+        // bound.
         let mut taken = 0;
         let mut last: Option<(u64, &[u8])> = None;
         let offsets = page.data.get(table..table + 4 * count).unwrap_or_default().as_chunks().0;
@@ -270,19 +272,19 @@ impl Page {
     /// Bytes that some entries take, with their places in the offset table.
     pub fn bytes_of(&self, entries: Range<usize>) -> usize {
         // Beside the kind and, as a rule, two short lengths, which stand in the entry.
-        const PLACE: usize = ENTRY - 3;
+        const PLACE_BYTES: usize = ENTRY_BYTES - 3;
         if self.dense {
-            return self.start(entries.end) - self.start(entries.start) + PLACE * entries.len();
+            return self.start(entries.end) - self.start(entries.start) + PLACE_BYTES * entries.len();
         }
         let bytes = |i| {
             let entry = self.entry(i);
-            entry.key.len() + entry.content.len() + ENTRY
+            entry.key.len() + entry.content.len() + ENTRY_BYTES
         };
         entries.map(bytes).sum()
     }
 
     fn tag(&self, i: usize) -> u8 {
-        self.groups.get(i / STEP).map_or(0, |group| group.tags[i % STEP])
+        self.groups.get(i / GROUP_ENTRIES).map_or(0, |group| group.tags[i % GROUP_ENTRIES])
     }
 
     /// True if every message is a `Put`, so that the page could stand in a leaf.
@@ -304,7 +306,7 @@ impl Page {
         let (below, above) = self.groups_around(head);
         let tag = tag(head, suffix);
         (below.saturating_sub(1)..above).find_map(|i| {
-            let candidates = self.groups.get(i)?.candidates(tag).map(|at| i * STEP + at);
+            let candidates = self.groups.get(i)?.candidates(tag).map(|at| i * GROUP_ENTRIES + at);
             candidates.filter(|&at| at < self.count).find(|&at| self.key(at) == suffix)
         })
     }
@@ -313,9 +315,9 @@ impl Page {
     /// rarely more than those of a group. Asks the processor for these, so that a search waits once for all.
     fn near(&self, suffix: &[u8]) -> Range<usize> {
         let (below, above) = self.groups_around(head(suffix));
-        let low = below.checked_sub(1).map_or(0, |last| last * STEP + 1);
-        let high = self.count.min(above * STEP);
-        for at in (low..high.min(low + STEP)).filter_map(|i| self.offset(i)) {
+        let low = below.checked_sub(1).map_or(0, |last| last * GROUP_ENTRIES + 1);
+        let high = self.count.min(above * GROUP_ENTRIES);
+        for at in (low..high.min(low + GROUP_ENTRIES)).filter_map(|i| self.offset(i)) {
             self.prefetch(at, 1);
         }
         low..high
@@ -330,7 +332,7 @@ impl Page {
     /// rule: in steps that double, a few entries are looked at.
     pub fn search_from(&self, from: usize, suffix: &[u8]) -> usize {
         let (mut low, mut step) = (from, 1);
-        while step <= STEP {
+        while step <= GROUP_ENTRIES {
             let probe = low + step - 1;
             if probe >= self.count || self.key(probe) >= suffix {
                 return self.search_in(low..probe.min(self.count), suffix).0;

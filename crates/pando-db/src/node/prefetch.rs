@@ -6,18 +6,18 @@
 //! only), nothing is done.
 
 /// Bytes that the processor fetches at once.
-const LINE: usize = 64;
+const LINE_BYTES: usize = 64;
 
 /// Asks for the bytes of `data` from `at` on, `len` of them, as far as they are there.
 #[inline]
 pub(crate) fn prefetch(data: &[u8], at: usize, len: usize) {
     #[cfg(target_arch = "x86_64")]
-    for at in (at..at.saturating_add(len)).step_by(LINE) {
+    for at in (at..at.saturating_add(len)).step_by(LINE_BYTES) {
         match data.get(at) {
             Some(byte) => safe_arch::prefetch_t0(byte),
             None => break,
         }
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = (data, at, len, LINE);
+    let _ = (data, at, len, LINE_BYTES);
 }

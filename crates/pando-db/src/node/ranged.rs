@@ -1,7 +1,7 @@
 //! Messages about ranges of keys: narrowing, clipping, cutting and re-keying them.
 //!
-//! A list of such messages is disjoint and ascending, and stays so. Pure functions of what they are given: no I/O.
-//! May use: `key` and the model of a node.
+//! A list of such messages is disjoint and ascending, and stays so. Pure functions of what they are given: no
+//! I/O. May use: `key` and the model of a node.
 
 use crate::{
     key::{Lens, Span},

@@ -1,7 +1,8 @@
 //! Where a node lies on the device, and how a new version of it takes over pages from there.
 //!
-//! A page of a stored node names its extent by a number of that node ([`PageLoc::Home`]). A *detached* page names the
-//! extent itself ([`PageLoc::Foreign`]), so that it can belong to another node. May use: extents. No I/O.
+//! A page of a stored node names its extent by a number of that node ([`PageLoc::Home`]). A *detached* page
+//! names the extent itself ([`PageLoc::Foreign`]), so that it can belong to another node. May use: extents.
+//! No I/O.
 
 use std::sync::Arc;
 

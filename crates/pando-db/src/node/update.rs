@@ -181,7 +181,8 @@ mod tests {
     proptest! {
         #[test]
         fn composed_updates_are_one_after_the_other(
-            a in updates(), b in updates(), keys in prop::collection::vec(key(), 20), old in prop::option::of(Just("v")),
+            a in updates(), b in updates(), keys in prop::collection::vec(key(), 20),
+            old in prop::option::of(Just("v")),
         ) {
             let both = compose(&a, &b, &Text);
             prop_assert!(is_ordered(&both), "{both:?}");

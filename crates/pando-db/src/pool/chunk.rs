@@ -1,8 +1,9 @@
 //! The only room of the crate with `unsafe`: memory of the kernel's, cut into pieces.
 //!
 //! What makes it sound: a [`Piece`] is made by a [`Chunk`] only, which marks its units as taken, and these are marked
-//! free only by [`Chunk::give`], which takes the piece away. So no two pieces overlap. What goes to the kernel is a piece
-//! as well, so nobody else has any of it. A chunk that is dropped while there are pieces of it keeps its memory for good.
+//! free only by [`Chunk::give`], which takes the piece away. So no two pieces overlap. What goes to the kernel is a
+//! piece as well, so nobody else has any of it. A chunk that is dropped while there are pieces of it keeps its memory
+//! for good.
 
 #![allow(unsafe_code)]
 
@@ -70,13 +71,13 @@ impl Piece {
         self.len.div_ceil(UNIT)
     }
 
-    /// Gives its memory to the kernel; all of it is zeros then. False if that is not possible, or if it is not whole pages
-    /// of the kernel's.
+    /// Gives its memory to the kernel; all of it is zeros then. False if that is not possible, or if it is not whole
+    /// pages of the kernel's.
     pub fn release(&mut self) -> bool {
         let page = page_size();
         let whole_pages = self.address().is_multiple_of(page) && self.len.is_multiple_of(page);
-        // SAFETY: these are whole pages of the kernel's, so nothing changes but the bytes of this piece, which nobody else
-        // has and `self` is borrowed mutably for.
+        // SAFETY: these are whole pages of the kernel's, so nothing changes but the bytes of this piece, which nobody
+        // else has and `self` is borrowed mutably for.
         whole_pages && unsafe { madvise(self.at.as_ptr().cast(), self.len, Advice::LinuxDontNeed) }.is_ok()
     }
 
@@ -168,8 +169,8 @@ impl Chunk {
         }
     }
 
-    /// Cuts out all that is idle and makes up whole pages of the kernel's, which have `page` bytes, for it to be given to
-    /// the kernel.
+    /// Cuts out all that is idle and makes up whole pages of the kernel's, which have `page` bytes, for it to be given
+    /// to the kernel.
     pub fn cut_idle(&mut self, page: usize) -> Vec<Piece> {
         let mut cut = Vec::new();
         let mut at = 0;

@@ -1,14 +1,16 @@
 //! Memory for pages: buffers of some tens of KiB, for all of the process from one pool.
 //!
-//! Most of what a store has in memory are pages of nearly one size, which come and go all the time, in many threads. Among
-//! all else that a general allocator gives out they leave holes that nothing fits: a process had half as much again as its
-//! store knew of. Here they are cut from chunks that nothing else shares, and are not zeroed before they are read into.
+//! Most of what a store has in memory are pages of nearly one size, which come and go all the time, in many threads.
+//! Among all else that a general allocator gives out they leave holes that nothing fits: a process had half as much
+//! again as its store knew of. Here they are cut from chunks that nothing else shares, and are not zeroed before they
+//! are read into.
 //!
 //! Guarantees: a buffer is nobody else's as long as it lives, and its contents are *anything* until they are written.
-//! Memory that no buffer has goes back to the kernel when buffers have not had as much for a while (many rounds of coming and
-//! going, or a while in which nothing came or went), or have not a quarter of it any more; but for [`KEPT`] and a sixteenth.
-//! Where the pool cannot help (too small, too large, the kernel refuses), the buffer comes from the heap. The lock is held for
-//! microseconds: it is the kernel that takes its time, and what it does happens outside. May use: nothing of the crate.
+//! Memory that no buffer has goes back to the kernel when buffers have not had as much for a while (many rounds of
+//! coming and going, or a while in which nothing came or went), or have not a quarter of it any more; but for [`KEPT`]
+//! and a sixteenth. Where the pool cannot help (too small, too large, the kernel refuses), the buffer comes from the
+//! heap. The lock is held for microseconds: it is the kernel that takes its time, and what it does happens outside. May
+//! use: nothing of the crate.
 
 mod chunk;
 
@@ -24,8 +26,8 @@ use smallvec::SmallVec;
 
 use chunk::{CHUNK, Chunk, Free, Piece, UNIT};
 
-/// Smallest and largest buffer that the pool cuts, in bytes. Smaller ones the heap does as well; larger ones leave much of a
-/// chunk over.
+/// Smallest and largest buffer that the pool cuts, in bytes. Smaller ones the heap does as well; larger ones leave much
+/// of a chunk over.
 const LEAST: usize = 8 << 10;
 const MOST: usize = CHUNK / 8;
 

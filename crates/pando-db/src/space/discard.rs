@@ -14,11 +14,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use crate::space::{BLOCK, Error, Result, Space, State};
 
 /// Smallest range worth a discard, in bytes; a power of two.
-const LEAST: u64 = 64 << 10;
+const MIN_DISCARD_BYTES: u64 = 64 << 10;
 /// Most bytes in use that one discard gives back.
-const PIECE: u64 = 64 << 20;
+const MAX_USED_DISCARD_BYTES: u64 = 64 << 20;
 /// Most bytes of which nothing is known, and which cost little if they are a hole already.
-const SWEEP: u64 = 1 << 30;
+const MAX_UNKNOWN_DISCARD_BYTES: u64 = 1 << 30;
 
 /// What a step of discarding must heed.
 #[derive(Debug, Clone, Copy)]
@@ -77,7 +77,7 @@ impl Space {
         let allocated = state.allocated;
         let lately = allocated - std::mem::replace(&mut state.discards.allocated, allocated);
         let fading = state.discards.demand / 2;
-        state.discards.demand = lately.max(if fading < LEAST { 0 } else { fading });
+        state.discards.demand = lately.max(if fading < MIN_DISCARD_BYTES { 0 } else { fading });
         state.discards.demand
     }
 
@@ -143,9 +143,9 @@ impl Space {
 
 impl State {
     fn choose(&mut self, keep: u64, eager: bool, sparse: bool) -> Option<Piece> {
-        let least = if eager { BLOCK } else { LEAST };
+        let least = if eager { BLOCK } else { MIN_DISCARD_BYTES };
         if let Some((offset, len)) = self.stale.first_from(0, least) {
-            return Some(Piece { offset, len: len.min(PIECE), was: Was::Stale });
+            return Some(Piece { offset, len: len.min(MAX_USED_DISCARD_BYTES), was: Was::Stale });
         }
         let surplus = self.backed.total().saturating_sub(keep) / BLOCK * BLOCK;
         if surplus >= least {
@@ -157,7 +157,7 @@ impl State {
                 self.backed.highest(least)
             };
             if let Some((offset, size)) = found {
-                let len = size.min(surplus).min(PIECE);
+                let len = size.min(surplus).min(MAX_USED_DISCARD_BYTES);
                 return Some(Piece { offset: offset + size - len, len, was: Was::Backed });
             }
         }
@@ -166,7 +166,7 @@ impl State {
         }
         while let Some((offset, size)) = self.raw.next_from(self.discards.swept) {
             if size >= least {
-                return Some(Piece { offset, len: size.min(SWEEP), was: Was::Raw });
+                return Some(Piece { offset, len: size.min(MAX_UNKNOWN_DISCARD_BYTES), was: Was::Raw });
             }
             self.discards.swept = offset + size;
         }

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How many ranges of the same class as the request are tried in order of offset.
-const SCAN: usize = 32;
+const MAX_TRIED_RANGES: usize = 32;
 
 /// Free ranges, in bytes.
 #[derive(Debug)]
@@ -101,7 +101,7 @@ impl FreeRanges {
         let class = class(len);
         let (own, above) = self.by_class.split_at(class + 1);
         let certain = above.iter().filter_map(|offsets| offsets.first()).min();
-        let near = own.last()?.iter().take(SCAN).find(|&&offset| self.starting_at(offset) >= len);
+        let near = own.last()?.iter().take(MAX_TRIED_RANGES).find(|&&offset| self.starting_at(offset) >= len);
         let tightest = || self.by_size.range((len, 0)..).next().map(|&(_, offset)| offset);
         near.into_iter().chain(certain).min().copied().or_else(tightest)
     }

@@ -36,9 +36,9 @@ use crate::{
 };
 
 /// Largest step in which raw bytes are backed, unless more is needed at once.
-const STEP: u64 = 64 << 20;
+const BACKING_STEP_BYTES: u64 = 64 << 20;
 /// Ranges that are looked at when the medium is full: they might be a million.
-const MAX_LOOKS: usize = 10_000;
+const MAX_LOOKED_RANGES: usize = 10_000;
 /// How long a refused reservation is not tried again.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -375,7 +375,7 @@ impl Space {
         let raw = |from| self.state.lock().raw.next_from(from);
         let step = self.step(&self.state.lock());
         let mut at = self.start;
-        for _ in 0..MAX_LOOKS {
+        for _ in 0..MAX_LOOKED_RANGES {
             // Reserved bytes that were never written the medium does not tell of; they are where
             // the used ones end.
             let Some((start, len)) = raw(at) else { break };
@@ -387,7 +387,7 @@ impl Space {
             at = start + len;
         }
         at = self.start;
-        for _ in 0..MAX_LOOKS {
+        for _ in 0..MAX_LOOKED_RANGES {
             let held = self.device.next_held(at).map_err(|e| Error::io("look for space", at, e))?;
             let Some((from, len)) = held else { break };
             let end = (from + len) / BLOCK * BLOCK;
@@ -434,7 +434,7 @@ impl Space {
 
     /// How many bytes are backed at once, at least.
     fn step(&self, state: &State) -> u64 {
-        STEP.min(((state.end - self.start) / 16).next_multiple_of(BLOCK))
+        BACKING_STEP_BYTES.min(((state.end - self.start) / 16).next_multiple_of(BLOCK))
     }
 
     fn extent(self: &Arc<Self>, offset: u64, len: u64, shared: bool, backed: bool) -> Arc<Extent> {

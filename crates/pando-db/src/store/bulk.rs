@@ -98,8 +98,8 @@ impl Bulk {
             .then(|| (candidate.page.clone(), n))
     }
 
-    /// Says that the value of `key` that is `value`, by its address, lies in `page`, which holds nothing else. Wanted as
-    /// long as batches up to `msn` are not in the tree.
+    /// Says that the value of `key` that is `value`, by its address, lies in `page`, which holds nothing
+    /// else. Wanted as long as batches up to `msn` are not in the tree.
     pub fn offer(&self, key: Bytes, value: Bytes, page: PageRef, msn: u64) {
         self.pages.lock().insert(key.clone(), BulkPage { page, entries: vec![(key, value)], msn });
     }
@@ -365,9 +365,9 @@ impl Groups {
         Ok(())
     }
 
-    /// A page of `key` alone that refers to where its value should be, and as little proves true: for a value that
-    /// [`Groups::value`] has not. `None` if nothing says where it was, or it was not adopted. `value` is what it looks
-    /// like to whoever builds a layer ([`Bulk::offer`]).
+    /// A page of `key` alone that refers to where its value should be, and as little proves true: for a value
+    /// that [`Groups::value`] has not. `None` if nothing says where it was, or it was not adopted. `value` is
+    /// what it looks like to whoever builds a layer ([`Bulk::offer`]).
     pub fn damaged(&self, id: u64, number: u32, key: &Bytes, value: &Bytes) -> Option<PageRef> {
         let group = self.placed.get(&id)?;
         let (extent, segment, raw) = *group.pages.get(group.places.get(&number)?.0)?;
@@ -379,8 +379,8 @@ impl Groups {
         Some(page)
     }
 
-    /// The value `number` of group `id`, which was adopted; `None` if what is there is not it: it did not reach the
-    /// device before a crash, or is damaged.
+    /// The value `number` of group `id`, which was adopted; `None` if what is there is not it: it did not
+    /// reach the device before a crash, or is damaged.
     pub fn value(&mut self, id: u64, number: u32, pager: &Pager) -> Result<Option<Bytes>> {
         if let Some(value) = self.inline.get(&(id, number)) {
             return Ok(Some(value.clone()));

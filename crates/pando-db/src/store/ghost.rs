@@ -1,26 +1,28 @@
 //! Which pages long scans have passed lately.
 //!
-//! A scan of more than the cache holds would leave in it nothing but its own last part, and a scan of less may be
-//! the only one: so what a long scan reads enters the cache only if one has passed it before, and not longer ago
-//! than the cache holds pages (Johnson and Shasha, "2Q", VLDB 1994, where the list of what has passed is `A1out`).
-//! Kept as a table of marks in groups, where a new mark takes the place of the oldest of its group: an error costs a
-//! read or a place in the cache. Two scans that go side by side look like one that goes twice. Takes no lock; 32 bytes a page of the cache.
-//! May use: nothing of the crate.
+//! A scan of more than the cache holds would leave in it nothing but its own last part, and a scan of less
+//! may be the only one: so what a long scan reads enters the cache only if one has passed it before, and not
+//! longer ago than the cache holds pages (Johnson and Shasha, "2Q", VLDB 1994, where the list of what has
+//! passed is `A1out`). Kept as a table of marks in groups, where a new mark takes the place of the oldest of
+//! its group: an error costs a read or a place in the cache. Two scans that go side by side look like one
+//! that goes twice. Takes no lock; 32 bytes a page of the cache. May use: nothing of the crate.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// Marks in a group; as many groups as the cache holds pages, so that few marks are overwritten before they are too old.
-const GROUP: usize = 4;
+/// Marks in a group; as many groups as the cache holds pages, so that few marks are overwritten before they
+/// are too old.
+const GROUP_MARKS: usize = 4;
 
 /// Most groups: far below half of what the clock counts.
 const MOST_GROUPS: u64 = 1 << 28;
 
-/// A part of the hash of a page's name above, and below when the page was passed, as [`Passed::clock`] showed. 0: none.
+/// A part of the hash of a page's name above, and below when the page was passed, as [`Passed::clock`]
+/// showed. 0: none.
 type Mark = AtomicU64;
 
 /// Marks of pages, by a hash of their name.
 pub(crate) struct Passed {
-    groups: Box<[[Mark; GROUP]]>,
+    groups: Box<[[Mark; GROUP_MARKS]]>,
     /// Pages passed so far.
     clock: AtomicU32,
 }
@@ -32,8 +34,8 @@ impl Passed {
         Self { groups: groups.collect(), clock: 1.into() }
     }
 
-    /// Notes that the page of this hash is passed, and tells if it was before, and not more than `held` pages ago:
-    /// those that the cache holds now.
+    /// Notes that the page of this hash is passed, and tells if it was before, and not more than `held` pages
+    /// ago: those that the cache holds now.
     pub fn again(&self, hash: u64, held: u64) -> bool {
         let now = self.clock.fetch_add(1, Relaxed);
         let age = |mark: u64| if mark == 0 { u32::MAX } else { now.wrapping_sub(mark as u32) };

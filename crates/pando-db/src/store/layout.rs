@@ -26,22 +26,22 @@ use crate::{
 };
 
 /// Most extents of pages that a version of a node takes over.
-const MAX_KEPT: usize = 16;
+const MAX_KEPT_EXTENTS: usize = 16;
 /// A node keeps an extent of which it uses at least 1/n: what lies unused in it may be another node's.
-const KEPT_USE: u64 = 4;
+const KEPT_USE_FRACTION: u64 = 4;
 /// And of which it uses at least 1/n of the size of a node, so that a scan goes on long enough before it
 /// moves to another place, and the places of a node are few.
-const KEPT_RUN: usize = 16;
+const KEPT_RUN_FRACTION: usize = 16;
 
-/// The same of messages, and most places where those of a node are kept: a scan comes by once for every edge, and
-/// goes to each place (`docs/costs.md`, item 2).
-const KEPT_MESSAGES: usize = 8;
-const MAX_PLACES: usize = 3;
+/// The same of messages, and most places where those of a node are kept: a scan comes by once for every edge,
+/// and goes to each place (`docs/costs.md`, item 2).
+const KEPT_MESSAGES_FRACTION: usize = 8;
+const MAX_MESSAGE_EXTENTS: usize = 3;
 
 /// Bytes of pages of an interior node that are written apart from its header: less would not be kept, or
 /// cost more in blocks that are not full.
 fn lasting_from(node_size: usize) -> usize {
-    (node_size / KEPT_MESSAGES).max(2 * BLOCK as usize)
+    (node_size / KEPT_MESSAGES_FRACTION).max(2 * BLOCK as usize)
 }
 
 /// Writes a node to free space. [`Error::NoSpace`] if there is too little, or only in shreds.
@@ -127,7 +127,7 @@ pub(crate) fn bytes_to_write(node: &Node, node_size: usize) -> usize {
 /// Whether a node that uses `used` bytes of an extent of pages may keep it: less is copied when the node is
 /// written.
 pub(crate) fn is_worth_keeping(extent: &Extent, used: u64, node_size: usize) -> bool {
-    used >= extent.len / KEPT_USE && used as usize >= node_size / KEPT_RUN
+    used >= extent.len / KEPT_USE_FRACTION && used as usize >= node_size / KEPT_RUN_FRACTION
 }
 
 fn place_in(kept: &[Arc<Extent>], extent: &Arc<Extent>) -> Option<usize> {
@@ -174,15 +174,15 @@ fn kept(node: &Node, node_size: usize) -> Vec<Arc<Extent>> {
     }
     let worth = |run: &Run<'_>| is_worth_keeping(run.extent, run.used, node_size);
     let long = |run: &Run<'_>| run.end.is_some();
-    let much = |run: &Run<'_>| node.height > 0 && run.used as usize >= node_size / KEPT_MESSAGES;
+    let much = |run: &Run<'_>| node.height > 0 && run.used as usize >= node_size / KEPT_MESSAGES_FRACTION;
     let mut places = 0;
     runs.retain(|run| {
         // What came in bulk stays in one run. Messages of a version do not, once others have come between.
-        let kept = worth(run) && (long(run) || (much(run) && places < MAX_PLACES));
+        let kept = worth(run) && (long(run) || (much(run) && places < MAX_MESSAGE_EXTENTS));
         places += usize::from(kept && node.height > 0);
         kept
     });
-    runs.into_iter().take(MAX_KEPT).map(|run| run.extent.clone()).collect()
+    runs.into_iter().take(MAX_KEPT_EXTENTS).map(|run| run.extent.clone()).collect()
 }
 
 /// A new extent and what goes there.
@@ -434,6 +434,6 @@ mod tests {
             assert_same(&pager, &stored, &waiting(&[&all[..=i], &all[12..=12 + i]].concat()));
             most = most.max(stored.parts.len());
         }
-        assert_eq!(most, MAX_PLACES + 2, "header, new messages and those that are kept");
+        assert_eq!(most, MAX_MESSAGE_EXTENTS + 2, "header, new messages and those that are kept");
     }
 }

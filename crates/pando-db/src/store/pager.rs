@@ -51,8 +51,8 @@ const PAGE_MAX: usize = 32 << 10;
 const SHARD: u64 = 4 << 20;
 const MOST_SHARDS: u64 = 64;
 
-/// Size of a page, in bytes, for which there are marks of passed pages: where pages are smaller, of fewer than the cache
-/// holds, so that the marks take a 256th of the budget at most.
+/// Size of a page, in bytes, for which there are marks of passed pages: where pages are smaller, of fewer than the
+/// cache holds, so that the marks take a 256th of the budget at most.
 const LEAST_PASSED: usize = 8 << 10;
 
 /// Part (1/n) of the cache's budget that one request reads ahead at most.
@@ -421,7 +421,8 @@ impl Pager {
     }
 
     /// The same for pages that nobody will want again, because what they hold is being written anew: up to
-    /// `limit` bytes, packed and unpacked, one page or more, and the cache does not learn of them. Empty also if the first is in it.
+    /// `limit` bytes, packed and unpacked, one page or more, and the cache does not learn of them. Empty also if the
+    /// first is in it.
     pub fn read_for_the_last_time<'p>(
         &self,
         pages: impl Iterator<Item = &'p PageRef>,
@@ -533,8 +534,8 @@ impl Pager {
         (self.row_hits.sum(), self.rows.weight())
     }
 
-    /// The bytes of pages that lie side by side, unverified, with one request; each in memory of its own, so that one that stays
-    /// in the cache does not keep all the others.
+    /// The bytes of pages that lie side by side, unverified, with one request; each in memory of its own, so that one
+    /// that stays in the cache does not keep all the others.
     fn read_apart(&self, wanted: &[Wanted<'_>]) -> Result<Vec<Bytes>> {
         let Some(first) = wanted.first() else { return Ok(Vec::new()) };
         let mut end = first.at;

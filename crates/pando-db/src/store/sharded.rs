@@ -1,7 +1,8 @@
 //! Counters that many threads add to at once.
 //!
-//! Each thread adds to one of a few cells, each in a cache line of its own: a single counter would travel between
-//! processors with every read of the cache. Guarantee: the sum is exact once the threads are done. May use: thread numbers.
+//! Each thread adds to one of a few cells, each in a cache line of its own: a single counter would travel
+//! between processors with every read of the cache. Guarantee: the sum is exact once the threads are done.
+//! May use: thread numbers.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -45,10 +45,12 @@ pub const MIN_LOG: u64 = 64 << 10;
 pub const MAX_LOG: u64 = 1 << 30;
 
 const MAGIC: [u8; 8] = *b"PANDO\0\0\x01";
-/// Incompatible feature: write-outs of the log end with guards, which older code would take for the end of the log.
+/// Bit of an incompatible feature: write-outs of the log end with guards, which older code would take for the end of
+/// the log.
 pub const GUARDED_LOG: u64 = 1;
-/// Incompatible features that this code knows.
+/// Bits of the incompatible features that this code knows.
 const KNOWN_FEATURES: u64 = GUARDED_LOG;
+/// Bytes of a superblock, and where its checksum begins, in bytes.
 const SIZE: usize = BLOCK as usize;
 const CHECKSUM_AT: usize = SIZE - 8;
 /// No counter in a store reaches this; above it, arithmetic could overflow.
@@ -108,7 +110,8 @@ pub struct Superblock {
     pub clean: bool,
     /// Name given by the user, at most 64 bytes without NUL.
     pub label: String,
-    /// MSN of a record of the log that was durable when this was written, with all before it. 0 if that is not known.
+    /// MSN of a record of the log that was durable when this was written, with all before it. 0 if that is
+    /// not known.
     pub log_durable: u64,
 }
 
@@ -162,11 +165,13 @@ pub fn read(device: &dyn Device) -> Result<Slots> {
     Ok(Slots { newest, damaged })
 }
 
-/// Makes `superblock` the newest, durably, and gives it a second copy; `superblock` is that copy then. What it refers to
-/// must be durable before. [`Error::Invalid`] for fields that reading would refuse, and nothing is written.
+/// Makes `superblock` the newest, durably, and gives it a second copy; `superblock` is that copy then. What
+/// it refers to must be durable before. [`Error::Invalid`] for fields that reading would refuse, and nothing
+/// is written.
 ///
-/// The copy is written durably where the device can do that, else it is with the next flush: until then the other slot
-/// holds an older superblock, which can be relied on only as long as its log and its extents are whole.
+/// The copy is written durably where the device can do that, else it is with the next flush: until then the
+/// other slot holds an older superblock, which can be relied on only as long as its log and its extents are
+/// whole.
 pub fn commit(device: &dyn Device, superblock: &mut Superblock) -> Result<()> {
     superblock.generation += 1;
     write(device, superblock)?;

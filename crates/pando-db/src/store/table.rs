@@ -446,8 +446,8 @@ mod tests {
         Entry { count: 1, height: 1, loc: Loc::Dirty(Arc::new(root)) }
     }
 
-    /// An edit that replaces all nodes may take the old ones out first. The page of small numbers must not stay
-    /// behind without an entry: such a table could not be loaded, and with it the store.
+    /// An edit that replaces all nodes may take the old ones out first. The page of small numbers must not
+    /// stay behind without an entry: such a table could not be loaded, and with it the store.
     #[test]
     fn a_table_that_was_empty_for_a_moment_can_be_loaded() {
         for number in [1, SLOTS as u64, 100 * SLOTS as u64 + 7, (SLOTS * SLOTS) as u64, 1 << 47] {

@@ -1,9 +1,11 @@
-//! What could not be read: the places of headers and pages whose last read failed or did not fit its checksum.
+//! What could not be read: the places of headers and pages whose last read failed or did not fit its
+//! checksum.
 //!
-//! Structural work asks before it begins something that it could not end, so one bad page does not stop a store: what
-//! waits for it goes on waiting, and everything else goes on. Nothing of it is stored; whoever meets such a place
-//! again after a reopen notes it again, and a read that succeeds strikes it out. Costs nothing where nothing is bad.
-//! Memory: two words a place, [`MOST`] places; beyond that all are forgotten, and those found again that matter.
+//! Structural work asks before it begins something that it could not end, so one bad page does not stop a
+//! store: what waits for it goes on waiting, and everything else goes on. Nothing of it is stored; whoever
+//! meets such a place again after a reopen notes it again, and a read that succeeds strikes it out. Costs
+//! nothing where nothing is bad. Memory: two words a place, [`MAX_PLACES`] places; beyond that all are
+//! forgotten, and those found again that matter.
 
 use std::{
     collections::HashSet,
@@ -14,7 +16,7 @@ use std::{
 use parking_lot::Mutex;
 
 /// Places that are kept.
-const MOST: usize = 1 << 16;
+const MAX_PLACES: usize = 1 << 16;
 
 /// A set of places, to be asked by any thread.
 pub(crate) struct Unreadable<K> {
@@ -35,7 +37,8 @@ impl<K: Copy + Eq + Hash> Unreadable<K> {
         self.any.load(Ordering::Acquire)
     }
 
-    /// How many were noted so far that were not known: who fails, and finds more than before, may try again around it.
+    /// How many were noted so far that were not known: who fails, and finds more than before, may try again
+    /// around it.
     pub fn found(&self) -> u64 {
         self.found.load(Ordering::Acquire)
     }
@@ -46,7 +49,7 @@ impl<K: Copy + Eq + Hash> Unreadable<K> {
 
     pub fn note(&self, place: K) {
         let mut places = self.places.lock();
-        if places.len() >= MOST {
+        if places.len() >= MAX_PLACES {
             places.clear();
         }
         if places.insert(place) {
@@ -86,7 +89,7 @@ mod tests {
     #[test]
     fn what_is_remembered_is_bounded() {
         let bad = Unreadable::default();
-        (0..3 * MOST).for_each(|place| bad.note(place));
-        assert!(bad.places.lock().len() <= MOST);
+        (0..3 * MAX_PLACES).for_each(|place| bad.note(place));
+        assert!(bad.places.lock().len() <= MAX_PLACES);
     }
 }

@@ -12,9 +12,9 @@
 //! refers to a node is higher, so when its turn comes all paths to it have
 //! been seen. It is careful: a reference that it has not met (from memory, from
 //! a node that waits to be reclaimed) is taken to show everything. What it
-//! finds stays true of a node as long as that node is the same version with as many references, as no change shows
-//! anything that was not visible. So it walks one version, in steps of any size and without a lock. I/O: headers of interior nodes, and of leaves
-//! that are not seen whole.
+//! finds stays true of a node as long as that node is the same version with as many references, as no change
+//! shows anything that was not visible. So it walks one version, in steps of any size and without a lock.
+//! I/O: headers of interior nodes, and of leaves that are not seen whole.
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// A leaf is trimmed if that frees at least 1/n of it.
-const WORTH: usize = 8;
+const WORTH_FRACTION: usize = 8;
 
 /// A node and the local keys that some path shows, ascending and apart.
 pub(crate) type Trimming = (NodeId, Vec<Span>);
@@ -65,7 +65,8 @@ pub(crate) struct Survey {
 }
 
 impl Survey {
-    /// Goes on by `nodes` nodes; false if that was all. `edit` is to be an empty one over the same version each time.
+    /// Goes on by `nodes` nodes; false if that was all. `edit` is to be an empty one over the same version
+    /// each time.
     pub fn go_on(&mut self, edit: &Edit<'_>, nodes: usize) -> Result<bool> {
         for _ in 0..nodes {
             if !edit.survey_next(self)? {
@@ -161,8 +162,8 @@ impl Edit<'_> {
         Ok(height)
     }
 
-    /// Takes out of a node all that `shown` does not need, as was found in the version of `surveyed`; whether it did. Does nothing to
-    /// one that has changed since. I/O: its header.
+    /// Takes out of a node all that `shown` does not need, as was found in the version of `surveyed`; whether
+    /// it did. Does nothing to one that has changed since. I/O: its header.
     pub fn trim(&mut self, (id, shown): &Trimming, surveyed: &Table) -> Result<bool> {
         if !self.is_as_in(surveyed, *id) {
             return Ok(false);
@@ -195,7 +196,7 @@ fn is_worth_it(node: &Node, shown: &[Span]) -> bool {
         Body::Leaf(run) => {
             let unseen = run.pages.iter().filter(|page| !is_seen(page, shown));
             let bytes: usize = unseen.map(|page| page.raw as usize).sum();
-            bytes > 0 && bytes >= run.bytes() / WORTH
+            bytes > 0 && bytes >= run.bytes() / WORTH_FRACTION
         }
         Body::Interior(edges) => {
             let idle = |(i, edge): (usize, &Edge)| match needs(edge, &node.edge_span(i), shown) {

@@ -46,8 +46,8 @@ pub(crate) struct Walk<'w> {
 }
 
 impl Edit<'_> {
-    /// Goes on with a walk over private nodes; the key where the next one is to go on, `None` at the end. Changes nothing.
-    /// I/O: at most `walk.left` headers, and those on the way to where it goes on.
+    /// Goes on with a walk over private nodes; the key where the next one is to go on, `None` at the end.
+    /// Changes nothing. I/O: at most `walk.left` headers, and those on the way to where it goes on.
     pub fn waiting_deletes(&self, walk: &mut Walk<'_>) -> Result<Option<Bytes>> {
         self.waiting_below(self.root, &Span::all(), &Lens::identity(), walk)
     }
@@ -114,8 +114,8 @@ impl Edit<'_> {
         }
     }
 
-    /// True if `deleted` covers all that an edge somewhere below `edge`, which has the range `live`, shows of its child, or most of
-    /// a leaf. I/O: headers, counted in `left`.
+    /// True if `deleted` covers all that an edge somewhere below `edge`, which has the range `live`, shows of
+    /// its child, or most of a leaf. I/O: headers, counted in `left`.
     fn frees_a_node(&self, deleted: &Spans, edge: &Edge, live: &Span, left: &mut usize) -> Result<bool> {
         let Some(target) = &edge.child else { return Ok(false) };
         if !self.is_private(target.id) {
@@ -151,7 +151,8 @@ impl Edit<'_> {
         Ok(false)
     }
 
-    /// True if the range gives back more than carrying it down costs, as [`Which::Large`] says, and its way down is not shared.
+    /// True if the range gives back more than carrying it down costs, as [`Which::Large`] says, and its way
+    /// down is not shared.
     pub fn is_large_delete(&self, range: &Span, mut left: usize) -> Result<bool> {
         let mut deleted = Spans::default();
         deleted.insert(range.clone());
@@ -159,8 +160,8 @@ impl Edit<'_> {
         self.frees_a_node(&deleted, &root, &Span::all(), &mut left)
     }
 
-    /// Flushes what waits at the edges on the way from the root to `key`; whether there was anything. I/O: headers of private interior
-    /// nodes, and what a flush takes.
+    /// Flushes what waits at the edges on the way from the root to `key`; whether there was anything. I/O:
+    /// headers of private interior nodes, and what a flush takes.
     pub fn sink_at(&mut self, key: &Bytes) -> Result<bool> {
         let mut any = false;
         let (mut id, mut lens) = (self.root, Lens::identity());

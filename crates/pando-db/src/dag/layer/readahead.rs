@@ -2,10 +2,11 @@
 //! side by side with one request.
 //!
 //! A leaf takes in messages from all over its range, as a rule, so most of its pages are opened, and written
-//! anew: a request for each would be thirty times as many. They are read past the cache, which has better to keep.
-//! Pages that the other run does not touch are not read. Where one of its pages is not in memory and spans many of
-//! this run's, that is a guess by the number of its entries: a page of which nothing is taken then may be read once more, when it is copied.
-//! Memory: one request for each of two runs, of a node's size at most, packed and unpacked.
+//! anew: a request for each would be thirty times as many. They are read past the cache, which has better to
+//! keep. Pages that the other run does not touch are not read. Where one of its pages is not in memory and
+//! spans many of this run's, that is a guess by the number of its entries: a page of which nothing is taken
+//! then may be read once more, when it is copied. Memory: one request for each of two runs, of a node's size
+//! at most, packed and unpacked.
 
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ use crate::{
 };
 
 /// Entries for each page that it spans with which a page that is not at hand is taken to touch all of them.
-const DENSE: usize = 4;
+const DENSE_ENTRIES: usize = 4;
 
 /// The pages of a run, for a merge with another one.
 pub(crate) struct Opened<'a> {
@@ -73,7 +74,7 @@ impl<'a> Opened<'a> {
             PageLoc::Home(_) | PageLoc::Foreign(..) => {
                 let spanned =
                     self.run.page_from(&theirs.last_key()) - self.run.page_from(&theirs.first_key());
-                theirs.count as usize >= DENSE * spanned
+                theirs.count as usize >= DENSE_ENTRIES * spanned
             }
         }
     }

@@ -195,7 +195,8 @@ proptest! {
 
     #[test]
     fn a_layer_over_another_means_both(
-        newer in layer(), older in layer(), keys in prop::collection::vec(key(), 20), below in prop::option::of(Just("v")),
+        newer in layer(), older in layer(), keys in prop::collection::vec(key(), 20),
+        below in prop::option::of(Just("v")),
     ) {
         let pager = pager();
         let both = newer.over(&older, &pager, &Text).expect("in memory");
@@ -217,7 +218,8 @@ proptest! {
         prop_assert!(slice.updates.iter().all(|u| part.covers(&u.span)));
         for key in keys {
             let below = Some(Bytes::from("v"));
-            let expected = if part.contains(&key) { meaning(&layer, &key, below.clone(), &pager) } else { below.clone() };
+            let here = || meaning(&layer, &key, below.clone(), &pager);
+            let expected = if part.contains(&key) { here() } else { below.clone() };
             // A Goto that is cut shows the same through another prefix, which `shown` knows nothing of.
             prop_assert_eq!(meaning(&slice, &key, below, &pager), expected);
         }
@@ -242,7 +244,8 @@ proptest! {
             prop_assert_eq!(meaning_of_table(&table, &key), expected.clone(), "{:?}", key);
             // But for clones the layer says the same.
             let cloned = table.range_at(&key).is_some_and(|range| !range.is_delete());
-            let below = if cloned { table.range_at(&key).and_then(|range| under_range(range, &key)) } else { under(&key) };
+            let of_clone = || table.range_at(&key).and_then(|range| under_range(range, &key));
+            let below = if cloned { of_clone() } else { under(&key) };
             prop_assert_eq!(meaning(&layer, &key, below, &pager), expected, "{:?}", key);
         }
         // What is counted is given back.

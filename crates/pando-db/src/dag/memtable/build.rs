@@ -1,7 +1,9 @@
-//! Pouring a table into pages, some points at a time, so that a thread that has a moment can take a part of it.
+//! Pouring a table into pages, some points at a time, so that a thread that has a moment can take a part of
+//! it.
 //!
-//! What comes of it is what [`Memtable::to_layer`] gives for a table whose values all stand in the log. Costs no I/O.
-//! Memory: the pages so far, which take half of what the table does where values are short, and nearly as much where not.
+//! What comes of it is what [`Memtable::to_layer`] gives for a table whose values all stand in the log. Costs
+//! no I/O. Memory: the pages so far, which take half of what the table does where values are short, and
+//! nearly as much where not.
 
 use std::{ops::Bound, sync::Arc};
 
@@ -30,8 +32,8 @@ impl Pouring {
         Arc::ptr_eq(&self.table, table)
     }
 
-    /// Takes the next `most` points, or those that come to `bytes` bytes if that is fewer; `false` if none are left
-    /// behind them.
+    /// Takes the next `most` points, or those that come to `bytes` bytes if that is fewer; `false` if none
+    /// are left behind them.
     pub fn go_on(&mut self, most: usize, bytes: usize) -> bool {
         let from = self.last.as_ref().map_or(Bound::Unbounded, |last| Bound::Excluded(&last[..]));
         let mut points = self.table.points.range::<_, [u8]>((from, Bound::Unbounded));

@@ -1,9 +1,10 @@
 //! What says of most keys that are not in a table that they are not: between which keys its own lie, and a filter.
 //!
-//! Who writes in one place and reads in another is told by the first, without a look at memory that no other read needs.
-//! The second is a blocked Bloom filter: all bits of a key lie in one line of the processor's cache. Keys are only ever added, so
-//! versions of a table share one filter until it is too small for one of them; what a later version added costs an earlier one a look in vain. It is as large as
-//! the keys of its table need, because readers ask those of all tables, and these should stay in the processor's cache.
+//! Who writes in one place and reads in another is told by the first, without a look at memory that no other read
+//! needs. The second is a blocked Bloom filter: all bits of a key lie in one line of the processor's cache. Keys are
+//! only ever added, so versions of a table share one filter until it is too small for one of them; what a later version
+//! added costs an earlier one a look in vain. It is as large as the keys of its table need, because readers ask those
+//! of all tables, and these should stay in the processor's cache.
 //!
 //! Guarantee: a key that was added is found. May use: keys.
 

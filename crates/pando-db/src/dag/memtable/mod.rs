@@ -23,7 +23,7 @@ use crate::{
     key::Span,
     merge::Merge,
     node::{
-        HEADER_ITEM, Layer, PageRef, RangeMsg, Run, UpdateMsg,
+        HEADER_ITEM_BYTES, Layer, PageRef, RangeMsg, Run, UpdateMsg,
         message::Msg,
         ranged::cut,
         update::{compose, without_deleted},
@@ -37,18 +37,18 @@ pub(crate) mod range;
 
 /// Points from which on a table has a filter, which has room for several times as many. When that is not enough it is
 /// made anew as much larger, up to a size: beyond, more of what it says is wrong, and a larger one takes too long.
-const FILTER_FROM: usize = 256;
-const FILTER_GROWTH: usize = 4;
-const FILTER_MOST: usize = 1 << 16;
+const FILTER_FROM_POINTS: usize = 256;
+const FILTER_GROWTH_FACTOR: usize = 4;
+const FILTER_MAX_POINTS: usize = 1 << 16;
 /// Estimated bytes of memory per entry beyond key and content.
 const ENTRY_BYTES: usize = 96;
 /// Bytes of updates that make a table full. In a node each is said again for every edge that it covers, and
 /// in the header, which is read whole.
-const MOST_UPDATES: usize = 64 << 10;
+const MAX_UPDATE_BYTES: usize = 64 << 10;
 /// Clones that make a table full, so that placing those of one table is a bounded piece of work.
-const MOST_CLONES: usize = 8192;
+const MAX_CLONES: usize = 8192;
 /// Bytes of batches that make a table full, as a multiple of its limit, however few of them are left.
-const MOST_KEPT: usize = 4;
+const MAX_KEPT_FACTOR: usize = 4;
 
 /// Messages not yet in the DAG. Cloning is O(1).
 #[derive(Clone)]
@@ -114,9 +114,9 @@ impl Memtable {
     /// True if no more should be put into a table of which `limit` bytes may be in memory.
     pub fn is_full(&self, limit: usize) -> bool {
         self.bytes > limit
-            || self.update_bytes > MOST_UPDATES
-            || self.kept > MOST_KEPT * limit
-            || self.clones > MOST_CLONES
+            || self.update_bytes > MAX_UPDATE_BYTES
+            || self.kept > MAX_KEPT_FACTOR * limit
+            || self.clones > MAX_CLONES
     }
 
     /// The message about `key`.
@@ -130,9 +130,9 @@ impl Memtable {
     fn note(&mut self, key: &[u8]) {
         let mark = KeyMark::of(key);
         self.heads.add(mark);
-        let room = self.filter.as_ref().map_or(FILTER_FROM, Filter::room);
-        if self.points.len() >= room && room < FILTER_MOST {
-            let filter = Filter::with_room(FILTER_GROWTH * room);
+        let room = self.filter.as_ref().map_or(FILTER_FROM_POINTS, Filter::room);
+        if self.points.len() >= room && room < FILTER_MAX_POINTS {
+            let filter = Filter::with_room(FILTER_GROWTH_FACTOR * room);
             self.points.keys().for_each(|key| filter.add(KeyMark::of(key)));
             self.filter = Some(filter);
         }
@@ -324,7 +324,8 @@ impl Memtable {
         points.rev().nth(n).map(|(key, _)| key)
     }
 
-    /// The whole table as a layer, but for its clones, which have to be placed. `page_at` may know of a page that holds just the next points.
+    /// The whole table as a layer, but for its clones, which have to be placed. `page_at` may know of a page that holds
+    /// just the next points.
     pub fn to_layer(
         &self,
         page_target: usize,
@@ -371,5 +372,5 @@ fn entry_bytes(key: &Bytes, msg: &Msg) -> usize {
 }
 
 fn range_bytes(range: &TableRange) -> usize {
-    ENTRY_BYTES + HEADER_ITEM + range.span.lo.len() + range.origin.as_ref().map_or(0, Bytes::len)
+    ENTRY_BYTES + HEADER_ITEM_BYTES + range.span.lo.len() + range.origin.as_ref().map_or(0, Bytes::len)
 }

@@ -141,10 +141,10 @@ impl Part {
     }
 }
 
-/// Bytes between the entry that is taken and what the processor is asked to fetch meanwhile, and how much that
-/// is: two lines, more than most entries take.
-const AHEAD: usize = 768;
-const AHEAD_STEP: usize = 128;
+/// Bytes between the entry that is taken and what the processor is asked to fetch meanwhile, and how much
+/// that is: two lines, more than most entries take.
+const PREFETCH_DISTANCE_BYTES: usize = 768;
+const PREFETCH_BYTES: usize = 128;
 
 /// Pairs that follow each other in one block, and the one that was taken last.
 #[derive(Debug)]
@@ -204,10 +204,12 @@ impl Lane {
             };
             let entry = page.entry(i);
             let ahead = match direction {
-                Direction::Forward => entry.content.end + AHEAD,
-                Direction::Backward => entry.content.start.saturating_sub(AHEAD + AHEAD_STEP),
+                Direction::Forward => entry.content.end + PREFETCH_DISTANCE_BYTES,
+                Direction::Backward => {
+                    entry.content.start.saturating_sub(PREFETCH_DISTANCE_BYTES + PREFETCH_BYTES)
+                }
             };
-            page.prefetch(ahead, AHEAD_STEP);
+            page.prefetch(ahead, PREFETCH_BYTES);
             self.inside = Some(entry.content.clone());
             self.key.truncate(self.head);
             self.key.extend_from_slice(entry.key.get(seen.cut.len()..).unwrap_or_default());

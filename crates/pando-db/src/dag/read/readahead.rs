@@ -5,10 +5,10 @@
 //! The longer a scan has gone on, the more it reads ahead, so that a short one
 //! reads what it needs (and two pages with one request where its range ends in
 //! the second) and a long one at most twice that. What was read stays with the
-//! scan until it has gone by: a page is read once a scan. After [`MOST`] bytes
+//! scan until it has gone by: a page is read once a scan. After [`MAX_BYTES`] bytes
 //! the cache does not learn of what a scan passes for the first time
 //! ([`Keep::Again`]): it goes on in the same little memory instead. Memory:
-//! [`BATCHES`] requests of at most [`MOST`] bytes.
+//! [`MAX_REQUESTS`] requests of at most [`MAX_BYTES`] bytes.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -20,10 +20,10 @@ use crate::{
 };
 
 /// What a scan that goes on reads at once, at first and at most, in bytes.
-const FIRST: usize = 64 << 10;
-const MOST: usize = 1 << 20;
+const FIRST_BYTES: usize = 64 << 10;
+const MAX_BYTES: usize = 1 << 20;
 /// Requests whose pages are kept: a scan has some runs at hand, one or more a level.
-const BATCHES: usize = 8;
+const MAX_REQUESTS: usize = 8;
 
 /// Pages that one request brought, in the order of their places.
 struct Batch {
@@ -59,12 +59,12 @@ pub(crate) struct Ahead {
 impl Ahead {
     /// Notes that the scan goes on.
     fn grow(&mut self) {
-        self.limit = (self.limit * 2).clamp(FIRST, MOST);
+        self.limit = (self.limit * 2).clamp(FIRST_BYTES, MAX_BYTES);
     }
 
     /// The page, which is the first of `follow`, pages of one run that a scan will want if it goes on. Those
-    /// are read with it if the scan has gone on before, or if they are two, as in a short range. With `one_by_one`
-    /// it leaves a page for good when it goes on to the next. At most one read.
+    /// are read with it if the scan has gone on before, or if they are two, as in a short range. With
+    /// `one_by_one` it leaves a page for good when it goes on to the next. At most one read.
     pub fn load<'p>(
         &mut self,
         home: Option<&Arc<Stored>>,
@@ -74,7 +74,7 @@ impl Ahead {
         pager: &Pager,
     ) -> Result<Arc<Page>> {
         let ends_in_second = follow.clone().take(3).count() == 2;
-        let limit = if ends_in_second { self.limit.max(FIRST) } else { self.limit };
+        let limit = if ends_in_second { self.limit.max(FIRST_BYTES) } else { self.limit };
         self.fetch_up_to(limit, home, follow, pager);
         let loaded = match self.page(home, page, one_by_one) {
             Some(loaded) => loaded,
@@ -85,9 +85,9 @@ impl Ahead {
         Ok(loaded)
     }
 
-    /// Reads what waits in an interior node for a scan that goes on: of each place where pages of `now` lie, those
-    /// of the edge that is next, with what follows there of `later`, which begins with the same pages. A hint:
-    /// what fails is left to who needs the page.
+    /// Reads what waits in an interior node for a scan that goes on: of each place where pages of `now` lie,
+    /// those of the edge that is next, with what follows there of `later`, which begins with the same pages.
+    /// A hint: what fails is left to who needs the page.
     pub fn fetch_messages<'p>(
         &mut self,
         home: Option<&Arc<Stored>>,
@@ -121,12 +121,12 @@ impl Ahead {
         if self.page(home, first, false).is_some() {
             return;
         }
-        let keep = if self.passed < MOST { Keep::Always } else { Keep::Again };
+        let keep = if self.passed < MAX_BYTES { Keep::Always } else { Keep::Again };
         let pages = pager.read_side_by_side(home, wanted, limit, keep);
         if pages.is_empty() {
             return;
         }
-        if self.batches.len() == BATCHES {
+        if self.batches.len() == MAX_REQUESTS {
             match self.batches.iter().position(Batch::is_used_up) {
                 Some(i) => drop(self.batches.remove(i)),
                 // Who comes to need what is dropped before its time shall find it.

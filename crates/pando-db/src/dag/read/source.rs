@@ -26,10 +26,10 @@ use crate::{
 
 /// Points that are taken from a table at first and at most at once.
 const FIRST_POINTS: usize = 16;
-const MOST_POINTS: usize = 512;
+const MAX_POINTS: usize = 512;
 
 /// Pages among which the end of a range is looked for first.
-const NEAR: usize = 2;
+const NEAR_PAGES: usize = 2;
 
 /// What reading takes.
 pub(crate) struct Io<'a> {
@@ -75,8 +75,8 @@ pub(crate) fn pages_in(run: &Run, local: &Span) -> Range<usize> {
     let below = |page: &PageRef| compare_joined(&page.prefix, &page.first, hi).is_lt();
     let rest = run.pages.get(from..).unwrap_or_default();
     // A short range ends soon.
-    let near = rest.iter().take(NEAR).take_while(|page| below(page)).count();
-    let count = if near == NEAR { near + rest[near..].partition_point(below) } else { near };
+    let near = rest.iter().take(NEAR_PAGES).take_while(|page| below(page)).count();
+    let count = if near == NEAR_PAGES { near + rest[near..].partition_point(below) } else { near };
     from..from + count
 }
 
@@ -303,7 +303,7 @@ impl Supply {
             Supply::Table { table, lens, rest, at_once } => {
                 let Some(span) = rest.take() else { return Ok(None) };
                 let points = take_points(table, lens, span, direction, *at_once, rest);
-                *at_once = (*at_once * 4).min(MOST_POINTS);
+                *at_once = (*at_once * 4).min(MAX_POINTS);
                 let left = 0..points.len();
                 Ok(Some(Part { block: Block::Points(Arc::new(points)), left }))
             }

@@ -20,8 +20,9 @@ pub(crate) fn join_empty(edges: &mut Vec<Edge>) {
 }
 
 impl Edit<'_> {
-    /// `edges`, of a node of that height over `span`, with those joined that say the same. Cost: in proportion to
-    /// their number. I/O: where an empty edge parts two views of the same child, headers below that.
+    /// `edges`, of a node of that height over `span`, with those joined that say the same. Cost: in
+    /// proportion to their number. I/O: where an empty edge parts two views of the same child, headers below
+    /// that.
     pub(crate) fn joined(&self, edges: Vec<Edge>, span: &Span, height: u8) -> Result<Vec<Edge>> {
         let bounds: Vec<_> = edges.iter().map(|e| e.lo.clone()).collect();
         let end_of = |i: usize| bounds.get(i + 1).cloned().or_else(|| span.hi.clone());
@@ -45,8 +46,8 @@ impl Edit<'_> {
         Ok(kept)
     }
 
-    /// If the last of `kept`, or the one before an empty one, shows the same child as `edge` does over `live`, and one
-    /// edge could show all of it: how many back that is, and what it would show.
+    /// If the last of `kept`, or the one before an empty one, shows the same child as `edge` does over
+    /// `live`, and one edge could show all of it: how many back that is, and what it would show.
     fn same_view(
         &self,
         kept: &[Edge],
@@ -79,8 +80,8 @@ impl Edit<'_> {
     }
 }
 
-/// The target of one edge from the start of `low` to the end of `high` that shows what `a` does over `low` and `b`
-/// over `high`, both of the same node, if there is one.
+/// The target of one edge from the start of `low` to the end of `high` that shows what `a` does over `low`
+/// and `b` over `high`, both of the same node, if there is one.
 fn one_map(low: &Span, a: &Target, high: &Span, b: &Target) -> Option<Target> {
     let whole = Span { lo: low.lo.clone(), hi: high.hi.clone() };
     let strip = whole.common_prefix_len();

@@ -1,8 +1,8 @@
 //! Sharing: how a clone of a range becomes an edge to a node that others show too.
 //!
-//! `place` finds the node of a clone's source and makes a Goto to it, `turn` lets a Goto become an edge, `rekey` shows
-//! a node as one of its edges does, `join` and `visible` take back what clones leave behind. May use: `edit`,
-//! `memtable` and `layer`.
+//! `place` finds the node of a clone's source and makes a Goto to it, `turn` lets a Goto become an edge,
+//! `rekey` shows a node as one of its edges does, `join` and `visible` take back what clones leave behind.
+//! May use: `edit`, `memtable` and `layer`.
 
 pub(crate) mod join;
 pub(crate) mod place;

@@ -110,8 +110,8 @@ impl Edit<'_> {
         Ok((Layer { newest: table.msn, ranges, updates, run: run.finish() }, placed))
     }
 
-    /// Finds what stands in the range `image`. Where something on the way cannot be read, the search ends above
-    /// it: readers of the clone find it there, as those of the source do.
+    /// Finds what stands in the range `image`. Where something on the way cannot be read, the search ends
+    /// above it: readers of the clone find it there, as those of the source do.
     pub fn source_of(&self, image: &Span) -> Result<Source> {
         let mut source = Source::default();
         let mut wanted = image.clone();

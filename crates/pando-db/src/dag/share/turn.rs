@@ -1,8 +1,8 @@
 //! Turning range messages into edges (FAST'20 section 3, "Flushing GOTO messages").
 //!
-//! A range message that reaches a node rests there while it can be carried on; a Goto whose target is too near below
-//! turns into an edge, and so does a delete of all that an edge shows. Guarantees: what rests lies within one edge, and
-//! above a child that is higher than its target. I/O: headers below slivers of edges.
+//! A range message that reaches a node rests there while it can be carried on; a Goto whose target is too
+//! near below turns into an edge, and so does a delete of all that an edge shows. Guarantees: what rests lies
+//! within one edge, and above a child that is higher than its target. I/O: headers below slivers of edges.
 
 use std::sync::atomic::Ordering;
 
@@ -14,8 +14,9 @@ use crate::{
 };
 
 impl Edit<'_> {
-    /// Lets `ranges` turn into edges of `node` where they may not rest; the others. One that turns may join the edge in
-    /// which another was to rest with its neighbours, whose child can be too low for that: then it turns too.
+    /// Lets `ranges` turn into edges of `node` where they may not rest; the others. One that turns may join
+    /// the edge in which another was to rest with its neighbours, whose child can be too low for that: then
+    /// it turns too.
     pub fn take_all_ranges(&self, node: &mut Node, ranges: Vec<RangeMsg>) -> Result<Vec<RangeMsg>> {
         let mut resting = self.take_ranges(node, ranges)?;
         loop {
@@ -38,10 +39,11 @@ impl Edit<'_> {
         }
     }
 
-    /// Lets `ranges` (disjoint, ascending) turn into edges of `node` where they may not rest, in one pass over both;
-    /// the others, which rest. A range that turns replaces what the node shows over it by an edge to its target: older
-    /// messages in it go, edges partly covered are narrowed, one with live data on both sides becomes two to the
-    /// same child. Cost: in proportion to edges, ranges and messages of edges that are cut. I/O: headers below slivers.
+    /// Lets `ranges` (disjoint, ascending) turn into edges of `node` where they may not rest, in one pass
+    /// over both; the others, which rest. A range that turns replaces what the node shows over it by an edge
+    /// to its target: older messages in it go, edges partly covered are narrowed, one with live data on both
+    /// sides becomes two to the same child. Cost: in proportion to edges, ranges and messages of edges that
+    /// are cut. I/O: headers below slivers.
     fn take_ranges(&self, node: &mut Node, ranges: Vec<RangeMsg>) -> Result<Vec<RangeMsg>> {
         let pager = self.cx.pager;
         let (height, span) = (node.height, node.span.clone());
@@ -97,8 +99,8 @@ impl Edit<'_> {
         Ok(resting)
     }
 
-    /// True if the message lies inside `live`, what is left of an edge of a node of that height, without filling it,
-    /// and may still sink.
+    /// True if the message lies inside `live`, what is left of an edge of a node of that height, without
+    /// filling it, and may still sink.
     fn may_rest(&self, edge: &Edge, live: &Span, height: u8, range: &RangeMsg) -> Result<bool> {
         if !live.covers(&range.span) || range.span.covers(live) {
             return Ok(false);

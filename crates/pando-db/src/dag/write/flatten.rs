@@ -17,11 +17,11 @@ use crate::{
 };
 
 /// Above this height even children that show more, or in which much waits, are taken in.
-const TALL: u8 = 10;
+const TALL_LEVELS: u8 = 10;
 /// Edges that a node may reach by taking tall children in, as a multiple of the fanout.
-const MOST: usize = 4;
+const MAX_FANOUT_FACTOR: usize = 4;
 /// A view of fewer edges than this fraction (1/n) of the fanout is not worth a level.
-const THIN: usize = 4;
+const THIN_FANOUT_FRACTION: usize = 4;
 
 impl Edit<'_> {
     /// `node` without levels below it that do little, and the children that it took in: once it has
@@ -64,13 +64,13 @@ impl Edit<'_> {
         let Some(target) = &edge.child else { return Ok(None) };
         let limits = self.cx.limits;
         let height = self.height(target.id)?;
-        let tall = height >= TALL;
+        let tall = height >= TALL_LEVELS;
         // A private child without a prefix is healed when it is flushed into.
         if height == 0 || (!tall && target.prepend.is_empty() && self.count(target.id) <= 1) {
             return Ok(None);
         }
         // Where a node is wide the edges would come to stand in others, and as many levels above these.
-        let most = if tall { MOST * limits.fanout } else { limits.fanout };
+        let most = if tall { MAX_FANOUT_FACTOR * limits.fanout } else { limits.fanout };
         if siblings >= most {
             return Ok(None);
         }
@@ -79,7 +79,7 @@ impl Edit<'_> {
         if siblings + shown.len() - 1 > most || shown.len() > limits.fanout {
             return Ok(None);
         }
-        let thin = shown.len() <= limits.fanout / THIN
+        let thin = shown.len() <= limits.fanout / THIN_FANOUT_FRACTION
             && shown.map(|i| child.edges()[i].pending()).sum::<usize>() <= limits.abundant;
         if !thin && !tall {
             return Ok(None);

@@ -36,9 +36,10 @@ impl Edit<'_> {
         Ok(())
     }
 
-    /// The edge to flush if the node has more pending than it should, among those whose child may be written at that
-    /// price. Above the limit it is the one with most. Below it, messages beyond a node's worth wait for company; but those
-    /// of an edge that go on together do not: as sequential inserts, they would only be written once more.
+    /// The edge to flush if the node has more pending than it should, among those whose child may be written
+    /// at that price. Above the limit it is the one with most. Below it, messages beyond a node's worth wait
+    /// for company; but those of an edge that go on together do not: as sequential inserts, they would only
+    /// be written once more.
     pub(crate) fn worth_flushing(&self, node: &Node) -> Result<Option<usize>> {
         let mut stuck = Vec::new();
         loop {
@@ -74,8 +75,8 @@ impl Edit<'_> {
         Ok(None)
     }
 
-    /// True if of the points that wait at edge `i` half a node's worth would come to wait at one edge of the child, or
-    /// to stand in one leaf. I/O: the child's header.
+    /// True if of the points that wait at edge `i` half a node's worth would come to wait at one edge of the
+    /// child, or to stand in one leaf. I/O: the child's header.
     fn go_on_together(&self, node: &Node, i: usize) -> Result<bool> {
         let Some(edge) = node.edges().get(i) else { return Ok(false) };
         let Some(target) = &edge.child else { return Ok(true) };
@@ -201,18 +202,19 @@ impl Edit<'_> {
         Ok(Node { height: height + 1, span, body: Body::Interior(vec![edge]) })
     }
 
-    /// `node`, whose number is `id` if it has one, as parts within the limits of width and size. The first keeps
-    /// the number.
+    /// `node`, whose number is `id` if it has one, as parts within the limits of width and size. The first
+    /// keeps the number.
     pub(crate) fn parts(&self, id: Option<NodeId>, node: Node) -> Result<Vec<Part>> {
         let pieces = self.split_if_large(node)?.into_iter();
         Ok(std::iter::once(id).chain(std::iter::repeat(None)).zip(pieces).collect())
     }
 
-    /// The interior `node`, whose number is `id` if it has one, within all limits: parted where it is too wide, what
-    /// waits in it flushed where that is too much, without levels below it that do nothing, at the least height.
+    /// The interior `node`, whose number is `id` if it has one, within all limits: parted where it is too
+    /// wide, what waits in it flushed where that is too much, without levels below it that do nothing, at the
+    /// least height.
     pub(crate) fn within_limits(&mut self, id: Option<NodeId>, node: Node) -> Result<Vec<Part>> {
-        // Parted first, since flushing goes through all edges of a node for each that it flushes. All stand in the
-        // edit before children are judged by their counts.
+        // Parted first, since flushing goes through all edges of a node for each that it flushes. All stand
+        // in the edit before children are judged by their counts.
         let mut ids = Vec::new();
         for (id, node) in self.parts(id, node)? {
             ids.push(self.put_or_create(id, node)?);
@@ -233,8 +235,8 @@ impl Edit<'_> {
         }
     }
 
-    /// Replaces edge `i` of `parent` by edges to `parts`, which together cover it. Numbers of parts without content
-    /// are given up.
+    /// Replaces edge `i` of `parent` by edges to `parts`, which together cover it. Numbers of parts without
+    /// content are given up.
     pub(crate) fn attach(&mut self, mut parent: Node, i: usize, parts: Vec<Part>) -> Result<Node> {
         let live = parent.edge_span(i);
         let lift = Lens::of_edge(&live, &Default::default());
@@ -265,8 +267,8 @@ impl Edit<'_> {
     }
 }
 
-/// Most bytes of the points of `layers` that go to one edge of `child`, which shows their keys through `lens`:
-/// by pages, each counted where it begins.
+/// Most bytes of the points of `layers` that go to one edge of `child`, which shows their keys through
+/// `lens`: by pages, each counted where it begins.
 fn most_at_one_edge(layers: &[Layer], lens: &Lens, child: &Node) -> usize {
     let mut bytes = vec![0; child.edges().len()];
     for page in layers.iter().flat_map(|layer| &layer.run.pages) {

@@ -1,7 +1,8 @@
 //! Writing: messages go down, and nodes stay within their limits.
 //!
-//! `root` takes an in-memory table in, `absorb` messages into one node, `flush` moves them to a child, `split` and
-//! `flatten` keep nodes neither too large nor too small. May use: `edit`, `layer`, `memtable` and `share`.
+//! `root` takes an in-memory table in, `absorb` messages into one node, `flush` moves them to a child,
+//! `split` and `flatten` keep nodes neither too large nor too small. May use: `edit`, `layer`, `memtable` and
+//! `share`.
 
 pub(crate) mod absorb;
 pub(crate) mod flatten;

@@ -1,8 +1,8 @@
 //! The root: taking an in-memory table in, growing by a level and shrinking again.
 //!
-//! Everything enters the DAG here: the oldest sealed table, with its clones placed below the rest of it, becomes a
-//! layer of the root, and the limits of all nodes on the way down are restored. Works on an [`Edit`]; the caller
-//! publishes. I/O: headers, and what the flushes take.
+//! Everything enters the DAG here: the oldest sealed table, with its clones placed below the rest of it,
+//! becomes a layer of the root, and the limits of all nodes on the way down are restored. Works on an
+//! [`Edit`]; the caller publishes. I/O: headers, and what the flushes take.
 
 use std::collections::BTreeMap;
 
@@ -21,10 +21,11 @@ use crate::{
 };
 
 /// Bytes of pending messages up to which a clone copies them, whatever the node size.
-const CARRY_LEAST_BYTES: usize = 4 << 10;
+const MIN_CARRY_BYTES: usize = 4 << 10;
 
 impl Edit<'_> {
-    /// Takes in the oldest in-memory table: its clones get nodes, and lie below the rest of it, which is `layer`.
+    /// Takes in the oldest in-memory table: its clones get nodes, and lie below the rest of it, which is
+    /// `layer`.
     pub fn apply_table(&mut self, table: &Memtable, layer: Layer) -> Result<Placed> {
         if !table.has_clones() {
             self.apply_to_root(layer)?;
@@ -43,7 +44,8 @@ impl Edit<'_> {
         self.fit_root(root)
     }
 
-    /// Takes the oldest in-memory table in at the root and leaves it there: where what lies below cannot be read.
+    /// Takes the oldest in-memory table in at the root and leaves it there: where what lies below cannot be
+    /// read.
     pub fn keep_table(&mut self, table: &Memtable, layer: Layer) -> Result<Placed> {
         let (clones, placed) = match table.has_clones() {
             true => self.place_clones(table)?,
@@ -110,8 +112,8 @@ impl Edit<'_> {
         Ok(())
     }
 
-    /// Takes the level below the root away if the root has a single child and nothing waits above that; whether
-    /// it did. I/O: the child's header.
+    /// Takes the level below the root away if the root has a single child and nothing waits above that;
+    /// whether it did. I/O: the child's header.
     fn shrink_root(&mut self) -> Result<bool> {
         let root = self.load(self.root)?;
         let [edge] = root.edges() else { return Ok(false) };
@@ -128,10 +130,10 @@ impl Edit<'_> {
         Ok(true)
     }
 
-    /// Takes what clones and deletes have left below the root back, where the root has room for it: edges that show
-    /// nothing lose their child, and private children of few edges, above which nothing waits, their level.
-    /// Whether there was any; each takes a reference or a node away, so this ends. I/O: headers of children of
-    /// the root, and of some below those that show little.
+    /// Takes what clones and deletes have left below the root back, where the root has room for it: edges
+    /// that show nothing lose their child, and private children of few edges, above which nothing waits,
+    /// their level. Whether there was any; each takes a reference or a node away, so this ends. I/O: headers
+    /// of children of the root, and of some below those that show little.
     pub fn heal_root(&mut self) -> Result<bool> {
         let mut root = self.load(self.root)?;
         let (mut i, mut any) = (0, false);
@@ -186,14 +188,15 @@ impl Edit<'_> {
         for (_, image) in table.clones().filter_map(TableRange::source) {
             *times.entry((image.lo, image.hi)).or_default() += 1;
         }
-        let each = self.cx.limits.abundant.max(CARRY_LEAST_BYTES);
+        let each = self.cx.limits.abundant.max(MIN_CARRY_BYTES);
         let (mut copied, mut pushed_down) = (0, 0);
         for ((lo, hi), times) in times {
             let image = Span { lo, hi };
             let bytes = self.source_of(&image)?.bytes;
             let all = bytes.saturating_mul(times);
             let much = bytes > each || (bytes > 0 && copied + all > self.cx.limits.node.max(each));
-            // What an edit that has become large cannot flush any more is copied: pages are shared, not written.
+            // What an edit that has become large cannot flush any more is copied: pages are shared, not
+            // written.
             if much && !self.is_large() {
                 self.push_down(&image)?;
                 pushed_down += 1;

@@ -20,11 +20,11 @@ use crate::{
 pub(crate) type Pieces = Vec<Node>;
 
 /// A leaf below this fraction (1/n) of the node size looks for a neighbour to merge with.
-const SMALL_LEAF: usize = 4;
+const SMALL_LEAF_FRACTION: usize = 4;
 
 /// Bytes that a separator may be longer to lie between two extents: enough within a file or a series of
 /// numbers, less than what tells a place in a file from the border of two.
-const BORDER_SLACK: usize = 2;
+const BORDER_SLACK_BYTES: usize = 2;
 
 impl Edit<'_> {
     /// The node, or the pieces of it if it is over its limits.
@@ -89,7 +89,7 @@ impl Edit<'_> {
         let (low, high) = (self.key_at(run, total / 4)?, self.key_at(run, total / 4 * 3)?);
         if low < high {
             let shortest = high.slice(..common_prefix(&low, &high) + 1);
-            let border = extent_border(run, total / 4, total / 4 * 3, shortest.len() + BORDER_SLACK);
+            let border = extent_border(run, total / 4, total / 4 * 3, shortest.len() + BORDER_SLACK_BYTES);
             return Ok(Some(border.unwrap_or(shortest)));
         }
         if first < high {
@@ -151,8 +151,8 @@ impl Edit<'_> {
 
     fn is_small(&self, node: &Node) -> bool {
         match &node.body {
-            Body::Leaf(run) => run.bytes() < self.cx.limits.node / SMALL_LEAF,
-            Body::Interior(edges) => edges.len() < self.cx.limits.fanout / SMALL_LEAF,
+            Body::Leaf(run) => run.bytes() < self.cx.limits.node / SMALL_LEAF_FRACTION,
+            Body::Interior(edges) => edges.len() < self.cx.limits.fanout / SMALL_LEAF_FRACTION,
         }
     }
 

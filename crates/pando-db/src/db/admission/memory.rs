@@ -2,39 +2,41 @@
 //!
 //! There is one budget, [`crate::Options::cache_bytes`], and three who want it. Tables in memory and dirty
 //! nodes come first, each up to a limit of its own: what they hold cannot be dropped. Readers' cache of clean
-//! data has all that these two leave, less what an edit of the DAG may come to need, and a quarter of the budget
-//! always. A store that is only read has all of it as cache.
+//! data has all that these two leave, less what an edit of the DAG may come to need, and a quarter of the
+//! budget always. A store that is only read has all of it as cache.
 //!
-//! Guarantees: all together exceed the budget by a sixteenth at most (tables have a quarter of it, dirty nodes three
-//! eighths, an edit half of that), and by a batch or two, for whose sake clean data goes only with the next; where
-//! the budget is small, by the thirteen nodes that an edit needs at least, and by seven tables of half a MiB. Beyond it are the
-//! log's buffers, the pages of one table that writers have poured, a thousandth of the budget for marks of passed pages (a
-//! 256th at most), and what the allocator keeps. May use: the front, the pager. No I/O.
+//! Guarantees: all together exceed the budget by a sixteenth at most (tables have a quarter of it, dirty
+//! nodes three eighths, an edit half of that), and by a batch or two, for whose sake clean data goes only
+//! with the next; where the budget is small, by the thirteen nodes that an edit needs at least, and by seven
+//! tables of half a MiB. Beyond it are the log's buffers, the pages of one table that writers have poured, a
+//! thousandth of the budget for marks of passed pages (a 256th at most), and what the allocator keeps. May
+//! use: the front, the pager. No I/O.
 
 use crate::db::engine::Engine;
 
-/// Sealed in-memory tables that may wait for the flusher before writers wait too. Many small ones rather than a few large
-/// ones in the same memory: the flusher has work sooner, and does not stand still while one fills up.
-pub(crate) const MAX_SEALED: usize = 6;
-/// Sealed tables that may wait however small they are: a clone seals a table early where much of it is about its source,
-/// and every reader looks into each.
-pub(crate) const MOST_SEALED: usize = 64;
+/// Sealed in-memory tables that may wait for the flusher before writers wait too. Many small ones rather than
+/// a few large ones in the same memory: the flusher has work sooner, and does not stand still while one fills
+/// up.
+pub(crate) const MAX_SEALED_TABLES: usize = 6;
+/// Sealed tables that may wait however small they are: a clone seals a table early where much of it is about
+/// its source, and every reader looks into each.
+pub(crate) const MAX_SMALL_SEALED_TABLES: usize = 64;
 /// The same before a clone waits: it does not for what others write.
-pub(crate) const MOST_SEALED_FOR_CLONES: usize = 2 * MOST_SEALED;
+pub(crate) const MAX_SEALED_TABLES_FOR_CLONES: usize = 2 * MAX_SMALL_SEALED_TABLES;
 /// Part (1/n) of the budget that one in-memory table may have.
 const TABLE_SHARE: u64 = 28;
 /// Part (1/n) that clean data has at least.
 const CLEAN_SHARE: u64 = 4;
 /// Smallest changes (1/n of the budget) of which the cache is told.
-const WORTH_SHRINKING: u64 = 256;
-const WORTH_GROWING: u64 = 64;
+const SHRINK_SHARE: u64 = 256;
+const GROW_SHARE: u64 = 64;
 /// Least that a table may have, however small the budget: every table is work below.
-const LEAST_TABLE: u64 = 1 << 19;
+const MIN_TABLE_BYTES: u64 = 1 << 19;
 
 /// Part (1/n) of the budget that the log's buffer may have before a writer writes it out, and its bounds.
 const LOG_SHARE: u64 = 32;
-const LEAST_LOG: u64 = 1 << 20;
-const MOST_LOG: u64 = 8 << 20;
+const MIN_LOG_BYTES: u64 = 1 << 20;
+const MAX_LOG_BYTES: u64 = 8 << 20;
 
 /// Bytes that dirty nodes may take before flushing waits for a checkpoint.
 fn max_dirty(budget: u64) -> u64 {
@@ -42,27 +44,30 @@ fn max_dirty(budget: u64) -> u64 {
 }
 
 /// Nodes that one edit may change: half of what may be dirty, but enough for a path from the root to
-/// a leaf, or flushing would not get on. Where an edit stops early, more messages wait in the nodes that readers
-/// pass.
+/// a leaf, or flushing would not get on. Where an edit stops early, more messages wait in the nodes that
+/// readers pass.
 pub(crate) fn edit_nodes(budget: u64, node: usize) -> usize {
     (max_dirty(budget) / (2 * node as u64)).max(12) as usize
 }
 
-/// Nodes' worth of messages that may wait in one interior node, where the data is much larger than the memory.
-const MOST_PENDING: u64 = 4;
-/// And part (1/n) of the device that they may have, so that what an edit makes dirty is a fraction of the reserve.
+/// Nodes' worth of messages that may wait in one interior node, where the data is much larger than the
+/// memory.
+const MAX_PENDING_NODES: u64 = 4;
+/// And part (1/n) of the device that they may have, so that what an edit makes dirty is a fraction of the
+/// reserve.
 const PENDING_SHARE: u64 = 512;
 
-/// Bytes of messages that may wait in an interior node of a store of `size` bytes, of which `used` hold something.
+/// Bytes of messages that may wait in an interior node of a store of `size` bytes, of which `used` hold
+/// something.
 ///
-/// A leaf is read and written for what waits above it. The more that is, the less of this there is for a message, but
-/// the more a reader meets on its way. So it is one node's worth, as in the B-epsilon-trees of the books, as long as
-/// the cache has half of the data, and more where most leaves have to be read to be written (`docs/architecture.md`
-/// has the figures).
+/// A leaf is read and written for what waits above it. The more that is, the less of this there is for a
+/// message, but the more a reader meets on its way. So it is one node's worth, as in the B-epsilon-trees of
+/// the books, as long as the cache has half of the data, and more where most leaves have to be read to be
+/// written (`docs/architecture.md` has the figures).
 fn most_pending(used: u64, budget: u64, size: u64, node: usize) -> usize {
     let node = node as u64;
     let wanted = u128::from(node) * u128::from(used.saturating_sub(budget)) / u128::from(budget.max(1));
-    let most = (MOST_PENDING * node).min(size / PENDING_SHARE);
+    let most = (MAX_PENDING_NODES * node).min(size / PENDING_SHARE);
     wanted.min(most.into()).max(node.into()) as usize
 }
 
@@ -74,13 +79,13 @@ fn edit_memory(budget: u64, node: usize) -> u64 {
 impl Engine {
     /// Size at which a table in memory is sealed at the latest.
     pub fn table_limit(&self) -> usize {
-        let share = (self.options.cache_bytes / TABLE_SHARE).max(LEAST_TABLE);
+        let share = (self.options.cache_bytes / TABLE_SHARE).max(MIN_TABLE_BYTES);
         self.options.memtable_bytes.min(usize::try_from(share).unwrap_or(usize::MAX))
     }
 
     /// Bytes in the log's buffer at which a writer writes them out: a thread does so before, as a rule.
     pub(crate) fn max_buffered(&self) -> usize {
-        (self.options.cache_bytes / LOG_SHARE).clamp(LEAST_LOG, MOST_LOG) as usize
+        (self.options.cache_bytes / LOG_SHARE).clamp(MIN_LOG_BYTES, MAX_LOG_BYTES) as usize
     }
 
     /// True if flushing has to wait for a checkpoint: dirty nodes have as much memory as they may.
@@ -107,8 +112,7 @@ impl Engine {
         }
         let left = budget.saturating_sub(taken).max(budget / CLEAN_SHARE);
         let has = self.pager.budget();
-        if has.saturating_sub(left) > budget / WORTH_SHRINKING
-            || left.saturating_sub(has) > budget / WORTH_GROWING
+        if has.saturating_sub(left) > budget / SHRINK_SHARE || left.saturating_sub(has) > budget / GROW_SHARE
         {
             self.pager.set_budget(left);
         }

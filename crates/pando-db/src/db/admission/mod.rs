@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use crate::{
     batch::{Batch, Op},
     db::{
-        admission::memory::{MAX_SEALED, MOST_SEALED, MOST_SEALED_FOR_CLONES},
+        admission::memory::{MAX_SEALED_TABLES, MAX_SEALED_TABLES_FOR_CLONES, MAX_SMALL_SEALED_TABLES},
         engine::{Engine, signal::Work, throttle::pressure},
         write::record::Encoded,
     },
@@ -22,21 +22,22 @@ use crate::{
 pub(crate) mod memory;
 
 /// Bytes in the log buffer at which a thread is asked to write them out.
-const MUCH_BUFFERED: usize = 1 << 20;
-/// Writers are slowed down by dirty nodes at most so much: who flushes waits for a checkpoint when these are too many,
-/// and then tables pile up and slow writers down. More only made them wait while nobody had anything to do.
-const MOST_BY_DIRT: f64 = 0.3;
+const MUCH_BUFFERED_BYTES: usize = 1 << 20;
+/// Writers are slowed down by dirty nodes at most so much: who flushes waits for a checkpoint when these are
+/// too many, and then tables pile up and slow writers down. More only made them wait while nobody had
+/// anything to do.
+const MAX_DIRT_PRESSURE: f64 = 0.3;
 /// What an operation costs beyond its bytes, as if it were that many bytes more.
 const OP_BYTES: usize = 96;
 /// Largest reserve, in bytes.
-const MAX_RESERVE: u64 = 256 << 20;
+const MAX_RESERVE_BYTES: u64 = 256 << 20;
 /// A batch of deletes may have this many bytes to be admitted into the reserve.
-const SMALL: u64 = 16 << 10;
+const SMALL_BATCH_BYTES: u64 = 16 << 10;
 /// And one that deletes and writes a little, as an unlink that changes its directory's times.
-const TINY: u64 = 1 << 10;
+const TINY_BATCH_BYTES: u64 = 1 << 10;
 
 /// Bytes that the log may keep in extents before a checkpoint is asked for.
-const MAX_HELD: u64 = 256 << 20;
+const MAX_HELD_BYTES: u64 = 256 << 20;
 
 /// Nodes that the reserve holds at least, if that is not over a quarter of the device.
 const RESERVE_NODES: u64 = 48;
@@ -44,7 +45,7 @@ const RESERVE_NODES: u64 = 48;
 /// Space kept back on a device of `size` bytes, or of which the medium has only so many.
 fn reserve(size: u64, node: usize) -> u64 {
     let least = RESERVE_NODES * node as u64;
-    (size / 16).clamp(least, MAX_RESERVE.max(least)).min(size / 4)
+    (size / 16).clamp(least, MAX_RESERVE_BYTES.max(least)).min(size / 4)
 }
 
 /// Nodes that one edit may change, so that what it makes dirty is a fraction of the reserve. Enough
@@ -120,7 +121,7 @@ impl Engine {
     pub fn make_room(&self, batch: &Batch, encoded: &Encoded) -> Result<()> {
         // A clone or rename with the few records that go with it.
         let clones = |op: &Op| matches!(op, Op::ClonePrefix(..) | Op::RenamePrefix(..));
-        let is_clone = encoded.len as u64 <= SMALL && batch.ops().iter().any(clones);
+        let is_clone = encoded.len as u64 <= SMALL_BATCH_BYTES && batch.ops().iter().any(clones);
         self.wait_until(|| self.has_room_in_tables(is_clone), false, |e| e.flush_all())?;
         // Before a table and an edit take what readers have had so far.
         self.share_memory();
@@ -128,7 +129,7 @@ impl Engine {
         // A batch of a few bytes leaves it to those who fill the buffer.
         if buffered > self.max_buffered().min(self.log.max_payload()) && !is_clone {
             self.log.write_out()?;
-        } else if buffered > MUCH_BUFFERED && self.options.background {
+        } else if buffered > MUCH_BUFFERED_BYTES && self.options.background {
             self.signal.ask(Work::Log);
         }
         let owed = encoded.values.iter().map(|(_, value)| log::owed(value.len())).sum();
@@ -147,25 +148,26 @@ impl Engine {
         self.space_for(batch, encoded.len as u64)
     }
 
-    /// True if another table may be filled and sealed. A clone adds a message or a few, so it does not wait for
-    /// those who fill tables with values.
+    /// True if another table may be filled and sealed. A clone adds a message or a few, so it does not wait
+    /// for those who fill tables with values.
     fn has_room_in_tables(&self, for_clone: bool) -> bool {
         let front = self.front.read();
         let tables = front.sealed.len();
-        if tables < MAX_SEALED {
+        if tables < MAX_SEALED_TABLES {
             return true;
         }
         let bytes = front.sealed.iter().map(|table| table.bytes()).sum::<usize>();
-        let most = MAX_SEALED * self.seal_threshold();
+        let most = MAX_SEALED_TABLES * self.seal_threshold();
         match for_clone {
-            true => tables < MOST_SEALED_FOR_CLONES && bytes < 2 * most,
-            false => tables < MOST_SEALED && bytes < most,
+            true => tables < MAX_SEALED_TABLES_FOR_CLONES && bytes < 2 * most,
+            false => tables < MAX_SMALL_SEALED_TABLES && bytes < most,
         }
     }
 
-    /// Bytes that the log may keep outside itself before a checkpoint is asked for: recovery reads all of that.
+    /// Bytes that the log may keep outside itself before a checkpoint is asked for: recovery reads all of
+    /// that.
     fn max_held(&self) -> u64 {
-        MAX_HELD.min(self.device.size() / 8).max(1)
+        MAX_HELD_BYTES.min(self.device.size() / 8).max(1)
     }
 
     /// True if the log or the dirty nodes have grown enough for a checkpoint.
@@ -199,9 +201,9 @@ impl Engine {
         let of_log = self.log_size();
         [
             // One that is being flushed and another that is filling up are no backlog yet.
-            pressure(tables, table + table / 2, MAX_SEALED as u64 * table),
+            pressure(tables, table + table / 2, MAX_SEALED_TABLES as u64 * table),
             // There is room in tables when this is full.
-            pressure(self.dirty.memory(), self.max_dirty() / 2, self.max_dirty()).min(MOST_BY_DIRT),
+            pressure(self.dirty.memory(), self.max_dirty() / 2, self.max_dirty()).min(MAX_DIRT_PRESSURE),
             pressure(self.log.used(), of_log / 2, of_log),
             pressure(self.log.held_bytes(), self.max_held(), 2 * self.max_held()),
         ]
@@ -218,9 +220,9 @@ impl Engine {
         let deletes = |op: &Op| matches!(op, Op::Delete(_) | Op::DeleteRange(..));
         // What is held back even from deletes lets the flush and the checkpoint through that give back
         // what they delete: an edit takes at most a quarter of the reserve.
-        let held_back = if len <= SMALL && batch.ops().iter().all(deletes) {
+        let held_back = if len <= SMALL_BATCH_BYTES && batch.ops().iter().all(deletes) {
             self.reserve() / 2
-        } else if len <= TINY && batch.ops().iter().any(deletes) {
+        } else if len <= TINY_BATCH_BYTES && batch.ops().iter().any(deletes) {
             self.reserve() / 4 * 3
         } else {
             self.reserve()

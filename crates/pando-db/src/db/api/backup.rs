@@ -24,13 +24,13 @@ pub(crate) const MAGIC: [u8; 8] = *b"PANDOBK\x01";
 /// Version of the stream that this code writes and reads.
 pub(crate) const VERSION: u32 = 1;
 /// Bytes of the header, its checksum included.
-pub(crate) const HEADER: usize = 88;
+pub(crate) const HEADER_BYTES: usize = 88;
 /// Bytes before the payload of a block.
-pub(crate) const BLOCK_HEADER: usize = 24;
+pub(crate) const BLOCK_HEADER_BYTES: usize = 24;
 /// Most raw bytes of a block. Far above what is written; bounds what reading takes.
-pub(crate) const MAX_RAW: usize = 64 << 20;
+pub(crate) const MAX_RAW_BYTES: usize = 64 << 20;
 /// Raw bytes at which a block is closed.
-const TARGET: usize = 256 << 10;
+const BLOCK_BYTES: usize = 256 << 10;
 
 /// Kinds of blocks.
 pub(crate) mod kind {
@@ -69,9 +69,9 @@ impl Snapshot {
         self.backup_around(writer, |_, error| Err(error))
     }
 
-    /// The same of a store that is damaged in part: what can be read, as a stream that is whole in itself. `skipped`
-    /// is told of each range of keys `[from, to)` (`None`: no upper bound) of which nothing could be read, and why, in order; if it gives an error,
-    /// that ends the backup. The report counts the ranges.
+    /// The same of a store that is damaged in part: what can be read, as a stream that is whole in itself.
+    /// `skipped` is told of each range of keys `[from, to)` (`None`: no upper bound) of which nothing could
+    /// be read, and why, in order; if it gives an error, that ends the backup. The report counts the ranges.
     pub fn backup_around(
         &self,
         writer: impl Write,
@@ -96,7 +96,7 @@ impl Snapshot {
             block.push(&key, &value)?;
             out.report.pairs += 1;
             out.report.bytes += (key.len() + value.len()) as u64;
-            if block.raw.len() >= TARGET {
+            if block.raw.len() >= BLOCK_BYTES {
                 out.block(kind::PAIRS, std::mem::take(&mut block))?;
             }
         }
@@ -113,7 +113,7 @@ impl Snapshot {
     /// The header without its checksum.
     fn header(&self) -> Vec<u8> {
         let uuid = self.engine.checkpointing.lock().superblock.uuid;
-        let mut header = Vec::with_capacity(HEADER);
+        let mut header = Vec::with_capacity(HEADER_BYTES);
         header.put_slice(&MAGIC);
         header.put_u32_le(VERSION);
         header.put_u32_le(self.engine.limits.node as u32);
@@ -121,7 +121,7 @@ impl Snapshot {
         header.put_u64_le(self.view.tables.first().map_or(self.view.tree.msn, |table| table.msn));
         header.put_slice(self.engine.merge.name().as_bytes());
         // Names have at most 32 bytes, and what follows is kept for later versions.
-        header.resize(HEADER - 8, 0);
+        header.resize(HEADER_BYTES - 8, 0);
         header
     }
 }
@@ -138,11 +138,11 @@ impl Block {
     fn push(&mut self, key: &Bytes, value: &[u8]) -> Result<()> {
         let shared = common_prefix(&self.last, key);
         let needed = key.len() + value.len() + 32;
-        if self.raw.len() + needed > MAX_RAW {
+        if self.raw.len() + needed > MAX_RAW_BYTES {
             return Err(Error::TooLarge {
                 what: "value",
                 len: value.len() as u64,
-                limit: MAX_RAW as u64 / 2,
+                limit: MAX_RAW_BYTES as u64 / 2,
             });
         }
         put_varint(&mut self.raw, shared as u64);
@@ -170,7 +170,7 @@ impl<W: Write> Output<W> {
             true => (codec::LZ4, &packed[..]),
             false => (codec::RAW, &block.raw[..]),
         };
-        let mut header = BytesMut::with_capacity(BLOCK_HEADER);
+        let mut header = BytesMut::with_capacity(BLOCK_HEADER_BYTES);
         header.put_slice(&[kind, codec, 0, 0]);
         header.put_u32_le(block.entries);
         header.put_u32_le(block.raw.len() as u32);

@@ -24,8 +24,8 @@ impl Db {
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct CheckReport {
-    /// Everything that is wrong; empty if the store is clean. Includes damage to the log that was found, and repaired
-    /// if possible, when the store was opened.
+    /// Everything that is wrong; empty if the store is clean. Includes damage to the log that was found, and
+    /// repaired if possible, when the store was opened.
     pub findings: Vec<Finding>,
     /// What was found when the store was opened and repaired, and may be damage or what a crash has left.
     pub notes: Vec<String>,

@@ -1,7 +1,8 @@
-//! Calls of a [`crate::Db`] that are programs of their own: check, usage, statistics, inspection, backup and restore.
+//! Calls of a [`crate::Db`] that are programs of their own: check, usage, statistics, inspection, backup and
+//! restore.
 //!
-//! They read versions of the store and change nothing, but for `restore`, which makes a new one. May use: the rest of
-//! `db`.
+//! They read versions of the store and change nothing, but for `restore`, which makes a new one. May use: the
+//! rest of `db`.
 
 pub(crate) mod backup;
 pub(crate) mod check;

@@ -18,7 +18,10 @@ use crate::{
     batch::Batch,
     codec::peek_varint,
     db::{
-        api::backup::{BLOCK_HEADER, BackupReport, HEADER, MAGIC, MAX_RAW, VERSION, chained, codec, kind},
+        api::backup::{
+            BLOCK_HEADER_BYTES, BackupReport, HEADER_BYTES, MAGIC, MAX_RAW_BYTES, VERSION, chained, codec,
+            kind,
+        },
         handle::Db,
     },
     device::{BLOCK, Device, DeviceStats},
@@ -28,7 +31,7 @@ use crate::{
 };
 
 /// Bytes of pairs in a batch, unless a single one has more.
-const BATCH: usize = 256 << 10;
+const BATCH_BYTES: usize = 256 << 10;
 
 /// A backup that is being read: see [`crate::Snapshot::backup`].
 pub struct Backup<R> {
@@ -62,7 +65,7 @@ impl<R: Read> Backup<R> {
     pub fn open(reader: R) -> Result<Self> {
         let mut backup =
             Self { reader, at: 0, chain: 0, merge: String::new(), node_size: 0, uuid: [0; 16], batch: 0 };
-        let header = backup.take(HEADER, "its header")?;
+        let header = backup.take(HEADER_BYTES, "its header")?;
         let mut fields = &header[..];
         if fields.copy_to_bytes(8) != MAGIC[..] {
             return Err(Error::Format("it is no backup of a Pando store".into()));
@@ -71,9 +74,9 @@ impl<R: Read> Backup<R> {
         if version != VERSION {
             return Err(Error::Format(format!("the backup is version {version}; this is {VERSION}")));
         }
-        let (covered, _) = header.split_at(HEADER - 8);
+        let (covered, _) = header.split_at(HEADER_BYTES - 8);
         backup.chain = xxh3_64(covered);
-        if header[HEADER - 8..] != backup.chain.to_le_bytes() {
+        if header[HEADER_BYTES - 8..] != backup.chain.to_le_bytes() {
             return Err(backup.corrupt("the checksum of its header does not match"));
         }
         backup.node_size = fields.get_u32_le();
@@ -142,7 +145,7 @@ impl<R: Read> Backup<R> {
     }
 
     fn fill(&mut self, db: &Db) -> Result<BackupReport> {
-        let limit = BATCH.min(db.engine().log.max_payload() / 2);
+        let limit = BATCH_BYTES.min(db.engine().log.max_payload() / 2);
         let mut report = BackupReport::default();
         let (mut batch, mut size) = (Batch::new(), 0);
         let mut last: Option<Bytes> = None;
@@ -184,12 +187,12 @@ impl<R: Read> Backup<R> {
 
     /// The next block: its kind, number of entries and raw bytes.
     fn block(&mut self) -> Result<(u8, u32, Bytes)> {
-        let header = self.take(BLOCK_HEADER, "a block")?;
-        let (fields, mut sum) = header.split_at(BLOCK_HEADER - 8);
+        let header = self.take(BLOCK_HEADER_BYTES, "a block")?;
+        let (fields, mut sum) = header.split_at(BLOCK_HEADER_BYTES - 8);
         let mut f = fields;
         let (kind, codec, _) = (f.get_u8(), f.get_u8(), f.get_u16_le());
         let (entries, raw_len, len) = (f.get_u32_le(), f.get_u32_le() as usize, f.get_u32_le() as usize);
-        if raw_len > MAX_RAW || len > MAX_RAW {
+        if raw_len > MAX_RAW_BYTES || len > MAX_RAW_BYTES {
             return Err(self.corrupt("a block with impossible sizes"));
         }
         let payload = self.take(len, "a block")?;

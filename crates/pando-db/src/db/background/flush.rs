@@ -24,11 +24,11 @@ use crate::{
 };
 
 /// Points, and bytes of them, that a waiting writer pours at once: a fraction of a millisecond.
-const POURED: usize = 512;
-const POURED_BYTES: usize = 64 << 10;
+const BUILD_POINTS: usize = 512;
+const BUILD_BYTES: usize = 64 << 10;
 
 /// Nodes that one reclaim step takes out.
-const RECLAIM_STEP: usize = 64;
+const RECLAIM_NODES: usize = 64;
 
 impl Engine {
     /// Applies the oldest sealed table to the DAG; `false` if there is none.
@@ -64,9 +64,9 @@ impl Engine {
         Ok(true)
     }
 
-    /// Takes a little off the flusher, for a writer that has to wait for it: pours some points of a table that will be
-    /// its next, or goes on with that, into pages. `false` if there is nothing to do, or another writer does it. As long as values
-    /// that came in bulk wait anywhere, no table is begun.
+    /// Takes a little off the flusher, for a writer that has to wait for it: pours some points of a table
+    /// that will be its next, or goes on with that, into pages. `false` if there is nothing to do, or another
+    /// writer does it. As long as values that came in bulk wait anywhere, no table is begun.
     pub fn pour_some(&self) -> bool {
         let Some(mut pouring) = self.pouring.try_lock() else { return false };
         let next = {
@@ -84,7 +84,7 @@ impl Engine {
             None if self.log.has_aside() || !self.bulk.is_empty() => return false,
             None => Pouring::new(next, self.pager.page_target()),
         };
-        let more = begun.go_on(POURED, POURED_BYTES);
+        let more = begun.go_on(BUILD_POINTS, BUILD_BYTES);
         *pouring = Some(begun);
         more
     }
@@ -143,7 +143,7 @@ impl Engine {
         let _turn = self.flushing.lock();
         let some: Vec<NodeId> = {
             let mut orphans = self.orphans.lock();
-            let some: Vec<_> = orphans.iter().copied().take(RECLAIM_STEP).collect();
+            let some: Vec<_> = orphans.iter().copied().take(RECLAIM_NODES).collect();
             some.iter().for_each(|id| {
                 orphans.remove(id);
             });
@@ -168,8 +168,8 @@ impl Engine {
         reclaimed.map(|()| true)
     }
 
-    /// Makes an edit and publishes it; made again if it came to something that cannot be read, and knows of it the next
-    /// time. The caller holds `flushing`.
+    /// Makes an edit and publishes it; made again if it came to something that cannot be read, and knows of
+    /// it the next time. The caller holds `flushing`.
     pub(crate) fn edit<T>(
         &self,
         work: impl FnMut(&mut Edit<'_>) -> Result<T>,
@@ -227,8 +227,8 @@ impl Engine {
     }
 
     /// Stops the store, unless the failure is one that passes.
-    pub fn fail(&self, during: &str, error: &crate::Error) {
-        if !matches!(error, crate::Error::NoSpace) {
+    pub fn fail(&self, during: &str, error: &Error) {
+        if !matches!(error, Error::NoSpace) {
             self.stop(during, error);
         }
     }
@@ -252,7 +252,8 @@ mod tests {
     use super::*;
     use crate::{Batch, CreateOptions, Db, Options, device::MemDevice};
 
-    /// The flusher is held up, so that tables wait; writers pour what they like, also none of one or all of the next.
+    /// The flusher is held up, so that tables wait; writers pour what they like, also none of one or all of
+    /// the next.
     #[test]
     fn what_writers_pour_is_what_the_flusher_takes() {
         for seed in 0..20 {

@@ -1,11 +1,12 @@
 //! Giving space back: deletes that wait in the DAG are carried to where they free something, what nothing
 //! shows any more is taken out of nodes, and checkpoints free what that has replaced.
 //!
-//! In bounded steps, each published like every structural change. Guarantees: where readers hold old versions,
-//! so that steps give nothing back, they leave checkpoints and deletes most of the space that is kept for them.
+//! In bounded steps, each published like every structural change. Guarantees: where readers hold old
+//! versions, so that steps give nothing back, they leave checkpoints and deletes most of the space that is
+//! kept for them.
 //!
-//! Walks that look for what there is to do hold no lock and go on where they were: a step looks at [`VISITS`] nodes at most. Only what
-//! was found is changed under the lock, some at a time.
+//! Walks that look for what there is to do hold no lock and go on where they were: a step looks at
+//! [`STEP_NODES`] nodes at most. Only what was found is changed under the lock, some at a time.
 
 use std::{cell::Cell, sync::atomic::Ordering};
 
@@ -25,11 +26,11 @@ use crate::{
 };
 
 /// Nodes that a step of a walk looks at, beside those on its way.
-pub(crate) const VISITS: usize = 64;
+pub(crate) const STEP_NODES: usize = 64;
 /// Places at which one step carries deletes down.
-const SINKS: usize = 8;
+const STEP_PLACES: usize = 8;
 /// Steps that changed something, after which it is seen whether enough has come back.
-const STEPS: usize = 32;
+const ROUND_STEPS: usize = 32;
 /// Nodes that one edit of tidying changes before it leaves the rest to the next: others may wait for its end.
 const EDIT_NODES: usize = 32;
 
@@ -53,18 +54,19 @@ impl Engine {
         }
     }
 
-    /// Steps until enough of them have changed something for a checkpoint; `false` if there was nothing to change.
+    /// Steps until enough of them have changed something for a checkpoint; `false` if there was nothing to
+    /// change.
     fn tidy_until_changed(&self) -> Result<bool> {
         let mut changed = 0;
-        while changed < STEPS && self.tidy_step()? {
+        while changed < ROUND_STEPS && self.tidy_step()? {
             changed += usize::from(std::mem::take(&mut self.tidying.lock().changed));
         }
         Ok(changed > 0)
     }
 
-    /// Carries deletes to where they free something, or takes out what nothing shows any more, or looks for such,
-    /// by one bounded step; `false` if a whole walk has found nothing, or if readers hold what such steps replace, so that they would cost
-    /// the space that deletes and checkpoints need.
+    /// Carries deletes to where they free something, or takes out what nothing shows any more, or looks for
+    /// such, by one bounded step; `false` if a whole walk has found nothing, or if readers hold what such
+    /// steps replace, so that they would cost the space that deletes and checkpoints need.
     pub fn tidy_step(&self) -> Result<bool> {
         if self.is_short() {
             // Frees what the last step has replaced, if nobody holds it.
@@ -103,8 +105,9 @@ impl Engine {
         Context { limits: Limits { edit_nodes: cx.limits.edit_nodes.min(EDIT_NODES), ..cx.limits }, ..cx }
     }
 
-    /// Goes on looking for what nothing shows any more, by one bounded step, and takes it out of nodes, until space is short for doing
-    /// more; `false` at the end of a walk that came to nothing. The first step of a walk begins it.
+    /// Goes on looking for what nothing shows any more, by one bounded step, and takes it out of nodes, until
+    /// space is short for doing more; `false` at the end of a walk that came to nothing. The first step of a
+    /// walk begins it.
     pub fn trim_step(&self) -> Result<bool> {
         if self.is_tight()? {
             self.tidying.lock().survey = None;
@@ -122,7 +125,7 @@ impl Engine {
         let more = Cell::new(false);
         let cx = self.context();
         contain(|| {
-            more.set(survey.go_on(&Edit::new(&cx, &base), VISITS)?);
+            more.set(survey.go_on(&Edit::new(&cx, &base), STEP_NODES)?);
             Ok(())
         })?;
         if more.get() {
@@ -157,8 +160,8 @@ impl Engine {
         Ok(trimmed.get())
     }
 
-    /// Goes on looking for deletes that wait in the DAG, by one bounded step, and carries those that it finds to where they free
-    /// something; `false` at the end of a walk that has found none.
+    /// Goes on looking for deletes that wait in the DAG, by one bounded step, and carries those that it finds
+    /// to where they free something; `false` at the end of a walk that has found none.
     pub fn sink_step(&self, which: Which) -> Result<bool> {
         if self.is_tight()? {
             self.checkpoint()?;
@@ -175,7 +178,7 @@ impl Engine {
             }
             (walked.from.clone(), walked.since)
         };
-        let mut walk = Walk { from: &from, which, left: VISITS, most: SINKS, found: Vec::new() };
+        let mut walk = Walk { from: &from, which, left: STEP_NODES, most: STEP_PLACES, found: Vec::new() };
         let next = {
             let base = self.front.read().tree.clone();
             let next = Cell::new(None);
@@ -221,19 +224,20 @@ impl Engine {
             let front = self.front.read();
             let tables = front.sealed.iter().map(|table| &**table).chain([&front.active]);
             let ranges = tables.flat_map(|table| table.ranges.values()).filter(|range| range.is_delete());
-            (front.tree.clone(), ranges.take(VISITS).map(|range| range.span.clone()).collect::<Vec<_>>())
+            (front.tree.clone(), ranges.take(STEP_NODES).map(|range| range.span.clone()).collect::<Vec<_>>())
         };
         let cx = self.context();
         let edit = Edit::new(&cx, &base);
         for range in &deletes {
-            if edit.is_large_delete(range, VISITS)? {
+            if edit.is_large_delete(range, STEP_NODES)? {
                 return Ok(true);
             }
         }
         Ok(false)
     }
 
-    /// Beside other work: one bounded step of what gives much space back at once; `false` if there is no more of that.
+    /// Beside other work: one bounded step of what gives much space back at once; `false` if there is no more
+    /// of that.
     pub fn tidy_beside(&self) -> Result<bool> {
         let sunk = self.sink_step(Which::Large)?;
         Ok(self.reclaim_step()? || sunk)

@@ -28,12 +28,12 @@ const QUIET: Duration = Duration::from_secs(2);
 /// How often memory is looked through for large deletes beside writes.
 const LOOK: Duration = Duration::from_millis(500);
 /// How often those that have reached the DAG unnoticed are looked for.
-const WALK: Duration = Duration::from_secs(30);
+const WALK_INTERVAL: Duration = Duration::from_secs(30);
 /// Nodes taken out that are worth a checkpoint, and the least time between two for that.
-const MANY: u64 = 256;
-const GIVE: Duration = Duration::from_secs(1);
+const MANY_NODES: u64 = 256;
+const GIVE_INTERVAL: Duration = Duration::from_secs(1);
 /// The same of few.
-const SOME: u64 = 8;
+const SOME_NODES: u64 = 8;
 const GIVE_SOME: Duration = Duration::from_secs(10);
 
 pub(crate) fn spawn(engine: &Arc<Engine>) -> Result<Vec<JoinHandle<()>>> {
@@ -57,7 +57,8 @@ pub(crate) fn spawn(engine: &Arc<Engine>) -> Result<Vec<JoinHandle<()>>> {
     ])
 }
 
-/// Lets other threads go before the calling one. Only a matter of speed: where it is refused, nothing is lost.
+/// Lets other threads go before the calling one. Only a matter of speed: where it is refused, nothing is
+/// lost.
 fn be_nicer(by: i32) {
     let me = Some(gettid());
     if by > 0
@@ -190,7 +191,7 @@ impl Beside {
                 engine.seal();
                 self.walking = true;
             }
-            self.walking |= self.walked.elapsed() >= WALK;
+            self.walking |= self.walked.elapsed() >= WALK_INTERVAL;
         }
         self.last = (Instant::now(), began.elapsed());
         Ok(())
@@ -201,7 +202,9 @@ impl Beside {
         let taken = engine.reclaimed();
         let (before, at) = self.given;
         let more = taken - before;
-        if (more >= MANY && at.elapsed() >= GIVE) || (more >= SOME && at.elapsed() >= GIVE_SOME) {
+        if (more >= MANY_NODES && at.elapsed() >= GIVE_INTERVAL)
+            || (more >= SOME_NODES && at.elapsed() >= GIVE_SOME)
+        {
             self.given = (taken, Instant::now());
             engine.counters.freed.store(true, Ordering::Relaxed);
             engine.signal.ask(Work::Checkpoint);

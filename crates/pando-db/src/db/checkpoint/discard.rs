@@ -14,7 +14,7 @@ use std::{
 use crate::{db::engine::Engine, space::Discarding};
 
 /// Pieces that are discarded before looking whether there is other work.
-const STEPS: usize = 8;
+const ROUND_PIECES: usize = 8;
 /// Time between rounds: what was freed and is not used again meanwhile is given back.
 const ROUND: Duration = Duration::from_secs(1);
 /// Most time that closing a store takes for this.
@@ -46,7 +46,7 @@ impl Rounds {
             let expected = engine.space.begin_discards();
             *self = Self { begun: Instant::now(), checkpoints, last: expected == 0, more: true };
         }
-        self.more = engine.discard_some(true, STEPS);
+        self.more = engine.discard_some(true, ROUND_PIECES);
     }
 }
 
@@ -55,7 +55,7 @@ impl Engine {
     pub fn discard_inline(&self) {
         if !self.options.background {
             self.space.begin_discards();
-            self.discard_some(true, STEPS);
+            self.discard_some(true, ROUND_PIECES);
         }
     }
 

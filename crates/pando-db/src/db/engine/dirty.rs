@@ -1,6 +1,7 @@
 //! What the next checkpoint has to write: dirty nodes, the memory they hold and the bytes they will take.
 //!
-//! Guarantees: the sums are those of the nodes in the list. May use: nodes and their layout on the device. No I/O.
+//! Guarantees: the sums are those of the nodes in the list. May use: nodes and their layout on the device. No
+//! I/O.
 
 use std::{
     collections::HashMap,
@@ -19,7 +20,7 @@ use crate::{
 };
 
 /// What the fixed part of a node's header takes at most, in bytes.
-const HEADER: usize = 128;
+const HEADER_BYTES: usize = 128;
 
 /// A dirty node, the memory it holds and the bytes it will take on the device.
 pub(crate) type Weighed = (Arc<Node>, usize, usize);
@@ -55,7 +56,7 @@ impl Dirty {
     ) -> Vec<(NodeId, Option<Weighed>)> {
         let weighed = |node: Arc<Node>| {
             // A node takes whole blocks, and some of it is header.
-            let bytes = (bytes_to_write(&node, node_size) + HEADER).next_multiple_of(BLOCK as usize);
+            let bytes = (bytes_to_write(&node, node_size) + HEADER_BYTES).next_multiple_of(BLOCK as usize);
             let memory = node.memory();
             (node, memory, bytes)
         };

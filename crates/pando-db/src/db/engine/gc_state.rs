@@ -21,7 +21,8 @@ pub(crate) struct Progress {
     pub changed: bool,
     /// A step has changed something since the last checkpoint that was made where space is short.
     pub unfreed: bool,
-    /// The walk for what nothing shows, and the version that it walks. That is held meanwhile, and so is its space.
+    /// The walk for what nothing shows, and the version that it walks. That is held meanwhile, and so is its
+    /// space.
     pub survey: Option<(Arc<Tree>, Survey)>,
 }
 

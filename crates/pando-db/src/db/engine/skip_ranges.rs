@@ -1,15 +1,16 @@
 //! Gaps: ranges of keys in which nothing is to be seen, found by who looked for something there.
 //!
-//! A delete is a message, and until that has sunk to its leaf, a scan meets the message and what it deletes. Who
-//! takes things out of a queue looks for the first key there is, and would pass all that were before it, every
-//! time. So a cursor that has passed many before it came to its first pair tells of it, and the next one
-//! begins behind them.
+//! A delete is a message, and until that has sunk to its leaf, a scan meets the message and what it deletes.
+//! Who takes things out of a queue looks for the first key there is, and would pass all that were before it,
+//! every time. So a cursor that has passed many before it came to its first pair tells of it, and the next
+//! one begins behind them.
 //!
-//! Guarantees: the gaps of a front are empty in that version, and so are those of its views. A batch that puts
-//! something into one takes it out, as the batch is applied. What a reader has found empty is believed if no batch since
-//! its view has put something there: where the last ones have put is remembered. Costs nothing where nobody has met many
-//! deletes, or begun behind them, for a while; else two searches among at most [`MOST`] ranges for each operation, and two copied keys
-//! for each batch, under the front lock. Nothing of it is stored. May use: spans, batches. No I/O.
+//! Guarantees: the gaps of a front are empty in that version, and so are those of its views. A batch that
+//! puts something into one takes it out, as the batch is applied. What a reader has found empty is believed
+//! if no batch since its view has put something there: where the last ones have put is remembered. Costs
+//! nothing where nobody has met many deletes, or begun behind them, for a while; else two searches among at
+//! most [`MAX_RANGES`] ranges for each operation, and two copied keys for each batch, under the front lock.
+//! Nothing of it is stored. May use: spans, batches. No I/O.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -21,14 +22,15 @@ use crate::{
 };
 
 /// Deleted keys that a cursor passes silently.
-pub(crate) const MANY: u64 = 64;
-/// Gaps that are kept. Beyond that all are forgotten, and those found again that are wanted: none can be in the way of
-/// others for ever.
-const MOST: usize = 1024;
-/// Batches that are remembered one by one. Those before are one, and only between which keys they put is known.
-const RECENT: usize = 64;
+pub(crate) const MIN_PASSED_KEYS: u64 = 64;
+/// Gaps that are kept. Beyond that all are forgotten, and those found again that are wanted: none can be in
+/// the way of others for ever.
+const MAX_RANGES: usize = 1024;
+/// Batches that are remembered one by one. Those before are one, and only between which keys they put is
+/// known.
+const RECENT_BATCHES: usize = 64;
 /// Batches without a discovery, and without a cursor that began behind a gap, after which all is forgotten.
-const PATIENCE: u32 = 10_000;
+const IDLE_BATCHES: u32 = 10_000;
 
 #[derive(Default)]
 pub(crate) struct Gaps {
@@ -54,7 +56,7 @@ impl Gaps {
             (self.since, self.known) = (now, None);
             self.recent.clear();
         }
-        self.patience = PATIENCE;
+        self.patience = IDLE_BATCHES;
         let put_since = |(msn, put): &(u64, Span)| *msn > seen && put.overlaps(&span);
         if seen < self.since || self.recent.iter().any(put_since) {
             return false;
@@ -63,19 +65,19 @@ impl Gaps {
         if known.covers(&span) {
             return false;
         }
-        if known.len() >= MOST {
+        if known.len() >= MAX_RANGES {
             *known = Spans::default();
         }
         known.insert(span);
         true
     }
 
-    /// Takes in batch `msn`, as it is applied. What is kept of it is copied: its keys lie in memory that holds all
-    /// of the batch. `used` tells whether a cursor has begun behind a gap since it was asked last.
+    /// Takes in batch `msn`, as it is applied. What is kept of it is copied: its keys lie in memory that
+    /// holds all of the batch. `used` tells whether a cursor has begun behind a gap since it was asked last.
     pub fn written(&mut self, ops: &[Op], msn: u64, used: impl FnOnce() -> bool) {
         match self.patience {
             0 => return,
-            1 if used() => self.patience = PATIENCE,
+            1 if used() => self.patience = IDLE_BATCHES,
             1 => {
                 *self = Gaps::default();
                 return;
@@ -107,7 +109,7 @@ impl Gaps {
         }
         if let Some(put) = put {
             self.recent.push_back((msn, put));
-            if self.recent.len() > RECENT
+            if self.recent.len() > RECENT_BATCHES
                 && let Some((_, oldest)) = self.recent.pop_front()
                 && let Some((_, next)) = self.recent.front_mut()
             {
@@ -126,7 +128,7 @@ impl Gaps {
         if let Some(known) = &mut self.known {
             let known = Arc::make_mut(known);
             known.remove(span);
-            if known.len() > MOST {
+            if known.len() > MAX_RANGES {
                 *known = Spans::default();
             }
         }
@@ -194,13 +196,16 @@ mod tests {
         let mut gaps = Gaps::default();
         assert!(gaps.found(1, 1, span("x", "y")));
         write(&mut gaps, &[put("c")], 2);
-        (3..=3 * RECENT as u64)
+        (3..=3 * RECENT_BATCHES as u64)
             .for_each(|msn| write(&mut gaps, &[put(if msn % 2 == 0 { "e" } else { "f" })], msn));
         assert!(!gaps.found(1, 1000, span("a", "d")), "c was put by batch 2");
         assert!(gaps.found(1, 1000, span("a", "c")));
         assert!(gaps.found(1, 1000, span("g", "m")));
-        assert!(!gaps.found(2 * RECENT as u64, 1000, span("a", "d")), "with what was put by later ones");
-        assert!(gaps.found(3 * RECENT as u64, 1000, span("a", "d")));
+        assert!(
+            !gaps.found(2 * RECENT_BATCHES as u64, 1000, span("a", "d")),
+            "with what was put by later ones"
+        );
+        assert!(gaps.found(3 * RECENT_BATCHES as u64, 1000, span("a", "d")));
     }
 
     #[test]
@@ -213,11 +218,11 @@ mod tests {
         write(&mut gaps, &[delete("c"), delete("e")], 4);
         assert_eq!(left(&gaps, "a", "z"), Some(span("c\0", "z")));
         write(&mut gaps, &[delete("q"), put("q")], 5);
-        for _ in 0..2 * PATIENCE {
+        for _ in 0..2 * IDLE_BATCHES {
             gaps.written(&[put("y")], 6, || true);
         }
         assert_eq!(left(&gaps, "a", "z"), Some(span("c\0", "z")), "who begins behind it wants it");
-        for _ in 0..PATIENCE {
+        for _ in 0..IDLE_BATCHES {
             write(&mut gaps, &[put("y")], 6);
         }
         assert_eq!(left(&gaps, "a", "z"), Some(span("a", "z")), "nobody asks any more");
@@ -228,12 +233,12 @@ mod tests {
         let mut gaps = Gaps::default();
         assert!(gaps.found(1, 1, span("a", "m")));
         let known = |gaps: &Gaps| gaps.known.as_ref().map_or(0, |known| known.len());
-        (0..MOST as u64 - 1).for_each(|i| write(&mut gaps, &[put(&format!("k{i:04}"))], 2 + i));
-        assert_eq!(known(&gaps), MOST);
+        (0..MAX_RANGES as u64 - 1).for_each(|i| write(&mut gaps, &[put(&format!("k{i:04}"))], 2 + i));
+        assert_eq!(known(&gaps), MAX_RANGES);
         assert!(gaps.found(5000, 5000, span("n", "z")));
         assert_eq!((known(&gaps), left(&gaps, "n", "zz")), (1, Some(span("z", "zz"))));
         assert!(gaps.found(5000, 5000, span("a", "m")));
-        (0..MOST as u64).for_each(|i| write(&mut gaps, &[put(&format!("k{i:04}"))], 6000 + i));
-        assert!(known(&gaps) < MOST);
+        (0..MAX_RANGES as u64).for_each(|i| write(&mut gaps, &[put(&format!("k{i:04}"))], 6000 + i));
+        assert!(known(&gaps) < MAX_RANGES);
     }
 }

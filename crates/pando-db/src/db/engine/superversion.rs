@@ -3,8 +3,9 @@
 //! Guarantees: a view taken after a write has returned shows it; taking one waits for nobody while other
 //! threads read as well. Publishing a view shares the active table with readers, and then a writer must copy
 //! what it changes of it (a path of the persistent map for each key). So a view is published only if somebody
-//! other than the writer reads, or has done so a few changes ago; a thread that reads and writes in turn finds the slot empty, and makes its view
-//! under the lock, which nobody else wants. A reader of single keys does not free what was replaced while it read.
+//! other than the writer reads, or has done so a few changes ago; a thread that reads and writes in turn
+//! finds the slot empty, and makes its view under the lock, which nobody else wants. A reader of single keys
+//! does not free what was replaced while it read.
 //!
 //! May use: the front, views. No I/O.
 
@@ -31,8 +32,9 @@ const NOBODY: u64 = 0;
 /// More than one has.
 const SEVERAL: u64 = u64::MAX;
 /// Changes without a reader after which views are published no more. Some, because a reader may not run for a
-/// millisecond, and finds no view then but in the front, whose lock a thread may hold that does not run either.
-const LINGER: u32 = 16;
+/// millisecond, and finds no view then but in the front, whose lock a thread may hold that does not run
+/// either.
+const LINGER_CHANGES: u32 = 16;
 
 /// What foreground calls read and write.
 pub(crate) struct Front {
@@ -114,7 +116,7 @@ impl Views {
     pub fn changed(&self, front: &Front) -> Old {
         let (reads, linger) = (self.has_reader(), self.linger.load(Ordering::Relaxed));
         let fresh = (reads || linger > 0).then(|| Arc::new(front.view()));
-        let left = if reads { LINGER } else { linger.saturating_sub(1) };
+        let left = if reads { LINGER_CHANGES } else { linger.saturating_sub(1) };
         self.linger.store(left, Ordering::Relaxed);
         self.reader.store(NOBODY, Ordering::Relaxed);
         self.replace(fresh)
@@ -132,9 +134,9 @@ impl Views {
         std::mem::take(&mut *self.left.lock())
     }
 
-    /// Lets go of a view that was taken when the slot had changed so often. If it has been replaced since, the
-    /// reader may be the last who has it. It frees nothing then, unless others leave theirs at this moment: the
-    /// writer's threads do, who allocated it, and would be waited for in the allocator.
+    /// Lets go of a view that was taken when the slot had changed so often. If it has been replaced since,
+    /// the reader may be the last who has it. It frees nothing then, unless others leave theirs at this
+    /// moment: the writer's threads do, who allocated it, and would be waited for in the allocator.
     fn let_go(&self, changes: u64, view: impl FnOnce() -> Option<Arc<View>>) {
         if self.changes.load(Ordering::Acquire) != changes
             && let Some(mut left) = self.left.try_lock()
@@ -212,7 +214,7 @@ mod tests {
         assert!(!published_by_a_write(), "nobody else reads");
         std::thread::scope(|scope| _ = scope.spawn(|| db.get(b"a").unwrap()).join());
         let published = (0..100).take_while(|_| published_by_a_write()).count();
-        assert_eq!(published, 1 + super::LINGER as usize);
+        assert_eq!(published, 1 + super::LINGER_CHANGES as usize);
         assert!(!published_by_a_write());
     }
 

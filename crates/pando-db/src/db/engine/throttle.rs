@@ -8,8 +8,8 @@
 //!
 //! Who has to wait may do some of the work that it waits for: two processors are busy then, where one slept.
 //!
-//! Guarantees: no delay below the pressure at which it begins; delays are for bytes, so small writes are delayed
-//! a little; no delay is longer than [`LONGEST`] and one step of that work. May use: nothing.
+//! Guarantees: no delay below the pressure at which it begins; delays are for bytes, so small writes are
+//! delayed a little; no delay is longer than [`LONGEST`] and one step of that work. May use: nothing.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -17,7 +17,7 @@ use std::{
 };
 
 /// What a byte costs at half the pressure, in nanoseconds: 100 MB/s.
-const NANOS: f64 = 10.0;
+const NANOS_PER_BYTE: f64 = 10.0;
 /// A delay is kept in mind until it is worth going to sleep for.
 const SHORTEST: Duration = Duration::from_micros(300);
 /// The longest delay.
@@ -43,8 +43,8 @@ pub(crate) fn pressure(used: u64, from: u64, limit: u64) -> f64 {
 }
 
 impl Throttle {
-    /// Waits as a writer of so many bytes has to, and meanwhile does what it can to make waiting unnecessary: `work` is a
-    /// little of that, and says if there is more. No lock is to be held.
+    /// Waits as a writer of so many bytes has to, and meanwhile does what it can to make waiting unnecessary:
+    /// `work` is a little of that, and says if there is more. No lock is to be held.
     pub fn delay(&self, bytes: usize, pressure: f64, work: impl Fn() -> bool) {
         if pressure <= 0.0 {
             return;
@@ -60,7 +60,7 @@ impl Throttle {
 
     /// The delay of a write of so many bytes that comes `now`, unless it is too short.
     fn due(&self, bytes: usize, pressure: f64, now: Duration) -> Option<Duration> {
-        let cost = bytes as f64 * NANOS * pressure / (1.0 - pressure.min(0.999));
+        let cost = bytes as f64 * NANOS_PER_BYTE * pressure / (1.0 - pressure.min(0.999));
         let cost = (cost as u64).min(LONGEST.as_nanos() as u64);
         let now = now.as_nanos() as u64;
         let pay = |at: u64| Some(at.max(now) + cost);

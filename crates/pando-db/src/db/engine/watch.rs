@@ -1,7 +1,7 @@
 //! Keys that batches expect values of, while these batches look them up without a lock.
 //!
-//! Guarantees: an operation that may change a watched key marks the watch, in the step in which it is applied. Costs
-//! one comparison where nothing is watched. May use: operations, ranges of keys. No I/O.
+//! Guarantees: an operation that may change a watched key marks the watch, in the step in which it is
+//! applied. Costs one comparison where nothing is watched. May use: operations, ranges of keys. No I/O.
 
 use std::sync::{
     Arc,

@@ -123,7 +123,8 @@ pub(crate) fn create(device: &Arc<dyn Device>, create: &CreateOptions, options: 
 pub(crate) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> {
     let device: Arc<dyn Device> = Arc::new(Sticky::new(device));
     if !options.read_only {
-        // Whoever used it last may have failed to flush: a cache of the host may show what the medium has lost.
+        // Whoever used it last may have failed to flush: a cache of the host may show what the medium has
+        // lost.
         device.reread().map_err(|e| Error::io("reread", 0, e))?;
     }
     let slots = superblock::read(&*device)?;
@@ -229,7 +230,8 @@ pub(crate) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
 }
 
 impl Engine {
-    /// Writes both slots again if one is damaged, or if older code does not know yet that it must not read this log.
+    /// Writes both slots again if one is damaged, or if older code does not know yet that it must not read
+    /// this log.
     fn renew_superblock(&self, damaged: bool) -> Result<()> {
         let mut durable = self.checkpointing.lock();
         if !damaged && durable.superblock.incompatible & superblock::GUARDED_LOG != 0 {

@@ -46,7 +46,7 @@ use crate::{
 /// Share of the cache (1/n) that tables may have that are replayed and not flushed.
 const BACKLOG_SHARE: u64 = 4;
 /// And how many there may be: each is a place to look for every reader.
-const MOST_BACKLOG: usize = 16;
+const MAX_BACKLOG_TABLES: usize = 16;
 
 /// A log that was read to its end.
 pub(crate) struct Recovered {
@@ -235,8 +235,8 @@ impl Batches {
 }
 
 impl Engine {
-    /// Says in the log, durably, that its batches from `first` on do not count; `false` if it has no room for that.
-    /// Else their values, written again to the same places, would make them valid after all.
+    /// Says in the log, durably, that its batches from `first` on do not count; `false` if it has no room for
+    /// that. Else their values, written again to the same places, would make them valid after all.
     pub(super) fn log_void(&self, first: u64) -> Result<bool> {
         let (msn, end) = match self.log.append(&[&record::void(first)]) {
             Ok(appended) => appended,
@@ -248,7 +248,8 @@ impl Engine {
         Ok(true)
     }
 
-    /// Whether a checkpoint can wait until the store is in use: nothing in the log was damaged, and there are threads.
+    /// Whether a checkpoint can wait until the store is in use: nothing in the log was damaged, and there are
+    /// threads.
     pub(super) fn may_checkpoint_later(&self) -> bool {
         self.options.background && self.recovery.findings.is_empty() && self.recovery.notes.is_empty()
     }
@@ -260,7 +261,7 @@ impl Engine {
             let waits = {
                 let front = self.front.read();
                 let bytes: usize = front.sealed.iter().map(|table| table.bytes()).sum();
-                !front.sealed.is_empty() && (front.sealed.len() > MOST_BACKLOG || bytes as u64 > most)
+                !front.sealed.is_empty() && (front.sealed.len() > MAX_BACKLOG_TABLES || bytes as u64 > most)
             };
             if !waits || !self.sink_messages()? {
                 return Ok(());

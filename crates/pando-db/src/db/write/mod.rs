@@ -30,22 +30,22 @@ pub(crate) mod record;
 
 /// Bytes of the active table that the clones of a batch copy at most. Where more waits for their sources, the
 /// table is sealed before the batch.
-const CARRY_MOST_BYTES: usize = 4 << 10;
+const MAX_CARRY_BYTES: usize = 4 << 10;
 /// Bytes that the clones of a batch may copy of what the batch itself has written before.
-const OWN_MOST_BYTES: usize = 64 << 20;
+const MAX_OWN_BYTES: usize = 64 << 20;
 
-/// Bytes of all operations on prefixes in a batch, with [`OPERATION`] for each. They go into one table, and
-/// from there into one node, in which each may stand many times.
-const MAX_OPERATIONS: usize = 16 * MAX_PREFIX_UPSERT;
+/// Bytes of all operations on prefixes in a batch, with [`OP_OVERHEAD_BYTES`] for each. They go into one
+/// table, and from there into one node, in which each may stand many times.
+const MAX_PREFIX_OPS_BYTES: usize = 16 * MAX_PREFIX_UPSERT;
 /// What an operation on a prefix takes besides its bytes.
-const OPERATION: usize = 16;
+const OP_OVERHEAD_BYTES: usize = 16;
 
 /// Points in memory that an operation on a prefix may change one by one.
-const MANY: usize = 1024;
+const MAX_CHANGED_POINTS: usize = 1024;
 
 /// Height of the DAG from which on nothing is cloned. Reached only by cloning what holds all former clones
 /// some hundred times over: every level doubles what is visible.
-const CLONES_MOST_LEVELS: u8 = 200;
+const MAX_CLONE_LEVELS: u8 = 200;
 
 impl Engine {
     /// Applies a batch and logs it. Not durable before the log is synced.
@@ -102,7 +102,7 @@ impl Engine {
         // reader shares it.
         let clones = ops.iter().any(|op| clone_of(op).is_some());
         let active = match clones || self.views.wanted() {
-            true => Some(self.applied(front, ops, OWN_MOST_BYTES)?),
+            true => Some(self.applied(front, ops, MAX_OWN_BYTES)?),
             false => None,
         };
         if clones {
@@ -209,11 +209,11 @@ impl Engine {
     fn check_height(&self, front: &Front) -> Result<()> {
         let height = front.tree.table.get(front.tree.root).map_or(0, |entry| entry.height);
         let more = front.sealed.iter().filter(|table| table.has_clones()).count();
-        if usize::from(height) + more <= usize::from(CLONES_MOST_LEVELS) {
+        if usize::from(height) + more <= usize::from(MAX_CLONE_LEVELS) {
             return Ok(());
         }
         Err(Error::Invalid(format!(
-            "the store is {height} levels of clones of clones deep; {CLONES_MOST_LEVELS} are possible"
+            "the store is {height} levels of clones of clones deep; {MAX_CLONE_LEVELS} are possible"
         )))
     }
 }
@@ -224,10 +224,12 @@ impl Front {
     fn seal_for(&mut self, ops: &[Op]) {
         let mut copied = 0;
         let much = ops.iter().any(|op| match op {
-            Op::UpsertPrefix(prefix, _) => self.active.has_points(&Span::prefix(prefix.clone()), MANY),
+            Op::UpsertPrefix(prefix, _) => {
+                self.active.has_points(&Span::prefix(prefix.clone()), MAX_CHANGED_POINTS)
+            }
             op => clone_of(op).is_some_and(|(src, _)| {
-                copied += self.active.bytes_in(&Span::prefix(src.clone()), CARRY_MOST_BYTES);
-                copied > CARRY_MOST_BYTES
+                copied += self.active.bytes_in(&Span::prefix(src.clone()), MAX_CARRY_BYTES);
+                copied > MAX_CARRY_BYTES
             }),
         });
         if much {
@@ -247,7 +249,8 @@ impl Front {
     }
 }
 
-/// Stops the store if what a merge function does to the active table panics: half of the batch may be in memory.
+/// Stops the store if what a merge function does to the active table panics: half of the batch may be in
+/// memory.
 struct Putting<'a>(&'a Engine);
 
 impl Drop for Putting<'_> {
@@ -297,13 +300,13 @@ fn check(batch: &Batch) -> Result<()> {
     };
     let mut operations = 0;
     let mut operation = |change: &Bytes| {
-        operations += change.len() + OPERATION;
+        operations += change.len() + OP_OVERHEAD_BYTES;
         let too_large =
             |what, len, limit| Err(Error::TooLarge { what, len: len as u64, limit: limit as u64 });
         match change.len() {
             len if len > MAX_PREFIX_UPSERT => too_large("operation on a prefix", len, MAX_PREFIX_UPSERT),
-            _ if operations > MAX_OPERATIONS => {
-                too_large("all operations on prefixes", operations, MAX_OPERATIONS)
+            _ if operations > MAX_PREFIX_OPS_BYTES => {
+                too_large("all operations on prefixes", operations, MAX_PREFIX_OPS_BYTES)
             }
             _ => Ok(()),
         }

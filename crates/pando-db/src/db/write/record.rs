@@ -32,7 +32,8 @@ pub(crate) const WHOLE: u8 = 0;
 /// Kind of a record with values set aside.
 pub(crate) const ASIDE: u8 = 1;
 
-/// Kind of a record that takes batches back: the number u64 of the first. Those from it up to the record do not count.
+/// Kind of a record that takes batches back: the number u64 of the first. Those from it up to the record do
+/// not count.
 pub(crate) const VOID: u8 = 4;
 
 /// The record that takes back the batches from `first` on.

@@ -15,7 +15,7 @@ use crate::{
     key::{common_prefix, join},
     node::{
         message::Msg,
-        page::{ENTRY, Group, Page, head, note, tag},
+        page::{ENTRY_BYTES, Group, Page, head, note, tag},
     },
     pool,
 };
@@ -128,7 +128,7 @@ impl Encoder {
 impl Builder {
     /// Adds an entry above all others.
     pub fn push(&mut self, key: Bytes, msg: Msg) {
-        self.bytes += key.len() + msg.len() + ENTRY;
+        self.bytes += key.len() + msg.len() + ENTRY_BYTES;
         self.count += 1;
         self.add(Item::One(key, msg));
     }
@@ -145,11 +145,11 @@ impl Builder {
         let start = entries.start;
         let bytes = |taken: usize| page.bytes_of(start..start + taken) + taken * prefix.len();
         let (mut taken, mut len) = (entries.len(), bytes(entries.len()));
-        if self.bytes + len > target + ENTRY {
+        if self.bytes + len > target + ENTRY_BYTES {
             (taken, len) = (0, 0);
             for i in entries {
                 let next = page.bytes_of(i..i + 1) + prefix.len();
-                if self.bytes + len > 0 && self.bytes + len + next > target + ENTRY {
+                if self.bytes + len > 0 && self.bytes + len + next > target + ENTRY_BYTES {
                     break;
                 }
                 (taken, len) = (taken + 1, len + next);

@@ -1,8 +1,8 @@
 //! The log's buffer: what was appended in memory and not written yet, and how much of the ring is free.
 //!
-//! Guarantees: records follow each other in the order of their numbers, and no record is taken in for which the ring
-//! has no room, with the guard of its write-out. The writer has it under a lock. May use: the bytes of records and
-//! guards. No I/O.
+//! Guarantees: records follow each other in the order of their numbers, and no record is taken in for which
+//! the ring has no room, with the guard of its write-out. The writer has it under a lock. May use: the bytes
+//! of records and guards. No I/O.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -58,8 +58,8 @@ pub(crate) struct LogBuffer {
 }
 
 impl LogBuffer {
-    /// Takes the buffer, with what its footer will say, and the last MSN whose record says all there is to it:
-    /// one that names values not placed yet does not stand by itself. Keeps room for the guard.
+    /// Takes the buffer, with what its footer will say, and the last MSN whose record says all there is to
+    /// it: one that names values not placed yet does not stand by itself. Keeps room for the guard.
     pub fn take(&mut self, session: u64, durable: u64) -> (Vec<u8>, Footer, u64) {
         let spare = std::mem::take(&mut self.spare);
         let buffer = std::mem::replace(&mut self.buffer, spare);
@@ -109,8 +109,8 @@ impl LogBuffer {
         (self.msn, self.end)
     }
 
-    /// Whether one more record fits, with the guard of its write-out, and with `owed` bytes of room for values
-    /// beside those already set aside.
+    /// Whether one more record fits, with the guard of its write-out, and with `owed` bytes of room for
+    /// values beside those already set aside.
     pub fn has_room(&self, len: usize, owed: u64, size: u64) -> bool {
         let records = self.buffer.len() as u64 + record_len(len);
         let written = self.head - self.buffer.len() as u64 + guard::total(records as usize);

@@ -1,4 +1,5 @@
-//! What is written behind the records of one write-out, so that damage is found, told from a torn end and repaired.
+//! What is written behind the records of one write-out, so that damage is found, told from a torn end and
+//! repaired.
 //!
 //! A write-out is records, then its guard, and ends at a block boundary:
 //!
@@ -7,13 +8,14 @@
 //! ```
 //!
 //! The records are cut into units ([`unit`]). Unit i is in stripe i mod m; the parity unit of a stripe is the
-//! exclusive-or of its units and of bytes 0xff, so that one unit of each stripe can be computed from the others, and no
-//! copy of a record stands anywhere. m is as many as fit
-//! where padding would stand anyway, and at least one for [`SHARE`] units. The sums say which unit is bad.
+//! exclusive-or of its units and of bytes 0xff, so that one unit of each stripe can be computed from the
+//! others, and no copy of a record stands anywhere. m is as many as fit
+//! where padding would stand anyway, and at least one for [`UNITS_PER_PARITY`] units. The sums say which unit
+//! is bad.
 //!
-//! The footer says which records there are, by which checksum their chain begins, and up to which batch all was
-//! durable when it was written. It proves itself with a checksum seeded with a number of the store. The records do
-//! not depend on the guard: without it they are replayed all the same. Uses nothing but memory.
+//! The footer says which records there are, by which checksum their chain begins, and up to which batch all
+//! was durable when it was written. It proves itself with a checksum seeded with a number of the store. The
+//! records do not depend on the guard: without it they are replayed all the same. Uses nothing but memory.
 //!
 //! | byte of the footer | field (little-endian) |
 //! | --- | --- |
@@ -34,18 +36,19 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 use crate::device::BLOCK;
 
 /// Length of a footer in bytes.
-pub(crate) const FOOTER: usize = 64;
+pub(crate) const FOOTER_BYTES: usize = 64;
 const MAGIC: u32 = 0x6775_6172;
 /// A parity unit serves at most so many units.
-const SHARE: usize = 128;
-/// Units are small where the records of a write-out are few, so that the guard of one is in the rest of its last block.
-const SMALL_UNIT: usize = 512;
-const SMALL_LIMIT: usize = 64 << 10;
-const SUM: usize = 4;
+const UNITS_PER_PARITY: usize = 128;
+/// Units are small where the records of a write-out are few, so that the guard of one is in the rest of its
+/// last block.
+const SMALL_UNIT_BYTES: usize = 512;
+const SMALL_LIMIT_BYTES: usize = 64 << 10;
+const SUM_BYTES: usize = 4;
 
 /// Bytes of a unit in a write-out with so many bytes of records.
 pub(crate) fn unit(records: usize) -> usize {
-    if records <= SMALL_LIMIT { SMALL_UNIT } else { BLOCK as usize }
+    if records <= SMALL_LIMIT_BYTES { SMALL_UNIT_BYTES } else { BLOCK as usize }
 }
 
 /// How a write-out is laid out.
@@ -65,8 +68,9 @@ impl Layout {
     pub(crate) fn of(records: usize) -> Self {
         let unit = unit(records);
         let units = records.div_ceil(unit);
-        let rest = units * SUM + FOOTER;
-        let total = ((units + units.div_ceil(SHARE)) * unit + rest).next_multiple_of(BLOCK as usize);
+        let rest = units * SUM_BYTES + FOOTER_BYTES;
+        let total =
+            ((units + units.div_ceil(UNITS_PER_PARITY)) * unit + rest).next_multiple_of(BLOCK as usize);
         let parity = (total - rest - units * unit) / unit;
         Self { unit, units, parity: parity.min(units), total }
     }
@@ -76,7 +80,7 @@ impl Layout {
     }
 
     fn sums_at(&self) -> usize {
-        self.total - FOOTER - self.units * SUM
+        self.total - FOOTER_BYTES - self.units * SUM_BYTES
     }
 }
 
@@ -118,27 +122,27 @@ impl Footer {
         (self.begin..=self.records_end()).contains(&pos)
     }
 
-    fn encode(&self, seed: u64) -> [u8; FOOTER] {
-        let mut bytes = [0; FOOTER];
+    fn encode(&self, seed: u64) -> [u8; FOOTER_BYTES] {
+        let mut bytes = [0; FOOTER_BYTES];
         bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
         bytes[4..8].copy_from_slice(&self.records.to_le_bytes());
         let words = [self.begin, self.session, self.first, self.last, self.durable, self.chain];
         for (place, word) in bytes[8..].chunks_exact_mut(8).zip(words) {
             place.copy_from_slice(&word.to_le_bytes());
         }
-        let sum = xxh3_64_with_seed(&bytes[..FOOTER - 8], seed);
-        bytes[FOOTER - 8..].copy_from_slice(&sum.to_le_bytes());
+        let sum = xxh3_64_with_seed(&bytes[..FOOTER_BYTES - 8], seed);
+        bytes[FOOTER_BYTES - 8..].copy_from_slice(&sum.to_le_bytes());
         bytes
     }
 
     /// The footer in these bytes, if there is a valid one.
     pub(crate) fn decode(bytes: &[u8], seed: u64) -> Option<Self> {
-        let bytes: &[u8; FOOTER] = bytes.try_into().ok()?;
+        let bytes: &[u8; FOOTER_BYTES] = bytes.try_into().ok()?;
         if bytes[..4] != MAGIC.to_le_bytes() {
             return None;
         }
         let word = |at: usize| bytes[at..].first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
-        if word(FOOTER - 8) != xxh3_64_with_seed(&bytes[..FOOTER - 8], seed) {
+        if word(FOOTER_BYTES - 8) != xxh3_64_with_seed(&bytes[..FOOTER_BYTES - 8], seed) {
             return None;
         }
         let records = bytes[4..].first_chunk().map_or(0, |len| u32::from_le_bytes(*len));
@@ -161,9 +165,9 @@ pub(crate) fn close(buffer: &mut Vec<u8>, footer: &Footer, seed: u64) {
     for (i, unit) in units.chunks_exact(layout.unit).enumerate() {
         let stripe = i % layout.parity * layout.unit;
         xor(&mut guard[stripe..stripe + layout.unit], unit);
-        guard[sums + i * SUM..][..SUM].copy_from_slice(&sum(unit));
+        guard[sums + i * SUM_BYTES..][..SUM_BYTES].copy_from_slice(&sum(unit));
     }
-    let at = guard.len() - FOOTER;
+    let at = guard.len() - FOOTER_BYTES;
     guard[at..].copy_from_slice(&footer.encode(seed));
 }
 
@@ -175,7 +179,8 @@ pub(crate) fn repair(write_out: &mut [u8], records: usize) -> Vec<Range<usize>> 
         return Vec::new();
     }
     let bad = |bytes: &[u8], i: usize| {
-        bytes[layout.sums_at() + i * SUM..][..SUM] != sum(&bytes[i * layout.unit..][..layout.unit])
+        bytes[layout.sums_at() + i * SUM_BYTES..][..SUM_BYTES]
+            != sum(&bytes[i * layout.unit..][..layout.unit])
     };
     let mut repaired = Vec::new();
     let bad_units: Vec<usize> = (0..layout.units).filter(|i| bad(write_out, *i)).collect();
@@ -192,7 +197,7 @@ pub(crate) fn repair(write_out: &mut [u8], records: usize) -> Vec<Range<usize>> 
         unit.iter_mut().for_each(|byte| *byte = !*byte);
         let at = i * layout.unit..(i + 1) * layout.unit;
         // Else the parity is bad, or the sum.
-        if write_out[layout.sums_at() + i * SUM..][..SUM] == sum(&unit) {
+        if write_out[layout.sums_at() + i * SUM_BYTES..][..SUM_BYTES] == sum(&unit) {
             write_out[at.clone()].copy_from_slice(&unit);
             repaired.push(at);
         }
@@ -205,7 +210,7 @@ fn xor(into: &mut [u8], from: &[u8]) {
 }
 
 /// The checksum of a unit.
-fn sum(unit: &[u8]) -> [u8; SUM] {
+fn sum(unit: &[u8]) -> [u8; SUM_BYTES] {
     (xxh3_64(unit) as u32).to_le_bytes()
 }
 
@@ -225,7 +230,7 @@ mod tests {
             chain: 9,
         };
         close(&mut buffer, &footer, 77);
-        let at = buffer.len() - FOOTER;
+        let at = buffer.len() - FOOTER_BYTES;
         assert_eq!(Footer::decode(&buffer[at..], 77), Some(footer));
         assert_eq!(Footer::decode(&buffer[at..], 78), None);
         assert_eq!(8192 + buffer.len() as u64, footer.end());

@@ -55,7 +55,7 @@ pub struct LogPos {
 
 /// Length of the longest payload in a ring of `size` bytes: with its header a quarter of it.
 fn max_payload(size: u64) -> usize {
-    (size / 4).min(u64::from(u32::MAX)).saturating_sub(record::HEADER as u64) as usize
+    (size / 4).min(u64::from(u32::MAX)).saturating_sub(record::HEADER_BYTES as u64) as usize
 }
 
 #[cfg(test)]

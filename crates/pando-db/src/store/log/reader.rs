@@ -1,9 +1,9 @@
 //! Reading the log back: everything from a position on that the chain proves.
 //!
-//! Guarantees: what is returned is a prefix of what was appended. Where a record is not valid that its write-out
-//! has, the guard repairs it if it can. Else the log ends there; [`Replay::missing`] says whether records that were
-//! durable once are behind the end, which only damage does. A failed device request is an error and never
-//! taken for the end. Reads each byte at most about twice, ahead in large
+//! Guarantees: what is returned is a prefix of what was appended. Where a record is not valid that its
+//! write-out has, the guard repairs it if it can. Else the log ends there; [`Replay::missing`] says whether
+//! records that were durable once are behind the end, which only damage does. A failed device request is an
+//! error and never taken for the end. Reads each byte at most about twice, ahead in large
 //! pieces. Memory is bounded by the longest write-out, time by a few laps.
 
 use std::{ops::RangeInclusive, sync::Arc};
@@ -16,14 +16,14 @@ use crate::{
     error::{Error, Result},
     store::log::{
         Log, LogPos, Place, Region,
-        guard::{self, FOOTER, Footer},
+        guard::{self, FOOTER_BYTES, Footer},
         max_payload,
-        record::{HEADER, Header, record_len},
+        record::{HEADER_BYTES, Header, record_len},
     },
 };
 
 /// How much is read at once, in bytes.
-const AHEAD: u64 = 1 << 20;
+const READ_BYTES: u64 = 1 << 20;
 
 /// A valid record.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,7 +39,8 @@ pub struct Replayed {
 /// Something in the log that is not as it was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Found {
-    /// Bytes on the device that were computed again from the rest of their write-out, which has records up to `last`.
+    /// Bytes on the device that were computed again from the rest of their write-out, which has records up to
+    /// `last`.
     Repaired {
         /// First byte on the device.
         at: u64,
@@ -80,9 +81,10 @@ pub struct Replay {
 }
 
 impl Log {
-    /// Reads the log from `start` on, where the record `first_msn` stands. Records up to `durable` must be there.
-    /// With `salvage`, what is lost is passed over: then the records returned are no prefix.
-    /// `clean`: the log was empty when `start` was noted, so that it is not searched to its last byte if it looks empty.
+    /// Reads the log from `start` on, where the record `first_msn` stands. Records up to `durable` must be
+    /// there. With `salvage`, what is lost is passed over: then the records returned are no prefix.
+    /// `clean`: the log was empty when `start` was noted, so that it is not searched to its last byte if it
+    /// looks empty.
     pub fn replay(
         region: Region,
         start: LogPos,
@@ -138,7 +140,8 @@ impl Replay {
         &self.found
     }
 
-    /// The newest record that something in the log, or the one who opened it, says was durable. Complete at the end.
+    /// The newest record that something in the log, or the one who opened it, says was durable. Complete at
+    /// the end.
     pub fn durable(&self) -> u64 {
         self.durable
     }
@@ -162,7 +165,7 @@ impl Replay {
         let mut next: Option<Footer> = None;
         let mut any = false;
         let mut block = here - here % BLOCK;
-        while block + BLOCK <= self.limit() && !(self.clean && !any && block > here + AHEAD) {
+        while block + BLOCK <= self.limit() && !(self.clean && !any && block > here + READ_BYTES) {
             let at_block = LogPos { pos: block, ..self.at };
             if block >= here && self.record_at(block)?.is_some() {
                 self.at = at_block;
@@ -239,8 +242,8 @@ impl Replay {
         Ok(true)
     }
 
-    /// Passes over the record at `pos`, which is lost: to the one behind it, to the write-out `next`, or to the
-    /// end of all that was durable.
+    /// Passes over the record at `pos`, which is lost: to the one behind it, to the write-out `next`, or to
+    /// the end of all that was durable.
     fn pass(&mut self, pos: u64, next: Option<Footer>, last: u64) -> Result<()> {
         let (at, lost) = (self.place(pos), self.next_msn);
         if let Some((header, stored)) = self.header_at(pos)?
@@ -280,7 +283,7 @@ impl Replay {
     fn footer_in(&mut self, block: u64) -> Result<Option<Footer>> {
         let (size, store) = (self.region.size, self.region.store);
         let end = block + BLOCK;
-        let footer = Footer::decode(self.bytes(end - FOOTER as u64, FOOTER)?, store);
+        let footer = Footer::decode(self.bytes(end - FOOTER_BYTES as u64, FOOTER_BYTES)?, store);
         Ok(footer.filter(|footer| footer.end() % size == end % size))
     }
 
@@ -303,10 +306,12 @@ impl Replay {
     fn header_at(&mut self, pos: u64) -> Result<Option<(Header, u64)>> {
         // One lap holds everything; whatever is behind it belongs to the lap before.
         let room = self.limit().saturating_sub(pos);
-        if room < HEADER as u64 {
+        if room < HEADER_BYTES as u64 {
             return Ok(None);
         }
-        let Some(&stored) = self.bytes(pos, HEADER)?.first_chunk::<HEADER>() else { return Ok(None) };
+        let Some(&stored) = self.bytes(pos, HEADER_BYTES)?.first_chunk::<HEADER_BYTES>() else {
+            return Ok(None);
+        };
         let Some(header) = Header::decode(&stored) else { return Ok(None) };
         let (len, sum) = (header.len as usize, stored.last_chunk().map_or(0, |sum| u64::from_le_bytes(*sum)));
         let fits = len <= max_payload(self.region.size) && record_len(len) <= room;
@@ -317,7 +322,7 @@ impl Replay {
     fn record_at(&mut self, pos: u64) -> Result<Option<Replayed>> {
         let Some((header, stored)) = self.header_at(pos)? else { return Ok(None) };
         let (len, chain) = (header.len as usize, self.at.chain);
-        let payload = self.bytes(pos + HEADER as u64, len)?;
+        let payload = self.bytes(pos + HEADER_BYTES as u64, len)?;
         let (_, chain) = header.encode(xxh3_64(payload), chain);
         if chain != stored {
             return Ok(None);
@@ -334,7 +339,7 @@ impl Replay {
         if self.repaired.as_ref().filter(inside).is_none() {
             let have = self.window_at..=self.window_at + self.window.len() as u64;
             if !(have.contains(&pos) && have.contains(&end)) {
-                let ahead = AHEAD.min(self.region.size).max(len as u64) as usize;
+                let ahead = READ_BYTES.min(self.region.size).max(len as u64) as usize;
                 // What is ahead may be unreadable without being part of the log.
                 if self.load(pos, ahead).is_err() {
                     self.load(pos, len)?;

@@ -6,7 +6,8 @@
 //! | 4 | payload length u32 |
 //! | 8 | MSN u64: one more than that of the record before |
 //! | 16 | session u64: random, chosen each time the log is opened for writing |
-//! | 24 | checksum u64: xxh3_64 of bytes 0..24 and the xxh3_64 of the payload, seeded with the checksum of the record before |
+//! | 24 | checksum u64: xxh3_64 of bytes 0..24 and the xxh3_64 of the payload, seeded with the checksum of
+//! the record before |
 //! | 32 | payload, then zeros up to a multiple of 8 |
 //!
 //! The seed chains the records: one is valid only behind the very record that
@@ -18,7 +19,7 @@
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Length of a header in bytes.
-pub(crate) const HEADER: usize = 32;
+pub(crate) const HEADER_BYTES: usize = 32;
 const MAGIC: u32 = 0x4c64_6e50;
 
 /// What a header says, the checksum apart.
@@ -31,8 +32,8 @@ pub(crate) struct Header {
 
 impl Header {
     /// The header's bytes, and the chain behind this record.
-    pub(crate) fn encode(&self, payload_hash: u64, chain: u64) -> ([u8; HEADER], u64) {
-        let mut bytes = [0; HEADER];
+    pub(crate) fn encode(&self, payload_hash: u64, chain: u64) -> ([u8; HEADER_BYTES], u64) {
+        let mut bytes = [0; HEADER_BYTES];
         bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
         bytes[4..8].copy_from_slice(&self.len.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.msn.to_le_bytes());
@@ -46,7 +47,7 @@ impl Header {
 
     /// What the bytes say, if they begin like a header. Proves nothing yet:
     /// the record is valid if [`Header::encode`] gives the same bytes again.
-    pub(crate) fn decode(bytes: &[u8; HEADER]) -> Option<Self> {
+    pub(crate) fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
         let (magic, rest) = bytes.split_first_chunk()?;
         let (len, rest) = rest.split_first_chunk()?;
         let (msn, rest) = rest.split_first_chunk()?;
@@ -61,5 +62,5 @@ impl Header {
 
 /// Bytes that a record of `payload` bytes takes.
 pub(crate) fn record_len(payload: usize) -> u64 {
-    (HEADER + payload).next_multiple_of(8) as u64
+    (HEADER_BYTES + payload).next_multiple_of(8) as u64
 }

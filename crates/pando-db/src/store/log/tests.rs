@@ -211,7 +211,8 @@ fn crashes_leave_a_prefix_with_everything_synced() {
     assert!(lost > 1000 && saved > 1000, "the crashes were not interesting: {lost} {saved}");
 }
 
-/// Each run of sectors of an unsynced tail in turn is missing: a short one is computed again, a long one ends the log.
+/// Each run of sectors of an unsynced tail in turn is missing: a short one is computed again, a long one ends
+/// the log.
 #[test]
 fn a_torn_tail_ends_the_log_wherever_it_is_torn() {
     let device = memory();
@@ -232,8 +233,8 @@ fn a_torn_tail_ends_the_log_wherever_it_is_torn() {
         device.read_at(BASE + at, &mut sectors).unwrap();
         device.write_at(BASE + at, &vec![0; len]).unwrap();
         let payloads = replay(&device, START, 1).0;
-        // At least the records that end before the missing sectors; exactly these, where more is gone than the
-        // guard can compute.
+        // At least the records that end before the missing sectors; exactly these, where more is gone than
+        // the guard can compute.
         let whole = ends.iter().filter(|&&end| end <= at).count();
         assert!(payloads.len() >= 5 + whole, "{len} bytes at {at}");
         assert!(len == 4096 || payloads.len() == 12, "a sector at {at} cannot be repaired");
@@ -506,8 +507,8 @@ impl Place for Clumsy {
     }
 }
 
-/// A panic of the one who wrote the log for all left everybody else waiting for it, and so a store that could not even
-/// be dropped.
+/// A panic of the one who wrote the log for all left everybody else waiting for it, and so a store that could
+/// not even be dropped.
 #[test]
 fn a_panic_while_the_log_is_written_stops_it_for_all() {
     let writes: [fn(&Log) -> crate::Result<()>; 2] = [Log::sync, Log::write_out];

@@ -16,7 +16,7 @@
 //! Two locks. `front` guards the buffer, for the time of a copy. `turn` says
 //! whether somebody writes and whether somebody flushes, one of each at most:
 //! the others sleep until it is done, and who only writes does not wait for a
-//! flush, but for a durable write of at most [`SMALL`] bytes. Neither is held
+//! flush, but for a durable write of at most [`MAX_DURABLE_WRITE_BYTES`] bytes. Neither is held
 //! over I/O.
 
 use std::{
@@ -37,10 +37,10 @@ use crate::{
 };
 
 /// Largest buffer that is kept for reuse, in bytes.
-const KEEP: usize = 1 << 20;
+const MAX_SPARE_BYTES: usize = 1 << 20;
 /// Most that a sync writes durably, in bytes, while nobody else can write: more is written first and flushed
 /// then, beside which others may write.
-const SMALL: usize = 1 << 20;
+const MAX_DURABLE_WRITE_BYTES: usize = 1 << 20;
 
 /// Why a record was not appended. Nothing was changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -107,7 +107,7 @@ pub fn owed(value: usize) -> u64 {
 }
 
 /// What stands before the records of values set aside: the kind of record, its group and the first number.
-const PREFIX: usize = 13;
+const PREFIX_BYTES: usize = 13;
 
 /// The writer of a log.
 pub struct Log {
@@ -131,8 +131,8 @@ struct Turn {
     durable_msn: u64,
 }
 
-/// A turn that somebody has, as the flag in [`Turn`] says. Dropped only where its work panics: then others must not wait
-/// for the turn, and the log stops, since what was taken out of its buffer is lost.
+/// A turn that somebody has, as the flag in [`Turn`] says. Dropped only where its work panics: then others must not
+/// wait for the turn, and the log stops, since what was taken out of its buffer is lost.
 struct Leading<'a> {
     log: &'a Log,
     flag: fn(&mut Turn) -> &mut bool,
@@ -236,7 +236,7 @@ impl Log {
         payload: &[u8],
         values: &[(Bytes, Bytes)],
     ) -> Result<(u64, LogPos), AppendError> {
-        let len = payload.len() + PREFIX;
+        let len = payload.len() + PREFIX_BYTES;
         if len > self.max_payload() {
             return Err(AppendError::TooLarge { len, limit: self.max_payload() });
         }
@@ -246,7 +246,7 @@ impl Log {
         if !front.has_room(len, owed, self.size) {
             return Err(AppendError::Full);
         }
-        let mut prefix = [kind; PREFIX];
+        let mut prefix = [kind; PREFIX_BYTES];
         prefix[1..9].copy_from_slice(&front.group.to_le_bytes());
         prefix[9..].copy_from_slice(&(front.values.len() as u32).to_le_bytes());
         let mut hash = Xxh3Default::new();
@@ -504,7 +504,7 @@ impl Log {
             let (buffer, footer, msn) = front.take(self.session, known);
             assert!(front.head - front.oldest() <= self.size, "the log overtakes itself");
             // What is loose needs a flush, which covers this as well.
-            let durably = durably && !placed && !front.loose && buffer.len() <= SMALL;
+            let durably = durably && !placed && !front.loose && buffer.len() <= MAX_DURABLE_WRITE_BYTES;
             (buffer, footer, msn, durably)
         };
         if !buffer.is_empty() {
@@ -528,7 +528,7 @@ impl Log {
         // Only now: a flush that began before does not cover it.
         front.loose |= loose;
         front.written = pos;
-        if buffer.capacity() <= KEEP {
+        if buffer.capacity() <= MAX_SPARE_BYTES {
             buffer.clear();
             front.spare = buffer;
         }

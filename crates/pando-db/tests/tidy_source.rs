@@ -1,0 +1,375 @@
+//! The source keeps its own rules: which room may import which, how long lines and files are, that every file says what
+//! it is for, and that every number says what it counts.
+//!
+//! Reads the crate's `src` as text. Modules for tests are left out of the import rules: they may use the whole crate.
+
+#![allow(clippy::unwrap_used)]
+
+use std::{collections::BTreeSet, fs, path::Path};
+
+/// The rooms from the ground up, and what each may import besides itself. A room may name only rooms above it in this
+/// list, so there can be no circle of rooms.
+const ROOMS: &[(&str, &[&str])] = &[
+    ("error", &[]),
+    ("limits", &[]),
+    ("thread", &[]),
+    ("key", &[]),
+    ("merge", &[]),
+    ("pool", &[]),
+    ("codec", &["error"]),
+    ("options", &["merge"]),
+    ("batch", &["key"]),
+    ("device", &["error"]),
+    ("stats", &["device"]),
+    ("space", &["error", "device"]),
+    ("node", &["error", "limits", "key", "merge", "pool", "codec", "space"]),
+    ("format", &["error", "key", "pool", "codec", "options", "node"]),
+    ("store", &["error", "thread", "key", "pool", "codec", "options", "device", "space", "node", "format"]),
+    ("dag", &["error", "key", "merge", "node", "store"]),
+    (
+        "db",
+        &[
+            "error", "limits", "thread", "key", "merge", "pool", "codec", "options", "batch", "device",
+            "stats", "space", "node", "store", "dag",
+        ],
+    ),
+];
+
+/// The same inside `dag` and `db`: rooms and files from the ground up.
+const DAG: &[(&str, &[&str])] = &[
+    ("tree", &[]),
+    ("layer", &[]),
+    ("edit", &["tree"]),
+    ("damage", &["edit"]),
+    ("check", &["tree"]),
+    ("memtable", &["layer"]),
+    ("read", &["tree", "layer", "memtable"]),
+    ("share", &["tree", "layer", "edit", "memtable"]),
+    ("write", &["layer", "edit", "memtable", "share"]),
+    ("gc", &["edit", "share", "write"]),
+];
+const DB: &[(&str, &[&str])] = &[
+    ("engine", &[]),
+    ("write", &["engine"]),
+    ("admission", &["engine", "write"]),
+    ("checkpoint", &["engine"]),
+    ("background", &["engine", "checkpoint"]),
+    ("recover", &["engine", "write", "admission", "checkpoint"]),
+    ("cursor", &["engine"]),
+    ("handle", &["engine", "recover", "background", "cursor"]),
+    ("api", &["engine", "cursor", "handle"]),
+];
+
+/// Longest line, in characters. `rustfmt` keeps code to 110; a comment may be a little longer.
+const LINE_CHARS: usize = 120;
+/// Longest file, in lines.
+const FILE_LINES: usize = 600;
+
+/// What a number may count: one of these stands in the name of a constant or in the comment above it.
+const UNITS: &[&str] = &[
+    "batch",
+    "bit",
+    "block",
+    "buffer",
+    "byte",
+    "call",
+    "cell",
+    "change",
+    "clone",
+    "count",
+    "depth",
+    "edge",
+    "edit",
+    "entries",
+    "entry",
+    "extent",
+    "factor",
+    "fraction",
+    "group",
+    "key",
+    "kind",
+    "layer",
+    "level",
+    "line",
+    "lock",
+    "mark",
+    "message",
+    "multiple",
+    "nanosecond",
+    "node",
+    "number",
+    "operation",
+    "page",
+    "part",
+    "piece",
+    "place",
+    "point",
+    "problem",
+    "range",
+    "ratio",
+    "record",
+    "request",
+    "round",
+    "sample",
+    "second",
+    "share",
+    "slot",
+    "step",
+    "table",
+    "tries",
+    "try",
+    "unit",
+    "version",
+    "word",
+    "1/n",
+];
+
+struct Source {
+    /// Below `src`, as `dag/read/view.rs`.
+    path: String,
+    text: String,
+}
+
+impl Source {
+    /// The lines that are no test module's, with their numbers from 1 on.
+    fn code(&self) -> impl Iterator<Item = (usize, &str)> {
+        let tests = self.text.find("#[cfg(test)]\nmod tests {").unwrap_or(self.text.len());
+        let lines = self.text[..tests].lines().count();
+        let all = if self.is_test() { 0 } else { lines };
+        self.text.lines().take(all).enumerate().map(|(i, line)| (i + 1, line))
+    }
+
+    fn is_test(&self) -> bool {
+        self.path.ends_with("tests.rs")
+    }
+
+    /// The parts of its module path: `dag/read/mod.rs` is `dag`, `read`.
+    fn module(&self) -> Vec<&str> {
+        self.path.trim_end_matches(".rs").split('/').filter(|part| *part != "mod").collect()
+    }
+
+    /// Modules of this crate that its code names, as paths from the crate on.
+    fn imports(&self) -> BTreeSet<Vec<String>> {
+        let mut found = BTreeSet::new();
+        let code: Vec<&str> =
+            self.code().map(|(_, line)| line.split("//").next().unwrap_or_default()).collect();
+        let code = code.join("\n");
+        for (at, _) in code.match_indices("crate::") {
+            tree(&code[at + "crate::".len()..], &mut Vec::new(), &mut found);
+        }
+        found
+    }
+}
+
+/// Reads one tree of a `use`, or one path, at the start of `text`: the rest behind it.
+fn tree<'t>(text: &'t str, prefix: &mut Vec<String>, found: &mut BTreeSet<Vec<String>>) -> &'t str {
+    let depth = prefix.len();
+    let mut rest = text.trim_start();
+    loop {
+        if let Some(mut inside) = rest.strip_prefix('{') {
+            loop {
+                inside = inside.trim_start();
+                if let Some(behind) = inside.strip_prefix('}') {
+                    prefix.truncate(depth);
+                    return behind;
+                }
+                inside = tree(inside, prefix, found).trim_start();
+                inside = inside.strip_prefix(',').unwrap_or(inside);
+            }
+        }
+        let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
+        if end == 0 {
+            // Something that is no import, as the `*` of a glob.
+            prefix.truncate(depth);
+            let mut chars = rest.chars();
+            chars.next();
+            return chars.as_str();
+        }
+        prefix.push(rest[..end].to_string());
+        rest = &rest[end..];
+        match rest.strip_prefix("::") {
+            Some(more) => rest = more,
+            None => break,
+        }
+    }
+    found.insert(prefix.clone());
+    prefix.truncate(depth);
+    match rest.trim_start().strip_prefix("as ") {
+        Some(alias) => alias.trim_start().trim_start_matches(|c: char| c.is_alphanumeric() || c == '_'),
+        None => rest,
+    }
+}
+
+fn sources() -> Vec<Source> {
+    fn walk(folder: &Path, below: &str, all: &mut Vec<Source>) {
+        for entry in fs::read_dir(folder).unwrap() {
+            let entry = entry.unwrap();
+            let name = entry.file_name().into_string().unwrap();
+            let path = format!("{below}{name}");
+            if entry.file_type().unwrap().is_dir() {
+                walk(&entry.path(), &format!("{path}/"), all);
+            } else if name.ends_with(".rs") {
+                all.push(Source { path, text: fs::read_to_string(entry.path()).unwrap() });
+            }
+        }
+    }
+    let mut all = Vec::new();
+    walk(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), "", &mut all);
+    assert!(all.len() > 80, "the source was not found");
+    all.sort_by(|a, b| a.path.cmp(&b.path));
+    all
+}
+
+fn none(broken: Vec<String>) {
+    assert!(broken.is_empty(), "{} times:\n{}", broken.len(), broken.join("\n"));
+}
+
+/// What breaks a table of rooms among `modules`, each with what it imports below the folder of the table.
+fn broken_floors(table: &[(&str, &[&str])], folder: &[&str], sources: &[Source]) -> Vec<String> {
+    let mut broken = Vec::new();
+    for (i, (room, may)) in table.iter().enumerate() {
+        for below in *may {
+            if !table[..i].iter().any(|(lower, _)| lower == below) {
+                broken.push(format!("the table lets {room} import {below}, which is not below it"));
+            }
+        }
+    }
+    for source in sources {
+        let module = source.module();
+        let Some(room) = module.strip_prefix(folder).and_then(|rest| rest.first()) else { continue };
+        let Some((_, may)) = table.iter().find(|(name, _)| name == room) else {
+            if *room != "lib" {
+                broken.push(format!("{}: `{room}` is in no table", source.path));
+            }
+            continue;
+        };
+        let imports = source.imports();
+        let inside = imports
+            .iter()
+            .filter(|path| path.len() > folder.len() && path.iter().zip(folder).all(|(a, b)| a == b));
+        let others: BTreeSet<&str> =
+            inside.filter_map(|path| path.get(folder.len())).map(String::as_str).collect();
+        let wrong = others.into_iter().filter(|other| other != room && !may.contains(other));
+        broken.extend(wrong.map(|other| format!("{}: `{room}` imports `{other}`", source.path)));
+    }
+    broken
+}
+
+#[test]
+fn rooms_import_only_what_lies_below_them() {
+    let sources = sources();
+    let mut broken = broken_floors(ROOMS, &[], &sources);
+    broken.extend(broken_floors(DAG, &["dag"], &sources));
+    broken.extend(broken_floors(DB, &["db"], &sources));
+    none(broken);
+}
+
+#[test]
+fn files_do_not_import_each_other_in_a_circle() {
+    let sources = sources();
+    let modules: Vec<String> = sources.iter().map(|source| source.module().join("::")).collect();
+    // What a path leads to: the longest module that it begins with.
+    let target = |path: &[String]| {
+        (1..=path.len()).rev().find_map(|n| modules.iter().position(|module| *module == path[..n].join("::")))
+    };
+    let mut arrows: Vec<BTreeSet<usize>> = sources
+        .iter()
+        .enumerate()
+        .map(|(i, source)| {
+            source.imports().iter().filter_map(|path| target(path)).filter(|to| *to != i).collect()
+        })
+        .collect();
+    // Files that import nothing more are taken off until none is left, or a circle.
+    let mut left: BTreeSet<usize> = (0..sources.len()).collect();
+    loop {
+        let ground: Vec<usize> = left.iter().copied().filter(|i| arrows[*i].is_empty()).collect();
+        if ground.is_empty() {
+            break;
+        }
+        for i in ground {
+            left.remove(&i);
+            arrows.iter_mut().for_each(|to| _ = to.remove(&i));
+        }
+    }
+    let name = |i: &usize| {
+        format!("{} -> {:?}", modules[*i], arrows[*i].iter().map(|j| &modules[*j]).collect::<Vec<_>>())
+    };
+    none(left.iter().map(name).collect());
+}
+
+#[test]
+fn lines_and_files_are_short() {
+    let mut broken = Vec::new();
+    for source in sources() {
+        for (i, line) in source.text.lines().enumerate() {
+            if line.chars().count() > LINE_CHARS {
+                broken.push(format!("{}:{}: {} characters", source.path, i + 1, line.chars().count()));
+            }
+        }
+        let lines = source.text.lines().count();
+        if lines > FILE_LINES {
+            broken.push(format!("{}: {lines} lines", source.path));
+        }
+    }
+    none(broken);
+}
+
+#[test]
+fn every_file_begins_with_what_it_is_for() {
+    let begins = |source: &Source| source.text.starts_with("//! ");
+    none(sources().iter().filter(|source| !begins(source)).map(|source| source.path.clone()).collect());
+}
+
+#[test]
+fn every_number_says_what_it_counts() {
+    let mut broken = Vec::new();
+    for source in sources() {
+        let mut comment = String::new();
+        for (i, line) in source.code() {
+            let line = line.trim();
+            if let Some(text) = line.strip_prefix("///") {
+                comment.push_str(&text.to_lowercase());
+                continue;
+            }
+            let item = line.trim_start_matches("pub(crate) ").trim_start_matches("pub ");
+            let Some((name, rest)) = item.strip_prefix("const ").and_then(|rest| rest.split_once(": "))
+            else {
+                // A comment goes for the constants that follow it at once.
+                if !line.starts_with("#[") {
+                    comment.clear();
+                }
+                continue;
+            };
+            // A constant of one byte is a mark: a kind, a tag or a version of a format.
+            let number =
+                ["u16", "u32", "u64", "usize", "i32", "i64", "f64"].iter().any(|t| rest.starts_with(t));
+            let name_says = name.to_lowercase();
+            let has_unit = UNITS.iter().any(|unit| comment.contains(unit) || name_says.contains(unit));
+            // What formats are told apart by is no quantity.
+            let is_mark = name.ends_with("MAGIC") || rest.contains("from_le_bytes");
+            if number && !has_unit && !is_mark {
+                broken.push(format!("{}:{i}: {name}", source.path));
+            }
+        }
+    }
+    none(broken);
+}
+
+#[test]
+fn the_rules_find_what_breaks_them() {
+    let source = |path: &str, text: &str| Source { path: path.into(), text: text.into() };
+    let bad = [source(
+        "key/mod.rs",
+        "use crate::{\n    error::Error,\n    dag::{edit::Edit, read::view::View as V},\n};\n",
+    )];
+    assert_eq!(
+        broken_floors(ROOMS, &[], &bad),
+        ["key/mod.rs: `key` imports `dag`", "key/mod.rs: `key` imports `error`"]
+    );
+    let paths: Vec<String> = bad[0].imports().iter().map(|path| path.join("::")).collect();
+    assert_eq!(paths, ["dag::edit::Edit", "dag::read::view::View", "error::Error"]);
+    let inline = [source("dag/read/view.rs", "fn f() { crate::dag::gc::prune::x() }\n")];
+    assert_eq!(broken_floors(DAG, &["dag"], &inline), ["dag/read/view.rs: `read` imports `gc`"]);
+    let test = [source("key/span.rs", "#[cfg(test)]\nmod tests {\n    use crate::dag::edit::Edit;\n}\n")];
+    assert_eq!(broken_floors(ROOMS, &[], &test), [""; 0]);
+}

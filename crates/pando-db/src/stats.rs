@@ -33,8 +33,8 @@ pub struct Stats {
     pub log_used: u64,
     /// Bytes of the cache in use by clean data.
     pub cache_used: u64,
-    /// Bytes of memory that the process has in its pool of buffers from 8 to 256 KiB, which are most pages, clean or
-    /// not. Of all its stores together, what is kept for later included.
+    /// Bytes of memory that the process has in its pool of buffers from 8 to 256 KiB, which are most pages,
+    /// clean or not. Of all its stores together, what is kept for later included.
     pub page_memory: u64,
     /// Bytes of nodes changed since the last checkpoint, and of the in-memory tables.
     pub dirty: u64,
@@ -48,18 +48,18 @@ pub struct Stats {
     pub clones_by_value: u64,
     /// How often a clone had to flush its source first.
     pub clone_flushes: u64,
-    /// Edges of nodes and messages about ranges of keys that structural work went through since open, each time it did:
-    /// what bursts of clones and deletes cost the processor.
+    /// Edges of nodes and messages about ranges of keys that structural work went through since open, each
+    /// time it did: what bursts of clones and deletes cost the processor.
     pub items_handled: u64,
-    /// Keys that cursors came by since open, on the way to the next pair, of which nothing was left: deletes that wait
-    /// to be carried down.
+    /// Keys that cursors came by since open, on the way to the next pair, of which nothing was left: deletes
+    /// that wait to be carried down.
     pub deletes_passed: u64,
     /// Pieces found in the cache since open.
     pub cache_hits: u64,
     /// Of these, single entries of pages that were not in it as a whole.
     pub row_hits: u64,
-    /// Bytes of the cache in use by single entries of pages: small values that point queries have had to read, and keys that
-    /// were not there. Part of `cache_used`.
+    /// Bytes of the cache in use by single entries of pages: small values that point queries have had to
+    /// read, and keys that were not there. Part of `cache_used`.
     pub row_bytes: u64,
     /// Pieces read from the device since open.
     pub cache_misses: u64,

@@ -1,11 +1,11 @@
 //! A cache of single entries of stored pages: what a point query found in a page, or that it found nothing.
 //!
-//! A small value that is read often would else keep a whole page in memory, 300 times its size. An entry is named by the
-//! place of its page (the number of the extent, which is never used again within a process, and the offset in it) and by the
-//! key as it stands in the page. Stored pages never change. So no write, clone or delete has to take anything out: a changed
-//! key is met in another page or in a table in memory before, and what nothing asks for any more ages out. All paths
-//! to a shared page share its entries. Memory: what [`RowCache::weight`] says, at most what it was given. Takes no lock over I/O.
-//! May use: messages.
+//! A small value that is read often would else keep a whole page in memory, 300 times its size. An entry is
+//! named by the place of its page (the number of the extent, which is never used again within a process, and
+//! the offset in it) and by the key as it stands in the page. Stored pages never change. So no write, clone
+//! or delete has to take anything out: a changed key is met in another page or in a table in memory before,
+//! and what nothing asks for any more ages out. All paths to a shared page share its entries. Memory: what
+//! [`RowCache::weight`] says, at most what it was given. Takes no lock over I/O. May use: messages.
 
 use std::hash::Hash;
 
@@ -17,12 +17,14 @@ use quick_cache::{
 use super::pager::{CacheKey, Hashing};
 use crate::node::message::Msg;
 
-/// Memory of an entry beside key and content, in bytes: the cache's slot, its share of tables that double, two allocations.
+/// Memory of an entry beside key and content, in bytes: the cache's slot, its share of tables that double,
+/// two allocations.
 const ENTRY_BYTES: usize = 192;
 /// Bytes of the cache under one lock, and most locks.
 const SHARD_BYTES: u64 = 512 << 10;
 const MAX_SHARDS: u64 = 64;
-/// Largest key and content of an entry, as a part (1/n) of a page; and how much is small in any case, in bytes.
+/// Largest key and content of an entry, as a part (1/n) of a page; and how much is small in any case, in
+/// bytes.
 const PAGE_SHARE: usize = 8;
 const SMALL_BYTES: usize = 192;
 
@@ -91,15 +93,15 @@ impl RowCache {
         Self { rows, longest: (page_target / PAGE_SHARE).max(SMALL_BYTES) }
     }
 
-    /// What the page says about the key that is `suffix` in it: a message, or `Some(None)` for none. `None` if that is
-    /// not known.
+    /// What the page says about the key that is `suffix` in it: a message, or `Some(None)` for none. `None`
+    /// if that is not known.
     pub fn get(&self, page: CacheKey, suffix: &[u8]) -> Option<Option<Msg>> {
         let row = self.rows.get(&RowRef { page, suffix })?;
         Some(row.map(|(kind, content)| Msg::decode(kind, content.into())))
     }
 
-    /// Notes what the page says about a key, if that is small: kind and content of the message as they stand there. True if
-    /// it was.
+    /// Notes what the page says about a key, if that is small: kind and content of the message as they stand
+    /// there. True if it was.
     pub fn insert(&self, page: CacheKey, suffix: &[u8], found: Option<(u8, &[u8])>) -> bool {
         let is_small = suffix.len() + found.map_or(0, |(_, content)| content.len()) <= self.longest;
         if is_small {

@@ -103,8 +103,7 @@ impl Error {
     /// whole.
     pub(crate) fn is_damage(&self) -> bool {
         match self {
-            // A failed assertion: nothing is known to be wrong with what lies elsewhere, or right.
-            Error::Corrupt { what, .. } => *what != "structure",
+            Error::Corrupt { .. } => true,
             Error::Io { action, .. } => *action == "read",
             _ => false,
         }

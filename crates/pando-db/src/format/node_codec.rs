@@ -209,7 +209,7 @@ pub(crate) fn decode(header: Bytes, parts: &[u64]) -> Result<Node> {
     let place = Place { parts };
     let body = if height == 0 {
         let run = get_run(&mut r, place)?;
-        if run.pages.iter().any(|p| !p.pure || !p.is_inside(&span)) {
+        if run.pages.iter().any(|p| !p.pure || !p.is_inside(&span) || !has_lifted(p, &span)) {
             return Err(r.bad("a leaf page that is out of range or holds messages"));
         }
         Body::Leaf(run)
@@ -247,7 +247,7 @@ fn get_edges(r: &mut Reader, span: &Span, place: Place<'_>) -> Result<Vec<Edge>>
         for layer in &edges[i].layers {
             let inside = layer.ranges.iter().all(|m| live.covers(&m.span))
                 && layer.updates.iter().all(|m| live.covers(&m.span))
-                && layer.run.pages.iter().all(|p| p.is_inside(&live));
+                && layer.run.pages.iter().all(|p| p.is_inside(&live) && has_lifted(p, &live));
             if !inside {
                 return Err(r.bad(format!("messages outside edge {i}")));
             }
@@ -257,6 +257,11 @@ fn get_edges(r: &mut Reader, span: &Span, place: Place<'_>) -> Result<Vec<Edge>>
         return Err(r.bad("an interior node without edges"));
     }
     Ok(edges)
+}
+
+/// True if the page's prefix has at least the bytes that an edge over `live` lifts: they are taken off it.
+fn has_lifted(page: &PageRef, live: &Span) -> bool {
+    page.prefix.len() >= live.common_prefix_len()
 }
 
 fn get_upper(r: &mut Reader) -> Result<Option<Bytes>> {

@@ -4,14 +4,11 @@
 //! One at a time, under the `flushing` lock, each step bounded; the result is
 //! published at once.
 //!
-//! An edit asserts the invariants of all that it touches. No checksum can prove
-//! those of an image that somebody made, so an assertion that fails here is an
-//! error of the store: nothing has been published, and the edit is dropped.
+//! An edit asserts the invariants of all that it makes. What comes from the device is not trusted with that: it is
+//! checked as it is decoded, and as edges are followed, and gives errors. So an assertion that fails is a bug; nothing
+//! has been published then, and the store stops.
 
-use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, atomic::Ordering},
-};
+use std::sync::{Arc, atomic::Ordering};
 
 use crate::{
     dag::{
@@ -186,10 +183,11 @@ impl Engine {
         then: impl FnOnce(&mut Front),
     ) -> Result<T> {
         let base = self.front.read().tree.clone();
+        let _stop = StopOnPanic(self);
         loop {
             let mut edit = Edit::new(cx, &base);
             let known = self.pager.damage_found();
-            let made = match contain(|| work(&mut edit)) {
+            let made = match work(&mut edit) {
                 Err(error) if error.is_damage() && self.pager.damage_found() > known => continue,
                 other => other?,
             };
@@ -234,13 +232,17 @@ impl Engine {
     }
 }
 
-/// Turns a failed assertion into an error. The work must leave nothing behind that matters.
-pub(crate) fn contain<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
-        let said = panic.downcast_ref::<String>().map(String::as_str);
-        let said = said.or(panic.downcast_ref::<&str>().copied()).unwrap_or("an assertion failed");
-        Err(Error::corrupt("structure", 0, said))
-    })
+/// Stops the store if an edit panics: an assertion says that this code is wrong, or a merge function does not keep its
+/// word. Nothing has been published, and what is durable stays as it is.
+struct StopOnPanic<'a>(&'a Engine);
+
+impl Drop for StopOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.log.stop("an edit of the DAG panicked: this is a bug, or a merge function has one".into());
+            self.0.signal.all();
+        }
+    }
 }
 
 #[cfg(test)]

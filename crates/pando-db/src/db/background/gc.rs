@@ -18,10 +18,7 @@ use crate::{
         gc::pushdown::{Walk, Which},
         tree::Limits,
     },
-    db::{
-        background::flush::contain,
-        engine::{Engine, gc_state::Progress},
-    },
+    db::engine::{Engine, gc_state::Progress},
     error::Result,
 };
 
@@ -122,13 +119,8 @@ impl Engine {
                 (base, survey)
             }
         };
-        let more = Cell::new(false);
         let cx = self.context();
-        contain(|| {
-            more.set(survey.go_on(&Edit::new(&cx, &base), STEP_NODES)?);
-            Ok(())
-        })?;
-        if more.get() {
+        if survey.go_on(&Edit::new(&cx, &base), STEP_NODES)? {
             self.tidying.lock().survey = Some((base, survey));
             return Ok(true);
         }
@@ -181,13 +173,8 @@ impl Engine {
         let mut walk = Walk { from: &from, which, left: STEP_NODES, most: STEP_PLACES, found: Vec::new() };
         let next = {
             let base = self.front.read().tree.clone();
-            let next = Cell::new(None);
             let cx = self.context();
-            contain(|| {
-                next.set(Edit::new(&cx, &base).waiting_deletes(&mut walk)?);
-                Ok(())
-            })?;
-            next.into_inner()
+            Edit::new(&cx, &base).waiting_deletes(&mut walk)?
         };
         let mut any = false;
         let mut next = next;

@@ -17,8 +17,9 @@ use std::{
 use crate::{
     dag::tree::{Limits, Tree},
     error::{Error, Result},
+    key::Span,
     merge::Merge,
-    node::{Node, NodeId, stored::detach},
+    node::{Body, Node, NodeId, PageRef, Run, stored::detach},
     store::{
         pager::{Handle, Pager},
         table::{Entry, Loc, Table},
@@ -75,12 +76,23 @@ impl<'a> Edit<'a> {
             Some(Version::Removed) => Err(missing(id)),
             None => {
                 let handle = self.cx.pager.node(&self.base, id)?;
+                self.check_heights(id, &handle.node)?;
                 Ok(match &handle.home {
                     Some(home) => detach(&handle.node, home)?,
                     None => Node::clone(&handle.node),
                 })
             }
         }
+    }
+
+    /// An error if something that a node from the device refers to is not below it: nothing but other nodes can tell.
+    fn check_heights(&self, id: NodeId, node: &Node) -> Result<()> {
+        for child in node.references() {
+            if self.height(child)? >= node.height {
+                return Err(Error::corrupt("edge", 0, format!("node {child} is not below node {id}")));
+            }
+        }
+        Ok(())
     }
 
     /// The current version of a node, to be looked at. I/O: its header.
@@ -156,8 +168,22 @@ impl<'a> Edit<'a> {
         self.count(id) == 1
     }
 
-    /// Sets the version of an existing node.
+    /// Sets the version of an existing node, which no two paths may show: what is changed in a shared node would be
+    /// seen along all of them. (A node that is attached by its parent's next version has no reference yet.)
     pub fn put(&mut self, id: NodeId, node: Node) -> Result<()> {
+        let count = self.count(id);
+        assert!(count <= 1, "node {id} has {count} references and is changed in place");
+        self.put_for_all(id, node)
+    }
+
+    /// Sets the version of a node that several paths may show, where none of them can tell the difference: what is
+    /// taken out is shown by none.
+    pub fn put_pruned(&mut self, id: NodeId, node: Node) -> Result<()> {
+        assert!(self.count(id) > 0, "node {id} is pruned, and nothing refers to it");
+        self.put_for_all(id, node)
+    }
+
+    fn put_for_all(&mut self, id: NodeId, node: Node) -> Result<()> {
         self.forget_references(id)?;
         self.insert(id, node);
         Ok(())
@@ -200,6 +226,12 @@ impl<'a> Edit<'a> {
         check_shape(&node);
         self.count_items(&node);
         for child in node.references() {
+            let below = self.height(child).is_ok_and(|height| height < node.height);
+            assert!(
+                below,
+                "node {id} of height {} refers to node {child}, which is not below it",
+                node.height
+            );
             *self.counts.entry(child).or_default() += 1;
         }
         self.nodes.insert(id, Version::Changed(Arc::new(node)));
@@ -247,14 +279,32 @@ fn check_shape(node: &Node) {
         assert!(edges.windows(2).all(|w| w[0].lo < w[1].lo), "edges in order");
         assert!(edges.last().is_some_and(|e| node.span.is_above(&e.lo)), "edges within the node");
     }
-    #[cfg(debug_assertions)]
+    if let Body::Leaf(run) = &node.body {
+        check_run(run, &node.span);
+        assert!(run.pages.iter().all(|page| page.pure), "a leaf holds messages");
+    }
     for (i, edge) in edges.iter().enumerate() {
         let live = node.edge_span(i);
+        assert!(edge.layers.is_sorted_by_key(|layer| layer.newest), "layers out of order");
         for layer in &edge.layers {
             assert!(layer.ranges.iter().all(|r| live.covers(&r.span)), "a range message crosses its edge");
             assert!(layer.updates.iter().all(|u| live.covers(&u.span)), "an update crosses its edge");
-            assert!(layer.run.pages.iter().all(|p| p.is_inside(&live)), "messages outside their edge");
+            check_run(&layer.run, &live);
         }
+    }
+}
+
+/// What holds for the pages of a run that lies in `live`.
+fn check_run(run: &Run, live: &Span) {
+    let lifted = live.common_prefix_len();
+    for page in &run.pages {
+        assert!(page.is_inside(live), "messages outside their edge");
+        assert!(page.prefix.len() >= lifted, "a page has less prefix than its edge lifts");
+    }
+    #[cfg(debug_assertions)]
+    {
+        let ascend = |w: &[PageRef]| matches!(w, [a, b] if a.last_key() < b.first_key());
+        assert!(run.pages.windows(2).all(ascend), "pages out of order");
     }
 }
 

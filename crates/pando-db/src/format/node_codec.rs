@@ -244,6 +244,9 @@ fn get_edges(r: &mut Reader, span: &Span, place: Place<'_>) -> Result<Vec<Edge>>
     }
     for i in 0..edges.len() {
         let live = crate::node::edge_span(&edges, span, i);
+        if !edges[i].layers.is_sorted_by_key(|layer| layer.newest) {
+            return Err(r.bad(format!("layers of edge {i} out of order")));
+        }
         for layer in &edges[i].layers {
             let inside = layer.ranges.iter().all(|m| live.covers(&m.span))
                 && layer.updates.iter().all(|m| live.covers(&m.span))

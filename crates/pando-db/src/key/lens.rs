@@ -36,25 +36,25 @@ impl Lens {
 
     /// The image of `key`, which must begin with `head`.
     pub fn apply(&self, key: &[u8]) -> Bytes {
-        debug_assert!(key.starts_with(&self.head), "key outside the domain of its edge");
+        assert!(key.starts_with(&self.head), "key outside the domain of its edge");
         join(&self.pre, &key[self.head.len()..])
     }
 
     /// Like [`Lens::apply`], sharing the memory of `key` where nothing is put on.
     pub fn apply_shared(&self, key: &Bytes) -> Bytes {
-        debug_assert!(key.starts_with(&self.head), "key outside the domain of its edge");
+        assert!(key.starts_with(&self.head), "key outside the domain of its edge");
         if self.pre.is_empty() { key.slice(self.head.len()..) } else { self.apply(key) }
     }
 
     /// The key whose image is `local`, which must begin with `pre`.
     pub fn invert(&self, local: &[u8]) -> Bytes {
-        debug_assert!(local.starts_with(&self.pre), "key outside the image of its edge");
+        assert!(local.starts_with(&self.pre), "key outside the image of its edge");
         join(&self.head, &local[self.pre.len()..])
     }
 
     /// Like [`Lens::invert`], sharing the memory of `local` where nothing is put on.
     pub fn invert_shared(&self, local: &Bytes) -> Bytes {
-        debug_assert!(local.starts_with(&self.pre), "key outside the image of its edge");
+        assert!(local.starts_with(&self.pre), "key outside the image of its edge");
         if self.head.is_empty() { local.slice(self.pre.len()..) } else { self.invert(local) }
     }
 
@@ -80,7 +80,7 @@ impl Lens {
             // The second edge strips all that the first put on, and more of the key itself.
             Some(more) => Lens { head: join(&self.head, more), pre: next.pre.clone() },
             None => {
-                debug_assert!(self.pre.starts_with(&next.head), "edges do not compose");
+                assert!(self.pre.starts_with(&next.head), "edges do not compose");
                 Lens { head: self.head.clone(), pre: join(&next.pre, &self.pre[next.head.len()..]) }
             }
         }
@@ -89,7 +89,7 @@ impl Lens {
     /// The translation prefix of an edge over `live` after narrowing it to `sub`, a part of it:
     /// `prepend + lo'[strip..strip']`.
     pub fn narrowed_prepend(live: &Span, prepend: &Bytes, sub: &Span) -> Bytes {
-        debug_assert!(live.covers(sub) && !sub.is_empty());
+        assert!(live.covers(sub) && !sub.is_empty(), "an edge is narrowed to what it does not show");
         let (strip, longer) = (live.common_prefix_len(), sub.common_prefix_len());
         join(prepend, &sub.lo[strip..longer])
     }

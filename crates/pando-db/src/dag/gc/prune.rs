@@ -186,7 +186,7 @@ impl Edit<'_> {
                 join_empty(edges);
             }
         }
-        self.put(*id, node).map(|()| true)
+        self.put_pruned(*id, node).map(|()| true)
     }
 }
 

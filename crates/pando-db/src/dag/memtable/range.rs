@@ -48,7 +48,7 @@ impl TableRange {
     pub fn source(&self) -> Option<(Lens, Span)> {
         let lens = Lens::of_edge(&self.span, self.origin.as_ref()?);
         let image = lens.apply_span(&self.span);
-        debug_assert_eq!(image.common_prefix(), lens.pre, "the image of a range has its prefix and no more");
+        assert_eq!(image.common_prefix(), lens.pre, "the image of a range has its prefix and no more");
         Some((lens, image))
     }
 

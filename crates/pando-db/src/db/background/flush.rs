@@ -43,7 +43,10 @@ impl Engine {
         };
         let done = |front: &mut Front| {
             let applied = front.sealed.pop_front();
-            debug_assert!(applied.is_some_and(|t| Arc::ptr_eq(&t, &table)));
+            assert!(
+                applied.is_some_and(|t| Arc::ptr_eq(&t, &table)),
+                "another table than the oldest was applied"
+            );
             let tree = Arc::make_mut(&mut front.tree);
             (tree.msn, tree.log_end) = (table.msn, table.log_end);
         };

@@ -141,12 +141,15 @@ pub(crate) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
     let home = PageAddress { offset: root.offset, len: root.len, sum: root.checksum };
     let home = (root.len != 0).then_some(home);
     let table = Table::load(&*device, &space, home, root.depth)?;
-    if table.get(superblock.root).is_none() {
-        return Err(Error::corrupt(
-            "superblock",
-            0,
-            format!("its root node {} does not exist", superblock.root),
-        ));
+    match table.get(superblock.root) {
+        Some(root) if root.count == 1 && root.height > 0 => (),
+        found => {
+            let found = found.map_or("does not exist".into(), |root| {
+                format!("has height {} and {} references", root.height, root.count)
+            });
+            let detail = format!("its root node {} {found}", superblock.root);
+            return Err(Error::corrupt("superblock", 0, detail));
+        }
     }
     let mut orphans = BTreeSet::new();
     table.for_each(|id, entry| {

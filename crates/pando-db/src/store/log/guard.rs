@@ -157,7 +157,7 @@ impl Footer {
 /// Puts the guard behind the records in `buffer`.
 pub(crate) fn close(buffer: &mut Vec<u8>, footer: &Footer, seed: u64) {
     let layout = Layout::of(buffer.len());
-    debug_assert_eq!(footer.records as usize, buffer.len());
+    assert_eq!(footer.records as usize, buffer.len(), "a footer counts other records than it closes");
     buffer.resize(layout.total, 0);
     let (units, guard) = buffer.split_at_mut(layout.parity_at());
     guard[..layout.parity * layout.unit].fill(0xff);

@@ -19,7 +19,7 @@ use crate::{
     error::{Error, Result},
     key::Span,
     merge::Merge,
-    node::{Body, Node, NodeId, PageRef, Run, stored::detach},
+    node::{Body, Node, NodeId, PageRef, RangeMsg, Run, stored::detach},
     store::{
         pager::{Handle, Pager},
         table::{Entry, Loc, Table},
@@ -85,12 +85,17 @@ impl<'a> Edit<'a> {
         }
     }
 
-    /// An error if something that a node from the device refers to is not below it: nothing but other nodes can tell.
+    /// An error if something that a node from the device refers to is not below it: nothing but other nodes
+    /// can tell.
     fn check_heights(&self, id: NodeId, node: &Node) -> Result<()> {
         for child in node.references() {
             if self.height(child)? >= node.height {
                 return Err(Error::corrupt("edge", 0, format!("node {child} is not below node {id}")));
             }
+        }
+        if let Some(target) = self.goto_too_low(node) {
+            let detail = format!("a Goto in node {id} rests too low above node {target}");
+            return Err(Error::corrupt("message", 0, detail));
         }
         Ok(())
     }
@@ -168,16 +173,17 @@ impl<'a> Edit<'a> {
         self.count(id) == 1
     }
 
-    /// Sets the version of an existing node, which no two paths may show: what is changed in a shared node would be
-    /// seen along all of them. (A node that is attached by its parent's next version has no reference yet.)
+    /// Sets the version of an existing node, which no two paths may show: what is changed in a shared node
+    /// would be seen along all of them. (A node that is attached by its parent's next version has no
+    /// reference yet.)
     pub fn put(&mut self, id: NodeId, node: Node) -> Result<()> {
         let count = self.count(id);
         assert!(count <= 1, "node {id} has {count} references and is changed in place");
         self.put_for_all(id, node)
     }
 
-    /// Sets the version of a node that several paths may show, where none of them can tell the difference: what is
-    /// taken out is shown by none.
+    /// Sets the version of a node that several paths may show, where none of them can tell the difference:
+    /// what is taken out is shown by none.
     pub fn put_pruned(&mut self, id: NodeId, node: Node) -> Result<()> {
         assert!(self.count(id) > 0, "node {id} is pruned, and nothing refers to it");
         self.put_for_all(id, node)
@@ -234,7 +240,24 @@ impl<'a> Edit<'a> {
             );
             *self.counts.entry(child).or_default() += 1;
         }
+        if let Some(target) = self.goto_too_low(&node) {
+            panic!("a Goto to node {target} rests too low above it");
+        }
         self.nodes.insert(id, Version::Changed(Arc::new(node)));
+    }
+
+    /// A Goto that rests at an edge must be able to sink into the child that the edge has, or into a new one.
+    /// The target of one that cannot.
+    fn goto_too_low(&self, node: &Node) -> Option<NodeId> {
+        node.edges().iter().find_map(|edge| {
+            let below = || match &edge.child {
+                Some(child) => self.height(child.id).unwrap_or(0),
+                None => node.height - 1,
+            };
+            let mut gotos =
+                edge.layers.iter().flat_map(|l| &l.ranges).filter_map(|r| Some(r.target.as_ref()?.id));
+            gotos.find(|&target| !self.height(target).is_ok_and(|height| height < below()))
+        })
     }
 
     fn forget_references(&mut self, id: NodeId) -> Result<()> {
@@ -287,7 +310,8 @@ fn check_shape(node: &Node) {
         let live = node.edge_span(i);
         assert!(edge.layers.is_sorted_by_key(|layer| layer.newest), "layers out of order");
         for layer in &edge.layers {
-            assert!(layer.ranges.iter().all(|r| live.covers(&r.span)), "a range message crosses its edge");
+            let inside = |r: &RangeMsg| live.covers(&r.span) && !r.span.is_empty();
+            assert!(layer.ranges.iter().all(inside), "a range message crosses its edge");
             assert!(layer.updates.iter().all(|u| live.covers(&u.span)), "an update crosses its edge");
             check_run(&layer.run, &live);
         }

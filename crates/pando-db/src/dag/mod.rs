@@ -15,5 +15,7 @@ pub(crate) mod layer;
 pub(crate) mod memtable;
 pub(crate) mod read;
 pub(crate) mod share;
+#[cfg(test)]
+mod tests;
 pub(crate) mod tree;
 pub(crate) mod write;

@@ -46,6 +46,7 @@ impl TableRange {
 
     /// Where the range is found below the table: the map to there, and its image.
     pub fn source(&self) -> Option<(Lens, Span)> {
+        assert!(!self.span.is_empty(), "a deferred clone of no keys");
         let lens = Lens::of_edge(&self.span, self.origin.as_ref()?);
         let image = lens.apply_span(&self.span);
         assert_eq!(image.common_prefix(), lens.pre, "the image of a range has its prefix and no more");

@@ -1,0 +1,362 @@
+//! The invariants of nodes, each broken on purpose: an edit refuses to make such a node (an assertion, in
+//! release builds too), and the checker finds one that is there. `docs/invariants.md` names them.
+
+use std::sync::{Arc, atomic::AtomicU64};
+
+use bytes::Bytes;
+
+use crate::{
+    dag::{
+        check::check,
+        edit::{Context, Edit},
+        layer::run::Writer,
+        memtable::range::TableRange,
+        tree::{Limits, Tree},
+    },
+    device::MemDevice,
+    key::{Lens, Span},
+    merge::PatchMerge,
+    node::{Body, Edge, Layer, Node, NodeId, RangeMsg, Run, Target, UpdateMsg, message::Msg},
+    options::Codec,
+    store::{
+        log::LogPos,
+        pager::Pager,
+        table::{Entry, Loc, Table},
+    },
+};
+
+const ROOT: NodeId = 1;
+const LEFT: NodeId = 2;
+const RIGHT: NodeId = 3;
+
+fn span(lo: &str, hi: &str) -> Span {
+    Span::new(lo.to_string(), (!hi.is_empty()).then(|| hi.to_string().into()))
+}
+
+fn run(keys: &[&str]) -> Run {
+    let mut writer = Writer::new(1 << 10);
+    keys.iter().for_each(|key| writer.push(Bytes::copy_from_slice(key.as_bytes()), Msg::Put("v".into())));
+    writer.finish()
+}
+
+fn leaf(lo: &str, hi: &str, keys: &[&str]) -> Node {
+    Node { height: 0, span: span(lo, hi), body: Body::Leaf(run(keys)) }
+}
+
+fn edge(lo: &str, child: Option<NodeId>, layers: Vec<Layer>) -> Edge {
+    Edge { lo: lo.to_string().into(), child: child.map(Target::plain), layers, loose: false }
+}
+
+fn interior(height: u8, edges: Vec<Edge>) -> Node {
+    Node { height, span: Span::all(), body: Body::Interior(edges) }
+}
+
+fn layer(newest: u64, keys: &[&str]) -> Layer {
+    Layer { newest, run: run(keys), ..Layer::default() }
+}
+
+fn ranges(ranges: &[(&str, &str, Option<NodeId>)]) -> Layer {
+    let message = |(lo, hi, to): &(&str, &str, Option<NodeId>)| RangeMsg {
+        span: span(lo, hi),
+        target: to.map(Target::plain),
+    };
+    Layer { newest: 9, ranges: ranges.iter().map(message).collect(), ..Layer::default() }
+}
+
+fn updates(updates: &[(&str, &str)]) -> Layer {
+    let message = |(lo, hi): &(&str, &str)| UpdateMsg { span: span(lo, hi), ops: [Bytes::from("op")].into() };
+    Layer { newest: 9, updates: updates.iter().map(message).collect(), ..Layer::default() }
+}
+
+/// A root over two leaves that is as it should be.
+fn sound() -> Node {
+    interior(1, vec![edge("", Some(LEFT), vec![layer(5, &["b"])]), edge("m", Some(RIGHT), vec![])])
+}
+
+/// A tree with this root over two leaves, the second with so many references.
+fn tree(root: Node, references: u32) -> Tree {
+    let mut table = Table::default();
+    let nodes =
+        [(ROOT, 1, root), (LEFT, 1, leaf("", "m", &["a"])), (RIGHT, references, leaf("m", "", &["x"]))];
+    for (id, count, node) in nodes {
+        table.set(id, Some(Entry { count, height: node.height, loc: Loc::Dirty(Arc::new(node)) }));
+    }
+    Tree { table, root: ROOT, msn: 9, log_end: LogPos::default() }
+}
+
+fn pager() -> Pager {
+    Pager::new(Arc::new(MemDevice::new(1 << 20)), 1 << 20, 4096, Codec::None)
+}
+
+/// Puts a node in an edit over a sound tree.
+fn put(id: NodeId, node: Node, references: u32) {
+    let (pager, next, handled) = (pager(), AtomicU64::new(10), AtomicU64::new(0));
+    let limits = Limits::new(4096, None);
+    let cx = Context { pager: &pager, merge: &PatchMerge, limits, next_id: &next, handled: &handled };
+    let outcome = Edit::new(&cx, &tree(sound(), references)).put(id, node);
+    assert!(outcome.is_ok(), "{outcome:?}");
+}
+
+/// What the checker finds in a tree with this root.
+fn findings(root: Node) -> String {
+    let problems = check(&tree(root, 1), &pager()).problems;
+    problems.iter().map(|problem| format!("{}\n", problem.what)).collect()
+}
+
+fn is_found(root: Node, what: &str) {
+    let found = findings(root);
+    assert!(found.contains(what), "{what:?} is not among what was found:\n{found}");
+}
+
+#[test]
+fn a_sound_tree_breaks_nothing() {
+    assert_eq!(findings(sound()), "");
+    put(ROOT, sound(), 1);
+    put(RIGHT, leaf("m", "", &["y"]), 1);
+}
+
+#[test]
+#[should_panic(expected = "node 3 has 2 references and is changed in place")]
+fn a_shared_node_is_not_changed_in_place() {
+    put(RIGHT, leaf("m", "", &["y"]), 2);
+}
+
+#[test]
+fn wrong_counts_are_found() {
+    let report = check(&tree(sound(), 2), &pager()).problems;
+    assert!(report.iter().any(|p| p.what == "node 3: it has 1 references, the table says 2"), "{report:?}");
+}
+
+#[test]
+#[should_panic(expected = "refers to node 1, which is not below it")]
+fn a_child_is_lower_than_its_node() {
+    put(ROOT, interior(1, vec![edge("", Some(ROOT), vec![])]), 1);
+}
+
+#[test]
+fn a_child_that_is_too_high_is_found() {
+    is_found(interior(1, vec![edge("", Some(ROOT), vec![])]), "its child 1 is not low enough");
+}
+
+#[test]
+#[should_panic(expected = "refers to node 7, which is not below it")]
+fn an_edge_does_not_lead_to_a_node_that_does_not_exist() {
+    put(ROOT, interior(1, vec![edge("", Some(7), vec![])]), 1);
+}
+
+#[test]
+#[should_panic(expected = "leaves have no edges, interior nodes some")]
+fn an_interior_node_has_edges() {
+    put(ROOT, interior(1, vec![]), 1);
+}
+
+#[test]
+#[should_panic(expected = "a node over no keys")]
+fn a_node_has_a_range_of_keys() {
+    put(RIGHT, leaf("m", "m", &[]), 1);
+}
+
+#[test]
+#[should_panic(expected = "a leaf holds messages")]
+fn a_leaf_holds_values_only() {
+    let mut writer = Writer::new(1 << 10);
+    writer.push("x".into(), Msg::Delete);
+    put(RIGHT, Node { height: 0, span: span("m", ""), body: Body::Leaf(writer.finish()) }, 1);
+}
+
+#[test]
+#[should_panic(expected = "the first edge begins where the node does")]
+fn edges_begin_with_the_node() {
+    put(ROOT, interior(1, vec![edge("a", Some(LEFT), vec![])]), 1);
+}
+
+#[test]
+fn edges_that_leave_keys_out_are_found() {
+    is_found(interior(1, vec![edge("a", Some(LEFT), vec![])]), "its edges do not cover its keys");
+}
+
+#[test]
+#[should_panic(expected = "edges in order")]
+fn edges_ascend() {
+    put(
+        ROOT,
+        interior(1, vec![edge("", Some(LEFT), vec![]), edge("m", None, vec![]), edge("m", None, vec![])]),
+        1,
+    );
+}
+
+#[test]
+fn edges_out_of_order_are_found() {
+    let edges = vec![edge("", Some(LEFT), vec![]), edge("m", None, vec![]), edge("m", Some(RIGHT), vec![])];
+    is_found(interior(1, edges), "edge 1 covers nothing");
+}
+
+#[test]
+fn an_edge_that_shows_what_its_child_cannot_hold_is_found() {
+    is_found(interior(1, vec![edge("", Some(LEFT), vec![]), edge("z", Some(RIGHT), vec![])]), "it shows");
+}
+
+#[test]
+fn an_edge_that_shows_what_its_child_cannot_hold_is_not_made_simple() {
+    let simple = leaf("m", "", &["x"]).simple(&span("a", "z"), &Target::plain(RIGHT), &pager());
+    assert!(simple.is_err_and(|error| error.is_damage()));
+}
+
+#[test]
+#[should_panic(expected = "layers out of order")]
+fn layers_are_in_order() {
+    put(ROOT, interior(1, vec![edge("", None, vec![layer(5, &["b"]), layer(4, &["b"])])]), 1);
+}
+
+#[test]
+fn layers_out_of_order_are_found() {
+    let root = interior(1, vec![edge("", None, vec![layer(5, &["b"]), layer(4, &["b"])])]);
+    is_found(root, "layers of edge 0 are out of order");
+}
+
+#[test]
+fn nothing_newer_waits_below() {
+    let mut tree = tree(interior(2, vec![edge("", Some(7), vec![layer(4, &["b"])])]), 1);
+    let child = interior(1, vec![edge("", None, vec![layer(5, &["b"])])]);
+    tree.table.set(7, Some(Entry { count: 1, height: 1, loc: Loc::Dirty(Arc::new(child)) }));
+    let problems = check(&tree, &pager()).problems;
+    let what = "node 1: batch 4 waits above node 7, which has batch 5";
+    assert!(problems.iter().any(|problem| problem.what == what), "{problems:?}");
+}
+
+#[test]
+#[should_panic(expected = "messages outside their edge")]
+fn messages_lie_within_their_edge() {
+    put(ROOT, interior(1, vec![edge("", None, vec![layer(5, &["x"])]), edge("m", None, vec![])]), 1);
+}
+
+#[test]
+fn messages_outside_their_edge_are_found() {
+    let root = interior(1, vec![edge("", None, vec![layer(5, &["x"])]), edge("m", None, vec![])]);
+    is_found(root, "pages out of order or out of bounds");
+}
+
+#[test]
+#[should_panic(expected = "a range message crosses its edge")]
+fn range_messages_lie_within_their_edge() {
+    put(
+        ROOT,
+        interior(1, vec![edge("", None, vec![ranges(&[("a", "z", None)])]), edge("m", None, vec![])]),
+        1,
+    );
+}
+
+#[test]
+#[should_panic(expected = "an update crosses its edge")]
+fn updates_lie_within_their_edge() {
+    put(ROOT, interior(1, vec![edge("", None, vec![updates(&[("a", "z")])]), edge("m", None, vec![])]), 1);
+}
+
+#[test]
+fn ranges_and_updates_that_overlap_are_found() {
+    let twice = ranges(&[("a", "d", None), ("c", "e", None)]);
+    is_found(interior(1, vec![edge("", None, vec![twice])]), "range messages of edge 0 overlap or leave it");
+    let twice = updates(&[("a", "d"), ("c", "e")]);
+    is_found(interior(1, vec![edge("", None, vec![twice])]), "updates of edge 0 overlap or leave it");
+}
+
+#[test]
+fn an_update_without_an_operation_is_found() {
+    let mut idle = updates(&[("a", "d")]);
+    idle.updates[0].ops.clear();
+    is_found(interior(1, vec![edge("", None, vec![idle])]), "an update of edge 0 changes nothing");
+}
+
+#[test]
+fn a_goto_that_rests_too_low_is_found() {
+    // It could not sink into a leaf.
+    let root = interior(1, vec![edge("", Some(LEFT), vec![ranges(&[("b", "c", Some(LEFT))])])]);
+    is_found(root, "its child 2 is not low enough");
+}
+
+#[test]
+#[cfg(debug_assertions)]
+#[should_panic(expected = "pages out of order")]
+fn pages_of_a_run_ascend() {
+    put(RIGHT, swapped_leaf(), 1);
+}
+
+#[test]
+fn pages_out_of_order_are_found() {
+    let mut tree = tree(sound(), 1);
+    tree.table.set(RIGHT, Some(Entry { count: 1, height: 0, loc: Loc::Dirty(Arc::new(swapped_leaf())) }));
+    let problems = check(&tree, &pager()).problems;
+    let what = "node 3: pages out of order or out of bounds";
+    assert!(problems.iter().any(|problem| problem.what == what), "{problems:?}");
+}
+
+/// A leaf for [`RIGHT`] whose pages are in the wrong order.
+fn swapped_leaf() -> Node {
+    let mut pages = run(&["x"]).pages;
+    pages.extend(run(&["p"]).pages);
+    Node { height: 0, span: span("m", ""), body: Body::Leaf(Run { pages }) }
+}
+
+#[test]
+#[should_panic(expected = "a page has less prefix than its edge lifts")]
+fn pages_have_the_prefix_that_their_edge_lifts() {
+    let mut short = run(&["doc/a"]);
+    (short.pages[0].prefix, short.pages[0].first) = ("do".into(), "c/a".into());
+    short.pages[0].last = "c/a".into();
+    let node = Node { height: 0, span: span("doc/", "doc0"), body: Body::Leaf(short) };
+    put(RIGHT, node, 1);
+}
+
+#[test]
+#[should_panic(expected = "key outside the domain of its edge")]
+fn a_lens_maps_keys_of_its_domain_only() {
+    Lens::new("doc/".into(), "".into()).apply(b"dog");
+}
+
+#[test]
+#[should_panic(expected = "key outside the image of its edge")]
+fn a_lens_maps_back_keys_of_its_image_only() {
+    Lens::new("".into(), "doc/".into()).invert(b"dog");
+}
+
+#[test]
+#[should_panic(expected = "edges do not compose")]
+fn a_path_is_made_of_edges_that_meet() {
+    _ = Lens::new("a".into(), "b".into()).then(&Lens::new("c".into(), "d".into()));
+}
+
+#[test]
+#[should_panic(expected = "an edge is narrowed to what it does not show")]
+fn an_edge_is_narrowed_to_a_part_of_it() {
+    _ = Lens::narrowed_prepend(&span("a", "c"), &Bytes::new(), &span("b", "d"));
+}
+
+#[test]
+#[should_panic(expected = "a deferred clone of no keys")]
+fn a_deferred_clone_has_a_range_of_keys() {
+    _ = TableRange { span: span("b", "b"), origin: Some("a".into()) }.source();
+}
+
+#[test]
+#[should_panic(expected = "a range message crosses its edge")]
+fn a_range_message_has_a_range_of_keys() {
+    put(ROOT, interior(1, vec![edge("", None, vec![ranges(&[("b", "b", None)])])]), 1);
+}
+
+#[test]
+#[should_panic(expected = "a Goto to node 3 rests too low above it")]
+fn a_goto_rests_above_its_target() {
+    put(ROOT, interior(1, vec![edge("", Some(LEFT), vec![ranges(&[("b", "c", Some(RIGHT))])])]), 1);
+}
+
+#[test]
+fn a_node_that_is_referred_to_is_not_freed() {
+    let (pager, next, handled) = (pager(), AtomicU64::new(10), AtomicU64::new(0));
+    let limits = Limits::new(4096, None);
+    let cx = Context { pager: &pager, merge: &PatchMerge, limits, next_id: &next, handled: &handled };
+    let tree = tree(sound(), 1);
+    let mut edit = Edit::new(&cx, &tree);
+    assert!(edit.remove(RIGHT).is_ok());
+    let refused = edit.finish().apply(&mut tree.table.clone());
+    assert!(refused.is_err_and(|error| error.to_string().contains("node 3 removed with 1")));
+}

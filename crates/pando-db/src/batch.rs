@@ -41,6 +41,11 @@ impl Batch {
         Self::default()
     }
 
+    /// Its operations, and what it expects.
+    pub(crate) fn into_parts(self) -> (Vec<Op>, Vec<(Bytes, Option<Bytes>)>) {
+        (self.ops, self.expected)
+    }
+
     /// Number of operations.
     pub fn len(&self) -> usize {
         self.ops.len()

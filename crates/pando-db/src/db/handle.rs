@@ -102,7 +102,7 @@ impl Db {
     /// Errors leave the store as it was: [`Error::Conflict`] (see [`Batch::expect`]), [`Error::NoSpace`],
     /// [`Error::Overlap`], [`Error::TooLarge`], [`Error::ReadOnly`], [`Error::Stopped`].
     pub fn write(&self, batch: Batch) -> Result<()> {
-        self.engine().write(&batch)
+        self.engine().write(batch)
     }
 
     fn one(&self, fill: impl FnOnce(&mut Batch)) -> Result<()> {

@@ -73,7 +73,7 @@ impl Space {
     /// Begins a round of steps: takes stock of what was allocated since the last. The bytes that are
     /// expected to be needed until the next: half of it each quiet round, at last none.
     pub fn begin_discards(&self) -> u64 {
-        let mut state = self.state.lock();
+        let mut state = self.state();
         let allocated = state.allocated;
         let lately = allocated - std::mem::replace(&mut state.discards.allocated, allocated);
         let fading = state.discards.demand / 2;
@@ -90,14 +90,14 @@ impl Space {
         }
         let _turn = self.raising.lock();
         let keep = {
-            let state = self.state.lock();
+            let state = self.state();
             let demand = if how.expect_more { state.discards.demand } else { 0 };
             // A step is backed with the first byte that is needed.
             how.keep + if demand > 0 { demand + self.step(&state) } else { 0 }
         };
         let sparse = self.device.is_sparse();
         let backed = {
-            let mut state = self.state.lock();
+            let mut state = self.state();
             if state.choose(keep, how.eager, sparse).is_none() {
                 return Ok(false);
             }
@@ -108,7 +108,7 @@ impl Space {
             return Ok(false);
         }
         let piece = {
-            let mut state = self.state.lock();
+            let mut state = self.state();
             // Others may have allocated from what was backed just now.
             if state.backed.total() < keep {
                 return Ok(false);
@@ -118,7 +118,7 @@ impl Space {
             piece
         };
         let done = self.device.discard(piece.offset, piece.len);
-        let mut state = self.state.lock();
+        let mut state = self.state();
         state.discarding -= piece.len;
         match done {
             Ok(true) => {

@@ -19,6 +19,7 @@ mod free;
 use std::{
     collections::HashMap,
     io,
+    ops::{Deref, DerefMut},
     sync::{
         Arc, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -26,7 +27,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 pub use self::discard::Discarding;
 use self::free::FreeRanges;
@@ -49,6 +50,10 @@ pub struct Space {
     /// Serialises reservations and discards; the only lock held over device I/O.
     raising: Mutex<()>,
     state: Mutex<State>,
+    /// What [`Space::free_bytes`] gives, and bytes of the backed part of it: as of the last change of the
+    /// state, to be read without a lock.
+    free_now: AtomicU64,
+    backed_now: AtomicU64,
     /// Extents of pages adopted while a store is loaded, by offset: several nodes may name one.
     adopted: Mutex<HashMap<u64, Weak<Extent>>>,
     next_id: AtomicU64,
@@ -94,6 +99,41 @@ struct State {
     refused: Option<(Instant, u64)>,
 }
 
+/// The state under its lock.
+struct Locked<'a> {
+    space: &'a Space,
+    state: MutexGuard<'a, State>,
+}
+
+impl Deref for Locked<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.state
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        &mut self.state
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        self.space.free_now.store(self.state.free_bytes(), Relaxed);
+        self.space.backed_now.store(self.state.backed.total(), Relaxed);
+    }
+}
+
+impl State {
+    /// Bytes that may be allocated, as far as the device gives them.
+    fn free_bytes(&self) -> u64 {
+        let raw = if self.refused.is_none() { &self.raw } else { &self.stale };
+        self.backed.total() + raw.total() + self.discarding
+    }
+}
+
 impl Space {
     /// Manages `[start, end)` of the device, all of it free. Both are multiples of [`BLOCK`].
     pub fn new(device: Arc<dyn Device>, start: u64, end: u64) -> Arc<Self> {
@@ -116,6 +156,8 @@ impl Space {
             device,
             start,
             raising: Mutex::new(()),
+            free_now: AtomicU64::new(state.free_bytes()),
+            backed_now: AtomicU64::new(state.backed.total()),
             state: Mutex::new(state),
             adopted: Mutex::default(),
             next_id: AtomicU64::new(1),
@@ -135,7 +177,7 @@ impl Space {
         if len == 0 || !len.is_multiple_of(BLOCK) || !offset.is_multiple_of(BLOCK) {
             return corrupt("are not whole blocks");
         }
-        let mut state = self.state.lock();
+        let mut state = self.state();
         if offset < self.start || offset.checked_add(len).is_none_or(|end| end > state.end) {
             return corrupt("lie outside the data region");
         }
@@ -197,7 +239,7 @@ impl Space {
         shared: bool,
         fit: &mut dyn FnMut(u64) -> u64,
     ) -> Result<Arc<Extent>> {
-        let mut state = self.state.lock();
+        let mut state = self.state();
         let longest = state.backed.largest();
         let len = fit(longest).next_multiple_of(BLOCK);
         if len == 0 || len > longest {
@@ -210,7 +252,7 @@ impl Space {
 
     /// Takes whole blocks out of what is free and backed; where they begin.
     fn take(&self, len: u64) -> Result<u64> {
-        let take = || self.state.lock().take(len);
+        let take = || self.state().take(len);
         if let Some(offset) = take() {
             return Ok(offset);
         }
@@ -220,12 +262,12 @@ impl Space {
             if let Some(offset) = take() {
                 return Ok(offset);
             }
-            let run = self.state.lock().place_for(len).ok_or(Error::NoSpace)?;
+            let run = self.state().place_for(len).ok_or(Error::NoSpace)?;
             if self.back(run, len)? {
                 continue;
             }
             // A full medium has what it holds already.
-            let held = self.state.lock().stale.find(len);
+            let held = self.state().stale.find(len);
             match held {
                 Some(offset) if self.back_stale(offset, len)? => (),
                 _ if self.look_for_held()? => (),
@@ -239,26 +281,29 @@ impl Space {
     /// them. No I/O: after a refusal only [`Space::allocate`] and
     /// [`Space::ensure_backed`] find out that there is room again.
     pub fn free_bytes(&self) -> u64 {
-        let state = self.state.lock();
-        let raw = if state.refused.is_none() { &state.raw } else { &state.stale };
-        state.backed.total() + raw.total() + state.discarding
+        self.free_now.load(Relaxed)
+    }
+
+    /// The state, of which the sizes are published when it is let go.
+    fn state(&self) -> Locked<'_> {
+        Locked { space: self, state: self.state.lock() }
     }
 
     #[cfg(test)]
     /// Length of the longest free range, backed or not.
     pub fn largest_free(&self) -> u64 {
-        self.state.lock().free.largest()
+        self.state().free.largest()
     }
 
     /// Bytes owned by extents.
     pub fn used_bytes(&self) -> u64 {
-        let state = self.state.lock();
+        let state = self.state();
         state.end - self.start - state.free.total() - state.discarding
     }
 
     /// Adds `[end, new_end)` after the device has grown. `new_end` is a multiple of [`BLOCK`].
     pub fn grow(&self, new_end: u64) {
-        let mut state = self.state.lock();
+        let mut state = self.state();
         assert!(new_end.is_multiple_of(BLOCK) && new_end >= state.end, "the data region cannot shrink");
         let old_end = std::mem::replace(&mut state.end, new_end);
         state.add_raw(old_end, new_end - old_end);
@@ -270,7 +315,7 @@ impl Space {
     /// After a refusal the device is asked at most once a second. A device that fails otherwise is
     /// not full, and the error says so.
     pub fn ensure_backed(&self, bytes: u64) -> Result<bool> {
-        if self.state.lock().backed.total() >= bytes {
+        if self.backed_now.load(Relaxed) >= bytes {
             return Ok(true);
         }
         let _turn = self.raising.lock();
@@ -281,7 +326,7 @@ impl Space {
     fn back_total(&self, bytes: u64) -> Result<bool> {
         loop {
             let (missing, stale, run) = {
-                let state = self.state.lock();
+                let state = self.state();
                 (bytes.saturating_sub(state.backed.total()), state.stale.largest_range(), state.raw.first())
             };
             if missing == 0 {
@@ -290,7 +335,7 @@ impl Space {
             // First what the medium has given already; it is found out once where it has not.
             if let Some((offset, len)) = stale {
                 if !self.back_stale(offset, len.min(missing.next_multiple_of(BLOCK)))? {
-                    self.state.lock().stale.remove_within(offset, len);
+                    self.state().stale.remove_within(offset, len);
                 }
                 continue;
             }
@@ -305,13 +350,13 @@ impl Space {
     #[cfg(test)]
     /// Free bytes that the device has promised.
     pub fn backed_bytes(&self) -> u64 {
-        self.state.lock().backed.total()
+        self.state().backed.total()
     }
 
     #[cfg(test)]
     /// Asserts that the lists of free bytes agree, while nothing is under discard.
     pub fn check_lists(&self) {
-        let state = self.state.lock();
+        let state = self.state();
         assert_eq!(state.discarding, 0);
         assert_eq!(state.free.total(), state.backed.total() + state.raw.total());
         let parts = state.backed.iter().chain(state.raw.iter());
@@ -328,7 +373,7 @@ impl Space {
     #[cfg(test)]
     /// Owned ranges in order, as (offset, length); adjacent extents appear as one.
     pub fn owned_ranges(&self) -> Vec<(u64, u64)> {
-        let state = self.state.lock();
+        let state = self.state();
         let (mut owned, mut at) = (Vec::new(), self.start);
         for (offset, len) in state.free.iter().chain([(state.end, 0)]) {
             if at < offset {
@@ -344,7 +389,7 @@ impl Space {
     /// now. The caller holds `raising`.
     fn back(&self, (start, run): (u64, u64), len: u64) -> Result<bool> {
         let (from, gap, needed, share) = {
-            let state = self.state.lock();
+            let state = self.state();
             let Some((from, gap)) = state.raw.next_from(start).filter(|&(from, _)| from < start + run) else {
                 // Somebody has freed bytes meanwhile or taken them, so that the range is another: again.
                 return Ok(true);
@@ -356,7 +401,7 @@ impl Space {
             (from, gap, needed, self.step(&state))
         };
         let backed = self.reserve(from, share.max(needed).min(gap))?;
-        let mut state = self.state.lock();
+        let mut state = self.state();
         if backed == 0 {
             state.refused = Some((Instant::now(), needed));
             return Ok(false);
@@ -369,20 +414,20 @@ impl Space {
     /// On a full medium, once: finds out what it holds of the raw bytes, from before the store was opened.
     /// Whether that was done now. The caller holds `raising`.
     fn look_for_held(&self) -> Result<bool> {
-        if std::mem::replace(&mut self.state.lock().looked, true) {
+        if std::mem::replace(&mut self.state().looked, true) {
             return Ok(false);
         }
-        let raw = |from| self.state.lock().raw.next_from(from);
-        let step = self.step(&self.state.lock());
+        let raw = |from| self.state().raw.next_from(from);
+        let step = self.step(&self.state());
         let mut at = self.start;
         for _ in 0..MAX_LOOKED_RANGES {
             // Reserved bytes that were never written the medium does not tell of; they are where
             // the used ones end.
             let Some((start, len)) = raw(at) else { break };
             if self.reserve(start, BLOCK)? > 0 {
-                self.state.lock().promised(start, BLOCK);
+                self.state().promised(start, BLOCK);
                 let more = self.reserve(start + BLOCK, (len - BLOCK).min(step))?;
-                self.state.lock().promised(start + BLOCK, more);
+                self.state().promised(start + BLOCK, more);
             }
             at = start + len;
         }
@@ -392,7 +437,7 @@ impl Space {
             let Some((from, len)) = held else { break };
             let end = (from + len) / BLOCK * BLOCK;
             let mut from = from.max(at).next_multiple_of(BLOCK);
-            let mut state = self.state.lock();
+            let mut state = self.state();
             while let Some((offset, len)) = state.raw.next_from(from).filter(|&(offset, _)| offset < end) {
                 let len = len.min(end - offset);
                 state.stale.remove_within(offset, len);
@@ -407,7 +452,7 @@ impl Space {
     /// Backs bytes that were in use before; whether the device gave any. They are not stale any more.
     fn back_stale(&self, offset: u64, len: u64) -> Result<bool> {
         let backed = self.reserve(offset, len)?;
-        let mut state = self.state.lock();
+        let mut state = self.state();
         state.stale.remove_within(offset, len);
         state.promised(offset, backed);
         if backed < len {
@@ -483,7 +528,7 @@ impl State {
 
 impl Drop for Extent {
     fn drop(&mut self) {
-        let mut state = self.space.state.lock();
+        let mut state = self.space.state();
         if self.backed {
             state.backed.insert(self.offset, self.len);
             state.free.insert(self.offset, self.len);
@@ -502,7 +547,7 @@ impl std::fmt::Debug for Extent {
 
 impl std::fmt::Debug for Space {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let state = self.state.lock();
+        let state = self.state();
         f.debug_struct("Space")
             .field("start", &self.start)
             .field("end", &state.end)

@@ -106,7 +106,7 @@ impl Engine {
     /// Gives clean data what tables and dirty nodes leave.
     pub fn share_memory(&self) {
         let budget = self.options.cache_bytes;
-        let mut taken = self.dirty.memory() + self.front.read().table_bytes() as u64;
+        let mut taken = self.dirty.memory() + self.views.sizes.bytes() as u64;
         if taken > 0 {
             taken += edit_memory(budget, self.limits.node);
         }

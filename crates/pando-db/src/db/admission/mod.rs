@@ -8,7 +8,7 @@
 use std::sync::atomic::Ordering;
 
 use crate::{
-    batch::{Batch, Op},
+    batch::Op,
     db::{
         admission::memory::{MAX_SEALED_TABLES, MAX_SEALED_TABLES_FOR_CLONES, MAX_SMALL_SEALED_TABLES},
         engine::{Engine, signal::Work, throttle::pressure},
@@ -68,7 +68,7 @@ impl Engine {
 
     /// Bytes that what is in memory may still take on the device.
     pub(crate) fn owed(&self) -> u64 {
-        let tables = self.front.read().table_bytes() as u64;
+        let tables = self.views.sizes.bytes() as u64;
         self.owed_by_nodes() + tables + tables / 4
     }
 
@@ -118,10 +118,11 @@ impl Engine {
     }
 
     /// Returns when a batch whose record has `len` bytes may be applied.
-    pub fn make_room(&self, batch: &Batch, encoded: &Encoded) -> Result<()> {
+    pub fn make_room(&self, encoded: &Encoded) -> Result<()> {
+        let ops = &encoded.ops;
         // A clone or rename with the few records that go with it.
         let clones = |op: &Op| matches!(op, Op::ClonePrefix(..) | Op::RenamePrefix(..));
-        let is_clone = encoded.len as u64 <= SMALL_BATCH_BYTES && batch.ops().iter().any(clones);
+        let is_clone = encoded.len as u64 <= SMALL_BATCH_BYTES && ops.iter().any(clones);
         self.wait_until(|| self.has_room_in_tables(is_clone), false, |e| e.flush_all())?;
         // Before a table and an edit take what readers have had so far.
         self.share_memory();
@@ -142,21 +143,21 @@ impl Engine {
             self.signal.ask(Work::Checkpoint);
         }
         if self.options.background && !is_clone {
-            let bytes = encoded.len + OP_BYTES * batch.ops().len();
+            let bytes = encoded.len + OP_BYTES * ops.len();
             self.throttle.delay(bytes, self.pressure(), || self.pour_some());
         }
-        self.space_for(batch, encoded.len as u64)
+        self.space_for(ops, encoded.len as u64)
     }
 
     /// True if another table may be filled and sealed. A clone adds a message or a few, so it does not wait
     /// for those who fill tables with values.
     fn has_room_in_tables(&self, for_clone: bool) -> bool {
-        let front = self.front.read();
-        let tables = front.sealed.len();
+        let sizes = &self.views.sizes;
+        let tables = sizes.sealed();
         if tables < MAX_SEALED_TABLES {
             return true;
         }
-        let bytes = front.sealed.iter().map(|table| table.bytes()).sum::<usize>();
+        let bytes = sizes.sealed_bytes();
         let most = MAX_SEALED_TABLES * self.seal_threshold();
         match for_clone {
             true => tables < MAX_SEALED_TABLES_FOR_CLONES && bytes < 2 * most,
@@ -196,7 +197,7 @@ impl Engine {
 
     /// How near to a limit is what waits for the threads, as [`pressure`] says.
     fn pressure(&self) -> f64 {
-        let tables = self.front.read().table_bytes() as u64;
+        let tables = self.views.sizes.bytes() as u64;
         let table = self.seal_threshold() as u64;
         let of_log = self.log_size();
         [
@@ -216,13 +217,13 @@ impl Engine {
         4 * self.log.max_payload() as u64
     }
 
-    fn space_for(&self, batch: &Batch, len: u64) -> Result<()> {
+    fn space_for(&self, ops: &[Op], len: u64) -> Result<()> {
         let deletes = |op: &Op| matches!(op, Op::Delete(_) | Op::DeleteRange(..));
         // What is held back even from deletes lets the flush and the checkpoint through that give back
         // what they delete: an edit takes at most a quarter of the reserve.
-        let held_back = if len <= SMALL_BATCH_BYTES && batch.ops().iter().all(deletes) {
+        let held_back = if len <= SMALL_BATCH_BYTES && ops.iter().all(deletes) {
             self.reserve() / 2
-        } else if len <= TINY_BATCH_BYTES && batch.ops().iter().any(deletes) {
+        } else if len <= TINY_BATCH_BYTES && ops.iter().any(deletes) {
             self.reserve() / 4 * 3
         } else {
             self.reserve()

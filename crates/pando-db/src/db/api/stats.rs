@@ -42,10 +42,7 @@ fn stats(engine: &Engine) -> Result<Stats> {
     };
     (stats.cache_hits, stats.cache_misses) = engine.pager.hit_counts();
     (stats.row_hits, stats.row_bytes) = engine.pager.row_counts();
-    {
-        let front = engine.front.read();
-        stats.dirty = engine.dirty.memory() + front.table_bytes() as u64;
-    }
+    stats.dirty = engine.dirty.memory() + engine.views.sizes.bytes() as u64;
     let goto = |r: &crate::node::RangeMsg| r.target.is_some();
     for table in &view.tables {
         stats.gotos_pending += table.clones().count() as u64;

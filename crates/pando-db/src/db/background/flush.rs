@@ -205,7 +205,7 @@ impl Engine {
     /// What a write leaves to do where no threads do it.
     pub fn after_write(&self) -> Result<()> {
         if self.options.background {
-            if !self.front.read().sealed.is_empty() {
+            if self.views.sizes.sealed() > 0 {
                 self.signal.ask(Work::Flush);
             }
             return Ok(());

@@ -31,6 +31,7 @@ pub(crate) struct Dirty {
     nodes: Mutex<HashMap<NodeId, Weighed>>,
     memory: AtomicU64,
     bytes: AtomicU64,
+    count: AtomicU64,
 }
 
 impl Dirty {
@@ -46,7 +47,7 @@ impl Dirty {
 
     /// Nodes that are dirty.
     pub fn count(&self) -> u64 {
-        self.nodes.lock().len() as u64
+        self.count.load(Ordering::Relaxed)
     }
 
     /// What to note of new versions: this goes through their pages, so it is done before a lock is taken.
@@ -77,6 +78,7 @@ impl Dirty {
             };
             self.forget(old);
         }
+        self.count.store(nodes.len() as u64, Ordering::Relaxed);
     }
 
     /// Notes that this version has been written.
@@ -84,6 +86,7 @@ impl Dirty {
         let mut nodes = self.nodes.lock();
         if nodes.get(&id).is_some_and(|(node, ..)| Arc::ptr_eq(node, version)) {
             let old = nodes.remove(&id);
+            self.count.store(nodes.len() as u64, Ordering::Relaxed);
             self.forget(old);
         }
     }

@@ -13,7 +13,7 @@ use std::{
     collections::VecDeque,
     sync::{
         Arc,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
     },
 };
 
@@ -55,11 +55,6 @@ impl Front {
         }
     }
 
-    /// Bytes of all in-memory tables.
-    pub fn table_bytes(&self) -> usize {
-        self.active.bytes() + self.sealed.iter().map(|t| t.bytes()).sum::<usize>()
-    }
-
     /// What readers see of it now.
     pub fn view(&self) -> View {
         let active = (!self.active.is_empty()).then(|| Arc::new(self.active.clone()));
@@ -79,6 +74,41 @@ pub(crate) struct Views {
     linger: AtomicU32,
     /// Views that were replaced while a reader used them.
     left: Mutex<Old>,
+    has_left: AtomicBool,
+    /// Of the in-memory tables, as of the last change of the front.
+    pub sizes: TableSizes,
+}
+
+/// Sizes of the in-memory tables, to be read without a lock.
+#[derive(Default)]
+pub(crate) struct TableSizes {
+    bytes: AtomicUsize,
+    sealed_bytes: AtomicUsize,
+    sealed: AtomicUsize,
+}
+
+impl TableSizes {
+    fn publish(&self, front: &Front) {
+        let sealed_bytes = front.sealed.iter().map(|table| table.bytes()).sum::<usize>();
+        self.bytes.store(front.active.bytes() + sealed_bytes, Ordering::Relaxed);
+        self.sealed_bytes.store(sealed_bytes, Ordering::Relaxed);
+        self.sealed.store(front.sealed.len(), Ordering::Relaxed);
+    }
+
+    /// Bytes of all of them.
+    pub fn bytes(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of those that are sealed.
+    pub fn sealed_bytes(&self) -> usize {
+        self.sealed_bytes.load(Ordering::Relaxed)
+    }
+
+    /// How many are sealed.
+    pub fn sealed(&self) -> usize {
+        self.sealed.load(Ordering::Relaxed)
+    }
 }
 
 /// Views to be dropped outside the lock.
@@ -115,6 +145,7 @@ impl Views {
     /// caller gets is to be dropped outside the lock.
     pub fn changed(&self, front: &Front) -> Old {
         let (reads, linger) = (self.has_reader(), self.linger.load(Ordering::Relaxed));
+        self.sizes.publish(front);
         let fresh = (reads || linger > 0).then(|| Arc::new(front.view()));
         let left = if reads { LINGER_CHANGES } else { linger.saturating_sub(1) };
         self.linger.store(left, Ordering::Relaxed);
@@ -131,6 +162,10 @@ impl Views {
 
     /// Views that only readers have had to the end.
     pub fn left_by_readers(&self) -> Old {
+        // Mostly nobody has left any; one that comes in now goes with the next change.
+        if !self.has_left.swap(false, Ordering::Acquire) {
+            return Old::default();
+        }
         std::mem::take(&mut *self.left.lock())
     }
 
@@ -142,6 +177,7 @@ impl Views {
             && let Some(mut left) = self.left.try_lock()
         {
             left.extend(view());
+            self.has_left.store(true, Ordering::Release);
         }
     }
 

@@ -5,6 +5,12 @@
 //! the state below the active table ([`crate::dag::memtable::range`]) and copies what
 //! that table itself says of its source. Where that is too much, the table is
 //! sealed first, and the clone names what is below the next one.
+//!
+//! A small write takes two locks, neither of them over I/O: the front, in which the batch is applied, and
+//! inside it the log's buffer, into which its record is copied. All that it asks before (is there room in
+//! memory, in the log, on the device; how near are the limits) is read from sizes that their owners publish
+//! with each change. A reader whose view was replaced, a batch that expects values, and a store that is short
+//! of something cost more.
 
 use std::sync::atomic::Ordering;
 
@@ -49,8 +55,8 @@ const MAX_CLONE_LEVELS: u8 = 200;
 
 impl Engine {
     /// Applies a batch and logs it. Not durable before the log is synced.
-    pub fn write(&self, batch: &Batch) -> Result<()> {
-        check(batch)?;
+    pub fn write(&self, batch: Batch) -> Result<()> {
+        check(&batch)?;
         if self.options.read_only {
             return Err(Error::ReadOnly);
         }
@@ -60,16 +66,17 @@ impl Engine {
         if batch.ops().is_empty() {
             return self.check_expected(&self.view(), batch.expected());
         }
-        let encoded = record::encode(batch, self.bulk.threshold());
+        let (ops, expected) = batch.into_parts();
+        let encoded = record::encode(ops, self.bulk.threshold());
         // With what a record about one of its values has besides.
         let (len, limit) = (encoded.len + 32, self.log.max_payload());
         if len > limit {
             return Err(Error::TooLarge { what: "batch", len: len as u64, limit: limit as u64 });
         }
         loop {
-            self.make_room(batch, &encoded)?;
+            self.make_room(&encoded)?;
             // The log may have filled up since there was room: then look again.
-            let applied = match batch.expected() {
+            let applied = match &expected[..] {
                 [] => self.change(|front| self.try_apply(front, &encoded))?,
                 expected => self.apply_if(expected, |front| self.try_apply(front, &encoded))?,
             };

@@ -57,21 +57,20 @@ pub(crate) struct Encoded {
     pub payload: Bytes,
     /// Keys and values that are set aside.
     pub values: Vec<(Bytes, Bytes)>,
-    /// The operations again, with keys and values in the memory of the payload: what keeps them keeps one
-    /// allocation a batch, and not two an operation, to be freed one by one by another thread. Values set
-    /// aside and prefixes, which are kept for long, are those of the batch.
+    /// The operations, with keys and values in the memory of the payload: what keeps them keeps one allocation
+    /// a batch, and not two an operation, to be freed one by one by another thread. Values set aside and
+    /// prefixes, which are kept for long, are those of the batch.
     pub ops: Vec<Op>,
     /// Bytes of all of it.
     pub len: usize,
 }
 
-/// Encodes a batch, setting aside values of at least `threshold` bytes.
-pub(crate) fn encode(batch: &Batch, threshold: usize) -> Encoded {
+/// Encodes the operations of a batch, setting aside values of at least `threshold` bytes.
+pub(crate) fn encode(mut ops: Vec<Op>, threshold: usize) -> Encoded {
     let is_long = |op: &Op| matches!(op, Op::Put(_, value) if value.len() >= threshold);
-    let aside = batch.ops().iter().any(is_long);
-    let len: usize = batch.ops().iter().map(|op| op_len(op) + 12).sum();
-    let values: Vec<_> = batch
-        .ops()
+    let aside = ops.iter().any(is_long);
+    let len: usize = ops.iter().map(|op| op_len(op) + 12).sum();
+    let values: Vec<_> = ops
         .iter()
         .filter_map(|op| match op {
             Op::Put(key, value) if is_long(op) => Some((key.clone(), value.clone())),
@@ -80,11 +79,11 @@ pub(crate) fn encode(batch: &Batch, threshold: usize) -> Encoded {
         .collect();
     let inside = len - values.iter().map(|(_, value)| value.len()).sum::<usize>();
     let mut out = BytesMut::with_capacity(1 + inside);
-    let mut places = Vec::with_capacity(batch.len());
+    let mut places = Vec::with_capacity(ops.len());
     if !aside {
         out.put_u8(WHOLE);
     }
-    for op in batch.ops() {
+    for op in &ops {
         let (tag, first, second): (u8, &[u8], Option<&[u8]>) = match op {
             Op::Put(key, _) if is_long(op) => (tag::PUT_ASIDE, key, None),
             Op::Put(key, value) => (tag::PUT, key, Some(value)),
@@ -102,17 +101,20 @@ pub(crate) fn encode(batch: &Batch, threshold: usize) -> Encoded {
         places.push((first, second));
     }
     let payload = out.freeze();
-    let ops = batch.ops().iter().zip(places).map(|(op, (first, second))| {
-        let (first, second) = (|| payload.slice(first.clone()), || payload.slice(second.clone()));
+    for (op, (first, second)) in ops.iter_mut().zip(places) {
+        let is_aside = is_long(op);
         match op {
-            Op::Put(_, value) if is_long(op) => Op::Put(first(), value.clone()),
-            Op::Put(..) => Op::Put(first(), second()),
-            Op::Delete(_) => Op::Delete(first()),
-            Op::Upsert(..) => Op::Upsert(first(), second()),
-            other => other.clone(),
+            Op::Put(key, value) => {
+                *key = payload.slice(first);
+                if !is_aside {
+                    *value = payload.slice(second);
+                }
+            }
+            Op::Delete(key) => *key = payload.slice(first),
+            Op::Upsert(key, change) => (*key, *change) = (payload.slice(first), payload.slice(second)),
+            _ => (),
         }
-    });
-    let ops = ops.collect();
+    }
     Encoded { payload, values, ops, len }
 }
 
@@ -214,7 +216,7 @@ mod tests {
         let mut batch = Batch::new();
         batch.put("a", "1").delete("b").upsert("c", "op").delete_prefix("d").delete_range("\u{ff}", None);
         batch.clone_prefix("e", "f").rename_prefix("g", "h").upsert_prefix("", "op").upsert_prefix("i", "");
-        let encoded = encode(&batch, 100);
+        let encoded = encode(batch.ops().to_vec(), 100);
         assert!(encoded.values.is_empty());
         assert_eq!(encoded.ops, batch.ops());
         assert_eq!(
@@ -227,7 +229,7 @@ mod tests {
     fn long_values_are_set_aside_and_found_again() {
         let mut batch = Batch::new();
         batch.put("a", "long value").put("b", "short").put("c", "another one");
-        let Encoded { payload, values, ops, .. } = encode(&batch, 10);
+        let Encoded { payload, values, ops, .. } = encode(batch.ops().to_vec(), 10);
         assert_eq!(ops, batch.ops());
         assert_eq!(values.len(), 2);
         let mut record = vec![ASIDE];
@@ -249,7 +251,7 @@ mod tests {
     fn every_cut_is_an_error_or_a_shorter_batch() {
         let mut batch = Batch::new();
         batch.put("key", "value").clone_prefix("e", "f");
-        let record = encode(&batch, 100).payload;
+        let record = encode(batch.ops().to_vec(), 100).payload;
         for len in 0..record.len() {
             if let Ok(cut) = decode(record.slice(..len), none) {
                 assert!(cut.batch.len() < batch.len());

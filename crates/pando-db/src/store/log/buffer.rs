@@ -4,7 +4,13 @@
 //! the ring has no room, with the guard of its write-out. The writer has it under a lock. May use: the bytes
 //! of records and guards. No I/O.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
 
 use bytes::Bytes;
 
@@ -112,11 +118,53 @@ impl LogBuffer {
     /// Whether one more record fits, with the guard of its write-out, and with `owed` bytes of room for
     /// values beside those already set aside.
     pub fn has_room(&self, len: usize, owed: u64, size: u64) -> bool {
-        let records = self.buffer.len() as u64 + record_len(len);
-        let written = self.head - self.buffer.len() as u64 + guard::total(records as usize);
+        let sizes = LogSizes::default();
+        sizes.publish(self);
+        sizes.has_room(len, owed, size)
+    }
+}
+
+/// Sizes of a log's buffer, in bytes. Each is exact as of the last change; two that are read one after the
+/// other may be of different moments.
+#[derive(Default)]
+pub(crate) struct LogSizes {
+    /// Of the ring: from what must not be overwritten to the end.
+    pub used: AtomicU64,
+    /// In extents that are kept for records of the log.
+    pub held_bytes: AtomicU64,
+    /// Records, and values set aside, that wait to be written.
+    records: AtomicU64,
+    values: AtomicU64,
+    /// Room that is kept for values set aside, and for those that are being placed.
+    owed: AtomicU64,
+    placing: AtomicU64,
+}
+
+impl LogSizes {
+    /// Takes the sizes of `buffer` over.
+    pub fn publish(&self, buffer: &LogBuffer) {
+        self.used.store(buffer.head - buffer.oldest(), Relaxed);
+        self.held_bytes.store(buffer.held_bytes, Relaxed);
+        self.records.store(buffer.buffer.len() as u64, Relaxed);
+        self.values.store(buffer.value_bytes as u64, Relaxed);
+        self.owed.store(buffer.owed, Relaxed);
+        self.placing.store(buffer.placing, Relaxed);
+    }
+
+    /// Bytes that wait to be written.
+    pub fn buffered(&self) -> usize {
+        (self.records.load(Relaxed) + self.values.load(Relaxed)) as usize
+    }
+
+    /// As [`LogBuffer::has_room`].
+    pub fn has_room(&self, len: usize, owed: u64, size: u64) -> bool {
+        let waiting = self.records.load(Relaxed);
+        let records = waiting + record_len(len);
+        let written = self.used.load(Relaxed).saturating_sub(waiting) + guard::total(records as usize);
         // Values are placed in write-outs of their own, or make that one longer.
-        let groups = [self.placing, self.owed + owed].into_iter().filter(|bytes| *bytes > 0);
-        let apart: u64 = groups.map(|bytes| guard::total(bytes as usize) + BLOCK).sum();
-        written + apart - self.oldest() <= size
+        let groups = [self.placing.load(Relaxed), self.owed.load(Relaxed) + owed].into_iter();
+        let apart: u64 =
+            groups.filter(|bytes| *bytes > 0).map(|bytes| guard::total(bytes as usize) + BLOCK).sum();
+        written + apart <= size
     }
 }

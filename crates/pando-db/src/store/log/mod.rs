@@ -19,14 +19,16 @@ use std::sync::Arc;
 
 use crate::device::Device;
 
+mod blob;
 mod buffer;
 mod guard;
 mod reader;
 mod record;
 mod writer;
 
+pub use blob::{Group, Place, Placed, owed};
 pub use reader::{Found, Replay};
-pub use writer::{AppendError, Group, Log, Place, Placed, owed};
+pub use writer::{AppendError, Log};
 
 /// Where a log lies.
 #[derive(Clone)]

@@ -22,18 +22,24 @@
 use std::{
     collections::VecDeque,
     hash::{BuildHasher, RandomState},
-    sync::{Arc, OnceLock},
+    ops::{Deref, DerefMut},
+    sync::{Arc, OnceLock, atomic::Ordering},
 };
 
 use bytes::Bytes;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::{
     device::{BLOCK, Device},
     error::{Error, Result},
     space::Extent,
-    store::log::{LogPos, Region, buffer::LogBuffer, guard, max_payload, record::record_len},
+    store::log::{
+        LogPos, Region,
+        blob::{Group, Place, owed},
+        buffer::{LogBuffer, LogSizes},
+        guard, max_payload,
+    },
 };
 
 /// Largest buffer that is kept for reuse, in bytes.
@@ -75,37 +81,6 @@ impl From<AppendError> for Error {
     }
 }
 
-/// Values that were set aside, with their keys, in the order of their numbers from 0 on.
-pub struct Group {
-    /// Its number: no two groups of one run of a store have the same.
-    pub id: u64,
-    /// Keys and values.
-    pub values: Vec<(Bytes, Bytes)>,
-    /// Every record that names the group has at most this MSN.
-    pub msn: u64,
-}
-
-/// What was done with a group.
-#[derive(Default)]
-pub struct Placed {
-    /// Records that say so, of at most [`Log::max_payload`] bytes each.
-    pub payloads: Vec<Bytes>,
-    /// What must not be reused while the records that name the group may be replayed.
-    pub extents: Vec<Arc<Extent>>,
-}
-
-/// Decides where groups go.
-pub trait Place: Send + Sync {
-    /// Puts the values somewhere, not durable before the device's next flush. The records may take as
-    /// much room as [`owed`] says. An error stops the log.
-    fn place(&self, group: Group, max_payload: usize) -> Result<Placed>;
-}
-
-/// Room that the log keeps for a value set aside, in bytes: a record of its own for each.
-pub fn owed(value: usize) -> u64 {
-    record_len(value + 64) + 64
-}
-
 /// What stands before the records of values set aside: the kind of record, its group and the first number.
 const PREFIX_BYTES: usize = 13;
 
@@ -119,6 +94,8 @@ pub struct Log {
     store: u64,
     session: u64,
     front: Mutex<LogBuffer>,
+    /// Of the buffer, as of its last change, to be read without the lock.
+    sizes: LogSizes,
     turn: Mutex<Turn>,
     done: Condvar,
     stopped: OnceLock<String>,
@@ -143,6 +120,32 @@ impl Drop for Leading<'_> {
         self.log.stop("a panic while the log was written: this is a bug".into());
         *(self.flag)(&mut self.log.turn.lock()) = false;
         self.log.done.notify_all();
+    }
+}
+
+/// The buffer under its lock.
+struct Locked<'a> {
+    log: &'a Log,
+    guard: MutexGuard<'a, LogBuffer>,
+}
+
+impl Deref for Locked<'_> {
+    type Target = LogBuffer;
+
+    fn deref(&self) -> &LogBuffer {
+        &self.guard
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut LogBuffer {
+        &mut self.guard
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        self.log.sizes.publish(&self.guard);
     }
 }
 
@@ -192,7 +195,10 @@ impl Log {
             held: VecDeque::new(),
             held_bytes: 0,
         };
+        let sizes = LogSizes::default();
+        sizes.publish(&front);
         Self {
+            sizes,
             placer,
             device,
             base,
@@ -218,7 +224,7 @@ impl Log {
         payload.iter().for_each(|part| hash.update(part));
         let hash = hash.digest();
 
-        let mut front = self.front.lock();
+        let mut front = self.front();
         self.check_open(&front)?;
         if !front.has_room(len, 0, self.size) {
             return Err(AppendError::Full);
@@ -241,7 +247,7 @@ impl Log {
             return Err(AppendError::TooLarge { len, limit: self.max_payload() });
         }
         let owed = values.iter().map(|(_, value)| owed(value.len())).sum();
-        let mut front = self.front.lock();
+        let mut front = self.front();
         self.check_open(&front)?;
         if !front.has_room(len, owed, self.size) {
             return Err(AppendError::Full);
@@ -263,6 +269,11 @@ impl Log {
         Ok(appended)
     }
 
+    /// The buffer, of which the sizes are published when it is let go.
+    fn front(&self) -> Locked<'_> {
+        Locked { log: self, guard: self.front.lock() }
+    }
+
     fn check_open(&self, front: &LogBuffer) -> Result<(), AppendError> {
         match self.stopped.get() {
             Some(reason) => Err(AppendError::Stopped(reason.clone())),
@@ -273,12 +284,12 @@ impl Log {
 
     /// Refuses every append from now on. What was appended before can still be synced.
     pub fn close(&self) {
-        self.front.lock().closed = true;
+        self.front().closed = true;
     }
 
     /// Whether a payload of that length could be appended now, with that much room for values set aside.
     pub fn fits(&self, payload_len: usize, owed: u64) -> bool {
-        payload_len <= self.max_payload() && self.front.lock().has_room(payload_len, owed, self.size)
+        payload_len <= self.max_payload() && self.sizes.has_room(payload_len, owed, self.size)
     }
 
     /// Longest payload in bytes: with its header a quarter of the ring.
@@ -302,7 +313,7 @@ impl Log {
             let leading = Leading { log: self, flag: |turn| &mut turn.flushing };
             let outcome = self.write_buffered(true).and_then(|msn| {
                 // Others may write beside the flush: that is loose again.
-                if std::mem::take(&mut self.front.lock().loose) {
+                if std::mem::take(&mut self.front().loose) {
                     self.device.flush().map_err(|e| format!("flush of the log: {e}"))?;
                 }
                 Ok(msn)
@@ -323,7 +334,7 @@ impl Log {
     /// Where values outside the log have become durable, writes that they are, if nobody is writing: nothing else
     /// could tell that they were there from that they never were. Not durable itself.
     fn mark(&self) -> Result<()> {
-        if self.front.lock().unmarked == 0 {
+        if self.front().unmarked == 0 {
             return Ok(());
         }
         let mut turn = self.turn.lock();
@@ -348,7 +359,7 @@ impl Log {
     /// Writes a footer without records, if there is room for one and nothing else to write. For the leader only.
     fn write_mark(&self, durable: u64) -> Result<(), String> {
         let (footer, pos) = {
-            let mut front = self.front.lock();
+            let mut front = self.front();
             let idle = front.buffer.is_empty() && front.values.is_empty() && front.placing == 0;
             let news = (1..=durable).contains(&front.unmarked);
             if !news || !idle || !front.has_room(BLOCK as usize, 0, self.size) {
@@ -364,7 +375,7 @@ impl Log {
         let at = self.base + pos % self.size;
         self.device.write_at(at, &block).map_err(|e| format!("write of the log at byte {at}: {e}"))?;
         // What is behind it may be durable without it: nothing depends on it.
-        self.front.lock().written = pos + block.len() as u64;
+        self.front().written = pos + block.len() as u64;
         Ok(())
     }
 
@@ -399,7 +410,7 @@ impl Log {
 
     /// Gives up everything before `start`, because a durable checkpoint holds it.
     pub fn truncate(&self, start: LogPos) {
-        let mut front = self.front.lock();
+        let mut front = self.front();
         assert!(start.pos <= front.head, "the log is truncated behind its end");
         front.tail = front.tail.max(start.pos);
         // No record of a caller is left that could name a group: then none is needed.
@@ -414,7 +425,7 @@ impl Log {
     /// Where the log may begin if all records up to `pos` and `msn` are not needed any more, and the number of the
     /// first record there: behind records of the log's own too, which only serve those of callers before them.
     pub fn passed(&self, pos: LogPos, msn: u64) -> (LogPos, u64) {
-        let front = self.front.lock();
+        let front = self.front();
         if front.asked_end > pos.pos || !front.values.is_empty() || front.placing > 0 {
             return (pos, msn + 1);
         }
@@ -423,42 +434,40 @@ impl Log {
 
     /// Keeps an extent until the log is truncated behind everything that is in it now.
     pub fn hold(&self, extent: Arc<Extent>) {
-        let mut front = self.front.lock();
+        let mut front = self.front();
         front.keep([extent]);
     }
 
     /// Bytes of extents that are kept for the records that may be replayed.
     pub fn held_bytes(&self) -> u64 {
-        self.front.lock().held_bytes
+        self.sizes.held_bytes.load(Ordering::Relaxed)
     }
 
     /// True if values are set aside and not placed yet, be it that somebody is at it: [`Log::write_out`] returns
     /// when they are.
     pub fn has_aside(&self) -> bool {
-        let front = self.front.lock();
+        let front = self.front();
         front.owed + front.placing > 0
     }
 
     /// Bytes of the ring in use, the rest of the last block excepted.
     pub fn used(&self) -> u64 {
-        let front = self.front.lock();
-        front.head - front.oldest()
+        self.sizes.used.load(Ordering::Relaxed)
     }
 
     /// Bytes of the ring behind `pos`.
     pub fn behind(&self, pos: LogPos) -> u64 {
-        self.front.lock().head.saturating_sub(pos.pos)
+        self.front().head.saturating_sub(pos.pos)
     }
 
     /// Bytes that wait to be written.
     pub fn buffered(&self) -> usize {
-        let front = self.front.lock();
-        front.buffer.len() + front.value_bytes
+        self.sizes.buffered()
     }
 
     /// MSN of the last appended record.
     pub fn appended_msn(&self) -> u64 {
-        self.front.lock().msn
+        self.front().msn
     }
 
     /// Every record up to this MSN is durable.
@@ -469,7 +478,7 @@ impl Log {
     #[cfg(test)]
     /// The position behind the last appended record.
     pub fn end(&self) -> LogPos {
-        self.front.lock().end
+        self.front().end
     }
 
     /// Stops the log for good: later appends and syncs fail with this reason (or an earlier one).
@@ -495,7 +504,7 @@ impl Log {
         let placed = self.place_values()?;
         let known = self.turn.lock().durable_msn;
         let (mut buffer, footer, msn, durably) = {
-            let mut front = self.front.lock();
+            let mut front = self.front();
             if placed {
                 front.unmarked = front.msn;
             } else if known >= front.unmarked && !front.buffer.is_empty() {
@@ -524,7 +533,7 @@ impl Log {
             loose |= !write.map_err(|e| format!("write of the log at byte {at}: {e}"))?;
             (pos, rest) = (pos + piece.len() as u64, more);
         }
-        let mut front = self.front.lock();
+        let mut front = self.front();
         // Only now: a flush that began before does not cover it.
         front.loose |= loose;
         front.written = pos;
@@ -539,7 +548,7 @@ impl Log {
     fn place_values(&self) -> Result<bool, String> {
         let Some(placer) = &self.placer else { return Ok(false) };
         let group = {
-            let mut front = self.front.lock();
+            let mut front = self.front();
             if front.values.is_empty() {
                 return Ok(false);
             }
@@ -552,7 +561,7 @@ impl Log {
         };
         let max = self.max_payload();
         let placed = placer.place(group, max).map_err(|e| format!("placing values: {e}"))?;
-        let mut front = self.front.lock();
+        let mut front = self.front();
         let before = front.head;
         for payload in &placed.payloads {
             assert!(payload.len() <= max, "a record about values is too long");

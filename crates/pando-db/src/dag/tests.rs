@@ -9,7 +9,7 @@ use crate::{
     dag::{
         check::check,
         edit::{Context, Edit},
-        layer::run::Writer,
+        layer::run::RunBuilder,
         memtable::range::TableRange,
         tree::{Limits, Tree},
     },
@@ -34,7 +34,7 @@ fn span(lo: &str, hi: &str) -> Span {
 }
 
 fn run(keys: &[&str]) -> Run {
-    let mut writer = Writer::new(1 << 10);
+    let mut writer = RunBuilder::new(1 << 10);
     keys.iter().for_each(|key| writer.push(Bytes::copy_from_slice(key.as_bytes()), Msg::Put("v".into())));
     writer.finish()
 }
@@ -159,7 +159,7 @@ fn a_node_has_a_range_of_keys() {
 #[test]
 #[should_panic(expected = "a leaf holds messages")]
 fn a_leaf_holds_values_only() {
-    let mut writer = Writer::new(1 << 10);
+    let mut writer = RunBuilder::new(1 << 10);
     writer.push("x".into(), Msg::Delete);
     put(RIGHT, Node { height: 0, span: span("m", ""), body: Body::Leaf(writer.finish()) }, 1);
 }

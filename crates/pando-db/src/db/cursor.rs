@@ -5,7 +5,7 @@ use std::sync::{Arc, atomic::Ordering};
 use bytes::Bytes;
 
 use crate::{
-    dag::read::{block::Lane, readahead::Ahead, scan::Scanner, segment::Stretch, view::View},
+    dag::read::{block::EntryRun, readahead::ScanReadahead, scan::Scanner, segment::ScanSegment, view::View},
     db::engine::{Engine, skip_ranges::MIN_PASSED_KEYS},
     error::Result,
     key::{Direction, Span, behind},
@@ -44,8 +44,8 @@ impl Snapshot {
             bounds: None,
             range,
             behind: None,
-            stretches: [None, None],
-            ahead: Ahead::default(),
+            segments: [None, None],
+            ahead: ScanReadahead::default(),
         }
     }
 
@@ -77,21 +77,21 @@ pub struct Cursor {
     /// After an error: what could not be read, and the end that came to it.
     behind: Option<Box<(Span, Direction)>>,
     /// Where the ends are, by [`Direction`].
-    stretches: [Option<Box<Stretch>>; 2],
-    ahead: Ahead,
+    segments: [Option<Box<ScanSegment>>; 2],
+    ahead: ScanReadahead,
 }
 
 impl Cursor {
     /// The next pair from the low end, lent until the next call.
     #[inline]
     pub fn next_ref(&mut self) -> Result<Option<PairRef<'_>>> {
-        Ok(self.advance(Direction::Forward)?.map(|lane| (lane.key(), lane.value())))
+        Ok(self.advance(Direction::Forward)?.map(|entry_run| (entry_run.key(), entry_run.value())))
     }
 
     /// The next pair from the high end, lent until the next call.
     #[inline]
     pub fn next_back_ref(&mut self) -> Result<Option<PairRef<'_>>> {
-        Ok(self.advance(Direction::Backward)?.map(|lane| (lane.key(), lane.value())))
+        Ok(self.advance(Direction::Backward)?.map(|entry_run| (entry_run.key(), entry_run.value())))
     }
 
     /// Starts anew with the pairs of the cursor's range from `key` on, those included that were taken
@@ -125,40 +125,42 @@ impl Cursor {
             Direction::Forward => above,
             Direction::Backward => below,
         };
-        self.stretches = [None, None];
-        self.ahead = Ahead::default();
+        self.segments = [None, None];
+        self.ahead = ScanReadahead::default();
         self.bounds = rest.clone().map(Box::new);
         self.rest = rest;
         Some((bad.lo, bad.hi))
     }
 
     fn restart(&mut self, part: Span) {
-        self.stretches = [None, None];
+        self.segments = [None, None];
         self.rest = self.range.intersect(&part);
         self.behind = None;
         self.bounds = self.rest.clone().map(Box::new);
         // What is read next may lie elsewhere.
-        self.ahead = Ahead::default();
+        self.ahead = ScanReadahead::default();
     }
 
-    /// Takes the next pair from an end: the lane that has it.
+    /// Takes the next pair from an end: the entry run that has it.
     #[inline]
-    fn advance(&mut self, direction: Direction) -> Result<Option<&Lane>> {
+    fn advance(&mut self, direction: Direction) -> Result<Option<&EntryRun>> {
         // Mostly there is more of what one walks along.
         let merge = &*self.snapshot.engine.merge;
-        if let Some(stretch) = &mut self.stretches[direction as usize]
-            && stretch.walk(direction, merge)
+        if let Some(segment) = &mut self.segments[direction as usize]
+            && segment.walk(direction, merge)
         {
-            return Ok(self.stretches[direction as usize].as_ref().map(|stretch| stretch.lane(direction)));
+            return Ok(self.segments[direction as usize]
+                .as_ref()
+                .map(|segment| segment.entry_run(direction)));
         }
         let found = match self.find(direction) {
             Ok(found) => found,
             Err(error) => {
                 let bad = self.ahead.unread.take();
-                let by_one_end = self.stretches[direction.other() as usize].is_none();
+                let by_one_end = self.segments[direction.other() as usize].is_none();
                 self.behind =
                     bad.filter(|_| by_one_end && error.is_damage()).map(|bad| Box::new((*bad, direction)));
-                self.stretches = [None, None];
+                self.segments = [None, None];
                 self.rest = None;
                 return Err(match &self.behind {
                     Some(bad) => error.about(&bad.0),
@@ -166,70 +168,74 @@ impl Cursor {
                 });
             }
         };
-        Ok(found.and_then(|(end, lane)| Some(self.stretches[end as usize].as_ref()?.lane(lane))))
+        Ok(found
+            .and_then(|(end, entry_run)| Some(self.segments[end as usize].as_ref()?.entry_run(entry_run))))
     }
 
-    /// The same: in the stretch of which end it is, and in which of its lanes.
+    /// The same: in the segment of which end it is, and in which of its entry runs.
     #[inline(never)]
     fn find(&mut self, direction: Direction) -> Result<Option<(Direction, Direction)>> {
         let other = direction.other();
-        let Self { snapshot, rest, stretches, ahead, .. } = self;
+        let Self { snapshot, rest, segments, ahead, .. } = self;
         let (engine, view) = (&*snapshot.engine, &*snapshot.view);
         // Where this end begins, nothing need be looked for where nothing is.
-        let first = stretches[direction as usize].is_none();
-        if first && let Some(gaps) = &view.gaps {
+        let first = segments[direction as usize].is_none();
+        if first && let Some(skip_ranges) = &view.skip_ranges {
             let whole = rest.take();
-            *rest = whole.as_ref().and_then(|whole| gaps.shorten(whole));
-            if *rest != whole && !engine.counters.gap_used.load(Ordering::Relaxed) {
-                engine.counters.gap_used.store(true, Ordering::Relaxed);
+            *rest = whole.as_ref().and_then(|whole| skip_ranges.shorten(whole));
+            if *rest != whole && !engine.counters.skip_range_used.load(Ordering::Relaxed) {
+                engine.counters.skip_range_used.store(true, Ordering::Relaxed);
             }
         }
         let mut begin = rest.clone().filter(|_| first);
         let mut passed = 0;
         let mut scanner = Scanner { view, pager: &engine.pager, merge: &*engine.merge, ahead };
         loop {
-            if let Some(stretch) = &mut stretches[direction as usize] {
-                let found = scanner.advance(stretch, direction)?;
-                match stretch.take_passed(direction) {
+            if let Some(segment) = &mut segments[direction as usize] {
+                let found = scanner.advance(segment, direction)?;
+                match segment.take_passed(direction) {
                     0 => (),
                     more => {
                         passed += more;
                         engine.counters.deletes_passed.fetch_add(more, Ordering::Relaxed);
                     }
                 }
-                if let Some(lane) = found {
+                if let Some(entry_run) = found {
                     if passed >= MIN_PASSED_KEYS
                         && let Some(begin) = begin.take()
                     {
-                        engine.found_empty(view.msn, before(begin, direction, stretch.lane(lane).key()));
+                        engine.found_empty(
+                            view.msn,
+                            before(begin, direction, segment.entry_run(entry_run).key()),
+                        );
                     }
-                    return Ok(Some((direction, lane)));
+                    return Ok(Some((direction, entry_run)));
                 }
             }
             let Some(range) = rest.take() else { break };
-            let (span, stretch) = scanner.stretch(range.clone(), direction)?;
-            assert!(range.covers(&span) && !span.is_empty(), "a stretch must be part of what is left");
+            let (span, segment) = scanner.segment(range.clone(), direction)?;
+            assert!(range.covers(&span) && !span.is_empty(), "a segment must be part of what is left");
             let (below, above) = range.without(&span);
             *rest = match direction {
                 Direction::Forward => above,
                 Direction::Backward => below,
             };
-            stretches[direction as usize] = Some(Box::new(stretch));
+            segments[direction as usize] = Some(Box::new(segment));
         }
         if passed >= MIN_PASSED_KEYS
-            && stretches[other as usize].is_none()
+            && segments[other as usize].is_none()
             && let Some(begin) = begin
         {
             engine.found_empty(view.msn, begin);
         }
         // The ends have met: what the other one has come to is left.
-        let Some(stretch) = &mut stretches[other as usize] else { return Ok(None) };
-        Ok(scanner.advance(stretch, direction)?.map(|lane| (other, lane)))
+        let Some(segment) = &mut segments[other as usize] else { return Ok(None) };
+        Ok(scanner.advance(segment, direction)?.map(|entry_run| (other, entry_run)))
     }
 
     fn next_pair(&mut self, direction: Direction) -> Option<Result<(Bytes, Bytes)>> {
         let found = self.advance(direction).transpose()?;
-        Some(found.map(|lane| (Bytes::copy_from_slice(lane.key()), lane.value_bytes())))
+        Some(found.map(|entry_run| (Bytes::copy_from_slice(entry_run.key()), entry_run.value_bytes())))
     }
 }
 

@@ -7,23 +7,23 @@
 //! Everything above is built on that.
 
 mod counters;
+mod fail_stop;
 mod file;
 mod medium;
 mod memory;
 #[cfg(any(test, feature = "sim"))]
 mod sim;
 mod sparse;
-mod sticky;
 
 use std::io::{self, IoSliceMut};
 
+pub(crate) use fail_stop::FailStop;
 pub use file::FileDevice;
 pub use medium::Medium;
 pub(crate) use medium::New;
 pub use memory::MemDevice;
 #[cfg(any(test, feature = "sim"))]
 pub use sim::{FailMode, SimDevice};
-pub(crate) use sticky::Sticky;
 
 /// Unit of allocation and of durable log padding, in bytes.
 pub const BLOCK: u64 = 4096;

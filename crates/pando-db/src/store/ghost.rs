@@ -16,18 +16,18 @@ const GROUP_MARKS: usize = 4;
 /// Most groups: far below half of what the clock counts.
 const MOST_GROUPS: u64 = 1 << 28;
 
-/// A part of the hash of a page's name above, and below when the page was passed, as [`Passed::clock`]
+/// A part of the hash of a page's name above, and below when the page was passed, as [`GhostList::clock`]
 /// showed. 0: none.
 type Mark = AtomicU64;
 
 /// Marks of pages, by a hash of their name.
-pub(crate) struct Passed {
+pub(crate) struct GhostList {
     groups: Box<[[Mark; GROUP_MARKS]]>,
     /// Pages passed so far.
     clock: AtomicU32,
 }
 
-impl Passed {
+impl GhostList {
     /// For a cache that holds `pages` pages.
     pub fn new(pages: u64) -> Self {
         let groups = std::iter::repeat_with(Default::default).take(pages.clamp(1, MOST_GROUPS) as usize);
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn what_the_cache_could_hold_is_known_again() {
-        let passed = Passed::new(1000);
+        let passed = GhostList::new(1000);
         assert_eq!(pages(900).filter(|page| passed.again(*page, 1000)).count(), 0);
         let again = pages(900).filter(|page| passed.again(*page, 1000)).count();
         // Some marks were overwritten by others.
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn what_is_more_than_the_cache_is_not() {
-        let passed = Passed::new(1000);
+        let passed = GhostList::new(1000);
         for _ in 0..3 {
             assert_eq!(pages(1500).filter(|page| passed.again(*page, 1000)).count(), 0);
         }
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn the_time_goes_round() {
-        let passed = Passed::new(10);
+        let passed = GhostList::new(10);
         passed.clock.store(u32::MAX - 3, Relaxed);
         assert_eq!(pages(5).filter(|page| passed.again(*page, 1000)).count(), 0);
         assert!(pages(5).filter(|page| passed.again(*page, 1000)).count() >= 4);

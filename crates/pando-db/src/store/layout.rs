@@ -85,7 +85,7 @@ pub(crate) fn store_node(pager: &Pager, space: &Arc<Space>, node: &Arc<Node>) ->
     let lasting = node.height > 0 && lens.iter().sum::<usize>() >= lasting_from(pager.node_size());
     let parts = match lasting.then(|| make_room_apart(space, header_len, &lens)) {
         Some(Ok(parts)) => parts,
-        None | Some(Err(Error::NoSpace)) => make_room(space, header_len, &lens, MAX_PARTS - kept.len())?,
+        None | Some(Err(Error::NoSpace)) => admit(space, header_len, &lens, MAX_PARTS - kept.len())?,
         Some(Err(error)) => return Err(error),
     };
 
@@ -233,7 +233,7 @@ fn make_room_apart(space: &Arc<Space>, header: usize, pages: &[usize]) -> Result
 }
 
 /// Extents for a header and pages, in order; one if possible, else as few as the longest ranges allow.
-fn make_room(space: &Arc<Space>, header: usize, lens: &[usize], at_most: usize) -> Result<Vec<Part>> {
+fn admit(space: &Arc<Space>, header: usize, lens: &[usize], at_most: usize) -> Result<Vec<Part>> {
     let total = header + lens.iter().sum::<usize>();
     match space.allocate(total as u64) {
         Ok(extent) => return Ok(vec![Part { extent, header, pages: lens.to_vec() }]),

@@ -33,9 +33,9 @@ use crate::{
     pool::{self, Buffer},
     space::Extent,
     store::{
-        ghost::Passed,
+        ghost::GhostList,
         row_cache::RowCache,
-        sharded::Tally,
+        sharded::ShardedCounter,
         table::{Loc, Table},
         unreadable::Unreadable,
     },
@@ -45,14 +45,14 @@ use crate::{
 const PAGE_MIN: usize = 512;
 const PAGE_MAX: usize = 32 << 10;
 
-/// Bytes of the cache under one lock, and most locks. Threads that put something in take one each time, and a reader
-/// may wait until such a thread, which is nicer, runs again. Whatever the number of processors, so that what is evicted
-/// does not depend on it.
+/// Bytes of the cache under one lock, and most locks. Threads that put something in take one each time, and a
+/// reader may wait until such a thread, which is nicer, runs again. Whatever the number of processors, so
+/// that what is evicted does not depend on it.
 const SHARD: u64 = 4 << 20;
 const MOST_SHARDS: u64 = 64;
 
-/// Size of a page, in bytes, for which there are marks of passed pages: where pages are smaller, of fewer than the
-/// cache holds, so that the marks take a 256th of the budget at most.
+/// Size of a page, in bytes, for which there are marks of passed pages: where pages are smaller, of fewer
+/// than the cache holds, so that the marks take a 256th of the budget at most.
 const LEAST_PASSED: usize = 8 << 10;
 
 /// Part (1/n) of the cache's budget that one request reads ahead at most.
@@ -60,8 +60,8 @@ const AHEAD_SHARE: u64 = 16;
 
 /// Part (1/n) of the budget that entries of pages may have; as long as they have less, pages have the rest.
 const ROW_SHARE: u64 = 8;
-/// Part (1/n) of the budget by which their memory has to change before pages are told, and entries that are noted
-/// between two looks at it.
+/// Part (1/n) of the budget by which their memory has to change before pages are told, and entries that are
+/// noted between two looks at it.
 const WORTH_TELLING: u64 = 64;
 const LOOK_EVERY: u64 = 64;
 
@@ -128,7 +128,8 @@ impl Wanted<'_> {
     }
 }
 
-/// The first of `pages`, and those right behind it that one request of up to `limit` bytes would bring as well.
+/// The first of `pages`, and those right behind it that one request of up to `limit` bytes would bring as
+/// well.
 fn side_by_side<'p>(
     home: Option<&Arc<Stored>>,
     pages: impl Iterator<Item = &'p PageRef>,
@@ -172,7 +173,7 @@ pub(super) type Hashing = foldhash::fast::FixedState;
 pub(crate) enum Keep {
     /// Of all.
     Always,
-    /// Of those that were read this way before: see [`Passed`].
+    /// Of those that were read this way before: see [`GhostList`].
     Again,
     /// Of none.
     Never,
@@ -189,13 +190,13 @@ pub(crate) struct Pager {
     /// What the cache was told; to ask it takes a lock of each of its parts, and every write asks.
     budget: AtomicU64,
     /// What was read with [`Keep::Again`].
-    passed: Passed,
+    passed: GhostList,
     page_target: usize,
     node_size: usize,
     codec: Codec,
-    hits: Tally,
-    row_hits: Tally,
-    misses: Tally,
+    hits: ShardedCounter,
+    row_hits: ShardedCounter,
+    misses: ShardedCounter,
     unreadable: Unreadable<CacheKey>,
 }
 
@@ -213,16 +214,16 @@ impl Pager {
             device,
             codec,
             node_size: node_size as usize,
-            passed: Passed::new(budget / page_target.max(LEAST_PASSED) as u64),
+            passed: GhostList::new(budget / page_target.max(LEAST_PASSED) as u64),
             page_target,
             rows: RowCache::new(budget / ROW_SHARE, page_target),
             rows_noted: 0.into(),
             row_bytes: 0.into(),
             budget: budget.into(),
             cache: Cache::with_options(options, ByBytes, Hashing::with_seed(0), DefaultLifecycle::default()),
-            hits: Tally::default(),
-            row_hits: Tally::default(),
-            misses: Tally::default(),
+            hits: ShardedCounter::default(),
+            row_hits: ShardedCounter::default(),
+            misses: ShardedCounter::default(),
             unreadable: Unreadable::default(),
         }
     }
@@ -367,7 +368,8 @@ impl Pager {
         }
     }
 
-    /// The message that a page of a node has about `key`; `home` as for [`Pager::page`]. At most one read: of the page.
+    /// The message that a page of a node has about `key`; `home` as for [`Pager::page`]. At most one read: of
+    /// the page.
     pub fn find(&self, home: Option<&Arc<Stored>>, page: &PageRef, key: &[u8]) -> Result<Option<Msg>> {
         let Some(suffix) = key.strip_prefix(&page.prefix[..]) else { return Ok(None) };
         let msg = |loaded: &Page| loaded.find(suffix).map(|i| loaded.msg(i));
@@ -421,8 +423,8 @@ impl Pager {
     }
 
     /// The same for pages that nobody will want again, because what they hold is being written anew: up to
-    /// `limit` bytes, packed and unpacked, one page or more, and the cache does not learn of them. Empty also if the
-    /// first is in it.
+    /// `limit` bytes, packed and unpacked, one page or more, and the cache does not learn of them. Empty also
+    /// if the first is in it.
     pub fn read_for_the_last_time<'p>(
         &self,
         pages: impl Iterator<Item = &'p PageRef>,
@@ -436,10 +438,10 @@ impl Pager {
         self.read_all(&side_by_side(None, unknown, limit), Keep::Never)
     }
 
-    /// The stored form of the first of `pages`, and of those that lie right behind it, for copying them as they
-    /// are; with one request, up to `limit` bytes, if all of them can be read. What is damaged is given as it is, and
-    /// what cannot be read as zeros: under the checksum that it has, either is known for damaged wherever it is copied
-    /// to, and takes nothing else with it.
+    /// The stored form of the first of `pages`, and of those that lie right behind it, for copying them as
+    /// they are; with one request, up to `limit` bytes, if all of them can be read. What is damaged is given
+    /// as it is, and what cannot be read as zeros: under the checksum that it has, either is known for
+    /// damaged wherever it is copied to, and takes nothing else with it.
     pub fn stored_bytes<'p>(
         &self,
         pages: impl Iterator<Item = &'p PageRef>,
@@ -474,8 +476,8 @@ impl Pager {
         Piece::of(home, page).is_some_and(|Piece(key)| self.cache.peek(&key).is_some())
     }
 
-    /// Reads pages that lie side by side with one request, in order of their places. One that is damaged ends it; what
-    /// lies before is good.
+    /// Reads pages that lie side by side with one request, in order of their places. One that is damaged ends
+    /// it; what lies before is good.
     fn read_all(&self, wanted: &[Wanted<'_>], keep: Keep) -> Vec<(Piece, Arc<Page>)> {
         let Ok(pieces) = self.read_apart(wanted) else { return Vec::new() };
         let held = self.budget() / self.page_target as u64;
@@ -534,8 +536,8 @@ impl Pager {
         (self.row_hits.sum(), self.rows.weight())
     }
 
-    /// The bytes of pages that lie side by side, unverified, with one request; each in memory of its own, so that one
-    /// that stays in the cache does not keep all the others.
+    /// The bytes of pages that lie side by side, unverified, with one request; each in memory of its own, so
+    /// that one that stays in the cache does not keep all the others.
     fn read_apart(&self, wanted: &[Wanted<'_>]) -> Result<Vec<Bytes>> {
         let Some(first) = wanted.first() else { return Ok(Vec::new()) };
         let mut end = first.at;

@@ -17,9 +17,9 @@ struct Alone(AtomicU64);
 
 /// A counter.
 #[derive(Default)]
-pub(crate) struct Tally([Alone; CELLS]);
+pub(crate) struct ShardedCounter([Alone; CELLS]);
 
-impl Tally {
+impl ShardedCounter {
     /// Counts one.
     pub fn add(&self) {
         self.0[thread::number() as usize % CELLS].0.fetch_add(1, Ordering::Relaxed);
@@ -37,7 +37,7 @@ mod tests {
 
     #[test]
     fn nothing_is_lost() {
-        let tally = Tally::default();
+        let tally = ShardedCounter::default();
         std::thread::scope(|scope| {
             for _ in 0..CELLS + 3 {
                 scope.spawn(|| (0..1000).for_each(|_| tally.add()));

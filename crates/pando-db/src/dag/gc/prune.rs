@@ -1,4 +1,4 @@
-//! Trimming: taking out of nodes what no path to them shows, shared nodes included.
+//! Pruning: taking out of nodes what no path to them shows, shared nodes included.
 //!
 //! After clones and deletes a shared node may be seen through edges that each
 //! show a part of it, and between them not all. It cannot be made simple for
@@ -8,7 +8,7 @@
 //! which too little is still visible"): without it, deleting both a tree and
 //! its clone could give nothing back.
 //!
-//! [`Survey`] finds such nodes in one walk from the top: all that
+//! [`PruneSurvey`] finds such nodes in one walk from the top: all that
 //! refers to a node is higher, so when its turn comes all paths to it have
 //! been seen. It is careful: a reference that it has not met (from memory, from
 //! a node that waits to be reclaimed) is taken to show everything. What it
@@ -29,15 +29,15 @@ use crate::{
     store::table::Table,
 };
 
-/// A leaf is trimmed if that frees at least 1/n of it.
+/// A leaf is pruned if that frees at least 1/n of it.
 const WORTH_FRACTION: usize = 8;
 
 /// A node and the local keys that some path shows, ascending and apart.
-pub(crate) type Trimming = (NodeId, Vec<Span>);
+pub(crate) type Prunable = (NodeId, Vec<Span>);
 
 /// What is known of a node before its turn.
 #[derive(Default)]
-struct Seen {
+struct Visibility {
     references: u64,
     shown: Shown,
 }
@@ -54,17 +54,17 @@ impl Default for Shown {
     }
 }
 
-type Queue = BTreeMap<(Reverse<u8>, NodeId), Seen>;
+type Queue = BTreeMap<(Reverse<u8>, NodeId), Visibility>;
 
 /// A walk over one version.
 #[derive(Default)]
-pub(crate) struct Survey {
+pub(crate) struct PruneSurvey {
     queue: Queue,
     /// What it has found and nobody has taken yet.
-    pub found: Vec<Trimming>,
+    pub found: Vec<Prunable>,
 }
 
-impl Survey {
+impl PruneSurvey {
     /// Goes on by `nodes` nodes; false if that was all. `edit` is to be an empty one over the same version
     /// each time.
     pub fn go_on(&mut self, edit: &Edit<'_>, nodes: usize) -> Result<bool> {
@@ -79,15 +79,15 @@ impl Survey {
 
 impl Edit<'_> {
     /// Begins a walk over the version of this edit, which must be empty.
-    pub fn survey(&self) -> Result<Survey> {
-        let mut survey = Survey::default();
+    pub fn survey(&self) -> Result<PruneSurvey> {
+        let mut survey = PruneSurvey::default();
         let root = (Reverse(self.height(self.root)?), self.root);
-        survey.queue.insert(root, Seen { references: 1, shown: Shown::All });
+        survey.queue.insert(root, Visibility { references: 1, shown: Shown::All });
         Ok(survey)
     }
 
     /// Looks at the next node; false if there is none.
-    fn survey_next(&self, Survey { queue, found }: &mut Survey) -> Result<bool> {
+    fn survey_next(&self, PruneSurvey { queue, found }: &mut PruneSurvey) -> Result<bool> {
         let Some(((Reverse(height), id), seen)) = queue.pop_first() else { return Ok(false) };
         let all = seen.references != self.count(id).unsigned_abs();
         let shown = match seen.shown {
@@ -130,7 +130,7 @@ impl Edit<'_> {
             // Shown whole by its only reference: a leaf needs no look.
             let height = self.below(node.height, target)?;
             if height > 0 {
-                queue.insert((Reverse(height), target.id), Seen { references: 1, shown: Shown::All });
+                queue.insert((Reverse(height), target.id), Visibility { references: 1, shown: Shown::All });
             }
             return Ok(());
         }
@@ -164,7 +164,7 @@ impl Edit<'_> {
 
     /// Takes out of a node all that `shown` does not need, as was found in the version of `surveyed`; whether
     /// it did. Does nothing to one that has changed since. I/O: its header.
-    pub fn trim(&mut self, (id, shown): &Trimming, surveyed: &Table) -> Result<bool> {
+    pub fn prune(&mut self, (id, shown): &Prunable, surveyed: &Table) -> Result<bool> {
         if !self.is_as_in(surveyed, *id) {
             return Ok(false);
         }

@@ -8,9 +8,9 @@
 //! into shared nodes: a private copy would take space (DESIGN 4.4, "never into
 //! a node with count > 1"); what of those nothing shows is trimmed (`trim`).
 //!
-//! In two halves, so that no lock is held over a walk: [`Edit::waiting_deletes`]
+//! In two halves, so that no lock is held over a walk: [`Edit::waiting_tombstones`]
 //! walks a version, a bounded number of nodes from any key on, and says where
-//! something waits; [`Edit::sink_at`] goes to one such key in the present
+//! something waits; [`Edit::push_down_at`] goes to one such key in the present
 //! version and flushes on the way down.
 
 use bytes::Bytes;
@@ -24,7 +24,7 @@ use crate::{
 
 /// Which deletes are looked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Which {
+pub(crate) enum Tombstones {
     /// All, and edges that show only part of what they lead to.
     All,
     /// Deletes of ranges that cover all that some edge below leads to, or a leaf: they give back more than
@@ -33,10 +33,10 @@ pub(crate) enum Which {
 }
 
 /// A bounded piece of a walk.
-pub(crate) struct Walk<'w> {
+pub(crate) struct TombstoneWalk<'w> {
     /// Keys below this have been seen to.
     pub from: &'w Bytes,
-    pub which: Which,
+    pub which: Tombstones,
     /// Nodes that may still be looked at.
     pub left: usize,
     /// Most places to find.
@@ -48,7 +48,7 @@ pub(crate) struct Walk<'w> {
 impl Edit<'_> {
     /// Goes on with a walk over private nodes; the key where the next one is to go on, `None` at the end.
     /// Changes nothing. I/O: at most `walk.left` headers, and those on the way to where it goes on.
-    pub fn waiting_deletes(&self, walk: &mut Walk<'_>) -> Result<Option<Bytes>> {
+    pub fn waiting_tombstones(&self, walk: &mut TombstoneWalk<'_>) -> Result<Option<Bytes>> {
         self.waiting_below(self.root, &Span::all(), &Lens::identity(), walk)
     }
 
@@ -58,7 +58,7 @@ impl Edit<'_> {
         id: NodeId,
         seen: &Span,
         lens: &Lens,
-        walk: &mut Walk<'_>,
+        walk: &mut TombstoneWalk<'_>,
     ) -> Result<Option<Bytes>> {
         // What cannot be read is passed by.
         let Some(node) = or_if_damaged(self.peek(id).map(Some), None)? else { return Ok(None) };
@@ -92,11 +92,11 @@ impl Edit<'_> {
         Ok(None)
     }
 
-    fn is_wanted(&self, node: &Node, i: usize, walk: &mut Walk<'_>) -> Result<bool> {
+    fn is_wanted(&self, node: &Node, i: usize, walk: &mut TombstoneWalk<'_>) -> Result<bool> {
         let Some(edge) = node.edges().get(i) else { return Ok(false) };
         match walk.which {
-            Which::All => Ok(edge.loose || edge.holds_deletes() || self.leads_to_nothing(edge)?),
-            Which::Large => {
+            Tombstones::All => Ok(edge.loose || edge.holds_deletes() || self.leads_to_nothing(edge)?),
+            Tombstones::Large => {
                 let deleted = edge.deleted();
                 Ok(deleted.iter().next().is_some()
                     && self.frees_a_node(&deleted, edge, &node.edge_span(i), &mut walk.left)?)
@@ -151,8 +151,8 @@ impl Edit<'_> {
         Ok(false)
     }
 
-    /// True if the range gives back more than carrying it down costs, as [`Which::Large`] says, and its way
-    /// down is not shared.
+    /// True if the range gives back more than carrying it down costs, as [`Tombstones::Large`] says, and its
+    /// way down is not shared.
     pub fn is_large_delete(&self, range: &Span, mut left: usize) -> Result<bool> {
         let mut deleted = Spans::default();
         deleted.insert(range.clone());
@@ -162,7 +162,7 @@ impl Edit<'_> {
 
     /// Flushes what waits at the edges on the way from the root to `key`; whether there was anything. I/O:
     /// headers of private interior nodes, and what a flush takes.
-    pub fn sink_at(&mut self, key: &Bytes) -> Result<bool> {
+    pub fn push_down_at(&mut self, key: &Bytes) -> Result<bool> {
         let mut any = false;
         let (mut id, mut lens) = (self.root, Lens::identity());
         while !self.is_large() {

@@ -21,7 +21,7 @@ use crate::{
 const DENSE_ENTRIES: usize = 4;
 
 /// The pages of a run, for a merge with another one.
-pub(crate) struct Opened<'a> {
+pub(crate) struct MergeReadahead<'a> {
     run: &'a Run,
     other: &'a Run,
     pager: &'a Pager,
@@ -29,7 +29,7 @@ pub(crate) struct Opened<'a> {
     batch: Vec<(Piece, Arc<Page>)>,
 }
 
-impl<'a> Opened<'a> {
+impl<'a> MergeReadahead<'a> {
     pub fn new(run: &'a Run, other: &'a Run, pager: &'a Pager) -> Self {
         Self { run, other, pager, batch: Vec::new() }
     }

@@ -9,7 +9,7 @@ use std::{borrow::Cow, cmp::Ordering, ops::Range, sync::Arc};
 use bytes::Bytes;
 
 use crate::{
-    dag::layer::readahead::Opened,
+    dag::layer::readahead::MergeReadahead,
     error::{Error, Result},
     key::{Lens, Span, compare_joined},
     merge::Merge,
@@ -27,14 +27,14 @@ use crate::{
 const SMALL_FRACTION: usize = 4;
 
 /// Builds a run from ascending messages and whole pages.
-pub(crate) struct Writer {
+pub(crate) struct RunBuilder {
     run: Run,
     builder: Builder,
     /// Raw size at which a page is closed.
     target: usize,
 }
 
-impl Writer {
+impl RunBuilder {
     pub fn new(target: usize) -> Self {
         Self { run: Run::default(), builder: Builder::default(), target }
     }
@@ -99,7 +99,7 @@ impl Writer {
 impl Run {
     /// The messages with keys in `span`.
     pub fn slice(&self, span: &Span, pager: &Pager) -> Result<Run> {
-        let mut out = Writer::new(pager.page_target());
+        let mut out = RunBuilder::new(pager.page_target());
         for page in &self.pages[self.page_from(&span.lo)..] {
             if page.is_inside(span) {
                 out.push_page(page.clone())?;
@@ -124,7 +124,7 @@ impl Run {
         if ranges.is_empty() || self.pages.is_empty() {
             return Ok(Cow::Borrowed(self));
         }
-        let mut out = Writer::new(pager.page_target());
+        let mut out = RunBuilder::new(pager.page_target());
         for page in &self.pages {
             let (first, last) = (page.first_key(), page.last_key());
             // The ranges that may touch the page: from the first that ends above its first key.
@@ -174,9 +174,9 @@ pub(crate) fn bounds(page: &PageRef, loaded: &Page, span: &Span) -> (usize, usiz
 }
 
 /// Walks a run entry by entry, or page by page where nobody needs the entries.
-struct Feed<'a> {
+struct RunCursor<'a> {
     run: &'a Run,
-    opened: Opened<'a>,
+    opened: MergeReadahead<'a>,
     page: usize,
     entry: usize,
     loaded: Option<Arc<Page>>,
@@ -184,13 +184,13 @@ struct Feed<'a> {
     key: Vec<u8>,
 }
 
-impl<'a> Feed<'a> {
+impl<'a> RunCursor<'a> {
     /// Of a run that is being merged with `other`.
     fn new(run: &'a Run, other: &'a Run, pager: &'a Pager) -> Self {
-        let opened = Opened::new(run, other, pager);
-        let mut feed = Self { run, opened, page: 0, entry: 0, loaded: None, key: Vec::new() };
-        feed.find_key();
-        feed
+        let opened = MergeReadahead::new(run, other, pager);
+        let mut cursor = Self { run, opened, page: 0, entry: 0, loaded: None, key: Vec::new() };
+        cursor.find_key();
+        cursor
     }
 
     fn page(&self) -> Option<&'a PageRef> {
@@ -230,7 +230,7 @@ impl<'a> Feed<'a> {
 
     /// Hands all messages of the next page below `bound` to `out`, if they may go there as they are:
     /// values only, where it has to be so. `false` if nothing was done.
-    fn move_below(&mut self, bound: Option<&[u8]>, values: bool, out: &mut Writer) -> Result<bool> {
+    fn move_below(&mut self, bound: Option<&[u8]>, values: bool, out: &mut RunBuilder) -> Result<bool> {
         let Some(page) = self.page() else { return Ok(false) };
         let entry = self.entry;
         let loaded = self.load(page)?;
@@ -285,11 +285,11 @@ pub(crate) fn merge_runs(
     pager: &Pager,
     merge: &dyn Merge,
 ) -> Result<Run> {
-    let (mut old, mut new) = (Feed::new(older, newer, pager), Feed::new(newer, older, pager));
+    let (mut old, mut new) = (RunCursor::new(older, newer, pager), RunCursor::new(newer, older, pager));
     let [mut below, mut above] = updates.map(Sweep::new);
-    let mut out = Writer::new(pager.page_target());
+    let mut out = RunBuilder::new(pager.page_target());
     let small = pager.page_target() / SMALL_FRACTION;
-    let push = |out: &mut Writer, key: Bytes, msg: Msg| {
+    let push = |out: &mut RunBuilder, key: Bytes, msg: Msg| {
         if !bottom {
             out.push(key, msg);
         } else if let Some(value) = msg.resolve(None, merge) {

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::*;
 use crate::{
     dag::{
-        layer::run::Writer,
+        layer::run::RunBuilder,
         memtable::{Memtable, range::TableRange},
     },
     device::MemDevice,
@@ -84,7 +84,7 @@ fn layer() -> impl Strategy<Value = Layer> {
 }
 
 fn run(points: BTreeMap<Bytes, Msg>) -> crate::node::Run {
-    let mut writer = Writer::new(PAGE);
+    let mut writer = RunBuilder::new(PAGE);
     points.into_iter().for_each(|(key, msg)| writer.push(key, msg));
     writer.finish()
 }

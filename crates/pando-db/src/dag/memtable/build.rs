@@ -1,4 +1,4 @@
-//! Pouring a table into pages, some points at a time, so that a thread that has a moment can take a part of
+//! Building a table into pages, some points at a time, so that a thread that has a moment can take a part of
 //! it.
 //!
 //! What comes of it is what [`Memtable::to_layer`] gives for a table whose values all stand in the log. Costs
@@ -10,22 +10,22 @@ use std::{ops::Bound, sync::Arc};
 use bytes::Bytes;
 
 use crate::{
-    dag::{layer::run::Writer, memtable::Memtable},
+    dag::{layer::run::RunBuilder, memtable::Memtable},
     node::Layer,
 };
 
 /// A sealed table, a part of which stands in pages.
-pub(crate) struct Pouring {
+pub(crate) struct MemtableBuild {
     table: Arc<Memtable>,
-    run: Writer,
+    run: RunBuilder,
     /// The last key that does.
     last: Option<Bytes>,
 }
 
-impl Pouring {
+impl MemtableBuild {
     /// Begins with `table`.
     pub fn new(table: Arc<Memtable>, page_target: usize) -> Self {
-        Self { table, run: Writer::new(page_target), last: None }
+        Self { table, run: RunBuilder::new(page_target), last: None }
     }
 
     pub fn is_of(&self, table: &Arc<Memtable>) -> bool {
@@ -86,17 +86,17 @@ mod tests {
         let whole = table.to_layer(500, |_| None).expect("no pages of others");
         assert_eq!(entries(&whole).concat().len(), 1000);
         for steps in [&[][..], &[1], &[300, 1, 0, 200], &[999], &[1000], &[1001, 1]] {
-            let mut pouring = Pouring::new(table.clone(), 500);
+            let mut building = MemtableBuild::new(table.clone(), 500);
             let mut left = 1000;
             for step in steps {
                 left -= left.min(*step);
-                assert_eq!(pouring.go_on(*step, usize::MAX), left > 0, "{steps:?}");
+                assert_eq!(building.go_on(*step, usize::MAX), left > 0, "{steps:?}");
             }
             // A point at least is taken, however long it is.
             if left > 1 {
-                assert!(pouring.go_on(1000, 1));
+                assert!(building.go_on(1000, 1));
             }
-            let layer = pouring.finish();
+            let layer = building.finish();
             assert_eq!((entries(&layer), layer.newest), (entries(&whole), whole.newest), "{steps:?}");
         }
     }

@@ -13,7 +13,7 @@ use imbl::OrdMap;
 
 use crate::{
     dag::{
-        layer::run::Writer,
+        layer::run::RunBuilder,
         memtable::{
             filter::{Filter, Heads, KeyMark},
             range::TableRange,
@@ -35,8 +35,9 @@ pub(crate) mod build;
 pub(crate) mod filter;
 pub(crate) mod range;
 
-/// Points from which on a table has a filter, which has room for several times as many. When that is not enough it is
-/// made anew as much larger, up to a size: beyond, more of what it says is wrong, and a larger one takes too long.
+/// Points from which on a table has a filter, which has room for several times as many. When that is not
+/// enough it is made anew as much larger, up to a size: beyond, more of what it says is wrong, and a larger
+/// one takes too long.
 const FILTER_FROM_POINTS: usize = 256;
 const FILTER_GROWTH_FACTOR: usize = 4;
 const FILTER_MAX_POINTS: usize = 1 << 16;
@@ -324,14 +325,14 @@ impl Memtable {
         points.rev().nth(n).map(|(key, _)| key)
     }
 
-    /// The whole table as a layer, but for its clones, which have to be placed. `page_at` may know of a page that holds
-    /// just the next points.
+    /// The whole table as a layer, but for its clones, which have to be placed. `page_at` may know of a page
+    /// that holds just the next points.
     pub fn to_layer(
         &self,
         page_target: usize,
         page_at: impl Fn(&[(&Bytes, &Msg)]) -> Option<(PageRef, usize)>,
     ) -> Result<Layer> {
-        let mut run = Writer::new(page_target);
+        let mut run = RunBuilder::new(page_target);
         let points: Vec<_> = self.points.iter().collect();
         let mut rest = &points[..];
         while let Some(((key, msg), more)) = rest.split_first() {

@@ -1,9 +1,9 @@
-//! Blocks: sorted messages at hand, and lanes through them.
+//! Blocks: sorted messages at hand, and entry runs through them.
 //!
 //! A block is a page seen from the root, or some points of an in-memory table.
-//! A [`Lane`] is a piece of a block about which nothing else has anything to
+//! An [`EntryRun`] is a piece of a block about which nothing else has anything to
 //! say, so that it is walked entry by entry without comparing anything. A step
-//! along a lane allocates nothing and counts no reference: the key is put
+//! along an entry run allocates nothing and counts no reference: the key is put
 //! together in a buffer that is used over and over, the value stays where it is.
 
 use std::{ops::Range, sync::Arc};
@@ -20,12 +20,12 @@ use crate::{
 /// How the keys of a page look from the root: `cut`, which all of interest begin with, is taken off the
 /// stored suffix, and `head` put on.
 #[derive(Debug, Clone)]
-pub(crate) struct Seen {
+pub(crate) struct KeyMap {
     head: Bytes,
     cut: Bytes,
 }
 
-impl Seen {
+impl KeyMap {
     /// The keys of `page`, which lies below a path that is `lens`.
     pub fn through(lens: &Lens, page: &PageRef) -> Result<Self> {
         if page.prefix.starts_with(&lens.pre) {
@@ -49,10 +49,10 @@ impl Seen {
 pub(crate) enum Block {
     Page {
         page: Arc<Page>,
-        seen: Seen,
+        seen: KeyMap,
     },
     Points(Arc<Vec<(Bytes, Msg)>>),
-    /// One pair that several sources have a part in; its key is the lane's.
+    /// One pair that several sources have a part in; its key is the entry run's.
     Settled(Bytes),
 }
 
@@ -97,12 +97,12 @@ impl Block {
 
 /// A block and which of its entries are left.
 #[derive(Debug, Clone)]
-pub(crate) struct Part {
+pub(crate) struct EntryRange {
     pub block: Block,
     pub left: Range<usize>,
 }
 
-impl Part {
+impl EntryRange {
     /// The next entry from an end.
     pub fn next(&self, direction: Direction) -> Option<usize> {
         match direction {
@@ -121,7 +121,7 @@ impl Part {
     }
 
     /// Takes off and gives the entries from an end up to, and without, `bound`.
-    pub fn split_off(&mut self, direction: Direction, bound: Option<&[u8]>) -> Part {
+    pub fn split_off(&mut self, direction: Direction, bound: Option<&[u8]>) -> EntryRange {
         let Range { start, end } = self.left;
         let (taken, left) = match (direction, bound) {
             (Direction::Forward, None) => (start..end, end..end),
@@ -137,7 +137,7 @@ impl Part {
             }
         };
         self.left = left;
-        Part { block: self.block.clone(), left: taken }
+        EntryRange { block: self.block.clone(), left: taken }
     }
 }
 
@@ -148,28 +148,28 @@ const PREFETCH_BYTES: usize = 128;
 
 /// Pairs that follow each other in one block, and the one that was taken last.
 #[derive(Debug)]
-pub(crate) struct Lane {
-    part: Part,
+pub(crate) struct EntryRun {
+    part: EntryRange,
     key: Vec<u8>,
-    /// Bytes of `key` that all keys of the lane begin with.
+    /// Bytes of `key` that all keys of the entry run begin with.
     head: usize,
-    /// Where the value is in the page of the lane; `None`: it is `apart`.
+    /// Where the value is in the page of the entry run; `None`: it is `apart`.
     inside: Option<Range<usize>>,
     apart: Bytes,
     /// Keys that it has passed, or that were passed before it, because nothing is left of them.
     passed: u64,
 }
 
-impl Default for Lane {
+impl Default for EntryRun {
     fn default() -> Self {
-        let part = Part { block: Block::Settled(Bytes::new()), left: 0..0 };
+        let part = EntryRange { block: Block::Settled(Bytes::new()), left: 0..0 };
         Self { part, key: Vec::new(), head: 0, inside: None, apart: Bytes::new(), passed: 0 }
     }
 }
 
-impl Lane {
+impl EntryRun {
     /// Goes on along other entries, alone in their range of keys.
-    pub(crate) fn enter(&mut self, part: Part) {
+    pub(crate) fn enter(&mut self, part: EntryRange) {
         self.part = part;
         self.key.clear();
         if let Block::Page { seen, .. } = &self.part.block {
@@ -182,7 +182,7 @@ impl Lane {
 
     /// Goes on with one pair.
     pub(crate) fn enter_settled(&mut self, key: &[u8], value: Bytes) {
-        self.enter(Part { block: Block::Settled(value), left: 0..1 });
+        self.enter(EntryRange { block: Block::Settled(value), left: 0..1 });
         self.key.extend_from_slice(key);
     }
 
@@ -243,7 +243,7 @@ impl Lane {
         }
     }
 
-    /// Counts a key that was passed before the lane.
+    /// Counts a key that was passed before the entry run.
     pub(crate) fn pass(&mut self) {
         self.passed += 1;
     }

@@ -45,7 +45,7 @@ impl Batch {
 
 /// What a scan has read ahead.
 #[derive(Default)]
-pub(crate) struct Ahead {
+pub(crate) struct ScanReadahead {
     /// Bytes of the next request; 0: a page at a time.
     limit: usize,
     /// Bytes of the pages that were asked for so far.
@@ -56,7 +56,7 @@ pub(crate) struct Ahead {
     pub unread: Option<Box<Span>>,
 }
 
-impl Ahead {
+impl ScanReadahead {
     /// Notes that the scan goes on.
     fn grow(&mut self) {
         self.limit = (self.limit * 2).clamp(FIRST_BYTES, MAX_BYTES);

@@ -1,10 +1,10 @@
-//! Scans: pairs in key order, forwards and backwards, one stretch at a time.
+//! Scans: pairs in key order, forwards and backwards, one segment at a time.
 //!
-//! A stretch is a range of keys over which the path from the root does not
+//! A segment is a range of keys over which the path from the root does not
 //! change: what one leaf shows, where no range message begins or ends, and what
 //! the layers above say about it. It is found by one descent, which reads a
 //! header per level at most (cached as a rule); its pages are read as they are
-//! needed, each once, side by side with others (see [`Ahead`]).
+//! needed, each once, side by side with others (see [`ScanReadahead`]).
 
 use std::sync::Arc;
 
@@ -14,9 +14,9 @@ use crate::{
     dag::{
         memtable::Memtable,
         read::{
-            readahead::Ahead,
-            segment::Stretch,
-            source::{Feed, Io, RunAt, pages_in},
+            readahead::ScanReadahead,
+            segment::ScanSegment,
+            source::{Io, MergeSource, RunAt, pages_in},
             view::View,
         },
         tree::{child_node, out_of_node},
@@ -31,29 +31,29 @@ use crate::{
     store::pager::{Handle, Pager},
 };
 
-/// Finds stretches and takes pairs from them.
+/// Finds segments and takes pairs from them.
 pub(crate) struct Scanner<'a> {
     pub view: &'a View,
     pub pager: &'a Pager,
     pub merge: &'a dyn Merge,
-    pub ahead: &'a mut Ahead,
+    pub ahead: &'a mut ScanReadahead,
 }
 
 /// A source of points that the descent has met.
-enum Source<'a> {
+enum FoundSource<'a> {
     Table(&'a Arc<Memtable>, Lens),
     Run(RunAt, Lens),
 }
 
-/// The state of a descent: the stretch so far, and how its keys look in the node at hand.
+/// The state of a descent: the segment so far, and how its keys look in the node at hand.
 struct Descent<'a, 's> {
     pager: &'a Pager,
-    ahead: &'s mut Ahead,
+    ahead: &'s mut ScanReadahead,
     direction: Direction,
-    stretch: Span,
+    segment: Span,
     lens: Lens,
     /// Newest first; the leaf, if any, is last.
-    sources: SmallVec<[Source<'a>; 4]>,
+    sources: SmallVec<[FoundSource<'a>; 4]>,
 }
 
 /// Where a descent goes on.
@@ -63,13 +63,13 @@ enum Next {
 }
 
 impl Scanner<'_> {
-    /// The first (or last) stretch of `range`, which must not be empty.
-    pub fn stretch(&mut self, range: Span, direction: Direction) -> Result<(Span, Stretch)> {
+    /// The first (or last) segment of `range`, which must not be empty.
+    pub fn segment(&mut self, range: Span, direction: Direction) -> Result<(Span, ScanSegment)> {
         let mut descent = Descent {
             pager: self.pager,
             ahead: self.ahead,
             direction,
-            stretch: range,
+            segment: range,
             lens: Lens::identity(),
             sources: SmallVec::new(),
         };
@@ -77,7 +77,7 @@ impl Scanner<'_> {
         for table in &self.view.tables {
             let local = descent.local();
             let covering = descent.restrict_to_ranges(&local, &table.ranges_in(&local));
-            descent.sources.push(Source::Table(table, descent.lens.clone()));
+            descent.sources.push(FoundSource::Table(table, descent.lens.clone()));
             if let Some(range) = covering {
                 let Some(origin) = &range.origin else {
                     next = Next::End;
@@ -98,53 +98,53 @@ impl Scanner<'_> {
             let handle = match handle {
                 Ok(handle) => handle,
                 Err(error) => {
-                    let Descent { stretch, ahead, .. } = descent;
-                    ahead.unread = Some(Box::new(stretch));
+                    let Descent { segment, ahead, .. } = descent;
+                    ahead.unread = Some(Box::new(segment));
                     return Err(error);
                 }
             };
             above = Some(handle.node.height);
             next = descent.through_node(handle, local);
         }
-        let Descent { stretch, sources, .. } = descent;
-        // Only now is it known what of each source lies in the stretch.
-        let feeds = sources.into_iter().filter_map(|source| match source {
-            Source::Table(table, lens) => {
-                let local = lens.apply_span(&stretch);
+        let Descent { segment, sources, .. } = descent;
+        // Only now is it known what of each source lies in the segment.
+        let sources = sources.into_iter().filter_map(|source| match source {
+            FoundSource::Table(table, lens) => {
+                let local = lens.apply_span(&segment);
                 let empty = table.points_in(&local).next().is_none() && table.updates_in(&local).is_empty();
-                (!empty).then(|| Feed::of_table(table.clone(), lens, local))
+                (!empty).then(|| MergeSource::of_table(table.clone(), lens, local))
             }
-            Source::Run(at, lens) => {
-                let local = lens.apply_span(&stretch);
-                Feed::of_run(at, lens, local)
+            FoundSource::Run(at, lens) => {
+                let local = lens.apply_span(&segment);
+                MergeSource::of_run(at, lens, local)
             }
         });
-        let feeds = feeds.collect();
-        Ok((stretch, Stretch::new(feeds)))
+        let sources = sources.collect();
+        Ok((segment, ScanSegment::new(sources)))
     }
 
-    /// Takes the next pair of `stretch` from an end: the lane that now has it, if there is one.
+    /// Takes the next pair of `segment` from an end: the entry run that now has it, if there is one.
     #[inline]
-    pub fn advance(&mut self, stretch: &mut Stretch, direction: Direction) -> Result<Option<Direction>> {
-        stretch.advance(direction, self.merge, &mut Io { pager: self.pager, ahead: self.ahead })
+    pub fn advance(&mut self, segment: &mut ScanSegment, direction: Direction) -> Result<Option<Direction>> {
+        segment.advance(direction, self.merge, &mut Io { pager: self.pager, ahead: self.ahead })
     }
 }
 
 impl Descent<'_, '_> {
-    /// The stretch in the local keys of the node at hand.
+    /// The segment in the local keys of the node at hand.
     fn local(&self) -> Span {
-        self.lens.apply_span(&self.stretch)
+        self.lens.apply_span(&self.segment)
     }
 
-    /// Narrows the stretch to a part of it, given in local keys.
+    /// Narrows the segment to a part of it, given in local keys.
     fn narrow(&mut self, local: &Span) {
         let global = self.lens.inverse().apply_span(local);
-        if let Some(part) = self.stretch.intersect(&global) {
-            self.stretch = part;
+        if let Some(part) = self.segment.intersect(&global) {
+            self.segment = part;
         }
     }
 
-    /// Goes to the target of a range message that covers the whole stretch.
+    /// Goes to the target of a range message that covers the whole segment.
     fn follow(&mut self, range: &RangeMsg) -> Next {
         match &range.target {
             Some(target) => {
@@ -155,7 +155,7 @@ impl Descent<'_, '_> {
         }
     }
 
-    /// Narrows the stretch so that the range messages of a source either cover all of it or do not
+    /// Narrows the segment so that the range messages of a source either cover all of it or do not
     /// touch it; the message, if one covers it. `ranges` overlap `local` and are ascending.
     fn restrict_to_ranges<R: Ranged + Clone>(&mut self, local: &Span, ranges: &[R]) -> Option<R> {
         match self.direction {
@@ -188,11 +188,11 @@ impl Descent<'_, '_> {
         }
     }
 
-    /// Takes what a node says about the stretch, which is `local` in its keys.
+    /// Takes what a node says about the segment, which is `local` in its keys.
     fn through_node(&mut self, handle: Handle, mut local: Span) -> Next {
         let Handle { node, home } = handle;
         let Body::Interior(edges) = &node.body else {
-            self.sources.push(Source::Run(RunAt { node, home, layer: None }, self.lens.clone()));
+            self.sources.push(FoundSource::Run(RunAt { node, home, layer: None }, self.lens.clone()));
             return Next::End;
         };
         let i = self.choose_edge(edges, &local);
@@ -236,11 +236,11 @@ impl Descent<'_, '_> {
 
     fn add_run(&mut self, layer: &Layer, local: &Span, at: impl FnOnce() -> RunAt) {
         if !pages_in(&layer.run, local).is_empty() || !clip(&layer.updates, local).is_empty() {
-            self.sources.push(Source::Run(at(), self.lens.clone()));
+            self.sources.push(FoundSource::Run(at(), self.lens.clone()));
         }
     }
 
-    /// The edge that holds the end of the stretch which is read next.
+    /// The edge that holds the end of the segment which is read next.
     fn choose_edge(&self, edges: &[Edge], local: &Span) -> usize {
         let above = match self.direction {
             Direction::Forward => edges.partition_point(|e| e.lo <= local.lo),

@@ -1,23 +1,23 @@
-//! Stretches: a range of keys over which the path from the root does not
+//! Scan segments: a range of keys over which the path from the root does not
 //! change, and the pairs in it, taken from both ends.
 //!
-//! The sources of a stretch (tables, the layers on the path, the leaf) are
+//! The sources of a segment (tables, the layers on the path, the leaf) are
 //! merged as they are walked. As long as one of them is alone, up to the next
-//! key of any other, its entries are a [`Lane`] and are walked without a
+//! key of any other, its entries are an [`EntryRun`] and are walked without a
 //! comparison; most of a store is such, since most of it lies in leaves. Where
 //! several speak of the same key, they are laid over each other one by one:
-//! see [`Stretch::settle`]. Updates speak of keys without naming
+//! see [`ScanSegment::settle`]. Updates speak of keys without naming
 //! them: they are heard there, for each source that has no point of the key;
-//! and no feed below a source that has one in the stretch is alone
-//! ([`Turn::Alone`]), so that its entries come to be settled too.
+//! and no source below a source that has one in the segment is alone
+//! ([`Winner::Alone`]), so that its entries come to be settled too.
 
 use bytes::Bytes;
 use smallvec::SmallVec;
 
 use crate::{
     dag::read::{
-        block::Lane,
-        source::{Feed, Io},
+        block::EntryRun,
+        source::{Io, MergeSource},
     },
     error::Result,
     key::Direction,
@@ -25,47 +25,47 @@ use crate::{
     node::message::{Msg, Value},
 };
 
-pub(crate) struct Stretch {
+pub(crate) struct ScanSegment {
     /// Newest first; the leaf, if any, is last.
-    feeds: Vec<Feed>,
-    /// The newest feed with updates: they change what is in those behind it.
+    sources: Vec<MergeSource>,
+    /// The newest source with updates: they change what is in those behind it.
     changing: Option<usize>,
-    /// What was taken from the feeds, by end.
-    lanes: [Lane; 2],
+    /// What was taken from the sources, by end.
+    entry_runs: [EntryRun; 2],
 }
 
 /// Whose turn it is at one end.
-enum Turn {
+enum Winner {
     Nobody,
-    /// One feed is alone up to the next key of another, if there is another.
+    /// One source is alone up to the next key of another, if there is another.
     Alone(usize, Option<usize>),
-    /// This feed has a key of which others have something to say.
+    /// This source has a key of which others have something to say.
     Tied(usize),
 }
 
-impl Stretch {
-    pub(crate) fn new(feeds: Vec<Feed>) -> Self {
-        let changing = feeds.iter().position(Feed::has_updates);
-        Self { feeds, changing, lanes: Default::default() }
+impl ScanSegment {
+    pub(crate) fn new(sources: Vec<MergeSource>) -> Self {
+        let changing = sources.iter().position(MergeSource::has_updates);
+        Self { sources, changing, entry_runs: Default::default() }
     }
 
-    /// The lane that has just been asked for a pair from this end.
-    pub fn lane(&self, end: Direction) -> &Lane {
-        &self.lanes[end as usize]
+    /// The entry run that has just been asked for a pair from this end.
+    pub fn entry_run(&self, end: Direction) -> &EntryRun {
+        &self.entry_runs[end as usize]
     }
 
     /// Keys that an end has passed since this was asked last, because nothing is left of them.
     pub fn take_passed(&mut self, end: Direction) -> u64 {
-        self.lanes[end as usize].take_passed()
+        self.entry_runs[end as usize].take_passed()
     }
 
-    /// Takes the next pair from an end if it is in the lane of that end.
+    /// Takes the next pair from an end if it is in the entry run of that end.
     #[inline]
     pub fn walk(&mut self, direction: Direction, merge: &dyn Merge) -> bool {
-        self.lanes[direction as usize].advance(direction, merge)
+        self.entry_runs[direction as usize].advance(direction, merge)
     }
 
-    /// Takes the next pair from an end: the lane that now has it, if there is one.
+    /// Takes the next pair from an end: the entry run that now has it, if there is one.
     pub(crate) fn advance(
         &mut self,
         direction: Direction,
@@ -76,38 +76,38 @@ impl Stretch {
             if self.walk(direction, merge) {
                 return Ok(Some(direction));
             }
-            if !self.find_lane(direction, merge, io)? {
-                // Nothing lies between the lanes: what the other end has taken is left.
+            if !self.find_entry_run(direction, merge, io)? {
+                // Nothing lies between the entry runs: what the other end has taken is left.
                 let other = direction.other();
-                return Ok(self.lanes[other as usize].advance(direction, merge).then_some(other));
+                return Ok(self.entry_runs[other as usize].advance(direction, merge).then_some(other));
             }
         }
     }
 
-    /// Goes on with the lane that is next from an end; `false` if there is none.
-    fn find_lane(&mut self, direction: Direction, merge: &dyn Merge, io: &mut Io<'_>) -> Result<bool> {
+    /// Goes on with the entry run that is next from an end; `false` if there is none.
+    fn find_entry_run(&mut self, direction: Direction, merge: &dyn Merge, io: &mut Io<'_>) -> Result<bool> {
         loop {
             match self.turn(direction, io)? {
-                Turn::Nobody => return Ok(false),
-                Turn::Alone(winner, next) => {
-                    let bound = next.map(|i| self.feeds[i].lend_key(direction));
-                    let part = self.feeds[winner].take_part(direction, bound.as_deref(), io);
+                Winner::Nobody => return Ok(false),
+                Winner::Alone(winner, next) => {
+                    let bound = next.map(|i| self.sources[i].lend_key(direction));
+                    let part = self.sources[winner].take_part(direction, bound.as_deref(), io);
                     if let (Some(i), Some(key)) = (next, bound) {
-                        self.feeds[i].return_key(direction, key);
+                        self.sources[i].return_key(direction, key);
                     }
                     let Some(part) = part? else { return Ok(false) };
-                    self.lanes[direction as usize].enter(part);
+                    self.entry_runs[direction as usize].enter(part);
                     return Ok(true);
                 }
-                Turn::Tied(first) => {
-                    let key = self.feeds[first].lend_key(direction);
+                Winner::Tied(first) => {
+                    let key = self.sources[first].lend_key(direction);
                     let value = self.settle(first, &key, direction, merge, io)?;
                     match value {
-                        Some(value) => self.lanes[direction as usize].enter_settled(&key, value),
-                        None => self.lanes[direction as usize].pass(),
+                        Some(value) => self.entry_runs[direction as usize].enter_settled(&key, value),
+                        None => self.entry_runs[direction as usize].pass(),
                     }
-                    let found = !self.lanes[direction as usize].is_empty();
-                    self.feeds[first].return_key(direction, key);
+                    let found = !self.entry_runs[direction as usize].is_empty();
+                    self.sources[first].return_key(direction, key);
                     if found {
                         return Ok(true);
                     }
@@ -116,22 +116,22 @@ impl Stretch {
         }
     }
 
-    /// Compares the next keys of all feeds.
-    fn turn(&mut self, direction: Direction, io: &mut Io<'_>) -> Result<Turn> {
-        // A single feed with updates changes nothing: its points include them.
-        if self.feeds.len() == 1 {
-            return Ok(Turn::Alone(0, None));
+    /// Compares the next keys of all sources.
+    fn turn(&mut self, direction: Direction, io: &mut Io<'_>) -> Result<Winner> {
+        // A single source with updates changes nothing: its points include them.
+        if self.sources.len() == 1 {
+            return Ok(Winner::Alone(0, None));
         }
         let mut first: Option<usize> = None;
         let mut second: Option<usize> = None;
         let mut tied = false;
-        for i in 0..self.feeds.len() {
-            if !self.feeds[i].peek(direction, io)? {
+        for i in 0..self.sources.len() {
+            if !self.sources[i].peek(direction, io)? {
                 continue;
             }
-            let key = self.feeds[i].key(direction);
+            let key = self.sources[i].key(direction);
             let order = |other: Option<usize>| {
-                let order = other.map(|other| key.cmp(self.feeds[other].key(direction)))?;
+                let order = other.map(|other| key.cmp(self.sources[other].key(direction)))?;
                 Some(if direction == Direction::Backward { order.reverse() } else { order })
             };
             match order(first) {
@@ -146,14 +146,14 @@ impl Stretch {
             }
         }
         Ok(match first {
-            None => Turn::Nobody,
+            None => Winner::Nobody,
             // An update that is older than a point without older points finds nothing to change.
-            Some(first) if tied || self.changing.is_some_and(|newer| newer < first) => Turn::Tied(first),
-            Some(first) => Turn::Alone(first, second),
+            Some(first) if tied || self.changing.is_some_and(|newer| newer < first) => Winner::Tied(first),
+            Some(first) => Winner::Alone(first, second),
         })
     }
 
-    /// Takes what the feeds say about `key`, which is next in `first` and perhaps in others behind it, and
+    /// Takes what the sources say about `key`, which is next in `first` and perhaps in others behind it, and
     /// lays it over each other.
     fn settle(
         &mut self,
@@ -165,12 +165,13 @@ impl Stretch {
     ) -> Result<Value> {
         // Newest first, down to one below which nothing matters.
         let mut said: SmallVec<[Msg; 4]> = SmallVec::new();
-        for i in self.changing.map_or(first, |newer| newer.min(first))..self.feeds.len() {
-            let feed = &mut self.feeds[i];
+        for i in self.changing.map_or(first, |newer| newer.min(first))..self.sources.len() {
+            let source = &mut self.sources[i];
             // The key of the first one is lent out; what comes before it has other keys.
-            let same = i == first || (i > first && feed.peek(direction, io)? && feed.key(direction) == key);
-            let msg = if same { feed.take_one(direction, io)? } else { feed.update_at(key) };
-            assert!(!same || msg.is_some(), "a feed has nothing to say about a key that it has shown");
+            let same =
+                i == first || (i > first && source.peek(direction, io)? && source.key(direction) == key);
+            let msg = if same { source.take_one(direction, io)? } else { source.update_at(key) };
+            assert!(!same || msg.is_some(), "a source has nothing to say about a key that it has shown");
             // Below what is final nothing matters.
             said.extend(msg.filter(|_| said.last().is_none_or(|newer| !newer.is_final())));
         }

@@ -1,4 +1,4 @@
-//! Feeds: what one source (the points of a table, a layer or a leaf) says about
+//! Merge sources: what one source (the points of a table, a layer or a leaf) says about
 //! a range of keys, taken from both ends.
 //!
 //! Nothing is read before it is needed: the key of a page's first and last entry
@@ -14,8 +14,8 @@ use crate::{
         layer::run::bounds,
         memtable::Memtable,
         read::{
-            block::{Block, Part, Seen},
-            readahead::Ahead,
+            block::{Block, EntryRange, KeyMap},
+            readahead::ScanReadahead,
         },
     },
     error::Result,
@@ -34,7 +34,7 @@ const NEAR_PAGES: usize = 2;
 /// What reading takes.
 pub(crate) struct Io<'a> {
     pub pager: &'a Pager,
-    pub ahead: &'a mut Ahead,
+    pub ahead: &'a mut ScanReadahead,
 }
 
 /// A run of a node that is at hand.
@@ -80,7 +80,7 @@ pub(crate) fn pages_in(run: &Run, local: &Span) -> Range<usize> {
     from..from + count
 }
 
-/// Where a feed takes more from.
+/// Where a source takes more from.
 enum Supply {
     Run {
         at: RunAt,
@@ -107,16 +107,16 @@ struct Next {
     key: Vec<u8>,
 }
 
-pub(crate) struct Feed {
+pub(crate) struct MergeSource {
     supply: Supply,
     /// What the source says about keys of which it has no point. Rare.
     updates: Vec<UpdateMsg>,
     /// What was taken from the supply, by end.
-    parts: [Option<Part>; 2],
+    parts: [Option<EntryRange>; 2],
     next: [Next; 2],
 }
 
-impl Feed {
+impl MergeSource {
     /// The points of `table` in `local`, seen through `lens`.
     pub fn of_table(table: Arc<Memtable>, lens: Lens, local: Span) -> Self {
         let back = lens.inverse();
@@ -149,7 +149,7 @@ impl Feed {
         Self { supply, updates, parts: [None, None], next: Default::default() }
     }
 
-    /// Whether there is a next entry at this end; [`Feed::key`] then has its key.
+    /// Whether there is a next entry at this end; [`MergeSource::key`] then has its key.
     pub fn peek(&mut self, direction: Direction, io: &mut Io<'_>) -> Result<bool> {
         let near = direction as usize;
         if self.next[near].known {
@@ -170,7 +170,7 @@ impl Feed {
         Ok(self.next[near].known)
     }
 
-    /// The key that [`Feed::peek`] has found.
+    /// The key that [`MergeSource::peek`] has found.
     pub fn key(&self, direction: Direction) -> &[u8] {
         &self.next[direction as usize].key
     }
@@ -190,7 +190,7 @@ impl Feed {
         direction: Direction,
         bound: Option<&[u8]>,
         io: &mut Io<'_>,
-    ) -> Result<Option<Part>> {
+    ) -> Result<Option<EntryRange>> {
         if !self.fill(direction, io)? {
             return Ok(None);
         }
@@ -215,7 +215,7 @@ impl Feed {
         self.next.iter_mut().for_each(|next| next.known = false);
     }
 
-    fn part(&self, direction: Direction) -> Option<&Part> {
+    fn part(&self, direction: Direction) -> Option<&EntryRange> {
         self.parts[direction as usize].as_ref().filter(|part| !part.left.is_empty())
     }
 
@@ -248,7 +248,7 @@ impl Feed {
         let below = local.hi.as_ref().is_none_or(|hi| compare_joined(&page.prefix, suffix, hi).is_lt());
         if above && below {
             let next = &mut self.next[direction as usize];
-            Seen::through(lens, page)?.key_into(suffix, &mut next.key);
+            KeyMap::through(lens, page)?.key_into(suffix, &mut next.key);
             next.known = true;
         }
         Ok(above && below)
@@ -265,7 +265,7 @@ fn next_of(range: &Range<usize>, direction: Direction) -> Option<usize> {
 
 impl Supply {
     /// The next entries from an end: a page, or some points. May be empty.
-    fn more(&mut self, direction: Direction, io: &mut Io<'_>) -> Result<Option<Part>> {
+    fn more(&mut self, direction: Direction, io: &mut Io<'_>) -> Result<Option<EntryRange>> {
         match self {
             Supply::Run { at, lens, local, unread } => {
                 let Some(run) = at.run() else { return Ok(None) };
@@ -297,15 +297,15 @@ impl Supply {
                         from..to
                     }
                 };
-                let block = Block::Page { page: loaded, seen: Seen::through(lens, page)? };
-                Ok(Some(Part { block, left }))
+                let block = Block::Page { page: loaded, seen: KeyMap::through(lens, page)? };
+                Ok(Some(EntryRange { block, left }))
             }
             Supply::Table { table, lens, rest, at_once } => {
                 let Some(span) = rest.take() else { return Ok(None) };
                 let points = take_points(table, lens, span, direction, *at_once, rest);
                 *at_once = (*at_once * 4).min(MAX_POINTS);
                 let left = 0..points.len();
-                Ok(Some(Part { block: Block::Points(Arc::new(points)), left }))
+                Ok(Some(EntryRange { block: Block::Points(Arc::new(points)), left }))
             }
         }
     }

@@ -34,7 +34,7 @@ pub(crate) struct View {
     /// The newest batch in it.
     pub msn: u64,
     /// Ranges that are known to be empty in it, if any are.
-    pub gaps: Option<Arc<Spans>>,
+    pub skip_ranges: Option<Arc<Spans>>,
     /// The root, once it was needed: all readers begin with it, and would all count that they use it.
     root: OnceLock<Handle>,
 }
@@ -76,8 +76,13 @@ enum Word<'k> {
 
 impl View {
     /// `tables` are newest first.
-    pub fn new(tables: Vec<Arc<Memtable>>, tree: Arc<Tree>, msn: u64, gaps: Option<Arc<Spans>>) -> Self {
-        Self { tables, tree, msn, gaps, root: OnceLock::new() }
+    pub fn new(
+        tables: Vec<Arc<Memtable>>,
+        tree: Arc<Tree>,
+        msn: u64,
+        skip_ranges: Option<Arc<Spans>>,
+    ) -> Self {
+        Self { tables, tree, msn, skip_ranges, root: OnceLock::new() }
     }
 
     fn root(&self, pager: &Pager) -> Result<&Handle> {

@@ -20,7 +20,7 @@ use std::{collections::HashMap, sync::Arc};
 use bytes::Bytes;
 
 use crate::{
-    dag::{edit::Edit, layer::run::Writer, memtable::Memtable, tree::out_of_node},
+    dag::{edit::Edit, layer::run::RunBuilder, memtable::Memtable, tree::out_of_node},
     error::{Result, or_if_damaged},
     key::{Lens, Span},
     node::{
@@ -38,7 +38,7 @@ const BY_VALUE_BURST_BYTES: usize = 1 << 10;
 
 /// A node, and the prefix in its local keys that the source has there.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Place {
+struct NodeAt {
     id: NodeId,
     prefix: Bytes,
 }
@@ -46,9 +46,9 @@ struct Place {
 /// What stands in a range of keys, oldest first: the oldest part, and over it `pending`. Keys are relative to
 /// the prefix of the range.
 #[derive(Default)]
-pub(crate) struct Source {
+pub(crate) struct CloneSource {
     /// The lowest node that holds all; `None`: there is nothing below `pending`.
-    place: Option<Place>,
+    place: Option<NodeAt>,
     /// What that node has of the range, if it is a leaf and that is little.
     values: Option<Run>,
     /// Newest last.
@@ -73,8 +73,8 @@ impl Edit<'_> {
         let mut placed = Placed::default();
         let (pager, merge) = (self.cx.pager, self.cx.merge);
         let (mut ranges, mut updates) = (Vec::new(), Vec::new());
-        let mut run = Writer::new(pager.page_target());
-        let mut sources: HashMap<(Bytes, Option<Bytes>), Source> = HashMap::new();
+        let mut run = RunBuilder::new(pager.page_target());
+        let mut sources: HashMap<(Bytes, Option<Bytes>), CloneSource> = HashMap::new();
         let mut to_copy = self.cx.limits.node;
         for clone in table.clones() {
             let Some((_, image)) = clone.source() else { continue };
@@ -112,13 +112,13 @@ impl Edit<'_> {
 
     /// Finds what stands in the range `image`. Where something on the way cannot be read, the search ends
     /// above it: readers of the clone find it there, as those of the source do.
-    pub fn source_of(&self, image: &Span) -> Result<Source> {
-        let mut source = Source::default();
+    pub fn source_of(&self, image: &Span) -> Result<CloneSource> {
+        let mut source = CloneSource::default();
         let mut wanted = image.clone();
-        let mut place = Place { id: self.root, prefix: image.common_prefix() };
+        let mut place = NodeAt { id: self.root, prefix: image.common_prefix() };
         let mut above = None;
         // The node above, and what was found before it.
-        let mut parent: Option<(Place, usize, usize)> = None;
+        let mut parent: Option<(NodeAt, usize, usize)> = None;
         loop {
             let Handle { node, home } = match (self.handle_below(place.id, above), parent) {
                 (Err(error), Some((above, pending, bytes))) if error.is_damage() => {
@@ -137,7 +137,7 @@ impl Edit<'_> {
             match or_if_damaged(way, Way::Here)? {
                 Way::Down(lens, id) => {
                     wanted = lens.apply_span(&wanted);
-                    let below = Place { id, prefix: lens.apply_shared(&place.prefix) };
+                    let below = NodeAt { id, prefix: lens.apply_shared(&place.prefix) };
                     parent = Some((std::mem::replace(&mut place, below), before.0, before.1));
                 }
                 Way::Ends => break,
@@ -164,7 +164,7 @@ impl Edit<'_> {
         home: Option<&Arc<Stored>>,
         wanted: &Span,
         prefix: &Bytes,
-        source: &mut Source,
+        source: &mut CloneSource,
     ) -> Result<Way> {
         let Body::Interior(edges) = &node.body else { return Ok(Way::Here) };
         let i = node.edge_at(&wanted.lo);

@@ -25,7 +25,7 @@ impl Edit<'_> {
             for range in resting {
                 let i = node.edge_at(&range.span.lo);
                 let may = match (&range.target, node.edges().get(i)) {
-                    (Some(target), Some(edge)) => self.can_sink(target, edge, node.height)?,
+                    (Some(target), Some(edge)) => self.can_descend(target, edge, node.height)?,
                     _ => true,
                 };
                 if may { staying.push(range) } else { turning.push(range) }
@@ -105,11 +105,11 @@ impl Edit<'_> {
         if !live.covers(&range.span) || range.span.covers(live) {
             return Ok(false);
         }
-        range.target.as_ref().map_or(Ok(true), |target| self.can_sink(target, edge, height))
+        range.target.as_ref().map_or(Ok(true), |target| self.can_descend(target, edge, height))
     }
 
     /// True if a Goto to `target` that rests at `edge`, of a node of that height, can go on from there.
-    fn can_sink(&self, target: &Target, edge: &Edge, height: u8) -> Result<bool> {
+    fn can_descend(&self, target: &Target, edge: &Edge, height: u8) -> Result<bool> {
         // An edge may skip heights: what rests above it must be able to sink into the child it has.
         let below = match &edge.child {
             Some(child) => self.height(child.id)?,

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// A node to be, with its number if it has one already.
-type Part = (Option<NodeId>, Node);
+type NodePart = (Option<NodeId>, Node);
 
 /// Bytes of messages that wait in an interior node.
 pub(crate) fn pending(node: &Node) -> usize {
@@ -204,7 +204,7 @@ impl Edit<'_> {
 
     /// `node`, whose number is `id` if it has one, as parts within the limits of width and size. The first
     /// keeps the number.
-    pub(crate) fn parts(&self, id: Option<NodeId>, node: Node) -> Result<Vec<Part>> {
+    pub(crate) fn parts(&self, id: Option<NodeId>, node: Node) -> Result<Vec<NodePart>> {
         let pieces = self.split_if_large(node)?.into_iter();
         Ok(std::iter::once(id).chain(std::iter::repeat(None)).zip(pieces).collect())
     }
@@ -212,7 +212,7 @@ impl Edit<'_> {
     /// The interior `node`, whose number is `id` if it has one, within all limits: parted where it is too
     /// wide, what waits in it flushed where that is too much, without levels below it that do nothing, at the
     /// least height.
-    pub(crate) fn within_limits(&mut self, id: Option<NodeId>, node: Node) -> Result<Vec<Part>> {
+    pub(crate) fn within_limits(&mut self, id: Option<NodeId>, node: Node) -> Result<Vec<NodePart>> {
         // Parted first, since flushing goes through all edges of a node for each that it flushes. All stand
         // in the edit before children are judged by their counts.
         let mut ids = Vec::new();
@@ -237,7 +237,7 @@ impl Edit<'_> {
 
     /// Replaces edge `i` of `parent` by edges to `parts`, which together cover it. Numbers of parts without
     /// content are given up.
-    pub(crate) fn attach(&mut self, mut parent: Node, i: usize, parts: Vec<Part>) -> Result<Node> {
+    pub(crate) fn attach(&mut self, mut parent: Node, i: usize, parts: Vec<NodePart>) -> Result<Node> {
         let live = parent.edge_span(i);
         let lift = Lens::of_edge(&live, &Default::default());
         let Body::Interior(edges) = &mut parent.body else {
@@ -283,14 +283,14 @@ fn most_at_one_edge(layers: &[Layer], lens: &Lens, child: &Node) -> usize {
 mod tests {
     use super::*;
     use crate::{
-        dag::layer::run::Writer,
+        dag::layer::run::RunBuilder,
         node::{Run, message::Msg},
     };
     use bytes::Bytes;
 
     /// Puts of `p/0000` and so on, in pages of 500 bytes.
     fn run(numbers: impl Iterator<Item = u32>) -> Run {
-        let mut writer = Writer::new(500);
+        let mut writer = RunBuilder::new(500);
         numbers.for_each(|i| writer.push(format!("p/{i:04}").into(), Msg::Put(Bytes::from_static(&[1; 90]))));
         writer.finish()
     }

@@ -118,7 +118,7 @@ impl Engine {
     }
 
     /// Returns when a batch whose record has `len` bytes may be applied.
-    pub fn make_room(&self, encoded: &Encoded) -> Result<()> {
+    pub fn admit(&self, encoded: &Encoded) -> Result<()> {
         let ops = &encoded.ops;
         // A clone or rename with the few records that go with it.
         let clones = |op: &Op| matches!(op, Op::ClonePrefix(..) | Op::RenamePrefix(..));
@@ -144,7 +144,7 @@ impl Engine {
         }
         if self.options.background && !is_clone {
             let bytes = encoded.len + OP_BYTES * ops.len();
-            self.throttle.delay(bytes, self.pressure(), || self.pour_some());
+            self.throttle.delay(bytes, self.pressure(), || self.help_build());
         }
         self.space_for(ops, encoded.len as u64)
     }
@@ -188,7 +188,7 @@ impl Engine {
     /// The checkpoint that was asked for, if it is still wanted: of what has reached the DAG, where that is
     /// all it takes.
     pub fn checkpoint_as_asked(&self) -> Result<()> {
-        let flushed = self.front.read().tree.log_end;
+        let flushed = self.superversion.read().tree.log_end;
         if self.log.behind(flushed) <= self.log_size() / 4 {
             self.checkpoint_nodes(Engine::wants_checkpoint)?;
         }

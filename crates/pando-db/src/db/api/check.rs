@@ -42,20 +42,20 @@ fn check(engine: &Arc<Engine>) -> Result<CheckReport> {
     let report = dag::check::check(&view.tree, &engine.pager);
     let mut findings = engine.recovery.findings.clone();
     findings.extend(report.problems.into_iter().map(|p| Finding { what: p.what, keys: p.keys }));
-    findings.extend(false_gaps(engine, &view));
+    findings.extend(false_skip_ranges(engine, &view));
     let notes = engine.recovery.notes.clone();
     Ok(CheckReport { findings, notes, nodes: report.nodes, pages: report.pages, bytes: report.bytes })
 }
 
 /// Ranges that are taken for empty and are not. What cannot be read is found by others.
-fn false_gaps(engine: &Arc<Engine>, view: &Arc<View>) -> Vec<Finding> {
+fn false_skip_ranges(engine: &Arc<Engine>, view: &Arc<View>) -> Vec<Finding> {
     let unaided = View::new(view.tables.clone(), view.tree.clone(), view.msn, None);
     let unaided = Snapshot { engine: engine.clone(), view: Arc::new(unaided) };
-    let gaps = view.gaps.iter().flat_map(|gaps| gaps.iter());
+    let skip_ranges = view.skip_ranges.iter().flat_map(|skip_ranges| skip_ranges.iter());
     let is_false = |gap: &Span| matches!(unaided.range(&gap.lo, gap.hi.as_deref()).next(), Some(Ok(_)));
     let finding = |gap: Span| Finding {
         what: "memory: a range is taken for empty and is not".into(),
         keys: Some((gap.lo, gap.hi)),
     };
-    gaps.filter(is_false).map(finding).collect()
+    skip_ranges.filter(is_false).map(finding).collect()
 }

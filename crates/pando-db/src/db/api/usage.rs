@@ -142,15 +142,15 @@ impl Engine {
             }
             self.seal();
             // Those that come meanwhile are not waited for: the DAG alone is a state too.
-            while self.front.read().tree.msn < view.msn {
+            while self.superversion.read().tree.msn < view.msn {
                 if !self.options.read_only {
                     self.make_way()?;
                 }
-                if !self.sink_messages()? {
+                if !self.flush_messages()? {
                     break;
                 }
             }
-            let tree = self.front.read().tree.clone();
+            let tree = self.superversion.read().tree.clone();
             if tree.msn >= view.msn {
                 let msn = tree.msn;
                 return Ok(Arc::new(View::new(Vec::new(), tree, msn, None)));

@@ -4,23 +4,23 @@
 //! One at a time, under the `flushing` lock, each step bounded; the result is
 //! published at once.
 //!
-//! An edit asserts the invariants of all that it makes. What comes from the device is not trusted with that: it is
-//! checked as it is decoded, and as edges are followed, and gives errors. So an assertion that fails is a bug; nothing
-//! has been published then, and the store stops.
+//! An edit asserts the invariants of all that it makes. What comes from the device is not trusted with that:
+//! it is checked as it is decoded, and as edges are followed, and gives errors. So an assertion that fails is
+//! a bug; nothing has been published then, and the store stops.
 
 use std::sync::{Arc, atomic::Ordering};
 
 use crate::{
     dag::{
         edit::{Context, Edit},
-        memtable::build::Pouring,
+        memtable::build::MemtableBuild,
     },
-    db::engine::{Engine, signal::Work, superversion::Front},
+    db::engine::{Engine, signal::Work, superversion::Superversion},
     error::{Error, Result},
     node::NodeId,
 };
 
-/// Points, and bytes of them, that a waiting writer pours at once: a fraction of a millisecond.
+/// Points, and bytes of them, that a waiting writer builds at once: a fraction of a millisecond.
 const BUILD_POINTS: usize = 512;
 const BUILD_BYTES: usize = 64 << 10;
 
@@ -31,17 +31,17 @@ impl Engine {
     /// Applies the oldest sealed table to the DAG; `false` if there is none.
     pub fn flush_step(&self) -> Result<bool> {
         let _turn = self.flushing.lock();
-        let Some(table) = self.front.read().sealed.front().cloned() else { return Ok(false) };
+        let Some(table) = self.superversion.read().sealed.front().cloned() else { return Ok(false) };
         // What came in bulk is taken over as the log has placed it.
-        if self.log.has_aside() {
+        if self.log.has_blobs() {
             self.log.write_out()?;
         }
-        let begun = self.pouring.lock().take_if(|pouring| pouring.is_of(&table));
+        let begun = self.building.lock().take_if(|building| building.is_of(&table));
         let layer = match begun {
-            Some(pouring) => pouring.finish(),
+            Some(building) => building.finish(),
             None => table.to_layer(self.pager.page_target(), |points| self.bulk.page_at(points))?,
         };
-        let done = |front: &mut Front| {
+        let done = |front: &mut Superversion| {
             let applied = front.sealed.pop_front();
             assert!(
                 applied.is_some_and(|t| Arc::ptr_eq(&t, &table)),
@@ -64,28 +64,28 @@ impl Engine {
         Ok(true)
     }
 
-    /// Takes a little off the flusher, for a writer that has to wait for it: pours some points of a table
+    /// Takes a little off the flusher, for a writer that has to wait for it: builds some points of a table
     /// that will be its next, or goes on with that, into pages. `false` if there is nothing to do, or another
     /// writer does it. As long as values that came in bulk wait anywhere, no table is begun.
-    pub fn pour_some(&self) -> bool {
-        let Some(mut pouring) = self.pouring.try_lock() else { return false };
+    pub fn help_build(&self) -> bool {
+        let Some(mut building) = self.building.try_lock() else { return false };
         let next = {
-            let front = self.front.read();
-            let going_on = pouring.as_ref().and_then(|p| front.sealed.iter().find(|table| p.is_of(table)));
-            // The first one is the flusher's as a rule, which takes over what was poured of it.
+            let front = self.superversion.read();
+            let going_on = building.as_ref().and_then(|p| front.sealed.iter().find(|table| p.is_of(table)));
+            // The first one is the flusher's as a rule, which takes over what was built of it.
             match going_on.or_else(|| front.sealed.get(1)) {
                 Some(table) => table.clone(),
                 None => return false,
             }
         };
-        let mut begun = match pouring.take_if(|p| p.is_of(&next)) {
+        let mut begun = match building.take_if(|p| p.is_of(&next)) {
             Some(begun) => begun,
             // Values that came in bulk lie in pages, or will: the flusher takes these over whole.
-            None if self.log.has_aside() || !self.bulk.is_empty() => return false,
-            None => Pouring::new(next, self.pager.page_target()),
+            None if self.log.has_blobs() || !self.bulk.is_empty() => return false,
+            None => MemtableBuild::new(next, self.pager.page_target()),
         };
         let more = begun.go_on(BUILD_POINTS, BUILD_BYTES);
-        *pouring = Some(begun);
+        *building = Some(begun);
         more
     }
 
@@ -117,7 +117,7 @@ impl Engine {
 
     /// Brings the messages of memory and root further down by one bounded step; `false` if all is well. What
     /// an edit had to leave in the root goes first: it would grow with every table.
-    pub fn sink_messages(&self) -> Result<bool> {
+    pub fn flush_messages(&self) -> Result<bool> {
         Ok(self.relieve_step()? || self.flush_step()?)
     }
 
@@ -125,7 +125,7 @@ impl Engine {
     pub fn flush_all(&self) -> Result<()> {
         loop {
             self.make_way()?;
-            if !self.sink_messages()? {
+            if !self.flush_messages()? {
                 return Ok(());
             }
         }
@@ -134,7 +134,7 @@ impl Engine {
     /// Applies all sealed tables without writing anything: for recovery, where the device may not be
     /// writable.
     pub fn flush_all_in_memory(&self) -> Result<()> {
-        while self.sink_messages()? {}
+        while self.flush_messages()? {}
         Ok(())
     }
 
@@ -173,7 +173,7 @@ impl Engine {
     pub(crate) fn edit<T>(
         &self,
         work: impl FnMut(&mut Edit<'_>) -> Result<T>,
-        then: impl FnOnce(&mut Front),
+        then: impl FnOnce(&mut Superversion),
     ) -> Result<T> {
         self.edit_with(&self.context(), work, then)
     }
@@ -183,9 +183,9 @@ impl Engine {
         &self,
         cx: &Context<'_>,
         mut work: impl FnMut(&mut Edit<'_>) -> Result<T>,
-        then: impl FnOnce(&mut Front),
+        then: impl FnOnce(&mut Superversion),
     ) -> Result<T> {
-        let base = self.front.read().tree.clone();
+        let base = self.superversion.read().tree.clone();
         let _stop = StopOnPanic(self);
         loop {
             let mut edit = Edit::new(cx, &base);
@@ -235,8 +235,8 @@ impl Engine {
     }
 }
 
-/// Stops the store if an edit panics: an assertion says that this code is wrong, or a merge function does not keep its
-/// word. Nothing has been published, and what is durable stays as it is.
+/// Stops the store if an edit panics: an assertion says that this code is wrong, or a merge function does not
+/// keep its word. Nothing has been published, and what is durable stays as it is.
 struct StopOnPanic<'a>(&'a Engine);
 
 impl Drop for StopOnPanic<'_> {
@@ -268,7 +268,7 @@ mod tests {
             let db = Db::open(device, Options::default()).expect("a store");
             let engine = db.engine();
             let mut oracle = BTreeMap::new();
-            let mut poured = 0;
+            let mut built = 0;
             for _ in 0..3 {
                 let held_up = engine.flushing.lock();
                 for _ in 0..rng.random_range(1..5) {
@@ -291,18 +291,18 @@ mod tests {
                             oracle.retain(|key, _| !key.starts_with(&prefix));
                         }
                         db.write(batch).expect("room");
-                        poured += u32::from(rng.random() && engine.pour_some());
+                        built += u32::from(rng.random() && engine.help_build());
                     }
                     engine.seal();
-                    while rng.random_range(0..4) > 0 && engine.pour_some() {
-                        poured += 1;
+                    while rng.random_range(0..4) > 0 && engine.help_build() {
+                        built += 1;
                     }
                 }
                 drop(held_up);
                 // Some of the rest goes on beside the flusher.
-                (0..rng.random_range(0..20)).for_each(|_| _ = engine.pour_some());
+                (0..rng.random_range(0..20)).for_each(|_| _ = engine.help_build());
                 db.checkpoint().expect("room");
-                assert!(engine.pouring.lock().is_none(), "seed {seed}: a table stays for nothing");
+                assert!(engine.building.lock().is_none(), "seed {seed}: a table stays for nothing");
                 let found = db.prefix(b"").map(|pair| pair.expect("readable"));
                 let expected = oracle.iter().map(|(key, value)| (key.as_bytes(), &value[..]));
                 assert!(
@@ -312,7 +312,7 @@ mod tests {
                     "seed {seed}"
                 );
             }
-            assert!(seed > 0 || poured > 0, "nothing was poured");
+            assert!(seed > 0 || built > 0, "nothing was built");
         }
     }
 
@@ -331,7 +331,7 @@ mod tests {
                 db.sync().expect("memory");
             }
             engine.seal();
-            assert!(!engine.pour_some() && engine.pouring.lock().is_none(), "it would be written twice");
+            assert!(!engine.help_build() && engine.building.lock().is_none(), "it would be written twice");
         }
         assert!(!engine.bulk.is_empty(), "nothing came in bulk");
         drop(held_up);

@@ -15,10 +15,10 @@ use bytes::Bytes;
 use crate::{
     dag::{
         edit::{Context, Edit},
-        gc::pushdown::{Walk, Which},
+        gc::pushdown::{TombstoneWalk, Tombstones},
         tree::Limits,
     },
-    db::engine::{Engine, gc_state::Progress},
+    db::engine::{Engine, gc_state::GcProgress},
     error::Result,
 };
 
@@ -28,22 +28,23 @@ pub(crate) const STEP_NODES: usize = 64;
 const STEP_PLACES: usize = 8;
 /// Steps that changed something, after which it is seen whether enough has come back.
 const ROUND_STEPS: usize = 32;
-/// Nodes that one edit of tidying changes before it leaves the rest to the next: others may wait for its end.
+/// Nodes that one edit of garbage collection changes before it leaves the rest to the next: others may wait
+/// for its end.
 const EDIT_NODES: usize = 32;
 
 impl Engine {
     /// Flushes deletes down, reclaims and checkpoints until there is `enough` space, or nothing more
     /// can be given back; whether there is.
     pub fn settle(&self, enough: &dyn Fn() -> Result<bool>) -> Result<bool> {
-        let _turn = self.tidiers.lock();
+        let _turn = self.gc_turn.lock();
         self.seal();
         self.flush_all()?;
-        *self.tidying.lock() = Progress::default();
+        *self.gc_progress.lock() = GcProgress::default();
         loop {
             while self.reclaim_step()? {}
             self.checkpoint()?;
             // What the former checkpoint held may be given back only by the next.
-            if enough()? || !self.tidy_until_changed()? {
+            if enough()? || !self.gc_until_changed()? {
                 while self.reclaim_step()? {}
                 self.checkpoint()?;
                 return enough();
@@ -53,10 +54,10 @@ impl Engine {
 
     /// Steps until enough of them have changed something for a checkpoint; `false` if there was nothing to
     /// change.
-    fn tidy_until_changed(&self) -> Result<bool> {
+    fn gc_until_changed(&self) -> Result<bool> {
         let mut changed = 0;
-        while changed < ROUND_STEPS && self.tidy_step()? {
-            changed += usize::from(std::mem::take(&mut self.tidying.lock().changed));
+        while changed < ROUND_STEPS && self.gc_step()? {
+            changed += usize::from(std::mem::take(&mut self.gc_progress.lock().changed));
         }
         Ok(changed > 0)
     }
@@ -64,15 +65,15 @@ impl Engine {
     /// Carries deletes to where they free something, or takes out what nothing shows any more, or looks for
     /// such, by one bounded step; `false` if a whole walk has found nothing, or if readers hold what such
     /// steps replace, so that they would cost the space that deletes and checkpoints need.
-    pub fn tidy_step(&self) -> Result<bool> {
+    pub fn gc_step(&self) -> Result<bool> {
         if self.is_short() {
             // Frees what the last step has replaced, if nobody holds it.
             let unfreed = {
-                let mut tidying = self.tidying.lock();
-                if tidying.unfreed {
-                    tidying.survey = None;
+                let mut gc_progress = self.gc_progress.lock();
+                if gc_progress.unfreed {
+                    gc_progress.survey = None;
                 }
-                std::mem::take(&mut tidying.unfreed)
+                std::mem::take(&mut gc_progress.unfreed)
             };
             if unfreed {
                 self.checkpoint()?;
@@ -82,22 +83,23 @@ impl Engine {
                 return Ok(false);
             }
         }
-        let surveying = self.tidying.lock().survey.is_some();
-        Ok((!surveying && self.sink_step(Which::All)?) || self.trim_step()? || self.heal_step()?)
+        let surveying = self.gc_progress.lock().survey.is_some();
+        Ok((!surveying && self.pushdown_step(Tombstones::All)?) || self.prune_step()? || self.heal_step()?)
     }
 
     /// Takes edges and levels away that the root does not need any more, by one step; whether there were any.
     fn heal_step(&self) -> Result<bool> {
         let _turn = self.flushing.lock();
-        let shrunk = self.edit_with(&self.tidying_context(), |edit| edit.heal_root(), |_| ())?;
-        let mut tidying = self.tidying.lock();
-        tidying.changed |= shrunk;
-        tidying.unfreed |= shrunk;
+        let shrunk = self.edit_with(&self.gc_context(), |edit| edit.heal_root(), |_| ())?;
+        let mut gc_progress = self.gc_progress.lock();
+        gc_progress.changed |= shrunk;
+        gc_progress.unfreed |= shrunk;
         Ok(shrunk)
     }
 
-    /// What tidying works with: smaller edits than others, so that whoever waits for one waits for less.
-    fn tidying_context(&self) -> Context<'_> {
+    /// What garbage collection works with: smaller edits than others, so that whoever waits for one waits for
+    /// less.
+    fn gc_context(&self) -> Context<'_> {
         let cx = self.context();
         Context { limits: Limits { edit_nodes: cx.limits.edit_nodes.min(EDIT_NODES), ..cx.limits }, ..cx }
     }
@@ -105,15 +107,15 @@ impl Engine {
     /// Goes on looking for what nothing shows any more, by one bounded step, and takes it out of nodes, until
     /// space is short for doing more; `false` at the end of a walk that came to nothing. The first step of a
     /// walk begins it.
-    pub fn trim_step(&self) -> Result<bool> {
+    pub fn prune_step(&self) -> Result<bool> {
         if self.is_tight()? {
-            self.tidying.lock().survey = None;
+            self.gc_progress.lock().survey = None;
             self.checkpoint()?;
         }
-        let (base, mut survey) = match self.tidying.lock().survey.take() {
+        let (base, mut survey) = match self.gc_progress.lock().survey.take() {
             Some(begun) => begun,
             None => {
-                let base = self.front.read().tree.clone();
+                let base = self.superversion.read().tree.clone();
                 let cx = self.context();
                 let survey = Edit::new(&cx, &base).survey()?;
                 (base, survey)
@@ -121,17 +123,17 @@ impl Engine {
         };
         let cx = self.context();
         if survey.go_on(&Edit::new(&cx, &base), STEP_NODES)? {
-            self.tidying.lock().survey = Some((base, survey));
+            self.gc_progress.lock().survey = Some((base, survey));
             return Ok(true);
         }
-        let trimmed = Cell::new(false);
+        let pruned = Cell::new(false);
         for some in survey.found.chunks(EDIT_NODES.min(self.limits.edit_nodes)) {
             let _turn = self.flushing.lock();
             let outcome = self.edit(
                 |edit| {
-                    for trimming in some {
-                        if edit.trim(trimming, &base.table)? {
-                            trimmed.set(true);
+                    for prunable in some {
+                        if edit.prune(prunable, &base.table)? {
+                            pruned.set(true);
                         }
                     }
                     Ok(())
@@ -146,21 +148,21 @@ impl Engine {
                 break;
             }
         }
-        let mut tidying = self.tidying.lock();
-        tidying.changed |= trimmed.get();
-        tidying.unfreed |= trimmed.get();
-        Ok(trimmed.get())
+        let mut gc_progress = self.gc_progress.lock();
+        gc_progress.changed |= pruned.get();
+        gc_progress.unfreed |= pruned.get();
+        Ok(pruned.get())
     }
 
     /// Goes on looking for deletes that wait in the DAG, by one bounded step, and carries those that it finds
     /// to where they free something; `false` at the end of a walk that has found none.
-    pub fn sink_step(&self, which: Which) -> Result<bool> {
+    pub fn pushdown_step(&self, which: Tombstones) -> Result<bool> {
         if self.is_tight()? {
             self.checkpoint()?;
         }
         let progress = match which {
-            Which::All => &self.tidying,
-            Which::Large => &self.tidying_beside,
+            Tombstones::All => &self.gc_progress,
+            Tombstones::Large => &self.gc_beside_progress,
         };
         let newest = self.log.appended_msn();
         let (from, began) = {
@@ -170,11 +172,12 @@ impl Engine {
             }
             (walked.from.clone(), walked.since)
         };
-        let mut walk = Walk { from: &from, which, left: STEP_NODES, most: STEP_PLACES, found: Vec::new() };
+        let mut walk =
+            TombstoneWalk { from: &from, which, left: STEP_NODES, most: STEP_PLACES, found: Vec::new() };
         let next = {
-            let base = self.front.read().tree.clone();
+            let base = self.superversion.read().tree.clone();
             let cx = self.context();
-            Edit::new(&cx, &base).waiting_deletes(&mut walk)?
+            Edit::new(&cx, &base).waiting_tombstones(&mut walk)?
         };
         let mut any = false;
         let mut next = next;
@@ -185,7 +188,7 @@ impl Engine {
                 break;
             }
             let _turn = self.flushing.lock();
-            any |= match self.edit_with(&self.tidying_context(), |edit| edit.sink_at(key), |_| ()) {
+            any |= match self.edit_with(&self.gc_context(), |edit| edit.push_down_at(key), |_| ()) {
                 Err(error) if error.is_damage() => false,
                 other => other?,
             };
@@ -199,7 +202,7 @@ impl Engine {
             None => {
                 walked.begun = false;
                 // What was carried down may have to go on, and deletes may have come in behind the walk.
-                return Ok(walked.any || (which == Which::All && began != newest));
+                return Ok(walked.any || (which == Tombstones::All && began != newest));
             }
         }
         Ok(true)
@@ -208,7 +211,7 @@ impl Engine {
     /// True if a delete in memory gives back more than carrying it down costs. I/O: headers on its way.
     pub fn holds_large_delete(&self) -> Result<bool> {
         let (base, deletes) = {
-            let front = self.front.read();
+            let front = self.superversion.read();
             let tables = front.sealed.iter().map(|table| &**table).chain([&front.active]);
             let ranges = tables.flat_map(|table| table.ranges.values()).filter(|range| range.is_delete());
             (front.tree.clone(), ranges.take(STEP_NODES).map(|range| range.span.clone()).collect::<Vec<_>>())
@@ -225,8 +228,8 @@ impl Engine {
 
     /// Beside other work: one bounded step of what gives much space back at once; `false` if there is no more
     /// of that.
-    pub fn tidy_beside(&self) -> Result<bool> {
-        let sunk = self.sink_step(Which::Large)?;
+    pub fn gc_beside(&self) -> Result<bool> {
+        let sunk = self.pushdown_step(Tombstones::Large)?;
         Ok(self.reclaim_step()? || sunk)
     }
 
@@ -241,7 +244,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use std::sync::Arc;
 
-    use crate::db::background::gc::Which;
+    use crate::db::background::gc::Tombstones;
     use crate::{CreateOptions, Db, Options, device::MemDevice};
 
     /// A Goto that rested, low below a tall root, over an edge with nothing below, and a delete beside it:
@@ -268,7 +271,7 @@ mod tests {
             db.clone_prefix(format!("a/{directory:03}/"), format!("m/{directory:03}/x/")).unwrap();
             db.delete_prefix(format!("m/{directory:03}/y")).unwrap();
             db.checkpoint().unwrap();
-            let steps = (0..1000).take_while(|_| db.engine().sink_step(Which::All).unwrap()).count();
+            let steps = (0..1000).take_while(|_| db.engine().pushdown_step(Tombstones::All).unwrap()).count();
             assert!(steps < 1000, "deletes sink for ever");
         }
         let findings = db.check().unwrap().findings;

@@ -88,11 +88,11 @@ fn flusher(engine: &Engine) {
                 return Ok(false);
             }
             engine.make_way()?;
-            Ok(engine.sink_messages()? || engine.reclaim_step()?)
+            Ok(engine.flush_messages()? || engine.reclaim_step()?)
         })();
         let worked = worked.and_then(|worked| {
-            beside.tidy(engine)?;
-            Ok(worked || quiet.tidy(engine)?)
+            beside.collect(engine)?;
+            Ok(worked || quiet.collect(engine)?)
         });
         match worked {
             Ok(true) => (),
@@ -119,7 +119,7 @@ struct Quiet {
 impl Quiet {
     /// After deletes, and when it has been quiet since: carries them to where they give space back.
     /// One bounded step a call; whether there was one to make.
-    fn tidy(&mut self, engine: &Engine) -> Result<bool> {
+    fn collect(&mut self, engine: &Engine) -> Result<bool> {
         let msn = engine.log.appended_msn();
         if msn != self.msn {
             *self = Quiet { msn, since: Instant::now() };
@@ -127,10 +127,10 @@ impl Quiet {
         if self.since.elapsed() < QUIET || !engine.counters.deletes.load(Ordering::Relaxed) {
             return Ok(false);
         }
-        let Some(_turn) = engine.tidiers.try_lock() else { return Ok(false) };
+        let Some(_turn) = engine.gc_turn.try_lock() else { return Ok(false) };
         engine.seal();
         engine.flush_all()?;
-        if engine.tidy_step()? {
+        if engine.gc_step()? {
             return Ok(true);
         }
         engine.counters.deletes.store(false, Ordering::Relaxed);
@@ -165,7 +165,7 @@ impl Beside {
     }
 
     /// One bounded step, if it is time for one: a tenth of the time is for this.
-    fn tidy(&mut self, engine: &Engine) -> Result<()> {
+    fn collect(&mut self, engine: &Engine) -> Result<()> {
         if !engine.counters.deletes.load(Ordering::Relaxed) || self.last.0.elapsed() < 9 * self.last.1 {
             return Ok(());
         }
@@ -175,13 +175,13 @@ impl Beside {
         if !looks && !self.walking {
             return Ok(());
         }
-        if self.walking && engine.front.read().tree.msn < self.until {
+        if self.walking && engine.superversion.read().tree.msn < self.until {
             return Ok(());
         }
-        let Some(_turn) = engine.tidiers.try_lock() else { return Ok(()) };
+        let Some(_turn) = engine.gc_turn.try_lock() else { return Ok(()) };
         let began = Instant::now();
         if self.walking {
-            if !engine.tidy_beside()? {
+            if !engine.gc_beside()? {
                 (self.walking, self.walked) = (false, began);
             }
         } else {

@@ -39,9 +39,9 @@ impl Engine {
         });
         loop {
             // As many tables as the space beside the last checkpoint allows; at least one.
-            while self.front.read().tree.msn < target && self.flush_step()? && !self.is_tight()? {}
+            while self.superversion.read().tree.msn < target && self.flush_step()? && !self.is_tight()? {}
             self.persist(&mut durable, false)?;
-            if self.front.read().tree.msn >= target {
+            if self.superversion.read().tree.msn >= target {
                 drop(durable);
                 self.discard_inline();
                 return Ok(());
@@ -74,7 +74,7 @@ impl Engine {
 
     /// Makes the current version of the tree durable.
     fn persist(&self, durable: &mut Durable, clean: bool) -> Result<()> {
-        let frozen = self.front.read().tree.clone();
+        let frozen = self.superversion.read().tree.clone();
         let next_node = self.next_id.load(Ordering::SeqCst);
         let (log_start, next_msn) = self.log.passed(frozen.log_end, frozen.msn);
         if frozen.table.home().is_some()
@@ -216,7 +216,7 @@ mod tests {
         db.engine().checkpoint_nodes(|_| true).unwrap();
         let after = db.stats().unwrap();
         assert_eq!((db.engine().dirty.memory(), after.checkpoints), (0, before.checkpoints + 1));
-        assert_eq!(db.engine().front.read().active.points.len(), 100, "the table is as it was");
+        assert_eq!(db.engine().superversion.read().active.points.len(), 100, "the table is as it was");
         assert!(after.log_used < before.log_used && after.log_used > 100 * 100, "{}", after.log_used);
         device.crash();
         let db = Db::open(device.reopen(), options()).unwrap();

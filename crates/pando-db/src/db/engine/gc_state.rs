@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::dag::{gc::prune::Survey, tree::Tree};
+use crate::dag::{gc::prune::PruneSurvey, tree::Tree};
 
-/// Where tidying is.
+/// Where garbage collection is.
 #[derive(Default)]
-pub(crate) struct Progress {
+pub(crate) struct GcProgress {
     /// Where the walk for deletes goes on.
     pub from: Bytes,
     /// The walk for deletes has begun.
@@ -23,23 +23,23 @@ pub(crate) struct Progress {
     pub unfreed: bool,
     /// The walk for what nothing shows, and the version that it walks. That is held meanwhile, and so is its
     /// space.
-    pub survey: Option<(Arc<Tree>, Survey)>,
+    pub survey: Option<(Arc<Tree>, PruneSurvey)>,
 }
 
-/// Whether tidying is worth its space where that is short.
+/// Whether garbage collection is worth its space where that is short.
 #[derive(Default)]
-pub(crate) struct Worth {
+pub(crate) struct GcWorth {
     /// Number of the newest batch.
     msn: u64,
     /// Most bytes that were free since.
     most: u64,
 }
 
-impl Worth {
+impl GcWorth {
     /// With so much `free` and nothing newer than `msn`; not, if steps have used up more than `spare`.
     pub fn goes_on(&mut self, msn: u64, free: u64, spare: u64) -> bool {
         if self.msn != msn {
-            *self = Worth { msn, most: free };
+            *self = GcWorth { msn, most: free };
         }
         self.most = self.most.max(free);
         free + spare >= self.most

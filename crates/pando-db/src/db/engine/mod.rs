@@ -1,9 +1,10 @@
-//! The engine's state: what the front, the flusher and the checkpointer share.
+//! The state of an open store, which all of `db` shares. What is done with it stands in the other rooms.
 //!
-//! Locks, in the order in which they may be taken: `checkpointing`,
-//! `flushing`, `pouring`, `front`. The first two serialise maintenance and are
-//! held over I/O; a foreground call waits for them only where memory, the log or
-//! the device is full. `pouring` and `front` are held for memory operations only.
+//! Locks, in the order in which they may be taken: `gc_turn`, `checkpointing`, `flushing`, `building`,
+//! `superversion`; the small ones (`orphans`, `gc_progress`, those of the log's buffer, the space and the
+//! dirty nodes) are held for a moment, and no other is taken under them. The first three serialise
+//! maintenance and are held over I/O. A foreground call waits for them only where memory, the log or the
+//! device is full, and in `settle`. `building` and `superversion` are held for memory operations only.
 
 use std::{
     collections::BTreeSet,
@@ -18,16 +19,16 @@ use parking_lot::{Mutex, RwLock};
 use crate::{
     dag::{
         edit::{Changes, Context},
-        memtable::build::Pouring,
+        memtable::build::MemtableBuild,
         read::view::View,
         tree::{Limits, Tree},
     },
     db::engine::{
         dirty::Dirty,
-        gc_state::{Progress, Worth},
+        gc_state::{GcProgress, GcWorth},
         report::Recovery,
         signal::Signal,
-        superversion::{Front, Views},
+        superversion::{Superversion, SuperversionSlot},
         throttle::Throttle,
     },
     device::Device,
@@ -63,24 +64,24 @@ pub(crate) struct Engine {
     pub limits: Limits,
     /// What the medium could hold of the device when the store was opened: `u64::MAX` if all of it.
     pub capacity: u64,
-    pub front: RwLock<Front>,
-    pub views: Views,
+    pub superversion: RwLock<Superversion>,
+    pub views: SuperversionSlot,
     /// Held by whoever changes the structure of the DAG.
     pub flushing: Mutex<()>,
-    /// A table whose turn comes soon, as far as writers that had to wait have poured it into pages.
-    pub pouring: Mutex<Option<Pouring>>,
+    /// A table whose turn comes soon, as far as writers that had to wait have built it into pages.
+    pub building: Mutex<Option<MemtableBuild>>,
     /// The last durable checkpoint; held while the next is made.
     pub checkpointing: Mutex<Durable>,
     /// Nodes with count 0, waiting for the reclaimer.
     pub orphans: Mutex<BTreeSet<NodeId>>,
     /// Whether giving space back gives any.
-    pub worth: Mutex<Worth>,
+    pub worth: Mutex<GcWorth>,
     /// Where giving space back is.
-    pub tidying: Mutex<Progress>,
+    pub gc_progress: Mutex<GcProgress>,
     /// The same of large deletes beside other work.
-    pub tidying_beside: Mutex<Progress>,
+    pub gc_beside_progress: Mutex<GcProgress>,
     /// Held by whoever tidies, over I/O; taken before all others. Nobody waits for it but [`Engine::settle`].
-    pub tidiers: Mutex<()>,
+    pub gc_turn: Mutex<()>,
     pub next_id: AtomicU64,
     pub dirty: Dirty,
     pub signal: Signal,
@@ -110,8 +111,8 @@ pub(crate) struct Counters {
     pub handled: AtomicU64,
     /// Keys that cursors came by of which nothing was left.
     pub deletes_passed: AtomicU64,
-    /// A cursor has begun behind a gap since this was asked last.
-    pub gap_used: AtomicBool,
+    /// A cursor has begun behind a skip range since this was asked last.
+    pub skip_range_used: AtomicBool,
     /// State in which the last write was refused for lack of space; 0: none was.
     pub refused_at: AtomicU64,
     /// Something was deleted since deletes were last carried down.
@@ -151,29 +152,29 @@ impl Engine {
 
     /// Makes the active table a sealed one, if there is anything in it.
     pub fn seal(&self) {
-        self.change(Front::seal);
+        self.change(Superversion::seal);
     }
 
-    /// A consistent view of everything written so far: see [`Views::view`].
+    /// A consistent view of everything written so far: see [`SuperversionSlot::view`].
     pub fn view(&self) -> Arc<View> {
-        self.views.view(&self.front)
+        self.views.view(&self.superversion)
     }
 
-    /// Reads such a view, and lets go of it: see [`Views::with_view`].
+    /// Reads such a view, and lets go of it: see [`SuperversionSlot::with_view`].
     pub fn with_view<T>(&self, read: impl FnOnce(&View) -> T) -> T {
-        self.views.with_view(&self.front, read)
+        self.views.with_view(&self.superversion, read)
     }
 
     /// Changes the front, and what readers see of it from then on.
-    pub fn change<T>(&self, change: impl FnOnce(&mut Front) -> T) -> T {
-        self.views.change(&self.front, change)
+    pub fn change<T>(&self, change: impl FnOnce(&mut Superversion) -> T) -> T {
+        self.views.change(&self.superversion, change)
     }
 
     /// Notes that in the version after batch `seen` nothing was to be seen in `span`.
     pub fn found_empty(&self, seen: u64, span: Span) {
-        let mut front = self.front.write();
+        let mut front = self.superversion.write();
         let now = front.active.msn;
-        let more = front.gaps.found(seen, now, span);
+        let more = front.skip_ranges.found(seen, now, span);
         // The next reader shall know.
         let old = more.then(|| self.views.withdraw());
         drop(front);
@@ -181,7 +182,7 @@ impl Engine {
     }
 
     /// Publishes an edit. The caller holds `flushing`. `then` runs under the same lock.
-    pub fn publish(&self, changes: Changes, then: impl FnOnce(&mut Front)) -> Result<()> {
+    pub fn publish(&self, changes: Changes, then: impl FnOnce(&mut Superversion)) -> Result<()> {
         let versions = Dirty::weigh(changes.versions(), self.limits.node);
         let (orphans, old) = self.change(|front| -> Result<_> {
             let root = changes.root;

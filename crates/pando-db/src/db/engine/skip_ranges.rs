@@ -1,16 +1,17 @@
-//! Gaps: ranges of keys in which nothing is to be seen, found by who looked for something there.
+//! Tombstone skip ranges: ranges of keys in which nothing is to be seen, found by who looked for something
+//! there.
 //!
 //! A delete is a message, and until that has sunk to its leaf, a scan meets the message and what it deletes.
 //! Who takes things out of a queue looks for the first key there is, and would pass all that were before it,
 //! every time. So a cursor that has passed many before it came to its first pair tells of it, and the next
 //! one begins behind them.
 //!
-//! Guarantees: the gaps of a front are empty in that version, and so are those of its views. A batch that
-//! puts something into one takes it out, as the batch is applied. What a reader has found empty is believed
-//! if no batch since its view has put something there: where the last ones have put is remembered. Costs
-//! nothing where nobody has met many deletes, or begun behind them, for a while; else two searches among at
-//! most [`MAX_RANGES`] ranges for each operation, and two copied keys for each batch, under the front lock.
-//! Nothing of it is stored. May use: spans, batches. No I/O.
+//! Guarantees: the skip ranges of a front are empty in that version, and so are those of its views. A batch
+//! that puts something into one takes it out, as the batch is applied. What a reader has found empty is
+//! believed if no batch since its view has put something there: where the last ones have put is remembered.
+//! Costs nothing where nobody has met many deletes, or begun behind them, for a while; else two searches
+//! among at most [`MAX_RANGES`] ranges for each operation, and two copied keys for each batch, under the
+//! front lock. Nothing of it is stored. May use: spans, batches. No I/O.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -23,17 +24,18 @@ use crate::{
 
 /// Deleted keys that a cursor passes silently.
 pub(crate) const MIN_PASSED_KEYS: u64 = 64;
-/// Gaps that are kept. Beyond that all are forgotten, and those found again that are wanted: none can be in
-/// the way of others for ever.
+/// Skip ranges that are kept. Beyond that all are forgotten, and those found again that are wanted: none can
+/// be in the way of others for ever.
 const MAX_RANGES: usize = 1024;
 /// Batches that are remembered one by one. Those before are one, and only between which keys they put is
 /// known.
 const RECENT_BATCHES: usize = 64;
-/// Batches without a discovery, and without a cursor that began behind a gap, after which all is forgotten.
+/// Batches without a discovery, and without a cursor that began behind a skip range, after which all is
+/// forgotten.
 const IDLE_BATCHES: u32 = 10_000;
 
 #[derive(Default)]
-pub(crate) struct Gaps {
+pub(crate) struct SkipRanges {
     known: Option<Arc<Spans>>,
     /// The last batches that put something, and between which keys; the first may be several, up to that one.
     recent: VecDeque<(u64, Span)>,
@@ -43,8 +45,8 @@ pub(crate) struct Gaps {
     patience: u32,
 }
 
-impl Gaps {
-    /// The gaps of this version, for a view of it.
+impl SkipRanges {
+    /// The skip ranges of this version, for a view of it.
     pub fn known(&self) -> Option<Arc<Spans>> {
         self.known.clone()
     }
@@ -73,13 +75,14 @@ impl Gaps {
     }
 
     /// Takes in batch `msn`, as it is applied. What is kept of it is copied: its keys lie in memory that
-    /// holds all of the batch. `used` tells whether a cursor has begun behind a gap since it was asked last.
+    /// holds all of the batch. `used` tells whether a cursor has begun behind a skip range since it was asked
+    /// last.
     pub fn written(&mut self, ops: &[Op], msn: u64, used: impl FnOnce() -> bool) {
         match self.patience {
             0 => return,
             1 if used() => self.patience = IDLE_BATCHES,
             1 => {
-                *self = Gaps::default();
+                *self = SkipRanges::default();
                 return;
             }
             _ => self.patience -= 1,
@@ -97,7 +100,7 @@ impl Gaps {
                     self.put_all(&span);
                     put = Some(hull(put, span));
                 }
-                // Beside a gap lies, as a rule, what was taken out of a queue just now.
+                // Beside a skip range lies, as a rule, what was taken out of a queue just now.
                 Op::Delete(key) => self.deleted(key),
                 // These put nothing where nothing was.
                 Op::DeleteRange(..) | Op::UpsertPrefix(..) => (),
@@ -164,9 +167,9 @@ mod tests {
         Op::Delete(key.to_string().into())
     }
 
-    /// What is left of `lo..hi` behind the gaps.
-    fn left(gaps: &Gaps, lo: &str, hi: &str) -> Option<Span> {
-        match &gaps.known {
+    /// What is left of `lo..hi` behind the skip ranges.
+    fn left(skip_ranges: &SkipRanges, lo: &str, hi: &str) -> Option<Span> {
+        match &skip_ranges.known {
             Some(known) => known.shorten(&span(lo, hi)),
             None => Some(span(lo, hi)),
         }
@@ -174,71 +177,71 @@ mod tests {
 
     #[test]
     fn what_was_put_since_the_view_is_not_overlooked() {
-        let mut gaps = Gaps::default();
+        let mut skip_ranges = SkipRanges::default();
         // Nobody watched before the first discovery, so only a view of this very version counts.
-        assert!(!gaps.found(9, 10, span("a", "m")));
-        write(&mut gaps, &[put("c")], 11);
-        write(&mut gaps, &[put("x")], 12);
-        assert!(!gaps.found(10, 12, span("a", "m")));
-        assert!(gaps.found(10, 12, span("d", "m")));
-        assert!(gaps.found(11, 12, span("a", "m")));
-        assert_eq!(left(&gaps, "a", "z"), Some(span("m", "z")));
-        write(&mut gaps, &[Op::RenamePrefix("q".into(), "b".into())], 13);
-        assert_eq!(left(&gaps, "a", "z"), Some(span("b", "z")));
+        assert!(!skip_ranges.found(9, 10, span("a", "m")));
+        write(&mut skip_ranges, &[put("c")], 11);
+        write(&mut skip_ranges, &[put("x")], 12);
+        assert!(!skip_ranges.found(10, 12, span("a", "m")));
+        assert!(skip_ranges.found(10, 12, span("d", "m")));
+        assert!(skip_ranges.found(11, 12, span("a", "m")));
+        assert_eq!(left(&skip_ranges, "a", "z"), Some(span("m", "z")));
+        write(&mut skip_ranges, &[Op::RenamePrefix("q".into(), "b".into())], 13);
+        assert_eq!(left(&skip_ranges, "a", "z"), Some(span("b", "z")));
     }
 
-    fn write(gaps: &mut Gaps, ops: &[Op], msn: u64) {
-        gaps.written(ops, msn, || false);
+    fn write(skip_ranges: &mut SkipRanges, ops: &[Op], msn: u64) {
+        skip_ranges.written(ops, msn, || false);
     }
 
     #[test]
     fn of_batches_long_ago_it_is_known_between_which_keys_they_put() {
-        let mut gaps = Gaps::default();
-        assert!(gaps.found(1, 1, span("x", "y")));
-        write(&mut gaps, &[put("c")], 2);
+        let mut skip_ranges = SkipRanges::default();
+        assert!(skip_ranges.found(1, 1, span("x", "y")));
+        write(&mut skip_ranges, &[put("c")], 2);
         (3..=3 * RECENT_BATCHES as u64)
-            .for_each(|msn| write(&mut gaps, &[put(if msn % 2 == 0 { "e" } else { "f" })], msn));
-        assert!(!gaps.found(1, 1000, span("a", "d")), "c was put by batch 2");
-        assert!(gaps.found(1, 1000, span("a", "c")));
-        assert!(gaps.found(1, 1000, span("g", "m")));
+            .for_each(|msn| write(&mut skip_ranges, &[put(if msn % 2 == 0 { "e" } else { "f" })], msn));
+        assert!(!skip_ranges.found(1, 1000, span("a", "d")), "c was put by batch 2");
+        assert!(skip_ranges.found(1, 1000, span("a", "c")));
+        assert!(skip_ranges.found(1, 1000, span("g", "m")));
         assert!(
-            !gaps.found(2 * RECENT_BATCHES as u64, 1000, span("a", "d")),
+            !skip_ranges.found(2 * RECENT_BATCHES as u64, 1000, span("a", "d")),
             "with what was put by later ones"
         );
-        assert!(gaps.found(3 * RECENT_BATCHES as u64, 1000, span("a", "d")));
+        assert!(skip_ranges.found(3 * RECENT_BATCHES as u64, 1000, span("a", "d")));
     }
 
     #[test]
     fn a_gap_follows_who_takes_out_what_is_next() {
-        let mut gaps = Gaps::default();
-        assert!(gaps.found(1, 1, span("a", "c")));
-        write(&mut gaps, &[put("b")], 2);
-        assert_eq!(left(&gaps, "a", "z"), Some(span("b", "z")));
-        write(&mut gaps, &[delete("b")], 3);
-        write(&mut gaps, &[delete("c"), delete("e")], 4);
-        assert_eq!(left(&gaps, "a", "z"), Some(span("c\0", "z")));
-        write(&mut gaps, &[delete("q"), put("q")], 5);
+        let mut skip_ranges = SkipRanges::default();
+        assert!(skip_ranges.found(1, 1, span("a", "c")));
+        write(&mut skip_ranges, &[put("b")], 2);
+        assert_eq!(left(&skip_ranges, "a", "z"), Some(span("b", "z")));
+        write(&mut skip_ranges, &[delete("b")], 3);
+        write(&mut skip_ranges, &[delete("c"), delete("e")], 4);
+        assert_eq!(left(&skip_ranges, "a", "z"), Some(span("c\0", "z")));
+        write(&mut skip_ranges, &[delete("q"), put("q")], 5);
         for _ in 0..2 * IDLE_BATCHES {
-            gaps.written(&[put("y")], 6, || true);
+            skip_ranges.written(&[put("y")], 6, || true);
         }
-        assert_eq!(left(&gaps, "a", "z"), Some(span("c\0", "z")), "who begins behind it wants it");
+        assert_eq!(left(&skip_ranges, "a", "z"), Some(span("c\0", "z")), "who begins behind it wants it");
         for _ in 0..IDLE_BATCHES {
-            write(&mut gaps, &[put("y")], 6);
+            write(&mut skip_ranges, &[put("y")], 6);
         }
-        assert_eq!(left(&gaps, "a", "z"), Some(span("a", "z")), "nobody asks any more");
+        assert_eq!(left(&skip_ranges, "a", "z"), Some(span("a", "z")), "nobody asks any more");
     }
 
     #[test]
     fn gaps_are_few_and_none_is_in_the_way_of_others() {
-        let mut gaps = Gaps::default();
-        assert!(gaps.found(1, 1, span("a", "m")));
-        let known = |gaps: &Gaps| gaps.known.as_ref().map_or(0, |known| known.len());
-        (0..MAX_RANGES as u64 - 1).for_each(|i| write(&mut gaps, &[put(&format!("k{i:04}"))], 2 + i));
-        assert_eq!(known(&gaps), MAX_RANGES);
-        assert!(gaps.found(5000, 5000, span("n", "z")));
-        assert_eq!((known(&gaps), left(&gaps, "n", "zz")), (1, Some(span("z", "zz"))));
-        assert!(gaps.found(5000, 5000, span("a", "m")));
-        (0..MAX_RANGES as u64).for_each(|i| write(&mut gaps, &[put(&format!("k{i:04}"))], 6000 + i));
-        assert!(known(&gaps) < MAX_RANGES);
+        let mut skip_ranges = SkipRanges::default();
+        assert!(skip_ranges.found(1, 1, span("a", "m")));
+        let known = |skip_ranges: &SkipRanges| skip_ranges.known.as_ref().map_or(0, |known| known.len());
+        (0..MAX_RANGES as u64 - 1).for_each(|i| write(&mut skip_ranges, &[put(&format!("k{i:04}"))], 2 + i));
+        assert_eq!(known(&skip_ranges), MAX_RANGES);
+        assert!(skip_ranges.found(5000, 5000, span("n", "z")));
+        assert_eq!((known(&skip_ranges), left(&skip_ranges, "n", "zz")), (1, Some(span("z", "zz"))));
+        assert!(skip_ranges.found(5000, 5000, span("a", "m")));
+        (0..MAX_RANGES as u64).for_each(|i| write(&mut skip_ranges, &[put(&format!("k{i:04}"))], 6000 + i));
+        assert!(known(&skip_ranges) < MAX_RANGES);
     }
 }

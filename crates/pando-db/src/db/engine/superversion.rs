@@ -8,6 +8,10 @@
 //! does not free what was replaced while it read.
 //!
 //! May use: the front, views. No I/O.
+//!
+//! Two kinds of reader take the lock of the superversion all the same: one that finds the slot empty
+//! (shared), and a cursor that has passed many tombstones and tells of it (exclusive, for a search among the
+//! skip ranges).
 
 use std::{
     collections::VecDeque,
@@ -23,7 +27,7 @@ use smallvec::SmallVec;
 
 use crate::{
     dag::{memtable::Memtable, read::view::View, tree::Tree},
-    db::engine::{skip_ranges::Gaps, watch::Watched},
+    db::engine::{skip_ranges::SkipRanges, watch::Watched},
     thread,
 };
 
@@ -37,17 +41,17 @@ const SEVERAL: u64 = u64::MAX;
 const LINGER_CHANGES: u32 = 16;
 
 /// What foreground calls read and write.
-pub(crate) struct Front {
+pub(crate) struct Superversion {
     pub active: Memtable,
     /// Oldest first; the flusher takes from the front.
     pub sealed: VecDeque<Arc<Memtable>>,
     pub tree: Arc<Tree>,
-    pub gaps: Gaps,
+    pub skip_ranges: SkipRanges,
     /// Keys that batches expect something of, while they look them up.
     pub watched: Watched,
 }
 
-impl Front {
+impl Superversion {
     pub fn seal(&mut self) {
         if !self.active.is_empty() {
             let next = Memtable::new(self.active.msn, self.active.log_end);
@@ -59,13 +63,13 @@ impl Front {
     pub fn view(&self) -> View {
         let active = (!self.active.is_empty()).then(|| Arc::new(self.active.clone()));
         let tables = active.into_iter().chain(self.sealed.iter().rev().cloned()).collect();
-        View::new(tables, self.tree.clone(), self.active.msn, self.gaps.known())
+        View::new(tables, self.tree.clone(), self.active.msn, self.skip_ranges.known())
     }
 }
 
 /// The published view, and who has taken one since it was published.
 #[derive(Default)]
-pub(crate) struct Views {
+pub(crate) struct SuperversionSlot {
     slot: ArcSwapOption<View>,
     /// How often the slot has changed.
     changes: AtomicU64,
@@ -88,7 +92,7 @@ pub(crate) struct TableSizes {
 }
 
 impl TableSizes {
-    fn publish(&self, front: &Front) {
+    fn publish(&self, front: &Superversion) {
         let sealed_bytes = front.sealed.iter().map(|table| table.bytes()).sum::<usize>();
         self.bytes.store(front.active.bytes() + sealed_bytes, Ordering::Relaxed);
         self.sealed_bytes.store(sealed_bytes, Ordering::Relaxed);
@@ -114,7 +118,7 @@ impl TableSizes {
 /// Views to be dropped outside the lock.
 pub(crate) type Old = SmallVec<[Arc<View>; 2]>;
 
-impl Views {
+impl SuperversionSlot {
     /// Notes that the calling thread reads.
     fn mark(&self) {
         let me = thread::number();
@@ -143,7 +147,7 @@ impl Views {
 
     /// After a change of the front, under its lock: publishes a new view if one is wanted, or none. What the
     /// caller gets is to be dropped outside the lock.
-    pub fn changed(&self, front: &Front) -> Old {
+    pub fn changed(&self, front: &Superversion) -> Old {
         let (reads, linger) = (self.has_reader(), self.linger.load(Ordering::Relaxed));
         self.sizes.publish(front);
         let fresh = (reads || linger > 0).then(|| Arc::new(front.view()));
@@ -182,13 +186,13 @@ impl Views {
     }
 
     /// A consistent view of everything written so far. O(1), or O(number of in-memory tables) after a write.
-    pub fn view(&self, front: &RwLock<Front>) -> Arc<View> {
+    pub fn view(&self, front: &RwLock<Superversion>) -> Arc<View> {
         self.mark();
         self.slot.load_full().unwrap_or_else(|| self.fresh_view(front))
     }
 
     /// Reads such a view, and lets go of it: threads that do this do not even share a count.
-    pub fn with_view<T>(&self, front: &RwLock<Front>, read: impl FnOnce(&View) -> T) -> T {
+    pub fn with_view<T>(&self, front: &RwLock<Superversion>, read: impl FnOnce(&View) -> T) -> T {
         self.mark();
         let changes = self.changes.load(Ordering::Acquire);
         let published = self.slot.load();
@@ -203,7 +207,7 @@ impl Views {
         result
     }
 
-    fn fresh_view(&self, front: &RwLock<Front>) -> Arc<View> {
+    fn fresh_view(&self, front: &RwLock<Superversion>) -> Arc<View> {
         let front = front.read();
         let fresh = Arc::new(front.view());
         // Under the lock, so that it cannot replace a newer one.
@@ -212,7 +216,7 @@ impl Views {
     }
 
     /// Changes the front, and what readers see of it from then on.
-    pub fn change<T>(&self, front: &RwLock<Front>, change: impl FnOnce(&mut Front) -> T) -> T {
+    pub fn change<T>(&self, front: &RwLock<Superversion>, change: impl FnOnce(&mut Superversion) -> T) -> T {
         let mut front = front.write();
         let result = change(&mut front);
         let old = self.changed(&front);

@@ -21,14 +21,14 @@ use crate::{
             Counters, Durable, Engine,
             dirty::Dirty,
             signal::Signal,
-            skip_ranges::Gaps,
-            superversion::{Front, Views},
+            skip_ranges::SkipRanges,
+            superversion::{Superversion, SuperversionSlot},
             throttle::Throttle,
             watch::Watched,
         },
         recover::replay,
     },
-    device::{BLOCK, Device, Sticky},
+    device::{BLOCK, Device, FailStop},
     error::{Error, Result},
     key::Span,
     node::{Body, Edge, Node},
@@ -121,7 +121,7 @@ pub(crate) fn create(device: &Arc<dyn Device>, create: &CreateOptions, options: 
 
 /// Opens a store, replaying its log.
 pub(crate) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> {
-    let device: Arc<dyn Device> = Arc::new(Sticky::new(device));
+    let device: Arc<dyn Device> = Arc::new(FailStop::new(device));
     if !options.read_only {
         // Whoever used it last may have failed to flush: a cache of the host may show what the medium has
         // lost.
@@ -172,11 +172,11 @@ pub(crate) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
     let bulk = Arc::new(Bulk::new(pager.clone(), space.clone()));
     let (msn, log_end) = (superblock.next_msn - 1, superblock.log_start);
     let tree = Tree { table: table.clone(), root: superblock.root, msn, log_end };
-    let front = Front {
+    let front = Superversion {
         active: Memtable::new(msn, log_end),
         sealed: VecDeque::new(),
         tree: Arc::new(tree),
-        gaps: Gaps::default(),
+        skip_ranges: SkipRanges::default(),
         watched: Watched::default(),
     };
     // On a host that is smaller than the image a share of the image would be too much to keep back.
@@ -197,17 +197,17 @@ pub(crate) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
         pager: pager.clone(),
         options,
         recovery: report,
-        front: RwLock::new(front),
-        views: Views::default(),
+        superversion: RwLock::new(front),
+        views: SuperversionSlot::default(),
         flushing: Mutex::new(()),
         next_id: AtomicU64::new(superblock.next_node),
-        pouring: Mutex::default(),
+        building: Mutex::default(),
         checkpointing: Mutex::new(Durable { superblock, _table: table, attempted: None }),
         orphans: Mutex::new(orphans),
         worth: Mutex::default(),
-        tidying: Mutex::default(),
-        tidying_beside: Mutex::default(),
-        tidiers: Mutex::default(),
+        gc_progress: Mutex::default(),
+        gc_beside_progress: Mutex::default(),
+        gc_turn: Mutex::default(),
         dirty: Dirty::default(),
         signal: Signal::default(),
         throttle: Throttle::default(),

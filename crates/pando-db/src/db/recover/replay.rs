@@ -259,11 +259,11 @@ impl Engine {
         let most = if self.options.background { self.options.cache_bytes / BACKLOG_SHARE } else { 0 };
         loop {
             let waits = {
-                let front = self.front.read();
+                let front = self.superversion.read();
                 let bytes: usize = front.sealed.iter().map(|table| table.bytes()).sum();
                 !front.sealed.is_empty() && (front.sealed.len() > MAX_BACKLOG_TABLES || bytes as u64 > most)
             };
-            if !waits || !self.sink_messages()? {
+            if !waits || !self.flush_messages()? {
                 return Ok(());
             }
         }

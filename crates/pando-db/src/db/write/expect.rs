@@ -14,7 +14,7 @@ use bytes::Bytes;
 
 use crate::{
     dag::read::view::View,
-    db::engine::{Engine, superversion::Front, watch::Watch},
+    db::engine::{Engine, superversion::Superversion, watch::Watch},
     error::{Error, Result},
 };
 
@@ -29,7 +29,7 @@ struct Watching<'a> {
 impl Drop for Watching<'_> {
     fn drop(&mut self) {
         if self.begun {
-            self.engine.front.write().watched.end(&self.watch);
+            self.engine.superversion.write().watched.end(&self.watch);
         }
     }
 }
@@ -51,12 +51,12 @@ impl Engine {
     pub(super) fn apply_if(
         &self,
         expected: &[(Bytes, Option<Bytes>)],
-        mut apply: impl FnMut(&mut Front) -> Result<bool>,
+        mut apply: impl FnMut(&mut Superversion) -> Result<bool>,
     ) -> Result<bool> {
         let mut watching = Watching { engine: self, watch: Arc::new(Watch::new(expected)), begun: false };
         loop {
             let view = {
-                let mut front = self.front.write();
+                let mut front = self.superversion.write();
                 front.watched.begin(&watching.watch);
                 watching.begun = true;
                 front.view()

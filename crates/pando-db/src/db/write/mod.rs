@@ -21,7 +21,7 @@ use crate::{
     batch::{Batch, Op},
     dag::memtable::{Memtable, range::TableRange},
     db::{
-        engine::{Engine, superversion::Front},
+        engine::{Engine, superversion::Superversion},
         write::record::{Encoded, op_len},
     },
     error::{Error, Result},
@@ -74,7 +74,7 @@ impl Engine {
             return Err(Error::TooLarge { what: "batch", len: len as u64, limit: limit as u64 });
         }
         loop {
-            self.make_room(&encoded)?;
+            self.admit(&encoded)?;
             // The log may have filled up since there was room: then look again.
             let applied = match &expected[..] {
                 [] => self.change(|front| self.try_apply(front, &encoded))?,
@@ -102,7 +102,7 @@ impl Engine {
     }
 
     /// Logs and applies; `false` if the log has no room.
-    fn try_apply(&self, front: &mut Front, encoded: &Encoded) -> Result<bool> {
+    fn try_apply(&self, front: &mut Superversion, encoded: &Encoded) -> Result<bool> {
         let Encoded { payload, values, ops, .. } = encoded;
         front.seal_for(ops);
         // Plain operations cannot fail, so the log goes first and the table is changed in place, where no
@@ -118,7 +118,7 @@ impl Engine {
         let appended = if values.is_empty() {
             self.log.append(&[payload])
         } else {
-            self.log.append_aside(record::ASIDE, payload, values)
+            self.log.append_blobs(record::ASIDE, payload, values)
         };
         let (msn, end) = match appended {
             Ok(appended) => appended,
@@ -132,7 +132,7 @@ impl Engine {
         active.keep(payload.len());
         front.accept(active, msn, end, self.seal_threshold());
         front.watched.note(ops);
-        front.gaps.written(ops, msn, || self.counters.gap_used.swap(false, Ordering::Relaxed));
+        front.skip_ranges.written(ops, msn, || self.counters.skip_range_used.swap(false, Ordering::Relaxed));
         let cloned = ops.iter().filter(|op| clone_of(op).is_some()).count() as u64;
         self.counters.clones.fetch_add(cloned, Ordering::Relaxed);
         if ops.iter().any(|op| !matches!(op, Op::Put(..) | Op::Upsert(..) | Op::UpsertPrefix(..))) {
@@ -142,7 +142,7 @@ impl Engine {
     }
 
     /// The active table after plain operations, changed where it is, and taken out of the front.
-    fn put_in_place(&self, front: &mut Front, ops: &[Op]) -> Memtable {
+    fn put_in_place(&self, front: &mut Superversion, ops: &[Op]) -> Memtable {
         drop(self.views.withdraw());
         let putting = Putting(self);
         ops.iter().for_each(|op| apply_plain(&mut front.active, op, self));
@@ -152,7 +152,7 @@ impl Engine {
     }
 
     /// The active table after a batch. An error if its clones would copy more than `own` bytes of the table.
-    fn applied(&self, front: &Front, ops: &[Op], own: usize) -> Result<Memtable> {
+    fn applied(&self, front: &Superversion, ops: &[Op], own: usize) -> Result<Memtable> {
         let mut active = front.active.clone();
         let mut copied = 0;
         for op in ops {
@@ -213,7 +213,7 @@ impl Engine {
 
     /// Refuses clones where the DAG has become too high for more. Placing the clones of a table makes it one
     /// level higher at most.
-    fn check_height(&self, front: &Front) -> Result<()> {
+    fn check_height(&self, front: &Superversion) -> Result<()> {
         let height = front.tree.table.get(front.tree.root).map_or(0, |entry| entry.height);
         let more = front.sealed.iter().filter(|table| table.has_clones()).count();
         if usize::from(height) + more <= usize::from(MAX_CLONE_LEVELS) {
@@ -225,7 +225,7 @@ impl Engine {
     }
 }
 
-impl Front {
+impl Superversion {
     /// Seals the active table where operations would else change or copy much of it under the lock: the
     /// flusher does that on its own.
     fn seal_for(&mut self, ops: &[Op]) {

@@ -514,7 +514,7 @@ fn a_panic_while_the_log_is_written_stops_it_for_all() {
     let writes: [fn(&Log) -> crate::Result<()>; 2] = [Log::sync, Log::write_out];
     for (first, then) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
         let log = Log::resume(region(&memory(), SIZE), 0, START, 0, 1, Some(Arc::new(Clumsy)));
-        log.append_aside(1, b"one", &[(Bytes::from("key"), Bytes::from("value"))]).unwrap();
+        log.append_blobs(1, b"one", &[(Bytes::from("key"), Bytes::from("value"))]).unwrap();
         let (send, done) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             let panics = std::panic::AssertUnwindSafe(|| writes[first](&log));

@@ -108,8 +108,8 @@ struct Turn {
     durable_msn: u64,
 }
 
-/// A turn that somebody has, as the flag in [`Turn`] says. Dropped only where its work panics: then others must not
-/// wait for the turn, and the log stops, since what was taken out of its buffer is lost.
+/// A turn that somebody has, as the flag in [`Turn`] says. Dropped only where its work panics: then others
+/// must not wait for the turn, and the log stops, since what was taken out of its buffer is lost.
 struct Leading<'a> {
     log: &'a Log,
     flag: fn(&mut Turn) -> &mut bool,
@@ -158,7 +158,8 @@ impl Log {
         Self::resume(Region { device, base, size, store: 0 }, start.pos, start, head, start_msn, None)
     }
 
-    /// A writer that continues the chain of `start` at `head`, where a block begins, and keeps all from `tail` on.
+    /// A writer that continues the chain of `start` at `head`, where a block begins, and keeps all from
+    /// `tail` on.
     pub(crate) fn resume(
         region: Region,
         tail: u64,
@@ -236,7 +237,7 @@ impl Log {
 
     /// Appends a record whose values are set aside: the byte `kind`, the number u64 of their group, the
     /// number u32 of the first value in it, and `payload`. Otherwise as [`Log::append`].
-    pub fn append_aside(
+    pub fn append_blobs(
         &self,
         kind: u8,
         payload: &[u8],
@@ -331,8 +332,8 @@ impl Log {
         self.mark()
     }
 
-    /// Where values outside the log have become durable, writes that they are, if nobody is writing: nothing else
-    /// could tell that they were there from that they never were. Not durable itself.
+    /// Where values outside the log have become durable, writes that they are, if nobody is writing: nothing
+    /// else could tell that they were there from that they never were. Not durable itself.
     fn mark(&self) -> Result<()> {
         if self.front().unmarked == 0 {
             return Ok(());
@@ -356,7 +357,8 @@ impl Log {
         })
     }
 
-    /// Writes a footer without records, if there is room for one and nothing else to write. For the leader only.
+    /// Writes a footer without records, if there is room for one and nothing else to write. For the leader
+    /// only.
     fn write_mark(&self, durable: u64) -> Result<(), String> {
         let (footer, pos) = {
             let mut front = self.front();
@@ -379,8 +381,8 @@ impl Log {
         Ok(())
     }
 
-    /// Writes what is buffered, without a flush and without waiting for one; waits for its turn to write, which a
-    /// sync of little may hold until that is durable.
+    /// Writes what is buffered, without a flush and without waiting for one; waits for its turn to write,
+    /// which a sync of little may hold until that is durable.
     pub fn write_out(&self) -> Result<()> {
         if let Err(reason) = self.write_buffered(false) {
             _ = self.stopped.set(reason);
@@ -388,8 +390,8 @@ impl Log {
         self.check()
     }
 
-    /// The same, with the MSN up to which all is written, or the reason to stop. With `durably` it is durable as
-    /// well if nothing stays loose.
+    /// The same, with the MSN up to which all is written, or the reason to stop. With `durably` it is durable
+    /// as well if nothing stays loose.
     fn write_buffered(&self, durably: bool) -> Result<u64, String> {
         let mut turn = self.turn.lock();
         while turn.writing {
@@ -422,8 +424,9 @@ impl Log {
         drop(gone);
     }
 
-    /// Where the log may begin if all records up to `pos` and `msn` are not needed any more, and the number of the
-    /// first record there: behind records of the log's own too, which only serve those of callers before them.
+    /// Where the log may begin if all records up to `pos` and `msn` are not needed any more, and the number
+    /// of the first record there: behind records of the log's own too, which only serve those of callers
+    /// before them.
     pub fn passed(&self, pos: LogPos, msn: u64) -> (LogPos, u64) {
         let front = self.front();
         if front.asked_end > pos.pos || !front.values.is_empty() || front.placing > 0 {
@@ -443,9 +446,9 @@ impl Log {
         self.sizes.held_bytes.load(Ordering::Relaxed)
     }
 
-    /// True if values are set aside and not placed yet, be it that somebody is at it: [`Log::write_out`] returns
-    /// when they are.
-    pub fn has_aside(&self) -> bool {
+    /// True if values are set aside and not placed yet, be it that somebody is at it: [`Log::write_out`]
+    /// returns when they are.
+    pub fn has_blobs(&self) -> bool {
         let front = self.front();
         front.owed + front.placing > 0
     }

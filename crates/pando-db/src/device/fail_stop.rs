@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use crate::device::{Device, DeviceStats};
 
 /// A device whose flushes fail for good once one has failed.
-pub(crate) struct Sticky {
+pub(crate) struct FailStop {
     device: Arc<dyn Device>,
     /// What the first failed flush said.
     failed: OnceLock<String>,
@@ -26,7 +26,7 @@ pub(crate) struct Sticky {
     turn: Mutex<()>,
 }
 
-impl Sticky {
+impl FailStop {
     pub fn new(device: Arc<dyn Device>) -> Self {
         Self { device, failed: OnceLock::new(), turn: Mutex::new(()) }
     }
@@ -44,7 +44,7 @@ impl Sticky {
     }
 }
 
-impl Device for Sticky {
+impl Device for FailStop {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         self.device.read_at(offset, buf)
     }
@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn all_else_reaches_the_device_below() {
         let below = Arc::new(SimDevice::new(1 << 20, 1));
-        let device = Sticky::new(below.clone());
+        let device = FailStop::new(below.clone());
         assert_eq!((device.size(), device.is_sparse()), (below.size(), below.is_sparse()));
         assert_eq!(device.capacity().unwrap(), below.capacity().unwrap());
         device.write_at(4096, &[1; 4096]).unwrap();
@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn after_a_failed_flush_none_succeeds() {
         let below = Arc::new(SimDevice::new(1 << 20, 1));
-        let device = Sticky::new(below.clone());
+        let device = FailStop::new(below.clone());
         device.write_at(0, &[1]).unwrap();
         device.flush().unwrap();
         below.set_fail_at(Some(0), FailMode::Once);
@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn after_a_failed_durable_write_no_flush_succeeds() {
         let below = Arc::new(SimDevice::new(1 << 20, 1));
-        let device = Sticky::new(below.clone());
+        let device = FailStop::new(below.clone());
         assert!(device.write_durably(0, &[1]).unwrap());
         below.set_fail_at(Some(0), FailMode::Once);
         assert!(device.write_durably(0, &[2]).is_err());

@@ -264,6 +264,18 @@ fn rooms_import_only_what_lies_below_them() {
     none(broken);
 }
 
+/// Imports by `super` would be read wrongly above, and have to be changed when a file moves.
+#[test]
+fn imports_name_the_whole_path() {
+    let mut broken = Vec::new();
+    for source in sources() {
+        for (i, line) in source.code().filter(|(_, line)| line.starts_with("use super::")) {
+            broken.push(format!("{}:{i}: {line}", source.path));
+        }
+    }
+    none(broken);
+}
+
 #[test]
 fn files_do_not_import_each_other_in_a_circle() {
     let sources = sources();

@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use super::{Device, FileDevice};
+use crate::device::{Device, FileDevice};
 use crate::error::{Error, Result};
 
 /// Size in bytes of a new file for a store if nothing else is said. It is sparse.

@@ -6,6 +6,7 @@
 //! `format`; knows nothing of messages' meaning or of the DAG's shape.
 
 pub(crate) mod bulk;
+mod cache_key;
 mod ghost;
 pub(crate) mod layout;
 pub mod log;

@@ -33,6 +33,7 @@ use crate::{
     pool::{self, Buffer},
     space::Extent,
     store::{
+        cache_key::{CacheKey, Hashing},
         ghost::GhostList,
         row_cache::RowCache,
         sharded::ShardedCounter,
@@ -77,14 +78,6 @@ pub(crate) struct Handle {
 enum Cached {
     Header(Arc<Node>),
     Page(Arc<Page>),
-}
-
-/// Where a piece is stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct CacheKey {
-    pub extent: u64,
-    /// Byte offset of the piece within the extent; the header is at 0.
-    pub offset: u32,
 }
 
 /// Names a stored page; pages of one extent are in the order of their places.
@@ -163,10 +156,6 @@ impl Weighter<CacheKey, Cached> for ByBytes {
         }
     }
 }
-
-/// Without random keys: what is evicted, and so what is read, follows from what was done. The numbers
-/// hashed are the store's own; nobody chooses them.
-pub(super) type Hashing = foldhash::fast::FixedState;
 
 /// Whether the cache learns of the pages that a request brings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -14,8 +14,10 @@ use quick_cache::{
     sync::{Cache, DefaultLifecycle},
 };
 
-use super::pager::{CacheKey, Hashing};
-use crate::node::message::Msg;
+use crate::{
+    node::message::Msg,
+    store::cache_key::{CacheKey, Hashing},
+};
 
 /// Memory of an entry beside key and content, in bytes: the cache's slot, its share of tables that double,
 /// two allocations.

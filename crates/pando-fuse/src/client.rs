@@ -16,18 +16,18 @@ use crate::control::{self, Request, Response, Token, Usage};
 
 /// An ioctl that replaces the `N` bytes it is given.
 struct Exchange<const N: usize> {
-    opcode: Opcode,
+    command: u32,
     bytes: Box<[u8; N]>,
 }
 
-// SAFETY: `as_ptr` points to N initialised bytes that live as long as `self`, and `opcode` is
+// SAFETY: `as_ptr` points to N initialised bytes that live as long as `self`, and `command` is
 // made by `opcode::read_write::<[u8; N]>`, so the kernel reads and writes exactly those N bytes.
 unsafe impl<const N: usize> Ioctl for Exchange<N> {
     type Output = ();
     const IS_MUTATING: bool = true;
 
     fn opcode(&self) -> Opcode {
-        self.opcode
+        self.command as Opcode
     }
 
     fn as_ptr(&mut self) -> *mut c_void {
@@ -78,10 +78,10 @@ impl Error {
 
 fn exchange<const N: usize>(
     dir: BorrowedFd<'_>,
-    opcode: Opcode,
+    command: u32,
     bytes: Box<[u8; N]>,
 ) -> Result<Box<[u8; N]>, Error> {
-    let mut call = Exchange { opcode, bytes };
+    let mut call = Exchange { command, bytes };
     let pointer: &mut Exchange<N> = &mut call;
     // SAFETY: see `Exchange`; our opcodes mean the same on every file system that knows them,
     // and others answer ENOTTY.

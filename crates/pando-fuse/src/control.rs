@@ -13,7 +13,7 @@ use std::{
     os::unix::ffi::{OsStrExt, OsStringExt},
 };
 
-use rustix::ioctl::{Opcode, opcode};
+use rustix::ioctl::opcode;
 
 /// Bytes of a control request and of its answer.
 pub const SIZE: usize = 2048;
@@ -31,26 +31,31 @@ pub type Bytes = [u8; SIZE];
 /// The struct of a statistics request.
 pub type StatsBytes = [u8; STATS_SIZE];
 
-/// ioctl numbers, by operation.
+/// ioctl numbers, by operation. FUSE carries them in 32 bits, all that Linux gives a number.
 pub mod command {
-    use super::{Bytes, GROUP, Opcode, StatsBytes, opcode};
+    use super::{Bytes, GROUP, StatsBytes, opcode};
+
+    /// The number of an operation that takes and gives a `T`. What type rustix has for it depends on the C library.
+    const fn number<T>(operation: u8) -> u32 {
+        opcode::read_write::<T>(GROUP, operation) as u32
+    }
 
     /// Asks whether this is a Pando mount.
-    pub const PROBE: Opcode = opcode::read_write::<Bytes>(GROUP, 0x40);
+    pub const PROBE: u32 = number::<Bytes>(0x40);
     /// Clones a tree.
-    pub const CLONE: Opcode = opcode::read_write::<Bytes>(GROUP, 0x41);
+    pub const CLONE: u32 = number::<Bytes>(0x41);
     /// Removes a tree.
-    pub const REMOVE: Opcode = opcode::read_write::<Bytes>(GROUP, 0x42);
+    pub const REMOVE: u32 = number::<Bytes>(0x42);
     /// Makes everything durable.
-    pub const SYNC: Opcode = opcode::read_write::<Bytes>(GROUP, 0x43);
+    pub const SYNC: u32 = number::<Bytes>(0x43);
     /// Makes the file system larger.
-    pub const GROW: Opcode = opcode::read_write::<Bytes>(GROUP, 0x44);
+    pub const GROW: u32 = number::<Bytes>(0x44);
     /// What a tree takes.
-    pub const USAGE: Opcode = opcode::read_write::<Bytes>(GROUP, 0x46);
+    pub const USAGE: u32 = number::<Bytes>(0x46);
     /// Statistics as JSON.
-    pub const STATS: Opcode = opcode::read_write::<StatsBytes>(GROUP, 0x45);
+    pub const STATS: u32 = number::<StatsBytes>(0x45);
     /// A new token.
-    pub const TOKEN: Opcode = opcode::read_write::<Bytes>(GROUP, 0x47);
+    pub const TOKEN: u32 = number::<Bytes>(0x47);
 }
 
 /// Under which the kernel shows the daemon what a caller may do: 128 random bits, which only the
@@ -191,7 +196,7 @@ impl<'a> Reader<'a> {
 
 impl Request {
     /// The ioctl that carries this request.
-    pub fn command(&self) -> Opcode {
+    pub fn command(&self) -> u32 {
         match self {
             Request::Probe => command::PROBE,
             Request::Token => command::TOKEN,

@@ -47,7 +47,7 @@ pub struct Backup<R> {
 }
 
 impl Db {
-    /// Makes a store on `device` from the stream of a [`Snapshot::backup`]; short for [`Backup::open`] and
+    /// Makes a store on `device` from the stream of a [`crate::Snapshot::backup`]; short for [`Backup::open`] and
     /// [`Backup::restore`], which see.
     pub fn restore(
         device: Arc<dyn Device>,

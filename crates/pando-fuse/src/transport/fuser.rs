@@ -3,7 +3,7 @@
 //! Passes requests on and answers back, chooses what the kernel shall do on its
 //! own (see `docs/fuse.md` for the reasons), and sends notifications. One
 //! thread reads requests unless told otherwise; answers that may wait are
-//! worked out by [`Workers`]. The only module that names `fuser`'s types.
+//! worked out by `Workers`. The only module that names `fuser`'s types.
 
 mod convert;
 

@@ -2,7 +2,7 @@
 //!
 //! [`Handler`] is what a file system has to answer, in the types of
 //! `pando-fs`; [`Notify`] is what it may tell the kernel unasked. A transport
-//! (here [`fuser`](self::fuser), over `/dev/fuse`) turns one into the other
+//! (here [`fuser`], over `/dev/fuse`) turns one into the other
 //! and is the only place that knows a FUSE library, so it can be replaced
 //! without touching a handler.
 //!

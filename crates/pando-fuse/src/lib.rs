@@ -23,5 +23,5 @@ pub mod tool;
 pub mod transport;
 
 pub use counters::{Counters, Kind, Polling};
-pub use mount::{Error, How, Mount, Running, Settings, unmount};
+pub use mount::{Error, How, IoUring, Mount, Running, Settings, unmount};
 pub use server::StatsText;

@@ -6,6 +6,7 @@
 
 use std::{
     io,
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
     process::Command,
     sync::Arc,
@@ -13,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use fuser::{Config, Session, SessionACL};
+use fuser::{Config, SessionACL};
 use pando_fs::{AtimePolicy, Codec, Fs};
 use rustix::mount::UnmountFlags;
 
@@ -25,6 +26,7 @@ use crate::{
     transport::{
         Handler,
         fuser::{Adapter, Notifier},
+        own::{self, offer},
         poll::Poller,
     },
 };
@@ -53,6 +55,9 @@ pub enum Error {
     /// Nothing is mounted there.
     #[error("{0}: no file system is mounted there")]
     NotMounted(PathBuf),
+    /// FUSE over io_uring was asked for and cannot be had.
+    #[error("io_uring=on: {0}")]
+    NoRing(offer::Missing),
     /// A mount option that is not known.
     #[error("{0}: unknown mount option")]
     Option(String),
@@ -65,6 +70,17 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+}
+
+/// Whether requests come over io_uring instead of `/dev/fuse`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IoUring {
+    /// Where the kernel offers it.
+    Auto,
+    /// Always; the mount fails where the kernel does not offer it.
+    On,
+    /// Never.
+    Off,
 }
 
 /// How to mount.
@@ -105,6 +121,8 @@ pub struct Settings {
     pub poll: Duration,
     /// Go on polling even if somebody else wants the CPU: for tests and measurements.
     pub poll_always: bool,
+    /// Whether requests come over io_uring; `threads` and `poll` are then of no account.
+    pub io_uring: IoUring,
 }
 
 /// Longest time to poll, which is also how dense requests must be; a second would be no polling
@@ -138,6 +156,7 @@ impl Default for Settings {
             threads: 1,
             poll: Duration::from_micros(200),
             poll_always: false,
+            io_uring: IoUring::Off,
         }
     }
 }
@@ -185,6 +204,9 @@ impl Settings {
                         let n = n.parse().ok().filter(|n| (1..=64).contains(n));
                         self.threads = n.ok_or_else(unknown)?;
                     }
+                    Some(("io_uring", "auto")) => self.io_uring = IoUring::Auto,
+                    Some(("io_uring", "on")) => self.io_uring = IoUring::On,
+                    Some(("io_uring", "off")) => self.io_uring = IoUring::Off,
                     Some(("poll", micros)) => {
                         let micros = micros.parse().ok().filter(|n| *n <= MAX_POLL_MICROS);
                         self.poll = Duration::from_micros(micros.ok_or_else(unknown)?);
@@ -209,9 +231,17 @@ fn codec(name: &str) -> Option<Codec> {
     }
 }
 
+/// What answers requests.
+enum Session {
+    /// The FUSE library over `/dev/fuse`.
+    Library(fuser::Session<Adapter<Server>>),
+    /// Our own, over io_uring.
+    Own(own::Session<Server>),
+}
+
 /// A file system that is mounted and waits to be served.
 pub struct Mount {
-    session: Session<Adapter<Server>>,
+    session: Session,
     dir: PathBuf,
     /// Device number of the mount.
     device: Option<String>,
@@ -223,30 +253,40 @@ impl Mount {
     ///
     /// As root directly, otherwise by `fusermount3`.
     pub fn new(fs: Fs, dir: &Path, settings: &Settings, stats: Option<StatsText>) -> Result<Mount, Error> {
-        let mut config = Config::default();
-        config.n_threads = Some(settings.threads.max(1));
-        config.clone_fd = settings.threads > 1;
-        // The kernel itself keeps others out unless `allow_other` was given to it.
-        let acl = SessionACL::All;
         let dir = dir.canonicalize().map_err(|source| Error::Io { path: dir.to_owned(), source })?;
-        let at = |source| Error::Io { path: dir.clone(), source };
         let counters = Arc::new(Counters::default());
         let server = Arc::new(Server::new(fs, counters.clone(), stats));
+        let ring = match settings.io_uring {
+            IoUring::Off => false,
+            IoUring::On => offer::check().map(|()| true).map_err(Error::NoRing)?,
+            IoUring::Auto => match offer::check() {
+                Ok(()) => true,
+                Err(e) => {
+                    log::info!("requests come over /dev/fuse: {e}");
+                    false
+                }
+            },
+        };
         let fd = attach(&dir, settings)?;
-        let polled = if settings.threads > 1 { None } else { fd.try_clone().ok() };
-        let poller = Poller::new(polled, settings.poll, !settings.poll_always, counters.clone());
-        let adapter = Adapter::new(server.clone(), poller);
-        let session = Session::from_fd(adapter, fd, acl, config).map_err(|e| {
+        let session = match ring {
+            true => own::Session::new(server, fd).map(Session::Own),
+            false => over_device(server, fd, settings, &counters).map(Session::Library),
+        };
+        let session = session.map_err(|source| {
             // Without the handshake nobody will ever answer on this mount.
             if let Err(e) = unmount(&dir, How::Force) {
                 log::error!("{e}");
             }
-            at(e)
+            Error::Io { path: dir.clone(), source }
         })?;
-        server.start(Arc::new(Notifier(session.notifier())));
         let device = mountinfo::at(&dir).ok().flatten().map(|entry| entry.device);
         raise_readahead(device.as_deref());
         Ok(Mount { session, dir, device, counters })
+    }
+
+    /// Whether requests come over io_uring.
+    pub fn over_io_uring(&self) -> bool {
+        matches!(self.session, Session::Own(_))
     }
 
     /// Where it is mounted (absolute, without symlinks).
@@ -264,7 +304,10 @@ impl Mount {
     /// If serving fails (a panic, a broken protocol) the mount is ended by force, so that no
     /// program waits for answers that never come.
     pub fn serve(self) -> io::Result<()> {
-        let served = self.session.run();
+        let served = match self.session {
+            Session::Library(session) => session.run(),
+            Session::Own(session) => session.serve(),
+        };
         log::info!("{:?}", self.counters.polling());
         // Only our own mount: someone may have unmounted it and mounted another here.
         if served.is_err()
@@ -283,6 +326,25 @@ impl Mount {
         let thread = std::thread::Builder::new().name("pando-serve".into()).spawn(|| self.serve())?;
         Ok(Running { thread: Some(thread), dir, counters })
     }
+}
+
+/// The session of the FUSE library.
+fn over_device(
+    server: Arc<Server>,
+    fd: OwnedFd,
+    settings: &Settings,
+    counters: &Arc<Counters>,
+) -> io::Result<fuser::Session<Adapter<Server>>> {
+    let mut config = Config::default();
+    config.n_threads = Some(settings.threads.max(1));
+    config.clone_fd = settings.threads > 1;
+    // The kernel itself keeps others out unless `allow_other` was given to it.
+    let acl = SessionACL::All;
+    let polled = if settings.threads > 1 { None } else { fd.try_clone().ok() };
+    let poller = Poller::new(polled, settings.poll, !settings.poll_always, counters.clone());
+    let session = fuser::Session::from_fd(Adapter::new(server.clone(), poller), fd, acl, config)?;
+    server.start(Arc::new(Notifier(session.notifier())));
+    Ok(session)
 }
 
 /// A file system that is served by a thread; unmounted when dropped.
@@ -424,6 +486,10 @@ mod tests {
         assert_eq!((s.poll, s.poll_always), (Duration::from_micros(50), false));
         s.apply("poll=0,poll_always").unwrap();
         assert!(s.poll.is_zero() && s.poll_always);
+        for (name, is) in [("auto", IoUring::Auto), ("on", IoUring::On), ("off", IoUring::Off)] {
+            s.apply(&format!("io_uring={name}")).unwrap();
+            assert_eq!(s.io_uring, is);
+        }
         s.apply("compress=zstd:9").unwrap();
         assert_eq!(s.compress, Codec::Zstd(9));
         s.apply("compress=none").unwrap();
@@ -438,6 +504,7 @@ mod tests {
             "poll=",
             "poll=-1",
             "poll=100001",
+            "io_uring=perhaps",
         ] {
             assert!(matches!(s.apply(bad), Err(Error::Option(o)) if o == bad), "{bad}");
         }

@@ -12,6 +12,7 @@
 //! notifications without stopping other requests.
 
 pub mod fuser;
+pub mod own;
 pub(crate) mod poll;
 mod workers;
 

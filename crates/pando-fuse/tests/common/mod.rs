@@ -1,8 +1,9 @@
 //! A mount in this process on a device in memory, unmounted whatever happens.
-#![allow(dead_code, clippy::unwrap_used, clippy::expect_used)]
+#![allow(dead_code, clippy::unwrap_used, clippy::expect_used, unsafe_code)]
 
 use std::{
     fs::File,
+    io::Write as _,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -11,7 +12,7 @@ use std::{
 use pando_db::device::{Device, MemDevice};
 use pando_fs::{FormatOptions, Fs, MountOptions};
 use pando_fuse::{
-    Kind, Mount, Polling, Running, Settings, client,
+    IoUring, Kind, Mount, Polling, Running, Settings, client,
     control::Request,
     tool::{self, Spot},
 };
@@ -29,6 +30,70 @@ pub struct World {
 /// `tests/polled.rs` takes from others.
 fn forced() -> bool {
     module_path!().starts_with("polled::")
+}
+
+/// Whether they are to run over io_uring: those that `tests/ring.rs` takes from others.
+fn over_ring() -> bool {
+    module_path!().starts_with("ring::")
+}
+
+/// Switches FUSE over io_uring on in this kernel until this process ends, where root may; says so if it
+/// cannot be had.
+///
+/// Other processes may rely on the switch meanwhile: whoever is the last to use it puts it back.
+pub fn have_ring() -> bool {
+    static HAVE: std::sync::OnceLock<Option<Switch>> = std::sync::OnceLock::new();
+    let have = HAVE.get_or_init(|| {
+        extern "C" fn put_back() {
+            if let Some(Some(switch)) = HAVE.get() {
+                switch.put_back();
+            }
+        }
+        let switch = Switch::on();
+        if switch.is_some() {
+            // SAFETY: the function may be called at any time and does not unwind.
+            unsafe { libc::atexit(put_back) };
+        }
+        switch
+    });
+    if have.is_none() {
+        eprintln!(
+            "SKIPPED: this kernel has no FUSE over io_uring, or it is off and only root may switch it on"
+        );
+    }
+    have.is_some()
+}
+
+/// The kernel's switch, and a file by whose lock its users know of each other; it says `N` if the
+/// switch has to be put back.
+struct Switch(File);
+
+const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
+
+impl Switch {
+    fn on() -> Option<Self> {
+        use rustix::fs::{FlockOperation, flock};
+        let path = std::env::temp_dir().join("pando-tests-enable-uring");
+        let file = File::options().create(true).append(true).read(true).open(path).ok()?;
+        // Waits while another puts it back. (This process may hold the lock by another descriptor, so
+        // to ask for it alone could last for ever.)
+        flock(&file, FlockOperation::LockShared).ok()?;
+        if std::fs::read_to_string(SWITCH).ok()?.trim() != "Y" {
+            std::fs::write(SWITCH, "Y").ok()?;
+            (&file).write_all(b"N").ok()?;
+        }
+        Some(Self(file))
+    }
+
+    fn put_back(&self) {
+        use rustix::fs::{FlockOperation, flock};
+        if flock(&self.0, FlockOperation::NonBlockingLockExclusive).is_ok()
+            && self.0.metadata().is_ok_and(|m| m.len() > 0)
+        {
+            let _ = std::fs::write(SWITCH, "N");
+            let _ = self.0.set_len(0);
+        }
+    }
 }
 
 /// So long that nearly every request is found by polling.
@@ -55,6 +120,12 @@ impl World {
             settings.poll_always = true;
         }
         if !have_fuse() {
+            return None;
+        }
+        if over_ring() {
+            settings.io_uring = IoUring::On;
+        }
+        if settings.io_uring == IoUring::On && !have_ring() {
             return None;
         }
         let device: Arc<dyn Device> = Arc::new(MemDevice::new(256 << 20));

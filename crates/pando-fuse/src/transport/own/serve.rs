@@ -1,0 +1,371 @@
+//! From a request's bytes to the handler, and from its answer to bytes.
+//!
+//! Knows nothing of how requests come and answers go, so that `/dev/fuse` and
+//! io_uring share it. A request that makes no sense is answered with `EINVAL`,
+//! one that is not known with `ENOSYS`, one whose handler panics with `EIO`.
+
+use std::{
+    ffi::OsStr,
+    os::unix::ffi::OsStrExt,
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::Path,
+};
+
+use bytes::Bytes;
+use pando_fs::{Attr, FileKind, SetAttr, SetTime};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::wire::{self, fattr, op};
+use crate::transport::{Answer, Context, Copy, DirSink, Errno, Handler, Opened, Outcome, Write};
+
+/// A request in its three parts.
+pub(super) struct Request<'a> {
+    pub(super) header: wire::InHeader,
+    /// The struct of the operation.
+    pub(super) op: &'a [u8],
+    /// Names and data.
+    pub(super) payload: &'a [u8],
+}
+
+/// What goes back.
+pub(super) enum Reply {
+    /// Nothing: the kernel expects none.
+    None,
+    /// An error number, positive.
+    Error(i32),
+    /// The bytes in the buffer that was given.
+    Buffer,
+    /// These bytes.
+    Data(Bytes),
+}
+
+/// Work that may wait.
+pub(super) type Later = Box<dyn FnOnce(&mut Vec<u8>) -> Reply + Send>;
+
+/// An answer, or how to come by it.
+pub(super) enum Step {
+    Done(Reply),
+    Later(Later),
+}
+
+impl<'a> Request<'a> {
+    fn op<T: FromBytes>(&self) -> Result<T, Errno> {
+        T::read_from_prefix(self.op).map(|(op, _)| op).map_err(|_| INVALID)
+    }
+
+    /// The one name that the payload is.
+    fn name(&self) -> Result<&'a OsStr, Errno> {
+        wire::name(self.payload).map(|(name, _)| name).ok_or(INVALID)
+    }
+
+    fn names(&self) -> Result<(&'a OsStr, &'a OsStr), Errno> {
+        let (first, rest) = wire::name(self.payload).ok_or(INVALID)?;
+        let (second, _) = wire::name(rest).ok_or(INVALID)?;
+        Ok((first, second))
+    }
+
+    fn context(&self) -> Context {
+        Context { uid: self.header.uid, gid: self.header.gid, pid: self.header.pid }
+    }
+}
+
+const INVALID: Errno = Errno(libc::EINVAL);
+
+/// Answers `request`, or says how. `out` is where the bytes of [`Reply::Buffer`] are put.
+pub(super) fn serve<H: Handler>(handler: &H, request: &Request<'_>, out: &mut Vec<u8>) -> Step {
+    out.clear();
+    match catch_unwind(AssertUnwindSafe(|| answer(handler, request, out))) {
+        Ok(Ok(step)) => step,
+        Ok(Err(e)) => Step::Done(Reply::Error(e.0)),
+        Err(_) => {
+            log::error!("a request failed by a panic and was answered with EIO");
+            Step::Done(Reply::Error(libc::EIO))
+        }
+    }
+}
+
+/// Does what may wait.
+pub(super) fn finish(work: Later, out: &mut Vec<u8>) -> Reply {
+    out.clear();
+    catch_unwind(AssertUnwindSafe(|| work(out))).unwrap_or_else(|_| {
+        log::error!("a request failed by a panic and was answered with EIO");
+        Reply::Error(libc::EIO)
+    })
+}
+
+/// A step from an answer whose value `encode` turns into a reply.
+fn step<T: 'static>(
+    answer: Answer<T>,
+    out: &mut Vec<u8>,
+    encode: impl FnOnce(T, &mut Vec<u8>) -> Reply + Send + 'static,
+) -> Step {
+    match answer {
+        Answer::Now(outcome) => Step::Done(reply(outcome, out, encode)),
+        Answer::Later(work) => Step::Later(Box::new(move |out| reply(work(), out, encode))),
+    }
+}
+
+fn reply<T>(outcome: Outcome<T>, out: &mut Vec<u8>, encode: impl FnOnce(T, &mut Vec<u8>) -> Reply) -> Reply {
+    match outcome {
+        Ok(value) => encode(value, out),
+        Err(e) => Reply::Error(e.0),
+    }
+}
+
+fn answer<H: Handler>(h: &H, r: &Request<'_>, out: &mut Vec<u8>) -> Result<Step, Errno> {
+    let (c, node) = (r.context(), r.header.nodeid);
+    let done = match r.header.opcode {
+        op::LOOKUP => {
+            let entry = match h.lookup(node, r.name()?)? {
+                Some(a) => wire::EntryOut::of(&a),
+                None => wire::EntryOut::absent(),
+            };
+            put(out, &entry)
+        }
+        op::FORGET => {
+            h.forget(node, r.op::<wire::ForgetIn>()?.nlookup);
+            Reply::None
+        }
+        op::BATCH_FORGET => {
+            let count = r.op::<wire::BatchForgetIn>()?.count as usize;
+            let each = size_of::<wire::ForgetOne>();
+            for bytes in r.payload.chunks_exact(each).take(count) {
+                if let Ok((one, _)) = wire::ForgetOne::read_from_prefix(bytes) {
+                    h.forget(one.nodeid, one.nlookup);
+                }
+            }
+            Reply::None
+        }
+        op::GETATTR => put_attr(out, &h.getattr(node)?),
+        op::SETATTR => put_attr(out, &h.setattr(&c, node, change(&r.op()?)?)?),
+        op::READLINK => Reply::Data(h.readlink(node)?),
+        op::SYMLINK => {
+            let (name, target) = r.names()?;
+            put_entry(out, &h.symlink(&c, node, name, Path::new(target))?)
+        }
+        op::MKNOD => {
+            let i: wire::MknodIn = r.op()?;
+            put_entry(out, &h.mknod(&c, node, r.name()?, i.mode, i.umask, i.rdev)?)
+        }
+        op::MKDIR => {
+            let i: wire::MkdirIn = r.op()?;
+            put_entry(out, &h.mkdir(&c, node, r.name()?, i.mode, i.umask)?)
+        }
+        op::UNLINK => empty(h.unlink(&c, node, r.name()?))?,
+        op::RMDIR => empty(h.rmdir(&c, node, r.name()?))?,
+        op::RENAME => {
+            let (from, to) = r.names()?;
+            let newdir = r.op::<wire::RenameIn>()?.newdir;
+            empty(h.rename(&c, (node, from), (newdir, to), 0))?
+        }
+        op::RENAME2 => {
+            let (from, to) = r.names()?;
+            let i: wire::Rename2In = r.op()?;
+            empty(h.rename(&c, (node, from), (i.newdir, to), i.flags))?
+        }
+        op::LINK => {
+            let i: wire::LinkIn = r.op()?;
+            put_entry(out, &h.link(&c, i.oldnodeid, node, r.name()?)?)
+        }
+        op::OPEN => {
+            let i: wire::OpenIn = r.op()?;
+            return Ok(step(h.open(&c, node, i.flags as i32), out, |o, out| put(out, &opened(&o))));
+        }
+        op::CREATE => {
+            let i: wire::CreateIn = r.op()?;
+            let (a, o) = h.create(&c, node, r.name()?, i.mode, i.umask, i.flags as i32)?;
+            put(out, &wire::EntryOut::of(&a));
+            put(out, &opened(&o))
+        }
+        op::READ => {
+            let i: wire::ReadIn = r.op()?;
+            return Ok(step(h.read(i.fh, node, i.offset, i.size), out, |data, _| Reply::Data(data)));
+        }
+        op::WRITE => {
+            let i: wire::WriteIn = r.op()?;
+            let data = r.payload.get(..i.size as usize).ok_or(INVALID)?;
+            return Ok(step(h.write(&c, write(&i, node, data)), out, |n, out| {
+                put(out, &wire::WriteOut { size: n, padding: 0 })
+            }));
+        }
+        op::RELEASE => {
+            let i: wire::ReleaseIn = r.op()?;
+            h.release(node, i.fh, i.flags as i32);
+            Reply::Buffer
+        }
+        op::FSYNC | op::FSYNCDIR => {
+            let i: wire::FsyncIn = r.op()?;
+            let datasync = i.fsync_flags & wire::FSYNC_FDATASYNC != 0;
+            return Ok(step(h.fsync(node, datasync), out, |(), _| Reply::Buffer));
+        }
+        op::OPENDIR => {
+            let i: wire::OpenIn = r.op()?;
+            // No FOPEN_CACHE_DIR: a cached listing would outlive a clone (docs/fuse.md).
+            let fh = h.opendir(&c, node, i.flags as i32)?;
+            put(out, &wire::OpenOut { fh, ..wire::OpenOut::default() })
+        }
+        op::READDIR | op::READDIRPLUS => {
+            let i: wire::ReadIn = r.op()?;
+            let plus = r.header.opcode == op::READDIRPLUS;
+            h.readdir(i.fh, node, i.offset, &mut Listing { out, limit: i.size as usize, plus })?;
+            Reply::Buffer
+        }
+        op::RELEASEDIR => {
+            let i: wire::ReleaseIn = r.op()?;
+            h.releasedir(node, i.fh);
+            Reply::Buffer
+        }
+        op::STATFS => put(out, &wire::StatfsOut::from(&h.statfs()?)),
+        op::IOCTL => {
+            let i: wire::IoctlIn = r.op()?;
+            let data = r.payload.get(..i.in_size as usize).ok_or(INVALID)?;
+            let answer = h.ioctl(&c, node, i.fh, i.cmd, data);
+            return Ok(step(answer, out, move |data, out| {
+                if data.len() > i.out_size as usize {
+                    return Reply::Error(libc::EOVERFLOW);
+                }
+                put(out, &wire::IoctlOut::default());
+                out.extend_from_slice(&data);
+                Reply::Buffer
+            }));
+        }
+        op::COPY_FILE_RANGE => {
+            return Ok(step(copy(h, r)?, out, |n, out| {
+                put(out, &wire::WriteOut { size: u32::try_from(n).unwrap_or(u32::MAX), padding: 0 })
+            }));
+        }
+        op::COPY_FILE_RANGE_64 => {
+            return Ok(step(copy(h, r)?, out, |bytes, out| put(out, &wire::CopyOut { bytes })));
+        }
+        op::DESTROY => Reply::Buffer,
+        // The request that it is about is answered in its time, which is always finite.
+        op::INTERRUPT => Reply::None,
+        // Among them FLUSH, extended attributes, FALLOCATE, LSEEK, TMPFILE and STATX: the kernel does
+        // not ask again, and answers on its own what docs/fuse.md says.
+        _ => return Err(Errno(libc::ENOSYS)),
+    };
+    Ok(Step::Done(done))
+}
+
+/// Most bytes of one copy_file_range: its older form has 32 bits for the answer.
+const MOST_COPIED: u64 = 0xfff0_0000;
+
+fn copy<H: Handler>(h: &H, r: &Request<'_>) -> Result<Answer<u64>, Errno> {
+    let i: wire::CopyIn = r.op()?;
+    if i.flags != 0 {
+        return Err(INVALID);
+    }
+    // A caller goes on where a short copy ended.
+    let len = i.len.min(MOST_COPIED);
+    let copy = Copy {
+        ino_in: r.header.nodeid,
+        offset_in: i.off_in,
+        ino_out: i.nodeid_out,
+        handle_out: i.fh_out,
+        offset_out: i.off_out,
+        len,
+    };
+    Ok(h.copy(&r.context(), copy))
+}
+
+fn write<'a>(i: &wire::WriteIn, ino: u64, data: &'a [u8]) -> Write<'a> {
+    let writeback = i.write_flags & wire::WRITE_CACHE != 0;
+    Write {
+        handle: i.fh,
+        ino,
+        offset: i.offset,
+        data,
+        writeback,
+        // The kernel names the owner of locks where it sends a caller's buffer, not where it sends
+        // pages of its cache.
+        direct: i.write_flags & wire::WRITE_LOCKOWNER != 0 && !writeback,
+        kill_suidgid: i.write_flags & wire::WRITE_KILL_SUIDGID != 0,
+        flags: i.flags as i32,
+    }
+}
+
+fn change(i: &wire::SetattrIn) -> Result<SetAttr, Errno> {
+    let has = |bit: u32| i.valid & bit != 0;
+    let at = |bit: u32, now: u32, secs: u64, nanos: u32| match (has(bit), has(now)) {
+        (false, _) => Ok(None),
+        (true, true) => Ok(Some(SetTime::Now)),
+        (true, false) => wire::time(secs, nanos).map(|t| Some(SetTime::At(t))).ok_or(INVALID),
+    };
+    let ctime = match has(fattr::CTIME) {
+        true => Some(wire::time(i.ctime, i.ctimensec).ok_or(INVALID)?),
+        false => None,
+    };
+    Ok(SetAttr {
+        mode: has(fattr::MODE).then_some(i.mode),
+        uid: has(fattr::UID).then_some(i.uid),
+        gid: has(fattr::GID).then_some(i.gid),
+        size: has(fattr::SIZE).then_some(i.size),
+        atime: at(fattr::ATIME, fattr::ATIME_NOW, i.atime, i.atimensec)?,
+        mtime: at(fattr::MTIME, fattr::MTIME_NOW, i.mtime, i.mtimensec)?,
+        ctime,
+        // By the protocol a change of owner always drops the bits.
+        kill_suidgid: has(fattr::KILL_SUIDGID) || has(fattr::UID) || has(fattr::GID),
+    })
+}
+
+fn opened(o: &Opened) -> wire::OpenOut {
+    // Nothing waits in the handler for the last close, so FLUSH is never worth a request.
+    let mut open_flags = wire::FOPEN_NOFLUSH;
+    if o.direct {
+        open_flags |= wire::FOPEN_DIRECT_IO;
+    }
+    if o.keep_cache {
+        open_flags |= wire::FOPEN_KEEP_CACHE;
+    }
+    wire::OpenOut { fh: o.handle, open_flags, padding: 0 }
+}
+
+fn put(out: &mut Vec<u8>, value: &(impl IntoBytes + zerocopy::Immutable)) -> Reply {
+    out.extend_from_slice(value.as_bytes());
+    Reply::Buffer
+}
+
+fn put_attr(out: &mut Vec<u8>, a: &Attr) -> Reply {
+    put(out, &wire::AttrOut::from(a))
+}
+
+fn put_entry(out: &mut Vec<u8>, a: &Attr) -> Reply {
+    put(out, &wire::EntryOut::of(a))
+}
+
+fn empty(outcome: Outcome<()>) -> Result<Reply, Errno> {
+    outcome.map(|()| Reply::Buffer)
+}
+
+/// Entries on their way into a buffer of the size that the kernel offered.
+struct Listing<'a> {
+    out: &'a mut Vec<u8>,
+    limit: usize,
+    plus: bool,
+}
+
+impl DirSink for Listing<'_> {
+    fn add(&mut self, ino: u64, kind: FileKind, name: &OsStr, cookie: u64, attr: Option<&Attr>) -> bool {
+        let head = if self.plus { size_of::<wire::EntryOut>() } else { 0 } + size_of::<wire::Dirent>();
+        let end = (self.out.len() + head + name.len()).next_multiple_of(8);
+        if end > self.limit {
+            return false;
+        }
+        if self.plus {
+            put(self.out, &attr.map_or_else(|| wire::EntryOut::unseen(ino, kind), wire::EntryOut::of));
+        }
+        let namelen = name.len() as u32;
+        put(self.out, &wire::Dirent { ino, off: cookie, namelen, kind: wire::type_bits(kind) >> 12 });
+        self.out.extend_from_slice(name.as_bytes());
+        self.out.resize(end, 0);
+        true
+    }
+
+    fn wants_attributes(&self) -> bool {
+        self.plus
+    }
+
+    fn capacity(&self) -> usize {
+        self.limit.saturating_sub(self.out.len())
+    }
+}

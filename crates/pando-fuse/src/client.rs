@@ -1,6 +1,6 @@
 //! The tool's side of a control request: one ioctl on a directory of the mount.
 //!
-//! The only room of the crate with `unsafe`: an ioctl cannot be made without.
+//! One of the two rooms of the crate with `unsafe`: an ioctl cannot be made without.
 
 #![allow(unsafe_code)]
 

@@ -2,14 +2,15 @@
 //!
 //! [`Handler`] is what a file system has to answer, in the types of
 //! `pando-fs`; [`Notify`] is what it may tell the kernel unasked. A transport
-//! (here [`fuser`], over `/dev/fuse`) turns one into the other
-//! and is the only place that knows a FUSE library, so it can be replaced
-//! without touching a handler.
+//! turns one into the other, so it can be replaced without touching a handler:
+//! [`fuser`] does over `/dev/fuse` and is the only place that knows a FUSE
+//! library, [`own`] speaks the protocol itself, over io_uring.
 //!
 //! Guarantees to a handler: every request is answered exactly once, with
 //! `EIO` if the handler panics; [`Answer::Later`] runs on another thread than
-//! the one that reads requests, so it may wait for a device or send
-//! notifications without stopping other requests.
+//! the one that reads requests (over io_uring, where each request has a thread,
+//! on that), so it may wait for a device or send notifications without
+//! stopping other requests.
 
 pub mod fuser;
 pub mod own;

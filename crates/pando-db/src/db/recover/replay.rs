@@ -150,6 +150,7 @@ impl Recovered {
             }
         }
         if let Some(first) = self.void {
+            self.replay.doubt(first);
             take_back(&mut self.records, first);
         }
         Ok(())

@@ -72,6 +72,8 @@ pub struct Replay {
     clean: bool,
     /// Go on behind what is lost.
     salvage: bool,
+    /// The first record that does not count although it is whole.
+    in_doubt: u64,
     found: Vec<Found>,
     /// A write-out that was repaired in memory, and its position.
     repaired: Option<(u64, Vec<u8>)>,
@@ -105,6 +107,7 @@ impl Log {
             durable,
             clean,
             salvage,
+            in_doubt: u64::MAX,
             found: Vec::new(),
             repaired: None,
             window: Vec::new(),
@@ -149,6 +152,12 @@ impl Replay {
     /// The records that were durable once and are behind the end. Meant for the end of the log.
     pub fn missing(&self) -> Option<RangeInclusive<u64>> {
         (self.next_msn <= self.durable).then_some(self.next_msn..=self.durable)
+    }
+
+    /// Says that the records from number `first` on are whole and do not count. Until the log says so itself, durably, it
+    /// must not call them durable: whoever reads that would miss what they lack.
+    pub fn doubt(&mut self, first: u64) {
+        self.in_doubt = self.in_doubt.min(first);
     }
 
     /// Where on the device a position is.
@@ -299,7 +308,9 @@ impl Replay {
         }
         let flushed = self.region.device.flush();
         flushed.map_err(|e| Error::io("flush", self.region.base, e))?;
-        Ok(Log::resume(self.region, self.start.pos, self.at, self.head, self.next_msn, placer))
+        let log = Log::resume(self.region, self.start.pos, self.at, self.head, self.next_msn, placer);
+        log.doubt(self.in_doubt);
+        Ok(log)
     }
 
     /// The header at a position if the record is the next one to all appearances, and the checksum in it.

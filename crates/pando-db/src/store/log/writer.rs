@@ -213,6 +213,12 @@ impl Log {
         }
     }
 
+    /// Takes no record from number `first` on for durable before the next sync.
+    pub(super) fn doubt(&self, first: u64) {
+        let mut turn = self.turn.lock();
+        turn.durable_msn = turn.durable_msn.min(first.saturating_sub(1));
+    }
+
     /// Appends the concatenation of the parts as one record, in memory: its
     /// MSN and the position behind it. Costs hashing outside and a copy inside
     /// a short lock.

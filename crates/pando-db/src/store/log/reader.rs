@@ -75,6 +75,8 @@ pub struct Replay {
     /// The first record that does not count although it is whole.
     in_doubt: u64,
     found: Vec<Found>,
+    /// What was computed again, and where on the device it belongs.
+    to_mend: Vec<(u64, Vec<u8>)>,
     /// A write-out that was repaired in memory, and its position.
     repaired: Option<(u64, Vec<u8>)>,
     /// Bytes read ahead, and the position of the first.
@@ -109,6 +111,7 @@ impl Log {
             salvage,
             in_doubt: u64::MAX,
             found: Vec::new(),
+            to_mend: Vec::new(),
             repaired: None,
             window: Vec::new(),
             window_at: start.pos,
@@ -154,8 +157,8 @@ impl Replay {
         (self.next_msn <= self.durable).then_some(self.next_msn..=self.durable)
     }
 
-    /// Says that the records from number `first` on are whole and do not count. Until the log says so itself, durably, it
-    /// must not call them durable: whoever reads that would miss what they lack.
+    /// Says that the records from number `first` on are whole and do not count. Until the log says so itself,
+    /// durably, it must not call them durable: whoever reads that would miss what they lack.
     pub fn doubt(&mut self, first: u64) {
         self.in_doubt = self.in_doubt.min(first);
     }
@@ -238,14 +241,16 @@ impl Replay {
         if places.is_empty() {
             return Ok(false);
         }
+        let right: Vec<_> = places.iter().map(|place| bytes.get(place.clone()).map(<[u8]>::to_vec)).collect();
         let before = self.repaired.replace((footer.begin, bytes));
         if self.record_at(pos)?.is_none() {
             // It is of a former life of the log, or more is gone than can be computed.
             self.repaired = before;
             return Ok(false);
         }
-        for place in places {
+        for (place, right) in places.into_iter().zip(right) {
             let at = self.place(footer.begin + place.start as u64);
+            self.to_mend.extend(right.map(|right| (at, right)));
             self.found.push(Found::Repaired { at, len: place.len() as u64, last: footer.last });
         }
         Ok(true)
@@ -296,15 +301,34 @@ impl Replay {
         Ok(footer.filter(|footer| footer.end() % size == end % size))
     }
 
+    /// Writes what was computed again to where it belongs, one unit of a block and nothing else changed: whoever
+    /// reads the log next must not depend on its guard for what counts as durable from now on.
+    fn mend(&self) -> Result<()> {
+        let device = &self.region.device;
+        for (at, right) in &self.to_mend {
+            let (block, inside) = (at / BLOCK * BLOCK, (at % BLOCK) as usize);
+            let failed = |e| Error::io("mend the log", block, e);
+            let mut bytes = vec![0; BLOCK as usize];
+            device.read_at(block, &mut bytes).map_err(failed)?;
+            bytes.iter_mut().skip(inside).zip(right).for_each(|(byte, right)| *byte = *right);
+            device.write_at(block, &bytes).map_err(failed)?;
+        }
+        Ok(())
+    }
+
     /// A writer that continues behind the last valid record and keeps
     /// everything since the start of this replay until it is truncated.
     ///
     /// Flushes the device: what was replayed may have been written by a
     /// process that died before its own flush. [`Error::Invalid`] before the
-    /// end was reached: writing there would destroy records. Without a placer nothing is to be written.
+    /// end was reached: writing there would destroy records. Without a placer nothing is to be written; with one, what
+    /// was repaired is right on the device as well.
     pub fn into_log(self, placer: Option<Arc<dyn Place>>) -> Result<Log> {
         if !self.ended {
             return Err(Error::Invalid("the log has not been replayed to its end".into()));
+        }
+        if placer.is_some() {
+            self.mend()?;
         }
         let flushed = self.region.device.flush();
         flushed.map_err(|e| Error::io("flush", self.region.base, e))?;

@@ -274,6 +274,26 @@ fn records_of_before_a_crash_stay_dead() {
     assert_eq!(replay(&device, START, 1).0, ["one", "two", "six"]);
 }
 
+/// A torn write-out that its guard could repair was repaired anew by each recovery, and by the second one taken for
+/// damage, because the first had made it count as durable.
+#[test]
+fn what_was_repaired_is_right_on_the_device_too() {
+    let device = memory();
+    let log = open(&device);
+    log.append(&[&[7; 900]]).unwrap();
+    log.write_out().unwrap();
+    let torn = [0; 100];
+    device.write_at(BASE + 600, &torn).unwrap();
+    let (records, reading) = replay(&device, START, 1);
+    assert_eq!((records.len(), reading.found().len()), (1, 1), "the guard repairs it");
+    drop(reading.into_log(None).unwrap());
+    assert_eq!(replay(&device, START, 1).1.found().len(), 1, "a reader changes nothing");
+    drop(replay(&device, START, 1).1.into_log(Some(Arc::new(Clumsy))).unwrap());
+    let (again, reading) = replay(&device, START, 1);
+    assert_eq!(again, records);
+    assert!(reading.found().is_empty(), "{:?}", reading.found());
+}
+
 #[test]
 fn records_of_another_log_or_place_are_not_valid() {
     let device = memory();

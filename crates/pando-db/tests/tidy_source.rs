@@ -385,3 +385,36 @@ fn the_rules_find_what_breaks_them() {
     let test = [source("key/span.rs", "#[cfg(test)]\nmod tests {\n    use crate::dag::edit::Edit;\n}\n")];
     assert_eq!(broken_floors(ROOMS, &[], &test), [""; 0]);
 }
+
+/// The documents name files by their last folders and name, in backquotes.
+#[test]
+fn files_that_documents_name_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut files = Vec::new();
+    let mut folders = vec![root.join("crates"), root.join("bench/src")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            match path.is_dir() {
+                true => folders.push(path),
+                false => files.push(path),
+            }
+        }
+    }
+    let (mut named, mut gone) = (0, Vec::new());
+    let documents = fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
+    for document in
+        documents.chain([root.join("README.md")]).filter(|path| path.extension().is_some_and(|e| e == "md"))
+    {
+        let text = fs::read_to_string(&document).unwrap();
+        let is_file = |word: &&str| word.ends_with(".rs") && !word.contains([' ', '*']);
+        for name in text.split('`').skip(1).step_by(2).filter(is_file) {
+            named += 1;
+            if !files.iter().any(|file| file.ends_with(name)) {
+                gone.push(format!("{}: {name}", document.display()));
+            }
+        }
+    }
+    assert!(named > 20, "only {named} files are named");
+    assert!(gone.is_empty(), "{}", gone.join("\n"));
+}

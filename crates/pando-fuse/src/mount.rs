@@ -269,7 +269,7 @@ impl Mount {
         };
         let fd = attach(&dir, settings)?;
         let session = match ring {
-            true => own::Session::new(server, fd).map(Session::Own),
+            true => own::Session::new(server, fd, &dir).map(Session::Own),
             false => over_device(server, fd, settings, &counters).map(Session::Library),
         };
         let session = session.map_err(|source| {

@@ -17,6 +17,7 @@ use std::{
     path::Path,
     process::Command,
     sync::atomic::{AtomicBool, AtomicU8, Ordering},
+    time::{Duration, Instant},
 };
 
 use common::World;
@@ -76,15 +77,31 @@ impl Aio {
                 ..Iocb::default()
             })
             .collect();
-        let mut list: Vec<*mut Iocb> = requests.iter_mut().map(|r| r as *mut Iocb).collect();
-        let n = unsafe { libc::syscall(libc::SYS_io_submit, self.0, blocks, list.as_mut_ptr()) };
-        assert_eq!(n, blocks as i64, "{}", io::Error::last_os_error());
+        let list: Vec<*mut Iocb> = requests.iter_mut().map(|r| r as *mut Iocb).collect();
+        let mut submitted = 0;
+        while submitted < blocks {
+            let rest = &list[submitted..];
+            let n = unsafe { libc::syscall(libc::SYS_io_submit, self.0, rest.len(), rest.as_ptr()) };
+            match usize::try_from(n) {
+                Ok(n) => submitted += n,
+                // The kernel counts free places for each CPU, so that there may seem to be too few.
+                Err(_) => assert_eq!(io::Error::last_os_error().kind(), io::ErrorKind::WouldBlock),
+            }
+        }
         let mut events = vec![[0u64; 4]; blocks];
-        let none = std::ptr::null::<libc::timespec>();
-        let n = unsafe {
-            libc::syscall(libc::SYS_io_getevents, self.0, blocks, blocks, events.as_mut_ptr(), none)
-        };
-        assert_eq!(n, blocks as i64, "{}", io::Error::last_os_error());
+        let mut seen = 0;
+        let begin = Instant::now();
+        while seen < blocks {
+            assert!(begin.elapsed() < Duration::from_secs(20), "{seen} of {blocks} writes have ended");
+            // A signal ends the call early.
+            let (rest, second) = (&mut events[seen..], libc::timespec { tv_sec: 1, tv_nsec: 0 });
+            let (n, to) = (rest.len(), rest.as_mut_ptr());
+            let n = unsafe { libc::syscall(libc::SYS_io_getevents, self.0, n, n, to, &raw const second) };
+            match usize::try_from(n) {
+                Ok(n) => seen += n,
+                Err(_) => assert_eq!(io::Error::last_os_error().kind(), io::ErrorKind::Interrupted),
+            }
+        }
         assert!(events.iter().all(|e| e[2] == BLOCK as u64), "{events:?}");
     }
 }
@@ -92,6 +109,15 @@ impl Aio {
 impl Drop for Aio {
     fn drop(&mut self) {
         unsafe { libc::syscall(libc::SYS_io_destroy, self.0) };
+    }
+}
+
+/// Ends the readers, also when a write fails.
+struct Done<'a>(&'a AtomicBool);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
     }
 }
 
@@ -122,6 +148,7 @@ fn beside_readers(w: &World, name: &str, rounds: u8, mut write: impl FnMut(&File
                 })
             })
             .collect();
+        let end = Done(&done);
         for round in 1..=rounds {
             write(&direct, BLOCKS, round);
             floor.store(round, Ordering::Release);
@@ -129,7 +156,7 @@ fn beside_readers(w: &World, name: &str, rounds: u8, mut write: impl FnMut(&File
         // Nothing is under way any more: what is old now stays so for ever.
         let all = fs::read(&path).unwrap();
         let old = all.chunks(BLOCK).filter(|b| b[0] != rounds).count();
-        done.store(true, Ordering::Release);
+        drop(end);
         let stale: u64 = readers.into_iter().map(|r| r.join().unwrap()).sum();
         assert_eq!((old, stale), (0, 0), "{name}: blocks that stay old, and reads of old ones");
     });

@@ -8,3 +8,5 @@ mod bypass;
 mod coherence;
 #[path = "posix.rs"]
 mod posix;
+#[path = "waiting.rs"]
+mod waiting;

@@ -114,7 +114,12 @@ impl World {
         Self::with(Settings::default())
     }
 
-    pub fn with(mut settings: Settings) -> Option<World> {
+    pub fn with(settings: Settings) -> Option<World> {
+        Self::on(Arc::new(MemDevice::new(256 << 20)), settings)
+    }
+
+    /// A fresh file system on `device`, mounted.
+    pub fn on(device: Arc<dyn Device>, mut settings: Settings) -> Option<World> {
         if forced() {
             settings.poll = FORCED;
             settings.poll_always = true;
@@ -128,7 +133,6 @@ impl World {
         if settings.io_uring == IoUring::On && !have_ring() {
             return None;
         }
-        let device: Arc<dyn Device> = Arc::new(MemDevice::new(256 << 20));
         let options = FormatOptions::default()
             .node_size(64 << 10)
             .root_uid(rustix::process::geteuid().as_raw())

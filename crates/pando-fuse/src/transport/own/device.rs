@@ -11,7 +11,11 @@ use std::{
         fd::{AsFd, AsRawFd, OwnedFd, RawFd},
         unix::ffi::OsStrExt,
     },
-    sync::Arc,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use rustix::io::Errno;
@@ -32,11 +36,15 @@ const MAX_WORKERS: usize = 16;
 pub(super) struct Device {
     fd: OwnedFd,
     ended: Ended,
+    /// Where the file system is mounted.
+    dir: PathBuf,
+    /// Calls of [`Device::stir`] so far.
+    stirred: AtomicU64,
 }
 
 impl Device {
-    pub(super) fn new(fd: OwnedFd) -> Self {
-        Self { fd, ended: Ended::default() }
+    pub(super) fn new(fd: OwnedFd, dir: PathBuf) -> Self {
+        Self { fd, dir, ended: Ended::default(), stirred: AtomicU64::new(0) }
     }
 
     pub(super) fn raw(&self) -> RawFd {
@@ -88,6 +96,26 @@ impl Device {
         match self.send(0, code, parts) {
             // What the kernel does not know it need not forget.
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+            result => result,
+        }
+    }
+
+    /// Makes the kernel send a request that changes nothing, through the queue of the CPU that the caller
+    /// runs on. `ino` is the inode of a request under way.
+    ///
+    /// Over io_uring the kernel hands out requests that stand in a queue only to an entry that commits
+    /// an answer, not to one that is registered later. Answering this request is such a commit.
+    pub(super) fn stir(&self, ino: u64) -> io::Result<()> {
+        // The kernel counts its own requests from 0, so that they never have the highest bit; the lowest
+        // one would mean an interrupt.
+        let unique = 1 << 63 | self.stirred.fetch_add(1, Ordering::Relaxed) << 1;
+        let body = wire::Retrieve { unique, ino, offset: 0, size: 0, padding: 0 };
+        match self.send(0, wire::NOTIFY_RETRIEVE, &[body.as_bytes()]) {
+            // Not a regular file, or one that the kernel has forgotten.
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::ENOENT)) => {
+                rustix::fs::statfs(&self.dir)?;
+                Ok(())
+            }
             result => result,
         }
     }

@@ -17,6 +17,7 @@ mod wire;
 use std::{
     io,
     os::fd::OwnedFd,
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -58,12 +59,12 @@ pub(crate) struct Session<H: Handler> {
 }
 
 impl<H: Handler> Session<H> {
-    /// Does the handshake over `fd` and starts the queues.
+    /// Does the handshake over `fd` of what is mounted on `dir`, and starts the queues.
     ///
     /// Fails if the kernel does not offer io_uring or a queue cannot be started; then nobody will
     /// answer on this mount.
-    pub(crate) fn new(handler: Arc<H>, fd: OwnedFd) -> io::Result<Self> {
-        let device = Arc::new(Device::new(fd));
+    pub(crate) fn new(handler: Arc<H>, fd: OwnedFd, dir: &Path) -> io::Result<Self> {
+        let device = Arc::new(Device::new(fd, dir.to_owned()));
         let mut rings = ring::Rings::prepare(handler.clone(), device.clone())?;
         greet(&device)?;
         handler.start(device.clone() as Arc<dyn Notify>);

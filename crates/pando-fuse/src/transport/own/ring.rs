@@ -277,8 +277,12 @@ impl<H: Handler> Shared<H> {
         Ok(Begun { so_far, go })
     }
 
-    /// Adds an entry to the queue, and returns when requests may come to it.
-    fn grow(self: &Arc<Self>, queue: &Queue) {
+    /// Adds an entry to the queue, and returns when requests may come to it; whether it could. `ino` is
+    /// the inode of the request that the caller works on.
+    ///
+    /// The kernel gives the new entry none of the requests that stand in the queue already, so one that
+    /// changes nothing is sent after them: with its answer the entry takes the first of those.
+    fn grow(self: &Arc<Self>, queue: &Queue, ino: u64) -> bool {
         let grown = self.begin(usize::from(queue.cpu)).and_then(|thread| {
             thread.wait()?;
             let _ = thread.go.send(());
@@ -286,8 +290,22 @@ impl<H: Handler> Shared<H> {
         });
         if let Err(e) = grown {
             log::warn!("no further thread for requests that wait: {e}");
+            return false;
         }
+        // The caller's entry is not to be counted on until that request is answered.
+        queue.waiting.fetch_add(1, Ordering::SeqCst);
+        let stirred = self.device.stir(ino);
+        queue.waiting.fetch_sub(1, Ordering::SeqCst);
+        if let (Err(e), false) = (stirred, self.device.ended()) {
+            log::warn!("requests may stand behind others that wait: {e}");
+        }
+        true
     }
+}
+
+/// Whether an entry is left that no request holds which waits.
+fn has_spare(queue: &Queue) -> bool {
+    queue.entries.load(Ordering::SeqCst) > queue.waiting.load(Ordering::SeqCst)
 }
 
 /// One thread's end of a queue.
@@ -385,10 +403,8 @@ impl Lane {
                 e => return Err(io::Error::from_raw_os_error(e)),
             }
             let idle = queue.idle.fetch_sub(1, Ordering::SeqCst) - 1;
-            if idle < FEW_IDLE && queue.entries.load(Ordering::SeqCst) < MOST_ENTRIES {
-                shared.grow(queue);
-            }
-            let commit_id = self.answer(shared, queue);
+            let more = idle < FEW_IDLE && queue.entries.load(Ordering::SeqCst) < MOST_ENTRIES;
+            let commit_id = self.answer(shared, queue, more);
             self.push(shared.device.raw(), COMMIT_AND_FETCH, commit_id)?;
             queue.idle.fetch_add(1, Ordering::SeqCst);
             result = self.wait()?;
@@ -396,12 +412,16 @@ impl Lane {
     }
 
     /// Works the request out and puts the answer where the kernel takes it from; what to name it by.
-    fn answer<H: Handler>(&mut self, shared: &Arc<Shared<H>>, queue: &Queue) -> u64 {
+    /// With `more`, the queue gets a further entry first.
+    fn answer<H: Handler>(&mut self, shared: &Arc<Shared<H>>, queue: &Queue, more: bool) -> u64 {
         let (headers, payload) = self.memory.get();
         let out = &mut self.out;
         let (unique, reply) = match InHeader::read_from_prefix(&headers.request) {
             Err(_) => (0, Reply::Error(libc::EIO)),
             Ok((header, _)) => {
+                if more {
+                    shared.grow(queue, header.nodeid);
+                }
                 let given = payload.get(..headers.payload as usize).unwrap_or_default();
                 let op = headers.op.get(..op_size(header.opcode)).unwrap_or_default();
                 let step = serve(&*shared.handler, &Request { header, op, payload: given }, out);
@@ -409,10 +429,12 @@ impl Lane {
                     Step::Done(reply) => reply,
                     Step::Later(work) => {
                         let waiting = queue.waiting.fetch_add(1, Ordering::SeqCst) + 1;
-                        if queue.entries.load(Ordering::SeqCst) < waiting + SPARE {
-                            shared.grow(queue);
-                        }
-                        let reply = finish(work, out);
+                        let room = queue.entries.load(Ordering::SeqCst) >= waiting + SPARE;
+                        // The last entry never waits: what it waits for could need an entry.
+                        let reply = match room || shared.grow(queue, header.nodeid) || has_spare(queue) {
+                            true => finish(work, out),
+                            false => Reply::Error(libc::ENOMEM),
+                        };
                         queue.waiting.fetch_sub(1, Ordering::SeqCst);
                         reply
                     }

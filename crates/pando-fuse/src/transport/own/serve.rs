@@ -239,7 +239,7 @@ fn answer<H: Handler>(h: &H, r: &Request<'_>, out: &mut Vec<u8>) -> Result<Step,
         }
         op::DESTROY => Reply::Buffer,
         // The request that it is about is answered in its time, which is always finite.
-        op::INTERRUPT => Reply::None,
+        op::INTERRUPT | op::NOTIFY_REPLY => Reply::None,
         // Among them FLUSH, extended attributes, FALLOCATE, LSEEK, TMPFILE and STATX: the kernel does
         // not ask again, and answers on its own what docs/fuse.md says.
         _ => return Err(Errno(libc::ENOSYS)),

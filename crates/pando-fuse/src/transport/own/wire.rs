@@ -42,6 +42,8 @@ pub(super) mod op {
     pub const INTERRUPT: u32 = 36;
     pub const DESTROY: u32 = 38;
     pub const IOCTL: u32 = 39;
+    /// The kernel's reply to a notification; nobody waits for an answer to it.
+    pub const NOTIFY_REPLY: u32 = 41;
     pub const BATCH_FORGET: u32 = 42;
     pub const READDIRPLUS: u32 = 44;
     pub const RENAME2: u32 = 45;
@@ -98,6 +100,7 @@ pub(super) const FSYNC_FDATASYNC: u32 = 1;
 /// Codes of what the server says unasked.
 pub(super) const NOTIFY_INVAL_INODE: i32 = 2;
 pub(super) const NOTIFY_INVAL_ENTRY: i32 = 3;
+pub(super) const NOTIFY_RETRIEVE: i32 = 5;
 
 /// Structs that come from the kernel.
 macro_rules! received {
@@ -187,6 +190,7 @@ sent! {
     struct Dirent { ino: u64, off: u64, namelen: u32, kind: u32 }
     struct InvalInode { ino: u64, off: i64, len: i64 }
     struct InvalEntry { parent: u64, namelen: u32, flags: u32 }
+    struct Retrieve { unique: u64, ino: u64, offset: u64, size: u32, padding: u32 }
 }
 
 /// How long the kernel may rely on a name or on attributes, seconds. The server is the only one
@@ -334,6 +338,7 @@ mod tests {
         assert_eq!(size_of::<StatfsOut>(), 80);
         assert_eq!(size_of::<Dirent>(), 24);
         assert_eq!(size_of::<InvalEntry>(), 16);
+        assert_eq!(size_of::<Retrieve>(), 32);
     }
 
     #[test]

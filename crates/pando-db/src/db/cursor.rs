@@ -110,6 +110,22 @@ impl Cursor {
         self.restart(below);
     }
 
+    /// Brings what the cursor would come to next from the low end into memory, for others who read the same keys
+    /// soon, until some `bytes` of pages were passed or nothing is left (`false`): the cursor goes on behind it. What
+    /// is in memory is not read, and what somebody else reads at the time is waited for. It stays there until
+    /// it is asked for, if not more than [`Db::room_ahead`](crate::Db::room_ahead) is kept so.
+    ///
+    /// Cost: the reads of a scan, by requests of up to 1 MiB from the first one on.
+    pub fn read_ahead(&mut self, bytes: u64) -> Result<bool> {
+        self.ahead = ScanReadahead::for_others();
+        while (self.ahead.passed() as u64) < bytes {
+            if self.advance(Direction::Forward)?.is_none() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// After an error: goes on behind what could not be read, as if nothing were there, and tells which keys
     /// that may have been: from the first up to the second (`None`: no upper bound). `None` and as before if
     /// there was no error, if the store is to be blamed as a whole, or if pairs were taken from both ends.

@@ -96,6 +96,12 @@ impl Db {
         self.snapshot().into_prefix(prefix)
     }
 
+    /// Memory for what cursors have read ahead and nobody has asked for yet, in bytes: an eighth of
+    /// [`Options::cache_bytes`], which it is part of. See [`Cursor::read_ahead`].
+    pub fn room_ahead(&self) -> u64 {
+        self.engine().pager.room_ahead()
+    }
+
     /// Applies all operations of `batch` in order, all or none. Visible when the call returns;
     /// durable after the next [`Db::sync`], or within [`Options::sync_interval`].
     ///

@@ -1,13 +1,14 @@
 //! The store: what lies on the device besides the meaning of nodes.
 //!
 //! `superblock` is where everything begins, `log` the redo log, `table` says where each node lies, `pager`
-//! reads and caches nodes and pages, `row_cache` keeps single entries of them, `layout` decides where a node
+//! reads and caches nodes and pages, `inflight` knows what is being read, `row_cache` keeps single entries of them, `layout` decides where a node
 //! is written, `bulk` places large values while the log is written. May use: `device`, `space`, `node` and
 //! `format`; knows nothing of messages' meaning or of the DAG's shape.
 
 pub(crate) mod bulk;
 mod cache_key;
 mod ghost;
+mod inflight;
 pub(crate) mod layout;
 pub mod log;
 pub(crate) mod pager;

@@ -35,6 +35,7 @@ use crate::{
     store::{
         cache_key::{CacheKey, Hashing},
         ghost::GhostList,
+        inflight::{Claimed, InFlight},
         row_cache::RowCache,
         sharded::ShardedCounter,
         table::{Loc, Table},
@@ -58,6 +59,10 @@ const LEAST_PASSED: usize = 8 << 10;
 
 /// Part (1/n) of the cache's budget that one request reads ahead at most.
 const AHEAD_SHARE: u64 = 16;
+
+/// Part (1/n) of the budget at the start that pages may have which were read ahead and not asked for yet; of
+/// what pages and headers have.
+const IN_FLIGHT_SHARE: u64 = 8;
 
 /// Part (1/n) of the budget that entries of pages may have; as long as they have less, pages have the rest.
 const ROW_SHARE: u64 = 8;
@@ -166,6 +171,8 @@ pub(crate) enum Keep {
     Again,
     /// Of none.
     Never,
+    /// When somebody asks for them: see [`InFlight`].
+    Ahead,
 }
 
 /// Reads and caches nodes and pages.
@@ -176,6 +183,9 @@ pub(crate) struct Pager {
     /// Entries noted since the start; what pages and headers leave them, as they were told last.
     rows_noted: AtomicU64,
     row_bytes: AtomicU64,
+    /// What is being read, and what was read ahead; and the memory of this, as the cache was told last.
+    in_flight: InFlight,
+    ahead_bytes: AtomicU64,
     /// What the cache was told; to ask it takes a lock of each of its parts, and every write asks.
     budget: AtomicU64,
     /// What was read with [`Keep::Again`].
@@ -208,6 +218,8 @@ impl Pager {
             rows: RowCache::new(budget / ROW_SHARE, page_target),
             rows_noted: 0.into(),
             row_bytes: 0.into(),
+            in_flight: InFlight::with_room(budget / IN_FLIGHT_SHARE),
+            ahead_bytes: 0.into(),
             budget: budget.into(),
             cache: Cache::with_options(options, ByBytes, Hashing::with_seed(0), DefaultLifecycle::default()),
             hits: ShardedCounter::default(),
@@ -243,13 +255,29 @@ impl Pager {
         self.share_with_rows();
     }
 
-    /// Gives pages and headers what entries of pages leave.
+    /// Gives pages and headers what entries of pages, and pages that were read ahead, leave.
     fn share_with_rows(&self) {
         let budget = self.budget();
         let step = (budget / WORTH_TELLING).max(1);
         let rows = self.rows.weight().next_multiple_of(step).min(budget / ROW_SHARE);
+        let ahead = self.in_flight.held().next_multiple_of(step).min(budget / 2);
         self.row_bytes.store(rows, Ordering::Relaxed);
-        self.cache.set_capacity(budget - rows);
+        self.ahead_bytes.store(ahead, Ordering::Relaxed);
+        self.cache.set_capacity(budget - rows - ahead);
+    }
+
+    /// The same if the memory of pages that were read ahead has changed enough.
+    fn share_with_pages_ahead(&self) {
+        if self.in_flight.held().abs_diff(self.ahead_bytes.load(Ordering::Relaxed))
+            > self.budget() / WORTH_TELLING
+        {
+            self.share_with_rows();
+        }
+    }
+
+    /// Memory that pages may have which are read ahead, in bytes.
+    pub fn room_ahead(&self) -> u64 {
+        self.in_flight.room()
     }
 
     /// Notes an entry of a page that had to be read for it.
@@ -273,7 +301,7 @@ impl Pager {
 
     /// Bytes of clean data in the cache.
     pub fn cached_bytes(&self) -> u64 {
-        self.cache.weight() + self.rows.weight()
+        self.cache.weight() + self.rows.weight() + self.in_flight.held()
     }
 
     /// Node `id` of a table version. At most one read: of the header.
@@ -303,9 +331,20 @@ impl Pager {
     fn header(&self, stored: &Stored) -> Result<Arc<Node>> {
         let head = stored.head()?;
         let key = CacheKey { extent: head.id, offset: 0 };
-        if let Some(Cached::Header(node)) = self.lookup(&key) {
-            return Ok(node);
-        }
+        let _claim = loop {
+            if let Some(Cached::Header(node)) = self.cache.get(&key) {
+                self.hits.add();
+                return Ok(node);
+            }
+            match self.in_flight.claim(key) {
+                Claimed::Mine(_) if matches!(self.cache.peek(&key), Some(Cached::Header(_))) => (),
+                Claimed::Mine(claim) => break Some(claim),
+                Claimed::Ended => (),
+                // A page that claims to lie in the place of a header: a damaged one.
+                Claimed::Ahead(_) => break None,
+            }
+        };
+        self.misses.add();
         let offset = head.offset;
         let read = || {
             let bytes = self.read(offset, stored.header_len)?;
@@ -382,9 +421,25 @@ impl Pager {
 
     fn stored_page(&self, page: &PageRef, extent: &Arc<Extent>, segment: Segment) -> Result<Arc<Page>> {
         let key = CacheKey { extent: extent.id, offset: segment.offset };
-        if let Some(Cached::Page(found)) = self.lookup(&key) {
-            return Ok(found);
-        }
+        let _claim = loop {
+            if let Some(Cached::Page(found)) = self.cache.get(&key) {
+                self.hits.add();
+                return Ok(found);
+            }
+            match self.in_flight.claim(key) {
+                Claimed::Ended => (),
+                Claimed::Ahead(page) => {
+                    self.hits.add();
+                    self.cache.insert(key, Cached::Page(page.clone()));
+                    self.in_flight.taken(&key);
+                    self.share_with_pages_ahead();
+                    return Ok(page);
+                }
+                Claimed::Mine(_) if matches!(self.cache.peek(&key), Some(Cached::Page(_))) => (),
+                Claimed::Mine(claim) => break claim,
+            }
+        };
+        self.misses.add();
         let at = extent.offset + u64::from(segment.offset);
         let read =
             self.read(at, segment.len).and_then(|bytes| node_codec::load_page(page, segment, bytes, at));
@@ -404,11 +459,30 @@ impl Pager {
         keep: Keep,
     ) -> Vec<(Piece, Arc<Page>)> {
         let limit = limit.min((self.budget() / AHEAD_SHARE) as usize);
-        let wanted = side_by_side(home, pages.take_while(|page| !self.is_cached(home, page)), limit);
+        let mut wanted = side_by_side(home, pages.take_while(|page| !self.is_cached(home, page)), limit);
+        // What others read, or have read ahead, is not read once more. Who reads for itself alone does not
+        // let others wait.
+        let shared = matches!(keep, Keep::Always | Keep::Ahead);
+        let mut claim = self.in_flight.claim_first(wanted.iter().map(|wanted| wanted.key).filter(|_| shared));
+        if shared {
+            // A read may have ended since it was looked for.
+            let claimed = wanted.iter().take(claim.len());
+            let unknown = claimed.take_while(|wanted| self.cache.peek(&wanted.key).is_none()).count();
+            claim.truncate(unknown);
+            wanted.truncate(unknown);
+        }
         if wanted.len() < 2 && keep == Keep::Always {
             return Vec::new();
         }
-        self.read_all(&wanted, keep)
+        let read = self.read_all(&wanted, keep);
+        if keep == Keep::Ahead {
+            for (Piece(key), page) in &read {
+                let out = claim.keep_ahead(*key, page);
+                out.into_iter().for_each(|(key, page)| self.cache.insert(key, Cached::Page(page)));
+            }
+            self.share_with_pages_ahead();
+        }
+        read
     }
 
     /// The same for pages that nobody will want again, because what they hold is being written anew: up to
@@ -477,7 +551,7 @@ impl Pager {
             let keep = match keep {
                 Keep::Always => true,
                 Keep::Again => self.passed.again(Hashing::with_seed(1).hash_one(key), held),
-                Keep::Never => false,
+                Keep::Never | Keep::Ahead => false,
             };
             if keep {
                 self.cache.insert(*key, Cached::Page(parsed.clone()));
@@ -506,13 +580,6 @@ impl Pager {
     pub fn admit_page(&self, extent: &Extent, segment: Segment, page: &Arc<Page>) {
         let key = CacheKey { extent: extent.id, offset: segment.offset };
         self.cache.insert(key, Cached::Page(page.clone()));
-    }
-
-    fn lookup(&self, key: &CacheKey) -> Option<Cached> {
-        let found = self.cache.get(key);
-        let counter = if found.is_some() { &self.hits } else { &self.misses };
-        counter.add();
-        found
     }
 
     /// Cache hits and misses since open.

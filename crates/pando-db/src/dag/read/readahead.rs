@@ -46,6 +46,8 @@ impl Batch {
 /// What a scan has read ahead.
 #[derive(Default)]
 pub(crate) struct ScanReadahead {
+    /// What is read is for others, who will ask for it later.
+    for_others: bool,
     /// Bytes of the next request; 0: a page at a time.
     limit: usize,
     /// Bytes of the pages that were asked for so far.
@@ -57,6 +59,16 @@ pub(crate) struct ScanReadahead {
 }
 
 impl ScanReadahead {
+    /// Of a scan that only brings pages into memory, by requests as large as can be.
+    pub fn for_others() -> Self {
+        Self { for_others: true, limit: MAX_BYTES, ..Self::default() }
+    }
+
+    /// Bytes of the pages that were asked for so far, unpacked.
+    pub fn passed(&self) -> usize {
+        self.passed
+    }
+
     /// Notes that the scan goes on.
     fn grow(&mut self) {
         self.limit = (self.limit * 2).clamp(FIRST_BYTES, MAX_BYTES);
@@ -121,7 +133,11 @@ impl ScanReadahead {
         if self.page(home, first, false).is_some() {
             return;
         }
-        let keep = if self.passed < MAX_BYTES { Keep::Always } else { Keep::Again };
+        let keep = match self.for_others {
+            true => Keep::Ahead,
+            false if self.passed < MAX_BYTES => Keep::Always,
+            false => Keep::Again,
+        };
         let pages = pager.read_side_by_side(home, wanted, limit, keep);
         if pages.is_empty() {
             return;

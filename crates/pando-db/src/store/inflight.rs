@@ -1,0 +1,193 @@
+//! Pieces that are being read from the device, and pages that were read ahead and that nobody has asked for yet.
+//!
+//! Guarantees: of all who want a piece that is not in the cache at the same time, one reads it and the others
+//! wait for that ([`InFlight::claim`]); a page that was read ahead stays until it is asked for, however full the
+//! cache is, as long as no more were read ahead than have room here ([`InFlight::set_room`]). Who holds a claim
+//! never waits for another, so nobody waits in a circle. Takes no lock over I/O. May use: pages.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::{
+    node::page::Page,
+    store::cache_key::{CacheKey, Hashing},
+};
+
+/// Places in the order of pages read ahead that may be out of date before they are looked through.
+const STALE_PLACES: usize = 64;
+
+/// What is known of a piece.
+enum Slot {
+    /// Somebody reads it.
+    Reading,
+    /// It was read ahead.
+    Ahead(Arc<Page>),
+}
+
+#[derive(Default)]
+struct State {
+    slots: HashMap<CacheKey, Slot, Hashing>,
+    /// Pages read ahead, oldest first; also some that were taken since.
+    order: VecDeque<CacheKey>,
+    /// Threads that wait for a read to end.
+    waiting: usize,
+}
+
+/// Pieces under way, and pages read ahead.
+#[derive(Default)]
+pub(super) struct InFlight {
+    state: Mutex<State>,
+    ended: Condvar,
+    /// Memory of the pages read ahead, and how much there may be, in bytes.
+    held: AtomicU64,
+    room: AtomicU64,
+}
+
+/// What [`InFlight::claim`] has come to.
+pub(super) enum Claimed<'i> {
+    /// It was read ahead. [`InFlight::taken`] is to be called when it is where others find it.
+    Ahead(Arc<Page>),
+    /// Somebody was reading it and has come to an end: it may be in the cache now.
+    Ended,
+    /// The caller is the one who reads it, if it is not in the cache meanwhile.
+    Mine(Claim<'i>),
+}
+
+/// Pieces that the holder reads. Those who wait for them go on when it is dropped.
+pub(super) struct Claim<'i> {
+    of: &'i InFlight,
+    keys: Vec<CacheKey>,
+}
+
+impl InFlight {
+    /// With room for so many bytes of pages that are read ahead.
+    pub fn with_room(bytes: u64) -> Self {
+        Self { room: bytes.into(), ..Self::default() }
+    }
+
+    /// Memory of pages that were read ahead, in bytes.
+    pub fn held(&self) -> u64 {
+        self.held.load(Relaxed)
+    }
+
+    /// Memory that pages read ahead may have, in bytes.
+    pub fn room(&self) -> u64 {
+        self.room.load(Relaxed)
+    }
+
+    /// Asks for a piece that is not in the cache. Waits while somebody reads it.
+    pub fn claim(&self, key: CacheKey) -> Claimed<'_> {
+        let mut state = self.state.lock();
+        match state.slots.get(&key) {
+            None => {
+                state.slots.insert(key, Slot::Reading);
+                Claimed::Mine(Claim { of: self, keys: vec![key] })
+            }
+            Some(Slot::Ahead(page)) => Claimed::Ahead(page.clone()),
+            Some(Slot::Reading) => {
+                state.waiting += 1;
+                while matches!(state.slots.get(&key), Some(Slot::Reading)) {
+                    self.ended.wait(&mut state);
+                }
+                state.waiting -= 1;
+                Claimed::Ended
+            }
+        }
+    }
+
+    /// Claims the first of `keys`, and those behind it up to one that somebody reads or that was read ahead.
+    /// Waits for nobody.
+    pub fn claim_first(&self, keys: impl Iterator<Item = CacheKey>) -> Claim<'_> {
+        let mut state = self.state.lock();
+        let mut claim = Claim { of: self, keys: Vec::new() };
+        for key in keys {
+            if state.slots.contains_key(&key) {
+                break;
+            }
+            state.slots.insert(key, Slot::Reading);
+            claim.keys.push(key);
+        }
+        claim
+    }
+
+    /// A page that was read ahead is in the cache now.
+    pub fn taken(&self, key: &CacheKey) {
+        let mut state = self.state.lock();
+        if let Some(Slot::Ahead(page)) = state.slots.get(key) {
+            self.held.fetch_sub(page.memory() as u64, Relaxed);
+            state.slots.remove(key);
+        }
+    }
+}
+
+impl Claim<'_> {
+    /// How many pieces it is for: the first ones of those asked for.
+    pub fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// Lets go of all but the first `count`.
+    pub fn truncate(&mut self, count: usize) {
+        if count < self.keys.len() {
+            let rest = self.keys.split_off(count);
+            self.of.end(&rest);
+        }
+    }
+
+    /// Keeps a page, of those it is for, for who asks for it later. What has no room any more is given back, the
+    /// oldest first: it belongs into the cache.
+    pub fn keep_ahead(&self, key: CacheKey, page: &Arc<Page>) -> Vec<(CacheKey, Arc<Page>)> {
+        let mut out = Vec::new();
+        let mut state = self.of.state.lock();
+        let state = &mut *state;
+        let mut held = self.of.held.load(Relaxed) + page.memory() as u64;
+        state.slots.insert(key, Slot::Ahead(page.clone()));
+        state.order.push_back(key);
+        while held > self.of.room()
+            && let Some(oldest) = state.order.pop_front()
+        {
+            if let Some(Slot::Ahead(page)) = state.slots.get(&oldest) {
+                held -= page.memory() as u64;
+                out.push((oldest, page.clone()));
+                state.slots.remove(&oldest);
+            }
+        }
+        if state.order.len() > 2 * state.slots.len() + STALE_PLACES {
+            let slots = &state.slots;
+            state.order.retain(|key| matches!(slots.get(key), Some(Slot::Ahead(_))));
+        }
+        self.of.held.store(held, Relaxed);
+        out
+    }
+}
+
+impl InFlight {
+    /// Ends the reads that are not kept by then.
+    fn end(&self, keys: &[CacheKey]) {
+        if keys.is_empty() {
+            return;
+        }
+        let mut state = self.state.lock();
+        for key in keys {
+            if matches!(state.slots.get(key), Some(Slot::Reading)) {
+                state.slots.remove(key);
+            }
+        }
+        if state.waiting > 0 {
+            self.ended.notify_all();
+        }
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.of.end(&self.keys);
+    }
+}

@@ -257,6 +257,13 @@ impl Fs {
         let (first, last) = (offset / BLOCK_SIZE, (end - 1) / BLOCK_SIZE);
         let view = self.view(&at.data, first, last);
         let data = at.data.clone();
+        if let Some(open) = &open {
+            let size = inode.peek(|s| s.record.size);
+            open.stream.note(offset..end, size, |next| {
+                let (first, last) = (next.start / BLOCK_SIZE, (next.end - 1) / BLOCK_SIZE);
+                self.db.range(&path::block(&data, first), Some(&path::block(&data, last + 1)))
+            });
+        }
         drop(at);
         let bytes = view.bytes(&data, offset, end)?;
         self.accessed(&inode);

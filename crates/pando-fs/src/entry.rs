@@ -136,7 +136,7 @@ impl Fs {
         let (inode, _at, _names) = self.make(c, parent, name, new)?;
         inode.change(|s| s.opens += 1);
         let attr = inode.count_lookup();
-        let handle = self.files.add(OpenFile { inode, flags, uid: c.uid });
+        let handle = self.files.add(OpenFile { inode, flags, uid: c.uid, stream: self.readahead.stream() });
         Ok((attr, FileHandle(handle)))
     }
 

@@ -123,7 +123,8 @@ impl Fs {
             // Held, so that a removal of the tree around sees both the count and the handle.
             let _at = self.hold(&inode, false)?;
             inode.change(|s| s.opens += 1);
-            FileHandle(self.files.add(OpenFile { inode: inode.clone(), flags, uid: c.uid }))
+            let stream = self.readahead.stream();
+            FileHandle(self.files.add(OpenFile { inode: inode.clone(), flags, uid: c.uid, stream }))
         };
         if flags & O_TRUNC != 0 {
             let cut = SetAttr { size: Some(0), ..SetAttr::default() };

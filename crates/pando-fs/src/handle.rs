@@ -17,6 +17,7 @@ use crate::{
     error::{Error, Result},
     inode::InodeRef,
     position::Part,
+    readahead::Stream,
 };
 
 /// An open file.
@@ -27,6 +28,8 @@ pub(crate) struct OpenFile {
     pub flags: i32,
     /// Who opened it.
     pub uid: u32,
+    /// Where it is read.
+    pub stream: Stream,
 }
 
 /// An open directory.

@@ -52,6 +52,7 @@ mod orphan;
 mod path;
 mod place;
 mod position;
+mod readahead;
 mod record;
 mod rename;
 mod rights;

@@ -19,6 +19,8 @@ pub struct FsStats {
     pub open_handles: u64,
     /// Open directories.
     pub open_dirs: u64,
+    /// Bytes of files that were to be read ahead since the mount, because they were read in order.
+    pub readahead_bytes: u64,
     /// Clones made since the mount.
     pub clones: u64,
     /// How long these took.

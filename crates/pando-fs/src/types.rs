@@ -345,6 +345,10 @@ pub struct MountOptions {
     pub sync_interval: Duration,
     /// How long the log may grow before a checkpoint; 30 s by default.
     pub checkpoint_interval: Duration,
+    /// Most that is read ahead of all open files together, bytes, for files that are read in order; 0: nothing. A
+    /// sixteenth of `cache_bytes` at most, which it is part of; 4 MiB of a file. By default no less than that.
+    /// Without `background` nothing is read ahead.
+    pub readahead_bytes: u64,
     /// Access times.
     pub atime: AtimePolicy,
     /// Whether the engine works in background threads; `false` is deterministic.
@@ -365,6 +369,7 @@ impl Default for MountOptions {
             still: false,
             sync_interval: Duration::from_secs(1),
             checkpoint_interval: Duration::from_secs(30),
+            readahead_bytes: u64::MAX,
             atime: AtimePolicy::default(),
             background: true,
             codec: Codec::default(),
@@ -407,6 +412,7 @@ setters! { MountOptions:
     still(bool) still;
     sync_interval(Duration) sync_interval;
     checkpoint_interval(Duration) checkpoint_interval;
+    readahead_bytes(u64) readahead_bytes;
     atime(AtimePolicy) atime;
     background(bool) background;
     codec(Codec) codec;

@@ -25,6 +25,7 @@ use crate::{
     path::{self, system},
     place::Ways,
     position::Positions,
+    readahead::Readahead,
     record::{Record, get_time},
     stats::{FsStats, Recorder},
     types::{AtimePolicy, Caller, FileKind, FormatOptions, MountOptions, ROOT, StatFs, Time},
@@ -66,6 +67,7 @@ pub struct Inner {
     /// See [`Fs::with_attempts`].
     pub(crate) turn: Mutex<()>,
     pub(crate) ways: Ways,
+    pub(crate) readahead: Readahead,
     label: String,
 }
 
@@ -209,6 +211,11 @@ impl Fs {
             clone_latency: Recorder::default(),
             turn: Mutex::new(()),
             ways: Ways::default(),
+            readahead: Readahead::new(if o.background {
+                o.readahead_bytes.min(db.room_ahead() / 2)
+            } else {
+                0
+            }),
             label,
             db,
         };
@@ -237,6 +244,7 @@ impl Fs {
 
     /// Makes everything durable and lets the device go. Later calls fail.
     pub fn close(&self) -> Result<()> {
+        self.readahead.stop();
         if self.still.load(Ordering::Relaxed) {
             // Nothing was changed, so the image stays as it is; the engine ends with its last handle.
             return Ok(());
@@ -288,6 +296,7 @@ impl Fs {
             inode_bytes: Table::inode_bytes(),
             open_handles: self.files.len(),
             open_dirs: self.dirs.len(),
+            readahead_bytes: self.readahead.total(),
             clones: clone_latency.count(),
             clone_latency,
         })

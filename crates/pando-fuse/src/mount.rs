@@ -108,6 +108,8 @@ pub struct Settings {
     pub commit: Option<Duration>,
     /// How data is compressed when it is written.
     pub compress: Codec,
+    /// Read ahead of files that are read in order.
+    pub readahead: bool,
     /// Give freed space back to what the image lies on.
     pub discard: bool,
     /// Mount an image whose log is damaged beyond repair, without what is lost.
@@ -150,6 +152,7 @@ impl Default for Settings {
             atime: AtimePolicy::default(),
             commit: None,
             compress: Codec::default(),
+            readahead: true,
             discard: true,
             salvage: false,
             fsname: None,
@@ -204,6 +207,8 @@ impl Settings {
                         let n = n.parse().ok().filter(|n| (1..=64).contains(n));
                         self.threads = n.ok_or_else(unknown)?;
                     }
+                    Some(("readahead", "on")) => self.readahead = true,
+                    Some(("readahead", "off")) => self.readahead = false,
                     Some(("io_uring", "auto")) => self.io_uring = IoUring::Auto,
                     Some(("io_uring", "on")) => self.io_uring = IoUring::On,
                     Some(("io_uring", "off")) => self.io_uring = IoUring::Off,
@@ -490,6 +495,10 @@ mod tests {
             s.apply(&format!("io_uring={name}")).unwrap();
             assert_eq!(s.io_uring, is);
         }
+        for (name, is) in [("off", false), ("on", true)] {
+            s.apply(&format!("readahead={name}")).unwrap();
+            assert_eq!(s.readahead, is);
+        }
         s.apply("compress=zstd:9").unwrap();
         assert_eq!(s.compress, Codec::Zstd(9));
         s.apply("compress=none").unwrap();
@@ -501,6 +510,7 @@ mod tests {
             "compress=zstd:20",
             "compress=lz4:1",
             "threads=0",
+            "readahead=1",
             "poll=",
             "poll=-1",
             "poll=100001",

@@ -41,6 +41,7 @@ use crate::{
   salvage             open an image whose log is damaged beyond repair, without what is lost
   discard, nodiscard  give freed space back to the file system or device under the image, soon after a
                       checkpoint and when unmounting (on; some is kept for the next writes)
+  readahead=on|off    read ahead of files that are read in order (on; within the memory of --cache)
   suid, dev, noexec   as for every file system (nosuid and nodev are on)
   threads=N           threads that read requests (1 is fastest on few CPUs)
   poll=MICROSECONDS   while requests come as densely as this, look for the next one for so long before
@@ -154,6 +155,7 @@ fn serve(args: &Args, settings: Settings, image: &Path, dir: &Path) -> Result<()
         .atime(settings.atime)
         .codec(settings.compress)
         .discard(settings.discard)
+        .readahead_bytes(if settings.readahead { u64::MAX } else { 0 })
         .salvage(settings.salvage)
         .sync_interval(settings.commit.unwrap_or(MountOptions::default().sync_interval));
     if settings.no_recovery && !settings.read_only {

@@ -1,0 +1,329 @@
+//! Readahead of files that are read in order: what comes next is brought into the engine's memory by threads,
+//! several requests at a time, before anybody asks for it.
+//!
+//! Each open file has a [`Stream`], which watches where it is read. Two reads in order (three small ones) make a
+//! run, and what is read ahead is as long as the run so far: it doubles as the run goes on, up to
+//! [`MAX_WINDOW`], so that at most as much is read in vain as was read in earnest. Nothing is read ahead for reads at random.
+//!
+//! Guarantees: what is read ahead changes nothing that a read shows, because it is pages of the engine that come
+//! into memory and not bytes of files; all files together have at most [`Readahead::budget`] bytes read ahead;
+//! no thread is left when [`Readahead::stop`] returns. A read that meets a page under way waits for
+//! that one and reads nothing twice (the engine's part). Uses the engine's cursors; knows nothing of inodes.
+
+use std::{
+    collections::VecDeque,
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    thread::{self, JoinHandle},
+};
+
+use pando_db::Cursor;
+use parking_lot::{Condvar, Mutex};
+
+/// Threads that read ahead; each has one request under way.
+const MAX_THREADS: usize = 4;
+/// Most and least that is read ahead of a file, bytes.
+const MAX_WINDOW: u64 = 4 << 20;
+const MIN_WINDOW: u64 = 128 << 10;
+/// What a thread reads ahead at once is this part (1/n) of the longest window; pieces begin at multiples of it.
+const PIECE_SHARE: u64 = 4;
+/// A run as long as this needs two reads, a shorter one three, bytes.
+const RUN_OF_TWO: u64 = 64 << 10;
+/// How far behind or before the end of a run a read may begin, at most; it is part of the run as long as the run
+/// is longer than that. The kernel's reads overtake each other, bytes.
+const SLACK: u64 = 2 << 20;
+
+/// A piece of a file to be read ahead.
+struct Job {
+    cursor: Cursor,
+    bytes: u64,
+    /// What the stream of the file had for `turn` then: another number now, and nobody wants it any more.
+    turn: u64,
+    stream: Arc<Turn>,
+}
+
+/// Counts the times that what is to be read ahead of a file was given up.
+#[derive(Debug, Default)]
+struct Turn(AtomicU64);
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    threads: Vec<JoinHandle<()>>,
+    idle: usize,
+    stopped: bool,
+}
+
+/// What files and threads share.
+struct Shared {
+    queue: Mutex<Queue>,
+    wake: Condvar,
+    /// Bytes of all files that were asked for ahead and not read yet.
+    ahead: AtomicU64,
+    budget: u64,
+    /// The longest window, and what a thread reads ahead at once, bytes.
+    window: u64,
+    piece: u64,
+    /// Bytes that were asked for ahead since the start.
+    total: AtomicU64,
+}
+
+/// The threads that read ahead.
+pub(crate) struct Readahead {
+    shared: Arc<Shared>,
+}
+
+impl Readahead {
+    /// Reads ahead up to `budget` bytes for all files together; 0: nothing. Threads are started when there is
+    /// something to do.
+    pub(crate) fn new(budget: u64) -> Self {
+        let zero = || AtomicU64::new(0);
+        let (queue, wake) = (Mutex::default(), Condvar::new());
+        // Less than this is not worth a thread.
+        let budget = if budget < MIN_WINDOW { 0 } else { budget };
+        let window = budget.min(MAX_WINDOW);
+        let piece = (window / PIECE_SHARE).max(MIN_WINDOW);
+        let shared = Shared { queue, wake, ahead: zero(), budget, window, piece, total: zero() };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// For a file that has been opened.
+    pub(crate) fn stream(&self) -> Stream {
+        Stream { shared: self.shared.clone(), turn: Arc::default(), run: Mutex::default() }
+    }
+
+    /// Bytes of files that were to be read ahead since the start.
+    pub(crate) fn total(&self) -> u64 {
+        self.shared.total.load(Relaxed)
+    }
+
+    /// Gives up what is still to be read ahead and returns when all threads have ended. Nothing is read ahead
+    /// any more.
+    pub(crate) fn stop(&self) {
+        let (jobs, threads) = {
+            let mut queue = self.shared.queue.lock();
+            queue.stopped = true;
+            (std::mem::take(&mut queue.jobs), std::mem::take(&mut queue.threads))
+        };
+        self.shared.wake.notify_all();
+        drop(jobs);
+        for thread in threads {
+            // A thread that panicked has printed why; what it has not read ahead is read when it is asked for.
+            let _ended = thread.join();
+        }
+    }
+}
+
+impl Drop for Readahead {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Shared {
+    fn add(self: &Arc<Self>, job: Job) {
+        let mut queue = self.queue.lock();
+        if queue.stopped {
+            return;
+        }
+        queue.jobs.push_back(job);
+        if queue.idle < queue.jobs.len() && queue.threads.len() < MAX_THREADS {
+            let shared = self.clone();
+            let spawned = thread::Builder::new().name("pando-ahead".into()).spawn(move || shared.work());
+            // Without a thread nothing is read ahead; the read that asked for it goes on.
+            queue.threads.extend(spawned);
+        }
+        if queue.threads.is_empty() {
+            queue.jobs.clear();
+        }
+        drop(queue);
+        self.wake.notify_one();
+    }
+
+    /// What a thread does until it is to stop.
+    fn work(&self) {
+        loop {
+            let mut job = {
+                let mut queue = self.queue.lock();
+                loop {
+                    if queue.stopped {
+                        return;
+                    }
+                    if let Some(job) = queue.jobs.pop_front() {
+                        break job;
+                    }
+                    queue.idle += 1;
+                    self.wake.wait(&mut queue);
+                    queue.idle -= 1;
+                }
+            };
+            if job.stream.0.load(Relaxed) == job.turn {
+                // What cannot be read is met again by who needs it, and told then.
+                let _more = job.cursor.read_ahead(job.bytes);
+            }
+        }
+    }
+}
+
+/// Where a file is read in order.
+#[derive(Debug, Default)]
+struct Run {
+    begin: u64,
+    end: u64,
+    reads: u32,
+    /// Up to where it was asked for ahead.
+    asked: u64,
+    /// Bytes that it has of [`Shared::ahead`].
+    held: u64,
+}
+
+impl Run {
+    /// Notes a read; `false` if it begins another run.
+    fn note(&mut self, read: &Range<u64>) -> bool {
+        let slack = (self.end - self.begin).min(SLACK);
+        let is_run = self.reads >= 2;
+        let follows = match read.start {
+            start if start == self.end => self.reads > 0,
+            start if is_run => start + slack >= self.end && start <= self.end + slack,
+            // The second one was faster.
+            _ => self.reads == 1 && read.end == self.begin,
+        };
+        if follows {
+            self.begin = self.begin.min(read.start);
+            self.end = self.end.max(read.end);
+            self.reads = self.reads.saturating_add(1);
+        } else {
+            *self = Run { begin: read.start, end: read.end, reads: 1, asked: 0, held: self.held };
+        }
+        follows
+    }
+
+    /// What is to be read ahead now of a file of `size` bytes: up to `most` behind the run, by pieces of `piece`.
+    fn wanted(&self, size: u64, most: u64, piece: u64) -> Range<u64> {
+        let len = self.end - self.begin;
+        if self.reads < 2 || (self.reads == 2 && len < RUN_OF_TWO) {
+            return 0..0;
+        }
+        let window = len.max(MIN_WINDOW).min(most);
+        let from = self.asked.max(self.end);
+        let mut to = self.end.saturating_add(window).min(size);
+        if to < size && window >= 2 * piece {
+            to = to / piece * piece;
+        }
+        // Not in dribs: a quarter of the window at once, or what is left.
+        if to <= from || (to < size && to - from < window / PIECE_SHARE) {
+            return 0..0;
+        }
+        from..to
+    }
+}
+
+/// What is known of the reads of an open file.
+pub(crate) struct Stream {
+    shared: Arc<Shared>,
+    turn: Arc<Turn>,
+    run: Mutex<Run>,
+}
+
+impl Stream {
+    /// Notes a read of the bytes `read` of a file of `size` bytes, and has read ahead what is likely to come
+    /// next. `cursor` gives the pairs of a range of bytes of the file, as they are now.
+    pub(crate) fn note(&self, read: Range<u64>, size: u64, cursor: impl Fn(Range<u64>) -> Cursor) {
+        if self.shared.budget == 0 {
+            return;
+        }
+        let mut run = self.run.lock();
+        if !run.note(&read) {
+            self.turn.0.fetch_add(1, Relaxed);
+        }
+        let (most, piece) = (self.shared.window, self.shared.piece);
+        let mut wanted = run.wanted(size, most, piece);
+        // What was read is free for others.
+        let held = run.asked.saturating_sub(run.end);
+        let others = self.shared.ahead.fetch_sub(run.held.saturating_sub(held), Relaxed);
+        let others = others - run.held;
+        run.held = held;
+        let free = self.shared.budget.saturating_sub(others + held);
+        if wanted.end - wanted.start > free {
+            // Others have the rest: a whole piece or nothing.
+            wanted.end = wanted.start.max((wanted.start + free) / piece * piece);
+        }
+        if wanted.is_empty() {
+            return;
+        }
+        let bytes = wanted.end - wanted.start;
+        run.asked = wanted.end;
+        run.held = wanted.end - run.end;
+        self.shared.ahead.fetch_add(run.held - held, Relaxed);
+        self.shared.total.fetch_add(bytes, Relaxed);
+        drop(run);
+        let turn = self.turn.0.load(Relaxed);
+        let mut from = wanted.start;
+        while from < wanted.end {
+            let to = ((from / piece + 1) * piece).min(wanted.end);
+            let stream = self.turn.clone();
+            self.shared.add(Job { cursor: cursor(from..to), bytes: to - from, turn, stream });
+            from = to;
+        }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.turn.0.fetch_add(1, Relaxed);
+        self.shared.ahead.fetch_sub(self.run.get_mut().held, Relaxed);
+    }
+}
+
+impl std::fmt::Debug for Stream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.run.lock().fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether reads of these places make something to be read ahead, of a file of 1 GiB.
+    fn asks(reads: &[(u64, u64)]) -> bool {
+        let mut run = Run::default();
+        reads.iter().any(|&(at, len)| {
+            run.note(&(at..at + len));
+            !run.wanted(1 << 30, MAX_WINDOW, 1 << 20).is_empty()
+        })
+    }
+
+    #[test]
+    fn a_run_is_two_large_reads_or_three_small_ones() {
+        const K: u64 = 1 << 10;
+        assert!(!asks(&[(0, 128 * K)]));
+        assert!(asks(&[(0, 128 * K), (128 * K, 128 * K)]));
+        assert!(asks(&[(128 * K, 128 * K), (0, 128 * K)]), "the second was faster");
+        assert!(!asks(&[(0, 4 * K), (4 * K, 4 * K)]));
+        assert!(asks(&[(0, 4 * K), (4 * K, 4 * K), (8 * K, 4 * K)]));
+        assert!(!asks(&[(0, 4 * K), (40 * K, 4 * K), (80 * K, 4 * K), (120 * K, 4 * K)]));
+        assert!(!asks(&[(900 * K, 128 * K), (500 * K, 128 * K), (100 * K, 128 * K)]));
+    }
+
+    #[test]
+    fn the_window_is_as_long_as_the_run_and_never_more_than_its_bound() {
+        let mut run = Run::default();
+        let (size, step) = (64 << 20, 128 << 10);
+        for at in (0..size).step_by(step as usize) {
+            assert!(run.note(&(at..at + step)) || at == 0);
+            let wanted = run.wanted(size, MAX_WINDOW, 1 << 20);
+            if !wanted.is_empty() {
+                assert!(wanted.start >= run.end && wanted.start >= run.asked, "once");
+                assert!(
+                    wanted.end - run.end <= MAX_WINDOW.min(run.end.max(MIN_WINDOW)) && wanted.end <= size
+                );
+                run.asked = wanted.end;
+            }
+        }
+        assert_eq!(run.asked, size);
+    }
+}

@@ -1,9 +1,10 @@
 //! The store: what lies on the device besides the meaning of nodes.
 //!
 //! `superblock` is where everything begins, `log` the redo log, `table` says where each node lies, `pager`
-//! reads and caches nodes and pages, `inflight` knows what is being read, `row_cache` keeps single entries of them, `layout` decides where a node
-//! is written, `bulk` places large values while the log is written. May use: `device`, `space`, `node` and
-//! `format`; knows nothing of messages' meaning or of the DAG's shape.
+//! reads and caches nodes and pages, `piece` knows where these lie, `inflight` what is being read, `row_cache`
+//! keeps single entries of them, `layout` decides where a node is written, `bulk` places large values while the
+//! log is written. May use: `device`, `space`, `node` and `format`; knows nothing of messages' meaning or of the
+//! DAG's shape.
 
 pub(crate) mod bulk;
 mod cache_key;
@@ -12,6 +13,7 @@ mod inflight;
 pub(crate) mod layout;
 pub mod log;
 pub(crate) mod pager;
+pub(crate) mod piece;
 mod row_cache;
 mod sharded;
 pub mod superblock;

@@ -25,7 +25,7 @@ use quick_cache::{
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{
-    device::{BLOCK, Device},
+    device::Device,
     error::{Error, Result},
     format::node_codec,
     node::{Node, NodeId, PageLoc, PageRef, Segment, message::Msg, page::Page, stored::Stored},
@@ -36,6 +36,7 @@ use crate::{
         cache_key::{CacheKey, Hashing},
         ghost::GhostList,
         inflight::{Claimed, InFlight},
+        piece::{Piece, Wanted, place, side_by_side},
         row_cache::RowCache,
         sharded::ShardedCounter,
         table::{Loc, Table},
@@ -83,71 +84,6 @@ pub(crate) struct Handle {
 enum Cached {
     Header(Arc<Node>),
     Page(Arc<Page>),
-}
-
-/// Names a stored page; pages of one extent are in the order of their places.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Piece(CacheKey);
-
-impl Piece {
-    /// The name of a page of a node; none for one that is in memory.
-    pub fn of(home: Option<&Arc<Stored>>, page: &PageRef) -> Option<Self> {
-        let (extent, segment) = place(home, page)?;
-        Some(Piece(CacheKey { extent: extent.id, offset: segment.offset }))
-    }
-}
-
-/// The extent where a page is stored, if it is.
-pub(crate) fn extent_of<'p>(home: Option<&'p Arc<Stored>>, page: &'p PageRef) -> Option<&'p Arc<Extent>> {
-    place(home, page).map(|(extent, _)| extent)
-}
-
-/// Where a page is stored, if it is.
-fn place<'p>(home: Option<&'p Arc<Stored>>, page: &'p PageRef) -> Option<(&'p Arc<Extent>, Segment)> {
-    match (&page.loc, home) {
-        (PageLoc::Foreign(extent, segment), _) => Some((extent, *segment)),
-        (PageLoc::Home(segment), Some(stored)) => Some((stored.part(*segment).ok()?, *segment)),
-        (PageLoc::Home(_), None) | (PageLoc::Mem(_), _) => None,
-    }
-}
-
-/// A page to be read.
-struct Wanted<'p> {
-    page: &'p PageRef,
-    segment: Segment,
-    key: CacheKey,
-    /// Byte of the device at which it begins.
-    at: u64,
-}
-
-impl Wanted<'_> {
-    fn end(&self) -> u64 {
-        self.at + u64::from(self.segment.len)
-    }
-}
-
-/// The first of `pages`, and those right behind it that one request of up to `limit` bytes would bring as
-/// well.
-fn side_by_side<'p>(
-    home: Option<&Arc<Stored>>,
-    pages: impl Iterator<Item = &'p PageRef>,
-    limit: usize,
-) -> Vec<Wanted<'p>> {
-    let mut wanted: Vec<Wanted<'p>> = Vec::new();
-    for page in pages {
-        let Some((extent, segment)) = place(home, page) else { break };
-        let key = CacheKey { extent: extent.id, offset: segment.offset };
-        let next = Wanted { page, segment, key, at: extent.offset + u64::from(segment.offset) };
-        if let (Some(first), Some(last)) = (wanted.first(), wanted.last()) {
-            // The next extent begins at a block, so a little may lie between.
-            let follows = next.at >= last.end() && next.at - last.end() < BLOCK;
-            if !follows || next.end() - first.at > limit as u64 {
-                break;
-            }
-        }
-        wanted.push(next);
-    }
-    wanted
 }
 
 #[derive(Clone)]

@@ -14,7 +14,7 @@ use crate::{
     error::Result,
     key::compare_joined,
     node::{PageLoc, PageRef, Run, page::Page},
-    store::pager::{Pager, Piece},
+    store::{pager::Pager, piece::Piece},
 };
 
 /// Entries for each page that it spans with which a page that is not at hand is taken to touch all of them.

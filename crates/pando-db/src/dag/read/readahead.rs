@@ -16,7 +16,10 @@ use crate::{
     error::Result,
     key::Span,
     node::{PageRef, page::Page, stored::Stored},
-    store::pager::{Keep, Pager, Piece, extent_of},
+    store::{
+        pager::{Keep, Pager},
+        piece::{Piece, extent_of},
+    },
 };
 
 /// What a scan that goes on reads at once, at first and at most, in bytes.

@@ -1,6 +1,7 @@
 //! What a caller may ask of the engine at most. May use: nothing.
 
-/// Longest key that a call accepts, in bytes.
+/// Longest key, in bytes. A call that is given a longer one, or that would make one by cloning or renaming, is
+/// refused. (An older version let clones make longer ones: these can be read and deleted.)
 pub const MAX_KEY: usize = 16 << 10;
 /// Longest operation that [`crate::Batch::upsert_prefix`] accepts, in bytes: it may wait in many places at
 /// once.

@@ -48,6 +48,9 @@ pub struct Stats {
     pub clones_by_value: u64,
     /// How often a clone had to flush its source first.
     pub clone_flushes: u64,
+    /// Batches whose clones made a search for long keys necessary since open: bounds did not show that all
+    /// stay within [`crate::MAX_KEY`].
+    pub length_searches: u64,
     /// Edges of nodes and messages about ranges of keys that structural work went through since open, each
     /// time it did: what bursts of clones and deletes cost the processor.
     pub items_handled: u64,

@@ -26,7 +26,7 @@ use model::{
     campaign::{Watchdog, variable},
     config::{Config, Profile},
     generate::Generator,
-    oracle::{self, Pair, World, refusal},
+    oracle::{self, Pair, World},
     rng::Rng,
     shrink::catching,
     step::{OpenWith, Step},
@@ -86,7 +86,7 @@ fn sample(seed: u64) -> Sample {
     // And on, should it have come out empty: there must be something to damage.
     while batches < 150 || (world.len() < 10 && batches < 1000) {
         match generator.step(&world) {
-            Step::Write(ops) if refusal(&ops).is_none() => {
+            Step::Write(ops) if world.refusal(&ops).is_none() => {
                 let mut batch = Batch::new();
                 ops.iter().for_each(|op| _ = batch.push(op.clone()));
                 if db.write(batch).is_err() {

@@ -31,6 +31,8 @@ fn all_operations_and_crashes() {
         ("blocks discarded", 5000),
         ("batches that expect", 200),
         ("conflicts", 100),
+        ("copies near the longest key", 5),
+        ("copies of keys too long refused", 20),
     ];
     campaign("all_operations_and_crashes", Profile::Crashes, 1.0, &required);
 }

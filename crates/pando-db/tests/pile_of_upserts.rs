@@ -105,22 +105,6 @@ fn a_result_that_is_too_long_leaves_the_value_as_it_was() {
     check(&Db::open(device, options()).unwrap());
 }
 
-/// A key that clones have made longer than can be written is read and deleted all the same.
-#[test]
-fn deletes_of_long_keys_pass() {
-    let db = store(Options::default());
-    let part = vec![b'k'; pando_db::MAX_KEY - 10];
-    db.put(part.clone(), "deep").unwrap();
-    let long = [b"q".repeat(pando_db::MAX_KEY / 2), part.clone()].concat();
-    db.clone_prefix("k", [&long[..pando_db::MAX_KEY / 2], b"k"].concat()).unwrap();
-    assert_eq!(db.get(&long).unwrap().as_deref(), Some(&b"deep"[..]));
-    db.delete(long.clone()).unwrap();
-    assert_eq!(db.get(&long).unwrap(), None);
-    db.checkpoint().unwrap();
-    assert_eq!(db.get(&long).unwrap(), None);
-    assert_eq!(db.get(&part).unwrap().as_deref(), Some(&b"deep"[..]));
-}
-
 /// A database that writes two places of a block in turn.
 #[test]
 fn patches_of_two_places_in_turn_are_applied_in_one_copy() {

@@ -25,7 +25,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("node", &["error", "limits", "key", "merge", "pool", "codec", "space"]),
     ("format", &["error", "key", "pool", "codec", "options", "node"]),
     ("store", &["error", "thread", "key", "pool", "codec", "options", "device", "space", "node", "format"]),
-    ("dag", &["error", "key", "merge", "node", "store"]),
+    ("dag", &["error", "limits", "key", "merge", "node", "store"]),
     (
         "db",
         &[
@@ -44,6 +44,7 @@ const DAG: &[(&str, &[&str])] = &[
     ("check", &["tree"]),
     ("memtable", &["layer"]),
     ("read", &["tree", "layer", "memtable"]),
+    ("longest", &["tree", "layer", "memtable", "read"]),
     ("share", &["tree", "layer", "edit", "memtable"]),
     ("write", &["layer", "edit", "memtable", "share"]),
     ("gc", &["edit", "share", "write"]),

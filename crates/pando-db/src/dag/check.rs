@@ -15,8 +15,8 @@ use bytes::Bytes;
 
 use crate::{
     dag::tree::Tree,
-    error::Result,
-    key::{Lens, Span},
+    error::{Error, Result},
+    key::{Lens, Longest, Span},
     node::{Body, Node, NodeId, PageRef, Run, Target},
     store::pager::{Handle, Pager},
 };
@@ -90,6 +90,14 @@ impl Checker<'_> {
         }
     }
 
+    /// A bound of key lengths that is too small would let clones make keys that are too long.
+    fn check_bound(&mut self, id: NodeId, node: &Node) {
+        let of = |id| self.tree.table.get(id).map_or(Longest::UNKNOWN, |entry| entry.longest);
+        if node.longest_key(of) > of(id) {
+            self.problem(id, "keys are longer than its bound says".into());
+        }
+    }
+
     fn check_node(&mut self, id: NodeId) {
         let handle = match self.pager.node(&self.tree.table, id) {
             Ok(handle) => handle,
@@ -100,6 +108,7 @@ impl Checker<'_> {
             *self.references.entry(reference).or_default() += 1;
         }
         let node = handle.node.clone();
+        self.check_bound(id, &node);
         match &node.body {
             Body::Leaf(run) => {
                 let span = node.span.clone();
@@ -201,7 +210,10 @@ impl Checker<'_> {
     }
 
     fn check_page(&mut self, handle: &Handle, page: &PageRef) -> Result<()> {
-        self.pager.page(handle.home.as_ref(), page)?;
+        let loaded = self.pager.page(handle.home.as_ref(), page)?;
+        if loaded.longest() > page.longest {
+            return Err(Error::corrupt("node page", 0, "keys are longer than the header says"));
+        }
         self.report.pages += 1;
         self.report.bytes += u64::from(page.raw);
         Ok(())

@@ -17,7 +17,7 @@ use std::{
 use crate::{
     dag::tree::{Limits, Tree},
     error::{Error, Result},
-    key::Span,
+    key::{Longest, Span},
     merge::Merge,
     node::{Body, Node, NodeId, PageRef, RangeMsg, Run, stored::detach},
     store::{
@@ -279,8 +279,30 @@ impl<'a> Edit<'a> {
         self.nodes.len() >= self.cx.limits.edit_nodes
     }
 
+    /// The edit as it is to be published. Cost: in proportion to the headers of what has changed.
     pub fn finish(self) -> Changes {
-        Changes { root: self.root, nodes: self.nodes, counts: self.counts }
+        let longest = self.longest_keys();
+        Changes { root: self.root, nodes: self.nodes, counts: self.counts, longest }
+    }
+
+    /// Bounds of the keys of every node that has changed, from below: those of what has not are in the table.
+    fn longest_keys(&self) -> HashMap<NodeId, Longest> {
+        let changed = |(id, version): (&NodeId, &Version)| match version {
+            Version::Changed(node) => Some((*id, node.clone())),
+            Version::Removed => None,
+        };
+        let mut nodes: Vec<_> = self.nodes.iter().filter_map(changed).collect();
+        nodes.sort_by_key(|(_, node)| node.height);
+        let mut longest: HashMap<NodeId, Longest> = HashMap::with_capacity(nodes.len());
+        for (id, node) in nodes {
+            let of = |child| {
+                let known = longest.get(&child).copied();
+                known.or_else(|| Some(self.base.get(child)?.longest)).unwrap_or(Longest::UNKNOWN)
+            };
+            let bound = node.longest_key(of);
+            longest.insert(id, bound);
+        }
+        longest
     }
 }
 
@@ -337,6 +359,8 @@ pub(crate) struct Changes {
     pub root: NodeId,
     nodes: HashMap<NodeId, Version>,
     counts: HashMap<NodeId, i64>,
+    /// Bounds of the keys of the changed nodes.
+    longest: HashMap<NodeId, Longest>,
 }
 
 impl Changes {
@@ -355,7 +379,8 @@ impl Changes {
                     if count == 0 {
                         orphans.push(id);
                     }
-                    let entry = Entry { count, height: node.height, loc: Loc::Dirty(node) };
+                    let longest = self.longest.get(&id).copied().unwrap_or(Longest::UNKNOWN);
+                    let entry = Entry { count, height: node.height, longest, loc: Loc::Dirty(node) };
                     table.set(id, Some(entry));
                 }
                 Version::Removed => {

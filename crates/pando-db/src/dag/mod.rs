@@ -12,6 +12,7 @@ pub(crate) mod damage;
 pub(crate) mod edit;
 pub(crate) mod gc;
 pub(crate) mod layer;
+pub(crate) mod longest;
 pub(crate) mod memtable;
 pub(crate) mod read;
 pub(crate) mod share;

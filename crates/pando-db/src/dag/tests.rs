@@ -14,7 +14,7 @@ use crate::{
         tree::{Limits, Tree},
     },
     device::MemDevice,
-    key::{Lens, Span},
+    key::{Lens, Longest, Span},
     merge::PatchMerge,
     node::{Body, Edge, Layer, Node, NodeId, RangeMsg, Run, Target, UpdateMsg, message::Msg},
     options::Codec,
@@ -79,7 +79,15 @@ fn tree(root: Node, references: u32) -> Tree {
     let nodes =
         [(ROOT, 1, root), (LEFT, 1, leaf("", "m", &["a"])), (RIGHT, references, leaf("m", "", &["x"]))];
     for (id, count, node) in nodes {
-        table.set(id, Some(Entry { count, height: node.height, loc: Loc::Dirty(Arc::new(node)) }));
+        table.set(
+            id,
+            Some(Entry {
+                count,
+                height: node.height,
+                longest: Longest::UNKNOWN,
+                loc: Loc::Dirty(Arc::new(node)),
+            }),
+        );
     }
     Tree { table, root: ROOT, msn: 9, log_end: LogPos::default() }
 }
@@ -218,7 +226,10 @@ fn layers_out_of_order_are_found() {
 fn nothing_newer_waits_below() {
     let mut tree = tree(interior(2, vec![edge("", Some(7), vec![layer(4, &["b"])])]), 1);
     let child = interior(1, vec![edge("", None, vec![layer(5, &["b"])])]);
-    tree.table.set(7, Some(Entry { count: 1, height: 1, loc: Loc::Dirty(Arc::new(child)) }));
+    tree.table.set(
+        7,
+        Some(Entry { count: 1, height: 1, longest: Longest::UNKNOWN, loc: Loc::Dirty(Arc::new(child)) }),
+    );
     let problems = check(&tree, &pager()).problems;
     let what = "node 1: batch 4 waits above node 7, which has batch 5";
     assert!(problems.iter().any(|problem| problem.what == what), "{problems:?}");
@@ -282,9 +293,30 @@ fn pages_of_a_run_ascend() {
 }
 
 #[test]
+fn a_bound_of_keys_that_is_too_small_is_found() {
+    let mut tree = tree(sound(), 1);
+    let bounds = [(Longest::of(0), true), (Longest::of(1), false), (Longest::UNKNOWN, false)];
+    for (longest, is_wrong) in bounds {
+        let entry = tree.table.get(RIGHT).unwrap().clone();
+        tree.table.set(RIGHT, Some(Entry { longest, ..entry }));
+        let problems = check(&tree, &pager()).problems;
+        let what = "node 3: keys are longer than its bound says";
+        assert_eq!(problems.iter().any(|problem| problem.what == what), is_wrong, "{problems:?}");
+    }
+}
+
+#[test]
 fn pages_out_of_order_are_found() {
     let mut tree = tree(sound(), 1);
-    tree.table.set(RIGHT, Some(Entry { count: 1, height: 0, loc: Loc::Dirty(Arc::new(swapped_leaf())) }));
+    tree.table.set(
+        RIGHT,
+        Some(Entry {
+            count: 1,
+            height: 0,
+            longest: Longest::UNKNOWN,
+            loc: Loc::Dirty(Arc::new(swapped_leaf())),
+        }),
+    );
     let problems = check(&tree, &pager()).problems;
     let what = "node 3: pages out of order or out of bounds";
     assert!(problems.iter().any(|problem| problem.what == what), "{problems:?}");
@@ -334,7 +366,7 @@ fn an_edge_is_narrowed_to_a_part_of_it() {
 #[test]
 #[should_panic(expected = "a deferred clone of no keys")]
 fn a_deferred_clone_has_a_range_of_keys() {
-    _ = TableRange { span: span("b", "b"), origin: Some("a".into()) }.source();
+    _ = TableRange { span: span("b", "b"), origin: Some("a".into()), longest: Longest::NONE }.source();
 }
 
 #[test]

@@ -140,11 +140,15 @@ impl Db {
     }
 
     /// Copies every key under `src` to `dst`, replacing what is there. O(log n), whatever the size.
+    /// [`Error::TooLarge`], and nothing has happened, if a key would be longer than [`crate::MAX_KEY`]; I/O
+    /// only if keys that long may be near: see [`crate::Stats::length_searches`].
     pub fn clone_prefix(&self, src: impl Into<Bytes>, dst: impl Into<Bytes>) -> Result<()> {
         self.one(|b| _ = b.clone_prefix(src, dst))
     }
 
     /// Moves every key under `src` to `dst`, replacing what is there. O(log n), whatever the size.
+    /// [`Error::TooLarge`], and nothing has happened, if a key would be longer than [`crate::MAX_KEY`]; I/O
+    /// only if keys that long may be near: see [`crate::Stats::length_searches`].
     pub fn rename_prefix(&self, src: impl Into<Bytes>, dst: impl Into<Bytes>) -> Result<()> {
         self.one(|b| _ = b.rename_prefix(src, dst))
     }

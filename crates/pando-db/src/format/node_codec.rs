@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::{
     codec::{Reader, put_bytes, put_varint},
     error::{Error, Result},
-    key::Span,
+    key::{Longest, Span},
     node::{
         Body, Edge, Layer, Node, PageLoc, PageRef, RangeMsg, Run, Segment, Target, UpdateMsg, page::Page,
     },
@@ -183,7 +183,11 @@ fn put_run(out: &mut BytesMut, run: &Run) {
         put_bytes(out, &page.last);
         put_varint(out, page.count.into());
         put_varint(out, page.raw.into());
-        out.put_u8(u8::from(page.pure) | u8::from(page.deletes) << 1);
+        let known = page.longest != Longest::UNKNOWN;
+        out.put_u8(u8::from(page.pure) | u8::from(page.deletes) << 1 | u8::from(known) << 2);
+        if known {
+            put_varint(out, page.longest.encode().into());
+        }
         let PageLoc::Home(segment) = page.loc else { unreachable!("pages are brought home before") };
         out.put_u8(segment.part);
         out.put_u32_le(segment.offset);
@@ -320,6 +324,10 @@ fn get_run(r: &mut Reader, place: Place<'_>) -> Result<Run> {
         let (entries, raw) = (r.varint_u32()?, r.varint_u32()?);
         let flags = r.u8()?;
         let (pure, deletes) = (flags & 1 != 0, flags & 2 != 0);
+        let longest = match flags & 4 {
+            0 => Longest::UNKNOWN,
+            _ => Longest::decode(r.varint_u32()?),
+        };
         let (part, offset, len) = (r.u8()?, r.u32()?, r.u32()?);
         let segment = Segment { part, offset, len, sum: r.u64()?, codec: r.u8()? };
         let room = place.parts.get(usize::from(part)).copied().unwrap_or(0);
@@ -328,7 +336,7 @@ fn get_run(r: &mut Reader, place: Place<'_>) -> Result<Run> {
             return Err(r.bad("a page with impossible sizes or bounds"));
         }
         let loc = PageLoc::Home(segment);
-        let page = PageRef { prefix, first, last, count: entries, raw, pure, deletes, loc };
+        let page = PageRef { prefix, first, last, count: entries, raw, pure, deletes, longest, loc };
         if run.pages.last().is_some_and(|before| before.last_key() >= page.first_key()) {
             return Err(r.bad("pages out of order"));
         }

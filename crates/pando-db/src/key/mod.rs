@@ -7,11 +7,13 @@
 
 mod direction;
 mod lens;
+mod longest;
 mod span;
 mod spans;
 
 pub(crate) use direction::Direction;
 pub(crate) use lens::Lens;
+pub(crate) use longest::Longest;
 pub(crate) use span::{Span, common_prefix_len};
 pub(crate) use spans::{Spans, behind};
 

@@ -184,6 +184,11 @@ impl Msg {
         !matches!(self, Msg::Upsert(_))
     }
 
+    /// True if its key may have a value because of it.
+    pub fn may_make_value(&self) -> bool {
+        !matches!(self, Msg::Delete)
+    }
+
     /// Bytes of key-independent content, for accounting.
     pub fn len(&self) -> usize {
         match self {

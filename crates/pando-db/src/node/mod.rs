@@ -7,7 +7,7 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 
 use crate::{
-    key::{Lens, Span, compare_joined, join},
+    key::{Lens, Longest, Span, compare_joined, join},
     node::{
         message::Msg,
         page::{Built, Page},
@@ -118,6 +118,8 @@ pub(crate) struct PageRef {
     pub pure: bool,
     /// Some message is a `Delete`.
     pub deletes: bool,
+    /// Bound of its keys, without `prefix`, and without those that are only deleted.
+    pub longest: Longest,
     pub loc: PageLoc,
 }
 
@@ -186,6 +188,19 @@ impl Node {
         })
     }
 
+    /// Bound of the keys that may be seen through this node, given that of the nodes that it refers to. Cost: in
+    /// proportion to the header.
+    pub fn longest_key(&self, of: impl Fn(NodeId) -> Longest) -> Longest {
+        let shown = |live: &Span, target: &Target| target.longest_key(live, of(target.id));
+        let pages = self.pages().map(PageRef::longest_key).max();
+        let below = self.edges().iter().enumerate().flat_map(|(i, edge)| {
+            let child = edge.child.iter().map(move |target| shown(&self.edge_span(i), target));
+            let gotos = edge.layers.iter().flat_map(|layer| &layer.ranges);
+            child.chain(gotos.filter_map(|range| Some(shown(&range.span, range.target.as_ref()?))))
+        });
+        below.chain(pages).max().unwrap_or(Longest::NONE)
+    }
+
     /// Every page, in the order in which it is stored.
     pub fn pages(&self) -> Box<dyn Iterator<Item = &PageRef> + '_> {
         match &self.body {
@@ -233,6 +248,13 @@ impl Node {
         let layers: usize = self.edges().iter().map(|edge| edge.layers.len()).sum();
         let edges = size_of_val(self.edges()) + layers * size_of::<Layer>();
         pages + edges + self.edge_bytes() + self.range_bytes()
+    }
+}
+
+impl Target {
+    /// Bound of the keys that an edge or Goto over `live` shows of a node with this bound.
+    pub fn longest_key(&self, live: &Span, node: Longest) -> Longest {
+        node.through(self.prepend.len(), live.common_prefix_len())
     }
 }
 
@@ -340,6 +362,7 @@ impl PageRef {
             raw: page.data().len() as u32,
             pure,
             deletes,
+            longest: page.longest(),
             loc: PageLoc::Mem(Arc::new(page)),
         }
     }
@@ -350,6 +373,11 @@ impl PageRef {
 
     pub fn last_key(&self) -> Bytes {
         join(&self.prefix, &self.last)
+    }
+
+    /// Bound of the keys that may have a value because of this page.
+    pub fn longest_key(&self) -> Longest {
+        self.longest.through(0, self.prefix.len())
     }
 
     /// True if it lies where it can stay when the node that refers to it is written anew: filling up a

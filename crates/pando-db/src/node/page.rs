@@ -16,7 +16,7 @@ pub(crate) use self::builder::{Builder, Built};
 use crate::{
     codec::peek_varint,
     error::{Error, Result},
-    key::head,
+    key::{Longest, head},
     node::{message::Msg, prefetch::prefetch},
     pool,
 };
@@ -32,6 +32,8 @@ pub(crate) struct Page {
     pure: bool,
     /// The entries follow each other without gaps, as [`Builder`] writes them.
     dense: bool,
+    /// Bound of the key suffixes of all messages that are no deletes.
+    longest: Longest,
     /// What is known of the keys of every [`GROUP_ENTRIES`] entries, close together: most of a search needs no more.
     groups: Arc<[Group]>,
 }
@@ -96,6 +98,11 @@ pub(crate) struct Entry<'a> {
 }
 
 impl Entry<'_> {
+    /// True if there may be a value because of it.
+    pub fn may_make_value(&self) -> bool {
+        self.kind != Msg::DELETE
+    }
+
     /// True if the content is the value of the key.
     pub fn is_put(&self) -> bool {
         self.kind == Msg::PUT
@@ -115,7 +122,8 @@ impl Page {
             .checked_mul(4)
             .and_then(|len| (data.len() - 4).checked_sub(len))
             .ok_or_else(|| bad(format!("{count} entries in {} bytes", data.len())))?;
-        let mut page = Page { data, count, table, pure: true, dense: false, groups: Arc::default() };
+        let mut longest = Longest::NONE;
+        let mut page = Page { data, count, table, pure: true, dense: false, longest, groups: Arc::default() };
         let mut groups: Vec<Group> = Vec::with_capacity(count.div_ceil(GROUP_ENTRIES));
         let (mut pure, mut dense, mut end) = (true, true, 0);
         // Entries that share bytes would let a small page stand for a large run: what is made of it would have no
@@ -130,6 +138,9 @@ impl Page {
             // Mostly the heads differ, and that says all.
             if last.is_some_and(|(above, last)| above >= head && (above > head || last >= entry.key)) {
                 return Err(bad(format!("entry {i} is out of order")));
+            }
+            if entry.kind != Msg::DELETE {
+                longest = longest.max(Longest::of(entry.key.len()));
             }
             if !entry.is_put() {
                 pure = false;
@@ -147,7 +158,7 @@ impl Page {
             last = Some((head, entry.key));
         }
         (page.pure, page.dense) = (pure, dense && end == table);
-        page.groups = groups.into();
+        (page.groups, page.longest) = (groups.into(), longest);
         Ok(page)
     }
 
@@ -207,6 +218,11 @@ impl Page {
     /// Number of entries.
     pub fn len(&self) -> usize {
         self.count
+    }
+
+    /// Bound of the lengths of key suffixes, deletes left out.
+    pub fn longest(&self) -> Longest {
+        self.longest
     }
 
     /// Raw bytes.

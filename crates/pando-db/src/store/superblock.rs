@@ -48,8 +48,13 @@ const MAGIC: [u8; 8] = *b"PANDO\0\0\x01";
 /// Bit of an incompatible feature: write-outs of the log end with guards, which older code would take for the end of
 /// the log.
 pub const GUARDED_LOG: u64 = 1;
+/// Bit of an incompatible feature: entries of the translation table and references to pages may have bounds of
+/// key lengths.
+pub const KEY_BOUNDS: u64 = 2;
+/// Bits of the incompatible features of a store that this code has written.
+pub const WRITTEN_FEATURES: u64 = GUARDED_LOG | KEY_BOUNDS;
 /// Bits of the incompatible features that this code knows.
-const KNOWN_FEATURES: u64 = GUARDED_LOG;
+const KNOWN_FEATURES: u64 = WRITTEN_FEATURES;
 /// Bytes of a superblock, and where its checksum begins, in bytes.
 const SIZE: usize = BLOCK as usize;
 const CHECKSUM_AT: usize = SIZE - 8;

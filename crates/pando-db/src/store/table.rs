@@ -15,15 +15,19 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::{
     device::{BLOCK, Device},
     error::{Error, Result},
+    key::Longest,
     node::{Node, NodeId, stored::Stored},
     space::{Extent, Space},
 };
 
 const BITS: u32 = 6;
 pub(crate) const SLOTS: usize = 1 << BITS;
-const LEAF_MAGIC: u32 = u32::from_le_bytes(*b"PTBL");
+const LEAF_MAGIC: u32 = u32::from_le_bytes(*b"PTBK");
+/// Of a page without bounds of keys, as stores had them before these were kept.
+const LEAF_MAGIC_WITHOUT_BOUNDS: u32 = u32::from_le_bytes(*b"PTBL");
 const INNER_MAGIC: u32 = u32::from_le_bytes(*b"PTBI");
-const LEAF_ENTRY: usize = 4 + 1 + 4 + 8 + 1;
+const LEAF_ENTRY: usize = 4 + 1 + BOUND + 4 + 8 + 1;
+const BOUND: usize = 4;
 const PART: usize = 8 + 4;
 /// Most extents of one node.
 pub(crate) const MAX_PARTS: usize = 255;
@@ -40,6 +44,8 @@ pub(crate) struct Entry {
     /// References from nodes and from the superblock; pins are not in it. 0: waits to be reclaimed.
     pub count: u32,
     pub height: u8,
+    /// Bound of the keys that may be seen through the node, in its local keys.
+    pub longest: Longest,
     pub loc: Loc,
 }
 
@@ -341,6 +347,7 @@ fn encode_page(page: &TablePage) -> Bytes {
                 let Loc::Stored(stored) = &entry.loc else { unreachable!("persist stores every node") };
                 out.put_u32_le(entry.count);
                 out.put_u8(entry.height);
+                out.put_u32_le(entry.longest.encode());
                 out.put_u32_le(stored.header_len);
                 out.put_u64_le(stored.header_sum);
                 assert!(stored.parts.len() <= MAX_PARTS, "a node in too many pieces");
@@ -384,14 +391,16 @@ fn load_page(device: &dyn Device, space: &Arc<Space>, at: PageAddress, level: u8
     }
     let mut input = Bytes::from(bytes);
     let (magic, present) = (input.get_u32_le(), input.get_u64_le());
-    if magic != (if level == 0 { LEAF_MAGIC } else { INNER_MAGIC }) || present == 0 {
+    let bounds = magic != LEAF_MAGIC_WITHOUT_BOUNDS;
+    let fits = if level == 0 { magic == LEAF_MAGIC || !bounds } else { magic == INNER_MAGIC };
+    if !fits || present == 0 {
         return Err(bad("wrong kind of page"));
     }
     let short = |_| bad("shorter than its entries");
     let mut page = TablePage::empty(level);
     for i in (0..SLOTS).filter(|i| present >> i & 1 == 1) {
         match &mut page.slots {
-            Slots::Leaf(slots) => slots[i] = Some(get_entry(&mut input, space, &bad)?),
+            Slots::Leaf(slots) => slots[i] = Some(get_entry(&mut input, space, bounds, &bad)?),
             Slots::Inner(slots) => {
                 let (offset, sum) =
                     (input.try_get_u64_le().map_err(short)?, input.try_get_u64_le().map_err(short)?);
@@ -404,11 +413,17 @@ fn load_page(device: &dyn Device, space: &Arc<Space>, at: PageAddress, level: u8
     Ok(page)
 }
 
-fn get_entry(input: &mut Bytes, space: &Arc<Space>, bad: &dyn Fn(&str) -> Error) -> Result<Entry> {
-    if input.remaining() < LEAF_ENTRY {
+fn get_entry(
+    input: &mut Bytes,
+    space: &Arc<Space>,
+    bounds: bool,
+    bad: &dyn Fn(&str) -> Error,
+) -> Result<Entry> {
+    if input.remaining() < (if bounds { LEAF_ENTRY } else { LEAF_ENTRY - BOUND }) {
         return Err(bad("shorter than its entries"));
     }
     let (count, height) = (input.get_u32_le(), input.get_u8());
+    let longest = if bounds { Longest::decode(input.get_u32_le()) } else { Longest::UNKNOWN };
     let (header_len, header_sum) = (input.get_u32_le(), input.get_u64_le());
     let number = usize::from(input.get_u8());
     if number == 0 || input.remaining() < number * PART {
@@ -426,7 +441,7 @@ fn get_entry(input: &mut Bytes, space: &Arc<Space>, bad: &dyn Fn(&str) -> Error)
     if header_len == 0 || u64::from(header_len) > parts[0].len || header_len > MAX_HEADER {
         return Err(bad("a node with impossible sizes"));
     }
-    Ok(Entry { count, height, loc: Loc::Stored(Arc::new(Stored { parts, header_len, header_sum })) })
+    Ok(Entry { count, height, longest, loc: Loc::Stored(Arc::new(Stored { parts, header_len, header_sum })) })
 }
 
 #[cfg(test)]
@@ -443,7 +458,7 @@ mod tests {
 
     fn entry() -> Entry {
         let root = Node { height: 1, span: Span::all(), body: Body::Interior(vec![Edge::default()]) };
-        Entry { count: 1, height: 1, loc: Loc::Dirty(Arc::new(root)) }
+        Entry { count: 1, height: 1, longest: Longest::NONE, loc: Loc::Dirty(Arc::new(root)) }
     }
 
     /// An edit that replaces all nodes may take the old ones out first. The page of small numbers must not

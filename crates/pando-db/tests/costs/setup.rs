@@ -148,7 +148,7 @@ impl Device for Counting {
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
         match buf.get(..4) {
             Some(b"PNOD") => _ = self.nodes.fetch_add(1, Relaxed),
-            Some(b"PTBL" | b"PTBI") => _ = self.table_pages.fetch_add(1, Relaxed),
+            Some(b"PTBK" | b"PTBI") => _ = self.table_pages.fetch_add(1, Relaxed),
             _ => (),
         }
         self.chunks.lock().unwrap().extend(offset / CHUNK..(offset + buf.len() as u64).div_ceil(CHUNK));

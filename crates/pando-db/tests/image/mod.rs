@@ -184,12 +184,12 @@ impl Image {
                 self.table_page(self.u64(at) as usize, len, depth - 1, at + 8);
                 at += 20;
             } else {
-                assert_eq!(&self.bytes[from..from + 4], b"PTBL");
-                let (header, count) = (self.u32(at + 5) as usize, usize::from(self.bytes[at + 17]));
-                let parts: Vec<_> = (0..count).map(|i| self.u64(at + 18 + 12 * i) as usize).collect();
+                assert_eq!(&self.bytes[from..from + 4], b"PTBK");
+                let (header, count) = (self.u32(at + 9) as usize, usize::from(self.bytes[at + 21]));
+                let parts: Vec<_> = (0..count).map(|i| self.u64(at + 22 + 12 * i) as usize).collect();
                 self.node(header, &parts);
-                self.seals.push(Seal { from: parts[0], len: header, at: at + 9 });
-                at += 18 + 12 * count;
+                self.seals.push(Seal { from: parts[0], len: header, at: at + 13 });
+                at += 22 + 12 * count;
             }
         }
         self.seals.push(Seal { from, len, at: sum_at });
@@ -276,7 +276,9 @@ impl HeaderReader<'_> {
         for _ in 0..self.varint() {
             (0..3).for_each(|_| self.bytes());
             (0..2).for_each(|_| _ = self.varint());
-            self.u8();
+            if self.u8() & 4 != 0 {
+                self.varint();
+            }
             let part = usize::from(self.u8());
             let from = self.parts[part] + self.image.u32(self.at) as usize;
             let len = self.image.u32(self.at + 4) as usize;

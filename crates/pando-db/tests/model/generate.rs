@@ -84,6 +84,7 @@ impl Generator {
             return next;
         }
         match self.fresh_step(world) {
+            Step::Write(_) if self.expecting.chance(12) => Step::Write(self.at_the_limit(world)),
             Step::Write(ops) if self.expecting.chance(120) => self.conditional(world, ops),
             step => step,
         }
@@ -293,6 +294,41 @@ impl Generator {
                 Op::DeleteRange(src, hi)
             }
         }
+    }
+
+    /// A batch that copies something to so long a prefix that its longest key becomes as long as a key may be, or a
+    /// little shorter, or too long; behind other operations, which may have made or deleted that key.
+    fn at_the_limit(&mut self, world: &World) -> Vec<Op> {
+        let mut ops = if self.rng.chance(500) { self.mixture(world) } else { Vec::new() };
+        let after = world.after(&ops);
+        let src = self.prefix(&after);
+        let mut suffixes: Vec<(usize, Bytes)> =
+            after.prefix(&src).map(|(key, _)| (key.len() - src.len(), key.clone())).collect();
+        suffixes.sort();
+        if self.rng.chance(300)
+            && suffixes.len() > 1
+            && let Some((_, longest)) = suffixes.pop()
+        {
+            ops.push(Op::Delete(longest));
+        }
+        let longest = suffixes.last().map_or(0, |(len, _)| *len);
+        // Much that is long makes runs slow, and a log or device that is small has no room for it.
+        let few =
+            suffixes.len() <= 4 && world.bytes() < 4 * MAX_KEY && self.config.log_size >= 6 * MAX_KEY as u64;
+        let longest_copy = match self.rng.below(4) {
+            0 if few && !self.config.tight() => MAX_KEY,
+            1 if few && !self.config.tight() => MAX_KEY - self.rng.below(50) as usize,
+            _ => MAX_KEY + 1 + self.rng.below(3) as usize,
+        };
+        let mut dst = self.fresh_key().to_vec();
+        let len = longest_copy.saturating_sub(longest).clamp(dst.len() + 1, MAX_KEY);
+        dst.resize(len, *self.rng.pick(&[b'l', 0xff, 0]));
+        let dst = Bytes::from(dst);
+        if src.starts_with(&dst) || dst.starts_with(&src) {
+            return ops;
+        }
+        ops.push(if self.rng.chance(300) { Op::RenamePrefix(src, dst) } else { Op::ClonePrefix(src, dst) });
+        ops
     }
 
     /// Several operations of all kinds, each made for the state that those before it leave.

@@ -33,7 +33,7 @@ pub enum Refusal {
 }
 
 /// What the engine must refuse about a batch whatever the contents are.
-pub fn refusal(ops: &[Op]) -> Option<Refusal> {
+fn refusal_of(ops: &[Op]) -> Option<Refusal> {
     ops.iter().find_map(|op| {
         let too_large = |key: &Bytes, value: &Bytes| key.len() > MAX_KEY || value.len() > MAX_VALUE;
         match op {
@@ -44,6 +44,9 @@ pub fn refusal(ops: &[Op]) -> Option<Refusal> {
                 (prefix.len() > MAX_KEY || change.len() > MAX_PREFIX_UPSERT).then_some(Refusal::TooLarge)
             }
             Op::ClonePrefix(src, dst) | Op::RenamePrefix(src, dst) => {
+                if src.len().max(dst.len()) > MAX_KEY {
+                    return Some(Refusal::TooLarge);
+                }
                 (src.starts_with(dst) || dst.starts_with(src)).then_some(Refusal::Overlap)
             }
             _ => None,
@@ -98,6 +101,29 @@ impl World {
         prefix: &[u8],
     ) -> Box<dyn DoubleEndedIterator<Item = (&'a Bytes, &'a Bytes)> + 'a> {
         self.range(prefix, successor(prefix).as_deref())
+    }
+
+    /// What the engine must refuse about a batch, given this world: besides what is never right, a copy that would make
+    /// a key too long.
+    pub fn refusal(&self, ops: &[Op]) -> Option<Refusal> {
+        let refusal = refusal_of(ops);
+        if refusal.is_some() || !ops.iter().any(|op| matches!(op, Op::ClonePrefix(..) | Op::RenamePrefix(..)))
+        {
+            return refusal;
+        }
+        let mut world = self.clone();
+        ops.iter().find_map(|op| {
+            let refusal = world.copies_too_long(op).then_some(Refusal::TooLarge);
+            world.apply(op);
+            refusal
+        })
+    }
+
+    /// True if `op` is a copy to a longer prefix that some key has no room for.
+    fn copies_too_long(&self, op: &Op) -> bool {
+        let (Op::ClonePrefix(src, dst) | Op::RenamePrefix(src, dst)) = op else { return false };
+        let more = dst.len().saturating_sub(src.len());
+        more > 0 && self.prefix(src).any(|(key, _)| key.len() + more > MAX_KEY)
     }
 
     /// The world after a batch that the engine must accept.

@@ -9,14 +9,14 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
 use pando_db::{
-    Db, Error, Op, Snapshot,
+    Db, Error, MAX_KEY, Op, Snapshot,
     device::{Device, FailMode, SimDevice},
 };
 
 use super::{
     config::{Config, Profile},
     coverage::Coverage,
-    oracle::{self, Pair, Refusal, World, refusal},
+    oracle::{self, Pair, Refusal, World},
     reading::{HeldCursor, compare_transcript, seek, sought, take_from},
     step::{How, OpenWith, Step},
 };
@@ -210,7 +210,12 @@ impl Runner {
         });
         expected.iter().for_each(|(key, value)| _ = batch.expect(key.clone(), value.clone()));
         let result = self.db().write(batch);
-        let must_refuse = refusal(ops);
+        // Only one of a copy that makes a key too long depends on the world.
+        let refused = |world: &World| world.refusal(ops);
+        let must_refuse = match self.worlds.iter().all(|world| refused(world).is_some()) {
+            true => refused(self.world()),
+            false => None,
+        };
         match (result, must_refuse) {
             (Err(Error::Conflict { key, found }), None) => {
                 self.worlds.retain(|world| !holds(world) && world.get(&key) == found.as_ref());
@@ -221,12 +226,15 @@ impl Runner {
                 Ok(())
             }
             (Ok(()), None) => {
+                self.worlds.retain(|world| holds(world) && refused(world).is_none());
+                if self.worlds.is_empty() {
+                    return Err(format!("a batch was accepted that must conflict: {expected:?}"));
+                }
                 if !expected.is_empty() {
-                    self.worlds.retain(holds);
-                    if self.worlds.is_empty() {
-                        return Err(format!("a batch was accepted that must conflict: {expected:?}"));
-                    }
                     self.coverage.add("batches that expect", 1);
+                }
+                if ops.iter().any(is_copy_at_the_limit) {
+                    self.coverage.add("copies near the longest key", 1);
                 }
                 self.coverage.add("batches", 1);
                 // (Deletes are let into the reserve.)
@@ -242,11 +250,23 @@ impl Runner {
                 self.coverage.add("overlaps refused", 1);
                 Ok(())
             }
-            (Err(Error::TooLarge { .. }), Some(Refusal::TooLarge)) => Ok(()),
+            (Err(Error::TooLarge { .. }), Some(Refusal::TooLarge)) => {
+                if ops.iter().any(is_copy_at_the_limit) && !self.too_long(ops) {
+                    self.coverage.add("copies of keys too long refused", 1);
+                }
+                Ok(())
+            }
             // A batch with two faults may be refused for either.
             (Err(Error::TooLarge { .. } | Error::Overlap), Some(_)) => Ok(()),
+            (Err(Error::Conflict { .. }), Some(_)) if !self.worlds.iter().any(holds) => Ok(()),
             (Err(Error::TooLarge { .. }), None) if self.too_long(ops) => {
                 self.coverage.add("batches too long", 1);
+                Ok(())
+            }
+            (Err(Error::TooLarge { .. }), None)
+                if self.worlds.iter().any(|world| refused(world).is_some()) =>
+            {
+                self.worlds.retain(|world| refused(world).is_some());
                 Ok(())
             }
             (Err(Error::NoSpace), _) if self.config.tight() => {
@@ -262,14 +282,14 @@ impl Runner {
                 self.write_if(expected, ops)
             }
             (Err(error), _) => {
-                let refused = matches!(error, Error::Stopped { .. });
+                let stopped = matches!(error, Error::Stopped { .. });
                 self.tolerate("write", error)?;
                 // A device that failed may have failed before or after the batch took effect.
-                if must_refuse.is_none() && !refused {
+                if must_refuse.is_none() && !stopped {
                     let after: Vec<World> = self
                         .worlds
                         .iter()
-                        .filter(|world| holds(world))
+                        .filter(|world| holds(world) && refused(world).is_none())
                         .map(|world| world.after(ops))
                         .collect();
                     self.history.extend(after.iter().cloned());
@@ -683,4 +703,9 @@ fn some_world(worlds: &[World], agrees: impl Fn(&World) -> Outcome) -> Outcome {
         }
     }
     last
+}
+
+/// True of a copy that makes keys of nearly the greatest length, or beyond it.
+fn is_copy_at_the_limit(op: &Op) -> bool {
+    matches!(op, Op::ClonePrefix(_, dst) | Op::RenamePrefix(_, dst) if dst.len() > MAX_KEY / 2)
 }

@@ -166,7 +166,9 @@ fn step() -> impl Strategy<Value = Step> {
     let update = (span(), op()).prop_map(|(span, op)| UpdateMsg { span, ops: SmallVec::from_iter([op]) });
     prop_oneof![
         5 => (key(), point()).prop_map(|(key, msg)| Step::Point(key, msg)),
-        1 => (span(), prop::option::of(key())).prop_map(|(span, origin)| Step::Range(TableRange { span, origin })),
+        1 => (span(), prop::option::of(key())).prop_map(|(span, origin)| {
+            Step::Range(TableRange { span, origin, longest: crate::key::Longest::UNKNOWN })
+        }),
         2 => update.prop_map(Step::Update),
     ]
 }

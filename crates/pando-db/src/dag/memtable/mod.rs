@@ -20,7 +20,7 @@ use crate::{
         },
     },
     error::Result,
-    key::Span,
+    key::{Longest, Span},
     merge::Merge,
     node::{
         HEADER_ITEM_BYTES, Layer, PageRef, RangeMsg, Run, UpdateMsg,
@@ -48,6 +48,10 @@ const ENTRY_BYTES: usize = 96;
 const MAX_UPDATE_BYTES: usize = 64 << 10;
 /// Clones that make a table full, so that placing those of one table is a bounded piece of work.
 const MAX_CLONES: usize = 8192;
+/// Messages about ranges that are asked for their bound of key lengths one by one.
+const MAX_ASKED_RANGES: usize = 64;
+/// Points that are asked for their length one by one.
+const MAX_ASKED_POINTS: usize = 1024;
 /// Bytes of batches that make a table full, as a multiple of its limit, however few of them are left.
 const MAX_KEPT_FACTOR: usize = 4;
 
@@ -64,6 +68,10 @@ pub(crate) struct Memtable {
     clones: usize,
     /// Disjoint, by lower bound; none over a RangeDelete.
     pub updates: OrdMap<Bytes, UpdateMsg>,
+    /// Bound of the points that may make a value, and of what was there and is gone.
+    longest: Longest,
+    /// The same of the clones.
+    longest_clone: Longest,
     bytes: usize,
     /// Of these, in updates.
     update_bytes: usize,
@@ -87,6 +95,8 @@ impl Memtable {
             ranges: OrdMap::new(),
             clones: 0,
             updates: OrdMap::new(),
+            longest: Longest::NONE,
+            longest_clone: Longest::NONE,
             bytes: 0,
             update_bytes: 0,
             kept: 0,
@@ -144,6 +154,9 @@ impl Memtable {
 
     pub fn put(&mut self, key: Bytes, msg: Msg, merge: &dyn Merge) {
         self.note(&key);
+        if msg.may_make_value() {
+            self.longest = self.longest.max(Longest::of(key.len()));
+        }
         // What does not depend on the old message is put in its place in one walk.
         if msg.is_final() {
             self.bytes += entry_bytes(&key, &msg);
@@ -197,6 +210,7 @@ impl Memtable {
     fn insert_range(&mut self, range: TableRange) {
         self.bytes += range_bytes(&range);
         self.clones += usize::from(!range.is_delete());
+        self.longest_clone = self.longest_clone.max(range.longest);
         self.ranges.insert(range.span.lo.clone(), range);
     }
 
@@ -293,14 +307,50 @@ impl Memtable {
         range.span.is_above(key).then_some(range)
     }
 
-    /// Range messages that overlap `span`, whole, ascending.
-    pub fn ranges_in(&self, span: &Span) -> Vec<TableRange> {
-        if self.ranges.is_empty() {
-            return Vec::new();
+    /// Bound of its points that may make a value.
+    pub fn longest(&self) -> Longest {
+        self.longest
+    }
+
+    /// Bound of what the table says of keys in `span` itself, and whether one message covers all of them, so that what
+    /// is older does not matter.
+    pub fn longest_in(&self, span: &Span) -> (Longest, bool) {
+        if let Some(range) = self.range_at(&span.lo)
+            && range.span.covers(span)
+        {
+            return (self.longest.max(range.longest), true);
         }
-        let before = self.range_at(&span.lo).filter(|r| r.span.lo < span.lo).cloned();
-        let from = self.ranges.range::<_, [u8]>(from(span)).map(|(_, r)| r);
-        before.into_iter().chain(from.take_while(|r| span.is_above(&r.span.lo)).cloned()).collect()
+        (self.longest.max(self.longest_clone_in(span)), false)
+    }
+
+    fn longest_clone_in(&self, span: &Span) -> Longest {
+        let mut ranges = self.ranges_meeting(span);
+        let some = ranges.by_ref().take(MAX_ASKED_RANGES).map(|range| range.longest).max();
+        if ranges.next().is_some() { self.longest_clone } else { some.unwrap_or(Longest::NONE) }
+    }
+
+    /// True if the table may be why a key in `span` of more than `most` bytes has a value.
+    pub fn may_exceed(&self, span: &Span, most: usize) -> bool {
+        let longer = |(i, (key, msg)): (usize, (&Bytes, &Msg))| {
+            i >= MAX_ASKED_POINTS || key.len() > most && msg.may_make_value()
+        };
+        self.longest_clone_in(span).exceeds(most)
+            || self.longest.exceeds(most) && self.points_in(span).enumerate().any(longer)
+    }
+
+    /// Range messages that overlap `span`, whole, ascending.
+    pub fn ranges_meeting<'a>(&'a self, span: &'a Span) -> impl Iterator<Item = &'a TableRange> {
+        let ranges = (!self.ranges.is_empty()).then(|| {
+            let before = self.range_at(&span.lo).filter(|r| r.span.lo < span.lo);
+            let from = self.ranges.range::<_, [u8]>(from(span)).map(|(_, r)| r);
+            before.into_iter().chain(from.take_while(|r| span.is_above(&r.span.lo)))
+        });
+        ranges.into_iter().flatten()
+    }
+
+    /// The same, as copies.
+    pub fn ranges_in(&self, span: &Span) -> Vec<TableRange> {
+        self.ranges_meeting(span).cloned().collect()
     }
 
     /// Of these, the deletes, as nodes have them.

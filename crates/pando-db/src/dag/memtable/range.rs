@@ -15,7 +15,7 @@
 use bytes::Bytes;
 
 use crate::{
-    key::{Lens, Span},
+    key::{Lens, Longest, Span},
     node::{RangeMsg, ranged::Ranged},
 };
 
@@ -27,12 +27,14 @@ pub(crate) struct TableRange {
     /// The translation prefix under which a key of the range is found in the state below the table;
     /// `None` for a RangeDelete.
     pub origin: Option<Bytes>,
+    /// Bound of the keys that a clone shows in the range; none for a RangeDelete.
+    pub longest: Longest,
 }
 
 impl TableRange {
     /// A RangeDelete.
     pub fn deleted(span: Span) -> Self {
-        Self { span, origin: None }
+        Self { span, origin: None, longest: Longest::NONE }
     }
 
     pub fn is_delete(&self) -> bool {
@@ -55,7 +57,8 @@ impl TableRange {
 
     /// The same message with keys seen through `lens`.
     pub fn through(&self, lens: &Lens) -> Self {
-        Self { span: lens.apply_span(&self.span), origin: self.origin.clone() }
+        let longest = self.longest.through(lens.head.len(), lens.pre.len());
+        Self { span: lens.apply_span(&self.span), origin: self.origin.clone(), longest }
     }
 }
 
@@ -67,6 +70,6 @@ impl Ranged for TableRange {
     fn clipped(&self, span: &Span) -> Option<Self> {
         let sub = self.span.intersect(span)?;
         let origin = self.origin.as_ref().map(|origin| Lens::narrowed_prepend(&self.span, origin, &sub));
-        Some(Self { span: sub, origin })
+        Some(Self { span: sub, origin, longest: self.longest })
     }
 }

@@ -26,6 +26,7 @@ use crate::{
     },
 };
 
+mod bounds;
 pub(crate) mod discard;
 
 impl Engine {
@@ -74,6 +75,7 @@ impl Engine {
 
     /// Makes the current version of the tree durable.
     fn persist(&self, durable: &mut Durable, clean: bool) -> Result<()> {
+        self.tighten_bounds();
         let frozen = self.superversion.read().tree.clone();
         let next_node = self.next_id.load(Ordering::SeqCst);
         let (log_start, next_msn) = self.log.passed(frozen.log_end, frozen.msn);
@@ -131,7 +133,7 @@ impl Engine {
 
     /// Makes a superblock the newest in both slots.
     pub(crate) fn commit(&self, superblock: &mut Superblock) -> Result<()> {
-        superblock.incompatible |= superblock::GUARDED_LOG;
+        superblock.incompatible |= superblock::WRITTEN_FEATURES;
         superblock.log_durable = self.log.durable_msn();
         superblock::commit(&*self.device, superblock)
     }

@@ -107,6 +107,8 @@ pub(crate) struct Counters {
     pub clones: AtomicU64,
     pub by_value: AtomicU64,
     pub push_downs: AtomicU64,
+    /// Batches whose clones could not be admitted by bounds of key lengths alone.
+    pub length_searches: AtomicU64,
     /// Edges and messages about ranges that structural work went through.
     pub handled: AtomicU64,
     /// Keys that cursors came by of which nothing was left.

@@ -30,7 +30,7 @@ use crate::{
     },
     device::{BLOCK, Device, FailStop},
     error::{Error, Result},
-    key::Span,
+    key::{Longest, Span},
     node::{Body, Edge, Node},
     options::{CreateOptions, Options},
     space::Space,
@@ -80,7 +80,10 @@ pub(crate) fn create(device: &Arc<dyn Device>, create: &CreateOptions, options: 
     let pager = Pager::new(device.clone(), 1 << 20, create.node_size, options.codec);
     let root = Node { height: 1, span: Span::all(), body: Body::Interior(vec![Edge::default()]) };
     let mut table = Table::default();
-    table.set(FIRST_ROOT, Some(Entry { count: 1, height: 1, loc: Loc::Dirty(Arc::new(root)) }));
+    table.set(
+        FIRST_ROOT,
+        Some(Entry { count: 1, height: 1, longest: Longest::NONE, loc: Loc::Dirty(Arc::new(root)) }),
+    );
     let table = table.persist(&mut |_, node| store_node(&pager, &space, node), &mut |page| {
         store_page(&pager, &space, page)
     })?;
@@ -105,7 +108,7 @@ pub(crate) fn create(device: &Arc<dyn Device>, create: &CreateOptions, options: 
         root: FIRST_ROOT,
         table: table_root(&table),
         clean: true,
-        incompatible: superblock::GUARDED_LOG,
+        incompatible: superblock::WRITTEN_FEATURES,
         ..Superblock::default()
     };
     let flush = || device.flush().map_err(|e| Error::Io { action: "flush", offset: 0, source: e });
@@ -237,7 +240,9 @@ impl Engine {
     /// this log.
     fn renew_superblock(&self, damaged: bool) -> Result<()> {
         let mut durable = self.checkpointing.lock();
-        if !damaged && durable.superblock.incompatible & superblock::GUARDED_LOG != 0 {
+        if !damaged
+            && durable.superblock.incompatible & superblock::WRITTEN_FEATURES == superblock::WRITTEN_FEATURES
+        {
             return Ok(());
         }
         let mut superblock = durable.superblock.clone();

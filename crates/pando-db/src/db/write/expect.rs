@@ -48,11 +48,14 @@ impl Engine {
 
     /// Runs `apply` under the front lock at a moment at which all keys have the expected values. Gives what
     /// it gives.
-    pub(super) fn apply_if(
+    pub(super) fn when_expected<T>(
         &self,
         expected: &[(Bytes, Option<Bytes>)],
-        mut apply: impl FnMut(&mut Superversion) -> Result<bool>,
-    ) -> Result<bool> {
+        mut apply: impl FnMut(&mut Superversion) -> Result<T>,
+    ) -> Result<T> {
+        if expected.is_empty() {
+            return self.change(apply);
+        }
         let mut watching = Watching { engine: self, watch: Arc::new(Watch::new(expected)), begun: false };
         loop {
             let view = {

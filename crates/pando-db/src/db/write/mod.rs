@@ -15,30 +15,36 @@
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use smallvec::SmallVec;
 
 use crate::{
     batch::{Batch, Op},
     dag::memtable::{Memtable, range::TableRange},
     db::{
         engine::{Engine, superversion::Superversion},
-        write::record::{Encoded, op_len},
+        write::{
+            apply::{MAX_OWN_BYTES, apply_plain, clone_of},
+            lengths::{Lengths, Proof, too_long},
+            record::{Encoded, op_len},
+        },
     },
     error::{Error, Result},
-    key::{Lens, Span},
+    key::Span,
     limits::{MAX_KEY, MAX_PREFIX_UPSERT, MAX_VALUE},
-    node::{UpdateMsg, message::Msg, ranged::Ranged},
     store::log::{AppendError, LogPos},
 };
 
+mod apply;
 pub(crate) mod expect;
+mod lengths;
 pub(crate) mod record;
 
 /// Bytes of the active table that the clones of a batch copy at most. Where more waits for their sources, the
 /// table is sealed before the batch.
 const MAX_CARRY_BYTES: usize = 4 << 10;
-/// Bytes that the clones of a batch may copy of what the batch itself has written before.
-const MAX_OWN_BYTES: usize = 64 << 20;
+/// Times that what was shown of the length of keys beside all writers may be made untrue by them. Each time
+/// one of them has put a longer key below a source, so after that the batch is refused as of one of these
+/// moments: to show it under the lock would take I/O there.
+const MAX_REFUTED: u32 = 32;
 
 /// Bytes of all operations on prefixes in a batch, with [`OP_OVERHEAD_BYTES`] for each. They go into one
 /// table, and from there into one node, in which each may stand many times.
@@ -73,15 +79,25 @@ impl Engine {
         if len > limit {
             return Err(Error::TooLarge { what: "batch", len: len as u64, limit: limit as u64 });
         }
+        let mut proof = None;
+        let mut refuted = 0;
         loop {
             self.admit(&encoded)?;
-            // The log may have filled up since there was room: then look again.
-            let applied = match &expected[..] {
-                [] => self.change(|front| self.try_apply(front, &encoded))?,
-                expected => self.apply_if(expected, |front| self.try_apply(front, &encoded))?,
-            };
-            if applied {
-                return self.after_write();
+            let tried =
+                self.when_expected(&expected, |front| self.try_apply(front, &encoded, proof.as_ref()))?;
+            match tried {
+                Tried::Applied => return self.after_write(),
+                // The log has filled up since there was room: look again.
+                Tried::NoRoom => (),
+                Tried::MayBeTooLong if refuted > MAX_REFUTED => return Err(too_long(MAX_KEY + 1)),
+                Tried::MayBeTooLong => {
+                    // Writers who do not stop must not refute it by what was there before.
+                    if refuted > 0 {
+                        self.seal();
+                    }
+                    refuted += 1;
+                    proof = Some(self.prove_lengths(&encoded.ops)?);
+                }
             }
         }
     }
@@ -92,7 +108,10 @@ impl Engine {
             front.seal_for(batch.ops());
             let mut active = match batch.ops().iter().any(|op| clone_of(op).is_some()) {
                 // It was let in once, over tables that may have been cut elsewhere.
-                true => self.applied(front, batch.ops(), usize::MAX)?,
+                true => match self.applied(front, batch.ops(), usize::MAX, Lengths::Replayed)? {
+                    Some(active) => active,
+                    None => unreachable!("what was let in once is not judged by its length"),
+                },
                 false => self.put_in_place(front, batch.ops()),
             };
             active.keep(batch.ops().iter().map(op_len).sum());
@@ -101,15 +120,24 @@ impl Engine {
         })
     }
 
-    /// Logs and applies; `false` if the log has no room.
-    fn try_apply(&self, front: &mut Superversion, encoded: &Encoded) -> Result<bool> {
+    /// Logs and applies.
+    fn try_apply(&self, front: &mut Superversion, encoded: &Encoded, proof: Option<&Proof>) -> Result<Tried> {
         let Encoded { payload, values, ops, .. } = encoded;
         front.seal_for(ops);
         // Plain operations cannot fail, so the log goes first and the table is changed in place, where no
         // reader shares it.
         let clones = ops.iter().any(|op| clone_of(op).is_some());
         let active = match clones || self.views.wanted() {
-            true => Some(self.applied(front, ops, MAX_OWN_BYTES)?),
+            true => {
+                let lengths = match proof {
+                    Some(proof) if front.upholds(proof) => Lengths::Proven,
+                    _ => Lengths::Bounded,
+                };
+                match self.applied(front, ops, MAX_OWN_BYTES, lengths)? {
+                    None => return Ok(Tried::MayBeTooLong),
+                    active => active,
+                }
+            }
             false => None,
         };
         if clones {
@@ -122,7 +150,7 @@ impl Engine {
         };
         let (msn, end) = match appended {
             Ok(appended) => appended,
-            Err(AppendError::Full) => return Ok(false),
+            Err(AppendError::Full) => return Ok(Tried::NoRoom),
             Err(other) => return Err(other.into()),
         };
         let mut active = match active {
@@ -138,7 +166,7 @@ impl Engine {
         if ops.iter().any(|op| !matches!(op, Op::Put(..) | Op::Upsert(..) | Op::UpsertPrefix(..))) {
             self.counters.deletes.store(true, Ordering::Relaxed);
         }
-        Ok(true)
+        Ok(Tried::Applied)
     }
 
     /// The active table after plain operations, changed where it is, and taken out of the front.
@@ -151,14 +179,23 @@ impl Engine {
         std::mem::replace(&mut front.active, empty)
     }
 
-    /// The active table after a batch. An error if its clones would copy more than `own` bytes of the table.
-    fn applied(&self, front: &Superversion, ops: &[Op], own: usize) -> Result<Memtable> {
+    /// The active table after a batch; `None` if a clone may make a key too long. An error if its clones would
+    /// copy more than `own` bytes of the table.
+    fn applied(
+        &self,
+        front: &Superversion,
+        ops: &[Op],
+        own: usize,
+        lengths: Lengths,
+    ) -> Result<Option<Memtable>> {
         let mut active = front.active.clone();
         let mut copied = 0;
         for op in ops {
             match clone_of(op) {
                 Some((src, dst)) => {
-                    copied += self.apply_clone(&mut active, src, dst, own.saturating_sub(copied))?;
+                    let source = front.longest_under(&active, src);
+                    let Some(bound) = lengths.of_clone(source, src, dst) else { return Ok(None) };
+                    copied += self.apply_clone(&mut active, src, dst, bound, own.saturating_sub(copied))?;
                     if let Op::RenamePrefix(..) = op {
                         active.put_range(TableRange::deleted(Span::prefix(src.clone())));
                     }
@@ -166,49 +203,7 @@ impl Engine {
                 None => apply_plain(&mut active, op, self),
             }
         }
-        Ok(active)
-    }
-
-    /// The clone of `src` as a deferred one, and over it what the table says of `src`, re-keyed (DESIGN 4.3).
-    /// Gives the bytes that were copied; an error if these are more than `most`.
-    fn apply_clone(&self, active: &mut Memtable, src: &Bytes, dst: &Bytes, most: usize) -> Result<usize> {
-        let wanted = Span::prefix(src.clone());
-        let bytes = active.bytes_in(&wanted, most);
-        if bytes > most {
-            let what = "copy of what a batch clones of its own changes";
-            return Err(Error::TooLarge { what, len: bytes as u64, limit: most as u64 });
-        }
-        let mut ranges = active.ranges_in(&wanted);
-        // A clone of this very table may be where the source begins.
-        let covering = ranges.iter().find(|r| r.span.covers(&wanted)).cloned();
-        let origin = match covering {
-            Some(range) => {
-                ranges.clear();
-                range.origin.map(|origin| Lens::of_edge(&range.span, &origin).apply_shared(src))
-            }
-            None => Some(src.clone()),
-        };
-        let lens = Lens::new(src.clone(), dst.clone());
-        let ranges: Vec<_> =
-            ranges.iter().filter_map(|r| r.clipped(&wanted)).map(|r| r.through(&lens)).collect();
-        let updates = active.updates_in(&wanted);
-        let updates: Vec<_> =
-            updates.iter().filter_map(|u| u.clipped(&wanted)).map(|u| u.through(&lens)).collect();
-        let points: Vec<_> =
-            active.points_in(&wanted).map(|(key, msg)| (lens.apply_shared(key), msg.clone())).collect();
-
-        active.put_range(TableRange { span: Span::prefix(dst.clone()), origin });
-        ranges.into_iter().for_each(|range| active.put_range(range));
-        // A point is newer than what is there by now, and includes what the updates that come with it
-        // say of its key: so these come last, and pass it by.
-        for (key, msg) in &points {
-            active.put(key.clone(), msg.clone(), &*self.merge);
-        }
-        let is_own = |key: &[u8]| points.binary_search_by(|(own, _)| own[..].cmp(key)).is_ok();
-        for update in updates {
-            active.put_update(update, &*self.merge, is_own);
-        }
-        Ok(bytes)
+        Ok(Some(active))
     }
 
     /// Refuses clones where the DAG has become too high for more. Placing the clones of a table makes it one
@@ -256,6 +251,15 @@ impl Superversion {
     }
 }
 
+/// What trying to apply a batch came to.
+enum Tried {
+    Applied,
+    /// The log has no room.
+    NoRoom,
+    /// The bounds do not show that its clones make no key too long.
+    MayBeTooLong,
+}
+
 /// Stops the store if what a merge function does to the active table panics: half of the batch may be in
 /// memory.
 struct Putting<'a>(&'a Engine);
@@ -267,39 +271,10 @@ impl Drop for Putting<'_> {
     }
 }
 
-/// Source and destination of a clone or rename.
-fn clone_of(op: &Op) -> Option<(&Bytes, &Bytes)> {
-    match op {
-        Op::ClonePrefix(src, dst) | Op::RenamePrefix(src, dst) => Some((src, dst)),
-        _ => None,
-    }
-}
-
-fn apply_plain(active: &mut Memtable, op: &Op, engine: &Engine) {
-    let merge = &*engine.merge;
-    match op {
-        Op::Put(key, value) => active.put(key.clone(), Msg::Put(value.clone()), merge),
-        Op::Delete(key) => active.put(key.clone(), Msg::Delete, merge),
-        Op::Upsert(key, change) => active.put(key.clone(), Msg::upsert(change.clone()), merge),
-        Op::DeleteRange(lo, hi) => {
-            let span = Span::new(lo.clone(), hi.clone());
-            if !span.is_empty() {
-                active.put_range(TableRange::deleted(span));
-            }
-        }
-        Op::UpsertPrefix(prefix, change) => {
-            let update =
-                UpdateMsg { span: Span::prefix(prefix.clone()), ops: SmallVec::from_iter([change.clone()]) };
-            active.put_update(update, merge, |_| false);
-        }
-        Op::ClonePrefix(..) | Op::RenamePrefix(..) => unreachable!("clones have an application of their own"),
-    }
-}
-
 fn check(batch: &Batch) -> Result<()> {
     let key = |key: &Bytes| match key.len() {
         0..=MAX_KEY => Ok(()),
-        len => Err(Error::TooLarge { what: "key", len: len as u64, limit: MAX_KEY as u64 }),
+        len => Err(too_long(len)),
     };
     let value = |value: &Bytes| match value.len() {
         0..=MAX_VALUE => Ok(()),
@@ -322,7 +297,7 @@ fn check(batch: &Batch) -> Result<()> {
         match op {
             Op::Put(k, v) | Op::Upsert(k, v) => key(k).and(value(v))?,
             Op::UpsertPrefix(prefix, change) => key(prefix).and(operation(change))?,
-            // Deletes always pass: a clone may have made a key longer than can be written.
+            // Deletes always pass: an older version let clones make keys longer than can be written.
             Op::Delete(_) | Op::DeleteRange(..) => (),
             Op::ClonePrefix(src, dst) | Op::RenamePrefix(src, dst) => {
                 key(src).and(key(dst))?;

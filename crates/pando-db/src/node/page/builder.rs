@@ -12,7 +12,7 @@ use bytes::Bytes;
 
 use crate::{
     codec::put_varint,
-    key::{common_prefix, join},
+    key::{Longest, common_prefix, join},
     node::{
         message::Msg,
         page::{ENTRY_BYTES, Group, Page, head, note, tag},
@@ -27,6 +27,10 @@ pub(crate) struct Built {
     pub pure: bool,
     pub deletes: bool,
 }
+
+/// Bytes of key suffixes up to which a copy of a piece of a page takes over the bound of the page, instead of looking
+/// at each key again: a bound matters only where it is near the limit of keys.
+const MAX_SHORT_BYTES: usize = 1 << 10;
 
 /// Collects ascending entries of one page.
 #[derive(Default)]
@@ -53,6 +57,7 @@ struct Encoder {
     groups: Vec<Group>,
     pure: bool,
     deletes: bool,
+    longest: Longest,
 }
 
 impl Encoder {
@@ -63,7 +68,7 @@ impl Encoder {
         self.offsets.clear();
         self.offsets.reserve(entries);
         self.groups.clear();
-        (self.pure, self.deletes) = (true, false);
+        (self.pure, self.deletes, self.longest) = (true, false, Longest::NONE);
     }
 
     /// Notes the next entry, which is to begin here.
@@ -72,6 +77,13 @@ impl Encoder {
         note(&mut self.groups, self.offsets.len(), tag(head, suffix), || head);
         self.offsets.push(self.data.len() as u32);
         self.note_kind(kind);
+        self.note_len(kind, suffix.len());
+    }
+
+    fn note_len(&mut self, kind: u8, len: usize) {
+        if kind != Msg::DELETE {
+            self.longest = self.longest.max(Longest::of(len));
+        }
     }
 
     fn note_kind(&mut self, kind: u8) {
@@ -113,6 +125,10 @@ impl Encoder {
     fn copy_all(&mut self, page: &Page, entries: Range<usize>) {
         let from = page.start(entries.start);
         let to = self.data.len();
+        let exact = page.longest.exceeds(MAX_SHORT_BYTES);
+        if !exact {
+            self.longest = self.longest.max(page.longest);
+        }
         self.data.extend_from_slice(&page.data[from..page.start(entries.end)]);
         for i in entries {
             let at = page.start(i);
@@ -120,6 +136,10 @@ impl Encoder {
             self.offsets.push((to + at - from) as u32);
             if !page.pure {
                 self.note_kind(page.data[at]);
+            }
+            if exact {
+                let entry = page.entry(i);
+                self.note_len(entry.kind, entry.key.len());
             }
         }
     }
@@ -231,10 +251,10 @@ impl Builder {
         page.offsets.iter().for_each(|at| page.data.extend_from_slice(&at.to_le_bytes()));
         let count = page.offsets.len();
         page.data.extend_from_slice(&(count as u32).to_le_bytes());
-        let (pure, deletes) = (page.pure, page.deletes);
+        let (pure, deletes, longest) = (page.pure, page.deletes, page.longest);
         // Copies of just the length they have: a page may live long.
         let (data, groups) = (pool::copy(&page.data), Arc::from(&page.groups[..]));
-        let page = Page { data, count, table, pure, dense: true, groups };
+        let page = Page { data, count, table, pure, dense: true, longest, groups };
         // The prefix must not keep a whole batch alive for a few bytes.
         Some(Built { prefix: Bytes::copy_from_slice(&first[..shared]), page, pure, deletes })
     }

@@ -158,14 +158,14 @@ mod tests {
     use super::*;
     use crate::{
         device::MemDevice,
-        key::Span,
+        key::{Longest, Span},
         node::{Body, Node, Segment, message::Msg, page::Builder, stored::Stored},
         space::Space,
     };
 
     fn stored(parts: Vec<Arc<Extent>>) -> Entry {
         let stored = Stored { parts, header_len: 1, header_sum: 0 };
-        Entry { count: 1, height: 0, loc: Loc::Stored(Arc::new(stored)) }
+        Entry { count: 1, height: 0, longest: Longest::NONE, loc: Loc::Stored(Arc::new(stored)) }
     }
 
     /// A node in memory two of whose pages lie in `extent`.
@@ -178,7 +178,7 @@ mod tests {
         let mut node = Node::empty_leaf(Span::all());
         let Body::Leaf(run) = &mut node.body else { panic!("a leaf") };
         run.pages = vec![page.clone(), page];
-        Entry { count: 1, height: 0, loc: Loc::Dirty(Arc::new(node)) }
+        Entry { count: 1, height: 0, longest: Longest::NONE, loc: Loc::Dirty(Arc::new(node)) }
     }
 
     fn sum(exclusive: u64, shared: u64, estimated: u64) -> Sum {

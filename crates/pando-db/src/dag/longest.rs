@@ -1,0 +1,309 @@
+//! Whether a key under a prefix is longer than a limit: what a clone to a longer prefix has to know.
+//!
+//! Bounds of key lengths stand in the translation table for each node, beside each page, and in in-memory tables.
+//! They admit most clones without a search. Where they do not, the search goes down into what may hold a longer key,
+//! and only there; a key that is found counts if it has a value in the view. So the answer is exact, whatever the
+//! bounds are. (Only where hundreds of thousands of longer keys were deleted just before, it gives up and says yes.)
+//!
+//! Cost: nothing where the bounds admit all; else O(height) headers for each place with longer keys, and a point query
+//! for each of those keys until one has a value.
+
+use std::{collections::HashMap, sync::Arc};
+
+use bytes::Bytes;
+
+use crate::{
+    dag::{
+        layer::run::bounds,
+        memtable::{Memtable, range::TableRange},
+        read::view::View,
+        tree::{Tree, child_node, out_of_node},
+    },
+    error::Result,
+    key::{Lens, Longest, Span},
+    limits::MAX_KEY,
+    merge::Merge,
+    node::{Body, NodeId, Run, Target, ranged::Ranged},
+    store::{
+        pager::{Handle, Pager},
+        table::{Entry, Loc, Table},
+    },
+};
+
+/// Nodes that are read, and keys that are looked up, before the answer is that there may be a longer key. Only where
+/// so many longer keys have just been deleted.
+const MAX_STEPS: u64 = 1 << 18;
+/// Messages about ranges that are cut out of a range one by one; of more only the keys are judged.
+const MAX_CUTS: usize = 64;
+
+/// Bytes of keys up to which a bound is not worth being made tight.
+const LONG_BYTES: usize = MAX_KEY / 16;
+
+/// A range of keys of a state, and the length that none of them with a value may exceed.
+#[derive(Debug, Clone)]
+pub(crate) struct Within {
+    pub span: Span,
+    pub most: usize,
+}
+
+/// The length of a key under `prefix` with a value and of more than `most` bytes, if there is one. I/O: see the module.
+pub(crate) fn longer_key(
+    view: &View,
+    prefix: &Bytes,
+    most: usize,
+    pager: &Pager,
+    merge: &dyn Merge,
+) -> Result<Option<usize>> {
+    let mut search = Search { view, pager, merge, most, steps: 0, todo: Vec::new() };
+    search.todo.push(Todo {
+        span: Span::prefix(prefix.clone()),
+        up: Lens::identity(),
+        place: Place::Table(0),
+    });
+    search.run()
+}
+
+/// What must not have longer keys below `table`, if none of `within` above it is to have one.
+pub(crate) fn below_table(table: &Memtable, within: &Within) -> Vec<Within> {
+    let mut below = Vec::new();
+    pieces_below(table, &within.span, &Lens::identity(), within.most, |span, up| {
+        below.push(Within { span, most: (within.most + up.head.len()).saturating_sub(up.pre.len()) });
+    });
+    below
+}
+
+/// The parts of the state below `table` that are seen in `span`, with the maps from their keys.
+fn pieces_below(table: &Memtable, span: &Span, up: &Lens, most: usize, mut piece: impl FnMut(Span, Lens)) {
+    let mut cuts = Vec::new();
+    for range in table.ranges_meeting(span) {
+        if cuts.len() <= MAX_CUTS {
+            cuts.push(&range.span);
+        }
+        if may_exceed(range.longest, up, most)
+            && let Some((down, image)) = range.clipped(span).as_ref().and_then(TableRange::source)
+        {
+            piece(image, down.inverse().then(up));
+        }
+    }
+    if cuts.len() > MAX_CUTS {
+        return piece(span.clone(), up.clone());
+    }
+    span.without_all(cuts).into_iter().for_each(|rest| piece(rest, up.clone()));
+}
+
+/// True if a local key within this bound may have more than `most` bytes where it is seen.
+fn may_exceed(local: Longest, up: &Lens, most: usize) -> bool {
+    local.through(up.head.len(), up.pre.len()).exceeds(most)
+}
+
+/// A node whose bound can be lower than it is: it was not written anew when what is below it changed.
+pub(crate) struct Tighter {
+    id: NodeId,
+    of: Loc,
+    longest: Longest,
+}
+
+/// Finds nodes with a long bound that can be lower, from above, and looks at `budget` nodes at most. What cannot be
+/// read keeps its bound. I/O: the headers of interior nodes with long bounds.
+pub(crate) fn tighter_bounds(tree: &Tree, pager: &Pager, mut budget: usize) -> Vec<Tighter> {
+    let mut found = HashMap::new();
+    tighter(tree, pager, tree.root, &mut budget, &mut found);
+    found
+        .into_iter()
+        .filter_map(|(id, longest)| {
+            let entry = tree.table.get(id).filter(|entry| longest < entry.longest)?;
+            Some(Tighter { id, of: entry.loc.clone(), longest })
+        })
+        .collect()
+}
+
+/// Notes the bound of every node that is looked at. Heights descend, so this ends.
+fn tighter(tree: &Tree, pager: &Pager, id: NodeId, budget: &mut usize, found: &mut HashMap<NodeId, Longest>) {
+    let Some(entry) = tree.table.get(id) else { return };
+    if entry.height == 0 || !entry.longest.exceeds(LONG_BYTES) || found.contains_key(&id) || *budget == 0 {
+        return;
+    }
+    *budget -= 1;
+    let Ok(handle) = pager.node(&tree.table, id) else { return };
+    if handle.node.height != entry.height {
+        return;
+    }
+    for child in handle.node.references() {
+        if tree.table.get(child).is_some_and(|child| child.height < entry.height) {
+            tighter(tree, pager, child, budget, found);
+        }
+    }
+    let known = |id| tree.table.get(id).map_or(Longest::UNKNOWN, |entry| entry.longest);
+    let of = |child| found.get(&child).copied().unwrap_or(Longest::UNKNOWN).min(known(child));
+    let longest = handle.node.longest_key(of);
+    found.insert(id, longest);
+}
+
+impl Tighter {
+    /// Lowers the bound in `table`, a later version, if the node is still the one that was looked at: what is below it
+    /// can only have lost keys since.
+    pub fn apply(&self, table: &mut Table) {
+        let same = |entry: &&Entry| match (&entry.loc, &self.of) {
+            (Loc::Dirty(a), Loc::Dirty(b)) => Arc::ptr_eq(a, b),
+            (Loc::Stored(a), Loc::Stored(b)) => Arc::ptr_eq(a, b),
+            _ => false,
+        };
+        if let Some(entry) = table.get(self.id).filter(same).cloned() {
+            let longest = entry.longest.min(self.longest);
+            table.set(self.id, Some(Entry { longest, ..entry }));
+        }
+    }
+}
+
+struct Search<'a> {
+    view: &'a View,
+    pager: &'a Pager,
+    merge: &'a dyn Merge,
+    most: usize,
+    steps: u64,
+    todo: Vec<Todo>,
+}
+
+struct Todo {
+    /// Local keys.
+    span: Span,
+    /// The map from them to the keys of the view.
+    up: Lens,
+    place: Place,
+}
+
+enum Place {
+    /// The tables from this one on, newest first, and the DAG below them.
+    Table(usize),
+    /// A node below one of this height.
+    Node(NodeId, Option<u8>),
+}
+
+impl Search<'_> {
+    fn run(&mut self) -> Result<Option<usize>> {
+        while let Some(Todo { span, up, place }) = self.todo.pop() {
+            let found = match place {
+                Place::Table(level) => self.table(level, &span, &up)?,
+                Place::Node(id, above) => self.node(id, above, &span, &up)?,
+            };
+            if found.is_some() {
+                return Ok(found);
+            }
+            if self.steps > MAX_STEPS {
+                return Ok(Some(self.most + 1));
+            }
+        }
+        Ok(None)
+    }
+
+    fn table(&mut self, level: usize, span: &Span, up: &Lens) -> Result<Option<usize>> {
+        let view = self.view;
+        let Some(table) = view.tables.get(level) else {
+            let place = Place::Node(view.tree.root, None);
+            self.todo.push(Todo { span: span.clone(), up: up.clone(), place });
+            return Ok(None);
+        };
+        if may_exceed(table.longest(), up, self.most) {
+            for (key, msg) in table.points_in(span) {
+                if msg.may_make_value()
+                    && may_exceed(Longest::of(key.len()), up, self.most)
+                    && let Some(len) = self.judge(&up.apply(key))?
+                {
+                    return Ok(Some(len));
+                }
+            }
+        }
+        let todo = &mut self.todo;
+        pieces_below(table, span, up, self.most, |span, up| {
+            todo.push(Todo { span, up, place: Place::Table(level + 1) });
+        });
+        Ok(None)
+    }
+
+    fn node(&mut self, id: NodeId, above: Option<u8>, span: &Span, up: &Lens) -> Result<Option<usize>> {
+        let bound = self.view.tree.table.get(id).map_or(Longest::UNKNOWN, |entry| entry.longest);
+        if !may_exceed(bound, up, self.most) {
+            return Ok(None);
+        }
+        // What an older version has written has to be gone through, however much it is.
+        self.steps += u64::from(bound != Longest::UNKNOWN);
+        let handle = child_node(self.pager, &self.view.tree.table, id, above)?;
+        let node = &handle.node;
+        if !node.span.covers(span) {
+            return Err(out_of_node(id, node, &span.lo));
+        }
+        let edges = match &node.body {
+            Body::Leaf(run) => return self.keys(&handle, run, span, up),
+            Body::Interior(edges) => edges,
+        };
+        let meeting = edges.iter().enumerate().skip(node.edge_at(&span.lo));
+        for (i, edge) in meeting.take_while(|(_, edge)| span.is_above(&edge.lo)) {
+            let live = node.edge_span(i);
+            let Some(shown) = live.intersect(span) else { continue };
+            let mut left = vec![shown.clone()];
+            for layer in edge.layers.iter().rev() {
+                if let Some(len) = self.keys(&handle, &layer.run, &shown, up)? {
+                    return Ok(Some(len));
+                }
+                let ranges = layer.ranges_meeting(&shown);
+                for range in ranges {
+                    let Some(target) = &range.target else { continue };
+                    for part in left.iter().filter_map(|part| part.intersect(&range.span)) {
+                        self.follow(&range.span, target, &part, up, node.height);
+                    }
+                }
+                if ranges.len() <= MAX_CUTS && left.len() <= MAX_CUTS {
+                    let cuts = || ranges.iter().map(|range| &range.span);
+                    left = left.iter().flat_map(|part| part.without_all(cuts())).collect();
+                }
+            }
+            if let Some(target) = &edge.child {
+                left.iter().for_each(|part| self.follow(&live, target, part, up, node.height));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Notes what an edge or Goto over `live` shows in `part`.
+    fn follow(&mut self, live: &Span, target: &Target, part: &Span, up: &Lens, above: u8) {
+        let down = Lens::of_edge(live, &target.prepend);
+        let up = down.inverse().then(up);
+        let bound = self.view.tree.table.get(target.id).map_or(Longest::UNKNOWN, |entry| entry.longest);
+        if may_exceed(bound, &up, self.most) {
+            let place = Place::Node(target.id, Some(above));
+            self.todo.push(Todo { span: down.apply_span(part), up, place });
+        }
+    }
+
+    /// Judges the longer keys of a run in `span`.
+    fn keys(&mut self, handle: &Handle, run: &Run, span: &Span, up: &Lens) -> Result<Option<usize>> {
+        let from = run.pages.get(run.page_from(&span.lo)..).unwrap_or_default();
+        for page in from.iter().take_while(|page| page.meets(span)) {
+            if !may_exceed(page.longest_key(), up, self.most) {
+                continue;
+            }
+            let loaded = self.pager.page(handle.home.as_ref(), page)?;
+            let (from, to) = bounds(page, &loaded, span);
+            for i in from..to {
+                let entry = loaded.entry(i);
+                let len = Longest::of(page.prefix.len() + entry.key.len());
+                if entry.may_make_value()
+                    && may_exceed(len, up, self.most)
+                    && let Some(len) = self.judge(&up.apply(&page.key(&loaded, i)))?
+                {
+                    return Ok(Some(len));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// The length of a key of the view if it has a value.
+    fn judge(&mut self, key: &[u8]) -> Result<Option<usize>> {
+        self.steps += 1;
+        if self.steps > MAX_STEPS {
+            return Ok(Some(key.len()));
+        }
+        Ok(self.view.get(key, self.pager, self.merge)?.map(|_| key.len()))
+    }
+}

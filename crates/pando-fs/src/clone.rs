@@ -137,7 +137,7 @@ impl Fs {
             let shown_name = || String::from_utf8_lossy(&from).into_owned();
             let pair = self.attempt_pair(tries, &old, &new)?;
             let source_end = End::new(pair.first(), &from)?;
-            let end = End::new(pair.second(), to)?;
+            let end = End::to_be(pair.second(), to)?;
             let source = match (self.child(source_end.at, &from)?, src) {
                 (Some(found), Source::Inode(wanted)) if found.ino == wanted.ino => found,
                 (Some(found), Source::Named(..)) => found,

@@ -48,7 +48,7 @@ impl Fs {
         let bytes = check_name(name)?;
         let dir = self.dir(parent)?;
         let (at, names) = self.hold_names(&dir, true)?;
-        let entry = at.child(bytes)?;
+        let entry = path::new_entry(&at.contents, bytes)?;
         let key = path::meta(&entry);
         if self.db.get(&key)?.is_some() {
             return Err(Error::Exists(show(name)));

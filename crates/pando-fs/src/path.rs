@@ -31,8 +31,11 @@ const ENTRY: u8 = 0x01;
 const CONTENTS: u8 = 0x02;
 const END: u8 = 0x00;
 
-/// Longest encoded path: what is left of the engine's key for a block's key.
-pub(crate) const MAX_PATH: usize = pando_db::MAX_KEY - 4 - 1 - 8;
+/// Longest encoded path of a new entry: what is left of the engine's key for a block's key.
+const MAX_NEW_PATH: usize = pando_db::MAX_KEY - 4 - 1 - 8;
+/// Longest encoded path: of an entry without data that came to its place with the tree around it, where the engine
+/// refuses only keys that are too long.
+const MAX_PATH: usize = pando_db::MAX_KEY - 4 - 1;
 
 /// A name that may become an entry: 1 to 255 bytes, no NUL, no slash, neither `.` nor `..`.
 pub(crate) fn check_name(name: &OsStr) -> Result<&[u8]> {
@@ -81,6 +84,15 @@ pub(crate) fn entry_of(contents: &[u8], from: usize) -> Vec<u8> {
 /// Path of the entry `name` in the directory with contents prefix `dir`.
 pub(crate) fn entry(dir: &[u8], name: &[u8]) -> Result<Vec<u8>> {
     extended(dir, ENTRY, name)
+}
+
+/// The same of an entry that is to be there from now on: it must leave room for the keys of its data.
+pub(crate) fn new_entry(dir: &[u8], name: &[u8]) -> Result<Vec<u8>> {
+    let entry = entry(dir, name)?;
+    if entry.len() > MAX_NEW_PATH {
+        return Err(Error::NameTooLong(String::from_utf8_lossy(name).into_owned()));
+    }
+    Ok(entry)
 }
 
 /// Contents prefix of the directory `name` in the directory with contents prefix `dir`.
@@ -382,5 +394,8 @@ mod tests {
         let dir = vec![7; MAX_PATH - 10];
         assert!(entry(&dir, b"12345678").is_ok());
         assert_eq!(entry(&dir, b"123456789").unwrap_err().errno(), 36);
+        // What is moved may be a little longer than what is made.
+        assert!(new_entry(&dir[8..], b"12345678").is_ok());
+        assert_eq!(new_entry(&dir[8..], b"123456789").unwrap_err().errno(), 36);
     }
 }

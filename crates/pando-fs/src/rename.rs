@@ -40,6 +40,11 @@ impl<'a> End<'a> {
         Ok(Self { at, name, entry: at.child(name)? })
     }
 
+    /// One at which something is to be from now on.
+    pub(crate) fn to_be(at: &'a DirAt, name: &'a [u8]) -> Result<Self> {
+        Ok(Self { at, name, entry: path::new_entry(&at.contents, name)? })
+    }
+
     /// The key prefixes of what belongs to an entry of this kind besides its record.
     pub(crate) fn prefixes(&self, kind: FileKind) -> Result<Vec<Bytes>> {
         Ok(match kind {
@@ -129,7 +134,7 @@ impl Fs {
         self.with_attempts(|tries| {
             let pair = self.attempt_pair(tries, &old, &new)?;
             let src = End::new(pair.first(), from)?;
-            let dst = End::new(pair.second(), to)?;
+            let dst = End::to_be(pair.second(), to)?;
             let moved = self.child(src.at, from)?.ok_or_else(|| Error::NotFound(show(name)))?;
             let target = self.child(dst.at, to)?;
             if flags == RENAME_NOREPLACE && target.is_some() {

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
 use pando_db::{
-    Backup, CreateOptions, Db, Error, InspectOptions, Options,
+    Backup, Batch, CreateOptions, Db, Error, InspectOptions, Options,
     device::{Device, MemDevice},
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng};
@@ -361,6 +361,174 @@ fn a_bad_header_does_not_stop_the_store() {
         db.checkpoint().unwrap();
         db.settle().unwrap();
         assert_eq!(db.range(b"", None).count(), 0);
+        store.pairs.clear();
+        store.put(&db, key(1), 100);
+        db.close().unwrap();
+    }
+}
+
+/// A store whose root has a page of messages that cannot be read, over keys around the middle; and the keys that
+/// this hides.
+fn with_bad_messages(node_size: u32, seed: u64) -> (Store, Db, Vec<Vec<u8>>) {
+    let mut store = Store::new(node_size, 3000, 100, seed);
+    let db = store.open();
+    (0..3000).step_by(75).for_each(|i| store.put(&db, key(i + 3), 20));
+    db.close().unwrap();
+    drop(db);
+    let seen = store.open().inspect(&InspectOptions { limit: 1, ..InspectOptions::default() }).unwrap();
+    assert!(pending(seen.nodes[0].content.as_ref().unwrap()) > 0, "nothing waits in the root");
+    store.damage(&key(1503));
+    let db = store.open();
+    let bad = store.unreadable(&db);
+    assert!(bad.contains(&key(1503)) && bad.len() > 50, "{} keys are hidden", bad.len());
+    (store, db, bad)
+}
+
+/// Deletes, clones and renames whose range ends inside a bad page of messages: before, this stopped the store.
+#[test]
+fn a_range_message_that_ends_in_a_bad_page_does_not_stop_the_store() {
+    for node_size in [4096, 16 << 10, 64 << 10] {
+        for kind in 0..6 {
+            let (mut store, db, bad) = with_bad_messages(node_size, 20 + kind);
+            for i in 0..40 {
+                store.put(&db, format!("s/{i:03}").into_bytes(), 100);
+                store.put(&db, format!("large/{i:03}").into_bytes(), 3000);
+            }
+            let (lo, hi) = (bad[bad.len() / 3].clone(), bad[bad.len() * 2 / 3].clone());
+            let mut deleted = |lo: &[u8], hi: Option<&[u8]>| {
+                let mut batch = Batch::new();
+                batch.delete_range(lo.to_vec(), hi.map(|hi| Bytes::from(hi.to_vec())));
+                db.write(batch).unwrap();
+                store.pairs.retain(|key, _| &key[..] < lo || hi.is_some_and(|hi| &key[..] >= hi));
+            };
+            match kind {
+                0 => deleted(&lo, Some(&hi)),
+                1 => deleted(&lo, None),
+                2 => deleted(b"", Some(&hi)),
+                3 | 4 => {
+                    let src: &[u8] = if kind == 3 { b"s/" } else { b"large/" };
+                    let dst = &lo[..lo.len() - 2];
+                    store.pairs.retain(|key, _| !key.starts_with(dst));
+                    let copies: Vec<_> = store.pairs.iter().filter(|(key, _)| key.starts_with(src)).collect();
+                    let copies: Vec<_> = copies
+                        .into_iter()
+                        .map(|(key, value)| ([dst, &key[src.len()..]].concat(), value.clone()))
+                        .collect();
+                    store.pairs.extend(copies);
+                    db.clone_prefix(src.to_vec(), dst.to_vec()).unwrap();
+                }
+                _ => {
+                    // The source of a rename is deleted.
+                    let src = &lo[..lo.len() - 2];
+                    db.rename_prefix(src.to_vec(), "moved/").unwrap();
+                    store.pairs.retain(|key, _| !key.starts_with(src));
+                }
+            }
+            db.checkpoint().unwrap_or_else(|e| panic!("node size {node_size}, kind {kind}: {e}"));
+            let still_bad = |db: &Db, store: &Store| {
+                let lost = store.unreadable(db);
+                assert!(lost.iter().all(|key| bad.contains(key)), "kind {kind}: more has become unreadable");
+                lost
+            };
+            still_bad(&db, &store);
+            for round in 0..2 {
+                for _ in 0..1000 {
+                    let i = store.rng.random_range(0..3000);
+                    store.put(&db, key(i), 100);
+                }
+                if round % 2 == 0 {
+                    let i = store.rng.random_range(0..3000);
+                    let lo = key(i);
+                    db.delete_range_of(&lo, &key(i + 40));
+                    store.pairs.retain(|key, _| *key < lo || *key >= self::key(i + 40));
+                    db.checkpoint().unwrap();
+                } else {
+                    db.sync().unwrap();
+                }
+                still_bad(&db, &store);
+            }
+            drop(db);
+            let db = store.open();
+            still_bad(&db, &store);
+            let levels = db.stats().unwrap().nodes_by_height.len();
+            assert!(levels < 14, "{levels} levels");
+            db.delete_prefix("").unwrap();
+            db.settle().unwrap();
+            assert_eq!(db.range(b"", None).count(), 0);
+            assert!(db.check().unwrap().findings.is_empty());
+            db.close().unwrap();
+        }
+    }
+}
+
+trait DeleteRange {
+    fn delete_range_of(&self, lo: &[u8], hi: &[u8]);
+}
+
+impl DeleteRange for Db {
+    fn delete_range_of(&self, lo: &[u8], hi: &[u8]) {
+        let mut batch = Batch::new();
+        batch.delete_range(lo.to_vec(), Some(Bytes::from(hi.to_vec())));
+        self.write(batch).unwrap();
+    }
+}
+
+/// The header of the root: what is below it is lost, but the store opens, takes and keeps what is put, and says what
+/// it cannot read.
+#[test]
+fn a_bad_root_costs_what_is_below_it_and_nothing_else() {
+    for (replay, node_size, seed) in [(false, 4096, 30), (true, 4096, 31), (false, 64 << 10, 32)] {
+        let mut store = Store::new(node_size, 6000, 100, seed);
+        let db = store.open();
+        let seen = db.inspect(&InspectOptions { limit: 1, ..InspectOptions::default() }).unwrap();
+        let at = seen.nodes[0].extents[0].offset + 20;
+        let old = std::mem::take(&mut store.pairs);
+        if replay {
+            (0..300).for_each(|i| store.put(&db, format!("log/{i}").into_bytes(), 10));
+            db.sync().unwrap();
+        }
+        drop(db);
+        let mut byte = [0];
+        store.device.read_at(at, &mut byte).unwrap();
+        store.device.write_at(at, &[byte[0] ^ 1]).unwrap();
+        // To read only: what the log has is there, and the rest is an error.
+        let db = Db::open(store.device.clone(), options().read_only(true)).unwrap();
+        assert!(store.unreadable(&db).is_empty());
+        assert!(old.keys().all(|key| matches!(db.get(key), Err(Error::Corrupt { .. }))));
+        drop(db);
+        let db = store.open();
+        for _ in 0..2000 {
+            let i = store.rng.random_range(0..6000);
+            store.put(&db, key(i), 100);
+        }
+        db.clone_prefix("k/", "c/").unwrap();
+        db.clone_prefix("log/", "d/").unwrap();
+        db.checkpoint().unwrap();
+        assert!(store.unreadable(&db).is_empty(), "what was put is there");
+        let lost: Vec<_> = old.keys().filter(|key| !store.pairs.contains_key(*key)).collect();
+        assert!(
+            lost.iter().all(|key| matches!(db.get(key), Err(Error::Corrupt { .. }))),
+            "and nothing is made up"
+        );
+        assert!(!db.check().unwrap().findings.is_empty());
+        // A backup gets what is not below the root, and lists the rest.
+        let (mut stream, mut missing) = (Vec::new(), Vec::new());
+        let report = db.snapshot().backup_around(&mut stream, |(lo, hi), _| {
+            missing.push((lo.to_vec(), hi.map(<[u8]>::to_vec)));
+            Ok(())
+        });
+        assert!(report.unwrap().skipped > 0);
+        let covered =
+            |key: &Vec<u8>| missing.iter().any(|(lo, hi)| lo <= key && hi.as_ref().is_none_or(|hi| key < hi));
+        assert!(lost.iter().all(|key| covered(key)));
+        db.close().unwrap();
+        let db = store.open();
+        assert!(store.unreadable(&db).is_empty());
+        // Deleting everything heals it.
+        db.delete_prefix("").unwrap();
+        db.settle().unwrap();
+        assert_eq!(db.range(b"", None).count(), 0);
+        // (The nodes that were below it stay: nobody knows any more which they are.)
         store.pairs.clear();
         store.put(&db, key(1), 100);
         db.close().unwrap();

@@ -57,6 +57,15 @@ impl Edit<'_> {
         Ok(placed)
     }
 
+    /// The same above the root that there is: where that cannot be read, or would have to be parted inside a
+    /// page that cannot be. I/O: none but for sources of clones.
+    pub fn keep_table_above(&mut self, table: &Memtable, layer: Layer) -> Result<Placed> {
+        // A clone may show all that the root holds, and a Goto rests two levels above its target.
+        self.grow_root();
+        self.grow_root();
+        self.keep_table(table, layer)
+    }
+
     /// The root, which may be a new one, with a layer on top.
     fn root_for(&mut self, layer: Layer) -> Result<Node> {
         let mut wanted = 1;

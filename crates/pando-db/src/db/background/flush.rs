@@ -53,7 +53,12 @@ impl Engine {
         let placed = match self.edit(|edit| edit.apply_table(&table, layer.clone()), done) {
             // What cannot be carried further for what cannot be read waits at the top.
             Err(error) if error.is_damage() => {
-                self.edit(|edit| edit.keep_table(&table, layer.clone()), done)?
+                match self.edit(|edit| edit.keep_table(&table, layer.clone()), done) {
+                    Err(error) if error.is_damage() => {
+                        self.edit(|edit| edit.keep_table_above(&table, layer.clone()), done)?
+                    }
+                    other => other?,
+                }
             }
             other => other?,
         };

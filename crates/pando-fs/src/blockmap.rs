@@ -14,16 +14,17 @@ use std::collections::BTreeMap;
 use bytes::{BufMut, Bytes, BytesMut};
 use pando_db::{Batch, Db};
 
-use crate::{BLOCK_SIZE, error::Result, path};
+use crate::{error::Result, limits::BLOCK_SIZE, path};
 
 /// Blocks of a piece.
 pub(crate) const PIECE: u64 = 512;
-/// A block number that is none: keys from here on are pieces of the map.
-pub(crate) const MAP: u64 = 1 << 63;
 /// Units of `st_blocks` in a block.
 const UNITS: u64 = BLOCK_SIZE / 512;
 /// Up to so many pieces are removed one by one.
 const FEW: usize = 8;
+
+/// First byte of an upsert that is an [`Edit`].
+pub(crate) const EDIT_TAG: u8 = 3;
 
 /// The bits of a piece.
 pub(crate) type Bits = [u64; PIECE as usize / 64];
@@ -86,22 +87,23 @@ impl Edit {
         Self { keep: self.keep.min(next.keep), set: next.apply(&self.set) }
     }
 
-    /// The edit behind the tag of an operation: `keep` (u16), then the bits to set.
-    pub(crate) fn encode(&self, tag: u8) -> Bytes {
+    /// The edit as an upsert: its tag, `keep` (u16), then the bits to set.
+    pub(crate) fn encode(&self) -> Bytes {
         let mut out = BytesMut::with_capacity(3 + PIECE as usize / 8);
         put_trimmed(&mut out, &self.set);
         let mut op = BytesMut::with_capacity(3 + out.len());
-        op.put_u8(tag);
+        op.put_u8(EDIT_TAG);
         op.put_u16_le(self.keep.min(PIECE) as u16);
         op.put_slice(&out);
         op.freeze()
     }
 
-    pub(crate) fn decode(op: &[u8], tag: u8) -> Option<Self> {
+    /// The edit in an upsert; `None` if that is something else.
+    pub(crate) fn decode(op: &[u8]) -> Option<Self> {
         let (first, rest) = op.split_first()?;
         let (keep, set) = rest.split_at_checked(2)?;
         let keep = u64::from(u16::from_le_bytes(keep.try_into().ok()?));
-        let fits = *first == tag && keep <= PIECE && set.len() <= PIECE as usize / 8;
+        let fits = *first == EDIT_TAG && keep <= PIECE && set.len() <= PIECE as usize / 8;
         fits.then(|| Self { keep, set: decode(set) })
     }
 }
@@ -118,10 +120,10 @@ impl BlockMap {
     /// Reads the map under a data prefix. One scan of 64 bytes or less for 8 MiB of the file.
     pub(crate) fn read(db: &Db, data: &[u8], dense: u64) -> Result<Self> {
         let mut map = Self::default();
-        let mut pairs = db.range(&path::block(data, MAP), Some(&path::block(data, u64::MAX)));
+        let mut pairs = db.range(&path::block(data, path::MAP), Some(&path::block(data, u64::MAX)));
         while let Some((key, value)) = pairs.next_ref()? {
             if let Some(number) = path::block_of(data, key) {
-                map.pieces.insert(number & !MAP, decode(value));
+                map.pieces.insert(number & !path::MAP, decode(value));
             }
         }
         map.above = map.count(dense, u64::MAX);
@@ -174,7 +176,7 @@ impl BlockMap {
             let set: Bits = std::array::from_fn(|i| wanted[i] & !bits[i]);
             if set != Bits::default() {
                 let edit = Edit { keep: PIECE, set };
-                batch.upsert(path::block(data, MAP | piece), crate::merge::map(&edit));
+                batch.upsert(path::block(data, path::MAP | piece), edit.encode());
                 *bits = edit.apply(bits);
                 self.above += count(&set);
             }
@@ -192,17 +194,17 @@ impl BlockMap {
         let first = if within == 0 { piece } else { piece + 1 };
         let gone = self.pieces.split_off(&first);
         if gone.len() > FEW {
-            batch.delete_range(path::block(data, MAP | first), Some(path::block(data, u64::MAX)));
+            batch.delete_range(path::block(data, path::MAP | first), Some(path::block(data, u64::MAX)));
         } else {
             for piece in gone.keys() {
-                batch.delete(path::block(data, MAP | piece));
+                batch.delete(path::block(data, path::MAP | piece));
             }
         }
         if within != 0
             && let Some(bits) = self.pieces.get_mut(&piece)
         {
             let edit = Edit { keep: within, set: Bits::default() };
-            batch.upsert(path::block(data, MAP | piece), crate::merge::map(&edit));
+            batch.upsert(path::block(data, path::MAP | piece), edit.encode());
             *bits = edit.apply(bits);
         }
         self.above = self.count(dense, u64::MAX);
@@ -228,15 +230,15 @@ mod tests {
             .map(|(keep, from, to)| Edit { keep, set: range(from, to) })
             .into();
         for a in &edits {
-            assert_eq!(Edit::decode(&a.encode(9), 9), Some(*a));
+            assert_eq!(Edit::decode(&a.encode()), Some(*a));
             for b in &edits {
                 for old in [Bits::default(), [u64::MAX; 8], range(3, 400)] {
                     assert_eq!(a.then(b).apply(&old), b.apply(&a.apply(&old)), "{a:?} {b:?}");
                 }
             }
         }
-        for bad in [&b""[..], b"\x09", b"\x09\x01", b"\x09\x01\x03", b"\x08\x00\x00"] {
-            assert_eq!(Edit::decode(bad, 9), None);
+        for bad in [&b""[..], b"\x03", b"\x03\x01", b"\x03\x01\x03", b"\x08\x00\x00"] {
+            assert_eq!(Edit::decode(bad), None);
         }
     }
 

@@ -10,9 +10,10 @@ use std::collections::BTreeMap;
 use pando_db::Snapshot;
 
 use crate::{
-    BLOCK_SIZE,
     blockmap::{self, Bits, PIECE},
     error::Result,
+    key_text::describe_key,
+    limits::BLOCK_SIZE,
     path,
     record::Record,
     types::{FileKind, ROOT},
@@ -33,35 +34,6 @@ pub struct CheckReport {
     pub bytes: u64,
     /// How many problems were told.
     pub problems: u64,
-}
-
-/// What a key stands for, for people: a path of the tree, or the name of a system record.
-pub fn describe_key(key: &[u8]) -> String {
-    match path::parse(key) {
-        Some(path::Parsed::Meta(parts)) => show(&parts),
-        Some(path::Parsed::Data(parts, block)) if block >= blockmap::MAP => {
-            format!("{} (map of its blocks)", show(&parts))
-        }
-        Some(path::Parsed::Data(parts, block)) => {
-            format!("{} (data from byte {})", show(&parts), block.saturating_mul(BLOCK_SIZE))
-        }
-        Some(path::Parsed::System(tag)) => format!("system record {:?}", char::from(tag)),
-        None => format!("unknown key {}", key.escape_ascii()),
-    }
-}
-
-/// The path of an entry, or a part of one, for people: with a slash before each name.
-pub(crate) fn describe_path(path: &[u8]) -> String {
-    path::names(path).map_or_else(|| format!("/{}", path.escape_ascii()), |parts| show(&parts))
-}
-
-fn show(parts: &[&[u8]]) -> String {
-    let mut out = String::new();
-    for part in parts {
-        out.push('/');
-        out.push_str(&String::from_utf8_lossy(part));
-    }
-    if out.is_empty() { "/".into() } else { out }
 }
 
 /// The file whose data the scan is in.
@@ -221,8 +193,8 @@ impl Fs {
                 file = Some(Seen { prefix: prefix.to_vec(), size, dense, above: BTreeMap::new() });
             }
             let Some(seen) = &mut file else { continue };
-            if block >= blockmap::MAP {
-                if !seen.agrees(block & !blockmap::MAP, value) {
+            if block >= path::MAP {
+                if !seen.agrees(block & !path::MAP, value) {
                     problem(report, format!("{}: says other blocks than there are", describe_key(key)));
                 }
                 continue;

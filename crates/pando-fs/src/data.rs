@@ -1,4 +1,4 @@
-//! The data of files: reads, writes, truncation, copies.
+//! The data of files: reads, writes, truncation.
 //!
 //! A file is blocks of 16 KiB under its data prefix; a block that is absent or
 //! short reads as zeros behind its end. Invariant: no block holds bytes behind
@@ -11,23 +11,21 @@ use bytes::{Bytes, BytesMut};
 use pando_db::{Batch, Cursor};
 
 use crate::{
-    BLOCK_SIZE, MAX_FILE_SIZE,
-    blockmap::{self, BlockMap},
+    blockmap::BlockMap,
     error::{Error, Result},
     handle::OpenFile,
     inode::InodeRef,
+    limits::{BLOCK_SIZE, MAX_FILE_SIZE},
     merge::{self, Change, Size},
     path,
-    types::{AtimePolicy, Attr, Caller, FileHandle, FileKind, Ino, Time},
+    types::{AtimePolicy, Attr, FileHandle, FileKind, Ino, Time},
     volume::Fs,
 };
 
 /// Up to so many blocks are removed one by one: a range message costs more than a few deletes.
 const FEW_BLOCKS: u64 = 8;
 /// Largest part of a write that is one batch, bytes: it must fit a quarter of the smallest log.
-const WRITE_UNIT: usize = 128 << 10;
-/// Largest copy in one call that is not a clone, bytes: a caller goes on from there.
-const COPY_UNIT: u64 = 16 << 20;
+pub(crate) const WRITE_UNIT: usize = 128 << 10;
 /// A file whose access time is older than so many seconds gets a new one (relatime).
 const DAY: i64 = 24 * 60 * 60;
 
@@ -106,7 +104,7 @@ impl Fs {
     fn cut_data(batch: &mut Batch, data: &Bytes, old: u64, new: u64) {
         let (first, end) = (new.div_ceil(BLOCK_SIZE), old.div_ceil(BLOCK_SIZE));
         if end - first > FEW_BLOCKS {
-            batch.delete_range(path::block(data, first), Some(path::block(data, blockmap::MAP)));
+            batch.delete_range(path::block(data, first), Some(path::block(data, path::MAP)));
         } else {
             for block in first..end {
                 batch.delete(path::block(data, block));
@@ -225,7 +223,11 @@ impl Fs {
     }
 
     /// The file that a call names by handle or, with handle 0, by number.
-    fn file(&self, fh: FileHandle, ino: Ino) -> Result<(InodeRef, Option<std::sync::Arc<OpenFile>>)> {
+    pub(crate) fn file(
+        &self,
+        fh: FileHandle,
+        ino: Ino,
+    ) -> Result<(InodeRef, Option<std::sync::Arc<OpenFile>>)> {
         let (inode, open) = match fh.0 {
             0 => (self.table.get(ino)?, None),
             n => {
@@ -296,7 +298,7 @@ impl Fs {
     }
 
     /// Writes to a file whose `tree` is held exclusively.
-    fn write_at(
+    pub(crate) fn write_at(
         &self,
         inode: &InodeRef,
         data_key: &Bytes,
@@ -378,94 +380,6 @@ impl Fs {
         if inode.peek(|s| due(&s.record)) && self.db.upsert(at.meta.clone(), change.encode()).is_ok() {
             inode.change(|s| s.apply(&change));
         }
-    }
-
-    /// Copies `len` bytes between files and returns how many; less than asked at the end of the
-    /// source or of a stated unit (16 MiB), after which the caller asks again.
-    ///
-    /// A whole file onto an empty one is a clone of its data: one batch whatever the size. So is a part
-    /// of at least a mebibyte that goes to the same offset, behind all that the target holds, as far as
-    /// it ends with the source or at a multiple of 4 MiB or a GiB: what is left is for the next call.
-    pub fn copy_file_range(
-        &self,
-        c: &Caller,
-        ino_in: Ino,
-        off_in: u64,
-        ino_out: Ino,
-        off_out: u64,
-        len: u64,
-    ) -> Result<u64> {
-        self.writable()?;
-        let (source, _) = self.file(FileHandle(0), ino_in)?;
-        let (target, _) = self.file(FileHandle(0), ino_out)?;
-        if off_out.saturating_add(len.min(source.peek(|s| s.record.size))) > MAX_FILE_SIZE {
-            return Err(Error::TooBig(off_out));
-        }
-        if source.ino == target.ino {
-            let apart = off_in.saturating_add(len) <= off_out || off_out.saturating_add(len) <= off_in;
-            if !apart {
-                return Err(Error::Invalid(format!("{}: copied onto itself", source.label())));
-            }
-        } else if off_in == off_out {
-            if off_in == 0
-                && let Some(copied) = self.clone_data(c, &source, &target, len)?
-            {
-                return Ok(copied);
-            }
-            if let Some(copied) = self.share_data(c, &source, &target, off_in, len)? {
-                return Ok(copied);
-            }
-        }
-        let mut done = 0;
-        let len = len.min(COPY_UNIT);
-        while done < len {
-            let unit = (len - done).min(WRITE_UNIT as u64) as u32;
-            let bytes = match self.read(FileHandle(0), ino_in, off_in.saturating_add(done), unit) {
-                Ok(bytes) => bytes,
-                Err(_) if done > 0 => break,
-                Err(e) => return Err(e),
-            };
-            if bytes.is_empty() {
-                break;
-            }
-            let written = self.hold(&target, true).and_then(|at| {
-                self.write_at(&target, &at.data, &at.meta, off_out + done, &bytes, c.is_root())
-            });
-            match written {
-                Ok(n) => done += u64::from(n),
-                Err(_) if done > 0 => break,
-                Err(e) => return Err(e),
-            }
-        }
-        Ok(done)
-    }
-
-    /// Clones the data of `source` into `target` if that is empty and `len` covers the source.
-    fn clone_data(&self, c: &Caller, source: &InodeRef, target: &InodeRef, len: u64) -> Result<Option<u64>> {
-        self.with_attempts(|tries| {
-            let from = self.attempt(source, tries, false)?;
-            let to = self.attempt(target, tries, true)?;
-            let (size, dense) = source.peek(|s| (s.record.size, s.record.dense));
-            let (held, perm) = target.peek(|s| (s.record.size, s.record.perm));
-            if size == 0 || held != 0 || len < size {
-                return Ok(None);
-            }
-            let change = Change {
-                size: Some(Size::Set(size)),
-                perm: if c.is_root() { None } else { without_set_id(perm) },
-                dense: Some(dense),
-                ..Change::modified(Time::now())
-            };
-            let mut batch = Batch::new();
-            batch.clone_prefix(from.data.clone(), to.data.clone());
-            batch.upsert(to.meta.clone(), change.encode());
-            self.db.write(batch)?;
-            target.change(|s| {
-                change.apply(&mut s.record);
-                s.map = None; // with the data, and read when it is asked for
-            });
-            Ok(Some(size))
-        })
     }
 }
 

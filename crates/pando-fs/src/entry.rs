@@ -12,10 +12,10 @@ use bytes::Bytes;
 use pando_db::Batch;
 
 use crate::{
-    MAX_SYMLINK,
     error::{Error, Result, show},
     handle::OpenFile,
     inode::{InodeRef, Link},
+    limits::MAX_SYMLINK,
     lineage::number,
     merge::Change,
     path::{self, check_name},

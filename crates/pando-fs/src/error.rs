@@ -53,7 +53,7 @@ pub enum Error {
     /// No such open handle (EBADF).
     #[error("handle {0}: not open for this")]
     BadHandle(u64),
-    /// Beyond [`crate::MAX_FILE_SIZE`] (EFBIG).
+    /// Beyond [`crate::limits::MAX_FILE_SIZE`] (EFBIG).
     #[error("offset {0}: beyond the largest file size")]
     TooBig(u64),
     /// The file system is mounted read-only (EROFS).

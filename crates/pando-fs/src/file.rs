@@ -7,11 +7,11 @@
 use pando_db::Batch;
 
 use crate::{
-    MAX_FILE_SIZE,
     data::without_set_id,
     error::{Error, Result},
     handle::OpenFile,
     inode::InodeRef,
+    limits::MAX_FILE_SIZE,
     merge::{Change, Size},
     types::{Attr, Caller, FileHandle, FileKind, Ino, SetAttr, SetTime, Time},
     volume::Fs,

@@ -182,7 +182,7 @@ pub(crate) fn attr_of(ino: Ino, r: &Record) -> Attr {
         uid: r.uid,
         gid: r.gid,
         rdev: r.rdev,
-        blksize: crate::BLOCK_SIZE as u32,
+        blksize: crate::limits::BLOCK_SIZE as u32,
     }
 }
 

@@ -36,6 +36,7 @@
 mod blockmap;
 mod check;
 mod clone;
+mod copy;
 mod counter;
 mod data;
 mod dir;
@@ -44,7 +45,8 @@ mod error;
 mod file;
 mod handle;
 mod inode;
-mod keyname;
+mod key_text;
+mod limits;
 mod lineage;
 mod merge;
 mod name;
@@ -56,15 +58,15 @@ mod readahead;
 mod record;
 mod rename;
 mod rights;
-mod share;
 mod stats;
 mod types;
 mod usage;
 mod volume;
 
-pub use check::{CheckReport, describe_key};
+pub use check::CheckReport;
 pub use error::{Error, Result};
-pub use keyname::{name_key, name_piece};
+pub use key_text::{describe_key, name_key, name_piece};
+pub use limits::{BLOCK_SIZE, MAX_FILE_SIZE, MAX_NAME, MAX_SYMLINK};
 pub use merge::FsMerge;
 pub use pando_db::Codec;
 pub use rename::{RENAME_EXCHANGE, RENAME_NOREPLACE};
@@ -72,12 +74,3 @@ pub use stats::{FsStats, Histogram};
 pub use types::*;
 pub use usage::Usage;
 pub use volume::Fs;
-
-/// Largest file size, bytes: 2^53.
-pub const MAX_FILE_SIZE: u64 = 1 << 53;
-/// Longest name of an entry, bytes.
-pub const MAX_NAME: usize = 255;
-/// Longest target of a symbolic link, bytes.
-pub const MAX_SYMLINK: usize = 4095;
-/// Size of a data block, bytes.
-pub const BLOCK_SIZE: u64 = 16 << 10;

@@ -11,15 +11,14 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use pando_db::Merge;
 
 use crate::{
-    BLOCK_SIZE,
     blockmap::{self, Edit},
+    limits::BLOCK_SIZE,
     record::{Record, get_time, put_time},
     types::Time,
 };
 
 const WRITE: u8 = 1;
 const CUT: u8 = 2;
-const MAP: u8 = 3;
 const CHANGE: u8 = 16;
 
 /// The merge of a file system.
@@ -41,11 +40,6 @@ pub(crate) fn cut(len: u32) -> Bytes {
     op.put_u8(CUT);
     op.put_u32_le(len);
     op.freeze()
-}
-
-/// An operation on a piece of the map of a file's blocks.
-pub(crate) fn map(edit: &Edit) -> Bytes {
-    edit.encode(MAP)
 }
 
 /// A change of size.
@@ -249,7 +243,7 @@ impl Merge for FsMerge {
             new.extend_from_slice(old.get(w.end()..).unwrap_or_default());
             return Some(new.into());
         }
-        if let Some(edit) = Edit::decode(op, MAP) {
+        if let Some(edit) = Edit::decode(op) {
             return blockmap::encode(&edit.apply(&blockmap::decode(old.unwrap_or_default())));
         }
         let old = old?;
@@ -282,8 +276,8 @@ impl Merge for FsMerge {
         if let (Some(a), Some(b)) = (decode_cut(first), decode_cut(second)) {
             return Some(cut(u32::try_from(a.min(b)).ok()?));
         }
-        if let (Some(a), Some(b)) = (Edit::decode(first, MAP), Edit::decode(second, MAP)) {
-            return Some(map(&a.then(&b)));
+        if let (Some(a), Some(b)) = (Edit::decode(first), Edit::decode(second)) {
+            return Some(a.then(&b).encode());
         }
         let (a, b) = (Write::decode(first)?, Write::decode(second)?);
         // Two writes are one write only if no byte between them is left alone.
@@ -300,7 +294,7 @@ impl Merge for FsMerge {
     }
 
     fn combine_present(&self, first: &[u8], second: &[u8]) -> Option<Bytes> {
-        if first.first() == Some(&MAP) {
+        if first.first() == Some(&blockmap::EDIT_TAG) {
             return None; // it may delete, and what follows would do nothing then
         }
         // Only a cut to nothing deletes, and one that begins so is combined with another cut only: to the

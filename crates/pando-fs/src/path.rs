@@ -16,8 +16,8 @@ use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
 use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::{
-    MAX_NAME,
     error::{Error, Result, show},
+    limits::MAX_NAME,
 };
 
 /// The live tree.
@@ -31,10 +31,13 @@ const ENTRY: u8 = 0x01;
 const CONTENTS: u8 = 0x02;
 const END: u8 = 0x00;
 
-/// Longest encoded path of a new entry: what is left of the engine's key for a block's key.
+/// A block number that no block has: under the data prefix of a file, keys from here on are pieces of the map of
+/// its blocks (`blockmap`).
+pub(crate) const MAP: u64 = 1 << 63;
+/// Longest encoded path of a new entry, bytes: what is left of the engine's key for a block's key.
 const MAX_NEW_PATH: usize = pando_db::MAX_KEY - 4 - 1 - 8;
-/// Longest encoded path: of an entry without data that came to its place with the tree around it, where the engine
-/// refuses only keys that are too long.
+/// Longest encoded path, bytes: of an entry without data that came to its place with the tree around it, where the
+/// engine refuses only keys that are too long.
 const MAX_PATH: usize = pando_db::MAX_KEY - 4 - 1;
 
 /// A name that may become an entry: 1 to 255 bytes, no NUL, no slash, neither `.` nor `..`.

@@ -20,7 +20,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use pando_db::Db;
 use parking_lot::Mutex;
 
-use crate::{MAX_NAME, path::system};
+use crate::{limits::MAX_NAME, path::system};
 
 /// Cookies of entries are not below this; `.` and `..` are.
 pub(crate) const FIRST: u64 = 1 << 55;

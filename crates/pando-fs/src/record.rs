@@ -140,7 +140,7 @@ impl Record {
         r.gid = bytes.get_u32_le();
         r.size = bytes.get_u64_le();
         r.fileno = bytes.get_u64_le();
-        if r.size > crate::MAX_FILE_SIZE {
+        if r.size > crate::limits::MAX_FILE_SIZE {
             return Err("impossible size");
         }
         if r.fileno == 0 || r.fileno >> 40 != 0 {
@@ -164,7 +164,7 @@ impl Record {
                 tag::CLONE => r.clone_id = u64::from_le_bytes(value.try_into().map_err(bad)?),
                 tag::DENSE => {
                     let dense = u64::from_le_bytes(value.try_into().map_err(bad)?);
-                    if dense > r.size.div_ceil(crate::BLOCK_SIZE) {
+                    if dense > r.size.div_ceil(crate::limits::BLOCK_SIZE) {
                         return Err("more blocks than the size has");
                     }
                     r.dense = Some(dense);

@@ -14,10 +14,9 @@
 use pando_db::Snapshot;
 
 use crate::{
-    check,
     error::{Error, Result},
     inode::Inode,
-    path,
+    key_text, path,
     record::Record,
     types::{Caller, FileKind, Ino, Shown},
     volume::Fs,
@@ -121,7 +120,7 @@ impl Fs {
             if record.uid != uid {
                 let below = path::contents_of(contents, inside).unwrap_or_default();
                 if !self.is_empty(&below)? {
-                    return Err(refused(top.label() + &check::describe_path(inside), WHY));
+                    return Err(refused(top.label() + &key_text::describe_path(inside), WHY));
                 }
             }
             Ok(())
@@ -152,7 +151,7 @@ impl Fs {
         directories_in(&view, &contents, |inside, record| match sees(record) {
             true => Ok(()),
             false => {
-                let name = inode.label() + &check::describe_path(inside);
+                let name = inode.label() + &key_text::describe_path(inside);
                 Err(refused(name, "is a directory that you may not look into; ask for those beside it"))
             }
         })
@@ -175,7 +174,7 @@ fn directories_in(
     let mut pairs = view.prefix(&prefix);
     while let Some((key, value)) = pairs.next_ref()? {
         let inside = key.get(prefix.len()..).unwrap_or_default();
-        let damaged = |detail| Error::Damaged { what: check::describe_path(inside), detail };
+        let damaged = |detail| Error::Damaged { what: key_text::describe_path(inside), detail };
         let record = Record::decode(value).map_err(damaged)?;
         if record.kind == FileKind::Directory && !inside.is_empty() {
             look(inside, &record)?;

@@ -15,11 +15,11 @@ use pando_db::{CreateOptions, Db, Options, device::Medium};
 use parking_lot::Mutex;
 
 use crate::{
-    MAX_NAME,
     counter::{self, Counter},
     error::{Error, Result},
     handle::{Handles, OpenDir, OpenFile},
     inode::{Link, Table},
+    limits::MAX_NAME,
     lineage::Lineages,
     merge::FsMerge,
     path::{self, system},

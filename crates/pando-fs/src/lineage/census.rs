@@ -12,6 +12,7 @@ use super::{LINEAGES, Lineages, State, decode, lineage_of};
 use crate::{
     counter,
     error::{Error, Result},
+    key_text::describe_key,
     path::{self, system},
     record::Record,
     types::FileKind,
@@ -100,7 +101,7 @@ impl Lineages {
         };
         while let Some((key, value)) = pairs.next_ref()? {
             let Some(own) = key.get(5..) else { continue };
-            let damaged = |detail| Error::Damaged { what: crate::describe_key(key), detail };
+            let damaged = |detail| Error::Damaged { what: describe_key(key), detail };
             let record = Record::decode(value).map_err(damaged)?;
             if let Some(pin) = record.pin {
                 used.add(pin.lineage);

@@ -1,27 +1,29 @@
-//! Copies between files that share the data instead of writing it again.
+//! Copies between files (copy_file_range): the data is shared where it can be, and written again where it cannot.
 //!
-//! A copy to the same offset, behind all that the destination holds, is a clone
-//! of ranges of blocks: one batch, whatever their size and whether they exist.
+//! A whole file onto an empty one is one clone of its data prefix. A copy to the same offset, behind all that the
+//! destination holds, is a clone of ranges of blocks: one batch, whatever their size and whether they exist.
 //! The engine clones prefixes of keys, and block numbers end keys with the
 //! highest byte first, so a range is 256, 65,536, ... blocks that begin at a
 //! multiple of their number. What cannot be made of few such ranges is left to
-//! the next call of the copier, or to copying. Uses `place`, keys, `blockmap`.
+//! the next call of the copier, or is read and written. Uses `data`, `place`, keys and `blockmap`.
 
 use bytes::Bytes;
 use pando_db::Batch;
 
 use crate::{
-    BLOCK_SIZE,
     blockmap::BlockMap,
-    data::without_set_id,
-    error::Result,
+    data::{WRITE_UNIT, without_set_id},
+    error::{Error, Result},
     inode::InodeRef,
+    limits::{BLOCK_SIZE, MAX_FILE_SIZE},
     merge::{Change, Size},
     path,
-    types::{Caller, Time},
+    types::{Caller, FileHandle, Ino, Time},
     volume::Fs,
 };
 
+/// Largest copy in one call that is not a clone, bytes: a caller goes on from there.
+const COPY_UNIT: u64 = 16 << 20;
 /// Most ranges that one call clones; the copier goes on with the next call.
 const MOST_RANGES: usize = 64;
 /// Least that is worth clones rather than copying, bytes.
@@ -64,9 +66,97 @@ fn prefix(data: &[u8], first: u64, level: u32) -> Bytes {
 }
 
 impl Fs {
+    /// Copies `len` bytes between files and returns how many; less than asked at the end of the
+    /// source or of a stated unit (16 MiB), after which the caller asks again.
+    ///
+    /// A whole file onto an empty one is a clone of its data: one batch whatever the size. So is a part
+    /// of at least a mebibyte that goes to the same offset, behind all that the target holds, as far as
+    /// it ends with the source or at a multiple of 4 MiB or a GiB: what is left is for the next call.
+    pub fn copy_file_range(
+        &self,
+        c: &Caller,
+        ino_in: Ino,
+        off_in: u64,
+        ino_out: Ino,
+        off_out: u64,
+        len: u64,
+    ) -> Result<u64> {
+        self.writable()?;
+        let (source, _) = self.file(FileHandle(0), ino_in)?;
+        let (target, _) = self.file(FileHandle(0), ino_out)?;
+        if off_out.saturating_add(len.min(source.peek(|s| s.record.size))) > MAX_FILE_SIZE {
+            return Err(Error::TooBig(off_out));
+        }
+        if source.ino == target.ino {
+            let apart = off_in.saturating_add(len) <= off_out || off_out.saturating_add(len) <= off_in;
+            if !apart {
+                return Err(Error::Invalid(format!("{}: copied onto itself", source.label())));
+            }
+        } else if off_in == off_out {
+            if off_in == 0
+                && let Some(copied) = self.clone_data(c, &source, &target, len)?
+            {
+                return Ok(copied);
+            }
+            if let Some(copied) = self.share_data(c, &source, &target, off_in, len)? {
+                return Ok(copied);
+            }
+        }
+        let mut done = 0;
+        let len = len.min(COPY_UNIT);
+        while done < len {
+            let unit = (len - done).min(WRITE_UNIT as u64) as u32;
+            let bytes = match self.read(FileHandle(0), ino_in, off_in.saturating_add(done), unit) {
+                Ok(bytes) => bytes,
+                Err(_) if done > 0 => break,
+                Err(e) => return Err(e),
+            };
+            if bytes.is_empty() {
+                break;
+            }
+            let written = self.hold(&target, true).and_then(|at| {
+                self.write_at(&target, &at.data, &at.meta, off_out + done, &bytes, c.is_root())
+            });
+            match written {
+                Ok(n) => done += u64::from(n),
+                Err(_) if done > 0 => break,
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Clones the data of `source` into `target` if that is empty and `len` covers the source.
+    fn clone_data(&self, c: &Caller, source: &InodeRef, target: &InodeRef, len: u64) -> Result<Option<u64>> {
+        self.with_attempts(|tries| {
+            let from = self.attempt(source, tries, false)?;
+            let to = self.attempt(target, tries, true)?;
+            let (size, dense) = source.peek(|s| (s.record.size, s.record.dense));
+            let (held, perm) = target.peek(|s| (s.record.size, s.record.perm));
+            if size == 0 || held != 0 || len < size {
+                return Ok(None);
+            }
+            let change = Change {
+                size: Some(Size::Set(size)),
+                perm: if c.is_root() { None } else { without_set_id(perm) },
+                dense: Some(dense),
+                ..Change::modified(Time::now())
+            };
+            let mut batch = Batch::new();
+            batch.clone_prefix(from.data.clone(), to.data.clone());
+            batch.upsert(to.meta.clone(), change.encode());
+            self.db.write(batch)?;
+            target.change(|s| {
+                change.apply(&mut s.record);
+                s.map = None; // with the data, and read when it is asked for
+            });
+            Ok(Some(size))
+        })
+    }
+
     /// Shares up to `len` bytes from `offset` of `source` with `target`, to the same offset, and
     /// returns how many; `None` if they have to be copied. One batch.
-    pub(crate) fn share_data(
+    fn share_data(
         &self,
         c: &Caller,
         source: &InodeRef,
@@ -165,6 +255,6 @@ mod tests {
         {
             assert_eq!(path::block(b"file", block).starts_with(&p), within, "{block:#x}");
         }
-        assert!(!path::block(b"file", crate::blockmap::MAP).starts_with(&prefix(b"file", 0, TOP_LEVEL)));
+        assert!(!path::block(b"file", crate::path::MAP).starts_with(&prefix(b"file", 0, TOP_LEVEL)));
     }
 }

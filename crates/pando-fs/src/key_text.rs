@@ -7,11 +7,42 @@
 //! into words by [`crate::describe_key`]. Pure functions; knows the encoding of
 //! `path` and uses nothing else.
 
+use crate::{limits::BLOCK_SIZE, path};
+
 const META: u8 = b'M';
 const DATA: u8 = b'D';
 const ENTRY: u8 = 0x01;
 const CONTENTS: u8 = 0x02;
 const END: u8 = 0x00;
+
+/// What a key stands for, for people: a path of the tree, or the name of a system record.
+pub fn describe_key(key: &[u8]) -> String {
+    match path::parse(key) {
+        Some(path::Parsed::Meta(parts)) => slashed(&parts),
+        Some(path::Parsed::Data(parts, block)) if block >= path::MAP => {
+            format!("{} (map of its blocks)", slashed(&parts))
+        }
+        Some(path::Parsed::Data(parts, block)) => {
+            format!("{} (data from byte {})", slashed(&parts), block.saturating_mul(BLOCK_SIZE))
+        }
+        Some(path::Parsed::System(tag)) => format!("system record {:?}", char::from(tag)),
+        None => format!("unknown key {}", key.escape_ascii()),
+    }
+}
+
+/// The path of an entry, or a part of one, for people: with a slash before each name.
+pub(crate) fn describe_path(path: &[u8]) -> String {
+    path::names(path).map_or_else(|| format!("/{}", path.escape_ascii()), |parts| slashed(&parts))
+}
+
+fn slashed(parts: &[&[u8]]) -> String {
+    let mut out = String::new();
+    for part in parts {
+        out.push('/');
+        out.push_str(&String::from_utf8_lossy(part));
+    }
+    if out.is_empty() { "/".into() } else { out }
+}
 
 /// A key, or the beginning of one: `meta:/src/lib.rs`, `data:/src/lib.rs[3]` (block 3), `meta:/src/` (what
 /// is in a directory), `meta:/src/li…` (entries that begin so). `None` if it is none of ours.
@@ -93,7 +124,6 @@ fn hex(bytes: &[u8]) -> String {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::path;
 
     #[test]
     fn whole_keys_and_their_beginnings_have_names() {

@@ -12,9 +12,9 @@ use pando_db::Batch;
 use crate::{
     error::{Error, Result, show},
     inode::{InodeRef, Link},
+    lock::{Obstacle, attempt_shared},
     merge::Change,
     path::{self, check_name, system},
-    place::Obstacle,
     rename::End,
     rights::Rights,
     types::{Caller, CloneReport, FileKind, Ino, RemoveReport, Shown, Time},
@@ -177,7 +177,7 @@ impl Fs {
             // A file's size and data must be of one moment; a directory's calls are batches.
             let _source = match source.kind {
                 FileKind::Directory => None,
-                _ => Some(crate::place::attempt_shared(&source.tree)?),
+                _ => Some(attempt_shared(&source.tree)?),
             };
             let _target = target.as_ref().map(|t| tries.exclusive(&t.tree)).transpose()?;
             let now = Time::now();

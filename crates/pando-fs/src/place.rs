@@ -14,122 +14,27 @@
 //! 2. then `names` of the directory, by waiting;
 //! 3. then `tree` of one entry in it, by waiting.
 //!
-//! The walk up costs more than all the rest where trees are deep. So the ways to the deep directories used last are
-//! remembered, with the number of moves (of directories, anywhere) at that time: who holds all locks of a remembered
-//! way, and finds that nothing has moved since, holds the right ones.
+//! The walk up costs more than all the rest where trees are deep, so the paths of deep directories are remembered
+//! (`path_cache`): a call that holds all locks of a remembered path, and finds that no directory has moved since,
+//! holds the right ones.
 //!
 //! Calls on two directories (rename, clone, copy between files) take everything by attempts
-//! ([`Fs::with_attempts`]). Uses inodes and key encoding; does no I/O.
+//! ([`Fs::with_attempts`]). Uses inodes, `lock` and keys; does no I/O.
 
-use std::{
-    collections::VecDeque,
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicBool, Ordering},
-    },
-};
+use std::sync::Arc;
 
 use bytes::Bytes;
-use parking_lot::{ArcRwLockReadGuard, ArcRwLockWriteGuard, Mutex, RawRwLock, RwLock};
 use smallvec::SmallVec;
 
 use crate::{
     error::{Error, Result},
-    inode::{Inode, InodeRef, Link},
+    inode::{InodeRef, Link},
+    lock::{Attempts, Guard, Lock, Obstacle, attempt_shared},
     path,
+    path_cache::{CachedPath, PathCache},
     types::{FileKind, Ino},
     volume::Fs,
 };
-
-type Lock = Arc<RwLock<()>>;
-type Shared = ArcRwLockReadGuard<RawRwLock, ()>;
-type Exclusive = ArcRwLockWriteGuard<RawRwLock, ()>;
-
-/// A lock that is held, to be let go by dropping it.
-pub(crate) enum Guard {
-    Shared { _guard: Shared },
-    Exclusive { _guard: Exclusive },
-}
-
-/// Why an attempt to hold several locks ended.
-pub(crate) enum Obstacle {
-    /// Somebody has this lock: let everything go, wait for it, try again.
-    Taken { lock: Lock, exclusive: bool },
-    /// The call failed.
-    Failed(Error),
-}
-
-impl<E: Into<Error>> From<E> for Obstacle {
-    fn from(e: E) -> Self {
-        Obstacle::Failed(e.into())
-    }
-}
-
-/// Takes a lock shared if it is not held exclusively.
-pub(crate) fn attempt_shared(lock: &Lock) -> Result<Guard, Obstacle> {
-    let taken = || Obstacle::Taken { lock: lock.clone(), exclusive: false };
-    lock.try_read_arc().map(|_guard| Guard::Shared { _guard }).ok_or_else(taken)
-}
-
-/// The attempts of one call.
-#[derive(Default)]
-pub(crate) struct Attempts {
-    /// The lock that the last attempt failed for. Without it, a directory that others use all
-    /// the time would be free when waited for, and taken again when tried.
-    spare: Option<(Lock, Guard)>,
-}
-
-impl Attempts {
-    /// Takes a lock exclusively if it is free.
-    pub(crate) fn exclusive(&mut self, lock: &Lock) -> Result<Guard, Obstacle> {
-        if let Some((_, guard)) = self.spare.take_if(|(l, _)| Arc::ptr_eq(l, lock)) {
-            return Ok(guard);
-        }
-        let taken = || Obstacle::Taken { lock: lock.clone(), exclusive: true };
-        lock.try_write_arc().map(|_guard| Guard::Exclusive { _guard }).ok_or_else(taken)
-    }
-}
-
-/// Directories at least so deep have their way from the root remembered.
-const DEEP: usize = 32;
-/// Ways that are remembered.
-const WAYS: usize = 8;
-
-/// The way from the root to a directory, as it was when so many directories had moved.
-#[derive(Debug)]
-struct Way {
-    dir: Weak<Inode>,
-    moves: u64,
-    /// `tree` of each directory from the root down, and their numbers.
-    locks: Vec<Lock>,
-    above: SmallVec<[Ino; 12]>,
-    contents: Vec<u8>,
-    /// Where in `contents` the name of the directory itself begins.
-    own: usize,
-}
-
-/// The ways to the deep directories used last: finding them by walking up costs more than
-/// all the rest of a call.
-#[derive(Debug, Default)]
-pub(crate) struct Ways {
-    /// Whether there is any: most mounts have no deep directories, and their calls share no lock for it.
-    any: AtomicBool,
-    list: Mutex<VecDeque<Arc<Way>>>,
-}
-
-impl Ways {
-    fn find(&self, dir: &InodeRef) -> Option<Arc<Way>> {
-        self.list.lock().iter().find(|way| dir.is(&way.dir)).cloned()
-    }
-
-    fn add(&self, way: Arc<Way>) {
-        self.any.store(true, Ordering::Relaxed);
-        let mut ways = self.list.lock();
-        ways.retain(|w| !Weak::ptr_eq(&w.dir, &way.dir));
-        ways.truncate(WAYS - 1);
-        ways.push_front(way);
-    }
-}
 
 /// A directory whose place is held still.
 pub(crate) struct DirAt {
@@ -216,14 +121,14 @@ impl Fs {
         }
     }
 
-    /// The remembered way to a directory, or to its parent and one step more.
-    fn way(&self, dir: &InodeRef) -> Result<Option<Arc<Way>>> {
-        if !self.ways.any.load(Ordering::Relaxed) {
+    /// The remembered path to a directory, or to its parent and one step more.
+    fn cached_path(&self, dir: &InodeRef) -> Result<Option<Arc<CachedPath>>> {
+        if self.paths.is_empty() {
             return Ok(None);
         }
         let moves = self.table.moves();
-        if let Some(way) = self.ways.find(dir).filter(|way| way.moves == moves) {
-            return Ok(Some(way));
+        if let Some(found) = self.paths.find(dir).filter(|found| found.moves == moves) {
+            return Ok(Some(found));
         }
         let Some((parent, name)) = dir.peek(|s| match &s.link {
             Link::At { parent, name } => Some((parent.clone(), name.clone())),
@@ -231,7 +136,7 @@ impl Fs {
         }) else {
             return Ok(None);
         };
-        let Some(up) = self.ways.find(&parent).filter(|way| way.moves == moves) else { return Ok(None) };
+        let Some(up) = self.paths.find(&parent).filter(|found| found.moves == moves) else { return Ok(None) };
         let mut contents = Vec::with_capacity(up.contents.len() + name.len() + 2);
         contents.extend_from_slice(&up.contents);
         path::enter(&mut contents, &name)?;
@@ -241,36 +146,36 @@ impl Fs {
         let mut above = up.above.clone();
         above.push(dir.ino);
         let own = up.contents.len();
-        let way = Arc::new(Way { dir: dir.weak(), moves, locks, above, contents, own });
-        self.ways.add(way.clone());
-        Ok(Some(way))
+        let path = Arc::new(CachedPath { dir: dir.weak(), moves, locks, above, contents, own });
+        self.paths.add(path.clone());
+        Ok(Some(path))
     }
 
-    /// Holds the place of a directory still by a remembered way, if it is that still.
-    fn attempt_way(&self, dir: &InodeRef, way: &Way) -> Result<Option<DirAt>, Obstacle> {
-        let mut chain = SmallVec::with_capacity(way.locks.len());
-        for lock in &way.locks {
+    /// Holds the place of a directory still by a remembered path, if it is that still.
+    fn attempt_cached(&self, dir: &InodeRef, cached: &CachedPath) -> Result<Option<DirAt>, Obstacle> {
+        let mut chain = SmallVec::with_capacity(cached.locks.len());
+        for lock in &cached.locks {
             chain.push(attempt_shared(lock)?);
         }
-        // No directory above can move now, and none has since the way was found. The directory itself
+        // No directory above can move now, and none has since the path was found. The directory itself
         // may have been removed, being empty.
         let linked = dir.peek(|s| matches!(s.link, Link::At { .. }));
-        if !linked || self.table.moves() != way.moves {
+        if !linked || self.table.moves() != cached.moves {
             return Ok(None);
         }
-        let entry = path::entry_of(&way.contents, way.own);
-        let (above, contents) = (way.above.clone(), way.contents.clone());
+        let entry = path::entry_of(&cached.contents, cached.own);
+        let (above, contents) = (cached.above.clone(), cached.contents.clone());
         Ok(Some(DirAt { _chain: chain, above, entry, contents, dir: dir.clone() }))
     }
 
-    /// Holds the place of a directory still, if no lock on the way is taken.
+    /// Holds the place of a directory still, if no lock on the path is taken.
     ///
-    /// Costs what the directory is deep: a lock for each level, and for those deeper than 32 whose way is not
+    /// Costs what the directory is deep: a lock for each level, and for those deeper than 32 whose path is not
     /// remembered the walk up.
     pub(crate) fn attempt_dir(&self, dir: &InodeRef) -> Result<DirAt, Obstacle> {
         dir.must_be_dir()?;
-        if let Some(way) = self.way(dir)?
-            && let Some(at) = self.attempt_way(dir, &way)?
+        if let Some(found) = self.cached_path(dir)?
+            && let Some(at) = self.attempt_cached(dir, &found)?
         {
             return Ok(at);
         }
@@ -299,10 +204,10 @@ impl Fs {
             previous = Some(inode);
         }
         let entry = path::entry_of(&contents, own);
-        if above.len() > DEEP {
+        if PathCache::wants(above.len()) {
             let locks = up.iter().rev().map(|inode| inode.tree.clone()).collect();
             let (above, contents) = (above.clone(), contents.clone());
-            self.ways.add(Arc::new(Way { dir: dir.weak(), moves, locks, above, contents, own }));
+            self.paths.add(Arc::new(CachedPath { dir: dir.weak(), moves, locks, above, contents, own }));
         }
         Ok(DirAt { _chain: chain, above, entry, contents, dir: dir.clone() })
     }
@@ -394,7 +299,7 @@ impl Fs {
         }
     }
 
-    /// Like [`Fs::hold`], but only if nothing on the way is taken.
+    /// Like [`Fs::hold`], but only if no lock on the path is taken.
     pub(crate) fn attempt(
         &self,
         inode: &InodeRef,

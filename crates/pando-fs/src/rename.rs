@@ -14,9 +14,10 @@ use pando_db::Batch;
 use crate::{
     error::{Error, Result, show},
     inode::{InodeRef, Link},
+    lock::{Attempts, Guard, Obstacle},
     merge::Change,
     path::{self, check_name, system},
-    place::{Attempts, DirAt, Guard, Obstacle},
+    place::DirAt,
     record::Record,
     types::{Caller, FileKind, Ino, Time},
     volume::Fs,

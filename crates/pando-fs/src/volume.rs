@@ -23,7 +23,7 @@ use crate::{
     lineage::Lineages,
     merge::FsMerge,
     path::{self, system},
-    place::Ways,
+    path_cache::PathCache,
     position::Positions,
     readahead::Readahead,
     record::{Record, get_time},
@@ -66,7 +66,7 @@ pub struct Inner {
     pub(crate) clone_latency: Recorder,
     /// See [`Fs::with_attempts`].
     pub(crate) turn: Mutex<()>,
-    pub(crate) ways: Ways,
+    pub(crate) paths: PathCache,
     pub(crate) readahead: Readahead,
     label: String,
 }
@@ -210,7 +210,7 @@ impl Fs {
             cloned: Mutex::new(cloned.unwrap_or(Time { secs: i64::MIN, nanos: 0 })),
             clone_latency: Recorder::default(),
             turn: Mutex::new(()),
-            ways: Ways::default(),
+            paths: PathCache::default(),
             readahead: Readahead::new(if o.background {
                 o.readahead_bytes.min(db.room_ahead() / 2)
             } else {

@@ -19,10 +19,11 @@
 //! or directory was moved out of it), and when a file was moved into it (a clone may hold a copy of the pin that
 //! names it). A number waits until no inode of the lineage is in memory: the kernel and open handles know
 //! them by these numbers. What is lost so (tainted lineages, clones inside of removed ones, those that waited when the
-//! mount ended) a census finds when all numbers have been given out (`census`).
+//! mount ended) are found by marking what is in use, when all numbers have been given out (`mark`).
 //! Uses the table of inodes, and the engine's `get`, `prefix` and `write`.
 
-mod census;
+mod mark;
+pub(crate) mod number;
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -36,43 +37,39 @@ use crate::{
     counter,
     error::{Error, Result},
     inode::Table,
+    lineage::{
+        mark::{Free, free_numbers},
+        number::{LINEAGES, decode_row, lineage_of, number},
+    },
     path::system,
     record::{Pin, Record},
     types::{FileKind, Ino},
 };
 
-/// Lineages are below this.
-pub(crate) const LINEAGES: u32 = 1 << 24;
-/// So many numbers wait at least before memory is searched for inodes that have them.
-const WAITING: usize = 256;
-
-/// The number of a file in a lineage.
-pub(crate) fn number(lineage: u32, fileno: u64) -> Ino {
-    debug_assert!(lineage < LINEAGES && fileno >> 40 == 0);
-    u64::from(lineage) << 40 | fileno
-}
+/// At least so many numbers wait before memory is searched for inodes that have them.
+const WAITING_NUMBERS: usize = 256;
 
 /// The table of lineages.
 #[derive(Debug)]
 pub(crate) struct Lineages {
     table: Arc<Table>,
-    state: Mutex<State>,
+    state: Mutex<Allocator>,
     /// Those below it were given out by a version that noted no taints.
     untracked: u32,
     read_only: bool,
 }
 
 #[derive(Debug)]
-struct State {
+struct Allocator {
     /// From here to `end`, not yet given to anybody.
-    pub next: u32,
-    pub end: u32,
+    next: u32,
+    end: u32,
     /// Given out, but not stored: on a read-only mount or a full device.
-    pub unsaved: HashMap<(u32, u64), u32>,
+    unsaved: HashMap<(u32, u64), u32>,
     /// Given back, and no inode that has them is in memory.
-    pub free: VecDeque<u32>,
+    free: VecDeque<u32>,
     /// Given back.
-    pub waiting: Vec<u32>,
+    waiting: Vec<u32>,
 }
 
 impl Lineages {
@@ -82,7 +79,7 @@ impl Lineages {
             let n = counter::decode(what, db.get(&system::counter(which))?)?;
             n.map(|n| u32::try_from(n).map_err(|_| Error::Exhausted("lineage numbers"))).transpose()
         };
-        let state = State {
+        let state = Allocator {
             next: number("counter of lineages", counter::LINEAGE)?.unwrap_or(1).max(1),
             end: number("end of lineages", counter::LINEAGE_END)?.unwrap_or(LINEAGES).min(LINEAGES),
             unsaved: HashMap::new(),
@@ -132,16 +129,17 @@ impl Lineages {
     }
 
     /// A number that nothing has.
-    fn fresh(&self, db: &Db, state: &mut State, batch: &mut Batch) -> Result<u32> {
+    fn fresh(&self, db: &Db, state: &mut Allocator, batch: &mut Batch) -> Result<u32> {
         // The search costs what is in memory, so it is made for a number of numbers in proportion.
-        if state.free.is_empty() && state.waiting.len() >= WAITING.max(self.table.len() as usize / 64) {
-            self.sift(state);
+        if state.free.is_empty() && state.waiting.len() >= WAITING_NUMBERS.max(self.table.len() as usize / 64)
+        {
+            self.free_waiting(state);
         }
         if state.free.is_empty() && state.next >= state.end {
-            self.sift(state);
+            self.free_waiting(state);
         }
         if state.free.is_empty() && state.next >= state.end {
-            self.census(db, state)?;
+            self.mark(db, state)?;
         }
         if let Some(lineage) = state.free.pop_front() {
             return Ok(lineage);
@@ -155,7 +153,7 @@ impl Lineages {
     }
 
     /// Makes those free that waited and that no inode in memory has.
-    fn sift(&self, state: &mut State) {
+    fn free_waiting(&self, state: &mut Allocator) {
         if state.waiting.is_empty() {
             return;
         }
@@ -163,6 +161,15 @@ impl Lineages {
         let (wait, free): (Vec<_>, Vec<_>) = state.waiting.drain(..).partition(|l| used.contains(l));
         state.waiting = wait;
         state.free.extend(free);
+    }
+
+    /// Finds all numbers that nothing uses, and goes on with these.
+    fn mark(&self, db: &Db, state: &mut Allocator) -> Result<()> {
+        let Free { run, single } = free_numbers(db, &self.table, &state.unsaved, self.read_only)?;
+        state.waiting.clear();
+        state.free = single;
+        (state.next, state.end) = (run.start, run.end);
+        Ok(())
     }
 
     /// Adds what becomes of the table when the directory with this record, in one of lineage `around`, is
@@ -248,20 +255,6 @@ impl Lineages {
     }
 }
 
-/// The lineage of an inode number.
-pub(crate) fn lineage_of(ino: Ino) -> u32 {
-    (ino >> 40) as u32
-}
-
 fn lookup(db: &Db, key: &[u8]) -> Result<Option<u32>> {
-    decode(db.get(key)?)
-}
-
-/// The lineage in a row of the table.
-fn decode(row: Option<bytes::Bytes>) -> Result<Option<u32>> {
-    let Some(n) = counter::decode("lineage table", row)? else { return Ok(None) };
-    match u32::try_from(n) {
-        Ok(n) if n < LINEAGES => Ok(Some(n)),
-        _ => Err(Error::Damaged { what: "lineage table".into(), detail: "impossible lineage" }),
-    }
+    decode_row(db.get(key)?)
 }

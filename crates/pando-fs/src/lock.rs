@@ -1,0 +1,60 @@
+//! Locks of inodes, taken by attempts.
+//!
+//! A call that needs the locks of several subtrees must not wait for one while it holds another. It takes each only
+//! if it is free ([`attempt_shared`], [`Attempts::exclusive`]); an [`Obstacle`] says which lock to wait for before the
+//! next attempt. `place` has the order of all locks. Uses errors only.
+
+use std::sync::Arc;
+
+use parking_lot::{ArcRwLockReadGuard, ArcRwLockWriteGuard, RawRwLock, RwLock};
+
+use crate::error::Error;
+
+pub(crate) type Lock = Arc<RwLock<()>>;
+type Shared = ArcRwLockReadGuard<RawRwLock, ()>;
+type Exclusive = ArcRwLockWriteGuard<RawRwLock, ()>;
+
+/// A lock that is held, to be let go by dropping it.
+pub(crate) enum Guard {
+    Shared { _guard: Shared },
+    Exclusive { _guard: Exclusive },
+}
+
+/// Why an attempt to hold several locks ended.
+pub(crate) enum Obstacle {
+    /// Somebody has this lock: let everything go, wait for it, try again.
+    Taken { lock: Lock, exclusive: bool },
+    /// The call failed.
+    Failed(Error),
+}
+
+impl<E: Into<Error>> From<E> for Obstacle {
+    fn from(e: E) -> Self {
+        Obstacle::Failed(e.into())
+    }
+}
+
+/// Takes a lock shared if it is not held exclusively.
+pub(crate) fn attempt_shared(lock: &Lock) -> Result<Guard, Obstacle> {
+    let taken = || Obstacle::Taken { lock: lock.clone(), exclusive: false };
+    lock.try_read_arc().map(|_guard| Guard::Shared { _guard }).ok_or_else(taken)
+}
+
+/// The attempts of one call.
+#[derive(Default)]
+pub(crate) struct Attempts {
+    /// The lock that the last attempt failed for. Without it, a directory that others use all
+    /// the time would be free when waited for, and taken again when tried.
+    pub spare: Option<(Lock, Guard)>,
+}
+
+impl Attempts {
+    /// Takes a lock exclusively if it is free.
+    pub(crate) fn exclusive(&mut self, lock: &Lock) -> Result<Guard, Obstacle> {
+        if let Some((_, guard)) = self.spare.take_if(|(l, _)| Arc::ptr_eq(l, lock)) {
+            return Ok(guard);
+        }
+        let taken = || Obstacle::Taken { lock: lock.clone(), exclusive: true };
+        lock.try_write_arc().map(|_guard| Guard::Exclusive { _guard }).ok_or_else(taken)
+    }
+}

@@ -48,6 +48,9 @@ pub struct Stats {
     pub clones_by_value: u64,
     /// How often a clone had to flush its source first.
     pub clone_flushes: u64,
+    /// Pages and headers of nodes that could not be read, or did not match their checksum, when they were read
+    /// last, as far as they are remembered. (`Db::check` looks at all.)
+    pub unreadable: u64,
     /// Batches whose clones made a search for long keys necessary since open: bounds did not show that all
     /// stay within [`crate::MAX_KEY`].
     pub length_searches: u64,

@@ -1,12 +1,20 @@
 //! A page that cannot be read costs what lies on it, and nothing else.
 #![allow(clippy::unwrap_used)]
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    io,
+    ops::Range,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use bytes::Bytes;
 use pando_db::{
     Backup, Batch, CreateOptions, Db, Error, InspectOptions, Options,
-    device::{Device, MemDevice},
+    device::{Device, DeviceStats, MemDevice},
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
@@ -531,6 +539,125 @@ fn a_bad_root_costs_what_is_below_it_and_nothing_else() {
         // (The nodes that were below it stay: nobody knows any more which they are.)
         store.pairs.clear();
         store.put(&db, key(1), 100);
+        db.close().unwrap();
+    }
+}
+
+/// A device with places that cannot be read for a while.
+struct Flaky {
+    below: Arc<MemDevice>,
+    bad: Mutex<Vec<Range<u64>>>,
+    failed: AtomicU64,
+}
+
+impl Flaky {
+    fn check(&self, offset: u64, len: usize) -> io::Result<()> {
+        let end = offset + len as u64;
+        if self.bad.lock().unwrap().iter().all(|bad| end <= bad.start || bad.end <= offset) {
+            return Ok(());
+        }
+        self.failed.fetch_add(1, Ordering::Relaxed);
+        Err(io::Error::from_raw_os_error(5))
+    }
+}
+
+impl Device for Flaky {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.check(offset, buf.len())?;
+        self.below.read_at(offset, buf)
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.below.write_at(offset, buf)
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.below.flush()
+    }
+
+    fn size(&self) -> u64 {
+        self.below.size()
+    }
+
+    fn grow(&self, size: u64) -> io::Result<()> {
+        self.below.grow(size)
+    }
+
+    fn reserve(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.below.reserve(offset, len)
+    }
+
+    fn stats(&self) -> DeviceStats {
+        self.below.stats()
+    }
+}
+
+/// Checkpoints write leaves anew with pages that the device cannot read just then, however often they try. When it can
+/// again, all is there; before, that was given up for zeros.
+#[test]
+fn what_a_checkpoint_cannot_read_is_there_when_the_device_can() {
+    for (node_size, reopened, cloned) in
+        [(16 << 10, false, false), (64 << 10, true, false), (16 << 10, true, true), (64 << 10, false, true)]
+    {
+        let mut store = Store::new(node_size, 3000, 100, 40);
+        if cloned {
+            let db = store.open();
+            db.clone_prefix("k/", "c/").unwrap();
+            db.close().unwrap();
+        }
+        let value = store.pairs[&key(1500)].clone();
+        let mut image = vec![0; SIZE as usize];
+        store.device.read_at(0, &mut image).unwrap();
+        let mut bad = Vec::new();
+        let mut from = 0;
+        while let Some(at) = memchr_like(&image[from..], &value) {
+            let at = (from + at) as u64;
+            bad.push(at / 512 * 512..at / 512 * 512 + 512);
+            from = at as usize + 1;
+        }
+        let flaky = Arc::new(Flaky { below: store.device.clone(), bad: Mutex::new(bad), failed: 0.into() });
+        let open = || Db::open(flaky.clone(), options()).unwrap();
+        // Another instance finds out which keys lie on the page, so that the next one does not know yet.
+        let db = open();
+        let lost: Vec<u32> = (0..3000).filter(|i| db.get(&key(*i)).is_err()).collect();
+        assert!(lost.contains(&1500) && lost.len() < 500, "{} keys", lost.len());
+        drop(db);
+        flaky.failed.store(0, Ordering::Relaxed);
+        let mut db = open();
+        for round in 0..4 {
+            for i in (0..3000).filter(|i| !lost.contains(i)) {
+                store.put(&db, key(i), 90 + round);
+            }
+            db.checkpoint().unwrap();
+            if reopened {
+                db.close().unwrap();
+                drop(db);
+                db = open();
+            }
+        }
+        assert!(flaky.failed.load(Ordering::Relaxed) > 1, "nothing had to be read");
+        let stats = db.stats().unwrap();
+        assert!(lost.iter().all(|i| matches!(db.get(&key(*i)), Err(Error::Io { .. }))));
+        assert!(db.stats().unwrap().unreadable > 0, "{stats:?}");
+        flaky.bad.lock().unwrap().clear();
+        assert_eq!(store.unreadable(&db), Vec::<Vec<u8>>::new(), "it was given up");
+        assert_eq!(db.stats().unwrap().unreadable, 0);
+        for i in (0..3000).step_by(7) {
+            store.put(&db, key(i), 100);
+        }
+        db.close().unwrap();
+        drop(db);
+        let db = open();
+        assert!(store.unreadable(&db).is_empty());
+        assert!(db.check().unwrap().findings.is_empty());
+        if cloned {
+            assert_eq!(db.get(format!("c/{:06}", 1500).as_bytes()).unwrap().as_deref(), Some(&value[..]));
+        }
+        // Nothing is held for it any more.
+        db.delete_prefix("").unwrap();
+        db.settle().unwrap();
+        let left = db.stats().unwrap().node_bytes;
+        assert!(left <= u64::from(node_size), "{left} bytes of nodes");
         db.close().unwrap();
     }
 }

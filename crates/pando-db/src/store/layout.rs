@@ -3,7 +3,8 @@
 //! As a rule a node gets one new extent: its header, then its pages, so that a
 //! scan reads it in one piece. Three things depart from that. Pages that lie in
 //! extents of pages already ([`Extent::shared`]) stay there and are not written
-//! again, if it is enough of them ([`kept`]). The messages of an interior node go
+//! again, if it is enough of them ([`kept`]), or if the device cannot read one of
+//! them. The messages of an interior node go
 //! to such an extent, apart from the header, so that the next version need
 //! write only what came in since ([`make_room_apart`]). And where no free
 //! range is long enough, the node is cut over several, so that a store can be
@@ -44,42 +45,27 @@ fn lasting_from(node_size: usize) -> usize {
     (node_size / KEPT_MESSAGES_FRACTION).max(2 * BLOCK as usize)
 }
 
-/// Writes a node to free space. [`Error::NoSpace`] if there is too little, or only in shreds.
-pub(crate) fn store_node(pager: &Pager, space: &Arc<Space>, node: &Arc<Node>) -> Result<Arc<Stored>> {
-    let kept = kept(node, pager.node_size());
-    let mut new = Node::clone(node);
-    let mut pages = Vec::new();
-    let is_copied = |page: &PageRef| match &page.loc {
-        PageLoc::Mem(_) => false,
-        PageLoc::Foreign(extent, _) => place_in(&kept, extent).is_none(),
-        PageLoc::Home(_) => true,
+/// Most extents that a node keeps because something in them cannot be read.
+const MAX_HELD_EXTENTS: usize = 64;
+
+/// Writes a node to free space. [`Error::NoSpace`] if there is too little, or only in shreds. A page that the
+/// device cannot read stays where it is, with its extent: it may be able to later. Only if that is another
+/// node's own, as `is_own` says, zeros stand for the page, under the checksum that it has.
+pub(crate) fn store_node(
+    pager: &Pager,
+    space: &Arc<Space>,
+    node: &Arc<Node>,
+    is_own: &dyn Fn(&Extent) -> bool,
+) -> Result<Arc<Stored>> {
+    let mut kept = kept(node, pager.node_size());
+    let most = kept.len() + MAX_HELD_EXTENTS;
+    let (mut new, pages) = loop {
+        let may_hold = |extent: &Extent| kept.len() < most && (extent.shared || !is_own(extent));
+        match packed(pager, node, &kept, may_hold)? {
+            Packed::All(new, pages) => break (new, pages),
+            Packed::Unreadable(extent) => kept.push(extent),
+        }
     };
-    let olds: Vec<&PageRef> = node.pages().collect();
-    let mut copies = VecDeque::new();
-    for (i, page) in new.pages_mut().enumerate() {
-        let segment = match &page.loc {
-            PageLoc::Foreign(extent, segment) if place_in(&kept, extent).is_some() => *segment,
-            PageLoc::Mem(memory) => {
-                let (segment, bytes) = pack(memory, pager.codec());
-                pages.push(bytes);
-                segment
-            }
-            PageLoc::Home(_) | PageLoc::Foreign(..) => {
-                if copies.is_empty() {
-                    let follow = olds.get(i..).unwrap_or_default().iter().copied();
-                    copies = pager
-                        .stored_bytes(follow.take_while(|page| is_copied(page)), pager.node_size())?
-                        .into();
-                }
-                let copied = copies.pop_front();
-                let (segment, bytes) =
-                    copied.ok_or_else(|| Error::corrupt("node page", 0, "a page of no known extent"))?;
-                pages.push(bytes);
-                segment
-            }
-        };
-        page.loc = PageLoc::Home(segment);
-    }
     let header_len = encode_header(&new).len();
     let lens: Vec<usize> = pages.iter().map(Bytes::len).collect();
     let lasting = node.height > 0 && lens.iter().sum::<usize>() >= lasting_from(pager.node_size());
@@ -110,6 +96,63 @@ pub(crate) fn store_node(pager: &Pager, space: &Arc<Space>, node: &Arc<Node>) ->
     let stored = Stored { parts: extents, header_len: header_len as u32, header_sum: xxh3_64(&header) };
     pager.admit(&stored, node, &new)?;
     Ok(Arc::new(stored))
+}
+
+/// The pages of a node that are to be written, or why not yet.
+enum Packed {
+    /// The node, whose pages have the form in which they are stored, and their bytes, in order.
+    All(Node, Vec<Bytes>),
+    /// The extent of a page that the device cannot read.
+    Unreadable(Arc<Extent>),
+}
+
+/// Packs what is not in extents that are `kept`. I/O: the pages that are copied.
+fn packed(
+    pager: &Pager,
+    node: &Node,
+    kept: &[Arc<Extent>],
+    may_hold: impl Fn(&Extent) -> bool,
+) -> Result<Packed> {
+    let mut new = Node::clone(node);
+    let mut pages = Vec::new();
+    let is_copied = |page: &PageRef| match &page.loc {
+        PageLoc::Mem(_) => false,
+        PageLoc::Foreign(extent, _) => place_in(kept, extent).is_none(),
+        PageLoc::Home(_) => true,
+    };
+    let olds: Vec<&PageRef> = node.pages().collect();
+    let mut copies = VecDeque::new();
+    for (i, page) in new.pages_mut().enumerate() {
+        let segment = match &page.loc {
+            PageLoc::Foreign(extent, segment) if place_in(kept, extent).is_some() => *segment,
+            PageLoc::Mem(memory) => {
+                let (segment, bytes) = pack(memory, pager.codec());
+                pages.push(bytes);
+                segment
+            }
+            PageLoc::Home(_) | PageLoc::Foreign(..) => {
+                if copies.is_empty() {
+                    let follow = olds.get(i..).unwrap_or_default().iter().copied();
+                    copies = pager
+                        .stored_bytes(follow.take_while(|page| is_copied(page)), pager.node_size())?
+                        .into();
+                }
+                let copied = copies.pop_front();
+                let (segment, bytes) =
+                    copied.ok_or_else(|| Error::corrupt("node page", 0, "a page of no known extent"))?;
+                match (bytes, &page.loc) {
+                    (Some(bytes), _) => pages.push(bytes),
+                    (None, PageLoc::Foreign(extent, _)) if may_hold(extent) => {
+                        return Ok(Packed::Unreadable(extent.clone()));
+                    }
+                    (None, _) => pages.push(Bytes::from(vec![0; segment.len as usize])),
+                }
+                segment
+            }
+        };
+        page.loc = PageLoc::Home(segment);
+    }
+    Ok(Packed::All(new, pages))
 }
 
 /// Bytes that writing this node takes at most, if it finds room in one piece, or in two.
@@ -319,14 +362,14 @@ mod tests {
     fn scattered_space_still_holds_a_node() {
         let (pager, space) = store();
         let node = leaf(8);
-        let whole = store_node(&pager, &space, &node).expect("room");
+        let whole = store_node(&pager, &space, &node, &|_| true).expect("room");
         assert_eq!(whole.parts.len(), 1);
         assert_same(&pager, &whole, &node);
         drop(whole);
         // Every other piece of 16 KiB is free: no more than two pages fit into one.
         let all: Vec<_> = (0..64).map(|_| space.allocate(16 << 10).expect("room")).collect();
         let _held: Vec<_> = all.into_iter().step_by(2).collect();
-        let cut = store_node(&pager, &space, &node).expect("room in pieces");
+        let cut = store_node(&pager, &space, &node, &|_| true).expect("room in pieces");
         assert!(cut.parts.len() >= 4, "{} parts", cut.parts.len());
         assert!(!cut.parts[0].shared && cut.parts[1..].iter().all(|part| part.shared));
         assert_same(&pager, &cut, &node);
@@ -338,7 +381,7 @@ mod tests {
         let all: Vec<_> = (0..256).map(|_| space.allocate(4 << 10).expect("room")).collect();
         let _held: Vec<_> = all.into_iter().step_by(2).collect();
         let free = space.free_bytes();
-        assert!(matches!(store_node(&pager, &space, &leaf(2)), Err(Error::NoSpace)));
+        assert!(matches!(store_node(&pager, &space, &leaf(2), &|_| true), Err(Error::NoSpace)));
         assert_eq!(space.free_bytes(), free, "what was taken for the first part is given back");
     }
 
@@ -367,7 +410,7 @@ mod tests {
         };
         for (from, to, keeps) in [(0, 8, true), (2, 6, true), (0, 1, false)] {
             let node = some(from, to);
-            let stored = store_node(&pager, &space, &node).expect("room");
+            let stored = store_node(&pager, &space, &node, &|_| true).expect("room");
             assert_eq!(stored.parts.iter().any(|part| part.id == extent.id), keeps, "pages {from}..{to}");
             assert!(bytes_to_write(&node, NODE as usize) < 2000 + if keeps { 0 } else { 8000 });
             let fresh = leaf(8);
@@ -396,7 +439,7 @@ mod tests {
     fn messages_outlast_the_versions_of_their_node() {
         let (pager, space) = store();
         let all: Vec<PageRef> = leaf(6).pages().cloned().collect();
-        let first = store_node(&pager, &space, &waiting(&all[..4])).expect("room");
+        let first = store_node(&pager, &space, &waiting(&all[..4]), &|_| true).expect("room");
         assert_eq!((first.parts.len(), first.parts[0].shared, first.parts[1].shared), (2, false, true));
         assert_same(&pager, &first, &waiting(&all[..4]));
         // The next version: what was there, and more.
@@ -405,7 +448,7 @@ mod tests {
         let node = waiting(&pages);
         let written = pager.device().stats().write_bytes;
         let (header, messages) = (first.parts[0].offset, first.parts[1].clone());
-        let second = store_node(&pager, &space, &node).expect("room");
+        let second = store_node(&pager, &space, &node, &|_| true).expect("room");
         let written = pager.device().stats().write_bytes - written;
         assert!(written as usize <= bytes_to_write(&node, NODE as usize).next_multiple_of(BLOCK as usize));
         assert!(written < 24 << 10, "{written} bytes for two pages of 7 KiB");
@@ -422,7 +465,7 @@ mod tests {
     fn messages_lie_in_few_places() {
         let (pager, space) = store();
         let all: Vec<PageRef> = leaf(24).pages().cloned().collect();
-        let mut stored = store_node(&pager, &space, &waiting(&[])).expect("room");
+        let mut stored = store_node(&pager, &space, &waiting(&[]), &|_| true).expect("room");
         let mut most = 0;
         for i in 0..12 {
             let taken = detach(&pager.stored_node(&stored).expect("readable"), &stored).expect("its parts");
@@ -430,7 +473,7 @@ mod tests {
             let (low, high) = old.split_at(i);
             // What comes in together is not left together, so that nothing stays one run.
             let node = waiting(&[low, &all[i..=i], high, &all[12 + i..=12 + i]].concat());
-            stored = store_node(&pager, &space, &node).expect("room");
+            stored = store_node(&pager, &space, &node, &|_| true).expect("room");
             assert_same(&pager, &stored, &waiting(&[&all[..=i], &all[12..=12 + i]].concat()));
             most = most.max(stored.parts.len());
         }

@@ -304,6 +304,11 @@ impl Pager {
         read
     }
 
+    /// Places that could not be read the last time, as far as they are remembered.
+    pub fn damage_known(&self) -> u64 {
+        self.unreadable.len()
+    }
+
     /// True if places are known that cannot be read.
     pub fn knows_damage(&self) -> bool {
         self.unreadable.any()
@@ -439,26 +444,23 @@ impl Pager {
 
     /// The stored form of the first of `pages`, and of those that lie right behind it, for copying them as
     /// they are; with one request, up to `limit` bytes, if all of them can be read. What is damaged is given
-    /// as it is, and what cannot be read as zeros: under the checksum that it has, either is known for
-    /// damaged wherever it is copied to, and takes nothing else with it.
+    /// as it is: under the checksum that it has it is known for damaged wherever it is copied to, and takes
+    /// nothing else with it. `None` for what the device cannot read.
     pub fn stored_bytes<'p>(
         &self,
         pages: impl Iterator<Item = &'p PageRef>,
         limit: usize,
-    ) -> Result<Vec<(Segment, Bytes)>> {
+    ) -> Result<Vec<(Segment, Option<Bytes>)>> {
         let wanted = side_by_side(None, pages, limit);
         if wanted.is_empty() {
             return Err(Error::corrupt("node page", 0, "a page of no known extent"));
         }
-        let stored = self.read_apart(&wanted).unwrap_or_else(|_| {
-            let alone = |w: &Wanted<'_>| {
-                let nothing = || Bytes::from(vec![0; w.segment.len as usize]);
-                self.read(w.at, w.segment.len).unwrap_or_else(|_| nothing())
-            };
-            wanted.iter().map(alone).collect()
-        });
-        let given = |(wanted, stored): (&Wanted<'_>, Bytes)| {
-            if xxh3_64(&stored) != wanted.segment.sum {
+        let stored: Vec<Option<Bytes>> = match self.read_apart(&wanted) {
+            Ok(stored) => stored.into_iter().map(Some).collect(),
+            Err(_) => wanted.iter().map(|w| self.read(w.at, w.segment.len).ok()).collect(),
+        };
+        let given = |(wanted, stored): (&Wanted<'_>, Option<Bytes>)| {
+            if stored.as_ref().is_none_or(|stored| xxh3_64(stored) != wanted.segment.sum) {
                 self.unreadable.note(wanted.key);
             }
             (wanted.segment, stored)

@@ -177,6 +177,17 @@ impl Table {
         }
     }
 
+    /// True if an extent is the first part of a node: its own. O(nodes).
+    pub fn has_own(&self, extent: &Extent) -> bool {
+        let mut found = false;
+        self.for_each(|_, entry| {
+            if let Loc::Stored(stored) = &entry.loc {
+                found |= stored.parts.first().is_some_and(|own| own.id == extent.id);
+            }
+        });
+        found
+    }
+
     /// Bytes that the pages of this table take on the device, those not written yet left out. O(pages).
     pub fn page_bytes(&self) -> u64 {
         fn walk(page: &TablePage) -> u64 {
@@ -478,7 +489,8 @@ mod tests {
                 device.write_at(extent.offset, &page).unwrap();
                 Ok(extent)
             };
-            let stored = table.persist(&mut |_, node| store_node(&pager, &space, node), write).unwrap();
+            let stored =
+                table.persist(&mut |_, node| store_node(&pager, &space, node, &|_| true), write).unwrap();
             let home = stored.home().unwrap();
             let root = PageAddress { offset: home.extent.offset, len: home.extent.len as u32, sum: home.sum };
             let space = Space::new(device.clone(), 0, 1 << 20);

@@ -37,6 +37,11 @@ impl<K: Copy + Eq + Hash> Unreadable<K> {
         self.any.load(Ordering::Acquire)
     }
 
+    /// How many there are.
+    pub fn len(&self) -> u64 {
+        if self.any() { self.places.lock().len() as u64 } else { 0 }
+    }
+
     /// How many were noted so far that were not known: who fails, and finds more than before, may try again
     /// around it.
     pub fn found(&self) -> u64 {

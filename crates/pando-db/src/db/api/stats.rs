@@ -34,6 +34,7 @@ fn stats(engine: &Engine) -> Result<Stats> {
         clones: engine.counters.clones.load(Ordering::Relaxed),
         clones_by_value: engine.counters.by_value.load(Ordering::Relaxed),
         clone_flushes: engine.counters.push_downs.load(Ordering::Relaxed),
+        unreadable: engine.pager.damage_known(),
         length_searches: engine.counters.length_searches.load(Ordering::Relaxed),
         items_handled: engine.counters.handled.load(Ordering::Relaxed),
         deletes_passed: engine.counters.deletes_passed.load(Ordering::Relaxed),

@@ -91,7 +91,8 @@ impl Engine {
         let table = frozen.table.persist(
             &mut |id, node| {
                 let stored =
-                    store_node(&self.pager, &self.space, node).inspect_err(|e| self.fail("checkpoint", e))?;
+                    store_node(&self.pager, &self.space, node, &|extent| frozen.table.has_own(extent))
+                        .inspect_err(|e| self.fail("checkpoint", e))?;
                 written.push((id, node.clone()));
                 Ok(stored)
             },

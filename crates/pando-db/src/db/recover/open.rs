@@ -84,7 +84,7 @@ pub(crate) fn create(device: &Arc<dyn Device>, create: &CreateOptions, options: 
         FIRST_ROOT,
         Some(Entry { count: 1, height: 1, longest: Longest::NONE, loc: Loc::Dirty(Arc::new(root)) }),
     );
-    let table = table.persist(&mut |_, node| store_node(&pager, &space, node), &mut |page| {
+    let table = table.persist(&mut |_, node| store_node(&pager, &space, node, &|_| true), &mut |page| {
         store_page(&pager, &space, page)
     })?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);

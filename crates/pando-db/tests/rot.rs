@@ -272,3 +272,80 @@ fn damage_beyond_repair_is_refused_and_can_be_salvaged() {
         assert!(db.check().unwrap().findings.is_empty());
     }
 }
+
+/// The last write-out of the log that has records, if there is one: its first byte and its length, by the footers.
+fn last_write_out(store: &Killed) -> (usize, usize) {
+    let mut last = (0, 0, 0);
+    for block in (LOG..LOG + store.log).step_by(BLOCK as usize) {
+        let block = &store.image[block as usize..][..BLOCK as usize];
+        // A footer ends the block in which it stands.
+        let footer = &block[block.len() - 64..];
+        let u32_at = |at: usize| u32::from_le_bytes(footer[at..at + 4].try_into().unwrap());
+        let u64_at = |at: usize| u64::from_le_bytes(footer[at..at + 8].try_into().unwrap());
+        let (records, begin, newest) = (u32_at(4) as usize, u64_at(8), u64_at(32));
+        if u32_at(0) == 0x6775_6172 && records > 0 && newest > last.2 {
+            last = ((LOG + begin % store.log) as usize, records, newest);
+        }
+    }
+    assert!(last.1 > 0, "no footer");
+    (last.0, last.1)
+}
+
+/// The last that was synced is damaged with its parity. Where something else says that it was durable, be it a
+/// superblock or a mark that an idle store leaves behind, it is not cut off without a word.
+#[test]
+fn the_last_write_out_is_not_cut_silently_where_something_says_that_it_was_durable() {
+    for (way, batches) in [("idle", 1), ("idle", 30), ("grown", 1), ("grown", 30)] {
+        let device_ = Arc::new(MemDevice::new(SIZE));
+        let create = CreateOptions::default().node_size(4096).log_size(1 << 20);
+        Db::create(device_.clone(), &create, &options()).unwrap();
+        let db = Db::open(device_.clone(), options().background(way == "idle")).unwrap();
+        let mut pairs = Pairs::new();
+        for i in 0..batches {
+            let (key, value) = (format!("{i:03}").into_bytes(), vec![i as u8; 100 + 40 * i]);
+            db.put(key.clone(), value.clone()).unwrap();
+            pairs.insert(key, value);
+            db.sync().unwrap();
+        }
+        match way {
+            "idle" => std::thread::sleep(std::time::Duration::from_millis(3500)),
+            _ => db.grow(SIZE + (1 << 20)).unwrap(),
+        }
+        let mut image = vec![0; device_.size() as usize];
+        device_.read_at(0, &mut image).unwrap();
+        let mut store = Killed { image, log: 1 << 20, pairs };
+        let (begin, records) = last_write_out(&store);
+        // All its records, and what would repair them: beyond the records it has as much again, and its guard.
+        let len = (2 * records + 512).next_multiple_of(BLOCK as usize);
+        store.image[begin..begin + len].fill(0x5a);
+        for read_only in [true, false] {
+            let refused = Db::open(device(&store.image), options().read_only(read_only));
+            assert!(matches!(refused, Err(Error::Corrupt { .. })), "{way}, {batches}: it opened");
+        }
+        let db = Db::open(device(&store.image), options().salvage(true)).unwrap();
+        let (pairs, bad) = read(&db, &store.pairs);
+        assert!(bad.is_empty() && pairs.len() == batches - 1, "{way}: {} of {batches}", pairs.len());
+        let findings = db.check().unwrap().findings;
+        assert!(findings.iter().any(|f| f.what.contains("are lost")), "{findings:?}");
+    }
+}
+
+/// Marks of what is durable are no reason for more: a store in which nothing happens writes nothing.
+#[test]
+fn an_idle_store_writes_one_mark_and_no_more() {
+    let device_ = Arc::new(MemDevice::new(SIZE));
+    Db::create(device_.clone(), &CreateOptions::default().node_size(4096).log_size(1 << 20), &options())
+        .unwrap();
+    let db = Db::open(device_.clone(), options().background(true)).unwrap();
+    let writes_in = |seconds: u64| {
+        let before = device_.stats().writes;
+        std::thread::sleep(std::time::Duration::from_secs(seconds));
+        device_.stats().writes - before
+    };
+    assert_eq!(writes_in(3), 0);
+    db.put("key", "value").unwrap();
+    db.sync().unwrap();
+    assert_eq!(writes_in(4), 1);
+    db.checkpoint().unwrap();
+    assert_eq!(writes_in(3), 0);
+}

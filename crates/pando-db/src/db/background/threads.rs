@@ -212,9 +212,10 @@ impl Beside {
     }
 }
 
-/// Writes the log out when much of it waits, and makes it durable within the stated interval.
+/// Writes the log out when much of it waits, and makes it durable within the stated interval. When nothing was
+/// written for an interval, the log says of its last records that they are durable.
 fn syncer(engine: &Engine) {
-    let mut last = Instant::now();
+    let (mut last, mut seen) = (Instant::now(), 0);
     while !engine.signal.shutting_down() {
         let nap = engine.options.sync_interval.min(Duration::from_millis(100));
         if engine.signal.wait_for(Work::Log, nap) {
@@ -225,6 +226,10 @@ fn syncer(engine: &Engine) {
             if engine.log.buffered() > 0 || engine.log.durable_msn() < engine.log.appended_msn() {
                 // A failure stops the log, and every later call says why.
                 let _stopped = engine.log.sync();
+            }
+            let msn = engine.log.appended_msn();
+            if msn == std::mem::replace(&mut seen, msn) {
+                let _stopped = engine.log.mark_rest();
             }
             last = Instant::now();
         }

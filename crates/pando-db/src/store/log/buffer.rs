@@ -38,6 +38,8 @@ pub(crate) struct LogBuffer {
     pub loose: bool,
     /// The last record about values outside the log, if no footer calls it durable yet; else 0.
     pub unmarked: u64,
+    /// The newest record that a footer calls durable.
+    pub told: u64,
     /// MSN and chain of the last record that was taken for writing.
     pub taken: (u64, u64),
     /// Everything before is no longer needed.
@@ -73,6 +75,7 @@ impl LogBuffer {
         assert!(begin.is_multiple_of(BLOCK), "a write-out begins inside a block");
         let footer = self.footer(buffer.len(), begin, session, durable);
         if !buffer.is_empty() {
+            self.told = self.told.max(durable);
             self.head = footer.end();
             self.taken = (self.msn, self.end.chain);
         }

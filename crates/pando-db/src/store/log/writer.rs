@@ -180,6 +180,7 @@ impl Log {
             written: head,
             loose: false,
             unmarked: 0,
+            told: 0,
             taken: (msn, start.chain),
             tail,
             end: start,
@@ -335,15 +336,23 @@ impl Log {
             self.done.notify_all();
         }
         drop(turn);
-        self.mark()
-    }
-
-    /// Where values outside the log have become durable, writes that they are, if nobody is writing: nothing
-    /// else could tell that they were there from that they never were. Not durable itself.
-    fn mark(&self) -> Result<()> {
+        // Where values outside the log have become durable, nothing else could tell that they were there from
+        // that they never were.
         if self.front().unmarked == 0 {
             return Ok(());
         }
+        self.mark(|front, durable| (1..=durable).contains(&front.unmarked))
+    }
+
+    /// For a log to which nobody has written for a while: says of the last records, if they are durable and
+    /// may be replayed, that they are. Should they be damaged, their end is not taken for that of the log. One
+    /// write of a block at most, which is not durable itself.
+    pub fn mark_rest(&self) -> Result<()> {
+        self.mark(|front, durable| durable > front.told && front.asked_end > front.tail)
+    }
+
+    /// Writes what is durable, if that is `news` and nobody is writing.
+    fn mark(&self, news: impl Fn(&LogBuffer, u64) -> bool) -> Result<()> {
         let mut turn = self.turn.lock();
         if turn.writing || self.stopped.get().is_some() {
             // The next footer says so.
@@ -353,7 +362,7 @@ impl Log {
         let durable = turn.durable_msn;
         drop(turn);
         let leading = Leading { log: self, flag: |turn| &mut turn.writing };
-        let outcome = self.write_mark(durable);
+        let outcome = self.write_mark(durable, news);
         std::mem::forget(leading);
         self.turn.lock().writing = false;
         self.done.notify_all();
@@ -365,15 +374,17 @@ impl Log {
 
     /// Writes a footer without records, if there is room for one and nothing else to write. For the leader
     /// only.
-    fn write_mark(&self, durable: u64) -> Result<(), String> {
+    fn write_mark(&self, durable: u64, news: impl Fn(&LogBuffer, u64) -> bool) -> Result<(), String> {
         let (footer, pos) = {
             let mut front = self.front();
             let idle = front.buffer.is_empty() && front.values.is_empty() && front.placing == 0;
-            let news = (1..=durable).contains(&front.unmarked);
-            if !news || !idle || !front.has_room(BLOCK as usize, 0, self.size) {
+            if !news(&front, durable) || !idle || !front.has_room(BLOCK as usize, 0, self.size) {
                 return Ok(());
             }
-            front.unmarked = 0;
+            if durable >= front.unmarked {
+                front.unmarked = 0;
+            }
+            front.told = front.told.max(durable);
             let pos = front.head;
             front.head += guard::total(0);
             (front.footer(0, pos, self.session, durable), pos)

@@ -6,7 +6,7 @@
 //! [`MAX_WINDOW`], so that at most as much is read in vain as was read in earnest. Nothing is read ahead for reads at random.
 //!
 //! Guarantees: what is read ahead changes nothing that a read shows, because it is pages of the engine that come
-//! into memory and not bytes of files; all files together have at most [`Readahead::budget`] bytes read ahead;
+//! into memory and not bytes of files; all files together have at most a stated number of bytes read ahead;
 //! no thread is left when [`Readahead::stop`] returns. A read that meets a page under way waits for
 //! that one and reads nothing twice (the engine's part). Uses the engine's cursors; knows nothing of inodes.
 

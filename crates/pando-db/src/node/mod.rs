@@ -145,7 +145,7 @@ pub(crate) struct Segment {
     pub len: u32,
     /// xxh3 of the stored bytes.
     pub sum: u64,
-    /// How the stored bytes give the raw ones: see [`Codec`].
+    /// How the stored bytes give the raw ones: see [`Codec`](crate::Codec).
     pub codec: u8,
 }
 

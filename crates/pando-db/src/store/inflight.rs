@@ -2,7 +2,7 @@
 //!
 //! Guarantees: of all who want a piece that is not in the cache at the same time, one reads it and the others
 //! wait for that ([`InFlight::claim`]); a page that was read ahead stays until it is asked for, however full the
-//! cache is, as long as no more were read ahead than have room here ([`InFlight::set_room`]). Who holds a claim
+//! cache is, as long as no more were read ahead than have room here (`InFlight::set_room`). Who holds a claim
 //! never waits for another, so nobody waits in a circle. Takes no lock over I/O. May use: pages.
 
 use std::{

@@ -17,7 +17,7 @@ pub(crate) struct GcProgress {
     pub since: u64,
     /// Something was done in this walk: what was carried down may have to go on.
     pub any: bool,
-    /// A step has changed something that [`Engine::settle`] has not counted.
+    /// A step has changed something that `Engine::settle` has not counted.
     pub changed: bool,
     /// A step has changed something since the last checkpoint that was made where space is short.
     pub unfreed: bool,

@@ -22,7 +22,7 @@ pub struct Group {
 /// What was done with a group.
 #[derive(Default)]
 pub struct Placed {
-    /// Records that say so, of at most [`Log::max_payload`] bytes each.
+    /// Records that say so, of at most `Log::max_payload` bytes each.
     pub payloads: Vec<Bytes>,
     /// What must not be reused while the records that name the group may be replayed.
     pub extents: Vec<Arc<Extent>>,

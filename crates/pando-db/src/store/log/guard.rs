@@ -7,7 +7,7 @@
 //! records | zeros to a whole unit | parity units | zeros | a sum u32 for each unit | footer
 //! ```
 //!
-//! The records are cut into units ([`unit`]). Unit i is in stripe i mod m; the parity unit of a stripe is the
+//! The records are cut into units ([`fn@unit`]). Unit i is in stripe i mod m; the parity unit of a stripe is the
 //! exclusive-or of its units and of bytes 0xff, so that one unit of each stripe can be computed from the
 //! others, and no copy of a record stands anywhere. m is as many as fit
 //! where padding would stand anyway, and at least one for [`UNITS_PER_PARITY`] units. The sums say which unit

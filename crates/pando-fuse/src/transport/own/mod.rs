@@ -1,7 +1,7 @@
 //! A transport of our own: the FUSE protocol over io_uring, and `/dev/fuse` for the rest.
 //!
-//! [`Session::new`] does the handshake on a mounted descriptor and starts the
-//! queues; [`Session::serve`] reads what the kernel sends over the descriptor
+//! `Session::new` does the handshake on a mounted descriptor and starts the
+//! queues; `Session::serve` reads what the kernel sends over the descriptor
 //! all the same (FORGET, and everything where the queues could not be
 //! started) until the file system is unmounted. Parts: `wire` has the bytes,
 //! `serve` calls the handler, `ring` is one thread per request over io_uring,

@@ -24,6 +24,11 @@
 //! # }
 //! ```
 
+/// The example of the project's README, so that it compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+mod readme {}
+
 mod batch;
 mod codec;
 mod dag;

@@ -1,4 +1,4 @@
-//! The pictures of `docs/architecture.md`: what they must show, and how they are made anew.
+//! The pictures of `docs/pictures/README.md`: what they must show, and how they are made anew.
 //!
 //!     PANDO_PICTURES=1 cargo test -p pando --test pictures
 //!

@@ -14,7 +14,7 @@ use crate::{
 /// Bytes that a clone may take, in memory and on the device.
 const A_CLONE: u64 = KIB;
 /// Bytes of the translation table that opening reads for a clone. Goal 0; 14 were measured: some five clones
-/// share a node, and the whole table is read (docs/architecture.md).
+/// share a node, and the whole table is read (docs/decisions/free-space.md).
 const OPENING: u64 = 16;
 const NODE: u64 = MIB;
 const VALUE: usize = 100;

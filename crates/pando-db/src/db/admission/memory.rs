@@ -63,7 +63,7 @@ const PENDING_SHARE: u64 = 512;
 /// A leaf is read and written for what waits above it. The more that is, the less of this there is for a
 /// message, but the more a reader meets on its way. So it is one node's worth, as in the B-epsilon-trees of
 /// the books, as long as the cache has half of the data, and more where most leaves have to be read to be
-/// written (`docs/architecture.md` has the figures).
+/// written (`docs/decisions/pending-messages.md` has the figures).
 fn most_pending(used: u64, budget: u64, size: u64, node: usize) -> usize {
     let node = node as u64;
     let wanted = u128::from(node) * u128::from(used.saturating_sub(budget)) / u128::from(budget.max(1));

@@ -7,7 +7,37 @@
 
 use bytes::Bytes;
 
-/// The meaning of upsert operations.
+/// The meaning of upsert operations: for [`Options::merge`](crate::Options::merge), when a store is created and each
+/// time it is opened.
+///
+/// ```
+/// use std::sync::Arc;
+/// use bytes::Bytes;
+/// use pando_db::{CreateOptions, Db, Merge, Options, device::MemDevice};
+///
+/// /// Each operation adds a byte to a counter of one byte.
+/// struct Add;
+///
+/// impl Merge for Add {
+///     fn name(&self) -> &'static str {
+///         "add"
+///     }
+///
+///     fn apply(&self, old: Option<&[u8]>, op: &[u8]) -> Option<Bytes> {
+///         let number = |bytes: &[u8]| bytes.first().copied().unwrap_or(0);
+///         Some(vec![old.map_or(0, number).wrapping_add(number(op))].into())
+///     }
+/// }
+///
+/// let options = Options::default().merge(Arc::new(Add));
+/// let device = Arc::new(MemDevice::new(64 << 20));
+/// Db::create(device.clone(), &CreateOptions::default(), &options)?;
+/// let db = Db::open(device, options)?;
+/// db.upsert("hits", vec![2])?;
+/// db.upsert("hits", vec![3])?;
+/// assert_eq!(db.get(b"hits")?.as_deref(), Some(&[5][..]));
+/// # Ok::<(), pando_db::Error>(())
+/// ```
 pub trait Merge: Send + Sync + 'static {
     /// Name of this meaning. It is stored at creation and a store cannot be
     /// opened under another one. At most 32 bytes.

@@ -13,7 +13,7 @@ use crate::{
 
 /// A consistent view of the store that later changes do not affect.
 ///
-/// Holding one keeps what it can reach from being freed, and costs nothing else.
+/// Holding one keeps what it can reach from being freed, and the store open and its file locked. It costs nothing else.
 #[derive(Clone)]
 pub struct Snapshot {
     pub(crate) engine: Arc<Engine>,
@@ -63,6 +63,23 @@ pub type PairRef<'a> = (&'a [u8], &'a [u8]);
 /// [`Cursor::next_back_ref`] lend a pair until the next call, and mostly cost no allocation; as an
 /// [`Iterator`] a cursor gives pairs to keep. Either takes from the low end or the high one, and the cursor
 /// ends when they meet. After an error it ends too, unless [`Cursor::skip_unreadable`] is called.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use pando_db::{CreateOptions, Db, Options, device::MemDevice};
+/// # let device = Arc::new(MemDevice::new(64 << 20));
+/// # Db::create(device.clone(), &CreateOptions::default(), &Options::default())?;
+/// # let db = Db::open(device, Options::default())?;
+/// db.put("tree/aspen", "1")?;
+/// db.put("tree/oak", "2")?;
+/// let mut cursor = db.prefix(b"tree/");
+/// while let Some((key, value)) = cursor.next_ref()? {
+///     println!("{} = {}", key.escape_ascii(), value.escape_ascii());
+/// }
+/// let last = db.prefix(b"tree/").next_back().transpose()?;
+/// assert_eq!(last, Some(("tree/oak".into(), "2".into())));
+/// # Ok::<(), pando_db::Error>(())
+/// ```
 ///
 /// Memory: besides the cache, some pages of each node on the way from the root, and up to 8 MiB that were
 /// read ahead.

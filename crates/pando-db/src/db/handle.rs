@@ -42,8 +42,8 @@ impl Db {
     /// ```
     ///
     /// A file may exist if its first 64 KiB are zeros; other contents are refused with [`Error::Invalid`] (to
-    /// overwrite them, make a [`crate::device::FileDevice`] with `force`). [`Options::merge`] is what counts of
-    /// `options`: its name is written down. Cost: some small writes, and flushes; in a file the space of the log is
+    /// overwrite them, make a [`crate::device::FileDevice`] with `force`), a store that is open with
+    /// [`Error::Locked`]. [`Options::merge`] is what counts of `options`: its name is written down. Cost: some small writes, and flushes; in a file the space of the log is
     /// reserved.
     pub fn create(medium: impl Medium, create: &CreateOptions, options: &Options) -> Result<()> {
         let New { device, made } = medium.for_new(create.size)?;
@@ -57,8 +57,9 @@ impl Db {
 
     /// Opens the store at a path or on a device: its last checkpoint, and every batch of the log behind it.
     ///
-    /// [`Error::Format`] if there is none, or one whose upserts have another meaning than [`Options::merge`];
-    /// [`Error::Locked`] if another process has it open. Cost: the whole translation table (some 30 bytes a node) and
+    /// [`Error::Io`] if there is no file at the path; [`Error::Format`] if it holds no store, or one whose upserts
+    /// have another meaning than [`Options::merge`]; [`Error::Locked`] if the store is open, in this process or in
+    /// another. A [`Snapshot`] or [`Cursor`] that outlives the last [`Db`] keeps it open. Cost: the whole translation table (some 30 bytes a node) and
     /// the log are read.
     pub fn open(medium: impl Medium, options: Options) -> Result<Db> {
         let device = medium.for_old(options.read_only)?;
@@ -127,7 +128,20 @@ impl Db {
         self.one(|b| _ = b.delete(key))
     }
 
-    /// Applies `op` to the value of `key` without reading it. See [`crate::Merge`].
+    /// Applies `op` to the value of `key` without reading it. What operations mean is for [`Options::merge`] to
+    /// say; without another one they are those of [`crate::patch`]:
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use pando_db::{CreateOptions, Db, Options, device::MemDevice, patch};
+    /// # let device = Arc::new(MemDevice::new(64 << 20));
+    /// # Db::create(device.clone(), &CreateOptions::default(), &Options::default())?;
+    /// # let db = Db::open(device, Options::default())?;
+    /// db.put("greeting", "hello world")?;
+    /// db.upsert("greeting", patch::write(6, b"grove"))?;
+    /// assert_eq!(db.get(b"greeting")?.as_deref(), Some(&b"hello grove"[..]));
+    /// # Ok::<(), pando_db::Error>(())
+    /// ```
     pub fn upsert(&self, key: impl Into<Bytes>, op: impl Into<Bytes>) -> Result<()> {
         self.one(|b| _ = b.upsert(key, op))
     }
@@ -139,14 +153,16 @@ impl Db {
         self.one(|b| _ = b.upsert_prefix(prefix, op))
     }
 
-    /// Copies every key under `src` to `dst`, replacing what is there. O(log n), whatever the size.
+    /// Copies every key under `src` to `dst`, replacing what is there: if there is no key under `src`, none is
+    /// left under `dst`. O(log n), whatever the size. [`Error::Overlap`] if one is a prefix of the other.
     /// [`Error::TooLarge`], and nothing has happened, if a key would be longer than [`crate::MAX_KEY`]; I/O
     /// only if keys that long may be near: see [`crate::Stats::length_searches`].
     pub fn clone_prefix(&self, src: impl Into<Bytes>, dst: impl Into<Bytes>) -> Result<()> {
         self.one(|b| _ = b.clone_prefix(src, dst))
     }
 
-    /// Moves every key under `src` to `dst`, replacing what is there. O(log n), whatever the size.
+    /// Moves every key under `src` to `dst`, replacing what is there: if there is no key under `src`, none is
+    /// left under `dst`. O(log n), whatever the size. [`Error::Overlap`] if one is a prefix of the other.
     /// [`Error::TooLarge`], and nothing has happened, if a key would be longer than [`crate::MAX_KEY`]; I/O
     /// only if keys that long may be near: see [`crate::Stats::length_searches`].
     pub fn rename_prefix(&self, src: impl Into<Bytes>, dst: impl Into<Bytes>) -> Result<()> {
@@ -201,7 +217,8 @@ impl Db {
         self.engine().grow(size)
     }
 
-    /// Makes a last checkpoint and stops. Later calls on any clone fail with [`Error::Stopped`].
+    /// Makes a last checkpoint and stops. Later changes by any clone, and a second close, fail with
+    /// [`Error::Stopped`]; reads go on. The file stays locked until the last clone, snapshot and cursor are gone.
     pub fn close(&self) -> Result<()> {
         let engine = self.engine();
         // First of all: a batch that is taken in behind the last checkpoint would be nowhere.

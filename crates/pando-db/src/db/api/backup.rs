@@ -65,6 +65,22 @@ impl Snapshot {
     /// Cost: one scan; memory: a block of 256 KiB, or one value if that is longer. `writer` need not be
     /// buffered, and is flushed, not synced. An error of `writer` is [`Error::Io`]; what it has got until
     /// then is no backup.
+    ///
+    /// ```no_run
+    /// # use std::{fs::File, sync::Arc};
+    /// # use pando_db::{Backup, CreateOptions, Db, Options, device::FileDevice};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let db = Db::open("grove.pando", Options::default())?;
+    /// let stream = File::create("grove.backup")?;
+    /// db.snapshot().backup(&stream)?;
+    /// stream.sync_all()?;
+    ///
+    /// let backup = Backup::open(File::open("grove.backup")?)?;
+    /// let device = Arc::new(FileDevice::create("restored.pando", 1 << 30, false)?);
+    /// backup.restore(device, &CreateOptions::default(), &Options::default())?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn backup(&self, writer: impl Write) -> Result<BackupReport> {
         self.backup_around(writer, |_, error| Err(error))
     }

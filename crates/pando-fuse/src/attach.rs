@@ -1,4 +1,5 @@
-//! Attaching to the kernel: `/dev/fuse` opened and mounted, by mount(2) or by `fusermount3`.
+//! Attaching to the kernel and detaching: `/dev/fuse` opened and mounted by mount(2) or by `fusermount3`, and
+//! unmounted.
 //!
 //! Done here and not by the FUSE library, because that one unmounts whatever
 //! is on the directory when its session ends, even if it was unmounted
@@ -19,14 +20,11 @@ use std::{
 
 use rustix::{
     io::Errno,
-    mount::MountFlags,
+    mount::{MountFlags, UnmountFlags},
     net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
 };
 
-use crate::{
-    mount::{Error, Settings},
-    mountinfo::FSTYPE,
-};
+use crate::{error::Error, mountinfo::FSTYPE, settings::Settings};
 
 /// Mounts on `dir` (absolute, without symlinks) and returns the descriptor to serve it by.
 pub(crate) fn attach(dir: &Path, settings: &Settings) -> Result<OwnedFd, Error> {
@@ -34,7 +32,9 @@ pub(crate) fn attach(dir: &Path, settings: &Settings) -> Result<OwnedFd, Error> 
     let device = match OpenOptions::new().read(true).write(true).open("/dev/fuse") {
         Ok(device) => device,
         // Where the device is closed to this user the helper may still open it.
-        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => return by_helper(dir, settings, source),
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+            return mount_by_helper(dir, settings, source);
+        }
         Err(e) => return Err(Error::NoDevice(e)),
     };
     let mode = std::fs::metadata(dir).map_err(|e| at(dir, e))?.mode();
@@ -53,7 +53,7 @@ pub(crate) fn attach(dir: &Path, settings: &Settings) -> Result<OwnedFd, Error> 
         Ok(()) => Ok(device.into()),
         Err(Errno::PERM) => {
             drop(device);
-            by_helper(dir, settings, source)
+            mount_by_helper(dir, settings, source)
         }
         Err(Errno::NODEV) => Err(Error::NoDevice(Errno::NODEV.into())),
         Err(e) => Err(at(dir, e.into())),
@@ -79,7 +79,7 @@ fn flags(settings: &Settings) -> MountFlags {
 }
 
 /// `fusermount3` opens the device, mounts it as root and sends the descriptor over a socket.
-fn by_helper(dir: &Path, settings: &Settings, source: &str) -> Result<OwnedFd, Error> {
+fn mount_by_helper(dir: &Path, settings: &Settings, source: &str) -> Result<OwnedFd, Error> {
     let mut options = String::from(if settings.read_only { "ro" } else { "rw" });
     options += ",nodev,nosuid";
     if !settings.exec {
@@ -152,5 +152,70 @@ fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
             Ok(is_device.then(|| file.into()))
         }
         None => Ok(None),
+    }
+}
+
+/// How to unmount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum How {
+    /// Fail if it is in use.
+    Plain,
+    /// Detach it now; it ends when the last file is closed.
+    Lazy,
+    /// Detach it and cut off whoever uses it; for a daemon that must end, or is dead. Dirty
+    /// pages of mappings that cannot be written any more are lost.
+    Force,
+}
+
+/// Unmounts what is mounted on exactly `dir` (absolute, without symlinks).
+pub fn unmount(dir: &Path, how: How) -> Result<(), Error> {
+    let flags = match how {
+        How::Plain => UnmountFlags::empty(),
+        How::Lazy => UnmountFlags::DETACH,
+        How::Force => UnmountFlags::DETACH | UnmountFlags::FORCE,
+    };
+    match rustix::mount::unmount(dir, flags | UnmountFlags::NOFOLLOW) {
+        Ok(()) => Ok(()),
+        Err(rustix::io::Errno::BUSY) => Err(Error::Busy(dir.to_owned())),
+        Err(rustix::io::Errno::INVAL) => Err(Error::NotMounted(dir.to_owned())),
+        Err(rustix::io::Errno::PERM) => unmount_by_helper(dir, how),
+        Err(e) => Err(at(dir, e.into())),
+    }
+}
+
+fn unmount_by_helper(dir: &Path, how: How) -> Result<(), Error> {
+    let mut command = Command::new("fusermount3");
+    command.arg("-u");
+    if how != How::Plain {
+        command.arg("-z");
+    }
+    let output = match command.arg("--").arg(dir).output() {
+        Ok(output) => output,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(Error::NoHelper),
+        Err(e) => return Err(at(dir, e)),
+    };
+    if output.status.success() {
+        return Ok(());
+    }
+    let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    if text.contains("busy") {
+        Err(Error::Busy(dir.to_owned()))
+    } else if text.contains("not found in") {
+        Err(Error::NotMounted(dir.to_owned()))
+    } else {
+        Err(at(dir, io::Error::other(text)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn unmounting_what_is_not_mounted_says_so() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(matches!(unmount(dir.path(), How::Plain), Err(Error::NotMounted(_) | Error::Io { .. })));
     }
 }

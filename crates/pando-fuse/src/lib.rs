@@ -11,17 +11,24 @@
 
 mod attach;
 mod cache;
+mod caller;
 pub mod client;
+mod coherence;
 pub mod control;
 mod counters;
+mod error;
 mod mount;
 pub mod mountinfo;
 mod proof;
 mod requests;
 mod server;
+mod settings;
 pub mod tool;
 pub mod transport;
 
+pub use attach::{How, unmount};
+pub use coherence::StatsText;
 pub use counters::{Counters, Kind, Polling};
-pub use mount::{Error, How, IoUring, Mount, Running, Settings, unmount};
-pub use server::StatsText;
+pub use error::Error;
+pub use mount::{Mount, Running};
+pub use settings::{IoUring, Settings};

@@ -9,9 +9,9 @@ use std::ffi::OsStr;
 use pando_fs::Caller;
 
 use crate::{
+    coherence::Shared,
     control::{self, Request, Response, Token},
     proof::{LAPSED, Shows},
-    server::Inner,
     transport::{Context, Errno, Outcome},
 };
 
@@ -30,9 +30,13 @@ fn done(value: u64) -> Done {
     Ok(Response { value, ..Response::default() })
 }
 
-impl Inner {
-    /// Answers a request.
-    pub(crate) fn control(&self, c: &Context, request: Request) -> Outcome<Vec<u8>> {
+/// Answers a request.
+pub(crate) fn answer(shared: &Shared, c: &Context, request: Request) -> Outcome<Vec<u8>> {
+    shared.control(c, request)
+}
+
+impl Shared {
+    fn control(&self, c: &Context, request: Request) -> Outcome<Vec<u8>> {
         let result = match request {
             Request::Probe => done(u64::from(std::process::id())),
             Request::Token => return Err(Errno(libc::EINVAL)), // answered before

@@ -1,0 +1,35 @@
+//! Who made a request, as `pando-fs` wants to know it.
+//!
+//! Uses `transport`, and `/proc` for groups.
+
+use pando_fs::Caller;
+
+use crate::transport::Context;
+
+/// The caller without supplementary groups: for calls whose permission the kernel has checked.
+pub(crate) fn caller(c: &Context, umask: u32) -> Caller {
+    Caller { uid: c.uid, gid: c.gid, pid: c.pid, umask, groups: Vec::new() }
+}
+
+/// The caller who makes an entry with this mode. Only its groups say whether it may give away a
+/// set-group-id bit; everybody else is spared the look.
+pub(crate) fn maker(c: &Context, umask: u32, mode: u32) -> Caller {
+    match mode & 0o2010 {
+        0o2010 => Caller { umask, ..caller_with_groups(c) },
+        _ => caller(c, umask),
+    }
+}
+
+/// The caller with its supplementary groups: for what the kernel cannot check.
+pub(crate) fn caller_with_groups(c: &Context) -> Caller {
+    let mut caller = caller(c, 0);
+    // Reading /proc races with the end of the process, which is waiting for this answer.
+    if c.uid != 0
+        && c.pid != 0
+        && let Ok(status) = std::fs::read_to_string(format!("/proc/{}/status", c.pid))
+        && let Some(line) = status.lines().find_map(|l| l.strip_prefix("Groups:"))
+    {
+        caller.groups = line.split_whitespace().filter_map(|g| g.parse().ok()).collect();
+    }
+    caller
+}

@@ -146,15 +146,15 @@ impl Batch {
     }
 
     /// Copies every key under `src` to `dst`, replacing what is under `dst`.
-    /// Neither may be a prefix of the other ([`crate::Error::Overlap`]). The batch is refused ([`crate::Error::TooLarge`]) if a key would
-    /// be longer than [`crate::MAX_KEY`].
+    /// Neither may be a prefix of the other ([`crate::Error::Overlap`]). The batch is refused
+    /// ([`crate::Error::TooLarge`]) if a key would be longer than [`crate::MAX_KEY`].
     pub fn clone_prefix(&mut self, src: impl Into<Bytes>, dst: impl Into<Bytes>) -> &mut Self {
         self.push(Op::ClonePrefix(src.into(), dst.into()))
     }
 
     /// Moves every key under `src` to `dst`, replacing what is under `dst`.
-    /// Neither may be a prefix of the other ([`crate::Error::Overlap`]). The batch is refused ([`crate::Error::TooLarge`]) if a key would
-    /// be longer than [`crate::MAX_KEY`].
+    /// Neither may be a prefix of the other ([`crate::Error::Overlap`]). The batch is refused
+    /// ([`crate::Error::TooLarge`]) if a key would be longer than [`crate::MAX_KEY`].
     pub fn rename_prefix(&mut self, src: impl Into<Bytes>, dst: impl Into<Bytes>) -> &mut Self {
         self.push(Op::RenamePrefix(src.into(), dst.into()))
     }

@@ -6,7 +6,8 @@
 //! also the unit of recovery: after a crash the state is that of a prefix of
 //! the batches, and contains every batch that was synced.
 //!
-//! - A store lies in a sparse file, on a block device or in memory ([`Db::create`], [`Db::open`]); one process has it open.
+//! - A store lies in a sparse file, on a block device or in memory ([`Db::create`], [`Db::open`]); one process has
+//!   it open.
 //! - A [`Db`] is shared by cloning it; every call may come from any thread. Reads wait for no writer.
 //! - What a call has written is seen by all at once. It is durable after [`Db::sync`], or unasked after about a second.
 //! - [`Batch::expect`] makes a batch conditional, as for compare-and-set and optimistic transactions.

@@ -43,8 +43,8 @@ impl Db {
     ///
     /// A file may exist if its first 64 KiB are zeros; other contents are refused with [`Error::Invalid`] (to
     /// overwrite them, make a [`crate::device::FileDevice`] with `force`), a store that is open with
-    /// [`Error::Locked`]. [`Options::merge`] is what counts of `options`: its name is written down. Cost: some small writes, and flushes; in a file the space of the log is
-    /// reserved.
+    /// [`Error::Locked`]. [`Options::merge`] is what counts of `options`: its name is written down. Cost: some small
+    /// writes, and flushes; in a file the space of the log is reserved.
     pub fn create(medium: impl Medium, create: &CreateOptions, options: &Options) -> Result<()> {
         let New { device, made } = medium.for_new(create.size)?;
         open::create(&device, create, options).inspect_err(|_| {
@@ -59,8 +59,8 @@ impl Db {
     ///
     /// [`Error::Io`] if there is no file at the path; [`Error::Format`] if it holds no store, or one whose upserts
     /// have another meaning than [`Options::merge`]; [`Error::Locked`] if the store is open, in this process or in
-    /// another. A [`Snapshot`] or [`Cursor`] that outlives the last [`Db`] keeps it open. Cost: the whole translation table (some 30 bytes a node) and
-    /// the log are read.
+    /// another. A [`Snapshot`] or [`Cursor`] that outlives the last [`Db`] keeps it open. Cost: the whole
+    /// translation table (some 30 bytes a node) and the log are read.
     pub fn open(medium: impl Medium, options: Options) -> Result<Db> {
         let device = medium.for_old(options.read_only)?;
         let engine = Arc::new(open::open(device, options)?);

@@ -1,13 +1,16 @@
 //! Which blocks of a file with holes exist.
 //!
 //! Most files have no holes, and nothing is noted of them. The record of a file that has (or had) some says how many
-//! blocks exist from its beginning without a gap (`dense`); of those behind, a map has a bit each. The map lies in pieces of
-//! 512 blocks (8 MiB of data) under the data prefix of the file, behind all blocks, so that it is moved, cloned and removed
+//! blocks exist from its beginning without a gap (`dense`); of those behind, a map has a bit each. The map lies in
+//! pieces of
+//! 512 blocks (8 MiB of data) under the data prefix of the file, behind all blocks, so that it is moved, cloned
+//! and removed
 //! with the data. Changes of a piece are blind and any two of them are one, so writes stay blind but for one scan of
 //! the map when a file with holes is first written to or looked at.
 //!
 //! Invariant: a bit at or above `dense` is set if and only if the block exists; a file whose record says
-//! nothing has no map. (Files with holes from before there were maps count as if they had none.) Uses keys and the engine's scans.
+//! nothing has no map. (Files with holes from before there were maps count as if they had none.) Uses keys and the
+//! engine's scans.
 
 use std::collections::BTreeMap;
 

@@ -26,9 +26,11 @@ use crate::{
 };
 
 /// Most entries of one call.
-const MOST: usize = 4096;
+const MAX_ENTRIES: usize = 4096;
 
+/// The cookie of `.`, a number that no entry has.
 const DOT: u64 = 1;
+/// The cookie of `..`, a number that no entry has.
 const DOT_DOT: u64 = 2;
 
 /// Where a listing goes on.
@@ -76,7 +78,7 @@ impl Fs {
         if open.inode.ino != ino {
             return Err(Error::BadHandle(dh.0));
         }
-        let max = max.min(MOST);
+        let max = max.min(MAX_ENTRIES);
         let mut out = Vec::new();
         if cookie < DOT && max > 0 {
             out.push(entry(open.inode.attr(), OsStr::new("."), DOT));

@@ -6,7 +6,8 @@
 //! whatever lies below: paths are found by walking up.
 //!
 //! Guarantees: at most one [`Inode`] per number; a record in memory is what
-//! the engine would answer (but for an access time that is kept in memory only), also when an inode leaves and comes back while
+//! the engine would answer (but for an access time that is kept in memory only), also when an inode leaves and
+//! comes back while
 //! somebody reads its record ([`Table::enter`]). Uses records only; calls
 //! nothing that does I/O.
 
@@ -30,6 +31,7 @@ use crate::{
     types::{Attr, FileKind, Ino},
 };
 
+/// Parts of the table, each with a lock of its own.
 const SHARDS: usize = 64;
 
 /// Where an inode is.

@@ -16,7 +16,7 @@ use crate::{
     path::{self, check_name},
     place::DirAt,
     record::Record,
-    types::{Attr, Ino, ROOT},
+    types::{Attr, FileKind, Ino, ROOT},
     volume::Fs,
 };
 
@@ -131,7 +131,7 @@ impl Fs {
             names.pop().ok_or_else(|| Error::Invalid(format!("{}: names the root", path.display())))?;
         let parent: std::path::PathBuf = names.iter().collect();
         let attr = self.resolve(&parent)?;
-        if attr.kind != crate::FileKind::Directory {
+        if attr.kind != FileKind::Directory {
             self.forget(attr.ino, 1);
             return Err(Error::NotDirectory(parent.display().to_string()));
         }

@@ -8,6 +8,7 @@
 use pando_db::Batch;
 
 use crate::{
+    error::Result,
     inode::{Inode, InodeRef, Link, State},
     merge::Change,
     path::{self, system},
@@ -62,12 +63,7 @@ impl Fs {
     /// Adds the moves of all open files below `top`, whose `tree` the caller holds exclusively,
     /// into the orphan area, and returns these files. The cost follows the number of open
     /// files of the mount.
-    pub(crate) fn orphan_below(
-        &self,
-        batch: &mut Batch,
-        top: &Inode,
-        now: Time,
-    ) -> crate::Result<Vec<InodeRef>> {
+    pub(crate) fn orphan_below(&self, batch: &mut Batch, top: &Inode, now: Time) -> Result<Vec<InodeRef>> {
         let mut found: Vec<InodeRef> = Vec::new();
         for open in self.files.all() {
             let inode = &open.inode;
@@ -84,7 +80,7 @@ impl Fs {
 }
 
 /// The path of the entry of `inode` if it lies below the directory `top`.
-fn entry_below(inode: &InodeRef, top: &Inode) -> crate::Result<Option<Vec<u8>>> {
+fn entry_below(inode: &InodeRef, top: &Inode) -> Result<Option<Vec<u8>>> {
     let mut names: Vec<Box<[u8]>> = Vec::new();
     let mut below = false;
     let mut at = inode.clone();

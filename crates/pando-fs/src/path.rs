@@ -20,9 +20,9 @@ use crate::{
     limits::MAX_NAME,
 };
 
-/// The live tree.
+/// Volume number of the live tree.
 pub(crate) const LIVE: u32 = 0;
-/// The system's own records; no tree.
+/// Volume number of the system's own records; no tree.
 const SYSTEM: u32 = u32::MAX;
 
 const META: u8 = b'M';

@@ -3,7 +3,8 @@
 //!
 //! Each open file has a [`Stream`], which watches where it is read. Two reads in order (three small ones) make a
 //! run, and what is read ahead is as long as the run so far: it doubles as the run goes on, up to
-//! [`MAX_WINDOW`], so that at most as much is read in vain as was read in earnest. Nothing is read ahead for reads at random.
+//! [`MAX_WINDOW`], so that at most as much is read in vain as was read in earnest. Nothing is read ahead for reads
+//! at random.
 //!
 //! Guarantees: what is read ahead changes nothing that a read shows, because it is pages of the engine that come
 //! into memory and not bytes of files; all files together have at most a stated number of bytes read ahead;

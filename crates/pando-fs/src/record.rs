@@ -12,7 +12,8 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use crate::types::{FileKind, Ino, Time};
 
 const VERSION: u8 = 1;
-const FIXED: usize = 76;
+/// Size of the fields that every record has, bytes.
+const FIXED_BYTES: usize = 76;
 
 /// Extension tags. 16 and 17 are set apart for extended attributes and hard-link information.
 mod tag {
@@ -85,7 +86,7 @@ impl Record {
     /// The bytes of the record.
     pub(crate) fn encode(&self) -> Bytes {
         let extra = self.symlink.as_ref().map_or(0, |s| s.len() + 3) + self.unknown.len() + 48;
-        let mut out = BytesMut::with_capacity(FIXED + extra);
+        let mut out = BytesMut::with_capacity(FIXED_BYTES + extra);
         out.put_u8(VERSION);
         out.put_u8(self.kind as u8);
         out.put_u16_le(self.perm);
@@ -96,7 +97,7 @@ impl Record {
         for t in [self.atime, self.mtime, self.ctime, self.crtime] {
             put_time(&mut out, t);
         }
-        debug_assert_eq!(out.len(), FIXED);
+        debug_assert_eq!(out.len(), FIXED_BYTES);
         if let Some(target) = &self.symlink {
             put_extension(&mut out, tag::SYMLINK, target);
         }
@@ -124,7 +125,7 @@ impl Record {
 
     /// The record in `bytes`; the error says what is wrong with them.
     pub(crate) fn decode(mut bytes: &[u8]) -> Result<Self, &'static str> {
-        if bytes.len() < FIXED {
+        if bytes.len() < FIXED_BYTES {
             return Err("shorter than a record");
         }
         if bytes.get_u8() != VERSION {
@@ -267,6 +268,6 @@ mod tests {
             bad[at] = value;
             assert!(Record::decode(&bad).is_err(), "byte {at}");
         }
-        assert!(Record::decode(&good[..FIXED]).is_err(), "a symlink needs its target");
+        assert!(Record::decode(&good[..FIXED_BYTES]).is_err(), "a symlink needs its target");
     }
 }

@@ -23,7 +23,9 @@ use crate::{
 };
 
 const S_ISVTX: u16 = 0o1000;
+/// Permission bits of one class: write and search.
 const WRITE_AND_SEARCH: u16 = 0o3;
+/// Permission bits of one class: read and search.
 const READ_AND_SEARCH: u16 = 0o5;
 
 /// Where the rights of a call come from.

@@ -52,6 +52,7 @@ impl Histogram {
     }
 }
 
+/// Buckets of a histogram, a count: the last holds all that took 2^38 microseconds or more.
 const BUCKETS: usize = 40;
 
 /// A histogram that is being filled.

@@ -283,7 +283,8 @@ pub type RemoveReport = CloneReport;
 /// When a read changes the access time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum AtimePolicy {
-    /// If it is not after the last change, or a day old. Of a file that was not changed after the last clone of any tree
+    /// If it is not after the last change, or a day old. Of a file that was not changed after the last clone of
+    /// any tree
     /// the time is kept in memory, so that reading never copies what clones share: `stat` shows it while
     /// the inode is in memory, and it is stored with the file's next change.
     #[default]

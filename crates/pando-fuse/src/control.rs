@@ -13,8 +13,6 @@ use std::{
     os::unix::ffi::{OsStrExt, OsStringExt},
 };
 
-use rustix::ioctl::opcode;
-
 /// Bytes of a control request and of its answer.
 pub const SIZE: usize = 2048;
 /// Bytes of the answer to a statistics request.
@@ -33,14 +31,16 @@ pub type StatsBytes = [u8; STATS_SIZE];
 
 /// ioctl numbers, by operation. FUSE carries them in 32 bits, all that Linux gives a number.
 pub mod command {
-    use super::{Bytes, GROUP, StatsBytes, opcode};
+    use rustix::ioctl::opcode;
+
+    use crate::control::{Bytes, GROUP, StatsBytes};
 
     /// The number of an operation that takes and gives a `T`. What type rustix has for it depends on the C library.
     const fn number<T>(operation: u8) -> u32 {
         opcode::read_write::<T>(GROUP, operation) as u32
     }
 
-    /// Asks whether this is a Pando mount.
+    /// Number of the request that asks whether this is a Pando mount.
     pub const PROBE: u32 = number::<Bytes>(0x40);
     /// Clones a tree.
     pub const CLONE: u32 = number::<Bytes>(0x41);
@@ -161,9 +161,13 @@ pub struct Response {
     pub message: String,
 }
 
+/// Bit of the flags of a clone: an existing destination is replaced.
 const REPLACE: u32 = 1;
+/// Size of what every request and answer begins with, bytes.
 const HEADER: usize = MAGIC.len() + 4 + 4;
+/// Where the text of an answer begins, bytes from its start.
 const RESPONSE_TEXT: usize = HEADER + 8;
+/// Where the text of statistics begins, bytes from the start of the answer.
 const STATS_TEXT: usize = HEADER;
 
 struct Reader<'a>(&'a [u8]);

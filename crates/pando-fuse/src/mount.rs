@@ -203,6 +203,7 @@ impl Drop for Running {
 
 /// Lets the kernel read ahead as much as one request carries. Best effort: only root may.
 fn raise_readahead(device: Option<&str>) {
+    /// Kilobytes, as the file takes them.
     const WANTED_KB: u32 = 1024;
     let Some(device) = device else { return };
     let file = format!("/sys/class/bdi/{device}/read_ahead_kb");

@@ -35,9 +35,9 @@ use crate::{
 
 /// How long a token is good for.
 const LIFETIME: Duration = Duration::from_secs(10);
-/// Tokens of one user at a time; a further one ends the oldest.
+/// Tokens of one user at a time, a count; a further one ends the oldest.
 const TOKENS_OF_USER: usize = 64;
-/// Tokens of all users at a time; then nobody gets one.
+/// Tokens of all users at a time, a count; then nobody gets one.
 const TOKENS: usize = 4096;
 
 /// What was shown is noted; the attempt that showed it is refused.

@@ -27,7 +27,7 @@ use self::convert::{
     ABSENT, GENERATION, PlainSink, PlusSink, TTL, attr, context, errno, open_flags, received, send_attr,
     send_empty, send_entry, set_time,
 };
-use super::{Answer, Copy, Handler, Notify, Outcome, Write, poll::Poller, workers::Workers};
+use crate::transport::{Answer, Copy, Handler, Notify, Outcome, Write, poll::Poller, workers::Workers};
 
 /// Largest write request; the kernel caps a request at 256 pages by default.
 const MAX_WRITE: u32 = 1 << 20;

@@ -18,9 +18,9 @@ use crate::{
     size::{Size, show},
 };
 
-/// Size of a new image if none is given.
+/// Size of a new image if none is given, bytes.
 const DEFAULT_SIZE: u64 = 16 << 30;
-/// Below this there is no room for a log and a tree.
+/// Smallest image that has room for a log and a tree, bytes.
 const MIN_SIZE: u64 = 4 << 20;
 
 /// Make a file system in a file or on a block device

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use pando_db::{Backup, BackupReport, CreateOptions, Merge, Options, PatchMerge};
 use pando_fs::FsMerge;
 
-use super::{backup::Counted, mkfs};
+use crate::cmd::{backup::Counted, mkfs};
 use crate::{
     size::{Size, show},
     tree::Progress,

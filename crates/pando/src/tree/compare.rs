@@ -8,10 +8,10 @@ use std::{
 use anyhow::Result;
 use pando_fs::FileKind;
 
-use super::{CHUNK, Meta, Piece, Progress, Reader, View};
+use crate::tree::{CHUNK, Meta, Piece, Progress, Reader, View};
 
-/// How many differences are worth listing.
-const ENOUGH: usize = 50;
+/// Differences that are listed, a count.
+const MAX_LISTED: usize = 50;
 
 /// What differs between `a` and `b`, as text, at most 50 of them. Paths in `except` are not
 /// looked at, nor the times of the directories that hold them.
@@ -32,7 +32,7 @@ pub fn compare(
     let (ma, mb) = (a.meta(&root)?, b.meta(&root)?);
     let mut todo = vec![(root, ma, mb)];
     while let Some((path, ma, mb)) = todo.pop() {
-        if out.len() >= ENOUGH {
+        if out.len() >= MAX_LISTED {
             break;
         }
         progress.at(&path)?;

@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail};
 use pando_fs::{FileKind, Time};
 use rustix::fs::{AtFlags, CWD, Mode, Timespec, Timestamps};
 
-use super::{Meta, Piece, Reader, Sink, View, Writer};
+use crate::tree::{Meta, Piece, Reader, Sink, View, Writer};
 
 /// A directory (or single file) of the host.
 pub struct Host {

@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use pando_fs::{Attr, Caller, FileHandle, FileKind, Fs, Ino, ROOT, SetAttr, SetTime};
 
-use super::{Meta, Piece, Reader, Sink, View, Writer};
+use crate::tree::{Meta, Piece, Reader, Sink, View, Writer};
 
 /// Entries fetched at a time.
 const LISTING: usize = 1024;

@@ -235,8 +235,10 @@ pub fn copy(from: &dyn View, to: &dyn Sink, progress: &Progress) -> Result<Count
     copy_around(from, to, progress, &mut |_, error| Err(error))
 }
 
-/// Copies what can be read of `from` to `to`. `lost` is told of each file that is not whole (a hole is left where its data could
-/// not be read) or is missing, and of each directory of which some or all is missing, and why; an error that it gives ends the work.
+/// Copies what can be read of `from` to `to`. `lost` is told of each file that is not whole (a hole is left where
+/// its data could
+/// not be read) or is missing, and of each directory of which some or all is missing, and why; an error that it
+/// gives ends the work.
 pub fn copy_around(
     from: &dyn View,
     to: &dyn Sink,

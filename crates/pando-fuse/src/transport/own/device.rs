@@ -21,7 +21,7 @@ use std::{
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{
+use crate::transport::own::{
     Ended, MAX_WRITE,
     serve::{Reply, Request, Step, finish, serve},
     wire::{self, OutHeader},
@@ -30,7 +30,7 @@ use crate::transport::{Handler, Notify, workers::Workers};
 
 /// The kernel refuses a read into less than its largest request.
 pub(super) const READ_BUFFER: usize = MAX_WRITE as usize + 4096;
-/// Threads for answers that wait.
+/// Threads for answers that wait, a count.
 const MAX_WORKERS: usize = 16;
 
 pub(super) struct Device {

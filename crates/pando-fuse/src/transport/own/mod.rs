@@ -27,7 +27,7 @@ use std::{
 use zerocopy::FromBytes;
 
 use self::{device::Device, wire::flag};
-use super::{Handler, Notify};
+use crate::transport::{Handler, Notify};
 
 /// Largest write request, and read, bytes; the kernel caps a request at 256 pages by default.
 const MAX_WRITE: u32 = 1 << 20;
@@ -36,7 +36,7 @@ const MAX_WRITE: u32 = 1 << 20;
 const MAX_BACKGROUND: u16 = 64;
 const CONGESTED: u16 = 48;
 
-/// What the kernel shall do on its own, where it can (docs/fuse.md has the reasons).
+/// Bits of what the kernel shall do on its own, where it can (docs/fuse.md has the reasons).
 const WANTED: u64 = flag::ASYNC_READ
     | flag::ATOMIC_O_TRUNC
     | flag::BIG_WRITES

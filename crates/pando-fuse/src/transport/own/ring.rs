@@ -34,16 +34,16 @@ use rustix::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{
+use crate::transport::Handler;
+use crate::transport::own::{
     MAX_WRITE,
     device::Device,
     offer::new_ring,
     serve::{Reply, Request, Step, finish, serve},
     wire::{InHeader, OutHeader, op_size},
 };
-use crate::transport::Handler;
 
-/// Commands of `IORING_OP_URING_CMD` on a descriptor of `/dev/fuse`.
+/// Numbers of the commands of `IORING_OP_URING_CMD` on a descriptor of `/dev/fuse`.
 const REGISTER: u32 = 1;
 const COMMIT_AND_FETCH: u32 = 2;
 
@@ -336,7 +336,8 @@ impl Lane {
         bytes.copy_from_slice(command.as_bytes());
         let parts = self.memory.parts.as_ptr() as u64;
         let mut entry = opcode::UringCmd80::new(Fd(fd), what).cmd(bytes).addr(Some(parts)).build();
-        // The crate has no means to set the number of parts, the field `len` of a submission.
+        /// Where the field `len` of a submission is, bytes from its start: the number of parts, which the crate has
+        /// no means to set.
         const LEN_AT: usize = 24;
         const { assert!(size_of::<squeue::Entry128>() == 128) };
         // SAFETY: the type is `repr(C)`, the kernel's submission of 128 bytes, in which a `u32` named

@@ -15,7 +15,7 @@ use bytes::Bytes;
 use pando_fs::{Attr, FileKind, SetAttr, SetTime};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::wire::{self, fattr, op};
+use crate::transport::own::wire::{self, fattr, op};
 use crate::transport::{Answer, Context, Copy, DirSink, Errno, Handler, Opened, Outcome, Write};
 
 /// A request in its three parts.

@@ -10,7 +10,7 @@ use pando_db::{
 };
 use serde_json::{Value, json};
 
-use super::keys::Keys;
+use crate::cmd::inspect::keys::Keys;
 use crate::report::VERSION;
 
 /// Everything that was seen.
@@ -28,6 +28,10 @@ pub fn value(seen: &Inspection, keys: Keys) -> Value {
         "nodes": list(&seen.nodes, |node| form.node(node)),
         "omitted": seen.omitted,
     })
+}
+
+fn extent(e: &ExtentInfo) -> Value {
+    json!({ "offset": e.offset, "len": e.len, "shared": e.shared })
 }
 
 fn list<T>(items: &[T], form: impl Fn(&T) -> Value) -> Value {
@@ -58,7 +62,7 @@ impl Form {
             "references": node.references,
             "distance": node.distance,
             "path": node.path.as_ref().map(|path| self.path(path)),
-            "extents": list(&node.extents, |e: &ExtentInfo| json!({ "offset": e.offset, "len": e.len, "shared": e.shared })),
+            "extents": list(&node.extents, extent),
             "bytes": node.bytes,
             "header_bytes": node.header_bytes,
             "content": content,

@@ -28,7 +28,7 @@ pub struct Link {
     pub to: usize,
 }
 
-/// Space between neighbours.
+/// Space between neighbours, in units of the picture.
 const GAP: f64 = 28.0;
 const ROUNDS: usize = 12;
 

@@ -10,7 +10,7 @@ use std::{collections::HashMap, fmt::Write};
 
 use pando_db::{Inspection, KeyRange, LayerInfo, MessageInfo, NodeInfo, PageInfo, PathInfo, TargetInfo};
 
-use super::{
+use crate::cmd::inspect::{
     keys::{Keys, count},
     layout::{self, Item, Link},
 };
@@ -514,9 +514,9 @@ impl Picture {
 
     fn finish(self, width: f64, height: f64) -> String {
         format!(
-            r##"<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0}" height="{height:.0}" viewBox="0 0 {width:.0} {height:.0}">
+            r##"<svg xmlns="{XMLNS}" width="{width:.0}" height="{height:.0}" viewBox="0 0 {width:.0} {height:.0}">
 <style>{STYLE}</style>
-<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect width="6" height="6" fill="#f6eefc"/><path d="M0 0V6" stroke="#e3d0f2" stroke-width="3"/></pattern></defs>
+<defs>{HATCH}</defs>
 <rect width="100%" height="100%" fill="#ffffff"/>
 {}</svg>
 "##,
@@ -524,6 +524,13 @@ impl Picture {
         )
     }
 }
+
+const XMLNS: &str = "http://www.w3.org/2000/svg";
+/// How messages of ranges are filled.
+const HATCH: &str = concat!(
+    r##"<pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">"##,
+    r##"<rect width="6" height="6" fill="#f6eefc"/><path d="M0 0V6" stroke="#e3d0f2" stroke-width="3"/></pattern>"##,
+);
 
 const STYLE: &str = "
 text{font:11px 'DejaVu Sans Mono',Menlo,Consolas,monospace;fill:#24313f;white-space:pre}

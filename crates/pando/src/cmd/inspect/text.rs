@@ -14,7 +14,7 @@ use pando_db::{
     TargetInfo,
 };
 
-use super::keys::{Keys, bytes, count};
+use crate::cmd::inspect::keys::{Keys, bytes, count};
 use crate::size::show;
 
 /// Longest value that is shown in whole, in bytes.

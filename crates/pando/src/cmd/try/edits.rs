@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use pando_fs::FileKind;
 
-use super::store::Store;
+use crate::cmd::r#try::store::Store;
 use crate::tree::{Piece, View};
 
 /// Files that get four bytes in their middle; that get a line at their end.

@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use super::workspace::Workspace;
+use crate::cmd::r#try::workspace::Workspace;
 use crate::tree::Interrupted;
 
 /// A copy that was made, or why not.

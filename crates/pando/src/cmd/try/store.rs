@@ -14,7 +14,7 @@ use pando_db::device::FileDevice;
 use pando_fs::{Caller, FormatOptions, Fs, Ino, MountOptions};
 use pando_fuse::{How, client, control::Request};
 
-use super::workspace::Workspace;
+use crate::cmd::r#try::workspace::Workspace;
 use crate::{
     cmd::{clone, mount, umount},
     exit::{self, Coded},

@@ -6,9 +6,11 @@
 //! [`Fs::remove_tree`]), and a few by path. Each change is one batch of the engine, so
 //! after a crash the tree is that of a prefix of the calls.
 //!
-//! From the ground up: `path` (keys), `record` and `merge` (values and their
-//! blind changes), `counter` and `lineage` (numbers), `inode` (what is in memory), `place`
-//! (locks), `volume` (the whole), and above these the calls by subject.
+//! From the ground up; a file uses only what stands before it (`tidy_source.rs` of the engine checks it):
+//! `error`, `limits`, `types`, `stats`, `readahead`; `path` (keys) and `key_text` (keys in words); `record`, `blockmap`
+//! and `merge` (values and their blind changes); `counter`, `position` (cookies of directories), `inode` (what is in
+//! memory), `lineage` (inode numbers), `handle`; `lock` and `path_cache`; `volume` (the whole); `place` (where an inode
+//! is, locked); and above these the calls by subject, from `data` to `clone` and `usage`.
 //!
 //! ```
 //! use std::{ffi::OsStr, path::Path, sync::Arc};

@@ -7,6 +7,9 @@
 //! mount to do: clone a tree, remove one, sync, grow, statistics. [`client`] and [`tool`] are the
 //! tool's end of it, `proof` (rights) and `requests` the server's.
 //!
+//! From the ground up: `mountinfo`, `control`, `counters`, `cache`; `transport`; `error`, `settings`, `attach`;
+//! `client`, `proof`, `tool`; `caller`, `coherence` (the kernel's caches kept right), `requests`, `server`; `mount`.
+//!
 //! `docs/fuse.md` says why the kernel is told what it is told.
 
 mod attach;

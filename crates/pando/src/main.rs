@@ -4,6 +4,8 @@
 //! errors into messages and exit codes (see `exit`). Commands on a mounted
 //! file system speak to its daemon by `pando_fuse::client`; commands on an
 //! image open it by `image`, which takes the lock.
+//!
+//! From the ground up: `exit`, `size`, `closing`, `logging`, `place`; `image`, `report`, `tree`; `cmd`.
 
 mod closing;
 mod cmd;

@@ -129,6 +129,66 @@ fn nobody_waits_for_the_walk_after_a_delete() {
     db.close().unwrap();
 }
 
+/// Somebody writes all over trees whose nodes are not in the cache, and syncs and clones; where `deletes`, other trees
+/// of thousands of nodes are deleted meanwhile and taken out node by node. The longest put, sync and clone.
+fn beside_reads(deletes: bool, step: u64) -> [Duration; 3] {
+    let device = Slow::new(512 << 20);
+    let create = CreateOptions::default().node_size(4096);
+    let options =
+        |background| Options::default().background(background).cache_bytes(2 << 20).memtable_bytes(64 << 10);
+    Db::create(device.clone(), &create, &options(false)).unwrap();
+    let db = Db::open(device.clone(), options(false)).unwrap();
+    fill(&db, "a", 150_000);
+    fill(&db, "b", 10_000);
+    for n in 0..20 {
+        db.clone_prefix("b/", format!("c{n:02}/")).unwrap();
+        (0..10_000).step_by(40).for_each(|i| db.put(format!("c{n:02}/{i:07}"), vec![n; 100]).unwrap());
+    }
+    db.close().unwrap();
+    let db = Db::open(device.clone(), options(true)).unwrap();
+    device.micros.store(1000, Relaxed);
+    let before = device.reads.load(Relaxed);
+    let mut longest = [Duration::ZERO; 3];
+    let (began, mut round) = (Instant::now(), 0);
+    while began.elapsed() < Duration::from_secs(6) {
+        if deletes && round % 40 == 20 && round / 40 < 20 {
+            db.delete_prefix(format!("c{:02}/", round / 40)).unwrap();
+        }
+        let what = [1, 0][usize::from(round % 50 > 0)];
+        let what = if round % 101 == 100 { 2 } else { what };
+        let start = Instant::now();
+        match what {
+            0 => db.put(format!("a/{:07}", round * step % 150_000), vec![7; 400]).unwrap(),
+            1 => db.sync().unwrap(),
+            _ => db.clone_prefix("a/00", format!("x{}/", round % 5)).unwrap(),
+        }
+        longest[what] = longest[what].max(start.elapsed());
+        thread::sleep(Duration::from_micros(500));
+        round += 1;
+    }
+    let reads = device.reads.load(Relaxed) - before;
+    let [put, sync, clone] = longest;
+    println!("longest put {put:?}, sync {sync:?}, clone {clone:?}; {round} rounds, {reads} reads meanwhile");
+    device.micros.store(0, Relaxed);
+    assert!(reads > 500, "{reads} reads: nothing had to be waited for");
+    db.close().unwrap();
+    longest
+}
+
+#[test]
+fn nobody_waits_for_the_reads_of_those_who_take_out_nodes() {
+    let longest = beside_reads(true, 1);
+    assert!(longest.iter().all(|longest| *longest < Duration::from_millis(500)), "{longest:?}");
+}
+
+/// More is written than the device can take in, since each key has to be read for. Before, all tables filled up at the
+/// speed of memory, and a put stood still for seconds until one was flushed.
+#[test]
+fn writers_are_spread_over_the_time_that_slow_flushes_take() {
+    let longest = beside_reads(false, 7919);
+    assert!(longest.iter().all(|longest| *longest < Duration::from_millis(700)), "{longest:?}");
+}
+
 /// Somebody writes all the time; what was deleted is to come back all the same.
 #[test]
 fn deleted_space_comes_back_beside_steady_writes() {

@@ -144,7 +144,7 @@ impl Engine {
         }
         if self.options.background && !is_clone {
             let bytes = encoded.len + OP_BYTES * ops.len();
-            self.throttle.delay(bytes, self.pressure(), || self.help_build());
+            self.throttle.delay(bytes, self.pressure(), self.seal_threshold(), || self.help_build());
         }
         self.space_for(ops, encoded.len as u64)
     }

@@ -65,6 +65,7 @@ impl Engine {
         self.counters.by_value.fetch_add(placed.by_value, Ordering::Relaxed);
         self.counters.push_downs.fetch_add(placed.pushed_down, Ordering::Relaxed);
         self.bulk.forget(table.msn);
+        self.throttle.table_flushed(table.bytes());
         self.signal.finished();
         Ok(true)
     }

@@ -101,6 +101,7 @@ fn flusher(engine: &Engine) {
                 drop(engine.views.left_by_readers());
                 pool::rest();
                 engine.signal.wait_for(Work::Flush, NAP);
+                engine.throttle.flusher_rested();
             }
             Err(error) => {
                 engine.fail("flush", &error);

@@ -37,7 +37,7 @@ pub struct CheckReport {
 }
 
 /// The file whose data the scan is in.
-struct Seen {
+struct FileScan {
     prefix: Vec<u8>,
     size: u64,
     dense: Option<u64>,
@@ -45,7 +45,7 @@ struct Seen {
     above: BTreeMap<u64, Bits>,
 }
 
-impl Seen {
+impl FileScan {
     fn note(&mut self, block: u64) {
         if self.dense.is_some_and(|dense| block >= dense) {
             let bits = self.above.entry(block / PIECE).or_default();
@@ -167,7 +167,7 @@ impl Fs {
         report: &mut CheckReport,
         problem: &mut impl FnMut(&mut CheckReport, String),
     ) -> Result<()> {
-        let mut file: Option<Seen> = None;
+        let mut file: Option<FileScan> = None;
         let mut pairs = view.prefix(&path::data(b""));
         while let Some((key, value)) = pairs.next_ref()? {
             let block = match path::parse(key) {
@@ -179,7 +179,7 @@ impl Fs {
             };
             let prefix = key.get(..key.len().saturating_sub(8)).unwrap_or_default();
             if file.as_ref().is_none_or(|seen| seen.prefix != prefix) {
-                if let Some(text) = file.take().and_then(Seen::unmapped) {
+                if let Some(text) = file.take().and_then(FileScan::unmapped) {
                     problem(report, text);
                 }
                 let record = view.get(&path::meta(prefix.get(5..).unwrap_or_default()))?;
@@ -190,7 +190,7 @@ impl Fs {
                         (u64::MAX, None) // told once for the file
                     }
                 };
-                file = Some(Seen { prefix: prefix.to_vec(), size, dense, above: BTreeMap::new() });
+                file = Some(FileScan { prefix: prefix.to_vec(), size, dense, above: BTreeMap::new() });
             }
             let Some(seen) = &mut file else { continue };
             if block >= path::MAP {
@@ -208,7 +208,7 @@ impl Fs {
                 problem(report, format!("{}: bytes behind the end of the file", describe_key(key)));
             }
         }
-        if let Some(text) = file.and_then(Seen::unmapped) {
+        if let Some(text) = file.and_then(FileScan::unmapped) {
             problem(report, text);
         }
         Ok(())

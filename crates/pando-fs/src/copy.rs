@@ -12,7 +12,7 @@ use pando_db::Batch;
 
 use crate::{
     blockmap::BlockMap,
-    data::{WRITE_UNIT, without_set_id},
+    data::{WRITE_BYTES, without_set_id},
     error::{Error, Result},
     inode::InodeRef,
     limits::{BLOCK_SIZE, MAX_FILE_SIZE},
@@ -23,11 +23,11 @@ use crate::{
 };
 
 /// Largest copy in one call that is not a clone, bytes: a caller goes on from there.
-const COPY_UNIT: u64 = 16 << 20;
+const COPY_BYTES: u64 = 16 << 20;
 /// Most ranges that one call clones; the copier goes on with the next call.
-const MOST_RANGES: usize = 64;
+const MAX_RANGES: usize = 64;
 /// Least that is worth clones rather than copying, bytes.
-const LEAST_SHARED: u64 = 1 << 20;
+const MIN_SHARED_BYTES: u64 = 1 << 20;
 /// Block numbers are compared in ranges of up to 256 to this power.
 const TOP_LEVEL: u32 = 5;
 
@@ -45,7 +45,7 @@ struct Ranges {
 fn ranges(first: u64, end: u64, to_the_end: bool) -> Ranges {
     let mut out = Ranges { parts: Vec::new(), end: first };
     let mut largest = 1;
-    while out.end < end && out.parts.len() < MOST_RANGES {
+    while out.end < end && out.parts.len() < MAX_RANGES {
         let at = out.end;
         let fits = |level: &u32| {
             let blocks = 1u64 << (8 * level);
@@ -103,9 +103,9 @@ impl Fs {
             }
         }
         let mut done = 0;
-        let len = len.min(COPY_UNIT);
+        let len = len.min(COPY_BYTES);
         while done < len {
-            let unit = (len - done).min(WRITE_UNIT as u64) as u32;
+            let unit = (len - done).min(WRITE_BYTES as u64) as u32;
             let bytes = match self.read(FileHandle(0), ino_in, off_in.saturating_add(done), unit) {
                 Ok(bytes) => bytes,
                 Err(_) if done > 0 => break,
@@ -181,7 +181,7 @@ impl Fs {
             let blocks = if end == size { end.div_ceil(BLOCK_SIZE) } else { end / BLOCK_SIZE };
             let ranges = ranges(first, blocks, end == size);
             let end = end.min(ranges.end * BLOCK_SIZE);
-            if end.saturating_sub(offset) < LEAST_SHARED {
+            if end.saturating_sub(offset) < MIN_SHARED_BYTES {
                 return Ok(None);
             }
             let mut batch = Batch::new();
@@ -244,7 +244,7 @@ mod tests {
         assert_eq!(ranges(17, 5 * G, true).parts, []);
         let rising = ranges(G - 2 * M, 3 * G + 1, false);
         assert_eq!(rising.parts, [(G - 2 * M, 1), (G - M, 1), (G, 2), (2 * G, 2)]);
-        assert_eq!(ranges(M, 3 * G, false).parts.len(), MOST_RANGES);
+        assert_eq!(ranges(M, 3 * G, false).parts.len(), MAX_RANGES);
     }
 
     #[test]

@@ -25,9 +25,9 @@ use crate::{
 /// Up to so many blocks are removed one by one: a range message costs more than a few deletes.
 const FEW_BLOCKS: u64 = 8;
 /// Largest part of a write that is one batch, bytes: it must fit a quarter of the smallest log.
-pub(crate) const WRITE_UNIT: usize = 128 << 10;
+pub(crate) const WRITE_BYTES: usize = 128 << 10;
 /// A file whose access time is older than so many seconds gets a new one (relatime).
-const DAY: i64 = 24 * 60 * 60;
+const DAY_SECONDS: i64 = 24 * 60 * 60;
 
 const S_ISUID: u16 = 0o4000;
 const S_ISGID: u16 = 0o2000;
@@ -56,7 +56,7 @@ pub(crate) struct Holes {
 }
 
 /// What a write does to what is known of holes.
-enum Noted {
+enum MapChange {
     Nothing,
     /// The dense beginning grows from one block to another.
     Grown(u64, u64),
@@ -64,11 +64,11 @@ enum Noted {
     Map(Option<u64>, BlockMap),
 }
 
-impl Noted {
+impl MapChange {
     fn dense(&self) -> Option<Option<u64>> {
         match self {
-            Noted::Grown(_, to) => Some(Some(*to)),
-            Noted::Map(Some(dense), _) => Some(Some(*dense)),
+            MapChange::Grown(_, to) => Some(Some(*to)),
+            MapChange::Map(Some(dense), _) => Some(Some(*dense)),
             _ => None,
         }
     }
@@ -76,13 +76,13 @@ impl Noted {
     /// The same in memory.
     fn apply(self, s: &mut crate::inode::State) {
         match self {
-            Noted::Nothing => {}
-            Noted::Grown(from, to) => {
+            MapChange::Nothing => {}
+            MapChange::Grown(from, to) => {
                 if let Some(map) = &mut s.map {
                     map.grown(from, to);
                 }
             }
-            Noted::Map(_, map) => s.map = Some(map),
+            MapChange::Map(_, map) => s.map = Some(map),
         }
     }
 }
@@ -164,18 +164,18 @@ impl Fs {
         data: &Bytes,
         size: u64,
         (first, last): (u64, u64),
-    ) -> Result<Noted> {
+    ) -> Result<MapChange> {
         let had = size.div_ceil(BLOCK_SIZE);
         let dense = inode.peek(|s| s.record.dense);
         Ok(match dense {
-            None if first <= had => Noted::Nothing,
+            None if first <= had => MapChange::Nothing,
             None => {
                 let mut map = BlockMap::default();
                 map.set(batch, data, first, last);
-                Noted::Map(Some(had), map)
+                MapChange::Map(Some(had), map)
             }
-            Some(dense) if last < dense => Noted::Nothing,
-            Some(dense) if first <= dense => Noted::Grown(dense, last + 1),
+            Some(dense) if last < dense => MapChange::Nothing,
+            Some(dense) if first <= dense => MapChange::Grown(dense, last + 1),
             Some(dense) => {
                 // Taken out of the inode and put back when the batch is written; read again if it is not.
                 let mut map = match inode.change(|s| s.map.take()) {
@@ -183,7 +183,7 @@ impl Fs {
                     None => BlockMap::read(&self.db, data, dense)?,
                 };
                 map.set(batch, data, first, last);
-                Noted::Map(None, map)
+                MapChange::Map(None, map)
             }
         })
     }
@@ -316,7 +316,7 @@ impl Fs {
         while done < data.len() {
             let from = offset + done as u64;
             // Batches end on block borders, so that no block is written twice.
-            let unit = WRITE_UNIT - (from % BLOCK_SIZE) as usize;
+            let unit = WRITE_BYTES - (from % BLOCK_SIZE) as usize;
             let part = data.get(done..data.len().min(done + unit)).unwrap_or_default();
             let (size, perm) = inode.peek(|s| (s.record.size, s.record.perm));
             let mut batch = Batch::new();
@@ -359,7 +359,7 @@ impl Fs {
             self.atime == AtimePolicy::Strict
                 || r.atime <= r.mtime
                 || r.atime <= r.ctime
-                || now.secs.saturating_sub(r.atime.secs) >= DAY
+                || now.secs.saturating_sub(r.atime.secs) >= DAY_SECONDS
         };
         if !inode.peek(|s| due(&s.record)) {
             return;

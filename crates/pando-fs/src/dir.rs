@@ -20,7 +20,7 @@ use crate::{
     handle::OpenDir,
     inode::{InodeRef, attr_of},
     path,
-    position::{self, Part},
+    position::{self, NameList},
     types::{Attr, DirEntry, DirHandle, FileKind, Ino},
     volume::Fs,
 };
@@ -62,7 +62,7 @@ impl Fs {
     /// the end. `.` and `..` come first. One scan, whatever `max`.
     ///
     /// A cookie is a function of the name: it may come from any handle, of this mount or an earlier one. One
-    /// that was given out long ago costs a scan of the names that begin like it.
+    /// that was listings out long ago costs a scan of the names that begin like it.
     pub fn readdir(&self, dh: DirHandle, ino: Ino, cookie: u64, max: usize) -> Result<Vec<DirEntry>> {
         self.list(dh, ino, cookie, max, false)
     }
@@ -98,8 +98,8 @@ impl Fs {
                         .map(|(name, attr)| entry(*attr, OsStr::from_bytes(name), position::cookie(name))),
                 );
                 let names = found.into_iter().map(|(name, _)| (position::cookie(&name), name));
-                let part = Arc::new(Part::from_iter(names));
-                self.positions.gave(&part);
+                let part = Arc::new(NameList::from_iter(names));
+                self.positions.listed(&part);
                 *open.last.lock() = part;
             }
         }

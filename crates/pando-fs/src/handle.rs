@@ -16,7 +16,7 @@ use parking_lot::{Mutex, RwLock};
 use crate::{
     error::{Error, Result},
     inode::InodeRef,
-    position::Part,
+    position::NameList,
     readahead::Stream,
 };
 
@@ -37,7 +37,7 @@ pub(crate) struct OpenFile {
 pub(crate) struct OpenDir {
     pub inode: InodeRef,
     /// What was listed last.
-    pub last: Mutex<Arc<Part>>,
+    pub last: Mutex<Arc<NameList>>,
 }
 
 /// The open things of one sort.

@@ -108,7 +108,7 @@ impl Fs {
                     // Of those who failed once, one at a time tries again: two cannot go on
                     // hindering each other.
                     if turn.is_none() {
-                        turn = Some(self.turn.lock());
+                        turn = Some(self.retry.lock());
                     }
                     if exclusive {
                         let _guard = lock.write_arc();

@@ -3,7 +3,7 @@
 //! The cookie of an entry is a function of its name alone ([`cookie`]), so it is the same over
 //! handles and remounts, in clones, and whatever comes and goes beside it. A listing goes by
 //! names; where a cookie stands is known once the name is known. In this order:
-//! 1. the names that were given out lately, to whom ever;
+//! 1. the names that were given out lately, through any handle;
 //! 2. the names that were removed lately (they cannot be found in the directory any more);
 //! 3. the names of the directory: the cookie begins with bits of the name, in order, so only
 //!    those are looked at that begin so;
@@ -25,15 +25,15 @@ use crate::{limits::MAX_NAME, path::system};
 /// Cookies of entries are not below this; `.` and `..` are.
 pub(crate) const FIRST: u64 = 1 << 55;
 /// Names that were given out and are remembered, over the mount.
-const GIVEN: usize = 1 << 16;
+const LISTED_NAMES: usize = 1 << 16;
 /// Parts of listings that are remembered.
-const PARTS: usize = 1024;
+const LISTED_PARTS: usize = 1024;
 /// Names of one stored part of what was removed.
-const REMOVED: usize = 256;
+const REMOVED_NAMES: usize = 256;
 /// Nothing is stored with less room than this, bytes.
-const ROOM: u64 = 4 << 20;
+const MIN_FREE_BYTES: u64 = 4 << 20;
 /// Stored parts; the ring has this many slots.
-const SLOTS: u64 = 64;
+const STORED_SLOTS: u64 = 64;
 
 /// The cookie of the entry `name`: below 2^63, and as good as unique in a directory.
 ///
@@ -65,12 +65,12 @@ pub(crate) fn bounds(cookie: u64) -> (Vec<u8>, Option<Vec<u8>>) {
 
 /// Names with their cookies, in the order in which they came.
 #[derive(Debug, Default)]
-pub(crate) struct Part {
+pub(crate) struct NameList {
     cookies: Vec<u64>,
     names: Vec<Box<[u8]>>,
 }
 
-impl Part {
+impl NameList {
     fn push(&mut self, cookie: u64, name: Box<[u8]>) {
         self.cookies.push(cookie);
         self.names.push(name);
@@ -107,7 +107,7 @@ impl Part {
     }
 }
 
-impl FromIterator<(u64, Box<[u8]>)> for Part {
+impl FromIterator<(u64, Box<[u8]>)> for NameList {
     fn from_iter<T: IntoIterator<Item = (u64, Box<[u8]>)>>(names: T) -> Self {
         let mut part = Self::default();
         names.into_iter().for_each(|(cookie, name)| part.push(cookie, name));
@@ -118,32 +118,32 @@ impl FromIterator<(u64, Box<[u8]>)> for Part {
 /// What is remembered of names over the mount.
 #[derive(Debug, Default)]
 pub(crate) struct Positions {
-    given: Mutex<Given>,
+    listings: Mutex<Listed>,
     removed: Mutex<Removed>,
 }
 
 #[derive(Debug, Default)]
-struct Given {
-    parts: VecDeque<Arc<Part>>,
+struct Listed {
+    parts: VecDeque<Arc<NameList>>,
     names: usize,
 }
 
 #[derive(Debug, Default)]
 struct Removed {
     /// Not stored yet.
-    latest: Part,
+    latest: NameList,
     /// What is stored, once somebody asked or something was added.
-    stored: Option<(u64, VecDeque<Part>)>,
+    stored: Option<(u64, VecDeque<NameList>)>,
 }
 
 impl Removed {
     /// Reads what is stored, if that was not done yet.
-    fn stored(&mut self, db: &Db) -> &mut (u64, VecDeque<Part>) {
+    fn stored(&mut self, db: &Db) -> &mut (u64, VecDeque<NameList>) {
         self.stored.get_or_insert_with(|| {
             // What cannot be read helps nobody; the directory says the rest.
-            let values =
-                (0..SLOTS).filter_map(|slot| db.get(&system::removed_names(slot as u8)).ok().flatten());
-            let mut parts: Vec<_> = values.filter_map(|value| Part::decode(&value)).collect();
+            let values = (0..STORED_SLOTS)
+                .filter_map(|slot| db.get(&system::removed_names(slot as u8)).ok().flatten());
+            let mut parts: Vec<_> = values.filter_map(|value| NameList::decode(&value)).collect();
             parts.sort_unstable_by_key(|(number, _)| *number);
             let next = parts.last().map_or(0, |(number, _)| number.wrapping_add(1));
             (next, parts.into_iter().map(|(_, part)| part).collect())
@@ -157,12 +157,12 @@ impl Removed {
         let latest = std::mem::take(&mut self.latest);
         let (next, parts) = self.stored(db);
         // On a full or stopped store the memory of this mount is what there is: a delete must not wait for room.
-        if db.space().0 >= ROOM {
-            let _ = db.put(system::removed_names((*next % SLOTS) as u8), latest.encode(*next));
+        if db.space().0 >= MIN_FREE_BYTES {
+            let _ = db.put(system::removed_names((*next % STORED_SLOTS) as u8), latest.encode(*next));
         }
         *next = next.wrapping_add(1);
         parts.push_back(latest);
-        if parts.len() > SLOTS as usize {
+        if parts.len() > STORED_SLOTS as usize {
             parts.pop_front();
         }
     }
@@ -170,13 +170,13 @@ impl Removed {
 
 impl Positions {
     /// Remembers a part of a listing.
-    pub(crate) fn gave(&self, part: &Arc<Part>) {
-        let mut given = self.given.lock();
-        given.names += part.names.len();
-        given.parts.push_back(part.clone());
-        while given.names > GIVEN || given.parts.len() > PARTS {
-            let Some(old) = given.parts.pop_front() else { break };
-            given.names -= old.names.len();
+    pub(crate) fn listed(&self, part: &Arc<NameList>) {
+        let mut listings = self.listings.lock();
+        listings.names += part.names.len();
+        listings.parts.push_back(part.clone());
+        while listings.names > LISTED_NAMES || listings.parts.len() > LISTED_PARTS {
+            let Some(old) = listings.parts.pop_front() else { break };
+            listings.names -= old.names.len();
         }
     }
 
@@ -184,7 +184,7 @@ impl Positions {
     pub(crate) fn removed(&self, db: &Db, name: &[u8]) {
         let mut removed = self.removed.lock();
         removed.latest.push(cookie(name), name.into());
-        if removed.latest.names.len() >= REMOVED {
+        if removed.latest.names.len() >= REMOVED_NAMES {
             removed.store(db);
         }
     }
@@ -196,11 +196,11 @@ impl Positions {
 
     /// A name with this cookie that was given out or removed lately.
     pub(crate) fn recent(&self, cookie: u64) -> Option<Box<[u8]>> {
-        let given = self.given.lock();
-        if let Some(name) = given.parts.iter().rev().find_map(|part| part.find(cookie)) {
+        let listings = self.listings.lock();
+        if let Some(name) = listings.parts.iter().rev().find_map(|part| part.find(cookie)) {
             return Some(name.into());
         }
-        drop(given);
+        drop(listings);
         self.removed.lock().latest.find(cookie).map(Into::into)
     }
 
@@ -250,12 +250,12 @@ mod tests {
     #[test]
     fn stored_parts_are_read_and_damaged_ones_do_no_harm() {
         let part =
-            Part::from_iter([(cookie(b"one"), b"one"[..].into()), (cookie(b"two"), b"two"[..].into())]);
+            NameList::from_iter([(cookie(b"one"), b"one"[..].into()), (cookie(b"two"), b"two"[..].into())]);
         let bytes = part.encode(7);
-        let (number, read) = Part::decode(&bytes).unwrap();
+        let (number, read) = NameList::decode(&bytes).unwrap();
         assert_eq!((number, read.find(cookie(b"two"))), (7, Some(&b"two"[..])));
         for cut in 0..bytes.len() {
-            if let Some((_, part)) = Part::decode(&bytes[..cut]) {
+            if let Some((_, part)) = NameList::decode(&bytes[..cut]) {
                 assert_eq!(part.find(cookie(b"two")), None);
             }
         }

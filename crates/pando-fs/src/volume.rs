@@ -65,7 +65,7 @@ pub struct Inner {
     pub(crate) cloned: Mutex<Time>,
     pub(crate) clone_latency: Recorder,
     /// See [`Fs::with_attempts`].
-    pub(crate) turn: Mutex<()>,
+    pub(crate) retry: Mutex<()>,
     pub(crate) paths: PathCache,
     pub(crate) readahead: Readahead,
     label: String,
@@ -209,7 +209,7 @@ impl Fs {
             positions: Positions::default(),
             cloned: Mutex::new(cloned.unwrap_or(Time { secs: i64::MIN, nanos: 0 })),
             clone_latency: Recorder::default(),
-            turn: Mutex::new(()),
+            retry: Mutex::new(()),
             paths: PathCache::default(),
             readahead: Readahead::new(if o.background {
                 o.readahead_bytes.min(db.room_ahead() / 2)

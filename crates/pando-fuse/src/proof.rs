@@ -47,7 +47,7 @@ pub const LAPSED: i32 = libc::EKEYEXPIRED;
 
 /// What has been shown under a token.
 #[derive(Debug, Clone)]
-pub(crate) struct Shows {
+pub(crate) struct ProvenRights {
     pub uid: u32,
     pub pid: u32,
     born: Instant,
@@ -63,7 +63,7 @@ pub(crate) struct Shows {
     pub root: bool,
 }
 
-impl Shows {
+impl ProvenRights {
     /// For a call that puts something at, or takes it from, `name` in the directory `dir`.
     pub(crate) fn about(&self, dir: u64, name: &OsStr) -> pando_fs::Shown {
         let removes = self.removes.as_ref().filter(|(at, called, _)| *at == dir && called == name);
@@ -93,7 +93,7 @@ pub(crate) enum Fact<'a> {
 /// The tokens and what was shown under them.
 #[derive(Default)]
 pub(crate) struct Proofs {
-    tokens: Mutex<HashMap<Token, Shows>>,
+    tokens: Mutex<HashMap<Token, ProvenRights>>,
     /// By inode and handle, who opened it with `O_NOATIME`.
     owned: Mutex<HashMap<(u64, u64), u32>>,
     /// Length of `owned`, so that closing others costs nothing.
@@ -128,7 +128,7 @@ impl Proofs {
         }
         let now = Instant::now();
         let owns_source = self.owned.lock().get(&(ino, handle)) == Some(&c.uid);
-        let shows = Shows {
+        let shows = ProvenRights {
             uid: c.uid,
             pid: c.pid,
             born: now,
@@ -196,7 +196,7 @@ impl Proofs {
     }
 
     /// What was shown under the token, which is used up.
-    pub(crate) fn take(&self, c: &Context, token: &Token) -> Option<Shows> {
+    pub(crate) fn take(&self, c: &Context, token: &Token) -> Option<ProvenRights> {
         let mut tokens = self.tokens.lock();
         // Another caller's attempt must not end it.
         tokens.get(token).filter(|s| s.is_good_for(c))?;
@@ -204,7 +204,7 @@ impl Proofs {
     }
 }
 
-impl Shows {
+impl ProvenRights {
     fn is_good_for(&self, c: &Context) -> bool {
         (self.uid, self.pid) == (c.uid, c.pid) && self.born.elapsed() < LIFETIME
     }

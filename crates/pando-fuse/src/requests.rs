@@ -11,7 +11,7 @@ use pando_fs::Caller;
 use crate::{
     coherence::Shared,
     control::{self, Request, Response, Token},
-    proof::{LAPSED, Shows},
+    proof::{LAPSED, ProvenRights},
     transport::{Context, Errno, Outcome},
 };
 
@@ -57,7 +57,7 @@ impl Shared {
         Ok(response.encode())
     }
 
-    fn shown(&self, c: &Context, token: &Token) -> Result<Shows, Refusal> {
+    fn shown(&self, c: &Context, token: &Token) -> Result<ProvenRights, Refusal> {
         let lapsed = || Refusal(LAPSED, "took too long, or is another's; try again".into());
         self.proofs.take(c, token).ok_or_else(lapsed)
     }
@@ -71,7 +71,7 @@ impl Shared {
         control::encode_stats(&text).ok_or(Errno(libc::EOVERFLOW))
     }
 
-    fn usage(&self, c: &Context, shows: &Shows) -> Done {
+    fn usage(&self, c: &Context, shows: &ProvenRights) -> Done {
         // A read-only file system has no place for root to show that it is.
         let root = shows.root || c.uid == 0 && self.fs.is_read_only();
         if !root {
@@ -83,7 +83,7 @@ impl Shared {
         Ok(Response { message: control::encode_usage(&(&usage).into()), ..Response::default() })
     }
 
-    fn grow(&self, shows: &Shows, size: u64) -> Done {
+    fn grow(&self, shows: &ProvenRights, size: u64) -> Done {
         if !shows.root && shows.uid != self.owner {
             return Err(pando_fs::Error::NotPermitted {
                 name: "grow".into(),
@@ -98,7 +98,7 @@ impl Shared {
         done(0)
     }
 
-    fn clone_tree(&self, shows: &Shows, name: &OsStr, replace: bool) -> Done {
+    fn clone_tree(&self, shows: &ProvenRights, name: &OsStr, replace: bool) -> Done {
         let Some(dir) = shows.adds_to.filter(|_| Token::of_name(name).is_none()) else {
             return Err(pando_fs::Error::Access(name.to_string_lossy().into_owned()).into());
         };
@@ -110,7 +110,7 @@ impl Shared {
         done(begun.elapsed().as_micros() as u64)
     }
 
-    fn remove_tree(&self, shows: &Shows) -> Done {
+    fn remove_tree(&self, shows: &ProvenRights) -> Done {
         let Some((dir, name, _)) = &shows.removes else {
             return Err(pando_fs::Error::Access("remove".into()).into());
         };

@@ -24,17 +24,18 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::counters::Counters;
 
-/// Requests in close order before polling begins, and what a gap takes away from that score.
-const DENSE: u32 = 8;
-const MOST: u32 = 32;
-const GAP: u32 = 16;
+/// A request that comes soon after an answer scores one point. Points from which on polling begins, the most there
+/// can be, and what a gap takes away; counts.
+const POLL_SCORE: u32 = 8;
+const MAX_SCORE: u32 = 32;
+const GAP_SCORE: u32 = 16;
 /// How often it is looked whether somebody else wants the CPU.
-const LOOK: Duration = Duration::from_millis(1);
+const PREEMPTION_CHECK: Duration = Duration::from_millis(1);
 /// How long polling stops when somebody does, first and at most; twice as long each time if that
 /// happens so soon after the last pause.
 const PAUSE: Duration = Duration::from_millis(10);
-const LONGEST_PAUSE: Duration = Duration::from_millis(40);
-const SOON: Duration = Duration::from_millis(30);
+const MAX_PAUSE: Duration = Duration::from_millis(40);
+const RESUMED_LATELY: Duration = Duration::from_millis(30);
 
 /// Decides after each answer whether to poll, and does.
 pub(crate) struct Poller {
@@ -95,17 +96,18 @@ impl Poller {
 impl State {
     fn came(&mut self, limit: Duration) {
         let dense = self.caught || self.ended.elapsed() < limit;
-        self.score = if dense { (self.score + 1).min(MOST) } else { self.score.saturating_sub(GAP) };
+        self.score =
+            if dense { (self.score + 1).min(MAX_SCORE) } else { self.score.saturating_sub(GAP_SCORE) };
         self.caught = false;
     }
 
     /// Whether to poll now, which is not polite if this thread has lost its CPU to another.
     fn may_poll(&mut self, now: Instant, polite: bool, counters: &Counters) -> bool {
-        if self.score < DENSE || now < self.resume {
+        if self.score < POLL_SCORE || now < self.resume {
             self.looked = None;
             return false;
         }
-        if !polite || self.looked.is_some_and(|(at, _)| now.duration_since(at) < LOOK) {
+        if !polite || self.looked.is_some_and(|(at, _)| now.duration_since(at) < PREEMPTION_CHECK) {
             return true;
         }
         let lost = getrusage(UsageWho::RUSAGE_THREAD).map_or(0, |u| u.involuntary_context_switches());
@@ -113,8 +115,8 @@ impl State {
         if before.is_none_or(|(_, before)| before == lost) {
             return true;
         }
-        let soon = now.duration_since(self.resume) < SOON;
-        self.pause = if soon { (self.pause * 2).min(LONGEST_PAUSE) } else { PAUSE };
+        let soon = now.duration_since(self.resume) < RESUMED_LATELY;
+        self.pause = if soon { (self.pause * 2).min(MAX_PAUSE) } else { PAUSE };
         self.resume = now + self.pause;
         self.looked = None;
         counters.yielded();
@@ -187,7 +189,7 @@ mod tests {
 
     /// As many close requests as it takes for polling to begin after the next.
     fn make_dense(poller: &Poller) {
-        for _ in 1..DENSE {
+        for _ in 1..POLL_SCORE {
             drop(poller.turn());
         }
     }
@@ -242,7 +244,7 @@ mod tests {
     fn many_requests_without_answers_wait_no_longer_than_one() {
         let limit = Duration::from_millis(50);
         let (poller, writer) = poller(limit);
-        poller.state.lock().score = MOST;
+        poller.state.lock().score = MAX_SCORE;
         poller.state.lock().ended = Instant::now();
         let begin = Instant::now();
         for _ in 0..100 {
@@ -276,16 +278,16 @@ mod tests {
         let counters = Counters::default();
         let now = Instant::now();
         let mut state =
-            State { ended: now, score: MOST, caught: false, resume: now, pause: PAUSE, looked: None };
+            State { ended: now, score: MAX_SCORE, caught: false, resume: now, pause: PAUSE, looked: None };
         let lose = |state: &mut State, begin: Instant| {
             assert!(state.may_poll(begin, true, &counters), "the first look only takes note");
             if let Some((_, lost)) = &mut state.looked {
                 *lost -= 1;
             }
-            assert!(state.may_poll(begin + LOOK / 2, true, &counters), "looks too often");
-            assert!(!state.may_poll(begin + LOOK, true, &counters));
-            assert!(!state.may_poll(state.resume - LOOK, true, &counters), "polls in a pause");
-            (state.resume - begin - LOOK).as_millis()
+            assert!(state.may_poll(begin + PREEMPTION_CHECK / 2, true, &counters), "looks too often");
+            assert!(!state.may_poll(begin + PREEMPTION_CHECK, true, &counters));
+            assert!(!state.may_poll(state.resume - PREEMPTION_CHECK, true, &counters), "polls in a pause");
+            (state.resume - begin - PREEMPTION_CHECK).as_millis()
         };
         let pauses: Vec<u128> = (0..8)
             .map(|_| {
@@ -296,7 +298,7 @@ mod tests {
         assert_eq!(pauses, [20, 40, 40, 40, 40, 40, 40, 40]);
         assert_eq!(counters.polling().yielded, 8);
         // Quiet for a while: the next pause is short again.
-        let begin = state.resume + SOON;
+        let begin = state.resume + RESUMED_LATELY;
         assert_eq!(lose(&mut state, begin), PAUSE.as_millis());
     }
 }

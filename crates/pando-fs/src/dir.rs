@@ -62,7 +62,7 @@ impl Fs {
     /// the end. `.` and `..` come first. One scan, whatever `max`.
     ///
     /// A cookie is a function of the name: it may come from any handle, of this mount or an earlier one. One
-    /// that was listings out long ago costs a scan of the names that begin like it.
+    /// that was given out long ago costs a scan of the names that begin like it.
     pub fn readdir(&self, dh: DirHandle, ino: Ino, cookie: u64, max: usize) -> Result<Vec<DirEntry>> {
         self.list(dh, ino, cookie, max, false)
     }

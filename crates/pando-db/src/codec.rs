@@ -1,6 +1,6 @@
 //! Primitive fields: fixed little-endian integers, LEB128 varints, counted byte strings.
 
-use bytes::{Buf, BufMut, Bytes, BytesMut};
+use bytes::{Buf, BufMut, Bytes};
 
 use crate::error::{Error, Result};
 
@@ -14,7 +14,7 @@ pub(crate) fn put_varint(out: &mut impl BufMut, mut value: u64) {
 }
 
 /// Appends a byte string with its length.
-pub(crate) fn put_bytes(out: &mut BytesMut, bytes: &[u8]) {
+pub(crate) fn put_bytes(out: &mut impl BufMut, bytes: &[u8]) {
     put_varint(out, bytes.len() as u64);
     out.put_slice(bytes);
 }

@@ -36,8 +36,12 @@ pub struct Stats {
     /// Bytes of memory that the process has in its pool of buffers from 8 to 256 KiB, which are most pages,
     /// clean or not. Of all its stores together, what is kept for later included.
     pub page_memory: u64,
+    /// Of these, bytes that are in use: the rest is kept for later.
+    pub page_memory_in_use: u64,
     /// Bytes of nodes changed since the last checkpoint, and of the in-memory tables.
     pub dirty: u64,
+    /// Of these, bytes of the in-memory tables.
+    pub tables: u64,
     /// Budget of the cache.
     pub cache_budget: u64,
     /// Checkpoints made since open.

@@ -15,7 +15,7 @@ use std::{
 };
 
 use crate::{
-    dag::tree::{Limits, Tree},
+    dag::tree::{Limits, MIN_EDIT_NODES, Tree},
     error::{Error, Result},
     key::{Longest, Span},
     merge::Merge,
@@ -44,6 +44,8 @@ pub(crate) struct Edit<'a> {
     base: Table,
     pub root: NodeId,
     nodes: HashMap<NodeId, Version>,
+    /// Bytes that the changed nodes take.
+    memory: usize,
     counts: HashMap<NodeId, i64>,
 }
 
@@ -55,7 +57,8 @@ enum Version {
 
 impl<'a> Edit<'a> {
     pub fn new(cx: &'a Context<'a>, base: &Tree) -> Self {
-        Self { cx, base: base.table.clone(), root: base.root, nodes: HashMap::new(), counts: HashMap::new() }
+        let (nodes, counts) = (HashMap::new(), HashMap::new());
+        Self { cx, base: base.table.clone(), root: base.root, nodes, memory: 0, counts }
     }
 
     fn count_items(&self, node: &Node) {
@@ -205,7 +208,7 @@ impl<'a> Edit<'a> {
     /// Takes a node out of the store: its content went elsewhere, or nothing refers to it.
     pub fn remove(&mut self, id: NodeId) -> Result<()> {
         self.forget_references(id)?;
-        self.nodes.insert(id, Version::Removed);
+        self.replace(id, Version::Removed);
         Ok(())
     }
 
@@ -243,7 +246,14 @@ impl<'a> Edit<'a> {
         if let Some(target) = self.goto_too_low(&node) {
             panic!("a Goto to node {target} rests too low above it");
         }
-        self.nodes.insert(id, Version::Changed(Arc::new(node)));
+        self.memory += node.memory();
+        self.replace(id, Version::Changed(Arc::new(node)));
+    }
+
+    fn replace(&mut self, id: NodeId, version: Version) {
+        if let Some(Version::Changed(old)) = self.nodes.insert(id, version) {
+            self.memory -= old.memory();
+        }
     }
 
     /// A Goto that rests at an edge must be able to sink into the child that the edge has, or into a new one.
@@ -274,9 +284,11 @@ impl<'a> Edit<'a> {
         Ok(())
     }
 
-    /// True once the edit holds as many nodes as one edit should.
+    /// True once the edit holds as many nodes as one edit should, or as much memory.
     pub fn is_large(&self) -> bool {
-        self.nodes.len() >= self.cx.limits.edit_nodes
+        let limits = &self.cx.limits;
+        let nodes = self.nodes.len();
+        nodes >= limits.edit_nodes || (nodes >= MIN_EDIT_NODES && self.memory >= limits.edit_bytes)
     }
 
     /// The edit as it is to be published. Cost: in proportion to the headers of what has changed.

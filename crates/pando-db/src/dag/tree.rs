@@ -34,7 +34,12 @@ pub(crate) struct Limits {
     pub abundant: usize,
     /// Nodes that one edit changes before it stops cascading and leaves the rest to the next.
     pub edit_nodes: usize,
+    /// The same for the memory of these nodes, in bytes, if they are more than [`MIN_EDIT_NODES`].
+    pub edit_bytes: usize,
 }
+
+/// Enough for a path from the root to a leaf, with nodes beside it: with fewer, flushing would not get on.
+pub(crate) const MIN_EDIT_NODES: usize = 12;
 
 impl Limits {
     /// Limits for a target node size.
@@ -46,6 +51,7 @@ impl Limits {
             fanout: (node >> 15).clamp(8, 64),
             abundant: abundant.unwrap_or(node / 16),
             edit_nodes: 256,
+            edit_bytes: usize::MAX,
         }
     }
 }

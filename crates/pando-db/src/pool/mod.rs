@@ -17,6 +17,7 @@ mod chunk;
 use std::{
     collections::BTreeMap,
     ops::{Bound, Deref, DerefMut},
+    sync::atomic::{AtomicUsize, Ordering},
 };
 
 use bytes::Bytes;
@@ -35,6 +36,8 @@ const MOST: usize = CHUNK / 8;
 const KEPT: usize = CHUNK;
 /// Lately: since all that buffers have had at once came and went so often, or twice as often.
 const ROUNDS: usize = 16;
+/// Part (1/n) of what buffers have that is kept at most though they have had more lately. Budgets of stores do not know of it.
+const IDLE_SHARE: usize = 32;
 /// Part (1/n) of what buffers have that is too small for a buffer, or shares a page of the kernel's with one.
 const WASTE_SHARE: usize = 16;
 /// Calls of [`rest`] between which nothing came or went, after which only [`KEPT`] is kept.
@@ -86,6 +89,35 @@ pub(crate) fn footprint(len: usize) -> usize {
 pub(crate) fn resident() -> u64 {
     let pool = POOL.lock();
     ((pool.taken + pool.idle) * UNIT) as u64
+}
+
+/// Stores of this process that are open.
+static STORES: AtomicUsize = AtomicUsize::new(0);
+
+/// A store that is open, and takes buffers.
+pub(crate) struct User(());
+
+impl User {
+    pub(crate) fn new() -> Self {
+        STORES.fetch_add(1, Ordering::Relaxed);
+        Self(())
+    }
+}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        STORES.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// [`resident`], if all of it is the caller's: no other store is open in this process.
+pub(crate) fn resident_for_one_store() -> Option<u64> {
+    (STORES.load(Ordering::Relaxed) == 1).then(resident)
+}
+
+/// Bytes of memory that buffers of the pool have.
+pub(crate) fn in_use() -> u64 {
+    (POOL.lock().taken * UNIT) as u64
 }
 
 impl Deref for Buffer {
@@ -278,7 +310,7 @@ impl Pool {
             }
             self.spare = at;
         }
-        let enough = self.most[0].max(self.most[1]).min(4 * self.taken);
+        let enough = self.most[0].max(self.most[1]).min(self.taken + self.taken / IDLE_SHARE);
         self.without_more_than(enough)
     }
 

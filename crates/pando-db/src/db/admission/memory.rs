@@ -5,6 +5,9 @@
 //! data has all that these two leave, less what an edit of the DAG may come to need, and a quarter of the
 //! budget always. A store that is only read has all of it as cache.
 //!
+//! Where the store is the only one of its process, what its pool of page buffers has beside clean data counts as
+//! well: pages that an edit has read, or that a reader still looks at.
+//!
 //! Guarantees: all together exceed the budget by a sixteenth at most (tables have a quarter of it, dirty
 //! nodes three eighths, an edit half of that), and by a batch or two, for whose sake clean data goes only
 //! with the next; where the budget is small, by the thirteen nodes that an edit needs at least, and by seven
@@ -12,7 +15,7 @@
 //! thousandth of the budget for marks of passed pages (a 256th at most), and what the allocator keeps. May
 //! use: the front, the pager. No I/O.
 
-use crate::db::engine::Engine;
+use crate::{dag::tree::MIN_EDIT_NODES, db::engine::Engine, pool};
 
 /// Sealed in-memory tables that may wait for the flusher before writers wait too. Many small ones rather than
 /// a few large ones in the same memory: the flusher has work sooner, and does not stand still while one fills
@@ -27,6 +30,9 @@ pub(crate) const MAX_SEALED_TABLES_FOR_CLONES: usize = 2 * MAX_SMALL_SEALED_TABL
 const TABLE_SHARE: u64 = 28;
 /// Part (1/n) that clean data has at least.
 const CLEAN_SHARE: u64 = 4;
+/// Part (1/n) of what tables take that the heap keeps besides: they are freed by another thread than the one
+/// that fills them, and in another order.
+const HEAP_WASTE_SHARE: u64 = 2;
 /// Smallest changes (1/n of the budget) of which the cache is told.
 const SHRINK_SHARE: u64 = 256;
 const GROW_SHARE: u64 = 64;
@@ -47,7 +53,12 @@ fn max_dirty(budget: u64) -> u64 {
 /// a leaf, or flushing would not get on. Where an edit stops early, more messages wait in the nodes that
 /// readers pass.
 pub(crate) fn edit_nodes(budget: u64, node: usize) -> usize {
-    (max_dirty(budget) / (2 * node as u64)).max(12) as usize
+    (edit_bytes(budget) / node as u64).max(MIN_EDIT_NODES as u64) as usize
+}
+
+/// Bytes of memory that the nodes of one edit may take: a node with messages takes several times its size.
+pub(crate) fn edit_bytes(budget: u64) -> u64 {
+    max_dirty(budget) / 2
 }
 
 /// Nodes' worth of messages that may wait in one interior node, where the data is much larger than the
@@ -106,9 +117,15 @@ impl Engine {
     /// Gives clean data what tables and dirty nodes leave.
     pub fn share_memory(&self) {
         let budget = self.options.cache_bytes;
-        let mut taken = self.dirty.memory() + self.views.sizes.bytes() as u64;
+        let tables = self.views.sizes.bytes() as u64;
+        let mut taken = self.dirty.memory() + tables + tables / HEAP_WASTE_SHARE;
         if taken > 0 {
             taken += edit_memory(budget, self.limits.node);
+        }
+        if let Some(pages) = pool::resident_for_one_store() {
+            // With what was read for an edit, is being written, or was changed while a reader looks at it.
+            let beside = pages.saturating_sub(self.pager.cached_bytes());
+            taken = taken.max(beside + tables);
         }
         let left = budget.saturating_sub(taken).max(budget / CLEAN_SHARE);
         let has = self.pager.budget();

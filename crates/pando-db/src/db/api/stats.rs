@@ -29,6 +29,7 @@ fn stats(engine: &Engine) -> Result<Stats> {
         log_used: engine.log.used(),
         cache_used: engine.pager.cached_bytes(),
         page_memory: pool::resident(),
+        page_memory_in_use: pool::in_use(),
         cache_budget: engine.options.cache_bytes,
         checkpoints: engine.counters.checkpoints.load(Ordering::Relaxed),
         clones: engine.counters.clones.load(Ordering::Relaxed),
@@ -44,7 +45,8 @@ fn stats(engine: &Engine) -> Result<Stats> {
     };
     (stats.cache_hits, stats.cache_misses) = engine.pager.hit_counts();
     (stats.row_hits, stats.row_bytes) = engine.pager.row_counts();
-    stats.dirty = engine.dirty.memory() + engine.views.sizes.bytes() as u64;
+    stats.tables = engine.views.sizes.bytes() as u64;
+    stats.dirty = engine.dirty.memory() + stats.tables;
     let goto = |r: &crate::node::RangeMsg| r.target.is_some();
     for table in &view.tables {
         stats.gotos_pending += table.clones().count() as u64;

@@ -39,8 +39,13 @@ impl Engine {
             front.active.msn
         });
         loop {
-            // As many tables as the space beside the last checkpoint allows; at least one.
-            while self.superversion.read().tree.msn < target && self.flush_step()? && !self.is_tight()? {}
+            // As many tables as the space beside the last checkpoint allows, and the memory for dirty nodes,
+            // for which the flusher waits meanwhile; at least one.
+            while self.superversion.read().tree.msn < target
+                && self.flush_step()?
+                && !self.is_full_of_dirt()
+                && !self.is_tight()?
+            {}
             self.persist(&mut durable, false)?;
             if self.superversion.read().tree.msn >= target {
                 drop(durable);

@@ -191,6 +191,7 @@ pub(crate) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
         limits: Limits {
             edit_nodes: edit_nodes(superblock.device_size.min(capacity), superblock.node_size as usize)
                 .min(memory::edit_nodes(options.cache_bytes, superblock.node_size as usize)),
+            edit_bytes: usize::try_from(memory::edit_bytes(options.cache_bytes)).unwrap_or(usize::MAX),
             ..Limits::new(superblock.node_size, options.abundant_bytes)
         },
         merge: options.merge.clone(),

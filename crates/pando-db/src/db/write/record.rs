@@ -4,14 +4,13 @@
 //! fields. Long values are not in it but set aside, for the log to decide
 //! where they go (`store::bulk`). Decoding is total.
 
-use std::ops::Range;
-
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{BufMut, Bytes};
 
 use crate::{
     batch::{Batch, Op},
     codec::{Reader, put_bytes},
     error::Result,
+    pool,
 };
 
 mod tag {
@@ -78,7 +77,11 @@ pub(crate) fn encode(mut ops: Vec<Op>, threshold: usize) -> Encoded {
         })
         .collect();
     let inside = len - values.iter().map(|(_, value)| value.len()).sum::<usize>();
-    let mut out = BytesMut::with_capacity(1 + inside);
+    // A table keeps it until it is flushed. Much memory that comes and goes like this is the pool's rather than
+    // the heap's, of which only what is free at the end goes back to the kernel.
+    let room = 1 + inside;
+    let mut buffer = pool::buffer(room);
+    let mut out: &mut [u8] = &mut buffer;
     let mut places = Vec::with_capacity(ops.len());
     if !aside {
         out.put_u8(WHOLE);
@@ -96,11 +99,16 @@ pub(crate) fn encode(mut ops: Vec<Op>, threshold: usize) -> Encoded {
             Op::RenamePrefix(src, dst) => (tag::RENAME, src, Some(dst)),
         };
         out.put_u8(tag);
-        let first = put_field(&mut out, first);
-        let second = second.map_or(0..0, |second| put_field(&mut out, second));
-        places.push((first, second));
+        let mut put = |field: &[u8]| {
+            put_bytes(&mut out, field);
+            let end = room - out.len();
+            end - field.len()..end
+        };
+        let first = put(first);
+        places.push((first, second.map_or(0..0, put)));
     }
-    let payload = out.freeze();
+    let used = room - out.len();
+    let payload = Bytes::from(buffer).slice(..used);
     for (op, (first, second)) in ops.iter_mut().zip(places) {
         let is_aside = is_long(op);
         match op {
@@ -116,12 +124,6 @@ pub(crate) fn encode(mut ops: Vec<Op>, threshold: usize) -> Encoded {
         }
     }
     Encoded { payload, values, ops, len }
-}
-
-/// Appends a counted field; where it is.
-fn put_field(out: &mut BytesMut, field: &[u8]) -> Range<usize> {
-    put_bytes(out, field);
-    out.len() - field.len()..out.len()
 }
 
 /// What a record says.

@@ -36,8 +36,6 @@ const MOST: usize = CHUNK / 8;
 const KEPT: usize = CHUNK;
 /// Lately: since all that buffers have had at once came and went so often, or twice as often.
 const ROUNDS: usize = 16;
-/// Part (1/n) of what buffers have that is kept at most though they have had more lately. Budgets of stores do not know of it.
-const IDLE_SHARE: usize = 32;
 /// Part (1/n) of what buffers have that is too small for a buffer, or shares a page of the kernel's with one.
 const WASTE_SHARE: usize = 16;
 /// Calls of [`rest`] between which nothing came or went, after which only [`KEPT`] is kept.
@@ -310,7 +308,7 @@ impl Pool {
             }
             self.spare = at;
         }
-        let enough = self.most[0].max(self.most[1]).min(self.taken + self.taken / IDLE_SHARE);
+        let enough = self.most[0].max(self.most[1]).min(4 * self.taken);
         self.without_more_than(enough)
     }
 

@@ -17,7 +17,6 @@ mod chunk;
 use std::{
     collections::BTreeMap,
     ops::{Bound, Deref, DerefMut},
-    sync::atomic::{AtomicUsize, Ordering},
 };
 
 use bytes::Bytes;
@@ -87,30 +86,6 @@ pub(crate) fn footprint(len: usize) -> usize {
 pub(crate) fn resident() -> u64 {
     let pool = POOL.lock();
     ((pool.taken + pool.idle) * UNIT) as u64
-}
-
-/// Stores of this process that are open.
-static STORES: AtomicUsize = AtomicUsize::new(0);
-
-/// A store that is open, and takes buffers.
-pub(crate) struct User(());
-
-impl User {
-    pub(crate) fn new() -> Self {
-        STORES.fetch_add(1, Ordering::Relaxed);
-        Self(())
-    }
-}
-
-impl Drop for User {
-    fn drop(&mut self) {
-        STORES.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// [`resident`], if all of it is the caller's: no other store is open in this process.
-pub(crate) fn resident_for_one_store() -> Option<u64> {
-    (STORES.load(Ordering::Relaxed) == 1).then(resident)
 }
 
 /// Bytes of memory that buffers of the pool have.

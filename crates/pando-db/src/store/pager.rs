@@ -124,8 +124,6 @@ pub(crate) struct Pager {
     ahead_bytes: AtomicU64,
     /// What the cache was told; to ask it takes a lock of each of its parts, and every write asks.
     budget: AtomicU64,
-    /// Counts this store among those whose pages the pool has.
-    _pool: pool::User,
     /// What was read with [`Keep::Again`].
     passed: GhostList,
     page_target: usize,
@@ -159,7 +157,6 @@ impl Pager {
             in_flight: InFlight::with_room(budget / IN_FLIGHT_SHARE),
             ahead_bytes: 0.into(),
             budget: budget.into(),
-            _pool: pool::User::new(),
             cache: Cache::with_options(options, ByBytes, Hashing::with_seed(0), DefaultLifecycle::default()),
             hits: ShardedCounter::default(),
             row_hits: ShardedCounter::default(),

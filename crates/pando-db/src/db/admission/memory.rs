@@ -5,9 +5,6 @@
 //! data has all that these two leave, less what an edit of the DAG may come to need, and a quarter of the
 //! budget always. A store that is only read has all of it as cache.
 //!
-//! Where the store is the only one of its process, what its pool of page buffers has beside clean data counts as
-//! well: pages that an edit has read, or that a reader still looks at.
-//!
 //! Guarantees: all together exceed the budget by a sixteenth at most (tables have a quarter of it, dirty
 //! nodes three eighths, an edit half of that), and by a batch or two, for whose sake clean data goes only
 //! with the next; where the budget is small, by the thirteen nodes that an edit needs at least, and by seven
@@ -15,7 +12,7 @@
 //! thousandth of the budget for marks of passed pages (a 256th at most), and what the allocator keeps. May
 //! use: the front, the pager. No I/O.
 
-use crate::{dag::tree::MIN_EDIT_NODES, db::engine::Engine, pool};
+use crate::{dag::tree::MIN_EDIT_NODES, db::engine::Engine};
 
 /// Sealed in-memory tables that may wait for the flusher before writers wait too. Many small ones rather than
 /// a few large ones in the same memory: the flusher has work sooner, and does not stand still while one fills
@@ -121,11 +118,6 @@ impl Engine {
         let mut taken = self.dirty.memory() + tables + tables / HEAP_WASTE_SHARE;
         if taken > 0 {
             taken += edit_memory(budget, self.limits.node);
-        }
-        if let Some(pages) = pool::resident_for_one_store() {
-            // With what was read for an edit, is being written, or was changed while a reader looks at it.
-            let beside = pages.saturating_sub(self.pager.cached_bytes());
-            taken = taken.max(beside + tables);
         }
         let left = budget.saturating_sub(taken).max(budget / CLEAN_SHARE);
         let has = self.pager.budget();

@@ -2,8 +2,9 @@
 //!
 //! There is one budget, [`crate::Options::cache_bytes`], and three who want it. Tables in memory and dirty
 //! nodes come first, each up to a limit of its own: what they hold cannot be dropped. Readers' cache of clean
-//! data has all that these two leave, less what an edit of the DAG may come to need, and a quarter of the
-//! budget always. A store that is only read has all of it as cache.
+//! data has all that these two leave, less what an edit of the DAG may come to need and half of what tables
+//! have, which the heap keeps beside them, and a quarter of the budget always. A store that is only read has
+//! all of it as cache.
 //!
 //! Guarantees: all together exceed the budget by a sixteenth at most (tables have a quarter of it, dirty
 //! nodes three eighths, an edit half of that), and by a batch or two, for whose sake clean data goes only

@@ -5,10 +5,10 @@
 use std::{path::Path, time::Instant};
 
 use anyhow::Result;
+use pando_bench_common::cgroup::Group;
 
 use crate::{
     args::{Args, USUAL_SHARE},
-    cgroup::Group,
     engine::{Kind, Settings},
     part::Part,
     report::Row,

@@ -4,6 +4,8 @@
 //! 15 hexadecimal digits, so that every prefix that ends on a digit holds a
 //! known number of keys. Values are random bytes, which nothing compresses.
 
+pub use pando_bench_common::Random;
+
 /// Length of every key in bytes.
 pub const KEY: usize = 16;
 /// Length of the values of the data set in bytes.
@@ -37,39 +39,6 @@ pub fn even(index: u64) -> u64 {
 /// Keys of 16 bytes and values of 100 that make up `bytes` bytes.
 pub fn keys_in(bytes: u64) -> u64 {
     (bytes / (KEY + VALUE) as u64).max(1000)
-}
-
-/// A small, fast generator with a seed (SplitMix64).
-pub struct Random(u64);
-
-impl Random {
-    /// The generator of this seed.
-    pub fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    /// The next 64 random bits.
-    pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// A number below `end`.
-    pub fn below(&mut self, end: u64) -> u64 {
-        ((u128::from(self.bits()) * u128::from(end)) >> 64) as u64
-    }
-
-    /// `len` random bytes.
-    pub fn bytes(&mut self, len: usize) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(len + 8);
-        while bytes.len() < len {
-            bytes.extend_from_slice(&self.bits().to_le_bytes());
-        }
-        bytes.truncate(len);
-        bytes
-    }
 }
 
 #[cfg(test)]

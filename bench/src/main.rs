@@ -6,7 +6,6 @@
 //! is equal and what is not.
 
 mod args;
-mod cgroup;
 mod contender;
 mod data;
 mod engine;

@@ -13,11 +13,11 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use pando_bench_common::cgroup::{self, Group};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    cgroup::{self, Group},
     data,
     engine::Settings,
     engines,

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use anyhow::Result;
+use pando_bench_common::number::short;
 use serde_json::{Value, json};
 
 use crate::{engines::PANDO, works::Outcome};
@@ -31,18 +32,6 @@ impl Row {
 fn best_peer(rows: &[Row], row: &Row) -> Option<f64> {
     let peers = rows.iter().filter(|r| r.engine != PANDO && (&r.work, &r.set) == (&row.work, &row.set));
     peers.filter_map(Row::rate).reduce(f64::max)
-}
-
-/// A number with three significant digits or so.
-fn short(x: f64) -> String {
-    match x.abs() {
-        1e9.. => format!("{:.2}G", x / 1e9),
-        1e6.. => format!("{:.2}M", x / 1e6),
-        1e4.. => format!("{:.1}k", x / 1e3),
-        100.0.. => format!("{x:.0}"),
-        1.0.. => format!("{x:.2}"),
-        _ => format!("{x:.3}"),
-    }
 }
 
 /// The table, as it is printed.

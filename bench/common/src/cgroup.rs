@@ -1,4 +1,4 @@
-//! A limit on memory, page cache included: a memory control group of the kernel.
+//! A limit on memory, page cache included: a memory control group of the kernel. And one on requests to a device.
 //!
 //! Both versions of control groups will do. Under the first, the group is made
 //! in the one that this process is in; under the second, which allows no
@@ -24,6 +24,15 @@ enum Version {
     Two,
 }
 
+/// Most that a group may ask of a device.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rate {
+    /// Requests a second.
+    pub requests: u64,
+    /// Bytes a second.
+    pub bytes: u64,
+}
+
 /// A memory control group; removed when it is dropped.
 #[derive(Debug)]
 pub struct Group {
@@ -32,17 +41,13 @@ pub struct Group {
 }
 
 impl Group {
-    /// Makes a group whose processes and page cache have `limit` bytes, and no swap.
+    /// Makes a group whose processes and page cache have `limit` bytes, and no swap. `u64::MAX` is no limit.
     pub fn new(name: &str, limit: u64) -> Result<Self> {
         Self::make(name, limit).context(WAY_OUT)
     }
 
     fn make(name: &str, limit: u64) -> Result<Self> {
-        let (version, own) = own_group(
-            &fs::read_to_string("/proc/self/cgroup")?,
-            &fs::read_to_string("/proc/self/mountinfo")?,
-        )
-        .ok_or_else(|| anyhow!("this system has no memory control groups mounted"))?;
+        let (version, own) = find("memory")?;
         let parent = match version {
             Version::One => own,
             // A group that has limits of its own lies in one that may hand them out.
@@ -60,6 +65,7 @@ impl Group {
         let group = Self { dir, version };
         let limit = limit.to_string();
         match version {
+            _ if limit == u64::MAX.to_string() => {}
             Version::One => {
                 write(&group.dir.join("memory.limit_in_bytes"), &limit)?;
                 no_swap(&group.dir.join("memory.memsw.limit_in_bytes"), &limit)?;
@@ -103,6 +109,77 @@ impl Drop for Group {
     }
 }
 
+/// A limit on what processes may ask of a device; taken back when it is dropped.
+///
+/// Under the first version of control groups it is set where this process is, and at the root,
+/// to which the kernel counts what it writes back: for this device it holds for everybody. Under the second
+/// it is set for one group, to which what is written back counts too, but not what the journals of
+/// file systems write of themselves.
+#[derive(Debug)]
+pub struct Throttle {
+    /// Files, and what is written to them at the end.
+    undo: Vec<(PathBuf, String)>,
+}
+
+impl Throttle {
+    /// Limits reads and writes of the device `major:minor`, to `rate` each. `group` is needed under the second version.
+    pub fn new(device: &str, rate: Rate, group: Option<&Group>) -> Result<Self> {
+        let mut throttle = Self { undo: Vec::new() };
+        let own = find("blkio").or_else(|_| find("io"))?;
+        if own.0 == Version::One {
+            let root =
+                own.1.ancestors().take_while(|dir| dir.join("blkio.throttle.read_bps_device").exists());
+            let dirs: Vec<PathBuf> = root.map(PathBuf::from).collect();
+            ensure!(!dirs.is_empty(), "this kernel does not limit devices (blkio.throttle)");
+            for dir in dirs {
+                for (name, value) in [
+                    ("read_bps", rate.bytes),
+                    ("write_bps", rate.bytes),
+                    ("read_iops", rate.requests),
+                    ("write_iops", rate.requests),
+                ] {
+                    let file = dir.join(format!("blkio.throttle.{name}_device"));
+                    write(&file, &format!("{device} {value}"))?;
+                    throttle.undo.push((file, format!("{device} 0")));
+                }
+            }
+            return Ok(throttle);
+        }
+        let group = group.context("a device is limited for a group")?;
+        if let Some(parent) = group.dir.parent() {
+            write(&parent.join("cgroup.subtree_control"), "+io")?;
+        }
+        let (bytes, requests) = (rate.bytes, rate.requests);
+        let file = group.dir.join("io.max");
+        write(&file, &format!("{device} rbps={bytes} wbps={bytes} riops={requests} wiops={requests}"))?;
+        throttle.undo.push((file, format!("{device} rbps=max wbps=max riops=max wiops=max")));
+        Ok(throttle)
+    }
+
+    /// Whether a limit is set for a group, which processes must then be in.
+    pub fn needs_group() -> bool {
+        !matches!(find("blkio"), Ok((Version::One, _)))
+    }
+}
+
+impl Drop for Throttle {
+    fn drop(&mut self) {
+        for (file, text) in &self.undo {
+            if let Err(error) = fs::write(file, text) {
+                eprintln!("taking back the limit in {}: {error}", file.display());
+            }
+        }
+    }
+}
+
+/// The group of this process that has this controller.
+fn find(controller: &str) -> Result<(Version, PathBuf)> {
+    let (groups, mounts) =
+        (fs::read_to_string("/proc/self/cgroup")?, fs::read_to_string("/proc/self/mountinfo")?);
+    own_group(&groups, &mounts, controller)
+        .ok_or_else(|| anyhow!("this system has no control groups for {controller} mounted"))
+}
+
 /// Puts this process into the group of `dir`.
 pub fn join(dir: &Path) -> Result<()> {
     // Zero is whoever writes it.
@@ -124,12 +201,12 @@ fn write(path: &Path, text: &str) -> Result<()> {
     fs::write(path, text).with_context(|| format!("writing {text} to {}", path.display()))
 }
 
-/// The directory of the group that accounts for the memory of the process with these files in `/proc`.
-fn own_group(cgroup: &str, mountinfo: &str) -> Option<(Version, PathBuf)> {
+/// The directory of the group with this controller that the process with these files in `/proc` is in.
+fn own_group(cgroup: &str, mountinfo: &str, controller: &str) -> Option<(Version, PathBuf)> {
     // Lines are `number:controllers:path`; the second version has no controllers there.
     let groups = || cgroup.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
     let (version, path) = groups()
-        .find(|(controllers, _)| controllers.split(',').any(|name| name == "memory"))
+        .find(|(controllers, _)| controllers.split(',').any(|name| name == controller))
         .map(|(_, path)| (Version::One, path))
         .or_else(|| groups().find(|g| g.0.is_empty()).map(|(_, path)| (Version::Two, path)))?;
     mountinfo.lines().find_map(|line| {
@@ -140,7 +217,7 @@ fn own_group(cgroup: &str, mountinfo: &str) -> Option<(Version, PathBuf)> {
         let mut file_system = file_system.split(' ');
         let (kind, options) = (file_system.next()?, file_system.nth(1)?);
         let is_it = match version {
-            Version::One => kind == "cgroup" && options.split(',').any(|option| option == "memory"),
+            Version::One => kind == "cgroup" && options.split(',').any(|option| option == controller),
             Version::Two => kind == "cgroup2",
         };
         // In a container, the root of the mount may be a group below the root of all.
@@ -158,24 +235,24 @@ mod tests {
         let cgroup = "9:name=systemd:/\n4:memory:/a/b\n0::/\n";
         let mounts = "32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu\n\
                       35 31 0:32 / /sys/fs/cgroup/memory rw shared:1 - cgroup cgroup rw,memory\n";
-        let found = own_group(cgroup, mounts);
+        let found = own_group(cgroup, mounts, "memory");
         assert_eq!(found, Some((Version::One, "/sys/fs/cgroup/memory/a/b".into())));
         let mounts = "35 31 0:32 /a /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n";
-        let found = own_group(cgroup, mounts);
+        let found = own_group(cgroup, mounts, "memory");
         assert_eq!(found, Some((Version::One, "/sys/fs/cgroup/memory/b".into())));
     }
 
     #[test]
     fn finds_the_group_of_the_second_version() {
         let mounts = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
-        let found = own_group("0::/user.slice/run.scope\n", mounts);
+        let found = own_group("0::/user.slice/run.scope\n", mounts, "memory");
         assert_eq!(found, Some((Version::Two, "/sys/fs/cgroup/user.slice/run.scope".into())));
-        assert_eq!(own_group("0::/\n", mounts), Some((Version::Two, "/sys/fs/cgroup/".into())));
+        assert_eq!(own_group("0::/\n", mounts, "memory"), Some((Version::Two, "/sys/fs/cgroup/".into())));
     }
 
     #[test]
     fn finds_nothing_where_nothing_is() {
-        assert_eq!(own_group("0::/\n", "24 1 8:1 / / rw - ext4 /dev/root rw\n"), None);
-        assert_eq!(own_group("", ""), None);
+        assert_eq!(own_group("0::/\n", "24 1 8:1 / / rw - ext4 /dev/root rw\n", "memory"), None);
+        assert_eq!(own_group("", "", "memory"), None);
     }
 }

@@ -33,6 +33,7 @@ pub struct Batch {
     pub(crate) ops: Vec<Op>,
     /// Keys, and the values that they must have before the first operation.
     expected: Vec<(Bytes, Option<Bytes>)>,
+    joinable: bool,
 }
 
 impl Batch {
@@ -100,6 +101,20 @@ impl Batch {
     pub fn expect(&mut self, key: impl Into<Bytes>, value: Option<Bytes>) -> &mut Self {
         self.expected.push((key.into(), value));
         self
+    }
+
+    /// Lets the store make one batch of this one and those right before and behind it that allow it too, as long as
+    /// they wait in memory to be logged: then a crash leaves all of them or none. For small changes of the same
+    /// few keys that follow each other closely, such as the parts of a value that grows: only what they come
+    /// to is written. Batches that expect something, or change ranges of keys, are never joined.
+    pub fn joinable(&mut self) -> &mut Self {
+        self.joinable = true;
+        self
+    }
+
+    /// Whether the batch may be made one with its neighbours.
+    pub(crate) fn may_be_joined(&self) -> bool {
+        self.joinable && self.expected.is_empty()
     }
 
     /// Adds one operation.

@@ -59,9 +59,14 @@ pub trait Merge: Send + Sync + 'static {
         let _ = (first, second);
         None
     }
-    /// The same for operations that came by [`crate::Batch::upsert_prefix`], which apply only to values
-    /// that exist: for every value, the result must be what `first` and then `second` make of it, where
-    /// `second` is left out if `first` has deleted the value. Nothing need be said of what it does
+    /// What `op` makes of every value, and of none, where that is the same: then it is stored like a put.
+    fn constant(&self, op: &[u8]) -> Option<Bytes> {
+        let _ = op;
+        None
+    }
+    /// The same as [`Merge::combine`] for operations that came by [`crate::Batch::upsert_prefix`], which apply
+    /// only to values that exist: for every value, the result must be what `first` and then `second` make of it,
+    /// where `second` is left out if `first` has deleted the value. Nothing need be said of what it does
     /// without a value. Where `first` never deletes, [`Merge::combine`] is right here too.
     fn combine_present(&self, first: &[u8], second: &[u8]) -> Option<Bytes> {
         let _ = (first, second);

@@ -58,6 +58,8 @@ pub struct Stats {
     /// Batches whose clones made a search for long keys necessary since open: bounds did not show that all
     /// stay within [`crate::MAX_KEY`].
     pub length_searches: u64,
+    /// Batches since open that were made one with the batch before: see [`crate::Batch::joinable`].
+    pub batches_joined: u64,
     /// Edges of nodes and messages about ranges of keys that structural work went through since open, each
     /// time it did: what bursts of clones and deletes cost the processor.
     pub items_handled: u64,

@@ -130,15 +130,22 @@ impl Bulk {
         let mut writer = Writer { bulk: self, packed: Packed::default(), placed: Placed::default(), left };
         let mut builder = Builder::default();
         let mut entries: Vec<(Bytes, Bytes)> = Vec::new();
+        let mut before = 0;
         for &i in &order {
             let (key, value) = &group.values[i];
             let full = builder.bytes() + key.len() + value.len() > self.pager.page_target();
+            // A page that holds what is replaced soon would be taken apart, with what else is in it.
+            let alone = i >= group.open || before >= group.open;
             let ascends = entries.last().is_none_or(|(last, _)| last < key);
-            if !entries.is_empty() && (full || !ascends) && !writer.page(&mut builder, &mut entries)? {
+            if !entries.is_empty()
+                && (full || alone || !ascends)
+                && !writer.page(&mut builder, &mut entries)?
+            {
                 return Ok(None);
             }
             builder.push(key.clone(), Msg::Put(value.clone()));
             entries.push((key.clone(), value.clone()));
+            before = i;
         }
         if !writer.page(&mut builder, &mut entries)? || !writer.extent()? {
             return Ok(None);

@@ -205,6 +205,10 @@ impl Runner {
     fn write_if(&mut self, expected: &[(Bytes, Option<Bytes>)], ops: &[Op]) -> Outcome {
         let holds = |world: &World| expected.iter().all(|(key, value)| world.get(key) == value.as_ref());
         let mut batch = pando_db::Batch::new();
+        // In runs, so that several are made one, and long enough apart that others are not.
+        if self.coverage.get("batches") / 16 % 2 == 1 {
+            batch.joinable();
+        }
         ops.iter().for_each(|op| {
             batch.push(op.clone());
         });
@@ -538,6 +542,7 @@ impl Runner {
         self.coverage.reach("pending range-upserts", stats.updates_pending);
         self.coverage.add("seen: reclaimable nodes", u64::from(stats.reclaimable_nodes > 0));
         self.coverage.reach("checkpoints of one run", stats.checkpoints);
+        self.coverage.reach("batches joined since open", stats.batches_joined);
         Ok(())
     }
 

@@ -43,6 +43,7 @@ use crate::{
 
 pub(crate) mod dirty;
 pub(crate) mod gc_state;
+pub(crate) mod joint;
 pub(crate) mod report;
 pub(crate) mod signal;
 pub(crate) mod skip_ranges;
@@ -109,6 +110,8 @@ pub(crate) struct Counters {
     pub push_downs: AtomicU64,
     /// Batches whose clones could not be admitted by bounds of key lengths alone.
     pub length_searches: AtomicU64,
+    /// Batches that were made one with the batch before.
+    pub joined: AtomicU64,
     /// Edges and messages about ranges that structural work went through.
     pub handled: AtomicU64,
     /// Keys that cursors came by of which nothing was left.

@@ -55,7 +55,7 @@ impl SkipRanges {
     /// `now`. Whether more is known than before.
     pub fn found(&mut self, seen: u64, now: u64, span: Span) -> bool {
         if self.patience == 0 {
-            (self.since, self.known) = (now, None);
+            (self.since, self.known) = (self.since.max(now), None);
             self.recent.clear();
         }
         self.patience = IDLE_BATCHES;
@@ -119,6 +119,12 @@ impl SkipRanges {
                 *next = hull(Some(oldest), next.clone());
             }
         }
+    }
+
+    /// Takes in what was made one with batch `msn`, which views of that very batch may not show.
+    pub fn joined(&mut self, ops: &[Op], msn: u64, used: impl FnOnce() -> bool) {
+        self.written(ops, msn + 1, used);
+        self.since = self.since.max(msn + 1);
     }
 
     fn put(&mut self, key: &Bytes) {
@@ -188,6 +194,20 @@ mod tests {
         assert_eq!(left(&skip_ranges, "a", "z"), Some(span("m", "z")));
         write(&mut skip_ranges, &[Op::RenamePrefix("q".into(), "b".into())], 13);
         assert_eq!(left(&skip_ranges, "a", "z"), Some(span("b", "z")));
+    }
+
+    #[test]
+    fn what_was_joined_to_a_batch_is_not_overlooked_by_views_of_that_batch() {
+        let mut skip_ranges = SkipRanges::default();
+        // Nobody watched: a view of batch 7 may be from before the join, one of batch 8 is not.
+        skip_ranges.joined(&[put("c")], 7, || false);
+        assert!(!skip_ranges.found(7, 7, span("a", "m")));
+        assert!(skip_ranges.found(8, 8, span("d", "m")));
+        // Somebody watches.
+        skip_ranges.joined(&[put("e")], 8, || false);
+        assert_eq!(left(&skip_ranges, "a", "z"), Some(span("a", "z")), "it lies in what was known");
+        assert!(!skip_ranges.found(8, 8, span("d", "m")));
+        assert!(skip_ranges.found(9, 9, span("n", "q")));
     }
 
     fn write(skip_ranges: &mut SkipRanges, ops: &[Op], msn: u64) {

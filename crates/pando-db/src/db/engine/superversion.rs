@@ -27,7 +27,7 @@ use smallvec::SmallVec;
 
 use crate::{
     dag::{memtable::Memtable, read::view::View, tree::Tree},
-    db::engine::{skip_ranges::SkipRanges, watch::Watched},
+    db::engine::{joint::Joint, skip_ranges::SkipRanges, watch::Watched},
     thread,
 };
 
@@ -49,6 +49,8 @@ pub(crate) struct Superversion {
     pub skip_ranges: SkipRanges,
     /// Keys that batches expect something of, while they look them up.
     pub watched: Watched,
+    /// The newest batch, if the next may be made one with it.
+    pub joint: Option<Joint>,
 }
 
 impl Superversion {

@@ -35,6 +35,7 @@ use crate::{
 
 mod apply;
 pub(crate) mod expect;
+mod join;
 mod lengths;
 pub(crate) mod record;
 
@@ -72,6 +73,7 @@ impl Engine {
         if batch.ops().is_empty() {
             return self.check_expected(&self.view(), batch.expected());
         }
+        let joinable = batch.may_be_joined();
         let (ops, expected) = batch.into_parts();
         let encoded = record::encode(ops, self.bulk.threshold());
         // With what a record about one of its values has besides.
@@ -83,8 +85,10 @@ impl Engine {
         let mut refuted = 0;
         loop {
             self.admit(&encoded)?;
-            let tried =
-                self.when_expected(&expected, |front| self.try_apply(front, &encoded, proof.as_ref()))?;
+            let tried = self.when_expected(&expected, |front| match joinable {
+                true => self.try_join(front, &encoded, proof.as_ref()),
+                false => self.try_apply(front, &encoded, proof.as_ref()),
+            })?;
             match tried {
                 Tried::Applied => return self.after_write(),
                 // The log has filled up since there was room: look again.
@@ -158,6 +162,7 @@ impl Engine {
             None => self.put_in_place(front, ops),
         };
         active.keep(payload.len());
+        front.joint = None;
         front.accept(active, msn, end, self.seal_threshold());
         front.watched.note(ops);
         front.skip_ranges.written(ops, msn, || self.counters.skip_range_used.swap(false, Ordering::Relaxed));
@@ -241,8 +246,9 @@ impl Superversion {
 
     /// Takes in the active table after batch `msn`.
     fn accept(&mut self, mut active: Memtable, msn: u64, end: LogPos, seal_at: usize) {
-        // Numbers in between are records of the log's own.
-        assert!(msn > active.msn, "batches are numbered in order");
+        // Numbers in between are records of the log's own. What was joined to the newest batch has its number.
+        let joined = msn == active.msn && self.joint.as_ref().is_some_and(|joint| joint.msn == msn);
+        assert!(msn > active.msn || joined, "batches are numbered in order");
         (active.msn, active.log_end) = (msn, end);
         self.active = active;
         if self.active.is_full(seal_at) {

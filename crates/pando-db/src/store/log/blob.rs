@@ -15,6 +15,9 @@ pub struct Group {
     pub id: u64,
     /// Keys and values.
     pub values: Vec<(Bytes, Bytes)>,
+    /// Those from this number on are of the last record, which batches may still have been joined to: newer
+    /// values of their keys are likely.
+    pub open: usize,
     /// Every record that names the group has at most this MSN.
     pub msn: u64,
 }

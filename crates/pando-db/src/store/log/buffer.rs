@@ -60,17 +60,58 @@ pub(crate) struct LogBuffer {
     /// Room for the groups that are being placed.
     pub placing: u64,
     pub group: u64,
+    /// The last record, while it is the last in the buffer and may be replaced.
+    pub last: Option<Last>,
     /// Extents of groups, each until the log is truncated behind that position.
     pub held: VecDeque<(u64, Arc<Extent>)>,
     pub held_bytes: u64,
 }
 
+/// A record at the end of the buffer, and what it brought with it.
+pub(crate) struct Last {
+    pub msn: u64,
+    /// Bytes of its payload.
+    pub len: usize,
+    /// The end of the record before.
+    pub before: LogPos,
+    /// How many of the values set aside are its, what room is kept for them, and their group.
+    pub values: usize,
+    pub owed: u64,
+    pub group: u64,
+}
+
 impl LogBuffer {
+    /// Whether record `msn` can be taken back: it waits here, behind all others, and so do its values.
+    pub fn is_replaceable(&self, msn: u64) -> bool {
+        let waits = |last: &Last| last.msn == msn && (last.values == 0 || last.group == self.group);
+        self.last.as_ref().is_some_and(waits)
+    }
+
+    /// How many of the values set aside are those of a record that may be replaced.
+    pub fn replaceable_values(&self) -> usize {
+        self.last.as_ref().filter(|last| last.group == self.group).map_or(0, |last| last.values)
+    }
+
+    /// Takes back the last record, which is replaceable, with its values.
+    pub fn take_back(&mut self) {
+        let Some(last) = self.last.take() else { return };
+        let len = record_len(last.len);
+        assert!(last.msn == self.msn && self.buffer.len() as u64 >= len, "another record is the last");
+        self.buffer.truncate(self.buffer.len() - len as usize);
+        self.head -= len;
+        self.end = last.before;
+        self.msn -= 1;
+        let own = self.values.split_off(self.values.len() - last.values);
+        self.value_bytes -= own.iter().map(|(_, value)| value.len()).sum::<usize>();
+        self.owed -= last.owed;
+    }
+
     /// Takes the buffer, with what its footer will say, and the last MSN whose record says all there is to
     /// it: one that names values not placed yet does not stand by itself. Keeps room for the guard.
     pub fn take(&mut self, session: u64, durable: u64) -> (Vec<u8>, Footer, u64) {
         let spare = std::mem::take(&mut self.spare);
         let buffer = std::mem::replace(&mut self.buffer, spare);
+        self.last = None;
         let begin = self.head - buffer.len() as u64;
         assert!(begin.is_multiple_of(BLOCK), "a write-out begins inside a block");
         let footer = self.footer(buffer.len(), begin, session, durable);
@@ -106,6 +147,7 @@ impl LogBuffer {
 
     /// Appends a record to the buffer. The caller has looked whether there is room.
     pub fn push(&mut self, payload: &[&[u8]], len: usize, hash: u64, session: u64) -> (u64, LogPos) {
+        self.last = None;
         let header = Header { len: len as u32, msn: self.msn + 1, session };
         let (header, chain) = header.encode(hash, self.end.chain);
         self.buffer.extend_from_slice(&header);

@@ -19,6 +19,7 @@ use std::sync::Arc;
 
 use crate::device::Device;
 
+mod append;
 mod blob;
 mod buffer;
 mod guard;

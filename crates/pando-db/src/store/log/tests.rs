@@ -162,7 +162,7 @@ fn limits_are_errors_and_change_nothing() {
 /// replayed is a prefix of what was appended with everything that was synced.
 #[test]
 fn crashes_leave_a_prefix_with_everything_synced() {
-    let (mut lost, mut saved) = (0, 0);
+    let (mut lost, mut saved, mut replaced) = (0, 0, 0);
     for seed in 0..5000 {
         let rng = &mut StdRng::seed_from_u64(seed);
         let mut device = Arc::new(SimDevice::new(BASE + SIZE, seed));
@@ -171,11 +171,33 @@ fn crashes_leave_a_prefix_with_everything_synced() {
         // All records from `first` on with their ends.
         let mut model: Vec<(Bytes, LogPos)> = Vec::new();
         for _life in 0..4 {
+            let mut open_msn = None;
             for _ in 0..rng.random_range(0..40) {
                 let data = payload(rng);
-                match log.append(&[&data]) {
-                    Ok((msn, end)) => {
-                        assert_eq!(msn, first + model.len() as u64);
+                let next = first + model.len() as u64;
+                let last = open_msn.take().filter(|msn| msn + 1 == next && *msn >= first);
+                let appended = match rng.random_range(0..3) {
+                    0 => log.append(&[&data]).map(|appended| (appended, false)),
+                    // Batches may still be joined to that record: it is replaced, if it is not written.
+                    _ => match log.append_open(last, 0, &data, &[]) {
+                        Ok(Some(appended)) => {
+                            open_msn = Some(appended.0);
+                            Ok((appended, last.is_some()))
+                        }
+                        Ok(None) => continue,
+                        Err(error) => Err(error),
+                    },
+                };
+                match appended {
+                    Ok(((msn, end), true)) => {
+                        assert_eq!(msn + 1, next);
+                        assert!(log.durable_msn() < msn, "seed {seed}: a durable record was replaced");
+                        model.pop();
+                        model.push((data.into(), end));
+                        replaced += 1;
+                    }
+                    Ok(((msn, end), false)) => {
+                        assert_eq!(msn, next);
                         model.push((data.into(), end));
                     }
                     Err(error) => assert_eq!(error, AppendError::Full),
@@ -209,6 +231,7 @@ fn crashes_leave_a_prefix_with_everything_synced() {
         }
     }
     assert!(lost > 1000 && saved > 1000, "the crashes were not interesting: {lost} {saved}");
+    assert!(replaced > 10_000, "records were replaced {replaced} times only");
 }
 
 /// Each run of sectors of an unsynced tail in turn is missing: a short one is computed again, a long one ends

@@ -26,7 +26,6 @@ use std::{
     sync::{Arc, OnceLock, atomic::Ordering},
 };
 
-use bytes::Bytes;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use xxhash_rust::xxh3::Xxh3Default;
 
@@ -36,7 +35,7 @@ use crate::{
     space::Extent,
     store::log::{
         LogPos, Region,
-        blob::{Group, Place, owed},
+        blob::{Group, Place},
         buffer::{LogBuffer, LogSizes},
         guard, max_payload,
     },
@@ -81,18 +80,15 @@ impl From<AppendError> for Error {
     }
 }
 
-/// What stands before the records of values set aside: the kind of record, its group and the first number.
-const PREFIX_BYTES: usize = 13;
-
 /// The writer of a log.
 pub struct Log {
     placer: Option<Arc<dyn Place>>,
     device: Arc<dyn Device>,
     base: u64,
-    size: u64,
+    pub(super) size: u64,
     /// Seed of the footers' checksums.
     store: u64,
-    session: u64,
+    pub(super) session: u64,
     front: Mutex<LogBuffer>,
     /// Of the buffer, as of its last change, to be read without the lock.
     sizes: LogSizes,
@@ -124,7 +120,7 @@ impl Drop for Leading<'_> {
 }
 
 /// The buffer under its lock.
-struct Locked<'a> {
+pub(super) struct Locked<'a> {
     log: &'a Log,
     guard: MutexGuard<'a, LogBuffer>,
 }
@@ -194,6 +190,7 @@ impl Log {
             placing: 0,
             // Not a number of an earlier run, whose last records may be in the log still.
             group: session & !0xffff_ffff,
+            last: None,
             held: VecDeque::new(),
             held_bytes: 0,
         };
@@ -220,69 +217,12 @@ impl Log {
         turn.durable_msn = turn.durable_msn.min(first.saturating_sub(1));
     }
 
-    /// Appends the concatenation of the parts as one record, in memory: its
-    /// MSN and the position behind it. Costs hashing outside and a copy inside
-    /// a short lock.
-    pub fn append(&self, payload: &[&[u8]]) -> Result<(u64, LogPos), AppendError> {
-        let len = payload.iter().map(|part| part.len()).sum();
-        if len > self.max_payload() {
-            return Err(AppendError::TooLarge { len, limit: self.max_payload() });
-        }
-        let mut hash = Xxh3Default::new();
-        payload.iter().for_each(|part| hash.update(part));
-        let hash = hash.digest();
-
-        let mut front = self.front();
-        self.check_open(&front)?;
-        if !front.has_room(len, 0, self.size) {
-            return Err(AppendError::Full);
-        }
-        let appended = front.push(payload, len, hash, self.session);
-        front.asked_end = front.end.pos;
-        Ok(appended)
-    }
-
-    /// Appends a record whose values are set aside: the byte `kind`, the number u64 of their group, the
-    /// number u32 of the first value in it, and `payload`. Otherwise as [`Log::append`].
-    pub fn append_blobs(
-        &self,
-        kind: u8,
-        payload: &[u8],
-        values: &[(Bytes, Bytes)],
-    ) -> Result<(u64, LogPos), AppendError> {
-        let len = payload.len() + PREFIX_BYTES;
-        if len > self.max_payload() {
-            return Err(AppendError::TooLarge { len, limit: self.max_payload() });
-        }
-        let owed = values.iter().map(|(_, value)| owed(value.len())).sum();
-        let mut front = self.front();
-        self.check_open(&front)?;
-        if !front.has_room(len, owed, self.size) {
-            return Err(AppendError::Full);
-        }
-        let mut prefix = [kind; PREFIX_BYTES];
-        prefix[1..9].copy_from_slice(&front.group.to_le_bytes());
-        prefix[9..].copy_from_slice(&(front.values.len() as u32).to_le_bytes());
-        let mut hash = Xxh3Default::new();
-        hash.update(&prefix);
-        hash.update(payload);
-        let appended = front.push(&[&prefix, payload], len, hash.digest(), self.session);
-        if front.values.is_empty() {
-            front.first_aside = appended.0;
-        }
-        front.asked_end = front.end.pos;
-        front.values.extend_from_slice(values);
-        front.value_bytes += values.iter().map(|(_, value)| value.len()).sum::<usize>();
-        front.owed += owed;
-        Ok(appended)
-    }
-
     /// The buffer, of which the sizes are published when it is let go.
-    fn front(&self) -> Locked<'_> {
+    pub(super) fn front(&self) -> Locked<'_> {
         Locked { log: self, guard: self.front.lock() }
     }
 
-    fn check_open(&self, front: &LogBuffer) -> Result<(), AppendError> {
+    pub(super) fn check_open(&self, front: &LogBuffer) -> Result<(), AppendError> {
         match self.stopped.get() {
             Some(reason) => Err(AppendError::Stopped(reason.clone())),
             None if front.closed => Err(AppendError::Stopped("it is being closed".into())),
@@ -572,12 +512,13 @@ impl Log {
             if front.values.is_empty() {
                 return Ok(false);
             }
+            let open = front.values.len() - front.replaceable_values();
             let owed = std::mem::take(&mut front.owed);
             front.placing += owed;
             front.value_bytes = 0;
             front.group += 1;
             let values = std::mem::take(&mut front.values);
-            Group { id: front.group - 1, values, msn: front.msn }
+            Group { id: front.group - 1, values, open, msn: front.msn }
         };
         let max = self.max_payload();
         let placed = placer.place(group, max).map_err(|e| format!("placing values: {e}"))?;

@@ -1,0 +1,89 @@
+//! Batches that may be made one with the one before: data that comes in small parts is logged once.
+//!
+//! A part of a value that grows (a block of a file that is written in order) would be logged as a change, and the value
+//! rewritten in the tree for it. While the batch before waits in the log's buffer, the record of both takes its place:
+//! one put of the value as it is by then, which is set aside like any long one. The record stands for consecutive
+//! batches, so what a crash leaves is a prefix of the batches, as ever; their number is that of the record.
+//!
+//! Guarantees: nothing is joined to a batch that is not the newest in the active table and in the log, nor to one
+//! that somebody has begun to write. May use: the front, in-memory tables, the log. No I/O.
+
+use std::sync::atomic::Ordering;
+
+use crate::{
+    batch::Op,
+    db::{
+        engine::{
+            Engine,
+            joint::{Earlier, Joint, join},
+            superversion::Superversion,
+        },
+        write::{
+            Tried,
+            apply::apply_plain,
+            lengths::Proof,
+            record::{self, Encoded},
+        },
+    },
+    error::Result,
+    node::message::Msg,
+    store::log::AppendError,
+};
+
+impl Engine {
+    /// Logs and applies a batch that may be joined to the one before; as any other, if it cannot.
+    pub(super) fn try_join(
+        &self,
+        front: &mut Superversion,
+        encoded: &Encoded,
+        proof: Option<&Proof>,
+    ) -> Result<Tried> {
+        let newest = front.active.msn;
+        let last = front.joint.take().filter(|joint| joint.msn == newest);
+        let replaced = last.as_ref().map(|joint| joint.msn).filter(|_| !front.active.is_empty());
+        let last = last.unwrap_or_default();
+        let apart = last.over();
+        let tries = [(replaced, Earlier { ops: last.ops, keys: last.earlier }), (None, apart)];
+        for (replaced, before) in tries.into_iter().skip(usize::from(replaced.is_none())) {
+            let tables = std::iter::once(&front.active).chain(front.sealed.back().map(|table| &**table));
+            let standing = |key: &[u8]| match tables.clone().find_map(|table| table.points.get(key)) {
+                Some(Msg::Put(value)) => Some(value.clone()),
+                _ => None,
+            };
+            let aside = self.bulk.threshold();
+            let Some(joined) = join(&before, &encoded.ops, aside, standing, &*self.merge) else { continue };
+            let both = record::encode(joined.all.clone(), aside);
+            let (msn, end) = match self.log.append_open(replaced, record::ASIDE, &both.payload, &both.values)
+            {
+                Ok(Some(appended)) => appended,
+                Ok(None) => continue,
+                Err(AppendError::Full) => return Ok(Tried::NoRoom),
+                Err(other) => return Err(other.into()),
+            };
+            let ops = &joined.newest;
+            let mut active = match self.views.wanted() {
+                true => {
+                    let mut active = front.active.clone();
+                    ops.iter().for_each(|op| apply_plain(&mut active, op, self));
+                    active
+                }
+                false => self.put_in_place(front, ops),
+            };
+            active.keep(encoded.payload.len());
+            front.watched.note(ops);
+            let used = || self.counters.skip_range_used.swap(false, Ordering::Relaxed);
+            self.counters.joined.fetch_add(replaced.is_some().into(), Ordering::Relaxed);
+            match replaced {
+                Some(_) => front.skip_ranges.joined(ops, msn, used),
+                None => front.skip_ranges.written(ops, msn, used),
+            }
+            if ops.iter().any(|op| matches!(op, Op::Delete(_))) {
+                self.counters.deletes.store(true, Ordering::Relaxed);
+            }
+            front.joint = Some(Joint { msn, ops: joined.all, earlier: before.keys });
+            front.accept(active, msn, end, self.seal_threshold());
+            return Ok(Tried::Applied);
+        }
+        self.try_apply(front, encoded, proof)
+    }
+}

@@ -1,0 +1,99 @@
+//! Appends to the log: one record, with or without values set aside, and the last record anew.
+//!
+//! Guarantees: in memory only, without waiting; an append that is refused has changed nothing. A record is replaced
+//! only while it and its values wait in the buffer behind all others, so what is durable, and what any sync has
+//! promised, is as it was. May use: the log's buffer.
+
+use bytes::Bytes;
+use xxhash_rust::xxh3::Xxh3Default;
+
+use crate::store::log::{AppendError, Log, LogPos, blob::owed, buffer::Last};
+
+/// What stands before the records of values set aside: the kind of record, its group and the first number.
+const PREFIX_BYTES: usize = 13;
+
+impl Log {
+    /// Appends the concatenation of the parts as one record, in memory: its
+    /// MSN and the position behind it. Costs hashing outside and a copy inside
+    /// a short lock.
+    pub fn append(&self, payload: &[&[u8]]) -> Result<(u64, LogPos), AppendError> {
+        let len = payload.iter().map(|part| part.len()).sum();
+        if len > self.max_payload() {
+            return Err(AppendError::TooLarge { len, limit: self.max_payload() });
+        }
+        let mut hash = Xxh3Default::new();
+        payload.iter().for_each(|part| hash.update(part));
+        let hash = hash.digest();
+
+        let mut front = self.front();
+        self.check_open(&front)?;
+        if !front.has_room(len, 0, self.size) {
+            return Err(AppendError::Full);
+        }
+        let appended = front.push(payload, len, hash, self.session);
+        front.asked_end = front.end.pos;
+        Ok(appended)
+    }
+
+    /// Appends a record whose values are set aside: the byte `kind`, the number u64 of their group, the
+    /// number u32 of the first value in it, and `payload`. Otherwise as [`Log::append`].
+    pub fn append_blobs(
+        &self,
+        kind: u8,
+        payload: &[u8],
+        values: &[(Bytes, Bytes)],
+    ) -> Result<(u64, LogPos), AppendError> {
+        let appended = self.append_open(None, kind, payload, values)?;
+        self.front().last = None;
+        appended.ok_or(AppendError::Full)
+    }
+
+    /// Appends a record that may be replaced as long as nobody has begun to write it and nothing follows it: as
+    /// [`Log::append_blobs`] if it has values, otherwise `payload` alone is the record. `replaced` is the record
+    /// whose place it takes, and whose number: `None` if that cannot be replaced any more, or there is no room
+    /// for both at this moment.
+    pub fn append_open(
+        &self,
+        replaced: Option<u64>,
+        kind: u8,
+        payload: &[u8],
+        values: &[(Bytes, Bytes)],
+    ) -> Result<Option<(u64, LogPos)>, AppendError> {
+        let len = payload.len() + if values.is_empty() { 0 } else { PREFIX_BYTES };
+        if len > self.max_payload() {
+            return Err(AppendError::TooLarge { len, limit: self.max_payload() });
+        }
+        let owed = values.iter().map(|(_, value)| owed(value.len())).sum();
+        let mut front = self.front();
+        self.check_open(&front)?;
+        let has_room = front.has_room(len, owed, self.size);
+        match replaced {
+            None if !has_room => return Err(AppendError::Full),
+            None => (),
+            Some(msn) if !has_room || !front.is_replaceable(msn) => return Ok(None),
+            Some(_) => front.take_back(),
+        }
+        let before = front.end;
+        let mut hash = Xxh3Default::new();
+        let (msn, end) = if values.is_empty() {
+            hash.update(payload);
+            front.push(&[payload], len, hash.digest(), self.session)
+        } else {
+            let mut prefix = [kind; PREFIX_BYTES];
+            prefix[1..9].copy_from_slice(&front.group.to_le_bytes());
+            prefix[9..].copy_from_slice(&(front.values.len() as u32).to_le_bytes());
+            hash.update(&prefix);
+            hash.update(payload);
+            front.push(&[&prefix, payload], len, hash.digest(), self.session)
+        };
+        if front.values.is_empty() {
+            front.first_aside = msn;
+        }
+        front.asked_end = end.pos;
+        front.values.extend_from_slice(values);
+        front.value_bytes += values.iter().map(|(_, value)| value.len()).sum::<usize>();
+        front.owed += owed;
+        front.last = Some(Last { msn, len, before, values: values.len(), owed, group: front.group });
+        Ok(Some((msn, end)))
+    }
+}

@@ -148,6 +148,11 @@ impl BlockMap {
             .sum()
     }
 
+    /// Whether the bit of a block is set.
+    pub(crate) fn exists(&self, block: u64) -> bool {
+        self.count(block, block.saturating_add(1)) > 0
+    }
+
     /// First and last block of each run of set bits in `from..to`.
     pub(crate) fn runs(&self, from: u64, to: u64) -> Vec<(u64, u64)> {
         let mut runs: Vec<(u64, u64)> = Vec::new();

@@ -26,6 +26,8 @@ use crate::{
 const FEW_BLOCKS: u64 = 8;
 /// Largest part of a write that is one batch, bytes: it must fit a quarter of the smallest log.
 pub(crate) const WRITE_BYTES: usize = 128 << 10;
+/// A write in order of at most so many bytes may be logged with those before and behind it.
+const JOINED_BYTES: usize = 64 << 10;
 /// A file whose access time is older than so many seconds gets a new one (relatime).
 const DAY_SECONDS: i64 = 24 * 60 * 60;
 
@@ -202,6 +204,29 @@ impl Fs {
         inode.attr()
     }
 
+    /// Whether a block is known not to exist: it lies behind the end, or in a hole. For a write of a part of a block,
+    /// in a file whose `tree` is held exclusively; the map of one with holes is read if it is not in memory.
+    fn is_absent(&self, inode: &InodeRef, data: &Bytes, size: u64, block: u64) -> Result<bool> {
+        match inode.peek(|s| s.record.dense) {
+            _ if block >= size.div_ceil(BLOCK_SIZE) => Ok(true),
+            Some(dense) if block >= dense => {
+                let map = self.map(inode, data, dense)?;
+                let exists = map.exists(block);
+                inode.change(|s| s.map = Some(map));
+                Ok(!exists)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// Adds a write of a part of a block, or all of it, to a file in which that block is absent.
+    fn write_absent(batch: &mut Batch, data: &Bytes, offset: u64, bytes: &[u8]) {
+        let within = (offset % BLOCK_SIZE) as usize;
+        let mut value = BytesMut::zeroed(within);
+        value.extend_from_slice(bytes);
+        batch.put(path::block(data, offset / BLOCK_SIZE), value);
+    }
+
     /// Adds a write of `bytes` at `offset` to a file of size `size`.
     fn write_data(batch: &mut Batch, data: &Bytes, size: u64, offset: u64, mut bytes: &[u8]) {
         let mut block = offset / BLOCK_SIZE;
@@ -315,13 +340,29 @@ impl Fs {
         let mut done = 0;
         while done < data.len() {
             let from = offset + done as u64;
-            // Batches end on block borders, so that no block is written twice.
-            let unit = WRITE_BYTES - (from % BLOCK_SIZE) as usize;
+            // Batches end on block borders, and what fills a block only in part is a batch of its own. In a file that
+            // is written in order the next one goes on there, and the two are made one.
+            let (within, left) = ((from % BLOCK_SIZE) as usize, data.len() - done);
+            let block = BLOCK_SIZE as usize;
+            let unit = match within {
+                0 if left >= block => WRITE_BYTES.min(left / block * block),
+                _ => block - within,
+            };
             let part = data.get(done..data.len().min(done + unit)).unwrap_or_default();
             let (size, perm) = inode.peek(|s| (s.record.size, s.record.perm));
             let mut batch = Batch::new();
             let end = from + part.len() as u64;
             let blocks = (from / BLOCK_SIZE, (end - 1) / BLOCK_SIZE);
+            // Of a block that is written whole it does not matter.
+            let absent = match part.len() < block {
+                true => self.is_absent(inode, data_key, size, blocks.0),
+                false => Ok(false),
+            };
+            let absent = match absent {
+                Ok(absent) => absent,
+                Err(_) if done > 0 => break,
+                Err(e) => return Err(e),
+            };
             let noted = match self.note_blocks(&mut batch, inode, data_key, size, blocks) {
                 Ok(noted) => noted,
                 Err(_) if done > 0 => break,
@@ -334,12 +375,21 @@ impl Fs {
                 ..Change::modified(now)
             };
             inode.peek(|s| s.save_atime(&mut change));
-            Self::write_data(&mut batch, data_key, size, from, part);
+            let in_order = inode.peek(|s| s.written_to == from || size == from);
+            if in_order && part.len() <= JOINED_BYTES {
+                batch.joinable();
+            }
+            if absent {
+                Self::write_absent(&mut batch, data_key, from, part);
+            } else {
+                Self::write_data(&mut batch, data_key, size, from, part);
+            }
             batch.upsert(meta_key.clone(), change.encode());
             match self.db.write(batch) {
                 Ok(()) => inode.change(|s| {
                     s.apply(&change);
                     noted.apply(s);
+                    s.written_to = end;
                 }),
                 Err(_) if done > 0 => break,
                 Err(e) => return Err(e.into()),

@@ -60,6 +60,8 @@ pub(crate) struct State {
     pub atime_unsaved: bool,
     /// The map of a file with holes, once it was read. Changed only while `tree` is held exclusively.
     pub map: Option<BlockMap>,
+    /// Where the last write ended, byte.
+    pub written_to: u64,
 }
 
 impl State {
@@ -415,7 +417,15 @@ impl Table {
             changed: AtomicBool::new(departures.is_none()),
             // The caller holds the directory in `link` where it is.
             alive_at: AtomicU64::new(self.trees_removed.load(Ordering::Acquire)),
-            state: Mutex::new(State { link, record, lookups: 0, opens: 0, atime_unsaved: false, map: None }),
+            state: Mutex::new(State {
+                link,
+                record,
+                lookups: 0,
+                opens: 0,
+                atime_unsaved: false,
+                map: None,
+                written_to: 0,
+            }),
         });
         shard.insert(ino, inode.clone());
         self.len.fetch_add(1, Ordering::Relaxed);

@@ -293,6 +293,13 @@ impl Merge for FsMerge {
         Some(write(u32::try_from(start).ok()?, &data))
     }
 
+    /// A write of all that a block can hold.
+    fn constant(&self, op: &[u8]) -> Option<Bytes> {
+        let write = Write::decode(op)?;
+        (write.offset == 0 && write.data.len() as u64 == BLOCK_SIZE)
+            .then(|| Bytes::copy_from_slice(write.data))
+    }
+
     fn combine_present(&self, first: &[u8], second: &[u8]) -> Option<Bytes> {
         if first.first() == Some(&blockmap::EDIT_TAG) {
             return None; // it may delete, and what follows would do nothing then

@@ -30,6 +30,8 @@ pub(crate) struct Limits {
     pub pending: usize,
     /// Most edges of an interior node.
     pub fanout: usize,
+    /// A node this high is higher than the data needs: [`tall_levels`].
+    pub tall: u8,
     /// Pending messages that justify a private copy of a shared child (copy-on-abundant-write).
     pub abundant: usize,
     /// Nodes that one edit changes before it stops cascading and leaves the rest to the next.
@@ -41,6 +43,19 @@ pub(crate) struct Limits {
 /// Enough for a path from the root to a leaf, with nodes beside it: with fewer, flushing would not get on.
 pub(crate) const MIN_EDIT_NODES: usize = 12;
 
+/// Least height that counts as tall, in levels: however little there is, clones of clones have some levels.
+const MIN_TALL_LEVELS: u8 = 4;
+/// Levels above those of a plain tree from which on a node counts as tall.
+const SPARE_LEVELS: u32 = 3;
+
+/// The height from which on a node is higher than `nodes` nodes ask for: that of a tree whose nodes have half of
+/// their edges, and [`SPARE_LEVELS`] for what clones put above each other.
+pub(crate) fn tall_levels(nodes: u64, fanout: usize) -> u8 {
+    let wide = (fanout as u64 / 2).max(2);
+    let plain = nodes.max(1).ilog(wide) + 1;
+    u8::try_from(plain.saturating_add(SPARE_LEVELS)).unwrap_or(u8::MAX).max(MIN_TALL_LEVELS)
+}
+
 impl Limits {
     /// Limits for a target node size.
     pub fn new(node_size: u32, abundant: Option<usize>) -> Self {
@@ -49,6 +64,7 @@ impl Limits {
             node,
             pending: node,
             fanout: (node >> 15).clamp(8, 64),
+            tall: MIN_TALL_LEVELS,
             abundant: abundant.unwrap_or(node / 16),
             edit_nodes: 256,
             edit_bytes: usize::MAX,

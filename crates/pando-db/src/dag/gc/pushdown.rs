@@ -165,6 +165,7 @@ impl Edit<'_> {
     pub fn push_down_at(&mut self, key: &Bytes) -> Result<bool> {
         let mut any = false;
         let (mut id, mut lens) = (self.root, Lens::identity());
+        let mut passed = vec![id];
         while !self.is_large() {
             let node = self.load(id)?;
             let local = lens.apply(key);
@@ -181,12 +182,17 @@ impl Edit<'_> {
             // The flush may have replaced the edge, or merged it with a neighbour: look again.
             let node = self.load(id)?;
             let i = node.edge_at(&local);
-            let Some(target) = node.edges().get(i).and_then(|edge| edge.child.as_ref()) else { break };
+            let Some(edge) = node.edges().get(i) else { break };
+            let Some(target) = &edge.child else { break };
             if self.height(target.id)? == 0 || !self.is_private(target.id) {
                 break;
             }
             lens = lens.then(&Lens::of_edge(&node.edge_span(i), &target.prepend));
             id = target.id;
+            passed.push(id);
+        }
+        if any {
+            self.sink(&passed)?;
         }
         Ok(any)
     }
@@ -198,6 +204,11 @@ impl Edge {
         self.layers.iter().any(|layer| {
             layer.ranges.iter().any(|r| r.target.is_none()) || layer.run.pages.iter().any(|p| p.deletes)
         })
+    }
+
+    /// True if a Goto waits here.
+    pub(crate) fn holds_gotos(&self) -> bool {
+        self.layers.iter().flat_map(|layer| &layer.ranges).any(|range| range.target.is_some())
     }
 
     /// What ranges the deletes that wait here cover.

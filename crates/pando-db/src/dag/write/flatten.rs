@@ -6,6 +6,9 @@
 //! level, and they are taken into the parent, which splits if it becomes too
 //! wide. So the height follows the number of live edges, not the number of
 //! clones ever made. Happens to nodes that are being rewritten anyway.
+//!
+//! What is taller than so much data needs ([`crate::dag::tree::Limits::tall`]) is not worth its level even if it
+//! shows more, or if much waits in it.
 
 use std::{collections::BTreeSet, ops::Range};
 
@@ -16,10 +19,8 @@ use crate::{
     node::{Body, Edge, Layer, Node, NodeId, Target},
 };
 
-/// Above this height even children that show more, or in which much waits, are taken in.
-const TALL_LEVELS: u8 = 10;
 /// Edges that a node may reach by taking tall children in, as a multiple of the fanout.
-const MAX_FANOUT_FACTOR: usize = 4;
+const MAX_FANOUT_FACTOR: usize = 8;
 /// A view of fewer edges than this fraction (1/n) of the fanout is not worth a level.
 const THIN_FANOUT_FRACTION: usize = 4;
 
@@ -59,12 +60,51 @@ impl Edit<'_> {
         Ok((Node { height, span, body: Body::Interior(done) }, taken.into_iter().collect()))
     }
 
+    /// Lowers a DAG that is much higher than its data asks for along its tallest path, where writes may not come by for
+    /// long: what waits on the way is flushed, and children are taken into their parents. The root is to be fitted then.
+    /// Cost: two flushes a level, up to the size of an edit.
+    pub(crate) fn lower_tallest(&mut self, id: NodeId) -> Result<()> {
+        for second in [false, true] {
+            let Some(i) = self.tallest_edge(id)? else { return Ok(()) };
+            self.flush_edge(id, i)?;
+            if second {
+                break;
+            }
+            // The flush may have split the child, or taken it in.
+            let Some(i) = self.tallest_edge(id)? else { return Ok(()) };
+            let node = self.peek(id)?;
+            let child = node.edges().get(i).and_then(|edge| edge.child.as_ref());
+            if let Some(child) = child.filter(|child| self.is_private(child.id)) {
+                self.lower_tallest(child.id)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The edge of a node to its highest child, if that is tall and may be flushed into.
+    fn tallest_edge(&self, id: NodeId) -> Result<Option<usize>> {
+        if self.is_large() || !self.exists(id) {
+            return Ok(None);
+        }
+        let Some(node) = or_if_damaged(self.peek(id).map(Some), None)? else { return Ok(None) };
+        let mut tallest = None;
+        for (i, edge) in node.edges().iter().enumerate() {
+            if let Some(child) = &edge.child {
+                tallest = tallest.max(Some((self.height(child.id)?, i)));
+            }
+        }
+        let Some((_, i)) = tallest.filter(|(height, _)| *height >= self.cx.limits.tall) else {
+            return Ok(None);
+        };
+        Ok((self.unreadable_at(&node, i)?.len() == 0).then_some(i))
+    }
+
     /// The child of an edge, if it is an interior node of which the edge shows too little.
     fn thin_child(&self, edge: &Edge, live: &Span, above: u8, siblings: usize) -> Result<Option<Node>> {
         let Some(target) = &edge.child else { return Ok(None) };
         let limits = self.cx.limits;
         let height = self.height(target.id)?;
-        let tall = height >= TALL_LEVELS;
+        let tall = height >= limits.tall;
         // A private child without a prefix is healed when it is flushed into.
         if height == 0 || (!tall && target.prepend.is_empty() && self.count(target.id) <= 1) {
             return Ok(None);
@@ -76,7 +116,7 @@ impl Edit<'_> {
         }
         let Some(child) = or_if_damaged(self.peek(target.id).map(Some), None)? else { return Ok(None) };
         let shown = visible(&child, live, target);
-        if siblings + shown.len() - 1 > most || shown.len() > limits.fanout {
+        if siblings + shown.len() - 1 > most || (!tall && shown.len() > limits.fanout) {
             return Ok(None);
         }
         let thin = shown.len() <= limits.fanout / THIN_FANOUT_FRACTION

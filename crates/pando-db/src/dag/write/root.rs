@@ -17,11 +17,14 @@ use crate::{
     },
     error::{Result, or_if_damaged},
     key::{Lens, Span},
-    node::{Body, Edge, Layer, Node, Target},
+    node::{Body, Edge, Layer, Node, NodeId, Target},
 };
 
 /// Bytes of pending messages up to which a clone copies them, whatever the node size.
 const MIN_CARRY_BYTES: usize = 4 << 10;
+
+/// Levels above a tall one at which the DAG is lowered for the sake of its height alone.
+const TOO_TALL_LEVELS: u8 = 6;
 
 impl Edit<'_> {
     /// Takes in the oldest in-memory table: its clones get nodes, and lie below the rest of it, which is
@@ -35,6 +38,11 @@ impl Edit<'_> {
         let (clones, placed) = self.place_clones(table)?;
         let placed = Placed { pushed_down, ..placed };
         self.apply_to_root(layer.over(&clones, self.cx.pager, self.cx.merge)?)?;
+        if self.height(self.root)? > self.cx.limits.tall.saturating_add(TOO_TALL_LEVELS) {
+            self.lower_tallest(self.root)?;
+            let root = self.load(self.root)?;
+            self.fit_root(root)?;
+        }
         Ok(placed)
     }
 
@@ -217,8 +225,47 @@ impl Edit<'_> {
     }
 
     /// Flushes everything that waits for `image` down to the lowest node that holds all of it, private copies
-    /// of shared nodes on the way included. Cost: one flush a level.
+    /// of shared nodes on the way included; these sink then. Cost: one flush a level.
     fn push_down(&mut self, image: &Span) -> Result<()> {
+        let mut passed = Vec::new();
+        self.push_down_through(image, &mut passed)?;
+        self.sink(&passed)
+    }
+
+    /// Puts nodes of a path from the root anew at the least height that their children allow: these may have become
+    /// lower. Without this a clone of a tree rests above a height that nothing needs, and each clone of the clone
+    /// above that. Those above which a Goto waits stay as they are, and those that were taken out. I/O: headers.
+    pub(crate) fn sink(&mut self, path: &[NodeId]) -> Result<()> {
+        for (i, &id) in path.iter().enumerate().rev() {
+            if !self.exists(id) || !self.is_private(id) || self.height(id)? == 0 {
+                continue;
+            }
+            let may = match i.checked_sub(1).and_then(|above| path.get(above)) {
+                Some(above) => self.may_sink_below(*above, id)?,
+                None => id == self.root,
+            };
+            let Some(node) = or_if_damaged(self.load(id).map(Some), None)?.filter(|_| may) else { continue };
+            let high = node.height;
+            let node = self.lowest(node)?;
+            if node.height < high {
+                self.put(id, node)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// True if node `above` refers to `id`, and no Goto waits there that has to rest above it.
+    fn may_sink_below(&self, above: NodeId, id: NodeId) -> Result<bool> {
+        if !self.exists(above) {
+            return Ok(false);
+        }
+        let Some(above) = or_if_damaged(self.peek(above).map(Some), None)? else { return Ok(false) };
+        let mut edges = above.edges().iter().filter(|edge| edge.child.as_ref().is_some_and(|t| t.id == id));
+        Ok(edges.next().is_some_and(|edge| !edge.holds_gotos()) && edges.next().is_none())
+    }
+
+    /// Flushes what waits for `image`, as [`Edit::push_down`] says, and notes the nodes whose edges it flushes.
+    fn push_down_through(&mut self, image: &Span, passed: &mut Vec<NodeId>) -> Result<()> {
         let mut id = self.root;
         let mut wanted = image.clone();
         loop {
@@ -231,6 +278,7 @@ impl Edit<'_> {
             if self.unreadable_at(&node, i)?.len() > 0 {
                 return Ok(());
             }
+            passed.push(id);
             self.flush_edge(id, i)?;
             // The flush may have split the child, or merged it with its neighbour.
             let node = self.peek(id)?;

@@ -21,7 +21,7 @@ use crate::{
         edit::{Changes, Context},
         memtable::build::MemtableBuild,
         read::view::View,
-        tree::{Limits, Tree},
+        tree::{Limits, Tree, tall_levels},
     },
     db::engine::{
         dirty::Dirty,
@@ -135,10 +135,15 @@ impl Engine {
         Context {
             pager: &self.pager,
             merge: &*self.merge,
-            limits: Limits { pending: self.most_pending(), ..self.limits },
+            limits: Limits { pending: self.most_pending(), tall: self.tall_levels(), ..self.limits },
             next_id: &self.next_id,
             handled: &self.counters.handled,
         }
+    }
+
+    /// The height from which on a node is higher than what is stored asks for.
+    fn tall_levels(&self) -> u8 {
+        tall_levels(self.space.used_bytes() / self.limits.node as u64, self.limits.fanout)
     }
 
     /// The error that stopped the store, if one did.

@@ -161,6 +161,12 @@ fn a_crash_after_a_burst_of_clones_is_recovered_in_proportion_to_their_number() 
     }
 }
 
+/// Edges of all nodes.
+fn edges(db: &Db) -> usize {
+    let dag = db.inspect(&Default::default()).unwrap();
+    dag.nodes.iter().map(|node| node.content.as_ref().unwrap().edges.len()).sum()
+}
+
 /// Clones that were deleted left their edges, empty ones between them, and the levels above these for good; rounds with
 /// other names piled up.
 #[test]
@@ -175,13 +181,14 @@ fn clones_that_are_deleted_leave_neither_edges_nor_levels() {
     for setup in setups {
         let (_, db) = setup.store();
         let before = db.stats().unwrap();
-        for round in 0..4 {
-            setup.clones(&db, round, 2_000);
+        let edges_before = edges(&db);
+        for (round, count) in [(0, 10_000), (1, 2_000), (2, 2_000), (3, 2_000)] {
+            setup.clones(&db, round, count);
             db.checkpoint().unwrap();
             // In an order of their own, or all at once.
             match round % 2 {
-                0 => (0..2_000).for_each(|i| {
-                    db.delete_prefix(setup.name(round, i * 1_237 % 2_000)).unwrap();
+                0 => (0..count).for_each(|i| {
+                    db.delete_prefix(setup.name(round, i * 1_237 % count)).unwrap();
                 }),
                 _ => db.delete_prefix(format!("c{round}")).unwrap(),
             }
@@ -200,6 +207,10 @@ fn clones_that_are_deleted_leave_neither_edges_nor_levels() {
             |stats: &pando_db::Stats| stats.nodes_by_height.iter().filter(|nodes| **nodes > 0).count();
         assert!(levels(&after) <= levels(&before) + 1, "levels that nothing needs");
         assert!(after.nodes_by_height.len() <= before.nodes_by_height.len() + 1, "it is higher");
+        let nodes = |stats: &pando_db::Stats| stats.nodes_by_height.iter().sum::<u64>();
+        assert!(nodes(&after) <= nodes(&before) + 3, "nodes that nothing needs");
+        let edges = edges(&db);
+        assert!(edges <= edges_before + 6, "{edges} edges are left where {edges_before} were");
         let most = before.node_bytes + before.node_bytes / 8 + 4 * 4096;
         assert!(
             after.node_bytes <= most,

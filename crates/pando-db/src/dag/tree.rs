@@ -46,7 +46,7 @@ pub(crate) const MIN_EDIT_NODES: usize = 12;
 /// Least height that counts as tall, in levels: however little there is, clones of clones have some levels.
 const MIN_TALL_LEVELS: u8 = 4;
 /// Levels above those of a plain tree from which on a node counts as tall.
-const SPARE_LEVELS: u32 = 3;
+const SPARE_LEVELS: u32 = 6;
 
 /// The height from which on a node is higher than `nodes` nodes ask for: that of a tree whose nodes have half of
 /// their edges, and [`SPARE_LEVELS`] for what clones put above each other.

@@ -7,8 +7,8 @@
 //! wide. So the height follows the number of live edges, not the number of
 //! clones ever made. Happens to nodes that are being rewritten anyway.
 //!
-//! What is taller than so much data needs ([`crate::dag::tree::Limits::tall`]) is not worth its level even if it
-//! shows more, or if much waits in it.
+//! What is taller than so much data needs ([`crate::dag::tree::Limits::tall`])
+//! is not worth its level even if it shows more, or if much waits in it.
 
 use std::{collections::BTreeSet, ops::Range};
 
@@ -60,9 +60,9 @@ impl Edit<'_> {
         Ok((Node { height, span, body: Body::Interior(done) }, taken.into_iter().collect()))
     }
 
-    /// Lowers a DAG that is much higher than its data asks for along its tallest path, where writes may not come by for
-    /// long: what waits on the way is flushed, and children are taken into their parents. The root is to be fitted then.
-    /// Cost: two flushes a level, up to the size of an edit.
+    /// Lowers a DAG that is much higher than its data asks for along its tallest path, where writes may not
+    /// come by for long: what waits on the way is flushed, and children are taken into their parents. The root
+    /// is to be fitted then. Cost: two flushes a level, up to the size of an edit.
     pub(crate) fn lower_tallest(&mut self, id: NodeId) -> Result<()> {
         for second in [false, true] {
             let Some(i) = self.tallest_edge(id)? else { return Ok(()) };

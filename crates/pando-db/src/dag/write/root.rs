@@ -24,7 +24,7 @@ use crate::{
 const MIN_CARRY_BYTES: usize = 4 << 10;
 
 /// Levels above a tall one at which the DAG is lowered for the sake of its height alone.
-const TOO_TALL_LEVELS: u8 = 6;
+const TOO_TALL_LEVELS: u8 = 4;
 
 impl Edit<'_> {
     /// Takes in the oldest in-memory table: its clones get nodes, and lie below the rest of it, which is
@@ -232,9 +232,10 @@ impl Edit<'_> {
         self.sink(&passed)
     }
 
-    /// Puts nodes of a path from the root anew at the least height that their children allow: these may have become
-    /// lower. Without this a clone of a tree rests above a height that nothing needs, and each clone of the clone
-    /// above that. Those above which a Goto waits stay as they are, and those that were taken out. I/O: headers.
+    /// Puts nodes of a path from the root anew at the least height that their children allow: these may have
+    /// become lower. Without this a clone of a tree rests above a height that nothing needs, and each clone of
+    /// the clone above that. Those above which a Goto waits stay as they are, and those that were taken out.
+    /// I/O: headers.
     pub(crate) fn sink(&mut self, path: &[NodeId]) -> Result<()> {
         for (i, &id) in path.iter().enumerate().rev() {
             if !self.exists(id) || !self.is_private(id) || self.height(id)? == 0 {

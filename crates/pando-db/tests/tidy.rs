@@ -231,3 +231,60 @@ fn deleted_space_comes_back_beside_steady_writes() {
     assert_eq!(db.prefix(b"keep/").count(), 50_000);
     db.close().unwrap();
 }
+
+/// Some of the small files in every leaf are deleted while somebody writes elsewhere without a pause. No delete covers a
+/// node or most of a leaf, so all of them waited for two idle seconds.
+#[test]
+fn what_small_deletes_cover_comes_back_beside_steady_writes() {
+    const FILES: u64 = 20_000;
+    let device = Slow::new(512 << 20);
+    let options = Options::default().cache_bytes(64 << 20);
+    Db::create(device.clone(), &CreateOptions::default(), &options).unwrap();
+    let db = Db::open(device, options).unwrap();
+    let mut state = 1u64;
+    for i in 0..FILES {
+        let value = (0..500).flat_map(|_| {
+            state = (state ^ 0x9e37_79b9_7f4a_7c15).wrapping_mul(0xbf58_476d_1ce4_e5b9).rotate_left(29);
+            state.to_le_bytes()
+        });
+        db.put(format!("f/{i:06}/0"), value.collect::<Vec<u8>>()).unwrap();
+    }
+    db.settle().unwrap();
+    let stop = AtomicBool::new(false);
+    let free = || db.space().0;
+    let (took, back, wanted, longest) = thread::scope(|s| {
+        let writer = s.spawn(|| {
+            let (mut n, mut longest) = (0u64, Duration::ZERO);
+            while !stop.load(Relaxed) {
+                let began = Instant::now();
+                db.put(format!("w/{:04}", n * 7919 % 10_000), vec![n as u8; 100]).unwrap();
+                longest = longest.max(began.elapsed());
+                n += 1;
+                thread::sleep(Duration::from_micros(400));
+            }
+            longest
+        });
+        thread::sleep(Duration::from_millis(500));
+        let before = free();
+        // By ranges and one by one.
+        for i in (0..FILES).step_by(8) {
+            match i % 16 {
+                0 => db.delete_prefix(format!("f/{i:06}/")).unwrap(),
+                _ => db.delete(format!("f/{i:06}/0")).unwrap(),
+            }
+        }
+        let began = Instant::now();
+        let wanted = FILES / 8 * 4000 / 10 * 8;
+        while free() < before + wanted && began.elapsed() < Duration::from_secs(25) {
+            thread::sleep(Duration::from_millis(50));
+        }
+        let (took, back) = (began.elapsed(), free().saturating_sub(before));
+        stop.store(true, Relaxed);
+        (took, back, wanted, writer.join().unwrap())
+    });
+    println!("{back} bytes came back after {took:?}; longest write {longest:?}");
+    assert!(back >= wanted, "{back} bytes came back of the {wanted} that were awaited");
+    assert!(longest < Duration::from_millis(500), "a write stood still for {longest:?}");
+    assert_eq!(db.prefix(b"f/").count() as u64, FILES / 8 * 7);
+    db.close().unwrap();
+}

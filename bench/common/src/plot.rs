@@ -78,6 +78,7 @@ pub fn lines(title: &str, x_unit: &str, y_unit: &str, lines: &[Line<'_>]) -> Res
         let mut chart = ChartBuilder::on(&root)
             .caption(title, ("sans-serif", 16))
             .margin(8)
+            .margin_right(28)
             .x_label_area_size(36)
             .y_label_area_size(64)
             .build_cartesian_2d(xs.log_scale(), ys.log_scale())
@@ -110,6 +111,52 @@ pub fn lines(title: &str, x_unit: &str, y_unit: &str, lines: &[Line<'_>]) -> Res
     Ok(svg)
 }
 
+/// How many times as fast as something else: a bar from 1 to the left or to the right for each name.
+///
+/// Bars that end below `enough` have another colour. Ratios must be above zero.
+pub fn ratios(title: &str, ratios: &[(&str, f64)], enough: f64) -> Result<String> {
+    const LINE: i32 = 18;
+    const TOP: i32 = 34;
+    const NAMES: i32 = 330;
+    const WIDTH: i32 = 820;
+    /// Beside the longest bar, for its figure.
+    const FIGURE: i32 = 56;
+    let mut svg = String::new();
+    let fail = |error: &dyn std::fmt::Display| anyhow!("plotting {title}: {error}");
+    // Bars beyond these factors are cut; the figure beside says how long they were.
+    let furthest = ratios.iter().map(|r| r.1.ln().abs()).fold(2.0_f64.ln(), f64::max).min(64.0_f64.ln());
+    let place = |ratio: f64| {
+        let share = ratio.ln().clamp(-furthest, furthest) / furthest;
+        let half = f64::from(WIDTH - NAMES - 2 * FIGURE) / 2.0;
+        NAMES + FIGURE + (half * (1.0 + share)) as i32
+    };
+    let height = TOP + LINE * ratios.len() as i32 + 8;
+    {
+        let root = SVGBackend::with_string(&mut svg, (WIDTH as u32, height as u32)).into_drawing_area();
+        root.fill(&WHITE).map_err(|e| fail(&e))?;
+        let text = |text: String, x: i32, y: i32, size: i32| {
+            root.draw(&Text::new(text, (x, y), ("sans-serif", size))).map_err(|e| fail(&e))
+        };
+        text(title.to_string(), 8, 8, 16)?;
+        for (number, &(name, ratio)) in (0..).zip(ratios) {
+            let y = TOP + LINE * number;
+            text(name.to_string(), 8, y, 12)?;
+            let figure = if ratio >= 1.0 { place(ratio) + 4 } else { place(ratio) - 36 };
+            text(format!("{ratio:.2}"), figure, y, 11)?;
+        }
+        for (number, &(_, ratio)) in (0..).zip(ratios) {
+            let (y, from, to) = (TOP + LINE * number, place(ratio.min(1.0)), place(ratio.max(1.0)));
+            let colour = if ratio >= enough { COLOURS[0] } else { COLOURS[3] };
+            root.draw(&Rectangle::new([(from, y), (to.max(from + 1), y + LINE - 5)], colour.filled()))
+                .map_err(|e| fail(&e))?;
+        }
+        let middle = [(place(1.0), TOP - 4), (place(1.0), height - 4)];
+        root.draw(&PathElement::new(middle, BLACK)).map_err(|e| fail(&e))?;
+        root.present().map_err(|e| fail(&e))?;
+    }
+    Ok(svg)
+}
+
 /// Text for HTML and SVG.
 pub fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
@@ -124,7 +171,8 @@ mod tests {
         let bars = bars("work", "files/s", &[("pando", 3.0), ("ext4", 1e6)]).unwrap();
         let points = [(1.0, 0.5), (100.0, 2.0)];
         let lines = lines("clone", "round", "ms", &[("pando", &points), ("xfs", &points)]).unwrap();
-        for (svg, name) in [(&bars, "ext4"), (&lines, "xfs")] {
+        let ratios = ratios("beside the best", &[("create", 0.5), ("clone", 1e6)], 0.85).unwrap();
+        for (svg, name) in [(&bars, "ext4"), (&lines, "xfs"), (&ratios, "create")] {
             assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{svg}");
             assert!(svg.contains(name), "{svg}");
         }

@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::meter::Measured;
 
+/// The unit of values that are space on the device.
+pub const SPACE: &str = "KiB";
+
 /// Which of two values is the better one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Better {

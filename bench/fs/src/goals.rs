@@ -18,7 +18,7 @@ pub enum Goal {
 }
 
 /// No row is to be slower than 0.85 of the best.
-const GENERAL: f64 = 0.85;
+pub const GENERAL: f64 = 0.85;
 
 /// The goals of a row.
 pub fn goals(row: &str, better: Better, is_throttled: bool) -> Vec<Goal> {

@@ -41,6 +41,10 @@ use process::interrupted;
 use report::{About, Results};
 use works::Work;
 
+/// Exit codes: something went wrong; a signal came, as shells say it of SIGINT.
+const FAILED: u8 = 1;
+const INTERRUPTED: u8 = 130;
+
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let done = match words.first().map(String::as_str) {
@@ -53,7 +57,7 @@ fn main() -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             eprintln!("pando-bench-fs: {error:#}");
-            ExitCode::FAILURE
+            ExitCode::from(if interrupted() { INTERRUPTED } else { FAILED })
         }
     }
 }
@@ -101,7 +105,7 @@ fn program(args: &Args) -> Result<PathBuf> {
     cargo.args(["build", "--release", "-p", "pando", "--manifest-path"]).arg(root.join("Cargo.toml"));
     let target = root.join("target");
     eprintln!("building pando ...");
-    process::run(cargo.arg("--target-dir").arg(&target))?;
+    process::show(cargo.arg("--target-dir").arg(&target))?;
     fs::canonicalize(target.join("release/pando")).context("looking for what was built")
 }
 
@@ -174,7 +178,7 @@ fn bench(words: Vec<String>) -> Result<u8> {
     println!("{table}");
     write(&results, &table, &about, &args.out)?;
     ensure!(!interrupted(), "interrupted: the results so far are in {}", args.out.display());
-    Ok(u8::from(!results.failures.is_empty()))
+    Ok(if results.failures.is_empty() { 0 } else { FAILED })
 }
 
 /// The control group of clients and daemon, if one is needed.

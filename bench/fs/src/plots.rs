@@ -1,11 +1,15 @@
-//! The plots: an SVG for each row, by its development if it has one, and one page with all.
+//! The plots: an overview, an SVG for each row, by its development if it has one, and one page with all.
 
 use std::{fmt::Write, fs, path::Path};
 
 use anyhow::{Context, Result};
-use pando_bench_common::plot::{Line, bars, escape, lines};
+use pando_bench_common::plot::{Line, bars, escape, lines, ratios};
 
-use crate::report::{About, Results, Row};
+use crate::{
+    figure::SPACE,
+    goals::GENERAL,
+    report::{About, Results, Row},
+};
 
 fn file_name(row: &str) -> String {
     let words = row.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
@@ -42,6 +46,15 @@ pub fn write(results: &Results, table: &str, about: &About, dir: &Path) -> Resul
          pre{overflow-x:auto}</style></head><body>\n<h1>Pando and the kernel's file systems</h1>\n",
     );
     writeln!(page, "<p>{} Scales are logarithmic.</p>", escape(&about.text))?;
+    // Space is no speed.
+    let rows = results.rows.iter().filter(|row| row.unit != SPACE);
+    let speeds: Vec<(&str, f64)> = rows.filter_map(|row| Some((row.name.as_str(), row.speed()?))).collect();
+    if !speeds.is_empty() {
+        let title = "How many times as fast as the best kernel file system (log scale)";
+        let svg = ratios(title, &speeds, GENERAL)?;
+        fs::write(dir.join("overview.svg"), &svg)?;
+        writeln!(page, "<p>{svg}</p>")?;
+    }
     for row in &results.rows {
         let Some(svg) = plot(row).with_context(|| format!("plotting {}", row.name))? else { continue };
         fs::write(dir.join(file_name(&row.name)), &svg)?;

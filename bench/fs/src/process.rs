@@ -100,9 +100,24 @@ impl Drop for Own {
     }
 }
 
-/// Runs a program to its end. An error if it fails, with what it said, or if this program is to end.
+/// Runs a program that says little to its end. An error if it fails, with what it said, or if this program is to end.
 pub fn run(command: &mut Command) -> Result<()> {
     run_until(command, interrupted)
+}
+
+/// Runs a program to its end, which may say what it likes.
+pub fn show(command: &mut Command) -> Result<()> {
+    let mut own = Own::start(command.stdin(Stdio::null()))?;
+    loop {
+        if let Some(status) = own.try_wait()? {
+            ensure!(status.success(), "{} failed ({status})", own.name);
+            return Ok(());
+        }
+        if interrupted() {
+            bail!("interrupted");
+        }
+        sleep(10 * POLL);
+    }
 }
 
 /// Runs a program that cleans up, also when this program is to end.

@@ -105,6 +105,12 @@ impl Row {
         })
     }
 
+    /// How many times as fast as the best Pando is, whether the value is a time or a rate.
+    pub fn speed(&self) -> Option<f64> {
+        let ratio = self.ratio().filter(|&ratio| ratio > 0.0)?;
+        Some(if self.better == Better::Less { 1.0 / ratio } else { ratio })
+    }
+
     /// Pando's value beside the best.
     fn ratio(&self) -> Option<f64> {
         let (ours, best) = (self.cell(Kind::Pando)?.value(), self.best()?.value());
@@ -323,6 +329,7 @@ mod tests {
         let less = results("untar + sync", Better::Less, of);
         let value = less.json(&about());
         assert_eq!(value["rows"][0]["ratio"], 1.5);
+        assert_eq!(less.rows[0].speed(), Some(1.0 / 1.5));
         assert_eq!(value["rows"][0]["best"], "xfs");
         assert_eq!(value["rows"][0]["goals"][0]["met"], false);
         assert_eq!(value["version"], VERSION);

@@ -1,8 +1,8 @@
 //! Text that looks like source code to a compressor.
 //!
 //! Lines are made of a vocabulary in which few words are frequent, with
-//! indentation and repeated forms. LZ4 makes it about half as large, zstd
-//! about a fifth, much as it does with C.
+//! indentation and repeated forms. LZ4 makes it 0.39 to 0.45 as large, zstd a
+//! quarter; C is somewhat smaller still.
 
 use pando_bench_common::Random;
 

@@ -20,7 +20,7 @@ use crate::{
         mix,
         text::{NEEDLE, Text},
     },
-    figure::{Better, Figure},
+    figure::{Better, Figure, SPACE},
     report::median,
     run::{Run, printed},
 };
@@ -210,7 +210,7 @@ fn rounds(run: &mut Run, name: &str, is_chained: bool) -> Result<()> {
     run.add(figure("grep, cold", greps, reading).read(first.bytes()));
     let per_round = Figure::new(
         format!("{name}: space a round"),
-        "KiB",
+        SPACE,
         space / 1024.0,
         Better::Less,
         Default::default(),

@@ -17,7 +17,7 @@ use crate::{
     path::{self, check_name, system},
     rename::End,
     rights::Rights,
-    types::{Caller, CloneReport, FileKind, Ino, RemoveReport, Shown, Time},
+    types::{Caller, CloneReport, FileKind, Ino, RemoveReport, Time, VerifiedRights},
     volume::Fs,
 };
 
@@ -110,15 +110,15 @@ impl Fs {
 
     /// Like [`Fs::clone_tree`], of the file or directory `source`, wherever it is by now, with rights that the
     /// kernel has seen.
-    pub fn clone_shown(
+    pub fn clone_verified(
         &self,
-        shown: &Shown,
+        shown: &VerifiedRights,
         source: Ino,
         dst: (Ino, &OsStr),
         replace: bool,
     ) -> Result<CloneReport> {
         let source = Source::Inode(self.table.get(source)?);
-        self.clone_to(Rights::Shown(shown), &source, dst, replace)
+        self.clone_to(Rights::Verified(shown), &source, dst, replace)
     }
 
     fn clone_to(
@@ -229,8 +229,8 @@ impl Fs {
     }
 
     /// Like [`Fs::remove_tree`], with rights that the kernel has seen.
-    pub fn remove_shown(&self, shown: &Shown, parent: Ino, name: &OsStr) -> Result<RemoveReport> {
-        self.remove_by(Rights::Shown(shown), parent, name)
+    pub fn remove_verified(&self, shown: &VerifiedRights, parent: Ino, name: &OsStr) -> Result<RemoveReport> {
+        self.remove_by(Rights::Verified(shown), parent, name)
     }
 
     fn remove_by(&self, rights: Rights<'_>, parent: Ino, name: &OsStr) -> Result<RemoveReport> {

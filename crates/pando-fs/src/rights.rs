@@ -7,7 +7,7 @@
 //! could give himself the permissions and remove the entries one by one, sticky bits or not.)
 //!
 //! The rights come from a [`Caller`] whose user and groups are known, or from
-//! what somebody else, the kernel, has seen: [`Shown`]. Guarantees that the
+//! what the kernel has verified: [`VerifiedRights`]. Guarantees that the
 //! look inside a tree is true when the tree is removed, if its `tree` is held exclusively. Uses
 //! inodes, records and keys.
 
@@ -18,7 +18,7 @@ use crate::{
     inode::Inode,
     key_text, path,
     record::Record,
-    types::{Caller, FileKind, Ino, Shown},
+    types::{Caller, FileKind, Ino, VerifiedRights},
     volume::Fs,
 };
 
@@ -34,7 +34,7 @@ pub(crate) enum Rights<'a> {
     /// Worked out here.
     Of(&'a Caller),
     /// Seen by the kernel.
-    Shown(&'a Shown),
+    Verified(&'a VerifiedRights),
 }
 
 fn refused(name: String, why: &'static str) -> Error {
@@ -45,21 +45,21 @@ impl Rights<'_> {
     fn uid(self) -> u32 {
         match self {
             Rights::Of(c) => c.uid,
-            Rights::Shown(s) => s.uid,
+            Rights::Verified(s) => s.uid,
         }
     }
 
     fn all(self) -> bool {
         match self {
             Rights::Of(c) => c.is_root(),
-            Rights::Shown(s) => s.root,
+            Rights::Verified(s) => s.root,
         }
     }
 
     /// Error unless the tree at `source` may be cloned.
     pub(crate) fn may_clone(self, source: &Inode) -> Result<()> {
         let owner = source.peek(|s| s.record.uid) == self.uid();
-        let shown = matches!(self, Rights::Shown(s) if s.owns_source);
+        let shown = matches!(self, Rights::Verified(s) if s.owns_source);
         match owner || shown || self.all() {
             true => Ok(()),
             false => Err(refused(source.label(), "only its owner, or root, may clone it")),
@@ -80,7 +80,7 @@ impl Rights<'_> {
                 };
                 c.is_root() || perm >> shift & WRITE_AND_SEARCH == WRITE_AND_SEARCH
             }
-            Rights::Shown(s) => s.adds_to == Some(dir.ino),
+            Rights::Verified(s) => s.adds_to == Some(dir.ino),
         };
         if may { Ok(()) } else { Err(Error::Access(dir.label())) }
     }
@@ -88,9 +88,9 @@ impl Rights<'_> {
     /// Error unless the entry of `top` may be taken out of `dir`.
     pub(crate) fn may_remove(self, dir: &Inode, top: &Inode) -> Result<()> {
         match self {
-            Rights::Shown(s) if s.removes == Some(top.ino) => Ok(()),
-            Rights::Shown(Shown { removes: Some(_), .. }) => Err(Error::Stale(top.ino)),
-            Rights::Shown(_) => Err(Error::Access(dir.label())),
+            Rights::Verified(s) if s.removes == Some(top.ino) => Ok(()),
+            Rights::Verified(VerifiedRights { removes: Some(_), .. }) => Err(Error::Stale(top.ino)),
+            Rights::Verified(_) => Err(Error::Access(dir.label())),
             Rights::Of(c) => {
                 self.may_add(dir)?;
                 let (perm, dir_owner) = dir.peek(|s| (s.record.perm, s.record.uid));

@@ -48,10 +48,10 @@ impl Caller {
     }
 }
 
-/// What somebody else, the kernel, has seen of the rights of a caller: for calls on whole trees that
-/// it cannot check itself.
+/// Rights of a caller that the kernel has verified, for calls on whole trees, which the kernel
+/// cannot check itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Shown {
+pub struct VerifiedRights {
     /// Effective (file-system) user.
     pub uid: u32,
     /// The caller owns the source of a clone, or has the privilege to act as its owner.
@@ -340,8 +340,8 @@ pub struct MountOptions {
     pub cache_bytes: u64,
     /// Refuse every change (EROFS).
     pub read_only: bool,
-    /// Somebody else, the kernel, refuses changes for now: until the first one comes, reading changes no access time.
-    pub still: bool,
+    /// The kernel refuses changes for now. Until the first change comes, reading changes no access time.
+    pub changes_suspended: bool,
     /// How long a change may stay in memory before the log is flushed; 1 s by default.
     pub sync_interval: Duration,
     /// How long the log may grow before a checkpoint; 30 s by default.
@@ -367,7 +367,7 @@ impl Default for MountOptions {
         Self {
             cache_bytes: 256 << 20,
             read_only: false,
-            still: false,
+            changes_suspended: false,
             sync_interval: Duration::from_secs(1),
             checkpoint_interval: Duration::from_secs(30),
             readahead_bytes: u64::MAX,
@@ -410,7 +410,7 @@ setters! { FormatOptions:
 setters! { MountOptions:
     cache_bytes(u64) cache_bytes;
     read_only(bool) read_only;
-    still(bool) still;
+    changes_suspended(bool) changes_suspended;
     sync_interval(Duration) sync_interval;
     checkpoint_interval(Duration) checkpoint_interval;
     readahead_bytes(u64) readahead_bytes;

@@ -51,8 +51,8 @@ pub struct Fs {
 pub struct Inner {
     pub(crate) db: Db,
     pub(crate) read_only: bool,
-    /// See [`MountOptions::still`]; cleared by the first change.
-    pub(crate) still: AtomicBool,
+    /// See [`MountOptions::changes_suspended`]; cleared by the first change.
+    pub(crate) changes_suspended: AtomicBool,
     pub(crate) atime: AtimePolicy,
     pub(crate) table: Arc<Table>,
     pub(crate) files: Handles<OpenFile>,
@@ -198,7 +198,7 @@ impl Fs {
         let cloned = db.get(&system::cloned())?.and_then(|value| get_time(&mut &value[..]));
         let inner = Inner {
             read_only: o.read_only,
-            still: AtomicBool::new(o.still),
+            changes_suspended: AtomicBool::new(o.changes_suspended),
             atime: o.atime,
             lineages: Lineages::open(&db, table.clone(), o.read_only)?,
             table,
@@ -245,7 +245,7 @@ impl Fs {
     /// Makes everything durable and lets the device go. Later calls fail.
     pub fn close(&self) -> Result<()> {
         self.readahead.stop();
-        if self.still.load(Ordering::Relaxed) {
+        if self.changes_suspended.load(Ordering::Relaxed) {
             // Nothing was changed, so the image stays as it is; the engine ends with its last handle.
             return Ok(());
         }
@@ -257,7 +257,7 @@ impl Fs {
 
     /// True if it was opened for reading only, or nothing may have been changed so far.
     pub fn is_read_only(&self) -> bool {
-        self.read_only || self.still.load(Ordering::Relaxed)
+        self.read_only || self.changes_suspended.load(Ordering::Relaxed)
     }
 
     /// Returns when all that was done is durable.
@@ -307,8 +307,8 @@ impl Fs {
         if self.read_only {
             return Err(Error::ReadOnly);
         }
-        if self.still.load(Ordering::Relaxed) {
-            self.still.store(false, Ordering::Relaxed);
+        if self.changes_suspended.load(Ordering::Relaxed) {
+            self.changes_suspended.store(false, Ordering::Relaxed);
         }
         Ok(())
     }

@@ -17,17 +17,17 @@ use std::collections::HashMap;
 use parking_lot::Mutex;
 
 /// Page size that the kernel's cache works in, bytes.
-const PAGE: u64 = 4096;
+const PAGE_BYTES: u64 = 4096;
 /// Reads in a row, each at most this far behind the end of the one before, are a scan. (The
 /// kernel reads ahead what lies between pages that it holds, and those pages later.)
-const NEAR: u64 = 256 << 10;
+const MAX_GAP_BYTES: u64 = 256 << 10;
 /// So many reads of a scan show whether it is shredded,
 const SHREDDED_READS: u32 = 8;
 /// namely if they are smaller than this on average, bytes.
-const SHREDDED_SIZE: u64 = 64 << 10;
+const SHREDDED_BYTES: u64 = 64 << 10;
 
 #[derive(Default)]
-struct State {
+struct InodeCache {
     /// Opens that use the page cache.
     cached: u32,
     /// Those of them that may also map the file for writing.
@@ -58,7 +58,7 @@ pub(crate) struct Policy {
 /// The state of all inodes that have any.
 #[derive(Default)]
 pub(crate) struct Caches {
-    inodes: Mutex<HashMap<u64, State>>,
+    inodes: Mutex<HashMap<u64, InodeCache>>,
 }
 
 fn write_only(flags: i32) -> bool {
@@ -121,7 +121,7 @@ impl Caches {
         if direct {
             return state.cached > 0;
         }
-        let whole = offset.is_multiple_of(PAGE) && len.is_multiple_of(PAGE);
+        let whole = offset.is_multiple_of(PAGE_BYTES) && len.is_multiple_of(PAGE_BYTES);
         state.partial |= !whole;
         false
     }
@@ -136,21 +136,21 @@ impl Caches {
         }
         let end = offset.checked_add(size.into())?;
         let run = &mut state.run;
-        if offset < run.end || offset - run.end > NEAR {
+        if offset < run.end || offset - run.end > MAX_GAP_BYTES {
             *run = Run::default();
         }
         *run = Run { end, reads: run.reads + 1, bytes: run.bytes + u64::from(size) };
         if run.reads < SHREDDED_READS {
             return None;
         }
-        let shredded = run.bytes / u64::from(run.reads) < SHREDDED_SIZE;
+        let shredded = run.bytes / u64::from(run.reads) < SHREDDED_BYTES;
         *run = Run::default();
         if !shredded {
             return None;
         }
         state.partial = false;
         // The pages being read are locked until they are answered: begin after them.
-        Some(end.next_multiple_of(PAGE))
+        Some(end.next_multiple_of(PAGE_BYTES))
     }
 
     /// Inodes that may have dirty pages of a shared mapping.
@@ -208,17 +208,17 @@ mod tests {
         c.opened(2, libc::O_RDWR);
         c.wrote(2, false, 1, 1);
         for page in [0, 700, 3, 400, 900, 1, 2, 3, 4, 5, 6, 5000] {
-            assert_eq!(c.read(2, page * PAGE, 4096), None);
+            assert_eq!(c.read(2, page * PAGE_BYTES, 4096), None);
         }
         for i in 0..20 {
             assert_eq!(c.read(2, i << 20, 1 << 20), None, "a scan by large reads");
         }
         for i in 0..7 {
-            assert_eq!(c.read(2, (i * 3) * PAGE, 4096), None);
+            assert_eq!(c.read(2, (i * 3) * PAGE_BYTES, 4096), None);
         }
-        assert_eq!(c.read(2, 21 * PAGE, 8192), Some(23 * PAGE));
+        assert_eq!(c.read(2, 21 * PAGE_BYTES, 8192), Some(23 * PAGE_BYTES));
         for i in 0..20 {
-            assert_eq!(c.read(2, i * PAGE, 4096), None, "said once until the next partial write");
+            assert_eq!(c.read(2, i * PAGE_BYTES, 4096), None, "said once until the next partial write");
         }
     }
 

@@ -21,7 +21,7 @@ use crate::{
 pub type StatsText = Box<dyn Fn(&Fs, &Counters) -> Result<String, String> + Send + Sync>;
 
 /// What the requests of a mount share.
-pub(crate) struct Shared {
+pub(crate) struct MountState {
     pub(crate) fs: Fs,
     pub(crate) caches: Caches,
     pub(crate) proofs: Proofs,
@@ -32,7 +32,7 @@ pub(crate) struct Shared {
     pub(crate) owner: u32,
 }
 
-impl Shared {
+impl MountState {
     /// Sends the notification `what`; a failure leaves stale pages behind and is logged.
     pub(crate) fn tell(&self, what: impl Fn(&dyn Notify) -> std::io::Result<()>) {
         match self.notify.get() {

@@ -65,9 +65,9 @@ pub(crate) struct ProvenRights {
 
 impl ProvenRights {
     /// For a call that puts something at, or takes it from, `name` in the directory `dir`.
-    pub(crate) fn about(&self, dir: u64, name: &OsStr) -> pando_fs::Shown {
+    pub(crate) fn about(&self, dir: u64, name: &OsStr) -> pando_fs::VerifiedRights {
         let removes = self.removes.as_ref().filter(|(at, called, _)| *at == dir && called == name);
-        pando_fs::Shown {
+        pando_fs::VerifiedRights {
             uid: self.uid,
             owns_source: self.owns_source,
             adds_to: self.adds_to,

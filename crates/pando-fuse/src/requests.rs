@@ -9,7 +9,7 @@ use std::ffi::OsStr;
 use pando_fs::Caller;
 
 use crate::{
-    coherence::Shared,
+    coherence::MountState,
     control::{self, Request, Response, Token},
     proof::{LAPSED, ProvenRights},
     transport::{Context, Errno, Outcome},
@@ -31,11 +31,11 @@ fn done(value: u64) -> Done {
 }
 
 /// Answers a request.
-pub(crate) fn answer(shared: &Shared, c: &Context, request: Request) -> Outcome<Vec<u8>> {
+pub(crate) fn answer(shared: &MountState, c: &Context, request: Request) -> Outcome<Vec<u8>> {
     shared.control(c, request)
 }
 
-impl Shared {
+impl MountState {
     fn control(&self, c: &Context, request: Request) -> Outcome<Vec<u8>> {
         let result = match request {
             Request::Probe => done(u64::from(std::process::id())),
@@ -105,7 +105,7 @@ impl Shared {
         let begun = std::time::Instant::now();
         // Mappings of other files have nothing in the clone.
         self.flush_mappings_in(shows.source);
-        let report = self.fs.clone_shown(&shows.about(dir, name), shows.source, (dir, name), replace)?;
+        let report = self.fs.clone_verified(&shows.about(dir, name), shows.source, (dir, name), replace)?;
         self.settle(&report);
         done(begun.elapsed().as_micros() as u64)
     }
@@ -114,7 +114,7 @@ impl Shared {
         let Some((dir, name, _)) = &shows.removes else {
             return Err(pando_fs::Error::Access("remove".into()).into());
         };
-        let report = self.fs.remove_shown(&shows.about(*dir, name), *dir, name)?;
+        let report = self.fs.remove_verified(&shows.about(*dir, name), *dir, name)?;
         self.settle(&report);
         done(report.micros)
     }

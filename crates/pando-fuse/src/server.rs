@@ -19,7 +19,7 @@ use pando_fs::{Attr, DirHandle, FileHandle, Fs, SetAttr, StatFs};
 use crate::{
     cache::Caches,
     caller::{caller, caller_with_groups, maker},
-    coherence::{Shared, StatsText},
+    coherence::{MountState, StatsText},
     control::{Request, Response, Token},
     counters::{Counters, Kind},
     proof::{Fact, Proofs},
@@ -33,13 +33,13 @@ const PLAIN_ENTRY: usize = 32;
 
 /// A [`Handler`] on a [`Fs`].
 pub(crate) struct Server {
-    shared: Arc<Shared>,
+    shared: Arc<MountState>,
 }
 
 impl Server {
     pub(crate) fn new(fs: Fs, counters: Arc<Counters>, stats: Option<StatsText>) -> Self {
         let owner = rustix::process::geteuid().as_raw();
-        let shared = Shared {
+        let shared = MountState {
             fs,
             caches: Caches::default(),
             proofs: Proofs::default(),

@@ -1,6 +1,6 @@
 //! The tool's side of what needs rights: it lets the kernel show them to the daemon, then asks.
 //!
-//! Paths are walked once: a [`Spot`] keeps a descriptor of the directory, and everything is done by that.
+//! Paths are walked once: a [`EntryPath`] keeps a descriptor of the directory, and everything is done by that.
 //! See `proof` for what is shown how. Uses `client`.
 
 use std::{
@@ -24,7 +24,7 @@ use crate::{
 
 /// A name in a directory, whether there is anything or not.
 #[derive(Debug)]
-pub struct Spot {
+pub struct EntryPath {
     /// Good for naming things in it; it need not be readable.
     dir: OwnedFd,
     /// Where the directory was, to find the mount by.
@@ -32,11 +32,11 @@ pub struct Spot {
     name: OsString,
 }
 
-impl Spot {
+impl EntryPath {
     /// The name `name` in the directory at `parent`.
-    pub fn new(parent: &Path, name: &OsStr) -> io::Result<Spot> {
+    pub fn new(parent: &Path, name: &OsStr) -> io::Result<EntryPath> {
         let dir = open(parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-        Ok(Spot { dir, parent: parent.to_owned(), name: name.to_owned() })
+        Ok(EntryPath { dir, parent: parent.to_owned(), name: name.to_owned() })
     }
 
     /// Device of the directory.
@@ -102,21 +102,24 @@ fn show_adding(dir: &impl AsFd, token: &Token) -> Result<(), Error> {
     shown(mkdirat(dir, &name, Mode::RWXU), || unlinkat(dir, &name, AtFlags::REMOVEDIR))
 }
 
-/// Lets the kernel show that the caller may remove what is at `spot`.
-fn show_removal(spot: &Spot, token: &Token) -> Result<(), Error> {
+/// Lets the kernel show that the caller may remove what is at `entry_path`.
+fn show_removal(entry_path: &EntryPath, token: &Token) -> Result<(), Error> {
     let name = token.name();
-    let attempt = renameat_with(&spot.dir, &spot.name, &spot.dir, &name, RenameFlags::NOREPLACE);
-    shown(attempt, || renameat_with(&spot.dir, &name, &spot.dir, &spot.name, RenameFlags::NOREPLACE))?;
+    let attempt =
+        renameat_with(&entry_path.dir, &entry_path.name, &entry_path.dir, &name, RenameFlags::NOREPLACE);
+    shown(attempt, || {
+        renameat_with(&entry_path.dir, &name, &entry_path.dir, &entry_path.name, RenameFlags::NOREPLACE)
+    })?;
     if rustix::process::geteuid().is_root() {
         // Without it the request goes on as that of an ordinary user.
-        let _ = show_root(&spot.dir, token);
+        let _ = show_root(&entry_path.dir, token);
     }
     Ok(())
 }
 
 /// Clones the file or tree at `source` to `destination`, and returns the microseconds that it took
 /// inside the daemon.
-pub fn clone(source: &Spot, destination: &Spot, replace: bool) -> Result<u64, Error> {
+pub fn clone(source: &EntryPath, destination: &EntryPath, replace: bool) -> Result<u64, Error> {
     let (kind, _) = source.stat()?;
     let openable = matches!(kind, FileType::RegularFile | FileType::Directory);
     // The kernel refuses O_NOATIME to those who do not own the file: then the daemon will say why.
@@ -159,7 +162,7 @@ pub fn clone(source: &Spot, destination: &Spot, replace: bool) -> Result<u64, Er
 
 /// Removes the file or, if `recursive`, the tree at `target`, and returns the microseconds that it took inside
 /// the daemon (0 for a file). EISDIR for a directory otherwise.
-pub fn remove(target: &Spot, recursive: bool) -> Result<u64, Error> {
+pub fn remove(target: &EntryPath, recursive: bool) -> Result<u64, Error> {
     // Looked at once: what was no directory must not be removed with all that is in it if it is one now.
     let is_dir = target.is_dir()?;
     // Nothing is removed that is not in a mount of ours.

@@ -1,6 +1,6 @@
 //! Places inside a mount: a directory and a name in it, and the mount they are in.
 //!
-//! A path becomes a [`Spot`]: its directory is walked to once, by the kernel and with the caller's rights,
+//! A path becomes a [`EntryPath`]: its directory is walked to once, by the kernel and with the caller's rights,
 //! and kept by a descriptor, so a rename or a link put in its way meanwhile does no harm.
 
 use std::{
@@ -10,12 +10,12 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use pando_fuse::{client, control::Request, tool::Spot};
+use pando_fuse::{client, control::Request, tool::EntryPath};
 
 /// Finds the directory of `path`, which need not exist itself.
-pub fn spot(path: &Path) -> Result<Spot> {
+pub fn entry_path(path: &Path) -> Result<EntryPath> {
     let (parent, name) = split(path)?;
-    Spot::new(&parent, &name).with_context(|| format!("{}", parent.display()))
+    EntryPath::new(&parent, &name).with_context(|| format!("{}", parent.display()))
 }
 
 /// The directory and the final name of `path`; one that ends in `.`, `..` or a link with a

@@ -20,7 +20,7 @@ use common::{Bench, has, text};
 use pando_fuse::{
     client,
     control::{Request, SIZE, Token, command},
-    tool::{self, Spot},
+    tool::{self, EntryPath},
 };
 use rustix::fs::{Mode, RenameFlags, mkdirat, renameat_with};
 
@@ -174,9 +174,9 @@ fn attacker() {
             std::env::set_current_dir("/").unwrap();
             forge(Path::new("/"), number(1), number(2), args[3], number(4));
             // What is inside may be worked with.
-            let spot = |name: &str| Spot::new(Path::new("/"), name.as_ref()).unwrap();
-            tool::clone(&spot("plant"), &spot("inside"), false).unwrap();
-            tool::remove(&spot("inside"), true).unwrap();
+            let entry_path = |name: &str| EntryPath::new(Path::new("/"), name.as_ref()).unwrap();
+            tool::clone(&entry_path("plant"), &entry_path("inside"), false).unwrap();
+            tool::remove(&entry_path("inside"), true).unwrap();
             assert!(tool::usage(Path::new("/plant")).unwrap().visible > 0);
         }
         // Tokens that another process fetched, for which much was shown.
@@ -216,14 +216,14 @@ fn race(own: &Path, secret: &Path) {
         for i in 0..400 {
             let name = format!("clone{i}");
             let attempt = || -> Result<(), client::Error> {
-                let source = Spot::new(&own.join("way"), "d".as_ref())?;
-                tool::clone(&source, &Spot::new(&own.join("open"), name.as_ref())?, false)?;
+                let source = EntryPath::new(&own.join("way"), "d".as_ref())?;
+                tool::clone(&source, &EntryPath::new(&own.join("open"), name.as_ref())?, false)?;
                 Ok(())
             };
             let source = attempt().is_ok();
             let attempt = || -> Result<(), client::Error> {
-                let destination = Spot::new(&own.join("way"), name.as_ref())?;
-                tool::clone(&Spot::new(own, "d".as_ref())?, &destination, false)?;
+                let destination = EntryPath::new(&own.join("way"), name.as_ref())?;
+                tool::clone(&EntryPath::new(own, "d".as_ref())?, &destination, false)?;
                 tool::remove(&destination, true)?;
                 Ok(())
             };

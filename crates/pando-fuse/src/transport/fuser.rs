@@ -27,14 +27,15 @@ use self::convert::{
     ABSENT, GENERATION, PlainSink, PlusSink, TTL, attr, context, errno, open_flags, received, send_attr,
     send_empty, send_entry, set_time,
 };
-use crate::transport::{Answer, Copy, Handler, Notify, Outcome, Write, poll::Poller, workers::Workers};
-
-/// Largest write request; the kernel caps a request at 256 pages by default.
-const MAX_WRITE: u32 = 1 << 20;
-/// Requests for readahead and asynchronous I/O that the kernel may have in flight.
-const MAX_BACKGROUND: u16 = 64;
-/// Threads for answers that wait. More of them let more fsyncs share one flush.
-const MAX_WORKERS: usize = 16;
+use crate::transport::{
+    Answer, Copy, Handler, Notify, Outcome, Write,
+    common::{
+        MAX_BACKGROUND_REQUESTS, MAX_COPY_BYTES, MAX_WORKERS, MAX_WRITE_BYTES, is_direct_write,
+        kills_suidgid, signed,
+    },
+    poll::Poller,
+    workers::Workers,
+};
 
 /// What the kernel shall do on its own, where it can. `HANDLE_KILLPRIV_V2` saves a getxattr per
 /// write, `ATOMIC_O_TRUNC` a request per truncating open, `EXPLICIT_INVAL_DATA` keeps pages when
@@ -82,8 +83,7 @@ impl Notify for Notifier {
     }
 
     fn forget_pages(&self, ino: u64, offset: u64, len: u64) -> io::Result<()> {
-        let clamp = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
-        self.0.inval_inode(INodeNo(ino), clamp(offset), clamp(len))
+        self.0.inval_inode(INodeNo(ino), signed(offset), signed(len))
     }
 
     fn forget_attributes(&self, ino: u64) -> io::Result<()> {
@@ -98,10 +98,10 @@ impl<H: Handler> fuser::Filesystem for Adapter<H> {
                 log::info!("this kernel lacks {flag:?}");
             }
         }
-        if let Err(most) = config.set_max_write(MAX_WRITE) {
+        if let Err(most) = config.set_max_write(MAX_WRITE_BYTES) {
             let _ = config.set_max_write(most);
         }
-        let _ = config.set_max_background(MAX_BACKGROUND);
+        let _ = config.set_max_background(MAX_BACKGROUND_REQUESTS);
         // The kernel's own readahead is what it offers here; a larger one is set after the mount.
         let _ = config.set_time_granularity(Duration::from_nanos(1));
         Ok(())
@@ -146,9 +146,9 @@ impl<H: Handler> fuser::Filesystem for Adapter<H> {
         reply: ReplyAttr,
     ) {
         let _turn = self.poller.turn();
-        // The library does not pass FATTR_KILL_SUIDGID on; by the protocol a change of owner
-        // always drops the bits and a truncation does for callers without CAP_FSETID.
-        let kill_suidgid = uid.is_some() || gid.is_some() || (size.is_some() && request.uid() != 0);
+        let c = context(request);
+        // The library does not pass FATTR_KILL_SUIDGID on.
+        let kill_suidgid = kills_suidgid(&c, uid.is_some() || gid.is_some(), size.is_some(), None);
         let change = SetAttr {
             mode,
             uid,
@@ -159,7 +159,7 @@ impl<H: Handler> fuser::Filesystem for Adapter<H> {
             ctime: ctime.map(received),
             kill_suidgid,
         };
-        send_attr(reply, self.handler.setattr(&context(request), ino.0, change));
+        send_attr(reply, self.handler.setattr(&c, ino.0, change));
     }
 
     fn readlink(&self, _: &Request, ino: INodeNo, reply: ReplyData) {
@@ -291,15 +291,14 @@ impl<H: Handler> fuser::Filesystem for Adapter<H> {
         reply: ReplyWrite,
     ) {
         let _turn = self.poller.turn();
+        let writeback = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
         let write = Write {
             handle: handle.0,
             ino: ino.0,
             offset,
             data,
-            writeback: write_flags.contains(WriteFlags::FUSE_WRITE_CACHE),
-            // The kernel names the owner of locks where it sends a caller's buffer, not where it
-            // sends pages of its cache.
-            direct: lock_owner.is_some() && !write_flags.contains(WriteFlags::FUSE_WRITE_CACHE),
+            writeback,
+            direct: is_direct_write(lock_owner.is_some(), writeback),
             kill_suidgid: write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID),
             flags: flags.0,
         };
@@ -450,8 +449,7 @@ impl<H: Handler> fuser::Filesystem for Adapter<H> {
         if flags.bits() != 0 {
             return reply.error(fuser::Errno::EINVAL);
         }
-        // The answer carries 32 bits; a caller goes on where a short copy ended.
-        let len = len.min(0xfff0_0000);
+        let len = len.min(MAX_COPY_BYTES);
         let copy = Copy {
             ino_in: ino_in.0,
             offset_in,

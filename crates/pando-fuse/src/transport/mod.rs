@@ -12,6 +12,7 @@
 //! on that), so it may wait for a device or send notifications without
 //! stopping other requests.
 
+mod common;
 pub mod fuser;
 pub mod own;
 pub(crate) mod poll;

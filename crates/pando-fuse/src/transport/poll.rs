@@ -43,10 +43,10 @@ pub(crate) struct Poller {
     limit: Duration,
     polite: bool,
     counters: Arc<Counters>,
-    state: Mutex<State>,
+    state: Mutex<PollState>,
 }
 
-struct State {
+struct PollState {
     /// When the last request had been answered.
     ended: Instant,
     /// Requests that came within the limit after the one before, less what gaps took.
@@ -76,7 +76,8 @@ impl Poller {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let device = device.filter(|_| cpus > 1 && !limit.is_zero());
         let now = Instant::now();
-        let state = State { ended: now, score: 0, caught: false, resume: now, pause: PAUSE, looked: None };
+        let state =
+            PollState { ended: now, score: 0, caught: false, resume: now, pause: PAUSE, looked: None };
         Self { device, limit, polite, counters, state: Mutex::new(state) }
     }
 
@@ -93,7 +94,7 @@ impl Poller {
     }
 }
 
-impl State {
+impl PollState {
     fn came(&mut self, limit: Duration) {
         let dense = self.caught || self.ended.elapsed() < limit;
         self.score =
@@ -127,7 +128,7 @@ impl State {
 /// A request that is being answered.
 pub(crate) struct Turn<'a> {
     poller: &'a Poller,
-    state: Option<MutexGuard<'a, State>>,
+    state: Option<MutexGuard<'a, PollState>>,
     answers: bool,
 }
 
@@ -277,9 +278,15 @@ mod tests {
     fn losing_the_cpu_stops_polling_for_longer_and_longer() {
         let counters = Counters::default();
         let now = Instant::now();
-        let mut state =
-            State { ended: now, score: MAX_SCORE, caught: false, resume: now, pause: PAUSE, looked: None };
-        let lose = |state: &mut State, begin: Instant| {
+        let mut state = PollState {
+            ended: now,
+            score: MAX_SCORE,
+            caught: false,
+            resume: now,
+            pause: PAUSE,
+            looked: None,
+        };
+        let lose = |state: &mut PollState, begin: Instant| {
             assert!(state.may_poll(begin, true, &counters), "the first look only takes note");
             if let Some((_, lost)) = &mut state.looked {
                 *lost -= 1;

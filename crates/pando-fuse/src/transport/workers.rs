@@ -16,23 +16,25 @@ use parking_lot::{Condvar, Mutex};
 
 type Job = Box<dyn FnOnce() + Send>;
 
+/// Jobs that wait for a thread, and the threads.
 #[derive(Default)]
-struct State {
+struct JobQueue {
     jobs: VecDeque<Job>,
     idle: usize,
     closed: bool,
     threads: Vec<JoinHandle<()>>,
 }
 
+/// What the pool and its threads share.
 #[derive(Default)]
-struct Shared {
-    state: Mutex<State>,
+struct PoolShared {
+    state: Mutex<JobQueue>,
     wake: Condvar,
 }
 
 /// A small pool of threads.
 pub(super) struct Workers {
-    shared: Arc<Shared>,
+    shared: Arc<PoolShared>,
     limit: usize,
 }
 
@@ -88,7 +90,7 @@ impl Drop for Workers {
     }
 }
 
-fn work(shared: &Shared) {
+fn work(shared: &PoolShared) {
     let mut state = shared.state.lock();
     loop {
         if let Some(job) = state.jobs.pop_front() {

@@ -14,7 +14,7 @@ use pando_fs::{FormatOptions, Fs, MountOptions};
 use pando_fuse::{
     IoUring, Kind, Mount, Polling, Running, Settings, client,
     control::Request,
-    tool::{self, Spot},
+    tool::{self, EntryPath},
 };
 
 pub struct World {
@@ -190,16 +190,16 @@ impl World {
         client::send(File::open(self.root()).unwrap(), request)
     }
 
-    pub fn spot(&self, name: &str) -> Spot {
-        Spot::new(self.root(), name.as_ref()).unwrap()
+    pub fn entry_path(&self, name: &str) -> EntryPath {
+        EntryPath::new(self.root(), name.as_ref()).unwrap()
     }
 
     pub fn clone_tree(&self, from: &str, to: &str, replace: bool) -> Result<u64, client::Error> {
-        tool::clone(&self.spot(from), &self.spot(to), replace)
+        tool::clone(&self.entry_path(from), &self.entry_path(to), replace)
     }
 
     pub fn remove_tree(&self, name: &str) -> Result<u64, client::Error> {
-        tool::remove(&self.spot(name), true)
+        tool::remove(&self.entry_path(name), true)
     }
 }
 

@@ -36,12 +36,12 @@ pub fn run(args: &Args) -> Result<()> {
 /// Clones `src` to `dst` and returns the microseconds that it took inside the daemon.
 pub fn clone(src: &Path, dst: &Path, replace: bool) -> Result<u64> {
     let fail = || format!("clone {} to {}", src.display(), dst.display());
-    let from = place::spot(src).with_context(fail)?;
+    let from = place::entry_path(src).with_context(fail)?;
     let device = from.device().with_context(fail)?;
     if std::fs::symlink_metadata(src).is_ok_and(|m| m.ino() == pando_fs::ROOT && m.dev() != device) {
         bail!("{}: SRC is the root of a file system; clone the directories in it", fail());
     }
-    let to = place::spot(dst).with_context(fail)?;
+    let to = place::entry_path(dst).with_context(fail)?;
     if to.device().with_context(fail)? != device {
         bail!(
             "{}: SRC and DST must be in one mounted Pando file system; copy between two with cp -a",

@@ -214,7 +214,7 @@ fn open(image: &Path, settings: &Settings, options: MountOptions) -> Result<Fs> 
         return image::open(image, options);
     }
     // Nothing is written unless there is something to recover, or changes are allowed later.
-    let ready = options.clone().read_only(false).still(true).discard(false);
+    let ready = options.clone().read_only(false).changes_suspended(true).discard(false);
     image::open(image, ready).or_else(|e| match exit::code(&e) {
         exit::BUSY => Err(e),
         _ => {

@@ -35,7 +35,7 @@ pub fn run(args: &Args) -> Result<()> {
 /// Removes the file or, if `recursive`, tree at `path`.
 fn remove(path: &Path, recursive: bool) -> Result<()> {
     let fail = || format!("rm {}", path.display());
-    let target = place::spot(path).with_context(fail)?;
+    let target = place::entry_path(path).with_context(fail)?;
     match tool::remove(&target, recursive) {
         Err(e) if e.errno() == Some(libc::EISDIR) => {
             bail!("{}: is a directory; give -r to remove it and everything in it", path.display())

@@ -14,11 +14,10 @@ use fuser::{
 };
 use pando_fs::{Attr, FileKind, SetTime, Time};
 
-use crate::transport::{Context, DirSink, Errno, Opened, Outcome};
+use crate::transport::{Context, DirSink, Errno, Opened, Outcome, common::VALID_SECS};
 
-/// How long the kernel may rely on a name or on attributes. The server is the only one that
-/// changes them behind the kernel's back, and then it notifies.
-pub(super) const TTL: Duration = Duration::from_secs(86_400);
+/// How long the kernel may rely on a name or on attributes.
+pub(super) const TTL: Duration = Duration::from_secs(VALID_SECS);
 /// Inode numbers are never used twice, so the generation never changes.
 pub(super) const GENERATION: Generation = Generation(0);
 
@@ -130,7 +129,7 @@ pub(super) fn send_empty(reply: ReplyEmpty, outcome: Outcome<()>) {
     }
 }
 
-/// Entries with attributes; `reserve` bytes are what the kernel offered.
+/// Entries with attributes.
 pub(super) struct PlusSink {
     pub(super) reply: ReplyDirectoryPlus,
 }
@@ -151,7 +150,7 @@ impl DirSink for PlusSink {
     }
 
     fn capacity(&self) -> usize {
-        DIR_BUFFER
+        DIR_BUFFER_BYTES
     }
 }
 
@@ -170,9 +169,9 @@ impl DirSink for PlainSink {
     }
 
     fn capacity(&self) -> usize {
-        DIR_BUFFER
+        DIR_BUFFER_BYTES
     }
 }
 
 /// The least that the kernel offers for a readdir, bytes. The library hides how much it is.
-const DIR_BUFFER: usize = 4096;
+const DIR_BUFFER_BYTES: usize = 4096;

@@ -22,29 +22,31 @@ use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::transport::own::{
-    Ended, MAX_WRITE,
+    Ended,
     serve::{Reply, Request, Step, finish, serve},
     wire::{self, OutHeader},
 };
-use crate::transport::{Handler, Notify, workers::Workers};
+use crate::transport::{
+    Handler, Notify,
+    common::{MAX_WORKERS, MAX_WRITE_BYTES, signed},
+    workers::Workers,
+};
 
-/// The kernel refuses a read into less than its largest request.
-pub(super) const READ_BUFFER: usize = MAX_WRITE as usize + 4096;
-/// Threads for answers that wait, a count.
-const MAX_WORKERS: usize = 16;
+/// Bytes for a read; the kernel refuses one into less than its largest request.
+pub(super) const READ_BUFFER_BYTES: usize = MAX_WRITE_BYTES as usize + 4096;
 
 pub(super) struct Device {
     fd: OwnedFd,
     ended: Ended,
     /// Where the file system is mounted.
     dir: PathBuf,
-    /// Calls of [`Device::stir`] so far.
-    stirred: AtomicU64,
+    /// Calls of [`Device::request_no_op`] so far.
+    no_op_requests: AtomicU64,
 }
 
 impl Device {
     pub(super) fn new(fd: OwnedFd, dir: PathBuf) -> Self {
-        Self { fd, dir, ended: Ended::default(), stirred: AtomicU64::new(0) }
+        Self { fd, dir, ended: Ended::default(), no_op_requests: AtomicU64::new(0) }
     }
 
     pub(super) fn raw(&self) -> RawFd {
@@ -105,10 +107,10 @@ impl Device {
     ///
     /// Over io_uring the kernel hands out requests that stand in a queue only to an entry that commits
     /// an answer, not to one that is registered later. Answering this request is such a commit.
-    pub(super) fn stir(&self, ino: u64) -> io::Result<()> {
+    pub(super) fn request_no_op(&self, ino: u64) -> io::Result<()> {
         // The kernel counts its own requests from 0, so that they never have the highest bit; the lowest
         // one would mean an interrupt.
-        let unique = 1 << 63 | self.stirred.fetch_add(1, Ordering::Relaxed) << 1;
+        let unique = 1 << 63 | self.no_op_requests.fetch_add(1, Ordering::Relaxed) << 1;
         let body = wire::Retrieve { unique, ino, offset: 0, size: 0, padding: 0 };
         match self.send(0, wire::NOTIFY_RETRIEVE, &[body.as_bytes()]) {
             // Not a regular file, or one that the kernel has forgotten.
@@ -138,7 +140,7 @@ impl Device {
     /// Serves what comes this way until the file system is unmounted.
     pub(super) fn serve<H: Handler>(self: &Arc<Self>, handler: &H) -> io::Result<()> {
         let workers = Workers::new(MAX_WORKERS);
-        let mut buffer = vec![0; READ_BUFFER];
+        let mut buffer = vec![0; READ_BUFFER_BYTES];
         let mut out = Vec::new();
         while let Some(n) = self.read(&mut buffer)? {
             let bytes = buffer.get(..n).unwrap_or_default();
@@ -169,8 +171,7 @@ impl Notify for Device {
     }
 
     fn forget_pages(&self, ino: u64, offset: u64, len: u64) -> io::Result<()> {
-        let clamp = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
-        let body = wire::InvalInode { ino, off: clamp(offset), len: clamp(len) };
+        let body = wire::InvalInode { ino, off: signed(offset), len: signed(len) };
         self.notify(wire::NOTIFY_INVAL_INODE, &[body.as_bytes()])
     }
 

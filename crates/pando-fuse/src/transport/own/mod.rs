@@ -27,14 +27,13 @@ use std::{
 use zerocopy::FromBytes;
 
 use self::{device::Device, wire::flag};
-use crate::transport::{Handler, Notify};
+use crate::transport::{
+    Handler, Notify,
+    common::{MAX_BACKGROUND_REQUESTS, MAX_WRITE_BYTES},
+};
 
-/// Largest write request, and read, bytes; the kernel caps a request at 256 pages by default.
-const MAX_WRITE: u32 = 1 << 20;
-/// Requests for readahead and asynchronous I/O that the kernel may have in flight, and from how
-/// many on it considers the server congested.
-const MAX_BACKGROUND: u16 = 64;
-const CONGESTED: u16 = 48;
+/// Background requests in flight from which on the kernel considers the server congested, a count.
+const CONGESTION_REQUESTS: u16 = 48;
 
 /// Bits of what the kernel shall do on its own, where it can (docs/fuse.md has the reasons).
 const WANTED: u64 = flag::ASYNC_READ
@@ -85,7 +84,7 @@ impl<H: Handler> Session<H> {
 
 /// Answers INIT, the first request.
 fn greet(device: &Device) -> io::Result<()> {
-    let mut buffer = vec![0; device::READ_BUFFER];
+    let mut buffer = vec![0; device::READ_BUFFER_BYTES];
     let other = || io::Error::other("the kernel's first request is not INIT");
     let n = device.read(&mut buffer)?.ok_or_else(other)?;
     let bytes = buffer.get(..n).unwrap_or_default();
@@ -112,11 +111,11 @@ fn greet(device: &Device) -> io::Result<()> {
         max_readahead: init.max_readahead,
         flags: flags as u32,
         flags2: (flags >> 32) as u32,
-        max_background: MAX_BACKGROUND,
-        congestion_threshold: CONGESTED,
-        max_write: MAX_WRITE,
+        max_background: MAX_BACKGROUND_REQUESTS,
+        congestion_threshold: CONGESTION_REQUESTS,
+        max_write: MAX_WRITE_BYTES,
         time_gran: 1,
-        max_pages: u16::try_from(MAX_WRITE.div_ceil(page)).unwrap_or(u16::MAX),
+        max_pages: u16::try_from(MAX_WRITE_BYTES.div_ceil(page)).unwrap_or(u16::MAX),
         ..wire::InitOut::default()
     };
     device.answer(header.unique, 0, zerocopy::IntoBytes::as_bytes(&out))

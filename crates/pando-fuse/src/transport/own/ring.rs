@@ -34,31 +34,31 @@ use rustix::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::transport::Handler;
 use crate::transport::own::{
-    MAX_WRITE,
     device::Device,
     offer::new_ring,
     serve::{Reply, Request, Step, finish, serve},
     wire::{InHeader, OutHeader, op_size},
 };
+use crate::transport::{Handler, common::MAX_WRITE_BYTES};
 
 /// Numbers of the commands of `IORING_OP_URING_CMD` on a descriptor of `/dev/fuse`.
 const REGISTER: u32 = 1;
 const COMMIT_AND_FETCH: u32 = 2;
 
-/// Entries of the queue of a CPU that is online, at first: on few CPUs, on many, and of one that is not.
-const ENTRIES: usize = 8;
-const ENTRIES_EACH_OF_MANY: usize = 4;
+/// Entries that the queue of a CPU starts with, counts: of an online CPU of few and of many, and of an offline CPU.
+const ONLINE_CPU_ENTRIES: usize = 8;
+const MANY_CPUS_ENTRIES: usize = 4;
+/// More online CPUs than this are many, a count.
 const MANY_CPUS: usize = 16;
-const ENTRIES_OFFLINE: usize = 1;
-/// Fewer idle threads than this make another, for requests that wait without saying so.
-const FEW_IDLE: usize = 2;
-/// But not more than so many a queue.
-const MOST_ENTRIES: usize = 64;
-/// So many entries of a queue are never held by requests that say that they wait, because what
-/// they wait for may be a request that needs an entry.
-const SPARE: usize = 2;
+const OFFLINE_CPU_ENTRIES: usize = 1;
+/// A queue with fewer idle threads than this gets another one, for requests that wait without saying so; a count.
+const MIN_IDLE_ENTRIES: usize = 2;
+/// Most entries of a queue, a count.
+const MAX_QUEUE_ENTRIES: usize = 64;
+/// Entries of a queue that requests which say that they wait never hold, a count: what they wait for
+/// may be a request that needs an entry.
+const SPARE_ENTRIES: usize = 2;
 
 /// What the kernel writes before the payload: the request's header, the operation's, and its own.
 #[repr(C)]
@@ -96,7 +96,7 @@ struct Memory {
 
 impl Memory {
     /// Bytes for payload, the least that the kernel accepts.
-    const PAYLOAD: usize = MAX_WRITE as usize;
+    const PAYLOAD: usize = MAX_WRITE_BYTES as usize;
 
     fn new() -> io::Result<Self> {
         let headers = Box::new(Headers {
@@ -135,7 +135,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: made in `new` by these means and not freed since. The ring is gone (`Lane` says in
+        // SAFETY: made in `new` by these means and not freed since. The ring is gone (`EntryThread` says in
         // which order), so the kernel writes no more.
         unsafe {
             drop(Box::from_raw(self.headers.as_ptr()));
@@ -156,31 +156,32 @@ struct Queue {
     waiting: AtomicUsize,
 }
 
-struct Shared<H> {
+/// What the threads of all queues share.
+struct RingState<H> {
     handler: Arc<H>,
     device: Arc<Device>,
     queues: Vec<Queue>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// A thread that has begun: says when it has got so far.
-struct Begun {
+/// A thread that has been started, until its entry is registered.
+struct StartingThread {
     /// When it has its ring and memory, and again when its entry is registered.
-    so_far: mpsc::Receiver<io::Result<()>>,
+    progress: mpsc::Receiver<io::Result<()>>,
     /// Lets it register.
     go: mpsc::Sender<()>,
 }
 
-impl Begun {
+impl StartingThread {
     fn wait(&self) -> io::Result<()> {
-        self.so_far.recv().map_err(|_| io::Error::other("a thread of the transport has ended"))?
+        self.progress.recv().map_err(|_| io::Error::other("a thread of the transport has ended"))?
     }
 }
 
 /// All queues of a mount.
 pub(super) struct Rings<H: Handler> {
-    shared: Arc<Shared<H>>,
-    begun: Vec<Begun>,
+    shared: Arc<RingState<H>>,
+    starting: Vec<StartingThread>,
 }
 
 impl<H: Handler> Rings<H> {
@@ -188,7 +189,7 @@ impl<H: Handler> Rings<H> {
     pub(super) fn prepare(handler: Arc<H>, device: Arc<Device>) -> io::Result<Self> {
         let possible = cpus("possible")?.len();
         let online = cpus("online")?;
-        let entries = if online.len() > MANY_CPUS { ENTRIES_EACH_OF_MANY } else { ENTRIES };
+        let entries = if online.len() > MANY_CPUS { MANY_CPUS_ENTRIES } else { ONLINE_CPU_ENTRIES };
         let queues = (0..possible).map(|cpu| Queue {
             cpu: cpu as u16,
             entries: AtomicUsize::new(0),
@@ -196,22 +197,22 @@ impl<H: Handler> Rings<H> {
             waiting: AtomicUsize::new(0),
         });
         let shared =
-            Arc::new(Shared { handler, device, queues: queues.collect(), threads: Mutex::default() });
-        let mut begun = Vec::new();
+            Arc::new(RingState { handler, device, queues: queues.collect(), threads: Mutex::default() });
+        let mut starting = Vec::new();
         for cpu in 0..possible {
-            for _ in 0..if online.contains(&cpu) { entries } else { ENTRIES_OFFLINE } {
-                begun.push(shared.begin(cpu)?);
+            for _ in 0..if online.contains(&cpu) { entries } else { OFFLINE_CPU_ENTRIES } {
+                starting.push(shared.spawn(cpu)?);
             }
         }
-        for thread in &begun {
+        for thread in &starting {
             thread.wait()?;
         }
-        Ok(Self { shared, begun })
+        Ok(Self { shared, starting })
     }
 
     /// Registers all entries. From the last on, requests come.
     pub(super) fn start(&mut self) -> io::Result<()> {
-        for thread in self.begun.drain(..) {
+        for thread in self.starting.drain(..) {
             let _ = thread.go.send(());
             thread.wait()?;
         }
@@ -243,17 +244,17 @@ fn parse_cpus(list: &str) -> Option<Vec<usize>> {
     Some(cpus)
 }
 
-impl<H: Handler> Shared<H> {
+impl<H: Handler> RingState<H> {
     /// Starts a thread for `queue`.
-    fn begin(self: &Arc<Self>, queue: usize) -> io::Result<Begun> {
-        let (tell, so_far) = mpsc::channel();
+    fn spawn(self: &Arc<Self>, queue: usize) -> io::Result<StartingThread> {
+        let (tell, progress) = mpsc::channel();
         let (go, gone) = mpsc::channel();
         let shared = self.clone();
         let name = format!("pando-queue-{queue}");
         let thread = std::thread::Builder::new().name(name).spawn(move || {
             let Some(queue) = shared.queues.get(queue) else { return };
-            let mut lane = match Lane::new(queue.cpu) {
-                Ok(lane) => lane,
+            let mut entry_thread = match EntryThread::new(queue.cpu) {
+                Ok(entry_thread) => entry_thread,
                 Err(e) => return drop(tell.send(Err(e))),
             };
             let _ = tell.send(Ok(()));
@@ -262,11 +263,11 @@ impl<H: Handler> Shared<H> {
             }
             queue.entries.fetch_add(1, Ordering::SeqCst);
             queue.idle.fetch_add(1, Ordering::SeqCst);
-            let first = lane.register(shared.device.raw());
+            let first = entry_thread.register(shared.device.raw());
             let failed = first.as_ref().err().map(|e| e.kind().into());
             let _ = tell.send(failed.map_or(Ok(()), Err));
             drop(tell);
-            let ended = first.and_then(|first| lane.run(&shared, queue, first));
+            let ended = first.and_then(|first| entry_thread.run(&shared, queue, first));
             queue.idle.fetch_sub(1, Ordering::SeqCst);
             queue.entries.fetch_sub(1, Ordering::SeqCst);
             if let Err(e) = ended {
@@ -274,7 +275,7 @@ impl<H: Handler> Shared<H> {
             }
         })?;
         self.threads.lock().push(thread);
-        Ok(Begun { so_far, go })
+        Ok(StartingThread { progress, go })
     }
 
     /// Adds an entry to the queue, and returns when requests may come to it; whether it could. `ino` is
@@ -283,7 +284,7 @@ impl<H: Handler> Shared<H> {
     /// The kernel gives the new entry none of the requests that stand in the queue already, so one that
     /// changes nothing is sent after them: with its answer the entry takes the first of those.
     fn grow(self: &Arc<Self>, queue: &Queue, ino: u64) -> bool {
-        let grown = self.begin(usize::from(queue.cpu)).and_then(|thread| {
+        let grown = self.spawn(usize::from(queue.cpu)).and_then(|thread| {
             thread.wait()?;
             let _ = thread.go.send(());
             thread.wait()
@@ -294,9 +295,9 @@ impl<H: Handler> Shared<H> {
         }
         // The caller's entry is not to be counted on until that request is answered.
         queue.waiting.fetch_add(1, Ordering::SeqCst);
-        let stirred = self.device.stir(ino);
+        let requested = self.device.request_no_op(ino);
         queue.waiting.fetch_sub(1, Ordering::SeqCst);
-        if let (Err(e), false) = (stirred, self.device.ended()) {
+        if let (Err(e), false) = (requested, self.device.ended()) {
             log::warn!("requests may stand behind others that wait: {e}");
         }
         true
@@ -308,8 +309,8 @@ fn has_spare(queue: &Queue) -> bool {
     queue.entries.load(Ordering::SeqCst) > queue.waiting.load(Ordering::SeqCst)
 }
 
-/// One thread's end of a queue.
-struct Lane {
+/// An entry of a queue, with the ring of the thread that serves it.
+struct EntryThread {
     // Dropped in this order: without the ring the kernel has no use for the memory any more.
     ring: IoUring<squeue::Entry128, cqueue::Entry>,
     memory: Memory,
@@ -317,7 +318,7 @@ struct Lane {
     out: Vec<u8>,
 }
 
-impl Lane {
+impl EntryThread {
     /// For the thread that calls.
     fn new(cpu: u16) -> io::Result<Self> {
         let mut here = CpuSet::new();
@@ -387,7 +388,7 @@ impl Lane {
     /// Serves requests until the file system is unmounted.
     fn run<H: Handler>(
         &mut self,
-        shared: &Arc<Shared<H>>,
+        shared: &Arc<RingState<H>>,
         queue: &Queue,
         first: Option<i32>,
     ) -> io::Result<()> {
@@ -404,7 +405,7 @@ impl Lane {
                 e => return Err(io::Error::from_raw_os_error(e)),
             }
             let idle = queue.idle.fetch_sub(1, Ordering::SeqCst) - 1;
-            let more = idle < FEW_IDLE && queue.entries.load(Ordering::SeqCst) < MOST_ENTRIES;
+            let more = idle < MIN_IDLE_ENTRIES && queue.entries.load(Ordering::SeqCst) < MAX_QUEUE_ENTRIES;
             let commit_id = self.answer(shared, queue, more);
             self.push(shared.device.raw(), COMMIT_AND_FETCH, commit_id)?;
             queue.idle.fetch_add(1, Ordering::SeqCst);
@@ -414,7 +415,7 @@ impl Lane {
 
     /// Works the request out and puts the answer where the kernel takes it from; what to name it by.
     /// With `more`, the queue gets a further entry first.
-    fn answer<H: Handler>(&mut self, shared: &Arc<Shared<H>>, queue: &Queue, more: bool) -> u64 {
+    fn answer<H: Handler>(&mut self, shared: &Arc<RingState<H>>, queue: &Queue, more: bool) -> u64 {
         let (headers, payload) = self.memory.get();
         let out = &mut self.out;
         let (unique, reply) = match InHeader::read_from_prefix(&headers.request) {
@@ -430,7 +431,7 @@ impl Lane {
                     Step::Done(reply) => reply,
                     Step::Later(work) => {
                         let waiting = queue.waiting.fetch_add(1, Ordering::SeqCst) + 1;
-                        let room = queue.entries.load(Ordering::SeqCst) >= waiting + SPARE;
+                        let room = queue.entries.load(Ordering::SeqCst) >= waiting + SPARE_ENTRIES;
                         // The last entry never waits: what it waits for could need an entry.
                         let reply = match room || shared.grow(queue, header.nodeid) || has_spare(queue) {
                             true => finish(work, out),

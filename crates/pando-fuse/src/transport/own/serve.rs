@@ -16,7 +16,10 @@ use pando_fs::{Attr, FileKind, SetAttr, SetTime};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::transport::own::wire::{self, fattr, op};
-use crate::transport::{Answer, Context, Copy, DirSink, Errno, Handler, Opened, Outcome, Write};
+use crate::transport::{
+    Answer, Context, Copy, DirSink, Errno, Handler, Opened, Outcome, Write,
+    common::{MAX_COPY_BYTES, is_direct_write, kills_suidgid},
+};
 
 /// A request in its three parts.
 pub(super) struct Request<'a> {
@@ -137,7 +140,7 @@ fn answer<H: Handler>(h: &H, r: &Request<'_>, out: &mut Vec<u8>) -> Result<Step,
             Reply::None
         }
         op::GETATTR => put_attr(out, &h.getattr(node)?),
-        op::SETATTR => put_attr(out, &h.setattr(&c, node, change(&r.op()?)?)?),
+        op::SETATTR => put_attr(out, &h.setattr(&c, node, change(&c, &r.op()?)?)?),
         op::READLINK => Reply::Data(h.readlink(node)?),
         op::SYMLINK => {
             let (name, target) = r.names()?;
@@ -247,16 +250,12 @@ fn answer<H: Handler>(h: &H, r: &Request<'_>, out: &mut Vec<u8>) -> Result<Step,
     Ok(Step::Done(done))
 }
 
-/// Most bytes of one copy_file_range: its older form has 32 bits for the answer.
-const MOST_COPIED: u64 = 0xfff0_0000;
-
 fn copy<H: Handler>(h: &H, r: &Request<'_>) -> Result<Answer<u64>, Errno> {
     let i: wire::CopyIn = r.op()?;
     if i.flags != 0 {
         return Err(INVALID);
     }
-    // A caller goes on where a short copy ended.
-    let len = i.len.min(MOST_COPIED);
+    let len = i.len.min(MAX_COPY_BYTES);
     let copy = Copy {
         ino_in: r.header.nodeid,
         offset_in: i.off_in,
@@ -276,15 +275,13 @@ fn write<'a>(i: &wire::WriteIn, ino: u64, data: &'a [u8]) -> Write<'a> {
         offset: i.offset,
         data,
         writeback,
-        // The kernel names the owner of locks where it sends a caller's buffer, not where it sends
-        // pages of its cache.
-        direct: i.write_flags & wire::WRITE_LOCKOWNER != 0 && !writeback,
+        direct: is_direct_write(i.write_flags & wire::WRITE_LOCKOWNER != 0, writeback),
         kill_suidgid: i.write_flags & wire::WRITE_KILL_SUIDGID != 0,
         flags: i.flags as i32,
     }
 }
 
-fn change(i: &wire::SetattrIn) -> Result<SetAttr, Errno> {
+fn change(c: &Context, i: &wire::SetattrIn) -> Result<SetAttr, Errno> {
     let has = |bit: u32| i.valid & bit != 0;
     let at = |bit: u32, now: u32, secs: u64, nanos: u32| match (has(bit), has(now)) {
         (false, _) => Ok(None),
@@ -303,8 +300,12 @@ fn change(i: &wire::SetattrIn) -> Result<SetAttr, Errno> {
         atime: at(fattr::ATIME, fattr::ATIME_NOW, i.atime, i.atimensec)?,
         mtime: at(fattr::MTIME, fattr::MTIME_NOW, i.mtime, i.mtimensec)?,
         ctime,
-        // By the protocol a change of owner always drops the bits.
-        kill_suidgid: has(fattr::KILL_SUIDGID) || has(fattr::UID) || has(fattr::GID),
+        kill_suidgid: kills_suidgid(
+            c,
+            has(fattr::UID) || has(fattr::GID),
+            has(fattr::SIZE),
+            Some(has(fattr::KILL_SUIDGID)),
+        ),
     })
 }
 

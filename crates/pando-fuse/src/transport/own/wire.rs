@@ -9,6 +9,8 @@ use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
 use pando_fs::{Attr, FileKind, StatFs, Time};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use crate::transport::common::VALID_SECS;
+
 /// Version of the protocol spoken here.
 pub(super) const MAJOR: u32 = 7;
 pub(super) const MINOR: u32 = 45;
@@ -192,10 +194,6 @@ sent! {
     struct InvalEntry { parent: u64, namelen: u32, flags: u32 }
     struct Retrieve { unique: u64, ino: u64, offset: u64, size: u32, padding: u32 }
 }
-
-/// How long the kernel may rely on a name or on attributes, seconds. The server is the only one
-/// that changes them behind the kernel's back, and then it notifies.
-const VALID_SECS: u64 = 86_400;
 
 /// The type bits of a mode.
 pub(super) fn type_bits(kind: FileKind) -> u32 {

@@ -3,7 +3,7 @@
 
 use std::{
     fs::File,
-    io::Write as _,
+    io::{self, Write as _},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -70,11 +70,38 @@ struct Switch(File);
 
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 
+/// Where users of the switch find each other. There is one switch for the whole machine, so the path
+/// does not depend on TMPDIR, nor on the user.
+const SWITCH_LOCK: &str = "/tmp/pando-tests-enable-uring";
+
 impl Switch {
+    /// Opens the file, and makes it only if there is none: in a directory of all users, opening another
+    /// user's file with `O_CREAT` may be forbidden (fs.protected_regular). A symbolic link is not followed.
+    fn lock_file() -> io::Result<File> {
+        use std::os::unix::fs::OpenOptionsExt;
+        let mut options = File::options();
+        options.read(true).custom_flags(libc::O_NOFOLLOW);
+        loop {
+            // Only root writes to it; for the lock alone reading is enough.
+            let opened = match options.clone().append(true).open(SWITCH_LOCK) {
+                Err(e) if e.kind() == io::ErrorKind::PermissionDenied => options.open(SWITCH_LOCK),
+                opened => opened,
+            };
+            match opened {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                opened => return opened,
+            }
+            match options.clone().append(true).create_new(true).mode(0o644).open(SWITCH_LOCK) {
+                // Somebody else was faster.
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+                made => return made,
+            }
+        }
+    }
+
     fn on() -> Option<Self> {
         use rustix::fs::{FlockOperation, flock};
-        let path = std::env::temp_dir().join("pando-tests-enable-uring");
-        let file = File::options().create(true).append(true).read(true).open(path).ok()?;
+        let file = Self::lock_file().ok()?;
         // Waits while another puts it back. (This process may hold the lock by another descriptor, so
         // to ask for it alone could last for ever.)
         flock(&file, FlockOperation::LockShared).ok()?;

@@ -19,7 +19,7 @@ use crate::{
     error::{Error, Result},
     key::{Longest, Span},
     merge::Merge,
-    node::{Body, Node, NodeId, PageRef, RangeMsg, Run, stored::detach},
+    node::{Body, Node, NodeId, RangeMsg, Run, stored::detach},
     store::{
         pager::{Handle, Pager},
         table::{Entry, Loc, Table},
@@ -361,7 +361,7 @@ fn check_run(run: &Run, live: &Span) {
     }
     #[cfg(debug_assertions)]
     {
-        let ascend = |w: &[PageRef]| matches!(w, [a, b] if a.last_key() < b.first_key());
+        let ascend = |w: &[crate::node::PageRef]| matches!(w, [a, b] if a.last_key() < b.first_key());
         assert!(run.pages.windows(2).all(ascend), "pages out of order");
     }
 }

@@ -2,7 +2,10 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use pando_db::{
     CreateOptions, Db, Options,
@@ -50,4 +53,41 @@ fn opening_after_a_kill_leaves_the_checkpoint_to_the_threads() {
     assert!(written < 1 << 20, "{written} bytes were written before the store was open");
     assert_eq!(again.get(&key(7)).unwrap(), db.get(&key(7)).unwrap());
     assert_eq!(again.range(&[], None).count() as u64, KEYS);
+}
+
+/// A store that was closed in order has nothing in its log, and that is seen without reading the log: also where idle
+/// seconds left a write-out without records behind the last batch.
+#[test]
+fn opening_after_a_close_does_not_read_the_log() {
+    const LOG: u64 = 64 << 20;
+    for idle in [false, true] {
+        let device = Arc::new(MemDevice::new(1 << 30));
+        Db::create(device.clone(), &CreateOptions::default().log_size(LOG), &Options::default()).unwrap();
+        let db = Db::open(device.clone(), Options::default()).unwrap();
+        for i in 0..1000u64 {
+            db.put(i.to_be_bytes().to_vec(), vec![1; 100]).unwrap();
+        }
+        db.sync().unwrap();
+        let written = device.stats().write_bytes;
+        let begin = Instant::now();
+        while idle && device.stats().write_bytes == written && begin.elapsed() < Duration::from_secs(20) {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        db.close().unwrap();
+        drop(db);
+        let before = device.stats().read_bytes;
+        let db = Db::open(device.clone(), Options::default()).unwrap();
+        let read = device.stats().read_bytes - before;
+        println!("idle before the end {idle}: {read} bytes read to open");
+        assert!(read < 3 << 20, "idle before the end {idle}: {read} bytes read to open");
+        assert_eq!(db.range(&[], None).count(), 1000);
+        // It is not taken for empty either where it is not.
+        db.put("more", "1").unwrap();
+        db.sync().unwrap();
+        db.put("later", "2").unwrap();
+        db.sync().unwrap();
+        drop(db);
+        let db = Db::open(device, Options::default()).unwrap();
+        assert_eq!(db.range(&[], None).count(), 1002);
+    }
 }

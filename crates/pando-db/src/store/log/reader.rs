@@ -175,9 +175,10 @@ impl Replay {
         let (mut broken, mut head) = (here, here.next_multiple_of(BLOCK));
         // The first write-out behind what is missing.
         let mut next: Option<Footer> = None;
-        let mut any = false;
+        // How far a log is searched that was empty once, and to all appearances is empty still.
+        let mut enough = if self.clean { here + READ_BYTES } else { u64::MAX };
         let mut block = here - here % BLOCK;
-        while block + BLOCK <= self.limit() && !(self.clean && !any && block > here + READ_BYTES) {
+        while block + BLOCK <= self.limit() && block <= enough {
             let at_block = LogPos { pos: block, ..self.at };
             if block >= here && self.record_at(block)?.is_some() {
                 self.at = at_block;
@@ -185,7 +186,11 @@ impl Replay {
             }
             if let Some(footer) = self.footer_in(block)? {
                 self.durable = self.durable.max(footer.durable);
-                any |= footer.begin >= here;
+                if self.clean && footer.begin >= here {
+                    // One without records that calls nothing durable but what was there before says where others begin.
+                    let says_nothing = footer.records == 0 && footer.durable < self.next_msn;
+                    enough = if says_nothing { footer.end() + READ_BYTES } else { u64::MAX };
+                }
                 // Of another lap it says no more than that.
                 let footer = Some(footer).filter(|footer| footer.end() == block + BLOCK);
                 let Some(footer) = footer else {

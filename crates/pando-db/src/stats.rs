@@ -38,6 +38,8 @@ pub struct Stats {
     pub page_memory: u64,
     /// Of these, bytes that are in use: the rest is kept for later.
     pub page_memory_in_use: u64,
+    /// Whether requests go past the host's caches: see [`Device::is_direct`](crate::device::Device::is_direct).
+    pub direct_io: bool,
     /// Bytes of nodes changed since the last checkpoint, and of the in-memory tables.
     pub dirty: u64,
     /// Of these, bytes of the in-memory tables.

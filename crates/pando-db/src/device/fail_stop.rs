@@ -97,6 +97,10 @@ impl Device for FailStop {
         self.device.next_held(from)
     }
 
+    fn is_direct(&self) -> bool {
+        self.device.is_direct()
+    }
+
     fn is_sparse(&self) -> bool {
         self.device.is_sparse()
     }
@@ -117,6 +121,7 @@ mod tests {
         let below = Arc::new(SimDevice::new(1 << 20, 1));
         let device = FailStop::new(below.clone());
         assert_eq!((device.size(), device.is_sparse()), (below.size(), below.is_sparse()));
+        assert_eq!(device.is_direct(), below.is_direct());
         assert_eq!(device.capacity().unwrap(), below.capacity().unwrap());
         device.write_at(4096, &[1; 4096]).unwrap();
         assert!(device.discard(4096, 4096).unwrap());

@@ -2,8 +2,9 @@
 //!
 //! Guarantees: one writer or several readers at a time over all processes (an
 //! advisory lock on the open file), no request beyond the stated size, flush
-//! means `fdatasync`, of a durable write `RWF_DSYNC`. A new image is sparse; [`Device::reserve`] is what
-//! turns holes into promised space, and [`Device::discard`] punches holes again.
+//! means `fdatasync`, of a durable write `RWF_DSYNC`. Requests go through the kernel's page cache, or past it
+//! ([`FileDevice::with_direct_io`]). A new image is sparse; [`Device::reserve`] is what turns
+//! holes into promised space, and [`Device::discard`] punches holes again.
 
 use std::{
     fs::{File, Metadata, OpenOptions},
@@ -13,7 +14,10 @@ use std::{
         unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt},
     },
     path::Path,
-    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
 };
 
 use rustix::{
@@ -22,7 +26,7 @@ use rustix::{
 };
 
 use crate::{
-    device::{Device, DeviceStats, check_range, counters::Counters},
+    device::{Device, DeviceStats, check_range, counters::Counters, direct::Direct},
     error::{Error, Result},
 };
 
@@ -39,12 +43,16 @@ pub struct FileDevice {
     /// The same, opened once more for what is durable at once: the kernel tells each of the two of a failed
     /// writeback, so that neither takes away what the other must know. `None` where that cannot be.
     durable: Option<File>,
+    /// The same for requests that go past the page cache, if they are to: then all do.
+    direct: Option<Direct>,
     block_device: bool,
     read_only: bool,
     size: AtomicU64,
     /// The file system or device has said that it cannot punch holes.
     no_holes: AtomicBool,
-    counters: Counters,
+    /// The file system cannot reserve space: a write has to tell that there is none, before it returns.
+    no_reserve: AtomicBool,
+    counters: Arc<Counters>,
 }
 
 impl FileDevice {
@@ -126,8 +134,32 @@ impl FileDevice {
         let size = file.seek(SeekFrom::End(0)).map_err(opening)?;
         let size = size.into();
         let no_holes = AtomicBool::new(false);
-        let durable = if read_only { None } else { open_again(&file) };
-        Ok(Self { file, durable, block_device, read_only, size, no_holes, counters: Counters::default() })
+        let durable = if read_only { None } else { open_again(&file, false, true, OFlags::empty()) };
+        Ok(Self {
+            file,
+            durable,
+            direct: None,
+            block_device,
+            read_only,
+            size,
+            no_holes,
+            no_reserve: AtomicBool::new(false),
+            counters: Arc::default(),
+        })
+    }
+
+    /// Goes past the kernel's page cache from now on, where that can be ([`Device::is_direct`]): the memory used is
+    /// that of the store, 6 MiB for writes under way and 1 MiB for each other request. What reads the store again finds only what
+    /// its own cache has. A write may return before it is done, and fails with the next flush then.
+    pub fn with_direct_io(mut self) -> Self {
+        let again = open_again(&self.file, true, !self.read_only, OFlags::DIRECT);
+        self.direct = again.and_then(|file| Direct::new(file, self.counters.clone()));
+        self
+    }
+
+    /// Whether space that was reserved is sure to be there.
+    fn reserves(&self) -> bool {
+        self.block_device || !self.no_reserve.load(Relaxed)
     }
 
     fn starts_with_zeros(&self) -> Result<bool> {
@@ -144,6 +176,9 @@ impl FileDevice {
 impl Device for FileDevice {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         check_range(self.size(), offset, buf.len() as u64)?;
+        if let Some(direct) = &self.direct {
+            return direct.read(offset, &mut [IoSliceMut::new(buf)]);
+        }
         self.file.read_exact_at(buf, offset)?;
         self.counters.read(offset, buf.len());
         Ok(())
@@ -152,6 +187,9 @@ impl Device for FileDevice {
     fn read_vectored_at(&self, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
         let len: usize = bufs.iter().map(|buf| buf.len()).sum();
         check_range(self.size(), offset, len as u64)?;
+        if let Some(direct) = &self.direct {
+            return direct.read(offset, bufs);
+        }
         let (mut at, mut rest) = (offset, bufs);
         IoSliceMut::advance_slices(&mut rest, 0);
         while !rest.is_empty() {
@@ -173,12 +211,18 @@ impl Device for FileDevice {
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
         self.check_writable()?;
         check_range(self.size(), offset, buf.len() as u64)?;
+        if let Some(direct) = &self.direct {
+            return direct.write(offset, buf, !self.reserves());
+        }
         self.file.write_all_at(buf, offset)?;
         self.counters.write(buf.len());
         Ok(())
     }
 
     fn flush(&self) -> io::Result<()> {
+        if let Some(direct) = &self.direct {
+            direct.drain()?;
+        }
         self.file.sync_data()?;
         self.counters.flush();
         Ok(())
@@ -192,6 +236,13 @@ impl Device for FileDevice {
         let Some(file) = &self.durable else { return plainly() };
         self.check_writable()?;
         check_range(self.size(), offset, buf.len() as u64)?;
+        if let Some(direct) = &self.direct {
+            if !direct.write_durably(offset, buf)? {
+                return plainly();
+            }
+            self.counters.flush();
+            return Ok(true);
+        }
         let (mut at, mut rest) = (offset, buf);
         while !rest.is_empty() {
             match pwritev2(file, &[IoSlice::new(rest)], at, ReadWriteFlags::DSYNC) {
@@ -261,8 +312,12 @@ impl Device for FileDevice {
         loop {
             match fallocate(&self.file, FallocateFlags::KEEP_SIZE, offset, len) {
                 Err(Errno::INTR) => continue,
+                Ok(()) => return Ok(()),
                 // The file system cannot promise: then writes will have to tell.
-                Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(()),
+                Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
+                    self.no_reserve.store(true, Relaxed);
+                    return Ok(());
+                }
                 Err(e) => return Err(e.into()),
             }
         }
@@ -273,6 +328,10 @@ impl Device for FileDevice {
         check_range(self.size(), offset, len)?;
         if self.no_holes.load(Relaxed) || len == 0 {
             return Ok(false);
+        }
+        if let Some(direct) = &self.direct {
+            // Nothing older may come after it.
+            direct.wait_for(&(offset..offset + len));
         }
         loop {
             match fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len) {
@@ -306,6 +365,10 @@ impl Device for FileDevice {
         }
     }
 
+    fn is_direct(&self) -> bool {
+        self.direct.is_some()
+    }
+
     fn is_sparse(&self) -> bool {
         !self.block_device
     }
@@ -316,8 +379,10 @@ impl Device for FileDevice {
 }
 
 /// Another file description of an open file; none without `/proc`.
-fn open_again(file: &File) -> Option<File> {
-    OpenOptions::new().write(true).open(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()
+fn open_again(file: &File, read: bool, write: bool, flags: OFlags) -> Option<File> {
+    let mut options = OpenOptions::new();
+    options.read(read).write(write).custom_flags(flags.bits() as i32);
+    options.open(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()
 }
 
 fn is_block_device(metadata: &Metadata) -> bool {

@@ -7,6 +7,7 @@
 //! Everything above is built on that.
 
 mod counters;
+mod direct;
 mod fail_stop;
 mod file;
 mod medium;
@@ -109,6 +110,11 @@ pub trait Device: Send + Sync + 'static {
     /// space, as far as it can tell: (offset, length). `None` if it knows of none.
     fn next_held(&self, _from: u64) -> io::Result<Option<(u64, u64)>> {
         Ok(None)
+    }
+    /// Whether requests go past caches of the host: what a store reads again then costs a request, and its memory is all
+    /// the memory that it takes.
+    fn is_direct(&self) -> bool {
+        false
     }
     /// Whether what was never written takes no space, so that discarding it again costs nothing.
     fn is_sparse(&self) -> bool {

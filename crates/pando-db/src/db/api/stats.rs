@@ -30,6 +30,7 @@ fn stats(engine: &Engine) -> Result<Stats> {
         cache_used: engine.pager.cached_bytes(),
         page_memory: pool::resident(),
         page_memory_in_use: pool::in_use(),
+        direct_io: engine.device.is_direct(),
         cache_budget: engine.options.cache_bytes,
         checkpoints: engine.counters.checkpoints.load(Ordering::Relaxed),
         clones: engine.counters.clones.load(Ordering::Relaxed),

@@ -1,0 +1,183 @@
+//! Writes that have returned and are not on the medium yet: bounded, in order where they overlap, and waited for by
+//! whoever reads them or flushes.
+//!
+//! The newest one is kept open: what is written right behind it becomes part of the same request, up to a buffer
+//! full. It is closed, and done, when something is written elsewhere, or when somebody waits for it.
+//!
+//! Once a write has failed, every later write and flush fails, and so does a read of the bytes that were lost: what the
+//! medium holds there is older than what the writer was told. May use: the file, by [`Raw`]. Knows no threads.
+
+use std::{collections::VecDeque, io, ops::Range, sync::OnceLock};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::{
+    Raw,
+    buffers::{Aligned, BUFFER, Buffers},
+    fill, overlap,
+};
+
+/// Memory of writes that wait or are under way, in bytes: then a writer waits.
+pub(super) const MOST_BYTES: usize = 6 * BUFFER;
+
+#[derive(Default)]
+struct State {
+    /// What more may be added to.
+    open: Option<(Range<u64>, Aligned)>,
+    /// Closed writes that nobody has turned to, oldest first, and writes that are being done; with their numbers.
+    waiting: VecDeque<(u64, Range<u64>, Aligned)>,
+    under_way: Vec<(u64, Range<u64>)>,
+    /// Writes that were closed so far.
+    closed: u64,
+    /// What could not be written. No more writes are taken after the first, so there are at most as many as wait.
+    lost: Vec<Range<u64>>,
+}
+
+impl State {
+    fn buffers(&self) -> usize {
+        self.waiting.len() + self.under_way.len() + usize::from(self.open.is_some())
+    }
+
+    fn touches(&self, range: &Range<u64>) -> bool {
+        let open = self.open.iter().map(|(other, _)| other);
+        let waiting = self.waiting.iter().map(|(_, other, _)| other);
+        let under_way = self.under_way.iter().map(|(_, other)| other);
+        open.chain(waiting).chain(under_way).any(|other| overlap(other, range))
+    }
+
+    /// Adds bytes to the open write if they belong right behind it and have room.
+    fn append(&mut self, range: &Range<u64>, bytes: &[u8]) -> bool {
+        let Some((open, buffer)) = &mut self.open else { return false };
+        let len = (open.end - open.start) as usize;
+        let room = buffer.get_mut(len..).filter(|room| open.end == range.start && bytes.len() <= room.len());
+        let Some(room) = room else { return false };
+        fill(room, bytes);
+        open.end = range.end;
+        true
+    }
+
+    /// Closes the open write, if there is one.
+    fn close(&mut self) -> bool {
+        let Some((range, buffer)) = self.open.take() else { return false };
+        self.waiting.push_back((self.closed, range, buffer));
+        self.closed += 1;
+        true
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Behind {
+    state: Mutex<State>,
+    done: Condvar,
+    /// The first failure.
+    failed: OnceLock<(Option<i32>, io::ErrorKind)>,
+}
+
+impl std::fmt::Debug for Behind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Behind({})", self.state.lock().buffers())
+    }
+}
+
+impl Behind {
+    /// The error of the first write that failed.
+    pub(super) fn check(&self) -> io::Result<()> {
+        match self.failed.get() {
+            None => Ok(()),
+            Some((Some(number), _)) => Err(io::Error::from_raw_os_error(*number)),
+            Some((None, kind)) => Err((*kind).into()),
+        }
+    }
+
+    /// Takes in a write of whole blocks, of a buffer at most. Waits where there is no room, and for older writes to the
+    /// same place. Fails if an older write has failed. `ask` has somebody do one write that is closed.
+    pub(super) fn add(
+        &self,
+        range: Range<u64>,
+        bytes: &[u8],
+        buffers: &Buffers,
+        ask: impl Fn(),
+    ) -> io::Result<()> {
+        let mut state = self.state.lock();
+        loop {
+            self.check()?;
+            if state.append(&range, bytes) {
+                return Ok(());
+            }
+            if state.close() {
+                // Asked without the lock: it may be this thread that does it.
+                drop(state);
+                ask();
+                state = self.state.lock();
+            } else if (state.buffers() + 1) * BUFFER > MOST_BYTES || state.touches(&range) {
+                self.done.wait(&mut state);
+            } else {
+                break;
+            }
+        }
+        let mut buffer = buffers.take();
+        fill(&mut buffer, bytes);
+        state.open = Some((range, buffer));
+        Ok(())
+    }
+
+    /// Closes the open write if it has a byte of `range`, or whatever it is if none is given; whether somebody is to be
+    /// asked to do it.
+    pub(super) fn close(&self, range: Option<&Range<u64>>) -> bool {
+        let mut state = self.state.lock();
+        let wanted = |(open, _): &(Range<u64>, Aligned)| range.is_none_or(|range| overlap(open, range));
+        state.open.as_ref().is_some_and(wanted) && state.close()
+    }
+
+    /// Does the oldest write that waits, if any does.
+    pub(super) fn write_one(&self, raw: &Raw) {
+        let mut state = self.state.lock();
+        let Some((number, range, buffer)) = state.waiting.pop_front() else { return };
+        state.under_way.push((number, range.clone()));
+        drop(state);
+        let len = (range.end - range.start) as usize;
+        let written = raw.write(range.start, buffer.get(..len).unwrap_or_default(), false);
+        drop(buffer);
+        let mut state = self.state.lock();
+        state.under_way.retain(|(other, _)| *other != number);
+        if let Err(error) = written {
+            _ = self.failed.set((error.raw_os_error(), error.kind()));
+            state.lost.push(range);
+        }
+        drop(state);
+        self.done.notify_all();
+    }
+
+    /// Returns when no write to the range is under way. One that is open is to be closed before.
+    pub(super) fn wait_for(&self, range: &Range<u64>) {
+        let mut state = self.state.lock();
+        while state.touches(range) {
+            self.done.wait(&mut state);
+        }
+    }
+
+    /// The same, with the error of those that failed if one of them was to the range.
+    pub(super) fn settle(&self, range: &Range<u64>) -> io::Result<()> {
+        let mut state = self.state.lock();
+        while state.touches(range) {
+            self.done.wait(&mut state);
+        }
+        match state.lost.iter().any(|lost| overlap(lost, range)) {
+            true => self.check(),
+            false => Ok(()),
+        }
+    }
+
+    /// Returns when every write is done that was closed before, whatever others write meanwhile.
+    pub(super) fn drain(&self) {
+        let mut state = self.state.lock();
+        let until = state.closed;
+        let older = |state: &State| {
+            let waiting = state.waiting.iter().map(|(number, ..)| *number);
+            waiting.chain(state.under_way.iter().map(|(number, _)| *number)).any(|number| number < until)
+        };
+        while older(&state) {
+            self.done.wait(&mut state);
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! Direct requests to a file: past the kernel's page cache, so that the memory a store uses is what it was given.
+//!
+//! The kernel takes direct requests only from aligned memory, for whole blocks.
+//! So bytes pass through aligned buffers ([`buffers`]), and requests that do not
+//! begin or end at a block are widened. A write is handed to a thread and returns,
+//! as one to the page cache would ([`behind`]). Nothing is read ahead: whoever knows
+//! what will be wanted asks for it earlier, by another thread.
+//!
+//! Guarantees: a read sees every write that has returned, or fails if that write failed; a flush returns when
+//! every write that has returned is durable, or fails, and all later flushes and writes with it,
+//! if one of them failed. Memory: [`behind::MOST_BYTES`] and a buffer for each
+//! request, of which 8 are kept. May use: the file, threads. Knows nothing of the store.
+
+mod behind;
+mod buffers;
+mod crew;
+
+use std::{
+    fs::File,
+    io::{self, IoSlice, IoSliceMut},
+    ops::Range,
+    sync::Arc,
+};
+
+use parking_lot::Mutex;
+use rustix::io::{Errno, ReadWriteFlags, pread, pwrite, pwritev2};
+
+use self::{
+    behind::Behind,
+    buffers::{BUFFER, Buffers},
+    crew::Crew,
+};
+use super::{BLOCK, counters::Counters};
+
+/// A file that was opened for direct requests.
+#[derive(Debug)]
+pub(super) struct Direct {
+    raw: Arc<Raw>,
+    behind: Arc<Behind>,
+    crew: Crew,
+    /// Held while a block is read, changed in part and written.
+    partial: Mutex<()>,
+}
+
+/// The file and the buffers for it.
+#[derive(Debug)]
+struct Raw {
+    file: File,
+    buffers: Buffers,
+    /// Counts the requests as they are made: whole blocks, each piece of a long one for itself.
+    counters: Arc<Counters>,
+}
+
+/// The whole blocks around a range.
+fn blocks_around(range: &Range<u64>) -> Range<u64> {
+    range.start / BLOCK * BLOCK..range.end.next_multiple_of(BLOCK)
+}
+
+/// Whether two ranges have a byte in common.
+fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
+    a.start < b.end && b.start < a.end
+}
+
+impl Raw {
+    /// Fills `buffer` from `offset`, both whole blocks. Gives the bytes that there are: fewer where the file ends.
+    fn read(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut filled = 0;
+        while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+            match pread(&self.file, rest, offset + filled as u64) {
+                Ok(0) => break,
+                Ok(read) => {
+                    self.counters.read(offset + filled as u64, read);
+                    filled += read;
+                    // A request that ends inside a block has met the end of the file.
+                    if !read.is_multiple_of(BLOCK as usize) {
+                        break;
+                    }
+                }
+                Err(Errno::INTR) => (),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(filled)
+    }
+
+    /// Writes whole blocks of an aligned buffer. With `durably` they are durable then, or nothing was written and the
+    /// answer is `false`.
+    fn write(&self, offset: u64, buffer: &[u8], durably: bool) -> io::Result<bool> {
+        let mut done = 0;
+        while let Some(rest) = buffer.get(done..).filter(|rest| !rest.is_empty()) {
+            let at = offset + done as u64;
+            let written = match durably {
+                true => pwritev2(&self.file, &[IoSlice::new(rest)], at, ReadWriteFlags::DSYNC),
+                false => pwrite(&self.file, rest, at),
+            };
+            match written {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => {
+                    self.counters.write(written);
+                    done += written;
+                }
+                Err(Errno::INTR) => (),
+                // Kernels before 4.7, and filters of system calls that do not know this one.
+                Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL | Errno::PERM) if durably && done == 0 => {
+                    return Ok(false);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// Buffers of a caller that are filled one after the other.
+struct Scatter<'a, 'b> {
+    bufs: &'a mut [IoSliceMut<'b>],
+    /// Bytes of the first one that are filled.
+    filled: usize,
+}
+
+impl Scatter<'_, '_> {
+    fn put(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let Some((first, _)) = self.bufs.split_first_mut() else { return };
+            let room = first.get_mut(self.filled..).unwrap_or_default();
+            let n = room.len().min(bytes.len());
+            let (now, rest) = bytes.split_at(n);
+            room.iter_mut().zip(now).for_each(|(to, from)| *to = *from);
+            (bytes, self.filled) = (rest, self.filled + n);
+            if self.filled == first.len() {
+                let bufs = std::mem::take(&mut self.bufs);
+                self.bufs = bufs.split_first_mut().map_or(Default::default(), |(_, rest)| rest);
+                self.filled = 0;
+            }
+        }
+    }
+}
+
+impl Direct {
+    /// Takes a file that was opened with `O_DIRECT`; `None` if it does not take direct requests of whole blocks.
+    pub(super) fn new(file: File, counters: Arc<Counters>) -> Option<Self> {
+        let raw = Arc::new(Raw { file, buffers: Buffers::default(), counters });
+        let mut probe = raw.buffers.take();
+        pread(&raw.file, probe.get_mut(..BLOCK as usize)?, 0).ok()?;
+        drop(probe);
+        let behind = Arc::new(Behind::default());
+        let crew = Crew::new(raw.clone(), behind.clone());
+        Some(Self { raw, behind, crew, partial: Mutex::new(()) })
+    }
+
+    /// Fills all of `bufs`, one after the other, from `offset` on.
+    pub(super) fn read(&self, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
+        let len: usize = bufs.iter().map(|buf| buf.len()).sum();
+        let range = offset..offset + len as u64;
+        self.settle(&range)?;
+        let mut to = Scatter { bufs, filled: 0 };
+        let mut at = range.start;
+        while at < range.end {
+            at += self.read_some(at..range.end, &mut to)?;
+        }
+        Ok(())
+    }
+
+    /// Reads the first bytes of a range, and says how many.
+    fn read_some(&self, range: Range<u64>, to: &mut Scatter<'_, '_>) -> io::Result<u64> {
+        let begin = range.start / BLOCK * BLOCK;
+        let blocks = blocks_around(&(begin..range.end.min(begin + BUFFER as u64)));
+        let mut buffer = self.raw.buffers.take();
+        let wanted = (blocks.end - begin) as usize;
+        let filled = self.raw.read(begin, buffer.get_mut(..wanted).unwrap_or_default())?;
+        let (from, until) = ((range.start - begin) as usize, filled.min((range.end - begin) as usize));
+        match buffer.get(from..until) {
+            Some(found) if !found.is_empty() => {
+                to.put(found);
+                Ok(found.len() as u64)
+            }
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
+    /// Writes `bytes`, some time before the next flush returns. With `now` before this returns.
+    pub(super) fn write(&self, offset: u64, bytes: &[u8], now: bool) -> io::Result<()> {
+        self.behind.check()?;
+        for (at, piece) in whole_blocks(offset, bytes) {
+            let range = at..at + piece.len() as u64;
+            if range.start.is_multiple_of(BLOCK) && range.end.is_multiple_of(BLOCK) {
+                if now {
+                    self.write_now(range, piece, false)?;
+                } else {
+                    self.behind.add(range, piece, &self.raw.buffers, || self.crew.write())?;
+                }
+            } else {
+                self.write_partial(range, piece)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes whole blocks, behind all that was written there before, and returns when that is done.
+    fn write_now(&self, range: Range<u64>, bytes: &[u8], durably: bool) -> io::Result<bool> {
+        let mut buffer = self.raw.buffers.take();
+        fill(&mut buffer, bytes);
+        self.wait_for(&range);
+        self.raw.write(range.start, buffer.get(..bytes.len()).unwrap_or_default(), durably)
+    }
+
+    /// Changes bytes of one block. Nobody else writes to that block meanwhile but by this way.
+    fn write_partial(&self, range: Range<u64>, bytes: &[u8]) -> io::Result<()> {
+        let _alone = self.partial.lock();
+        let block = blocks_around(&range);
+        self.settle(&block)?;
+        let mut buffer = self.raw.buffers.take();
+        let len = (block.end - block.start) as usize;
+        let whole = buffer.get_mut(..len).unwrap_or_default();
+        let found = self.raw.read(block.start, whole)?;
+        if let Some(missing) = whole.get_mut(found..) {
+            missing.fill(0);
+        }
+        let from = (range.start - block.start) as usize;
+        if let Some(place) = whole.get_mut(from..from + bytes.len()) {
+            fill(place, bytes);
+        }
+        self.raw.write(block.start, whole, false).map(drop)
+    }
+
+    /// Writes `bytes` durably; `false` if that cannot be, and it must be written otherwise.
+    pub(super) fn write_durably(&self, offset: u64, bytes: &[u8]) -> io::Result<bool> {
+        self.behind.check()?;
+        let range = offset..offset + bytes.len() as u64;
+        if blocks_around(&range) != range || bytes.is_empty() {
+            return Ok(false);
+        }
+        for (at, piece) in whole_blocks(offset, bytes) {
+            let range = at..at + piece.len() as u64;
+            if !self.write_now(range, piece, true)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Returns when every write that has returned is done; the error of the first that failed, now and from then on.
+    pub(super) fn drain(&self) -> io::Result<()> {
+        self.close(None);
+        self.behind.drain();
+        self.behind.check()
+    }
+
+    /// Returns when every write to the range that has returned is done.
+    pub(super) fn wait_for(&self, range: &Range<u64>) {
+        self.close(Some(range));
+        self.behind.wait_for(range);
+    }
+
+    /// The same; fails if one of them did.
+    fn settle(&self, range: &Range<u64>) -> io::Result<()> {
+        self.close(Some(range));
+        self.behind.settle(range)
+    }
+
+    /// Has the open write done if it is to the range, or to any.
+    fn close(&self, range: Option<&Range<u64>>) {
+        if self.behind.close(range) {
+            self.crew.write();
+        }
+    }
+}
+
+impl Drop for Direct {
+    /// What was written is on its way: the crew ends when it is done.
+    fn drop(&mut self) {
+        self.close(None);
+    }
+}
+
+/// Pieces of a write: runs of whole blocks that fit a buffer, and what is in a block of its own before or behind.
+fn whole_blocks(offset: u64, bytes: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
+    let (mut at, mut rest) = (offset, bytes);
+    std::iter::from_fn(move || {
+        if rest.is_empty() {
+            return None;
+        }
+        let whole = rest.len() as u64 / BLOCK * BLOCK;
+        let len = match at % BLOCK {
+            0 if whole > 0 => whole.min(BUFFER as u64) as usize,
+            0 => rest.len(),
+            inside => rest.len().min((BLOCK - inside) as usize),
+        };
+        let (piece, more) = rest.split_at(len);
+        let found = (at, piece);
+        (at, rest) = (at + len as u64, more);
+        Some(found)
+    })
+}
+
+fn fill(to: &mut [u8], from: &[u8]) {
+    if let Some(to) = to.get_mut(..from.len()) {
+        to.copy_from_slice(from);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,8 +1,8 @@
 //! The store: what lies on the device besides the meaning of nodes.
 //!
 //! `superblock` is where everything begins, `log` the redo log, `table` says where each node lies, `pager`
-//! reads and caches nodes and pages, `piece` knows where these lie, `inflight` what is being read, `row_cache`
-//! keeps single entries of them, `layout` decides where a node is written, `bulk` places large values while the
+//! reads and caches nodes and pages, `piece` knows where these lie, `inflight` what is being read, `sequence` what is
+//! read in order, `row_cache` keeps single entries of pages, `layout` decides where a node is written, `bulk` places large values while the
 //! log is written. May use: `device`, `space`, `node` and `format`; knows nothing of messages' meaning or of the
 //! DAG's shape.
 
@@ -15,6 +15,7 @@ pub mod log;
 pub(crate) mod pager;
 pub(crate) mod piece;
 mod row_cache;
+mod sequence;
 mod sharded;
 pub mod superblock;
 pub(crate) mod table;

@@ -28,7 +28,7 @@ use crate::{
     device::Device,
     error::{Error, Result},
     format::node_codec,
-    node::{Node, NodeId, PageLoc, PageRef, Segment, message::Msg, page::Page, stored::Stored},
+    node::{Node, NodeId, PageLoc, PageRef, Run, Segment, message::Msg, page::Page, stored::Stored},
     options::Codec,
     pool::{self, Buffer},
     space::Extent,
@@ -38,6 +38,7 @@ use crate::{
         inflight::{Claimed, InFlight},
         piece::{Piece, Wanted, place, side_by_side},
         row_cache::RowCache,
+        sequence::Sequences,
         sharded::ShardedCounter,
         table::{Loc, Table},
         unreadable::Unreadable,
@@ -122,6 +123,7 @@ pub(crate) struct Pager {
     /// What is being read, and what was read ahead; and the memory of this, as the cache was told last.
     in_flight: InFlight,
     ahead_bytes: AtomicU64,
+    sequences: Sequences,
     /// What the cache was told; to ask it takes a lock of each of its parts, and every write asks.
     budget: AtomicU64,
     /// What was read with [`Keep::Again`].
@@ -156,6 +158,7 @@ impl Pager {
             row_bytes: 0.into(),
             in_flight: InFlight::with_room(budget / IN_FLIGHT_SHARE),
             ahead_bytes: 0.into(),
+            sequences: Sequences::default(),
             budget: budget.into(),
             cache: Cache::with_options(options, ByBytes, Hashing::with_seed(0), DefaultLifecycle::default()),
             hits: ShardedCounter::default(),
@@ -337,9 +340,52 @@ impl Pager {
         }
     }
 
+    /// Notes that page `i` of a leaf is about to be read, if it is not in the cache. If leaves are read in order it
+    /// is read now, with those behind it, and a page behind the leaf is expected next. A hint: what fails is left
+    /// to who needs the page.
+    pub fn follow(&self, home: Option<&Arc<Stored>>, run: &Run, i: usize) {
+        let pages = run.pages.get(i..).unwrap_or_default();
+        let Some(wanted) = pages.first().and_then(|page| Wanted::of(home, page)) else { return };
+        if self.cache.peek(&wanted.key).is_some() {
+            return;
+        }
+        let limit = self.sequences.missed(wanted.at, wanted.segment.len, (i == 0, pages.len() == 1));
+        if limit == 0 {
+            return;
+        }
+        // Not into the cache, where what nobody has asked for yet is the first to go.
+        let read = self.read_side_by_side(home, pages.iter(), limit, Keep::Ahead);
+        let last = pages.get(read.len().wrapping_sub(1)).and_then(|page| Wanted::of(home, page));
+        if let Some(last) = last {
+            self.sequences.brought(wanted.end(), last.end(), read.len() == pages.len());
+        }
+    }
+
     /// The message that a page of a node has about `key`; `home` as for [`Pager::page`]. At most one read: of
     /// the page.
     pub fn find(&self, home: Option<&Arc<Stored>>, page: &PageRef, key: &[u8]) -> Result<Option<Msg>> {
+        self.find_or(home, page, key, || ())
+    }
+
+    /// The same for a page of a leaf's run; those behind it are read as well if leaves are being read in order.
+    pub fn find_in_leaf(
+        &self,
+        home: Option<&Arc<Stored>>,
+        run: &Run,
+        page: &PageRef,
+        key: &[u8],
+    ) -> Result<Option<Msg>> {
+        self.find_or(home, page, key, || self.follow(home, run, run.page_from(key)))
+    }
+
+    /// [`Pager::find`]; `missed` is called before the page is read.
+    fn find_or(
+        &self,
+        home: Option<&Arc<Stored>>,
+        page: &PageRef,
+        key: &[u8],
+        missed: impl FnOnce(),
+    ) -> Result<Option<Msg>> {
         let Some(suffix) = key.strip_prefix(&page.prefix[..]) else { return Ok(None) };
         let msg = |loaded: &Page| loaded.find(suffix).map(|i| loaded.msg(i));
         let Some((extent, segment)) = place(home, page) else {
@@ -354,6 +400,7 @@ impl Pager {
             self.row_hits.add();
             return Ok(known);
         }
+        missed();
         let loaded = self.stored_page(page, extent, segment)?;
         let found = loaded.find(suffix);
         self.note_row(at, suffix, found.map(|i| loaded.stored_msg(i)));

@@ -49,7 +49,14 @@ pub(super) struct Wanted<'p> {
     pub at: u64,
 }
 
-impl Wanted<'_> {
+impl<'p> Wanted<'p> {
+    /// A page that is stored.
+    pub fn of(home: Option<&Arc<Stored>>, page: &'p PageRef) -> Option<Self> {
+        let (extent, segment) = place(home, page)?;
+        let key = CacheKey { extent: extent.id, offset: segment.offset };
+        Some(Self { page, segment, key, at: extent.offset + u64::from(segment.offset) })
+    }
+
     pub fn end(&self) -> u64 {
         self.at + u64::from(self.segment.len)
     }
@@ -64,9 +71,7 @@ pub(super) fn side_by_side<'p>(
 ) -> Vec<Wanted<'p>> {
     let mut wanted: Vec<Wanted<'p>> = Vec::new();
     for page in pages {
-        let Some((extent, segment)) = place(home, page) else { break };
-        let key = CacheKey { extent: extent.id, offset: segment.offset };
-        let next = Wanted { page, segment, key, at: extent.offset + u64::from(segment.offset) };
+        let Some(next) = Wanted::of(home, page) else { break };
         if let (Some(first), Some(last)) = (wanted.first(), wanted.last()) {
             // The next extent begins at a block, so a little may lie between.
             let follows = next.at >= last.end() && next.at - last.end() < BLOCK;

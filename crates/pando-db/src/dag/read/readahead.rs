@@ -8,7 +8,8 @@
 //! scan until it has gone by: a page is read once a scan. After [`MAX_BYTES`] bytes
 //! the cache does not learn of what a scan passes for the first time
 //! ([`Keep::Again`]): it goes on in the same little memory instead. Memory:
-//! [`MAX_REQUESTS`] requests of at most [`MAX_BYTES`] bytes.
+//! [`MAX_REQUESTS`] requests of at most [`MAX_BYTES`] bytes. Of short scans one behind the other the pager
+//! makes requests of several pages: see [`Pager::follow`].
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -65,6 +66,11 @@ impl ScanReadahead {
     /// Of a scan that only brings pages into memory, by requests as large as can be.
     pub fn for_others() -> Self {
         Self { for_others: true, limit: MAX_BYTES, ..Self::default() }
+    }
+
+    /// True if nothing was asked for so far, and what is asked for is wanted now.
+    pub fn is_new(&self) -> bool {
+        self.passed == 0 && !self.for_others
     }
 
     /// Bytes of the pages that were asked for so far, unpacked.

@@ -274,6 +274,9 @@ impl Supply {
                 let home = at.home.as_ref();
                 let loaded = match direction {
                     Direction::Forward => {
+                        if at.layer.is_none() && io.ahead.is_new() {
+                            io.pager.follow(home, run, i);
+                        }
                         let follow = run.pages.get(i..unread.end).unwrap_or_default();
                         io.ahead.load(home, page, at.layer.is_none(), follow.iter(), io.pager)
                     }

@@ -152,6 +152,7 @@ fn query_node<'k>(
     let find = |page: &_, key: &_| pager.find(handle.home.as_ref(), page, key);
     let edges = match &node.body {
         Body::Leaf(run) => {
+            let find = |page: &_, key: &_| pager.find_in_leaf(handle.home.as_ref(), run, page, key);
             let base = run.get(key, find)?.and_then(|msg| msg.into_value(merge));
             return Ok(Word::Value(pending.over(base, merge)));
         }

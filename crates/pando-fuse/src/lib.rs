@@ -34,4 +34,4 @@ pub use coherence::StatsText;
 pub use counters::{Counters, Kind, Polling};
 pub use error::Error;
 pub use mount::{Mount, Running};
-pub use settings::{IoUring, Settings};
+pub use settings::{DirectIo, IoUring, Settings};

@@ -19,6 +19,17 @@ pub enum IoUring {
     Off,
 }
 
+/// Whether requests to the image go past the page cache of the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DirectIo {
+    /// Where what holds the image offers it.
+    Auto,
+    /// Always; opening fails where it is not offered.
+    On,
+    /// Never.
+    Off,
+}
+
 /// How to mount.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -48,6 +59,8 @@ pub struct Settings {
     pub readahead: bool,
     /// Give freed space back to what the image lies on.
     pub discard: bool,
+    /// Whether requests to the image go past the page cache of the host.
+    pub direct_io: DirectIo,
     /// Mount an image whose log is damaged beyond repair, without what is lost.
     pub salvage: bool,
     /// What `mount` and `findmnt` show as the source.
@@ -90,6 +103,7 @@ impl Default for Settings {
             compress: Codec::default(),
             readahead: true,
             discard: true,
+            direct_io: DirectIo::Auto,
             salvage: false,
             fsname: None,
             threads: 1,
@@ -145,6 +159,9 @@ impl Settings {
                     }
                     Some(("readahead", "on")) => self.readahead = true,
                     Some(("readahead", "off")) => self.readahead = false,
+                    Some(("direct_io", "auto")) => self.direct_io = DirectIo::Auto,
+                    Some(("direct_io", "on")) => self.direct_io = DirectIo::On,
+                    Some(("direct_io", "off")) => self.direct_io = DirectIo::Off,
                     Some(("io_uring", "auto")) => self.io_uring = IoUring::Auto,
                     Some(("io_uring", "on")) => self.io_uring = IoUring::On,
                     Some(("io_uring", "off")) => self.io_uring = IoUring::Off,
@@ -197,6 +214,10 @@ mod tests {
             s.apply(&format!("io_uring={name}")).unwrap();
             assert_eq!(s.io_uring, is);
         }
+        for (name, is) in [("auto", DirectIo::Auto), ("on", DirectIo::On), ("off", DirectIo::Off)] {
+            s.apply(&format!("direct_io={name}")).unwrap();
+            assert_eq!(s.direct_io, is);
+        }
         for (name, is) in [("off", false), ("on", true)] {
             s.apply(&format!("readahead={name}")).unwrap();
             assert_eq!(s.readahead, is);
@@ -217,6 +238,7 @@ mod tests {
             "poll=-1",
             "poll=100001",
             "io_uring=perhaps",
+            "direct_io=",
         ] {
             assert!(matches!(s.apply(bad), Err(Error::Option(o)) if o == bad), "{bad}");
         }

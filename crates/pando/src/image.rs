@@ -7,13 +7,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 use pando_db::{
     Db, Merge, Options, PatchMerge,
     device::{Device, FileDevice},
 };
 use pando_fs::{Fs, FsMerge, MountOptions};
-use pando_fuse::mountinfo;
+use pando_fuse::{DirectIo, mountinfo};
 use rustix::fs::{FlockOperation, flock};
 
 use crate::exit::{self, Coded};
@@ -35,11 +35,11 @@ pub fn mounted_on(image: &Path) -> Result<Option<PathBuf>> {
 /// Opens the device of `image` (canonical), waiting for a daemon that is closing it.
 ///
 /// A lock whose holder still has the image mounted does not go away by itself: refused at once.
-pub fn open_device(image: &Path, read_only: bool) -> Result<Arc<dyn Device>> {
+pub fn open_device(image: &Path, read_only: bool, direct_io: DirectIo) -> Result<Arc<dyn Device>> {
     let begin = Instant::now();
     loop {
         match FileDevice::open(image, read_only) {
-            Ok(device) => return Ok(Arc::new(device)),
+            Ok(device) => return with_direct_io(device, image, direct_io),
             Err(pando_db::Error::Locked) => {}
             Err(e) => return Err(e).with_context(|| format!("{}", image.display())),
         }
@@ -60,16 +60,38 @@ pub fn open_device(image: &Path, read_only: bool) -> Result<Arc<dyn Device>> {
     }
 }
 
-/// Opens the file system in `image` (canonical).
+/// Lets the requests of `device` go past the page cache of the host, or not.
+fn with_direct_io(device: FileDevice, image: &Path, direct_io: DirectIo) -> Result<Arc<dyn Device>> {
+    if direct_io == DirectIo::Off {
+        return Ok(Arc::new(device));
+    }
+    let device = device.with_direct_io();
+    if !device.is_direct() {
+        let image = image.display();
+        let what = format!("{image}: what it lies on takes no direct requests");
+        if direct_io == DirectIo::On {
+            bail!("{what}; -o direct_io=auto goes without");
+        }
+        log::warn!("{what}: its data goes through the page cache too");
+    }
+    Ok(Arc::new(device))
+}
+
+/// Opens the file system in `image` (canonical), past the page cache of the host where that can be.
 pub fn open(image: &Path, options: MountOptions) -> Result<Fs> {
-    let device = open_device(image, options.read_only)?;
+    open_as(image, options, DirectIo::Auto)
+}
+
+/// [`open`], past the page cache of the host or not.
+pub fn open_as(image: &Path, options: MountOptions, direct_io: DirectIo) -> Result<Fs> {
+    let device = open_device(image, options.read_only, direct_io)?;
     Fs::open(device, options).map_err(|e| explain(image, e))
 }
 
 /// Opens the store in `image` (canonical) for reading, below the file system; and whether it is that of a
 /// file system. A store that another program made with the engine's own upserts will do.
 pub fn open_store(image: &Path) -> Result<(Db, bool)> {
-    let device = open_device(image, true)?;
+    let device = open_device(image, true, DirectIo::Auto)?;
     let attempt = |merge: Arc<dyn Merge>| {
         let options = Options::default().merge(merge).read_only(true).background(false);
         Db::open(device.clone(), options)

@@ -81,6 +81,9 @@ pub struct Device {
     pub writes: u64,
     pub write_bytes: u64,
     pub flushes: u64,
+    /// Past the page cache of the host. Absent from what older programs printed.
+    #[serde(default)]
+    pub direct: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -139,6 +142,7 @@ impl Stats {
                 writes: e.device.writes,
                 write_bytes: e.device.write_bytes,
                 flushes: e.device.flushes,
+                direct: e.direct_io,
             },
             checkpoints: e.checkpoints,
             msn: e.msn,
@@ -210,6 +214,7 @@ impl Stats {
             "device written",
             format!("{} in {} requests, {} flushes", show(d.write_bytes), d.writes, d.flushes),
         );
+        line("device I/O", if d.direct { "direct" } else { "through the page cache" }.into());
         line("checkpoints", format!("{}, batch {}", self.checkpoints, self.msn));
         if self.mounted {
             let c = &self.clones;

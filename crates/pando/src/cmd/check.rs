@@ -13,6 +13,7 @@ use std::{
 use anyhow::Result;
 use pando_db::device::Device;
 use pando_fs::{FileKind, Fs, MountOptions};
+use pando_fuse::DirectIo;
 use serde::Serialize;
 
 use crate::{
@@ -66,7 +67,7 @@ pub struct Report {
 pub fn run(args: &Args) -> Result<()> {
     let stop = super::interrupt_flag()?;
     let path = image::canonical(&args.image)?;
-    let device = image::open_device(&path, true)?;
+    let device = image::open_device(&path, true, DirectIo::Auto)?;
     let mut report = Report { version: VERSION, ..Report::default() };
     let progress = Progress::new("checking", 0, stop);
     contents(device, &path, &mut report, &progress)?;

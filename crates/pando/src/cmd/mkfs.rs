@@ -114,7 +114,8 @@ pub fn device(image: &Path, size: Option<Size>, force: bool) -> Result<Target> {
         }
     }
     let device = match FileDevice::create(image, size, force) {
-        Ok(device) => Arc::new(device),
+        // What restore writes is not to push out what others have in the page cache.
+        Ok(device) => Arc::new(device.with_direct_io()),
         Err(pando_db::Error::Invalid(why)) if !force => {
             bail!("{why}; give --force if what it holds may be lost")
         }

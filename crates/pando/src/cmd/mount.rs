@@ -42,7 +42,10 @@ use crate::{
   discard, nodiscard  give freed space back to the file system or device under the image, soon after a
                       checkpoint and when unmounting (on; some is kept for the next writes)
   readahead=on|off    read ahead of files that are read in order (on; within the memory of --cache)
+  direct_io=auto|on|off   go past the page cache of the host to the image, so that memory is what --cache
+                      says; on fails where that cannot be (auto)
   suid, dev, noexec   as for every file system (nosuid and nodev are on)
+  io_uring=auto|on|off   take requests over io_uring, where the kernel offers it (off)
   threads=N           threads that read requests (1 is fastest on few CPUs)
   poll=MICROSECONDS   while requests come as densely as this, look for the next one for so long before
                       sleeping: faster for many small files, costs CPU time meanwhile (200; 0: never;
@@ -211,15 +214,15 @@ fn serve(args: &Args, settings: Settings, image: &Path, dir: &Path) -> Result<()
 /// not asked about that.
 fn open(image: &Path, settings: &Settings, options: MountOptions) -> Result<Fs> {
     if !settings.read_only || settings.no_recovery {
-        return image::open(image, options);
+        return image::open_as(image, options, settings.direct_io);
     }
     // Nothing is written unless there is something to recover, or changes are allowed later.
     let ready = options.clone().read_only(false).changes_suspended(true).discard(false);
-    image::open(image, ready).or_else(|e| match exit::code(&e) {
+    image::open_as(image, ready, settings.direct_io).or_else(|e| match exit::code(&e) {
         exit::BUSY => Err(e),
         _ => {
             log::info!("{e:#}: opened for reading only");
-            image::open(image, options)
+            image::open_as(image, options, settings.direct_io)
         }
     })
 }

@@ -149,8 +149,8 @@ impl FileDevice {
     }
 
     /// Goes past the kernel's page cache from now on, where that can be ([`Device::is_direct`]): the memory used is
-    /// that of the store, 6 MiB for writes under way and 1 MiB for each other request. What reads the store again finds only what
-    /// its own cache has. A write may return before it is done, and fails with the next flush then.
+    /// that of the store, 6 MiB for writes under way and 1 MiB for each other request. What reads the store again finds
+    /// only what its own cache has. A write may return before it is done, and fails with the next flush then.
     pub fn with_direct_io(mut self) -> Self {
         let again = open_again(&self.file, true, !self.read_only, OFlags::DIRECT);
         self.direct = again.and_then(|file| Direct::new(file, self.counters.clone()));

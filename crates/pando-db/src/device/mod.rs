@@ -111,8 +111,8 @@ pub trait Device: Send + Sync + 'static {
     fn next_held(&self, _from: u64) -> io::Result<Option<(u64, u64)>> {
         Ok(None)
     }
-    /// Whether requests go past caches of the host: what a store reads again then costs a request, and its memory is all
-    /// the memory that it takes.
+    /// Whether requests go past caches of the host: what a store reads again then costs a request, and its memory is
+    /// all the memory that it takes.
     fn is_direct(&self) -> bool {
         false
     }

@@ -2,9 +2,9 @@
 //!
 //! `superblock` is where everything begins, `log` the redo log, `table` says where each node lies, `pager`
 //! reads and caches nodes and pages, `piece` knows where these lie, `inflight` what is being read, `sequence` what is
-//! read in order, `row_cache` keeps single entries of pages, `layout` decides where a node is written, `bulk` places large values while the
-//! log is written. May use: `device`, `space`, `node` and `format`; knows nothing of messages' meaning or of the
-//! DAG's shape.
+//! read in order, `row_cache` keeps single entries of pages, `layout` decides where a node is written, `bulk` places
+//! large values while the log is written. May use: `device`, `space`, `node` and `format`; knows nothing of messages'
+//! meaning or of the DAG's shape.
 
 pub(crate) mod bulk;
 mod cache_key;

@@ -362,24 +362,8 @@ impl Pager {
     }
 
     /// The message that a page of a node has about `key`; `home` as for [`Pager::page`]. At most one read: of
-    /// the page.
-    pub fn find(&self, home: Option<&Arc<Stored>>, page: &PageRef, key: &[u8]) -> Result<Option<Msg>> {
-        self.find_or(home, page, key, || ())
-    }
-
-    /// The same for a page of a leaf's run; those behind it are read as well if leaves are being read in order.
-    pub fn find_in_leaf(
-        &self,
-        home: Option<&Arc<Stored>>,
-        run: &Run,
-        page: &PageRef,
-        key: &[u8],
-    ) -> Result<Option<Msg>> {
-        self.find_or(home, page, key, || self.follow(home, run, run.page_from(key)))
-    }
-
-    /// [`Pager::find`]; `missed` is called before the page is read.
-    fn find_or(
+    /// the page, before which `missed` is called.
+    pub fn find(
         &self,
         home: Option<&Arc<Stored>>,
         page: &PageRef,

@@ -1,7 +1,7 @@
 //! Reads of leaf pages one after the other: found out by where they lie, so that the next ones come with one request.
 //!
-//! Who reads many small values in the order of their keys, each by a query of its own (a program that reads the files of
-//! a directory), asks for page after page of the same leaf. On a device without a cache of its own below, each would
+//! Who reads many small values in the order of their keys, each by a query of its own (a program that reads the files
+//! of a directory), asks for page after page of the same leaf. On a device without a cache of its own below, each would
 //! be a request. After [`MIN_READS`] pages that lie behind each other a read brings what follows as well, the longer
 //! the more ([`Sequences::missed`]), as with files: at most twice what is wanted, if it goes on. A sequence goes on in
 //! another leaf where it came to the end of one and somebody begins with the first page of another. Some are
@@ -19,7 +19,7 @@ const MIN_READS: u32 = 3;
 const FIRST_BYTES: usize = 64 << 10;
 const MAX_BYTES: usize = 512 << 10;
 /// Most that may lie between two pages of a sequence, in bytes: what was in memory already, or nobody wanted.
-const MAX_GAP_BYTES: u64 = 128 << 10;
+const MAX_GAP_BYTES: u64 = 64 << 10;
 
 /// Pages that were read one behind the other.
 #[derive(Debug, Clone, Copy, Default)]
@@ -45,8 +45,8 @@ struct State {
 pub(super) struct Sequences(Mutex<State>);
 
 impl Sequences {
-    /// Notes that a page of `len` bytes at byte `at` has to be read, which is the first or the last of its leaf, or not.
-    /// Bytes to read from there on; 0: the page alone.
+    /// Notes that a page of `len` bytes at byte `at` has to be read, which is the first or the last of its leaf, or
+    /// not. Bytes to read from there on; 0: the page alone.
     pub fn missed(&self, at: u64, len: u32, (first, last): (bool, bool)) -> usize {
         let mut state = self.0.lock();
         let State { sequences, now } = &mut *state;

@@ -108,7 +108,7 @@ fn over_range(range: Option<&RangeMsg>, key: &[u8], below: Value) -> Value {
 /// What a layer says of a key, found by looking at everything.
 fn meaning(layer: &Layer, key: &[u8], below: Value, pager: &Pager) -> Value {
     let base = over_range(layer.ranges.iter().find(|r| r.span.contains(key)), key, below);
-    let point = layer.run.get(key, |page, key| pager.find(None, page, key)).expect("in memory");
+    let point = layer.run.get(key, |page, key| pager.find(None, page, key, || ())).expect("in memory");
     match (point, layer.updates.iter().find(|u| u.span.contains(key))) {
         (Some(point), _) => point.resolve(base, &Text),
         (None, Some(update)) => update.ops.iter().fold(base, |old, op| Text.apply(Some(&old?), op)),

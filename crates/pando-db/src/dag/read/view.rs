@@ -149,10 +149,13 @@ fn query_node<'k>(
     merge: &dyn Merge,
 ) -> Result<Word<'k>> {
     let node = &handle.node;
-    let find = |page: &_, key: &_| pager.find(handle.home.as_ref(), page, key);
+    let home = handle.home.as_ref();
+    let find = |page: &_, key: &_| pager.find(home, page, key, || ());
     let edges = match &node.body {
         Body::Leaf(run) => {
-            let find = |page: &_, key: &_| pager.find_in_leaf(handle.home.as_ref(), run, page, key);
+            // Who reads leaves in order wants what follows as well.
+            let missed = || pager.follow(home, run, run.page_from(key));
+            let find = |page: &_, key: &_| pager.find(home, page, key, missed);
             let base = run.get(key, find)?.and_then(|msg| msg.into_value(merge));
             return Ok(Word::Value(pending.over(base, merge)));
         }

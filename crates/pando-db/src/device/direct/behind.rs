@@ -11,7 +11,7 @@ use std::{collections::VecDeque, io, ops::Range, sync::OnceLock};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::{
+use crate::device::direct::{
     Raw,
     buffers::{Aligned, BUFFER, Buffers},
     fill, overlap,

@@ -1,4 +1,5 @@
-//! The threads that do the writes of a file which have returned. They are started with the first one, and end with the file.
+//! The threads that do the writes of a file which have returned. They are started with the first one, and end with the
+//! file, when all is written. May use: writes that wait ([`Behind`]).
 
 use std::{
     sync::Arc,
@@ -7,7 +8,7 @@ use std::{
 
 use parking_lot::{Condvar, Mutex};
 
-use super::{Raw, behind::Behind};
+use crate::device::direct::{Raw, behind::Behind};
 
 /// Requests that are in flight at a time: what a disk behind a network or with several channels needs to be busy.
 const THREADS: usize = 3;

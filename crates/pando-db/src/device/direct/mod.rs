@@ -30,7 +30,7 @@ use self::{
     buffers::{BUFFER, Buffers},
     crew::Crew,
 };
-use super::{BLOCK, counters::Counters};
+use crate::device::{BLOCK, counters::Counters};
 
 /// A file that was opened for direct requests.
 #[derive(Debug)]

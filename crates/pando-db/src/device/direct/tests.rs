@@ -32,8 +32,8 @@ fn read(direct: &Direct, at: u64, len: usize) -> Vec<u8> {
     [first, second].concat()
 }
 
-/// Reads and writes of every alignment and length, behind each other, ahead of each other and across the pieces in which
-/// they are done, at any time seen by the next read; and on the medium after a flush.
+/// Reads and writes of every alignment and length, behind each other, ahead of each other and across the pieces in
+/// which they are done, at any time seen by the next read; and on the medium after a flush.
 #[test]
 fn every_read_sees_every_write() {
     const SIZE: u64 = 12 << 20;
@@ -93,8 +93,8 @@ fn every_read_sees_every_write() {
     }
 }
 
-/// What is written piece by piece, one behind the other, becomes requests of a buffer each, done without being asked for
-/// as soon as another one begins.
+/// What is written piece by piece, one behind the other, becomes requests of a buffer each, done without being asked
+/// for as soon as another one begins.
 #[test]
 fn writes_side_by_side_are_one_request() {
     let dir = tempfile::tempdir().unwrap();
@@ -180,8 +180,8 @@ fn threads_do_not_disturb_each_other() {
     });
 }
 
-/// A file that is open for reading only: what is to be written fails later, and with it every flush and write from then on,
-/// and every read of what was lost.
+/// A file that is open for reading only: what is to be written fails later, and with it every flush and write from
+/// then on, and every read of what was lost.
 #[test]
 fn a_write_that_fails_later_is_not_forgotten() {
     let dir = tempfile::tempdir().unwrap();

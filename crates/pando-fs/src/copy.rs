@@ -115,7 +115,14 @@ impl Fs {
                 break;
             }
             let written = self.hold(&target, true).and_then(|at| {
-                self.write_at(&target, &at.data, &at.meta, off_out + done, &bytes, c.is_root())
+                self.write_at(
+                    &target,
+                    &at.data,
+                    &at.meta,
+                    off_out + done,
+                    &bytes,
+                    (c.is_root(), Some(Time::now())),
+                )
             });
             match written {
                 Ok(n) => done += u64::from(n),

@@ -319,10 +319,20 @@ impl Fs {
         let at = self.hold(&inode, true)?;
         let append = append || flags & O_APPEND != 0;
         let offset = if append { inode.peek(|s| s.record.size) } else { offset };
-        self.write_at(&inode, &at.data, &at.meta, offset, data, by_root)
+        self.write_at(&inode, &at.data, &at.meta, offset, data, (by_root, Some(Time::now())))
     }
 
-    /// Writes to a file whose `tree` is held exclusively.
+    /// Writes pages that the kernel has kept for a while: it has checked who wrote them, and knows the times of the
+    /// file and tells them. Otherwise as [`Fs::write`].
+    pub fn write_pages(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<u32> {
+        self.writable()?;
+        let (inode, _) = self.file(FileHandle(0), ino)?;
+        let at = self.hold(&inode, true)?;
+        self.write_at(&inode, &at.data, &at.meta, offset, data, (true, None))
+    }
+
+    /// Writes to a file whose `tree` is held exclusively. Set-id bits go unless root writes; the times are `now`, or as
+    /// they were.
     pub(crate) fn write_at(
         &self,
         inode: &InodeRef,
@@ -330,13 +340,12 @@ impl Fs {
         meta_key: &Bytes,
         offset: u64,
         data: &[u8],
-        by_root: bool,
+        (by_root, now): (bool, Option<Time>),
     ) -> Result<u32> {
         let end = offset.saturating_add(data.len() as u64);
         if end > MAX_FILE_SIZE || data.len() > u32::MAX as usize {
             return Err(Error::TooBig(end));
         }
-        let now = Time::now();
         let mut done = 0;
         while done < data.len() {
             let from = offset + done as u64;
@@ -372,7 +381,9 @@ impl Fs {
                 size: Some(Size::AtLeast(end)),
                 perm: if by_root { None } else { without_set_id(perm) },
                 dense: noted.dense(),
-                ..Change::modified(now)
+                mtime: now,
+                ctime: now,
+                ..Change::default()
             };
             inode.peek(|s| s.save_atime(&mut change));
             let in_order = inode.peek(|s| s.written_to == from || size == from);

@@ -54,7 +54,7 @@ impl Fs {
         if self.db.get(&key)?.is_some() {
             return Err(Error::Exists(show(name)));
         }
-        let now = Time::now();
+        let now = if self.tick_times { Time::of_tick() } else { Time::now() };
         let mut record =
             Record::new(new.kind, (new.mode & !c.umask & 0o7777) as u16, self.fresh_file()?, now);
         record.uid = c.uid;

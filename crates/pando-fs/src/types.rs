@@ -129,6 +129,12 @@ impl Time {
     pub fn now() -> Self {
         SystemTime::now().into()
     }
+
+    /// The time of the clock's last tick, at most some milliseconds ago: what the kernel takes for times of files.
+    pub(crate) fn of_tick() -> Self {
+        let t = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+        Self { secs: t.tv_sec, nanos: u32::try_from(t.tv_nsec).unwrap_or(0) }
+    }
 }
 
 impl From<SystemTime> for Time {
@@ -360,6 +366,10 @@ pub struct MountOptions {
     pub discard: bool,
     /// Open an image whose log is damaged beyond repair, without what is lost: see [`pando_db::Options::salvage`].
     pub salvage: bool,
+    /// New entries get the time of the clock's last tick, as the kernel would give it: for a kernel that keeps the
+    /// times of files itself, and need not tell then that those of a file that is written right after it was made are
+    /// others. By default the exact time.
+    pub tick_times: bool,
 }
 
 impl Default for MountOptions {
@@ -376,6 +386,7 @@ impl Default for MountOptions {
             codec: Codec::default(),
             discard: true,
             salvage: false,
+            tick_times: false,
         }
     }
 }
@@ -419,4 +430,5 @@ setters! { MountOptions:
     codec(Codec) codec;
     discard(bool) discard;
     salvage(bool) salvage;
+    tick_times(bool) tick_times;
 }

@@ -68,6 +68,8 @@ pub struct Inner {
     pub(crate) retry: Mutex<()>,
     pub(crate) paths: PathCache,
     pub(crate) readahead: Readahead,
+    /// See [`MountOptions::tick_times`].
+    pub(crate) tick_times: bool,
     label: String,
 }
 
@@ -211,6 +213,7 @@ impl Fs {
             clone_latency: Recorder::default(),
             retry: Mutex::new(()),
             paths: PathCache::default(),
+            tick_times: o.tick_times,
             readahead: Readahead::new(if o.background {
                 o.readahead_bytes.min(db.room_ahead() / 2)
             } else {

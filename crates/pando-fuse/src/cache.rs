@@ -10,6 +10,9 @@
 //! - when a run of small READs shows that such pages shred a scan,
 //! - which inodes may have dirty pages of a shared mapping.
 //!
+//! Where the kernel keeps what is written (its write-back cache), all opens use the page cache: it knows the size and
+//! times of files best then, and of a write that bypasses it by the server's choice it does not take the time.
+//!
 //! It knows nothing of FUSE messages; the caller carries its decisions out.
 
 use std::collections::HashMap;
@@ -58,6 +61,8 @@ pub(crate) struct Policy {
 /// The state of all inodes that have any.
 #[derive(Default)]
 pub(crate) struct Caches {
+    /// The kernel keeps what is written: then every open uses its page cache.
+    writeback: bool,
     inodes: Mutex<HashMap<u64, InodeCache>>,
 }
 
@@ -65,20 +70,35 @@ fn write_only(flags: i32) -> bool {
     flags & libc::O_ACCMODE == libc::O_WRONLY
 }
 
-fn read_write(flags: i32) -> bool {
-    flags & libc::O_ACCMODE == libc::O_RDWR
+fn writes(flags: i32) -> bool {
+    flags & libc::O_ACCMODE != libc::O_RDONLY
 }
 
 impl Caches {
+    /// For a kernel that keeps what is written (`writeback`), or that does not.
+    pub(crate) fn new(writeback: bool) -> Self {
+        Self { writeback, ..Self::default() }
+    }
+
+    /// Whether the kernel keeps what is written.
+    pub(crate) fn writeback(&self) -> bool {
+        self.writeback
+    }
+
+    /// Whether files opened with these flags bypass the page cache.
+    fn bypass(&self, flags: i32) -> bool {
+        write_only(flags) && !self.writeback
+    }
+
     /// Counts an open with `O_*` `flags` and says how to do it.
     pub(crate) fn opened(&self, ino: u64, flags: i32) -> Policy {
-        if write_only(flags) {
+        if self.bypass(flags) {
             return Policy { direct: true, keep: true };
         }
         let mut inodes = self.inodes.lock();
         let state = inodes.entry(ino).or_default();
         state.cached += 1;
-        state.writable += u32::from(read_write(flags));
+        state.writable += u32::from(writes(flags));
         // Without `keep` the kernel drops the clean pages of the file, and with them those
         // that are not up to date: the next scan gets large reads again.
         Policy { direct: false, keep: !std::mem::take(&mut state.partial) }
@@ -86,7 +106,7 @@ impl Caches {
 
     /// Counts the last close of what was opened with `flags`.
     pub(crate) fn released(&self, ino: u64, flags: i32) {
-        if write_only(flags) {
+        if self.bypass(flags) {
             return;
         }
         let mut inodes = self.inodes.lock();
@@ -95,7 +115,7 @@ impl Caches {
             return;
         };
         state.cached = state.cached.saturating_sub(1);
-        state.writable = state.writable.saturating_sub(u32::from(read_write(flags)));
+        state.writable = state.writable.saturating_sub(u32::from(writes(flags)));
         if state.cached == 0 && !state.partial {
             inodes.remove(&ino);
         }
@@ -122,7 +142,8 @@ impl Caches {
             return state.cached > 0;
         }
         let whole = offset.is_multiple_of(PAGE_BYTES) && len.is_multiple_of(PAGE_BYTES);
-        state.partial |= !whole;
+        // A kernel that keeps what is written has read what a page lacks before.
+        state.partial |= !whole && !self.writeback;
         false
     }
 
@@ -153,12 +174,12 @@ impl Caches {
         Some(end.next_multiple_of(PAGE_BYTES))
     }
 
-    /// Inodes that may have dirty pages of a shared mapping.
+    /// Inodes that may have dirty pages.
     pub(crate) fn perhaps_dirty(&self) -> Vec<u64> {
         self.inodes.lock().iter().filter(|(_, s)| s.writable > 0).map(|(&ino, _)| ino).collect()
     }
 
-    /// Whether this inode may have dirty pages of a shared mapping.
+    /// Whether this inode may have dirty pages.
     pub(crate) fn is_perhaps_dirty(&self, ino: u64) -> bool {
         self.inodes.lock().get(&ino).is_some_and(|s| s.writable > 0)
     }
@@ -174,6 +195,21 @@ mod tests {
         assert!(c.opened(2, libc::O_WRONLY | libc::O_APPEND).direct);
         assert!(!c.opened(2, libc::O_RDONLY).direct);
         assert!(!c.opened(2, libc::O_RDWR).direct);
+    }
+
+    #[test]
+    fn with_the_write_back_cache_no_open_is_direct_and_all_that_write_may_be_dirty() {
+        let c = Caches::new(true);
+        for flags in [libc::O_WRONLY, libc::O_RDWR, libc::O_RDONLY] {
+            assert_eq!(c.opened(2 + flags as u64, flags), Policy { direct: false, keep: true });
+        }
+        assert!(c.is_perhaps_dirty(2 + libc::O_WRONLY as u64) && c.is_perhaps_dirty(2 + libc::O_RDWR as u64));
+        assert!(!c.is_perhaps_dirty(2));
+        c.wrote(3, false, 10, 4);
+        assert!(c.opened(3, libc::O_WRONLY).keep, "the kernel has made the page whole");
+        c.released(3, libc::O_WRONLY);
+        c.released(3, libc::O_WRONLY);
+        assert!(!c.is_perhaps_dirty(3));
     }
 
     #[test]

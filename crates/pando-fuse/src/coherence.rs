@@ -5,17 +5,25 @@
 //! they are sent from answers that are worked out later ([`Answer::Later`](crate::transport::Answer)), never from the
 //! thread that reads requests. Uses `cache`, `proof` and `counters`.
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    collections::HashSet,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use pando_fs::{Fs, SetAttr};
+use parking_lot::Mutex;
 
 use crate::{
     cache::Caches,
     caller::caller,
     counters::Counters,
     proof::Proofs,
-    transport::{Context, Notify, Outcome},
+    transport::{Behind, Context, Notify, Outcome},
 };
+
+/// How long files that were written are gathered before the kernel is told of their blocks.
+const GATHER: Duration = Duration::from_millis(50);
 
 /// Renders statistics for `pando stats`.
 pub type StatsText = Box<dyn Fn(&Fs, &Counters) -> Result<String, String> + Send + Sync>;
@@ -28,6 +36,10 @@ pub(crate) struct MountState {
     pub(crate) counters: Arc<Counters>,
     pub(crate) notify: OnceLock<Arc<dyn Notify>>,
     pub(crate) stats: Option<StatsText>,
+    /// Inodes whose attributes the kernel is to forget: see [`MountState::written`].
+    pub(crate) written: Mutex<Vec<u64>>,
+    /// Files of which the server itself has dropped set-id bits: see [`MountState::bits_dropped`].
+    pub(crate) bare: Mutex<HashSet<u64>>,
     /// User who may grow the file system besides root: the one who mounted it.
     pub(crate) owner: u32,
 }
@@ -42,6 +54,47 @@ impl MountState {
                 }
             }
             None => debug_assert!(false, "a request came before the transport was ready"),
+        }
+    }
+
+    /// Notes that a file was written that the kernel's write-back cache kept. What it took of attributes before lacks
+    /// the blocks: it does not ask again by itself. Gives the work of telling it, for all that are noted until then,
+    /// unless somebody is about to do that.
+    pub(crate) fn written(self: &Arc<Self>, ino: u64) -> Option<Behind> {
+        let mut written = self.written.lock();
+        written.push(ino);
+        if written.len() > 1 {
+            return None;
+        }
+        let shared = self.clone();
+        Some(Box::new(move || {
+            // Many small files are closed one after the other: to be woken for each would hold up whoever does that.
+            std::thread::sleep(GATHER);
+            let inodes = std::mem::take(&mut *shared.written.lock());
+            inodes.into_iter().for_each(|ino| shared.tell_written(ino));
+        }))
+    }
+
+    /// Has the kernel ask for the mode of a file again, whose set-id bits were dropped. Only for workers.
+    ///
+    /// An answer that is on its way while the kernel is told to forget is not taken in, and the old mode stays, by which
+    /// a program may be run. So a file of this kind is not forgotten for its blocks from then on.
+    pub(crate) fn bits_dropped(&self, ino: u64) {
+        if self.caches.writeback() {
+            self.bare.lock().insert(ino);
+        }
+        self.tell(|n| n.forget_attributes(ino));
+    }
+
+    /// Tells the kernel at once. Only for workers.
+    pub(crate) fn tell_written(&self, ino: u64) {
+        let bare = self.bare.lock();
+        if bare.contains(&ino) {
+            return;
+        }
+        // It may have left the kernel's memory, and its attributes with it.
+        if let Some(notify) = self.notify.get() {
+            let _gone = notify.forget_attributes(ino);
         }
     }
 

@@ -55,7 +55,7 @@ impl Mount {
     pub fn new(fs: Fs, dir: &Path, settings: &Settings, stats: Option<StatsText>) -> Result<Mount, Error> {
         let dir = dir.canonicalize().map_err(|source| Error::Io { path: dir.to_owned(), source })?;
         let counters = Arc::new(Counters::default());
-        let server = Arc::new(Server::new(fs, counters.clone(), stats));
+        let server = Arc::new(Server::new(fs, counters.clone(), stats, settings.writeback));
         let ring = match settings.io_uring {
             IoUring::Off => false,
             IoUring::On => offer::check().map(|()| true).map_err(Error::NoRing)?,
@@ -69,7 +69,7 @@ impl Mount {
         };
         let fd = attach(&dir, settings)?;
         let session = match ring {
-            true => own::Session::new(server, fd, &dir).map(Session::Own),
+            true => own::Session::new(server, fd, &dir, settings.writeback).map(Session::Own),
             false => over_device(server, fd, settings, &counters).map(Session::Library),
         };
         let session = session.map_err(|source| {
@@ -142,7 +142,8 @@ fn over_device(
     let acl = SessionACL::All;
     let polled = if settings.threads > 1 { None } else { fd.try_clone().ok() };
     let poller = Poller::new(polled, settings.poll, !settings.poll_always, counters.clone());
-    let session = fuser::Session::from_fd(Adapter::new(server.clone(), poller), fd, acl, config)?;
+    let adapter = Adapter::new(server.clone(), poller, settings.writeback);
+    let session = fuser::Session::from_fd(adapter, fd, acl, config)?;
     server.start(Arc::new(Notifier(session.notifier())));
     Ok(session)
 }

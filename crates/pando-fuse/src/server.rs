@@ -15,6 +15,7 @@ use std::{
 
 use bytes::Bytes;
 use pando_fs::{Attr, DirHandle, FileHandle, Fs, SetAttr, StatFs};
+use parking_lot::Mutex;
 
 use crate::{
     cache::Caches,
@@ -24,7 +25,7 @@ use crate::{
     counters::{Counters, Kind},
     proof::{Fact, Proofs},
     requests,
-    transport::{Answer, Context, Copy, DirSink, Errno, Handler, Notify, Opened, Outcome, Write},
+    transport::{Answer, Behind, Context, Copy, DirSink, Errno, Handler, Notify, Opened, Outcome, Write},
 };
 
 /// Bytes of a directory entry with attributes, at least; without them.
@@ -37,15 +38,17 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    pub(crate) fn new(fs: Fs, counters: Arc<Counters>, stats: Option<StatsText>) -> Self {
+    pub(crate) fn new(fs: Fs, counters: Arc<Counters>, stats: Option<StatsText>, writeback: bool) -> Self {
         let owner = rustix::process::geteuid().as_raw();
         let shared = MountState {
             fs,
-            caches: Caches::default(),
+            caches: Caches::new(writeback),
             proofs: Proofs::default(),
             counters,
             notify: OnceLock::new(),
             stats,
+            written: Mutex::default(),
+            bare: Mutex::default(),
             owner,
         };
         Self { shared: Arc::new(shared) }
@@ -86,9 +89,14 @@ impl Server {
     }
 
     fn write_data(&self, w: &Write<'_>) -> Outcome<u32> {
-        // The handle and flags of a mapping's page are a guess of the kernel.
-        let (handle, append) =
-            if w.writeback { (0, false) } else { (w.handle, w.flags & libc::O_APPEND != 0) };
+        let keeps = self.shared.caches.writeback();
+        if w.writeback && keeps {
+            return Ok(self.fs().write_pages(w.ino, w.offset, w.data)?);
+        }
+        // The handle and flags of a mapping's page are a guess of the kernel. Where it keeps what is written, it knows
+        // better than we where the end is.
+        let append = w.flags & libc::O_APPEND != 0 && !w.writeback && !keeps;
+        let handle = if w.writeback { 0 } else { w.handle };
         Ok(self.fs().write(FileHandle(handle), w.ino, w.offset, w.data, append)?)
     }
 }
@@ -231,14 +239,19 @@ impl Handler for Server {
         }
         let shared = self.shared.clone();
         Answer::later(move || {
-            shared.tell(|n| n.forget_attributes(ino));
+            shared.bits_dropped(ino);
             outcome
         })
     }
 
     fn read(&self, handle: u64, ino: u64, offset: u64, size: u32) -> Answer<Bytes> {
         self.count(Kind::Read);
-        let outcome = self.fs().read(FileHandle(handle), ino, offset, size).map_err(Errno::from);
+        let read = |handle| self.fs().read(FileHandle(handle), ino, offset, size).map_err(Errno::from);
+        let outcome = match read(handle) {
+            // To keep a part of a page that was written, the kernel reads the rest, by the handle of the write.
+            Err(Errno(libc::EBADF)) if self.shared.caches.writeback() => read(0),
+            other => other,
+        };
         match self.shared.caches.read(ino, offset, size) {
             None => Answer::Now(outcome),
             Some(from) => {
@@ -274,8 +287,9 @@ impl Handler for Server {
         Answer::later(move || {
             if pages_stale {
                 shared.tell(|n| n.forget_pages(ino, offset, len));
-            } else if mode_changed {
-                shared.tell(|n| n.forget_attributes(ino));
+            }
+            if mode_changed {
+                shared.bits_dropped(ino);
             }
             if durable {
                 shared.fs.fsync(ino, true)?;
@@ -284,17 +298,25 @@ impl Handler for Server {
         })
     }
 
-    fn release(&self, ino: u64, handle: u64, flags: i32) {
+    fn release(&self, ino: u64, handle: u64, flags: i32) -> Option<Behind> {
         self.count(Kind::Release);
         self.shared.proofs.closed(ino, handle);
         self.shared.caches.released(ino, flags);
         self.fs().release(ino, FileHandle(handle));
+        let kept = self.shared.caches.writeback() && flags & libc::O_ACCMODE != libc::O_RDONLY;
+        kept.then(|| self.shared.written(ino)).flatten()
     }
 
     fn fsync(&self, ino: u64, datasync: bool) -> Answer<()> {
         self.count(Kind::Fsync);
-        let fs = self.fs().clone();
-        Answer::later(move || Ok(fs.fsync(ino, datasync)?))
+        let shared = self.shared.clone();
+        Answer::later(move || {
+            shared.fs.fsync(ino, datasync)?;
+            if shared.caches.writeback() {
+                shared.tell_written(ino);
+            }
+            Ok(())
+        })
     }
 
     fn opendir(&self, c: &Context, ino: u64, flags: i32) -> Outcome<u64> {
@@ -357,7 +379,7 @@ impl Handler for Server {
             let before = shared.set_id_bits(ino_out);
             let copied = shared.fs.copy_file_range(&caller, ino_in, offset_in, ino_out, offset_out, len);
             if shared.set_id_bits(ino_out) != before {
-                shared.tell(|n| n.forget_attributes(ino_out));
+                shared.bits_dropped(ino_out);
             }
             let copied = copied?;
             if shared.fs.opened_to_sync(FileHandle(handle_out)) {

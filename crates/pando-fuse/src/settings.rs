@@ -57,6 +57,8 @@ pub struct Settings {
     pub compress: Codec,
     /// Read ahead of files that are read in order.
     pub readahead: bool,
+    /// The kernel keeps what is written for a while, and the size and times of files with it (its write-back cache).
+    pub writeback: bool,
     /// Give freed space back to what the image lies on.
     pub discard: bool,
     /// Whether requests to the image go past the page cache of the host.
@@ -102,6 +104,7 @@ impl Default for Settings {
             commit: None,
             compress: Codec::default(),
             readahead: true,
+            writeback: false,
             discard: true,
             direct_io: DirectIo::Auto,
             salvage: false,
@@ -162,6 +165,8 @@ impl Settings {
                     Some(("direct_io", "auto")) => self.direct_io = DirectIo::Auto,
                     Some(("direct_io", "on")) => self.direct_io = DirectIo::On,
                     Some(("direct_io", "off")) => self.direct_io = DirectIo::Off,
+                    Some(("writeback", "on")) => self.writeback = true,
+                    Some(("writeback", "off")) => self.writeback = false,
                     Some(("io_uring", "auto")) => self.io_uring = IoUring::Auto,
                     Some(("io_uring", "on")) => self.io_uring = IoUring::On,
                     Some(("io_uring", "off")) => self.io_uring = IoUring::Off,
@@ -221,6 +226,8 @@ mod tests {
         for (name, is) in [("off", false), ("on", true)] {
             s.apply(&format!("readahead={name}")).unwrap();
             assert_eq!(s.readahead, is);
+            s.apply(&format!("writeback={name}")).unwrap();
+            assert_eq!(s.writeback, is);
         }
         s.apply("compress=zstd:9").unwrap();
         assert_eq!(s.compress, Codec::Zstd(9));
@@ -234,6 +241,7 @@ mod tests {
             "compress=lz4:1",
             "threads=0",
             "readahead=1",
+            "writeback=perhaps",
             "poll=",
             "poll=-1",
             "poll=100001",

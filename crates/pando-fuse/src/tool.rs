@@ -156,6 +156,9 @@ pub fn clone(source: &EntryPath, destination: &EntryPath, replace: bool) -> Resu
     if !replaced {
         show_adding(&destination.dir, &token)?;
     }
+    // What the kernel keeps of files that were just written goes out in large pieces. Only to be faster: what is left,
+    // the daemon asks for.
+    let _ = rustix::fs::syncfs(&carrier);
     let name = destination.name.clone();
     client::send(&carrier, &Request::Clone { token, name, replace })
 }

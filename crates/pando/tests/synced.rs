@@ -90,6 +90,18 @@ fn write_until_killed(dir: &Path, way: &Way, acknowledged: &AtomicU64) {
 #[test]
 fn what_a_syncing_write_acknowledged_is_there_after_kill_9() {
     let Some(b) = Bench::mounted() else { return };
+    acknowledged_is_there(b, "");
+}
+
+#[test]
+fn the_same_with_the_write_back_cache_of_the_kernel() {
+    let Some(b) = Bench::mounted() else { return };
+    b.umount();
+    b.ok(&["mount", "--log-file", "log", "-o", "writeback=on", "a.img", "m"]);
+    acknowledged_is_there(b, "writeback=on");
+}
+
+fn acknowledged_is_there(b: Bench, options: &str) {
     for round in 0..4u64 {
         let dir = b.path(&format!("m/{round}"));
         fs::create_dir(&dir).unwrap();
@@ -108,7 +120,7 @@ fn what_a_syncing_write_acknowledged_is_there_after_kill_9() {
             b.sh(&format!("kill -9 {pid}; while [ -e /proc/{pid} ]; do sleep 0.01; done"));
         });
         b.umount();
-        b.mount();
+        b.ok(&["mount", "--log-file", "log", "-o", options, "a.img", "m"]);
         let mut lost = Vec::new();
         for (way, n) in WAYS.iter().zip(&acknowledged) {
             let n = n.load(Ordering::Acquire);

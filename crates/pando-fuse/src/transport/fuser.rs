@@ -58,11 +58,13 @@ pub(crate) struct Adapter<H: Handler> {
     handler: Arc<H>,
     workers: Workers,
     poller: Poller,
+    /// The kernel shall keep what is written.
+    writeback: bool,
 }
 
 impl<H: Handler> Adapter<H> {
-    pub(crate) fn new(handler: Arc<H>, poller: Poller) -> Self {
-        Self { handler, workers: Workers::new(MAX_WORKERS), poller }
+    pub(crate) fn new(handler: Arc<H>, poller: Poller, writeback: bool) -> Self {
+        Self { handler, workers: Workers::new(MAX_WORKERS), poller, writeback }
     }
 
     /// Gives `answer` to `send`, now or from a worker.
@@ -97,6 +99,12 @@ impl<H: Handler> fuser::Filesystem for Adapter<H> {
             if config.add_capabilities(flag).is_err() {
                 log::info!("this kernel lacks {flag:?}");
             }
+        }
+        if self.writeback && config.add_capabilities(InitFlags::FUSE_WRITEBACK_CACHE).is_err() {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "this kernel has no write-back cache for FUSE",
+            ));
         }
         if let Err(most) = config.set_max_write(MAX_WRITE_BYTES) {
             let _ = config.set_max_write(most);
@@ -325,8 +333,11 @@ impl<H: Handler> fuser::Filesystem for Adapter<H> {
         reply: ReplyEmpty,
     ) {
         let _turn = self.poller.turn();
-        self.handler.release(ino.0, handle.0, flags.0);
+        let behind = self.handler.release(ino.0, handle.0, flags.0);
         reply.ok();
+        if let Some(work) = behind {
+            self.workers.run(work);
+        }
     }
 
     fn fsync(&self, _: &Request, ino: INodeNo, _: FileHandle, datasync: bool, reply: ReplyEmpty) {

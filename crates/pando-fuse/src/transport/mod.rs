@@ -47,6 +47,9 @@ pub struct Context {
     pub pid: u32,
 }
 
+/// Work behind a request that has been answered; may wait and notify the kernel.
+pub type Behind = Box<dyn FnOnce() + Send>;
+
 /// An answer given at once or worked out on another thread.
 pub enum Answer<T> {
     /// The answer.
@@ -185,7 +188,8 @@ pub trait Handler: Send + Sync + 'static {
     fn open(&self, c: &Context, ino: u64, flags: i32) -> Answer<Opened>;
     fn read(&self, handle: u64, ino: u64, offset: u64, size: u32) -> Answer<Bytes>;
     fn write(&self, c: &Context, write: Write<'_>) -> Answer<u32>;
-    fn release(&self, ino: u64, handle: u64, flags: i32);
+    /// Gives what is to be done behind it, as [`Answer::Later`].
+    fn release(&self, ino: u64, handle: u64, flags: i32) -> Option<Behind>;
     fn fsync(&self, ino: u64, datasync: bool) -> Answer<()>;
     fn opendir(&self, c: &Context, ino: u64, flags: i32) -> Outcome<u64>;
     fn readdir(&self, handle: u64, ino: u64, cookie: u64, sink: &mut dyn DirSink) -> Outcome<()>;

@@ -37,6 +37,11 @@ fn over_ring() -> bool {
     module_path!().starts_with("ring::")
 }
 
+/// Whether they are to run with the kernel's write-back cache: those that `tests/writeback.rs` takes from others.
+pub fn kept() -> bool {
+    module_path!().starts_with("writeback::")
+}
+
 /// Switches FUSE over io_uring on in this kernel until this process ends, where root may; says so if it
 /// cannot be had.
 ///
@@ -146,7 +151,12 @@ impl World {
     }
 
     /// A fresh file system on `device`, mounted.
-    pub fn on(device: Arc<dyn Device>, mut settings: Settings) -> Option<World> {
+    pub fn on(device: Arc<dyn Device>, settings: Settings) -> Option<World> {
+        Self::formatted(device, settings, 64 << 10)
+    }
+
+    /// The same with nodes of this size, bytes.
+    pub fn formatted(device: Arc<dyn Device>, mut settings: Settings, node: u32) -> Option<World> {
         if forced() {
             settings.poll = FORCED;
             settings.poll_always = true;
@@ -154,6 +164,7 @@ impl World {
         if !have_fuse() {
             return None;
         }
+        settings.writeback |= kept();
         if over_ring() {
             settings.io_uring = IoUring::On;
         }
@@ -161,7 +172,7 @@ impl World {
             return None;
         }
         let options = FormatOptions::default()
-            .node_size(64 << 10)
+            .node_size(node)
             .root_uid(rustix::process::geteuid().as_raw())
             .root_gid(rustix::process::getegid().as_raw());
         Fs::format(device.clone(), &options).unwrap();
@@ -231,8 +242,11 @@ impl World {
 }
 
 fn open(device: &Arc<dyn Device>, settings: &Settings) -> Fs {
-    let options =
-        MountOptions::default().cache_bytes(32 << 20).read_only(settings.read_only).atime(settings.atime);
+    let options = MountOptions::default()
+        .cache_bytes(32 << 20)
+        .read_only(settings.read_only)
+        .tick_times(settings.writeback)
+        .atime(settings.atime);
     Fs::open(device.clone(), options).unwrap()
 }
 

@@ -44,6 +44,7 @@ use crate::{
   readahead=on|off    read ahead of files that are read in order (on; within the memory of --cache)
   direct_io=auto|on|off   go past the page cache of the host to the image, so that memory is what --cache
                       says; on fails where that cannot be (auto)
+  writeback=on|off    the kernel keeps what is written until close, fsync or 30 s (off; for logs, databases, builds)
   suid, dev, noexec   as for every file system (nosuid and nodev are on)
   io_uring=auto|on|off   take requests over io_uring, where the kernel offers it (off)
   threads=N           threads that read requests (1 is fastest on few CPUs)
@@ -158,6 +159,7 @@ fn serve(args: &Args, settings: Settings, image: &Path, dir: &Path) -> Result<()
         .atime(settings.atime)
         .codec(settings.compress)
         .discard(settings.discard)
+        .tick_times(settings.writeback)
         .readahead_bytes(if settings.readahead { u64::MAX } else { 0 })
         .salvage(settings.salvage)
         .sync_interval(settings.commit.unwrap_or(MountOptions::default().sync_interval));

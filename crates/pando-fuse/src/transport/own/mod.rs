@@ -62,10 +62,10 @@ impl<H: Handler> Session<H> {
     ///
     /// Fails if the kernel does not offer io_uring or a queue cannot be started; then nobody will
     /// answer on this mount.
-    pub(crate) fn new(handler: Arc<H>, fd: OwnedFd, dir: &Path) -> io::Result<Self> {
+    pub(crate) fn new(handler: Arc<H>, fd: OwnedFd, dir: &Path, writeback: bool) -> io::Result<Self> {
         let device = Arc::new(Device::new(fd, dir.to_owned()));
         let mut rings = ring::Rings::prepare(handler.clone(), device.clone())?;
-        greet(&device)?;
+        greet(&device, writeback)?;
         handler.start(device.clone() as Arc<dyn Notify>);
         rings.start()?;
         Ok(Self { handler, device, rings })
@@ -82,8 +82,8 @@ impl<H: Handler> Session<H> {
     }
 }
 
-/// Answers INIT, the first request.
-fn greet(device: &Device) -> io::Result<()> {
+/// Answers INIT, the first request. With `writeback` the kernel keeps what is written.
+fn greet(device: &Device, writeback: bool) -> io::Result<()> {
     let mut buffer = vec![0; device::READ_BUFFER_BYTES];
     let other = || io::Error::other("the kernel's first request is not INIT");
     let n = device.read(&mut buffer)?.ok_or_else(other)?;
@@ -99,11 +99,12 @@ fn greet(device: &Device) -> io::Result<()> {
         device.answer(header.unique, libc::EPROTO, &[])?;
         return Err(io::Error::new(io::ErrorKind::Unsupported, "this kernel has no FUSE over io_uring"));
     }
-    let lacking = WANTED & !offered;
+    let wanted = WANTED | if writeback { flag::WRITEBACK_CACHE } else { 0 };
+    let lacking = wanted & !offered;
     if lacking != 0 {
         log::info!("this kernel lacks the FUSE flags {lacking:#x}");
     }
-    let flags = offered & (WANTED | flag::OVER_IO_URING);
+    let flags = offered & (wanted | flag::OVER_IO_URING);
     let page = rustix::param::page_size() as u32;
     let out = wire::InitOut {
         major: wire::MAJOR,

@@ -193,7 +193,14 @@ fn answer<H: Handler>(h: &H, r: &Request<'_>, out: &mut Vec<u8>) -> Result<Step,
         }
         op::RELEASE => {
             let i: wire::ReleaseIn = r.op()?;
-            h.release(node, i.fh, i.flags as i32);
+            if let Some(behind) = h.release(node, i.fh, i.flags as i32) {
+                // Nobody waits for the answer.
+                let work = Answer::later(move || {
+                    behind();
+                    Ok(())
+                });
+                return Ok(step(work, out, |(), _| Reply::Buffer));
+            }
             Reply::Buffer
         }
         op::FSYNC | op::FSYNCDIR => {

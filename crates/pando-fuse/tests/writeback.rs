@@ -1,0 +1,10 @@
+//! The other tests once more, with the kernel's write-back cache. What only that has: `kept.rs`.
+// Each brings its own copy of what all share, as programs of their own would.
+#![allow(clippy::duplicate_mod)]
+
+#[path = "bypass.rs"]
+mod bypass;
+#[path = "coherence.rs"]
+mod coherence;
+#[path = "posix.rs"]
+mod posix;

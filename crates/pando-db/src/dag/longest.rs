@@ -58,7 +58,7 @@ pub(crate) fn longer_key(
     search.todo.push(Todo {
         span: Span::prefix(prefix.clone()),
         up: Lens::identity(),
-        place: Place::Table(0),
+        place: Location::Table(0),
     });
     search.run()
 }
@@ -169,10 +169,10 @@ struct Todo {
     span: Span,
     /// The map from them to the keys of the view.
     up: Lens,
-    place: Place,
+    place: Location,
 }
 
-enum Place {
+enum Location {
     /// The tables from this one on, newest first, and the DAG below them.
     Table(usize),
     /// A node below one of this height.
@@ -183,8 +183,8 @@ impl Search<'_> {
     fn run(&mut self) -> Result<Option<usize>> {
         while let Some(Todo { span, up, place }) = self.todo.pop() {
             let found = match place {
-                Place::Table(level) => self.table(level, &span, &up)?,
-                Place::Node(id, above) => self.node(id, above, &span, &up)?,
+                Location::Table(level) => self.table(level, &span, &up)?,
+                Location::Node(id, above) => self.node(id, above, &span, &up)?,
             };
             if found.is_some() {
                 return Ok(found);
@@ -199,7 +199,7 @@ impl Search<'_> {
     fn table(&mut self, level: usize, span: &Span, up: &Lens) -> Result<Option<usize>> {
         let view = self.view;
         let Some(table) = view.tables.get(level) else {
-            let place = Place::Node(view.tree.root, None);
+            let place = Location::Node(view.tree.root, None);
             self.todo.push(Todo { span: span.clone(), up: up.clone(), place });
             return Ok(None);
         };
@@ -215,7 +215,7 @@ impl Search<'_> {
         }
         let todo = &mut self.todo;
         pieces_below(table, span, up, self.most, |span, up| {
-            todo.push(Todo { span, up, place: Place::Table(level + 1) });
+            todo.push(Todo { span, up, place: Location::Table(level + 1) });
         });
         Ok(None)
     }
@@ -270,7 +270,7 @@ impl Search<'_> {
         let up = down.inverse().then(up);
         let bound = self.view.tree.table.get(target.id).map_or(Longest::UNKNOWN, |entry| entry.longest);
         if may_exceed(bound, &up, self.most) {
-            let place = Place::Node(target.id, Some(above));
+            let place = Location::Node(target.id, Some(above));
             self.todo.push(Todo { span: down.apply_span(part), up, place });
         }
     }

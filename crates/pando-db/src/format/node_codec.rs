@@ -210,33 +210,33 @@ pub(crate) fn decode(header: Bytes, parts: &[u64]) -> Result<Node> {
     if span.is_empty() {
         return Err(r.bad("an empty key range"));
     }
-    let place = Place { parts };
+    let parts = NodeParts { parts };
     let body = if height == 0 {
-        let run = get_run(&mut r, place)?;
+        let run = get_run(&mut r, parts)?;
         if run.pages.iter().any(|p| !p.pure || !p.is_inside(&span) || !has_lifted(p, &span)) {
             return Err(r.bad("a leaf page that is out of range or holds messages"));
         }
         Body::Leaf(run)
     } else {
-        Body::Interior(get_edges(&mut r, &span, place)?)
+        Body::Interior(get_edges(&mut r, &span, parts)?)
     };
     r.end()?;
     Ok(Node { height, span, body })
 }
 
 #[derive(Clone, Copy)]
-struct Place<'a> {
+struct NodeParts<'a> {
     parts: &'a [u64],
 }
 
-fn get_edges(r: &mut Reader, span: &Span, place: Place<'_>) -> Result<Vec<Edge>> {
+fn get_edges(r: &mut Reader, span: &Span, parts: NodeParts<'_>) -> Result<Vec<Edge>> {
     let count = r.count(3)?;
     let mut edges = Vec::with_capacity(count);
     for i in 0..count {
         let lo = r.bytes()?;
         let child = get_target(r)?;
         let loose = r.u8()? != 0;
-        let layers = (0..r.count(4)?).map(|_| get_layer(r, place)).collect::<Result<Vec<_>>>()?;
+        let layers = (0..r.count(4)?).map(|_| get_layer(r, parts)).collect::<Result<Vec<_>>>()?;
         let ordered = match edges.last() {
             Some(Edge { lo: before, .. }) => *before < lo && span.is_above(&lo),
             None => lo == span.lo,
@@ -287,7 +287,7 @@ fn get_target(r: &mut Reader) -> Result<Option<Target>> {
     }
 }
 
-fn get_layer(r: &mut Reader, place: Place<'_>) -> Result<Layer> {
+fn get_layer(r: &mut Reader, parts: NodeParts<'_>) -> Result<Layer> {
     let newest = r.varint()?;
     let mut ranges: Vec<RangeMsg> = Vec::new();
     for _ in 0..r.count(3)? {
@@ -303,7 +303,7 @@ fn get_layer(r: &mut Reader, place: Place<'_>) -> Result<Layer> {
         }
         updates.push(UpdateMsg { span, ops });
     }
-    Ok(Layer { newest, ranges, updates, run: get_run(r, place)? })
+    Ok(Layer { newest, ranges, updates, run: get_run(r, parts)? })
 }
 
 /// The range of a message, which lies behind that of the one before.
@@ -316,7 +316,7 @@ fn get_span_behind(r: &mut Reader, last: Option<&Span>) -> Result<Span> {
     Ok(span)
 }
 
-fn get_run(r: &mut Reader, place: Place<'_>) -> Result<Run> {
+fn get_run(r: &mut Reader, parts: NodeParts<'_>) -> Result<Run> {
     let count = r.count(23)?;
     let mut run = Run { pages: Vec::with_capacity(count) };
     for _ in 0..count {
@@ -330,7 +330,7 @@ fn get_run(r: &mut Reader, place: Place<'_>) -> Result<Run> {
         };
         let (part, offset, len) = (r.u8()?, r.u32()?, r.u32()?);
         let segment = Segment { part, offset, len, sum: r.u64()?, codec: r.u8()? };
-        let room = place.parts.get(usize::from(part)).copied().unwrap_or(0);
+        let room = parts.parts.get(usize::from(part)).copied().unwrap_or(0);
         let beyond = u64::from(offset) + u64::from(len) > room;
         if beyond || len > MAX_RAW_BYTES || raw > MAX_RAW_BYTES || entries == 0 || first > last {
             return Err(r.bad("a page with impossible sizes or bounds"));

@@ -1,9 +1,9 @@
 //! The only room of the crate with `unsafe`: memory of the kernel's, cut into pieces.
 //!
-//! What makes it sound: a [`Piece`] is made by a [`Chunk`] only, which marks its units as taken, and these are marked
-//! free only by [`Chunk::give`], which takes the piece away. So no two pieces overlap. What goes to the kernel is a
-//! piece as well, so nobody else has any of it. A chunk that is dropped while there are pieces of it keeps its memory
-//! for good.
+//! What makes it sound: an [`Allocation`] is made by a [`Chunk`] only, which marks its units as taken, and these are
+//! marked free only by [`Chunk::give`], which takes the allocation away. So no two overlap. What goes to the kernel is
+//! one as well, so nobody else has any of it. A chunk that is dropped while there are allocations of it keeps its
+//! memory for good.
 
 #![allow(unsafe_code)]
 
@@ -16,13 +16,13 @@ use rustix::{
 };
 
 /// Bytes of a chunk.
-pub(crate) const CHUNK: usize = 2 << 20;
+pub(crate) const CHUNK_BYTES: usize = 2 << 20;
 /// Bytes that are taken and given at once.
-pub(crate) const UNIT: usize = 1 << 10;
-const UNITS: usize = CHUNK / UNIT;
+pub(crate) const UNIT_BYTES: usize = 1 << 10;
+const CHUNK_UNITS: usize = CHUNK_BYTES / UNIT_BYTES;
 
 /// A set of units.
-type Units = [u64; UNITS / 64];
+type Units = [u64; CHUNK_UNITS / 64];
 
 /// What a piece may be cut from.
 #[derive(Clone, Copy)]
@@ -48,16 +48,16 @@ pub(crate) struct Chunk {
 unsafe impl Send for Chunk {}
 
 /// Bytes of a chunk that nobody else has.
-pub(crate) struct Piece {
+pub(crate) struct Allocation {
     at: NonNull<u8>,
     len: usize,
 }
 
 // SAFETY: a piece is the only way to its bytes, which belong to no thread. Shared, it only lets read.
-unsafe impl Send for Piece {}
-unsafe impl Sync for Piece {}
+unsafe impl Send for Allocation {}
+unsafe impl Sync for Allocation {}
 
-impl Piece {
+impl Allocation {
     pub fn address(&self) -> usize {
         self.at.addr().get()
     }
@@ -68,7 +68,7 @@ impl Piece {
     }
 
     pub fn units(&self) -> usize {
-        self.len.div_ceil(UNIT)
+        self.len.div_ceil(UNIT_BYTES)
     }
 
     /// Gives its memory to the kernel; all of it is zeros then. False if that is not possible, or if it is not whole
@@ -96,16 +96,16 @@ impl Piece {
 impl Chunk {
     /// A chunk of which nothing is taken, and so nothing is in memory.
     pub fn new() -> io::Result<Chunk> {
-        let mut map = MmapMut::map_anon(CHUNK)?;
+        let mut map = MmapMut::map_anon(CHUNK_BYTES)?;
         let base = NonNull::from(&mut map[..]).cast();
         Ok(Chunk {
             map: ManuallyDrop::new(map),
             base,
-            taken: [0; UNITS / 64],
-            released: [u64::MAX; UNITS / 64],
+            taken: [0; CHUNK_UNITS / 64],
+            released: [u64::MAX; CHUNK_UNITS / 64],
             taken_count: 0,
-            released_count: UNITS,
-            longest: [0, UNITS],
+            released_count: CHUNK_UNITS,
+            longest: [0, CHUNK_UNITS],
         })
     }
 
@@ -115,7 +115,7 @@ impl Chunk {
 
     /// Units that nobody has, and that the kernel has not got back.
     pub fn idle(&self) -> usize {
-        UNITS - self.taken_count - self.released_count
+        CHUNK_UNITS - self.taken_count - self.released_count
     }
 
     #[cfg(test)]
@@ -141,8 +141,8 @@ impl Chunk {
     }
 
     /// A piece of `len` bytes, not 0, if it fits.
-    pub fn take(&mut self, len: usize, which: Free) -> Option<Piece> {
-        let units = len.div_ceil(UNIT);
+    pub fn take(&mut self, len: usize, which: Free) -> Option<Allocation> {
+        let units = len.div_ceil(UNIT_BYTES);
         if units == 0 {
             return None;
         }
@@ -157,13 +157,13 @@ impl Chunk {
     }
 
     /// Takes a piece back; `released`: the kernel has its memory.
-    pub fn give(&mut self, piece: Piece, released: bool) {
+    pub fn give(&mut self, piece: Allocation, released: bool) {
         let from = piece.address().wrapping_sub(self.address());
-        assert!(from < CHUNK, "a piece of another chunk");
-        let (first, units) = (from / UNIT, piece.units());
+        assert!(from < CHUNK_BYTES, "a piece of another chunk");
+        let (first, units) = (from / UNIT_BYTES, piece.units());
         set(&mut self.taken, first, units, false);
         self.taken_count -= units;
-        self.longest = [UNITS; 2];
+        self.longest = [CHUNK_UNITS; 2];
         if released {
             self.released_count += set(&mut self.released, first, units, true);
         }
@@ -171,31 +171,31 @@ impl Chunk {
 
     /// Cuts out all that is idle and makes up whole pages of the kernel's, which have `page` bytes, for it to be given
     /// to the kernel.
-    pub fn cut_idle(&mut self, page: usize) -> Vec<Piece> {
+    pub fn cut_idle(&mut self, page: usize) -> Vec<Allocation> {
         let mut cut = Vec::new();
         let mut at = 0;
-        while at < UNITS {
+        while at < CHUNK_UNITS {
             let first = next(self.busy(Free::Idle), at, false);
             at = next(self.busy(Free::Idle), first, true);
-            let pages = whole_pages(first * UNIT..at * UNIT, page);
+            let pages = whole_pages(first * UNIT_BYTES..at * UNIT_BYTES, page);
             if !pages.is_empty() {
-                cut.push(self.cut(pages.start / UNIT, pages.len()));
+                cut.push(self.cut(pages.start / UNIT_BYTES, pages.len()));
             }
         }
         cut
     }
 
     /// The piece of `len` bytes that begins with a unit. Nothing of it is taken.
-    fn cut(&mut self, first: usize, len: usize) -> Piece {
-        let units = len.div_ceil(UNIT);
-        assert!(first + units <= UNITS, "a piece that reaches beyond its chunk");
+    fn cut(&mut self, first: usize, len: usize) -> Allocation {
+        let units = len.div_ceil(UNIT_BYTES);
+        assert!(first + units <= CHUNK_UNITS, "a piece that reaches beyond its chunk");
         let free = set(&mut self.taken, first, units, true);
         assert_eq!(free, units, "a piece of which something is taken");
         self.released_count -= set(&mut self.released, first, units, false);
         self.taken_count += units;
         // SAFETY: it lies in the map, as asserted.
-        let at = unsafe { self.base.add(first * UNIT) };
-        Piece { at, len }
+        let at = unsafe { self.base.add(first * UNIT_BYTES) };
+        Allocation { at, len }
     }
 
     /// Counts its units anew.
@@ -206,7 +206,7 @@ impl Chunk {
         assert!(self.taken.iter().zip(&self.released).all(|(taken, released)| taken & released == 0));
         for which in [Free::Idle, Free::Any] {
             assert!(
-                find(self.busy(which), UNITS + 1)
+                find(self.busy(which), CHUNK_UNITS + 1)
                     .is_err_and(|longest| longest <= self.longest[which as usize])
             );
         }
@@ -230,7 +230,7 @@ impl Drop for Chunk {
 /// The first of `count` units that follow each other and are not in a set, given by its words; or how many do, at most.
 fn find(words: impl Fn(usize) -> Option<u64>, count: usize) -> Result<usize, usize> {
     let (mut at, mut longest) = (0, 0);
-    while at < UNITS {
+    while at < CHUNK_UNITS {
         let first = next(&words, at, false);
         let end = next(&words, first, true);
         if end - first >= count {
@@ -242,7 +242,7 @@ fn find(words: impl Fn(usize) -> Option<u64>, count: usize) -> Result<usize, usi
     Err(longest)
 }
 
-/// The first unit from `at` on that is in the set, or is not; or `UNITS`.
+/// The first unit from `at` on that is in the set, or is not; or `CHUNK_UNITS`.
 fn next(words: impl Fn(usize) -> Option<u64>, at: usize, is_in: bool) -> usize {
     let (mut word, mut skip) = (at / 64, at % 64);
     while let Some(bits) = words(word) {
@@ -252,13 +252,13 @@ fn next(words: impl Fn(usize) -> Option<u64>, at: usize, is_in: bool) -> usize {
         }
         (word, skip) = (word + 1, 0);
     }
-    UNITS
+    CHUNK_UNITS
 }
 
 /// Puts units into the set, or takes them out; how many were not, or were, in it.
 fn set(units: &mut Units, first: usize, count: usize, is_in: bool) -> usize {
     let mut changed = 0;
-    let (mut at, end) = (first, (first + count).min(UNITS));
+    let (mut at, end) = (first, (first + count).min(CHUNK_UNITS));
     while at < end {
         let here = (end - at).min(64 - at % 64);
         let mask = (u64::MAX >> (64 - here)) << (at % 64);
@@ -280,20 +280,21 @@ mod tests {
     fn a_chunk_is_cut_from_its_beginning_to_its_end_and_no_further() {
         let mut chunk = Chunk::new().unwrap();
         assert_eq!((chunk.idle(), chunk.is_empty()), (0, true));
-        let pieces: Vec<Piece> = std::iter::from_fn(|| chunk.take(100 * UNIT - 5, Free::Any)).collect();
-        assert_eq!((pieces.len(), chunk.idle()), (UNITS / 100, 0));
-        assert!(!chunk.may_fit(100, Free::Any) && chunk.may_fit(UNITS % 100, Free::Any));
-        let mut last = chunk.take(UNITS % 100 * UNIT, Free::Any).unwrap();
+        let pieces: Vec<Allocation> =
+            std::iter::from_fn(|| chunk.take(100 * UNIT_BYTES - 5, Free::Any)).collect();
+        assert_eq!((pieces.len(), chunk.idle()), (CHUNK_UNITS / 100, 0));
+        assert!(!chunk.may_fit(100, Free::Any) && chunk.may_fit(CHUNK_UNITS % 100, Free::Any));
+        let mut last = chunk.take(CHUNK_UNITS % 100 * UNIT_BYTES, Free::Any).unwrap();
         last.bytes_mut().fill(1);
         assert!(chunk.take(1, Free::Any).is_none() && chunk.idle() == 0);
         for (i, piece) in pieces.into_iter().enumerate() {
-            assert_eq!(piece.address() - chunk.address(), i * 100 * UNIT);
+            assert_eq!(piece.address() - chunk.address(), i * 100 * UNIT_BYTES);
             chunk.give(piece, false);
         }
-        assert_eq!((chunk.taken(), chunk.idle()), (UNITS % 100, UNITS - UNITS % 100));
+        assert_eq!((chunk.taken(), chunk.idle()), (CHUNK_UNITS % 100, CHUNK_UNITS - CHUNK_UNITS % 100));
         assert!(last.bytes().iter().all(|&byte| byte == 1));
         chunk.give(last, false);
-        assert!(chunk.is_empty() && chunk.may_fit(UNITS, Free::Idle));
+        assert!(chunk.is_empty() && chunk.may_fit(CHUNK_UNITS, Free::Idle));
     }
 
     /// Whatever the size of the kernel's pages: nothing goes to it that a piece has a part of.
@@ -303,8 +304,8 @@ mod tests {
             let mut chunk = Chunk::new().unwrap();
             // The second begins within a page of the kernel's, and the third ends in one.
             let sizes = [9, 150, 40, 33];
-            let mut pieces: Vec<Piece> =
-                sizes.into_iter().map(|n| chunk.take(n * UNIT, Free::Any).unwrap()).collect();
+            let mut pieces: Vec<Allocation> =
+                sizes.into_iter().map(|n| chunk.take(n * UNIT_BYTES, Free::Any).unwrap()).collect();
             pieces.iter_mut().for_each(|piece| piece.bytes_mut().fill(3));
             assert_eq!(chunk.idle(), 0);
             let second = pieces.remove(1);
@@ -312,17 +313,17 @@ mod tests {
             assert_eq!(chunk.idle(), 150);
             let mut cut = chunk.cut_idle(page);
             chunk.check();
-            let pages = (9 * UNIT).next_multiple_of(page)..159 * UNIT / page * page;
+            let pages = (9 * UNIT_BYTES).next_multiple_of(page)..159 * UNIT_BYTES / page * page;
             assert_eq!((cut.len(), cut[0].address() - chunk.address()), (1, pages.start));
             assert_eq!(cut[0].len(), pages.len());
             assert!(cut[0].release());
             chunk.give(cut.remove(0), true);
-            assert_eq!(chunk.idle(), 150 - pages.len() / UNIT);
+            assert_eq!(chunk.idle(), 150 - pages.len() / UNIT_BYTES);
             assert!(chunk.cut_idle(page).is_empty(), "what the kernel has cannot be given to it");
             chunk.check();
-            let again = chunk.take(150 * UNIT, Free::Any).unwrap();
+            let again = chunk.take(150 * UNIT_BYTES, Free::Any).unwrap();
             assert_eq!(chunk.idle(), 0);
-            let start = pages.start - 9 * UNIT;
+            let start = pages.start - 9 * UNIT_BYTES;
             let zeros = &again.bytes()[start..start + pages.len()];
             assert!(zeros.iter().all(|&byte| byte == 0), "the kernel has not got it");
             assert!(pieces.iter().all(|piece| piece.bytes().iter().all(|&byte| byte == 3)), "{page}");
@@ -335,7 +336,8 @@ mod tests {
     #[test]
     fn parts_of_pages_do_not_go_to_the_kernel() {
         let mut chunk = Chunk::new().unwrap();
-        let mut pieces: Vec<Piece> = (0..3).map(|_| chunk.take(9 * UNIT, Free::Any).unwrap()).collect();
+        let mut pieces: Vec<Allocation> =
+            (0..3).map(|_| chunk.take(9 * UNIT_BYTES, Free::Any).unwrap()).collect();
         pieces[1].bytes_mut().fill(1);
         assert!(!pieces[1].release(), "neither its beginning nor its end is that of a page");
         assert!(pieces[1].bytes().iter().all(|&byte| byte == 1));
@@ -345,7 +347,7 @@ mod tests {
     #[test]
     fn a_chunk_that_goes_first_leaves_its_pieces_their_memory() {
         let mut chunk = Chunk::new().unwrap();
-        let mut piece = chunk.take(10 * UNIT, Free::Any).unwrap();
+        let mut piece = chunk.take(10 * UNIT_BYTES, Free::Any).unwrap();
         drop(chunk);
         piece.bytes_mut().fill(9);
         assert!(piece.bytes().iter().all(|&byte| byte == 9));

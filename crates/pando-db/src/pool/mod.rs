@@ -24,15 +24,15 @@ use parking_lot::Mutex;
 use rustix::param::page_size;
 use smallvec::SmallVec;
 
-use chunk::{CHUNK, Chunk, Free, Piece, UNIT};
+use chunk::{Allocation, CHUNK_BYTES, Chunk, Free, UNIT_BYTES};
 
 /// Smallest and largest buffer that the pool cuts, in bytes. Smaller ones the heap does as well; larger ones leave much
 /// of a chunk over.
 const LEAST: usize = 8 << 10;
-const MOST: usize = CHUNK / 8;
+const MOST: usize = CHUNK_BYTES / 8;
 
 /// What is kept for later though buffers have not had as much lately, in bytes.
-const KEPT: usize = CHUNK;
+const KEPT: usize = CHUNK_BYTES;
 /// Lately: since all that buffers have had at once came and went so often, or twice as often.
 const ROUNDS: usize = 16;
 /// Part (1/n) of what buffers have that is too small for a buffer, or shares a page of the kernel's with one.
@@ -49,7 +49,7 @@ pub(crate) enum Buffer {
 }
 
 /// A piece of the pool. There always is one, until the end.
-pub(crate) struct Pooled(Option<Piece>);
+pub(crate) struct Pooled(Option<Allocation>);
 
 /// True if the pool cuts buffers of this size.
 fn is_pooled(len: usize) -> bool {
@@ -79,18 +79,18 @@ pub(crate) fn copy(bytes: &[u8]) -> Bytes {
 
 /// Bytes of memory that a buffer of `len` bytes takes.
 pub(crate) fn footprint(len: usize) -> usize {
-    if is_pooled(len) { len.next_multiple_of(UNIT) } else { len }
+    if is_pooled(len) { len.next_multiple_of(UNIT_BYTES) } else { len }
 }
 
 /// Bytes of memory that the pool has from the kernel, in buffers or not.
 pub(crate) fn resident() -> u64 {
     let pool = POOL.lock();
-    ((pool.taken + pool.idle) * UNIT) as u64
+    ((pool.taken + pool.idle) * UNIT_BYTES) as u64
 }
 
 /// Bytes of memory that buffers of the pool have.
 pub(crate) fn in_use() -> u64 {
-    (POOL.lock().taken * UNIT) as u64
+    (POOL.lock().taken * UNIT_BYTES) as u64
 }
 
 impl Deref for Buffer {
@@ -107,7 +107,7 @@ impl Deref for Buffer {
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         match self {
-            Buffer::Pooled(Pooled(piece)) => piece.as_mut().map_or(&mut [], Piece::bytes_mut),
+            Buffer::Pooled(Pooled(piece)) => piece.as_mut().map_or(&mut [], Allocation::bytes_mut),
             Buffer::Heap(bytes) => bytes,
         }
     }
@@ -124,7 +124,7 @@ impl From<Buffer> for Bytes {
 
 impl AsRef<[u8]> for Pooled {
     fn as_ref(&self) -> &[u8] {
-        self.0.as_ref().map_or(&[], Piece::bytes)
+        self.0.as_ref().map_or(&[], Allocation::bytes)
     }
 }
 
@@ -143,7 +143,7 @@ pub(crate) fn rest() {
 }
 
 /// Takes a piece back.
-fn give(pool: &Mutex<Pool>, piece: Piece) {
+fn give(pool: &Mutex<Pool>, piece: Allocation) {
     let excess = pool.lock().give(piece);
     excess.give_to_kernel(pool);
 }
@@ -153,7 +153,7 @@ fn give(pool: &Mutex<Pool>, piece: Piece) {
 struct Excess {
     chunks: SmallVec<[Chunk; 1]>,
     /// Whole pages of the kernel's.
-    pieces: Vec<Piece>,
+    pieces: Vec<Allocation>,
 }
 
 impl Excess {
@@ -161,7 +161,7 @@ impl Excess {
         let Self { chunks, mut pieces } = self;
         drop(chunks);
         if !pieces.is_empty() {
-            let released = pieces.iter_mut().all(Piece::release);
+            let released = pieces.iter_mut().all(Allocation::release);
             pool.lock().cut_given(pieces, released);
         }
     }
@@ -212,7 +212,7 @@ impl Pool {
     }
 
     /// A piece of `len` bytes; none if the kernel gives no memory. What is in memory comes first, then what is not.
-    fn take(&mut self, len: usize) -> Option<Piece> {
+    fn take(&mut self, len: usize) -> Option<Allocation> {
         let found = self.take_of(len, Free::Idle).or_else(|| self.take_of(len, Free::Any));
         let found = match found {
             Some(found) => found,
@@ -231,8 +231,8 @@ impl Pool {
         Some(found)
     }
 
-    fn take_of(&mut self, len: usize, which: Free) -> Option<Piece> {
-        let units = len.div_ceil(UNIT);
+    fn take_of(&mut self, len: usize, which: Free) -> Option<Allocation> {
+        let units = len.div_ceil(UNIT_BYTES);
         if units >= self.too_long[which as usize] {
             return None;
         }
@@ -254,7 +254,7 @@ impl Pool {
         None
     }
 
-    fn chunk_of(&mut self, piece: &Piece) -> (usize, &mut Chunk) {
+    fn chunk_of(&mut self, piece: &Allocation) -> (usize, &mut Chunk) {
         match self.chunks.range_mut(..=piece.address()).next_back() {
             Some((at, chunk)) => (*at, chunk),
             None => unreachable!("a chunk stays as long as there are pieces of it"),
@@ -262,11 +262,11 @@ impl Pool {
     }
 
     /// Takes a piece back.
-    fn give(&mut self, piece: Piece) -> Excess {
+    fn give(&mut self, piece: Allocation) -> Excess {
         let units = piece.units();
         let (at, chunk) = self.chunk_of(&piece);
         chunk.give(piece, false);
-        let hardly_there = chunk.is_empty() && chunk.idle() * UNIT < CHUNK / 8;
+        let hardly_there = chunk.is_empty() && chunk.idle() * UNIT_BYTES < CHUNK_BYTES / 8;
         // Where something has become free there is room next time.
         self.recent = at;
         self.too_long = [usize::MAX; 2];
@@ -301,7 +301,7 @@ impl Pool {
 
     /// If more than `enough` units are in memory, and what is kept besides: those to give back of one chunk.
     fn without_more_than(&mut self, enough: usize) -> Excess {
-        if self.refused || self.taken + self.idle <= enough + KEPT / UNIT + self.taken / WASTE_SHARE {
+        if self.refused || self.taken + self.idle <= enough + KEPT / UNIT_BYTES + self.taken / WASTE_SHARE {
             return Excess::default();
         }
         let behind = (Bound::Excluded(self.swept), Bound::Unbounded);
@@ -313,7 +313,7 @@ impl Pool {
             return Excess { chunks: self.remove(at), pieces: Vec::new() };
         }
         let pieces = chunk.cut_idle(page_size());
-        let units: usize = pieces.iter().map(Piece::units).sum();
+        let units: usize = pieces.iter().map(Allocation::units).sum();
         self.idle -= units;
         self.taken += units;
         Excess { chunks: SmallVec::new(), pieces }
@@ -326,7 +326,7 @@ impl Pool {
     }
 
     /// Takes back what was cut out to be given to the kernel, and whether it was.
-    fn cut_given(&mut self, pieces: Vec<Piece>, released: bool) {
+    fn cut_given(&mut self, pieces: Vec<Allocation>, released: bool) {
         self.refused |= !released;
         for piece in pieces {
             let units = piece.units();
@@ -352,7 +352,7 @@ mod tests {
         pool.chunks.values().for_each(Chunk::check);
     }
 
-    fn take(pool: &Mutex<Pool>, len: usize) -> Piece {
+    fn take(pool: &Mutex<Pool>, len: usize) -> Allocation {
         pool.lock().take(len).unwrap()
     }
 
@@ -362,7 +362,7 @@ mod tests {
     }
 
     fn kept(pool: &Mutex<Pool>) -> usize {
-        pool.lock().idle * UNIT
+        pool.lock().idle * UNIT_BYTES
     }
 
     /// Pieces of all sizes come and go; each keeps what was written into it, and the pool knows what it has.
@@ -371,7 +371,7 @@ mod tests {
         for seed in 0..8 {
             let mut random = SmallRng::seed_from_u64(seed);
             let pool = Mutex::new(Pool::new());
-            let mut held: Vec<(Piece, u8)> = Vec::new();
+            let mut held: Vec<(Allocation, u8)> = Vec::new();
             for turn in 0..6000u32 {
                 // It grows to some 30 MiB, shrinks, and so on.
                 let growing = turn % 2000 < 1000;
@@ -406,15 +406,19 @@ mod tests {
     fn what_is_not_needed_goes_back_to_the_kernel() {
         let shrunk = || {
             let pool = Mutex::new(Pool::new());
-            let mut held: Vec<Piece> = (0..1000).map(|_| take(&pool, 33_000)).collect();
+            let mut held: Vec<Allocation> = (0..1000).map(|_| take(&pool, 33_000)).collect();
             let most = pool.lock().taken;
             for i in (0..1000).rev().filter(|i| i % 3 == 0) {
                 give(&pool, held.swap_remove(i));
             }
-            assert_eq!(kept(&pool), (most - pool.lock().taken) * UNIT, "what may be needed again is gone");
+            assert_eq!(
+                kept(&pool),
+                (most - pool.lock().taken) * UNIT_BYTES,
+                "what may be needed again is gone"
+            );
             (pool, held)
         };
-        let little = |pool: &Mutex<Pool>| KEPT + pool.lock().taken * UNIT / WASTE_SHARE;
+        let little = |pool: &Mutex<Pool>| KEPT + pool.lock().taken * UNIT_BYTES / WASTE_SHARE;
         let (pool, mut held) = shrunk();
         for _ in 0..300 * held.len() {
             give(&pool, held.swap_remove(0));
@@ -440,7 +444,7 @@ mod tests {
     fn a_large_pool_is_at_peace() {
         let mut random = SmallRng::seed_from_u64(5);
         let pool = Mutex::new(Pool::new());
-        let mut held: Vec<Piece> =
+        let mut held: Vec<Allocation> =
             (0..16_000).map(|_| take(&pool, random.random_range(30_000..34_000))).collect();
         let mut swept = 0;
         for turn in 0..200_000 {
@@ -470,10 +474,10 @@ mod tests {
     #[test]
     fn what_was_given_back_is_taken_again() {
         let pool = Mutex::new(Pool::new());
-        let first: Vec<Piece> = (0..300).map(|_| take(&pool, 33_000)).collect();
+        let first: Vec<Allocation> = (0..300).map(|_| take(&pool, 33_000)).collect();
         let chunks = || pool.lock().chunks.len();
         let before = chunks();
-        assert_eq!(before, 300usize.div_ceil(CHUNK / UNIT / 33));
+        assert_eq!(before, 300usize.div_ceil(CHUNK_BYTES / UNIT_BYTES / 33));
         let mut first: Vec<_> = first.into_iter().map(Some).collect();
         for round in 0..10 {
             let some = first.iter_mut().skip(round % 3).step_by(3);
@@ -485,7 +489,7 @@ mod tests {
 
     #[test]
     fn buffers_of_every_size_can_be_written_and_shared() {
-        for len in [0, 1, LEAST - 1, LEAST, 33_000, MOST, MOST + 1, 3 * CHUNK] {
+        for len in [0, 1, LEAST - 1, LEAST, 33_000, MOST, MOST + 1, 3 * CHUNK_BYTES] {
             let mut buffer = buffer(len);
             assert_eq!(buffer.len(), len);
             buffer.fill(7);

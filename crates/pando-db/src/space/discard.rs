@@ -63,7 +63,7 @@ enum Was {
     Raw,
 }
 
-struct Piece {
+struct DiscardRange {
     offset: u64,
     len: u64,
     was: Was,
@@ -142,10 +142,10 @@ impl Space {
 }
 
 impl State {
-    fn choose(&mut self, keep: u64, eager: bool, sparse: bool) -> Option<Piece> {
+    fn choose(&mut self, keep: u64, eager: bool, sparse: bool) -> Option<DiscardRange> {
         let least = if eager { BLOCK } else { MIN_DISCARD_BYTES };
         if let Some((offset, len)) = self.stale.first_from(0, least) {
-            return Some(Piece { offset, len: len.min(MAX_USED_DISCARD_BYTES), was: Was::Stale });
+            return Some(DiscardRange { offset, len: len.min(MAX_USED_DISCARD_BYTES), was: Was::Stale });
         }
         let surplus = self.backed.total().saturating_sub(keep) / BLOCK * BLOCK;
         if surplus >= least {
@@ -158,7 +158,7 @@ impl State {
             };
             if let Some((offset, size)) = found {
                 let len = size.min(surplus).min(MAX_USED_DISCARD_BYTES);
-                return Some(Piece { offset: offset + size - len, len, was: Was::Backed });
+                return Some(DiscardRange { offset: offset + size - len, len, was: Was::Backed });
             }
         }
         if !sparse {
@@ -166,7 +166,11 @@ impl State {
         }
         while let Some((offset, size)) = self.raw.next_from(self.discards.swept) {
             if size >= least {
-                return Some(Piece { offset, len: size.min(MAX_UNKNOWN_DISCARD_BYTES), was: Was::Raw });
+                return Some(DiscardRange {
+                    offset,
+                    len: size.min(MAX_UNKNOWN_DISCARD_BYTES),
+                    was: Was::Raw,
+                });
             }
             self.discards.swept = offset + size;
         }
@@ -174,7 +178,7 @@ impl State {
     }
 
     /// Takes a piece out of all lists, so that nobody else gets it.
-    fn take_out(&mut self, piece: &Piece) {
+    fn take_out(&mut self, piece: &DiscardRange) {
         let end = piece.offset + piece.len;
         match piece.was {
             Was::Raw => self.discards.swept = end,
@@ -185,7 +189,7 @@ impl State {
         self.discarding += piece.len;
     }
 
-    fn put_back(&mut self, piece: &Piece) {
+    fn put_back(&mut self, piece: &DiscardRange) {
         match piece.was {
             Was::Backed => {
                 self.backed.insert(piece.offset, piece.len);

@@ -1,6 +1,6 @@
 //! Values that come in bulk: written once, to extents that the tree takes over.
 //!
-//! The log hands over the values of a group when it is written out ([`Place`]).
+//! The log hands over the values of a group when it is written out ([`BlobPlacer`]).
 //! Many bytes are sorted into pages as a leaf has them and go to extents of
 //! their own; few go into records of the log. While the messages of a table
 //! are made a layer, runs of points that are just such a page are replaced by
@@ -32,7 +32,7 @@ use crate::{
     },
     space::{Extent, Space},
     store::{
-        log::{Group, Place, Placed},
+        log::{BlobPlacer, Group, Placed},
         pager::Pager,
     },
 };
@@ -183,7 +183,7 @@ impl Bulk {
     }
 }
 
-impl Place for Bulk {
+impl BlobPlacer for Bulk {
     fn place(&self, group: Group, max_payload: usize) -> Result<Placed> {
         let bytes = group.values.iter().map(|(_, value)| value.len()).sum();
         if self.is_worth_it(bytes)

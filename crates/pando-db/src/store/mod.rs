@@ -1,7 +1,7 @@
 //! The store: what lies on the device besides the meaning of nodes.
 //!
 //! `superblock` is where everything begins, `log` the redo log, `table` says where each node lies, `pager`
-//! reads and caches nodes and pages, `piece` knows where these lie, `inflight` what is being read, `sequence` what is
+//! reads and caches nodes and pages, `page_id` knows where these lie, `inflight` what is being read, `sequence` what is
 //! read in order, `row_cache` keeps single entries of pages, `layout` decides where a node is written, `bulk` places
 //! large values while the log is written. May use: `device`, `space`, `node` and `format`; knows nothing of messages'
 //! meaning or of the DAG's shape.
@@ -12,8 +12,8 @@ mod ghost;
 mod inflight;
 pub(crate) mod layout;
 pub mod log;
+pub(crate) mod page_id;
 pub(crate) mod pager;
-pub(crate) mod piece;
 mod row_cache;
 mod sequence;
 mod sharded;

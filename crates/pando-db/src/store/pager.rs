@@ -36,7 +36,7 @@ use crate::{
         cache_key::{CacheKey, Hashing},
         ghost::GhostList,
         inflight::{Claimed, InFlight},
-        piece::{Piece, Wanted, place, side_by_side},
+        page_id::{PageId, Wanted, place, side_by_side},
         row_cache::RowCache,
         sequence::Sequences,
         sharded::ShardedCounter,
@@ -324,7 +324,7 @@ impl Pager {
 
     /// True if a stored page could not be read the last time. No I/O.
     pub fn is_unreadable(&self, page: &PageRef) -> bool {
-        Piece::of(None, page).is_some_and(|Piece(key)| self.unreadable.contains(&key))
+        PageId::of(None, page).is_some_and(|PageId(key)| self.unreadable.contains(&key))
     }
 
     /// A page of a node; `home` is where the node is, if it is a stored one. At most one read: of the
@@ -429,7 +429,7 @@ impl Pager {
         pages: impl Iterator<Item = &'p PageRef>,
         limit: usize,
         keep: Keep,
-    ) -> Vec<(Piece, Arc<Page>)> {
+    ) -> Vec<(PageId, Arc<Page>)> {
         let limit = limit.min((self.budget() / AHEAD_SHARE) as usize);
         let mut wanted = side_by_side(home, pages.take_while(|page| !self.is_cached(home, page)), limit);
         // What others read, or have read ahead, is not read once more. Who reads for itself alone does not
@@ -448,7 +448,7 @@ impl Pager {
         }
         let read = self.read_all(&wanted, keep);
         if keep == Keep::Ahead {
-            for (Piece(key), page) in &read {
+            for (PageId(key), page) in &read {
                 let out = claim.keep_ahead(*key, page);
                 out.into_iter().for_each(|(key, page)| self.cache.insert(key, Cached::Page(page)));
             }
@@ -464,7 +464,7 @@ impl Pager {
         &self,
         pages: impl Iterator<Item = &'p PageRef>,
         limit: usize,
-    ) -> Vec<(Piece, Arc<Page>)> {
+    ) -> Vec<(PageId, Arc<Page>)> {
         let mut unpacked = 0;
         let unknown = pages.take_while(|page| {
             unpacked += page.raw as usize;
@@ -500,17 +500,17 @@ impl Pager {
     }
 
     /// Takes a page that was read, and not kept, into the cache.
-    pub fn keep(&self, Piece(key): Piece, page: Arc<Page>) {
+    pub fn keep(&self, PageId(key): PageId, page: Arc<Page>) {
         self.cache.insert(key, Cached::Page(page));
     }
 
     fn is_cached(&self, home: Option<&Arc<Stored>>, page: &PageRef) -> bool {
-        Piece::of(home, page).is_some_and(|Piece(key)| self.cache.peek(&key).is_some())
+        PageId::of(home, page).is_some_and(|PageId(key)| self.cache.peek(&key).is_some())
     }
 
     /// Reads pages that lie side by side with one request, in order of their places. One that is damaged ends
     /// it; what lies before is good.
-    fn read_all(&self, wanted: &[Wanted<'_>], keep: Keep) -> Vec<(Piece, Arc<Page>)> {
+    fn read_all(&self, wanted: &[Wanted<'_>], keep: Keep) -> Vec<(PageId, Arc<Page>)> {
         let Ok(pieces) = self.read_apart(wanted) else { return Vec::new() };
         let held = self.budget() / self.page_target as u64;
         let parse = |(wanted, stored): (&Wanted<'_>, Bytes)| {
@@ -525,7 +525,7 @@ impl Pager {
             if keep {
                 self.cache.insert(*key, Cached::Page(parsed.clone()));
             }
-            Some((Piece(*key), parsed))
+            Some((PageId(*key), parsed))
         };
         let mut read: Vec<_> = wanted.iter().zip(pieces).map_while(parse).collect();
         read.sort_unstable_by_key(|(piece, _)| *piece);

@@ -39,18 +39,18 @@ pub(crate) type Prunable = (NodeId, Vec<Span>);
 #[derive(Default)]
 struct Visibility {
     references: u64,
-    shown: Shown,
+    shown: VisibleParts,
 }
 
-enum Shown {
+enum VisibleParts {
     /// All of it, or so it must be taken.
     All,
     Parts(Vec<Span>),
 }
 
-impl Default for Shown {
+impl Default for VisibleParts {
     fn default() -> Self {
-        Shown::Parts(Vec::new())
+        VisibleParts::Parts(Vec::new())
     }
 }
 
@@ -82,7 +82,7 @@ impl Edit<'_> {
     pub fn survey(&self) -> Result<PruneSurvey> {
         let mut survey = PruneSurvey::default();
         let root = (Reverse(self.height(self.root)?), self.root);
-        survey.queue.insert(root, Visibility { references: 1, shown: Shown::All });
+        survey.queue.insert(root, Visibility { references: 1, shown: VisibleParts::All });
         Ok(survey)
     }
 
@@ -91,7 +91,7 @@ impl Edit<'_> {
         let Some(((Reverse(height), id), seen)) = queue.pop_first() else { return Ok(false) };
         let all = seen.references != self.count(id).unsigned_abs();
         let shown = match seen.shown {
-            Shown::Parts(parts) if !all => Some(merged(parts)),
+            VisibleParts::Parts(parts) if !all => Some(merged(parts)),
             _ => None,
         };
         if height == 0 && shown.is_none() {
@@ -127,10 +127,13 @@ impl Edit<'_> {
         let Some(target) = &edge.child else { return Ok(()) };
         let whole = !edge.loose && seen == [live.clone()];
         if whole && self.count(target.id) == 1 {
-            // Shown whole by its only reference: a leaf needs no look.
+            // VisibleParts whole by its only reference: a leaf needs no look.
             let height = self.below(node.height, target)?;
             if height > 0 {
-                queue.insert((Reverse(height), target.id), Visibility { references: 1, shown: Shown::All });
+                queue.insert(
+                    (Reverse(height), target.id),
+                    Visibility { references: 1, shown: VisibleParts::All },
+                );
             }
             return Ok(());
         }
@@ -148,7 +151,7 @@ impl Edit<'_> {
         let lens = Lens::of_edge(live, &target.prepend);
         let seen = queue.entry((Reverse(self.below(above, target)?), target.id)).or_default();
         seen.references += 1;
-        if let Shown::Parts(known) = &mut seen.shown {
+        if let VisibleParts::Parts(known) = &mut seen.shown {
             known.extend(parts.iter().map(|part| lens.apply_span(part)));
         }
         Ok(())

@@ -14,7 +14,7 @@ use crate::{
     error::Result,
     key::compare_joined,
     node::{PageLoc, PageRef, Run, page::Page},
-    store::{pager::Pager, piece::Piece},
+    store::{page_id::PageId, pager::Pager},
 };
 
 /// Entries for each page that it spans with which a page that is not at hand is taken to touch all of them.
@@ -26,7 +26,7 @@ pub(crate) struct MergeReadahead<'a> {
     other: &'a Run,
     pager: &'a Pager,
     /// What the last request brought.
-    batch: Vec<(Piece, Arc<Page>)>,
+    batch: Vec<(PageId, Arc<Page>)>,
 }
 
 impl<'a> MergeReadahead<'a> {
@@ -51,7 +51,7 @@ impl<'a> MergeReadahead<'a> {
     }
 
     fn read_before(&self, page: &PageRef) -> Option<Arc<Page>> {
-        let piece = Piece::of(None, page)?;
+        let piece = PageId::of(None, page)?;
         let i = self.batch.binary_search_by_key(&piece, |(piece, _)| *piece).ok()?;
         self.batch.get(i).map(|(_, page)| page.clone())
     }

@@ -18,8 +18,8 @@ use crate::{
     key::Span,
     node::{PageRef, page::Page, stored::Stored},
     store::{
+        page_id::{PageId, extent_of},
         pager::{Keep, Pager},
-        piece::{Piece, extent_of},
     },
 };
 
@@ -31,13 +31,13 @@ const MAX_REQUESTS: usize = 8;
 
 /// Pages that one request brought, in the order of their places.
 struct Batch {
-    pages: Vec<(Piece, Arc<Page>)>,
+    pages: Vec<(PageId, Arc<Page>)>,
     /// What was taken last, if pages are wanted one by one: it has gone by when another one is.
-    taken: Option<Piece>,
+    taken: Option<PageId>,
 }
 
 impl Batch {
-    fn find(&self, piece: &Piece) -> Option<usize> {
+    fn find(&self, piece: &PageId) -> Option<usize> {
         self.pages.binary_search_by_key(piece, |(piece, _)| *piece).ok()
     }
 
@@ -166,7 +166,7 @@ impl ScanReadahead {
 
     /// The page, if it was read ahead; what is passed by then is dropped if pages are wanted `one_by_one`.
     fn page(&mut self, home: Option<&Arc<Stored>>, page: &PageRef, one_by_one: bool) -> Option<Arc<Page>> {
-        let piece = Piece::of(home, page)?;
+        let piece = PageId::of(home, page)?;
         let (i, at) = self.batches.iter().enumerate().rev().find_map(|(i, b)| Some((i, b.find(&piece)?)))?;
         let mut batch = self.batches.remove(i)?;
         let found = batch.pages.get(at).map(|(_, page)| page.clone());

@@ -96,7 +96,7 @@ pub struct Usage {
 }
 
 /// What of a node can be seen, and how many times.
-type Shown = BTreeMap<(Bytes, Option<Bytes>), u64>;
+type ShownRanges = BTreeMap<(Bytes, Option<Bytes>), u64>;
 
 /// What is known of a node before its turn.
 #[derive(Default)]
@@ -108,7 +108,7 @@ struct Visit {
     /// Local keys that these show afterwards.
     kept: Vec<Span>,
     /// Local keys that can be read under the prefix.
-    shown: Shown,
+    shown: ShownRanges,
 }
 
 /// Bytes of the pages of one node that lie in one place.
@@ -388,7 +388,7 @@ fn missing(id: NodeId) -> Error {
     Error::corrupt("node reference", 0, format!("node {id} does not exist"))
 }
 
-fn show(shown: &mut Shown, span: Span, times: u64) {
+fn show(shown: &mut ShownRanges, span: Span, times: u64) {
     let seen = shown.entry((span.lo, span.hi)).or_default();
     *seen = seen.saturating_add(times);
 }
@@ -410,7 +410,7 @@ fn own_bytes(entry: &Entry) -> (u64, bool) {
 }
 
 /// Raw bytes of the pages of a run that can be read, as often as they are seen.
-fn readable(run: &Run, shown: &Shown, hidden: &[Span]) -> u64 {
+fn readable(run: &Run, shown: &ShownRanges, hidden: &[Span]) -> u64 {
     let mut bytes = 0u64;
     for ((lo, hi), times) in shown {
         for part in part(lo, hi).without_all(hidden) {

@@ -37,7 +37,7 @@ use crate::{
     store::{
         bulk::Bulk,
         layout::store_node,
-        log::{LogPos, Place, Region},
+        log::{BlobPlacer, LogPos, Region},
         pager::Pager,
         superblock::{self, Superblock},
         table::{Entry, Loc, PageAddress, Table},
@@ -196,7 +196,7 @@ pub(crate) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
             ..Limits::new(superblock.node_size, options.abundant_bytes)
         },
         merge: options.merge.clone(),
-        log: replay.into_log((!options.read_only).then_some(bulk as Arc<dyn Place>))?,
+        log: replay.into_log((!options.read_only).then_some(bulk as Arc<dyn BlobPlacer>))?,
         device,
         space: space.clone(),
         pager: pager.clone(),

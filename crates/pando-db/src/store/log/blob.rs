@@ -1,6 +1,6 @@
 //! Values that do not stand in the log's records (value separation): who decides where they go.
 //!
-//! A record names a group of such values and numbers in it. When the log is written out, a [`Place`] puts the
+//! A record names a group of such values and numbers in it. When the log is written out, a [`BlobPlacer`] puts the
 //! group somewhere and says so in records of its own. No I/O here.
 
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub struct Placed {
 }
 
 /// Decides where groups go.
-pub trait Place: Send + Sync {
+pub trait BlobPlacer: Send + Sync {
     /// Puts the values somewhere, not durable before the device's next flush. The records may take as
     /// much room as [`owed`] says. An error stops the log.
     fn place(&self, group: Group, max_payload: usize) -> Result<Placed>;

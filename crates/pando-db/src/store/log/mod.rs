@@ -27,7 +27,7 @@ mod reader;
 mod record;
 mod writer;
 
-pub use blob::{Group, Place, Placed, owed};
+pub use blob::{BlobPlacer, Group, Placed, owed};
 pub use reader::{Found, Replay};
 pub use writer::{AppendError, Log};
 

@@ -15,7 +15,7 @@ use crate::{
     device::BLOCK,
     error::{Error, Result},
     store::log::{
-        Log, LogPos, Place, Region,
+        BlobPlacer, Log, LogPos, Region,
         guard::{self, FOOTER_BYTES, Footer},
         max_payload,
         record::{HEADER_BYTES, Header, record_len},
@@ -328,7 +328,7 @@ impl Replay {
     /// process that died before its own flush. [`Error::Invalid`] before the
     /// end was reached: writing there would destroy records. Without a placer nothing is to be written; with one, what
     /// was repaired is right on the device as well.
-    pub fn into_log(self, placer: Option<Arc<dyn Place>>) -> Result<Log> {
+    pub fn into_log(self, placer: Option<Arc<dyn BlobPlacer>>) -> Result<Log> {
         if !self.ended {
             return Err(Error::Invalid("the log has not been replayed to its end".into()));
         }

@@ -544,7 +544,7 @@ fn an_append_waits_for_no_flush() {
 /// Puts values nowhere: a bug.
 struct Clumsy;
 
-impl Place for Clumsy {
+impl BlobPlacer for Clumsy {
     fn place(&self, _: Group, _: usize) -> crate::Result<Placed> {
         panic!("a bug")
     }

@@ -8,7 +8,7 @@
 //! accepted any more.
 //!
 //! Values may be *set aside*: their record names a group and numbers in it, and
-//! what holds the group is decided when it is written out, by a [`Place`]: in
+//! what holds the group is decided when it is written out, by a [`BlobPlacer`]: in
 //! records of its own, or outside the log in extents that the log then keeps
 //! alive as long as such a record may be replayed. So data that comes in bulk
 //! is written once, and small writes still cost one record.
@@ -35,7 +35,7 @@ use crate::{
     space::Extent,
     store::log::{
         LogPos, Region,
-        blob::{Group, Place},
+        blob::{BlobPlacer, Group},
         buffer::{LogBuffer, LogSizes},
         guard, max_payload,
     },
@@ -82,7 +82,7 @@ impl From<AppendError> for Error {
 
 /// The writer of a log.
 pub struct Log {
-    placer: Option<Arc<dyn Place>>,
+    placer: Option<Arc<dyn BlobPlacer>>,
     device: Arc<dyn Device>,
     base: u64,
     pub(super) size: u64,
@@ -162,7 +162,7 @@ impl Log {
         start: LogPos,
         head: u64,
         start_msn: u64,
-        placer: Option<Arc<dyn Place>>,
+        placer: Option<Arc<dyn BlobPlacer>>,
     ) -> Self {
         let Region { device, base, size, store } = region;
         assert!(size.is_multiple_of(BLOCK) && base.is_multiple_of(BLOCK) && size > 0);

@@ -13,13 +13,13 @@ use crate::{
 
 /// Names a stored page; pages of one extent are in the order of their places.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Piece(pub(super) CacheKey);
+pub(crate) struct PageId(pub(super) CacheKey);
 
-impl Piece {
+impl PageId {
     /// The name of a page of a node; none for one that is in memory.
     pub fn of(home: Option<&Arc<Stored>>, page: &PageRef) -> Option<Self> {
         let (extent, segment) = place(home, page)?;
-        Some(Piece(CacheKey { extent: extent.id, offset: segment.offset }))
+        Some(PageId(CacheKey { extent: extent.id, offset: segment.offset }))
     }
 }
 

@@ -7,7 +7,7 @@
 //!
 //! Guarantees: a buffer is nobody else's as long as it lives, and its contents are *anything* until they are written.
 //! Memory that no buffer has goes back to the kernel when buffers have not had as much for a while (many rounds of
-//! coming and going, or a while in which nothing came or went), or have not a quarter of it any more; but for [`KEPT`]
+//! coming and going, or a while in which nothing came or went), or have not a quarter of it any more; but for [`KEPT_BYTES`]
 //! and a sixteenth. Where the pool cannot help (too small, too large, the kernel refuses), the buffer comes from the
 //! heap. The lock is held for microseconds: it is the kernel that takes its time, and what it does happens outside. May
 //! use: nothing of the crate.
@@ -28,17 +28,17 @@ use chunk::{Allocation, CHUNK_BYTES, Chunk, Free, UNIT_BYTES};
 
 /// Smallest and largest buffer that the pool cuts, in bytes. Smaller ones the heap does as well; larger ones leave much
 /// of a chunk over.
-const LEAST: usize = 8 << 10;
-const MOST: usize = CHUNK_BYTES / 8;
+const MIN_BUFFER_BYTES: usize = 8 << 10;
+const MAX_BUFFER_BYTES: usize = CHUNK_BYTES / 8;
 
 /// What is kept for later though buffers have not had as much lately, in bytes.
-const KEPT: usize = CHUNK_BYTES;
+const KEPT_BYTES: usize = CHUNK_BYTES;
 /// Lately: since all that buffers have had at once came and went so often, or twice as often.
-const ROUNDS: usize = 16;
+const RECENT_ROUNDS: usize = 16;
 /// Part (1/n) of what buffers have that is too small for a buffer, or shares a page of the kernel's with one.
 const WASTE_SHARE: usize = 16;
-/// Calls of [`rest`] between which nothing came or went, after which only [`KEPT`] is kept.
-const PATIENCE: u32 = 100;
+/// Calls of [`rest`] between which nothing came or went, after which only [`KEPT_BYTES`] is kept.
+const IDLE_RESTS: u32 = 100;
 
 static POOL: Mutex<Pool> = Mutex::new(Pool::new());
 
@@ -53,7 +53,7 @@ pub(crate) struct Pooled(Option<Allocation>);
 
 /// True if the pool cuts buffers of this size.
 fn is_pooled(len: usize) -> bool {
-    (LEAST..=MOST).contains(&len)
+    (MIN_BUFFER_BYTES..=MAX_BUFFER_BYTES).contains(&len)
 }
 
 /// A buffer of `len` bytes.
@@ -274,7 +274,7 @@ impl Pool {
         self.idle += units;
         self.given += units;
         self.turns += 1;
-        if self.given > ROUNDS * self.most[0] {
+        if self.given > RECENT_ROUNDS * self.most[0] {
             (self.most, self.given) = ([self.taken, self.most[0]], 0);
         }
         if hardly_there && self.spare != at {
@@ -291,17 +291,19 @@ impl Pool {
     fn rest(&mut self) -> Excess {
         self.rests = if self.turns == self.turns_seen { self.rests + 1 } else { 0 };
         self.turns_seen = self.turns;
-        if self.rests < PATIENCE {
+        if self.rests < IDLE_RESTS {
             return Excess::default();
         }
-        self.rests = PATIENCE;
+        self.rests = IDLE_RESTS;
         self.most = [self.taken; 2];
         self.without_more_than(self.taken)
     }
 
     /// If more than `enough` units are in memory, and what is kept besides: those to give back of one chunk.
     fn without_more_than(&mut self, enough: usize) -> Excess {
-        if self.refused || self.taken + self.idle <= enough + KEPT / UNIT_BYTES + self.taken / WASTE_SHARE {
+        if self.refused
+            || self.taken + self.idle <= enough + KEPT_BYTES / UNIT_BYTES + self.taken / WASTE_SHARE
+        {
             return Excess::default();
         }
         let behind = (Bound::Excluded(self.swept), Bound::Unbounded);
@@ -376,7 +378,7 @@ mod tests {
                 // It grows to some 30 MiB, shrinks, and so on.
                 let growing = turn % 2000 < 1000;
                 if random.random_range(0..10) < if growing { 8 } else { 3 } {
-                    let len = random.random_range(LEAST..=MOST / 2);
+                    let len = random.random_range(MIN_BUFFER_BYTES..=MAX_BUFFER_BYTES / 2);
                     let mut piece = take(&pool, len);
                     let byte = random.random();
                     piece.bytes_mut().fill(byte);
@@ -394,8 +396,8 @@ mod tests {
             held.drain(..).for_each(|(piece, _)| give(&pool, piece));
             check(&pool);
             assert_eq!(pool.lock().taken, 0, "seed {seed}");
-            (0..PATIENCE + 20).for_each(|_| rest_of(&pool));
-            assert!(kept(&pool) <= KEPT, "seed {seed}: {} KiB are kept for nothing", kept(&pool) >> 10);
+            (0..IDLE_RESTS + 20).for_each(|_| rest_of(&pool));
+            assert!(kept(&pool) <= KEPT_BYTES, "seed {seed}: {} KiB are kept for nothing", kept(&pool) >> 10);
             let chunks = pool.lock().chunks.len();
             assert!(chunks <= 8, "seed {seed}: {chunks} empty chunks");
         }
@@ -418,7 +420,7 @@ mod tests {
             );
             (pool, held)
         };
-        let little = |pool: &Mutex<Pool>| KEPT + pool.lock().taken * UNIT_BYTES / WASTE_SHARE;
+        let little = |pool: &Mutex<Pool>| KEPT_BYTES + pool.lock().taken * UNIT_BYTES / WASTE_SHARE;
         let (pool, mut held) = shrunk();
         for _ in 0..300 * held.len() {
             give(&pool, held.swap_remove(0));
@@ -426,12 +428,12 @@ mod tests {
         }
         assert!(kept(&pool) <= little(&pool), "{} KiB are kept", kept(&pool) >> 10);
         held.into_iter().for_each(|piece| give(&pool, piece));
-        assert!(kept(&pool) <= KEPT);
+        assert!(kept(&pool) <= KEPT_BYTES);
 
         // So it is where nothing comes and goes any more.
         let (pool, held) = shrunk();
         let before = kept(&pool);
-        (0..PATIENCE).for_each(|_| rest_of(&pool));
+        (0..IDLE_RESTS).for_each(|_| rest_of(&pool));
         assert_eq!(kept(&pool), before);
         (0..50).for_each(|_| rest_of(&pool));
         assert!(kept(&pool) <= little(&pool), "{} KiB are kept", kept(&pool) >> 10);
@@ -489,7 +491,16 @@ mod tests {
 
     #[test]
     fn buffers_of_every_size_can_be_written_and_shared() {
-        for len in [0, 1, LEAST - 1, LEAST, 33_000, MOST, MOST + 1, 3 * CHUNK_BYTES] {
+        for len in [
+            0,
+            1,
+            MIN_BUFFER_BYTES - 1,
+            MIN_BUFFER_BYTES,
+            33_000,
+            MAX_BUFFER_BYTES,
+            MAX_BUFFER_BYTES + 1,
+            3 * CHUNK_BYTES,
+        ] {
             let mut buffer = buffer(len);
             assert_eq!(buffer.len(), len);
             buffer.fill(7);

@@ -77,8 +77,8 @@ impl MountState {
 
     /// Has the kernel ask for the mode of a file again, whose set-id bits were dropped. Only for workers.
     ///
-    /// An answer that is on its way while the kernel is told to forget is not taken in, and the old mode stays, by which
-    /// a program may be run. So a file of this kind is not forgotten for its blocks from then on.
+    /// An answer that is on its way while the kernel is told to forget is not taken in, and the old mode stays, by
+    /// which a program may be run. So a file of this kind is not forgotten for its blocks from then on.
     pub(crate) fn bits_dropped(&self, ino: u64) {
         if self.caches.writeback() {
             self.bare.lock().insert(ino);

@@ -5,12 +5,12 @@
 //! again as its store knew of. Here they are cut from chunks that nothing else shares, and are not zeroed before they
 //! are read into.
 //!
-//! Guarantees: a buffer is nobody else's as long as it lives, and its contents are *anything* until they are written.
-//! Memory that no buffer has goes back to the kernel when buffers have not had as much for a while (many rounds of
-//! coming and going, or a while in which nothing came or went), or have not a quarter of it any more; but for
-//! [`KEPT_BYTES`] and a sixteenth. Where the pool cannot help (too small, too large, the kernel refuses), the buffer
-//! comes from the heap. The lock is held for microseconds: it is the kernel that takes its time, and what it does happens outside. May
-//! use: nothing of the crate.
+//! Guarantees: a buffer is nobody else's as long as it lives, and its contents are *anything* until they are
+//! written. Memory that no buffer has goes back to the kernel when buffers have not had as much for a while (many
+//! rounds of coming and going, or a while in which nothing came or went), or have not a quarter of it any more; but
+//! for [`KEPT_BYTES`] and a sixteenth. Where the pool cannot help (too small, too large, the kernel refuses), the
+//! buffer comes from the heap. The lock is held for microseconds: it is the kernel that takes its time, and what it
+//! does happens outside. May use: nothing of the crate.
 
 mod chunk;
 

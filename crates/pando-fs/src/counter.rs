@@ -39,6 +39,26 @@ pub(crate) fn decode(what: &'static str, value: Option<Bytes>) -> Result<Option<
     }
 }
 
+/// The value of a record of the file system itself. What cannot be read is an error that names `what` and the way
+/// out; where nothing is to be written it is `lost`, whatever that record would have said.
+pub(crate) fn own_record(
+    db: &Db,
+    what: &'static str,
+    key: &[u8],
+    lost: Option<Option<Bytes>>,
+) -> Result<Option<Bytes>> {
+    match (db.get(key), lost) {
+        (Err(pando_db::Error::Corrupt { .. } | pando_db::Error::Io { action: "read", .. }), Some(lost)) => {
+            Ok(lost)
+        }
+        (
+            Err(source @ (pando_db::Error::Corrupt { .. } | pando_db::Error::Io { action: "read", .. })),
+            None,
+        ) => Err(Error::Unreadable { what, source }),
+        (found, _) => Ok(found?),
+    }
+}
+
 /// One counter.
 #[derive(Debug)]
 pub(crate) struct Counter {
@@ -51,10 +71,18 @@ pub(crate) struct Counter {
 }
 
 impl Counter {
-    /// The counter `which`; numbers are from 1 (or what the store says) to below `limit`.
-    pub(crate) fn open(db: &Db, what: &'static str, which: u8, block: u64, limit: u64) -> Result<Self> {
+    /// The counter `which`; numbers are from 1 (or what the store says) to below `limit`. One that cannot be read is
+    /// no error where `read_only`: none will be taken.
+    pub(crate) fn open(
+        db: &Db,
+        what: &'static str,
+        which: u8,
+        block: u64,
+        limit: u64,
+        read_only: bool,
+    ) -> Result<Self> {
         let key = system::counter(which);
-        let next = decode(what, db.get(&key)?)?.unwrap_or(1).max(1);
+        let next = decode(what, own_record(db, what, &key, read_only.then_some(None))?)?.unwrap_or(1).max(1);
         Ok(Self { what, key, block, limit, reserved: Mutex::new(next..next) })
     }
 
@@ -87,9 +115,9 @@ mod tests {
         let device = Arc::new(MemDevice::new(64 << 20));
         Db::create(device.clone(), &CreateOptions::default(), &Options::default()).unwrap();
         let db = Db::open(device, Options::default()).unwrap();
-        let first = Counter::open(&db, "numbers", b't', 4, 10).unwrap();
+        let first = Counter::open(&db, "numbers", b't', 4, 10, false).unwrap();
         assert_eq!((0..5).map(|_| first.take(&db).unwrap()).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
-        let second = Counter::open(&db, "numbers", b't', 4, 10).unwrap();
+        let second = Counter::open(&db, "numbers", b't', 4, 10, false).unwrap();
         assert_eq!(second.take(&db).unwrap(), 9, "the rest of a block is skipped");
         assert_eq!(second.take(&db).unwrap_err().errno(), 75);
     }

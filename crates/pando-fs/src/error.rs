@@ -73,6 +73,17 @@ pub enum Error {
         /// What was expected.
         detail: &'static str,
     },
+    /// A record of the file system itself cannot be read, so nothing may be written (EIO).
+    #[error(
+        "the {what} of the file system cannot be read: {source}; what else there is can be read with \
+         `pando export`, or mounted with -o ro,norecovery"
+    )]
+    Unreadable {
+        /// Which record.
+        what: &'static str,
+        /// Why.
+        source: pando_db::Error,
+    },
     /// The store holds no file system, or one of a version this program does not know (EINVAL).
     #[error("not a usable file system: {0}")]
     Format(String),
@@ -104,7 +115,7 @@ impl Error {
             Error::Engine(E::NoSpace) => Errno::NOSPC,
             Error::Engine(E::TooLarge { what: "key", .. }) => Errno::NAMETOOLONG,
             Error::Engine(E::Locked) => Errno::BUSY,
-            Error::Damaged { .. } | Error::Engine(_) => Errno::IO,
+            Error::Damaged { .. } | Error::Unreadable { .. } | Error::Engine(_) => Errno::IO,
         };
         errno.raw_os_error()
     }

@@ -15,7 +15,7 @@ use pando_db::{CreateOptions, Db, Options, device::Medium};
 use parking_lot::Mutex;
 
 use crate::{
-    counter::{self, Counter},
+    counter::{self, Counter, own_record},
     error::{Error, Result},
     handle::{Handles, OpenDir, OpenFile},
     inode::{Link, Table},
@@ -33,6 +33,8 @@ use crate::{
 
 /// Version of the keys and records of the file system.
 const VERSION: u32 = 1;
+/// Mode of a root directory whose record cannot be read.
+const LOST_ROOT_MODE: u16 = 0o755;
 const MAGIC: &[u8; 8] = b"pando-fs";
 /// Feature that a program must know to open at all: files with holes have maps of their blocks, and lineages
 /// are given back. A store without it gets it when it is first opened for writing.
@@ -177,12 +179,16 @@ impl Fs {
     }
 
     fn on(db: Db, o: &MountOptions) -> Result<Fs> {
-        let format = db
-            .get(&system::format())?
+        // What cannot be read is replaced by what does no harm, if nothing is to be written.
+        let lost = |value: Bytes| o.read_only.then_some(Some(value));
+        let nameless = encode_format("");
+        let format = own_record(&db, "format record", &system::format(), lost(nameless))?
             .ok_or_else(|| Error::Format("the store holds no file system".into()))?;
         let (label, current) = decode_format(&format, o.read_only)?;
         let damaged = |detail| Error::Damaged { what: "/".into(), detail };
-        let root = db.get(&path::meta(b""))?.ok_or(damaged("the root has no record"))?;
+        let plain = Record::new(FileKind::Directory, LOST_ROOT_MODE, ROOT, Time::now());
+        let root = own_record(&db, "record of the root directory", &path::meta(b""), lost(plain.encode()))?
+            .ok_or(damaged("the root has no record"))?;
         let root = Record::decode(&root).map_err(damaged)?;
         if root.kind != FileKind::Directory || root.fileno != ROOT {
             return Err(damaged("the root is not a directory"));
@@ -197,7 +203,9 @@ impl Fs {
         let kept = table.enter(ROOT, 0, None, Link::Root, root);
         // The root never leaves: the mount itself is a reference of the kernel.
         kept.ok_or(damaged("the root cannot be entered"))?.count_lookup();
-        let cloned = db.get(&system::cloned())?.and_then(|value| get_time(&mut &value[..]));
+        let cloned =
+            own_record(&db, "time of the last clone", &system::cloned(), o.read_only.then_some(None))?;
+        let cloned = cloned.and_then(|value| get_time(&mut &value[..]));
         let inner = Inner {
             read_only: o.read_only,
             changes_suspended: AtomicBool::new(o.changes_suspended),
@@ -206,8 +214,8 @@ impl Fs {
             table,
             files: Handles::default(),
             dirs: Handles::default(),
-            file_numbers: Counter::open(&db, "file numbers", counter::FILE, 4096, 1 << 40)?,
-            clone_ids: Counter::open(&db, "clone ids", counter::CLONE, 256, u64::MAX)?,
+            file_numbers: Counter::open(&db, "file numbers", counter::FILE, 4096, 1 << 40, o.read_only)?,
+            clone_ids: Counter::open(&db, "clone ids", counter::CLONE, 256, u64::MAX, o.read_only)?,
             positions: Positions::default(),
             cloned: Mutex::new(cloned.unwrap_or(Time { secs: i64::MIN, nanos: 0 })),
             clone_latency: Recorder::default(),

@@ -76,7 +76,8 @@ impl Lineages {
     /// The table of an open store.
     pub(crate) fn open(db: &Db, table: Arc<Table>, read_only: bool) -> Result<Self> {
         let number = |what, which| {
-            let n = counter::decode(what, db.get(&system::counter(which))?)?;
+            let lost = read_only.then_some(None);
+            let n = counter::decode(what, counter::own_record(db, what, &system::counter(which), lost)?)?;
             n.map(|n| u32::try_from(n).map_err(|_| Error::Exhausted("lineage numbers"))).transpose()
         };
         let state = Allocator {

@@ -1,0 +1,99 @@
+//! An image of which one node is lost, whichever: it can be mounted, or says what it misses and can be mounted for reading.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::sync::Arc;
+
+use common::pattern;
+use pando_db::device::{Device, MemDevice};
+use pando_fs::{Caller, FormatOptions, Fs, MountOptions, ROOT};
+
+const SIZE: u64 = 64 << 20;
+const FILES: usize = 400;
+
+fn name(i: usize) -> String {
+    format!("f{i:04}")
+}
+
+fn copy(device: &MemDevice) -> Arc<MemDevice> {
+    let copy = Arc::new(MemDevice::new(SIZE));
+    let mut chunk = vec![0; 1 << 20];
+    for at in (0..SIZE).step_by(1 << 20) {
+        device.read_at(at, &mut chunk).unwrap();
+        if chunk.iter().any(|byte| *byte != 0) {
+            copy.write_at(at, &chunk).unwrap();
+        }
+    }
+    copy
+}
+
+/// Files that can be looked up and read whole.
+fn readable(fs: &Fs) -> usize {
+    let is_whole = |i: usize| -> pando_fs::Result<bool> {
+        let attr = fs.lookup(ROOT, name(i).as_ref())?;
+        let handle = fs.open_file(&Caller::root(), attr.ino, 0)?;
+        let data = fs.read(handle, attr.ino, 0, 1 << 20);
+        fs.release(attr.ino, handle);
+        Ok(data? == pattern(700, i as u8))
+    };
+    (0..FILES)
+        .filter(|&i| match is_whole(i) {
+            Ok(whole) => {
+                assert!(whole, "other data than was written");
+                true
+            }
+            Err(e) => {
+                assert_eq!(e.errno(), 5, "{e}");
+                false
+            }
+        })
+        .count()
+}
+
+#[test]
+fn a_mount_without_one_of_its_nodes_works_or_names_what_it_misses() {
+    let device = Arc::new(MemDevice::new(SIZE));
+    Fs::format(device.clone(), &FormatOptions::default().node_size(16 << 10)).unwrap();
+    let options = || MountOptions::default().background(false);
+    let fs = Fs::open(device.clone(), options()).unwrap();
+    for i in 0..FILES {
+        let (attr, handle) = fs.create(&Caller::root(), ROOT, name(i).as_ref(), 0o644, 1).unwrap();
+        fs.write(handle, attr.ino, 0, &pattern(700, i as u8), false).unwrap();
+        fs.release(attr.ino, handle);
+    }
+    fs.db().settle().unwrap();
+    fs.close().unwrap();
+    drop(fs);
+    let fs = Fs::open(device.clone(), options().read_only(true)).unwrap();
+    assert_eq!(readable(&fs), FILES);
+    let nodes = fs.db().inspect(&Default::default()).unwrap().nodes;
+    drop(fs);
+    let (mut refused, mut mounted) = (0, 0);
+    for node in nodes {
+        let broken = copy(&device);
+        for extent in &node.extents {
+            broken.write_at(extent.offset, &vec![0x5a; extent.len as usize]).unwrap();
+        }
+        match Fs::open(broken.clone(), options()) {
+            Ok(fs) => {
+                mounted += 1;
+                let some = readable(&fs);
+                assert!(node.height > 0 || some > FILES / 4, "{some} files without one leaf");
+            }
+            Err(e) => {
+                refused += 1;
+                let said = e.to_string();
+                assert!(said.contains("of the file system cannot be read"), "{said}");
+                assert!(said.contains("pando export") && said.contains("-o ro,norecovery"), "{said}");
+                assert_eq!(e.errno(), 5);
+                let fs = Fs::open(broken, options().read_only(true)).unwrap();
+                let some = readable(&fs);
+                println!("height {}: {said}; {some} of {FILES} files can be read", node.height);
+                assert!(node.height > 0 || some > FILES / 4, "{some} files without one leaf");
+            }
+        }
+    }
+    println!("{mounted} mounts, {refused} refused");
+    assert!(mounted > 5 && refused > 0, "nothing was tested");
+}

@@ -226,16 +226,11 @@ impl Engine {
         Ok(false)
     }
 
-    /// Beside other work: one bounded step for such deletes; `false` if there is no more of that, or at the end
-    /// of a walk for all of them.
-    pub fn gc_beside(&self, which: Tombstones) -> Result<bool> {
-        let more = self.pushdown_step(which)?;
-        let more = match which {
-            Tombstones::Large => more,
-            // Deletes come in behind the walk all the time: they are the next one's.
-            Tombstones::All => self.gc_progress.lock().begun,
-        };
-        Ok(self.reclaim_step()? || more)
+    /// Beside other work: one bounded step of what gives much space back at once; `false` if there is no more
+    /// of that.
+    pub fn gc_beside(&self) -> Result<bool> {
+        let sunk = self.pushdown_step(Tombstones::Large)?;
+        Ok(self.reclaim_step()? || sunk)
     }
 
     /// Nodes that were taken out so far: their space comes back with the next checkpoint.

@@ -12,7 +12,6 @@ use rustix::{
 };
 
 use crate::{
-    dag::gc::pushdown::Tombstones,
     db::{
         checkpoint::discard::Rounds,
         engine::{Engine, signal::Work},
@@ -30,9 +29,6 @@ const QUIET: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(500);
 /// How often those that have reached the DAG unnoticed are looked for.
 const WALK_INTERVAL: Duration = Duration::from_secs(30);
-/// Least time between two walks for all other deletes, and that as a multiple of what the last one took.
-const SMALL_INTERVAL: Duration = Duration::from_secs(5);
-const SMALL_PAUSE_FACTOR: u32 = 10;
 /// Nodes taken out that are worth a checkpoint, and the least time between two for that.
 const MANY_NODES: u64 = 256;
 const GIVE_INTERVAL: Duration = Duration::from_secs(1);
@@ -146,20 +142,18 @@ impl Quiet {
     }
 }
 
-/// Gives back what deletes cover, beside steady writes: much at once soon, little every few seconds.
+/// Gives back what large deletes cover, beside steady writes.
 struct Beside {
     /// When the last step ended, and what it took.
     last: (Instant, Duration),
     /// When memory was looked through for large deletes.
     looked: Instant,
-    /// The deletes for which a walk has begun, or is due.
-    walking: Option<Tombstones>,
+    /// A walk has begun, or one is due.
+    walking: bool,
     /// The batch that has to be in the DAG before.
     until: u64,
     /// When the last walk ended.
     walked: Instant,
-    /// When the last walk for all deletes began, and when the next may.
-    small: (Instant, Instant),
     /// Nodes that had been taken out when the last checkpoint was asked for, and when that was.
     given: (u64, Instant),
 }
@@ -168,7 +162,7 @@ impl Beside {
     fn new() -> Self {
         let now = Instant::now();
         let last = (now, Duration::ZERO);
-        Self { last, looked: now, walking: None, until: 0, walked: now, small: (now, now), given: (0, now) }
+        Self { last, looked: now, walking: false, until: 0, walked: now, given: (0, now) }
     }
 
     /// One bounded step, if it is time for one: a tenth of the time is for this.
@@ -178,58 +172,30 @@ impl Beside {
         }
         self.give_back(engine);
         // Only what lies in memory and in headers is looked at where there is nothing to give back.
-        if self.walking.is_none() && self.looked.elapsed() < LOOK {
+        let looks = self.looked.elapsed() >= LOOK && !self.walking;
+        if !looks && !self.walking {
             return Ok(());
         }
-        if self.walking.is_some() && engine.superversion.read().tree.msn < self.until {
+        if self.walking && engine.superversion.read().tree.msn < self.until {
             return Ok(());
         }
         let Some(_turn) = engine.gc_turn.try_lock() else { return Ok(()) };
         let began = Instant::now();
-        if let Some(which) = self.walking {
-            if !engine.gc_beside(which)? {
-                self.end(engine, which);
+        if self.walking {
+            if !engine.gc_beside()? {
+                (self.walking, self.walked) = (false, began);
             }
         } else {
             self.looked = began;
             if engine.holds_large_delete()? {
-                self.begin(engine, Tombstones::Large);
-            } else if self.walked.elapsed() >= WALK_INTERVAL {
-                self.walking = Some(Tombstones::Large);
-            } else if began >= self.small.1
-                && !engine.is_short()
-                && engine.counters.small_deletes.swap(false, Ordering::Relaxed)
-            {
-                self.small.0 = began;
-                self.begin(engine, Tombstones::All);
+                self.until = engine.log.appended_msn();
+                engine.seal();
+                self.walking = true;
             }
+            self.walking |= self.walked.elapsed() >= WALK_INTERVAL;
         }
         self.last = (Instant::now(), began.elapsed());
         Ok(())
-    }
-
-    /// A walk is due as soon as what is in memory now has reached the DAG.
-    fn begin(&mut self, engine: &Engine, which: Tombstones) {
-        self.until = engine.log.appended_msn();
-        engine.seal();
-        self.walking = Some(which);
-    }
-
-    /// A walk has come to its end.
-    fn end(&mut self, engine: &Engine, which: Tombstones) {
-        let now = Instant::now();
-        self.walking = None;
-        match which {
-            Tombstones::Large => self.walked = now,
-            Tombstones::All => {
-                self.small.1 = now + SMALL_INTERVAL.max(SMALL_PAUSE_FACTOR * self.small.0.elapsed());
-                // Leaves have been written anew: what they took before comes back with a checkpoint.
-                if std::mem::take(&mut engine.gc_progress.lock().changed) {
-                    engine.counters.freed.store(true, Ordering::Relaxed);
-                    engine.signal.ask(Work::Checkpoint);
-                }
-            }
-        }
     }
 
     /// Asks for a checkpoint once there is enough to come back with it.

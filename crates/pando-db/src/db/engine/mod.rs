@@ -122,8 +122,6 @@ pub(crate) struct Counters {
     pub refused_at: AtomicU64,
     /// Something was deleted since deletes were last carried down.
     pub deletes: AtomicBool,
-    /// Something was deleted since the last walk for all deletes beside writes began.
-    pub small_deletes: AtomicBool,
     /// Enough was taken out beside other work for a checkpoint that gives it back.
     pub freed: AtomicBool,
     /// Nodes that were taken out because nothing refers to them any more.

@@ -170,7 +170,6 @@ impl Engine {
         self.counters.clones.fetch_add(cloned, Ordering::Relaxed);
         if ops.iter().any(|op| !matches!(op, Op::Put(..) | Op::Upsert(..) | Op::UpsertPrefix(..))) {
             self.counters.deletes.store(true, Ordering::Relaxed);
-            self.counters.small_deletes.store(true, Ordering::Relaxed);
         }
         Ok(Tried::Applied)
     }

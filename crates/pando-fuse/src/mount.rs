@@ -105,7 +105,7 @@ impl Mount {
     /// program waits for answers that never come.
     pub fn serve(self) -> io::Result<()> {
         let served = match self.session {
-            Session::Library(session) => session.run(),
+            Session::Library(session) => ended(session.run()),
             Session::Own(session) => session.serve(),
         };
         log::info!("{:?}", self.counters.polling());
@@ -184,6 +184,15 @@ impl Running {
             Some(Ok(Err(e))) => Err(at(e)),
             Some(Err(_)) => Err(at(io::Error::other("the serving thread panicked"))),
         }
+    }
+}
+
+/// How serving has ended. The kernel says ECONNABORTED instead of ENODEV where it was just handing a request over when
+/// the mount ended; the library takes only the latter for the end.
+fn ended(served: io::Result<()>) -> io::Result<()> {
+    match served {
+        Err(e) if e.kind() == io::ErrorKind::ConnectionAborted => Ok(()),
+        served => served,
     }
 }
 

@@ -2,75 +2,34 @@
 #![allow(clippy::unwrap_used)]
 
 use std::{
-    io,
-    sync::{
-        Arc, Barrier,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::{Arc, Barrier},
     thread,
     time::Duration,
 };
 
 use pando_db::{
     CreateOptions, Db, Options,
-    device::{Device, DeviceStats, MemDevice},
+    device::{Device, HookedDevice, MemDevice},
 };
 
-/// A device in memory on which a flush takes a while, as on a disk; it counts flushes and durable writes.
-struct Disk {
-    below: MemDevice,
-    tells_apart: bool,
-    flushes: AtomicU64,
-}
-
-impl Disk {
-    fn wait(&self) {
-        self.flushes.fetch_add(1, Relaxed);
-        thread::sleep(Duration::from_millis(2));
-    }
-}
-
-impl Device for Disk {
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.below.read_at(offset, buf)
-    }
-    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.below.write_at(offset, buf)
-    }
-    fn flush(&self) -> io::Result<()> {
-        self.wait();
-        self.below.flush()
-    }
-    fn write_durably(&self, offset: u64, buf: &[u8]) -> io::Result<bool> {
-        self.below.write_at(offset, buf)?;
-        if self.tells_apart {
-            self.wait();
-        }
-        Ok(self.tells_apart)
-    }
-    fn size(&self) -> u64 {
-        self.below.size()
-    }
-    fn grow(&self, size: u64) -> io::Result<()> {
-        self.below.grow(size)
-    }
-    fn reserve(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.below.reserve(offset, len)
-    }
-    fn stats(&self) -> DeviceStats {
-        self.below.stats()
-    }
-}
+/// How long a flush takes, as on a disk.
+const FLUSH: Duration = Duration::from_millis(2);
 
 /// Flushes for each sync of `threads` that write and sync, each its own keys.
 fn flushes_per_sync(threads: u64, tells_apart: bool, value: usize) -> f64 {
     const SYNCS: u64 = 40;
-    let device = Arc::new(Disk { below: MemDevice::new(1 << 30), tells_apart, flushes: 0.into() });
+    let device = HookedDevice::new(Arc::new(MemDevice::new(1 << 30)), tells_apart, |call| {
+        if call.makes_durable() {
+            thread::sleep(FLUSH);
+        }
+        Ok(())
+    });
+    let device = Arc::new(device);
     // No thread of the store's own may flush what is counted here.
     let options = Options::default().background(false);
     Db::create(device.clone(), &CreateOptions::default(), &options).unwrap();
     let db = Db::open(device.clone(), options).unwrap();
-    let before = device.flushes.load(Relaxed);
+    let before = device.stats().flushes;
     let go = Barrier::new(threads as usize);
     thread::scope(|s| {
         for t in 0..threads {
@@ -84,7 +43,7 @@ fn flushes_per_sync(threads: u64, tells_apart: bool, value: usize) -> f64 {
             });
         }
     });
-    let flushes = device.flushes.load(Relaxed) - before;
+    let flushes = device.stats().flushes - before;
     assert_eq!(db.prefix(b"t").count() as u64, threads * SYNCS);
     let each = flushes as f64 / (threads * SYNCS) as f64;
     println!(

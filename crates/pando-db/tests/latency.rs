@@ -6,14 +6,13 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::{
-    io,
     sync::{Arc, mpsc},
     time::Duration,
 };
 
 use pando_db::{
     Batch, CreateOptions, Db, Options,
-    device::{Device, DeviceStats, MemDevice},
+    device::{DeviceCall, HookedDevice, MemDevice},
 };
 use parking_lot::{Condvar, Mutex};
 
@@ -59,42 +58,6 @@ impl Gate {
     }
 }
 
-/// A device in memory with a gate before its flushes. What is to be durable at once passes it by if it `tells_apart`.
-struct Gated {
-    below: MemDevice,
-    gate: Arc<Gate>,
-    tells_apart: bool,
-}
-
-impl Device for Gated {
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.below.read_at(offset, buf)
-    }
-    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.below.write_at(offset, buf)
-    }
-    fn flush(&self) -> io::Result<()> {
-        self.gate.pass();
-        self.below.flush()
-    }
-    fn write_durably(&self, offset: u64, buf: &[u8]) -> io::Result<bool> {
-        self.below.write_at(offset, buf)?;
-        Ok(self.tells_apart)
-    }
-    fn size(&self) -> u64 {
-        self.below.size()
-    }
-    fn grow(&self, size: u64) -> io::Result<()> {
-        self.below.grow(size)
-    }
-    fn reserve(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.below.reserve(offset, len)
-    }
-    fn stats(&self) -> DeviceStats {
-        self.below.stats()
-    }
-}
-
 /// Runs `work` while a checkpoint and a sync of the log stand still; fails if it does not end. The cache is so
 /// small that more becomes dirty meanwhile than it may hold.
 fn beside_a_standing_checkpoint(work: impl FnOnce(&Db) + Send + 'static) {
@@ -104,7 +67,15 @@ fn beside_a_standing_checkpoint(work: impl FnOnce(&Db) + Send + 'static) {
 /// The same; where the device `tells_apart` what a sync waits for, that goes on as well.
 fn beside_a_checkpoint(tells_apart: bool, work: impl FnOnce(&Db) + Send + 'static) {
     let gate = Arc::new(Gate::default());
-    let device = Arc::new(Gated { below: MemDevice::new(256 << 20), gate: gate.clone(), tells_apart });
+    let before = gate.clone();
+    // What is to be durable at once passes the gate by, if it is told apart.
+    let device = HookedDevice::new(Arc::new(MemDevice::new(256 << 20)), tells_apart, move |call| {
+        if *call == DeviceCall::Flush {
+            before.pass();
+        }
+        Ok(())
+    });
+    let device = Arc::new(device);
     let options = Options::default().cache_bytes(16 << 20);
     Db::create(device.clone(), &CreateOptions::default(), &options).unwrap();
     let db = Db::open(device, options).unwrap();

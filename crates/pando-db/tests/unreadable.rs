@@ -14,7 +14,7 @@ use std::{
 use bytes::Bytes;
 use pando_db::{
     Backup, Batch, CreateOptions, Db, Error, InspectOptions, Options,
-    device::{Device, DeviceStats, MemDevice},
+    device::{Device, DeviceCall, HookedDevice, MemDevice},
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
@@ -543,55 +543,6 @@ fn a_bad_root_costs_what_is_below_it_and_nothing_else() {
     }
 }
 
-/// A device with places that cannot be read for a while.
-struct Flaky {
-    below: Arc<MemDevice>,
-    bad: Mutex<Vec<Range<u64>>>,
-    failed: AtomicU64,
-}
-
-impl Flaky {
-    fn check(&self, offset: u64, len: usize) -> io::Result<()> {
-        let end = offset + len as u64;
-        if self.bad.lock().unwrap().iter().all(|bad| end <= bad.start || bad.end <= offset) {
-            return Ok(());
-        }
-        self.failed.fetch_add(1, Ordering::Relaxed);
-        Err(io::Error::from_raw_os_error(5))
-    }
-}
-
-impl Device for Flaky {
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.check(offset, buf.len())?;
-        self.below.read_at(offset, buf)
-    }
-
-    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.below.write_at(offset, buf)
-    }
-
-    fn flush(&self) -> io::Result<()> {
-        self.below.flush()
-    }
-
-    fn size(&self) -> u64 {
-        self.below.size()
-    }
-
-    fn grow(&self, size: u64) -> io::Result<()> {
-        self.below.grow(size)
-    }
-
-    fn reserve(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.below.reserve(offset, len)
-    }
-
-    fn stats(&self) -> DeviceStats {
-        self.below.stats()
-    }
-}
-
 /// Checkpoints write leaves anew with pages that the device cannot read just then, however often they try. When it can
 /// again, all is there; before, that was given up for zeros.
 #[test]
@@ -615,14 +566,27 @@ fn what_a_checkpoint_cannot_read_is_there_when_the_device_can() {
             bad.push(at / 512 * 512..at / 512 * 512 + 512);
             from = at as usize + 1;
         }
-        let flaky = Arc::new(Flaky { below: store.device.clone(), bad: Mutex::new(bad), failed: 0.into() });
+        // Places that cannot be read for a while.
+        let (bad, failed) = (Arc::new(Mutex::new(bad)), Arc::new(AtomicU64::new(0)));
+        let (places, count) = (bad.clone(), failed.clone());
+        let flaky = HookedDevice::new(store.device.clone(), false, move |call| {
+            let hit = |bad: &Range<u64>, range: &Range<u64>| bad.start < range.end && range.start < bad.end;
+            match call {
+                DeviceCall::Read(range) if places.lock().unwrap().iter().any(|bad| hit(bad, range)) => {
+                    count.fetch_add(1, Ordering::Relaxed);
+                    Err(io::Error::from_raw_os_error(5))
+                }
+                _ => Ok(()),
+            }
+        });
+        let flaky = Arc::new(flaky);
         let open = || Db::open(flaky.clone(), options()).unwrap();
         // Another instance finds out which keys lie on the page, so that the next one does not know yet.
         let db = open();
         let lost: Vec<u32> = (0..3000).filter(|i| db.get(&key(*i)).is_err()).collect();
         assert!(lost.contains(&1500) && lost.len() < 500, "{} keys", lost.len());
         drop(db);
-        flaky.failed.store(0, Ordering::Relaxed);
+        failed.store(0, Ordering::Relaxed);
         let mut db = open();
         for round in 0..4 {
             for i in (0..3000).filter(|i| !lost.contains(i)) {
@@ -635,11 +599,11 @@ fn what_a_checkpoint_cannot_read_is_there_when_the_device_can() {
                 db = open();
             }
         }
-        assert!(flaky.failed.load(Ordering::Relaxed) > 1, "nothing had to be read");
+        assert!(failed.load(Ordering::Relaxed) > 1, "nothing had to be read");
         let stats = db.stats().unwrap();
         assert!(lost.iter().all(|i| matches!(db.get(&key(*i)), Err(Error::Io { .. }))));
         assert!(db.stats().unwrap().unreadable > 0, "{stats:?}");
-        flaky.bad.lock().unwrap().clear();
+        bad.lock().unwrap().clear();
         assert_eq!(store.unreadable(&db), Vec::<Vec<u8>>::new(), "it was given up");
         assert_eq!(db.stats().unwrap().unreadable, 0);
         for i in (0..3000).step_by(7) {

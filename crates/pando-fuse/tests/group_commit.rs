@@ -5,67 +5,24 @@ mod common;
 
 use std::{
     fs::File,
-    io::{self, Write},
+    io::Write,
     os::unix::fs::FileExt,
-    sync::{
-        Arc, Barrier,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::{Arc, Barrier},
     time::Duration,
 };
 
 use common::World;
-use pando_db::device::{Device, DeviceStats, MemDevice};
+use pando_db::device::{Device, HookedDevice, MemDevice};
 use pando_fuse::Settings;
 
-/// A device in memory on which a flush takes a while, as on a disk; it counts flushes and durable writes.
-struct Disk {
-    below: MemDevice,
-    flushes: AtomicU64,
-}
-
-impl Disk {
-    fn wait(&self) {
-        self.flushes.fetch_add(1, Relaxed);
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
-
-impl Device for Disk {
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.below.read_at(offset, buf)
-    }
-    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.below.write_at(offset, buf)
-    }
-    fn flush(&self) -> io::Result<()> {
-        self.wait();
-        self.below.flush()
-    }
-    fn write_durably(&self, offset: u64, buf: &[u8]) -> io::Result<bool> {
-        self.below.write_at(offset, buf)?;
-        self.wait();
-        Ok(true)
-    }
-    fn size(&self) -> u64 {
-        self.below.size()
-    }
-    fn grow(&self, size: u64) -> io::Result<()> {
-        self.below.grow(size)
-    }
-    fn reserve(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.below.reserve(offset, len)
-    }
-    fn stats(&self) -> DeviceStats {
-        self.below.stats()
-    }
-}
+/// How long a flush takes, as on a disk.
+const FLUSH: Duration = Duration::from_millis(2);
 
 /// Flushes for each fsync of `threads`, each with its own file.
-fn flushes_per_fsync(w: &World, disk: &Disk, threads: usize) -> f64 {
+fn flushes_per_fsync(w: &World, disk: &HookedDevice, threads: usize) -> f64 {
     const SYNCS: usize = 40;
     let go = Barrier::new(threads);
-    let before = disk.flushes.load(Relaxed);
+    let before = disk.stats().flushes;
     std::thread::scope(|s| {
         for t in 0..threads {
             let go = &go;
@@ -79,7 +36,7 @@ fn flushes_per_fsync(w: &World, disk: &Disk, threads: usize) -> f64 {
             });
         }
     });
-    let flushes = disk.flushes.load(Relaxed) - before;
+    let flushes = disk.stats().flushes - before;
     for t in 0..threads {
         let mut last = [0; 1];
         let file = File::open(w.path(&format!("{threads}-{t}"))).unwrap();
@@ -93,7 +50,13 @@ fn flushes_per_fsync(w: &World, disk: &Disk, threads: usize) -> f64 {
 
 #[test]
 fn fsyncs_of_different_files_share_flushes() {
-    let disk = Arc::new(Disk { below: MemDevice::new(256 << 20), flushes: 0.into() });
+    let disk = HookedDevice::new(Arc::new(MemDevice::new(256 << 20)), true, |call| {
+        if call.makes_durable() {
+            std::thread::sleep(FLUSH);
+        }
+        Ok(())
+    });
+    let disk = Arc::new(disk);
     let Some(w) = World::on(disk.clone(), Settings::default()) else { return };
     let few = flushes_per_fsync(&w, &disk, 8);
     let many = flushes_per_fsync(&w, &disk, 64);

@@ -10,6 +10,8 @@ mod counters;
 mod direct;
 mod fail_stop;
 mod file;
+#[cfg(any(test, feature = "sim"))]
+mod hooked;
 mod medium;
 mod memory;
 #[cfg(any(test, feature = "sim"))]
@@ -20,6 +22,8 @@ use std::io::{self, IoSliceMut};
 
 pub(crate) use fail_stop::FailStop;
 pub use file::FileDevice;
+#[cfg(any(test, feature = "sim"))]
+pub use hooked::{DeviceCall, HookedDevice};
 pub use medium::Medium;
 pub(crate) use medium::New;
 pub use memory::MemDevice;

@@ -124,8 +124,14 @@ pub fn send(dir: impl AsFd, request: &Request) -> Result<u64, Error> {
 
 /// A token whose source is `file`, an open file or directory of the mount.
 pub fn token(file: impl AsFd) -> Result<Token, Error> {
+    token_and_writeback(file).map(|(token, _)| token)
+}
+
+/// The same, and whether the kernel keeps what is written to files of the mount.
+pub(crate) fn token_and_writeback(file: impl AsFd) -> Result<(Token, bool), Error> {
     let answer = ask(file.as_fd(), &Request::Token)?;
-    Token::from_hex(answer.message.as_bytes()).ok_or(Error::NotPando)
+    let token = Token::from_hex(answer.message.as_bytes()).ok_or(Error::NotPando)?;
+    Ok((token, answer.value != 0))
 }
 
 /// What the source of the token takes.

@@ -88,6 +88,8 @@ impl MountState {
 
     /// Tells the kernel at once. Only for workers.
     pub(crate) fn tell_written(&self, ino: u64) {
+        // Held over the notification: one that came behind that of `bits_dropped` could make the kernel pass over the
+        // answer that has the new mode.
         let bare = self.bare.lock();
         if bare.contains(&ino) {
             return;

@@ -155,7 +155,7 @@ pub struct Response {
     /// 0 or a positive error number.
     pub status: i32,
     /// Depends on the request: process id of the daemon (probe), microseconds inside the
-    /// daemon (clone, remove).
+    /// daemon (clone, remove), 1 if the kernel keeps what is written (token).
     pub value: u64,
     /// What went wrong and what to do, empty on success.
     pub message: String,

@@ -399,7 +399,9 @@ impl Handler for Server {
         };
         if request == Request::Token {
             let token = self.shared.proofs.issue(c, ino, handle);
-            return Answer::Now(token.map(|t| Response { message: t.hex(), ..Response::default() }.encode()));
+            let value = u64::from(self.shared.caches.writeback());
+            let answer = |t: Token| Response { message: t.hex(), value, ..Response::default() }.encode();
+            return Answer::Now(token.map(answer));
         }
         let (shared, c) = (self.shared.clone(), *c);
         Answer::later(move || requests::answer(&shared, &c, request))

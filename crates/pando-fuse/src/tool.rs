@@ -1,6 +1,6 @@
 //! The tool's side of what needs rights: it lets the kernel show them to the daemon, then asks.
 //!
-//! Paths are walked once: a [`EntryPath`] keeps a descriptor of the directory, and everything is done by that.
+//! Paths are walked once: an [`EntryPath`] keeps a descriptor of the directory, and everything is done by that.
 //! See `proof` for what is shown how. Uses `client`.
 
 use std::{
@@ -132,20 +132,20 @@ pub fn clone(source: &EntryPath, destination: &EntryPath, replace: bool) -> Resu
             Err(_) => None,
         },
     };
-    let (carrier, token) = match opened {
+    let (carrier, (token, writeback)) = match opened {
         Some(file) => {
-            let token = client::token(&file)?;
+            let token = client::token_and_writeback(&file)?;
             (file, token)
         }
         None => {
             let carrier = source.carrier()?;
-            let token = client::token(&carrier)?;
+            let (token, writeback) = client::token_and_writeback(&carrier)?;
             show_adding(&destination.dir, &token)?;
             // Links, pipes, sockets, devices and what may not be read are not opened, but shown by a link.
             let name = token.name();
             let attempt = linkat(&source.dir, &source.name, &destination.dir, &name, AtFlags::empty());
             shown(attempt, || unlinkat(&destination.dir, &name, AtFlags::empty()))?;
-            (carrier, token)
+            (carrier, (token, writeback))
         }
     };
     let replaced = replace
@@ -156,9 +156,11 @@ pub fn clone(source: &EntryPath, destination: &EntryPath, replace: bool) -> Resu
     if !replaced {
         show_adding(&destination.dir, &token)?;
     }
-    // What the kernel keeps of files that were just written goes out in large pieces. Only to be faster: what is left,
-    // the daemon asks for.
-    let _ = rustix::fs::syncfs(&carrier);
+    if writeback {
+        // What the kernel keeps of files that are open goes out in large pieces, that of others too. What the daemon
+        // asks for comes a page at a time.
+        let _ = rustix::fs::syncfs(&carrier);
+    }
     let name = destination.name.clone();
     client::send(&carrier, &Request::Clone { token, name, replace })
 }

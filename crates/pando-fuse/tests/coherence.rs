@@ -159,6 +159,34 @@ fn a_clone_leaves_the_pages_of_other_files_alone() {
     assert!(again(&inside) > 0);
 }
 
+/// Nor does it wait for them: what a mapping elsewhere was told stays in the kernel.
+#[test]
+fn a_clone_does_not_write_the_mappings_of_other_files() {
+    let w = world!();
+    // The write-back cache is emptied by a clone.
+    if common::kept() {
+        return;
+    }
+    fs::create_dir(w.path("src")).unwrap();
+    let mapped = |name: &str| {
+        fs::write(w.path(name), vec![0; 1 << 20]).unwrap();
+        let file = rw(&w.path(name));
+        let map = Map::new(&file, 1 << 20, true);
+        (0..1 << 20).step_by(4096).for_each(|at| map.set(at, 1));
+        (file, map)
+    };
+    let (elsewhere, below) = (mapped("elsewhere"), mapped("src/below"));
+    let writes = |work: &dyn Fn()| {
+        let before = w.requests(Kind::Write);
+        work();
+        w.requests(Kind::Write) - before
+    };
+    assert!(writes(&|| _ = w.clone_tree("src", "copy", false).unwrap()) > 0);
+    assert_eq!(writes(&|| below.1.sync()), 0, "what is below the source was not written");
+    assert!(writes(&|| elsewhere.1.sync()) > 0, "the pages of another file were written as well");
+    assert_eq!(fs::read(w.path("copy/below")).unwrap()[4096], 1);
+}
+
 #[test]
 fn a_clone_has_what_mappings_were_told_before_it() {
     let w = world!();

@@ -117,6 +117,11 @@ impl InFlight {
         claim
     }
 
+    /// Whether somebody reads the piece, or it was read ahead.
+    pub fn knows(&self, key: &CacheKey) -> bool {
+        self.state.lock().slots.contains_key(key)
+    }
+
     /// A page that was read ahead is in the cache now.
     pub fn taken(&self, key: &CacheKey) {
         let mut state = self.state.lock();

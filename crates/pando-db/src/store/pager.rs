@@ -346,7 +346,7 @@ impl Pager {
     pub fn follow(&self, home: Option<&Arc<Stored>>, run: &Run, i: usize) {
         let pages = run.pages.get(i..).unwrap_or_default();
         let Some(wanted) = pages.first().and_then(|page| Wanted::of(home, page)) else { return };
-        if self.cache.peek(&wanted.key).is_some() {
+        if self.cache.peek(&wanted.key).is_some() || self.in_flight.knows(&wanted.key) {
             return;
         }
         let limit = self.sequences.missed(wanted.at, wanted.segment.len, (i == 0, pages.len() == 1));

@@ -7,7 +7,11 @@
 use bytes::Bytes;
 use xxhash_rust::xxh3::Xxh3Default;
 
-use crate::store::log::{AppendError, Log, LogPos, blob::owed, buffer::Last};
+use crate::store::log::{
+    AppendError, Log, LogPos,
+    blob::owed,
+    buffer::{Last, LogBuffer},
+};
 
 /// What stands before the records of values set aside: the kind of record, its group and the first number.
 const PREFIX_BYTES: usize = 13;
@@ -43,9 +47,9 @@ impl Log {
         payload: &[u8],
         values: &[(Bytes, Bytes)],
     ) -> Result<(u64, LogPos), AppendError> {
-        let appended = self.append_open(None, kind, payload, values)?;
-        self.front().last = None;
-        appended.ok_or(AppendError::Full)
+        let mut front = self.front();
+        let last = self.push_with(&mut front, None, kind, payload, values)?.ok_or(AppendError::Full)?;
+        Ok((last.msn, front.end))
     }
 
     /// Appends a record that may be replaced as long as nobody has begun to write it and nothing follows it: as
@@ -59,13 +63,30 @@ impl Log {
         payload: &[u8],
         values: &[(Bytes, Bytes)],
     ) -> Result<Option<(u64, LogPos)>, AppendError> {
+        let mut front = self.front();
+        let Some(last) = self.push_with(&mut front, replaced, kind, payload, values)? else {
+            return Ok(None);
+        };
+        let appended = (last.msn, front.end);
+        front.last = Some(last);
+        Ok(Some(appended))
+    }
+
+    /// The work of [`Log::append_open`]: what is to be known of the record to replace it.
+    fn push_with(
+        &self,
+        front: &mut LogBuffer,
+        replaced: Option<u64>,
+        kind: u8,
+        payload: &[u8],
+        values: &[(Bytes, Bytes)],
+    ) -> Result<Option<Last>, AppendError> {
         let len = payload.len() + if values.is_empty() { 0 } else { PREFIX_BYTES };
         if len > self.max_payload() {
             return Err(AppendError::TooLarge { len, limit: self.max_payload() });
         }
         let owed = values.iter().map(|(_, value)| owed(value.len())).sum();
-        let mut front = self.front();
-        self.check_open(&front)?;
+        self.check_open(front)?;
         let has_room = front.has_room(len, owed, self.size);
         match replaced {
             None if !has_room => return Err(AppendError::Full),
@@ -93,7 +114,7 @@ impl Log {
         front.values.extend_from_slice(values);
         front.value_bytes += values.iter().map(|(_, value)| value.len()).sum::<usize>();
         front.owed += owed;
-        front.last = Some(Last { msn, len, before, values: values.len(), owed, group: front.group });
-        Ok(Some((msn, end)))
+        let last = Last { msn, len, before, values: values.len(), owed, group: front.group };
+        Ok(Some(last))
     }
 }

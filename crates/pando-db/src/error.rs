@@ -101,7 +101,7 @@ impl Error {
 
     /// True if something could not be read, or is not what it should be: other parts of the store may be
     /// whole.
-    pub(crate) fn is_damage(&self) -> bool {
+    pub fn is_damage(&self) -> bool {
         match self {
             Error::Corrupt { .. } => true,
             Error::Io { action, .. } => *action == "read",

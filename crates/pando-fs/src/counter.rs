@@ -47,15 +47,9 @@ pub(crate) fn own_record(
     key: &[u8],
     lost: Option<Option<Bytes>>,
 ) -> Result<Option<Bytes>> {
-    match (db.get(key), lost) {
-        (Err(pando_db::Error::Corrupt { .. } | pando_db::Error::Io { action: "read", .. }), Some(lost)) => {
-            Ok(lost)
-        }
-        (
-            Err(source @ (pando_db::Error::Corrupt { .. } | pando_db::Error::Io { action: "read", .. })),
-            None,
-        ) => Err(Error::Unreadable { what, source }),
-        (found, _) => Ok(found?),
+    match db.get(key) {
+        Err(source) if source.is_damage() => lost.ok_or(Error::Unreadable { what, source }),
+        found => Ok(found?),
     }
 }
 

@@ -210,7 +210,10 @@ impl Fs {
         match inode.peek(|s| s.record.dense) {
             _ if block >= size.div_ceil(BLOCK_SIZE) => Ok(true),
             Some(dense) if block >= dense => {
-                let map = self.map(inode, data, dense)?;
+                if let Some(exists) = inode.peek(|s| s.map.as_ref().map(|map| map.exists(block))) {
+                    return Ok(!exists);
+                }
+                let map = BlockMap::read(&self.db, data, dense)?;
                 let exists = map.exists(block);
                 inode.change(|s| s.map = Some(map));
                 Ok(!exists)
@@ -219,16 +222,8 @@ impl Fs {
         }
     }
 
-    /// Adds a write of a part of a block, or all of it, to a file in which that block is absent.
-    fn write_absent(batch: &mut Batch, data: &Bytes, offset: u64, bytes: &[u8]) {
-        let within = (offset % BLOCK_SIZE) as usize;
-        let mut value = BytesMut::zeroed(within);
-        value.extend_from_slice(bytes);
-        batch.put(path::block(data, offset / BLOCK_SIZE), value);
-    }
-
-    /// Adds a write of `bytes` at `offset` to a file of size `size`.
-    fn write_data(batch: &mut Batch, data: &Bytes, size: u64, offset: u64, mut bytes: &[u8]) {
+    /// Adds a write of `bytes` at `offset` to a file of size `size`, in which their blocks may be known to be `absent`.
+    fn write_data(batch: &mut Batch, data: &Bytes, size: u64, offset: u64, mut bytes: &[u8], absent: bool) {
         let mut block = offset / BLOCK_SIZE;
         let mut within = (offset % BLOCK_SIZE) as usize;
         while !bytes.is_empty() {
@@ -238,6 +233,10 @@ impl Fs {
             let held = size.saturating_sub(block * BLOCK_SIZE).min(BLOCK_SIZE);
             if within == 0 && part.len() as u64 >= held {
                 batch.put(key, Bytes::copy_from_slice(part));
+            } else if absent {
+                let mut value = BytesMut::zeroed(within);
+                value.extend_from_slice(part);
+                batch.put(key, value);
             } else {
                 batch.upsert(key, merge::write(within as u32, part));
             }
@@ -367,13 +366,11 @@ impl Fs {
                 true => self.is_absent(inode, data_key, size, blocks.0),
                 false => Ok(false),
             };
-            let absent = match absent {
-                Ok(absent) => absent,
-                Err(_) if done > 0 => break,
-                Err(e) => return Err(e),
-            };
-            let noted = match self.note_blocks(&mut batch, inode, data_key, size, blocks) {
-                Ok(noted) => noted,
+            let known = absent.and_then(|absent| {
+                Ok((absent, self.note_blocks(&mut batch, inode, data_key, size, blocks)?))
+            });
+            let (absent, noted) = match known {
+                Ok(known) => known,
                 Err(_) if done > 0 => break,
                 Err(e) => return Err(e),
             };
@@ -390,11 +387,7 @@ impl Fs {
             if in_order && part.len() <= JOINED_BYTES {
                 batch.joinable();
             }
-            if absent {
-                Self::write_absent(&mut batch, data_key, from, part);
-            } else {
-                Self::write_data(&mut batch, data_key, size, from, part);
-            }
+            Self::write_data(&mut batch, data_key, size, from, part, absent);
             batch.upsert(meta_key.clone(), change.encode());
             match self.db.write(batch) {
                 Ok(()) => inode.change(|s| {

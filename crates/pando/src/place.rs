@@ -1,6 +1,6 @@
 //! Places inside a mount: a directory and a name in it, and the mount they are in.
 //!
-//! A path becomes a [`EntryPath`]: its directory is walked to once, by the kernel and with the caller's rights,
+//! A path becomes an [`EntryPath`]: its directory is walked to once, by the kernel and with the caller's rights,
 //! and kept by a descriptor, so a rename or a link put in its way meanwhile does no harm.
 
 use std::{

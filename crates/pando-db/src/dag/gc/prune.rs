@@ -127,7 +127,7 @@ impl Edit<'_> {
         let Some(target) = &edge.child else { return Ok(()) };
         let whole = !edge.loose && seen == [live.clone()];
         if whole && self.count(target.id) == 1 {
-            // VisibleParts whole by its only reference: a leaf needs no look.
+            // Shown whole by its only reference: a leaf needs no look.
             let height = self.below(node.height, target)?;
             if height > 0 {
                 queue.insert(

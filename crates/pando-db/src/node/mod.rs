@@ -28,6 +28,10 @@ pub(crate) type NodeId = u64;
 /// Estimated bytes of a page reference, range message or edge in a header, for accounting.
 pub(crate) const HEADER_ITEM_BYTES: usize = 64;
 
+/// The greatest height of a node: a table that names a greater one is refused, and no level is put on top
+/// of it. Far above what data and clones need (clones are refused at 200 levels).
+pub(crate) const MAX_HEIGHT: u8 = 250;
+
 /// A node of the DAG.
 #[derive(Debug, Clone)]
 pub(crate) struct Node {
@@ -223,7 +227,7 @@ impl Node {
 
     /// Raw bytes of pages and an estimate of the header.
     pub fn bytes(&self) -> usize {
-        let pages: usize = self.pages().map(|p| p.raw as usize + p.header_bytes()).sum();
+        let pages: usize = self.pages().map(PageRef::bytes).sum();
         pages + self.edge_bytes() + self.range_bytes()
     }
 
@@ -336,7 +340,7 @@ impl UpdateMsg {
 
 impl Run {
     pub fn bytes(&self) -> usize {
-        self.pages.iter().map(|p| p.raw as usize + p.header_bytes()).sum()
+        self.pages.iter().map(PageRef::bytes).sum()
     }
 
     /// True if it may hold a key of `span`, judging by the first and last keys of its pages.
@@ -402,6 +406,11 @@ impl PageRef {
     pub fn through(mut self, lens: &Lens) -> Self {
         self.prefix = lens.apply_shared(&self.prefix);
         self
+    }
+
+    /// Raw bytes of the page and an estimate of what the header says of it.
+    pub fn bytes(&self) -> usize {
+        self.raw as usize + self.header_bytes()
     }
 
     fn header_bytes(&self) -> usize {

@@ -16,7 +16,7 @@ use crate::{
     device::{BLOCK, Device},
     error::{Error, Result},
     key::Longest,
-    node::{Node, NodeId, stored::Stored},
+    node::{MAX_HEIGHT, Node, NodeId, stored::Stored},
     space::{Extent, Space},
 };
 
@@ -434,6 +434,9 @@ fn get_entry(
         return Err(bad("shorter than its entries"));
     }
     let (count, height) = (input.get_u32_le(), input.get_u8());
+    if height > MAX_HEIGHT {
+        return Err(bad("a node higher than any can be"));
+    }
     let longest = if bounds { Longest::decode(input.get_u32_le()) } else { Longest::UNKNOWN };
     let (header_len, header_sum) = (input.get_u32_le(), input.get_u64_le());
     let number = usize::from(input.get_u8());
@@ -472,6 +475,32 @@ mod tests {
         Entry { count: 1, height: 1, longest: Longest::NONE, loc: Loc::Dirty(Arc::new(root)) }
     }
 
+    /// A table as the next process finds it.
+    fn written_and_loaded(table: &Table) -> Result<Table> {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(1 << 20));
+        let space = Space::new(device.clone(), 0, 1 << 20);
+        let pager = Pager::new(device.clone(), 1 << 20, 4096, Codec::None);
+        let write = &mut |page: Bytes| {
+            let extent = space.allocate(page.len() as u64)?;
+            device.write_at(extent.offset, &page).unwrap();
+            Ok(extent)
+        };
+        let stored = table.persist(&mut |_, node| store_node(&pager, &space, node, &|_| true), write)?;
+        let home = stored.home().unwrap();
+        let root = PageAddress { offset: home.extent.offset, len: home.extent.len as u32, sum: home.sum };
+        Table::load(&*device, &Space::new(device.clone(), 0, 1 << 20), Some(root), stored.depth())
+    }
+
+    /// A forged height would overflow where a level is put on top of it.
+    #[test]
+    fn a_node_higher_than_any_can_be_is_refused() {
+        for (height, fits) in [(MAX_HEIGHT, true), (MAX_HEIGHT + 1, false), (u8::MAX, false)] {
+            let mut table = Table::default();
+            table.set(1, Some(Entry { height, ..entry() }));
+            assert_eq!(written_and_loaded(&table).is_ok(), fits, "height {height}");
+        }
+    }
+
     /// An edit that replaces all nodes may take the old ones out first. The page of small numbers must not
     /// stay behind without an entry: such a table could not be loaded, and with it the store.
     #[test]
@@ -481,20 +510,7 @@ mod tests {
             table.set(1, Some(entry()));
             table.set(1, None);
             table.set(number, Some(entry()));
-            let device: Arc<dyn Device> = Arc::new(MemDevice::new(1 << 20));
-            let space = Space::new(device.clone(), 0, 1 << 20);
-            let pager = Pager::new(device.clone(), 1 << 20, 4096, Codec::None);
-            let write = &mut |page: Bytes| {
-                let extent = space.allocate(page.len() as u64)?;
-                device.write_at(extent.offset, &page).unwrap();
-                Ok(extent)
-            };
-            let stored =
-                table.persist(&mut |_, node| store_node(&pager, &space, node, &|_| true), write).unwrap();
-            let home = stored.home().unwrap();
-            let root = PageAddress { offset: home.extent.offset, len: home.extent.len as u32, sum: home.sum };
-            let space = Space::new(device.clone(), 0, 1 << 20);
-            let loaded = Table::load(&*device, &space, Some(root), stored.depth()).unwrap();
+            let loaded = written_and_loaded(&table).unwrap();
             let mut numbers = Vec::new();
             loaded.for_each(|id, _| numbers.push(id));
             assert_eq!(numbers, [number]);

@@ -15,9 +15,9 @@ use crate::{
         share::place::Placed,
         write::flush::pending,
     },
-    error::{Result, or_if_damaged},
+    error::{Error, Result, or_if_damaged},
     key::{Lens, Span},
-    node::{Body, Edge, Layer, Node, NodeId, Target},
+    node::{Body, Edge, Layer, MAX_HEIGHT, Node, NodeId, Target},
 };
 
 /// Bytes of pending messages up to which a clone copies them, whatever the node size.
@@ -69,8 +69,8 @@ impl Edit<'_> {
     /// page that cannot be. I/O: none but for sources of clones.
     pub fn keep_table_above(&mut self, table: &Memtable, layer: Layer) -> Result<Placed> {
         // A clone may show all that the root holds, and a Goto rests two levels above its target.
-        self.grow_root();
-        self.grow_root();
+        self.grow_root()?;
+        self.grow_root()?;
         self.keep_table(table, layer)
     }
 
@@ -81,7 +81,7 @@ impl Edit<'_> {
             wanted = wanted.max(self.height(target.id)? + 1);
         }
         while self.height(self.root)? < wanted {
-            self.grow_root();
+            self.grow_root()?;
         }
         self.absorb(self.load(self.root)?, layer)
     }
@@ -100,13 +100,17 @@ impl Edit<'_> {
     }
 
     /// Puts a new root above the present one.
-    fn grow_root(&mut self) {
+    fn grow_root(&mut self) -> Result<()> {
         let old = self.root;
-        let height =
-            self.height(old).unwrap_or(0).checked_add(1).unwrap_or_else(|| panic!("a DAG of 256 levels"));
+        let height = self.height(old)?.saturating_add(1);
+        if height > MAX_HEIGHT {
+            let detail = format!("the root has {MAX_HEIGHT} levels already: no more are possible");
+            return Err(Error::corrupt("translation table", 0, detail));
+        }
         let edge = Edge { child: Some(Target::plain(old)), ..Default::default() };
         let id = self.create(Node { height, span: Span::all(), body: Body::Interior(vec![edge]) });
         self.set_root(id);
+        Ok(())
     }
 
     /// Puts the root anew, as `root`: within all limits, under as many levels as its width needs, and without
@@ -115,7 +119,7 @@ impl Edit<'_> {
         // Nothing rests above the root, so it may sink.
         let mut parts = self.within_limits(Some(self.root), root)?;
         while parts.len() > 1 {
-            self.grow_root();
+            self.grow_root()?;
             let mut top = self.load(self.root)?;
             // Some parts may have sunk further than others.
             top.height = top.height.max(parts.iter().map(|(_, part)| part.height).max().unwrap_or(0) + 1);

@@ -54,6 +54,7 @@ mod space;
 mod stats;
 mod store;
 mod thread;
+pub mod waiting;
 
 pub use batch::{Batch, Op};
 pub use db::{Backup, BackupReport, CheckReport, Cursor, Db, Finding, PairRef, Snapshot};

@@ -5,8 +5,10 @@
 //! well (Rebello et al. 2020, "Can Applications Recover from fsync Failures?").
 //! The log and a checkpoint flush from different threads, and each rests on what
 //! the other wrote. So flushes take turns here, and once one has failed none
-//! succeeds, nor a durable write, which takes no turn. Nothing else is
-//! changed. Uses the device below only.
+//! succeeds, nor a durable write, which takes no turn. As everything that the
+//! engine asks of a device passes here, it is also where a thread is told that
+//! it is about to wait for one. Nothing else is changed. Uses the device below
+//! and `waiting` only.
 
 use std::{
     io::{self, IoSliceMut},
@@ -15,7 +17,10 @@ use std::{
 
 use parking_lot::Mutex;
 
-use crate::device::{Device, DeviceStats};
+use crate::{
+    device::{Device, DeviceStats},
+    waiting,
+};
 
 /// A device whose flushes fail for good once one has failed.
 pub(crate) struct FailStop {
@@ -46,18 +51,22 @@ impl FailStop {
 
 impl Device for FailStop {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        waiting::announce();
         self.device.read_at(offset, buf)
     }
 
     fn read_vectored_at(&self, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
+        waiting::announce();
         self.device.read_vectored_at(offset, bufs)
     }
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        waiting::announce();
         self.device.write_at(offset, buf)
     }
 
     fn flush(&self) -> io::Result<()> {
+        waiting::announce();
         let _turn = self.turn.lock();
         self.check()?;
         self.note(self.device.flush())
@@ -65,11 +74,13 @@ impl Device for FailStop {
 
     /// Takes no turn: it rests on nothing that others wrote, and is not to wait for it.
     fn write_durably(&self, offset: u64, buf: &[u8]) -> io::Result<bool> {
+        waiting::announce();
         self.check()?;
         self.note(self.device.write_durably(offset, buf))
     }
 
     fn reread(&self) -> io::Result<()> {
+        waiting::announce();
         self.device.reread()
     }
 
@@ -78,10 +89,12 @@ impl Device for FailStop {
     }
 
     fn grow(&self, size: u64) -> io::Result<()> {
+        waiting::announce();
         self.device.grow(size)
     }
 
     fn reserve(&self, offset: u64, len: u64) -> io::Result<()> {
+        waiting::announce();
         self.device.reserve(offset, len)
     }
 
@@ -90,6 +103,7 @@ impl Device for FailStop {
     }
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<bool> {
+        waiting::announce();
         self.device.discard(offset, len)
     }
 

@@ -11,7 +11,10 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::space::{BLOCK, Error, Result, Space, State};
+use crate::{
+    space::{BLOCK, Error, Result, Space, State},
+    waiting,
+};
 
 /// Smallest range worth a discard, in bytes; a power of two.
 const MIN_DISCARD_BYTES: u64 = 64 << 10;
@@ -88,7 +91,7 @@ impl Space {
         if self.no_discards.load(Relaxed) {
             return Ok(false);
         }
-        let _turn = self.raising.lock();
+        let _turn = waiting::take(|| self.raising.try_lock(), || self.raising.lock());
         let keep = {
             let state = self.state();
             let demand = if how.expect_more { state.discards.demand } else { 0 };

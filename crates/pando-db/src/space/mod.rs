@@ -34,6 +34,7 @@ use self::free::FreeRanges;
 use crate::{
     device::{BLOCK, Device},
     error::{Error, Result},
+    waiting,
 };
 
 /// Largest step in which raw bytes are backed, unless more is needed at once.
@@ -256,7 +257,7 @@ impl Space {
         if let Some(offset) = take() {
             return Ok(offset);
         }
-        let _turn = self.raising.lock();
+        let _turn = waiting::take(|| self.raising.try_lock(), || self.raising.lock());
         loop {
             // Others may have backed or freed something since.
             if let Some(offset) = take() {
@@ -318,7 +319,7 @@ impl Space {
         if self.backed_now.load(Relaxed) >= bytes {
             return Ok(true);
         }
-        let _turn = self.raising.lock();
+        let _turn = waiting::take(|| self.raising.try_lock(), || self.raising.lock());
         self.back_total(bytes)
     }
 

@@ -18,6 +18,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::{
     node::page::Page,
     store::cache_key::{CacheKey, Hashing},
+    waiting,
 };
 
 /// Places in the order of pages read ahead that may be out of date before they are looked through.
@@ -93,6 +94,7 @@ impl InFlight {
             Some(Slot::Ahead(page)) => Claimed::Ahead(page.clone()),
             Some(Slot::Reading) => {
                 state.waiting += 1;
+                waiting::announce();
                 while matches!(state.slots.get(&key), Some(Slot::Reading)) {
                     self.ended.wait(&mut state);
                 }

@@ -104,9 +104,10 @@ impl Edit<'_> {
     fn key_at(&self, run: &Run, offset: usize) -> Result<Bytes> {
         let mut left = offset;
         for page in &run.pages {
-            let raw = page.raw as usize;
-            if left >= raw {
-                left -= raw;
+            // By the measure of the whole: where keys are long, most of it is the header's.
+            let bytes = page.bytes();
+            if left >= bytes {
+                left -= bytes;
                 continue;
             }
             if page.count == 1 {
@@ -226,7 +227,7 @@ fn extent_border(run: &Run, low: usize, high: usize, len: usize) -> Option<Bytes
     let mut best: Option<(usize, Bytes)> = None;
     for pair in run.pages.windows(2) {
         let [before, next] = pair else { continue };
-        at += before.raw as usize;
+        at += before.bytes();
         if at < low || at > high || extent(before) == extent(next) {
             continue;
         }

@@ -17,6 +17,7 @@ use crate::{
     device::BLOCK,
     error::{Error, Result},
     store::log,
+    waiting,
 };
 
 pub(crate) mod memory;
@@ -267,6 +268,7 @@ impl Engine {
             if self.options.background && !by_checkpoint {
                 self.signal.wait_done();
             } else {
+                waiting::announce();
                 work(self)?;
             }
         }

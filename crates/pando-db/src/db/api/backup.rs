@@ -17,6 +17,7 @@ use crate::{
     db::cursor::Snapshot,
     error::{Error, Result},
     key::common_prefix,
+    waiting,
 };
 
 /// First bytes of every backup.
@@ -128,7 +129,10 @@ impl Snapshot {
 
     /// The header without its checksum.
     fn header(&self) -> Vec<u8> {
-        let uuid = self.engine.checkpointing.lock().superblock.uuid;
+        let uuid =
+            waiting::take(|| self.engine.checkpointing.try_lock(), || self.engine.checkpointing.lock())
+                .superblock
+                .uuid;
         let mut header = Vec::with_capacity(HEADER_BYTES);
         header.put_slice(&MAGIC);
         header.put_u32_le(VERSION);

@@ -18,6 +18,7 @@ use crate::{
     db::engine::{Engine, signal::Work, superversion::Superversion},
     error::{Error, Result},
     node::NodeId,
+    waiting,
 };
 
 /// Points, and bytes of them, that a waiting writer builds at once: a fraction of a millisecond.
@@ -30,7 +31,7 @@ const RECLAIM_NODES: usize = 64;
 impl Engine {
     /// Applies the oldest sealed table to the DAG; `false` if there is none.
     pub fn flush_step(&self) -> Result<bool> {
-        let _turn = self.flushing.lock();
+        let _turn = waiting::take(|| self.flushing.try_lock(), || self.flushing.lock());
         let Some(table) = self.superversion.read().sealed.front().cloned() else { return Ok(false) };
         // What came in bulk is taken over as the log has placed it.
         if self.log.has_blobs() {
@@ -97,7 +98,7 @@ impl Engine {
 
     /// Goes on flushing where an edit had to stop; `false` if the root is within its limit.
     pub fn relieve_step(&self) -> Result<bool> {
-        let _turn = self.flushing.lock();
+        let _turn = waiting::take(|| self.flushing.try_lock(), || self.flushing.lock());
         match self.edit(|edit| edit.relieve_root(), |_| ()) {
             // What can be read has been carried down before, or will be by the next one.
             Err(error) if error.is_damage() => Ok(false),
@@ -146,7 +147,7 @@ impl Engine {
 
     /// Takes some nodes without references out of the store; `false` if there are none that can be.
     pub fn reclaim_step(&self) -> Result<bool> {
-        let _turn = self.flushing.lock();
+        let _turn = waiting::take(|| self.flushing.try_lock(), || self.flushing.lock());
         let some: Vec<NodeId> = {
             let mut orphans = self.orphans.lock();
             let some: Vec<_> = orphans.iter().copied().take(RECLAIM_NODES).collect();

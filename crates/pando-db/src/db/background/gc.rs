@@ -20,6 +20,7 @@ use crate::{
     },
     db::engine::{Engine, gc_state::GcProgress},
     error::Result,
+    waiting,
 };
 
 /// Nodes that a step of a walk looks at, beside those on its way.
@@ -36,7 +37,8 @@ impl Engine {
     /// Flushes deletes down, reclaims and checkpoints until there is `enough` space, or nothing more
     /// can be given back; whether there is.
     pub fn settle(&self, enough: &dyn Fn() -> Result<bool>) -> Result<bool> {
-        let _turn = self.gc_turn.lock();
+        waiting::announce();
+        let _turn = waiting::take(|| self.gc_turn.try_lock(), || self.gc_turn.lock());
         self.seal();
         self.flush_all()?;
         *self.gc_progress.lock() = GcProgress::default();
@@ -89,7 +91,7 @@ impl Engine {
 
     /// Takes edges and levels away that the root does not need any more, by one step; whether there were any.
     fn heal_step(&self) -> Result<bool> {
-        let _turn = self.flushing.lock();
+        let _turn = waiting::take(|| self.flushing.try_lock(), || self.flushing.lock());
         let shrunk = self.edit_with(&self.gc_context(), |edit| edit.heal_root(), |_| ())?;
         let mut gc_progress = self.gc_progress.lock();
         gc_progress.changed |= shrunk;
@@ -128,7 +130,7 @@ impl Engine {
         }
         let pruned = Cell::new(false);
         for some in survey.found.chunks(EDIT_NODES.min(self.limits.edit_nodes)) {
-            let _turn = self.flushing.lock();
+            let _turn = waiting::take(|| self.flushing.try_lock(), || self.flushing.lock());
             let outcome = self.edit(
                 |edit| {
                     for prunable in some {
@@ -187,7 +189,7 @@ impl Engine {
                 next = Some(key.clone());
                 break;
             }
-            let _turn = self.flushing.lock();
+            let _turn = waiting::take(|| self.flushing.try_lock(), || self.flushing.lock());
             any |= match self.edit_with(&self.gc_context(), |edit| edit.push_down_at(key), |_| ()) {
                 Err(error) if error.is_damage() => false,
                 other => other?,

@@ -24,6 +24,7 @@ use crate::{
         superblock::{self, Superblock, TableRoot},
         table::Table,
     },
+    waiting,
 };
 
 mod bounds;
@@ -32,7 +33,7 @@ pub(crate) mod discard;
 impl Engine {
     /// Makes everything written before the call part of a durable checkpoint.
     pub fn checkpoint(&self) -> Result<()> {
-        let mut durable = self.checkpointing.lock();
+        let mut durable = waiting::take(|| self.checkpointing.try_lock(), || self.checkpointing.lock());
         self.check_running()?;
         let target = self.change(|front| {
             front.seal();
@@ -59,7 +60,7 @@ impl Engine {
     /// one is being made any more. In-memory tables stay as they are: the log holds them, and one that is
     /// cut short is as much work below as a full one.
     pub fn checkpoint_nodes(&self, wanted: impl Fn(&Engine) -> bool) -> Result<()> {
-        let mut durable = self.checkpointing.lock();
+        let mut durable = waiting::take(|| self.checkpointing.try_lock(), || self.checkpointing.lock());
         self.check_running()?;
         if wanted(self) {
             self.persist(&mut durable, false)?;
@@ -72,7 +73,7 @@ impl Engine {
     /// Makes a last checkpoint that says that there is nothing to recover.
     pub fn checkpoint_clean(&self) -> Result<()> {
         self.checkpoint()?;
-        let mut durable = self.checkpointing.lock();
+        let mut durable = waiting::take(|| self.checkpointing.try_lock(), || self.checkpointing.lock());
         // Another checkpoint may have failed in between, and nobody knows which superblock it left behind.
         self.check_running()?;
         self.persist(&mut durable, true)
@@ -150,7 +151,7 @@ impl Engine {
 
     /// Makes the store `size` bytes long, growing the device first if it is shorter.
     pub fn grow(&self, size: u64) -> Result<()> {
-        let mut durable = self.checkpointing.lock();
+        let mut durable = waiting::take(|| self.checkpointing.try_lock(), || self.checkpointing.lock());
         self.check_running()?;
         let size = size / BLOCK * BLOCK;
         let old = durable.superblock.device_size;

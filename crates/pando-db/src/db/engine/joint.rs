@@ -27,14 +27,6 @@ pub(crate) struct Joint {
     pub earlier: Vec<Bytes>,
 }
 
-impl Joint {
-    /// What it is to a batch behind it that it is not made one with.
-    pub fn over(&self) -> Earlier {
-        let new = self.ops.iter().filter_map(key).filter(|key| !self.earlier.contains(key));
-        Earlier { ops: Vec::new(), keys: new.cloned().collect() }
-    }
-}
-
 /// What came right before a batch.
 #[derive(Debug, Default)]
 pub(crate) struct Earlier {
@@ -46,12 +38,43 @@ pub(crate) struct Earlier {
     pub keys: Vec<Bytes>,
 }
 
+impl Earlier {
+    /// What it is to a batch behind it that it is not made one with.
+    pub fn over(&self) -> Earlier {
+        let new = self.ops.iter().filter_map(key).filter(|key| !self.keys.contains(key));
+        Earlier { ops: Vec::new(), keys: new.cloned().collect() }
+    }
+
+    /// The operation on `key`. The last ones are looked at first, as what grows is what came last.
+    fn find(&self, key: &Bytes) -> Option<(usize, &Op)> {
+        self.ops.iter().enumerate().rev().find(|(_, op)| self::key(op).is_some_and(|old| is_same(old, key)))
+    }
+}
+
+/// Whether two keys are equal. Those of a batch begin alike as a rule, so their ends are looked at first.
+fn is_same(a: &[u8], b: &[u8]) -> bool {
+    a.len() == b.len() && a.last_chunk::<8>() == b.last_chunk::<8>() && a == b
+}
+
 /// What batches that are made one come to.
 pub(crate) struct Joined {
-    /// All operations, one for each key.
-    pub all: Vec<Op>,
-    /// What the newest batch does, as an in-memory table takes it in; puts are those of `all`, to the address.
+    /// What comes of the operations before: the one at a place becomes another, or one is added (no place).
+    changes: Vec<(Option<usize>, Op)>,
+    /// What the newest batch does, as an in-memory table takes it in; puts are those of all, to the address.
     pub newest: Vec<Op>,
+}
+
+impl Joined {
+    /// All operations, one for each key, where `before` were the ones before; and the newest.
+    pub fn onto(self, mut before: Vec<Op>) -> (Vec<Op>, Vec<Op>) {
+        for (at, op) in self.changes {
+            match at.and_then(|at| before.get_mut(at)) {
+                Some(slot) => *slot = op,
+                None => before.push(op),
+            }
+        }
+        (before, self.newest)
+    }
 }
 
 fn key(op: &Op) -> Option<&Bytes> {
@@ -83,22 +106,18 @@ pub(crate) fn join(
     if ops.len() > MAX_OPS || ops.iter().enumerate().any(repeated) {
         return None;
     }
-    let in_record = |ops: &[Op]| -> usize {
-        let bytes = |op: &Op| match op {
-            Op::Put(key, value) if value.len() >= aside => key.len(),
-            Op::Put(key, value) | Op::Upsert(key, value) => key.len() + value.len(),
-            op => key(op).map_or(0, Bytes::len),
-        };
-        ops.iter().map(bytes).sum()
+    let in_record = |op: &Op| match op {
+        Op::Put(key, value) if value.len() >= aside => key.len(),
+        Op::Put(key, value) | Op::Upsert(key, value) => key.len() + value.len(),
+        op => key(op).map_or(0, Bytes::len),
     };
     let keys = &before.keys;
-    let before = &before.ops[..];
-    let may_add = before.is_empty() || in_record(before) <= MAX_BYTES_FOR_MORE_KEYS;
-    let mut joined = Joined { all: before.to_vec(), newest: Vec::with_capacity(ops.len()) };
+    let (mut count, mut bytes) = (before.ops.len(), before.ops.iter().map(in_record).sum::<usize>());
+    let may_add = count == 0 || bytes <= MAX_BYTES_FOR_MORE_KEYS;
+    let mut joined = Joined { changes: Vec::with_capacity(ops.len()), newest: Vec::with_capacity(ops.len()) };
     for op in ops {
         let key = key(op)?;
-        let at = before.iter().position(|old| self::key(old) == Some(key));
-        let old = at.and_then(|at| before.get(at));
+        let (at, old) = before.find(key).unzip();
         let both = match (old, op) {
             (Some(Op::Put(_, value)), Op::Upsert(_, change)) => {
                 settled(key, merge.apply(Some(value), change))?
@@ -111,7 +130,7 @@ pub(crate) fn join(
                     None => Op::Upsert(key.clone(), both),
                 }
             }
-            (None, Op::Upsert(_, change)) if keys.contains(key) => {
+            (None, Op::Upsert(_, change)) if keys.iter().any(|old| is_same(old, key)) => {
                 match standing(key).and_then(|value| merge.apply(Some(&value), change)) {
                     Some(value) if value.len() <= MAX_MERGED => Op::Put(key.clone(), value),
                     _ => op.clone(),
@@ -123,13 +142,15 @@ pub(crate) fn join(
             Op::Upsert(..) => op.clone(),
             settled => settled.clone(),
         });
-        match at.and_then(|at| joined.all.get_mut(at)) {
-            Some(slot) => *slot = both,
-            None if may_add => joined.all.push(both),
+        bytes += in_record(&both);
+        match old {
+            Some(old) => bytes -= in_record(old),
+            None if may_add => count += 1,
             None => return None,
         }
+        joined.changes.push((at, both));
     }
-    (joined.all.len() <= MAX_KEYS && in_record(&joined.all) <= MAX_BYTES).then_some(joined)
+    (count <= MAX_KEYS && bytes <= MAX_BYTES).then_some(joined)
 }
 
 #[cfg(test)]
@@ -190,14 +211,15 @@ mod tests {
                 joins += 1;
                 let puts = |ops: &[Op]| ops.iter().filter(|op| matches!(op, Op::Put(..))).count();
                 whole += usize::from(puts(&joined.newest) > puts(&ops));
+                let (all, newest) = joined.onto(before.ops.clone());
                 let mut table = store.clone();
-                apply(&mut table, &joined.newest);
+                apply(&mut table, &newest);
                 apply(&mut store, &ops);
                 assert_eq!(table, store, "{before:?} {ops:?}");
                 let mut replayed = base.clone();
-                apply(&mut replayed, &joined.all);
-                assert_eq!(replayed, store, "{:?}", joined.all);
-                before.ops = joined.all;
+                apply(&mut replayed, &all);
+                assert_eq!(replayed, store, "{all:?}");
+                before.ops = all;
             }
         }
         assert!(joins > 10_000 && whole > 1000, "{joins} {whole}");

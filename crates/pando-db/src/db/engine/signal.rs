@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
+use crate::waiting;
+
 /// Kinds of background work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Work {
@@ -84,6 +86,7 @@ impl Signal {
 
     /// Waits until something was done, or a short while: callers look again in a loop.
     pub fn wait_done(&self) {
+        waiting::announce();
         let mut turn = self.done_lock.lock();
         self.done.wait_for(&mut turn, Duration::from_millis(20));
     }

@@ -13,7 +13,7 @@
 //! Who has to wait may do some of the work that it waits for: two processors are busy then, where one slept.
 //!
 //! Guarantees: no delay below the pressure at which it begins; delays are for bytes, so small writes are
-//! delayed a little; no delay is longer than [`LONGEST`] and one step of that work. May use: nothing.
+//! delayed a little; no delay is longer than [`LONGEST`] and one step of that work. May use: `waiting`.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -21,6 +21,8 @@ use std::{
 };
 
 use parking_lot::Mutex;
+
+use crate::waiting;
 
 /// What a byte costs at half the pressure, in nanoseconds: 100 MB/s.
 const NANOS_PER_BYTE: f64 = 10.0;
@@ -100,6 +102,7 @@ impl Throttle {
         let left = || (now + delay).checked_sub(self.began.elapsed());
         while left().is_some() && work() {}
         if let Some(left) = left() {
+            waiting::announce();
             std::thread::sleep(left);
         }
     }

@@ -42,9 +42,12 @@ impl Engine {
         let last = front.joint.take().filter(|joint| joint.msn == newest);
         let replaced = last.as_ref().map(|joint| joint.msn).filter(|_| !front.active.is_empty());
         let last = last.unwrap_or_default();
-        let apart = last.over();
-        let tries = [(replaced, Earlier { ops: last.ops, keys: last.earlier }), (None, apart)];
-        for (replaced, before) in tries.into_iter().skip(usize::from(replaced.is_none())) {
+        let mut before = Earlier { ops: last.ops, keys: last.earlier };
+        // In the place of the record before, if it can be replaced, or as one of its own.
+        for replaced in replaced.map(Some).into_iter().chain([None]) {
+            if replaced.is_none() {
+                before = before.over();
+            }
             let tables = std::iter::once(&front.active).chain(front.sealed.back().map(|table| &**table));
             let standing = |key: &[u8]| match tables.clone().find_map(|table| table.points.get(key)) {
                 Some(Msg::Put(value)) => Some(value.clone()),
@@ -52,15 +55,21 @@ impl Engine {
             };
             let aside = self.bulk.threshold();
             let Some(joined) = join(&before, &encoded.ops, aside, standing, &*self.merge) else { continue };
-            let both = record::encode(joined.all.clone(), aside);
-            let (msn, end) = match self.log.append_open(replaced, record::ASIDE, &both.payload, &both.values)
-            {
+            let count = before.ops.len();
+            let (mut all, newest) = joined.onto(std::mem::take(&mut before.ops));
+            let (payload, values) = record::encode_borrowed(&all, aside);
+            let (msn, end) = match self.log.append_open(replaced, record::ASIDE, &payload, &values) {
                 Ok(Some(appended)) => appended,
-                Ok(None) => continue,
+                Ok(None) => {
+                    // The keys are those of before, which is what matters to a record of its own.
+                    all.truncate(count);
+                    before.ops = all;
+                    continue;
+                }
                 Err(AppendError::Full) => return Ok(Tried::NoRoom),
                 Err(other) => return Err(other.into()),
             };
-            let ops = &joined.newest;
+            let ops = &newest;
             let mut active = match self.views.wanted() {
                 true => {
                     let mut active = front.active.clone();
@@ -80,7 +89,7 @@ impl Engine {
             if ops.iter().any(|op| matches!(op, Op::Delete(_))) {
                 self.counters.deletes.store(true, Ordering::Relaxed);
             }
-            front.joint = Some(Joint { msn, ops: joined.all, earlier: before.keys });
+            front.joint = Some(Joint { msn, ops: all, earlier: before.keys });
             front.accept(active, msn, end, self.seal_threshold());
             return Ok(Tried::Applied);
         }

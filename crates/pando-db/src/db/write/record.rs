@@ -4,6 +4,8 @@
 //! fields. Long values are not in it but set aside, for the log to decide
 //! where they go (`store::bulk`). Decoding is total.
 
+use std::ops::Range;
+
 use bytes::{BufMut, Bytes};
 
 use crate::{
@@ -25,6 +27,9 @@ mod tag {
     pub const PUT_ASIDE: u8 = 8;
     pub const UPSERT_PREFIX: u8 = 9;
 }
+
+/// What an operation takes besides its keys and values, at most, bytes: its tag and the lengths of two fields.
+const OP_BYTES: usize = 12;
 
 /// Kind of a record that holds all of its batch.
 pub(crate) const WHOLE: u8 = 0;
@@ -66,9 +71,48 @@ pub(crate) struct Encoded {
 
 /// Encodes the operations of a batch, setting aside values of at least `threshold` bytes.
 pub(crate) fn encode(mut ops: Vec<Op>, threshold: usize) -> Encoded {
-    let is_long = |op: &Op| matches!(op, Op::Put(_, value) if value.len() >= threshold);
-    let aside = ops.iter().any(is_long);
-    let len: usize = ops.iter().map(|op| op_len(op) + 12).sum();
+    let mut places = Vec::with_capacity(ops.len());
+    let (payload, values) = encode_noting(&ops, threshold, |first, second| places.push((first, second)));
+    let len = most_bytes(&ops);
+    for (op, (first, second)) in ops.iter_mut().zip(places) {
+        let is_aside = is_long(op, threshold);
+        match op {
+            Op::Put(key, value) => {
+                *key = payload.slice(first);
+                if !is_aside {
+                    *value = payload.slice(second);
+                }
+            }
+            Op::Delete(key) => *key = payload.slice(first),
+            Op::Upsert(key, change) => (*key, *change) = (payload.slice(first), payload.slice(second)),
+            _ => (),
+        }
+    }
+    Encoded { payload, values, ops, len }
+}
+
+/// Payload and values of [`Encoded`], for operations that are kept elsewhere.
+pub(crate) fn encode_borrowed(ops: &[Op], threshold: usize) -> (Bytes, Vec<(Bytes, Bytes)>) {
+    encode_noting(ops, threshold, |_, _| ())
+}
+
+/// Bytes of operations with all their values, at most.
+fn most_bytes(ops: &[Op]) -> usize {
+    ops.iter().map(|op| op_len(op) + OP_BYTES).sum()
+}
+
+/// True if the operation has a value that is set aside.
+fn is_long(op: &Op, threshold: usize) -> bool {
+    matches!(op, Op::Put(_, value) if value.len() >= threshold)
+}
+
+/// The same; `note` is told for each operation where in the payload its fields are.
+fn encode_noting(
+    ops: &[Op],
+    threshold: usize,
+    mut note: impl FnMut(Range<usize>, Range<usize>),
+) -> (Bytes, Vec<(Bytes, Bytes)>) {
+    let is_long = |op: &Op| is_long(op, threshold);
     let values: Vec<_> = ops
         .iter()
         .filter_map(|op| match op {
@@ -76,17 +120,16 @@ pub(crate) fn encode(mut ops: Vec<Op>, threshold: usize) -> Encoded {
             _ => None,
         })
         .collect();
-    let inside = len - values.iter().map(|(_, value)| value.len()).sum::<usize>();
+    let inside = most_bytes(ops) - values.iter().map(|(_, value)| value.len()).sum::<usize>();
     // A table keeps it until it is flushed. Much memory that comes and goes like this is the pool's rather than
     // the heap's, of which only what is free at the end goes back to the kernel.
     let room = 1 + inside;
     let mut buffer = pool::buffer(room);
     let mut out: &mut [u8] = &mut buffer;
-    let mut places = Vec::with_capacity(ops.len());
-    if !aside {
+    if values.is_empty() {
         out.put_u8(WHOLE);
     }
-    for op in &ops {
+    for op in ops {
         let (tag, first, second): (u8, &[u8], Option<&[u8]>) = match op {
             Op::Put(key, _) if is_long(op) => (tag::PUT_ASIDE, key, None),
             Op::Put(key, value) => (tag::PUT, key, Some(value)),
@@ -105,25 +148,10 @@ pub(crate) fn encode(mut ops: Vec<Op>, threshold: usize) -> Encoded {
             end - field.len()..end
         };
         let first = put(first);
-        places.push((first, second.map_or(0..0, put)));
+        note(first, second.map_or(0..0, put));
     }
     let used = room - out.len();
-    let payload = Bytes::from(buffer).slice(..used);
-    for (op, (first, second)) in ops.iter_mut().zip(places) {
-        let is_aside = is_long(op);
-        match op {
-            Op::Put(key, value) => {
-                *key = payload.slice(first);
-                if !is_aside {
-                    *value = payload.slice(second);
-                }
-            }
-            Op::Delete(key) => *key = payload.slice(first),
-            Op::Upsert(key, change) => (*key, *change) = (payload.slice(first), payload.slice(second)),
-            _ => (),
-        }
-    }
-    Encoded { payload, values, ops, len }
+    (Bytes::from(buffer).slice(..used), values)
 }
 
 /// What a record says.

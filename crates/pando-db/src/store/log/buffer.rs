@@ -34,6 +34,8 @@ pub(crate) struct LogBuffer {
     pub head: u64,
     /// Everything before is on the device.
     pub written: u64,
+    /// A block before all records, for a footer that announces the first write-out if that is long.
+    pub notice: Option<u64>,
     /// Something was written or placed that no flush has covered.
     pub loose: bool,
     /// The last record about values outside the log, if no footer calls it durable yet; else 0.
@@ -122,6 +124,15 @@ impl LogBuffer {
         }
         let complete = if self.values.is_empty() { self.msn } else { self.first_aside - 1 };
         (buffer, footer, complete)
+    }
+
+    /// Leaves a block free before the first record, in a log that was empty when it was opened. Who finds such a log
+    /// does not search all of it, and would miss a long write-out whose beginning is damaged.
+    pub fn keep_room_for_notice(&mut self) {
+        assert!(self.buffer.is_empty() && self.written == self.head, "something was appended already");
+        self.notice = Some(self.head);
+        self.head += guard::total(0);
+        self.written = self.head;
     }
 
     /// The footer of all that was not taken yet: `records` bytes from position `begin` on.

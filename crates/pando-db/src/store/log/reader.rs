@@ -24,6 +24,8 @@ use crate::{
 
 /// How much is read at once, in bytes.
 const READ_BYTES: u64 = 1 << 20;
+/// How far a log is searched that was empty once, and to all appearances is empty still, in bytes.
+pub(super) const EMPTY_SEARCH_BYTES: u64 = READ_BYTES;
 
 /// A valid record.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -176,7 +178,7 @@ impl Replay {
         // The first write-out behind what is missing.
         let mut next: Option<Footer> = None;
         // How far a log is searched that was empty once, and to all appearances is empty still.
-        let mut enough = if self.clean { here + READ_BYTES } else { u64::MAX };
+        let mut enough = if self.clean { here + EMPTY_SEARCH_BYTES } else { u64::MAX };
         let mut block = here - here % BLOCK;
         while block + BLOCK <= self.limit() && block <= enough {
             let at_block = LogPos { pos: block, ..self.at };
@@ -187,9 +189,10 @@ impl Replay {
             if let Some(footer) = self.footer_in(block)? {
                 self.durable = self.durable.max(footer.durable);
                 if self.clean && footer.begin >= here {
-                    // One without records that calls nothing durable but what was there before says where others begin.
-                    let says_nothing = footer.records == 0 && footer.durable < self.next_msn;
-                    enough = if says_nothing { footer.end() + READ_BYTES } else { u64::MAX };
+                    // One without records that calls nothing durable but what was there before, and announces
+                    // none, says where others begin.
+                    let says_nothing = footer.records == 0 && footer.durable.max(footer.last) < self.next_msn;
+                    enough = if says_nothing { footer.end() + EMPTY_SEARCH_BYTES } else { u64::MAX };
                 }
                 // Of another lap it says no more than that.
                 let footer = Some(footer).filter(|footer| footer.end() == block + BLOCK);
@@ -337,8 +340,12 @@ impl Replay {
         }
         let flushed = self.region.device.flush();
         flushed.map_err(|e| Error::io("flush", self.region.base, e))?;
+        let is_empty = self.clean && self.at == self.start;
         let log = Log::resume(self.region, self.start.pos, self.at, self.head, self.next_msn, placer);
         log.doubt(self.in_doubt);
+        if is_empty {
+            log.front().keep_room_for_notice();
+        }
         Ok(log)
     }
 

@@ -37,8 +37,11 @@ use crate::{
         LogPos, Region,
         blob::{BlobPlacer, Group},
         buffer::{LogBuffer, LogSizes},
-        guard, max_payload,
+        guard::{self, Footer},
+        max_payload,
+        reader::EMPTY_SEARCH_BYTES,
     },
+    waiting,
 };
 
 /// Largest buffer that is kept for reuse, in bytes.
@@ -174,6 +177,7 @@ impl Log {
             spare: Vec::new(),
             head,
             written: head,
+            notice: None,
             loose: false,
             unmarked: 0,
             told: 0,
@@ -252,6 +256,7 @@ impl Log {
         let mut turn = self.turn.lock();
         while turn.durable_msn < target {
             if turn.flushing {
+                waiting::announce();
                 self.done.wait(&mut turn);
                 continue;
             }
@@ -352,6 +357,7 @@ impl Log {
     fn write_buffered(&self, durably: bool) -> Result<u64, String> {
         let mut turn = self.turn.lock();
         while turn.writing {
+            waiting::announce();
             self.done.wait(&mut turn);
         }
         if let Some(reason) = self.stopped.get() {
@@ -463,7 +469,7 @@ impl Log {
     fn drain(&self, durably: bool) -> Result<u64, String> {
         let placed = self.place_values()?;
         let known = self.turn.lock().durable_msn;
-        let (mut buffer, footer, msn, durably) = {
+        let (mut buffer, footer, msn, durably, notice) = {
             let mut front = self.front();
             if placed {
                 front.unmarked = front.msn;
@@ -474,13 +480,18 @@ impl Log {
             assert!(front.head - front.oldest() <= self.size, "the log overtakes itself");
             // What is loose needs a flush, which covers this as well.
             let durably = durably && !placed && !front.loose && buffer.len() <= MAX_DURABLE_WRITE_BYTES;
-            (buffer, footer, msn, durably)
+            let notice = if buffer.is_empty() { None } else { front.notice.take() };
+            (buffer, footer, msn, durably, notice)
         };
         if !buffer.is_empty() {
             guard::close(&mut buffer, &footer, self.store);
         }
         let begin = footer.begin;
         let mut loose = placed;
+        if let Some(at) = notice.filter(|at| footer.end() - at > EMPTY_SEARCH_BYTES / 2) {
+            self.announce(at, &footer)?;
+            loose = true;
+        }
         let (mut pos, mut rest) = (begin, &buffer[..]);
         while !rest.is_empty() {
             let within = pos % self.size;
@@ -502,6 +513,15 @@ impl Log {
             front.spare = buffer;
         }
         Ok(msn)
+    }
+
+    /// Writes a footer at the position `pos` that has no records of its own and announces those of the write-out that
+    /// `footer` closes.
+    fn announce(&self, pos: u64, footer: &Footer) -> Result<(), String> {
+        let mut block = Vec::new();
+        guard::close(&mut block, &Footer { records: 0, begin: pos, ..*footer }, self.store);
+        let at = self.base + pos % self.size;
+        self.device.write_at(at, &block).map_err(|e| format!("write of the log at byte {at}: {e}"))
     }
 
     /// Places the values set aside and appends the records that say where; `false` if there are none.

@@ -123,7 +123,7 @@ impl BlockMap {
     /// Reads the map under a data prefix. One scan of 64 bytes or less for 8 MiB of the file.
     pub(crate) fn read(db: &Db, data: &[u8], dense: u64) -> Result<Self> {
         let mut map = Self::default();
-        let mut pairs = db.range(&path::block(data, path::MAP), Some(&path::block(data, u64::MAX)));
+        let mut pairs = db.range(&path::block(data, path::MAP), Some(&path::block(data, path::ATTRS)));
         while let Some((key, value)) = pairs.next_ref()? {
             if let Some(number) = path::block_of(data, key) {
                 map.pieces.insert(number & !path::MAP, decode(value));
@@ -151,6 +151,69 @@ impl BlockMap {
     /// Whether the bit of a block is set.
     pub(crate) fn exists(&self, block: u64) -> bool {
         self.count(block, block.saturating_add(1)) > 0
+    }
+
+    /// Adds to `batch` that none of the blocks `from..to` exists, whatever the map says of them.
+    pub(crate) fn clear(&mut self, batch: &mut Batch, data: &Bytes, from: u64, to: u64) {
+        if from >= to {
+            return;
+        }
+        let key = |piece: u64| path::block(data, path::MAP | piece);
+        let whole = from.div_ceil(PIECE)..to / PIECE;
+        let gone: Vec<u64> = match whole.is_empty() {
+            true => Vec::new(),
+            false => self.pieces.range(whole.clone()).map(|(piece, _)| *piece).collect(),
+        };
+        gone.iter().for_each(|piece| _ = self.pieces.remove(piece));
+        if gone.len() > FEW {
+            batch.delete_range(key(whole.start), Some(key(whole.end)));
+        } else {
+            gone.iter().for_each(|piece| _ = batch.delete(key(*piece)));
+        }
+        // At most two pieces are cut; they may be one.
+        let mut cut = [from / PIECE, (to - 1) / PIECE].to_vec();
+        cut.dedup();
+        for piece in cut.into_iter().filter(|piece| !whole.contains(piece)) {
+            let start = piece * PIECE;
+            let (keep, end) = (from.saturating_sub(start), (to - start).min(PIECE));
+            if let Some(bits) = self.pieces.get_mut(&piece) {
+                let behind = range(end, PIECE);
+                let edit = Edit { keep, set: std::array::from_fn(|i| bits[i] & behind[i]) };
+                batch.upsert(key(piece), edit.encode());
+                *bits = edit.apply(bits);
+            }
+        }
+    }
+
+    /// Counts anew, for another dense beginning.
+    pub(crate) fn recount(&mut self, dense: u64) {
+        self.above = self.count(dense, u64::MAX);
+    }
+
+    /// The first block of `from..to` whose bit is `set`, or is not.
+    pub(crate) fn next(&self, from: u64, to: u64, set: bool) -> Option<u64> {
+        let flip = if set { 0 } else { u64::MAX };
+        let mut at = from;
+        while at < to {
+            let (piece, within) = (at / PIECE, at % PIECE);
+            let Some(bits) = self.pieces.get(&piece) else {
+                if !set {
+                    return Some(at);
+                }
+                at = self.pieces.range(piece + 1..).next()?.0.saturating_mul(PIECE);
+                continue;
+            };
+            let wanted = range(within, PIECE);
+            let found = (0u64..).zip(bits.iter().zip(wanted)).find_map(|(i, (word, wanted))| {
+                let bits = (word ^ flip) & wanted;
+                (bits != 0).then(|| piece * PIECE + i * 64 + u64::from(bits.trailing_zeros()))
+            });
+            match found {
+                Some(block) => return (block < to).then_some(block),
+                None => at = (piece + 1) * PIECE,
+            }
+        }
+        None
     }
 
     /// First and last block of each run of set bits in `from..to`.
@@ -202,7 +265,7 @@ impl BlockMap {
         let first = if within == 0 { piece } else { piece + 1 };
         let gone = self.pieces.split_off(&first);
         if gone.len() > FEW {
-            batch.delete_range(path::block(data, path::MAP | first), Some(path::block(data, u64::MAX)));
+            batch.delete_range(path::block(data, path::MAP | first), Some(path::block(data, path::ATTRS)));
         } else {
             for piece in gone.keys() {
                 batch.delete(path::block(data, path::MAP | piece));
@@ -247,6 +310,32 @@ mod tests {
         }
         for bad in [&b""[..], b"\x03", b"\x03\x01", b"\x03\x01\x03", b"\x08\x00\x00"] {
             assert_eq!(Edit::decode(bad), None);
+        }
+    }
+
+    #[test]
+    fn cleared_bits_are_found_as_such() {
+        let data = Bytes::from_static(b"data");
+        let mut map = BlockMap::default();
+        let mut model = vec![false; 4000];
+        let mut seed = 5u64;
+        for _ in 0..300 {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let (a, b) = ((seed >> 33) % 4000, (seed >> 45) % 4000);
+            let (from, to) = (a.min(b), a.max(b));
+            let mut batch = Batch::new();
+            match seed >> 20 & 1 {
+                0 if from < to => map.set(&mut batch, &data, from, to - 1),
+                _ => map.clear(&mut batch, &data, from, to),
+            }
+            model[from as usize..to as usize].fill(seed >> 20 & 1 == 0);
+            assert!(batch.len() <= 12, "a range is few messages");
+            for set in [false, true] {
+                let next = (a..4000).find(|i| model[*i as usize] == set);
+                assert_eq!(map.next(a, 4000, set), next, "{a} {set}");
+            }
+            map.recount(0);
+            assert_eq!(map.above, model.iter().filter(|set| **set).count() as u64);
         }
     }
 

@@ -7,9 +7,11 @@
 
 use std::collections::BTreeMap;
 
+use bytes::Bytes;
 use pando_db::Snapshot;
 
 use crate::{
+    attrs::{self, Bucket},
     blockmap::{self, Bits, PIECE},
     error::Result,
     key_text::describe_key,
@@ -41,6 +43,8 @@ struct FileScan {
     prefix: Vec<u8>,
     size: u64,
     dense: Option<u64>,
+    /// Whether the record says that extended attributes have keys of their own.
+    attrs: bool,
     /// The blocks of a file with holes that were met behind its dense beginning, as pieces of a map.
     above: BTreeMap<u64, Bits>,
 }
@@ -76,6 +80,30 @@ impl FileScan {
         let block = piece.saturating_mul(PIECE);
         Some(format!("{}: blocks that its map lacks", describe_key(&path::block(&self.prefix, block))))
     }
+}
+
+/// What is wrong with the extended attributes that have keys of their own, of the entry with this key.
+fn unlike_attrs(view: &Snapshot, meta: &[u8], record: &Record) -> Result<Option<&'static str>> {
+    let data = path::data_of(meta);
+    let (mut count, mut bytes) = (0u32, 0u32);
+    let mut pairs = view.range(&path::block(&data, path::ATTRS), Some(&path::block(&data, path::ATTRS_END)));
+    while let Some((key, value)) = pairs.next_ref()? {
+        let Ok(bucket) = Bucket::decode(&Bytes::copy_from_slice(value)) else {
+            return Ok(Some("impossible extended attributes"));
+        };
+        for (name, _) in &bucket.attrs {
+            if path::block_of(&data, key) != Some(attrs::key_number(name)) {
+                return Ok(Some("an extended attribute under a key that is not its own"));
+            }
+            if record.attrs.get(name).is_some() {
+                return Ok(Some("an extended attribute that is there twice"));
+            }
+            count += 1;
+            bytes += name.len() as u32 + 1;
+        }
+    }
+    Ok((record.attrs.outside() != (count, bytes))
+        .then_some("other extended attributes than its record counts"))
 }
 
 /// A directory on the way of the scan.
@@ -114,6 +142,11 @@ impl Fs {
             match record.kind {
                 FileKind::Directory => report.directories += 1,
                 _ => report.files += 1,
+            }
+            if record.has_outside()
+                && let Some(text) = unlike_attrs(&view, key, &record)?
+            {
+                problem(&mut report, format!("{}: {text}", describe_key(key)));
             }
             let own = key.get(5..).unwrap_or_default();
             if own.is_empty() {
@@ -183,16 +216,25 @@ impl Fs {
                     problem(report, text);
                 }
                 let record = view.get(&path::meta(prefix.get(5..).unwrap_or_default()))?;
-                let (size, dense) = match record.and_then(|value| Record::decode(&value).ok()) {
-                    Some(r) if r.kind == FileKind::Regular => (r.size, r.dense),
+                let (size, dense, attrs) = match record.and_then(|value| Record::decode(&value).ok()) {
+                    Some(r) if r.kind == FileKind::Regular => (r.size, r.dense, r.has_outside()),
+                    Some(r) if r.has_outside() => (0, None, true),
                     _ => {
                         problem(report, format!("{}: belongs to no file", describe_key(key)));
-                        (u64::MAX, None) // told once for the file
+                        (u64::MAX, None, true) // told once for the file
                     }
                 };
-                file = Some(FileScan { prefix: prefix.to_vec(), size, dense, above: BTreeMap::new() });
+                let prefix = prefix.to_vec();
+                file = Some(FileScan { prefix, size, dense, attrs, above: BTreeMap::new() });
             }
             let Some(seen) = &mut file else { continue };
+            if block >= path::ATTRS {
+                // Those of a record that knows of some were compared with it.
+                if !seen.attrs {
+                    problem(report, format!("{}: of which the record says nothing", describe_key(key)));
+                }
+                continue;
+            }
             if block >= path::MAP {
                 if !seen.agrees(block & !path::MAP, value) {
                     problem(report, format!("{}: says other blocks than there are", describe_key(key)));

@@ -69,7 +69,7 @@ impl Fs {
             self.may_empty(rights, top, &path::contents(&end.at.contents, end.name)?)?;
             open_below = self.orphan_below(batch, top, now)?;
             batch.delete(path::meta(&end.entry));
-            for prefix in end.prefixes(top.kind)? {
+            for prefix in top.peek(|s| end.prefixes(&s.record))? {
                 batch.delete_prefix(prefix);
             }
             lineage = self.retire(batch, end.at, top)?;
@@ -194,10 +194,8 @@ impl Fs {
                 FileKind::Directory => record.clone_id = self.fresh_clone()?,
                 _ => record.fileno = self.fresh_file()?,
             }
-            if source.kind == FileKind::Directory || record.size > 0 {
-                for (a, b) in source_end.prefixes(source.kind)?.into_iter().zip(end.prefixes(source.kind)?) {
-                    batch.clone_prefix(a, b);
-                }
+            for (a, b) in source_end.prefixes(&record)?.into_iter().zip(end.prefixes(&record)?) {
+                batch.clone_prefix(a, b);
             }
             batch.put(path::meta(&end.entry), record.encode());
             let touched = Change::modified(now);

@@ -139,7 +139,9 @@ impl Fs {
             let from = self.attempt(source, tries, false)?;
             let to = self.attempt(target, tries, true)?;
             let (size, dense) = source.peek(|s| (s.record.size, s.record.dense));
-            let (held, perm) = target.peek(|s| (s.record.size, s.record.perm));
+            let (held, perm, drop_capability) =
+                target.peek(|s| (s.record.size, s.record.perm, s.record.may_do_more()));
+            let outside = [source, target].iter().any(|i| i.peek(|s| s.record.has_outside()));
             if size == 0 || held != 0 || len < size {
                 return Ok(None);
             }
@@ -147,10 +149,22 @@ impl Fs {
                 size: Some(Size::Set(size)),
                 perm: if c.is_root() { None } else { without_set_id(perm) },
                 dense: Some(dense),
+                drop_capability,
                 ..Change::modified(Time::now())
             };
             let mut batch = Batch::new();
-            batch.clone_prefix(from.data.clone(), to.data.clone());
+            match outside {
+                false => {
+                    batch.clone_prefix(from.data.clone(), to.data.clone());
+                }
+                // Blocks and map only: their keys differ from those of extended attributes in the first byte.
+                true => {
+                    for first in [0, path::MAP] {
+                        let of = |data: &Bytes| path::block(data, first).slice(..data.len() + 1);
+                        batch.clone_prefix(of(&from.data), of(&to.data));
+                    }
+                }
+            }
             batch.upsert(to.meta.clone(), change.encode());
             self.db.write(batch)?;
             target.change(|s| {
@@ -180,6 +194,7 @@ impl Fs {
             let to = self.attempt(target, tries, true)?;
             let (size, source_dense) = source.peek(|s| (s.record.size, s.record.dense));
             let (held, perm, target_dense) = target.peek(|s| (s.record.size, s.record.perm, s.record.dense));
+            let drop_capability = target.peek(|s| s.record.may_do_more());
             let end = size.min(offset.saturating_add(len));
             if held > offset || end <= offset {
                 return Ok(None);
@@ -223,6 +238,7 @@ impl Fs {
                 size: Some(Size::Set(end)),
                 perm: if c.is_root() { None } else { without_set_id(perm) },
                 dense: noted.is_some().then_some(Some(dense)),
+                drop_capability,
                 ..Change::modified(Time::now())
             };
             batch.upsert(to.meta.clone(), change.encode());

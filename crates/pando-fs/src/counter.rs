@@ -6,7 +6,7 @@
 //! Uses the engine's `get` and `put` only.
 
 use bytes::Bytes;
-use pando_db::Db;
+use pando_db::{Db, waiting};
 use parking_lot::Mutex;
 
 use crate::{
@@ -82,7 +82,7 @@ impl Counter {
 
     /// A number never given out before.
     pub(crate) fn take(&self, db: &Db) -> Result<u64> {
-        let mut reserved = self.reserved.lock();
+        let mut reserved = waiting::take(|| self.reserved.try_lock(), || self.reserved.lock());
         if reserved.is_empty() {
             let end = reserved.end.saturating_add(self.block).min(self.limit);
             if end <= reserved.end {

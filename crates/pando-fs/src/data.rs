@@ -18,12 +18,13 @@ use crate::{
     limits::{BLOCK_SIZE, MAX_FILE_SIZE},
     merge::{self, Change, Size},
     path,
+    record::Record,
     types::{AtimePolicy, Attr, FileHandle, FileKind, Ino, Time},
     volume::Fs,
 };
 
 /// Up to so many blocks are removed one by one: a range message costs more than a few deletes.
-const FEW_BLOCKS: u64 = 8;
+pub(crate) const FEW_BLOCKS: u64 = 8;
 /// Largest part of a write that is one batch, bytes: it must fit a quarter of the smallest log.
 pub(crate) const WRITE_BYTES: usize = 128 << 10;
 /// A write in order of at most so many bytes may be logged with those before and behind it.
@@ -90,11 +91,25 @@ impl MapChange {
 }
 
 impl Fs {
-    /// Adds the removal of all data of a file of this size, which has a map if it is `sparse`.
-    pub(crate) fn drop_data(batch: &mut Batch, data: &Bytes, size: u64, sparse: bool) {
+    /// Adds the removal of all that lies under the data prefix of an entry with this record.
+    pub(crate) fn drop_data(batch: &mut Batch, data: &Bytes, record: &Record) {
+        let size = if record.kind == FileKind::Regular { record.size } else { 0 };
+        if record.has_outside() {
+            batch.delete_prefix(data.clone());
+            return;
+        }
+        Self::drop_blocks(batch, data, size, record.dense.is_some(), false);
+    }
+
+    /// Adds the removal of all blocks of a file of this size, which has a map if it is `sparse`, and may have `more`
+    /// keys that stay.
+    fn drop_blocks(batch: &mut Batch, data: &Bytes, size: u64, sparse: bool, more: bool) {
         let blocks = size.div_ceil(BLOCK_SIZE);
         if blocks > FEW_BLOCKS || sparse {
-            batch.delete_prefix(data.clone());
+            match more {
+                true => batch.delete_range(path::block(data, 0), Some(path::block(data, path::ATTRS))),
+                false => batch.delete_prefix(data.clone()),
+            };
             return;
         }
         for block in 0..blocks {
@@ -130,7 +145,8 @@ impl Fs {
         let (had, has) = (old.div_ceil(BLOCK_SIZE), new.div_ceil(BLOCK_SIZE));
         if new == 0 {
             if old > 0 {
-                Self::drop_data(batch, data, old, dense.is_some());
+                let more = inode.peek(|s| s.record.has_outside());
+                Self::drop_blocks(batch, data, old, dense.is_some(), more);
             }
             return Ok(Holes { dense: dense.is_some().then_some(None), map: None });
         }
@@ -206,7 +222,7 @@ impl Fs {
 
     /// Whether a block is known not to exist: it lies behind the end, or in a hole. For a write of a part of a block,
     /// in a file whose `tree` is held exclusively; the map of one with holes is read if it is not in memory.
-    fn is_absent(&self, inode: &InodeRef, data: &Bytes, size: u64, block: u64) -> Result<bool> {
+    pub(crate) fn is_absent(&self, inode: &InodeRef, data: &Bytes, size: u64, block: u64) -> Result<bool> {
         match inode.peek(|s| s.record.dense) {
             _ if block >= size.div_ceil(BLOCK_SIZE) => Ok(true),
             Some(dense) if block >= dense => {
@@ -285,15 +301,26 @@ impl Fs {
         let data = at.data.clone();
         if let Some(open) = &open {
             let size = inode.peek(|s| s.record.size);
-            open.stream.note(offset..end, size, |next| {
+            let whole = open.stream.note(offset..end, size, |next| {
                 let (first, last) = (next.start / BLOCK_SIZE, (next.end - 1) / BLOCK_SIZE);
                 self.db.range(&path::block(&data, first), Some(&path::block(&data, last + 1)))
             });
+            if whole {
+                self.read_whole(&data, size);
+            }
         }
         drop(at);
         let bytes = view.bytes(&data, offset, end)?;
         self.accessed(&inode);
         Ok(bytes)
+    }
+
+    /// A file has been read whole, in order: has read ahead what lies behind it, if its neighbours were as well.
+    fn read_whole(&self, data: &Bytes, size: u64) {
+        let Some(wanted) = self.file_runs.read_whole(data, size) else { return };
+        let (runs, run, end) = (self.file_runs.clone(), wanted.run, wanted.to.clone());
+        let cursor = self.db.range(&wanted.from, Some(&wanted.to));
+        self.readahead.bring(cursor, wanted.bytes, move |next| runs.asked(run, next.unwrap_or(end)));
     }
 
     /// What blocks `first` to `last` hold now.
@@ -357,7 +384,8 @@ impl Fs {
                 _ => block - within,
             };
             let part = data.get(done..data.len().min(done + unit)).unwrap_or_default();
-            let (size, perm) = inode.peek(|s| (s.record.size, s.record.perm));
+            let (size, perm, drop_capability) =
+                inode.peek(|s| (s.record.size, s.record.perm, s.record.may_do_more()));
             let mut batch = Batch::new();
             let end = from + part.len() as u64;
             let blocks = (from / BLOCK_SIZE, (end - 1) / BLOCK_SIZE);
@@ -380,6 +408,7 @@ impl Fs {
                 dense: noted.dense(),
                 mtime: now,
                 ctime: now,
+                drop_capability,
                 ..Change::default()
             };
             inode.peek(|s| s.save_atime(&mut change));

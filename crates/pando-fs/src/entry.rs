@@ -55,8 +55,11 @@ impl Fs {
             return Err(Error::Exists(show(name)));
         }
         let now = if self.tick_times { Time::of_tick() } else { Time::now() };
-        let mut record =
-            Record::new(new.kind, (new.mode & !c.umask & 0o7777) as u16, self.fresh_file()?, now);
+        let mut record = Record::new(new.kind, (new.mode & 0o7777) as u16, self.fresh_file()?, now);
+        let mut batch = Batch::new();
+        if !self.inherit(&mut batch, &at, &entry, &mut record)? {
+            record.perm &= !(c.umask as u16);
+        }
         record.uid = c.uid;
         record.gid = c.gid;
         record.rdev = new.rdev;
@@ -75,7 +78,6 @@ impl Fs {
             record.symlink = Some(Bytes::copy_from_slice(target));
         }
         let touched = Change::modified(now);
-        let mut batch = Batch::new();
         batch.put(key, record.encode());
         Self::change_dir(&mut batch, &at, &touched);
         self.db.write(batch)?;
@@ -154,14 +156,11 @@ impl Fs {
     /// and calls [`Fs::removed`] when the batch is written, with the answer: whether it moves there.
     pub(crate) fn remove_file(&self, batch: &mut Batch, entry: &[u8], inode: &InodeRef, now: Time) -> bool {
         batch.delete(path::meta(entry));
-        if inode.kind != FileKind::Regular {
-            return false;
-        }
-        let (size, sparse, open) = inode.peek(|s| (s.record.size, s.record.dense.is_some(), s.opens > 0));
+        let open = inode.kind == FileKind::Regular && inode.peek(|s| s.opens > 0);
         if open {
             self.make_orphan(batch, entry, inode, now);
         } else {
-            Self::drop_data(batch, &path::data(entry), size, sparse);
+            inode.peek(|s| Self::drop_data(batch, &path::data(entry), &s.record));
         }
         open
     }
@@ -220,7 +219,9 @@ impl Fs {
         let now = Time::now();
         let touched = Change::modified(now);
         let mut batch = Batch::new();
-        batch.delete(path::meta(&at.child(bytes)?));
+        let entry = at.child(bytes)?;
+        batch.delete(path::meta(&entry));
+        inode.peek(|s| Self::drop_data(&mut batch, &path::data(&entry), &s.record));
         // Whoever empties a directory name by name leaves a delete for each, which gives space back
         // only when it reaches the leaf, and never in one that a clone shares. These two overrule
         // them all, and what they were for.

@@ -62,6 +62,21 @@ pub enum Error {
     /// The call, or this use of it, is not supported (EOPNOTSUPP).
     #[error("not supported: {0}")]
     Unsupported(&'static str),
+    /// No data, or no hole, at or behind this byte (ENXIO).
+    #[error("offset {0}: nothing of that kind behind it")]
+    NothingBehind(u64),
+    /// No such extended attribute (ENODATA).
+    #[error("{0}: no such extended attribute")]
+    NoAttribute(String),
+    /// The name of an extended attribute is longer than 255 bytes, or empty (ERANGE).
+    #[error("{0}: impossible length of the name of an extended attribute")]
+    AttributeName(String),
+    /// The value of an extended attribute is too long (E2BIG).
+    #[error("{0}: value of an extended attribute too long")]
+    AttributeValue(String),
+    /// The names of all extended attributes of one file would be longer than what can be listed (ENOSPC).
+    #[error("{0}: too many extended attributes")]
+    TooManyAttributes(String),
     /// A supply of numbers is used up (EOVERFLOW).
     #[error("no {0} left; copy the tree into a new file system")]
     Exhausted(&'static str),
@@ -111,6 +126,11 @@ impl Error {
             Error::TooBig(_) => Errno::FBIG,
             Error::ReadOnly | Error::Engine(E::ReadOnly) => Errno::ROFS,
             Error::Unsupported(_) => Errno::OPNOTSUPP,
+            Error::NothingBehind(_) => Errno::NXIO,
+            Error::NoAttribute(_) => Errno::NODATA,
+            Error::AttributeName(_) => Errno::RANGE,
+            Error::AttributeValue(_) => Errno::TOOBIG,
+            Error::TooManyAttributes(_) => Errno::NOSPC,
             Error::Exhausted(_) => Errno::OVERFLOW,
             Error::Engine(E::NoSpace) => Errno::NOSPC,
             Error::Engine(E::TooLarge { what: "key", .. }) => Errno::NAMETOOLONG,

@@ -75,8 +75,9 @@ impl Fs {
             atime: s.atime.map(time).transpose()?,
             mtime: s.mtime.map(time).transpose()?,
             ctime: Some(s.ctime.map_or(Ok(now), |t| time(SetTime::At(t)))?),
-            nlink: 0,
-            dense: None,
+            drop_capability: (s.size.is_some() || s.uid.is_some() || s.gid.is_some() || s.kill_suidgid)
+                && inode.peek(|st| st.record.may_do_more()),
+            ..Change::default()
         };
         if s.size.is_some() && s.mtime.is_none() {
             change.mtime = Some(now);

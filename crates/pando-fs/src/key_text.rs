@@ -19,6 +19,9 @@ const END: u8 = 0x00;
 pub fn describe_key(key: &[u8]) -> String {
     match path::parse(key) {
         Some(path::Parsed::Meta(parts)) => slashed(&parts),
+        Some(path::Parsed::Data(parts, block)) if block >= path::ATTRS => {
+            format!("{} (extended attributes)", slashed(&parts))
+        }
         Some(path::Parsed::Data(parts, block)) if block >= path::MAP => {
             format!("{} (map of its blocks)", slashed(&parts))
         }

@@ -7,10 +7,12 @@
 //! after a crash the tree is that of a prefix of the calls.
 //!
 //! From the ground up; a file uses only what stands before it (`tidy_source.rs` of the engine checks it):
-//! `error`, `limits`, `types`, `stats`, `readahead`; `path` (keys) and `key_text` (keys in words); `record`, `blockmap`
+//! `error`, `limits`, `types`, `stats`, `readahead`; `path` (keys) and `key_text` (keys in words); `attrs` and `acl`
+//! (extended attributes as bytes); `record`, `blockmap`
 //! and `merge` (values and their blind changes); `counter`, `position` (cookies of directories), `inode` (what is in
-//! memory), `lineage` (inode numbers), `handle`; `lock` and `path_cache`; `volume` (the whole); `place` (where an inode
-//! is, locked); and above these the calls by subject, from `data` to `clone` and `usage`.
+//! memory), `lineage` (inode numbers), `handle`; `lock`, `path_cache` and `file_runs`; `volume` (the
+//! whole); `place` (where an inode is, locked); and above these the calls by subject, from `data` to `clone`
+//! and `usage`.
 //!
 //! ```
 //! use std::{ffi::OsStr, path::Path, sync::Arc};
@@ -35,6 +37,9 @@
 //! # }
 //! ```
 
+mod acl;
+mod allocate;
+mod attrs;
 mod blockmap;
 mod check;
 mod clone;
@@ -45,6 +50,7 @@ mod dir;
 mod entry;
 mod error;
 mod file;
+mod file_runs;
 mod handle;
 mod inode;
 mod key_text;
@@ -66,15 +72,18 @@ mod stats;
 mod types;
 mod usage;
 mod volume;
+mod xattr;
 
+pub use allocate::Seek;
 pub use check::CheckReport;
 pub use error::{Error, Result};
 pub use key_text::{describe_key, name_key, name_piece};
 pub use limits::{BLOCK_SIZE, MAX_FILE_SIZE, MAX_NAME, MAX_SYMLINK};
 pub use merge::FsMerge;
-pub use pando_db::Codec;
-pub use rename::{RENAME_EXCHANGE, RENAME_NOREPLACE};
+pub use pando_db::{Codec, waiting};
+pub use rename::{RENAME_EXCHANGE, RENAME_NOREPLACE, RENAME_WHITEOUT};
 pub use stats::{FsStats, Histogram};
 pub use types::*;
 pub use usage::Usage;
 pub use volume::Fs;
+pub use xattr::{XATTR_CREATE, XATTR_REPLACE};

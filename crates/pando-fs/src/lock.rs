@@ -2,10 +2,12 @@
 //!
 //! A call that needs the locks of several subtrees must not wait for one while it holds another. It takes each only
 //! if it is free ([`attempt_shared`], [`Attempts::exclusive`]); an [`Obstacle`] says which lock to wait for before the
-//! next attempt. `place` has the order of all locks. Uses errors only.
+//! next attempt. `place` has the order of all locks. Who waits for one of them may wait for the device, as a call keeps
+//! them while it does, and so announces it. Uses errors only.
 
 use std::sync::Arc;
 
+use pando_db::waiting;
 use parking_lot::{ArcRwLockReadGuard, ArcRwLockWriteGuard, RawRwLock, RwLock};
 
 use crate::error::Error;
@@ -32,6 +34,18 @@ impl<E: Into<Error>> From<E> for Obstacle {
     fn from(e: E) -> Self {
         Obstacle::Failed(e.into())
     }
+}
+
+/// Takes a lock shared, and waits for it if it is held exclusively.
+pub(crate) fn shared(lock: &Lock) -> Guard {
+    let _guard = waiting::take(|| lock.try_read_arc(), || lock.read_arc());
+    Guard::Shared { _guard }
+}
+
+/// Takes a lock exclusively, and waits for it.
+pub(crate) fn exclusive(lock: &Lock) -> Guard {
+    let _guard = waiting::take(|| lock.try_write_arc(), || lock.write_arc());
+    Guard::Exclusive { _guard }
 }
 
 /// Takes a lock shared if it is not held exclusively.

@@ -11,6 +11,7 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use pando_db::Merge;
 
 use crate::{
+    attrs::{self, Attrs},
     blockmap::{self, Edit},
     limits::BLOCK_SIZE,
     record::{Record, get_time, put_time},
@@ -20,6 +21,7 @@ use crate::{
 const WRITE: u8 = 1;
 const CUT: u8 = 2;
 const CHANGE: u8 = 16;
+const SET_ATTRS: u8 = 17;
 
 /// The merge of a file system.
 #[derive(Debug, Clone, Copy, Default)]
@@ -40,6 +42,11 @@ pub(crate) fn cut(len: u32) -> Bytes {
     op.put_u8(CUT);
     op.put_u32_le(len);
     op.freeze()
+}
+
+/// An operation that gives a record these extended attributes, instead of all that it has.
+pub(crate) fn set_attrs(attrs: &Attrs) -> Bytes {
+    [&[SET_ATTRS], &attrs.bytes()[..]].concat().into()
 }
 
 /// A change of size.
@@ -65,6 +72,8 @@ pub(crate) struct Change {
     pub nlink: i32,
     /// What the record says of holes from now on.
     pub dense: Option<Option<u64>>,
+    /// Takes the file capabilities (`security.capability`) away.
+    pub drop_capability: bool,
 }
 
 impl Change {
@@ -88,6 +97,9 @@ impl Change {
         r.ctime = self.ctime.unwrap_or(r.ctime);
         r.nlink = r.nlink.saturating_add_signed(self.nlink);
         r.dense = self.dense.unwrap_or(r.dense);
+        if self.drop_capability && r.attrs.get(attrs::CAPABILITY).is_some() {
+            r.attrs = r.attrs.without(attrs::CAPABILITY);
+        }
     }
 
     /// The change that equals this one followed by `next`.
@@ -108,6 +120,7 @@ impl Change {
             ctime: next.ctime.or(self.ctime),
             nlink: self.nlink.saturating_add(next.nlink),
             dense: next.dense.or(self.dense),
+            drop_capability: self.drop_capability || next.drop_capability,
         }
     }
 
@@ -153,6 +166,9 @@ impl Change {
             Some(None) => mask |= 1 << 10,
             None => {}
         }
+        if self.drop_capability {
+            mask |= 1 << 11;
+        }
         op[1..3].copy_from_slice(&mask.to_le_bytes());
         op.freeze()
     }
@@ -162,7 +178,7 @@ impl Change {
         let mask = rest.try_get_u16_le().ok()?;
         let has = |bit: u32| mask >> bit & 1 != 0;
         let mut c = Self::default();
-        if mask >> 11 != 0 || (has(0) && has(1)) || (has(9) && has(10)) {
+        if mask >> 12 != 0 || (has(0) && has(1)) || (has(9) && has(10)) {
             return None;
         }
         if has(0) {
@@ -192,8 +208,14 @@ impl Change {
         } else if has(10) {
             c.dense = Some(None);
         }
+        c.drop_capability = has(11);
         rest.is_empty().then_some(c)
     }
+}
+
+fn decode_attrs(op: &[u8]) -> Option<Attrs> {
+    let (&SET_ATTRS, attrs) = op.split_first()? else { return None };
+    Attrs::decode(attrs).ok()
 }
 
 /// A parsed write of bytes that lies within a block.
@@ -254,6 +276,10 @@ impl Merge for FsMerge {
             change.apply(&mut record);
             return Some(record.encode());
         }
+        if let (Some(attrs), Ok(mut record)) = (decode_attrs(op), Record::decode(old)) {
+            record.attrs = attrs;
+            return Some(record.encode());
+        }
         Some(Bytes::copy_from_slice(old))
     }
 
@@ -278,6 +304,9 @@ impl Merge for FsMerge {
         }
         if let (Some(a), Some(b)) = (Edit::decode(first), Edit::decode(second)) {
             return Some(a.then(&b).encode());
+        }
+        if let (Some(_), Some(b)) = (decode_attrs(first), decode_attrs(second)) {
+            return Some(set_attrs(&b));
         }
         let (a, b) = (Write::decode(first)?, Write::decode(second)?);
         // Two writes are one write only if no byte between them is left alone.
@@ -326,6 +355,7 @@ mod tests {
             Change { nlink: 2, gid: Some(9), ..Change::default() },
             Change { nlink: -1, ..Change::default() },
             Change { size: Some(Size::Set(1 << 20)), dense: Some(Some(3)), ..Change::default() },
+            Change { drop_capability: true, ..Change::default() },
             Change { size: Some(Size::Set(200_000)), dense: Some(None), ..Change::default() },
             Change::default(),
         ]
@@ -335,16 +365,34 @@ mod tests {
     fn combined_changes_equal_their_sequence() {
         let mut r = Record::new(FileKind::Regular, 0o644, 9, Time::default());
         r.size = 50;
+        r.attrs = Attrs::default().with(attrs::CAPABILITY, b"c").with(b"user.a", b"1");
         let base = r.encode();
         for a in changes() {
             for b in changes() {
                 let (a, b) = (a.encode(), b.encode());
+                assert!(Change::decode(&b).is_some());
                 let once = FsMerge.apply(Some(&base), &a);
                 let twice = FsMerge.apply(once.as_deref(), &b);
                 let both = FsMerge.combine(&a, &b).unwrap();
                 assert_eq!(FsMerge.apply(Some(&base), &both), twice);
             }
         }
+    }
+
+    #[test]
+    fn attributes_are_set_as_a_whole_and_capabilities_dropped() {
+        let base = Record::new(FileKind::Regular, 0o644, 9, Time::default()).encode();
+        let (one, two) =
+            (Attrs::default().with(b"user.a", b"1"), Attrs::default().with(attrs::CAPABILITY, b"c"));
+        let of = |value: &Bytes| Record::decode(value).unwrap().attrs;
+        let first = FsMerge.apply(Some(&base), &set_attrs(&one)).unwrap();
+        assert_eq!(of(&first), one);
+        let both = FsMerge.combine(&set_attrs(&one), &set_attrs(&two)).unwrap();
+        assert_eq!(FsMerge.apply(Some(&base), &both), FsMerge.apply(Some(&first), &set_attrs(&two)));
+        let drop = Change { drop_capability: true, ..Change::default() }.encode();
+        let second = FsMerge.apply(Some(&base), &both).unwrap();
+        assert_eq!((of(&second), FsMerge.apply(Some(&second), &drop)), (two, Some(base.clone())));
+        assert_eq!(FsMerge.combine(&set_attrs(&one), &drop), None);
     }
 
     #[test]

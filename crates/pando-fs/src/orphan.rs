@@ -23,7 +23,7 @@ impl Fs {
         let mut record = inode.peek(|s| s.record.clone());
         Change { ctime: Some(now), ..Change::default() }.apply(&mut record);
         // A file of size 0 has no data: no block holds bytes behind the size.
-        if record.size > 0 {
+        if record.has_data() {
             batch.rename_prefix(path::data(entry), system::orphan_data(inode.ino));
         }
         batch.put(system::orphan_meta(inode.ino), record.encode());
@@ -48,13 +48,13 @@ impl Fs {
                 if ended {
                     s.link = Link::Gone;
                 }
-                ended.then_some((s.record.size, s.record.dense.is_some()))
+                ended.then_some(s.record.clone())
             })
         });
-        if let Some(Some((size, sparse))) = last {
+        if let Some(Some(record)) = last {
             let mut batch = Batch::new();
             batch.delete(system::orphan_meta(inode.ino));
-            Self::drop_data(&mut batch, &system::orphan_data(inode.ino), size, sparse);
+            Self::drop_data(&mut batch, &system::orphan_data(inode.ino), &record);
             // Nobody can be told; the next mount removes what this could not.
             let _ = self.db.write(batch);
         }

@@ -34,6 +34,11 @@ const END: u8 = 0x00;
 /// A block number that no block has: under the data prefix of a file, keys from here on are pieces of the map of
 /// its blocks (`blockmap`).
 pub(crate) const MAP: u64 = 1 << 63;
+/// Above the numbers of all pieces of maps: from here on the keys of extended attributes (`attrs`). Under the prefix of
+/// a directory, or of anything else without data, there are none but these.
+pub(crate) const ATTRS: u64 = 0xa0 << 56;
+/// Above the numbers of the keys of extended attributes.
+pub(crate) const ATTRS_END: u64 = 0xa1 << 56;
 /// Longest encoded path of a new entry, bytes: what is left of the engine's key for a block's key.
 const MAX_NEW_PATH: usize = pando_db::MAX_KEY - 4 - 1 - 8;
 /// Longest encoded path, bytes: of an entry without data that came to its place with the tree around it, where the
@@ -121,12 +126,38 @@ pub(crate) fn data(path: &[u8]) -> Bytes {
     key(LIVE, DATA, path)
 }
 
+/// Data prefix of what has its record under the key `meta`, which is no orphan.
+pub(crate) fn data_of(meta: &[u8]) -> Bytes {
+    data(meta.get(5..).unwrap_or_default())
+}
+
 /// Key of block number `block` under the data prefix of a file; or of a piece of its map (`blockmap`).
 pub(crate) fn block(data: &[u8], block: u64) -> Bytes {
     let mut key = BytesMut::with_capacity(data.len() + 8);
     key.put_slice(data);
     key.put_u64(block);
     key.freeze()
+}
+
+/// The data prefix of the directory in which the file with this data prefix is. `None` if it is none of a file.
+pub(crate) fn data_of_directory(data: &[u8]) -> Option<&[u8]> {
+    /// Bytes of the volume and the region before the path.
+    const HEAD_BYTES: usize = 4 + 1;
+    let dir = directory_of(data.get(HEAD_BYTES..)?);
+    data.get(..HEAD_BYTES + dir.len())
+}
+
+/// The first key behind all that begin with `prefix`, if there is one.
+pub(crate) fn behind(prefix: &[u8]) -> Option<Bytes> {
+    let mut key = BytesMut::from(prefix);
+    while let Some(last) = key.last_mut() {
+        if *last < u8::MAX {
+            *last += 1;
+            return Some(key.freeze());
+        }
+        key.truncate(key.len() - 1);
+    }
+    None
 }
 
 /// The block number at the end of a key under the data prefix of a file.
@@ -186,7 +217,12 @@ pub(crate) fn parse(key: &[u8]) -> Option<Parsed<'_>> {
         (LIVE, META) => Some(Parsed::Meta(names(path)?)),
         (LIVE, DATA) => {
             let (path, block) = path.split_at_checked(path.len().checked_sub(8)?)?;
-            Some(Parsed::Data(names(path)?, u64::from_be_bytes(block.try_into().ok()?)))
+            let block = u64::from_be_bytes(block.try_into().ok()?);
+            match path.is_empty() {
+                // The root has attributes, and no data.
+                true => (block >= ATTRS).then(|| Parsed::Data(Vec::new(), block)),
+                false => Some(Parsed::Data(names(path)?, block)),
+            }
         }
         _ => None,
     }

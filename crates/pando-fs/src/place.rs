@@ -24,12 +24,13 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use pando_db::waiting;
 use smallvec::SmallVec;
 
 use crate::{
     error::{Error, Result},
     inode::{InodeRef, Link},
-    lock::{Attempts, Guard, Lock, Obstacle, attempt_shared},
+    lock::{self, Attempts, Guard, Lock, Obstacle, attempt_shared, shared},
     path,
     path_cache::{CachedPath, PathCache},
     types::{FileKind, Ino},
@@ -108,13 +109,13 @@ impl Fs {
                     // Of those who failed once, one at a time tries again: two cannot go on
                     // hindering each other.
                     if turn.is_none() {
-                        turn = Some(self.retry.lock());
+                        turn = Some(waiting::take(|| self.retry.try_lock(), || self.retry.lock()));
                     }
                     if exclusive {
-                        let _guard = lock.write_arc();
-                        attempts.spare = Some((lock, Guard::Exclusive { _guard }));
+                        let guard = lock::exclusive(&lock);
+                        attempts.spare = Some((lock, guard));
                     } else {
-                        drop(lock.read());
+                        drop(shared(&lock));
                     }
                 }
             }
@@ -218,7 +219,7 @@ impl Fs {
             match self.attempt_dir(dir) {
                 Ok(at) => return Ok(at),
                 Err(Obstacle::Failed(e)) => return Err(e),
-                Err(Obstacle::Taken { lock, .. }) => drop(lock.read()),
+                Err(Obstacle::Taken { lock, .. }) => drop(shared(&lock)),
             }
         }
     }
@@ -227,8 +228,8 @@ impl Fs {
     pub(crate) fn hold_names(&self, dir: &InodeRef, change: bool) -> Result<(DirAt, Guard)> {
         let at = self.hold_dir(dir)?;
         let names = match change {
-            true => Guard::Exclusive { _guard: dir.names.write_arc() },
-            false => Guard::Shared { _guard: dir.names.read_arc() },
+            true => lock::exclusive(&dir.names),
+            false => shared(&dir.names),
         };
         Ok((at, names))
     }
@@ -287,14 +288,14 @@ impl Fs {
         loop {
             let at = self.at(inode, || {
                 Ok(match change {
-                    true => Guard::Exclusive { _guard: lock.write_arc() },
-                    false => Guard::Shared { _guard: lock.read_arc() },
+                    true => lock::exclusive(lock),
+                    false => shared(lock),
                 })
             });
             match at {
                 Ok(at) => return Ok(at),
                 Err(Obstacle::Failed(e)) => return Err(e),
-                Err(Obstacle::Taken { lock, .. }) => drop(lock.read()),
+                Err(Obstacle::Taken { lock, .. }) => drop(shared(&lock)),
             }
         }
     }

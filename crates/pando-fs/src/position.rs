@@ -17,8 +17,8 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use bytes::{BufMut, Bytes, BytesMut};
-use pando_db::Db;
-use parking_lot::Mutex;
+use pando_db::{Db, waiting};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::{limits::MAX_NAME, path::system};
 
@@ -182,16 +182,21 @@ impl Positions {
 
     /// Remembers that an entry was removed or renamed. One write of some kilobytes for 256 names.
     pub(crate) fn removed(&self, db: &Db, name: &[u8]) {
-        let mut removed = self.removed.lock();
+        let mut removed = self.removed_names();
         removed.latest.push(cookie(name), name.into());
         if removed.latest.names.len() >= REMOVED_NAMES {
             removed.store(db);
         }
     }
 
+    /// Waits for whoever stores such names, and with that for the engine.
+    fn removed_names(&self) -> MutexGuard<'_, Removed> {
+        waiting::take(|| self.removed.try_lock(), || self.removed.lock())
+    }
+
     /// Stores what is not stored yet of removed names.
     pub(crate) fn store(&self, db: &Db) {
-        self.removed.lock().store(db);
+        self.removed_names().store(db);
     }
 
     /// A name with this cookie that was given out or removed lately.
@@ -201,12 +206,12 @@ impl Positions {
             return Some(name.into());
         }
         drop(listings);
-        self.removed.lock().latest.find(cookie).map(Into::into)
+        self.removed_names().latest.find(cookie).map(Into::into)
     }
 
     /// A name with this cookie that was removed before.
     pub(crate) fn removed_before(&self, db: &Db, cookie: u64) -> Option<Box<[u8]>> {
-        let mut removed = self.removed.lock();
+        let mut removed = self.removed_names();
         let (_, parts) = removed.stored(db);
         parts.iter().rev().find_map(|part| part.find(cookie)).map(Into::into)
     }

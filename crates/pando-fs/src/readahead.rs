@@ -4,7 +4,7 @@
 //! Each open file has a [`Stream`], which watches where it is read. Two reads in order (three small ones) make a
 //! run, and what is read ahead is as long as the run so far: it doubles as the run goes on, up to
 //! [`MAX_WINDOW`], so that at most as much is read in vain as was read in earnest. Nothing is read ahead for reads
-//! at random.
+//! at random. What lies behind the end of a file is read ahead for [`crate::file_runs`].
 //!
 //! Guarantees: what is read ahead changes nothing that a read shows, because it is pages of the engine that come
 //! into memory and not bytes of files; all files together have at most a stated number of bytes read ahead;
@@ -21,6 +21,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
+use bytes::Bytes;
 use pando_db::Cursor;
 use parking_lot::{Condvar, Mutex};
 
@@ -37,13 +38,19 @@ const RUN_OF_TWO: u64 = 64 << 10;
 /// is longer than that. The kernel's reads overtake each other, bytes.
 const SLACK: u64 = 2 << 20;
 
-/// A piece of a file to be read ahead.
+/// A piece to be read ahead.
 struct Job {
     cursor: Cursor,
     bytes: u64,
-    /// What the stream of the file had for `turn` then: another number now, and nobody wants it any more.
-    turn: u64,
-    stream: Arc<Turn>,
+    whose: Whose,
+}
+
+/// Who wants a piece.
+enum Whose {
+    /// A stream, if it still has the same turn.
+    Stream(Arc<Turn>, u64),
+    /// Somebody who is told the key of the first pair behind it, if there is one.
+    Told(Box<dyn FnOnce(Option<Bytes>) + Send>),
 }
 
 /// Counts the times that what is to be read ahead of a file was given up.
@@ -94,6 +101,23 @@ impl Readahead {
     /// For a file that has been opened.
     pub(crate) fn stream(&self) -> Stream {
         Stream { shared: self.shared.clone(), turn: Arc::default(), run: Mutex::default() }
+    }
+
+    /// The longest window of a file, and the most that all files together have read ahead, bytes.
+    pub(crate) fn bounds(&self) -> (u64, u64) {
+        (self.shared.window, self.shared.budget)
+    }
+
+    /// Has `bytes` of what `cursor` comes to read ahead, and tells then the key of the first pair behind, if there is
+    /// one. Nobody is told if nothing is read ahead any more.
+    pub(crate) fn bring(
+        &self,
+        cursor: Cursor,
+        bytes: u64,
+        tell: impl FnOnce(Option<Bytes>) + Send + 'static,
+    ) {
+        self.shared.total.fetch_add(bytes, Relaxed);
+        self.shared.add(Job { cursor, bytes, whose: Whose::Told(Box::new(tell)) });
     }
 
     /// Bytes of files that were to be read ahead since the start.
@@ -161,9 +185,15 @@ impl Shared {
                     queue.idle -= 1;
                 }
             };
-            if job.stream.0.load(Relaxed) == job.turn {
-                // What cannot be read is met again by who needs it, and told then.
-                let _more = job.cursor.read_ahead(job.bytes);
+            // What cannot be read is met again by who needs it, and told then.
+            match job.whose {
+                Whose::Stream(stream, turn) if stream.0.load(Relaxed) != turn => (),
+                Whose::Stream(..) => drop(job.cursor.read_ahead(job.bytes)),
+                Whose::Told(tell) => {
+                    let more = job.cursor.read_ahead(job.bytes).unwrap_or(false);
+                    let next = more.then(|| job.cursor.next_ref().ok().flatten()).flatten();
+                    tell(next.map(|(key, _)| Bytes::copy_from_slice(key)));
+                }
             }
         }
     }
@@ -179,6 +209,8 @@ struct Run {
     asked: u64,
     /// Bytes that it has of [`Shared::ahead`].
     held: u64,
+    /// All of the file has been read in order.
+    whole: bool,
 }
 
 impl Run {
@@ -197,7 +229,14 @@ impl Run {
             self.end = self.end.max(read.end);
             self.reads = self.reads.saturating_add(1);
         } else {
-            *self = Run { begin: read.start, end: read.end, reads: 1, asked: 0, held: self.held };
+            *self = Run {
+                begin: read.start,
+                end: read.end,
+                reads: 1,
+                asked: 0,
+                held: self.held,
+                whole: self.whole,
+            };
         }
         follows
     }
@@ -231,15 +270,18 @@ pub(crate) struct Stream {
 
 impl Stream {
     /// Notes a read of the bytes `read` of a file of `size` bytes, and has read ahead what is likely to come
-    /// next. `cursor` gives the pairs of a range of bytes of the file, as they are now.
-    pub(crate) fn note(&self, read: Range<u64>, size: u64, cursor: impl Fn(Range<u64>) -> Cursor) {
+    /// next. `cursor` gives the pairs of a range of bytes of the file, as they are now. Returns whether all of the file
+    /// has been read in order by now, and had not been before.
+    pub(crate) fn note(&self, read: Range<u64>, size: u64, cursor: impl Fn(Range<u64>) -> Cursor) -> bool {
         if self.shared.budget == 0 {
-            return;
+            return false;
         }
         let mut run = self.run.lock();
         if !run.note(&read) {
             self.turn.0.fetch_add(1, Relaxed);
         }
+        let is_whole = run.begin == 0 && run.end >= size;
+        let whole = is_whole && !std::mem::replace(&mut run.whole, is_whole);
         let (most, piece) = (self.shared.window, self.shared.piece);
         let mut wanted = run.wanted(size, most, piece);
         // What was read is free for others.
@@ -253,7 +295,7 @@ impl Stream {
             wanted.end = wanted.start.max((wanted.start + free) / piece * piece);
         }
         if wanted.is_empty() {
-            return;
+            return whole;
         }
         let bytes = wanted.end - wanted.start;
         run.asked = wanted.end;
@@ -265,10 +307,11 @@ impl Stream {
         let mut from = wanted.start;
         while from < wanted.end {
             let to = ((from / piece + 1) * piece).min(wanted.end);
-            let stream = self.turn.clone();
-            self.shared.add(Job { cursor: cursor(from..to), bytes: to - from, turn, stream });
+            let whose = Whose::Stream(self.turn.clone(), turn);
+            self.shared.add(Job { cursor: cursor(from..to), bytes: to - from, whose });
             from = to;
         }
+        whole
     }
 }
 

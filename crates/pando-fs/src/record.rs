@@ -9,13 +9,16 @@
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-use crate::types::{FileKind, Ino, Time};
+use crate::{
+    attrs::{self, Attrs},
+    types::{FileKind, Ino, Time},
+};
 
 const VERSION: u8 = 1;
 /// Size of the fields that every record has, bytes.
 const FIXED_BYTES: usize = 76;
 
-/// Extension tags. 16 and 17 are set apart for extended attributes and hard-link information.
+/// Extension tags. 17 is set apart for hard-link information.
 mod tag {
     pub const SYMLINK: u8 = 1;
     pub const RDEV: u8 = 2;
@@ -23,6 +26,7 @@ mod tag {
     pub const PIN: u8 = 4;
     pub const NLINK: u8 = 5;
     pub const DENSE: u8 = 6;
+    pub const ATTRS: u8 = 16;
 }
 
 /// An inode number that holds while the record is in one lineage.
@@ -55,6 +59,8 @@ pub(crate) struct Record {
     pub dense: Option<u64>,
     /// Target of a symbolic link.
     pub symlink: Option<Bytes>,
+    /// Extended attributes.
+    pub attrs: Attrs,
     /// Extensions that this version does not know, encoded.
     pub unknown: Bytes,
 }
@@ -79,13 +85,33 @@ impl Record {
             pin: None,
             dense: None,
             symlink: None,
+            attrs: Attrs::default(),
             unknown: Bytes::new(),
         }
     }
 
+    /// Whether there are keys under the data prefix of an entry with this record: blocks of a file, or extended
+    /// attributes of anything.
+    pub(crate) fn has_data(&self) -> bool {
+        self.kind == FileKind::Regular && self.size > 0 || self.has_outside()
+    }
+
+    /// Whether a program in this file has capabilities, which a change of its content or owner takes away.
+    pub(crate) fn may_do_more(&self) -> bool {
+        !self.attrs.is_empty() && self.attrs.get(attrs::CAPABILITY).is_some()
+    }
+
+    /// Whether extended attributes have keys of their own.
+    pub(crate) fn has_outside(&self) -> bool {
+        self.attrs.outside().0 > 0
+    }
+
     /// The bytes of the record.
     pub(crate) fn encode(&self) -> Bytes {
-        let extra = self.symlink.as_ref().map_or(0, |s| s.len() + 3) + self.unknown.len() + 48;
+        let extra = self.symlink.as_ref().map_or(0, |s| s.len() + 3)
+            + self.unknown.len()
+            + self.attrs.bytes().len()
+            + 48;
         let mut out = BytesMut::with_capacity(FIXED_BYTES + extra);
         out.put_u8(VERSION);
         out.put_u8(self.kind as u8);
@@ -118,6 +144,9 @@ impl Record {
         }
         if self.nlink != 1 {
             put_extension(&mut out, tag::NLINK, &self.nlink.to_le_bytes());
+        }
+        if !self.attrs.is_empty() {
+            put_extension(&mut out, tag::ATTRS, self.attrs.bytes());
         }
         out.put_slice(&self.unknown);
         out.freeze()
@@ -170,6 +199,7 @@ impl Record {
                     }
                     r.dense = Some(dense);
                 }
+                tag::ATTRS => r.attrs = Attrs::decode(value)?,
                 tag::NLINK => r.nlink = u32::from_le_bytes(value.try_into().map_err(bad)?),
                 tag::PIN => {
                     let mut value: &[u8] = <&[u8; 12]>::try_from(value).map_err(bad)?;
@@ -238,6 +268,7 @@ mod tests {
         r.mtime = Time { secs: 9, nanos: 1 };
         r.pin = Some(Pin { lineage: 5, ino: 6 });
         r.dense = Some(1);
+        r.attrs = Attrs::default().with(b"user.a", b"value").with_outside((2, 30));
         r.symlink = Some(Bytes::from_static(b"target"));
         r
     }

@@ -27,6 +27,8 @@ use crate::{
 pub const RENAME_NOREPLACE: u32 = 1;
 /// Exchange the two, of whatever kind.
 pub const RENAME_EXCHANGE: u32 = 2;
+/// Leave a whiteout at the old name: a device node with number 0, by which overlays say that a name is gone.
+pub const RENAME_WHITEOUT: u32 = 4;
 
 /// One end of a rename: a name in a directory, and what is there.
 pub(crate) struct End<'a> {
@@ -46,16 +48,17 @@ impl<'a> End<'a> {
         Ok(Self { at, name, entry: path::new_entry(&at.contents, name)? })
     }
 
-    /// The key prefixes of what belongs to an entry of this kind besides its record.
-    pub(crate) fn prefixes(&self, kind: FileKind) -> Result<Vec<Bytes>> {
-        Ok(match kind {
-            FileKind::Regular => vec![path::data(&self.entry)],
-            FileKind::Directory => {
-                let contents = path::contents(&self.at.contents, self.name)?;
-                vec![path::meta(&contents), path::data(&contents)]
-            }
-            _ => Vec::new(),
-        })
+    /// The key prefixes of what belongs to an entry with this record besides it.
+    pub(crate) fn prefixes(&self, record: &Record) -> Result<Vec<Bytes>> {
+        let mut prefixes = Vec::new();
+        if record.kind == FileKind::Directory {
+            let contents = path::contents(&self.at.contents, self.name)?;
+            prefixes.extend([path::meta(&contents), path::data(&contents)]);
+        }
+        if record.has_data() {
+            prefixes.push(path::data(&self.entry));
+        }
+        Ok(prefixes)
     }
 
     fn link(&self) -> Link {
@@ -114,8 +117,14 @@ impl Fs {
         Ok(Pair { first: first_at, second: Some(second_at), _names: names })
     }
 
+    /// How often a directory was moved, or anything exchanged, since this was opened. Costs no I/O.
+    pub fn moves(&self) -> u64 {
+        self.table.moves()
+    }
+
     /// Moves `name` of `parent` to `newname` of `newparent`, replacing what is there (unless
-    /// [`RENAME_NOREPLACE`]), or exchanges the two ([`RENAME_EXCHANGE`]).
+    /// [`RENAME_NOREPLACE`]), or exchanges the two ([`RENAME_EXCHANGE`]). The first may leave a whiteout behind
+    /// ([`RENAME_WHITEOUT`]).
     pub fn rename(
         &self,
         c: &Caller,
@@ -125,11 +134,14 @@ impl Fs {
         newname: &OsStr,
         flags: u32,
     ) -> Result<()> {
-        let _ = c; // the kernel has checked the permissions of the directories
-        self.writable()?;
-        if flags & !(RENAME_NOREPLACE | RENAME_EXCHANGE) != 0 || flags == RENAME_NOREPLACE | RENAME_EXCHANGE {
+        self.writable()?; // the kernel has checked the permissions of the directories
+        /// All flag bits that there are.
+        const ALL: u32 = RENAME_NOREPLACE | RENAME_EXCHANGE | RENAME_WHITEOUT;
+        if flags & !ALL != 0 || flags & RENAME_EXCHANGE != 0 && flags != RENAME_EXCHANGE {
             return Err(Error::Invalid(format!("rename flags {flags:#x}")));
         }
+        let whiteout = (flags & RENAME_WHITEOUT != 0).then_some(c);
+        let flags = flags & !RENAME_WHITEOUT;
         let (from, to) = (check_name(name)?, check_name(newname)?);
         let (old, new) = (self.dir(parent)?, self.dir(newparent)?);
         self.with_attempts(|tries| {
@@ -161,7 +173,7 @@ impl Fs {
             match (flags, &target) {
                 (RENAME_EXCHANGE, Some(target)) => self.exchange(&pair, &src, &dst, &moved, target)?,
                 (RENAME_EXCHANGE, None) => return Err(Error::NotFound(show(newname)).into()),
-                _ => self.replace(&pair, &src, &dst, &moved, target.as_ref())?,
+                _ => self.replace(&pair, (&src, &dst), &moved, target.as_ref(), whiteout)?,
             }
             Ok(())
         })
@@ -186,10 +198,10 @@ impl Fs {
     fn replace(
         &self,
         pair: &Pair,
-        src: &End<'_>,
-        dst: &End<'_>,
+        (src, dst): (&End<'_>, &End<'_>),
         moved: &InodeRef,
         target: Option<&InodeRef>,
+        whiteout: Option<&Caller>,
     ) -> Result<()> {
         let now = Time::now();
         let mut batch = Batch::new();
@@ -204,17 +216,23 @@ impl Fs {
                     if !self.is_empty(&path::contents(&dst.at.contents, dst.name)?)? {
                         return Err(Error::NotEmpty(target.label()));
                     }
+                    target.peek(|s| Self::drop_data(&mut batch, &path::data(&dst.entry), &s.record));
                     lineage = self.retire(&mut batch, dst.at, target)?;
                 }
             }
         }
         let record = self.moved_record(&mut batch, moved, src.at, dst.at, now)?;
-        batch.delete(path::meta(&src.entry));
-        batch.put(path::meta(&dst.entry), record.encode());
-        if moved.kind != FileKind::Regular || record.size > 0 {
-            for (from, to) in src.prefixes(moved.kind)?.into_iter().zip(dst.prefixes(moved.kind)?) {
-                batch.rename_prefix(from, to);
+        match whiteout {
+            None => batch.delete(path::meta(&src.entry)),
+            Some(c) => {
+                let mut left = Record::new(FileKind::CharDevice, 0, self.fresh_file()?, now);
+                (left.uid, left.gid) = (c.uid, c.gid);
+                batch.put(path::meta(&src.entry), left.encode())
             }
+        };
+        batch.put(path::meta(&dst.entry), record.encode());
+        for (from, to) in src.prefixes(&record)?.into_iter().zip(dst.prefixes(&record)?) {
+            batch.rename_prefix(from, to);
         }
         let touched = Change::modified(now);
         pair.touch(&mut batch, &touched);
@@ -229,7 +247,9 @@ impl Fs {
         if moved.kind == FileKind::Directory {
             self.table.moved();
         }
-        self.positions.removed(&self.db, src.name);
+        if whiteout.is_none() {
+            self.positions.removed(&self.db, src.name);
+        }
         Ok(())
     }
 
@@ -248,13 +268,13 @@ impl Fs {
         batch.put(path::meta(&two.entry), first_record.encode());
         batch.put(path::meta(&one.entry), second_record.encode());
         // Out of the way, across, and back in: one batch, so the place between is always empty.
-        for (slot, from) in (0..).zip(one.prefixes(first.kind)?) {
+        for (slot, from) in (0..).zip(one.prefixes(&first_record)?) {
             batch.rename_prefix(from, system::exchange(slot));
         }
-        for (from, to) in two.prefixes(second.kind)?.into_iter().zip(one.prefixes(second.kind)?) {
+        for (from, to) in two.prefixes(&second_record)?.into_iter().zip(one.prefixes(&second_record)?) {
             batch.rename_prefix(from, to);
         }
-        for (slot, to) in (0..).zip(two.prefixes(first.kind)?) {
+        for (slot, to) in (0..).zip(two.prefixes(&first_record)?) {
             batch.rename_prefix(system::exchange(slot), to);
         }
         let touched = Change::modified(now);

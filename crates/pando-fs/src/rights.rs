@@ -14,6 +14,7 @@
 use pando_db::Snapshot;
 
 use crate::{
+    acl,
     error::{Error, Result},
     inode::Inode,
     key_text, path,
@@ -143,6 +144,10 @@ impl Fs {
             (at.contents.clone(), self.db.snapshot())
         };
         let sees = |r: &Record| {
+            // What an access list says of others than the owner is not looked at.
+            if c.uid != r.uid && r.attrs.get(acl::ACCESS).is_some() {
+                return false;
+            }
             let class = |shift: u32| r.perm >> shift & READ_AND_SEARCH == READ_AND_SEARCH;
             match c.uid == r.uid {
                 true => class(6),

@@ -11,12 +11,13 @@ use std::sync::{
 };
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use pando_db::{CreateOptions, Db, Options, device::Medium};
+use pando_db::{CreateOptions, Db, Options, device::Medium, waiting};
 use parking_lot::Mutex;
 
 use crate::{
     counter::{self, Counter, own_record},
     error::{Error, Result},
+    file_runs::FileRuns,
     handle::{Handles, OpenDir, OpenFile},
     inode::{Link, Table},
     limits::MAX_NAME,
@@ -39,6 +40,10 @@ const MAGIC: &[u8; 8] = b"pando-fs";
 /// Feature that a program must know to open at all: files with holes have maps of their blocks, and lineages
 /// are given back. A store without it gets it when it is first opened for writing.
 const MAPS_AND_LINEAGES: u64 = 1;
+/// The same: some entry has, or had, extended attributes. A store gets it with the first of them.
+pub(crate) const EXTENDED_ATTRIBUTES: u64 = 2;
+/// All bits of features that this program knows.
+const KNOWN_FEATURES: u64 = MAPS_AND_LINEAGES | EXTENDED_ATTRIBUTES;
 /// Unit of the figures of [`StatFs`], bytes.
 const STATFS_UNIT: u32 = 4096;
 
@@ -70,9 +75,12 @@ pub struct Inner {
     pub(crate) retry: Mutex<()>,
     pub(crate) paths: PathCache,
     pub(crate) readahead: Readahead,
+    pub(crate) file_runs: Arc<FileRuns>,
     /// See [`MountOptions::tick_times`].
     pub(crate) tick_times: bool,
     label: String,
+    /// Bits of the features that the store says it has.
+    features: Mutex<u64>,
 }
 
 impl std::ops::Deref for Fs {
@@ -97,19 +105,19 @@ impl std::fmt::Debug for Fs {
     }
 }
 
-fn encode_format(label: &str) -> Bytes {
+fn encode_format(label: &str, features: u64) -> Bytes {
     let mut out = BytesMut::new();
     out.put_slice(MAGIC);
     out.put_u32_le(VERSION);
-    out.put_u64_le(MAPS_AND_LINEAGES); // features that a program must know to open at all
+    out.put_u64_le(features); // features that a program must know to open at all
     out.put_u64_le(0); // features that a program must know to write
     out.put_u16_le(label.len() as u16);
     out.put_slice(label.as_bytes());
     out.freeze()
 }
 
-/// The label, and whether all features of this version are in the store.
-fn decode_format(value: &[u8], read_only: bool) -> Result<(String, bool)> {
+/// The label, and the features of the store.
+fn decode_format(value: &[u8], read_only: bool) -> Result<(String, u64)> {
     let cut = |_| Error::Damaged { what: "format record".into(), detail: "cut short" };
     let Some(mut value) = value.strip_prefix(MAGIC) else {
         return Err(Error::Format("the store holds something else".into()));
@@ -120,7 +128,7 @@ fn decode_format(value: &[u8], read_only: bool) -> Result<(String, bool)> {
     }
     let (needed, needed_to_write) =
         (value.try_get_u64_le().map_err(cut)?, value.try_get_u64_le().map_err(cut)?);
-    if needed & !MAPS_AND_LINEAGES != 0 || (needed_to_write != 0 && !read_only) {
+    if needed & !KNOWN_FEATURES != 0 || (needed_to_write != 0 && !read_only) {
         return Err(Error::Format(format!(
             "features {needed:#x}/{needed_to_write:#x} that this program does not know"
         )));
@@ -128,7 +136,7 @@ fn decode_format(value: &[u8], read_only: bool) -> Result<(String, bool)> {
     let len = usize::from(value.try_get_u16_le().map_err(cut)?);
     let label =
         value.get(..len).ok_or(Error::Damaged { what: "format record".into(), detail: "cut label" })?;
-    Ok((String::from_utf8_lossy(label).into_owned(), needed == MAPS_AND_LINEAGES))
+    Ok((String::from_utf8_lossy(label).into_owned(), needed))
 }
 
 impl Fs {
@@ -149,7 +157,7 @@ impl Fs {
         let mut batch = pando_db::Batch::new();
         batch.put(path::meta(b""), root.encode());
         batch.put(system::counter(counter::FILE), counter::encode(ROOT + 1));
-        batch.put(system::format(), encode_format(&o.label));
+        batch.put(system::format(), encode_format(&o.label, MAPS_AND_LINEAGES));
         db.write(batch)?;
         db.close()?;
         Ok(())
@@ -181,10 +189,10 @@ impl Fs {
     fn on(db: Db, o: &MountOptions) -> Result<Fs> {
         // What cannot be read is replaced by what does no harm, if nothing is to be written.
         let lost = |value: Bytes| o.read_only.then_some(Some(value));
-        let nameless = encode_format("");
+        let nameless = encode_format("", MAPS_AND_LINEAGES);
         let format = own_record(&db, "format record", &system::format(), lost(nameless))?
             .ok_or_else(|| Error::Format("the store holds no file system".into()))?;
-        let (label, current) = decode_format(&format, o.read_only)?;
+        let (label, mut features) = decode_format(&format, o.read_only)?;
         let damaged = |detail| Error::Damaged { what: "/".into(), detail };
         let plain = Record::new(FileKind::Directory, LOST_ROOT_MODE, ROOT, Time::now());
         let root = own_record(&db, "record of the root directory", &path::meta(b""), lost(plain.encode()))?
@@ -196,8 +204,9 @@ impl Fs {
         if !o.read_only && db.prefix(&system::orphans()).next().transpose()?.is_some() {
             db.delete_prefix(system::orphans())?;
         }
-        if !o.read_only && !current {
-            Self::upgrade(&db, &label)?;
+        if !o.read_only && features & MAPS_AND_LINEAGES == 0 {
+            features |= MAPS_AND_LINEAGES;
+            Self::upgrade(&db, &label, features)?;
         }
         let table = Table::new();
         let kept = table.enter(ROOT, 0, None, Link::Root, root);
@@ -206,7 +215,11 @@ impl Fs {
         let cloned =
             own_record(&db, "time of the last clone", &system::cloned(), o.read_only.then_some(None))?;
         let cloned = cloned.and_then(|value| get_time(&mut &value[..]));
+        let readahead_bytes = if o.background { o.readahead_bytes.min(db.room_ahead() / 2) } else { 0 };
+        let readahead = Readahead::new(readahead_bytes);
+        let (window, budget) = readahead.bounds();
         let inner = Inner {
+            file_runs: Arc::new(FileRuns::new(window, budget / 2)),
             read_only: o.read_only,
             changes_suspended: AtomicBool::new(o.changes_suspended),
             atime: o.atime,
@@ -222,25 +235,33 @@ impl Fs {
             retry: Mutex::new(()),
             paths: PathCache::default(),
             tick_times: o.tick_times,
-            readahead: Readahead::new(if o.background {
-                o.readahead_bytes.min(db.room_ahead() / 2)
-            } else {
-                0
-            }),
+            readahead,
             label,
+            features: Mutex::new(features),
             db,
         };
         Ok(Fs { inner: Arc::new(inner) })
     }
 
     /// Notes that what a version without [`MAPS_AND_LINEAGES`] has written is from it.
-    fn upgrade(db: &Db, label: &str) -> Result<()> {
+    fn upgrade(db: &Db, label: &str, features: u64) -> Result<()> {
         let lineages = counter::decode("counter of lineages", db.get(&system::counter(counter::LINEAGE))?)?;
         let mut batch = pando_db::Batch::new();
         batch.put(system::counter(counter::UNTRACKED), counter::encode(lineages.unwrap_or(1)));
         batch.put(system::cloned(), Time::now().encode());
-        batch.put(system::format(), encode_format(label));
+        batch.put(system::format(), encode_format(label, features));
         Ok(db.write(batch)?)
+    }
+
+    /// Says in the store that it has a feature, before anything is written that needs it. One write, once.
+    pub(crate) fn need_feature(&self, feature: u64) -> Result<()> {
+        // Held over the write, so that the record of who comes second has the bits of both.
+        let mut features = waiting::take(|| self.features.try_lock(), || self.features.lock());
+        if *features & feature != feature {
+            self.db.put(system::format(), encode_format(&self.label, *features | feature))?;
+            *features |= feature;
+        }
+        Ok(())
     }
 
     /// The engine underneath.

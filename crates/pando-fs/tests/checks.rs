@@ -128,8 +128,8 @@ fn a_store_from_before_there_were_maps_opens_and_is_marked() {
         w.remove_tree("/e").unwrap();
     }
     check_keys(&w);
-    set(&w, 2);
+    set(&w, 1 << 40);
     w.fs.close().unwrap();
     let error = Fs::open(w.device.clone(), options()).unwrap_err();
-    assert!(error.to_string().contains("features 0x2"), "{error}");
+    assert!(error.to_string().contains("features 0x10000000000"), "{error}");
 }

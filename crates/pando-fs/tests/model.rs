@@ -439,10 +439,5 @@ fn run(seed: u64, steps: usize) {
 
 #[test]
 fn random_calls_do_what_a_plain_tree_does() {
-    let number = |name: &str| std::env::var(name).ok().and_then(|v| v.parse::<u64>().ok());
-    let steps = number("PANDO_STEPS").unwrap_or(2000) as usize;
-    match number("PANDO_SEED") {
-        Some(seed) => run(seed, steps),
-        None => (1..=16).for_each(|seed| run(seed, steps)),
-    }
+    random_runs(16, 2000, run);
 }

@@ -430,3 +430,104 @@ fn what_is_read_ahead_is_never_shown_when_it_is_old() {
     fs.close().unwrap();
     assert_eq!(device.under_way.load(Relaxed), 0);
 }
+
+/// A file system with 64 files of 200 KiB in a directory and 16 in one below, which are in no cache.
+fn cold_tree() -> (Arc<SlowDevice>, Vec<(String, Vec<u8>)>) {
+    let device = SlowDevice::new(256 * MIB);
+    Fs::format(device.clone(), &FormatOptions::default()).unwrap();
+    let fs = Fs::open(device.clone(), mounted()).unwrap();
+    let me = Caller::root();
+    let dir = fs.mkdir(&me, ROOT, "tree".as_ref(), 0o755).unwrap().ino;
+    let below = fs.mkdir(&me, dir, "below".as_ref(), 0o755).unwrap().ino;
+    let mut files = Vec::new();
+    for i in 0..80 {
+        let (parent, path) = match i < 64 {
+            true => (dir, format!("/tree/{i:03}")),
+            false => (below, format!("/tree/below/{i:03}")),
+        };
+        let content = noise(100 + i, 200 << 10);
+        let (attr, handle) = fs.create(&me, parent, format!("{i:03}").as_ref(), 0o644, O_RDWR).unwrap();
+        fs.write(handle, attr.ino, 0, &content, false).unwrap();
+        fs.release(attr.ino, handle);
+        files.push((path, content));
+    }
+    fs.close().unwrap();
+    (device, files)
+}
+
+/// Requests and bytes that it takes to read these files, cold, in this order; how many were under way at once.
+fn read_tree(device: &Arc<SlowDevice>, files: &[&(String, Vec<u8>)], ahead: u64) -> (u64, u64, u64) {
+    let fs = Fs::open(device.clone(), mounted().readahead_bytes(ahead)).unwrap();
+    let inodes: Vec<Ino> = files.iter().map(|(path, _)| fs.resolve(Path::new(path)).unwrap().ino).collect();
+    device.most_under_way.store(0, Relaxed);
+    device.latency.store(1000, Relaxed);
+    let before = device.stats();
+    for (ino, (_, content)) in inodes.iter().zip(files) {
+        pass(&fs, *ino, content, 128 << 10);
+    }
+    let after = device.stats();
+    device.latency.store(0, Relaxed);
+    fs.close().unwrap();
+    let most = device.most_under_way.load(Relaxed);
+    (after.reads - before.reads, after.read_bytes - before.read_bytes, most)
+}
+
+/// `grep -r` of a cold tree: the files behind the one that is read are on their way, by large requests.
+#[test]
+fn files_that_are_read_in_order_have_their_neighbours_read_ahead() {
+    let (device, files) = cold_tree();
+    let bytes: u64 = files.iter().map(|(_, content)| content.len() as u64).sum();
+    let in_order: Vec<_> = files.iter().collect();
+    let (alone, _, _) = read_tree(&device, &in_order, 0);
+    let (requests, read, most) = read_tree(&device, &in_order, u64::MAX);
+    let ratio = read as f64 / bytes as f64;
+    println!(
+        "in order: {requests} requests ({alone} without readahead), {ratio:.3} read a byte, {most} under way"
+    );
+    assert!(requests * 3 <= alone, "{requests} requests, {alone} without readahead");
+    assert!(ratio <= 1.05, "{ratio} bytes read a byte");
+    assert!(most >= 2, "never more than {most} requests under way");
+}
+
+/// Files in no order have nothing of others read.
+#[test]
+fn files_that_are_read_in_no_order_have_nothing_of_others_read_ahead() {
+    let (device, files) = cold_tree();
+    let mut in_no_order: Vec<_> = files.iter().step_by(3).collect();
+    in_no_order.reverse();
+    let (_, alone, _) = read_tree(&device, &in_no_order, 0);
+    let (_, read, _) = read_tree(&device, &in_no_order, u64::MAX);
+    println!("in no order: {read} bytes read, {alone} without readahead");
+    assert!(read <= alone + alone / 50, "{read} bytes read, {alone} without readahead");
+}
+
+/// Files that were read to their end and stay open leave the budget to others.
+#[test]
+fn files_that_were_read_whole_hold_nothing_of_the_budget() {
+    let device = SlowDevice::new(256 * MIB);
+    Fs::format(device.clone(), &FormatOptions::default()).unwrap();
+    let fs = Fs::open(device.clone(), mounted()).unwrap();
+    let me = Caller::root();
+    let content = noise(7, 1 << 20);
+    for i in 0..16 {
+        let (attr, handle) = fs.create(&me, ROOT, format!("{i:02}").as_ref(), 0o644, O_RDWR).unwrap();
+        fs.write(handle, attr.ino, 0, &content, false).unwrap();
+        fs.release(attr.ino, handle);
+    }
+    fs.close().unwrap();
+    let fs = Fs::open(device, mounted().readahead_bytes(MIB)).unwrap();
+    let mut open = Vec::new();
+    // Backwards, so that they are no run of files.
+    for i in (0..16).rev() {
+        let ino = fs.resolve(Path::new(&format!("/{i:02}"))).unwrap().ino;
+        let handle = fs.open_file(&me, ino, 0).unwrap();
+        let before = fs.stats().unwrap().readahead_bytes;
+        for at in (0..content.len()).step_by(128 << 10) {
+            fs.read(handle, ino, at as u64, 128 << 10).unwrap();
+        }
+        assert!(fs.stats().unwrap().readahead_bytes > before, "nothing of file {i} was read ahead");
+        open.push((ino, handle));
+    }
+    open.into_iter().for_each(|(ino, handle)| fs.release(ino, handle));
+    fs.close().unwrap();
+}

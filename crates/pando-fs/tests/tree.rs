@@ -189,7 +189,8 @@ fn renames_of_files() {
     assert_eq!(errno(w.rename("/none", "/x", 0)), ENOENT);
     assert_eq!(errno(w.rename("/d/b", "/none/x", 0)), ENOENT);
     assert_eq!(errno(w.rename("/d/b", "/e", RENAME_NOREPLACE)), EEXIST);
-    assert_eq!(errno(w.rename("/d/b", "/e", 4)), EINVAL);
+    assert_eq!(errno(w.rename("/d/b", "/e", 8)), EINVAL);
+    assert_eq!(errno(w.rename("/d/b", "/e", RENAME_EXCHANGE | RENAME_WHITEOUT)), EINVAL);
     w.rename("/d/b", "/n", RENAME_NOREPLACE).unwrap();
     w.remount();
     assert_eq!(w.names("/"), ["d", "e", "n"]);

@@ -30,8 +30,8 @@ use std::{
     sync::Arc,
 };
 
-use pando_db::{Batch, Db};
-use parking_lot::Mutex;
+use pando_db::{Batch, Db, waiting};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
     counter,
@@ -111,7 +111,7 @@ impl Lineages {
             return Ok(found);
         }
         // Held over a write of the engine, by those only who see a clone for the first time.
-        let mut state = self.state.lock();
+        let mut state = self.state();
         if let Some(found) = state.unsaved.get(&(around, clone_id)) {
             return Ok(*found);
         }
@@ -127,6 +127,11 @@ impl Lineages {
             state.unsaved.insert((around, clone_id), lineage);
         }
         Ok(lineage)
+    }
+
+    /// Waits for whoever sees a clone for the first time, and with that for the engine.
+    fn state(&self) -> MutexGuard<'_, Allocator> {
+        waiting::take(|| self.state.try_lock(), || self.state.lock())
     }
 
     /// A number that nothing has.
@@ -187,7 +192,7 @@ impl Lineages {
         if r.kind != FileKind::Directory || r.clone_id == 0 {
             return Ok(None);
         }
-        if self.state.lock().unsaved.contains_key(&(around, r.clone_id)) {
+        if self.state().unsaved.contains_key(&(around, r.clone_id)) {
             return Ok(None);
         }
         batch.delete(system::lineage(around, r.clone_id));
@@ -205,7 +210,7 @@ impl Lineages {
     /// Takes a number back that [`Lineages::retire`] named.
     pub(crate) fn give_back(&self, lineage: Option<u32>) {
         if let Some(lineage) = lineage {
-            self.state.lock().waiting.push(lineage);
+            self.state().waiting.push(lineage);
         }
     }
 
@@ -247,7 +252,7 @@ impl Lineages {
         }
         r.clone_id = fresh_clone()?;
         batch.put(system::lineage(to, r.clone_id), u64::from(inside).to_le_bytes().to_vec());
-        let state = self.state.lock();
+        let state = self.state();
         if !state.unsaved.is_empty() {
             // The number may be one of these, and now it is stored.
             batch.put(system::counter(counter::LINEAGE), counter::encode(u64::from(state.next)));

@@ -1,0 +1,217 @@
+//! Space of files: fallocate in its ways, and where data and holes are (SEEK_DATA, SEEK_HOLE).
+//!
+//! No space is set apart for a file: each write goes to a new place anyway, and what is full is shared with clones.
+//! So to allocate is to make the file as long as it says and to refuse what would not fit now. Zeroing a range and
+//! punching a hole are the same: blocks are removed by one message, whatever their number, and the two at its ends
+//! are filled with zeros in part. A file that had no holes gets a map (`blockmap`): 64 bytes for each 8 MiB behind
+//! the hole, in several batches if that is much, of which only the last one changes anything that can be seen. Uses
+//! `place`, `data`.
+
+use pando_db::Batch;
+
+use crate::{
+    blockmap::{BlockMap, PIECE},
+    data::{FEW_BLOCKS, WRITE_BYTES, without_set_id},
+    error::{Error, Result},
+    inode::InodeRef,
+    limits::{BLOCK_SIZE, MAX_FILE_SIZE},
+    merge::{self, Change, Size},
+    path,
+    place::At,
+    types::{Caller, FileHandle, Ino, Time},
+    volume::Fs,
+};
+
+/// Bits of the mode of fallocate(2).
+const KEEP_SIZE: i32 = 1;
+const PUNCH_HOLE: i32 = 2;
+const ZERO_RANGE: i32 = 16;
+
+/// Bytes of a message for a piece of a map besides its key, at most.
+const PIECE_MESSAGE_BYTES: usize = 100;
+
+/// What to look for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Seek {
+    /// The next byte that is not in a hole.
+    Data,
+    /// The next byte of a hole; the end of the file counts as one.
+    Hole,
+}
+
+impl Fs {
+    /// What fallocate(2) does with this mode: 0, `FALLOC_FL_KEEP_SIZE` or `FALLOC_FL_ZERO_RANGE` (or both), or
+    /// `FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE`; others are EOPNOTSUPP. No space is reserved: it is ENOSPC if
+    /// there is not enough free now, but later writes may fail.
+    ///
+    /// Zeroing and punching cost a few messages, whatever the range, and in a file without holes those for its map,
+    /// once. Holes are of whole blocks of 16 KiB.
+    pub fn fallocate(&self, c: &Caller, ino: Ino, offset: u64, len: u64, mode: i32) -> Result<()> {
+        self.writable()?;
+        let (inode, _) = self.file(FileHandle(0), ino)?;
+        let end = offset.saturating_add(len);
+        if len == 0 {
+            return Err(Error::Invalid("a range of no bytes".into()));
+        }
+        if end > MAX_FILE_SIZE {
+            return Err(Error::TooBig(end));
+        }
+        let (grows, zeros) = match mode & !KEEP_SIZE {
+            0 => (true, false),
+            ZERO_RANGE => (true, true),
+            PUNCH_HOLE if mode & KEEP_SIZE != 0 => (false, true),
+            _ => return Err(Error::Unsupported("this mode of fallocate")),
+        };
+        let at = self.hold(&inode, true)?;
+        let (size, sparse) = inode.peek(|s| (s.record.size, s.record.dense.is_some()));
+        if grows {
+            let lacking = if sparse && !zeros { len } else { end.saturating_sub(size.max(offset)) };
+            if lacking > self.db.space().0 {
+                return Err(pando_db::Error::NoSpace.into());
+            }
+        }
+        if zeros && offset < size {
+            self.make_hole(c, &inode, &at, (offset, end.min(size)))?;
+        }
+        if grows && mode & KEEP_SIZE == 0 && end > size {
+            let mut batch = Batch::new();
+            let holes = self.resize_data(&mut batch, &inode, &at.data, (size, end))?;
+            let mut change = self.content_change(c, &inode);
+            change.size = Some(Size::AtLeast(end));
+            change.dense = holes.dense;
+            batch.upsert(at.meta.clone(), change.encode());
+            self.db.write(batch)?;
+            inode.change(|s| {
+                s.apply(&change);
+                s.map = holes.map;
+            });
+        }
+        Ok(())
+    }
+
+    /// What a change of content by `c` changes of the record.
+    fn content_change(&self, c: &Caller, inode: &InodeRef) -> Change {
+        let mut change = Change::modified(Time::now());
+        inode.peek(|s| {
+            change.perm = if c.is_root() { None } else { without_set_id(s.record.perm) };
+            change.drop_capability = s.record.may_do_more();
+            s.save_atime(&mut change);
+        });
+        change
+    }
+
+    /// Makes the bytes `from..to` zeros, the whole blocks among them a hole. They lie within the file, whose `tree` is
+    /// held exclusively.
+    fn make_hole(&self, c: &Caller, inode: &InodeRef, at: &At, (from, to): (u64, u64)) -> Result<()> {
+        let size = inode.peek(|s| s.record.size);
+        let data = &at.data;
+        let mut batch = Batch::new();
+        // The last block ends with the file.
+        let (first, end) =
+            (from.div_ceil(BLOCK_SIZE), if to == size { to.div_ceil(BLOCK_SIZE) } else { to / BLOCK_SIZE });
+        let head =
+            (!from.is_multiple_of(BLOCK_SIZE)).then(|| (from, to.min(from.next_multiple_of(BLOCK_SIZE))));
+        let tail = (end >= first && to > end * BLOCK_SIZE).then_some((end * BLOCK_SIZE, to));
+        for (a, b) in head.into_iter().chain(tail) {
+            let block = a / BLOCK_SIZE;
+            if !self.is_absent(inode, data, size, block)? {
+                let zeros = vec![0; (b - a) as usize];
+                batch.upsert(path::block(data, block), merge::write((a % BLOCK_SIZE) as u32, &zeros));
+            }
+        }
+        let mut change = self.content_change(c, inode);
+        let mut map = None;
+        if first < end {
+            let (dense, known) = self.noted_behind(inode, at, size, end)?;
+            let mut noted = known;
+            if end - first > FEW_BLOCKS {
+                batch.delete_range(path::block(data, first), Some(path::block(data, end)));
+            } else {
+                (first..end).for_each(|block| _ = batch.delete(path::block(data, block)));
+            }
+            noted.clear(&mut batch, data, first, end);
+            let dense = dense.min(first);
+            noted.recount(dense);
+            change.dense = Some(Some(dense));
+            map = Some(noted);
+        }
+        batch.upsert(at.meta.clone(), change.encode());
+        self.db.write(batch)?;
+        inode.change(|s| {
+            s.apply(&change);
+            if map.is_some() {
+                s.map = map;
+            }
+        });
+        Ok(())
+    }
+
+    /// The dense beginning of a file and its map, which says of all blocks from `end` on whether they exist, in the
+    /// engine as well: what the dense beginning said of them is in it too.
+    fn noted_behind(&self, inode: &InodeRef, at: &At, size: u64, end: u64) -> Result<(u64, BlockMap)> {
+        let data = &at.data;
+        let (dense, mut map) = match inode.peek(|s| s.record.dense) {
+            // Taken out, and put back when all is done; read again if it is not.
+            Some(dense) => match inode.change(|s| s.map.take()) {
+                Some(map) => (dense, map),
+                None => (dense, BlockMap::read(&self.db, data, dense)?),
+            },
+            None => {
+                // Bits before the dense beginning mean nothing, so a crash in between leaves a map that says what is.
+                let dense = size.div_ceil(BLOCK_SIZE);
+                let change = Change { dense: Some(Some(dense)), ..Change::default() };
+                self.db.upsert(at.meta.clone(), change.encode())?;
+                inode.change(|s| {
+                    s.apply(&change);
+                    s.map = None;
+                });
+                (dense, BlockMap::default())
+            }
+        };
+        let step = (WRITE_BYTES / (data.len() + PIECE_MESSAGE_BYTES)).max(1) as u64 * PIECE;
+        let mut from = end;
+        while from < dense {
+            let to = dense.min((from + step) / PIECE * PIECE).max(from + 1);
+            let mut batch = Batch::new();
+            map.set(&mut batch, data, from, to - 1);
+            if !batch.is_empty() {
+                self.db.write(batch)?;
+            }
+            from = to;
+        }
+        Ok((dense, map))
+    }
+
+    /// The first byte at or behind `offset` that is data, or that is in a hole; ENXIO if there is none, and behind the
+    /// end. Data comes in blocks of 16 KiB. No I/O but, once, a scan of the map of a file with holes.
+    pub fn seek(&self, ino: Ino, offset: u64, what: Seek) -> Result<u64> {
+        let (inode, _) = self.file(FileHandle(0), ino)?;
+        let at = self.hold(&inode, false)?;
+        let (size, dense) = inode.peek(|s| (s.record.size, s.record.dense));
+        let none = || Error::NothingBehind(offset);
+        if offset >= size {
+            return Err(none());
+        }
+        let Some(dense) = dense else {
+            return Ok(if what == Seek::Data { offset } else { size });
+        };
+        if inode.peek(|s| s.map.is_none()) {
+            let map = BlockMap::read(&self.db, &at.data, dense)?;
+            // Writers are kept out, and who reads it besides reads the same.
+            inode.change(|s| s.map = Some(map));
+        }
+        let (block, blocks) = (offset / BLOCK_SIZE, size.div_ceil(BLOCK_SIZE));
+        let next =
+            |from: u64, set| inode.peek(|s| s.map.as_ref().and_then(|map| map.next(from, blocks, set)));
+        let found = match what {
+            Seek::Data if block < dense => Some(block),
+            Seek::Data => next(block, true),
+            Seek::Hole => next(block.max(dense), false),
+        };
+        match (found, what) {
+            (Some(block), _) => Ok((block * BLOCK_SIZE).max(offset)),
+            (None, Seek::Hole) => Ok(size),
+            (None, Seek::Data) => Err(none()),
+        }
+    }
+}

@@ -1,9 +1,8 @@
 //! Attaching to the kernel and detaching: `/dev/fuse` opened and mounted by mount(2) or by `fusermount3`, and
 //! unmounted.
 //!
-//! Done here and not by the FUSE library, because that one unmounts whatever
-//! is on the directory when its session ends, even if it was unmounted
-//! before and something else has been mounted there since.
+//! Nothing is unmounted when a session ends: what was mounted may have been
+//! unmounted before, and something else be mounted there since.
 
 use std::{
     ffi::{CString, OsString},

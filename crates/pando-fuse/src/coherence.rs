@@ -18,6 +18,7 @@ use crate::{
     cache::Caches,
     caller::caller,
     counters::Counters,
+    listings::Listings,
     proof::Proofs,
     transport::{Behind, Context, Notify, Outcome},
 };
@@ -32,6 +33,7 @@ pub type StatsText = Box<dyn Fn(&Fs, &Counters) -> Result<String, String> + Send
 pub(crate) struct MountState {
     pub(crate) fs: Fs,
     pub(crate) caches: Caches,
+    pub(crate) listings: Listings,
     pub(crate) proofs: Proofs,
     pub(crate) counters: Arc<Counters>,
     pub(crate) notify: OnceLock<Arc<dyn Notify>>,
@@ -123,7 +125,9 @@ impl MountState {
     pub(crate) fn settle(&self, report: &pando_fs::CloneReport) {
         for (dir, name) in &report.entries {
             self.tell(|n| n.forget_entry(*dir, name));
-            self.tell(|n| n.forget_attributes(*dir));
+            // Its listing and its attributes.
+            self.listings.changed(*dir);
+            self.tell(|n| n.forget_pages(*dir, 0, 0));
         }
         for &ino in &report.replaced {
             self.tell(|n| n.forget_pages(ino, 0, 0));

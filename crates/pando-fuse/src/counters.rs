@@ -27,12 +27,50 @@ pub enum Kind {
     Statfs,
     Copy,
     Ioctl,
+    Releasedir,
+    Link,
+    Setxattr,
+    Getxattr,
+    Listxattr,
+    Removexattr,
+    Fallocate,
+    Lseek,
+    /// What is answered with `ENOSYS`: the kernel asks once, and then answers itself.
+    Unsupported,
 }
 
 /// Names in the order of [`Kind`].
-const NAMES: [&str; 21] = [
-    "lookup", "getattr", "setattr", "readlink", "mknod", "mkdir", "symlink", "unlink", "rmdir", "rename",
-    "create", "open", "read", "write", "release", "fsync", "opendir", "readdir", "statfs", "copy", "ioctl",
+const NAMES: [&str; 30] = [
+    "lookup",
+    "getattr",
+    "setattr",
+    "readlink",
+    "mknod",
+    "mkdir",
+    "symlink",
+    "unlink",
+    "rmdir",
+    "rename",
+    "create",
+    "open",
+    "read",
+    "write",
+    "release",
+    "fsync",
+    "opendir",
+    "readdir",
+    "statfs",
+    "copy",
+    "ioctl",
+    "releasedir",
+    "link",
+    "setxattr",
+    "getxattr",
+    "listxattr",
+    "removexattr",
+    "fallocate",
+    "lseek",
+    "unsupported",
 ];
 
 /// Requests since the mount, by kind, and what polling for them did.
@@ -42,6 +80,8 @@ pub struct Counters {
     caught: AtomicU64,
     missed: AtomicU64,
     yielded: AtomicU64,
+    held_awake: AtomicU64,
+    handed_over: AtomicU64,
 }
 
 /// What polling for requests did since the mount.
@@ -53,6 +93,8 @@ pub struct Polling {
     pub missed: u64,
     /// How often it left the CPU to somebody else for a while.
     pub yielded: u64,
+    /// How often it began to keep idle CPUs from halting.
+    pub held_awake: u64,
 }
 
 impl Default for Counters {
@@ -62,6 +104,8 @@ impl Default for Counters {
             caught: AtomicU64::new(0),
             missed: AtomicU64::new(0),
             yielded: AtomicU64::new(0),
+            held_awake: AtomicU64::new(0),
+            handed_over: AtomicU64::new(0),
         }
     }
 }
@@ -90,12 +134,26 @@ impl Counters {
         self.yielded.fetch_add(1, Ordering::Relaxed);
     }
 
+    pub(crate) fn held_awake(&self) {
+        self.held_awake.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn handed_over(&self) {
+        self.handed_over.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often a thread that was about to wait gave the reading of requests to another.
+    pub fn handovers(&self) -> u64 {
+        self.handed_over.load(Ordering::Relaxed)
+    }
+
     /// What polling for requests did.
     pub fn polling(&self) -> Polling {
         Polling {
             caught: self.caught.load(Ordering::Relaxed),
             missed: self.missed.load(Ordering::Relaxed),
             yielded: self.yielded.load(Ordering::Relaxed),
+            held_awake: self.held_awake.load(Ordering::Relaxed),
         }
     }
 
@@ -113,11 +171,11 @@ mod tests {
     fn names_fit_kinds() {
         let c = Counters::default();
         c.count(Kind::Lookup);
-        c.count(Kind::Ioctl);
-        c.count(Kind::Ioctl);
+        c.count(Kind::Unsupported);
+        c.count(Kind::Unsupported);
         let all = c.all();
         assert_eq!(all.first(), Some(&("lookup", 1)));
-        assert_eq!(all.last(), Some(&("ioctl", 2)));
-        assert_eq!(c.get(Kind::Ioctl), 2);
+        assert_eq!(all.last(), Some(&("unsupported", 2)));
+        assert_eq!(c.get(Kind::Unsupported), 2);
     }
 }

@@ -1,14 +1,15 @@
 //! Pando's FUSE floor: kernel requests to file-system calls.
 //!
 //! [`Mount`] puts a [`pando_fs::Fs`] on a directory and serves it. Behind it,
-//! [`transport`] is the border to the kernel (a trait of our own with one
-//! FUSE library behind it), `server` answers requests and keeps the kernel's
+//! [`transport`] is the border to the kernel (a trait of our own with the
+//! protocol behind it), `server` answers requests and keeps the kernel's
 //! caches right, `cache` decides what may be cached. [`control`] holds what a tool asks a
 //! mount to do: clone a tree, remove one, sync, grow, statistics. [`client`] and [`tool`] are the
 //! tool's end of it, `proof` (rights) and `requests` the server's.
 //!
-//! From the ground up: `mountinfo`, `control`, `counters`, `cache`; `transport`; `error`, `settings`, `attach`;
-//! `client`, `proof`, `tool`; `caller`, `coherence` (the kernel's caches kept right), `requests`, `server`; `mount`.
+//! From the ground up: `mountinfo`, `control`, `counters`, `cache`, `listings`; `transport`; `error`, `settings`,
+//! `attach`; `client`, `proof`, `tool`; `caller`, `coherence` (the kernel's caches kept right), `requests`, `server`;
+//! `mount`.
 //!
 //! `docs/fuse.md` says why the kernel is told what it is told.
 
@@ -20,6 +21,7 @@ mod coherence;
 pub mod control;
 mod counters;
 mod error;
+mod listings;
 mod mount;
 pub mod mountinfo;
 mod proof;
@@ -35,3 +37,4 @@ pub use counters::{Counters, Kind, Polling};
 pub use error::Error;
 pub use mount::{Mount, Running};
 pub use settings::{DirectIo, IoUring, Settings};
+pub use transport::HaltPoll;

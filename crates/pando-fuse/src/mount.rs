@@ -12,8 +12,7 @@ use std::{
     thread::JoinHandle,
 };
 
-use fuser::{Config, SessionACL};
-use pando_fs::Fs;
+use pando_fs::{AtimePolicy, Fs};
 
 use crate::{
     attach::{How, attach, unmount},
@@ -24,24 +23,14 @@ use crate::{
     server::Server,
     settings::{IoUring, Settings},
     transport::{
-        Handler,
-        fuser::{Adapter, Notifier},
-        own::{self, offer},
+        own::{Channel, Session, Wishes, offer},
         poll::Poller,
     },
 };
 
-/// What answers requests.
-enum Session {
-    /// The FUSE library over `/dev/fuse`.
-    Library(fuser::Session<Adapter<Server>>),
-    /// Our own, over io_uring.
-    Own(own::Session<Server>),
-}
-
 /// A file system that is mounted and waits to be served.
 pub struct Mount {
-    session: Session,
+    session: Session<Server>,
     dir: PathBuf,
     /// Device number of the mount.
     device: Option<String>,
@@ -55,7 +44,9 @@ impl Mount {
     pub fn new(fs: Fs, dir: &Path, settings: &Settings, stats: Option<StatsText>) -> Result<Mount, Error> {
         let dir = dir.canonicalize().map_err(|source| Error::Io { path: dir.to_owned(), source })?;
         let counters = Arc::new(Counters::default());
-        let server = Arc::new(Server::new(fs, counters.clone(), stats, settings.writeback));
+        // Reading a listing that is kept does not come to the server, and so changes no access time.
+        let listings = settings.atime != AtimePolicy::Strict;
+        let server = Arc::new(Server::new(fs, counters.clone(), stats, settings.writeback, listings));
         let ring = match settings.io_uring {
             IoUring::Off => false,
             IoUring::On => offer::check().map(|()| true).map_err(Error::NoRing)?,
@@ -68,10 +59,10 @@ impl Mount {
             },
         };
         let fd = attach(&dir, settings)?;
-        let session = match ring {
-            true => own::Session::new(server, fd, &dir, settings.writeback).map(Session::Own),
-            false => over_device(server, fd, settings, &counters).map(Session::Library),
-        };
+        let access_lists = settings.checks_permissions();
+        let wishes = Wishes { writeback: settings.writeback, access_lists };
+        let session = channel(ring, &fd, settings, &counters)
+            .and_then(|channel| Session::new(server, fd, &dir, channel, wishes));
         let session = session.map_err(|source| {
             // Without the handshake nobody will ever answer on this mount.
             if let Err(e) = unmount(&dir, How::Force) {
@@ -86,7 +77,7 @@ impl Mount {
 
     /// Whether requests come over io_uring.
     pub fn over_io_uring(&self) -> bool {
-        matches!(self.session, Session::Own(_))
+        self.session.over_io_uring()
     }
 
     /// Where it is mounted (absolute, without symlinks).
@@ -104,11 +95,8 @@ impl Mount {
     /// If serving fails (a panic, a broken protocol) the mount is ended by force, so that no
     /// program waits for answers that never come.
     pub fn serve(self) -> io::Result<()> {
-        let served = match self.session {
-            Session::Library(session) => ended(session.run()),
-            Session::Own(session) => session.serve(),
-        };
-        log::info!("{:?}", self.counters.polling());
+        let served = self.session.serve();
+        log::info!("{:?}, {} handovers", self.counters.polling(), self.counters.handovers());
         // Only our own mount: someone may have unmounted it and mounted another here.
         if served.is_err()
             && let Ok(Some(now)) = mountinfo::at(&self.dir)
@@ -128,24 +116,13 @@ impl Mount {
     }
 }
 
-/// The session of the FUSE library.
-fn over_device(
-    server: Arc<Server>,
-    fd: OwnedFd,
-    settings: &Settings,
-    counters: &Arc<Counters>,
-) -> io::Result<fuser::Session<Adapter<Server>>> {
-    let mut config = Config::default();
-    config.n_threads = Some(settings.threads.max(1));
-    config.clone_fd = settings.threads > 1;
-    // The kernel itself keeps others out unless `allow_other` was given to it.
-    let acl = SessionACL::All;
-    let polled = if settings.threads > 1 { None } else { fd.try_clone().ok() };
-    let poller = Poller::new(polled, settings.poll, !settings.poll_always, counters.clone());
-    let adapter = Adapter::new(server.clone(), poller, settings.writeback);
-    let session = fuser::Session::from_fd(adapter, fd, acl, config)?;
-    server.start(Arc::new(Notifier(session.notifier())));
-    Ok(session)
+/// How requests are to come over `fd`.
+fn channel(ring: bool, fd: &OwnedFd, settings: &Settings, counters: &Arc<Counters>) -> io::Result<Channel> {
+    let readers = if ring { 1 } else { settings.threads };
+    let polled = if ring || readers > 1 { None } else { fd.try_clone().ok() };
+    let poller = Poller::new(polled, settings.poll, !settings.poll_always, counters.clone())
+        .with_halt_poll(settings.halt_poll)?;
+    Ok(Channel { ring, readers, poller, counters: counters.clone() })
 }
 
 /// A file system that is served by a thread; unmounted when dropped.
@@ -184,15 +161,6 @@ impl Running {
             Some(Ok(Err(e))) => Err(at(e)),
             Some(Err(_)) => Err(at(io::Error::other("the serving thread panicked"))),
         }
-    }
-}
-
-/// How serving has ended. The kernel says ECONNABORTED instead of ENODEV where it was just handing a request over when
-/// the mount ended; the library takes only the latter for the end.
-fn ended(served: io::Result<()>) -> io::Result<()> {
-    match served {
-        Err(e) if e.kind() == io::ErrorKind::ConnectionAborted => Ok(()),
-        served => served,
     }
 }
 

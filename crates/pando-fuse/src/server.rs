@@ -14,7 +14,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use pando_fs::{Attr, DirHandle, FileHandle, Fs, SetAttr, StatFs};
+use pando_fs::{Attr, DirHandle, FileHandle, FileKind, Fs, Seek, SetAttr, StatFs};
 use parking_lot::Mutex;
 
 use crate::{
@@ -23,9 +23,12 @@ use crate::{
     coherence::{MountState, StatsText},
     control::{Request, Response, Token},
     counters::{Counters, Kind},
+    listings::Listings,
     proof::{Fact, Proofs},
     requests,
-    transport::{Answer, Behind, Context, Copy, DirSink, Errno, Handler, Notify, Opened, Outcome, Write},
+    transport::{
+        Answer, Behind, Context, Copy, DirSink, Errno, Handler, Notify, Opened, OpenedDir, Outcome, Write,
+    },
 };
 
 /// Bytes of a directory entry with attributes, at least; without them.
@@ -38,11 +41,18 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    pub(crate) fn new(fs: Fs, counters: Arc<Counters>, stats: Option<StatsText>, writeback: bool) -> Self {
+    pub(crate) fn new(
+        fs: Fs,
+        counters: Arc<Counters>,
+        stats: Option<StatsText>,
+        writeback: bool,
+        listings: bool,
+    ) -> Self {
         let owner = rustix::process::geteuid().as_raw();
         let shared = MountState {
             fs,
             caches: Caches::new(writeback),
+            listings: Listings::new(listings),
             proofs: Proofs::default(),
             counters,
             notify: OnceLock::new(),
@@ -69,6 +79,30 @@ impl Server {
         Ok(Opened { handle: handle.0, direct: policy.direct, keep_cache: policy.keep })
     }
 
+    /// The kernel knows that two directories have changed, but not that the listing of one that has moved between them
+    /// names another parent.
+    fn has_moved(&self, (dir, name): (u64, &OsStr)) {
+        if let Ok(moved) = self.fs().lookup(dir, name) {
+            if moved.kind == FileKind::Directory {
+                self.shared.listings.changed(moved.ino);
+            }
+            self.fs().forget(moved.ino, 1);
+        }
+    }
+
+    /// The answer `outcome`, of a call that may have dropped set-id bits which were `before`: then the kernel is told
+    /// first.
+    fn with_bits_told<T: Send + 'static>(&self, ino: u64, before: u16, outcome: Outcome<T>) -> Answer<T> {
+        if self.shared.set_id_bits(ino) == before {
+            return Answer::Now(outcome);
+        }
+        let shared = self.shared.clone();
+        Answer::later(move || {
+            shared.bits_dropped(ino);
+            outcome
+        })
+    }
+
     /// Entries without attributes.
     fn list(&self, handle: DirHandle, ino: u64, cookie: u64, sink: &mut dyn DirSink) -> Outcome<()> {
         let mut from = cookie;
@@ -79,6 +113,7 @@ impl Server {
                 Err(e) => return Err(e.into()),
             };
             let Some(last) = entries.last() else { return Ok(()) };
+            self.shared.listings.listed(ino, cookie != 0, false);
             from = last.cookie;
             for e in entries {
                 if !sink.add(e.ino, e.kind, &e.name, e.cookie, None) {
@@ -113,7 +148,10 @@ impl Handler for Server {
             return Err(Errno(libc::ENOENT)); // and the kernel need not remember it
         }
         match self.fs().lookup(parent, name) {
-            Ok(attr) => Ok(Some(attr)),
+            Ok(attr) => {
+                self.shared.listings.looked_up(parent);
+                Ok(Some(attr))
+            }
             Err(e) if e.errno() == libc::ENOENT => Ok(None),
             Err(e) => Err(e.into()),
         }
@@ -121,6 +159,7 @@ impl Handler for Server {
 
     fn forget(&self, ino: u64, count: u64) {
         self.shared.caches.forgotten(ino);
+        self.shared.listings.forgotten(ino);
         self.fs().forget(ino, count);
     }
 
@@ -190,10 +229,19 @@ impl Handler for Server {
             self.fs().forget(ino, 1);
             Ok(Fact::Renames { dir: from.0, name: from.1, ino })
         })?;
-        Ok(self.fs().rename(&caller(c, 0), from.0, from.1, to.0, to.1, flags)?)
+        let moves = self.fs().moves();
+        self.fs().rename(&caller(c, 0), from.0, from.1, to.0, to.1, flags)?;
+        if from.0 != to.0 && self.fs().moves() != moves {
+            self.has_moved(to);
+            if flags & pando_fs::RENAME_EXCHANGE != 0 {
+                self.has_moved(from);
+            }
+        }
+        Ok(())
     }
 
     fn link(&self, c: &Context, ino: u64, parent: u64, name: &OsStr) -> Outcome<Attr> {
+        self.count(Kind::Link);
         self.shared.proofs.note(c, name, || Ok(Fact::Links { source: ino, dir: parent }))?;
         // What link(2) documents for file systems without hard links.
         Err(Errno(libc::EPERM))
@@ -234,14 +282,7 @@ impl Handler for Server {
             _ => self.shared.drop_privileges(c, ino),
         };
         let outcome = outcome.and_then(|()| self.open_file(c, ino, flags));
-        if self.shared.set_id_bits(ino) == before {
-            return Answer::Now(outcome);
-        }
-        let shared = self.shared.clone();
-        Answer::later(move || {
-            shared.bits_dropped(ino);
-            outcome
-        })
+        self.with_bits_told(ino, before, outcome)
     }
 
     fn read(&self, handle: u64, ino: u64, offset: u64, size: u32) -> Answer<Bytes> {
@@ -319,11 +360,12 @@ impl Handler for Server {
         })
     }
 
-    fn opendir(&self, c: &Context, ino: u64, flags: i32) -> Outcome<u64> {
+    fn opendir(&self, c: &Context, ino: u64, flags: i32) -> Outcome<OpenedDir> {
         self.count(Kind::Opendir);
         let handle = self.fs().opendir(ino)?.0;
         self.shared.proofs.opened(c, ino, handle, flags);
-        Ok(handle)
+        let policy = self.shared.listings.opened(ino, handle);
+        Ok(OpenedDir { handle, cached: policy.cached, keep_cache: policy.keep })
     }
 
     fn readdir(&self, handle: u64, ino: u64, cookie: u64, sink: &mut dyn DirSink) -> Outcome<()> {
@@ -342,6 +384,7 @@ impl Handler for Server {
                 Err(e) => return Err(e.into()),
             };
             let Some(last) = entries.last() else { return Ok(()) };
+            self.shared.listings.listed(ino, cookie != 0, true);
             from = last.cookie;
             let mut room = true;
             for e in entries {
@@ -358,13 +401,59 @@ impl Handler for Server {
     }
 
     fn releasedir(&self, ino: u64, handle: u64) {
+        self.count(Kind::Releasedir);
         self.shared.proofs.closed(ino, handle);
+        self.shared.listings.released(ino, handle);
         self.fs().releasedir(DirHandle(handle));
     }
 
     fn statfs(&self) -> Outcome<StatFs> {
         self.count(Kind::Statfs);
         Ok(self.fs().statfs()?)
+    }
+
+    fn setxattr(&self, c: &Context, ino: u64, name: &OsStr, value: &[u8], flags: i32) -> Outcome<()> {
+        self.count(Kind::Setxattr);
+        // Groups matter for an access list of a set-group-id file only.
+        let about_groups =
+            name.as_encoded_bytes().starts_with(b"system.") && self.shared.set_id_bits(ino) != 0;
+        let caller = if about_groups { caller_with_groups(c) } else { caller(c, 0) };
+        Ok(self.fs().set_xattr(&caller, ino, name, value, flags)?)
+    }
+
+    fn getxattr(&self, c: &Context, ino: u64, name: &OsStr) -> Outcome<Bytes> {
+        self.count(Kind::Getxattr);
+        Ok(self.fs().get_xattr(&caller(c, 0), ino, name)?)
+    }
+
+    fn listxattr(&self, c: &Context, ino: u64) -> Outcome<Bytes> {
+        self.count(Kind::Listxattr);
+        Ok(self.fs().list_xattr(&caller(c, 0), ino)?)
+    }
+
+    fn removexattr(&self, c: &Context, ino: u64, name: &OsStr) -> Outcome<()> {
+        self.count(Kind::Removexattr);
+        Ok(self.fs().remove_xattr(&caller(c, 0), ino, name)?)
+    }
+
+    fn fallocate(&self, c: &Context, ino: u64, offset: u64, len: u64, mode: i32) -> Answer<()> {
+        self.count(Kind::Fallocate);
+        let before = self.shared.set_id_bits(ino);
+        let outcome = self.fs().fallocate(&caller(c, 0), ino, offset, len, mode).map_err(Errno::from);
+        self.with_bits_told(ino, before, outcome)
+    }
+
+    fn seek(&self, ino: u64, offset: u64, what: Seek) -> Answer<u64> {
+        self.count(Kind::Lseek);
+        if !self.shared.caches.is_perhaps_dirty(ino) {
+            return Answer::Now(self.fs().seek(ino, offset, what).map_err(Errno::from));
+        }
+        let shared = self.shared.clone();
+        Answer::later(move || {
+            // What is in a mapping only is data too.
+            shared.tell(|n| n.forget_pages(ino, 0, 0));
+            Ok(shared.fs.seek(ino, offset, what)?)
+        })
     }
 
     fn copy(&self, c: &Context, copy: Copy) -> Answer<u64> {
@@ -387,6 +476,10 @@ impl Handler for Server {
             }
             Ok(copied)
         })
+    }
+
+    fn unsupported(&self) {
+        self.count(Kind::Unsupported);
     }
 
     fn ioctl(&self, c: &Context, ino: u64, handle: u64, command: u32, data: &[u8]) -> Answer<Vec<u8>> {

@@ -1,12 +1,12 @@
 //! How to mount: the settings of a mount, and the options of `mount -o` that set them.
 //!
-//! Plain data; uses `error` and the options of `pando-fs`.
+//! Plain data; uses `error`, `transport` and the options of `pando-fs`.
 
 use std::time::Duration;
 
 use pando_fs::{AtimePolicy, Codec};
 
-use crate::error::Error;
+use crate::{error::Error, transport::HaltPoll};
 
 /// Whether requests come over io_uring instead of `/dev/fuse`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,6 +74,8 @@ pub struct Settings {
     pub poll: Duration,
     /// Go on polling even if somebody else wants the CPU: for tests and measurements.
     pub poll_always: bool,
+    /// Whether idle CPUs are kept from halting while polling.
+    pub halt_poll: HaltPoll,
     /// Whether requests come over io_uring; `threads` and `poll` are then of no account.
     pub io_uring: IoUring,
 }
@@ -112,6 +114,7 @@ impl Default for Settings {
             threads: 1,
             poll: Duration::from_micros(200),
             poll_always: false,
+            halt_poll: HaltPoll::Auto,
             io_uring: IoUring::Off,
         }
     }
@@ -170,6 +173,9 @@ impl Settings {
                     Some(("io_uring", "auto")) => self.io_uring = IoUring::Auto,
                     Some(("io_uring", "on")) => self.io_uring = IoUring::On,
                     Some(("io_uring", "off")) => self.io_uring = IoUring::Off,
+                    Some(("halt_poll", "auto")) => self.halt_poll = HaltPoll::Auto,
+                    Some(("halt_poll", "on")) => self.halt_poll = HaltPoll::On,
+                    Some(("halt_poll", "off")) => self.halt_poll = HaltPoll::Off,
                     Some(("poll", micros)) => {
                         let micros = micros.parse().ok().filter(|n| *n <= MAX_POLL_MICROS);
                         self.poll = Duration::from_micros(micros.ok_or_else(unknown)?);
@@ -223,6 +229,10 @@ mod tests {
             s.apply(&format!("direct_io={name}")).unwrap();
             assert_eq!(s.direct_io, is);
         }
+        for (name, is) in [("auto", HaltPoll::Auto), ("on", HaltPoll::On), ("off", HaltPoll::Off)] {
+            s.apply(&format!("halt_poll={name}")).unwrap();
+            assert_eq!(s.halt_poll, is);
+        }
         for (name, is) in [("off", false), ("on", true)] {
             s.apply(&format!("readahead={name}")).unwrap();
             assert_eq!(s.readahead, is);
@@ -247,6 +257,7 @@ mod tests {
             "poll=100001",
             "io_uring=perhaps",
             "direct_io=",
+            "halt_poll=1",
         ] {
             assert!(matches!(s.apply(bad), Err(Error::Option(o)) if o == bad), "{bad}");
         }

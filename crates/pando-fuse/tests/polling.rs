@@ -10,7 +10,7 @@ use std::{
 
 use common::World;
 use nix::sys::resource::{UsageWho, getrusage};
-use pando_fuse::{Kind, Settings};
+use pando_fuse::{HaltPoll, Kind, Settings};
 use parking_lot::Mutex;
 
 /// CPU time is that of the process, so one test at a time.
@@ -90,6 +90,41 @@ fn several_threads_or_zero_never_poll() {
         let done = world.polling();
         assert_eq!((done.caught, done.missed, done.yielded), (0, 0, 0));
     }
+}
+
+/// The latency that idle CPUs may have now, microseconds; the kernel tells root only.
+fn allowed_latency() -> Option<i32> {
+    let mut latency = [0; 4];
+    let mut file = fs::File::open("/dev/cpu_dma_latency").ok()?;
+    std::io::Read::read_exact(&mut file, &mut latency).ok()?;
+    Some(i32::from_ne_bytes(latency))
+}
+
+/// A stream keeps idle CPUs from halting, and its end lets them.
+#[test]
+fn idle_cpus_halt_again_when_a_stream_has_ended() {
+    let _alone = ALONE.lock();
+    let Some(before @ 1..) = allowed_latency() else {
+        eprintln!("SKIPPED: the latency of idle CPUs cannot be asked for, or somebody else holds it");
+        return;
+    };
+    let Some(world) = polled(Settings { halt_poll: HaltPoll::On, ..Settings::default() }) else { return };
+    if one_cpu() {
+        return;
+    }
+    assert_eq!((world.polling().held_awake, allowed_latency()), (0, Some(before)), "without requests");
+    stream(&world, 2000);
+    let held = world.polling().held_awake;
+    assert!(held > 0);
+    let begin = Instant::now();
+    while allowed_latency() != Some(before) {
+        assert!(begin.elapsed() < Duration::from_secs(10), "still held");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+
+    let Some(off) = polled(Settings { halt_poll: HaltPoll::Off, ..Settings::default() }) else { return };
+    stream(&off, 500);
+    assert_eq!(off.polling().held_awake, 0);
 }
 
 /// Where other programs want every CPU, polling leaves it to them.

@@ -1,15 +1,12 @@
-//! What both transports decide in the same way: limits, lifetimes and the meaning of single fields.
+//! What both ways to the kernel decide alike: limits, lifetimes and the meaning of single fields.
 //!
-//! Plain numbers and pure functions, so that `/dev/fuse` by way of `fuser` and the protocol of our own
-//! cannot come to differ in them. Uses nothing of either.
-
-use crate::transport::Context;
+//! Plain numbers and pure functions. Uses nothing of either.
 
 /// Largest write request, and read, bytes; the kernel caps a request at 256 pages by default.
 pub(super) const MAX_WRITE_BYTES: u32 = 1 << 20;
 /// Requests for readahead and asynchronous I/O that the kernel may have in flight, a count.
 pub(super) const MAX_BACKGROUND_REQUESTS: u16 = 64;
-/// Threads for answers that wait, a count. More of them let more fsyncs share one flush.
+/// Threads for answers that wait, a count of those that do not wait for the device just now.
 pub(super) const MAX_WORKERS: usize = 16;
 /// How long the kernel may rely on a name or on attributes, seconds. The server is the only one
 /// that changes them behind the kernel's back, and then it notifies.
@@ -27,16 +24,4 @@ pub(super) fn signed(bytes: u64) -> i64 {
 /// where it sends pages of its cache.
 pub(super) fn is_direct_write(names_lock_owner: bool, writeback: bool) -> bool {
     names_lock_owner && !writeback
-}
-
-/// Whether a SETATTR drops set-user-id and set-group-id bits, by the protocol: a change of owner always
-/// does, a truncation does for callers without `CAP_FSETID`. `flagged` is `FATTR_KILL_SUIDGID`, `None` where
-/// the library does not pass it on.
-pub(super) fn kills_suidgid(
-    c: &Context,
-    owner_changes: bool,
-    size_changes: bool,
-    flagged: Option<bool>,
-) -> bool {
-    owner_changes || flagged.unwrap_or(size_changes && c.uid != 0)
 }

@@ -3,8 +3,7 @@
 //! [`Handler`] is what a file system has to answer, in the types of
 //! `pando-fs`; [`Notify`] is what it may tell the kernel unasked. A transport
 //! turns one into the other, so it can be replaced without touching a handler:
-//! [`fuser`] does over `/dev/fuse` and is the only place that knows a FUSE
-//! library, [`own`] speaks the protocol itself, over io_uring.
+//! [`own`] speaks the protocol over `/dev/fuse` and over io_uring.
 //!
 //! Guarantees to a handler: every request is answered exactly once, with
 //! `EIO` if the handler panics; [`Answer::Later`] runs on another thread than
@@ -13,15 +12,17 @@
 //! stopping other requests.
 
 mod common;
-pub mod fuser;
+mod halting;
 pub mod own;
 pub(crate) mod poll;
 mod workers;
 
+pub use self::halting::HaltPoll;
+
 use std::{ffi::OsStr, io, path::Path, sync::Arc};
 
 use bytes::Bytes;
-use pando_fs::{Attr, FileKind, SetAttr, StatFs};
+use pando_fs::{Attr, FileKind, Seek, SetAttr, StatFs};
 
 /// An error number as the kernel understands it (positive).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,6 +80,17 @@ pub struct Opened {
     /// Reads and writes bypass the page cache.
     pub direct: bool,
     /// Pages cached before this open are still right.
+    pub keep_cache: bool,
+}
+
+/// An open directory, and how the kernel shall cache its listing.
+#[derive(Debug, Clone, Copy)]
+pub struct OpenedDir {
+    /// Handle that comes back with each request.
+    pub handle: u64,
+    /// The kernel may keep the listing, and use one that it has kept.
+    pub cached: bool,
+    /// What it has kept before this open is still right.
     pub keep_cache: bool,
 }
 
@@ -191,11 +203,20 @@ pub trait Handler: Send + Sync + 'static {
     /// Gives what is to be done behind it, as [`Answer::Later`].
     fn release(&self, ino: u64, handle: u64, flags: i32) -> Option<Behind>;
     fn fsync(&self, ino: u64, datasync: bool) -> Answer<()>;
-    fn opendir(&self, c: &Context, ino: u64, flags: i32) -> Outcome<u64>;
+    fn opendir(&self, c: &Context, ino: u64, flags: i32) -> Outcome<OpenedDir>;
     fn readdir(&self, handle: u64, ino: u64, cookie: u64, sink: &mut dyn DirSink) -> Outcome<()>;
     fn releasedir(&self, ino: u64, handle: u64);
     fn statfs(&self) -> Outcome<StatFs>;
+    fn setxattr(&self, c: &Context, ino: u64, name: &OsStr, value: &[u8], flags: i32) -> Outcome<()>;
+    fn getxattr(&self, c: &Context, ino: u64, name: &OsStr) -> Outcome<Bytes>;
+    /// Names with a zero behind each.
+    fn listxattr(&self, c: &Context, ino: u64) -> Outcome<Bytes>;
+    fn removexattr(&self, c: &Context, ino: u64, name: &OsStr) -> Outcome<()>;
+    fn fallocate(&self, c: &Context, ino: u64, offset: u64, len: u64, mode: i32) -> Answer<()>;
+    fn seek(&self, ino: u64, offset: u64, what: Seek) -> Answer<u64>;
     fn copy(&self, c: &Context, copy: Copy) -> Answer<u64>;
+    /// A request that is not known came, and is answered with `ENOSYS`.
+    fn unsupported(&self);
     /// A control request on a file or directory; `data` is the caller's struct, the answer replaces it.
     fn ioctl(&self, c: &Context, ino: u64, handle: u64, command: u32, data: &[u8]) -> Answer<Vec<u8>>;
 }

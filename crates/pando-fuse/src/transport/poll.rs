@@ -10,6 +10,7 @@
 //! theirs. Uses poll(2) and getrusage(2) only; knows nothing of the protocol.
 
 use std::{
+    io,
     os::fd::{AsFd, OwnedFd},
     sync::Arc,
     time::{Duration, Instant},
@@ -20,9 +21,12 @@ use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::resource::{UsageWho, getrusage},
 };
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
-use crate::counters::Counters;
+use crate::{
+    counters::Counters,
+    transport::halting::{HaltPoll, Halting},
+};
 
 /// A request that comes soon after an answer scores one point. Points from which on polling begins, the most there
 /// can be, and what a gap takes away; counts.
@@ -42,6 +46,8 @@ pub(crate) struct Poller {
     device: Option<OwnedFd>,
     limit: Duration,
     polite: bool,
+    /// Keeps the CPU of whoever waits from halting.
+    halting: Option<Halting>,
     counters: Arc<Counters>,
     state: Mutex<PollState>,
 }
@@ -78,19 +84,66 @@ impl Poller {
         let now = Instant::now();
         let state =
             PollState { ended: now, score: 0, caught: false, resume: now, pause: PAUSE, looked: None };
-        Self { device, limit, polite, counters, state: Mutex::new(state) }
+        Self { device, limit, polite, halting: None, counters, state: Mutex::new(state) }
+    }
+
+    /// Keeps idle CPUs from halting while it polls, as `wanted`. Fails if that is asked for and cannot be had.
+    pub(crate) fn with_halt_poll(mut self, wanted: HaltPoll) -> io::Result<Self> {
+        if self.device.is_some() {
+            self.halting = Halting::new(wanted, self.counters.clone())?;
+        }
+        Ok(self)
     }
 
     /// To be called when a request has come. Dropping the result, which must follow the answer,
     /// polls for the next one.
     pub(crate) fn turn(&self) -> Turn<'_> {
-        // If there are several threads that read requests, one of them polls.
-        let state = self.device.as_ref().and_then(|_| self.state.try_lock());
-        let mut turn = Turn { poller: self, state, answers: true };
-        if let Some(state) = &mut turn.state {
+        if self.device.is_some() {
+            let mut state = self.state.lock();
             state.came(self.limit);
+            if state.score >= POLL_SCORE
+                && let Some(halting) = &self.halting
+            {
+                halting.dense();
+            }
         }
-        turn
+        Turn { poller: self, answers: true }
+    }
+
+    /// To be called by a thread that is going to read requests from now on: polls for the first.
+    pub(crate) fn look(&self) {
+        if self.device.is_some() {
+            let mut state = self.state.lock();
+            // What was seen last is about another thread.
+            state.looked = None;
+            self.poll(&mut state, Instant::now());
+        }
+    }
+
+    /// Polls for the next request, if it is worth it `now`.
+    fn poll(&self, state: &mut PollState, now: Instant) {
+        let Some(device) = &self.device else { return };
+        if !state.may_poll(now, self.polite, &self.counters) {
+            return;
+        }
+        let mut device = [PollFd::new(device.as_fd(), PollFlags::POLLIN)];
+        loop {
+            match poll(&mut device, PollTimeout::ZERO) {
+                Ok(0) | Err(Errno::EINTR) => {}
+                Ok(_) => {
+                    state.caught = true;
+                    self.counters.caught();
+                    return;
+                }
+                // Then `read` says what is wrong.
+                Err(_) => return,
+            }
+            if state.ended.elapsed() >= self.limit {
+                self.counters.missed();
+                return;
+            }
+            std::hint::spin_loop();
+        }
     }
 }
 
@@ -128,7 +181,6 @@ impl PollState {
 /// A request that is being answered.
 pub(crate) struct Turn<'a> {
     poller: &'a Poller,
-    state: Option<MutexGuard<'a, PollState>>,
     answers: bool,
 }
 
@@ -139,36 +191,24 @@ impl Turn<'_> {
         self.answers = false;
         self
     }
+
+    /// Says that another thread reads requests by now: this one does not poll.
+    pub(crate) fn left(self) {
+        std::mem::forget(self);
+    }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        let (Some(state), Some(device)) = (&mut self.state, &self.poller.device) else { return };
-        let begin = Instant::now();
-        if self.answers {
-            state.ended = begin;
-        }
-        if std::thread::panicking() || !state.may_poll(begin, self.poller.polite, &self.poller.counters) {
+        if self.poller.device.is_none() || std::thread::panicking() {
             return;
         }
-        let mut device = [PollFd::new(device.as_fd(), PollFlags::POLLIN)];
-        loop {
-            match poll(&mut device, PollTimeout::ZERO) {
-                Ok(0) | Err(Errno::EINTR) => {}
-                Ok(_) => {
-                    state.caught = true;
-                    self.poller.counters.caught();
-                    return;
-                }
-                // Then `read` says what is wrong.
-                Err(_) => return,
-            }
-            if state.ended.elapsed() >= self.poller.limit {
-                self.poller.counters.missed();
-                return;
-            }
-            std::hint::spin_loop();
+        let mut state = self.poller.state.lock();
+        let now = Instant::now();
+        if self.answers {
+            state.ended = now;
         }
+        self.poller.poll(&mut state, now);
     }
 }
 
@@ -256,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn never_without_a_second_cpu_or_a_limit_or_by_two_threads() {
+    fn never_without_a_second_cpu_or_a_limit_and_not_by_one_that_has_left() {
         let (device, _writer) = UnixStream::pair().unwrap();
         let alone = thread::spawn(|| {
             let now = rustix::thread::sched_getaffinity(None).unwrap();
@@ -269,9 +309,11 @@ mod tests {
         assert!(alone.join().unwrap().device.is_none());
         assert!(poller(Duration::ZERO).0.device.is_none());
         let (poller, _writer) = poller(LIMIT);
-        let turn = poller.turn();
-        assert!(turn.state.is_some());
-        assert!(poller.turn().state.is_none());
+        make_dense(&poller);
+        poller.turn().left();
+        assert_eq!(poller.counters.polling().missed, 0);
+        poller.look();
+        assert_eq!(poller.counters.polling().missed, 1, "whoever reads from then on does");
     }
 
     #[test]

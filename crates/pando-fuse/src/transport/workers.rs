@@ -1,33 +1,48 @@
-//! Threads for the requests that may wait: fsync, clones, copies, control.
+//! Threads for the requests that say that they may wait: fsync, clones, copies, control.
 //!
-//! The thread that reads requests never waits for a device flush or for the
-//! kernel. Threads are started when a job finds none idle, up to a limit
-//! above which jobs queue, and end when the pool is dropped; a panic in a job
-//! costs that job only.
+//! The thread that reads requests never waits for the kernel. Threads are
+//! started when a job finds none idle, up to a limit of those that are at work;
+//! a thread that waits for the device is told so (`pando_fs::waiting`) and does
+//! not count against it, so that a job which does not wait stands behind
+//! none that does. Of these there are at most [`MAX_WAITING`]; where more wait,
+//! jobs queue. Idle threads above the limit end, the others when the pool is
+//! dropped; a panic in a job costs that job only.
 
 use std::{
+    cell::Cell,
     collections::VecDeque,
+    io,
     panic::{AssertUnwindSafe, catch_unwind},
+    rc::Rc,
     sync::Arc,
     thread::{self, JoinHandle},
 };
 
+use pando_fs::waiting;
 use parking_lot::{Condvar, Mutex};
 
 type Job = Box<dyn FnOnce() + Send>;
+
+/// Most threads that wait, a count.
+const MAX_WAITING: usize = 256;
 
 /// Jobs that wait for a thread, and the threads.
 #[derive(Default)]
 struct JobQueue {
     jobs: VecDeque<Job>,
     idle: usize,
+    /// Threads whose jobs wait.
+    waiting: usize,
+    /// Threads in all.
+    count: usize,
     closed: bool,
     threads: Vec<JoinHandle<()>>,
 }
 
 /// What the pool and its threads share.
-#[derive(Default)]
 struct PoolShared {
+    /// Most threads at work, a count.
+    limit: usize,
     state: Mutex<JobQueue>,
     wake: Condvar,
 }
@@ -35,41 +50,88 @@ struct PoolShared {
 /// A small pool of threads.
 pub(super) struct Workers {
     shared: Arc<PoolShared>,
-    limit: usize,
 }
 
 impl Workers {
-    /// A pool of at most `limit` threads, none of them started yet.
+    /// A pool of at most `limit` threads that are at work, none of them started yet.
     pub(super) fn new(limit: usize) -> Self {
         assert!(limit > 0, "a pool without threads would never answer");
-        Self { shared: Arc::default(), limit }
+        let shared = PoolShared { limit, state: Mutex::default(), wake: Condvar::new() };
+        Self { shared: Arc::new(shared) }
     }
 
     /// Runs `job` on some thread of the pool, soon.
     pub(super) fn run(&self, job: impl FnOnce() + Send + 'static) {
         let mut state = self.shared.state.lock();
         state.jobs.push_back(Box::new(job));
-        if state.idle < state.jobs.len() && state.threads.len() < self.limit {
-            let shared = self.shared.clone();
-            let name = format!("pando-work-{}", state.threads.len());
-            match thread::Builder::new().name(name).spawn(move || work(&shared)) {
-                Ok(handle) => state.threads.push(handle),
-                Err(e) if state.threads.is_empty() => {
-                    // Without any thread the job would never run: run it here, where waiting is
-                    // allowed only because there is no alternative left.
-                    log::error!("no thread for a waiting request: {e}");
-                    let job = state.jobs.pop_back();
-                    drop(state);
-                    if let Some(job) = job {
-                        job();
-                    }
-                    return;
+        match self.shared.start_if_wanted(&mut state) {
+            Ok(()) => {}
+            Err(e) if state.count == 0 => {
+                // Without any thread the job would never run: run it here, where waiting is
+                // allowed only because there is no alternative left.
+                log::error!("no thread for a waiting request: {e}");
+                let job = state.jobs.pop_back();
+                drop(state);
+                if let Some(job) = job {
+                    job();
                 }
-                Err(e) => log::warn!("no further thread for waiting requests: {e}"),
+                return;
             }
+            Err(e) => log::warn!("no further thread for waiting requests: {e}"),
         }
         drop(state);
         self.shared.wake.notify_one();
+    }
+}
+
+impl PoolShared {
+    /// Starts a thread if there is a job for it and it may be.
+    fn start_if_wanted(self: &Arc<Self>, state: &mut JobQueue) -> io::Result<()> {
+        let at_work = state.count - state.waiting;
+        if state.idle >= state.jobs.len() || at_work >= self.limit || state.waiting >= MAX_WAITING {
+            return Ok(());
+        }
+        let shared = self.clone();
+        let name = format!("pando-work-{}", state.count);
+        let handle = thread::Builder::new().name(name).spawn(move || shared.work())?;
+        state.threads.retain(|thread| !thread.is_finished());
+        state.threads.push(handle);
+        state.count += 1;
+        Ok(())
+    }
+
+    /// What a thread does.
+    fn work(self: &Arc<Self>) {
+        let waits = Rc::new(Cell::new(false));
+        let (mine, shared) = (waits.clone(), self.clone());
+        waiting::on_wait(Some(Box::new(move || {
+            if !mine.replace(true) {
+                let mut state = shared.state.lock();
+                state.waiting += 1;
+                if let Err(e) = shared.start_if_wanted(&mut state) {
+                    log::warn!("no further thread for waiting requests: {e}");
+                }
+            }
+        })));
+        let mut state = self.state.lock();
+        loop {
+            if let Some(job) = state.jobs.pop_front() {
+                drop(state);
+                if catch_unwind(AssertUnwindSafe(job)).is_err() {
+                    log::error!("a request failed by a panic and was answered with EIO");
+                }
+                state = self.state.lock();
+                state.waiting -= usize::from(waits.take());
+            } else if state.closed || state.idle >= self.limit {
+                state.count -= 1;
+                drop(state);
+                return waiting::on_wait(None);
+            } else {
+                state.idle += 1;
+                self.wake.wait(&mut state);
+                state.idle -= 1;
+            }
+        }
     }
 }
 
@@ -86,25 +148,6 @@ impl Drop for Workers {
             if handle.thread().id() != thread::current().id() {
                 let _ = handle.join();
             }
-        }
-    }
-}
-
-fn work(shared: &PoolShared) {
-    let mut state = shared.state.lock();
-    loop {
-        if let Some(job) = state.jobs.pop_front() {
-            drop(state);
-            if catch_unwind(AssertUnwindSafe(job)).is_err() {
-                log::error!("a request failed by a panic and was answered with EIO");
-            }
-            state = shared.state.lock();
-        } else if state.closed {
-            return;
-        } else {
-            state.idle += 1;
-            shared.wake.wait(&mut state);
-            state.idle -= 1;
         }
     }
 }
@@ -137,6 +180,32 @@ mod tests {
         seen.sort_unstable();
         assert_eq!(seen, (0..8).collect::<Vec<_>>());
         assert!(begin.elapsed() < Duration::from_millis(390), "the jobs ran one after the other");
+    }
+
+    #[test]
+    fn jobs_that_wait_hold_up_no_other() {
+        let pool = Workers::new(2);
+        let (tx, rx) = mpsc::channel();
+        let gate = Arc::new((Mutex::new(true), Condvar::new()));
+        for i in 0..50 {
+            let (tx, gate) = (tx.clone(), gate.clone());
+            pool.run(move || {
+                waiting::announce();
+                gate.1.wait_while(&mut gate.0.lock(), |closed| *closed);
+                tx.send(i).ok();
+            });
+        }
+        pool.run(move || tx.send(1000).unwrap());
+        assert_eq!(rx.recv_timeout(Duration::from_secs(20)), Ok(1000));
+        *gate.0.lock() = false;
+        gate.1.notify_all();
+        assert_eq!(rx.iter().map(|i| assert!(i < 50)).count(), 50);
+        // Those who did not wait go at once, the others when they find nothing to do.
+        let begin = Instant::now();
+        while pool.shared.state.lock().count > 2 {
+            assert!(begin.elapsed() < Duration::from_secs(20));
+            thread::sleep(Duration::from_millis(5));
+        }
     }
 
     #[test]

@@ -218,6 +218,16 @@ impl World {
         self.running.as_ref().unwrap().counters().get(kind)
     }
 
+    /// Requests of all kinds so far.
+    pub fn all_requests(&self) -> Vec<(&'static str, u64)> {
+        self.running.as_ref().unwrap().counters().all()
+    }
+
+    /// How often a thread that was about to wait gave the reading of requests away so far.
+    pub fn handovers(&self) -> u64 {
+        self.running.as_ref().unwrap().counters().handovers()
+    }
+
     /// What polling for requests did so far.
     pub fn polling(&self) -> Polling {
         self.running.as_ref().unwrap().counters().polling()

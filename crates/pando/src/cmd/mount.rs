@@ -51,6 +51,8 @@ use crate::{
   poll=MICROSECONDS   while requests come as densely as this, look for the next one for so long before
                       sleeping: faster for many small files, costs CPU time meanwhile (200; 0: never;
                       only with threads=1, more than one CPU, and while no one else wants the CPU)
+  halt_poll=auto|on|off   keep idle CPUs from halting meanwhile, because on a virtual machine waking them takes
+                      longer than a request (auto: root, up to 16 CPUs, guests with the haltpoll driver)
 
 Example: pando mount -o noatime --cache 1G grove.img /mnt/grove")]
 pub struct Args {

@@ -230,6 +230,33 @@ pub fn count(view: &dyn View, root: &Path, progress: &Progress) -> Result<Count>
     Ok(count)
 }
 
+/// Reads all files below the root of `view`, so that what is in memory then need not be read again.
+pub fn read(view: &dyn View, progress: &Progress) -> Result<()> {
+    let mut buf = vec![0; CHUNK];
+    let mut todo = vec![PathBuf::new()];
+    while let Some(dir) = todo.pop() {
+        progress.at(&dir)?;
+        for (name, meta) in view.list(&dir)? {
+            let path = dir.join(name);
+            match meta.kind {
+                FileKind::Directory => todo.push(path),
+                FileKind::Regular => {
+                    let mut file = view.open(&path)?;
+                    loop {
+                        match file.next(&mut buf)? {
+                            Piece::Data(n) => progress.advance(n as u64)?,
+                            Piece::Hole(n) => progress.advance(n)?,
+                            Piece::End => break,
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Copies all of `from` to `to`.
 pub fn copy(from: &dyn View, to: &dyn Sink, progress: &Progress) -> Result<Count> {
     copy_around(from, to, progress, &mut |_, error| Err(error))

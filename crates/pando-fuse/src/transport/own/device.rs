@@ -1,39 +1,37 @@
 //! The descriptor of `/dev/fuse`: requests read, answers and notifications written.
 //!
-//! With io_uring only FORGET and INTERRUPT come this way, which nobody
-//! answers; should a request come all the same, it is served like any other,
-//! and what may wait by a worker.
+//! With io_uring only FORGET and INTERRUPT come this way; should a request
+//! come all the same, it is served like any other.
 
 use std::{
     ffi::OsStr,
     io::{self, IoSlice},
     os::{
-        fd::{AsFd, AsRawFd, OwnedFd, RawFd},
+        fd::{AsRawFd, OwnedFd, RawFd},
         unix::ffi::OsStrExt,
     },
     path::PathBuf,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicU64, Ordering},
 };
 
 use rustix::io::Errno;
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::IntoBytes;
 
 use crate::transport::own::{
     Ended,
-    serve::{Reply, Request, Step, finish, serve},
+    serve::Reply,
     wire::{self, OutHeader},
 };
 use crate::transport::{
-    Handler, Notify,
-    common::{MAX_WORKERS, MAX_WRITE_BYTES, signed},
-    workers::Workers,
+    Notify,
+    common::{MAX_WRITE_BYTES, signed},
 };
 
 /// Bytes for a read; the kernel refuses one into less than its largest request.
 pub(super) const READ_BUFFER_BYTES: usize = MAX_WRITE_BYTES as usize + 4096;
+
+/// Messages up to this long are sent in one part, bytes.
+const SHORT_BYTES: usize = 512;
 
 pub(super) struct Device {
     fd: OwnedFd,
@@ -82,10 +80,17 @@ impl Device {
     fn send(&self, unique: u64, error: i32, parts: &[&[u8]]) -> io::Result<()> {
         let len = size_of::<OutHeader>() + parts.iter().map(|p| p.len()).sum::<usize>();
         let header = OutHeader { len: len as u32, error, unique };
-        let mut all = vec![IoSlice::new(header.as_bytes())];
-        all.extend(parts.iter().map(|p| IoSlice::new(p)));
+        let part = |i: usize| parts.get(i).copied().unwrap_or_default();
+        let all = [header.as_bytes(), part(0), part(1), part(2)];
+        debug_assert!(parts.len() < all.len(), "a message in more parts than are sent");
+        let mut short = [0; SHORT_BYTES];
         loop {
-            match rustix::io::writev(self.fd.as_fd(), &all) {
+            // The kernel pins the memory of each part, which costs more than to copy a short one.
+            let result = match short.get_mut(..len) {
+                Some(short) => rustix::io::write(&self.fd, joined(&all, short)),
+                None => rustix::io::writev(&self.fd, &all.map(IoSlice::new)),
+            };
+            match result {
                 Ok(_) => return Ok(()),
                 Err(Errno::INTR) => {}
                 Err(e) => return Err(e.into()),
@@ -123,7 +128,7 @@ impl Device {
     }
 
     /// Sends the answer of a request; fails only on a broken protocol.
-    fn reply(&self, unique: u64, reply: &Reply, buffer: &[u8]) {
+    pub(super) fn reply(&self, unique: u64, reply: &Reply, buffer: &[u8]) {
         let sent = match reply {
             Reply::None => Ok(()),
             Reply::Error(e) => self.answer(unique, *e, &[]),
@@ -136,32 +141,17 @@ impl Device {
             Err(e) => log::error!("the kernel refused an answer: {e:?}"),
         }
     }
+}
 
-    /// Serves what comes this way until the file system is unmounted.
-    pub(super) fn serve<H: Handler>(self: &Arc<Self>, handler: &H) -> io::Result<()> {
-        let workers = Workers::new(MAX_WORKERS);
-        let mut buffer = vec![0; READ_BUFFER_BYTES];
-        let mut out = Vec::new();
-        while let Some(n) = self.read(&mut buffer)? {
-            let bytes = buffer.get(..n).unwrap_or_default();
-            let Ok((header, rest)) = wire::InHeader::read_from_prefix(bytes) else {
-                return Err(io::Error::other("the kernel sent a request without a header"));
-            };
-            let (op, payload) = rest.split_at(wire::op_size(header.opcode).min(rest.len()));
-            match serve(handler, &Request { header, op, payload }, &mut out) {
-                Step::Done(reply) => self.reply(header.unique, &reply, &out),
-                Step::Later(work) => {
-                    let device = self.clone();
-                    workers.run(move || {
-                        let mut out = Vec::new();
-                        let reply = finish(work, &mut out);
-                        device.reply(header.unique, &reply, &out);
-                    });
-                }
-            }
-        }
-        Ok(())
+/// The parts one behind the other in `room`, which is as long as all of them.
+fn joined<'a>(parts: &[&[u8]], room: &'a mut [u8]) -> &'a [u8] {
+    let mut rest = &mut *room;
+    for part in parts {
+        let (here, behind) = rest.split_at_mut(part.len());
+        here.copy_from_slice(part);
+        rest = behind;
     }
+    room
 }
 
 impl Notify for Device {

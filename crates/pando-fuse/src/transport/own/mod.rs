@@ -1,15 +1,17 @@
-//! A transport of our own: the FUSE protocol over io_uring, and `/dev/fuse` for the rest.
+//! The transport: the FUSE protocol over `/dev/fuse` or io_uring.
 //!
 //! `Session::new` does the handshake on a mounted descriptor and starts the
-//! queues; `Session::serve` reads what the kernel sends over the descriptor
-//! all the same (FORGET, and everything where the queues could not be
-//! started) until the file system is unmounted. Parts: `wire` has the bytes,
-//! `serve` calls the handler, `ring` is one thread per request over io_uring,
-//! `device` reads and writes the descriptor and sends notifications, `offer`
-//! says whether the kernel offers io_uring.
+//! queues of io_uring where these are wanted; `Session::serve` reads what the
+//! kernel sends over the descriptor (everything, or with queues FORGET and
+//! INTERRUPT only) until the file system is unmounted. Parts: `wire` has the
+//! bytes, `serve` calls the handler, `readers` are the threads that read the
+//! descriptor, `ring` is one thread per request over io_uring, `device` reads
+//! and writes the descriptor and sends notifications, `offer` says whether the
+//! kernel offers io_uring.
 
 mod device;
 pub mod offer;
+mod readers;
 mod ring;
 mod serve;
 mod wire;
@@ -26,10 +28,12 @@ use std::{
 
 use zerocopy::FromBytes;
 
-use self::{device::Device, wire::flag};
+use self::{device::Device, readers::Readers, wire::flag};
+use crate::counters::Counters;
 use crate::transport::{
     Handler, Notify,
     common::{MAX_BACKGROUND_REQUESTS, MAX_WRITE_BYTES},
+    poll::Poller,
 };
 
 /// Background requests in flight from which on the kernel considers the server congested, a count.
@@ -39,6 +43,7 @@ const CONGESTION_REQUESTS: u16 = 48;
 const WANTED: u64 = flag::ASYNC_READ
     | flag::ATOMIC_O_TRUNC
     | flag::BIG_WRITES
+    | flag::DONT_MASK
     | flag::DO_READDIRPLUS
     | flag::READDIRPLUS_AUTO
     | flag::ASYNC_DIO
@@ -50,61 +55,109 @@ const WANTED: u64 = flag::ASYNC_READ
     | flag::DIRECT_IO_ALLOW_MMAP
     | flag::INIT_EXT;
 
+/// How requests come.
+pub(crate) struct Channel {
+    /// Over io_uring; otherwise over the descriptor.
+    pub(crate) ring: bool,
+    /// Threads that read the descriptor, a count.
+    pub(crate) readers: usize,
+    /// What these do before they sleep.
+    pub(crate) poller: Poller,
+    pub(crate) counters: Arc<Counters>,
+}
+
+/// What the kernel is asked for besides what every mount has.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wishes {
+    /// It keeps what is written.
+    pub(crate) writeback: bool,
+    /// It obeys access lists. With that it always checks permissions.
+    pub(crate) access_lists: bool,
+}
+
 /// A mounted file system that has said hello.
 pub(crate) struct Session<H: Handler> {
-    handler: Arc<H>,
-    device: Arc<Device>,
-    rings: ring::Rings<H>,
+    readers: Arc<Readers<H>>,
+    rings: Option<ring::Rings<H>>,
 }
 
 impl<H: Handler> Session<H> {
-    /// Does the handshake over `fd` of what is mounted on `dir`, and starts the queues.
+    /// Does the handshake over `fd` of what is mounted on `dir`, and starts the queues. `wishes` is for the kernel.
     ///
-    /// Fails if the kernel does not offer io_uring or a queue cannot be started; then nobody will
-    /// answer on this mount.
-    pub(crate) fn new(handler: Arc<H>, fd: OwnedFd, dir: &Path, writeback: bool) -> io::Result<Self> {
+    /// Fails if the kernel does not offer io_uring or a queue cannot be started, and io_uring is wanted; then nobody
+    /// will answer on this mount.
+    pub(crate) fn new(
+        handler: Arc<H>,
+        fd: OwnedFd,
+        dir: &Path,
+        channel: Channel,
+        wishes: Wishes,
+    ) -> io::Result<Self> {
+        let Channel { ring, readers, poller, counters } = channel;
         let device = Arc::new(Device::new(fd, dir.to_owned()));
-        let mut rings = ring::Rings::prepare(handler.clone(), device.clone())?;
-        greet(&device, writeback)?;
+        let mut rings = match ring {
+            true => Some(ring::Rings::prepare(handler.clone(), device.clone())?),
+            false => None,
+        };
+        greet(&device, ring, wishes)?;
         handler.start(device.clone() as Arc<dyn Notify>);
-        rings.start()?;
-        Ok(Self { handler, device, rings })
+        if let Some(rings) = &mut rings {
+            rings.start()?;
+        }
+        let readers = Arc::new(Readers::new(handler, device, poller, counters, readers.max(1)));
+        Ok(Self { readers, rings })
+    }
+
+    /// Whether requests come over io_uring.
+    pub(crate) fn over_io_uring(&self) -> bool {
+        self.rings.is_some()
     }
 
     /// Answers requests until the file system is unmounted.
     pub(crate) fn serve(self) -> io::Result<()> {
-        let served = self.device.serve(&*self.handler);
+        let served = self.readers.serve();
         // Unmounted, the queues end by themselves; otherwise whoever called unmounts by force.
-        if served.is_ok() {
-            self.rings.join();
+        if let (Ok(()), Some(rings)) = (&served, &self.rings) {
+            rings.join();
         }
         served
     }
 }
 
-/// Answers INIT, the first request. With `writeback` the kernel keeps what is written.
-fn greet(device: &Device, writeback: bool) -> io::Result<()> {
+/// Answers INIT, the first request. With `ring` the others come over io_uring.
+fn greet(device: &Device, ring: bool, wishes: Wishes) -> io::Result<()> {
+    let unsupported = |what| Err(io::Error::new(io::ErrorKind::Unsupported, what));
     let mut buffer = vec![0; device::READ_BUFFER_BYTES];
     let other = || io::Error::other("the kernel's first request is not INIT");
     let n = device.read(&mut buffer)?.ok_or_else(other)?;
-    let bytes = buffer.get(..n).unwrap_or_default();
-    let (header, rest) = wire::InHeader::read_from_prefix(bytes).map_err(|_| other())?;
+    // Kernels before 5.17 send less of it. What they do not know is zero behind that.
+    buffer.get_mut(n..).unwrap_or_default().fill(0);
+    let (header, rest) = wire::InHeader::read_from_prefix(&buffer).map_err(|_| other())?;
     if header.opcode != wire::op::INIT {
         return Err(other());
     }
-    let (init, _) = wire::InitIn::read_from_prefix(rest)
-        .map_err(|_| io::Error::new(io::ErrorKind::Unsupported, "this kernel's FUSE is too old"))?;
-    let offered = u64::from(init.flags) | u64::from(init.flags2) << 32;
-    if init.major != wire::MAJOR || offered & flag::OVER_IO_URING == 0 {
+    let (init, _) = wire::InitIn::read_from_prefix(rest).map_err(|_| other())?;
+    if init.major != wire::MAJOR || init.minor < wire::LEAST_MINOR {
         device.answer(header.unique, libc::EPROTO, &[])?;
-        return Err(io::Error::new(io::ErrorKind::Unsupported, "this kernel has no FUSE over io_uring"));
+        return unsupported("this kernel's FUSE is too old");
     }
-    let wanted = WANTED | if writeback { flag::WRITEBACK_CACHE } else { 0 };
+    let offered = u64::from(init.flags) | u64::from(init.flags2) << 32;
+    if ring && offered & flag::OVER_IO_URING == 0 {
+        device.answer(header.unique, libc::EPROTO, &[])?;
+        return unsupported("this kernel has no FUSE over io_uring");
+    }
+    if wishes.writeback && offered & flag::WRITEBACK_CACHE == 0 {
+        device.answer(header.unique, libc::EPROTO, &[])?;
+        return unsupported("this kernel has no write-back cache for FUSE");
+    }
+    let wanted = WANTED | if wishes.writeback { flag::WRITEBACK_CACHE } else { 0 };
+    let wanted = wanted | if wishes.access_lists { flag::POSIX_ACL } else { 0 };
+    let wanted = wanted | if ring { flag::OVER_IO_URING } else { 0 };
     let lacking = wanted & !offered;
     if lacking != 0 {
         log::info!("this kernel lacks the FUSE flags {lacking:#x}");
     }
-    let flags = offered & (wanted | flag::OVER_IO_URING);
+    let flags = offered & wanted;
     let page = rustix::param::page_size() as u32;
     let out = wire::InitOut {
         major: wire::MAJOR,

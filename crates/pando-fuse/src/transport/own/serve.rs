@@ -12,13 +12,13 @@ use std::{
 };
 
 use bytes::Bytes;
-use pando_fs::{Attr, FileKind, SetAttr, SetTime};
+use pando_fs::{Attr, FileKind, Seek, SetAttr, SetTime};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::transport::own::wire::{self, fattr, op};
 use crate::transport::{
     Answer, Context, Copy, DirSink, Errno, Handler, Opened, Outcome, Write,
-    common::{MAX_COPY_BYTES, is_direct_write, kills_suidgid},
+    common::{MAX_COPY_BYTES, is_direct_write},
 };
 
 /// A request in its three parts.
@@ -140,7 +140,7 @@ fn answer<H: Handler>(h: &H, r: &Request<'_>, out: &mut Vec<u8>) -> Result<Step,
             Reply::None
         }
         op::GETATTR => put_attr(out, &h.getattr(node)?),
-        op::SETATTR => put_attr(out, &h.setattr(&c, node, change(&c, &r.op()?)?)?),
+        op::SETATTR => put_attr(out, &h.setattr(&c, node, change(&r.op()?)?)?),
         op::READLINK => Reply::Data(h.readlink(node)?),
         op::SYMLINK => {
             let (name, target) = r.names()?;
@@ -210,9 +210,10 @@ fn answer<H: Handler>(h: &H, r: &Request<'_>, out: &mut Vec<u8>) -> Result<Step,
         }
         op::OPENDIR => {
             let i: wire::OpenIn = r.op()?;
-            // No FOPEN_CACHE_DIR: a cached listing would outlive a clone (docs/fuse.md).
-            let fh = h.opendir(&c, node, i.flags as i32)?;
-            put(out, &wire::OpenOut { fh, ..wire::OpenOut::default() })
+            let o = h.opendir(&c, node, i.flags as i32)?;
+            let cached = if o.cached { wire::FOPEN_CACHE_DIR } else { 0 };
+            let kept = if o.keep_cache { wire::FOPEN_KEEP_CACHE } else { 0 };
+            put(out, &wire::OpenOut { fh: o.handle, open_flags: cached | kept, padding: 0 })
         }
         op::READDIR | op::READDIRPLUS => {
             let i: wire::ReadIn = r.op()?;
@@ -239,6 +240,37 @@ fn answer<H: Handler>(h: &H, r: &Request<'_>, out: &mut Vec<u8>) -> Result<Step,
                 Reply::Buffer
             }));
         }
+        op::SETXATTR => {
+            let i: wire::SetxattrIn = r.op()?;
+            let (name, value) = wire::name(r.payload).ok_or(INVALID)?;
+            let value = value.get(..i.size as usize).ok_or(INVALID)?;
+            empty(h.setxattr(&c, node, name, value, i.flags as i32))?
+        }
+        op::GETXATTR => {
+            let i: wire::GetxattrIn = r.op()?;
+            sized(out, h.getxattr(&c, node, r.name()?)?, i.size)?
+        }
+        op::LISTXATTR => {
+            let i: wire::GetxattrIn = r.op()?;
+            sized(out, h.listxattr(&c, node)?, i.size)?
+        }
+        op::REMOVEXATTR => empty(h.removexattr(&c, node, r.name()?))?,
+        op::FALLOCATE => {
+            let i: wire::FallocateIn = r.op()?;
+            let answer = h.fallocate(&c, node, i.offset, i.length, i.mode as i32);
+            return Ok(step(answer, out, |(), _| Reply::Buffer));
+        }
+        op::LSEEK => {
+            let i: wire::LseekIn = r.op()?;
+            let what = match i.whence as i32 {
+                libc::SEEK_DATA => Seek::Data,
+                libc::SEEK_HOLE => Seek::Hole,
+                _ => return Err(INVALID),
+            };
+            return Ok(step(h.seek(node, i.offset, what), out, |offset, out| {
+                put(out, &wire::LseekOut { offset })
+            }));
+        }
         op::COPY_FILE_RANGE => {
             return Ok(step(copy(h, r)?, out, |n, out| {
                 put(out, &wire::WriteOut { size: u32::try_from(n).unwrap_or(u32::MAX), padding: 0 })
@@ -248,13 +280,26 @@ fn answer<H: Handler>(h: &H, r: &Request<'_>, out: &mut Vec<u8>) -> Result<Step,
             return Ok(step(copy(h, r)?, out, |bytes, out| put(out, &wire::CopyOut { bytes })));
         }
         op::DESTROY => Reply::Buffer,
-        // The request that it is about is answered in its time, which is always finite.
-        op::INTERRUPT | op::NOTIFY_REPLY => Reply::None,
-        // Among them FLUSH, extended attributes, FALLOCATE, LSEEK, TMPFILE and STATX: the kernel does
-        // not ask again, and answers on its own what docs/fuse.md says.
-        _ => return Err(Errno(libc::ENOSYS)),
+        // The request that an INTERRUPT is about is answered in its time, which is always finite. So the kernel need
+        // not send more of them (ENOSYS).
+        op::NOTIFY_REPLY => Reply::None,
+        // Among them INTERRUPT, FLUSH, TMPFILE and STATX: the kernel does not ask again, and answers on its own what
+        // docs/fuse.md says.
+        _ => {
+            h.unsupported();
+            return Err(Errno(libc::ENOSYS));
+        }
     };
     Ok(Step::Done(done))
+}
+
+/// The bytes that were asked for, if there is room for them; how many they are, if no room was offered.
+fn sized(out: &mut Vec<u8>, data: Bytes, room: u32) -> Result<Reply, Errno> {
+    match room {
+        0 => Ok(put(out, &wire::GetxattrOut { size: data.len() as u32, padding: 0 })),
+        room if data.len() > room as usize => Err(Errno(libc::ERANGE)),
+        _ => Ok(Reply::Data(data)),
+    }
 }
 
 fn copy<H: Handler>(h: &H, r: &Request<'_>) -> Result<Answer<u64>, Errno> {
@@ -288,7 +333,7 @@ fn write<'a>(i: &wire::WriteIn, ino: u64, data: &'a [u8]) -> Write<'a> {
     }
 }
 
-fn change(c: &Context, i: &wire::SetattrIn) -> Result<SetAttr, Errno> {
+fn change(i: &wire::SetattrIn) -> Result<SetAttr, Errno> {
     let has = |bit: u32| i.valid & bit != 0;
     let at = |bit: u32, now: u32, secs: u64, nanos: u32| match (has(bit), has(now)) {
         (false, _) => Ok(None),
@@ -307,12 +352,8 @@ fn change(c: &Context, i: &wire::SetattrIn) -> Result<SetAttr, Errno> {
         atime: at(fattr::ATIME, fattr::ATIME_NOW, i.atime, i.atimensec)?,
         mtime: at(fattr::MTIME, fattr::MTIME_NOW, i.mtime, i.mtimensec)?,
         ctime,
-        kill_suidgid: kills_suidgid(
-            c,
-            has(fattr::UID) || has(fattr::GID),
-            has(fattr::SIZE),
-            Some(has(fattr::KILL_SUIDGID)),
-        ),
+        // By the protocol a change of owner always drops them, a truncation does where the kernel says so.
+        kill_suidgid: has(fattr::KILL_SUIDGID) || has(fattr::UID) || has(fattr::GID),
     })
 }
 

@@ -14,6 +14,9 @@ use crate::transport::common::VALID_SECS;
 /// Version of the protocol spoken here.
 pub(super) const MAJOR: u32 = 7;
 pub(super) const MINOR: u32 = 45;
+/// The least one that is spoken here (Linux 4.20): answers have had these sizes since 7.23, and requests of 1 MiB
+/// since this.
+pub(super) const LEAST_MINOR: u32 = 28;
 
 /// Requests by number.
 pub(super) mod op {
@@ -35,6 +38,10 @@ pub(super) mod op {
     pub const STATFS: u32 = 17;
     pub const RELEASE: u32 = 18;
     pub const FSYNC: u32 = 20;
+    pub const SETXATTR: u32 = 21;
+    pub const GETXATTR: u32 = 22;
+    pub const LISTXATTR: u32 = 23;
+    pub const REMOVEXATTR: u32 = 24;
     pub const INIT: u32 = 26;
     pub const OPENDIR: u32 = 27;
     pub const READDIR: u32 = 28;
@@ -47,8 +54,10 @@ pub(super) mod op {
     /// The kernel's reply to a notification; nobody waits for an answer to it.
     pub const NOTIFY_REPLY: u32 = 41;
     pub const BATCH_FORGET: u32 = 42;
+    pub const FALLOCATE: u32 = 43;
     pub const READDIRPLUS: u32 = 44;
     pub const RENAME2: u32 = 45;
+    pub const LSEEK: u32 = 46;
     pub const COPY_FILE_RANGE: u32 = 47;
     pub const COPY_FILE_RANGE_64: u32 = 53;
 }
@@ -58,11 +67,13 @@ pub(super) mod flag {
     pub const ASYNC_READ: u64 = 1;
     pub const ATOMIC_O_TRUNC: u64 = 1 << 3;
     pub const BIG_WRITES: u64 = 1 << 5;
+    pub const DONT_MASK: u64 = 1 << 6;
     pub const DO_READDIRPLUS: u64 = 1 << 13;
     pub const READDIRPLUS_AUTO: u64 = 1 << 14;
     pub const ASYNC_DIO: u64 = 1 << 15;
     pub const WRITEBACK_CACHE: u64 = 1 << 16;
     pub const PARALLEL_DIROPS: u64 = 1 << 18;
+    pub const POSIX_ACL: u64 = 1 << 20;
     pub const MAX_PAGES: u64 = 1 << 22;
     pub const CACHE_SYMLINKS: u64 = 1 << 23;
     pub const EXPLICIT_INVAL_DATA: u64 = 1 << 25;
@@ -76,6 +87,7 @@ pub(super) mod flag {
 /// Bits of `OpenOut::open_flags`.
 pub(super) const FOPEN_DIRECT_IO: u32 = 1;
 pub(super) const FOPEN_KEEP_CACHE: u32 = 1 << 1;
+pub(super) const FOPEN_CACHE_DIR: u32 = 1 << 3;
 pub(super) const FOPEN_NOFLUSH: u32 = 1 << 5;
 
 /// Bits of `SetattrIn::valid`.
@@ -159,6 +171,11 @@ received! {
         fh: u64, offset: u64, size: u32, write_flags: u32, lock_owner: u64, flags: u32, padding: u32,
     }
     struct FsyncIn { fh: u64, fsync_flags: u32, padding: u32 }
+    struct SetxattrIn { size: u32, flags: u32 }
+    /// Also LISTXATTR.
+    struct GetxattrIn { size: u32, padding: u32 }
+    struct FallocateIn { fh: u64, offset: u64, length: u64, mode: u32, padding: u32 }
+    struct LseekIn { fh: u64, offset: u64, whence: u32, padding: u32 }
     struct IoctlIn { fh: u64, flags: u32, cmd: u32, arg: u64, in_size: u32, out_size: u32 }
     struct CopyIn {
         fh_in: u64, off_in: u64, nodeid_out: u64, fh_out: u64, off_out: u64, len: u64, flags: u64,
@@ -185,6 +202,8 @@ sent! {
     struct OpenOut { fh: u64, open_flags: u32, padding: u32 }
     struct WriteOut { size: u32, padding: u32 }
     struct CopyOut { bytes: u64 }
+    struct GetxattrOut { size: u32, padding: u32 }
+    struct LseekOut { offset: u64 }
     struct IoctlOut { result: i32, flags: u32, in_iovs: u32, out_iovs: u32 }
     struct StatfsOut {
         blocks: u64, bfree: u64, bavail: u64, files: u64, ffree: u64, bsize: u32, namelen: u32,
@@ -302,6 +321,10 @@ pub(super) fn op_size(opcode: u32) -> usize {
         op::READ | op::READDIR | op::READDIRPLUS => size_of::<ReadIn>(),
         op::WRITE => size_of::<WriteIn>(),
         op::FSYNC | op::FSYNCDIR => size_of::<FsyncIn>(),
+        op::SETXATTR => size_of::<SetxattrIn>(),
+        op::GETXATTR | op::LISTXATTR => size_of::<GetxattrIn>(),
+        op::FALLOCATE => size_of::<FallocateIn>(),
+        op::LSEEK => size_of::<LseekIn>(),
         op::IOCTL => size_of::<IoctlIn>(),
         op::COPY_FILE_RANGE | op::COPY_FILE_RANGE_64 => size_of::<CopyIn>(),
         _ => 0,

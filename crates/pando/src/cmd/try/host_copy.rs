@@ -17,7 +17,8 @@ use crate::tree::Interrupted;
 /// A copy that was made, or why not.
 pub(super) struct Timed {
     pub(super) name: &'static str,
-    pub(super) time: Result<Duration, String>,
+    /// Until `cp` ended, and until all was on the disk.
+    pub(super) time: Result<(Duration, Duration), String>,
 }
 
 /// Copies `dir` by `cp -a` and by `cp -a --reflink=auto`, one after the other.
@@ -57,7 +58,7 @@ fn copy(
     from: &Path,
     to: &Path,
     stop: &AtomicBool,
-) -> Result<Result<Duration, String>> {
+) -> Result<Result<(Duration, Duration), String>> {
     let begin = Instant::now();
     let spawned = Command::new("cp")
         .arg(a)
@@ -74,7 +75,10 @@ fn copy(
         if let Some(status) = child.try_wait()? {
             let time = begin.elapsed();
             return match status.success() {
-                true => Ok(Ok(time)),
+                true => {
+                    rustix::fs::syncfs(std::fs::File::open(to)?)?;
+                    Ok(Ok((time, begin.elapsed())))
+                }
                 false if stop.load(Ordering::Relaxed) => Err(Interrupted.into()),
                 false => Ok(Err(format!("{status}"))),
             };

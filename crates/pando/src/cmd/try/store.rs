@@ -46,26 +46,31 @@ enum Way {
 }
 
 impl Store {
-    /// Makes a file system of `size` bytes and opens it.
-    pub(super) fn make(work: &Workspace, size: u64, no_mount: bool) -> Result<Store> {
+    /// Makes a file system of `size` bytes and opens it by the library.
+    pub(super) fn make(work: &Workspace, size: u64) -> Result<Store> {
         let (image, mount_point) = (work.image(), work.mount_point());
         let device = Arc::new(FileDevice::create(&image, size, false)?);
         let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
         let options = FormatOptions::default().root_uid(uid.as_raw()).root_gid(gid.as_raw());
         Fs::format(device.clone(), &options)?;
         drop(device);
-        let mounted = if no_mount { None } else { Some(mount::by_command(&image, &mount_point, &[])) };
-        let way = match mounted {
-            None => Way::Library(open(&image)?),
-            Some(Ok(())) => Way::Mounted,
-            Some(Err(e)) if e.downcast_ref::<Coded>().is_some_and(|c| c.0 == exit::NO_FUSE) => {
+        let way = Way::Library(open(&image)?);
+        Ok(Store { image, mount_point, way })
+    }
+
+    /// Goes on through a mount, where that is possible.
+    pub(super) fn mount(&mut self) -> Result<()> {
+        self.close()?;
+        self.way = match mount::by_command(&self.image, &self.mount_point, &[]) {
+            Ok(()) => Way::Mounted,
+            Err(e) if e.downcast_ref::<Coded>().is_some_and(|c| c.0 == exit::NO_FUSE) => {
                 eprintln!("pando: {e:#}");
                 eprintln!("pando: going on through the library, without a mount");
-                Way::Library(open(&image)?)
+                Way::Library(open(&self.image)?)
             }
-            Some(Err(e)) => return Err(e).context("mounting"),
+            Err(e) => return Err(e).context("mounting"),
         };
-        Ok(Store { image, mount_point, way })
+        Ok(())
     }
 
     pub(super) fn describe(&self) -> String {
@@ -91,13 +96,12 @@ impl Store {
         })
     }
 
-    /// The tree called `name`, to write.
-    pub(super) fn sink(&self, name: &str) -> Result<Box<dyn Sink + '_>> {
-        Ok(match &self.way {
-            Way::Mounted => Box::new(Host::new(&self.mount_point.join(name))),
-            Way::Library(fs) => Box::new(Image::new(fs, &Path::new("/").join(name))),
-            Way::Closed => bail!("the store is closed"),
-        })
+    /// The tree called `name`, to write, before anything is mounted.
+    pub(super) fn sink(&self, name: &str) -> Result<impl Sink + '_> {
+        match &self.way {
+            Way::Library(fs) => Ok(Image::new(fs, &Path::new("/").join(name))),
+            _ => bail!("the store is not open"),
+        }
     }
 
     /// Clones a tree; the time inside the daemon, if there is one.

@@ -1,0 +1,290 @@
+//! The threads that read requests from `/dev/fuse`.
+//!
+//! One thread reads a request, answers it and reads the next: on few CPUs a
+//! request that changes threads costs more than the work it asks for. Before
+//! that thread waits (for the device, for room, for a flush, for a lock held over
+//! one of these) the engine tells it so (`pando_fs::waiting`), and it gives
+//! the *role* of the reader to another thread, idle or new. Then it waits,
+//! answers, and takes a role that is vacant, or becomes idle itself. So a
+//! request stands behind none that waits, and as long as none waits no thread
+//! is woken. What says beforehand that it waits for the kernel as well
+//! (`Step::Later`) goes to the workers.
+//!
+//! Guarantees: as many roles as were asked for; at most `MAX_WAITING` threads
+//! more than that. Where all of them wait, the last one keeps the role and
+//! waits with it: requests then stay in the kernel's queue until one is done.
+//! What waits with a role never waits for another request, so that ends. A
+//! thread that panics outside of a request ends the session with an error. When
+//! `Readers::serve` returns `Ok`, every request has been answered.
+
+use std::{
+    cell::Cell,
+    io,
+    rc::Rc,
+    sync::Arc,
+    thread::{self, JoinHandle},
+};
+
+use memmap2::MmapMut;
+use pando_fs::waiting;
+use parking_lot::{Condvar, Mutex};
+use zerocopy::FromBytes;
+
+use crate::counters::Counters;
+use crate::transport::own::{
+    device::{Device, READ_BUFFER_BYTES},
+    serve::{Request, Step, finish, serve},
+    wire::{self, op},
+};
+use crate::transport::{Handler, common::MAX_WORKERS, poll::Poller, workers::Workers};
+
+/// Threads beside those that read, a count: so many requests can wait at the same time without holding up others.
+const MAX_WAITING: usize = 64;
+/// Idle threads that are kept for the next request that waits, a count.
+const MAX_IDLE: usize = 4;
+
+/// Reads requests and has them answered.
+pub(super) struct Readers<H: Handler> {
+    handler: Arc<H>,
+    device: Arc<Device>,
+    poller: Poller,
+    counters: Arc<Counters>,
+    workers: Workers,
+    /// Threads that read at the same time, a count.
+    roles: usize,
+    crew: Mutex<Crew>,
+    vacancy: Condvar,
+}
+
+/// Who does what.
+struct Crew {
+    /// Roles that nobody has taken yet.
+    vacant: usize,
+    /// Threads that will take one: they sleep, or are being started.
+    idle: usize,
+    threads: usize,
+    /// No thread could be started when one was wanted last.
+    lacks_threads: bool,
+    over: bool,
+    /// Why it was over.
+    result: io::Result<()>,
+    handles: Vec<JoinHandle<()>>,
+}
+
+impl<H: Handler> Readers<H> {
+    /// Threads that read at the same time are `roles`, at least one.
+    pub(super) fn new(
+        handler: Arc<H>,
+        device: Arc<Device>,
+        poller: Poller,
+        counters: Arc<Counters>,
+        roles: usize,
+    ) -> Self {
+        assert!(roles > 0, "nobody would read requests");
+        let crew = Crew {
+            vacant: roles,
+            idle: 0,
+            threads: 0,
+            lacks_threads: false,
+            over: false,
+            result: Ok(()),
+            handles: Vec::new(),
+        };
+        let workers = Workers::new(MAX_WORKERS);
+        Self {
+            handler,
+            device,
+            poller,
+            counters,
+            workers,
+            roles,
+            crew: Mutex::new(crew),
+            vacancy: Condvar::new(),
+        }
+    }
+
+    /// Serves requests until the file system is unmounted, by this thread and others.
+    pub(super) fn serve(self: &Arc<Self>) -> io::Result<()> {
+        {
+            let mut crew = self.crew.lock();
+            for _ in 1..self.roles {
+                self.start(&mut crew)?;
+            }
+            crew.threads += 1;
+            crew.idle += 1;
+        }
+        Reader::new(self, buffer()?, true).run();
+        let result = {
+            let mut crew = self.crew.lock();
+            std::mem::replace(&mut crew.result, Ok(()))
+        };
+        // After a failure others may be reading still, and whoever called unmounts by force.
+        result?;
+        loop {
+            let Some(thread) = self.crew.lock().handles.pop() else { return Ok(()) };
+            let _ = thread.join();
+        }
+    }
+
+    /// Starts a thread, which is idle first.
+    fn start(self: &Arc<Self>, crew: &mut Crew) -> io::Result<()> {
+        let (shared, buffer) = (self.clone(), buffer()?);
+        let run = move || Reader::new(&shared, buffer, false).run();
+        let handle = thread::Builder::new().name("pando-serve".into()).spawn(run)?;
+        crew.handles.retain(|handle| !handle.is_finished());
+        crew.handles.push(handle);
+        crew.threads += 1;
+        crew.idle += 1;
+        Ok(())
+    }
+
+    /// Takes a role, as soon as there is one. `false`: it is over, or there are enough idle threads. The `first` thread
+    /// stays to the end.
+    fn take_role(&self, first: bool) -> bool {
+        let mut crew = self.crew.lock();
+        // Counted as idle by whoever started it, or here before.
+        loop {
+            if crew.over {
+                return false;
+            }
+            if crew.vacant > 0 {
+                crew.vacant -= 1;
+                crew.idle -= 1;
+                return true;
+            }
+            if crew.idle > MAX_IDLE && !first {
+                crew.idle -= 1;
+                crew.threads -= 1;
+                return false;
+            }
+            self.vacancy.wait(&mut crew);
+        }
+    }
+
+    /// Gives the role of the calling thread to another one; whether it could.
+    fn hand_over(self: &Arc<Self>) -> bool {
+        let mut crew = self.crew.lock();
+        if crew.idle <= crew.vacant {
+            if crew.threads >= self.roles + MAX_WAITING {
+                log::debug!("requests wait behind {MAX_WAITING} others that wait");
+                return false;
+            }
+            if let Err(e) = self.start(&mut crew) {
+                if !std::mem::replace(&mut crew.lacks_threads, true) {
+                    log::warn!("requests stand behind one that waits: no further thread: {e}");
+                }
+                return false;
+            }
+            crew.lacks_threads = false;
+        }
+        crew.vacant += 1;
+        drop(crew);
+        self.counters.handed_over();
+        self.vacancy.notify_one();
+        true
+    }
+
+    /// Ends all threads, each when its request is answered.
+    fn end(&self, result: io::Result<()>) {
+        let mut crew = self.crew.lock();
+        if crew.result.is_ok() {
+            crew.result = result;
+        }
+        crew.over = true;
+        self.vacancy.notify_all();
+    }
+}
+
+/// Memory for a request, touched only as far as requests are long.
+fn buffer() -> io::Result<MmapMut> {
+    MmapMut::map_anon(READ_BUFFER_BYTES)
+}
+
+/// One of the threads.
+struct Reader<H: Handler> {
+    shared: Arc<Readers<H>>,
+    first: bool,
+    /// Whether it is this thread that reads. Shared with what it is told before it waits.
+    role: Rc<Cell<bool>>,
+    /// Given back with the thread.
+    buffer: MmapMut,
+    out: Vec<u8>,
+}
+
+impl<H: Handler> Reader<H> {
+    /// For the thread that calls.
+    fn new(shared: &Arc<Readers<H>>, buffer: MmapMut, first: bool) -> Self {
+        let role = Rc::new(Cell::new(false));
+        let (mine, readers) = (role.clone(), shared.clone());
+        waiting::on_wait(Some(Box::new(move || {
+            if mine.get() && readers.hand_over() {
+                mine.set(false);
+            }
+        })));
+        Self { shared: shared.clone(), first, role, buffer, out: Vec::new() }
+    }
+
+    fn run(&mut self) {
+        loop {
+            if !self.role.get() {
+                if !self.shared.take_role(self.first) {
+                    return;
+                }
+                self.role.set(true);
+                // Whoever had it before may have left in the middle of a stream.
+                self.shared.poller.look();
+            }
+            match self.shared.device.read(&mut self.buffer) {
+                Ok(Some(n)) => {
+                    if let Err(e) = self.answer(n) {
+                        return self.shared.end(Err(e));
+                    }
+                }
+                Ok(None) => return self.shared.end(Ok(())),
+                Err(e) => return self.shared.end(Err(e)),
+            }
+            if !self.role.get() {
+                self.shared.crew.lock().idle += 1;
+            }
+        }
+    }
+
+    /// Answers the request that is in the first `n` bytes of the buffer, or has a worker do it.
+    fn answer(&mut self, n: usize) -> io::Result<()> {
+        let turn = self.shared.poller.turn();
+        let bytes = self.buffer.get(..n).unwrap_or_default();
+        let Ok((header, rest)) = wire::InHeader::read_from_prefix(bytes) else {
+            return Err(io::Error::other("the kernel sent a request without a header"));
+        };
+        let (op, payload) = rest.split_at(wire::op_size(header.opcode).min(rest.len()));
+        let device = &self.shared.device;
+        let mut answered = !matches!(header.opcode, op::FORGET | op::BATCH_FORGET | op::INTERRUPT);
+        match serve(&*self.shared.handler, &Request { header, op, payload }, &mut self.out) {
+            Step::Done(reply) => device.reply(header.unique, &reply, &self.out),
+            Step::Later(work) => {
+                answered = false;
+                let device = device.clone();
+                self.shared.workers.run(move || {
+                    let mut out = Vec::new();
+                    let reply = finish(work, &mut out);
+                    device.reply(header.unique, &reply, &out);
+                });
+            }
+        }
+        match (self.role.get(), answered) {
+            (false, _) => turn.left(),
+            (true, false) => drop(turn.unanswered()),
+            (true, true) => drop(turn),
+        }
+        Ok(())
+    }
+}
+
+impl<H: Handler> Drop for Reader<H> {
+    fn drop(&mut self) {
+        waiting::on_wait(None);
+        if thread::panicking() {
+            self.shared.end(Err(io::Error::other("a thread that reads requests panicked")));
+        }
+    }
+}

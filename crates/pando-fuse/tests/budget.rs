@@ -1,0 +1,260 @@
+//! What everyday operations cost in requests of the kernel: the budget of `docs/fuse.md`, counted.
+//!
+//! Requests that nobody waits for are counted too (RELEASE, RELEASEDIR), but for FORGET, which comes in batches
+//! whenever the kernel likes. A request that the kernel sends once a mount, to learn that it is not supported, is paid
+//! before.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io::{Read, Write},
+    os::unix::fs::symlink,
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use common::World;
+use pando_fuse::Settings;
+
+/// Requests by kind; only those that there were.
+type Requests = BTreeMap<&'static str, u64>;
+
+fn counted(w: &World) -> Requests {
+    w.all_requests().into_iter().filter(|(_, n)| *n > 0).collect()
+}
+
+/// Counts once no more come: what nobody waits for is late.
+fn settled(w: &World) -> Requests {
+    let mut last = (counted(w), Instant::now());
+    while last.1.elapsed() < Duration::from_millis(60) {
+        std::thread::sleep(Duration::from_millis(5));
+        let now = counted(w);
+        if now != last.0 {
+            last = (now, Instant::now());
+        }
+    }
+    last.0
+}
+
+/// The requests of `operation`.
+fn cost(w: &World, operation: impl FnOnce()) -> Requests {
+    let before = settled(w);
+    operation();
+    let mut after = settled(w);
+    for (kind, n) in &mut after {
+        *n -= before.get(kind).copied().unwrap_or_default();
+    }
+    after.retain(|_, n| *n > 0);
+    after
+}
+
+fn world() -> Option<World> {
+    // With these checks (where others than root use the mount) each change asks for the directory's attributes first.
+    World::with(Settings { default_permissions: Some(false), ..Settings::default() })
+}
+
+/// Whether a program is there; says so if not.
+fn have(program: &str) -> bool {
+    let have = Command::new(program).arg("--version").output().is_ok_and(|out| out.status.success());
+    if !have {
+        eprintln!("SKIPPED: {program} is absent");
+    }
+    have
+}
+
+fn run(program: &str, args: &[&str], dir: &Path) {
+    let out = Command::new(program).args(args).current_dir(dir).output().unwrap();
+    assert!(out.status.success(), "{program}: {}", String::from_utf8_lossy(&out.stderr));
+}
+
+/// Files that programs work on, and directories that they are in. What a first READDIRPLUS brings (about 200 entries) is
+/// known to the kernel then; of a larger directory each further entry that is used costs a LOOKUP if nobody looks entries
+/// up while it is read, as `find` and `rm` do not.
+const FILES: u64 = 450;
+const DIRS: u64 = 3;
+
+/// Asserts that `requests` are at most so many for each file, and at most so many of a kind `besides`.
+fn each(program: &str, requests: &Requests, besides: u64, budget: &[(&'static str, u64)]) {
+    println!("{program}: {requests:?}");
+    for (kind, n) in requests {
+        let most = budget.iter().find(|(name, _)| name == kind).map_or(0, |(_, most)| *most);
+        assert!(*n <= most * FILES + besides, "{program}: {n} of {kind} for {FILES} files: {requests:?}");
+    }
+}
+
+fn exactly(what: &str, requests: &Requests, budget: &[(&'static str, u64)]) {
+    println!("{what}: {requests:?}");
+    assert_eq!(*requests, budget.iter().copied().collect(), "{what}");
+}
+
+/// A directory with files in memory, one of 1,000 entries, and an empty one; nothing of it is known to the kernel.
+fn prepared() -> Option<World> {
+    let mut w = world()?;
+    for i in 0..FILES {
+        let dir = w.path(&format!("files/{}", i % DIRS));
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join(format!("file{i:04}")), b"content").unwrap();
+    }
+    fs::create_dir(w.path("large")).unwrap();
+    for i in 0..1000 {
+        fs::write(w.path(&format!("large/file{i:04}")), b"").unwrap();
+    }
+    fs::create_dir(w.path("e")).unwrap();
+    w.remount();
+    // What the kernel asks once.
+    let _ = rustix::fs::getxattr(w.root(), "user.x", &mut [0; 10]);
+    let _ = rustix::fs::listxattr(w.root(), &mut [0; 10]);
+    for dir in ["files/1", "files/2", "large", "e"] {
+        fs::metadata(w.path(dir)).unwrap();
+    }
+    Some(w)
+}
+
+#[test]
+fn calls_cost_what_the_budget_says() {
+    let Some(w) = prepared() else { return };
+    let p = |name: &str| w.path(name);
+    let of = |operation: &dyn Fn()| cost(&w, operation);
+    let stat = |name: &str| _ = fs::metadata(p(name));
+
+    exactly("stat, first", &of(&|| stat("files/1/file0001")), &[("lookup", 1)]);
+    exactly("stat", &of(&|| stat("files/1/file0001")), &[]);
+    exactly("stat of an absent name, first", &of(&|| stat("files/1/absent")), &[("lookup", 1)]);
+    exactly("stat of an absent name", &of(&|| stat("files/1/absent")), &[]);
+
+    let create = [("lookup", 1), ("create", 1), ("write", 1), ("release", 1)];
+    exactly("create, write, close", &of(&|| fs::write(p("e/new"), b"x").unwrap()), &create);
+    exactly("stat after that", &of(&|| stat("e/new")), &[("getattr", 1)]);
+    exactly("mkdir", &of(&|| fs::create_dir(p("e/dir")).unwrap()), &[("lookup", 1), ("mkdir", 1)]);
+    exactly("symlink", &of(&|| symlink("target", p("e/link")).unwrap()), &[("lookup", 1), ("symlink", 1)]);
+    exactly("readlink", &of(&|| drop(fs::read_link(p("e/link")).unwrap())), &[("readlink", 1)]);
+    exactly("readlink again", &of(&|| drop(fs::read_link(p("e/link")).unwrap())), &[]);
+    let renamed = of(&|| fs::rename(p("e/new"), p("e/other")).unwrap());
+    exactly("rename", &renamed, &[("lookup", 1), ("rename", 1)]);
+    exactly("unlink", &of(&|| fs::remove_file(p("e/other")).unwrap()), &[("unlink", 1)]);
+    exactly("rmdir", &of(&|| fs::remove_dir(p("e/dir")).unwrap()), &[("rmdir", 1)]);
+
+    let read = || _ = File::open(p("files/2/file0002")).unwrap().read(&mut [0; 100]).unwrap();
+    exactly(
+        "open, read, close, first",
+        &of(&read),
+        &[("lookup", 1), ("open", 1), ("read", 1), ("release", 1)],
+    );
+    exactly("open, read, close", &of(&read), &[("open", 1), ("release", 1)]);
+
+    let log = || File::options().append(true).create(true).open(p("log")).unwrap();
+    let (first, second) = (log(), log());
+    exactly("append", &of(&|| (&first).write_all(b"line").unwrap()), &[("write", 1)]);
+    exactly("fsync", &of(&|| first.sync_all().unwrap()), &[("fsync", 1)]);
+    drop(second);
+}
+
+#[test]
+fn listings_cost_what_the_budget_says() {
+    let Some(w) = prepared() else { return };
+    let walk = |name: &str| {
+        let path = w.path(name);
+        move || assert!(fs::read_dir(&path).unwrap().count() > 2)
+    };
+    let walk_and_stat = |name: &str| {
+        let path = w.path(name);
+        move || fs::read_dir(&path).unwrap().for_each(|e| _ = e.unwrap().metadata().unwrap())
+    };
+    let listing = |what: &str, mut requests: Requests, readdirs: u64| {
+        // The C library asks for the attributes of what it opens, whose access time reading has changed.
+        assert!(requests.remove("getattr").is_none_or(|n| n == 1));
+        let wanted = [("opendir", 1), ("releasedir", 1), ("readdir", readdirs)];
+        let kinds = if readdirs == 0 { 2 } else { 3 };
+        exactly(what, &requests, &wanted[..kinds]);
+    };
+    // One of them says that there are no more.
+    listing("ls of 1,000 entries, first", cost(&w, walk("large")), 3);
+    listing("ls -l of 1,000 entries, first", cost(&w, walk_and_stat("large")), 6);
+    listing("ls -l of 1,000 entries", cost(&w, walk_and_stat("large")), 0);
+    listing("ls of 1,000 entries", cost(&w, walk("large")), 0);
+    for i in 0..100 {
+        fs::write(w.path(&format!("e/{i}")), b"").unwrap();
+    }
+    listing("ls of 100 entries, first", cost(&w, walk("e")), 2);
+    listing("ls of 100 entries", cost(&w, walk("e")), 0);
+    fs::write(w.path("e/new"), b"").unwrap();
+    listing("ls after a change", cost(&w, walk("e")), 2);
+}
+
+#[test]
+fn programs_cost_what_the_budget_says() {
+    let Some(mut w) = prepared() else { return };
+    let host = tempfile::tempdir().unwrap();
+    let tar = host.path().join("files.tar");
+    let tar = tar.to_str().unwrap();
+    for program in ["cp", "tar", "rsync", "git", "rm", "ls"] {
+        if !have(program) {
+            continue;
+        }
+        // Nothing is left in the kernel's caches of what the last one did.
+        w.remount();
+        fs::metadata(w.path("large")).unwrap();
+        let _ = rustix::fs::getxattr(w.root(), "user.x", &mut [0; 10]);
+        let of = |args: &[&str]| cost(&w, || run(program, args, w.root()));
+        match program {
+            "cp" => {
+                // Versions before 9 read and write instead.
+                let copied = [("open", 1), ("copy", 1), ("read", 1), ("write", 1)];
+                let made = [("lookup", 1), ("create", 1), ("setattr", 2), ("release", 2)];
+                // Programs that keep extended attributes and access lists ask each file for them.
+                let asked = [("getxattr", 2), ("listxattr", 2), ("setxattr", 1)];
+                each("cp -a", &of(&["-a", "files", "copies"]), 20, &[&copied[..], &made, &asked].concat());
+            }
+            "tar" => {
+                let read = [("getattr", 1), ("open", 1), ("read", 1), ("release", 1)];
+                each("tar c", &of(&["cf", tar, "files"]), 20, &read);
+                fs::create_dir(w.path("untarred")).unwrap();
+                let made = [("lookup", 1), ("create", 1), ("write", 1), ("setattr", 3), ("release", 1)];
+                // At a change of owner the kernel asks whether there are capabilities to drop.
+                let asked = [("getxattr", 1)];
+                each("tar x", &of(&["xf", tar, "-C", "untarred"]), 20, &[&made[..], &asked].concat());
+            }
+            "rsync" => {
+                let read = [("getattr", 1), ("open", 2), ("read", 1), ("release", 3)];
+                let made = [("lookup", 3), ("create", 1), ("write", 1), ("setattr", 3), ("rename", 1)];
+                let asked = [("getxattr", 1)];
+                each("rsync -a", &of(&["-a", "files/", "synced"]), 20, &[&read[..], &made, &asked].concat());
+            }
+            "git" => {
+                let source = host.path().join("source");
+                fs::create_dir(&source).unwrap();
+                for i in 0..FILES {
+                    fs::write(source.join(format!("f{i}")), format!("content {i}\n")).unwrap();
+                }
+                let name = ["-c", "user.name=a", "-c", "user.email=a@b"];
+                run("git", &["init", "-q"], &source);
+                run("git", &["add", "."], &source);
+                run("git", &[&name[..], &["commit", "-qm", "files"]].concat(), &source);
+                let source = source.to_str().unwrap();
+                let made = [("lookup", 3), ("create", 1), ("write", 1), ("getattr", 1), ("release", 1)];
+                let args = ["clone", "-q", "--no-local", source, "cloned"];
+                each("git clone", &of(&args), 100, &made);
+            }
+            "rm" => {
+                let requests = of(&["-r", "files"]);
+                each("rm -r", &requests, 20, &[("unlink", 1)]);
+                let besides: u64 =
+                    requests.iter().filter(|(kind, _)| **kind != "unlink").map(|(_, n)| n).sum();
+                assert!(besides <= 10 * (DIRS + 1), "for the directories: {requests:?}");
+            }
+            _ => {
+                let requests = of(&["-l", "large"]);
+                // It asks each of the 1,000 entries for a label and an access list, which are answered from memory.
+                let asked = requests.get("getxattr").copied().unwrap_or_default();
+                assert!(asked <= 2_010, "{requests:?}");
+                each("ls -l", &requests, 10 + asked, &[]);
+                let others = requests.values().sum::<u64>() - asked;
+                assert!(others <= 15, "a request for 100 entries: {requests:?}");
+            }
+        }
+    }
+}

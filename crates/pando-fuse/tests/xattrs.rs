@@ -1,0 +1,334 @@
+//! Extended attributes, access lists, allocation and overlays through a mount, on originals and on clones.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io,
+    os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt, symlink},
+    path::Path,
+    process::Command,
+};
+
+use common::{World, errno};
+use pando_fuse::Settings;
+use rustix::fs::{CWD, FallocateFlags, RenameFlags, SeekFrom, XattrFlags, fallocate, renameat_with, seek};
+
+macro_rules! world {
+    ($settings:expr) => {
+        match World::with($settings) {
+            Some(world) => world,
+            None => return,
+        }
+    };
+}
+
+fn checked() -> Settings {
+    Settings { default_permissions: Some(true), ..Settings::default() }
+}
+
+fn set(path: &Path, name: &str, value: &[u8], flags: XattrFlags) -> io::Result<()> {
+    Ok(rustix::fs::lsetxattr(path, name, value, flags)?)
+}
+
+fn get(path: &Path, name: &str) -> io::Result<Vec<u8>> {
+    let mut buffer = vec![0; 65_536];
+    let n = rustix::fs::lgetxattr(path, name, &mut buffer)?;
+    buffer.truncate(n);
+    Ok(buffer)
+}
+
+fn names(path: &Path) -> Vec<String> {
+    let mut buffer = vec![0; 65_536];
+    let n = rustix::fs::llistxattr(path, &mut buffer).unwrap();
+    let text = String::from_utf8(buffer[..n].to_vec()).unwrap();
+    let mut names: Vec<String> = text.split_terminator('\0').map(String::from).collect();
+    names.sort();
+    names
+}
+
+/// What a program prints, if it is there.
+fn output(program: &str, args: &[&str], dir: &Path) -> Option<String> {
+    match Command::new(program).args(args).current_dir(dir).output() {
+        Ok(out) => {
+            assert!(out.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&out.stderr));
+            Some(String::from_utf8(out.stdout).unwrap())
+        }
+        Err(_) => {
+            eprintln!("SKIPPED: {program} is absent");
+            None
+        }
+    }
+}
+
+const NONE: XattrFlags = XattrFlags::empty();
+
+#[test]
+fn attributes_have_the_errors_of_posix_on_originals_and_clones() {
+    let mut w = world!(Settings::default());
+    fs::create_dir(w.path("tree")).unwrap();
+    fs::write(w.path("tree/f"), "content").unwrap();
+    fs::create_dir(w.path("tree/d")).unwrap();
+    symlink("f", w.path("tree/l")).unwrap();
+    let large: Vec<u8> = (0..65_536u32).map(|i| i as u8).collect();
+    for round in ["tree", "copy"] {
+        for name in ["f", "d"] {
+            let path = w.path(round).join(name);
+            assert_eq!(errno(get(&path, "user.none")), libc::ENODATA);
+            assert_eq!(
+                errno(rustix::fs::lremovexattr(&path, "user.none").map_err(Into::into)),
+                libc::ENODATA
+            );
+            assert_eq!(errno(set(&path, "user.r", b"", XattrFlags::REPLACE)), libc::ENODATA);
+            let fresh = format!("user.new-in-{round}");
+            let before = fs::metadata(&path).unwrap();
+            set(&path, &fresh, b"value", XattrFlags::CREATE).unwrap();
+            let after = fs::metadata(&path).unwrap();
+            assert!((after.ctime(), after.ctime_nsec()) > (before.ctime(), before.ctime_nsec()));
+            assert_eq!(errno(set(&path, &fresh, b"", XattrFlags::CREATE)), libc::EEXIST);
+            set(&path, "trusted.large", &large, NONE).unwrap();
+            set(&path, "security.test", b"label", NONE).unwrap();
+            assert_eq!(errno(set(&path, "user.big", &[0; 65_537], NONE)), libc::E2BIG);
+            assert_eq!(errno(set(&path, "unknown.x", b"", NONE)), libc::EOPNOTSUPP);
+            assert_eq!(errno(set(&path, &format!("user.{}", "n".repeat(251)), b"", NONE)), libc::ERANGE);
+            let short = rustix::fs::lgetxattr(&path, "trusted.large", &mut [0u8; 10]);
+            assert_eq!(errno(short.map_err(Into::into)), libc::ERANGE);
+            let short = rustix::fs::llistxattr(&path, &mut [0u8; 3]);
+            assert_eq!(errno(short.map_err(Into::into)), libc::ERANGE);
+            assert!(get(&path, "trusted.large").unwrap() == large);
+        }
+        assert_eq!(errno(set(&w.path(round).join("l"), "user.a", b"", NONE)), libc::EPERM);
+        set(&w.path(round).join("l"), "trusted.a", b"of a link", NONE).unwrap();
+        if round == "tree" {
+            w.clone_tree("tree", "copy", false).unwrap();
+        }
+    }
+    let expected = ["security.test", "trusted.large", "user.new-in-copy", "user.new-in-tree"];
+    for _ in 0..2 {
+        assert_eq!(names(&w.path("copy/f")), expected);
+        assert_eq!(names(&w.path("copy/d")), expected);
+        assert_eq!(names(&w.path("tree/f")), ["security.test", "trusted.large", "user.new-in-tree"]);
+        assert!(get(&w.path("copy/d"), "trusted.large").unwrap() == large);
+        assert_eq!(get(&w.path("copy/l"), "trusted.a").unwrap(), b"of a link");
+        w.remount();
+    }
+}
+
+#[test]
+fn access_lists_are_obeyed_inherited_and_changed_by_chmod() {
+    let w = world!(Settings { allow_other: true, ..checked() });
+    let dir = w.root();
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::write(w.path("f"), "secret").unwrap();
+    fs::set_permissions(w.path("f"), fs::Permissions::from_mode(0o600)).unwrap();
+    if output("setfacl", &["-m", "u:4321:r", "f"], dir).is_none() {
+        return;
+    }
+    let list = output("getfacl", &["-cn", "f"], dir).unwrap();
+    assert!(list.contains("user:4321:r--") && list.contains("mask::r--"), "{list}");
+    let reads = |uid: u32| {
+        use std::os::unix::process::CommandExt;
+        let mut cat = Command::new("cat");
+        cat.arg(w.path("f")).uid(uid).gid(uid);
+        cat.output().unwrap().status.success()
+    };
+    // Only root may let others in; elsewhere there is nobody to ask.
+    if rustix::process::geteuid().is_root() {
+        assert!(reads(4321) && !reads(4322));
+        fs::set_permissions(w.path("f"), fs::Permissions::from_mode(0o600)).unwrap();
+        assert!(!reads(4321), "chmod has set the mask");
+    }
+    fs::create_dir(w.path("d")).unwrap();
+    output("setfacl", &["-d", "-m", "u:4321:rwx,o::-", "d"], dir).unwrap();
+    Command::new("sh")
+        .args(["-c", "umask 077; mkdir d/sub; echo > d/file"])
+        .current_dir(dir)
+        .status()
+        .unwrap();
+    let sub = output("getfacl", &["-cn", "d/sub"], dir).unwrap();
+    assert!(sub.contains("\nuser:4321:rwx") && sub.contains("default:user:4321:rwx"), "{sub}");
+    assert!(sub.contains("\nmask::rwx") && sub.contains("\nother::---"), "the umask does not count: {sub}");
+    assert_eq!(fs::metadata(w.path("d/file")).unwrap().mode() & 0o777, 0o660);
+    w.clone_tree("d", "copy", false).unwrap();
+    let list = |name: &str| output("getfacl", &["-cn", name], dir).unwrap();
+    assert_eq!(list("copy/sub"), sub);
+    output("setfacl", &["-b", "copy/sub"], dir).unwrap();
+    assert!(!list("copy/sub").contains("4321"));
+    assert_eq!(list("d/sub"), sub);
+    output("sh", &["-c", "umask 077; touch plain"], dir).unwrap();
+    assert_eq!(
+        fs::metadata(w.path("plain")).unwrap().mode() & 0o777,
+        0o600,
+        "without a list the umask counts"
+    );
+}
+
+#[test]
+fn a_write_takes_capabilities_away() {
+    let w = world!(Settings::default());
+    // Version 2, effective, one permitted bit.
+    let mut capability = vec![1, 0, 0, 2, 0, 4];
+    capability.resize(20, 0);
+    for how in ["write", "map", "truncate", "chown"] {
+        let f = w.path(how);
+        fs::write(&f, [7; 5000]).unwrap();
+        if set(&f, "security.capability", &capability, NONE).is_err() {
+            eprintln!("SKIPPED: capabilities cannot be set here");
+            return;
+        }
+        assert_eq!(get(&f, "security.capability").unwrap(), capability);
+        let open = OpenOptions::new().read(true).write(true).open(&f).unwrap();
+        match how {
+            "write" => open.write_all_at(b"x", 100).unwrap(),
+            "truncate" => open.set_len(10).unwrap(),
+            "chown" => std::os::unix::fs::chown(&f, Some(1), Some(1)).unwrap(),
+            _ => OpenOptions::new().write(true).open(&f).unwrap().write_all_at(b"x", 0).unwrap(),
+        }
+        assert_eq!(errno(get(&f, "security.capability")), libc::ENODATA, "{how}");
+    }
+}
+
+#[test]
+fn holes_are_punched_and_found() {
+    let mut w = world!(Settings::default());
+    let data = vec![9u8; 1 << 20];
+    fs::write(w.path("f"), &data).unwrap();
+    let f = OpenOptions::new().read(true).write(true).open(w.path("f")).unwrap();
+    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fallocate(&f, punch, 100_000, 500_000).unwrap();
+    let mut expected = data.clone();
+    expected[100_000..600_000].fill(0);
+    assert!(fs::read(w.path("f")).unwrap() == expected);
+    let hole = seek(&f, SeekFrom::Hole(0)).unwrap();
+    assert_eq!((hole, seek(&f, SeekFrom::Data(hole)).unwrap()), (7 << 14, 36 << 14));
+    assert!(f.metadata().unwrap().blocks() < 1400);
+    fallocate(&f, FallocateFlags::ZERO_RANGE, 1 << 19, 1 << 20).unwrap();
+    expected.truncate(1 << 19);
+    expected.resize((1 << 19) + (1 << 20), 0);
+    assert!(fs::read(w.path("f")).unwrap() == expected);
+    fallocate(&f, FallocateFlags::empty(), 0, 8 << 20).unwrap();
+    assert_eq!(f.metadata().unwrap().len(), 8 << 20);
+    fallocate(&f, FallocateFlags::KEEP_SIZE, 0, 16 << 20).unwrap();
+    assert_eq!(f.metadata().unwrap().len(), 8 << 20);
+    assert_eq!(errno(fallocate(&f, FallocateFlags::empty(), 0, 1 << 40).map_err(Into::into)), libc::ENOSPC);
+    for flags in [FallocateFlags::COLLAPSE_RANGE, FallocateFlags::INSERT_RANGE] {
+        assert_eq!(errno(fallocate(&f, flags, 0, 1 << 16).map_err(Into::into)), libc::EOPNOTSUPP);
+    }
+    assert_eq!(errno(seek(&f, SeekFrom::Data(4 << 20)).map_err(Into::into)), libc::ENXIO);
+    drop(f);
+    w.clone_tree("f", "copy", false).unwrap();
+    w.remount();
+    let f = File::open(w.path("copy")).unwrap();
+    assert_eq!(seek(&f, SeekFrom::Hole(0)).unwrap(), 7 << 14);
+    expected.resize(8 << 20, 0);
+    assert!(fs::read(w.path("copy")).unwrap() == expected);
+}
+
+#[test]
+fn a_rename_leaves_a_whiteout() {
+    let mut w = world!(Settings::default());
+    fs::create_dir(w.path("d")).unwrap();
+    fs::write(w.path("d/f"), "x").unwrap();
+    let rename = |from: &str, to: &str, flags| renameat_with(CWD, w.path(from), CWD, w.path(to), flags);
+    rename("d/f", "g", RenameFlags::WHITEOUT).unwrap();
+    rename("d", "e", RenameFlags::WHITEOUT | RenameFlags::NOREPLACE).unwrap();
+    let taken = rename("g", "e", RenameFlags::WHITEOUT | RenameFlags::NOREPLACE);
+    assert_eq!(errno(taken.map_err(Into::into)), libc::EEXIST);
+    for _ in 0..2 {
+        for name in ["e/f", "d"] {
+            let left = fs::symlink_metadata(w.path(name)).unwrap();
+            assert!(left.file_type().is_char_device() && left.rdev() == 0, "{name}");
+        }
+        assert_eq!(fs::read(w.path("g")).unwrap(), b"x");
+        w.remount();
+    }
+}
+
+#[test]
+fn an_overlay_has_its_upper_layer_here() {
+    let w = world!(Settings { dev: true, ..Settings::default() });
+    for dir in ["lower/sub", "upper", "work", "merged"] {
+        fs::create_dir_all(w.path(dir)).unwrap();
+    }
+    for name in ["lower/gone", "lower/changed", "lower/sub/inside"] {
+        fs::write(w.path(name), "below").unwrap();
+    }
+    let p = |name: &str| w.path(name).display().to_string();
+    let options = format!("lowerdir={},upperdir={},workdir={}", p("lower"), p("upper"), p("work"));
+    let mounted = Command::new("mount")
+        .args(["-t", "overlay", "overlay", "-o", &options, &p("merged")])
+        .output()
+        .unwrap();
+    if !mounted.status.success() {
+        let text = String::from_utf8_lossy(&mounted.stderr).into_owned();
+        assert!(
+            !rustix::process::geteuid().is_root() || text.contains("unknown filesystem type"),
+            "overlay: {text}"
+        );
+        eprintln!("SKIPPED: no overlays here: {text}");
+        return;
+    }
+    let used = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        fs::remove_file(w.path("merged/gone")).unwrap();
+        fs::write(w.path("merged/changed"), "above").unwrap();
+        fs::rename(w.path("merged/sub/inside"), w.path("merged/moved")).unwrap();
+        fs::remove_dir_all(w.path("merged/sub")).unwrap();
+        fs::create_dir(w.path("merged/sub")).unwrap();
+        assert_eq!(fs::read(w.path("merged/moved")).unwrap(), b"below");
+        assert_eq!(fs::read_dir(w.path("merged/sub")).unwrap().count(), 0);
+        assert_eq!(fs::read(w.path("lower/changed")).unwrap(), b"below");
+        assert!(!w.path("merged/gone").exists());
+    }));
+    let unmounted = Command::new("umount").arg(w.path("merged")).status().unwrap().success();
+    used.unwrap();
+    assert!(unmounted);
+    assert!(fs::symlink_metadata(w.path("upper/gone")).unwrap().file_type().is_char_device());
+    assert_eq!(fs::read(w.path("upper/changed")).unwrap(), b"above");
+    assert_eq!(get(&w.path("upper/sub"), "trusted.overlay.opaque").unwrap(), b"y");
+}
+
+#[test]
+fn programs_copy_attributes_lists_and_holes() {
+    let w = world!(Settings::default());
+    let dir = w.root();
+    fs::create_dir_all(w.path("tree/d")).unwrap();
+    fs::write(w.path("tree/f"), "content").unwrap();
+    set(&w.path("tree/f"), "user.small", b"1", NONE).unwrap();
+    set(&w.path("tree/d"), "user.large", &[5; 30_000], NONE).unwrap();
+    let lists = output("setfacl", &["-m", "u:4321:rx", "tree/f", "tree/d"], dir).is_some();
+    let sparse = File::create(w.path("tree/sparse")).unwrap();
+    sparse.set_len(5 << 20).unwrap();
+    sparse.write_all_at(b"end", (4 << 20) + 5).unwrap();
+    w.clone_tree("tree", "cloned", false).unwrap();
+    let copies: [(&str, &[&str]); 3] = [
+        ("cp", &["-a", "tree", "cp"]),
+        (
+            "sh",
+            &["-c", "mkdir tar && tar --xattrs --acls -C tree -cf - . | tar --xattrs --acls -C tar -xf -"],
+        ),
+        ("rsync", &["-aAXS", "tree/", "rsync/"]),
+    ];
+    let mut made = vec!["cloned"];
+    for (program, args) in copies {
+        if output(program, args, dir).is_some() {
+            made.push(if program == "sh" { "tar" } else { program });
+        }
+    }
+    for copy in made {
+        let of = |name: &str| w.path(copy).join(name);
+        assert_eq!(get(&of("f"), "user.small").unwrap(), b"1", "{copy}");
+        assert_eq!(get(&of("d"), "user.large").unwrap(), [5; 30_000], "{copy}");
+        assert_eq!(names(&of("f")), names(&w.path("tree/f")), "{copy}");
+        if lists {
+            assert_eq!(
+                get(&of("f"), "system.posix_acl_access").unwrap(),
+                get(&w.path("tree/f"), "system.posix_acl_access").unwrap(),
+                "{copy}"
+            );
+        }
+        assert!(fs::read(of("sparse")).unwrap() == fs::read(w.path("tree/sparse")).unwrap(), "{copy}");
+        let blocks = fs::metadata(of("sparse")).unwrap().blocks();
+        assert!(blocks <= 64 || copy == "tar", "{copy}: {blocks} units of 512 bytes");
+    }
+}

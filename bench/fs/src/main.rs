@@ -210,6 +210,7 @@ impl Stages<'_> {
             scale: self.args.scale,
             seed: self.args.seed,
             statistics: self.statistics.clone(),
+            cache: self.args.cache,
             sources: self.sources.clone(),
         };
         let group = self.group.clone();

@@ -59,6 +59,8 @@ pub struct Part {
     pub seed: u64,
     /// The file with the kernel's counts of the device, if there is one.
     pub statistics: Option<PathBuf>,
+    /// Pando's cache in bytes, if it does not choose.
+    pub cache: Option<u64>,
     /// What is there for all.
     pub sources: Sources,
 }

@@ -53,6 +53,15 @@ impl Run {
         Meter::start(self.part.statistics.as_deref(), self.daemon)
     }
 
+    /// Most memory that the daemon has had since it was started, bytes; `None` without a daemon.
+    pub fn daemon_peak(&self) -> Result<Option<u64>> {
+        let Some(daemon) = self.daemon else { return Ok(None) };
+        let text =
+            std::fs::read_to_string(format!("/proc/{daemon}/status")).context("the daemon's memory")?;
+        let peak = text.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
+        Ok(Some(peak.context("no VmHWM")?.trim().parse::<u64>()? << 10))
+    }
+
     /// Keeps a figure.
     pub fn add(&mut self, figure: Figure) {
         self.figures.push(figure);

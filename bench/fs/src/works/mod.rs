@@ -8,6 +8,7 @@ mod crowd;
 mod dooku;
 mod fsync;
 pub mod git;
+mod large;
 mod log;
 mod mail;
 mod random;
@@ -93,6 +94,7 @@ pub const fn all() -> &'static [Work] {
         work("crowd", &[], Clones::No, crowd::run),
         work("fsync", &[], Clones::No, fsync::run),
         work("slow-reader", &[], Clones::No, slow::run),
+        work("large-tree", &[], Clones::No, large::run),
         work("dooku", &["grep", "cp"], Clones::Yes, dooku::original),
         work("dooku-chain", &["grep", "cp"], Clones::Yes, dooku::chained),
         work("tokubench", &[], Clones::No, tokubench::run),

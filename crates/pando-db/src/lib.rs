@@ -57,7 +57,7 @@ mod thread;
 pub mod waiting;
 
 pub use batch::{Batch, Op};
-pub use db::{Backup, BackupReport, CheckReport, Cursor, Db, Finding, PairRef, Snapshot};
+pub use db::{Backup, BackupReport, CheckReport, Cursor, Db, Finding, Identity, PairRef, Snapshot, identify};
 /// What [`Db::inspect`] and [`Db::usage`] give.
 pub use db::{
     Content, EdgeInfo, EntryInfo, ExtentInfo, InspectOptions, Inspection, KeyRange, LayerInfo, MessageInfo,

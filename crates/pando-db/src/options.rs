@@ -39,11 +39,13 @@ pub struct CreateOptions {
     pub log_size: Option<u64>,
     /// Identity of the store, kept in the superblock. Zero is as good as any.
     pub uuid: [u8; 16],
+    /// A name for people, kept in the superblock: at most 64 bytes, none of them zero.
+    pub label: String,
 }
 
 impl Default for CreateOptions {
     fn default() -> Self {
-        Self { size: None, node_size: 1 << 20, log_size: None, uuid: [0; 16] }
+        Self { size: None, node_size: 1 << 20, log_size: None, uuid: [0; 16], label: String::new() }
     }
 }
 
@@ -52,6 +54,7 @@ setters! { CreateOptions:
     node_size(u32) node_size;
     log_size(u64) Some(log_size);
     uuid([u8; 16]) uuid;
+    label(impl Into<String>) label.into();
 }
 
 /// How pages are compressed when they are written. Each page says how it was, so this may change from one

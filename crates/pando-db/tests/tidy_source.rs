@@ -199,14 +199,17 @@ const FUSE: &[(&str, &[&str])] = &[
 const PROGRAM: &[(&str, &[&str])] = &[
     ("exit", &[]),
     ("size", &[]),
+    ("uuid", &[]),
     ("closing", &[]),
     ("logging", &[]),
     ("place", &[]),
     ("image", &["exit"]),
+    ("offline", &["image"]),
     ("report", &["size"]),
     ("tree", &[]),
-    ("cmd", &["exit", "size", "closing", "logging", "place", "image", "report", "tree"]),
-    ("main", &["cmd", "exit"]),
+    ("cmd", &["exit", "size", "uuid", "closing", "logging", "place", "image", "offline", "report", "tree"]),
+    ("helper", &["exit", "logging", "place", "image", "tree", "cmd"]),
+    ("main", &["cmd", "exit", "helper"]),
 ];
 
 /// A crate of the workspace: its folder, and its tables of floors with the module that each table is about.

@@ -116,6 +116,15 @@ fn encode_format(label: &str, features: u64) -> Bytes {
     out.freeze()
 }
 
+/// As much of a label as the superblock has room for: it is there for those who look without opening.
+fn for_superblock(label: &str) -> &str {
+    /// Bytes of the field.
+    const ROOM: usize = 64;
+    let label = label.split('\0').next().unwrap_or_default();
+    let end = (0..=ROOM.min(label.len())).rev().find(|end| label.is_char_boundary(*end));
+    end.and_then(|end| label.get(..end)).unwrap_or_default()
+}
+
 /// The label, and the features of the store.
 fn decode_format(value: &[u8], read_only: bool) -> Result<(String, u64)> {
     let cut = |_| Error::Damaged { what: "format record".into(), detail: "cut short" };
@@ -148,6 +157,7 @@ impl Fs {
         }
         let mut create = CreateOptions::default().node_size(o.node_size).uuid(o.uuid);
         (create.size, create.log_size) = (o.size, o.log_size);
+        create.label = for_superblock(&o.label).into();
         let options = Options::default().merge(Arc::new(FsMerge)).background(false);
         Db::create(medium.clone(), &create, &options)?;
         let db = Db::open(medium, options)?;

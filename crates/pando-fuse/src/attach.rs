@@ -74,6 +74,9 @@ fn flags(settings: &Settings) -> MountFlags {
     flags.set(MountFlags::NODEV, !settings.dev);
     flags.set(MountFlags::NOSUID, !settings.suid);
     flags.set(MountFlags::NOEXEC, !settings.exec);
+    flags.set(MountFlags::SYNCHRONOUS, settings.sync);
+    flags.set(MountFlags::DIRSYNC, settings.dirsync);
+    flags.set(MountFlags::from_bits_retain(libc::MS_NOSYMFOLLOW as _), settings.no_symlinks);
     flags
 }
 
@@ -81,8 +84,12 @@ fn flags(settings: &Settings) -> MountFlags {
 fn mount_by_helper(dir: &Path, settings: &Settings, source: &str) -> Result<OwnedFd, Error> {
     let mut options = String::from(if settings.read_only { "ro" } else { "rw" });
     options += ",nodev,nosuid";
-    if !settings.exec {
-        options += ",noexec";
+    for (set, option) in
+        [(!settings.exec, ",noexec"), (settings.sync, ",sync"), (settings.dirsync, ",dirsync")]
+    {
+        if set {
+            options += option;
+        }
     }
     for option in kernel_options(settings) {
         options = options + "," + option;
@@ -164,6 +171,17 @@ pub enum How {
     /// Detach it and cut off whoever uses it; for a daemon that must end, or is dead. Dirty
     /// pages of mappings that cannot be written any more are lost.
     Force,
+}
+
+/// Changes the flags of what is mounted on exactly `dir` (absolute, without symlinks): whether changes are refused,
+/// and what of devices, set-id bits and programs counts. Only root may.
+pub fn remount(dir: &Path, settings: &Settings) -> Result<(), Error> {
+    match rustix::mount::mount_remount(dir, flags(settings), "") {
+        Ok(()) => Ok(()),
+        Err(Errno::BUSY) => Err(Error::Busy(dir.to_owned())),
+        Err(Errno::INVAL) => Err(Error::NotMounted(dir.to_owned())),
+        Err(e) => Err(at(dir, e.into())),
+    }
 }
 
 /// Unmounts what is mounted on exactly `dir` (absolute, without symlinks).

@@ -31,7 +31,7 @@ mod settings;
 pub mod tool;
 pub mod transport;
 
-pub use attach::{How, unmount};
+pub use attach::{How, remount, unmount};
 pub use coherence::StatsText;
 pub use counters::{Counters, Kind, Polling};
 pub use error::Error;

@@ -49,6 +49,12 @@ pub struct Settings {
     pub suid: bool,
     /// Allow programs to be run.
     pub exec: bool,
+    /// Every write is durable when it returns (the kernel asks for it then).
+    pub sync: bool,
+    /// The kernel is told that changes of directories are wanted durable when they return.
+    pub dirsync: bool,
+    /// Symbolic links are not followed.
+    pub no_symlinks: bool,
     /// Access times.
     pub atime: AtimePolicy,
     /// Interval after which the log is flushed unasked.
@@ -102,6 +108,9 @@ impl Default for Settings {
             dev: false,
             suid: false,
             exec: true,
+            sync: false,
+            dirsync: false,
+            no_symlinks: false,
             atime: AtimePolicy::default(),
             commit: None,
             compress: Codec::default(),
@@ -147,11 +156,15 @@ impl Settings {
                 "salvage" => self.salvage = true,
                 "nodiscard" => self.discard = false,
                 "poll_always" => self.poll_always = true,
-                "defaults" | "auto" | "noauto" | "user" | "nouser" | "users" | "nofail" | "_netdev"
-                | "async" | "diratime" | "nodiratime" | "norelatime" | "nostrictatime" => {}
+                "no_allow_other" => self.allow_other = false,
+                "sync" => self.sync = true,
+                "async" => self.sync = false,
+                "dirsync" => self.dirsync = true,
+                "nosymfollow" => self.no_symlinks = true,
+                "symfollow" => self.no_symlinks = false,
+                option if is_for_others(option) => {}
                 _ => match option.split_once('=') {
                     Some(("fsname", name)) => self.fsname = Some(name.to_owned()),
-                    Some(("subtype", _)) => {}
                     Some(("compress", name)) => {
                         self.compress = codec(name).ok_or_else(unknown)?;
                     }
@@ -180,13 +193,48 @@ impl Settings {
                         let micros = micros.parse().ok().filter(|n| *n <= MAX_POLL_MICROS);
                         self.poll = Duration::from_micros(micros.ok_or_else(unknown)?);
                     }
-                    _ if option.starts_with("x-") || option.starts_with("comment=") => {}
                     _ => return Err(unknown()),
                 },
             }
         }
         Ok(())
     }
+}
+
+/// Whether an option is for mount(8), for systemd or for nobody here: fstab may have them for every file system.
+fn is_for_others(option: &str) -> bool {
+    let (name, _) = option.split_once('=').unwrap_or((option, ""));
+    matches!(
+        name,
+        "defaults"
+            | "auto"
+            | "noauto"
+            | "user"
+            | "nouser"
+            | "users"
+            | "nousers"
+            | "owner"
+            | "noowner"
+            | "group"
+            | "nogroup"
+            | "nofail"
+            | "_netdev"
+            | "comment"
+            | "diratime"
+            | "nodiratime"
+            | "norelatime"
+            | "nostrictatime"
+            | "lazytime"
+            | "nolazytime"
+            | "iversion"
+            | "noiversion"
+            | "silent"
+            | "loud"
+            | "subtype"
+            | "uhelper"
+            | "helper"
+    ) || name.starts_with("x-")
+        || name.starts_with("X-")
 }
 
 /// `none`, `lz4`, `zstd` or `zstd:LEVEL`.
@@ -217,6 +265,10 @@ mod tests {
         assert!(s.discard);
         assert!(s.allow_other && s.dev && s.read_only && !s.suid && s.checks_permissions());
         assert_eq!((s.atime, s.commit), (AtimePolicy::Noatime, Some(Duration::from_secs(5))));
+        s.apply("nofail,_netdev,x-systemd.device-timeout=9,X-mount.mkdir,user=me,comment=x,lazytime,owner")
+            .unwrap();
+        s.apply("allow_other,no_allow_other,sync,nosymfollow").unwrap();
+        assert!(!s.allow_other && s.sync && s.no_symlinks);
         s.apply("poll=50").unwrap();
         assert_eq!((s.poll, s.poll_always), (Duration::from_micros(50), false));
         s.apply("poll=0,poll_always").unwrap();

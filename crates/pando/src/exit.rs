@@ -55,10 +55,18 @@ pub fn message(error: &anyhow::Error) -> String {
     out
 }
 
-/// Says `error` on stderr, and returns its code.
+/// Says `error` on stderr, and returns its code. One without a word has been said by another process.
 pub fn report(error: &anyhow::Error) -> u8 {
-    eprintln!("pando: {}", message(error));
+    say("pando", error);
     code(error)
+}
+
+/// Says `error` on stderr as the program `name`.
+pub fn say(name: &str, error: &anyhow::Error) {
+    let text = message(error);
+    if !text.is_empty() {
+        eprintln!("{name}: {text}");
+    }
 }
 
 /// The code for `error`, by the most telling of its causes.
@@ -74,6 +82,7 @@ pub fn code(error: &anyhow::Error) -> u8 {
         }
         match cause.downcast_ref() {
             Some(pando_fuse::Error::Busy(_)) => return BUSY,
+            Some(pando_fuse::Error::Option(_)) => return USAGE,
             Some(pando_fuse::Error::NoDevice(_) | pando_fuse::Error::NoHelper) => return NO_FUSE,
             _ => {}
         }

@@ -5,21 +5,27 @@
 //! file system speak to its daemon by `pando_fuse::client`; commands on an
 //! image open it by `image`, which takes the lock.
 //!
-//! From the ground up: `exit`, `size`, `closing`, `logging`, `place`; `image`, `report`, `tree`; `cmd`.
+//! Called by another name it is a helper of mount(8) and its like: see `helper`.
+//!
+//! From the ground up: `exit`, `size`, `uuid`, `closing`, `logging`, `place`; `image`, `offline`, `report`, `tree`;
+//! `cmd`; `helper`.
 
 mod closing;
 mod cmd;
 mod exit;
+mod helper;
 mod image;
 mod logging;
+mod offline;
 mod place;
 mod report;
 mod size;
 mod tree;
+mod uuid;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// A file system that clones any file or directory tree for the price of a small write.
 #[derive(Parser)]
@@ -35,9 +41,13 @@ enum Command {
     Mount(cmd::mount::Args),
     Umount(cmd::umount::Args),
     Clone(cmd::clone::Args),
+    Cp(cmd::cp::Args),
     Sync(cmd::sync::Args),
     Mv(cmd::mv::Args),
     Rm(cmd::rm::Args),
+    Ls(cmd::ls::Args),
+    Cat(cmd::cat::Args),
+    Info(cmd::info::Args),
     Check(cmd::check::Args),
     Import(cmd::import::Args),
     Export(cmd::export::Args),
@@ -48,17 +58,27 @@ enum Command {
     Backup(cmd::backup::Args),
     Du(cmd::du::Args),
     Try(cmd::r#try::Args),
+    Install(cmd::install::Args),
+    Completions(cmd::install::CompletionsArgs),
 }
 
 fn main() -> ExitCode {
+    let mut args = std::env::args_os();
+    if let Some(helper) = args.next().as_ref().and_then(helper::of_name) {
+        return ExitCode::from(helper.run(args.collect()));
+    }
     let result = match Cli::parse().command {
         Command::Mkfs(args) => cmd::mkfs::run(&args),
         Command::Mount(args) => cmd::mount::run(&args),
         Command::Umount(args) => cmd::umount::run(&args),
         Command::Clone(args) => cmd::clone::run(&args),
+        Command::Cp(args) => cmd::cp::run(&args),
         Command::Sync(args) => cmd::sync::run(&args),
         Command::Mv(args) => cmd::mv::run(&args),
         Command::Rm(args) => cmd::rm::run(&args),
+        Command::Ls(args) => cmd::ls::run(&args),
+        Command::Cat(args) => cmd::cat::run(&args),
+        Command::Info(args) => cmd::info::run(&args),
         Command::Check(args) => cmd::check::run(&args),
         Command::Import(args) => cmd::import::run(&args),
         Command::Export(args) => cmd::export::run(&args),
@@ -69,6 +89,15 @@ fn main() -> ExitCode {
         Command::Backup(args) => cmd::backup::run(&args),
         Command::Du(args) => cmd::du::run(&args),
         Command::Try(args) => cmd::r#try::run(&args),
+        Command::Install(args) => cmd::install::run(
+            &args,
+            cmd::install::Parts {
+                program: Cli::command(),
+                helpers: helper::NAMES.iter().map(|(name, _)| *name).collect(),
+                helper_pages: helper::pages(),
+            },
+        ),
+        Command::Completions(args) => cmd::install::completions(&args, Cli::command()),
     };
     match result {
         Ok(()) => ExitCode::from(exit::OK),
@@ -79,8 +108,6 @@ fn main() -> ExitCode {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-
-    use clap::CommandFactory;
 
     use super::*;
 

@@ -143,7 +143,7 @@ fn help_tells_commands_examples_and_exit_codes() {
     ] {
         assert!(help.contains(word), "{word}");
     }
-    assert!(b.ok(&["clone", "--help"]).contains("Example: pando clone"));
+    assert!(b.ok(&["clone", "--help"]).contains("pando clone /mnt"));
     b.fails(&["frobnicate"], 2, "frobnicate");
     b.fails(&["clone", "x"], 2, "DST");
 }

@@ -18,6 +18,7 @@ pub(crate) mod write;
 pub use api::{
     backup::BackupReport,
     check::CheckReport,
+    identity::{Identity, identify},
     inspect::{
         Content, EdgeInfo, EntryInfo, ExtentInfo, InspectOptions, Inspection, KeyRange, LayerInfo,
         MessageInfo, NodeInfo, OperationInfo, PageInfo, PathInfo, RangeInfo, TargetInfo, UpdateInfo,

@@ -65,22 +65,27 @@ pub struct Report {
 }
 
 pub fn run(args: &Args) -> Result<()> {
+    image(&args.image, args.json)
+}
+
+/// Checks `image`, prints what was found, and fails with [`exit::DAMAGE`] if there is any.
+pub fn image(image: &Path, json: bool) -> Result<()> {
     let stop = super::interrupt_flag()?;
-    let path = image::canonical(&args.image)?;
+    let path = image::canonical(image)?;
     let device = image::open_device(&path, true, DirectIo::Auto)?;
     let mut report = Report { version: VERSION, ..Report::default() };
     let progress = Progress::new("checking", 0, stop);
     contents(device, &path, &mut report, &progress)?;
     drop(progress);
     report.clean = report.errors.is_empty();
-    if args.json {
+    if json {
         super::print_json(&report)?;
     } else {
         super::print(&text(&report))?;
     }
     match report.errors.len() {
         0 => Ok(()),
-        n => Err(Coded(exit::DAMAGE, format!("{}: {n} errors", args.image.display())).into()),
+        n => Err(Coded(exit::DAMAGE, format!("{}: {n} errors", image.display())).into()),
     }
 }
 

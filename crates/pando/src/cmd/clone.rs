@@ -8,16 +8,18 @@ use std::{
 use anyhow::{Context, Result, bail};
 use pando_fuse::tool;
 
-use crate::place;
+use crate::{offline, place};
 
 /// Clone a file or directory tree of any size, atomically, for the price of a small write
 #[derive(clap::Args)]
 #[command(
     after_help = "The clone's root keeps owner, mode and times, as cp -a would. The owner of SRC and root
 may clone it, to where they may create files. A directory is replaced only if it may be
-removed as a whole: see pando rm --help.
+removed as a whole: see pando rm --help. SRC and DST may also be IMAGE:/PATH, in an image that
+is not mounted.
 
-Example: pando clone /mnt/grove/project /mnt/grove/experiment"
+Examples: pando clone /mnt/grove/project /mnt/grove/experiment
+          pando clone grove.img:/project grove.img:/experiment"
 )]
 pub struct Args {
     /// Replace DST if it exists, atomically
@@ -30,7 +32,14 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<()> {
-    clone(&args.src, &args.dst, args.replace).map(|_| ())
+    match offline::pair(&args.src, &args.dst)? {
+        None => clone(&args.src, &args.dst, args.replace).map(|_| ()),
+        Some((src, dst)) => {
+            let fail = || format!("clone {src} to {}", dst.path.display());
+            offline::with(&src, false, |fs| offline::clone(fs, &src.path, &dst.path, args.replace))
+                .with_context(fail)
+        }
+    }
 }
 
 /// Clones `src` to `dst` and returns the microseconds that it took inside the daemon.

@@ -1,8 +1,6 @@
 //! `pando mkfs`: makes a file system.
 
 use std::{
-    fs::File,
-    io::Read,
     os::unix::fs::FileTypeExt,
     path::{Path, PathBuf},
     sync::Arc,
@@ -25,7 +23,13 @@ const MIN_SIZE: u64 = 4 << 20;
 
 /// Make a file system in a file or on a block device
 #[derive(clap::Args)]
-#[command(after_help = "Example: pando mkfs --size 100G grove.img")]
+#[command(
+    after_help = "Label and UUID are shown by pando info, and by lsblk and /dev/disk/by-* where the udev rule of
+pando install is in place.
+
+Examples: pando mkfs --size 100G grove.img
+          pando mkfs -L grove /dev/vg/grove"
+)]
 pub struct Args {
     /// Size of the file system. A file takes space on the disk only as it fills. Default: the size
     /// of an existing file or device, 16G for a new file
@@ -37,9 +41,12 @@ pub struct Args {
     /// Size of the redo log. Default: 1/16 of the size, 1M to 64M
     #[arg(long)]
     log_size: Option<Size>,
-    /// A name for people
-    #[arg(long, default_value = "")]
+    /// A name for people, at most 64 bytes
+    #[arg(long, short = 'L', default_value = "", value_parser = label)]
     label: String,
+    /// Identity, as 123e4567-e89b-42d3-a456-426614174000. Default: a random one
+    #[arg(long, short = 'U', value_parser = crate::uuid::parse)]
+    uuid: Option<[u8; 16]>,
     /// Overwrite what is there
     #[arg(long)]
     force: bool,
@@ -59,7 +66,7 @@ pub fn run(args: &Args) -> Result<()> {
     let mut options = FormatOptions::default()
         .node_size(u32::try_from(node_size)?)
         .label(&args.label)
-        .uuid(uuid()?)
+        .uuid(args.uuid.map_or_else(crate::uuid::random, Ok)?)
         .root_uid(rustix::process::geteuid().as_raw())
         .root_gid(rustix::process::getegid().as_raw());
     options.log_size = args.log_size.map(|size| size.0);
@@ -130,11 +137,10 @@ fn default_node_size(size: u64) -> u64 {
     (size / 1024).next_power_of_two().clamp(64 << 10, 1 << 20)
 }
 
-/// A random (version 4) UUID.
-fn uuid() -> Result<[u8; 16]> {
-    let mut uuid = [0; 16];
-    File::open("/dev/urandom").and_then(|mut f| f.read_exact(&mut uuid)).context("/dev/urandom")?;
-    uuid[6] = uuid[6] & 0x0f | 0x40;
-    uuid[8] = uuid[8] & 0x3f | 0x80;
-    Ok(uuid)
+/// A label that the superblock has room for, and that a line of a listing can show.
+fn label(text: &str) -> Result<String, String> {
+    match text.len() > 64 || text.chars().any(char::is_control) {
+        true => Err("at most 64 bytes, none of them a control character".into()),
+        false => Ok(text.to_owned()),
+    }
 }

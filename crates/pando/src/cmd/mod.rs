@@ -1,13 +1,18 @@
 //! The commands, one file each: arguments with their help, and `run`.
 
 pub mod backup;
+pub mod cat;
 pub mod check;
 pub mod clone;
+pub mod cp;
 pub mod du;
 pub mod export;
 pub mod grow;
 pub mod import;
+pub mod info;
 pub mod inspect;
+pub mod install;
+pub mod ls;
 pub mod mkfs;
 pub mod mount;
 pub mod mv;
@@ -34,9 +39,14 @@ pub fn interrupt_flag() -> Result<Arc<AtomicBool>> {
 
 /// Writes to stdout; a reader that has gone away is no failure.
 pub fn print(text: &str) -> Result<()> {
+    print_bytes(text.as_bytes())
+}
+
+/// The same, of bytes that may be no text.
+pub fn print_bytes(bytes: &[u8]) -> Result<()> {
     use std::io::Write;
     let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    match out.write_all(bytes).and_then(|()| out.flush()) {
         Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
         other => Ok(other?),
     }

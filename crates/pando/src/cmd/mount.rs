@@ -15,6 +15,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use pando_fs::{Fs, MountOptions};
 use pando_fuse::{How, Mount, Settings, mountinfo, unmount};
+use sd_notify::NotifyState;
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
     iterator::Signals,
@@ -28,7 +29,7 @@ use crate::{
 };
 
 /// Mount a file system; goes on as a daemon
-#[derive(clap::Args)]
+#[derive(clap::Args, Clone)]
 #[command(after_help = "Options for -o, separated by commas:
   ro, rw              refuse changes, or not; mount -i -o remount,rw DIR allows them later
   norecovery          with ro: never write to the image, not even to recover it after a crash
@@ -41,6 +42,7 @@ use crate::{
   salvage             open an image whose log is damaged beyond repair, without what is lost
   discard, nodiscard  give freed space back to the file system or device under the image, soon after a
                       checkpoint and when unmounting (on; some is kept for the next writes)
+  cache=SIZE, log_file=FILE   the same as --cache and --log-file, for fstab
   readahead=on|off    read ahead of files that are read in order (on; within the memory of --cache)
   direct_io=auto|on|off   go past the page cache of the host to the image, so that memory is what --cache
                       says; on fails where that cannot be (auto)
@@ -59,7 +61,8 @@ pub struct Args {
     /// Mount options, separated by commas
     #[arg(short = 'o', value_name = "OPTS")]
     options: Vec<String>,
-    /// Stay in the foreground and log to the terminal; Ctrl-C unmounts
+    /// Stay in the foreground and log to the terminal; Ctrl-C unmounts. Tells a service manager when it is
+    /// ready (Type=notify)
     #[arg(long, short = 'f')]
     foreground: bool,
     /// Memory for cached and unwritten data. Default: an eighth of the memory, 64M to 4G
@@ -68,6 +71,9 @@ pub struct Args {
     /// Log to this file instead of syslog
     #[arg(long, value_name = "FILE")]
     log_file: Option<PathBuf>,
+    /// Pass over mount options that are not known
+    #[arg(long, short = 's', hide = true)]
+    sloppy: bool,
     /// Set by the program itself: be the daemon, say "ready" on stdout
     #[arg(long, hide = true)]
     daemon: bool,
@@ -77,11 +83,59 @@ pub struct Args {
     dir: PathBuf,
 }
 
-pub fn run(args: &Args) -> Result<()> {
-    let mut settings = Settings::default();
-    for list in &args.options {
-        settings.apply(list)?;
+impl Args {
+    /// Those of a mount with nothing but `-o`.
+    pub fn plain(image: PathBuf, dir: PathBuf, options: String, sloppy: bool) -> Args {
+        Args {
+            options: vec![options],
+            foreground: false,
+            cache: None,
+            log_file: None,
+            sloppy,
+            daemon: false,
+            image,
+            dir,
+        }
     }
+}
+
+/// What the options of `-o` say: to the mount, and to this program.
+pub struct Options {
+    /// What the kernel and the file system are told.
+    pub settings: Settings,
+    cache: Option<Size>,
+    log_file: Option<PathBuf>,
+}
+
+impl Options {
+    /// The options in `list`, separated by commas; later ones win. What is not known is passed over if `sloppy`.
+    pub fn parse(list: &str, sloppy: bool) -> Result<Options> {
+        let mut options = Options { settings: Settings::default(), cache: None, log_file: None };
+        for option in list.split(',') {
+            match option.split_once('=') {
+                Some(("cache", size)) => {
+                    let size = size.parse().map_err(|e| Coded(exit::USAGE, format!("cache: {e}")))?;
+                    options.cache = Some(size);
+                }
+                Some(("log_file", file)) => options.log_file = Some(file.into()),
+                _ => match options.settings.apply(option) {
+                    Err(pando_fuse::Error::Option(_)) if sloppy => {}
+                    done => done?,
+                },
+            }
+        }
+        Ok(options)
+    }
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    let options = Options::parse(&args.options.join(","), args.sloppy)?;
+    let args = &Args {
+        cache: args.cache.or(options.cache),
+        log_file: args.log_file.clone().or(options.log_file),
+        ..args.clone()
+    };
+    let settings = options.settings;
     let image = image::canonical(&args.image)?;
     let dir = place::absolute_mount_point(&args.dir)?;
     remove_dead_mounts(&dir)?;
@@ -119,6 +173,9 @@ fn start_daemon(args: &Args, image: &Path, dir: &Path) -> Result<()> {
     if let Some(cache) = args.cache {
         line.extend(["--cache".into(), cache.0.to_string().into()]);
     }
+    if args.sloppy {
+        line.push("--sloppy".into());
+    }
     if let Some(file) = &args.log_file {
         line.extend(["--log-file".into(), std::path::absolute(file)?.into()]);
     }
@@ -140,7 +197,7 @@ fn start_daemon(args: &Args, image: &Path, dir: &Path) -> Result<()> {
     // It has said why, or died without a word.
     let status = daemon.wait()?;
     match status.code() {
-        Some(code) => std::process::exit(code),
+        Some(code) => Err(Coded(u8::try_from(code).unwrap_or(exit::FAILURE), String::new()).into()),
         None => bail!("the daemon died before the mount was ready: {status}"),
     }
 }
@@ -191,16 +248,24 @@ fn serve(args: &Args, settings: Settings, image: &Path, dir: &Path) -> Result<()
     let handle = signals.handle();
     let watcher = std::thread::Builder::new().name("pando-signals".into()).spawn(move || {
         for signal in signals.forever() {
+            tell_manager(&[NotifyState::Stopping]);
             log::warn!("signal {signal}: unmounting {}", at.display());
             end(&at);
         }
     })?;
     let ready = if args.daemon { announce() } else { Ok(()) };
+    if !args.daemon {
+        let status = format!("{} on {}", image.display(), dir.display());
+        tell_manager(&[NotifyState::Ready, NotifyState::Status(&status)]);
+    }
     if ready.is_err() {
         // Whoever started it is gone and expects no mount.
         let _ = unmount(dir, How::Lazy);
     }
     let served = mount.serve();
+    if !args.daemon {
+        tell_manager(&[NotifyState::Stopping]);
+    }
     handle.close();
     let _ = watcher.join();
     if let Err(e) = &served {
@@ -212,6 +277,13 @@ fn serve(args: &Args, settings: Settings, image: &Path, dir: &Path) -> Result<()
     // Whoever unmounts waits for this process to end. Giving back a large cache piece by piece would take longer
     // than closing did; the system takes it all at once.
     std::process::exit(i32::from(result.as_ref().map_or_else(exit::report, |()| exit::OK)))
+}
+
+/// Tells the manager of services that started this program, where one did and wants to know (NOTIFY_SOCKET).
+fn tell_manager(state: &[NotifyState<'_>]) {
+    if let Err(e) = sd_notify::notify(state) {
+        log::warn!("NOTIFY_SOCKET: {e}");
+    }
 }
 
 /// Opens the image, for writing where that can be: what begins read-only may be remounted, and a FUSE server is

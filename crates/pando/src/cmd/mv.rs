@@ -8,13 +8,16 @@ use rustix::{
     io::Errno,
 };
 
+use crate::offline;
+
 /// Rename a file or directory tree as one operation, never by copying
 #[derive(clap::Args)]
 #[command(
     after_help = "Plain mv inside the mount is as cheap; this one never falls back to copying, and never
-moves into an existing directory.
+moves into an existing directory. SRC and DST may also be IMAGE:/PATH, in an image that is not mounted.
 
-Example: pando mv /mnt/grove/experiment /mnt/grove/project-2"
+Examples: pando mv /mnt/grove/experiment /mnt/grove/project-2
+          pando mv grove.img:/experiment grove.img:/project-2"
 )]
 pub struct Args {
     /// Replace DST if it is a file or an empty directory
@@ -27,6 +30,11 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<()> {
+    if let Some((src, dst)) = offline::pair(&args.src, &args.dst)? {
+        let fail = || format!("mv {src} to {}", dst.path.display());
+        return offline::with(&src, false, |fs| offline::rename(fs, &src.path, &dst.path, args.replace))
+            .with_context(fail);
+    }
     let flags = if args.replace { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
     let result = renameat_with(CWD, &args.src, CWD, &args.dst, flags);
     let hint = match result {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use pando_fuse::tool;
 
-use crate::place;
+use crate::{offline, place};
 
 /// Remove a file, or with -r a whole tree, as one operation
 #[derive(clap::Args)]
@@ -13,8 +13,10 @@ use crate::place;
     after_help = "You need the right to remove PATH itself: to write to its directory, and what a sticky bit asks for.
 A directory goes with all that is in it if every directory in it, and itself, is yours or empty, or
 if you are root. Where others own a part, rm -r removes what you may remove, one by one.
+PATH may also be IMAGE:/PATH, in an image that is not mounted.
 
-Example: pando rm -r /mnt/grove/experiment"
+Examples: pando rm -r /mnt/grove/experiment
+          pando rm -r grove.img:/experiment"
 )]
 pub struct Args {
     /// Remove directories and everything in them
@@ -35,6 +37,15 @@ pub fn run(args: &Args) -> Result<()> {
 /// Removes the file or, if `recursive`, tree at `path`.
 fn remove(path: &Path, recursive: bool) -> Result<()> {
     let fail = || format!("rm {}", path.display());
+    if let Some(inside) = offline::place(path) {
+        let removed = offline::with(&inside, false, |fs| offline::remove(fs, &inside.path, recursive));
+        return match removed {
+            Err(e) if matches!(e.downcast_ref(), Some(pando_fs::Error::IsDirectory(_))) => {
+                bail!("{}: is a directory; give -r to remove it and everything in it", path.display())
+            }
+            done => done.with_context(fail),
+        };
+    }
     let target = place::entry_path(path).with_context(fail)?;
     match tool::remove(&target, recursive) {
         Err(e) if e.errno() == Some(libc::EISDIR) => {

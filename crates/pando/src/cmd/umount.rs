@@ -1,6 +1,10 @@
 //! `pando umount`: unmounts, and returns when the image is closed.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Result, bail};
 use pando_fuse::{How, mountinfo, unmount};
@@ -11,10 +15,14 @@ use crate::{
     image, place,
 };
 
+/// How long a file system may be busy before that is an error.
+const PATIENCE: Duration = Duration::from_millis(1500);
+
 /// Unmount a file system and wait until its image is closed
 #[derive(clap::Args)]
 #[command(
-    after_help = "umount DIR and fusermount3 -u DIR do the same but do not wait. Exit code 6 says that it is unmounted
+    after_help = "If it is in use, that is waited for a second and a half. umount DIR and fusermount3 -u DIR do the same,
+but do not wait for the image (umount does where the helpers of pando install are). Exit code 6 says that it is unmounted
 but could not be closed: the device failed, or the daemon was killed meanwhile.
 
 Example: pando umount /mnt/grove"
@@ -30,6 +38,20 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     let dir = place::absolute_mount_point(&args.dir)?;
     if args.lazy { detach(&dir, How::Lazy) } else { detach(&dir, How::Plain) }
+}
+
+/// Unmounts `dir`. Something that is about to let go (a process that ends, a scan of a file manager) makes it busy for
+/// a moment: waited for.
+fn unmount_patiently(dir: &Path, how: How) -> Result<(), pando_fuse::Error> {
+    let begin = Instant::now();
+    let mut pause = Duration::from_millis(2);
+    loop {
+        match unmount(dir, how) {
+            Err(pando_fuse::Error::Busy(_)) if begin.elapsed() < PATIENCE => thread::sleep(pause),
+            done => return done,
+        }
+        pause = (pause * 2).min(Duration::from_millis(100));
+    }
 }
 
 /// Unmounts `dir` (absolute) and, unless lazily, waits for the daemon to close the image.
@@ -48,7 +70,7 @@ pub fn detach(dir: &Path, how: How) -> Result<()> {
         None => mountinfo::is_dead(dir),
     };
     if dead {
-        unmount(dir, how)?;
+        unmount_patiently(dir, how)?;
         // Its users have seen it die, and there is nothing left to close.
         eprintln!(
             "pando: {}: its daemon had been killed or had crashed; what was not synced may be lost, the next mount \
@@ -57,7 +79,7 @@ pub fn detach(dir: &Path, how: How) -> Result<()> {
         );
         return Ok(());
     }
-    unmount(dir, how)?;
+    unmount_patiently(dir, how)?;
     // A bind mount of it, or another name space, may keep the daemon running.
     let others = mountinfo::all()?.iter().any(|m| m.device == mount.device && m.fstype == mountinfo::FSTYPE);
     if how == How::Lazy || others || !mount.source.is_absolute() {

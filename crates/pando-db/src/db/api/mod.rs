@@ -1,11 +1,12 @@
-//! Calls of a [`crate::Db`] that are programs of their own: check, usage, statistics, inspection, backup and
-//! restore.
+//! Calls of a [`crate::Db`] that are programs of their own: check, usage, statistics, inspection, backup, restore, and
+//! what a store says of itself.
 //!
 //! They read versions of the store and change nothing, but for `restore`, which makes a new one. May use: the
 //! rest of `db`.
 
 pub(crate) mod backup;
 pub(crate) mod check;
+pub(crate) mod identity;
 pub(crate) mod inspect;
 pub(crate) mod restore;
 pub(crate) mod stats;

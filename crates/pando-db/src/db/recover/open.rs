@@ -99,6 +99,7 @@ pub(crate) fn create(device: &Arc<dyn Device>, create: &CreateOptions, options: 
         created: now,
         node_size: create.node_size,
         merge: options.merge.name().into(),
+        label: create.label.clone(),
         log_base: superblock::END,
         log_size,
         // Without a random start, the log of an older store in the same place would be valid.

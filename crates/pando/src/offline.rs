@@ -1,0 +1,139 @@
+//! Work on an image that is not mounted, by `IMAGE:/PATH`.
+//!
+//! Whoever may write to the image may do anything in it, as root could in the mount. Each piece of work opens the
+//! image, which takes its lock, and closes it, so what was done is durable. Uses `image`.
+
+use std::{
+    ffi::{OsStr, OsString},
+    path::Path,
+};
+
+use anyhow::{Context, Result, bail};
+use pando_fs::{Caller, FileKind, Fs, Ino, MountOptions, RENAME_NOREPLACE};
+
+use crate::image::{self, ImagePath};
+
+/// The place in an image that `path` means, if it means one. What exists is meant as it is, even if its name looks
+/// like such a place.
+pub fn place(path: &Path) -> Option<ImagePath> {
+    match std::fs::symlink_metadata(path) {
+        Ok(_) => None,
+        Err(_) => path.to_str()?.parse().ok().filter(|inside: &ImagePath| inside.image.exists()),
+    }
+}
+
+/// Both places, if either is one: they must be in one image.
+pub fn pair(src: &Path, dst: &Path) -> Result<Option<(ImagePath, ImagePath)>> {
+    match (place(src), place(dst)) {
+        (None, None) => Ok(None),
+        (Some(src), Some(dst)) if image::canonical(&src.image)? == image::canonical(&dst.image)? => {
+            Ok(Some((src, dst)))
+        }
+        _ => bail!(
+            "{} and {}: must be in one image, or in one mounted file system; pando import and export copy trees in \
+             and out",
+            src.display(),
+            dst.display()
+        ),
+    }
+}
+
+/// Opens the image of `place`, lets `work` do something, and closes it, also after a failure, so that the log need
+/// not be replayed.
+pub fn with<T>(place: &ImagePath, read_only: bool, work: impl FnOnce(&Fs) -> Result<T>) -> Result<T> {
+    let path = image::canonical(&place.image)?;
+    let fs = image::open(&path, MountOptions::default().read_only(read_only).background(!read_only))?;
+    let done = work(&fs);
+    fs.close().with_context(|| format!("closing {}", place.image.display()))?;
+    done
+}
+
+/// A name in a directory, with a reference to that.
+struct Entry<'a> {
+    fs: &'a Fs,
+    dir: Ino,
+    name: OsString,
+}
+
+impl<'a> Entry<'a> {
+    fn new(fs: &'a Fs, path: &Path) -> Result<Entry<'a>> {
+        let (dir, name) = fs.resolve_parent(path)?;
+        Ok(Entry { fs, dir, name })
+    }
+
+    fn name(&self) -> &OsStr {
+        &self.name
+    }
+}
+
+impl Drop for Entry<'_> {
+    fn drop(&mut self) {
+        self.fs.forget(self.dir, 1);
+    }
+}
+
+/// Clones `src` to `dst`.
+pub fn clone(fs: &Fs, src: &Path, dst: &Path, replace: bool) -> Result<()> {
+    let (from, to) = (Entry::new(fs, src)?, Entry::new(fs, dst)?);
+    fs.clone_tree(&Caller::root(), (from.dir, from.name()), (to.dir, to.name()), replace)?;
+    Ok(())
+}
+
+/// Renames `src` to `dst`.
+pub fn rename(fs: &Fs, src: &Path, dst: &Path, replace: bool) -> Result<()> {
+    let (from, to) = (Entry::new(fs, src)?, Entry::new(fs, dst)?);
+    let flags = if replace { 0 } else { RENAME_NOREPLACE };
+    Ok(fs.rename(&Caller::root(), from.dir, from.name(), to.dir, to.name(), flags)?)
+}
+
+/// Removes the file or, if `recursive`, the tree at `path`; [`pando_fs::Error::IsDirectory`] otherwise.
+pub fn remove(fs: &Fs, path: &Path, recursive: bool) -> Result<()> {
+    let at = Entry::new(fs, path)?;
+    let root = Caller::root();
+    match fs.unlink(&root, at.dir, at.name()) {
+        Err(pando_fs::Error::IsDirectory(_)) if recursive => {
+            fs.remove_tree(&root, at.dir, at.name())?;
+        }
+        done => done?,
+    }
+    Ok(())
+}
+
+/// As `ls -l` shows kind and permissions.
+pub fn mode_text(kind: FileKind, perm: u32) -> String {
+    let kind = match kind {
+        FileKind::Regular => '-',
+        FileKind::Directory => 'd',
+        FileKind::Symlink => 'l',
+        FileKind::CharDevice => 'c',
+        FileKind::BlockDevice => 'b',
+        FileKind::Fifo => 'p',
+        FileKind::Socket => 's',
+    };
+    let mut out = String::from(kind);
+    for (shift, special, set, unset) in [(6, 0o4000, 's', 'S'), (3, 0o2000, 's', 'S'), (0, 0o1000, 't', 'T')]
+    {
+        let bits = perm >> shift;
+        out.push(if bits & 4 != 0 { 'r' } else { '-' });
+        out.push(if bits & 2 != 0 { 'w' } else { '-' });
+        out.push(match (perm & special != 0, bits & 1 != 0) {
+            (true, true) => set,
+            (true, false) => unset,
+            (false, true) => 'x',
+            (false, false) => '-',
+        });
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modes_look_as_in_ls() {
+        assert_eq!(mode_text(FileKind::Directory, 0o1777), "drwxrwxrwt");
+        assert_eq!(mode_text(FileKind::Regular, 0o4711), "-rws--x--x");
+        assert_eq!(mode_text(FileKind::Symlink, 0o6640), "lrwSr-S---");
+    }
+}

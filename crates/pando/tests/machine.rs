@@ -1,0 +1,249 @@
+//! Life on a machine: helpers of mount(8) and its like, service managers, what an image says of itself, and what
+//! install puts where.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::{
+    fs,
+    os::unix::{fs::symlink, net::UnixDatagram, process::CommandExt},
+    path::Path,
+    process::{Command, Output, Stdio},
+    time::{Duration, Instant},
+};
+
+use common::{Bench, has, have_fuse, text};
+
+/// Runs the program by another name.
+fn helper(b: &Bench, name: &str, args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_pando"))
+        .arg0(name)
+        .args(args)
+        .current_dir(b.path(""))
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+}
+
+#[track_caller]
+fn exits(b: &Bench, name: &str, args: &[&str], code: i32, says: &str) {
+    let out = helper(b, name, args);
+    let err = text(&out.stderr) + &text(&out.stdout);
+    assert_eq!(out.status.code(), Some(code), "{name} {args:?}: {err}");
+    assert!(err.contains(says), "{name} {args:?} said {err:?}, not {says:?}");
+}
+
+#[test]
+fn an_image_tells_label_uuid_and_state() {
+    let b = Bench::new();
+    let uuid = "123e4567-e89b-42d3-a456-426614174000";
+    b.ok(&["mkfs", "-L", "my grove", "-U", uuid, "--size", "64M", "a.img"]);
+    let info = b.json(&["info", "--json", "a.img"]);
+    assert_eq!((info["label"].as_str(), info["uuid"].as_str()), (Some("my grove"), Some(uuid)));
+    assert_eq!((info["state"].as_str(), info["size"].as_u64()), (Some("closed"), Some(64 << 20)));
+    let udev = b.ok(&["info", "--udev", "a.img"]);
+    for line in ["ID_FS_TYPE=pando", "ID_FS_LABEL=my_grove", "ID_FS_LABEL_ENC=my\\x20grove"] {
+        assert!(udev.lines().any(|l| l == line), "{udev}");
+    }
+    assert!(udev.contains(&format!("ID_FS_UUID={uuid}")));
+    for bad in [&["-U", "123"][..], &["-L", &"x".repeat(65)], &["-L", "a\nb"]] {
+        let out = b.run(&[&["mkfs"], bad, &["--size", "64M", "b.img"]].concat());
+        assert_eq!(out.status.code(), Some(2), "{bad:?}");
+        assert!(!b.path("b.img").exists());
+    }
+    fs::write(b.path("text"), "no image").unwrap();
+    b.fails(&["info", "text"], 2, "not a usable store");
+    b.fails(&["check", "text"], 2, "not a usable store");
+    b.fails(&["info", "none"], 1, "none");
+    // A name that only the file system knows, as in images of before: the field of the superblock is made empty.
+    let stats = b.json(&["stats", "--json", "a.img"]);
+    assert_eq!(stats["label"].as_str(), Some("my grove"));
+    if !have_fuse() {
+        return;
+    }
+    fs::create_dir(b.path("m")).unwrap();
+    b.mount();
+    let info = b.json(&["info", "--json", "m"]);
+    assert_eq!((info["label"].as_str(), info["state"].as_str()), (Some("my grove"), Some("mounted")));
+    assert!(b.ok(&["info", "a.img"]).contains("mounted on"));
+    b.umount();
+}
+
+#[test]
+fn helpers_take_what_mount_and_umount_give_them() {
+    if !have_fuse() {
+        return;
+    }
+    let b = Bench::new();
+    fs::create_dir(b.path("m")).unwrap();
+    exits(&b, "/sbin/mkfs.pando", &["-L", "x", "--size", "64M", "a.img"], 0, "nodes");
+    let options = "rw,nosuid,nodev,user=me,nofail,_netdev,x-systemd.automount,noatime,cache=64M,log_file=log";
+    exits(&b, "/sbin/mount.fuse.pando", &["a.img", "m", "-v", "-o", options, "-t", "fuse.pando"], 0, "");
+    fs::write(b.path("m/f"), "x").unwrap();
+    exits(&b, "mount.pando", &["a.img", "m"], 32, "is mounted on");
+    if rustix::process::geteuid().is_root() {
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+        let line = mounts.lines().find(|l| l.contains(b.path("m").to_str().unwrap())).unwrap();
+        assert!(line.contains("allow_other") && line.contains("default_permissions"), "{line}");
+        // As mount(8) does it: with what the kernel shows.
+        exits(&b, "mount.pando", &["a.img", "m", "-o", "user_id=0,remount,ro"], 0, "");
+        assert!(fs::write(b.path("m/g"), "x").is_err());
+        exits(&b, "mount.pando", &["a.img", "m", "-o", "remount,rw"], 0, "");
+        fs::write(b.path("m/g"), "x").unwrap();
+    }
+    exits(&b, "umount.fuse.pando", &["m", "-v"], 0, "");
+    exits(&b, "umount.pando", &["m"], 32, "no file system");
+    // Closed, not only unmounted.
+    exits(&b, "fsck.pando", &["-a", "-C0", "a.img"], 0, "clean");
+    exits(&b, "mount.pando", &["a.img", "m", "-o", "frobnicate"], 1, "frobnicate");
+    exits(&b, "mount.pando", &["a.img"], 1, "Usage");
+    exits(&b, "mount.pando", &["none.img", "m"], 32, "none.img");
+    exits(&b, "mount.pando", &["-f", "a.img", "m"], 0, "");
+    exits(&b, "umount.pando", &["m"], 32, "no file system");
+    exits(&b, "mount.pando", &["-s", "-n", "a.img", "m", "-o", "frobnicate,ro"], 0, "");
+    assert!(fs::write(b.path("m/h"), "x").is_err());
+    // By what is mounted, as umount(8) may say it.
+    exits(&b, "umount.pando", &["a.img"], 0, "");
+}
+
+#[test]
+fn fsck_answers_with_the_codes_of_fsck() {
+    let b = Bench::new();
+    b.ok(&["mkfs", "--size", "64M", "a.img"]);
+    b.tree("t");
+    b.ok(&["import", "t", "a.img:/t"]);
+    exits(&b, "fsck.pando", &["-f", "a.img"], 0, "clean");
+    exits(&b, "fsck.fuse.pando", &["-p", "a.img"], 0, "clean");
+    exits(&b, "fsck.pando", &["-z", "a.img"], 16, "unknown option");
+    exits(&b, "fsck.pando", &[], 16, "give an image");
+    exits(&b, "fsck.pando", &["none"], 8, "none");
+    fs::write(b.path("text"), "no image").unwrap();
+    exits(&b, "fsck.pando", &["text"], 8, "not a usable store");
+    exits(&b, "fsck.pando", &["-V"], 0, env!("CARGO_PKG_VERSION"));
+    // Everything behind the log.
+    let mut bytes = fs::read(b.path("a.img")).unwrap();
+    let from = 8192 + (4 << 20);
+    let spoilt = bytes[from..].iter_mut().filter(|byte| **byte != 0).map(|byte| *byte ^= 0xff).count();
+    assert!(spoilt > 100_000);
+    fs::write(b.path("a.img"), &bytes).unwrap();
+    exits(&b, "fsck.pando", &["-y", "a.img"], 4, "errors");
+    // And the superblocks.
+    bytes[100] ^= 1;
+    bytes[4196] ^= 1;
+    fs::write(b.path("a.img"), &bytes).unwrap();
+    exits(&b, "fsck.pando", &["-a", "a.img"], 4, "superblock");
+}
+
+/// mount(8), umount(8) and fsck(8) themselves, by a line of fstab; in a mount namespace in which /sbin has the links.
+#[test]
+fn mount_and_umount_find_the_helpers() {
+    if !have_fuse() || !rustix::process::geteuid().is_root() || !has("unshare") {
+        return;
+    }
+    let b = Bench::new();
+    fs::create_dir(b.path("m")).unwrap();
+    b.ok(&["mkfs", "--size", "64M", "a.img"]);
+    b.ok(&["install", "--root", "root", "--sbin", "/usr/sbin"]);
+    let (image, m) = (b.path("a.img"), b.path("m"));
+    let line = format!("{} {} pando noatime,nofail,x-test 0 2\n", image.display(), m.display());
+    fs::write(b.path("fstab"), line).unwrap();
+    let root = b.path("root");
+    let script = format!(
+        "mount -t overlay none -o lowerdir={0}/usr/sbin:/usr/sbin /usr/sbin || {{ echo no overlay; exit 0; }}
+         mkdir -p /usr/local/bin; mount --bind {0}/usr/local/bin /usr/local/bin
+         mount -T fstab m; echo x > m/f; mount -o remount,ro m; ! touch m/g 2>/dev/null
+         umount m; pando info a.img | grep closed
+         fsck -T -t pando -a a.img
+         mount -t fuse.pando -o ro a.img m; cat m/f; umount m
+         mount -T fstab m; kill -9 $(pando stats --json m | sed -n 's/.*\"pid\": //p' | tr -d ,); sleep 0.2
+         mount -T fstab m; cat m/f; umount m; echo all",
+        root.display()
+    );
+    let out = Command::new("unshare")
+        .args(["-m", "sh", "-ec", &script])
+        .current_dir(b.path(""))
+        .env("PATH", "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+        .output()
+        .unwrap();
+    let said = text(&out.stdout);
+    if said.contains("no overlay") {
+        eprintln!("SKIPPED: overlayfs is missing: {}", text(&out.stderr));
+        return;
+    }
+    assert!(said.ends_with("all\n"), "{said}{}", text(&out.stderr));
+}
+
+#[test]
+fn unmounting_waits_over_a_moment_of_use() {
+    let Some(b) = Bench::mounted() else { return };
+    b.sh("echo x > m/f");
+    let mut user = Command::new("sleep").arg("0.5").current_dir(b.path("m")).spawn().unwrap();
+    b.ok(&["umount", "m"]);
+    assert!(user.try_wait().unwrap().is_some(), "it was still in use");
+    b.mount();
+    let mut user = Command::new("sleep").arg("60").current_dir(b.path("m")).spawn().unwrap();
+    let begin = Instant::now();
+    b.fails(&["umount", "m"], 4, "in use");
+    assert!(begin.elapsed() > Duration::from_secs(1));
+    user.kill().unwrap();
+    user.wait().unwrap();
+    b.umount();
+}
+
+#[test]
+fn a_service_manager_is_told_when_the_mount_is_usable() {
+    if !have_fuse() {
+        return;
+    }
+    let b = Bench::new();
+    fs::create_dir(b.path("m")).unwrap();
+    b.ok(&["mkfs", "--size", "64M", "a.img"]);
+    let socket = UnixDatagram::bind(b.path("notify")).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let mut daemon = b
+        .command(&["mount", "--foreground", "a.img", "m"])
+        .env("NOTIFY_SOCKET", b.path("notify"))
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let told = || {
+        let mut buf = [0; 4096];
+        let n = socket.recv(&mut buf).unwrap();
+        text(&buf[..n])
+    };
+    let first = told();
+    assert!(first.contains("READY=1") && first.contains("a.img"), "{first}");
+    fs::write(b.path("m/f"), "x").unwrap();
+    let pid = rustix::process::Pid::from_child(&daemon);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert!(told().contains("STOPPING=1"));
+    assert!(daemon.wait().unwrap().success());
+}
+
+#[test]
+fn install_puts_everything_in_its_place_and_takes_it_away() {
+    let b = Bench::new();
+    let listed = b.ok(&["install", "--root", "dest", "--prefix", "/usr", "--dry-run"]);
+    assert!(!b.path("dest").exists());
+    assert_eq!(b.ok(&["install", "--root", "dest", "--prefix", "/usr"]), listed);
+    for path in listed.lines() {
+        assert!(b.path(path).symlink_metadata().is_ok(), "{path}");
+    }
+    assert_eq!(fs::read_link(b.path("dest/sbin/mount.pando")).unwrap(), Path::new("/usr/bin/pando"));
+    let help = b.ok(&["--help"]);
+    let complete = fs::read_to_string(b.path("dest/usr/share/bash-completion/completions/pando")).unwrap();
+    for command in ["mkfs", "mount", "clone", "cp", "info", "install"] {
+        assert!(help.contains(command) && complete.contains(command), "{command}");
+        let page = fs::read_to_string(b.path(&format!("dest/usr/share/man/man1/pando-{command}.1"))).unwrap();
+        assert!(page.contains("DETAILS") && page.contains("Example"), "{command}");
+    }
+    if has("man") {
+        b.sh("man --warnings -l dest/usr/share/man/man1/pando-mount.1 2>&1 | grep -q 'commit=SECONDS'");
+    }
+    assert_eq!(b.ok(&["completions", "bash"]), complete);
+    // The installed program works, and by the names of its links.
+    symlink(b.path("dest/usr/bin/pando"), b.path("fsck.pando")).unwrap();
+    b.sh("./fsck.pando -V");
+    b.ok(&["install", "--root", "dest", "--prefix", "/usr", "--remove"]);
+    assert_eq!(b.sh("find dest ! -type d"), "");
+}

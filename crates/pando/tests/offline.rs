@@ -1,0 +1,110 @@
+//! Work on an image that is not mounted, and copies by clones.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::{
+    fs,
+    os::unix::fs::{MetadataExt, PermissionsExt},
+};
+
+use common::{Bench, same};
+
+fn image() -> Bench {
+    let b = Bench::new();
+    b.ok(&["mkfs", "--size", "256M", "--node-size", "64K", "a.img"]);
+    b.tree("t");
+    b.ok(&["import", "t", "a.img:/t"]);
+    b
+}
+
+#[test]
+fn trees_are_cloned_renamed_and_removed_without_a_mount() {
+    let b = image();
+    b.ok(&["clone", "a.img:/t", "a.img:/u"]);
+    b.ok(&["clone", "a.img:/t/src/f1", "a.img:/u/g"]);
+    b.fails(&["clone", "a.img:/t", "a.img:/u"], 1, "exists");
+    b.ok(&["clone", "--replace", "a.img:/u/src/f2", "a.img:/u/g"]);
+    assert_eq!(b.ok(&["cat", "a.img:/u/g", "a.img:/t/src/f1"]), "file 2\nfile 1\n");
+    b.ok(&["mv", "a.img:/u/src", "a.img:/moved"]);
+    b.fails(&["mv", "a.img:/moved", "a.img:/t"], 1, "exists");
+    b.fails(&["rm", "a.img:/u"], 1, "give -r");
+    b.ok(&["rm", "-r", "a.img:/u", "a.img:/t/src/f3"]);
+    b.fails(&["rm", "a.img:/t/src/f3"], 1, "f3");
+    assert_eq!(b.ok(&["ls", "a.img:/"]), "moved\nt\n");
+    b.fails(&["clone", "a.img:/t", "other"], 1, "in one image");
+    b.ok(&["mkfs", "--size", "64M", "b.img"]);
+    b.fails(&["clone", "a.img:/t", "b.img:/t"], 1, "in one image");
+    b.fails(&["ls", "a.img:/none"], 1, "none");
+    b.fails(&["cat", "a.img:/t"], 1, "regular");
+    // What exists is meant as it is.
+    fs::create_dir_all(b.path("a.img:")).unwrap();
+    fs::write(b.path("a.img:/t"), "x").unwrap();
+    b.fails(&["rm", "a.img:/t"], 1, "not in a mounted");
+    fs::remove_dir_all(b.path("a.img:")).unwrap();
+    b.ok(&["export", "a.img:/moved", "back"]);
+    same(b.path("t/src"), b.path("back"));
+    b.ok(&["check", "a.img"]);
+}
+
+#[test]
+fn listings_show_what_ls_shows() {
+    let b = image();
+    let long = b.ok(&["ls", "-lR", "a.img:/t"]);
+    for line in [
+        "-rws--x--x   1 ",
+        "drwxrwxrwt ",
+        "2002-03-04 05:06:07 ",
+        "link -> src/f1\n",
+        "\n/t/src/deep:\n",
+        "prw-",
+    ] {
+        assert!(long.contains(line), "{line:?}: {long}");
+    }
+    assert!(b.ok(&["ls", "-ld", "a.img:/t/src/deep"]).starts_with("drwx------ "));
+    let names: Vec<String> = b.ok(&["ls", "a.img:/t/src"]).lines().map(str::to_owned).collect();
+    assert!(names.is_sorted() && names.len() == 62, "{names:?}");
+    let large = fs::read(b.path("t/src/sparse")).unwrap();
+    assert!(b.command(&["cat", "a.img:/t/src/sparse"]).output().unwrap().stdout == large);
+}
+
+#[test]
+fn cp_copies_as_cp_does() {
+    let Some(b) = Bench::mounted() else { return };
+    b.tree("t");
+    b.sh("cp -a t m/t; mkdir m/into m/cp");
+    b.ok(&["cp", "-a", "m/t", "m/new"]);
+    b.ok(&["cp", "-a", "m/t", "m/into"]);
+    b.ok(&["cp", "-a", "--reflink=always", "m/t/src/f1", "m/t/link", "m/t/fifo", "m/into"]);
+    same(b.path("t"), b.path("m/new"));
+    same(b.path("t"), b.path("m/into/t"));
+    assert_eq!(fs::read(b.path("m/into/f1")).unwrap(), b"file 1\n");
+    assert!(b.path("m/into/link").is_symlink());
+    // Merged, beside what cp makes of the same.
+    b.sh("for d in pando cp; do
+            mkdir -p m/$d/src/deep m/$d/own; echo old > m/$d/src/f1; echo mine > m/$d/own/f; echo y > m/$d/src/mine
+          done");
+    b.ok(&["cp", "-a", "m/t/.", "m/pando"]);
+    b.sh("cp -a m/t/. m/cp");
+    same(b.path("m/cp"), b.path("m/pando"));
+    assert_eq!(fs::read(b.path("m/pando/src/f1")).unwrap(), b"file 1\n");
+    assert_eq!(fs::metadata(b.path("m/pando/src/deep")).unwrap().permissions().mode() & 0o7777, 0o700);
+    b.ok(&["cp", "-an", "m/t/src/f2", "m/pando/own/f"]);
+    assert_eq!(fs::read(b.path("m/pando/own/f")).unwrap(), b"mine\n");
+    b.ok(&["cp", "-aT", "m/t/src/f2", "m/pando/own/f"]);
+    b.ok(&["cp", "-a", "-t", "m/pando/own", "m/t/src/f4", "m/t/src/f5"]);
+    assert_eq!(fs::metadata(b.path("m/pando/own/f4")).unwrap().size(), 7);
+    b.fails(&["cp", "-a", "m/t/src", "m/into/f1"], 1, "not a directory");
+    b.fails(&["cp", "-aT", "m/t/src/f1", "m/into"], 1, "is a directory");
+    b.fails(&["cp", "-a", "m/t", "host"], 1, "one mounted");
+    b.fails(&["cp", "-a", "t", "m/x"], 1, "one mounted");
+    b.fails(&["cp", "-a", "m/t/src/f1", "m/t/src/f1"], 1, "the same");
+    b.fails(&["cp", "-a", "m/t/src/f1", "m/t/src/f2", "m/none"], 1, "not a directory");
+    b.fails(&["cp", "-a", "m/t"], 1, "where to");
+    let clones = b.json(&["stats", "--json", "m"])["clones"]["count"].as_u64().unwrap();
+    assert!(clones >= 5, "{clones}");
+    b.umount();
+    b.ok(&["cp", "-a", "a.img:/t", "a.img:/offline"]);
+    assert!(b.ok(&["ls", "a.img:/"]).contains("offline"));
+    b.ok(&["check", "a.img"]);
+}

@@ -21,9 +21,9 @@ const PATIENCE: Duration = Duration::from_millis(1500);
 /// Unmount a file system and wait until its image is closed
 #[derive(clap::Args)]
 #[command(
-    after_help = "If it is in use, that is waited for a second and a half. umount DIR and fusermount3 -u DIR do the same,
-but do not wait for the image (umount does where the helpers of pando install are). Exit code 6 says that it is unmounted
-but could not be closed: the device failed, or the daemon was killed meanwhile.
+    after_help = "If it is in use, that is waited for a second and a half. umount DIR and fusermount3 -u DIR do the
+same, but do not wait for the image (umount does where the helpers of pando install are). Exit code 6 says
+that it is unmounted but could not be closed: the device failed, or the daemon was killed meanwhile.
 
 Example: pando umount /mnt/grove"
 )]

@@ -12,6 +12,7 @@
 //! - What a call has written is seen by all at once. It is durable after [`Db::sync`], or unasked after about a second.
 //! - [`Batch::expect`] makes a batch conditional, as for compare-and-set and optimistic transactions.
 //! - A [`Snapshot`] is a consistent view to read, scan ([`Cursor`]) or back up ([`Snapshot::backup`]).
+//! - [`Snapshot::diff`] gives what differs between two prefixes, in proportion to it where they share the rest.
 //! - A key has at most [`MAX_KEY`] bytes, a value [`MAX_VALUE`].
 //!
 //! ```
@@ -57,7 +58,10 @@ mod thread;
 pub mod waiting;
 
 pub use batch::{Batch, Op};
-pub use db::{Backup, BackupReport, CheckReport, Cursor, Db, Finding, Identity, PairRef, Snapshot, identify};
+pub use db::{
+    Backup, BackupReport, Change, CheckReport, Cursor, Db, Diff, Finding, Identity, PairRef, Snapshot,
+    identify,
+};
 /// What [`Db::inspect`] and [`Db::usage`] give.
 pub use db::{
     Content, EdgeInfo, EntryInfo, ExtentInfo, InspectOptions, Inspection, KeyRange, LayerInfo, MessageInfo,

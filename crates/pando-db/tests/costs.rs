@@ -12,6 +12,8 @@ mod bulk;
 mod clones;
 #[path = "costs/delete.rs"]
 mod delete;
+#[path = "costs/diff.rs"]
+mod diff;
 #[path = "costs/hot.rs"]
 mod hot;
 #[path = "costs/leaves.rs"]

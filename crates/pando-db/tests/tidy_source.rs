@@ -66,6 +66,7 @@ const DB: &[(&str, &[&str])] = &[
     ("recover", &["engine", "write", "admission", "checkpoint"]),
     ("cursor", &["engine"]),
     ("handle", &["engine", "recover", "background", "cursor"]),
+    ("diff", &["cursor", "handle"]),
     ("api", &["engine", "cursor", "handle"]),
 ];
 

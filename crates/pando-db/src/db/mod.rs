@@ -2,7 +2,7 @@
 //!
 //! `engine` is the state that all share; each other room adds one thing that is done with it: `write` takes
 //! batches in, `admission` says when there is room for one, `background` flushes and collects garbage,
-//! `checkpoint` makes things durable, `recover` opens a store, `cursor` reads, and `api` holds the calls of a
+//! `checkpoint` makes things durable, `recover` opens a store, `cursor` reads, `diff` compares, and `api` holds the calls of a
 //! [`Db`] that are programs of their own. May use everything below.
 
 pub(crate) mod admission;
@@ -10,6 +10,7 @@ pub(crate) mod api;
 pub(crate) mod background;
 pub(crate) mod checkpoint;
 pub(crate) mod cursor;
+pub(crate) mod diff;
 pub(crate) mod engine;
 pub(crate) mod handle;
 pub(crate) mod recover;
@@ -27,5 +28,6 @@ pub use api::{
     usage::Usage,
 };
 pub use cursor::{Cursor, PairRef, Snapshot};
+pub use diff::{Change, Diff};
 pub use engine::report::Finding;
 pub use handle::Db;

@@ -68,6 +68,13 @@ impl Lens {
         Span { lo: self.apply_shared(&span.lo), hi }
     }
 
+    /// The same map with the largest domain: `head` and `pre` without what both end with. Lenses that map a key
+    /// alike map all keys of both domains alike, and are equal so.
+    pub fn shortest(&self) -> Lens {
+        let same = self.head.iter().rev().zip(self.pre.iter().rev()).take_while(|(a, b)| a == b).count();
+        Lens { head: self.head.slice(..self.head.len() - same), pre: self.pre.slice(..self.pre.len() - same) }
+    }
+
     /// The map in the other direction.
     pub fn inverse(&self) -> Lens {
         Lens { head: self.pre.clone(), pre: self.head.clone() }
@@ -131,6 +138,18 @@ mod tests {
             let local = join(&pre, &k);
             prop_assert_eq!(image.contains(&local), span.contains(&lens.invert(&local)));
             if image.contains(&k) { prop_assert!(k.starts_with(&pre)) }
+        }
+
+        #[test]
+        fn lenses_that_map_a_key_alike_are_equal_when_shortest(
+            h1 in small_key(), p1 in small_key(), cut in 0..4usize, k in small_key(), tail in small_key(),
+        ) {
+            let wide = Lens::new(h1.clone(), p1.clone());
+            let more = k.slice(..cut.min(k.len()));
+            let narrow = Lens::new(join(&h1, &more), join(&p1, &more));
+            prop_assert_eq!(wide.shortest(), narrow.shortest());
+            let key = join(&narrow.head, &tail);
+            prop_assert_eq!(wide.shortest().apply(&key), narrow.apply(&key));
         }
 
         #[test]

@@ -37,6 +37,13 @@ impl KeyMap {
         Err(Error::corrupt("node", 0, "a page has a prefix that no key of its range has"))
     }
 
+    /// What is put on and what is taken off, without what they end with alike: two maps that do the same are
+    /// equal so.
+    pub fn shortest(&self) -> (Bytes, Bytes) {
+        let Lens { head, pre } = Lens::new(self.head.clone(), self.cut.clone()).shortest();
+        (head, pre)
+    }
+
     /// Puts the key with this suffix into `out`.
     pub fn key_into(&self, suffix: &[u8], out: &mut Vec<u8>) {
         out.clear();

@@ -40,24 +40,28 @@ pub(crate) struct Scanner<'a> {
 }
 
 /// A source of points that the descent has met.
-enum FoundSource<'a> {
+pub(super) enum FoundSource<'a> {
     Table(&'a Arc<Memtable>, Lens),
     Run(RunAt, Lens),
 }
 
 /// The state of a descent: the segment so far, and how its keys look in the node at hand.
-struct Descent<'a, 's> {
+pub(super) struct Descent<'a, 's> {
+    view: &'a View,
     pager: &'a Pager,
     ahead: &'s mut ScanReadahead,
     direction: Direction,
-    segment: Span,
-    lens: Lens,
+    pub segment: Span,
+    pub lens: Lens,
     /// Newest first; the leaf, if any, is last.
-    sources: SmallVec<[FoundSource<'a>; 4]>,
+    pub sources: SmallVec<[FoundSource<'a>; 4]>,
+    /// The height of the node above the next one.
+    above: Option<u8>,
 }
 
 /// Where a descent goes on.
-enum Next {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Next {
     Node(NodeId),
     End,
 }
@@ -65,49 +69,72 @@ enum Next {
 impl Scanner<'_> {
     /// The first (or last) segment of `range`, which must not be empty.
     pub fn segment(&mut self, range: Span, direction: Direction) -> Result<(Span, ScanSegment)> {
-        let mut descent = Descent {
-            pager: self.pager,
-            ahead: self.ahead,
-            direction,
-            segment: range,
-            lens: Lens::identity(),
-            sources: SmallVec::new(),
-        };
-        let mut next = Next::Node(self.view.tree.root);
-        for table in &self.view.tables {
-            let local = descent.local();
-            let covering = descent.restrict_to_ranges(&local, &table.ranges_in(&local));
-            descent.sources.push(FoundSource::Table(table, descent.lens.clone()));
-            if let Some(range) = covering {
-                let Some(origin) = &range.origin else {
-                    next = Next::End;
-                    break;
-                };
-                // Older tables have what the clone shows under the keys of its source.
-                descent.lens = descent.lens.then(&Lens::of_edge(&range.span, origin));
-            }
-        }
-        let mut above = None;
+        let (view, pager) = (self.view, self.pager);
+        let mut descent = Descent::new(view, pager, self.ahead, direction, range, Lens::identity());
+        let mut next = descent.through_tables();
         while let Next::Node(id) = next {
-            let handle = child_node(self.pager, &self.view.tree.table, id, above);
-            let local = descent.local();
-            let handle = handle.and_then(|handle| match handle.node.span.covers(&local) {
-                true => Ok(handle),
-                false => Err(out_of_node(id, &handle.node, &local.lo)),
-            });
-            let handle = match handle {
-                Ok(handle) => handle,
+            next = match descent.into_node(id) {
+                Ok(next) => next,
                 Err(error) => {
                     let Descent { segment, ahead, .. } = descent;
                     ahead.unread = Some(Box::new(segment));
                     return Err(error);
                 }
             };
-            above = Some(handle.node.height);
-            next = descent.through_node(handle, local);
         }
-        let Descent { segment, sources, .. } = descent;
-        // Only now is it known what of each source lies in the segment.
+        let segment = descent.segment.clone();
+        Ok((segment, ScanSegment::new(descent.merge_sources())))
+    }
+
+    /// Takes the next pair of `segment` from an end: the entry run that now has it, if there is one.
+    #[inline]
+    pub fn advance(&mut self, segment: &mut ScanSegment, direction: Direction) -> Result<Option<Direction>> {
+        segment.advance(direction, self.merge, &mut Io { pager: self.pager, ahead: self.ahead })
+    }
+}
+
+impl<'a, 's> Descent<'a, 's> {
+    /// A descent to `segment`, whose keys `lens` maps to those of the view.
+    pub fn new(
+        view: &'a View,
+        pager: &'a Pager,
+        ahead: &'s mut ScanReadahead,
+        direction: Direction,
+        segment: Span,
+        lens: Lens,
+    ) -> Self {
+        Self { view, pager, ahead, direction, segment, lens, sources: SmallVec::new(), above: None }
+    }
+
+    /// Takes what the in-memory tables say about the segment.
+    pub fn through_tables(&mut self) -> Next {
+        for table in &self.view.tables {
+            let local = self.local();
+            let covering = self.restrict_to_ranges(&local, &table.ranges_in(&local));
+            self.sources.push(FoundSource::Table(table, self.lens.clone()));
+            if let Some(range) = covering {
+                let Some(origin) = &range.origin else { return Next::End };
+                // Older tables have what the clone shows under the keys of its source.
+                self.lens = self.lens.then(&Lens::of_edge(&range.span, origin));
+            }
+        }
+        Next::Node(self.view.tree.root)
+    }
+
+    /// Reads the node to which the descent goes on, and takes what it says about the segment.
+    pub fn into_node(&mut self, id: NodeId) -> Result<Next> {
+        let handle = child_node(self.pager, &self.view.tree.table, id, self.above)?;
+        let local = self.local();
+        if !handle.node.span.covers(&local) {
+            return Err(out_of_node(id, &handle.node, &local.lo));
+        }
+        self.above = Some(handle.node.height);
+        Ok(self.through_node(handle, local))
+    }
+
+    /// What the sources that were met have in the segment. Only now is it known what of each lies in it.
+    pub fn merge_sources(self) -> Vec<MergeSource> {
+        let Self { segment, sources, .. } = self;
         let sources = sources.into_iter().filter_map(|source| match source {
             FoundSource::Table(table, lens) => {
                 let local = lens.apply_span(&segment);
@@ -119,18 +146,9 @@ impl Scanner<'_> {
                 MergeSource::of_run(at, lens, local)
             }
         });
-        let sources = sources.collect();
-        Ok((segment, ScanSegment::new(sources)))
+        sources.collect()
     }
 
-    /// Takes the next pair of `segment` from an end: the entry run that now has it, if there is one.
-    #[inline]
-    pub fn advance(&mut self, segment: &mut ScanSegment, direction: Direction) -> Result<Option<Direction>> {
-        segment.advance(direction, self.merge, &mut Io { pager: self.pager, ahead: self.ahead })
-    }
-}
-
-impl Descent<'_, '_> {
     /// The segment in the local keys of the node at hand.
     fn local(&self) -> Span {
         self.lens.apply_span(&self.segment)

@@ -47,7 +47,7 @@ pub(crate) struct RunAt {
 }
 
 impl RunAt {
-    fn run(&self) -> Option<&Run> {
+    pub fn run(&self) -> Option<&Run> {
         match (&self.node.body, self.layer) {
             (Body::Leaf(run), _) => Some(run),
             (Body::Interior(edges), Some((edge, layer))) => Some(&edges.get(edge)?.layers.get(layer)?.run),
@@ -56,7 +56,7 @@ impl RunAt {
     }
 
     /// The updates of its layer in `local`, as `lens` shows them.
-    fn updates(&self, lens: &Lens, local: &Span) -> Vec<UpdateMsg> {
+    pub fn updates(&self, lens: &Lens, local: &Span) -> Vec<UpdateMsg> {
         let Some((edge, layer)) = self.layer else { return Vec::new() };
         match self.node.edges().get(edge).and_then(|edge| edge.layers.get(layer)) {
             Some(layer) if !layer.updates.is_empty() => {
@@ -133,6 +133,16 @@ impl MergeSource {
             return None;
         }
         Some(Self::new(Supply::Run { at, lens, local, unread }, updates))
+    }
+
+    /// The points that some of the pages of a run, side by side, have in `local`, without updates.
+    pub fn of_pages(at: RunAt, lens: Lens, local: Span, pages: Range<usize>) -> Self {
+        Self::new(Supply::Run { at, lens, local, unread: pages }, Vec::new())
+    }
+
+    /// The points of a table in `local`, without updates.
+    pub fn of_points(table: Arc<Memtable>, lens: Lens, local: Span) -> Self {
+        Self::new(Supply::Table { table, lens, rest: Some(local), at_once: FIRST_POINTS }, Vec::new())
     }
 
     /// True if it says something about keys of which it has no point.

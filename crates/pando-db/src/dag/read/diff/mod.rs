@@ -1,0 +1,187 @@
+//! The difference of two prefixes: what lies below one side and not below the other, found without reading what
+//! both share.
+//!
+//! Both sides are descended side by side, over a range of keys that narrows as paths part. Where both come to the
+//! same node by equal lenses, they can only differ in keys that messages above it name: those are settled one by
+//! one, and nothing below is read ([`above`]). Where the nodes differ, the higher one is descended further; two
+//! different leaves are merged. So what is read is the nodes in which the sides differ, and what waits above what
+//! they share.
+//!
+//! A node of one version is the same in another if the table has the same entry for it, and what is below it is
+//! the same too: that is known of leaves, and of every node where both sides are of one version. Between versions
+//! the headers of all interior nodes are compared, and of leaves those that were written anew since.
+//!
+//! Correct whatever is shared. No I/O but reads; no locks. May use: the rest of `read`.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::{
+    dag::read::{
+        diff::{above::Above, join::Work},
+        readahead::ScanReadahead,
+        scan::{Descent, Next},
+        view::View,
+    },
+    error::Result,
+    key::{Direction, Lens, Span},
+    merge::Merge,
+    store::{
+        pager::Pager,
+        table::{Entry, Loc},
+    },
+};
+
+mod above;
+mod join;
+
+pub(crate) use join::Difference;
+
+/// Entries that wait above a shared node up to which they are settled one by one; if more do, they are parted
+/// among its children.
+const MOST_ABOVE: usize = 4096;
+/// Of two leaves, entries that pages of both hold, to one that is in other pages: if they are more, only the
+/// other pages are read.
+const SHARED_TO_ONE: usize = 8;
+
+/// One side: a view, and what its keys begin with.
+#[derive(Clone)]
+pub(crate) struct Side {
+    pub view: Arc<View>,
+    pub prefix: Bytes,
+}
+
+impl Side {
+    /// The map from the keys of the difference, which have no prefix, to those of the view.
+    fn lens(&self) -> Lens {
+        Lens::new(Bytes::new(), self.prefix.clone())
+    }
+
+    fn entry(&self, next: Next) -> Option<&Entry> {
+        match next {
+            Next::Node(id) => self.view.tree.table.get(id),
+            Next::End => None,
+        }
+    }
+}
+
+/// The difference of two sides, as far as it has been found.
+pub(crate) struct Differ {
+    sides: [Side; 2],
+    /// What has not been looked at.
+    rest: Option<Span>,
+    work: Work,
+}
+
+impl Differ {
+    pub fn new(before: Side, after: Side) -> Self {
+        Self { sides: [before, after], rest: Some(Span::all()), work: Work::Nothing }
+    }
+
+    /// Goes on with the first key at or above `key`, which may have been passed.
+    pub fn seek(&mut self, key: &[u8]) {
+        self.rest = Some(Span::new(Bytes::copy_from_slice(key), None));
+        self.work = Work::Nothing;
+    }
+
+    /// The next difference. After an error there is none.
+    pub fn next(&mut self, pager: &Pager, merge: &dyn Merge) -> Result<Option<Difference>> {
+        let found = self.find(pager, merge);
+        if found.is_err() {
+            (self.rest, self.work) = (None, Work::Nothing);
+        }
+        found
+    }
+
+    fn find(&mut self, pager: &Pager, merge: &dyn Merge) -> Result<Option<Difference>> {
+        loop {
+            if let Some(found) = self.work.next(&self.sides, pager, merge)? {
+                return Ok(Some(found));
+            }
+            let Some(rest) = self.rest.take() else { return Ok(None) };
+            let (part, work) = self.part(rest.clone(), pager)?;
+            assert!(rest.covers(&part) && !part.is_empty(), "a part must be one of what is left");
+            self.rest = rest.without(&part).1;
+            self.work = work;
+        }
+    }
+
+    /// The first part of `rest` over which the paths of both sides do not change, and what is to be done there.
+    fn part(&self, rest: Span, pager: &Pager) -> Result<(Span, Work)> {
+        // No messages are read ahead: those of other edges may be shared.
+        let (mut left, mut right) = (ScanReadahead::default(), ScanReadahead::default());
+        let [before, after] = &self.sides;
+        let mut down = [(before, &mut left), (after, &mut right)].map(|(side, ahead)| {
+            Descent::new(&side.view, pager, ahead, Direction::Forward, rest.clone(), side.lens())
+        });
+        let mut part = rest;
+        let mut next = [Next::End; 2];
+        for (side, next) in down.iter_mut().zip(&mut next) {
+            side.segment = part;
+            *next = side.through_tables();
+            part = side.segment.clone();
+        }
+        loop {
+            down.iter_mut().for_each(|side| side.segment = part.clone());
+            if self.same_place(&down, next)
+                && let Some(work) = self.above(&mut down, next)
+            {
+                return Ok((down[0].segment.clone(), work));
+            }
+            part = down[0].segment.clone();
+            let [a, b] = [0, 1].map(|i| self.sides[i].entry(next[i]).map(|entry| entry.height));
+            if next == [Next::End; 2] {
+                return Ok((part, Work::all(down)));
+            }
+            for (i, height) in [a, b].into_iter().enumerate() {
+                // The higher one first, so that both can come to the same node. One that is not in the table fails.
+                if let Next::Node(id) = next[i]
+                    && height >= a.max(b)
+                {
+                    down[i].segment = part;
+                    next[i] = down[i].into_node(id)?;
+                    part = down[i].segment.clone();
+                }
+            }
+        }
+    }
+
+    /// True if both sides go on with the same keys and values.
+    fn same_place(&self, down: &[Descent<'_, '_>; 2], next: [Next; 2]) -> bool {
+        let [Next::Node(a), Next::Node(b)] = next else { return next == [Next::End; 2] };
+        if a != b || down[0].lens.shortest() != down[1].lens.shortest() {
+            return false;
+        }
+        let [before, after] = &self.sides;
+        if Arc::ptr_eq(&before.view.tree, &after.view.tree) {
+            return true;
+        }
+        match (before.entry(next[0]), after.entry(next[1])) {
+            (Some(a), Some(b)) => a.height == 0 && b.height == 0 && same_version(&a.loc, &b.loc),
+            _ => false,
+        }
+    }
+
+    /// What is to be done where both sides come to the same place, if that can be said without going further.
+    fn above(&self, down: &mut [Descent<'_, '_>; 2], next: [Next; 2]) -> Option<Work> {
+        let above = Above::find(down)?;
+        let is_end = next == [Next::End; 2];
+        if above.named() == 0 && above.agree() {
+            return Some(Work::Nothing);
+        }
+        let sparse = match is_end {
+            true => above.named().saturating_mul(SHARED_TO_ONE) < above.shared(),
+            false => above.named() <= MOST_ABOVE,
+        };
+        (sparse && above.agree()).then(|| Work::some(down, above, is_end))
+    }
+}
+
+fn same_version(a: &Loc, b: &Loc) -> bool {
+    match (a, b) {
+        (Loc::Dirty(a), Loc::Dirty(b)) => Arc::ptr_eq(a, b),
+        (Loc::Stored(a), Loc::Stored(b)) => Arc::ptr_eq(a, b),
+        _ => false,
+    }
+}

@@ -23,6 +23,7 @@ use model::{
 use pando_db::{
     Batch, Change, CreateOptions, Db, Error, Op, Options, Snapshot,
     device::{MemDevice, SimDevice},
+    patch,
 };
 
 /// What `before` and `after` say differently, by the simplest way.
@@ -234,13 +235,37 @@ fn differences_are_those_of_the_oracle() {
     assert!(empty > 20 && empty < diffs && most > 50, "nothing was compared");
 }
 
+fn open() -> Db {
+    let device = Arc::new(MemDevice::new(64 << 20));
+    Db::create(device.clone(), &CreateOptions::default(), &Options::default()).unwrap();
+    Db::open(device, Options::default()).unwrap()
+}
+
+/// The same change of all values under different prefixes of two clones is a difference in both.
+#[test]
+fn changes_of_ranges_count_where_they_are() {
+    let db = open();
+    for i in 0..2000 {
+        db.put(format!("t/{i:04}"), vec![b'.'; 100]).unwrap();
+    }
+    db.checkpoint().unwrap();
+    db.clone_prefix("t/", "c/").unwrap();
+    db.upsert_prefix("t/01", patch::write(0, b"!")).unwrap();
+    db.upsert_prefix("c/03", patch::write(0, b"!")).unwrap();
+    for prefixes in [["t/", "c/"], ["c/", "t/"]] {
+        let [a, b] = prefixes.map(str::as_bytes);
+        let keys: Vec<Bytes> = db.diff(a, b).unwrap().map(|change| change.unwrap().key).collect();
+        let wanted = (100..200).chain(300..400).map(|i| Bytes::from(format!("{i:04}")));
+        assert!(keys.iter().cloned().eq(wanted), "{} keys", keys.len());
+    }
+    // The same change of the same keys is none.
+    db.upsert_prefix("t/03", patch::write(0, b"!")).unwrap();
+    db.upsert_prefix("c/01", patch::write(0, b"!")).unwrap();
+    assert_eq!(db.diff(b"t/", b"c/").unwrap().count(), 0);
+}
+
 #[test]
 fn snapshots_of_different_stores_are_refused() {
-    let open = || {
-        let device = Arc::new(MemDevice::new(64 << 20));
-        Db::create(device.clone(), &CreateOptions::default(), &Options::default()).unwrap();
-        Db::open(device, Options::default()).unwrap()
-    };
     let (one, other) = (open(), open());
     assert!(matches!(one.snapshot().diff(b"", &other.snapshot(), b""), Err(Error::Invalid(_))));
 }

@@ -73,7 +73,7 @@ impl Scanner<'_> {
         let mut descent = Descent::new(view, pager, self.ahead, direction, range, Lens::identity());
         let mut next = descent.through_tables();
         while let Next::Node(id) = next {
-            next = match descent.into_node(id) {
+            next = match descent.through_child(id) {
                 Ok(next) => next,
                 Err(error) => {
                     let Descent { segment, ahead, .. } = descent;
@@ -122,7 +122,7 @@ impl<'a, 's> Descent<'a, 's> {
     }
 
     /// Reads the node to which the descent goes on, and takes what it says about the segment.
-    pub fn into_node(&mut self, id: NodeId) -> Result<Next> {
+    pub fn through_child(&mut self, id: NodeId) -> Result<Next> {
         let handle = child_node(self.pager, &self.view.tree.table, id, self.above)?;
         let local = self.local();
         if !handle.node.span.covers(&local) {

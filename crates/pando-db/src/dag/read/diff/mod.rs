@@ -140,7 +140,7 @@ impl Differ {
                     && height >= a.max(b)
                 {
                     down[i].segment = part;
-                    next[i] = down[i].into_node(id)?;
+                    next[i] = down[i].through_child(id)?;
                     part = down[i].segment.clone();
                 }
             }

@@ -11,7 +11,8 @@ const VALUE: usize = 100;
 const PLACES: u64 = 10;
 
 fn count_changes(db: &Db, a: &str, b: &str) -> u64 {
-    db.diff(a.as_bytes(), b.as_bytes()).unwrap().map(|change| change.unwrap()).count() as u64
+    let changes = db.diff(a.as_bytes(), b.as_bytes()).unwrap().collect::<Result<Vec<_>, _>>();
+    changes.unwrap().len() as u64
 }
 
 /// The cost of a cold difference in which `changes` are found.

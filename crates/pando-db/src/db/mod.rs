@@ -2,8 +2,8 @@
 //!
 //! `engine` is the state that all share; each other room adds one thing that is done with it: `write` takes
 //! batches in, `admission` says when there is room for one, `background` flushes and collects garbage,
-//! `checkpoint` makes things durable, `recover` opens a store, `cursor` reads, `diff` compares, and `api` holds the calls of a
-//! [`Db`] that are programs of their own. May use everything below.
+//! `checkpoint` makes things durable, `recover` opens a store, `cursor` reads, `diff` compares, and `api` holds the
+//! calls of a [`Db`] that are programs of their own. May use everything below.
 
 pub(crate) mod admission;
 pub(crate) mod api;

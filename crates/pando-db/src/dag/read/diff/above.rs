@@ -15,7 +15,6 @@ use bytes::Bytes;
 use crate::{
     dag::read::{
         block::KeyMap,
-        diff::MOST_ABOVE,
         scan::{Descent, FoundSource},
         source::{RunAt, pages_in},
     },
@@ -23,6 +22,10 @@ use crate::{
     node::{PageLoc, UpdateMsg, ranged::clip},
     store::page_id::PageId,
 };
+
+/// Entries that wait above a shared node up to which they are settled one by one; if more do, they are parted
+/// among its children.
+pub(super) const MOST_ABOVE: usize = 4096;
 
 /// What names a page or table, and how its keys look: equal names say the same.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

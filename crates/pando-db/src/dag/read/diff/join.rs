@@ -6,8 +6,8 @@ use smallvec::SmallVec;
 use crate::{
     dag::read::{
         diff::{
-            Side,
             above::{Above, Piece},
+            side::Side,
         },
         readahead::ScanReadahead,
         scan::{Descent, FoundSource},

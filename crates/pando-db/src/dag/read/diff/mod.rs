@@ -19,52 +19,29 @@ use bytes::Bytes;
 
 use crate::{
     dag::read::{
-        diff::{above::Above, join::Work},
+        diff::{
+            above::{Above, MOST_ABOVE},
+            join::Work,
+        },
         readahead::ScanReadahead,
         scan::{Descent, Next},
-        view::View,
     },
     error::Result,
-    key::{Direction, Lens, Span},
+    key::{Direction, Span},
     merge::Merge,
-    store::{
-        pager::Pager,
-        table::{Entry, Loc},
-    },
+    store::{pager::Pager, table::Loc},
 };
 
 mod above;
 mod join;
+mod side;
 
 pub(crate) use join::Difference;
+pub(crate) use side::Side;
 
-/// Entries that wait above a shared node up to which they are settled one by one; if more do, they are parted
-/// among its children.
-const MOST_ABOVE: usize = 4096;
 /// Of two leaves, entries that pages of both hold, to one that is in other pages: if they are more, only the
 /// other pages are read.
 const SHARED_TO_ONE: usize = 8;
-
-/// One side: a view, and what its keys begin with.
-#[derive(Clone)]
-pub(crate) struct Side {
-    pub view: Arc<View>,
-    pub prefix: Bytes,
-}
-
-impl Side {
-    /// The map from the keys of the difference, which have no prefix, to those of the view.
-    fn lens(&self) -> Lens {
-        Lens::new(Bytes::new(), self.prefix.clone())
-    }
-
-    fn entry(&self, next: Next) -> Option<&Entry> {
-        match next {
-            Next::Node(id) => self.view.tree.table.get(id),
-            Next::End => None,
-        }
-    }
-}
 
 /// The difference of two sides, as far as it has been found.
 pub(crate) struct Differ {

@@ -1,0 +1,32 @@
+//! One side of a difference. May use: views, and where a descent goes on.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::{
+    dag::read::{scan::Next, view::View},
+    key::Lens,
+    store::table::Entry,
+};
+
+/// One side: a view, and what its keys begin with.
+#[derive(Clone)]
+pub(crate) struct Side {
+    pub view: Arc<View>,
+    pub prefix: Bytes,
+}
+
+impl Side {
+    /// The map from the keys of the difference, which have no prefix, to those of the view.
+    pub(super) fn lens(&self) -> Lens {
+        Lens::new(Bytes::new(), self.prefix.clone())
+    }
+
+    pub(in crate::dag::read) fn entry(&self, next: Next) -> Option<&Entry> {
+        match next {
+            Next::Node(id) => self.view.tree.table.get(id),
+            Next::End => None,
+        }
+    }
+}

@@ -4,11 +4,11 @@
 #[path = "model/rng.rs"]
 mod rng;
 
-use std::{io, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use pando_db::{
     Batch, CreateOptions, Db, Options,
-    device::{Device, DeviceStats, MemDevice},
+    device::{Device, DeviceCall, HookedDevice, MemDevice},
 };
 use rng::Rng;
 
@@ -121,33 +121,14 @@ fn values_overwritten_at_random_do_not_keep_what_they_replace() {
 }
 
 /// A device in memory that takes its time for long writes.
-struct Slow(MemDevice);
-
-impl Device for Slow {
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.0.read_at(offset, buf)
-    }
-    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        if buf.len() >= 64 << 10 {
+fn slow(size: u64) -> Arc<HookedDevice> {
+    let device = HookedDevice::new(Arc::new(MemDevice::new(size)), false, |call| {
+        if matches!(call, DeviceCall::Write(range) if range.end - range.start >= 64 << 10) {
             std::thread::sleep(Duration::from_millis(20));
         }
-        self.0.write_at(offset, buf)
-    }
-    fn flush(&self) -> io::Result<()> {
-        self.0.flush()
-    }
-    fn size(&self) -> u64 {
-        self.0.size()
-    }
-    fn grow(&self, size: u64) -> io::Result<()> {
-        self.0.grow(size)
-    }
-    fn reserve(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.0.reserve(offset, len)
-    }
-    fn stats(&self) -> DeviceStats {
-        self.0.stats()
-    }
+        Ok(())
+    });
+    Arc::new(device)
 }
 
 /// While one thread placed values, another did not know that there were any to wait for: a table became a layer with
@@ -156,7 +137,7 @@ impl Device for Slow {
 fn values_are_written_once_while_others_are_placed() {
     const BATCH: u64 = 800;
     let total = 20 * BATCH * 4096;
-    let device = Arc::new(Slow(MemDevice::new(256 << 20)));
+    let device = slow(256 << 20);
     let options = options().background(true).memtable_bytes(2 << 20);
     Db::create(device.clone(), &CreateOptions::default().node_size(NODE), &options).unwrap();
     let db = Db::open(device.clone(), options).unwrap();

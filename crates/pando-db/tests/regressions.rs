@@ -8,7 +8,7 @@
 mod image;
 mod model;
 
-use std::{io, sync::Arc, thread};
+use std::{sync::Arc, thread};
 
 use bytes::Bytes;
 use image::Image;
@@ -20,7 +20,7 @@ use model::{
 };
 use pando_db::{
     CreateOptions, Db, Error, Merge, Op, Options,
-    device::{BLOCK, Device, DeviceStats, FailMode, MemDevice, SimDevice},
+    device::{BLOCK, Device, DeviceCall, FailMode, HookedDevice, MemDevice, SimDevice},
 };
 use parking_lot::Mutex;
 
@@ -176,42 +176,19 @@ fn numbers_that_cannot_be_are_refused_although_sealed() {
     }
 }
 
-/// A device at whose first write to the data region, once armed, somebody else's flush fails: before
-/// that write returns.
-struct FlushFailsBeside {
-    device: Arc<SimDevice>,
-    /// First byte of the data region.
-    data: u64,
-    beside: Mutex<Option<Box<dyn FnOnce() + Send>>>,
-}
+/// What is to be done once, by a thread of its own, while a device does something.
+type Beside = Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>;
 
-impl Device for FlushFailsBeside {
-    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.device.write_at(offset, buf)?;
-        let beside = if offset >= self.data { self.beside.lock().take() } else { None };
-        if let Some(beside) = beside {
+/// A device at whose first write from byte `data` on, once there is something `beside`, that is done: before the
+/// write returns.
+fn interrupted(device: Arc<SimDevice>, data: u64, beside: Beside) -> Arc<HookedDevice> {
+    let device = HookedDevice::new(device, false, |_| Ok(()));
+    Arc::new(device.and_after(move |call| {
+        let in_data = matches!(call, DeviceCall::Write(range) if range.start >= data);
+        if let Some(beside) = in_data.then(|| beside.lock().take()).flatten() {
             thread::spawn(beside).join().unwrap();
         }
-        Ok(())
-    }
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.device.read_at(offset, buf)
-    }
-    fn flush(&self) -> io::Result<()> {
-        self.device.flush()
-    }
-    fn size(&self) -> u64 {
-        self.device.size()
-    }
-    fn grow(&self, size: u64) -> io::Result<()> {
-        self.device.grow(size)
-    }
-    fn reserve(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.device.reserve(offset, len)
-    }
-    fn stats(&self) -> DeviceStats {
-        self.device.stats()
-    }
+    }))
 }
 
 /// A flush that fails may have lost whatever anybody had written, and the next flush knows nothing of it.
@@ -224,19 +201,16 @@ fn a_checkpoint_does_not_survive_the_failed_flush_of_a_sync() {
         let device = Arc::new(SimDevice::new(8 << 20, seed));
         let options = || config.options(&SMALL);
         Db::create(device.clone(), &config.create_options(), &options()).unwrap();
-        let beside = Arc::new(FlushFailsBeside {
-            device: device.clone(),
-            data: 2 * BLOCK + config.log_size,
-            beside: Mutex::default(),
-        });
-        let db = Db::open(beside.clone(), options()).unwrap();
+        let beside = Beside::default();
+        let interrupted = interrupted(device.clone(), 2 * BLOCK + config.log_size, beside.clone());
+        let db = Db::open(interrupted.clone(), options()).unwrap();
         // Few, so that no checkpoint has come by itself before.
         for i in 0..12 {
             db.put(format!("{i}"), vec![1; 300]).unwrap();
         }
         db.sync().unwrap();
         db.put("not synced", "is in the log's buffer").unwrap();
-        *beside.beside.lock() = Some(Box::new({
+        *beside.lock() = Some(Box::new({
             let (db, device) = (db.clone(), device.clone());
             move || {
                 // The log is written, its flush fails.
@@ -246,7 +220,7 @@ fn a_checkpoint_does_not_survive_the_failed_flush_of_a_sync() {
         }));
         assert!(db.checkpoint().is_err(), "seed {seed}: a checkpoint although data may be lost");
         assert!(db.sync().is_err() && db.put("a", "b").is_err());
-        drop((db, beside));
+        drop((db, interrupted));
         let db = Db::open(device.reopen(), options()).unwrap();
         for i in 0..12 {
             let value = db.get(format!("{i}").as_bytes()).unwrap();

@@ -2,7 +2,6 @@
 #![allow(clippy::unwrap_used)]
 
 use std::{
-    io::{self, IoSliceMut},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -13,67 +12,29 @@ use std::{
 
 use pando_db::{
     Batch, CreateOptions, Db, Options,
-    device::{Device, DeviceStats, MemDevice},
+    device::{DeviceCall, HookedDevice, MemDevice},
 };
 
 /// A device on which a read takes a while.
 struct Slow {
-    device: MemDevice,
-    micros: AtomicU64,
-    reads: AtomicU64,
+    device: Arc<HookedDevice>,
+    /// Microseconds that a read takes.
+    micros: Arc<AtomicU64>,
+    reads: Arc<AtomicU64>,
 }
 
 impl Slow {
-    fn new(size: u64) -> Arc<Self> {
-        Arc::new(Self { device: MemDevice::new(size), micros: 0.into(), reads: 0.into() })
-    }
-
-    fn wait(&self) {
-        self.reads.fetch_add(1, Relaxed);
-        match self.micros.load(Relaxed) {
-            0 => (),
-            micros => thread::sleep(Duration::from_micros(micros)),
-        }
-    }
-}
-
-impl Device for Slow {
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.wait();
-        self.device.read_at(offset, buf)
-    }
-
-    fn read_vectored_at(&self, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
-        self.wait();
-        self.device.read_vectored_at(offset, bufs)
-    }
-
-    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.device.write_at(offset, buf)
-    }
-
-    fn flush(&self) -> io::Result<()> {
-        self.device.flush()
-    }
-
-    fn size(&self) -> u64 {
-        self.device.size()
-    }
-
-    fn grow(&self, size: u64) -> io::Result<()> {
-        self.device.grow(size)
-    }
-
-    fn reserve(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.device.reserve(offset, len)
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> io::Result<bool> {
-        self.device.discard(offset, len)
-    }
-
-    fn stats(&self) -> DeviceStats {
-        self.device.stats()
+    fn new(size: u64) -> Self {
+        let (micros, reads) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let (wait, count) = (micros.clone(), reads.clone());
+        let device = HookedDevice::new(Arc::new(MemDevice::new(size)), false, move |call| {
+            if matches!(call, DeviceCall::Read(_)) {
+                count.fetch_add(1, Relaxed);
+                thread::sleep(Duration::from_micros(wait.load(Relaxed)));
+            }
+            Ok(())
+        });
+        Self { device: Arc::new(device.with_discards()), micros, reads }
     }
 }
 
@@ -100,11 +61,11 @@ fn nobody_waits_for_the_walk_after_a_delete() {
     let create = CreateOptions::default().node_size(4096);
     let options =
         |background| Options::default().background(background).cache_bytes(1 << 20).memtable_bytes(64 << 10);
-    Db::create(device.clone(), &create, &options(false)).unwrap();
-    let db = Db::open(device.clone(), options(false)).unwrap();
+    Db::create(device.device.clone(), &create, &options(false)).unwrap();
+    let db = Db::open(device.device.clone(), options(false)).unwrap();
     fill(&db, "a", 300_000);
     db.close().unwrap();
-    let db = Db::open(device.clone(), options(true)).unwrap();
+    let db = Db::open(device.device.clone(), options(true)).unwrap();
     device.micros.store(1000, Relaxed);
     db.delete("a/0000005").unwrap();
     thread::sleep(Duration::from_millis(2500));
@@ -136,8 +97,8 @@ fn beside_reads(deletes: bool, step: u64) -> [Duration; 3] {
     let create = CreateOptions::default().node_size(4096);
     let options =
         |background| Options::default().background(background).cache_bytes(2 << 20).memtable_bytes(64 << 10);
-    Db::create(device.clone(), &create, &options(false)).unwrap();
-    let db = Db::open(device.clone(), options(false)).unwrap();
+    Db::create(device.device.clone(), &create, &options(false)).unwrap();
+    let db = Db::open(device.device.clone(), options(false)).unwrap();
     fill(&db, "a", 150_000);
     fill(&db, "b", 10_000);
     for n in 0..20 {
@@ -145,7 +106,7 @@ fn beside_reads(deletes: bool, step: u64) -> [Duration; 3] {
         (0..10_000).step_by(40).for_each(|i| db.put(format!("c{n:02}/{i:07}"), vec![n; 100]).unwrap());
     }
     db.close().unwrap();
-    let db = Db::open(device.clone(), options(true)).unwrap();
+    let db = Db::open(device.device.clone(), options(true)).unwrap();
     device.micros.store(1000, Relaxed);
     let before = device.reads.load(Relaxed);
     let mut longest = [Duration::ZERO; 3];
@@ -195,8 +156,8 @@ fn deleted_space_comes_back_beside_steady_writes() {
     let device = Slow::new(512 << 20);
     let create = CreateOptions::default().node_size(64 << 10);
     let options = Options::default().cache_bytes(32 << 20);
-    Db::create(device.clone(), &create, &options).unwrap();
-    let db = Db::open(device, options).unwrap();
+    Db::create(device.device.clone(), &create, &options).unwrap();
+    let db = Db::open(device.device, options).unwrap();
     fill(&db, "a", 1_000_000);
     fill(&db, "keep", 50_000);
     db.checkpoint().unwrap();

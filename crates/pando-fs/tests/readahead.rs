@@ -4,10 +4,9 @@
 
 mod common;
 use common::*;
-use pando_db::device::{Device, DeviceStats, MemDevice};
+use pando_db::device::{Device, DeviceCall, HookedDevice, MemDevice};
 use pando_fs::*;
 use std::{
-    io,
     path::Path,
     sync::{
         Arc,
@@ -18,10 +17,9 @@ use std::{
 
 const MIB: u64 = 1 << 20;
 
-/// A device in memory whose reads take a while, as those of a disk do, and that notes how many are under way.
-#[derive(Debug)]
-struct SlowDevice {
-    memory: MemDevice,
+/// What reads of a device in memory take, as those of a disk do, and how many are under way.
+#[derive(Debug, Default)]
+struct SlowReads {
     /// Microseconds of a read request.
     latency: AtomicU64,
     under_way: AtomicU64,
@@ -31,53 +29,35 @@ struct SlowDevice {
     large_bytes: AtomicU64,
 }
 
-impl SlowDevice {
-    fn new(size: u64) -> Arc<Self> {
-        let zero = || AtomicU64::new(0);
-        Arc::new(Self {
-            memory: MemDevice::new(size),
-            latency: zero(),
-            under_way: zero(),
-            most_under_way: zero(),
-            large: zero(),
-            large_bytes: zero(),
-        })
+impl SlowReads {
+    fn read(&self, bytes: u64) {
+        if bytes >= 64 << 10 {
+            self.large.fetch_add(1, Relaxed);
+            self.large_bytes.fetch_add(bytes, Relaxed);
+        }
+        let now = self.under_way.fetch_add(1, Relaxed) + 1;
+        self.most_under_way.fetch_max(now, Relaxed);
+        std::thread::sleep(Duration::from_micros(self.latency.load(Relaxed)));
+        self.under_way.fetch_sub(1, Relaxed);
     }
 }
 
-impl Device for SlowDevice {
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        let now = self.under_way.fetch_add(1, Relaxed) + 1;
-        self.most_under_way.fetch_max(now, Relaxed);
-        if buf.len() >= 64 << 10 {
-            self.large.fetch_add(1, Relaxed);
-            self.large_bytes.fetch_add(buf.len() as u64, Relaxed);
-        }
-        match self.latency.load(Relaxed) {
-            0 => (),
-            micros => std::thread::sleep(Duration::from_micros(micros)),
-        }
-        let read = self.memory.read_at(offset, buf);
-        self.under_way.fetch_sub(1, Relaxed);
-        read
-    }
-    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.memory.write_at(offset, buf)
-    }
-    fn flush(&self) -> io::Result<()> {
-        self.memory.flush()
-    }
-    fn size(&self) -> u64 {
-        self.memory.size()
-    }
-    fn grow(&self, size: u64) -> io::Result<()> {
-        self.memory.grow(size)
-    }
-    fn reserve(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.memory.reserve(offset, len)
-    }
-    fn stats(&self) -> DeviceStats {
-        self.memory.stats()
+struct SlowDevice {
+    device: Arc<HookedDevice>,
+    reads: Arc<SlowReads>,
+}
+
+impl SlowDevice {
+    fn new(size: u64) -> Self {
+        let reads = Arc::new(SlowReads::default());
+        let asked = reads.clone();
+        let device = HookedDevice::new(Arc::new(MemDevice::new(size)), false, move |call| {
+            if let DeviceCall::Read(range) = call {
+                asked.read(range.end - range.start);
+            }
+            Ok(())
+        });
+        Self { device: Arc::new(device), reads }
     }
 }
 
@@ -94,10 +74,10 @@ fn mounted() -> MountOptions {
 }
 
 /// A file system with one file, which is not in any cache.
-fn cold(content: &[u8], node: u32, size: u64, options: MountOptions) -> (Arc<SlowDevice>, Fs, Ino) {
+fn cold(content: &[u8], node: u32, size: u64, options: MountOptions) -> (SlowDevice, Fs, Ino) {
     let device = SlowDevice::new(size);
-    Fs::format(device.clone(), &FormatOptions::default().node_size(node)).unwrap();
-    let fs = Fs::open(device.clone(), mounted()).unwrap();
+    Fs::format(device.device.clone(), &FormatOptions::default().node_size(node)).unwrap();
+    let fs = Fs::open(device.device.clone(), mounted()).unwrap();
     let me = Caller::root();
     let (attr, handle) = fs.create(&me, ROOT, "file".as_ref(), 0o644, O_RDWR).unwrap();
     for (i, part) in content.chunks(128 << 10).enumerate() {
@@ -105,7 +85,7 @@ fn cold(content: &[u8], node: u32, size: u64, options: MountOptions) -> (Arc<Slo
     }
     fs.release(attr.ino, handle);
     fs.close().unwrap();
-    let fs = Fs::open(device.clone(), options).unwrap();
+    let fs = Fs::open(device.device.clone(), options).unwrap();
     let ino = fs.resolve(Path::new("/file")).unwrap().ino;
     (device, fs, ino)
 }
@@ -133,16 +113,16 @@ fn a_cold_file_in_order_is_read_once_by_large_requests_several_at_a_time() {
         (4 << 20, 256 * MIB, 50_000),
     ] {
         let (device, fs, ino) = cold(&content, node, 256 * MIB, mounted().cache_bytes(cache));
-        device.latency.store(500, Relaxed);
-        device.most_under_way.store(0, Relaxed);
-        device.large.store(0, Relaxed);
-        device.large_bytes.store(0, Relaxed);
-        let before = device.stats();
+        device.reads.latency.store(500, Relaxed);
+        device.reads.most_under_way.store(0, Relaxed);
+        device.reads.large.store(0, Relaxed);
+        device.reads.large_bytes.store(0, Relaxed);
+        let before = device.device.stats();
         pass(&fs, ino, &content, read);
-        let after = device.stats();
+        let after = device.device.stats();
         let ratio = (after.read_bytes - before.read_bytes) as f64 / content.len() as f64;
-        let most = device.most_under_way.load(Relaxed);
-        let mean = device.large_bytes.load(Relaxed) / device.large.load(Relaxed).max(1);
+        let most = device.reads.most_under_way.load(Relaxed);
+        let mean = device.reads.large_bytes.load(Relaxed) / device.reads.large.load(Relaxed).max(1);
         println!(
             "node {node}, cache {} MiB, reads of {read}: {ratio:.3} read a byte, {} requests, {most} under way, {} KiB a large one",
             cache / MIB,
@@ -167,10 +147,10 @@ fn reads_at_random_have_nothing_read_ahead() {
     fs.close().unwrap();
     let counts = [0, u64::MAX].map(|most| {
         let options = mounted().cache_bytes(64 * MIB).readahead_bytes(most);
-        let fs = Fs::open(device.clone(), options).unwrap();
+        let fs = Fs::open(device.device.clone(), options).unwrap();
         assert_eq!(fs.resolve(Path::new("/file")).unwrap().ino, ino);
         let handle = fs.open_file(&Caller::root(), ino, 0).unwrap();
-        let before = device.stats().read_bytes;
+        let before = device.device.stats().read_bytes;
         let mut r = Random::new(3);
         for _ in 0..1000 {
             let at = r.below(content.len() - (64 << 10)) / 4096 * 4096;
@@ -178,7 +158,7 @@ fn reads_at_random_have_nothing_read_ahead() {
             assert!(fs.read(handle, ino, at as u64, len as u32).unwrap()[..] == content[at..at + len]);
         }
         assert_eq!(fs.stats().unwrap().readahead_bytes, 0);
-        let read = device.stats().read_bytes - before;
+        let read = device.device.stats().read_bytes - before;
         fs.release(ino, handle);
         fs.close().unwrap();
         read
@@ -194,7 +174,7 @@ fn what_is_read_in_vain_is_no_more_than_what_was_read() {
     let content = noise(4, 24 << 20);
     let (device, fs, ino) = cold(&content, 1 << 20, 128 * MIB, mounted());
     let handle = fs.open_file(&Caller::root(), ino, 0).unwrap();
-    let before = device.stats().read_bytes;
+    let before = device.device.stats().read_bytes;
     let mut r = Random::new(5);
     let mut asked = 0;
     for _ in 0..12 {
@@ -209,7 +189,7 @@ fn what_is_read_in_vain_is_no_more_than_what_was_read() {
         // What it left behind is done by then.
         std::thread::sleep(Duration::from_millis(20));
     }
-    let read = device.stats().read_bytes - before;
+    let read = device.device.stats().read_bytes - before;
     println!("{read} bytes read for {asked}");
     assert!(read as f64 <= 2.3 * asked as f64 + 12.0 * 128.0 * 1024.0);
     fs.release(ino, handle);
@@ -221,8 +201,8 @@ fn what_is_read_in_vain_is_no_more_than_what_was_read() {
 fn many_files_in_order_at_once_stay_within_the_budget() {
     const FILES: usize = 24;
     let device = SlowDevice::new(256 * MIB);
-    Fs::format(device.clone(), &FormatOptions::default()).unwrap();
-    let fs = Fs::open(device.clone(), mounted()).unwrap();
+    Fs::format(device.device.clone(), &FormatOptions::default()).unwrap();
+    let fs = Fs::open(device.device.clone(), mounted()).unwrap();
     let me = Caller::root();
     let content: Vec<_> = (0..FILES).map(|i| noise(10 + i as u64, 3 << 20)).collect();
     for (i, content) in content.iter().enumerate() {
@@ -232,9 +212,9 @@ fn many_files_in_order_at_once_stay_within_the_budget() {
     }
     fs.close().unwrap();
     let cache = 64 * MIB;
-    let fs = Fs::open(device.clone(), mounted().cache_bytes(cache)).unwrap();
-    device.latency.store(300, Relaxed);
-    let before = device.stats().read_bytes;
+    let fs = Fs::open(device.device.clone(), mounted().cache_bytes(cache)).unwrap();
+    device.reads.latency.store(300, Relaxed);
+    let before = device.device.stats().read_bytes;
     std::thread::scope(|scope| {
         for thread in 0..4 {
             let (fs, content) = (&fs, &content);
@@ -255,7 +235,7 @@ fn many_files_in_order_at_once_stay_within_the_budget() {
             });
         }
     });
-    let read = device.stats().read_bytes - before;
+    let read = device.device.stats().read_bytes - before;
     let ratio = read as f64 / ((FILES * 3) << 20) as f64;
     println!("{ratio:.3} read a byte, {} asked for ahead", fs.stats().unwrap().readahead_bytes);
     assert!(ratio <= 1.05, "{ratio} bytes read a byte");
@@ -271,7 +251,7 @@ fn closing_ends_what_is_under_way() {
     let content = noise(6, 24 << 20);
     for round in 0..10 {
         let (device, fs, ino) = cold(&content, 1 << 20, 128 * MIB, mounted());
-        device.latency.store(20_000, Relaxed);
+        device.reads.latency.store(20_000, Relaxed);
         let handle = fs.open_file(&Caller::root(), ino, 0).unwrap();
         for at in 0..4 {
             fs.read(handle, ino, at * (512 << 10), 512 << 10).unwrap();
@@ -281,12 +261,12 @@ fn closing_ends_what_is_under_way() {
         let begin = Instant::now();
         fs.close().unwrap();
         assert!(begin.elapsed() < Duration::from_secs(2), "closing took {:?}", begin.elapsed());
-        let reads = device.stats().reads;
-        assert_eq!(device.under_way.load(Relaxed), 0, "a read goes on behind the end");
+        let reads = device.device.stats().reads;
+        assert_eq!(device.reads.under_way.load(Relaxed), 0, "a read goes on behind the end");
         fs.release(ino, handle);
         drop(fs);
         std::thread::sleep(Duration::from_millis(30));
-        assert_eq!(device.stats().reads, reads, "read behind the end");
+        assert_eq!(device.device.stats().reads, reads, "read behind the end");
     }
 }
 
@@ -296,13 +276,13 @@ fn dropping_the_file_system_ends_its_threads() {
     let content = noise(6, 24 << 20);
     let (device, fs, ino) = cold(&content, 1 << 20, 128 * MIB, mounted());
     let handle = fs.open_file(&Caller::root(), ino, 0).unwrap();
-    device.latency.store(5_000, Relaxed);
+    device.reads.latency.store(5_000, Relaxed);
     for at in 0..4 {
         fs.read(handle, ino, at * (512 << 10), 512 << 10).unwrap();
     }
     drop(fs);
-    assert_eq!(device.under_way.load(Relaxed), 0);
-    assert_eq!(Arc::strong_count(&device), 1, "somebody still has the device");
+    assert_eq!(device.reads.under_way.load(Relaxed), 0);
+    assert_eq!(Arc::strong_count(&device.device), 1, "somebody still has the device");
 }
 
 /// Reads in order beside writers, truncations, clones and renames: each read shows a state between those before
@@ -312,9 +292,9 @@ fn what_is_read_ahead_is_never_shown_when_it_is_old() {
     const UNIT: u64 = 4096;
     let seconds = std::env::var("PANDO_MODEL_SECONDS").ok().and_then(|n| n.parse().ok()).unwrap_or(4);
     let device = SlowDevice::new(512 * MIB);
-    Fs::format(device.clone(), &FormatOptions::default().node_size(128 << 10)).unwrap();
-    let fs = Fs::open(device.clone(), mounted().cache_bytes(8 * MIB)).unwrap();
-    device.latency.store(100, Relaxed);
+    Fs::format(device.device.clone(), &FormatOptions::default().node_size(128 << 10)).unwrap();
+    let fs = Fs::open(device.device.clone(), mounted().cache_bytes(8 * MIB)).unwrap();
+    device.reads.latency.store(100, Relaxed);
     let me = Caller::root();
     let units = 6 * MIB / UNIT;
     let unit = |version: u64, number: u64| -> Vec<u8> {
@@ -428,14 +408,14 @@ fn what_is_read_ahead_is_never_shown_when_it_is_old() {
     println!("{} reads, {} cuts, {ahead} bytes ahead", reads.load(Relaxed), cuts.load(Relaxed));
     assert!(reads.load(Relaxed) > 100 && ahead > 0);
     fs.close().unwrap();
-    assert_eq!(device.under_way.load(Relaxed), 0);
+    assert_eq!(device.reads.under_way.load(Relaxed), 0);
 }
 
 /// A file system with 64 files of 200 KiB in a directory and 16 in one below, which are in no cache.
-fn cold_tree() -> (Arc<SlowDevice>, Vec<(String, Vec<u8>)>) {
+fn cold_tree() -> (SlowDevice, Vec<(String, Vec<u8>)>) {
     let device = SlowDevice::new(256 * MIB);
-    Fs::format(device.clone(), &FormatOptions::default()).unwrap();
-    let fs = Fs::open(device.clone(), mounted()).unwrap();
+    Fs::format(device.device.clone(), &FormatOptions::default()).unwrap();
+    let fs = Fs::open(device.device.clone(), mounted()).unwrap();
     let me = Caller::root();
     let dir = fs.mkdir(&me, ROOT, "tree".as_ref(), 0o755).unwrap().ino;
     let below = fs.mkdir(&me, dir, "below".as_ref(), 0o755).unwrap().ino;
@@ -456,19 +436,19 @@ fn cold_tree() -> (Arc<SlowDevice>, Vec<(String, Vec<u8>)>) {
 }
 
 /// Requests and bytes that it takes to read these files, cold, in this order; how many were under way at once.
-fn read_tree(device: &Arc<SlowDevice>, files: &[&(String, Vec<u8>)], ahead: u64) -> (u64, u64, u64) {
-    let fs = Fs::open(device.clone(), mounted().readahead_bytes(ahead)).unwrap();
+fn read_tree(device: &SlowDevice, files: &[&(String, Vec<u8>)], ahead: u64) -> (u64, u64, u64) {
+    let fs = Fs::open(device.device.clone(), mounted().readahead_bytes(ahead)).unwrap();
     let inodes: Vec<Ino> = files.iter().map(|(path, _)| fs.resolve(Path::new(path)).unwrap().ino).collect();
-    device.most_under_way.store(0, Relaxed);
-    device.latency.store(1000, Relaxed);
-    let before = device.stats();
+    device.reads.most_under_way.store(0, Relaxed);
+    device.reads.latency.store(1000, Relaxed);
+    let before = device.device.stats();
     for (ino, (_, content)) in inodes.iter().zip(files) {
         pass(&fs, *ino, content, 128 << 10);
     }
-    let after = device.stats();
-    device.latency.store(0, Relaxed);
+    let after = device.device.stats();
+    device.reads.latency.store(0, Relaxed);
     fs.close().unwrap();
-    let most = device.most_under_way.load(Relaxed);
+    let most = device.reads.most_under_way.load(Relaxed);
     (after.reads - before.reads, after.read_bytes - before.read_bytes, most)
 }
 
@@ -505,8 +485,8 @@ fn files_that_are_read_in_no_order_have_nothing_of_others_read_ahead() {
 #[test]
 fn files_that_were_read_whole_hold_nothing_of_the_budget() {
     let device = SlowDevice::new(256 * MIB);
-    Fs::format(device.clone(), &FormatOptions::default()).unwrap();
-    let fs = Fs::open(device.clone(), mounted()).unwrap();
+    Fs::format(device.device.clone(), &FormatOptions::default()).unwrap();
+    let fs = Fs::open(device.device.clone(), mounted()).unwrap();
     let me = Caller::root();
     let content = noise(7, 1 << 20);
     for i in 0..16 {
@@ -515,7 +495,7 @@ fn files_that_were_read_whole_hold_nothing_of_the_budget() {
         fs.release(attr.ino, handle);
     }
     fs.close().unwrap();
-    let fs = Fs::open(device, mounted().readahead_bytes(MIB)).unwrap();
+    let fs = Fs::open(device.device, mounted().readahead_bytes(MIB)).unwrap();
     let mut open = Vec::new();
     // Backwards, so that they are no run of files.
     for i in (0..16).rev() {

@@ -5,58 +5,44 @@ mod common;
 
 use std::{
     fs::{self, File},
-    io,
     sync::{Arc, Barrier, mpsc},
     time::Duration,
 };
 
 use common::World;
-use pando_db::device::{Device, DeviceStats, MemDevice};
+use pando_db::device::{DeviceCall, HookedDevice, MemDevice};
 use pando_fuse::Settings;
 use parking_lot::{Condvar, Mutex};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// A device in memory whose flushes wait while it is held.
 struct Held {
-    device: MemDevice,
+    device: Arc<HookedDevice>,
+    gate: Arc<Gate>,
+}
+
+#[derive(Default)]
+struct Gate {
     held: Mutex<bool>,
     released: Condvar,
 }
 
 impl Held {
-    fn new() -> Arc<Self> {
-        let device = MemDevice::new(256 << 20);
-        Arc::new(Self { device, held: Mutex::new(false), released: Condvar::new() })
+    fn new() -> Self {
+        let gate = Arc::new(Gate::default());
+        let waits = gate.clone();
+        let device = HookedDevice::new(Arc::new(MemDevice::new(256 << 20)), false, move |call| {
+            if *call == DeviceCall::Flush {
+                waits.released.wait_while(&mut waits.held.lock(), |held| *held);
+            }
+            Ok(())
+        });
+        Self { device: Arc::new(device), gate }
     }
 
     fn hold(&self, held: bool) {
-        *self.held.lock() = held;
-        self.released.notify_all();
-    }
-}
-
-impl Device for Held {
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.device.read_at(offset, buf)
-    }
-    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.device.write_at(offset, buf)
-    }
-    fn flush(&self) -> io::Result<()> {
-        self.released.wait_while(&mut self.held.lock(), |held| *held);
-        self.device.flush()
-    }
-    fn size(&self) -> u64 {
-        self.device.size()
-    }
-    fn grow(&self, size: u64) -> io::Result<()> {
-        self.device.grow(size)
-    }
-    fn reserve(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.device.reserve(offset, len)
-    }
-    fn stats(&self) -> DeviceStats {
-        self.device.stats()
+        *self.gate.held.lock() = held;
+        self.gate.released.notify_all();
     }
 }
 
@@ -85,7 +71,7 @@ enum Synced {
 /// While `waiting` threads wait for a flush, another of the same CPU must be served.
 fn others_are_served_beside(waiting: usize, what: Synced) {
     let device = Held::new();
-    let Some(mut w) = World::on(device.clone(), Settings::default()) else { return };
+    let Some(mut w) = World::on(device.device.clone(), Settings::default()) else { return };
     fs::write(w.path("cold"), [7; 100]).unwrap();
     fs::create_dir(w.path("dir")).unwrap();
     // Nothing of it is in the kernel's caches afterwards.

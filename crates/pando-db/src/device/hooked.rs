@@ -2,8 +2,9 @@
 //!
 //! A testing device, in the library for the same reason as [`SimDevice`](crate::device::SimDevice). Guarantees that the
 //! function is asked once for each read, write and flush, by the thread that makes it, before the device
-//! below is; an error of it is that of the call. A vectored read is one read. It discards nothing and knows of no
-//! space that is held, as a device that offers neither. Uses the device below only.
+//! below is; an error of it is that of the call. A second function may be told of each call that has succeeded below,
+//! before it returns. A vectored read is one read. It discards nothing and knows of no space that is held, as a device
+//! that offers neither, unless it is told to pass these calls on. Uses the device below only.
 
 use std::{
     io,
@@ -39,13 +40,18 @@ impl DeviceCall {
 /// What is asked before a call.
 type Hook = dyn Fn(&DeviceCall) -> io::Result<()> + Send + Sync;
 
+/// What is told after a call.
+type AfterHook = dyn Fn(&DeviceCall) + Send + Sync;
+
 /// A device with a function before its calls.
 pub struct HookedDevice {
     below: Arc<dyn Device>,
     tells_apart: bool,
     /// Durable writes, which the device below does not count as such.
     durable_writes: AtomicU64,
+    passes_discards: bool,
     hook: Box<Hook>,
+    after: Box<AfterHook>,
 }
 
 impl HookedDevice {
@@ -56,7 +62,36 @@ impl HookedDevice {
         tells_apart: bool,
         hook: impl Fn(&DeviceCall) -> io::Result<()> + Send + Sync + 'static,
     ) -> Self {
-        Self { below, tells_apart, durable_writes: 0.into(), hook: Box::new(hook) }
+        Self {
+            below,
+            tells_apart,
+            durable_writes: 0.into(),
+            passes_discards: false,
+            hook: Box::new(hook),
+            after: Box::new(|_| ()),
+        }
+    }
+
+    /// Tells `after` of each call that has succeeded below, before it returns.
+    #[must_use]
+    pub fn and_after(mut self, after: impl Fn(&DeviceCall) + Send + Sync + 'static) -> Self {
+        self.after = Box::new(after);
+        self
+    }
+
+    /// Passes discards on to the device below.
+    #[must_use]
+    pub fn with_discards(mut self) -> Self {
+        self.passes_discards = true;
+        self
+    }
+
+    /// A call with what is asked before it and told after it.
+    fn call<T>(&self, call: &DeviceCall, below: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        (self.hook)(call)?;
+        let done = below()?;
+        (self.after)(call);
+        Ok(done)
     }
 }
 
@@ -66,28 +101,28 @@ fn range(offset: u64, buf: &[u8]) -> Range<u64> {
 
 impl Device for HookedDevice {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        (self.hook)(&DeviceCall::Read(range(offset, buf)))?;
-        self.below.read_at(offset, buf)
+        self.call(&DeviceCall::Read(range(offset, buf)), || self.below.read_at(offset, buf))
     }
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        (self.hook)(&DeviceCall::Write(range(offset, buf)))?;
-        self.below.write_at(offset, buf)
+        self.call(&DeviceCall::Write(range(offset, buf)), || self.below.write_at(offset, buf))
     }
 
     fn flush(&self) -> io::Result<()> {
-        (self.hook)(&DeviceCall::Flush)?;
-        self.below.flush()
+        self.call(&DeviceCall::Flush, || self.below.flush())
     }
 
     fn write_durably(&self, offset: u64, buf: &[u8]) -> io::Result<bool> {
         if !self.tells_apart {
             return self.write_at(offset, buf).map(|()| false);
         }
-        (self.hook)(&DeviceCall::WriteDurably(range(offset, buf)))?;
-        self.below.write_at(offset, buf)?;
+        self.call(&DeviceCall::WriteDurably(range(offset, buf)), || self.below.write_at(offset, buf))?;
         self.durable_writes.fetch_add(1, Relaxed);
         Ok(true)
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<bool> {
+        if self.passes_discards { self.below.discard(offset, len) } else { Ok(false) }
     }
 
     fn size(&self) -> u64 {
@@ -128,6 +163,9 @@ mod tests {
                     _ => Ok(()),
                 }
             });
+            let done = Arc::new(AtomicU64::new(0));
+            let counted = done.clone();
+            let device = device.and_after(move |_| _ = counted.fetch_add(1, Relaxed));
             device.write_at(10, &[1; 4]).unwrap();
             assert_eq!(device.write_durably(20, &[2; 4]).unwrap(), tells_apart);
             device.flush().unwrap();
@@ -143,8 +181,10 @@ mod tests {
                 DeviceCall::Read(4096..8192),
             ];
             assert_eq!(*told.lock().unwrap(), wanted);
-            assert_eq!((below.stats().reads, below.stats().writes), (1, 2));
+            assert_eq!(done.load(Relaxed), 4, "the refused one is not done");
             assert_eq!(device.stats().flushes, 1 + u64::from(tells_apart));
+            assert!(!device.discard(0, 4096).unwrap() && device.with_discards().discard(0, 4096).unwrap());
+            assert_eq!((below.stats().reads, below.stats().writes), (1, 2));
         }
     }
 }

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::device::{DeviceStats, FailMode, MemDevice, SimDevice};
+use crate::device::{DeviceStats, FailMode, HookedDevice, MemDevice, SimDevice};
 
 const START: u64 = 3 * BLOCK;
 
@@ -328,32 +328,9 @@ fn discards_that_fail_or_cannot_be_end() {
     let extent = space.allocate(1000 * BLOCK).unwrap();
     device.write_at(extent.offset, &[1]).unwrap();
 
-    /// Has the default: it cannot.
-    struct Plain(MemDevice);
-    impl Device for Plain {
-        fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-            self.0.read_at(offset, buf)
-        }
-        fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-            self.0.write_at(offset, buf)
-        }
-        fn flush(&self) -> io::Result<()> {
-            self.0.flush()
-        }
-        fn size(&self) -> u64 {
-            self.0.size()
-        }
-        fn grow(&self, size: u64) -> io::Result<()> {
-            self.0.grow(size)
-        }
-        fn reserve(&self, offset: u64, len: u64) -> io::Result<()> {
-            self.0.reserve(offset, len)
-        }
-        fn stats(&self) -> DeviceStats {
-            self.0.stats()
-        }
-    }
-    let space = Space::new(Arc::new(Plain(MemDevice::new(1 << 30))), START, START + 1000 * BLOCK);
+    // One that cannot.
+    let plain = HookedDevice::new(Arc::new(MemDevice::new(1 << 30)), false, |_| Ok(()));
+    let space = Space::new(Arc::new(plain), START, START + 1000 * BLOCK);
     drop(space.allocate(100 * BLOCK).unwrap());
     let backed = space.backed_bytes();
     assert!(!space.discard_step(QUIET).unwrap());

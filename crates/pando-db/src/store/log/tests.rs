@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::{io, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
@@ -11,7 +11,7 @@ use rand::{RngExt, SeedableRng, rngs::StdRng};
 use super::*;
 use crate::{
     Error,
-    device::{BLOCK, Device, DeviceStats, FailMode, MemDevice, SimDevice},
+    device::{BLOCK, Device, DeviceCall, FailMode, HookedDevice, MemDevice, SimDevice},
     store::log::record::Header,
 };
 
@@ -450,52 +450,35 @@ fn a_forged_length_is_refused() {
     }
 }
 
-/// A device whose flush takes its time, or waits at a gate.
-struct Slow {
-    inner: MemDevice,
-    gate: Mutex<(bool, bool)>,
+/// Where flushes of a device wait.
+struct Gate {
+    /// Whether it is closed, and whether a flush has come to it.
+    state: Mutex<(bool, bool)>,
     moved: Condvar,
 }
 
-impl Device for Slow {
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.inner.read_at(offset, buf)
-    }
-    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.inner.write_at(offset, buf)
-    }
-    fn flush(&self) -> io::Result<()> {
-        std::thread::sleep(Duration::from_millis(2));
-        let mut gate = self.gate.lock();
-        gate.1 = true;
-        self.moved.notify_all();
-        while gate.0 {
-            self.moved.wait(&mut gate);
+/// A device whose flush takes its time, or waits at a gate.
+fn slow(closed: bool) -> (Arc<HookedDevice>, Arc<Gate>) {
+    let gate = Arc::new(Gate { state: Mutex::new((closed, false)), moved: Condvar::new() });
+    let passes = gate.clone();
+    let device = HookedDevice::new(Arc::new(MemDevice::new(BASE + 64 * SIZE)), false, move |call| {
+        if *call == DeviceCall::Flush {
+            std::thread::sleep(Duration::from_millis(2));
+            let mut state = passes.state.lock();
+            state.1 = true;
+            passes.moved.notify_all();
+            while state.0 {
+                passes.moved.wait(&mut state);
+            }
         }
-        self.inner.flush()
-    }
-    fn size(&self) -> u64 {
-        self.inner.size()
-    }
-    fn grow(&self, size: u64) -> io::Result<()> {
-        self.inner.grow(size)
-    }
-    fn reserve(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.inner.reserve(offset, len)
-    }
-    fn stats(&self) -> DeviceStats {
-        self.inner.stats()
-    }
-}
-
-fn slow(closed: bool) -> Arc<Slow> {
-    let inner = MemDevice::new(BASE + 64 * SIZE);
-    Arc::new(Slow { inner, gate: Mutex::new((closed, false)), moved: Condvar::new() })
+        Ok(())
+    });
+    (Arc::new(device), gate)
 }
 
 #[test]
 fn one_flush_serves_many() {
-    let device = slow(false);
+    let (device, _) = slow(false);
     let log = Log::open(device.clone(), BASE, 64 * SIZE, START, 1);
     std::thread::scope(|scope| {
         for thread in 0..8u8 {
@@ -521,21 +504,21 @@ fn one_flush_serves_many() {
 
 #[test]
 fn an_append_waits_for_no_flush() {
-    let device = slow(true);
+    let (device, gate) = slow(true);
     let log = Log::open(device.clone(), BASE, SIZE, START, 1);
     log.append(&[b"one"]).unwrap();
     std::thread::scope(|scope| {
         let syncing = scope.spawn(|| log.sync());
-        let mut gate = device.gate.lock();
-        while !gate.1 {
-            device.moved.wait(&mut gate);
+        let mut state = gate.state.lock();
+        while !state.1 {
+            gate.moved.wait(&mut state);
         }
-        drop(gate);
+        drop(state);
         // The flush hangs; this would hang with it.
         assert_eq!(log.append(&[b"two"]).unwrap().0, 2);
         assert_eq!(log.durable_msn(), 0);
-        device.gate.lock().0 = false;
-        device.moved.notify_all();
+        gate.state.lock().0 = false;
+        gate.moved.notify_all();
         syncing.join().unwrap().unwrap();
     });
     assert_eq!((log.durable_msn(), log.appended_msn()), (1, 2), "the second came too late for this flush");

@@ -1,6 +1,6 @@
 //! The checker: every invariant of a version of the DAG, on disk or in memory.
 //!
-//! Verifies (DESIGN 4.5): every header and page against its checksum; order
+//! Verifies: every header and page against its checksum; order
 //! and bounds of edges, messages and pairs; heights; that every edge and Goto
 //! shows only what its target holds; the height rule of resting Gotos; and that
 //! reference counts are exact. Extents are checked when the table is loaded:

@@ -19,7 +19,11 @@ use crate::{
     error::{Error, Result},
     key::{Longest, Span},
     merge::Merge,
-    node::{Body, Node, NodeId, RangeMsg, Run, stored::detach},
+    node::{
+        Body, Node, NodeId, Run,
+        ranged::{Ranged, are_apart},
+        stored::detach,
+    },
     store::{
         pager::{Handle, Pager},
         table::{Entry, Loc, Table},
@@ -207,6 +211,10 @@ impl<'a> Edit<'a> {
 
     /// Takes a node out of the store: its content went elsewhere, or nothing refers to it.
     pub fn remove(&mut self, id: NodeId) -> Result<()> {
+        // The parent's next version may not stand in the edit yet: one reference is that of its last.
+        let count = self.count(id);
+        assert!(count <= 1, "node {id} has {count} references and is taken out");
+        assert_ne!(id, self.root, "the root is taken out");
         self.forget_references(id)?;
         self.replace(id, Version::Removed);
         Ok(())
@@ -214,6 +222,7 @@ impl<'a> Edit<'a> {
 
     /// Makes `id` the root: the superblock's reference moves.
     pub fn set_root(&mut self, id: NodeId) {
+        assert!(self.exists(id), "node {id} is made the root and does not exist");
         *self.counts.entry(self.root).or_default() -= 1;
         *self.counts.entry(id).or_default() += 1;
         self.root = id;
@@ -252,6 +261,7 @@ impl<'a> Edit<'a> {
 
     fn replace(&mut self, id: NodeId, version: Version) {
         if let Some(Version::Changed(old)) = self.nodes.insert(id, version) {
+            assert!(self.memory >= old.memory(), "an edit holds less than one of its nodes");
             self.memory -= old.memory();
         }
     }
@@ -344,9 +354,12 @@ fn check_shape(node: &Node) {
         let live = node.edge_span(i);
         assert!(edge.layers.is_sorted_by_key(|layer| layer.newest), "layers out of order");
         for layer in &edge.layers {
-            let inside = |r: &RangeMsg| live.covers(&r.span) && !r.span.is_empty();
-            assert!(layer.ranges.iter().all(inside), "a range message crosses its edge");
-            assert!(layer.updates.iter().all(|u| live.covers(&u.span)), "an update crosses its edge");
+            check_ranges(&layer.ranges, &live, "a range message");
+            check_ranges(&layer.updates, &live, "an update");
+            assert!(
+                layer.updates.iter().all(|update| !update.ops.is_empty()),
+                "an update without operations"
+            );
             check_run(&layer.run, &live);
         }
     }
@@ -359,11 +372,14 @@ fn check_run(run: &Run, live: &Span) {
         assert!(page.is_inside(live), "messages outside their edge");
         assert!(page.prefix.len() >= lifted, "a page has less prefix than its edge lifts");
     }
-    #[cfg(debug_assertions)]
-    {
-        let ascend = |w: &[crate::node::PageRef]| matches!(w, [a, b] if a.last_key() < b.first_key());
-        assert!(run.pages.windows(2).all(ascend), "pages out of order");
-    }
+    assert!(run.pages.is_sorted_by(|a, b| a.is_below(b)), "pages out of order");
+}
+
+/// What holds for the range messages or the updates of a layer that lies in `live`.
+fn check_ranges<T: Ranged>(messages: &[T], live: &Span, what: &str) {
+    let inside = |message: &T| live.covers(message.span()) && !message.span().is_empty();
+    assert!(messages.iter().all(inside), "{what} crosses its edge");
+    assert!(are_apart(messages), "{what} overlaps the one before it");
 }
 
 /// What an edit came to, ready to be laid over the current table.

@@ -10,7 +10,7 @@ use crate::{
         check::check,
         edit::{Context, Edit},
         layer::run::RunBuilder,
-        memtable::range::TableRange,
+        memtable::{Memtable, range::TableRange},
         tree::{Limits, Tree},
     },
     device::MemDevice,
@@ -391,4 +391,88 @@ fn a_node_that_is_referred_to_is_not_freed() {
     assert!(edit.remove(RIGHT).is_ok());
     let refused = edit.finish().apply(&mut tree.table.clone());
     assert!(refused.is_err_and(|error| error.to_string().contains("node 3 removed with 1")));
+}
+
+#[test]
+#[should_panic(expected = "a range message overlaps the one before it")]
+fn range_messages_of_a_layer_are_disjoint() {
+    put(ROOT, interior(1, vec![edge("", None, vec![ranges(&[("a", "d", None), ("c", "e", None)])])]), 1);
+}
+
+#[test]
+#[should_panic(expected = "an update overlaps the one before it")]
+fn updates_of_a_layer_are_disjoint() {
+    put(ROOT, interior(1, vec![edge("", None, vec![updates(&[("c", "e"), ("a", "b")])])]), 1);
+}
+
+#[test]
+#[should_panic(expected = "an update without operations")]
+fn an_update_has_an_operation() {
+    let mut idle = updates(&[("a", "c")]);
+    idle.updates[0].ops.clear();
+    put(ROOT, interior(1, vec![edge("", None, vec![idle])]), 1);
+}
+
+/// Does something with an edit over a sound tree, in which the second leaf has two references.
+fn edit<T>(work: impl FnOnce(&mut Edit<'_>) -> T) -> T {
+    let (pager, next, handled) = (pager(), AtomicU64::new(10), AtomicU64::new(0));
+    let limits = Limits::new(4096, None);
+    let cx = Context { pager: &pager, merge: &PatchMerge, limits, next_id: &next, handled: &handled };
+    work(&mut Edit::new(&cx, &tree(sound(), 2)))
+}
+
+#[test]
+#[should_panic(expected = "node 3 has 2 references and is taken out")]
+fn a_shared_node_is_not_taken_out() {
+    _ = edit(|edit| edit.remove(RIGHT));
+}
+
+#[test]
+#[should_panic(expected = "the root is taken out")]
+fn the_root_is_not_taken_out() {
+    _ = edit(|edit| edit.remove(ROOT));
+}
+
+#[test]
+#[should_panic(expected = "node 7 is made the root and does not exist")]
+fn the_root_exists() {
+    edit(|edit| edit.set_root(7));
+}
+
+#[test]
+#[should_panic(expected = "points outside their node")]
+fn a_node_takes_in_what_is_its_own_only() {
+    _ = edit(|edit| edit.absorb(leaf("m", "", &["x"]), layer(9, &["b"])));
+}
+
+#[test]
+#[should_panic(expected = "an update outside its node")]
+fn a_node_takes_in_updates_of_its_own_keys_only() {
+    _ = edit(|edit| edit.absorb(leaf("m", "", &["x"]), updates(&[("b", "x")])));
+}
+
+#[test]
+#[should_panic(expected = "a node is clipped to what it does not hold")]
+fn a_node_is_clipped_to_a_part_of_it() {
+    _ = leaf("m", "p", &["n"]).clipped(&span("a", "n"), &pager());
+}
+
+#[test]
+#[should_panic(expected = "messages above a level that goes")]
+fn a_level_goes_only_if_nothing_waits_above_it() {
+    let child = Node { span: span("", "m"), ..interior(0, vec![edge("", None, vec![])]) };
+    sound().with_edges_of(0, child);
+}
+
+#[test]
+#[should_panic(expected = "a level that goes shows other keys than its edge")]
+fn a_level_goes_only_if_it_shows_what_its_edge_does() {
+    let child = Node { span: span("m", "n"), ..interior(0, vec![edge("m", None, vec![])]) };
+    sound().with_edges_of(1, child);
+}
+
+#[test]
+#[should_panic(expected = "a message about no keys")]
+fn a_table_takes_in_ranges_of_keys_only() {
+    Memtable::new(1, LogPos::default()).put_range(TableRange::deleted(span("b", "b")));
 }

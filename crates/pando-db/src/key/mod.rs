@@ -1,7 +1,7 @@
 //! Keys: ordered byte strings, ranges of them, and the maps between the key
 //! spaces of a parent and a child.
 //!
-//! This is the one pure module for the edge map and its filter (DESIGN 4.1):
+//! This is the one pure module for the edge map and its filter:
 //! every traversal, flush, clone and check goes through it. It performs no
 //! I/O, knows nothing of nodes, and may use nothing else of the crate.
 

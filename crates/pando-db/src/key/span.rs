@@ -88,7 +88,7 @@ impl Span {
     }
 
     /// Length of the longest prefix shared by all keys of this non-empty range: `rcp(lo, hi)`
-    /// of DESIGN 4.1. It is always a prefix of `lo`.
+    /// of `docs/invariants.md`. It is always a prefix of `lo`.
     pub fn common_prefix_len(&self) -> usize {
         common_prefix_len(&self.lo, self.hi.as_deref())
     }

@@ -390,6 +390,14 @@ impl PageRef {
         matches!(&self.loc, PageLoc::Foreign(extent, _) if extent.shared)
     }
 
+    /// True if all its keys are less than those of `other`. Copies nothing where both have one prefix.
+    pub fn is_below(&self, other: &PageRef) -> bool {
+        match self.prefix == other.prefix {
+            true => self.last < other.first,
+            false => compare_joined(&other.prefix, &other.first, &self.last_key()).is_gt(),
+        }
+    }
+
     /// True if all its keys lie in `span`.
     pub fn is_inside(&self, span: &Span) -> bool {
         compare_joined(&self.prefix, &self.first, &span.lo).is_ge()

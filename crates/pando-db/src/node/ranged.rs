@@ -57,6 +57,11 @@ impl RangeMsg {
     }
 }
 
+/// True if messages ascend and no two speak of one key.
+pub(crate) fn are_apart<T: Ranged>(messages: &[T]) -> bool {
+    messages.is_sorted_by(|a, b| a.span().hi.as_ref().is_some_and(|hi| *hi <= b.span().lo))
+}
+
 /// The parts about `span` of disjoint, ascending messages.
 pub(crate) fn clip<T: Ranged>(messages: &[T], span: &Span) -> Vec<T> {
     let from = messages.partition_point(|m| m.span().hi.as_ref().is_some_and(|hi| *hi <= span.lo));

@@ -5,7 +5,7 @@
 //! their own; few go into records of the log. While the messages of a table
 //! are made a layer, runs of points that are just such a page are replaced by
 //! a reference to it ([`Bulk::page_at`]), and so the data reaches its leaf
-//! without being written again (DESIGN 5, "data once").
+//! without being written again (`docs/decisions/bulk-data.md`).
 //!
 //! Guarantees: a page is offered only for exactly the keys and values that are
 //! in it; after a crash a value is given only if its checksum proves it. The
@@ -256,6 +256,7 @@ impl Writer<'_> {
         }
         let packed = &mut self.packed;
         let segment = Segment { offset: packed.data.len() as u32, ..segment };
+        assert_eq!(page.count as usize, entries.len(), "a page of values that holds others than it says");
         packed.data.put_slice(&bytes);
         put_varint(&mut packed.record, self.placed.extents.len() as u64);
         packed.record.put_u32_le(segment.offset);
@@ -285,6 +286,11 @@ impl Writer<'_> {
         let device = self.bulk.pager.device();
         device.write_at(at, &packed.data).map_err(|e| Error::io("write", at, e))?;
         packed.data.clear();
+        assert_eq!(
+            packed.done + packed.segments.len(),
+            packed.pages.len(),
+            "pages of values without a place"
+        );
         for ((segment, memory), (page, _)) in packed.segments.drain(..).zip(&mut packed.pages[packed.done..])
         {
             // Flushed soon, and cut at the borders of leaves then.
@@ -343,10 +349,10 @@ impl Groups {
             let (offset, len) = (r.u32()?, r.u32()?);
             let segment = Segment { part: 0, offset, len, sum: r.u64()?, codec: r.u8()? };
             let (raw, held) = (r.varint_u32()?, r.varint_u32()?);
-            let room = extents.get(extent).map_or(0, |e| e.1);
+            let beyond = |&(_, room): &(u64, u32)| u64::from(offset) + u64::from(len) > room.into();
             // Each value takes a byte or more in the list that follows.
             let too_many = entries.len() + held as usize > r.remaining();
-            if u64::from(offset) + u64::from(len) > room.into() || too_many {
+            if extents.get(extent).is_none_or(beyond) || too_many {
                 return Err(r.bad("a page of values with impossible sizes"));
             }
             entries.extend((0..held as usize).map(|entry| (page, entry)));

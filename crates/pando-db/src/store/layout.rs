@@ -85,9 +85,14 @@ pub(crate) fn store_node(
         };
         match found {
             Some(at) => segment.part = (parts.len() + at) as u8,
-            None => (segment.part, segment.offset) = places.next().unwrap_or_default(),
+            None => {
+                let place = places.next();
+                assert!(place.is_some(), "a page of a node has no place");
+                (segment.part, segment.offset) = place.unwrap_or_default();
+            }
         }
     }
+    assert!(places.next().is_none(), "a place of a node has no page");
     let header = encode_header(&new);
     assert_eq!(header.len(), header_len, "a header's length depends on where pages are");
 
@@ -259,12 +264,14 @@ fn write(pager: &Pager, parts: &[Part], header: &[u8], pages: &[Bytes]) -> Resul
             bytes.extend_from_slice(std::mem::take(&mut header));
             let (here, rest) = pages.split_at(part.pages.len());
             here.iter().for_each(|page| bytes.extend_from_slice(page));
+            assert!(bytes.len() <= end, "a part of a node reaches beyond its extent");
             bytes.resize(end, 0);
             pages = rest;
         }
         let offset = parts.first().map_or(0, |part| part.extent.offset);
         pager.device().write_at(offset, &bytes).map_err(|e| Error::io("write", offset, e))?;
     }
+    assert!(pages.is_empty(), "pages of a node are left over");
     Ok(())
 }
 

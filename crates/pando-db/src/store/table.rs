@@ -141,6 +141,9 @@ impl Table {
 
     /// Sets or removes the entry of `id`. Cost: a copy of one page a level.
     pub fn set(&mut self, id: NodeId, entry: Option<Entry>) {
+        if let Some(Entry { height, loc: Loc::Dirty(node), .. }) = &entry {
+            assert_eq!(*height, node.height, "the table has another height for node {id} than it has");
+        }
         while !self.reaches(id) {
             // No page is made that would stay empty: such a page cannot be loaded.
             if let Some(root) = self.root.take() {
@@ -222,6 +225,7 @@ impl Table {
     /// This table with what a checkpoint of `frozen`, an earlier version of it, has written as
     /// `durable`: nodes that have not changed since `frozen` are no longer dirty.
     pub fn settle(&self, frozen: &Table, durable: &Table) -> Table {
+        assert_eq!(frozen.depth, durable.depth, "a checkpoint has written another table than was frozen");
         let (Some(current), Some(old), Some(new)) = (&self.root, &frozen.root, &durable.root) else {
             return self.clone();
         };
@@ -313,7 +317,10 @@ fn persist_page(
     assert!(!new.is_empty(), "an empty table page cannot be loaded");
     let bytes = encode_page(&new);
     let sum = xxh3_64(&bytes);
-    new.home = Some(Home { extent: write(bytes)?, sum });
+    let len = bytes.len() as u64;
+    let extent = write(bytes)?;
+    assert!(extent.len >= len, "a table page reaches beyond its extent");
+    new.home = Some(Home { extent, sum });
     Ok(Arc::new(new))
 }
 
@@ -471,8 +478,12 @@ mod tests {
     };
 
     fn entry() -> Entry {
-        let root = Node { height: 1, span: Span::all(), body: Body::Interior(vec![Edge::default()]) };
-        Entry { count: 1, height: 1, longest: Longest::NONE, loc: Loc::Dirty(Arc::new(root)) }
+        entry_of_height(1)
+    }
+
+    fn entry_of_height(height: u8) -> Entry {
+        let node = Node { height, span: Span::all(), body: Body::Interior(vec![Edge::default()]) };
+        Entry { count: 1, height, longest: Longest::NONE, loc: Loc::Dirty(Arc::new(node)) }
     }
 
     /// A table as the next process finds it.
@@ -496,7 +507,7 @@ mod tests {
     fn a_node_higher_than_any_can_be_is_refused() {
         for (height, fits) in [(MAX_HEIGHT, true), (MAX_HEIGHT + 1, false), (u8::MAX, false)] {
             let mut table = Table::default();
-            table.set(1, Some(Entry { height, ..entry() }));
+            table.set(1, Some(entry_of_height(height)));
             assert_eq!(written_and_loaded(&table).is_ok(), fits, "height {height}");
         }
     }

@@ -1,4 +1,4 @@
-//! Sequential inserts of small values do not cascade through the levels (DESIGN 4.4): each is written about once, in
+//! Sequential inserts of small values do not cascade through the levels: each is written about once, in
 //! the page that it came in, however many levels it sinks through.
 //!
 //! Beside the pages there are the log (every byte once more), headers, and what checkpoints find half full.

@@ -4,9 +4,8 @@
 //! show a part of it, and between them not all. It cannot be made simple for
 //! one of them, since the others need it; but what none of them shows can go
 //! from the node itself, for all at once, because no path can tell the
-//! difference. That is the reclaimer's second half (DESIGN 4.4, "finds nodes of
-//! which too little is still visible"): without it, deleting both a tree and
-//! its clone could give nothing back.
+//! difference. That is the reclaimer's second half: without it, deleting both a
+//! tree and its clone could give nothing back.
 //!
 //! [`PruneSurvey`] finds such nodes in one walk from the top: all that
 //! refers to a node is higher, so when its turn comes all paths to it have

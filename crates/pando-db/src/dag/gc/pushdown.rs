@@ -5,8 +5,8 @@
 //! on its fringes, and after clones, nodes stay that show only part of what
 //! they hold. A store that is idle after deletes, or short of space, does not
 //! wait for later writes to carry deletes down and to rewrite such nodes. Never
-//! into shared nodes: a private copy would take space (DESIGN 4.4, "never into
-//! a node with count > 1"); what of those nothing shows is trimmed (`trim`).
+//! into shared nodes: a private copy would take space; what of those
+//! nothing shows is pruned (`prune`).
 //!
 //! In two halves, so that no lock is held over a walk: [`Edit::waiting_tombstones`]
 //! walks a version, a bounded number of nodes from any key on, and says where

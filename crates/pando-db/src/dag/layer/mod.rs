@@ -13,7 +13,7 @@ use crate::{
     merge::Merge,
     node::{
         Edge, Layer, UpdateMsg,
-        ranged::{clip, cut},
+        ranged::{are_apart, clip, cut},
         update::{compose, without_deleted},
     },
     store::pager::Pager,
@@ -51,6 +51,8 @@ impl Layer {
         ranges.extend_from_slice(&self.ranges);
         ranges.sort_by(|a, b| a.span.lo.cmp(&b.span.lo));
         let updates = without_deleted(compose(&below, &self.updates, merge), &ranges);
+        assert!(are_apart(&ranges), "range messages of one layer overlap");
+        assert!(are_apart(&updates), "updates of one layer overlap");
         Ok(Layer { newest: self.newest, ranges, updates, run })
     }
 }

@@ -66,7 +66,7 @@ mod tests {
     use crate::{node::message::Msg, store::log::LogPos};
 
     #[test]
-    fn a_table_is_the_same_layer_however_it_is_poured() {
+    fn a_table_is_the_same_layer_however_it_is_built() {
         let mut table = Memtable::new(6, LogPos { pos: 0, chain: 0 });
         for i in 0..1000u32 {
             let key = Bytes::copy_from_slice(&(i * 7919 % 1000).to_be_bytes());

@@ -186,6 +186,7 @@ impl Memtable {
 
     /// Takes in a range message: what it covers goes. Cost: in proportion to what it covers here.
     pub fn put_range(&mut self, range: TableRange) {
+        assert!(!range.span.is_empty(), "a message about no keys");
         let covered: Vec<Bytes> = self.points_in(&range.span).map(|(key, _)| key.clone()).collect();
         for key in covered {
             if let Some(msg) = self.points.remove(&key) {
@@ -204,6 +205,8 @@ impl Memtable {
                 self.insert_update(piece);
             }
         }
+        assert!(self.points_in(&range.span).next().is_none(), "a point under a newer range message");
+        assert!(self.updates_in(&range.span).is_empty(), "an update under a newer range message");
         self.insert_range(range);
     }
 
@@ -211,13 +214,15 @@ impl Memtable {
         self.bytes += range_bytes(&range);
         self.clones += usize::from(!range.is_delete());
         self.longest_clone = self.longest_clone.max(range.longest);
-        self.ranges.insert(range.span.lo.clone(), range);
+        let over = self.ranges.insert(range.span.lo.clone(), range);
+        assert!(over.is_none(), "two range messages begin at one key");
     }
 
     fn remove_range(&mut self, range: &TableRange) {
         self.bytes -= range_bytes(range);
         self.clones -= usize::from(!range.is_delete());
-        self.ranges.remove(&range.span.lo);
+        let removed = self.ranges.remove(&range.span.lo);
+        assert!(removed.is_some(), "a range message that is not there is taken out");
     }
 
     /// Its clones, ascending by destination.
@@ -258,6 +263,7 @@ impl Memtable {
             }
         }
         let deletes = self.deletes_in(&update.span);
+        assert!(!update.span.is_empty() && !update.ops.is_empty(), "an update that changes nothing");
         for piece in without_deleted(vec![update], &deletes) {
             let older = self.updates_in(&piece.span);
             older.iter().for_each(|old| self.remove_update(old));
@@ -270,13 +276,15 @@ impl Memtable {
     fn insert_update(&mut self, update: UpdateMsg) {
         self.bytes += ENTRY_BYTES + update.bytes();
         self.update_bytes += update.bytes();
-        self.updates.insert(update.span.lo.clone(), update);
+        let over = self.updates.insert(update.span.lo.clone(), update);
+        assert!(over.is_none(), "two updates begin at one key");
     }
 
     fn remove_update(&mut self, update: &UpdateMsg) {
         self.bytes -= ENTRY_BYTES + update.bytes();
         self.update_bytes -= update.bytes();
-        self.updates.remove(&update.span.lo);
+        let removed = self.updates.remove(&update.span.lo);
+        assert!(removed.is_some(), "an update that is not there is taken out");
     }
 
     /// The update that covers `key`: it counts if there is no point of it.

@@ -4,7 +4,7 @@
 //! A clone names a range of keys in that state, not a node, so making one reads
 //! nothing, waits for nobody and costs the same beside any number of writers:
 //! what is in older tables is seen by source and copy, what comes into this
-//! table or a newer one by one of them only (DESIGN 4.3, step 4). A reader who
+//! table or a newer one by one of them only. A reader who
 //! meets a deferred clone goes on in the older tables and the DAG with the key
 //! of the source. The flusher finds the node of the source (see
 //! [`crate::dag::share::place`]) when the table is the oldest, that is when the state below

@@ -43,6 +43,8 @@ impl Edit<'_> {
             }
             kept.push(edge);
         }
+        assert!(kept.first().is_none_or(|edge| edge.lo == span.lo), "joined edges leave keys out");
+        assert!(kept.is_sorted_by(|a, b| a.lo < b.lo), "joined edges are out of order");
         Ok(kept)
     }
 

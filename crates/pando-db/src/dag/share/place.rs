@@ -7,7 +7,7 @@
 //! hand, and each clone becomes a Goto to the lowest node that holds all of its
 //! source, under the messages for the source that wait above that node. If these
 //! are many they are flushed down first, into private copies of what is shared
-//! (copy-on-abundant-write applied to the clone itself, DESIGN 4.3). A small
+//! (copy-on-abundant-write applied to the clone itself). A small
 //! source in one leaf is copied by value: a small clone or rename must not leave
 //! a Goto behind.
 //!
@@ -130,6 +130,7 @@ impl Edit<'_> {
             };
             let before = (source.pending.len(), source.bytes);
             above = Some(node.height);
+            assert!(wanted.lo.starts_with(&place.prefix), "a source loses the prefix of its keys on the way");
             if !node.span.covers(&wanted) {
                 return Err(out_of_node(place.id, &node, &wanted.lo));
             }

@@ -25,6 +25,7 @@ impl Node {
 
     /// The part of this node over `span`.
     pub fn clipped(self, span: &Span, pager: &Pager) -> Result<Node> {
+        assert!(self.span.covers(span) && !span.is_empty(), "a node is clipped to what it does not hold");
         if self.span == *span {
             return Ok(self);
         }

@@ -28,6 +28,7 @@ impl Edit<'_> {
                     (Some(target), Some(edge)) => self.can_descend(target, edge, node.height)?,
                     _ => true,
                 };
+                assert!(node.edge_span(i).covers(&range.span), "a range message rests across two edges");
                 if may { staying.push(range) } else { turning.push(range) }
             }
             if turning.is_empty() {

@@ -143,6 +143,7 @@ impl Node {
         let live = self.edge_span(i);
         if let Body::Interior(edges) = &mut self.body {
             assert!(edges[i].layers.is_empty(), "messages above a level that goes");
+            assert!(child.height < self.height, "a level that goes is not below");
             edges.splice(i..=i, edges_in_place_of(&live, child));
         }
         self
@@ -152,7 +153,9 @@ impl Node {
 /// The edges of `child`, which is simple, in the keys of its parent, which shows it over `live`.
 fn edges_in_place_of(live: &Span, child: Node) -> Vec<Edge> {
     let back = Lens::of_edge(live, &Default::default()).inverse();
-    let Body::Interior(mut edges) = child.through(&back).body else { unreachable!("leaves have no edges") };
+    let child = child.through(&back);
+    assert_eq!(child.span, *live, "a level that goes shows other keys than its edge");
+    let Body::Interior(mut edges) = child.body else { unreachable!("leaves have no edges") };
     if let Some(first) = edges.first_mut() {
         first.lo = live.lo.clone();
     }

@@ -106,6 +106,8 @@ impl Edit<'_> {
             }
             None => (None, self.fresh_child(parent.height, &layers, lift.apply_span(&live))?),
         };
+        assert_eq!(node.span, lift.apply_span(&live), "the child is not simple: flushing it would lose keys");
+        assert!(node.height < parent.height, "messages are flushed into a node that is not below");
         for layer in self.at_once(layers, node.height)? {
             node = self.absorb(node, layer)?;
         }
@@ -221,6 +223,7 @@ impl Edit<'_> {
         }
         let mut parts = Vec::with_capacity(ids.len());
         for id in ids {
+            assert!(self.count(id) <= 1, "node {id} is shared and flushed");
             self.relieve(id)?;
             let node = self.flattened(id)?;
             parts.extend(self.parts(Some(id), node)?);
@@ -262,6 +265,11 @@ impl Edit<'_> {
             (edge.child, edge.loose) = (child, false);
             new.push(edge);
         }
+        assert!(
+            new.first().is_some_and(|edge| edge.lo == live.lo),
+            "parts do not begin where their edge does"
+        );
+        assert!(new.is_sorted_by(|a, b| a.lo < b.lo), "parts of an edge are out of order");
         edges.splice(i..i, new);
         Ok(parent)
     }

@@ -78,6 +78,7 @@ impl Edit<'_> {
         assert!(!left.is_empty() && !right.is_empty(), "a pivot outside its node");
         let mut pieces = self.split_if_large(node.clone().clipped(&left, pager)?)?;
         pieces.extend(self.split_if_large(node.clipped(&right, pager)?)?);
+        assert!(are_side_by_side(&pieces), "pieces of a leaf leave keys out");
         Ok(pieces)
     }
 
@@ -185,6 +186,9 @@ impl Edit<'_> {
         let node_b = widen(self.load(b.id)?.simple(&live_b, b, pager)?, &live_b);
         let limits = self.cx.limits;
         let height = node_a.height;
+        assert_eq!(height, node_b.height, "nodes of two heights are merged");
+        let apart = node_a.span.hi.as_ref().is_some_and(|hi| *hi <= node_b.span.lo);
+        assert!(apart, "nodes that are merged overlap");
         let span = Span { lo: node_a.span.lo.clone(), hi: node_b.span.hi.clone() };
         let body = match (node_a.body, node_b.body) {
             (Body::Leaf(mut a), Body::Leaf(b)) if a.bytes() + b.bytes() <= limits.node / 4 * 3 => {
@@ -257,7 +261,14 @@ fn parted(edges: Vec<Edge>, cuts: &[usize], span: &Span, height: u8) -> Pieces {
     }
     let last = Span { lo, hi: span.hi.clone() };
     pieces.push(Node { height, span: last, body: Body::Interior(rest.collect()) });
+    assert!(pieces.iter().all(|piece| !piece.edges().is_empty()), "a piece of a node without edges");
+    assert!(are_side_by_side(&pieces), "pieces of a node leave keys out");
     pieces
+}
+
+/// True if each piece ends where the next begins.
+fn are_side_by_side(pieces: &[Node]) -> bool {
+    pieces.is_sorted_by(|a, b| a.span.hi.as_ref() == Some(&b.span.lo))
 }
 
 /// The edge at which the edges `part` are best parted in two: of the middle half, the one that shares the

@@ -9,9 +9,9 @@
 //! Guarantees: all together exceed the budget by a sixteenth at most (tables have a quarter of it, dirty
 //! nodes three eighths, an edit half of that), and by a batch or two, for whose sake clean data goes only
 //! with the next; where the budget is small, by the thirteen nodes that an edit needs at least, and by seven
-//! tables of half a MiB. Beyond it are the log's buffers, the pages of one table that writers have poured, a
+//! tables of half a MiB. Beyond it are the log's buffers, the pages of one table that writers have built, a
 //! thousandth of the budget for marks of passed pages (a 256th at most), and what the allocator keeps. May
-//! use: the front, the pager. No I/O.
+//! use: the superversion, the pager. No I/O.
 
 use crate::{dag::tree::MIN_EDIT_NODES, db::engine::Engine};
 

@@ -7,7 +7,7 @@
 //!
 //! - if all go, the node goes itself, whole, and its own references with it;
 //! - otherwise what those that are left do not show between them goes from it, pages and
-//!   references: it would be made simple, or trimmed (`dag/gc/prune.rs`).
+//!   references: it would be made simple, or pruned (`dag/gc/prune.rs`).
 //!
 //! What goes is *exclusive*; what the prefix shows and what stays is *shared*. Extents of
 //! pages, which several nodes may use, go with the last of them

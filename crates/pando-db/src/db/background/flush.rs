@@ -49,6 +49,7 @@ impl Engine {
                 "another table than the oldest was applied"
             );
             let tree = Arc::make_mut(&mut front.tree);
+            assert!(tree.msn < table.first_msn, "a table was applied that is older than the tree");
             (tree.msn, tree.log_end) = (table.msn, table.log_end);
         };
         let placed = match self.edit(|edit| edit.apply_table(&table, layer.clone()), done) {
@@ -264,10 +265,10 @@ mod tests {
     use super::*;
     use crate::{Batch, CreateOptions, Db, Options, device::MemDevice};
 
-    /// The flusher is held up, so that tables wait; writers pour what they like, also none of one or all of
+    /// The flusher is held up, so that tables wait; writers build what they like, also none of one or all of
     /// the next.
     #[test]
-    fn what_writers_pour_is_what_the_flusher_takes() {
+    fn what_writers_build_is_what_the_flusher_takes() {
         for seed in 0..20 {
             let mut rng = SmallRng::seed_from_u64(seed);
             let device = Arc::new(MemDevice::new(64 << 20));
@@ -324,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_in_bulk_is_not_poured() {
+    fn what_comes_in_bulk_is_not_built() {
         let device = Arc::new(MemDevice::new(256 << 20));
         Db::create(device.clone(), &CreateOptions::default(), &Options::default()).expect("memory");
         let db = Db::open(device, Options::default()).expect("a store");

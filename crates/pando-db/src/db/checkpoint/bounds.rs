@@ -2,7 +2,7 @@
 //!
 //! A node that is not written anew when long keys below it go keeps its bound, and clones that it does not admit have
 //! to search. Guarantees: no bound gets too small. May use: the tree as it is, and headers. Reads, but not under the
-//! front lock.
+//! superversion's lock.
 
 use std::sync::{Arc, atomic::Ordering};
 

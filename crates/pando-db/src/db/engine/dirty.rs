@@ -93,8 +93,10 @@ impl Dirty {
 
     fn forget(&self, old: Option<Weighed>) {
         if let Some((_, memory, bytes)) = old {
-            self.memory.fetch_sub(memory as u64, Ordering::Relaxed);
-            self.bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
+            let had = self.memory.fetch_sub(memory as u64, Ordering::Relaxed);
+            assert!(had >= memory as u64, "a dirty node goes that was not counted");
+            let had = self.bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
+            assert!(had >= bytes as u64, "a dirty node goes whose bytes were not counted");
         }
     }
 }

@@ -175,7 +175,7 @@ impl Engine {
         self.views.with_view(&self.superversion, read)
     }
 
-    /// Changes the front, and what readers see of it from then on.
+    /// Changes the superversion, and what readers see of it from then on.
     pub fn change<T>(&self, change: impl FnOnce(&mut Superversion) -> T) -> T {
         self.views.change(&self.superversion, change)
     }

@@ -6,12 +6,12 @@
 //! every time. So a cursor that has passed many before it came to its first pair tells of it, and the next
 //! one begins behind them.
 //!
-//! Guarantees: the skip ranges of a front are empty in that version, and so are those of its views. A batch
+//! Guarantees: the skip ranges of a superversion are empty in that version, and so are those of its views. A batch
 //! that puts something into one takes it out, as the batch is applied. What a reader has found empty is
 //! believed if no batch since its view has put something there: where the last ones have put is remembered.
 //! Costs nothing where nobody has met many deletes, or begun behind them, for a while; else two searches
 //! among at most [`MAX_RANGES`] ranges for each operation, and two copied keys for each batch, under the
-//! front lock. Nothing of it is stored. May use: spans, batches. No I/O.
+//! superversion's lock. Nothing of it is stored. May use: spans, batches. No I/O.
 
 use std::{collections::VecDeque, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! The view that readers share, in a slot beside the front lock.
+//! The view that readers share, in a slot beside the superversion's lock.
 //!
 //! Guarantees: a view taken after a write has returned shows it; taking one waits for nobody while other
 //! threads read as well. Publishing a view shares the active table with readers, and then a writer must copy
@@ -7,7 +7,7 @@
 //! finds the slot empty, and makes its view under the lock, which nobody else wants. A reader of single keys
 //! does not free what was replaced while it read.
 //!
-//! May use: the front, views. No I/O.
+//! May use: the superversion, views. No I/O.
 //!
 //! Two kinds of reader take the lock of the superversion all the same: one that finds the slot empty
 //! (shared), and a cursor that has passed many tombstones and tells of it (exclusive, for a search among the
@@ -36,7 +36,7 @@ const NOBODY: u64 = 0;
 /// More than one has.
 const SEVERAL: u64 = u64::MAX;
 /// Changes without a reader after which views are published no more. Some, because a reader may not run for a
-/// millisecond, and finds no view then but in the front, whose lock a thread may hold that does not run
+/// millisecond, and finds no view then but in the superversion, whose lock a thread may hold that does not run
 /// either.
 const LINGER_CHANGES: u32 = 16;
 
@@ -56,6 +56,8 @@ pub(crate) struct Superversion {
 impl Superversion {
     pub fn seal(&mut self) {
         if !self.active.is_empty() {
+            let before = self.sealed.back().map_or(self.tree.msn, |table| table.msn);
+            assert!(before < self.active.first_msn, "a table is sealed that is not newer than those before");
             let next = Memtable::new(self.active.msn, self.active.log_end);
             self.sealed.push_back(Arc::new(std::mem::replace(&mut self.active, next)));
         }
@@ -76,12 +78,12 @@ pub(crate) struct SuperversionSlot {
     /// How often the slot has changed.
     changes: AtomicU64,
     reader: AtomicU64,
-    /// For how many changes more a view is published even if nobody has read. Changed under the front lock.
+    /// For how many changes more a view is published even if nobody has read. Changed under the superversion's lock.
     linger: AtomicU32,
     /// Views that were replaced while a reader used them.
     left: Mutex<Old>,
     has_left: AtomicBool,
-    /// Of the in-memory tables, as of the last change of the front.
+    /// Of the in-memory tables, as of the last change of the superversion.
     pub sizes: TableSizes,
 }
 
@@ -142,12 +144,12 @@ impl SuperversionSlot {
         self.has_reader() || self.linger.load(Ordering::Relaxed) > 0
     }
 
-    /// Empties the slot. The caller holds the front lock for writing.
+    /// Empties the slot. The caller holds the superversion's lock for writing.
     pub fn withdraw(&self) -> Old {
         self.replace(None)
     }
 
-    /// After a change of the front, under its lock: publishes a new view if one is wanted, or none. What the
+    /// After a change of the superversion, under its lock: publishes a new view if one is wanted, or none. What the
     /// caller gets is to be dropped outside the lock.
     pub fn changed(&self, front: &Superversion) -> Old {
         let (reads, linger) = (self.has_reader(), self.linger.load(Ordering::Relaxed));
@@ -217,7 +219,7 @@ impl SuperversionSlot {
         fresh
     }
 
-    /// Changes the front, and what readers see of it from then on.
+    /// Changes the superversion, and what readers see of it from then on.
     pub fn change<T>(&self, front: &RwLock<Superversion>, change: impl FnOnce(&mut Superversion) -> T) -> T {
         let mut front = front.write();
         let result = change(&mut front);

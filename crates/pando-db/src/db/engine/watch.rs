@@ -20,7 +20,7 @@ pub(crate) struct Watched(Vec<Arc<Watch>>);
 pub(crate) struct Watch {
     /// Sorted.
     keys: Vec<Bytes>,
-    /// Whether one of them was changed. Read and written under the front lock.
+    /// Whether one of them was changed. Read and written under the superversion's lock.
     changed: AtomicBool,
 }
 
@@ -32,7 +32,7 @@ impl Watch {
         Self { keys, changed: AtomicBool::new(false) }
     }
 
-    /// Whether a watched key was changed since the watch began. Asked under the front lock.
+    /// Whether a watched key was changed since the watch began. Asked under the superversion's lock.
     pub fn is_changed(&self) -> bool {
         self.changed.load(Relaxed)
     }

@@ -1,8 +1,8 @@
 //! One operation applied to an in-memory table.
 //!
 //! Guarantees: in memory, no I/O; a clone copies what the table itself says of its source, and names what is below the
-//! table. May use: the merge function, in-memory tables. The caller holds the table, and the front lock where it is
-//! the active one.
+//! table. May use: the merge function, in-memory tables. The caller holds the table, and the
+//! superversion's lock where it is the active one.
 
 use bytes::Bytes;
 use smallvec::SmallVec;
@@ -48,7 +48,7 @@ pub(super) fn apply_plain(active: &mut Memtable, op: &Op, engine: &Engine) {
 }
 
 impl Engine {
-    /// The clone of `src` as a deferred one, and over it what the table says of `src`, re-keyed (DESIGN 4.3).
+    /// The clone of `src` as a deferred one, and over it what the table says of `src`, re-keyed.
     /// No key of it is longer than `bound` says. Gives the bytes that were copied; an error if these are more than
     /// `most`.
     pub(super) fn apply_clone(

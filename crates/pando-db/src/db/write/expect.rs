@@ -1,11 +1,11 @@
 //! Batches that expect values of keys: compare-and-set.
 //!
-//! Whether a key has the expected value may take I/O, and the front lock is never held over I/O. So a batch
+//! Whether a key has the expected value may take I/O, and the superversion's lock is never held over I/O. So a batch
 //! watches its keys from the moment at which it takes the view that it looks them up in, and is applied only
 //! if no batch has changed one of them since; else it looks again.
 //!
 //! Guarantees: check and batch are one atomic step; a repetition means that another batch has changed a
-//! watched key, so somebody always gets on. May use: the front, views, watches. Reads, but never under a
+//! watched key, so somebody always gets on. May use: the superversion, views, watches. Reads, but never under a
 //! lock.
 
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::{
 struct Watching<'a> {
     engine: &'a Engine,
     watch: Arc<Watch>,
-    /// Whether the front knows of it.
+    /// Whether the superversion knows of it.
     begun: bool,
 }
 
@@ -46,7 +46,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Runs `apply` under the front lock at a moment at which all keys have the expected values. Gives what
+    /// Runs `apply` under the superversion's lock at a moment at which all keys have the expected values. Gives what
     /// it gives.
     pub(super) fn when_expected<T>(
         &self,

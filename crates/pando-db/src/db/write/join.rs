@@ -6,7 +6,7 @@
 //! batches, so what a crash leaves is a prefix of the batches, as ever; their number is that of the record.
 //!
 //! Guarantees: nothing is joined to a batch that is not the newest in the active table and in the log, nor to one
-//! that somebody has begun to write. May use: the front, in-memory tables, the log. No I/O.
+//! that somebody has begun to write. May use: the superversion, in-memory tables, the log. No I/O.
 
 use std::sync::atomic::Ordering;
 

@@ -1,12 +1,12 @@
 //! The write path: batches into the log and the in-memory table, clones included.
 //!
-//! A batch is applied under the front lock, in memory, so it is atomic whatever
+//! A batch is applied under the superversion's lock, in memory, so it is atomic whatever
 //! it holds. No operation reads the DAG or waits for it: a clone names keys of
 //! the state below the active table ([`crate::dag::memtable::range`]) and copies what
 //! that table itself says of its source. Where that is too much, the table is
 //! sealed first, and the clone names what is below the next one.
 //!
-//! A small write takes two locks, neither of them over I/O: the front, in which the batch is applied, and
+//! A small write takes two locks, neither of them over I/O: the superversion, in which the batch is applied, and
 //! inside it the log's buffer, into which its record is copied. All that it asks before (is there room in
 //! memory, in the log, on the device; how near are the limits) is read from sizes that their owners publish
 //! with each change. A reader whose view was replaced, a batch that expects values, and a store that is short
@@ -174,7 +174,7 @@ impl Engine {
         Ok(Tried::Applied)
     }
 
-    /// The active table after plain operations, changed where it is, and taken out of the front.
+    /// The active table after plain operations, changed where it is, and taken out of the superversion.
     fn put_in_place(&self, front: &mut Superversion, ops: &[Op]) -> Memtable {
         drop(self.views.withdraw());
         let putting = Putting(self);

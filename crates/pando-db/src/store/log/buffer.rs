@@ -99,6 +99,10 @@ impl LogBuffer {
         let Some(last) = self.last.take() else { return };
         let len = record_len(last.len);
         assert!(last.msn == self.msn && self.buffer.len() as u64 >= len, "another record is the last");
+        assert!(
+            last.values <= self.values.len() && last.owed <= self.owed,
+            "values of the last record are gone"
+        );
         self.buffer.truncate(self.buffer.len() - len as usize);
         self.head -= len;
         self.end = last.before;
@@ -145,6 +149,7 @@ impl LogBuffer {
     /// First byte that must not be overwritten: of what is needed, or still to be written.
     pub fn oldest(&self) -> u64 {
         let oldest = self.tail.min(self.written);
+        assert!(oldest <= self.head, "the log ends before it begins");
         oldest - oldest % BLOCK
     }
 
@@ -159,6 +164,8 @@ impl LogBuffer {
     /// Appends a record to the buffer. The caller has looked whether there is room.
     pub fn push(&mut self, payload: &[&[u8]], len: usize, hash: u64, session: u64) -> (u64, LogPos) {
         self.last = None;
+        assert_eq!(payload.iter().map(|part| part.len()).sum::<usize>(), len, "a record of another length");
+        assert!(self.buffer.len().is_multiple_of(8), "a record begins beside its place");
         let header = Header { len: len as u32, msn: self.msn + 1, session };
         let (header, chain) = header.encode(hash, self.end.chain);
         self.buffer.extend_from_slice(&header);

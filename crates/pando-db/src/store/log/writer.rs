@@ -275,7 +275,10 @@ impl Log {
             turn = self.turn.lock();
             turn.flushing = false;
             match outcome {
-                Ok(msn) => turn.durable_msn = msn,
+                Ok(msn) => {
+                    assert!(msn >= turn.durable_msn, "what was durable is no more");
+                    turn.durable_msn = msn;
+                }
                 Err(reason) => _ = self.stopped.set(reason),
             }
             self.done.notify_all();
@@ -382,7 +385,9 @@ impl Log {
         let needed = |pos: u64| pos > start.pos && front.asked_end > start.pos;
         let gone = front.held.iter().take_while(|(pos, _)| !needed(*pos)).count();
         let gone: Vec<_> = front.held.drain(..gone).collect();
-        front.held_bytes -= gone.iter().map(|(_, extent)| extent.len).sum::<u64>();
+        let bytes = gone.iter().map(|(_, extent)| extent.len).sum::<u64>();
+        assert!(bytes <= front.held_bytes, "extents were kept that were not counted");
+        front.held_bytes -= bytes;
         drop(front);
         drop(gone);
     }
@@ -507,6 +512,7 @@ impl Log {
         let mut front = self.front();
         // Only now: a flush that began before does not cover it.
         front.loose |= loose;
+        assert!(front.written <= pos && pos <= front.head, "the log was written beside its buffer");
         front.written = pos;
         if buffer.capacity() <= MAX_SPARE_BYTES {
             buffer.clear();

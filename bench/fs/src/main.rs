@@ -15,6 +15,7 @@ mod mounted;
 mod part;
 mod plots;
 mod process;
+mod protocol;
 mod report;
 mod run;
 mod sources;
@@ -36,8 +37,9 @@ use args::Args;
 use contender::Kind;
 use disk::{Dir, Disk};
 use mounted::How;
-use part::{Part, Stage};
+use part::Stage;
 use process::interrupted;
+use protocol::Part;
 use report::{About, Results};
 use works::Work;
 
@@ -194,7 +196,7 @@ fn group(args: &Args) -> Result<Option<Rc<Group>>> {
 struct Stages<'a> {
     args: &'a Args,
     how: How,
-    sources: part::Sources,
+    sources: protocol::Sources,
     device: Option<String>,
     group: Option<Rc<Group>>,
     statistics: Option<PathBuf>,

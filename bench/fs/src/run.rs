@@ -15,7 +15,7 @@ use crate::{
     data::mix,
     figure::Figure,
     meter::{Measured, Meter},
-    part::{Answer, Ask, Part},
+    protocol::{Answer, Ask, Part},
 };
 
 /// A work in progress.

@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::Result;
 
-use crate::{args::Args, data::source, part::Sources, process, works::git};
+use crate::{args::Args, data::source, process, protocol::Sources, works::git};
 
 const FILES: u64 = 7_006;
 const BYTES: u64 = 192_000_000;

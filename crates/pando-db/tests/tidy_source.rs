@@ -6,7 +6,11 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
 
 /// The rooms from the ground up, and what each may import besides itself. A room may name only rooms above it in this
 /// list, so there can be no circle of rooms.
@@ -507,6 +511,30 @@ fn every_file_begins_with_what_it_is_for() {
     let begins = |source: &Source| source.text.starts_with("//! ");
     let sources: Vec<Source> = CRATES.iter().flat_map(sources).collect();
     none(sources.iter().filter(|source| !begins(source)).map(|source| source.path.clone()).collect());
+    // Tests, examples and benchmarks do as well.
+    let files: Vec<PathBuf> =
+        repository().into_iter().filter(|path| path.extension() == Some("rs".as_ref())).collect();
+    assert!(files.len() > 300, "only {} files", files.len());
+    let silent = files.iter().filter(|path| !fs::read_to_string(path).unwrap().starts_with("//! "));
+    none(silent.map(|path| path.display().to_string()).collect());
+}
+
+/// All files of the crates and of the benchmarks, but what is built.
+fn repository() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut files = Vec::new();
+    let mut folders = vec![root.join("crates"), root.join("bench")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            match path.is_dir() {
+                true if path.ends_with("target") => (),
+                true => folders.push(path),
+                false => files.push(path),
+            }
+        }
+    }
+    files
 }
 
 #[test]
@@ -572,17 +600,7 @@ fn the_rules_find_what_breaks_them() {
 #[test]
 fn files_that_documents_name_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let mut files = Vec::new();
-    let mut folders = vec![root.join("crates"), root.join("bench/src")];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            match path.is_dir() {
-                true => folders.push(path),
-                false => files.push(path),
-            }
-        }
-    }
+    let files = repository();
     let (mut named, mut gone) = (0, Vec::new());
     let documents = fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
     for document in

@@ -11,7 +11,7 @@ use pando_db::Batch;
 
 use crate::{
     blockmap::{BlockMap, PIECE},
-    data::{FEW_BLOCKS, WRITE_BYTES, without_set_id},
+    data::{FEW_BLOCKS, WRITE_BYTES, without_set_id_by},
     error::{Error, Result},
     inode::InodeRef,
     limits::{BLOCK_SIZE, MAX_FILE_SIZE},
@@ -93,7 +93,7 @@ impl Fs {
     fn content_change(&self, c: &Caller, inode: &InodeRef) -> Change {
         let mut change = Change::modified(Time::now());
         inode.peek(|s| {
-            change.perm = if c.is_root() { None } else { without_set_id(s.record.perm) };
+            change.perm = if c.is_root() { None } else { without_set_id_by(c, s.record.perm, s.record.gid) };
             change.drop_capability = s.record.may_do_more();
             s.save_atime(&mut change);
         });

@@ -12,7 +12,7 @@ use pando_db::Batch;
 
 use crate::{
     blockmap::BlockMap,
-    data::{WRITE_BYTES, without_set_id},
+    data::{WRITE_BYTES, without_set_id_by},
     error::{Error, Result},
     inode::InodeRef,
     limits::{BLOCK_SIZE, MAX_FILE_SIZE},
@@ -147,7 +147,11 @@ impl Fs {
             }
             let change = Change {
                 size: Some(Size::Set(size)),
-                perm: if c.is_root() { None } else { without_set_id(perm) },
+                perm: if c.is_root() {
+                    None
+                } else {
+                    without_set_id_by(c, perm, target.peek(|s| s.record.gid))
+                },
                 dense: Some(dense),
                 drop_capability,
                 ..Change::modified(Time::now())
@@ -236,7 +240,11 @@ impl Fs {
             };
             let change = Change {
                 size: Some(Size::Set(end)),
-                perm: if c.is_root() { None } else { without_set_id(perm) },
+                perm: if c.is_root() {
+                    None
+                } else {
+                    without_set_id_by(c, perm, target.peek(|s| s.record.gid))
+                },
                 dense: noted.is_some().then_some(Some(dense)),
                 drop_capability,
                 ..Change::modified(Time::now())

@@ -19,7 +19,7 @@ use crate::{
     merge::{self, Change, Size},
     path,
     record::Record,
-    types::{AtimePolicy, Attr, FileHandle, FileKind, Ino, Time},
+    types::{AtimePolicy, Attr, Caller, FileHandle, FileKind, Ino, Time},
     volume::Fs,
 };
 
@@ -45,6 +45,16 @@ const O_APPEND: i32 = 0o2000;
 pub(crate) fn without_set_id(perm: u16) -> Option<u16> {
     let mut new = perm & !S_ISUID;
     if perm & S_IXGRP != 0 {
+        new &= !S_ISGID;
+    }
+    (new != perm).then_some(new)
+}
+
+/// The same after a change by `c` of a file of the group `gid`: one who is neither root nor in that group does not keep
+/// a set-group-id bit that means something else than an executable either.
+pub(crate) fn without_set_id_by(c: &Caller, perm: u16, gid: u32) -> Option<u16> {
+    let mut new = without_set_id(perm).unwrap_or(perm);
+    if !c.is_root() && !c.in_group(gid) {
         new &= !S_ISGID;
     }
     (new != perm).then_some(new)

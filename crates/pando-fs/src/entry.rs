@@ -146,9 +146,11 @@ impl Fs {
     /// The target of a symbolic link; EINVAL for anything else.
     pub fn readlink(&self, ino: Ino) -> Result<Bytes> {
         let inode = self.table.get(ino)?;
-        inode
-            .peek(|s| s.record.symlink.clone())
-            .ok_or_else(|| Error::Invalid(format!("{}: not a symbolic link", inode.label())))
+        let target = inode.peek(|s| s.record.symlink.clone());
+        let target =
+            target.ok_or_else(|| Error::Invalid(format!("{}: not a symbolic link", inode.label())))?;
+        self.accessed(&inode);
+        Ok(target)
     }
 
     /// Adds the removal of one entry that is not a directory: its record, and its data, which

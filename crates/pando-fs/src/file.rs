@@ -7,7 +7,7 @@
 use pando_db::Batch;
 
 use crate::{
-    data::without_set_id,
+    data::without_set_id_by,
     error::{Error, Result},
     handle::OpenFile,
     inode::InodeRef,
@@ -61,7 +61,7 @@ impl Fs {
     fn apply_attr(&self, c: &Caller, inode: &InodeRef, s: &SetAttr) -> Result<()> {
         let at = self.hold(inode, true)?;
         let now = Time::now();
-        let (old_size, perm) = inode.peek(|st| (st.record.size, st.record.perm));
+        let (old_size, perm, gid) = inode.peek(|st| (st.record.size, st.record.perm, st.record.gid));
         let time = |t: SetTime| match t {
             SetTime::Now => Ok(now),
             SetTime::At(t) if t.nanos < 1_000_000_000 => Ok(t),
@@ -88,7 +88,7 @@ impl Fs {
         let content_changes = s.size.is_some() && !c.is_root();
         let drops = owner_changes || content_changes || s.kill_suidgid;
         if change.perm.is_none() && drops && inode.kind != FileKind::Directory {
-            change.perm = without_set_id(perm);
+            change.perm = without_set_id_by(c, perm, gid);
         }
         inode.peek(|st| st.save_atime(&mut change));
         let mut batch = Batch::new();

@@ -50,6 +50,9 @@ fn namespace(name: &[u8]) -> Result<Namespace> {
         _ if beyond(b"user.") => Namespace::User,
         _ if beyond(b"trusted.") => Namespace::Trusted,
         _ if beyond(b"security.") => Namespace::Security,
+        b"user." | b"trusted." | b"security." => {
+            return Err(Error::Invalid("a namespace is no name of an extended attribute".into()));
+        }
         _ => return Err(Error::Unsupported("extended attributes outside of user, trusted and security")),
     })
 }

@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod common;
+use std::ffi::OsStr;
+
 use common::*;
 use pando_fs::*;
 
@@ -187,11 +189,35 @@ fn set_id_bits_fall_when_others_change_the_file() {
         arm(0o6755);
         w.fs.setattr(&w.me, a.ino, &SetAttr { uid: Some(5), mode: Some(0o4755), ..SetAttr::default() })?;
         assert_eq!(perm(), 0o4755);
+        let cut = SetAttr { size: Some(1), ..SetAttr::default() };
+        set(&w, "/f", SetAttr { gid: Some(30), ..SetAttr::default() });
+        for (caller, kept) in [(user(10, 30), 0o2745), (me.clone(), 0o745)] {
+            arm(0o6745);
+            w.fs.setattr(&caller, a.ino, &cut)?;
+            assert_eq!(perm(), kept, "only who is in the group keeps it");
+            arm(0o6745);
+            w.fs.fallocate(&caller, a.ino, 0, 10, 0)?;
+            assert_eq!(perm(), kept);
+        }
         w.fs.release(a.ino, mine);
         w.fs.release(a.ino, roots);
         Ok(())
     })
     .unwrap();
+}
+
+#[test]
+fn reading_a_link_changes_its_access_time() {
+    let mut w = World::new();
+    w.fs.symlink(&w.me, ROOT, OsStr::new("l"), OsStr::new("target")).unwrap();
+    w.remount_with(options().atime(AtimePolicy::Relatime));
+    let link = w.fs.lookup(ROOT, OsStr::new("l")).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(2));
+    w.fs.readlink(link.ino).unwrap();
+    let read = w.attr("/l");
+    assert!(read.atime > link.atime && read.ctime == link.ctime);
+    w.fs.readlink(link.ino).unwrap();
+    assert_eq!(w.attr("/l").atime, read.atime, "relatime");
 }
 
 #[test]

@@ -20,6 +20,14 @@ pub(crate) fn maker(c: &Context, umask: u32, mode: u32) -> Caller {
     }
 }
 
+/// The caller who changes the content of a file with this mode. As for [`maker`].
+pub(crate) fn changer(c: &Context, mode: u16) -> Caller {
+    match mode & 0o2010 {
+        0o2000 => caller_with_groups(c),
+        _ => caller(c, 0),
+    }
+}
+
 /// The caller with its supplementary groups: for what the kernel cannot check.
 pub(crate) fn caller_with_groups(c: &Context) -> Caller {
     let mut caller = caller(c, 0);

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 use crate::{
     cache::Caches,
-    caller::caller,
+    caller::changer,
     counters::Counters,
     listings::Listings,
     proof::Proofs,
@@ -143,7 +143,7 @@ impl MountState {
     pub(crate) fn drop_privileges(&self, c: &Context, ino: u64) -> Outcome<()> {
         if self.set_id_bits(ino) != 0 {
             let change = SetAttr { kill_suidgid: true, ..SetAttr::default() };
-            self.fs.setattr(&caller(c, 0), ino, &change)?;
+            self.fs.setattr(&changer(c, self.fs.perm(ino)?), ino, &change)?;
         }
         Ok(())
     }

@@ -35,12 +35,13 @@ pub enum Kind {
     Removexattr,
     Fallocate,
     Lseek,
+    Statx,
     /// What is answered with `ENOSYS`: the kernel asks once, and then answers itself.
     Unsupported,
 }
 
 /// Names in the order of [`Kind`].
-const NAMES: [&str; 30] = [
+const NAMES: [&str; 31] = [
     "lookup",
     "getattr",
     "setattr",
@@ -70,6 +71,7 @@ const NAMES: [&str; 30] = [
     "removexattr",
     "fallocate",
     "lseek",
+    "statx",
     "unsupported",
 ];
 

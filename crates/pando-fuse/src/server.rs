@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 
 use crate::{
     cache::Caches,
-    caller::{caller, caller_with_groups, maker},
+    caller::{caller, caller_with_groups, changer, maker},
     coherence::{MountState, StatsText},
     control::{Request, Response, Token},
     counters::{Counters, Kind},
@@ -168,10 +168,16 @@ impl Handler for Server {
         Ok(self.fs().getattr(ino)?)
     }
 
+    fn statx(&self, ino: u64) -> Outcome<Attr> {
+        self.count(Kind::Statx);
+        Ok(self.fs().getattr(ino)?)
+    }
+
     fn setattr(&self, c: &Context, ino: u64, change: SetAttr) -> Outcome<Attr> {
         self.count(Kind::Setattr);
         let about_groups = change.gid.is_some() || change.mode.is_some_and(|m| m & 0o2000 != 0);
-        let caller = if about_groups { caller_with_groups(c) } else { caller(c, 0) };
+        let perm = self.fs().perm(ino).unwrap_or_default();
+        let caller = if about_groups { caller_with_groups(c) } else { changer(c, perm) };
         Ok(self.fs().setattr(&caller, ino, &change)?)
     }
 
@@ -439,7 +445,8 @@ impl Handler for Server {
     fn fallocate(&self, c: &Context, ino: u64, offset: u64, len: u64, mode: i32) -> Answer<()> {
         self.count(Kind::Fallocate);
         let before = self.shared.set_id_bits(ino);
-        let outcome = self.fs().fallocate(&caller(c, 0), ino, offset, len, mode).map_err(Errno::from);
+        let caller = changer(c, self.fs().perm(ino).unwrap_or_default());
+        let outcome = self.fs().fallocate(&caller, ino, offset, len, mode).map_err(Errno::from);
         self.with_bits_told(ino, before, outcome)
     }
 
@@ -458,7 +465,8 @@ impl Handler for Server {
 
     fn copy(&self, c: &Context, copy: Copy) -> Answer<u64> {
         self.count(Kind::Copy);
-        let (shared, caller) = (self.shared.clone(), caller(c, 0));
+        let shared = self.shared.clone();
+        let (caller, c) = (changer(c, shared.fs.perm(copy.ino_out).unwrap_or_default()), *c);
         Answer::later(move || {
             // The kernel writes back the destination's dirty pages, not the source's.
             if shared.caches.is_perhaps_dirty(copy.ino_in) {
@@ -466,6 +474,9 @@ impl Handler for Server {
             }
             let Copy { ino_in, offset_in, ino_out, handle_out, offset_out, len } = copy;
             let before = shared.set_id_bits(ino_out);
+            if !caller.is_root() {
+                shared.drop_privileges(&c, ino_out)?;
+            }
             let copied = shared.fs.copy_file_range(&caller, ino_in, offset_in, ino_out, offset_out, len);
             if shared.set_id_bits(ino_out) != before {
                 shared.bits_dropped(ino_out);

@@ -34,6 +34,30 @@ fn rename2(from: &std::path::Path, to: &std::path::Path, flags: RenameFlags) -> 
 }
 
 #[test]
+fn the_time_of_birth_is_told_and_stays() {
+    let w = world!();
+    fs::write(w.path("f"), "x").unwrap();
+    let born = |path: &str| {
+        let flags = rustix::fs::StatxFlags::BTIME | rustix::fs::StatxFlags::BASIC_STATS;
+        let stat = rustix::fs::statx(CWD, w.path(path), rustix::fs::AtFlags::empty(), flags).unwrap();
+        assert!(rustix::fs::StatxFlags::from_bits_retain(stat.stx_mask).contains(flags));
+        assert_eq!((u64::from(stat.stx_mode), stat.stx_size), (0o100644, 3 * u64::from(path == "f")));
+        (stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec)
+    };
+    std::thread::sleep(Duration::from_millis(5));
+    fs::write(w.path("f"), "yyy").unwrap();
+    fs::write(w.path("g"), "").unwrap();
+    let first = born("f");
+    assert!(first < born("g") && first.0 > 1_700_000_000);
+    let meta = fs::metadata(w.path("f")).unwrap();
+    assert!(meta.mtime() > first.0 || meta.mtime_nsec() > i64::from(first.1));
+    File::open(w.path("f")).unwrap().set_modified(UNIX_EPOCH).unwrap();
+    fs::rename(w.path("f"), w.path("h")).unwrap();
+    fs::rename(w.path("h"), w.path("f")).unwrap();
+    assert_eq!(born("f"), first);
+}
+
+#[test]
 fn files_are_written_read_appended_and_truncated() {
     let mut w = world!();
     let f = w.path("f");

@@ -6,6 +6,7 @@ mod common;
 use std::{
     fs,
     os::unix::fs::{MetadataExt, PermissionsExt},
+    time::{Duration, Instant},
 };
 
 use common::{Bench, same};
@@ -69,6 +70,22 @@ fn listings_show_what_ls_shows() {
 }
 
 #[test]
+fn a_file_of_terabytes_of_nothing_is_checked_and_exported_at_once() {
+    let Some(b) = Bench::mounted() else { return };
+    b.sh("truncate -s 3T m/sparse; printf end | dd of=m/sparse bs=1 seek=2T conv=notrunc status=none");
+    b.umount();
+    let begin = Instant::now();
+    let said = b.ok(&["check", "a.img"]);
+    assert!(said.contains("3.0 TiB: clean"), "{said}");
+    b.ok(&["export", "a.img:/sparse", "out"]);
+    assert!(begin.elapsed() < Duration::from_secs(60));
+    let out = fs::metadata(b.path("out")).unwrap();
+    assert!(out.size() == 3 << 40 && out.blocks() < 1000, "{}", out.blocks());
+    let tail = b.sh("dd if=out bs=1 skip=2T count=5 status=none | od -An -c");
+    assert_eq!(tail.split_whitespace().collect::<Vec<_>>(), ["e", "n", "d", "\\0", "\\0"]);
+}
+
+#[test]
 fn cp_copies_as_cp_does() {
     let Some(b) = Bench::mounted() else { return };
     b.tree("t");
@@ -83,6 +100,7 @@ fn cp_copies_as_cp_does() {
     // Merged, beside what cp makes of the same.
     b.sh("for d in pando cp; do
             mkdir -p m/$d/src/deep m/$d/own; echo old > m/$d/src/f1; echo mine > m/$d/own/f; echo y > m/$d/src/mine
+            touch -d @5 m/$d/own/f m/$d/own m/$d/src/mine
           done");
     b.ok(&["cp", "-a", "m/t/.", "m/pando"]);
     b.sh("cp -a m/t/. m/cp");

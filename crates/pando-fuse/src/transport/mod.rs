@@ -171,6 +171,8 @@ pub trait Handler: Send + Sync + 'static {
     fn lookup(&self, parent: u64, name: &OsStr) -> Outcome<Option<Attr>>;
     fn forget(&self, ino: u64, count: u64);
     fn getattr(&self, ino: u64) -> Outcome<Attr>;
+    /// The same, for one who wants the time of birth too.
+    fn statx(&self, ino: u64) -> Outcome<Attr>;
     fn setattr(&self, c: &Context, ino: u64, change: SetAttr) -> Outcome<Attr>;
     fn readlink(&self, ino: u64) -> Outcome<Bytes>;
     fn mknod(

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use pando_fs::{Attr, Caller, FileHandle, FileKind, Fs, Ino, ROOT, SetAttr, SetTime};
+use pando_fs::{Attr, Caller, FileHandle, FileKind, Fs, Ino, ROOT, Seek, SetAttr, SetTime};
 
 use crate::tree::{Meta, Piece, Reader, Sink, View, Writer};
 
@@ -173,7 +173,7 @@ impl View for Image<'_> {
             }
         };
         let file = OpenFile { fs: self.fs, ino: attr.ino, handle };
-        Ok(Box::new(ImageReader { file, name: fail(), at: 0, size: attr.size, careful: 0 }))
+        Ok(Box::new(ImageReader { file, name: fail(), at: 0, size: attr.size, careful: 0, data_end: 0 }))
     }
 
     fn readlink(&self, path: &Path) -> Result<OsString> {
@@ -206,6 +206,8 @@ struct ImageReader<'a> {
     size: u64,
     /// Up to this byte blocks are read one by one.
     careful: u64,
+    /// Up to this byte there is no hole that the file system knows of.
+    data_end: u64,
 }
 
 impl Reader for ImageReader<'_> {
@@ -213,8 +215,26 @@ impl Reader for ImageReader<'_> {
         if self.at >= self.size {
             return Ok(Piece::End);
         }
+        if self.at >= self.data_end {
+            // Terabytes of nothing are passed at once. Where the map of the file cannot be read, all is.
+            let data = match self.file.fs.seek(self.file.ino, self.at, Seek::Data) {
+                Err(pando_fs::Error::NothingBehind(_)) => self.size,
+                other => other.unwrap_or(self.at),
+            };
+            let hole = match self.file.fs.seek(self.file.ino, data, Seek::Hole) {
+                Err(pando_fs::Error::NothingBehind(_)) => self.size,
+                other => other.unwrap_or(self.size),
+            };
+            self.data_end = hole.max(data);
+            if data > self.at {
+                let len = data - self.at;
+                self.at = data;
+                return Ok(Piece::Hole(len));
+            }
+        }
         let block = pando_fs::BLOCK_SIZE - self.at % pando_fs::BLOCK_SIZE;
         let most = if self.at < self.careful { block } else { buf.len() as u64 };
+        let most = most.min((self.data_end - self.at).max(1));
         let want = u32::try_from(most.min(buf.len() as u64)).unwrap_or(u32::MAX);
         let data = self.file.fs.read(self.file.handle, self.file.ino, self.at, want);
         if data.is_err() && u64::from(want) > block {
@@ -227,7 +247,7 @@ impl Reader for ImageReader<'_> {
             bail!("{}: ends at byte {} of {}", self.name, self.at, self.size);
         }
         self.at += data.len() as u64;
-        // The file system does not say where holes are; whole chunks of zeros are as good.
+        // Whole chunks of zeros are as good as holes.
         if data.iter().all(|&b| b == 0) {
             return Ok(Piece::Hole(data.len() as u64));
         }

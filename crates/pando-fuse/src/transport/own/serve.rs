@@ -140,6 +140,7 @@ fn answer<H: Handler>(h: &H, r: &Request<'_>, out: &mut Vec<u8>) -> Result<Step,
             Reply::None
         }
         op::GETATTR => put_attr(out, &h.getattr(node)?),
+        op::STATX => put(out, &wire::StatxOut::from(&h.statx(node)?)),
         op::SETATTR => put_attr(out, &h.setattr(&c, node, change(&r.op()?)?)?),
         op::READLINK => Reply::Data(h.readlink(node)?),
         op::SYMLINK => {

@@ -59,6 +59,7 @@ pub(super) mod op {
     pub const RENAME2: u32 = 45;
     pub const LSEEK: u32 = 46;
     pub const COPY_FILE_RANGE: u32 = 47;
+    pub const STATX: u32 = 52;
     pub const COPY_FILE_RANGE_64: u32 = 53;
 }
 
@@ -150,6 +151,7 @@ received! {
     struct ForgetOne { nodeid: u64, nlookup: u64 }
     struct BatchForgetIn { count: u32, dummy: u32 }
     struct GetattrIn { getattr_flags: u32, dummy: u32, fh: u64 }
+    struct StatxIn { getattr_flags: u32, reserved: u32, fh: u64, sx_flags: u32, sx_mask: u32 }
     struct SetattrIn {
         valid: u32, padding: u32, fh: u64, size: u64, lock_owner: u64, atime: u64, mtime: u64, ctime: u64,
         atimensec: u32, mtimensec: u32, ctimensec: u32, mode: u32, unused4: u32, uid: u32, gid: u32,
@@ -199,6 +201,16 @@ sent! {
         attr_valid_nsec: u32, attr: AttrBytes,
     }
     struct AttrOut { attr_valid: u64, attr_valid_nsec: u32, dummy: u32, attr: AttrBytes }
+    struct StatxTime { secs: i64, nanos: u32, reserved: u32 }
+    struct StatxBytes {
+        mask: u32, blksize: u32, attributes: u64, nlink: u32, uid: u32, gid: u32, mode: u16, spare: u16,
+        ino: u64, size: u64, blocks: u64, attributes_mask: u64, atime: StatxTime, btime: StatxTime,
+        ctime: StatxTime, mtime: StatxTime, rdev_major: u32, rdev_minor: u32, dev_major: u32,
+        dev_minor: u32, spare2: [u64; 14],
+    }
+    struct StatxOut {
+        attr_valid: u64, attr_valid_nsec: u32, flags: u32, spare: [u64; 2], stat: StatxBytes,
+    }
     struct OpenOut { fh: u64, open_flags: u32, padding: u32 }
     struct WriteOut { size: u32, padding: u32 }
     struct CopyOut { bytes: u64 }
@@ -281,6 +293,33 @@ impl From<&Attr> for AttrOut {
     }
 }
 
+impl From<&Attr> for StatxOut {
+    fn from(a: &Attr) -> Self {
+        /// Bits of what is told: all that stat(2) has, and the time of birth.
+        const MASK: u32 = libc::STATX_BASIC_STATS | libc::STATX_BTIME;
+        let time = |t: Time| StatxTime { secs: t.secs, nanos: t.nanos, reserved: 0 };
+        let stat = StatxBytes {
+            mask: MASK,
+            blksize: a.blksize,
+            nlink: a.nlink,
+            uid: a.uid,
+            gid: a.gid,
+            mode: (type_bits(a.kind) | u32::from(a.perm)) as u16,
+            ino: a.ino,
+            size: a.size,
+            blocks: a.blocks,
+            atime: time(a.atime),
+            btime: time(a.crtime),
+            ctime: time(a.ctime),
+            mtime: time(a.mtime),
+            rdev_major: rustix::fs::major(a.rdev.into()),
+            rdev_minor: rustix::fs::minor(a.rdev.into()),
+            ..StatxBytes::default()
+        };
+        Self { attr_valid: VALID_SECS, stat, ..Self::default() }
+    }
+}
+
 impl From<&StatFs> for StatfsOut {
     fn from(s: &StatFs) -> Self {
         Self {
@@ -309,6 +348,7 @@ pub(super) fn op_size(opcode: u32) -> usize {
         op::FORGET => size_of::<ForgetIn>(),
         op::BATCH_FORGET => size_of::<BatchForgetIn>(),
         op::GETATTR => size_of::<GetattrIn>(),
+        op::STATX => size_of::<StatxIn>(),
         op::SETATTR => size_of::<SetattrIn>(),
         op::MKNOD => size_of::<MknodIn>(),
         op::MKDIR => size_of::<MkdirIn>(),
@@ -352,6 +392,8 @@ mod tests {
         assert_eq!(size_of::<AttrBytes>(), 88);
         assert_eq!(size_of::<EntryOut>(), 128);
         assert_eq!(size_of::<AttrOut>(), 104);
+        assert_eq!(size_of::<StatxIn>(), 24);
+        assert_eq!(size_of::<StatxOut>(), 288);
         assert_eq!(size_of::<SetattrIn>(), 88);
         assert_eq!(size_of::<ReadIn>(), 40);
         assert_eq!(size_of::<WriteIn>(), 40);

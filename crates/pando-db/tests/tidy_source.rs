@@ -93,6 +93,7 @@ const FS: &[(&str, &[&str])] = &[
     ("inode", &["error", "limits", "types", "record", "blockmap", "merge"]),
     ("lineage", &["error", "types", "path", "key_text", "record", "counter", "inode"]),
     ("handle", &["error", "readahead", "position", "inode"]),
+    ("counting", &["types"]),
     ("lock", &["error"]),
     ("path_cache", &["types", "inode", "lock"]),
     ("file_runs", &["path"]),
@@ -108,6 +109,7 @@ const FS: &[(&str, &[&str])] = &[
             "record",
             "merge",
             "counter",
+            "counting",
             "position",
             "inode",
             "lineage",
@@ -117,6 +119,7 @@ const FS: &[(&str, &[&str])] = &[
         ],
     ),
     ("place", &["error", "types", "path", "inode", "lock", "path_cache", "volume"]),
+    ("domain", &["error", "path", "record", "inode", "volume", "place"]),
     ("check", &["error", "limits", "types", "path", "key_text", "attrs", "record", "blockmap", "volume"]),
     (
         "data",
@@ -133,37 +136,57 @@ const FS: &[(&str, &[&str])] = &[
     ("orphan", &["error", "types", "path", "merge", "inode", "volume", "data"]),
     ("xattr", &["error", "types", "path", "attrs", "acl", "record", "merge", "inode", "volume", "place"]),
     ("file", &["error", "limits", "types", "merge", "inode", "handle", "volume", "place", "data", "orphan"]),
-    ("name", &["error", "types", "path", "record", "inode", "lineage", "volume", "place", "data", "file"]),
+    (
+        "name",
+        &[
+            "error", "types", "path", "record", "inode", "lineage", "volume", "place", "domain", "data",
+            "file",
+        ],
+    ),
     (
         "entry",
         &[
             "error", "limits", "types", "path", "record", "merge", "inode", "lineage", "handle", "lock",
-            "volume", "place", "data", "orphan", "name", "xattr",
+            "volume", "place", "domain", "data", "orphan", "name", "xattr",
         ],
     ),
     (
         "dir",
         &[
-            "error", "types", "path", "blockmap", "position", "inode", "handle", "volume", "place", "data",
-            "name",
+            "error", "types", "path", "record", "blockmap", "position", "inode", "handle", "volume", "place",
+            "domain", "data", "name",
         ],
     ),
     (
         "rename",
         &[
             "error", "types", "path", "record", "merge", "inode", "lineage", "lock", "volume", "place",
-            "orphan", "name", "entry",
+            "domain", "orphan", "name", "entry",
+        ],
+    ),
+    (
+        "link",
+        &[
+            "error", "types", "path", "record", "merge", "inode", "lineage", "lock", "counting", "volume",
+            "place", "domain", "orphan", "name", "rename",
+        ],
+    ),
+    (
+        "census",
+        &[
+            "error", "types", "path", "record", "merge", "inode", "lineage", "lock", "counting", "volume",
+            "place", "domain", "orphan", "name", "entry", "rename",
         ],
     ),
     ("rights", &["error", "types", "path", "key_text", "acl", "record", "inode", "volume", "place", "entry"]),
     (
         "clone",
         &[
-            "error", "types", "path", "merge", "inode", "lock", "volume", "place", "orphan", "name", "entry",
-            "rename", "rights",
+            "error", "types", "path", "merge", "inode", "lock", "volume", "place", "domain", "orphan",
+            "name", "entry", "rename", "census", "rights",
         ],
     ),
-    ("usage", &["error", "types", "volume", "place", "name"]),
+    ("usage", &["error", "types", "path", "record", "volume", "place", "domain", "name"]),
 ];
 
 /// The floors of `pando-fuse`.

@@ -5,7 +5,7 @@
 //! checksums are for its own check; that names keys, which [`describe_key`]
 //! turns into paths. Uses keys, records and lineages.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use bytes::Bytes;
 use pando_db::Snapshot;
@@ -17,7 +17,7 @@ use crate::{
     key_text::describe_key,
     limits::BLOCK_SIZE,
     path,
-    record::Record,
+    record::{LinkName, Record, Stored},
     types::{FileKind, ROOT},
     volume::Fs,
 };
@@ -28,8 +28,10 @@ use crate::{
 pub struct CheckReport {
     /// Directories, the root included.
     pub directories: u64,
-    /// Other entries.
+    /// Other files; those with several names once.
     pub files: u64,
+    /// Names of files that have, or had, several.
+    pub links: u64,
     /// Data blocks.
     pub blocks: u64,
     /// Bytes in these.
@@ -106,10 +108,55 @@ fn unlike_attrs(view: &Snapshot, meta: &[u8], record: &Record) -> Result<Option<
         .then_some("other extended attributes than its record counts"))
 }
 
+/// What is wrong with a name of a linked file, which has this path, in the lineage with this root.
+fn unlike_name(view: &Snapshot, root: &[u8], entry: &[u8], name: LinkName) -> Result<Option<&'static str>> {
+    let index = path::meta(&path::link_name(root, entry).unwrap_or_default());
+    if view.get(&index)? != Some(name.encode_index()) {
+        return Ok(Some("a name of a linked file that the index lacks"));
+    }
+    let file = view.get(&path::meta(&path::linked(root, name.id)))?;
+    let record = file.and_then(|value| Record::decode(&value).ok());
+    Ok((!record.is_some_and(|r| r.kind == name.kind && r.fileno == name.id))
+        .then_some("a name of a linked file that does not exist"))
+}
+
+/// What was met behind the subdirectories of the root of a lineage.
+struct LinkArea {
+    contents: Vec<u8>,
+    /// Numbers and link counts.
+    files: Vec<(u64, u32)>,
+    /// Names in the index, by number.
+    names: HashMap<u64, u32>,
+    uncounted: bool,
+}
+
+impl LinkArea {
+    fn new(contents: &[u8]) -> Self {
+        let (files, names) = (Vec::new(), HashMap::new());
+        Self { contents: contents.to_vec(), files, names, uncounted: false }
+    }
+
+    /// What is wrong with it. Until names are counted, files may have fewer than they say.
+    fn problems(mut self) -> Vec<String> {
+        let mut out = Vec::new();
+        for (id, nlink) in std::mem::take(&mut self.files) {
+            let names = self.names.remove(&id).unwrap_or(0);
+            let good = if self.uncounted { names <= nlink } else { names == nlink && names > 0 };
+            if !good {
+                let file = describe_key(&path::meta(&path::linked(&self.contents, id)));
+                out.push(format!("{file}: has {names} names and says {nlink}"));
+            }
+        }
+        out
+    }
+}
+
 /// A directory on the way of the scan.
 struct Level {
     contents: Vec<u8>,
     lineage: u32,
+    /// It is the root of its lineage.
+    root: bool,
 }
 
 impl Fs {
@@ -125,16 +172,60 @@ impl Fs {
             tell(&text);
         };
         let mut numbers = vec![ROOT];
-        let mut levels = vec![Level { contents: Vec::new(), lineage: 0 }];
+        let mut levels = vec![Level { contents: Vec::new(), lineage: 0, root: true }];
+        let mut area: Option<LinkArea> = None;
         let mut pairs = view.prefix(&path::meta(b""));
         while let Some((key, value)) = pairs.next_ref()? {
-            let Some(path::Parsed::Meta(_)) = path::parse(key) else {
+            let Some(parsed) = path::parse(key) else {
                 problem(&mut report, format!("{}: not a key of the tree", key.escape_ascii()));
                 continue;
             };
-            let record = match Record::decode(value) {
-                Ok(record) => record,
-                Err(detail) => {
+            let own = key.get(5..).unwrap_or_default();
+            let of_links = !matches!(parsed, path::Parsed::Meta(_));
+            let dir = match of_links {
+                true => path::root_of(own).unwrap_or_default(),
+                false => path::directory_of(own),
+            };
+            if area.as_ref().is_some_and(|a| !of_links || a.contents != dir) {
+                area.take().into_iter().flat_map(LinkArea::problems).for_each(|p| problem(&mut report, p));
+            }
+            if !own.is_empty() && !self.descend(&view, &mut levels, dir)? {
+                problem(&mut report, format!("{}: its directory does not exist", describe_key(key)));
+                continue;
+            }
+            let level = levels.last();
+            let record = match (Stored::decode(value), &parsed) {
+                (Ok(Stored::Record(record)), path::Parsed::Meta(_)) => *record,
+                (Ok(Stored::Record(record)), path::Parsed::Linked(_, id)) => {
+                    area.get_or_insert_with(|| LinkArea::new(dir)).files.push((*id, record.nlink));
+                    if record.kind == FileKind::Directory || !level.is_some_and(|l| l.root) {
+                        problem(&mut report, format!("{}: cannot be there", describe_key(key)));
+                    }
+                    *record
+                }
+                (Ok(Stored::Name(name)), path::Parsed::Meta(_)) => {
+                    report.links += 1;
+                    let root = levels.iter().rfind(|l| l.root).map_or(&[][..], |l| &l.contents);
+                    if let Some(text) = unlike_name(&view, root, own, name)? {
+                        problem(&mut report, format!("{}: {text}", describe_key(key)));
+                    }
+                    continue;
+                }
+                (Ok(Stored::Indexed(id)), path::Parsed::LinkName(_, inside)) => {
+                    *area.get_or_insert_with(|| LinkArea::new(dir)).names.entry(id).or_default() += 1;
+                    let entry = view.get(&path::meta(&[dir, inside].concat()))?;
+                    let is = |v: &Bytes| matches!(Stored::decode(v), Ok(Stored::Name(n)) if n.id == id);
+                    if !entry.as_ref().is_some_and(is) {
+                        problem(&mut report, format!("{}: there is no such name", describe_key(key)));
+                    }
+                    continue;
+                }
+                (Ok(Stored::Uncounted), path::Parsed::Uncounted(..)) => {
+                    area.get_or_insert_with(|| LinkArea::new(dir)).uncounted = true;
+                    continue;
+                }
+                (stored, _) => {
+                    let detail = stored.err().unwrap_or("not what belongs under this key");
                     problem(&mut report, format!("{}: {detail}", describe_key(key)));
                     continue;
                 }
@@ -148,21 +239,16 @@ impl Fs {
             {
                 problem(&mut report, format!("{}: {text}", describe_key(key)));
             }
-            let own = key.get(5..).unwrap_or_default();
             if own.is_empty() {
                 if record.kind != FileKind::Directory || record.fileno != ROOT {
                     problem(&mut report, "/: not the record of a root".into());
                 }
                 continue;
             }
-            let dir = path::directory_of(own);
-            if !self.descend(&view, &mut levels, dir)? {
-                problem(&mut report, format!("{}: its directory does not exist", describe_key(key)));
-                continue;
-            }
             let lineage = levels.last().map_or(0, |l| l.lineage);
             numbers.push(self.lineages.identity(&self.db, lineage, &record)?.0);
         }
+        area.into_iter().flat_map(LinkArea::problems).for_each(|p| problem(&mut report, p));
         numbers.sort_unstable();
         for pair in numbers.windows(2) {
             if let [a, b] = pair
@@ -189,7 +275,7 @@ impl Fs {
             let record = view.get(&path::meta(&entry))?.and_then(|value| Record::decode(&value).ok());
             let Some(record) = record.filter(|r| r.kind == FileKind::Directory) else { return Ok(false) };
             let lineage = self.lineages.identity(&self.db, last.lineage, &record)?.1;
-            levels.push(Level { contents: contents.to_vec(), lineage });
+            levels.push(Level { contents: contents.to_vec(), lineage, root: record.clone_id != 0 });
         }
         Ok(levels.last().is_some_and(|l| l.contents == dir))
     }
@@ -204,7 +290,7 @@ impl Fs {
         let mut pairs = view.prefix(&path::data(b""));
         while let Some((key, value)) = pairs.next_ref()? {
             let block = match path::parse(key) {
-                Some(path::Parsed::Data(_, block)) => block,
+                Some(path::Parsed::Data(_, block) | path::Parsed::LinkedData(_, _, block)) => block,
                 _ => {
                     problem(report, format!("{}: not a key of data", key.escape_ascii()));
                     continue;

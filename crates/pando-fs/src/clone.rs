@@ -10,10 +10,12 @@ use std::{ffi::OsStr, os::unix::ffi::OsStrExt, time::Instant};
 use pando_db::Batch;
 
 use crate::{
+    census::LostNames,
     error::{Error, Result, show},
     inode::{InodeRef, Link},
     lock::{Obstacle, attempt_shared},
     merge::Change,
+    orphan::Fate,
     path::{self, check_name, system},
     rename::End,
     rights::Rights,
@@ -30,12 +32,13 @@ enum Source<'a> {
 }
 
 impl Source<'_> {
-    /// Its directory and name, as far as nobody moves it.
-    fn place(&self) -> Result<(InodeRef, Box<[u8]>)> {
+    /// Its directory and name, as far as nobody moves it; `None` for a file with several names.
+    fn place(&self) -> Result<Option<(InodeRef, Box<[u8]>)>> {
         match self {
-            Source::Named(dir, name) => Ok((dir.clone(), name.as_bytes().into())),
+            Source::Named(dir, name) => Ok(Some((dir.clone(), name.as_bytes().into()))),
             Source::Inode(inode) => inode.peek(|s| match &s.link {
-                Link::At { parent, name } => Ok((parent.clone(), name.clone())),
+                Link::At { parent, name } => Ok(Some((parent.clone(), name.clone()))),
+                Link::Linked { .. } => Ok(None),
                 Link::Root => Err(Error::Invalid("the root cannot be cloned into itself".into())),
                 Link::Orphan | Link::Gone => Err(Error::Stale(inode.ino)),
             }),
@@ -46,9 +49,11 @@ impl Source<'_> {
 /// What a removal leaves to do once its batch is written.
 struct Removal {
     top: InodeRef,
-    top_orphaned: bool,
+    top_fate: Fate,
     open_below: Vec<InodeRef>,
     lineage: Option<u32>,
+    /// Names of linked files that went with it.
+    names: Option<LostNames>,
     now: Time,
 }
 
@@ -63,10 +68,15 @@ impl Fs {
         now: Time,
     ) -> Result<Removal> {
         let mut open_below = Vec::new();
-        let mut top_orphaned = false;
+        let mut top_fate = Fate::Gone;
         let mut lineage = None;
+        let mut names = None;
         if top.kind == FileKind::Directory {
-            self.may_empty(rights, top, &path::contents(&end.at.contents, end.name)?)?;
+            let contents = path::contents(&end.at.contents, end.name)?;
+            self.may_empty(rights, top, &contents)?;
+            if top.peek(|s| s.record.clone_id == 0) {
+                names = self.lose_names(batch, end.at, &contents)?;
+            }
             open_below = self.orphan_below(batch, top, now)?;
             batch.delete(path::meta(&end.entry));
             for prefix in top.peek(|s| end.prefixes(&s.record))? {
@@ -74,16 +84,16 @@ impl Fs {
             }
             lineage = self.retire(batch, end.at, top)?;
         } else {
-            top_orphaned = self.remove_file(batch, &end.entry, top, now);
+            top_fate = self.remove_file(batch, end.at, &end.entry, top, now)?;
         }
-        Ok(Removal { top: top.clone(), top_orphaned, open_below, lineage, now })
+        Ok(Removal { top: top.clone(), top_fate, open_below, lineage, names, now })
     }
 
     fn removed_all(&self, removal: &Removal) {
         for inode in &removal.open_below {
-            self.removed(inode, true, removal.now);
+            self.removed(inode, Fate::Orphan, removal.now);
         }
-        self.removed(&removal.top, removal.top_orphaned, removal.now);
+        self.removed(&removal.top, removal.top_fate, removal.now);
         if removal.top.kind == FileKind::Directory {
             self.table.tree_removed();
         }
@@ -132,21 +142,31 @@ impl Fs {
         self.writable()?;
         let to = check_name(dst.1)?;
         let new = self.dir(dst.0)?;
-        let mut report = self.with_attempts(|tries| {
-            let (old, from) = src.place()?;
-            let shown_name = || String::from_utf8_lossy(&from).into_owned();
-            let pair = self.attempt_pair(tries, &old, &new)?;
-            let source_end = End::new(pair.first(), &from)?;
+        let (mut report, removal) = self.with_attempts(|tries| {
+            let place = src.place()?;
+            let pair = self.attempt_pair(tries, place.as_ref().map_or(&new, |(old, _)| old), &new)?;
             let end = End::to_be(pair.second(), to)?;
-            let source = match (self.child(source_end.at, &from)?, src) {
-                (Some(found), Source::Inode(wanted)) if found.ino == wanted.ino => found,
-                (Some(found), Source::Named(..)) => found,
-                (None, Source::Named(..)) => return Err(Error::NotFound(shown_name()).into()),
-                // It has been moved since its place was looked up.
-                (_, Source::Inode(wanted)) => {
-                    return Err(Obstacle::Taken { lock: wanted.tree.clone(), exclusive: false });
+            let (source, held) = match (src, &place) {
+                (Source::Named(..), Some((_, from))) => {
+                    let name = || String::from_utf8_lossy(from).into_owned();
+                    let found = self.child(pair.first(), from)?;
+                    (found.ok_or_else(|| Error::NotFound(name()))?, None)
+                }
+                (Source::Inode(wanted), Some((_, from))) => match self.child(pair.first(), from)? {
+                    Some(found) if found.ino == wanted.ino => (found, None),
+                    // It has been moved since its place was looked up.
+                    _ => return Err(Obstacle::Taken { lock: wanted.tree.clone(), exclusive: false }),
+                },
+                (Source::Inode(wanted), None) | (Source::Named(wanted, _), None) => {
+                    (wanted.clone(), Some(self.attempt(wanted, tries, false)?))
                 }
             };
+            let from = place.as_ref().map_or(&b""[..], |(_, name)| name);
+            let shown_name = || match from {
+                [] => source.label(),
+                name => String::from_utf8_lossy(name).into_owned(),
+            };
+            let source_end = End::new(pair.first(), from)?;
             let target = self.child(end.at, to)?;
             let refuse = |text: String| Err(Obstacle::from(Error::Invalid(text)));
             if target.as_ref().is_some_and(|t| t.ino == source.ino) {
@@ -159,7 +179,9 @@ impl Fs {
                     shown_name()
                 ));
             }
-            if target.as_ref().is_some_and(|t| source_end.at.is_at_or_below(t.ino)) {
+            let above =
+                place.is_some() && target.as_ref().is_some_and(|t| source_end.at.is_at_or_below(t.ino));
+            if above {
                 return refuse(format!(
                     "{}: lies inside the destination {} that it would replace",
                     shown_name(),
@@ -175,8 +197,8 @@ impl Fs {
                 None => rights.may_add(&end.at.dir)?,
             }
             // A file's size and data must be of one moment; a directory's calls are batches.
-            let _source = match source.kind {
-                FileKind::Directory => None,
+            let _source = match (source.kind, &held) {
+                (FileKind::Directory, _) | (_, Some(_)) => None,
                 _ => Some(attempt_shared(&source.tree)?),
             };
             let _target = target.as_ref().map(|t| tries.exclusive(&t.tree)).transpose()?;
@@ -194,9 +216,25 @@ impl Fs {
                 FileKind::Directory => record.clone_id = self.fresh_clone()?,
                 _ => record.fileno = self.fresh_file()?,
             }
-            for (a, b) in source_end.prefixes(&record)?.into_iter().zip(end.prefixes(&record)?) {
-                batch.clone_prefix(a, b);
+            let linked = source.linked();
+            match linked {
+                None => {
+                    for (a, b) in source_end.prefixes(&record)?.into_iter().zip(end.prefixes(&record)?) {
+                        batch.clone_prefix(a, b);
+                    }
+                }
+                Some((_, id)) if record.has_data() => {
+                    let data = match &held {
+                        Some(at) => at.data.clone(),
+                        None => path::data(&self.domain(source_end.at).linked(id)),
+                    };
+                    batch.clone_prefix(data, path::data(&end.entry));
+                }
+                Some(_) => {}
             }
+            let counts = source.kind == FileKind::Directory
+                && source.peek(|s| s.record.clone_id == 0)
+                && self.clone_links(&mut batch, &source_end, &end)?;
             batch.put(path::meta(&end.entry), record.encode());
             let touched = Change::modified(now);
             Self::change_dir(&mut batch, end.at, &touched);
@@ -210,12 +248,19 @@ impl Fs {
             if let Some(removal) = &removal {
                 self.removed_all(removal);
             }
-            Ok(CloneReport {
+            if counts {
+                self.count_in_background();
+            }
+            let report = CloneReport {
                 replaced: target.iter().map(|t| t.ino).collect(),
                 entries: vec![(end.at.dir.ino, dst.1.to_os_string())],
                 micros: 0,
-            })
+            };
+            Ok((report, removal))
         })?;
+        if let Some(names) = removal.and_then(|removal| removal.names) {
+            self.count_lost(names);
+        }
         report.micros = start.elapsed().as_micros() as u64;
         self.clone_latency.record(report.micros);
         Ok(report)
@@ -236,11 +281,11 @@ impl Fs {
         self.writable()?;
         let bytes = check_name(name)?;
         let dir = self.dir(parent)?;
-        let (at, _names) = self.hold_names(&dir, true)?;
+        let (at, names) = self.hold_names(&dir, true)?;
         let end = End::new(&at, bytes)?;
         let top = self.child(&at, bytes)?.ok_or_else(|| Error::NotFound(show(name)))?;
         rights.may_remove(&dir, &top)?;
-        let _own = top.tree.write_arc();
+        let own = top.tree.write_arc();
         let now = Time::now();
         let touched = Change::modified(now);
         let mut batch = Batch::new();
@@ -250,6 +295,10 @@ impl Fs {
         dir.change(|s| touched.apply(&mut s.record));
         self.removed_all(&removal);
         self.positions.removed(&self.db, bytes);
+        drop((own, names, at));
+        if let Some(names) = removal.names {
+            self.count_lost(names);
+        }
         Ok(RemoveReport {
             replaced: vec![top.ino],
             entries: vec![(dir.ino, name.to_os_string())],

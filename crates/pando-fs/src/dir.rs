@@ -12,15 +12,18 @@ use std::{
     sync::Arc,
 };
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 
 use crate::{
     blockmap::BlockMap,
+    domain::record_in,
     error::{Error, Result},
     handle::OpenDir,
     inode::{InodeRef, attr_of},
     path,
     position::{self, NameList},
+    record::Record,
     types::{Attr, DirEntry, DirHandle, FileKind, Ino},
     volume::Fs,
 };
@@ -42,6 +45,9 @@ enum From {
     /// With the first name that is not less.
     At(Vec<u8>),
 }
+
+/// A file with holes: its inode, or its number of dense blocks and the prefix of its data.
+type Sparse = Result<InodeRef, (u64, Bytes)>;
 
 /// A name and its attributes.
 type Found = (Box<[u8]>, Attr);
@@ -152,7 +158,15 @@ impl Fs {
             From::Behind(name) => path::listing(&at.contents, Some(name)),
             From::At(name) => path::listing_between(&at.contents, name, None),
         };
-        let mut cursor = self.db.range(&lo, Some(&hi));
+        // Where records of linked files stand; in a view of the same moment, as the place may be let go.
+        let links = match self.has_links() && !plus {
+            true => Some((self.db.snapshot(), self.domain(&at).contents)),
+            false => None,
+        };
+        let mut cursor = match &links {
+            Some((view, _)) => view.range(&lo, Some(&hi)),
+            None => self.db.range(&lo, Some(&hi)),
+        };
         let at = match plus {
             true => Ok(at),
             false => Err(at.contents.clone()), // lets the place go: the cursor has its own view
@@ -160,7 +174,7 @@ impl Fs {
         let contents = at.as_ref().map_or_else(|contents| contents.clone(), |at| at.contents.clone());
         let mut out: Vec<Found> = Vec::new();
         // Files with holes, whose blocks are counted when nothing is held any more.
-        let mut sparse: Vec<(usize, Result<InodeRef, u64>)> = Vec::new();
+        let mut sparse: Vec<(usize, Sparse)> = Vec::new();
         for _ in 0..max {
             let Some((key, value)) = cursor.next_ref()? else { break };
             let damaged = || Error::Damaged { what: dir.label(), detail: "impossible name of an entry" };
@@ -181,9 +195,20 @@ impl Fs {
                     attr
                 }
                 Err(_) => {
-                    let record = self.decode(name, value)?;
+                    let what = || String::from_utf8_lossy(name).into_owned();
+                    let (record, link) = match &links {
+                        Some((view, root)) => record_in(view, root, what, value)?,
+                        None => {
+                            let damaged = |detail| Error::Damaged { what: what(), detail };
+                            (Record::decode(value).map_err(damaged)?, None)
+                        }
+                    };
                     if let Some(dense) = record.dense {
-                        sparse.push((out.len(), Err(dense)));
+                        let path = match (link, &links) {
+                            (Some(id), Some((_, root))) => path::linked(root, id),
+                            _ => path::entry(&contents, name)?,
+                        };
+                        sparse.push((out.len(), Err((dense, path::data(&path)))));
                     }
                     attr_of(self.lineages.identity(&self.db, dir.lineage, &record)?.0, &record)
                 }
@@ -192,11 +217,10 @@ impl Fs {
         }
         drop((at, names));
         for (i, inode) in sparse {
-            let Some((name, attr)) = out.get_mut(i) else { continue };
+            let Some((_, attr)) = out.get_mut(i) else { continue };
             *attr = match inode {
                 Ok(inode) => self.attr(&inode),
-                Err(dense) => {
-                    let data = path::data(&path::entry(&contents, name)?);
+                Err((dense, data)) => {
                     let map = BlockMap::read(&self.db, &data, dense)?;
                     Attr { blocks: map.units(dense, attr.size), ..*attr }
                 }

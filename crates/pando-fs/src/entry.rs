@@ -14,11 +14,12 @@ use pando_db::Batch;
 use crate::{
     error::{Error, Result, show},
     handle::OpenFile,
-    inode::{InodeRef, Link},
+    inode::{Inode, InodeRef, Link},
     limits::MAX_SYMLINK,
     lineage::number::number,
     lock::Guard,
     merge::Change,
+    orphan::Fate,
     path::{self, check_name},
     place::DirAt,
     record::Record,
@@ -153,18 +154,40 @@ impl Fs {
         Ok(target)
     }
 
-    /// Adds the removal of one entry that is not a directory: its record, and its data, which
-    /// moves to the orphan area if it is open. The caller holds `tree` of the inode exclusively
-    /// and calls [`Fs::removed`] when the batch is written, with the answer: whether it moves there.
-    pub(crate) fn remove_file(&self, batch: &mut Batch, entry: &[u8], inode: &InodeRef, now: Time) -> bool {
+    /// Adds the removal of one entry that is not a directory, in the directory `at`: its record, and its data, which
+    /// moves to the orphan area if it is open; or, if it has other names, this one alone. The caller holds `tree` of
+    /// the inode exclusively and calls [`Fs::removed`] when the batch is written, with the answer.
+    pub(crate) fn remove_file(
+        &self,
+        batch: &mut Batch,
+        at: &DirAt,
+        entry: &[u8],
+        inode: &InodeRef,
+        now: Time,
+    ) -> Result<Fate> {
         batch.delete(path::meta(entry));
-        let open = inode.kind == FileKind::Regular && inode.peek(|s| s.opens > 0);
-        if open {
-            self.make_orphan(batch, entry, inode, now);
-        } else {
-            inode.peek(|s| Self::drop_data(batch, &path::data(entry), &s.record));
+        let linked = inode.linked();
+        let Some((_, id)) = linked else { return Ok(self.remove_last(batch, path::data(entry), inode, now)) };
+        let domain = self.domain(at);
+        batch.delete(domain.index(entry)?);
+        let path = domain.linked(id);
+        if inode.peek(|s| s.record.nlink) > 1 {
+            let change = Change { nlink: -1, ctime: Some(now), ..Change::default() };
+            batch.upsert(path::meta(&path), change.encode());
+            return Ok(Fate::Linked);
         }
-        open
+        batch.delete(path::meta(&path));
+        Ok(self.remove_last(batch, path::data(&path), inode, now))
+    }
+
+    /// Adds the removal of the data of a file without names, whose record is removed.
+    pub(crate) fn remove_last(&self, batch: &mut Batch, data: Bytes, inode: &InodeRef, now: Time) -> Fate {
+        if inode.kind == FileKind::Regular && inode.peek(|s| s.opens > 0) {
+            self.make_orphan(batch, data, inode, now);
+            return Fate::Orphan;
+        }
+        inode.peek(|s| Self::drop_data(batch, &data, &s.record));
+        Fate::Gone
     }
 
     /// Removes the entry `name`, which must not be a directory (EISDIR).
@@ -182,11 +205,11 @@ impl Fs {
         let now = Time::now();
         let touched = Change::modified(now);
         let mut batch = Batch::new();
-        let orphaned = self.remove_file(&mut batch, &at.child(bytes)?, &inode, now);
+        let fate = self.remove_file(&mut batch, &at, &at.child(bytes)?, &inode, now)?;
         Self::change_dir(&mut batch, &at, &touched);
         self.db.write(batch)?;
         dir.change(|s| touched.apply(&mut s.record));
-        self.removed(&inode, orphaned, now);
+        self.removed(&inode, fate, now);
         self.positions.removed(&self.db, bytes);
         Ok(())
     }
@@ -203,6 +226,16 @@ impl Fs {
     pub(crate) fn is_empty(&self, contents: &[u8]) -> Result<bool> {
         let (lo, hi) = path::listing(contents, None);
         Ok(self.db.range(&lo, Some(&hi)).next().transpose()?.is_none())
+    }
+
+    /// Adds the moves of open files into the orphan area that the removal of an empty directory would take along: an
+    /// open file whose names are not counted yet may be in its link area without having any. The caller holds `tree` of
+    /// the directory exclusively.
+    pub(crate) fn nameless_below(&self, batch: &mut Batch, dir: &Inode, now: Time) -> Result<Vec<InodeRef>> {
+        match self.has_links() && dir.peek(|s| s.record.clone_id != 0) {
+            true => self.orphan_below(batch, dir, now),
+            false => Ok(Vec::new()),
+        }
     }
 
     /// Removes the empty directory `name`.
@@ -224,6 +257,7 @@ impl Fs {
         let entry = at.child(bytes)?;
         batch.delete(path::meta(&entry));
         inode.peek(|s| Self::drop_data(&mut batch, &path::data(&entry), &s.record));
+        let nameless = self.nameless_below(&mut batch, &inode, now)?;
         // Whoever empties a directory name by name leaves a delete for each, which gives space back
         // only when it reaches the leaf, and never in one that a clone shares. These two overrule
         // them all, and what they were for.
@@ -233,7 +267,8 @@ impl Fs {
         Self::change_dir(&mut batch, &at, &touched);
         self.db.write(batch)?;
         dir.change(|s| touched.apply(&mut s.record));
-        self.removed(&inode, false, now);
+        nameless.iter().for_each(|file| self.removed(file, Fate::Orphan, now));
+        self.removed(&inode, Fate::Gone, now);
         self.lineages.give_back(lineage);
         self.positions.removed(&self.db, bytes);
         Ok(())

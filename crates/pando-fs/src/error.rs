@@ -47,6 +47,12 @@ pub enum Error {
     /// The mode of a directory forbids this (EACCES).
     #[error("{0}: permission denied: needs write and search permission on the directory that holds it")]
     Access(String),
+    /// A hard link, or a file that has several, would reach from one clone into another (EXDEV).
+    #[error("{0}: hard links do not reach from one clone into another")]
+    CrossesClone(String),
+    /// A file has as many names as it can have (EMLINK).
+    #[error("{0}: too many links")]
+    TooManyLinks(String),
     /// The inode was removed, or replaced by a clone (ESTALE).
     #[error("inode {0:#x}: removed or replaced meanwhile")]
     Stale(u64),
@@ -121,6 +127,8 @@ impl Error {
             Error::Invalid(_) | Error::Format(_) => Errno::INVAL,
             Error::NotPermitted { .. } => Errno::PERM,
             Error::Access(_) => Errno::ACCESS,
+            Error::CrossesClone(_) => Errno::XDEV,
+            Error::TooManyLinks(_) => Errno::MLINK,
             Error::Stale(_) => Errno::STALE,
             Error::BadHandle(_) => Errno::BADF,
             Error::TooBig(_) => Errno::FBIG,

@@ -41,6 +41,8 @@ pub(crate) enum Link {
     Root,
     /// An entry of a directory.
     At { parent: InodeRef, name: Box<[u8]> },
+    /// A file with names that are counted: its keys are in the link area of the lineage whose root this is.
+    Linked { root: InodeRef, id: u64 },
     /// A file without a name that is still open; its keys are in the orphan area.
     Orphan,
     /// Removed.
@@ -58,6 +60,8 @@ pub(crate) struct State {
     pub opens: u32,
     /// The access time in the record is not stored: see [`crate::AtimePolicy`].
     pub atime_unsaved: bool,
+    /// A file without a name may get one: it was made so.
+    pub linkable: bool,
     /// The map of a file with holes, once it was read. Changed only while `tree` is held exclusively.
     pub map: Option<BlockMap>,
     /// Where the last write ended, byte.
@@ -138,12 +142,21 @@ impl Inode {
         })
     }
 
-    /// The parent; `None` for the root and for orphans.
+    /// The directory that the keys of an inode depend on: its parent, or of a linked file the root of its lineage.
+    /// `None` for the root and for orphans.
     pub(crate) fn parent(&self) -> Result<Option<InodeRef>> {
         self.peek(|s| match &s.link {
             Link::Root | Link::Orphan => Ok(None),
-            Link::At { parent, .. } => Ok(Some(parent.clone())),
+            Link::At { parent, .. } | Link::Linked { root: parent, .. } => Ok(Some(parent.clone())),
             Link::Gone => Err(Error::Stale(self.ino)),
+        })
+    }
+
+    /// The root of the lineage and the link id, of a linked file.
+    pub(crate) fn linked(&self) -> Option<(InodeRef, u64)> {
+        self.peek(|s| match &s.link {
+            Link::Linked { root, id } => Some((root.clone(), *id)),
+            _ => None,
         })
     }
 
@@ -160,7 +173,7 @@ impl Inode {
         self.peek(|s| match &s.link {
             Link::At { name, .. } => String::from_utf8_lossy(name).into_owned(),
             Link::Root => "/".into(),
-            Link::Orphan | Link::Gone => format!("inode {:#x}", self.ino),
+            Link::Linked { .. } | Link::Orphan | Link::Gone => format!("inode {:#x}", self.ino),
         })
     }
 }
@@ -281,7 +294,7 @@ impl Drop for InodeRef {
         // An inode that leaves gives back its parent, and so on up: a loop, as trees are deep.
         while let Some(inode) = last.take() {
             let link = std::mem::replace(&mut inode.state.lock().link, Link::Gone);
-            if let Link::At { parent, .. } = link {
+            if let Link::At { parent, .. } | Link::Linked { root: parent, .. } = link {
                 // Taking the fields apart without running this function again.
                 let parent_inode = parent.inode.clone();
                 parent_inode.refs.fetch_add(1, Ordering::Relaxed);
@@ -423,6 +436,7 @@ impl Table {
                 lookups: 0,
                 opens: 0,
                 atime_unsaved: false,
+                linkable: false,
                 map: None,
                 written_to: 0,
             }),

@@ -13,6 +13,8 @@ const META: u8 = b'M';
 const DATA: u8 = b'D';
 const ENTRY: u8 = 0x01;
 const CONTENTS: u8 = 0x02;
+const LINKED: u8 = 0x03;
+const UNCOUNTED: u8 = 0x05;
 const END: u8 = 0x00;
 
 /// What a key stands for, for people: a path of the tree, or the name of a system record.
@@ -28,6 +30,22 @@ pub fn describe_key(key: &[u8]) -> String {
         Some(path::Parsed::Data(parts, block)) => {
             format!("{} (data from byte {})", slashed(&parts), block.saturating_mul(BLOCK_SIZE))
         }
+        Some(path::Parsed::Linked(parts, id)) => format!("{} (linked file {id})", slashed(&parts)),
+        Some(path::Parsed::LinkedData(parts, id, block)) if block >= path::ATTRS => {
+            format!("{} (extended attributes of linked file {id})", slashed(&parts))
+        }
+        Some(path::Parsed::LinkedData(parts, id, block)) if block >= path::MAP => {
+            format!("{} (map of the blocks of linked file {id})", slashed(&parts))
+        }
+        Some(path::Parsed::LinkedData(parts, id, block)) => {
+            let from = block.saturating_mul(BLOCK_SIZE);
+            format!("{} (data of linked file {id} from byte {from})", slashed(&parts))
+        }
+        Some(path::Parsed::LinkName(parts, inside)) => {
+            let inside = path::names(inside).unwrap_or_default();
+            format!("{} (index of names of linked files)", slashed(&[parts, inside].concat()))
+        }
+        Some(path::Parsed::Uncounted(parts, _)) => format!("{} (links to be counted)", slashed(&parts)),
         Some(path::Parsed::System(tag)) => format!("system record {:?}", char::from(tag)),
         None => format!("unknown key {}", key.escape_ascii()),
     }
@@ -81,6 +99,9 @@ fn walk(mut path: &[u8], blocks: bool) -> Option<String> {
     let mut out = String::from("/");
     loop {
         let Some((&kind, rest)) = path.split_first() else { return Some(out) };
+        if (LINKED..=UNCOUNTED).contains(&kind) {
+            return Some(linked(out, kind, rest));
+        }
         if kind != ENTRY && kind != CONTENTS {
             return None;
         }
@@ -104,6 +125,25 @@ fn walk(mut path: &[u8], blocks: bool) -> Option<String> {
         }
         out.push('/');
         path = rest;
+    }
+}
+
+/// What belongs to the linked files of a lineage, behind the path of its root.
+fn linked(root: String, kind: u8, rest: &[u8]) -> String {
+    let what = match kind {
+        LINKED => "linked",
+        UNCOUNTED => "uncounted",
+        _ => match walk(rest, false) {
+            Some(inside) => return format!("{root}(name){inside}"),
+            None => "name",
+        },
+    };
+    let number = |bytes: &[u8]| bytes.try_into().map(u64::from_be_bytes);
+    match rest.split_at_checked(8).map(|(id, rest)| (number(id), rest, number(rest))) {
+        Some((Ok(id), _, Ok(block))) => format!("{root}({what} {id})[{block}]"),
+        Some((Ok(id), [], _)) => format!("{root}({what} {id})"),
+        Some((Ok(id), ..)) => format!("{root}({what} {id})[…]"),
+        _ => format!("{root}({what} …"),
     }
 }
 
@@ -147,6 +187,11 @@ mod tests {
         assert_eq!(name(&path::system::orphan_meta(5)), "system:O:00000000000000054d");
         assert_eq!(name_piece(&file).unwrap(), "…/a/b\\u{1}\\xff/ä");
         assert_eq!(name_piece(b"\x01x\0\0\0\0\0\0\0\0\x07").unwrap(), "…/x[7]");
+        let of = |path: &[u8]| name(&path::meta(path));
+        assert_eq!(of(&path::linked(&dir[..3], 7)), "meta:/a/(linked 7)");
+        assert_eq!(name(&path::block(&path::data(&path::linked(b"", 7)), 9)), "data:/(linked 7)[9]");
+        assert_eq!(of(&path::link_name(b"", b"\x01x\0").unwrap()), "meta:/(name)/x");
+        assert_eq!(of(b"\x03\0\0"), "meta:/(linked …");
         for other in [&b""[..], b"abc", b"\0\0\0\x01M", b"\0\0\0\0Mx", b"\0\0\0\0M\x01a\0b", b"\0\0\0\0Nx"] {
             assert_eq!(name_key(other), None, "{other:?}");
             assert_eq!(name_piece(other), None, "{other:?}");

@@ -10,9 +10,9 @@
 //! `error`, `limits`, `types`, `stats`, `readahead`; `path` (keys) and `key_text` (keys in words); `attrs` and `acl`
 //! (extended attributes as bytes); `record`, `blockmap`
 //! and `merge` (values and their blind changes); `counter`, `position` (cookies of directories), `inode` (what is in
-//! memory), `lineage` (inode numbers), `handle`; `lock`, `path_cache` and `file_runs`; `volume` (the
-//! whole); `place` (where an inode is, locked); and above these the calls by subject, from `data` to `clone`
-//! and `usage`.
+//! memory), `lineage` (inode numbers), `handle`, `counting`; `lock`, `path_cache` and `file_runs`; `volume` (the
+//! whole); `place` (where an inode is, locked) and `domain` (in which lineage); and above these the calls by
+//! subject, from `data` to `clone` and `usage`.
 //!
 //! ```
 //! use std::{ffi::OsStr, path::Path, sync::Arc};
@@ -41,12 +41,15 @@ mod acl;
 mod allocate;
 mod attrs;
 mod blockmap;
+mod census;
 mod check;
 mod clone;
 mod copy;
 mod counter;
+mod counting;
 mod data;
 mod dir;
+mod domain;
 mod entry;
 mod error;
 mod file;
@@ -56,6 +59,7 @@ mod inode;
 mod key_text;
 mod limits;
 mod lineage;
+mod link;
 mod lock;
 mod merge;
 mod name;

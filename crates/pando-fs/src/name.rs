@@ -11,22 +11,17 @@ use std::{
 };
 
 use crate::{
+    domain::linked_record,
     error::{Error, Result, show},
     inode::{InodeRef, Link},
     path::{self, check_name},
     place::DirAt,
-    record::Record,
+    record::{LinkName, Stored},
     types::{Attr, FileKind, Ino, ROOT},
     volume::Fs,
 };
 
 impl Fs {
-    /// The record in `value`, which was found under `name`.
-    pub(crate) fn decode(&self, name: &[u8], value: &[u8]) -> Result<Record> {
-        Record::decode(value)
-            .map_err(|detail| Error::Damaged { what: String::from_utf8_lossy(name).into_owned(), detail })
-    }
-
     /// The directory that a call names by number.
     pub(crate) fn dir(&self, ino: Ino) -> Result<InodeRef> {
         let inode = self.table.get(ino)?;
@@ -59,22 +54,54 @@ impl Fs {
         value: &[u8],
         departures: u64,
     ) -> Result<Option<InodeRef>> {
-        let record = self.decode(name, value)?;
+        let what = || String::from_utf8_lossy(name).into_owned();
+        let damaged = |detail| Error::Damaged { what: what(), detail };
+        let (record, link) = match Stored::decode(value).map_err(damaged)? {
+            Stored::Record(record) => (*record, Link::At { parent: at.dir.clone(), name: name.into() }),
+            Stored::Name(LinkName { id, .. }) => {
+                let domain = self.domain(at);
+                let record = linked_record(&self.db.snapshot(), &domain.contents, id)?;
+                (record, Link::Linked { root: domain.root, id })
+            }
+            _ => return Err(damaged("no record of an entry")),
+        };
         let (ino, lineage) = self.lineages.identity(&self.db, at.dir.lineage, &record)?;
-        let link = Link::At { parent: at.dir.clone(), name: name.into() };
+        let of_link = match &link {
+            Link::Linked { root, id } => Some((root.clone(), *id)),
+            _ => None,
+        };
         let Some(inode) = self.table.enter(ino, lineage, Some(departures), link, record) else {
             return Ok(None);
         };
-        let same = inode.peek(
-            |s| matches!(&s.link, Link::At { parent, name: n } if parent.ino == at.dir.ino && **n == *name),
-        );
+        let same = inode.peek(|s| match (&s.link, &of_link) {
+            (Link::At { parent, name: n }, None) => parent.ino == at.dir.ino && **n == *name,
+            (Link::Linked { root, id }, Some((r, i))) => root.ino == r.ino && id == i,
+            _ => false,
+        });
         match same {
-            true => Ok(Some(inode)),
-            false => Err(Error::Damaged {
-                what: String::from_utf8_lossy(name).into_owned(),
-                detail: "two entries have one inode number",
-            }),
+            true => {
+                if let Some((root, _)) = of_link {
+                    self.look_whether_counted(at, root)?;
+                }
+                Ok(Some(inode))
+            }
+            false => Err(damaged("two entries have one inode number")),
         }
+    }
+
+    /// Has the names in a lineage counted that is looked at for the first time, if that is still to be done. `at` lies
+    /// in it. One cursor step the first time, then nothing.
+    fn look_whether_counted(&self, at: &DirAt, root: InodeRef) -> Result<()> {
+        if self.is_read_only() || !self.counting.is_new(root.ino) {
+            return Ok(());
+        }
+        let contents = self.domain(at).contents;
+        let marks = path::meta(&path::all_uncounted(&contents));
+        if self.db.prefix(&marks).next().transpose()?.is_some() {
+            self.counting.wants(root.ino, contents);
+            self.count_in_background();
+        }
+        Ok(())
     }
 
     /// The entry `name` of `parent`; counts one reference of the kernel.

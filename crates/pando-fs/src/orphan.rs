@@ -5,6 +5,7 @@
 //! last release removes them, and so does the next mount after a crash. Every
 //! call on the file goes on working there. Uses keys and the inode table.
 
+use bytes::Bytes;
 use pando_db::Batch;
 
 use crate::{
@@ -16,24 +17,42 @@ use crate::{
     volume::Fs,
 };
 
+/// What becomes of an inode when a name of it goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// It is removed.
+    Gone,
+    /// It has no name, and is open.
+    Orphan,
+    /// It has other names.
+    Linked,
+}
+
 impl Fs {
-    /// Adds the move of a file's data and record into the orphan area. The record at its old
+    /// Adds the move of a file's record, and of the data under this prefix, into the orphan area. The record at its old
     /// place is for the caller to delete.
-    pub(crate) fn make_orphan(&self, batch: &mut Batch, entry: &[u8], inode: &Inode, now: Time) {
+    pub(crate) fn make_orphan(&self, batch: &mut Batch, data: Bytes, inode: &Inode, now: Time) {
         let mut record = inode.peek(|s| s.record.clone());
         Change { ctime: Some(now), ..Change::default() }.apply(&mut record);
         // A file of size 0 has no data: no block holds bytes behind the size.
         if record.has_data() {
-            batch.rename_prefix(path::data(entry), system::orphan_data(inode.ino));
+            batch.rename_prefix(data, system::orphan_data(inode.ino));
         }
         batch.put(system::orphan_meta(inode.ino), record.encode());
     }
 
-    /// Tells an inode that its entry was removed, and whether the batch made an orphan of it. The
+    /// Tells an inode that an entry of it was removed, and what the batch made of it. The
     /// caller holds `tree` of it, or of a directory above it, exclusively.
-    pub(crate) fn removed(&self, inode: &Inode, orphaned: bool, now: Time) {
+    pub(crate) fn removed(&self, inode: &Inode, fate: Fate, now: Time) {
         inode.change(|s| s.record.ctime = now);
-        inode.relink(if orphaned { Link::Orphan } else { Link::Gone });
+        match fate {
+            Fate::Linked => {
+                inode.change(|s| s.record.nlink = s.record.nlink.saturating_sub(1));
+                return;
+            }
+            Fate::Orphan => inode.relink(Link::Orphan),
+            Fate::Gone => inode.relink(Link::Gone),
+        }
         // The last handle may have gone since the batch was made: a release below a directory
         // that is removed waits for nobody.
         self.drop_orphan_if_closed(inode);
@@ -70,8 +89,8 @@ impl Fs {
             if inode.kind != FileKind::Regular || found.iter().any(|i| i.ino == inode.ino) {
                 continue;
             }
-            if let Some(entry) = entry_below(inode, top)? {
-                self.make_orphan(batch, &entry, inode, now);
+            if let Some(path) = path_below(inode, top)? {
+                self.make_orphan(batch, path::data(&path), inode, now);
                 found.push(inode.clone());
             }
         }
@@ -79,16 +98,21 @@ impl Fs {
     }
 }
 
-/// The path of the entry of `inode` if it lies below the directory `top`.
-fn entry_below(inode: &InodeRef, top: &Inode) -> Result<Option<Vec<u8>>> {
+/// The path under which the keys of `inode` lie if that is below the directory `top`.
+fn path_below(inode: &InodeRef, top: &Inode) -> Result<Option<Vec<u8>>> {
     let mut names: Vec<Box<[u8]>> = Vec::new();
     let mut below = false;
+    let linked = inode.linked();
     let mut at = inode.clone();
+    if let Some((root, _)) = &linked {
+        below = root.ino == top.ino;
+        at = root.clone();
+    }
     loop {
         let (name, parent) = match at.peek(|s| match &s.link {
             Link::At { parent, name } => Some((name.clone(), Some(parent.clone()))),
             Link::Root => Some((Box::default(), None)),
-            Link::Orphan | Link::Gone => None,
+            Link::Linked { .. } | Link::Orphan | Link::Gone => None,
         }) {
             Some((name, Some(parent))) => (name, parent),
             Some((_, None)) => break,
@@ -102,10 +126,14 @@ fn entry_below(inode: &InodeRef, top: &Inode) -> Result<Option<Vec<u8>>> {
         return Ok(None);
     }
     let mut dir = Vec::new();
-    while names.len() > 1 {
+    let dirs = if linked.is_some() { 0 } else { 1 };
+    while names.len() > dirs {
         if let Some(name) = names.pop() {
             path::enter(&mut dir, &name)?;
         }
     }
-    names.pop().map(|name| path::entry(&dir, &name)).transpose()
+    match linked {
+        Some((_, id)) => Ok(Some(path::linked(&dir, id))),
+        None => names.pop().map(|name| path::entry(&dir, &name)).transpose(),
+    }
 }

@@ -9,6 +9,10 @@
 //! the entries of a directory are one run, a subtree is one prefix per region,
 //! no entry is a prefix of another, and plain byte order is kept.
 //!
+//! Behind the subdirectories of the root of a lineage stands what belongs to its linked files (`domain`): 0x03, link
+//! id (u64, big-endian) is the path of such a file, 0x04, path of an entry from there says that this entry is a name of
+//! one, 0x05, number (u64) that the names have to be counted.
+//!
 //! Pure functions; uses errors and limits only.
 
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
@@ -29,7 +33,12 @@ const META: u8 = b'M';
 const DATA: u8 = b'D';
 const ENTRY: u8 = 0x01;
 const CONTENTS: u8 = 0x02;
+const LINKED: u8 = 0x03;
+const LINK_NAME: u8 = 0x04;
+const UNCOUNTED: u8 = 0x05;
 const END: u8 = 0x00;
+/// Bytes that the path of a linked file has behind the contents prefix of the root of its lineage.
+const LINKED_BYTES: usize = 1 + 8;
 
 /// A block number that no block has: under the data prefix of a file, keys from here on are pieces of the map of
 /// its blocks (`blockmap`).
@@ -106,6 +115,55 @@ pub(crate) fn new_entry(dir: &[u8], name: &[u8]) -> Result<Vec<u8>> {
 /// Contents prefix of the directory `name` in the directory with contents prefix `dir`.
 pub(crate) fn contents(dir: &[u8], name: &[u8]) -> Result<Vec<u8>> {
     extended(dir, CONTENTS, name)
+}
+
+fn numbered(dir: &[u8], kind: u8, number: u64) -> Vec<u8> {
+    let mut path = Vec::with_capacity(dir.len() + LINKED_BYTES);
+    path.extend_from_slice(dir);
+    path.push(kind);
+    path.extend_from_slice(&number.to_be_bytes());
+    path
+}
+
+/// Path of the linked file `id` in the lineage whose root has the contents prefix `root`.
+pub(crate) fn linked(root: &[u8], id: u64) -> Vec<u8> {
+    numbered(root, LINKED, id)
+}
+
+/// The same of one that is to be there from now on: it must leave room for the keys of its data.
+pub(crate) fn new_linked(root: &[u8], id: u64) -> Result<Vec<u8>> {
+    match root.len() + LINKED_BYTES > MAX_NEW_PATH {
+        true => Err(Error::NameTooLong(format!("linked file {id}"))),
+        false => Ok(linked(root, id)),
+    }
+}
+
+/// Prefix of the paths of all linked files in the lineage whose root has the contents prefix `root`.
+pub(crate) fn all_linked(root: &[u8]) -> Vec<u8> {
+    [root, &[LINKED]].concat()
+}
+
+/// The link id at the end of a key that begins with `prefix`, of [`all_linked`].
+pub(crate) fn link_id_of(prefix: &[u8], key: &[u8]) -> Option<u64> {
+    Some(u64::from_be_bytes(key.strip_prefix(prefix)?.try_into().ok()?))
+}
+
+/// What says, in the lineage whose root has the contents prefix `root`, that the entry with this path, or one that
+/// begins so, is a name of a linked file. `None` if it lies outside of the root.
+pub(crate) fn link_name(root: &[u8], path: &[u8]) -> Option<Vec<u8>> {
+    let inside = path.strip_prefix(root)?;
+    Some([root, &[LINK_NAME], inside].concat())
+}
+
+/// What says that the names of linked files have to be counted in the lineage whose root has the contents prefix
+/// `root`.
+pub(crate) fn uncounted(root: &[u8], number: u64) -> Vec<u8> {
+    numbered(root, UNCOUNTED, number)
+}
+
+/// Prefix of all that says so.
+pub(crate) fn all_uncounted(root: &[u8]) -> Vec<u8> {
+    [root, &[UNCOUNTED]].concat()
 }
 
 fn key(volume: u32, region: u8, path: &[u8]) -> Bytes {
@@ -203,6 +261,14 @@ pub(crate) enum Parsed<'a> {
     Meta(Vec<&'a [u8]>),
     /// A block of the entry with these names.
     Data(Vec<&'a [u8]>, u64),
+    /// The record of a linked file, by the names of the root of its lineage.
+    Linked(Vec<&'a [u8]>, u64),
+    /// A block of a linked file.
+    LinkedData(Vec<&'a [u8]>, u64, u64),
+    /// Says that an entry is a name of a linked file: names of the root, and the path of the entry from there.
+    LinkName(Vec<&'a [u8]>, &'a [u8]),
+    /// Says that names have to be counted in the lineage with this root.
+    Uncounted(Vec<&'a [u8]>, u64),
     /// A record of the system, with its tag.
     System(u8),
 }
@@ -214,18 +280,46 @@ pub(crate) fn parse(key: &[u8]) -> Option<Parsed<'_>> {
     match (u32::from_be_bytes(volume.try_into().ok()?), region) {
         (SYSTEM, tag) => Some(Parsed::System(tag)),
         (LIVE, META) if path.is_empty() => Some(Parsed::Meta(Vec::new())),
-        (LIVE, META) => Some(Parsed::Meta(names(path)?)),
+        (LIVE, META) => {
+            let (dirs, rest) = directories(path)?;
+            match rest.split_first()? {
+                (&LINKED, id) => Some(Parsed::Linked(dirs, u64::from_be_bytes(id.try_into().ok()?))),
+                (&LINK_NAME, inside) => names(inside).map(|_| Parsed::LinkName(dirs, inside)),
+                (&UNCOUNTED, n) => Some(Parsed::Uncounted(dirs, u64::from_be_bytes(n.try_into().ok()?))),
+                _ => Some(Parsed::Meta(names(path)?)),
+            }
+        }
         (LIVE, DATA) => {
             let (path, block) = path.split_at_checked(path.len().checked_sub(8)?)?;
             let block = u64::from_be_bytes(block.try_into().ok()?);
-            match path.is_empty() {
+            if path.is_empty() {
                 // The root has attributes, and no data.
-                true => (block >= ATTRS).then(|| Parsed::Data(Vec::new(), block)),
-                false => Some(Parsed::Data(names(path)?, block)),
+                return (block >= ATTRS).then(|| Parsed::Data(Vec::new(), block));
+            }
+            let (dirs, rest) = directories(path)?;
+            match rest.split_first()? {
+                (&LINKED, id) => {
+                    Some(Parsed::LinkedData(dirs, u64::from_be_bytes(id.try_into().ok()?), block))
+                }
+                _ => Some(Parsed::Data(names(path)?, block)),
             }
         }
         _ => None,
     }
+}
+
+/// The names of the directories that a path begins with, and what follows.
+fn directories(mut path: &[u8]) -> Option<(Vec<&[u8]>, &[u8])> {
+    let mut names = Vec::new();
+    while let Some((&CONTENTS, rest)) = path.split_first() {
+        let (name, rest) = rest.split_at_checked(rest.iter().position(|b| *b == END)?)?;
+        if name.is_empty() || name.contains(&b'/') {
+            return None;
+        }
+        names.push(name);
+        path = rest.get(1..)?;
+    }
+    Some((names, path))
 }
 
 /// The names in the path of an entry.
@@ -252,6 +346,12 @@ pub(crate) fn contents_of(dir: &[u8], inside: &[u8]) -> Option<Vec<u8>> {
     let last = dir.len() + directory_of(inside).len();
     *contents.get_mut(last).filter(|kind| **kind == ENTRY)? = CONTENTS;
     Some(contents)
+}
+
+/// Contents prefix of the root in a path of the kind that [`parse`] gives as one of linked files.
+pub(crate) fn root_of(path: &[u8]) -> Option<&[u8]> {
+    let (_, rest) = directories(path)?;
+    path.get(..path.len() - rest.len())
 }
 
 /// Contents prefix of the directory that holds the entry with this path (of [`parse`]d form).
@@ -338,6 +438,17 @@ pub(crate) mod system {
         [&orphan(ino)[..], &[DATA]].concat().into()
     }
 
+    /// Where names of linked files have to be counted: under the number in [`uncounted`] the contents prefix of the
+    /// root of the lineage, as it was then.
+    pub(crate) fn to_count(number: u64) -> Bytes {
+        tagged(b'N', &number.to_be_bytes())
+    }
+
+    /// All of these.
+    pub(crate) fn all_to_count() -> Bytes {
+        tagged(b'N', b"")
+    }
+
     /// When a tree was cloned last.
     pub(crate) fn cloned() -> Bytes {
         tagged(b'T', b"")
@@ -416,6 +527,27 @@ mod tests {
             assert_eq!(parse(bad), None, "{bad:?}");
         }
         assert_eq!(parse(&data(&file)), None, "a block number is missing");
+    }
+
+    #[test]
+    fn keys_of_linked_files_stand_behind_those_of_the_tree_and_are_taken_apart() {
+        let root = contents(b"", b"r").unwrap();
+        let file = entry(&contents(&root, b"d").unwrap(), b"f").unwrap();
+        let path = linked(&root, 7);
+        assert_eq!(parse(&meta(&path)), Some(Parsed::Linked(vec![b"r"], 7)));
+        assert_eq!(parse(&block(&data(&path), 9)), Some(Parsed::LinkedData(vec![b"r"], 7, 9)));
+        assert_eq!(link_id_of(&all_linked(&root), &path), Some(7));
+        let name = link_name(&root, &file).unwrap();
+        assert_eq!(parse(&meta(&name)), Some(Parsed::LinkName(vec![b"r"], &file[root.len()..])));
+        assert_eq!(parse(&meta(&uncounted(&root, 3))), Some(Parsed::Uncounted(vec![b"r"], 3)));
+        assert!(file < path && path < name && name < uncounted(&root, 0));
+        assert!([&path, &name].iter().all(|p| root_of(p) == Some(&root)));
+        assert!(link_name(&contents(b"", b"other").unwrap(), &file).is_none());
+        let all = listing(&root, None);
+        assert!(all.1 <= meta(&path) && meta(&path).starts_with(&meta(&root)));
+        for bad in [&path[..path.len() - 1], &all_linked(&root), &[&root[..], b"\x04\x01"].concat()] {
+            assert_eq!(parse(&meta(bad)), None);
+        }
     }
 
     #[test]

@@ -76,6 +76,11 @@ pub(crate) struct At {
 }
 
 impl At {
+    /// The directory that it depends on: itself, if it is one.
+    pub(crate) fn dir(&self) -> Option<&DirAt> {
+        self._chain.as_ref().filter(|_| self.data.is_empty())
+    }
+
     /// The prefixes of all keys that are its own or below it; none lies in another.
     pub(crate) fn prefixes(&self) -> Vec<Bytes> {
         match &self._chain {
@@ -263,6 +268,10 @@ impl Fs {
             }
             (Link::At { parent, name }, Some(c)) if parent.ino == c.dir.ino => {
                 Some(c.child(name).map(|entry| (path::meta(&entry), path::data(&entry))))
+            }
+            (Link::Linked { root, id }, Some(c)) if root.ino == c.dir.ino => {
+                let path = path::linked(&c.contents, *id);
+                Some(Ok((path::meta(&path), path::data(&path))))
             }
             (Link::Gone, _) => Some(Err(Error::Stale(inode.ino))),
             _ => None,

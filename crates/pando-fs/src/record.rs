@@ -18,7 +18,7 @@ const VERSION: u8 = 1;
 /// Size of the fields that every record has, bytes.
 const FIXED_BYTES: usize = 76;
 
-/// Extension tags. 17 is set apart for hard-link information.
+/// Extension tags. 17 was set apart once and is not used.
 mod tag {
     pub const SYMLINK: u8 = 1;
     pub const RDEV: u8 = 2;
@@ -27,6 +27,71 @@ mod tag {
     pub const NLINK: u8 = 5;
     pub const DENSE: u8 = 6;
     pub const ATTRS: u8 = 16;
+}
+
+/// First byte of the values of metadata that are no records.
+const NAME: u8 = 2;
+const INDEXED: u8 = 3;
+const UNCOUNTED: u8 = 4;
+
+/// What stands under a name of a file that has, or had, several.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LinkName {
+    pub kind: FileKind,
+    /// Number of the file in the link area of its lineage.
+    pub id: u64,
+}
+
+impl LinkName {
+    /// The value under the name.
+    pub(crate) fn encode(self) -> Bytes {
+        let mut out = BytesMut::with_capacity(10);
+        out.put_u8(NAME);
+        out.put_u8(self.kind as u8);
+        out.put_u64_le(self.id);
+        out.freeze()
+    }
+
+    /// The value in the index of names.
+    pub(crate) fn encode_index(self) -> Bytes {
+        let mut out = BytesMut::with_capacity(9);
+        out.put_u8(INDEXED);
+        out.put_u64_le(self.id);
+        out.freeze()
+    }
+}
+
+/// A value of the metadata region.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Stored {
+    Record(Box<Record>),
+    /// A name of a linked file.
+    Name(LinkName),
+    /// An entry of the index of such names: the link id.
+    Indexed(u64),
+    /// Says that names have to be counted.
+    Uncounted,
+}
+
+impl Stored {
+    /// The value that says so.
+    pub(crate) const UNCOUNTED: &'static [u8] = &[UNCOUNTED];
+
+    /// What `bytes` stand for; the error says what is wrong with them.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, &'static str> {
+        const CUT: &str = "name of a linked file of a wrong length";
+        let id = |bytes: &[u8]| Ok(u64::from_le_bytes(bytes.try_into().map_err(|_| CUT)?));
+        match bytes.split_first() {
+            Some((&NAME, rest)) => {
+                let (&kind, rest) = rest.split_first().ok_or(CUT)?;
+                let kind = kind_of(kind).filter(|kind| *kind != FileKind::Directory);
+                Ok(Self::Name(LinkName { kind: kind.ok_or("unknown kind of linked file")?, id: id(rest)? }))
+            }
+            Some((&INDEXED, rest)) => Ok(Self::Indexed(id(rest)?)),
+            Some((&UNCOUNTED, [])) => Ok(Self::Uncounted),
+            _ => Record::decode(bytes).map(|record| Self::Record(Box::new(record))),
+        }
+    }
 }
 
 /// An inode number that holds while the record is in one lineage.
@@ -278,6 +343,20 @@ mod tests {
         for r in [full(), Record::new(FileKind::Regular, 0o644, 1, Time::default())] {
             assert_eq!(Record::decode(&r.encode()), Ok(r));
         }
+    }
+
+    #[test]
+    fn names_of_linked_files_are_decoded_and_damaged_ones_are_errors() {
+        let name = LinkName { kind: FileKind::Fifo, id: 77 };
+        assert_eq!(Stored::decode(&name.encode()), Ok(Stored::Name(name)));
+        assert_eq!(Stored::decode(&name.encode_index()), Ok(Stored::Indexed(77)));
+        assert_eq!(Stored::decode(Stored::UNCOUNTED), Ok(Stored::Uncounted));
+        assert!(matches!(Stored::decode(&full().encode()), Ok(Stored::Record(r)) if *r == full()));
+        for value in [name.encode(), name.encode_index()] {
+            assert!((0..value.len()).all(|cut| Stored::decode(&value[..cut]).is_err()));
+            assert!(Record::decode(&value).is_err());
+        }
+        assert!(Stored::decode(&LinkName { kind: FileKind::Directory, id: 1 }.encode()).is_err());
     }
 
     #[test]

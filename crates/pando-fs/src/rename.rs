@@ -16,9 +16,10 @@ use crate::{
     inode::{InodeRef, Link},
     lock::{Attempts, Guard, Obstacle},
     merge::Change,
+    orphan::Fate,
     path::{self, check_name, system},
     place::DirAt,
-    record::Record,
+    record::{LinkName, Record},
     types::{Caller, FileKind, Ino, Time},
     volume::Fs,
 };
@@ -61,8 +62,56 @@ impl<'a> End<'a> {
         Ok(prefixes)
     }
 
-    fn link(&self) -> Link {
+    /// Where an inode is that has this name.
+    pub(crate) fn link(&self) -> Link {
         Link::At { parent: self.at.dir.clone(), name: self.name.into() }
+    }
+}
+
+/// What a rename moves of one inode.
+enum Moving {
+    /// Its record, as it is then, and prefixes of keys: from, to.
+    Record { record: Record, prefixes: Vec<(Bytes, Bytes)> },
+    /// One name of a linked file, whose record has the key `file`; what the index of names has at both ends.
+    Name { file: Bytes, name: LinkName, left: Bytes, entered: Bytes },
+}
+
+impl Moving {
+    fn prefixes(&self) -> &[(Bytes, Bytes)] {
+        match self {
+            Moving::Record { prefixes, .. } => prefixes,
+            Moving::Name { .. } => &[],
+        }
+    }
+
+    /// Adds what goes at the old name besides what stands there.
+    fn leave(&self, batch: &mut Batch) {
+        if let Moving::Name { left, .. } = self {
+            batch.delete(left.clone());
+        }
+    }
+
+    /// Adds what stands at the new name, whose path is `entry`.
+    fn arrive(&self, batch: &mut Batch, entry: &[u8], now: Time) {
+        match self {
+            Moving::Record { record, .. } => batch.put(path::meta(entry), record.encode()),
+            Moving::Name { file, name, entered, .. } => {
+                let change = Change { ctime: Some(now), ..Change::default() };
+                batch.put(path::meta(entry), name.encode());
+                batch.put(entered.clone(), name.encode_index()).upsert(file.clone(), change.encode())
+            }
+        };
+    }
+
+    /// The same in memory, once the batch is written.
+    fn done(self, inode: &InodeRef, to: &End<'_>, now: Time) {
+        match self {
+            Moving::Record { record, .. } => {
+                inode.change(|s| s.record = record);
+                inode.relink(to.link());
+            }
+            Moving::Name { .. } => inode.change(|s| s.record.ctime = now),
+        }
     }
 }
 
@@ -179,20 +228,48 @@ impl Fs {
         })
     }
 
-    /// The record of an inode after its move between directories.
-    fn moved_record(
+    /// What moves of an inode that goes from one name to the other: its record as it is then, and prefixes of keys.
+    fn moving(
         &self,
         batch: &mut Batch,
         inode: &InodeRef,
-        from: &DirAt,
-        to: &DirAt,
+        (from, to): (&End<'_>, &End<'_>),
         now: Time,
-    ) -> Result<Record> {
+    ) -> Result<Moving> {
+        let (at, to_at) = (from.at, to.at);
+        if let Some((_, id)) = inode.linked() {
+            let (old, new) = (self.domain(at), self.domain(to_at));
+            if !old.is(&new) {
+                return Err(Error::CrossesClone(inode.label()));
+            }
+            let name = LinkName { kind: inode.kind, id };
+            let (left, entered) = (old.index(&from.entry)?, new.index(&to.entry)?);
+            return Ok(Moving::Name { file: path::meta(&old.linked(id)), name, left, entered });
+        }
         let mut record = inode.peek(|s| s.record.clone());
         record.ctime = now;
-        let (around, kept) = ((from.dir.lineage, to.dir.lineage), (inode.ino, inode.lineage));
-        self.lineages.moved(batch, &mut record, around, kept, || self.fresh_file(), || self.fresh_clone())?;
-        Ok(record)
+        let (around, kept) = ((at.dir.lineage, to_at.dir.lineage), (inode.ino, inode.lineage));
+        let mut names = None;
+        let mut keep_root = false;
+        if record.kind == FileKind::Directory {
+            let below = path::contents(&at.contents, from.name)?;
+            if record.clone_id != 0 {
+                // It carries its link area along, and must stay the root that this belongs to.
+                keep_root = around.0 != around.1 && self.has_link_area(&below)?;
+            } else if let Some(domain) = self.links_below(at, &below)? {
+                let new = self.domain(to_at);
+                if !domain.is(&new) {
+                    return Err(Error::CrossesClone(inode.label()));
+                }
+                let beyond = path::contents(&to_at.contents, to.name)?;
+                names = Some((domain.index(&below)?, new.index(&beyond)?));
+            }
+        }
+        let (file, clone) = (|| self.fresh_file(), || self.fresh_clone());
+        self.lineages.moved(batch, &mut record, around, kept, keep_root, file, clone)?;
+        let mut prefixes: Vec<_> = from.prefixes(&record)?.into_iter().zip(to.prefixes(&record)?).collect();
+        prefixes.extend(names);
+        Ok(Moving::Record { record, prefixes })
     }
 
     fn replace(
@@ -205,23 +282,25 @@ impl Fs {
     ) -> Result<()> {
         let now = Time::now();
         let mut batch = Batch::new();
-        let mut orphaned = false;
+        let mut fate = Fate::Gone;
         let mut lineage = None;
+        let mut nameless = Vec::new();
+        let moving = self.moving(&mut batch, moved, (src, dst), now)?;
         if let Some(target) = target {
             match (moved.kind == FileKind::Directory, target.kind == FileKind::Directory) {
                 (true, false) => return Err(Error::NotDirectory(target.label())),
                 (false, true) => return Err(Error::IsDirectory(target.label())),
-                (false, false) => orphaned = self.remove_file(&mut batch, &dst.entry, target, now),
+                (false, false) => fate = self.remove_file(&mut batch, dst.at, &dst.entry, target, now)?,
                 (true, true) => {
                     if !self.is_empty(&path::contents(&dst.at.contents, dst.name)?)? {
                         return Err(Error::NotEmpty(target.label()));
                     }
                     target.peek(|s| Self::drop_data(&mut batch, &path::data(&dst.entry), &s.record));
                     lineage = self.retire(&mut batch, dst.at, target)?;
+                    nameless = self.nameless_below(&mut batch, target, now)?;
                 }
             }
         }
-        let record = self.moved_record(&mut batch, moved, src.at, dst.at, now)?;
         match whiteout {
             None => batch.delete(path::meta(&src.entry)),
             Some(c) => {
@@ -230,20 +309,21 @@ impl Fs {
                 batch.put(path::meta(&src.entry), left.encode())
             }
         };
-        batch.put(path::meta(&dst.entry), record.encode());
-        for (from, to) in src.prefixes(&record)?.into_iter().zip(dst.prefixes(&record)?) {
-            batch.rename_prefix(from, to);
+        moving.leave(&mut batch);
+        moving.arrive(&mut batch, &dst.entry, now);
+        for (from, to) in moving.prefixes() {
+            batch.rename_prefix(from.clone(), to.clone());
         }
         let touched = Change::modified(now);
         pair.touch(&mut batch, &touched);
         self.db.write(batch)?;
         pair.touched(&touched);
         if let Some(target) = target {
-            self.removed(target, orphaned, now);
+            nameless.iter().for_each(|file| self.removed(file, Fate::Orphan, now));
+            self.removed(target, fate, now);
             self.lineages.give_back(lineage);
         }
-        moved.change(|s| s.record = record);
-        moved.relink(dst.link());
+        moving.done(moved, dst, now);
         if moved.kind == FileKind::Directory {
             self.table.moved();
         }
@@ -263,28 +343,28 @@ impl Fs {
     ) -> Result<()> {
         let now = Time::now();
         let mut batch = Batch::new();
-        let first_record = self.moved_record(&mut batch, first, one.at, two.at, now)?;
-        let second_record = self.moved_record(&mut batch, second, two.at, one.at, now)?;
-        batch.put(path::meta(&two.entry), first_record.encode());
-        batch.put(path::meta(&one.entry), second_record.encode());
+        let first_moves = self.moving(&mut batch, first, (one, two), now)?;
+        let second_moves = self.moving(&mut batch, second, (two, one), now)?;
+        first_moves.leave(&mut batch);
+        second_moves.leave(&mut batch);
+        first_moves.arrive(&mut batch, &two.entry, now);
+        second_moves.arrive(&mut batch, &one.entry, now);
         // Out of the way, across, and back in: one batch, so the place between is always empty.
-        for (slot, from) in (0..).zip(one.prefixes(&first_record)?) {
-            batch.rename_prefix(from, system::exchange(slot));
+        for (slot, (from, _)) in (0..).zip(first_moves.prefixes()) {
+            batch.rename_prefix(from.clone(), system::exchange(slot));
         }
-        for (from, to) in two.prefixes(&second_record)?.into_iter().zip(one.prefixes(&second_record)?) {
-            batch.rename_prefix(from, to);
+        for (from, to) in second_moves.prefixes() {
+            batch.rename_prefix(from.clone(), to.clone());
         }
-        for (slot, to) in (0..).zip(two.prefixes(&first_record)?) {
-            batch.rename_prefix(system::exchange(slot), to);
+        for (slot, (_, to)) in (0..).zip(first_moves.prefixes()) {
+            batch.rename_prefix(system::exchange(slot), to.clone());
         }
         let touched = Change::modified(now);
         pair.touch(&mut batch, &touched);
         self.db.write(batch)?;
         pair.touched(&touched);
-        first.change(|s| s.record = first_record);
-        second.change(|s| s.record = second_record);
-        first.relink(two.link());
-        second.relink(one.link());
+        first_moves.done(first, two, now);
+        second_moves.done(second, one, now);
         self.table.moved();
         Ok(())
     }

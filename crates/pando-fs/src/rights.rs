@@ -18,7 +18,7 @@ use crate::{
     error::{Error, Result},
     inode::Inode,
     key_text, path,
-    record::Record,
+    record::{Record, Stored},
     types::{Caller, FileKind, Ino, VerifiedRights},
     volume::Fs,
 };
@@ -164,10 +164,16 @@ impl Fs {
         })
     }
 
-    /// True if `ino` is in memory and is `top` or lies below it.
+    /// True if `ino` is in memory and is `top` or lies below it; or perhaps does so, as a file that has several names.
     pub fn lies_in(&self, ino: Ino, top: Ino) -> bool {
-        let inode = self.table.find(ino);
-        inode.and_then(|i| i.ancestry().ok()).is_some_and(|up| up.iter().any(|i| i.ino == top))
+        let Some(inode) = self.table.find(ino) else { return false };
+        if inode.ancestry().is_ok_and(|up| up.iter().any(|i| i.ino == top)) {
+            return true;
+        }
+        // Any directory below the root of its lineage may hold a name of it.
+        let top = self.table.find(top).and_then(|top| top.ancestry().ok());
+        let root = inode.linked().map(|(root, _)| root.ino);
+        top.is_some_and(|up| up.iter().any(|i| Some(i.ino) == root))
     }
 }
 
@@ -182,9 +188,11 @@ fn directories_in(
     while let Some((key, value)) = pairs.next_ref()? {
         let inside = key.get(prefix.len()..).unwrap_or_default();
         let damaged = |detail| Error::Damaged { what: key_text::describe_path(inside), detail };
-        let record = Record::decode(value).map_err(damaged)?;
-        if record.kind == FileKind::Directory && !inside.is_empty() {
-            look(inside, &record)?;
+        match Stored::decode(value).map_err(damaged)? {
+            Stored::Record(record) if record.kind == FileKind::Directory && !inside.is_empty() => {
+                look(inside, &record)?;
+            }
+            _ => {}
         }
     }
     Ok(())

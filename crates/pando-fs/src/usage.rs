@@ -1,23 +1,61 @@
 //! What a file or a tree takes.
 //!
 //! The engine counts by prefix of keys; here a path becomes its prefixes: its own
-//! record, and the records and data of what is in it. Uses places and keys.
+//! record, and the records and data of what is in it; files with several names count once. Uses places, keys and
+//! `domain`.
 
-use std::path::Path;
+use std::{collections::BTreeSet, path::Path};
 
+use bytes::Bytes;
 pub use pando_db::Usage;
 
-use crate::{error::Result, types::Ino, volume::Fs};
+use crate::{error::Result, path, place::DirAt, record::Stored, types::Ino, volume::Fs};
+
+/// Most linked files that are counted one by one.
+const MAX_LINKED: usize = 1 << 14;
 
 impl Fs {
     /// What `ino` and everything below it takes on the device, and what of that would come back if it
     /// were removed: see [`Usage`]. Data written to it a moment ago is counted as far as it is in the
-    /// engine. Cost: the headers of all interior nodes, and of the leaves that it reaches.
+    /// engine. Of a directory with names of more than 16,384 linked files all linked files of its clone are counted.
+    /// Cost: the headers of all interior nodes, and of the leaves that it reaches.
     pub fn usage(&self, ino: Ino) -> Result<Usage> {
         let inode = self.table.get(ino)?;
         // Held only while the prefixes are found: the engine counts a frozen state.
-        let prefixes = self.hold(&inode, false)?.prefixes();
+        let prefixes = {
+            let at = self.hold(&inode, false)?;
+            let mut prefixes = at.prefixes();
+            if let Some(dir) = at.dir().filter(|dir| dir.dir.peek(|s| s.record.clone_id == 0)) {
+                self.add_linked_below(dir, &mut prefixes)?;
+            }
+            prefixes
+        };
         Ok(self.db.usage_of(&prefixes)?)
+    }
+
+    /// Adds the prefixes of the linked files that have names below a directory which is no root itself, each once.
+    fn add_linked_below(&self, at: &DirAt, prefixes: &mut Vec<Bytes>) -> Result<()> {
+        if at.contents.is_empty() {
+            return Ok(());
+        }
+        let Some(domain) = self.links_below(at, &at.contents)? else { return Ok(()) };
+        let mut ids = BTreeSet::new();
+        let mut names = self.db.prefix(&domain.index(&at.contents)?);
+        while let Some((_, value)) = names.next_ref()? {
+            if let Ok(Stored::Indexed(id)) = Stored::decode(value) {
+                ids.insert(id);
+            }
+            if ids.len() > MAX_LINKED {
+                let area = path::all_linked(&domain.contents);
+                prefixes.extend([path::meta(&area), path::data(&area)]);
+                return Ok(());
+            }
+        }
+        for id in ids {
+            let file = domain.linked(id);
+            prefixes.extend([path::meta(&file), path::data(&file)]);
+        }
+        Ok(())
     }
 
     /// The same for a path, relative to the root.

@@ -6,8 +6,8 @@
 //! Uses the engine, and starts what the other modules need.
 
 use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+    Arc, Weak,
+    atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 
 use crate::{
     counter::{self, Counter, own_record},
+    counting::Counting,
     error::{Error, Result},
     file_runs::FileRuns,
     handle::{Handles, OpenDir, OpenFile},
@@ -42,8 +43,10 @@ const MAGIC: &[u8; 8] = b"pando-fs";
 const MAPS_AND_LINEAGES: u64 = 1;
 /// The same: some entry has, or had, extended attributes. A store gets it with the first of them.
 pub(crate) const EXTENDED_ATTRIBUTES: u64 = 2;
+/// The same: some file has, or had, more than one name. A store gets it with the first of them.
+pub(crate) const HARD_LINKS: u64 = 4;
 /// All bits of features that this program knows.
-const KNOWN_FEATURES: u64 = MAPS_AND_LINEAGES | EXTENDED_ATTRIBUTES;
+const KNOWN_FEATURES: u64 = MAPS_AND_LINEAGES | EXTENDED_ATTRIBUTES | HARD_LINKS;
 /// Unit of the figures of [`StatFs`], bytes.
 const STATFS_UNIT: u32 = 4096;
 
@@ -78,9 +81,14 @@ pub struct Inner {
     pub(crate) file_runs: Arc<FileRuns>,
     /// See [`MountOptions::tick_times`].
     pub(crate) tick_times: bool,
+    pub(crate) counting: Arc<Counting>,
+    /// Whether things are done in background threads.
+    pub(crate) background: bool,
     label: String,
     /// Bits of the features that the store says it has.
     features: Mutex<u64>,
+    /// The same, to be looked at without a lock.
+    features_seen: AtomicU64,
 }
 
 impl std::ops::Deref for Fs {
@@ -246,11 +254,18 @@ impl Fs {
             paths: PathCache::default(),
             tick_times: o.tick_times,
             readahead,
+            counting: Arc::default(),
+            background: o.background,
             label,
             features: Mutex::new(features),
+            features_seen: AtomicU64::new(features),
             db,
         };
-        Ok(Fs { inner: Arc::new(inner) })
+        let fs = Fs { inner: Arc::new(inner) };
+        if fs.has_feature(HARD_LINKS) && fs.db.prefix(&system::all_to_count()).next().transpose()?.is_some() {
+            fs.count_in_background();
+        }
+        Ok(fs)
     }
 
     /// Notes that what a version without [`MAPS_AND_LINEAGES`] has written is from it.
@@ -270,8 +285,24 @@ impl Fs {
         if *features & feature != feature {
             self.db.put(system::format(), encode_format(&self.label, *features | feature))?;
             *features |= feature;
+            self.features_seen.store(*features, Ordering::Release);
         }
         Ok(())
+    }
+
+    /// Whether the store says that it has a feature. No I/O.
+    pub(crate) fn has_feature(&self, feature: u64) -> bool {
+        self.features_seen.load(Ordering::Acquire) & feature == feature
+    }
+
+    /// For whoever must not keep it open.
+    pub(crate) fn downgrade(&self) -> Weak<Inner> {
+        Arc::downgrade(&self.inner)
+    }
+
+    /// The file system, if anybody else has it still.
+    pub(crate) fn upgraded(weak: &Weak<Inner>) -> Option<Fs> {
+        weak.upgrade().map(|inner| Fs { inner })
     }
 
     /// The engine underneath.
@@ -287,6 +318,7 @@ impl Fs {
     /// Makes everything durable and lets the device go. Later calls fail.
     pub fn close(&self) -> Result<()> {
         self.readahead.stop();
+        self.counting.stop();
         if self.changes_suspended.load(Ordering::Relaxed) {
             // Nothing was changed, so the image stays as it is; the engine ends with its last handle.
             return Ok(());

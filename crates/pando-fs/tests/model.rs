@@ -10,7 +10,7 @@ use common::*;
 use pando_fs::*;
 use std::{
     cell::RefCell,
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, HashMap},
     ffi::OsStr,
     rc::Rc,
 };
@@ -22,12 +22,16 @@ type Node = Rc<RefCell<Oracle>>;
 enum Body {
     File(Vec<u8>),
     Dir(BTreeMap<String, Node>),
-    Link(String),
+    Symlink(String),
 }
 
 struct Oracle {
     body: Body,
     perm: u16,
+    /// Of a directory that is the root of a lineage.
+    lineage: Option<u64>,
+    /// It has, or had, several names.
+    linked: bool,
     /// Known once seen; must never change then.
     ino: Option<Ino>,
     /// As seen at the last comparison, if no call has changed them since.
@@ -36,7 +40,7 @@ struct Oracle {
 
 impl Oracle {
     fn new(body: Body, perm: u16) -> Node {
-        Rc::new(RefCell::new(Self { body, perm, ino: None, times: None }))
+        Rc::new(RefCell::new(Self { body, perm, lineage: None, linked: false, ino: None, times: None }))
     }
 
     fn is_dir(&self) -> bool {
@@ -51,14 +55,35 @@ impl Oracle {
     }
 }
 
-/// A copy with numbers of its own.
-fn deep(node: &Node) -> Node {
+/// A copy with numbers of its own; files that have several names in it have them in the copy.
+fn deep(node: &Node, lineages: &mut u64, copies: &mut BTreeMap<*const RefCell<Oracle>, Node>) -> Node {
+    if let Some(copy) = copies.get(&Rc::as_ptr(node)) {
+        return copy.clone();
+    }
     let n = node.borrow();
     let body = match &n.body {
-        Body::Dir(c) => Body::Dir(c.iter().map(|(k, v)| (k.clone(), deep(v))).collect()),
+        Body::Dir(c) => Body::Dir(c.iter().map(|(k, v)| (k.clone(), deep(v, lineages, copies))).collect()),
         other => other.clone(),
     };
-    Rc::new(RefCell::new(Oracle { body, perm: n.perm, ino: None, times: n.times }))
+    let lineage = n.lineage.map(|_| {
+        *lineages += 1;
+        *lineages
+    });
+    let (perm, linked, times) = (n.perm, n.linked, n.times);
+    let copy = Rc::new(RefCell::new(Oracle { body, perm, lineage, linked, ino: None, times }));
+    copies.insert(Rc::as_ptr(node), copy.clone());
+    copy
+}
+
+/// Whether there are names of linked files in a directory, outside of roots in it.
+fn holds_links(dir: &Node) -> bool {
+    match &dir.borrow().body {
+        Body::Dir(c) => c.values().any(|n| match n.borrow().is_dir() {
+            true => n.borrow().lineage.is_none() && holds_links(n),
+            false => n.borrow().linked,
+        }),
+        _ => false,
+    }
 }
 
 struct Open {
@@ -72,9 +97,18 @@ struct Model {
     root: Node,
     open: Vec<Open>,
     r: Random,
+    lineages: u64,
 }
 
 type Path = Vec<String>;
+
+/// Files in a tree that goes lose names, which changes their times.
+fn untouch(node: &Node) {
+    node.borrow_mut().times = None;
+    if let Body::Dir(c) = &node.borrow().body {
+        c.values().for_each(untouch);
+    }
+}
 
 fn text(path: &[String]) -> String {
     format!("/{}", path.join("/"))
@@ -91,6 +125,46 @@ impl Model {
             at = next;
         }
         Some(at)
+    }
+
+    /// Length of the path of the root of the lineage that the directory at `path` is in, and the lineage.
+    fn lineage(&self, path: &[String]) -> (usize, u64) {
+        let mut found = (0, 0);
+        for len in 1..=path.len() {
+            if let Some(lineage) = self.node(&path[..len]).unwrap().borrow().lineage {
+                found = (len, lineage);
+            }
+        }
+        found
+    }
+
+    /// The same of the directory that holds `path`, whose root is given by its path.
+    fn around(&self, path: &[String]) -> (Path, u64) {
+        let (len, lineage) = self.lineage(&path[..path.len() - 1]);
+        (path[..len].to_vec(), lineage)
+    }
+
+    /// Whether a rename would tear names of one file apart.
+    fn tears(&self, from: &[String], to: &[String], node: &Node) -> bool {
+        let across = self.around(from).0 != self.around(to).0;
+        let n = node.borrow();
+        across && if n.is_dir() { n.lineage.is_none() && holds_links(node) } else { n.linked }
+    }
+
+    /// The lineage of a directory as a root after a rename, `None` if it is none then.
+    fn moved_lineage(&self, from: &[String], to: &[String], node: &Node) -> Option<u64> {
+        let (before, after) = (self.around(from).1, self.around(to).1);
+        let own = node.borrow().lineage;
+        if before == after || !node.borrow().is_dir() {
+            return own;
+        }
+        // Whether it has a link area is read from the keys: files that nothing shows may be there.
+        let mut area = b"\0\0\0\0M".to_vec();
+        from.iter().for_each(|name| area.extend([&[2], name.as_bytes(), &[0]].concat()));
+        area.push(3);
+        let keeps = own.is_some() && self.w.fs.db().prefix(&area).next().is_some();
+        let inside = own.unwrap_or(before);
+        (inside != after || keeps).then_some(inside)
     }
 
     fn all(&self) -> Vec<(Path, Node)> {
@@ -159,7 +233,7 @@ impl Model {
             ),
             1 => (
                 w.at(&p, |d, n| w.fs.symlink(&w.me, d, n, OsStr::new(&p))),
-                Oracle::new(Body::Link(p.clone()), 0o777),
+                Oracle::new(Body::Symlink(p.clone()), 0o777),
             ),
             _ => (
                 w.at(&p, |d, n| w.fs.mknod(&w.me, d, n, 0o100640, 0)),
@@ -211,7 +285,7 @@ impl Model {
     }
 
     fn chmod(&mut self) {
-        let Some((path, node)) = self.some(|n| !matches!(n.body, Body::Link(_))) else { return };
+        let Some((path, node)) = self.some(|n| !matches!(n.body, Body::Symlink(_))) else { return };
         let perm = self.r.below(0o10000) as u16;
         let set = SetAttr { mode: Some(perm.into()), ..SetAttr::default() };
         self.w.on(&text(&path), |a| self.w.fs.setattr(&self.w.me, a.ino, &set)).unwrap();
@@ -247,7 +321,7 @@ impl Model {
         let result = if dir { self.w.rmdir(&p) } else { self.w.unlink(&p) };
         assert_eq!(result.err().map(|e| e.errno()), expected, "remove {p}");
         if expected.is_none() {
-            self.remove(&path);
+            self.remove(&path).unwrap().borrow_mut().times = None;
         }
     }
 
@@ -265,8 +339,12 @@ impl Model {
             _ if dst.is_some() && from[..from.len() - 1].starts_with(&to) => {
                 Some(if exchange { EINVAL } else { ENOTEMPTY })
             }
-            (_, None) => exchange.then_some(ENOENT),
+            (_, None) if exchange => Some(ENOENT),
+            (Some(s), Some(d)) if Rc::ptr_eq(s, d) => None,
+            (Some(s), _) if self.tears(&from, &to, s) => Some(EXDEV),
+            (_, Some(d)) if exchange && self.tears(&to, &from, d) => Some(EXDEV),
             _ if exchange => None,
+            (_, None) => None,
             (Some(s), Some(d)) => match (dir(s), dir(d)) {
                 (true, false) => Some(ENOTDIR),
                 (false, true) => Some(EISDIR),
@@ -274,17 +352,26 @@ impl Model {
                 (false, false) => None,
             },
         };
+        let lineage = |a: &Path, b: &Path, n: &Option<Node>| n.as_ref().map(|n| self.moved_lineage(a, b, n));
+        let lineages = match expected {
+            None => (lineage(&from, &to, &src), lineage(&to, &from, &dst)),
+            Some(_) => (None, None),
+        };
         let result = self.w.rename(&text(&from), &text(&to), flags);
         let (f, t) = (text(&from), text(&to));
         assert_eq!(result.err().map(|e| e.errno()), expected, "rename {f} {t} {flags}");
-        if expected.is_none() && from != to {
+        let same = matches!((&src, &dst), (Some(s), Some(d)) if Rc::ptr_eq(s, d));
+        if expected.is_none() && !same {
             let (src, dst) = (self.remove(&from).unwrap(), self.remove(&to));
             src.borrow_mut().times = None;
+            src.borrow_mut().lineage = lineages.0.flatten();
             self.insert(&to, src);
-            if exchange {
-                let dst = dst.unwrap();
+            if let Some(dst) = dst {
                 dst.borrow_mut().times = None;
-                self.insert(&from, dst);
+                if exchange {
+                    dst.borrow_mut().lineage = lineages.1.flatten();
+                    self.insert(&from, dst);
+                }
             }
         }
     }
@@ -295,7 +382,7 @@ impl Model {
         let (src, dst) = (self.node(&from), self.node(&to));
         let expected = match &src {
             None => Some(ENOENT),
-            _ if from == to => Some(EINVAL),
+            Some(s) if dst.as_ref().is_some_and(|d| Rc::ptr_eq(s, d)) => Some(EINVAL),
             _ if to[..to.len() - 1].starts_with(&from) => Some(EINVAL),
             _ if dst.is_some() && from[..from.len() - 1].starts_with(&to) => Some(EINVAL),
             _ => (dst.is_some() && !replace).then_some(EEXIST),
@@ -304,14 +391,46 @@ impl Model {
         let (f, t) = (text(&from), text(&to));
         assert_eq!(result.err().map(|e| e.errno()), expected, "clone {f} {t} {replace}");
         if expected.is_none() {
-            let copy = deep(&src.unwrap());
+            let copy = deep(&src.unwrap(), &mut self.lineages, &mut BTreeMap::new());
             copy.borrow_mut().times = None;
+            if copy.borrow().is_dir() {
+                self.lineages += 1;
+                copy.borrow_mut().lineage = Some(self.lineages);
+            } else {
+                copy.borrow_mut().linked = false;
+            }
+            if let Some(old) = self.node(&to) {
+                untouch(&old);
+            }
             self.insert(&to, copy);
+        }
+    }
+
+    fn link(&mut self) {
+        let (from, to) = (self.place(), self.place());
+        let (src, dst) = (self.node(&from), self.node(&to));
+        let expected = match &src {
+            None => Some(ENOENT),
+            Some(n) if n.borrow().is_dir() => Some(EPERM),
+            _ if dst.is_some() => Some(EEXIST),
+            _ => (self.around(&from).0 != self.around(&to).0).then_some(EXDEV),
+        };
+        let result = self.w.link(&text(&from), &text(&to));
+        let (f, t) = (text(&from), text(&to));
+        assert_eq!(result.err().map(|e| e.errno()), expected, "link {f} {t}");
+        if expected.is_none() {
+            let node = src.unwrap();
+            node.borrow_mut().times = None;
+            node.borrow_mut().linked = true;
+            self.insert(&to, node);
         }
     }
 
     fn remove_tree(&mut self) {
         let path = self.place();
+        if let Some(old) = self.node(&path) {
+            untouch(&old);
+        }
         let expected = self.node(&path).is_none().then_some(ENOENT);
         let result = self.w.remove_tree(&text(&path));
         assert_eq!(result.err().map(|e| e.errno()), expected, "remove tree {}", text(&path));
@@ -321,7 +440,7 @@ impl Model {
     fn copy_range(&mut self) {
         let file = |n: &Oracle| matches!(n.body, Body::File(_));
         let (Some((a, source)), Some((b, target))) = (self.some(file), self.some(file)) else { return };
-        if a == b {
+        if Rc::ptr_eq(&source, &target) {
             return;
         }
         let whole = self.r.below(2) == 0;
@@ -372,10 +491,15 @@ impl Model {
         for open in &self.open {
             self.compare_open(open);
         }
-        let mut numbers = HashSet::new();
+        let mut numbers = HashMap::new();
         let mut expected: Vec<String> = Vec::new();
+        self.w.walk("/"); // has names counted wherever that is still to be done
+        self.w.fs.count_links().unwrap();
         let attrs = self.w.walk("/");
-        for (path, node) in self.all() {
+        let mut names: BTreeMap<_, u32> = BTreeMap::new();
+        let all = self.all();
+        all.iter().for_each(|(_, n)| *names.entry(Rc::as_ptr(n)).or_default() += 1);
+        for (path, node) in all {
             let p = if path.is_empty() { String::new() } else { text(&path) };
             let mut n = node.borrow_mut();
             let attr = attrs.get(&p).unwrap_or_else(|| panic!("{p:?} is missing"));
@@ -385,16 +509,18 @@ impl Model {
                     assert_eq!((attr.kind, attr.size), (FileKind::Regular, content.len() as u64), "{p}");
                     assert!(self.w.get(&p).unwrap() == *content, "content of {p}");
                 }
-                Body::Link(target) => {
+                Body::Symlink(target) => {
                     let found = self.w.on(&p, |a| self.w.fs.readlink(a.ino)).unwrap();
                     assert_eq!(found, target.as_bytes(), "{p}");
                 }
             }
-            assert_eq!((attr.perm, attr.uid, attr.nlink), (n.perm, 0, 1), "{p}");
+            let nlink = names[&Rc::as_ptr(&node)];
+            assert_eq!((attr.perm, attr.uid, attr.nlink), (n.perm, 0, nlink), "{p}");
             assert_eq!(*n.ino.get_or_insert(attr.ino), attr.ino, "number of {p}");
             let times = (attr.mtime, attr.ctime);
             assert_eq!(*n.times.get_or_insert(times), times, "times of {p}");
-            assert!(numbers.insert(attr.ino), "{p}: its number is there twice");
+            let known = *numbers.entry(attr.ino).or_insert(Rc::as_ptr(&node));
+            assert_eq!(known, Rc::as_ptr(&node), "{p}: another has its number");
             expected.push(p);
         }
         assert_eq!(attrs.len(), expected.len(), "there is more than there should be");
@@ -409,11 +535,11 @@ fn run(seed: u64, steps: usize) {
     println!("PANDO_SEED={seed} PANDO_STEPS={steps}");
     let root = Oracle::new(Body::Dir(BTreeMap::new()), 0o755);
     root.borrow_mut().ino = Some(ROOT);
-    let mut m = Model { w: World::new(), root, open: Vec::new(), r: Random::new(seed) };
-    let mut calls = [0u32; 10];
+    let mut m = Model { w: World::new(), root, open: Vec::new(), r: Random::new(seed), lineages: 0 };
+    let mut calls = [0u32; 11];
     for step in 0..steps {
         let large = m.all().len() > 150;
-        let call = if large && step % 3 == 0 { 8 } else { m.r.below(10) };
+        let call = if large && step % 3 == 0 { 8 } else { m.r.below(11) };
         calls[call] += 1;
         match call {
             0 | 1 => m.make(),
@@ -424,6 +550,7 @@ fn run(seed: u64, steps: usize) {
             6 => m.rename(),
             7 if !large => m.clone(),
             7 | 8 if large || m.r.below(4) == 0 => m.remove_tree(),
+            10 => m.link(),
             9 if m.r.below(10) == 0 => m.remount(),
             9 => m.copy_range(),
             _ => m.write(),

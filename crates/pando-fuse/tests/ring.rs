@@ -8,6 +8,8 @@ mod beside;
 mod bypass;
 #[path = "coherence.rs"]
 mod coherence;
+#[path = "links.rs"]
+mod links;
 #[path = "listings.rs"]
 mod listings;
 #[path = "posix.rs"]

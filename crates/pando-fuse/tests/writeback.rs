@@ -6,5 +6,7 @@
 mod bypass;
 #[path = "coherence.rs"]
 mod coherence;
+#[path = "links.rs"]
+mod links;
 #[path = "posix.rs"]
 mod posix;

@@ -20,7 +20,7 @@ use crate::{
     key_text::describe_key,
     lineage::number::{LINEAGES, decode_row, lineage_of},
     path::{self, system},
-    record::Record,
+    record::{Record, Stored},
     types::FileKind,
 };
 
@@ -116,7 +116,7 @@ fn in_store(db: &Db, unsaved: &Unsaved) -> Result<Set> {
     while let Some((key, value)) = pairs.next_ref()? {
         let Some(own) = key.get(5..) else { continue };
         let damaged = |detail| Error::Damaged { what: describe_key(key), detail };
-        let record = Record::decode(value).map_err(damaged)?;
+        let Stored::Record(record) = Stored::decode(value).map_err(damaged)? else { continue };
         if let Some(pin) = record.pin {
             used.add(pin.lineage);
             used.add(lineage_of(pin.ino));

@@ -196,7 +196,11 @@ impl Lineages {
             return Ok(None);
         }
         batch.delete(system::lineage(around, r.clone_id));
-        if inside == 0 || inside < self.untracked || db.get(&system::tainted(inside))?.is_some() {
+        if inside == 0
+            || inside == around
+            || inside < self.untracked
+            || db.get(&system::tainted(inside))?.is_some()
+        {
             return Ok(None);
         }
         // Clones in this one: a later one with this number may hold copies of their ids.
@@ -216,13 +220,16 @@ impl Lineages {
 
     /// Changes the record of an entry that moves from a directory of lineage `from` to one of
     /// lineage `to`, so that it keeps its number `ino` and, for a directory, its lineage `inside`.
-    /// `fresh_file` and `fresh_clone` give unused numbers.
+    /// `fresh_file` and `fresh_clone` give unused numbers. A directory that is to `keep_root` is the root of its
+    /// lineage then too, also where it comes back into that.
+    #[allow(clippy::too_many_arguments)]
     pub(crate) fn moved(
         &self,
         batch: &mut Batch,
         r: &mut Record,
         (from, to): (u32, u32),
         (ino, inside): (Ino, u32),
+        keep_root: bool,
         fresh_file: impl FnOnce() -> Result<u64>,
         fresh_clone: impl FnOnce() -> Result<u64>,
     ) -> Result<()> {
@@ -246,7 +253,7 @@ impl Lineages {
         } else {
             taint(batch, from); // which is `inside`
         }
-        if inside == to {
+        if inside == to && !keep_root {
             r.clone_id = 0;
             return Ok(());
         }

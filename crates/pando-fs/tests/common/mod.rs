@@ -1,7 +1,12 @@
 //! A small world to test in: a device in memory, a file system on it, and calls by path.
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used)]
 
-use std::{collections::BTreeMap, ffi::OsStr, path::Path, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ffi::OsStr,
+    path::Path,
+    sync::Arc,
+};
 
 use pando_db::device::MemDevice;
 use pando_fs::*;
@@ -120,6 +125,12 @@ impl World {
         attr.ino
     }
 
+    pub fn link(&self, from: &str, to: &str) -> Result<Attr> {
+        let attr = self.on(from, |a| self.at(to, |d, n| self.fs.link(&self.me, a.ino, d, n)))?;
+        self.fs.forget(attr.ino, 1);
+        Ok(attr)
+    }
+
     pub fn unlink(&self, path: &str) -> Result<()> {
         self.at(path, |d, n| self.fs.unlink(&self.me, d, n))
     }
@@ -194,10 +205,16 @@ impl World {
             .unwrap();
             assert_eq!(attr.kind, FileKind::Directory);
         }
+        let linked: BTreeSet<_> = found.values().filter(|a| a.nlink > 1).map(|a| a.ino).collect();
         let mut numbers: Vec<_> = found.iter().map(|(p, a)| (a.ino, p)).collect();
         numbers.sort();
         for pair in numbers.windows(2) {
-            assert_ne!(pair[0].0, pair[1].0, "{} and {} have one inode number", pair[0].1, pair[1].1);
+            assert!(
+                pair[0].0 != pair[1].0 || linked.contains(&pair[0].0),
+                "{} and {} have one inode number",
+                pair[0].1,
+                pair[1].1
+            );
         }
         found
     }
@@ -224,6 +241,7 @@ pub const EEXIST: i32 = 17;
 pub const ENOTDIR: i32 = 20;
 pub const EISDIR: i32 = 21;
 pub const EINVAL: i32 = 22;
+pub const EXDEV: i32 = 18;
 pub const EFBIG: i32 = 27;
 pub const EROFS: i32 = 30;
 pub const ENAMETOOLONG: i32 = 36;
@@ -263,16 +281,24 @@ pub fn check_keys(w: &World) {
     assert_eq!(report.problems, 0);
     let mut entries = 0;
     let mut bytes = 0;
+    let (mut names, mut indexed) = (BTreeMap::new(), 0);
     let mut records: BTreeMap<Vec<u8>, (u8, u64)> = BTreeMap::new();
     let mut blocks = Vec::new();
     for pair in w.fs.db().range(b"", None) {
         let (key, value) = pair.unwrap();
         if key[..4] == [0xff; 4] {
-            assert!(b"FCLOPET".contains(&key[4]), "unknown system key {key:?}");
+            assert!(b"FCLOPETN".contains(&key[4]), "unknown system key {key:?}");
             continue;
         }
         assert_eq!(key[..4], [0; 4]);
         match key[4] {
+            b'M' if value[0] == 2 => {
+                names.insert(key[5..].to_vec(), value[2..10].to_vec());
+            }
+            b'M' if value[0] == 3 => {
+                indexed += 1;
+            }
+            b'M' if value[0] == 4 => {}
             b'M' => {
                 let size = u64::from_le_bytes(value[12..20].try_into().unwrap());
                 records.insert(key[5..].to_vec(), (value[1], size));
@@ -297,10 +323,15 @@ pub fn check_keys(w: &World) {
         }
     }
     assert_eq!((report.directories + report.files, report.bytes), (entries, bytes));
-    for path in records.keys().filter(|p| !p.is_empty()) {
+    assert_eq!((report.links, indexed), (names.len() as u64, names.len()));
+    for path in records.keys().chain(names.keys()).filter(|p| !p.is_empty()) {
         let (dirs, entry) = split(path);
-        assert!(entry[0] == 1 && entry.ends_with(&[0]) && entry.len() > 2, "{path:?}");
         let parent = join(&dirs, 1);
+        if entry[0] == 3 && entry.len() == 9 {
+            assert!(dirs.is_empty() || records.contains_key(&parent), "{path:?}");
+            continue;
+        }
+        assert!(entry[0] == 1 && entry.ends_with(&[0]) && entry.len() > 2, "{path:?}");
         let kind = records.get(&parent).map(|r| r.0);
         assert_eq!(kind, Some(2), "{:?} is in no directory", String::from_utf8_lossy(path));
     }

@@ -49,9 +49,10 @@ impl Db {
 
     /// The same for several prefixes together; none may be a prefix of another.
     pub fn usage_of(&self, prefixes: &[Bytes]) -> Result<Usage> {
-        let nested =
-            |(i, a): (usize, &Bytes)| prefixes.iter().enumerate().any(|(j, b)| i != j && b.starts_with(a));
-        if prefixes.iter().enumerate().any(nested) {
+        let mut sorted: Vec<&Bytes> = prefixes.iter().collect();
+        sorted.sort_unstable();
+        // Whatever begins with a key stands right behind it.
+        if sorted.windows(2).any(|pair| matches!(pair, [a, b] if b.starts_with(a))) {
             return Err(Error::Invalid("one prefix lies in another".into()));
         }
         usage(self.engine(), prefixes)

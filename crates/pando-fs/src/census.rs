@@ -1,0 +1,370 @@
+//! Counting names: makes link counts exact where a batch could not know them.
+//!
+//! The clone of a directory takes the link area of its lineage along, with the files that have no name in the clone,
+//! and counts that include names elsewhere; the removal of a tree takes names away without a look at each. Both leave a
+//! mark in the lineage. A census looks at one moment of it: what the stored count of a file exceeds its names by is
+//! the same at any later moment, as each later change of names changes both alike. So it subtracts that, file by
+//! file, beside all others, and removes what has no name; then the marks that it found. Broken off anywhere, it is
+//! simply made again. Guarantees that it holds no lock over more than one file or a bounded step. Uses `domain`,
+//! `entry`, `name`.
+
+use std::{collections::HashMap, time::Duration};
+
+use bytes::Bytes;
+use pando_db::{Batch, Snapshot};
+
+use crate::{
+    counting::{Counting, Turn, Watcher},
+    domain::linked_record,
+    error::{Error, Result},
+    inode::{InodeRef, Link},
+    lock,
+    merge::Change,
+    path::{self, system},
+    place::DirAt,
+    record::{Record, Stored},
+    rename::End,
+    types::{Ino, ROOT, Time},
+    volume::Fs,
+};
+
+/// Up to so many names that went with a tree are subtracted by the call itself.
+const FEW_NAMES: usize = 4096;
+/// Files without names that are removed in one step.
+const STEP_FILES: usize = 512;
+/// The background lets others go first for this long after each so many steps of a scan, and before it begins.
+const PAUSE_STEPS: u64 = 4096;
+const PAUSE: Duration = Duration::from_millis(5);
+const BEGIN_AFTER: Duration = Duration::from_millis(200);
+
+/// Names of linked files that were removed with the tree around them.
+pub(crate) struct LostNames {
+    root: InodeRef,
+    contents: Vec<u8>,
+    /// The mark that stands in the lineage until they are subtracted.
+    number: u64,
+    /// How many of each file; `None` if they are many, or somebody counts there already: then a census finds out.
+    lost: Option<(HashMap<u64, u32>, Turn)>,
+}
+
+impl Fs {
+    /// Adds a mark that the names in a lineage have to be counted, whose root has this contents prefix then.
+    fn mark_uncounted(&self, batch: &mut Batch, contents: &[u8]) -> Result<u64> {
+        let number = self.fresh_clone()?;
+        batch.put(path::meta(&path::uncounted(contents, number)), Stored::UNCOUNTED);
+        batch.put(system::to_count(number), contents.to_vec());
+        Ok(number)
+    }
+
+    /// Adds to the clone of a directory that is no root the clone of the link area that it uses, if it does; whether
+    /// it does.
+    pub(crate) fn clone_links(&self, batch: &mut Batch, from: &End<'_>, to: &End<'_>) -> Result<bool> {
+        let source = path::contents(&from.at.contents, from.name)?;
+        let Some(domain) = self.links_below(from.at, &source)? else { return Ok(false) };
+        let contents = path::contents(&to.at.contents, to.name)?;
+        let (area, copy) = (path::all_linked(&domain.contents), path::all_linked(&contents));
+        batch.clone_prefix(path::meta(&area), path::meta(&copy));
+        batch.clone_prefix(path::data(&area), path::data(&copy));
+        let names = path::link_name(&contents, &contents).unwrap_or_default();
+        batch.clone_prefix(domain.index(&source)?, path::meta(&names));
+        self.mark_uncounted(batch, &contents)?;
+        Ok(true)
+    }
+
+    /// Adds to the removal of a directory that is no root, and whose contents prefix is `below`, that the names in it
+    /// go. The caller holds `tree` of it exclusively and hands the answer to [`Fs::count_lost`] when the batch is
+    /// written and nothing is held any more.
+    pub(crate) fn lose_names(
+        &self,
+        batch: &mut Batch,
+        at: &DirAt,
+        below: &[u8],
+    ) -> Result<Option<LostNames>> {
+        let Some(domain) = self.links_below(at, below)? else { return Ok(None) };
+        let index = domain.index(below)?;
+        let mut lost: Option<HashMap<u64, u32>> = Some(HashMap::new());
+        let mut names = self.db.prefix(&index);
+        let mut count = 0;
+        while let (Some(counts), Some((_, value))) = (&mut lost, names.next_ref()?) {
+            count += 1;
+            match Stored::decode(value) {
+                Ok(Stored::Indexed(id)) if count <= FEW_NAMES => *counts.entry(id).or_default() += 1,
+                _ => lost = None,
+            }
+        }
+        batch.delete_prefix(index);
+        let number = self.mark_uncounted(batch, &domain.contents)?;
+        let lost = lost.and_then(|lost| Some((lost, Counting::begin(&self.counting, domain.root.ino)?)));
+        Ok(Some(LostNames { root: domain.root, contents: domain.contents, number, lost }))
+    }
+
+    /// Subtracts names that were removed, or has it done.
+    pub(crate) fn count_lost(&self, names: LostNames) {
+        let LostNames { root, contents, number, lost } = names;
+        let Some((lost, turn)) = lost else {
+            self.counting.wants(root.ino, contents);
+            self.count_in_background();
+            return;
+        };
+        let now = Time::now();
+        let subtract = || -> Result<bool> {
+            for (id, count) in lost {
+                self.subtract(&root, id, i64::from(count), Some(now))?;
+            }
+            self.unmark(&root, &[number])?;
+            let contents = self.hold_dir(&root)?.contents.clone();
+            Ok(marks(&self.db.snapshot(), &contents)?.is_empty())
+        };
+        // Where this failed, or another mark came meanwhile, a mark stands.
+        let counted = subtract().unwrap_or(false);
+        drop(turn);
+        if !counted {
+            self.counting.wants(root.ino, contents);
+            self.count_in_background();
+        }
+    }
+
+    /// Subtracts `excess` from the link count of a linked file, and removes it if it has no name then. What took names
+    /// away at `time` is a change of the file; names that a clone never had are none.
+    fn subtract(&self, root: &InodeRef, id: u64, excess: i64, time: Option<Time>) -> Result<()> {
+        let at = self.hold_dir(root)?;
+        let path = path::linked(&at.contents, id);
+        let inode = loop {
+            let departures = self.table.departures();
+            let Ok(record) = linked_record(&self.db.snapshot(), &at.contents, id) else { return Ok(()) };
+            let (ino, lineage) = self.lineages.identity(&self.db, root.lineage, &record)?;
+            let link = Link::Linked { root: root.clone(), id };
+            if let Some(inode) = self.table.enter(ino, lineage, Some(departures), link, record) {
+                break inode;
+            }
+        };
+        let own = lock::exclusive(&inode.tree);
+        if !inode.linked().is_some_and(|(r, i)| r.ino == root.ino && i == id) {
+            return Ok(()); // it lost its last name, by its own count
+        }
+        let has = inode.peek(|s| s.record.nlink);
+        let left = u32::try_from(i64::from(has) - excess).unwrap_or(0);
+        let mut batch = Batch::new();
+        if left == 0 {
+            let now = Time::now();
+            batch.delete(path::meta(&path));
+            let fate = self.remove_last(&mut batch, path::data(&path), &inode, now);
+            self.db.write(batch)?;
+            self.removed(&inode, fate, now);
+        } else {
+            let by = i32::try_from(i64::from(left) - i64::from(has)).unwrap_or(0);
+            let change = Change { nlink: by, ctime: time, ..Change::default() };
+            batch.upsert(path::meta(&path), change.encode());
+            self.db.write(batch)?;
+            inode.change(|s| s.apply(&change));
+        }
+        drop((own, at));
+        self.counting.tell(inode.ino);
+        Ok(())
+    }
+
+    /// Takes marks away.
+    fn unmark(&self, root: &InodeRef, numbers: &[u64]) -> Result<()> {
+        let at = self.hold_dir(root)?;
+        let mut batch = Batch::new();
+        for number in numbers {
+            batch.delete(path::meta(&path::uncounted(&at.contents, *number)));
+            batch.delete(system::to_count(*number));
+        }
+        Ok(self.db.write(batch)?)
+    }
+
+    /// Counts the names in one lineage, if it has marks and nobody else does so.
+    fn count_in(&self, root: &InodeRef, gently: bool) -> Result<()> {
+        let turn = loop {
+            match Counting::begin(&self.counting, root.ino) {
+                Some(turn) => break turn,
+                // Who has the turn looks for marks when it ends.
+                None if gently || !self.counting.pause(PAUSE) => return Ok(()),
+                None => {}
+            }
+        };
+        let (contents, view) = {
+            let at = self.hold_dir(root)?;
+            (at.contents.clone(), self.db.snapshot())
+        };
+        let numbers = marks(&view, &contents)?;
+        if numbers.is_empty() {
+            return Ok(());
+        }
+        let mut steps = 0u64;
+        let mut go_on = || {
+            steps += 1;
+            match gently && steps.is_multiple_of(PAUSE_STEPS) {
+                true => self.counting.pause(PAUSE),
+                false => !self.counting.is_stopped(),
+            }
+        };
+        let mut named: HashMap<u64, u32> = HashMap::new();
+        let index = path::link_name(&contents, &contents).unwrap_or_default();
+        let mut names = view.prefix(&path::meta(&index));
+        while let Some((_, value)) = names.next_ref()? {
+            if let Ok(Stored::Indexed(id)) = Stored::decode(value) {
+                *named.entry(id).or_default() += 1;
+            }
+            if !go_on() {
+                return Ok(());
+            }
+        }
+        let area = path::meta(&path::all_linked(&contents));
+        let mut files = view.prefix(&area);
+        let mut nameless: Vec<u64> = Vec::new();
+        while let Some((key, value)) = files.next_ref()? {
+            if !go_on() {
+                return Ok(());
+            }
+            let damaged = |detail| Error::Damaged { what: "link area".into(), detail };
+            let id = path::link_id_of(&area, key).ok_or(damaged("impossible key"))?;
+            let record = Record::decode(value).map_err(damaged)?;
+            let count = named.get(&id).copied().unwrap_or(0);
+            let ino = self.lineages.identity(&self.db, root.lineage, &record)?.0;
+            if count == 0 && self.table.find(ino).is_none() {
+                nameless.push(id);
+            } else {
+                self.drop_nameless(root, &mut nameless)?;
+                if record.nlink != count {
+                    let excess = i64::from(record.nlink) - i64::from(count);
+                    self.subtract(root, id, excess, None)?;
+                }
+            }
+            if nameless.len() >= STEP_FILES {
+                self.drop_nameless(root, &mut nameless)?;
+            }
+        }
+        self.drop_nameless(root, &mut nameless)?;
+        self.unmark(root, &numbers)?;
+        drop(turn);
+        Ok(())
+    }
+
+    /// Removes files of a link area that have no name and that nobody has in memory, so nobody can come by them; they
+    /// ascend, and had no others between them.
+    fn drop_nameless(&self, root: &InodeRef, ids: &mut Vec<u64>) -> Result<()> {
+        let (Some(&first), Some(&last)) = (ids.first(), ids.last()) else { return Ok(()) };
+        let at = self.hold_dir(root)?;
+        // Nobody puts another file into the area meanwhile. A file with a number between these may have come since they
+        // were looked at.
+        let _area = self.counting.area.write();
+        let key = |id| path::meta(&path::linked(&at.contents, id));
+        let area = path::meta(&path::all_linked(&at.contents));
+        let end = path::behind(&key(last));
+        let mut there = Vec::with_capacity(ids.len());
+        let mut files = self.db.range(&key(first), end.as_deref());
+        while let Some((key, _)) = files.next_ref()? {
+            there.extend(path::link_id_of(&area, key));
+        }
+        let mut batch = Batch::new();
+        for run in there.chunk_by(|a, b| ids.binary_search(a).is_ok() == ids.binary_search(b).is_ok()) {
+            let (Some(&first), Some(&last)) = (run.first(), run.last()) else { continue };
+            if ids.binary_search(&first).is_err() {
+                continue;
+            }
+            batch.delete_range(key(first), path::behind(&key(last)));
+            let data = |id| path::data(&path::linked(&at.contents, id));
+            batch.delete_range(data(first), path::behind(&data(last)));
+        }
+        ids.clear();
+        Ok(self.db.write(batch)?)
+    }
+
+    /// The root of a lineage by its contents prefix.
+    fn root_at(&self, contents: &[u8]) -> Result<Option<InodeRef>> {
+        let mut dir = self.dir(ROOT)?;
+        let mut from = 0;
+        while let Some((entry, inside)) = path::next_level(contents, from) {
+            let name = entry.get(from + 1..entry.len() - 1).unwrap_or_default();
+            let (at, _names) = self.hold_names(&dir, false)?;
+            match self.child(&at, name)? {
+                Some(child) if child.must_be_dir().is_ok() => dir = child,
+                _ => return Ok(None),
+            }
+            from = inside.len();
+        }
+        Ok((from == contents.len()).then_some(dir))
+    }
+
+    /// Counts all names that wait for it, in the calling thread: link counts are exact then, and linked files without a
+    /// name are gone. Costs a scan of the linked names and files of each clone that was made of a directory with such.
+    pub fn count_links(&self) -> Result<()> {
+        self.count_all(false)
+    }
+
+    fn count_all(&self, gently: bool) -> Result<()> {
+        if self.is_read_only() || !self.has_links() {
+            return Ok(());
+        }
+        let mut after = system::all_to_count();
+        let behind = path::behind(&after);
+        loop {
+            if self.counting.is_stopped() {
+                return Ok(());
+            }
+            if let Some((ino, contents)) = self.counting.next() {
+                let found = match self.table.find(ino) {
+                    Some(root) => Some(root),
+                    None => self.root_at(&contents)?.filter(|root| root.ino == ino),
+                };
+                match found {
+                    Some(root) => self.count_in(&root, gently)?,
+                    None => self.counting.forget(ino), // it is looked for again when it is looked at
+                }
+                continue;
+            }
+            let Some((key, contents)) = self.db.range(&after, behind.as_deref()).next().transpose()? else {
+                return Ok(());
+            };
+            if let Some(root) = self.root_at(&contents)? {
+                self.count_in(&root, gently)?;
+            }
+            // Counted, or moved: then it is counted when it is looked at.
+            let mark = u64::from_be_bytes(key.get(5..).and_then(|n| n.try_into().ok()).unwrap_or_default());
+            if self.db.get(&path::meta(&path::uncounted(&contents, mark)))?.is_none() {
+                self.db.delete(key.clone())?;
+            }
+            after = Bytes::from([&key[..], &[0]].concat());
+        }
+    }
+
+    /// Has names counted in the background, soon.
+    pub(crate) fn count_in_background(&self) {
+        if !self.background || self.is_read_only() || !self.counting.wake() || !self.counting.started() {
+            return;
+        }
+        let (weak, counting) = (self.downgrade(), self.counting.clone());
+        let work = move || {
+            while counting.has_work() {
+                counting.pause(BEGIN_AFTER);
+                if let Some(fs) = Fs::upgraded(&weak) {
+                    // What fails stays marked, and is done when it is looked at again, or after the next mount.
+                    let _failed = fs.count_all(true);
+                }
+            }
+        };
+        if std::thread::Builder::new().name("pando-links".into()).spawn(work).is_err() {
+            self.counting.ended();
+        }
+    }
+
+    /// Has `watcher` told of each inode in memory whose link count changes without a call on it. It must not call this
+    /// file system, nor wait for anybody who does. Only the first one is.
+    pub fn watch_link_counts(&self, watcher: impl Fn(Ino) + Send + Sync + 'static) {
+        let watcher: Watcher = Box::new(watcher);
+        self.counting.watch(watcher);
+    }
+}
+
+/// The marks in a lineage.
+fn marks(view: &Snapshot, contents: &[u8]) -> Result<Vec<u64>> {
+    let prefix = path::meta(&path::all_uncounted(contents));
+    let mut numbers = Vec::new();
+    let mut found = view.prefix(&prefix);
+    while let Some((key, _)) = found.next_ref()? {
+        numbers.extend(path::link_id_of(&prefix, key));
+    }
+    Ok(numbers)
+}

@@ -1,0 +1,143 @@
+//! What is in memory of the counting of names (`census`): who counts where, and who waits to be counted.
+//!
+//! Guarantees that one at a time counts in a lineage. Uses nothing.
+
+use std::{
+    collections::{HashSet, VecDeque},
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use parking_lot::{Condvar, Mutex, RwLock};
+
+use crate::types::Ino;
+
+/// Told which inodes have another count of names now.
+pub(crate) type Watcher = Box<dyn Fn(Ino) + Send + Sync>;
+
+#[derive(Default)]
+struct State {
+    /// Roots of the lineages in which somebody counts.
+    busy: HashSet<Ino>,
+    /// Roots that are known to be counted, or to wait for it.
+    seen: HashSet<Ino>,
+    /// Roots that wait, besides those that the store names, and the contents prefix of each when it was noted.
+    waiting: VecDeque<(Ino, Vec<u8>)>,
+    /// There is something to do.
+    wake: bool,
+    stopped: bool,
+    running: bool,
+}
+
+/// Somebody's turn at counting in a lineage.
+pub(crate) struct Turn(Arc<Counting>, Ino);
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.0.state.lock().busy.remove(&self.1);
+    }
+}
+
+/// The counting of names on a mount.
+#[derive(Default)]
+pub(crate) struct Counting {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Held shared by who puts files into link areas, exclusively by who removes ranges of them.
+    pub area: RwLock<()>,
+    watcher: OnceLock<Watcher>,
+}
+
+impl Counting {
+    /// The turn at counting in the lineage with this root, if nobody else has it.
+    pub(crate) fn begin(counting: &Arc<Self>, root: Ino) -> Option<Turn> {
+        let begun = counting.state.lock().busy.insert(root);
+        begun.then(|| Turn(counting.clone(), root))
+    }
+
+    /// Notes that linked files of this root are looked at; false if that is known.
+    pub(crate) fn is_new(&self, root: Ino) -> bool {
+        self.state.lock().seen.insert(root)
+    }
+
+    /// Forgets that.
+    pub(crate) fn forget(&self, root: Ino) {
+        self.state.lock().seen.remove(&root);
+    }
+
+    /// Has the lineage with this root counted, when somebody counts next.
+    pub(crate) fn wants(&self, root: Ino, contents: Vec<u8>) {
+        self.state.lock().waiting.push_back((root, contents));
+    }
+
+    /// One of the roots that wait.
+    pub(crate) fn next(&self) -> Option<(Ino, Vec<u8>)> {
+        self.state.lock().waiting.pop_front()
+    }
+
+    /// Wakes whoever counts in the background. True if nobody does: then somebody has to be started.
+    pub(crate) fn wake(&self) -> bool {
+        let mut state = self.state.lock();
+        state.wake = true;
+        self.changed.notify_all();
+        !state.running && !state.stopped
+    }
+
+    /// Notes that somebody counts in the background; false if there is one already, or the mount ends.
+    pub(crate) fn started(&self) -> bool {
+        let mut state = self.state.lock();
+        !state.stopped && !std::mem::replace(&mut state.running, true)
+    }
+
+    /// Whether there is something to do for who counts in the background. If not, nobody does so from now on.
+    pub(crate) fn has_work(&self) -> bool {
+        let mut state = self.state.lock();
+        if state.stopped || !state.wake {
+            state.running = false;
+            self.changed.notify_all();
+            return false;
+        }
+        state.wake = false;
+        true
+    }
+
+    /// Waits so long, unless the mount ends; false then.
+    pub(crate) fn pause(&self, time: Duration) -> bool {
+        let mut state = self.state.lock();
+        if !state.stopped {
+            self.changed.wait_for(&mut state, time);
+        }
+        !state.stopped
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.state.lock().stopped
+    }
+
+    /// Notes that nobody counts in the background any more.
+    pub(crate) fn ended(&self) {
+        self.state.lock().running = false;
+        self.changed.notify_all();
+    }
+
+    /// Ends the counting, and returns when nobody is at it in the background.
+    pub(crate) fn stop(&self) {
+        let mut state = self.state.lock();
+        state.stopped = true;
+        self.changed.notify_all();
+        while state.running {
+            self.changed.wait(&mut state);
+        }
+    }
+
+    /// Has `watcher` told of changes; only once.
+    pub(crate) fn watch(&self, watcher: Watcher) {
+        let _second = self.watcher.set(watcher);
+    }
+
+    pub(crate) fn tell(&self, ino: Ino) {
+        if let Some(watcher) = self.watcher.get() {
+            watcher(ino);
+        }
+    }
+}

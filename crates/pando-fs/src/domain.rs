@@ -1,0 +1,110 @@
+//! Lineages as places: the root of one, and the keys of the linked files in it.
+//!
+//! A file that got a second name has its record and data in the *link area* of its lineage, under the contents
+//! prefix of the lineage's root, and each of its names holds the number that it has there, and stands in an index by
+//! path (`docs/decisions/hard-links.md`). The root is the nearest directory above that is the root of a clone, or
+//! was moved there from another lineage; or that of the volume. Guarantees that a [`Domain`] is true as long as the
+//! directory that it was made for is held. Uses keys, inodes and places.
+
+use bytes::Bytes;
+use pando_db::Snapshot;
+
+use crate::{
+    error::{Error, Result},
+    inode::{InodeRef, Link},
+    path,
+    place::DirAt,
+    record::{Record, Stored},
+    volume::{Fs, HARD_LINKS},
+};
+
+/// The lineage that a directory lies in.
+pub(crate) struct Domain {
+    /// Its root.
+    pub root: InodeRef,
+    /// Contents prefix of the root.
+    pub contents: Vec<u8>,
+}
+
+impl Domain {
+    /// True if both are one.
+    pub(crate) fn is(&self, other: &Domain) -> bool {
+        self.root.ino == other.root.ino
+    }
+
+    /// Path of the linked file `id`.
+    pub(crate) fn linked(&self, id: u64) -> Vec<u8> {
+        path::linked(&self.contents, id)
+    }
+
+    /// Key that says that the entry with this path is a name of a linked file; or prefix of such keys.
+    pub(crate) fn index(&self, path: &[u8]) -> Result<Bytes> {
+        let damaged =
+            || Error::Damaged { what: self.root.label(), detail: "an entry outside of its lineage" };
+        Ok(path::meta(&path::link_name(&self.contents, path).ok_or_else(damaged)?))
+    }
+}
+
+/// The record of a linked file, as `view` has it.
+pub(crate) fn linked_record(view: &Snapshot, contents: &[u8], id: u64) -> Result<Record> {
+    let damaged = |detail| Error::Damaged { what: format!("linked file {id}"), detail };
+    let value = view.get(&path::meta(&path::linked(contents, id)))?;
+    Record::decode(&value.ok_or(damaged("its record does not exist"))?).map_err(damaged)
+}
+
+/// The record in `value`, and the link id if that is a name of a linked file. `what` names it in errors.
+pub(crate) fn record_in(
+    view: &Snapshot,
+    root: &[u8],
+    what: impl Fn() -> String,
+    value: &[u8],
+) -> Result<(Record, Option<u64>)> {
+    match Stored::decode(value) {
+        Ok(Stored::Record(record)) => Ok((*record, None)),
+        Ok(Stored::Name(name)) => Ok((linked_record(view, root, name.id)?, Some(name.id))),
+        Ok(_) => Err(Error::Damaged { what: what(), detail: "no record of an entry" }),
+        Err(detail) => Err(Error::Damaged { what: what(), detail }),
+    }
+}
+
+impl Fs {
+    /// Whether there is, or was, any linked file. No I/O.
+    pub(crate) fn has_links(&self) -> bool {
+        self.has_feature(HARD_LINKS)
+    }
+
+    /// The lineage that the entries of a directory are in. No I/O; costs what the directory is deep below the root.
+    pub(crate) fn domain(&self, at: &DirAt) -> Domain {
+        let mut root = at.dir.clone();
+        let mut below = 0; // bytes of the contents prefix behind that of `root`
+        loop {
+            let up = root.peek(|s| match &s.link {
+                Link::At { parent, name } if s.record.clone_id == 0 => Some((parent.clone(), name.len())),
+                _ => None,
+            });
+            let Some((parent, name)) = up else { break };
+            below += name + 2;
+            root = parent;
+        }
+        let contents =
+            at.contents.get(..at.contents.len().saturating_sub(below)).unwrap_or_default().to_vec();
+        Domain { root, contents }
+    }
+
+    /// The lineage of the directory's entries, if there are names of linked files in the directory with the contents
+    /// prefix `below`, which is `at` or lies in it and is no root itself. One cursor step.
+    pub(crate) fn links_below(&self, at: &DirAt, below: &[u8]) -> Result<Option<Domain>> {
+        if !self.has_links() {
+            return Ok(None);
+        }
+        let domain = self.domain(at);
+        let found = self.db.prefix(&domain.index(below)?).next().transpose()?.is_some();
+        Ok(found.then_some(domain))
+    }
+
+    /// Whether there is any linked file in the link area of the root with this contents prefix. One cursor step.
+    pub(crate) fn has_link_area(&self, contents: &[u8]) -> Result<bool> {
+        let area = path::meta(&path::all_linked(contents));
+        Ok(self.has_links() && self.db.prefix(&area).next().transpose()?.is_some())
+    }
+}

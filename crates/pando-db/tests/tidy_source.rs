@@ -120,7 +120,14 @@ const FS: &[(&str, &[&str])] = &[
     ),
     ("place", &["error", "types", "path", "inode", "lock", "path_cache", "volume"]),
     ("domain", &["error", "path", "record", "inode", "volume", "place"]),
-    ("check", &["error", "limits", "types", "path", "key_text", "attrs", "record", "blockmap", "volume"]),
+    ("family", &["error", "types", "path", "record", "inode", "lineage", "volume"]),
+    (
+        "check",
+        &[
+            "error", "limits", "types", "path", "key_text", "attrs", "record", "blockmap", "lineage",
+            "volume", "family",
+        ],
+    ),
     (
         "data",
         &[
@@ -139,8 +146,8 @@ const FS: &[(&str, &[&str])] = &[
     (
         "name",
         &[
-            "error", "types", "path", "record", "inode", "lineage", "volume", "place", "domain", "data",
-            "file",
+            "error", "types", "path", "record", "inode", "lineage", "volume", "place", "domain", "family",
+            "data", "file",
         ],
     ),
     (
@@ -154,7 +161,7 @@ const FS: &[(&str, &[&str])] = &[
         "dir",
         &[
             "error", "types", "path", "record", "blockmap", "position", "inode", "handle", "volume", "place",
-            "domain", "data", "name",
+            "domain", "family", "data", "name",
         ],
     ),
     (
@@ -184,6 +191,13 @@ const FS: &[(&str, &[&str])] = &[
         &[
             "error", "types", "path", "merge", "inode", "lock", "volume", "place", "domain", "orphan",
             "name", "entry", "rename", "census", "rights",
+        ],
+    ),
+    (
+        "snapshot",
+        &[
+            "error", "types", "path", "record", "merge", "inode", "lineage", "lock", "volume", "place",
+            "domain", "family", "name", "entry", "rename", "census", "rights", "clone",
         ],
     ),
     ("usage", &["error", "types", "path", "record", "volume", "place", "domain", "name"]),

@@ -60,15 +60,39 @@ impl Fs {
     /// it does.
     pub(crate) fn clone_links(&self, batch: &mut Batch, from: &End<'_>, to: &End<'_>) -> Result<bool> {
         let source = path::contents(&from.at.contents, from.name)?;
-        let Some(domain) = self.links_below(from.at, &source)? else { return Ok(false) };
         let contents = path::contents(&to.at.contents, to.name)?;
-        let (area, copy) = (path::all_linked(&domain.contents), path::all_linked(&contents));
+        let copied = self.copy_links(batch, from.at, &source, &contents)?;
+        if copied {
+            self.mark_uncounted(batch, &contents)?;
+        }
+        Ok(copied)
+    }
+
+    /// The same by contents prefixes, for a copy in which nobody counts; `at` is the directory `source` or holds it.
+    pub(crate) fn copy_links(
+        &self,
+        batch: &mut Batch,
+        at: &DirAt,
+        source: &[u8],
+        copy_contents: &[u8],
+    ) -> Result<bool> {
+        let Some(domain) = self.links_below(at, source)? else { return Ok(false) };
+        let (area, copy) = (path::all_linked(&domain.contents), path::all_linked(copy_contents));
         batch.clone_prefix(path::meta(&area), path::meta(&copy));
         batch.clone_prefix(path::data(&area), path::data(&copy));
-        let names = path::link_name(&contents, &contents).unwrap_or_default();
-        batch.clone_prefix(domain.index(&source)?, path::meta(&names));
-        self.mark_uncounted(batch, &contents)?;
+        let names = path::link_name(copy_contents, copy_contents).unwrap_or_default();
+        batch.clone_prefix(domain.index(source)?, path::meta(&names));
         Ok(true)
+    }
+
+    /// Adds, to the copy of a snapshot to the contents prefix `contents`, that the names in it have to be counted, if the
+    /// snapshot has linked files; whether it has.
+    pub(crate) fn count_copy(&self, batch: &mut Batch, snapshot: &[u8], contents: &[u8]) -> Result<bool> {
+        let any = self.has_link_area(snapshot)?;
+        if any {
+            self.mark_uncounted(batch, contents)?;
+        }
+        Ok(any)
     }
 
     /// Adds to the removal of a directory that is no root, and whose contents prefix is `below`, that the names in it

@@ -5,7 +5,7 @@
 //! checksums are for its own check; that names keys, which [`describe_key`]
 //! turns into paths. Uses keys, records and lineages.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use bytes::Bytes;
 use pando_db::Snapshot;
@@ -14,9 +14,11 @@ use crate::{
     attrs::{self, Bucket},
     blockmap::{self, Bits, PIECE},
     error::Result,
+    family::{Family, decode_snapshot},
     key_text::describe_key,
     limits::BLOCK_SIZE,
-    path,
+    lineage::number::number,
+    path::{self, system},
     record::{LinkName, Record, Stored},
     types::{FileKind, ROOT},
     volume::Fs,
@@ -36,6 +38,8 @@ pub struct CheckReport {
     pub blocks: u64,
     /// Bytes in these.
     pub bytes: u64,
+    /// Snapshots, whose entries and blocks are not in the other figures.
+    pub snapshots: u64,
     /// How many problems were told.
     pub problems: u64,
 }
@@ -249,6 +253,8 @@ impl Fs {
             numbers.push(self.lineages.identity(&self.db, lineage, &record)?.0);
         }
         area.into_iter().flat_map(LinkArea::problems).for_each(|p| problem(&mut report, p));
+        drop(pairs);
+        self.check_snapshots(&view, &mut report, &mut numbers, &mut problem)?;
         numbers.sort_unstable();
         for pair in numbers.windows(2) {
             if let [a, b] = pair
@@ -278,6 +284,71 @@ impl Fs {
             levels.push(Level { contents: contents.to_vec(), lineage, root: record.clone_id != 0 });
         }
         Ok(levels.last().is_some_and(|l| l.contents == dir))
+    }
+
+    /// Checks families, records and names of snapshots, that each has its volume and each volume its snapshot, and what
+    /// is in them: of the first of a family all, of each later one what differs from the one before.
+    fn check_snapshots(
+        &self,
+        view: &Snapshot,
+        report: &mut CheckReport,
+        numbers: &mut Vec<u64>,
+        problem: &mut impl FnMut(&mut CheckReport, String),
+    ) -> Result<()> {
+        let mut known = BTreeSet::new();
+        let mut families = view.prefix(&system::families());
+        while let Some((key, value)) = families.next_ref()? {
+            let source = system::family_source(key).unwrap_or_default();
+            let family = match Family::decode(value) {
+                Ok(family) => family,
+                Err(detail) => {
+                    problem(report, format!("snapshots of inode {source:#x}: {detail}"));
+                    continue;
+                }
+            };
+            numbers.push(number(0, family.fileno));
+            let mut names = 0;
+            let mut last = path::SNAPSHOTS_END;
+            let mut records = view.prefix(&system::snapshots(family.id));
+            while let Some((key, value)) = records.next_ref()? {
+                report.snapshots += 1;
+                let number = system::snapshot_number(key).unwrap_or_default();
+                known.insert(number);
+                let what = || format!("snapshot {number} of inode {source:#x}");
+                let info = match decode_snapshot(number, value) {
+                    Ok(info) => info,
+                    Err(detail) => {
+                        problem(report, format!("{}: {detail}", what()));
+                        continue;
+                    }
+                };
+                names += 1;
+                let named = view.get(&system::snapshot_name(family.id, info.name.as_encoded_bytes()))?;
+                if named.as_deref() != Some(&number.to_le_bytes()[..]) {
+                    problem(report, format!("{}: its name leads elsewhere", what()));
+                }
+                let root = view.get(&path::meta(&path::snapshot(number)))?;
+                match root.and_then(|value| Record::decode(&value).ok()) {
+                    Some(root) if root.kind == FileKind::Directory && root.clone_id != 0 => {}
+                    _ => problem(report, format!("{}: has no root", what())),
+                }
+                check_changes(view, last, number, &mut |text| problem(report, text))?;
+                last = number;
+            }
+            let names_found = view.prefix(&system::snapshot_name(family.id, b"")).count();
+            if names_found != names {
+                problem(report, format!("snapshots of inode {source:#x}: {names_found} names for {names}"));
+            }
+        }
+        let mut at = path::volume(1);
+        while let Some((key, _)) = view.range(&at, Some(&path::volume(u32::MAX))).next().transpose()? {
+            let Some(volume) = path::snapshot_of(&key) else { break };
+            if !known.contains(&volume) {
+                problem(report, format!("snapshot {volume}: has no record"));
+            }
+            at = path::volume(volume.saturating_add(1));
+        }
+        Ok(())
     }
 
     fn check_data(
@@ -341,4 +412,80 @@ impl Fs {
         }
         Ok(())
     }
+}
+
+/// Checks what is in snapshot `number` and not the same in snapshot `last`: records, the directories they are in, and
+/// blocks.
+fn check_changes(view: &Snapshot, last: u32, number: u32, tell: &mut impl FnMut(String)) -> Result<()> {
+    let own = path::volume(number);
+    for change in view.diff(&path::volume(last), view, &own)? {
+        let change = change?;
+        let key: Bytes = [&own[..], &change.key].concat().into();
+        let what = || describe_key(&key);
+        let record_of = |key: &Bytes| -> Result<Option<Record>> {
+            Ok(view.get(key)?.and_then(|value| Record::decode(&value).ok()))
+        };
+        let Some(path) = path::path_of(&key) else {
+            tell(format!("{}: not a key of a snapshot", key.escape_ascii()));
+            continue;
+        };
+        match (path::parse(&key), change.after) {
+            (Some(parsed @ (path::Parsed::Meta(_) | path::Parsed::Linked(..))), Some(value)) => {
+                let record = match Stored::decode(&value) {
+                    Ok(Stored::Record(record)) => record,
+                    // That there is a file of this number is for the census of what is cloned from here to find.
+                    Ok(Stored::Name(_)) => continue,
+                    Ok(_) => {
+                        tell(format!("{}: no record of an entry", what()));
+                        continue;
+                    }
+                    Err(detail) => {
+                        tell(format!("{}: {detail}", what()));
+                        continue;
+                    }
+                };
+                if matches!(parsed, path::Parsed::Meta(names) if !names.is_empty()) {
+                    let parent = path::entry_of_contents(path::directory_of(&path));
+                    let parent = parent.map(|entry| record_of(&path::meta(&entry))).transpose()?.flatten();
+                    if parent.is_none_or(|parent| parent.kind != FileKind::Directory) {
+                        tell(format!("{}: its directory does not exist", what()));
+                    }
+                }
+                let data = path::data_of(&key);
+                if record.kind == FileKind::Regular {
+                    let end = path::block(&data, record.size.div_ceil(BLOCK_SIZE));
+                    if view.range(&end, Some(&path::block(&data, path::MAP))).next().transpose()?.is_some() {
+                        tell(format!("{}: bytes behind the end of the file", what()));
+                    }
+                }
+                if let Some(text) = unlike_attrs(view, &key, &record)? {
+                    tell(format!("{}: {text}", what()));
+                }
+            }
+            // What was in a directory that is gone must be gone too.
+            (Some(path::Parsed::Meta(_)), None) => {
+                if let Some(contents) = path::contents_of(b"", &path)
+                    && view.prefix(&path::meta(&contents)).next().transpose()?.is_some()
+                {
+                    tell(format!("{}: is gone, and what was in it is not", what()));
+                }
+            }
+            (Some(path::Parsed::Data(_, block) | path::Parsed::LinkedData(_, _, block)), Some(value))
+                if block < path::MAP =>
+            {
+                let data = key.get(..key.len().saturating_sub(8)).unwrap_or_default();
+                let size = record_of(&path::meta_of(data))?.filter(|r| r.kind == FileKind::Regular);
+                let end = block.saturating_mul(BLOCK_SIZE).saturating_add(value.len() as u64);
+                if size.is_none_or(|r| end > r.size) {
+                    tell(format!("{}: bytes that belong to no file", what()));
+                }
+            }
+            // Other pieces of data, the index of names, and marks.
+            (Some(path::Parsed::System(_)) | None, _) => {
+                tell(format!("{}: not a key of a snapshot", key.escape_ascii()));
+            }
+            (Some(_), _) => {}
+        }
+    }
+    Ok(())
 }

@@ -17,6 +17,7 @@ use crate::{
     merge::Change,
     orphan::Fate,
     path::{self, check_name, system},
+    place::may_change,
     rename::End,
     rights::Rights,
     types::{Caller, CloneReport, FileKind, Ino, RemoveReport, Time, VerifiedRights},
@@ -40,6 +41,9 @@ impl Source<'_> {
                 Link::At { parent, name } => Ok(Some((parent.clone(), name.clone()))),
                 Link::Linked { .. } => Ok(None),
                 Link::Root => Err(Error::Invalid("the root cannot be cloned into itself".into())),
+                Link::Snapshot(_) | Link::Snapshots(_) => {
+                    Err(Error::Invalid(format!("{}: has no directory of its own", inode.label())))
+                }
                 Link::Orphan | Link::Gone => Err(Error::Stale(inode.ino)),
             }),
         }
@@ -47,19 +51,19 @@ impl Source<'_> {
 }
 
 /// What a removal leaves to do once its batch is written.
-struct Removal {
+pub(crate) struct Removal {
     top: InodeRef,
     top_fate: Fate,
     open_below: Vec<InodeRef>,
     lineage: Option<u32>,
     /// Names of linked files that went with it.
-    names: Option<LostNames>,
+    pub(crate) names: Option<LostNames>,
     now: Time,
 }
 
 impl Fs {
     /// Adds the removal of an entry and all below it. The caller holds `tree` of it exclusively.
-    fn remove_all(
+    pub(crate) fn remove_all(
         &self,
         rights: Rights<'_>,
         batch: &mut Batch,
@@ -89,7 +93,8 @@ impl Fs {
         Ok(Removal { top: top.clone(), top_fate, open_below, lineage, names, now })
     }
 
-    fn removed_all(&self, removal: &Removal) {
+    /// Says in memory what a removal did, once its batch is written.
+    pub(crate) fn removed_all(&self, removal: &Removal) {
         for inode in &removal.open_below {
             self.removed(inode, Fate::Orphan, removal.now);
         }
@@ -142,6 +147,7 @@ impl Fs {
         self.writable()?;
         let to = check_name(dst.1)?;
         let new = self.dir(dst.0)?;
+        may_change(&new, true)?;
         let (mut report, removal) = self.with_attempts(|tries| {
             let place = src.place()?;
             let pair = self.attempt_pair(tries, place.as_ref().map_or(&new, |(old, _)| old), &new)?;

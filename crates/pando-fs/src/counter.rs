@@ -18,6 +18,10 @@ use crate::{
 pub(crate) const FILE: u8 = b'f';
 /// Counter of clone ids.
 pub(crate) const CLONE: u8 = b'c';
+/// Counter of snapshots.
+pub(crate) const SNAPSHOT: u8 = b's';
+/// Counter of families of snapshots.
+pub(crate) const FAMILY: u8 = b'a';
 /// Counter of lineages (kept by the lineage table itself).
 pub(crate) const LINEAGE: u8 = b'l';
 /// Where the run of lineages ends that are given out; no counter.

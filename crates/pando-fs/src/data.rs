@@ -444,7 +444,7 @@ impl Fs {
 
     /// Sets the access time if the policy asks for it. A failure to do so is no failure of the read.
     pub(crate) fn accessed(&self, inode: &InodeRef) {
-        if self.is_read_only() || self.atime == AtimePolicy::Noatime {
+        if self.is_read_only() || self.atime == AtimePolicy::Noatime || inode.frozen {
             return;
         }
         let now = Time::now();

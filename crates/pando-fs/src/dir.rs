@@ -19,8 +19,9 @@ use crate::{
     blockmap::BlockMap,
     domain::record_in,
     error::{Error, Result},
+    family::SNAPSHOTS,
     handle::OpenDir,
-    inode::{InodeRef, attr_of},
+    inode::{InodeRef, Link, attr_of},
     path,
     position::{self, NameList},
     record::Record,
@@ -35,6 +36,8 @@ const MAX_ENTRIES: usize = 4096;
 const DOT: u64 = 1;
 /// The cookie of `..`, a number that no entry has.
 const DOT_DOT: u64 = 2;
+/// The same of `.snapshots`, where it is listed.
+const SNAPSHOTS_COOKIE: u64 = 3;
 
 /// Where a listing goes on.
 enum From {
@@ -94,6 +97,16 @@ impl Fs {
             let attr = parent.as_ref().map_or_else(|| open.inode.attr(), |p| p.attr());
             out.push(entry(attr, OsStr::new(".."), DOT_DOT));
         }
+        if let Some(family) = open.inode.peek(|s| match s.link {
+            Link::Snapshots(family) => Some(family),
+            _ => None,
+        }) {
+            self.list_family(&open.inode, family, cookie, max - out.len(), plus, &mut out)?;
+            return Ok(out);
+        }
+        if self.snapshots_visible && cookie < SNAPSHOTS_COOKIE && out.len() < max && !open.inode.frozen {
+            self.show_snapshots(&open.inode, plus, &mut out)?;
+        }
         if out.len() < max {
             let from = self.find(&open, cookie)?;
             let found = self.scan(&open.inode, &from, max - out.len(), plus)?;
@@ -115,9 +128,44 @@ impl Fs {
         Ok(out)
     }
 
+    /// Adds `.snapshots` of a directory, if it has a family and nothing else of that name.
+    fn show_snapshots(&self, dir: &InodeRef, plus: bool, out: &mut Vec<DirEntry>) -> Result<()> {
+        let name = OsStr::from_bytes(SNAPSHOTS);
+        let attr = match self.family(dir.ino)? {
+            Some(_) => self.lookup(dir.ino, name)?,
+            None => return Ok(()),
+        };
+        if !plus {
+            self.forget(attr.ino, 1);
+        }
+        out.push(entry(attr, name, SNAPSHOTS_COOKIE));
+        Ok(())
+    }
+
+    /// Adds up to `max` snapshots of a family, as its `.snapshots` lists them: by number, behind `cookie`.
+    fn list_family(
+        &self,
+        dir: &InodeRef,
+        family: u64,
+        cookie: u64,
+        max: usize,
+        plus: bool,
+        out: &mut Vec<DirEntry>,
+    ) -> Result<()> {
+        let (_at, _names) = self.hold_names(dir, false)?;
+        // The cookie of a snapshot is behind those of `.` and `..` by its number.
+        let from = u32::try_from(cookie.saturating_sub(DOT_DOT)).unwrap_or(u32::MAX).saturating_add(1);
+        for info in self.snapshots_from(family, from, max)? {
+            let Some(root) = self.snapshot_root(info.number)? else { continue };
+            let attr = if plus { root.count_lookup() } else { root.attr() };
+            out.push(entry(attr, &info.name, DOT_DOT + u64::from(info.number)));
+        }
+        Ok(())
+    }
+
     /// Where to go on after `cookie`.
     fn find(&self, open: &OpenDir, cookie: u64) -> Result<From> {
-        if cookie <= DOT_DOT {
+        if cookie <= SNAPSHOTS_COOKIE {
             return Ok(From::Begin);
         }
         if !(position::FIRST..1 << 63).contains(&cookie) {

@@ -13,6 +13,7 @@ use crate::{
     inode::InodeRef,
     limits::MAX_FILE_SIZE,
     merge::{Change, Size},
+    place::may_change,
     types::{Attr, Caller, FileHandle, FileKind, Ino, SetAttr, SetTime, Time},
     volume::Fs,
 };
@@ -119,6 +120,7 @@ impl Fs {
         }
         if flags & O_ACCMODE != 0 || flags & O_TRUNC != 0 {
             self.writable()?;
+            may_change(&inode, true)?;
         }
         let handle = {
             // Held, so that a removal of the tree around sees both the count and the handle.

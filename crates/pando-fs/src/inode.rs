@@ -43,6 +43,10 @@ pub(crate) enum Link {
     At { parent: InodeRef, name: Box<[u8]> },
     /// A file with names that are counted: its keys are in the link area of the lineage whose root this is.
     Linked { root: InodeRef, id: u64 },
+    /// The root of the snapshot with this number.
+    Snapshot(u32),
+    /// Where the snapshots of a family are seen.
+    Snapshots(u64),
     /// A file without a name that is still open; its keys are in the orphan area.
     Orphan,
     /// Removed.
@@ -95,6 +99,8 @@ pub(crate) struct Inode {
     pub kind: FileKind,
     /// Lineage of the entries of a directory; of the inode itself otherwise.
     pub lineage: u32,
+    /// It is in a snapshot, and never changes.
+    pub frozen: bool,
     /// Held shared by every call on this inode and, for directories, on what is below; held
     /// exclusively to change data or place. See the module `place` for the order.
     pub tree: Arc<RwLock<()>>,
@@ -146,7 +152,7 @@ impl Inode {
     /// `None` for the root and for orphans.
     pub(crate) fn parent(&self) -> Result<Option<InodeRef>> {
         self.peek(|s| match &s.link {
-            Link::Root | Link::Orphan => Ok(None),
+            Link::Root | Link::Orphan | Link::Snapshot(_) | Link::Snapshots(_) => Ok(None),
             Link::At { parent, .. } | Link::Linked { root: parent, .. } => Ok(Some(parent.clone())),
             Link::Gone => Err(Error::Stale(self.ino)),
         })
@@ -173,6 +179,8 @@ impl Inode {
         self.peek(|s| match &s.link {
             Link::At { name, .. } => String::from_utf8_lossy(name).into_owned(),
             Link::Root => "/".into(),
+            Link::Snapshot(number) => format!("snapshot {number}"),
+            Link::Snapshots(_) => ".snapshots".into(),
             Link::Linked { .. } | Link::Orphan | Link::Gone => format!("inode {:#x}", self.ino),
         })
     }
@@ -415,6 +423,11 @@ impl Table {
             drop(shard); // before `link`, whose parent may live in the same shard
             return None;
         }
+        let frozen = match &link {
+            Link::Snapshot(_) | Link::Snapshots(_) => true,
+            Link::At { parent, .. } | Link::Linked { root: parent, .. } => parent.frozen,
+            Link::Root | Link::Orphan | Link::Gone => false,
+        };
         let tree = Arc::new(RwLock::new(()));
         let names = match record.kind {
             FileKind::Directory => Arc::new(RwLock::new(())),
@@ -424,6 +437,7 @@ impl Table {
             ino,
             kind: record.kind,
             lineage,
+            frozen,
             tree,
             names,
             refs: AtomicU64::new(1),

@@ -19,6 +19,13 @@ const END: u8 = 0x00;
 
 /// What a key stands for, for people: a path of the tree, or the name of a system record.
 pub fn describe_key(key: &[u8]) -> String {
+    match path::snapshot_of(key) {
+        Some(number) => format!("snapshot {number}:{}", describe(key)),
+        None => describe(key),
+    }
+}
+
+fn describe(key: &[u8]) -> String {
     match path::parse(key) {
         Some(path::Parsed::Meta(parts)) => slashed(&parts),
         Some(path::Parsed::Data(parts, block)) if block >= path::ATTRS => {
@@ -68,11 +75,12 @@ fn slashed(parts: &[&[u8]]) -> String {
 /// A key, or the beginning of one: `meta:/src/lib.rs`, `data:/src/lib.rs[3]` (block 3), `meta:/src/` (what
 /// is in a directory), `meta:/src/li…` (entries that begin so). `None` if it is none of ours.
 pub fn name_key(key: &[u8]) -> Option<String> {
+    if let Some(number) = path::snapshot_of(key) {
+        let live = [&[0; 4], key.get(4..)?].concat();
+        return Some(format!("snapshot:{number}:{}", name_key(&live)?));
+    }
     let (volume, rest) = key.split_at_checked(4)?;
     let system = volume == [0xff; 4];
-    if !system && volume != [0; 4] {
-        return None;
-    }
     match rest.split_first() {
         None if system => Some("system:".into()),
         None => Some("tree:".into()),

@@ -15,6 +15,7 @@ use crate::{
     lock::Obstacle,
     merge::Change,
     path::{self, check_name, system},
+    place::may_change,
     record::LinkName,
     rename::{End, Pair},
     types::{Attr, Caller, FileKind, Ino, Time},
@@ -40,7 +41,7 @@ impl Before {
             Link::At { parent, name } => Ok(Before::Plain { parent: parent.clone(), name: name.clone() }),
             Link::Linked { root, id } => Ok(Before::Linked { root: root.clone(), id: *id }),
             Link::Orphan if s.linkable => Ok(Before::Nameless),
-            Link::Root | Link::Orphan | Link::Gone => {
+            Link::Root | Link::Orphan | Link::Gone | Link::Snapshot(_) | Link::Snapshots(_) => {
                 Err(Error::NotFound(format!("inode {:#x}, which has no name any more", inode.ino)))
             }
         })
@@ -72,6 +73,7 @@ impl Fs {
             return Err(Error::NotPermitted { name: inode.label(), why });
         }
         let new = self.dir(newparent)?;
+        may_change(&new, true)?;
         if !matches!(Before::of(&inode)?, Before::Nameless) {
             self.need_feature(HARD_LINKS)?;
         }

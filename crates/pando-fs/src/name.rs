@@ -13,6 +13,7 @@ use std::{
 use crate::{
     domain::linked_record,
     error::{Error, Result, show},
+    family::SNAPSHOTS,
     inode::{InodeRef, Link},
     path::{self, check_name},
     place::DirAt,
@@ -92,7 +93,7 @@ impl Fs {
     /// Has the names in a lineage counted that is looked at for the first time, if that is still to be done. `at` lies
     /// in it. One cursor step the first time, then nothing.
     fn look_whether_counted(&self, at: &DirAt, root: InodeRef) -> Result<()> {
-        if self.is_read_only() || !self.counting.is_new(root.ino) {
+        if self.is_read_only() || root.frozen || !self.counting.is_new(root.ino) {
             return Ok(());
         }
         let contents = self.domain(at).contents;
@@ -116,7 +117,22 @@ impl Fs {
         }
         let bytes = check_name(name)?;
         let (at, _names) = self.hold_names(&dir, false)?;
-        let inode = self.child(&at, bytes)?.ok_or_else(|| Error::NotFound(show(name)))?;
+        let found = match dir.peek(|s| if let Link::Snapshots(family) = s.link { Some(family) } else { None })
+        {
+            Some(family) => match self.snapshot_named(family, bytes)? {
+                Some(number) => self.snapshot_root(number)?,
+                None => None,
+            },
+            None => self.child(&at, bytes)?,
+        };
+        let found = match found {
+            None if bytes == SNAPSHOTS && !dir.frozen => match self.family(dir.ino)? {
+                Some(family) => Some(self.family_dir(Some(&dir), &family)?),
+                None => None,
+            },
+            found => found,
+        };
+        let inode = found.ok_or_else(|| Error::NotFound(show(name)))?;
         inode.count_lookup();
         drop((at, _names));
         Ok(self.attr(&inode))

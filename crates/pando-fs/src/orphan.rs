@@ -112,7 +112,7 @@ fn path_below(inode: &InodeRef, top: &Inode) -> Result<Option<Vec<u8>>> {
         let (name, parent) = match at.peek(|s| match &s.link {
             Link::At { parent, name } => Some((name.clone(), Some(parent.clone()))),
             Link::Root => Some((Box::default(), None)),
-            Link::Linked { .. } | Link::Orphan | Link::Gone => None,
+            Link::Linked { .. } | Link::Orphan | Link::Gone | Link::Snapshot(_) | Link::Snapshots(_) => None,
         }) {
             Some((name, Some(parent))) => (name, parent),
             Some((_, None)) => break,

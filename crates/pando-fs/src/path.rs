@@ -13,6 +13,9 @@
 //! id (u64, big-endian) is the path of such a file, 0x04, path of an entry from there says that this entry is a name of
 //! one, 0x05, number (u64) that the names have to be counted.
 //!
+//! A snapshot has a volume of its own with the same keys. In memory the path of what is in one begins with a
+//! mark, [`snapshot`], which becomes the volume of the key.
+//!
 //! Pure functions; uses errors and limits only.
 
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
@@ -24,8 +27,10 @@ use crate::{
     limits::MAX_NAME,
 };
 
-/// Volume number of the live tree.
+/// Volume number of the live tree. Those of snapshots are from 1 on.
 pub(crate) const LIVE: u32 = 0;
+/// Snapshots have numbers below this one; a mark with it leads to nothing.
+pub(crate) const SNAPSHOTS_END: u32 = u32::MAX - 1;
 /// Volume number of the system's own records; no tree.
 const SYSTEM: u32 = u32::MAX;
 
@@ -36,9 +41,15 @@ const CONTENTS: u8 = 0x02;
 const LINKED: u8 = 0x03;
 const LINK_NAME: u8 = 0x04;
 const UNCOUNTED: u8 = 0x05;
-const END: u8 = 0x00;
 /// Bytes that the path of a linked file has behind the contents prefix of the root of its lineage.
 const LINKED_BYTES: usize = 1 + 8;
+/// Begins the mark of a snapshot, in paths in memory only: no key has it.
+const SNAPSHOT: u8 = 0x06;
+const END: u8 = 0x00;
+/// Bytes of a mark: its beginning, eight hexadecimal digits, its end.
+const MARK_BYTES: usize = 1 + 8 + 1;
+/// Bytes of the volume and the region before the path in a key.
+const HEAD_BYTES: usize = 4 + 1;
 
 /// A block number that no block has: under the data prefix of a file, keys from here on are pieces of the map of
 /// its blocks (`blockmap`).
@@ -66,8 +77,59 @@ pub(crate) fn check_name(name: &OsStr) -> Result<&[u8]> {
     Ok(bytes)
 }
 
+/// The mark of a snapshot: the contents prefix of its root, and the path of that.
+pub(crate) fn snapshot(number: u32) -> Vec<u8> {
+    let mut mark = vec![SNAPSHOT];
+    mark.extend_from_slice(format!("{number:08x}").as_bytes());
+    mark.push(END);
+    mark
+}
+
+/// The volume that a path is in, and the path in that volume.
+fn volume_of(path: &[u8]) -> (u32, &[u8]) {
+    let marked = path.split_at_checked(MARK_BYTES).filter(|(mark, _)| mark.first() == Some(&SNAPSHOT));
+    let number =
+        |mark: &[u8]| u32::from_str_radix(str::from_utf8(mark.get(1..MARK_BYTES - 1)?).ok()?, 16).ok();
+    match marked.and_then(|(mark, rest)| Some((number(mark)?, rest))) {
+        Some(found) => found,
+        None => (LIVE, path),
+    }
+}
+
+/// The path, with the mark of its volume, in a key of the tree or of a snapshot; `None` for other keys.
+pub(crate) fn path_of(key: &[u8]) -> Option<Vec<u8>> {
+    let path = key.get(HEAD_BYTES..)?;
+    match key_volume(key)? {
+        SYSTEM => None,
+        LIVE => Some(path.to_vec()),
+        number => Some([&snapshot(number), path].concat()),
+    }
+}
+
+/// The volume of a key.
+pub(crate) fn key_volume(key: &[u8]) -> Option<u32> {
+    Some(u32::from_be_bytes(key.get(..4)?.try_into().ok()?))
+}
+
+/// The snapshot whose volume a key is in.
+pub(crate) fn snapshot_of(key: &[u8]) -> Option<u32> {
+    key_volume(key).filter(|volume| *volume != LIVE && *volume != SYSTEM)
+}
+
+/// The prefix of all keys of a volume.
+pub(crate) fn volume(number: u32) -> Bytes {
+    Bytes::copy_from_slice(&number.to_be_bytes())
+}
+
+/// The prefix of the extended attributes with keys of their own, of what has this data prefix.
+pub(crate) fn attrs_under(data: &[u8]) -> Bytes {
+    let mut key = BytesMut::from(data);
+    key.put_u8((ATTRS >> 56) as u8);
+    key.freeze()
+}
+
 fn extend(path: &mut Vec<u8>, kind: u8, name: &[u8]) -> Result<()> {
-    if path.len() + name.len() + 2 > MAX_PATH {
+    if volume_of(path).1.len() + name.len() + 2 > MAX_PATH {
         return Err(Error::NameTooLong(String::from_utf8_lossy(name).into_owned()));
     }
     path.reserve(name.len() + 2);
@@ -176,17 +238,24 @@ fn key(volume: u32, region: u8, path: &[u8]) -> Bytes {
 
 /// Key, or key prefix, in the metadata region.
 pub(crate) fn meta(path: &[u8]) -> Bytes {
-    key(LIVE, META, path)
+    let (volume, path) = volume_of(path);
+    key(volume, META, path)
 }
 
 /// Key prefix in the data region.
 pub(crate) fn data(path: &[u8]) -> Bytes {
-    key(LIVE, DATA, path)
+    let (volume, path) = volume_of(path);
+    key(volume, DATA, path)
 }
 
 /// Data prefix of what has its record under the key `meta`, which is no orphan.
 pub(crate) fn data_of(meta: &[u8]) -> Bytes {
-    data(meta.get(5..).unwrap_or_default())
+    key(key_volume(meta).unwrap_or(LIVE), DATA, meta.get(HEAD_BYTES..).unwrap_or_default())
+}
+
+/// Key of the record of what has the data prefix `data`, which is no orphan.
+pub(crate) fn meta_of(data: &[u8]) -> Bytes {
+    key(key_volume(data).unwrap_or(LIVE), META, data.get(HEAD_BYTES..).unwrap_or_default())
 }
 
 /// Key of block number `block` under the data prefix of a file; or of a piece of its map (`blockmap`).
@@ -199,8 +268,6 @@ pub(crate) fn block(data: &[u8], block: u64) -> Bytes {
 
 /// The data prefix of the directory in which the file with this data prefix is. `None` if it is none of a file.
 pub(crate) fn data_of_directory(data: &[u8]) -> Option<&[u8]> {
-    /// Bytes of the volume and the region before the path.
-    const HEAD_BYTES: usize = 4 + 1;
     let dir = directory_of(data.get(HEAD_BYTES..)?);
     data.get(..HEAD_BYTES + dir.len())
 }
@@ -247,14 +314,14 @@ pub(crate) fn listing_between(dir: &[u8], least: &[u8], above: Option<&[u8]>) ->
 
 /// The name in a key that a scan of [`listing`] of the directory `dir` gave.
 pub(crate) fn name_of<'a>(dir: &[u8], key: &'a [u8]) -> Option<&'a [u8]> {
-    let rest = key.get(5 + dir.len()..)?;
+    let rest = key.get(HEAD_BYTES + volume_of(dir).1.len()..)?;
     match rest.split_first()? {
         (&ENTRY, name) => name.strip_suffix(&[END]).filter(|n| !n.is_empty() && !n.contains(&END)),
         _ => None,
     }
 }
 
-/// A key taken apart.
+/// A key taken apart, of the tree or of a snapshot ([`snapshot_of`]).
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Parsed<'a> {
     /// The record of the entry with these names from the root; the root's has none.
@@ -279,8 +346,8 @@ pub(crate) fn parse(key: &[u8]) -> Option<Parsed<'_>> {
     let (&region, path) = rest.split_first()?;
     match (u32::from_be_bytes(volume.try_into().ok()?), region) {
         (SYSTEM, tag) => Some(Parsed::System(tag)),
-        (LIVE, META) if path.is_empty() => Some(Parsed::Meta(Vec::new())),
-        (LIVE, META) => {
+        (_, META) if path.is_empty() => Some(Parsed::Meta(Vec::new())),
+        (_, META) => {
             let (dirs, rest) = directories(path)?;
             match rest.split_first()? {
                 (&LINKED, id) => Some(Parsed::Linked(dirs, u64::from_be_bytes(id.try_into().ok()?))),
@@ -289,7 +356,7 @@ pub(crate) fn parse(key: &[u8]) -> Option<Parsed<'_>> {
                 _ => Some(Parsed::Meta(names(path)?)),
             }
         }
-        (LIVE, DATA) => {
+        (_, DATA) => {
             let (path, block) = path.split_at_checked(path.len().checked_sub(8)?)?;
             let block = u64::from_be_bytes(block.try_into().ok()?);
             if path.is_empty() {
@@ -352,6 +419,15 @@ pub(crate) fn contents_of(dir: &[u8], inside: &[u8]) -> Option<Vec<u8>> {
 pub(crate) fn root_of(path: &[u8]) -> Option<&[u8]> {
     let (_, rest) = directories(path)?;
     path.get(..path.len() - rest.len())
+}
+
+/// Path of the entry of the directory with this contents prefix.
+pub(crate) fn entry_of_contents(contents: &[u8]) -> Option<Vec<u8>> {
+    let above = directory_of(contents);
+    if above.len() == contents.len() || contents.first() == Some(&SNAPSHOT) && above.is_empty() {
+        return Some(contents.to_vec());
+    }
+    Some(entry_of(contents, above.len()))
 }
 
 /// Contents prefix of the directory that holds the entry with this path (of [`parse`]d form).
@@ -459,6 +535,41 @@ pub(crate) mod system {
         tagged(b'P', &[slot])
     }
 
+    /// The family of snapshots of the directory with this inode number.
+    pub(crate) fn family(source: u64) -> Bytes {
+        tagged(b'S', &source.to_be_bytes())
+    }
+
+    /// All families.
+    pub(crate) fn families() -> Bytes {
+        tagged(b'S', b"")
+    }
+
+    /// The inode number in a key of [`family`].
+    pub(crate) fn family_source(key: &[u8]) -> Option<u64> {
+        Some(u64::from_be_bytes(key.get(HEAD_BYTES..)?.try_into().ok()?))
+    }
+
+    /// What is known of a snapshot of a family.
+    pub(crate) fn snapshot(family: u64, number: u32) -> Bytes {
+        [&snapshots(family)[..], &number.to_be_bytes()].concat().into()
+    }
+
+    /// All snapshots of a family, by number.
+    pub(crate) fn snapshots(family: u64) -> Bytes {
+        tagged(b'R', &[&family.to_be_bytes()[..], &[0]].concat())
+    }
+
+    /// The number in a key of [`snapshot`].
+    pub(crate) fn snapshot_number(key: &[u8]) -> Option<u32> {
+        Some(u32::from_be_bytes(key.get(HEAD_BYTES + 8 + 1..)?.try_into().ok()?))
+    }
+
+    /// The number of the snapshot of a family that has this name.
+    pub(crate) fn snapshot_name(family: u64, name: &[u8]) -> Bytes {
+        tagged(b'R', &[&family.to_be_bytes()[..], &[1], name].concat())
+    }
+
     /// Where one prefix waits while two are exchanged within one batch; empty between batches.
     pub(crate) fn exchange(slot: u8) -> Bytes {
         tagged(b'X', &[slot])
@@ -502,6 +613,29 @@ mod tests {
         let deep = meta(&entry(&contents(&dir, b"n").unwrap(), b"x").unwrap());
         assert!(deep >= hi);
         assert_eq!(name_of(&dir, &deep), None);
+    }
+
+    #[test]
+    fn keys_in_snapshots_are_those_of_the_tree_in_another_volume() {
+        let mark = snapshot(0xabc);
+        let dir = contents(&mark, b"a").unwrap();
+        let file = entry(&dir, b"c").unwrap();
+        let live = entry(&contents(b"", b"a").unwrap(), b"c").unwrap();
+        for (ours, theirs) in
+            [(meta(&file), meta(&live)), (data(&file), data(&live)), (meta(&mark), meta(b""))]
+        {
+            assert_eq!((&ours[4..], &ours[..4]), (&theirs[4..], &[0, 0, 0xa, 0xbc][..]));
+            assert_eq!((snapshot_of(&ours), snapshot_of(&theirs)), (Some(0xabc), None));
+        }
+        assert_eq!(name_of(&dir, &meta(&file)), Some(&b"c"[..]));
+        assert_eq!(directory_of(&file), dir);
+        assert_eq!(path_of(&meta(&file)), Some(file.clone()));
+        assert_eq!(data_of(&meta(&file)), data(&file));
+        assert_eq!(meta_of(&data(&file)), meta(&file));
+        assert_eq!(next_level(&dir, mark.len()), Some((entry(&mark, b"a").unwrap(), &dir[..])));
+        assert_eq!(entry_of(&dir, mark.len()), entry(&mark, b"a").unwrap());
+        assert_eq!(system::snapshot_number(&system::snapshot(7, 9)), Some(9));
+        assert_eq!(system::family_source(&system::family(7 << 40)), Some(7 << 40));
     }
 
     #[test]

@@ -84,15 +84,23 @@ impl At {
     /// The prefixes of all keys that are its own or below it; none lies in another.
     pub(crate) fn prefixes(&self) -> Vec<Bytes> {
         match &self._chain {
-            // The root: its own record is the first key of its region.
-            Some(dir) if self.data.is_empty() && dir.entry.is_empty() => {
-                vec![path::meta(b""), path::data(b"")]
+            // A root: its own record is the first key of its region.
+            Some(dir) if self.data.is_empty() && dir.entry == dir.contents => {
+                vec![path::meta(&dir.contents), path::data(&dir.contents)]
             }
             Some(dir) if self.data.is_empty() => {
                 vec![self.meta.clone(), path::meta(&dir.contents), path::data(&dir.contents)]
             }
             _ => vec![self.meta.clone(), self.data.clone()],
         }
+    }
+}
+
+/// Error if `inode` is to be changed and is in a snapshot.
+pub(crate) fn may_change(inode: &InodeRef, change: bool) -> Result<()> {
+    match change && inode.frozen {
+        true => Err(Error::ReadOnly),
+        false => Ok(()),
     }
 }
 
@@ -197,6 +205,17 @@ impl Fs {
             // Now that it is held, its link cannot change: is it still the one that we walked?
             let same = inode.peek(|s| match (&s.link, previous) {
                 (Link::Root, None) => Ok(true),
+                (Link::Snapshot(number), None) => {
+                    contents = path::snapshot(*number);
+                    own = contents.len();
+                    Ok(true)
+                }
+                // It has no keys.
+                (Link::Snapshots(_), None) => {
+                    contents = path::snapshot(path::SNAPSHOTS_END);
+                    own = contents.len();
+                    Ok(true)
+                }
                 (Link::At { parent, name }, Some(p)) if parent.ino == p.ino => {
                     own = contents.len();
                     path::enter(&mut contents, name).map(|()| true)
@@ -231,6 +250,7 @@ impl Fs {
 
     /// Holds the place of a directory still, and its entries: for change (alone) or for looking.
     pub(crate) fn hold_names(&self, dir: &InodeRef, change: bool) -> Result<(DirAt, Guard)> {
+        may_change(dir, change)?;
         let at = self.hold_dir(dir)?;
         let names = match change {
             true => lock::exclusive(&dir.names),
@@ -293,6 +313,7 @@ impl Fs {
 
     /// Holds an inode's place and record still: for change (alone) or for looking.
     pub(crate) fn hold(&self, inode: &InodeRef, change: bool) -> Result<At> {
+        may_change(inode, change)?;
         let lock = self.own_lock(inode);
         loop {
             let at = self.at(inode, || {
@@ -316,6 +337,7 @@ impl Fs {
         tries: &mut Attempts,
         change: bool,
     ) -> Result<At, Obstacle> {
+        may_change(inode, change)?;
         let lock = self.own_lock(inode);
         self.at(inode, || if change { tries.exclusive(lock) } else { attempt_shared(lock) })
     }

@@ -18,7 +18,7 @@ use crate::{
     merge::Change,
     orphan::Fate,
     path::{self, check_name, system},
-    place::DirAt,
+    place::{DirAt, may_change},
     record::{LinkName, Record},
     types::{Caller, FileKind, Ino, Time},
     volume::Fs,
@@ -193,6 +193,8 @@ impl Fs {
         let flags = flags & !RENAME_WHITEOUT;
         let (from, to) = (check_name(name)?, check_name(newname)?);
         let (old, new) = (self.dir(parent)?, self.dir(newparent)?);
+        may_change(&old, true)?;
+        may_change(&new, true)?;
         self.with_attempts(|tries| {
             let pair = self.attempt_pair(tries, &old, &new)?;
             let src = End::new(pair.first(), from)?;

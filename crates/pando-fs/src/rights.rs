@@ -43,14 +43,14 @@ fn refused(name: String, why: &'static str) -> Error {
 }
 
 impl Rights<'_> {
-    fn uid(self) -> u32 {
+    pub(crate) fn uid(self) -> u32 {
         match self {
             Rights::Of(c) => c.uid,
             Rights::Verified(s) => s.uid,
         }
     }
 
-    fn all(self) -> bool {
+    pub(crate) fn all(self) -> bool {
         match self {
             Rights::Of(c) => c.is_root(),
             Rights::Verified(s) => s.root,

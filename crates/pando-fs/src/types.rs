@@ -286,6 +286,68 @@ pub struct CloneReport {
 /// What [`crate::Fs::remove_tree`] did; the same fields as of a clone.
 pub type RemoveReport = CloneReport;
 
+/// Who asks for something that only the owner of a directory may have done.
+#[derive(Debug, Clone, Copy)]
+pub enum Authority<'a> {
+    /// A caller whose rights are worked out here.
+    Caller(&'a Caller),
+    /// Rights that the kernel has seen, of the directory that the call is about.
+    Verified(&'a VerifiedRights),
+}
+
+/// What is known of a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SnapshotInfo {
+    /// Never given to another one.
+    pub number: u32,
+    /// Its name among the snapshots of its directory.
+    pub name: OsString,
+    /// The path of the directory when it was made, or the end of a long one.
+    pub source: OsString,
+    /// What its maker says of it.
+    pub note: String,
+    /// When it was made.
+    pub created: Time,
+    /// It cannot be deleted until it is released.
+    pub keep: bool,
+    /// How long after it was made a policy keeps it, and then lets it go, seconds.
+    pub valid_for_secs: Option<u64>,
+    /// Who made it.
+    pub uid: u32,
+}
+
+/// A snapshot to be made.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NewSnapshot {
+    /// Its name; the time by default.
+    pub name: Option<OsString>,
+    /// See [`SnapshotInfo::keep`].
+    pub keep: bool,
+    /// See [`SnapshotInfo::valid_for_secs`].
+    pub valid_for_secs: Option<u64>,
+    /// See [`SnapshotInfo::note`].
+    pub note: String,
+}
+
+/// Which snapshots of a directory are to be kept: see [`SnapshotPolicy::expired`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SnapshotPolicy {
+    /// So many of the newest.
+    pub last: u32,
+    /// The newest of each of the last so many hours that have one; and so on.
+    pub hourly: u32,
+    /// Of days.
+    pub daily: u32,
+    /// Of weeks, which begin on Monday.
+    pub weekly: u32,
+    /// Of months.
+    pub monthly: u32,
+    /// Of years.
+    pub yearly: u32,
+    /// Of those that would go, one of so many stays.
+    pub one_of: u32,
+}
+
 /// When a read changes the access time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum AtimePolicy {
@@ -370,6 +432,8 @@ pub struct MountOptions {
     /// times of files itself, and need not tell then that those of a file that is written right after it was made are
     /// others. By default the exact time.
     pub tick_times: bool,
+    /// `.snapshots` shows in listings of directories that have snapshots. It is found by its name anyway.
+    pub snapshots_visible: bool,
 }
 
 impl Default for MountOptions {
@@ -387,6 +451,7 @@ impl Default for MountOptions {
             discard: true,
             salvage: false,
             tick_times: false,
+            snapshots_visible: false,
         }
     }
 }
@@ -431,4 +496,5 @@ setters! { MountOptions:
     discard(bool) discard;
     salvage(bool) salvage;
     tick_times(bool) tick_times;
+    snapshots_visible(bool) snapshots_visible;
 }

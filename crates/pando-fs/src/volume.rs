@@ -45,8 +45,10 @@ const MAPS_AND_LINEAGES: u64 = 1;
 pub(crate) const EXTENDED_ATTRIBUTES: u64 = 2;
 /// The same: some file has, or had, more than one name. A store gets it with the first of them.
 pub(crate) const HARD_LINKS: u64 = 4;
+/// The same: there are, or were, snapshots. A store gets it with the first of them.
+pub(crate) const SNAPSHOTS: u64 = 8;
 /// All bits of features that this program knows.
-const KNOWN_FEATURES: u64 = MAPS_AND_LINEAGES | EXTENDED_ATTRIBUTES | HARD_LINKS;
+const KNOWN_FEATURES: u64 = MAPS_AND_LINEAGES | EXTENDED_ATTRIBUTES | HARD_LINKS | SNAPSHOTS;
 /// Unit of the figures of [`StatFs`], bytes.
 const STATFS_UNIT: u32 = 4096;
 
@@ -69,6 +71,10 @@ pub struct Inner {
     pub(crate) dirs: Handles<OpenDir>,
     pub(crate) file_numbers: Counter,
     pub(crate) clone_ids: Counter,
+    pub(crate) snapshot_numbers: Counter,
+    pub(crate) families: Counter,
+    /// See [`MountOptions::snapshots_visible`].
+    pub(crate) snapshots_visible: bool,
     pub(crate) lineages: Lineages,
     pub(crate) positions: Positions,
     /// When a tree was cloned last; long ago if none was.
@@ -247,6 +253,17 @@ impl Fs {
             dirs: Handles::default(),
             file_numbers: Counter::open(&db, "file numbers", counter::FILE, 4096, 1 << 40, o.read_only)?,
             clone_ids: Counter::open(&db, "clone ids", counter::CLONE, 256, u64::MAX, o.read_only)?,
+            // One by one: people see these numbers.
+            snapshot_numbers: Counter::open(
+                &db,
+                "snapshot numbers",
+                counter::SNAPSHOT,
+                1,
+                u64::from(path::SNAPSHOTS_END),
+                o.read_only,
+            )?,
+            families: Counter::open(&db, "families", counter::FAMILY, 16, u64::MAX, o.read_only)?,
+            snapshots_visible: o.snapshots_visible,
             positions: Positions::default(),
             cloned: Mutex::new(cloned.unwrap_or(Time { secs: i64::MIN, nanos: 0 })),
             clone_latency: Recorder::default(),

@@ -92,10 +92,26 @@ struct Open {
     node: Node,
 }
 
+/// Who has which inode number.
+type Numbers = HashMap<Ino, *const RefCell<Oracle>>;
+
+/// A snapshot, and what it must say for ever.
+struct Snap {
+    number: u32,
+    name: String,
+    /// The directory, as far as it is still there, and its number.
+    source: Node,
+    source_ino: Ino,
+    tree: Node,
+    /// Its root's number, once seen.
+    ino: Option<Ino>,
+}
+
 struct Model {
     w: World,
     root: Node,
     open: Vec<Open>,
+    snaps: Vec<Snap>,
     r: Random,
     lineages: u64,
 }
@@ -471,6 +487,130 @@ impl Model {
         target.borrow_mut().times = None;
     }
 
+    fn path_of(&self, node: &Node) -> Option<Path> {
+        self.all().into_iter().find(|(_, n)| Rc::ptr_eq(n, node)).map(|(path, _)| path)
+    }
+
+    fn snapshot(&mut self) {
+        let dirs: Vec<_> = self.all().into_iter().filter(|(_, n)| n.borrow().is_dir()).collect();
+        let (path, node) = self.r.pick(&dirs).clone();
+        let named = self.r.below(2) == 0;
+        let name = ["one", "two", "three"][self.r.below(3)];
+        let taken = self.snaps.iter().any(|s| Rc::ptr_eq(&s.source, &node) && s.name == name);
+        let new = NewSnapshot { name: named.then(|| name.into()), ..NewSnapshot::default() };
+        let p = text(&path);
+        let result =
+            self.w.on(&p, |a| Ok((a.ino, self.w.fs.snapshot(Authority::Caller(&self.w.me), a.ino, &new)?)));
+        assert_eq!(
+            result.as_ref().err().map(Error::errno),
+            (named && taken).then_some(EEXIST),
+            "snapshot {p}"
+        );
+        if let Ok((source_ino, (info, _))) = result {
+            let name = info.name.into_string().unwrap();
+            let tree = deep(&node, &mut self.lineages, &mut BTreeMap::new());
+            self.snaps.push(Snap { number: info.number, name, source: node, source_ino, tree, ino: None });
+        }
+    }
+
+    fn change_snapshot(&mut self) {
+        if self.snaps.is_empty() {
+            return;
+        }
+        let i = self.r.below(self.snaps.len());
+        let by = Authority::Caller(&self.w.me);
+        let (number, source_ino) = (self.snaps[i].number, self.snaps[i].source_ino);
+        let path = self.path_of(&self.snaps[i].source);
+        match self.r.below(4) {
+            // Only a directory that is still there can be rolled back.
+            0 if path.as_ref().is_some_and(|p| !p.is_empty()) => {
+                let p = text(&path.clone().unwrap());
+                let discard = self.r.below(2) == 0;
+                let (_, before) = self.w.on(&p, |a| self.w.fs.rollback(by, a.ino, number, discard)).unwrap();
+                let old = self.snaps[i].source.clone();
+                let tree = self.snaps[i].tree.clone();
+                let new = deep(&tree, &mut self.lineages, &mut BTreeMap::new());
+                new.borrow_mut().times = None;
+                self.lineages += 1;
+                new.borrow_mut().lineage = Some(self.lineages);
+                let path = path.unwrap();
+                self.insert(&path, new.clone());
+                let ino = self.w.attr(&p).ino;
+                if let Some(info) = before {
+                    let name = info.name.into_string().unwrap();
+                    let tree = deep(&old, &mut self.lineages, &mut BTreeMap::new());
+                    let source = old.clone();
+                    self.snaps.push(Snap { number: info.number, name, source, source_ino, tree, ino: None });
+                }
+                untouch(&old);
+                for snap in self.snaps.iter_mut().filter(|s| Rc::ptr_eq(&s.source, &old)) {
+                    (snap.source, snap.source_ino) = (new.clone(), ino);
+                }
+            }
+            // The other names and the keep flag.
+            1 => {
+                let name = format!("r{number}");
+                let taken =
+                    self.snaps.iter().any(|s| Rc::ptr_eq(&s.source, &self.snaps[i].source) && s.name == name);
+                let result = self.w.fs.rename_snapshot(by, source_ino, number, name.as_ref());
+                assert_eq!(result.is_ok(), !taken || self.snaps[i].name == name);
+                self.snaps[i].name = name;
+                self.w.fs.keep_snapshot(by, source_ino, number, true).unwrap();
+                assert_eq!(errno(self.w.fs.delete_snapshot(by, source_ino, number)), EPERM);
+                self.w.fs.keep_snapshot(by, source_ino, number, false).unwrap();
+            }
+            _ => {
+                self.w.fs.delete_snapshot(by, source_ino, number).unwrap();
+                self.snaps.swap_remove(i);
+            }
+        }
+    }
+
+    fn compare_snapshot(&self, snap: &Snap, numbers: &mut Numbers) {
+        let attr = self.w.fs.open_snapshot(snap.source_ino, snap.number).unwrap();
+        assert!(snap.ino.is_none_or(|ino| ino == attr.ino), "number of snapshot {}", snap.number);
+        if let Some(path) = self.path_of(&snap.source) {
+            let seen =
+                self.w.attr(&format!("{}/.snapshots/{}", text(&path).trim_end_matches('/'), snap.name));
+            assert_eq!(seen.ino, attr.ino);
+        }
+        self.compare_frozen(&attr, &snap.tree, numbers, &format!("snapshot {}", snap.number));
+        self.w.fs.forget(attr.ino, 1);
+    }
+
+    fn compare_frozen(&self, attr: &Attr, node: &Node, numbers: &mut Numbers, at: &str) {
+        let (fs, me) = (&self.w.fs, &self.w.me);
+        let mut n = node.borrow_mut();
+        let known = *numbers.entry(attr.ino).or_insert(Rc::as_ptr(node));
+        assert_eq!(known, Rc::as_ptr(node), "{at}: another has its number");
+        assert_eq!(attr.perm, n.perm, "{at}");
+        let times = (attr.mtime, attr.ctime);
+        assert_eq!(*n.times.get_or_insert(times), times, "times of {at}");
+        assert_eq!(*n.ino.get_or_insert(attr.ino), attr.ino, "number of {at}");
+        let owner = SetAttr { uid: Some(7), ..SetAttr::default() };
+        assert_eq!(errno(fs.setattr(me, attr.ino, &owner)), EROFS, "{at}");
+        match &mut n.body {
+            Body::File(content) => {
+                assert!(self.w.whole(attr.ino).unwrap() == *content, "content of {at}");
+                assert_eq!(errno(fs.open_file(me, attr.ino, O_RDWR)), EROFS, "{at}");
+                assert_eq!(errno(fs.write(NONE, attr.ino, 0, b"x", false)), EROFS, "{at}");
+            }
+            Body::Symlink(target) => assert_eq!(fs.readlink(attr.ino).unwrap(), target.as_bytes(), "{at}"),
+            Body::Dir(children) => {
+                assert_eq!(errno(fs.mkdir(me, attr.ino, "new".as_ref(), 0o755)), EROFS, "{at}");
+                let found: Vec<String> =
+                    self.w.list(attr.ino, 5).into_iter().map(|e| e.name.into_string().unwrap()).collect();
+                assert!(found.iter().eq(children.keys()), "{at}: {found:?}");
+                for (name, child) in children {
+                    let found = fs.lookup(attr.ino, name.as_ref()).unwrap();
+                    assert_eq!(errno(fs.unlink(me, attr.ino, name.as_ref())), EROFS, "{at}");
+                    self.compare_frozen(&found, child, numbers, &format!("{at}/{name}"));
+                    fs.forget(found.ino, 1);
+                }
+            }
+        }
+    }
+
     fn remount(&mut self) {
         for open in std::mem::take(&mut self.open) {
             // Some handles are released, others are left to the next mount.
@@ -524,6 +664,14 @@ impl Model {
             expected.push(p);
         }
         assert_eq!(attrs.len(), expected.len(), "there is more than there should be");
+        for snap in &self.snaps {
+            self.compare_snapshot(snap, &mut numbers);
+        }
+        let mut listed = 0;
+        for source in self.w.fs.snapshot_sources().unwrap() {
+            listed += self.w.fs.snapshots(source).unwrap().len();
+        }
+        assert_eq!(listed, self.snaps.len());
         if self.open.is_empty() {
             self.w.assert_nothing_referenced();
         }
@@ -535,11 +683,18 @@ fn run(seed: u64, steps: usize) {
     println!("PANDO_SEED={seed} PANDO_STEPS={steps}");
     let root = Oracle::new(Body::Dir(BTreeMap::new()), 0o755);
     root.borrow_mut().ino = Some(ROOT);
-    let mut m = Model { w: World::new(), root, open: Vec::new(), r: Random::new(seed), lineages: 0 };
-    let mut calls = [0u32; 11];
+    let mut m = Model {
+        w: World::new(),
+        root,
+        open: Vec::new(),
+        snaps: Vec::new(),
+        r: Random::new(seed),
+        lineages: 0,
+    };
+    let mut calls = [0u32; 13];
     for step in 0..steps {
         let large = m.all().len() > 150;
-        let call = if large && step % 3 == 0 { 8 } else { m.r.below(11) };
+        let call = if large && step % 3 == 0 { 8 } else { m.r.below(13) };
         calls[call] += 1;
         match call {
             0 | 1 => m.make(),
@@ -553,6 +708,8 @@ fn run(seed: u64, steps: usize) {
             10 => m.link(),
             9 if m.r.below(10) == 0 => m.remount(),
             9 => m.copy_range(),
+            11 if m.snaps.len() < 8 && m.r.below(2) == 0 => m.snapshot(),
+            11 | 12 if m.r.below(2) == 0 => m.change_snapshot(),
             _ => m.write(),
         }
         if step % 50 == 49 {

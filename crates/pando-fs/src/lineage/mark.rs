@@ -11,7 +11,7 @@ use std::{
     ops::Range,
 };
 
-use pando_db::{Batch, Db};
+use pando_db::{Batch, Db, Snapshot};
 
 use crate::{
     counter,
@@ -144,7 +144,67 @@ fn in_store(db: &Db, unsaved: &Unsaved) -> Result<Set> {
             used.add(lineage);
         }
     }
+    drop(pairs);
+    in_snapshots(&view, unsaved, &mut used)?;
     Ok(used)
+}
+
+/// Adds the lineages that snapshots use, without a look at what is in them: those of their roots and of all clones
+/// in them that were ever looked at, and, as long as there are families, all that a pin in a snapshot may name: they are
+/// tainted, or older than taints.
+fn in_snapshots(view: &Snapshot, unsaved: &Unsaved, used: &mut Set) -> Result<()> {
+    if view.prefix(&system::families()).next().transpose()?.is_none() {
+        return Ok(());
+    }
+    let number = |key: &[u8]| key.get(5..9).and_then(|bytes| bytes.try_into().ok()).map(u32::from_be_bytes);
+    let mut taints = view.prefix(&system::taints());
+    while let Some((key, _)) = taints.next_ref()? {
+        number(key).into_iter().for_each(|lineage| used.add(lineage));
+    }
+    let untracked = counter::decode("untracked lineages", view.get(&system::counter(counter::UNTRACKED))?)?;
+    let untracked = untracked.unwrap_or(0).min(u64::from(LINEAGES)) as u32;
+    (0..untracked).for_each(|lineage| used.add(lineage));
+    let mut inside = Set(vec![0; LINEAGES as usize / 64]);
+    let mut at = path::volume(1);
+    while let Some((key, _)) = view.range(&at, Some(&path::volume(path::SNAPSHOTS_END))).next().transpose()? {
+        let Some(volume) = path::snapshot_of(&key) else { break };
+        if let Some(value) = view.get(&path::meta(&path::snapshot(volume)))?
+            && let Ok(root) = Record::decode(&value)
+            && let Some(lineage) = match unsaved.get(&(0, root.clone_id)) {
+                Some(lineage) => Some(*lineage),
+                None => decode_row(view.get(&system::lineage(0, root.clone_id))?)?,
+            }
+        {
+            inside.add(lineage);
+        }
+        at = path::volume(volume + 1);
+    }
+    // Clones in snapshots, and in those.
+    loop {
+        let mut more = false;
+        let mut rows = view.prefix(&system::lineage_rows());
+        while let Some((key, value)) = rows.next_ref()? {
+            let row = decode_row(Some(value.to_vec().into()))?;
+            if let (Some(around), Some(lineage)) = (number(key), row)
+                && inside.has(around)
+                && !inside.has(lineage)
+            {
+                inside.add(lineage);
+                more = true;
+            }
+        }
+        for ((around, _), lineage) in unsaved {
+            if inside.has(*around) && !inside.has(*lineage) {
+                inside.add(*lineage);
+                more = true;
+            }
+        }
+        if !more {
+            break;
+        }
+    }
+    used.0.iter_mut().zip(&inside.0).for_each(|(used, inside)| *used |= inside);
+    Ok(())
 }
 
 /// Removes what the table says of lineages that nothing uses.

@@ -104,6 +104,14 @@ impl Lineages {
         }
     }
 
+    /// The lineage below a clone root, if it has one yet.
+    pub(crate) fn known(&self, db: &Db, around: u32, clone_id: u64) -> Result<Option<u32>> {
+        match self.state().unsaved.get(&(around, clone_id)) {
+            Some(lineage) => Ok(Some(*lineage)),
+            None => lookup(db, &system::lineage(around, clone_id)),
+        }
+    }
+
     /// The lineage below a clone root, allocated if it has none yet.
     fn inside(&self, db: &Db, around: u32, clone_id: u64) -> Result<u32> {
         let key_of_pair = system::lineage(around, clone_id);

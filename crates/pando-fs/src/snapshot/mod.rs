@@ -1,0 +1,380 @@
+//! Snapshots of directories: making, renaming, keeping and deleting them.
+//!
+//! A snapshot is a clone of a directory, or of the whole tree, in a volume of its own, with a record (see `family`).
+//! Making one is one batch whose size does not depend on what is below; so is deleting one, and what it alone
+//! owned is given back behind. Who may clone a directory may make snapshots of it and change those
+//! (`rights`); of a directory that is gone, only root. A snapshot never changes: all ways to change something go through
+//! `place`, which refuses. Uses `family`, `clone`, `rename`, `rights`.
+
+use std::ffi::{OsStr, OsString};
+
+use pando_db::Batch;
+
+use crate::{
+    error::{Error, Result, show},
+    family::{Family, SNAPSHOTS, damaged, decode_snapshot, encode_snapshot},
+    inode::{InodeRef, Link},
+    lineage::number::{lineage_of, number as inode_number},
+    lock,
+    path::{self, check_name, system},
+    place::DirAt,
+    record::Record,
+    rights::Rights,
+    types::{Authority, CloneReport, Ino, NewSnapshot, ROOT, SnapshotInfo, Time},
+    volume::{self, Fs},
+};
+
+pub(crate) mod policy;
+mod rollback;
+
+/// Longest note of a snapshot, bytes.
+pub const MAX_SNAPSHOT_NOTE: usize = 512;
+/// Longest path of the source that is noted, bytes; of a longer one the end.
+const MAX_SOURCE: usize = 256;
+
+/// A directory that is to be snapshotted, held still.
+pub(crate) struct Snapshotted<'a> {
+    pub dir: &'a InodeRef,
+    /// It, or what holds it.
+    pub at: &'a DirAt,
+    /// Path of its entry, and prefix of its contents.
+    pub entry: &'a [u8],
+    pub contents: &'a [u8],
+}
+
+impl<'a> From<Authority<'a>> for Rights<'a> {
+    fn from(by: Authority<'a>) -> Self {
+        match by {
+            Authority::Caller(c) => Rights::Of(c),
+            Authority::Verified(shown) => Rights::Verified(shown),
+        }
+    }
+}
+
+/// A name that a snapshot can have: that of an entry, not a number, and without `..`, so that it is none of a
+/// selection either.
+fn check_snapshot_name(name: &OsStr) -> Result<()> {
+    let bytes = check_name(name)?;
+    if bytes.iter().all(u8::is_ascii_digit) || bytes.windows(2).any(|pair| pair == b"..") {
+        let text = format!("{}: not a name for a snapshot: a number, or with .. in it", show(name));
+        return Err(Error::Invalid(text));
+    }
+    Ok(())
+}
+
+impl Fs {
+    /// Makes a snapshot of the directory `source`: what calls have completed, as of one moment. The default name is
+    /// the time, `2026-11-24T13:45:00Z`.
+    ///
+    /// One batch, the same cost for any size of the tree. EEXIST if the name is taken, or if the directory has an
+    /// entry `.snapshots`; EPERM unless the caller may clone it; EROFS inside of a snapshot.
+    pub fn snapshot(
+        &self,
+        by: Authority<'_>,
+        source: Ino,
+        new: &NewSnapshot,
+    ) -> Result<(SnapshotInfo, CloneReport)> {
+        self.writable()?;
+        let dir = self.dir(source)?;
+        Rights::from(by).may_clone(&dir)?;
+        if let Some(name) = &new.name {
+            check_snapshot_name(name)?;
+        }
+        if new.note.len() > MAX_SNAPSHOT_NOTE {
+            return Err(Error::Invalid(format!("a note has at most {MAX_SNAPSHOT_NOTE} bytes")));
+        }
+        let (at, _names) = self.hold_names(&dir, true)?;
+        self.need_feature(volume::SNAPSHOTS)?;
+        if self.db.get(&path::meta(&path::entry(&at.contents, SNAPSHOTS)?))?.is_some() {
+            let text = format!("{}/{}", dir.label(), String::from_utf8_lossy(SNAPSHOTS));
+            return Err(Error::Exists(text));
+        }
+        let family = self.family_or_new(&dir)?;
+        let family_dir = self.family_dir(Some(&dir), &family)?;
+        let _snapshots = lock::exclusive(&family_dir.names);
+        let now = Time::now();
+        let mut batch = Batch::new();
+        let place = Snapshotted { dir: &dir, at: &at, entry: &at.entry, contents: &at.contents };
+        let info = self.add_snapshot(&mut batch, Rights::from(by), &place, &family, new, now)?;
+        self.db.write(batch)?;
+        self.snapshots_changed(&family_dir, now);
+        self.tree_cloned(now);
+        let entries = vec![(dir.ino, OsString::from(".snapshots")), (family_dir.ino, info.name.clone())];
+        Ok((info, CloneReport { entries, ..CloneReport::default() }))
+    }
+
+    /// The family of a directory; one that is not stored yet if it has none. The caller keeps others from making one.
+    fn family_or_new(&self, dir: &InodeRef) -> Result<Family> {
+        match self.family(dir.ino)? {
+            Some(family) => Ok(family),
+            None => Ok(Family {
+                id: self.families.take(&self.db)?,
+                fileno: self.fresh_file()?,
+                changed: Time::now(),
+            }),
+        }
+    }
+
+    /// Adds a snapshot to a family. The caller holds its `.snapshots` exclusively.
+    fn add_snapshot(
+        &self,
+        batch: &mut Batch,
+        rights: Rights<'_>,
+        place: &Snapshotted<'_>,
+        family: &Family,
+        new: &NewSnapshot,
+        now: Time,
+    ) -> Result<SnapshotInfo> {
+        let name = match &new.name {
+            Some(name) if self.snapshot_named(family.id, name.as_encoded_bytes())?.is_some() => {
+                return Err(Error::Exists(show(name)));
+            }
+            Some(name) => name.clone(),
+            None => self.free_name(family, now)?,
+        };
+        let taken = self.snapshot_numbers.take(&self.db)?;
+        let number = u32::try_from(taken).map_err(|_| Error::Exhausted("snapshot numbers"))?;
+        let info = SnapshotInfo {
+            number,
+            name,
+            source: source_path(place.entry),
+            created: now,
+            keep: new.keep,
+            valid_for_secs: new.valid_for_secs.filter(|secs| *secs > 0),
+            note: new.note.clone(),
+            uid: rights.uid(),
+        };
+        let mark = path::snapshot(number);
+        let mut record = place.dir.peek(|s| s.record.clone());
+        if place.dir.ino == ROOT {
+            batch.clone_prefix(path::volume(path::LIVE), path::volume(number));
+        } else {
+            batch.clone_prefix(path::meta(place.contents), path::meta(&mark));
+            batch.clone_prefix(path::data(place.contents), path::data(&mark));
+            if record.has_outside() {
+                let own = path::attrs_under(&path::data(place.entry));
+                batch.clone_prefix(own, path::attrs_under(&path::data(&mark)));
+            }
+            if record.clone_id == 0 {
+                self.copy_links(batch, place.at, place.contents, &mark)?;
+            }
+        }
+        record.clone_id = self.fresh_clone()?;
+        record.pin = None;
+        batch.put(path::meta(&mark), record.encode());
+        batch.put(system::snapshot(family.id, number), encode_snapshot(&info));
+        batch.put(
+            system::snapshot_name(family.id, info.name.as_encoded_bytes()),
+            number.to_le_bytes().to_vec(),
+        );
+        batch.put(system::family(place.dir.ino), Family { changed: now, ..*family }.encode());
+        self.taint_source(batch, place.dir.ino);
+        batch.put(system::cloned(), now.encode());
+        Ok(info)
+    }
+
+    /// Notes that the number of a directory is in use as long as it has snapshots, whatever becomes of it.
+    fn taint_source(&self, batch: &mut Batch, source: Ino) {
+        let lineage = lineage_of(source);
+        if lineage != 0 {
+            batch.put(system::tainted(lineage), vec![1]);
+        }
+    }
+
+    /// The time as a name that is free.
+    fn free_name(&self, family: &Family, now: Time) -> Result<OsString> {
+        let time = policy::utc_text(now);
+        let mut name = time.clone();
+        for more in 2u32.. {
+            if self.snapshot_named(family.id, name.as_bytes())?.is_none() {
+                break;
+            }
+            name = format!("{time}-{more}");
+        }
+        Ok(name.into())
+    }
+
+    fn tree_cloned(&self, now: Time) {
+        let mut cloned = self.cloned.lock();
+        *cloned = now.max(*cloned);
+    }
+
+    fn snapshots_changed(&self, family_dir: &InodeRef, now: Time) {
+        family_dir.change(|s| {
+            (s.record.mtime, s.record.ctime) = (now, now);
+        });
+    }
+
+    /// The snapshots of the directory `source`, which may be gone, by number.
+    pub fn snapshots(&self, source: Ino) -> Result<Vec<SnapshotInfo>> {
+        match self.family(source)? {
+            Some(family) => self.snapshots_from(family.id, 0, usize::MAX),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// The inode numbers of all directories that have or had snapshots.
+    pub fn snapshot_sources(&self) -> Result<Vec<Ino>> {
+        let mut out = Vec::new();
+        let mut pairs = self.db.prefix(&system::families());
+        while let Some((key, _)) = pairs.next_ref()? {
+            out.push(system::family_source(key).ok_or_else(|| damaged("families")("impossible key"))?);
+        }
+        Ok(out)
+    }
+
+    /// The root directory of a snapshot of `source`. Counts one reference of the kernel.
+    pub fn open_snapshot(&self, source: Ino, number: u32) -> Result<crate::types::Attr> {
+        let (family, family_dir, _) = self.family_of(source)?;
+        let _snapshots = lock::shared(&family_dir.names);
+        self.info_of(&family, number)?;
+        let root = self.snapshot_root(number)?.ok_or_else(|| no_snapshot(number))?;
+        Ok(root.count_lookup())
+    }
+
+    /// The family of the directory `source`, its `.snapshots`, and the directory if it is in memory.
+    fn family_of(&self, source: Ino) -> Result<(Family, InodeRef, Option<InodeRef>)> {
+        let family = self.family(source)?;
+        let family = family.ok_or_else(|| Error::NotFound("snapshots of this directory".into()))?;
+        let dir = self.table.find(source).filter(|dir| !dir.frozen && dir.is_alive());
+        let family_dir = self.family_dir(dir.as_ref(), &family)?;
+        Ok((family, family_dir, dir))
+    }
+
+    fn info_of(&self, family: &Family, number: u32) -> Result<SnapshotInfo> {
+        let value = self.db.get(&system::snapshot(family.id, number))?.ok_or_else(|| no_snapshot(number))?;
+        decode_snapshot(number, &value).map_err(damaged(format!("snapshot {number}")))
+    }
+
+    /// Who may change the snapshots of a directory: who may clone it; of one that is gone, root.
+    fn may_manage(rights: Rights<'_>, dir: Option<&InodeRef>) -> Result<()> {
+        match dir {
+            Some(dir) => rights.may_clone(dir),
+            None if rights.all() => Ok(()),
+            None => Err(Error::NotPermitted {
+                name: "snapshots".into(),
+                why: "only root may change those of a directory that is gone",
+            }),
+        }
+    }
+
+    /// Deletes a snapshot. One that is kept is refused (EPERM); open files in it are gone (ESTALE). What it alone
+    /// owned is given back in the background.
+    pub fn delete_snapshot(&self, by: Authority<'_>, source: Ino, number: u32) -> Result<CloneReport> {
+        self.writable()?;
+        let (family, family_dir, dir) = self.family_of(source)?;
+        Self::may_manage(by.into(), dir.as_ref())?;
+        let _snapshots = lock::exclusive(&family_dir.names);
+        let info = self.info_of(&family, number)?;
+        if info.keep {
+            return Err(Error::NotPermitted { name: show(&info.name), why: "is kept; release it first" });
+        }
+        let now = Time::now();
+        let mut batch = Batch::new();
+        batch.delete_prefix(path::volume(number));
+        batch.delete(system::snapshot(family.id, number));
+        batch.delete(system::snapshot_name(family.id, info.name.as_encoded_bytes()));
+        batch.put(system::family(source), Family { changed: now, ..family }.encode());
+        let record = self.db.get(&path::meta(&path::snapshot(number)))?;
+        let record = record.and_then(|value| Record::decode(&value).ok());
+        let mut lineage = None;
+        let mut root = None;
+        if let Some(record) = &record
+            && let Some(inside) = self.lineages.known(&self.db, 0, record.clone_id)?
+        {
+            lineage = self.lineages.retire(&self.db, &mut batch, 0, record, inside)?;
+            root = self.table.find(inode_number(inside, record.fileno));
+        }
+        // Nobody is inside when it goes.
+        let _tree = root.as_ref().map(|root| lock::exclusive(&root.tree));
+        self.db.write(batch)?;
+        if let Some(root) = &root {
+            root.relink(Link::Gone);
+            self.table.tree_removed();
+        }
+        self.lineages.give_back(lineage);
+        self.snapshots_changed(&family_dir, now);
+        Ok(CloneReport {
+            replaced: root.iter().map(|root| root.ino).collect(),
+            entries: vec![(family_dir.ino, info.name)],
+            micros: 0,
+        })
+    }
+
+    /// Gives a snapshot another name.
+    pub fn rename_snapshot(
+        &self,
+        by: Authority<'_>,
+        source: Ino,
+        number: u32,
+        name: &OsStr,
+    ) -> Result<CloneReport> {
+        check_snapshot_name(name)?;
+        self.change_snapshot(by, source, number, |info| info.name = name.to_owned())
+    }
+
+    /// Keeps a snapshot from being deleted, or releases it.
+    pub fn keep_snapshot(
+        &self,
+        by: Authority<'_>,
+        source: Ino,
+        number: u32,
+        keep: bool,
+    ) -> Result<CloneReport> {
+        self.change_snapshot(by, source, number, |info| info.keep = keep)
+    }
+
+    fn change_snapshot(
+        &self,
+        by: Authority<'_>,
+        source: Ino,
+        number: u32,
+        change: impl FnOnce(&mut SnapshotInfo),
+    ) -> Result<CloneReport> {
+        self.writable()?;
+        let (family, family_dir, dir) = self.family_of(source)?;
+        Self::may_manage(by.into(), dir.as_ref())?;
+        let _snapshots = lock::exclusive(&family_dir.names);
+        let old = self.info_of(&family, number)?;
+        let mut info = old.clone();
+        change(&mut info);
+        let now = Time::now();
+        let mut batch = Batch::new();
+        batch.put(system::snapshot(family.id, number), encode_snapshot(&info));
+        let mut entries = Vec::new();
+        if info.name != old.name {
+            let key = |name: &OsString| system::snapshot_name(family.id, name.as_encoded_bytes());
+            if self.db.get(&key(&info.name))?.is_some() {
+                return Err(Error::Exists(show(&info.name)));
+            }
+            batch.delete(key(&old.name));
+            batch.put(key(&info.name), number.to_le_bytes().to_vec());
+            batch.put(system::family(source), Family { changed: now, ..family }.encode());
+            entries = vec![(family_dir.ino, old.name), (family_dir.ino, info.name)];
+        }
+        self.db.write(batch)?;
+        if !entries.is_empty() {
+            self.snapshots_changed(&family_dir, now);
+        }
+        Ok(CloneReport { entries, ..CloneReport::default() })
+    }
+}
+
+fn no_snapshot(number: u32) -> Error {
+    Error::NotFound(format!("snapshot {number}"))
+}
+
+/// The path of an entry as people write it, or the end of a long one.
+fn source_path(entry: &[u8]) -> OsString {
+    use std::os::unix::ffi::OsStringExt;
+    let mut path = Vec::new();
+    for name in path::names(entry).unwrap_or_default() {
+        path.push(b'/');
+        path.extend_from_slice(name);
+    }
+    if path.is_empty() {
+        path.push(b'/');
+    }
+    let cut = path.len().saturating_sub(MAX_SOURCE);
+    OsString::from_vec(path.split_off(cut))
+}

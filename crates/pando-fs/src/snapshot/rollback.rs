@@ -1,0 +1,189 @@
+//! Bringing a snapshot back: in the place of its directory, or as a new tree.
+//!
+//! A rollback is a clone of the snapshot that replaces the directory, in one batch; what the directory was becomes a
+//! snapshot first, unless that is to be thrown away. Inode numbers below are others afterwards, as those of any clone:
+//! what was moved out of the directory since the snapshot keeps its own. The family of snapshots goes with the
+//! place. Uses the batches of `clone`.
+
+use std::{ffi::OsStr, time::Instant};
+
+use bytes::Bytes;
+use pando_db::Batch;
+
+use crate::{
+    error::{Error, Result, show},
+    inode::Link,
+    lock::{Obstacle, attempt_shared},
+    merge::Change,
+    path::{self, check_name, system},
+    place::may_change,
+    record::Record,
+    rename::End,
+    rights::Rights,
+    snapshot::{Snapshotted, no_snapshot},
+    types::{Authority, CloneReport, Ino, NewSnapshot, ROOT, SnapshotInfo, Time},
+    volume::Fs,
+};
+
+/// Adds the copies of all that is in a snapshot to the directory with this entry and contents prefix.
+fn copy_out(batch: &mut Batch, number: u32, entry: &[u8], contents: &[u8], record: &Record) {
+    let mark = path::snapshot(number);
+    let (meta, data): (Bytes, Bytes) = (path::meta(contents), path::data(contents));
+    batch.clone_prefix(path::meta(&mark), meta.clone());
+    batch.clone_prefix(path::data(&mark), data.clone());
+    // What is the root's own stands there under other keys than here.
+    batch.delete(meta);
+    if record.has_outside() {
+        batch.delete_prefix(path::attrs_under(&data));
+        batch.clone_prefix(path::attrs_under(&path::data(&mark)), path::attrs_under(&path::data(entry)));
+    }
+}
+
+impl Fs {
+    /// Makes the directory `source` what it was in its snapshot `number`, in one batch. What it is now becomes a
+    /// snapshot first, which is returned, unless `discard`. Files that are open stay usable by their handles.
+    ///
+    /// EINVAL for the root, which nothing can replace: clone the directories of its snapshot. EPERM and EACCES as for a
+    /// clone that replaces the directory.
+    pub fn rollback(
+        &self,
+        by: Authority<'_>,
+        source: Ino,
+        number: u32,
+        discard: bool,
+    ) -> Result<(CloneReport, Option<SnapshotInfo>)> {
+        self.writable()?;
+        let rights = Rights::from(by);
+        let dir = self.dir(source)?;
+        if source == ROOT {
+            let text =
+                "the root cannot be rolled back; clone the directories of its snapshot back one by one";
+            return Err(Error::Invalid(text.into()));
+        }
+        may_change(&dir, true)?;
+        rights.may_clone(&dir)?;
+        let mut counts = false;
+        let (report, before, removal) = self.with_attempts(|tries| {
+            let (parent, name) = dir.peek(|s| match &s.link {
+                Link::At { parent, name } => Ok((parent.clone(), name.clone())),
+                _ => Err(Error::Stale(source)),
+            })?;
+            let at = self.attempt_dir(&parent)?;
+            let _names = tries.exclusive(&parent.names)?;
+            let end = End::to_be(&at, &name)?;
+            if self.child(&at, &name)?.is_none_or(|found| found.ino != source) {
+                // It has been moved since its place was looked up.
+                return Err(Obstacle::Taken { lock: dir.tree.clone(), exclusive: false });
+            }
+            rights.may_remove(&parent, &dir)?;
+            let _own = tries.exclusive(&dir.tree)?;
+            let (family, family_dir, _) = self.family_of(source)?;
+            let _snapshots = tries.exclusive(&family_dir.names)?;
+            self.info_of(&family, number)?;
+            let root = self.snapshot_root(number)?.ok_or_else(|| no_snapshot(number))?;
+            let contents = path::contents(&at.contents, &name)?;
+            let now = Time::now();
+            let mut batch = Batch::new();
+            let before = match discard {
+                true => None,
+                false => {
+                    let place = Snapshotted { dir: &dir, at: &at, entry: &end.entry, contents: &contents };
+                    let note = format!("before the rollback to snapshot {number}");
+                    let new = NewSnapshot { note, ..NewSnapshot::default() };
+                    Some(self.add_snapshot(&mut batch, rights, &place, &family, &new, now)?)
+                }
+            };
+            let removal = self.remove_all(rights, &mut batch, &end, &dir, now)?;
+            let mut record = root.peek(|s| s.record.clone());
+            record.clone_id = self.fresh_clone()?;
+            record.ctime = now;
+            copy_out(&mut batch, number, &end.entry, &contents, &record);
+            counts = self.count_copy(&mut batch, &path::snapshot(number), &contents)?;
+            batch.put(path::meta(&end.entry), record.encode());
+            let (ino, _) = self.lineages.identity(&self.db, at.dir.lineage, &record)?;
+            batch.delete(system::family(source));
+            batch.put(system::family(ino), crate::family::Family { changed: now, ..family }.encode());
+            self.taint_source(&mut batch, ino);
+            let touched = Change::modified(now);
+            Self::change_dir(&mut batch, &at, &touched);
+            batch.put(system::cloned(), now.encode());
+            self.db.write(batch)?;
+            self.tree_cloned(now);
+            parent.change(|s| touched.apply(&mut s.record));
+            self.removed_all(&removal);
+            self.snapshots_changed(&family_dir, now);
+            let mut entries = vec![(parent.ino, show_name(&name))];
+            entries.extend(before.iter().map(|info| (family_dir.ino, info.name.clone())));
+            Ok((CloneReport { replaced: vec![source], entries, micros: 0 }, before, removal))
+        })?;
+        if counts {
+            self.count_in_background();
+        }
+        if let Some(names) = removal.names {
+            self.count_lost(names);
+        }
+        Ok((report, before))
+    }
+
+    /// The number of the snapshot that `ino`, which is in memory, is the root of.
+    pub fn snapshot_of(&self, ino: Ino) -> Option<u32> {
+        self.table.find(ino)?.peek(|s| match s.link {
+            Link::Snapshot(number) => Some(number),
+            _ => None,
+        })
+    }
+
+    /// Clones the snapshot with the root `root` to `dst`, which must not exist (EEXIST). Rights as for a clone of
+    /// any directory.
+    pub fn clone_snapshot(&self, by: Authority<'_>, root: Ino, dst: (Ino, &OsStr)) -> Result<CloneReport> {
+        let start = Instant::now();
+        self.writable()?;
+        let rights = Rights::from(by);
+        let to = check_name(dst.1)?;
+        let (root, new) = (self.dir(root)?, self.dir(dst.0)?);
+        may_change(&new, true)?;
+        rights.may_clone(&root)?;
+        let mut counts = false;
+        let report = self.with_attempts(|tries| {
+            let at = self.attempt_dir(&new)?;
+            let _names = tries.exclusive(&new.names)?;
+            // Held, so that the snapshot is not deleted meanwhile.
+            let _root = attempt_shared(&root.tree)?;
+            let number = root.peek(|s| match s.link {
+                Link::Snapshot(number) => Ok(number),
+                _ => Err(Error::Stale(root.ino)),
+            })?;
+            let end = End::to_be(&at, to)?;
+            if self.child(&at, to)?.is_some() {
+                return Err(Error::Exists(show(dst.1)).into());
+            }
+            rights.may_add(&new)?;
+            let now = Time::now();
+            let mut batch = Batch::new();
+            let mut record = root.peek(|s| s.record.clone());
+            (record.ctime, record.crtime) = (now, now);
+            record.clone_id = self.fresh_clone()?;
+            let contents = path::contents(&at.contents, to)?;
+            copy_out(&mut batch, number, &end.entry, &contents, &record);
+            counts = self.count_copy(&mut batch, &path::snapshot(number), &contents)?;
+            batch.put(path::meta(&end.entry), record.encode());
+            let touched = Change::modified(now);
+            Self::change_dir(&mut batch, &at, &touched);
+            batch.put(system::cloned(), now.encode());
+            self.db.write(batch)?;
+            self.tree_cloned(now);
+            new.change(|s| touched.apply(&mut s.record));
+            let entries = vec![(new.ino, dst.1.to_os_string())];
+            Ok(CloneReport { entries, replaced: Vec::new(), micros: start.elapsed().as_micros() as u64 })
+        })?;
+        if counts {
+            self.count_in_background();
+        }
+        Ok(report)
+    }
+}
+
+fn show_name(name: &[u8]) -> std::ffi::OsString {
+    use std::os::unix::ffi::OsStringExt;
+    std::ffi::OsString::from_vec(name.to_vec())
+}

@@ -1,0 +1,428 @@
+//! Snapshots: what they show, who may, where they go when directories move, what they cost, and crashes.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+use common::*;
+use pando_db::device::{Device, MemDevice, SimDevice};
+use pando_fs::*;
+use std::{collections::BTreeMap, ffi::OsStr, sync::Arc};
+
+fn by(w: &World) -> Authority<'_> {
+    Authority::Caller(&w.me)
+}
+
+fn named(name: &str) -> NewSnapshot {
+    NewSnapshot { name: Some(name.into()), ..NewSnapshot::default() }
+}
+
+fn snap(w: &World, path: &str, name: &str) -> SnapshotInfo {
+    w.on(path, |a| w.fs.snapshot(by(w), a.ino, &named(name))).unwrap().0
+}
+
+fn names(w: &World, path: &str) -> Vec<String> {
+    w.on(path, |a| Ok(w.list(a.ino, 3).into_iter().map(|e| e.name.into_string().unwrap()).collect())).unwrap()
+}
+
+#[test]
+fn a_snapshot_shows_what_was_and_is_in_no_listing() {
+    let w = World::new();
+    w.mkdir("/d");
+    w.put("/d/f", b"before");
+    assert!(!w.exists("/d/.snapshots"));
+    let info = snap(&w, "/d", "one");
+    assert_eq!((info.number, info.source.to_str(), info.keep), (1, Some("/d"), false));
+    w.put("/d/f", b"after!");
+    w.put("/d/g", b"new");
+    assert_eq!(names(&w, "/d"), ["f", "g"]);
+    assert_eq!(names(&w, "/d/.snapshots"), ["one"]);
+    assert_eq!(names(&w, "/d/.snapshots/one"), ["f"]);
+    assert_eq!(w.get("/d/.snapshots/one/f").unwrap(), b"before");
+    assert_ne!(w.attr("/d/.snapshots/one/f").ino, w.attr("/d/f").ino);
+    let numbers = |w: &World| ["", "/one", "/one/f"].map(|p| w.attr(&format!("/d/.snapshots{p}")).ino);
+    let before = numbers(&w);
+    let mut w = w;
+    w.remount();
+    assert_eq!(numbers(&w), before, "numbers are the same after a remount");
+    check_keys(&w);
+    // The whole tree, with the snapshot in no snapshot.
+    snap(&w, "/", "all");
+    assert_eq!(names(&w, "/.snapshots/all"), ["d"]);
+    assert_eq!(w.get("/.snapshots/all/d/f").unwrap(), b"after!");
+    assert!(!w.exists("/.snapshots/all/d/.snapshots"));
+    w.remove_tree("/d").unwrap();
+    assert_eq!(w.get("/.snapshots/all/d/g").unwrap(), b"new");
+    w.assert_nothing_referenced();
+    check_keys(&w);
+}
+
+#[test]
+fn names_are_checked_and_the_default_is_the_time() {
+    let w = World::new();
+    w.mkdir("/d");
+    for bad in ["", ".", "..", "a/b", "17", "1..3", "a..b"] {
+        let result = w.on("/d", |a| w.fs.snapshot(by(&w), a.ino, &named(bad)));
+        assert_eq!(errno(result.map(|_| ())), EINVAL, "{bad:?}");
+    }
+    let make = || w.on("/d", |a| w.fs.snapshot(by(&w), a.ino, &NewSnapshot::default())).unwrap().0;
+    let (first, second) = (make(), make());
+    assert_eq!(first.name.to_str().unwrap()[..20], first.created.to_utc());
+    assert_ne!(first.name, second.name);
+    snap(&w, "/d", "x");
+    assert_eq!(errno(w.on("/d", |a| w.fs.snapshot(by(&w), a.ino, &named("x"))).map(|_| ())), EEXIST);
+    // A file of the user's own of that name stays what it is.
+    w.mkdir("/e");
+    w.put("/e/.snapshots", b"mine");
+    assert_eq!(errno(w.on("/e", |a| w.fs.snapshot(by(&w), a.ino, &named("x"))).map(|_| ())), EEXIST);
+    assert_eq!(w.get("/e/.snapshots").unwrap(), b"mine");
+    // In a snapshot there are none to make.
+    let result = w.on("/d/.snapshots/x", |a| w.fs.snapshot(by(&w), a.ino, &named("y")));
+    assert_eq!(errno(result.map(|_| ())), EROFS);
+}
+
+#[test]
+fn they_stay_with_their_directory_and_outlive_it() {
+    let w = World::new();
+    w.mkdir("/d");
+    w.mkdir("/d/sub");
+    w.put("/d/sub/f", b"x");
+    let info = snap(&w, "/d/sub", "s");
+    let ino = w.attr("/d/sub").ino;
+    w.rename("/d", "/moved", 0).unwrap();
+    w.rename("/moved/sub", "/sub", 0).unwrap();
+    assert_eq!(w.get("/sub/.snapshots/s/f").unwrap(), b"x");
+    // A clone begins without any, whether of the directory or of one around it.
+    w.mkdir("/around");
+    w.rename("/sub", "/around/sub", 0).unwrap();
+    w.clone_tree("/around", "/copy", false).unwrap();
+    assert!(!w.exists("/copy/sub/.snapshots") && w.exists("/around/sub/.snapshots/s"));
+    snap(&w, "/copy/sub", "own");
+    assert_eq!(
+        (names(&w, "/copy/sub/.snapshots"), names(&w, "/around/sub/.snapshots")),
+        (vec!["own".to_string()], vec!["s".to_string()])
+    );
+    // Across a border of lineages the number stays, and the snapshots with it.
+    w.rename("/around/sub", "/copy/sub2", 0).unwrap();
+    assert_eq!((w.attr("/copy/sub2").ino, names(&w, "/copy/sub2/.snapshots")), (ino, vec!["s".into()]));
+    w.remove_tree("/copy/sub2").unwrap();
+    assert_eq!(w.fs.snapshots(ino).unwrap(), [info.clone()]);
+    let root = w.fs.open_snapshot(ino, info.number).unwrap();
+    assert_eq!(w.fs.snapshot_of(root.ino), Some(info.number));
+    w.fs.clone_snapshot(by(&w), root.ino, (ROOT, OsStr::new("again"))).unwrap();
+    assert_eq!(w.get("/again/f").unwrap(), b"x");
+    assert_eq!(errno(w.fs.clone_snapshot(by(&w), root.ino, (ROOT, OsStr::new("again")))), EEXIST);
+    w.put("/again/f", b"y");
+    w.fs.delete_snapshot(by(&w), ino, info.number).unwrap();
+    assert_eq!(w.fs.getattr(root.ino).unwrap().nlink, 0);
+    assert_eq!(errno(w.fs.lookup(root.ino, OsStr::new("f"))), ESTALE);
+    w.fs.forget(root.ino, 1);
+    w.assert_nothing_referenced();
+    check_keys(&w);
+}
+
+#[test]
+fn rolling_back_is_atomic_and_keeps_what_was() {
+    let w = World::new();
+    w.mkdir("/d");
+    w.put("/d/f", b"first");
+    let info = snap(&w, "/d", "first");
+    w.put("/d/f", b"second");
+    w.mkdir("/d/more");
+    // What was moved out since stays itself, beside its older copy.
+    w.put("/d/out", b"out");
+    snap(&w, "/d", "second");
+    w.rename("/d/out", "/out", 0).unwrap();
+    let open = w.attr("/d/f").ino;
+    let held = w.fs.resolve("/d/f".as_ref()).unwrap();
+    let handle = w.fs.open_file(&w.me, held.ino, 0).unwrap();
+    let (report, before) = w.on("/d", |a| w.fs.rollback(by(&w), a.ino, info.number, false)).unwrap();
+    assert_eq!(report.entries[0], (ROOT, "d".into()));
+    assert_eq!((names(&w, "/d"), w.get("/d/f").unwrap()), (vec!["f".into()], b"first".to_vec()));
+    assert_eq!(names(&w, "/d/.snapshots").len(), 3);
+    let before = before.unwrap().name.into_string().unwrap();
+    assert_eq!(names(&w, &format!("/d/.snapshots/{before}")), ["f", "more"]);
+    assert_eq!(&w.fs.read(handle, open, 0, 100).unwrap()[..], b"second", "an open file stays usable");
+    w.fs.release(open, handle);
+    w.fs.forget(held.ino, 1);
+    // Forward again, thrown away.
+    let second = w.on("/d", |a| Ok(w.fs.snapshots(a.ino)?[1].clone())).unwrap();
+    assert_eq!(second.name, "second");
+    w.on("/d", |a| w.fs.rollback(by(&w), a.ino, second.number, true)).unwrap();
+    assert_eq!(
+        (names(&w, "/d"), names(&w, "/d/.snapshots").len()),
+        (vec!["f".into(), "more".into(), "out".into()], 3)
+    );
+    w.walk("/");
+    assert_eq!(errno(w.fs.rollback(by(&w), ROOT, 1, false).map(|_| ())), EINVAL);
+    w.mkdir("/other");
+    assert_eq!(errno(w.on("/other", |a| w.fs.rollback(by(&w), a.ino, 1, false).map(|_| ()))), ENOENT);
+    check_keys(&w);
+}
+
+#[test]
+fn only_who_may_clone_may_change_them() {
+    let w = World::new();
+    let dir = w.mkdir("/d");
+    let user = Caller { uid: 1000, gid: 1000, ..Caller::default() };
+    let (user, root) = (Authority::Caller(&user), by(&w));
+    let refused = |result: Result<CloneReport>| assert_eq!(errno(result), EPERM);
+    w.on("/d", |_| {
+        refused(w.fs.snapshot(user, dir, &named("s")).map(|(_, report)| report));
+        let (info, _) = w.fs.snapshot(root, dir, &named("s"))?;
+        refused(w.fs.delete_snapshot(user, dir, info.number));
+        refused(w.fs.rename_snapshot(user, dir, info.number, OsStr::new("t")));
+        refused(w.fs.keep_snapshot(user, dir, info.number, true));
+        refused(w.fs.rollback(user, dir, info.number, true).map(|(report, _)| report));
+        let owner = SetAttr { uid: Some(1000), ..SetAttr::default() };
+        w.fs.setattr(&w.me, dir, &owner)?;
+        let (own, _) = w.fs.snapshot(user, dir, &named("own"))?;
+        assert_eq!(own.uid, 1000);
+        w.fs.delete_snapshot(user, dir, info.number)?;
+        Ok(())
+    })
+    .unwrap();
+    w.remove_tree("/d").unwrap();
+    let left = w.fs.snapshots(dir).unwrap();
+    refused(w.fs.delete_snapshot(user, dir, left[0].number));
+    w.fs.delete_snapshot(root, dir, left[0].number).unwrap();
+    assert_eq!(errno(w.fs.delete_snapshot(root, dir, left[0].number)), ENOENT);
+}
+
+#[test]
+fn shown_in_listings_if_asked() {
+    let w = World::new();
+    w.mkdir("/d");
+    w.put("/d/f", b"");
+    snap(&w, "/d", "s");
+    w.fs.close().unwrap();
+    let fs = Fs::open(w.device.clone(), MountOptions::default().snapshots_visible(true).background(false))
+        .unwrap();
+    let dir = fs.resolve("/d".as_ref()).unwrap();
+    let handle = fs.opendir(dir.ino).unwrap();
+    let mut seen = Vec::new();
+    let mut cookie = 0;
+    loop {
+        let entries = fs.readdir(handle, dir.ino, cookie, 1).unwrap();
+        let Some(entry) = entries.first() else { break };
+        (cookie, _) = (entry.cookie, seen.push(entry.name.clone().into_string().unwrap()));
+    }
+    assert_eq!(seen, [".", "..", ".snapshots", "f"]);
+}
+
+/// Each costs the same, and little, however many there are.
+#[test]
+fn thousands_of_snapshots() {
+    const COUNT: u64 = 8000;
+    const NODE: u32 = 1 << 20;
+    let device = Arc::new(MemDevice::new(1 << 30));
+    Fs::format(device.clone(), &FormatOptions::default().node_size(NODE)).unwrap();
+    let open = || Fs::open(device.clone(), MountOptions::default().background(false)).unwrap();
+    let fs = open();
+    let me = Caller::root();
+    let dir = fs.mkdir(&me, ROOT, OsStr::new("d"), 0o755).unwrap();
+    for i in 0..4000 {
+        let (attr, handle) = fs.create(&me, dir.ino, format!("file{i}").as_ref(), 0o644, 2).unwrap();
+        fs.write(handle, attr.ino, 0, &pattern(300, i as u8), false).unwrap();
+        fs.release(attr.ino, handle);
+        fs.forget(attr.ino, 1);
+    }
+    fs.db().settle().unwrap();
+    let opening = |fs: Fs| {
+        fs.close().unwrap();
+        let before = device.stats().read_bytes;
+        let fs = open();
+        (fs, device.stats().read_bytes - before)
+    };
+    let (fs, first_open) = opening(fs);
+    let dir = fs.resolve("/d".as_ref()).unwrap();
+    let used = fs.db().stats().unwrap().used;
+    let mut costs = Vec::new();
+    for _ in 0..COUNT / 500 {
+        let before = (device.stats(), fs.db().stats().unwrap().items_handled);
+        for _ in 0..500 {
+            fs.snapshot(Authority::Caller(&me), dir.ino, &NewSnapshot::default()).unwrap();
+        }
+        fs.db().checkpoint().unwrap();
+        let after = device.stats();
+        costs.push((
+            after.read_bytes - before.0.read_bytes,
+            after.write_bytes - before.0.write_bytes,
+            fs.db().stats().unwrap().items_handled - before.1,
+        ));
+    }
+    fs.db().settle().unwrap();
+    let each = (fs.db().stats().unwrap().used - used) / COUNT;
+    let (fs, last_open) = opening(fs);
+    println!(
+        "{COUNT} snapshots: {each} B each; opening reads {first_open} B without and {last_open} B with them; \
+         read, written, handled for each five hundred: {costs:?}",
+    );
+    assert!(each < 1024, "{each}");
+    let half = costs.len() / 2;
+    let sum = |part: &[(u64, u64, u64)]| part.iter().map(|c| c.1).sum::<u64>();
+    let (early, late) = (sum(&costs[..half]), sum(&costs[half..]));
+    assert!(late < early * 2, "written: {early} {late}");
+    // All of them go, and the space comes back.
+    let dir = fs.resolve("/d".as_ref()).unwrap();
+    for info in fs.snapshots(dir.ino).unwrap() {
+        fs.delete_snapshot(Authority::Caller(&me), dir.ino, info.number).unwrap();
+    }
+    fs.db().settle().unwrap();
+    let left = fs.db().stats().unwrap().used;
+    assert!(left < used + used / 20 + (256 << 10), "{used} {left}");
+    assert_eq!(fs.check(|problem| panic!("{problem}")).unwrap().snapshots, 0);
+}
+
+type Tree = BTreeMap<String, Option<Vec<u8>>>;
+
+/// All that a crash may leave of one moment.
+#[derive(Clone, PartialEq, Debug, Default)]
+struct State {
+    live: Tree,
+    snaps: BTreeMap<u32, Tree>,
+}
+
+fn below(tree: &Tree, dir: &str) -> Tree {
+    let prefix = format!("{dir}/");
+    let inside = tree.iter().filter_map(|(p, v)| Some((format!("/{}", p.strip_prefix(&prefix)?), v.clone())));
+    inside.collect()
+}
+
+fn read_tree(w: &World, path: &str, out: &mut Tree, at: &str) {
+    for name in names(w, if path.is_empty() { "/" } else { path }) {
+        let (full, shown) = (format!("{path}/{name}"), format!("{at}/{name}"));
+        if w.attr(&full).kind == FileKind::Directory {
+            out.insert(shown.clone(), None);
+            read_tree(w, &full, out, &shown);
+        } else {
+            out.insert(shown, Some(w.get(&full).unwrap()));
+        }
+    }
+}
+
+fn read_state(w: &World) -> State {
+    let mut state = State::default();
+    read_tree(w, "", &mut state.live, "");
+    for source in w.fs.snapshot_sources().unwrap() {
+        for info in w.fs.snapshots(source).unwrap() {
+            let root = w.fs.open_snapshot(source, info.number).unwrap();
+            // As the tree of a clone, which is taken away again.
+            w.fs.clone_snapshot(by(w), root.ino, (ROOT, OsStr::new("look"))).unwrap();
+            w.fs.forget(root.ino, 1);
+            let mut tree = Tree::new();
+            read_tree(w, "/look", &mut tree, "");
+            w.remove_tree("/look").unwrap();
+            state.snaps.insert(info.number, tree);
+        }
+    }
+    state
+}
+
+fn crash_run(seed: u64, steps: usize) {
+    println!("PANDO_SEED={seed} PANDO_STEPS={steps}");
+    let mut r = Random::new(seed);
+    let mut device = Arc::new(SimDevice::new(256 << 20, seed));
+    Fs::format(device.clone(), &FormatOptions::default().node_size(16 << 10)).unwrap();
+    let options = || MountOptions::default().background(false).cache_bytes(8 << 20);
+    let mut w = World::over(Fs::open(device.clone(), options()).unwrap());
+    let mut history = vec![State::default()];
+    let (mut crashes, mut lost) = (0, 0);
+    for _ in 0..steps {
+        let mut state = history.last().unwrap().clone();
+        let dir = format!("/{}", ["a", "b", "c"][r.below(3)]);
+        let is_there = state.live.contains_key(&dir);
+        match r.below(12) {
+            0..=2 if is_there => {
+                let path = format!("{dir}/{}", ["x", "y", "z"][r.below(3)]);
+                if !state.live.contains_key(&path) {
+                    w.put(&path, b"");
+                    state.live.insert(path.clone(), Some(Vec::new()));
+                    history.push(state.clone());
+                }
+                let data = pattern(1 + r.below(3000), r.next() as u8);
+                w.on(&path, |a| w.fs.write(NONE, a.ino, 0, &data, false)).unwrap();
+                let content = state.live.get_mut(&path).unwrap().as_mut().unwrap();
+                content.resize(content.len().max(data.len()), 0);
+                content[..data.len()].copy_from_slice(&data);
+            }
+            0..=2 => {
+                w.mkdir(&dir);
+                state.live.insert(dir, None);
+            }
+            3 if is_there => {
+                w.remove_tree(&dir).unwrap();
+                state.live.retain(|path, _| *path != dir && !path.starts_with(&format!("{dir}/")));
+            }
+            4..=6 if state.snaps.len() < 6 => {
+                let whole = r.below(3) == 0;
+                if !whole && !is_there {
+                    continue;
+                }
+                let (path, tree) = match whole {
+                    true => ("/", state.live.clone()),
+                    false => (&dir[..], below(&state.live, &dir)),
+                };
+                let new = NewSnapshot::default();
+                let (info, _) = w.on(path, |a| w.fs.snapshot(by(&w), a.ino, &new)).unwrap();
+                state.snaps.insert(info.number, tree);
+            }
+            7 if is_there => {
+                // Back to any of its own.
+                let own = w.on(&dir, |a| w.fs.snapshots(a.ino)).unwrap();
+                let Some(info) = own.first().map(|_| r.pick(&own).clone()) else { continue };
+                let discard = r.below(2) == 0;
+                let was = below(&state.live, &dir);
+                let (_, before) = w.on(&dir, |a| w.fs.rollback(by(&w), a.ino, info.number, discard)).unwrap();
+                if let Some(before) = before {
+                    state.snaps.insert(before.number, was);
+                }
+                state.live.retain(|path, _| !path.starts_with(&format!("{dir}/")));
+                let back = state.snaps[&info.number].clone();
+                state.live.extend(back.into_iter().map(|(p, v)| (format!("{dir}{p}"), v)));
+            }
+            8 => {
+                let sources = w.fs.snapshot_sources().unwrap();
+                let Some(source) = sources.first().map(|_| *r.pick(&sources)) else { continue };
+                let own = w.fs.snapshots(source).unwrap();
+                let Some(info) = own.first().map(|_| r.pick(&own).clone()) else { continue };
+                w.fs.delete_snapshot(by(&w), source, info.number).unwrap();
+                state.snaps.remove(&info.number);
+            }
+            9 => {
+                match r.below(3) {
+                    0 => w.fs.db().checkpoint().unwrap(),
+                    1 => w.fs.db().settle().unwrap(),
+                    _ => w.fs.sync().unwrap(),
+                }
+                history = vec![state];
+                continue;
+            }
+            10 if r.below(3) == 0 => {
+                crashes += 1;
+                device.crash();
+                drop(w);
+                device = device.reopen();
+                w = World::over(Fs::open(device.clone(), options()).unwrap());
+                w.fs.check(|problem| panic!("{problem}")).unwrap();
+                let found = read_state(&w);
+                let at = history.iter().rposition(|state| *state == found);
+                let Some(at) = at else {
+                    panic!("a state that never was: {found:#?}\nthe last: {:#?}", history.last())
+                };
+                lost += history.len() - 1 - at;
+                w.fs.sync().unwrap();
+                history = vec![found];
+                continue;
+            }
+            _ => continue,
+        }
+        history.push(state);
+    }
+    assert_eq!(read_state(&w), *history.last().unwrap());
+    println!("{crashes} crashes, {lost} calls lost");
+    assert!(crashes > 1 && lost > 0, "nothing happened");
+}
+
+#[test]
+fn after_a_crash_snapshots_are_those_of_one_moment() {
+    random_runs(12, 400, crash_run);
+}

@@ -104,7 +104,7 @@ fn they_stay_with_their_directory_and_outlive_it() {
     w.rename("/around/sub", "/copy/sub2", 0).unwrap();
     assert_eq!((w.attr("/copy/sub2").ino, names(&w, "/copy/sub2/.snapshots")), (ino, vec!["s".into()]));
     w.remove_tree("/copy/sub2").unwrap();
-    assert_eq!(w.fs.snapshots(ino).unwrap(), [info.clone()]);
+    assert_eq!(w.fs.snapshots(ino).unwrap(), std::slice::from_ref(&info));
     let root = w.fs.open_snapshot(ino, info.number).unwrap();
     assert_eq!(w.fs.snapshot_of(root.ino), Some(info.number));
     w.fs.clone_snapshot(by(&w), root.ino, (ROOT, OsStr::new("again"))).unwrap();

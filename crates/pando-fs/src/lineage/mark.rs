@@ -150,8 +150,8 @@ fn in_store(db: &Db, unsaved: &Unsaved) -> Result<Set> {
 }
 
 /// Adds the lineages that snapshots use, without a look at what is in them: those of their roots and of all clones
-/// in them that were ever looked at, and, as long as there are families, all that a pin in a snapshot may name: they are
-/// tainted, or older than taints.
+/// in them that were ever looked at, and, as long as there are families, all that a pin in a snapshot may name:
+/// they are tainted, or older than taints.
 fn in_snapshots(view: &Snapshot, unsaved: &Unsaved, used: &mut Set) -> Result<()> {
     if view.prefix(&system::families()).next().transpose()?.is_none() {
         return Ok(());

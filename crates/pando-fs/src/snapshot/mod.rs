@@ -3,8 +3,8 @@
 //! A snapshot is a clone of a directory, or of the whole tree, in a volume of its own, with a record (see `family`).
 //! Making one is one batch whose size does not depend on what is below; so is deleting one, and what it alone
 //! owned is given back behind. Who may clone a directory may make snapshots of it and change those
-//! (`rights`); of a directory that is gone, only root. A snapshot never changes: all ways to change something go through
-//! `place`, which refuses. Uses `family`, `clone`, `rename`, `rights`.
+//! (`rights`); of a directory that is gone, only root. A snapshot never changes: all ways to change something go
+//! through `place`, which refuses. Uses `family`, `clone`, `rename`, `rights`.
 
 use std::ffi::{OsStr, OsString};
 

@@ -10,8 +10,9 @@ use crate::types::{SnapshotInfo, SnapshotPolicy, Time};
 
 const DAY_SECONDS: i64 = 24 * 60 * 60;
 const HOUR_SECONDS: i64 = 60 * 60;
-/// Days from 0000-03-01 to 1970-01-01, and in 400 years.
+/// A count of days: from 0000-03-01 to 1970-01-01.
 const EPOCH_DAYS: i64 = 719_468;
+/// A count of days: those of 400 years.
 const ERA_DAYS: i64 = 146_097;
 
 /// Year, month (1 to 12) and day (1 to 31) of a day since 1970, in the Gregorian calendar.

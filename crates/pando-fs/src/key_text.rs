@@ -200,7 +200,8 @@ mod tests {
         assert_eq!(name(&path::block(&path::data(&path::linked(b"", 7)), 9)), "data:/(linked 7)[9]");
         assert_eq!(of(&path::link_name(b"", b"\x01x\0").unwrap()), "meta:/(name)/x");
         assert_eq!(of(b"\x03\0\0"), "meta:/(linked …");
-        for other in [&b""[..], b"abc", b"\0\0\0\x01M", b"\0\0\0\0Mx", b"\0\0\0\0M\x01a\0b", b"\0\0\0\0Nx"] {
+        assert_eq!(name(&path::meta(&path::entry(&path::snapshot(7), b"f").unwrap())), "snapshot:7:meta:/f");
+        for other in [&b""[..], b"abc", b"\0\0\0\x01Mx", b"\0\0\0\0Mx", b"\0\0\0\0M\x01a\0b", b"\0\0\0\0Nx"] {
             assert_eq!(name_key(other), None, "{other:?}");
             assert_eq!(name_piece(other), None, "{other:?}");
         }

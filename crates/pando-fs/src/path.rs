@@ -656,7 +656,7 @@ mod tests {
         assert_eq!((&first[..], above), (&b"\x01a\0"[..], &b"\x02a\0"[..]));
         assert_eq!(next_level(&dir, above.len()).unwrap().1, dir);
         for bad in
-            [&b""[..], b"\0\0\0\0", b"\0\0\0\0Mx", b"\0\0\0\0M\x01\0", b"\0\0\0\0M\x01a\0b", b"\0\0\0\x01M"]
+            [&b""[..], b"\0\0\0\0", b"\0\0\0\0Mx", b"\0\0\0\0M\x01\0", b"\0\0\0\0M\x01a\0b", b"\0\0\0\x01Mx"]
         {
             assert_eq!(parse(bad), None, "{bad:?}");
         }

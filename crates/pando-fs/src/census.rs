@@ -85,8 +85,8 @@ impl Fs {
         Ok(true)
     }
 
-    /// Adds, to the copy of a snapshot to the contents prefix `contents`, that the names in it have to be counted, if the
-    /// snapshot has linked files; whether it has.
+    /// Adds, to the copy of a snapshot to the contents prefix `contents`, that the names in it have to be counted, if
+    /// the snapshot has linked files; whether it has.
     pub(crate) fn count_copy(&self, batch: &mut Batch, snapshot: &[u8], contents: &[u8]) -> Result<bool> {
         let any = self.has_link_area(snapshot)?;
         if any {

@@ -159,6 +159,34 @@ fn rolling_back_is_atomic_and_keeps_what_was() {
 }
 
 #[test]
+fn linked_files_stay_linked_in_a_snapshot_and_on_the_way_back() {
+    let w = World::new();
+    w.mkdir("/d");
+    w.put("/d/one", b"linked");
+    w.link("/d/one", "/d/two").unwrap();
+    w.link("/d/one", "/outside").unwrap();
+    let info = snap(&w, "/d", "s");
+    w.put("/d/one", b"LINKED");
+    w.unlink("/d/two").unwrap();
+    let seen = ["one", "two"].map(|name| w.attr(&format!("/d/.snapshots/s/{name}")).ino);
+    assert_eq!(seen[0], seen[1]);
+    assert_ne!(seen[0], w.attr("/d/one").ino);
+    assert_eq!(w.get("/d/.snapshots/s/two").unwrap(), b"linked");
+    w.on("/d", |a| w.fs.rollback(by(&w), a.ino, info.number, false)).unwrap();
+    assert_eq!(w.attr("/d/one").ino, w.attr("/d/two").ino);
+    assert_eq!(
+        (w.get("/d/two").unwrap(), w.get("/outside").unwrap()),
+        (b"linked".to_vec(), b"LINKED".to_vec())
+    );
+    w.put("/d/two", b"again");
+    assert_eq!(w.get("/d/one").unwrap(), b"again");
+    assert_eq!(w.get("/d/.snapshots/s/one").unwrap(), b"linked");
+    w.fs.count_links().unwrap();
+    assert_eq!((w.attr("/d/one").nlink, w.attr("/outside").nlink), (2, 1));
+    check_keys(&w);
+}
+
+#[test]
 fn only_who_may_clone_may_change_them() {
     let w = World::new();
     let dir = w.mkdir("/d");

@@ -1,0 +1,130 @@
+//! Keys of the system region. Each begins with a tag of its own.
+//!
+//! Pure functions; uses what keys are made of.
+
+use bytes::Bytes;
+
+use crate::path::{DATA, HEAD_BYTES, META, SYSTEM, key};
+
+fn tagged(tag: u8, rest: &[u8]) -> Bytes {
+    key(SYSTEM, tag, rest)
+}
+
+/// The record of the format: version, features, label.
+pub(crate) fn format() -> Bytes {
+    tagged(b'F', b"")
+}
+
+/// The counter `which`: first number not yet handed out.
+pub(crate) fn counter(which: u8) -> Bytes {
+    tagged(b'C', &[which])
+}
+
+/// Lineage of what the clone id `clone` roots in lineage `parent`.
+pub(crate) fn lineage(parent: u32, clone: u64) -> Bytes {
+    let mut rest = [0; 12];
+    rest[..4].copy_from_slice(&parent.to_be_bytes());
+    rest[4..].copy_from_slice(&clone.to_be_bytes());
+    tagged(b'L', &rest)
+}
+
+/// All rows of the table of lineages.
+pub(crate) fn lineage_rows() -> Bytes {
+    tagged(b'L', b"")
+}
+
+/// The rows of clones in lineage `parent`.
+pub(crate) fn lineages_in(parent: u32) -> Bytes {
+    tagged(b'L', &parent.to_be_bytes())
+}
+
+/// Says that numbers of a lineage may be in use outside of its root.
+pub(crate) fn tainted(lineage: u32) -> Bytes {
+    tagged(b'E', &lineage.to_be_bytes())
+}
+
+/// All that is said so.
+pub(crate) fn taints() -> Bytes {
+    tagged(b'E', b"")
+}
+
+/// All orphans.
+pub(crate) fn orphans() -> Bytes {
+    tagged(b'O', b"")
+}
+
+/// All keys of one orphan.
+pub(crate) fn orphan(ino: u64) -> Bytes {
+    tagged(b'O', &ino.to_be_bytes())
+}
+
+/// Metadata key of an orphan.
+pub(crate) fn orphan_meta(ino: u64) -> Bytes {
+    [&orphan(ino)[..], &[META]].concat().into()
+}
+
+/// Data prefix of an orphan.
+pub(crate) fn orphan_data(ino: u64) -> Bytes {
+    [&orphan(ino)[..], &[DATA]].concat().into()
+}
+
+/// Where names of linked files have to be counted: under the number in [`uncounted`] the contents prefix of the
+/// root of the lineage, as it was then.
+pub(crate) fn to_count(number: u64) -> Bytes {
+    tagged(b'N', &number.to_be_bytes())
+}
+
+/// All of these.
+pub(crate) fn all_to_count() -> Bytes {
+    tagged(b'N', b"")
+}
+
+/// When a tree was cloned last.
+pub(crate) fn cloned() -> Bytes {
+    tagged(b'T', b"")
+}
+
+/// A part of the names that were removed lately.
+pub(crate) fn removed_names(slot: u8) -> Bytes {
+    tagged(b'P', &[slot])
+}
+
+/// The family of snapshots of the directory with this inode number.
+pub(crate) fn family(source: u64) -> Bytes {
+    tagged(b'S', &source.to_be_bytes())
+}
+
+/// All families.
+pub(crate) fn families() -> Bytes {
+    tagged(b'S', b"")
+}
+
+/// The inode number in a key of [`family`].
+pub(crate) fn family_source(key: &[u8]) -> Option<u64> {
+    Some(u64::from_be_bytes(key.get(HEAD_BYTES..)?.try_into().ok()?))
+}
+
+/// What is known of a snapshot of a family.
+pub(crate) fn snapshot(family: u64, number: u32) -> Bytes {
+    [&snapshots(family)[..], &number.to_be_bytes()].concat().into()
+}
+
+/// All snapshots of a family, by number.
+pub(crate) fn snapshots(family: u64) -> Bytes {
+    tagged(b'R', &[&family.to_be_bytes()[..], &[0]].concat())
+}
+
+/// The number in a key of [`snapshot`].
+pub(crate) fn snapshot_number(key: &[u8]) -> Option<u32> {
+    Some(u32::from_be_bytes(key.get(HEAD_BYTES + 8 + 1..)?.try_into().ok()?))
+}
+
+/// The number of the snapshot of a family that has this name.
+pub(crate) fn snapshot_name(family: u64, name: &[u8]) -> Bytes {
+    tagged(b'R', &[&family.to_be_bytes()[..], &[1], name].concat())
+}
+
+/// Where one prefix waits while two are exchanged within one batch; empty between batches.
+pub(crate) fn exchange(slot: u8) -> Bytes {
+    tagged(b'X', &[slot])
+}

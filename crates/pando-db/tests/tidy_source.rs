@@ -206,7 +206,8 @@ const FS: &[(&str, &[&str])] = &[
 /// The floors of `pando-fuse`.
 const FUSE: &[(&str, &[&str])] = &[
     ("mountinfo", &[]),
-    ("control", &[]),
+    ("asked", &[]),
+    ("control", &["asked"]),
     ("counters", &[]),
     ("cache", &[]),
     ("listings", &[]),
@@ -214,12 +215,12 @@ const FUSE: &[(&str, &[&str])] = &[
     ("error", &["transport"]),
     ("settings", &["transport", "error"]),
     ("attach", &["mountinfo", "error", "settings"]),
-    ("client", &["control"]),
+    ("client", &["asked", "control"]),
     ("proof", &["control", "transport"]),
-    ("tool", &["mountinfo", "control", "client", "proof"]),
+    ("tool", &["mountinfo", "asked", "control", "client", "proof"]),
     ("caller", &["transport"]),
     ("coherence", &["counters", "cache", "listings", "transport", "proof", "caller"]),
-    ("requests", &["control", "transport", "proof", "coherence"]),
+    ("requests", &["asked", "control", "transport", "proof", "coherence"]),
     (
         "server",
         &[

@@ -65,6 +65,9 @@ pub enum Error {
     /// The file system is mounted read-only (EROFS).
     #[error("the file system is mounted read-only")]
     ReadOnly,
+    /// What is in a snapshot never changes (EROFS).
+    #[error("{0}: is in a snapshot, which never changes")]
+    InSnapshot(String),
     /// The call, or this use of it, is not supported (EOPNOTSUPP).
     #[error("not supported: {0}")]
     Unsupported(&'static str),
@@ -132,7 +135,7 @@ impl Error {
             Error::Stale(_) => Errno::STALE,
             Error::BadHandle(_) => Errno::BADF,
             Error::TooBig(_) => Errno::FBIG,
-            Error::ReadOnly | Error::Engine(E::ReadOnly) => Errno::ROFS,
+            Error::ReadOnly | Error::InSnapshot(_) | Error::Engine(E::ReadOnly) => Errno::ROFS,
             Error::Unsupported(_) => Errno::OPNOTSUPP,
             Error::NothingBehind(_) => Errno::NXIO,
             Error::NoAttribute(_) => Errno::NODATA,

@@ -99,7 +99,7 @@ impl At {
 /// Error if `inode` is to be changed and is in a snapshot.
 pub(crate) fn may_change(inode: &InodeRef, change: bool) -> Result<()> {
     match change && inode.frozen {
-        true => Err(Error::ReadOnly),
+        true => Err(Error::InSnapshot(inode.label())),
         false => Ok(()),
     }
 }

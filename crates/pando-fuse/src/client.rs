@@ -12,6 +12,7 @@ use std::{
 
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode};
 
+use crate::asked::Asked;
 use crate::control::{self, Request, Response, Token, Usage};
 
 /// An ioctl that replaces the `N` bytes it is given.
@@ -144,6 +145,17 @@ pub fn usage(file: impl AsFd, token: Token) -> Result<Usage, Error> {
 /// try what a daemon does with requests that no tool sends.
 pub fn raw(file: impl AsFd, command: u32, bytes: Box<control::Bytes>) -> Result<Box<control::Bytes>, Error> {
     exchange(file.as_fd(), command, bytes)
+}
+
+/// What is asked about the snapshots of the source of the token: those that the answer names, and its value.
+pub(crate) fn snapshots(
+    file: impl AsFd,
+    token: Token,
+    asked: Asked,
+) -> Result<(Vec<pando_fs::SnapshotInfo>, u64), Error> {
+    let answer = ask(file.as_fd(), &Request::Snapshot { token, asked })?;
+    let named = crate::asked::read_lines(&answer.message).ok_or(Error::NotPando)?;
+    Ok((named, answer.value))
 }
 
 fn ask(dir: BorrowedFd<'_>, request: &Request) -> Result<Response, Error> {

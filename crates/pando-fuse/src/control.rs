@@ -13,6 +13,8 @@ use std::{
     os::unix::ffi::{OsStrExt, OsStringExt},
 };
 
+use crate::asked::Asked;
+
 /// Bytes of a control request and of its answer.
 pub const SIZE: usize = 2048;
 /// Bytes of the answer to a statistics request.
@@ -54,6 +56,8 @@ pub mod command {
     pub const USAGE: u32 = number::<Bytes>(0x46);
     /// Statistics as JSON.
     pub const STATS: u32 = number::<StatsBytes>(0x45);
+    /// Something about snapshots.
+    pub const SNAPSHOT: u32 = number::<Bytes>(0x48);
     /// A new token.
     pub const TOKEN: u32 = number::<Bytes>(0x47);
 }
@@ -145,6 +149,13 @@ pub enum Request {
         /// Shows it.
         token: Token,
     },
+    /// Something about the snapshots of the token's source; the answer's message names snapshots.
+    Snapshot {
+        /// Shows it, and what else it takes.
+        token: Token,
+        /// What is asked.
+        asked: Asked,
+    },
     /// Statistics.
     Stats,
 }
@@ -209,6 +220,7 @@ impl Request {
             Request::Sync => command::SYNC,
             Request::Grow { .. } => command::GROW,
             Request::Usage { .. } => command::USAGE,
+            Request::Snapshot { .. } => command::SNAPSHOT,
             Request::Stats => command::STATS,
         }
     }
@@ -231,6 +243,10 @@ impl Request {
                 out.extend_from_slice(name.as_bytes());
             }
             Request::Remove { token } | Request::Usage { token } => out.extend_from_slice(&token.0),
+            Request::Snapshot { token, asked } => {
+                out.extend_from_slice(&token.0);
+                out.extend_from_slice(&asked.encode());
+            }
             Request::Grow { token, size } => {
                 out.extend_from_slice(&token.0);
                 out.extend_from_slice(&size.to_le_bytes());
@@ -269,6 +285,10 @@ impl Request {
             c if c == command::SYNC => Request::Sync,
             c if c == command::GROW => Request::Grow { token: r.token()?, size: r.u64()? },
             c if c == command::USAGE => Request::Usage { token: r.token()? },
+            c if c == command::SNAPSHOT => {
+                let token = r.token()?;
+                Request::Snapshot { token, asked: Asked::decode(r.0)? }
+            }
             c if c == command::STATS => Request::Stats,
             _ => return None,
         })
@@ -277,7 +297,7 @@ impl Request {
     /// Whether `command` is one of ours.
     pub fn is_ours(command: u32) -> bool {
         use command::*;
-        [PROBE, TOKEN, CLONE, REMOVE, SYNC, GROW, USAGE, STATS].contains(&command)
+        [PROBE, TOKEN, CLONE, REMOVE, SYNC, GROW, USAGE, SNAPSHOT, STATS].contains(&command)
     }
 }
 
@@ -401,6 +421,7 @@ mod tests {
             Request::Stats,
             Request::Grow { token: TOKEN, size: u64::MAX },
             Request::Usage { token: TOKEN },
+            Request::Snapshot { token: TOKEN, asked: Asked::Rename(7, "x".into()) },
             Request::Remove { token: TOKEN },
             clone(&long, true),
             clone("a b\nc", false),

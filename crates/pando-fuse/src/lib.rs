@@ -13,6 +13,7 @@
 //!
 //! `docs/fuse.md` says why the kernel is told what it is told.
 
+pub mod asked;
 mod attach;
 mod cache;
 mod caller;

@@ -6,14 +6,18 @@
 
 use std::ffi::OsStr;
 
-use pando_fs::Caller;
+use pando_fs::{Authority, Caller, SnapshotInfo};
 
 use crate::{
+    asked::{self, Asked, MAX_TEXT},
     coherence::MountState,
     control::{self, Request, Response, Token},
     proof::{LAPSED, ProvenRights},
     transport::{Context, Errno, Outcome},
 };
+
+/// Most snapshots that are looked at for one answer, a count.
+const MAX_LISTED: usize = 64;
 
 /// A request that is refused here: error number and message.
 struct Refusal(i32, String);
@@ -49,6 +53,9 @@ impl MountState {
             Request::Grow { token, size } => self.shown(c, &token).and_then(|shows| self.grow(&shows, size)),
             Request::Clone { token, name, replace } => {
                 self.shown(c, &token).and_then(|shows| self.clone_tree(&shows, &name, replace))
+            }
+            Request::Snapshot { token, asked } => {
+                self.shown(c, &token).and_then(|shows| self.snapshots(&shows, asked))
             }
             Request::Remove { token } => self.shown(c, &token).and_then(|shows| self.remove_tree(&shows)),
         };
@@ -105,9 +112,69 @@ impl MountState {
         let begun = std::time::Instant::now();
         // Mappings of other files have nothing in the clone.
         self.flush_mappings_in(shows.source);
-        let report = self.fs.clone_verified(&shows.about(dir, name), shows.source, (dir, name), replace)?;
+        let rights = shows.about(dir, name);
+        let report = match self.fs.snapshot_of(shows.source) {
+            // What is there would have to be moved away first.
+            Some(_) if replace && shows.removes.is_some() => {
+                let text = "a snapshot cannot replace something; remove it first, or see pando rollback";
+                return Err(pando_fs::Error::Invalid(text.into()).into());
+            }
+            Some(_) => self.fs.clone_snapshot(Authority::Verified(&rights), shows.source, (dir, name))?,
+            None => self.fs.clone_verified(&rights, shows.source, (dir, name), replace)?,
+        };
         self.settle(&report);
         done(begun.elapsed().as_micros() as u64)
+    }
+
+    fn snapshots(&self, shows: &ProvenRights, asked: Asked) -> Done {
+        let source = shows.source;
+        let entry = shows.removes.as_ref().filter(|(.., ino)| *ino == source);
+        let rights = match entry {
+            Some((dir, name, _)) => shows.about(*dir, name),
+            None => shows.about(0, OsStr::new("")),
+        };
+        // That the mount may be written to, and the directory by the caller. (A rollback shows a removal.)
+        let reads = matches!(asked, Asked::List(_) | Asked::Rollback(..));
+        if !reads && shows.adds_to != Some(source) {
+            return Err(pando_fs::Error::Access("snapshots".into()).into());
+        }
+        let by = Authority::Verified(&rights);
+        let named = |infos: &[SnapshotInfo]| infos.iter().map(asked::line).collect::<String>();
+        let mut answer = Response::default();
+        match asked {
+            Asked::List(from) => {
+                for info in self.fs.snapshots_of(source, from, MAX_LISTED)? {
+                    let line = asked::line(&info);
+                    if answer.message.len() + line.len() > MAX_TEXT {
+                        answer.value = info.number.into();
+                        return Ok(answer);
+                    }
+                    answer.message += &line;
+                    answer.value = u64::from(info.number) + 1;
+                }
+                if self.fs.snapshots_of(source, answer.value as u32, 1)?.is_empty() {
+                    answer.value = 0;
+                }
+            }
+            Asked::Create(new) => {
+                self.flush_mappings_in(source);
+                let (info, report) = self.fs.snapshot(by, source, &new)?;
+                self.settle(&report);
+                answer.message = named(&[info]);
+            }
+            Asked::Delete(number) => self.settle(&self.fs.delete_snapshot(by, source, number)?),
+            Asked::Rename(number, name) => {
+                self.settle(&self.fs.rename_snapshot(by, source, number, &name)?);
+            }
+            Asked::Keep(number, keep) => self.settle(&self.fs.keep_snapshot(by, source, number, keep)?),
+            Asked::Rollback(number, discard) => {
+                self.flush_mappings_in(source);
+                let (report, before) = self.fs.rollback(by, source, number, discard)?;
+                self.settle(&report);
+                answer.message = named(before.as_slice());
+            }
+        }
+        Ok(answer)
     }
 
     fn remove_tree(&self, shows: &ProvenRights) -> Done {

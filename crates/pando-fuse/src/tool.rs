@@ -15,7 +15,10 @@ use rustix::fs::{
     renameat_with, statat, unlinkat,
 };
 
+use pando_fs::SnapshotInfo;
+
 use crate::{
+    asked::Asked,
     client::{self, Error},
     control::{Request, Token, Usage},
     mountinfo,
@@ -202,6 +205,57 @@ pub fn usage(path: &Path) -> Result<Usage, Error> {
         let _ = show_root(&file, &token);
     }
     client::usage(&file, token)
+}
+
+/// Opens the directory at `path`, as its owner if it may be, and fetches a token of it.
+fn own_dir(path: &Path) -> Result<(OwnedFd, Token, bool), Error> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    // The kernel refuses O_NOATIME to those who do not own it: then the daemon will say why.
+    let dir = open(path, flags | OFlags::NOATIME, Mode::empty())
+        .or_else(|_| open(path, flags, Mode::empty()))
+        .map_err(io::Error::from)?;
+    let (token, writeback) = client::token_and_writeback(&dir)?;
+    Ok((dir, token, writeback))
+}
+
+/// Has something done to the snapshots of the directory at `path`: those that the answer names.
+pub fn snapshot(path: &Path, asked: Asked) -> Result<Vec<SnapshotInfo>, Error> {
+    let (dir, token, writeback) = own_dir(path)?;
+    show_adding(&dir, &token)?;
+    if writeback && matches!(asked, Asked::Create(_)) {
+        // As for a clone.
+        let _ = rustix::fs::syncfs(&dir);
+    }
+    client::snapshots(&dir, token, asked).map(|(named, _)| named)
+}
+
+/// All snapshots of the directory at `path`, by number.
+pub fn list_snapshots(path: &Path) -> Result<Vec<SnapshotInfo>, Error> {
+    let mut all = Vec::new();
+    let mut from = 0;
+    loop {
+        let (dir, token, _) = own_dir(path)?;
+        let (named, next) = client::snapshots(&dir, token, Asked::List(from))?;
+        all.extend(named);
+        match u32::try_from(next) {
+            Ok(next) if next > from => from = next,
+            _ => return Ok(all),
+        }
+    }
+}
+
+/// Makes the directory `target` what it was in its snapshot `number`: the snapshot of what it was before, if it was
+/// not discarded.
+pub fn rollback(target: &EntryPath, number: u32, discard: bool) -> Result<Option<SnapshotInfo>, Error> {
+    let dir = target.open(FileType::Directory, OFlags::NOATIME);
+    let dir = dir.or_else(|_| target.open(FileType::Directory, OFlags::empty()))?;
+    let (token, writeback) = client::token_and_writeback(&dir)?;
+    show_removal(target, &token)?;
+    if writeback {
+        let _ = rustix::fs::syncfs(&dir);
+    }
+    let (named, _) = client::snapshots(&dir, token, Asked::Rollback(number, discard))?;
+    Ok(named.into_iter().next())
 }
 
 /// Makes the file system that the directory `dir` is in `size` bytes large.

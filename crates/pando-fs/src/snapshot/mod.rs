@@ -213,6 +213,14 @@ impl Fs {
         }
     }
 
+    /// The same from a number on, at most `max`.
+    pub fn snapshots_of(&self, source: Ino, from: u32, max: usize) -> Result<Vec<SnapshotInfo>> {
+        match self.family(source)? {
+            Some(family) => self.snapshots_from(family.id, from, max),
+            None => Ok(Vec::new()),
+        }
+    }
+
     /// The inode numbers of all directories that have or had snapshots.
     pub fn snapshot_sources(&self) -> Result<Vec<Ino>> {
         let mut out = Vec::new();

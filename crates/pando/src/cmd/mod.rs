@@ -18,6 +18,8 @@ pub mod mount;
 pub mod mv;
 pub mod restore;
 pub mod rm;
+pub mod rollback;
+pub mod snapshot;
 pub mod stats;
 pub mod sync;
 pub mod r#try;

@@ -1,0 +1,222 @@
+//! What is asked about the snapshots of a directory, and what is answered, as bytes.
+//!
+//! A question is one struct of fixed fields and three strings, checked field by field. An answer names snapshots a line
+//! each, with bytes that are no plain letters escaped: lines that do not fit are for the next question. Pure; uses the
+//! vocabulary of `pando_fs`.
+
+use std::{
+    ffi::{OsStr, OsString},
+    os::unix::ffi::{OsStrExt, OsStringExt},
+};
+
+use pando_fs::{MAX_SNAPSHOT_NOTE, NewSnapshot, SnapshotInfo, Time};
+
+/// Longest name of a snapshot, bytes.
+const NAME_MAX: usize = 255;
+/// Longest text of an answer, bytes: what a control answer has room for.
+pub(crate) const MAX_TEXT: usize = 1900;
+
+/// Something that is asked about the snapshots of a directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Asked {
+    /// Make one; the answer names it.
+    Create(NewSnapshot),
+    /// Name those from this number on; the value of the answer is the number to go on with, 0 at the end.
+    List(u32),
+    /// Delete the one with this number.
+    Delete(u32),
+    /// Give it another name.
+    Rename(u32, OsString),
+    /// Keep it, or release it.
+    Keep(u32, bool),
+    /// Make the directory what it was then; what it is now is named by the answer, unless it is to be discarded.
+    Rollback(u32, bool),
+}
+
+impl Asked {
+    /// The question as bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let empty = NewSnapshot::default();
+        let (op, number, flag, new) = match self {
+            Asked::Create(new) => (0u8, 0, new.keep, new),
+            Asked::List(from) => (1, *from, false, &empty),
+            Asked::Delete(number) => (2, *number, false, &empty),
+            Asked::Rename(number, _) => (3, *number, false, &empty),
+            Asked::Keep(number, keep) => (4, *number, *keep, &empty),
+            Asked::Rollback(number, discard) => (5, *number, *discard, &empty),
+        };
+        let name = match self {
+            Asked::Rename(_, name) => name.as_bytes(),
+            _ => new.name.as_ref().map_or(&b""[..], |name| name.as_bytes()),
+        };
+        let mut out = vec![op, u8::from(flag)];
+        out.extend_from_slice(&number.to_le_bytes());
+        out.extend_from_slice(&new.valid_for_secs.unwrap_or(0).to_le_bytes());
+        for part in [name, new.note.as_bytes()] {
+            // One that is too long is cut so that the reader refuses it.
+            let len = part.len().min(usize::from(u16::MAX));
+            out.extend_from_slice(&(len as u16).to_le_bytes());
+            out.extend_from_slice(part.get(..len).unwrap_or_default());
+        }
+        out
+    }
+
+    /// The question in these bytes, behind which there may be zeros; `None` if they make no sense.
+    pub fn decode(bytes: &[u8]) -> Option<Asked> {
+        let mut rest = bytes;
+        let mut take = |n: usize| -> Option<&[u8]> {
+            let (head, tail) = rest.split_at_checked(n)?;
+            rest = tail;
+            Some(head)
+        };
+        let [op, flag] = take(2)?.try_into().ok()?;
+        let number = u32::from_le_bytes(take(4)?.try_into().ok()?);
+        let valid = u64::from_le_bytes(take(8)?.try_into().ok()?);
+        let mut part = || {
+            let len = u16::from_le_bytes(take(2)?.try_into().ok()?);
+            take(usize::from(len)).map(<[u8]>::to_vec)
+        };
+        let (name, note) = (part()?, part()?);
+        if flag > 1 || name.len() > NAME_MAX || note.len() > MAX_SNAPSHOT_NOTE {
+            return None;
+        }
+        let flag = flag != 0;
+        Some(match op {
+            0 => Asked::Create(NewSnapshot {
+                name: (!name.is_empty()).then(|| OsString::from_vec(name)),
+                keep: flag,
+                valid_for_secs: (valid > 0).then_some(valid),
+                note: String::from_utf8(note).ok()?,
+            }),
+            1 => Asked::List(number),
+            2 => Asked::Delete(number),
+            3 => Asked::Rename(number, OsString::from_vec(name)),
+            4 => Asked::Keep(number, flag),
+            5 => Asked::Rollback(number, flag),
+            _ => return None,
+        })
+    }
+}
+
+/// A snapshot as a line of an answer.
+pub(crate) fn line(info: &SnapshotInfo) -> String {
+    let full = |source: &OsStr, note: &str| {
+        let Time { secs, nanos } = info.created;
+        format!(
+            "{}\t{secs}\t{nanos}\t{}\t{}\t{}\t{}\t{}\t{}\n",
+            info.number,
+            u8::from(info.keep),
+            info.valid_for_secs.unwrap_or(0),
+            info.uid,
+            escaped(info.name.as_bytes()),
+            escaped(source.as_bytes()),
+            escaped(note.as_bytes()),
+        )
+    };
+    let line = full(&info.source, &info.note);
+    if line.len() <= MAX_TEXT { line } else { full(OsStr::new(""), "") }
+}
+
+/// The snapshots in an answer; `None` if it makes no sense.
+pub(crate) fn read_lines(text: &str) -> Option<Vec<SnapshotInfo>> {
+    text.lines().map(read_line).collect()
+}
+
+fn read_line(line: &str) -> Option<SnapshotInfo> {
+    let mut fields = line.split('\t');
+    let mut next = || fields.next();
+    let info = SnapshotInfo {
+        number: next()?.parse().ok()?,
+        created: Time { secs: next()?.parse().ok()?, nanos: next()?.parse().ok()? },
+        keep: next()? == "1",
+        valid_for_secs: Some(next()?.parse().ok()?).filter(|secs| *secs > 0),
+        uid: next()?.parse().ok()?,
+        name: OsString::from_vec(unescaped(next()?)?),
+        source: OsString::from_vec(unescaped(next()?)?),
+        note: String::from_utf8(unescaped(next()?)?).ok()?,
+    };
+    next().is_none().then_some(info)
+}
+
+/// Bytes as text without spaces: what is no letter, digit or one of some signs as `%` and two digits.
+fn escaped(bytes: &[u8]) -> String {
+    let mut out = String::new();
+    for b in bytes {
+        match b {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'.' | b'-' | b'_' | b':' | b' ' => {
+                out.push(char::from(*b));
+            }
+            other => out += &format!("%{other:02x}"),
+        }
+    }
+    out
+}
+
+fn unescaped(text: &str) -> Option<Vec<u8>> {
+    let mut out = Vec::new();
+    let mut rest = text.as_bytes();
+    while let Some((&b, tail)) = rest.split_first() {
+        rest = tail;
+        if b != b'%' {
+            out.push(b);
+            continue;
+        }
+        let (digits, tail) = rest.split_at_checked(2)?;
+        out.push(u8::from_str_radix(str::from_utf8(digits).ok()?, 16).ok()?);
+        rest = tail;
+    }
+    Some(out)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn questions_come_back_and_nonsense_is_refused() {
+        let new =
+            NewSnapshot { name: Some("n".into()), keep: true, valid_for_secs: Some(9), note: "why\n".into() };
+        for asked in [
+            Asked::Create(new),
+            Asked::Create(NewSnapshot::default()),
+            Asked::List(7),
+            Asked::Delete(8),
+            Asked::Rename(9, "x".repeat(255).into()),
+            Asked::Keep(1, true),
+            Asked::Rollback(2, false),
+        ] {
+            let mut bytes = asked.encode();
+            assert_eq!(Asked::decode(&bytes), Some(asked.clone()));
+            for cut in 0..bytes.len() {
+                assert_eq!(Asked::decode(&bytes[..cut]), None, "{asked:?} {cut}");
+            }
+            bytes.resize(2000, 0);
+            assert_eq!(Asked::decode(&bytes), Some(asked));
+        }
+        assert_eq!(Asked::decode(&Asked::Rename(1, "x".repeat(256).into()).encode()), None);
+        assert_eq!(Asked::decode(&[9; 40]), None);
+    }
+
+    #[test]
+    fn snapshots_travel_as_lines() {
+        let info = SnapshotInfo {
+            number: 3,
+            name: OsString::from_vec(b"a b%\t\xff".to_vec()),
+            source: "/p".into(),
+            note: "line\nline \u{fc}".into(),
+            created: Time { secs: -5, nanos: 6 },
+            keep: true,
+            valid_for_secs: None,
+            uid: 1000,
+        };
+        assert_eq!(read_lines(&(line(&info) + &line(&info))), Some(vec![info.clone(), info.clone()]));
+        let long = SnapshotInfo { note: "\n".repeat(512), source: "\n".repeat(256).into(), ..info };
+        assert!(line(&long).len() <= MAX_TEXT);
+        assert_eq!(read_lines(&line(&long)).unwrap()[0].name, long.name);
+        for bad in ["1\t2", "x\t1\t1\t1\t1\t1\ta\tb\tc", "1\t1\t1\t1\t1\t1\t%4\tb\tc"] {
+            assert_eq!(read_lines(bad), None, "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! `pando rollback`: makes a directory what it was in one of its snapshots.
+
+use std::{os::unix::fs::MetadataExt, path::PathBuf};
+
+use anyhow::{Context, Result, bail};
+use pando_fuse::tool;
+
+use crate::place;
+
+/// Make a directory what it was in one of its snapshots, atomically
+#[derive(clap::Args)]
+#[command(
+    after_help = "What DIR is now becomes a snapshot first, which is named, unless --discard. Programs that are
+in DIR keep what they have open, and have to enter it anew to see the change. The root of the
+file system cannot be rolled back: clone the directories of its snapshot.
+
+Example: pando rollback /mnt/grove/project before-upgrade"
+)]
+pub struct Args {
+    /// Do not keep what DIR is now
+    #[arg(long)]
+    discard: bool,
+    /// A directory in a mounted Pando file system
+    dir: PathBuf,
+    /// Name or number of one of its snapshots
+    snapshot: String,
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    let fail = || format!("roll {} back to {}", args.dir.display(), args.snapshot);
+    let info = super::snapshot::find(&args.dir, &args.snapshot).with_context(fail)?;
+    if std::fs::metadata(&args.dir).is_ok_and(|m| m.ino() == pando_fs::ROOT) {
+        bail!("{}: the root of a file system cannot be replaced; see pando rollback --help", fail());
+    }
+    let place = place::entry_path(&args.dir).with_context(fail)?;
+    let before = tool::rollback(&place, info.number, args.discard).with_context(fail)?;
+    let text: String = before.iter().map(|info| format!("{}\n", info.name.display())).collect();
+    super::print(&text)
+}

@@ -1,0 +1,333 @@
+//! `pando snapshot`: make, list and delete snapshots of a directory of a mounted file system.
+
+mod select;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use pando_fs::{NewSnapshot, SnapshotInfo, SnapshotPolicy, Time};
+use pando_fuse::{asked::Asked, tool};
+use serde::Serialize;
+
+use crate::{report::VERSION, size};
+use select::{Age, select, show_age};
+
+/// Make, list and delete read-only snapshots of any directory
+#[derive(clap::Args)]
+#[command(
+    after_help = "A snapshot costs what a clone costs, whatever the size of the directory. It is seen as
+DIR/.snapshots/NAME, which is in no listing of DIR. Who may clone DIR may do all of this.
+SEL is a name, a number, or a range of either: A..B, A.., ..B
+
+Examples: pando snapshot create /mnt/grove/project before-upgrade
+          pando snapshot list /mnt/grove/project
+          ls /mnt/grove/project/.snapshots/before-upgrade
+          pando snapshot prune /mnt/grove/project --hourly 24 --daily 7 --dry-run
+          pando rollback /mnt/grove/project before-upgrade"
+)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    /// Make a snapshot, atomically
+    Create {
+        /// A directory in a mounted Pando file system
+        dir: PathBuf,
+        /// Its name; by default the time, like 2026-11-24T13:45:00Z
+        name: Option<String>,
+        /// It cannot be deleted until it is released
+        #[arg(long)]
+        keep: bool,
+        /// How long prune lets it be, and lets it go then: 12h, 7d, 2w
+        #[arg(long, value_name = "AGE")]
+        valid_for: Option<Age>,
+        /// A few words about it
+        #[arg(long, value_name = "TEXT", default_value = "")]
+        note: String,
+    },
+    /// List the snapshots of a directory
+    List {
+        /// A directory in a mounted Pando file system
+        #[arg(default_value = ".")]
+        dir: PathBuf,
+        /// No header, and fields with one tab between, for scripts
+        #[arg(short = 'H')]
+        script: bool,
+        /// Print JSON, with a version of its format
+        #[arg(long, conflicts_with = "script")]
+        json: bool,
+        /// Also what each refers to and what would come back if it alone were deleted, as pando du counts it
+        #[arg(long)]
+        space: bool,
+    },
+    /// Delete snapshots; what they alone took is given back in the background
+    Delete {
+        #[command(flatten)]
+        which: Which,
+        /// Only say what would be deleted
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// Give a snapshot another name
+    Rename {
+        /// A directory in a mounted Pando file system
+        dir: PathBuf,
+        /// Which one
+        sel: String,
+        /// The new name
+        name: String,
+    },
+    /// Keep snapshots from being deleted
+    Keep(Which),
+    /// Let snapshots be deleted again
+    Release(Which),
+    /// Delete the snapshots that a policy does not keep
+    Prune {
+        /// A directory in a mounted Pando file system
+        dir: PathBuf,
+        #[command(flatten)]
+        policy: Policy,
+        /// Only say what would be deleted
+        #[arg(long)]
+        dry_run: bool,
+    },
+}
+
+#[derive(clap::Args)]
+struct Which {
+    /// A directory in a mounted Pando file system
+    dir: PathBuf,
+    /// Names, numbers, or ranges A..B
+    #[arg(value_name = "SEL")]
+    selections: Vec<String>,
+    /// Of these, or of all, only those older than 90m, 12h, 30d
+    #[arg(long, value_name = "AGE")]
+    older_than: Option<Age>,
+}
+
+#[derive(clap::Args)]
+struct Policy {
+    /// Keep so many of the newest
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    keep_last: u32,
+    /// Keep the newest of each of the last N hours that have one, in UTC
+    #[arg(long, value_name = "N", default_value_t = 0, alias = "hourly")]
+    keep_hourly: u32,
+    /// The same of days
+    #[arg(long, value_name = "N", default_value_t = 0, alias = "daily")]
+    keep_daily: u32,
+    /// The same of weeks
+    #[arg(long, value_name = "N", default_value_t = 0, alias = "weekly")]
+    keep_weekly: u32,
+    /// The same of months
+    #[arg(long, value_name = "N", default_value_t = 0, alias = "monthly")]
+    keep_monthly: u32,
+    /// The same of years
+    #[arg(long, value_name = "N", default_value_t = 0, alias = "yearly")]
+    keep_yearly: u32,
+    /// Of what would go, keep one of every N
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    keep_one_of: u32,
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    match &args.command {
+        Command::Create { dir, name, keep, valid_for, note } => {
+            let new = NewSnapshot {
+                name: name.as_ref().map(Into::into),
+                keep: *keep,
+                valid_for_secs: valid_for.map(|age| age.0),
+                note: note.clone(),
+            };
+            if note.len() > pando_fs::MAX_SNAPSHOT_NOTE {
+                bail!("--note has at most {} bytes", pando_fs::MAX_SNAPSHOT_NOTE);
+            }
+            let made = tool::snapshot(dir, Asked::Create(new)).with_context(|| about(dir))?;
+            let names: String = made.iter().map(|info| format!("{}\n", info.name.display())).collect();
+            super::print(&names)
+        }
+        Command::List { dir, script, json, space } => list(dir, *script, *json, *space),
+        Command::Delete { which, dry_run } => {
+            let all = snapshots(&which.dir)?;
+            delete(&which.dir, &which.of(&all)?, *dry_run)
+        }
+        Command::Rename { dir, sel, name } => {
+            let all = snapshots(dir)?;
+            let [info] = select(&all, std::slice::from_ref(sel), None, Time::now())?[..] else {
+                bail!("{sel}: means several snapshots");
+            };
+            let asked = Asked::Rename(info.number, name.into());
+            tool::snapshot(dir, asked).with_context(|| about(dir)).map(|_| ())
+        }
+        Command::Keep(which) => keep(which, true),
+        Command::Release(which) => keep(which, false),
+        Command::Prune { dir, policy, dry_run } => {
+            let all = snapshots(dir)?;
+            let p = policy;
+            let policy = SnapshotPolicy {
+                last: p.keep_last,
+                hourly: p.keep_hourly,
+                daily: p.keep_daily,
+                weekly: p.keep_weekly,
+                monthly: p.keep_monthly,
+                yearly: p.keep_yearly,
+                one_of: p.keep_one_of,
+            };
+            let gone = policy.expired(Time::now(), &all);
+            let gone: Vec<_> = all.iter().filter(|info| gone.contains(&info.number)).collect();
+            delete(dir, &gone, *dry_run)
+        }
+    }
+}
+
+impl Which {
+    fn of<'a>(&self, all: &'a [SnapshotInfo]) -> Result<Vec<&'a SnapshotInfo>> {
+        select(all, &self.selections, self.older_than, Time::now())
+    }
+}
+
+/// The snapshot of `dir` that `sel` means.
+pub fn find(dir: &Path, sel: &str) -> Result<SnapshotInfo> {
+    let all = snapshots(dir)?;
+    match select(&all, &[sel.to_owned()], None, Time::now())?[..] {
+        [info] => Ok(info.clone()),
+        _ => bail!("{sel}: means several snapshots"),
+    }
+}
+
+fn about(dir: &Path) -> String {
+    format!("snapshots of {}", dir.display())
+}
+
+fn snapshots(dir: &Path) -> Result<Vec<SnapshotInfo>> {
+    tool::list_snapshots(dir).with_context(|| about(dir))
+}
+
+fn keep(which: &Which, keep: bool) -> Result<()> {
+    let all = snapshots(&which.dir)?;
+    for info in which.of(&all)? {
+        tool::snapshot(&which.dir, Asked::Keep(info.number, keep)).with_context(|| about(&which.dir))?;
+    }
+    Ok(())
+}
+
+fn delete(dir: &Path, which: &[&SnapshotInfo], dry_run: bool) -> Result<()> {
+    let mut said = String::new();
+    for info in which {
+        if dry_run {
+            let alone = usage(dir, info)?.exclusive;
+            let kept = if info.keep { ", but it is kept" } else { "" };
+            let (number, name) = (info.number, info.name.display());
+            said += &format!("would delete {number} {name}: {} of its own{kept}\n", size::show(alone));
+            continue;
+        }
+        let name = || format!("snapshot {} of {}", info.name.display(), dir.display());
+        tool::snapshot(dir, Asked::Delete(info.number)).with_context(name)?;
+    }
+    super::print(&said)
+}
+
+fn usage(dir: &Path, info: &SnapshotInfo) -> Result<pando_fuse::control::Usage> {
+    let path = dir.join(".snapshots").join(&info.name);
+    tool::usage(&path).with_context(|| format!("{}", path.display()))
+}
+
+#[derive(Serialize)]
+struct Report {
+    version: u32,
+    snapshots: Vec<Line>,
+}
+
+#[derive(Serialize)]
+struct Line {
+    number: u32,
+    name: String,
+    created: String,
+    created_seconds: i64,
+    source: String,
+    keep: bool,
+    valid_for_seconds: Option<u64>,
+    uid: u32,
+    note: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    refers: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    alone: Option<u64>,
+}
+
+fn list(dir: &Path, script: bool, json: bool, space: bool) -> Result<()> {
+    let now = Time::now();
+    let mut lines = Vec::new();
+    for info in snapshots(dir)? {
+        let used = space.then(|| usage(dir, &info)).transpose()?;
+        lines.push(Line {
+            number: info.number,
+            name: info.name.to_string_lossy().into_owned(),
+            created: info.created.to_utc(),
+            created_seconds: info.created.secs,
+            source: info.source.to_string_lossy().into_owned(),
+            keep: info.keep,
+            valid_for_seconds: info.valid_for_secs,
+            uid: info.uid,
+            note: info.note,
+            refers: used.as_ref().map(|used| used.stored),
+            alone: used.as_ref().map(|used| used.exclusive),
+        });
+    }
+    match json {
+        true => super::print_json(&Report { version: VERSION, snapshots: lines }),
+        false => super::print(&text(&lines, script, now)),
+    }
+}
+
+/// The table: for people in columns, for scripts with tabs.
+fn text(lines: &[Line], script: bool, now: Time) -> String {
+    let space = lines.iter().any(|line| line.refers.is_some());
+    let mut rows: Vec<Vec<String>> = Vec::new();
+    if !script {
+        let names = ["NUMBER", "NAME", "AGE", "FLAGS", "SOURCE", "NOTE"].map(String::from);
+        let mut head = names.to_vec();
+        if space {
+            head.splice(3..3, ["REFERS".into(), "ALONE".into()]);
+        }
+        rows.push(head);
+    }
+    for line in lines {
+        let age = u64::try_from(now.secs.saturating_sub(line.created_seconds)).unwrap_or(0);
+        let mut flags = String::new();
+        if line.keep {
+            flags += "keep";
+        }
+        if let Some(secs) = line.valid_for_seconds {
+            flags += if flags.is_empty() { "" } else { "," };
+            flags += &format!("valid={}", show_age(secs));
+        }
+        let bytes = |n: u64| if script { n.to_string() } else { size::show(n) };
+        let mut row = vec![line.number.to_string(), line.name.clone()];
+        row.push(if script { line.created.clone() } else { show_age(age) });
+        row.extend(line.refers.map(bytes));
+        row.extend(line.alone.map(bytes));
+        row.push(if flags.is_empty() { "-".into() } else { flags });
+        // A line for a snapshot, whatever its note has.
+        row.extend([line.source.clone(), line.note.replace(char::is_control, " ")]);
+        rows.push(row);
+    }
+    let width = |i: usize| rows.iter().filter_map(|row| row.get(i)).map(|cell| cell.chars().count()).max();
+    let mut out = String::new();
+    for row in &rows {
+        let mut shown = String::new();
+        for (i, cell) in row.iter().enumerate() {
+            match script {
+                true if i > 0 => shown += &format!("\t{cell}"),
+                true => shown += cell,
+                false => shown += &format!("{cell:<width$}  ", width = width(i).unwrap_or(0)),
+            }
+        }
+        out += if script { &shown } else { shown.trim_end() };
+        out.push('\n');
+    }
+    out
+}

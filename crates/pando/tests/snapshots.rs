@@ -1,0 +1,174 @@
+//! Snapshots as a user has them: `pando snapshot`, `pando rollback`, and what ordinary programs see.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::{fs, os::unix::fs::MetadataExt};
+
+use common::{Bench, same};
+
+macro_rules! mounted {
+    () => {
+        match Bench::mounted() {
+            Some(bench) => bench,
+            None => return,
+        }
+    };
+}
+
+const EROFS: i32 = 30;
+
+#[test]
+fn a_snapshot_is_the_tree_as_it_was() {
+    let b = mounted!();
+    let tree = b.tree("t");
+    b.sh("cp -a t m/p");
+    assert!(!b.path("m/p/.snapshots").exists(), "the kernel is told that nothing is there");
+    assert_eq!(b.ok(&["snapshot", "create", "m/p", "first", "--note", "as it came"]), "first\n");
+    b.sh("rm -r m/p/src/deep; echo changed > m/p/src/f1; ln m/p/src/f2 m/p/src/linked");
+    let first = b.path("m/p/.snapshots/first");
+    same(&tree, &first);
+    // In no listing, so nobody falls in; there for who asks.
+    assert_eq!(b.sh("ls -A m/p | grep -c snapshots || true").trim(), "0");
+    assert_eq!(b.sh("find m/p -name first | wc -l").trim(), "0");
+    assert_eq!(b.sh("ls m/p/.snapshots").trim(), "first");
+    let (there, live) =
+        (fs::metadata(first.join("src/f2")).unwrap(), fs::metadata(b.path("m/p/src/f2")).unwrap());
+    assert_ne!(there.ino(), live.ino());
+    assert_eq!(there.mtime_nsec(), live.mtime_nsec());
+    // Nobody can change it, whoever he is.
+    let errors = [
+        fs::write(first.join("new"), "x").unwrap_err(),
+        fs::write(first.join("src/f1"), "x").unwrap_err(),
+        fs::remove_file(first.join("src/f1")).unwrap_err(),
+        fs::create_dir(first.join("dir")).unwrap_err(),
+        fs::rename(first.join("src/f1"), first.join("src/f0")).unwrap_err(),
+        fs::create_dir(b.path("m/p/.snapshots/other")).unwrap_err(),
+        fs::remove_dir(&first).unwrap_err(),
+        fs::set_permissions(&first, fs::metadata(&tree).unwrap().permissions()).unwrap_err(),
+    ];
+    for error in errors {
+        assert_eq!(error.raw_os_error(), Some(EROFS), "{error}");
+    }
+    b.remount();
+    same(&tree, &first);
+    assert_eq!(fs::metadata(first.join("src/f2")).unwrap().ino(), there.ino(), "after a remount");
+    b.ok(&["clone", "m/p/.snapshots/first", "m/again"]);
+    same(&tree, b.path("m/again"));
+    b.ok(&["clone", "m/p/.snapshots/first/src", "m/part"]);
+    same(tree.join("src"), b.path("m/part"));
+    b.fails(&["clone", "m/again", "m/p/.snapshots/x"], 1, "is in a snapshot");
+    b.sh("echo x > m/again/src/f1");
+    same(&tree, &first);
+    b.umount();
+    b.ok(&["check", "a.img"]);
+}
+
+#[test]
+fn they_are_listed_kept_renamed_and_deleted() {
+    let b = mounted!();
+    b.sh("mkdir m/d; head -c 3000000 /dev/urandom > m/d/f");
+    b.ok(&["snapshot", "create", "m/d", "one", "--keep"]);
+    b.ok(&["snapshot", "create", "m/d", "two", "--valid-for", "7d", "--note", "why\tnot"]);
+    let named = b.ok(&["snapshot", "create", "m/d"]);
+    assert!(named.ends_with("Z\n"), "{named}");
+    b.fails(&["snapshot", "create", "m/d", "one"], 1, "exists");
+    b.fails(&["snapshot", "create", "m/d", "12"], 1, "not a name");
+    b.sh("rm m/d/f");
+    let list = b.json(&["snapshot", "list", "--json", "--space", "m/d"]);
+    let (one, two) = (&list["snapshots"][0], &list["snapshots"][1]);
+    assert_eq!((one["name"].as_str(), one["keep"].as_bool()), (Some("one"), Some(true)));
+    assert_eq!((two["valid_for_seconds"].as_u64(), two["note"].as_str()), (Some(604_800), Some("why\tnot")));
+    assert_eq!(two["source"], "/d");
+    assert!(one["refers"].as_u64().unwrap() > 2_900_000 && one["alone"].as_u64().unwrap() < 500_000, "{one}");
+    let text = b.ok(&["snapshot", "list", "m/d"]);
+    assert!(text.starts_with("NUMBER") && text.contains("keep") && text.contains("valid=1w"), "{text}");
+    let script = b.ok(&["snapshot", "list", "-H", "m/d"]);
+    assert_eq!(script.lines().count(), 3);
+    assert!(script.lines().all(|line| line.split('\t').count() == 6), "{script}");
+    b.fails(&["snapshot", "delete", "m/d", "one"], 1, "release it first");
+    b.fails(&["snapshot", "delete", "m/d", "nothing"], 1, "no such snapshot");
+    b.fails(&["snapshot", "delete", "m/d"], 1, "say which");
+    let said = b.ok(&["snapshot", "delete", "m/d", "1..3", "--dry-run"]);
+    assert_eq!(said.lines().count(), 3, "{said}");
+    b.ok(&["snapshot", "rename", "m/d", "one", "uno"]);
+    assert!(b.path("m/d/.snapshots/uno/f").exists() && !b.path("m/d/.snapshots/one").exists());
+    b.ok(&["snapshot", "release", "m/d", "uno"]);
+    b.ok(&["snapshot", "prune", "m/d", "--keep-last", "1", "--dry-run"]);
+    assert_eq!(b.sh("ls m/d/.snapshots | wc -l").trim(), "3");
+    b.ok(&["snapshot", "prune", "m/d", "--keep-last", "1"]);
+    // The one that is valid stays.
+    assert_eq!(b.sh("ls m/d/.snapshots | wc -l").trim(), "2");
+    b.ok(&["snapshot", "delete", "m/d", "2.."]);
+    assert_eq!(b.sh("ls m/d/.snapshots | wc -l").trim(), "0");
+    b.umount();
+    b.ok(&["check", "a.img"]);
+}
+
+#[test]
+fn going_back_brings_the_tree_back() {
+    let b = mounted!();
+    let tree = b.tree("t");
+    b.sh("cp -a t m/p");
+    b.ok(&["snapshot", "create", "m/p", "good"]);
+    b.sh("rm -r m/p/src; echo bad > m/p/bad");
+    let before = b.ok(&["rollback", "m/p", "good"]);
+    same(&tree, b.path("m/p"));
+    assert_eq!(fs::read(b.path("m/p/.snapshots").join(before.trim()).join("bad")).unwrap(), b"bad\n");
+    assert_eq!(b.sh("ls m/p/.snapshots | wc -l").trim(), "2");
+    b.sh("echo worse > m/p/worse");
+    assert_eq!(b.ok(&["rollback", "--discard", "m/p", "good"]), "");
+    same(&tree, b.path("m/p"));
+    assert_eq!(b.sh("ls m/p/.snapshots | wc -l").trim(), "2");
+    b.ok(&["snapshot", "create", "m", "all"]);
+    assert!(b.path("m/.snapshots/all/p/src").exists());
+    b.fails(&["rollback", "m", "all"], 1, "root");
+    b.umount();
+    b.ok(&["check", "a.img"]);
+}
+
+/// Who may clone a directory, and write to it through this mount, may do this; others and other mounts may not.
+#[test]
+fn rights_are_those_of_a_clone() {
+    let b = mounted!();
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: not root");
+        return;
+    }
+    b.umount();
+    b.ok(&["mount", "-o", "allow_other", "a.img", "m"]);
+    let pando = env!("CARGO_BIN_EXE_pando");
+    let (dir, ro) = (b.path("m/d"), b.path("ro"));
+    b.sh("chmod 755 . m; mkdir m/d ro; echo x > m/d/f");
+    b.ok(&["snapshot", "create", "m/d", "s"]);
+    let user = |args: &str| {
+        let script =
+            format!("setpriv --reuid 12345 --regid 12345 --clear-groups {pando} {args} 2>&1 || true");
+        b.sh(&script)
+    };
+    let d = dir.display();
+    if !user("--version").contains("pando") {
+        eprintln!("SKIPPED: the program cannot be run by another user here");
+        return;
+    }
+    for args in [
+        format!("snapshot create {d} t"),
+        format!("snapshot delete {d} s"),
+        format!("snapshot keep {d} s"),
+        format!("rollback {d} s"),
+    ] {
+        let said = user(&args);
+        assert!(said.contains("ermission denied") || said.contains("ermitted"), "{args}: {said:?}");
+    }
+    assert!(user(&format!("snapshot list -H {d}")).starts_with("1\ts\t"));
+    b.sh("chown 12345 m/d");
+    assert_eq!(user(&format!("snapshot create {d} own")), "own\n");
+    assert_eq!(user(&format!("snapshot delete {d} own")), "");
+    // A mount that may only be read is no way to change something.
+    b.sh("mount --bind m ro; mount -o remount,bind,ro ro");
+    let through = ro.join("d");
+    let outcome = b.run(&["snapshot", "delete", through.to_str().unwrap(), "s"]);
+    b.sh("umount ro");
+    assert!(!outcome.status.success());
+    assert!(b.path("m/d/.snapshots/s/f").exists());
+}

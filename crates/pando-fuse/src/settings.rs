@@ -65,6 +65,8 @@ pub struct Settings {
     pub readahead: bool,
     /// The kernel keeps what is written for a while, and the size and times of files with it (its write-back cache).
     pub writeback: bool,
+    /// `.snapshots` shows in listings of directories that have snapshots.
+    pub snapshots_visible: bool,
     /// Give freed space back to what the image lies on.
     pub discard: bool,
     /// Whether requests to the image go past the page cache of the host.
@@ -116,6 +118,7 @@ impl Default for Settings {
             compress: Codec::default(),
             readahead: true,
             writeback: false,
+            snapshots_visible: false,
             discard: true,
             direct_io: DirectIo::Auto,
             salvage: false,
@@ -183,6 +186,8 @@ impl Settings {
                     Some(("direct_io", "off")) => self.direct_io = DirectIo::Off,
                     Some(("writeback", "on")) => self.writeback = true,
                     Some(("writeback", "off")) => self.writeback = false,
+                    Some(("snapdir", "visible")) => self.snapshots_visible = true,
+                    Some(("snapdir", "hidden")) => self.snapshots_visible = false,
                     Some(("io_uring", "auto")) => self.io_uring = IoUring::Auto,
                     Some(("io_uring", "on")) => self.io_uring = IoUring::On,
                     Some(("io_uring", "off")) => self.io_uring = IoUring::Off,
@@ -304,6 +309,7 @@ mod tests {
             "threads=0",
             "readahead=1",
             "writeback=perhaps",
+            "snapdir=perhaps",
             "poll=",
             "poll=-1",
             "poll=100001",

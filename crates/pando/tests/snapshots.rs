@@ -127,6 +127,22 @@ fn going_back_brings_the_tree_back() {
     b.ok(&["check", "a.img"]);
 }
 
+#[test]
+fn they_show_in_listings_if_asked() {
+    let b = mounted!();
+    b.sh("mkdir m/d m/none; echo x > m/d/f");
+    b.ok(&["snapshot", "create", "m/d", "s"]);
+    b.umount();
+    b.ok(&["mount", "-o", "snapdir=visible", "a.img", "m"]);
+    for _ in 0..2 {
+        assert_eq!(b.sh("ls -A m/d").split_whitespace().collect::<Vec<_>>(), [".snapshots", "f"]);
+        assert_eq!(b.sh("ls -Al m/d | grep -c snapshots").trim(), "1");
+        assert_eq!(b.sh("ls -A m/none; ls -A m/d/.snapshots/s").trim(), "f");
+    }
+    b.ok(&["snapshot", "create", "m/none", "t"]);
+    assert_eq!(b.sh("ls -A m/none").trim(), ".snapshots");
+}
+
 /// Who may clone a directory, and write to it through this mount, may do this; others and other mounts may not.
 #[test]
 fn rights_are_those_of_a_clone() {

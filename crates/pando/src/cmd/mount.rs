@@ -47,6 +47,8 @@ use crate::{
   direct_io=auto|on|off   go past the page cache of the host to the image, so that memory is what --cache
                       says; on fails where that cannot be (auto)
   writeback=on|off    the kernel keeps what is written until close, fsync or 30 s (off; for logs, databases, builds)
+  snapdir=hidden|visible   whether .snapshots shows in listings of directories that have snapshots; it is found
+                      by its name anyway (hidden, so that find and du do not fall in)
   suid, dev, noexec   as for every file system (nosuid and nodev are on)
   io_uring=auto|on|off   take requests over io_uring, where the kernel offers it (off)
   threads=N           threads that read requests (1 is fastest on few CPUs)
@@ -219,6 +221,7 @@ fn serve(args: &Args, settings: Settings, image: &Path, dir: &Path) -> Result<()
         .codec(settings.compress)
         .discard(settings.discard)
         .tick_times(settings.writeback)
+        .snapshots_visible(settings.snapshots_visible)
         .readahead_bytes(if settings.readahead { u64::MAX } else { 0 })
         .salvage(settings.salvage)
         .sync_interval(settings.commit.unwrap_or(MountOptions::default().sync_interval));

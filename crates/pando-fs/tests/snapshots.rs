@@ -300,6 +300,89 @@ fn thousands_of_snapshots() {
     assert_eq!(fs.check(|problem| panic!("{problem}")).unwrap().snapshots, 0);
 }
 
+/// A writer that keeps two files in step, snapshots that come and go beside it, and readers in them: each snapshot is of
+/// one moment, says the same twice, and nobody waits for ever.
+#[test]
+fn snapshots_beside_a_writer_and_readers() {
+    let device = Arc::new(MemDevice::new(256 << 20));
+    Fs::format(device.clone(), &FormatOptions::default().node_size(16 << 10)).unwrap();
+    let w = World::over(Fs::open(device, MountOptions::default().cache_bytes(8 << 20)).unwrap());
+    let dir = w.mkdir("/d");
+    let held = w.fs.resolve("/d".as_ref()).unwrap();
+    w.put("/d/a", &0u64.to_le_bytes());
+    w.put("/d/b", &0u64.to_le_bytes());
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(3);
+    let going = || std::time::Instant::now() < until;
+    let fs = &w.fs;
+    let number = |ino: Ino| -> Result<u64> {
+        let bytes = fs.read(NONE, ino, 0, 8)?;
+        Ok(u64::from_le_bytes(bytes[..].try_into().expect("eight bytes")))
+    };
+    let (mut seen, mut gone) = (0u64, 0u64);
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            let [a, b] = ["/d/a", "/d/b"].map(|path| fs.resolve(path.as_ref()).unwrap().ino);
+            let mut i = 0u64;
+            while going() {
+                i += 1;
+                fs.write(NONE, a, 0, &i.to_le_bytes(), false).unwrap();
+                fs.write(NONE, b, 0, &i.to_le_bytes(), false).unwrap();
+            }
+        });
+        threads.spawn(|| {
+            let me = Caller::root();
+            let by = Authority::Caller(&me);
+            let mut live = std::collections::VecDeque::new();
+            while going() {
+                live.push_back(fs.snapshot(by, dir, &NewSnapshot::default()).unwrap().0.number);
+                if live.len() > 8 {
+                    fs.delete_snapshot(by, dir, live.pop_front().unwrap()).unwrap();
+                }
+            }
+        });
+        let reader = || {
+            let (mut seen, mut gone) = (0u64, 0u64);
+            while going() {
+                let Some(info) = fs.snapshots(dir).unwrap().pop() else { continue };
+                let look = || -> Result<(u64, u64)> {
+                    let root = fs.open_snapshot(dir, info.number)?;
+                    let pair = ["a", "b"].map(|name| {
+                        let found = fs.lookup(root.ino, name.as_ref())?;
+                        let n = number(found.ino);
+                        fs.forget(found.ino, 1);
+                        n
+                    });
+                    fs.forget(root.ino, 1);
+                    let [a, b] = pair;
+                    Ok((a?, b?))
+                };
+                match (look(), look()) {
+                    (Ok(first), Ok(second)) => {
+                        assert_eq!(first, second, "snapshot {} has changed", info.number);
+                        assert!(first.0 == first.1 || first.0 == first.1 + 1, "{first:?} of two moments");
+                        seen += 1;
+                    }
+                    (one, two) => {
+                        for error in [one.err(), two.err()].into_iter().flatten() {
+                            assert!([ENOENT, ESTALE].contains(&error.errno()), "{error}");
+                        }
+                        gone += 1;
+                    }
+                }
+            }
+            (seen, gone)
+        };
+        for reader in [threads.spawn(reader), threads.spawn(reader)] {
+            let (s, g) = reader.join().unwrap();
+            (seen, gone) = (seen + s, gone + g);
+        }
+    });
+    println!("{seen} looks at snapshots, {gone} at ones that went");
+    assert!(seen > 20, "nothing was seen");
+    w.fs.forget(held.ino, 1);
+    assert_eq!(w.fs.check(|problem| panic!("{problem}")).unwrap().problems, 0);
+}
+
 type Tree = BTreeMap<String, Option<Vec<u8>>>;
 
 /// All that a crash may leave of one moment.

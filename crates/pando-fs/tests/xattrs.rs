@@ -61,10 +61,11 @@ fn each_call_has_the_errors_of_posix() {
         assert_eq!(errno(w.set(path, "user.b", &[0; 65_537], 0)), E2BIG);
         assert_eq!(errno(w.set(path, &format!("user.{}", "n".repeat(251)), b"", 0)), ERANGE);
         assert_eq!(errno(w.set(path, "", b"", 0)), ERANGE);
-        for name in ["other.x", "user.", "system.x", "x"] {
-            assert_eq!(errno(w.set(path, name, b"", 0)), EOPNOTSUPP, "{name}");
-            assert_eq!(errno(w.get_attr(path, name)), EOPNOTSUPP, "{name}");
-            assert_eq!(errno(w.unset(path, name)), EOPNOTSUPP, "{name}");
+        let foreign = ["other.x", "system.x", "x"].map(|name| (name, EOPNOTSUPP));
+        for (name, error) in foreign.into_iter().chain([("user.", EINVAL), ("trusted.", EINVAL)]) {
+            assert_eq!(errno(w.set(path, name, b"", 0)), error, "{name}");
+            assert_eq!(errno(w.get_attr(path, name)), error, "{name}");
+            assert_eq!(errno(w.unset(path, name)), error, "{name}");
         }
         assert_eq!(errno(w.set(path, "user.a", b"", 4)), EINVAL);
         check_keys(&w);

@@ -131,7 +131,7 @@ impl Beside {
     /// Opens, reads, examines and lists what is in memory; by requests, not from the kernel's caches alone.
     fn use_warm_files(&self) {
         let requests = |kind| self.world.requests(kind);
-        let before = [Kind::Open, Kind::Getattr, Kind::Read].map(requests);
+        let before = [Kind::Open, Kind::Statx, Kind::Read].map(requests);
         for i in 0..4 {
             let mut file = File::open(self.path(&format!("warm/{i}"))).unwrap();
             // Without the kernel's pages the server has to answer.
@@ -144,7 +144,7 @@ impl Beside {
             assert_eq!(asked.unwrap().stx_size, FILE_BYTES as u64);
         }
         assert_eq!(fs::read_dir(self.path("warm")).unwrap().count(), 4);
-        let after = [Kind::Open, Kind::Getattr, Kind::Read].map(requests);
+        let after = [Kind::Open, Kind::Statx, Kind::Read].map(requests);
         for (after, before) in after.iter().zip(before) {
             assert!(*after >= before + 4, "the server was not asked");
         }

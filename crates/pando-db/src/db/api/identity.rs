@@ -1,18 +1,25 @@
 //! What a store says of itself in its superblock: who it is and what it needs, without opening it.
 //!
-//! Takes no lock and reads 8 KiB, so it works while the store is open elsewhere; what a checkpoint has changed
-//! meanwhile may be missing from it. Uses the superblock, and a device that has nothing but that.
+//! Takes no lock and reads little, so it works while the store is open elsewhere; what a checkpoint has changed
+//! meanwhile may be missing from it. The superblock alone does not tell how the store was left: it stays as the last
+//! closing has written it until a checkpoint, so the log is asked as well. Uses the superblock, the log, and a device
+//! that can only be read.
 
 use std::{
     fs::File,
-    io::{self, Read, Seek, SeekFrom},
+    io::{self, Seek, SeekFrom},
+    os::unix::fs::FileExt,
     path::Path,
+    sync::Arc,
 };
 
 use crate::{
     device::{Device, DeviceStats},
     error::{Error, Result},
-    store::superblock,
+    store::{
+        log::{Log, Region},
+        superblock::{self, Superblock},
+    },
 };
 
 /// What a superblock says.
@@ -48,7 +55,8 @@ pub struct Identity {
 /// Reads what the store in the file or block device at `path` says of itself.
 ///
 /// [`Error::Io`] if it cannot be read; [`Error::Format`] if it is no store, or one of a version or with features
-/// that are not known here; [`Error::Corrupt`] if no copy of its superblock is whole. Cost: two small reads.
+/// that are not known here; [`Error::Corrupt`] if no copy of its superblock is whole. Cost: two small reads, and up
+/// to 1 MiB of the log if it was closed in order.
 pub fn identify(path: impl AsRef<Path>) -> Result<Identity> {
     // A copy that is being written may be seen half: the next time it is whole.
     let mut attempts = 0;
@@ -64,9 +72,9 @@ fn read(path: &Path) -> Result<Identity> {
     let fail = |e| Error::io("read", 0, e);
     let mut file = File::open(path).map_err(fail)?;
     let size = file.seek(SeekFrom::End(0)).map_err(fail)?;
-    let mut slots = Vec::new();
-    file.rewind().and_then(|()| file.take(superblock::END).read_to_end(&mut slots)).map_err(fail)?;
-    let newest = superblock::read(&Slots { bytes: slots, size })?.newest;
+    let device: Arc<dyn Device> = Arc::new(ReadOnly { file, size });
+    let newest = superblock::read(&*device)?.newest;
+    let clean = newest.clean && is_log_empty(device, &newest)?;
     Ok(Identity {
         uuid: newest.uuid,
         label: newest.label,
@@ -78,14 +86,23 @@ fn read(path: &Path) -> Result<Identity> {
         node_size: newest.node_size,
         log_size: newest.log_size,
         merge: newest.merge,
-        clean: newest.clean,
+        clean,
         generation: newest.generation,
     })
 }
 
-/// The first bytes of a device, as a device of its size that has nothing else.
-struct Slots {
-    bytes: Vec<u8>,
+/// Whether nothing was logged since the superblock was written. Of an open store, the answer may be that of a
+/// moment ago.
+fn is_log_empty(device: Arc<dyn Device>, superblock: &Superblock) -> Result<bool> {
+    let &Superblock { log_base, log_size, log_start, next_msn, log_durable, clean, .. } = superblock;
+    let region = Region { device, base: log_base, size: log_size, store: superblock.store() };
+    let mut replay = Log::replay(region, log_start, next_msn, log_durable, clean, false);
+    Ok(replay.next()?.is_none() && replay.missing().is_none())
+}
+
+/// A file or block device that is read only.
+struct ReadOnly {
+    file: File,
     size: u64,
 }
 
@@ -93,11 +110,9 @@ fn refuse<T>() -> io::Result<T> {
     Err(io::Error::from(io::ErrorKind::Unsupported))
 }
 
-impl Device for Slots {
+impl Device for ReadOnly {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        let from = usize::try_from(offset).ok().and_then(|from| self.bytes.get(from..)?.get(..buf.len()));
-        buf.copy_from_slice(from.ok_or(io::ErrorKind::UnexpectedEof)?);
-        Ok(())
+        self.file.read_exact_at(buf, offset)
     }
 
     fn write_at(&self, _: u64, _: &[u8]) -> io::Result<()> {

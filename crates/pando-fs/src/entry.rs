@@ -20,13 +20,14 @@ use crate::{
     lock::Guard,
     merge::Change,
     orphan::Fate,
-    path::{self, check_name},
-    place::DirAt,
+    path::{self, check_name, system},
+    place::{DirAt, may_change},
     record::Record,
     types::{Attr, Caller, FileHandle, FileKind, Ino, Time},
     volume::Fs,
 };
 
+const O_EXCL: i32 = 0o200;
 const S_ISGID: u16 = 0o2000;
 const S_IXGRP: u16 = 0o010;
 
@@ -56,15 +57,40 @@ impl Fs {
             return Err(Error::Exists(show(name)));
         }
         let now = if self.tick_times { Time::of_tick() } else { Time::now() };
-        let mut record = Record::new(new.kind, (new.mode & 0o7777) as u16, self.fresh_file()?, now);
+        let fresh = Record::new(new.kind, (new.mode & 0o7777) as u16, self.fresh_file()?, now);
         let mut batch = Batch::new();
-        if !self.inherit(&mut batch, &at, &entry, &mut record)? {
+        let record = self.new_record(&mut batch, c, &at, &path::data(&entry), fresh, &new)?;
+        let touched = Change::modified(now);
+        batch.put(key, record.encode());
+        Self::change_dir(&mut batch, &at, &touched);
+        self.db.write(batch)?;
+        dir.change(|s| touched.apply(&mut s.record));
+        let ino = number(dir.lineage, record.fileno);
+        let link = Link::At { parent: dir.clone(), name: bytes.into() };
+        match self.table.enter(ino, dir.lineage, None, link, record) {
+            Some(inode) => Ok((inode, at, names)),
+            None => Err(Error::Stale(ino)),
+        }
+    }
+
+    /// The record of what is made in a directory: its owner, mode and access lists, of which those that do not fit it
+    /// go below `data` in the batch.
+    fn new_record(
+        &self,
+        batch: &mut Batch,
+        c: &Caller,
+        at: &DirAt,
+        data: &[u8],
+        mut record: Record,
+        new: &New<'_>,
+    ) -> Result<Record> {
+        if !self.inherit(batch, at, data, &mut record)? {
             record.perm &= !(c.umask as u16);
         }
         record.uid = c.uid;
         record.gid = c.gid;
         record.rdev = new.rdev;
-        let (dir_perm, dir_gid) = dir.peek(|s| (s.record.perm, s.record.gid));
+        let (dir_perm, dir_gid) = at.dir.peek(|s| (s.record.perm, s.record.gid));
         if dir_perm & S_ISGID != 0 {
             record.gid = dir_gid;
             if new.kind == FileKind::Directory {
@@ -78,17 +104,34 @@ impl Fs {
             record.size = target.len() as u64;
             record.symlink = Some(Bytes::copy_from_slice(target));
         }
-        let touched = Change::modified(now);
-        batch.put(key, record.encode());
-        Self::change_dir(&mut batch, &at, &touched);
+        Ok(record)
+    }
+
+    /// Makes a regular file without a name, as one that is made in `parent`, and opens it. [`Fs::link`] can give it its
+    /// first name, unless O_EXCL is in `flags`; without one it is gone with its last handle, or after a crash. Counts
+    /// one reference of the kernel; release the handle as well.
+    pub fn tmpfile(&self, c: &Caller, parent: Ino, mode: u32, flags: i32) -> Result<(Attr, FileHandle)> {
+        self.writable()?;
+        let dir = self.dir(parent)?;
+        may_change(&dir, true)?;
+        let at = self.hold_dir(&dir)?;
+        let now = Time::now();
+        let new = New { kind: FileKind::Regular, mode, rdev: 0, target: None };
+        let fresh = Record::new(new.kind, (mode & 0o7777) as u16, self.fresh_file()?, now);
+        let ino = number(dir.lineage, fresh.fileno);
+        let mut batch = Batch::new();
+        let record = self.new_record(&mut batch, c, &at, &system::orphan_data(ino), fresh, &new)?;
+        batch.put(system::orphan_meta(ino), record.encode());
         self.db.write(batch)?;
-        dir.change(|s| touched.apply(&mut s.record));
-        let ino = number(dir.lineage, record.fileno);
-        let link = Link::At { parent: dir.clone(), name: bytes.into() };
-        match self.table.enter(ino, dir.lineage, None, link, record) {
-            Some(inode) => Ok((inode, at, names)),
-            None => Err(Error::Stale(ino)),
-        }
+        let entered = self.table.enter(ino, dir.lineage, None, Link::Orphan, record);
+        let inode = entered.ok_or(Error::Stale(ino))?;
+        inode.change(|s| {
+            s.opens += 1;
+            s.linkable = flags & O_EXCL == 0;
+        });
+        let attr = inode.count_lookup();
+        let handle = self.files.add(OpenFile { inode, flags, uid: c.uid, stream: self.readahead.stream() });
+        Ok((attr, FileHandle(handle)))
     }
 
     /// Makes a file, device node, pipe or socket; the type bits of `mode` say which. EINVAL for

@@ -325,14 +325,14 @@ impl Fs {
         Ok(())
     }
 
-    /// Gives `record`, of an entry that is made at the path `entry` in the directory `at`, the access lists that it
+    /// Gives `record`, of what is made in the directory `at` and has the data prefix `own`, the access lists that it
     /// inherits, and the mode. Adds what does not fit the record to the batch. Whether the directory has a default
     /// list; if not, the umask of the maker counts. The caller holds `names` of the directory.
     pub(crate) fn inherit(
         &self,
         batch: &mut Batch,
         at: &DirAt,
-        entry: &[u8],
+        own: &[u8],
         record: &mut Record,
     ) -> Result<bool> {
         let attrs = at.dir.peek(|s| s.record.attrs.clone());
@@ -349,9 +349,8 @@ impl Fs {
         let Some(acl) = Acl::decode(&default).map_err(damaged)? else { return Ok(false) };
         let (access, bits) = acl.inherited(record.perm);
         record.perm = record.perm & !0o777 | bits;
-        let own = path::data(entry);
         let mut give = |name: &[u8], value: &[u8]| -> Result<()> {
-            record.attrs = self.put_attr(batch, &record.attrs, &own, name, Some(value))?.0;
+            record.attrs = self.put_attr(batch, &record.attrs, own, name, Some(value))?.0;
             Ok(())
         };
         if !access.is_mode() {

@@ -517,3 +517,59 @@ fn crash_run(seed: u64, steps: usize) {
 fn crashes_leave_exact_counts_and_no_file_without_names() {
     random_runs(8, 1500, crash_run);
 }
+
+#[test]
+fn a_file_made_without_a_name_can_get_its_first_one() {
+    let mut w = World::new();
+    w.mkdir("/d");
+    let make =
+        |w: &World, flags: i32| w.on("/d", |d| w.fs.tmpfile(&w.me, d.ino, 0o640, O_RDWR | flags)).unwrap();
+    let (attr, fh) = make(&w, 0);
+    assert_eq!((attr.nlink, attr.perm, attr.size), (0, 0o640, 0));
+    w.fs.write(fh, attr.ino, 0, &pattern(100_000, 8), false).unwrap();
+    let large = OsStr::new("user.large");
+    w.fs.set_xattr(&w.me, attr.ino, large, &pattern(9000, 1), 0).unwrap();
+    assert!(w.names("/d").is_empty());
+    let link = |w: &World, path: &str, ino: Ino| {
+        let attr = w.at(path, |d, n| w.fs.link(&w.me, ino, d, n))?;
+        w.fs.forget(attr.ino, 1);
+        Ok(attr)
+    };
+    let linked = link(&w, "/d/a", attr.ino).unwrap();
+    assert_eq!((linked.ino, linked.nlink), (attr.ino, 1));
+    assert_eq!(link(&w, "/d/b", attr.ino).unwrap().nlink, 2);
+    w.fs.write(fh, attr.ino, 0, b"after", false).unwrap();
+    w.fs.release(attr.ino, fh);
+    w.fs.forget(attr.ino, 1);
+    w.remount();
+    assert_eq!((&w.get("/d/b").unwrap()[..5], w.attr("/d/a").ino), (&b"after"[..], attr.ino));
+    assert_eq!(w.on("/d/a", |a| w.fs.get_xattr(&w.me, a.ino, large)).unwrap(), pattern(9000, 1));
+    // Into another clone: it keeps its number there.
+    w.clone_tree("/d", "/copy", false).unwrap();
+    let (attr, fh) = make(&w, 0);
+    w.fs.write(fh, attr.ino, 0, b"x", false).unwrap();
+    assert_eq!(link(&w, "/copy/x", attr.ino).unwrap().ino, attr.ino);
+    w.fs.release(attr.ino, fh);
+    w.fs.forget(attr.ino, 1);
+    // Not one that was opened so, nor one that lost its name.
+    let (attr, fh) = make(&w, 0o200);
+    assert_eq!(errno(link(&w, "/d/c", attr.ino)), ENOENT);
+    w.fs.release(attr.ino, fh);
+    w.fs.forget(attr.ino, 1);
+    w.remount();
+    assert_eq!(w.attr("/copy/x").ino >> 40, 0, "pinned");
+    w.fs.count_links().unwrap();
+    check_keys(&w);
+    // One that nobody named is gone with its handle, or after a crash.
+    let (attr, fh) = make(&w, 0);
+    w.fs.write(fh, attr.ino, 0, &pattern(50_000, 1), false).unwrap();
+    let orphans = |w: &World| w.fs.db().prefix(b"\xff\xff\xff\xffO").count();
+    assert!(orphans(&w) > 1);
+    w.fs.release(attr.ino, fh);
+    assert_eq!(orphans(&w), 0);
+    let (attr, fh) = make(&w, 0);
+    w.fs.write(fh, attr.ino, 0, &pattern(50_000, 1), false).unwrap();
+    w.remount();
+    assert_eq!(orphans(&w), 0);
+    check_keys(&w);
+}

@@ -278,6 +278,21 @@ impl Handler for Server {
         Ok((attr, Opened { handle: handle.0, direct: policy.direct, keep_cache: policy.keep }))
     }
 
+    fn tmpfile(
+        &self,
+        c: &Context,
+        parent: u64,
+        mode: u32,
+        umask: u32,
+        flags: i32,
+    ) -> Outcome<(Attr, Opened)> {
+        self.count(Kind::Create);
+        let (attr, handle) = self.fs().tmpfile(&maker(c, umask, mode), parent, mode, flags)?;
+        self.shared.proofs.opened(c, attr.ino, handle.0, flags);
+        let policy = self.shared.caches.opened(attr.ino, flags);
+        Ok((attr, Opened { handle: handle.0, direct: policy.direct, keep_cache: policy.keep }))
+    }
+
     fn open(&self, c: &Context, ino: u64, flags: i32) -> Answer<Opened> {
         self.count(Kind::Open);
         if flags & libc::O_TRUNC == 0 {

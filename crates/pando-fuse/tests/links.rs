@@ -140,3 +140,40 @@ fn programs_that_link_do_so() {
     assert_eq!(run("ls t"), "a\nb\ns\ns2\n");
     File::open(w.root()).unwrap().sync_all().unwrap();
 }
+
+#[test]
+fn files_without_a_name_get_one_by_descriptor() {
+    use std::os::{fd::AsRawFd, unix::fs::OpenOptionsExt};
+    let w = world!();
+    let tmpfile = |flags: i32| {
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_TMPFILE | flags)
+            .mode(0o600)
+            .open(w.root())
+    };
+    let file = tmpfile(0).unwrap();
+    file.write_all_at(b"content", 0).unwrap();
+    assert_eq!((file.metadata().unwrap().nlink(), fs::read_dir(w.root()).unwrap().count()), (0, 0));
+    let name = |file: &File, to: &str| {
+        let from = format!("/proc/self/fd/{}", file.as_raw_fd());
+        rustix::fs::linkat(
+            rustix::fs::CWD,
+            from,
+            rustix::fs::CWD,
+            w.path(to),
+            rustix::fs::AtFlags::SYMLINK_FOLLOW,
+        )
+    };
+    name(&file, "a").unwrap();
+    assert_eq!((fs::read(w.path("a")).unwrap(), nlink(&w.path("a"))), (b"content".into(), 1));
+    name(&file, "b").unwrap();
+    assert_eq!((file.metadata().unwrap().nlink(), nlink(&w.path("a"))), (2, 2));
+    file.write_all_at(b"CON", 0).unwrap();
+    assert_eq!(fs::read(w.path("b")).unwrap(), b"CONtent");
+    let alone = tmpfile(libc::O_EXCL).unwrap();
+    assert_eq!(name(&alone, "c").unwrap_err().raw_os_error(), libc::ENOENT);
+    drop((file, alone));
+    assert_eq!(fs::read_dir(w.root()).unwrap().count(), 2);
+}

@@ -199,6 +199,9 @@ pub trait Handler: Send + Sync + 'static {
         umask: u32,
         flags: i32,
     ) -> Outcome<(Attr, Opened)>;
+    /// A file without a name, as one that is made in `parent`.
+    fn tmpfile(&self, c: &Context, parent: u64, mode: u32, umask: u32, flags: i32)
+    -> Outcome<(Attr, Opened)>;
     fn open(&self, c: &Context, ino: u64, flags: i32) -> Answer<Opened>;
     fn read(&self, handle: u64, ino: u64, offset: u64, size: u32) -> Answer<Bytes>;
     fn write(&self, c: &Context, write: Write<'_>) -> Answer<u32>;

@@ -181,6 +181,12 @@ fn answer<H: Handler>(h: &H, r: &Request<'_>, out: &mut Vec<u8>) -> Result<Step,
             put(out, &wire::EntryOut::of(&a));
             put(out, &opened(&o))
         }
+        op::TMPFILE => {
+            let i: wire::CreateIn = r.op()?;
+            let (a, o) = h.tmpfile(&c, node, i.mode, i.umask, i.flags as i32)?;
+            put(out, &wire::EntryOut::of(&a));
+            put(out, &opened(&o))
+        }
         op::READ => {
             let i: wire::ReadIn = r.op()?;
             return Ok(step(h.read(i.fh, node, i.offset, i.size), out, |data, _| Reply::Data(data)));
@@ -284,7 +290,7 @@ fn answer<H: Handler>(h: &H, r: &Request<'_>, out: &mut Vec<u8>) -> Result<Step,
         // The request that an INTERRUPT is about is answered in its time, which is always finite. So the kernel need
         // not send more of them (ENOSYS).
         op::NOTIFY_REPLY => Reply::None,
-        // Among them INTERRUPT, FLUSH, TMPFILE and STATX: the kernel does not ask again, and answers on its own what
+        // Among them INTERRUPT, FLUSH and STATX: the kernel does not ask again, and answers on its own what
         // docs/fuse.md says.
         _ => {
             h.unsupported();

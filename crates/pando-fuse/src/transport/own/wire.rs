@@ -60,6 +60,7 @@ pub(super) mod op {
     pub const LSEEK: u32 = 46;
     pub const COPY_FILE_RANGE: u32 = 47;
     pub const STATX: u32 = 52;
+    pub const TMPFILE: u32 = 51;
     pub const COPY_FILE_RANGE_64: u32 = 53;
 }
 
@@ -356,7 +357,7 @@ pub(super) fn op_size(opcode: u32) -> usize {
         op::RENAME2 => size_of::<Rename2In>(),
         op::LINK => size_of::<LinkIn>(),
         op::OPEN | op::OPENDIR => size_of::<OpenIn>(),
-        op::CREATE => size_of::<CreateIn>(),
+        op::CREATE | op::TMPFILE => size_of::<CreateIn>(),
         op::RELEASE | op::RELEASEDIR => size_of::<ReleaseIn>(),
         op::READ | op::READDIR | op::READDIRPLUS => size_of::<ReadIn>(),
         op::WRITE => size_of::<WriteIn>(),

@@ -102,7 +102,7 @@ prog_postgres() {
   pg "$bin/pgbench" -i -q -s 2 postgres >/dev/null 2>&1
   pg "$bin/pgbench" -c 4 -T 4 postgres >/dev/null 2>&1
   pg "$bin/pgbench" -c 4 -T 20 postgres >/dev/null 2>&1 & local load=$!
-  sleep 2; kill -9 "$(head -1 "$data/postmaster.pid")"; wait "$load" || true; sleep 1
+  sleep 2; kill -9 "$(head -1 "$data/postmaster.pid")"; wait "$load" || true; sleep 1; rm -f "$sockets"/.s.*
   rm -f "$data/postmaster.pid"
   start "$1"
   pg "$bin/psql" -qAt -c 'create extension if not exists amcheck' \

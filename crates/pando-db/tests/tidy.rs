@@ -192,3 +192,82 @@ fn deleted_space_comes_back_beside_steady_writes() {
     assert_eq!(db.prefix(b"keep/").count(), 50_000);
     db.close().unwrap();
 }
+/// Some of the small files in every leaf are deleted while somebody writes elsewhere, at `rest` between two puts. No
+/// delete covers a node or most of a leaf, so all of them waited for two idle seconds.
+fn small_deletes_come_back(node_size: u32, step: u64, rest: Duration) {
+    const FILES: u64 = 20_000;
+    let device = Slow::new(512 << 20);
+    // Other programs are not to decide how much time the threads have.
+    let options = Options::default().cache_bytes(64 << 20).background_nice(0);
+    Db::create(device.clone(), &CreateOptions::default().node_size(node_size), &options).unwrap();
+    let db = Db::open(device, options).unwrap();
+    let mut state = 1u64;
+    for i in 0..FILES {
+        let value = (0..500).flat_map(|_| {
+            state = (state ^ 0x9e37_79b9_7f4a_7c15).wrapping_mul(0xbf58_476d_1ce4_e5b9).rotate_left(29);
+            state.to_le_bytes()
+        });
+        db.put(format!("f/{i:06}/0"), value.collect::<Vec<u8>>()).unwrap();
+    }
+    db.settle().unwrap();
+    let stop = AtomicBool::new(false);
+    // What nobody uses: what is still to be written for the writer is another matter.
+    let free = || u64::MAX / 2 - db.stats().unwrap().used;
+    let (took, back, wanted, longest, puts) = thread::scope(|s| {
+        let writer = s.spawn(|| {
+            let (mut n, mut longest) = (0u64, Duration::ZERO);
+            while !stop.load(Relaxed) {
+                let began = Instant::now();
+                db.put(format!("w/{:04}", n * 7919 % 10_000), vec![n as u8; 100]).unwrap();
+                longest = longest.max(began.elapsed());
+                n += 1;
+                if rest > Duration::ZERO {
+                    thread::sleep(rest);
+                }
+            }
+            (longest, n)
+        });
+        thread::sleep(Duration::from_millis(500));
+        let before = free();
+        // By ranges and one by one.
+        for (n, i) in (0..FILES).step_by(step as usize).enumerate() {
+            match n % 2 {
+                0 => db.delete_prefix(format!("f/{i:06}/")).unwrap(),
+                _ => db.delete(format!("f/{i:06}/0")).unwrap(),
+            }
+        }
+        let began = Instant::now();
+        // Blocks and the writer's own nodes take a part.
+        let wanted = FILES / step * 4000 / 10 * 7;
+        while free() < before + wanted && began.elapsed() < Duration::from_secs(100) {
+            thread::sleep(Duration::from_millis(50));
+        }
+        let (took, back) = (began.elapsed(), free().saturating_sub(before));
+        stop.store(true, Relaxed);
+        let (longest, puts) = writer.join().unwrap();
+        (took, back, wanted, longest, puts)
+    });
+    println!(
+        "nodes of {node_size}, one in {step}: {back} of {wanted} bytes back after {took:?} beside {puts} puts, the \
+         longest {longest:?}"
+    );
+    assert!(back >= wanted, "{back} bytes came back of the {wanted} that were awaited");
+    assert!(longest < Duration::from_millis(500), "a write stood still for {longest:?}");
+    assert_eq!(db.prefix(b"f/").count() as u64, FILES - FILES.div_ceil(step));
+    let findings = db.check().unwrap().findings;
+    assert!(findings.is_empty(), "{findings:?}");
+    db.close().unwrap();
+}
+
+#[test]
+fn what_small_deletes_cover_comes_back_beside_steady_writes() {
+    small_deletes_come_back(1 << 20, 8, Duration::from_micros(400));
+    small_deletes_come_back(64 << 10, 5, Duration::from_micros(400));
+}
+
+/// The thread that flushes has always something to do.
+#[test]
+fn what_small_deletes_cover_comes_back_beside_a_writer_at_full_speed() {
+    small_deletes_come_back(1 << 20, 8, Duration::ZERO);
+    small_deletes_come_back(64 << 10, 4, Duration::ZERO);
+}

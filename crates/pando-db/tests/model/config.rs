@@ -46,13 +46,14 @@ impl Config {
             seed,
             profile,
             threads: false,
-            device_size: if tight { rng.between(16, 48) * (64 << 10) } else { 64 << 20 },
+            // Half of them so small that a few hundred values fill them.
+            device_size: if tight { *rng.pick(&[12, 13, 14, 16, 24, 40]) * (64 << 10) } else { 64 << 20 },
             // With nodes of one block every reserve would be too small: each takes several times its bytes.
             node_size: if tight { 16 << 10 } else { node_size },
             log_size: (64 << 10) * if tight { 1 } else { rng.between(1, 5) },
             first: open_with(rng),
             steps: *rng.pick(&[60, 300, 300, 1500]),
-            max_keys: small,
+            max_keys: if tight { small.max(600) } else { small },
             max_bytes: if tight { usize::MAX } else { *rng.pick(&[100_000, 500_000, 1_000_000]) },
         }
     }

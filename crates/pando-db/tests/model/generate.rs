@@ -177,7 +177,10 @@ impl Generator {
 
     fn shortage(&mut self) -> Step {
         match self.rng.below(3) {
-            0 => Step::LimitSpace(self.rng.below(512 << 10)),
+            0 => {
+                let most = *self.rng.pick(&[64 << 10, 512 << 10]);
+                Step::LimitSpace(self.rng.below(most))
+            }
             _ => Step::MakeRoom,
         }
     }

@@ -18,8 +18,8 @@ use bytes::Bytes;
 use crate::{
     dag::edit::Edit,
     error::{Result, or_if_damaged},
-    key::{Lens, Span, Spans},
-    node::{Body, Edge, Node, NodeId},
+    key::{Lens, Span},
+    node::{Edge, Node, NodeId},
 };
 
 /// Which deletes are looked for.
@@ -27,9 +27,8 @@ use crate::{
 pub(crate) enum Tombstones {
     /// All, and edges that show only part of what they lead to.
     All,
-    /// Deletes of ranges that cover all that some edge below leads to, or a leaf: they give back more than
-    /// carrying them down costs.
-    Large,
+    /// Those that give back enough for being carried down beside writes ([`Edit::is_worth_carrying`]).
+    Worthwhile,
 }
 
 /// A bounded piece of a walk.
@@ -75,7 +74,9 @@ impl Edit<'_> {
                 return Ok(Some(key));
             }
             let private = edge.child.as_ref().is_none_or(|t| self.is_private(t.id));
-            if private && self.is_wanted(&node, i, walk)? {
+            // One that begins before has had its turn: where much is deleted all the time, a walk gets on.
+            let is_next = walk.which == Tombstones::All || live.lo >= from;
+            if private && is_next && self.is_wanted(&node, i, walk.which, &mut walk.left)? {
                 walk.found.push(key);
             }
             let Some(target) = edge.child.as_ref().filter(|_| private) else { continue };
@@ -92,20 +93,16 @@ impl Edit<'_> {
         Ok(None)
     }
 
-    fn is_wanted(&self, node: &Node, i: usize, walk: &mut TombstoneWalk<'_>) -> Result<bool> {
+    fn is_wanted(&self, node: &Node, i: usize, which: Tombstones, left: &mut usize) -> Result<bool> {
         let Some(edge) = node.edges().get(i) else { return Ok(false) };
-        match walk.which {
+        match which {
             Tombstones::All => Ok(edge.loose || edge.holds_deletes() || self.leads_to_nothing(edge)?),
-            Tombstones::Large => {
-                let deleted = edge.deleted();
-                Ok(deleted.iter().next().is_some()
-                    && self.frees_a_node(&deleted, edge, &node.edge_span(i), &mut walk.left)?)
-            }
+            Tombstones::Worthwhile => self.is_worth_carrying(node, i, left),
         }
     }
 
     /// True if the child shows nothing any more, and only its edge keeps it.
-    fn leads_to_nothing(&self, edge: &Edge) -> Result<bool> {
+    pub(super) fn leads_to_nothing(&self, edge: &Edge) -> Result<bool> {
         match &edge.child {
             Some(target) if self.height(target.id)? > 0 => {
                 Ok(or_if_damaged(self.peek(target.id).map(|node| node.is_void()), false)?)
@@ -114,55 +111,9 @@ impl Edit<'_> {
         }
     }
 
-    /// True if `deleted` covers all that an edge somewhere below `edge`, which has the range `live`, shows of
-    /// its child, or most of a leaf. I/O: headers, counted in `left`.
-    fn frees_a_node(&self, deleted: &Spans, edge: &Edge, live: &Span, left: &mut usize) -> Result<bool> {
-        let Some(target) = &edge.child else { return Ok(false) };
-        if !self.is_private(target.id) {
-            return Ok(false);
-        }
-        *left = left.saturating_sub(1);
-        let Some(child) = or_if_damaged(self.peek(target.id).map(Some), None)? else { return Ok(false) };
-        let lens = Lens::of_edge(live, &target.prepend);
-        let image = lens.apply_span(live);
-        let mut inside = Spans::default();
-        deleted
-            .iter()
-            .filter_map(|span| span.intersect(live))
-            .for_each(|s| inside.insert(lens.apply_span(&s)));
-        if let Body::Leaf(run) = &child.body {
-            let is_covered = |first: &Bytes, last: &Bytes| inside.contains(first) && inside.contains(last);
-            let covered = run.pages.iter().filter(|page| is_covered(&page.first_key(), &page.last_key()));
-            return Ok(covered.map(|page| page.raw as usize).sum::<usize>() > self.cx.limits.node / 4);
-        }
-        for (i, below) in child.edges().iter().enumerate() {
-            let Some(seen) = child.edge_span(i).intersect(&image) else { continue };
-            if inside.covers(&seen) {
-                if below.child.is_some() {
-                    return Ok(true);
-                }
-            } else if inside.iter().any(|part| part.overlaps(&seen))
-                && *left > 0
-                && self.frees_a_node(&inside, below, &child.edge_span(i), left)?
-            {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
-    /// True if the range gives back more than carrying it down costs, as [`Tombstones::Large`] says, and its
-    /// way down is not shared.
-    pub fn is_large_delete(&self, range: &Span, mut left: usize) -> Result<bool> {
-        let mut deleted = Spans::default();
-        deleted.insert(range.clone());
-        let root = Edge { child: Some(crate::node::Target::plain(self.root)), ..Edge::default() };
-        self.frees_a_node(&deleted, &root, &Span::all(), &mut left)
-    }
-
     /// Flushes what waits at the edges on the way from the root to `key`; whether there was anything. I/O:
-    /// headers of private interior nodes, and what a flush takes.
-    pub fn push_down_at(&mut self, key: &Bytes) -> Result<bool> {
+    /// headers of private interior nodes, some for each estimate, and what a flush takes.
+    pub fn push_down_at(&mut self, key: &Bytes, which: Tombstones) -> Result<bool> {
         let mut any = false;
         let (mut id, mut lens) = (self.root, Lens::identity());
         let mut passed = vec![id];
@@ -175,7 +126,7 @@ impl Edit<'_> {
             if !private || self.unreadable_at(&node, i)?.len() > 0 {
                 break;
             }
-            if edge.loose || edge.holds_deletes() || self.leads_to_nothing(edge)? {
+            if self.is_wanted(&node, i, which, &mut usize::MAX.clone())? {
                 any = true;
                 self.flush_edge(id, i)?;
             }
@@ -209,13 +160,5 @@ impl Edge {
     /// True if a Goto waits here.
     pub(crate) fn holds_gotos(&self) -> bool {
         self.layers.iter().flat_map(|layer| &layer.ranges).any(|range| range.target.is_some())
-    }
-
-    /// What ranges the deletes that wait here cover.
-    fn deleted(&self) -> Spans {
-        let mut deleted = Spans::default();
-        let ranges = self.layers.iter().flat_map(|layer| &layer.ranges);
-        ranges.filter(|range| range.target.is_none()).for_each(|range| deleted.insert(range.span.clone()));
-        deleted
     }
 }

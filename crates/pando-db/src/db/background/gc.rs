@@ -20,6 +20,7 @@ use crate::{
     },
     db::engine::{Engine, gc_state::GcProgress},
     error::Result,
+    key::behind,
     waiting,
 };
 
@@ -86,7 +87,7 @@ impl Engine {
             }
         }
         let surveying = self.gc_progress.lock().survey.is_some();
-        Ok((!surveying && self.pushdown_step(Tombstones::All)?) || self.prune_step()? || self.heal_step()?)
+        Ok((!surveying && self.pushdown_step()?) || self.prune_step()? || self.heal_step()?)
     }
 
     /// Takes edges and levels away that the root does not need any more, by one step; whether there were any.
@@ -158,44 +159,29 @@ impl Engine {
 
     /// Goes on looking for deletes that wait in the DAG, by one bounded step, and carries those that it finds
     /// to where they free something; `false` at the end of a walk that has found none.
-    pub fn pushdown_step(&self, which: Tombstones) -> Result<bool> {
+    pub fn pushdown_step(&self) -> Result<bool> {
         if self.is_tight()? {
             self.checkpoint()?;
         }
-        let progress = match which {
-            Tombstones::All => &self.gc_progress,
-            Tombstones::Large => &self.gc_beside_progress,
-        };
         let newest = self.log.appended_msn();
         let (from, began) = {
-            let mut walked = progress.lock();
+            let mut walked = self.gc_progress.lock();
             if !walked.begun {
                 (walked.begun, walked.from, walked.since, walked.any) = (true, Bytes::new(), newest, false);
             }
             (walked.from.clone(), walked.since)
         };
-        let mut walk =
-            TombstoneWalk { from: &from, which, left: STEP_NODES, most: STEP_PLACES, found: Vec::new() };
-        let next = {
-            let base = self.superversion.read().tree.clone();
-            let cx = self.context();
-            Edit::new(&cx, &base).waiting_tombstones(&mut walk)?
-        };
+        let (found, mut next) = self.look_for_tombstones(&from, Tombstones::All, STEP_PLACES)?;
         let mut any = false;
-        let mut next = next;
-        for key in &walk.found {
+        for key in &found {
             // Where space is short each is a step: a checkpoint tells whether it has given any back.
             if any && self.is_short() {
                 next = Some(key.clone());
                 break;
             }
-            let _turn = waiting::take(|| self.flushing.try_lock(), || self.flushing.lock());
-            any |= match self.edit_with(&self.gc_context(), |edit| edit.push_down_at(key), |_| ()) {
-                Err(error) if error.is_damage() => false,
-                other => other?,
-            };
+            any |= self.push_down_at(key, Tombstones::All)?;
         }
-        let mut walked = progress.lock();
+        let mut walked = self.gc_progress.lock();
         walked.any |= any;
         walked.changed |= any;
         walked.unfreed |= any;
@@ -204,13 +190,51 @@ impl Engine {
             None => {
                 walked.begun = false;
                 // What was carried down may have to go on, and deletes may have come in behind the walk.
-                return Ok(walked.any || (which == Tombstones::All && began != newest));
+                return Ok(walked.any || began != newest);
             }
         }
         Ok(true)
     }
 
-    /// True if a delete in memory gives back more than carrying it down costs. I/O: headers on its way.
+    /// A step of a walk beside writes, from key `from` on: carries the deletes at one place down, if it comes to some
+    /// that are worth it; whether it did, and where the walk goes on, if it does. It goes on where it has
+    /// carried something, since that may have come to wait again, further down.
+    pub fn pushdown_beside(&self, from: &Bytes) -> Result<(bool, Option<Bytes>)> {
+        if self.is_tight()? {
+            self.checkpoint()?;
+        }
+        let (found, next) = self.look_for_tombstones(from, Tombstones::Worthwhile, 1)?;
+        let Some(key) = found.into_iter().next() else { return Ok((false, next)) };
+        match self.push_down_at(&key, Tombstones::Worthwhile)? {
+            true => Ok((true, Some(key))),
+            false => Ok((false, Some(behind(&key)))),
+        }
+    }
+
+    /// Keys at which deletes wait, some at most, and where to go on.
+    fn look_for_tombstones(
+        &self,
+        from: &Bytes,
+        which: Tombstones,
+        most: usize,
+    ) -> Result<(Vec<Bytes>, Option<Bytes>)> {
+        let mut walk = TombstoneWalk { from, which, left: STEP_NODES, most, found: Vec::new() };
+        let base = self.superversion.read().tree.clone();
+        let cx = self.context();
+        let next = Edit::new(&cx, &base).waiting_tombstones(&mut walk)?;
+        Ok((walk.found, next))
+    }
+
+    /// Carries the deletes on the way to `key` down; whether there were any.
+    fn push_down_at(&self, key: &Bytes, which: Tombstones) -> Result<bool> {
+        let _turn = waiting::take(|| self.flushing.try_lock(), || self.flushing.lock());
+        match self.edit_with(&self.gc_context(), |edit| edit.push_down_at(key, which), |_| ()) {
+            Err(error) if error.is_damage() => Ok(false),
+            other => other,
+        }
+    }
+
+    /// True if a delete in memory gives back much at once. I/O: headers on its way.
     pub fn holds_large_delete(&self) -> Result<bool> {
         let (base, deletes) = {
             let front = self.superversion.read();
@@ -228,13 +252,6 @@ impl Engine {
         Ok(false)
     }
 
-    /// Beside other work: one bounded step of what gives much space back at once; `false` if there is no more
-    /// of that.
-    pub fn gc_beside(&self) -> Result<bool> {
-        let sunk = self.pushdown_step(Tombstones::Large)?;
-        Ok(self.reclaim_step()? || sunk)
-    }
-
     /// Nodes that were taken out so far: their space comes back with the next checkpoint.
     pub fn reclaimed(&self) -> u64 {
         self.counters.reclaimed.load(Ordering::Relaxed)
@@ -246,7 +263,6 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use std::sync::Arc;
 
-    use crate::db::background::gc::Tombstones;
     use crate::{CreateOptions, Db, Options, device::MemDevice};
 
     /// A Goto that rested, low below a tall root, over an edge with nothing below, and a delete beside it:
@@ -273,7 +289,7 @@ mod tests {
             db.clone_prefix(format!("a/{directory:03}/"), format!("m/{directory:03}/x/")).unwrap();
             db.delete_prefix(format!("m/{directory:03}/y")).unwrap();
             db.checkpoint().unwrap();
-            let steps = (0..1000).take_while(|_| db.engine().pushdown_step(Tombstones::All).unwrap()).count();
+            let steps = (0..1000).take_while(|_| db.engine().pushdown_step().unwrap()).count();
             assert!(steps < 1000, "deletes sink for ever");
         }
         let findings = db.check().unwrap().findings;

@@ -3,6 +3,7 @@
 //! Each step is bounded and published at once, so that a store without threads can do the same inside its
 //! calls. May use: `engine`, `admission`, `checkpoint` and everything below `db`.
 
+mod beside;
 pub(crate) mod flush;
 pub(crate) mod gc;
 pub(crate) mod threads;

@@ -13,6 +13,7 @@ use rustix::{
 
 use crate::{
     db::{
+        background::beside::Beside,
         checkpoint::discard::Rounds,
         engine::{Engine, signal::Work},
     },
@@ -24,17 +25,6 @@ use crate::{
 const NAP: Duration = Duration::from_millis(50);
 /// How long after the last write deletes are carried down.
 const QUIET: Duration = Duration::from_secs(2);
-
-/// How often memory is looked through for large deletes beside writes.
-const LOOK: Duration = Duration::from_millis(500);
-/// How often those that have reached the DAG unnoticed are looked for.
-const WALK_INTERVAL: Duration = Duration::from_secs(30);
-/// Nodes taken out that are worth a checkpoint, and the least time between two for that.
-const MANY_NODES: u64 = 256;
-const GIVE_INTERVAL: Duration = Duration::from_secs(1);
-/// The same of few.
-const SOME_NODES: u64 = 8;
-const GIVE_SOME: Duration = Duration::from_secs(10);
 
 pub(crate) fn spawn(engine: &Arc<Engine>) -> Result<Vec<JoinHandle<()>>> {
     let nice = engine.options.background_nice.clamp(0, 19);
@@ -91,8 +81,8 @@ fn flusher(engine: &Engine) {
             Ok(engine.flush_messages()? || engine.reclaim_step()?)
         })();
         let worked = worked.and_then(|worked| {
-            beside.collect(engine)?;
-            Ok(worked || quiet.collect(engine)?)
+            let collected = beside.collect(engine, worked)?;
+            Ok(worked || collected || quiet.collect(engine)?)
         });
         match worked {
             Ok(true) => (),
@@ -100,7 +90,7 @@ fn flusher(engine: &Engine) {
                 // Or space that only a reader's last view holds would wait for the next write.
                 drop(engine.views.left_by_readers());
                 pool::rest();
-                engine.signal.wait_for(Work::Flush, NAP);
+                engine.signal.wait_for(Work::Flush, beside.next_step().min(NAP));
                 engine.throttle.flusher_rested();
             }
             Err(error) => {
@@ -139,77 +129,6 @@ impl Quiet {
         engine.counters.settled.store(true, Ordering::Relaxed);
         engine.signal.ask(Work::Checkpoint);
         Ok(false)
-    }
-}
-
-/// Gives back what large deletes cover, beside steady writes.
-struct Beside {
-    /// When the last step ended, and what it took.
-    last: (Instant, Duration),
-    /// When memory was looked through for large deletes.
-    looked: Instant,
-    /// A walk has begun, or one is due.
-    walking: bool,
-    /// The batch that has to be in the DAG before.
-    until: u64,
-    /// When the last walk ended.
-    walked: Instant,
-    /// Nodes that had been taken out when the last checkpoint was asked for, and when that was.
-    given: (u64, Instant),
-}
-
-impl Beside {
-    fn new() -> Self {
-        let now = Instant::now();
-        let last = (now, Duration::ZERO);
-        Self { last, looked: now, walking: false, until: 0, walked: now, given: (0, now) }
-    }
-
-    /// One bounded step, if it is time for one: a tenth of the time is for this.
-    fn collect(&mut self, engine: &Engine) -> Result<()> {
-        if !engine.counters.deletes.load(Ordering::Relaxed) || self.last.0.elapsed() < 9 * self.last.1 {
-            return Ok(());
-        }
-        self.give_back(engine);
-        // Only what lies in memory and in headers is looked at where there is nothing to give back.
-        let looks = self.looked.elapsed() >= LOOK && !self.walking;
-        if !looks && !self.walking {
-            return Ok(());
-        }
-        if self.walking && engine.superversion.read().tree.msn < self.until {
-            return Ok(());
-        }
-        let Some(_turn) = engine.gc_turn.try_lock() else { return Ok(()) };
-        let began = Instant::now();
-        if self.walking {
-            if !engine.gc_beside()? {
-                (self.walking, self.walked) = (false, began);
-            }
-        } else {
-            self.looked = began;
-            if engine.holds_large_delete()? {
-                self.until = engine.log.appended_msn();
-                engine.seal();
-                self.walking = true;
-            }
-            self.walking |= self.walked.elapsed() >= WALK_INTERVAL;
-        }
-        self.last = (Instant::now(), began.elapsed());
-        Ok(())
-    }
-
-    /// Asks for a checkpoint once there is enough to come back with it.
-    fn give_back(&mut self, engine: &Engine) {
-        let taken = engine.reclaimed();
-        let (before, at) = self.given;
-        let more = taken - before;
-        if (more >= MANY_NODES && at.elapsed() >= GIVE_INTERVAL)
-            || (more >= SOME_NODES && at.elapsed() >= GIVE_SOME)
-        {
-            self.given = (taken, Instant::now());
-            engine.counters.freed.store(true, Ordering::Relaxed);
-            engine.signal.ask(Work::Checkpoint);
-        }
     }
 }
 

@@ -10,13 +10,14 @@ use std::{
     collections::BTreeSet,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
 use parking_lot::{Mutex, RwLock};
 
 use crate::{
+    batch::Op,
     dag::{
         edit::{Changes, Context},
         memtable::build::MemtableBuild,
@@ -79,8 +80,6 @@ pub(crate) struct Engine {
     pub worth: Mutex<GcWorth>,
     /// Where giving space back is.
     pub gc_progress: Mutex<GcProgress>,
-    /// The same of large deletes beside other work.
-    pub gc_beside_progress: Mutex<GcProgress>,
     /// Held by whoever tidies, over I/O; taken before all others. Nobody waits for it but [`Engine::settle`].
     pub gc_turn: Mutex<()>,
     pub next_id: AtomicU64,
@@ -122,12 +121,24 @@ pub(crate) struct Counters {
     pub refused_at: AtomicU64,
     /// Something was deleted since deletes were last carried down.
     pub deletes: AtomicBool,
+    /// Something was deleted since the last walk beside writes began.
+    pub deletes_beside: AtomicBool,
     /// Enough was taken out beside other work for a checkpoint that gives it back.
     pub freed: AtomicBool,
     /// Nodes that were taken out because nothing refers to them any more.
     pub reclaimed: AtomicU64,
     /// They have been: the next checkpoint that is asked for gives their space back, and is made in any case.
     pub settled: AtomicBool,
+}
+
+impl Counters {
+    /// Notes that there may be space to give back, if one of the operations can leave any behind.
+    pub fn note_deletes(&self, ops: &[Op]) {
+        if ops.iter().any(|op| !matches!(op, Op::Put(..) | Op::Upsert(..) | Op::UpsertPrefix(..))) {
+            self.deletes.store(true, Ordering::Relaxed);
+            self.deletes_beside.store(true, Ordering::Relaxed);
+        }
+    }
 }
 
 impl Engine {

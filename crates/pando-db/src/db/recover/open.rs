@@ -212,7 +212,6 @@ pub(crate) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
         orphans: Mutex::new(orphans),
         worth: Mutex::default(),
         gc_progress: Mutex::default(),
-        gc_beside_progress: Mutex::default(),
         gc_turn: Mutex::default(),
         dirty: Dirty::default(),
         signal: Signal::default(),

@@ -11,7 +11,6 @@
 use std::sync::atomic::Ordering;
 
 use crate::{
-    batch::Op,
     db::{
         engine::{
             Engine,
@@ -86,9 +85,7 @@ impl Engine {
                 Some(_) => front.skip_ranges.joined(ops, msn, used),
                 None => front.skip_ranges.written(ops, msn, used),
             }
-            if ops.iter().any(|op| matches!(op, Op::Delete(_))) {
-                self.counters.deletes.store(true, Ordering::Relaxed);
-            }
+            self.counters.note_deletes(ops);
             front.joint = Some(Joint { msn, ops: all, earlier: before.keys });
             front.accept(active, msn, end, self.seal_threshold());
             return Ok(Tried::Applied);

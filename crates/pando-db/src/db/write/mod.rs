@@ -108,6 +108,7 @@ impl Engine {
 
     /// Applies a batch from the log during recovery, when nobody else writes.
     pub fn replay(&self, batch: &Batch, msn: u64, end: LogPos) -> Result<()> {
+        self.counters.note_deletes(batch.ops());
         self.change(|front| {
             front.seal_for(batch.ops());
             let mut active = match batch.ops().iter().any(|op| clone_of(op).is_some()) {
@@ -168,9 +169,7 @@ impl Engine {
         front.skip_ranges.written(ops, msn, || self.counters.skip_range_used.swap(false, Ordering::Relaxed));
         let cloned = ops.iter().filter(|op| clone_of(op).is_some()).count() as u64;
         self.counters.clones.fetch_add(cloned, Ordering::Relaxed);
-        if ops.iter().any(|op| !matches!(op, Op::Put(..) | Op::Upsert(..) | Op::UpsertPrefix(..))) {
-            self.counters.deletes.store(true, Ordering::Relaxed);
-        }
+        self.counters.note_deletes(ops);
         Ok(Tried::Applied)
     }
 

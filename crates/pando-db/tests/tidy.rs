@@ -199,8 +199,8 @@ fn small_deletes_come_back(node_size: u32, step: u64, rest: Duration) {
     let device = Slow::new(512 << 20);
     // Other programs are not to decide how much time the threads have.
     let options = Options::default().cache_bytes(64 << 20).background_nice(0);
-    Db::create(device.clone(), &CreateOptions::default().node_size(node_size), &options).unwrap();
-    let db = Db::open(device, options).unwrap();
+    Db::create(device.device.clone(), &CreateOptions::default().node_size(node_size), &options).unwrap();
+    let db = Db::open(device.device, options).unwrap();
     let mut state = 1u64;
     for i in 0..FILES {
         let value = (0..500).flat_map(|_| {

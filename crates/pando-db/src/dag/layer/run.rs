@@ -100,8 +100,18 @@ impl Run {
     /// The messages with keys in `span`.
     pub fn slice(&self, span: &Span, pager: &Pager) -> Result<Run> {
         let mut out = RunBuilder::new(pager.page_target());
+        let shared = span.common_prefix_len();
         for page in &self.pages[self.page_from(&span.lo)..] {
             if page.is_inside(span) {
+                // What an edge over `span` lifts is taken off the page's prefix, which is all that its keys have in
+                // common: only a header that nobody has written says otherwise.
+                if page.prefix.len() < shared {
+                    return Err(Error::corrupt(
+                        "node page",
+                        0,
+                        "its keys have more in common than its prefix",
+                    ));
+                }
                 out.push_page(page.clone())?;
             } else if page.meets(span) {
                 let loaded = pager.page(None, page)?;

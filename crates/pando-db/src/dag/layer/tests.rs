@@ -257,3 +257,19 @@ proptest! {
         prop_assert_eq!(table.bytes(), empty.bytes());
     }
 }
+
+/// The header of a hostile image said less of a page's prefix than all its keys have in common. An edge that was
+/// narrowed to some of them lifted more than there was, which was a panic (`corrupt`, image 79599).
+#[test]
+fn a_page_whose_prefix_is_too_short_is_an_error_where_an_edge_lifts_more() {
+    let mut writer = RunBuilder::new(PAGE);
+    ["tree/a", "tree/b"].into_iter().for_each(|key| writer.push(key.into(), Msg::Delete));
+    let mut run = writer.finish();
+    let span = Span::prefix("tree/");
+    assert_eq!(run.slice(&span, &pager()).expect("in memory").pages.len(), 1);
+    let page = run.pages.first_mut().expect("one page");
+    let cut = page.prefix.split_off(2);
+    (page.first, page.last) = ([&cut[..], b"a"].concat().into(), [&cut[..], b"b"].concat().into());
+    assert!(page.is_inside(&span));
+    assert!(run.slice(&span, &pager()).is_err_and(|error| error.is_damage()));
+}

@@ -15,6 +15,7 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 
 use crate::{
@@ -58,6 +59,11 @@ impl Device for FailStop {
     fn read_vectored_at(&self, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
         waiting::announce();
         self.device.read_vectored_at(offset, bufs)
+    }
+
+    fn read_lent(&self, offset: u64, len: usize) -> io::Result<Option<Bytes>> {
+        waiting::announce();
+        self.device.read_lent(offset, len)
     }
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {

@@ -20,6 +20,7 @@ use std::{
     },
 };
 
+use bytes::Bytes;
 use rustix::{
     fs::{Advice, FallocateFlags, FlockOperation, OFlags, fadvise, fallocate, flock, fstatvfs, seek},
     io::{Errno, ReadWriteFlags, preadv, pwritev2},
@@ -206,6 +207,14 @@ impl Device for FileDevice {
         }
         self.counters.read(offset, len);
         Ok(())
+    }
+
+    fn read_lent(&self, offset: u64, len: usize) -> io::Result<Option<Bytes>> {
+        check_range(self.size(), offset, len as u64)?;
+        match &self.direct {
+            Some(direct) => direct.read_lent(offset, len),
+            None => Ok(None),
+        }
     }
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {

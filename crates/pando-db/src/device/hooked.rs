@@ -15,6 +15,8 @@ use std::{
     },
 };
 
+use bytes::Bytes;
+
 use crate::device::{Device, DeviceStats};
 
 /// A call that is about to be made, with the bytes of the device that it is about.
@@ -50,6 +52,8 @@ pub struct HookedDevice {
     /// Durable writes, which the device below does not count as such.
     durable_writes: AtomicU64,
     passes_discards: bool,
+    /// It lends memory for reads.
+    lends: bool,
     hook: Box<Hook>,
     after: Box<AfterHook>,
 }
@@ -67,6 +71,7 @@ impl HookedDevice {
             tells_apart,
             durable_writes: 0.into(),
             passes_discards: false,
+            lends: false,
             hook: Box::new(hook),
             after: Box::new(|_| ()),
         }
@@ -86,6 +91,13 @@ impl HookedDevice {
         self
     }
 
+    /// Lends memory for reads, as a device does that goes past a page cache: [`Device::read_lent`].
+    #[must_use]
+    pub fn with_memory_to_lend(mut self) -> Self {
+        self.lends = true;
+        self
+    }
+
     /// A call with what is asked before it and told after it.
     fn call<T>(&self, call: &DeviceCall, below: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         (self.hook)(call)?;
@@ -102,6 +114,15 @@ fn range(offset: u64, buf: &[u8]) -> Range<u64> {
 impl Device for HookedDevice {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         self.call(&DeviceCall::Read(range(offset, buf)), || self.below.read_at(offset, buf))
+    }
+
+    fn read_lent(&self, offset: u64, len: usize) -> io::Result<Option<Bytes>> {
+        if !self.lends {
+            return Ok(None);
+        }
+        let mut bytes = vec![0; len];
+        self.read_at(offset, &mut bytes)?;
+        Ok(Some(bytes.into()))
     }
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {

@@ -20,6 +20,8 @@ mod sparse;
 
 use std::io::{self, IoSliceMut};
 
+use bytes::Bytes;
+
 pub(crate) use fail_stop::FailStop;
 pub use file::FileDevice;
 #[cfg(any(test, feature = "sim"))]
@@ -72,6 +74,11 @@ pub trait Device: Send + Sync + 'static {
             rest = behind;
         }
         Ok(())
+    }
+    /// The `len` bytes from `offset` on, read by one request into memory that the device lends: whoever keeps a part
+    /// of them keeps all of it. `None` if it has none, or not for so many bytes, and nothing was read.
+    fn read_lent(&self, _offset: u64, _len: usize) -> io::Result<Option<Bytes>> {
+        Ok(None)
     }
     /// Writes all of `buf` at `offset`. Not durable before the next flush.
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()>;

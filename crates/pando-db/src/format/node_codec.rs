@@ -97,6 +97,11 @@ pub(crate) fn unpack(segment: Segment, raw_len: u32, stored: Bytes, at: u64) -> 
     Ok(raw)
 }
 
+/// True if the stored form of a page is the raw one.
+pub(crate) fn is_raw(segment: Segment) -> bool {
+    segment.codec == codec_id::RAW
+}
+
 /// Checks and unpacks the stored form of a page.
 pub(crate) fn load_page(page: &PageRef, segment: Segment, stored: Bytes, at: u64) -> Result<Page> {
     let bad = |detail: String| Error::corrupt("node page", at, detail);

@@ -32,6 +32,8 @@ pub(crate) struct Page {
     pure: bool,
     /// The entries follow each other without gaps, as [`Builder`] writes them.
     dense: bool,
+    /// Its bytes are a part of memory that others share: see [`Page::own`].
+    lent: bool,
     /// Bound of the key suffixes of all messages that are no deletes.
     longest: Longest,
     /// What is known of the keys of every [`GROUP_ENTRIES`] entries, close together: most of a search needs no more.
@@ -123,7 +125,16 @@ impl Page {
             .and_then(|len| (data.len() - 4).checked_sub(len))
             .ok_or_else(|| bad(format!("{count} entries in {} bytes", data.len())))?;
         let mut longest = Longest::NONE;
-        let mut page = Page { data, count, table, pure: true, dense: false, longest, groups: Arc::default() };
+        let mut page = Page {
+            data,
+            count,
+            table,
+            pure: true,
+            dense: false,
+            lent: false,
+            longest,
+            groups: Arc::default(),
+        };
         let mut groups: Vec<Group> = Vec::with_capacity(count.div_ceil(GROUP_ENTRIES));
         let (mut pure, mut dense, mut end) = (true, true, 0);
         // Entries that share bytes would let a small page stand for a large run: what is made of it would have no
@@ -234,6 +245,24 @@ impl Page {
     #[inline]
     pub fn prefetch(&self, at: usize, len: usize) {
         prefetch(&self.data, at, len);
+    }
+
+    /// The same page, whose bytes are a part of memory that others share.
+    pub fn lent(self) -> Page {
+        Page { lent: true, ..self }
+    }
+
+    /// True if its bytes are a part of memory that others share, so that keeping it keeps more than it is.
+    pub fn is_lent(&self) -> bool {
+        self.lent
+    }
+
+    /// A page to keep: the same, or one with bytes of its own.
+    pub fn own(self: Arc<Self>) -> Arc<Self> {
+        match self.lent {
+            true => Arc::new(Page { data: pool::copy(&self.data), lent: false, ..(*self).clone() }),
+            false => self,
+        }
     }
 
     /// Bytes of memory.

@@ -97,6 +97,10 @@ impl Chunk {
     /// A chunk of which nothing is taken, and so nothing is in memory.
     pub fn new() -> io::Result<Chunk> {
         let mut map = MmapMut::map_anon(CHUNK_BYTES)?;
+        // One fault for all of a chunk instead of hundreds: as long as they are filled for the first time, pages cost
+        // more by these than by being read. A hint: a kernel without it, or without such a page, does as always.
+        #[cfg(target_os = "linux")]
+        let _ = map.advise(memmap2::Advice::HugePage);
         let base = NonNull::from(&mut map[..]).cast();
         Ok(Chunk {
             map: ManuallyDrop::new(map),

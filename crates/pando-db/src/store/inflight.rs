@@ -1,9 +1,13 @@
 //! Pieces that are being read from the device, and pages that were read ahead and that nobody has asked for yet.
 //!
+//! A page that is not worth a place in the cache stays here for a little while more when it has been asked for: who
+//! reads on asks for the rest of it.
+//!
 //! Guarantees: of all who want a piece that is not in the cache at the same time, one reads it and the others
 //! wait for that ([`InFlight::claim`]); a page that was read ahead stays until it is asked for, however full the
-//! cache is, as long as no more were read ahead than have room here (`InFlight::set_room`). Who holds a claim
-//! never waits for another, so nobody waits in a circle. Takes no lock over I/O. May use: pages.
+//! cache is, as long as no more were read ahead than have room here ([`InFlight::with_room`]), and then until as many
+//! others as have [`PASSING_BYTES`] have been. Who holds a claim never waits for another, so nobody waits in a circle.
+//! Takes no lock over I/O. May use: pages.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -21,15 +25,21 @@ use crate::{
     waiting,
 };
 
+/// Memory of pages that were asked for and stay, in bytes, and at most this part (1/n) of the room.
+const PASSING_BYTES: u64 = 8 << 20;
+const PASSING_SHARE: u64 = 4;
+
 /// Places in the order of pages read ahead that may be out of date before they are looked through.
 const STALE_PLACES: usize = 64;
 
 /// What is known of a piece.
 enum Slot {
-    /// Somebody reads it.
-    Reading,
+    /// Somebody reads it, and so many threads wait for that.
+    Reading(usize),
     /// It was read ahead.
     Ahead(Arc<Page>),
+    /// The same, and it has been asked for.
+    Passing(Arc<Page>),
 }
 
 #[derive(Default)]
@@ -37,8 +47,9 @@ struct State {
     slots: HashMap<CacheKey, Slot, Hashing>,
     /// Pages read ahead, oldest first; also some that were taken since.
     order: VecDeque<CacheKey>,
-    /// Threads that wait for a read to end.
-    waiting: usize,
+    /// Those that were asked for and stay, oldest first, and their memory in bytes; also some that are gone.
+    passing: VecDeque<CacheKey>,
+    passing_bytes: u64,
 }
 
 /// Pieces under way, and pages read ahead.
@@ -55,6 +66,8 @@ pub(super) struct InFlight {
 pub(super) enum Claimed<'i> {
     /// It was read ahead. [`InFlight::taken`] is to be called when it is where others find it.
     Ahead(Arc<Page>),
+    /// The same, and it is not worth a place in the cache.
+    Passing(Arc<Page>),
     /// Somebody was reading it and has come to an end: it may be in the cache now.
     Ended,
     /// The caller is the one who reads it, if it is not in the cache meanwhile.
@@ -88,17 +101,21 @@ impl InFlight {
         let mut state = self.state.lock();
         match state.slots.get(&key) {
             None => {
-                state.slots.insert(key, Slot::Reading);
+                state.slots.insert(key, Slot::Reading(0));
                 Claimed::Mine(Claim { of: self, keys: vec![key] })
             }
             Some(Slot::Ahead(page)) => Claimed::Ahead(page.clone()),
-            Some(Slot::Reading) => {
-                state.waiting += 1;
+            Some(Slot::Passing(page)) => Claimed::Passing(page.clone()),
+            Some(Slot::Reading(_)) => {
                 waiting::announce();
-                while matches!(state.slots.get(&key), Some(Slot::Reading)) {
+                // Counted anew after each wake-up: meanwhile one read may have ended and another begun.
+                while let Some(Slot::Reading(waiting)) = state.slots.get_mut(&key) {
+                    *waiting += 1;
                     self.ended.wait(&mut state);
+                    if let Some(Slot::Reading(waiting)) = state.slots.get_mut(&key) {
+                        *waiting = waiting.saturating_sub(1);
+                    }
                 }
-                state.waiting -= 1;
                 Claimed::Ended
             }
         }
@@ -113,7 +130,7 @@ impl InFlight {
             if state.slots.contains_key(&key) {
                 break;
             }
-            state.slots.insert(key, Slot::Reading);
+            state.slots.insert(key, Slot::Reading(0));
             claim.keys.push(key);
         }
         claim
@@ -132,6 +149,40 @@ impl InFlight {
             state.slots.remove(key);
         }
     }
+
+    /// A page that was read ahead has been asked for, and goes when others have been.
+    pub fn passed(&self, key: CacheKey) {
+        let mut gone = Vec::new();
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        let Some(slot) = state.slots.get_mut(&key) else { return };
+        let Slot::Ahead(page) = slot else { return };
+        let page = page.clone();
+        state.passing_bytes += page.memory() as u64;
+        *slot = Slot::Passing(page);
+        state.passing.push_back(key);
+        let most = PASSING_BYTES.min(self.room() / PASSING_SHARE);
+        while state.passing_bytes > most
+            && let Some(page) = state.forget_passing()
+        {
+            self.held.fetch_sub(page.memory() as u64, Relaxed);
+            gone.push(page);
+        }
+    }
+}
+
+impl State {
+    /// Takes out the page that was asked for and has stayed longest.
+    fn forget_passing(&mut self) -> Option<Arc<Page>> {
+        let key = self.passing.pop_front()?;
+        match self.slots.remove(&key) {
+            Some(Slot::Passing(page)) => {
+                self.passing_bytes -= page.memory() as u64;
+                Some(page)
+            }
+            _ => unreachable!("what stays is taken out here only"),
+        }
+    }
 }
 
 impl Claim<'_> {
@@ -148,15 +199,29 @@ impl Claim<'_> {
         }
     }
 
-    /// Keeps a page, of those it is for, for who asks for it later. What has no room any more is given back, the
+    /// Keeps pages, of those it is for, for who asks for them later. What has no room any more is given back, the
     /// oldest first: it belongs into the cache.
-    pub fn keep_ahead(&self, key: CacheKey, page: &Arc<Page>) -> Vec<(CacheKey, Arc<Page>)> {
-        let mut out = Vec::new();
+    pub fn keep_ahead<'p>(
+        &self,
+        pages: impl Iterator<Item = (CacheKey, &'p Arc<Page>)>,
+    ) -> Vec<(CacheKey, Arc<Page>)> {
+        let (mut out, mut gone) = (Vec::new(), Vec::new());
         let mut state = self.of.state.lock();
         let state = &mut *state;
-        let mut held = self.of.held.load(Relaxed) + page.memory() as u64;
-        state.slots.insert(key, Slot::Ahead(page.clone()));
-        state.order.push_back(key);
+        let mut held = self.of.held.load(Relaxed);
+        let mut awaited = false;
+        for (key, page) in pages {
+            held += page.memory() as u64;
+            let before = state.slots.insert(key, Slot::Ahead(page.clone()));
+            awaited |= matches!(before, Some(Slot::Reading(1..)));
+            state.order.push_back(key);
+        }
+        while held > self.of.room()
+            && let Some(page) = state.forget_passing()
+        {
+            held -= page.memory() as u64;
+            gone.push(page);
+        }
         while held > self.of.room()
             && let Some(oldest) = state.order.pop_front()
         {
@@ -171,6 +236,9 @@ impl Claim<'_> {
             state.order.retain(|key| matches!(slots.get(key), Some(Slot::Ahead(_))));
         }
         self.of.held.store(held, Relaxed);
+        if awaited {
+            self.of.ended.notify_all();
+        }
         out
     }
 }
@@ -181,13 +249,15 @@ impl InFlight {
         if keys.is_empty() {
             return;
         }
+        let mut awaited = false;
         let mut state = self.state.lock();
         for key in keys {
-            if matches!(state.slots.get(key), Some(Slot::Reading)) {
+            if let Some(Slot::Reading(waiting)) = state.slots.get(key) {
+                awaited |= *waiting > 0;
                 state.slots.remove(key);
             }
         }
-        if state.waiting > 0 {
+        if awaited {
             self.ended.notify_all();
         }
     }

@@ -19,7 +19,7 @@ use std::{
 
 use bytes::Bytes;
 use quick_cache::{
-    OptionsBuilder, Weighter,
+    OptionsBuilder,
     sync::{Cache, DefaultLifecycle},
 };
 use xxhash_rust::xxh3::xxh3_64;
@@ -34,8 +34,10 @@ use crate::{
     space::Extent,
     store::{
         cache_key::{CacheKey, Hashing},
+        cached::{ByBytes, Cached},
         ghost::GhostList,
         inflight::{Claimed, InFlight},
+        lent::Lender,
         page_id::{PageId, Wanted, place, side_by_side},
         row_cache::RowCache,
         sequence::Sequences,
@@ -66,6 +68,9 @@ const AHEAD_SHARE: u64 = 16;
 /// what pages and headers have.
 const IN_FLIGHT_SHARE: u64 = 8;
 
+/// Part (1/n) of that which may lie in memory that the device has lent.
+const LENT_SHARE: u64 = 2;
+
 /// Part (1/n) of the budget that entries of pages may have; as long as they have less, pages have the rest.
 const ROW_SHARE: u64 = 8;
 /// Part (1/n) of the budget by which their memory has to change before pages are told, and entries that are
@@ -79,24 +84,6 @@ pub(crate) struct Handle {
     pub node: Arc<Node>,
     /// Where its pages at home are; none for a dirty node.
     pub home: Option<Arc<Stored>>,
-}
-
-#[derive(Clone)]
-enum Cached {
-    Header(Arc<Node>),
-    Page(Arc<Page>),
-}
-
-#[derive(Clone)]
-struct ByBytes;
-
-impl Weighter<CacheKey, Cached> for ByBytes {
-    fn weight(&self, _: &CacheKey, value: &Cached) -> u64 {
-        128 + match value {
-            Cached::Header(node) => node.memory() as u64,
-            Cached::Page(page) => page.memory() as u64,
-        }
-    }
 }
 
 /// Whether the cache learns of the pages that a request brings.
@@ -123,6 +110,7 @@ pub(crate) struct Pager {
     /// What is being read, and what was read ahead; and the memory of this, as the cache was told last.
     in_flight: InFlight,
     ahead_bytes: AtomicU64,
+    lender: Lender,
     sequences: Sequences,
     /// What the cache was told; to ask it takes a lock of each of its parts, and every write asks.
     budget: AtomicU64,
@@ -148,6 +136,7 @@ impl Pager {
             .unwrap_or_else(|e| unreachable!("all that has no default was given: {e}"));
         let page_target = (node_size as usize / 8).clamp(PAGE_MIN, PAGE_MAX);
         Self {
+            lender: Lender::new(device.clone()),
             device,
             codec,
             node_size: node_size as usize,
@@ -280,7 +269,7 @@ impl Pager {
                 Claimed::Mine(claim) => break Some(claim),
                 Claimed::Ended => (),
                 // A page that claims to lie in the place of a header: a damaged one.
-                Claimed::Ahead(_) => break None,
+                Claimed::Ahead(_) | Claimed::Passing(_) => break None,
             }
         };
         self.misses.add();
@@ -402,9 +391,19 @@ impl Pager {
                 Claimed::Ended => (),
                 Claimed::Ahead(page) => {
                     self.hits.add();
-                    self.cache.insert(key, Cached::Page(page.clone()));
+                    // What is stored as it is costs no more than its read, and a mount has what it has passed on in
+                    // the kernel's cache: to keep it costs more than that when it is read once.
+                    if page.is_lent() && !self.was_passed(&key) {
+                        self.in_flight.passed(key);
+                        return Ok(page);
+                    }
+                    self.insert(key, &page);
                     self.in_flight.taken(&key);
                     self.share_with_pages_ahead();
+                    return Ok(page);
+                }
+                Claimed::Passing(page) => {
+                    self.hits.add();
                     return Ok(page);
                 }
                 Claimed::Mine(_) if matches!(self.cache.peek(&key), Some(Cached::Page(_))) => (),
@@ -448,10 +447,8 @@ impl Pager {
         }
         let read = self.read_all(&wanted, keep);
         if keep == Keep::Ahead {
-            for (PageId(key), page) in &read {
-                let out = claim.keep_ahead(*key, page);
-                out.into_iter().for_each(|(key, page)| self.cache.insert(key, Cached::Page(page)));
-            }
+            let out = claim.keep_ahead(read.iter().map(|(PageId(key), page)| (*key, page)));
+            out.into_iter().for_each(|(key, page)| self.insert(key, &page));
             self.share_with_pages_ahead();
         }
         read
@@ -501,7 +498,17 @@ impl Pager {
 
     /// Takes a page that was read, and not kept, into the cache.
     pub fn keep(&self, PageId(key): PageId, page: Arc<Page>) {
-        self.cache.insert(key, Cached::Page(page));
+        self.insert(key, &page);
+    }
+
+    /// Takes a page into the cache, in memory of its own.
+    fn insert(&self, key: CacheKey, page: &Arc<Page>) {
+        self.cache.insert(key, Cached::Page(page.clone().own()));
+    }
+
+    /// Notes that a page is passed, and tells if it was before, not longer ago than the cache holds pages.
+    fn was_passed(&self, key: &CacheKey) -> bool {
+        self.passed.again(Hashing::with_seed(1).hash_one(key), self.budget() / self.page_target as u64)
     }
 
     fn is_cached(&self, home: Option<&Arc<Stored>>, page: &PageRef) -> bool {
@@ -511,15 +518,22 @@ impl Pager {
     /// Reads pages that lie side by side with one request, in order of their places. One that is damaged ends
     /// it; what lies before is good.
     fn read_all(&self, wanted: &[Wanted<'_>], keep: Keep) -> Vec<(PageId, Arc<Page>)> {
-        let Ok(pieces) = self.read_apart(wanted) else { return Vec::new() };
-        let held = self.budget() / self.page_target as u64;
+        let lent = match keep {
+            Keep::Ahead => self.lender.read(wanted, self.in_flight.room() / LENT_SHARE),
+            _ => None,
+        };
+        let is_lent = lent.is_some();
+        let Ok(pieces) = lent.map_or_else(|| self.read_apart(wanted), Ok) else { return Vec::new() };
         let parse = |(wanted, stored): (&Wanted<'_>, Bytes)| {
             let Wanted { page, segment, key, at } = wanted;
-            let parsed = Arc::new(node_codec::load_page(page, *segment, stored, *at).ok()?);
+            let parsed = node_codec::load_page(page, *segment, stored, *at).ok()?;
+            // What had to be unpacked has memory of its own.
+            let parsed =
+                Arc::new(if is_lent && node_codec::is_raw(*segment) { parsed.lent() } else { parsed });
             self.misses.add();
             let keep = match keep {
                 Keep::Always => true,
-                Keep::Again => self.passed.again(Hashing::with_seed(1).hash_one(key), held),
+                Keep::Again => self.was_passed(key),
                 Keep::Never | Keep::Ahead => false,
             };
             if keep {

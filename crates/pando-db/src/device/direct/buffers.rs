@@ -12,7 +12,7 @@ pub(super) const BUFFER: usize = 1 << 20;
 /// What the memory of a request has to be aligned to, in bytes: more than any medium asks for.
 const ALIGN: usize = 4096;
 /// Buffers that are kept for reuse.
-const KEPT_BUFFERS: usize = 8;
+const KEPT_BUFFERS: usize = 16;
 
 /// Memory that nobody uses now.
 type Kept = Mutex<Vec<Vec<u8>>>;
@@ -29,6 +29,12 @@ impl Deref for Aligned {
 
     fn deref(&self) -> &[u8] {
         self.memory.get(self.from..self.from + BUFFER).unwrap_or_default()
+    }
+}
+
+impl AsRef<[u8]> for Aligned {
+    fn as_ref(&self) -> &[u8] {
+        self
     }
 }
 

@@ -8,8 +8,8 @@
 //!
 //! Guarantees: a read sees every write that has returned, or fails if that write failed; a flush returns when
 //! every write that has returned is durable, or fails, and all later flushes and writes with it,
-//! if one of them failed. Memory: [`behind::MOST_BYTES`] and a buffer for each
-//! request, of which 8 are kept. May use: the file, threads. Knows nothing of the store.
+//! if one of them failed. Memory: [`behind::MOST_BYTES`] and a buffer for each request and for each that is lent
+//! ([`Direct::read_lent`]), of which 16 are kept. May use: the file, threads. Knows nothing of the store.
 
 mod behind;
 mod buffers;
@@ -22,6 +22,7 @@ use std::{
     sync::Arc,
 };
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 use rustix::io::{Errno, ReadWriteFlags, pread, pwrite, pwritev2};
 
@@ -159,6 +160,24 @@ impl Direct {
             at += self.read_some(at..range.end, &mut to)?;
         }
         Ok(())
+    }
+
+    /// The `len` bytes from `offset` on, in the memory that they were read into; `None` if they do not fit it.
+    pub(super) fn read_lent(&self, offset: u64, len: usize) -> io::Result<Option<Bytes>> {
+        let range = offset..offset + len as u64;
+        let blocks = blocks_around(&range);
+        let wanted = (blocks.end - blocks.start) as usize;
+        if wanted > BUFFER {
+            return Ok(None);
+        }
+        self.settle(&range)?;
+        let mut buffer = self.raw.buffers.take();
+        let filled = self.raw.read(blocks.start, buffer.get_mut(..wanted).unwrap_or_default())?;
+        let from = (range.start - blocks.start) as usize;
+        if filled < from + len {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(Some(Bytes::from_owner(buffer).slice(from..from + len)))
     }
 
     /// Reads the first bytes of a range, and says how many.

@@ -26,10 +26,14 @@ fn direct(path: &Path, size: u64) -> Option<Direct> {
 }
 
 fn read(direct: &Direct, at: u64, len: usize) -> Vec<u8> {
-    // In two parts, of which one may be empty.
+    // In memory that is lent, where it is short enough, and in two parts, of which one may be empty.
+    let lent = direct.read_lent(at, len).unwrap();
+    assert!(lent.is_some() || len > BUFFER - 2 * BLOCK as usize);
     let (mut first, mut second) = (vec![0xaa; len / 3], vec![0xbb; len - len / 3]);
     direct.read(at, &mut [IoSliceMut::new(&mut first), IoSliceMut::new(&mut second)]).unwrap();
-    [first, second].concat()
+    let found = [first, second].concat();
+    assert!(lent.is_none_or(|lent| lent == found), "{len} bytes at {at}");
+    found
 }
 
 /// Reads and writes of every alignment and length, behind each other, ahead of each other and across the pieces in

@@ -254,7 +254,7 @@ impl Builder {
         let (pure, deletes, longest) = (page.pure, page.deletes, page.longest);
         // Copies of just the length they have: a page may live long.
         let (data, groups) = (pool::copy(&page.data), Arc::from(&page.groups[..]));
-        let page = Page { data, count, table, pure, dense: true, longest, groups };
+        let page = Page { data, count, table, pure, dense: true, lent: false, longest, groups };
         // The prefix must not keep a whole batch alive for a few bytes.
         Some(Built { prefix: Bytes::copy_from_slice(&first[..shared]), page, pure, deletes })
     }

@@ -272,7 +272,8 @@ impl<H: Handler> Reader<H> {
             }
         }
         match (self.role.get(), answered) {
-            (false, _) => turn.left(),
+            (false, true) => turn.left(),
+            (false, false) => turn.unanswered().left(),
             (true, false) => drop(turn.unanswered()),
             (true, true) => drop(turn),
         }

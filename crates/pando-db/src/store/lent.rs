@@ -1,0 +1,70 @@
+//! Pages in the memory that the device has read them into.
+//!
+//! What goes past the page cache of the host is read into aligned memory, and a page would have to be copied out of it,
+//! into memory that is new to the process: both together cost more than the read. Pages that come by one request and
+//! go together may stay where they are. But one of them that stays keeps the memory of all, so it is counted here, and
+//! there is a bound to it.
+//!
+//! Guarantees: what is lent at a time is no more than the caller allows, but for the requests that others make at the
+//! same moment. Uses the device. Knows nothing of caches.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+use bytes::Bytes;
+
+use crate::{device::Device, store::page_id::Wanted};
+
+/// Most memory that is lent at a time, in bytes.
+const MOST_BYTES: u64 = 64 << 20;
+
+/// Reads into memory of the device.
+pub(super) struct Lender {
+    device: Arc<dyn Device>,
+    /// What is not back yet, in bytes.
+    out: Arc<AtomicU64>,
+}
+
+/// Memory that is counted as long as a part of it is there.
+struct Lent {
+    bytes: Bytes,
+    out: Arc<AtomicU64>,
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.out.fetch_sub(self.bytes.len() as u64, Relaxed);
+    }
+}
+
+impl Lender {
+    pub fn new(device: Arc<dyn Device>) -> Self {
+        Self { device, out: Arc::default() }
+    }
+
+    /// The bytes of pages that lie side by side, unverified, by one request. `None` if the device lends none, or
+    /// fails, or would have lent more than `most` bytes.
+    pub fn read(&self, wanted: &[Wanted<'_>], most: u64) -> Option<Vec<Bytes>> {
+        let (first, last) = (wanted.first()?, wanted.last()?);
+        let len = last.end() - first.at;
+        if self.out.load(Relaxed) + len > most.min(MOST_BYTES) {
+            return None;
+        }
+        let bytes = self.device.read_lent(first.at, len as usize).ok()??;
+        self.out.fetch_add(len, Relaxed);
+        let all = Bytes::from_owner(Lent { bytes, out: self.out.clone() });
+        let piece = |wanted: &Wanted<'_>| {
+            let from = (wanted.at - first.at) as usize;
+            all.slice(from..from + wanted.segment.len as usize)
+        };
+        Some(wanted.iter().map(piece).collect())
+    }
+}

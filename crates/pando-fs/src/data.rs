@@ -338,7 +338,8 @@ impl Fs {
         if first == last {
             View::One(self.db.snapshot(), path::block(data, first))
         } else {
-            View::Many(self.db.range(&path::block(data, first), Some(&path::block(data, last + 1))))
+            let range = self.db.range(&path::block(data, first), Some(&path::block(data, last + 1)));
+            View::Many(range.take_all())
         }
     }
 

@@ -4,7 +4,8 @@
 //! their keys. The kernel reads ahead inside a file; what lies behind its end only we know. So when a few files of a
 //! directory have been read whole in order, what lies behind the last one is read ahead as if the directory were one
 //! file: as much as the run has read so far, up to a bound, so at most as much is read in vain as was read in
-//! earnest. A run goes on in the directories below, because their data come next.
+//! earnest. A run goes on in the directories below, because their data come next; and where the next file that is read
+//! lies in a later directory, in all that comes behind it in the directory that has both: somebody walks through a tree.
 //!
 //! Guarantees: all runs together have at most the stated number of bytes read ahead; at most one piece of a run is
 //! under way; a run that is left has nothing more read ahead. Knows keys only; uses the layout of [`path`].
@@ -39,6 +40,8 @@ struct FileRun {
     /// Data prefixes of the file that was read last, and of its directory.
     last: Bytes,
     dir: Bytes,
+    /// Data prefix of the directory in which it is read ahead.
+    top: Bytes,
     /// Files of the run, and their bytes.
     files: u32,
     bytes: u64,
@@ -59,6 +62,24 @@ pub(crate) struct FileRuns {
     budget: u64,
 }
 
+impl FileRun {
+    /// Goes on in a directory, which may lie outside of that in which it was read ahead so far.
+    fn widen(&mut self, dir: &Bytes) {
+        let before = self.top.clone();
+        while !dir.starts_with(&self.top) {
+            match path::data_of_directory(&self.top).filter(|above| above.len() < self.top.len()) {
+                Some(above) => self.top = self.top.slice_ref(above),
+                // Another volume.
+                None => self.top = dir.clone(),
+            }
+        }
+        // It has come to an end where it was: nothing of that was in vain.
+        if self.top != before && self.to == path::behind(&before) {
+            (self.to, self.ahead) = (None, 0);
+        }
+    }
+}
+
 impl FileRuns {
     pub(crate) fn new(window: u64, budget: u64) -> Self {
         Self { runs: Mutex::default(), window, budget }
@@ -74,18 +95,26 @@ impl FileRuns {
         }
         let same_directory = runs.iter().position(|run| run.dir == dir && run.last < *file);
         let was_asked = |run: &FileRun| run.last < *file && run.to.as_ref().is_some_and(|to| file < to);
-        let mut run = match same_directory.or_else(|| runs.iter().position(was_asked)) {
-            Some(at) => runs.remove(at)?,
+        let known = same_directory.or_else(|| runs.iter().position(was_asked));
+        let before = |run: &FileRun| run.files >= MIN_FILES && run.last < *file;
+        let mut run = match known.or_else(|| runs.iter().position(before)) {
+            Some(at) => {
+                let mut run = runs.remove(at)?;
+                run.widen(&dir);
+                run
+            }
             None => {
                 // A file that is not behind the one before makes no run of that.
                 runs.retain(|run| run.dir != dir || run.files >= MIN_FILES);
                 *last_id += 1;
-                FileRun { id: *last_id, ..FileRun::default() }
+                FileRun { id: *last_id, top: dir.clone(), ..FileRun::default() }
             }
         };
         match &run.to {
             // All that was read ahead was in vain.
-            Some(to) if to <= file => run = FileRun { id: run.id, busy: run.busy, ..FileRun::default() },
+            Some(to) if to <= file => {
+                run = FileRun { id: run.id, busy: run.busy, top: dir.clone(), ..FileRun::default() };
+            }
             _ => {}
         }
         run.files = run.files.saturating_add(1);
@@ -105,7 +134,7 @@ impl FileRuns {
             return None;
         }
         let from = run.to.clone().or_else(|| path::behind(&run.last))?;
-        let to = path::behind(&run.dir)?;
+        let to = path::behind(&run.top)?;
         if from >= to {
             return None;
         }
@@ -185,8 +214,8 @@ mod tests {
         assert_eq!((ask("60"), ask("61")), (None, None));
         assert!(ask("62").is_some());
         let other = |name: &str| runs.read_whole(&file(&["e"], name), 100 * KIB);
-        assert!(names.iter().rev().all(|name| other(name).is_none()), "backwards");
-        assert_eq!(runs.runs.lock().0.len(), 2, "one of each directory");
+        let asks = names.iter().rev().filter_map(|name| other(name)).count();
+        assert!(asks == 0, "backwards {asks}");
     }
 
     #[test]
@@ -201,6 +230,35 @@ mod tests {
         let below = runs.read_whole(&file(&["d", "below"], "1"), 200 * KIB).unwrap();
         assert_eq!(below.run, wanted.run);
         assert_eq!(below.from, file(&["d", "below"], "5"), "from where the last piece ended");
+    }
+
+    /// A walk through a tree: each directory begins with what comes next in memory already. Who leaves it for one file
+    /// elsewhere begins anew there.
+    #[test]
+    fn a_run_goes_on_in_the_directories_beside() {
+        let runs = runs();
+        let read = |dirs: &[&str], name: &str| runs.read_whole(&file(dirs, name), 100 * KIB);
+        let behind =
+            |dirs: &[&str]| path::behind(path::data_of_directory(&file(dirs, "x")).unwrap()).unwrap();
+        let wanted =
+            ["1", "2", "3", "4"].iter().filter_map(|name| read(&["t", "a", "x"], name)).last().unwrap();
+        assert_eq!(wanted.to, behind(&["t", "a", "x"]));
+        runs.asked(wanted.run, wanted.to);
+        let beside = read(&["t", "a", "y"], "1").unwrap();
+        assert_eq!((beside.run, &beside.to), (wanted.run, &behind(&["t", "a"])));
+        assert!(beside.from > file(&["t", "a", "y"], "1") && beside.bytes >= 400 * KIB);
+        runs.asked(beside.run, file(&["t", "a", "y"], "5"));
+        assert!(
+            ["2", "3", "4"]
+                .iter()
+                .all(|name| read(&["t", "a", "y"], name).is_none_or(|w| w.run == wanted.run))
+        );
+        runs.asked(wanted.run, beside.to);
+        let above = read(&["t", "b"], "1").unwrap();
+        assert_eq!((above.run, above.to), (wanted.run, behind(&["t"])));
+        runs.asked(wanted.run, file(&["t", "c"], "1"));
+        assert_eq!(read(&["u"], "1"), None, "what was read ahead was in vain");
+        assert_eq!(read(&["v"], "1"), None, "one file is no walk");
     }
 
     #[test]

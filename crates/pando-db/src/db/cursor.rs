@@ -127,6 +127,15 @@ impl Cursor {
         self.restart(below);
     }
 
+    /// Says that all of the range will be taken, from the low end: what lies side by side is read together from the
+    /// first request on, and not the more the longer the cursor goes on. To be called before the first pair is taken.
+    ///
+    /// Cost: none. A cursor that is left early has read up to 1 MiB in vain.
+    pub fn take_all(mut self) -> Self {
+        self.ahead = ScanReadahead::for_all();
+        self
+    }
+
     /// Brings what the cursor would come to next from the low end into memory, for others who read the same keys
     /// soon, until some `bytes` of pages were passed or nothing is left (`false`): the cursor goes on behind it. What
     /// is in memory is not read, and what somebody else reads at the time is waited for. It stays there until

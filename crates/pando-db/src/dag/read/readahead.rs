@@ -4,7 +4,8 @@
 //!
 //! The longer a scan has gone on, the more it reads ahead, so that a short one
 //! reads what it needs (and two pages with one request where its range ends in
-//! the second) and a long one at most twice that. What was read stays with the
+//! the second) and a long one at most twice that; one that is known to take all of its range reads as much as can be
+//! from the first request on. What was read stays with the
 //! scan until it has gone by: a page is read once a scan. After [`MAX_BYTES`] bytes
 //! the cache does not learn of what a scan passes for the first time
 //! ([`Keep::Again`]): it goes on in the same little memory instead. Memory:
@@ -66,6 +67,11 @@ impl ScanReadahead {
     /// Of a scan that only brings pages into memory, by requests as large as can be.
     pub fn for_others() -> Self {
         Self { for_others: true, limit: MAX_BYTES, ..Self::default() }
+    }
+
+    /// Of a scan that will go through all of its range.
+    pub fn for_all() -> Self {
+        Self { limit: MAX_BYTES, ..Self::default() }
     }
 
     /// True if nothing was asked for so far, and what is asked for is wanted now.

@@ -12,11 +12,7 @@
 use std::{
     io,
     os::fd::{AsFd, OwnedFd},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
-    thread::{self, ThreadId},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -44,8 +40,6 @@ const PREEMPTION_CHECK: Duration = Duration::from_millis(1);
 const PAUSE: Duration = Duration::from_millis(10);
 const MAX_PAUSE: Duration = Duration::from_millis(40);
 const RESUMED_LATELY: Duration = Duration::from_millis(30);
-/// What was seen of a thread longer ago says nothing of now.
-const LOOKED_LATELY: Duration = Duration::from_millis(100);
 
 /// Decides after each answer whether to poll, and does.
 pub(crate) struct Poller {
@@ -55,31 +49,12 @@ pub(crate) struct Poller {
     /// Keeps the CPU of whoever waits from halting.
     halting: Option<Halting>,
     counters: Arc<Counters>,
-    /// When the last request had been answered, by whatever thread.
-    ended: Answered,
-    /// Locked by the thread that reads requests, also while it polls.
     state: Mutex<PollState>,
 }
 
-/// A moment that several threads note.
-struct Answered {
-    begin: Instant,
-    /// Nanoseconds since then.
-    nanos: AtomicU64,
-}
-
-impl Answered {
-    fn note(&self, now: Instant) {
-        let nanos = now.saturating_duration_since(self.begin).as_nanos();
-        self.nanos.fetch_max(u64::try_from(nanos).unwrap_or(u64::MAX), Relaxed);
-    }
-
-    fn elapsed(&self) -> Duration {
-        self.begin.elapsed().saturating_sub(Duration::from_nanos(self.nanos.load(Relaxed)))
-    }
-}
-
 struct PollState {
+    /// When the last request had been answered.
+    ended: Instant,
     /// Requests that came within the limit after the one before, less what gaps took.
     score: u32,
     /// The request that is coming was found by polling.
@@ -87,16 +62,9 @@ struct PollState {
     /// No polling before this.
     resume: Instant,
     pause: Duration,
-    /// When it was last looked how often a thread has lost its CPU, and how often that was, of threads that polled
-    /// of late; nothing while none does.
-    looked: Vec<Looked>,
-}
-
-/// How often a thread had lost its CPU at a moment.
-struct Looked {
-    thread: ThreadId,
-    at: Instant,
-    lost: i64,
+    /// When it was last looked how often this thread has lost its CPU, and how often that was;
+    /// nothing while it does not poll.
+    looked: Option<(Instant, i64)>,
 }
 
 impl Poller {
@@ -114,9 +82,9 @@ impl Poller {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let device = device.filter(|_| cpus > 1 && !limit.is_zero());
         let now = Instant::now();
-        let ended = Answered { begin: now, nanos: AtomicU64::new(0) };
-        let state = PollState { score: 0, caught: false, resume: now, pause: PAUSE, looked: Vec::new() };
-        Self { device, limit, polite, halting: None, counters, ended, state: Mutex::new(state) }
+        let state =
+            PollState { ended: now, score: 0, caught: false, resume: now, pause: PAUSE, looked: None };
+        Self { device, limit, polite, halting: None, counters, state: Mutex::new(state) }
     }
 
     /// Keeps idle CPUs from halting while it polls, as `wanted`. Fails if that is asked for and cannot be had.
@@ -132,7 +100,7 @@ impl Poller {
     pub(crate) fn turn(&self) -> Turn<'_> {
         if self.device.is_some() {
             let mut state = self.state.lock();
-            state.came(self.ended.elapsed() < self.limit);
+            state.came(self.limit);
             if state.score >= POLL_SCORE
                 && let Some(halting) = &self.halting
             {
@@ -146,6 +114,8 @@ impl Poller {
     pub(crate) fn look(&self) {
         if self.device.is_some() {
             let mut state = self.state.lock();
+            // What was seen last is about another thread.
+            state.looked = None;
             self.poll(&mut state, Instant::now());
         }
     }
@@ -168,7 +138,7 @@ impl Poller {
                 // Then `read` says what is wrong.
                 Err(_) => return,
             }
-            if self.ended.elapsed() >= self.limit {
+            if state.ended.elapsed() >= self.limit {
                 self.counters.missed();
                 return;
             }
@@ -178,8 +148,8 @@ impl Poller {
 }
 
 impl PollState {
-    fn came(&mut self, soon: bool) {
-        let dense = self.caught || soon;
+    fn came(&mut self, limit: Duration) {
+        let dense = self.caught || self.ended.elapsed() < limit;
         self.score =
             if dense { (self.score + 1).min(MAX_SCORE) } else { self.score.saturating_sub(GAP_SCORE) };
         self.caught = false;
@@ -188,27 +158,21 @@ impl PollState {
     /// Whether to poll now, which is not polite if this thread has lost its CPU to another.
     fn may_poll(&mut self, now: Instant, polite: bool, counters: &Counters) -> bool {
         if self.score < POLL_SCORE || now < self.resume {
-            self.looked.clear();
+            self.looked = None;
             return false;
         }
-        // Where requests wait, another thread reads each of them.
-        let thread = thread::current().id();
-        let before = self.looked.iter().position(|looked| looked.thread == thread);
-        let is_recent = |i: usize| self.looked.get(i).is_some_and(|l| now - l.at < PREEMPTION_CHECK);
-        if !polite || before.is_some_and(is_recent) {
+        if !polite || self.looked.is_some_and(|(at, _)| now.duration_since(at) < PREEMPTION_CHECK) {
             return true;
         }
-        let before = before.map(|i| self.looked.swap_remove(i).lost);
         let lost = getrusage(UsageWho::RUSAGE_THREAD).map_or(0, |u| u.involuntary_context_switches());
-        self.looked.retain(|looked| now - looked.at < LOOKED_LATELY);
-        self.looked.push(Looked { thread, at: now, lost });
-        if before.is_none_or(|before| before == lost) {
+        let before = self.looked.replace((now, lost));
+        if before.is_none_or(|(_, before)| before == lost) {
             return true;
         }
         let soon = now.duration_since(self.resume) < RESUMED_LATELY;
         self.pause = if soon { (self.pause * 2).min(MAX_PAUSE) } else { PAUSE };
         self.resume = now + self.pause;
-        self.looked.clear();
+        self.looked = None;
         counters.yielded();
         false
     }
@@ -228,12 +192,8 @@ impl Turn<'_> {
         self
     }
 
-    /// Says that the answer was given while another thread reads requests: this one does not poll, but the next
-    /// request may come soon.
+    /// Says that another thread reads requests by now: this one does not poll.
     pub(crate) fn left(self) {
-        if self.answers && self.poller.device.is_some() {
-            self.poller.ended.note(Instant::now());
-        }
         std::mem::forget(self);
     }
 }
@@ -246,7 +206,7 @@ impl Drop for Turn<'_> {
         let mut state = self.poller.state.lock();
         let now = Instant::now();
         if self.answers {
-            self.poller.ended.note(now);
+            state.ended = now;
         }
         self.poller.poll(&mut state, now);
     }
@@ -256,7 +216,7 @@ impl Drop for Turn<'_> {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use std::{io::Write, os::unix::net::UnixStream};
+    use std::{io::Write, os::unix::net::UnixStream, thread};
 
     use super::*;
 
@@ -326,7 +286,7 @@ mod tests {
         let limit = Duration::from_millis(50);
         let (poller, writer) = poller(limit);
         poller.state.lock().score = MAX_SCORE;
-        poller.ended.note(Instant::now());
+        poller.state.lock().ended = Instant::now();
         let begin = Instant::now();
         for _ in 0..100 {
             drop(poller.turn().unanswered());
@@ -356,39 +316,23 @@ mod tests {
         assert_eq!(poller.counters.polling().missed, 1, "whoever reads from then on does");
     }
 
-    /// Requests that wait for the device are each answered by a thread that no longer reads: they come as densely as
-    /// others, and the thread that reads polls until the answer, and for a while after.
-    #[test]
-    fn answers_of_threads_that_have_left_count() {
-        let limit = Duration::from_millis(100);
-        let (poller, _writer) = poller(limit);
-        (0..POLL_SCORE).for_each(|_| poller.turn().left());
-        let turn = poller.turn();
-        thread::scope(|scope| {
-            let looking = scope.spawn(|| {
-                let begin = Instant::now();
-                poller.look();
-                begin.elapsed()
-            });
-            thread::sleep(limit / 2);
-            turn.left();
-            assert!(looking.join().unwrap() > limit, "it did not poll on after the answer");
-        });
-        assert_eq!(poller.counters.polling().missed, 1);
-    }
-
     #[test]
     fn losing_the_cpu_stops_polling_for_longer_and_longer() {
         let counters = Counters::default();
         let now = Instant::now();
-        let looked = Vec::new();
-        let mut state = PollState { score: MAX_SCORE, caught: false, resume: now, pause: PAUSE, looked };
+        let mut state = PollState {
+            ended: now,
+            score: MAX_SCORE,
+            caught: false,
+            resume: now,
+            pause: PAUSE,
+            looked: None,
+        };
         let lose = |state: &mut PollState, begin: Instant| {
             assert!(state.may_poll(begin, true, &counters), "the first look only takes note");
-            // Others have lost theirs meanwhile, or have not: that is theirs.
-            let other = thread::spawn(|| thread::current().id()).join().unwrap();
-            state.looked.push(Looked { thread: other, at: begin, lost: -1 });
-            state.looked.iter_mut().for_each(|looked| looked.lost -= 1);
+            if let Some((_, lost)) = &mut state.looked {
+                *lost -= 1;
+            }
             assert!(state.may_poll(begin + PREEMPTION_CHECK / 2, true, &counters), "looks too often");
             assert!(!state.may_poll(begin + PREEMPTION_CHECK, true, &counters));
             assert!(!state.may_poll(state.resume - PREEMPTION_CHECK, true, &counters), "polls in a pause");

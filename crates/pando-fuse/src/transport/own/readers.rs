@@ -272,8 +272,7 @@ impl<H: Handler> Reader<H> {
             }
         }
         match (self.role.get(), answered) {
-            (false, true) => turn.left(),
-            (false, false) => turn.unanswered().left(),
+            (false, _) => turn.left(),
             (true, false) => drop(turn.unanswered()),
             (true, true) => drop(turn),
         }

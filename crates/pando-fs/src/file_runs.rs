@@ -240,8 +240,10 @@ mod tests {
         let read = |dirs: &[&str], name: &str| runs.read_whole(&file(dirs, name), 100 * KIB);
         let behind =
             |dirs: &[&str]| path::behind(path::data_of_directory(&file(dirs, "x")).unwrap()).unwrap();
-        let wanted =
-            ["1", "2", "3", "4"].iter().filter_map(|name| read(&["t", "a", "x"], name)).last().unwrap();
+        let wanted = ["1", "2", "3", "4"]
+            .iter()
+            .fold(None, |last, name| read(&["t", "a", "x"], name).or(last))
+            .unwrap();
         assert_eq!(wanted.to, behind(&["t", "a", "x"]));
         runs.asked(wanted.run, wanted.to);
         let beside = read(&["t", "a", "y"], "1").unwrap();

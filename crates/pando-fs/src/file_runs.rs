@@ -4,8 +4,9 @@
 //! their keys. The kernel reads ahead inside a file; what lies behind its end only we know. So when a few files of a
 //! directory have been read whole in order, what lies behind the last one is read ahead as if the directory were one
 //! file: as much as the run has read so far, up to a bound, so at most as much is read in vain as was read in
-//! earnest. A run goes on in the directories below, because their data come next; and where the next file that is read
-//! lies in a later directory, in all that comes behind it in the directory that has both: somebody walks through a tree.
+//! earnest. A run goes on in the directories below, because their data come next; and where the next file that is
+//! read lies in a later directory, in all that comes behind it in the directory that has both: somebody walks through
+//! a tree.
 //!
 //! Guarantees: all runs together have at most the stated number of bytes read ahead; at most one piece of a run is
 //! under way; a run that is left has nothing more read ahead. Knows keys only; uses the layout of [`path`].

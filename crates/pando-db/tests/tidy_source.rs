@@ -210,7 +210,10 @@ const FUSE: &[(&str, &[&str])] = &[
     ("control", &["asked"]),
     ("counters", &[]),
     ("cache", &[]),
+    ("creators", &[]),
+    ("inside", &[]),
     ("listings", &[]),
+    ("times", &["inside"]),
     ("transport", &["counters"]),
     ("error", &["transport"]),
     ("settings", &["transport", "error"]),
@@ -219,7 +222,10 @@ const FUSE: &[(&str, &[&str])] = &[
     ("proof", &["control", "transport"]),
     ("tool", &["mountinfo", "asked", "control", "client", "proof"]),
     ("caller", &["transport"]),
-    ("coherence", &["counters", "cache", "listings", "transport", "proof", "caller"]),
+    (
+        "coherence",
+        &["counters", "cache", "creators", "inside", "listings", "times", "transport", "proof", "caller"],
+    ),
     ("requests", &["asked", "control", "transport", "proof", "coherence"]),
     (
         "server",
@@ -227,6 +233,8 @@ const FUSE: &[(&str, &[&str])] = &[
             "control",
             "counters",
             "cache",
+            "creators",
+            "inside",
             "listings",
             "transport",
             "proof",
@@ -235,7 +243,20 @@ const FUSE: &[(&str, &[&str])] = &[
             "requests",
         ],
     ),
-    ("mount", &["mountinfo", "counters", "transport", "error", "settings", "attach", "coherence", "server"]),
+    (
+        "mount",
+        &[
+            "mountinfo",
+            "counters",
+            "inside",
+            "transport",
+            "error",
+            "settings",
+            "attach",
+            "coherence",
+            "server",
+        ],
+    ),
 ];
 
 /// The floors of the program `pando`.

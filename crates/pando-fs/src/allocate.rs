@@ -18,7 +18,7 @@ use crate::{
     merge::{self, Change, Size},
     path,
     place::At,
-    types::{Caller, FileHandle, Ino, Time},
+    types::{Caller, FileHandle, Ino},
     volume::Fs,
 };
 
@@ -91,7 +91,7 @@ impl Fs {
 
     /// What a change of content by `c` changes of the record.
     fn content_change(&self, c: &Caller, inode: &InodeRef) -> Change {
-        let mut change = Change::modified(Time::now());
+        let mut change = Change::modified(self.now());
         inode.peek(|s| {
             change.perm = if c.is_root() { None } else { without_set_id_by(c, s.record.perm, s.record.gid) };
             change.drop_capability = s.record.may_do_more();

@@ -130,7 +130,7 @@ impl Fs {
             self.count_in_background();
             return;
         };
-        let now = Time::now();
+        let now = self.now();
         let subtract = || -> Result<bool> {
             for (id, count) in lost {
                 self.subtract(&root, id, i64::from(count), Some(now))?;
@@ -170,7 +170,7 @@ impl Fs {
         let left = u32::try_from(i64::from(has) - excess).unwrap_or(0);
         let mut batch = Batch::new();
         if left == 0 {
-            let now = Time::now();
+            let now = self.now();
             batch.delete(path::meta(&path));
             let fate = self.remove_last(&mut batch, path::data(&path), &inode, now);
             self.db.write(batch)?;

@@ -61,6 +61,13 @@ pub(crate) struct Removal {
     now: Time,
 }
 
+impl Removal {
+    /// Open files that have lost their last name.
+    pub(crate) fn orphaned(&self) -> Vec<Ino> {
+        self.open_below.iter().map(|inode| inode.ino).collect()
+    }
+}
+
 impl Fs {
     /// Adds the removal of an entry and all below it. The caller holds `tree` of it exclusively.
     pub(crate) fn remove_all(
@@ -208,7 +215,7 @@ impl Fs {
                 _ => Some(attempt_shared(&source.tree)?),
             };
             let _target = target.as_ref().map(|t| tries.exclusive(&t.tree)).transpose()?;
-            let now = Time::now();
+            let now = self.now();
             let mut batch = Batch::new();
             let removal =
                 target.as_ref().map(|t| self.remove_all(rights, &mut batch, &end, t, now)).transpose()?;
@@ -259,6 +266,7 @@ impl Fs {
             }
             let report = CloneReport {
                 replaced: target.iter().map(|t| t.ino).collect(),
+                orphaned: removal.as_ref().map(Removal::orphaned).unwrap_or_default(),
                 entries: vec![(end.at.dir.ino, dst.1.to_os_string())],
                 micros: 0,
             };
@@ -292,7 +300,7 @@ impl Fs {
         let top = self.child(&at, bytes)?.ok_or_else(|| Error::NotFound(show(name)))?;
         rights.may_remove(&dir, &top)?;
         let own = top.tree.write_arc();
-        let now = Time::now();
+        let now = self.now();
         let touched = Change::modified(now);
         let mut batch = Batch::new();
         let removal = self.remove_all(rights, &mut batch, &end, &top, now)?;
@@ -302,11 +310,13 @@ impl Fs {
         self.removed_all(&removal);
         self.positions.removed(&self.db, bytes);
         drop((own, names, at));
+        let orphaned = removal.orphaned();
         if let Some(names) = removal.names {
             self.count_lost(names);
         }
         Ok(RemoveReport {
             replaced: vec![top.ino],
+            orphaned,
             entries: vec![(dir.ino, name.to_os_string())],
             micros: start.elapsed().as_micros() as u64,
         })

@@ -18,7 +18,7 @@ use crate::{
     limits::{BLOCK_SIZE, MAX_FILE_SIZE},
     merge::{Change, Size},
     path,
-    types::{Caller, FileHandle, Ino, Time},
+    types::{Caller, FileHandle, Ino},
     volume::Fs,
 };
 
@@ -121,7 +121,7 @@ impl Fs {
                     &at.meta,
                     off_out + done,
                     &bytes,
-                    (c.is_root(), Some(Time::now())),
+                    (c.is_root(), Some(self.now())),
                 )
             });
             match written {
@@ -154,7 +154,7 @@ impl Fs {
                 },
                 dense: Some(dense),
                 drop_capability,
-                ..Change::modified(Time::now())
+                ..Change::modified(self.now())
             };
             let mut batch = Batch::new();
             match outside {
@@ -247,7 +247,7 @@ impl Fs {
                 },
                 dense: noted.is_some().then_some(Some(dense)),
                 drop_capability,
-                ..Change::modified(Time::now())
+                ..Change::modified(self.now())
             };
             batch.upsert(to.meta.clone(), change.encode());
             self.db.write(batch)?;

@@ -356,7 +356,7 @@ impl Fs {
         let at = self.hold(&inode, true)?;
         let append = append || flags & O_APPEND != 0;
         let offset = if append { inode.peek(|s| s.record.size) } else { offset };
-        self.write_at(&inode, &at.data, &at.meta, offset, data, (by_root, Some(Time::now())))
+        self.write_at(&inode, &at.data, &at.meta, offset, data, (by_root, Some(self.now())))
     }
 
     /// Writes pages that the kernel has kept for a while: it has checked who wrote them, and knows the times of the
@@ -448,7 +448,7 @@ impl Fs {
         if self.is_read_only() || self.atime == AtimePolicy::Noatime || inode.frozen {
             return;
         }
-        let now = Time::now();
+        let now = self.now();
         let due = |r: &crate::record::Record| {
             self.atime == AtimePolicy::Strict
                 || r.atime <= r.mtime

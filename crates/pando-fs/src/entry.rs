@@ -56,7 +56,7 @@ impl Fs {
         if self.db.get(&key)?.is_some() {
             return Err(Error::Exists(show(name)));
         }
-        let now = if self.tick_times { Time::of_tick() } else { Time::now() };
+        let now = self.now();
         let fresh = Record::new(new.kind, (new.mode & 0o7777) as u16, self.fresh_file()?, now);
         let mut batch = Batch::new();
         let record = self.new_record(&mut batch, c, &at, &path::data(&entry), fresh, &new)?;
@@ -115,7 +115,7 @@ impl Fs {
         let dir = self.dir(parent)?;
         may_change(&dir, true)?;
         let at = self.hold_dir(&dir)?;
-        let now = Time::now();
+        let now = self.now();
         let new = New { kind: FileKind::Regular, mode, rdev: 0, target: None };
         let fresh = Record::new(new.kind, (mode & 0o7777) as u16, self.fresh_file()?, now);
         let ino = number(dir.lineage, fresh.fileno);
@@ -245,7 +245,7 @@ impl Fs {
             return Err(Error::IsDirectory(show(name)));
         }
         let _own = inode.tree.write_arc();
-        let now = Time::now();
+        let now = self.now();
         let touched = Change::modified(now);
         let mut batch = Batch::new();
         let fate = self.remove_file(&mut batch, &at, &at.child(bytes)?, &inode, now)?;
@@ -294,7 +294,7 @@ impl Fs {
         if !self.is_empty(&path::contents(&at.contents, bytes)?)? {
             return Err(Error::NotEmpty(show(name)));
         }
-        let now = Time::now();
+        let now = self.now();
         let touched = Change::modified(now);
         let mut batch = Batch::new();
         let entry = at.child(bytes)?;

@@ -18,7 +18,7 @@ use crate::{
     place::may_change,
     record::LinkName,
     rename::{End, Pair},
-    types::{Attr, Caller, FileKind, Ino, Time},
+    types::{Attr, Caller, FileKind, Ino},
     volume::{Fs, HARD_LINKS},
 };
 
@@ -102,7 +102,7 @@ impl Fs {
 
     /// Adds the name `end` to what is held exclusively.
     fn add_name(&self, inode: &InodeRef, before: &Before, pair: &Pair, end: &End<'_>) -> Result<()> {
-        let now = Time::now();
+        let now = self.now();
         let mut batch = Batch::new();
         let mut record = inode.peek(|s| s.record.clone());
         record.ctime = now;

@@ -282,7 +282,7 @@ impl Fs {
         target: Option<&InodeRef>,
         whiteout: Option<&Caller>,
     ) -> Result<()> {
-        let now = Time::now();
+        let now = self.now();
         let mut batch = Batch::new();
         let mut fate = Fate::Gone;
         let mut lineage = None;
@@ -343,7 +343,7 @@ impl Fs {
         first: &InodeRef,
         second: &InodeRef,
     ) -> Result<()> {
-        let now = Time::now();
+        let now = self.now();
         let mut batch = Batch::new();
         let first_moves = self.moving(&mut batch, first, (one, two), now)?;
         let second_moves = self.moving(&mut batch, second, (two, one), now)?;

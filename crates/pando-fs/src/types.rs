@@ -227,6 +227,14 @@ pub struct SetAttr {
     pub kill_suidgid: bool,
 }
 
+impl SetAttr {
+    /// Whether it sets nothing but times.
+    pub(crate) fn is_of_times_only(&self) -> bool {
+        let times = Self { atime: None, mtime: None, ctime: None, ..*self };
+        times == Self::default()
+    }
+}
+
 /// An open file. 0 is never issued; calls that take a handle accept it as "by inode number".
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FileHandle(pub u64);
@@ -276,6 +284,8 @@ pub struct StatFs {
 pub struct CloneReport {
     /// Inode numbers that were live in memory at the destination and are gone now: drop their caches.
     pub replaced: Vec<Ino>,
+    /// Open files that lost their last name with a tree that was replaced or removed: their link count has changed.
+    pub orphaned: Vec<Ino>,
     /// (directory, name) pairs that mean something else now: drop these dentries and the
     /// directory's cached listing and attributes.
     pub entries: Vec<(Ino, OsString)>,
@@ -428,9 +438,9 @@ pub struct MountOptions {
     pub discard: bool,
     /// Open an image whose log is damaged beyond repair, without what is lost: see [`pando_db::Options::salvage`].
     pub salvage: bool,
-    /// New entries get the time of the clock's last tick, as the kernel would give it: for a kernel that keeps the
-    /// times of files itself, and need not tell then that those of a file that is written right after it was made are
-    /// others. By default the exact time.
+    /// Times are those of the clock's last tick, as the kernel would give them: for a kernel that keeps the times of
+    /// files itself, and need not tell then that those of a file that is written right after it was made are others. By
+    /// default they are exact.
     pub tick_times: bool,
     /// `.snapshots` shows in listings of directories that have snapshots. It is found by its name anyway.
     pub snapshots_visible: bool,

@@ -393,6 +393,11 @@ impl Fs {
         })
     }
 
+    /// The time of a change that is made now.
+    pub(crate) fn now(&self) -> Time {
+        if self.tick_times { Time::of_tick() } else { Time::now() }
+    }
+
     /// Error if the mount is read-only.
     pub(crate) fn writable(&self) -> Result<()> {
         if self.read_only {

@@ -19,7 +19,7 @@ use crate::{
     path,
     place::{At, DirAt},
     record::Record,
-    types::{Caller, FileKind, Ino, Time},
+    types::{Caller, FileKind, Ino},
     volume::{EXTENDED_ATTRIBUTES, Fs},
 };
 
@@ -304,7 +304,7 @@ impl Fs {
         if !existed && value.is_none() && mode.is_none() {
             return Ok(());
         }
-        let mut change = Change { ctime: Some(Time::now()), ..Change::default() };
+        let mut change = Change { ctime: Some(self.now()), ..Change::default() };
         if let Some(mode) = mode {
             let mut kept = perm & !0o777;
             if !c.is_root() && !c.in_group(gid) {

@@ -10,12 +10,14 @@
 //! - when a run of small READs shows that such pages shred a scan,
 //! - which inodes may have dirty pages of a shared mapping.
 //!
-//! Where the kernel keeps what is written (its write-back cache), all opens use the page cache: it knows the size and
-//! times of files best then, and of a write that bypasses it by the server's choice it does not take the time.
+//! Where the kernel keeps what is written (its write-back cache), opens use the page cache, but for those that
+//! are likely to change a little of a large file that exists ([`MIN_BYPASS_BYTES`]; of a page that it does not
+//! hold, the cache would read the rest first), and new files of those who make one after the other (`creators`).
+//! `times` tells the kernel what it then does not know.
 //!
 //! It knows nothing of FUSE messages; the caller carries its decisions out.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use parking_lot::Mutex;
 
@@ -28,6 +30,10 @@ const MAX_GAP_BYTES: u64 = 256 << 10;
 const SHREDDED_READS: u32 = 8;
 /// namely if they are smaller than this on average, bytes.
 const SHREDDED_BYTES: u64 = 64 << 10;
+
+/// Size of a file from which on write-only opens bypass the write-back cache, bytes. The pages of a smaller one
+/// are soon read.
+pub(crate) const MIN_BYPASS_BYTES: u64 = 1 << 20;
 
 #[derive(Default)]
 struct InodeCache {
@@ -61,9 +67,11 @@ pub(crate) struct Policy {
 /// The state of all inodes that have any.
 #[derive(Default)]
 pub(crate) struct Caches {
-    /// The kernel keeps what is written: then every open uses its page cache.
+    /// The kernel keeps what is written.
     writeback: bool,
     inodes: Mutex<HashMap<u64, InodeCache>>,
+    /// Open handles that bypass the cache of such a kernel.
+    bypassing: Mutex<HashSet<u64>>,
 }
 
 fn write_only(flags: i32) -> bool {
@@ -85,17 +93,29 @@ impl Caches {
         self.writeback
     }
 
-    /// Whether files opened with these flags bypass the page cache.
-    fn bypass(&self, flags: i32) -> bool {
-        write_only(flags) && !self.writeback
+    /// Whether the flags of an open are those of one that [`Caches::suits_bypass`] may be true of.
+    pub(crate) fn may_suit_bypass(flags: i32) -> bool {
+        write_only(flags) && flags & (libc::O_APPEND | libc::O_TRUNC) == 0
     }
 
-    /// Counts an open with `O_*` `flags` and says how to do it.
-    pub(crate) fn opened(&self, ino: u64, flags: i32) -> Policy {
-        if self.bypass(flags) {
-            return Policy { direct: true, keep: true };
+    /// Whether an open with these flags of an existing file of `bytes` is one for small changes of a large file.
+    pub(crate) fn suits_bypass(flags: i32, bytes: u64) -> bool {
+        Self::may_suit_bypass(flags) && bytes >= MIN_BYPASS_BYTES
+    }
+
+    /// Counts an open with `O_*` `flags`, which got `handle`, and says how to do it. `bypass`: it is better to
+    /// bypass a cache that keeps what is written, and the kernel can be told of times.
+    pub(crate) fn opened(&self, ino: u64, handle: u64, flags: i32, bypass: bool) -> Policy {
+        let direct = Policy { direct: true, keep: true };
+        if !self.writeback && write_only(flags) {
+            return direct;
         }
         let mut inodes = self.inodes.lock();
+        // Where somebody else's writes are kept, each direct one would have to wait for their pages.
+        if self.writeback && bypass && inodes.get(&ino).is_none_or(|s| s.writable == 0) {
+            self.bypassing.lock().insert(handle);
+            return direct;
+        }
         let state = inodes.entry(ino).or_default();
         state.cached += 1;
         state.writable += u32::from(writes(flags));
@@ -104,21 +124,31 @@ impl Caches {
         Policy { direct: false, keep: !std::mem::take(&mut state.partial) }
     }
 
-    /// Counts the last close of what was opened with `flags`.
-    pub(crate) fn released(&self, ino: u64, flags: i32) {
-        if self.bypass(flags) {
-            return;
+    /// Whether `handle` bypasses a cache that keeps what is written.
+    pub(crate) fn bypasses(&self, handle: u64) -> bool {
+        self.writeback && self.bypassing.lock().contains(&handle)
+    }
+
+    /// Counts the last close of `handle`, which was opened with `flags`; whether it bypassed the page cache.
+    pub(crate) fn released(&self, ino: u64, handle: u64, flags: i32) -> bool {
+        let direct = match self.writeback {
+            true => self.bypassing.lock().remove(&handle),
+            false => write_only(flags),
+        };
+        if direct {
+            return true;
         }
         let mut inodes = self.inodes.lock();
         let Some(state) = inodes.get_mut(&ino) else {
             debug_assert!(false, "inode {ino:#x} was closed more often than opened");
-            return;
+            return false;
         };
         state.cached = state.cached.saturating_sub(1);
         state.writable = state.writable.saturating_sub(u32::from(writes(flags)));
         if state.cached == 0 && !state.partial {
             inodes.remove(&ino);
         }
+        false
     }
 
     /// The kernel has dropped the inode, and its pages with it.
@@ -192,56 +222,76 @@ mod tests {
     #[test]
     fn only_write_only_opens_are_direct() {
         let c = Caches::default();
-        assert!(c.opened(2, libc::O_WRONLY | libc::O_APPEND).direct);
-        assert!(!c.opened(2, libc::O_RDONLY).direct);
-        assert!(!c.opened(2, libc::O_RDWR).direct);
+        assert!(c.opened(2, 0, libc::O_WRONLY | libc::O_APPEND, false).direct);
+        assert!(!c.opened(2, 0, libc::O_RDONLY, false).direct);
+        assert!(!c.opened(2, 0, libc::O_RDWR, false).direct);
     }
 
     #[test]
-    fn with_the_write_back_cache_no_open_is_direct_and_all_that_write_may_be_dirty() {
+    fn with_the_write_back_cache_all_that_write_may_be_dirty() {
         let c = Caches::new(true);
         for flags in [libc::O_WRONLY, libc::O_RDWR, libc::O_RDONLY] {
-            assert_eq!(c.opened(2 + flags as u64, flags), Policy { direct: false, keep: true });
+            assert_eq!(c.opened(2 + flags as u64, 0, flags, false), Policy { direct: false, keep: true });
         }
         assert!(c.is_perhaps_dirty(2 + libc::O_WRONLY as u64) && c.is_perhaps_dirty(2 + libc::O_RDWR as u64));
         assert!(!c.is_perhaps_dirty(2));
         c.wrote(3, false, 10, 4);
-        assert!(c.opened(3, libc::O_WRONLY).keep, "the kernel has made the page whole");
-        c.released(3, libc::O_WRONLY);
-        c.released(3, libc::O_WRONLY);
+        assert!(c.opened(3, 0, libc::O_WRONLY, false).keep, "the kernel has made the page whole");
+        c.released(3, 0, libc::O_WRONLY);
+        c.released(3, 0, libc::O_WRONLY);
         assert!(!c.is_perhaps_dirty(3));
+    }
+
+    #[test]
+    fn small_changes_of_a_large_file_bypass_the_write_back_cache() {
+        let (large, new) = (MIN_BYPASS_BYTES, libc::O_WRONLY | libc::O_TRUNC);
+        assert!(Caches::suits_bypass(libc::O_WRONLY, large));
+        for (flags, bytes) in [(libc::O_RDWR, large), (libc::O_WRONLY, large - 1), (new, large)] {
+            assert!(!Caches::suits_bypass(flags, bytes), "{flags:#o} {bytes}");
+        }
+        assert!(!Caches::suits_bypass(libc::O_WRONLY | libc::O_APPEND, large));
+        let c = Caches::new(true);
+        assert!(c.opened(2, 7, libc::O_WRONLY, true).direct && c.bypasses(7) && !c.is_perhaps_dirty(2));
+        assert!(!c.opened(2, 8, libc::O_RDWR, false).direct && !c.bypasses(8));
+        assert!(!c.opened(2, 9, libc::O_WRONLY, true).direct, "another's writes are kept");
+        assert!(c.wrote(2, true, 0, 4), "pages that readers hold");
+        for handle in [7, 8, 9] {
+            c.released(2, handle, if handle == 8 { libc::O_RDWR } else { libc::O_WRONLY });
+            assert!(!c.bypasses(handle));
+        }
+        assert!(c.inodes.lock().is_empty() && c.bypassing.lock().is_empty());
     }
 
     #[test]
     fn a_partial_write_costs_the_next_open_its_cache_once() {
         let c = Caches::default();
-        c.opened(2, libc::O_RDWR);
+        c.opened(2, 0, libc::O_RDWR, false);
         c.wrote(2, false, 0, 8192);
-        assert!(c.opened(2, libc::O_RDONLY).keep, "whole pages are up to date");
+        assert!(c.opened(2, 0, libc::O_RDONLY, false).keep, "whole pages are up to date");
         c.wrote(2, false, 10, 4);
-        c.released(2, libc::O_RDWR);
-        c.released(2, libc::O_RDONLY);
-        assert!(!c.opened(2, libc::O_RDONLY).keep);
-        assert!(c.opened(2, libc::O_RDONLY).keep);
+        c.released(2, 0, libc::O_RDWR);
+        c.released(2, 0, libc::O_RDONLY);
+        assert!(!c.opened(2, 0, libc::O_RDONLY, false).keep);
+        assert!(c.opened(2, 0, libc::O_RDONLY, false).keep);
     }
 
     #[test]
     fn direct_writes_drop_pages_only_while_someone_caches() {
         let c = Caches::default();
         assert!(!c.wrote(2, true, 0, 4));
-        c.opened(2, libc::O_RDONLY);
+        c.opened(2, 0, libc::O_RDONLY, false);
         assert!(c.wrote(2, true, 0, 4));
         assert!(!c.wrote(2, false, 0, 4), "those pages are locked until the answer");
-        c.released(2, libc::O_RDONLY);
+        c.released(2, 0, libc::O_RDONLY);
         assert!(!c.wrote(2, true, 0, 4));
-        c.opened(2, libc::O_RDWR | libc::O_DIRECT);
+        c.opened(2, 0, libc::O_RDWR | libc::O_DIRECT, false);
         assert!(c.wrote(2, true, 0, 4), "it may be mapped");
     }
 
     #[test]
     fn a_shredded_scan_is_seen_and_random_reads_are_not() {
         let c = Caches::default();
-        c.opened(2, libc::O_RDWR);
+        c.opened(2, 0, libc::O_RDWR, false);
         c.wrote(2, false, 1, 1);
         for page in [0, 700, 3, 400, 900, 1, 2, 3, 4, 5, 6, 5000] {
             assert_eq!(c.read(2, page * PAGE_BYTES, 4096), None);
@@ -261,14 +311,14 @@ mod tests {
     #[test]
     fn only_writable_cached_opens_can_be_dirty_and_nothing_is_kept_for_long() {
         let c = Caches::default();
-        c.opened(2, libc::O_RDWR);
-        c.opened(3, libc::O_RDONLY);
-        c.opened(4, libc::O_WRONLY);
+        c.opened(2, 0, libc::O_RDWR, false);
+        c.opened(3, 0, libc::O_RDONLY, false);
+        c.opened(4, 0, libc::O_WRONLY, false);
         assert_eq!(c.perhaps_dirty(), [2]);
         assert!(c.is_perhaps_dirty(2) && !c.is_perhaps_dirty(3));
         c.wrote(2, false, 1, 1);
-        c.released(2, libc::O_RDWR);
-        c.released(3, libc::O_RDONLY);
+        c.released(2, 0, libc::O_RDWR);
+        c.released(3, 0, libc::O_RDONLY);
         c.forgotten(2);
         assert!(c.inodes.lock().is_empty());
     }

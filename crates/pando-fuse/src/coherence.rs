@@ -18,8 +18,11 @@ use crate::{
     cache::Caches,
     caller::changer,
     counters::Counters,
+    creators::Creators,
+    inside::Inside,
     listings::Listings,
     proof::Proofs,
+    times::Times,
     transport::{Behind, Context, Notify, Outcome},
 };
 
@@ -37,6 +40,12 @@ pub(crate) struct MountState {
     pub(crate) proofs: Proofs,
     pub(crate) counters: Arc<Counters>,
     pub(crate) notify: OnceLock<Arc<dyn Notify>>,
+    /// The server's own way into the mount, if it has one.
+    pub(crate) inside: OnceLock<Inside>,
+    /// Who makes small files.
+    pub(crate) creators: Creators,
+    /// Files whose time the kernel does not know.
+    pub(crate) times: Arc<Times>,
     pub(crate) stats: Option<StatsText>,
     /// Inodes whose attributes the kernel is to forget: see [`MountState::written`].
     pub(crate) written: Mutex<Vec<u64>>,
@@ -102,23 +111,70 @@ impl MountState {
         }
     }
 
-    /// Brings dirty pages of shared mappings into the file system. Only for workers.
-    ///
-    /// Dropping the pages of an inode writes dirty ones first and waits for that, which syncfs
-    /// does not promise for FUSE. Only inodes open for reading and writing can have any.
-    pub(crate) fn flush_mappings(&self) {
-        for ino in self.caches.perhaps_dirty() {
-            self.tell(|n| n.forget_pages(ino, 0, 0));
+    /// Brings what the kernel keeps of these files' data into the file system, the dirty pages of mappings too.
+    /// Only for workers.
+    pub(crate) fn write_out(&self, files: Vec<u64>) {
+        if files.is_empty() {
+            return;
         }
+        let mut left = files.clone();
+        if let Some(inside) = self.inside.get() {
+            let written = inside.apart(|apart| {
+                let is_left = |ino: &u64| match inside.write_out(apart, *ino) {
+                    Ok(()) => false,
+                    // Otherwise the kernel has forgotten the file, so it keeps nothing of it.
+                    Err(e) => e.raw_os_error() != Some(libc::ESTALE),
+                };
+                files.into_iter().filter(is_left).collect()
+            });
+            match written {
+                Ok(failed) => left = failed,
+                Err(e) => log::warn!("no way into the mount: {e}"),
+            }
+        }
+        // Dropping the pages of an inode writes dirty ones first, one by one, and waits for that, which syncfs
+        // does not promise for FUSE.
+        left.into_iter().for_each(|ino| self.tell(|n| n.forget_pages(ino, 0, 0)));
+    }
+
+    /// The same for all files. Only those open for writing can have any.
+    pub(crate) fn write_out_all(&self) {
+        self.write_out(self.caches.perhaps_dirty());
     }
 
     /// The same for those of `top` and what is below it.
-    pub(crate) fn flush_mappings_in(&self, top: u64) {
-        for ino in self.caches.perhaps_dirty() {
-            if self.fs.lies_in(ino, top) {
-                self.tell(|n| n.forget_pages(ino, 0, 0));
-            }
+    pub(crate) fn write_out_below(&self, top: u64) {
+        let mut files = self.caches.perhaps_dirty();
+        files.retain(|ino| self.fs.lies_in(*ino, top));
+        self.write_out(files);
+    }
+
+    /// Whether an open with `flags` of an existing file is to bypass a kernel that keeps what is written: see
+    /// `cache`.
+    pub(crate) fn is_for_small_changes(self: &Arc<Self>, ino: u64, flags: i32) -> bool {
+        self.caches.writeback()
+            && Caches::may_suit_bypass(flags)
+            && self.fs.getattr(ino).is_ok_and(|a| Caches::suits_bypass(flags, a.size))
+            && self.can_tell_times()
+    }
+
+    /// Whether a kernel that keeps what is written can be told the time of a write that bypasses it. Starts what does
+    /// that.
+    pub(crate) fn can_tell_times(self: &Arc<Self>) -> bool {
+        if !self.caches.writeback() || self.inside.get().is_none() {
+            return false;
         }
+        let shared = Arc::downgrade(self);
+        let started = self.times.start(move |apart, ino| {
+            let gone = || std::io::Error::from_raw_os_error(libc::ESTALE);
+            let shared = shared.upgrade().ok_or_else(gone)?;
+            let time = shared.fs.modified(ino).map_err(|_| gone())?;
+            shared.inside.get().ok_or_else(gone)?.set_modified(apart, ino, time)
+        });
+        if let Err(e) = &started {
+            log::warn!("no thread for times of files: {e}");
+        }
+        started.is_ok()
     }
 
     /// Drops what a change behind the kernel's back made stale. Only for workers.
@@ -131,6 +187,9 @@ impl MountState {
         }
         for &ino in &report.replaced {
             self.tell(|n| n.forget_pages(ino, 0, 0));
+        }
+        for &ino in &report.orphaned {
+            self.tell(|n| n.forget_attributes(ino));
         }
     }
 

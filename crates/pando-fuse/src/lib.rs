@@ -7,9 +7,9 @@
 //! mount to do: clone a tree, remove one, sync, grow, statistics. [`client`] and [`tool`] are the
 //! tool's end of it, `proof` (rights) and `requests` the server's.
 //!
-//! From the ground up: `mountinfo`, `control`, `counters`, `cache`, `listings`; `transport`; `error`, `settings`,
-//! `attach`; `client`, `proof`, `tool`; `caller`, `coherence` (the kernel's caches kept right), `requests`, `server`;
-//! `mount`.
+//! From the ground up: `mountinfo`, `control`, `counters`, `cache`, `creators`, `inside`, `listings`, `times`;
+//! `transport`; `error`, `settings`, `attach`; `client`, `proof`, `tool`; `caller`, `coherence` (the kernel's
+//! caches kept right), `requests`, `server`; `mount`.
 //!
 //! `docs/fuse.md` says why the kernel is told what it is told.
 
@@ -21,7 +21,9 @@ pub mod client;
 mod coherence;
 pub mod control;
 mod counters;
+mod creators;
 mod error;
+mod inside;
 mod listings;
 mod mount;
 pub mod mountinfo;
@@ -29,6 +31,7 @@ mod proof;
 mod requests;
 mod server;
 mod settings;
+mod times;
 pub mod tool;
 pub mod transport;
 

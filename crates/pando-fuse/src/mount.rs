@@ -19,6 +19,7 @@ use crate::{
     coherence::StatsText,
     counters::Counters,
     error::Error,
+    inside::Inside,
     mountinfo,
     server::Server,
     settings::{IoUring, Settings},
@@ -62,7 +63,7 @@ impl Mount {
         let access_lists = settings.checks_permissions();
         let wishes = Wishes { writeback: settings.writeback, access_lists };
         let session = channel(ring, &fd, settings, &counters)
-            .and_then(|channel| Session::new(server, fd, &dir, channel, wishes));
+            .and_then(|channel| Session::new(server.clone(), fd, &dir, channel, wishes));
         let session = session.map_err(|source| {
             // Without the handshake nobody will ever answer on this mount.
             if let Err(e) = unmount(&dir, How::Force) {
@@ -72,6 +73,10 @@ impl Mount {
         })?;
         let device = mountinfo::at(&dir).ok().flatten().map(|entry| entry.device);
         raise_readahead(device.as_deref());
+        let inside = device.as_deref().and_then(|device| Inside::new(&dir, device));
+        if let Some(inside) = inside.filter(|_| session.awaits_answers_to_writes()) {
+            server.let_in(inside);
+        }
         Ok(Mount { session, dir, device, counters })
     }
 

@@ -46,7 +46,7 @@ impl MountState {
             Request::Token => return Err(Errno(libc::EINVAL)), // answered before
             Request::Stats => return self.statistics(),
             Request::Sync => {
-                self.flush_mappings();
+                self.write_out_all();
                 self.fs.sync().map_err(Refusal::from).and_then(|()| done(0))
             }
             Request::Usage { token } => self.shown(c, &token).and_then(|shows| self.usage(c, &shows)),
@@ -85,7 +85,7 @@ impl MountState {
             let caller = Caller { uid: c.uid, gid: c.gid, ..Caller::default() };
             self.fs.may_see_all(&caller, shows.source)?;
         }
-        self.flush_mappings_in(shows.source);
+        self.write_out_below(shows.source);
         let usage = self.fs.usage(shows.source)?;
         Ok(Response { message: control::encode_usage(&(&usage).into()), ..Response::default() })
     }
@@ -110,8 +110,8 @@ impl MountState {
             return Err(pando_fs::Error::Access(name.to_string_lossy().into_owned()).into());
         };
         let begun = std::time::Instant::now();
-        // Mappings of other files have nothing in the clone.
-        self.flush_mappings_in(shows.source);
+        // Other files have nothing in the clone.
+        self.write_out_below(shows.source);
         let rights = shows.about(dir, name);
         let report = match self.fs.snapshot_of(shows.source) {
             // What is there would have to be moved away first.
@@ -157,7 +157,7 @@ impl MountState {
                 }
             }
             Asked::Create(new) => {
-                self.flush_mappings_in(source);
+                self.write_out_below(source);
                 let (info, report) = self.fs.snapshot(by, source, &new)?;
                 self.settle(&report);
                 answer.message = named(&[info]);
@@ -168,7 +168,7 @@ impl MountState {
             }
             Asked::Keep(number, keep) => self.settle(&self.fs.keep_snapshot(by, source, number, keep)?),
             Asked::Rollback(number, discard) => {
-                self.flush_mappings_in(source);
+                self.write_out_below(source);
                 let (report, before) = self.fs.rollback(by, source, number, discard)?;
                 self.settle(&report);
                 answer.message = named(before.as_slice());

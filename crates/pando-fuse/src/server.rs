@@ -14,7 +14,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use pando_fs::{Attr, DirHandle, FileHandle, FileKind, Fs, Seek, SetAttr, StatFs};
+use pando_fs::{Attr, DirHandle, FileHandle, FileKind, Fs, Seek, SetAttr, SetTime, StatFs};
 use parking_lot::Mutex;
 
 use crate::{
@@ -23,6 +23,8 @@ use crate::{
     coherence::{MountState, StatsText},
     control::{Request, Response, Token},
     counters::{Counters, Kind},
+    creators::Creators,
+    inside::Inside,
     listings::Listings,
     proof::{Fact, Proofs},
     requests,
@@ -56,12 +58,21 @@ impl Server {
             proofs: Proofs::default(),
             counters,
             notify: OnceLock::new(),
+            inside: OnceLock::new(),
+            creators: Creators::default(),
+            times: Arc::default(),
             stats,
             written: Mutex::default(),
             bare: Mutex::default(),
             owner,
         };
         Self { shared: Arc::new(shared) }
+    }
+
+    /// Gives the server its own way into the mount.
+    pub(crate) fn let_in(&self, inside: Inside) {
+        let first = self.shared.inside.set(inside).is_ok();
+        assert!(first, "a server has one mount");
     }
 
     fn fs(&self) -> &Fs {
@@ -75,7 +86,8 @@ impl Server {
     fn open_file(&self, c: &Context, ino: u64, flags: i32) -> Outcome<Opened> {
         let handle = self.fs().open_file(&caller(c, 0), ino, flags)?;
         self.shared.proofs.opened(c, ino, handle.0, flags);
-        let policy = self.shared.caches.opened(ino, flags);
+        let small_changes = self.shared.is_for_small_changes(ino, flags);
+        let policy = self.shared.caches.opened(ino, handle.0, flags, small_changes);
         Ok(Opened { handle: handle.0, direct: policy.direct, keep_cache: policy.keep })
     }
 
@@ -100,6 +112,18 @@ impl Server {
         Answer::later(move || {
             shared.bits_dropped(ino);
             outcome
+        })
+    }
+
+    /// What `stat` tells, once the kernel has the time of the file.
+    fn attributes(&self, ino: u64) -> Answer<Attr> {
+        if !self.shared.times.is_stale(ino) {
+            return Answer::Now(self.fs().getattr(ino).map_err(Errno::from));
+        }
+        let shared = self.shared.clone();
+        Answer::later(move || {
+            shared.times.settle(ino);
+            Ok(shared.fs.getattr(ino)?)
         })
     }
 
@@ -136,6 +160,12 @@ impl Server {
     }
 }
 
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.shared.times.end();
+    }
+}
+
 impl Handler for Server {
     fn start(&self, notify: Arc<dyn Notify>) {
         let first = self.shared.notify.set(notify.clone()).is_ok();
@@ -144,19 +174,25 @@ impl Handler for Server {
         self.fs().watch_link_counts(move |ino| drop(notify.forget_attributes(ino)));
     }
 
-    fn lookup(&self, parent: u64, name: &OsStr) -> Outcome<Option<Attr>> {
+    fn lookup(&self, parent: u64, name: &OsStr) -> Answer<Option<Attr>> {
         self.count(Kind::Lookup);
         if Token::of_name(name).is_some() {
-            return Err(Errno(libc::ENOENT)); // and the kernel need not remember it
+            return Answer::Now(Err(Errno(libc::ENOENT))); // and the kernel need not remember it
         }
-        match self.fs().lookup(parent, name) {
-            Ok(attr) => {
-                self.shared.listings.looked_up(parent);
-                Ok(Some(attr))
-            }
-            Err(e) if e.errno() == libc::ENOENT => Ok(None),
-            Err(e) => Err(e.into()),
+        let found = match self.fs().lookup(parent, name) {
+            Ok(attr) => attr,
+            Err(e) if e.errno() == libc::ENOENT => return Answer::Now(Ok(None)),
+            Err(e) => return Answer::Now(Err(e.into())),
+        };
+        self.shared.listings.looked_up(parent);
+        if !self.shared.times.is_stale(found.ino) {
+            return Answer::Now(Ok(Some(found)));
         }
+        let shared = self.shared.clone();
+        Answer::later(move || {
+            shared.times.settle(found.ino);
+            Ok(Some(shared.fs.getattr(found.ino).unwrap_or(found)))
+        })
     }
 
     fn forget(&self, ino: u64, count: u64) {
@@ -165,14 +201,14 @@ impl Handler for Server {
         self.fs().forget(ino, count);
     }
 
-    fn getattr(&self, ino: u64) -> Outcome<Attr> {
+    fn getattr(&self, ino: u64) -> Answer<Attr> {
         self.count(Kind::Getattr);
-        Ok(self.fs().getattr(ino)?)
+        self.attributes(ino)
     }
 
-    fn statx(&self, ino: u64) -> Outcome<Attr> {
+    fn statx(&self, ino: u64) -> Answer<Attr> {
         self.count(Kind::Statx);
-        Ok(self.fs().getattr(ino)?)
+        self.attributes(ino)
     }
 
     fn setattr(&self, c: &Context, ino: u64, change: SetAttr) -> Outcome<Attr> {
@@ -180,6 +216,16 @@ impl Handler for Server {
         let about_groups = change.gid.is_some() || change.mode.is_some_and(|m| m & 0o2000 != 0);
         let perm = self.fs().perm(ino).unwrap_or_default();
         let caller = if about_groups { caller_with_groups(c) } else { changer(c, perm) };
+        if let Some(time) = change.mtime {
+            let time = match time {
+                SetTime::At(time) => Some(time),
+                SetTime::Now => None,
+            };
+            let now = || self.fs().modified(ino).ok();
+            if self.shared.times.is_outdated(ino, c.pid, time, now) {
+                return Err(Errno(libc::ECANCELED));
+            }
+        }
         Ok(self.fs().setattr(&caller, ino, &change)?)
     }
 
@@ -274,7 +320,10 @@ impl Handler for Server {
         let (attr, handle) =
             self.fs().create(&maker(c, umask, mode), parent, name, mode, flags).map_err(made_since)?;
         self.shared.proofs.opened(c, attr.ino, handle.0, flags);
-        let policy = self.shared.caches.opened(attr.ino, flags);
+        let may = self.shared.caches.writeback() && self.shared.inside.get().is_some();
+        let bypass =
+            may && self.shared.creators.made(c.pid, handle.0, flags, may) && self.shared.can_tell_times();
+        let policy = self.shared.caches.opened(attr.ino, handle.0, flags, bypass);
         Ok((attr, Opened { handle: handle.0, direct: policy.direct, keep_cache: policy.keep }))
     }
 
@@ -289,7 +338,7 @@ impl Handler for Server {
         self.count(Kind::Create);
         let (attr, handle) = self.fs().tmpfile(&maker(c, umask, mode), parent, mode, flags)?;
         self.shared.proofs.opened(c, attr.ino, handle.0, flags);
-        let policy = self.shared.caches.opened(attr.ino, flags);
+        let policy = self.shared.caches.opened(attr.ino, handle.0, flags, false);
         Ok((attr, Opened { handle: handle.0, direct: policy.direct, keep_cache: policy.keep }))
     }
 
@@ -337,7 +386,15 @@ impl Handler for Server {
             true => self.shared.drop_privileges(c, ino),
             false => Ok(()),
         };
+        let bypasses = w.direct && self.shared.caches.bypasses(w.handle);
+        let time_before = bypasses.then(|| self.fs().modified(ino).ok());
         let outcome = outcome.and_then(|()| self.write_data(&w));
+        if let Some(time_before) = time_before {
+            self.shared.creators.wrote(w.handle, len);
+            if self.fs().modified(ino).ok() != time_before {
+                self.shared.times.wrote(ino);
+            }
+        }
         // Of what the server changes itself the kernel takes back size and times, not the mode.
         let mode_changed = self.shared.set_id_bits(ino) != before;
         let pages_stale = !w.writeback && self.shared.caches.wrote(ino, w.direct, offset, len) && len > 0;
@@ -364,9 +421,10 @@ impl Handler for Server {
     fn release(&self, ino: u64, handle: u64, flags: i32) -> Option<Behind> {
         self.count(Kind::Release);
         self.shared.proofs.closed(ino, handle);
-        self.shared.caches.released(ino, flags);
+        self.shared.creators.closed(handle, || self.fs().getattr(ino).map_or(0, |a| a.size));
+        let direct = self.shared.caches.released(ino, handle, flags);
         self.fs().release(ino, FileHandle(handle));
-        let kept = self.shared.caches.writeback() && flags & libc::O_ACCMODE != libc::O_RDONLY;
+        let kept = self.shared.caches.writeback() && !direct && flags & libc::O_ACCMODE != libc::O_RDONLY;
         kept.then(|| self.shared.written(ino)).flatten()
     }
 
@@ -374,6 +432,10 @@ impl Handler for Server {
         self.count(Kind::Fsync);
         let shared = self.shared.clone();
         Answer::later(move || {
+            // A sync of the root is one of everything.
+            if ino == pando_fs::ROOT && shared.caches.writeback() {
+                shared.write_out_all();
+            }
             shared.fs.fsync(ino, datasync)?;
             if shared.caches.writeback() {
                 shared.tell_written(ino);
@@ -410,7 +472,12 @@ impl Handler for Server {
             from = last.cookie;
             let mut room = true;
             for e in entries {
-                let counted = e.name != "." && e.name != "..";
+                // One whose time the kernel does not have is looked up when it is asked about.
+                let stale = self.shared.times.is_stale(e.ino);
+                let counted = e.name != "." && e.name != ".." && !stale;
+                if stale {
+                    self.fs().forget(e.ino, 1);
+                }
                 room = room && sink.add(e.ino, e.kind, &e.name, e.cookie, counted.then_some(&e.attr));
                 if !room && counted {
                     self.fs().forget(e.ino, 1);
@@ -474,7 +541,7 @@ impl Handler for Server {
         let shared = self.shared.clone();
         Answer::later(move || {
             // What is in a mapping only is data too.
-            shared.tell(|n| n.forget_pages(ino, 0, 0));
+            shared.write_out(vec![ino]);
             Ok(shared.fs.seek(ino, offset, what)?)
         })
     }
@@ -486,7 +553,7 @@ impl Handler for Server {
         Answer::later(move || {
             // The kernel writes back the destination's dirty pages, not the source's.
             if shared.caches.is_perhaps_dirty(copy.ino_in) {
-                shared.tell(|n| n.forget_pages(copy.ino_in, 0, 0));
+                shared.write_out(vec![copy.ino_in]);
             }
             let Copy { ino_in, offset_in, ino_out, handle_out, offset_out, len } = copy;
             let before = shared.set_id_bits(ino_out);
@@ -519,7 +586,9 @@ impl Handler for Server {
         };
         if request == Request::Token {
             let token = self.shared.proofs.issue(c, ino, handle);
-            let value = u64::from(self.shared.caches.writeback());
+            // Without a way into the mount all that the kernel keeps has to be written first, by the tool.
+            let value = self.shared.caches.writeback() && self.shared.inside.get().is_none();
+            let value = u64::from(value);
             let answer = |t: Token| Response { message: t.hex(), value, ..Response::default() }.encode();
             return Answer::Now(token.map(answer));
         }

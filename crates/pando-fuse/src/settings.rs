@@ -117,7 +117,7 @@ impl Default for Settings {
             commit: None,
             compress: Codec::default(),
             readahead: true,
-            writeback: false,
+            writeback: true,
             snapshots_visible: false,
             discard: true,
             direct_io: DirectIo::Auto,

@@ -155,8 +155,10 @@ fn a_clone_leaves_the_pages_of_other_files_alone() {
     assert_eq!((again(&beside), again(&inside)), (0, 0));
     w.clone_tree("tree", "tree2", false).unwrap();
     assert_eq!(again(&beside), 0);
-    // What is in the source is written back, which drops its pages.
-    assert!(again(&inside) > 0);
+    // What is in the source is written out. Only the daemon of root can have that without dropping the pages.
+    if rustix::process::geteuid().is_root() {
+        assert_eq!(again(&inside), 0);
+    }
 }
 
 /// Nor does it wait for them: what a mapping elsewhere was told stays in the kernel.
@@ -253,7 +255,8 @@ fn a_clone_is_seen_at_once_where_nothing_was() {
         assert_eq!(errno(fs::read(w.path(&format!("{name}/f")))), libc::ENOENT);
         let listed = fs::read_dir(w.root()).unwrap().count();
         let mtime = fs::metadata(w.root()).unwrap().modified().unwrap();
-        std::thread::sleep(Duration::from_millis(2));
+        // Until the clock that times are taken from has ticked.
+        std::thread::sleep(Duration::from_millis(11));
         w.clone_tree("src", &name, false).unwrap();
         assert_eq!(fs::read(w.path(&format!("{name}/f"))).unwrap(), b"1");
         assert_eq!(fs::read_dir(w.root()).unwrap().count(), listed + 1);

@@ -59,10 +59,10 @@ fn appends_of_several_do_not_tear() {
     assert!(lines.into_iter().eq(wanted));
 }
 
-/// Requests of a small file: the times of one that is written right after it was made need no request of their own,
-/// unless the clock ticks in between.
+/// Requests of small files in a row: the times of one that is written right after it was made need no request of their
+/// own, unless the clock ticks in between, and who makes one after the other is not asked for what the kernel keeps.
 #[test]
-fn a_small_new_file_is_a_create_a_write_and_a_release() {
+fn small_new_files_in_a_row_are_a_create_a_write_and_a_release_each() {
     let Some(w) = kept() else { return };
     const FILES: u64 = 500;
     for i in 0..FILES {
@@ -77,6 +77,12 @@ fn a_small_new_file_is_a_create_a_write_and_a_release() {
     let times = w.requests(Kind::Setattr);
     println!("{times} of {FILES} files needed a request for their times");
     assert!(times < FILES * 3 / 4, "{times} requests for times");
+    let asked = w.requests(Kind::Getxattr);
+    assert!(asked < 20, "{asked} questions for capabilities");
+    for i in 0..FILES {
+        let path = w.path(&format!("f{i}"));
+        assert_eq!(fs::read(&path).unwrap(), [b'x'; 200]);
+    }
 }
 
 /// What is written to files that are still open is in a clone that is made then, however it was opened.
@@ -137,6 +143,161 @@ fn size_and_times_follow_every_write() {
     }
     w.remount();
     assert_eq!(seen(), last);
+}
+
+/// A file of `bytes`, closed, that the kernel has forgotten since.
+fn cold_file(w: &mut World, bytes: usize) -> std::path::PathBuf {
+    let path = w.path("large");
+    fs::write(&path, vec![1; bytes]).unwrap();
+    w.remount();
+    path
+}
+
+/// Small changes of a large file read nothing, and what a write-only descriptor does not tell the kernel, the server does:
+/// size, blocks and times are those of the last write, at once, and after a remount.
+#[test]
+fn small_changes_of_a_large_file_are_blind_and_their_time_is_known() {
+    let Some(mut w) = kept() else { return };
+    let path = cold_file(&mut w, 4 << 20);
+    let file = OpenOptions::new().write(true).open(&path).unwrap();
+    let seen = |m: fs::Metadata| (m.len(), (m.mtime(), m.mtime_nsec()), (m.ctime(), m.ctime_nsec()));
+    let mut last = seen(file.metadata().unwrap());
+    let reads = w.requests(Kind::Read);
+    for round in 0..40u64 {
+        (0..25).for_each(|i| file.write_all_at(b"blind", (round * 7919 + i * 104_729) % (4 << 20)).unwrap());
+        // The clock that times of files are taken from ticks once in up to 10 ms.
+        std::thread::sleep(Duration::from_millis(11));
+        file.write_all_at(b"late", (4 << 20) + round).unwrap();
+        let now = seen(if round % 2 == 0 { file.metadata().unwrap() } else { fs::metadata(&path).unwrap() });
+        assert!(
+            now.0 == (4 << 20) + round + 4 && now.1 > last.1 && now.2 > last.2,
+            "{round}: {last:?} {now:?}"
+        );
+        last = now;
+    }
+    assert_eq!(w.requests(Kind::Read), reads, "small writes read nothing");
+    drop(file);
+    assert_eq!(seen(fs::metadata(&path).unwrap()), last, "closing changes no time");
+    w.remount();
+    assert_eq!(seen(fs::metadata(&path).unwrap()), last);
+}
+
+/// Who sets a time himself, after small changes, has it: the time of an earlier write never comes behind it.
+#[test]
+fn a_time_that_is_set_is_not_replaced_by_that_of_an_earlier_write() {
+    let Some(mut w) = kept() else { return };
+    let path = cold_file(&mut w, 2 << 20);
+    for round in 0..300u64 {
+        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        file.write_all_at(b"blind", round * 4096).unwrap();
+        // So that all moments of the thread that gives times are met.
+        let pause = Duration::from_micros(round * 50);
+        std::thread::sleep(pause);
+        let wanted = std::time::UNIX_EPOCH + Duration::new(1_000_000_000 + round, 123_456_789);
+        file.set_modified(wanted).unwrap();
+        drop(file);
+        std::thread::sleep(Duration::from_millis(round % 3 * 10));
+        assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), wanted, "round {round}");
+    }
+    w.remount();
+    let last = std::time::UNIX_EPOCH + Duration::new(1_000_000_299, 123_456_789);
+    assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), last);
+}
+
+/// One descriptor changes a large file past the cache, others read and write it through the cache: all see the same.
+#[test]
+fn small_changes_and_kept_writes_of_one_file_are_one_file() {
+    let Some(mut w) = kept() else { return };
+    let path = cold_file(&mut w, 2 << 20);
+    let mut content = vec![1; 2 << 20];
+    let past = OpenOptions::new().write(true).open(&path).unwrap();
+    let through = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    let reader = File::open(&path).unwrap();
+    for round in 0..600usize {
+        let (at, len) = (round * 7919 * 64 % ((2 << 20) - 9000), 1 + round * 37 % 9000);
+        let bytes = vec![round as u8; len];
+        let file = if round % 3 == 0 { &through } else { &past };
+        file.write_all_at(&bytes, at as u64).unwrap();
+        content[at..at + len].copy_from_slice(&bytes);
+        let mut found = vec![0; len + 100];
+        reader.read_exact_at(&mut found, at as u64).unwrap();
+        assert!(found == content[at..at + len + 100], "round {round}");
+    }
+    w.clone_tree("large", "copy", false).unwrap();
+    assert!(fs::read(w.path("copy")).unwrap() == content, "a clone has both");
+    drop((past, through, reader));
+    assert!(fs::read(&path).unwrap() == content);
+    w.remount();
+    assert!(fs::read(&path).unwrap() == content);
+}
+
+/// The kernel tells the time of a removed file as well. An error there would come up at the next syncfs, of anybody.
+#[test]
+fn removed_files_leave_no_error_behind() {
+    let Some(w) = kept() else { return };
+    fs::create_dir_all(w.path("tree/below")).unwrap();
+    for i in 0..50 {
+        fs::write(w.path(&format!("f{i}")), b"content").unwrap();
+        fs::write(w.path(&format!("tree/below/f{i}")), b"content").unwrap();
+    }
+    let open = File::create(w.path("tree/below/open")).unwrap();
+    open.write_all_at(b"kept", 0).unwrap();
+    let root = File::open(w.root()).unwrap();
+    rustix::fs::syncfs(&root).unwrap();
+    (0..25).for_each(|i| fs::remove_file(w.path(&format!("f{i}"))).unwrap());
+    (25..50).for_each(|i| fs::rename(w.path(&format!("f{i}")), w.path("f25")).unwrap());
+    w.remove_tree("tree").unwrap();
+    open.write_all_at(b"more", 4096).unwrap();
+    rustix::fs::syncfs(&root).unwrap();
+    assert!(open.metadata().unwrap().nlink() == 0);
+    drop(open);
+    rustix::fs::syncfs(&root).unwrap();
+}
+
+/// A clone waits for what the kernel keeps of files in its source, not of others, and leaves it its pages.
+#[test]
+fn a_clone_leaves_what_is_kept_of_other_files() {
+    let Some(w) = kept() else { return };
+    fs::create_dir(w.path("src")).unwrap();
+    fs::write(w.path("src/file"), b"content").unwrap();
+    let other = File::create(w.path("other")).unwrap();
+    let inside =
+        OpenOptions::new().read(true).write(true).create_new(true).open(w.path("src/inside")).unwrap();
+    inside.write_all_at(&[7; 200_000], 0).unwrap();
+    w.clone_tree("src", "warm", false).unwrap();
+    other.write_all_at(&[9; 100_000], 0).unwrap();
+    let (writes, reads) = (w.requests(Kind::Write), w.requests(Kind::Read));
+    inside.write_all_at(b"xyz", 5).unwrap();
+    w.clone_tree("src", "copy", false).unwrap();
+    let mut found = [0; 3];
+    inside.read_exact_at(&mut found, 5).unwrap();
+    assert_eq!((&found, w.requests(Kind::Read)), (b"xyz", reads), "its pages are still there");
+    println!("{} writes", w.requests(Kind::Write) - writes);
+    assert_eq!(fs::read(w.path("copy/inside")).unwrap()[5..8], *b"xyz");
+}
+
+/// Times of many new files, however they were written, are what they are after a remount, and never go backwards.
+#[test]
+fn times_of_new_files_are_those_of_their_last_write() {
+    let Some(mut w) = kept() else { return };
+    let time = |path: &std::path::Path| fs::metadata(path).unwrap().modified().unwrap();
+    let mut seen = Vec::new();
+    for i in 0..200u64 {
+        let path = w.path(&format!("f{i}"));
+        let mut file = File::create(&path).unwrap();
+        file.write_all(b"first").unwrap();
+        let first = file.metadata().unwrap().modified().unwrap();
+        std::thread::sleep(Duration::from_micros(i * 97));
+        file.write_all(b"second").unwrap();
+        drop(file);
+        let last = time(&path);
+        assert!(last >= first && (i < 150 || last > first), "{i}: {first:?} {last:?}");
+        seen.push(last);
+    }
+    w.remount();
+    for (i, last) in seen.iter().enumerate() {
+        assert_eq!(time(&w.path(&format!("f{i}"))), *last, "f{i}");
+    }
 }
 
 /// Calls of every size are written once.

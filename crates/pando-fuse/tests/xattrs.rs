@@ -83,6 +83,8 @@ fn attributes_have_the_errors_of_posix_on_originals_and_clones() {
             assert_eq!(errno(set(&path, "user.r", b"", XattrFlags::REPLACE)), libc::ENODATA);
             let fresh = format!("user.new-in-{round}");
             let before = fs::metadata(&path).unwrap();
+            // Until the clock that times are taken from has ticked.
+            std::thread::sleep(std::time::Duration::from_millis(11));
             set(&path, &fresh, b"value", XattrFlags::CREATE).unwrap();
             let after = fs::metadata(&path).unwrap();
             assert!((after.ctime(), after.ctime_nsec()) > (before.ctime(), before.ctime_nsec()));

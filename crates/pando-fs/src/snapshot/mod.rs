@@ -92,7 +92,7 @@ impl Fs {
         let family = self.family_or_new(&dir)?;
         let family_dir = self.family_dir(Some(&dir), &family)?;
         let _snapshots = lock::exclusive(&family_dir.names);
-        let now = Time::now();
+        let now = self.now();
         let mut batch = Batch::new();
         let place = Snapshotted { dir: &dir, at: &at, entry: &at.entry, contents: &at.contents };
         let info = self.add_snapshot(&mut batch, Rights::from(by), &place, &family, new, now)?;
@@ -110,7 +110,7 @@ impl Fs {
             None => Ok(Family {
                 id: self.families.take(&self.db)?,
                 fileno: self.fresh_file()?,
-                changed: Time::now(),
+                changed: self.now(),
             }),
         }
     }
@@ -277,7 +277,7 @@ impl Fs {
         if info.keep {
             return Err(Error::NotPermitted { name: show(&info.name), why: "is kept; release it first" });
         }
-        let now = Time::now();
+        let now = self.now();
         let mut batch = Batch::new();
         batch.delete_prefix(path::volume(number));
         batch.delete(system::snapshot(family.id, number));
@@ -305,7 +305,7 @@ impl Fs {
         Ok(CloneReport {
             replaced: root.iter().map(|root| root.ino).collect(),
             entries: vec![(family_dir.ino, info.name)],
-            micros: 0,
+            ..CloneReport::default()
         })
     }
 
@@ -346,7 +346,7 @@ impl Fs {
         let old = self.info_of(&family, number)?;
         let mut info = old.clone();
         change(&mut info);
-        let now = Time::now();
+        let now = self.now();
         let mut batch = Batch::new();
         batch.put(system::snapshot(family.id, number), encode_snapshot(&info));
         let mut entries = Vec::new();

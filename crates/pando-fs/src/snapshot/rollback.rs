@@ -21,7 +21,7 @@ use crate::{
     rename::End,
     rights::Rights,
     snapshot::{Snapshotted, no_snapshot},
-    types::{Authority, CloneReport, Ino, NewSnapshot, ROOT, SnapshotInfo, Time},
+    types::{Authority, CloneReport, Ino, NewSnapshot, ROOT, SnapshotInfo},
     volume::Fs,
 };
 
@@ -82,7 +82,7 @@ impl Fs {
             self.info_of(&family, number)?;
             let root = self.snapshot_root(number)?.ok_or_else(|| no_snapshot(number))?;
             let contents = path::contents(&at.contents, &name)?;
-            let now = Time::now();
+            let now = self.now();
             let mut batch = Batch::new();
             let before = match discard {
                 true => None,
@@ -114,7 +114,11 @@ impl Fs {
             self.snapshots_changed(&family_dir, now);
             let mut entries = vec![(parent.ino, show_name(&name))];
             entries.extend(before.iter().map(|info| (family_dir.ino, info.name.clone())));
-            Ok((CloneReport { replaced: vec![source], entries, micros: 0 }, before, removal))
+            Ok((
+                CloneReport { replaced: vec![source], orphaned: removal.orphaned(), entries, micros: 0 },
+                before,
+                removal,
+            ))
         })?;
         if counts {
             self.count_in_background();
@@ -158,7 +162,7 @@ impl Fs {
                 return Err(Error::Exists(show(dst.1)).into());
             }
             rights.may_add(&new)?;
-            let now = Time::now();
+            let now = self.now();
             let mut batch = Batch::new();
             let mut record = root.peek(|s| s.record.clone());
             (record.ctime, record.crtime) = (now, now);
@@ -174,7 +178,7 @@ impl Fs {
             self.tree_cloned(now);
             new.change(|s| touched.apply(&mut s.record));
             let entries = vec![(new.ino, dst.1.to_os_string())];
-            Ok(CloneReport { entries, replaced: Vec::new(), micros: start.elapsed().as_micros() as u64 })
+            Ok(CloneReport { entries, micros: start.elapsed().as_micros() as u64, ..CloneReport::default() })
         })?;
         if counts {
             self.count_in_background();

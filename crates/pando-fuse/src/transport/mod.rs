@@ -168,11 +168,11 @@ pub trait Handler: Send + Sync + 'static {
     /// Called once before the first request.
     fn start(&self, notify: Arc<dyn Notify>);
     /// `Ok(None)`: the name does not exist and the kernel may remember that.
-    fn lookup(&self, parent: u64, name: &OsStr) -> Outcome<Option<Attr>>;
+    fn lookup(&self, parent: u64, name: &OsStr) -> Answer<Option<Attr>>;
     fn forget(&self, ino: u64, count: u64);
-    fn getattr(&self, ino: u64) -> Outcome<Attr>;
+    fn getattr(&self, ino: u64) -> Answer<Attr>;
     /// The same, for one who wants the time of birth too.
-    fn statx(&self, ino: u64) -> Outcome<Attr>;
+    fn statx(&self, ino: u64) -> Answer<Attr>;
     fn setattr(&self, c: &Context, ino: u64, change: SetAttr) -> Outcome<Attr>;
     fn readlink(&self, ino: u64) -> Outcome<Bytes>;
     fn mknod(

@@ -105,8 +105,7 @@ impl Edit<'_> {
     fn key_at(&self, run: &Run, offset: usize) -> Result<Bytes> {
         let mut left = offset;
         for page in &run.pages {
-            // By the measure of the whole: where keys are long, most of it is the header's.
-            let bytes = page.bytes();
+            let bytes = page.raw as usize;
             if left >= bytes {
                 left -= bytes;
                 continue;

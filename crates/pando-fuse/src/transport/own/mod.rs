@@ -78,6 +78,7 @@ pub(crate) struct Wishes {
 /// A mounted file system that has said hello.
 pub(crate) struct Session<H: Handler> {
     readers: Arc<Readers<H>>,
+    minor: u32,
     rings: Option<ring::Rings<H>>,
 }
 
@@ -99,18 +100,23 @@ impl<H: Handler> Session<H> {
             true => Some(ring::Rings::prepare(handler.clone(), device.clone())?),
             false => None,
         };
-        greet(&device, ring, wishes)?;
+        let minor = greet(&device, ring, wishes)?;
         handler.start(device.clone() as Arc<dyn Notify>);
         if let Some(rings) = &mut rings {
             rings.start()?;
         }
         let readers = Arc::new(Readers::new(handler, device, poller, counters, readers.max(1)));
-        Ok(Self { readers, rings })
+        Ok(Self { readers, minor, rings })
     }
 
     /// Whether requests come over io_uring.
     pub(crate) fn over_io_uring(&self) -> bool {
         self.rings.is_some()
+    }
+
+    /// Whether this kernel counts pages as written when the server has answered for them, not before (Linux 6.16).
+    pub(crate) fn awaits_answers_to_writes(&self) -> bool {
+        self.minor >= wire::MINOR_THAT_AWAITS_WRITES
     }
 
     /// Answers requests until the file system is unmounted.
@@ -124,8 +130,9 @@ impl<H: Handler> Session<H> {
     }
 }
 
-/// Answers INIT, the first request. With `ring` the others come over io_uring.
-fn greet(device: &Device, ring: bool, wishes: Wishes) -> io::Result<()> {
+/// Answers INIT, the first request, and gives the version of the kernel's protocol. With `ring` the others come over
+/// io_uring.
+fn greet(device: &Device, ring: bool, wishes: Wishes) -> io::Result<u32> {
     let unsupported = |what| Err(io::Error::new(io::ErrorKind::Unsupported, what));
     let mut buffer = vec![0; device::READ_BUFFER_BYTES];
     let other = || io::Error::other("the kernel's first request is not INIT");
@@ -172,7 +179,8 @@ fn greet(device: &Device, ring: bool, wishes: Wishes) -> io::Result<()> {
         max_pages: u16::try_from(MAX_WRITE_BYTES.div_ceil(page)).unwrap_or(u16::MAX),
         ..wire::InitOut::default()
     };
-    device.answer(header.unique, 0, zerocopy::IntoBytes::as_bytes(&out))
+    device.answer(header.unique, 0, zerocopy::IntoBytes::as_bytes(&out))?;
+    Ok(init.minor)
 }
 
 /// Set once, when the mount has ended.

@@ -119,11 +119,9 @@ fn answer<H: Handler>(h: &H, r: &Request<'_>, out: &mut Vec<u8>) -> Result<Step,
     let (c, node) = (r.context(), r.header.nodeid);
     let done = match r.header.opcode {
         op::LOOKUP => {
-            let entry = match h.lookup(node, r.name()?)? {
-                Some(a) => wire::EntryOut::of(&a),
-                None => wire::EntryOut::absent(),
-            };
-            put(out, &entry)
+            return Ok(step(h.lookup(node, r.name()?), out, |found, out| {
+                put(out, &found.as_ref().map_or_else(wire::EntryOut::absent, wire::EntryOut::of))
+            }));
         }
         op::FORGET => {
             h.forget(node, r.op::<wire::ForgetIn>()?.nlookup);
@@ -139,8 +137,8 @@ fn answer<H: Handler>(h: &H, r: &Request<'_>, out: &mut Vec<u8>) -> Result<Step,
             }
             Reply::None
         }
-        op::GETATTR => put_attr(out, &h.getattr(node)?),
-        op::STATX => put(out, &wire::StatxOut::from(&h.statx(node)?)),
+        op::GETATTR => return Ok(step(h.getattr(node), out, |a, out| put_attr(out, &a))),
+        op::STATX => return Ok(step(h.statx(node), out, |a, out| put(out, &wire::StatxOut::from(&a)))),
         op::SETATTR => put_attr(out, &h.setattr(&c, node, change(&r.op()?)?)?),
         op::READLINK => Reply::Data(h.readlink(node)?),
         op::SYMLINK => {

@@ -18,6 +18,9 @@ pub(super) const MINOR: u32 = 45;
 /// since this.
 pub(super) const LEAST_MINOR: u32 = 28;
 
+/// From this one on (Linux 6.16) pages are under writeback until the server has answered.
+pub(super) const MINOR_THAT_AWAITS_WRITES: u32 = 44;
+
 /// Requests by number.
 pub(super) mod op {
     pub const LOOKUP: u32 = 1;

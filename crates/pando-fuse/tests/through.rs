@@ -1,4 +1,4 @@
-//! The other tests once more, with the kernel's write-back cache. What only that has: `kept.rs`.
+//! The other tests once more, without the kernel's write-back cache. What only that has: `kept.rs`.
 // Each brings its own copy of what all share, as programs of their own would.
 #![allow(clippy::duplicate_mod)]
 

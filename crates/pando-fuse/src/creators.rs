@@ -1,0 +1,135 @@
+//! Who makes small files one after the other, and so is served better past the kernel's write-back cache.
+//!
+//! A kernel that keeps what is written pays for a new file that is written and closed at once: it asks for a
+//! capability before it takes the first byte in, and writes out at close, which the program waits for. Programs
+//! that unpack, copy or check out trees do nothing else, and write each file by a call or two. Logs, databases
+//! and compilers write in many calls and read again what they wrote. Which of both a program is shows in the
+//! files that it made before: so this remembers callers (threads, as the kernel names them) by their last new
+//! files.
+//!
+//! Guarantees: a caller begins with the cache; one new file that was written past it in small pieces brings the
+//! caller back to it. Memory is bounded by [`CALLERS`] and by open files. Knows nothing of FUSE messages.
+
+use std::collections::HashMap;
+
+use parking_lot::Mutex;
+
+/// Small new files in a row after which the next one bypasses the cache, a count.
+const SMALL_FILES: u32 = 8;
+/// A new file of at most so many bytes is a small one.
+const SMALL_BYTES: u64 = 256 << 10;
+/// Writes of a new file up to which their size does not matter, a count;
+const FEW_WRITES: u32 = 2;
+/// behind these each has this many bytes at least on average, or it was wrong to bypass the cache.
+const LARGE_WRITE_BYTES: u64 = 8 << 10;
+/// Callers that are remembered, a count; when there are more, all are forgotten.
+const CALLERS: usize = 256;
+
+/// A new file that is open.
+struct NewFile {
+    caller: u32,
+    direct: bool,
+    writes: u32,
+    bytes: u64,
+}
+
+#[derive(Default)]
+struct State {
+    /// By caller, how many small files in a row it has made.
+    callers: HashMap<u32, u32>,
+    /// By handle.
+    open: HashMap<u64, NewFile>,
+}
+
+/// Callers by what they make.
+#[derive(Default)]
+pub(crate) struct Creators {
+    state: Mutex<State>,
+}
+
+impl Creators {
+    /// Notes a file that `caller` makes by opening `handle` with `O_*` `flags`. True: it is to bypass the cache,
+    /// if that `may` be.
+    pub(crate) fn made(&self, caller: u32, handle: u64, flags: i32, may: bool) -> bool {
+        let writes_only = flags & libc::O_ACCMODE == libc::O_WRONLY && flags & libc::O_APPEND == 0;
+        let mut state = self.state.lock();
+        let small = state.callers.get(&caller).copied().unwrap_or_default();
+        let direct = may && writes_only && small >= SMALL_FILES;
+        state.open.insert(handle, NewFile { caller, direct, writes: 0, bytes: 0 });
+        direct
+    }
+
+    /// Notes a write of `bytes` past the cache.
+    pub(crate) fn wrote(&self, handle: u64, bytes: u64) {
+        if let Some(file) = self.state.lock().open.get_mut(&handle) {
+            file.writes = file.writes.saturating_add(1);
+            file.bytes = file.bytes.saturating_add(bytes);
+        }
+    }
+
+    /// Notes the last close of a handle; `size` is that of the file.
+    pub(crate) fn closed(&self, handle: u64, size: impl FnOnce() -> u64) {
+        let mut state = self.state.lock();
+        let Some(file) = state.open.remove(&handle) else { return };
+        let pieces = file.writes > FEW_WRITES && file.bytes < u64::from(file.writes) * LARGE_WRITE_BYTES;
+        let small = if file.direct { !pieces } else { size() <= SMALL_BYTES };
+        if state.callers.len() >= CALLERS && !state.callers.contains_key(&file.caller) {
+            state.callers.clear();
+        }
+        let count = state.callers.entry(file.caller).or_default();
+        *count = if small { count.saturating_add(1) } else { 0 };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NEW: i32 = libc::O_WRONLY | libc::O_CREAT;
+
+    /// Makes a file as `caller`, by writes of these sizes; whether it bypassed the cache.
+    fn make(c: &Creators, caller: u32, flags: i32, writes: &[u64]) -> bool {
+        let direct = c.made(caller, 1, flags, true);
+        if direct {
+            writes.iter().for_each(|n| c.wrote(1, *n));
+        }
+        c.closed(1, || writes.iter().sum());
+        direct
+    }
+
+    #[test]
+    fn who_makes_small_files_in_a_row_bypasses_the_cache_and_others_do_not() {
+        let c = Creators::default();
+        let row: Vec<bool> = (0..20).map(|_| make(&c, 7, NEW, &[200])).collect();
+        assert_eq!(row.iter().filter(|direct| !**direct).count(), SMALL_FILES as usize);
+        assert!(row[SMALL_FILES as usize..].iter().all(|direct| *direct));
+        assert!(!make(&c, 8, NEW, &[200]), "another caller");
+        for flags in [libc::O_RDWR | libc::O_CREAT, NEW | libc::O_APPEND] {
+            assert!(!make(&c, 7, flags, &[200]), "{flags:#o}");
+        }
+        assert!(!c.made(7, 2, NEW, false), "where it may not be");
+    }
+
+    #[test]
+    fn large_files_and_files_in_pieces_bring_the_cache_back() {
+        let c = Creators::default();
+        let warm = || (0..SMALL_FILES).for_each(|_| _ = make(&c, 7, NEW, &[100]));
+        warm();
+        assert!(
+            make(&c, 7, NEW, &[10 << 10; 20]) && make(&c, 7, NEW, &[1 << 20; 9]),
+            "large calls are well served"
+        );
+        assert!(make(&c, 7, NEW, &[80; 3]) && !make(&c, 7, NEW, &[80]), "a log is not");
+        warm();
+        assert!(!make(&c, 9, NEW, &[SMALL_BYTES + 1]));
+        (0..SMALL_FILES - 1).for_each(|_| assert!(!make(&c, 9, NEW, &[1])));
+    }
+
+    #[test]
+    fn memory_is_bounded() {
+        let c = Creators::default();
+        (0..10_000).for_each(|caller| _ = make(&c, caller, NEW, &[1]));
+        let state = c.state.lock();
+        assert!(state.callers.len() <= CALLERS && state.open.is_empty());
+    }
+}

@@ -1,0 +1,152 @@
+//! The server's own way into its mount: to a file by its inode number, without a path.
+//!
+//! There are things that the kernel does for a caller and for nobody else: write out the pages that it keeps of one
+//! file (a notification makes it drop them as well), and take in a modification time. So the server becomes a
+//! caller. It opens by handle (`open_by_handle_at(2)`, which asks for `CAP_DAC_READ_SEARCH`), so only a daemon of
+//! root has this way.
+//!
+//! A thread that waits for an answer of its own process must not keep that process from ending: the kernel lets go of
+//! it only when the connection is cut, which happens when the last descriptor of it is closed, and a killed process
+//! closes its descriptors when the last thread has ended that shares them. So whoever comes this way has a table of
+//! descriptors of its own ([`Apart`]), without the connection: a daemon that is killed ends at once.
+//!
+//! Guarantees: what is opened is the inode of this mount or nothing, whatever is mounted on the directory by now; no
+//! descriptor outlives a call, so the mount is not kept busy. Every call may send requests to the server, so none
+//! is for a thread that reads them. Uses nothing of the crate.
+#![allow(unsafe_code)]
+
+use std::{
+    io,
+    marker::PhantomData,
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    path::{Path, PathBuf},
+};
+
+use pando_fs::Time;
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, Timespec, Timestamps, UTIME_OMIT};
+
+/// The type of FUSE's file handles: inode number and generation.
+const HANDLE_TYPE: libc::c_int = 0x81;
+
+/// A file handle of FUSE, as `struct file_handle` with its bytes. Inode numbers are never used twice, so the
+/// generation is always 0.
+#[repr(C)]
+struct Handle {
+    bytes: libc::c_uint,
+    kind: libc::c_int,
+    ino_high: u32,
+    ino_low: u32,
+    generation: u32,
+}
+
+/// The right of a thread to wait for the mount: it shares no descriptors with the rest of the process. It cannot
+/// write to the log, whose descriptor it does not have.
+pub(crate) struct Apart {
+    /// Not for another thread.
+    _here: PhantomData<*const ()>,
+}
+
+impl Apart {
+    /// Gives this thread a table of descriptors of its own, with none in it. For threads that have just begun.
+    pub(crate) fn become_so() -> io::Result<Self> {
+        const FIRST: libc::c_uint = 0;
+        // SAFETY: no memory is passed. The calling thread has no descriptor in use, by the rule above; those of the
+        // other threads stay open in their table.
+        match unsafe {
+            libc::syscall(libc::SYS_close_range, FIRST, libc::c_uint::MAX, libc::CLOSE_RANGE_UNSHARE)
+        } {
+            0 => Ok(Self { _here: PhantomData }),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+/// A mount, as its server reaches into it.
+pub(crate) struct Inside {
+    dir: PathBuf,
+    /// Major and minor number of the mount's device.
+    device: (u32, u32),
+}
+
+impl Inside {
+    /// The way into the mount on `dir`, whose device is `device` (`major:minor`); `None` if this process has
+    /// none. May be called before requests are answered.
+    pub(crate) fn new(dir: &Path, device: &str) -> Option<Self> {
+        let (major, minor) = device.split_once(':')?;
+        let device = (major.parse().ok()?, minor.parse().ok()?);
+        if !rustix::process::geteuid().is_root() {
+            return None;
+        }
+        // The capability may be missing: this asks for it, and comes to no file.
+        let none = open_by_handle(CWD.as_raw_fd(), 0, OFlags::PATH);
+        let may = !matches!(&none, Err(e) if e.raw_os_error() == Some(libc::EPERM));
+        may.then(|| Self { dir: dir.to_owned(), device })
+    }
+
+    /// Does `work` in a thread that may wait for the mount, and waits for that.
+    pub(crate) fn apart<T: Send>(&self, work: impl FnOnce(&Apart) -> T + Send) -> io::Result<T> {
+        std::thread::scope(|s| {
+            let thread = std::thread::Builder::new().name("pando-inside".into());
+            let thread = thread.spawn_scoped(s, || Apart::become_so().map(|apart| work(&apart)))?;
+            thread.join().map_err(|_| io::Error::other("a panic"))?
+        })
+    }
+
+    /// Opens the inode `ino`, which the kernel must know. Requests: OPENDIR and RELEASEDIR of the root, and what
+    /// `flags` ask for (none with `O_PATH`).
+    fn open(&self, ino: u64, flags: OFlags) -> io::Result<OwnedFd> {
+        // A descriptor without access (O_PATH) is not taken for this.
+        let root = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::open(&self.dir, root, Mode::empty())?;
+        let known = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let stat = rustix::fs::statx(&root, c"", known, StatxFlags::TYPE)?;
+        if (stat.stx_dev_major, stat.stx_dev_minor) != self.device {
+            return Err(io::Error::from_raw_os_error(libc::ESTALE));
+        }
+        open_by_handle(root.as_raw_fd(), ino, flags | OFlags::CLOEXEC)
+    }
+
+    /// Gives the kernel the modification time of a file, by a SETATTR of this thread.
+    pub(crate) fn set_modified(&self, _: &Apart, ino: u64, time: Time) -> io::Result<()> {
+        let file = self.open(ino, OFlags::PATH)?;
+        let times = Timestamps {
+            last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+            last_modification: Timespec { tv_sec: time.secs, tv_nsec: time.nanos.into() },
+        };
+        Ok(rustix::fs::utimensat(&file, c"", &times, AtFlags::EMPTY_PATH)?)
+    }
+
+    /// Has the kernel write the dirty pages of a file, those of mappings too, and waits until the server has answered
+    /// for them. It keeps the pages.
+    pub(crate) fn write_out(&self, _: &Apart, ino: u64) -> io::Result<()> {
+        let file = self.open(ino, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOATIME)?;
+        let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+            | libc::SYNC_FILE_RANGE_WRITE
+            | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+        // SAFETY: the descriptor is open, and no memory is passed.
+        match unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, all) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+/// Opens what the handle of `ino` stands for in the file system of `root`.
+fn open_by_handle(root: libc::c_int, ino: u64, flags: OFlags) -> io::Result<OwnedFd> {
+    let mut handle = Handle {
+        bytes: 12,
+        kind: HANDLE_TYPE,
+        ino_high: (ino >> 32) as u32,
+        ino_low: ino as u32,
+        generation: 0,
+    };
+    let flags = flags.bits() as libc::c_int;
+    // SAFETY: the struct has the layout of `struct file_handle` and as many bytes behind it as it says; the
+    // kernel reads it only.
+    let fd = unsafe { libc::open_by_handle_at(root, (&raw mut handle).cast(), flags) };
+    match fd {
+        ..0 => Err(io::Error::last_os_error()),
+        // SAFETY: the descriptor was just opened, for us.
+        _ => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+    }
+}

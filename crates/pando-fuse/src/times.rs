@@ -1,0 +1,204 @@
+//! Modification times of files that are written past the kernel's write-back cache.
+//!
+//! A kernel that keeps what is written owns the times of regular files: it takes none from an answer, and it sets
+//! none for a write that bypasses its cache because the server opened the file so. Then the server gives it the
+//! time as a program would (`inside`), from a thread of its own:
+//! - within [`GATHER`] of the first such write, so at most a hundred times a second for a file that is written all
+//!   the time;
+//! - at once when somebody asks for the attributes, by whatever request ([`Times::settle`]), who waits for it, but
+//!   not longer than [`PATIENCE`]: the kernel may hold a lock on the inode until the question is answered.
+//!
+//! Guarantees: a time that somebody sets himself is never replaced by that of an earlier write, because the server
+//! lets the change of this thread pass only if the file's time is still the one that is given
+//! ([`Times::is_outdated`]). Uses neither the file system nor the kernel: what is to be done is given to
+//! [`Times::start`].
+
+use std::{
+    collections::HashMap,
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use pando_fs::Time;
+use parking_lot::{Condvar, Mutex};
+
+use crate::inside::Apart;
+
+/// How long writes are gathered before the kernel is given the time of the last.
+const GATHER: Duration = Duration::from_millis(10);
+/// How long a question for attributes waits for the time to be given.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+/// A file whose time the kernel does not know.
+#[derive(Default)]
+struct Stale {
+    /// Writes so far, a count: whether there were more since the time was given.
+    writes: u64,
+    /// Somebody waits for it.
+    urgent: bool,
+}
+
+#[derive(Default)]
+struct State {
+    stale: HashMap<u64, Stale>,
+    /// The thread that gives times, as the kernel names it in requests.
+    thread_id: Option<u32>,
+    /// What it is just giving: a file, and whether somebody else has set its time since.
+    giving: Option<(u64, bool)>,
+    ended: bool,
+    /// The thread could not begin.
+    failed: bool,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// The files whose time the kernel is to be given, and the thread that does it.
+#[derive(Default)]
+pub(crate) struct Times {
+    state: Mutex<State>,
+    /// There is something to do for the thread.
+    wanted: Condvar,
+    /// A file has left those that are stale.
+    given: Condvar,
+    /// Whether there are any, to be asked without the lock.
+    any: AtomicBool,
+}
+
+impl Times {
+    /// Starts the thread, unless there is one. `give` gives the kernel the time that a file has now.
+    pub(crate) fn start(
+        self: &Arc<Self>,
+        give: impl Fn(&Apart, u64) -> io::Result<()> + Send + 'static,
+    ) -> io::Result<()> {
+        let mut state = self.state.lock();
+        if state.thread.is_some() || state.ended {
+            return if state.failed { Err(io::ErrorKind::Unsupported.into()) } else { Ok(()) };
+        }
+        let times = self.clone();
+        let name = "pando-times".to_owned();
+        let (tell, told) = mpsc::channel();
+        state.thread =
+            Some(std::thread::Builder::new().name(name).spawn(move || match Apart::become_so() {
+                Ok(apart) => {
+                    let _ = tell.send(Ok(()));
+                    times.work(&apart, give);
+                }
+                Err(e) => _ = tell.send(Err(e)),
+            })?);
+        let begun = told.recv().unwrap_or_else(|_| Err(io::Error::other("the thread has ended")));
+        // Tried once: where it cannot be, it never can.
+        state.failed = begun.is_err();
+        begun
+    }
+
+    /// Notes a write to `ino` that the kernel does not know the time of.
+    pub(crate) fn wrote(&self, ino: u64) {
+        let mut state = self.state.lock();
+        let first = state.stale.is_empty();
+        self.any.store(true, Ordering::Release);
+        state.stale.entry(ino).or_default().writes += 1;
+        if first {
+            self.wanted.notify_one();
+        }
+    }
+
+    /// Whether the kernel lacks the time of `ino`, so that [`Times::settle`] may wait.
+    pub(crate) fn is_stale(&self, ino: u64) -> bool {
+        self.any.load(Ordering::Acquire) && self.state.lock().stale.contains_key(&ino)
+    }
+
+    /// Waits until the kernel has the time of `ino`, for [`PATIENCE`] at most.
+    pub(crate) fn settle(&self, ino: u64) {
+        let (mut state, until) = (self.state.lock(), Instant::now() + PATIENCE);
+        while let Some(stale) = state.stale.get_mut(&ino)
+            && Instant::now() < until
+        {
+            stale.urgent = true;
+            self.wanted.notify_one();
+            self.given.wait_until(&mut state, until);
+        }
+    }
+
+    /// A change of the time of `ino` to `time` has come from the thread `from`; the file has the time `now`. True: it
+    /// comes from the thread here and is not to be made, because there is a newer time.
+    ///
+    /// Somebody else's change is what the kernel shows from then on.
+    pub(crate) fn is_outdated(
+        &self,
+        ino: u64,
+        from: u32,
+        time: Option<Time>,
+        now: impl FnOnce() -> Option<Time>,
+    ) -> bool {
+        let mut state = self.state.lock();
+        if state.stale.is_empty() && state.giving.is_none() {
+            return false;
+        }
+        if state.thread_id == Some(from) {
+            let overruled = state.giving != Some((ino, false));
+            return overruled || time.is_none() || time != now();
+        }
+        if state.stale.remove(&ino).is_some() {
+            self.given.notify_all();
+        }
+        if let Some((giving, overruled)) = &mut state.giving
+            && *giving == ino
+        {
+            *overruled = true;
+        }
+        false
+    }
+
+    /// Ends the thread, and waits for that.
+    pub(crate) fn end(&self) {
+        let thread = {
+            let mut state = self.state.lock();
+            state.ended = true;
+            state.thread.take()
+        };
+        self.wanted.notify_all();
+        if thread.is_some_and(|thread| thread.join().is_err()) {
+            log::error!("the thread for times of files has panicked");
+        }
+    }
+
+    fn work(&self, apart: &Apart, give: impl Fn(&Apart, u64) -> io::Result<()>) {
+        let mut state = self.state.lock();
+        state.thread_id = u32::try_from(rustix::thread::gettid().as_raw_nonzero().get()).ok();
+        loop {
+            while state.stale.is_empty() && !state.ended {
+                self.any.store(false, Ordering::Release);
+                self.wanted.wait(&mut state);
+            }
+            let until = Instant::now() + GATHER;
+            while !state.ended && !state.stale.values().any(|s| s.urgent) {
+                if self.wanted.wait_until(&mut state, until).timed_out() {
+                    break;
+                }
+            }
+            if state.ended {
+                return;
+            }
+            let some: Vec<(u64, u64)> = state.stale.iter().map(|(ino, s)| (*ino, s.writes)).collect();
+            for (ino, writes) in some {
+                state.giving = Some((ino, false));
+                let given = parking_lot::MutexGuard::unlocked(&mut state, || give(apart, ino));
+                state.giving = None;
+                let newer = state.stale.get(&ino).is_some_and(|s| s.writes != writes);
+                // Cancelled: there is a newer time, and the next round gives that. After other errors nothing can
+                // be done: as a rule the kernel has forgotten the file, and with it what it had of its times.
+                let again = newer || given.is_err_and(|e| e.raw_os_error() == Some(libc::ECANCELED));
+                match state.stale.get_mut(&ino) {
+                    Some(stale) if again => stale.urgent = false,
+                    _ => _ = state.stale.remove(&ino),
+                }
+                self.given.notify_all();
+            }
+        }
+    }
+}

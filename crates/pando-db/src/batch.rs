@@ -160,8 +160,10 @@ impl Batch {
         self.push(Op::DeleteRange(lo, hi))
     }
 
-    /// Copies every key under `src` to `dst`, replacing what is under `dst`.
-    /// Neither may be a prefix of the other ([`crate::Error::Overlap`]). The batch is refused
+    /// Copies every key under `src` to `dst`, replacing what is under `dst`. `dst` may lie below `src`, if that is not
+    /// empty: the copy is of the moment before, so it does not hold itself. Whoever makes many such copies removes
+    /// from each, in its batch, the prefix under which all of them lie: then they share what one does. `src` may not
+    /// lie below `dst` ([`crate::Error::Overlap`]). The batch is refused
     /// ([`crate::Error::TooLarge`]) if a key would be longer than [`crate::MAX_KEY`].
     pub fn clone_prefix(&mut self, src: impl Into<Bytes>, dst: impl Into<Bytes>) -> &mut Self {
         self.push(Op::ClonePrefix(src.into(), dst.into()))

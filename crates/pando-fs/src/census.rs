@@ -23,7 +23,6 @@ use crate::{
     path::{self, system},
     place::DirAt,
     record::{Record, Stored},
-    rename::End,
     types::{Ino, ROOT, Time},
     volume::Fs,
 };
@@ -49,40 +48,46 @@ pub(crate) struct LostNames {
 
 impl Fs {
     /// Adds a mark that the names in a lineage have to be counted, whose root has this contents prefix then.
-    fn mark_uncounted(&self, batch: &mut Batch, contents: &[u8]) -> Result<u64> {
+    pub(crate) fn mark_uncounted(&self, batch: &mut Batch, contents: &[u8]) -> Result<u64> {
         let number = self.fresh_clone()?;
         batch.put(path::meta(&path::uncounted(contents, number)), Stored::UNCOUNTED);
         batch.put(system::to_count(number), contents.to_vec());
         Ok(number)
     }
 
-    /// Adds to the clone of a directory that is no root the clone of the link area that it uses, if it does; whether
-    /// it does.
-    pub(crate) fn clone_links(&self, batch: &mut Batch, from: &End<'_>, to: &End<'_>) -> Result<bool> {
-        let source = path::contents(&from.at.contents, from.name)?;
-        let contents = path::contents(&to.at.contents, to.name)?;
-        let copied = self.copy_links(batch, from.at, &source, &contents)?;
-        if copied {
-            self.mark_uncounted(batch, &contents)?;
-        }
-        Ok(copied)
+    /// What is to be cloned along with the directory `source`, which is no root, of the link area that it uses, to a
+    /// directory with the contents prefix `contents`; nothing if it uses none. `at` is the directory itself or holds
+    /// it. Names in the clone have to be counted then.
+    pub(crate) fn clones_of_links(
+        &self,
+        at: &DirAt,
+        source: &[u8],
+        contents: &[u8],
+    ) -> Result<Vec<(Bytes, Bytes)>> {
+        let Some(domain) = self.links_below(at, source)? else { return Ok(Vec::new()) };
+        let (area, copy) = (path::all_linked(&domain.contents), path::all_linked(contents));
+        let names = path::link_name(contents, contents).unwrap_or_default();
+        Ok(vec![
+            (path::meta(&area), path::meta(&copy)),
+            (path::data(&area), path::data(&copy)),
+            (domain.index(source)?, path::meta(&names)),
+        ])
     }
 
-    /// The same by contents prefixes, for a copy in which nobody counts; `at` is the directory `source` or holds it.
+    /// Adds the same to a batch, for a copy in which nobody counts; whether there is anything.
     pub(crate) fn copy_links(
         &self,
         batch: &mut Batch,
         at: &DirAt,
         source: &[u8],
-        copy_contents: &[u8],
+        contents: &[u8],
     ) -> Result<bool> {
-        let Some(domain) = self.links_below(at, source)? else { return Ok(false) };
-        let (area, copy) = (path::all_linked(&domain.contents), path::all_linked(copy_contents));
-        batch.clone_prefix(path::meta(&area), path::meta(&copy));
-        batch.clone_prefix(path::data(&area), path::data(&copy));
-        let names = path::link_name(copy_contents, copy_contents).unwrap_or_default();
-        batch.clone_prefix(domain.index(source)?, path::meta(&names));
-        Ok(true)
+        let copies = self.clones_of_links(at, source, contents)?;
+        let any = !copies.is_empty();
+        for (from, to) in copies {
+            batch.clone_prefix(from, to);
+        }
+        Ok(any)
     }
 
     /// Adds, to the copy of a snapshot to the contents prefix `contents`, that the names in it have to be counted, if

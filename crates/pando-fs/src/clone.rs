@@ -5,7 +5,12 @@
 //! what is replaced or removed dies at once in memory, and that files open
 //! below stay usable through their handles. Uses `rename`'s pair of directories, `orphan`.
 
-use std::{ffi::OsStr, os::unix::ffi::OsStrExt, time::Instant};
+use std::{
+    ffi::OsStr,
+    os::unix::ffi::OsStrExt,
+    path::{Component, Path, PathBuf},
+    time::Instant,
+};
 
 use pando_db::Batch;
 
@@ -18,6 +23,7 @@ use crate::{
     orphan::Fate,
     path::{self, check_name, system},
     place::may_change,
+    record::Record,
     rename::End,
     rights::Rights,
     types::{Caller, CloneReport, FileKind, Ino, RemoveReport, Time, VerifiedRights},
@@ -114,8 +120,8 @@ impl Fs {
 
     /// Clones `src`, a file or a directory with all below, to `dst`, which must not exist
     /// (EEXIST) unless `replace`. Pairs are (directory, name). The clone keeps owner, mode and
-    /// times of the source; its change and creation times are now. Nothing on either path may
-    /// lie inside the other (EINVAL).
+    /// times of the source; its change and creation times are now. The source may not lie inside the destination
+    /// (EINVAL); for the reverse see [`Fs::clone_tree_without`].
     ///
     /// One batch: atomic, and the same cost for any size of the tree. Works on the whole state that
     /// calls have completed; writes that the kernel has not handed over are not in it.
@@ -126,11 +132,28 @@ impl Fs {
         dst: (Ino, &OsStr),
         replace: bool,
     ) -> Result<CloneReport> {
-        check_name(src.1)?;
-        self.clone_to(Rights::Of(c), &Source::Named(self.dir(src.0)?, src.1), dst, replace)
+        self.clone_tree_without(c, src, dst, replace, &[])
     }
 
-    /// Like [`Fs::clone_tree`], of the file or directory `source`, wherever it is by now, with rights that the
+    /// Like [`Fs::clone_tree`], and leaves out of the clone what lies at the paths `exclude` in a cloned directory,
+    /// each relative to it, in the same batch. What does not exist is ignored.
+    ///
+    /// The destination may lie inside the source: the clone is of the moment before, so it does not hold itself.
+    /// Of many clones inside one source each is to exclude the directory that holds them all, or it has all
+    /// older ones in it.
+    pub fn clone_tree_without(
+        &self,
+        c: &Caller,
+        src: (Ino, &OsStr),
+        dst: (Ino, &OsStr),
+        replace: bool,
+        exclude: &[PathBuf],
+    ) -> Result<CloneReport> {
+        check_name(src.1)?;
+        self.clone_to(Rights::Of(c), &Source::Named(self.dir(src.0)?, src.1), dst, replace, exclude)
+    }
+
+    /// Like [`Fs::clone_tree_without`], of the file or directory `source`, wherever it is by now, with rights that the
     /// kernel has seen.
     pub fn clone_verified(
         &self,
@@ -138,9 +161,10 @@ impl Fs {
         source: Ino,
         dst: (Ino, &OsStr),
         replace: bool,
+        exclude: &[PathBuf],
     ) -> Result<CloneReport> {
         let source = Source::Inode(self.table.get(source)?);
-        self.clone_to(Rights::Verified(shown), &source, dst, replace)
+        self.clone_to(Rights::Verified(shown), &source, dst, replace, exclude)
     }
 
     fn clone_to(
@@ -149,10 +173,12 @@ impl Fs {
         src: &Source<'_>,
         dst: (Ino, &OsStr),
         replace: bool,
+        exclude: &[PathBuf],
     ) -> Result<CloneReport> {
         let start = Instant::now();
         self.writable()?;
         let to = check_name(dst.1)?;
+        let exclude = exclude.iter().map(|path| relative(path)).collect::<Result<Vec<_>>>()?;
         let new = self.dir(dst.0)?;
         may_change(&new, true)?;
         let (mut report, removal) = self.with_attempts(|tries| {
@@ -185,13 +211,7 @@ impl Fs {
             if target.as_ref().is_some_and(|t| t.ino == source.ino) {
                 return refuse(format!("{}: source and destination are the same", shown_name()));
             }
-            if end.at.is_at_or_below(source.ino) {
-                return refuse(format!(
-                    "{}: lies inside the source {}; clone to a place outside of it",
-                    show(dst.1),
-                    shown_name()
-                ));
-            }
+            let inside = end.at.is_at_or_below(source.ino);
             let above =
                 place.is_some() && target.as_ref().is_some_and(|t| source_end.at.is_at_or_below(t.ino));
             if above {
@@ -217,8 +237,6 @@ impl Fs {
             let _target = target.as_ref().map(|t| tries.exclusive(&t.tree)).transpose()?;
             let now = self.now();
             let mut batch = Batch::new();
-            let removal =
-                target.as_ref().map(|t| self.remove_all(rights, &mut batch, &end, t, now)).transpose()?;
             let mut record = source.peek(|s| s.record.clone());
             record.ctime = now;
             record.crtime = now;
@@ -229,25 +247,54 @@ impl Fs {
                 FileKind::Directory => record.clone_id = self.fresh_clone()?,
                 _ => record.fileno = self.fresh_file()?,
             }
-            let linked = source.linked();
-            match linked {
+            let (mut copies, mut links) = (Vec::new(), false);
+            match source.linked() {
                 None => {
-                    for (a, b) in source_end.prefixes(&record)?.into_iter().zip(end.prefixes(&record)?) {
-                        batch.clone_prefix(a, b);
-                    }
+                    copies.extend(source_end.prefixes(&record)?.into_iter().zip(end.prefixes(&record)?));
                 }
                 Some((_, id)) if record.has_data() => {
                     let data = match &held {
                         Some(at) => at.data.clone(),
                         None => path::data(&self.domain(source_end.at).linked(id)),
                     };
-                    batch.clone_prefix(data, path::data(&end.entry));
+                    copies.push((data, path::data(&end.entry)));
                 }
                 Some(_) => {}
             }
-            let counts = source.kind == FileKind::Directory
-                && source.peek(|s| s.record.clone_id == 0)
-                && self.clone_links(&mut batch, &source_end, &end)?;
+            if source.kind == FileKind::Directory && source.peek(|s| s.record.clone_id == 0) {
+                let below = path::contents(&source_end.at.contents, source_end.name)?;
+                let of_links =
+                    self.clones_of_links(source_end.at, &below, &path::contents(&end.at.contents, to)?)?;
+                links = !of_links.is_empty();
+                copies.extend(of_links);
+            }
+            let remove = |batch: &mut Batch| {
+                target.as_ref().map(|t| self.remove_all(rights, batch, &end, t, now)).transpose()
+            };
+            let removal = if inside && target.is_some() {
+                // What is replaced is in the copy, which is of the moment before: out of the way with that first.
+                for (slot, (from, _)) in (0..).zip(&copies) {
+                    batch.clone_prefix(from.clone(), system::exchange(slot));
+                }
+                let removal = remove(&mut batch)?;
+                for (slot, (_, to)) in (0..).zip(copies) {
+                    batch.rename_prefix(system::exchange(slot), to);
+                }
+                removal
+            } else {
+                let removal = remove(&mut batch)?;
+                for (from, to) in copies {
+                    batch.clone_prefix(from, to);
+                }
+                removal
+            };
+            let mut counts = links;
+            if source.kind == FileKind::Directory {
+                counts |= self.exclude(&mut batch, &source_end, &end, &exclude)?;
+            }
+            if links {
+                self.mark_uncounted(&mut batch, &path::contents(&end.at.contents, to)?)?;
+            }
             batch.put(path::meta(&end.entry), record.encode());
             let touched = Change::modified(now);
             Self::change_dir(&mut batch, end.at, &touched);
@@ -278,6 +325,49 @@ impl Fs {
         report.micros = start.elapsed().as_micros() as u64;
         self.clone_latency.record(report.micros);
         Ok(report)
+    }
+
+    /// Adds to the clone of a directory that what lies at these paths in it is left out; whether names of linked files
+    /// have to be counted then.
+    fn exclude(&self, batch: &mut Batch, from: &End<'_>, to: &End<'_>, paths: &[Vec<&[u8]>]) -> Result<bool> {
+        let mut counts = false;
+        for names in paths {
+            let Some((last, dirs)) = names.split_last() else { continue };
+            let mut source = path::contents(&from.at.contents, from.name)?;
+            let mut copy = path::contents(&to.at.contents, to.name)?;
+            // The root of each lineage that the path may be in.
+            let mut roots = vec![(copy.clone(), true)];
+            let mut exists = true;
+            for name in dirs {
+                let record = self.db.get(&path::meta(&path::entry(&source, name)?))?;
+                let record = record.and_then(|value| Record::decode(&value).ok());
+                exists &= record.is_some();
+                path::enter(&mut source, name)?;
+                path::enter(&mut copy, name)?;
+                roots.push((copy.clone(), record.is_some_and(|r| r.clone_id != 0)));
+            }
+            if !exists {
+                continue;
+            }
+            let (entry, contents) = (path::entry(&copy, last)?, path::contents(&copy, last)?);
+            batch.delete(path::meta(&entry)).delete_prefix(path::data(&entry));
+            batch.delete_prefix(path::meta(&contents)).delete_prefix(path::data(&contents));
+            if !self.has_links() {
+                continue;
+            }
+            for (root, is_root) in roots {
+                if let (Some(name), Some(below)) =
+                    (path::link_name(&root, &entry), path::link_name(&root, &contents))
+                {
+                    batch.delete(path::meta(&name)).delete_prefix(path::meta(&below));
+                }
+                if is_root {
+                    self.mark_uncounted(batch, &root)?;
+                    counts = true;
+                }
+            }
+        }
+        Ok(counts)
     }
 
     /// Removes `name` of `parent` with all below it, as `rm -r` does, in one batch.
@@ -321,4 +411,17 @@ impl Fs {
             micros: start.elapsed().as_micros() as u64,
         })
     }
+}
+
+/// The names in a path that leads from a directory into it.
+fn relative(path: &Path) -> Result<Vec<&[u8]>> {
+    let names = path.components().filter(|part| *part != Component::CurDir).map(|part| match part {
+        Component::Normal(name) => check_name(name),
+        _ => Err(Error::Invalid(format!("{}: not a path inside the source", path.display()))),
+    });
+    let names = names.collect::<Result<Vec<_>>>()?;
+    if names.is_empty() {
+        return Err(Error::Invalid(format!("{}: would leave out all of the source", path.display())));
+    }
+    Ok(names)
 }

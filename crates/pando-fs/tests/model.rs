@@ -399,7 +399,6 @@ impl Model {
         let expected = match &src {
             None => Some(ENOENT),
             Some(s) if dst.as_ref().is_some_and(|d| Rc::ptr_eq(s, d)) => Some(EINVAL),
-            _ if to[..to.len() - 1].starts_with(&from) => Some(EINVAL),
             _ if dst.is_some() && from[..from.len() - 1].starts_with(&to) => Some(EINVAL),
             _ => (dst.is_some() && !replace).then_some(EEXIST),
         };

@@ -11,6 +11,7 @@
 use std::{
     ffi::{OsStr, OsString},
     os::unix::ffi::{OsStrExt, OsStringExt},
+    path::PathBuf,
 };
 
 use crate::asked::Asked;
@@ -129,6 +130,8 @@ pub enum Request {
         name: OsString,
         /// Whether an existing destination is replaced.
         replace: bool,
+        /// Paths in a source that is a directory, which the clone is to lack.
+        exclude: Vec<PathBuf>,
     },
     /// Remove the file or whole tree that the token shows.
     Remove {
@@ -202,6 +205,12 @@ impl<'a> Reader<'a> {
         Some(Token(self.take(16)?.try_into().ok()?))
     }
 
+    fn path(&mut self) -> Option<PathBuf> {
+        let len = self.u32()? as usize;
+        let path = self.take(len)?;
+        (!path.is_empty() && !path.contains(&0)).then(|| PathBuf::from(OsStr::from_bytes(path)))
+    }
+
     fn name(&mut self) -> Option<OsString> {
         let len = self.u32()? as usize;
         let name = OsStr::from_bytes(self.take(len)?);
@@ -225,7 +234,7 @@ impl Request {
         }
     }
 
-    /// The request as bytes; `None` if a name is too long or not a plain name.
+    /// The request as bytes; `None` if a name is too long or not a plain name, or there are too many paths.
     pub fn encode(&self) -> Option<Box<Bytes>> {
         let mut out = Vec::with_capacity(SIZE);
         out.extend_from_slice(&MAGIC);
@@ -237,10 +246,16 @@ impl Request {
         out.extend_from_slice(&[0; 4]);
         match self {
             Request::Probe | Request::Token | Request::Sync | Request::Stats => {}
-            Request::Clone { token, name, .. } => {
+            Request::Clone { token, name, exclude, .. } => {
                 out.extend_from_slice(&token.0);
                 out.extend_from_slice(&(name.len() as u32).to_le_bytes());
                 out.extend_from_slice(name.as_bytes());
+                out.extend_from_slice(&(exclude.len() as u32).to_le_bytes());
+                for path in exclude {
+                    let path = path.as_os_str().as_bytes();
+                    out.extend_from_slice(&(path.len() as u32).to_le_bytes());
+                    out.extend_from_slice(path);
+                }
             }
             Request::Remove { token } | Request::Usage { token } => out.extend_from_slice(&token.0),
             Request::Snapshot { token, asked } => {
@@ -279,7 +294,9 @@ impl Request {
             c if c == command::TOKEN => Request::Token,
             c if c == command::CLONE => {
                 let token = r.token()?;
-                Request::Clone { token, name: r.name()?, replace: flags & REPLACE != 0 }
+                let (name, count) = (r.name()?, r.u32()?);
+                let exclude = (0..count).map(|_| r.path()).collect::<Option<_>>()?;
+                Request::Clone { token, name, replace: flags & REPLACE != 0, exclude }
             }
             c if c == command::REMOVE => Request::Remove { token: r.token()? },
             c if c == command::SYNC => Request::Sync,
@@ -408,7 +425,7 @@ mod tests {
     const TOKEN: Token = Token(*b"0123456789abcdef");
 
     fn clone(name: &str, replace: bool) -> Request {
-        Request::Clone { token: TOKEN, name: name.into(), replace }
+        Request::Clone { token: TOKEN, name: name.into(), replace, exclude: vec!["a/b".into(), "c".into()] }
     }
 
     #[test]

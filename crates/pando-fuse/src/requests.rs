@@ -4,7 +4,7 @@
 //! (`proof`), never from what the request says. Guarantees that the kernel's
 //! caches are right before the answer is sent. All of it runs on workers.
 
-use std::ffi::OsStr;
+use std::{ffi::OsStr, path::PathBuf};
 
 use pando_fs::{Authority, Caller, SnapshotInfo};
 
@@ -51,8 +51,8 @@ impl MountState {
             }
             Request::Usage { token } => self.shown(c, &token).and_then(|shows| self.usage(c, &shows)),
             Request::Grow { token, size } => self.shown(c, &token).and_then(|shows| self.grow(&shows, size)),
-            Request::Clone { token, name, replace } => {
-                self.shown(c, &token).and_then(|shows| self.clone_tree(&shows, &name, replace))
+            Request::Clone { token, name, replace, exclude } => {
+                self.shown(c, &token).and_then(|shows| self.clone_tree(&shows, &name, replace, &exclude))
             }
             Request::Snapshot { token, asked } => {
                 self.shown(c, &token).and_then(|shows| self.snapshots(&shows, asked))
@@ -105,7 +105,7 @@ impl MountState {
         done(0)
     }
 
-    fn clone_tree(&self, shows: &ProvenRights, name: &OsStr, replace: bool) -> Done {
+    fn clone_tree(&self, shows: &ProvenRights, name: &OsStr, replace: bool, exclude: &[PathBuf]) -> Done {
         let Some(dir) = shows.adds_to.filter(|_| Token::of_name(name).is_none()) else {
             return Err(pando_fs::Error::Access(name.to_string_lossy().into_owned()).into());
         };
@@ -119,8 +119,12 @@ impl MountState {
                 let text = "a snapshot cannot replace something; remove it first, or see pando rollback";
                 return Err(pando_fs::Error::Invalid(text.into()).into());
             }
+            Some(_) if !exclude.is_empty() => {
+                let text = "what is excluded is left out of clones of directories, not of snapshots";
+                return Err(pando_fs::Error::Invalid(text.into()).into());
+            }
             Some(_) => self.fs.clone_snapshot(Authority::Verified(&rights), shows.source, (dir, name))?,
-            None => self.fs.clone_verified(&rights, shows.source, (dir, name), replace)?,
+            None => self.fs.clone_verified(&rights, shows.source, (dir, name), replace, exclude)?,
         };
         self.settle(&report);
         done(begun.elapsed().as_micros() as u64)

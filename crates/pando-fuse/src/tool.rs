@@ -123,6 +123,17 @@ fn show_removal(entry_path: &EntryPath, token: &Token) -> Result<(), Error> {
 /// Clones the file or tree at `source` to `destination`, and returns the microseconds that it took
 /// inside the daemon.
 pub fn clone(source: &EntryPath, destination: &EntryPath, replace: bool) -> Result<u64, Error> {
+    clone_without(source, destination, replace, &[])
+}
+
+/// Like [`clone()`], and leaves out of the clone of a directory what lies at these paths in it; what does not exist is
+/// ignored. `destination` may lie inside `source`: the clone is of the moment before.
+pub fn clone_without(
+    source: &EntryPath,
+    destination: &EntryPath,
+    replace: bool,
+    exclude: &[PathBuf],
+) -> Result<u64, Error> {
     let (kind, _) = source.stat()?;
     let openable = matches!(kind, FileType::RegularFile | FileType::Directory);
     // The kernel refuses O_NOATIME to those who do not own the file: then the daemon will say why.
@@ -165,7 +176,7 @@ pub fn clone(source: &EntryPath, destination: &EntryPath, replace: bool) -> Resu
         let _ = rustix::fs::syncfs(&carrier);
     }
     let name = destination.name.clone();
-    client::send(&carrier, &Request::Clone { token, name, replace })
+    client::send(&carrier, &Request::Clone { token, name, replace, exclude: exclude.to_vec() })
 }
 
 /// Removes the file or, if `recursive`, the tree at `target`, and returns the microseconds that it took inside

@@ -342,8 +342,8 @@ fn a_removed_tree_is_gone_at_once() {
 fn refusals_come_with_the_reason() {
     let w = world!();
     fs::create_dir_all(w.path("d/e")).unwrap();
-    let inside = EntryPath::new(&w.path("d"), "x".as_ref()).unwrap();
-    let e = tool::clone(&w.entry_path("d"), &inside, false).unwrap_err();
+    let inside = EntryPath::new(&w.path("d"), "e".as_ref()).unwrap();
+    let e = tool::clone(&inside, &w.entry_path("d"), true).unwrap_err();
     assert_eq!(e.errno(), Some(libc::EINVAL), "{e}");
     assert!(e.to_string().contains("inside"), "{e}");
     assert_eq!(w.clone_tree("none", "x", false).unwrap_err().errno(), Some(libc::ENOENT));

@@ -5,7 +5,7 @@
 
 use std::{
     ffi::{OsStr, OsString},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use anyhow::{Context, Result, bail};
@@ -73,9 +73,10 @@ impl Drop for Entry<'_> {
 }
 
 /// Clones `src` to `dst`.
-pub fn clone(fs: &Fs, src: &Path, dst: &Path, replace: bool) -> Result<()> {
+pub fn clone(fs: &Fs, src: &Path, dst: &Path, replace: bool, exclude: &[PathBuf]) -> Result<()> {
     let (from, to) = (Entry::new(fs, src)?, Entry::new(fs, dst)?);
-    fs.clone_tree(&Caller::root(), (from.dir, from.name()), (to.dir, to.name()), replace)?;
+    let (from, to) = ((from.dir, from.name()), (to.dir, to.name()));
+    fs.clone_tree_without(&Caller::root(), from, to, replace, exclude)?;
     Ok(())
 }
 

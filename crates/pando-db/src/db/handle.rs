@@ -154,7 +154,7 @@ impl Db {
     }
 
     /// Copies every key under `src` to `dst`, replacing what is there: if there is no key under `src`, none is
-    /// left under `dst`. O(log n), whatever the size. [`Error::Overlap`] if one is a prefix of the other.
+    /// left under `dst`. O(log n), whatever the size. See [`crate::Batch::clone_prefix`] for what is refused.
     /// [`Error::TooLarge`], and nothing has happened, if a key would be longer than [`crate::MAX_KEY`]; I/O
     /// only if keys that long may be near: see [`crate::Stats::length_searches`].
     pub fn clone_prefix(&self, src: impl Into<Bytes>, dst: impl Into<Bytes>) -> Result<()> {

@@ -47,7 +47,8 @@ fn refusal_of(ops: &[Op]) -> Option<Refusal> {
                 if src.len().max(dst.len()) > MAX_KEY {
                     return Some(Refusal::TooLarge);
                 }
-                (src.starts_with(dst) || dst.starts_with(src)).then_some(Refusal::Overlap)
+                let within = dst.starts_with(src) && (matches!(op, Op::RenamePrefix(..)) || src.is_empty());
+                (src.starts_with(dst) || within).then_some(Refusal::Overlap)
             }
             _ => None,
         }

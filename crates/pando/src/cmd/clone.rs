@@ -16,15 +16,20 @@ use crate::{offline, place};
     after_help = "The clone's root keeps owner, mode and times, as cp -a would. The owner of SRC and root
 may clone it, to where they may create files. A directory is replaced only if it may be
 removed as a whole: see pando rm --help. SRC and DST may also be IMAGE:/PATH, in an image that
-is not mounted.
+is not mounted. DST may lie inside SRC: the clone is of the moment before. Where many clones
+lie in SRC, exclude the directory that holds them.
 
 Examples: pando clone /mnt/grove/project /mnt/grove/experiment
+          pando clone --exclude .trees /mnt/grove/repo /mnt/grove/repo/.trees/a
           pando clone grove.img:/project grove.img:/experiment"
 )]
 pub struct Args {
     /// Replace DST if it exists, atomically
     #[arg(long)]
     replace: bool,
+    /// Leave out what lies at REL in the directory SRC; may be given several times
+    #[arg(long, value_name = "REL")]
+    exclude: Vec<PathBuf>,
     /// A file or directory in a mounted Pando file system
     src: PathBuf,
     /// The new name, in the same mount
@@ -33,17 +38,23 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<()> {
     match offline::pair(&args.src, &args.dst)? {
-        None => clone(&args.src, &args.dst, args.replace).map(|_| ()),
+        None => clone_without(&args.src, &args.dst, args.replace, &args.exclude).map(|_| ()),
         Some((src, dst)) => {
             let fail = || format!("clone {src} to {}", dst.path.display());
-            offline::with(&src, false, |fs| offline::clone(fs, &src.path, &dst.path, args.replace))
-                .with_context(fail)
+            offline::with(&src, false, |fs| {
+                offline::clone(fs, &src.path, &dst.path, args.replace, &args.exclude)
+            })
+            .with_context(fail)
         }
     }
 }
 
 /// Clones `src` to `dst` and returns the microseconds that it took inside the daemon.
 pub fn clone(src: &Path, dst: &Path, replace: bool) -> Result<u64> {
+    clone_without(src, dst, replace, &[])
+}
+
+fn clone_without(src: &Path, dst: &Path, replace: bool, exclude: &[PathBuf]) -> Result<u64> {
     let fail = || format!("clone {} to {}", src.display(), dst.display());
     let from = place::entry_path(src).with_context(fail)?;
     let device = from.device().with_context(fail)?;
@@ -57,7 +68,7 @@ pub fn clone(src: &Path, dst: &Path, replace: bool) -> Result<u64> {
             fail()
         );
     }
-    match tool::clone(&from, &to, replace) {
+    match tool::clone_without(&from, &to, replace, exclude) {
         Ok(micros) => Ok(micros),
         Err(e) => {
             let hint = match e.errno() {

@@ -63,7 +63,7 @@ pub fn run(args: &Args) -> Result<()> {
     if let ([src], Some(_)) = (sources, offline::place(target)) {
         // In an image nothing is merged: the destination is new.
         let Some((src, dst)) = offline::pair(src, target)? else { bail!("cp: {}", target.display()) };
-        return offline::with(&src, false, |fs| offline::clone(fs, &src.path, &dst.path, false))
+        return offline::with(&src, false, |fs| offline::clone(fs, &src.path, &dst.path, false, &[]))
             .with_context(|| format!("cp {src} to {}", dst.path.display()));
     }
     let into = !args.no_target_directory && target.is_dir();

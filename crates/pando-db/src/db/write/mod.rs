@@ -306,7 +306,10 @@ fn check(batch: &Batch) -> Result<()> {
             Op::Delete(_) | Op::DeleteRange(..) => (),
             Op::ClonePrefix(src, dst) | Op::RenamePrefix(src, dst) => {
                 key(src).and(key(dst))?;
-                if src.starts_with(dst) || dst.starts_with(src) {
+                // A copy may lie inside of what it is a copy of, unless that is everything: it is of the moment before.
+                let into_itself = dst.starts_with(src) && dst != src && !src.is_empty();
+                let moves = matches!(op, Op::RenamePrefix(..));
+                if src.starts_with(dst) || dst.starts_with(src) && (moves || !into_itself) {
                     return Err(Error::Overlap);
                 }
             }

@@ -189,8 +189,8 @@ const FS: &[(&str, &[&str])] = &[
     (
         "clone",
         &[
-            "error", "types", "path", "merge", "inode", "lock", "volume", "place", "domain", "orphan",
-            "name", "entry", "rename", "census", "rights",
+            "error", "types", "path", "record", "merge", "inode", "lock", "volume", "place", "domain",
+            "orphan", "name", "entry", "rename", "census", "rights",
         ],
     ),
     (

@@ -299,7 +299,7 @@ fn mounts_that_cannot_be_say_why() {
     b.ok(&["mkfs", "--size", "64M", "a.img"]);
     b.fails(&["mount", "a.img", "none"], 1, "none");
     b.fails(&["mount", "a.img", "f"], 1, "directory");
-    b.fails(&["mount", "-o", "frobnicate", "a.img", "m"], 1, "frobnicate");
+    b.fails(&["mount", "-o", "frobnicate", "a.img", "m"], 2, "frobnicate");
     assert!(!fs::read_to_string("/proc/mounts").unwrap().contains(b.path("m").to_str().unwrap()));
     b.ok(&["mount", "-o", "ro,noatime", "a.img", "m"]);
     assert_eq!(fs::write(b.path("m/x"), "").unwrap_err().raw_os_error(), Some(libc::EROFS));

@@ -236,6 +236,7 @@ const FUSE: &[(&str, &[&str])] = &[
             "creators",
             "inside",
             "listings",
+            "times",
             "transport",
             "proof",
             "caller",

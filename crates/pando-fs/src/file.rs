@@ -169,6 +169,11 @@ impl Fs {
         Ok(self.table.get(ino)?.peek(|s| s.record.perm))
     }
 
+    /// Bytes of a file. No I/O, never waits for a call under way.
+    pub fn size(&self, ino: Ino) -> Result<u64> {
+        Ok(self.table.get(ino)?.peek(|s| s.record.size))
+    }
+
     /// The time of the last change of content. No I/O, never waits for a call under way.
     pub fn modified(&self, ino: Ino) -> Result<Time> {
         Ok(self.table.get(ino)?.peek(|s| s.record.mtime))

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use pando_fs::{Fs, SetAttr};
+use pando_fs::{Fs, SetAttr, SetTime};
 use parking_lot::Mutex;
 
 use crate::{
@@ -22,8 +22,8 @@ use crate::{
     inside::Inside,
     listings::Listings,
     proof::Proofs,
-    times::Times,
-    transport::{Behind, Context, Notify, Outcome},
+    times::{TimeChange, Times},
+    transport::{Behind, Context, Errno, Notify, Outcome},
 };
 
 /// How long files that were written are gathered before the kernel is told of their blocks.
@@ -154,7 +154,7 @@ impl MountState {
     pub(crate) fn is_for_small_changes(self: &Arc<Self>, ino: u64, flags: i32) -> bool {
         self.caches.writeback()
             && Caches::may_suit_bypass(flags)
-            && self.fs.getattr(ino).is_ok_and(|a| Caches::suits_bypass(flags, a.size))
+            && self.fs.size(ino).is_ok_and(|size| Caches::suits_bypass(flags, size))
             && self.can_tell_times()
     }
 
@@ -191,6 +191,22 @@ impl MountState {
         for &ino in &report.orphaned {
             self.tell(|n| n.forget_attributes(ino));
         }
+    }
+
+    /// Takes out of a change what is none of the time of a file, or refuses it: see [`Times::change`].
+    pub(crate) fn settle_time(&self, c: &Context, ino: u64, change: &mut SetAttr) -> Outcome<()> {
+        let time = match change.mtime {
+            None => return Ok(()),
+            Some(SetTime::At(time)) => Some(time),
+            Some(SetTime::Now) => None,
+        };
+        let now = || self.fs.modified(ino).ok();
+        match self.times.change(ino, c.pid, (time, change.atime.is_none()), now) {
+            TimeChange::Make => {}
+            TimeChange::Ignore => change.mtime = None,
+            TimeChange::Refuse => return Err(Errno(libc::ECANCELED)),
+        }
+        Ok(())
     }
 
     /// Set-user-id and set-group-id of the mode as it is now; none if there is no such file.

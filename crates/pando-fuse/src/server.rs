@@ -14,7 +14,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use pando_fs::{Attr, DirHandle, FileHandle, FileKind, Fs, Seek, SetAttr, SetTime, StatFs};
+use pando_fs::{Attr, DirHandle, FileHandle, FileKind, Fs, Seek, SetAttr, StatFs};
 use parking_lot::Mutex;
 
 use crate::{
@@ -197,6 +197,7 @@ impl Handler for Server {
 
     fn forget(&self, ino: u64, count: u64) {
         self.shared.caches.forgotten(ino);
+        self.shared.times.forgotten(ino);
         self.shared.listings.forgotten(ino);
         self.fs().forget(ino, count);
     }
@@ -211,21 +212,12 @@ impl Handler for Server {
         self.attributes(ino)
     }
 
-    fn setattr(&self, c: &Context, ino: u64, change: SetAttr) -> Outcome<Attr> {
+    fn setattr(&self, c: &Context, ino: u64, mut change: SetAttr) -> Outcome<Attr> {
         self.count(Kind::Setattr);
         let about_groups = change.gid.is_some() || change.mode.is_some_and(|m| m & 0o2000 != 0);
         let perm = self.fs().perm(ino).unwrap_or_default();
         let caller = if about_groups { caller_with_groups(c) } else { changer(c, perm) };
-        if let Some(time) = change.mtime {
-            let time = match time {
-                SetTime::At(time) => Some(time),
-                SetTime::Now => None,
-            };
-            let now = || self.fs().modified(ino).ok();
-            if self.shared.times.is_outdated(ino, c.pid, time, now) {
-                return Err(Errno(libc::ECANCELED));
-            }
-        }
+        self.shared.settle_time(c, ino, &mut change)?;
         Ok(self.fs().setattr(&caller, ino, &change)?)
     }
 
@@ -392,7 +384,7 @@ impl Handler for Server {
         if let Some(time_before) = time_before {
             self.shared.creators.wrote(w.handle, len);
             if self.fs().modified(ino).ok() != time_before {
-                self.shared.times.wrote(ino);
+                self.shared.times.wrote(ino, time_before);
             }
         }
         // Of what the server changes itself the kernel takes back size and times, not the mode.
@@ -421,11 +413,13 @@ impl Handler for Server {
     fn release(&self, ino: u64, handle: u64, flags: i32) -> Option<Behind> {
         self.count(Kind::Release);
         self.shared.proofs.closed(ino, handle);
-        self.shared.creators.closed(handle, || self.fs().getattr(ino).map_or(0, |a| a.size));
+        self.shared.creators.closed(handle, || self.fs().size(ino).unwrap_or_default());
         let direct = self.shared.caches.released(ino, handle, flags);
         self.fs().release(ino, FileHandle(handle));
-        let kept = self.shared.caches.writeback() && !direct && flags & libc::O_ACCMODE != libc::O_RDONLY;
-        kept.then(|| self.shared.written(ino)).flatten()
+        let writes = self.shared.caches.writeback() && flags & libc::O_ACCMODE != libc::O_RDONLY;
+        // Then the kernel is told to ask again.
+        let unknown = writes && (!direct || self.shared.times.is_stale(ino));
+        unknown.then(|| self.shared.written(ino)).flatten()
     }
 
     fn fsync(&self, ino: u64, datasync: bool) -> Answer<()> {

@@ -2,15 +2,14 @@
 //!
 //! A kernel that keeps what is written owns the times of regular files: it takes none from an answer, and it sets
 //! none for a write that bypasses its cache because the server opened the file so. Then the server gives it the
-//! time as a program would (`inside`), from a thread of its own:
-//! - within [`GATHER`] of the first such write, so at most a hundred times a second for a file that is written all
-//!   the time;
-//! - at once when somebody asks for the attributes, by whatever request ([`Times::settle`]), who waits for it, but
-//!   not longer than [`PATIENCE`]: the kernel may hold a lock on the inode until the question is answered.
+//! time as a program would (`inside`), from a thread of its own, when somebody asks for the attributes by whatever
+//! request ([`Times::settle`]). Who asks waits for it, but not longer than [`PATIENCE`]: the kernel may hold a lock on
+//! the inode until the question is answered. Nothing is done unasked, because a way into the mount keeps it busy for a
+//! moment, and somebody may be about to unmount it.
 //!
 //! Guarantees: a time that somebody sets himself is never replaced by that of an earlier write, because the server
 //! lets the change of this thread pass only if the file's time is still the one that is given
-//! ([`Times::is_outdated`]). Uses neither the file system nor the kernel: what is to be done is given to
+//! ([`Times::change`]). Uses neither the file system nor the kernel: what is to be done is given to
 //! [`Times::start`].
 
 use std::{
@@ -30,18 +29,29 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::inside::Apart;
 
-/// How long writes are gathered before the kernel is given the time of the last.
-const GATHER: Duration = Duration::from_millis(10);
 /// How long a question for attributes waits for the time to be given.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 /// A file whose time the kernel does not know.
 #[derive(Default)]
 struct Stale {
+    /// The time that the kernel has.
+    known: Option<Time>,
     /// Writes so far, a count: whether there were more since the time was given.
     writes: u64,
     /// Somebody waits for it.
     urgent: bool,
+}
+
+/// What to do with a change of a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TimeChange {
+    /// It is to be made.
+    Make,
+    /// It is none: the rest of the request is to be done.
+    Ignore,
+    /// It comes from the thread here and there is a newer time: refuse the request.
+    Refuse,
 }
 
 #[derive(Default)]
@@ -96,14 +106,20 @@ impl Times {
         begun
     }
 
-    /// Notes a write to `ino` that the kernel does not know the time of.
-    pub(crate) fn wrote(&self, ino: u64) {
+    /// Notes a write to `ino` that the kernel does not know the time of; `before` is the time that the file had.
+    pub(crate) fn wrote(&self, ino: u64, before: Option<Time>) {
         let mut state = self.state.lock();
-        let first = state.stale.is_empty();
         self.any.store(true, Ordering::Release);
-        state.stale.entry(ino).or_default().writes += 1;
-        if first {
-            self.wanted.notify_one();
+        state.stale.entry(ino).or_insert_with(|| Stale { known: before, ..Stale::default() }).writes += 1;
+    }
+
+    /// The kernel has forgotten the inode, and with it what it had of its times.
+    pub(crate) fn forgotten(&self, ino: u64) {
+        if self.any.load(Ordering::Acquire) {
+            let mut state = self.state.lock();
+            state.stale.remove(&ino);
+            self.any.store(!state.stale.is_empty(), Ordering::Release);
+            self.given.notify_all();
         }
     }
 
@@ -124,24 +140,29 @@ impl Times {
         }
     }
 
-    /// A change of the time of `ino` to `time` has come from the thread `from`; the file has the time `now`. True: it
-    /// comes from the thread here and is not to be made, because there is a newer time.
+    /// What to do with a change of the time of `ino` to `time` (`None`: now) that has come from the thread `from`; the
+    /// file has the time `now`. `alone`: it sets no access time.
     ///
-    /// Somebody else's change is what the kernel shows from then on.
-    pub(crate) fn is_outdated(
+    /// Somebody's own change is what the kernel shows from then on. What the kernel has, it tells when it changes
+    /// something else, as by a rename: that is no change.
+    pub(crate) fn change(
         &self,
         ino: u64,
         from: u32,
-        time: Option<Time>,
+        (time, alone): (Option<Time>, bool),
         now: impl FnOnce() -> Option<Time>,
-    ) -> bool {
+    ) -> TimeChange {
         let mut state = self.state.lock();
         if state.stale.is_empty() && state.giving.is_none() {
-            return false;
+            return TimeChange::Make;
         }
         if state.thread_id == Some(from) {
             let overruled = state.giving != Some((ino, false));
-            return overruled || time.is_none() || time != now();
+            let newer = time.is_none() || time != now();
+            return if overruled || newer { TimeChange::Refuse } else { TimeChange::Make };
+        }
+        if alone && time.is_some() && state.stale.get(&ino).is_some_and(|s| s.known == time) {
+            return TimeChange::Ignore;
         }
         if state.stale.remove(&ino).is_some() {
             self.given.notify_all();
@@ -151,7 +172,7 @@ impl Times {
         {
             *overruled = true;
         }
-        false
+        TimeChange::Make
     }
 
     /// Ends the thread, and waits for that.
@@ -171,20 +192,15 @@ impl Times {
         let mut state = self.state.lock();
         state.thread_id = u32::try_from(rustix::thread::gettid().as_raw_nonzero().get()).ok();
         loop {
-            while state.stale.is_empty() && !state.ended {
-                self.any.store(false, Ordering::Release);
-                self.wanted.wait(&mut state);
-            }
-            let until = Instant::now() + GATHER;
             while !state.ended && !state.stale.values().any(|s| s.urgent) {
-                if self.wanted.wait_until(&mut state, until).timed_out() {
-                    break;
-                }
+                self.any.store(!state.stale.is_empty(), Ordering::Release);
+                self.wanted.wait(&mut state);
             }
             if state.ended {
                 return;
             }
-            let some: Vec<(u64, u64)> = state.stale.iter().map(|(ino, s)| (*ino, s.writes)).collect();
+            let urgent = state.stale.iter().filter(|(_, s)| s.urgent);
+            let some: Vec<(u64, u64)> = urgent.map(|(ino, s)| (*ino, s.writes)).collect();
             for (ino, writes) in some {
                 state.giving = Some((ino, false));
                 let given = parking_lot::MutexGuard::unlocked(&mut state, || give(apart, ino));

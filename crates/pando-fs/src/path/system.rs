@@ -68,7 +68,7 @@ pub(crate) fn orphan_data(ino: u64) -> Bytes {
     [&orphan(ino)[..], &[DATA]].concat().into()
 }
 
-/// Where names of linked files have to be counted: under the number in [`uncounted`] the contents prefix of the
+/// Where names of linked files have to be counted: under a number the contents prefix of the
 /// root of the lineage, as it was then.
 pub(crate) fn to_count(number: u64) -> Bytes {
     tagged(b'N', &number.to_be_bytes())

@@ -15,13 +15,14 @@ use crate::{
 impl Edit<'_> {
     /// `node` with `layer` on top of all it holds.
     pub fn absorb(&self, mut node: Node, mut layer: Layer) -> Result<Node> {
-        // What lies outside would be lost as the layer is cut into the parts of edges.
+        // What lies outside would be lost as the layer is cut into the parts of edges. The span of a node comes
+        // from the device, so it may be a false one.
         let ends = [layer.run.pages.first(), layer.run.pages.last()];
-        assert!(
-            ends.into_iter().flatten().all(|page| page.is_inside(&node.span)),
-            "points outside their node"
-        );
-        assert!(layer.updates.iter().all(|u| node.span.covers(&u.span)), "an update outside its node");
+        let is_inside = ends.into_iter().flatten().all(|page| page.is_inside(&node.span))
+            && layer.updates.iter().all(|u| node.span.covers(&u.span));
+        if !is_inside {
+            return Err(Error::corrupt("node", 0, "a node of another span than what refers to it"));
+        }
         if let Body::Leaf(run) = &node.body {
             node.body = Body::Leaf(self.apply_to_leaf(run, &layer)?);
             return Ok(node);

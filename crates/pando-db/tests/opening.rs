@@ -3,14 +3,92 @@
 #![allow(clippy::unwrap_used)]
 
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    },
+    thread,
     time::{Duration, Instant},
 };
 
 use pando_db::{
     CreateOptions, Db, Options,
-    device::{Device, MemDevice},
+    device::{Device, DeviceCall, HookedDevice, MemDevice},
 };
+
+/// What a kill leaves of a device of 1 GiB.
+fn image_of(device: &MemDevice) -> Arc<MemDevice> {
+    let mut image = vec![0; 1 << 20];
+    let copy = Arc::new(MemDevice::new(1 << 30));
+    for at in (0..1u64 << 30).step_by(1 << 20) {
+        device.read_at(at, &mut image).unwrap();
+        if image.iter().any(|byte| *byte != 0) {
+            copy.write_at(at, &image).unwrap();
+        }
+    }
+    copy
+}
+
+/// A log that is full to the end is replayed into memory, as far as that may have the memory; what it changes in the
+/// tree is the threads' work. Before, who opened it read and changed a large part of the tree.
+#[test]
+fn opening_with_a_full_log_reads_the_log_only() {
+    const KEYS: u64 = 300_000;
+    let device = Arc::new(MemDevice::new(1 << 30));
+    let create = CreateOptions::default().log_size(64 << 20);
+    Db::create(device.clone(), &create, &Options::default()).unwrap();
+    let key = |i: u64| i.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes().to_vec();
+    let options = || Options::default().cache_bytes(256 << 20);
+    // Checkpoints come too late.
+    let held = Arc::new(AtomicBool::new(false));
+    let holds = held.clone();
+    let hooked = HookedDevice::new(device.clone(), false, move |_| {
+        while holds.load(SeqCst) && thread::current().name() == Some("pando-checkpoint") {
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    });
+    let db = Db::open(Arc::new(hooked) as Arc<dyn Device>, options()).unwrap();
+    (0..KEYS).for_each(|i| db.put(key(i), vec![1; 60]).unwrap());
+    db.checkpoint().unwrap();
+    held.store(true, SeqCst);
+    let mut i = 0;
+    while db.stats().unwrap().log_used < 60 << 20 {
+        (0..2000).for_each(|_| {
+            i += 1;
+            db.put(key(i * 7 % KEYS), i.to_be_bytes().repeat(8)).unwrap();
+        });
+        db.sync().unwrap();
+    }
+    let log = db.stats().unwrap().log_used;
+    let copy = image_of(&device);
+    held.store(false, SeqCst);
+
+    let (me, read) = (thread::current().id(), Arc::new(AtomicU64::new(0)));
+    let reads = read.clone();
+    let hooked = HookedDevice::new(copy, false, move |call| {
+        if let DeviceCall::Read(range) = call
+            && thread::current().id() == me
+        {
+            reads.fetch_add(range.end - range.start, SeqCst);
+        }
+        Ok(())
+    });
+    let begin = Instant::now();
+    let again = Db::open(Arc::new(hooked) as Arc<dyn Device>, options()).unwrap();
+    let (took, read) = (begin.elapsed(), read.load(SeqCst));
+    println!("{i} batches in {log} bytes of log replayed in {took:?}, {read} bytes read by then");
+    assert!(read < log + (6 << 20), "{read} bytes were read for {log} bytes of log");
+    // Nobody waits for what was replayed.
+    again.put(key(1), "new").unwrap();
+    assert_eq!(again.get(&key(1)).unwrap().as_deref(), Some(&b"new"[..]));
+    for i in 2..KEYS {
+        assert_eq!(again.get(&key(i)).unwrap(), db.get(&key(i)).unwrap(), "{i}");
+    }
+    again.checkpoint().unwrap();
+    assert_eq!(again.range(&[], None).count() as u64, KEYS);
+    assert!(again.check().unwrap().findings.is_empty());
+}
 
 /// A store whose threads never got to a checkpoint is opened from its log. The checkpoint of what was replayed is the
 /// threads' work; before that little is written.
@@ -35,15 +113,7 @@ fn opening_after_a_kill_leaves_the_checkpoint_to_the_threads() {
         });
         db.sync().unwrap();
     }
-    // As a kill leaves it.
-    let mut image = vec![0; 1 << 20];
-    let copy = Arc::new(MemDevice::new(1 << 30));
-    for at in (0..1u64 << 30).step_by(1 << 20) {
-        device.read_at(at, &mut image).unwrap();
-        if image.iter().any(|byte| *byte != 0) {
-            copy.write_at(at, &image).unwrap();
-        }
-    }
+    let copy = image_of(&device);
     let before = copy.stats().write_bytes;
     let begin = Instant::now();
     let again = Db::open(copy.clone(), options()).unwrap();

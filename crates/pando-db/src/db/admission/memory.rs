@@ -26,6 +26,10 @@ pub(crate) const MAX_SMALL_SEALED_TABLES: usize = 64;
 pub(crate) const MAX_SEALED_TABLES_FOR_CLONES: usize = 2 * MAX_SMALL_SEALED_TABLES;
 /// Part (1/n) of the budget that one in-memory table may have.
 const TABLE_SHARE: u64 = 28;
+/// Part (1/n) of the budget that all tables together may have.
+const TABLES_SHARE: u64 = 4;
+/// Part (1/n) of what dirty nodes may take that they always may, or flushing would not get on.
+const LEAST_DIRTY_SHARE: u64 = 3;
 /// Part (1/n) that clean data has at least.
 const CLEAN_SHARE: u64 = 4;
 /// Part (1/n) of what tables take that the heap keeps besides: they are freed by another thread than the one
@@ -102,8 +106,18 @@ impl Engine {
         self.dirty.memory() >= self.max_dirty()
     }
 
+    /// Bytes that dirty nodes may take now: less while tables that came from the log have more than the share of
+    /// tables.
     pub(crate) fn max_dirty(&self) -> u64 {
-        max_dirty(self.options.cache_bytes)
+        let budget = self.options.cache_bytes;
+        let recovered = self.views.sizes.recovered_bytes() as u64;
+        let most = max_dirty(budget);
+        most.saturating_sub(recovered.saturating_sub(budget / TABLES_SHARE)).max(most / LEAST_DIRTY_SHARE)
+    }
+
+    /// Bytes that tables may take that came from the log, when it is replayed and nothing else needs memory yet.
+    pub(crate) fn max_recovered(&self) -> u64 {
+        self.options.cache_bytes / 2
     }
 
     /// Bytes of messages that may wait in an interior node.

@@ -151,14 +151,15 @@ impl Engine {
     }
 
     /// True if another table may be filled and sealed. A clone adds a message or a few, so it does not wait
-    /// for those who fill tables with values.
+    /// for those who fill tables with values. Nobody waits for what came from the log when the store was opened:
+    /// that has its own share of the memory, and goes first.
     fn has_room_in_tables(&self, for_clone: bool) -> bool {
         let sizes = &self.views.sizes;
-        let tables = sizes.sealed();
+        let tables = sizes.sealed().saturating_sub(sizes.recovered());
         if tables < MAX_SEALED_TABLES {
             return true;
         }
-        let bytes = sizes.sealed_bytes();
+        let bytes = sizes.sealed_bytes().saturating_sub(sizes.recovered_bytes());
         let most = MAX_SEALED_TABLES * self.seal_threshold();
         match for_clone {
             true => tables < MAX_SEALED_TABLES_FOR_CLONES && bytes < 2 * most,
@@ -198,7 +199,8 @@ impl Engine {
 
     /// How near to a limit is what waits for the threads, as [`pressure`] says.
     fn pressure(&self) -> f64 {
-        let tables = self.views.sizes.bytes() as u64;
+        let sizes = &self.views.sizes;
+        let tables = sizes.bytes().saturating_sub(sizes.recovered_bytes()) as u64;
         let table = self.seal_threshold() as u64;
         let of_log = self.log_size();
         [

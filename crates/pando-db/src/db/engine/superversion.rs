@@ -63,6 +63,14 @@ impl Superversion {
         }
     }
 
+    /// Takes in a table of batches that are newer than all before, as a sealed one.
+    pub fn push(&mut self, table: Memtable) {
+        self.seal();
+        assert!(self.active.msn < table.first_msn, "a table is taken in that is not newer than those before");
+        self.active = Memtable::new(table.msn, table.log_end);
+        self.sealed.push_back(Arc::new(table));
+    }
+
     /// What readers see of it now.
     pub fn view(&self) -> View {
         let active = (!self.active.is_empty()).then(|| Arc::new(self.active.clone()));
@@ -93,6 +101,11 @@ pub(crate) struct TableSizes {
     bytes: AtomicUsize,
     sealed_bytes: AtomicUsize,
     sealed: AtomicUsize,
+    /// The newest batch that came from the log when the store was opened.
+    recovered_msn: AtomicU64,
+    /// Of the sealed ones, those that came from the log.
+    recovered_bytes: AtomicUsize,
+    recovered: AtomicUsize,
 }
 
 impl TableSizes {
@@ -101,6 +114,18 @@ impl TableSizes {
         self.bytes.store(front.active.bytes() + sealed_bytes, Ordering::Relaxed);
         self.sealed_bytes.store(sealed_bytes, Ordering::Relaxed);
         self.sealed.store(front.sealed.len(), Ordering::Relaxed);
+        let last = self.recovered_msn.load(Ordering::Relaxed);
+        // They are the oldest. As a rule there are none.
+        let recovered = front.sealed.iter().take_while(|table| table.msn <= last);
+        let (count, bytes) =
+            recovered.fold((0, 0), |(count, bytes), table| (count + 1, bytes + table.bytes()));
+        self.recovered_bytes.store(bytes, Ordering::Relaxed);
+        self.recovered.store(count, Ordering::Relaxed);
+    }
+
+    /// Tells apart what came from the log when the store was opened: the batches up to `msn`.
+    pub fn set_recovered(&self, msn: u64) {
+        self.recovered_msn.store(msn, Ordering::Relaxed);
     }
 
     /// Bytes of all of them.
@@ -116,6 +141,16 @@ impl TableSizes {
     /// How many are sealed.
     pub fn sealed(&self) -> usize {
         self.sealed.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of those that came from the log when the store was opened, and are not flushed yet.
+    pub fn recovered_bytes(&self) -> usize {
+        self.recovered_bytes.load(Ordering::Relaxed)
+    }
+
+    /// How many these are.
+    pub fn recovered(&self) -> usize {
+        self.recovered.load(Ordering::Relaxed)
     }
 }
 

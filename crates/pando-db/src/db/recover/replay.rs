@@ -29,6 +29,7 @@ use crate::{
             Engine,
             report::{Finding, Recovery},
         },
+        recover::tables::Tables,
         write::record::{self, Decoded, Missing},
     },
     error::{Error, Result},
@@ -43,10 +44,8 @@ use crate::{
     },
 };
 
-/// Share of the cache (1/n) that tables may have that are replayed and not flushed.
-const BACKLOG_SHARE: u64 = 4;
-/// And how many there may be: each is a place to look for every reader.
-const MAX_BACKLOG_TABLES: usize = 16;
+/// Tables that may be there that are replayed and not flushed: each is a place to look for every reader.
+const MAX_BACKLOG_TABLES: usize = 32;
 
 /// A log that was read to its end.
 pub(crate) struct Recovered {
@@ -183,8 +182,23 @@ impl Batches {
     /// Applies all of them. Nobody else uses the store yet.
     pub fn apply(mut self, engine: &mut Engine) -> Result<()> {
         self.groups.extents().for_each(|extent| engine.log.hold(extent.clone()));
-        for record in std::mem::take(&mut self.records) {
-            let Decoded { batch, missing } = decode(&record, &mut self.groups, &engine.pager)?;
+        let records = std::mem::take(&mut self.records);
+        engine.views.sizes.set_recovered(records.last().map_or(0, |record| record.msn));
+        let bytes = records.iter().map(|record| record.payload.len()).sum();
+        let mut records = records.into_iter().peekable();
+        let mut tables = Tables::new(engine, bytes);
+        while records.peek().is_some() {
+            let mut other = None;
+            for record in records.by_ref() {
+                let decoded = decode(&record, &mut self.groups, &engine.pager)?;
+                if !decoded.missing.is_empty() || !Tables::takes(&decoded.batch) {
+                    other = Some((record, decoded));
+                    break;
+                }
+                tables.push(engine, decoded.batch, record.msn, record.end)?;
+            }
+            tables.finish(engine)?;
+            let Some((record, Decoded { batch, missing })) = other else { continue };
             if missing.is_empty() {
                 engine.replay(&batch, record.msn, record.end)?;
             } else {
@@ -256,8 +270,8 @@ impl Engine {
     }
 
     /// Flushes tables in memory while there are more than may wait for the threads in the background.
-    fn flush_backlog(&self) -> Result<()> {
-        let most = if self.options.background { self.options.cache_bytes / BACKLOG_SHARE } else { 0 };
+    pub(super) fn flush_backlog(&self) -> Result<()> {
+        let most = if self.options.background { self.max_recovered() } else { 0 };
         loop {
             let waits = {
                 let front = self.superversion.read();

@@ -125,6 +125,20 @@ impl Engine {
         })
     }
 
+    /// A table of plain batches from the log: operations on keys and deletes of ranges, which ask for nothing below.
+    /// `before` and `last` are the batch before the first and the last one, and where they end. No lock is taken.
+    pub fn table_of(&self, before: (u64, LogPos), ops: Vec<Op>, last: (u64, LogPos)) -> Memtable {
+        assert!(last.0 > before.0, "batches are numbered in order");
+        self.counters.note_deletes(&ops);
+        let mut table = Memtable::new(before.0, before.1);
+        for op in &ops {
+            apply_plain(&mut table, op, self);
+            table.keep(op_len(op));
+        }
+        (table.msn, table.log_end) = last;
+        table
+    }
+
     /// Logs and applies.
     fn try_apply(&self, front: &mut Superversion, encoded: &Encoded, proof: Option<&Proof>) -> Result<Tried> {
         let Encoded { payload, values, ops, .. } = encoded;

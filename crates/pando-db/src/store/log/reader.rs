@@ -24,6 +24,8 @@ use crate::{
 
 /// How much is read at once, in bytes.
 const READ_BYTES: u64 = 1 << 20;
+/// Payloads up to this many bytes stay in the memory into which they were read.
+const MAX_SHARED_BYTES: usize = 16 << 10;
 /// How far a log is searched that was empty once, and to all appearances is empty still, in bytes.
 pub(super) const EMPTY_SEARCH_BYTES: u64 = READ_BYTES;
 
@@ -81,8 +83,8 @@ pub struct Replay {
     to_mend: Vec<(u64, Vec<u8>)>,
     /// A write-out that was repaired in memory, and its position.
     repaired: Option<(u64, Vec<u8>)>,
-    /// Bytes read ahead, and the position of the first.
-    window: Vec<u8>,
+    /// Bytes read ahead, which records share, and the position of the first.
+    window: Bytes,
     window_at: u64,
 }
 
@@ -115,7 +117,7 @@ impl Log {
             found: Vec::new(),
             to_mend: Vec::new(),
             repaired: None,
-            window: Vec::new(),
+            window: Bytes::new(),
             window_at: start.pos,
         }
     }
@@ -233,7 +235,7 @@ impl Replay {
 
     fn end(&mut self) {
         self.ended = true;
-        self.window = Vec::new();
+        self.window = Bytes::new();
         self.repaired = None;
     }
 
@@ -374,9 +376,26 @@ impl Replay {
         if chain != stored {
             return Ok(None);
         }
-        let payload = Bytes::copy_from_slice(payload);
+        let payload = self.shared(pos + HEADER_BYTES as u64, len)?;
         let end = LogPos { pos: pos + record_len(len), chain };
         Ok(Some(Replayed { msn: header.msn, payload, end }))
+    }
+
+    /// The same as memory that can be kept. Short ones share what was read together: to keep one of them keeps all of
+    /// that, but they go together as a rule, and memory for each costs more than reading it.
+    fn shared(&mut self, pos: u64, len: usize) -> Result<Bytes> {
+        let bytes = self.bytes(pos, len)?;
+        let copied = (len > MAX_SHARED_BYTES).then(|| Bytes::copy_from_slice(bytes));
+        let place = bytes.as_ptr_range();
+        let window = self.window.as_ptr_range();
+        match copied {
+            Some(copied) => Ok(copied),
+            None if window.start <= place.start && place.end <= window.end && len > 0 => {
+                let from = (pos - self.window_at) as usize;
+                Ok(self.window.slice(from..from + len))
+            }
+            None => Ok(Bytes::copy_from_slice(self.bytes(pos, len)?)),
+        }
     }
 
     /// `len` bytes at a position, repaired, from the window or the device.
@@ -402,21 +421,18 @@ impl Replay {
 
     fn load(&mut self, pos: u64, len: usize) -> Result<()> {
         let Region { device, base, size, .. } = &self.region;
-        self.window.clear();
-        self.window.resize(len, 0);
-        self.window_at = pos;
-        let (mut at, mut rest) = (pos, &mut self.window[..]);
+        // Half-filled nothing of it may be used.
+        (self.window, self.window_at) = (Bytes::new(), pos);
+        let mut window = vec![0; len];
+        let (mut at, mut rest) = (pos, &mut window[..]);
         while !rest.is_empty() {
             let within = at % size;
             let piece = rest.len().min((size - within) as usize);
             let (buf, more) = rest.split_at_mut(piece);
-            if let Err(error) = device.read_at(base + within, buf) {
-                // Half-filled, so nothing of it may be used.
-                self.window.clear();
-                return Err(Error::io("read the log", base + within, error));
-            }
+            device.read_at(base + within, buf).map_err(|e| Error::io("read the log", base + within, e))?;
             (at, rest) = (at + piece as u64, more);
         }
+        self.window = window.into();
         Ok(())
     }
 }

@@ -26,6 +26,8 @@ use crate::{
 const READ_BYTES: u64 = 1 << 20;
 /// Payloads up to this many bytes stay in the memory into which they were read.
 const MAX_SHARED_BYTES: usize = 16 << 10;
+/// Part (1/n) of the log that may lie unused behind its last record when it is opened.
+const MAX_GAP_SHARE: u64 = 4;
 /// How far a log is searched that was empty once, and to all appearances is empty still, in bytes.
 pub(super) const EMPTY_SEARCH_BYTES: u64 = READ_BYTES;
 
@@ -342,8 +344,17 @@ impl Replay {
         }
         let flushed = self.region.device.flush();
         flushed.map_err(|e| Error::io("flush", self.region.base, e))?;
-        let is_empty = self.clean && self.at == self.start;
-        let log = Log::resume(self.region, self.start.pos, self.at, self.head, self.next_msn, placer);
+        // A write-out that was cut off, or a footer that tells of none, may leave a long gap behind the last record. It
+        // would stay part of the log after a checkpoint, and too long a gap leaves no room for a batch. What was
+        // repaired by means of it is right on the device by now.
+        let behind = self.at.pos.next_multiple_of(BLOCK);
+        let head = if self.head.saturating_sub(behind) > self.region.size / MAX_GAP_SHARE {
+            behind
+        } else {
+            self.head
+        };
+        let is_empty = self.clean && self.at == self.start && head == behind;
+        let log = Log::resume(self.region, self.start.pos, self.at, head, self.next_msn, placer);
         log.doubt(self.in_doubt);
         if is_empty {
             log.front().keep_room_for_notice();

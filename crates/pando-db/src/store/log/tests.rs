@@ -12,7 +12,10 @@ use super::*;
 use crate::{
     Error,
     device::{BLOCK, Device, DeviceCall, FailMode, HookedDevice, MemDevice, SimDevice},
-    store::log::record::Header,
+    store::log::{
+        guard::{self, Footer},
+        record::Header,
+    },
 };
 
 const BASE: u64 = 2 * BLOCK;
@@ -447,6 +450,29 @@ fn a_forged_length_is_refused() {
         let (header, _) = Header { len, msn: 1, session: 0 }.encode(0, START.chain);
         device.write_at(BASE, &header).unwrap();
         assert!(replay(&device, START, 1).0.is_empty());
+    }
+}
+
+/// A footer that tells of a write-out as long as the log, of which nothing is there, made a clean log overtake
+/// itself, or left no room in it for ever.
+#[test]
+fn a_footer_without_records_takes_no_room() {
+    for (clean, blocks) in [true, false].into_iter().flat_map(|clean| (1..12).map(move |n| (clean, n))) {
+        let device = memory();
+        let mut bytes = vec![0; blocks * BLOCK as usize];
+        let records = bytes.len() as u32;
+        let footer =
+            Footer { records, begin: 0, session: 0, first: 1, last: 1, durable: 0, chain: START.chain };
+        guard::close(&mut bytes, &footer, 0);
+        assert!(bytes.len() as u64 <= SIZE);
+        device.write_at(BASE, &bytes).unwrap();
+        let mut replay = Log::replay(region(&device, SIZE), START, 1, 0, clean, false);
+        assert!(replay.next().unwrap().is_none());
+        let log = replay.into_log(Some(Arc::new(Clumsy))).unwrap();
+        let longest = vec![7; log.max_payload()];
+        log.append(&[&longest]).unwrap();
+        log.sync().unwrap();
+        assert_eq!(self::replay(&device, START, 1).0, [Bytes::from(longest)]);
     }
 }
 

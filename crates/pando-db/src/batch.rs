@@ -2,6 +2,8 @@
 
 use bytes::Bytes;
 
+use crate::pool;
+
 /// One operation of a batch. Keys are whole keys, prefixes are plain byte prefixes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {
@@ -126,6 +128,12 @@ impl Batch {
     /// Sets `key` to `value`.
     pub fn put(&mut self, key: impl Into<Bytes>, value: impl Into<Bytes>) -> &mut Self {
         self.push(Op::Put(key.into(), value.into()))
+    }
+
+    /// The same with a copy of `value`. For values of 8 KiB and more it is cheaper than a copy that the caller makes:
+    /// it lies in memory that values and pages before it have had.
+    pub fn put_copy(&mut self, key: impl Into<Bytes>, value: &[u8]) -> &mut Self {
+        self.push(Op::Put(key.into(), pool::copy(value)))
     }
 
     /// Removes `key`.

@@ -110,6 +110,9 @@ pub struct Options {
     /// Pending bytes that justify a private copy of a shared node; `None` is a sixteenth of
     /// the node size (copy-on-abundant-write, FAST'20 section 3).
     pub abundant_bytes: Option<usize>,
+    /// Most memory of the cache for pages of large values that were written and that nobody has read since, in bytes;
+    /// `None`: all of it. For callers above whom something else keeps what is written. Default `None`.
+    pub written_bytes: Option<u64>,
     /// Whether space that was freed is given back to the file system or device underneath, after
     /// checkpoints and when the store is closed. Some is kept for the next writes. Default true.
     pub discard: bool,
@@ -132,6 +135,7 @@ impl Default for Options {
             memtable_bytes: 8 << 20,
             codec: Codec::default(),
             abundant_bytes: None,
+            written_bytes: None,
             discard: true,
             discard_eagerly: false,
         }
@@ -150,6 +154,7 @@ setters! { Options:
     memtable_bytes(usize) memtable_bytes;
     codec(Codec) codec;
     abundant_bytes(usize) Some(abundant_bytes);
+    written_bytes(u64) Some(written_bytes);
     discard(bool) discard;
 }
 

@@ -24,7 +24,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("pool", &[]),
     ("codec", &["error"]),
     ("options", &["merge"]),
-    ("batch", &["key"]),
+    ("batch", &["key", "pool"]),
     ("device", &["error", "waiting"]),
     ("stats", &["device"]),
     ("space", &["error", "waiting", "device"]),

@@ -258,7 +258,7 @@ impl Fs {
             // Whole, or all that there is of the block: then what it held does not matter.
             let held = size.saturating_sub(block * BLOCK_SIZE).min(BLOCK_SIZE);
             if within == 0 && part.len() as u64 >= held {
-                batch.put(key, Bytes::copy_from_slice(part));
+                batch.put_copy(key, part);
             } else if absent {
                 let mut value = BytesMut::zeroed(within);
                 value.extend_from_slice(part);

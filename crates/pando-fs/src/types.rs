@@ -432,6 +432,9 @@ pub struct MountOptions {
     pub atime: AtimePolicy,
     /// Whether the engine works in background threads; `false` is deterministic.
     pub background: bool,
+    /// Somebody above keeps what is written, as the kernel does: so data that nobody has read since has a sixteenth of
+    /// `cache_bytes` at most, and 64 MiB. By default all of it.
+    pub kept_above: bool,
     /// How data is compressed when it is written.
     pub codec: Codec,
     /// Whether freed space is given back to what the device lies on; by default it is.
@@ -457,6 +460,7 @@ impl Default for MountOptions {
             readahead_bytes: u64::MAX,
             atime: AtimePolicy::default(),
             background: true,
+            kept_above: false,
             codec: Codec::default(),
             discard: true,
             salvage: false,
@@ -502,6 +506,7 @@ setters! { MountOptions:
     readahead_bytes(u64) readahead_bytes;
     atime(AtimePolicy) atime;
     background(bool) background;
+    kept_above(bool) kept_above;
     codec(Codec) codec;
     discard(bool) discard;
     salvage(bool) salvage;

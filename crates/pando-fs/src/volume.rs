@@ -49,6 +49,9 @@ pub(crate) const HARD_LINKS: u64 = 4;
 pub(crate) const SNAPSHOTS: u64 = 8;
 /// All bits of features that this program knows.
 const KNOWN_FEATURES: u64 = MAPS_AND_LINEAGES | EXTENDED_ATTRIBUTES | HARD_LINKS | SNAPSHOTS;
+/// Part (1/n) of the cache that data may have which the kernel keeps as well and nobody has read from us, and most bytes.
+const WRITTEN_SHARE: u64 = 16;
+const MAX_WRITTEN_BYTES: u64 = 64 << 20;
 /// Unit of the figures of [`StatFs`], bytes.
 const STATFS_UNIT: u32 = 4096;
 
@@ -189,7 +192,11 @@ impl Fs {
 
     /// Opens the file system in the file at a path, or on a device, recovering it if it was not closed.
     pub fn open(medium: impl Medium, o: MountOptions) -> Result<Fs> {
-        let options = Options::default()
+        let mut options = Options::default();
+        if o.kept_above {
+            options = options.written_bytes((o.cache_bytes / WRITTEN_SHARE).min(MAX_WRITTEN_BYTES));
+        }
+        let options = options
             .cache_bytes(o.cache_bytes)
             .merge(Arc::new(FsMerge))
             .background(o.background)

@@ -294,7 +294,7 @@ impl Writer<'_> {
         for ((segment, memory), (page, _)) in packed.segments.drain(..).zip(&mut packed.pages[packed.done..])
         {
             // Flushed soon, and cut at the borders of leaves then.
-            self.bulk.pager.admit_page(&extent, segment, &memory);
+            self.bulk.pager.admit_written(&extent, segment, &memory);
             page.loc = PageLoc::Foreign(extent.clone(), segment);
         }
         packed.done = packed.pages.len();

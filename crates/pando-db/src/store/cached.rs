@@ -12,10 +12,31 @@ use crate::{
 /// Memory of an entry beside that of what it holds, in bytes, about.
 const ENTRY_BYTES: u64 = 128;
 
+/// Whether the cache learns of the pages that a request brings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Keep {
+    /// Of all.
+    Always,
+    /// Of those that were read this way before: see `GhostList`.
+    Again,
+    /// Of none.
+    Never,
+    /// When somebody asks for them: see `InFlight`.
+    Ahead,
+}
+
 #[derive(Clone)]
 pub(super) enum Cached {
     Header(Arc<Node>),
     Page(Arc<Page>),
+    /// A page of values that was written and that nobody has read since.
+    Written(Arc<Page>),
+}
+
+impl Cached {
+    pub fn is_page(&self) -> bool {
+        matches!(self, Self::Page(_) | Self::Written(_))
+    }
 }
 
 /// The weight of an entry is its memory in bytes.
@@ -27,7 +48,7 @@ impl Weighter<CacheKey, Cached> for ByBytes {
         ENTRY_BYTES
             + match value {
                 Cached::Header(node) => node.memory() as u64,
-                Cached::Page(page) => page.memory() as u64,
+                Cached::Page(page) | Cached::Written(page) => page.memory() as u64,
             }
     }
 }

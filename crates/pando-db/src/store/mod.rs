@@ -22,3 +22,4 @@ mod sharded;
 pub mod superblock;
 pub(crate) mod table;
 mod unreadable;
+mod written;

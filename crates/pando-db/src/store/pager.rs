@@ -8,6 +8,8 @@
 //! keys are extent ids, which are never reused within a process, so a
 //! cached piece can never be taken for another. Takes no lock over I/O.
 
+mod admit;
+
 use std::{
     hash::BuildHasher,
     io::IoSliceMut,
@@ -44,8 +46,11 @@ use crate::{
         sharded::ShardedCounter,
         table::{Loc, Table},
         unreadable::Unreadable,
+        written::Written,
     },
 };
+
+pub(crate) use crate::store::cached::Keep;
 
 /// Bounds of the raw size at which a page is closed, in bytes.
 const PAGE_MIN: usize = 512;
@@ -86,19 +91,6 @@ pub(crate) struct Handle {
     pub home: Option<Arc<Stored>>,
 }
 
-/// Whether the cache learns of the pages that a request brings.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Keep {
-    /// Of all.
-    Always,
-    /// Of those that were read this way before: see [`GhostList`].
-    Again,
-    /// Of none.
-    Never,
-    /// When somebody asks for them: see [`InFlight`].
-    Ahead,
-}
-
 /// Reads and caches nodes and pages.
 pub(crate) struct Pager {
     device: Arc<dyn Device>,
@@ -110,6 +102,7 @@ pub(crate) struct Pager {
     /// What is being read, and what was read ahead; and the memory of this, as the cache was told last.
     in_flight: InFlight,
     ahead_bytes: AtomicU64,
+    written: Option<Written>,
     lender: Lender,
     sequences: Sequences,
     /// What the cache was told; to ask it takes a lock of each of its parts, and every write asks.
@@ -147,6 +140,7 @@ impl Pager {
             row_bytes: 0.into(),
             in_flight: InFlight::with_room(budget / IN_FLIGHT_SHARE),
             ahead_bytes: 0.into(),
+            written: None,
             sequences: Sequences::default(),
             budget: budget.into(),
             cache: Cache::with_options(options, ByBytes, Hashing::with_seed(0), DefaultLifecycle::default()),
@@ -365,7 +359,7 @@ impl Pager {
             return Ok(msg(&*self.page(home, page)?));
         };
         let at = CacheKey { extent: extent.id, offset: segment.offset };
-        if let Some(Cached::Page(loaded)) = self.cache.get(&at) {
+        if let Some(loaded) = self.cached_page(&at) {
             self.hits.add();
             return Ok(msg(&loaded));
         }
@@ -383,7 +377,7 @@ impl Pager {
     fn stored_page(&self, page: &PageRef, extent: &Arc<Extent>, segment: Segment) -> Result<Arc<Page>> {
         let key = CacheKey { extent: extent.id, offset: segment.offset };
         let _claim = loop {
-            if let Some(Cached::Page(found)) = self.cache.get(&key) {
+            if let Some(found) = self.cached_page(&key) {
                 self.hits.add();
                 return Ok(found);
             }
@@ -406,7 +400,7 @@ impl Pager {
                     self.hits.add();
                     return Ok(page);
                 }
-                Claimed::Mine(_) if matches!(self.cache.peek(&key), Some(Cached::Page(_))) => (),
+                Claimed::Mine(_) if self.cache.peek(&key).is_some_and(|found| found.is_page()) => (),
                 Claimed::Mine(claim) => break claim,
             }
         };
@@ -496,16 +490,6 @@ impl Pager {
         Ok(wanted.iter().zip(stored).map(given).collect())
     }
 
-    /// Takes a page that was read, and not kept, into the cache.
-    pub fn keep(&self, PageId(key): PageId, page: Arc<Page>) {
-        self.insert(key, &page);
-    }
-
-    /// Takes a page into the cache, in memory of its own.
-    fn insert(&self, key: CacheKey, page: &Arc<Page>) {
-        self.cache.insert(key, Cached::Page(page.clone().own()));
-    }
-
     /// Notes that a page is passed, and tells if it was before, not longer ago than the cache holds pages.
     fn was_passed(&self, key: &CacheKey) -> bool {
         self.passed.again(Hashing::with_seed(1).hash_one(key), self.budget() / self.page_target as u64)
@@ -544,25 +528,6 @@ impl Pager {
         let mut read: Vec<_> = wanted.iter().zip(pieces).map_while(parse).collect();
         read.sort_unstable_by_key(|(piece, _)| *piece);
         read
-    }
-
-    /// Takes a node that was just written into the cache, pages that are in memory included, so
-    /// that a checkpoint does not make what is hot cold.
-    pub fn admit(&self, place: &Stored, dirty: &Node, stored: &Node) -> Result<()> {
-        for (old, new) in dirty.pages().zip(stored.pages()) {
-            if let (PageLoc::Mem(page), PageLoc::Home(segment)) = (&old.loc, &new.loc) {
-                self.admit_page(place.part(*segment)?, *segment, page);
-            }
-        }
-        let key = CacheKey { extent: place.head()?.id, offset: 0 };
-        self.cache.insert(key, Cached::Header(Arc::new(stored.clone())));
-        Ok(())
-    }
-
-    /// Takes a page that was just written into the cache.
-    pub fn admit_page(&self, extent: &Extent, segment: Segment, page: &Arc<Page>) {
-        let key = CacheKey { extent: extent.id, offset: segment.offset };
-        self.cache.insert(key, Cached::Page(page.clone()));
     }
 
     /// Cache hits and misses since open.

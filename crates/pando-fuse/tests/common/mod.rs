@@ -256,6 +256,7 @@ fn open(device: &Arc<dyn Device>, settings: &Settings) -> Fs {
         .cache_bytes(32 << 20)
         .read_only(settings.read_only)
         .tick_times(settings.writeback)
+        .kept_above(settings.writeback)
         .atime(settings.atime);
     Fs::open(device.clone(), options).unwrap()
 }

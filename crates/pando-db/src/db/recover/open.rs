@@ -168,8 +168,8 @@ pub(crate) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
         store: superblock.store(),
     };
     let mut recovered = replay::read(&slots, region, &options, &space)?;
-    let pager =
-        Arc::new(Pager::new(device.clone(), options.cache_bytes, superblock.node_size, options.codec));
+    let pager = Pager::new(device.clone(), options.cache_bytes, superblock.node_size, options.codec);
+    let pager = Arc::new(pager.bound_written(options.written_bytes));
     recovered.take_back_torn_tail(&pager)?;
     space.loaded();
     let (replay, report, batches) = recovered.split();

@@ -59,6 +59,42 @@ fn a_sequential_load_is_written_once() {
     }
 }
 
+/// Memory of the cache after 64 MiB of values of 16 KiB, and what reading the last and the first 2 MiB of them twice
+/// takes, in requests.
+fn cached_after_writing(options: Options) -> (u64, [u64; 4]) {
+    let device = Arc::new(MemDevice::new(256 << 20));
+    Db::create(device.clone(), &CreateOptions::default().node_size(NODE), &options).unwrap();
+    let db = Db::open(device.clone(), options).unwrap();
+    for i in 0..4096 {
+        db.put(format!("file/{i:08}"), noise(i, 16 << 10)).unwrap();
+    }
+    db.settle().unwrap();
+    let cached = db.stats().unwrap().cache_used;
+    let reads = [3968..4096, 3968..4096, 0..128, 0..128].map(|range| {
+        let before = device.stats().reads;
+        for i in range {
+            assert_eq!(db.get(format!("file/{i:08}").as_bytes()).unwrap().unwrap(), noise(i, 16 << 10));
+        }
+        device.stats().reads - before
+    });
+    assert!(db.check().unwrap().findings.is_empty());
+    (cached, reads)
+}
+
+/// The kernel keeps what is written into a mount: what the store keeps of it too made the process grow by all that was
+/// written, and most of the time of a write was spent on memory that was new to it.
+#[test]
+fn pages_that_were_only_written_have_a_bound() {
+    let (cached, reads) = cached_after_writing(options().written_bytes(4 << 20));
+    println!("with a bound: {cached} bytes, reads {reads:?}");
+    assert!(cached < 6 << 20, "{cached} bytes in the cache");
+    assert_eq!(reads[..2], [0, 0], "what was written last is there");
+    assert!(reads[2] > 0 && reads[3] == 0, "what was read stays, whatever the bound: {reads:?}");
+    let (cached, reads) = cached_after_writing(options());
+    println!("without: {cached} bytes, reads {reads:?}");
+    assert!(cached > 64 << 20 && reads == [0; 4], "without a bound all of it is there: {cached}, {reads:?}");
+}
+
 #[test]
 fn bulk_data_is_there_after_a_crash_and_after_what_follows() {
     let (device, db) = store(64 << 20);

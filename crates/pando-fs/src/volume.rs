@@ -49,7 +49,8 @@ pub(crate) const HARD_LINKS: u64 = 4;
 pub(crate) const SNAPSHOTS: u64 = 8;
 /// All bits of features that this program knows.
 const KNOWN_FEATURES: u64 = MAPS_AND_LINEAGES | EXTENDED_ATTRIBUTES | HARD_LINKS | SNAPSHOTS;
-/// Part (1/n) of the cache that data may have which the kernel keeps as well and nobody has read from us, and most bytes.
+/// Part (1/n) of the cache that data may have which the kernel keeps as well and nobody has read from us, and most
+/// bytes.
 const WRITTEN_SHARE: u64 = 16;
 const MAX_WRITTEN_BYTES: u64 = 64 << 20;
 /// Unit of the figures of [`StatFs`], bytes.

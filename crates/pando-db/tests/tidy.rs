@@ -194,16 +194,16 @@ fn deleted_space_comes_back_beside_steady_writes() {
 }
 /// Some of the small files in every leaf are deleted while somebody writes elsewhere, at `rest` between two puts. No
 /// delete covers a node or most of a leaf, so all of them waited for two idle seconds.
-fn small_deletes_come_back(node_size: u32, step: u64, rest: Duration) {
-    const FILES: u64 = 20_000;
+fn small_deletes_come_back(node_size: u32, value: u64, step: u64, rest: Duration) {
+    let files = 80_000_000 / value.max(1000);
     let device = Slow::new(512 << 20);
     // Other programs are not to decide how much time the threads have.
     let options = Options::default().cache_bytes(64 << 20).background_nice(0);
     Db::create(device.device.clone(), &CreateOptions::default().node_size(node_size), &options).unwrap();
     let db = Db::open(device.device, options).unwrap();
     let mut state = 1u64;
-    for i in 0..FILES {
-        let value = (0..500).flat_map(|_| {
+    for i in 0..files {
+        let value = (0..value / 8).flat_map(|_| {
             state = (state ^ 0x9e37_79b9_7f4a_7c15).wrapping_mul(0xbf58_476d_1ce4_e5b9).rotate_left(29);
             state.to_le_bytes()
         });
@@ -230,7 +230,7 @@ fn small_deletes_come_back(node_size: u32, step: u64, rest: Duration) {
         thread::sleep(Duration::from_millis(500));
         let before = free();
         // By ranges and one by one.
-        for (n, i) in (0..FILES).step_by(step as usize).enumerate() {
+        for (n, i) in (0..files).step_by(step as usize).enumerate() {
             match n % 2 {
                 0 => db.delete_prefix(format!("f/{i:06}/")).unwrap(),
                 _ => db.delete(format!("f/{i:06}/0")).unwrap(),
@@ -238,7 +238,7 @@ fn small_deletes_come_back(node_size: u32, step: u64, rest: Duration) {
         }
         let began = Instant::now();
         // Blocks and the writer's own nodes take a part.
-        let wanted = FILES / step * 4000 / 10 * 7;
+        let wanted = files / step * value / 10 * 7;
         while free() < before + wanted && began.elapsed() < Duration::from_secs(100) {
             thread::sleep(Duration::from_millis(50));
         }
@@ -248,12 +248,12 @@ fn small_deletes_come_back(node_size: u32, step: u64, rest: Duration) {
         (took, back, wanted, longest, puts)
     });
     println!(
-        "nodes of {node_size}, one in {step}: {back} of {wanted} bytes back after {took:?} beside {puts} puts, the \
-         longest {longest:?}"
+        "nodes of {node_size}, one in {step} of {value} bytes: {back} of {wanted} bytes back after {took:?} \
+         beside {puts} puts, the longest {longest:?}"
     );
     assert!(back >= wanted, "{back} bytes came back of the {wanted} that were awaited");
     assert!(longest < Duration::from_millis(500), "a write stood still for {longest:?}");
-    assert_eq!(db.prefix(b"f/").count() as u64, FILES - FILES.div_ceil(step));
+    assert_eq!(db.prefix(b"f/").count() as u64, files - files.div_ceil(step));
     let findings = db.check().unwrap().findings;
     assert!(findings.is_empty(), "{findings:?}");
     db.close().unwrap();
@@ -261,13 +261,22 @@ fn small_deletes_come_back(node_size: u32, step: u64, rest: Duration) {
 
 #[test]
 fn what_small_deletes_cover_comes_back_beside_steady_writes() {
-    small_deletes_come_back(1 << 20, 8, Duration::from_micros(400));
-    small_deletes_come_back(64 << 10, 5, Duration::from_micros(400));
+    small_deletes_come_back(1 << 20, 4000, 8, Duration::from_micros(400));
+    small_deletes_come_back(64 << 10, 4000, 5, Duration::from_micros(400));
+}
+
+/// A node holds four files, so there are many places at which something waits.
+#[test]
+fn what_small_deletes_cover_comes_back_from_small_nodes_beside_steady_writes() {
+    small_deletes_come_back(16 << 10, 4000, 4, Duration::from_micros(400));
+    small_deletes_come_back(16 << 10, 200, 2, Duration::from_micros(400));
 }
 
 /// The thread that flushes has always something to do.
 #[test]
 fn what_small_deletes_cover_comes_back_beside_a_writer_at_full_speed() {
-    small_deletes_come_back(1 << 20, 8, Duration::ZERO);
-    small_deletes_come_back(64 << 10, 4, Duration::ZERO);
+    small_deletes_come_back(1 << 20, 4000, 8, Duration::ZERO);
+    small_deletes_come_back(64 << 10, 4000, 4, Duration::ZERO);
+    small_deletes_come_back(16 << 10, 4000, 4, Duration::ZERO);
+    small_deletes_come_back(16 << 10, 200, 2, Duration::ZERO);
 }

@@ -271,8 +271,10 @@ impl Fs {
             let remove = |batch: &mut Batch| {
                 target.as_ref().map(|t| self.remove_all(rights, batch, &end, t, now)).transpose()
             };
-            let removal = if inside && target.is_some() {
-                // What is replaced is in the copy, which is of the moment before: out of the way with that first.
+            // What is replaced is in the copy, or is a name of a file that has others in it.
+            let in_copy = inside || links && target.as_ref().is_some_and(|t| t.linked().is_some());
+            let removal = if in_copy && target.is_some() {
+                // The copy is of the moment before: out of the way with that first.
                 for (slot, (from, _)) in (0..).zip(&copies) {
                     batch.clone_prefix(from.clone(), system::exchange(slot));
                 }

@@ -242,6 +242,33 @@ fn links_stay_together_in_a_clone_and_apart_from_the_original() {
     check_keys(&w);
 }
 
+/// What a clone replaces may be a name of a file in its source. The copy is of the moment before that name went.
+#[test]
+fn a_clone_that_replaces_a_name_of_a_file_in_it_is_of_the_moment_before() {
+    for inside in [false, true] {
+        let mut w = World::new();
+        w.mkdir("/s");
+        w.put("/s/a", &pattern(50_000, 3));
+        let place = if inside { "/s/x" } else { "/x" };
+        w.link("/s/a", place).unwrap();
+        let before = w.attr("/s/a");
+        std::thread::sleep(std::time::Duration::from_millis(20)); // the next tick of the clock
+        w.clone_tree("/s", place, true).unwrap();
+        w.fs.count_links().unwrap();
+        let (copy, left) = (w.attr(&format!("{place}/a")), w.attr("/s/a"));
+        assert_eq!((copy.ctime, copy.mtime), (before.ctime, before.mtime), "inside: {inside}");
+        assert_eq!(copy.nlink, 1 + u32::from(inside), "the copy has the names of the moment before");
+        assert!(
+            left.ctime > before.ctime && left.nlink == 1,
+            "that the original lost a name is a change of it"
+        );
+        w.remount();
+        assert_eq!(w.attr(&format!("{place}/a")), copy);
+        assert_eq!(w.get(&format!("{place}/a")).unwrap(), pattern(50_000, 3));
+        check_keys(&w);
+    }
+}
+
 #[test]
 fn before_names_are_counted_a_clone_says_too_many_and_nothing_is_lost() {
     let mut w = World::new();

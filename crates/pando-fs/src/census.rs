@@ -39,7 +39,6 @@ const BEGIN_AFTER: Duration = Duration::from_millis(200);
 /// Names of linked files that were removed with the tree around them.
 pub(crate) struct LostNames {
     root: InodeRef,
-    contents: Vec<u8>,
     /// The mark that stands in the lineage until they are subtracted.
     number: u64,
     /// How many of each file; `None` if they are many, or somebody counts there already: then a census finds out.
@@ -124,14 +123,14 @@ impl Fs {
         batch.delete_prefix(index);
         let number = self.mark_uncounted(batch, &domain.contents)?;
         let lost = lost.and_then(|lost| Some((lost, Counting::begin(&self.counting, domain.root.ino)?)));
-        Ok(Some(LostNames { root: domain.root, contents: domain.contents, number, lost }))
+        Ok(Some(LostNames { root: domain.root, number, lost }))
     }
 
     /// Subtracts names that were removed, or has it done.
     pub(crate) fn count_lost(&self, names: LostNames) {
-        let LostNames { root, contents, number, lost } = names;
+        let LostNames { root, number, lost } = names;
         let Some((lost, turn)) = lost else {
-            self.counting.wants(root.ino, contents);
+            self.counting.wants(root);
             self.count_in_background();
             return;
         };
@@ -148,7 +147,7 @@ impl Fs {
         let counted = subtract().unwrap_or(false);
         drop(turn);
         if !counted {
-            self.counting.wants(root.ino, contents);
+            self.counting.wants(root);
             self.count_in_background();
         }
     }
@@ -333,26 +332,28 @@ impl Fs {
             if self.counting.is_stopped() {
                 return Ok(());
             }
-            if let Some((ino, contents)) = self.counting.next() {
-                let found = match self.table.find(ino) {
-                    Some(root) => Some(root),
-                    None => self.root_at(&contents)?.filter(|root| root.ino == ino),
-                };
-                match found {
-                    Some(root) => self.count_in(&root, gently)?,
-                    None => self.counting.forget(ino), // it is looked for again when it is looked at
+            if let Some(root) = self.counting.next() {
+                match self.count_in(&root, gently) {
+                    Err(Error::Stale(_)) => {} // it was removed meanwhile
+                    counted => counted?,
                 }
                 continue;
             }
             let Some((key, contents)) = self.db.range(&after, behind.as_deref()).next().transpose()? else {
                 return Ok(());
             };
-            if let Some(root) = self.root_at(&contents)? {
-                self.count_in(&root, gently)?;
-            }
-            // Counted, or moved: then it is counted when it is looked at.
             let mark = u64::from_be_bytes(key.get(5..).and_then(|n| n.try_into().ok()).unwrap_or_default());
-            if self.db.get(&path::meta(&path::uncounted(&contents, mark)))?.is_none() {
+            let is_there =
+                || Ok::<_, Error>(self.db.get(&path::meta(&path::uncounted(&contents, mark)))?.is_some());
+            match self.root_at(&contents)? {
+                Some(root) if is_there()? => match self.count_in(&root, gently) {
+                    Err(Error::Stale(_)) => {}
+                    counted => counted?,
+                },
+                // Moved: it is counted when it is looked at, also where that was done before.
+                _ => self.counting.forget_all(),
+            }
+            if !is_there()? {
                 self.db.delete(key.clone())?;
             }
             after = Bytes::from([&key[..], &[0]].concat());

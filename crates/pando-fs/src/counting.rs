@@ -1,6 +1,7 @@
 //! What is in memory of the counting of names (`census`): who counts where, and who waits to be counted.
 //!
-//! Guarantees that one at a time counts in a lineage. Uses nothing.
+//! Guarantees that one at a time counts in a lineage, and that a root that waits is found wherever it has been moved.
+//! Uses inodes.
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -10,7 +11,7 @@ use std::{
 
 use parking_lot::{Condvar, Mutex, RwLock};
 
-use crate::types::Ino;
+use crate::{inode::InodeRef, types::Ino};
 
 /// Told which inodes have another count of names now.
 pub(crate) type Watcher = Box<dyn Fn(Ino) + Send + Sync>;
@@ -21,8 +22,8 @@ struct State {
     busy: HashSet<Ino>,
     /// Roots that are known to be counted, or to wait for it.
     seen: HashSet<Ino>,
-    /// Roots that wait, besides those that the store names, and the contents prefix of each when it was noted.
-    waiting: VecDeque<(Ino, Vec<u8>)>,
+    /// Roots that wait, besides those that the store names. They stay in memory, as their place may change.
+    waiting: VecDeque<InodeRef>,
     /// There is something to do.
     wake: bool,
     stopped: bool,
@@ -60,18 +61,18 @@ impl Counting {
         self.state.lock().seen.insert(root)
     }
 
-    /// Forgets that.
-    pub(crate) fn forget(&self, root: Ino) {
-        self.state.lock().seen.remove(&root);
+    /// Forgets that, of all roots.
+    pub(crate) fn forget_all(&self) {
+        self.state.lock().seen.clear();
     }
 
     /// Has the lineage with this root counted, when somebody counts next.
-    pub(crate) fn wants(&self, root: Ino, contents: Vec<u8>) {
-        self.state.lock().waiting.push_back((root, contents));
+    pub(crate) fn wants(&self, root: InodeRef) {
+        self.state.lock().waiting.push_back(root);
     }
 
     /// One of the roots that wait.
-    pub(crate) fn next(&self) -> Option<(Ino, Vec<u8>)> {
+    pub(crate) fn next(&self) -> Option<InodeRef> {
         self.state.lock().waiting.pop_front()
     }
 
@@ -128,6 +129,9 @@ impl Counting {
         while state.running {
             self.changed.wait(&mut state);
         }
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        drop(waiting); // which may drop the last reference of an inode: not under the lock
     }
 
     /// Has `watcher` told of changes; only once.

@@ -99,7 +99,7 @@ impl Fs {
         let contents = self.domain(at).contents;
         let marks = path::meta(&path::all_uncounted(&contents));
         if self.db.prefix(&marks).next().transpose()?.is_some() {
-            self.counting.wants(root.ino, contents);
+            self.counting.wants(root);
             self.count_in_background();
         }
         Ok(())

@@ -269,6 +269,44 @@ fn a_clone_that_replaces_a_name_of_a_file_in_it_is_of_the_moment_before() {
     }
 }
 
+/// Who looked at a clone before its names were counted has it counted, wherever it is moved meanwhile.
+#[test]
+fn a_clone_that_is_moved_before_its_names_are_counted_is_counted() {
+    for looked_at in [true, false] {
+        let mut w = World::new();
+        w.mkdir("/d");
+        w.put("/d/a", &pattern(100, 1));
+        w.link("/d/a", "/b").unwrap();
+        w.clone_tree("/d", "/c", false).unwrap();
+        if looked_at {
+            assert_eq!(w.nlink("/c/a"), 2, "not counted yet");
+        }
+        w.rename("/c", "/e", 0).unwrap();
+        w.fs.count_links().unwrap();
+        if !looked_at {
+            w.nlink("/e/a"); // has it counted
+            w.fs.count_links().unwrap();
+        }
+        assert_eq!(w.nlink("/e/a"), 1, "looked at: {looked_at}");
+        w.assert_nothing_referenced();
+        // The same where it is moved when it is known, and its names come to be counted once more.
+        w.link("/e/a", "/e/f").unwrap();
+        w.mkdir("/e/g");
+        w.link("/e/a", "/e/g/h").unwrap();
+        let parent = w.fs.resolve("/".as_ref()).unwrap().ino;
+        let without = ["g".into()];
+        w.fs.clone_tree_without(&w.me, (parent, "e".as_ref()), (parent, "i".as_ref()), false, &without)
+            .unwrap();
+        assert_eq!(w.nlink("/i/a"), 3, "not counted yet");
+        w.rename("/i", "/j", 0).unwrap();
+        w.fs.count_links().unwrap();
+        assert_eq!((w.nlink("/j/a"), w.nlink("/e/a")), (2, 3), "looked at: {looked_at}");
+        w.remount();
+        assert_eq!((w.nlink("/j/f"), w.nlink("/e/f")), (2, 3));
+        check_keys(&w);
+    }
+}
+
 #[test]
 fn before_names_are_counted_a_clone_says_too_many_and_nothing_is_lost() {
     let mut w = World::new();

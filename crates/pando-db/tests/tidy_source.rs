@@ -93,7 +93,7 @@ const FS: &[(&str, &[&str])] = &[
     ("inode", &["error", "limits", "types", "record", "blockmap", "merge"]),
     ("lineage", &["error", "types", "path", "key_text", "record", "counter", "inode"]),
     ("handle", &["error", "readahead", "position", "inode"]),
-    ("counting", &["types"]),
+    ("counting", &["types", "inode"]),
     ("lock", &["error"]),
     ("path_cache", &["types", "inode", "lock"]),
     ("file_runs", &["path"]),
@@ -206,6 +206,7 @@ const FS: &[(&str, &[&str])] = &[
 /// The floors of `pando-fuse`.
 const FUSE: &[(&str, &[&str])] = &[
     ("mountinfo", &[]),
+    ("guard", &[]),
     ("asked", &[]),
     ("control", &["asked"]),
     ("counters", &[]),
@@ -214,7 +215,7 @@ const FUSE: &[(&str, &[&str])] = &[
     ("inside", &[]),
     ("listings", &[]),
     ("times", &["inside"]),
-    ("transport", &["counters"]),
+    ("transport", &["counters", "inside"]),
     ("error", &["transport"]),
     ("settings", &["transport", "error"]),
     ("attach", &["mountinfo", "error", "settings"]),
@@ -248,6 +249,7 @@ const FUSE: &[(&str, &[&str])] = &[
         "mount",
         &[
             "mountinfo",
+            "guard",
             "counters",
             "inside",
             "transport",
@@ -266,15 +268,22 @@ const PROGRAM: &[(&str, &[&str])] = &[
     ("size", &[]),
     ("uuid", &[]),
     ("closing", &[]),
+    ("guard", &[]),
     ("logging", &[]),
     ("place", &[]),
     ("image", &["exit"]),
     ("offline", &["image"]),
     ("report", &["size"]),
     ("tree", &[]),
-    ("cmd", &["exit", "size", "uuid", "closing", "logging", "place", "image", "offline", "report", "tree"]),
+    (
+        "cmd",
+        &[
+            "exit", "size", "uuid", "closing", "guard", "logging", "place", "image", "offline", "report",
+            "tree",
+        ],
+    ),
     ("helper", &["exit", "logging", "place", "image", "tree", "cmd"]),
-    ("main", &["cmd", "exit", "helper"]),
+    ("main", &["cmd", "exit", "guard", "helper"]),
 ];
 
 /// A crate of the workspace: its folder, and its tables of floors with the module that each table is about.

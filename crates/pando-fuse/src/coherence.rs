@@ -19,7 +19,7 @@ use crate::{
     caller::changer,
     counters::Counters,
     creators::Creators,
-    inside::Inside,
+    inside::{Inside, apart},
     listings::Listings,
     proof::Proofs,
     times::{TimeChange, Times},
@@ -119,7 +119,7 @@ impl MountState {
         }
         let mut left = files.clone();
         if let Some(inside) = self.inside.get() {
-            let written = inside.apart(|apart| {
+            let written = apart(|apart| {
                 let is_left = |ino: &u64| match inside.write_out(apart, *ino) {
                     Ok(()) => false,
                     // Otherwise the kernel has forgotten the file, so it keeps nothing of it.

@@ -8,7 +8,8 @@
 //! A thread that waits for an answer of its own process must not keep that process from ending: the kernel lets go of
 //! it only when the connection is cut, which happens when the last descriptor of it is closed, and a killed process
 //! closes its descriptors when the last thread has ended that shares them. So whoever comes this way has a table of
-//! descriptors of its own ([`Apart`]), without the connection: a daemon that is killed ends at once.
+//! descriptors of its own ([`Apart`]), without the connection: a daemon that is killed ends at once. (For those that
+//! wait on the connection itself, in a notification, there is `guard`.)
 //!
 //! Guarantees: what is opened is the inode of this mount or nothing, whatever is mounted on the directory by now; no
 //! descriptor outlives a call, so the mount is not kept busy. Every call may send requests to the server, so none
@@ -61,6 +62,15 @@ impl Apart {
     }
 }
 
+/// Does `work` in a thread that may wait for the mount, and waits for that.
+pub(crate) fn apart<T: Send>(work: impl FnOnce(&Apart) -> T + Send) -> io::Result<T> {
+    std::thread::scope(|s| {
+        let thread = std::thread::Builder::new().name("pando-inside".into());
+        let thread = thread.spawn_scoped(s, || Apart::become_so().map(|apart| work(&apart)))?;
+        thread.join().map_err(|_| io::Error::other("a panic"))?
+    })
+}
+
 /// A mount, as its server reaches into it.
 pub(crate) struct Inside {
     dir: PathBuf,
@@ -81,15 +91,6 @@ impl Inside {
         let none = open_by_handle(CWD.as_raw_fd(), 0, OFlags::PATH);
         let may = !matches!(&none, Err(e) if e.raw_os_error() == Some(libc::EPERM));
         may.then(|| Self { dir: dir.to_owned(), device })
-    }
-
-    /// Does `work` in a thread that may wait for the mount, and waits for that.
-    pub(crate) fn apart<T: Send>(&self, work: impl FnOnce(&Apart) -> T + Send) -> io::Result<T> {
-        std::thread::scope(|s| {
-            let thread = std::thread::Builder::new().name("pando-inside".into());
-            let thread = thread.spawn_scoped(s, || Apart::become_so().map(|apart| work(&apart)))?;
-            thread.join().map_err(|_| io::Error::other("a panic"))?
-        })
     }
 
     /// Opens the inode `ino`, which the kernel must know. Requests: OPENDIR and RELEASEDIR of the root, and what

@@ -23,6 +23,7 @@ pub mod control;
 mod counters;
 mod creators;
 mod error;
+pub mod guard;
 mod inside;
 mod listings;
 mod mount;

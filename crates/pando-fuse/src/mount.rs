@@ -19,6 +19,7 @@ use crate::{
     coherence::StatsText,
     counters::Counters,
     error::Error,
+    guard,
     inside::Inside,
     mountinfo,
     server::Server,
@@ -88,6 +89,12 @@ impl Mount {
     /// Where it is mounted (absolute, without symlinks).
     pub fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// The file by which [`guard::cut`] ends all calls on this mount, also when this process has been killed. Root may,
+    /// and who has mounted it.
+    pub fn abort_file(&self) -> io::Result<OwnedFd> {
+        guard::abort_file(self.device.as_deref().ok_or(io::ErrorKind::NotFound)?)
     }
 
     /// Requests by kind.

@@ -13,6 +13,7 @@
 mod closing;
 mod cmd;
 mod exit;
+mod guard;
 mod helper;
 mod image;
 mod logging;
@@ -66,6 +67,10 @@ enum Command {
 
 fn main() -> ExitCode {
     let mut args = std::env::args_os();
+    if std::env::args_os().next().as_ref().is_some_and(guard::is_name) {
+        let args: Vec<_> = args.skip(1).collect();
+        return ExitCode::from(guard::run(&args).map_or(exit::FAILURE, |()| exit::OK));
+    }
     if let Some(helper) = args.next().as_ref().and_then(helper::of_name) {
         return ExitCode::from(helper.run(args.collect()));
     }

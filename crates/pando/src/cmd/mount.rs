@@ -24,7 +24,7 @@ use signal_hook::{
 use crate::{
     closing::Record,
     exit::{self, Coded},
-    image, logging, place, report,
+    guard, image, logging, place, report,
     size::Size,
 };
 
@@ -249,6 +249,7 @@ fn serve(args: &Args, settings: Settings, image: &Path, dir: &Path) -> Result<()
             return Err(e.into());
         }
     };
+    guard::post(mount.abort_file());
     let at = mount.dir().to_owned();
     let handle = signals.handle();
     let watcher = std::thread::Builder::new().name("pando-signals".into()).spawn(move || {

@@ -1,0 +1,87 @@
+//! The guard of a mount: a process that cuts the connection when the daemon is killed (`pando_fuse::guard`).
+//!
+//! The daemon starts this program under the name [`NAME`], with the file that cuts the connection as standard input.
+//! The guard has the kernel send it a signal when the thread ends that has started it, which does nothing else, and
+//! then cuts. All other signals that end a daemon it leaves to the daemon. Guarantees that it ends with the daemon.
+//! Uses nothing of the program.
+
+use std::{
+    ffi::OsString,
+    fs::File,
+    io,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::process::CommandExt,
+    },
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use rustix::process::Signal;
+use signal_hook::{
+    consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1},
+    iterator::Signals,
+};
+
+/// What the program is called then, as an argument and for ps. It has not the name of the daemon, so `killall pando`
+/// does not end both at once.
+pub const NAME: &str = "fuse-guard";
+
+/// How long the daemon waits before it starts another guard in the place of one that has ended.
+const PAUSE: Duration = Duration::from_secs(10);
+
+/// Starts a guard, and sees to it that there is one. Without it everything works, but a daemon that is killed may hang.
+pub fn post(abort: io::Result<OwnedFd>) {
+    let begun = abort.and_then(|abort| {
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::Builder::new().name("pando-guard".into()).spawn(move || {
+            let mut started = start(&abort);
+            let failed = started.as_ref().err().map(|e| io::Error::new(e.kind(), e.to_string()));
+            let _ = tell.send(failed.map_or(Ok(()), Err));
+            while let Ok(guard) = &mut started {
+                let ended = guard.wait();
+                log::warn!("the guard of the mount has ended ({ended:?}); another is started");
+                std::thread::sleep(PAUSE);
+                started = start(&abort);
+            }
+            if let Err(e) = started {
+                log::warn!("no guard for the mount: {e}");
+            }
+        })?;
+        told.recv().unwrap_or_else(|_| Err(io::Error::other("the thread has ended")))
+    });
+    if let Err(e) = begun {
+        log::warn!("nobody cuts the connection should this daemon be killed, and it may hang then: {e}");
+    }
+}
+
+fn start(abort: &OwnedFd) -> io::Result<Child> {
+    Command::new("/proc/self/exe")
+        .arg0(NAME)
+        .arg(std::process::id().to_string())
+        .current_dir("/")
+        .stdin(Stdio::from(abort.try_clone()?))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+}
+
+/// Whether the program is called as a guard.
+pub fn is_name(program: &OsString) -> bool {
+    program == NAME
+}
+
+/// Watches the process whose number is the argument.
+pub fn run(args: &[OsString]) -> io::Result<()> {
+    let parent: Option<i32> = args.first().and_then(|arg| arg.to_str()?.parse().ok());
+    let parent = parent.ok_or_else(|| io::Error::other("the number of a process is missing"))?;
+    let name = c"fuse-guard";
+    rustix::thread::set_name(name)?;
+    let mut signals = Signals::new([SIGUSR1, SIGTERM, SIGINT, SIGHUP])?;
+    rustix::process::set_parent_process_death_signal(Some(Signal::USR1))?;
+    let is_there = || rustix::process::getppid().is_some_and(|pid| pid.as_raw_nonzero().get() == parent);
+    // One that ended before the signal was asked for has sent none.
+    while is_there() && signals.wait().all(|signal| signal != SIGUSR1) {}
+    let mut abort = File::from(io::stdin().as_fd().try_clone_to_owned()?);
+    pando_fuse::guard::cut(&mut abort)
+}

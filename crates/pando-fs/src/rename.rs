@@ -239,7 +239,11 @@ impl Fs {
         now: Time,
     ) -> Result<Moving> {
         let (at, to_at) = (from.at, to.at);
-        if let Some((_, id)) = inode.linked() {
+        let linked = inode.linked().map(|(_, id)| id);
+        // A count may be too high, never too low: a file with a count of 1 has no other name, and need not stay in the
+        // link area.
+        let last_name = inode.peek(|s| s.record.nlink == 1);
+        if let Some(id) = linked.filter(|_| !last_name) {
             let (old, new) = (self.domain(at), self.domain(to_at));
             if !old.is(&new) {
                 return Err(Error::CrossesClone(inode.label()));
@@ -271,6 +275,13 @@ impl Fs {
         self.lineages.moved(batch, &mut record, around, kept, keep_root, file, clone)?;
         let mut prefixes: Vec<_> = from.prefixes(&record)?.into_iter().zip(to.prefixes(&record)?).collect();
         prefixes.extend(names);
+        if let Some(id) = linked {
+            let domain = self.domain(at);
+            let file = domain.linked(id);
+            batch.delete(domain.index(&from.entry)?).delete(path::meta(&file));
+            let data = |(_, to): &(Bytes, Bytes)| (path::data(&file), to.clone());
+            prefixes = prefixes.iter().map(data).collect(); // a file has no other prefix
+        }
         Ok(Moving::Record { record, prefixes })
     }
 

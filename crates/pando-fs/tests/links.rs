@@ -395,6 +395,56 @@ fn nothing_reaches_from_one_clone_into_another() {
     check_keys(&w);
 }
 
+/// A file that has one name left is in the link area until that name is renamed; then also into another clone.
+#[test]
+fn the_last_name_of_a_file_goes_anywhere_and_takes_the_file_out_of_the_link_area() {
+    let mut w = World::new();
+    w.mkdir("/d");
+    w.mkdir("/d/e");
+    w.clone_tree("/d", "/c", false).unwrap();
+    let ino = w.put("/d/a", &pattern(60_000, 4));
+    w.link("/d/a", "/d/e/b").unwrap();
+    assert_eq!(errno(w.rename("/d/a", "/c/a", 0)), EXDEV, "it has another name");
+    w.unlink("/d/a").unwrap();
+    let before = w.attr("/d/e/b");
+    assert_eq!((before.ino, before.nlink), (ino, 1));
+    assert_eq!(errno(w.rename("/d/e", "/c/f", 0)), EXDEV, "nobody looks at what is in the directory");
+    w.rename("/d/e/b", "/c/b", 0).unwrap();
+    assert_eq!((w.attr("/c/b").ino, w.attr("/c/b").mtime), (ino, before.mtime));
+    w.rename("/d/e", "/c/f", 0).unwrap();
+    w.remount();
+    assert_eq!((w.attr("/c/b").ino, w.nlink("/c/b")), (ino, 1));
+    assert_eq!(w.get("/c/b").unwrap(), pattern(60_000, 4));
+    check_keys(&w);
+    // Inside of one clone, also by exchange with another such file and with what is none, and open.
+    for name in ["p", "q"] {
+        w.put(&format!("/c/{name}"), name.as_bytes());
+        w.link(&format!("/c/{name}"), &format!("/c/{name}2")).unwrap();
+        w.unlink(&format!("/c/{name}")).unwrap();
+    }
+    let open = w.fs.resolve("/c/p2".as_ref()).unwrap();
+    let fh = w.fs.open_file(&w.me, open.ino, O_RDWR).unwrap();
+    w.rename("/c/p2", "/c/q2", RENAME_EXCHANGE).unwrap();
+    assert_eq!((w.get("/c/p2").unwrap(), w.get("/c/q2").unwrap()), (b"q".to_vec(), b"p".to_vec()));
+    assert_eq!(w.fs.write(fh, open.ino, 1, b"!", false).unwrap(), 1);
+    w.fs.release(open.ino, fh);
+    w.fs.forget(open.ino, 1);
+    assert_eq!(w.get("/c/q2").unwrap(), b"p!");
+    w.rename("/c/q2", "/c/f", RENAME_EXCHANGE).unwrap();
+    w.link("/c/f", "/c/g").unwrap();
+    w.rename("/c/p2", "/c/g", 0).unwrap();
+    w.rename("/c/g", "/p", 0).unwrap();
+    w.rename("/c/f", "/r", 0).unwrap();
+    w.fs.count_links().unwrap();
+    w.remount();
+    assert_eq!((w.get("/p").unwrap(), w.get("/r").unwrap()), (b"q".to_vec(), b"p!".to_vec()));
+    assert_eq!((w.nlink("/p"), w.nlink("/r")), (1, 1));
+    let report = w.fs.check(|p| panic!("{p}")).unwrap();
+    assert_eq!((report.files, report.links), (3, 0), "nothing is left in a link area");
+    check_keys(&w);
+    w.assert_nothing_referenced();
+}
+
 #[test]
 fn removed_trees_take_their_names_along() {
     let mut w = World::new();

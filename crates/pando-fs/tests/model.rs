@@ -160,9 +160,14 @@ impl Model {
         (path[..len].to_vec(), lineage)
     }
 
+    /// Whether a rename takes a file that had several names out of the link area: its count says that it has one.
+    fn leaves_area(&self, path: &[String], node: &Node) -> bool {
+        node.borrow().linked && self.w.attr(&text(path)).nlink == 1
+    }
+
     /// Whether a rename would tear names of one file apart.
     fn tears(&self, from: &[String], to: &[String], node: &Node) -> bool {
-        let across = self.around(from).0 != self.around(to).0;
+        let across = self.around(from).0 != self.around(to).0 && !self.leaves_area(from, node);
         let n = node.borrow();
         across && if n.is_dir() { n.lineage.is_none() && holds_links(node) } else { n.linked }
     }
@@ -373,6 +378,8 @@ impl Model {
             None => (lineage(&from, &to, &src), lineage(&to, &from, &dst)),
             Some(_) => (None, None),
         };
+        let leaves = |path: &Path, n: &Option<Node>| n.as_ref().is_some_and(|n| self.leaves_area(path, n));
+        let leaves = (leaves(&from, &src), exchange && leaves(&to, &dst));
         let result = self.w.rename(&text(&from), &text(&to), flags);
         let (f, t) = (text(&from), text(&to));
         assert_eq!(result.err().map(|e| e.errno()), expected, "rename {f} {t} {flags}");
@@ -381,11 +388,13 @@ impl Model {
             let (src, dst) = (self.remove(&from).unwrap(), self.remove(&to));
             src.borrow_mut().times = None;
             src.borrow_mut().lineage = lineages.0.flatten();
+            src.borrow_mut().linked &= !leaves.0;
             self.insert(&to, src);
             if let Some(dst) = dst {
                 dst.borrow_mut().times = None;
                 if exchange {
                     dst.borrow_mut().lineage = lineages.1.flatten();
+                    dst.borrow_mut().linked &= !leaves.1;
                     self.insert(&from, dst);
                 }
             }

@@ -226,3 +226,25 @@ fn clones_that_are_deleted_leave_neither_edges_nor_levels() {
         assert!(findings.is_empty(), "{findings:?}");
     }
 }
+
+/// The level above the clones stayed when they were gone: a root that showed nothing but its one child, which was too
+/// wide for being taken in beside other edges.
+#[test]
+fn the_level_above_deleted_clones_goes_with_them() {
+    for (node_size, values) in [(64 << 10, 3_000), (16 << 10, 3_000), (4 << 10, 3_000), (MIB, 40_000)] {
+        let setup = Setup { node_size, values, cache_bytes: 64 << 20, sorted: true };
+        let (_, db) = setup.store();
+        let before = db.stats().unwrap();
+        setup.clones(&db, 0, 5_000);
+        db.checkpoint().unwrap();
+        assert!(db.stats().unwrap().nodes_by_height.len() > before.nodes_by_height.len());
+        (0..5_000).for_each(|i| db.delete_prefix(setup.name(0, i)).unwrap());
+        db.settle().unwrap();
+        let after = db.stats().unwrap();
+        println!("{node_size}: {:?}, before {:?}", after.nodes_by_height, before.nodes_by_height);
+        assert_eq!(after.nodes_by_height.len(), before.nodes_by_height.len(), "nodes of {node_size} bytes");
+        assert_eq!(db.prefix(b"").count() as u64, values);
+        let findings = db.check().unwrap().findings;
+        assert!(findings.is_empty(), "{findings:?}");
+    }
+}

@@ -174,7 +174,7 @@ impl Edit<'_> {
             } else if self.height(target.id)? > 0 && self.is_private(target.id) {
                 let child = self.load_below(target.id, root.height)?.simple(&live, &target, self.cx.pager);
                 if let Some(child) = or_if_damaged(child.map(Some), None)?
-                    && self.fits_inside(&root, &child)
+                    && (self.fits_inside(&root, &child) || self.does_all(&root, i, &child))
                 {
                     root = root.with_edges_of(i, child);
                     self.put(self.root, root.clone())?;
@@ -200,6 +200,15 @@ impl Edit<'_> {
             any = true;
         }
         Ok(any)
+    }
+
+    /// True if edge `i` shows all that the root does, and the root has room for the edges of its child: then a level is
+    /// there for nothing, however wide the child is. Clones that were deleted leave such a root.
+    fn does_all(&self, root: &Node, i: usize, child: &Node) -> bool {
+        let idle = |edge: &Edge| edge.child.is_none() && edge.layers.is_empty();
+        root.edges().iter().enumerate().all(|(at, edge)| at == i || idle(edge))
+            && root.edges().len() + child.edges().len() - 1 <= self.cx.limits.fanout
+            && pending(child) <= self.cx.limits.node
     }
 
     /// Flushes the sources of the clones of `table` down to their nodes where more waits for them than should

@@ -6,6 +6,7 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+        mpsc,
     },
     thread,
     time::{Duration, Instant},
@@ -65,8 +66,12 @@ fn opening_with_a_full_log_reads_the_log_only() {
     held.store(false, SeqCst);
 
     let (me, read) = (thread::current().id(), Arc::new(AtomicU64::new(0)));
-    let reads = read.clone();
+    let (reads, holds) = (read.clone(), held.clone());
+    held.store(true, SeqCst);
     let hooked = HookedDevice::new(copy, false, move |call| {
+        while holds.load(SeqCst) && thread::current().name() == Some("pando-flush") {
+            thread::sleep(Duration::from_millis(10));
+        }
         if let DeviceCall::Read(range) = call
             && thread::current().id() == me
         {
@@ -79,9 +84,21 @@ fn opening_with_a_full_log_reads_the_log_only() {
     let (took, read) = (begin.elapsed(), read.load(SeqCst));
     println!("{i} batches in {log} bytes of log replayed in {took:?}, {read} bytes read by then");
     assert!(read < log + (6 << 20), "{read} bytes were read for {log} bytes of log");
-    // Nobody waits for what was replayed.
-    again.put(key(1), "new").unwrap();
-    assert_eq!(again.get(&key(1)).unwrap().as_deref(), Some(&b"new"[..]));
+    // No writer waits for the tables that were replayed, nor for the thread that flushes them, which stands still.
+    let (writer, (done, is_done)) = (again.clone(), mpsc::channel());
+    let (first, second) = (key(1), key(1));
+    let writes = thread::spawn(move || {
+        let written = writer.put(first, "new");
+        done.send(()).unwrap();
+        written
+    });
+    let begin = Instant::now();
+    let waited = is_done.recv_timeout(Duration::from_secs(20));
+    println!("the first write after that took {:?}", begin.elapsed());
+    held.store(false, SeqCst);
+    writes.join().unwrap().unwrap();
+    assert!(waited.is_ok(), "a write waited for what was replayed");
+    assert_eq!(again.get(&second).unwrap().as_deref(), Some(&b"new"[..]));
     for i in 2..KEYS {
         assert_eq!(again.get(&key(i)).unwrap(), db.get(&key(i)).unwrap(), "{i}");
     }

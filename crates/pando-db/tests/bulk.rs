@@ -8,7 +8,7 @@ use std::{sync::Arc, time::Duration};
 
 use pando_db::{
     Batch, CreateOptions, Db, Options,
-    device::{Device, DeviceCall, HookedDevice, MemDevice},
+    device::{Device, DeviceCall, FileDevice, HookedDevice, MemDevice},
 };
 use rng::Rng;
 
@@ -93,6 +93,47 @@ fn pages_that_were_only_written_have_a_bound() {
     let (cached, reads) = cached_after_writing(options());
     println!("without: {cached} bytes, reads {reads:?}");
     assert!(cached > 64 << 20 && reads == [0; 4], "without a bound all of it is there: {cached}, {reads:?}");
+}
+
+/// What somebody above keeps is not kept by the store when it is read once, in order, by long requests: no memory that is
+/// new to the process, and no copy. What is read again not long after is.
+#[test]
+fn long_reads_for_a_caller_who_keeps_them_leave_the_cache_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store");
+    let device = FileDevice::create(&path, 256 << 20, false).unwrap().with_direct_io();
+    if !device.is_direct() {
+        println!("no direct requests to {}: nothing is lent", path.display());
+        return;
+    }
+    let options = options().written_bytes(4 << 20).codec(pando_db::Codec::None);
+    let device = Arc::new(device);
+    Db::create(device.clone(), &CreateOptions::default().node_size(NODE), &options).unwrap();
+    let db = Db::open(device.clone(), options.clone()).unwrap();
+    for i in 0..2048 {
+        db.put(format!("file/{i:08}"), noise(i, 16 << 10)).unwrap();
+    }
+    db.close().unwrap();
+    drop(db);
+    let db = Db::open(device.clone(), options).unwrap();
+    let read = || {
+        let before = device.stats().read_bytes;
+        for first in (0..2048).step_by(64) {
+            let keys = [first, first + 64].map(|i| format!("file/{i:08}"));
+            let pairs = db.range(keys[0].as_bytes(), Some(keys[1].as_bytes())).take_all();
+            let pairs: Vec<_> = pairs.collect::<pando_db::Result<_>>().unwrap();
+            assert_eq!(pairs.len(), 64);
+            for (i, (_, value)) in (first..).zip(pairs) {
+                assert_eq!(value, noise(i, 16 << 10));
+            }
+        }
+        (device.stats().read_bytes - before, db.stats().unwrap().cache_used)
+    };
+    let passes = [read(), read(), read()];
+    println!("bytes read, and bytes in the cache: {passes:?}");
+    assert!(passes[0].0 >= 32 << 20 && passes[0].1 < 12 << 20, "the first pass is kept: {passes:?}");
+    assert!(passes[1].1 > 24 << 20, "the second pass is not kept: {passes:?}");
+    assert!(passes[2].0 < 4 << 20, "the third pass is read: {passes:?}");
 }
 
 #[test]

@@ -432,8 +432,9 @@ pub struct MountOptions {
     pub atime: AtimePolicy,
     /// Whether the engine works in background threads; `false` is deterministic.
     pub background: bool,
-    /// Somebody above keeps what is written, as the kernel does: so data that nobody has read since has a sixteenth of
-    /// `cache_bytes` at most, and 64 MiB. By default all of it.
+    /// Somebody above keeps what is written and read, as the kernel does: so data that nobody has read since it was
+    /// written has a sixteenth of `cache_bytes` at most, and 64 MiB; and what is read by long requests for the first
+    /// time is not kept. By default all of it is.
     pub kept_above: bool,
     /// How data is compressed when it is written.
     pub codec: Codec,

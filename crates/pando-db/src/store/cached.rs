@@ -23,6 +23,8 @@ pub(crate) enum Keep {
     Never,
     /// When somebody asks for them: see `InFlight`.
     Ahead,
+    /// The same, and all of them are asked for now: for a caller above whom something else keeps what it reads.
+    Once,
 }
 
 #[derive(Clone)]

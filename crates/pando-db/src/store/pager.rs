@@ -69,6 +69,9 @@ const LEAST_PASSED: usize = 8 << 10;
 /// Part (1/n) of the cache's budget that one request reads ahead at most.
 const AHEAD_SHARE: u64 = 16;
 
+/// Bytes of a request from which on it is worth memory that the device lends.
+const MIN_ONCE_BYTES: u64 = 256 << 10;
+
 /// Part (1/n) of the budget at the start that pages may have which were read ahead and not asked for yet; of
 /// what pages and headers have.
 const IN_FLIGHT_SHARE: u64 = 8;
@@ -385,15 +388,9 @@ impl Pager {
                 Claimed::Ended => (),
                 Claimed::Ahead(page) => {
                     self.hits.add();
-                    // What is stored as it is costs no more than its read, and a mount has what it has passed on in
-                    // the kernel's cache: to keep it costs more than that when it is read once.
-                    if page.is_lent() && !self.was_passed(&key) {
-                        self.in_flight.passed(key);
-                        return Ok(page);
+                    if self.asked_for(key, &page) {
+                        self.share_with_pages_ahead();
                     }
-                    self.insert(key, &page);
-                    self.in_flight.taken(&key);
-                    self.share_with_pages_ahead();
                     return Ok(page);
                 }
                 Claimed::Passing(page) => {
@@ -411,6 +408,19 @@ impl Pager {
         let parsed = Arc::new(self.noting(key, read)?);
         self.cache.insert(key, Cached::Page(parsed.clone()));
         Ok(parsed)
+    }
+
+    /// Somebody asks for a page that was read ahead: whether it is in the cache now. What is stored as it is costs no
+    /// more than its read, and a mount has what it has passed on in the kernel's cache: to keep it costs more than that
+    /// when it is read once.
+    fn asked_for(&self, key: CacheKey, page: &Arc<Page>) -> bool {
+        if page.is_lent() && !self.was_passed(&key) {
+            self.in_flight.passed(key);
+            return false;
+        }
+        self.insert(key, page);
+        self.in_flight.taken(&key);
+        true
     }
 
     /// Reads the first of `pages`, with those that lie right behind it, up to `limit` bytes and to one that
@@ -439,10 +449,20 @@ impl Pager {
         if wanted.len() < 2 && keep == Keep::Always {
             return Vec::new();
         }
+        let bytes: u64 = wanted.iter().map(|wanted| u64::from(wanted.segment.len)).sum();
+        let keep = match keep {
+            Keep::Always if self.written.is_some() && bytes >= MIN_ONCE_BYTES => Keep::Once,
+            keep => keep,
+        };
         let read = self.read_all(&wanted, keep);
-        if keep == Keep::Ahead {
+        if matches!(keep, Keep::Ahead | Keep::Once) {
             let out = claim.keep_ahead(read.iter().map(|(PageId(key), page)| (*key, page)));
             out.into_iter().for_each(|(key, page)| self.insert(key, &page));
+            if keep == Keep::Once {
+                for (PageId(key), page) in &read {
+                    self.asked_for(*key, page);
+                }
+            }
             self.share_with_pages_ahead();
         }
         read
@@ -503,7 +523,7 @@ impl Pager {
     /// it; what lies before is good.
     fn read_all(&self, wanted: &[Wanted<'_>], keep: Keep) -> Vec<(PageId, Arc<Page>)> {
         let lent = match keep {
-            Keep::Ahead => self.lender.read(wanted, self.in_flight.room() / LENT_SHARE),
+            Keep::Ahead | Keep::Once => self.lender.read(wanted, self.in_flight.room() / LENT_SHARE),
             _ => None,
         };
         let is_lent = lent.is_some();
@@ -518,7 +538,7 @@ impl Pager {
             let keep = match keep {
                 Keep::Always => true,
                 Keep::Again => self.was_passed(key),
-                Keep::Never | Keep::Ahead => false,
+                Keep::Never | Keep::Ahead | Keep::Once => false,
             };
             if keep {
                 self.cache.insert(*key, Cached::Page(parsed.clone()));

@@ -201,6 +201,13 @@ const FS: &[(&str, &[&str])] = &[
         ],
     ),
     ("usage", &["error", "types", "path", "record", "volume", "place", "domain", "name"]),
+    (
+        "diff",
+        &[
+            "error", "limits", "types", "path", "key_text", "attrs", "record", "lock", "volume", "place",
+            "domain", "rights",
+        ],
+    ),
 ];
 
 /// The floors of `pando-fuse`.
@@ -212,6 +219,7 @@ const FUSE: &[(&str, &[&str])] = &[
     ("counters", &[]),
     ("cache", &[]),
     ("creators", &[]),
+    ("diffs", &[]),
     ("inside", &[]),
     ("listings", &[]),
     ("times", &["inside"]),
@@ -221,13 +229,24 @@ const FUSE: &[(&str, &[&str])] = &[
     ("attach", &["mountinfo", "error", "settings"]),
     ("client", &["asked", "control"]),
     ("proof", &["control", "transport"]),
-    ("tool", &["mountinfo", "asked", "control", "client", "proof"]),
+    ("tool", &["mountinfo", "asked", "control", "diffs", "client", "proof"]),
     ("caller", &["transport"]),
     (
         "coherence",
-        &["counters", "cache", "creators", "inside", "listings", "times", "transport", "proof", "caller"],
+        &[
+            "counters",
+            "cache",
+            "creators",
+            "diffs",
+            "inside",
+            "listings",
+            "times",
+            "transport",
+            "proof",
+            "caller",
+        ],
     ),
-    ("requests", &["asked", "control", "transport", "proof", "coherence"]),
+    ("requests", &["asked", "control", "diffs", "transport", "proof", "coherence"]),
     (
         "server",
         &[

@@ -48,6 +48,7 @@ mod copy;
 mod counter;
 mod counting;
 mod data;
+mod diff;
 mod dir;
 mod domain;
 mod entry;
@@ -82,6 +83,7 @@ mod xattr;
 
 pub use allocate::Seek;
 pub use check::CheckReport;
+pub use diff::{Aspects, ChangeKind, DiffOptions, FileChange, TreeDiff};
 pub use error::{Error, Result};
 pub use key_text::{describe_key, name_key, name_piece};
 pub use limits::{BLOCK_SIZE, MAX_FILE_SIZE, MAX_NAME, MAX_SYMLINK};

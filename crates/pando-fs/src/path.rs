@@ -423,6 +423,16 @@ pub(crate) fn root_of(path: &[u8]) -> Option<&[u8]> {
     path.get(..path.len() - rest.len())
 }
 
+/// Whether a path, of the kind that [`parse`] takes, is one of linked files, of their names, or of marks of them.
+pub(crate) fn is_of_links(path: &[u8]) -> bool {
+    directories(path).is_some_and(|(_, rest)| matches!(rest.first(), Some(&(LINKED | LINK_NAME | UNCOUNTED))))
+}
+
+/// The first path behind all of these in the lineage whose root has the contents prefix `root`.
+pub(crate) fn behind_links(root: &[u8]) -> Vec<u8> {
+    [root, &[UNCOUNTED + 1]].concat()
+}
+
 /// Path of the entry of the directory with this contents prefix.
 pub(crate) fn entry_of_contents(contents: &[u8]) -> Option<Vec<u8>> {
     let above = directory_of(contents);

@@ -28,6 +28,8 @@ const S_ISVTX: u16 = 0o1000;
 const WRITE_AND_SEARCH: u16 = 0o3;
 /// Permission bits of one class: read and search.
 const READ_AND_SEARCH: u16 = 0o5;
+/// Permission bit of one class: read.
+const READ: u16 = 0o4;
 
 /// Where the rights of a call come from.
 #[derive(Clone, Copy)]
@@ -143,19 +145,7 @@ impl Fs {
             let at = self.hold_dir(&inode)?;
             (at.contents.clone(), self.db.snapshot())
         };
-        let sees = |r: &Record| {
-            // What an access list says of others than the owner is not looked at.
-            if c.uid != r.uid && r.attrs.get(acl::ACCESS).is_some() {
-                return false;
-            }
-            let class = |shift: u32| r.perm >> shift & READ_AND_SEARCH == READ_AND_SEARCH;
-            match c.uid == r.uid {
-                true => class(6),
-                false if c.in_group(r.gid) => class(3),
-                false => class(3) && class(0),
-            }
-        };
-        directories_in(&view, &contents, |inside, record| match sees(record) {
+        directories_in(&view, &contents, |inside, record| match may_list(c, record) {
             true => Ok(()),
             false => {
                 let name = inode.label() + &key_text::describe_path(inside);
@@ -175,6 +165,30 @@ impl Fs {
         let root = inode.linked().map(|(root, _)| root.ino);
         top.is_some_and(|up| up.iter().any(|i| Some(i.ino) == root))
     }
+}
+
+/// Whether one who may be in groups of which nothing is known has these bits whatever they are. What an access list
+/// says of others than the owner is not looked at.
+fn surely_has(c: &Caller, r: &Record, bits: u16) -> bool {
+    if c.uid != r.uid && r.attrs.get(acl::ACCESS).is_some() {
+        return false;
+    }
+    let class = |shift: u32| r.perm >> shift & bits == bits;
+    match c.uid == r.uid {
+        true => class(6),
+        false if c.in_group(r.gid) => class(3),
+        false => class(3) && class(0),
+    }
+}
+
+/// Whether the caller may list and enter a directory with this record.
+pub(crate) fn may_list(c: &Caller, r: &Record) -> bool {
+    surely_has(c, r, READ_AND_SEARCH)
+}
+
+/// Whether the caller may read a file with this record.
+pub(crate) fn may_read(c: &Caller, r: &Record) -> bool {
+    surely_has(c, r, READ)
 }
 
 /// Calls `look` for every directory in the one with this contents prefix, with its path from there.

@@ -168,6 +168,19 @@ fn ask(dir: BorrowedFd<'_>, request: &Request) -> Result<Response, Error> {
     }
 }
 
+/// A piece of a difference: its bytes, and whether more follows.
+pub(crate) fn piece(file: BorrowedFd<'_>, request: &Request) -> Result<(Vec<u8>, bool), Error> {
+    let head = request.encode().ok_or(Error::Name)?;
+    let mut bytes = Box::new([0; control::STATS_SIZE]);
+    bytes[..head.len()].copy_from_slice(&head[..]);
+    let answer = exchange(file, request.command(), bytes)?;
+    let (answer, piece) = control::decode_piece(&answer[..]).ok_or(Error::NotPando)?;
+    match answer.status {
+        0 => Ok((piece, answer.value != 0)),
+        errno => Err(Error::Refused { errno, message: answer.message }),
+    }
+}
+
 /// Statistics as JSON text, by an open directory of the mount.
 pub fn stats(dir: impl AsFd) -> Result<String, Error> {
     let head = Request::Stats.encode().ok_or(Error::Name)?;

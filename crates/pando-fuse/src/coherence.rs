@@ -3,7 +3,7 @@
 //! Guarantees: what a call here was told to drop (pages, names, attributes), the kernel has dropped when the call
 //! returns; dirty pages of shared mappings are in the file system then. Notifications may wait for other requests, so
 //! they are sent from answers that are worked out later ([`Answer::Later`](crate::transport::Answer)), never from the
-//! thread that reads requests. Uses `cache`, `proof` and `counters`.
+//! thread that reads requests. Uses `cache`, `proof`, `diffs` and `counters`.
 
 use std::{
     collections::HashSet,
@@ -19,6 +19,7 @@ use crate::{
     caller::changer,
     counters::Counters,
     creators::Creators,
+    diffs::Diffs,
     inside::{Inside, apart},
     listings::Listings,
     proof::Proofs,
@@ -38,6 +39,8 @@ pub(crate) struct MountState {
     pub(crate) caches: Caches,
     pub(crate) listings: Listings,
     pub(crate) proofs: Proofs,
+    /// Differences that are being told.
+    pub(crate) diffs: Diffs,
     pub(crate) counters: Arc<Counters>,
     pub(crate) notify: OnceLock<Arc<dyn Notify>>,
     /// The server's own way into the mount, if it has one.

@@ -59,6 +59,8 @@ pub mod command {
     pub const STATS: u32 = number::<StatsBytes>(0x45);
     /// Something about snapshots.
     pub const SNAPSHOT: u32 = number::<Bytes>(0x48);
+    /// Something about a difference, whose answer is of the size of statistics.
+    pub const DIFF: u32 = number::<StatsBytes>(0x49);
     /// A new token.
     pub const TOKEN: u32 = number::<Bytes>(0x47);
 }
@@ -159,6 +161,19 @@ pub enum Request {
         /// What is asked.
         asked: Asked,
     },
+    /// Begin to tell what differs between two files or directories; the first piece of the answer.
+    Diff {
+        /// Shows the first, and that the caller is root.
+        before: Token,
+        /// Shows the second.
+        after: Token,
+        /// Which bytes of files differ.
+        ranges: bool,
+        /// Files that moved are told as removed and added.
+        no_renames: bool,
+    },
+    /// The next piece of the difference that was begun on this open file.
+    DiffNext,
     /// Statistics.
     Stats,
 }
@@ -177,6 +192,10 @@ pub struct Response {
 
 /// Bit of the flags of a clone: an existing destination is replaced.
 const REPLACE: u32 = 1;
+/// Bits of the flags of a difference: which bytes differ; moved files as removed and added; the next piece.
+const RANGES: u32 = 1;
+const NO_RENAMES: u32 = 2;
+const NEXT: u32 = 4;
 /// Size of what every request and answer begins with, bytes.
 const HEADER: usize = MAGIC.len() + 4 + 4;
 /// Where the text of an answer begins, bytes from its start.
@@ -230,6 +249,7 @@ impl Request {
             Request::Grow { .. } => command::GROW,
             Request::Usage { .. } => command::USAGE,
             Request::Snapshot { .. } => command::SNAPSHOT,
+            Request::Diff { .. } | Request::DiffNext => command::DIFF,
             Request::Stats => command::STATS,
         }
     }
@@ -240,12 +260,20 @@ impl Request {
         out.extend_from_slice(&MAGIC);
         let flags = match self {
             Request::Clone { replace: true, .. } => REPLACE,
+            Request::DiffNext => NEXT,
+            Request::Diff { ranges, no_renames, .. } => {
+                (if *ranges { RANGES } else { 0 }) | (if *no_renames { NO_RENAMES } else { 0 })
+            }
             _ => 0,
         };
         out.extend_from_slice(&flags.to_le_bytes());
         out.extend_from_slice(&[0; 4]);
         match self {
-            Request::Probe | Request::Token | Request::Sync | Request::Stats => {}
+            Request::Probe | Request::Token | Request::Sync | Request::Stats | Request::DiffNext => {}
+            Request::Diff { before, after, .. } => {
+                out.extend_from_slice(&before.0);
+                out.extend_from_slice(&after.0);
+            }
             Request::Clone { token, name, exclude, .. } => {
                 out.extend_from_slice(&token.0);
                 out.extend_from_slice(&(name.len() as u32).to_le_bytes());
@@ -285,7 +313,12 @@ impl Request {
         }
         let flags = r.u32()?;
         r.u32()?;
-        let allowed = if command == command::CLONE { REPLACE } else { 0 };
+        let allowed = match command {
+            command::CLONE => REPLACE,
+            command::DIFF if flags & NEXT == 0 => RANGES | NO_RENAMES,
+            command::DIFF => NEXT,
+            _ => 0,
+        };
         if flags & !allowed != 0 {
             return None;
         }
@@ -306,6 +339,13 @@ impl Request {
                 let token = r.token()?;
                 Request::Snapshot { token, asked: Asked::decode(r.0)? }
             }
+            c if c == command::DIFF && flags & NEXT != 0 => Request::DiffNext,
+            c if c == command::DIFF => Request::Diff {
+                before: r.token()?,
+                after: r.token()?,
+                ranges: flags & RANGES != 0,
+                no_renames: flags & NO_RENAMES != 0,
+            },
             c if c == command::STATS => Request::Stats,
             _ => return None,
         })
@@ -314,7 +354,7 @@ impl Request {
     /// Whether `command` is one of ours.
     pub fn is_ours(command: u32) -> bool {
         use command::*;
-        [PROBE, TOKEN, CLONE, REMOVE, SYNC, GROW, USAGE, SNAPSHOT, STATS].contains(&command)
+        [PROBE, TOKEN, CLONE, REMOVE, SYNC, GROW, USAGE, SNAPSHOT, DIFF, STATS].contains(&command)
     }
 }
 
@@ -410,6 +450,37 @@ pub fn decode_stats(bytes: &[u8]) -> Option<String> {
     String::from_utf8(r.take(len)?.to_vec()).ok()
 }
 
+/// Bytes of a difference in one answer, at most.
+pub(crate) const PIECE_BYTES: usize = STATS_SIZE - RESPONSE_TEXT;
+
+/// A piece of a difference as an answer, or the refusal in `response`; its value is 1 if more follows.
+pub(crate) fn encode_piece(response: &Response, piece: &[u8]) -> Vec<u8> {
+    let mut out = response.encode();
+    if response.status == 0 {
+        out.truncate(MAGIC.len() + 4);
+        out.extend_from_slice(&(piece.len().min(PIECE_BYTES) as u32).to_le_bytes());
+        out.extend_from_slice(&response.value.to_le_bytes());
+        out.extend_from_slice(piece.get(..piece.len().min(PIECE_BYTES)).unwrap_or_default());
+    }
+    out.resize(STATS_SIZE, 0);
+    out
+}
+
+/// The reverse: the answer, without a message if it is none of a refusal, and the piece. `None` if it makes no sense.
+pub(crate) fn decode_piece(bytes: &[u8]) -> Option<(Response, Vec<u8>)> {
+    let mut r = Reader(bytes);
+    if r.take(MAGIC.len())? != MAGIC {
+        return None;
+    }
+    let status = r.u32()? as i32;
+    if status != 0 {
+        return Some((Response::decode(bytes)?, Vec::new()));
+    }
+    let len = r.u32()? as usize;
+    let value = r.u64()?;
+    Some((Response { status, value, message: String::new() }, r.take(len)?.to_vec()))
+}
+
 /// A name as it must be for a request: one component, not `.` or `..`.
 pub fn is_plain_name(name: &OsStr) -> bool {
     let b = name.as_bytes();
@@ -440,6 +511,9 @@ mod tests {
             Request::Usage { token: TOKEN },
             Request::Snapshot { token: TOKEN, asked: Asked::Rename(7, "x".into()) },
             Request::Remove { token: TOKEN },
+            Request::DiffNext,
+            Request::Diff { before: TOKEN, after: Token([7; 16]), ranges: true, no_renames: false },
+            Request::Diff { before: TOKEN, after: Token([7; 16]), ranges: false, no_renames: true },
             clone(&long, true),
             clone("a b\nc", false),
         ] {
@@ -497,6 +571,11 @@ mod tests {
         for bad in ["", "1 2 3 4", "1 2 3 4 5 6", "1 2 3 4 x", "1 2 3 4 -5"] {
             assert_eq!(decode_usage(bad), None, "{bad}");
         }
+        let response = Response { value: 1, ..Response::default() };
+        let piece = vec![0xff; PIECE_BYTES];
+        assert_eq!(decode_piece(&encode_piece(&response, &piece)), Some((response, piece)));
+        let refused = Response { status: 2, value: 0, message: "gone".into() };
+        assert_eq!(decode_piece(&encode_piece(&refused, b"x")), Some((refused, Vec::new())));
         assert_eq!(decode_stats(&encode_stats("{}").unwrap()).as_deref(), Some("{}"));
         assert_eq!(encode_stats(&"x".repeat(STATS_SIZE)), None);
     }

@@ -4,10 +4,11 @@
 //! [`transport`] is the border to the kernel (a trait of our own with the
 //! protocol behind it), `server` answers requests and keeps the kernel's
 //! caches right, `cache` decides what may be cached. [`control`] holds what a tool asks a
-//! mount to do: clone a tree, remove one, sync, grow, statistics. [`client`] and [`tool`] are the
+//! mount to do: clone a tree, remove one, compare two, sync, grow, statistics. [`client`] and [`tool`] are the
 //! tool's end of it, `proof` (rights) and `requests` the server's.
 //!
-//! From the ground up: `mountinfo`, `control`, `counters`, `cache`, `creators`, `inside`, `listings`, `times`;
+//! From the ground up: `mountinfo`, `control`, `counters`, `cache`, `creators`, `diffs`, `inside`, `listings`,
+//! `times`;
 //! `transport`; `error`, `settings`, `attach`; `client`, `proof`, `tool`; `caller`, `coherence` (the kernel's
 //! caches kept right), `requests`, `server`; `mount`.
 //!
@@ -22,6 +23,7 @@ mod coherence;
 pub mod control;
 mod counters;
 mod creators;
+mod diffs;
 mod error;
 pub mod guard;
 mod inside;

@@ -6,12 +6,13 @@
 
 use std::{ffi::OsStr, path::PathBuf};
 
-use pando_fs::{Authority, Caller, SnapshotInfo};
+use pando_fs::{Authority, Caller, DiffOptions, SnapshotInfo};
 
 use crate::{
     asked::{self, Asked, MAX_TEXT},
     coherence::MountState,
     control::{self, Request, Response, Token},
+    diffs,
     proof::{LAPSED, ProvenRights},
     transport::{Context, Errno, Outcome},
 };
@@ -34,17 +35,22 @@ fn done(value: u64) -> Done {
     Ok(Response { value, ..Response::default() })
 }
 
-/// Answers a request.
-pub(crate) fn answer(shared: &MountState, c: &Context, request: Request) -> Outcome<Vec<u8>> {
-    shared.control(c, request)
+/// Answers a request, which came by the inode and handle `on`.
+pub(crate) fn answer(shared: &MountState, c: &Context, on: (u64, u64), request: Request) -> Outcome<Vec<u8>> {
+    shared.control(c, on, request)
 }
 
 impl MountState {
-    fn control(&self, c: &Context, request: Request) -> Outcome<Vec<u8>> {
+    fn control(&self, c: &Context, on: (u64, u64), request: Request) -> Outcome<Vec<u8>> {
         let result = match request {
             Request::Probe => done(u64::from(std::process::id())),
             Request::Token => return Err(Errno(libc::EINVAL)), // answered before
             Request::Stats => return self.statistics(),
+            Request::Diff { before, after, ranges, no_renames } => {
+                let options = DiffOptions { ranges, no_renames };
+                return Ok(self.differences(c, on, Some((before, after, options))));
+            }
+            Request::DiffNext => return Ok(self.differences(c, on, None)),
             Request::Sync => {
                 self.write_out_all();
                 self.fs.sync().map_err(Refusal::from).and_then(|()| done(0))
@@ -76,6 +82,52 @@ impl MountState {
             Errno(libc::EIO)
         })?;
         control::encode_stats(&text).ok_or(Errno(libc::EOVERFLOW))
+    }
+
+    /// A piece of a difference, which is begun if that is asked.
+    fn differences(
+        &self,
+        c: &Context,
+        on: (u64, u64),
+        begin: Option<(Token, Token, DiffOptions)>,
+    ) -> Vec<u8> {
+        let piece = || {
+            if let Some((before, after, options)) = begin {
+                self.begin_diff(c, on, (&before, &after), options)?;
+            }
+            let none = || Refusal(LAPSED, "no difference is being told here; ask again".into());
+            Ok(self.diffs.next(c.uid, on, control::PIECE_BYTES).ok_or_else(none)??)
+        };
+        match piece() {
+            Ok(diffs::Piece { bytes, last }) => {
+                let response = Response { value: u64::from(!last), ..Response::default() };
+                control::encode_piece(&response, &bytes)
+            }
+            Err(Refusal(status, message)) => {
+                control::encode_piece(&Response { status, value: 0, message }, &[])
+            }
+        }
+    }
+
+    fn begin_diff(
+        &self,
+        c: &Context,
+        on: (u64, u64),
+        (before, after): (&Token, &Token),
+        options: DiffOptions,
+    ) -> Result<(), Refusal> {
+        // The kernel has let the caller open both for reading; what is below is looked at here.
+        let (before, after) = (self.shown(c, before)?, self.shown(c, after)?);
+        let root = before.root || c.uid == 0 && self.fs.is_read_only();
+        let caller = Caller { uid: c.uid, gid: c.gid, ..Caller::default() };
+        self.write_out_below(before.source);
+        self.write_out_below(after.source);
+        let viewer = (!root).then_some(&caller);
+        let diff = self.fs.diff(viewer, before.source, after.source, options)?;
+        match self.diffs.begin(c.uid, on, diff) {
+            true => Ok(()),
+            false => Err(Refusal(libc::EAGAIN, "too many differences are being told; try again".into())),
+        }
     }
 
     fn usage(&self, c: &Context, shows: &ProvenRights) -> Done {

@@ -56,6 +56,7 @@ impl Server {
             caches: Caches::new(writeback),
             listings: Listings::new(listings),
             proofs: Proofs::default(),
+            diffs: Default::default(),
             counters,
             notify: OnceLock::new(),
             inside: OnceLock::new(),
@@ -413,6 +414,7 @@ impl Handler for Server {
     fn release(&self, ino: u64, handle: u64, flags: i32) -> Option<Behind> {
         self.count(Kind::Release);
         self.shared.proofs.closed(ino, handle);
+        self.shared.diffs.closed(ino, handle);
         self.shared.creators.closed(handle, || self.fs().size(ino).unwrap_or_default());
         let direct = self.shared.caches.released(ino, handle, flags);
         self.fs().release(ino, FileHandle(handle));
@@ -486,6 +488,7 @@ impl Handler for Server {
     fn releasedir(&self, ino: u64, handle: u64) {
         self.count(Kind::Releasedir);
         self.shared.proofs.closed(ino, handle);
+        self.shared.diffs.closed(ino, handle);
         self.shared.listings.released(ino, handle);
         self.fs().releasedir(DirHandle(handle));
     }
@@ -587,6 +590,6 @@ impl Handler for Server {
             return Answer::Now(token.map(answer));
         }
         let (shared, c) = (self.shared.clone(), *c);
-        Answer::later(move || requests::answer(&shared, &c, request))
+        Answer::later(move || requests::answer(&shared, &c, (ino, handle), request))
     }
 }

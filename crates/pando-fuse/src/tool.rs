@@ -218,6 +218,74 @@ pub fn usage(path: &Path) -> Result<Usage, Error> {
     client::usage(&file, token)
 }
 
+/// What differs between two files or directories of one mount, one by one; see [`pando_fs::Fs::diff`]. It is of the
+/// moment when this is called.
+pub struct Differences {
+    /// What it is asked on, and is told on.
+    file: OwnedFd,
+    reader: crate::diffs::Reader,
+    more: bool,
+}
+
+/// Opens a file or directory to be compared.
+fn comparable(path: &Path) -> Result<OwnedFd, Error> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    Ok(open(path, flags, Mode::empty()).map_err(io::Error::from)?)
+}
+
+/// Asks what differs between `before` and `after`.
+pub fn diff(before: &Path, after: &Path, options: pando_fs::DiffOptions) -> Result<Differences, Error> {
+    let (file, other) = (comparable(before)?, comparable(after)?);
+    let stat = |file: &OwnedFd| fstat(file).map_err(io::Error::from);
+    let (first, second) = (stat(&file)?, stat(&other)?);
+    if first.st_dev != second.st_dev {
+        return Err(Error::Io(io::Error::from_raw_os_error(libc::EXDEV)));
+    }
+    let (token, writeback) = client::token_and_writeback(&file)?;
+    let is_dir = FileType::from_raw_mode(first.st_mode) == FileType::Directory;
+    if is_dir && rustix::process::geteuid().is_root() {
+        // Where it cannot be shown, what ordinary users may see is told.
+        let _ = show_root(&file, &token);
+    }
+    if writeback {
+        let _ = rustix::fs::syncfs(&file);
+    }
+    let pando_fs::DiffOptions { ranges, no_renames } = options;
+    let request = Request::Diff { before: token, after: client::token(&other)?, ranges, no_renames };
+    let (piece, more) = client::piece(file.as_fd(), &request)?;
+    let mut reader = crate::diffs::Reader::default();
+    reader.add(&piece);
+    Ok(Differences { file, reader, more })
+}
+
+impl Differences {
+    fn advance(&mut self) -> Result<Option<pando_fs::FileChange>, Error> {
+        loop {
+            if let Some(change) = self.reader.next().map_err(|()| Error::Version)? {
+                return Ok(Some(change));
+            }
+            if !self.more {
+                return if self.reader.is_empty() { Ok(None) } else { Err(Error::Version) };
+            }
+            let (piece, more) = client::piece(self.file.as_fd(), &Request::DiffNext)?;
+            self.reader.add(&piece);
+            self.more = more;
+        }
+    }
+}
+
+impl Iterator for Differences {
+    type Item = Result<pando_fs::FileChange, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let found = self.advance();
+        if found.is_err() {
+            (self.more, self.reader) = (false, crate::diffs::Reader::default());
+        }
+        found.transpose()
+    }
+}
+
 /// Opens the directory at `path`, as its owner if it may be, and fetches a token of it.
 fn own_dir(path: &Path) -> Result<(OwnedFd, Token, bool), Error> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;

@@ -8,7 +8,7 @@ pub const OK: u8 = 0;
 pub const FAILURE: u8 = 1;
 /// Not what the command works on: the same as for a wrong command line.
 pub const USAGE: u8 = 2;
-/// `check` or `inspect` found damage, or `backup` or `export` could not read all.
+/// `check` or `inspect` found damage, or `backup`, `export` or `diff` could not read all.
 pub const DAMAGE: u8 = 3;
 /// In use: locked by another process, mounted already, or busy.
 pub const BUSY: u8 = 4;
@@ -22,7 +22,7 @@ pub const HELP: &str = "Exit codes:
   0  done
   1  failed; the message says why
   2  wrong usage; check: not an image at all
-  3  check or inspect found damage; backup or export could not read all
+  3  check or inspect found damage; backup, export or diff could not read all
   4  in use: locked by another process, mounted already, or files open
   5  mounting is not possible here: no /dev/fuse, or fusermount3 missing
   6  umount: unmounted, but closing the image failed; what was not synced may be lost";

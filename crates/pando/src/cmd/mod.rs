@@ -5,6 +5,7 @@ pub mod cat;
 pub mod check;
 pub mod clone;
 pub mod cp;
+pub mod diff;
 pub mod du;
 pub mod export;
 pub mod grow;

@@ -1,0 +1,102 @@
+//! Files with several names that differ, found by their numbers: their names say the same on both sides.
+//!
+//! The files of a lineage lie together, so those that differ are found in proportion; their names are then looked for
+//! in the index of names below the directory in question, for some thousand files at a time. Uses sides and streams.
+
+use std::collections::BTreeSet;
+
+use bytes::Bytes;
+
+use crate::{
+    diff::{
+        side::{Pair, Side},
+        stream::Ahead,
+    },
+    error::Result,
+    path,
+    record::Stored,
+};
+
+/// Numbers of files that are looked for at once, a count.
+const FILES: usize = 1 << 12;
+/// Bytes of the number of a file at the beginning of a key.
+const NUMBER_BYTES: usize = 8;
+
+/// The linked files that differ between two lineages, and their names below a pair of directories.
+pub(crate) struct LinkScan {
+    pub pair: Pair,
+    meta: Ahead,
+    data: Ahead,
+    wanted: BTreeSet<u64>,
+    /// Contents prefix of the root of the lineage in the first tree.
+    root: Vec<u8>,
+    /// Where in the index of names the search goes on, if it is under way.
+    at: Option<Bytes>,
+}
+
+impl LinkScan {
+    /// Of a pair of directories; `None` if one of them is not there.
+    pub(crate) fn new(pair: Pair, before: &mut Side, after: &mut Side) -> Result<Option<Self>> {
+        let Some(root) = before.level(&pair.before)?.map(|level| level.root.clone()) else { return Ok(None) };
+        let Some(other) = after.level(&pair.after)?.map(|level| level.root.clone()) else { return Ok(None) };
+        let (a, b) = (path::all_linked(&root), path::all_linked(&other));
+        let meta = Ahead::new(&before.view, (&path::meta(&a), &path::meta(&b)))?;
+        let data = Ahead::new(&before.view, (&path::data(&a), &path::data(&b)))?;
+        Ok(Some(Self { pair, meta, data, wanted: BTreeSet::new(), root, at: None }))
+    }
+
+    /// The number of the next file that differs.
+    fn next_file(&mut self) -> Result<Option<u64>> {
+        let number = |key: Option<Bytes>| {
+            key.and_then(|key| Some(u64::from_be_bytes(key.get(..NUMBER_BYTES)?.try_into().ok()?)))
+        };
+        let (meta, data) = (number(self.meta.peek()?), number(self.data.peek()?));
+        let Some(first) = meta.iter().chain(&data).min().copied() else { return Ok(None) };
+        let behind =
+            path::behind(&first.to_be_bytes()).unwrap_or_else(|| vec![u8::MAX; NUMBER_BYTES + 1].into());
+        if meta == Some(first) {
+            self.meta.take();
+        }
+        if data == Some(first) {
+            self.data.skip_to(&behind);
+        }
+        Ok(Some(first))
+    }
+
+    /// The next name of a file that differs: its path from the pair of directories, and its value. `None` at the end.
+    pub(crate) fn next(&mut self, before: &Side) -> Result<Option<(Vec<u8>, Bytes)>> {
+        let dir = before.place(&self.pair.before);
+        let Some(index) = path::link_name(&self.root, &dir).map(|index| path::meta(&index)) else {
+            return Ok(None);
+        };
+        loop {
+            if self.at.is_none() {
+                self.wanted.clear();
+                while self.wanted.len() < FILES
+                    && let Some(id) = self.next_file()?
+                {
+                    self.wanted.insert(id);
+                }
+                if self.wanted.is_empty() {
+                    return Ok(None);
+                }
+                self.at = Some(index.clone());
+            }
+            let at = self.at.take().unwrap_or_default();
+            let mut names = before.view.range(&at, path::behind(&index).as_deref());
+            while let Some((key, value)) = names.next_ref()? {
+                let Ok(Stored::Indexed(id)) = Stored::decode(value) else { continue };
+                if !self.wanted.contains(&id) {
+                    continue;
+                }
+                let inside = key.get(index.len()..).unwrap_or_default().to_vec();
+                self.at = Some([key, &[0]].concat().into());
+                let entry = [&self.pair.before[..], &inside].concat();
+                if let Some(value) = before.value(&entry)? {
+                    return Ok(Some((inside, value)));
+                }
+            }
+            self.at = None;
+        }
+    }
+}

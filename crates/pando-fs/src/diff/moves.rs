@@ -1,0 +1,223 @@
+//! Which files have moved, by file number.
+//!
+//! A pass over the records that differ. What is on one side only is a candidate. A directory of which both ends are
+//! known is compared with itself; one that is on one side only is listed, level by level, as long as both sides have
+//! candidates without a partner. So a moved directory costs what differs in it. Bounded: see [`MAX_NOTED`]. Uses sides
+//! and streams.
+
+use std::collections::{HashMap, VecDeque};
+
+use bytes::Bytes;
+
+use crate::{
+    diff::{
+        side::{Identity, Side, identity},
+        stream::{Spot, Stream},
+    },
+    error::Result,
+    path,
+    types::FileKind,
+};
+
+/// Most candidates, a count; those that come later are not looked for.
+const MAX_NOTED: usize = 1 << 17;
+
+#[derive(Default)]
+struct Noted {
+    before: Option<Box<[u8]>>,
+    after: Option<Box<[u8]>>,
+}
+
+/// What has moved: paths of both sides, from the tops.
+#[derive(Default)]
+pub(crate) struct Moves {
+    noted: HashMap<Identity, Noted>,
+}
+
+/// The work of finding it.
+#[derive(Default)]
+struct Search {
+    moves: Moves,
+    /// Directories that are both ends of a move, by contents prefix.
+    pairs: VecDeque<(Vec<u8>, Vec<u8>)>,
+    /// Directories on one side only that are not listed yet: in the first tree or not, identity, path.
+    lists: [VecDeque<(Identity, Vec<u8>)>; 2],
+    /// Candidates without a partner, of each side.
+    alone: [i64; 2],
+}
+
+fn contents_of(entry: &[u8]) -> Vec<u8> {
+    path::contents_of(b"", entry).unwrap_or_else(|| entry.to_vec())
+}
+
+impl Moves {
+    /// Finds them; `settle` says which hold.
+    pub(crate) fn find(before: &mut Side, after: &mut Side) -> Result<Self> {
+        let mut search = Search::default();
+        search.pairs.push_back((Vec::new(), Vec::new()));
+        loop {
+            if let Some((a, b)) = search.pairs.pop_front() {
+                search.pair(before, after, &a, &b)?;
+            } else if search.alone.iter().all(|n| *n > 0)
+                && let Some((first, (id, entry))) = search.next_list()
+            {
+                // It may have found its partner since.
+                if !search.moves.is_pair(id) {
+                    search.list(if first { before } else { after }, first, &entry)?;
+                }
+            } else {
+                break;
+            }
+        }
+        search.moves.noted.retain(|_, noted| noted.before.is_some() && noted.after.is_some());
+        Ok(search.moves)
+    }
+
+    fn is_pair(&self, id: Identity) -> bool {
+        self.noted.get(&id).is_some_and(|noted| noted.before.is_some() && noted.after.is_some())
+    }
+
+    /// All moves: what has moved, and both paths.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (Identity, &[u8], &[u8])> {
+        self.noted
+            .iter()
+            .filter_map(|(id, noted)| Some((*id, noted.before.as_deref()?, noted.after.as_deref()?)))
+    }
+
+    /// Takes one back.
+    pub(crate) fn remove(&mut self, id: Identity) {
+        self.noted.remove(&id);
+    }
+
+    /// Where that which is at `entry` of the first tree, or else of the second, is in the other.
+    pub(crate) fn partner(&self, first: bool, id: Identity, entry: &[u8]) -> Option<&[u8]> {
+        let noted = self.noted.get(&id)?;
+        let (own, other) = match first {
+            true => (&noted.before, &noted.after),
+            false => (&noted.after, &noted.before),
+        };
+        other.as_deref().filter(|_| own.as_deref() == Some(entry))
+    }
+
+    /// Where in the first tree that was which is at `entry` in the second.
+    pub(crate) fn source(&self, id: Identity, entry: &[u8]) -> Option<&[u8]> {
+        self.partner(false, id, entry)
+    }
+
+    /// Whether that which is at `entry` in the first tree is elsewhere in the second.
+    pub(crate) fn leaves(&self, id: Identity, entry: &[u8]) -> bool {
+        self.partner(true, id, entry).is_some()
+    }
+
+    /// Whether a directory with this number has moved.
+    pub(crate) fn moved_dir(&self, fileno: u64) -> bool {
+        self.noted.contains_key(&(fileno, FileKind::Directory))
+    }
+}
+
+impl Search {
+    fn next_list(&mut self) -> Option<(bool, (Identity, Vec<u8>))> {
+        // In turn, so that both sides are as deep.
+        let first = self.lists[0].len() >= self.lists[1].len();
+        let take = |lists: &mut [VecDeque<_>; 2], first: bool| {
+            lists[usize::from(!first)].pop_front().map(|found| (first, found))
+        };
+        take(&mut self.lists, first).or_else(|| take(&mut self.lists, !first))
+    }
+
+    /// Notes a candidate of a side.
+    fn note(&mut self, first: bool, id: Identity, entry: &[u8]) {
+        let full = self.moves.noted.len() >= MAX_NOTED;
+        if full && !self.moves.noted.contains_key(&id) {
+            return;
+        }
+        let noted = self.moves.noted.entry(id).or_default();
+        let (own, other) = match first {
+            true => (&mut noted.before, &mut noted.after),
+            false => (&mut noted.after, &mut noted.before),
+        };
+        // Of several, as where a clone of a tree lies in it, the first.
+        if own.is_some() {
+            return;
+        }
+        *own = Some(entry.into());
+        if other.is_none() {
+            self.alone[usize::from(!first)] += 1;
+            if id.1 == FileKind::Directory {
+                self.lists[usize::from(!first)].push_back((id, entry.to_vec()));
+            }
+            return;
+        }
+        self.alone[usize::from(first)] -= 1;
+        if id.1 == FileKind::Directory
+            && let (Some(a), Some(b)) = (&noted.before, &noted.after)
+        {
+            let (a, b) = (contents_of(a), contents_of(b));
+            self.pairs.push_back((a, b));
+        }
+    }
+
+    /// Looks at what differs between two directories.
+    fn pair(&mut self, before: &mut Side, after: &mut Side, a: &[u8], b: &[u8]) -> Result<()> {
+        let view = before.view.clone();
+        let mut stream = Stream::new(&view, (&before.place(a), &after.place(b)), false)?;
+        // Different directories at one path, by contents prefix.
+        let mut unlike: HashMap<Vec<u8>, [Option<Identity>; 2]> = HashMap::new();
+        while let Some(spot) = stream.next()? {
+            let Spot::Entry { path, records: Some((old, new)) } = spot else { continue };
+            // One of them may have been found elsewhere since.
+            let dir = path::directory_of(&path);
+            let mut ends =
+                dir.iter().enumerate().filter(|(_, b)| **b == 0).filter_map(|(i, _)| dir.get(..=i));
+            let apart = |ids: &[Option<Identity>; 2]| ids.iter().flatten().any(|id| self.moves.is_pair(*id));
+            let skipped = match unlike.is_empty() {
+                true => None,
+                false => ends.find(|inside| unlike.get(*inside).is_some_and(apart)),
+            };
+            if let Some(inside) = skipped {
+                stream.skip(inside);
+                continue;
+            }
+            let (a, b) = ([a, &path].concat(), [b, &path].concat());
+            let id = |value: &Option<Bytes>, entry: &[u8]| {
+                value.as_ref().map(|value| identity(entry, value)).transpose()
+            };
+            let (old, new) = (id(&old, &a)?, id(&new, &b)?);
+            if old == new {
+                continue;
+            }
+            // What is in a directory on one side only is listed if that has no partner.
+            let is_dir = |id: Option<Identity>| id.is_some_and(|id| id.1 == FileKind::Directory);
+            if is_dir(old) != is_dir(new) && self.moves.noted.len() < MAX_NOTED {
+                stream.skip(&contents_of(&path));
+            }
+            if let Some(id) = old {
+                self.note(true, id, &a);
+            }
+            if let Some(id) = new {
+                self.note(false, id, &b);
+            }
+            if is_dir(old) && is_dir(new) && unlike.len() < MAX_NOTED {
+                unlike.insert(contents_of(&path), [old, new]);
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes the entries of a directory that is on one side only.
+    fn list(&mut self, side: &mut Side, first: bool, entry: &[u8]) -> Result<()> {
+        let contents = contents_of(entry);
+        let place = side.place(&contents);
+        let (lo, hi) = path::listing(&place, None);
+        let mut pairs = side.view.range(&lo, Some(&hi));
+        while let Some((key, value)) = pairs.next_ref()? {
+            let Some(name) = path::name_of(&place, key) else { continue };
+            let entry = path::entry(&contents, name)?;
+            self.note(first, identity(&entry, value)?, &entry);
+            if self.moves.noted.len() >= MAX_NOTED {
+                break;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,114 @@
+//! Which of the moves that were found hold when all of them are known.
+//!
+//! Where one tree lies in the other, or a clone in what it was made of, a file number is there several times, and what
+//! looked as if it had come and gone may be compared with itself after all, as what holds it has moved. Guarantees that
+//! both ends of each move that is left are on one side only where the walk comes to them. Uses sides and moves.
+
+use std::collections::HashMap;
+
+use crate::{
+    diff::{
+        moves::Moves,
+        side::{Identity, Side, identity},
+    },
+    error::Result,
+    path,
+    types::FileKind,
+};
+
+/// After so many passes, a count, nothing is taken for a move.
+const PASSES: u32 = 16;
+
+/// The directory that one is compared with, by contents prefix.
+type Images = HashMap<Vec<u8>, Option<Vec<u8>>>;
+
+/// Leaves of the moves those that hold.
+pub(crate) fn settle(moves: &mut Moves, before: &Side, after: &Side) -> Result<()> {
+    for _ in 0..PASSES {
+        let mut images = [Images::new(), Images::new()];
+        let mut wrong = Vec::new();
+        for (id, a, b) in moves.all() {
+            let [first, second] = &mut images;
+            if meets_itself(moves, first, (before, after), true, id, a)?
+                || meets_itself(moves, second, (after, before), false, id, b)?
+            {
+                wrong.push(id);
+            }
+        }
+        if wrong.is_empty() {
+            return Ok(());
+        }
+        wrong.into_iter().for_each(|id| moves.remove(id));
+    }
+    *moves = Moves::default();
+    Ok(())
+}
+
+/// Whether an entry of one's own side is compared with one of the same number at its place.
+fn meets_itself(
+    moves: &Moves,
+    images: &mut Images,
+    (own, other): (&Side, &Side),
+    first: bool,
+    id: Identity,
+    entry: &[u8],
+) -> Result<bool> {
+    let dir = path::directory_of(entry);
+    let Some(image) = image(moves, images, (own, other), first, dir)? else { return Ok(false) };
+    let place = [&image, entry.get(dir.len()..).unwrap_or_default()].concat();
+    match other.value(&place)? {
+        Some(value) => Ok(identity(&place, &value)? == id),
+        None => Ok(false),
+    }
+}
+
+/// What the directory with the contents prefix `dir` of a side is compared with, as the walk does it.
+fn image(
+    moves: &Moves,
+    images: &mut Images,
+    (own, other): (&Side, &Side),
+    first: bool,
+    dir: &[u8],
+) -> Result<Option<Vec<u8>>> {
+    let mut at = Some(Vec::new());
+    let mut from = 0;
+    while let Some(len) = dir.get(from..).and_then(|rest| rest.iter().position(|b| *b == 0)) {
+        let end = from + len + 1;
+        let (contents, part) = (dir.get(..end).unwrap_or_default(), dir.get(from..end).unwrap_or_default());
+        at = match images.get(contents) {
+            Some(known) => known.clone(),
+            None => {
+                let entry = path::entry_of(contents, from);
+                let found = below(moves, (own, other), first, &entry, at, part)?;
+                images.insert(contents.to_vec(), found.clone());
+                found
+            }
+        };
+        from = end;
+    }
+    Ok(at)
+}
+
+/// The same of the directory `entry`, whose own part of its contents prefix is `part`, in one that is compared with
+/// `above`.
+fn below(
+    moves: &Moves,
+    (own, other): (&Side, &Side),
+    first: bool,
+    entry: &[u8],
+    above: Option<Vec<u8>>,
+    part: &[u8],
+) -> Result<Option<Vec<u8>>> {
+    let Some(value) = own.value(entry)? else { return Ok(None) };
+    let id = identity(entry, &value)?;
+    if let Some(partner) = moves.partner(first, id, entry) {
+        return Ok(path::contents_of(b"", partner));
+    }
+    let Some(above) = above else { return Ok(None) };
+    let contents = [&above, part].concat();
+    let place = path::entry_of(&contents, above.len());
+    let Some(value) = other.value(&place)? else { return Ok(None) };
+    let there = identity(&place, &value)?;
+    let same = there == id || moves.partner(!first, there, &place).is_none();
+    Ok((there.1 == FileKind::Directory && same).then_some(contents))
+}

@@ -1,0 +1,153 @@
+//! One of two trees that are compared: where things in it are, and what the caller may see of them.
+//!
+//! Paths are from the top of the tree, in the form of keys. Guarantees that a record is that of the linked file where a
+//! name leads to one. Uses keys, records and domains.
+
+use bytes::Bytes;
+use pando_db::Snapshot;
+
+use crate::{
+    domain::linked_record,
+    error::{Error, Result},
+    key_text::describe_path,
+    path,
+    place::DirAt,
+    record::{Record, Stored},
+    rights::{may_list, may_read},
+    types::{Caller, FileKind},
+};
+
+/// A directory on the way to what is looked at.
+pub(crate) struct Level {
+    /// Contents prefix, from the volume.
+    pub contents: Vec<u8>,
+    /// Contents prefix of the root of its lineage.
+    pub root: Vec<u8>,
+    /// The caller may list and enter it, and those above.
+    pub sees: bool,
+    pub fileno: u64,
+}
+
+/// A tree, or a file, of a frozen state.
+pub(crate) struct Side {
+    pub view: Snapshot,
+    viewer: Option<Caller>,
+    meta: Bytes,
+    data: Bytes,
+    levels: Vec<Level>,
+}
+
+/// An entry: its record, and the prefix of its data.
+pub(crate) struct Found {
+    pub record: Record,
+    pub data: Bytes,
+}
+
+/// Two directories that are compared, by contents prefix from the tops.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Pair {
+    pub before: Vec<u8>,
+    pub after: Vec<u8>,
+}
+
+/// What tells whether two entries are one file.
+pub(crate) type Identity = (u64, FileKind);
+
+fn damaged(inside: &[u8]) -> impl Fn(&'static str) -> Error {
+    let what = describe_path(inside);
+    move |detail| Error::Damaged { what: what.clone(), detail }
+}
+
+/// The file number and kind in the value of an entry.
+pub(crate) fn identity(inside: &[u8], value: &[u8]) -> Result<Identity> {
+    match Stored::decode(value).map_err(damaged(inside))? {
+        Stored::Record(record) => Ok((record.fileno, record.kind)),
+        Stored::Name(name) => Ok((name.id, name.kind)),
+        _ => Err(damaged(inside)("no record of an entry")),
+    }
+}
+
+impl Side {
+    pub(crate) fn of_dir(view: &Snapshot, viewer: Option<&Caller>, at: &DirAt, root: Vec<u8>) -> Self {
+        let top = Level { contents: at.contents.clone(), root, sees: true, fileno: 0 };
+        let data = path::data(&at.entry);
+        Self { view: view.clone(), viewer: viewer.cloned(), meta: at.meta(), data, levels: vec![top] }
+    }
+
+    pub(crate) fn of_file(view: &Snapshot, viewer: Option<&Caller>, meta: Bytes, data: Bytes) -> Self {
+        Self { view: view.clone(), viewer: viewer.cloned(), meta, data, levels: Vec::new() }
+    }
+
+    /// The top itself.
+    pub(crate) fn top(&self) -> Result<Found> {
+        let value = self.view.get(&self.meta)?.ok_or_else(|| damaged(b"")("its record does not exist"))?;
+        let record = Record::decode(&value).map_err(damaged(b""))?;
+        Ok(Found { record, data: self.data.clone() })
+    }
+
+    /// Contents prefix, or path, from the volume.
+    pub(crate) fn place(&self, inside: &[u8]) -> Vec<u8> {
+        let top = self.levels.first().map_or(&b""[..], |top| &top.contents);
+        [top, inside].concat()
+    }
+
+    /// Looks at the directory with the contents prefix `dir`; `None` if there is none. A point query for each level
+    /// that was not on the way to what was looked at last.
+    pub(crate) fn level(&mut self, dir: &[u8]) -> Result<Option<&Level>> {
+        let whole = self.place(dir);
+        while self.levels.len() > 1 && self.levels.last().is_some_and(|l| !whole.starts_with(&l.contents)) {
+            self.levels.pop();
+        }
+        while let Some(last) = self.levels.last()
+            && last.contents.len() < whole.len()
+        {
+            let Some((entry, contents)) = path::next_level(&whole, last.contents.len()) else {
+                return Ok(None);
+            };
+            let Some(value) = self.view.get(&path::meta(&entry))? else { return Ok(None) };
+            let record = match Stored::decode(&value).map_err(damaged(&entry))? {
+                Stored::Record(record) if record.kind == FileKind::Directory => record,
+                _ => return Ok(None),
+            };
+            let level = Level {
+                contents: contents.to_vec(),
+                root: if record.clone_id != 0 { contents.to_vec() } else { last.root.clone() },
+                sees: last.sees && self.viewer.as_ref().is_none_or(|c| may_list(c, &record)),
+                fileno: record.fileno,
+            };
+            self.levels.push(level);
+        }
+        Ok(self.levels.last())
+    }
+
+    /// File numbers of the directories from the one with the contents prefix `from` down to `dir`, without that.
+    pub(crate) fn numbers(&mut self, from: &[u8], dir: &[u8]) -> Result<Vec<u64>> {
+        let above = self.place(from).len();
+        self.level(dir)?;
+        Ok(self.levels.iter().filter(|l| l.contents.len() > above).map(|l| l.fileno).collect())
+    }
+
+    /// The value of an entry.
+    pub(crate) fn value(&self, inside: &[u8]) -> Result<Option<Bytes>> {
+        Ok(self.view.get(&path::meta(&self.place(inside)))?)
+    }
+
+    /// The entry with this value.
+    pub(crate) fn found(&mut self, inside: &[u8], value: &[u8]) -> Result<Found> {
+        match Stored::decode(value).map_err(damaged(inside))? {
+            Stored::Record(record) => Ok(Found { record: *record, data: path::data(&self.place(inside)) }),
+            Stored::Name(name) => {
+                let level = self.level(path::directory_of(inside))?;
+                let root = level.ok_or_else(|| damaged(inside)("its directory does not exist"))?.root.clone();
+                let record = linked_record(&self.view, &root, name.id)?;
+                Ok(Found { record, data: path::data(&path::linked(&root, name.id)) })
+            }
+            _ => Err(damaged(inside)("no record of an entry")),
+        }
+    }
+
+    /// Whether the caller may read a file of this record that he may walk to.
+    pub(crate) fn may_read(&self, record: &Record) -> bool {
+        self.viewer.as_ref().is_none_or(|c| may_read(c, record))
+    }
+}

@@ -1,0 +1,185 @@
+//! The keys of records and of data that differ, as one sequence of paths.
+//!
+//! Guarantees that a path comes once, in the order of keys, and that nothing is read of what is skipped. Uses keys and
+//! the engine's differences.
+
+use std::collections::BTreeSet;
+
+use bytes::Bytes;
+use pando_db::{Change, Diff, Snapshot};
+
+use crate::{error::Result, path};
+
+/// Bytes of the number of a block at the end of a key of data.
+const NUMBER_BYTES: usize = 8;
+/// Most directories whose data is skipped at once, a count; of others it is skipped file by file.
+const MAX_BARE: usize = 1 << 16;
+/// So many prefixes are kept, a count, before those that are behind are let go.
+const KEPT: usize = 1 << 10;
+
+/// A difference of two prefixes, with one step of looking ahead.
+pub(crate) struct Ahead {
+    diff: Diff,
+    next: Option<Change>,
+}
+
+impl Ahead {
+    pub(crate) fn new(view: &Snapshot, (before, after): (&[u8], &[u8])) -> Result<Self> {
+        Ok(Self { diff: view.diff(before, view, after)?, next: None })
+    }
+
+    /// The key of the next one.
+    pub(crate) fn peek(&mut self) -> Result<Option<Bytes>> {
+        if self.next.is_none() {
+            self.next = self.diff.next().transpose()?;
+        }
+        Ok(self.next.as_ref().map(|change| change.key.clone()))
+    }
+
+    pub(crate) fn take(&mut self) -> Option<Change> {
+        self.next.take()
+    }
+
+    /// Goes on with the first at or above `key`.
+    pub(crate) fn skip_to(&mut self, key: &[u8]) {
+        if self.next.as_ref().is_none_or(|change| change.key < key) {
+            self.next = None;
+            self.diff.seek(key);
+        }
+    }
+}
+
+/// Prefixes of which none lies in another.
+struct Prefixes {
+    all: BTreeSet<Bytes>,
+    /// When so many are there, those behind are let go.
+    purge: usize,
+}
+
+impl Default for Prefixes {
+    fn default() -> Self {
+        Self { all: BTreeSet::new(), purge: KEPT }
+    }
+}
+
+impl Prefixes {
+    /// Adds one, when the walk is at `at`.
+    fn add(&mut self, at: &[u8], prefix: &[u8]) {
+        if self.all.len() >= self.purge {
+            self.all.retain(|p| &p[..] > at || at.starts_with(p));
+            self.purge = KEPT.max(self.all.len() * 2);
+        }
+        self.all.insert(Bytes::copy_from_slice(prefix));
+    }
+
+    /// The one that `path` lies in.
+    fn around(&self, path: &[u8]) -> Option<Bytes> {
+        let below = (std::ops::Bound::Unbounded, std::ops::Bound::Included(path));
+        self.all.range::<[u8], _>(below).next_back().filter(|p| path.starts_with(p)).cloned()
+    }
+}
+
+/// Where something differs.
+pub(crate) enum Spot {
+    /// An entry, with its record on both sides where that differs, and whether its data does.
+    Entry { path: Bytes, records: Option<(Option<Bytes>, Option<Bytes>)> },
+    /// Linked files of the lineage whose root has this contents prefix.
+    Links(Bytes),
+}
+
+/// The differences below two directories.
+pub(crate) struct Stream {
+    meta: Ahead,
+    /// None if only records are looked at.
+    data: Option<Ahead>,
+    skipped: Prefixes,
+    bare: Prefixes,
+    at: Bytes,
+    ended: bool,
+}
+
+/// The first key behind those that begin with a path or contents prefix, which end in a zero.
+fn behind(prefix: &[u8]) -> Bytes {
+    path::behind(prefix).unwrap_or_default()
+}
+
+impl Stream {
+    /// Of the directories with these contents prefixes, from the volume.
+    pub(crate) fn new(view: &Snapshot, (before, after): (&[u8], &[u8]), data: bool) -> Result<Self> {
+        let meta = Ahead::new(view, (&path::meta(before), &path::meta(after)))?;
+        let data = data.then(|| Ahead::new(view, (&path::data(before), &path::data(after)))).transpose()?;
+        let (skipped, bare) = (Prefixes::default(), Prefixes::default());
+        Ok(Self { meta, data, skipped, bare, at: Bytes::new(), ended: false })
+    }
+
+    /// Leaves out what lies under a contents prefix; all that is left, if that is empty.
+    pub(crate) fn skip(&mut self, contents: &[u8]) {
+        if contents.is_empty() {
+            self.ended = true;
+            return;
+        }
+        self.skipped.add(&self.at, contents);
+    }
+
+    /// Leaves out the data of what lies under a contents prefix: all of it is on one side only.
+    pub(crate) fn skip_data(&mut self, contents: &[u8]) {
+        if self.data.is_some() && self.bare.all.len() < MAX_BARE && self.bare.around(contents).is_none() {
+            self.bare.add(&self.at, contents);
+        }
+    }
+
+    /// The next place.
+    pub(crate) fn next(&mut self) -> Result<Option<Spot>> {
+        while !self.ended {
+            let meta = self.meta.peek()?;
+            if let Some(key) = &meta {
+                if key.is_empty() {
+                    self.meta.take(); // the record of a root, which is its own entry
+                    continue;
+                }
+                if let Some(prefix) = self.skipped.around(key) {
+                    self.meta.skip_to(&behind(&prefix));
+                    continue;
+                }
+            }
+            let mut data = None;
+            if let Some(ahead) = &mut self.data
+                && let Some(key) = ahead.peek()?
+            {
+                let path = key.slice(..key.len().saturating_sub(NUMBER_BYTES));
+                if path.is_empty() {
+                    ahead.take();
+                    continue;
+                }
+                if let Some(prefix) = self.skipped.around(&path).or_else(|| self.bare.around(&path)) {
+                    ahead.skip_to(&behind(&prefix));
+                    continue;
+                }
+                data = Some(path);
+            }
+            let Some(path) = meta.iter().chain(&data).min().cloned() else { return Ok(None) };
+            self.at = path.clone();
+            let root = path::root_of(&path).unwrap_or_default().len();
+            if path::is_of_links(&path) {
+                let root = path.slice(..root);
+                let end = path::behind_links(&root);
+                self.meta.skip_to(&end);
+                if let Some(ahead) = &mut self.data {
+                    ahead.skip_to(&end);
+                }
+                return Ok(Some(Spot::Links(root)));
+            }
+            let mut records = None;
+            if meta.as_ref() == Some(&path) {
+                records = self.meta.take().map(|change| (change.before, change.after));
+            }
+            if data.as_ref() == Some(&path)
+                && let Some(ahead) = &mut self.data
+            {
+                ahead.skip_to(&behind(&path));
+            }
+            return Ok(Some(Spot::Entry { path, records }));
+        }
+        Ok(None)
+    }
+}

@@ -1,0 +1,280 @@
+//! Differences that are being told, and the bytes in which they travel.
+//!
+//! A difference may be as long as two trees, so it is told in pieces: it belongs to the open file that it was asked
+//! on, each request gives the next piece, and closing the file ends it. Each user has few, and of those who take no
+//! piece for long the oldest goes when another begins, so the memory and the frozen states that are held are bounded.
+//! Uses the vocabulary of `pando_fs`, and no kernel.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    ffi::{OsStr, OsString},
+    os::unix::ffi::{OsStrExt, OsStringExt},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use pando_fs::{Aspects, ChangeKind, FileChange, FileKind, TreeDiff};
+use parking_lot::Mutex;
+
+/// Differences of one user at a time, a count; a further one ends the oldest.
+const DIFFS_OF_USER: usize = 8;
+/// Differences of all users at a time, a count; then nobody begins one.
+const DIFFS: usize = 64;
+/// How long one stays that nobody asks about.
+const IDLE: Duration = Duration::from_secs(60);
+/// How long one request looks for differences: then there may be fewer bytes than fit.
+const TURN: Duration = Duration::from_millis(200);
+/// Bytes of a difference before its paths and ranges.
+const HEAD_BYTES: usize = 4 + 1 + 1 + 2 + 8 + 8 + 4 + 4;
+
+/// A difference under way.
+struct Session {
+    uid: u32,
+    used: Instant,
+    diff: Arc<Mutex<Told>>,
+}
+
+/// How far it has been told.
+struct Told {
+    diff: TreeDiff,
+    bytes: VecDeque<u8>,
+    ended: bool,
+}
+
+/// A piece of a difference.
+pub(crate) struct Piece {
+    pub bytes: Vec<u8>,
+    /// Nothing follows.
+    pub last: bool,
+}
+
+/// The differences under way, by the inode and handle that they were asked on.
+#[derive(Default)]
+pub(crate) struct Diffs {
+    sessions: Mutex<HashMap<(u64, u64), Session>>,
+    /// How many, so that closing other files costs nothing.
+    count: AtomicUsize,
+}
+
+impl Diffs {
+    /// Begins to tell a difference; false if too many are under way.
+    pub(crate) fn begin(&self, uid: u32, on: (u64, u64), diff: TreeDiff) -> bool {
+        let told = Told { diff, bytes: VecDeque::new(), ended: false };
+        let session = Session { uid, used: Instant::now(), diff: Arc::new(Mutex::new(told)) };
+        let mut sessions = self.sessions.lock();
+        sessions.remove(&on);
+        sessions.retain(|_, s| s.used.elapsed() < IDLE);
+        let own = || sessions.iter().filter(|(_, s)| s.uid == uid);
+        if own().count() >= DIFFS_OF_USER
+            && let Some(oldest) = own().min_by_key(|(_, s)| s.used).map(|(on, _)| *on)
+        {
+            sessions.remove(&oldest);
+        }
+        let room = sessions.len() < DIFFS;
+        if room {
+            sessions.insert(on, session);
+        }
+        self.count.store(sessions.len(), Ordering::Release);
+        room
+    }
+
+    /// The next piece, of at most so many bytes. `None` if none is under way.
+    pub(crate) fn next(&self, uid: u32, on: (u64, u64), room: usize) -> Option<pando_fs::Result<Piece>> {
+        let diff = {
+            let mut sessions = self.sessions.lock();
+            let session = sessions.get_mut(&on).filter(|s| s.uid == uid)?;
+            session.used = Instant::now();
+            session.diff.clone()
+        };
+        let piece = diff.lock().next(room);
+        if !matches!(&piece, Ok(piece) if !piece.last) {
+            self.closed(on.0, on.1);
+        }
+        Some(piece)
+    }
+
+    /// A file was closed.
+    pub(crate) fn closed(&self, ino: u64, handle: u64) {
+        if self.count.load(Ordering::Acquire) > 0 {
+            let mut sessions = self.sessions.lock();
+            let gone = sessions.remove(&(ino, handle));
+            self.count.store(sessions.len(), Ordering::Release);
+            drop(sessions);
+            drop(gone); // a frozen state, which takes a while to let go
+        }
+    }
+}
+
+impl Told {
+    fn next(&mut self, room: usize) -> pando_fs::Result<Piece> {
+        let begun = Instant::now();
+        while !self.ended && self.bytes.len() < room && begun.elapsed() < TURN {
+            match self.diff.next() {
+                Some(change) => self.bytes.extend(encode(&change?)),
+                None => self.ended = true,
+            }
+        }
+        let bytes = self.bytes.drain(..room.min(self.bytes.len())).collect();
+        Ok(Piece { bytes, last: self.ended && self.bytes.is_empty() })
+    }
+}
+
+const KINDS: [ChangeKind; 5] = [
+    ChangeKind::Added,
+    ChangeKind::Removed,
+    ChangeKind::Modified,
+    ChangeKind::Renamed,
+    ChangeKind::Unreadable,
+];
+
+const FILES: [FileKind; 7] = [
+    FileKind::Regular,
+    FileKind::Directory,
+    FileKind::Symlink,
+    FileKind::CharDevice,
+    FileKind::BlockDevice,
+    FileKind::Fifo,
+    FileKind::Socket,
+];
+
+fn place_of<T: PartialEq>(all: &[T], one: &T) -> u8 {
+    all.iter().position(|other| other == one).unwrap_or(all.len()) as u8
+}
+
+/// A difference as bytes: how many follow (u32), kind, kind of file, aspects (u16), sizes (u64), bytes of the path and
+/// of the former path (u32; all bits set if there is none), the paths, then ranges.
+fn encode(change: &FileChange) -> Vec<u8> {
+    let from = change.from.as_deref().map(OsStr::as_bytes);
+    let path = change.path.as_bytes();
+    let mut out = vec![0; 4];
+    out.extend([place_of(&KINDS, &change.kind), place_of(&FILES, &change.file)]);
+    out.extend(change.aspects.0.to_le_bytes());
+    out.extend(change.size_before.to_le_bytes());
+    out.extend(change.size_after.to_le_bytes());
+    out.extend((path.len() as u32).to_le_bytes());
+    out.extend(from.map_or(u32::MAX, |from| from.len() as u32).to_le_bytes());
+    out.extend(path);
+    out.extend(from.unwrap_or_default());
+    for (from, to) in &change.ranges {
+        out.extend(from.to_le_bytes());
+        out.extend(to.to_le_bytes());
+    }
+    let len = (out.len() as u32).to_le_bytes();
+    out.splice(..4, len);
+    out
+}
+
+/// Differences read from pieces.
+#[derive(Default)]
+pub(crate) struct Reader {
+    bytes: Vec<u8>,
+    at: usize,
+}
+
+impl Reader {
+    /// Takes a piece in.
+    pub(crate) fn add(&mut self, piece: &[u8]) {
+        self.bytes.drain(..self.at);
+        self.at = 0;
+        self.bytes.extend_from_slice(piece);
+    }
+
+    /// True if no part of a difference is left.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.at == self.bytes.len()
+    }
+
+    /// The next difference: `Ok(None)` if the rest of it is still to come, an error if the bytes make no sense.
+    pub(crate) fn next(&mut self) -> Result<Option<FileChange>, ()> {
+        let rest = self.bytes.get(self.at..).unwrap_or_default();
+        let Some(len) = rest.first_chunk::<4>().map(|len| u32::from_le_bytes(*len) as usize) else {
+            return Ok(None);
+        };
+        if len < HEAD_BYTES {
+            return Err(());
+        }
+        let Some(record) = rest.get(..len) else { return Ok(None) };
+        let change = decode(record).ok_or(())?;
+        self.at += len;
+        Ok(Some(change))
+    }
+}
+
+fn decode(record: &[u8]) -> Option<FileChange> {
+    let mut rest = record.get(4..)?;
+    let mut take = |n: usize| -> Option<&[u8]> {
+        let (head, tail) = rest.split_at_checked(n)?;
+        rest = tail;
+        Some(head)
+    };
+    let [kind, file] = take(2)?.try_into().ok()?;
+    let aspects = Aspects(u16::from_le_bytes(take(2)?.try_into().ok()?));
+    let size_before = u64::from_le_bytes(take(8)?.try_into().ok()?);
+    let size_after = u64::from_le_bytes(take(8)?.try_into().ok()?);
+    let path_len = u32::from_le_bytes(take(4)?.try_into().ok()?) as usize;
+    let from_len = u32::from_le_bytes(take(4)?.try_into().ok()?);
+    let path = OsString::from_vec(take(path_len)?.to_vec());
+    let from = match from_len {
+        u32::MAX => None,
+        len => Some(OsString::from_vec(take(len as usize)?.to_vec())),
+    };
+    let (pairs, []) = rest.as_chunks::<16>() else { return None };
+    let number = |half: &[u8]| half.try_into().ok().map(u64::from_le_bytes);
+    let ranges = pairs.iter().map(|pair| Some((number(&pair[..8])?, number(&pair[8..])?)));
+    Some(FileChange {
+        kind: *KINDS.get(usize::from(kind))?,
+        file: *FILES.get(usize::from(file))?,
+        path,
+        from,
+        aspects,
+        size_before,
+        size_after,
+        ranges: ranges.collect::<Option<_>>()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn differences_come_back_from_pieces_of_any_size_and_nonsense_is_an_error() {
+        let full = FileChange {
+            kind: ChangeKind::Renamed,
+            file: FileKind::Socket,
+            path: OsString::from_vec(b"a/\xff\n".to_vec()),
+            from: Some("b".into()),
+            aspects: Aspects(5),
+            size_before: u64::MAX,
+            size_after: 7,
+            ranges: vec![(1, 2), (3, u64::MAX)],
+        };
+        let plain = FileChange { from: None, path: OsString::new(), ranges: Vec::new(), ..full.clone() };
+        let all = [full.clone(), plain, full];
+        let bytes: Vec<u8> = all.iter().flat_map(encode).collect();
+        for size in [1, 3, 50, 1000] {
+            let (mut reader, mut found) = (Reader::default(), Vec::new());
+            for piece in bytes.chunks(size) {
+                reader.add(piece);
+                while let Some(change) = reader.next().unwrap() {
+                    found.push(change);
+                }
+            }
+            assert!(found == all && reader.is_empty());
+        }
+        let one = encode(&all[1]);
+        for (at, value) in [(0, 3), (4, 9), (5, 9), (24, 200)] {
+            let mut bad = one.clone();
+            bad[at] = value;
+            let mut reader = Reader::default();
+            reader.add(&bad);
+            reader.add(&[0; 300]);
+            assert_eq!(reader.next(), Err(()), "byte {at}");
+        }
+    }
+}

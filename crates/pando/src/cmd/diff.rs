@@ -1,0 +1,358 @@
+//! `pando diff`: what differs between two trees, or two files, of one file system.
+
+use std::{
+    ffi::OsStr,
+    io::{self, BufWriter, Write},
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+    process,
+};
+
+use anyhow::{Context, Result, bail};
+use pando_fs::{Aspects, ChangeKind, DiffOptions, FileChange, FileKind, Ino};
+use pando_fuse::tool;
+use serde::Serialize;
+
+use crate::{
+    exit::{self, Coded},
+    image::ImagePath,
+    offline,
+    report::VERSION,
+    size,
+};
+
+/// Show what differs between two trees or files, whatever their size
+#[derive(clap::Args)]
+#[command(
+    after_help = "A and B are any two directories, or two files, of one file system: live ones, clones, or
+snapshots (DIR/.snapshots/NAME). Only what differs is read. A line for each difference:
+  +  only in B
+  -  only in A
+  M  differs: content, size, mode, owner, time of modification, target, attributes
+  R  is elsewhere in B: OLD -> NEW (found by file number); it may differ besides
+Paths are from A and from B; the two themselves are '.'. Lines are in no particular order, and
+control characters and backslashes of names are written as \\ooo. Directories that you may not
+list are named on stderr if something differs in them; then the exit code is 3.
+
+Examples: pando diff /mnt/grove/project/.snapshots/before /mnt/grove/project
+          pando diff --stat /mnt/grove/project /mnt/grove/experiment
+          pando diff -u /mnt/grove/project /mnt/grove/experiment src
+          pando diff --name-only project fork | head
+          pando diff --json grove.img:/project grove.img:/experiment"
+)]
+pub struct Args {
+    /// For scripts: one tab between fields, and the old path of what moved before the new one
+    #[arg(short = 'H', group = "form")]
+    script: bool,
+    /// Print a JSON object a line, with a version of its format, and which bytes differ
+    #[arg(long, group = "form")]
+    json: bool,
+    /// How many bytes came, went or differ, of each file and of all
+    #[arg(long, group = "form")]
+    stat: bool,
+    /// Only the paths, of what moved the new one
+    #[arg(long, group = "form")]
+    name_only: bool,
+    /// What differs in files, by the system's diff -u; in a mounted file system only
+    #[arg(short, long, group = "form")]
+    unified: bool,
+    /// Show what moved as removed and added
+    #[arg(long)]
+    no_renames: bool,
+    /// The first: a path in a mounted file system, or IMAGE:/PATH in one that is not mounted
+    #[arg(value_name = "A")]
+    before: PathBuf,
+    /// The second, in the same file system
+    #[arg(value_name = "B")]
+    after: PathBuf,
+    /// Compare only A/PATH and B/PATH
+    path: Option<PathBuf>,
+}
+
+#[derive(Serialize)]
+struct Line {
+    version: u32,
+    kind: &'static str,
+    path: String,
+    /// The bytes of a path that is no UTF-8, in hexadecimal digits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path_hex: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    from: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    from_hex: Option<String>,
+    file: &'static str,
+    changed: Vec<&'static str>,
+    size_before: u64,
+    size_after: u64,
+    ranges: Vec<(u64, u64)>,
+}
+
+/// Sums for `--stat`.
+#[derive(Default)]
+struct Sums {
+    added: u64,
+    removed: u64,
+    modified: u64,
+    renamed: u64,
+    bytes: u64,
+}
+
+/// Where differences are written.
+struct Printer<'a> {
+    args: &'a Args,
+    before: PathBuf,
+    after: PathBuf,
+    out: BufWriter<io::Stdout>,
+    sums: Sums,
+    unreadable: u64,
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    let inside = |top: &Path| match &args.path {
+        Some(path) => {
+            if path.is_absolute() {
+                bail!("{}: PATH is a path in A and in B, from there", path.display());
+            }
+            Ok(top.join(path))
+        }
+        None => Ok(top.to_owned()),
+    };
+    let (before, after) = (inside(&args.before)?, inside(&args.after)?);
+    let options = DiffOptions { ranges: args.json || args.stat, no_renames: args.no_renames };
+    let mut printer = Printer {
+        args,
+        before: before.clone(),
+        after: after.clone(),
+        out: BufWriter::new(io::stdout()),
+        sums: Sums::default(),
+        unreadable: 0,
+    };
+    let about = || format!("{} and {}", before.display(), after.display());
+    match offline::pair(&before, &after)? {
+        Some(_) if args.unified => bail!("-u wants a mounted file system"),
+        Some((a, b)) => offline::with(&a, true, |fs| {
+            let of = |place: &ImagePath| fs.resolve(&place.path).map(|attr| attr.ino);
+            let (x, y): (Ino, Ino) = (of(&a)?, of(&b)?);
+            for change in fs.diff(None, x, y, options).with_context(about)? {
+                if !printer.print(&change.with_context(about)?)? {
+                    break;
+                }
+            }
+            Ok(())
+        })?,
+        None => {
+            for change in tool::diff(&before, &after, options).with_context(about)? {
+                if !printer.print(&change.with_context(about)?)? {
+                    break;
+                }
+            }
+        }
+    }
+    printer.finish()
+}
+
+fn sign(kind: ChangeKind) -> char {
+    match kind {
+        ChangeKind::Added => '+',
+        ChangeKind::Removed => '-',
+        ChangeKind::Modified => 'M',
+        ChangeKind::Renamed => 'R',
+        ChangeKind::Unreadable => '!',
+    }
+}
+
+/// A path as one field of a line.
+fn field(path: &OsStr) -> Vec<u8> {
+    if path.is_empty() {
+        return b".".to_vec();
+    }
+    let mut out = Vec::new();
+    for byte in path.as_bytes() {
+        match byte {
+            0..=31 | 127 | b'\\' => out.extend(format!("\\{byte:03o}").into_bytes()),
+            other => out.push(*other),
+        }
+    }
+    out
+}
+
+fn kind_name(kind: ChangeKind) -> &'static str {
+    match kind {
+        ChangeKind::Added => "added",
+        ChangeKind::Removed => "removed",
+        ChangeKind::Modified => "modified",
+        ChangeKind::Renamed => "renamed",
+        ChangeKind::Unreadable => "unreadable",
+    }
+}
+
+fn file_name(kind: FileKind) -> &'static str {
+    match kind {
+        FileKind::Regular => "file",
+        FileKind::Directory => "directory",
+        FileKind::Symlink => "symlink",
+        FileKind::CharDevice => "char-device",
+        FileKind::BlockDevice => "block-device",
+        FileKind::Fifo => "fifo",
+        FileKind::Socket => "socket",
+    }
+}
+
+fn line(change: &FileChange) -> Line {
+    let hex = |path: &OsStr| match path.to_str() {
+        Some(_) => None,
+        None => Some(path.as_bytes().iter().map(|b| format!("{b:02x}")).collect()),
+    };
+    let text = |path: &OsStr| path.to_string_lossy().into_owned();
+    let names = Aspects::NAMES.iter().filter(|(aspect, _)| change.aspects.contains(*aspect));
+    Line {
+        version: VERSION,
+        kind: kind_name(change.kind),
+        path: if change.path.is_empty() { ".".into() } else { text(&change.path) },
+        path_hex: hex(&change.path),
+        from: change.from.as_deref().map(text),
+        from_hex: change.from.as_deref().and_then(hex),
+        file: file_name(change.file),
+        changed: names.map(|(_, name)| *name).collect(),
+        size_before: change.size_before,
+        size_after: change.size_after,
+        ranges: change.ranges.clone(),
+    }
+}
+
+/// Bytes that came, went or differ.
+fn bytes(change: &FileChange) -> u64 {
+    match change.kind {
+        _ if change.file != FileKind::Regular => 0,
+        ChangeKind::Added => change.size_after,
+        ChangeKind::Removed => change.size_before,
+        _ => change.ranges.iter().map(|(from, to)| to.saturating_sub(*from)).sum(),
+    }
+}
+
+impl Printer<'_> {
+    /// Prints a difference; false if nobody reads any more.
+    fn print(&mut self, change: &FileChange) -> Result<bool> {
+        if change.kind == ChangeKind::Unreadable {
+            self.unreadable += 1;
+            if !self.args.json {
+                let path = String::from_utf8_lossy(&field(&change.path)).into_owned();
+                eprintln!("pando: {path}: something differs in it, and you may not look into it");
+                return Ok(true);
+            }
+        }
+        match self.write(change) {
+            Ok(()) => Ok(true),
+            Err(e) => match e.downcast_ref::<io::Error>() {
+                Some(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+                _ => Err(e),
+            },
+        }
+    }
+
+    fn write(&mut self, change: &FileChange) -> Result<()> {
+        if self.args.json {
+            serde_json::to_writer(&mut self.out, &line(change)).map_err(io::Error::from)?;
+            return Ok(self.out.write_all(b"\n")?);
+        }
+        if self.args.unified {
+            return self.unified(change);
+        }
+        let path = field(&change.path);
+        let from = change.from.as_deref().map(field);
+        let mut text = Vec::new();
+        if !self.args.name_only {
+            text.extend([sign(change.kind) as u8, b'\t']);
+            if self.args.stat {
+                let bytes = bytes(change);
+                self.count(change.kind, bytes);
+                text.extend(format!("{:>9}\t", size::show(bytes)).into_bytes());
+            }
+            if let Some(from) = from {
+                text.extend(from);
+                text.extend(if self.args.script { &b"\t"[..] } else { b" -> " });
+            }
+        }
+        text.extend(path);
+        text.push(b'\n');
+        Ok(self.out.write_all(&text)?)
+    }
+
+    fn count(&mut self, kind: ChangeKind, bytes: u64) {
+        let sums = &mut self.sums;
+        sums.bytes += bytes;
+        *match kind {
+            ChangeKind::Added => &mut sums.added,
+            ChangeKind::Removed => &mut sums.removed,
+            ChangeKind::Renamed => &mut sums.renamed,
+            ChangeKind::Modified | ChangeKind::Unreadable => &mut sums.modified,
+        } += 1;
+    }
+
+    /// What differs in a file, by the system's diff.
+    fn unified(&mut self, change: &FileChange) -> Result<()> {
+        if change.file != FileKind::Regular {
+            return Ok(());
+        }
+        let nothing = Path::new("/dev/null");
+        let at = |top: &Path, path: &OsStr| if path.is_empty() { top.to_owned() } else { top.join(path) };
+        let old = at(&self.before, change.from.as_deref().unwrap_or(&change.path));
+        let new = at(&self.after, &change.path);
+        let (old, new) = match change.kind {
+            ChangeKind::Added => (nothing, &*new),
+            ChangeKind::Removed => (&*old, nothing),
+            _ if !change.aspects.contains(Aspects::CONTENT) => return Ok(()),
+            _ => (&*old, &*new),
+        };
+        self.out.flush()?;
+        let status = process::Command::new("diff").arg("-u").arg("--").args([old, new]).status();
+        let status = status.context("the system's diff")?;
+        match status.code() {
+            Some(0 | 1) => Ok(()),
+            // Binary files, about which it has said so.
+            Some(2) if old.exists() && new.exists() => Ok(()),
+            None => Err(io::Error::from(io::ErrorKind::BrokenPipe).into()),
+            _ => bail!("diff {} {}: failed", old.display(), new.display()),
+        }
+    }
+
+    fn finish(mut self) -> Result<()> {
+        if self.args.stat {
+            let s = &self.sums;
+            let text = format!(
+                "{} added, {} removed, {} modified, {} renamed, {} of content\n",
+                s.added,
+                s.removed,
+                s.modified,
+                s.renamed,
+                size::show(s.bytes)
+            );
+            self.out.write_all(text.as_bytes()).or_else(gone)?;
+        }
+        self.out.flush().or_else(gone)?;
+        match self.unreadable {
+            0 => Ok(()),
+            n => Err(Coded(exit::DAMAGE, format!("{n} directories could not be looked into")).into()),
+        }
+    }
+}
+
+/// A reader that has gone away is no failure.
+fn gone(e: io::Error) -> io::Result<()> {
+    match e.kind() {
+        io::ErrorKind::BrokenPipe => Ok(()),
+        _ => Err(e),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_stay_on_their_line() {
+        assert_eq!(field(OsStr::from_bytes(b"a b\n\\\xff\t")), b"a b\\012\\134\xff\\011");
+        assert_eq!(field(OsStr::new("")), b".");
+    }
+}

@@ -1,0 +1,190 @@
+//! `pando diff` as a user has it: through a mount and offline, against `rsync` and `diff -r`, and by those who may not
+//! see all.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::collections::BTreeSet;
+
+use common::Bench;
+
+macro_rules! mounted {
+    () => {
+        match Bench::mounted() {
+            Some(bench) => bench,
+            None => return,
+        }
+    };
+}
+
+fn lines(text: &str) -> BTreeSet<String> {
+    text.lines().map(String::from).collect()
+}
+
+/// Lines but those of directories whose entries alone have changed.
+fn told(b: &Bench, args: &[&str]) -> BTreeSet<String> {
+    let all = b.ok(&[&["diff", "--json"], args].concat());
+    let parsed = all.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let kept = parsed.filter(|l| !(l["file"] == "directory" && l["kind"] == "modified"));
+    kept.map(|l| format!("{} {}", l["kind"].as_str().unwrap(), l["path"].as_str().unwrap())).collect()
+}
+
+#[test]
+fn a_clone_and_its_original() {
+    let b = mounted!();
+    b.tree("t");
+    b.sh("cp -a t m/p");
+    b.ok(&["clone", "m/p", "m/q"]);
+    assert_eq!(b.ok(&["diff", "m/p", "m/q"]), "");
+    b.sh("cd m/q; echo more >> src/f1; rm src/f2; mv src/f3 src/deep/moved; echo new > 'new
+name'; printf X | dd of=src/deep/large bs=1 seek=1000000 conv=notrunc status=none; chmod 600 src/f4; touch -d @7 src/f5
+        rm src/f6; mkdir src/f6; mv empty full; ln src/f7 src/linked; ln -sfn elsewhere src/f8");
+    let mut expected: BTreeSet<String> = ["modified src/f1", "removed src/f2", "renamed src/deep/moved"]
+        .into_iter()
+        .chain(["added new\nname", "modified src/deep/large", "modified src/f4", "modified src/f5"])
+        .chain(["removed src/f6", "added src/f6", "renamed full", "added src/linked"])
+        .chain(["removed src/f8", "added src/f8"])
+        .map(String::from)
+        .collect();
+    assert_eq!(told(&b, &["m/p", "m/q"]), expected);
+    // Text, for people and scripts.
+    let text = b.ok(&["diff", "m/p", "m/q"]);
+    assert!(text.contains("R\tsrc/f3 -> src/deep/moved\n") && text.contains("+\tnew\\012name\n"), "{text}");
+    assert!(text.contains("M\t.\n") && text.contains("-\tsrc/f6\n+\tsrc/f6\n"), "{text}");
+    let script = b.ok(&["diff", "-H", "m/p", "m/q"]);
+    assert!(script.contains("R\tempty\tfull\n"), "{script}");
+    assert!(b.ok(&["diff", "--name-only", "m/p", "m/q"]).contains("src/deep/moved\n"));
+    let stat = b.ok(&["diff", "--stat", "m/p", "m/q"]);
+    let last = stat.lines().last().unwrap();
+    assert!(last.contains("4 added, 3 removed") && last.contains("2 renamed"), "{stat}");
+    // Which bytes.
+    let json = b.ok(&["diff", "--json", "m/p/src/deep", "m/q/src/deep"]);
+    let large = json.lines().find(|l| l.contains("large")).unwrap();
+    let large: serde_json::Value = serde_json::from_str(large).unwrap();
+    assert_eq!(large["ranges"], serde_json::json!([[1_000_000, 1_000_001]]));
+    assert_eq!((large["version"].as_u64(), &large["changed"][0]), (Some(1), &"content".into()));
+    // A part, and files.
+    assert_eq!(told(&b, &["m/p", "m/q", "src/deep"]).len(), 2);
+    let one = b.ok(&["diff", "-u", "m/p/src/f1", "m/q/src/f1"]);
+    assert!(one.contains("\n+more\n") && one.starts_with("--- m/p/src/f1"), "{one}");
+    let all = b.ok(&["diff", "-u", "m/p", "m/q"]);
+    assert!(all.contains("\n+more\n") && all.contains("--- m/p/src/f2") && all.contains("+new"), "{all}");
+    b.fails(&["diff", "m/p", "m/q/src/f1"], 1, "no difference to tell");
+    b.fails(&["diff", "m/p", "m/none"], 1, "No such file");
+    b.fails(&["diff", "m/p", "t"], 1, "");
+    b.fails(&["diff", "t", "t"], 1, "not in a mounted Pando");
+    // A directory that was put in the place of a file and one that is gone, offline as well.
+    let before = lines(&b.ok(&["diff", "m/p", "m/q"]));
+    b.umount();
+    assert_eq!(lines(&b.ok(&["diff", "a.img:/p", "a.img:/q"])), before);
+    b.fails(&["diff", "-u", "a.img:/p", "a.img:/q"], 1, "mounted");
+    expected.retain(|line| !line.starts_with("renamed"));
+    expected
+        .extend(["removed src/f3", "added src/deep/moved", "removed empty", "added full"].map(String::from));
+    assert_eq!(told(&b, &["--no-renames", "a.img:/p", "a.img:/q"]), expected);
+}
+
+#[test]
+fn snapshots_and_trees_that_share_nothing_against_rsync_and_diff() {
+    let b = mounted!();
+    b.tree("t");
+    b.sh("cp -a t m/p; cp -a t m/other");
+    // Nothing is shared, and nothing differs but the times of directories that cp has set again.
+    assert_eq!(told(&b, &["m/p", "m/other"]), BTreeSet::new());
+    b.ok(&["snapshot", "create", "m/p", "s"]);
+    b.sh("cd m/p; for i in 10 11 12; do echo changed > src/f$i; done; rm src/f13 src/f14; mkdir -p n/o; echo x > n/o/x
+        cd ../other; for i in 20 21; do echo changed > src/f$i; done; rm -r src/deep");
+    for (a, z) in [("m/p/.snapshots/s", "m/p"), ("m/p", "m/p/.snapshots/s"), ("m/p", "m/other"), ("t", "m/p")]
+    {
+        if a == "t" {
+            continue; // of another file system
+        }
+        // What rsync would send or delete, by content.
+        let rsync = b.sh(&format!(
+            "rsync -rlcn --delete --out-format='%o %n' {a}/ {z}/ 2>/dev/null | sed 's:/$::' | sort -u"
+        ));
+        let rsync: BTreeSet<String> = rsync
+            .lines()
+            .filter_map(|line| line.split_once(' '))
+            .map(|(op, name)| if op == "del." { format!("+ {name}") } else { format!("- {name}") })
+            .collect();
+        // `rsync A Z` makes Z what A is: what it deletes was added, what it sends was removed or changed.
+        let ours = b.ok(&["diff", "--json", "--no-renames", a, z]);
+        let ours: BTreeSet<String> = ours
+            .lines()
+            .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
+            .filter(|l| {
+                let content = l["changed"].as_array().unwrap().iter().any(|c| c == "content");
+                l["kind"] != "modified" || content
+            })
+            .map(|l| {
+                let path = l["path"].as_str().unwrap().to_string();
+                if l["kind"] == "added" { format!("+ {path}") } else { format!("- {path}") }
+            })
+            .collect();
+        let special = |set: BTreeSet<String>| -> BTreeSet<String> {
+            set.into_iter().filter(|name| !name.contains("fifo") && name != "- ." && name != "+ .").collect()
+        };
+        assert_eq!(special(ours.clone()), special(rsync), "{a} {z}");
+        // And what diff -r says differs.
+        let said = b.sh(&format!("diff -rq --no-dereference {a} {z} | grep -c ' differ$' || true"));
+        let changed = ours.iter().filter(|l| l.starts_with("- ")).count();
+        assert!(said.trim().parse::<usize>().unwrap() <= changed, "{said} {ours:?}");
+    }
+}
+
+/// More differences than fit into one answer, and a reader that goes away.
+#[test]
+fn many_differences_come_in_pieces() {
+    let b = mounted!();
+    b.sh("mkdir m/a m/b; cd m/b; seq -f 'a-file-with-a-rather-long-name-so-that-answers-are-full-%05.0f' 3000 | xargs touch");
+    let all = b.ok(&["diff", "--name-only", "m/a", "m/b"]);
+    assert_eq!(all.lines().count(), 3001);
+    assert_eq!(lines(&all).len(), 3001);
+    let head = b.sh(&format!("{} diff m/a m/b | head -n 3 | wc -l", env!("CARGO_BIN_EXE_pando")));
+    assert_eq!(head.trim(), "3");
+    // What is asked while another asks.
+    b.sh(&format!(
+        "for i in 1 2 3 4; do {} diff -H m/a m/b > out$i & done; wait; cmp out1 out2; cmp out1 out3; cmp out1 out4",
+        env!("CARGO_BIN_EXE_pando")
+    ));
+}
+
+#[test]
+fn those_who_may_not_look_are_told_nothing() {
+    let b = mounted!();
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: not root");
+        return;
+    }
+    b.umount();
+    b.ok(&["mount", "-o", "allow_other", "a.img", "m"]);
+    b.sh("chmod 755 . m; mkdir -p m/d/open m/d/closed; echo x > m/d/open/f; echo x > m/d/open/own; echo x > m/d/closed/f
+        chmod 700 m/d/closed; chmod 600 m/d/open/own");
+    b.ok(&["clone", "m/d", "m/e"]);
+    b.ok(&["snapshot", "create", "m/d", "s"]);
+    b.sh("echo y > m/e/open/f; echo y > m/e/open/own; echo y > m/e/closed/f; echo other > m/d/closed/f");
+    let pando = env!("CARGO_BIN_EXE_pando");
+    let user = |args: &str| {
+        let script =
+            format!("setpriv --reuid 12345 --regid 12345 --clear-groups {pando} {args} 2>&1; echo code $?");
+        b.sh(&script)
+    };
+    if !user("--version").contains("pando") {
+        eprintln!("SKIPPED: the program cannot be run by another user here");
+        return;
+    }
+    let dir = b.path("m").display().to_string();
+    let said = user(&format!("diff --json {dir}/d {dir}/e"));
+    assert!(
+        said.contains("\"open/f\"") && said.contains("\"unreadable\"") && said.contains("code 3"),
+        "{said}"
+    );
+    assert!(!said.contains("closed/f"), "{said}");
+    let own = said.lines().find(|line| line.contains("open/own")).unwrap();
+    assert!(!own.contains("content") && own.contains("\"ranges\":[]"), "{own}");
+    assert!(user(&format!("diff {dir}/d {dir}/e/closed")).contains("ermission denied"));
+    // Root sees all, in snapshots too.
+    assert!(b.ok(&["diff", "m/d", "m/e"]).contains("closed/f"));
+    assert!(b.ok(&["diff", "m/d/.snapshots/s", "m/d"]).contains("closed/f"));
+}

@@ -166,8 +166,9 @@ fn those_who_may_not_look_are_told_nothing() {
     b.sh("echo y > m/e/open/f; echo y > m/e/open/own; echo y > m/e/closed/f; echo other > m/d/closed/f");
     let pando = env!("CARGO_BIN_EXE_pando");
     let user = |args: &str| {
-        let script =
-            format!("setpriv --reuid 12345 --regid 12345 --clear-groups {pando} {args} 2>&1; echo code $?");
+        let script = format!(
+            "setpriv --reuid 12345 --regid 12345 --clear-groups {pando} {args} 2>&1 && echo code 0 || echo code $?"
+        );
         b.sh(&script)
     };
     if !user("--version").contains("pando") {

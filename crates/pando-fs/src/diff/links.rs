@@ -30,6 +30,8 @@ pub(crate) struct LinkScan {
     wanted: BTreeSet<u64>,
     /// Contents prefix of the root of the lineage in the first tree.
     root: Vec<u8>,
+    /// The same in the second.
+    pub other_root: Vec<u8>,
     /// Where in the index of names the search goes on, if it is under way.
     at: Option<Bytes>,
 }
@@ -42,7 +44,7 @@ impl LinkScan {
         let (a, b) = (path::all_linked(&root), path::all_linked(&other));
         let meta = Ahead::new(&before.view, (&path::meta(&a), &path::meta(&b)))?;
         let data = Ahead::new(&before.view, (&path::data(&a), &path::data(&b)))?;
-        Ok(Some(Self { pair, meta, data, wanted: BTreeSet::new(), root, at: None }))
+        Ok(Some(Self { pair, meta, data, wanted: BTreeSet::new(), root, other_root: other, at: None }))
     }
 
     /// The number of the next file that differs.

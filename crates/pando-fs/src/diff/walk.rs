@@ -147,7 +147,7 @@ impl TreeDiff {
             }
             Some(Running::Links(mut scan)) => {
                 if let Some((inside, value)) = scan.next(&self.before)? {
-                    self.linked(&scan.pair, &inside, &value)?;
+                    self.linked(&scan, &inside, &value)?;
                     self.current = Some(Running::Links(scan));
                 }
                 Ok(true)
@@ -382,10 +382,16 @@ impl TreeDiff {
     }
 
     /// A name, below a pair of directories, of a linked file that differs.
-    fn linked(&mut self, pair: &Pair, inside: &[u8], value: &Bytes) -> Result<()> {
+    fn linked(&mut self, scan: &LinkScan, inside: &[u8], value: &Bytes) -> Result<()> {
+        let pair = &scan.pair;
         let (a, b) = ([&pair.before[..], inside].concat(), [&pair.after[..], inside].concat());
         // Names that differ themselves were told of.
         let Some(new) = self.after.value(&b)?.filter(|new| new == value) else { return Ok(()) };
+        // Where the second tree has another root, the names are looked for by a job of their own.
+        let level = self.after.level(path::directory_of(&b))?;
+        if level.is_none_or(|level| level.root != scan.other_root) {
+            return Ok(());
+        }
         let above = self.before.numbers(&pair.before, path::directory_of(&a))?;
         let others = self.after.numbers(&pair.after, path::directory_of(&b))?;
         let apart = |(x, y): (&u64, &u64)| x != y && (self.moves.moved_dir(*x) || self.moves.moved_dir(*y));

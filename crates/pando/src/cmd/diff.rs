@@ -333,7 +333,7 @@ impl Printer<'_> {
         self.out.flush().or_else(gone)?;
         match self.unreadable {
             0 => Ok(()),
-            n => Err(Coded(exit::DAMAGE, format!("{n} directories could not be looked into")).into()),
+            n => Err(Coded(exit::DAMAGE, format!("directories that could not be looked into: {n}")).into()),
         }
     }
 }

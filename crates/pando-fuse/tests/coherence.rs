@@ -390,11 +390,14 @@ fn small_writes_are_blind_and_do_not_shred_what_is_read_after() {
         assert!(reads < 200 || common::kept(), "{kind}: {reads} reads for a scan");
         let last = |at: u64| &all[at as usize..at as usize + 4];
         assert_eq!(last(random(1999)), b"blip");
-        let before = w.requests(Kind::Read);
-        assert!(fs::read(&f).unwrap() == all);
-        // The kernel now and then does not keep one of the pages that it has read ahead.
-        let again = w.requests(Kind::Read) - before;
-        assert!(again <= 2, "{kind}: {again} reads of what was read once");
+        // The kernel now and then does not keep some of the pages that it has read ahead, more of them on a busy machine.
+        let again = || {
+            let before = w.requests(Kind::Read);
+            assert!(fs::read(&f).unwrap() == all);
+            w.requests(Kind::Read) - before
+        };
+        let passes: Vec<_> = std::iter::repeat_with(again).take(5).collect();
+        assert!(passes[0] <= 8 && passes.contains(&0), "{kind}: {passes:?} reads of what was read once");
     }
 }
 

@@ -10,7 +10,8 @@ use pando_fuse::{asked::Asked, tool};
 use serde::Serialize;
 
 use crate::{report::VERSION, size};
-use select::{Age, select, show_age};
+pub use select::show_age;
+use select::{Age, select};
 
 /// Make, list and delete read-only snapshots of any directory
 #[derive(clap::Args)]
@@ -204,6 +205,14 @@ fn about(dir: &Path) -> String {
 
 fn snapshots(dir: &Path) -> Result<Vec<SnapshotInfo>> {
     tool::list_snapshots(dir).with_context(|| about(dir))
+}
+
+/// The snapshots of a directory; none of one that the caller may not open.
+pub fn snapshots_if_allowed(dir: &Path) -> Result<Vec<SnapshotInfo>> {
+    match tool::list_snapshots(dir) {
+        Err(e) if matches!(e.errno(), Some(libc::EACCES | libc::EPERM)) => Ok(Vec::new()),
+        found => found.with_context(|| about(dir)),
+    }
 }
 
 fn keep(which: &Which, keep: bool) -> Result<()> {

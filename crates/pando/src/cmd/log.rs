@@ -1,0 +1,223 @@
+//! `pando log`: in which snapshots a file or directory changed.
+
+use std::{
+    fs::{self, Metadata},
+    io,
+    os::unix::fs::{FileTypeExt, MetadataExt},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail};
+use pando_fs::{DiffOptions, Time};
+use pando_fuse::tool;
+use serde::Serialize;
+
+use crate::{
+    cmd::snapshot::{show_age, snapshots_if_allowed},
+    report::VERSION,
+    size,
+};
+
+/// Show the snapshots in which a file or directory changed
+#[derive(clap::Args)]
+#[command(
+    after_help = "The snapshots of all directories above PATH are looked at, oldest first, and those are shown in
+which PATH is not what it was in the one before:
+  +  it is there
+  -  it is not there any more
+  M  it has changed: content, mode, owner, time of modification, attributes; of a directory, or below it
+The last line is what is there now, if that is not what the last snapshot holds. PATH need not be
+there now. A file that was moved is not followed. The cost is in proportion to the number of
+snapshots and to what differs. The versions themselves are DIR/.snapshots/NAME/...; see also
+pando restore-file.
+
+Examples: pando log /mnt/grove/project/src/main.rs
+          pando log --json project/notes.txt
+          pando diff -u project/.snapshots/monday/notes.txt project/notes.txt"
+)]
+pub struct Args {
+    /// No header, and fields with one tab between, for scripts
+    #[arg(short = 'H')]
+    script: bool,
+    /// Print JSON, with a version of its format
+    #[arg(long, conflicts_with = "script")]
+    json: bool,
+    /// A file or directory in a mounted Pando file system, or one that was there
+    path: PathBuf,
+}
+
+/// A moment of which a path is known.
+pub struct Moment {
+    /// Of the snapshot; `None` is now.
+    pub taken: Option<Time>,
+    pub number: u32,
+    pub name: String,
+    /// The directory that the snapshot is of.
+    pub dir: PathBuf,
+    /// Where the path is found as it was.
+    pub path: PathBuf,
+}
+
+#[derive(Serialize)]
+struct Report {
+    version: u32,
+    path: String,
+    changes: Vec<Line>,
+}
+
+#[derive(Serialize)]
+struct Line {
+    change: &'static str,
+    created: Option<String>,
+    created_seconds: Option<i64>,
+    snapshot: Option<String>,
+    dir: Option<String>,
+    path: String,
+    size: Option<u64>,
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    let mut moments = moments(&args.path)?;
+    let now = absolute(&args.path)?;
+    let live = Moment { taken: None, number: 0, name: String::new(), dir: PathBuf::new(), path: now.clone() };
+    moments.push(live);
+    let mut lines = Vec::new();
+    let mut before: Option<(PathBuf, Metadata)> = None;
+    for moment in &moments {
+        let found = there(&moment.path)?;
+        let change = match (&before, &found) {
+            (None, None) => None,
+            (None, Some(_)) => Some("+"),
+            (Some(_), None) => Some("-"),
+            (Some((path, old)), Some(new)) => differ((path, old), (&moment.path, new))?.then_some("M"),
+        };
+        if let Some(change) = change {
+            lines.push(Line {
+                change,
+                created: moment.taken.map(|time| time.to_utc()),
+                created_seconds: moment.taken.map(|time| time.secs),
+                snapshot: moment.taken.is_some().then(|| moment.name.clone()),
+                dir: moment.taken.is_some().then(|| moment.dir.to_string_lossy().into_owned()),
+                path: moment.path.to_string_lossy().into_owned(),
+                size: found.as_ref().filter(|found| found.is_file()).map(MetadataExt::size),
+            });
+        }
+        before = found.map(|found| (moment.path.clone(), found));
+    }
+    if lines.is_empty() {
+        bail!("{}: is not there, nor in a snapshot of a directory above it", args.path.display());
+    }
+    match args.json {
+        true => {
+            let path = now.to_string_lossy().into_owned();
+            super::print_json(&Report { version: VERSION, path, changes: lines })
+        }
+        false => super::print(&text(&lines, args.script)),
+    }
+}
+
+/// The path from the root, of something that need not be there; its directory must be.
+pub fn absolute(path: &Path) -> Result<PathBuf> {
+    let fail = || format!("{}", path.display());
+    if let Ok(found) = path.canonicalize()
+        && !path.is_symlink()
+    {
+        return Ok(found);
+    }
+    let Some(name) = path.file_name() else { bail!("{}: names no file", path.display()) };
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    Ok(parent.canonicalize().with_context(fail)?.join(name))
+}
+
+/// The snapshots of the directories above `path`, and of itself, oldest first.
+pub fn moments(path: &Path) -> Result<Vec<Moment>> {
+    let path = absolute(path)?;
+    if path.components().any(|part| part.as_os_str() == ".snapshots") {
+        bail!("{}: lies in a snapshot; name what is live", path.display());
+    }
+    let mut found = Vec::new();
+    let mut device = None;
+    for dir in path.ancestors() {
+        let meta = match fs::symlink_metadata(dir) {
+            Ok(meta) => meta,
+            // What was removed has no snapshots of its own that could be found.
+            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+            Err(e) => return Err(e).with_context(|| format!("{}", dir.display())),
+        };
+        if !meta.is_dir() {
+            continue;
+        }
+        if *device.get_or_insert(meta.dev()) != meta.dev() {
+            break;
+        }
+        let rest = path.strip_prefix(dir).unwrap_or(Path::new(""));
+        for info in snapshots_if_allowed(dir)? {
+            let mut at = dir.join(".snapshots").join(&info.name);
+            if !rest.as_os_str().is_empty() {
+                at.push(rest);
+            }
+            found.push(Moment {
+                taken: Some(info.created),
+                number: info.number,
+                name: info.name.to_string_lossy().into_owned(),
+                dir: dir.to_owned(),
+                path: at,
+            });
+        }
+    }
+    found.sort_by_key(|moment| moment.taken.map(|time| (time.secs, time.nanos)));
+    Ok(found)
+}
+
+/// What is at a path, not followed; `None` if nothing is.
+pub fn there(path: &Path) -> Result<Option<Metadata>> {
+    match fs::symlink_metadata(path) {
+        Ok(meta) => Ok(Some(meta)),
+        Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => Ok(None),
+        Err(e) => Err(e).with_context(|| format!("{}", path.display())),
+    }
+}
+
+fn differ(before: (&Path, &Metadata), after: (&Path, &Metadata)) -> Result<bool> {
+    let ((old, x), (new, y)) = (before, after);
+    let about = || format!("{} and {}", old.display(), new.display());
+    if x.file_type() != y.file_type() {
+        return Ok(true);
+    }
+    if x.is_file() || x.is_dir() {
+        let options = DiffOptions { ranges: false, no_renames: true };
+        let mut all = tool::diff(old, new, options).with_context(about)?;
+        return Ok(all.next().transpose().with_context(about)?.is_some());
+    }
+    let facts = |meta: &Metadata| (meta.mode(), meta.uid(), meta.gid(), meta.mtime(), meta.mtime_nsec());
+    let device = |meta: &Metadata| {
+        let kind = meta.file_type();
+        (kind.is_char_device() || kind.is_block_device()).then(|| meta.rdev())
+    };
+    let target = |path: &Path| fs::read_link(path).ok();
+    Ok(facts(x) != facts(y) || device(x) != device(y) || target(old) != target(new))
+}
+
+/// The table: for people in columns, for scripts with tabs.
+fn text(lines: &[Line], script: bool) -> String {
+    let now = Time::now();
+    let mut out = String::new();
+    for line in lines {
+        let when = match (line.created_seconds, &line.created) {
+            (Some(_), Some(created)) if script => created.clone(),
+            (Some(secs), _) => show_age(u64::try_from(now.secs.saturating_sub(secs)).unwrap_or(0)),
+            _ => "now".into(),
+        };
+        let size = match line.size {
+            Some(bytes) if script => bytes.to_string(),
+            Some(bytes) => size::show(bytes),
+            None => "-".into(),
+        };
+        let (change, path) = (line.change, line.path.replace(char::is_control, "?"));
+        out += &match script {
+            true => format!("{change}\t{when}\t{size}\t{path}\n"),
+            false => format!("{change}  {when:>5}  {size:>9}  {path}\n"),
+        };
+    }
+    out
+}

@@ -1,0 +1,96 @@
+//! `pando log` and `pando restore-file` as a user has them.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use common::Bench;
+
+macro_rules! mounted {
+    () => {
+        match Bench::mounted() {
+            Some(bench) => bench,
+            None => return,
+        }
+    };
+}
+
+/// What `pando log` tells: the change, and the snapshot or "now".
+fn log(b: &Bench, path: &str) -> Vec<(String, String)> {
+    let report = b.json(&["log", "--json", path]);
+    assert_eq!(report["version"], 1);
+    let text = |value: &serde_json::Value| value.as_str().unwrap_or("now").to_string();
+    let lines = report["changes"].as_array().unwrap().iter();
+    lines.map(|line| (text(&line["change"]), text(&line["snapshot"]))).collect()
+}
+
+fn pairs(expected: &[(&str, &str)]) -> Vec<(String, String)> {
+    expected.iter().map(|(change, name)| (change.to_string(), name.to_string())).collect()
+}
+
+#[test]
+fn a_log_has_the_snapshots_in_which_a_file_changed() {
+    let b = mounted!();
+    b.sh("mkdir -p m/p/src; echo other > m/p/beside");
+    b.ok(&["snapshot", "create", "m/p", "s1"]);
+    b.sh("echo one > m/p/src/f");
+    b.ok(&["snapshot", "create", "m/p", "s2"]);
+    // Nothing about the file, twice: once of the directory it is in.
+    b.sh("echo more > m/p/beside");
+    b.ok(&["snapshot", "create", "m/p/src", "inner"]);
+    b.ok(&["snapshot", "create", "m/p", "s3"]);
+    b.sh("echo two > m/p/src/f");
+    b.ok(&["snapshot", "create", "m/p/src", "inner2"]);
+    b.sh("chmod 600 m/p/src/f");
+    b.ok(&["snapshot", "create", "m/p", "s4"]);
+    b.sh("rm m/p/src/f");
+    b.ok(&["snapshot", "create", "m/p", "s5"]);
+    let of_file = [("+", "s2"), ("M", "inner2"), ("M", "s4"), ("-", "s5")];
+    assert_eq!(log(&b, "m/p/src/f"), pairs(&of_file));
+    b.sh("ln -s elsewhere m/p/src/f");
+    assert_eq!(log(&b, "m/p/src/f"), pairs(&[&of_file[..], &[("+", "now")]].concat()));
+    b.ok(&["snapshot", "create", "m/p", "s6"]);
+    b.sh("ln -sfn there m/p/src/f");
+    assert_eq!(log(&b, "m/p/src/f").last().unwrap(), &("M".to_string(), "now".to_string()));
+    // A directory has changed when something below it has. Times of directories count, as in pando diff.
+    let of_dir = log(&b, "m/p/src");
+    assert_eq!(of_dir[..2], pairs(&[("+", "s1"), ("M", "s2")]));
+    assert!(!of_dir.contains(&("M".into(), "s3".into())), "{of_dir:?}");
+    // For people and scripts.
+    let table = b.ok(&["log", "m/p/src/f"]);
+    assert!(table.contains("/p/.snapshots/s2/src/f\n") && table.starts_with('+'), "{table}");
+    assert_eq!(b.ok(&["log", "-H", "m/p/src/f"]).lines().next().unwrap().split('\t').count(), 4);
+    b.fails(&["log", "m/p/none"], 1, "is not there, nor in a snapshot");
+    b.fails(&["log", "m/p/.snapshots/s2/src/f"], 1, "lies in a snapshot");
+    b.fails(&["log", "t"], 1, "");
+}
+
+#[test]
+fn a_file_comes_back_as_it_was() {
+    let b = mounted!();
+    b.sh("mkdir -p m/p/src; echo one > m/p/src/f; chmod 640 m/p/src/f; echo a@b > 'm/p/src/a@b'; mkdir m/p/src/dir");
+    b.sh("echo deep > m/p/src/dir/deep");
+    b.ok(&["snapshot", "create", "m/p", "first"]);
+    b.sh("echo two > m/p/src/f; rm -r 'm/p/src/a@b' m/p/src/dir");
+    b.ok(&["snapshot", "create", "m/p/src", "first"]);
+    b.sh("echo three > m/p/src/f");
+    // What is there is not lost unasked.
+    b.fails(&["restore-file", "m/p/src/f@first"], 1, "--replace");
+    assert_eq!(b.sh("cat m/p/src/f"), "three\n");
+    // The nearest directory with a snapshot of that name counts.
+    b.ok(&["restore-file", "m/p/src/f@first", "--to", "m/p/near"]);
+    assert_eq!(b.sh("cat m/p/near"), "two\n");
+    b.ok(&["snapshot", "rename", "m/p", "first", "oldest"]);
+    b.ok(&["restore-file", "--replace", "m/p/src/f@oldest"]);
+    assert_eq!(b.sh("cat m/p/src/f; stat -c %a m/p/src/f"), "one\n640\n");
+    // What is gone, trees too; and it can be written to.
+    b.ok(&["restore-file", "m/p/src/a@b@oldest"]);
+    b.ok(&["restore-file", "m/p/src/dir@oldest"]);
+    b.sh("echo more >> m/p/src/dir/deep");
+    assert_eq!(b.sh("cat m/p/src/a@b m/p/src/dir/deep"), "a@b\ndeep\nmore\n");
+    assert_eq!(b.sh("cat m/p/.snapshots/oldest/src/dir/deep"), "deep\n");
+    b.fails(&["restore-file", "m/p/src/f"], 1, "PATH@SNAPSHOT");
+    b.fails(&["restore-file", "m/p/src/f@never"], 1, "no snapshot of a directory above");
+    b.fails(&["restore-file", "m/p/none@oldest"], 1, "is not in snapshot oldest");
+    b.umount();
+    b.ok(&["check", "a.img"]);
+}

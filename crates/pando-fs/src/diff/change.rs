@@ -92,7 +92,7 @@ pub struct FileChange {
     pub ranges: Vec<(u64, u64)>,
 }
 
-/// What [`Fs::diff`] looks for.
+/// What [`crate::Fs::diff`] looks for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DiffOptions {
     /// Which bytes differ. Without it, a file is read to the first difference.

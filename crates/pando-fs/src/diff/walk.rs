@@ -44,7 +44,7 @@ enum Running {
     Links(Box<LinkScan>),
 }
 
-/// The differences of two trees, one by one: see [`Fs::diff`]. After an error it ends.
+/// The differences of two trees, one by one: see [`crate::Fs::diff`]. After an error it ends.
 pub struct TreeDiff {
     before: Side,
     after: Side,

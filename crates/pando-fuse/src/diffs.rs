@@ -65,19 +65,23 @@ impl Diffs {
         let told = Told { diff, bytes: VecDeque::new(), ended: false };
         let session = Session { uid, used: Instant::now(), diff: Arc::new(Mutex::new(told)) };
         let mut sessions = self.sessions.lock();
-        sessions.remove(&on);
-        sessions.retain(|_, s| s.used.elapsed() < IDLE);
+        // Each has a frozen state, which takes a while to let go: not under the lock, for which who closes a file waits.
+        let mut gone: Vec<Session> =
+            sessions.extract_if(|at, s| *at == on || s.used.elapsed() >= IDLE).map(|(_, s)| s).collect();
         let own = || sessions.iter().filter(|(_, s)| s.uid == uid);
         if own().count() >= DIFFS_OF_USER
             && let Some(oldest) = own().min_by_key(|(_, s)| s.used).map(|(on, _)| *on)
         {
-            sessions.remove(&oldest);
+            gone.extend(sessions.remove(&oldest));
         }
         let room = sessions.len() < DIFFS;
-        if room {
-            sessions.insert(on, session);
+        match room {
+            true => _ = sessions.insert(on, session),
+            false => gone.push(session),
         }
         self.count.store(sessions.len(), Ordering::Release);
+        drop(sessions);
+        drop(gone);
         room
     }
 

@@ -17,6 +17,23 @@ use pando_db::{
     device::{Device, DeviceCall, HookedDevice, MemDevice},
 };
 
+/// A store with a log of 64 MiB on a device of 1 GiB.
+fn empty() -> Arc<MemDevice> {
+    let device = Arc::new(MemDevice::new(1 << 30));
+    let create = CreateOptions::default().log_size(64 << 20);
+    Db::create(device.clone(), &create, &Options::default()).unwrap();
+    device
+}
+
+/// Keys in no order.
+fn key(i: u64) -> Vec<u8> {
+    i.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes().to_vec()
+}
+
+fn options() -> Options {
+    Options::default().cache_bytes(256 << 20)
+}
+
 /// What a kill leaves of a device of 1 GiB.
 fn image_of(device: &MemDevice) -> Arc<MemDevice> {
     let mut image = vec![0; 1 << 20];
@@ -35,11 +52,7 @@ fn image_of(device: &MemDevice) -> Arc<MemDevice> {
 #[test]
 fn opening_with_a_full_log_reads_the_log_only() {
     const KEYS: u64 = 300_000;
-    let device = Arc::new(MemDevice::new(1 << 30));
-    let create = CreateOptions::default().log_size(64 << 20);
-    Db::create(device.clone(), &create, &Options::default()).unwrap();
-    let key = |i: u64| i.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes().to_vec();
-    let options = || Options::default().cache_bytes(256 << 20);
+    let device = empty();
     // Checkpoints come too late.
     let held = Arc::new(AtomicBool::new(false));
     let holds = held.clone();
@@ -112,11 +125,7 @@ fn opening_with_a_full_log_reads_the_log_only() {
 #[test]
 fn opening_after_a_kill_leaves_the_checkpoint_to_the_threads() {
     const KEYS: u64 = 300_000;
-    let device = Arc::new(MemDevice::new(1 << 30));
-    let create = CreateOptions::default().log_size(64 << 20);
-    Db::create(device.clone(), &create, &Options::default()).unwrap();
-    let key = |i: u64| i.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes().to_vec();
-    let options = || Options::default().cache_bytes(256 << 20);
+    let device = empty();
     let db = Db::open(device.clone(), options()).unwrap();
     (0..KEYS).for_each(|i| db.put(key(i), vec![1; 60]).unwrap());
     db.checkpoint().unwrap();

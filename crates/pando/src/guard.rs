@@ -6,12 +6,12 @@
 //! Uses nothing of the program.
 
 use std::{
-    ffi::OsString,
+    ffi::{CStr, OsStr, OsString},
     fs::File,
     io,
     os::{
         fd::{AsFd, OwnedFd},
-        unix::process::CommandExt,
+        unix::{ffi::OsStrExt, process::CommandExt},
     },
     process::{Child, Command, Stdio},
     time::Duration,
@@ -25,7 +25,7 @@ use signal_hook::{
 
 /// What the program is called then, as an argument and for ps. It has not the name of the daemon, so `killall pando`
 /// does not end both at once.
-pub const NAME: &str = "fuse-guard";
+const NAME: &CStr = c"fuse-guard";
 
 /// How long the daemon waits before it starts another guard in the place of one that has ended.
 const PAUSE: Duration = Duration::from_secs(10);
@@ -55,9 +55,13 @@ pub fn post(abort: io::Result<OwnedFd>) {
     }
 }
 
+fn name() -> &'static OsStr {
+    OsStr::from_bytes(NAME.to_bytes())
+}
+
 fn start(abort: &OwnedFd) -> io::Result<Child> {
     Command::new("/proc/self/exe")
-        .arg0(NAME)
+        .arg0(name())
         .arg(std::process::id().to_string())
         .current_dir("/")
         .stdin(Stdio::from(abort.try_clone()?))
@@ -68,15 +72,14 @@ fn start(abort: &OwnedFd) -> io::Result<Child> {
 
 /// Whether the program is called as a guard.
 pub fn is_name(program: &OsString) -> bool {
-    program == NAME
+    program == name()
 }
 
 /// Watches the process whose number is the argument.
 pub fn run(args: &[OsString]) -> io::Result<()> {
     let parent: Option<i32> = args.first().and_then(|arg| arg.to_str()?.parse().ok());
     let parent = parent.ok_or_else(|| io::Error::other("the number of a process is missing"))?;
-    let name = c"fuse-guard";
-    rustix::thread::set_name(name)?;
+    rustix::thread::set_name(NAME)?;
     let mut signals = Signals::new([SIGUSR1, SIGTERM, SIGINT, SIGHUP])?;
     rustix::process::set_parent_process_death_signal(Some(Signal::USR1))?;
     let is_there = || rustix::process::getppid().is_some_and(|pid| pid.as_raw_nonzero().get() == parent);

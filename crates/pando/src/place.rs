@@ -20,7 +20,7 @@ pub fn entry_path(path: &Path) -> Result<EntryPath> {
 
 /// The directory and the final name of `path`; one that ends in `.`, `..` or a link with a
 /// slash after it is resolved first.
-fn split(path: &Path) -> Result<(PathBuf, OsString)> {
+pub fn split(path: &Path) -> Result<(PathBuf, OsString)> {
     use std::os::unix::ffi::OsStrExt;
     let slash = path.as_os_str().as_bytes().ends_with(b"/");
     let resolved;

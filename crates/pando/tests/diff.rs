@@ -2,20 +2,12 @@
 //! see all.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+#[macro_use]
 mod common;
 
 use std::collections::BTreeSet;
 
 use common::Bench;
-
-macro_rules! mounted {
-    () => {
-        match Bench::mounted() {
-            Some(bench) => bench,
-            None => return,
-        }
-    };
-}
 
 fn lines(text: &str) -> BTreeSet<String> {
     text.lines().map(String::from).collect()

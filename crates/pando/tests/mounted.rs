@@ -1,6 +1,7 @@
 //! Commands on a mounted image, and what ordinary programs make of it.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+#[macro_use]
 mod common;
 
 use std::{
@@ -13,15 +14,6 @@ use std::{
 };
 
 use common::{Bench, has, same};
-
-macro_rules! mounted {
-    () => {
-        match Bench::mounted() {
-            Some(bench) => bench,
-            None => return,
-        }
-    };
-}
 
 #[test]
 fn ordinary_programs_copy_trees_in_and_they_last() {

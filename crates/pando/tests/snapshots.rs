@@ -1,20 +1,12 @@
 //! Snapshots as a user has them: `pando snapshot`, `pando rollback`, and what ordinary programs see.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+#[macro_use]
 mod common;
 
 use std::{fs, os::unix::fs::MetadataExt};
 
-use common::{Bench, same};
-
-macro_rules! mounted {
-    () => {
-        match Bench::mounted() {
-            Some(bench) => bench,
-            None => return,
-        }
-    };
-}
+use common::same;
 
 const EROFS: i32 = 30;
 

@@ -1,18 +1,10 @@
 //! `pando log` and `pando restore-file` as a user has them.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+#[macro_use]
 mod common;
 
 use common::Bench;
-
-macro_rules! mounted {
-    () => {
-        match Bench::mounted() {
-            Some(bench) => bench,
-            None => return,
-        }
-    };
-}
 
 /// What `pando log` tells: the change, and the snapshot or "now".
 fn log(b: &Bench, path: &str) -> Vec<(String, String)> {
@@ -61,7 +53,9 @@ fn a_log_has_the_snapshots_in_which_a_file_changed() {
     assert_eq!(b.ok(&["log", "-H", "m/p/src/f"]).lines().next().unwrap().split('\t').count(), 4);
     b.fails(&["log", "m/p/none"], 1, "is not there, nor in a snapshot");
     b.fails(&["log", "m/p/.snapshots/s2/src/f"], 1, "lies in a snapshot");
-    b.fails(&["log", "t"], 1, "");
+    b.sh("echo > outside");
+    b.fails(&["log", "outside"], 1, "not in a mounted Pando");
+    b.fails(&["log", "none/file"], 1, "No such file");
 }
 
 #[test]

@@ -11,7 +11,7 @@ use bytes::Bytes;
 
 use crate::{
     diff::{
-        side::{Identity, Side, identity},
+        side::{Identity, Side, contents_of, identity},
         stream::{Spot, Stream},
     },
     error::Result,
@@ -44,10 +44,6 @@ struct Search {
     lists: [VecDeque<(Identity, Vec<u8>)>; 2],
     /// Candidates without a partner, of each side.
     alone: [i64; 2],
-}
-
-fn contents_of(entry: &[u8]) -> Vec<u8> {
-    path::contents_of(b"", entry).unwrap_or_else(|| entry.to_vec())
 }
 
 impl Moves {

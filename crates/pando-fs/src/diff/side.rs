@@ -58,6 +58,11 @@ fn damaged(inside: &[u8]) -> impl Fn(&'static str) -> Error {
     move |detail| Error::Damaged { what: what.clone(), detail }
 }
 
+/// The entry of a directory as a prefix of its contents.
+pub(crate) fn contents_of(entry: &[u8]) -> Vec<u8> {
+    path::contents_of(b"", entry).unwrap_or_else(|| entry.to_vec())
+}
+
 /// The file number and kind in the value of an entry.
 pub(crate) fn identity(inside: &[u8], value: &[u8]) -> Result<Identity> {
     match Stored::decode(value).map_err(damaged(inside))? {

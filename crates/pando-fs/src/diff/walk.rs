@@ -14,7 +14,7 @@ use crate::{
         links::LinkScan,
         moves::Moves,
         settle::settle,
-        side::{Found, Pair, Side, identity},
+        side::{Found, Pair, Side, contents_of, identity},
         stream::{Spot, Stream},
     },
     error::Result,
@@ -56,11 +56,6 @@ pub struct TreeDiff {
     current: Option<Running>,
     ready: VecDeque<FileChange>,
     begun: bool,
-}
-
-/// The entry of a directory as a prefix of its contents.
-fn contents_of(entry: &[u8]) -> Vec<u8> {
-    path::contents_of(b"", entry).unwrap_or_else(|| entry.to_vec())
 }
 
 fn on_one_side(kind: ChangeKind, found: &Found, entry: &[u8]) -> FileChange {

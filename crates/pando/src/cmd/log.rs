@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use crate::{
     cmd::snapshot::{show_age, snapshots_if_allowed},
+    place,
     report::VERSION,
     size,
 };
@@ -118,15 +119,8 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// The path from the root, of something that need not be there; its directory must be.
 pub fn absolute(path: &Path) -> Result<PathBuf> {
-    let fail = || format!("{}", path.display());
-    if let Ok(found) = path.canonicalize()
-        && !path.is_symlink()
-    {
-        return Ok(found);
-    }
-    let Some(name) = path.file_name() else { bail!("{}: names no file", path.display()) };
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    Ok(parent.canonicalize().with_context(fail)?.join(name))
+    let (parent, name) = place::split(path)?;
+    Ok(parent.canonicalize().with_context(|| format!("{}", parent.display()))?.join(name))
 }
 
 /// The snapshots of the directories above `path`, and of itself, oldest first.

@@ -12,6 +12,17 @@ pub struct Bench {
     root: PathBuf,
 }
 
+/// A mounted image; where there is no FUSE, the test ends.
+#[allow(unused_macros)]
+macro_rules! mounted {
+    () => {
+        match $crate::common::Bench::mounted() {
+            Some(bench) => bench,
+            None => return,
+        }
+    };
+}
+
 /// Whether there is FUSE here; says so if not.
 pub fn have_fuse() -> bool {
     let have = Path::new("/dev/fuse").exists();

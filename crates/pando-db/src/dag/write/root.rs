@@ -205,8 +205,7 @@ impl Edit<'_> {
     /// True if edge `i` shows all that the root does, and the root has room for the edges of its child: then a level is
     /// there for nothing, however wide the child is. Clones that were deleted leave such a root.
     fn does_all(&self, root: &Node, i: usize, child: &Node) -> bool {
-        let idle = |edge: &Edge| edge.child.is_none() && edge.layers.is_empty();
-        root.edges().iter().enumerate().all(|(at, edge)| at == i || idle(edge))
+        root.edges().iter().enumerate().all(|(at, edge)| at == i || edge.is_void())
             && root.edges().len() + child.edges().len() - 1 <= self.cx.limits.fanout
             && pending(child) <= self.cx.limits.node
     }

@@ -65,7 +65,7 @@ impl Diffs {
         let told = Told { diff, bytes: VecDeque::new(), ended: false };
         let session = Session { uid, used: Instant::now(), diff: Arc::new(Mutex::new(told)) };
         let mut sessions = self.sessions.lock();
-        // Each has a frozen state, which takes a while to let go: not under the lock, for which who closes a file waits.
+        // Each has a frozen state, which takes a while to let go: not under the lock, which closing a file takes.
         let mut gone: Vec<Session> =
             sessions.extract_if(|at, s| *at == on || s.used.elapsed() >= IDLE).map(|(_, s)| s).collect();
         let own = || sessions.iter().filter(|(_, s)| s.uid == uid);

@@ -40,8 +40,8 @@ use crate::transport::{Handler, common::MAX_WORKERS, poll::Poller, workers::Work
 
 /// Threads beside those that read, a count: so many requests can wait at the same time without holding up others.
 const MAX_WAITING: usize = 64;
-/// Idle threads that are kept for the next request that waits, a count. Each has memory for a request, up to 1 MiB, and to
-/// get that anew costs more than a short request: a stream of large writes shall find threads that have it.
+/// Idle threads that are kept for the next request that waits, a count. Each has memory for a request, up to 1 MiB. To
+/// get that anew costs more than a short request, so a stream of large writes shall find threads that have it.
 const MAX_IDLE: usize = 12;
 
 /// Reads requests and has them answered.

@@ -208,6 +208,7 @@ const FS: &[(&str, &[&str])] = &[
             "domain", "rights",
         ],
     ),
+    ("send", &["error", "limits", "types", "volume", "family", "allocate", "rename", "diff"]),
 ];
 
 /// The floors of `pando-fuse`.
@@ -294,11 +295,12 @@ const PROGRAM: &[(&str, &[&str])] = &[
     ("offline", &["image"]),
     ("report", &["size"]),
     ("tree", &[]),
+    ("stream", &[]),
     (
         "cmd",
         &[
             "exit", "size", "uuid", "closing", "guard", "logging", "place", "image", "offline", "report",
-            "tree",
+            "tree", "stream",
         ],
     ),
     ("helper", &["exit", "logging", "place", "image", "tree", "cmd"]),

@@ -19,7 +19,7 @@ use crate::{
     lineage::number::number,
     path::{self, system},
     record::{Record, get_time, put_time},
-    types::{FileKind, Ino, SnapshotInfo, Time},
+    types::{FileKind, Ino, SnapshotId, SnapshotInfo, Time},
     volume::Fs,
 };
 
@@ -29,6 +29,8 @@ pub(crate) const SNAPSHOTS: &[u8] = b".snapshots";
 const VERSION: u8 = 1;
 /// Flag of a snapshot that is kept until it is released.
 const KEEP: u8 = 1;
+/// Flag bit of a snapshot that was received: behind its note stands which one it was.
+const RECEIVED: u8 = 2;
 /// Mode of `.snapshots`; who may not write to a snapshot is told by the error.
 const DIR_MODE: u16 = 0o755;
 
@@ -69,7 +71,8 @@ impl Family {
 pub(crate) fn encode_snapshot(info: &SnapshotInfo) -> Bytes {
     let mut out = BytesMut::new();
     out.put_u8(VERSION);
-    out.put_u8(if info.keep { KEEP } else { 0 });
+    let received = if info.received.is_some() { RECEIVED } else { 0 };
+    out.put_u8(received | if info.keep { KEEP } else { 0 });
     put_time(&mut out, info.created);
     out.put_u64_le(info.valid_for_secs.unwrap_or(0));
     out.put_u32_le(info.uid);
@@ -77,6 +80,11 @@ pub(crate) fn encode_snapshot(info: &SnapshotInfo) -> Bytes {
     for part in [name, info.source.as_encoded_bytes(), info.note.as_bytes()] {
         out.put_u16_le(part.len() as u16);
         out.put_slice(part);
+    }
+    if let Some(id) = &info.received {
+        out.put_slice(&id.store);
+        out.put_u32_le(id.number);
+        put_time(&mut out, id.created);
     }
     out.freeze()
 }
@@ -88,7 +96,7 @@ pub(crate) fn decode_snapshot(number: u32, mut value: &[u8]) -> Result<SnapshotI
         return Err("not the record of a snapshot");
     }
     let flags = value.get_u8();
-    if flags & !KEEP != 0 {
+    if flags & !(KEEP | RECEIVED) != 0 {
         return Err("unknown flags of a snapshot");
     }
     let created = get_time(&mut value).ok_or("impossible time")?;
@@ -100,6 +108,10 @@ pub(crate) fn decode_snapshot(number: u32, mut value: &[u8]) -> Result<SnapshotI
         Ok(part.to_vec())
     };
     let (name, source, note) = (part()?, part()?, part()?);
+    let received = match flags & RECEIVED != 0 {
+        true => Some(decode_id(&mut value).ok_or(CUT)?),
+        false => None,
+    };
     Ok(SnapshotInfo {
         number,
         name: OsString::from_vec(name),
@@ -109,7 +121,15 @@ pub(crate) fn decode_snapshot(number: u32, mut value: &[u8]) -> Result<SnapshotI
         keep: flags & KEEP != 0,
         valid_for_secs: (valid > 0).then_some(valid),
         uid,
+        received,
     })
+}
+
+fn decode_id(value: &mut &[u8]) -> Option<SnapshotId> {
+    let (store, rest) = value.split_first_chunk::<16>()?;
+    *value = rest;
+    let number = value.try_get_u32_le().ok()?;
+    Some(SnapshotId { store: *store, number, created: get_time(value)? })
 }
 
 pub(crate) fn damaged(what: impl Into<String>) -> impl FnOnce(&'static str) -> Error {
@@ -196,6 +216,7 @@ mod tests {
             keep: true,
             valid_for_secs: Some(60),
             uid: 1000,
+            received: Some(SnapshotId { store: [7; 16], number: 5, created: Time { secs: 3, nanos: 4 } }),
         };
         let bytes = encode_snapshot(&info);
         assert_eq!(decode_snapshot(3, &bytes), Ok(info.clone()));
@@ -205,7 +226,8 @@ mod tests {
         for cut in 0..family.encode().len() {
             assert!(Family::decode(&family.encode()[..cut]).is_err());
         }
-        let plain = SnapshotInfo { keep: false, valid_for_secs: None, note: String::new(), ..info };
+        let plain =
+            SnapshotInfo { keep: false, valid_for_secs: None, note: String::new(), received: None, ..info };
         assert_eq!(decode_snapshot(3, &encode_snapshot(&plain)), Ok(plain));
     }
 }

@@ -74,6 +74,7 @@ mod readahead;
 mod record;
 mod rename;
 mod rights;
+pub mod send;
 mod snapshot;
 mod stats;
 mod types;

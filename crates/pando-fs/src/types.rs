@@ -305,6 +305,17 @@ pub enum Authority<'a> {
     Verified(&'a VerifiedRights),
 }
 
+/// Which snapshot of which store: what a stream names its snapshots by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SnapshotId {
+    /// UUID of the store that it was made in.
+    pub store: [u8; 16],
+    /// Its number there.
+    pub number: u32,
+    /// When it was made: tells the snapshots of two copies of one store apart.
+    pub created: Time,
+}
+
 /// What is known of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotInfo {
@@ -324,6 +335,8 @@ pub struct SnapshotInfo {
     pub valid_for_secs: Option<u64>,
     /// Who made it.
     pub uid: u32,
+    /// The snapshot that it was received as: its content is that one's.
+    pub received: Option<SnapshotId>,
 }
 
 /// A snapshot to be made.
@@ -337,6 +350,8 @@ pub struct NewSnapshot {
     pub valid_for_secs: Option<u64>,
     /// See [`SnapshotInfo::note`].
     pub note: String,
+    /// See [`SnapshotInfo::received`].
+    pub received: Option<SnapshotId>,
 }
 
 /// Which snapshots of a directory are to be kept: see [`SnapshotPolicy::expired`].

@@ -47,8 +47,10 @@ pub(crate) const EXTENDED_ATTRIBUTES: u64 = 2;
 pub(crate) const HARD_LINKS: u64 = 4;
 /// The same: there are, or were, snapshots. A store gets it with the first of them.
 pub(crate) const SNAPSHOTS: u64 = 8;
+/// Bit of the features: snapshots that say which one they were received as.
+pub(crate) const RECEIVED: u64 = 32;
 /// All bits of features that this program knows.
-const KNOWN_FEATURES: u64 = MAPS_AND_LINEAGES | EXTENDED_ATTRIBUTES | HARD_LINKS | SNAPSHOTS;
+const KNOWN_FEATURES: u64 = MAPS_AND_LINEAGES | EXTENDED_ATTRIBUTES | HARD_LINKS | SNAPSHOTS | RECEIVED;
 /// Part (1/n) of the cache that data may have which the kernel keeps as well and nobody has read from us, and most
 /// bytes.
 const WRITTEN_SHARE: u64 = 16;
@@ -95,6 +97,7 @@ pub struct Inner {
     /// Whether things are done in background threads.
     pub(crate) background: bool,
     label: String,
+    uuid: [u8; 16],
     /// Bits of the features that the store says it has.
     features: Mutex<u64>,
     /// The same, to be looked at without a lock.
@@ -282,6 +285,7 @@ impl Fs {
             counting: Arc::default(),
             background: o.background,
             label,
+            uuid: db.uuid(),
             features: Mutex::new(features),
             features_seen: AtomicU64::new(features),
             db,
@@ -338,6 +342,11 @@ impl Fs {
     /// The name given at format.
     pub fn label(&self) -> &str {
         &self.label
+    }
+
+    /// The UUID of the store.
+    pub fn uuid(&self) -> [u8; 16] {
+        self.uuid
     }
 
     /// Makes everything durable and lets the device go. Later calls fail.

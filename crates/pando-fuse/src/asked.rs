@@ -9,7 +9,7 @@ use std::{
     os::unix::ffi::{OsStrExt, OsStringExt},
 };
 
-use pando_fs::{MAX_SNAPSHOT_NOTE, NewSnapshot, SnapshotInfo, Time};
+use pando_fs::{MAX_SNAPSHOT_NOTE, NewSnapshot, SnapshotId, SnapshotInfo, Time};
 
 /// Longest name of a snapshot, bytes.
 const NAME_MAX: usize = 255;
@@ -21,6 +21,8 @@ pub(crate) const MAX_TEXT: usize = 1900;
 pub enum Asked {
     /// Make one; the answer names it.
     Create(NewSnapshot),
+    /// Make one among those of the directory that shows the tree of this token, which is owned by the caller too.
+    Take(NewSnapshot, [u8; 16]),
     /// Name those from this number on; the value of the answer is the number to go on with, 0 at the end.
     List(u32),
     /// Delete the one with this number.
@@ -44,6 +46,7 @@ impl Asked {
             Asked::Rename(number, _) => (3, *number, false, &empty),
             Asked::Keep(number, keep) => (4, *number, *keep, &empty),
             Asked::Rollback(number, discard) => (5, *number, *discard, &empty),
+            Asked::Take(new, _) => (6, 0, new.keep, new),
         };
         let name = match self {
             Asked::Rename(_, name) => name.as_bytes(),
@@ -57,6 +60,19 @@ impl Asked {
             let len = part.len().min(usize::from(u16::MAX));
             out.extend_from_slice(&(len as u16).to_le_bytes());
             out.extend_from_slice(part.get(..len).unwrap_or_default());
+        }
+        if let Asked::Take(_, token) = self {
+            out.extend_from_slice(token);
+        }
+        match &new.received {
+            None => out.push(0),
+            Some(id) => {
+                out.push(1);
+                out.extend_from_slice(&id.store);
+                out.extend_from_slice(&id.number.to_le_bytes());
+                out.extend_from_slice(&id.created.secs.to_le_bytes());
+                out.extend_from_slice(&id.created.nanos.to_le_bytes());
+            }
         }
         out
     }
@@ -80,14 +96,34 @@ impl Asked {
         if flag > 1 || name.len() > NAME_MAX || note.len() > MAX_SNAPSHOT_NOTE {
             return None;
         }
+        let token = if op == 6 { take(16)?.try_into().ok()? } else { [0; 16] };
+        let received = match take(1)? {
+            [0] => None,
+            [1] => Some(SnapshotId {
+                store: take(16)?.try_into().ok()?,
+                number: u32::from_le_bytes(take(4)?.try_into().ok()?),
+                created: Time {
+                    secs: i64::from_le_bytes(take(8)?.try_into().ok()?),
+                    nanos: u32::from_le_bytes(take(4)?.try_into().ok()?),
+                },
+            }),
+            _ => return None,
+        };
+        if received.is_some_and(|id| id.created.nanos >= 1_000_000_000) {
+            return None;
+        }
         let flag = flag != 0;
         Some(match op {
-            0 => Asked::Create(NewSnapshot {
-                name: (!name.is_empty()).then(|| OsString::from_vec(name)),
-                keep: flag,
-                valid_for_secs: (valid > 0).then_some(valid),
-                note: String::from_utf8(note).ok()?,
-            }),
+            0 | 6 => {
+                let new = NewSnapshot {
+                    name: (!name.is_empty()).then(|| OsString::from_vec(name)),
+                    keep: flag,
+                    valid_for_secs: (valid > 0).then_some(valid),
+                    note: String::from_utf8(note).ok()?,
+                    received,
+                };
+                if op == 0 { Asked::Create(new) } else { Asked::Take(new, token) }
+            }
             1 => Asked::List(number),
             2 => Asked::Delete(number),
             3 => Asked::Rename(number, OsString::from_vec(name)),
@@ -103,7 +139,7 @@ pub(crate) fn line(info: &SnapshotInfo) -> String {
     let full = |source: &OsStr, note: &str| {
         let Time { secs, nanos } = info.created;
         format!(
-            "{}\t{secs}\t{nanos}\t{}\t{}\t{}\t{}\t{}\t{}\n",
+            "{}\t{secs}\t{nanos}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\n",
             info.number,
             u8::from(info.keep),
             info.valid_for_secs.unwrap_or(0),
@@ -111,6 +147,7 @@ pub(crate) fn line(info: &SnapshotInfo) -> String {
             escaped(info.name.as_bytes()),
             escaped(source.as_bytes()),
             escaped(note.as_bytes()),
+            info.received.as_ref().map(id_text).unwrap_or_default(),
         )
     };
     let line = full(&info.source, &info.note);
@@ -134,8 +171,26 @@ fn read_line(line: &str) -> Option<SnapshotInfo> {
         name: OsString::from_vec(unescaped(next()?)?),
         source: OsString::from_vec(unescaped(next()?)?),
         note: String::from_utf8(unescaped(next()?)?).ok()?,
+        received: match next()? {
+            "" => None,
+            text => Some(read_id(text)?),
+        },
     };
     next().is_none().then_some(info)
+}
+
+/// An identity as text: UUID in hexadecimal digits, number, seconds, nanoseconds.
+fn id_text(id: &SnapshotId) -> String {
+    let Time { secs, nanos } = id.created;
+    format!("{:032x}:{}:{secs}:{nanos}", u128::from_be_bytes(id.store), id.number)
+}
+
+fn read_id(text: &str) -> Option<SnapshotId> {
+    let mut parts = text.split(':');
+    let store = u128::from_str_radix(parts.next()?, 16).ok()?.to_be_bytes();
+    let number = parts.next()?.parse().ok()?;
+    let created = Time { secs: parts.next()?.parse().ok()?, nanos: parts.next()?.parse().ok()? };
+    parts.next().is_none().then_some(SnapshotId { store, number, created })
 }
 
 /// Bytes as text without spaces: what is no letter, digit or one of some signs as `%` and two digits.
@@ -176,10 +231,19 @@ mod tests {
 
     #[test]
     fn questions_come_back_and_nonsense_is_refused() {
-        let new =
-            NewSnapshot { name: Some("n".into()), keep: true, valid_for_secs: Some(9), note: "why\n".into() };
+        let new = NewSnapshot {
+            name: Some("n".into()),
+            keep: true,
+            valid_for_secs: Some(9),
+            note: "why\n".into(),
+            ..Default::default()
+        };
+        let id = SnapshotId { store: [9; 16], number: 5, created: Time { secs: -3, nanos: 4 } };
+        let received = NewSnapshot { received: Some(id), ..new.clone() };
         for asked in [
             Asked::Create(new),
+            Asked::Create(received.clone()),
+            Asked::Take(received, [3; 16]),
             Asked::Create(NewSnapshot::default()),
             Asked::List(7),
             Asked::Delete(8),
@@ -210,12 +274,13 @@ mod tests {
             keep: true,
             valid_for_secs: None,
             uid: 1000,
+            received: Some(SnapshotId { store: [9; 16], number: 5, created: Time { secs: -3, nanos: 4 } }),
         };
         assert_eq!(read_lines(&(line(&info) + &line(&info))), Some(vec![info.clone(), info.clone()]));
         let long = SnapshotInfo { note: "\n".repeat(512), source: "\n".repeat(256).into(), ..info };
         assert!(line(&long).len() <= MAX_TEXT);
         assert_eq!(read_lines(&line(&long)).unwrap()[0].name, long.name);
-        for bad in ["1\t2", "x\t1\t1\t1\t1\t1\ta\tb\tc", "1\t1\t1\t1\t1\t1\t%4\tb\tc"] {
+        for bad in ["1\t2", "x\t1\t1\t1\t1\t1\ta\tb\tc\t", "1\t1\t1\t1\t1\t1\t%4\tb\tc\t"] {
             assert_eq!(read_lines(bad), None, "{bad:?}");
         }
     }

@@ -135,6 +135,13 @@ pub(crate) fn token_and_writeback(file: impl AsFd) -> Result<(Token, bool), Erro
     Ok((token, answer.value != 0))
 }
 
+/// The UUID of the file system.
+pub fn identity(file: impl AsFd) -> Result<[u8; 16], Error> {
+    let answer = ask(file.as_fd(), &Request::Identity)?;
+    let number = u128::from_str_radix(&answer.message, 16).map_err(|_| Error::NotPando)?;
+    Ok(number.to_be_bytes())
+}
+
 /// What the source of the token takes.
 pub fn usage(file: impl AsFd, token: Token) -> Result<Usage, Error> {
     let answer = ask(file.as_fd(), &Request::Usage { token })?;

@@ -61,6 +61,8 @@ pub mod command {
     pub const SNAPSHOT: u32 = number::<Bytes>(0x48);
     /// Something about a difference, whose answer is of the size of statistics.
     pub const DIFF: u32 = number::<StatsBytes>(0x49);
+    /// UUID of the file system.
+    pub const IDENTITY: u32 = number::<Bytes>(0x58);
     /// A new token.
     pub const TOKEN: u32 = number::<Bytes>(0x47);
 }
@@ -176,6 +178,8 @@ pub enum Request {
     DiffNext,
     /// Statistics.
     Stats,
+    /// The UUID of the file system; the answer's message is 32 hexadecimal digits.
+    Identity,
 }
 
 /// What the daemon answers, apart from statistics.
@@ -251,6 +255,7 @@ impl Request {
             Request::Snapshot { .. } => command::SNAPSHOT,
             Request::Diff { .. } | Request::DiffNext => command::DIFF,
             Request::Stats => command::STATS,
+            Request::Identity => command::IDENTITY,
         }
     }
 
@@ -269,7 +274,12 @@ impl Request {
         out.extend_from_slice(&flags.to_le_bytes());
         out.extend_from_slice(&[0; 4]);
         match self {
-            Request::Probe | Request::Token | Request::Sync | Request::Stats | Request::DiffNext => {}
+            Request::Probe
+            | Request::Token
+            | Request::Sync
+            | Request::Stats
+            | Request::DiffNext
+            | Request::Identity => {}
             Request::Diff { before, after, .. } => {
                 out.extend_from_slice(&before.0);
                 out.extend_from_slice(&after.0);
@@ -347,6 +357,7 @@ impl Request {
                 no_renames: flags & NO_RENAMES != 0,
             },
             c if c == command::STATS => Request::Stats,
+            c if c == command::IDENTITY => Request::Identity,
             _ => return None,
         })
     }
@@ -354,7 +365,7 @@ impl Request {
     /// Whether `command` is one of ours.
     pub fn is_ours(command: u32) -> bool {
         use command::*;
-        [PROBE, TOKEN, CLONE, REMOVE, SYNC, GROW, USAGE, SNAPSHOT, DIFF, STATS].contains(&command)
+        [PROBE, TOKEN, CLONE, REMOVE, SYNC, GROW, USAGE, SNAPSHOT, DIFF, STATS, IDENTITY].contains(&command)
     }
 }
 

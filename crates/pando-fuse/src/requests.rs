@@ -51,6 +51,10 @@ impl MountState {
                 return Ok(self.differences(c, on, Some((before, after, options))));
             }
             Request::DiffNext => return Ok(self.differences(c, on, None)),
+            Request::Identity => {
+                let message = format!("{:032x}", u128::from_be_bytes(self.fs.uuid()));
+                Ok(Response { message, ..Response::default() })
+            }
             Request::Sync => {
                 self.write_out_all();
                 self.fs.sync().map_err(Refusal::from).and_then(|()| done(0))
@@ -61,7 +65,7 @@ impl MountState {
                 self.shown(c, &token).and_then(|shows| self.clone_tree(&shows, &name, replace, &exclude))
             }
             Request::Snapshot { token, asked } => {
-                self.shown(c, &token).and_then(|shows| self.snapshots(&shows, asked))
+                self.shown(c, &token).and_then(|shows| self.snapshots(c, &shows, asked))
             }
             Request::Remove { token } => self.shown(c, &token).and_then(|shows| self.remove_tree(&shows)),
         };
@@ -182,7 +186,7 @@ impl MountState {
         done(begun.elapsed().as_micros() as u64)
     }
 
-    fn snapshots(&self, shows: &ProvenRights, asked: Asked) -> Done {
+    fn snapshots(&self, c: &Context, shows: &ProvenRights, asked: Asked) -> Done {
         let source = shows.source;
         let entry = shows.removes.as_ref().filter(|(.., ino)| *ino == source);
         let rights = match entry {
@@ -215,6 +219,15 @@ impl MountState {
             Asked::Create(new) => {
                 self.write_out_below(source);
                 let (info, report) = self.fs.snapshot(by, source, &new)?;
+                self.settle(&report);
+                answer.message = named(&[info]);
+            }
+            Asked::Take(new, token) => {
+                let tree = self.shown(c, &Token(token))?;
+                self.write_out_below(tree.source);
+                let tree_rights = tree.about(0, OsStr::new(""));
+                let tree = (Authority::Verified(&tree_rights), tree.source);
+                let (info, report) = self.fs.snapshot_of_tree(by, source, tree, &new)?;
                 self.settle(&report);
                 answer.message = named(&[info]);
             }

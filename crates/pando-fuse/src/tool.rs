@@ -301,11 +301,27 @@ fn own_dir(path: &Path) -> Result<(OwnedFd, Token, bool), Error> {
 pub fn snapshot(path: &Path, asked: Asked) -> Result<Vec<SnapshotInfo>, Error> {
     let (dir, token, writeback) = own_dir(path)?;
     show_adding(&dir, &token)?;
-    if writeback && matches!(asked, Asked::Create(_)) {
+    if writeback && matches!(asked, Asked::Create(_) | Asked::Take(..)) {
         // As for a clone.
         let _ = rustix::fs::syncfs(&dir);
     }
     client::snapshots(&dir, token, asked).map(|(named, _)| named)
+}
+
+/// Makes a snapshot among those of the directory at `path`, which has some, that shows the directory at `tree`.
+pub fn snapshot_of_tree(path: &Path, tree: &Path, new: pando_fs::NewSnapshot) -> Result<SnapshotInfo, Error> {
+    let (shown, of, writeback) = own_dir(tree)?;
+    if writeback {
+        let _ = rustix::fs::syncfs(&shown);
+    }
+    let named = snapshot(path, Asked::Take(new, of.0))?;
+    named.into_iter().next().ok_or(Error::Version)
+}
+
+/// The UUID of the file system that the directory at `path` is in.
+pub fn identity(path: &Path) -> Result<[u8; 16], Error> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    client::identity(open(path, flags, Mode::empty()).map_err(io::Error::from)?)
 }
 
 /// All snapshots of the directory at `path`, by number.

@@ -7,8 +7,8 @@
 //!
 //! Called by another name it is a helper of mount(8) and its like: see `helper`.
 //!
-//! From the ground up: `exit`, `size`, `uuid`, `closing`, `logging`, `place`; `image`, `offline`, `report`, `tree`;
-//! `cmd`; `helper`.
+//! From the ground up: `exit`, `size`, `uuid`, `closing`, `logging`, `place`; `image`, `offline`, `report`,
+//! `tree`, `stream`; `cmd`; `helper`.
 
 mod closing;
 mod cmd;
@@ -21,6 +21,7 @@ mod offline;
 mod place;
 mod report;
 mod size;
+mod stream;
 mod tree;
 mod uuid;
 
@@ -51,6 +52,8 @@ enum Command {
     Log(cmd::log::Args),
     RestoreFile(cmd::restore_file::Args),
     Rollback(cmd::rollback::Args),
+    Send(cmd::send::Args),
+    Receive(cmd::receive::Args),
     Ls(cmd::ls::Args),
     Cat(cmd::cat::Args),
     Info(cmd::info::Args),
@@ -91,6 +94,8 @@ fn main() -> ExitCode {
         Command::Log(args) => cmd::log::run(&args),
         Command::RestoreFile(args) => cmd::restore_file::run(&args),
         Command::Rollback(args) => cmd::rollback::run(&args),
+        Command::Send(args) => cmd::send::run(&args),
+        Command::Receive(args) => cmd::receive::run(&args),
         Command::Ls(args) => cmd::ls::run(&args),
         Command::Cat(args) => cmd::cat::run(&args),
         Command::Info(args) => cmd::info::run(&args),

@@ -17,7 +17,7 @@ use crate::{
     lineage::number::{lineage_of, number as inode_number},
     lock,
     path::{self, check_name, system},
-    place::DirAt,
+    place::{DirAt, may_change},
     record::Record,
     rights::Rights,
     types::{Authority, CloneReport, Ino, NewSnapshot, ROOT, SnapshotInfo, Time},
@@ -35,6 +35,8 @@ const MAX_SOURCE: usize = 256;
 /// A directory that is to be snapshotted, held still.
 pub(crate) struct Snapshotted<'a> {
     pub dir: &'a InodeRef,
+    /// The directory that the snapshot is to stand among those of, and the path of its entry.
+    pub owner: (Ino, &'a [u8]),
     /// It, or what holds it.
     pub at: &'a DirAt,
     /// Path of its entry, and prefix of its contents.
@@ -62,6 +64,16 @@ fn check_snapshot_name(name: &OsStr) -> Result<()> {
     Ok(())
 }
 
+fn check_new(new: &NewSnapshot) -> Result<()> {
+    if let Some(name) = &new.name {
+        check_snapshot_name(name)?;
+    }
+    match new.note.len() > MAX_SNAPSHOT_NOTE {
+        true => Err(Error::Invalid(format!("a note has at most {MAX_SNAPSHOT_NOTE} bytes"))),
+        false => Ok(()),
+    }
+}
+
 impl Fs {
     /// Makes a snapshot of the directory `source`: what calls have completed, as of one moment. The default name is
     /// the time, `2026-11-24T13:45:00Z`.
@@ -77,14 +89,9 @@ impl Fs {
         self.writable()?;
         let dir = self.dir(source)?;
         Rights::from(by).may_clone(&dir)?;
-        if let Some(name) = &new.name {
-            check_snapshot_name(name)?;
-        }
-        if new.note.len() > MAX_SNAPSHOT_NOTE {
-            return Err(Error::Invalid(format!("a note has at most {MAX_SNAPSHOT_NOTE} bytes")));
-        }
+        check_new(new)?;
         let (at, _names) = self.hold_names(&dir, true)?;
-        self.need_feature(volume::SNAPSHOTS)?;
+        self.need_features_of(new)?;
         if self.db.get(&path::meta(&path::entry(&at.contents, SNAPSHOTS)?))?.is_some() {
             let text = format!("{}/{}", dir.label(), String::from_utf8_lossy(SNAPSHOTS));
             return Err(Error::Exists(text));
@@ -94,13 +101,62 @@ impl Fs {
         let _snapshots = lock::exclusive(&family_dir.names);
         let now = self.now();
         let mut batch = Batch::new();
-        let place = Snapshotted { dir: &dir, at: &at, entry: &at.entry, contents: &at.contents };
+        let owner = (dir.ino, &at.entry[..]);
+        let place = Snapshotted { dir: &dir, owner, at: &at, entry: &at.entry, contents: &at.contents };
         let info = self.add_snapshot(&mut batch, Rights::from(by), &place, &family, new, now)?;
         self.db.write(batch)?;
         self.snapshots_changed(&family_dir, now);
         self.tree_cloned(now);
         let entries = vec![(dir.ino, OsString::from(".snapshots")), (family_dir.ino, info.name.clone())];
         Ok((info, CloneReport { entries, ..CloneReport::default() }))
+    }
+
+    /// Makes a snapshot that shows the directory `tree`, which must not lie in `source` nor around it, and stands among
+    /// those of `source`: what was received becomes one before it becomes the directory (see [`Fs::rollback`]).
+    /// Costs and errors as of [`Fs::snapshot`]; the caller must be allowed to clone both. `source` must have snapshots.
+    pub fn snapshot_of_tree(
+        &self,
+        by: Authority<'_>,
+        source: Ino,
+        tree: (Authority<'_>, Ino),
+        new: &NewSnapshot,
+    ) -> Result<(SnapshotInfo, CloneReport)> {
+        self.writable()?;
+        let (dir, shown) = (self.dir(source)?, self.dir(tree.1)?);
+        Rights::from(by).may_clone(&dir)?;
+        Rights::from(tree.0).may_clone(&shown)?;
+        check_new(new)?;
+        may_change(&dir, true)?;
+        may_change(&shown, true)?;
+        self.need_features_of(new)?;
+        self.with_attempts(|tries| {
+            let at = self.attempt_dir(&dir)?;
+            let from = self.attempt_dir(&shown)?;
+            if from.is_at_or_below(dir.ino) || at.is_at_or_below(shown.ino) {
+                let text = "the tree of a snapshot lies in its directory, or around it";
+                return Err(Error::Invalid(text.into()).into());
+            }
+            let _names = tries.exclusive(&dir.names)?;
+            let _inside = tries.exclusive(&shown.names)?;
+            let (family, family_dir, _) = self.family_of(source)?;
+            let _snapshots = tries.exclusive(&family_dir.names)?;
+            let now = self.now();
+            let mut batch = Batch::new();
+            let owner = (source, &at.entry[..]);
+            let (entry, contents) = (&from.entry[..], &from.contents[..]);
+            let place = Snapshotted { dir: &shown, owner, at: &from, entry, contents };
+            let info = self.add_snapshot(&mut batch, Rights::from(by), &place, &family, new, now)?;
+            self.db.write(batch)?;
+            self.snapshots_changed(&family_dir, now);
+            self.tree_cloned(now);
+            let entries = vec![(family_dir.ino, info.name.clone())];
+            Ok((info, CloneReport { entries, ..CloneReport::default() }))
+        })
+    }
+
+    fn need_features_of(&self, new: &NewSnapshot) -> Result<()> {
+        let received = if new.received.is_some() { volume::RECEIVED } else { 0 };
+        self.need_feature(volume::SNAPSHOTS | received)
     }
 
     /// The family of a directory; one that is not stored yet if it has none. The caller keeps others from making one.
@@ -137,12 +193,13 @@ impl Fs {
         let info = SnapshotInfo {
             number,
             name,
-            source: source_path(place.entry),
+            source: source_path(place.owner.1),
             created: now,
             keep: new.keep,
             valid_for_secs: new.valid_for_secs.filter(|secs| *secs > 0),
             note: new.note.clone(),
             uid: rights.uid(),
+            received: new.received,
         };
         let mark = path::snapshot(number);
         let mut record = place.dir.peek(|s| s.record.clone());
@@ -167,8 +224,8 @@ impl Fs {
             system::snapshot_name(family.id, info.name.as_encoded_bytes()),
             number.to_le_bytes().to_vec(),
         );
-        batch.put(system::family(place.dir.ino), Family { changed: now, ..*family }.encode());
-        self.taint_source(batch, place.dir.ino);
+        batch.put(system::family(place.owner.0), Family { changed: now, ..*family }.encode());
+        self.taint_source(batch, place.owner.0);
         batch.put(system::cloned(), now.encode());
         Ok(info)
     }

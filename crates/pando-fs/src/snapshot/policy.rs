@@ -146,6 +146,7 @@ mod tests {
             keep: false,
             valid_for_secs: None,
             uid: 0,
+            received: None,
         };
         numbered.map(info).collect()
     }

@@ -87,7 +87,8 @@ impl Fs {
             let before = match discard {
                 true => None,
                 false => {
-                    let place = Snapshotted { dir: &dir, at: &at, entry: &end.entry, contents: &contents };
+                    let (owner, entry) = ((source, &end.entry[..]), &end.entry[..]);
+                    let place = Snapshotted { dir: &dir, owner, at: &at, entry, contents: &contents };
                     let note = format!("before the rollback to snapshot {number}");
                     let new = NewSnapshot { note, ..NewSnapshot::default() };
                     Some(self.add_snapshot(&mut batch, rights, &place, &family, &new, now)?)

@@ -17,7 +17,6 @@ use crate::{
     db::cursor::Snapshot,
     error::{Error, Result},
     key::common_prefix,
-    waiting,
 };
 
 /// First bytes of every backup.
@@ -129,10 +128,7 @@ impl Snapshot {
 
     /// The header without its checksum.
     fn header(&self) -> Vec<u8> {
-        let uuid =
-            waiting::take(|| self.engine.checkpointing.try_lock(), || self.engine.checkpointing.lock())
-                .superblock
-                .uuid;
+        let uuid = self.engine.uuid();
         let mut header = Vec::with_capacity(HEADER_BYTES);
         header.put_slice(&MAGIC);
         header.put_u32_le(VERSION);

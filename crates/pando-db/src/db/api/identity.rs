@@ -14,6 +14,7 @@ use std::{
 };
 
 use crate::{
+    db::handle::Db,
     device::{Device, DeviceStats},
     error::{Error, Result},
     store::{
@@ -50,6 +51,13 @@ pub struct Identity {
     pub clean: bool,
     /// Counts superblocks written.
     pub generation: u64,
+}
+
+impl Db {
+    /// The UUID of the store: see [`Identity::uuid`]. Waits for a checkpoint that is being made.
+    pub fn uuid(&self) -> [u8; 16] {
+        self.engine().uuid()
+    }
 }
 
 /// Reads what the store in the file or block device at `path` says of itself.

@@ -40,6 +40,7 @@ use crate::{
     options::Options,
     space::Space,
     store::{bulk::Bulk, log::Log, pager::Pager, superblock::Superblock, table::Table},
+    waiting,
 };
 
 pub(crate) mod dirty;
@@ -142,6 +143,11 @@ impl Counters {
 }
 
 impl Engine {
+    /// The UUID of the store.
+    pub fn uuid(&self) -> [u8; 16] {
+        waiting::take(|| self.checkpointing.try_lock(), || self.checkpointing.lock()).superblock.uuid
+    }
+
     pub fn context(&self) -> Context<'_> {
         Context {
             pager: &self.pager,

@@ -142,6 +142,7 @@ pub fn run(args: &Args) -> Result<()> {
                 keep: *keep,
                 valid_for_secs: valid_for.map(|age| age.0),
                 note: note.clone(),
+                received: None,
             };
             if note.len() > pando_fs::MAX_SNAPSHOT_NOTE {
                 bail!("--note has at most {} bytes", pando_fs::MAX_SNAPSHOT_NOTE);

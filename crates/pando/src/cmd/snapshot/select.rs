@@ -95,6 +95,7 @@ mod tests {
             keep: false,
             valid_for_secs: None,
             uid: 0,
+            received: None,
         };
         [(1, "one"), (3, "three"), (7, "seven"), (9, "nine")].map(info).to_vec()
     }

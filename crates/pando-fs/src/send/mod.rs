@@ -1,0 +1,84 @@
+//! Streams that carry snapshots: written by a sender, read by a receiver, on any store of any shape.
+//!
+//! A stream holds what files are and hold, not how a store keeps them: a whole tree, or what to do to a tree that
+//! was received before. `frame` has the bytes of the stream (blocks, each compressed, checksummed, numbered and
+//! chained), `record` what stands in them, `sender` reads a tree, or a difference, and writes records, `receiver`
+//! does what records say to a tree. Both work on any tree behind the traits of `tree`; `inside` implements these
+//! for an open file system.
+//!
+//! Guarantees: what a receiver has done came from blocks whose checksums and order were right; a stream that ends
+//! early, or goes on after its end, is an error; memory is bounded by a few blocks, whatever a stream says. Uses the
+//! calls of `Fs`, and no keys.
+
+mod frame;
+mod inside;
+mod plan;
+mod receiver;
+mod record;
+mod sender;
+mod tree;
+
+use std::io;
+
+pub use frame::{BLOCK_BYTES, BlockReader, BlockWriter, Header, Position};
+pub use inside::Inside;
+pub use receiver::{Receiver, Step};
+pub use record::{Record, Totals};
+pub use sender::{Sender, Size};
+pub use tree::{FileMeta, Source, SourceFile, Target};
+
+/// Why a stream could not be written, read or applied.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StreamError {
+    /// The stream itself could not be read or written.
+    #[error("the stream: {0}")]
+    Io(io::Error),
+    /// It ends before its end record: what came is right, and the rest may be got again.
+    #[error("the stream ends early, at byte {at} (block {block})")]
+    Cut {
+        /// Byte of the stream.
+        at: u64,
+        /// Block that is missing, counted from 0.
+        block: u64,
+    },
+    /// It is not what a sender has written.
+    #[error("the stream is damaged at byte {at} (block {block}): {what}")]
+    Damaged {
+        /// Byte of the stream where the block begins.
+        at: u64,
+        /// The block, counted from 0.
+        block: u64,
+        /// What is wrong.
+        what: String,
+    },
+    /// It is no stream, or one of a version or with features that are not known.
+    #[error("{0}")]
+    Format(String),
+    /// Something in the tree that is sent or received could not be done.
+    #[error("{path}: {error}")]
+    Tree {
+        /// Where, from the top of the tree.
+        path: String,
+        /// What happened.
+        error: io::Error,
+    },
+    /// The tree is not what the stream is about, or it cannot be sent.
+    #[error("{0}")]
+    Refused(String),
+}
+
+impl StreamError {
+    /// Whether the rest of the stream, or another try, may bring it to an end.
+    pub fn can_resume(&self) -> bool {
+        matches!(self, StreamError::Io(_) | StreamError::Cut { .. } | StreamError::Tree { .. })
+    }
+
+    pub(crate) fn at(path: &[u8]) -> impl FnOnce(io::Error) -> StreamError {
+        let path = match path.is_empty() {
+            true => ".".into(),
+            false => String::from_utf8_lossy(path).into_owned(),
+        };
+        move |error| StreamError::Tree { path, error }
+    }
+}

@@ -1,0 +1,209 @@
+//! In what order differences are sent, and which files with several names are made anew.
+//!
+//! A difference says of a name what has changed, not which names are one file. So a file that has, or had, several is
+//! changed where it is only if all its names of before and of now are told, and are one file on both sides; else its
+//! names are removed and made again, as links to one of them or to one that did not change. Pure but for asking both
+//! trees what entries are. Uses the words of differences.
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    os::unix::ffi::OsStrExt,
+};
+
+use crate::{
+    diff::{Aspects, ChangeKind, FileChange},
+    send::{
+        StreamError,
+        tree::{FileMeta, Source},
+    },
+    types::FileKind,
+};
+
+/// The path of the directory of an entry.
+pub(crate) fn parent(path: &[u8]) -> &[u8] {
+    path.iter().rposition(|b| *b == b'/').and_then(|at| path.get(..at)).unwrap_or_default()
+}
+
+fn bytes(path: &std::ffi::OsStr) -> Vec<u8> {
+    path.as_bytes().to_vec()
+}
+
+/// The path of the first tree that is `path` in the second, by what was renamed.
+fn former(renamed: &HashMap<Vec<u8>, Vec<u8>>, path: &[u8]) -> Vec<u8> {
+    let mut at = path;
+    loop {
+        if let Some(from) = renamed.get(at) {
+            return [from, path.get(at.len()..).unwrap_or_default()].concat();
+        }
+        if at.is_empty() {
+            return path.to_vec();
+        }
+        at = parent(at);
+    }
+}
+
+/// The names of one file that are told.
+#[derive(Default)]
+struct Group {
+    told: u64,
+    names: u64,
+    /// The files that its names, those that are on both sides, are on the other side.
+    others: HashSet<u64>,
+}
+
+/// What a name is, before and now.
+struct Both {
+    before: Option<FileMeta>,
+    now: Option<FileMeta>,
+}
+
+/// The same differences, in which names of linked files that cannot be changed where they are have gone and come.
+pub(crate) fn untangled(
+    before: &dyn Source,
+    now: &dyn Source,
+    changes: Vec<FileChange>,
+) -> Result<Vec<FileChange>, StreamError> {
+    let renamed: HashMap<Vec<u8>, Vec<u8>> = changes
+        .iter()
+        .filter_map(|change| Some((bytes(&change.path), bytes(change.from.as_deref()?))))
+        .collect();
+    let mut all = Vec::with_capacity(changes.len());
+    let (mut old, mut new): (HashMap<u64, Group>, HashMap<u64, Group>) = Default::default();
+    for change in changes {
+        let path = bytes(&change.path);
+        let mut both = Both { before: None, now: None };
+        if change.file != FileKind::Directory && change.kind != ChangeKind::Unreadable {
+            let there =
+                |tree: &dyn Source, path: &[u8]| tree.meta(path).map_err(StreamError::at(path)).map(Some);
+            if change.kind != ChangeKind::Added {
+                let from =
+                    if change.kind == ChangeKind::Removed { path.clone() } else { former(&renamed, &path) };
+                both.before = there(before, &from)?;
+            }
+            if change.kind != ChangeKind::Removed {
+                both.now = there(now, &path)?;
+            }
+            for (meta, other, groups) in
+                [(&both.before, &both.now, &mut old), (&both.now, &both.before, &mut new)]
+            {
+                if let Some(meta) = meta {
+                    let group = groups.entry(meta.ino).or_default();
+                    (group.told, group.names) = (group.told + 1, meta.nlink);
+                    group.others.extend(other.as_ref().map(|other| other.ino));
+                }
+            }
+        }
+        all.push((change, both));
+    }
+    let whole = |groups: &HashMap<u64, Group>, ino| {
+        groups.get(&ino).is_some_and(|g| g.told == g.names && g.others.len() == 1)
+    };
+    let mut out = Vec::with_capacity(all.len());
+    for (change, both) in all {
+        let tangled = match (&both.before, &both.now) {
+            (Some(x), Some(y)) => (x.nlink > 1 || y.nlink > 1) && !(whole(&old, x.ino) && whole(&new, y.ino)),
+            _ => false,
+        };
+        if !tangled {
+            out.push(change);
+            continue;
+        }
+        let from = former(&renamed, &bytes(&change.path));
+        let gone = FileChange {
+            kind: ChangeKind::Removed,
+            path: std::os::unix::ffi::OsStringExt::from_vec(from),
+            from: None,
+            aspects: Aspects::default(),
+            ranges: Vec::new(),
+            ..change.clone()
+        };
+        let come = FileChange { kind: ChangeKind::Added, from: None, aspects: Aspects::default(), ..change };
+        out.extend([gone, come]);
+    }
+    Ok(out)
+}
+
+/// Differences in the order in which a receiver can do them.
+pub(crate) struct Plan<'a> {
+    /// By path in the first tree, children before their directory.
+    pub leaving: Vec<(Vec<u8>, &'a FileChange)>,
+    /// By path in the second tree, directories before what is in them.
+    pub coming: Vec<(Vec<u8>, &'a FileChange)>,
+    /// Where what was put aside comes to.
+    pub arrives: HashMap<Vec<u8>, u64>,
+    /// What is new in the second tree.
+    pub added: HashSet<Vec<u8>>,
+    /// From the first tree to the second; `None` if it is gone.
+    places: HashMap<Vec<u8>, Option<Vec<u8>>>,
+}
+
+impl<'a> Plan<'a> {
+    pub fn new(changes: &'a [FileChange]) -> Result<Self, StreamError> {
+        let mut plan = Plan {
+            leaving: Vec::new(),
+            coming: Vec::new(),
+            arrives: HashMap::new(),
+            added: HashSet::new(),
+            places: HashMap::new(),
+        };
+        for change in changes {
+            let path = bytes(&change.path);
+            match change.kind {
+                ChangeKind::Unreadable => {
+                    let text =
+                        format!("{}: something differs in it, and you may not look", change.path.display());
+                    return Err(StreamError::Refused(text));
+                }
+                ChangeKind::Removed => {
+                    plan.places.insert(path.clone(), None);
+                    plan.leaving.push((path, change));
+                }
+                ChangeKind::Added => {
+                    plan.added.insert(path.clone());
+                    plan.coming.push((path, change));
+                }
+                ChangeKind::Modified => plan.coming.push((path, change)),
+                ChangeKind::Renamed => {
+                    let from = bytes(change.from.as_deref().unwrap_or_default());
+                    plan.places.insert(from.clone(), Some(path.clone()));
+                    plan.leaving.push((from, change));
+                    plan.coming.push((path, change));
+                }
+            }
+        }
+        plan.leaving.sort_unstable_by(|a, b| b.0.cmp(&a.0));
+        plan.coming.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+        for (number, (_, change)) in plan.leaving.iter().enumerate() {
+            if change.kind == ChangeKind::Renamed {
+                plan.arrives.insert(bytes(&change.path), number as u64);
+            }
+        }
+        Ok(plan)
+    }
+
+    /// Where a directory of the first tree is in the second.
+    fn place(&self, dir: &[u8]) -> Option<Vec<u8>> {
+        let mut at = dir;
+        loop {
+            if let Some(found) = self.places.get(at) {
+                let rest = dir.get(at.len()..).unwrap_or_default();
+                return found.as_ref().map(|found| [found, rest].concat());
+            }
+            if at.is_empty() {
+                return Some(dir.to_vec());
+            }
+            at = parent(at);
+        }
+    }
+
+    /// The directories of the second tree in which something comes, or went away.
+    pub fn touched(&self) -> BTreeSet<Vec<u8>> {
+        let gone = self.leaving.iter().filter_map(|(path, _)| self.place(parent(path)));
+        let changes = |change: &FileChange| change.aspects.contains(Aspects::TARGET);
+        let come =
+            self.coming.iter().filter(|(_, change)| change.kind != ChangeKind::Modified || changes(change));
+        // What is put aside is put into the top meanwhile.
+        let top = self.arrives.keys().next().map(|_| Vec::new());
+        gone.chain(come.map(|(path, _)| parent(path).to_vec())).chain(top).collect()
+    }
+}

@@ -1,0 +1,213 @@
+//! Does to a tree what records say.
+//!
+//! Whoever calls it hands over whole blocks and notes, after each, how far it is; when it is interrupted, what was done
+//! since the last note is done again, which comes to the same (`again`). What leaves and has not arrived lies in a
+//! directory at the top of the tree. Guarantees that a stream that was applied to its end had all that its sender
+//! counted. Uses the records.
+
+use std::io::{self, ErrorKind};
+
+use crate::send::{
+    StreamError,
+    frame::Position,
+    record::{Record, Totals},
+    tree::Target,
+};
+
+/// How far a receiver has come with a block.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Step {
+    /// Bytes of content that were written.
+    pub bytes: u64,
+    /// How far it is must be noted now, before anything else is done.
+    pub phase: bool,
+    /// It was the last block, and all was there.
+    pub ended: bool,
+}
+
+/// Applies a stream.
+pub struct Receiver<'a> {
+    target: &'a mut dyn Target,
+    /// Name of the directory for what was put aside.
+    aside: Vec<u8>,
+    /// Some of what comes may have been done.
+    again: bool,
+    /// The file that content is for.
+    current: Option<Vec<u8>>,
+    totals: Totals,
+}
+
+fn ignore(result: io::Result<()>, kind: ErrorKind) -> io::Result<bool> {
+    match result {
+        Err(e) if e.kind() == kind => Ok(false),
+        other => other.map(|()| true),
+    }
+}
+
+impl<'a> Receiver<'a> {
+    /// Applies a stream from its first block.
+    pub fn new(target: &'a mut dyn Target, aside: Vec<u8>) -> Self {
+        Self { target, aside, again: false, current: None, totals: Totals::default() }
+    }
+
+    /// Goes on where another one was.
+    pub fn resumed(
+        target: &'a mut dyn Target,
+        aside: Vec<u8>,
+        current: Option<Vec<u8>>,
+        totals: Totals,
+    ) -> Result<Self, StreamError> {
+        if let Some(path) = &current {
+            target.open(path).map_err(StreamError::at(path))?;
+        }
+        Ok(Self { target, aside, again: true, current, totals })
+    }
+
+    /// Some of what comes was perhaps done by one that noted nothing behind the point where this one begins.
+    pub fn may_be_done(&mut self) {
+        self.again = true;
+    }
+
+    /// What one that goes on has to know.
+    pub fn state(&self) -> (Option<&[u8]>, Totals) {
+        (self.current.as_deref(), self.totals)
+    }
+
+    /// Does what a block says. `at` is where it stands, for messages: its number, and its first byte in the stream.
+    pub fn block(&mut self, block: &[u8], at: Position, byte: u64) -> Result<Step, StreamError> {
+        let bad = |what: &str| StreamError::Damaged { at: byte, block: at.block, what: what.into() };
+        let mut step = Step::default();
+        let mut rest = block;
+        while !rest.is_empty() {
+            if step.phase || step.ended {
+                return Err(bad("a block goes on behind its end"));
+            }
+            let record = Record::decode(&mut rest).ok_or_else(|| bad("a record that makes no sense"))?;
+            match &record {
+                Record::Phase => {
+                    (step.phase, self.current) = (true, None);
+                    self.put_away().map_err(StreamError::at(&self.aside))?;
+                }
+                Record::End(totals) => {
+                    if *totals != self.totals {
+                        return Err(bad("not all is there that was sent"));
+                    }
+                    if self.target.meta(&self.aside).is_ok() {
+                        return Err(bad("something was put aside and has no place"));
+                    }
+                    (step.ended, self.current) = (true, None);
+                    continue;
+                }
+                Record::Data { .. } | Record::Hole { .. } | Record::Size { .. } => {
+                    let Some(path) = &self.current else { return Err(bad("content of no file")) };
+                    let done = match &record {
+                        Record::Data { offset, bytes } => self.target.write_at(*offset, bytes),
+                        Record::Hole { offset, len } => self.target.punch(*offset, *len),
+                        Record::Size { size } => self.target.set_len(*size),
+                        _ => Ok(()),
+                    };
+                    done.map_err(StreamError::at(path))?;
+                    if let Record::Data { bytes, .. } = &record {
+                        step.bytes += bytes.len() as u64;
+                    }
+                }
+                other => self.entry(other)?,
+            }
+            self.totals.add(&record);
+        }
+        Ok(step)
+    }
+
+    /// Makes, moves or removes something, or sets what is said of it.
+    fn entry(&mut self, record: &Record<'_>) -> Result<(), StreamError> {
+        let again = self.again;
+        let t = &mut *self.target;
+        let (path, done) = match record {
+            Record::Dir { path } => {
+                self.current = None;
+                let made = t.mkdir(path);
+                (path, if again { ignore(made, ErrorKind::AlreadyExists).map(|_| ()) } else { made })
+            }
+            Record::File { path } => {
+                self.current = Some(path.to_vec());
+                (path, t.create(path, again))
+            }
+            Record::Open { path } => {
+                self.current = Some(path.to_vec());
+                (path, t.open(path))
+            }
+            Record::Symlink { path, target } => (path, made(t, path, again, |t| t.symlink(path, target))),
+            Record::Special { path, kind, rdev } => {
+                (path, made(t, path, again, |t| t.special(path, *kind, *rdev)))
+            }
+            Record::Link { path, to } => (path, made(t, path, again, |t| t.link(to, path))),
+            Record::Leave { path, number } => {
+                let place = place(&self.aside, *number);
+                let moved = ignore(t.mkdir(&self.aside), ErrorKind::AlreadyExists)
+                    .and_then(|_| moved(t, path, &place, again));
+                (path, moved)
+            }
+            Record::Arrive { path, number } => {
+                let place = place(&self.aside, *number);
+                (path, moved(t, &place, path, again))
+            }
+            Record::Remove { path, dir } => {
+                let gone = if *dir { t.rmdir(path) } else { t.unlink(path) };
+                (path, if again { ignore(gone, ErrorKind::NotFound).map(|_| ()) } else { gone })
+            }
+            Record::Owner { path, uid, gid } => (path, t.chown(path, *uid, *gid)),
+            Record::NoXattrs { path } => (path, t.clear_xattrs(path)),
+            Record::Xattr { path, name, value } => (path, t.set_xattr(path, name, value)),
+            Record::Meta { path, uid, gid, perm, atime, mtime } => {
+                let set = t.set_meta(path, (*uid, *gid), *perm, *atime, *mtime);
+                self.current = None;
+                (path, set)
+            }
+            Record::Phase
+            | Record::End(_)
+            | Record::Data { .. }
+            | Record::Hole { .. }
+            | Record::Size { .. } => {
+                return Ok(());
+            }
+        };
+        done.map_err(StreamError::at(path))
+    }
+
+    /// Removes the directory for what was put aside if all of that has arrived: before the last is said of the
+    /// directory that it is in.
+    fn put_away(&mut self) -> io::Result<()> {
+        match self.target.rmdir(&self.aside) {
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::DirectoryNotEmpty) => Ok(()),
+            other => other,
+        }
+    }
+}
+
+fn place(aside: &[u8], number: u64) -> Vec<u8> {
+    [aside, b"/", number.to_string().as_bytes()].concat()
+}
+
+/// Makes something that is no directory; what is there is from the time before.
+fn made(
+    t: &mut dyn Target,
+    path: &[u8],
+    again: bool,
+    how: impl Fn(&mut dyn Target) -> io::Result<()>,
+) -> io::Result<()> {
+    match how(t) {
+        Err(e) if again && e.kind() == ErrorKind::AlreadyExists => {
+            t.unlink(path)?;
+            how(t)
+        }
+        other => other,
+    }
+}
+
+/// Moves something; if it has been, it is there.
+fn moved(t: &mut dyn Target, from: &[u8], to: &[u8], again: bool) -> io::Result<()> {
+    match t.rename(from, to) {
+        Err(e) if again && e.kind() == ErrorKind::NotFound => t.meta(to).map(|_| ()).map_err(|_| e),
+        other => other,
+    }
+}

@@ -1,0 +1,274 @@
+//! What stands in the blocks of a stream: one thing to do to a tree after the other.
+//!
+//! Paths are from the top of the tree, with slashes between names; the empty one is the top. What is about the content
+//! of a file is about the one named last. Guarantees that every path of a record that was read is one that stays in the
+//! tree: no empty names, no `.` nor `..`, no zeros. Pure; `docs/format.md` has the layout.
+
+use crate::{
+    send::frame::BLOCK_BYTES,
+    types::{FileKind, Time},
+};
+
+/// Most bytes of a path.
+const PATH_BYTES: usize = 64 << 10;
+/// Most bytes of content in one record.
+pub(crate) const DATA_BYTES: usize = 256 << 10;
+
+/// One thing to do. A receiver does them in order.
+#[allow(missing_docs)] // fields are what their variant says of them
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Record<'a> {
+    /// Make a directory.
+    Dir { path: &'a [u8] },
+    /// Make a regular file; what follows is its content.
+    File { path: &'a [u8] },
+    /// What follows is new content of this file.
+    Open { path: &'a [u8] },
+    /// Bytes of the file at an offset.
+    Data { offset: u64, bytes: &'a [u8] },
+    /// So many bytes of the file at an offset are a hole.
+    Hole { offset: u64, len: u64 },
+    /// The file is so long, bytes.
+    Size { size: u64 },
+    /// Make a symbolic link.
+    Symlink { path: &'a [u8], target: &'a [u8] },
+    /// Make a device node, pipe or socket.
+    Special { path: &'a [u8], kind: FileKind, rdev: u32 },
+    /// Give the file at `to` another name.
+    Link { path: &'a [u8], to: &'a [u8] },
+    /// Put this aside, under a number.
+    Leave { path: &'a [u8], number: u64 },
+    /// Put what was put aside here.
+    Arrive { path: &'a [u8], number: u64 },
+    /// Remove a file, or an empty directory.
+    Remove { path: &'a [u8], dir: bool },
+    /// All that leaves has left, or all is there that will be.
+    Phase,
+    /// Owner and group.
+    Owner { path: &'a [u8], uid: u32, gid: u32 },
+    /// Take all extended attributes away.
+    NoXattrs { path: &'a [u8] },
+    /// An extended attribute.
+    Xattr { path: &'a [u8], name: &'a [u8], value: &'a [u8] },
+    /// Owner, group, permission bits, times; the last word about it.
+    Meta { path: &'a [u8], uid: u32, gid: u32, perm: u16, atime: Time, mtime: Time },
+    /// The end, and what came before it.
+    End(Totals),
+}
+
+/// What a stream holds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Records before the last one.
+    pub records: u64,
+    /// Files, directories and names that are made.
+    pub made: u64,
+    /// Bytes of content.
+    pub bytes: u64,
+}
+
+impl Totals {
+    /// Counts a record.
+    pub(crate) fn add(&mut self, record: &Record<'_>) {
+        self.records += 1;
+        match record {
+            Record::Dir { .. } | Record::File { .. } | Record::Symlink { .. } => self.made += 1,
+            Record::Special { .. } | Record::Link { .. } => self.made += 1,
+            Record::Data { bytes, .. } => self.bytes += bytes.len() as u64,
+            _ => {}
+        }
+    }
+}
+
+const KINDS: [FileKind; 4] = [FileKind::CharDevice, FileKind::BlockDevice, FileKind::Fifo, FileKind::Socket];
+
+fn put(out: &mut Vec<u8>, part: &[u8]) {
+    out.extend_from_slice(&(part.len() as u32).to_le_bytes());
+    out.extend_from_slice(part);
+}
+
+fn put_time(out: &mut Vec<u8>, time: Time) {
+    out.extend_from_slice(&time.secs.to_le_bytes());
+    out.extend_from_slice(&time.nanos.to_le_bytes());
+}
+
+impl<'a> Record<'a> {
+    /// Appends the record.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        let mut tagged = |tag: u8, path: &[u8]| {
+            out.push(tag);
+            put(out, path);
+        };
+        match self {
+            Record::Dir { path } => tagged(1, path),
+            Record::File { path } => tagged(2, path),
+            Record::Open { path } => tagged(3, path),
+            Record::Data { offset, bytes } => {
+                out.push(4);
+                out.extend_from_slice(&offset.to_le_bytes());
+                put(out, bytes);
+            }
+            Record::Hole { offset, len } => {
+                out.push(5);
+                out.extend_from_slice(&offset.to_le_bytes());
+                out.extend_from_slice(&len.to_le_bytes());
+            }
+            Record::Size { size } => {
+                out.push(6);
+                out.extend_from_slice(&size.to_le_bytes());
+            }
+            Record::Symlink { path, target } => {
+                tagged(7, path);
+                put(out, target);
+            }
+            Record::Special { path, kind, rdev } => {
+                tagged(8, path);
+                out.push(KINDS.iter().position(|k| k == kind).unwrap_or(KINDS.len()) as u8);
+                out.extend_from_slice(&rdev.to_le_bytes());
+            }
+            Record::Link { path, to } => {
+                tagged(9, path);
+                put(out, to);
+            }
+            Record::Leave { path, number } => {
+                tagged(10, path);
+                out.extend_from_slice(&number.to_le_bytes());
+            }
+            Record::Arrive { path, number } => {
+                tagged(11, path);
+                out.extend_from_slice(&number.to_le_bytes());
+            }
+            Record::Remove { path, dir } => {
+                tagged(12, path);
+                out.push(u8::from(*dir));
+            }
+            Record::Phase => out.push(13),
+            Record::Owner { path, uid, gid } => {
+                tagged(14, path);
+                out.extend_from_slice(&uid.to_le_bytes());
+                out.extend_from_slice(&gid.to_le_bytes());
+            }
+            Record::NoXattrs { path } => tagged(15, path),
+            Record::Xattr { path, name, value } => {
+                tagged(16, path);
+                put(out, name);
+                put(out, value);
+            }
+            Record::Meta { path, uid, gid, perm, atime, mtime } => {
+                tagged(17, path);
+                out.extend_from_slice(&uid.to_le_bytes());
+                out.extend_from_slice(&gid.to_le_bytes());
+                out.extend_from_slice(&perm.to_le_bytes());
+                put_time(out, *atime);
+                put_time(out, *mtime);
+            }
+            Record::End(totals) => {
+                out.push(18);
+                for n in [totals.records, totals.made, totals.bytes] {
+                    out.extend_from_slice(&n.to_le_bytes());
+                }
+            }
+        }
+    }
+
+    /// The record at the head of `input`, which it is taken from; `None` if it makes no sense.
+    pub fn decode(input: &mut &'a [u8]) -> Option<Record<'a>> {
+        let mut r = Fields(input);
+        let record = match r.take(1)?.first()? {
+            1 => Record::Dir { path: r.inner_path()? },
+            2 => Record::File { path: r.inner_path()? },
+            3 => Record::Open { path: r.inner_path()? },
+            4 => {
+                let (offset, bytes) = (r.u64()?, r.part(DATA_BYTES)?);
+                offset.checked_add(bytes.len() as u64)?;
+                Record::Data { offset, bytes }
+            }
+            5 => {
+                let (offset, len) = (r.u64()?, r.u64()?);
+                offset.checked_add(len)?;
+                Record::Hole { offset, len }
+            }
+            6 => Record::Size { size: r.u64()? },
+            7 => Record::Symlink { path: r.inner_path()?, target: r.text(PATH_BYTES)? },
+            8 => {
+                let path = r.inner_path()?;
+                let kind = *KINDS.get(usize::from(*r.take(1)?.first()?))?;
+                Record::Special { path, kind, rdev: r.u32()? }
+            }
+            9 => Record::Link { path: r.inner_path()?, to: r.inner_path()? },
+            10 => Record::Leave { path: r.inner_path()?, number: r.u64()? },
+            11 => Record::Arrive { path: r.inner_path()?, number: r.u64()? },
+            12 => Record::Remove { path: r.inner_path()?, dir: r.flag()? },
+            13 => Record::Phase,
+            14 => Record::Owner { path: r.path()?, uid: r.u32()?, gid: r.u32()? },
+            15 => Record::NoXattrs { path: r.path()? },
+            16 => Record::Xattr { path: r.path()?, name: r.text(255)?, value: r.part(BLOCK_BYTES)? },
+            17 => Record::Meta {
+                path: r.path()?,
+                uid: r.u32()?,
+                gid: r.u32()?,
+                perm: u16::from_le_bytes(r.take(2)?.try_into().ok()?),
+                atime: r.time()?,
+                mtime: r.time()?,
+            },
+            18 => Record::End(Totals { records: r.u64()?, made: r.u64()?, bytes: r.u64()? }),
+            _ => return None,
+        };
+        *input = r.0;
+        Some(record)
+    }
+}
+
+/// Fields, read one after the other.
+struct Fields<'a>(&'a [u8]);
+
+impl<'a> Fields<'a> {
+    fn take(&mut self, n: usize) -> Option<&'a [u8]> {
+        let (head, tail) = self.0.split_at_checked(n)?;
+        self.0 = tail;
+        Some(head)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        Some(u32::from_le_bytes(self.take(4)?.try_into().ok()?))
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        Some(u64::from_le_bytes(self.take(8)?.try_into().ok()?))
+    }
+
+    fn flag(&mut self) -> Option<bool> {
+        match self.take(1)? {
+            [0] => Some(false),
+            [1] => Some(true),
+            _ => None,
+        }
+    }
+
+    fn time(&mut self) -> Option<Time> {
+        let time = Time { secs: self.u64()? as i64, nanos: self.u32()? };
+        (time.nanos < 1_000_000_000).then_some(time)
+    }
+
+    fn part(&mut self, most: usize) -> Option<&'a [u8]> {
+        let len = self.u32()? as usize;
+        if len > most { None } else { self.take(len) }
+    }
+
+    /// Bytes without a zero, at least one.
+    fn text(&mut self, most: usize) -> Option<&'a [u8]> {
+        self.part(most).filter(|part| !part.is_empty() && !part.contains(&0))
+    }
+
+    /// A path that stays in the tree.
+    fn path(&mut self) -> Option<&'a [u8]> {
+        let path = self.part(PATH_BYTES)?;
+        let fine = |name: &[u8]| !matches!(name, b"" | b"." | b"..") && !name.contains(&0);
+        (path.is_empty() || path.split(|b| *b == b'/').all(fine)).then_some(path)
+    }
+
+    /// The same, of something below the top.
+    fn inner_path(&mut self) -> Option<&'a [u8]> {
+        self.path().filter(|path| !path.is_empty())
+    }
+}

@@ -1,0 +1,432 @@
+//! `pando receive`: makes a tree of a stream, or brings one to what a stream says.
+
+use std::{
+    ffi::{OsStr, OsString},
+    io::{self, IsTerminal},
+    os::unix::ffi::{OsStrExt, OsStringExt},
+    path::{Component, Path, PathBuf},
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use pando_fs::{
+    NewSnapshot, SnapshotInfo,
+    send::{BlockReader, Header, Position, Receiver, Step, StreamError, Totals},
+};
+use pando_fuse::tool;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    cmd::send::point_text,
+    image::ImagePath,
+    offline,
+    stream::{
+        ground::{Ground, Mounted, begun_name},
+        host::path_of,
+        image::InImage,
+    },
+    tree::{Interrupted, Progress},
+};
+
+/// How often a receiver notes how far it is: after so many bytes of content, or so long.
+const NOTE_BYTES: u64 = 256 << 20;
+const NOTE_INTERVAL: Duration = Duration::from_secs(20);
+/// How often one who waits for the stream looks whether to stop.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// Make a tree of a stream of pando send
+#[derive(clap::Args)]
+#[command(
+    after_help = "A whole snapshot becomes a new directory DIR/PATH, with a snapshot of the sent one's name. A
+difference brings the directory DIR/PATH, which has received its base, to what was sent, and adds a
+snapshot; what the directory was is kept as a snapshot too if it was changed since the base. Both
+happen at once, when all has come and every checksum was right; until then all is made in
+DIR/.pando-receive-TOKEN. If the stream breaks off, it says how to go on: with the same stream from
+its start, or with the rest of it (pando send --from). DIR may be an image, or IMAGE:/DIR, that is
+not mounted. Owners and device nodes need root. The stream is trusted to make any file, as tar is.
+
+Examples: pando receive /mnt/store project < monday.pando
+          pando send -i @monday /mnt/grove/project@tuesday | pando receive /mnt/store project
+          pando receive store.img backups/project < monday.pando
+          pando receive --resume 0123456789abcdef /mnt/store project < monday.pando
+          pando receive --abort 0123456789abcdef /mnt/store project"
+)]
+pub struct Args {
+    /// Go on with a receive that was interrupted
+    #[arg(long, value_name = "TOKEN", conflicts_with = "abort")]
+    resume: Option<String>,
+    /// Throw away what an interrupted receive has left; reads no stream
+    #[arg(long, value_name = "TOKEN")]
+    abort: Option<String>,
+    /// A directory of a mounted Pando, an image, or IMAGE:/DIR
+    #[arg(value_name = "IMAGE-or-DIR")]
+    to: PathBuf,
+    /// The received directory in it; by default named as the one that was sent
+    path: Option<PathBuf>,
+}
+
+/// How far a receive is, as it is noted.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+struct Note {
+    version: u32,
+    stream: String,
+    block: u64,
+    chain: u64,
+    /// The file that was being written, in hexadecimal digits.
+    current: Option<String>,
+    records: u64,
+    made: u64,
+    bytes: u64,
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    if args.abort.is_none() && io::stdin().is_terminal() {
+        bail!("receive: a stream is expected at stdin");
+    }
+    let mut path = PathBuf::new();
+    for part in args.path.iter().flat_map(|path| path.components()) {
+        match part {
+            Component::Normal(name) => path.push(name),
+            Component::CurDir => {}
+            _ => bail!("{}: PATH is a path inside of {}", path.display(), args.to.display()),
+        }
+    }
+    let path = (!path.as_os_str().is_empty()).then_some(path);
+    let to_image = match std::fs::metadata(&args.to) {
+        Ok(meta) if meta.is_dir() => None,
+        Ok(_) => Some(ImagePath { image: args.to.clone(), path: "/".into() }),
+        Err(_) => offline::place(&args.to),
+    };
+    match &args.abort {
+        Some(token) => abort(args, token, path.as_deref(), to_image.as_ref()),
+        None => receive(args, path, to_image.as_ref()),
+    }
+    .with_context(|| format!("receive to {}", args.to.display()))
+}
+
+fn abort(args: &Args, token: &str, path: Option<&Path>, to_image: Option<&ImagePath>) -> Result<()> {
+    if token.len() != 16 || !token.bytes().all(|b| b.is_ascii_hexdigit()) {
+        bail!("{token}: is no token");
+    }
+    let above = path.and_then(Path::parent).unwrap_or(Path::new(""));
+    let name = path.and_then(Path::file_name).unwrap_or(OsStr::new("."));
+    let clean = |ground: &mut dyn Ground| match ground.is_begun()? {
+        true => ground.lock().and_then(|()| ground.clean()),
+        false => bail!("nothing with the token {token} was begun here"),
+    };
+    match to_image {
+        None => clean(&mut Mounted::new(&args.to.join(above), name, token)),
+        Some(place) => offline::with(place, false, |fs| {
+            clean(&mut InImage::new(fs, &place.path.join(above), name, token))
+        }),
+    }
+}
+
+fn receive(args: &Args, path: Option<PathBuf>, to_image: Option<&ImagePath>) -> Result<()> {
+    let reader = BlockReader::new(io::stdin())?;
+    let header = reader.header.clone();
+    let path = match path {
+        Some(path) => path,
+        None => {
+            let name = path_of(&header.source);
+            match name.components().next() {
+                Some(Component::Normal(only)) if only == name => name,
+                _ => bail!("the stream has no name for the directory; give a PATH"),
+            }
+        }
+    };
+    let above = path.parent().unwrap_or(Path::new(""));
+    let name = path.file_name().unwrap_or_default();
+    let token = token(&header, &path);
+    let work = |ground: &mut dyn Ground| {
+        Work { args, header: &header, token: &token, path: &path }.all(ground, reader)
+    };
+    match to_image {
+        None => {
+            let dir = args.to.join(above);
+            // What it is about is said before anything is made.
+            tool::identity(&dir).with_context(|| format!("{}", dir.display()))?;
+            work(&mut Mounted::new(&dir, name, &token))
+        }
+        Some(place) => offline::with(place, false, |fs| {
+            work(&mut InImage::new(fs, &place.path.join(above), name, &token))
+        }),
+    }
+}
+
+/// What an interrupted receive is called: the same for the same stream to the same place.
+fn token(header: &Header, path: &Path) -> String {
+    let id = header.stream_id();
+    let mut hash = (id ^ id >> 64) as u64;
+    for byte in path.as_os_str().as_bytes() {
+        hash = (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+    }
+    format!("{hash:016x}")
+}
+
+/// A receive.
+struct Work<'a> {
+    args: &'a Args,
+    header: &'a Header,
+    token: &'a str,
+    path: &'a Path,
+}
+
+/// A block, where it stands, and where the next one does.
+type Block = (Vec<u8>, Position, u64, Position);
+
+impl Work<'_> {
+    fn all(&self, ground: &mut dyn Ground, reader: BlockReader<io::Stdin>) -> Result<()> {
+        if let Some(token) = &self.args.resume
+            && token != self.token
+        {
+            bail!("{token}: is not the token of this stream and place, which is {}", self.token);
+        }
+        let base = match self.base(ground)? {
+            Found::Base(base) => base,
+            Found::Done => return Ok(()),
+        };
+        let new = NewSnapshot {
+            name: Some(OsString::from_vec(self.header.name.clone())),
+            received: Some(self.header.snapshot),
+            ..NewSnapshot::default()
+        };
+        let note = self.begin(ground, base.as_ref())?;
+        if let Err(error) = self.blocks(ground, reader, note) {
+            return Err(self.stopped(ground, error));
+        }
+        match &base {
+            None => ground.appear(&new)?,
+            Some(base) => {
+                let taken = ground.take(&new)?;
+                self.become_snapshot(ground, base, &taken)?;
+            }
+        }
+        ground.clean()
+    }
+
+    fn become_snapshot(&self, ground: &dyn Ground, base: &SnapshotInfo, to: &SnapshotInfo) -> Result<()> {
+        if let Some(kept) = ground.become_snapshot(base, to)? {
+            let (show, base) = (ground.show(), base.name.display());
+            eprintln!(
+                "pando: {show} was changed since {base}: what it was is the snapshot {}",
+                kept.name.display()
+            );
+        }
+        Ok(())
+    }
+
+    /// Looks whether the stream fits what is there.
+    fn base(&self, ground: &dyn Ground) -> Result<Found> {
+        let show = ground.show();
+        let Some(base) = &self.header.base else {
+            return match ground.exists()? {
+                true => bail!("{show}: exists; a whole snapshot becomes a new directory"),
+                false => Ok(Found::Base(None)),
+            };
+        };
+        if !ground.exists()? {
+            bail!("{show}: does not exist; the stream is a difference: receive its base there first");
+        }
+        let all = ground.snapshots()?;
+        let received = |id| all.iter().rev().find(|info| info.received == Some(id));
+        let Some(base) = received(*base) else {
+            let last = all.iter().rev().find(|info| info.received.is_some());
+            let last = last.map_or("none".into(), |info| info.name.display().to_string());
+            bail!(
+                "{show}: has no snapshot that is the base of this stream (snapshot {} of store {:032x}; the last one \
+                 received there: {last})",
+                base.number,
+                u128::from_be_bytes(base.store)
+            );
+        };
+        if let Some(there) = received(self.header.snapshot) {
+            if self.args.resume.is_some() && ground.is_begun()? {
+                // It was interrupted behind its end.
+                self.become_snapshot(ground, base, there)?;
+                ground.clean()?;
+                return Ok(Found::Done);
+            }
+            bail!("{show}: has received this already, as snapshot {}", there.name.display());
+        }
+        if all.iter().any(|info| info.name.as_bytes() == self.header.name) {
+            let name = String::from_utf8_lossy(&self.header.name).into_owned();
+            bail!("{show}: has another snapshot of the name {name}; rename it first");
+        }
+        Ok(Found::Base(Some(base.clone())))
+    }
+
+    /// Makes what is needed, or finds what an earlier one has left: how far that was.
+    fn begin(&self, ground: &mut dyn Ground, base: Option<&SnapshotInfo>) -> Result<Note> {
+        let stream = format!("{:032x}", self.header.stream_id());
+        let mut note = Note { version: 1, stream: stream.clone(), ..Note::default() };
+        let begun = ground.is_begun()?;
+        match (&self.args.resume, begun) {
+            (None, true) => bail!(
+                "an interrupted receive of this stream is there: go on with --resume {0}, or throw it away with \
+                 --abort {0}",
+                self.token
+            ),
+            (Some(token), false) => bail!("nothing with the token {token} was begun here"),
+            (Some(_), true) => {
+                ground.lock()?;
+                match ground.note()?.map(|text| serde_json::from_slice::<Note>(&text)) {
+                    Some(Ok(found)) if found.version == 1 && found.stream == stream => note = found,
+                    Some(_) => bail!(
+                        "the note of the interrupted receive makes no sense; throw it away with --abort"
+                    ),
+                    None => {
+                        // It had not come to anything.
+                        ground.clean()?;
+                        ground.begin(base)?;
+                        ground.lock()?;
+                    }
+                }
+            }
+            (None, false) => {
+                ground.begin(base)?;
+                ground.lock()?;
+            }
+        }
+        Ok(note)
+    }
+
+    /// Applies all blocks. On an error that is no fault of the stream, how far it came is noted.
+    fn blocks(
+        &self,
+        ground: &dyn Ground,
+        mut reader: BlockReader<io::Stdin>,
+        mut note: Note,
+    ) -> Result<(), StreamError> {
+        let other = |error: anyhow::Error| StreamError::Io(io::Error::other(format!("{error:#}")));
+        let begin = Position { block: note.block, chain: note.chain };
+        if self.header.from.block > begin.block {
+            let text = format!(
+                "the stream begins behind what has come; it must be sent --from {}",
+                point_text(begin)
+            );
+            return Err(StreamError::Refused(text));
+        }
+        let progress = Progress::new("receiving", 0, super::interrupt_flag().map_err(other)?);
+        let mut tree = ground.tree().map_err(other)?;
+        let aside = format!(".pando-aside-{}", self.token).into_bytes();
+        let current = note.current.as_deref().map(unhex);
+        let totals = Totals { records: note.records, made: note.made, bytes: note.bytes };
+        let mut receiver = match begin.block {
+            0 => Receiver::new(&mut *tree, aside),
+            _ => Receiver::resumed(&mut *tree, aside, current, totals)?,
+        };
+        if self.args.resume.is_some() {
+            receiver.may_be_done();
+        }
+        let (mut noted, mut since) = (Instant::now(), 0);
+        let mut step = Step::default();
+        let mut saved = note.block;
+        let (blocks, queue) = mpsc::sync_channel::<Result<Block, StreamError>>(4);
+        // Reading and checking goes on beside writing. Nobody waits for its end: it may wait for a stream that does
+        // not come.
+        thread::spawn(move || {
+            loop {
+                let (at, byte) = (reader.position(), reader.bytes());
+                let item = match reader.next_block() {
+                    Ok(None) => return,
+                    Ok(Some(block)) => Ok((block, at, byte, reader.position())),
+                    Err(error) => Err(error),
+                };
+                let failed = item.is_err();
+                if blocks.send(item).is_err() || failed {
+                    return;
+                }
+            }
+        });
+        let mut each = |item: Result<Block, StreamError>| -> Result<(), StreamError> {
+            let (block, at, byte, behind) = item?;
+            if behind.block <= begin.block {
+                if behind.block == begin.block && behind != begin {
+                    let text = "the stream is not the one that was begun; throw that away with --abort";
+                    return Err(StreamError::Refused(text.into()));
+                }
+                return Ok(());
+            }
+            if self.header.from.block == begin.block && at == self.header.from && at != begin {
+                return Err(StreamError::Refused("the stream does not continue what has come".into()));
+            }
+            step = receiver.block(&block, at, byte)?;
+            let (current, totals) = receiver.state();
+            note.current = current.map(hex);
+            (note.block, note.chain) = (behind.block, behind.chain);
+            (note.records, note.made, note.bytes) = (totals.records, totals.made, totals.bytes);
+            since += step.bytes;
+            if step.phase || since >= NOTE_BYTES || noted.elapsed() >= NOTE_INTERVAL {
+                ground.set_note(&serde_json::to_vec(&note).unwrap_or_default()).map_err(other)?;
+                (noted, since, saved) = (Instant::now(), 0, note.block);
+            }
+            progress.advance(step.bytes).map_err(stopped)
+        };
+        let result = loop {
+            let next = match queue.recv_timeout(PATIENCE) {
+                Ok(item) => each(item),
+                Err(mpsc::RecvTimeoutError::Timeout) => progress.advance(0).map_err(stopped),
+                Err(mpsc::RecvTimeoutError::Disconnected) => break Ok(()),
+            };
+            if next.is_err() {
+                break next;
+            }
+        };
+        if matches!(&result, Err(error) if error.can_resume()) && saved < note.block {
+            let _ = ground.set_note(&serde_json::to_vec(&note).unwrap_or_default());
+        }
+        result?;
+        match step.ended {
+            true => Ok(()),
+            false => Err(StreamError::Refused("the stream has no end".into())),
+        }
+    }
+
+    /// After an error: what is left, and how to go on.
+    fn stopped(&self, ground: &dyn Ground, error: StreamError) -> anyhow::Error {
+        let (token, path) = (self.token, self.path.display());
+        if !error.can_resume() {
+            let cleaned = ground.clean();
+            let error = anyhow::Error::from(error);
+            return match cleaned {
+                Ok(()) => error.context("nothing was changed"),
+                Err(_) => error.context(format!("what has come is left in {}", begun_name(token).display())),
+            };
+        }
+        let to = self.args.to.display();
+        let from = ground.note().ok().flatten().and_then(|note| serde_json::from_slice::<Note>(&note).ok());
+        let rest = match from {
+            Some(note) => format!(
+                " (or with the rest of it, by pando send --from {})",
+                point_text(Position { block: note.block, chain: note.chain })
+            ),
+            None => String::new(),
+        };
+        eprintln!(
+            "pando: interrupted; go on with: pando receive --resume {token} {to} {path} < the same stream{rest}\n\
+             pando: or throw away what has come with: pando receive --abort {token} {to} {path}"
+        );
+        error.into()
+    }
+}
+
+enum Found {
+    Base(Option<SnapshotInfo>),
+    Done,
+}
+
+fn stopped(_: anyhow::Error) -> StreamError {
+    StreamError::Io(io::Error::other(Interrupted))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+fn unhex(text: &str) -> Vec<u8> {
+    let pairs = text.as_bytes().chunks(2);
+    pairs.filter_map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()).collect()
+}

@@ -1,0 +1,374 @@
+//! A directory of the host (a mounted Pando is one too) as a tree that is sent, or received.
+//!
+//! Everything is done by descriptors from the top, and no link is followed on the way, so what a stream says
+//! cannot reach out of the tree. One directory at a time is kept open: neighbours come one after the other.
+
+use std::{
+    cell::RefCell,
+    ffi::{OsStr, OsString},
+    fs::File,
+    io::{self, ErrorKind},
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::{
+            ffi::{OsStrExt, OsStringExt},
+            fs::FileExt,
+        },
+    },
+    path::{Path, PathBuf},
+};
+
+use pando_fs::{
+    FileKind, Time,
+    send::{FileMeta, Source, SourceFile, Target},
+};
+use rustix::fs::{
+    AtFlags, Dir, FallocateFlags, FileType, Gid, Mode, OFlags, RenameFlags, ResolveFlags, SeekFrom, Stat,
+    Timespec, Timestamps, Uid, XattrFlags,
+};
+
+/// Longest path that one call takes, bytes; what is longer is walked in parts.
+const STEP_BYTES: usize = 2000;
+/// Most bytes of the names of extended attributes, and of a value: the kernel's limits.
+const XATTR_BYTES: usize = 64 << 10;
+
+/// The tree below a directory.
+pub struct Host {
+    top: OwnedFd,
+    /// The directory used last.
+    last: RefCell<Option<(Vec<u8>, OwnedFd)>>,
+    /// The file that is written, and its path.
+    open: Option<(Vec<u8>, File)>,
+}
+
+fn split(path: &[u8]) -> (&[u8], &[u8]) {
+    match path.iter().rposition(|b| *b == b'/') {
+        Some(at) => (path.get(..at).unwrap_or_default(), path.get(at + 1..).unwrap_or_default()),
+        None => (b"", path),
+    }
+}
+
+fn kind_of(mode: u32) -> FileKind {
+    FileKind::from_mode(mode).unwrap_or(FileKind::Regular)
+}
+
+fn meta_of(s: &Stat) -> FileMeta {
+    let time = |secs: i64, nanos: u64| Time { secs, nanos: u32::try_from(nanos).unwrap_or(0) };
+    let kind = kind_of(s.st_mode);
+    FileMeta {
+        kind,
+        perm: (s.st_mode & 0o7777) as u16,
+        uid: s.st_uid,
+        gid: s.st_gid,
+        size: u64::try_from(s.st_size).unwrap_or(0),
+        atime: time(s.st_atime, s.st_atime_nsec),
+        mtime: time(s.st_mtime, s.st_mtime_nsec),
+        rdev: u32::try_from(s.st_rdev).unwrap_or(0),
+        ino: s.st_ino,
+        nlink: s.st_nlink,
+    }
+}
+
+impl Host {
+    /// The tree below the directory at `top`.
+    pub fn new(top: &Path) -> io::Result<Host> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let top = rustix::fs::open(top, flags, Mode::empty())?;
+        Ok(Host { top, last: RefCell::new(None), open: None })
+    }
+
+    /// Calls `f` with a descriptor of a directory.
+    fn in_dir<T>(&self, path: &[u8], f: impl FnOnce(&OwnedFd) -> io::Result<T>) -> io::Result<T> {
+        if path.is_empty() {
+            return f(&self.top);
+        }
+        let mut last = self.last.borrow_mut();
+        if let Some((had, dir)) = &*last
+            && had == path
+        {
+            return f(dir);
+        }
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let within = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        let mut at: Option<OwnedFd> = None;
+        let mut rest = path;
+        while !rest.is_empty() {
+            let cut = match rest.len() > STEP_BYTES {
+                true => rest.iter().take(STEP_BYTES).rposition(|b| *b == b'/').unwrap_or(rest.len()),
+                false => rest.len(),
+            };
+            let (step, tail) = rest.split_at(cut);
+            rest = tail.strip_prefix(b"/").unwrap_or(tail);
+            let from = at.as_ref().unwrap_or(&self.top);
+            at = Some(rustix::fs::openat2(from, OsStr::from_bytes(step), flags, Mode::empty(), within)?);
+        }
+        let Some(dir) = at else { return f(&self.top) };
+        let done = f(&dir);
+        *last = Some((path.to_vec(), dir));
+        done
+    }
+
+    /// Calls `f` with the directory of an entry and its name; the name of the top is `.`.
+    fn at<T>(&self, path: &[u8], f: impl FnOnce(&OwnedFd, &OsStr) -> io::Result<T>) -> io::Result<T> {
+        if path.is_empty() {
+            return f(&self.top, OsStr::new("."));
+        }
+        let (dir, name) = split(path);
+        self.in_dir(dir, |dir| f(dir, OsStr::from_bytes(name)))
+    }
+
+    /// A path that means an entry to calls that take no directory.
+    fn by_proc<T>(&self, path: &[u8], f: impl FnOnce(&Path) -> io::Result<T>) -> io::Result<T> {
+        self.at(path, |dir, name| f(&PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd())).join(name)))
+    }
+
+    fn opened(&self, path: &[u8], flags: OFlags) -> io::Result<File> {
+        let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+        self.at(path, |dir, name| {
+            let file = File::from(rustix::fs::openat(dir, name, flags, Mode::RUSR | Mode::WUSR)?);
+            match file.metadata()?.is_file() {
+                true => Ok(file),
+                false => Err(io::Error::new(ErrorKind::InvalidInput, "not a regular file")),
+            }
+        })
+    }
+
+    fn written(&self) -> io::Result<&File> {
+        self.open.as_ref().map(|(_, file)| file).ok_or_else(|| io::Error::other("no file is open"))
+    }
+
+    fn forget_dir(&self) {
+        *self.last.borrow_mut() = None;
+    }
+}
+
+impl Source for Host {
+    fn meta(&self, path: &[u8]) -> io::Result<FileMeta> {
+        self.at(path, |dir, name| Ok(meta_of(&rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?)))
+    }
+
+    fn list(&self, path: &[u8]) -> io::Result<Vec<(OsString, FileMeta)>> {
+        self.in_dir(path, |dir| {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let dir = rustix::fs::openat(dir, ".", flags, Mode::empty())?;
+            let mut out = Vec::new();
+            for entry in Dir::read_from(&dir)? {
+                let entry = entry?;
+                let name = OsStr::from_bytes(entry.file_name().to_bytes());
+                // Where a mount shows snapshots in listings, they are no part of the tree all the same.
+                if name == "." || name == ".." || name == ".snapshots" {
+                    continue;
+                }
+                let stat = rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
+                out.push((name.to_owned(), meta_of(&stat)));
+            }
+            Ok(out)
+        })
+    }
+
+    fn readlink(&self, path: &[u8]) -> io::Result<Vec<u8>> {
+        self.at(path, |dir, name| Ok(rustix::fs::readlinkat(dir, name, Vec::new())?.into_bytes()))
+    }
+
+    fn xattrs(&self, path: &[u8], _: FileKind) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        self.by_proc(path, |file| {
+            let mut few = [0u8; 256];
+            let names = match rustix::fs::llistxattr(file, &mut few[..]) {
+                Ok(0) => return Ok(Vec::new()),
+                Ok(len) => few.get(..len).unwrap_or_default().to_vec(),
+                Err(rustix::io::Errno::OPNOTSUPP) => return Ok(Vec::new()),
+                Err(rustix::io::Errno::RANGE) => {
+                    let mut many = vec![0; XATTR_BYTES];
+                    let len = rustix::fs::llistxattr(file, &mut many[..])?;
+                    many.truncate(len);
+                    many
+                }
+                Err(e) => return Err(e.into()),
+            };
+            let mut out = Vec::new();
+            let mut value = vec![0; XATTR_BYTES];
+            for name in names.split(|b| *b == 0).filter(|name| !name.is_empty()) {
+                let len = rustix::fs::lgetxattr(file, OsStr::from_bytes(name), &mut value[..])?;
+                out.push((name.to_vec(), value.get(..len).unwrap_or_default().to_vec()));
+            }
+            Ok(out)
+        })
+    }
+
+    fn open(&self, path: &[u8]) -> io::Result<Box<dyn SourceFile + '_>> {
+        let file = self.opened(path, OFlags::RDONLY)?;
+        let stat = rustix::fs::fstat(&file)?;
+        // Only where blocks are missing are there holes worth two calls each.
+        let sparse = (stat.st_blocks as u64).saturating_mul(512) < stat.st_size as u64;
+        Ok(Box::new(HostFile { file, sparse, size: stat.st_size as u64 }))
+    }
+}
+
+struct HostFile {
+    file: File,
+    sparse: bool,
+    size: u64,
+}
+
+impl SourceFile for HostFile {
+    fn read_at(&mut self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        let mut done = 0;
+        while let Some(rest) = buf.get_mut(done..).filter(|rest| !rest.is_empty()) {
+            match self.file.read_at(rest, offset + done as u64) {
+                Ok(0) => break,
+                Ok(n) => done += n,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(done)
+    }
+
+    fn data_from(&mut self, offset: u64, end: u64) -> io::Result<Option<(u64, u64)>> {
+        let end = end.min(self.size);
+        if offset >= end {
+            return Ok(None);
+        }
+        if !self.sparse {
+            return Ok(Some((offset, end)));
+        }
+        let begin = match rustix::fs::seek(&self.file, SeekFrom::Data(offset)) {
+            Ok(begin) if begin < end => begin,
+            Ok(_) | Err(rustix::io::Errno::NXIO) => return Ok(None),
+            Err(e) => return Err(e.into()),
+        };
+        let stop = rustix::fs::seek(&self.file, SeekFrom::Hole(begin))?;
+        Ok(Some((begin, stop.min(end))))
+    }
+}
+
+impl Target for Host {
+    fn meta(&mut self, path: &[u8]) -> io::Result<FileMeta> {
+        Source::meta(self, path)
+    }
+
+    fn mkdir(&mut self, path: &[u8]) -> io::Result<()> {
+        self.at(path, |dir, name| Ok(rustix::fs::mkdirat(dir, name, Mode::RWXU)?))
+    }
+
+    fn create(&mut self, path: &[u8], again: bool) -> io::Result<()> {
+        self.open = None;
+        let once = if again { OFlags::TRUNC } else { OFlags::EXCL };
+        self.open = Some((path.to_vec(), self.opened(path, OFlags::WRONLY | OFlags::CREATE | once)?));
+        Ok(())
+    }
+
+    fn open(&mut self, path: &[u8]) -> io::Result<()> {
+        self.open = None;
+        self.open = Some((path.to_vec(), self.opened(path, OFlags::WRONLY)?));
+        Ok(())
+    }
+
+    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.written()?.write_all_at(bytes, offset)
+    }
+
+    fn punch(&mut self, offset: u64, len: u64) -> io::Result<()> {
+        let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        match len {
+            0 => Ok(()),
+            len => Ok(rustix::fs::fallocate(self.written()?, mode, offset, len)?),
+        }
+    }
+
+    fn set_len(&mut self, size: u64) -> io::Result<()> {
+        self.written()?.set_len(size)
+    }
+
+    fn symlink(&mut self, path: &[u8], target: &[u8]) -> io::Result<()> {
+        self.at(path, |dir, name| Ok(rustix::fs::symlinkat(OsStr::from_bytes(target), dir, name)?))
+    }
+
+    fn special(&mut self, path: &[u8], kind: FileKind, rdev: u32) -> io::Result<()> {
+        let kind = FileType::from_raw_mode(kind.mode_bits());
+        self.at(path, |dir, name| {
+            Ok(rustix::fs::mknodat(dir, name, kind, Mode::RUSR | Mode::WUSR, u64::from(rdev))?)
+        })
+    }
+
+    fn link(&mut self, to: &[u8], path: &[u8]) -> io::Result<()> {
+        // Of two directories one is kept, so the other is held by a descriptor of its own.
+        let from = self.at(to, |dir, _| dir.try_clone())?;
+        let old = OsStr::from_bytes(split(to).1);
+        self.at(path, |dir, name| Ok(rustix::fs::linkat(&from, old, dir, name, AtFlags::empty())?))
+    }
+
+    fn rename(&mut self, from: &[u8], to: &[u8]) -> io::Result<()> {
+        let at = self.at(from, |dir, _| dir.try_clone())?;
+        let old = OsStr::from_bytes(split(from).1);
+        let flags = RenameFlags::NOREPLACE;
+        let done = self.at(to, |dir, name| Ok(rustix::fs::renameat_with(&at, old, dir, name, flags)?));
+        self.forget_dir();
+        done
+    }
+
+    fn unlink(&mut self, path: &[u8]) -> io::Result<()> {
+        self.at(path, |dir, name| Ok(rustix::fs::unlinkat(dir, name, AtFlags::empty())?))
+    }
+
+    fn rmdir(&mut self, path: &[u8]) -> io::Result<()> {
+        let done = self.at(path, |dir, name| Ok(rustix::fs::unlinkat(dir, name, AtFlags::REMOVEDIR)?));
+        self.forget_dir();
+        done
+    }
+
+    fn chown(&mut self, path: &[u8], uid: u32, gid: u32) -> io::Result<()> {
+        let meta = Source::meta(self, path)?;
+        if (meta.uid, meta.gid) == (uid, gid) {
+            return Ok(());
+        }
+        let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
+        self.at(path, |dir, name| Ok(rustix::fs::chownat(dir, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?))
+    }
+
+    fn clear_xattrs(&mut self, path: &[u8]) -> io::Result<()> {
+        for (name, _) in self.xattrs(path, FileKind::Regular)? {
+            self.by_proc(path, |file| Ok(rustix::fs::lremovexattr(file, OsStr::from_bytes(&name))?))?;
+        }
+        Ok(())
+    }
+
+    fn set_xattr(&mut self, path: &[u8], name: &[u8], value: &[u8]) -> io::Result<()> {
+        let name = OsStr::from_bytes(name);
+        self.by_proc(path, |file| Ok(rustix::fs::lsetxattr(file, name, value, XattrFlags::empty())?))
+    }
+
+    fn set_meta(
+        &mut self,
+        path: &[u8],
+        owner: (u32, u32),
+        perm: u16,
+        atime: Time,
+        mtime: Time,
+    ) -> io::Result<()> {
+        let time = |t: Time| Timespec { tv_sec: t.secs, tv_nsec: t.nanos.into() };
+        let times = Timestamps { last_access: time(atime), last_modification: time(mtime) };
+        let mode = Mode::from_raw_mode(perm.into());
+        if let Some((_, file)) = self.open.take_if(|(open, _)| open == path) {
+            let stat = rustix::fs::fstat(&file)?;
+            if (stat.st_uid, stat.st_gid) != owner {
+                rustix::fs::fchown(&file, Some(Uid::from_raw(owner.0)), Some(Gid::from_raw(owner.1)))?;
+            }
+            rustix::fs::fchmod(&file, mode)?;
+            return Ok(rustix::fs::futimens(&file, &times)?);
+        }
+        self.chown(path, owner.0, owner.1)?;
+        self.at(path, |dir, name| {
+            let stat = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
+            if kind_of(stat.st_mode) != FileKind::Symlink {
+                rustix::fs::chmodat(dir, name, mode, AtFlags::empty())?;
+            }
+            Ok(rustix::fs::utimensat(dir, name, &times, AtFlags::SYMLINK_NOFOLLOW)?)
+        })
+    }
+}
+
+/// A path of bytes.
+pub fn path_of(bytes: &[u8]) -> PathBuf {
+    PathBuf::from(OsString::from_vec(bytes.to_vec()))
+}

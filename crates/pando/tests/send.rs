@@ -1,0 +1,211 @@
+//! `pando send` and `pando receive`, as a user has them: through mounts and on images, whole and as differences.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+#[macro_use]
+mod common;
+
+use std::{
+    fs,
+    io::Write,
+    process::{Output, Stdio},
+};
+
+use common::{Bench, same, text};
+
+/// Sends into a file.
+fn send(b: &Bench, args: &[&str], to: &str) {
+    let mut all = vec!["send"];
+    all.extend(args);
+    let out = b.command(&all).stdout(fs::File::create(b.path(to)).unwrap()).output().unwrap();
+    assert!(out.status.success(), "{args:?}: {}", text(&out.stderr));
+}
+
+/// Receives these bytes.
+fn receive_bytes(b: &Bench, args: &[&str], stream: &[u8]) -> Output {
+    let mut all = vec!["receive"];
+    all.extend(args);
+    let mut child =
+        b.command(&all).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // One that refuses the stream does not read all of it.
+    let _ = child.stdin.take().unwrap().write_all(stream);
+    child.wait_with_output().unwrap()
+}
+
+fn receive(b: &Bench, args: &[&str], from: &str) {
+    let out = receive_bytes(b, args, &fs::read(b.path(from)).unwrap());
+    assert!(out.status.success(), "{args:?}: {}", text(&out.stderr));
+}
+
+fn refused(b: &Bench, args: &[&str], stream: &[u8], says: &str) {
+    let out = receive_bytes(b, args, stream);
+    let err = text(&out.stderr);
+    assert!(!out.status.success() && err.contains(says), "{args:?} said {err:?}, not {says:?}");
+}
+
+/// Makes a tree with all that there is.
+fn all_kinds(b: &Bench, dir: &str) {
+    b.sh(&format!(
+        "cp -a t {dir}; cd {dir}; ln src/f1 src/same; ln -s f1 src/soft; mkfifo pipe; chmod 1770 empty
+         mknod dev c 1 3 || true; chown 7:8 src/f2 || true; chmod 4711 src/f2
+         truncate -s 3M sparse; printf end >> sparse; setfattr -n user.what -v ever src/f3 2>/dev/null || true
+         touch -d 2001-02-03T04:05:06.789 src"
+    ));
+}
+
+#[test]
+fn snapshots_travel_whole_and_as_differences_between_mounts_and_images() {
+    let b = mounted!();
+    let tree = b.tree("t");
+    all_kinds(&b, "m/p");
+    b.ok(&["snapshot", "create", "m/p", "one"]);
+    send(&b, &["m/p@one"], "one.s");
+    b.sh("mkdir m/in");
+    receive(&b, &["m/in", "q"], "one.s");
+    same(b.path("m/p/.snapshots/one"), b.path("m/in/q"));
+    let ino = |path: &str| b.sh(&format!("stat -c %i {path}"));
+    assert_eq!(ino("m/in/q/src/f1"), ino("m/in/q/src/same"), "linked");
+    let blocks = |path: &str| b.sh(&format!("stat -c '%b %s' {path}"));
+    assert_eq!(blocks("m/in/q/sparse"), blocks("m/p/sparse"), "a hole stays one");
+    assert!(blocks("m/in/q/sparse").split(' ').next().unwrap().parse::<u64>().unwrap() <= 32);
+    assert_eq!(b.sh("ls -A m/in").trim(), "q");
+
+    b.sh("cd m/p; mv src was; rm -r was/deep; echo more >> was/f1; mkdir src; mv was/f3 src/; ln -f was/f2 src/f2
+          printf x | dd of=sparse bs=1 seek=2000000 conv=notrunc 2>/dev/null; rmdir empty; touch -d 2002-01-01 .");
+    b.ok(&["snapshot", "create", "m/p", "two"]);
+    send(&b, &["-i", "@one", "m/p/.snapshots/two"], "two.s");
+    receive(&b, &["m/in", "q"], "two.s");
+    same(b.path("m/p/.snapshots/two"), b.path("m/in/q"));
+    same(b.path("m/p/.snapshots/one"), b.path("m/in/q/.snapshots/one"));
+    assert_eq!(b.sh("ls m/in/q/.snapshots").trim(), "one\ntwo");
+    assert_eq!(ino("m/in/q/was/f2"), ino("m/in/q/src/f2"), "linked");
+    assert_eq!(ino("m/in/q/was/f1"), ino("m/in/q/was/same"), "still linked");
+
+    // What was received can be sent on, from either side.
+    b.sh("echo three > m/p/three");
+    b.ok(&["snapshot", "create", "m/p", "three"]);
+    send(&b, &["-i", "@two", "m/p@three"], "three.s");
+    send(&b, &["m/in/q@two"], "relayed.s");
+    b.ok(&["mkfs", "--size", "256M", "--node-size", "256K", "b.img"]);
+    receive(&b, &["b.img", "r"], "relayed.s");
+    receive(&b, &["b.img", "r"], "three.s");
+    b.ok(&["check", "b.img"]);
+    b.ok(&["export", "b.img:/r", "out"]);
+    same(b.path("m/p/.snapshots/three"), b.path("out"));
+    // And from the image back.
+    send(&b, &["-i", "@two", "b.img:/r@three"], "back.s");
+    receive(&b, &["m/in", "q"], "back.s");
+    same(b.path("m/p"), b.path("m/in/q"));
+    assert!(tree.exists());
+    b.umount();
+    b.ok(&["check", "a.img"]);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_and_changes_nothing() {
+    let b = mounted!();
+    b.tree("t");
+    b.sh("cp -a t m/p");
+    b.ok(&["snapshot", "create", "m/p", "one"]);
+    b.sh("echo two > m/p/two");
+    b.ok(&["snapshot", "create", "m/p", "two"]);
+    b.sh("echo three > m/p/three");
+    b.ok(&["snapshot", "create", "m/p", "three"]);
+    send(&b, &["m/p@one"], "one.s");
+    send(&b, &["-i", "@two", "m/p@three"], "wrong.s");
+    send(&b, &["-i", "@one", "m/p@two"], "two.s");
+    let bytes = |name: &str| fs::read(b.path(name)).unwrap();
+    b.sh("mkdir m/in");
+    refused(&b, &["m/in", "q"], &bytes("two.s"), "receive its base there first");
+    receive(&b, &["m/in", "q"], "one.s");
+    refused(&b, &["m/in", "q"], &bytes("wrong.s"), "no snapshot that is the base of this stream");
+    refused(&b, &["m/in", "q"], &bytes("one.s"), "becomes a new directory");
+    refused(&b, &["m/in", "../q"], &bytes("one.s"), "PATH is a path inside of");
+    refused(&b, &["m/in", "x"], b"not a stream at all, but long enough", "no stream of pando send");
+    refused(&b, &["t", "x"], &bytes("one.s"), "not");
+    let mut bad = bytes("two.s");
+    let middle = bad.len() / 2;
+    bad[middle] ^= 4;
+    refused(&b, &["m/in", "q"], &bad, "the stream is damaged at byte");
+    let twice = [bytes("two.s"), bytes("two.s")].concat();
+    refused(&b, &["m/in", "q"], &twice, "something follows its end");
+    assert_eq!(b.sh("ls -A m/in").trim(), "q");
+    same(b.path("m/p/.snapshots/one"), b.path("m/in/q"));
+    assert_eq!(b.sh("ls m/in/q/.snapshots").trim(), "one");
+    // What was changed since the base is kept.
+    b.sh("echo mine > m/in/q/mine");
+    receive(&b, &["m/in", "q"], "two.s");
+    refused(&b, &["m/in", "q"], &bytes("two.s"), "has received this already");
+    same(b.path("m/p/.snapshots/two"), b.path("m/in/q"));
+    assert_eq!(b.sh("cat m/in/q/.snapshots/*/mine").trim(), "mine");
+}
+
+#[test]
+fn an_interrupted_receive_shows_nothing_and_goes_on() {
+    let b = mounted!();
+    b.tree("t");
+    b.sh("cp -a t m/p; head -c 9000000 /dev/urandom > m/p/big; ln m/p/big m/p/linked");
+    b.ok(&["snapshot", "create", "m/p", "one"]);
+    send(&b, &["m/p@one"], "one.s");
+    let whole = fs::read(b.path("one.s")).unwrap();
+    b.sh("mkdir m/in");
+    for cut in [whole.len() / 3, whole.len() - 1] {
+        let out = receive_bytes(&b, &["m/in", "q"], &whole[..cut]);
+        let err = text(&out.stderr);
+        assert!(err.contains("the stream ends early"), "{err}");
+        assert!(!b.path("m/in/q").exists());
+        let word = |before: &str| {
+            err.split_once(before)
+                .unwrap()
+                .1
+                .split_whitespace()
+                .next()
+                .unwrap()
+                .trim_end_matches(')')
+                .to_owned()
+        };
+        let (token, from) = (word("--resume "), word("--from "));
+        refused(&b, &["m/in", "q"], &whole, "--resume");
+        b.umount();
+        b.ok(&["check", "a.img"]);
+        b.mount();
+        if cut < whole.len() / 2 {
+            // Only the rest is sent.
+            send(&b, &["--from", &from, "m/p@one"], "rest.s");
+            assert!(fs::metadata(b.path("rest.s")).unwrap().len() < whole.len() as u64 * 3 / 4);
+            receive(&b, &["--resume", &token, "m/in", "q"], "rest.s");
+        } else {
+            receive(&b, &["--resume", &token, "m/in", "q"], "one.s");
+        }
+        same(b.path("m/p/.snapshots/one"), b.path("m/in/q"));
+        assert_eq!(b.sh("ls -A m/in").trim(), "q");
+        b.ok(&["rm", "-r", "m/in/q"]);
+    }
+    let out = receive_bytes(&b, &["m/in", "q"], &whole[..whole.len() / 2]);
+    let err = text(&out.stderr);
+    let token = err.split_once("--abort ").unwrap().1.split_whitespace().next().unwrap().to_owned();
+    b.ok(&["receive", "--abort", &token, "m/in", "q"]);
+    assert_eq!(b.sh("ls -A m/in").trim(), "");
+    b.fails(&["receive", "--abort", &token, "m/in", "q"], 1, "was begun here");
+}
+
+#[test]
+fn a_dry_run_says_how_much_it_would_be() {
+    let b = mounted!();
+    b.tree("t");
+    b.sh("cp -a t m/p; head -c 3000000 /dev/urandom > m/p/big");
+    b.ok(&["snapshot", "create", "m/p", "one"]);
+    b.sh("printf x | dd of=m/p/big bs=1 seek=1000000 conv=notrunc 2>/dev/null");
+    b.ok(&["snapshot", "create", "m/p", "two"]);
+    let said = |args: &[&str]| -> u64 {
+        let text = b.ok(args);
+        text.split_once('(').unwrap().1.split_whitespace().next().unwrap().parse().unwrap()
+    };
+    send(&b, &["--level", "0", "m/p@one"], "one.s");
+    let whole = said(&["send", "-n", "m/p@one"]);
+    let real = fs::metadata(b.path("one.s")).unwrap().len();
+    assert!(whole > 3_000_000 && whole <= real && real < whole + whole / 50 + 2000, "{whole} and {real}");
+    let little = said(&["send", "-n", "-i", "@one", "m/p@two"]);
+    assert!(little < 2000, "{little}");
+    send(&b, &["-i", "@one", "m/p@two"], "two.s");
+    assert!(fs::metadata(b.path("two.s")).unwrap().len() < 2000);
+}

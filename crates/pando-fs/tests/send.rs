@@ -536,6 +536,24 @@ fn changed_streams_are_refused() {
     });
 }
 
+#[test]
+fn a_stream_that_says_it_is_huge_takes_no_memory() {
+    let (a, _, one, _) = two_snapshots(&mut Random(1));
+    let stream = send(&a, "/t", None, &one, Position::default());
+    let head = BlockReader::new(&stream[..]).unwrap().bytes() as usize;
+    for (at, len) in [(16, 4), (20, 4)] {
+        let mut bad = stream.clone();
+        bad[head + at..head + at + len].fill(0xff);
+        let mut reader = BlockReader::new(&bad[..]).unwrap();
+        let error = reader.next_block().unwrap_err().to_string();
+        assert!(error.contains("larger than any"), "{error}");
+    }
+    let mut bad = stream.clone();
+    bad[16..20].fill(0xff);
+    let error = BlockReader::new(&bad[..]).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("impossible length"), "{error}");
+}
+
 /// Records that nobody has sent, in blocks whose checksums are right: they may do anything to the tree, and nothing
 /// outside of it, and end with an error or a tree.
 #[test]
@@ -663,4 +681,55 @@ fn what_is_received_shares_with_its_base() {
     same(&a, "/t", &b, "/x", "changed");
     let usage = b.on("/x", |attr| b.fs.usage(attr.ino)).unwrap();
     assert!(usage.exclusive_bytes < 300_000, "{usage:?}");
+}
+
+#[test]
+fn a_snapshot_of_another_tree_needs_the_rights_to_both() {
+    let w = world(16 << 10, Codec::Lz4);
+    let stranger = Caller { uid: 7, gid: 7, ..Caller::root() };
+    for dir in ["/mine", "/mine/inner", "/theirs", "/tree"] {
+        w.mkdir(dir);
+    }
+    snap(&w, "/mine", "first");
+    snap(&w, "/theirs", "first");
+    w.put("/tree/file", b"content");
+    let own = SetAttr { uid: Some(7), ..SetAttr::default() };
+    w.on("/theirs", |a| w.fs.setattr(&w.me, a.ino, &own)).unwrap();
+    let new = |name: &str| NewSnapshot { name: Some(name.into()), ..NewSnapshot::default() };
+    let take = |by: &Caller, of: &str, tree_by: &Caller, tree: &str, name: &str| {
+        let (of, tree) = (Top::new(&w, of), Top::new(&w, tree));
+        let tree = (Authority::Caller(tree_by), tree.1);
+        w.fs.snapshot_of_tree(Authority::Caller(by), of.1, tree, &new(name)).map(|done| done.0)
+    };
+    let refused = |done: Result<SnapshotInfo>, errno: i32| assert_eq!(done.unwrap_err().errno(), errno);
+    refused(take(&stranger, "/mine", &w.me, "/tree", "a"), 1);
+    refused(take(&stranger, "/theirs", &stranger, "/tree", "a"), 1);
+    refused(take(&w.me, "/mine", &w.me, "/mine/inner", "a"), 22);
+    refused(take(&w.me, "/mine", &w.me, "/", "a"), 22);
+    refused(take(&w.me, "/mine", &w.me, "/mine", "a"), 22);
+    refused(take(&w.me, "/mine", &w.me, "/tree", "first"), 17);
+    refused(take(&w.me, "/mine", &w.me, "/mine/.snapshots/first", "a"), 30);
+    let info = take(&w.me, "/mine", &w.me, "/tree", "a").unwrap();
+    assert_eq!(info.source, "/mine");
+    same(&w, "/tree", &w, "/mine/.snapshots/a", "taken");
+    // It is one of the directory, and becomes it.
+    w.put("/tree/file", b"later");
+    w.on("/mine", |a| w.fs.rollback(Authority::Caller(&w.me), a.ino, info.number, true)).unwrap();
+    assert_eq!(w.get("/mine/file").unwrap(), b"content");
+    assert_eq!(w.on("/mine", |a| w.fs.snapshots(a.ino)).unwrap().len(), 2);
+    assert_eq!(w.on("/tree", |a| w.fs.snapshots(a.ino)).unwrap().len(), 0);
+    w.fs.check(|line| panic!("{line}")).unwrap();
+}
+
+#[test]
+fn what_a_snapshot_was_received_as_is_kept() {
+    let mut w = World::new();
+    w.mkdir("/t");
+    let came = SnapshotId { store: [3; 16], number: 9, created: Time { secs: -1, nanos: 7 } };
+    let new = NewSnapshot { name: Some("n".into()), received: Some(came), ..NewSnapshot::default() };
+    w.on("/t", |a| w.fs.snapshot(Authority::Caller(&w.me), a.ino, &new)).unwrap();
+    w.remount();
+    let all = w.on("/t", |a| w.fs.snapshots(a.ino)).unwrap();
+    assert_eq!(all[0].received, Some(came));
+    assert_ne!(w.fs.uuid(), [0; 16]);
 }

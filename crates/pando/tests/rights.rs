@@ -487,3 +487,41 @@ fn a_link_put_in_the_way_leads_nobody_in() {
     assert_eq!(names(bob), ["d", "open"]);
     assert_eq!(names(ann.join("open")), Vec::<String>::new());
 }
+
+#[test]
+fn an_ordinary_user_sends_and_receives_what_is_his() {
+    let Some(b) = scene() else { return };
+    let sh = |uid: u32, script: &str| {
+        let out = Command::new("sh")
+            .args(["-c", script])
+            .current_dir(b.path(""))
+            .uid(uid)
+            .gid(uid)
+            .output()
+            .unwrap();
+        (out.status.success(), text(&out.stdout) + &text(&out.stderr))
+    };
+    let fine = |uid, script: &str| {
+        let (done, said) = sh(uid, script);
+        assert!(done, "{script}: {said}");
+    };
+    let fails = |uid, script: &str, says: &str| {
+        let (done, said) = sh(uid, script);
+        assert!(!done && said.contains(says), "{script}: {said}");
+    };
+    b.sh("mkdir -m 1777 out");
+    fine(ANN, &format!("./pando snapshot create m/{ANN}/d one; ./pando send m/{ANN}/d@one > out/one"));
+    fine(ANN, &format!("./pando receive m/{ANN} copy < out/one && cmp m/{ANN}/d/e/f m/{ANN}/copy/e/f"));
+    // What somebody else owns he cannot make, and what he may not look into he cannot send.
+    fails(BOB, &format!("./pando receive m/{BOB} copy < out/one"), "not permitted");
+    assert_eq!(b.sh(&format!("ls -A m/{BOB}")).trim(), "d\nopen", "nothing is left");
+    fails(BOB, &format!("./pando receive m/{ANN} other < out/one"), "ermission denied");
+    fails(BOB, &format!("./pando send m/{ANN}/d@one > out/bob"), "ermission denied");
+    b.sh(&format!("./pando snapshot create m/{ANN}/d two"));
+    fails(ANN, &format!("./pando send -i @one m/{ANN}/d@two > out/ann"), "-i needs root");
+    b.sh(&format!("./pando send -i @one m/{ANN}/d@two > out/two; ./pando receive m/{ANN} copy < out/two"));
+    b.sh(&format!(
+        "mkdir m/{ANN}/d/closed; chmod 0 m/{ANN}/d/closed; ./pando snapshot create m/{ANN}/d three"
+    ));
+    fails(ANN, &format!("./pando send m/{ANN}/d@three > out/three"), "closed");
+}

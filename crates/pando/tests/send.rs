@@ -209,3 +209,57 @@ fn a_dry_run_says_how_much_it_would_be() {
     send(&b, &["-i", "@one", "m/p@two"], "two.s");
     assert!(fs::metadata(b.path("two.s")).unwrap().len() < 2000);
 }
+
+/// The token of the receive of this stream that was begun and not ended.
+fn token_of(b: &Bench, args: &[&str], stream: &[u8]) -> String {
+    let err = text(&receive_bytes(b, args, stream).stderr);
+    let (_, rest) = err.split_once("--resume ").unwrap_or_else(|| panic!("{err}"));
+    rest.trim_start().split([',', ' ']).next().unwrap().to_owned()
+}
+
+#[test]
+fn a_receiver_or_a_daemon_that_is_killed_leaves_what_can_go_on() {
+    let b = mounted!();
+    b.tree("t");
+    b.sh("cp -a t m/p; head -c 5000000 /dev/urandom > m/p/big");
+    b.ok(&["snapshot", "create", "m/p", "one"]);
+    b.sh("mkdir m/in; cd m/p; mv src was; mkdir src; mv was/f1 src; cp -a was/deep src; rm -r was/deep empty; ln src/f1 l
+          head -c 7000000 /dev/urandom > big2");
+    b.ok(&["snapshot", "create", "m/p", "two"]);
+    send(&b, &["m/p@one"], "one.s");
+    send(&b, &["-i", "@one", "m/p@two"], "two.s");
+    b.ok(&["sync", "m"]);
+    for (name, part) in [("one", 0.5), ("two", 0.05), ("two", 0.9)] {
+        let whole = fs::read(b.path(&format!("{name}.s"))).unwrap();
+        let mut child =
+            b.command(&["receive", "m/in", "q"]).stdin(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut pipe = child.stdin.take().unwrap();
+        pipe.write_all(&whole[..(whole.len() as f64 * part) as usize]).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(400));
+        if part > 0.8 {
+            let daemon = b.daemon();
+            b.sh(&format!("kill -9 {daemon}"));
+            drop(pipe);
+            child.wait().unwrap();
+            let _ = b.run(&["umount", "m"]);
+            b.ok(&["mount", "--log-file", "log", "a.img", "m"]);
+        } else {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        assert_eq!(b.path("m/in/q").exists(), name == "two", "{name} {part}");
+        if name == "two" {
+            same(b.path("m/p/.snapshots/one"), b.path("m/in/q"));
+        }
+        let token = token_of(&b, &["m/in", "q"], &whole);
+        receive(&b, &["--resume", &token, "m/in", "q"], &format!("{name}.s"));
+        same(b.path(&format!("m/p/.snapshots/{name}")), b.path("m/in/q"));
+        assert_eq!(b.sh("ls -A m/in").trim(), "q");
+        if part < 0.1 {
+            b.ok(&["rollback", "--discard", "m/in/q", "one"]);
+            b.ok(&["snapshot", "delete", "m/in/q", "two"]);
+        }
+    }
+    b.umount();
+    b.ok(&["check", "a.img"]);
+}

@@ -71,7 +71,30 @@ pub enum StreamError {
 impl StreamError {
     /// Whether the rest of the stream, or another try, may bring it to an end.
     pub fn can_resume(&self) -> bool {
-        matches!(self, StreamError::Io(_) | StreamError::Cut { .. } | StreamError::Tree { .. })
+        use io::ErrorKind as K;
+        match self {
+            StreamError::Io(_) | StreamError::Cut { .. } => true,
+            // A full or broken file system may be well again; what a tree or its rights do not allow stays so.
+            StreamError::Tree { error, .. } => {
+                error.raw_os_error() != Some(rustix::io::Errno::LOOP.raw_os_error())
+                    && !matches!(
+                        error.kind(),
+                        K::PermissionDenied
+                            | K::NotFound
+                            | K::AlreadyExists
+                            | K::NotADirectory
+                            | K::IsADirectory
+                            | K::DirectoryNotEmpty
+                            | K::InvalidInput
+                            | K::InvalidFilename
+                            | K::FileTooLarge
+                            | K::CrossesDevices
+                            | K::TooManyLinks
+                            | K::Unsupported
+                    )
+            }
+            StreamError::Damaged { .. } | StreamError::Format(_) | StreamError::Refused(_) => false,
+        }
     }
 
     pub(crate) fn at(path: &[u8]) -> impl FnOnce(io::Error) -> StreamError {

@@ -222,7 +222,16 @@ impl Work<'_> {
     fn base(&self, ground: &dyn Ground) -> Result<Found> {
         let show = ground.show();
         let Some(base) = &self.header.base else {
+            let received = |info: &SnapshotInfo| info.received == Some(self.header.snapshot);
             return match ground.exists()? {
+                true if self.args.resume.is_some()
+                    && ground.is_begun()?
+                    && ground.snapshots()?.iter().any(received) =>
+                {
+                    // It was interrupted behind its end.
+                    ground.clean()?;
+                    Ok(Found::Done)
+                }
                 true => bail!("{show}: exists; a whole snapshot becomes a new directory"),
                 false => Ok(Found::Base(None)),
             };
@@ -388,6 +397,11 @@ impl Work<'_> {
     /// After an error: what is left, and how to go on.
     fn stopped(&self, ground: &dyn Ground, error: StreamError) -> anyhow::Error {
         let (token, path) = (self.token, self.path.display());
+        if !error.can_resume() && self.args.resume.is_some() {
+            // What came before was right, and may have taken long.
+            return anyhow::Error::from(error)
+                .context(format!("what had come before is kept (token {token})"));
+        }
         if !error.can_resume() {
             let cleaned = ground.clean();
             let error = anyhow::Error::from(error);

@@ -733,3 +733,31 @@ fn what_a_snapshot_was_received_as_is_kept() {
     assert_eq!(all[0].received, Some(came));
     assert_ne!(w.fs.uuid(), [0; 16]);
 }
+
+#[test]
+fn an_end_that_has_counted_otherwise_is_refused() {
+    let (a, b, one, _) = two_snapshots(&mut Random(2));
+    let stream = send(&a, "/t", None, &one, Position::default());
+    let mut reader = BlockReader::new(&stream[..]).unwrap();
+    let header = reader.header.clone();
+    let mut blocks = Vec::new();
+    while let Some(block) = reader.next_block().unwrap() {
+        blocks.push(block);
+    }
+    // Without the last record but one, and with right checksums.
+    let block = blocks.pop().unwrap();
+    let (mut rest, mut starts) = (&block[..], Vec::new());
+    while !rest.is_empty() {
+        starts.push(block.len() - rest.len());
+        Record::decode(&mut rest).unwrap();
+    }
+    let [.., x, y] = starts[..] else { panic!("two records at least") };
+    blocks.push([&block[..x], &block[y..]].concat());
+    let mut out = BlockWriter::new(Vec::new(), &header, 1).unwrap();
+    for (i, block) in blocks.iter().enumerate() {
+        out.block(block, i + 1 == blocks.len()).unwrap();
+    }
+    b.mkdir("/y");
+    let error = receive(&b, "/y", &out.finish().unwrap()).unwrap_err().to_string();
+    assert!(error.contains("not all is there"), "{error}");
+}

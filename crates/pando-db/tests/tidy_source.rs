@@ -121,11 +121,12 @@ const FS: &[(&str, &[&str])] = &[
     ("place", &["error", "types", "path", "inode", "lock", "path_cache", "volume"]),
     ("domain", &["error", "path", "record", "inode", "volume", "place"]),
     ("family", &["error", "types", "path", "record", "inode", "lineage", "volume"]),
+    ("forks", &["error", "types", "path", "record", "volume"]),
     (
         "check",
         &[
             "error", "limits", "types", "path", "key_text", "attrs", "record", "blockmap", "lineage",
-            "volume", "family",
+            "volume", "family", "forks",
         ],
     ),
     (
@@ -154,7 +155,7 @@ const FS: &[(&str, &[&str])] = &[
         "entry",
         &[
             "error", "limits", "types", "path", "record", "merge", "inode", "lineage", "handle", "lock",
-            "volume", "place", "domain", "data", "orphan", "name", "xattr",
+            "volume", "place", "domain", "forks", "data", "orphan", "name", "xattr",
         ],
     ),
     (
@@ -168,7 +169,7 @@ const FS: &[(&str, &[&str])] = &[
         "rename",
         &[
             "error", "types", "path", "record", "merge", "inode", "lineage", "lock", "volume", "place",
-            "domain", "orphan", "name", "entry",
+            "domain", "forks", "orphan", "name", "entry",
         ],
     ),
     (
@@ -190,7 +191,7 @@ const FS: &[(&str, &[&str])] = &[
         "clone",
         &[
             "error", "types", "path", "record", "merge", "inode", "lock", "volume", "place", "domain",
-            "orphan", "name", "entry", "rename", "census", "rights",
+            "forks", "orphan", "name", "entry", "rename", "census", "rights",
         ],
     ),
     (
@@ -209,6 +210,14 @@ const FS: &[(&str, &[&str])] = &[
         ],
     ),
     ("send", &["error", "limits", "types", "volume", "family", "allocate", "rename", "diff"]),
+    (
+        "fork",
+        &[
+            "error", "limits", "types", "path", "key_text", "attrs", "record", "merge", "inode", "lineage",
+            "lock", "volume", "place", "domain", "forks", "orphan", "name", "entry", "census", "rights",
+            "clone", "diff",
+        ],
+    ),
 ];
 
 /// The floors of `pando-fuse`.
@@ -216,7 +225,8 @@ const FUSE: &[(&str, &[&str])] = &[
     ("mountinfo", &[]),
     ("guard", &[]),
     ("asked", &[]),
-    ("control", &["asked"]),
+    ("forked", &["asked"]),
+    ("control", &["asked", "forked"]),
     ("counters", &[]),
     ("cache", &[]),
     ("creators", &[]),
@@ -230,7 +240,7 @@ const FUSE: &[(&str, &[&str])] = &[
     ("attach", &["mountinfo", "error", "settings"]),
     ("client", &["asked", "control"]),
     ("proof", &["control", "transport"]),
-    ("tool", &["mountinfo", "asked", "control", "diffs", "client", "proof"]),
+    ("tool", &["mountinfo", "asked", "forked", "control", "diffs", "client", "proof"]),
     ("caller", &["transport"]),
     (
         "coherence",
@@ -247,7 +257,7 @@ const FUSE: &[(&str, &[&str])] = &[
             "caller",
         ],
     ),
-    ("requests", &["asked", "control", "diffs", "transport", "proof", "coherence"]),
+    ("requests", &["asked", "forked", "control", "diffs", "transport", "proof", "coherence"]),
     (
         "server",
         &[

@@ -15,7 +15,8 @@ use crate::{
     blockmap::{self, Bits, PIECE},
     error::Result,
     family::{Family, decode_snapshot},
-    key_text::describe_key,
+    forks::Fork,
+    key_text::{describe_key, describe_path},
     limits::BLOCK_SIZE,
     lineage::number::number,
     path::{self, system},
@@ -340,6 +341,7 @@ impl Fs {
                 problem(report, format!("snapshots of inode {source:#x}: {names_found} names for {names}"));
             }
         }
+        self.check_forks(view, &mut known, report, problem)?;
         let mut at = path::volume(1);
         while let Some((key, _)) = view.range(&at, Some(&path::volume(u32::MAX))).next().transpose()? {
             let Some(volume) = path::snapshot_of(&key) else { break };
@@ -347,6 +349,55 @@ impl Fs {
                 problem(report, format!("snapshot {volume}: has no record"));
             }
             at = path::volume(volume.saturating_add(1));
+        }
+        Ok(())
+    }
+
+    /// Checks that each fork is a directory and has an origin, which is a tree, and that what was forked is a directory
+    /// too and leads to a fork.
+    fn check_forks(
+        &self,
+        view: &Snapshot,
+        known: &mut BTreeSet<u32>,
+        report: &mut CheckReport,
+        problem: &mut impl FnMut(&mut CheckReport, String),
+    ) -> Result<()> {
+        let is_dir = |path: &[u8]| -> Result<bool> {
+            let value = view.get(&path::meta(path))?;
+            Ok(value.and_then(|v| Record::decode(&v).ok()).is_some_and(|r| r.kind == FileKind::Directory))
+        };
+        let entry = |contents: &[u8]| path::entry_of_contents(contents).unwrap_or_default();
+        let mut numbers = BTreeSet::new();
+        let mut pairs = view.prefix(&system::forks());
+        while let Some((key, value)) = pairs.next_ref()? {
+            let place = entry(system::fork_place(key).unwrap_or_default());
+            let what = || format!("fork {}", describe_path(&place));
+            let fork = match Fork::decode(value) {
+                Ok(fork) => fork,
+                Err(detail) => {
+                    problem(report, format!("{}: {detail}", what()));
+                    continue;
+                }
+            };
+            if !numbers.insert(fork.number) || !known.insert(fork.number) {
+                problem(report, format!("{}: its number is that of another", what()));
+            }
+            if !is_dir(&place)? {
+                problem(report, format!("{}: there is no directory", what()));
+            }
+            if !is_dir(&path::snapshot(fork.number))? {
+                problem(report, format!("{}: has no origin", what()));
+            }
+            check_changes(view, path::SNAPSHOTS_END, fork.number, &mut |text| problem(report, text))?;
+        }
+        drop(pairs);
+        let mut pairs = view.prefix(&system::forked_below(b""));
+        while let Some((key, _)) = pairs.next_ref()? {
+            let (contents, number) = system::forked_parts(key).unwrap_or_default();
+            if !numbers.remove(&number) || !is_dir(&entry(contents))? {
+                let place = describe_path(&entry(contents));
+                problem(report, format!("fork {number} of {place}: one of them is not there"));
+            }
         }
         Ok(())
     }

@@ -27,7 +27,7 @@ use crate::{
     rename::End,
     rights::Rights,
     types::{Caller, CloneReport, FileKind, Ino, RemoveReport, Time, VerifiedRights},
-    volume::Fs,
+    volume::{FORKS, Fs},
 };
 
 /// What is to be cloned.
@@ -75,13 +75,14 @@ impl Removal {
 }
 
 impl Fs {
-    /// Adds the removal of an entry and all below it. The caller holds `tree` of it exclusively.
+    /// Adds the removal of an entry and all below it; what is to be at this place then is as much a fork, or forked,
+    /// as what is removed, if it `stays` so. The caller holds `tree` of it exclusively.
     pub(crate) fn remove_all(
         &self,
         rights: Rights<'_>,
         batch: &mut Batch,
         end: &End<'_>,
-        top: &InodeRef,
+        (top, stays): (&InodeRef, bool),
         now: Time,
     ) -> Result<Removal> {
         let mut open_below = Vec::new();
@@ -95,6 +96,7 @@ impl Fs {
                 names = self.lose_names(batch, end.at, &contents)?;
             }
             open_below = self.orphan_below(batch, top, now)?;
+            self.drop_forks(batch, &contents, stays)?;
             batch.delete(path::meta(&end.entry));
             for prefix in top.peek(|s| end.prefixes(&s.record))? {
                 batch.delete_prefix(prefix);
@@ -150,7 +152,7 @@ impl Fs {
         exclude: &[PathBuf],
     ) -> Result<CloneReport> {
         check_name(src.1)?;
-        self.clone_to(Rights::Of(c), &Source::Named(self.dir(src.0)?, src.1), dst, replace, exclude)
+        self.clone_to(Rights::Of(c), &Source::Named(self.dir(src.0)?, src.1), dst, replace, exclude, false)
     }
 
     /// Like [`Fs::clone_tree_without`], of the file or directory `source`, wherever it is by now, with rights that the
@@ -164,7 +166,34 @@ impl Fs {
         exclude: &[PathBuf],
     ) -> Result<CloneReport> {
         let source = Source::Inode(self.table.get(source)?);
-        self.clone_to(Rights::Verified(shown), &source, dst, replace, exclude)
+        self.clone_to(Rights::Verified(shown), &source, dst, replace, exclude, false)
+    }
+
+    /// Like [`Fs::clone_tree_without`], of a directory, and the clone remembers what it was then: it is a fork, which
+    /// [`Fs::diff_fork`] compares with that and [`Fs::discard`] throws away. ENOTDIR for a file.
+    pub fn fork_tree(
+        &self,
+        c: &Caller,
+        src: (Ino, &OsStr),
+        dst: (Ino, &OsStr),
+        replace: bool,
+        exclude: &[PathBuf],
+    ) -> Result<CloneReport> {
+        check_name(src.1)?;
+        self.clone_to(Rights::Of(c), &Source::Named(self.dir(src.0)?, src.1), dst, replace, exclude, true)
+    }
+
+    /// The same with rights that the kernel has seen, as [`Fs::clone_verified`].
+    pub fn fork_verified(
+        &self,
+        shown: &VerifiedRights,
+        source: Ino,
+        dst: (Ino, &OsStr),
+        replace: bool,
+        exclude: &[PathBuf],
+    ) -> Result<CloneReport> {
+        let source = Source::Inode(self.table.get(source)?);
+        self.clone_to(Rights::Verified(shown), &source, dst, replace, exclude, true)
     }
 
     fn clone_to(
@@ -174,6 +203,7 @@ impl Fs {
         dst: (Ino, &OsStr),
         replace: bool,
         exclude: &[PathBuf],
+        track: bool,
     ) -> Result<CloneReport> {
         let start = Instant::now();
         self.writable()?;
@@ -206,6 +236,11 @@ impl Fs {
                 name => String::from_utf8_lossy(name).into_owned(),
             };
             let source_end = End::new(pair.first(), from)?;
+            if track {
+                source.must_be_dir()?;
+                may_change(&source, true)?; // what is in a snapshot has no place that a merge could lead back to
+                self.need_feature(FORKS)?;
+            }
             let target = self.child(end.at, to)?;
             let refuse = |text: String| Err(Obstacle::from(Error::Invalid(text)));
             if target.as_ref().is_some_and(|t| t.ino == source.ino) {
@@ -269,7 +304,7 @@ impl Fs {
                 copies.extend(of_links);
             }
             let remove = |batch: &mut Batch| {
-                target.as_ref().map(|t| self.remove_all(rights, batch, &end, t, now)).transpose()
+                target.as_ref().map(|t| self.remove_all(rights, batch, &end, (t, false), now)).transpose()
             };
             // What is replaced is in the copy, or is a name of a file that has others in it.
             let in_copy = inside || links && target.as_ref().is_some_and(|t| t.linked().is_some());
@@ -298,6 +333,11 @@ impl Fs {
                 self.mark_uncounted(&mut batch, &path::contents(&end.at.contents, to)?)?;
             }
             batch.put(path::meta(&end.entry), record.encode());
+            if track {
+                let contents = path::contents(&end.at.contents, to)?;
+                let of = path::contents(&source_end.at.contents, source_end.name)?;
+                self.add_fork(&mut batch, (&end.entry, &contents), &record, &of, (rights.uid(), now))?;
+            }
             let touched = Change::modified(now);
             Self::change_dir(&mut batch, end.at, &touched);
             batch.put(system::cloned(), now.encode());
@@ -374,15 +414,32 @@ impl Fs {
 
     /// Removes `name` of `parent` with all below it, as `rm -r` does, in one batch.
     pub fn remove_tree(&self, c: &Caller, parent: Ino, name: &OsStr) -> Result<RemoveReport> {
-        self.remove_by(Rights::Of(c), parent, name)
+        self.remove_by(Rights::Of(c), parent, name, false)
     }
 
     /// Like [`Fs::remove_tree`], with rights that the kernel has seen.
     pub fn remove_verified(&self, shown: &VerifiedRights, parent: Ino, name: &OsStr) -> Result<RemoveReport> {
-        self.remove_by(Rights::Verified(shown), parent, name)
+        self.remove_by(Rights::Verified(shown), parent, name, false)
     }
 
-    fn remove_by(&self, rights: Rights<'_>, parent: Ino, name: &OsStr) -> Result<RemoveReport> {
+    /// Like [`Fs::discard`], with rights that the kernel has seen.
+    pub fn discard_verified(
+        &self,
+        shown: &VerifiedRights,
+        parent: Ino,
+        name: &OsStr,
+    ) -> Result<RemoveReport> {
+        self.remove_by(Rights::Verified(shown), parent, name, true)
+    }
+
+    /// `fork`: it must be one.
+    pub(crate) fn remove_by(
+        &self,
+        rights: Rights<'_>,
+        parent: Ino,
+        name: &OsStr,
+        fork: bool,
+    ) -> Result<RemoveReport> {
         let start = Instant::now();
         self.writable()?;
         let bytes = check_name(name)?;
@@ -391,11 +448,15 @@ impl Fs {
         let end = End::new(&at, bytes)?;
         let top = self.child(&at, bytes)?.ok_or_else(|| Error::NotFound(show(name)))?;
         rights.may_remove(&dir, &top)?;
+        if fork && self.fork_at(&path::contents(&at.contents, bytes)?)?.is_none() {
+            let text = format!("{}: not a fork; pando rm -r removes any tree", show(name));
+            return Err(Error::Invalid(text));
+        }
         let own = top.tree.write_arc();
         let now = self.now();
         let touched = Change::modified(now);
         let mut batch = Batch::new();
-        let removal = self.remove_all(rights, &mut batch, &end, &top, now)?;
+        let removal = self.remove_all(rights, &mut batch, &end, (&top, false), now)?;
         Self::change_dir(&mut batch, &at, &touched);
         self.db.write(batch)?;
         dir.change(|s| touched.apply(&mut s.record));

@@ -12,7 +12,7 @@
 //! and `merge` (values and their blind changes); `counter`, `position` (cookies of directories), `inode` (what is in
 //! memory), `lineage` (inode numbers), `handle`, `counting`; `lock`, `path_cache` and `file_runs`; `volume` (the
 //! whole); `place` (where an inode is, locked) and `domain` (in which lineage); and above these the calls by
-//! subject, from `data` to `clone` and `usage`.
+//! subject, from `data` to `clone`, `usage` and `fork`.
 //!
 //! ```
 //! use std::{ffi::OsStr, path::Path, sync::Arc};
@@ -56,6 +56,9 @@ mod error;
 mod family;
 mod file;
 mod file_runs;
+
+mod fork;
+mod forks;
 mod handle;
 mod inode;
 mod key_text;

@@ -275,6 +275,11 @@ impl Fs {
         self.lineages.moved(batch, &mut record, around, kept, keep_root, file, clone)?;
         let mut prefixes: Vec<_> = from.prefixes(&record)?.into_iter().zip(to.prefixes(&record)?).collect();
         prefixes.extend(names);
+        if record.kind == FileKind::Directory {
+            let (below, beyond) =
+                (path::contents(&at.contents, from.name)?, path::contents(&to_at.contents, to.name)?);
+            prefixes.extend(self.moves_of_forks(&below, &beyond)?);
+        }
         if let Some(id) = linked {
             let domain = self.domain(at);
             let file = domain.linked(id);
@@ -309,6 +314,7 @@ impl Fs {
                         return Err(Error::NotEmpty(target.label()));
                     }
                     target.peek(|s| Self::drop_data(&mut batch, &path::data(&dst.entry), &s.record));
+                    self.drop_forks(&mut batch, &path::contents(&dst.at.contents, dst.name)?, false)?;
                     lineage = self.retire(&mut batch, dst.at, target)?;
                     nameless = self.nameless_below(&mut batch, target, now)?;
                 }

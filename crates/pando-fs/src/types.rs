@@ -339,6 +339,23 @@ pub struct SnapshotInfo {
     pub received: Option<SnapshotId>,
 }
 
+/// What is known of a fork: a clone that remembers what it was cloned from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ForkInfo {
+    /// Never given to another fork, nor to a snapshot; another one after each merge.
+    pub number: u32,
+    /// Where it is.
+    pub path: OsString,
+    /// Where the directory is that it was made of; none if that is gone.
+    pub source: Option<OsString>,
+    /// When it was made.
+    pub created: Time,
+    /// When it was made, or merged last: what it has changed since is what it has to merge.
+    pub since: Time,
+    /// Who made it.
+    pub uid: u32,
+}
+
 /// A snapshot to be made.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NewSnapshot {

@@ -194,7 +194,7 @@ fn read_id(text: &str) -> Option<SnapshotId> {
 }
 
 /// Bytes as text without spaces: what is no letter, digit or one of some signs as `%` and two digits.
-fn escaped(bytes: &[u8]) -> String {
+pub(crate) fn escaped(bytes: &[u8]) -> String {
     let mut out = String::new();
     for b in bytes {
         match b {
@@ -207,7 +207,7 @@ fn escaped(bytes: &[u8]) -> String {
     out
 }
 
-fn unescaped(text: &str) -> Option<Vec<u8>> {
+pub(crate) fn unescaped(text: &str) -> Option<Vec<u8>> {
     let mut out = Vec::new();
     let mut rest = text.as_bytes();
     while let Some((&b, tail)) = rest.split_first() {

@@ -8,13 +8,19 @@
 //! the kernel has shown under its [`Token`] (see `proof`). An answer carries the error number and the message of the
 //! file system, so that the tool can say what the daemon knows.
 
+mod token;
+mod usage;
+
 use std::{
     ffi::{OsStr, OsString},
-    os::unix::ffi::{OsStrExt, OsStringExt},
+    os::unix::ffi::OsStrExt,
     path::PathBuf,
 };
 
-use crate::asked::Asked;
+use crate::{asked::Asked, forked::ForkAsked};
+
+pub use token::Token;
+pub use usage::{Usage, decode_usage, encode_usage};
 
 /// Bytes of a control request and of its answer.
 pub const SIZE: usize = 2048;
@@ -63,59 +69,10 @@ pub mod command {
     pub const DIFF: u32 = number::<StatsBytes>(0x49);
     /// UUID of the file system.
     pub const IDENTITY: u32 = number::<Bytes>(0x58);
+    /// Something about forks, whose answer is of the size of statistics.
+    pub const FORK: u32 = number::<StatsBytes>(0x50);
     /// A new token.
     pub const TOKEN: u32 = number::<Bytes>(0x47);
-}
-
-/// Under which the kernel shows the daemon what a caller may do: 128 random bits, which only the
-/// daemon and the caller know.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Token(pub [u8; 16]);
-
-/// How the names that carry a token begin; 32 hexadecimal digits follow.
-const PROOF: &[u8] = b".pando-proof-";
-
-impl Token {
-    /// The token as text.
-    pub fn hex(&self) -> String {
-        self.0.iter().map(|b| format!("{b:02x}")).collect()
-    }
-
-    /// The token that a text of [`Token::hex`] stands for.
-    pub fn from_hex(text: &[u8]) -> Option<Token> {
-        let digit = |b: u8| match b {
-            b'0'..=b'9' => Some(b - b'0'),
-            b'a'..=b'f' => Some(b - b'a' + 10),
-            _ => None,
-        };
-        let mut token = [0; 16];
-        let (pairs, []) = text.as_chunks::<2>() else { return None };
-        if pairs.len() != token.len() {
-            return None;
-        }
-        for (byte, [high, low]) in token.iter_mut().zip(pairs) {
-            *byte = digit(*high)? << 4 | digit(*low)?;
-        }
-        Some(Token(token))
-    }
-
-    /// The name of an entry that nobody can make: the attempt shows the daemon that the kernel allows it.
-    pub fn name(&self) -> OsString {
-        let mut name = PROOF.to_vec();
-        name.extend_from_slice(self.hex().as_bytes());
-        OsString::from_vec(name)
-    }
-
-    /// The token in a name of [`Token::name`].
-    pub fn of_name(name: &OsStr) -> Option<Token> {
-        Token::from_hex(name.as_bytes().strip_prefix(PROOF)?)
-    }
-}
-
-impl std::fmt::Debug for Token {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Token") // a secret
-    }
 }
 
 /// What a tool asks the daemon to do.
@@ -134,6 +91,8 @@ pub enum Request {
         name: OsString,
         /// Whether an existing destination is replaced.
         replace: bool,
+        /// The clone remembers what it was then: it is a fork.
+        track: bool,
         /// Paths in a source that is a directory, which the clone is to lack.
         exclude: Vec<PathBuf>,
     },
@@ -141,6 +100,8 @@ pub enum Request {
     Remove {
         /// Shows it.
         token: Token,
+        /// Only if it is a fork.
+        fork: bool,
     },
     /// Make everything done so far durable.
     Sync,
@@ -174,8 +135,17 @@ pub enum Request {
         /// Files that moved are told as removed and added.
         no_renames: bool,
     },
-    /// The next piece of the difference that was begun on this open file.
+    /// The next piece of the difference, or of the answer about forks, that was begun on this open file.
     DiffNext,
+    /// Something about forks; the first piece of the answer.
+    Fork {
+        /// Shows the fork, or the directory whose forks are meant, and that the caller is root.
+        token: Token,
+        /// Shows the directory that a fork is to be merged into.
+        into: Token,
+        /// What is asked.
+        asked: ForkAsked,
+    },
     /// Statistics.
     Stats,
     /// The UUID of the file system; the answer's message is 32 hexadecimal digits.
@@ -196,6 +166,10 @@ pub struct Response {
 
 /// Bit of the flags of a clone: an existing destination is replaced.
 const REPLACE: u32 = 1;
+/// The same: the clone is a fork.
+const TRACK: u32 = 2;
+/// Bit of the flags of a removal: of a fork only.
+const ONLY_FORK: u32 = 1;
 /// Bits of the flags of a difference: which bytes differ; moved files as removed and added; the next piece.
 const RANGES: u32 = 1;
 const NO_RENAMES: u32 = 2;
@@ -254,6 +228,7 @@ impl Request {
             Request::Usage { .. } => command::USAGE,
             Request::Snapshot { .. } => command::SNAPSHOT,
             Request::Diff { .. } | Request::DiffNext => command::DIFF,
+            Request::Fork { .. } => command::FORK,
             Request::Stats => command::STATS,
             Request::Identity => command::IDENTITY,
         }
@@ -264,7 +239,10 @@ impl Request {
         let mut out = Vec::with_capacity(SIZE);
         out.extend_from_slice(&MAGIC);
         let flags = match self {
-            Request::Clone { replace: true, .. } => REPLACE,
+            Request::Clone { replace, track, .. } => {
+                (if *replace { REPLACE } else { 0 }) | (if *track { TRACK } else { 0 })
+            }
+            Request::Remove { fork: true, .. } => ONLY_FORK,
             Request::DiffNext => NEXT,
             Request::Diff { ranges, no_renames, .. } => {
                 (if *ranges { RANGES } else { 0 }) | (if *no_renames { NO_RENAMES } else { 0 })
@@ -295,9 +273,14 @@ impl Request {
                     out.extend_from_slice(path);
                 }
             }
-            Request::Remove { token } | Request::Usage { token } => out.extend_from_slice(&token.0),
+            Request::Remove { token, .. } | Request::Usage { token } => out.extend_from_slice(&token.0),
             Request::Snapshot { token, asked } => {
                 out.extend_from_slice(&token.0);
+                out.extend_from_slice(&asked.encode());
+            }
+            Request::Fork { token, into, asked } => {
+                out.extend_from_slice(&token.0);
+                out.extend_from_slice(&into.0);
                 out.extend_from_slice(&asked.encode());
             }
             Request::Grow { token, size } => {
@@ -324,7 +307,8 @@ impl Request {
         let flags = r.u32()?;
         r.u32()?;
         let allowed = match command {
-            command::CLONE => REPLACE,
+            command::CLONE => REPLACE | TRACK,
+            command::REMOVE => ONLY_FORK,
             command::DIFF if flags & NEXT == 0 => RANGES | NO_RENAMES,
             command::DIFF => NEXT,
             _ => 0,
@@ -339,9 +323,10 @@ impl Request {
                 let token = r.token()?;
                 let (name, count) = (r.name()?, r.u32()?);
                 let exclude = (0..count).map(|_| r.path()).collect::<Option<_>>()?;
-                Request::Clone { token, name, replace: flags & REPLACE != 0, exclude }
+                let (replace, track) = (flags & REPLACE != 0, flags & TRACK != 0);
+                Request::Clone { token, name, replace, track, exclude }
             }
-            c if c == command::REMOVE => Request::Remove { token: r.token()? },
+            c if c == command::REMOVE => Request::Remove { token: r.token()?, fork: flags & ONLY_FORK != 0 },
             c if c == command::SYNC => Request::Sync,
             c if c == command::GROW => Request::Grow { token: r.token()?, size: r.u64()? },
             c if c == command::USAGE => Request::Usage { token: r.token()? },
@@ -356,6 +341,10 @@ impl Request {
                 ranges: flags & RANGES != 0,
                 no_renames: flags & NO_RENAMES != 0,
             },
+            c if c == command::FORK => {
+                let (token, into) = (r.token()?, r.token()?);
+                Request::Fork { token, into, asked: ForkAsked::decode(r.0)? }
+            }
             c if c == command::STATS => Request::Stats,
             c if c == command::IDENTITY => Request::Identity,
             _ => return None,
@@ -365,7 +354,8 @@ impl Request {
     /// Whether `command` is one of ours.
     pub fn is_ours(command: u32) -> bool {
         use command::*;
-        [PROBE, TOKEN, CLONE, REMOVE, SYNC, GROW, USAGE, SNAPSHOT, DIFF, STATS, IDENTITY].contains(&command)
+        [PROBE, TOKEN, CLONE, REMOVE, SYNC, GROW, USAGE, SNAPSHOT, DIFF, FORK, STATS, IDENTITY]
+            .contains(&command)
     }
 }
 
@@ -398,43 +388,6 @@ impl Response {
         let message = String::from_utf8(r.take(len)?.to_vec()).ok()?;
         Some(Response { status, value, message })
     }
-}
-
-/// What a tree takes, in bytes: seen by readers, kept for it, and of that its own, shared and estimated.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[allow(missing_docs)] // see the fields of the same names of `pando_fs::Usage`
-pub struct Usage {
-    pub visible: u64,
-    pub stored: u64,
-    pub exclusive: u64,
-    pub shared: u64,
-    pub estimated: u64,
-}
-
-impl From<&pando_fs::Usage> for Usage {
-    fn from(usage: &pando_fs::Usage) -> Self {
-        Self {
-            visible: usage.visible_bytes,
-            stored: usage.stored_bytes,
-            exclusive: usage.exclusive_bytes,
-            shared: usage.shared_bytes,
-            estimated: usage.estimated_bytes,
-        }
-    }
-}
-
-/// The message of the answer to [`Request::Usage`].
-pub fn encode_usage(u: &Usage) -> String {
-    format!("{} {} {} {} {}", u.visible, u.stored, u.exclusive, u.shared, u.estimated)
-}
-
-/// The reverse of [`encode_usage`]; `None` if it makes no sense.
-pub fn decode_usage(text: &str) -> Option<Usage> {
-    let mut numbers = text.split(' ').map(|number| number.parse().ok());
-    let mut next = || numbers.next().flatten();
-    let usage =
-        Usage { visible: next()?, stored: next()?, exclusive: next()?, shared: next()?, estimated: next()? };
-    numbers.next().is_none().then_some(usage)
 }
 
 /// Statistics text as bytes; `None` if it does not fit.
@@ -507,7 +460,13 @@ mod tests {
     const TOKEN: Token = Token(*b"0123456789abcdef");
 
     fn clone(name: &str, replace: bool) -> Request {
-        Request::Clone { token: TOKEN, name: name.into(), replace, exclude: vec!["a/b".into(), "c".into()] }
+        Request::Clone {
+            token: TOKEN,
+            name: name.into(),
+            replace,
+            track: replace,
+            exclude: vec!["a/b".into(), "c".into()],
+        }
     }
 
     #[test]
@@ -521,7 +480,7 @@ mod tests {
             Request::Grow { token: TOKEN, size: u64::MAX },
             Request::Usage { token: TOKEN },
             Request::Snapshot { token: TOKEN, asked: Asked::Rename(7, "x".into()) },
-            Request::Remove { token: TOKEN },
+            Request::Remove { token: TOKEN, fork: true },
             Request::DiffNext,
             Request::Diff { before: TOKEN, after: Token([7; 16]), ranges: true, no_renames: false },
             Request::Diff { before: TOKEN, after: Token([7; 16]), ranges: false, no_renames: true },

@@ -39,7 +39,8 @@ struct Session {
 
 /// How far it has been told.
 struct Told {
-    diff: TreeDiff,
+    /// Where differences come from; none if all is in the bytes.
+    diff: Option<TreeDiff>,
     bytes: VecDeque<u8>,
     ended: bool,
 }
@@ -62,7 +63,15 @@ pub(crate) struct Diffs {
 impl Diffs {
     /// Begins to tell a difference; false if too many are under way.
     pub(crate) fn begin(&self, uid: u32, on: (u64, u64), diff: TreeDiff) -> bool {
-        let told = Told { diff, bytes: VecDeque::new(), ended: false };
+        self.begin_told(uid, on, Told { diff: Some(diff), bytes: VecDeque::new(), ended: false })
+    }
+
+    /// Begins to tell these bytes; false if too much is under way.
+    pub(crate) fn begin_bytes(&self, uid: u32, on: (u64, u64), bytes: Vec<u8>) -> bool {
+        self.begin_told(uid, on, Told { diff: None, bytes: bytes.into(), ended: true })
+    }
+
+    fn begin_told(&self, uid: u32, on: (u64, u64), told: Told) -> bool {
         let session = Session { uid, used: Instant::now(), diff: Arc::new(Mutex::new(told)) };
         let mut sessions = self.sessions.lock();
         // Each has a frozen state, which takes a while to let go: not under the lock, which closing a file takes.
@@ -116,7 +125,7 @@ impl Told {
     fn next(&mut self, room: usize) -> pando_fs::Result<Piece> {
         let begun = Instant::now();
         while !self.ended && self.bytes.len() < room && begun.elapsed() < TURN {
-            match self.diff.next() {
+            match self.diff.as_mut().and_then(Iterator::next) {
                 Some(change) => self.bytes.extend(encode(&change?)),
                 None => self.ended = true,
             }

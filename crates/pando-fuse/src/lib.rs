@@ -25,6 +25,7 @@ mod counters;
 mod creators;
 mod diffs;
 mod error;
+pub mod forked;
 pub mod guard;
 mod inside;
 mod listings;

@@ -13,6 +13,7 @@ use crate::{
     coherence::MountState,
     control::{self, Request, Response, Token},
     diffs,
+    forked::{self, ForkAsked},
     proof::{LAPSED, ProvenRights},
     transport::{Context, Errno, Outcome},
 };
@@ -55,19 +56,24 @@ impl MountState {
                 let message = format!("{:032x}", u128::from_be_bytes(self.fs.uuid()));
                 Ok(Response { message, ..Response::default() })
             }
+            Request::Fork { token, into, asked } => {
+                return Ok(self.pieces(c, on, || self.begin_fork(c, on, (&token, &into), asked)));
+            }
             Request::Sync => {
                 self.write_out_all();
                 self.fs.sync().map_err(Refusal::from).and_then(|()| done(0))
             }
             Request::Usage { token } => self.shown(c, &token).and_then(|shows| self.usage(c, &shows)),
             Request::Grow { token, size } => self.shown(c, &token).and_then(|shows| self.grow(&shows, size)),
-            Request::Clone { token, name, replace, exclude } => {
-                self.shown(c, &token).and_then(|shows| self.clone_tree(&shows, &name, replace, &exclude))
-            }
+            Request::Clone { token, name, replace, track, exclude } => self
+                .shown(c, &token)
+                .and_then(|shows| self.clone_tree(&shows, &name, (replace, track), &exclude)),
             Request::Snapshot { token, asked } => {
                 self.shown(c, &token).and_then(|shows| self.snapshots(c, &shows, asked))
             }
-            Request::Remove { token } => self.shown(c, &token).and_then(|shows| self.remove_tree(&shows)),
+            Request::Remove { token, fork } => {
+                self.shown(c, &token).and_then(|shows| self.remove_tree(&shows, fork))
+            }
         };
         let response =
             result.unwrap_or_else(|Refusal(status, message)| Response { status, value: 0, message });
@@ -95,10 +101,16 @@ impl MountState {
         on: (u64, u64),
         begin: Option<(Token, Token, DiffOptions)>,
     ) -> Vec<u8> {
+        self.pieces(c, on, || match begin {
+            Some((before, after, options)) => self.begin_diff(c, on, (&before, &after), options),
+            None => Ok(()),
+        })
+    }
+
+    /// The next piece of what is told there, once it is begun.
+    fn pieces(&self, c: &Context, on: (u64, u64), begin: impl FnOnce() -> Result<(), Refusal>) -> Vec<u8> {
         let piece = || {
-            if let Some((before, after, options)) = begin {
-                self.begin_diff(c, on, (&before, &after), options)?;
-            }
+            begin()?;
             let none = || Refusal(LAPSED, "no difference is being told here; ask again".into());
             Ok(self.diffs.next(c.uid, on, control::PIECE_BYTES).ok_or_else(none)??)
         };
@@ -134,6 +146,42 @@ impl MountState {
         }
     }
 
+    /// Begins to answer something about forks.
+    fn begin_fork(
+        &self,
+        c: &Context,
+        on: (u64, u64),
+        (token, _into): (&Token, &Token),
+        asked: ForkAsked,
+    ) -> Result<(), Refusal> {
+        let shows = self.shown(c, token)?;
+        let root = shows.root || c.uid == 0 && self.fs.is_read_only();
+        let told = match asked {
+            ForkAsked::Diff { ranges, no_renames } => {
+                self.write_out_below(shows.source);
+                let caller = Caller { uid: c.uid, gid: c.gid, ..Caller::default() };
+                let viewer = (!root).then_some(&caller);
+                let options = DiffOptions { ranges, no_renames };
+                self.diffs.begin(c.uid, on, self.fs.diff_fork(viewer, shows.source, options)?)
+            }
+            ForkAsked::List => {
+                let of = Some(shows.source).filter(|ino| *ino != pando_fs::ROOT);
+                let forks = self.fs.forks(of)?;
+                let seen = forks.iter().filter(|fork| root || fork.uid == c.uid);
+                let text: String = seen.map(forked::line).collect();
+                self.diffs.begin_bytes(c.uid, on, text.into())
+            }
+            ForkAsked::Info => {
+                let info = self.fs.fork_of(shows.source)?;
+                self.diffs.begin_bytes(c.uid, on, forked::line(&info).into())
+            }
+        };
+        match told {
+            true => Ok(()),
+            false => Err(Refusal(libc::EAGAIN, "too much is being told; try again".into())),
+        }
+    }
+
     fn usage(&self, c: &Context, shows: &ProvenRights) -> Done {
         // A read-only file system has no place for root to show that it is.
         let root = shows.root || c.uid == 0 && self.fs.is_read_only();
@@ -161,7 +209,13 @@ impl MountState {
         done(0)
     }
 
-    fn clone_tree(&self, shows: &ProvenRights, name: &OsStr, replace: bool, exclude: &[PathBuf]) -> Done {
+    fn clone_tree(
+        &self,
+        shows: &ProvenRights,
+        name: &OsStr,
+        (replace, track): (bool, bool),
+        exclude: &[PathBuf],
+    ) -> Done {
         let Some(dir) = shows.adds_to.filter(|_| Token::of_name(name).is_none()) else {
             return Err(pando_fs::Error::Access(name.to_string_lossy().into_owned()).into());
         };
@@ -179,7 +233,12 @@ impl MountState {
                 let text = "what is excluded is left out of clones of directories, not of snapshots";
                 return Err(pando_fs::Error::Invalid(text.into()).into());
             }
+            Some(_) if track => {
+                let text = "a fork is made of a live directory; make a clone of the snapshot, and fork that";
+                return Err(pando_fs::Error::Invalid(text.into()).into());
+            }
             Some(_) => self.fs.clone_snapshot(Authority::Verified(&rights), shows.source, (dir, name))?,
+            None if track => self.fs.fork_verified(&rights, shows.source, (dir, name), replace, exclude)?,
             None => self.fs.clone_verified(&rights, shows.source, (dir, name), replace, exclude)?,
         };
         self.settle(&report);
@@ -246,11 +305,15 @@ impl MountState {
         Ok(answer)
     }
 
-    fn remove_tree(&self, shows: &ProvenRights) -> Done {
+    fn remove_tree(&self, shows: &ProvenRights, fork: bool) -> Done {
         let Some((dir, name, _)) = &shows.removes else {
             return Err(pando_fs::Error::Access("remove".into()).into());
         };
-        let report = self.fs.remove_verified(&shows.about(*dir, name), *dir, name)?;
+        let rights = shows.about(*dir, name);
+        let report = match fork {
+            true => self.fs.discard_verified(&rights, *dir, name)?,
+            false => self.fs.remove_verified(&rights, *dir, name)?,
+        };
         self.settle(&report);
         done(report.micros)
     }

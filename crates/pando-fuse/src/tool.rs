@@ -15,12 +15,13 @@ use rustix::fs::{
     renameat_with, statat, unlinkat,
 };
 
-use pando_fs::SnapshotInfo;
+use pando_fs::{ForkInfo, SnapshotInfo};
 
 use crate::{
     asked::Asked,
     client::{self, Error},
     control::{Request, Token, Usage},
+    forked::{self, ForkAsked},
     mountinfo,
     proof::NOTED,
 };
@@ -134,6 +135,25 @@ pub fn clone_without(
     replace: bool,
     exclude: &[PathBuf],
 ) -> Result<u64, Error> {
+    clone_as(source, destination, (replace, false), exclude)
+}
+
+/// Like [`clone_without()`], of a directory, and the clone is a fork: it remembers what it was then.
+pub fn fork(
+    source: &EntryPath,
+    destination: &EntryPath,
+    replace: bool,
+    exclude: &[PathBuf],
+) -> Result<u64, Error> {
+    clone_as(source, destination, (replace, true), exclude)
+}
+
+fn clone_as(
+    source: &EntryPath,
+    destination: &EntryPath,
+    (replace, track): (bool, bool),
+    exclude: &[PathBuf],
+) -> Result<u64, Error> {
     let (kind, _) = source.stat()?;
     let openable = matches!(kind, FileType::RegularFile | FileType::Directory);
     // The kernel refuses O_NOATIME to those who do not own the file: then the daemon will say why.
@@ -176,7 +196,7 @@ pub fn clone_without(
         let _ = rustix::fs::syncfs(&carrier);
     }
     let name = destination.name.clone();
-    client::send(&carrier, &Request::Clone { token, name, replace, exclude: exclude.to_vec() })
+    client::send(&carrier, &Request::Clone { token, name, replace, track, exclude: exclude.to_vec() })
 }
 
 /// Removes the file or, if `recursive`, the tree at `target`, and returns the microseconds that it took inside
@@ -196,7 +216,18 @@ pub fn remove(target: &EntryPath, recursive: bool) -> Result<u64, Error> {
         return Err(Error::Io(io::Error::from_raw_os_error(libc::EISDIR)));
     }
     show_removal(target, &token)?;
-    client::send(&carrier, &Request::Remove { token })
+    client::send(&carrier, &Request::Remove { token, fork: false })
+}
+
+/// Removes the fork at `target` with all that is in it; EINVAL if it is none.
+pub fn discard(target: &EntryPath) -> Result<u64, Error> {
+    if !target.is_dir()? {
+        return Err(Error::Io(io::Error::from_raw_os_error(libc::ENOTDIR)));
+    }
+    let carrier = target.carrier()?;
+    let token = client::token(&carrier)?;
+    show_removal(target, &token)?;
+    client::send(&carrier, &Request::Remove { token, fork: true })
 }
 
 /// What the file or tree at `path` takes.
@@ -225,6 +256,61 @@ pub struct Differences {
     file: OwnedFd,
     reader: crate::diffs::Reader,
     more: bool,
+}
+
+/// Begins to ask about forks on a directory, which is opened for it.
+fn ask_of_fork(path: &Path, asked: ForkAsked) -> Result<(OwnedFd, Vec<u8>, bool), Error> {
+    let dir = open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    let dir = dir.map_err(io::Error::from)?;
+    let (token, writeback) = client::token_and_writeback(&dir)?;
+    if rustix::process::geteuid().is_root() {
+        // Where it cannot be shown, the answer is that to an ordinary user.
+        let _ = show_root(&dir, &token);
+    }
+    if writeback && matches!(asked, ForkAsked::Diff { .. }) {
+        let _ = rustix::fs::syncfs(&dir);
+    }
+    let (piece, more) = client::piece(dir.as_fd(), &Request::Fork { token, into: token, asked })?;
+    Ok((dir, piece, more))
+}
+
+/// All of an answer that is text.
+fn whole(dir: &OwnedFd, mut text: Vec<u8>, mut more: bool) -> Result<String, Error> {
+    while more {
+        let (piece, follows) = client::piece(dir.as_fd(), &Request::DiffNext)?;
+        text.extend(piece);
+        more = follows;
+    }
+    String::from_utf8(text).map_err(|_| Error::Version)
+}
+
+/// The forks of the directory at `path`, or all if it is the root of a mount: those that the caller made, or all of
+/// them for root. Their paths are from the root of the file system.
+pub fn forks(path: &Path) -> Result<Vec<ForkInfo>, Error> {
+    let (dir, text, more) = ask_of_fork(path, ForkAsked::List)?;
+    forked::read_lines(&whole(&dir, text, more)?).ok_or(Error::Version)
+}
+
+/// What is known of the fork at `path`; EINVAL if it is none.
+pub fn fork_of(path: &Path) -> Result<ForkInfo, Error> {
+    let (dir, text, more) = ask_of_fork(path, ForkAsked::Info)?;
+    let found = forked::read_lines(&whole(&dir, text, more)?);
+    found.and_then(|forks| forks.into_iter().next()).ok_or(Error::Version)
+}
+
+/// What the fork at `path` has changed since it was made, or merged last.
+pub fn diff_fork(path: &Path, options: pando_fs::DiffOptions) -> Result<Differences, Error> {
+    let pando_fs::DiffOptions { ranges, no_renames } = options;
+    let (file, piece, more) = ask_of_fork(path, ForkAsked::Diff { ranges, no_renames })?;
+    let mut reader = crate::diffs::Reader::default();
+    reader.add(&piece);
+    Ok(Differences { file, reader, more })
+}
+
+/// The directory that the mount around `path` is on.
+pub fn mount_of(path: &Path) -> io::Result<PathBuf> {
+    let mount = mountinfo::containing(&path.canonicalize()?)?;
+    Ok(mount.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOTTY))?.dir)
 }
 
 /// Opens a file or directory to be compared.

@@ -151,9 +151,9 @@ fn forge(own: &Path, here: u64, there: u64, name: &str, ino: u64) {
     let ask = |what, request: Request| tell(what, client::send(&fd, &request), client::Error::errno);
     ask(
         "clone nowhere",
-        Request::Clone { token: token(), name: "x".into(), replace: true, exclude: Vec::new() },
+        Request::Clone { token: token(), name: "x".into(), replace: true, track: false, exclude: Vec::new() },
     );
-    ask("remove nothing", Request::Remove { token: token() });
+    ask("remove nothing", Request::Remove { token: token(), fork: false });
     ask("grow", Request::Grow { token: token(), size: 1 << 40 });
     for made_up in [Token([0; 16]), Token([255; 16])] {
         ask("made up", Request::Usage { token: made_up });
@@ -190,8 +190,17 @@ fn attacker() {
                 let ask = |what, request| tell(what, client::send(&fd, &request), client::Error::errno);
                 let shown = mkdirat(&fd, token.name(), Mode::RWXU);
                 tell("show", shown, |e| Some(e.raw_os_error()).filter(|e| *e != libc::ECANCELED).or(Some(0)));
-                ask("clone", Request::Clone { token, name: "x".into(), replace: false, exclude: Vec::new() });
-                ask("remove", Request::Remove { token });
+                ask(
+                    "clone",
+                    Request::Clone {
+                        token,
+                        name: "x".into(),
+                        replace: false,
+                        track: false,
+                        exclude: Vec::new(),
+                    },
+                );
+                ask("remove", Request::Remove { token, fork: false });
                 ask("usage", Request::Usage { token });
             }
         }
@@ -457,8 +466,8 @@ fn what_is_swapped_between_proof_and_request_stays() {
         token
     };
     for request in [
-        |token| Request::Remove { token },
-        |token| Request::Clone { token, name: "d".into(), replace: true, exclude: Vec::new() },
+        |token| Request::Remove { token, fork: false },
+        |token| Request::Clone { token, name: "d".into(), replace: true, track: false, exclude: Vec::new() },
     ] {
         let token = shown();
         b.sh("mv m/d m/away; mv m/precious m/d");
@@ -470,8 +479,11 @@ fn what_is_swapped_between_proof_and_request_stays() {
     let token = client::token(&fd).unwrap();
     assert!(mkdirat(&dir, token.name(), Mode::RWXU).is_err());
     b.sh("mv m/src m/d/moved; mkdir m/src; echo wrong > m/src/f");
-    client::send(&fd, &Request::Clone { token, name: "copy".into(), replace: false, exclude: Vec::new() })
-        .unwrap();
+    client::send(
+        &fd,
+        &Request::Clone { token, name: "copy".into(), replace: false, track: false, exclude: Vec::new() },
+    )
+    .unwrap();
     assert_eq!(fs::read(b.path("m/copy/f")).unwrap(), b"z\n");
     drop((fd, dir));
 }

@@ -7,12 +7,12 @@
 //! what is in a directory that the caller may not list and enter. Memory is bounded: differences are given one by one.
 //! Uses places, domains, keys and records.
 
-mod change;
+pub(crate) mod change;
 mod compare;
 mod links;
 mod moves;
 mod settle;
-mod side;
+pub(crate) mod side;
 mod stream;
 mod walk;
 

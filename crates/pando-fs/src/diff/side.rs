@@ -79,6 +79,18 @@ impl Side {
         Self { view: view.clone(), viewer: viewer.cloned(), meta: at.meta(), data, levels: vec![top] }
     }
 
+    /// A directory by the paths of its entry and its contents, and the contents prefix of the root of its lineage.
+    pub(crate) fn of_place(
+        view: &Snapshot,
+        viewer: Option<&Caller>,
+        (entry, contents): (&[u8], &[u8]),
+        root: Vec<u8>,
+    ) -> Self {
+        let top = Level { contents: contents.to_vec(), root, sees: true, fileno: 0 };
+        let (meta, data) = (path::meta(entry), path::data(entry));
+        Self { view: view.clone(), viewer: viewer.cloned(), meta, data, levels: vec![top] }
+    }
+
     pub(crate) fn of_file(view: &Snapshot, viewer: Option<&Caller>, meta: Bytes, data: Bytes) -> Self {
         Self { view: view.clone(), viewer: viewer.cloned(), meta, data, levels: Vec::new() }
     }

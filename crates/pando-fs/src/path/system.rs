@@ -124,6 +124,37 @@ pub(crate) fn snapshot_name(family: u64, name: &[u8]) -> Bytes {
     tagged(b'R', &[&family.to_be_bytes()[..], &[1], name].concat())
 }
 
+/// What is known of the fork whose contents prefix begins so: the key of one, or the prefix of those of all below.
+pub(crate) fn fork(contents: &[u8]) -> Bytes {
+    tagged(b'K', contents)
+}
+
+/// All forks.
+pub(crate) fn forks() -> Bytes {
+    tagged(b'K', b"")
+}
+
+/// The contents prefix in a key of [`fork`].
+pub(crate) fn fork_place(key: &[u8]) -> Option<&[u8]> {
+    key.get(HEAD_BYTES..)
+}
+
+/// Says that the fork with this number is one of the directory with this contents prefix.
+pub(crate) fn forked(contents: &[u8], number: u32) -> Bytes {
+    tagged(b'W', &[contents, &number.to_be_bytes()].concat())
+}
+
+/// What is said so of the directory with this contents prefix and of all below it.
+pub(crate) fn forked_below(contents: &[u8]) -> Bytes {
+    tagged(b'W', contents)
+}
+
+/// The contents prefix and the number in a key of [`forked`].
+pub(crate) fn forked_parts(key: &[u8]) -> Option<(&[u8], u32)> {
+    let (contents, number) = key.get(HEAD_BYTES..)?.split_last_chunk::<4>()?;
+    Some((contents, u32::from_be_bytes(*number)))
+}
+
 /// Where one prefix waits while two are exchanged within one batch; empty between batches.
 pub(crate) fn exchange(slot: u8) -> Bytes {
     tagged(b'X', &[slot])

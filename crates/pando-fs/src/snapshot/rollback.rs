@@ -94,7 +94,7 @@ impl Fs {
                     Some(self.add_snapshot(&mut batch, rights, &place, &family, &new, now)?)
                 }
             };
-            let removal = self.remove_all(rights, &mut batch, &end, &dir, now)?;
+            let removal = self.remove_all(rights, &mut batch, &end, (&dir, true), now)?;
             let mut record = root.peek(|s| s.record.clone());
             record.clone_id = self.fresh_clone()?;
             record.ctime = now;

@@ -21,7 +21,8 @@ lie in SRC, exclude the directory that holds them.
 
 Examples: pando clone /mnt/grove/project /mnt/grove/experiment
           pando clone --exclude .trees /mnt/grove/repo /mnt/grove/repo/.trees/a
-          pando clone grove.img:/project grove.img:/experiment"
+          pando clone grove.img:/project grove.img:/experiment
+          pando clone --track /mnt/grove/project /mnt/grove/task   (see pando fork --help)"
 )]
 pub struct Args {
     /// Replace DST if it exists, atomically
@@ -30,6 +31,9 @@ pub struct Args {
     /// Leave out what lies at REL in the directory SRC; may be given several times
     #[arg(long, value_name = "REL")]
     exclude: Vec<PathBuf>,
+    /// Remember what DST was cloned from, to compare it later: the same as pando fork
+    #[arg(long)]
+    track: bool,
     /// A file or directory in a mounted Pando file system
     src: PathBuf,
     /// The new name, in the same mount
@@ -38,7 +42,8 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<()> {
     match offline::pair(&args.src, &args.dst)? {
-        None => clone_without(&args.src, &args.dst, args.replace, &args.exclude).map(|_| ()),
+        None => clone_as(&args.src, &args.dst, (args.replace, args.track), &args.exclude).map(|_| ()),
+        Some(_) if args.track => bail!("--track wants a mounted file system"),
         Some((src, dst)) => {
             let fail = || format!("clone {src} to {}", dst.path.display());
             offline::with(&src, false, |fs| {
@@ -51,10 +56,11 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// Clones `src` to `dst` and returns the microseconds that it took inside the daemon.
 pub fn clone(src: &Path, dst: &Path, replace: bool) -> Result<u64> {
-    clone_without(src, dst, replace, &[])
+    clone_as(src, dst, (replace, false), &[])
 }
 
-fn clone_without(src: &Path, dst: &Path, replace: bool, exclude: &[PathBuf]) -> Result<u64> {
+/// Clones `src` to `dst`; the clone is a fork if it is to `track`.
+pub fn clone_as(src: &Path, dst: &Path, (replace, track): (bool, bool), exclude: &[PathBuf]) -> Result<u64> {
     let fail = || format!("clone {} to {}", src.display(), dst.display());
     let from = place::entry_path(src).with_context(fail)?;
     let device = from.device().with_context(fail)?;
@@ -68,7 +74,11 @@ fn clone_without(src: &Path, dst: &Path, replace: bool, exclude: &[PathBuf]) -> 
             fail()
         );
     }
-    match tool::clone_without(&from, &to, replace, exclude) {
+    let done = match track {
+        true => tool::fork(&from, &to, replace, exclude),
+        false => tool::clone_without(&from, &to, replace, exclude),
+    };
+    match done {
         Ok(micros) => Ok(micros),
         Err(e) => {
             let hint = match e.errno() {

@@ -30,6 +30,7 @@ snapshots (DIR/.snapshots/NAME). Only what differs is read. A line for each diff
   -  only in A
   M  differs: content, size, mode, owner, time of modification, target, attributes
   R  is elsewhere in B: OLD -> NEW (found by file number); it may differ besides
+With A alone, which is a fork (pando fork --help), B is A and A is what it was made as, or merged last.
 Paths are from A and from B; the two themselves are '.'. Lines are in no particular order, and
 control characters and backslashes of names are written as \\ooo. Directories that you may not
 list are named on stderr if something differs in them; then the exit code is 3.
@@ -37,6 +38,7 @@ list are named on stderr if something differs in them; then the exit code is 3.
 Examples: pando diff /mnt/grove/project/.snapshots/before /mnt/grove/project
           pando diff --stat /mnt/grove/project /mnt/grove/experiment
           pando diff -u /mnt/grove/project /mnt/grove/experiment src
+          pando diff --stat /mnt/grove/task
           pando diff --name-only project fork | head
           pando diff --json grove.img:/project grove.img:/experiment"
 )]
@@ -64,7 +66,7 @@ pub struct Args {
     before: PathBuf,
     /// The second, in the same file system
     #[arg(value_name = "B")]
-    after: PathBuf,
+    after: Option<PathBuf>,
     /// Compare only A/PATH and B/PATH
     path: Option<PathBuf>,
 }
@@ -118,7 +120,8 @@ pub fn run(args: &Args) -> Result<()> {
         }
         None => Ok(top.to_owned()),
     };
-    let (before, after) = (inside(&args.before)?, inside(&args.after)?);
+    let Some(after) = &args.after else { return of_fork(args) };
+    let (before, after) = (inside(&args.before)?, inside(after)?);
     let options = DiffOptions { ranges: args.json || args.stat, no_renames: args.no_renames };
     let mut printer = Printer {
         args,
@@ -147,6 +150,25 @@ pub fn run(args: &Args) -> Result<()> {
                     break;
                 }
             }
+        }
+    }
+    printer.finish()
+}
+
+/// What a fork has changed.
+fn of_fork(args: &Args) -> Result<()> {
+    let fork = &args.before;
+    if args.unified || offline::place(fork).is_some() {
+        bail!("what a fork has changed is shown of one in a mounted file system, and not by -u");
+    }
+    let options = DiffOptions { ranges: args.json || args.stat, no_renames: args.no_renames };
+    let (before, after) = (fork.clone(), fork.clone());
+    let out = BufWriter::new(io::stdout());
+    let mut printer = Printer { args, before, after, out, sums: Sums::default(), unreadable: 0 };
+    let about = || format!("{}", fork.display());
+    for change in tool::diff_fork(fork, options).with_context(about)? {
+        if !printer.print(&change.with_context(about)?)? {
+            break;
         }
     }
     printer.finish()

@@ -8,6 +8,7 @@ pub mod cp;
 pub mod diff;
 pub mod du;
 pub mod export;
+pub mod fork;
 pub mod grow;
 pub mod import;
 pub mod info;

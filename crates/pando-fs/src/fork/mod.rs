@@ -1,0 +1,102 @@
+//! Forks as their makers see them: listed, compared with their origin and thrown away.
+//!
+//! See `forks` for what is stored, and `docs/versions.md`. Uses differences, clones and what they use.
+
+use std::ffi::{OsStr, OsString};
+
+use crate::{
+    diff::{DiffOptions, TreeDiff, change::shown, side::Side},
+    error::{Error, Result},
+    forks::{Fork, damaged},
+    inode::InodeRef,
+    lock::Obstacle,
+    path::{self, system},
+    types::{Caller, ForkInfo, Ino},
+    volume::Fs,
+};
+
+/// The path of a directory by its contents prefix.
+fn place_path(contents: &[u8]) -> OsString {
+    let mut path = OsString::from("/");
+    path.push(shown(&path::entry_of_contents(contents).unwrap_or_default()));
+    path
+}
+
+fn no_fork(name: String) -> Error {
+    Error::Invalid(format!("{name}: not a fork; pando clone --track makes them"))
+}
+
+impl Fs {
+    fn fork_info(&self, contents: &[u8], fork: &Fork) -> Result<ForkInfo> {
+        let source = self.source_of(fork.number)?;
+        Ok(ForkInfo {
+            number: fork.number,
+            path: place_path(contents),
+            source: source.map(|contents| place_path(&contents)),
+            created: fork.created,
+            since: fork.since,
+            uid: fork.uid,
+        })
+    }
+
+    /// All forks, or those of the directory `source`, by their path. Looks at what is said of all forks.
+    pub fn forks(&self, source: Option<Ino>) -> Result<Vec<ForkInfo>> {
+        let of = match source {
+            Some(ino) => Some(self.hold_dir(&self.dir(ino)?)?.contents.clone()),
+            None => None,
+        };
+        let view = self.db.snapshot();
+        let mut sources = std::collections::HashMap::new();
+        let mut pairs = view.prefix(&system::forked_below(of.as_deref().unwrap_or_default()));
+        while let Some((key, _)) = pairs.next_ref()? {
+            let (contents, number) = system::forked_parts(key).ok_or_else(|| damaged("impossible key"))?;
+            if of.as_deref().is_none_or(|of| of == contents) {
+                sources.insert(number, place_path(contents));
+            }
+        }
+        drop(pairs);
+        let mut out = Vec::new();
+        let mut pairs = view.prefix(&system::forks());
+        while let Some((key, value)) = pairs.next_ref()? {
+            let fork = Fork::decode(value).map_err(damaged)?;
+            let source = sources.remove(&fork.number);
+            if of.is_some() && source.is_none() {
+                continue;
+            }
+            let Fork { number, created, since, uid } = fork;
+            let path = place_path(system::fork_place(key).unwrap_or_default());
+            out.push(ForkInfo { number, path, source, created, since, uid });
+        }
+        Ok(out)
+    }
+
+    /// What is known of the fork with this directory; EINVAL if it is none.
+    pub fn fork_of(&self, fork: Ino) -> Result<ForkInfo> {
+        let dir = self.dir(fork)?;
+        let at = self.hold_dir(&dir)?;
+        let found = self.fork_at(&at.contents)?.ok_or_else(|| no_fork(dir.label()))?;
+        self.fork_info(&at.contents, &found)
+    }
+
+    /// What the fork with this directory has changed since it was made, or merged last; as [`Fs::diff`] tells it.
+    pub fn diff_fork(&self, viewer: Option<&Caller>, fork: Ino, options: DiffOptions) -> Result<TreeDiff> {
+        let dir = self.dir(fork)?;
+        let (before, after) = self.with_attempts(|_| self.sides_of_fork(viewer, &dir))?;
+        Ok(TreeDiff::new(before, after, options, true, self.has_links()))
+    }
+
+    /// Its origin and itself, of one moment.
+    fn sides_of_fork(&self, viewer: Option<&Caller>, dir: &InodeRef) -> Result<(Side, Side), Obstacle> {
+        let at = self.attempt_dir(dir)?;
+        let fork = self.fork_at(&at.contents)?.ok_or_else(|| no_fork(dir.label()))?;
+        let view = self.db.snapshot();
+        let mark = path::snapshot(fork.number);
+        let before = Side::of_place(&view, viewer, (&mark, &mark), mark.clone());
+        Ok((before, Side::of_dir(&view, viewer, &at, self.domain(&at).contents)))
+    }
+
+    /// Removes the fork `name` of `parent`, with all below it and its origin, in one batch. EINVAL if it is none.
+    pub fn discard(&self, c: &Caller, parent: Ino, name: &OsStr) -> Result<crate::types::RemoveReport> {
+        self.remove_by(crate::rights::Rights::Of(c), parent, name, true)
+    }
+}

@@ -1,0 +1,117 @@
+//! What is asked about forks, and what is answered, as bytes.
+//!
+//! A question is three bytes, checked one by one. Answers are pieces of a text, a line for each fork, or for each thing
+//! that a merge does or cannot do. Pure; uses the vocabulary of `pando_fs` and how `asked` writes names.
+
+use std::{
+    ffi::OsString,
+    os::unix::ffi::{OsStrExt, OsStringExt},
+};
+
+use pando_fs::{ForkInfo, Time};
+
+use crate::asked::{escaped, unescaped};
+
+/// Something that is asked about forks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ForkAsked {
+    /// Name those of a directory, or all if it is the root of the file system: those that the caller has made.
+    List,
+    /// Name this one.
+    Info,
+    /// Tell what this one has changed: which bytes too, and what moved as removed and added.
+    Diff {
+        /// Which bytes of files differ.
+        ranges: bool,
+        /// Files that moved are told as removed and added.
+        no_renames: bool,
+    },
+}
+
+impl ForkAsked {
+    /// The question as bytes.
+    pub fn encode(&self) -> [u8; 3] {
+        match *self {
+            ForkAsked::List => [0, 0, 0],
+            ForkAsked::Info => [1, 0, 0],
+            ForkAsked::Diff { ranges, no_renames } => [2, u8::from(ranges), u8::from(no_renames)],
+        }
+    }
+
+    /// The question in these bytes, behind which there may be others; `None` if they make no sense.
+    pub fn decode(bytes: &[u8]) -> Option<ForkAsked> {
+        Some(match bytes.get(..3)? {
+            [0, 0, 0] => ForkAsked::List,
+            [1, 0, 0] => ForkAsked::Info,
+            [2, ranges @ 0..=1, no_renames @ 0..=1] => {
+                ForkAsked::Diff { ranges: *ranges == 1, no_renames: *no_renames == 1 }
+            }
+            _ => return None,
+        })
+    }
+}
+
+/// A fork as a line of an answer.
+pub(crate) fn line(info: &ForkInfo) -> String {
+    let Time { secs, nanos } = info.created;
+    format!(
+        "{}\t{secs}\t{nanos}\t{}\t{}\t{}\t{}\t{}\n",
+        info.number,
+        info.since.secs,
+        info.since.nanos,
+        info.uid,
+        escaped(info.path.as_bytes()),
+        info.source.as_ref().map(|source| escaped(source.as_bytes())).unwrap_or_default(),
+    )
+}
+
+/// The forks in an answer; `None` if it makes no sense.
+pub(crate) fn read_lines(text: &str) -> Option<Vec<ForkInfo>> {
+    text.lines().map(read_line).collect()
+}
+
+fn read_line(line: &str) -> Option<ForkInfo> {
+    let mut fields = line.split('\t');
+    let mut next = || fields.next();
+    let info = ForkInfo {
+        number: next()?.parse().ok()?,
+        created: Time { secs: next()?.parse().ok()?, nanos: next()?.parse().ok()? },
+        since: Time { secs: next()?.parse().ok()?, nanos: next()?.parse().ok()? },
+        uid: next()?.parse().ok()?,
+        path: OsString::from_vec(unescaped(next()?)?),
+        source: Some(OsString::from_vec(unescaped(next()?)?)).filter(|source| !source.is_empty()),
+    };
+    next().is_none().then_some(info)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn questions_and_forks_come_back_and_nonsense_is_refused() {
+        let diff = |ranges, no_renames| ForkAsked::Diff { ranges, no_renames };
+        for asked in [ForkAsked::List, ForkAsked::Info, diff(true, false), diff(false, true)] {
+            assert_eq!(ForkAsked::decode(&asked.encode()), Some(asked));
+            assert_eq!(ForkAsked::decode(&asked.encode()[..2]), None);
+        }
+        for bad in [[9, 0, 0], [0, 1, 0], [2, 2, 0], [2, 0, 2]] {
+            assert_eq!(ForkAsked::decode(&bad), None, "{bad:?}");
+        }
+        let time = |secs| Time { secs, nanos: 5 };
+        let info = ForkInfo {
+            number: 7,
+            path: OsString::from_vec(b"/a\t\xff\n".to_vec()),
+            source: Some("/b".into()),
+            created: time(-3),
+            since: time(4),
+            uid: 1000,
+        };
+        let alone = ForkInfo { source: None, ..info.clone() };
+        let text = line(&info) + &line(&alone);
+        assert_eq!(read_lines(&text), Some(vec![info, alone]));
+        assert_eq!(read_lines("1\t2"), None);
+    }
+}

@@ -1,0 +1,200 @@
+//! `pando fork`, `pando forks`, `pando discard`: clones that remember what they were cloned from.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use pando_fs::{ChangeKind, DiffOptions, ForkInfo, Time};
+use pando_fuse::tool;
+use serde::Serialize;
+
+use crate::{
+    cmd::{clone, snapshot::show_age},
+    place,
+    report::VERSION,
+    size,
+};
+
+/// So many changes of a fork are counted; of one with more it is told that there are.
+const MAX_COUNTED: usize = 10_000;
+
+/// Clone a directory tree, and remember what it was: to compare or discard it later
+#[derive(clap::Args)]
+#[command(
+    after_help = "For who gives every task its own copy of a working tree. A fork is a clone, at the price of one;
+what it was at first is kept beside it, read-only, seen nowhere, and goes with it. Any way to remove
+a fork is good; a clone of a fork is none. The same as pando clone --track.
+
+Examples: pando fork /mnt/grove/project /mnt/grove/task
+          pando fork --exclude .trees /mnt/grove/repo /mnt/grove/repo/.trees/a
+          pando diff /mnt/grove/task
+          pando discard /mnt/grove/task"
+)]
+pub struct Args {
+    /// Replace DST if it exists, atomically
+    #[arg(long)]
+    replace: bool,
+    /// Leave out what lies at REL in the directory SRC; may be given several times
+    #[arg(long, value_name = "REL")]
+    exclude: Vec<PathBuf>,
+    /// A directory in a mounted Pando file system
+    src: PathBuf,
+    /// The new name, in the same mount
+    dst: PathBuf,
+}
+
+/// Remove a fork, and forget what it was made of
+#[derive(clap::Args)]
+#[command(after_help = "The same as pando rm -r, and refuses what is not a fork. You need the same rights.
+
+Examples: pando discard /mnt/grove/task")]
+pub struct DiscardArgs {
+    /// Forks in a mounted Pando file system
+    #[arg(required = true, value_name = "DST")]
+    forks: Vec<PathBuf>,
+}
+
+/// List the forks of a directory, or all, with what they have changed
+#[derive(clap::Args)]
+#[command(
+    after_help = "Lists the forks that you made; for root all. CHANGED counts what pando diff FORK would list, and BYTES
+are the bytes that came, went or differ; finding out costs in proportion to that. STATE is
+'same' if nothing changed, 'changed', 'orphan' if what it was made of is gone, or 'hidden' if you
+may not look into it.
+
+Examples: pando forks /mnt/grove/project
+          pando forks -H /mnt/grove | cut -f1
+          pando forks --json /mnt/grove"
+)]
+pub struct ListArgs {
+    /// The directory that they are forks of; the root of a mount for all forks in it
+    #[arg(default_value = ".", value_name = "SRC")]
+    source: PathBuf,
+    /// No header, and fields with one tab between, for scripts
+    #[arg(short = 'H')]
+    script: bool,
+    /// Print JSON, with a version of its format
+    #[arg(long, conflicts_with = "script")]
+    json: bool,
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    clone::clone_as(&args.src, &args.dst, (args.replace, true), &args.exclude).map(|_| ())
+}
+
+pub fn discard(args: &DiscardArgs) -> Result<()> {
+    for path in &args.forks {
+        let fail = || format!("discard {}", path.display());
+        tool::discard(&place::entry_path(path).with_context(fail)?).with_context(fail)?;
+    }
+    Ok(())
+}
+
+#[derive(Serialize)]
+struct Report {
+    version: u32,
+    forks: Vec<Line>,
+}
+
+#[derive(Serialize)]
+struct Line {
+    path: String,
+    source: Option<String>,
+    created: String,
+    created_seconds: i64,
+    /// When it was made, or merged last.
+    since_seconds: i64,
+    uid: u32,
+    state: &'static str,
+    /// How many files and directories differ, at most `MAX_COUNTED`; none if that cannot be told.
+    changed: Option<usize>,
+    changed_bytes: Option<u64>,
+}
+
+/// A path from the root of the mount, as the caller sees it.
+pub fn seen(mount: &Path, path: &std::ffi::OsStr) -> PathBuf {
+    mount.join(Path::new(path).strip_prefix("/").unwrap_or(Path::new(path)))
+}
+
+/// How many differences, and their bytes.
+fn changes(fork: &Path) -> Option<(usize, u64)> {
+    let options = DiffOptions { ranges: true, no_renames: false };
+    let (mut count, mut bytes) = (0, 0);
+    for change in tool::diff_fork(fork, options).ok()?.take(MAX_COUNTED) {
+        let change = change.ok()?;
+        count += 1;
+        bytes += match change.kind {
+            ChangeKind::Added => change.size_after,
+            ChangeKind::Removed => change.size_before,
+            _ => change.ranges.iter().map(|(from, to)| to.saturating_sub(*from)).sum(),
+        };
+    }
+    Some((count, bytes))
+}
+
+fn line(mount: &Path, info: &ForkInfo) -> Line {
+    let path = seen(mount, &info.path);
+    let changes = changes(&path);
+    let state = match (changes, &info.source) {
+        (None, _) => "hidden",
+        (_, None) => "orphan",
+        (Some((0, _)), _) => "same",
+        _ => "changed",
+    };
+    Line {
+        path: path.to_string_lossy().into_owned(),
+        source: info.source.as_ref().map(|source| seen(mount, source).to_string_lossy().into_owned()),
+        created: info.created.to_utc(),
+        created_seconds: info.created.secs,
+        since_seconds: info.since.secs,
+        uid: info.uid,
+        state,
+        changed: changes.map(|(count, _)| count),
+        changed_bytes: changes.map(|(_, bytes)| bytes),
+    }
+}
+
+pub fn list(args: &ListArgs) -> Result<()> {
+    let fail = || format!("forks of {}", args.source.display());
+    let mount = tool::mount_of(&args.source).with_context(fail)?;
+    let found = tool::forks(&args.source).with_context(fail)?;
+    let lines: Vec<Line> = found.iter().map(|info| line(&mount, info)).collect();
+    match args.json {
+        true => crate::cmd::print_json(&Report { version: VERSION, forks: lines }),
+        false => crate::cmd::print(&text(&lines, args.script)),
+    }
+}
+
+fn text(lines: &[Line], script: bool) -> String {
+    let now = Time::now().secs;
+    let mut rows: Vec<Vec<String>> = Vec::new();
+    if !script {
+        rows.push(["FORK", "AGE", "CHANGED", "BYTES", "STATE", "SOURCE"].map(String::from).to_vec());
+    }
+    for line in lines {
+        let age = u64::try_from(now.saturating_sub(line.created_seconds)).unwrap_or(0);
+        let count = |n: usize| format!("{n}{}", if n >= MAX_COUNTED { "+" } else { "" });
+        let bytes = |n: u64| if script { n.to_string() } else { size::show(n) };
+        rows.push(vec![
+            line.path.replace(char::is_control, "?"),
+            if script { line.created.clone() } else { show_age(age) },
+            line.changed.map_or("-".into(), count),
+            line.changed_bytes.map_or("-".into(), bytes),
+            line.state.into(),
+            line.source.as_deref().unwrap_or("-").replace(char::is_control, "?"),
+        ]);
+    }
+    let width = |i: usize| rows.iter().filter_map(|row| row.get(i)).map(|cell| cell.chars().count()).max();
+    let mut out = String::new();
+    for row in &rows {
+        let shown = match script {
+            true => row.join("\t"),
+            false => {
+                let cell = |(i, c): (usize, &String)| format!("{c:<width$}  ", width = width(i).unwrap_or(0));
+                row.iter().enumerate().map(cell).collect::<String>().trim_end().to_owned()
+            }
+        };
+        out += &shown;
+        out.push('\n');
+    }
+    out
+}

@@ -316,6 +316,9 @@ pub struct SnapshotId {
     pub created: Time,
 }
 
+/// How the names of directories begin in which received trees are made: they are no part of the path of a tree.
+pub const RECEIVING: &str = ".pando-receive-";
+
 /// What is known of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotInfo {

@@ -68,6 +68,7 @@ fn snapshots_travel_whole_and_as_differences_between_mounts_and_images() {
     assert_eq!(blocks("m/in/q/sparse"), blocks("m/p/sparse"), "a hole stays one");
     assert!(blocks("m/in/q/sparse").split(' ').next().unwrap().parse::<u64>().unwrap() <= 32);
     assert_eq!(b.sh("ls -A m/in").trim(), "q");
+    assert_eq!(b.json(&["snapshot", "list", "--json", "m/in/q"])["snapshots"][0]["source"], "/in/q");
 
     b.sh("cd m/p; mv src was; rm -r was/deep; echo more >> was/f1; mkdir src; mv was/f3 src/; ln -f was/f2 src/f2
           printf x | dd of=sparse bs=1 seek=2000000 conv=notrunc 2>/dev/null; rmdir empty; touch -d 2002-01-01 .");
@@ -186,6 +187,22 @@ fn an_interrupted_receive_shows_nothing_and_goes_on() {
     b.ok(&["receive", "--abort", &token, "m/in", "q"]);
     assert_eq!(b.sh("ls -A m/in").trim(), "");
     b.fails(&["receive", "--abort", &token, "m/in", "q"], 1, "was begun here");
+    // The same in an image.
+    b.ok(&["mkfs", "--size", "256M", "b.img"]);
+    for resumed in [false, true] {
+        let out = receive_bytes(&b, &["b.img", "in"], &whole[..whole.len() / 2]);
+        let err = text(&out.stderr);
+        let token = err.split_once("--abort ").unwrap().1.split_whitespace().next().unwrap().to_owned();
+        assert!(b.ok(&["ls", "b.img:/"]).contains(".pando-receive-"));
+        match resumed {
+            true => receive(&b, &["--resume", &token, "b.img", "in"], "one.s"),
+            false => drop(b.ok(&["receive", "--abort", &token, "b.img"])),
+        }
+        assert_eq!(b.ok(&["ls", "b.img:/"]).trim(), if resumed { "in" } else { "" });
+    }
+    b.ok(&["check", "b.img"]);
+    b.ok(&["export", "b.img:/in", "out"]);
+    same(b.path("m/p/.snapshots/one"), b.path("out"));
 }
 
 #[test]

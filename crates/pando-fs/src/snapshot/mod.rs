@@ -20,7 +20,7 @@ use crate::{
     place::{DirAt, may_change},
     record::Record,
     rights::Rights,
-    types::{Authority, CloneReport, Ino, NewSnapshot, ROOT, SnapshotInfo, Time},
+    types::{Authority, CloneReport, Ino, NewSnapshot, RECEIVING, ROOT, SnapshotInfo, Time},
     volume::{self, Fs},
 };
 
@@ -434,6 +434,9 @@ fn source_path(entry: &[u8]) -> OsString {
     use std::os::unix::ffi::OsStringExt;
     let mut path = Vec::new();
     for name in path::names(entry).unwrap_or_default() {
+        if name.starts_with(RECEIVING.as_bytes()) {
+            continue; // where it is made; it will be beside that
+        }
         path.push(b'/');
         path.extend_from_slice(name);
     }

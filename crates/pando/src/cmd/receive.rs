@@ -23,7 +23,7 @@ use crate::{
     image::ImagePath,
     offline,
     stream::{
-        ground::{Ground, Mounted, begun_name},
+        ground::{Ground, Mounted, NEW_NOTE, NOTE, begun_name},
         host::path_of,
         image::InImage,
     },
@@ -139,6 +139,9 @@ fn receive(args: &Args, path: Option<PathBuf>, to_image: Option<&ImagePath>) -> 
     };
     let above = path.parent().unwrap_or(Path::new(""));
     let name = path.file_name().unwrap_or_default();
+    if name == NOTE || name == NEW_NOTE {
+        bail!("{}: is a name that a receive needs for itself", path.display());
+    }
     let token = token(&header, &path);
     let work = |ground: &mut dyn Ground| {
         Work { args, header: &header, token: &token, path: &path }.all(ground, reader)

@@ -13,7 +13,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use pando_fs::{DiffOptions, NewSnapshot, SnapshotInfo, send::Target};
+use pando_fs::{DiffOptions, NewSnapshot, RECEIVING, SnapshotInfo, send::Target};
 use pando_fuse::{
     asked::Asked,
     client,
@@ -24,10 +24,9 @@ use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
 
 use crate::stream::host::Host;
 
-/// Name of the tree in the place where it is made.
-const TREE: &str = "tree";
-/// Name of the note.
-const NOTE: &str = "note";
+/// Names of the note, beside the tree, which has the name that it is to have.
+pub const NOTE: &str = ".pando-note";
+pub const NEW_NOTE: &str = ".pando-note-new";
 
 /// What is around a received tree.
 pub trait Ground {
@@ -61,7 +60,7 @@ pub trait Ground {
 
 /// The name of the place where a tree is made.
 pub fn begun_name(token: &str) -> OsString {
-    format!(".pando-receive-{token}").into()
+    format!("{RECEIVING}{token}").into()
 }
 
 /// In a mounted file system.
@@ -120,10 +119,10 @@ impl Ground for Mounted {
         let mut around = Host::new(&self.begun).with_context(fail)?;
         around.clear_xattrs(b"").with_context(fail)?;
         match base {
-            None => around.mkdir(TREE.as_bytes()).with_context(fail),
+            None => around.mkdir(self.name.as_encoded_bytes()).with_context(fail),
             Some(base) => {
                 let from = EntryPath::new(&self.path().join(".snapshots"), &base.name).with_context(fail)?;
-                let to = EntryPath::new(&self.begun, TREE.as_ref()).with_context(fail)?;
+                let to = EntryPath::new(&self.begun, &self.name).with_context(fail)?;
                 tool::clone(&from, &to, false).map(|_| ()).with_context(fail)
             }
         }
@@ -139,7 +138,7 @@ impl Ground for Mounted {
     }
 
     fn tree(&self) -> Result<Box<dyn Target + '_>> {
-        let tree = self.begun.join(TREE);
+        let tree = self.begun.join(&self.name);
         Ok(Box::new(Host::new(&tree).with_context(|| format!("{}", tree.display()))?))
     }
 
@@ -156,14 +155,14 @@ impl Ground for Mounted {
         let dir = fs::File::open(&self.begun).with_context(fail)?;
         rustix::fs::syncfs(&dir).with_context(fail)?;
         client::send(&dir, &Request::Sync).with_context(fail)?;
-        let new = self.begun.join("note.new");
+        let new = self.begun.join(NEW_NOTE);
         fs::write(&new, note).with_context(fail)?;
         fs::File::open(&new).and_then(|file| file.sync_all()).with_context(fail)?;
         fs::rename(&new, self.begun.join(NOTE)).with_context(fail)
     }
 
     fn appear(&self, new: &NewSnapshot) -> Result<()> {
-        let tree = self.begun.join(TREE);
+        let tree = self.begun.join(&self.name);
         let fail = || self.show();
         if tool::list_snapshots(&tree).with_context(fail)?.is_empty() {
             tool::snapshot(&tree, Asked::Create(new.clone())).with_context(fail)?;
@@ -172,7 +171,8 @@ impl Ground for Mounted {
     }
 
     fn take(&self, new: &NewSnapshot) -> Result<SnapshotInfo> {
-        tool::snapshot_of_tree(&self.path(), &self.begun.join(TREE), new.clone()).with_context(|| self.show())
+        tool::snapshot_of_tree(&self.path(), &self.begun.join(&self.name), new.clone())
+            .with_context(|| self.show())
     }
 
     fn become_snapshot(&self, base: &SnapshotInfo, to: &SnapshotInfo) -> Result<Option<SnapshotInfo>> {

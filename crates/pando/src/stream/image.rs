@@ -11,11 +11,7 @@ use pando_fs::{
     send::{Inside, Target},
 };
 
-use crate::stream::ground::{Ground, begun_name};
-
-/// Names of the tree and of the note in the place where it is made.
-const TREE: &str = "tree";
-const NOTE: &str = "note";
+use crate::stream::ground::{Ground, NEW_NOTE, NOTE, begun_name};
 
 /// In an image.
 pub struct InImage<'a> {
@@ -99,11 +95,11 @@ impl Ground for InImage<'_> {
         let cleared = Inside::new(self.fs, place.ino).clear_xattrs(b"");
         self.fs.forget(place.ino, 1);
         cleared?;
-        let Some(base) = base else { return self.mkdir(&self.place(), TREE.as_ref()) };
+        let Some(base) = base else { return self.mkdir(&self.place(), &self.name) };
         self.on(&self.path(), |dir| {
             let root = self.fs.open_snapshot(dir.ino, base.number)?;
             let cloned = self.fs.resolve(&self.place()).and_then(|place| {
-                let to = (place.ino, OsStr::new(TREE));
+                let to = (place.ino, &*self.name);
                 let done = self.fs.clone_snapshot(Authority::Caller(&self.caller), root.ino, to);
                 self.fs.forget(place.ino, 1);
                 done
@@ -114,8 +110,8 @@ impl Ground for InImage<'_> {
     }
 
     fn lock(&mut self) -> Result<()> {
-        // The image is locked.
-        self.top = Some(self.fs.resolve(&self.place().join(TREE))?.ino);
+        // The image is locked. One that was begun and came to nothing has no tree.
+        self.top = self.fs.resolve(&self.place().join(&self.name)).ok().map(|attr| attr.ino);
         Ok(())
     }
 
@@ -142,14 +138,14 @@ impl Ground for InImage<'_> {
         let place = self.place();
         let mut tree = self.fs.resolve(&place).map(|attr| (attr.ino, Inside::new(self.fs, attr.ino)))?;
         let mut write = || -> std::io::Result<()> {
-            tree.1.create(b"note.new", true)?;
+            tree.1.create(NEW_NOTE.as_bytes(), true)?;
             tree.1.write_at(0, note)
         };
         let written = write();
         let (ino, inside) = tree;
         drop(inside);
         let renamed = written.map_err(anyhow::Error::from).and_then(|()| {
-            Ok(self.fs.rename(&self.caller, ino, "note.new".as_ref(), ino, NOTE.as_ref(), 0)?)
+            Ok(self.fs.rename(&self.caller, ino, NEW_NOTE.as_ref(), ino, NOTE.as_ref(), 0)?)
         });
         self.fs.forget(ino, 1);
         renamed.with_context(|| place.display().to_string())?;
@@ -157,14 +153,14 @@ impl Ground for InImage<'_> {
     }
 
     fn appear(&self, new: &NewSnapshot) -> Result<()> {
-        let tree = self.place().join(TREE);
+        let tree = self.place().join(&self.name);
         self.on(&tree, |attr| match self.fs.snapshots(attr.ino)?.is_empty() {
             true => self.fs.snapshot(Authority::Caller(&self.caller), attr.ino, new).map(|_| ()),
             false => Ok(()),
         })?;
         self.on(&self.place(), |from| {
             let to = self.fs.resolve(&self.dir)?;
-            let old = OsStr::new(TREE);
+            let old = &*self.name;
             let done = self.fs.rename(&self.caller, from.ino, old, to.ino, &self.name, RENAME_NOREPLACE);
             self.fs.forget(to.ino, 1);
             done
@@ -173,7 +169,7 @@ impl Ground for InImage<'_> {
 
     fn take(&self, new: &NewSnapshot) -> Result<SnapshotInfo> {
         let by = Authority::Caller(&self.caller);
-        let tree = self.fs.resolve(&self.place().join(TREE))?;
+        let tree = self.fs.resolve(&self.place().join(&self.name))?;
         let taken = self.on(&self.path(), |dir| self.fs.snapshot_of_tree(by, dir.ino, (by, tree.ino), new));
         self.fs.forget(tree.ino, 1);
         Ok(taken?.0)

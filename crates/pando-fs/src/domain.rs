@@ -69,7 +69,7 @@ pub(crate) fn record_in(
 
 impl Fs {
     /// Whether there is, or was, any linked file. No I/O.
-    pub(crate) fn has_links(&self) -> bool {
+    pub fn has_links(&self) -> bool {
         self.has_feature(HARD_LINKS)
     }
 

@@ -114,7 +114,7 @@ fn send_in_blocks(
                 eprintln!("{} to {}", base.name.display(), info.name.display());
                 changes.iter().for_each(|change| eprintln!("{change:?}"));
             }
-            sender.difference(&before.tree(), changes).unwrap()
+            sender.difference(&before.tree(), changes, w.fs.has_links()).unwrap()
         }
     };
     out.finish().unwrap()
@@ -275,7 +275,14 @@ fn change(w: &World, r: &mut Random, dir: &str) {
     let all: Vec<String> = dirs.iter().skip(1).chain(&files).cloned().collect();
     let one = r.of(&all).cloned();
     let me = &w.me;
-    match r.below(20) {
+    match r.below(21) {
+        // Copies have the numbers of their originals.
+        20 => {
+            if let Some(one) = one {
+                let replace = r.below(3) == 0;
+                let _ = w.at(&one, |d, n| w.at(&name, |e, m| w.fs.clone_tree(me, (d, n), (e, m), replace)));
+            }
+        }
         0 | 1 => drop(w.at(&name, |d, n| w.fs.mkdir(me, d, n, 0o755)).map(|a| w.fs.forget(a.ino, 1))),
         2..=4 => {
             if w.create(&name).is_ok() {
@@ -760,4 +767,41 @@ fn an_end_that_has_counted_otherwise_is_refused() {
     b.mkdir("/y");
     let error = receive(&b, "/y", &out.finish().unwrap()).unwrap_err().to_string();
     assert!(error.contains("not all is there"), "{error}");
+}
+
+/// Nothing differs but which names are one file. Then the next change would go to the wrong ones.
+#[test]
+fn names_that_are_one_file_on_one_side_only_are_made_anew() {
+    let (a, b) = (world(16 << 10, Codec::Lz4), world(64 << 10, Codec::Lz4));
+    a.mkdir("/t");
+    a.mkdir("/t/d");
+    b.mkdir("/r");
+    let link = |from: &str, to: &str| {
+        a.on(from, |f| a.at(to, |d, n| a.fs.link(&a.me, f.ino, d, n)))
+            .map(|made| a.fs.forget(made.ino, 1))
+            .unwrap();
+    };
+    let time = SetAttr { mtime: Some(SetTime::At(Time { secs: 5, nanos: 6 })), ..SetAttr::default() };
+    for path in ["/t/d/f", "/t/x", "/t/y"] {
+        a.put(path, b"the same in all");
+        a.on(path, |f| a.fs.setattr(&a.me, f.ino, &time)).unwrap();
+    }
+    link("/t/d/f", "/t/g");
+    let mut base = snap(&a, "/t", "one");
+    receive(&b, "/r", &send(&a, "/t", None, &base, Position::default())).unwrap();
+    // A copy of the directory takes its place: its file is another one now. And two files become one.
+    a.at("/t/d", |d, n| a.at("/t/copy", |e, m| a.fs.clone_tree(&a.me, (d, n), (e, m), false))).unwrap();
+    a.at("/t/d", |d, n| a.fs.remove_tree(&a.me, d, n)).unwrap();
+    a.at("/t/copy", |d, n| a.at("/t/d", |e, m| a.fs.rename(&a.me, d, n, e, m, 0))).unwrap();
+    a.at("/t/y", |d, n| a.fs.unlink(&a.me, d, n)).unwrap();
+    link("/t/x", "/t/y");
+    for (name, changed) in [("two", None), ("three", Some("/t/g")), ("four", Some("/t/y"))] {
+        if let Some(path) = changed {
+            a.write_at(path, 0, b"changed").unwrap();
+        }
+        let info = snap(&a, "/t", name);
+        receive(&b, "/r", &send(&a, "/t", Some(&base), &info, Position::default())).unwrap();
+        same(&a, "/t", &b, "/r", name);
+        base = info;
+    }
 }

@@ -135,11 +135,11 @@ pub(crate) fn token_and_writeback(file: impl AsFd) -> Result<(Token, bool), Erro
     Ok((token, answer.value != 0))
 }
 
-/// The UUID of the file system.
-pub fn identity(file: impl AsFd) -> Result<[u8; 16], Error> {
+/// The UUID of the file system, and whether a file in it has, or had, several names.
+pub fn identity(file: impl AsFd) -> Result<([u8; 16], bool), Error> {
     let answer = ask(file.as_fd(), &Request::Identity)?;
     let number = u128::from_str_radix(&answer.message, 16).map_err(|_| Error::NotPando)?;
-    Ok(number.to_be_bytes())
+    Ok((number.to_be_bytes(), answer.value != 0))
 }
 
 /// What the source of the token takes.

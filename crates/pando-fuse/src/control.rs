@@ -148,7 +148,8 @@ pub enum Request {
     },
     /// Statistics.
     Stats,
-    /// The UUID of the file system; the answer's message is 32 hexadecimal digits.
+    /// The UUID of the file system; the answer's message is 32 hexadecimal digits, its value 1
+    /// if a file has, or had, several names.
     Identity,
 }
 

@@ -54,7 +54,7 @@ impl MountState {
             Request::DiffNext => return Ok(self.differences(c, on, None)),
             Request::Identity => {
                 let message = format!("{:032x}", u128::from_be_bytes(self.fs.uuid()));
-                Ok(Response { message, ..Response::default() })
+                Ok(Response { message, value: self.fs.has_links().into(), ..Response::default() })
             }
             Request::Fork { token, into, asked } => {
                 return Ok(self.pieces(c, on, || self.begin_fork(c, on, (&token, &into), asked)));

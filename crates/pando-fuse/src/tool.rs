@@ -404,8 +404,8 @@ pub fn snapshot_of_tree(path: &Path, tree: &Path, new: pando_fs::NewSnapshot) ->
     named.into_iter().next().ok_or(Error::Version)
 }
 
-/// The UUID of the file system that the directory at `path` is in.
-pub fn identity(path: &Path) -> Result<[u8; 16], Error> {
+/// The UUID of the file system that the directory at `path` is in, and whether a file in it has, or had, several names.
+pub fn identity(path: &Path) -> Result<([u8; 16], bool), Error> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     client::identity(open(path, flags, Mode::empty()).map_err(io::Error::from)?)
 }

@@ -19,6 +19,11 @@ use crate::{
     types::FileKind,
 };
 
+/// The path of an entry of a directory.
+pub(crate) fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
+    if dir.is_empty() { name.to_vec() } else { [dir, b"/", name].concat() }
+}
+
 /// The path of the directory of an entry.
 pub(crate) fn parent(path: &[u8]) -> &[u8] {
     path.iter().rposition(|b| *b == b'/').and_then(|at| path.get(..at)).unwrap_or_default()
@@ -55,6 +60,104 @@ struct Group {
 struct Both {
     before: Option<FileMeta>,
     now: Option<FileMeta>,
+}
+
+/// The names of a tree whose files have several, with their files.
+fn linked_names(tree: &dyn Source) -> Result<HashMap<Vec<u8>, FileMeta>, StreamError> {
+    let mut out = HashMap::new();
+    let mut todo = vec![Vec::new()];
+    while let Some(dir) = todo.pop() {
+        for (name, meta) in tree.list(&dir).map_err(StreamError::at(&dir))? {
+            let path = join(&dir, name.as_bytes());
+            match meta.kind {
+                FileKind::Directory => todo.push(path),
+                _ if meta.nlink > 1 => _ = out.insert(path, meta),
+                _ => {}
+            }
+        }
+    }
+    Ok(out)
+}
+
+/// The same differences, and those that are none of content: names that are one file on one side only. They have gone
+/// and come. Both trees are walked.
+pub(crate) fn relinked(
+    before: &dyn Source,
+    now: &dyn Source,
+    mut changes: Vec<FileChange>,
+) -> Result<Vec<FileChange>, StreamError> {
+    let (old, new) = (linked_names(before)?, linked_names(now)?);
+    let renamed: HashMap<Vec<u8>, Vec<u8>> = changes
+        .iter()
+        .filter_map(|change| Some((bytes(&change.path), bytes(change.from.as_deref()?))))
+        .collect();
+    let gone = |change: &FileChange| change.kind == ChangeKind::Removed;
+    let told: HashSet<Vec<u8>> = changes.iter().filter(|c| !gone(c)).map(|c| bytes(&c.path)).collect();
+    let places = places(&changes);
+    // Names on both sides that nothing was told of.
+    let mut names: BTreeSet<(Vec<u8>, Vec<u8>)> = BTreeSet::new();
+    names.extend(new.keys().map(|path| (former(&renamed, path), path.clone())));
+    names.extend(old.keys().filter_map(|path| Some((path.clone(), place(&places, path)?))));
+    names.retain(|(_, path)| !told.contains(path));
+    // A file with one name is a group of its own.
+    let group = |tree: &HashMap<Vec<u8>, FileMeta>, path: &Vec<u8>| match tree.get(path) {
+        Some(meta) => Ok(meta.ino),
+        None => Err(path.clone()),
+    };
+    let (mut across, mut back): (HashMap<_, HashSet<_>>, HashMap<_, HashSet<_>>) = Default::default();
+    for (from, path) in &names {
+        let (x, y) = (group(&old, from), group(&new, path));
+        across.entry(x.clone()).or_default().insert(y.clone());
+        back.entry(y).or_default().insert(x);
+    }
+    let one = |set: Option<&HashSet<_>>| set.is_none_or(|set| set.len() == 1);
+    for (from, path) in &names {
+        let (x, y) = (group(&old, from), group(&new, path));
+        if one(across.get(&x)) && one(back.get(&y)) {
+            continue;
+        }
+        let meta = now.meta(path).map_err(StreamError::at(path))?;
+        let change = |kind, path: &[u8]| FileChange {
+            kind,
+            file: meta.kind,
+            path: std::os::unix::ffi::OsStringExt::from_vec(path.to_vec()),
+            from: None,
+            aspects: Aspects::default(),
+            size_before: 0,
+            size_after: meta.size,
+            ranges: Vec::new(),
+        };
+        changes.extend([change(ChangeKind::Removed, from), change(ChangeKind::Added, path)]);
+    }
+    Ok(changes)
+}
+
+/// Where entries of the first tree are in the second; `None` if they are gone.
+fn places(changes: &[FileChange]) -> HashMap<Vec<u8>, Option<Vec<u8>>> {
+    let mut out = HashMap::new();
+    for change in changes {
+        match (change.kind, &change.from) {
+            (ChangeKind::Removed, _) => _ = out.insert(bytes(&change.path), None),
+            (ChangeKind::Renamed, Some(from)) => _ = out.insert(bytes(from), Some(bytes(&change.path))),
+            _ => {}
+        }
+    }
+    out
+}
+
+/// Where something of the first tree is in the second.
+fn place(places: &HashMap<Vec<u8>, Option<Vec<u8>>>, path: &[u8]) -> Option<Vec<u8>> {
+    let mut at = path;
+    loop {
+        if let Some(found) = places.get(at) {
+            let rest = path.get(at.len()..).unwrap_or_default();
+            return found.as_ref().map(|found| [found, rest].concat());
+        }
+        if at.is_empty() {
+            return Some(path.to_vec());
+        }
+        at = parent(at);
+    }
 }
 
 /// The same differences, in which names of linked files that cannot be changed where they are have gone and come.
@@ -144,7 +247,7 @@ impl<'a> Plan<'a> {
             coming: Vec::new(),
             arrives: HashMap::new(),
             added: HashSet::new(),
-            places: HashMap::new(),
+            places: places(changes),
         };
         for change in changes {
             let path = bytes(&change.path);
@@ -155,7 +258,6 @@ impl<'a> Plan<'a> {
                     return Err(StreamError::Refused(text));
                 }
                 ChangeKind::Removed => {
-                    plan.places.insert(path.clone(), None);
                     plan.leaving.push((path, change));
                 }
                 ChangeKind::Added => {
@@ -165,7 +267,6 @@ impl<'a> Plan<'a> {
                 ChangeKind::Modified => plan.coming.push((path, change)),
                 ChangeKind::Renamed => {
                     let from = bytes(change.from.as_deref().unwrap_or_default());
-                    plan.places.insert(from.clone(), Some(path.clone()));
                     plan.leaving.push((from, change));
                     plan.coming.push((path, change));
                 }
@@ -181,24 +282,9 @@ impl<'a> Plan<'a> {
         Ok(plan)
     }
 
-    /// Where a directory of the first tree is in the second.
-    fn place(&self, dir: &[u8]) -> Option<Vec<u8>> {
-        let mut at = dir;
-        loop {
-            if let Some(found) = self.places.get(at) {
-                let rest = dir.get(at.len()..).unwrap_or_default();
-                return found.as_ref().map(|found| [found, rest].concat());
-            }
-            if at.is_empty() {
-                return Some(dir.to_vec());
-            }
-            at = parent(at);
-        }
-    }
-
     /// The directories of the second tree in which something comes, or went away.
     pub fn touched(&self) -> BTreeSet<Vec<u8>> {
-        let gone = self.leaving.iter().filter_map(|(path, _)| self.place(parent(path)));
+        let gone = self.leaving.iter().filter_map(|(path, _)| place(&self.places, parent(path)));
         let changes = |change: &FileChange| change.aspects.contains(Aspects::TARGET);
         let come =
             self.coming.iter().filter(|(_, change)| change.kind != ChangeKind::Modified || changes(change));

@@ -18,7 +18,7 @@ use crate::{
     send::{
         StreamError,
         frame::BLOCK_BYTES,
-        plan::{Plan, untangled},
+        plan::{Plan, join, relinked, untangled},
         record::{DATA_BYTES, Record, Totals},
         tree::{FileMeta, Source},
     },
@@ -50,10 +50,6 @@ pub struct Sender<'a> {
     most: usize,
     size: Size,
     buf: Vec<u8>,
-}
-
-fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
-    if dir.is_empty() { name.to_vec() } else { [dir, b"/", name].concat() }
 }
 
 enum Visit {
@@ -237,8 +233,17 @@ impl<'a> Sender<'a> {
         self.put(&Record::Meta { path, uid, gid, perm, atime, mtime })
     }
 
-    /// Sends what makes the tree `before` this one, by the differences of the two, with ranges.
-    pub fn difference(mut self, before: &dyn Source, changes: Vec<FileChange>) -> Result<Size, StreamError> {
+    /// Sends what makes the tree `before` this one, by the differences of the two, with ranges. `links`: there may be
+    /// files with several names, so both trees are walked for names that are one file on one side only.
+    pub fn difference(
+        mut self,
+        before: &dyn Source,
+        mut changes: Vec<FileChange>,
+        links: bool,
+    ) -> Result<Size, StreamError> {
+        if links {
+            changes = relinked(before, self.source, changes)?;
+        }
         let changes = untangled(before, self.source, changes)?;
         let plan = Plan::new(&changes)?;
         for (number, (path, change)) in plan.leaving.iter().enumerate() {

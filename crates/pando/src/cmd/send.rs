@@ -123,6 +123,8 @@ struct Base<'a> {
     info: SnapshotInfo,
     tree: &'a dyn Source,
     changes: Vec<FileChange>,
+    /// Whether there may be hard links.
+    links: bool,
 }
 
 pub fn run(args: &Args) -> Result<()> {
@@ -147,7 +149,8 @@ fn from_mount(args: &Args, snapshot: &Named, base: Option<&Named>) -> Result<()>
     };
     let info = snapshot.find(&snapshots(snapshot)?)?;
     let path = |of: &Named, info: &SnapshotInfo| of.dir.join(".snapshots").join(&info.name);
-    let store = tool::identity(&snapshot.dir).with_context(|| format!("{}", snapshot.dir.display()))?;
+    let (store, links) =
+        tool::identity(&snapshot.dir).with_context(|| format!("{}", snapshot.dir.display()))?;
     let top = path(snapshot, &info);
     let tree = Host::new(&top).with_context(|| format!("{}", top.display()))?;
     let Some(base) = base else { return write(args, store, snapshot, &info, &tree, None) };
@@ -160,7 +163,7 @@ fn from_mount(args: &Args, snapshot: &Named, base: Option<&Named>) -> Result<()>
     let options = DiffOptions { ranges: true, no_renames: false };
     let changes = tool::diff(&below, &top, options).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     let changes = changes.with_context(|| format!("{} and {}", below.display(), top.display()))?;
-    write(args, store, snapshot, &info, &tree, Some(Base { info: base_info, tree: &before, changes }))
+    write(args, store, snapshot, &info, &tree, Some(Base { info: base_info, tree: &before, changes, links }))
 }
 
 fn from_image(
@@ -192,8 +195,15 @@ fn from_image(
         let (base_info, below) = open(base)?;
         let options = DiffOptions { ranges: true, no_renames: false };
         let changes = fs.diff(None, below, top, options)?.collect::<Result<Vec<_>, _>>()?;
-        let before = Inside::new(fs, below);
-        write(args, fs.uuid(), snapshot, &info, &tree, Some(Base { info: base_info, tree: &before, changes }))
+        let (before, links) = (Inside::new(fs, below), fs.has_links());
+        write(
+            args,
+            fs.uuid(),
+            snapshot,
+            &info,
+            &tree,
+            Some(Base { info: base_info, tree: &before, changes, links }),
+        )
     };
     let done = work();
     for root in roots.take() {
@@ -206,7 +216,7 @@ fn from_image(
 fn stream(sender: Sender<'_>, base: Option<Base<'_>>) -> Result<Size, StreamError> {
     match base {
         None => sender.full(),
-        Some(base) => sender.difference(base.tree, base.changes),
+        Some(base) => sender.difference(base.tree, base.changes, base.links),
     }
 }
 

@@ -50,6 +50,9 @@ pub enum Error {
     /// A hard link, or a file that has several, would reach from one clone into another (EXDEV).
     #[error("{0}: hard links do not reach from one clone into another")]
     CrossesClone(String),
+    /// More names of linked files than one call may have to look up (EFBIG).
+    #[error("{0}: has names of too many files with several names to be changed at once")]
+    TooManyNames(String),
     /// A file has as many names as it can have (EMLINK).
     #[error("{0}: too many links")]
     TooManyLinks(String),
@@ -134,7 +137,7 @@ impl Error {
             Error::TooManyLinks(_) => Errno::MLINK,
             Error::Stale(_) => Errno::STALE,
             Error::BadHandle(_) => Errno::BADF,
-            Error::TooBig(_) => Errno::FBIG,
+            Error::TooBig(_) | Error::TooManyNames(_) => Errno::FBIG,
             Error::ReadOnly | Error::InSnapshot(_) | Error::Engine(E::ReadOnly) => Errno::ROFS,
             Error::Unsupported(_) => Errno::OPNOTSUPP,
             Error::NothingBehind(_) => Errno::NXIO,

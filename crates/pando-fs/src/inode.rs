@@ -352,6 +352,19 @@ impl Table {
         (size_of::<Inode>() + arc + 2 * lock + entry) as u64
     }
 
+    /// All inodes in memory, each with a reference.
+    pub(crate) fn all(self: &Arc<Self>) -> Vec<InodeRef> {
+        let mut all = Vec::new();
+        for shard in &self.shards {
+            // A reference must not be dropped while its shard is locked.
+            for inode in shard.lock().values() {
+                inode.refs.fetch_add(1, Ordering::Relaxed);
+                all.push(InodeRef { table: self.clone(), inode: inode.clone() });
+            }
+        }
+        all
+    }
+
     /// The lineages of all inodes in memory, and of their numbers. Looks at each.
     pub(crate) fn lineages(&self) -> HashSet<u32> {
         let mut found = HashSet::new();

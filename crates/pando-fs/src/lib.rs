@@ -6,13 +6,12 @@
 //! [`Fs::remove_tree`]), and a few by path. Each change is one batch of the engine, so
 //! after a crash the tree is that of a prefix of the calls.
 //!
-//! From the ground up; a file uses only what stands before it (`tidy_source.rs` of the engine checks it):
-//! `error`, `limits`, `types`, `stats`, `readahead`; `path` (keys) and `key_text` (keys in words); `attrs` and `acl`
-//! (extended attributes as bytes); `record`, `blockmap`
-//! and `merge` (values and their blind changes); `counter`, `position` (cookies of directories), `inode` (what is in
-//! memory), `lineage` (inode numbers), `handle`, `counting`; `lock`, `path_cache` and `file_runs`; `volume` (the
-//! whole); `place` (where an inode is, locked) and `domain` (in which lineage); and above these the calls by
-//! subject, from `data` to `clone`, `usage` and `fork`.
+//! From the ground up; a file uses only what stands before it (`tidy_source.rs` of the engine checks it): `error`,
+//! `limits`, `mode`, `types`, `stats`, `readahead`; `path` (keys) and `key_text` (keys in words); `attrs` and `acl`
+//! (extended attributes as bytes); `record`, `blockmap` and `merge` (values and their blind changes); `counter`,
+//! `position` (cookies of directories), `inode` (what is in memory), `lineage` (inode numbers), `handle`, `counting`;
+//! `lock`, `path_cache` and `file_runs`; `volume` (the whole); `place` (where an inode is, locked) and `domain` (in
+//! which lineage); and above these the calls by subject, from `data` to `clone`, `usage` and `fork`.
 //!
 //! ```
 //! use std::{ffi::OsStr, path::Path, sync::Arc};
@@ -67,6 +66,7 @@ mod lineage;
 mod link;
 mod lock;
 mod merge;
+mod mode;
 mod name;
 mod orphan;
 mod path;
@@ -75,6 +75,7 @@ mod place;
 mod position;
 mod readahead;
 mod record;
+mod recursive;
 mod rename;
 mod rights;
 pub mod send;
@@ -92,7 +93,9 @@ pub use error::{Error, Result};
 pub use key_text::{describe_key, name_key, name_piece};
 pub use limits::{BLOCK_SIZE, MAX_FILE_SIZE, MAX_NAME, MAX_SYMLINK};
 pub use merge::FsMerge;
+pub use mode::ModeChange;
 pub use pando_db::{Codec, waiting};
+pub use recursive::{TreeChange, TreeChangeReport};
 pub use rename::{RENAME_EXCHANGE, RENAME_NOREPLACE, RENAME_WHITEOUT};
 pub use snapshot::MAX_SNAPSHOT_NOTE;
 pub use stats::{FsStats, Histogram};

@@ -14,8 +14,9 @@ use crate::{
     attrs::{self, Attrs},
     blockmap::{self, Edit},
     limits::BLOCK_SIZE,
+    mode::{MODE_CHANGE_BYTES, ModeChange},
     record::{Record, get_time, put_time},
-    types::Time,
+    types::{FileKind, Time},
 };
 
 const WRITE: u8 = 1;
@@ -74,6 +75,10 @@ pub(crate) struct Change {
     pub dense: Option<Option<u64>>,
     /// Takes the file capabilities (`security.capability`) away.
     pub drop_capability: bool,
+    /// What becomes of the mode, also of one that is set above; that of a symbolic link stays.
+    pub mode: Option<ModeChange>,
+    /// The change time of all but symbolic links, whatever is set above.
+    pub ctime_but_links: Option<Time>,
 }
 
 impl Change {
@@ -100,6 +105,11 @@ impl Change {
         if self.drop_capability && r.attrs.get(attrs::CAPABILITY).is_some() {
             r.attrs = r.attrs.without(attrs::CAPABILITY);
         }
+        if r.kind != FileKind::Symlink {
+            let dir = r.kind == FileKind::Directory;
+            r.perm = self.mode.map_or(r.perm, |mode| mode.apply(r.perm, dir));
+            r.ctime = self.ctime_but_links.unwrap_or(r.ctime);
+        }
     }
 
     /// The change that equals this one followed by `next`.
@@ -109,6 +119,16 @@ impl Change {
             (Some(Size::Set(a)), Some(Size::AtLeast(b))) => Some(Size::Set(a.max(b))),
             (Some(Size::AtLeast(a)), Some(Size::AtLeast(b))) => Some(Size::AtLeast(a.max(b))),
             (_, second) => second,
+        };
+        // What `next` sets for all files overrules what this one does to some.
+        let mode = match (next.perm, &self.mode, &next.mode) {
+            (None, Some(first), Some(second)) => Some(first.then(second)),
+            (None, first, second) => second.or(*first),
+            (Some(_), _, second) => *second,
+        };
+        let ctime_but_links = match next.ctime {
+            None => next.ctime_but_links.or(self.ctime_but_links),
+            Some(_) => next.ctime_but_links,
         };
         Self {
             size,
@@ -121,6 +141,8 @@ impl Change {
             nlink: self.nlink.saturating_add(next.nlink),
             dense: next.dense.or(self.dense),
             drop_capability: self.drop_capability || next.drop_capability,
+            mode,
+            ctime_but_links,
         }
     }
 
@@ -169,6 +191,14 @@ impl Change {
         if self.drop_capability {
             mask |= 1 << 11;
         }
+        if let Some(mode) = self.mode {
+            mask |= 1 << 12;
+            op.put_slice(&mode.encode());
+        }
+        if let Some(time) = self.ctime_but_links {
+            mask |= 1 << 13;
+            put_time(&mut op, time);
+        }
         op[1..3].copy_from_slice(&mask.to_le_bytes());
         op.freeze()
     }
@@ -178,7 +208,7 @@ impl Change {
         let mask = rest.try_get_u16_le().ok()?;
         let has = |bit: u32| mask >> bit & 1 != 0;
         let mut c = Self::default();
-        if mask >> 12 != 0 || (has(0) && has(1)) || (has(9) && has(10)) {
+        if mask >> 14 != 0 || (has(0) && has(1)) || (has(9) && has(10)) {
             return None;
         }
         if has(0) {
@@ -209,6 +239,13 @@ impl Change {
             c.dense = Some(None);
         }
         c.drop_capability = has(11);
+        if has(12) {
+            let (mode, left) = rest.split_first_chunk::<MODE_CHANGE_BYTES>()?;
+            (c.mode, rest) = (Some(ModeChange::decode(mode)?), left);
+        }
+        if has(13) {
+            c.ctime_but_links = Some(get_time(&mut rest)?);
+        }
         rest.is_empty().then_some(c)
     }
 }
@@ -357,25 +394,57 @@ mod tests {
             Change { size: Some(Size::Set(1 << 20)), dense: Some(Some(3)), ..Change::default() },
             Change { drop_capability: true, ..Change::default() },
             Change { size: Some(Size::Set(200_000)), dense: Some(None), ..Change::default() },
+            Change { mode: mode("u+s,a+X"), ctime_but_links: t(6), ..Change::default() },
+            Change { mode: mode("g=u,o-x"), ctime: t(7), ..Change::default() },
+            Change { perm: Some(0o711), mode: mode("go=rX"), ctime_but_links: t(8), ..Change::default() },
             Change::default(),
         ]
     }
 
+    fn mode(text: &str) -> Option<ModeChange> {
+        ModeChange::parse(text, 0).map(Some).unwrap()
+    }
+
     #[test]
     fn combined_changes_equal_their_sequence() {
-        let mut r = Record::new(FileKind::Regular, 0o644, 9, Time::default());
-        r.size = 50;
-        r.attrs = Attrs::default().with(attrs::CAPABILITY, b"c").with(b"user.a", b"1");
-        let base = r.encode();
+        for kind in [FileKind::Regular, FileKind::Directory, FileKind::Symlink, FileKind::Fifo] {
+            for perm in [0o644, 0o4751, 0o2610] {
+                let mut r = Record::new(kind, perm, 9, Time::default());
+                r.size = 50;
+                r.symlink = (kind == FileKind::Symlink).then(|| Bytes::from_static(b"target"));
+                r.attrs = Attrs::default().with(attrs::CAPABILITY, b"c").with(b"user.a", b"1");
+                combined_is_in_turn(&r.encode());
+            }
+        }
+    }
+
+    fn combined_is_in_turn(base: &[u8]) {
         for a in changes() {
             for b in changes() {
+                assert_eq!(Change::decode(&b.encode()), Some(b));
                 let (a, b) = (a.encode(), b.encode());
-                assert!(Change::decode(&b).is_some());
-                let once = FsMerge.apply(Some(&base), &a);
+                let once = FsMerge.apply(Some(base), &a);
                 let twice = FsMerge.apply(once.as_deref(), &b);
-                let both = FsMerge.combine(&a, &b).unwrap();
-                assert_eq!(FsMerge.apply(Some(&base), &both), twice);
+                for both in [FsMerge.combine(&a, &b).unwrap(), FsMerge.combine_present(&a, &b).unwrap()] {
+                    assert_eq!(FsMerge.apply(Some(base), &both), twice);
+                }
             }
+        }
+    }
+
+    #[test]
+    fn a_change_of_all_files_leaves_the_mode_and_time_of_links_and_names_of_linked_files() {
+        let (then, now) = (Time::default(), Time { secs: 9, nanos: 0 });
+        let op = Change { mode: mode("777"), ctime_but_links: Some(now), ..Change::default() }.encode();
+        let mut link = Record::new(FileKind::Symlink, 0o700, 9, then);
+        link.symlink = Some(Bytes::from_static(b"target"));
+        assert_eq!(FsMerge.apply(Some(&link.encode()), &op), Some(link.encode()));
+        let pipe = Record::new(FileKind::Fifo, 0o600, 9, then).encode();
+        let pipe = Record::decode(&FsMerge.apply(Some(&pipe), &op).unwrap()).unwrap();
+        assert_eq!((pipe.perm, pipe.ctime, pipe.mtime), (0o777, now, then));
+        let name = crate::record::LinkName { kind: FileKind::Regular, id: 7 };
+        for value in [name.encode(), name.encode_index()] {
+            assert_eq!(FsMerge.apply(Some(&value), &op), Some(value));
         }
     }
 

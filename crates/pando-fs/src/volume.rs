@@ -47,13 +47,16 @@ pub(crate) const EXTENDED_ATTRIBUTES: u64 = 2;
 pub(crate) const HARD_LINKS: u64 = 4;
 /// The same: there are, or were, snapshots. A store gets it with the first of them.
 pub(crate) const SNAPSHOTS: u64 = 8;
+/// The same: a tree has been changed by a message that changes the modes of all that is in it. A store gets it with the
+/// first such message.
+pub(crate) const TREE_CHANGES: u64 = 16;
 /// Bit of the features: snapshots that say which one they were received as.
 pub(crate) const RECEIVED: u64 = 32;
 /// The same: there are, or were, forks. A store gets it with the first of them.
 pub(crate) const FORKS: u64 = 64;
 /// All bits of features that this program knows.
 const KNOWN_FEATURES: u64 =
-    MAPS_AND_LINEAGES | EXTENDED_ATTRIBUTES | HARD_LINKS | SNAPSHOTS | RECEIVED | FORKS;
+    MAPS_AND_LINEAGES | EXTENDED_ATTRIBUTES | HARD_LINKS | SNAPSHOTS | TREE_CHANGES | RECEIVED | FORKS;
 /// Part (1/n) of the cache that data may have which the kernel keeps as well and nobody has read from us, and most
 /// bytes.
 const WRITTEN_SHARE: u64 = 16;

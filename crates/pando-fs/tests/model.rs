@@ -315,6 +315,30 @@ impl Model {
         n.times = None;
     }
 
+    /// Each file once, by whatever name.
+    fn change_tree(&mut self) {
+        let dirs: Vec<_> = self.all().into_iter().filter(|(_, n)| n.borrow().is_dir()).collect();
+        let (path, top) = self.r.pick(&dirs).clone();
+        let text_of_mode = *self.r.pick(&["u+x", "g=u,o=g", "4751", "a+X,u-s", "o-r,g+s"]);
+        let mode = ModeChange::parse(text_of_mode, 0);
+        let change = TreeChange { mode, ..TreeChange::default() };
+        self.w.on(&text(&path), |a| self.w.fs.change_tree(a.ino, &change)).unwrap();
+        let mut todo = vec![top];
+        let mut done = Vec::new();
+        while let Some(node) = todo.pop() {
+            let mut n = node.borrow_mut();
+            if done.contains(&Rc::as_ptr(&node)) || matches!(n.body, Body::Symlink(_)) {
+                continue;
+            }
+            done.push(Rc::as_ptr(&node));
+            n.perm = mode.unwrap().apply(n.perm, n.is_dir());
+            n.times = None;
+            if let Body::Dir(children) = &n.body {
+                todo.extend(children.values().cloned());
+            }
+        }
+    }
+
     fn open_or_release(&mut self) {
         if self.open.len() > 5 || (!self.open.is_empty() && self.r.below(2) == 0) {
             let open = self.open.swap_remove(self.r.below(self.open.len()));
@@ -699,10 +723,10 @@ fn run(seed: u64, steps: usize) {
         r: Random::new(seed),
         lineages: 0,
     };
-    let mut calls = [0u32; 13];
+    let mut calls = [0u32; 14];
     for step in 0..steps {
         let large = m.all().len() > 150;
-        let call = if large && step % 3 == 0 { 8 } else { m.r.below(13) };
+        let call = if large && step % 3 == 0 { 8 } else { m.r.below(14) };
         calls[call] += 1;
         match call {
             0 | 1 => m.make(),
@@ -718,6 +742,7 @@ fn run(seed: u64, steps: usize) {
             9 => m.copy_range(),
             11 if m.snaps.len() < 8 && m.r.below(2) == 0 => m.snapshot(),
             11 | 12 if m.r.below(2) == 0 => m.change_snapshot(),
+            13 => m.change_tree(),
             _ => m.write(),
         }
         if step % 50 == 49 {

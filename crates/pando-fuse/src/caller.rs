@@ -28,6 +28,17 @@ pub(crate) fn changer(c: &Context, mode: u16) -> Caller {
     }
 }
 
+/// Whether the caller, which has shown that it is root outside of user namespaces, has all the capabilities by which
+/// root may change the attributes of any file.
+pub(crate) fn may_change_all(c: &Context) -> bool {
+    /// Bits of CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER and CAP_FSETID.
+    const ALL: u64 = 0b1_1111;
+    // The process waits for this answer, so it is still there.
+    let status = std::fs::read_to_string(format!("/proc/{}/status", c.pid)).unwrap_or_default();
+    let effective = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
+    effective.is_some_and(|caps| u64::from_str_radix(caps.trim(), 16).is_ok_and(|caps| caps & ALL == ALL))
+}
+
 /// The caller with its supplementary groups: for what the kernel cannot check.
 pub(crate) fn caller_with_groups(c: &Context) -> Caller {
     let mut caller = caller(c, 0);

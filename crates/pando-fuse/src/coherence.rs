@@ -22,6 +22,7 @@ use crate::{
     diffs::Diffs,
     inside::{Inside, apart},
     listings::Listings,
+    own_threads::OwnThreads,
     proof::Proofs,
     times::{TimeChange, Times},
     transport::{Behind, Context, Errno, Notify, Outcome},
@@ -45,6 +46,9 @@ pub(crate) struct MountState {
     pub(crate) notify: OnceLock<Arc<dyn Notify>>,
     /// The server's own way into the mount, if it has one.
     pub(crate) inside: OnceLock<Inside>,
+    /// The same, also where the kernel owns no times, so that nothing has to be told this way in passing.
+    pub(crate) way_in: OnceLock<Inside>,
+    pub(crate) own_threads: OwnThreads,
     /// Who makes small files.
     pub(crate) creators: Creators,
     /// Files whose time the kernel does not know.

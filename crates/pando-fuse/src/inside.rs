@@ -72,6 +72,7 @@ pub(crate) fn apart<T: Send>(work: impl FnOnce(&Apart) -> T + Send) -> io::Resul
 }
 
 /// A mount, as its server reaches into it.
+#[derive(Clone)]
 pub(crate) struct Inside {
     dir: PathBuf,
     /// Major and minor number of the mount's device.
@@ -96,6 +97,11 @@ impl Inside {
     /// Opens the inode `ino`, which the kernel must know. Requests: OPENDIR and RELEASEDIR of the root, and what
     /// `flags` ask for (none with `O_PATH`).
     fn open(&self, ino: u64, flags: OFlags) -> io::Result<OwnedFd> {
+        open_by_handle(self.root()?.as_raw_fd(), ino, flags | OFlags::CLOEXEC)
+    }
+
+    /// Opens the root of the mount. For threads apart.
+    pub(crate) fn root(&self) -> io::Result<OwnedFd> {
         // A descriptor without access (O_PATH) is not taken for this.
         let root = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(&self.dir, root, Mode::empty())?;
@@ -104,7 +110,21 @@ impl Inside {
         if (stat.stx_dev_major, stat.stx_dev_minor) != self.device {
             return Err(io::Error::from_raw_os_error(libc::ESTALE));
         }
-        open_by_handle(root.as_raw_fd(), ino, flags | OFlags::CLOEXEC)
+        Ok(root)
+    }
+
+    /// A descriptor of the inode `ino`, of any kind, which the kernel must know; good for naming it. No request.
+    pub(crate) fn open_path(root: &OwnedFd, ino: u64) -> io::Result<OwnedFd> {
+        open_by_handle(root.as_raw_fd(), ino, OFlags::PATH | OFlags::CLOEXEC)
+    }
+
+    /// Sets the access time, and the modification time if it is given, of what this is a descriptor of, by a SETATTR of
+    /// this thread.
+    pub(crate) fn set_times(file: &OwnedFd, atime: Time, mtime: Option<Time>) -> io::Result<()> {
+        let time = |t: Time| Timespec { tv_sec: t.secs, tv_nsec: t.nanos.into() };
+        let omitted = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
+        let times = Timestamps { last_access: time(atime), last_modification: mtime.map_or(omitted, time) };
+        Ok(rustix::fs::utimensat(file, c"", &times, AtFlags::EMPTY_PATH)?)
     }
 
     /// Gives the kernel the modification time of a file, by a SETATTR of this thread.

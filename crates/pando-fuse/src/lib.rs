@@ -7,10 +7,9 @@
 //! mount to do: clone a tree, remove one, compare two, sync, grow, statistics. [`client`] and [`tool`] are the
 //! tool's end of it, `proof` (rights) and `requests` the server's.
 //!
-//! From the ground up: `mountinfo`, `control`, `counters`, `cache`, `creators`, `diffs`, `inside`, `listings`,
-//! `times`;
-//! `transport`; `error`, `settings`, `attach`; `client`, `proof`, `tool`; `caller`, `coherence` (the kernel's
-//! caches kept right), `requests`, `server`; `mount`.
+//! From the ground up: `mountinfo`, `changes`, `control`, `counters`, `cache`, `creators`, `diffs`,
+//! `inside`, `listings`, `times`, `own_threads`; `transport`; `error`, `settings`, `attach`; `client`, `proof`,
+//! `tool`; `caller`, `coherence` (the kernel's caches kept right), `recursive`, `requests`, `server`; `mount`.
 //!
 //! `docs/fuse.md` says why the kernel is told what it is told.
 
@@ -18,6 +17,7 @@ pub mod asked;
 mod attach;
 mod cache;
 mod caller;
+mod changes;
 pub mod client;
 mod coherence;
 pub mod control;
@@ -31,7 +31,9 @@ mod inside;
 mod listings;
 mod mount;
 pub mod mountinfo;
+mod own_threads;
 mod proof;
+mod recursive;
 mod requests;
 mod server;
 mod settings;

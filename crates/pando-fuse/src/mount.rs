@@ -75,8 +75,8 @@ impl Mount {
         let device = mountinfo::at(&dir).ok().flatten().map(|entry| entry.device);
         raise_readahead(device.as_deref());
         let inside = device.as_deref().and_then(|device| Inside::new(&dir, device));
-        if let Some(inside) = inside.filter(|_| session.awaits_answers_to_writes()) {
-            server.let_in(inside);
+        if let Some(inside) = inside {
+            server.let_in(inside, session.awaits_answers_to_writes());
         }
         Ok(Mount { session, dir, device, counters })
     }

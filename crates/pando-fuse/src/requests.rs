@@ -71,6 +71,10 @@ impl MountState {
             Request::Snapshot { token, asked } => {
                 self.shown(c, &token).and_then(|shows| self.snapshots(c, &shows, asked))
             }
+            Request::Change { token, change } => self
+                .shown(c, &token)
+                .and_then(|shows| self.change_tree(c, &shows, &change).map_err(Refusal::from))
+                .and_then(done),
             Request::Remove { token, fork } => {
                 self.shown(c, &token).and_then(|shows| self.remove_tree(&shows, fork))
             }

@@ -60,6 +60,8 @@ impl Server {
             counters,
             notify: OnceLock::new(),
             inside: OnceLock::new(),
+            way_in: OnceLock::new(),
+            own_threads: Default::default(),
             creators: Creators::default(),
             times: Arc::default(),
             stats,
@@ -70,10 +72,10 @@ impl Server {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Gives the server its own way into the mount.
-    pub(crate) fn let_in(&self, inside: Inside) {
-        let first = self.shared.inside.set(inside).is_ok();
-        assert!(first, "a server has one mount");
+    /// Gives the server its own way into the mount; `always`: also for what it does without being asked.
+    pub(crate) fn let_in(&self, inside: Inside, always: bool) {
+        let first = self.shared.way_in.set(inside.clone()).is_ok();
+        assert!(first && (!always || self.shared.inside.set(inside).is_ok()), "a server has one mount");
     }
 
     fn fs(&self) -> &Fs {
@@ -215,6 +217,9 @@ impl Handler for Server {
 
     fn setattr(&self, c: &Context, ino: u64, mut change: SetAttr) -> Outcome<Attr> {
         self.count(Kind::Setattr);
+        if self.shared.own_threads.has(c.pid) {
+            return self.shared.have_taken(c, ino, change);
+        }
         let about_groups = change.gid.is_some() || change.mode.is_some_and(|m| m & 0o2000 != 0);
         let perm = self.fs().perm(ino).unwrap_or_default();
         let caller = if about_groups { caller_with_groups(c) } else { changer(c, perm) };

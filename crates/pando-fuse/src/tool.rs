@@ -15,7 +15,7 @@ use rustix::fs::{
     renameat_with, statat, unlinkat,
 };
 
-use pando_fs::{ForkInfo, SnapshotInfo};
+use pando_fs::{ForkInfo, SnapshotInfo, TreeChange};
 
 use crate::{
     asked::Asked,
@@ -228,6 +228,26 @@ pub fn discard(target: &EntryPath) -> Result<u64, Error> {
     let token = client::token(&carrier)?;
     show_removal(target, &token)?;
     client::send(&carrier, &Request::Remove { token, fork: true })
+}
+
+/// Changes attributes of the directory that is open as `dir` and of all that is in it, at once, and gives the
+/// microseconds that it took. `None` if this cannot be done at once, and nothing is done: it is for root only, in a
+/// mount of ours that may be written to, and not where more than the daemon can look up have several names.
+pub fn change_tree(dir: &impl AsFd, change: &TreeChange) -> Result<Option<u64>, Error> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(None);
+    }
+    let Ok((token, writeback)) = client::token_and_writeback(dir) else { return Ok(None) };
+    if show_root(dir, &token).is_err() {
+        return Ok(None);
+    }
+    if writeback {
+        let _ = rustix::fs::syncfs(dir);
+    }
+    match client::send(dir, &Request::Change { token, change: *change }) {
+        Err(Error::Refused { errno: libc::EPERM | libc::EOPNOTSUPP | libc::EFBIG, .. }) => Ok(None),
+        done => done.map(Some),
+    }
 }
 
 /// What the file or tree at `path` takes.

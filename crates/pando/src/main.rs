@@ -7,9 +7,10 @@
 //!
 //! Called by another name it is a helper of mount(8) and its like: see `helper`.
 //!
-//! From the ground up: `exit`, `size`, `uuid`, `closing`, `logging`, `place`; `image`, `offline`, `report`,
+//! From the ground up: `exit`, `size`, `uuid`, `closing`, `logging`, `place`; `image`, `offline`, `change`, `report`,
 //! `tree`, `stream`; `cmd`; `helper`.
 
+mod change;
 mod closing;
 mod cmd;
 mod exit;
@@ -50,6 +51,9 @@ enum Command {
     Sync(cmd::sync::Args),
     Mv(cmd::mv::Args),
     Rm(cmd::rm::Args),
+    Chmod(cmd::chmod::Args),
+    Chown(cmd::chown::Args),
+    Touch(cmd::touch::Args),
     Snapshot(cmd::snapshot::Args),
     Diff(cmd::diff::Args),
     Log(cmd::log::Args),
@@ -95,6 +99,9 @@ fn main() -> ExitCode {
         Command::Sync(args) => cmd::sync::run(&args),
         Command::Mv(args) => cmd::mv::run(&args),
         Command::Rm(args) => cmd::rm::run(&args),
+        Command::Chmod(args) => cmd::chmod::run(&args),
+        Command::Chown(args) => cmd::chown::run(&args),
+        Command::Touch(args) => cmd::touch::run(&args),
         Command::Snapshot(args) => cmd::snapshot::run(&args),
         Command::Diff(args) => cmd::diff::run(&args),
         Command::Log(args) => cmd::log::run(&args),

@@ -154,6 +154,11 @@ fn forge(own: &Path, here: u64, there: u64, name: &str, ino: u64) {
         Request::Clone { token: token(), name: "x".into(), replace: true, track: false, exclude: Vec::new() },
     );
     ask("remove nothing", Request::Remove { token: token(), fork: false });
+    // To write to one's own directory makes nobody root, who alone may change what is in it by one message.
+    let owner = token();
+    let _ = mkdirat(&fd, owner.name(), Mode::RWXU);
+    let change = pando_fs::TreeChange { mode: pando_fs::ModeChange::parse("6777", 0), ..Default::default() };
+    ask("change a tree", Request::Change { token: owner, change });
     ask("grow", Request::Grow { token: token(), size: 1 << 40 });
     for made_up in [Token([0; 16]), Token([255; 16])] {
         ask("made up", Request::Usage { token: made_up });

@@ -3,6 +3,8 @@
 pub mod backup;
 pub mod cat;
 pub mod check;
+pub mod chmod;
+pub mod chown;
 pub mod clone;
 pub mod cp;
 pub mod diff;
@@ -28,6 +30,7 @@ pub mod send;
 pub mod snapshot;
 pub mod stats;
 pub mod sync;
+pub mod touch;
 pub mod r#try;
 pub mod umount;
 

@@ -1,0 +1,187 @@
+//! Changes of attributes, of single files and of all that is in a directory: what `chmod`, `chown` and `touch` share.
+//!
+//! A whole tree in a mount is changed by one request if the daemon can do that for this caller, in an image by one
+//! call; everything else file by file, with the caller's own rights, as coreutils do. Files are held by descriptors
+//! that do not follow links, so nothing outside of the tree is reached by a name that is swapped. Uses `offline`.
+
+use std::{
+    ffi::{CStr, OsStr},
+    io,
+    os::{
+        fd::{AsFd, AsRawFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail};
+use pando_fs::{Caller, FileKind, Fs, SetAttr, SetTime, TreeChange};
+use pando_fuse::tool;
+use rustix::{
+    fs::{
+        AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid,
+        chmod, chownat, fstat, openat, utimensat,
+    },
+    io::Errno,
+};
+
+use crate::{
+    exit::{self, Coded},
+    image::ImagePath,
+    offline,
+};
+
+/// What to do to the files that a command names.
+pub struct Wanted<'a> {
+    /// The command, for messages.
+    pub name: &'static str,
+    pub change: &'a TreeChange,
+    /// Also to all that is in directories.
+    pub recursive: bool,
+    /// Where a path ends in a symbolic link, what it points to is meant.
+    pub follow: bool,
+}
+
+impl Wanted<'_> {
+    /// Does it to all these files; what fails is said, and the rest done.
+    pub fn run(&self, paths: &[PathBuf]) -> Result<()> {
+        let mut failed = false;
+        for path in paths {
+            if let Some(inside) = offline::place(path) {
+                self.offline(&inside).with_context(|| format!("{} {}", self.name, path.display()))?;
+            } else {
+                failed |= !self.change(path)?;
+            }
+        }
+        if failed {
+            return Err(Coded(exit::FAILURE, String::new()).into());
+        }
+        Ok(())
+    }
+
+    fn offline(&self, place: &ImagePath) -> Result<()> {
+        offline::with(place, false, |fs| self.inside(fs, &place.path))
+    }
+
+    /// In an image, where links are not followed.
+    fn inside(&self, fs: &Fs, path: &Path) -> Result<()> {
+        let attr = fs.resolve(path)?;
+        let change = self.change;
+        let dir = attr.kind == FileKind::Directory;
+        let done = if dir && self.recursive {
+            fs.change_tree(attr.ino, change).map(drop)
+        } else {
+            let mode = change.mode.filter(|_| attr.kind != FileKind::Symlink);
+            let set = SetAttr {
+                mode: mode.map(|mode| mode.apply(attr.perm, dir).into()),
+                uid: change.uid,
+                gid: change.gid,
+                atime: change.atime,
+                mtime: change.mtime,
+                ..SetAttr::default()
+            };
+            fs.setattr(&Caller::root(), attr.ino, &set).map(drop)
+        };
+        fs.forget(attr.ino, 1);
+        Ok(done?)
+    }
+
+    /// The file or tree at a path; false if something was not changed, which has been said.
+    fn change(&self, path: &Path) -> Result<bool> {
+        let links = if self.follow { OFlags::empty() } else { OFlags::NOFOLLOW };
+        let file = match openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC | links, Mode::empty()) {
+            Ok(file) => file,
+            Err(e) => return Ok(self.said(path, e.into())),
+        };
+        let is_dir = fstat(&file).is_ok_and(|stat| kind(&stat) == FileType::Directory);
+        if !self.recursive || !is_dir {
+            return Ok(self.one(&file).map_or_else(|e| self.said(path, e), |()| true));
+        }
+        let top = open_dir(&file, c".");
+        if let Ok(top) = &top {
+            match tool::change_tree(top, self.change) {
+                Ok(Some(_)) => return Ok(true),
+                Ok(None) => {}
+                Err(e) => bail!("{} {}: {e}", self.name, path.display()),
+            }
+        }
+        Ok(self.tree(&file, top, path))
+    }
+
+    /// The directory `dir`, which has been opened for reading if it may be, and all in it, one by one.
+    fn tree(&self, dir: &OwnedFd, opened: Result<OwnedFd, Errno>, path: &Path) -> bool {
+        let mut all = self.one(dir).map_or_else(|e| self.said(path, e), |()| true);
+        // The change may have given the right to read it.
+        let opened = opened.or_else(|_| open_dir(dir, c"."));
+        let entries = opened.and_then(|opened| Dir::read_from(&opened).map(|entries| (opened, entries)));
+        let (opened, entries) = match entries {
+            Ok(found) => found,
+            Err(e) => return self.said(path, e.into()),
+        };
+        for entry in entries {
+            let entry = match entry {
+                Ok(entry) => entry,
+                Err(e) => return self.said(path, e.into()),
+            };
+            let name = entry.file_name();
+            if name == c"." || name == c".." {
+                continue;
+            }
+            let path = path.join(OsStr::from_bytes(name.to_bytes()));
+            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let file = openat(&opened, name, flags, Mode::empty());
+            all &= match file.and_then(|file| fstat(&file).map(|stat| (file, stat))) {
+                Ok((file, stat)) if kind(&stat) == FileType::Directory => {
+                    let opened = open_dir(&file, c".");
+                    self.tree(&file, opened, &path)
+                }
+                Ok((file, _)) => self.one(&file).map_or_else(|e| self.said(&path, e), |()| true),
+                Err(Errno::NOENT) => true, // removed meanwhile
+                Err(e) => self.said(&path, e.into()),
+            };
+        }
+        all
+    }
+
+    /// What is open.
+    fn one(&self, file: &OwnedFd) -> io::Result<()> {
+        let change = self.change;
+        let stat = fstat(file)?;
+        if let (Some(mode), true) = (change.mode, kind(&stat) != FileType::Symlink) {
+            let dir = kind(&stat) == FileType::Directory;
+            let mode = mode.apply((stat.st_mode & 0o7777) as u16, dir);
+            // A descriptor that only names the file has no call of its own for this on older kernels.
+            let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+            chmod(path, Mode::from_raw_mode(mode.into()))?;
+        }
+        if change.uid.is_some() || change.gid.is_some() {
+            let (uid, gid) = (change.uid.map(Uid::from_raw), change.gid.map(Gid::from_raw));
+            chownat(file, c"", uid, gid, AtFlags::EMPTY_PATH)?;
+        }
+        if change.atime.is_some() || change.mtime.is_some() {
+            let time = |time: Option<SetTime>| match time {
+                None => Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+                Some(SetTime::Now) => Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
+                Some(SetTime::At(t)) => Timespec { tv_sec: t.secs, tv_nsec: t.nanos.into() },
+            };
+            let times = Timestamps { last_access: time(change.atime), last_modification: time(change.mtime) };
+            utimensat(file, c"", &times, AtFlags::EMPTY_PATH)?;
+        }
+        Ok(())
+    }
+
+    /// Says that a file was not changed.
+    fn said(&self, path: &Path, why: io::Error) -> bool {
+        exit::say("pando", &anyhow::Error::from(why).context(format!("{} {}", self.name, path.display())));
+        false
+    }
+}
+
+fn kind(stat: &rustix::fs::Stat) -> FileType {
+    FileType::from_raw_mode(stat.st_mode)
+}
+
+fn open_dir(at: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat(at, name, flags, Mode::empty())
+}

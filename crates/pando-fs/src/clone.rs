@@ -170,7 +170,7 @@ impl Fs {
     }
 
     /// Like [`Fs::clone_tree_without`], of a directory, and the clone remembers what it was then: it is a fork, which
-    /// [`Fs::diff_fork`] compares with that and [`Fs::discard`] throws away. ENOTDIR for a file.
+    /// [`Fs::diff_fork`] compares with that, [`Fs::merge`] merges, [`Fs::discard`] throws away. ENOTDIR for a file.
     pub fn fork_tree(
         &self,
         c: &Caller,

@@ -91,9 +91,9 @@ impl Fs {
         Ok(None)
     }
 
-    /// Adds that the directory with the contents prefix `contents`, whose entry has the path `entry`, is a fork of that
-    /// with the contents prefix `source`, and of what it is itself at this place of the batch. The record is that which
-    /// it gets.
+    /// Adds that the directory with the contents prefix `contents`, whose entry has the path `entry`, is a fork of
+    /// that with the contents prefix `source`, and of what it is itself at this place of the batch. The record is
+    /// that which it gets.
     pub(crate) fn add_fork(
         &self,
         batch: &mut Batch,

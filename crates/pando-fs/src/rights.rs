@@ -192,7 +192,7 @@ pub(crate) fn may_read(c: &Caller, r: &Record) -> bool {
 }
 
 /// Calls `look` for every directory in the one with this contents prefix, with its path from there.
-fn directories_in(
+pub(crate) fn directories_in(
     view: &Snapshot,
     contents: &[u8],
     mut look: impl FnMut(&[u8], &Record) -> Result<()>,

@@ -1,14 +1,16 @@
 //! What is asked about forks, and what is answered, as bytes.
 //!
-//! A question is three bytes, checked one by one. Answers are pieces of a text, a line for each fork, or for each thing
-//! that a merge does or cannot do. Pure; uses the vocabulary of `pando_fs` and how `asked` writes names.
+//! A question is three bytes, checked one by one. Answers are pieces of a text, a line for each fork, or for each
+//! thing that a merge does or cannot do. Pure; uses the vocabulary of `pando_fs` and how `asked` writes names.
 
 use std::{
     ffi::OsString,
     os::unix::ffi::{OsStrExt, OsStringExt},
 };
 
-use pando_fs::{ForkInfo, Time};
+use pando_fs::{
+    Aspects, ForkInfo, MergeChange, MergeConflict, MergeKind, MergeOptions, MergeReport, MergeSide, Time,
+};
 
 use crate::asked::{escaped, unescaped};
 
@@ -26,6 +28,8 @@ pub enum ForkAsked {
         /// Files that moved are told as removed and added.
         no_renames: bool,
     },
+    /// Merge it into the other directory that is shown; the answer says what was done.
+    Merge(MergeOptions),
 }
 
 impl ForkAsked {
@@ -34,6 +38,14 @@ impl ForkAsked {
         match *self {
             ForkAsked::List => [0, 0, 0],
             ForkAsked::Info => [1, 0, 0],
+            ForkAsked::Merge(MergeOptions { dry_run, prefer, .. }) => {
+                let side = match prefer {
+                    None => 0,
+                    Some(MergeSide::Ours) => 1,
+                    Some(MergeSide::Theirs) => 2,
+                };
+                [3, u8::from(dry_run), side]
+            }
             ForkAsked::Diff { ranges, no_renames } => [2, u8::from(ranges), u8::from(no_renames)],
         }
     }
@@ -46,9 +58,49 @@ impl ForkAsked {
             [2, ranges @ 0..=1, no_renames @ 0..=1] => {
                 ForkAsked::Diff { ranges: *ranges == 1, no_renames: *no_renames == 1 }
             }
+            [3, dry_run @ 0..=1, side @ 0..=2] => {
+                let prefer = [None, Some(MergeSide::Ours), Some(MergeSide::Theirs)];
+                let prefer = prefer.get(usize::from(*side)).copied().flatten();
+                ForkAsked::Merge(MergeOptions { dry_run: *dry_run == 1, prefer })
+            }
             _ => return None,
         })
     }
+}
+
+const KINDS: [MergeKind; 8] = [
+    MergeKind::Added,
+    MergeKind::Removed,
+    MergeKind::Modified,
+    MergeKind::Replaced,
+    MergeKind::Conflict(MergeConflict::Changed),
+    MergeKind::Conflict(MergeConflict::RemovedHere),
+    MergeKind::Conflict(MergeConflict::RemovedThere),
+    MergeKind::Conflict(MergeConflict::Kind),
+];
+
+/// What a merge came to, as text.
+pub(crate) fn report(report: &MergeReport) -> String {
+    let mut out = format!("{}\n", u8::from(report.merged));
+    for change in &report.changes {
+        let kind = KINDS.iter().position(|kind| *kind == change.kind).unwrap_or(KINDS.len());
+        out += &format!("{kind}\t{}\t{}\n", change.aspects.0, escaped(change.path.as_bytes()));
+    }
+    out
+}
+
+/// The reverse of [`report`]; `None` if it makes no sense.
+pub(crate) fn read_report(text: &str) -> Option<MergeReport> {
+    let mut lines = text.lines();
+    let merged = lines.next()? == "1";
+    let change = |line: &str| {
+        let mut fields = line.split('\t');
+        let kind = *KINDS.get(fields.next()?.parse::<usize>().ok()?)?;
+        let aspects = Aspects(fields.next()?.parse().ok()?);
+        let path = OsString::from_vec(unescaped(fields.next()?)?);
+        Some(MergeChange { kind, path, aspects })
+    };
+    Some(MergeReport { changes: lines.map(change).collect::<Option<_>>()?, merged })
 }
 
 /// A fork as a line of an answer.
@@ -93,11 +145,15 @@ mod tests {
     #[test]
     fn questions_and_forks_come_back_and_nonsense_is_refused() {
         let diff = |ranges, no_renames| ForkAsked::Diff { ranges, no_renames };
-        for asked in [ForkAsked::List, ForkAsked::Info, diff(true, false), diff(false, true)] {
+        let merge = |dry_run, prefer| ForkAsked::Merge(MergeOptions { dry_run, prefer });
+        let mut all = vec![ForkAsked::List, ForkAsked::Info, diff(true, false), diff(false, true)];
+        all.extend([merge(true, None), merge(false, Some(MergeSide::Ours))]);
+        all.push(merge(false, Some(MergeSide::Theirs)));
+        for asked in all {
             assert_eq!(ForkAsked::decode(&asked.encode()), Some(asked));
             assert_eq!(ForkAsked::decode(&asked.encode()[..2]), None);
         }
-        for bad in [[9, 0, 0], [0, 1, 0], [2, 2, 0], [2, 0, 2]] {
+        for bad in [[9, 0, 0], [0, 1, 0], [2, 2, 0], [2, 0, 2], [3, 0, 3]] {
             assert_eq!(ForkAsked::decode(&bad), None, "{bad:?}");
         }
         let time = |secs| Time { secs, nanos: 5 };
@@ -113,5 +169,10 @@ mod tests {
         let text = line(&info) + &line(&alone);
         assert_eq!(read_lines(&text), Some(vec![info, alone]));
         assert_eq!(read_lines("1\t2"), None);
+        let path = OsString::from_vec(b"a\t\n".to_vec());
+        let change = |kind| MergeChange { kind, path: path.clone(), aspects: Aspects::MODE };
+        let told = MergeReport { changes: KINDS.into_iter().map(change).collect(), merged: true };
+        assert_eq!(read_report(&report(&told)), Some(told));
+        assert_eq!(read_report("1\n9\t0\tx"), None);
     }
 }

@@ -155,7 +155,7 @@ impl MountState {
         &self,
         c: &Context,
         on: (u64, u64),
-        (token, _into): (&Token, &Token),
+        (token, into): (&Token, &Token),
         asked: ForkAsked,
     ) -> Result<(), Refusal> {
         let shows = self.shown(c, token)?;
@@ -174,6 +174,19 @@ impl MountState {
                 let seen = forks.iter().filter(|fork| root || fork.uid == c.uid);
                 let text: String = seen.map(forked::line).collect();
                 self.diffs.begin_bytes(c.uid, on, text.into())
+            }
+            ForkAsked::Merge(options) => {
+                let to = self.shown(c, into)?;
+                // That the mount may be written to, and the directory by the caller.
+                if !options.dry_run && to.adds_to != Some(to.source) {
+                    return Err(pando_fs::Error::Access("merge".into()).into());
+                }
+                self.write_out_below(shows.source);
+                self.write_out_below(to.source);
+                let owner = (!(root && (to.root || options.dry_run))).then_some(c.uid);
+                let (told, cache) = self.fs.merge(owner, shows.source, to.source, options)?;
+                self.settle(&cache);
+                self.diffs.begin_bytes(c.uid, on, forked::report(&told).into())
             }
             ForkAsked::Info => {
                 let info = self.fs.fork_of(shows.source)?;

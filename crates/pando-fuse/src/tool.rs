@@ -15,7 +15,7 @@ use rustix::fs::{
     renameat_with, statat, unlinkat,
 };
 
-use pando_fs::{ForkInfo, SnapshotInfo, TreeChange};
+use pando_fs::{ForkInfo, MergeOptions, MergeReport, SnapshotInfo, TreeChange};
 
 use crate::{
     asked::Asked,
@@ -316,6 +316,30 @@ pub fn fork_of(path: &Path) -> Result<ForkInfo, Error> {
     let (dir, text, more) = ask_of_fork(path, ForkAsked::Info)?;
     let found = forked::read_lines(&whole(&dir, text, more)?);
     found.and_then(|forks| forks.into_iter().next()).ok_or(Error::Version)
+}
+
+/// Merges the fork at `fork` into the directory at `into`; see [`pando_fs::Fs::merge`].
+pub fn merge(fork: &Path, into: &Path, options: MergeOptions) -> Result<MergeReport, Error> {
+    let (dir, token, writeback) = own_dir(fork)?;
+    let (to, other, _) = own_dir(into)?;
+    let (first, second) = (fstat(&dir).map_err(io::Error::from)?, fstat(&to).map_err(io::Error::from)?);
+    if first.st_dev != second.st_dev {
+        return Err(Error::Io(io::Error::from_raw_os_error(libc::EXDEV)));
+    }
+    if rustix::process::geteuid().is_root() {
+        // Without it the request goes on as that of an ordinary user.
+        let _ = show_root(&dir, &token);
+    }
+    if !options.dry_run {
+        show_adding(&to, &other)?;
+    }
+    if writeback {
+        // As for a clone.
+        let _ = rustix::fs::syncfs(&to);
+    }
+    let asked = ForkAsked::Merge(options);
+    let (piece, more) = client::piece(dir.as_fd(), &Request::Fork { token, into: other, asked })?;
+    forked::read_report(&whole(&dir, piece, more)?).ok_or(Error::Version)
 }
 
 /// What the fork at `path` has changed since it was made, or merged last.

@@ -43,3 +43,95 @@ fn a_fork_knows_what_it_changed_and_goes_without_a_trace() {
     b.umount();
     b.ok(&["check", "a.img"]);
 }
+
+#[test]
+fn a_merge_is_seen_at_once_and_conflicts_change_nothing() {
+    let b = mounted!();
+    b.sh("mkdir -p m/p/src m/p/old; echo one > m/p/src/f; echo base > m/p/both; echo x > m/p/old/x");
+    b.ok(&["fork", "m/p", "m/f"]);
+    b.sh(
+        "echo longer than before > m/f/src/f; rm -r m/f/old; mkdir -p m/f/new/deep; echo n > m/f/new/deep/n",
+    );
+    b.sh("chmod 600 m/f/both; echo mine > m/p/mine");
+    // The kernel knows all of it, and somebody has the old file open.
+    b.sh("cat m/p/src/f m/p/both m/p/old/x; ls -lR m/p");
+    let mut held = std::fs::File::open(b.path("m/p/src/f")).unwrap();
+    assert_eq!(b.ok(&["merge", "-n", "m/f"]), "M\tboth\n+\tnew\n-\told\nM\tsrc/f\n");
+    b.sh("test -e m/p/old/x -a ! -e m/p/new");
+    b.ok(&["merge", "m/f"]);
+    b.sh("test \"$(cat m/p/src/f)\" = 'longer than before' -a \"$(cat m/p/mine)\" = mine");
+    b.sh("test \"$(stat -c %a m/p/both)\" = 600 -a ! -e m/p/old -a \"$(cat m/p/new/deep/n)\" = n");
+    b.sh("ls m/p | tr '\\n' ' ' | grep -qx 'both mine new src '");
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut held, &mut text).unwrap();
+    assert_eq!(text, "one\n");
+    drop(held);
+    assert_eq!(b.ok(&["merge", "m/f"]), "");
+    // Both sides.
+    b.sh("echo theirs > m/f/both; echo ours > m/p/both; echo two > m/f/src/f");
+    b.fails(&["merge", "m/f"], 1, "1 conflicts: nothing was merged");
+    b.sh("test \"$(cat m/p/both)\" = ours -a \"$(cat m/p/src/f)\" = 'longer than before'");
+    b.ok(&["merge", "--theirs", "m/f"]);
+    b.sh("test \"$(cat m/p/both)\" = theirs -a \"$(cat m/p/src/f)\" = two");
+    let report = b.json(&["merge", "--json", "-n", "m/f"]);
+    assert_eq!((&report["merged"], &report["conflicts"]), (&false.into(), &0.into()));
+    b.fails(&["merge", "m/p", "--into", "m/f"], 1, "not a fork");
+    b.fails(&["merge", "m/f", "--into", "m"], 1, "not the root");
+    b.remount();
+    b.sh("test \"$(cat m/p/both)\" = theirs -a \"$(cat m/p/mine)\" = mine");
+    b.umount();
+    b.ok(&["check", "a.img"]);
+}
+
+#[test]
+fn who_owns_the_fork_and_what_changes_may_merge_and_see_it() {
+    let b = mounted!();
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: not root");
+        return;
+    }
+    b.umount();
+    b.ok(&["mount", "-o", "allow_other", "a.img", "m"]);
+    let pando = env!("CARGO_BIN_EXE_pando");
+    let user = |args: &str| {
+        let script =
+            format!("setpriv --reuid 12345 --regid 12345 --clear-groups {pando} {args} 2>&1 || true");
+        b.sh(&script)
+    };
+    if !user("--version").contains("pando") {
+        eprintln!("SKIPPED: the program cannot be run by another user here");
+        return;
+    }
+    b.sh("chmod 755 . m; mkdir m/d m/own ro; echo x > m/d/f; echo y > m/d/g");
+    b.ok(&["fork", "m/d", "m/t"]);
+    b.sh("echo new > m/t/f; chown 12345 m/own");
+    let at = |name: &str| b.path(name).display().to_string();
+    let (d, t) = (at("m/d"), at("m/t"));
+    let denied =
+        |said: &str| said.contains("ermission denied") || said.contains("ermitted") || said.contains("only");
+    for args in [
+        format!("merge {t}"),
+        format!("merge -n {t}"),
+        format!("merge {t} --into {}", at("m/own")),
+        format!("discard {t}"),
+        format!("fork {d} {}/x", at("m/own")),
+    ] {
+        let said = user(&args);
+        assert!(denied(&said), "{args}: {said:?}");
+    }
+    // The forks of others are not listed.
+    assert_eq!(user(&format!("forks -H {}", at("m"))), "");
+    assert_eq!(b.ok(&["forks", "-H", "m"]).lines().count(), 1);
+    b.sh("chown 12345 m/d m/t m/d/f");
+    assert!(user(&format!("merge {t}")).contains("f: belongs to another user"));
+    b.sh("chown 12345 m/t/f; test \"$(cat m/d/f)\" = x");
+    assert_eq!(user(&format!("merge {t}")), "M\tf\n");
+    b.sh("test \"$(cat m/d/f)\" = new -a \"$(stat -c %u m/d/f)\" = 12345; echo more > m/t/f");
+    // A mount that may only be read is no way to change something.
+    b.sh("mount --bind m ro; mount -o remount,bind,ro ro");
+    let (fork, into) = (at("ro/t"), at("ro/d"));
+    let outcome = b.run(&["merge", &fork, "--into", &into]);
+    b.sh("umount ro");
+    assert!(!outcome.status.success());
+    b.sh("test \"$(cat m/d/f)\" = new");
+}

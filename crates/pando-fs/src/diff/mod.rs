@@ -8,12 +8,12 @@
 //! Uses places, domains, keys and records.
 
 pub(crate) mod change;
-mod compare;
-mod links;
+pub(crate) mod compare;
+pub(crate) mod links;
 mod moves;
 mod settle;
 pub(crate) mod side;
-mod stream;
+pub(crate) mod stream;
 mod walk;
 
 use crate::{

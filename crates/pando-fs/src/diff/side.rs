@@ -102,6 +102,11 @@ impl Side {
         Ok(Found { record, data: self.data.clone() })
     }
 
+    /// Prefix of the data of the top itself.
+    pub(crate) fn own_data(&self) -> Bytes {
+        self.data.clone()
+    }
+
     /// Contents prefix, or path, from the volume.
     pub(crate) fn place(&self, inside: &[u8]) -> Vec<u8> {
         let top = self.levels.first().map_or(&b""[..], |top| &top.contents);

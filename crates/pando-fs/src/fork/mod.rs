@@ -1,6 +1,11 @@
-//! Forks as their makers see them: listed, compared with their origin and thrown away.
+//! Forks as their makers see them: listed, compared with their origin, merged and thrown away.
 //!
 //! See `forks` for what is stored, and `docs/versions.md`. Uses differences, clones and what they use.
+
+mod apply;
+mod merge;
+mod plan;
+mod told;
 
 use std::ffi::{OsStr, OsString};
 
@@ -14,6 +19,8 @@ use crate::{
     types::{Caller, ForkInfo, Ino},
     volume::Fs,
 };
+
+pub use told::{MergeChange, MergeConflict, MergeKind, MergeOptions, MergeReport, MergeSide};
 
 /// The path of a directory by its contents prefix.
 fn place_path(contents: &[u8]) -> OsString {

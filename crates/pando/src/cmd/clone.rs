@@ -31,7 +31,7 @@ pub struct Args {
     /// Leave out what lies at REL in the directory SRC; may be given several times
     #[arg(long, value_name = "REL")]
     exclude: Vec<PathBuf>,
-    /// Remember what DST was cloned from, to compare it later: the same as pando fork
+    /// Remember what DST was cloned from, to compare and merge it later: the same as pando fork
     #[arg(long)]
     track: bool,
     /// A file or directory in a mounted Pando file system

@@ -17,7 +17,7 @@ use crate::{
 /// So many changes of a fork are counted; of one with more it is told that there are.
 const MAX_COUNTED: usize = 10_000;
 
-/// Clone a directory tree, and remember what it was: to compare or discard it later
+/// Clone a directory tree, and remember what it was: to compare, merge or discard it later
 #[derive(clap::Args)]
 #[command(
     after_help = "For who gives every task its own copy of a working tree. A fork is a clone, at the price of one;
@@ -27,6 +27,7 @@ a fork is good; a clone of a fork is none. The same as pando clone --track.
 Examples: pando fork /mnt/grove/project /mnt/grove/task
           pando fork --exclude .trees /mnt/grove/repo /mnt/grove/repo/.trees/a
           pando diff /mnt/grove/task
+          pando merge /mnt/grove/task
           pando discard /mnt/grove/task"
 )]
 pub struct Args {

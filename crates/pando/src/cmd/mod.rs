@@ -18,6 +18,7 @@ pub mod inspect;
 pub mod install;
 pub mod log;
 pub mod ls;
+pub mod merge;
 pub mod mkfs;
 pub mod mount;
 pub mod mv;

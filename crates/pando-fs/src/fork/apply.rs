@@ -1,0 +1,396 @@
+//! Carrying a merge out: one batch, and then the same in memory.
+//!
+//! What is merged into is changed in place, so all that stays keeps its number, and what is open stays open. Whole
+//! trees, and the data of files, are cloned. The caller holds `tree` of the directory that is merged into
+//! exclusively, so no call is under way in it, and knows that the plan is of this moment. Uses plans, clones'
+//! prefixes and lineages.
+
+use std::collections::{BTreeSet, HashMap};
+
+use bytes::Bytes;
+use pando_db::Batch;
+
+use crate::{
+    diff::{
+        change::Aspects,
+        side::{Found, contents_of},
+    },
+    error::{Error, Result},
+    fork::plan::{Step, Trees},
+    inode::InodeRef,
+    lineage::number::number,
+    merge::Change,
+    orphan::Fate,
+    path::{self, system},
+    record::{Record, Stored},
+    types::{CloneReport, FileKind, Ino, Time},
+    volume::Fs,
+};
+
+/// A merge that is being put into a batch.
+pub(crate) struct Apply<'a> {
+    pub fs: &'a Fs,
+    pub trees: &'a mut Trees,
+    pub into: &'a InodeRef,
+    pub now: Time,
+    pub batch: Batch,
+    /// Lineages of directories, by contents prefix from the top; none of those that nobody looked into yet.
+    lineages: HashMap<Vec<u8>, Option<u32>>,
+    /// Directories whose entries change.
+    touched: BTreeSet<Vec<u8>>,
+    /// Roots of lineages in which names have to be counted.
+    uncounted: BTreeSet<Vec<u8>>,
+    changed: Vec<(InodeRef, Record)>,
+    removed: Vec<(InodeRef, Fate)>,
+    orphaned: Vec<InodeRef>,
+    given_back: Vec<u32>,
+    /// Names that mean something else: directories from the top, and names.
+    entries: Vec<(Vec<u8>, Vec<u8>)>,
+    tree_removed: bool,
+}
+
+/// The name of an entry.
+fn name_of(entry: &[u8]) -> &[u8] {
+    let dir = path::directory_of(entry).len();
+    entry.get(dir + 1..entry.len().saturating_sub(1)).unwrap_or_default()
+}
+
+impl<'a> Apply<'a> {
+    pub(crate) fn new(fs: &'a Fs, trees: &'a mut Trees, into: &'a InodeRef, now: Time) -> Self {
+        Self {
+            fs,
+            trees,
+            into,
+            now,
+            batch: Batch::new(),
+            lineages: HashMap::new(),
+            touched: BTreeSet::new(),
+            uncounted: BTreeSet::new(),
+            changed: Vec::new(),
+            removed: Vec::new(),
+            orphaned: Vec::new(),
+            given_back: Vec::new(),
+            entries: Vec::new(),
+            tree_removed: false,
+        }
+    }
+
+    /// Adds all steps to the batch.
+    pub(crate) fn steps(&mut self, steps: &[Step]) -> Result<()> {
+        for step in steps {
+            match step {
+                Step::Remove(entry) => self.remove(entry)?,
+                Step::Take(entry) => self.take(entry)?,
+                Step::Change(entry, aspects) => self.change(entry, *aspects)?,
+            }
+        }
+        let touched = Change::modified(self.now).encode();
+        for dir in &self.touched {
+            let key = path::meta_of(&self.data_of_dir(dir));
+            self.batch.upsert(key, touched.clone());
+        }
+        for root in std::mem::take(&mut self.uncounted) {
+            self.fs.mark_uncounted(&mut self.batch, &root)?;
+            self.uncounted.insert(root);
+        }
+        Ok(())
+    }
+
+    /// Data prefix of the directory with this contents prefix from the top.
+    fn data_of_dir(&self, dir: &[u8]) -> Bytes {
+        match dir.is_empty() {
+            true => self.trees.ours.own_data(),
+            false => {
+                let entry = path::entry_of_contents(dir).unwrap_or_default();
+                path::data(&self.trees.ours.place(&entry))
+            }
+        }
+    }
+
+    /// The lineage of the entries of a directory, if anybody looked into it.
+    fn lineage(&mut self, dir: &[u8]) -> Result<Option<u32>> {
+        if dir.is_empty() {
+            return Ok(Some(self.into.lineage));
+        }
+        if let Some(known) = self.lineages.get(dir) {
+            return Ok(*known);
+        }
+        let entry = path::entry_of_contents(dir).unwrap_or_default();
+        let around = self.lineage(path::directory_of(&entry))?;
+        let value = self.trees.ours.value(&entry)?.unwrap_or_default();
+        let lineage = match (around, Stored::decode(&value)) {
+            (Some(around), Ok(Stored::Record(record))) if record.clone_id != 0 => {
+                self.fs.lineages.known(&self.fs.db, around, record.clone_id)?
+            }
+            (around, _) => around,
+        };
+        self.lineages.insert(dir.to_vec(), lineage);
+        Ok(lineage)
+    }
+
+    /// The inode of an entry with this record, if it is in memory.
+    fn inode(&mut self, entry: &[u8], record: &Record) -> Result<Option<InodeRef>> {
+        if entry.is_empty() {
+            return Ok(Some(self.into.clone()));
+        }
+        let Some(around) = self.lineage(path::directory_of(entry))? else { return Ok(None) };
+        let ino = match (record.kind, record.pin) {
+            (FileKind::Directory, _) if record.clone_id != 0 => match self.lineage(&contents_of(entry))? {
+                Some(inside) => number(inside, record.fileno),
+                None => return Ok(None),
+            },
+            (FileKind::Directory, _) | (_, None) => number(around, record.fileno),
+            (_, Some(pin)) if pin.lineage == around => pin.ino,
+            _ => number(around, record.fileno),
+        };
+        Ok(self.fs.table.find(ino))
+    }
+
+    fn root_of(&mut self, entry: &[u8]) -> Result<Vec<u8>> {
+        let level = self.trees.ours.level(path::directory_of(entry))?;
+        let damaged = Error::Damaged { what: "a merge".into(), detail: "a directory that is none" };
+        Ok(level.ok_or(damaged)?.root.clone())
+    }
+
+    fn entry_changes(&mut self, entry: &[u8]) {
+        let dir = path::directory_of(entry).to_vec();
+        self.entries.push((dir.clone(), name_of(entry).to_vec()));
+        self.touched.insert(dir);
+    }
+
+    fn remove(&mut self, entry: &[u8]) -> Result<()> {
+        self.entry_changes(entry);
+        let Some(value) = self.trees.ours.value(entry)? else { return Ok(()) };
+        let place = self.trees.ours.place(entry);
+        self.batch.delete(path::meta(&place));
+        let record = match Stored::decode(&value) {
+            Ok(Stored::Record(record)) => *record,
+            _ => {
+                // One name of several: who has none left goes when they are counted.
+                let root = self.root_of(entry)?;
+                self.batch.delete(path::meta(&path::link_name(&root, &place).unwrap_or_default()));
+                self.uncounted.insert(root);
+                return Ok(());
+            }
+        };
+        let inode = self.inode(entry, &record)?;
+        if record.kind != FileKind::Directory {
+            let data = path::data(&place);
+            let fate = match &inode {
+                Some(inode) => self.fs.remove_last(&mut self.batch, data, inode, self.now),
+                None => {
+                    Fs::drop_data(&mut self.batch, &data, &record);
+                    Fate::Gone
+                }
+            };
+            self.removed.extend(inode.map(|inode| (inode, fate)));
+            return Ok(());
+        }
+        let contents = self.trees.ours.place(&contents_of(entry));
+        if let Some(top) = &inode {
+            self.orphaned.extend(self.fs.orphan_below(&mut self.batch, top, self.now)?);
+        }
+        self.fs.drop_forks(&mut self.batch, &contents, false)?;
+        self.batch.delete_prefix(path::meta(&contents)).delete_prefix(path::data(&contents));
+        if record.has_data() {
+            self.batch.delete_prefix(path::data(&place));
+        }
+        if self.fs.has_links() && record.clone_id == 0 {
+            let root = self.root_of(entry)?;
+            let names = path::meta(&path::link_name(&root, &contents).unwrap_or_default());
+            if self.trees.ours.view.prefix(&names).next().transpose()?.is_some() {
+                self.batch.delete_prefix(names);
+                self.uncounted.insert(root);
+            }
+        }
+        let around = self.lineage(path::directory_of(entry))?;
+        let inside = self.lineage(&contents_of(entry))?;
+        if let (Some(around), Some(inside)) = (around, inside) {
+            let fs = self.fs;
+            self.given_back.extend(fs.lineages.retire(&fs.db, &mut self.batch, around, &record, inside)?);
+        }
+        self.removed.extend(inode.map(|inode| (inode, Fate::Gone)));
+        self.tree_removed = true;
+        Ok(())
+    }
+
+    fn take(&mut self, entry: &[u8]) -> Result<()> {
+        self.entry_changes(entry);
+        let Some(value) = self.trees.theirs.value(entry)? else { return Ok(()) };
+        let found = self.trees.theirs.found(entry, &value)?;
+        let dir = self.trees.ours.place(path::directory_of(entry));
+        let place = path::new_entry(&dir, name_of(entry))?;
+        let mut record = Record { pin: None, nlink: 1, ctime: self.now, crtime: self.now, ..found.record };
+        if record.kind == FileKind::Directory {
+            let root_of_its_own = record.clone_id != 0;
+            record.clone_id = self.fs.fresh_clone()?;
+            let (from, to) =
+                (self.trees.theirs.place(&contents_of(entry)), self.trees.ours.place(&contents_of(entry)));
+            self.batch.clone_prefix(path::meta(&from), path::meta(&to));
+            self.batch.clone_prefix(path::data(&from), path::data(&to));
+            if self.fs.has_links() && !root_of_its_own {
+                self.take_links(entry, &from, &to)?;
+            }
+        } else {
+            record.fileno = self.fs.fresh_file()?;
+        }
+        if record.has_data() {
+            self.batch.clone_prefix(found.data, path::data(&place));
+        }
+        self.batch.put(path::meta(&place), record.encode());
+        Ok(())
+    }
+
+    /// Takes the link area along that a directory of the fork uses, and the names that are in the directory.
+    fn take_links(&mut self, entry: &[u8], from: &[u8], to: &[u8]) -> Result<()> {
+        let Some(level) = self.trees.theirs.level(path::directory_of(entry))? else { return Ok(()) };
+        let root = level.root.clone();
+        let names = path::meta(&path::link_name(&root, from).unwrap_or_default());
+        if self.trees.theirs.view.prefix(&names).next().transpose()?.is_none() {
+            return Ok(());
+        }
+        let (area, copy) = (path::all_linked(&root), path::all_linked(to));
+        self.batch.clone_prefix(path::meta(&area), path::meta(&copy));
+        self.batch.clone_prefix(path::data(&area), path::data(&copy));
+        self.batch.clone_prefix(names, path::meta(&path::link_name(to, to).unwrap_or_default()));
+        self.uncounted.insert(to.to_vec());
+        Ok(())
+    }
+
+    fn found(&mut self, entry: &[u8]) -> Result<Option<(Found, Found)>> {
+        if entry.is_empty() {
+            return Ok(Some((self.trees.ours.top()?, self.trees.theirs.top()?)));
+        }
+        let (ours, theirs) = (self.trees.ours.value(entry)?, self.trees.theirs.value(entry)?);
+        let (Some(ours), Some(theirs)) = (ours, theirs) else { return Ok(None) };
+        Ok(Some((self.trees.ours.found(entry, &ours)?, self.trees.theirs.found(entry, &theirs)?)))
+    }
+
+    fn change(&mut self, entry: &[u8], aspects: Aspects) -> Result<()> {
+        let Some((ours, theirs)) = self.found(entry)? else { return Ok(()) };
+        let has = |one: Aspects| aspects.0 & one.0 != 0;
+        let mut record = ours.record.clone();
+        record.ctime = self.now;
+        if has(Aspects::XATTRS) {
+            record.attrs = theirs.record.attrs.clone();
+        }
+        if has(Aspects::MODE) {
+            record.perm = theirs.record.perm;
+        }
+        if has(Aspects::OWNER) {
+            (record.uid, record.gid) = (theirs.record.uid, theirs.record.gid);
+        }
+        if has(Aspects::CONTENT) || has(Aspects::SIZE) || has(Aspects::TARGET) || has(Aspects::DEVICE) {
+            return self.change_content(entry, (&ours, &theirs), record, has(Aspects::XATTRS));
+        }
+        if has(Aspects::XATTRS) {
+            if ours.record.has_outside() {
+                self.batch.delete_prefix(path::attrs_under(&ours.data));
+            }
+            if theirs.record.has_outside() {
+                self.batch.clone_prefix(path::attrs_under(&theirs.data), path::attrs_under(&ours.data));
+            }
+        }
+        self.batch.put(path::meta_of(&ours.data), record.encode());
+        if let Some(inode) = self.inode(entry, &ours.record)? {
+            self.changed.push((inode, record));
+        }
+        Ok(())
+    }
+
+    /// Puts a new file with the content of the fork's in the place of one, as a program does that writes a file beside
+    /// and renames it: who has the old one open keeps that, and a kernel that keeps sizes itself meets a new number.
+    fn change_content(
+        &mut self,
+        entry: &[u8],
+        (ours, theirs): (&Found, &Found),
+        attributes: Record,
+        attrs: bool,
+    ) -> Result<()> {
+        let (from, to) = (&theirs.record, path::data(&self.trees.ours.place(entry)));
+        let stay = !attrs && ours.record.has_outside();
+        if stay {
+            self.batch.clone_prefix(path::attrs_under(&ours.data), system::exchange(0));
+        }
+        self.remove(entry)?;
+        let record = Record {
+            fileno: self.fs.fresh_file()?,
+            pin: None,
+            nlink: 1,
+            size: from.size,
+            dense: from.dense,
+            symlink: from.symlink.clone(),
+            rdev: from.rdev,
+            mtime: from.mtime,
+            crtime: self.now,
+            ..attributes
+        };
+        if from.has_data() {
+            self.batch.clone_prefix(theirs.data.clone(), to.clone());
+        }
+        // Extended attributes lie beside the blocks.
+        if !attrs && from.has_outside() {
+            self.batch.delete_prefix(path::attrs_under(&to));
+        }
+        if stay {
+            self.batch.rename_prefix(system::exchange(0), path::attrs_under(&to));
+        }
+        self.batch.put(path::meta(&self.trees.ours.place(entry)), record.encode());
+        Ok(())
+    }
+
+    /// Says in memory what was done, once the batch is written: what the kernel has to be told, and whether names have
+    /// to be counted.
+    pub(crate) fn done(mut self) -> Result<(CloneReport, bool)> {
+        let mut report = CloneReport::default();
+        for (inode, record) in std::mem::take(&mut self.changed) {
+            inode.change(|s| {
+                s.record = record;
+                s.atime_unsaved = false;
+            });
+            report.replaced.push(inode.ino);
+        }
+        let touched = Change::modified(self.now);
+        let mut dirs: HashMap<Vec<u8>, Ino> = HashMap::new();
+        for dir in std::mem::take(&mut self.touched) {
+            let inode = match dir.is_empty() {
+                true => Some(self.into.clone()),
+                false => {
+                    let entry = path::entry_of_contents(&dir).unwrap_or_default();
+                    let value = self.trees.ours.value(&entry)?.unwrap_or_default();
+                    match Stored::decode(&value) {
+                        Ok(Stored::Record(record)) => self.inode(&entry, &record)?,
+                        _ => None,
+                    }
+                }
+            };
+            if let Some(inode) = inode {
+                inode.change(|s| touched.apply(&mut s.record));
+                dirs.insert(dir, inode.ino);
+            }
+        }
+        for inode in &self.orphaned {
+            self.fs.removed(inode, Fate::Orphan, self.now);
+            report.orphaned.push(inode.ino);
+        }
+        for (inode, fate) in &self.removed {
+            self.fs.removed(inode, *fate, self.now);
+            let to = if *fate == Fate::Gone { &mut report.replaced } else { &mut report.orphaned };
+            to.push(inode.ino);
+        }
+        if self.tree_removed {
+            self.fs.table.tree_removed();
+        }
+        for lineage in self.given_back {
+            self.fs.lineages.give_back(Some(lineage));
+        }
+        for (dir, name) in self.entries {
+            self.fs.positions.removed(&self.fs.db, &name);
+            if let Some(ino) = dirs.get(&dir) {
+                use std::os::unix::ffi::OsStringExt;
+                report.entries.push((*ino, std::ffi::OsString::from_vec(name)));
+            }
+        }
+        Ok((report, !self.uncounted.is_empty()))
+    }
+}

@@ -1,0 +1,246 @@
+//! Merging a fork: planned beside all others, then done in one batch while nobody is in either tree.
+//!
+//! The plan is made of a frozen state, without a lock. Then both trees are held, and if nothing in them has changed
+//! since, the plan is carried out; else it is made again, the last time while both are held. Guarantees that a merge
+//! is of one moment, and all of it or nothing. Uses plans and what carries them out.
+
+use pando_db::{Batch, Snapshot};
+
+use crate::{
+    diff::side::Side,
+    error::{Error, Result},
+    fork::{
+        apply::Apply,
+        no_fork,
+        plan::{Plan, Planner, Trees},
+        told::{MergeKind, MergeOptions, MergeReport},
+    },
+    forks::Fork,
+    inode::{InodeRef, Link},
+    lock::{Attempts, Guard, Obstacle, attempt_shared},
+    path::{self, system},
+    place::may_change,
+    types::{CloneReport, Ino, ROOT},
+    volume::Fs,
+};
+
+/// How often a plan is made beside others before they are held up, a count.
+const ATTEMPTS: u32 = 3;
+
+/// Where a directory is.
+#[derive(PartialEq, Eq)]
+struct Place {
+    entry: Vec<u8>,
+    contents: Vec<u8>,
+    /// Contents prefix of the root of the lineage.
+    root: Vec<u8>,
+}
+
+/// Where both are, and what is stored of the fork.
+#[derive(PartialEq, Eq)]
+struct Places {
+    fork: Fork,
+    theirs: Place,
+    ours: Place,
+}
+
+impl Places {
+    fn trees(&self, view: &Snapshot) -> Trees {
+        let mark = path::snapshot(self.fork.number);
+        let side = |p: &Place| Side::of_place(view, None, (&p.entry, &p.contents), p.root.clone());
+        Trees {
+            base: Side::of_place(view, None, (&mark, &mark), mark.clone()),
+            theirs: side(&self.theirs),
+            ours: side(&self.ours),
+        }
+    }
+
+    /// Whether both trees are in `now` what they were in `then`.
+    fn same(&self, then: &Snapshot, now: &Snapshot) -> Result<bool> {
+        for place in [&self.theirs, &self.ours] {
+            let meta = path::meta(&place.entry);
+            if then.get(&meta)? != now.get(&meta)? {
+                return Ok(false);
+            }
+            let own = path::attrs_under(&path::data(&place.entry));
+            for prefix in [path::meta(&place.contents), path::data(&place.contents), own] {
+                if then.diff(&prefix, now, &prefix)?.next().transpose()?.is_some() {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+}
+
+impl Fs {
+    /// Merges what the fork has changed since its origin into the directory `into`, by three-way comparison: what only
+    /// one side has changed is taken, what both changed alike is left; the rest are conflicts, and then nothing is
+    /// done, unless [`MergeOptions::prefer`] says which side is right. Content, mode, owner, target and extended
+    /// attributes of a file are merged one by one; times are no conflicts. A file or directory that was renamed is
+    /// one that went and one that came.
+    ///
+    /// One batch. If `into` is the directory that the fork was made of, the fork's origin is what it is now: a further
+    /// merge takes what is new. `owner` must own all that is taken, changed and removed, and the directories around
+    /// (EPERM); none means that the caller may do all. EINVAL if it is no fork, if `into` is the root, the fork, or
+    /// lies in it.
+    ///
+    /// Cost: that of [`Fs::diff_fork`], and as many operations as there are changes; what was added as a whole is one.
+    /// Calls on both trees wait while the batch is made, and see that nothing has changed since the plan.
+    pub fn merge(
+        &self,
+        owner: Option<u32>,
+        fork: Ino,
+        into: Ino,
+        options: MergeOptions,
+    ) -> Result<(MergeReport, CloneReport)> {
+        if !options.dry_run {
+            self.writable()?;
+        }
+        let (fork, into) = (self.dir(fork)?, self.dir(into)?);
+        if into.ino == ROOT {
+            return Err(Error::Invalid("a fork is merged into a directory, not the root".into()));
+        }
+        may_change(&into, true)?;
+        may_change(&fork, true)?;
+        if let Some(owner) = owner
+            && [&fork, &into].iter().any(|dir| dir.peek(|s| s.record.uid) != owner)
+        {
+            let why = "only who owns the fork and what it is merged into, or root, may merge it";
+            return Err(Error::NotPermitted { name: fork.label(), why });
+        }
+        for attempt in 0..=ATTEMPTS {
+            let mut planned = None;
+            if attempt < ATTEMPTS || options.dry_run {
+                let (places, view) =
+                    self.with_attempts(|_| Ok((self.places(&fork, &into)?, self.db.snapshot())))?;
+                let plan = self.plan(&places, &view, owner, options)?;
+                if let Some(report) = stays(&plan, options) {
+                    return Ok((report, CloneReport::default()));
+                }
+                planned = Some((places, view, plan));
+            }
+            // A caller of `with_attempts` may run twice.
+            let done = self.with_attempts(|tries| {
+                let (places, _held) = self.hold_both(tries, &fork, &into)?;
+                let now = self.db.snapshot();
+                let fresh;
+                let (plan, view) = match &planned {
+                    Some((was, view, plan)) if *was == places && places.same(view, &now)? => (plan, view),
+                    Some(_) => return Ok(None),
+                    None => {
+                        fresh = self.plan(&places, &now, owner, options)?;
+                        (&fresh, &now)
+                    }
+                };
+                if let Some(report) = stays(plan, options) {
+                    return Ok(Some((report, CloneReport::default(), false)));
+                }
+                let (report, counts) = self.carry_out(&places, view, plan, &into)?;
+                let told = MergeReport { changes: plan.told.clone(), merged: true };
+                Ok(Some((told, report, counts)))
+            })?;
+            if let Some((told, report, counts)) = done {
+                if counts {
+                    self.count_in_background();
+                }
+                return Ok((told, report));
+            }
+        }
+        Err(Error::Stale(fork.ino)) // not reached: the last attempt plans while both are held
+    }
+
+    fn plan(&self, places: &Places, view: &Snapshot, owner: Option<u32>, o: MergeOptions) -> Result<Plan> {
+        let mut trees = places.trees(view);
+        let fork = places.theirs.contents.clone();
+        Planner::new(&mut trees, (o.prefer, owner), fork, self.has_links()).plan()
+    }
+
+    fn places(&self, fork: &InodeRef, into: &InodeRef) -> Result<Places, Obstacle> {
+        let place = |dir: &InodeRef| -> Result<Place, Obstacle> {
+            let at = self.attempt_dir(dir)?;
+            let root = self.domain(&at).contents;
+            Ok(Place { entry: at.entry.clone(), contents: at.contents.clone(), root })
+        };
+        let (theirs, ours) = (place(fork)?, place(into)?);
+        if ours.contents.starts_with(&theirs.contents) {
+            let text = format!(
+                "{}: is the fork, or lies in it; it is merged into what it was made of",
+                into.label()
+            );
+            return Err(Error::Invalid(text).into());
+        }
+        let found = self.fork_at(&theirs.contents)?.ok_or_else(|| no_fork(fork.label()))?;
+        Ok(Places { fork: found, theirs, ours })
+    }
+
+    /// Holds both trees so that nobody is in them, and they stay where they are.
+    fn hold_both(
+        &self,
+        tries: &mut Attempts,
+        fork: &InodeRef,
+        into: &InodeRef,
+    ) -> Result<(Places, Vec<Guard>), Obstacle> {
+        let moves = self.table.moves();
+        let places = self.places(fork, into)?;
+        let mut held = Vec::new();
+        let nested = places.theirs.contents.starts_with(&places.ours.contents);
+        let mut outer = vec![into];
+        if !nested {
+            outer.push(fork);
+        }
+        for dir in outer {
+            for above in dir.ancestry()?.iter().skip(1) {
+                held.push(attempt_shared(&above.tree)?);
+            }
+            held.push(tries.exclusive(&dir.tree)?);
+            if !dir.peek(|s| matches!(s.link, Link::At { .. })) {
+                return Err(Error::Stale(dir.ino).into());
+            }
+        }
+        // Who holds all above, and finds that nothing has moved, knows that the places are true.
+        match self.table.moves() == moves {
+            true => Ok((places, held)),
+            false => Err(Obstacle::Taken { lock: into.tree.clone(), exclusive: false }),
+        }
+    }
+
+    /// Writes the batch of a plan for the trees that are held.
+    fn carry_out(
+        &self,
+        places: &Places,
+        view: &Snapshot,
+        plan: &Plan,
+        into: &InodeRef,
+    ) -> Result<(CloneReport, bool)> {
+        let mut trees = places.trees(view);
+        let now = self.now();
+        let top = trees.theirs.top()?.record;
+        let mut apply = Apply::new(self, &mut trees, into, now);
+        apply.steps(&plan.steps)?;
+        if self.source_of(places.fork.number)?.as_ref() == Some(&places.ours.contents) {
+            let (old, place) = (places.fork, &places.theirs);
+            let number = self.add_origin(&mut apply.batch, (&place.entry, &place.contents), &top)?;
+            let fork = Fork { number, since: now, ..old };
+            apply.batch.put(system::fork(&place.contents), fork.encode());
+            apply.batch.delete(system::forked(&places.ours.contents, old.number));
+            apply.batch.put(system::forked(&places.ours.contents, number), bytes::Bytes::new());
+            apply.batch.delete_prefix(path::volume(old.number));
+        }
+        apply.batch.put(system::cloned(), now.encode());
+        let batch = std::mem::replace(&mut apply.batch, Batch::new());
+        self.db.write(batch)?;
+        {
+            let mut cloned = self.cloned.lock();
+            *cloned = now.max(*cloned);
+        }
+        apply.done()
+    }
+}
+
+/// The answer, if nothing is to be done.
+fn stays(plan: &Plan, options: MergeOptions) -> Option<MergeReport> {
+    let conflicts = plan.told.iter().any(|change| matches!(change.kind, MergeKind::Conflict(_)));
+    (options.dry_run || conflicts && options.prefer.is_none())
+        .then(|| MergeReport { changes: plan.told.clone(), merged: false })
+}

@@ -1,0 +1,71 @@
+//! The words for merges. Uses those for differences.
+
+use std::ffi::OsString;
+
+use crate::diff::Aspects;
+
+/// Which side is right where both have changed something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MergeSide {
+    /// What is merged into.
+    Ours,
+    /// The fork.
+    Theirs,
+}
+
+/// How a fork is merged.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MergeOptions {
+    /// Only tell what would be done.
+    pub dry_run: bool,
+    /// Which side is right where they conflict; without it nothing is done then.
+    pub prefer: Option<MergeSide>,
+}
+
+/// Why something cannot be merged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum MergeConflict {
+    /// Both sides have changed it, differently, or both have made it.
+    Changed,
+    /// It was removed here and changed in the fork, or something in it.
+    RemovedHere,
+    /// It was removed in the fork and changed here, or something in it.
+    RemovedThere,
+    /// It is of another kind on the other side.
+    Kind,
+}
+
+/// What a merge does at a place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum MergeKind {
+    /// It is taken from the fork, with all below it.
+    Added,
+    /// It is removed, with all below it.
+    Removed,
+    /// It becomes what it is in the fork, in the aspects named.
+    Modified,
+    /// It is removed, and something of another kind is taken from the fork.
+    Replaced,
+    /// Both sides have changed it.
+    Conflict(MergeConflict),
+}
+
+/// One thing that a merge does, or cannot do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MergeChange {
+    /// What is done.
+    pub kind: MergeKind,
+    /// Path from the directory that is merged into; empty for itself.
+    pub path: OsString,
+    /// In what the sides differ.
+    pub aspects: Aspects,
+}
+
+/// What a merge came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MergeReport {
+    /// What was done, or would be; in no particular order.
+    pub changes: Vec<MergeChange>,
+    /// It was done.
+    pub merged: bool,
+}

@@ -1,0 +1,672 @@
+//! Forks: what they know, what a merge makes of two histories, who may, and that crashes leave all of it or nothing.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsStr,
+    path::Path,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+        mpsc::channel,
+    },
+    time::Duration,
+};
+
+use common::{World, options};
+use pando_db::device::{Device, DeviceCall, FailMode, HookedDevice, MemDevice, SimDevice};
+use pando_fs::*;
+
+/// A small generator, so that a seed is a history.
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self, below: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) as usize % below
+    }
+}
+
+/// A plain tree: what is at each path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Node {
+    Dir { mode: u32 },
+    File { data: Vec<u8>, mode: u32, attr: Option<Vec<u8>> },
+    Link { target: String },
+}
+
+type Tree = BTreeMap<String, Node>;
+
+fn parent(path: &str) -> &str {
+    path.rsplit_once('/').map_or("", |(dir, _)| dir)
+}
+
+fn below(tree: &Tree, path: &str) -> Vec<String> {
+    let inside = format!("{path}/");
+    tree.keys().filter(|p| p.starts_with(&inside)).cloned().collect()
+}
+
+fn kind(node: &Node) -> u8 {
+    match node {
+        Node::Dir { .. } => 0,
+        Node::File { .. } => 1,
+        Node::Link { .. } => 2,
+    }
+}
+
+fn mode_of(node: &Node) -> u32 {
+    match node {
+        Node::Dir { mode } | Node::File { mode, .. } => *mode,
+        Node::Link { .. } => 0o777,
+    }
+}
+
+/// What a merge should make of three trees, by going through all paths: the merged tree, and the conflicts.
+struct Reference<'a> {
+    base: &'a Tree,
+    theirs: &'a Tree,
+    ours: &'a Tree,
+    prefer: Option<MergeSide>,
+    out: Tree,
+    conflicts: Vec<String>,
+}
+
+impl Reference<'_> {
+    fn drop_tree(&mut self, path: &str) {
+        for inside in below(&self.out, path) {
+            self.out.remove(&inside);
+        }
+        self.out.remove(path);
+    }
+
+    fn take(&mut self, path: &str) {
+        self.drop_tree(path);
+        self.out.insert(path.into(), self.theirs[path].clone());
+        for inside in below(self.theirs, path) {
+            self.out.insert(inside.clone(), self.theirs[&inside].clone());
+        }
+    }
+
+    fn conflict(&mut self, path: &str) -> bool {
+        self.conflicts.push(path.into());
+        self.prefer == Some(MergeSide::Theirs)
+    }
+
+    fn changed_inside(&self, tree: &Tree, path: &str) -> bool {
+        tree.get(path) != self.base.get(path)
+            || below(tree, path).iter().any(|p| tree.get(p) != self.base.get(p))
+    }
+
+    /// Merges what is at a path and, of directories, in it.
+    fn at(&mut self, path: &str) {
+        let (b, t, o) = (self.base.get(path), self.theirs.get(path), self.ours.get(path));
+        match (b, t, o) {
+            (_, None, None) | (None, None, Some(_)) => {}
+            (Some(_), None, Some(_)) => {
+                if !self.changed_inside(self.ours, path) || self.conflict(path) {
+                    self.drop_tree(path);
+                }
+            }
+            (None, Some(_), None) => self.take(path),
+            (Some(_), Some(_), None) => {
+                // Only what was removed there is no change.
+                let t_changed =
+                    t != b || below(self.theirs, path).iter().any(|p| self.theirs.get(p) != self.base.get(p));
+                if t_changed && self.conflict(path) {
+                    self.take(path);
+                }
+            }
+            (b, Some(t), Some(o)) => {
+                let same_base = b.filter(|b| kind(b) == kind(t));
+                if let Some(b) = same_base {
+                    if kind(o) == kind(b) {
+                        self.node(path, Some(b), t, o);
+                        if kind(t) == 0 {
+                            self.children(path);
+                        }
+                    } else if self.changed_inside(self.theirs, path) && self.conflict(path) {
+                        self.take(path);
+                    }
+                    return;
+                }
+                if b.is_some() && kind(b.unwrap()) == kind(o) && !self.changed_inside(self.ours, path) {
+                    self.take(path);
+                } else if kind(t) == kind(o) {
+                    self.node(path, None, t, o);
+                    if kind(t) == 0 {
+                        self.children(path);
+                    }
+                } else if self.conflict(path) {
+                    self.take(path);
+                }
+            }
+        }
+    }
+
+    fn children(&mut self, path: &str) {
+        let all: Vec<&Tree> = vec![self.base, self.theirs, self.ours];
+        let mut names: Vec<String> = all
+            .iter()
+            .flat_map(|tree| tree.keys())
+            .filter(|p| !p.is_empty() && parent(p) == path)
+            .cloned()
+            .collect();
+        names.sort();
+        names.dedup();
+        for name in names {
+            self.at(&name);
+        }
+    }
+
+    /// Aspect by aspect.
+    fn node(&mut self, path: &str, base: Option<&Node>, theirs: &Node, ours: &Node) {
+        let mut clash = false;
+        let theirs_first = self.prefer == Some(MergeSide::Theirs);
+        fn pick<T: PartialEq + Clone>(b: Option<T>, t: T, o: T, theirs: bool, clash: &mut bool) -> T {
+            if t == o || b.as_ref() == Some(&t) {
+                return o;
+            }
+            if b.as_ref() == Some(&o) {
+                return t;
+            }
+            *clash = true;
+            if theirs { t } else { o }
+        }
+        let mode = pick(base.map(mode_of), mode_of(theirs), mode_of(ours), theirs_first, &mut clash);
+        let merged = match (theirs, ours) {
+            (Node::File { data: t, attr: ta, .. }, Node::File { data: o, attr: oa, .. }) => {
+                let (b, ba) = match base {
+                    Some(Node::File { data, attr, .. }) => (Some(data.clone()), Some(attr.clone())),
+                    _ => (None, None),
+                };
+                let data = pick(b, t.clone(), o.clone(), theirs_first, &mut clash);
+                let attr = pick(ba, ta.clone(), oa.clone(), theirs_first, &mut clash);
+                Node::File { data, mode, attr }
+            }
+            (Node::Link { target: t }, Node::Link { target: o }) => {
+                let b = match base {
+                    Some(Node::Link { target }) => Some(target.clone()),
+                    _ => None,
+                };
+                Node::Link { target: pick(b, t.clone(), o.clone(), theirs_first, &mut clash) }
+            }
+            _ => Node::Dir { mode },
+        };
+        if clash {
+            self.conflicts.push(path.into());
+        }
+        self.out.insert(path.into(), merged);
+    }
+}
+
+const ATTR: &str = "user.a";
+
+/// The tree below a path, read through calls.
+fn read(w: &World, top: &str) -> Tree {
+    let mut out = Tree::new();
+    let mut todo = vec![String::new()];
+    while let Some(inside) = todo.pop() {
+        let path = format!("{top}{inside}");
+        let attr = w.attr(&path);
+        let node = match attr.kind {
+            FileKind::Directory => {
+                for name in w.names(&path) {
+                    todo.push(format!("{inside}/{name}"));
+                }
+                Node::Dir { mode: attr.perm.into() }
+            }
+            FileKind::Symlink => {
+                let target = w.on(&path, |a| w.fs.readlink(a.ino)).unwrap();
+                Node::Link { target: String::from_utf8(target.to_vec()).unwrap() }
+            }
+            _ => {
+                let data = w.get(&path).unwrap();
+                let value = w.on(&path, |a| w.fs.get_xattr(&w.me, a.ino, OsStr::new(ATTR)));
+                Node::File { data, mode: attr.perm.into(), attr: value.ok().map(|v| v.to_vec()) }
+            }
+        };
+        out.insert(inside, node);
+    }
+    out
+}
+
+fn content(rng: &mut Rng) -> Vec<u8> {
+    let len = [0, 1, 5, 700, 16 << 10, 40 << 10][rng.next(6)];
+    vec![b'a' + rng.next(4) as u8; len]
+}
+
+/// One random change below `top`; few names, so that everything meets.
+fn step(w: &World, top: &str, rng: &mut Rng) {
+    let tree = read(w, top);
+    let dirs: Vec<&String> = tree.iter().filter(|(_, n)| kind(n) == 0).map(|(p, _)| p).collect();
+    let others: Vec<&String> = tree.keys().filter(|p| !p.is_empty()).collect();
+    let some = |rng: &mut Rng| others.get(rng.next(others.len().max(1))).map(|p| format!("{top}{p}"));
+    let fresh = |rng: &mut Rng| {
+        let name = ["a", "b", "c", "dir", "sub"][rng.next(5)];
+        format!("{top}{}/{name}", dirs[rng.next(dirs.len())])
+    };
+    match rng.next(12) {
+        0..=2 => {
+            let path = fresh(rng);
+            if !w.exists(&path) {
+                w.put(&path, &content(rng));
+            }
+        }
+        3 => {
+            let path = fresh(rng);
+            if path.split('/').count() < 6 && !w.exists(&path) {
+                w.mkdir(&path);
+            }
+        }
+        4 => {
+            let path = fresh(rng);
+            let target = ["x", "y"][rng.next(2)];
+            let _ = w
+                .at(&path, |d, n| w.fs.symlink(&w.me, d, n, OsStr::new(target)))
+                .map(|a| w.fs.forget(a.ino, 1));
+        }
+        5..=6 => {
+            if let Some(path) = some(rng)
+                && w.attr(&path).kind == FileKind::Regular
+            {
+                w.put(&path, &content(rng));
+            }
+        }
+        7 => {
+            if let Some(path) = some(rng)
+                && w.attr(&path).kind != FileKind::Symlink
+            {
+                let mode = [0o700, 0o755, 0o644][rng.next(3)];
+                let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
+                w.on(&path, |a| w.fs.setattr(&w.me, a.ino, &set)).unwrap();
+            }
+        }
+        8 => {
+            if let Some(path) = some(rng)
+                && w.attr(&path).kind == FileKind::Regular
+            {
+                let value = vec![b'0' + rng.next(3) as u8; [3, 3000][rng.next(2)]];
+                w.on(&path, |a| w.fs.set_xattr(&w.me, a.ino, OsStr::new(ATTR), &value, 0)).unwrap();
+            }
+        }
+        9..=10 => {
+            if let Some(path) = some(rng) {
+                w.at(&path, |d, n| w.fs.remove_tree(&w.me, d, n)).unwrap();
+            }
+        }
+        _ => {
+            if let Some(path) = some(rng) {
+                let to = fresh(rng);
+                if !to.starts_with(&format!("{path}/")) && !w.exists(&to) {
+                    let _ = w.at(&path, |d, n| w.at(&to, |e, m| w.fs.rename(&w.me, d, n, e, m, 0)));
+                }
+            }
+        }
+    }
+}
+
+fn fork(w: &World, from: &str, to: &str) {
+    w.at(from, |d, n| w.at(to, |e, m| w.fs.fork_tree(&w.me, (d, n), (e, m), false, &[]))).unwrap();
+}
+
+fn merge(w: &World, fork: &str, into: &str, o: MergeOptions) -> Result<MergeReport> {
+    w.on(fork, |f| w.on(into, |i| w.fs.merge(None, f.ino, i.ino, o))).map(|(report, _)| report)
+}
+
+fn conflicts(report: &MergeReport) -> Vec<String> {
+    let is = |c: &&MergeChange| matches!(c.kind, MergeKind::Conflict(_));
+    let path = |c: &MergeChange| match c.path.to_str().unwrap() {
+        "" => String::new(),
+        path => format!("/{path}"),
+    };
+    let mut out: Vec<String> = report.changes.iter().filter(is).map(path).collect();
+    out.sort();
+    out.dedup();
+    out
+}
+
+fn tiny() -> World {
+    let device = Arc::new(MemDevice::new(64 << 20));
+    Fs::format(device.clone(), &FormatOptions::default().node_size(4 << 10)).unwrap();
+    let fs = Fs::open(device.clone(), options()).unwrap();
+    World { device, fs, me: Caller::root() }
+}
+
+fn expect(base: &Tree, theirs: &Tree, ours: &Tree, prefer: Option<MergeSide>) -> (Tree, Vec<String>) {
+    let out = ours.clone();
+    let mut reference = Reference { base, theirs, ours, prefer, out, conflicts: Vec::new() };
+    reference.at("");
+    let mut conflicts = reference.conflicts;
+    conflicts.sort();
+    conflicts.dedup();
+    (reference.out, conflicts)
+}
+
+#[derive(Default, Debug)]
+struct Seen {
+    merged: u32,
+    conflicts: u32,
+    held: u32,
+}
+
+fn history(seed: u64, seen: &mut Seen) {
+    let mut rng = Rng(seed | 1);
+    let mut w = tiny();
+    w.mkdir("/s");
+    for _ in 0..rng.next(30) {
+        step(&w, "/s", &mut rng);
+    }
+    fork(&w, "/s", "/f");
+    let mut base = read(&w, "/f");
+    for round in 0..3 {
+        let what = format!("PANDO_SEED={seed} round {round}");
+        for _ in 0..rng.next(12) {
+            step(&w, "/f", &mut rng);
+        }
+        for _ in 0..rng.next(6) {
+            step(&w, "/s", &mut rng);
+        }
+        if rng.next(4) == 0 {
+            w.remount();
+        }
+        let (theirs, ours) = (read(&w, "/f"), read(&w, "/s"));
+        let (merged, clashes) = expect(&base, &theirs, &ours, None);
+        let report = merge(&w, "/f", "/s", MergeOptions { dry_run: true, ..Default::default() }).unwrap();
+        assert_eq!(conflicts(&report), clashes, "{what}\nbase {base:?}\ntheirs {theirs:?}\nours {ours:?}");
+        assert!(!report.merged && read(&w, "/s") == ours, "{what}: a dry run did something");
+        let report = merge(&w, "/f", "/s", MergeOptions::default()).unwrap();
+        assert_eq!(report.merged, clashes.is_empty(), "{what}");
+        let wanted = match clashes.is_empty() {
+            true => merged,
+            false => {
+                seen.conflicts += 1;
+                assert!(read(&w, "/s") == ours, "{what}: a merge with conflicts did something");
+                let prefer = [MergeSide::Ours, MergeSide::Theirs][rng.next(2)];
+                let o = MergeOptions { prefer: Some(prefer), ..Default::default() };
+                assert!(merge(&w, "/f", "/s", o).unwrap().merged, "{what}");
+                expect(&base, &theirs, &ours, Some(prefer)).0
+            }
+        };
+        seen.merged += u32::from(wanted != ours);
+        assert_eq!(read(&w, "/s"), wanted, "{what}\nbase {base:?}\ntheirs {theirs:?}\nours {ours:?}");
+        assert_eq!(read(&w, "/f"), theirs, "{what}: the fork changed");
+        // What is in memory is what is stored.
+        w.remount();
+        assert_eq!(read(&w, "/s"), wanted, "{what}: after a remount");
+        let again = merge(&w, "/f", "/s", MergeOptions::default()).unwrap();
+        assert!(again.changes.is_empty(), "{what}: {again:?}");
+        let mut problems = Vec::new();
+        w.fs.check(|text| problems.push(text.to_owned())).unwrap();
+        assert_eq!(problems, Vec::<String>::new(), "{what}");
+        base = theirs;
+    }
+    seen.held += 1;
+    w.fs.close().unwrap();
+}
+
+#[test]
+fn merges_of_random_histories_are_those_of_plain_trees() {
+    let mut seen = Seen::default();
+    if let Some(seed) = std::env::var("PANDO_SEED").ok().and_then(|s| s.parse().ok()) {
+        return history(seed, &mut seen);
+    }
+    let seconds = std::env::var("PANDO_MODEL_SECONDS").ok().and_then(|s| s.parse().ok()).unwrap_or(8);
+    let base = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
+    let begun = std::time::Instant::now();
+    for seed in (base >> 10).. {
+        if begun.elapsed().as_secs() >= seconds {
+            break;
+        }
+        history(seed, &mut seen);
+    }
+    assert!(seen.merged > 5 && seen.conflicts > 5, "vacuous: {seen:?}");
+}
+
+/// A fork and its source, with something of each kind to merge.
+fn prepared(w: &World) {
+    w.mkdir("/s");
+    w.mkdir("/s/d");
+    for name in ["keep", "edit", "moded", "gone", "d/x", "d/y"] {
+        w.put(&format!("/s/{name}"), &vec![b'1'; 20_000]);
+    }
+    fork(w, "/s", "/f");
+    w.put("/f/edit", b"edited");
+    w.put("/f/new", b"new");
+    w.mkdir("/f/tree");
+    w.put("/f/tree/leaf", &vec![b'2'; 50_000]);
+    w.at("/f/gone", |d, n| w.fs.unlink(&w.me, d, n)).unwrap();
+    w.at("/f/d", |d, n| w.fs.remove_tree(&w.me, d, n)).unwrap();
+    w.put("/s/beside", b"of the source");
+}
+
+#[test]
+fn a_crash_at_any_request_leaves_all_of_a_merge_or_nothing() {
+    let options = || MountOptions::default().background(false).atime(AtimePolicy::Noatime);
+    let (mut before, mut after) = (0u32, 0u32);
+    // Each with several ways to lose what was not flushed.
+    for n in (0u64..).flat_map(|n| [n; 4]) {
+        assert!(n < 2000, "never done");
+        let seed = (u64::from(before + after) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let device = Arc::new(SimDevice::new(64 << 20, seed));
+        Fs::format(device.clone(), &FormatOptions::default().node_size(4 << 10)).unwrap();
+        let w = World::over(Fs::open(device.clone(), options()).unwrap());
+        prepared(&w);
+        let (theirs, ours) = (read(&w, "/f"), read(&w, "/s"));
+        let forks = w.fs.forks(None).unwrap();
+        // Cold, so that the merge has to read.
+        w.fs.close().unwrap();
+        let w = World::over(Fs::open(device.clone(), options()).unwrap());
+        device.set_fail_at(Some(n), FailMode::Onwards);
+        let done = merge(&w, "/f", "/s", MergeOptions::default()).map(|report| assert!(report.merged));
+        let safe = done.is_ok() && w.fs.sync().is_ok() && w.fs.db().checkpoint().is_ok();
+        device.crash();
+        drop(w);
+        let w = World::over(Fs::open(device.reopen(), options()).unwrap());
+        w.fs.check(|problem| panic!("request {n}: {problem}")).unwrap();
+        let found = read(&w, "/s");
+        assert_eq!(read(&w, "/f"), theirs, "request {n}: the fork changed");
+        if found == ours {
+            assert!(!safe, "request {n}: a merge that was synced is lost");
+            assert_eq!(w.fs.forks(None).unwrap(), forks, "request {n}");
+            before += 1;
+        } else {
+            let mut wanted = theirs.clone();
+            wanted.insert("/beside".into(), ours["/beside"].clone());
+            assert_eq!(found, wanted, "request {n}: a part of a merge");
+            assert!(
+                merge(&w, "/f", "/s", MergeOptions::default()).unwrap().changes.is_empty(),
+                "request {n}"
+            );
+            after += 1;
+        }
+        assert!(found == ours || done.is_ok(), "request {n}: a merge that failed was made");
+        if safe {
+            break;
+        }
+    }
+    println!("{before} before, {after} after");
+    assert!(before > 10 && after > 10, "{before} before, {after} after");
+}
+
+#[test]
+fn what_stays_keeps_its_number_and_what_is_open_stays_open() {
+    let w = World::new();
+    prepared(&w);
+    w.on("/f/moded", |a| w.fs.setattr(&w.me, a.ino, &SetAttr { mode: Some(0o600), ..SetAttr::default() }))
+        .unwrap();
+    let moded = w.fs.resolve(Path::new("/s/moded")).unwrap();
+    let (edit, keep) = (w.attr("/s/edit"), w.attr("/s/keep"));
+    let open = |path: &str| {
+        let attr = w.fs.resolve(Path::new(path)).unwrap();
+        (attr.ino, w.fs.open_file(&w.me, attr.ino, 0).unwrap())
+    };
+    let (edited, gone, inner) = (open("/s/edit"), open("/s/gone"), open("/s/d/x"));
+    let dir = w.fs.resolve(Path::new("/s/d")).unwrap();
+    let (report, cache) =
+        w.on("/f", |f| w.on("/s", |s| w.fs.merge(None, f.ino, s.ino, MergeOptions::default()))).unwrap();
+    assert!(report.merged);
+    // What has another content is a new file, and the old one stays as it was for who has it open.
+    assert_ne!(w.attr("/s/edit").ino, edit.ino);
+    assert_eq!((w.attr("/s/keep").ino, w.attr("/s/moded").ino), (keep.ino, moded.ino));
+    assert_eq!((w.attr("/s/keep").perm, w.attr("/s/moded").perm), (0o644, 0o600));
+    assert_eq!(w.get("/s/edit").unwrap(), b"edited");
+    for (ino, handle) in [edited, gone, inner] {
+        assert_eq!(&w.fs.read(handle, ino, 0, 3).unwrap()[..], b"111");
+        assert!(cache.orphaned.contains(&ino), "{cache:?}");
+    }
+    assert!(cache.replaced.contains(&moded.ino) && cache.replaced.contains(&dir.ino), "{cache:?}");
+    assert!(!cache.replaced.contains(&keep.ino));
+    let top = w.attr("/s").ino;
+    for name in ["new", "tree", "gone", "d", "edit"] {
+        assert!(cache.entries.contains(&(top, name.into())), "{name}: {cache:?}");
+    }
+    for (ino, handle) in [edited, gone, inner] {
+        w.fs.release(ino, handle);
+    }
+    assert!(w.on("/s/d", Ok).is_err());
+    w.fs.check(|problem| panic!("{problem}")).unwrap();
+}
+
+#[test]
+fn linked_files_are_merged_by_what_they_hold() {
+    let w = World::new();
+    w.mkdir("/s");
+    w.mkdir("/s/d");
+    w.put("/s/a", b"one");
+    w.link("/s/a", "/s/d/b").unwrap();
+    w.put("/s/p", b"pair");
+    w.link("/s/p", "/s/q").unwrap();
+    fork(&w, "/s", "/f");
+    w.put("/f/a", b"two");
+    w.at("/f/q", |d, n| w.fs.unlink(&w.me, d, n)).unwrap();
+    w.mkdir("/f/n");
+    w.link("/f/p", "/f/n/r").unwrap();
+    let theirs = read(&w, "/f");
+    assert!(merge(&w, "/f", "/s", MergeOptions::default()).unwrap().merged);
+    assert_eq!(read(&w, "/s"), theirs);
+    w.fs.count_links().unwrap();
+    assert_eq!((w.attr("/s/a").nlink, w.attr("/s/d/b").nlink), (1, 1), "each its own content");
+    assert_eq!(w.attr("/s/p").nlink, 1);
+    w.fs.check(|problem| panic!("{problem}")).unwrap();
+}
+
+#[test]
+fn who_owns_both_sides_and_all_that_changes_may_merge() {
+    let mut w = World::new();
+    w.mkdir("/s");
+    w.put("/s/roots", b"1");
+    w.put("/s/mine", b"1");
+    let own = SetAttr { uid: Some(1000), ..SetAttr::default() };
+    for path in ["/s", "/s/mine"] {
+        w.on(path, |a| w.fs.setattr(&w.me, a.ino, &own)).unwrap();
+    }
+    fork(&w, "/s", "/f");
+    let as_user = |w: &World| {
+        w.on("/f", |f| w.on("/s", |s| w.fs.merge(Some(1000), f.ino, s.ino, MergeOptions::default())))
+    };
+    let other = w.on("/f", |f| w.on("/s", |s| w.fs.merge(Some(1001), f.ino, s.ino, MergeOptions::default())));
+    assert_eq!(other.unwrap_err().errno(), libc_eperm());
+    w.put("/f/mine", b"22");
+    assert!(as_user(&w).unwrap().0.merged);
+    w.put("/f/roots", b"22");
+    let refused = as_user(&w).unwrap_err();
+    assert_eq!(refused.errno(), libc_eperm());
+    assert!(refused.to_string().contains("roots"), "{refused}");
+    assert_eq!(w.get("/s/roots").unwrap(), b"1");
+    assert!(merge(&w, "/f", "/s", MergeOptions::default()).unwrap().merged);
+    // A new file of another user, and a directory that holds one, are not taken or removed.
+    w.put("/f/new", b"root's");
+    assert_eq!(as_user(&w).unwrap_err().errno(), libc_eperm());
+    w.remount();
+    assert!(!w.exists("/s/new"));
+}
+
+fn libc_eperm() -> i32 {
+    1
+}
+
+#[test]
+fn forks_go_where_their_directories_go() {
+    let mut w = World::new();
+    prepared(&w);
+    let paths = |w: &World| -> Vec<(String, Option<String>)> {
+        let text = |s: &std::ffi::OsString| s.to_str().unwrap().to_owned();
+        w.fs.forks(None).unwrap().iter().map(|f| (text(&f.path), f.source.as_ref().map(text))).collect()
+    };
+    let pair = |a: &str, b: Option<&str>| (a.to_owned(), b.map(str::to_owned));
+    let rename = |w: &World, from: &str, to: &str, flags| {
+        w.at(from, |d, n| w.at(to, |e, m| w.fs.rename(&w.me, d, n, e, m, flags))).unwrap();
+    };
+    w.mkdir("/up");
+    rename(&w, "/f", "/up/f", 0);
+    rename(&w, "/up", "/top", 0);
+    w.mkdir("/t");
+    rename(&w, "/s", "/t", RENAME_EXCHANGE);
+    assert_eq!(paths(&w), [pair("/top/f", Some("/t"))]);
+    // A rollback of the fork keeps it one; a clone is none.
+    let number = w
+        .on("/top/f", |a| w.fs.snapshot(Authority::Caller(&w.me), a.ino, &NewSnapshot::default()))
+        .unwrap()
+        .0
+        .number;
+    w.put("/top/f/late", b"1");
+    w.on("/top/f", |a| w.fs.rollback(Authority::Caller(&w.me), a.ino, number, true)).unwrap();
+    w.clone_tree("/top", "/copy", false).unwrap();
+    w.remount();
+    assert_eq!(paths(&w), [pair("/top/f", Some("/t"))]);
+    assert!(merge(&w, "/top/f", "/t", MergeOptions::default()).unwrap().merged);
+    assert!(merge(&w, "/copy/f", "/t", MergeOptions::default()).is_err());
+    for (from, to) in [("/top/f", "/top/f"), ("/top/f", "/")] {
+        assert!(merge(&w, from, to, MergeOptions::default()).is_err());
+    }
+    w.at("/t", |d, n| w.fs.remove_tree(&w.me, d, n)).unwrap();
+    assert_eq!(paths(&w), [pair("/top/f", None)]);
+    w.fs.check(|problem| panic!("{problem}")).unwrap();
+    w.at("/top", |d, n| w.fs.remove_tree(&w.me, d, n)).unwrap();
+    assert_eq!(paths(&w), []);
+    w.fs.check(|problem| panic!("{problem}")).unwrap();
+}
+
+#[test]
+fn what_changes_while_a_merge_is_planned_is_not_lost() {
+    let below: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
+    Fs::format(below.clone(), &FormatOptions::default().node_size(4 << 10)).unwrap();
+    {
+        let w = World::over(Fs::open(below.clone(), options()).unwrap());
+        prepared(&w);
+        w.put("/f/keep", b"of the fork");
+        w.fs.close().unwrap();
+    }
+    // Cold: the plan reads, and at its first read somebody else writes and is waited for.
+    let armed = Arc::new(AtomicBool::new(false));
+    let ((begun_tx, begun_rx), (done_tx, done_rx)) = (channel(), channel());
+    let (hook_armed, done_rx) = (armed.clone(), Mutex::new(done_rx));
+    let device = HookedDevice::new(below, false, move |call| {
+        if matches!(call, DeviceCall::Read(_)) && hook_armed.swap(false, Ordering::SeqCst) {
+            begun_tx.send(()).unwrap();
+            done_rx.lock().unwrap().recv_timeout(Duration::from_secs(20)).unwrap();
+        }
+        Ok(())
+    });
+    let w = World::over(Fs::open(Arc::new(device), options()).unwrap());
+    let [f, s] = ["/f", "/s"].map(|path| w.fs.resolve(Path::new(path)).unwrap().ino);
+    let keep = w.fs.resolve(Path::new("/s/keep")).unwrap().ino;
+    let report = std::thread::scope(|scope| {
+        let fs = w.fs.clone();
+        scope.spawn(move || {
+            begun_rx.recv().unwrap();
+            assert_eq!(fs.write(common::NONE, keep, 0, b"late", false).unwrap(), 4);
+            done_tx.send(()).unwrap();
+        });
+        armed.store(true, Ordering::SeqCst);
+        let report = w.fs.merge(None, f, s, MergeOptions::default()).unwrap().0;
+        assert!(!armed.load(Ordering::SeqCst), "the merge has read nothing");
+        report
+    });
+    assert_eq!((report.merged, conflicts(&report)), (false, vec!["/keep".to_owned()]));
+    assert_eq!(&w.get("/s/keep").unwrap()[..5], b"late1");
+}

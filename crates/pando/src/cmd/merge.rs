@@ -1,0 +1,151 @@
+//! `pando merge`: takes over what a fork has changed.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, anyhow, bail};
+use pando_fs::{Aspects, MergeChange, MergeConflict, MergeKind, MergeOptions, MergeSide};
+use pando_fuse::tool;
+use serde::Serialize;
+
+use crate::{
+    cmd::{fork::seen, print, print_json},
+    exit::{self, Coded},
+    report::VERSION,
+};
+
+/// Take over what a fork has changed since it was made, or merged last
+#[derive(clap::Args)]
+#[command(
+    after_help = "What only the fork changed is taken, what both sides changed alike is left. What both changed
+differently is a conflict: all are listed, nothing is done, and the exit code is 1, unless --ours or
+--theirs says which side is right there. All of it happens or nothing. Then the fork goes on from what it is now:
+a further merge takes what is new. A line for each thing that is done, paths from DST and SRC:
+  +  taken from the fork, with all that is in it
+  -  removed
+  M  becomes what it is in the fork: content, mode, owner, extended attributes, each on its own
+  R  removed, and something of another kind taken
+  C  conflict, and why
+What was renamed went and came. Times alone are not merged. A file whose content is merged is a new
+file, as if moved there: who has the old one open keeps that. You must own all that changes, or be root.
+
+Examples: pando merge --dry-run /mnt/grove/task
+          pando merge /mnt/grove/task
+          pando merge --theirs /mnt/grove/task --into /mnt/grove/project"
+)]
+pub struct Args {
+    /// A fork in a mounted Pando file system: see pando fork --help
+    #[arg(value_name = "DST")]
+    fork: PathBuf,
+    /// Merge into SRC; by default what the fork was made of. A fork merged elsewhere is not merged into that
+    #[arg(long, value_name = "SRC")]
+    into: Option<PathBuf>,
+    /// Only say what would be done; the exit code is 1 if there are conflicts
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+    /// Where both sides changed something, keep what is in SRC
+    #[arg(long, conflicts_with = "theirs")]
+    ours: bool,
+    /// Where both sides changed something, take what is in the fork
+    #[arg(long)]
+    theirs: bool,
+    /// Print nothing but conflicts
+    #[arg(short, long)]
+    quiet: bool,
+    /// Print JSON, with a version of its format
+    #[arg(long, conflicts_with = "quiet")]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    version: u32,
+    merged: bool,
+    conflicts: usize,
+    changes: Vec<Line>,
+}
+
+#[derive(Serialize)]
+struct Line {
+    kind: &'static str,
+    path: String,
+    changed: Vec<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why: Option<&'static str>,
+}
+
+fn words(kind: MergeKind) -> (char, &'static str, Option<&'static str>) {
+    match kind {
+        MergeKind::Added => ('+', "added", None),
+        MergeKind::Removed => ('-', "removed", None),
+        MergeKind::Modified => ('M', "modified", None),
+        MergeKind::Replaced => ('R', "replaced", None),
+        MergeKind::Conflict(why) => (
+            'C',
+            "conflict",
+            Some(match why {
+                MergeConflict::Changed => "changed on both sides",
+                MergeConflict::RemovedHere => "removed here, changed in the fork",
+                MergeConflict::RemovedThere => "removed in the fork, changed here",
+                MergeConflict::Kind => "of another kind on the other side",
+            }),
+        ),
+    }
+}
+
+fn line(change: &MergeChange) -> Line {
+    let (_, kind, why) = words(change.kind);
+    let names = Aspects::NAMES.iter().filter(|(aspect, _)| change.aspects.contains(*aspect));
+    Line {
+        kind,
+        path: if change.path.is_empty() { ".".into() } else { change.path.to_string_lossy().into_owned() },
+        changed: names.map(|(_, name)| *name).collect(),
+        why,
+    }
+}
+
+fn source_of(fork: &Path) -> Result<PathBuf> {
+    let info = tool::fork_of(fork)?;
+    let source =
+        info.source.ok_or_else(|| anyhow!("what it was made of is gone; say where to with --into"))?;
+    Ok(seen(&tool::mount_of(fork)?, &source))
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    let fork = &args.fork;
+    let fail = || format!("merge {}", fork.display());
+    let into = match &args.into {
+        Some(into) => into.clone(),
+        None => source_of(fork).with_context(fail)?,
+    };
+    let prefer = match (args.ours, args.theirs) {
+        (true, _) => Some(MergeSide::Ours),
+        (_, true) => Some(MergeSide::Theirs),
+        _ => None,
+    };
+    let options = MergeOptions { dry_run: args.dry_run, prefer };
+    let about = || format!("merge {} into {}", fork.display(), into.display());
+    let mut report = tool::merge(fork, &into, options).with_context(about)?;
+    report.changes.sort_by(|a, b| a.path.cmp(&b.path));
+    let lines: Vec<Line> = report.changes.iter().map(line).collect();
+    let conflicts = lines.iter().filter(|line| line.why.is_some()).count();
+    if args.json {
+        print_json(&Report { version: VERSION, merged: report.merged, conflicts, changes: lines })?;
+    } else {
+        let mut out = String::new();
+        for (change, line) in report.changes.iter().zip(&lines) {
+            let path: String = line.path.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+            let why = line.why.map(|why| format!(" ({why})")).unwrap_or_default();
+            if line.why.is_some() || !args.quiet {
+                out += &format!("{}\t{path}{why}\n", words(change.kind).0);
+            }
+        }
+        print(&out)?;
+    }
+    if report.merged || prefer.is_some() || conflicts == 0 {
+        return Ok(());
+    }
+    if args.json {
+        bail!(Coded(exit::FAILURE, format!("{conflicts} conflicts")));
+    }
+    bail!("{conflicts} conflicts: nothing was merged; settle them, or see --ours and --theirs")
+}

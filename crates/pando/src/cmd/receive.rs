@@ -312,7 +312,12 @@ impl Work<'_> {
         mut reader: BlockReader<io::Stdin>,
         mut note: Note,
     ) -> Result<(), StreamError> {
-        let other = |error: anyhow::Error| StreamError::Io(io::Error::other(format!("{error:#}")));
+        // Not of the stream, but of what is around the tree.
+        let path = ground.show();
+        let other = |error: anyhow::Error| {
+            let error = io::Error::other(format!("{error:#}"));
+            StreamError::Tree { path: path.clone(), error }
+        };
         let begin = Position { block: note.block, chain: note.chain };
         if self.header.from.block > begin.block {
             let text = format!(

@@ -31,9 +31,9 @@ const SHREDDED_READS: u32 = 8;
 /// namely if they are smaller than this on average, bytes.
 const SHREDDED_BYTES: u64 = 64 << 10;
 
-/// Size of a file from which on write-only opens bypass the write-back cache, bytes. The pages of a smaller one
-/// are soon read.
-pub(crate) const MIN_BYPASS_BYTES: u64 = 1 << 20;
+/// Size of a file from which on write-only opens bypass the write-back cache, bytes. Through the cache a change of
+/// a few bytes becomes one of a page, which clones then do not share. (A smaller file is soon written anew.)
+pub(crate) const MIN_BYPASS_BYTES: u64 = 64 << 10;
 
 #[derive(Default)]
 struct InodeCache {

@@ -402,6 +402,19 @@ fn small_writes_are_blind_and_do_not_shred_what_is_read_after() {
 }
 
 #[test]
+fn a_small_change_of_a_file_of_some_pages_reads_nothing_and_sends_no_page() {
+    let mut w = world!();
+    fs::write(w.path("f"), vec![7; 100_000]).unwrap();
+    w.remount();
+    let before = (w.requests(Kind::Read), w.requests(Kind::Write));
+    let file = wo(&w.path("f"));
+    (0..5).for_each(|i| file.write_all_at(b"blip", i * 20_000 + 5).unwrap());
+    assert_eq!((w.requests(Kind::Read), w.requests(Kind::Write)), (before.0, before.1 + 5));
+    let all = fs::read(w.path("f")).unwrap();
+    assert!(all.len() == 100_000 && all.windows(4).filter(|bytes| bytes == b"blip").count() == 5);
+}
+
+#[test]
 fn a_reader_never_sees_an_older_value_than_one_written_before() {
     let w = world!();
     let f = w.path("f");

@@ -19,6 +19,7 @@ mod helper;
 mod image;
 mod logging;
 mod offline;
+mod one_version;
 mod place;
 mod report;
 mod size;

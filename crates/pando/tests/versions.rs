@@ -88,3 +88,40 @@ fn a_file_comes_back_as_it_was() {
     b.umount();
     b.ok(&["check", "a.img"]);
 }
+
+#[test]
+fn a_version_is_mounted_alone_beside_its_image_and_without() {
+    let b = mounted!();
+    if !rustix::process::geteuid().is_root() {
+        b.fails(&["mount", "-o", "snapshot=s", "a.img", "v"], 1, "only root");
+        return;
+    }
+    b.sh("mkdir -p m/p/in v w; echo one > m/p/in/f; echo secret > m/secret");
+    b.ok(&["snapshot", "create", "m/p", "first"]);
+    b.ok(&["snapshot", "create", "m", "all"]);
+    b.sh("echo two > m/p/in/f");
+    let image = "a.img";
+    // Beside the live mount, which goes on.
+    b.ok(&["mount", "-o", "snapshot=p@first", image, "v"]);
+    b.ok(&["mount", "-o", "snapshot=all", image, "w"]);
+    assert_eq!(b.sh("cat v/in/f w/p/in/f w/secret m/p/in/f; ls v"), "one\none\nsecret\ntwo\nin\n");
+    let refused = "touch v/in/f 2>/dev/null || echo refused; test -w w/secret || echo refused";
+    assert_eq!(b.sh(refused), "refused\nrefused\n");
+    b.sh("echo three > m/p/in/f");
+    b.fails(&["mount", "-o", "snapshot=p@none", image, "w"], 1, "no snapshot none");
+    b.ok(&["umount", "v"]);
+    b.ok(&["umount", "w"]);
+    assert_eq!(b.sh("ls -A v w; cat m/p/in/f"), "v:\n\nw:\nthree\n");
+    b.umount();
+    // Alone: nothing else of the image is to be seen, and the daemon ends with it.
+    b.ok(&["mount", "-o", "snapshot=/p@first", image, "v"]);
+    assert_eq!(b.sh("cat v/in/f; ls -A v"), "one\nin\n");
+    assert_eq!(b.sh("echo x 2>/dev/null > v/in/f || ls v/.snapshots 2>/dev/null || echo none"), "none\n");
+    assert_eq!(b.sh("grep -c a.img /proc/self/mountinfo"), "1\n");
+    b.ok(&["umount", "v"]);
+    b.ok(&["check", image]);
+    b.fails(&["mount", "-o", "snapshot=none", image, "v"], 1, "no snapshot none");
+    b.ok(&["check", image]);
+    b.fails(&["mount", "-o", "snapshot=a/b", image, "v"], 2, "NAME or DIR@NAME");
+    b.fails(&["mount", "-f", "-o", "snapshot=all", image, "v"], 2, "--foreground");
+}

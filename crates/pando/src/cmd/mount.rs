@@ -24,7 +24,9 @@ use signal_hook::{
 use crate::{
     closing::Record,
     exit::{self, Coded},
-    guard, image, logging, place, report,
+    guard, image, logging,
+    one_version::{self, Version},
+    place, report,
     size::Size,
 };
 
@@ -48,6 +50,8 @@ use crate::{
                       says; on fails where that cannot be (auto)
   writeback=on|off    the kernel keeps what is written until close, fsync or 30 s (on; off: a crash takes no more
                       than a second of writes to open files, and many small calls are slow)
+  snapshot=NAME, snapshot=DIR@NAME   only this snapshot of the file system, or of a directory in it, read-only; also
+                      beside a mount of the image, whose daemon then serves it (root only; not with --foreground)
   snapdir=hidden|visible   whether .snapshots shows in listings of directories that have snapshots; it is found
                       by its name anyway (hidden, so that find and du do not fall in)
   suid, dev, noexec   as for every file system (nosuid and nodev are on)
@@ -59,7 +63,8 @@ use crate::{
   halt_poll=auto|on|off   keep idle CPUs from halting meanwhile, because on a virtual machine waking them takes
                       longer than a request (auto: root, up to 16 CPUs, guests with the haltpoll driver)
 
-Example: pando mount -o noatime --cache 1G grove.img /mnt/grove")]
+Examples: pando mount -o noatime --cache 1G grove.img /mnt/grove
+          pando mount -o snapshot=project@monday grove.img /mnt/monday")]
 pub struct Args {
     /// Mount options, separated by commas
     #[arg(short = 'o', value_name = "OPTS")]
@@ -108,12 +113,14 @@ pub struct Options {
     pub settings: Settings,
     cache: Option<Size>,
     log_file: Option<PathBuf>,
+    version: Option<Version>,
 }
 
 impl Options {
     /// The options in `list`, separated by commas; later ones win. What is not known is passed over if `sloppy`.
     pub fn parse(list: &str, sloppy: bool) -> Result<Options> {
-        let mut options = Options { settings: Settings::default(), cache: None, log_file: None };
+        let mut options =
+            Options { settings: Settings::default(), cache: None, log_file: None, version: None };
         for option in list.split(',') {
             match option.split_once('=') {
                 Some(("cache", size)) => {
@@ -121,6 +128,7 @@ impl Options {
                     options.cache = Some(size);
                 }
                 Some(("log_file", file)) => options.log_file = Some(file.into()),
+                Some(("snapshot", version)) => options.version = Some(version.parse()?),
                 _ => match options.settings.apply(option) {
                     Err(pando_fuse::Error::Option(_)) if sloppy => {}
                     done => done?,
@@ -148,11 +156,27 @@ pub fn run(args: &Args) -> Result<()> {
     if !dir.is_dir() {
         bail!("{}: is not a directory; a file system needs one to be mounted on", args.dir.display());
     }
-    if args.foreground || args.daemon {
-        serve(args, settings, &image, &dir)
-    } else {
-        start_daemon(args, &image, &dir)
+    match options.version {
+        // The program that has started the daemon sees to the version.
+        Some(version) if !args.daemon => mount_version(args, &version, &image, &dir),
+        _ if args.foreground || args.daemon => serve(args, settings, &image, &dir),
+        _ => start_daemon(args, &image, &dir),
     }
+}
+
+/// Shows `version` of the image on `dir`, by the daemon that has the image, or else by a new one.
+fn mount_version(args: &Args, version: &Version, image: &Path, dir: &Path) -> Result<()> {
+    if args.foreground {
+        let text = "snapshot=: does not go with --foreground; mount the image so, and the version beside it";
+        return Err(Coded(exit::USAGE, text.into()).into());
+    }
+    one_version::allowed()?;
+    if let Some(mounted) = one_version::mounted(image)? {
+        return one_version::bind(version, &mounted, dir);
+    }
+    let options = args.options.iter().cloned().chain(["ro".into()]).collect();
+    start_daemon(&Args { options, ..args.clone() }, image, dir)?;
+    one_version::narrow(version, dir)
 }
 
 /// Removes mounts of ours from `dir` whose daemon was killed.

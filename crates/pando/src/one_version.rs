@@ -1,0 +1,141 @@
+//! One version alone: a snapshot put on a directory of its own (`pando mount -o snapshot=`).
+//!
+//! The kernel can put any directory of a mounted file system elsewhere (a bind mount), and a snapshot is a directory:
+//! `DIR/.snapshots/NAME`. So the version that is seen is that of the daemon that serves the image anyway, and opening
+//! an old one costs a walk to it. Nothing else of the file system can be reached from there.
+
+use std::{
+    ffi::OsStr,
+    fs::File,
+    os::{fd::OwnedFd, unix::ffi::OsStrExt},
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+use anyhow::{Context, Result, bail};
+use pando_fuse::{How, mountinfo, unmount};
+use rustix::{
+    fs::{CWD, Mode, OFlags, ResolveFlags, StatVfsMountFlags, openat2},
+    io::Errno,
+    mount::{MountFlags, MoveMountFlags, OpenTreeFlags, mount_remount, move_mount, open_tree},
+};
+
+use crate::exit::{self, Coded};
+
+/// A snapshot as an option of a mount names it: `NAME`, of the whole file system, or `DIR@NAME`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Version {
+    dir: PathBuf,
+    name: String,
+}
+
+impl FromStr for Version {
+    type Err = Coded;
+
+    fn from_str(text: &str) -> Result<Version, Coded> {
+        let (dir, name) = text.rsplit_once('@').unwrap_or(("", text));
+        let dir = dir.trim_start_matches('/');
+        if matches!(name, "" | "." | "..") || name.contains('/') {
+            return Err(Coded(exit::USAGE, format!("snapshot={text}: write it as NAME or DIR@NAME")));
+        }
+        Ok(Version { dir: dir.into(), name: name.into() })
+    }
+}
+
+impl Version {
+    /// Where it is seen, from the top of its file system.
+    fn path(&self) -> PathBuf {
+        self.dir.join(".snapshots").join(&self.name)
+    }
+
+    /// The version in the file system that is mounted on `mounted`, as a mount that is nowhere yet.
+    fn find(&self, mounted: &Path) -> Result<OwnedFd> {
+        let top = File::open(mounted).with_context(|| format!("{}", mounted.display()))?;
+        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_XDEV | ResolveFlags::NO_MAGICLINKS;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let version = match openat2(&top, self.path(), flags, Mode::empty(), resolve) {
+            Ok(version) => version,
+            Err(Errno::NOENT) => bail!(
+                "/{}: has no snapshot {}; pando snapshot list shows what there is",
+                self.dir.display(),
+                self.name
+            ),
+            Err(e) => return Err(e).with_context(|| format!("/{}", self.path().display())),
+        };
+        let flags =
+            OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+        open_tree(&version, "", flags).context("putting a version on a directory of its own")
+    }
+}
+
+/// Says what only root may, before anything is done.
+pub fn allowed() -> Result<()> {
+    if rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    let text = "snapshot=: only root may put a version on a directory of its own; DIR/.snapshots/NAME of the mounted \
+                file system shows it to others";
+    Err(Coded(exit::FAILURE, text.into()).into())
+}
+
+/// Puts `version` of the file system mounted on `mounted` on `dir`, for reading only.
+pub fn bind(version: &Version, mounted: &Path, dir: &Path) -> Result<()> {
+    place(&version.find(mounted)?, dir)
+}
+
+/// Leaves nothing but `version` of the file system that was just mounted on `dir`; if that cannot be, not even the
+/// mount.
+pub fn narrow(version: &Version, dir: &Path) -> Result<()> {
+    let found = version.find(dir);
+    // The version that was found keeps the daemon, and without it the daemon ends.
+    unmount(dir, How::Plain).or_else(|_| unmount(dir, How::Lazy))?;
+    place(&found?, dir)
+}
+
+fn place(tree: &OwnedFd, dir: &Path) -> Result<()> {
+    let fail = || format!("{}", dir.display());
+    move_mount(tree, "", CWD, dir, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).with_context(fail)?;
+    read_only(dir).with_context(fail).inspect_err(|_| {
+        let _ = unmount(dir, How::Lazy);
+    })
+}
+
+/// A snapshot refuses changes by itself; this tells programs that ask beforehand.
+fn read_only(dir: &Path) -> Result<()> {
+    let now = rustix::fs::statvfs(dir)?.f_flag;
+    let kept = [
+        (StatVfsMountFlags::NOSUID, MountFlags::NOSUID),
+        (StatVfsMountFlags::NODEV, MountFlags::NODEV),
+        (StatVfsMountFlags::NOEXEC, MountFlags::NOEXEC),
+        (StatVfsMountFlags::NOATIME, MountFlags::NOATIME),
+        (StatVfsMountFlags::RELATIME, MountFlags::RELATIME),
+    ];
+    let kept = kept.into_iter().filter(|(flag, _)| now.contains(*flag)).map(|(_, flag)| flag);
+    let flags = kept.fold(MountFlags::BIND | MountFlags::RDONLY, |all, flag| all | flag);
+    Ok(mount_remount(dir, flags, OsStr::from_bytes(b""))?)
+}
+
+/// Where the image is mounted already, as a whole.
+pub fn mounted(image: &Path) -> Result<Option<PathBuf>> {
+    let all = mountinfo::of_image(image)?.into_iter();
+    Ok(all.rev().find(|mount| mount.root == Path::new("/") && !mountinfo::is_dead(&mount.dir)).map(|m| m.dir))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::Version;
+
+    #[test]
+    fn versions_are_named_with_or_without_a_directory() {
+        let path = |text: &str| text.parse::<Version>().map(|version| version.path()).ok();
+        assert_eq!(path("monday").as_deref(), Some(Path::new(".snapshots/monday")));
+        assert_eq!(path("/a/b@monday").as_deref(), Some(Path::new("a/b/.snapshots/monday")));
+        assert_eq!(path("a@b/c@1").as_deref(), Some(Path::new("a@b/c/.snapshots/1")));
+        assert_eq!(path("@monday"), path("monday"));
+        for wrong in ["", "a@", "a@..", "a/b"] {
+            assert_eq!(path(wrong), None, "{wrong}");
+        }
+    }
+}

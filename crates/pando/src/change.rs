@@ -14,7 +14,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 use pando_fs::{Caller, FileKind, Fs, SetAttr, SetTime, TreeChange};
 use pando_fuse::tool;
 use rustix::{
@@ -23,6 +23,7 @@ use rustix::{
         chmod, chownat, fstat, openat, utimensat,
     },
     io::Errno,
+    process::{Resource, Rlimit, getrlimit, setrlimit},
 };
 
 use crate::{
@@ -45,13 +46,16 @@ pub struct Wanted<'a> {
 impl Wanted<'_> {
     /// Does it to all these files; what fails is said, and the rest done.
     pub fn run(&self, paths: &[PathBuf]) -> Result<()> {
+        if self.recursive {
+            allow_deep_trees();
+        }
         let mut failed = false;
         for path in paths {
-            if let Some(inside) = offline::place(path) {
-                self.offline(&inside).with_context(|| format!("{} {}", self.name, path.display()))?;
-            } else {
-                failed |= !self.change(path)?;
-            }
+            let done = match offline::place(path) {
+                Some(inside) => self.offline(&inside).map(|()| true),
+                None => self.change(path),
+            };
+            failed |= !done.unwrap_or_else(|e| self.failed(path, e));
         }
         if failed {
             return Err(Coded(exit::FAILURE, String::new()).into());
@@ -102,23 +106,24 @@ impl Wanted<'_> {
             match tool::change_tree(top, self.change) {
                 Ok(Some(_)) => return Ok(true),
                 Ok(None) => {}
-                Err(e) => bail!("{} {}: {e}", self.name, path.display()),
+                Err(e) => return Err(e.into()),
             }
         }
-        Ok(self.tree(&file, top, path))
+        Ok(self.tree(file, top, path))
     }
 
-    /// The directory `dir`, which has been opened for reading if it may be, and all in it, one by one.
-    fn tree(&self, dir: &OwnedFd, opened: Result<OwnedFd, Errno>, path: &Path) -> bool {
-        let mut all = self.one(dir).map_or_else(|e| self.said(path, e), |()| true);
+    /// The directory `dir`, which has been opened for reading if it may be, and all in it, one by one. Holds one
+    /// descriptor for each level.
+    fn tree(&self, dir: OwnedFd, opened: Result<OwnedFd, Errno>, path: &Path) -> bool {
+        let mut all = self.one(&dir).map_or_else(|e| self.said(path, e), |()| true);
         // The change may have given the right to read it.
-        let opened = opened.or_else(|_| open_dir(dir, c"."));
-        let entries = opened.and_then(|opened| Dir::read_from(&opened).map(|entries| (opened, entries)));
-        let (opened, entries) = match entries {
-            Ok(found) => found,
+        let opened = opened.or_else(|_| open_dir(&dir, c"."));
+        drop(dir);
+        let mut entries = match opened.and_then(Dir::new) {
+            Ok(entries) => entries,
             Err(e) => return self.said(path, e.into()),
         };
-        for entry in entries {
+        while let Some(entry) = entries.read() {
             let entry = match entry {
                 Ok(entry) => entry,
                 Err(e) => return self.said(path, e.into()),
@@ -129,11 +134,11 @@ impl Wanted<'_> {
             }
             let path = path.join(OsStr::from_bytes(name.to_bytes()));
             let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let file = openat(&opened, name, flags, Mode::empty());
+            let file = entries.fd().and_then(|dir| openat(dir, name, flags, Mode::empty()));
             all &= match file.and_then(|file| fstat(&file).map(|stat| (file, stat))) {
                 Ok((file, stat)) if kind(&stat) == FileType::Directory => {
                     let opened = open_dir(&file, c".");
-                    self.tree(&file, opened, &path)
+                    self.tree(file, opened, &path)
                 }
                 Ok((file, _)) => self.one(&file).map_or_else(|e| self.said(&path, e), |()| true),
                 Err(Errno::NOENT) => true, // removed meanwhile
@@ -172,9 +177,20 @@ impl Wanted<'_> {
 
     /// Says that a file was not changed.
     fn said(&self, path: &Path, why: io::Error) -> bool {
-        exit::say("pando", &anyhow::Error::from(why).context(format!("{} {}", self.name, path.display())));
+        self.failed(path, why.into())
+    }
+
+    fn failed(&self, path: &Path, why: anyhow::Error) -> bool {
+        exit::say("pando", &why.context(format!("{} {}", self.name, path.display())));
         false
     }
+}
+
+/// A walk holds a descriptor for each level, of which a program has 1,024 unless it asks for more.
+fn allow_deep_trees() {
+    let now = getrlimit(Resource::Nofile);
+    // Where that is refused, what is too deep is told.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: now.maximum, ..now });
 }
 
 fn kind(stat: &rustix::fs::Stat) -> FileType {

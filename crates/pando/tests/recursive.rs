@@ -344,5 +344,17 @@ fn in_an_image_that_is_not_mounted() {
     assert!(f[0].starts_with("-rwxr-xr-x") && f[1].starts_with("-rw-------"), "{list}");
     assert!(f[1].contains("1970-01-01"), "{list}");
     b.fails(&["chown", "-R", "5", "a.img:/none"], 1, "no such file");
+    // What fails does not keep the rest from being done.
+    b.fails(&["chmod", "640", "a.img:/none", "a.img:/u/d/f"], 1, "a.img:/none");
+    assert!(b.ok(&["ls", "-l", "a.img:/u/d"]).contains("-rw-r-----"));
     b.ok(&["check", "a.img"]);
+}
+
+#[test]
+fn a_walk_goes_deeper_than_a_program_has_descriptors() {
+    let b = Bench::new();
+    let path = "d/".repeat(300);
+    b.sh(&format!("mkdir -p {path}; touch {path}f"));
+    b.sh(&format!("ulimit -Sn 200; {} chmod -R 700 d", env!("CARGO_BIN_EXE_pando")));
+    assert_eq!(symlink_metadata(b.path(&path).join("f")).unwrap().mode() & 0o7777, 0o700);
 }

@@ -52,8 +52,17 @@ fn kind_of(mode: u32) -> FileKind {
     FileKind::from_mode(mode).unwrap_or(FileKind::Regular)
 }
 
+/// Nanoseconds are signed or not, by platform.
+fn time(secs: i64, nanos: impl TryInto<u32>) -> Time {
+    Time { secs, nanos: nanos.try_into().unwrap_or(0) }
+}
+
+/// A count of names has 32 or 64 bits, by platform.
+fn count(names: impl Into<u64>) -> u64 {
+    names.into()
+}
+
 fn meta_of(s: &Stat) -> FileMeta {
-    let time = |secs: i64, nanos: u64| Time { secs, nanos: u32::try_from(nanos).unwrap_or(0) };
     let kind = kind_of(s.st_mode);
     FileMeta {
         kind,
@@ -65,7 +74,7 @@ fn meta_of(s: &Stat) -> FileMeta {
         mtime: time(s.st_mtime, s.st_mtime_nsec),
         rdev: u32::try_from(s.st_rdev).unwrap_or(0),
         ino: s.st_ino,
-        nlink: s.st_nlink,
+        nlink: count(s.st_nlink),
     }
 }
 

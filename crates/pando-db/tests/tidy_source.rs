@@ -223,7 +223,7 @@ const FS: &[(&str, &[&str])] = &[
         &[
             "error", "limits", "types", "path", "key_text", "attrs", "record", "merge", "inode", "lineage",
             "lock", "volume", "place", "domain", "forks", "orphan", "name", "entry", "census", "rights",
-            "clone", "diff",
+            "clone", "diff", "data",
         ],
     ),
 ];

@@ -631,17 +631,19 @@ fn forks_go_where_their_directories_go() {
     w.fs.check(|problem| panic!("{problem}")).unwrap();
 }
 
-#[test]
-fn what_changes_while_a_merge_is_planned_is_not_lost() {
+/// What a merge does that is planned cold, and while whose plan is made somebody else does `late` to `/s/keep`.
+fn merged_beside(
+    prepare: impl FnOnce(&World),
+    late: impl FnOnce(&Fs, Ino) + Send + 'static,
+) -> (World, MergeReport) {
     let below: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
     Fs::format(below.clone(), &FormatOptions::default().node_size(4 << 10)).unwrap();
     {
         let w = World::over(Fs::open(below.clone(), options()).unwrap());
-        prepared(&w);
-        w.put("/f/keep", b"of the fork");
+        prepare(&w);
         w.fs.close().unwrap();
     }
-    // Cold: the plan reads, and at its first read somebody else writes and is waited for.
+    // At the first read of the plan.
     let armed = Arc::new(AtomicBool::new(false));
     let ((begun_tx, begun_rx), (done_tx, done_rx)) = (channel(), channel());
     let (hook_armed, done_rx) = (armed.clone(), Mutex::new(done_rx));
@@ -658,8 +660,8 @@ fn what_changes_while_a_merge_is_planned_is_not_lost() {
     let report = std::thread::scope(|scope| {
         let fs = w.fs.clone();
         scope.spawn(move || {
-            begun_rx.recv().unwrap();
-            assert_eq!(fs.write(common::NONE, keep, 0, b"late", false).unwrap(), 4);
+            begun_rx.recv_timeout(Duration::from_secs(20)).unwrap();
+            late(&fs, keep);
             done_tx.send(()).unwrap();
         });
         armed.store(true, Ordering::SeqCst);
@@ -667,6 +669,94 @@ fn what_changes_while_a_merge_is_planned_is_not_lost() {
         assert!(!armed.load(Ordering::SeqCst), "the merge has read nothing");
         report
     });
+    (w, report)
+}
+
+#[test]
+fn what_changes_while_a_merge_is_planned_is_not_lost() {
+    let prepare = |w: &World| {
+        prepared(w);
+        w.put("/f/keep", b"of the fork");
+    };
+    let (w, report) = merged_beside(prepare, |fs, keep| {
+        assert_eq!(fs.write(common::NONE, keep, 0, b"late", false).unwrap(), 4);
+    });
     assert_eq!((report.merged, conflicts(&report)), (false, vec!["/keep".to_owned()]));
     assert_eq!(&w.get("/s/keep").unwrap()[..5], b"late1");
+}
+
+#[test]
+fn what_changes_in_a_file_with_several_names_while_a_merge_is_planned_is_not_lost() {
+    let prepare = |w: &World| {
+        prepared(w);
+        w.link("/s/keep", "/outside").unwrap();
+        w.on("/f/keep", |a| w.fs.setattr(&w.me, a.ino, &SetAttr { mode: Some(0o600), ..SetAttr::default() }))
+            .unwrap();
+    };
+    let (w, report) = merged_beside(prepare, |fs, keep| {
+        assert_eq!(fs.write(common::NONE, keep, 20_000, b"late", false).unwrap(), 4);
+    });
+    assert!(report.merged);
+    assert_eq!((w.attr("/s/keep").size, w.attr("/outside").perm), (20_004, 0o600));
+    assert_eq!(&w.get("/outside").unwrap()[19_999..], b"1late");
+    w.fs.check(|problem| panic!("{problem}")).unwrap();
+}
+
+#[test]
+fn content_of_one_side_does_not_get_privileges_of_the_other() {
+    let w = World::new();
+    w.mkdir("/s");
+    for name in ["granted_here", "granted_there", "chowned", "only_granted", "both_there"] {
+        w.put(&format!("/s/{name}"), b"plain");
+    }
+    fork(&w, "/s", "/f");
+    let set = |path: &str, change: SetAttr| w.on(path, |a| w.fs.setattr(&w.me, a.ino, &change)).unwrap();
+    let mode = |mode: u32| SetAttr { mode: Some(mode), ..SetAttr::default() };
+    let caps = |path: &str| {
+        w.on(path, |a| w.fs.set_xattr(&w.me, a.ino, OsStr::new("security.capability"), b"caps", 0)).unwrap();
+    };
+    // Somebody writes in one tree, and somebody else makes it set-id in the other.
+    set("/s/granted_here", mode(0o6755));
+    caps("/s/granted_here");
+    w.put("/f/granted_here", b"forged");
+    set("/f/granted_there", mode(0o6755));
+    w.put("/s/granted_there", b"forged");
+    set("/s/chowned", SetAttr { uid: Some(7), ..SetAttr::default() });
+    set("/f/chowned", mode(0o4755));
+    // What one side has done alone stays what it is.
+    set("/f/only_granted", mode(0o6755));
+    w.put("/f/both_there", b"new");
+    set("/f/both_there", mode(0o4755));
+    assert!(merge(&w, "/f", "/s", MergeOptions::default()).unwrap().merged);
+    let perm = |name: &str| w.attr(&format!("/s/{name}")).perm;
+    assert_eq!(
+        (w.get("/s/granted_here").unwrap(), w.get("/s/granted_there").unwrap()),
+        (b"forged".into(), b"forged".into())
+    );
+    assert_eq!((perm("granted_here"), perm("granted_there"), perm("chowned")), (0o755, 0o755, 0o755));
+    let attr = w.on("/s/granted_here", |a| w.fs.get_xattr(&w.me, a.ino, OsStr::new("security.capability")));
+    assert!(attr.is_err(), "a capability stayed");
+    assert_eq!((perm("only_granted"), perm("both_there")), (0o6755, 0o4755));
+}
+
+#[test]
+fn a_directory_that_is_missing_is_one_conflict_however_many_names_a_file_had_in_it() {
+    let w = World::new();
+    w.mkdir("/s");
+    w.mkdir("/s/d");
+    w.put("/s/d/a", b"one");
+    w.link("/s/d/a", "/s/d/b").unwrap();
+    fork(&w, "/s", "/f");
+    w.put("/f/d/a", b"two");
+    for name in ["a", "b"] {
+        w.at(&format!("/s/d/{name}"), |d, n| w.fs.unlink(&w.me, d, n)).unwrap();
+    }
+    w.at("/s/d", |d, n| w.fs.rmdir(&w.me, d, n)).unwrap();
+    let report = merge(&w, "/f", "/s", MergeOptions::default()).unwrap();
+    assert_eq!((report.merged, conflicts(&report)), (false, vec!["/d".to_owned()]));
+    assert_eq!(report.changes.len(), 1, "{report:?}");
+    let theirs = MergeOptions { prefer: Some(MergeSide::Theirs), ..Default::default() };
+    assert!(merge(&w, "/f", "/s", theirs).unwrap().merged);
+    assert_eq!((w.get("/s/d/a").unwrap(), w.get("/s/d/b").unwrap()), (b"two".into(), b"two".into()));
+    w.fs.check(|problem| panic!("{problem}")).unwrap();
 }

@@ -11,12 +11,14 @@ use bytes::Bytes;
 use pando_db::Batch;
 
 use crate::{
+    attrs::CAPABILITY,
+    data::without_set_id,
     diff::{
         change::Aspects,
         side::{Found, contents_of},
     },
     error::{Error, Result},
-    fork::plan::{Step, Trees},
+    fork::plan::{Step, Trees, differ},
     inode::InodeRef,
     lineage::number::number,
     merge::Change,
@@ -280,7 +282,10 @@ impl<'a> Apply<'a> {
         if has(Aspects::OWNER) {
             (record.uid, record.gid) = (theirs.record.uid, theirs.record.gid);
         }
-        if has(Aspects::CONTENT) || has(Aspects::SIZE) || has(Aspects::TARGET) || has(Aspects::DEVICE) {
+        let content =
+            has(Aspects::CONTENT) || has(Aspects::SIZE) || has(Aspects::TARGET) || has(Aspects::DEVICE);
+        self.drop_mixed_privileges(&mut record, (&ours, &theirs), content)?;
+        if content {
             return self.change_content(entry, (&ours, &theirs), record, has(Aspects::XATTRS));
         }
         if has(Aspects::XATTRS) {
@@ -294,6 +299,42 @@ impl<'a> Apply<'a> {
         self.batch.put(path::meta_of(&ours.data), record.encode());
         if let Some(inode) = self.inode(entry, &ours.record)? {
             self.changed.push((inode, record));
+        }
+        Ok(())
+    }
+
+    /// What one side has written does not get the rights that only the other side gave: set-id bits and
+    /// capabilities stay where content, mode, owner and capabilities are all those of one side. `content`: that
+    /// of the fork is taken.
+    fn drop_mixed_privileges(
+        &self,
+        record: &mut Record,
+        (ours, theirs): (&Found, &Found),
+        content: bool,
+    ) -> Result<()> {
+        let perm = without_set_id(record.perm);
+        let capable = record.attrs.get(CAPABILITY).is_some();
+        if record.kind != FileKind::Regular || perm.is_none() && !capable {
+            return Ok(());
+        }
+        let all_of = |side: &Found| {
+            let r = &side.record;
+            (r.perm, r.uid, r.gid) == (record.perm, record.uid, record.gid)
+                && r.attrs.get(CAPABILITY) == record.attrs.get(CAPABILITY)
+        };
+        let one_side = match content {
+            true => all_of(theirs),
+            false if all_of(ours) => true,
+            false => {
+                let apart = differ(&self.trees.theirs, theirs, &self.trees.ours, ours)?;
+                all_of(theirs) && apart.0 & (Aspects::CONTENT.0 | Aspects::SIZE.0) == 0
+            }
+        };
+        if !one_side {
+            record.perm = perm.unwrap_or(record.perm);
+            if capable {
+                record.attrs = record.attrs.without(CAPABILITY);
+            }
         }
         Ok(())
     }

@@ -63,8 +63,12 @@ impl Places {
                 return Ok(false);
             }
             let own = path::attrs_under(&path::data(&place.entry));
-            for prefix in [path::meta(&place.contents), path::data(&place.contents), own] {
-                if then.diff(&prefix, now, &prefix)?.next().transpose()?.is_some() {
+            // Files with several names lie in an area of their lineage, perhaps outside of the tree.
+            let area = path::all_linked(&place.root);
+            let linked = [path::meta(&area), path::data(&area)];
+            let inside = [path::meta(&place.contents), path::data(&place.contents), own];
+            for prefix in inside.iter().chain(&linked) {
+                if then.diff(prefix, now, prefix)?.next().transpose()?.is_some() {
                     return Ok(false);
                 }
             }
@@ -174,7 +178,8 @@ impl Fs {
         Ok(Places { fork: found, theirs, ours })
     }
 
-    /// Holds both trees so that nobody is in them, and they stay where they are.
+    /// Holds both trees so that nobody is in them, nor in the files with several names of their lineages, and they stay
+    /// where they are.
     fn hold_both(
         &self,
         tries: &mut Attempts,
@@ -183,20 +188,36 @@ impl Fs {
     ) -> Result<(Places, Vec<Guard>), Obstacle> {
         let moves = self.table.moves();
         let places = self.places(fork, into)?;
-        let mut held = Vec::new();
         let nested = places.theirs.contents.starts_with(&places.ours.contents);
-        let mut outer = vec![into];
-        if !nested {
-            outer.push(fork);
-        }
-        for dir in outer {
+        let outer = if nested { vec![into] } else { vec![into, fork] };
+        // Each lock once, and whether exclusively.
+        let mut wanted: Vec<(InodeRef, bool)> = Vec::new();
+        let mut want = |inode: InodeRef, exclusive| match wanted.iter_mut().find(|(i, _)| i.ino == inode.ino)
+        {
+            Some((_, is_exclusive)) => *is_exclusive |= exclusive,
+            None => wanted.push((inode, exclusive)),
+        };
+        for dir in &outer {
             for above in dir.ancestry()?.iter().skip(1) {
-                held.push(attempt_shared(&above.tree)?);
+                want(above.clone(), false);
             }
-            held.push(tries.exclusive(&dir.tree)?);
-            if !dir.peek(|s| matches!(s.link, Link::At { .. })) {
-                return Err(Error::Stale(dir.ino).into());
+            want((*dir).clone(), true);
+        }
+        for (dir, place) in [(into, &places.ours), (fork, &places.theirs)] {
+            // Who changes such a file is in the tree of the root of its lineage.
+            if self.has_link_area(&place.root)? {
+                want(self.domain(&self.attempt_dir(dir)?).root, true);
             }
+        }
+        let mut held = Vec::new();
+        for (inode, exclusive) in &wanted {
+            held.push(match exclusive {
+                true => tries.exclusive(&inode.tree)?,
+                false => attempt_shared(&inode.tree)?,
+            });
+        }
+        if let Some(gone) = outer.iter().find(|dir| !dir.peek(|s| matches!(s.link, Link::At { .. }))) {
+            return Err(Error::Stale(gone.ino).into());
         }
         // Who holds all above, and finds that nothing has moved, knows that the places are true.
         match self.table.moves() == moves {

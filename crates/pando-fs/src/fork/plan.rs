@@ -71,6 +71,8 @@ pub(crate) struct Planner<'a> {
     plan: Plan,
     /// Linked files that are changed already, by their data prefix.
     changed: HashSet<Bytes>,
+    /// Directories of the origin that are missing here, as has been told.
+    missed: HashSet<Vec<u8>>,
 }
 
 fn kind(entry: &[u8], value: &[u8]) -> Result<FileKind> {
@@ -82,7 +84,7 @@ fn meant(aspects: Aspects) -> Aspects {
     Aspects(aspects.0 & !Aspects::TIME.0)
 }
 
-fn differ(a_side: &Side, a: &Found, b_side: &Side, b: &Found) -> Result<Aspects> {
+pub(crate) fn differ(a_side: &Side, a: &Found, b_side: &Side, b: &Found) -> Result<Aspects> {
     Ok(compare(a_side, a, b_side, b, DiffOptions::default())?.aspects)
 }
 
@@ -93,7 +95,8 @@ impl<'a> Planner<'a> {
         fork: Vec<u8>,
         links: bool,
     ) -> Self {
-        Self { trees, prefer, owner, fork, links, plan: Plan::default(), changed: HashSet::new() }
+        let (changed, missed) = (HashSet::new(), HashSet::new());
+        Self { trees, prefer, owner, fork, links, plan: Plan::default(), changed, missed }
     }
 
     /// The plan. Costs what a difference of the origin and the fork costs.
@@ -245,6 +248,10 @@ impl<'a> Planner<'a> {
         let why = if there.is_some() { MergeConflict::Kind } else { MergeConflict::RemovedHere };
         if let Some(stream) = stream {
             stream.skip(&contents_of(&dir));
+        }
+        // Several names of one file may lie in it.
+        if !self.missed.insert(dir.clone()) {
+            return Ok(true);
         }
         if self.conflict(&dir, why, Aspects::default())
             && let Some(value) = self.trees.theirs.value(&dir)?

@@ -24,9 +24,10 @@ a further merge takes what is new. A line for each thing that is done, paths fro
   -  removed
   M  becomes what it is in the fork: content, mode, owner, extended attributes, each on its own
   R  removed, and something of another kind taken
-  C  conflict, and why
+  C  conflict, and why; with --ours or --theirs, where that has decided
 What was renamed went and came. Times alone are not merged. A file whose content is merged is a new
 file, as if moved there: who has the old one open keeps that. You must own all that changes, or be root.
+Set-id bits and capabilities stay only where content, mode and owner are all of one side.
 
 Examples: pando merge --dry-run /mnt/grove/task
           pando merge /mnt/grove/task
@@ -39,7 +40,7 @@ pub struct Args {
     /// Merge into SRC; by default what the fork was made of. A fork merged elsewhere is not merged into that
     #[arg(long, value_name = "SRC")]
     into: Option<PathBuf>,
-    /// Only say what would be done; the exit code is 1 if there are conflicts
+    /// Only say what would be done; the exit code is 1 if there are conflicts that neither --ours nor --theirs decides
     #[arg(short = 'n', long)]
     dry_run: bool,
     /// Where both sides changed something, keep what is in SRC

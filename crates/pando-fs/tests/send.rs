@@ -270,7 +270,11 @@ fn bytes(r: &mut Random, len: u64) -> Vec<u8> {
 fn change(w: &World, r: &mut Random, dir: &str) {
     let (dirs, files) = paths(w, dir);
     let any = r.of(&dirs).unwrap().clone();
-    let name = format!("{}/n{}", any, r.below(40));
+    // A user's own `.snapshots` is an entry as any other, but not in what has snapshots itself.
+    let name = match r.below(25) {
+        0 if any != dir => format!("{any}/.snapshots"),
+        _ => format!("{}/n{}", any, r.below(40)),
+    };
     let file = r.of(&files).cloned();
     let all: Vec<String> = dirs.iter().skip(1).chain(&files).cloned().collect();
     let one = r.of(&all).cloned();

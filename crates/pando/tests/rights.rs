@@ -542,3 +542,125 @@ fn an_ordinary_user_sends_and_receives_what_is_his() {
     ));
     fails(ANN, &format!("./pando send m/{ANN}/d@three > out/three"), "closed");
 }
+
+/// Runs a line of the shell as a user.
+fn sh_as(b: &Bench, uid: u32, line: &str) -> (i32, String) {
+    let mut command = Command::new("sh");
+    let out = command.args(["-c", line]).current_dir(b.path("")).uid(uid).gid(uid).output().unwrap();
+    (out.status.code().unwrap_or(-1), text(&out.stdout) + &text(&out.stderr))
+}
+
+fn token_in(said: &str) -> String {
+    let (_, rest) = said.split_once("--resume ").unwrap_or_else(|| panic!("{said}"));
+    rest.split_whitespace().next().unwrap().to_owned()
+}
+
+/// A stream `one.s` of `m/p`, a tree of Ann's in which all files and directories are read-only.
+fn read_only_tree(b: &Bench) {
+    b.sh(&format!(
+        "mkdir m/p; for d in a b c d e f; do mkdir -p m/p/$d/in
+           for i in 1 2 3 4; do head -c 300000 /dev/urandom > m/p/$d/f$i; ln m/p/$d/f$i m/p/$d/in/l$i; done
+           ln -s f1 m/p/$d/soft; mkfifo m/p/$d/pipe
+           setfattr -n user.what -v ever m/p/$d m/p/$d/f1 2>/dev/null || true; done
+         find m/p -type f -exec chmod 444 {{}} +; find m/p -mindepth 1 -type d -exec chmod 555 {{}} +
+         chown -hR {ANN}:{ANN} m/p"
+    ));
+    b.ok(&["snapshot", "create", "m/p", "one"]);
+    b.sh("./pando send --level 0 m/p@one > one.s; chmod 644 one.s");
+}
+
+/// What was done behind the last note is done again, over files and directories that are finished, so read-only.
+#[test]
+fn an_ordinary_user_goes_on_over_read_only_files_and_directories() {
+    let Some(b) = scene() else { return };
+    read_only_tree(&b);
+    let size = fs::metadata(b.path("one.s")).unwrap().len();
+    let part = |n: u64| size * n / 10;
+    let (code, said) = sh_as(&b, ANN, &format!("head -c {} one.s | ./pando receive m/{ANN} q", part(3)));
+    assert_eq!(code, 1, "{said}");
+    let token = token_in(&said);
+    for n in [6, 9] {
+        // Killed when it has done more than is noted.
+        let line = format!(
+            "(head -c {} one.s; sleep 2) | (./pando receive --resume {token} m/{ANN} q & p=$!; sleep 1; kill -9 $p; wait $p)",
+            part(n)
+        );
+        // A background job has no input of its own in a script, so it is given this one.
+        let line = line.replace(" q &", " q <&3 &").replace("| (", "| (exec 3<&0; ");
+        let (code, said) = sh_as(&b, ANN, &line);
+        assert_eq!(code, 137, "{said}");
+    }
+    let (code, said) = sh_as(&b, ANN, &format!("./pando receive --resume {token} m/{ANN} q < one.s"));
+    assert_eq!(code, 0, "{said}");
+    let q = format!("m/{ANN}/q");
+    common::same(b.path("m/p"), b.path(&q));
+    assert_eq!(b.sh(&format!("stat -c %h {q}/c/f1 {q}/f/in/l4")), "2\n2\n", "linked");
+
+    // A difference changes what is in them.
+    b.sh(&format!(
+        "cd m/p; echo more >> a/f1; echo new > b/new; rm c/f2 d/soft; mv e/f3 f/moved; mkdir a/in/dir
+         setfattr -n user.what -v other b b/f1 2>/dev/null || true; chmod 444 b/new; chmod 555 a/in/dir; chown -hR {ANN}:{ANN} ."
+    ));
+    b.ok(&["snapshot", "create", "m/p", "two"]);
+    b.sh("./pando send -i @one m/p@two > two.s; chmod 644 two.s");
+    let (code, said) = sh_as(&b, ANN, &format!("./pando receive m/{ANN} q < two.s"));
+    assert_eq!(code, 0, "{said}");
+    common::same(b.path("m/p"), b.path(&q));
+    assert_eq!(b.sh(&format!("ls -A m/{ANN}")), "d\nopen\nq\n");
+}
+
+/// Root goes on in a directory of others: what they have put where it works is not followed.
+#[test]
+fn a_receive_does_not_follow_what_others_have_planted() {
+    let Some(b) = scene() else { return };
+    read_only_tree(&b);
+    let size = fs::metadata(b.path("one.s")).unwrap().len();
+    let dir = format!("m/{BOB}/open");
+    let part = format!("head -c {} one.s", size / 2);
+    let (_, said) = sh_as(&b, 0, &format!("{part} | ./pando receive {dir} q"));
+    let token = token_in(&said);
+    let begun = format!("{dir}/.pando-receive-{token}");
+    fs::write(b.path("precious"), "precious").unwrap();
+    let precious = b.path("precious");
+    b.sh(&format!("ln -s {} {begun}/.pando-note-new", precious.display()));
+    let more = format!("head -c {} one.s | ./pando receive --resume {token} {dir} q", size * 3 / 4);
+    for (plant, back) in [
+        (format!("chown {BOB} {begun}"), format!("chown 0 {begun}")),
+        (format!("chmod 777 {begun}"), format!("chmod 700 {begun}")),
+        (format!("mv {begun} {dir}/x; ln -s x {begun}"), format!("rm {begun}; mv {dir}/x {begun}")),
+    ] {
+        b.sh(&plant);
+        let before = b.sh(&format!("find {dir} -printf '%P %l %U %m %s %T@\\n'"));
+        let (code, said) = sh_as(&b, 0, &more);
+        assert!(code == 1 && !said.contains("--from"), "{plant}: {said}");
+        let (code, _) = sh_as(&b, 0, &format!("./pando receive --abort {token} {dir} q"));
+        assert_eq!(code, 1, "{plant}");
+        assert_eq!(b.sh(&format!("find {dir} -printf '%P %l %U %m %s %T@\\n'")), before);
+        assert_eq!(fs::read_to_string(&precious).unwrap(), "precious", "{plant}");
+        b.sh(&back);
+    }
+    // A link in a place that is its own leads nowhere either.
+    let (_, said) = sh_as(&b, 0, &more);
+    assert!(said.contains("--from"), "{said}");
+    assert_eq!(fs::read_to_string(&precious).unwrap(), "precious");
+    let (code, said) = sh_as(&b, 0, &format!("./pando receive --resume {token} {dir} q < one.s"));
+    assert_eq!(code, 0, "{said}");
+    common::same(b.path("m/p"), b.path(&format!("{dir}/q")));
+}
+
+#[test]
+fn a_receive_that_cannot_begin_leaves_nothing() {
+    let Some(b) = scene() else { return };
+    read_only_tree(&b);
+    // The directory is hers now, but she may not look into what it was.
+    b.sh("chown -hR 0:0 m/p; chmod 700 m/p");
+    b.ok(&["snapshot", "create", "m/p", "base"]);
+    b.sh("echo new > m/p/new");
+    b.ok(&["snapshot", "create", "m/p", "two"]);
+    b.sh(&format!(
+        "./pando send m/p@base | ./pando receive m/{ANN} q; chown {ANN} m/{ANN}/q; ./pando send -i @base m/p@two > two.s; chmod 644 two.s"
+    ));
+    let (code, said) = sh_as(&b, ANN, &format!("./pando receive m/{ANN} q < two.s"));
+    assert_eq!(code, 1, "{said}");
+    assert_eq!(b.sh(&format!("ls -A m/{ANN}")), "d\nopen\nq\n", "{said}");
+}

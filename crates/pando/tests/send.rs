@@ -46,6 +46,7 @@ fn refused(b: &Bench, args: &[&str], stream: &[u8], says: &str) {
 fn all_kinds(b: &Bench, dir: &str) {
     b.sh(&format!(
         "cp -a t {dir}; cd {dir}; ln src/f1 src/same; ln -s f1 src/soft; mkfifo pipe; chmod 1770 empty
+         mkdir -p src/.snapshots/daily; echo own > src/.snapshots/daily/file
          mknod dev c 1 3 || true; chown 7:8 src/f2 || true; chmod 4711 src/f2
          truncate -s 3M sparse; printf end >> sparse; setfattr -n user.what -v ever src/f3 2>/dev/null || true
          touch -d 2001-02-03T04:05:06.789 src"
@@ -97,6 +98,7 @@ fn snapshots_travel_whole_and_as_differences_between_mounts_and_images() {
     receive(&b, &["m/in", "q"], "back.s");
     same(b.path("m/p"), b.path("m/in/q"));
     assert!(tree.exists());
+    assert_eq!(b.sh("cat m/in/q/was/.snapshots/daily/file").trim(), "own");
     b.umount();
     b.ok(&["check", "a.img"]);
 }
@@ -279,4 +281,148 @@ fn a_receiver_or_a_daemon_that_is_killed_leaves_what_can_go_on() {
     }
     b.umount();
     b.ok(&["check", "a.img"]);
+}
+
+/// Two snapshots of `m/p`, the first of them received as `m/in/q`, and streams `one.s` and `two.s`.
+fn received_once(b: &Bench) {
+    b.tree("t");
+    b.sh("cp -a t m/p; mkdir m/in");
+    b.ok(&["snapshot", "create", "m/p", "one"]);
+    b.sh("echo two > m/p/two");
+    b.ok(&["snapshot", "create", "m/p", "two"]);
+    send(b, &["m/p@one"], "one.s");
+    send(b, &["-i", "@one", "m/p@two"], "two.s");
+    receive(b, &["m/in", "q"], "one.s");
+}
+
+/// A program writes as soon as the received snapshot is there: when it is compared what was changed, and replaced.
+#[test]
+fn what_is_written_while_a_receive_ends_is_kept() {
+    let b = mounted!();
+    received_once(&b);
+    let (seen, at) = (b.path("m/in/q/.snapshots/two"), b.path("m/in/q"));
+    let mut late = 0;
+    for round in 0..25u32 {
+        let (seen, at) = (seen.clone(), at.clone());
+        let writer = std::thread::spawn(move || {
+            let begin = std::time::Instant::now();
+            while !seen.exists() && begin.elapsed().as_secs() < 20 {}
+            let mut written = Vec::new();
+            for i in 0..40 {
+                std::thread::sleep(std::time::Duration::from_micros(u64::from(round) * 20));
+                let name = format!("late-{round}-{i}");
+                if fs::File::create_new(at.join(&name)).is_ok() {
+                    written.push(name);
+                }
+            }
+            written
+        });
+        receive(&b, &["m/in", "q"], "two.s");
+        let written = writer.join().unwrap();
+        let there = b.sh("ls -A m/in/q; for s in m/in/q/.snapshots/*; do ls -A $s; done");
+        for name in &written {
+            assert!(there.lines().any(|line| line == name), "{name} is gone");
+        }
+        late += written.len();
+        b.ok(&["rollback", "--discard", "m/in/q", "one"]);
+        for info in b.json(&["snapshot", "list", "--json", "m/in/q"])["snapshots"].as_array().unwrap() {
+            if info["name"] != "one" {
+                b.ok(&["snapshot", "delete", "m/in/q", info["name"].as_str().unwrap()]);
+            }
+        }
+    }
+    assert!(late > 25, "{late} files were written meanwhile");
+    // Without a writer nothing is kept.
+    receive(&b, &["m/in", "q"], "two.s");
+    assert_eq!(b.sh("ls m/in/q/.snapshots").trim(), "one\ntwo");
+}
+
+#[test]
+fn a_receive_interrupted_behind_the_last_block_goes_on() {
+    let b = mounted!();
+    b.tree("t");
+    b.sh("cp -a t m/p; mkdir m/in");
+    b.ok(&["snapshot", "create", "m/p", "one"]);
+    send(&b, &["m/p@one"], "one.s");
+    let whole = fs::read(b.path("one.s")).unwrap();
+    let mut child =
+        b.command(&["receive", "m/in", "q"]).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut pipe = child.stdin.take().unwrap();
+    // All comes, but the sender does not hang up: whether something follows is not known.
+    pipe.write_all(&whole).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    b.sh(&format!("kill -INT {}", child.id()));
+    let out = child.wait_with_output().unwrap();
+    drop(pipe);
+    let err = text(&out.stderr);
+    let token = err.split_once("--resume ").unwrap_or_else(|| panic!("{err}")).1;
+    let token = token.split_whitespace().next().unwrap().to_owned();
+    assert!(!b.path("m/in/q").exists());
+    receive(&b, &["--resume", &token, "m/in", "q"], "one.s");
+    same(b.path("m/p"), b.path("m/in/q"));
+    assert_eq!(b.sh("ls -A m/in").trim(), "q");
+}
+
+/// All was received, and the program was killed before it had cleaned up. What has happened since stays.
+#[test]
+fn going_on_behind_the_end_rolls_nothing_back_that_was_changed() {
+    let b = mounted!();
+    received_once(&b);
+    let two = fs::read(b.path("two.s")).unwrap();
+    let err = text(&receive_bytes(&b, &["m/in", "q"], &two[..two.len() - 1]).stderr);
+    let token = err.split_once("--resume ").unwrap().1.split_whitespace().next().unwrap().to_owned();
+    let resume = ["--resume", &token, "m/in", "q"];
+    receive(&b, &resume, "two.s");
+    let left = || b.sh(&format!("mkdir -m 700 m/in/.pando-receive-{token}"));
+    let snapshots = || b.sh("ls -m m/in/q/.snapshots").trim().to_owned();
+    left();
+    receive(&b, &resume, "two.s");
+    assert_eq!((snapshots(), b.sh("ls -A m/in")), ("one, two".into(), "q\n".into()), "only cleaned");
+    left();
+    b.sh("echo mine > m/in/q/mine");
+    refused(&b, &resume, &two, "was left as it is");
+    assert_eq!((snapshots(), b.sh("ls -A m/in")), ("one, two".into(), "q\n".into()));
+    assert_eq!(b.sh("cat m/in/q/mine").trim(), "mine");
+    // Before it had become what was sent.
+    b.ok(&["rollback", "--discard", "m/in/q", "one"]);
+    left();
+    receive(&b, &resume, "two.s");
+    assert_eq!((snapshots(), b.sh("ls -A m/in")), ("one, two".into(), "q\n".into()));
+    same(b.path("m/p"), b.path("m/in/q"));
+    // One who holds it keeps others off.
+    left();
+    let held = fs::File::open(b.path(&format!("m/in/.pando-receive-{token}"))).unwrap();
+    rustix::fs::flock(&held, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    refused(&b, &resume, &two, "another process is receiving this");
+    drop(held);
+    b.ok(&["receive", "--abort", &token, "m/in", "q"]);
+}
+
+#[test]
+fn what_cannot_take_its_place_is_not_lost() {
+    let b = mounted!();
+    b.tree("t");
+    b.sh("cp -a t m/p; mkdir m/in");
+    b.ok(&["snapshot", "create", "m/p", "one"]);
+    send(&b, &["m/p@one"], "one.s");
+    let whole = fs::read(b.path("one.s")).unwrap();
+    let (most, last) = whole.split_at(whole.len() - 20);
+    let mut child =
+        b.command(&["receive", "m/in", "q"]).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut pipe = child.stdin.take().unwrap();
+    pipe.write_all(most).unwrap();
+    while b.sh("ls -A m/in").is_empty() {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    b.sh("mkdir m/in/q");
+    pipe.write_all(last).unwrap();
+    drop(pipe);
+    let err = text(&child.wait_with_output().unwrap().stderr);
+    assert!(err.contains("File exists"), "{err}");
+    let token = err.split_once("--resume ").unwrap_or_else(|| panic!("{err}")).1;
+    let token = token.split_whitespace().next().unwrap().to_owned();
+    b.sh("rmdir m/in/q");
+    receive(&b, &["--resume", &token, "m/in", "q"], "one.s");
+    same(b.path("m/p"), b.path("m/in/q"));
+    assert_eq!(b.sh("ls -A m/in").trim(), "q");
 }

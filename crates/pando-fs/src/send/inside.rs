@@ -175,8 +175,7 @@ impl Source for Inside<'_> {
                     let Some(last) = entries.last() else { break Ok(()) };
                     cookie = last.cookie;
                     let named = entries.into_iter().filter(|e| e.name != "." && e.name != "..");
-                    // Where a mount shows them in listings they are no part of the tree all the same.
-                    let named = named.filter(|e| e.name.as_bytes() != crate::family::SNAPSHOTS);
+                    // What is sent is frozen, so `.snapshots` in it is an entry of the user's own, as any other.
                     out.extend(named.map(|e| (e.name, meta_of(&e.attr))));
                 }
                 Err(e) => break Err(io(e)),

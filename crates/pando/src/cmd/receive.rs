@@ -187,7 +187,7 @@ impl Work<'_> {
         {
             bail!("{token}: is not the token of this stream and place, which is {}", self.token);
         }
-        let base = match self.base(ground)? {
+        let base = match self.base(&mut *ground)? {
             Found::Base(base) => base,
             Found::Done => return Ok(()),
         };
@@ -200,14 +200,18 @@ impl Work<'_> {
         if let Err(error) = self.blocks(ground, reader, note) {
             return Err(self.stopped(ground, error));
         }
-        match &base {
-            None => ground.appear(&new)?,
-            Some(base) => {
-                let taken = ground.take(&new)?;
-                self.become_snapshot(ground, base, &taken)?;
+        let end = || {
+            match &base {
+                None => ground.appear(&new)?,
+                Some(base) => {
+                    let taken = ground.take(&new)?;
+                    self.become_snapshot(ground, base, &taken)?;
+                }
             }
-        }
-        ground.clean()
+            ground.clean()
+        };
+        // All has come, whatever is in the way of its place: it can go on from there.
+        end().map_err(|error| self.can_go_on(ground, error))
     }
 
     fn become_snapshot(&self, ground: &dyn Ground, base: &SnapshotInfo, to: &SnapshotInfo) -> Result<()> {
@@ -222,7 +226,7 @@ impl Work<'_> {
     }
 
     /// Looks whether the stream fits what is there.
-    fn base(&self, ground: &dyn Ground) -> Result<Found> {
+    fn base(&self, ground: &mut dyn Ground) -> Result<Found> {
         let show = ground.show();
         let Some(base) = &self.header.base else {
             let received = |info: &SnapshotInfo| info.received == Some(self.header.snapshot);
@@ -232,6 +236,7 @@ impl Work<'_> {
                     && ground.snapshots()?.iter().any(received) =>
                 {
                     // It was interrupted behind its end.
+                    ground.lock()?;
                     ground.clean()?;
                     Ok(Found::Done)
                 }
@@ -257,8 +262,21 @@ impl Work<'_> {
         if let Some(there) = received(self.header.snapshot) {
             if self.args.resume.is_some() && ground.is_begun()? {
                 // It was interrupted behind its end.
-                self.become_snapshot(ground, base, there)?;
+                ground.lock()?;
+                // Who works on in the directory since must not find it turned back.
+                let changed = ground.is_changed(there)?;
+                let left = changed && ground.is_changed(base)?;
+                if changed && !left {
+                    self.become_snapshot(ground, base, there)?;
+                }
                 ground.clean()?;
+                if left {
+                    let (base, there) = (base.name.display(), there.name.display());
+                    bail!(
+                        "what was sent is there as snapshot {there}, but {show} was changed since {base}, or since it \
+                         became {there}, and was left as it is: pando rollback {show} {there} makes it {there}"
+                    );
+                }
                 return Ok(Found::Done);
             }
             bail!("{show}: has received this already, as snapshot {}", there.name.display());
@@ -371,6 +389,10 @@ impl Work<'_> {
                 return Err(StreamError::Refused("the stream does not continue what has come".into()));
             }
             step = receiver.block(&block, at, byte)?;
+            if step.ended {
+                // The end is never noted: one that goes on has to see it, so its block comes again.
+                return progress.advance(step.bytes).map_err(stopped);
+            }
             let (current, totals) = receiver.state();
             note.current = current.map(hex);
             (note.block, note.chain) = (behind.block, behind.chain);
@@ -404,7 +426,7 @@ impl Work<'_> {
 
     /// After an error: what is left, and how to go on.
     fn stopped(&self, ground: &dyn Ground, error: StreamError) -> anyhow::Error {
-        let (token, path) = (self.token, self.path.display());
+        let token = self.token;
         if !error.can_resume() && self.args.resume.is_some() {
             // What came before was right, and may have taken long.
             return anyhow::Error::from(error)
@@ -418,6 +440,12 @@ impl Work<'_> {
                 Err(_) => error.context(format!("what has come is left in {}", begun_name(token).display())),
             };
         }
+        self.can_go_on(ground, error.into())
+    }
+
+    /// Says how to go on.
+    fn can_go_on(&self, ground: &dyn Ground, error: anyhow::Error) -> anyhow::Error {
+        let (token, path) = (self.token, self.path.display());
         let to = self.args.to.display();
         let from = ground.note().ok().flatten().and_then(|note| serde_json::from_slice::<Note>(&note).ok());
         let rest = match from {
@@ -431,7 +459,7 @@ impl Work<'_> {
             "pando: interrupted; go on with: pando receive --resume {token} {to} {path} < the same stream{rest}\n\
              pando: or throw away what has come with: pando receive --abort {token} {to} {path}"
         );
-        error.into()
+        error
     }
 }
 

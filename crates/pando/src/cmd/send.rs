@@ -33,7 +33,8 @@ use crate::{
 (IMAGE:/DIR@NAME). The stream goes to stdout, compressed and with checksums; it holds files, not
 blocks, so the receiver may have other nodes and another compression. With -i it holds what
 differs from BASE, which the receiver must have received; that needs root. What you may not read
-is an error: files of others, and attributes that only root sees, need root.
+is an error: files of others need root. The attributes trusted.* are shown to root only, so what
+others send is without them.
 
 Examples: pando send /mnt/grove/project@monday > monday.pando
           pando send /mnt/grove/project@monday | ssh host pando receive /mnt/store project

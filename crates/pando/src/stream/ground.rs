@@ -1,14 +1,18 @@
 //! Where a received tree is made, and how it appears: in a mounted file system.
 //!
 //! Beside the tree that is to be, `.pando-receive-TOKEN` holds the tree as far as it has come, and a note of how
-//! far that is. It is open to its owner only. A new tree gets its snapshot there and is then renamed to its place;
-//! one that is there already gets a snapshot of what was received among its own, and becomes that. Both are one
+//! far that is. It is open to its owner only, and what is not is left alone. A new tree gets its snapshot there and
+//! is then renamed to its place;
 //! step each, so nothing half done is ever seen. Uses `host`.
 
 use std::{
     ffi::{OsStr, OsString},
-    fs, io,
-    os::unix::fs::DirBuilderExt,
+    fs,
+    io::{self, Read, Write},
+    os::{
+        fd::AsRawFd,
+        unix::fs::{DirBuilderExt, MetadataExt},
+    },
     path::{Path, PathBuf},
 };
 
@@ -20,13 +24,22 @@ use pando_fuse::{
     control::Request,
     tool::{self, EntryPath},
 };
-use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
+use rustix::{
+    fs::{
+        AtFlags, CWD, FlockOperation, Mode, OFlags, RenameFlags, flock, open, openat, renameat,
+        renameat_with, syncfs, unlinkat,
+    },
+    io::Errno,
+};
 
 use crate::stream::host::Host;
 
 /// Names of the note, beside the tree, which has the name that it is to have.
 pub const NOTE: &str = ".pando-note";
 pub const NEW_NOTE: &str = ".pando-note-new";
+
+/// Most bytes of it that are read: it has the path of a file in hexadecimal digits.
+const NOTE_BYTES: u64 = 1 << 20;
 
 /// What is around a received tree.
 pub trait Ground {
@@ -52,6 +65,8 @@ pub trait Ground {
     fn appear(&self, new: &NewSnapshot) -> Result<()>;
     /// Makes a snapshot of the tree among those of what is in its place.
     fn take(&self, new: &NewSnapshot) -> Result<SnapshotInfo>;
+    /// Whether what is in its place differs from a snapshot of it.
+    fn is_changed(&self, since: &SnapshotInfo) -> Result<bool>;
     /// Makes what is in its place the snapshot `to`; what it was is kept as a snapshot if it is not what `base` is.
     fn become_snapshot(&self, base: &SnapshotInfo, to: &SnapshotInfo) -> Result<Option<SnapshotInfo>>;
     /// Removes what was begun.
@@ -68,18 +83,64 @@ pub struct Mounted {
     dir: PathBuf,
     name: OsString,
     begun: PathBuf,
-    lock: Option<fs::File>,
+    /// What is at `begun`, once it is known to be the caller's own. All in it is reached by this.
+    place: Option<fs::File>,
 }
 
 impl Mounted {
     /// A tree `name` in the directory `dir`.
     pub fn new(dir: &Path, name: &OsStr, token: &str) -> Mounted {
         let begun = dir.join(begun_name(token));
-        Mounted { dir: dir.to_owned(), name: name.to_owned(), begun, lock: None }
+        Mounted { dir: dir.to_owned(), name: name.to_owned(), begun, place: None }
     }
 
     fn path(&self) -> PathBuf {
         self.dir.join(&self.name)
+    }
+
+    fn differ(&self, before: &Path, after: &Path) -> Result<bool> {
+        let options = DiffOptions { ranges: false, no_renames: true };
+        let first = tool::diff(before, after, options).and_then(|mut all| all.next().transpose());
+        Ok(first.with_context(|| self.show())?.is_some())
+    }
+
+    /// Opens what is at `begun`. In a directory of others that may be anything that they have put there, so it is
+    /// refused unless nobody but the caller can have put something into it.
+    fn enter(&mut self) -> Result<()> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let place = open(&self.begun, flags, Mode::empty()).with_context(|| self.begun())?;
+        let place = fs::File::from(place);
+        let meta = place.metadata().with_context(|| self.begun())?;
+        if meta.uid() != rustix::process::geteuid().as_raw() || meta.mode() & 0o077 != 0 {
+            bail!("{}: is not yours, or open to others; nothing in it is touched", self.begun());
+        }
+        self.place = Some(place);
+        Ok(())
+    }
+
+    fn place(&self) -> Result<&fs::File> {
+        self.place.as_ref().with_context(|| format!("{}: nothing was begun", self.begun()))
+    }
+
+    /// A path of something in it that does not lead by its name.
+    fn inside(&self, name: &OsStr) -> Result<PathBuf> {
+        Ok(PathBuf::from(format!("/proc/self/fd/{}", self.place()?.as_raw_fd())).join(name))
+    }
+
+    /// Makes the tree in it.
+    fn fill(&self, base: Option<&SnapshotInfo>) -> Result<()> {
+        let fail = || self.begun();
+        // What it inherits from the directory around it would go on to all that is made in it.
+        let mut around = Host::new(&self.inside(OsStr::new("."))?).with_context(fail)?;
+        around.clear_xattrs(b"").with_context(fail)?;
+        match base {
+            None => around.mkdir(self.name.as_encoded_bytes()).with_context(fail),
+            Some(base) => {
+                let from = EntryPath::new(&self.path().join(".snapshots"), &base.name).with_context(fail)?;
+                let to = EntryPath::new(&self.inside(OsStr::new("."))?, &self.name).with_context(fail)?;
+                tool::clone(&from, &to, false).map(|_| ()).with_context(fail)
+            }
+        }
     }
 
     fn begun(&self) -> String {
@@ -113,80 +174,95 @@ impl Ground for Mounted {
     }
 
     fn begin(&mut self, base: Option<&SnapshotInfo>) -> Result<()> {
-        let fail = || self.begun();
-        fs::DirBuilder::new().mode(0o700).create(&self.begun).with_context(fail)?;
-        // What it inherits from the directory around it would go on to all that is made in it.
-        let mut around = Host::new(&self.begun).with_context(fail)?;
-        around.clear_xattrs(b"").with_context(fail)?;
-        match base {
-            None => around.mkdir(self.name.as_encoded_bytes()).with_context(fail),
-            Some(base) => {
-                let from = EntryPath::new(&self.path().join(".snapshots"), &base.name).with_context(fail)?;
-                let to = EntryPath::new(&self.begun, &self.name).with_context(fail)?;
-                tool::clone(&from, &to, false).map(|_| ()).with_context(fail)
-            }
+        fs::DirBuilder::new().mode(0o700).create(&self.begun).with_context(|| self.begun())?;
+        self.enter()?;
+        let filled = self.fill(base);
+        if filled.is_err() {
+            let _ = self.clean();
         }
+        filled
     }
 
     fn lock(&mut self) -> Result<()> {
-        let file = fs::File::open(&self.begun).with_context(|| self.begun())?;
-        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+        if self.place.is_none() {
+            self.enter()?;
+        }
+        if flock(self.place()?, FlockOperation::NonBlockingLockExclusive).is_err() {
             bail!("{}: another process is receiving this", self.begun());
         }
-        self.lock = Some(file);
         Ok(())
     }
 
     fn tree(&self) -> Result<Box<dyn Target + '_>> {
-        let tree = self.begun.join(&self.name);
-        Ok(Box::new(Host::new(&tree).with_context(|| format!("{}", tree.display()))?))
+        let tree = self.inside(&self.name)?;
+        Ok(Box::new(Host::new(&tree).with_context(|| self.begun())?))
     }
 
     fn note(&self) -> Result<Option<Vec<u8>>> {
-        match fs::read(self.begun.join(NOTE)) {
-            Ok(note) => Ok(Some(note)),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(e) => Err(e).with_context(|| self.begun()),
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let mut note = Vec::new();
+        match openat(self.place()?, NOTE, flags, Mode::empty()) {
+            Ok(file) => fs::File::from(file).take(NOTE_BYTES).read_to_end(&mut note),
+            Err(Errno::NOENT) => return Ok(None),
+            Err(e) => Err(e.into()),
         }
+        .with_context(|| self.begun())?;
+        Ok(Some(note))
     }
 
     fn set_note(&self, note: &[u8]) -> Result<()> {
         let fail = || self.begun();
-        let dir = fs::File::open(&self.begun).with_context(fail)?;
-        rustix::fs::syncfs(&dir).with_context(fail)?;
-        client::send(&dir, &Request::Sync).with_context(fail)?;
-        let new = self.begun.join(NEW_NOTE);
-        fs::write(&new, note).with_context(fail)?;
-        fs::File::open(&new).and_then(|file| file.sync_all()).with_context(fail)?;
-        fs::rename(&new, self.begun.join(NOTE)).with_context(fail)
+        let dir = self.place()?;
+        syncfs(dir).with_context(fail)?;
+        client::send(dir, &Request::Sync).with_context(fail)?;
+        match unlinkat(dir, NEW_NOTE, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(e) => return Err(e).with_context(fail),
+        }
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let new = openat(dir, NEW_NOTE, flags, Mode::RUSR | Mode::WUSR).with_context(fail)?;
+        let mut new = fs::File::from(new);
+        new.write_all(note).and_then(|()| new.sync_all()).with_context(fail)?;
+        renameat(dir, NEW_NOTE, dir, NOTE).with_context(fail)
     }
 
     fn appear(&self, new: &NewSnapshot) -> Result<()> {
-        let tree = self.begun.join(&self.name);
+        let tree = self.inside(&self.name)?;
         let fail = || self.show();
         if tool::list_snapshots(&tree).with_context(fail)?.is_empty() {
             tool::snapshot(&tree, Asked::Create(new.clone())).with_context(fail)?;
         }
-        renameat_with(CWD, &tree, CWD, self.path(), RenameFlags::NOREPLACE).with_context(fail)
+        renameat_with(self.place()?, &self.name, CWD, self.path(), RenameFlags::NOREPLACE).with_context(fail)
     }
 
     fn take(&self, new: &NewSnapshot) -> Result<SnapshotInfo> {
-        tool::snapshot_of_tree(&self.path(), &self.begun.join(&self.name), new.clone())
+        tool::snapshot_of_tree(&self.path(), &self.inside(&self.name)?, new.clone())
             .with_context(|| self.show())
     }
 
     fn become_snapshot(&self, base: &SnapshotInfo, to: &SnapshotInfo) -> Result<Option<SnapshotInfo>> {
         let fail = || self.show();
-        let before = self.path().join(".snapshots").join(&base.name);
-        let options = DiffOptions { ranges: false, no_renames: true };
-        let changed = tool::diff(&before, &self.path(), options).with_context(fail)?.next().transpose();
-        let changed = changed.with_context(fail)?.is_some();
         let place = EntryPath::new(&self.dir, &self.name).with_context(fail)?;
-        tool::rollback(&place, to.number, !changed).with_context(fail)
+        // Others may write until the very moment of the rollback, so what was there is kept whatever it is, and looked
+        // at when it changes no more.
+        let Some(was) = tool::rollback(&place, to.number, false).with_context(fail)? else { return Ok(None) };
+        let snapshots = self.path().join(".snapshots");
+        let same = self.differ(&snapshots.join(&base.name), &snapshots.join(&was.name)).is_ok_and(|d| !d);
+        // What cannot be compared, or deleted, stays, which is no failure.
+        let deleted = same && tool::snapshot(&self.path(), Asked::Delete(was.number)).is_ok();
+        Ok((!deleted).then_some(was))
+    }
+
+    fn is_changed(&self, since: &SnapshotInfo) -> Result<bool> {
+        self.differ(&self.path().join(".snapshots").join(&since.name), &self.path())
     }
 
     fn clean(&self) -> Result<()> {
         let fail = || self.begun();
+        let (own, there) = (self.place()?.metadata()?, fs::symlink_metadata(&self.begun).with_context(fail)?);
+        if (own.dev(), own.ino()) != (there.dev(), there.ino()) {
+            bail!("{}: is another one than was begun", self.begun());
+        }
         let place =
             EntryPath::new(&self.dir, self.begun.file_name().unwrap_or_default()).with_context(fail)?;
         tool::remove(&place, true).map(|_| ()).with_context(fail)

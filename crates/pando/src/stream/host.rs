@@ -149,6 +149,47 @@ impl Host {
     fn forget_dir(&self) {
         *self.last.borrow_mut() = None;
     }
+
+    /// Gives the owner, if that is the caller, all rights to what is at `path`. Only for what is said of it later in
+    /// the stream, which sets its mode: that is so of a directory in which an entry comes or goes, of a file whose
+    /// content is sent, and of what gets attributes.
+    fn open_up(&self, path: &[u8]) -> io::Result<()> {
+        self.at(path, |dir, name| {
+            let stat = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
+            let rights = if kind_of(stat.st_mode) == FileKind::Directory { 0o700 } else { 0o600 };
+            let mode = stat.st_mode & 0o7777;
+            let own = stat.st_uid == rustix::process::geteuid().as_raw();
+            if !own || kind_of(stat.st_mode) == FileKind::Symlink || mode & rights == rights {
+                return Err(ErrorKind::PermissionDenied.into());
+            }
+            Ok(rustix::fs::chmodat(dir, name, Mode::from_raw_mode(mode | rights), AtFlags::empty())?)
+        })
+    }
+
+    /// Calls `f`; again with all rights to what is at `path` if it may not for want of them. An ordinary user meets
+    /// files and directories that are read-only, of the base or from before an interruption.
+    fn opened_up<T>(&self, path: &[u8], f: impl Fn() -> io::Result<T>) -> io::Result<T> {
+        match f() {
+            Err(e) if denied(&e) => match self.open_up(path) {
+                Ok(()) => f(),
+                Err(_) => Err(e),
+            },
+            done => done,
+        }
+    }
+
+    /// Does something with an entry of a directory, which it changes.
+    fn change<T>(&self, path: &[u8], f: impl Fn(&OwnedFd, &OsStr) -> io::Result<T>) -> io::Result<T> {
+        self.opened_up(split(path).0, || self.at(path, &f))
+    }
+
+    fn unlinked(&self, path: &[u8]) -> io::Result<()> {
+        self.change(path, |dir, name| Ok(rustix::fs::unlinkat(dir, name, AtFlags::empty())?))
+    }
+}
+
+fn denied(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(rustix::io::Errno::ACCESS.raw_os_error())
 }
 
 impl Source for Host {
@@ -164,8 +205,8 @@ impl Source for Host {
             for entry in Dir::read_from(&dir)? {
                 let entry = entry?;
                 let name = OsStr::from_bytes(entry.file_name().to_bytes());
-                // Where a mount shows snapshots in listings, they are no part of the tree all the same.
-                if name == "." || name == ".." || name == ".snapshots" {
+                // What is sent is frozen, so `.snapshots` in it is an entry of the user's own, as any other.
+                if name == "." || name == ".." {
                     continue;
                 }
                 let stat = rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
@@ -257,19 +298,30 @@ impl Target for Host {
     }
 
     fn mkdir(&mut self, path: &[u8]) -> io::Result<()> {
-        self.at(path, |dir, name| Ok(rustix::fs::mkdirat(dir, name, Mode::RWXU)?))
+        self.change(path, |dir, name| Ok(rustix::fs::mkdirat(dir, name, Mode::RWXU)?))
     }
 
     fn create(&mut self, path: &[u8], again: bool) -> io::Result<()> {
         self.open = None;
-        let once = if again { OFlags::TRUNC } else { OFlags::EXCL };
-        self.open = Some((path.to_vec(), self.opened(path, OFlags::WRONLY | OFlags::CREATE | once)?));
+        let flags = OFlags::WRONLY | OFlags::CREATE;
+        let made = || self.opened_up(split(path).0, || self.opened(path, flags | OFlags::EXCL));
+        let file = match again.then(|| self.opened(path, flags | OFlags::TRUNC)) {
+            // The one from the time before may have got its mode, and that of its directory, which forbid to write.
+            Some(Err(e)) if denied(&e) => match self.unlinked(path) {
+                Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
+                _ => made()?,
+            },
+            Some(done) => done?,
+            None => made()?,
+        };
+        self.open = Some((path.to_vec(), file));
         Ok(())
     }
 
     fn open(&mut self, path: &[u8]) -> io::Result<()> {
         self.open = None;
-        self.open = Some((path.to_vec(), self.opened(path, OFlags::WRONLY)?));
+        let file = self.opened_up(path, || self.opened(path, OFlags::WRONLY))?;
+        self.open = Some((path.to_vec(), file));
         Ok(())
     }
 
@@ -290,12 +342,12 @@ impl Target for Host {
     }
 
     fn symlink(&mut self, path: &[u8], target: &[u8]) -> io::Result<()> {
-        self.at(path, |dir, name| Ok(rustix::fs::symlinkat(OsStr::from_bytes(target), dir, name)?))
+        self.change(path, |dir, name| Ok(rustix::fs::symlinkat(OsStr::from_bytes(target), dir, name)?))
     }
 
     fn special(&mut self, path: &[u8], kind: FileKind, rdev: u32) -> io::Result<()> {
         let kind = FileType::from_raw_mode(kind.mode_bits());
-        self.at(path, |dir, name| {
+        self.change(path, |dir, name| {
             Ok(rustix::fs::mknodat(dir, name, kind, Mode::RUSR | Mode::WUSR, u64::from(rdev))?)
         })
     }
@@ -304,24 +356,26 @@ impl Target for Host {
         // Of two directories one is kept, so the other is held by a descriptor of its own.
         let from = self.at(to, |dir, _| dir.try_clone())?;
         let old = OsStr::from_bytes(split(to).1);
-        self.at(path, |dir, name| Ok(rustix::fs::linkat(&from, old, dir, name, AtFlags::empty())?))
+        self.change(path, |dir, name| Ok(rustix::fs::linkat(&from, old, dir, name, AtFlags::empty())?))
     }
 
     fn rename(&mut self, from: &[u8], to: &[u8]) -> io::Result<()> {
         let at = self.at(from, |dir, _| dir.try_clone())?;
         let old = OsStr::from_bytes(split(from).1);
         let flags = RenameFlags::NOREPLACE;
-        let done = self.at(to, |dir, name| Ok(rustix::fs::renameat_with(&at, old, dir, name, flags)?));
+        let moved = || self.at(to, |dir, name| Ok(rustix::fs::renameat_with(&at, old, dir, name, flags)?));
+        // Either directory may be read-only, and then both.
+        let done = self.opened_up(split(from).0, || self.opened_up(split(to).0, moved));
         self.forget_dir();
         done
     }
 
     fn unlink(&mut self, path: &[u8]) -> io::Result<()> {
-        self.at(path, |dir, name| Ok(rustix::fs::unlinkat(dir, name, AtFlags::empty())?))
+        self.unlinked(path)
     }
 
     fn rmdir(&mut self, path: &[u8]) -> io::Result<()> {
-        let done = self.at(path, |dir, name| Ok(rustix::fs::unlinkat(dir, name, AtFlags::REMOVEDIR)?));
+        let done = self.change(path, |dir, name| Ok(rustix::fs::unlinkat(dir, name, AtFlags::REMOVEDIR)?));
         self.forget_dir();
         done
     }
@@ -337,14 +391,16 @@ impl Target for Host {
 
     fn clear_xattrs(&mut self, path: &[u8]) -> io::Result<()> {
         for (name, _) in self.xattrs(path, FileKind::Regular)? {
-            self.by_proc(path, |file| Ok(rustix::fs::lremovexattr(file, OsStr::from_bytes(&name))?))?;
+            let remove = |file: &Path| Ok(rustix::fs::lremovexattr(file, OsStr::from_bytes(&name))?);
+            self.opened_up(path, || self.by_proc(path, remove))?;
         }
         Ok(())
     }
 
     fn set_xattr(&mut self, path: &[u8], name: &[u8], value: &[u8]) -> io::Result<()> {
         let name = OsStr::from_bytes(name);
-        self.by_proc(path, |file| Ok(rustix::fs::lsetxattr(file, name, value, XattrFlags::empty())?))
+        let set = |file: &Path| Ok(rustix::fs::lsetxattr(file, name, value, XattrFlags::empty())?);
+        self.opened_up(path, || self.by_proc(path, set))
     }
 
     fn set_meta(

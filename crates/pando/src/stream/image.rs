@@ -62,6 +62,26 @@ impl<'a> InImage<'a> {
             self.fs.mkdir(&self.caller, dir.ino, name, 0o700).map(|a| self.fs.forget(a.ino, 1))
         })
     }
+
+    /// Makes the tree in the place that was begun.
+    fn fill(&self, base: Option<&SnapshotInfo>) -> Result<()> {
+        let place = self.fs.resolve(&self.place())?;
+        let cleared = Inside::new(self.fs, place.ino).clear_xattrs(b"");
+        self.fs.forget(place.ino, 1);
+        cleared?;
+        let Some(base) = base else { return self.mkdir(&self.place(), &self.name) };
+        self.on(&self.path(), |dir| {
+            let root = self.fs.open_snapshot(dir.ino, base.number)?;
+            let cloned = self.fs.resolve(&self.place()).and_then(|place| {
+                let to = (place.ino, &*self.name);
+                let done = self.fs.clone_snapshot(Authority::Caller(&self.caller), root.ino, to);
+                self.fs.forget(place.ino, 1);
+                done
+            });
+            self.fs.forget(root.ino, 1);
+            cloned.map(|_| ())
+        })
+    }
 }
 
 impl Drop for InImage<'_> {
@@ -91,22 +111,11 @@ impl Ground for InImage<'_> {
 
     fn begin(&mut self, base: Option<&SnapshotInfo>) -> Result<()> {
         self.mkdir(&self.dir, &self.begun)?;
-        let place = self.fs.resolve(&self.place())?;
-        let cleared = Inside::new(self.fs, place.ino).clear_xattrs(b"");
-        self.fs.forget(place.ino, 1);
-        cleared?;
-        let Some(base) = base else { return self.mkdir(&self.place(), &self.name) };
-        self.on(&self.path(), |dir| {
-            let root = self.fs.open_snapshot(dir.ino, base.number)?;
-            let cloned = self.fs.resolve(&self.place()).and_then(|place| {
-                let to = (place.ino, &*self.name);
-                let done = self.fs.clone_snapshot(Authority::Caller(&self.caller), root.ino, to);
-                self.fs.forget(place.ino, 1);
-                done
-            });
-            self.fs.forget(root.ino, 1);
-            cloned.map(|_| ())
-        })
+        let filled = self.fill(base);
+        if filled.is_err() {
+            let _ = self.clean();
+        }
+        filled
     }
 
     fn lock(&mut self) -> Result<()> {
@@ -176,14 +185,21 @@ impl Ground for InImage<'_> {
     }
 
     fn become_snapshot(&self, base: &SnapshotInfo, to: &SnapshotInfo) -> Result<Option<SnapshotInfo>> {
+        // Nobody else has the image meanwhile.
+        let discard = !self.is_changed(base)?;
         self.on(&self.path(), |dir| {
-            let root = self.fs.open_snapshot(dir.ino, base.number)?;
-            let options = DiffOptions { ranges: false, no_renames: true };
-            let changed =
-                self.fs.diff(None, root.ino, dir.ino, options).and_then(|mut d| d.next().transpose());
-            self.fs.forget(root.ino, 1);
-            let discard = changed?.is_none();
             Ok(self.fs.rollback(Authority::Caller(&self.caller), dir.ino, to.number, discard)?.1)
+        })
+    }
+
+    fn is_changed(&self, since: &SnapshotInfo) -> Result<bool> {
+        self.on(&self.path(), |dir| {
+            let root = self.fs.open_snapshot(dir.ino, since.number)?;
+            let options = DiffOptions { ranges: false, no_renames: true };
+            let first =
+                self.fs.diff(None, root.ino, dir.ino, options).and_then(|mut all| all.next().transpose());
+            self.fs.forget(root.ino, 1);
+            Ok(first?.is_some())
         })
     }
 

@@ -703,6 +703,31 @@ fn what_changes_in_a_file_with_several_names_while_a_merge_is_planned_is_not_los
 }
 
 #[test]
+fn names_in_directories_that_may_not_be_searched_are_not_told() {
+    let w = World::new();
+    w.mkdir("/s");
+    w.mkdir("/s/closed");
+    w.put("/s/closed/secret", b"1");
+    let set = |path: &str, change: SetAttr| w.on(path, |a| w.fs.setattr(&w.me, a.ino, &change)).unwrap();
+    set("/s", SetAttr { uid: Some(1000), ..SetAttr::default() });
+    set("/s/closed", SetAttr { mode: Some(0o700), ..SetAttr::default() });
+    fork(&w, "/s", "/f");
+    let merge_as_user = |dry_run: bool| {
+        let o = MergeOptions { dry_run, ..MergeOptions::default() };
+        w.on("/f", |f| w.on("/s", |s| w.fs.merge(Some(1000), f.ino, s.ino, o))).unwrap_err()
+    };
+    w.put("/f/closed/secret", b"2");
+    for dry_run in [true, false] {
+        let e = merge_as_user(dry_run);
+        assert!(e.to_string().contains("closed") && !e.to_string().contains("secret"), "{e}");
+        assert_eq!(e.errno(), libc_eperm());
+    }
+    // A conflict neither.
+    w.put("/s/closed/secret", b"3");
+    assert!(!merge_as_user(true).to_string().contains("secret"));
+}
+
+#[test]
 fn content_of_one_side_does_not_get_privileges_of_the_other() {
     let w = World::new();
     w.mkdir("/s");

@@ -75,6 +75,9 @@ pub(crate) struct Planner<'a> {
     missed: HashSet<Vec<u8>>,
 }
 
+/// Others may search a directory.
+const S_IXOTH: u16 = 0o001;
+
 fn kind(entry: &[u8], value: &[u8]) -> Result<FileKind> {
     Ok(identity(entry, value)?.1)
 }
@@ -147,14 +150,42 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
-    fn tell(&mut self, entry: &[u8], kind: MergeKind, aspects: Aspects) {
+    fn tell(&mut self, entry: &[u8], kind: MergeKind, aspects: Aspects) -> Result<()> {
+        self.may_see(entry)?;
         self.plan.told.push(MergeChange { kind, path: shown(entry), aspects });
+        Ok(())
+    }
+
+    /// Error unless all directories around an entry are the owner's, or all may search them: names in others are not
+    /// told. It names the topmost one.
+    fn may_see(&mut self, entry: &[u8]) -> Result<()> {
+        let Some(owner) = self.owner else { return Ok(()) };
+        let dir = path::directory_of(entry).to_vec();
+        let mut from = 0;
+        while let Some((above, contents)) = path::next_level(&dir, from) {
+            let trees = &mut *self.trees;
+            for side in [&mut trees.base, &mut trees.theirs, &mut trees.ours] {
+                let Some(value) = side.value(&above)? else { continue };
+                if kind(&above, &value)? != FileKind::Directory {
+                    continue;
+                }
+                let record = side.found(&above, &value)?.record;
+                if record.uid != owner && record.perm & S_IXOTH == 0 {
+                    return Err(Error::NotPermitted {
+                        name: shown(&above).to_string_lossy().into_owned(),
+                        why: "belongs to another user, and something in it differs: only root may merge that",
+                    });
+                }
+            }
+            from = contents.len();
+        }
+        Ok(())
     }
 
     /// Notes a conflict; whether the fork is preferred.
-    fn conflict(&mut self, entry: &[u8], why: MergeConflict, aspects: Aspects) -> bool {
-        self.tell(entry, MergeKind::Conflict(why), aspects);
-        self.prefer == Some(MergeSide::Theirs)
+    fn conflict(&mut self, entry: &[u8], why: MergeConflict, aspects: Aspects) -> Result<bool> {
+        self.tell(entry, MergeKind::Conflict(why), aspects)?;
+        Ok(self.prefer == Some(MergeSide::Theirs))
     }
 
     fn owned(&self, entry: &[u8], uid: u32) -> Result<()> {
@@ -253,7 +284,7 @@ impl<'a> Planner<'a> {
         if !self.missed.insert(dir.clone()) {
             return Ok(true);
         }
-        if self.conflict(&dir, why, Aspects::default())
+        if self.conflict(&dir, why, Aspects::default())?
             && let Some(value) = self.trees.theirs.value(&dir)?
         {
             self.replace(&dir, there.as_ref(), &value)?;
@@ -306,10 +337,10 @@ impl<'a> Planner<'a> {
     fn removed(&mut self, entry: &[u8], base: &Bytes) -> Result<()> {
         let Some(ours) = self.trees.ours.value(entry)? else { return Ok(()) };
         if self.is_as_it_was(entry, base, &ours)? {
-            self.tell(entry, MergeKind::Removed, Aspects::default());
+            self.tell(entry, MergeKind::Removed, Aspects::default())?;
             return self.remove(entry, &ours);
         }
-        match self.conflict(entry, MergeConflict::RemovedThere, Aspects::default()) {
+        match self.conflict(entry, MergeConflict::RemovedThere, Aspects::default())? {
             true => self.remove(entry, &ours),
             false => Ok(()),
         }
@@ -318,7 +349,7 @@ impl<'a> Planner<'a> {
     /// The fork has added it; whether what is in it is merged one by one.
     fn added(&mut self, entry: &[u8], theirs: &Bytes) -> Result<bool> {
         let Some(ours) = self.trees.ours.value(entry)? else {
-            self.tell(entry, MergeKind::Added, Aspects::default());
+            self.tell(entry, MergeKind::Added, Aspects::default())?;
             self.take(entry, theirs)?;
             return Ok(false);
         };
@@ -329,7 +360,7 @@ impl<'a> Planner<'a> {
     fn both_new(&mut self, entry: &[u8], theirs: &Bytes, ours: &Bytes) -> Result<bool> {
         let (there, here) = (kind(entry, theirs)?, kind(entry, ours)?);
         if there != here {
-            if self.conflict(entry, MergeConflict::Kind, Aspects::default()) {
+            if self.conflict(entry, MergeConflict::Kind, Aspects::default())? {
                 self.replace(entry, Some(ours), theirs)?;
             }
             return Ok(false);
@@ -342,13 +373,13 @@ impl<'a> Planner<'a> {
     /// It is of another kind in the fork; whether what is in it is merged one by one.
     fn turned(&mut self, entry: &[u8], base: &Bytes, theirs: &Bytes) -> Result<bool> {
         let Some(ours) = self.trees.ours.value(entry)? else {
-            if self.conflict(entry, MergeConflict::RemovedHere, Aspects::default()) {
+            if self.conflict(entry, MergeConflict::RemovedHere, Aspects::default())? {
                 self.take(entry, theirs)?;
             }
             return Ok(false);
         };
         if self.is_as_it_was(entry, base, &ours)? {
-            self.tell(entry, MergeKind::Replaced, Aspects::default());
+            self.tell(entry, MergeKind::Replaced, Aspects::default())?;
             self.replace(entry, Some(&ours), theirs)?;
             return Ok(false);
         }
@@ -379,7 +410,7 @@ impl<'a> Planner<'a> {
                     return Ok(Some(dir));
                 }
                 let why = if ours.is_some() { MergeConflict::Kind } else { MergeConflict::RemovedHere };
-                if self.conflict(entry, why, Aspects::default()) {
+                if self.conflict(entry, why, Aspects::default())? {
                     self.replace(entry, ours.as_ref(), theirs)?;
                 }
                 Ok(Some(entry.to_vec()))
@@ -419,11 +450,11 @@ impl<'a> Planner<'a> {
             return Ok(());
         }
         if !clash.is_empty() {
-            if self.conflict(entry, MergeConflict::Changed, Aspects(clash.0 & (there.0 | apart.0))) {
+            if self.conflict(entry, MergeConflict::Changed, Aspects(clash.0 & (there.0 | apart.0)))? {
                 take.0 |= clash.0;
             }
         } else {
-            self.tell(entry, MergeKind::Modified, Aspects(take.0 & there.0));
+            self.tell(entry, MergeKind::Modified, Aspects(take.0 & there.0))?;
         }
         if take.is_empty() {
             return Ok(());

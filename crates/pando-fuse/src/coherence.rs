@@ -158,18 +158,22 @@ impl MountState {
 
     /// Whether an open with `flags` of an existing file is to bypass a kernel that keeps what is written: see
     /// `cache`.
-    pub(crate) fn is_for_small_changes(self: &Arc<Self>, ino: u64, flags: i32) -> bool {
+    pub(crate) fn is_for_small_changes(&self, ino: u64, flags: i32) -> bool {
         self.caches.writeback()
             && Caches::may_suit_bypass(flags)
             && self.fs.size(ino).is_ok_and(|size| Caches::suits_bypass(flags, size))
             && self.can_tell_times()
     }
 
-    /// Whether a kernel that keeps what is written can be told the time of a write that bypasses it. Starts what does
-    /// that.
-    pub(crate) fn can_tell_times(self: &Arc<Self>) -> bool {
+    /// Whether a kernel that keeps what is written can be told the time of a write that bypasses it.
+    pub(crate) fn can_tell_times(&self) -> bool {
+        self.times.runs()
+    }
+
+    /// Starts what tells a kernel that keeps what is written the times of writes that bypass it. Not for a request.
+    pub(crate) fn start_telling_times(self: &Arc<Self>) {
         if !self.caches.writeback() || self.inside.get().is_none() {
-            return false;
+            return;
         }
         let shared = Arc::downgrade(self);
         let started = self.times.start(move |apart, ino| {
@@ -178,10 +182,9 @@ impl MountState {
             let time = shared.fs.modified(ino).map_err(|_| gone())?;
             shared.inside.get().ok_or_else(gone)?.set_modified(apart, ino, time)
         });
-        if let Err(e) = &started {
+        if let Err(e) = started {
             log::warn!("no thread for times of files: {e}");
         }
-        started.is_ok()
     }
 
     /// Drops what a change behind the kernel's back made stale. Only for workers.

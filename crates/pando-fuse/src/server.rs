@@ -72,10 +72,11 @@ impl Server {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Gives the server its own way into the mount; `always`: also for what it does without being asked.
+    /// Gives the server its way into the mount; `always`: also for what it does without being asked. Not for a request.
     pub(crate) fn let_in(&self, inside: Inside, always: bool) {
         let first = self.shared.way_in.set(inside.clone()).is_ok();
         assert!(first && (!always || self.shared.inside.set(inside).is_ok()), "a server has one mount");
+        self.shared.start_telling_times();
     }
 
     fn fs(&self) -> &Fs {
@@ -318,9 +319,8 @@ impl Handler for Server {
         let (attr, handle) =
             self.fs().create(&maker(c, umask, mode), parent, name, mode, flags).map_err(made_since)?;
         self.shared.proofs.opened(c, attr.ino, handle.0, flags);
-        let may = self.shared.caches.writeback() && self.shared.inside.get().is_some();
-        let bypass =
-            may && self.shared.creators.made(c.pid, handle.0, flags, may) && self.shared.can_tell_times();
+        let may = self.shared.can_tell_times();
+        let bypass = may && self.shared.creators.made(c.pid, handle.0, flags, may);
         let policy = self.shared.caches.opened(attr.ino, handle.0, flags, bypass);
         Ok((attr, Opened { handle: handle.0, direct: policy.direct, keep_cache: policy.keep }))
     }

@@ -62,8 +62,6 @@ struct State {
     /// What it is just giving: a file, and whether somebody else has set its time since.
     giving: Option<(u64, bool)>,
     ended: bool,
-    /// The thread could not begin.
-    failed: bool,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -77,33 +75,39 @@ pub(crate) struct Times {
     given: Condvar,
     /// Whether there are any, to be asked without the lock.
     any: AtomicBool,
+    /// The thread has begun.
+    runs: AtomicBool,
 }
 
 impl Times {
-    /// Starts the thread, unless there is one. `give` gives the kernel the time that a file has now.
+    /// Starts the thread, for once. `give` gives the kernel the time that a file has now.
+    ///
+    /// Waits until the thread has let go of its copies of this process's descriptors. To close one of a file on a FUSE
+    /// mount has the kernel ask that mount's server. So this is not for a request, and no lock is held over it.
     pub(crate) fn start(
         self: &Arc<Self>,
         give: impl Fn(&Apart, u64) -> io::Result<()> + Send + 'static,
     ) -> io::Result<()> {
-        let mut state = self.state.lock();
-        if state.thread.is_some() || state.ended {
-            return if state.failed { Err(io::ErrorKind::Unsupported.into()) } else { Ok(()) };
-        }
         let times = self.clone();
         let name = "pando-times".to_owned();
         let (tell, told) = mpsc::channel();
-        state.thread =
-            Some(std::thread::Builder::new().name(name).spawn(move || match Apart::become_so() {
-                Ok(apart) => {
-                    let _ = tell.send(Ok(()));
-                    times.work(&apart, give);
-                }
-                Err(e) => _ = tell.send(Err(e)),
-            })?);
-        let begun = told.recv().unwrap_or_else(|_| Err(io::Error::other("the thread has ended")));
-        // Tried once: where it cannot be, it never can.
-        state.failed = begun.is_err();
-        begun
+        let thread = std::thread::Builder::new().name(name).spawn(move || match Apart::become_so() {
+            Ok(apart) => {
+                let _ = tell.send(Ok(()));
+                times.work(&apart, give);
+            }
+            Err(e) => _ = tell.send(Err(e)),
+        })?;
+        told.recv().unwrap_or_else(|_| Err(io::Error::other("the thread has ended")))?;
+        let before = self.state.lock().thread.replace(thread);
+        assert!(before.is_none(), "a mount has one thread for times");
+        self.runs.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Whether there is a thread that gives times.
+    pub(crate) fn runs(&self) -> bool {
+        self.runs.load(Ordering::Acquire)
     }
 
     /// Notes a write to `ino` that the kernel does not know the time of; `before` is the time that the file had.

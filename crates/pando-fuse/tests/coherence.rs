@@ -477,6 +477,32 @@ fn a_growing_file_is_followed_by_its_readers() {
     }
 }
 
+/// Whoever embeds the server may use the mount himself. A thread of the server that closes its copies of the process's
+/// descriptors then has the kernel ask for what close asks for, and no request may wait for that thread.
+#[test]
+fn the_process_of_the_server_holds_changed_files_while_others_are_opened() {
+    let w = world!();
+    let large = w.path("large");
+    fs::write(&large, vec![1; 128 << 10]).unwrap();
+    for round in 0..20u8 {
+        let changed = File::create(w.path(&format!("changed{round}"))).unwrap();
+        changed.write_all_at(&[round; 100], 0).unwrap();
+        let (tell, told) = std::sync::mpsc::channel();
+        let large = large.clone();
+        // A thread of its own, so that the mount can be cut off if nothing comes of it.
+        std::thread::spawn(move || {
+            let file = wo(&large);
+            file.write_all_at(&[round; 100], 1000).unwrap();
+            let _ = tell.send(());
+        });
+        if told.recv_timeout(Duration::from_secs(20)).is_err() {
+            // To close it would wait as well; the end of the mount by force does not.
+            std::mem::forget(changed);
+            panic!("an open waits for the close of another file");
+        }
+    }
+}
+
 #[test]
 fn several_threads_of_requests_work_too() {
     let settings = pando_fuse::Settings { threads: 4, ..Default::default() };

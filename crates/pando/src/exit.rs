@@ -16,6 +16,8 @@ pub const BUSY: u8 = 4;
 pub const NO_FUSE: u8 = 5;
 /// Unmounted, but the daemon has not closed the image as it should.
 pub const NOT_CLOSED: u8 = 6;
+/// `merge` found conflicts, and has merged nothing.
+pub const CONFLICTS: u8 = 7;
 
 /// The list for `--help`.
 pub const HELP: &str = "Exit codes:
@@ -25,7 +27,8 @@ pub const HELP: &str = "Exit codes:
   3  check or inspect found damage; backup, export or diff could not read all
   4  in use: locked by another process, mounted already, or files open
   5  mounting is not possible here: no /dev/fuse, or fusermount3 missing
-  6  umount: unmounted, but closing the image failed; what was not synced may be lost";
+  6  umount: unmounted, but closing the image failed; what was not synced may be lost
+  7  merge: conflicts, and nothing was merged";
 
 /// An error with a code of its own.
 #[derive(Debug)]

@@ -17,7 +17,7 @@ use crate::{
 #[derive(clap::Args)]
 #[command(
     after_help = "What only the fork changed is taken, what both sides changed alike is left. What both changed
-differently is a conflict: all are listed, nothing is done, and the exit code is 1, unless --ours or
+differently is a conflict: all are listed, nothing is done, and the exit code is 7, unless --ours or
 --theirs says which side is right there. All of it happens or nothing. Then the fork goes on from what it is now:
 a further merge takes what is new. A line for each thing that is done, paths from DST and SRC:
   +  taken from the fork, with all that is in it
@@ -40,7 +40,7 @@ pub struct Args {
     /// Merge into SRC; by default what the fork was made of. A fork merged elsewhere is not merged into that
     #[arg(long, value_name = "SRC")]
     into: Option<PathBuf>,
-    /// Only say what would be done; the exit code is 1 if there are conflicts that neither --ours nor --theirs decides
+    /// Only say what would be done; the exit code is 7 if there are conflicts that neither --ours nor --theirs decides
     #[arg(short = 'n', long)]
     dry_run: bool,
     /// Where both sides changed something, keep what is in SRC
@@ -146,7 +146,8 @@ pub fn run(args: &Args) -> Result<()> {
         return Ok(());
     }
     if args.json {
-        bail!(Coded(exit::FAILURE, format!("{conflicts} conflicts")));
+        bail!(Coded(exit::CONFLICTS, format!("{conflicts} conflicts")));
     }
-    bail!("{conflicts} conflicts: nothing was merged; settle them, or see --ours and --theirs")
+    let text = format!("{conflicts} conflicts: nothing was merged; settle them, or see --ours and --theirs");
+    bail!(Coded(exit::CONFLICTS, text))
 }

@@ -122,7 +122,8 @@ const FS: &[(&str, &[&str])] = &[
     ("place", &["error", "types", "path", "inode", "lock", "path_cache", "volume"]),
     ("domain", &["error", "path", "record", "inode", "volume", "place"]),
     ("family", &["error", "types", "path", "record", "inode", "lineage", "volume"]),
-    ("forks", &["error", "types", "path", "record", "volume"]),
+    ("frozen", &["error", "path", "record", "volume"]),
+    ("forks", &["error", "types", "path", "record", "volume", "frozen"]),
     (
         "check",
         &[
@@ -206,7 +207,7 @@ const FS: &[(&str, &[&str])] = &[
         "snapshot",
         &[
             "error", "types", "path", "record", "merge", "inode", "lineage", "lock", "volume", "place",
-            "domain", "family", "name", "entry", "rename", "census", "rights", "clone",
+            "domain", "family", "frozen", "name", "entry", "rename", "census", "rights", "clone",
         ],
     ),
     ("usage", &["error", "types", "path", "record", "volume", "place", "domain", "name"]),

@@ -53,6 +53,17 @@ pub enum Error {
     /// More names of linked files than one call may have to look up (EFBIG).
     #[error("{0}: has names of too many files with several names to be changed at once")]
     TooManyNames(String),
+    /// A merge of more than one batch can do (EFBIG).
+    #[error(
+        "{name}: {changes} changes are more than one merge can do in this image; copy some of them yourself (what both \
+         sides changed alike is left), and merge the rest"
+    )]
+    MergeTooLarge {
+        /// The directory that is merged into.
+        name: String,
+        /// Changes, a count.
+        changes: usize,
+    },
     /// A file has as many names as it can have (EMLINK).
     #[error("{0}: too many links")]
     TooManyLinks(String),
@@ -137,7 +148,7 @@ impl Error {
             Error::TooManyLinks(_) => Errno::MLINK,
             Error::Stale(_) => Errno::STALE,
             Error::BadHandle(_) => Errno::BADF,
-            Error::TooBig(_) | Error::TooManyNames(_) => Errno::FBIG,
+            Error::TooBig(_) | Error::TooManyNames(_) | Error::MergeTooLarge { .. } => Errno::FBIG,
             Error::ReadOnly | Error::InSnapshot(_) | Error::Engine(E::ReadOnly) => Errno::ROFS,
             Error::Unsupported(_) => Errno::OPNOTSUPP,
             Error::NothingBehind(_) => Errno::NXIO,

@@ -4,7 +4,7 @@
 //! clone of what it was at first, in a volume of its own, like that of a snapshot. Another key says, under the place
 //! of the directory that it was forked from, that it is one of that. Whatever moves or removes a directory moves or
 //! removes these keys in the same batch, by prefix, so there are no forks without a directory, and no origins
-//! without a fork. Uses keys and records.
+//! without a fork. Uses keys, records and `frozen`.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use pando_db::Batch;
@@ -78,6 +78,11 @@ impl Fs {
         value.map(|value| Fork::decode(&value).map_err(damaged)).transpose()
     }
 
+    /// Whether the fork was made of the directory with this contents prefix. One point query.
+    pub(crate) fn is_source_of(&self, contents: &[u8], number: u32) -> Result<bool> {
+        Ok(self.db.get(&system::forked(contents, number))?.is_some())
+    }
+
     /// The contents prefix of the directory that a fork was made of, and that is there still. Looks at what is said of
     /// every fork.
     pub(crate) fn source_of(&self, number: u32) -> Result<Option<Vec<u8>>> {
@@ -116,17 +121,8 @@ impl Fs {
         (entry, contents): (&[u8], &[u8]),
         record: &Record,
     ) -> Result<u32> {
-        let taken = self.snapshot_numbers.take(&self.db)?;
-        let number = u32::try_from(taken).map_err(|_| Error::Exhausted("snapshot numbers"))?;
-        let mark = path::snapshot(number);
-        batch.clone_prefix(path::meta(contents), path::meta(&mark));
-        batch.clone_prefix(path::data(contents), path::data(&mark));
-        if record.has_outside() {
-            let own = path::attrs_under(&path::data(entry));
-            batch.clone_prefix(own, path::attrs_under(&path::data(&mark)));
-        }
-        let root = Record { clone_id: self.fresh_clone()?, pin: None, ..record.clone() };
-        batch.put(path::meta(&mark), root.encode());
+        let number = self.fresh_volume()?;
+        self.freeze(batch, number, (entry, contents), record)?;
         Ok(number)
     }
 

@@ -58,6 +58,7 @@ mod file_runs;
 
 mod fork;
 mod forks;
+mod frozen;
 mod handle;
 mod inode;
 mod key_text;

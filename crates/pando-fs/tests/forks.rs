@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use common::{World, options};
+use common::{World, check_keys, options};
 use pando_db::device::{Device, DeviceCall, FailMode, HookedDevice, MemDevice, SimDevice};
 use pando_fs::*;
 
@@ -402,6 +402,7 @@ fn history(seed: u64, seen: &mut Seen) {
         let mut problems = Vec::new();
         w.fs.check(|text| problems.push(text.to_owned())).unwrap();
         assert_eq!(problems, Vec::<String>::new(), "{what}");
+        check_keys(&w);
         base = theirs;
     }
     seen.held += 1;
@@ -625,10 +626,10 @@ fn forks_go_where_their_directories_go() {
     }
     w.at("/t", |d, n| w.fs.remove_tree(&w.me, d, n)).unwrap();
     assert_eq!(paths(&w), [pair("/top/f", None)]);
-    w.fs.check(|problem| panic!("{problem}")).unwrap();
+    check_keys(&w);
     w.at("/top", |d, n| w.fs.remove_tree(&w.me, d, n)).unwrap();
     assert_eq!(paths(&w), []);
-    w.fs.check(|problem| panic!("{problem}")).unwrap();
+    check_keys(&w);
 }
 
 /// What a merge does that is planned cold, and while whose plan is made somebody else does `late` to `/s/keep`.

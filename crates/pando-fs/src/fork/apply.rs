@@ -25,7 +25,7 @@ use crate::{
     orphan::Fate,
     path::{self, system},
     record::{Record, Stored},
-    types::{CloneReport, FileKind, Ino, Time},
+    types::{CloneReport, FileKind, Time},
     volume::Fs,
 };
 
@@ -40,6 +40,8 @@ pub(crate) struct Apply<'a> {
     lineages: HashMap<Vec<u8>, Option<u32>>,
     /// Directories whose entries change.
     touched: BTreeSet<Vec<u8>>,
+    /// Those of them that are in memory, by contents prefix from the top.
+    touched_inodes: HashMap<Vec<u8>, InodeRef>,
     /// Roots of lineages in which names have to be counted.
     uncounted: BTreeSet<Vec<u8>>,
     changed: Vec<(InodeRef, Record)>,
@@ -67,6 +69,7 @@ impl<'a> Apply<'a> {
             batch: Batch::new(),
             lineages: HashMap::new(),
             touched: BTreeSet::new(),
+            touched_inodes: HashMap::new(),
             uncounted: BTreeSet::new(),
             changed: Vec::new(),
             removed: Vec::new(),
@@ -77,7 +80,8 @@ impl<'a> Apply<'a> {
         }
     }
 
-    /// Adds all steps to the batch.
+    /// Adds all steps to the batch, and finds out all that [`Apply::done`] has to know: behind the batch nothing may
+    /// fail.
     pub(crate) fn steps(&mut self, steps: &[Step]) -> Result<()> {
         for step in steps {
             match step {
@@ -87,9 +91,12 @@ impl<'a> Apply<'a> {
             }
         }
         let touched = Change::modified(self.now).encode();
-        for dir in &self.touched {
-            let key = path::meta_of(&self.data_of_dir(dir));
+        for dir in std::mem::take(&mut self.touched) {
+            let key = path::meta_of(&self.data_of_dir(&dir));
             self.batch.upsert(key, touched.clone());
+            if let Some(inode) = self.directory(&dir)? {
+                self.touched_inodes.insert(dir, inode);
+            }
         }
         for root in std::mem::take(&mut self.uncounted) {
             self.fs.mark_uncounted(&mut self.batch, &root)?;
@@ -146,6 +153,18 @@ impl<'a> Apply<'a> {
             _ => number(around, record.fileno),
         };
         Ok(self.fs.table.find(ino))
+    }
+
+    /// The inode of the directory with this contents prefix from the top, if it is in memory.
+    fn directory(&mut self, dir: &[u8]) -> Result<Option<InodeRef>> {
+        if dir.is_empty() {
+            return Ok(Some(self.into.clone()));
+        }
+        let entry = path::entry_of_contents(dir).unwrap_or_default();
+        match Stored::decode(&self.trees.ours.value(&entry)?.unwrap_or_default()) {
+            Ok(Stored::Record(record)) => self.inode(&entry, &record),
+            _ => Ok(None),
+        }
     }
 
     fn root_of(&mut self, entry: &[u8]) -> Result<Vec<u8>> {
@@ -382,7 +401,7 @@ impl<'a> Apply<'a> {
 
     /// Says in memory what was done, once the batch is written: what the kernel has to be told, and whether names have
     /// to be counted.
-    pub(crate) fn done(mut self) -> Result<(CloneReport, bool)> {
+    pub(crate) fn done(mut self) -> (CloneReport, bool) {
         let mut report = CloneReport::default();
         for (inode, record) in std::mem::take(&mut self.changed) {
             inode.change(|s| {
@@ -392,23 +411,8 @@ impl<'a> Apply<'a> {
             report.replaced.push(inode.ino);
         }
         let touched = Change::modified(self.now);
-        let mut dirs: HashMap<Vec<u8>, Ino> = HashMap::new();
-        for dir in std::mem::take(&mut self.touched) {
-            let inode = match dir.is_empty() {
-                true => Some(self.into.clone()),
-                false => {
-                    let entry = path::entry_of_contents(&dir).unwrap_or_default();
-                    let value = self.trees.ours.value(&entry)?.unwrap_or_default();
-                    match Stored::decode(&value) {
-                        Ok(Stored::Record(record)) => self.inode(&entry, &record)?,
-                        _ => None,
-                    }
-                }
-            };
-            if let Some(inode) = inode {
-                inode.change(|s| touched.apply(&mut s.record));
-                dirs.insert(dir, inode.ino);
-            }
+        for inode in self.touched_inodes.values() {
+            inode.change(|s| touched.apply(&mut s.record));
         }
         for inode in &self.orphaned {
             self.fs.removed(inode, Fate::Orphan, self.now);
@@ -427,11 +431,11 @@ impl<'a> Apply<'a> {
         }
         for (dir, name) in self.entries {
             self.fs.positions.removed(&self.fs.db, &name);
-            if let Some(ino) = dirs.get(&dir) {
+            if let Some(inode) = self.touched_inodes.get(&dir) {
                 use std::os::unix::ffi::OsStringExt;
-                report.entries.push((*ino, std::ffi::OsString::from_vec(name)));
+                report.entries.push((inode.ino, std::ffi::OsString::from_vec(name)));
             }
         }
-        Ok((report, !self.uncounted.is_empty()))
+        (report, !self.uncounted.is_empty())
     }
 }

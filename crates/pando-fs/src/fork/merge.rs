@@ -87,7 +87,7 @@ impl Fs {
     /// One batch. If `into` is the directory that the fork was made of, the fork's origin is what it is now: a further
     /// merge takes what is new. `owner` must own all that is taken, changed and removed, and the directories around
     /// (EPERM); none means that the caller may do all. EINVAL if it is no fork, if `into` is the root, the fork, or
-    /// lies in it.
+    /// lies in it. EFBIG if it is more than one batch holds, which is about 80,000 changes with a log of 64 MiB.
     ///
     /// Cost: that of [`Fs::diff_fork`], and as many operations as there are changes; what was added as a whole is one.
     /// Calls on both trees wait while the batch is made, and see that nothing has changed since the plan.
@@ -239,7 +239,7 @@ impl Fs {
         let top = trees.theirs.top()?.record;
         let mut apply = Apply::new(self, &mut trees, into, now);
         apply.steps(&plan.steps)?;
-        if self.source_of(places.fork.number)?.as_ref() == Some(&places.ours.contents) {
+        if self.is_source_of(&places.ours.contents, places.fork.number)? {
             let (old, place) = (places.fork, &places.theirs);
             let number = self.add_origin(&mut apply.batch, (&place.entry, &place.contents), &top)?;
             let fork = Fork { number, since: now, ..old };
@@ -250,12 +250,17 @@ impl Fs {
         }
         apply.batch.put(system::cloned(), now.encode());
         let batch = std::mem::replace(&mut apply.batch, Batch::new());
-        self.db.write(batch)?;
+        self.db.write(batch).map_err(|e| match e {
+            pando_db::Error::TooLarge { what: "batch", .. } => {
+                Error::MergeTooLarge { name: into.label(), changes: plan.steps.len() }
+            }
+            other => other.into(),
+        })?;
         {
             let mut cloned = self.cloned.lock();
             *cloned = now.max(*cloned);
         }
-        apply.done()
+        Ok(apply.done())
     }
 }
 

@@ -188,8 +188,7 @@ impl Fs {
             Some(name) => name.clone(),
             None => self.free_name(family, now)?,
         };
-        let taken = self.snapshot_numbers.take(&self.db)?;
-        let number = u32::try_from(taken).map_err(|_| Error::Exhausted("snapshot numbers"))?;
+        let number = self.fresh_volume()?;
         let info = SnapshotInfo {
             number,
             name,
@@ -201,24 +200,16 @@ impl Fs {
             uid: rights.uid(),
             received: new.received,
         };
-        let mark = path::snapshot(number);
-        let mut record = place.dir.peek(|s| s.record.clone());
+        let record = place.dir.peek(|s| s.record.clone());
         if place.dir.ino == ROOT {
             batch.clone_prefix(path::volume(path::LIVE), path::volume(number));
+            self.put_frozen_root(batch, number, &record)?;
         } else {
-            batch.clone_prefix(path::meta(place.contents), path::meta(&mark));
-            batch.clone_prefix(path::data(place.contents), path::data(&mark));
-            if record.has_outside() {
-                let own = path::attrs_under(&path::data(place.entry));
-                batch.clone_prefix(own, path::attrs_under(&path::data(&mark)));
-            }
+            self.freeze(batch, number, (place.entry, place.contents), &record)?;
             if record.clone_id == 0 {
-                self.copy_links(batch, place.at, place.contents, &mark)?;
+                self.copy_links(batch, place.at, place.contents, &path::snapshot(number))?;
             }
         }
-        record.clone_id = self.fresh_clone()?;
-        record.pin = None;
-        batch.put(path::meta(&mark), record.encode());
         batch.put(system::snapshot(family.id, number), encode_snapshot(&info));
         batch.put(
             system::snapshot_name(family.id, info.name.as_encoded_bytes()),

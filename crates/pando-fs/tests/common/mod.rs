@@ -289,10 +289,19 @@ pub fn check_keys(w: &World) {
     let (mut names, mut indexed) = (BTreeMap::new(), 0);
     let mut records: BTreeMap<Vec<u8>, (u8, u64)> = BTreeMap::new();
     let mut blocks = Vec::new();
+    let (mut forks, mut sources) = (BTreeMap::new(), Vec::new());
     for pair in w.fs.db().range(b"", None) {
         let (key, value) = pair.unwrap();
         if key[..4] == [0xff; 4] {
-            assert!(b"FCLOPETNSR".contains(&key[4]), "unknown system key {key:?}");
+            match key[4] {
+                b'K' => _ = forks.insert(value[1..5].to_vec(), key[5..].to_vec()),
+                // A big-endian number here, a little-endian one there.
+                b'W' => {
+                    let (place, number) = key[5..].split_at(key.len() - 9);
+                    sources.push((number.iter().rev().copied().collect::<Vec<u8>>(), place.to_vec()));
+                }
+                kind => assert!(b"FCLOPETNSR".contains(&kind), "unknown system key {key:?}"),
+            }
             continue;
         }
         if key[..4] != [0; 4] {
@@ -342,6 +351,14 @@ pub fn check_keys(w: &World) {
         assert!(entry[0] == 1 && entry.ends_with(&[0]) && entry.len() > 2, "{path:?}");
         let kind = records.get(&parent).map(|r| r.0);
         assert_eq!(kind, Some(2), "{:?} is in no directory", String::from_utf8_lossy(path));
+    }
+    let dir = |place: &[u8]| records.get(&join(&split(place).0, 1)).is_some_and(|r| r.0 == 2);
+    for (number, place) in &forks {
+        assert!(dir(place), "fork {number:?} is no directory");
+    }
+    for (number, place) in &sources {
+        assert!(forks.contains_key(number), "{place:?} was forked, and nothing knows of {number:?}");
+        assert!(dir(place), "what fork {number:?} is of is no directory");
     }
     for (path, start, len) in blocks {
         let (kind, size) = records.get(&path).copied().unwrap_or_default();

@@ -38,13 +38,13 @@ impl ForkAsked {
         match *self {
             ForkAsked::List => [0, 0, 0],
             ForkAsked::Info => [1, 0, 0],
-            ForkAsked::Merge(MergeOptions { dry_run, prefer, .. }) => {
+            ForkAsked::Merge(MergeOptions { dry_run, prefer, text }) => {
                 let side = match prefer {
                     None => 0,
                     Some(MergeSide::Ours) => 1,
                     Some(MergeSide::Theirs) => 2,
                 };
-                [3, u8::from(dry_run), side]
+                [3, u8::from(dry_run), side | if text { TEXT } else { 0 }]
             }
             ForkAsked::Diff { ranges, no_renames } => [2, u8::from(ranges), u8::from(no_renames)],
         }
@@ -58,17 +58,20 @@ impl ForkAsked {
             [2, ranges @ 0..=1, no_renames @ 0..=1] => {
                 ForkAsked::Diff { ranges: *ranges == 1, no_renames: *no_renames == 1 }
             }
-            [3, dry_run @ 0..=1, side @ 0..=2] => {
+            [3, dry_run @ 0..=1, side] => {
                 let prefer = [None, Some(MergeSide::Ours), Some(MergeSide::Theirs)];
-                let prefer = prefer.get(usize::from(*side)).copied().flatten();
-                ForkAsked::Merge(MergeOptions { dry_run: *dry_run == 1, prefer })
+                let prefer = *prefer.get(usize::from(side & !TEXT))?;
+                ForkAsked::Merge(MergeOptions { dry_run: *dry_run == 1, prefer, text: side & TEXT != 0 })
             }
             _ => return None,
         })
     }
 }
 
-const KINDS: [MergeKind; 8] = [
+/// The bit beside the side that is right: lines of text are merged.
+const TEXT: u8 = 4;
+
+const KINDS: [MergeKind; 10] = [
     MergeKind::Added,
     MergeKind::Removed,
     MergeKind::Modified,
@@ -77,6 +80,8 @@ const KINDS: [MergeKind; 8] = [
     MergeKind::Conflict(MergeConflict::RemovedHere),
     MergeKind::Conflict(MergeConflict::RemovedThere),
     MergeKind::Conflict(MergeConflict::Kind),
+    MergeKind::Lines,
+    MergeKind::Marked,
 ];
 
 /// What a merge came to, as text.
@@ -145,7 +150,7 @@ mod tests {
     #[test]
     fn questions_and_forks_come_back_and_nonsense_is_refused() {
         let diff = |ranges, no_renames| ForkAsked::Diff { ranges, no_renames };
-        let merge = |dry_run, prefer| ForkAsked::Merge(MergeOptions { dry_run, prefer });
+        let merge = |dry_run, prefer| ForkAsked::Merge(MergeOptions { dry_run, prefer, text: dry_run });
         let mut all = vec![ForkAsked::List, ForkAsked::Info, diff(true, false), diff(false, true)];
         all.extend([merge(true, None), merge(false, Some(MergeSide::Ours))]);
         all.push(merge(false, Some(MergeSide::Theirs)));
@@ -153,7 +158,7 @@ mod tests {
             assert_eq!(ForkAsked::decode(&asked.encode()), Some(asked));
             assert_eq!(ForkAsked::decode(&asked.encode()[..2]), None);
         }
-        for bad in [[9, 0, 0], [0, 1, 0], [2, 2, 0], [2, 0, 2], [3, 0, 3]] {
+        for bad in [[9, 0, 0], [0, 1, 0], [2, 2, 0], [2, 0, 2], [3, 0, 3], [3, 0, 8]] {
             assert_eq!(ForkAsked::decode(&bad), None, "{bad:?}");
         }
         let time = |secs| Time { secs, nanos: 5 };
@@ -173,6 +178,6 @@ mod tests {
         let change = |kind| MergeChange { kind, path: path.clone(), aspects: Aspects::MODE };
         let told = MergeReport { changes: KINDS.into_iter().map(change).collect(), merged: true };
         assert_eq!(read_report(&report(&told)), Some(told));
-        assert_eq!(read_report("1\n9\t0\tx"), None);
+        assert_eq!(read_report("1\n10\t0\tx"), None);
     }
 }

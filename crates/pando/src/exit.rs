@@ -16,7 +16,7 @@ pub const BUSY: u8 = 4;
 pub const NO_FUSE: u8 = 5;
 /// Unmounted, but the daemon has not closed the image as it should.
 pub const NOT_CLOSED: u8 = 6;
-/// `merge` found conflicts, and has merged nothing.
+/// `merge` left conflicts: it has merged nothing, or with --text marked them in the files.
 pub const CONFLICTS: u8 = 7;
 
 /// The list for `--help`.
@@ -28,7 +28,7 @@ pub const HELP: &str = "Exit codes:
   4  in use: locked by another process, mounted already, or files open
   5  mounting is not possible here: no /dev/fuse, or fusermount3 missing
   6  umount: unmounted, but closing the image failed; what was not synced may be lost
-  7  merge: conflicts, and nothing was merged";
+  7  merge: conflicts; nothing was merged, or with --text they are marked in the files";
 
 /// An error with a code of its own.
 #[derive(Debug)]

@@ -75,6 +75,18 @@ fn a_merge_is_seen_at_once_and_conflicts_change_nothing() {
     b.sh("test \"$(cat m/p/both)\" = theirs -a \"$(cat m/p/src/f)\" = two");
     let report = b.json(&["merge", "--json", "-n", "m/f"]);
     assert_eq!((&report["merged"], &report["conflicts"]), (&false.into(), &0.into()));
+    b.sh("printf '1\\n2\\n3\\n4\\n5\\n' > m/p/both");
+    b.sh("cp m/p/both m/f/both");
+    b.ok(&["merge", "m/f"]);
+    b.sh("sed -i s/1/here/ m/p/both; sed -i s/5/there/ m/f/both");
+    assert_eq!(b.ok(&["merge", "--text", "m/f"]), "L\tboth\n");
+    b.sh("test \"$(tr '\\n' ' ' < m/p/both)\" = 'here 2 3 4 there '");
+    b.sh("sed -i s/3/up/ m/p/both; sed -i s/3/down/ m/f/both");
+    b.fails(&["merge", "m/f"], 7, "1 conflicts: nothing was merged");
+    b.fails(&["merge", "--text", "-n", "m/f"], 7, "1 files: lines that conflict would stand in them");
+    b.fails(&["merge", "--text", "m/f"], 7, "1 files: lines that conflict stand in them between markers");
+    b.sh("grep -qx '<<<<<<< ours' m/p/both && grep -qx up m/p/both && grep -qx down m/p/both");
+    b.sh("printf 'theirs\\n' > m/p/both");
     b.fails(&["merge", "m/p", "--into", "m/f"], 1, "not a fork");
     b.fails(&["merge", "m/f", "--into", "m"], 1, "not the root");
     b.remount();

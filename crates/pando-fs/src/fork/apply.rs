@@ -20,6 +20,7 @@ use crate::{
     error::{Error, Result},
     fork::plan::{Step, Trees, differ},
     inode::InodeRef,
+    limits::BLOCK_SIZE,
     lineage::number::number,
     merge::Change,
     orphan::Fate,
@@ -87,7 +88,8 @@ impl<'a> Apply<'a> {
             match step {
                 Step::Remove(entry) => self.remove(entry)?,
                 Step::Take(entry) => self.take(entry)?,
-                Step::Change(entry, aspects) => self.change(entry, *aspects)?,
+                Step::Change(entry, aspects) => self.change(entry, *aspects, None)?,
+                Step::Write(entry, aspects, text) => self.change(entry, *aspects, Some(text))?,
             }
         }
         let touched = Change::modified(self.now).encode();
@@ -287,7 +289,8 @@ impl<'a> Apply<'a> {
         Ok(Some((self.trees.ours.found(entry, &ours)?, self.trees.theirs.found(entry, &theirs)?)))
     }
 
-    fn change(&mut self, entry: &[u8], aspects: Aspects) -> Result<()> {
+    /// Changes what is there; `text` is content of both sides for it.
+    fn change(&mut self, entry: &[u8], aspects: Aspects, text: Option<&Bytes>) -> Result<()> {
         let Some((ours, theirs)) = self.found(entry)? else { return Ok(()) };
         let has = |one: Aspects| aspects.0 & one.0 != 0;
         let mut record = ours.record.clone();
@@ -303,9 +306,9 @@ impl<'a> Apply<'a> {
         }
         let content =
             has(Aspects::CONTENT) || has(Aspects::SIZE) || has(Aspects::TARGET) || has(Aspects::DEVICE);
-        self.drop_mixed_privileges(&mut record, (&ours, &theirs), content)?;
-        if content {
-            return self.change_content(entry, (&ours, &theirs), record, has(Aspects::XATTRS));
+        self.drop_mixed_privileges(&mut record, (&ours, &theirs), content, text.is_some())?;
+        if content || text.is_some() {
+            return self.change_content(entry, (&ours, &theirs), record, has(Aspects::XATTRS), text);
         }
         if has(Aspects::XATTRS) {
             if ours.record.has_outside() {
@@ -324,12 +327,13 @@ impl<'a> Apply<'a> {
 
     /// What one side has written does not get the rights that only the other side gave: set-id bits and
     /// capabilities stay where content, mode, owner and capabilities are all those of one side. `content`: that
-    /// of the fork is taken.
+    /// of the fork is taken. `mixed`: it is of both.
     fn drop_mixed_privileges(
         &self,
         record: &mut Record,
         (ours, theirs): (&Found, &Found),
         content: bool,
+        mixed: bool,
     ) -> Result<()> {
         let perm = without_set_id(record.perm);
         let capable = record.attrs.get(CAPABILITY).is_some();
@@ -342,6 +346,7 @@ impl<'a> Apply<'a> {
                 && r.attrs.get(CAPABILITY) == record.attrs.get(CAPABILITY)
         };
         let one_side = match content {
+            _ if mixed => false,
             true => all_of(theirs),
             false if all_of(ours) => true,
             false => {
@@ -358,14 +363,16 @@ impl<'a> Apply<'a> {
         Ok(())
     }
 
-    /// Puts a new file with the content of the fork's in the place of one, as a program does that writes a file beside
-    /// and renames it: who has the old one open keeps that, and a kernel that keeps sizes itself meets a new number.
+    /// Puts a new file with the content of the fork's, or the `text` of both, in the place of one, as a program does
+    /// that writes a file beside and renames it: who has the old one open keeps that, and a kernel that keeps sizes
+    /// itself meets a new number.
     fn change_content(
         &mut self,
         entry: &[u8],
         (ours, theirs): (&Found, &Found),
         attributes: Record,
         attrs: bool,
+        text: Option<&Bytes>,
     ) -> Result<()> {
         let (from, to) = (&theirs.record, path::data(&self.trees.ours.place(entry)));
         let stay = !attrs && ours.record.has_outside();
@@ -377,20 +384,29 @@ impl<'a> Apply<'a> {
             fileno: self.fs.fresh_file()?,
             pin: None,
             nlink: 1,
-            size: from.size,
-            dense: from.dense,
+            size: text.map_or(from.size, |text| text.len() as u64),
+            dense: if text.is_some() { None } else { from.dense },
             symlink: from.symlink.clone(),
             rdev: from.rdev,
-            mtime: from.mtime,
+            mtime: if text.is_some() { self.now } else { from.mtime },
             crtime: self.now,
             ..attributes
         };
-        if from.has_data() {
-            self.batch.clone_prefix(theirs.data.clone(), to.clone());
-        }
         // Extended attributes lie beside the blocks.
-        if !attrs && from.has_outside() {
-            self.batch.delete_prefix(path::attrs_under(&to));
+        if let Some(text) = text {
+            for (block, bytes) in (0..).zip(text.chunks(BLOCK_SIZE as usize)) {
+                self.batch.put(path::block(&to, block), text.slice_ref(bytes));
+            }
+            if attrs && from.has_outside() {
+                self.batch.clone_prefix(path::attrs_under(&theirs.data), path::attrs_under(&to));
+            }
+        } else {
+            if from.has_data() {
+                self.batch.clone_prefix(theirs.data.clone(), to.clone());
+            }
+            if !attrs && from.has_outside() {
+                self.batch.delete_prefix(path::attrs_under(&to));
+            }
         }
         if stay {
             self.batch.rename_prefix(system::exchange(0), path::attrs_under(&to));

@@ -157,7 +157,7 @@ impl Fs {
     fn plan(&self, places: &Places, view: &Snapshot, owner: Option<u32>, o: MergeOptions) -> Result<Plan> {
         let mut trees = places.trees(view);
         let fork = places.theirs.contents.clone();
-        Planner::new(&mut trees, (o.prefer, owner), fork, self.has_links()).plan()
+        Planner::new(&mut trees, (o, owner), fork, self.has_links()).plan()
     }
 
     fn places(&self, fork: &InodeRef, into: &InodeRef) -> Result<Places, Obstacle> {

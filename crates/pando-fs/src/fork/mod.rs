@@ -5,6 +5,7 @@
 mod apply;
 mod merge;
 mod plan;
+mod text;
 mod told;
 
 use std::ffi::{OsStr, OsString};

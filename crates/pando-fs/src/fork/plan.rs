@@ -18,21 +18,21 @@ use crate::{
         stream::{Spot, Stream},
     },
     error::{Error, Result},
-    fork::told::{MergeChange, MergeConflict, MergeKind, MergeSide},
+    fork::{
+        text::{MergedText, TextBudget},
+        told::{MergeChange, MergeConflict, MergeKind, MergeOptions, MergeSide},
+    },
     path,
     rights::directories_in,
     types::FileKind,
 };
 
+/// What is content of a file.
+const CONTENT: Aspects = Aspects(Aspects::CONTENT.0 | Aspects::SIZE.0);
+
 /// What of a file is merged on its own.
-const GROUPS: [Aspects; 6] = [
-    Aspects(Aspects::CONTENT.0 | Aspects::SIZE.0),
-    Aspects::MODE,
-    Aspects::OWNER,
-    Aspects::TARGET,
-    Aspects::DEVICE,
-    Aspects::XATTRS,
-];
+const GROUPS: [Aspects; 6] =
+    [CONTENT, Aspects::MODE, Aspects::OWNER, Aspects::TARGET, Aspects::DEVICE, Aspects::XATTRS];
 
 /// One thing to do; paths are from the tops, in the form of keys.
 #[derive(Debug)]
@@ -43,6 +43,8 @@ pub(crate) enum Step {
     Take(Vec<u8>),
     /// Gives the file or directory that is there these aspects of the one in the fork.
     Change(Vec<u8>, Aspects),
+    /// The same, and gives it this content, which is of both sides.
+    Write(Vec<u8>, Aspects, Bytes),
 }
 
 /// The origin, the fork, and what it is merged into, of one moment.
@@ -61,7 +63,7 @@ pub(crate) struct Plan {
 
 pub(crate) struct Planner<'a> {
     pub trees: &'a mut Trees,
-    pub prefer: Option<MergeSide>,
+    pub options: MergeOptions,
     /// Who must own what is taken and changed; none for root.
     pub owner: Option<u32>,
     /// Contents prefix of the fork: nothing around it is removed.
@@ -73,6 +75,7 @@ pub(crate) struct Planner<'a> {
     changed: HashSet<Bytes>,
     /// Directories of the origin that are missing here, as has been told.
     missed: HashSet<Vec<u8>>,
+    text: TextBudget,
 }
 
 /// Others may search a directory.
@@ -94,12 +97,22 @@ pub(crate) fn differ(a_side: &Side, a: &Found, b_side: &Side, b: &Found) -> Resu
 impl<'a> Planner<'a> {
     pub(crate) fn new(
         trees: &'a mut Trees,
-        (prefer, owner): (Option<MergeSide>, Option<u32>),
+        (options, owner): (MergeOptions, Option<u32>),
         fork: Vec<u8>,
         links: bool,
     ) -> Self {
         let (changed, missed) = (HashSet::new(), HashSet::new());
-        Self { trees, prefer, owner, fork, links, plan: Plan::default(), changed, missed }
+        Self {
+            trees,
+            options,
+            owner,
+            fork,
+            links,
+            plan: Plan::default(),
+            changed,
+            missed,
+            text: TextBudget::default(),
+        }
     }
 
     /// The plan. Costs what a difference of the origin and the fork costs.
@@ -185,7 +198,7 @@ impl<'a> Planner<'a> {
     /// Notes a conflict; whether the fork is preferred.
     fn conflict(&mut self, entry: &[u8], why: MergeConflict, aspects: Aspects) -> Result<bool> {
         self.tell(entry, MergeKind::Conflict(why), aspects)?;
-        Ok(self.prefer == Some(MergeSide::Theirs))
+        Ok(self.options.prefer == Some(MergeSide::Theirs))
     }
 
     fn owned(&self, entry: &[u8], uid: u32) -> Result<()> {
@@ -449,24 +462,52 @@ impl<'a> Planner<'a> {
         if take.is_empty() && clash.is_empty() {
             return Ok(());
         }
+        let mut lines = None;
+        if let Some(base) = base
+            && clash.contains(Aspects::CONTENT)
+        {
+            lines = self.lines(base, theirs, ours)?;
+        }
+        if lines.is_some() {
+            clash.0 &= !CONTENT.0;
+        }
         if !clash.is_empty() {
             if self.conflict(entry, MergeConflict::Changed, Aspects(clash.0 & (there.0 | apart.0)))? {
                 take.0 |= clash.0;
             }
         } else {
-            self.tell(entry, MergeKind::Modified, Aspects(take.0 & there.0))?;
+            let (kind, content) = match &lines {
+                None => (MergeKind::Modified, 0),
+                Some(text) if text.marked => (MergeKind::Marked, CONTENT.0),
+                Some(_) => (MergeKind::Lines, CONTENT.0),
+            };
+            self.tell(entry, kind, Aspects((take.0 | content) & there.0))?;
         }
-        if take.is_empty() {
+        if take.is_empty() && lines.is_none() {
             return Ok(());
         }
         self.owned(entry, ours.record.uid)?;
         self.owned(entry, theirs.record.uid)?;
+        if let Some(text) = lines {
+            self.plan.steps.push(Step::Write(entry.to_vec(), take, text.bytes));
+            return Ok(());
+        }
         let attributes = Aspects::MODE.0 | Aspects::OWNER.0 | Aspects::XATTRS.0;
         // A file with several names gets its attributes once; each name gets its own content.
         if take.0 & !attributes != 0 || self.changed.insert(ours.data.clone()) {
             self.plan.steps.push(Step::Change(entry.to_vec(), take));
         }
         Ok(())
+    }
+
+    /// The lines of both sides, if they are wanted and can be had; with markers only if no side is preferred.
+    fn lines(&mut self, base: &Found, theirs: &Found, ours: &Found) -> Result<Option<MergedText>> {
+        if !self.options.text {
+            return Ok(None);
+        }
+        let t = &*self.trees;
+        let merged = self.text.merge_lines((&t.base, base), (&t.theirs, theirs), (&t.ours, ours))?;
+        Ok(merged.filter(|text| !text.marked || self.options.prefer.is_none()))
     }
 
     /// Whether what is there is what was in the origin, or, of directories, perhaps less.

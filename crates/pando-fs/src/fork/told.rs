@@ -20,6 +20,9 @@ pub struct MergeOptions {
     pub dry_run: bool,
     /// Which side is right where they conflict; without it nothing is done then.
     pub prefer: Option<MergeSide>,
+    /// Merge the lines of text files whose content both sides changed. Lines that both changed differently are a
+    /// conflict with a preferred side, and stand between markers without.
+    pub text: bool,
 }
 
 /// Why something cannot be merged.
@@ -46,6 +49,10 @@ pub enum MergeKind {
     Modified,
     /// It is removed, and something of another kind is taken from the fork.
     Replaced,
+    /// Both sides have changed its content, and it has the lines of both.
+    Lines,
+    /// The same, and lines that both changed differently stand in it between markers.
+    Marked,
     /// Both sides have changed it.
     Conflict(MergeConflict),
 }

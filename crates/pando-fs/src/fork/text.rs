@@ -1,0 +1,106 @@
+//! Lines of text that both sides of a merge have changed.
+//!
+//! Reads the three versions of a file and merges them line by line, as diff3(1) and git do. What is no text, or too
+//! long, is left to the conflict that it is. Changes nothing. Uses sides, keys, and a library for the lines.
+
+use bytes::Bytes;
+use diffy::merge_bytes;
+
+use crate::{
+    diff::side::{Found, Side},
+    error::Result,
+    limits::BLOCK_SIZE,
+    path,
+    types::FileKind,
+};
+
+/// A file is text up to this long, bytes.
+const MAX_TEXT_BYTES: u64 = 1 << 20;
+/// A text has no more lines than this, a count: the work for a file grows with their square.
+const MAX_TEXT_LINES: usize = 10_000;
+/// The squares of the lines of all files of one merge, a count: some seconds at the worst.
+const MAX_WORK_SQUARES: usize = 16 * MAX_TEXT_LINES * MAX_TEXT_LINES;
+/// All that one merge gets by merging lines, bytes: it is in memory, and goes into one batch.
+const MAX_MERGED_TEXT_BYTES: usize = 8 << 20;
+
+/// What merging lines came to.
+pub(crate) struct MergedText {
+    pub bytes: Bytes,
+    /// Some lines conflict: both versions of them, and that of the origin, stand between markers.
+    pub marked: bool,
+}
+
+/// What one merge may spend on lines.
+pub(crate) struct TextBudget {
+    squares: usize,
+    bytes: usize,
+}
+
+impl Default for TextBudget {
+    fn default() -> Self {
+        Self { squares: MAX_WORK_SQUARES, bytes: MAX_MERGED_TEXT_BYTES }
+    }
+}
+
+/// The content of a file and how many lines it has, if it is text.
+fn text(side: &Side, found: &Found) -> Result<Option<(Vec<u8>, usize)>> {
+    let record = &found.record;
+    if record.kind != FileKind::Regular || record.size > MAX_TEXT_BYTES || record.dense.is_some() {
+        return Ok(None);
+    }
+    let mut out = Vec::with_capacity(record.size as usize);
+    for block in 0..record.size.div_ceil(BLOCK_SIZE) {
+        let wanted = (record.size - block * BLOCK_SIZE).min(BLOCK_SIZE) as usize;
+        let stored = side.view.get(&path::block(&found.data, block))?.unwrap_or_default();
+        // What a block lacks is zeros, and text has none.
+        match stored.get(..wanted) {
+            Some(bytes) if !bytes.contains(&0) => out.extend_from_slice(bytes),
+            _ => return Ok(None),
+        }
+    }
+    let lines = out.iter().filter(|byte| **byte == b'\n').count();
+    Ok((lines <= MAX_TEXT_LINES).then_some((out, lines)))
+}
+
+impl TextBudget {
+    /// Merges the lines of a file. `None` if one of the versions is no text, or the budget does not suffice.
+    pub(crate) fn merge_lines(
+        &mut self,
+        base: (&Side, &Found),
+        theirs: (&Side, &Found),
+        ours: (&Side, &Found),
+    ) -> Result<Option<MergedText>> {
+        let (Some(base), Some(theirs), Some(ours)) =
+            (text(base.0, base.1)?, text(theirs.0, theirs.1)?, text(ours.0, ours.1)?)
+        else {
+            return Ok(None);
+        };
+        let lines = base.1.max(theirs.1).max(ours.1);
+        let Some(squares) = self.squares.checked_sub(lines * lines) else { return Ok(None) };
+        self.squares = squares;
+        let merged = merge_bytes(&base.0, &ours.0, &theirs.0);
+        let marked = merged.is_err();
+        let bytes = Bytes::from(merged.unwrap_or_else(|marked| marked));
+        let Some(left) = self.bytes.checked_sub(bytes.len()) else { return Ok(None) };
+        self.bytes = left;
+        Ok(Some(MergedText { bytes, marked }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The longest text that is merged, without a line in common: the most work that lines can be.
+    #[test]
+    fn the_worst_text_takes_seconds_at_most() {
+        let side = |name: &str| -> Vec<u8> {
+            (0..MAX_TEXT_LINES).flat_map(|i| format!("{name}{i}\n").into_bytes()).collect()
+        };
+        let begun = std::time::Instant::now();
+        assert!(merge_bytes(&side("base"), &side("ours"), &side("theirs")).is_err());
+        let took = begun.elapsed();
+        println!("{MAX_TEXT_LINES} lines: {took:?}");
+        assert!(took.as_secs() < 20, "{took:?}");
+    }
+}

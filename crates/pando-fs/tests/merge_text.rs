@@ -175,3 +175,34 @@ fn a_file_with_several_names_is_merged_by_each() {
     }
     w.fs.check(|problem| panic!("{problem}")).unwrap();
 }
+
+/// Somebody replaces another's file, which he may not read, on both sides: the lines of the origin are not shown to him.
+#[test]
+fn nobody_gets_lines_of_an_origin_that_is_not_his() {
+    let w = World::new();
+    let own = |path: &str| {
+        let change = SetAttr { uid: Some(1000), ..SetAttr::default() };
+        w.on(path, |a| w.fs.setattr(&w.me, a.ino, &change)).unwrap();
+    };
+    w.mkdir("/s");
+    w.put("/s/file", b"secret\n");
+    set(&w, "/s/file", 0o600);
+    fork(&w);
+    for dir in ["/s", "/f"] {
+        let file = format!("{dir}/file");
+        w.unlink(&file).unwrap();
+        w.put(&file, format!("of {dir}\n").as_bytes());
+        own(dir);
+        own(&file);
+    }
+    let merge_as = |owner, dry_run| {
+        let o = MergeOptions { dry_run, text: true, ..MergeOptions::default() };
+        w.on("/f", |f| w.on("/s", |s| w.fs.merge(owner, f.ino, s.ino, o))).unwrap().0
+    };
+    let report = merge_as(Some(1000), false);
+    assert!(!report.merged);
+    assert_eq!(kinds(&report), [("file".to_owned(), MergeKind::Conflict(MergeConflict::Changed))]);
+    assert_eq!(w.get("/s/file").unwrap(), b"of /s\n");
+    // Who may read everything is shown them.
+    assert_eq!(kinds(&merge_as(None, true)), [("file".to_owned(), MergeKind::Marked)]);
+}

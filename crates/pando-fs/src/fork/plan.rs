@@ -502,7 +502,9 @@ impl<'a> Planner<'a> {
 
     /// The lines of both sides, if they are wanted and can be had; with markers only if no side is preferred.
     fn lines(&mut self, base: &Found, theirs: &Found, ours: &Found) -> Result<Option<MergedText>> {
-        if !self.options.text {
+        // Who merges sees lines of all three versions. The origin may be of another user than the two others.
+        let may_read = |found: &Found| self.owner.is_none_or(|owner| owner == found.record.uid);
+        if !self.options.text || ![base, theirs, ours].into_iter().all(may_read) {
             return Ok(None);
         }
         let t = &*self.trees;

@@ -309,14 +309,6 @@ fn step(w: &World, top: &str, rng: &mut Rng) {
     }
 }
 
-fn fork(w: &World, from: &str, to: &str) {
-    w.at(from, |d, n| w.at(to, |e, m| w.fs.fork_tree(&w.me, (d, n), (e, m), false, &[]))).unwrap();
-}
-
-fn merge(w: &World, fork: &str, into: &str, o: MergeOptions) -> Result<MergeReport> {
-    w.on(fork, |f| w.on(into, |i| w.fs.merge(None, f.ino, i.ino, o))).map(|(report, _)| report)
-}
-
 fn conflicts(report: &MergeReport) -> Vec<String> {
     let is = |c: &&MergeChange| matches!(c.kind, MergeKind::Conflict(_));
     let path = |c: &MergeChange| match c.path.to_str().unwrap() {
@@ -360,7 +352,7 @@ fn history(seed: u64, seen: &mut Seen) {
     for _ in 0..rng.next(30) {
         step(&w, "/s", &mut rng);
     }
-    fork(&w, "/s", "/f");
+    w.fork("/s", "/f");
     let mut base = read(&w, "/f");
     for round in 0..3 {
         let what = format!("PANDO_SEED={seed} round {round}");
@@ -375,10 +367,10 @@ fn history(seed: u64, seen: &mut Seen) {
         }
         let (theirs, ours) = (read(&w, "/f"), read(&w, "/s"));
         let (merged, clashes) = expect(&base, &theirs, &ours, None);
-        let report = merge(&w, "/f", "/s", MergeOptions { dry_run: true, ..Default::default() }).unwrap();
+        let report = w.merge("/f", "/s", MergeOptions { dry_run: true, ..Default::default() }).unwrap();
         assert_eq!(conflicts(&report), clashes, "{what}\nbase {base:?}\ntheirs {theirs:?}\nours {ours:?}");
         assert!(!report.merged && read(&w, "/s") == ours, "{what}: a dry run did something");
-        let report = merge(&w, "/f", "/s", MergeOptions::default()).unwrap();
+        let report = w.merge("/f", "/s", MergeOptions::default()).unwrap();
         assert_eq!(report.merged, clashes.is_empty(), "{what}");
         let wanted = match clashes.is_empty() {
             true => merged,
@@ -387,7 +379,7 @@ fn history(seed: u64, seen: &mut Seen) {
                 assert!(read(&w, "/s") == ours, "{what}: a merge with conflicts did something");
                 let prefer = [MergeSide::Ours, MergeSide::Theirs][rng.next(2)];
                 let o = MergeOptions { prefer: Some(prefer), ..Default::default() };
-                assert!(merge(&w, "/f", "/s", o).unwrap().merged, "{what}");
+                assert!(w.merge("/f", "/s", o).unwrap().merged, "{what}");
                 expect(&base, &theirs, &ours, Some(prefer)).0
             }
         };
@@ -397,7 +389,7 @@ fn history(seed: u64, seen: &mut Seen) {
         // What is in memory is what is stored.
         w.remount();
         assert_eq!(read(&w, "/s"), wanted, "{what}: after a remount");
-        let again = merge(&w, "/f", "/s", MergeOptions::default()).unwrap();
+        let again = w.merge("/f", "/s", MergeOptions::default()).unwrap();
         assert!(again.changes.is_empty(), "{what}: {again:?}");
         let mut problems = Vec::new();
         w.fs.check(|text| problems.push(text.to_owned())).unwrap();
@@ -434,7 +426,7 @@ fn prepared(w: &World) {
     for name in ["keep", "edit", "moded", "gone", "d/x", "d/y"] {
         w.put(&format!("/s/{name}"), &vec![b'1'; 20_000]);
     }
-    fork(w, "/s", "/f");
+    w.fork("/s", "/f");
     w.put("/f/edit", b"edited");
     w.put("/f/new", b"new");
     w.mkdir("/f/tree");
@@ -462,7 +454,7 @@ fn a_crash_at_any_request_leaves_all_of_a_merge_or_nothing() {
         w.fs.close().unwrap();
         let w = World::over(Fs::open(device.clone(), options()).unwrap());
         device.set_fail_at(Some(n), FailMode::Onwards);
-        let done = merge(&w, "/f", "/s", MergeOptions::default()).map(|report| assert!(report.merged));
+        let done = w.merge("/f", "/s", MergeOptions::default()).map(|report| assert!(report.merged));
         let safe = done.is_ok() && w.fs.sync().is_ok() && w.fs.db().checkpoint().is_ok();
         device.crash();
         drop(w);
@@ -478,10 +470,7 @@ fn a_crash_at_any_request_leaves_all_of_a_merge_or_nothing() {
             let mut wanted = theirs.clone();
             wanted.insert("/beside".into(), ours["/beside"].clone());
             assert_eq!(found, wanted, "request {n}: a part of a merge");
-            assert!(
-                merge(&w, "/f", "/s", MergeOptions::default()).unwrap().changes.is_empty(),
-                "request {n}"
-            );
+            assert!(w.merge("/f", "/s", MergeOptions::default()).unwrap().changes.is_empty(), "request {n}");
             after += 1;
         }
         assert!(found == ours || done.is_ok(), "request {n}: a merge that failed was made");
@@ -541,13 +530,13 @@ fn linked_files_are_merged_by_what_they_hold() {
     w.link("/s/a", "/s/d/b").unwrap();
     w.put("/s/p", b"pair");
     w.link("/s/p", "/s/q").unwrap();
-    fork(&w, "/s", "/f");
+    w.fork("/s", "/f");
     w.put("/f/a", b"two");
     w.at("/f/q", |d, n| w.fs.unlink(&w.me, d, n)).unwrap();
     w.mkdir("/f/n");
     w.link("/f/p", "/f/n/r").unwrap();
     let theirs = read(&w, "/f");
-    assert!(merge(&w, "/f", "/s", MergeOptions::default()).unwrap().merged);
+    assert!(w.merge("/f", "/s", MergeOptions::default()).unwrap().merged);
     assert_eq!(read(&w, "/s"), theirs);
     w.fs.count_links().unwrap();
     assert_eq!((w.attr("/s/a").nlink, w.attr("/s/d/b").nlink), (1, 1), "each its own content");
@@ -565,7 +554,7 @@ fn who_owns_both_sides_and_all_that_changes_may_merge() {
     for path in ["/s", "/s/mine"] {
         w.on(path, |a| w.fs.setattr(&w.me, a.ino, &own)).unwrap();
     }
-    fork(&w, "/s", "/f");
+    w.fork("/s", "/f");
     let as_user = |w: &World| {
         w.on("/f", |f| w.on("/s", |s| w.fs.merge(Some(1000), f.ino, s.ino, MergeOptions::default())))
     };
@@ -578,7 +567,7 @@ fn who_owns_both_sides_and_all_that_changes_may_merge() {
     assert_eq!(refused.errno(), libc_eperm());
     assert!(refused.to_string().contains("roots"), "{refused}");
     assert_eq!(w.get("/s/roots").unwrap(), b"1");
-    assert!(merge(&w, "/f", "/s", MergeOptions::default()).unwrap().merged);
+    assert!(w.merge("/f", "/s", MergeOptions::default()).unwrap().merged);
     // A new file of another user, and a directory that holds one, are not taken or removed.
     w.put("/f/new", b"root's");
     assert_eq!(as_user(&w).unwrap_err().errno(), libc_eperm());
@@ -619,10 +608,10 @@ fn forks_go_where_their_directories_go() {
     w.clone_tree("/top", "/copy", false).unwrap();
     w.remount();
     assert_eq!(paths(&w), [pair("/top/f", Some("/t"))]);
-    assert!(merge(&w, "/top/f", "/t", MergeOptions::default()).unwrap().merged);
-    assert!(merge(&w, "/copy/f", "/t", MergeOptions::default()).is_err());
+    assert!(w.merge("/top/f", "/t", MergeOptions::default()).unwrap().merged);
+    assert!(w.merge("/copy/f", "/t", MergeOptions::default()).is_err());
     for (from, to) in [("/top/f", "/top/f"), ("/top/f", "/")] {
-        assert!(merge(&w, from, to, MergeOptions::default()).is_err());
+        assert!(w.merge(from, to, MergeOptions::default()).is_err());
     }
     w.at("/t", |d, n| w.fs.remove_tree(&w.me, d, n)).unwrap();
     assert_eq!(paths(&w), [pair("/top/f", None)]);
@@ -712,7 +701,7 @@ fn names_in_directories_that_may_not_be_searched_are_not_told() {
     let set = |path: &str, change: SetAttr| w.on(path, |a| w.fs.setattr(&w.me, a.ino, &change)).unwrap();
     set("/s", SetAttr { uid: Some(1000), ..SetAttr::default() });
     set("/s/closed", SetAttr { mode: Some(0o700), ..SetAttr::default() });
-    fork(&w, "/s", "/f");
+    w.fork("/s", "/f");
     let merge_as_user = |dry_run: bool| {
         let o = MergeOptions { dry_run, ..MergeOptions::default() };
         w.on("/f", |f| w.on("/s", |s| w.fs.merge(Some(1000), f.ino, s.ino, o))).unwrap_err()
@@ -735,7 +724,7 @@ fn content_of_one_side_does_not_get_privileges_of_the_other() {
     for name in ["granted_here", "granted_there", "chowned", "only_granted", "both_there"] {
         w.put(&format!("/s/{name}"), b"plain");
     }
-    fork(&w, "/s", "/f");
+    w.fork("/s", "/f");
     let set = |path: &str, change: SetAttr| w.on(path, |a| w.fs.setattr(&w.me, a.ino, &change)).unwrap();
     let mode = |mode: u32| SetAttr { mode: Some(mode), ..SetAttr::default() };
     let caps = |path: &str| {
@@ -753,7 +742,7 @@ fn content_of_one_side_does_not_get_privileges_of_the_other() {
     set("/f/only_granted", mode(0o6755));
     w.put("/f/both_there", b"new");
     set("/f/both_there", mode(0o4755));
-    assert!(merge(&w, "/f", "/s", MergeOptions::default()).unwrap().merged);
+    assert!(w.merge("/f", "/s", MergeOptions::default()).unwrap().merged);
     let perm = |name: &str| w.attr(&format!("/s/{name}")).perm;
     assert_eq!(
         (w.get("/s/granted_here").unwrap(), w.get("/s/granted_there").unwrap()),
@@ -772,17 +761,17 @@ fn a_directory_that_is_missing_is_one_conflict_however_many_names_a_file_had_in_
     w.mkdir("/s/d");
     w.put("/s/d/a", b"one");
     w.link("/s/d/a", "/s/d/b").unwrap();
-    fork(&w, "/s", "/f");
+    w.fork("/s", "/f");
     w.put("/f/d/a", b"two");
     for name in ["a", "b"] {
         w.at(&format!("/s/d/{name}"), |d, n| w.fs.unlink(&w.me, d, n)).unwrap();
     }
     w.at("/s/d", |d, n| w.fs.rmdir(&w.me, d, n)).unwrap();
-    let report = merge(&w, "/f", "/s", MergeOptions::default()).unwrap();
+    let report = w.merge("/f", "/s", MergeOptions::default()).unwrap();
     assert_eq!((report.merged, conflicts(&report)), (false, vec!["/d".to_owned()]));
     assert_eq!(report.changes.len(), 1, "{report:?}");
     let theirs = MergeOptions { prefer: Some(MergeSide::Theirs), ..Default::default() };
-    assert!(merge(&w, "/f", "/s", theirs).unwrap().merged);
+    assert!(w.merge("/f", "/s", theirs).unwrap().merged);
     assert_eq!((w.get("/s/d/a").unwrap(), w.get("/s/d/b").unwrap()), (b"two".into(), b"two".into()));
     w.fs.check(|problem| panic!("{problem}")).unwrap();
 }

@@ -8,13 +8,9 @@ use std::ffi::OsStr;
 use common::{Random, World, check_keys};
 use pando_fs::*;
 
-fn fork(w: &World) {
-    w.at("/s", |d, n| w.at("/f", |e, m| w.fs.fork_tree(&w.me, (d, n), (e, m), false, &[]))).unwrap();
-}
-
 fn merge(w: &World, prefer: Option<MergeSide>) -> MergeReport {
     let o = MergeOptions { prefer, text: true, ..MergeOptions::default() };
-    w.on("/f", |f| w.on("/s", |s| w.fs.merge(None, f.ino, s.ino, o))).unwrap().0
+    w.merge("/f", "/s", o).unwrap()
 }
 
 fn kinds(report: &MergeReport) -> Vec<(String, MergeKind)> {
@@ -54,10 +50,13 @@ fn lines_that_only_one_side_changed_are_all_there() {
         let base: Vec<String> = (0..count).map(|i| format!("line {i} of the origin\n")).collect();
         w.put("/s/file", &text(&base));
         w.put("/s/other", b"beside");
-        // Attributes that lie outside of the record stay with the file.
-        let large = vec![b'a'; 5000];
-        w.on("/s/file", |a| w.fs.set_xattr(&w.me, a.ino, OsStr::new("user.large"), &large, 0)).unwrap();
-        fork(&w);
+        // Attributes that lie outside of the record stay with the file, or are those of the fork if it changed them.
+        let mut large = vec![b'a'; 5000];
+        let set_attr = |w: &World, path: &str, value: &[u8]| {
+            w.on(path, |a| w.fs.set_xattr(&w.me, a.ino, OsStr::new("user.large"), value, 0)).unwrap();
+        };
+        set_attr(&w, "/s/file", &large);
+        w.fork("/s", "/f");
         let (mut ours, mut theirs, mut both) = (base.clone(), base.clone(), base.clone());
         for i in (0..count).step_by(3) {
             let change = match random.below(4) {
@@ -72,6 +71,10 @@ fn lines_that_only_one_side_changed_are_all_there() {
         }
         rewrite(&w, "/s/file", &text(&ours));
         rewrite(&w, "/f/file", &text(&theirs));
+        if ours != base && theirs != base && random.below(2) == 0 {
+            large.fill(b'b');
+            set_attr(&w, "/f/file", &large);
+        }
         set(&w, "/s/file", 0o4711);
         let report = merge(&w, None);
         assert!(report.merged, "seed {seed}");
@@ -99,7 +102,7 @@ fn lines_that_clash_are_marked_or_one_side_has_the_file() {
         let w = World::new();
         w.mkdir("/s");
         w.put("/s/file", b"one\ntwo\nthree\n");
-        fork(&w);
+        w.fork("/s", "/f");
         rewrite(&w, "/s/file", b"one\nours\nthree\n");
         rewrite(&w, "/f/file", b"one\ntheirs\nthree\nfour\n");
         let report = merge(&w, prefer);
@@ -132,7 +135,7 @@ fn what_is_no_text_or_clashes_otherwise_stays_a_conflict() {
     }
     w.put("/s/long", long.as_bytes());
     w.put("/s/many", many.as_bytes());
-    fork(&w);
+    w.fork("/s", "/f");
     for (side, line, mode) in [("/s", 1, 0o600), ("/f", 8, 0o640)] {
         let mut changed = lines.clone();
         changed[line] = format!("{side}\n");
@@ -165,7 +168,7 @@ fn a_file_with_several_names_is_merged_by_each() {
     w.mkdir("/s");
     w.put("/s/a", b"1\n2\n3\n4\n5\n");
     w.link("/s/a", "/s/b").unwrap();
-    fork(&w);
+    w.fork("/s", "/f");
     rewrite(&w, "/s/a", b"1\nours\n3\n4\n5\n");
     rewrite(&w, "/f/b", b"1\n2\n3\n4\ntheirs\n");
     assert!(merge(&w, None).merged);
@@ -187,7 +190,7 @@ fn nobody_gets_lines_of_an_origin_that_is_not_his() {
     w.mkdir("/s");
     w.put("/s/file", b"secret\n");
     set(&w, "/s/file", 0o600);
-    fork(&w);
+    w.fork("/s", "/f");
     for dir in ["/s", "/f"] {
         let file = format!("{dir}/file");
         w.unlink(&file).unwrap();

@@ -48,13 +48,12 @@ pub(crate) struct Creators {
 }
 
 impl Creators {
-    /// Notes a file that `caller` makes by opening `handle` with `O_*` `flags`. True: it is to bypass the cache,
-    /// if that `may` be.
-    pub(crate) fn made(&self, caller: u32, handle: u64, flags: i32, may: bool) -> bool {
+    /// Notes a file that `caller` makes by opening `handle` with `O_*` `flags`. True: it is to bypass the cache.
+    pub(crate) fn made(&self, caller: u32, handle: u64, flags: i32) -> bool {
         let writes_only = flags & libc::O_ACCMODE == libc::O_WRONLY && flags & libc::O_APPEND == 0;
         let mut state = self.state.lock();
         let small = state.callers.get(&caller).copied().unwrap_or_default();
-        let direct = may && writes_only && small >= SMALL_FILES;
+        let direct = writes_only && small >= SMALL_FILES;
         state.open.insert(handle, NewFile { caller, direct, writes: 0, bytes: 0 });
         direct
     }
@@ -89,7 +88,7 @@ mod tests {
 
     /// Makes a file as `caller`, by writes of these sizes; whether it bypassed the cache.
     fn make(c: &Creators, caller: u32, flags: i32, writes: &[u64]) -> bool {
-        let direct = c.made(caller, 1, flags, true);
+        let direct = c.made(caller, 1, flags);
         if direct {
             writes.iter().for_each(|n| c.wrote(1, *n));
         }
@@ -107,7 +106,6 @@ mod tests {
         for flags in [libc::O_RDWR | libc::O_CREAT, NEW | libc::O_APPEND] {
             assert!(!make(&c, 7, flags, &[200]), "{flags:#o}");
         }
-        assert!(!c.made(7, 2, NEW, false), "where it may not be");
     }
 
     #[test]

@@ -320,7 +320,7 @@ impl Handler for Server {
             self.fs().create(&maker(c, umask, mode), parent, name, mode, flags).map_err(made_since)?;
         self.shared.proofs.opened(c, attr.ino, handle.0, flags);
         let may = self.shared.can_tell_times();
-        let bypass = may && self.shared.creators.made(c.pid, handle.0, flags, may);
+        let bypass = may && self.shared.creators.made(c.pid, handle.0, flags);
         let policy = self.shared.caches.opened(attr.ino, handle.0, flags, bypass);
         Ok((attr, Opened { handle: handle.0, direct: policy.direct, keep_cache: policy.keep }))
     }

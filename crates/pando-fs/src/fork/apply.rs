@@ -54,6 +54,15 @@ pub(crate) struct Apply<'a> {
     tree_removed: bool,
 }
 
+/// Whose content a file gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ContentOf {
+    /// It keeps what it has.
+    Here,
+    Fork,
+    Both,
+}
+
 /// The name of an entry.
 fn name_of(entry: &[u8]) -> &[u8] {
     let dir = path::directory_of(entry).len();
@@ -304,10 +313,15 @@ impl<'a> Apply<'a> {
         if has(Aspects::OWNER) {
             (record.uid, record.gid) = (theirs.record.uid, theirs.record.gid);
         }
-        let content =
+        let of_fork =
             has(Aspects::CONTENT) || has(Aspects::SIZE) || has(Aspects::TARGET) || has(Aspects::DEVICE);
-        self.drop_mixed_privileges(&mut record, (&ours, &theirs), content, text.is_some())?;
-        if content || text.is_some() {
+        let content = match text {
+            Some(_) => ContentOf::Both,
+            None if of_fork => ContentOf::Fork,
+            None => ContentOf::Here,
+        };
+        self.drop_mixed_privileges(&mut record, (&ours, &theirs), content)?;
+        if content != ContentOf::Here {
             return self.change_content(entry, (&ours, &theirs), record, has(Aspects::XATTRS), text);
         }
         if has(Aspects::XATTRS) {
@@ -326,14 +340,12 @@ impl<'a> Apply<'a> {
     }
 
     /// What one side has written does not get the rights that only the other side gave: set-id bits and
-    /// capabilities stay where content, mode, owner and capabilities are all those of one side. `content`: that
-    /// of the fork is taken. `mixed`: it is of both.
+    /// capabilities stay where content, mode, owner and capabilities are all those of one side.
     fn drop_mixed_privileges(
         &self,
         record: &mut Record,
         (ours, theirs): (&Found, &Found),
-        content: bool,
-        mixed: bool,
+        content: ContentOf,
     ) -> Result<()> {
         let perm = without_set_id(record.perm);
         let capable = record.attrs.get(CAPABILITY).is_some();
@@ -346,10 +358,10 @@ impl<'a> Apply<'a> {
                 && r.attrs.get(CAPABILITY) == record.attrs.get(CAPABILITY)
         };
         let one_side = match content {
-            _ if mixed => false,
-            true => all_of(theirs),
-            false if all_of(ours) => true,
-            false => {
+            ContentOf::Both => false,
+            ContentOf::Fork => all_of(theirs),
+            ContentOf::Here if all_of(ours) => true,
+            ContentOf::Here => {
                 let apart = differ(&self.trees.theirs, theirs, &self.trees.ours, ours)?;
                 all_of(theirs) && apart.0 & (Aspects::CONTENT.0 | Aspects::SIZE.0) == 0
             }

@@ -13,6 +13,7 @@ use crate::{
         apply::Apply,
         no_fork,
         plan::{Plan, Planner, Trees},
+        text::TextBudget,
         told::{MergeKind, MergeOptions, MergeReport},
     },
     forks::Fork,
@@ -118,7 +119,7 @@ impl Fs {
             if attempt < ATTEMPTS || options.dry_run {
                 let (places, view) =
                     self.with_attempts(|_| Ok((self.places(&fork, &into)?, self.db.snapshot())))?;
-                let plan = self.plan(&places, &view, owner, options)?;
+                let plan = self.plan(&places, &view, (options, owner), false)?;
                 if let Some(report) = stays(&plan, options) {
                     return Ok((report, CloneReport::default()));
                 }
@@ -133,7 +134,7 @@ impl Fs {
                     Some((was, view, plan)) if *was == places && places.same(view, &now)? => (plan, view),
                     Some(_) => return Ok(None),
                     None => {
-                        fresh = self.plan(&places, &now, owner, options)?;
+                        fresh = self.plan(&places, &now, (options, owner), true)?;
                         (&fresh, &now)
                     }
                 };
@@ -154,10 +155,17 @@ impl Fs {
         Err(Error::Stale(fork.ino)) // not reached: the last attempt plans while both are held
     }
 
-    fn plan(&self, places: &Places, view: &Snapshot, owner: Option<u32>, o: MergeOptions) -> Result<Plan> {
+    /// Plans beside others, or while both trees are `held`.
+    fn plan(
+        &self,
+        places: &Places,
+        view: &Snapshot,
+        who: (MergeOptions, Option<u32>),
+        held: bool,
+    ) -> Result<Plan> {
         let mut trees = places.trees(view);
         let fork = places.theirs.contents.clone();
-        Planner::new(&mut trees, (o, owner), fork, self.has_links()).plan()
+        Planner::new(&mut trees, who, TextBudget::new(held), fork, self.has_links()).plan()
     }
 
     fn places(&self, fork: &InodeRef, into: &InodeRef) -> Result<Places, Obstacle> {

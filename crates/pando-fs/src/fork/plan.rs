@@ -98,21 +98,12 @@ impl<'a> Planner<'a> {
     pub(crate) fn new(
         trees: &'a mut Trees,
         (options, owner): (MergeOptions, Option<u32>),
+        text: TextBudget,
         fork: Vec<u8>,
         links: bool,
     ) -> Self {
         let (changed, missed) = (HashSet::new(), HashSet::new());
-        Self {
-            trees,
-            options,
-            owner,
-            fork,
-            links,
-            plan: Plan::default(),
-            changed,
-            missed,
-            text: TextBudget::default(),
-        }
+        Self { trees, options, owner, fork, links, plan: Plan::default(), changed, missed, text }
     }
 
     /// The plan. Costs what a difference of the origin and the fork costs.

@@ -20,6 +20,8 @@ const MAX_TEXT_BYTES: u64 = 1 << 20;
 const MAX_TEXT_LINES: usize = 10_000;
 /// The squares of the lines of all files of one merge, a count: some seconds at the worst.
 const MAX_WORK_SQUARES: usize = 16 * MAX_TEXT_LINES * MAX_TEXT_LINES;
+/// The same while both trees are held, a count: about a second at the worst.
+const MAX_HELD_WORK_SQUARES: usize = MAX_TEXT_LINES * MAX_TEXT_LINES;
 /// All that one merge gets by merging lines, bytes: it is in memory, and goes into one batch.
 const MAX_MERGED_TEXT_BYTES: usize = 8 << 20;
 
@@ -36,9 +38,11 @@ pub(crate) struct TextBudget {
     bytes: usize,
 }
 
-impl Default for TextBudget {
-    fn default() -> Self {
-        Self { squares: MAX_WORK_SQUARES, bytes: MAX_MERGED_TEXT_BYTES }
+impl TextBudget {
+    /// For a plan beside others, or for one while they wait (`held`), which may take much less work.
+    pub(crate) fn new(held: bool) -> Self {
+        let squares = if held { MAX_HELD_WORK_SQUARES } else { MAX_WORK_SQUARES };
+        Self { squares, bytes: MAX_MERGED_TEXT_BYTES }
     }
 }
 

@@ -156,6 +156,16 @@ impl World {
         self.at(from, |d, n| self.at(to, |d2, n2| self.fs.clone_tree(c, (d, n), (d2, n2), replace)))
     }
 
+    pub fn fork(&self, from: &str, to: &str) {
+        self.at(from, |d, n| self.at(to, |e, m| self.fs.fork_tree(&self.me, (d, n), (e, m), false, &[])))
+            .unwrap();
+    }
+
+    /// As one who may do all.
+    pub fn merge(&self, fork: &str, into: &str, o: MergeOptions) -> Result<MergeReport> {
+        self.on(fork, |f| self.on(into, |i| self.fs.merge(None, f.ino, i.ino, o))).map(|(report, _)| report)
+    }
+
     pub fn remove_tree(&self, path: &str) -> Result<RemoveReport> {
         self.at(path, |d, n| self.fs.remove_tree(&self.me, d, n))
     }

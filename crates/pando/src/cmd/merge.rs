@@ -139,15 +139,8 @@ pub fn run(args: &Args) -> Result<()> {
     let mut report = tool::merge(fork, &into, options).with_context(about)?;
     report.changes.sort_by(|a, b| a.path.cmp(&b.path));
     let lines: Vec<Line> = report.changes.iter().map(line).collect();
-    let count = |marked: bool| {
-        let counts = |change: &&MergeChange| match change.kind {
-            MergeKind::Conflict(_) => !marked,
-            MergeKind::Marked => marked,
-            _ => false,
-        };
-        report.changes.iter().filter(counts).count()
-    };
-    let (conflicts, marked) = (count(false), count(true));
+    let count = |kind| lines.iter().filter(|line| line.kind == kind).count();
+    let (conflicts, marked) = (count("conflict"), count("marked"));
     if args.json {
         print_json(&Report { version: VERSION, merged: report.merged, conflicts, marked, changes: lines })?;
     } else {

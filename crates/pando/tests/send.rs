@@ -145,12 +145,7 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
 #[test]
 fn an_interrupted_receive_shows_nothing_and_goes_on() {
     let b = mounted!();
-    b.tree("t");
-    b.sh("cp -a t m/p; head -c 9000000 /dev/urandom > m/p/big; ln m/p/big m/p/linked");
-    b.ok(&["snapshot", "create", "m/p", "one"]);
-    send(&b, &["m/p@one"], "one.s");
-    let whole = fs::read(b.path("one.s")).unwrap();
-    b.sh("mkdir m/in");
+    let whole = sent_once(&b, "mkdir m/in; head -c 9000000 /dev/urandom > m/p/big; ln m/p/big m/p/linked");
     for cut in [whole.len() / 3, whole.len() - 1] {
         let out = receive_bytes(&b, &["m/in", "q"], &whole[..cut]);
         let err = text(&out.stderr);
@@ -229,11 +224,25 @@ fn a_dry_run_says_how_much_it_would_be() {
     assert!(fs::metadata(b.path("two.s")).unwrap().len() < 2000);
 }
 
+/// A tree in `m/p`, prepared by `script`, and its snapshot `one`, sent to `one.s`: that stream.
+fn sent_once(b: &Bench, script: &str) -> Vec<u8> {
+    b.tree("t");
+    b.sh(&format!("cp -a t m/p; {script}"));
+    b.ok(&["snapshot", "create", "m/p", "one"]);
+    send(b, &["m/p@one"], "one.s");
+    fs::read(b.path("one.s")).unwrap()
+}
+
+/// The token that somebody is told who has to go on with `--resume`.
+fn told_token(err: &str) -> String {
+    let (_, rest) = err.split_once("--resume ").unwrap_or_else(|| panic!("{err}"));
+    rest.split([',', ' ', '\n']).next().unwrap().to_owned()
+}
+
 /// The token of the receive of this stream that was begun and not ended.
 fn token_of(b: &Bench, args: &[&str], stream: &[u8]) -> String {
     let err = text(&receive_bytes(b, args, stream).stderr);
-    let (_, rest) = err.split_once("--resume ").unwrap_or_else(|| panic!("{err}"));
-    rest.trim_start().split([',', ' ']).next().unwrap().to_owned()
+    told_token(&err)
 }
 
 #[test]
@@ -285,12 +294,9 @@ fn a_receiver_or_a_daemon_that_is_killed_leaves_what_can_go_on() {
 
 /// Two snapshots of `m/p`, the first of them received as `m/in/q`, and streams `one.s` and `two.s`.
 fn received_once(b: &Bench) {
-    b.tree("t");
-    b.sh("cp -a t m/p; mkdir m/in");
-    b.ok(&["snapshot", "create", "m/p", "one"]);
+    sent_once(b, "mkdir m/in");
     b.sh("echo two > m/p/two");
     b.ok(&["snapshot", "create", "m/p", "two"]);
-    send(b, &["m/p@one"], "one.s");
     send(b, &["-i", "@one", "m/p@two"], "two.s");
     receive(b, &["m/in", "q"], "one.s");
 }
@@ -340,11 +346,7 @@ fn what_is_written_while_a_receive_ends_is_kept() {
 #[test]
 fn a_receive_interrupted_behind_the_last_block_goes_on() {
     let b = mounted!();
-    b.tree("t");
-    b.sh("cp -a t m/p; mkdir m/in");
-    b.ok(&["snapshot", "create", "m/p", "one"]);
-    send(&b, &["m/p@one"], "one.s");
-    let whole = fs::read(b.path("one.s")).unwrap();
+    let whole = sent_once(&b, "mkdir m/in");
     let mut child =
         b.command(&["receive", "m/in", "q"]).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut pipe = child.stdin.take().unwrap();
@@ -355,8 +357,7 @@ fn a_receive_interrupted_behind_the_last_block_goes_on() {
     let out = child.wait_with_output().unwrap();
     drop(pipe);
     let err = text(&out.stderr);
-    let token = err.split_once("--resume ").unwrap_or_else(|| panic!("{err}")).1;
-    let token = token.split_whitespace().next().unwrap().to_owned();
+    let token = told_token(&err);
     assert!(!b.path("m/in/q").exists());
     receive(&b, &["--resume", &token, "m/in", "q"], "one.s");
     same(b.path("m/p"), b.path("m/in/q"));
@@ -370,7 +371,7 @@ fn going_on_behind_the_end_rolls_nothing_back_that_was_changed() {
     received_once(&b);
     let two = fs::read(b.path("two.s")).unwrap();
     let err = text(&receive_bytes(&b, &["m/in", "q"], &two[..two.len() - 1]).stderr);
-    let token = err.split_once("--resume ").unwrap().1.split_whitespace().next().unwrap().to_owned();
+    let token = told_token(&err);
     let resume = ["--resume", &token, "m/in", "q"];
     receive(&b, &resume, "two.s");
     let left = || b.sh(&format!("mkdir -m 700 m/in/.pando-receive-{token}"));
@@ -401,11 +402,7 @@ fn going_on_behind_the_end_rolls_nothing_back_that_was_changed() {
 #[test]
 fn what_cannot_take_its_place_is_not_lost() {
     let b = mounted!();
-    b.tree("t");
-    b.sh("cp -a t m/p; mkdir m/in");
-    b.ok(&["snapshot", "create", "m/p", "one"]);
-    send(&b, &["m/p@one"], "one.s");
-    let whole = fs::read(b.path("one.s")).unwrap();
+    let whole = sent_once(&b, "mkdir m/in");
     let (most, last) = whole.split_at(whole.len() - 20);
     let mut child =
         b.command(&["receive", "m/in", "q"]).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -419,8 +416,7 @@ fn what_cannot_take_its_place_is_not_lost() {
     drop(pipe);
     let err = text(&child.wait_with_output().unwrap().stderr);
     assert!(err.contains("File exists"), "{err}");
-    let token = err.split_once("--resume ").unwrap_or_else(|| panic!("{err}")).1;
-    let token = token.split_whitespace().next().unwrap().to_owned();
+    let token = told_token(&err);
     b.sh("rmdir m/in/q");
     receive(&b, &["--resume", &token, "m/in", "q"], "one.s");
     same(b.path("m/p"), b.path("m/in/q"));

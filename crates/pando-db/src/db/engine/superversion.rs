@@ -4,8 +4,9 @@
 //! threads read as well. Publishing a view shares the active table with readers, and then a writer must copy
 //! what it changes of it (a path of the persistent map for each key). So a view is published only if somebody
 //! other than the writer reads, or has done so a few changes ago; a thread that reads and writes in turn
-//! finds the slot empty, and makes its view under the lock, which nobody else wants. A reader of single keys
-//! does not free what was replaced while it read.
+//! finds the slot empty, and makes its view under the lock, which nobody else wants. Such a view is not published
+//! either: that, and taking it back at the next change, would go through the marks of all threads of the process.
+//! A reader of single keys does not free what was replaced while it read.
 //!
 //! May use: the superversion, views. No I/O.
 //!
@@ -83,7 +84,12 @@ impl Superversion {
 #[derive(Default)]
 pub(crate) struct SuperversionSlot {
     slot: ArcSwapOption<View>,
-    /// How often the slot has changed.
+    /// The slot holds a view. Changed with it, under the superversion's lock.
+    published: AtomicBool,
+    /// What the only reader since the last change has made for itself. Filled under the superversion's lock, and
+    /// emptied with the slot.
+    unpublished: Mutex<Option<Arc<View>>>,
+    /// How often the superversion has changed.
     changes: AtomicU64,
     reader: AtomicU64,
     /// For how many changes more a view is published even if nobody has read. Changed under the superversion's lock.
@@ -198,7 +204,12 @@ impl SuperversionSlot {
 
     fn replace(&self, fresh: Option<Arc<View>>) -> Old {
         let mut old = self.left_by_readers();
-        old.extend(self.slot.swap(fresh));
+        old.extend(self.unpublished.lock().take());
+        // A swap is dear even if it changes nothing: it looks at marks of all threads of the process.
+        let publishes = fresh.is_some();
+        if self.published.swap(publishes, Ordering::Relaxed) || publishes {
+            old.extend(self.slot.swap(fresh));
+        }
         self.changes.fetch_add(1, Ordering::Release);
         old
     }
@@ -246,11 +257,22 @@ impl SuperversionSlot {
         result
     }
 
+    /// The view of a reader that found none in the slot.
     fn fresh_view(&self, front: &RwLock<Superversion>) -> Arc<View> {
+        let alone = self.reader.load(Ordering::Relaxed) == thread::number();
+        // One that a reader made for itself is as good as any until the next change, whoever takes it.
+        if alone && let Some(own) = &*self.unpublished.lock() {
+            return own.clone();
+        }
+        // Under the lock, so that it cannot replace a newer one.
         let front = front.read();
         let fresh = Arc::new(front.view());
-        // Under the lock, so that it cannot replace a newer one.
-        self.slot.store(Some(fresh.clone()));
+        if alone {
+            *self.unpublished.lock() = Some(fresh.clone());
+        } else {
+            self.published.store(true, Ordering::Relaxed);
+            self.slot.store(Some(fresh.clone()));
+        }
         fresh
     }
 
@@ -295,6 +317,25 @@ mod tests {
         let published = (0..100).take_while(|_| published_by_a_write()).count();
         assert_eq!(published, 1 + super::LINGER_CHANGES as usize);
         assert!(!published_by_a_write());
+    }
+
+    #[test]
+    fn the_only_reader_makes_a_view_once_a_change_and_publishes_none() {
+        let db = store();
+        let view = || db.engine().view();
+        db.put("a", "1").unwrap();
+        let first = view();
+        assert!(Arc::ptr_eq(&first, &view()), "the second read makes a view anew");
+        assert!(db.engine().views.slot.load().is_none(), "the view is published for nobody");
+        db.put("a", "2").unwrap();
+        let second = view();
+        assert!(first.msn < second.msn, "the view is from before the write");
+        assert!(Arc::ptr_eq(&second, &view()));
+        // A second reader gets what the writes so far have left, and so does the first then.
+        let others = std::thread::scope(|scope| scope.spawn(view).join().unwrap());
+        assert_eq!(others.msn, second.msn);
+        assert!(db.engine().views.slot.load().is_some(), "two read, and each makes views of its own");
+        assert!(Arc::ptr_eq(&others, &view()));
     }
 
     #[test]

@@ -314,13 +314,14 @@ const PROGRAM: &[(&str, &[&str])] = &[
     ("guard", &[]),
     ("logging", &[]),
     ("place", &[]),
+    ("below", &[]),
     ("image", &["exit"]),
     ("offline", &["image"]),
     ("change", &["exit", "image", "offline"]),
     ("one_version", &["exit"]),
     ("report", &["size"]),
-    ("tree", &[]),
-    ("stream", &[]),
+    ("tree", &["exit", "below"]),
+    ("stream", &["below"]),
     (
         "cmd",
         &[

@@ -18,6 +18,8 @@ pub const NO_FUSE: u8 = 5;
 pub const NOT_CLOSED: u8 = 6;
 /// `merge` left conflicts: it has merged nothing, or with --text marked them in the files.
 pub const CONFLICTS: u8 = 7;
+/// `import` or `export` has copied all, but not all that belongs to it: owners, attributes, links or device nodes.
+pub const NOT_KEPT: u8 = 8;
 
 /// The list for `--help`.
 pub const HELP: &str = "Exit codes:
@@ -28,7 +30,8 @@ pub const HELP: &str = "Exit codes:
   4  in use: locked by another process, mounted already, or files open
   5  mounting is not possible here: no /dev/fuse, or fusermount3 missing
   6  umount: unmounted, but closing the image failed; what was not synced may be lost
-  7  merge: conflicts; nothing was merged, or with --text they are marked in the files";
+  7  merge: conflicts; nothing was merged, or with --text they are marked in the files
+  8  import, export: copied, but some owners, attributes, links or device nodes could not be kept";
 
 /// An error with a code of its own.
 #[derive(Debug)]

@@ -7,9 +7,10 @@
 //!
 //! Called by another name it is a helper of mount(8) and its like: see `helper`.
 //!
-//! From the ground up: `exit`, `size`, `uuid`, `closing`, `logging`, `place`; `image`, `offline`, `change`, `report`,
-//! `tree`, `stream`; `cmd`; `helper`.
+//! From the ground up: `exit`, `size`, `uuid`, `closing`, `logging`, `place`, `below`; `image`, `offline`, `change`,
+//! `report`, `tree`, `stream`; `cmd`; `helper`.
 
+mod below;
 mod change;
 mod closing;
 mod cmd;

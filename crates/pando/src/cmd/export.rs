@@ -11,15 +11,16 @@ use pando_fs::MountOptions;
 use crate::{
     exit::{self, Coded},
     image::{self, ImagePath},
-    size::show,
-    tree::{self, Progress, View, host, host::Host, image::Image},
+    tree::{self, Progress, View, copy, host, host::Host, image::Image, lost::NotKept},
 };
 
 /// Copy a tree out of an image without mounting it
 #[derive(clap::Args)]
 #[command(
-    after_help = "Owners and device nodes are kept only for root. What cannot be read is left out and listed by
-path (of a file: a hole stands for it), and the exit code is 3.
+    after_help = "All that `pando import` keeps comes out again, as far as the host and the rights of the caller
+allow: owners and device nodes need root. What could not be kept is counted, and the exit code
+is 8. What cannot be read is left out and listed by path (of a file: a hole stands for it), and
+the exit code is 3.
 
 Example: pando export grove.img:/project ~/src/project-copy"
 )]
@@ -37,12 +38,12 @@ pub fn run(args: &Args) -> Result<()> {
     host::check_new_or_empty(&args.dir)?;
     let fs = image::open(&image, MountOptions::default().read_only(true))?;
     let lost = Cell::new(0);
-    let work = || -> Result<tree::Count> {
+    let work = || -> Result<(tree::Count, NotKept)> {
         let from = Image::new(&fs, &args.from.path);
         // What cannot be counted is told of when it cannot be copied.
         let total = tree::count(&from, Path::new(""), &Progress::new("counting", 0, stop.clone()));
         let progress = Progress::new("exporting", total.map_or(0, |total| total.bytes), stop.clone());
-        tree::copy_around(&from, &Host::new(&args.dir), &progress, &mut |path, error| {
+        copy::copy_around(&from, &Host::new(&args.dir), &progress, &mut |path, error| {
             if path.as_os_str().is_empty() && from.meta(path).is_err() {
                 return Err(error);
             }
@@ -53,16 +54,12 @@ pub fn run(args: &Args) -> Result<()> {
     };
     let copied = work();
     super::import::close(&fs, &args.from)?;
-    let count = copied.with_context(|| format!("export {} to {}", args.from, args.dir.display()))?;
-    super::print(&format!(
-        "{}: {} files, {} directories, {}\n",
-        args.dir.display(),
-        count.files,
-        count.dirs,
-        show(count.bytes)
-    ))?;
+    let (count, not_kept) =
+        copied.with_context(|| format!("export {} to {}", args.from, args.dir.display()))?;
+    not_kept.say();
+    super::print(&super::import::summary(&args.dir.display(), &count))?;
     match lost.get() {
-        0 => Ok(()),
+        0 => Ok(not_kept.into_result(&args.from)?),
         n => Err(Coded(
             exit::DAMAGE,
             format!("{}: {n} files or directories could not be read whole", args.from),

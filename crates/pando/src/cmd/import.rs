@@ -8,15 +8,15 @@ use pando_fs::{Fs, MountOptions};
 use crate::{
     image::{self, ImagePath},
     size::show,
-    tree::{self, Progress, host::Host, image::Image},
+    tree::{self, Count, Progress, copy, host::Host, image::Image},
 };
 
 /// Copy a tree into an image without mounting it
 #[derive(clap::Args)]
 #[command(
     after_help = "PATH may be new, or a directory (like / of a new image) with nothing of the same name in it.
-Contents, modes, owners, times, links and device nodes are kept; hard links become files
-of their own.
+Contents and holes, modes, owners, times, extended attributes, access control lists, hard and
+symbolic links and device nodes are kept. What cannot be is counted, and the exit code is 8.
 
 Example: pando import ~/src/project grove.img:/project"
 )]
@@ -35,20 +35,23 @@ pub fn run(args: &Args) -> Result<()> {
     let total = tree::count(&from, Path::new(""), &Progress::new("counting", 0, stop.clone()))?;
     let fs = image::open(&image, MountOptions::default())?;
     let progress = Progress::new("importing", total.bytes, stop);
-    let copied = tree::copy(&from, &Image::new(&fs, &args.to.path), &progress);
+    let copied = copy::copy(&from, &Image::new(&fs, &args.to.path), &progress);
     drop(progress);
     close(&fs, &args.to)?;
-    let count = copied.with_context(|| format!("import {} to {}", args.dir.display(), args.to))?;
-    if count.linked > 0 {
-        eprintln!("pando: {} hard-linked files were copied as files of their own", count.linked);
-    }
-    super::print(&format!(
-        "{}: {} files, {} directories, {}\n",
-        args.to,
-        count.files,
-        count.dirs,
-        show(count.bytes)
-    ))
+    let (count, not_kept) =
+        copied.with_context(|| format!("import {} to {}", args.dir.display(), args.to))?;
+    not_kept.say();
+    super::print(&summary(&args.to, &count))?;
+    Ok(not_kept.into_result(&args.to)?)
+}
+
+/// What an import or export tells at its end.
+pub fn summary(place: &dyn std::fmt::Display, count: &Count) -> String {
+    let linked = match count.linked {
+        0 => String::new(),
+        n => format!(" ({n} of them hard links)"),
+    };
+    format!("{place}: {} files{linked}, {} directories, {}\n", count.files, count.dirs, show(count.bytes))
 }
 
 /// Closes what an import or export has opened; also after a failure, so that the log need not

@@ -4,12 +4,11 @@
 //! cannot reach out of the tree. One directory at a time is kept open: neighbours come one after the other.
 
 use std::{
-    cell::RefCell,
     ffi::{OsStr, OsString},
     fs::File,
     io::{self, ErrorKind},
     os::{
-        fd::{AsRawFd, OwnedFd},
+        fd::OwnedFd,
         unix::{
             ffi::{OsStrExt, OsStringExt},
             fs::FileExt,
@@ -23,29 +22,17 @@ use pando_fs::{
     send::{FileMeta, Source, SourceFile, Target},
 };
 use rustix::fs::{
-    AtFlags, Dir, FallocateFlags, FileType, Gid, Mode, OFlags, RenameFlags, ResolveFlags, SeekFrom, Stat,
-    Timespec, Timestamps, Uid, XattrFlags,
+    AtFlags, Dir, FallocateFlags, FileType, Gid, Mode, OFlags, RenameFlags, SeekFrom, Stat, Timespec,
+    Timestamps, Uid, XattrFlags,
 };
 
-/// Longest path that one call takes, bytes; what is longer is walked in parts.
-const STEP_BYTES: usize = 2000;
-/// Most bytes of the names of extended attributes, and of a value: the kernel's limits.
-const XATTR_BYTES: usize = 64 << 10;
+use crate::below::{Below, attrs_at, split};
 
 /// The tree below a directory.
 pub struct Host {
-    top: OwnedFd,
-    /// The directory used last.
-    last: RefCell<Option<(Vec<u8>, OwnedFd)>>,
+    below: Below,
     /// The file that is written, and its path.
     open: Option<(Vec<u8>, File)>,
-}
-
-fn split(path: &[u8]) -> (&[u8], &[u8]) {
-    match path.iter().rposition(|b| *b == b'/') {
-        Some(at) => (path.get(..at).unwrap_or_default(), path.get(at + 1..).unwrap_or_default()),
-        None => (b"", path),
-    }
 }
 
 fn kind_of(mode: u32) -> FileKind {
@@ -81,59 +68,12 @@ fn meta_of(s: &Stat) -> FileMeta {
 impl Host {
     /// The tree below the directory at `top`.
     pub fn new(top: &Path) -> io::Result<Host> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let top = rustix::fs::open(top, flags, Mode::empty())?;
-        Ok(Host { top, last: RefCell::new(None), open: None })
-    }
-
-    /// Calls `f` with a descriptor of a directory.
-    fn in_dir<T>(&self, path: &[u8], f: impl FnOnce(&OwnedFd) -> io::Result<T>) -> io::Result<T> {
-        if path.is_empty() {
-            return f(&self.top);
-        }
-        let mut last = self.last.borrow_mut();
-        if let Some((had, dir)) = &*last
-            && had == path
-        {
-            return f(dir);
-        }
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let within = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-        let mut at: Option<OwnedFd> = None;
-        let mut rest = path;
-        while !rest.is_empty() {
-            let cut = match rest.len() > STEP_BYTES {
-                true => rest.iter().take(STEP_BYTES).rposition(|b| *b == b'/').unwrap_or(rest.len()),
-                false => rest.len(),
-            };
-            let (step, tail) = rest.split_at(cut);
-            rest = tail.strip_prefix(b"/").unwrap_or(tail);
-            let from = at.as_ref().unwrap_or(&self.top);
-            at = Some(rustix::fs::openat2(from, OsStr::from_bytes(step), flags, Mode::empty(), within)?);
-        }
-        let Some(dir) = at else { return f(&self.top) };
-        let done = f(&dir);
-        *last = Some((path.to_vec(), dir));
-        done
-    }
-
-    /// Calls `f` with the directory of an entry and its name; the name of the top is `.`.
-    fn at<T>(&self, path: &[u8], f: impl FnOnce(&OwnedFd, &OsStr) -> io::Result<T>) -> io::Result<T> {
-        if path.is_empty() {
-            return f(&self.top, OsStr::new("."));
-        }
-        let (dir, name) = split(path);
-        self.in_dir(dir, |dir| f(dir, OsStr::from_bytes(name)))
-    }
-
-    /// A path that means an entry to calls that take no directory.
-    fn by_proc<T>(&self, path: &[u8], f: impl FnOnce(&Path) -> io::Result<T>) -> io::Result<T> {
-        self.at(path, |dir, name| f(&PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd())).join(name)))
+        Ok(Host { below: Below::new(top)?, open: None })
     }
 
     fn opened(&self, path: &[u8], flags: OFlags) -> io::Result<File> {
         let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
-        self.at(path, |dir, name| {
+        self.below.at(path, |dir, name| {
             let file = File::from(rustix::fs::openat(dir, name, flags, Mode::RUSR | Mode::WUSR)?);
             match file.metadata()?.is_file() {
                 true => Ok(file),
@@ -146,15 +86,11 @@ impl Host {
         self.open.as_ref().map(|(_, file)| file).ok_or_else(|| io::Error::other("no file is open"))
     }
 
-    fn forget_dir(&self) {
-        *self.last.borrow_mut() = None;
-    }
-
     /// Gives the owner, if that is the caller, all rights to what is at `path`. Only for what is said of it later in
     /// the stream, which sets its mode: that is so of a directory in which an entry comes or goes, of a file whose
     /// content is sent, and of what gets attributes.
     fn open_up(&self, path: &[u8]) -> io::Result<()> {
-        self.at(path, |dir, name| {
+        self.below.at(path, |dir, name| {
             let stat = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
             let rights = if kind_of(stat.st_mode) == FileKind::Directory { 0o700 } else { 0o600 };
             let mode = stat.st_mode & 0o7777;
@@ -180,7 +116,7 @@ impl Host {
 
     /// Does something with an entry of a directory, which it changes.
     fn change<T>(&self, path: &[u8], f: impl Fn(&OwnedFd, &OsStr) -> io::Result<T>) -> io::Result<T> {
-        self.opened_up(split(path).0, || self.at(path, &f))
+        self.opened_up(split(path).0, || self.below.at(path, &f))
     }
 
     fn unlinked(&self, path: &[u8]) -> io::Result<()> {
@@ -194,11 +130,12 @@ fn denied(error: &io::Error) -> bool {
 
 impl Source for Host {
     fn meta(&self, path: &[u8]) -> io::Result<FileMeta> {
-        self.at(path, |dir, name| Ok(meta_of(&rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?)))
+        self.below
+            .at(path, |dir, name| Ok(meta_of(&rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?)))
     }
 
     fn list(&self, path: &[u8]) -> io::Result<Vec<(OsString, FileMeta)>> {
-        self.in_dir(path, |dir| {
+        self.below.in_dir(path, |dir| {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
             let dir = rustix::fs::openat(dir, ".", flags, Mode::empty())?;
             let mut out = Vec::new();
@@ -217,32 +154,11 @@ impl Source for Host {
     }
 
     fn readlink(&self, path: &[u8]) -> io::Result<Vec<u8>> {
-        self.at(path, |dir, name| Ok(rustix::fs::readlinkat(dir, name, Vec::new())?.into_bytes()))
+        self.below.at(path, |dir, name| Ok(rustix::fs::readlinkat(dir, name, Vec::new())?.into_bytes()))
     }
 
     fn xattrs(&self, path: &[u8], _: FileKind) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
-        self.by_proc(path, |file| {
-            let mut few = [0u8; 256];
-            let names = match rustix::fs::llistxattr(file, &mut few[..]) {
-                Ok(0) => return Ok(Vec::new()),
-                Ok(len) => few.get(..len).unwrap_or_default().to_vec(),
-                Err(rustix::io::Errno::OPNOTSUPP) => return Ok(Vec::new()),
-                Err(rustix::io::Errno::RANGE) => {
-                    let mut many = vec![0; XATTR_BYTES];
-                    let len = rustix::fs::llistxattr(file, &mut many[..])?;
-                    many.truncate(len);
-                    many
-                }
-                Err(e) => return Err(e.into()),
-            };
-            let mut out = Vec::new();
-            let mut value = vec![0; XATTR_BYTES];
-            for name in names.split(|b| *b == 0).filter(|name| !name.is_empty()) {
-                let len = rustix::fs::lgetxattr(file, OsStr::from_bytes(name), &mut value[..])?;
-                out.push((name.to_vec(), value.get(..len).unwrap_or_default().to_vec()));
-            }
-            Ok(out)
-        })
+        self.below.by_proc(path, attrs_at)
     }
 
     fn open(&self, path: &[u8]) -> io::Result<Box<dyn SourceFile + '_>> {
@@ -354,19 +270,20 @@ impl Target for Host {
 
     fn link(&mut self, to: &[u8], path: &[u8]) -> io::Result<()> {
         // Of two directories one is kept, so the other is held by a descriptor of its own.
-        let from = self.at(to, |dir, _| dir.try_clone())?;
+        let from = self.below.at(to, |dir, _| dir.try_clone())?;
         let old = OsStr::from_bytes(split(to).1);
         self.change(path, |dir, name| Ok(rustix::fs::linkat(&from, old, dir, name, AtFlags::empty())?))
     }
 
     fn rename(&mut self, from: &[u8], to: &[u8]) -> io::Result<()> {
-        let at = self.at(from, |dir, _| dir.try_clone())?;
+        let at = self.below.at(from, |dir, _| dir.try_clone())?;
         let old = OsStr::from_bytes(split(from).1);
         let flags = RenameFlags::NOREPLACE;
-        let moved = || self.at(to, |dir, name| Ok(rustix::fs::renameat_with(&at, old, dir, name, flags)?));
+        let moved =
+            || self.below.at(to, |dir, name| Ok(rustix::fs::renameat_with(&at, old, dir, name, flags)?));
         // Either directory may be read-only, and then both.
         let done = self.opened_up(split(from).0, || self.opened_up(split(to).0, moved));
-        self.forget_dir();
+        self.below.forget_dir();
         done
     }
 
@@ -376,7 +293,7 @@ impl Target for Host {
 
     fn rmdir(&mut self, path: &[u8]) -> io::Result<()> {
         let done = self.change(path, |dir, name| Ok(rustix::fs::unlinkat(dir, name, AtFlags::REMOVEDIR)?));
-        self.forget_dir();
+        self.below.forget_dir();
         done
     }
 
@@ -386,13 +303,14 @@ impl Target for Host {
             return Ok(());
         }
         let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
-        self.at(path, |dir, name| Ok(rustix::fs::chownat(dir, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?))
+        self.below
+            .at(path, |dir, name| Ok(rustix::fs::chownat(dir, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?))
     }
 
     fn clear_xattrs(&mut self, path: &[u8]) -> io::Result<()> {
         for (name, _) in self.xattrs(path, FileKind::Regular)? {
             let remove = |file: &Path| Ok(rustix::fs::lremovexattr(file, OsStr::from_bytes(&name))?);
-            self.opened_up(path, || self.by_proc(path, remove))?;
+            self.opened_up(path, || self.below.by_proc(path, remove))?;
         }
         Ok(())
     }
@@ -400,7 +318,7 @@ impl Target for Host {
     fn set_xattr(&mut self, path: &[u8], name: &[u8], value: &[u8]) -> io::Result<()> {
         let name = OsStr::from_bytes(name);
         let set = |file: &Path| Ok(rustix::fs::lsetxattr(file, name, value, XattrFlags::empty())?);
-        self.opened_up(path, || self.by_proc(path, set))
+        self.opened_up(path, || self.below.by_proc(path, set))
     }
 
     fn set_meta(
@@ -423,7 +341,7 @@ impl Target for Host {
             return Ok(rustix::fs::futimens(&file, &times)?);
         }
         self.chown(path, owner.0, owner.1)?;
-        self.at(path, |dir, name| {
+        self.below.at(path, |dir, name| {
             let stat = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
             if kind_of(stat.st_mode) != FileKind::Symlink {
                 rustix::fs::chmodat(dir, name, mode, AtFlags::empty())?;

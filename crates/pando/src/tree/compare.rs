@@ -1,14 +1,17 @@
 //! Byte-by-byte comparison of two trees.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     path::{Path, PathBuf},
 };
 
 use anyhow::Result;
 use pando_fs::FileKind;
 
-use crate::tree::{CHUNK, Meta, Piece, Progress, Reader, View};
+use crate::{
+    below::Attrs,
+    tree::{CHUNK, Meta, Piece, Progress, Reader, View},
+};
 
 /// Differences that are listed, a count.
 const MAX_LISTED: usize = 50;
@@ -17,7 +20,9 @@ const MAX_LISTED: usize = 50;
 /// looked at, nor the times of the directories that hold them.
 ///
 /// Compared are names, kinds, permission bits, owners, modification times to the nanosecond,
-/// sizes, contents, link targets and device numbers. Owners only if this process can set them.
+/// sizes, contents, link targets, device numbers, which names are one file, extended attributes and
+/// access lists. Owners only if this process can set them, and no labels of security modules, which
+/// each file system has its own of.
 pub fn compare(
     a: &dyn View,
     b: &dyn View,
@@ -28,6 +33,7 @@ pub fn compare(
     let touched: HashSet<&Path> = except.iter().filter_map(|p| p.parent()).collect();
     let mut out = Vec::new();
     let mut bufs = (vec![0; CHUNK], vec![0; CHUNK]);
+    let mut names = [HashMap::new(), HashMap::new()];
     let root = PathBuf::new();
     let (ma, mb) = (a.meta(&root)?, b.meta(&root)?);
     let mut todo = vec![(root, ma, mb)];
@@ -40,6 +46,18 @@ pub fn compare(
         compare_meta(&ma, &mb, owners, !touched.contains(path.as_path()), &mut note);
         if ma.kind != mb.kind {
             continue;
+        }
+        if ma.kind != FileKind::Directory {
+            let [na, nb] = &mut names;
+            let (first_a, first_b) = (first_name(na, &ma, &path), first_name(nb, &mb, &path));
+            if first_a != first_b {
+                note(format!("the same file as {first_a:?} and as {first_b:?}"));
+            }
+        }
+        let (aa, ab) = (attrs(a, &path)?, attrs(b, &path)?);
+        if aa != ab {
+            let only = |x: &Attrs, y: &Attrs| x.iter().find(|attr| !y.contains(attr)).cloned();
+            note(format!("attributes differ: {:?} and {:?}", only(&aa, &ab), only(&ab, &aa)));
         }
         match ma.kind {
             FileKind::Directory => {
@@ -78,6 +96,25 @@ pub fn compare(
         }
     }
     Ok(out)
+}
+
+/// The attributes that a copy keeps, in order.
+fn attrs(view: &dyn View, path: &Path) -> Result<Attrs> {
+    let mut attrs = view.attrs(path)?;
+    let labels = ["security.selinux", "security.SMACK", "security.apparmor", "security.ima", "security.evm"];
+    let kept = ["user.", "trusted.", "security.", "system.posix_acl_"];
+    let begins = |name: &[u8], with: &[&str]| with.iter().any(|with| name.starts_with(with.as_bytes()));
+    attrs.retain(|(name, _)| begins(name, &kept) && !begins(name, &labels));
+    attrs.sort_unstable();
+    Ok(attrs)
+}
+
+/// The name under which this file was met first.
+fn first_name(names: &mut HashMap<(u64, u64), PathBuf>, meta: &Meta, path: &Path) -> PathBuf {
+    match meta.nlink > 1 {
+        true => names.entry((meta.dev, meta.ino)).or_insert_with(|| path.to_owned()).clone(),
+        false => path.to_owned(),
+    }
 }
 
 fn compare_meta(a: &Meta, b: &Meta, owners: bool, times: bool, note: &mut dyn FnMut(String)) {

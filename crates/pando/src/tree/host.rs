@@ -1,76 +1,126 @@
 //! Trees in directories of the host (a mounted Pando is one too).
 
 use std::{
-    ffi::OsString,
-    fs::{self, File, OpenOptions},
-    io::{Read, Seek, SeekFrom, Write},
-    os::unix::{
-        ffi::OsStrExt,
-        fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt},
+    borrow::Cow,
+    cell::OnceCell,
+    ffi::{OsStr, OsString},
+    fs::{self, File},
+    io::{self, Read, Seek, SeekFrom, Write},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::ffi::{OsStrExt, OsStringExt},
     },
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context, Result, bail};
 use pando_fs::{FileKind, Time};
-use rustix::fs::{AtFlags, CWD, Mode, Timespec, Timestamps};
+use rustix::{
+    fs::{AtFlags, Dir, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags},
+    io::Errno,
+};
 
-use crate::tree::{Meta, Piece, Reader, Sink, View, Writer};
+use crate::{
+    below::{Attrs, Below, attrs_at, attrs_of},
+    tree::{
+        CHUNK, Meta, Piece, Reader, Sink, View, Writer,
+        lost::{LISTS, Losses, Lost, about, may_miss, sort_of},
+    },
+};
+
+/// Set-id bits.
+const SET_IDS: u32 = 0o6000;
 
 /// A directory (or single file) of the host.
 pub struct Host {
     root: PathBuf,
-    /// Whether owners can be set: only root may give files away.
-    owners: bool,
+    /// A directory, and where the root of the tree is in it; opened when it is needed first.
+    base: OnceCell<(Below, Vec<u8>)>,
 }
 
 impl Host {
     /// The tree at `root`.
     pub fn new(root: &Path) -> Self {
-        Self { root: root.to_owned(), owners: rustix::process::geteuid().is_root() }
+        Self { root: root.to_owned(), base: OnceCell::new() }
     }
 
     fn full(&self, path: &Path) -> PathBuf {
         // Joining an empty path would add a slash, which follows links.
         if path.as_os_str().is_empty() { self.root.clone() } else { self.root.join(path) }
     }
-}
 
-fn kind(t: fs::FileType) -> FileKind {
-    if t.is_dir() {
-        FileKind::Directory
-    } else if t.is_symlink() {
-        FileKind::Symlink
-    } else if t.is_char_device() {
-        FileKind::CharDevice
-    } else if t.is_block_device() {
-        FileKind::BlockDevice
-    } else if t.is_fifo() {
-        FileKind::Fifo
-    } else if t.is_socket() {
-        FileKind::Socket
-    } else {
-        FileKind::Regular
+    fn base(&self) -> io::Result<&(Below, Vec<u8>)> {
+        if let Some(base) = self.base.get() {
+            return Ok(base);
+        }
+        let base = match (Below::new(&self.root), self.root.file_name()) {
+            (Ok(below), _) => (below, Vec::new()),
+            // A file, or nothing yet: an entry of the directory that it is in.
+            (Err(_), Some(name)) => {
+                let dir = self.root.parent().filter(|dir| !dir.as_os_str().is_empty());
+                (Below::behind(dir.unwrap_or(Path::new(".")))?, name.as_bytes().to_vec())
+            }
+            (Err(e), None) => return Err(e),
+        };
+        Ok(self.base.get_or_init(|| base))
+    }
+
+    /// The directory of all, and the path of `path` in it.
+    fn place<'p>(&self, path: &'p Path) -> io::Result<(&Below, Cow<'p, [u8]>)> {
+        let (below, prefix) = self.base()?;
+        let path = path.as_os_str().as_bytes();
+        Ok(match (&prefix[..], path) {
+            ([], path) => (below, Cow::Borrowed(path)),
+            (prefix, []) => (below, Cow::Owned(prefix.to_vec())),
+            (prefix, path) => (below, Cow::Owned([prefix, b"/", path].concat())),
+        })
+    }
+
+    /// Calls `f` with the directory of an entry and its name.
+    fn at<T>(&self, path: &Path, f: impl FnOnce(&OwnedFd, &OsStr) -> io::Result<T>) -> io::Result<T> {
+        let (below, path) = self.place(path)?;
+        below.at(&path, f)
+    }
+
+    /// Calls `f` with a path that means an entry to calls that take no directory.
+    fn by_path<T>(&self, path: &Path, f: impl Fn(&Path) -> io::Result<T>) -> io::Result<T> {
+        let (below, in_base) = self.place(path)?;
+        match below.by_proc(&in_base, &f) {
+            // Some sandboxes have no /proc.
+            Err(e) if e.kind() == io::ErrorKind::NotFound && !Path::new("/proc/self/fd").exists() => {
+                f(&self.full(path))
+            }
+            done => done,
+        }
     }
 }
 
-fn time(secs: i64, nanos: i64) -> Time {
-    Time { secs, nanos: u32::try_from(nanos).unwrap_or(0) }
+/// Nanoseconds are signed or not, by platform.
+fn time(secs: i64, nanos: impl TryInto<u32>) -> Time {
+    Time { secs, nanos: nanos.try_into().unwrap_or(0) }
 }
 
-fn meta_of(m: &fs::Metadata) -> Meta {
-    let kind = kind(m.file_type());
+/// A count of names, and a size, have different types, by platform.
+fn number(n: impl TryInto<u64>) -> u64 {
+    n.try_into().unwrap_or(0)
+}
+
+fn meta_of(s: &Stat) -> Meta {
+    let kind = FileKind::from_mode(s.st_mode).unwrap_or(FileKind::Regular);
+    let has_size = matches!(kind, FileKind::Regular | FileKind::Symlink);
+    let is_device = matches!(kind, FileKind::CharDevice | FileKind::BlockDevice);
     Meta {
         kind,
-        perm: m.permissions().mode() & 0o7777,
-        uid: m.uid(),
-        gid: m.gid(),
-        size: if matches!(kind, FileKind::Regular | FileKind::Symlink) { m.size() } else { 0 },
-        atime: time(m.atime(), m.atime_nsec()),
-        mtime: time(m.mtime(), m.mtime_nsec()),
-        rdev: if matches!(kind, FileKind::CharDevice | FileKind::BlockDevice) { m.rdev() } else { 0 },
-        ino: m.ino(),
-        nlink: m.nlink(),
+        perm: s.st_mode & 0o7777,
+        uid: s.st_uid,
+        gid: s.st_gid,
+        size: if has_size { number(s.st_size) } else { 0 },
+        atime: time(s.st_atime, s.st_atime_nsec),
+        mtime: time(s.st_mtime, s.st_mtime_nsec),
+        rdev: if is_device { s.st_rdev } else { 0 },
+        dev: s.st_dev,
+        ino: s.st_ino,
+        nlink: number(s.st_nlink),
     }
 }
 
@@ -80,35 +130,50 @@ impl View for Host {
     }
 
     fn meta(&self, path: &Path) -> Result<Meta> {
-        let m = fs::symlink_metadata(self.full(path)).with_context(|| View::show(self, path))?;
-        Ok(meta_of(&m))
+        let stat = self.at(path, |dir, name| Ok(rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?));
+        Ok(meta_of(&stat.with_context(|| View::show(self, path))?))
     }
 
     fn list(&self, path: &Path) -> Result<Vec<(OsString, Meta)>> {
-        let fail = || View::show(self, path);
-        let mut out = Vec::new();
-        for entry in fs::read_dir(self.full(path)).with_context(fail)? {
-            let entry = entry.with_context(fail)?;
-            let m = entry.metadata().with_context(|| entry.path().display().to_string())?;
-            out.push((entry.file_name(), meta_of(&m)));
-        }
-        Ok(out)
+        let list = |dir: &OwnedFd, name: &OsStr| {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+            let dir = rustix::fs::openat(dir, name, flags, Mode::empty())?;
+            let mut out = Vec::new();
+            for entry in Dir::read_from(&dir)? {
+                let entry = entry?;
+                let name = OsStr::from_bytes(entry.file_name().to_bytes());
+                if name == "." || name == ".." {
+                    continue;
+                }
+                let stat = rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
+                out.push((name.to_owned(), meta_of(&stat)));
+            }
+            Ok(out)
+        };
+        self.at(path, list).with_context(|| View::show(self, path))
     }
 
     fn open(&self, path: &Path) -> Result<Box<dyn Reader + '_>> {
         let fail = || View::show(self, path);
-        let flags = libc::O_NOFOLLOW | libc::O_NOCTTY;
-        let file =
-            OpenOptions::new().read(true).custom_flags(flags).open(self.full(path)).with_context(fail)?;
-        let m = file.metadata().with_context(fail)?;
-        // Only where blocks are missing can there be holes worth two calls each.
-        let sparse = m.blocks().saturating_mul(512) < m.size();
-        Ok(Box::new(HostReader { file, name: fail(), at: 0, data_until: 0, size: m.size(), sparse }))
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let open = |dir: &OwnedFd, name: &OsStr| Ok(rustix::fs::openat(dir, name, flags, Mode::empty())?);
+        let file = File::from(self.at(path, open).with_context(fail)?);
+        let stat = rustix::fs::fstat(&file).with_context(fail)?;
+        let size = number(stat.st_size);
+        // Only where blocks are missing are there holes worth two calls each; blocks behind the end may hide that,
+        // which matters in large files.
+        let sparse = size > CHUNK as u64 || number(stat.st_blocks).saturating_mul(512) < size;
+        Ok(Box::new(HostReader { file, name: fail(), at: 0, data_until: 0, size, sparse }))
     }
 
     fn readlink(&self, path: &Path) -> Result<OsString> {
-        let target = fs::read_link(self.full(path)).with_context(|| View::show(self, path))?;
-        Ok(target.into_os_string())
+        let read = |dir: &OwnedFd, name: &OsStr| Ok(rustix::fs::readlinkat(dir, name, Vec::new())?);
+        let target = self.at(path, read).with_context(|| View::show(self, path))?;
+        Ok(OsString::from_vec(target.into_bytes()))
+    }
+
+    fn attrs(&self, path: &Path) -> Result<Attrs> {
+        self.by_path(path, attrs_at).with_context(|| View::show(self, path))
     }
 }
 
@@ -172,6 +237,120 @@ impl Reader for HostReader {
         self.at += filled as u64;
         Ok(if filled == 0 { Piece::End } else { Piece::Data(filled) })
     }
+
+    fn attrs(&mut self) -> Result<Attrs> {
+        attrs_of(self.file.as_fd()).with_context(|| self.name.clone())
+    }
+}
+
+/// What was made, by its descriptor, or by its directory and name.
+enum Made<'a> {
+    File(&'a File),
+    Entry { host: &'a Host, path: &'a Path, dir: &'a OwnedFd, name: &'a OsStr },
+}
+
+impl Made<'_> {
+    fn stat(&self) -> io::Result<Stat> {
+        Ok(match self {
+            Made::File(file) => rustix::fs::fstat(file)?,
+            Made::Entry { dir, name, .. } => rustix::fs::statat(dir, *name, AtFlags::SYMLINK_NOFOLLOW)?,
+        })
+    }
+
+    fn chown(&self, uid: Option<u32>, gid: Option<u32>) -> rustix::io::Result<()> {
+        let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
+        match self {
+            Made::File(file) => rustix::fs::fchown(file, uid, gid),
+            Made::Entry { dir, name, .. } => {
+                rustix::fs::chownat(dir, *name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)
+            }
+        }
+    }
+
+    fn chmod(&self, perm: u32) -> io::Result<()> {
+        let mode = Mode::from_raw_mode(perm);
+        match self {
+            Made::File(file) => rustix::fs::fchmod(file, mode)?,
+            Made::Entry { dir, name, .. } => rustix::fs::chmodat(dir, *name, mode, AtFlags::empty())?,
+        }
+        Ok(())
+    }
+
+    fn set_times(&self, meta: &Meta) -> io::Result<()> {
+        let spec = |t: Time| Timespec { tv_sec: t.secs, tv_nsec: t.nanos.into() };
+        let times = Timestamps { last_access: spec(meta.atime), last_modification: spec(meta.mtime) };
+        match self {
+            Made::File(file) => rustix::fs::futimens(file, &times)?,
+            Made::Entry { dir, name, .. } => {
+                rustix::fs::utimensat(dir, *name, &times, AtFlags::SYMLINK_NOFOLLOW)?
+            }
+        }
+        Ok(())
+    }
+
+    fn set_attr(&self, name: &[u8], value: &[u8]) -> io::Result<()> {
+        let (attr, flags) = (OsStr::from_bytes(name), XattrFlags::empty());
+        match self {
+            Made::File(file) => Ok(rustix::fs::fsetxattr(file, attr, value, flags)?),
+            Made::Entry { host, path, .. } => {
+                host.by_path(path, |path| Ok(rustix::fs::lsetxattr(path, attr, value, flags)?))
+            }
+        }
+    }
+
+    /// Sets all, in the order in which nothing takes back what was set before, and looks at what has come of it: file
+    /// systems without owners, and modes that the caller may not give, are silent about it.
+    fn set(&self, meta: &Meta, attrs: &Attrs, losses: &mut Losses) -> io::Result<()> {
+        let is_link = meta.kind == FileKind::Symlink;
+        let mut perm = meta.perm;
+        let stat = self.stat()?;
+        let owner = (meta.uid, meta.gid);
+        if (stat.st_uid, stat.st_gid) != owner {
+            let changed = self.chown(Some(meta.uid), Some(meta.gid));
+            let given = match changed {
+                // The group alone may be one of the caller's.
+                Err(Errno::PERM) if stat.st_gid != meta.gid => self.chown(None, Some(meta.gid)).and(changed),
+                other => other,
+            };
+            match given {
+                Ok(()) => {}
+                Err(e @ (Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL)) => {
+                    let why = format!("{}:{}: {}", meta.uid, meta.gid, io::Error::from(e));
+                    losses.push((Lost::Owner, why));
+                    // Nobody else's programs run as the caller.
+                    perm &= !SET_IDS;
+                }
+                Err(e) => return Err(e.into()),
+            }
+        }
+        for (name, value) in attrs {
+            match self.set_attr(name, value) {
+                Err(e) if e.raw_os_error().is_some_and(may_miss) => {
+                    losses.push((sort_of(name), about(name, &e)));
+                }
+                done => done?,
+            }
+        }
+        if !is_link {
+            self.chmod(perm)?;
+        }
+        self.set_times(meta)?;
+        let got = meta_of(&self.stat()?);
+        let owner_lost = losses.iter().any(|(lost, _)| *lost == Lost::Owner);
+        if (got.uid, got.gid) != owner && !owner_lost {
+            losses
+                .push((Lost::Owner, format!("{}:{} instead of {}:{}", got.uid, got.gid, meta.uid, meta.gid)));
+        }
+        if got.perm != meta.perm && !is_link {
+            losses.push((Lost::Mode, format!("{:o} instead of {:o}", got.perm, meta.perm)));
+        }
+        if got.mtime != meta.mtime {
+            let (got, want) = (got.mtime, meta.mtime);
+            let why = format!("{}.{:09} instead of {}.{:09}", got.secs, got.nanos, want.secs, want.nanos);
+            losses.push((Lost::Time, why));
+        }
+        Ok(())
+    }
 }
 
 struct HostWriter {
@@ -196,11 +375,11 @@ impl Writer for HostWriter {
         Ok(())
     }
 
-    fn finish(self: Box<Self>) -> Result<()> {
+    fn finish(self: Box<Self>, meta: &Meta, attrs: &Attrs, losses: &mut Losses) -> Result<()> {
         if self.hole {
             self.file.set_len(self.at)?;
         }
-        Ok(())
+        Ok(Made::File(&self.file).set(meta, attrs, losses)?)
     }
 }
 
@@ -210,40 +389,55 @@ impl Sink for Host {
     }
 
     fn mkdir(&self, path: &Path) -> Result<()> {
-        let full = self.full(path);
-        match rustix::fs::mkdir(&full, Mode::RWXU) {
-            Err(rustix::io::Errno::EXIST) if path.as_os_str().is_empty() && full.is_dir() => Ok(()),
+        match self.at(path, |dir, name| Ok(rustix::fs::mkdirat(dir, name, Mode::RWXU)?)) {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists && path.as_os_str().is_empty() => {
+                match self.root.is_dir() {
+                    true => Ok(()),
+                    false => Err(e.into()),
+                }
+            }
             other => Ok(other?),
         }
     }
 
     fn create(&self, path: &Path) -> Result<Box<dyn Writer + '_>> {
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(self.full(path))?;
-        Ok(Box::new(HostWriter { file, at: 0, hole: false }))
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let mode = Mode::RUSR | Mode::WUSR;
+        let file = self.at(path, |dir, name| Ok(rustix::fs::openat(dir, name, flags, mode)?))?;
+        Ok(Box::new(HostWriter { file: file.into(), at: 0, hole: false }))
     }
 
     fn symlink(&self, path: &Path, target: &OsString) -> Result<()> {
-        Ok(std::os::unix::fs::symlink(target, self.full(path))?)
+        Ok(self.at(path, |dir, name| Ok(rustix::fs::symlinkat(target, dir, name)?))?)
     }
 
     fn special(&self, path: &Path, meta: &Meta) -> Result<()> {
         let kind = rustix::fs::FileType::from_raw_mode(meta.kind.mode_bits());
-        rustix::fs::mknodat(CWD, self.full(path), kind, Mode::RUSR | Mode::WUSR, meta.rdev)?;
+        let mode = Mode::RUSR | Mode::WUSR;
+        Ok(self.at(path, |dir, name| Ok(rustix::fs::mknodat(dir, name, kind, mode, meta.rdev)?))?)
+    }
+
+    fn link(&self, first: &Path, path: &Path) -> Result<()> {
+        // Of two directories one is kept, so the other is held by a descriptor of its own.
+        let (from, old) = self.at(first, |dir, name| Ok((dir.try_clone()?, name.to_owned())))?;
+        Ok(self.at(path, |dir, name| Ok(rustix::fs::linkat(&from, &old, dir, name, AtFlags::empty())?))?)
+    }
+
+    fn clear_access_lists(&self, path: &Path) -> Result<()> {
+        for list in LISTS {
+            match self.by_path(path, |path| Ok(rustix::fs::lremovexattr(path, list)?)) {
+                // It has none, or cannot have any.
+                Err(e) if e.raw_os_error().is_some_and(may_miss) => {}
+                done => done?,
+            }
+        }
         Ok(())
     }
 
-    fn set_meta(&self, path: &Path, meta: &Meta) -> Result<()> {
-        let full = self.full(path);
-        if self.owners {
-            std::os::unix::fs::lchown(&full, Some(meta.uid), Some(meta.gid))?;
-        }
-        if meta.kind != FileKind::Symlink {
-            fs::set_permissions(&full, fs::Permissions::from_mode(meta.perm))?;
-        }
-        let spec = |t: Time| Timespec { tv_sec: t.secs, tv_nsec: t.nanos.into() };
-        let times = Timestamps { last_access: spec(meta.atime), last_modification: spec(meta.mtime) };
-        rustix::fs::utimensat(CWD, &full, &times, AtFlags::SYMLINK_NOFOLLOW)?;
-        Ok(())
+    fn set_meta(&self, path: &Path, meta: &Meta, attrs: &Attrs, losses: &mut Losses) -> Result<()> {
+        let (below, in_base) = self.place(path)?;
+        let (dir, name) = below.at(&in_base, |dir, name| Ok((dir.try_clone()?, name.to_owned())))?;
+        Ok(Made::Entry { host: self, path, dir: &dir, name: &name }.set(meta, attrs, losses)?)
     }
 }
 
@@ -266,7 +460,9 @@ pub fn check_new_or_empty(dir: &Path) -> Result<()> {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use super::super::{Progress, compare, copy};
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+    use super::super::{Progress, compare, copy::copy};
     use super::*;
 
     #[test]
@@ -283,10 +479,11 @@ mod tests {
         let old = Time { secs: -5, nanos: 7 };
         let mut meta = Host::new(&a).meta(Path::new("sub/file")).unwrap();
         (meta.mtime, meta.perm) = (old, 0o4755);
-        Host::new(&a).set_meta(Path::new("sub/file"), &meta).unwrap();
+        Host::new(&a).set_meta(Path::new("sub/file"), &meta, &Attrs::new(), &mut Losses::new()).unwrap();
 
-        let count = copy(&Host::new(&a), &Host::new(&b), &Progress::none()).unwrap();
+        let (count, not_kept) = copy(&Host::new(&a), &Host::new(&b), &Progress::none()).unwrap();
         assert_eq!((count.dirs, count.files), (3, 3));
+        assert_eq!(not_kept.lines().next(), None);
         let differences =
             compare::compare(&Host::new(&a), &Host::new(&b), &Default::default(), &Progress::none()).unwrap();
         assert_eq!(differences, Vec::<String>::new());

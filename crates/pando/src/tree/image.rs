@@ -3,14 +3,20 @@
 use std::{
     cell::RefCell,
     ffi::{OsStr, OsString},
-    os::unix::ffi::OsStringExt,
+    os::unix::ffi::{OsStrExt, OsStringExt},
     path::{Component, Path, PathBuf},
 };
 
 use anyhow::{Context, Result, bail};
 use pando_fs::{Attr, Caller, FileHandle, FileKind, Fs, Ino, ROOT, Seek, SetAttr, SetTime};
 
-use crate::tree::{Meta, Piece, Reader, Sink, View, Writer};
+use crate::{
+    below::Attrs,
+    tree::{
+        Meta, Piece, Reader, Sink, View, Writer,
+        lost::{LISTS, Losses, about, may_miss, sort_of},
+    },
+};
 
 /// Entries fetched at a time.
 const LISTING: usize = 1024;
@@ -114,9 +120,48 @@ fn meta_of(a: &Attr) -> Meta {
         atime: a.atime,
         mtime: a.mtime,
         rdev: if matches!(a.kind, FileKind::CharDevice | FileKind::BlockDevice) { a.rdev.into() } else { 0 },
+        dev: 0,
         ino: a.ino,
         nlink: a.nlink.into(),
     }
+}
+
+/// All extended attributes of an inode.
+fn attrs_of(fs: &Fs, ino: Ino) -> pando_fs::Result<Attrs> {
+    let root = Caller::root();
+    let names = fs.list_xattr(&root, ino)?;
+    let names = names.split(|b| *b == 0).filter(|name| !name.is_empty());
+    names
+        .map(|name| Ok((name.to_vec(), fs.get_xattr(&root, ino, OsStr::from_bytes(name))?.to_vec())))
+        .collect()
+}
+
+/// Gives an inode the rest: a change of the owner takes attributes away, so these come last.
+fn finish(
+    fs: &Fs,
+    ino: Ino,
+    meta: &Meta,
+    size: Option<u64>,
+    (attrs, losses): (&Attrs, &mut Losses),
+) -> Result<()> {
+    let root = Caller::root();
+    let change = SetAttr {
+        mode: (meta.kind != FileKind::Symlink).then_some(meta.perm),
+        uid: Some(meta.uid),
+        gid: Some(meta.gid),
+        size,
+        atime: Some(SetTime::At(meta.atime)),
+        mtime: Some(SetTime::At(meta.mtime)),
+        ..SetAttr::default()
+    };
+    fs.setattr(&root, ino, &change)?;
+    for (name, value) in attrs {
+        match fs.set_xattr(&root, ino, OsStr::from_bytes(name), value, 0) {
+            Err(e) if may_miss(e.errno()) => losses.push((sort_of(name), about(name, &e))),
+            done => done?,
+        }
+    }
+    Ok(())
 }
 
 impl View for Image<'_> {
@@ -182,6 +227,14 @@ impl View for Image<'_> {
         let target = self.fs.readlink(attr.ino);
         self.fs.forget(attr.ino, 1);
         Ok(OsString::from_vec(target.with_context(fail)?.to_vec()))
+    }
+
+    fn attrs(&self, path: &Path) -> Result<Attrs> {
+        let fail = || View::show(self, path);
+        let attr = self.lookup(path).with_context(fail)?;
+        let attrs = attrs_of(self.fs, attr.ino);
+        self.fs.forget(attr.ino, 1);
+        attrs.with_context(fail)
     }
 }
 
@@ -264,11 +317,14 @@ impl Reader for ImageReader<'_> {
         self.at += passed;
         passed
     }
+
+    fn attrs(&mut self) -> Result<Attrs> {
+        attrs_of(self.file.fs, self.file.ino).with_context(|| self.name.clone())
+    }
 }
 
 struct ImageWriter<'a> {
     file: OpenFile<'a>,
-    caller: &'a Caller,
     at: u64,
     written: u64,
 }
@@ -293,12 +349,9 @@ impl Writer for ImageWriter<'_> {
         Ok(())
     }
 
-    fn finish(self: Box<Self>) -> Result<()> {
-        if self.written < self.at {
-            let size = SetAttr { size: Some(self.at), ..SetAttr::default() };
-            self.file.fs.setattr(self.caller, self.file.ino, &size)?;
-        }
-        Ok(())
+    fn finish(self: Box<Self>, meta: &Meta, attrs: &Attrs, losses: &mut Losses) -> Result<()> {
+        let size = (self.written < self.at).then_some(self.at);
+        finish(self.file.fs, self.file.ino, meta, size, (attrs, losses))
     }
 }
 
@@ -330,7 +383,7 @@ impl Sink for Image<'_> {
         let (attr, handle) =
             self.make(path, |dir, name| self.fs.create(&self.caller, dir, name, 0o600, flags))?;
         let file = OpenFile { fs: self.fs, ino: attr.ino, handle };
-        Ok(Box::new(ImageWriter { file, caller: &self.caller, at: 0, written: 0 }))
+        Ok(Box::new(ImageWriter { file, at: 0, written: 0 }))
     }
 
     fn symlink(&self, path: &Path, target: &OsString) -> Result<()> {
@@ -347,20 +400,29 @@ impl Sink for Image<'_> {
         Ok(())
     }
 
-    fn set_meta(&self, path: &Path, meta: &Meta) -> Result<()> {
-        let attr = self.lookup(path)?;
-        let change = SetAttr {
-            mode: (meta.kind != FileKind::Symlink).then_some(meta.perm),
-            uid: Some(meta.uid),
-            gid: Some(meta.gid),
-            atime: Some(SetTime::At(meta.atime)),
-            mtime: Some(SetTime::At(meta.mtime)),
-            ..SetAttr::default()
-        };
-        let result = self.fs.setattr(&self.caller, attr.ino, &change);
+    fn link(&self, first: &Path, path: &Path) -> Result<()> {
+        let attr = self.lookup(first)?;
+        let made = self.make(path, |dir, name| self.fs.link(&self.caller, attr.ino, dir, name));
+        if let Ok(attr) = &made {
+            self.fs.forget(attr.ino, 1);
+        }
         self.fs.forget(attr.ino, 1);
-        result?;
-        Ok(())
+        made.map(|_| ())
+    }
+
+    fn clear_access_lists(&self, path: &Path) -> Result<()> {
+        let attr = self.lookup(path)?;
+        let clear = |list: &str| self.fs.remove_xattr(&self.caller, attr.ino, list.as_ref());
+        let cleared = LISTS.iter().try_for_each(|list| clear(list));
+        self.fs.forget(attr.ino, 1);
+        Ok(cleared?)
+    }
+
+    fn set_meta(&self, path: &Path, meta: &Meta, attrs: &Attrs, losses: &mut Losses) -> Result<()> {
+        let attr = self.lookup(path)?;
+        let done = finish(self.fs, attr.ino, meta, None, (attrs, losses));
+        self.fs.forget(attr.ino, 1);
+        done
     }
 }
 

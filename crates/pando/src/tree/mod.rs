@@ -2,16 +2,17 @@
 //!
 //! [`View`] reads a tree and [`Sink`] writes one; both exist for a directory
 //! of the host ([`host`]) and for a file system opened without a mount
-//! ([`image`]). [`copy`] and [`compare`](compare::compare) work on any pair.
-//! Copies keep content (holes too), modes, owners, times to the nanosecond,
-//! symbolic links and device nodes, like `cp -a`; hard links become files of
-//! their own, and are counted.
+//! ([`image`]). [`copy`](copy::copy) and [`compare`](compare::compare) work on
+//! any pair.
 
 pub mod compare;
+pub mod copy;
 pub mod host;
 pub mod image;
+pub mod lost;
 
 use std::{
+    collections::HashSet,
     ffi::OsString,
     path::{Path, PathBuf},
     sync::{
@@ -21,9 +22,11 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
 use pando_fs::{FileKind, Time};
+
+use crate::{below::Attrs, tree::lost::Losses};
 
 /// Bytes moved at a time.
 pub const CHUNK: usize = 1 << 20;
@@ -47,6 +50,8 @@ pub struct Meta {
     pub mtime: Time,
     /// Device number of device nodes.
     pub rdev: u64,
+    /// Number of the file system that it lies on.
+    pub dev: u64,
     /// Inode number.
     pub ino: u64,
     /// Names of this file.
@@ -73,6 +78,9 @@ pub trait Reader {
     fn pass(&mut self) -> u64 {
         0
     }
+
+    /// Its extended attributes.
+    fn attrs(&mut self) -> Result<Attrs>;
 }
 
 /// A tree that can be read. Paths are relative to its root; the empty path is the root.
@@ -94,6 +102,8 @@ pub trait View {
     fn open(&self, path: &Path) -> Result<Box<dyn Reader + '_>>;
     /// Target of a symbolic link.
     fn readlink(&self, path: &Path) -> Result<OsString>;
+    /// Extended attributes of anything, access lists among them.
+    fn attrs(&self, path: &Path) -> Result<Attrs>;
 }
 
 /// An open file of a [`Sink`].
@@ -102,8 +112,8 @@ pub trait Writer {
     fn write(&mut self, data: &[u8]) -> Result<()>;
     /// Leaves a hole.
     fn skip(&mut self, len: u64) -> Result<()>;
-    /// Ends the file here.
-    fn finish(self: Box<Self>) -> Result<()>;
+    /// Ends the file here and gives it owner, attributes, mode and times.
+    fn finish(self: Box<Self>, meta: &Meta, attrs: &Attrs, losses: &mut Losses) -> Result<()>;
 }
 
 /// A tree that can be written. Paths are relative to its root.
@@ -118,8 +128,12 @@ pub trait Sink {
     fn symlink(&self, path: &Path, target: &OsString) -> Result<()>;
     /// Makes a device node, pipe or socket.
     fn special(&self, path: &Path, meta: &Meta) -> Result<()>;
-    /// Sets owner, mode and times of what was made.
-    fn set_meta(&self, path: &Path, meta: &Meta) -> Result<()>;
+    /// Gives the file `first` the further name `path`.
+    fn link(&self, first: &Path, path: &Path) -> Result<()>;
+    /// Takes away what `path` has inherited from the directory that it was made in.
+    fn clear_access_lists(&self, path: &Path) -> Result<()>;
+    /// Gives what was made owner, attributes, mode and times; what cannot be is added to `losses`.
+    fn set_meta(&self, path: &Path, meta: &Meta, attrs: &Attrs, losses: &mut Losses) -> Result<()>;
 }
 
 /// Files and bytes of a tree.
@@ -129,9 +143,9 @@ pub struct Count {
     pub dirs: u64,
     /// Everything else.
     pub files: u64,
-    /// Bytes of the regular files.
+    /// Bytes of the regular files, once for all names of one.
     pub bytes: u64,
-    /// Regular files that share their data with another name.
+    /// Names, among the files, that are not the first of their file.
     pub linked: u64,
 }
 
@@ -142,10 +156,15 @@ impl Count {
             FileKind::Regular => {
                 self.files += 1;
                 self.bytes += meta.size;
-                self.linked += u64::from(meta.nlink > 1);
             }
             _ => self.files += 1,
         }
+    }
+
+    /// A further name of a file.
+    fn add_name(&mut self) {
+        self.files += 1;
+        self.linked += 1;
     }
 }
 
@@ -215,15 +234,20 @@ impl Drop for Progress {
 /// Counts the tree under `root` of `view`.
 pub fn count(view: &dyn View, root: &Path, progress: &Progress) -> Result<Count> {
     let mut count = Count::default();
+    let mut linked = HashSet::new();
     let meta = view.meta(root)?;
     count.add(&meta);
     let mut todo = if meta.kind == FileKind::Directory { vec![root.to_owned()] } else { Vec::new() };
     while let Some(dir) = todo.pop() {
         progress.at(&dir)?;
         for (name, meta) in view.list(&dir)? {
-            count.add(&meta);
             if meta.kind == FileKind::Directory {
+                count.add(&meta);
                 todo.push(dir.join(name));
+            } else if meta.nlink > 1 && !linked.insert((meta.dev, meta.ino)) {
+                count.add_name();
+            } else {
+                count.add(&meta);
             }
         }
     }
@@ -255,98 +279,4 @@ pub fn read(view: &dyn View, progress: &Progress) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Copies all of `from` to `to`.
-pub fn copy(from: &dyn View, to: &dyn Sink, progress: &Progress) -> Result<Count> {
-    copy_around(from, to, progress, &mut |_, error| Err(error))
-}
-
-/// Copies what can be read of `from` to `to`. `lost` is told of each file that is not whole (a hole is left where
-/// its data could
-/// not be read) or is missing, and of each directory of which some or all is missing, and why; an error that it
-/// gives ends the work.
-pub fn copy_around(
-    from: &dyn View,
-    to: &dyn Sink,
-    progress: &Progress,
-    lost: &mut dyn FnMut(&Path, anyhow::Error) -> Result<()>,
-) -> Result<Count> {
-    let mut count = Count::default();
-    let root = PathBuf::new();
-    let meta = from.meta(&root)?;
-    let mut buf = vec![0; CHUNK];
-    // Directories get their times after everything in them has been made.
-    let mut dirs = Vec::new();
-    let mut todo = vec![(root, meta)];
-    while let Some((path, meta)) = todo.pop() {
-        progress.at(&path)?;
-        count.add(&meta);
-        let made = || format!("making {}", to.show(&path));
-        match meta.kind {
-            FileKind::Directory => {
-                to.mkdir(&path).with_context(made)?;
-                let (mut entries, missing) = from.list_some(&path);
-                if let Some(error) = missing {
-                    lost(&path, error)?;
-                }
-                // Sorted, so that neighbours are written one after the other and a copy of a
-                // tree is the same bytes each time. The stack turns the order around.
-                entries.sort_unstable_by(|a, b| b.0.cmp(&a.0));
-                todo.extend(entries.into_iter().map(|(name, meta)| (path.join(name), meta)));
-                dirs.push((path, meta));
-                continue;
-            }
-            FileKind::Regular => {
-                let mut reader = match from.open(&path) {
-                    Ok(reader) => reader,
-                    Err(error) => {
-                        lost(&path, error)?;
-                        continue;
-                    }
-                };
-                let mut writer = to.create(&path).with_context(made)?;
-                let mut told = false;
-                loop {
-                    let piece = match reader.next(&mut buf) {
-                        Ok(piece) => piece,
-                        Err(error) => {
-                            if !std::mem::replace(&mut told, true) {
-                                lost(&path, error)?;
-                            }
-                            match reader.pass() {
-                                0 => break,
-                                bytes => Piece::Hole(bytes),
-                            }
-                        }
-                    };
-                    match piece {
-                        Piece::Data(n) => {
-                            writer.write(buf.get(..n).unwrap_or_default()).with_context(made)?;
-                            progress.advance(n as u64)?;
-                        }
-                        Piece::Hole(n) => {
-                            writer.skip(n).with_context(made)?;
-                            progress.advance(n)?;
-                        }
-                        Piece::End => break,
-                    }
-                }
-                writer.finish().with_context(made)?;
-            }
-            FileKind::Symlink => match from.readlink(&path) {
-                Ok(target) => to.symlink(&path, &target).with_context(made)?,
-                Err(error) => {
-                    lost(&path, error)?;
-                    continue;
-                }
-            },
-            _ => to.special(&path, &meta).with_context(made)?,
-        }
-        to.set_meta(&path, &meta).with_context(made)?;
-    }
-    for (path, meta) in dirs.iter().rev() {
-        to.set_meta(path, meta).with_context(|| format!("making {}", to.show(path)))?;
-    }
-    Ok(count)
 }

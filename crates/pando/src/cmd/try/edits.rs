@@ -47,7 +47,10 @@ impl Edits {
                 let path = dir.join(name);
                 match meta.kind {
                     FileKind::Directory => todo.push(path),
-                    FileKind::Regular if (16..LARGEST).contains(&meta.size) => files.push(path),
+                    // An edit of a file with further names would change these as well.
+                    FileKind::Regular if (16..LARGEST).contains(&meta.size) && meta.nlink == 1 => {
+                        files.push(path)
+                    }
                     _ => {}
                 }
             }

@@ -30,7 +30,7 @@ use self::{
 };
 use crate::{
     size::show,
-    tree::{self, Interrupted, Progress, View, compare, host::Host},
+    tree::{self, Interrupted, Progress, View, compare, copy, host::Host},
 };
 
 /// Import a directory, clone it, edit the clone, verify everything, and show what it cost
@@ -121,7 +121,8 @@ fn steps(args: &Args, dir: &Path, work: &Workspace, stop: &Arc<AtomicBool>) -> R
 
     let begin = Instant::now();
     let progress = Progress::new("importing", total.bytes, stop.clone());
-    tree::copy(&host, &store.sink("original")?, &progress).context("importing")?;
+    let (_, not_kept) = copy::copy(&host, &store.sink("original")?, &progress).context("importing")?;
+    not_kept.say();
     drop(progress);
     m.import = begin.elapsed();
     store.sync()?;

@@ -270,7 +270,7 @@ const FUSE: &[(&str, &[&str])] = &[
         ],
     ),
     ("recursive", &["inside", "own_threads", "transport", "proof", "caller", "coherence"]),
-    ("requests", &["asked", "forked", "control", "diffs", "transport", "proof", "coherence"]),
+    ("requests", &["asked", "forked", "control", "diffs", "transport", "proof", "caller", "coherence"]),
     (
         "server",
         &[

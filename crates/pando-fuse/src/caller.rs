@@ -1,6 +1,6 @@
 //! Who made a request, as `pando-fs` wants to know it.
 //!
-//! Uses `transport`, and `/proc` for groups.
+//! Uses `transport`, and `/proc` for groups, capabilities and user namespaces.
 
 use pando_fs::Caller;
 
@@ -28,15 +28,33 @@ pub(crate) fn changer(c: &Context, mode: u16) -> Caller {
     }
 }
 
+/// Whether all these capabilities are among the effective ones of the caller, in its own user namespace.
+fn has_capabilities(c: &Context, wanted: u64) -> bool {
+    // The process waits for this answer, so it is still there.
+    let status = std::fs::read_to_string(format!("/proc/{}/status", c.pid)).unwrap_or_default();
+    let effective = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
+    effective
+        .is_some_and(|caps| u64::from_str_radix(caps.trim(), 16).is_ok_and(|caps| caps & wanted == wanted))
+}
+
 /// Whether the caller, which has shown that it is root outside of user namespaces, has all the capabilities by which
 /// root may change the attributes of any file.
 pub(crate) fn may_change_all(c: &Context) -> bool {
     /// Bits of CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER and CAP_FSETID.
     const ALL: u64 = 0b1_1111;
-    // The process waits for this answer, so it is still there.
-    let status = std::fs::read_to_string(format!("/proc/{}/status", c.pid)).unwrap_or_default();
-    let effective = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
-    effective.is_some_and(|caps| u64::from_str_radix(caps.trim(), 16).is_ok_and(|caps| caps & ALL == ALL))
+    has_capabilities(c, ALL)
+}
+
+/// Whether the caller is root in the user namespace of this process, and may look into any directory. For where nothing
+/// can be made, so that the kernel cannot show that it is.
+pub(crate) fn may_see_all(c: &Context) -> bool {
+    /// Bit of CAP_DAC_READ_SEARCH.
+    const READ_SEARCH: u64 = 0b100;
+    let namespace = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/user")).ok();
+    c.uid == 0
+        && c.pid != 0
+        && has_capabilities(c, READ_SEARCH)
+        && namespace("self").is_some_and(|own| namespace(&c.pid.to_string()) == Some(own))
 }
 
 /// The caller with its supplementary groups: for what the kernel cannot check.

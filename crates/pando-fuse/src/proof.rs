@@ -5,6 +5,7 @@
 //! token, what it needs (`docs/fuse.md` has the table):
 //!
 //! - the *source*: the token is fetched on a descriptor of it;
+//! - *entering a directory*: a lookup in it of the token's name, which finds nothing;
 //! - *ownership* of the source: the descriptor was opened with `O_NOATIME`, which the kernel allows to
 //!   the owner and to who has `CAP_FOWNER` over the file, whatever user namespace that is in;
 //! - *writing to a directory*, through a mount that may be written to: an attempt to make, by mkdir(2)
@@ -12,7 +13,7 @@
 //! - *removing* an entry: an attempt to rename it to the token's name;
 //! - being *root*, not in a user namespace: an attempt to make a device node of the token's name.
 //!
-//! The attempts reach the server only if the kernel allows them, and all are refused: `ECANCELED` says
+//! The attempts reach the server only if the kernel allows them, and all but lookups are refused: `ECANCELED` says
 //! that what was shown is noted. No entry has such a name, ever.
 //!
 //! Guarantees: a token is known to nobody but who fetched it, good for one
@@ -55,7 +56,9 @@ pub(crate) struct ProvenRights {
     pub source: u64,
     /// The caller has shown that it owns `source`, or may act as its owner.
     pub owns_source: bool,
-    /// A directory that the caller may write to.
+    /// A directory that the caller may search.
+    enters: Option<u64>,
+    /// A directory that the caller may write to, through a mount that may be written to.
     pub adds_to: Option<u64>,
     /// What the caller may remove: directory, name, inode.
     pub removes: Option<(u64, OsString, u64)>,
@@ -64,6 +67,16 @@ pub(crate) struct ProvenRights {
 }
 
 impl ProvenRights {
+    /// Whether the caller may search the directory that is the source.
+    pub(crate) fn enters_source(&self) -> bool {
+        self.enters == Some(self.source)
+    }
+
+    /// Whether the caller may write to the directory that is the source, by the path that it has shown.
+    pub(crate) fn adds_to_source(&self) -> bool {
+        self.adds_to == Some(self.source)
+    }
+
     /// For a call that puts something at, or takes it from, `name` in the directory `dir`.
     pub(crate) fn about(&self, dir: u64, name: &OsStr) -> pando_fs::VerifiedRights {
         let removes = self.removes.as_ref().filter(|(at, called, _)| *at == dir && called == name);
@@ -134,6 +147,7 @@ impl Proofs {
             born: now,
             source: ino,
             owns_source,
+            enters: None,
             adds_to: None,
             removes: None,
             root: false,
@@ -152,6 +166,16 @@ impl Proofs {
         let token = Token(bytes);
         tokens.insert(token, shows);
         Ok(token)
+    }
+
+    /// A name was looked up in a directory, which the kernel lets those do who may search it. Whether it is a token's
+    /// name, which is nowhere.
+    pub(crate) fn looked_up(&self, c: &Context, dir: u64, name: &OsStr) -> bool {
+        let Some(token) = Token::of_name(name) else { return false };
+        if let Some(shows) = self.tokens.lock().get_mut(&token).filter(|s| s.is_good_for(c)) {
+            shows.enters = Some(dir);
+        }
+        true
     }
 
     /// Refuses to make an entry with a token's name.
@@ -239,6 +263,19 @@ mod tests {
         assert!(proofs.take(&ME, &Token([0; 16])).is_none());
         assert_eq!(proofs.free(&token.name()), Err(Errno(LAPSED)));
         assert_eq!(proofs.free("token".as_ref()), Ok(()));
+    }
+
+    #[test]
+    fn to_enter_a_directory_is_shown_by_a_lookup_in_it() {
+        let proofs = Proofs::default();
+        let token = proofs.issue(&ME, 5, 1).unwrap();
+        assert!(!proofs.looked_up(&ME, 5, "token".as_ref()), "a name as any other");
+        for (c, dir) in [(&Context { pid: 78, ..ME }, 5), (&ME, 6)] {
+            assert!(proofs.looked_up(c, dir, &token.name()));
+            assert!(!proofs.tokens.lock()[&token].enters_source(), "another caller, or another directory");
+        }
+        assert!(proofs.looked_up(&ME, 5, &token.name()));
+        assert!(proofs.take(&ME, &token).unwrap().enters_source());
     }
 
     #[test]

@@ -44,6 +44,10 @@ impl MountState {
             let why = "only root may change whole trees at once";
             return Err(pando_fs::Error::NotPermitted { name: "tree".into(), why });
         }
+        // That the mount may be written to by which the tree was opened, and not just any.
+        if !shows.adds_to_source() {
+            return Err(pando_fs::Error::Access("tree".into()));
+        }
         let Some(way) = self.way_in.get() else {
             return Err(pando_fs::Error::Unsupported("trees at once, without a way into the mount"));
         };

@@ -6,10 +6,11 @@
 
 use std::{ffi::OsStr, path::PathBuf};
 
-use pando_fs::{Authority, Caller, DiffOptions, SnapshotInfo};
+use pando_fs::{Authority, Caller, DiffOptions, FileKind, SnapshotInfo};
 
 use crate::{
     asked::{self, Asked, MAX_TEXT},
+    caller::may_see_all,
     coherence::MountState,
     control::{self, Request, Response, Token},
     diffs,
@@ -89,6 +90,20 @@ impl MountState {
         self.proofs.take(c, token).ok_or_else(lapsed)
     }
 
+    /// Whether the caller is root. A read-only file system has no place where the kernel could show it.
+    fn is_root(&self, c: &Context, shows: &ProvenRights) -> bool {
+        shows.root || self.fs.is_read_only() && may_see_all(c)
+    }
+
+    /// Error if the source is a directory that the caller has not shown to be open to him: that it is open tells only
+    /// that its names may be read.
+    fn may_enter(&self, shows: &ProvenRights) -> pando_fs::Result<()> {
+        match shows.enters_source() || self.fs.getattr(shows.source)?.kind != FileKind::Directory {
+            true => Ok(()),
+            false => Err(pando_fs::Error::Access("what is in it".into())),
+        }
+    }
+
     fn statistics(&self) -> Outcome<Vec<u8>> {
         let Some(stats) = &self.stats else { return Err(Errno(libc::EOPNOTSUPP)) };
         let text = stats(&self.fs, &self.counters).map_err(|e| {
@@ -138,8 +153,12 @@ impl MountState {
     ) -> Result<(), Refusal> {
         // The kernel has let the caller open both for reading; what is below is looked at here.
         let (before, after) = (self.shown(c, before)?, self.shown(c, after)?);
-        let root = before.root || c.uid == 0 && self.fs.is_read_only();
+        let root = self.is_root(c, &before);
         let caller = Caller { uid: c.uid, gid: c.gid, ..Caller::default() };
+        if !root {
+            self.may_enter(&before)?;
+            self.may_enter(&after)?;
+        }
         self.write_out_below(before.source);
         self.write_out_below(after.source);
         let viewer = (!root).then_some(&caller);
@@ -159,9 +178,12 @@ impl MountState {
         asked: ForkAsked,
     ) -> Result<(), Refusal> {
         let shows = self.shown(c, token)?;
-        let root = shows.root || c.uid == 0 && self.fs.is_read_only();
+        let root = self.is_root(c, &shows);
         let told = match asked {
             ForkAsked::Diff { ranges, no_renames } => {
+                if !root {
+                    self.may_enter(&shows)?;
+                }
                 self.write_out_below(shows.source);
                 let caller = Caller { uid: c.uid, gid: c.gid, ..Caller::default() };
                 let viewer = (!root).then_some(&caller);
@@ -178,7 +200,7 @@ impl MountState {
             ForkAsked::Merge(options) => {
                 let to = self.shown(c, into)?;
                 // That the mount may be written to, and the directory by the caller.
-                if !options.dry_run && to.adds_to != Some(to.source) {
+                if !options.dry_run && !to.adds_to_source() {
                     return Err(pando_fs::Error::Access("merge".into()).into());
                 }
                 self.write_out_below(shows.source);
@@ -190,6 +212,10 @@ impl MountState {
             }
             ForkAsked::Info => {
                 let info = self.fs.fork_of(shows.source)?;
+                if !root && info.uid != c.uid && self.fs.getattr(shows.source)?.uid != c.uid {
+                    let why = "only its owner, who made it, or root may know what it was made of";
+                    return Err(pando_fs::Error::NotPermitted { name: "fork".into(), why }.into());
+                }
                 self.diffs.begin_bytes(c.uid, on, forked::line(&info).into())
             }
         };
@@ -200,9 +226,9 @@ impl MountState {
     }
 
     fn usage(&self, c: &Context, shows: &ProvenRights) -> Done {
-        // A read-only file system has no place for root to show that it is.
-        let root = shows.root || c.uid == 0 && self.fs.is_read_only();
+        let root = self.is_root(c, shows);
         if !root {
+            self.may_enter(shows)?;
             let caller = Caller { uid: c.uid, gid: c.gid, ..Caller::default() };
             self.fs.may_see_all(&caller, shows.source)?;
         }
@@ -271,7 +297,7 @@ impl MountState {
         };
         // That the mount may be written to, and the directory by the caller. (A rollback shows a removal.)
         let reads = matches!(asked, Asked::List(_) | Asked::Rollback(..));
-        if !reads && shows.adds_to != Some(source) {
+        if !reads && !shows.adds_to_source() {
             return Err(pando_fs::Error::Access("snapshots".into()).into());
         }
         let by = Authority::Verified(&rights);

@@ -97,6 +97,11 @@ fn show_root(dir: &impl AsFd, token: &Token) -> Result<(), Error> {
     shown(attempt, || unlinkat(dir, &name, AtFlags::empty()))
 }
 
+/// Lets the kernel show that the caller may search `dir`: then it asks the daemon for what is not there.
+fn show_entering(dir: &impl AsFd, token: &Token) {
+    let _ = statat(dir, token.name(), AtFlags::SYMLINK_NOFOLLOW);
+}
+
 /// Lets the kernel show that the caller may write to `dir` and, if so, that it is root.
 fn show_adding(dir: &impl AsFd, token: &Token) -> Result<(), Error> {
     if rustix::process::geteuid().is_root() && show_root(dir, token).is_ok() {
@@ -262,6 +267,7 @@ pub fn usage(path: &Path) -> Result<Usage, Error> {
     }
     let file = open(path, flags, Mode::empty()).map_err(io::Error::from)?;
     let token = client::token(&file)?;
+    show_entering(&file, &token);
     if kind == FileType::Directory && rustix::process::geteuid().is_root() {
         // Where it cannot be shown, what ordinary users may see is counted.
         let _ = show_root(&file, &token);
@@ -283,6 +289,7 @@ fn ask_of_fork(path: &Path, asked: ForkAsked) -> Result<(OwnedFd, Vec<u8>, bool)
     let dir = open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
     let dir = dir.map_err(io::Error::from)?;
     let (token, writeback) = client::token_and_writeback(&dir)?;
+    show_entering(&dir, &token);
     if rustix::process::geteuid().is_root() {
         // Where it cannot be shown, the answer is that to an ordinary user.
         let _ = show_root(&dir, &token);
@@ -372,6 +379,9 @@ pub fn diff(before: &Path, after: &Path, options: pando_fs::DiffOptions) -> Resu
         return Err(Error::Io(io::Error::from_raw_os_error(libc::EXDEV)));
     }
     let (token, writeback) = client::token_and_writeback(&file)?;
+    let of_other = client::token(&other)?;
+    show_entering(&file, &token);
+    show_entering(&other, &of_other);
     let is_dir = FileType::from_raw_mode(first.st_mode) == FileType::Directory;
     if is_dir && rustix::process::geteuid().is_root() {
         // Where it cannot be shown, what ordinary users may see is told.
@@ -381,7 +391,7 @@ pub fn diff(before: &Path, after: &Path, options: pando_fs::DiffOptions) -> Resu
         let _ = rustix::fs::syncfs(&file);
     }
     let pando_fs::DiffOptions { ranges, no_renames } = options;
-    let request = Request::Diff { before: token, after: client::token(&other)?, ranges, no_renames };
+    let request = Request::Diff { before: token, after: of_other, ranges, no_renames };
     let (piece, more) = client::piece(file.as_fd(), &request)?;
     let mut reader = crate::diffs::Reader::default();
     reader.add(&piece);

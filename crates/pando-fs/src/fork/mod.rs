@@ -17,6 +17,7 @@ use crate::{
     inode::InodeRef,
     lock::Obstacle,
     path::{self, system},
+    rights::may_list,
     types::{Caller, ForkInfo, Ino},
     volume::Fs,
 };
@@ -87,6 +88,7 @@ impl Fs {
     }
 
     /// What the fork with this directory has changed since it was made, or merged last; as [`Fs::diff`] tells it.
+    /// EACCES if `viewer` could not look into what it was then.
     pub fn diff_fork(&self, viewer: Option<&Caller>, fork: Ino, options: DiffOptions) -> Result<TreeDiff> {
         let dir = self.dir(fork)?;
         let (before, after) = self.with_attempts(|_| self.sides_of_fork(viewer, &dir))?;
@@ -100,6 +102,12 @@ impl Fs {
         let view = self.db.snapshot();
         let mark = path::snapshot(fork.number);
         let before = Side::of_place(&view, viewer, (&mark, &mark), mark.clone());
+        // The fork may be open by now to those to whom what it was made of never was.
+        if let Some(c) = viewer
+            && !may_list(c, &before.top()?.record)
+        {
+            return Err(Error::Access(dir.label()).into());
+        }
         Ok((before, Side::of_dir(&view, viewer, &at, self.domain(&at).contents)))
     }
 

@@ -168,7 +168,7 @@ pub trait Handler: Send + Sync + 'static {
     /// Called once before the first request.
     fn start(&self, notify: Arc<dyn Notify>);
     /// `Ok(None)`: the name does not exist and the kernel may remember that.
-    fn lookup(&self, parent: u64, name: &OsStr) -> Answer<Option<Attr>>;
+    fn lookup(&self, c: &Context, parent: u64, name: &OsStr) -> Answer<Option<Attr>>;
     fn forget(&self, ino: u64, count: u64);
     fn getattr(&self, ino: u64) -> Answer<Attr>;
     /// The same, for one who wants the time of birth too.

@@ -119,7 +119,7 @@ fn answer<H: Handler>(h: &H, r: &Request<'_>, out: &mut Vec<u8>) -> Result<Step,
     let (c, node) = (r.context(), r.header.nodeid);
     let done = match r.header.opcode {
         op::LOOKUP => {
-            return Ok(step(h.lookup(node, r.name()?), out, |found, out| {
+            return Ok(step(h.lookup(&c, node, r.name()?), out, |found, out| {
                 put(out, &found.as_ref().map_or_else(wire::EntryOut::absent, wire::EntryOut::of))
             }));
         }

@@ -1,0 +1,210 @@
+//! Who sees and changes what by the requests that tell of trees, or change all of one: differences, forks, what a
+//! tree takes, changes of attributes. As in `rights.rs`, what the kernel would refuse must be refused.
+//!
+//! Only root can set these scenes; for others the tests are skipped, and say so.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::{
+    fs::{self, File, Permissions},
+    os::unix::{
+        fs::{MetadataExt, PermissionsExt},
+        process::CommandExt,
+    },
+    path::Path,
+    process::Command,
+};
+
+use common::{Bench, has, text};
+use pando_fuse::{
+    client::{self, Error},
+    control::Request,
+    tool,
+};
+use rustix::fs::{FileType, Mode, makedev, mkdirat, mknodat};
+
+/// Two ordinary users.
+const ANN: u32 = 41_011;
+const BOB: u32 = 41_012;
+
+/// A mount that others may use, in which all may make entries.
+fn scene() -> Option<Bench> {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can set the scene");
+        return None;
+    }
+    if !common::have_fuse() {
+        return None;
+    }
+    let b = Bench::new();
+    fs::set_permissions(b.path(""), Permissions::from_mode(0o755)).unwrap();
+    fs::create_dir(b.path("m")).unwrap();
+    b.ok(&["mkfs", "--size", "256M", "--node-size", "64K", "a.img"]);
+    b.ok(&["mount", "-o", "allow_other", "--log-file", "log", "a.img", "m"]);
+    fs::copy(env!("CARGO_BIN_EXE_pando"), b.path("pando")).unwrap();
+    fs::copy(std::env::current_exe().unwrap(), b.path("looker")).unwrap();
+    b.sh("chmod 1777 m");
+    Some(b)
+}
+
+/// Runs a line of the shell as a user without further groups: whether it succeeded, and what it said.
+fn sh_as(b: &Bench, uid: u32, line: &str) -> (bool, String) {
+    let mut command = Command::new("sh");
+    let out = command.args(["-c", line]).current_dir(b.path("")).uid(uid).gid(uid).output().unwrap();
+    (out.status.success(), text(&out.stdout) + &text(&out.stderr))
+}
+
+fn fine(b: &Bench, uid: u32, line: &str) -> String {
+    let (done, said) = sh_as(b, uid, line);
+    assert!(done, "{line} as {uid}: {said}");
+    said
+}
+
+/// What a process of its own sees as `uid` when it tries `what` on a path.
+fn look(b: &Bench, uid: u32, what: &str, path: &str) -> (bool, String) {
+    let (_, said) = sh_as(b, uid, &format!("LOOK={what} LOOK_AT={path} ./looker --exact looker --nocapture"));
+    let found = said.lines().find_map(|line| line.strip_prefix("LOOK ")).unwrap_or_else(|| panic!("{said}"));
+    match found.split_once(' ').unwrap() {
+        ("ok", told) => (true, told.to_owned()),
+        (_, told) => (false, told.to_owned()),
+    }
+}
+
+/// Not a test: what [`look`] runs in a process of its own.
+#[test]
+fn looker() {
+    let Ok(what) = std::env::var("LOOK") else { return };
+    let path = std::env::var("LOOK_AT").unwrap();
+    let path = Path::new(&path);
+    let told: Result<String, Error> = match what.as_str() {
+        "info" => tool::fork_of(path).map(|info| format!("{info:?}")),
+        "usage" => tool::usage(path).map(|usage| format!("{usage:?}")),
+        // Root is shown in the directory `m/rw`, and the tree by a descriptor through another mount.
+        "change" => change(path, Path::new("m/rw")),
+        other => panic!("no {other}"),
+    };
+    match told {
+        Ok(told) => println!("\nLOOK ok {told}"),
+        Err(e) => println!("\nLOOK no {e:?}"),
+    }
+}
+
+fn change(tree: &Path, elsewhere: &Path) -> Result<String, Error> {
+    let (tree, elsewhere) = (File::open(tree).unwrap(), File::open(elsewhere).unwrap());
+    let token = client::token(&tree)?;
+    let shown = mknodat(&elsewhere, token.name(), FileType::CharacterDevice, Mode::empty(), makedev(1, 3));
+    assert_eq!(shown.unwrap_err().raw_os_error(), libc::ECANCELED);
+    // Nor is it enough to be allowed something in a directory beside.
+    assert!(mkdirat(&elsewhere, token.name(), Mode::RWXU).is_err());
+    let change = pando_fs::TreeChange { uid: Some(BOB), ..Default::default() };
+    client::send(&tree, &Request::Change { token, change }).map(|_| String::new())
+}
+
+#[test]
+fn a_tree_is_not_changed_through_a_read_only_bind_mount() {
+    let Some(b) = scene() else { return };
+    b.sh("mkdir -p ro m/t/d m/rw; echo x > m/t/d/f; mount --bind m/t ro; mount -o remount,bind,ro ro");
+    let (done, said) = look(&b, 0, "change", "ro");
+    assert!(!done, "{said}");
+    assert_eq!(fs::metadata(b.path("m/t/d/f")).unwrap().uid(), 0);
+    for line in ["chown -R 41012 ro", "chmod -R 777 ro", "touch -R ro"] {
+        let (done, said) = sh_as(&b, 0, &format!("./pando {line}"));
+        assert!(!done && said.contains("ead-only"), "{line}: {said}");
+    }
+    // Through the other mount it is.
+    let (done, said) = sh_as(&b, 0, "./pando chown -R 41012 m/t");
+    assert!(done, "{said}");
+    assert_eq!(fs::metadata(b.path("m/t/d/f")).unwrap().uid(), BOB);
+    b.sh("umount ro");
+}
+
+#[test]
+fn what_lies_in_a_directory_that_may_not_be_entered_is_not_told() {
+    let Some(b) = scene() else { return };
+    b.sh("mkdir m/closed m/open; echo secret-content > m/closed/f; chmod 744 m/closed; chmod 777 m/open");
+    fine(&b, BOB, "echo secret-contexx > m/open/f; ls m/closed; ! cat m/closed/f");
+    for line in ["diff --json m/closed m/open", "diff m/open m/closed", "du m/closed"] {
+        let (done, said) = sh_as(&b, BOB, &format!("./pando {line}"));
+        assert!(!done && said.contains("ermission denied"), "{line}: {said}");
+    }
+    let (done, said) = look(&b, BOB, "usage", "m/closed");
+    assert!(!done, "{said}");
+    // Groups are the kernel's business.
+    b.sh(&format!("chgrp {BOB} m/closed; chmod 750 m/closed"));
+    let (_, said) = sh_as(&b, BOB, "./pando diff m/closed m/open");
+    assert!(said.contains("M\tf"), "{said}");
+    b.sh("chgrp 41099 m/closed");
+    let groups = format!("setpriv --reuid {BOB} --regid {BOB} --groups 41099");
+    if has("setpriv") {
+        let said =
+            fine(&b, 0, &format!("{groups} ./pando diff m/closed m/open; {groups} ./pando du m/closed"));
+        assert!(said.contains("M\tf"), "{said}");
+    }
+    fine(&b, 0, "./pando diff m/closed m/open; ./pando du m/closed");
+}
+
+#[test]
+fn what_a_fork_was_made_of_is_told_to_those_who_could_see_it() {
+    let Some(b) = scene() else { return };
+    b.sh(&format!(
+        "mkdir -p m/hidden/o; echo x > m/hidden/o/secretname; echo y > m/hidden/o/f; chown -R {ANN} m/hidden; chmod 700 m/hidden m/hidden/o"
+    ));
+    fine(
+        &b,
+        ANN,
+        "./pando fork m/hidden/o m/fork && rm m/fork/secretname && echo z > m/fork/f && chmod 755 m/fork",
+    );
+    // What it was is closed to others, and where it was as well.
+    let (done, said) = sh_as(&b, BOB, "./pando diff m/fork");
+    assert!(!done && !said.contains("secretname"), "{said}");
+    let (done, said) = look(&b, BOB, "info", "m/fork");
+    assert!(!done && !said.contains("hidden"), "{said}");
+    let (_, said) = sh_as(&b, BOB, "./pando merge --dry-run m/fork; ./pando forks m");
+    assert!(!said.contains("hidden") && !said.contains("secretname"), "{said}");
+    for uid in [ANN, 0] {
+        assert!(fine(&b, uid, "./pando diff m/fork").contains("-\tsecretname"));
+        let (done, said) = look(&b, uid, "info", "m/fork");
+        assert!(done && said.contains("/hidden/o"), "{said}");
+        fine(&b, uid, "./pando merge --dry-run m/fork; ./pando forks m/hidden/o | grep fork");
+    }
+    // A fork that root has made for her is hers as well.
+    b.sh("./pando fork m/hidden/o m/given");
+    let (done, said) = look(&b, ANN, "info", "m/given");
+    assert!(done, "{said}");
+    // One that was open from the start is told to all.
+    b.sh(&format!("mkdir m/plain; echo x > m/plain/f; chown -R {ANN} m/plain"));
+    fine(&b, ANN, "./pando fork m/plain m/fork2 && echo y > m/fork2/f");
+    assert!(fine(&b, BOB, "./pando diff m/fork2").contains("M\tf"));
+}
+
+#[test]
+fn on_a_read_only_mount_root_is_root_and_who_only_has_its_number_is_not() {
+    let Some(b) = scene() else { return };
+    b.sh(&format!(
+        "mkdir -p m/a/closed m/b; echo x > m/a/closed/secretname; chown -R {ANN} m/a/closed; chmod 700 m/a/closed"
+    ));
+    fine(&b, ANN, "./pando fork m/a/closed m/fork");
+    b.umount();
+    b.ok(&["mount", "-o", "ro,allow_other", "--log-file", "log", "a.img", "m"]);
+    let lines = ["du m/a", "diff m/a m/b"];
+    let mut wraps = Vec::new();
+    if has("unshare") && Command::new("unshare").args(["-U", "true"]).status().unwrap().success() {
+        wraps.extend(["unshare -U", "unshare -U -r"]);
+    }
+    if has("setpriv") {
+        wraps.push("setpriv --bounding-set -all --inh-caps -all");
+    }
+    for wrap in wraps {
+        assert!(!sh_as(&b, 0, &format!("{wrap} ls m/a/closed")).0, "{wrap}");
+        for line in lines {
+            let (done, said) = sh_as(&b, 0, &format!("{wrap} ./pando {line}"));
+            assert!(!done && !said.contains("secretname"), "{wrap} pando {line}: {said}");
+        }
+        let (_, said) = sh_as(&b, 0, &format!("{wrap} ./pando forks m"));
+        assert!(!said.contains("closed"), "{wrap}: {said}");
+    }
+    let said = fine(&b, 0, "./pando du m/a; ./pando diff m/a m/b; ./pando forks m");
+    assert!(said.contains("secretname") && said.contains("m/fork"), "{said}");
+    b.umount();
+}

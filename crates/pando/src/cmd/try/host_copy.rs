@@ -1,7 +1,10 @@
 //! The same tree copied by `cp` on the host's disk, for comparison.
+//!
+//! Guarantees: a copy that cannot be made is a row of the table that says why, not an error; the copies are removed.
+//! May use: the workspace, for places and room.
 
 use std::{
-    ffi::OsStr,
+    fs,
     path::Path,
     process::{Command, Stdio},
     sync::atomic::{AtomicBool, Ordering},
@@ -11,83 +14,79 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use crate::cmd::r#try::workspace::Workspace;
+use crate::cmd::r#try::{figures::Times, workspace::Workspace};
 use crate::tree::Interrupted;
 
+/// How often an interruption is looked for while `cp` works.
+const INTERRUPTION_CHECK: Duration = Duration::from_millis(5);
+
 /// A copy that was made, or why not.
-pub(super) struct Timed {
-    pub(super) name: &'static str,
-    /// Until `cp` ended, and until all was on the disk.
-    pub(super) time: Result<(Duration, Duration), String>,
+pub(super) struct HostCopy {
+    pub(super) command: &'static str,
+    times: Result<Times, String>,
 }
 
-/// Copies `dir` by `cp -a` and by `cp -a --reflink=auto`, one after the other.
-pub(super) fn measure(dir: &Path, work: &Workspace, bytes: u64, stop: &AtomicBool) -> Result<Vec<Timed>> {
-    // A first copy on the same disk, which the second can share data with if the disk can.
-    let first = work.path("cp");
-    let second = work.path("cp-reflink");
-    let mut out = Vec::new();
-    let source = if room(work, bytes)? {
-        out.push(Timed { name: "cp -a", time: copy("-a", None, dir, &first, stop)? });
-        &first
-    } else {
-        out.push(Timed { name: "cp -a", time: Err("no room on the disk".into()) });
-        dir
-    };
-    let time = if room(work, bytes)? {
-        copy("-a", Some("--reflink=auto"), source, &second, stop)?
-    } else {
-        Err("no room on the disk".into())
-    };
-    out.push(Timed { name: "cp -a --reflink=auto", time });
-    for copy in [first, second] {
-        if copy.exists() {
-            std::fs::remove_dir_all(&copy).with_context(|| format!("{}", copy.display()))?;
+impl HostCopy {
+    pub(super) fn show(&self) -> String {
+        match &self.times {
+            Ok(times) => times.show(),
+            Err(why) => format!("- ({why})"),
         }
     }
-    Ok(out)
 }
 
-fn room(work: &Workspace, bytes: u64) -> Result<bool> {
-    Ok(work.free()? > bytes.saturating_add(bytes / 4).saturating_add(64 << 20))
+/// Copies `dir`, a tree of `bytes`, by `cp -a` and by `cp -a --reflink=auto`, one after the other.
+pub(super) fn measure(dir: &Path, work: &Workspace, bytes: u64, stop: &AtomicBool) -> Result<Vec<HostCopy>> {
+    let (first, second) = (work.path("cp"), work.path("cp-reflink"));
+    let run = |command: &'static str, from: &Path, to: &Path| -> Result<HostCopy> {
+        let times = match work.has_room(bytes)? {
+            true => copy(command, from, to, stop)?,
+            false => Err("no room on the disk".into()),
+        };
+        Ok(HostCopy { command, times })
+    };
+    let plain = run("cp -a", dir, &first)?;
+    // The second can share data with the first, on the same disk, if the disk can.
+    let source = if plain.times.is_ok() { &first } else { dir };
+    let reflink = run("cp -a --reflink=auto", source, &second)?;
+    for copy in [first, second].iter().filter(|copy| copy.exists()) {
+        fs::remove_dir_all(copy).with_context(|| format!("{}", copy.display()))?;
+    }
+    Ok(vec![plain, reflink])
 }
 
-fn copy(
-    a: &str,
-    reflink: Option<&str>,
-    from: &Path,
-    to: &Path,
-    stop: &AtomicBool,
-) -> Result<Result<(Duration, Duration), String>> {
+/// Runs `command` on two trees; the inner error is why it could not copy.
+fn copy(command: &str, from: &Path, to: &Path, stop: &AtomicBool) -> Result<Result<Times, String>> {
+    let mut words = command.split(' ');
     let begin = Instant::now();
-    let spawned = Command::new("cp")
-        .arg(a)
-        .args(reflink)
-        .args([OsStr::new("--"), from.as_os_str(), to.as_os_str()])
+    let spawned = Command::new(words.next().unwrap_or("cp"))
+        .args(words)
+        .arg("--")
+        .args([from, to])
         .stdin(Stdio::null())
         .stderr(Stdio::null())
         .spawn();
     let mut child = match spawned {
         Ok(child) => child,
-        Err(e) => return Ok(Err(e.to_string())),
+        Err(error) => return Ok(Err(error.to_string())),
     };
-    loop {
+    let status = loop {
         if let Some(status) = child.try_wait()? {
-            let time = begin.elapsed();
-            return match status.success() {
-                true => {
-                    rustix::fs::syncfs(std::fs::File::open(to)?)?;
-                    Ok(Ok((time, begin.elapsed())))
-                }
-                false if stop.load(Ordering::Relaxed) => Err(Interrupted.into()),
-                false => Ok(Err(format!("{status}"))),
-            };
+            break status;
         }
         if stop.load(Ordering::Relaxed) {
             child.kill()?;
-            child.wait()?;
-            return Err(Interrupted.into());
+            break child.wait()?;
         }
-        thread::sleep(Duration::from_millis(5));
+        thread::sleep(INTERRUPTION_CHECK);
+    };
+    let done = begin.elapsed();
+    if stop.load(Ordering::Relaxed) {
+        return Err(Interrupted.into());
     }
+    if !status.success() {
+        return Ok(Err(status.to_string()));
+    }
+    rustix::fs::syncfs(fs::File::open(to)?)?;
+    Ok(Ok(Times { done, durable: begin.elapsed() }))
 }

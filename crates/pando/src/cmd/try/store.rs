@@ -1,4 +1,7 @@
 //! The store of `pando try`: mounted, or through the library where mounting is not possible.
+//!
+//! Guarantees: each call does the same either way, so the steps need not know which one it is. May use: the commands
+//! `mount`, `umount` and `clone`, and trees.
 
 use std::{
     ffi::OsString,
@@ -11,10 +14,10 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use pando_db::device::FileDevice;
-use pando_fs::{Caller, FormatOptions, Fs, Ino, MountOptions};
+use pando_fs::{Caller, FileHandle, FormatOptions, Fs, Ino, MountOptions};
 use pando_fuse::{How, client, control::Request};
 
-use crate::cmd::r#try::workspace::Workspace;
+use crate::cmd::r#try::{figures::Figures, workspace::Workspace};
 use crate::{
     cmd::{clone, mount, umount},
     exit::{self, Coded},
@@ -23,26 +26,12 @@ use crate::{
     tree::{Sink, View, host::Host, image::Image},
 };
 
-/// Space and traffic at one moment.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Figures {
-    /// Bytes that the store uses.
-    pub(super) used: u64,
-    /// Bytes written to the device since it was opened.
-    pub(super) written: u64,
-}
-
 /// A store with its trees, `original` and `clone`.
 pub(super) struct Store {
     image: PathBuf,
     mount_point: PathBuf,
-    way: Way,
-}
-
-enum Way {
-    Mounted,
-    Library(Fs),
-    Closed,
+    /// The file system, where it is opened by the library; `None` where it is mounted.
+    library: Option<Fs>,
 }
 
 impl Store {
@@ -54,178 +43,170 @@ impl Store {
         let options = FormatOptions::default().root_uid(uid.as_raw()).root_gid(gid.as_raw());
         Fs::format(device.clone(), &options)?;
         drop(device);
-        let way = Way::Library(open(&image)?);
-        Ok(Store { image, mount_point, way })
+        let library = Some(open(&image)?);
+        Ok(Store { image, mount_point, library })
     }
 
     /// Goes on through a mount, where that is possible.
     pub(super) fn mount(&mut self) -> Result<()> {
         self.close()?;
-        self.way = match mount::by_command(&self.image, &self.mount_point, &[]) {
-            Ok(()) => Way::Mounted,
+        match mount::by_command(&self.image, &self.mount_point, &[]) {
+            Ok(()) => Ok(()),
             Err(e) if e.downcast_ref::<Coded>().is_some_and(|c| c.0 == exit::NO_FUSE) => {
                 eprintln!("pando: {e:#}");
                 eprintln!("pando: going on through the library, without a mount");
-                Way::Library(open(&self.image)?)
+                self.library = Some(open(&self.image)?);
+                Ok(())
             }
-            Err(e) => return Err(e).context("mounting"),
-        };
+            Err(e) => Err(e).context("mounting"),
+        }
+    }
+
+    /// Unmounts and mounts again, or closes and opens again.
+    pub(super) fn reopen(&mut self) -> Result<()> {
+        let by_library = self.library.is_some();
+        self.close()?;
+        match by_library {
+            true => self.library = Some(open(&self.image)?),
+            false => mount::by_command(&self.image, &self.mount_point, &[])?,
+        }
         Ok(())
     }
 
+    /// Unmounts or closes it.
+    pub(super) fn close(&mut self) -> Result<()> {
+        match self.library.take() {
+            Some(fs) => Ok(fs.close()?),
+            None => umount::detach(&self.mount_point, How::Plain),
+        }
+    }
+
     pub(super) fn describe(&self) -> String {
-        match self.way {
-            Way::Mounted => format!("mounted on {}", self.mount_point.display()),
-            _ => "opened by the library".into(),
+        match self.library {
+            Some(_) => "opened by the library".into(),
+            None => format!("mounted on {}", self.mount_point.display()),
         }
     }
 
     pub(super) fn reopened(&self) -> &'static str {
-        match self.way {
-            Way::Mounted => "unmounted and mounted again",
-            _ => "closed and opened again",
+        match self.library {
+            Some(_) => "closed and opened again",
+            None => "unmounted and mounted again",
         }
     }
 
     /// The tree called `name`, to read.
-    pub(super) fn view(&self, name: &str) -> Result<Box<dyn View + '_>> {
-        Ok(match &self.way {
-            Way::Mounted => Box::new(Host::new(&self.mount_point.join(name))),
-            Way::Library(fs) => Box::new(Image::new(fs, &Path::new("/").join(name))),
-            Way::Closed => bail!("the store is closed"),
-        })
+    pub(super) fn view(&self, name: &str) -> Box<dyn View + '_> {
+        match &self.library {
+            Some(fs) => Box::new(Image::new(fs, &Path::new("/").join(name))),
+            None => Box::new(Host::new(&self.mount_point.join(name))),
+        }
     }
 
     /// The tree called `name`, to write, before anything is mounted.
     pub(super) fn sink(&self, name: &str) -> Result<impl Sink + '_> {
-        match &self.way {
-            Way::Library(fs) => Ok(Image::new(fs, &Path::new("/").join(name))),
-            _ => bail!("the store is not open"),
+        match &self.library {
+            Some(fs) => Ok(Image::new(fs, &Path::new("/").join(name))),
+            None => bail!("it is mounted, and imports go through the library"),
         }
     }
 
     /// Clones a tree; the time inside the daemon, if there is one.
     pub(super) fn clone(&self, from: &str, to: &str) -> Result<Option<Duration>> {
-        match &self.way {
-            Way::Mounted => {
-                let micros = clone::clone(&self.mount_point.join(from), &self.mount_point.join(to), false)?;
-                Ok(Some(Duration::from_micros(micros)))
-            }
-            Way::Library(fs) => {
-                let root = pando_fs::ROOT;
-                fs.clone_tree(&Caller::root(), (root, from.as_ref()), (root, to.as_ref()), false)?;
-                Ok(None)
-            }
-            Way::Closed => bail!("the store is closed"),
-        }
+        let Some(fs) = &self.library else {
+            let micros = clone::clone(&self.mount_point.join(from), &self.mount_point.join(to), false)?;
+            return Ok(Some(Duration::from_micros(micros)));
+        };
+        let root = pando_fs::ROOT;
+        fs.clone_tree(&Caller::root(), (root, from.as_ref()), (root, to.as_ref()), false)?;
+        Ok(None)
     }
 
+    /// Makes all that was done durable.
     pub(super) fn sync(&self) -> Result<()> {
-        match &self.way {
-            Way::Mounted => {
-                client::send(place::open_dir(&self.mount_point)?, &Request::Sync)?;
-                Ok(())
-            }
-            Way::Library(fs) => Ok(fs.sync()?),
-            Way::Closed => bail!("the store is closed"),
+        match &self.library {
+            Some(fs) => Ok(fs.sync()?),
+            None => Ok(client::send(place::open_dir(&self.mount_point)?, &Request::Sync).map(drop)?),
         }
     }
 
     pub(super) fn figures(&self) -> Result<Figures> {
-        let stats = match &self.way {
-            Way::Mounted => serde_json::from_str(&client::stats(place::open_dir(&self.mount_point)?)?)?,
-            Way::Library(fs) => Stats::of(fs, None)?,
-            Way::Closed => bail!("the store is closed"),
+        let stats = match &self.library {
+            Some(fs) => Stats::of(fs, None)?,
+            None => serde_json::from_str(&client::stats(place::open_dir(&self.mount_point)?)?)?,
         };
         Ok(Figures { used: stats.size.used, written: stats.device.write_bytes })
     }
 
-    /// Unmounts and mounts again, or closes and opens again.
-    pub(super) fn reopen(&mut self) -> Result<()> {
-        let mounted = matches!(self.way, Way::Mounted);
-        self.close()?;
-        self.way = if mounted {
-            mount::by_command(&self.image, &self.mount_point, &[])?;
-            Way::Mounted
-        } else {
-            Way::Library(open(&self.image)?)
-        };
-        Ok(())
-    }
-
-    pub(super) fn close(&mut self) -> Result<()> {
-        match std::mem::replace(&mut self.way, Way::Closed) {
-            Way::Mounted => umount::detach(&self.mount_point, How::Plain),
-            Way::Library(fs) => Ok(fs.close()?),
-            Way::Closed => Ok(()),
-        }
-    }
-
     // ---- small edits, each the way a program would make it ----
 
-    fn on<T>(
+    /// Does something with an entry: through the mount, or by the library.
+    fn edit(
         &self,
         path: &Path,
-        mounted: impl FnOnce(&Path) -> std::io::Result<T>,
-        library: impl FnOnce(&Fs, Ino, &OsString) -> pando_fs::Result<T>,
-    ) -> Result<T> {
-        let fail = || format!("editing {}", path.display());
-        match &self.way {
-            Way::Mounted => mounted(&self.mount_point.join(path)).with_context(fail),
-            Way::Library(fs) => {
-                let (dir, name) = fs.resolve_parent(&Path::new("/").join(path)).with_context(fail)?;
-                let result = library(fs, dir, &name);
-                fs.forget(dir, 1);
-                result.with_context(fail)
-            }
-            Way::Closed => bail!("the store is closed"),
-        }
+        mounted: impl FnOnce(&Path) -> std::io::Result<()>,
+        library: impl FnOnce(&Fs, Ino, &OsString) -> pando_fs::Result<()>,
+    ) -> Result<()> {
+        let failed = || format!("editing {}", path.display());
+        let Some(fs) = &self.library else {
+            return mounted(&self.mount_point.join(path)).with_context(failed);
+        };
+        let (dir, name) = fs.resolve_parent(&Path::new("/").join(path)).with_context(failed)?;
+        let outcome = library(fs, dir, &name);
+        fs.forget(dir, 1);
+        outcome.with_context(failed)
     }
 
     /// Writes into an existing file.
     pub(super) fn write_at(&self, path: &Path, offset: u64, data: &[u8]) -> Result<()> {
-        self.on(
+        self.edit(
             path,
-            |p| OpenOptions::new().write(true).open(p)?.write_all_at(data, offset),
+            |path| OpenOptions::new().write(true).open(path)?.write_all_at(data, offset),
             |fs, dir, name| {
-                let attr = fs.lookup(dir, name)?;
-                let handle = fs.open_file(&Caller::root(), attr.ino, libc::O_WRONLY)?;
-                let written = fs.write(handle, attr.ino, offset, data, false);
-                fs.release(attr.ino, handle);
-                fs.forget(attr.ino, 1);
-                written.map(|_| ())
+                let ino = fs.lookup(dir, name)?.ino;
+                let handle = fs.open_file(&Caller::root(), ino, libc::O_WRONLY)?;
+                write_and_close(fs, ino, handle, offset, data)
             },
         )
     }
 
     /// Makes a new file.
     pub(super) fn create(&self, path: &Path, data: &[u8]) -> Result<()> {
-        self.on(
+        let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL;
+        self.edit(
             path,
-            |p| std::fs::write(p, data),
+            |path| std::fs::write(path, data),
             |fs, dir, name| {
-                let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL;
                 let (attr, handle) = fs.create(&Caller::root(), dir, name, 0o644, flags)?;
-                let written = fs.write(handle, attr.ino, 0, data, false);
-                fs.release(attr.ino, handle);
-                fs.forget(attr.ino, 1);
-                written.map(|_| ())
+                write_and_close(fs, attr.ino, handle, 0, data)
             },
         )
     }
 
     pub(super) fn remove(&self, path: &Path) -> Result<()> {
-        self.on(path, |p| std::fs::remove_file(p), |fs, dir, name| fs.unlink(&Caller::root(), dir, name))
+        self.edit(
+            path,
+            |path| std::fs::remove_file(path),
+            |fs, dir, name| fs.unlink(&Caller::root(), dir, name),
+        )
     }
 
     /// Renames inside one directory.
     pub(super) fn rename(&self, path: &Path, name: &str) -> Result<()> {
-        self.on(
+        self.edit(
             path,
-            |p| std::fs::rename(p, p.with_file_name(name)),
+            |path| std::fs::rename(path, path.with_file_name(name)),
             |fs, dir, old| fs.rename(&Caller::root(), dir, old, dir, name.as_ref(), 0),
         )
     }
+}
+
+/// Writes to an open file that was looked up once, and lets go of it.
+fn write_and_close(fs: &Fs, ino: Ino, handle: FileHandle, offset: u64, data: &[u8]) -> pando_fs::Result<()> {
+    let written = fs.write(handle, ino, offset, data, false);
+    fs.release(ino, handle);
+    fs.forget(ino, 1);
+    written.map(drop)
 }
 
 fn open(image: &Path) -> Result<Fs> {

@@ -1,8 +1,7 @@
 //! The directory that `pando try` works in, and its clean-up.
 //!
-//! Whatever happens, dropping it unmounts, waits for the daemon to close the
-//! image and removes everything; only a mount that cannot be ended is left,
-//! and said.
+//! Guarantees: dropping it unmounts, waits for the daemon to close the image and removes everything; only a mount that
+//! cannot be ended is left, with a message.
 
 use std::{
     os::unix::fs::MetadataExt,
@@ -60,20 +59,24 @@ impl Workspace {
     }
 
     /// Bytes that the disk still has for ordinary users.
-    pub(super) fn free(&self) -> Result<u64> {
+    fn free(&self) -> Result<u64> {
         let s = rustix::fs::statvfs(&self.root).with_context(|| format!("{}", self.root.display()))?;
         Ok(s.f_bavail.saturating_mul(s.f_frsize))
     }
 
-    /// Fails unless the disk has `bytes` and a quarter more.
+    /// Whether the disk has room for a tree of `bytes`.
+    pub(super) fn has_room(&self, bytes: u64) -> Result<bool> {
+        Ok(self.free()? >= room_for(bytes))
+    }
+
+    /// Fails unless it has.
     pub(super) fn require(&self, bytes: u64) -> Result<()> {
-        let (need, free) = (bytes.saturating_add(bytes / 4).saturating_add(64 << 20), self.free()?);
-        if free < need {
+        if !self.has_room(bytes)? {
             bail!(
                 "{}: {} free, but the tree needs about {}; choose another place with --work-dir",
                 self.root.display(),
-                show(free),
-                show(need)
+                show(self.free()?),
+                show(room_for(bytes))
             );
         }
         Ok(())
@@ -95,6 +98,11 @@ impl Workspace {
         }
         Ok(())
     }
+}
+
+/// Bytes that a tree of `bytes` takes on a disk: a quarter more, and 64 MiB.
+fn room_for(bytes: u64) -> u64 {
+    bytes.saturating_add(bytes / 4).saturating_add(64 << 20)
 }
 
 impl Drop for Workspace {

@@ -42,13 +42,13 @@ impl Engine {
             Some(building) => building.finish(),
             None => table.to_layer(self.pager.page_target(), |points| self.bulk.page_at(points))?,
         };
-        let done = |front: &mut Superversion| {
-            let applied = front.sealed.pop_front();
+        let done = |superversion: &mut Superversion| {
+            let applied = superversion.sealed.pop_front();
             assert!(
                 applied.is_some_and(|t| Arc::ptr_eq(&t, &table)),
                 "another table than the oldest was applied"
             );
-            let tree = Arc::make_mut(&mut front.tree);
+            let tree = Arc::make_mut(&mut superversion.tree);
             assert!(tree.msn < table.first_msn, "a table was applied that is older than the tree");
             (tree.msn, tree.log_end) = (table.msn, table.log_end);
         };
@@ -78,10 +78,11 @@ impl Engine {
     pub fn help_build(&self) -> bool {
         let Some(mut building) = self.building.try_lock() else { return false };
         let next = {
-            let front = self.superversion.read();
-            let going_on = building.as_ref().and_then(|p| front.sealed.iter().find(|table| p.is_of(table)));
+            let superversion = self.superversion.read();
+            let going_on =
+                building.as_ref().and_then(|p| superversion.sealed.iter().find(|table| p.is_of(table)));
             // The first one is the flusher's as a rule, which takes over what was built of it.
-            match going_on.or_else(|| front.sealed.get(1)) {
+            match going_on.or_else(|| superversion.sealed.get(1)) {
                 Some(table) => table.clone(),
                 None => return false,
             }

@@ -237,10 +237,13 @@ impl Engine {
     /// True if a delete in memory gives back much at once. I/O: headers on its way.
     pub fn holds_large_delete(&self) -> Result<bool> {
         let (base, deletes) = {
-            let front = self.superversion.read();
-            let tables = front.sealed.iter().map(|table| &**table).chain([&front.active]);
+            let superversion = self.superversion.read();
+            let tables = superversion.sealed.iter().map(|table| &**table).chain([&superversion.active]);
             let ranges = tables.flat_map(|table| table.ranges.values()).filter(|range| range.is_delete());
-            (front.tree.clone(), ranges.take(STEP_NODES).map(|range| range.span.clone()).collect::<Vec<_>>())
+            (
+                superversion.tree.clone(),
+                ranges.take(STEP_NODES).map(|range| range.span.clone()).collect::<Vec<_>>(),
+            )
         };
         let cx = self.context();
         let edit = Edit::new(&cx, &base);

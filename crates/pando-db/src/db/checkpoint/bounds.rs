@@ -22,8 +22,8 @@ impl Engine {
         let tighter = tighter_bounds(&tree, &self.pager, MAX_TIGHTENED);
         drop(tree);
         if !tighter.is_empty() {
-            self.change(|front| {
-                let tree = Arc::make_mut(&mut front.tree);
+            self.change(|superversion| {
+                let tree = Arc::make_mut(&mut superversion.tree);
                 tighter.iter().for_each(|node| node.apply(&mut tree.table));
             });
         }

@@ -35,9 +35,9 @@ impl Engine {
     pub fn checkpoint(&self) -> Result<()> {
         let mut durable = waiting::take(|| self.checkpointing.try_lock(), || self.checkpointing.lock());
         self.check_running()?;
-        let target = self.change(|front| {
-            front.seal();
-            front.active.msn
+        let target = self.change(|superversion| {
+            superversion.seal();
+            superversion.active.msn
         });
         loop {
             // As many tables as the space beside the last checkpoint allows, and the memory for dirty nodes,
@@ -130,8 +130,8 @@ impl Engine {
         durable.attempted = Some(table.clone());
         commit().inspect_err(|e| self.stop("checkpoint", e))?;
 
-        self.change(|front| {
-            let tree = Arc::make_mut(&mut front.tree);
+        self.change(|superversion| {
+            let tree = Arc::make_mut(&mut superversion.tree);
             tree.table = tree.table.settle(&frozen.table, &table);
         });
         written.iter().for_each(|(id, node)| self.dirty.written(*id, node));

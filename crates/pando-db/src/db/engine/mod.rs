@@ -199,28 +199,28 @@ impl Engine {
 
     /// Notes that in the version after batch `seen` nothing was to be seen in `span`.
     pub fn found_empty(&self, seen: u64, span: Span) {
-        let mut front = self.superversion.write();
-        let now = front.active.msn;
-        let more = front.skip_ranges.found(seen, now, span);
+        let mut superversion = self.superversion.write();
+        let now = superversion.active.msn;
+        let more = superversion.skip_ranges.found(seen, now, span);
         // The next reader shall know.
         let old = more.then(|| self.views.withdraw());
-        drop(front);
+        drop(superversion);
         drop(old);
     }
 
     /// Publishes an edit. The caller holds `flushing`. `then` runs under the same lock.
     pub fn publish(&self, changes: Changes, then: impl FnOnce(&mut Superversion)) -> Result<()> {
         let versions = Dirty::weigh(changes.versions(), self.limits.node);
-        let (orphans, old) = self.change(|front| -> Result<_> {
+        let (orphans, old) = self.change(|superversion| -> Result<_> {
             let root = changes.root;
-            let mut table = front.tree.table.clone();
+            let mut table = superversion.tree.table.clone();
             let orphans = changes.apply(&mut table)?;
             // A checkpoint that froze the new versions before they were noted would have nothing to strike
             // out, and they would count as dirty for ever.
             self.dirty.note(versions);
-            let (msn, log_end) = (front.tree.msn, front.tree.log_end);
-            let old = std::mem::replace(&mut front.tree, Arc::new(Tree { table, root, msn, log_end }));
-            then(front);
+            let (msn, log_end) = (superversion.tree.msn, superversion.tree.log_end);
+            let old = std::mem::replace(&mut superversion.tree, Arc::new(Tree { table, root, msn, log_end }));
+            then(superversion);
             Ok((orphans, old))
         })?;
         // What only the old version reached is freed here, outside the lock.

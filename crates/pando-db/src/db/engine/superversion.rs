@@ -115,14 +115,14 @@ pub(crate) struct TableSizes {
 }
 
 impl TableSizes {
-    fn publish(&self, front: &Superversion) {
-        let sealed_bytes = front.sealed.iter().map(|table| table.bytes()).sum::<usize>();
-        self.bytes.store(front.active.bytes() + sealed_bytes, Ordering::Relaxed);
+    fn publish(&self, superversion: &Superversion) {
+        let sealed_bytes = superversion.sealed.iter().map(|table| table.bytes()).sum::<usize>();
+        self.bytes.store(superversion.active.bytes() + sealed_bytes, Ordering::Relaxed);
         self.sealed_bytes.store(sealed_bytes, Ordering::Relaxed);
-        self.sealed.store(front.sealed.len(), Ordering::Relaxed);
+        self.sealed.store(superversion.sealed.len(), Ordering::Relaxed);
         let last = self.recovered_msn.load(Ordering::Relaxed);
         // They are the oldest. As a rule there are none.
-        let recovered = front.sealed.iter().take_while(|table| table.msn <= last);
+        let recovered = superversion.sealed.iter().take_while(|table| table.msn <= last);
         let (count, bytes) =
             recovered.fold((0, 0), |(count, bytes), table| (count + 1, bytes + table.bytes()));
         self.recovered_bytes.store(bytes, Ordering::Relaxed);
@@ -192,10 +192,10 @@ impl SuperversionSlot {
 
     /// After a change of the superversion, under its lock: publishes a new view if one is wanted, or none. What the
     /// caller gets is to be dropped outside the lock.
-    pub fn changed(&self, front: &Superversion) -> Old {
+    pub fn changed(&self, superversion: &Superversion) -> Old {
         let (reads, linger) = (self.has_reader(), self.linger.load(Ordering::Relaxed));
-        self.sizes.publish(front);
-        let fresh = (reads || linger > 0).then(|| Arc::new(front.view()));
+        self.sizes.publish(superversion);
+        let fresh = (reads || linger > 0).then(|| Arc::new(superversion.view()));
         let left = if reads { LINGER_CHANGES } else { linger.saturating_sub(1) };
         self.linger.store(left, Ordering::Relaxed);
         self.reader.store(NOBODY, Ordering::Relaxed);
@@ -236,13 +236,13 @@ impl SuperversionSlot {
     }
 
     /// A consistent view of everything written so far. O(1), or O(number of in-memory tables) after a write.
-    pub fn view(&self, front: &RwLock<Superversion>) -> Arc<View> {
+    pub fn view(&self, superversion: &RwLock<Superversion>) -> Arc<View> {
         self.mark();
-        self.slot.load_full().unwrap_or_else(|| self.fresh_view(front))
+        self.slot.load_full().unwrap_or_else(|| self.fresh_view(superversion))
     }
 
     /// Reads such a view, and lets go of it: threads that do this do not even share a count.
-    pub fn with_view<T>(&self, front: &RwLock<Superversion>, read: impl FnOnce(&View) -> T) -> T {
+    pub fn with_view<T>(&self, superversion: &RwLock<Superversion>, read: impl FnOnce(&View) -> T) -> T {
         self.mark();
         let changes = self.changes.load(Ordering::Acquire);
         let published = self.slot.load();
@@ -251,22 +251,22 @@ impl SuperversionSlot {
             self.let_go(changes, || Guard::into_inner(published));
             return result;
         }
-        let fresh = self.fresh_view(front);
+        let fresh = self.fresh_view(superversion);
         let result = read(&fresh);
         self.let_go(changes, || Some(fresh));
         result
     }
 
     /// The view of a reader that found none in the slot.
-    fn fresh_view(&self, front: &RwLock<Superversion>) -> Arc<View> {
+    fn fresh_view(&self, superversion: &RwLock<Superversion>) -> Arc<View> {
         let alone = self.reader.load(Ordering::Relaxed) == thread::number();
         // One that a reader made for itself is as good as any until the next change, whoever takes it.
         if alone && let Some(own) = &*self.unpublished.lock() {
             return own.clone();
         }
         // Under the lock, so that it cannot replace a newer one.
-        let front = front.read();
-        let fresh = Arc::new(front.view());
+        let superversion = superversion.read();
+        let fresh = Arc::new(superversion.view());
         if alone {
             *self.unpublished.lock() = Some(fresh.clone());
         } else {
@@ -277,11 +277,15 @@ impl SuperversionSlot {
     }
 
     /// Changes the superversion, and what readers see of it from then on.
-    pub fn change<T>(&self, front: &RwLock<Superversion>, change: impl FnOnce(&mut Superversion) -> T) -> T {
-        let mut front = front.write();
-        let result = change(&mut front);
-        let old = self.changed(&front);
-        drop(front);
+    pub fn change<T>(
+        &self,
+        superversion: &RwLock<Superversion>,
+        change: impl FnOnce(&mut Superversion) -> T,
+    ) -> T {
+        let mut superversion = superversion.write();
+        let result = change(&mut superversion);
+        let old = self.changed(&superversion);
+        drop(superversion);
         // What only the old version reached is freed here, outside the lock.
         drop(old);
         result

@@ -176,7 +176,7 @@ pub(crate) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
     let bulk = Arc::new(Bulk::new(pager.clone(), space.clone()));
     let (msn, log_end) = (superblock.next_msn - 1, superblock.log_start);
     let tree = Tree { table: table.clone(), root: superblock.root, msn, log_end };
-    let front = Superversion {
+    let superversion = Superversion {
         active: Memtable::new(msn, log_end),
         sealed: VecDeque::new(),
         tree: Arc::new(tree),
@@ -203,7 +203,7 @@ pub(crate) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
         pager: pager.clone(),
         options,
         recovery: report,
-        superversion: RwLock::new(front),
+        superversion: RwLock::new(superversion),
         views: SuperversionSlot::default(),
         flushing: Mutex::new(()),
         next_id: AtomicU64::new(superblock.next_node),

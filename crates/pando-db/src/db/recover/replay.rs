@@ -274,9 +274,10 @@ impl Engine {
         let most = if self.options.background { self.max_recovered() } else { 0 };
         loop {
             let waits = {
-                let front = self.superversion.read();
-                let bytes: usize = front.sealed.iter().map(|table| table.bytes()).sum();
-                !front.sealed.is_empty() && (front.sealed.len() > MAX_BACKLOG_TABLES || bytes as u64 > most)
+                let superversion = self.superversion.read();
+                let bytes: usize = superversion.sealed.iter().map(|table| table.bytes()).sum();
+                !superversion.sealed.is_empty()
+                    && (superversion.sealed.len() > MAX_BACKLOG_TABLES || bytes as u64 > most)
             };
             if !waits || !self.flush_messages()? {
                 return Ok(());

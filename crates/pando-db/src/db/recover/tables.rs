@@ -97,8 +97,8 @@ impl Tables {
 
     fn build(&mut self, engine: &Engine) -> Result<()> {
         let mut before = {
-            let front = engine.superversion.read();
-            (front.active.msn, front.active.log_end)
+            let superversion = engine.superversion.read();
+            (superversion.active.msn, superversion.active.log_end)
         };
         let mut jobs = Vec::new();
         for piece in self.whole.drain(..) {
@@ -117,7 +117,7 @@ impl Tables {
             }),
         };
         for table in tables {
-            engine.change(|front| front.push(table));
+            engine.change(|superversion| superversion.push(table));
             engine.flush_backlog()?;
         }
         Ok(())

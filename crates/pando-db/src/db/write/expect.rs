@@ -59,20 +59,20 @@ impl Engine {
         let mut watching = Watching { engine: self, watch: Arc::new(Watch::new(expected)), begun: false };
         loop {
             let view = {
-                let mut front = self.superversion.write();
-                front.watched.begin(&watching.watch);
+                let mut superversion = self.superversion.write();
+                superversion.watched.begin(&watching.watch);
                 watching.begun = true;
-                front.view()
+                superversion.view()
             };
             self.check_expected(&view, expected)?;
             // A writer copies what it changes of a table that a view shares.
             drop(view);
-            let applied = self.change(|front| {
+            let applied = self.change(|superversion| {
                 if watching.watch.is_changed() {
                     return None;
                 }
-                let applied = apply(front);
-                front.watched.end(&watching.watch);
+                let applied = apply(superversion);
+                superversion.watched.end(&watching.watch);
                 watching.begun = false;
                 Some(applied)
             });

@@ -33,13 +33,13 @@ impl Engine {
     /// Logs and applies a batch that may be joined to the one before; as any other, if it cannot.
     pub(super) fn try_join(
         &self,
-        front: &mut Superversion,
+        superversion: &mut Superversion,
         encoded: &Encoded,
         proof: Option<&Proof>,
     ) -> Result<Tried> {
-        let newest = front.active.msn;
-        let last = front.joint.take().filter(|joint| joint.msn == newest);
-        let replaced = last.as_ref().map(|joint| joint.msn).filter(|_| !front.active.is_empty());
+        let newest = superversion.active.msn;
+        let last = superversion.joint.take().filter(|joint| joint.msn == newest);
+        let replaced = last.as_ref().map(|joint| joint.msn).filter(|_| !superversion.active.is_empty());
         let last = last.unwrap_or_default();
         let mut before = Earlier { ops: last.ops, keys: last.earlier };
         // In the place of the record before, if it can be replaced, or as one of its own.
@@ -47,7 +47,8 @@ impl Engine {
             if replaced.is_none() {
                 before = before.over();
             }
-            let tables = std::iter::once(&front.active).chain(front.sealed.back().map(|table| &**table));
+            let tables =
+                std::iter::once(&superversion.active).chain(superversion.sealed.back().map(|table| &**table));
             let standing = |key: &[u8]| match tables.clone().find_map(|table| table.points.get(key)) {
                 Some(Msg::Put(value)) => Some(value.clone()),
                 _ => None,
@@ -71,25 +72,25 @@ impl Engine {
             let ops = &newest;
             let mut active = match self.views.wanted() {
                 true => {
-                    let mut active = front.active.clone();
+                    let mut active = superversion.active.clone();
                     ops.iter().for_each(|op| apply_plain(&mut active, op, self));
                     active
                 }
-                false => self.put_in_place(front, ops),
+                false => self.put_in_place(superversion, ops),
             };
             active.keep(encoded.payload.len());
-            front.watched.note(ops);
+            superversion.watched.note(ops);
             let used = || self.counters.skip_range_used.swap(false, Ordering::Relaxed);
             self.counters.joined.fetch_add(replaced.is_some().into(), Ordering::Relaxed);
             match replaced {
-                Some(_) => front.skip_ranges.joined(ops, msn, used),
-                None => front.skip_ranges.written(ops, msn, used),
+                Some(_) => superversion.skip_ranges.joined(ops, msn, used),
+                None => superversion.skip_ranges.written(ops, msn, used),
             }
             self.counters.note_deletes(ops);
-            front.joint = Some(Joint { msn, ops: all, earlier: before.keys });
-            front.accept(active, msn, end, self.seal_threshold());
+            superversion.joint = Some(Joint { msn, ops: all, earlier: before.keys });
+            superversion.accept(active, msn, end, self.seal_threshold());
             return Ok(Tried::Applied);
         }
-        self.try_apply(front, encoded, proof)
+        self.try_apply(superversion, encoded, proof)
     }
 }

@@ -93,10 +93,10 @@ impl Engine {
     /// I/O: see [`crate::dag::longest`].
     pub(super) fn prove_lengths(&self, ops: &[Op]) -> Result<Proof> {
         let view = {
-            let mut front = self.superversion.write();
+            let mut superversion = self.superversion.write();
             // What comes after this view has a number of its own.
-            front.joint = None;
-            front.view()
+            superversion.joint = None;
+            superversion.view()
         };
         self.counters.length_searches.fetch_add(1, Ordering::Relaxed);
         let mut own = Memtable::new(view.msn, view.tree.log_end);

@@ -85,9 +85,9 @@ impl Engine {
         let mut refuted = 0;
         loop {
             self.admit(&encoded)?;
-            let tried = self.when_expected(&expected, |front| match joinable {
-                true => self.try_join(front, &encoded, proof.as_ref()),
-                false => self.try_apply(front, &encoded, proof.as_ref()),
+            let tried = self.when_expected(&expected, |superversion| match joinable {
+                true => self.try_join(superversion, &encoded, proof.as_ref()),
+                false => self.try_apply(superversion, &encoded, proof.as_ref()),
             })?;
             match tried {
                 Tried::Applied => return self.after_write(),
@@ -109,18 +109,18 @@ impl Engine {
     /// Applies a batch from the log during recovery, when nobody else writes.
     pub fn replay(&self, batch: &Batch, msn: u64, end: LogPos) -> Result<()> {
         self.counters.note_deletes(batch.ops());
-        self.change(|front| {
-            front.seal_for(batch.ops());
+        self.change(|superversion| {
+            superversion.seal_for(batch.ops());
             let mut active = match batch.ops().iter().any(|op| clone_of(op).is_some()) {
                 // It was let in once, over tables that may have been cut elsewhere.
-                true => match self.applied(front, batch.ops(), usize::MAX, Lengths::Replayed)? {
+                true => match self.applied(superversion, batch.ops(), usize::MAX, Lengths::Replayed)? {
                     Some(active) => active,
                     None => unreachable!("what was let in once is not judged by its length"),
                 },
-                false => self.put_in_place(front, batch.ops()),
+                false => self.put_in_place(superversion, batch.ops()),
             };
             active.keep(batch.ops().iter().map(op_len).sum());
-            front.accept(active, msn, end, self.table_limit());
+            superversion.accept(active, msn, end, self.table_limit());
             Ok(())
         })
     }
@@ -140,19 +140,24 @@ impl Engine {
     }
 
     /// Logs and applies.
-    fn try_apply(&self, front: &mut Superversion, encoded: &Encoded, proof: Option<&Proof>) -> Result<Tried> {
+    fn try_apply(
+        &self,
+        superversion: &mut Superversion,
+        encoded: &Encoded,
+        proof: Option<&Proof>,
+    ) -> Result<Tried> {
         let Encoded { payload, values, ops, .. } = encoded;
-        front.seal_for(ops);
+        superversion.seal_for(ops);
         // Plain operations cannot fail, so the log goes first and the table is changed in place, where no
         // reader shares it.
         let clones = ops.iter().any(|op| clone_of(op).is_some());
         let active = match clones || self.views.wanted() {
             true => {
                 let lengths = match proof {
-                    Some(proof) if front.upholds(proof) => Lengths::Proven,
+                    Some(proof) if superversion.upholds(proof) => Lengths::Proven,
                     _ => Lengths::Bounded,
                 };
-                match self.applied(front, ops, MAX_OWN_BYTES, lengths)? {
+                match self.applied(superversion, ops, MAX_OWN_BYTES, lengths)? {
                     None => return Ok(Tried::MayBeTooLong),
                     active => active,
                 }
@@ -160,7 +165,7 @@ impl Engine {
             false => None,
         };
         if clones {
-            self.check_height(front)?;
+            self.check_height(superversion)?;
         }
         let appended = if values.is_empty() {
             self.log.append(&[payload])
@@ -174,13 +179,15 @@ impl Engine {
         };
         let mut active = match active {
             Some(active) => active,
-            None => self.put_in_place(front, ops),
+            None => self.put_in_place(superversion, ops),
         };
         active.keep(payload.len());
-        front.joint = None;
-        front.accept(active, msn, end, self.seal_threshold());
-        front.watched.note(ops);
-        front.skip_ranges.written(ops, msn, || self.counters.skip_range_used.swap(false, Ordering::Relaxed));
+        superversion.joint = None;
+        superversion.accept(active, msn, end, self.seal_threshold());
+        superversion.watched.note(ops);
+        superversion
+            .skip_ranges
+            .written(ops, msn, || self.counters.skip_range_used.swap(false, Ordering::Relaxed));
         let cloned = ops.iter().filter(|op| clone_of(op).is_some()).count() as u64;
         self.counters.clones.fetch_add(cloned, Ordering::Relaxed);
         self.counters.note_deletes(ops);
@@ -188,30 +195,30 @@ impl Engine {
     }
 
     /// The active table after plain operations, changed where it is, and taken out of the superversion.
-    fn put_in_place(&self, front: &mut Superversion, ops: &[Op]) -> Memtable {
+    fn put_in_place(&self, superversion: &mut Superversion, ops: &[Op]) -> Memtable {
         drop(self.views.withdraw());
         let putting = Putting(self);
-        ops.iter().for_each(|op| apply_plain(&mut front.active, op, self));
+        ops.iter().for_each(|op| apply_plain(&mut superversion.active, op, self));
         std::mem::forget(putting);
-        let empty = Memtable::new(front.active.msn, front.active.log_end);
-        std::mem::replace(&mut front.active, empty)
+        let empty = Memtable::new(superversion.active.msn, superversion.active.log_end);
+        std::mem::replace(&mut superversion.active, empty)
     }
 
     /// The active table after a batch; `None` if a clone may make a key too long. An error if its clones would
     /// copy more than `own` bytes of the table.
     fn applied(
         &self,
-        front: &Superversion,
+        superversion: &Superversion,
         ops: &[Op],
         own: usize,
         lengths: Lengths,
     ) -> Result<Option<Memtable>> {
-        let mut active = front.active.clone();
+        let mut active = superversion.active.clone();
         let mut copied = 0;
         for op in ops {
             match clone_of(op) {
                 Some((src, dst)) => {
-                    let source = front.longest_under(&active, src);
+                    let source = superversion.longest_under(&active, src);
                     let Some(bound) = lengths.of_clone(source, src, dst) else { return Ok(None) };
                     copied += self.apply_clone(&mut active, src, dst, bound, own.saturating_sub(copied))?;
                     if let Op::RenamePrefix(..) = op {
@@ -226,9 +233,9 @@ impl Engine {
 
     /// Refuses clones where the DAG has become too high for more. Placing the clones of a table makes it one
     /// level higher at most.
-    fn check_height(&self, front: &Superversion) -> Result<()> {
-        let height = front.tree.table.get(front.tree.root).map_or(0, |entry| entry.height);
-        let more = front.sealed.iter().filter(|table| table.has_clones()).count();
+    fn check_height(&self, superversion: &Superversion) -> Result<()> {
+        let height = superversion.tree.table.get(superversion.tree.root).map_or(0, |entry| entry.height);
+        let more = superversion.sealed.iter().filter(|table| table.has_clones()).count();
         if usize::from(height) + more <= usize::from(MAX_CLONE_LEVELS) {
             return Ok(());
         }

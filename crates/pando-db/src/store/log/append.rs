@@ -29,13 +29,13 @@ impl Log {
         payload.iter().for_each(|part| hash.update(part));
         let hash = hash.digest();
 
-        let mut front = self.front();
-        self.check_open(&front)?;
-        if !front.has_room(len, 0, self.size) {
+        let mut buf = self.buf();
+        self.check_open(&buf)?;
+        if !buf.has_room(len, 0, self.size) {
             return Err(AppendError::Full);
         }
-        let appended = front.push(payload, len, hash, self.session);
-        front.asked_end = front.end.pos;
+        let appended = buf.push(payload, len, hash, self.session);
+        buf.asked_end = buf.end.pos;
         Ok(appended)
     }
 
@@ -47,9 +47,9 @@ impl Log {
         payload: &[u8],
         values: &[(Bytes, Bytes)],
     ) -> Result<(u64, LogPos), AppendError> {
-        let mut front = self.front();
-        let last = self.push_with(&mut front, None, kind, payload, values)?.ok_or(AppendError::Full)?;
-        Ok((last.msn, front.end))
+        let mut buf = self.buf();
+        let last = self.push_with(&mut buf, None, kind, payload, values)?.ok_or(AppendError::Full)?;
+        Ok((last.msn, buf.end))
     }
 
     /// Appends a record that may be replaced as long as nobody has begun to write it and nothing follows it: as
@@ -63,19 +63,19 @@ impl Log {
         payload: &[u8],
         values: &[(Bytes, Bytes)],
     ) -> Result<Option<(u64, LogPos)>, AppendError> {
-        let mut front = self.front();
-        let Some(last) = self.push_with(&mut front, replaced, kind, payload, values)? else {
+        let mut buf = self.buf();
+        let Some(last) = self.push_with(&mut buf, replaced, kind, payload, values)? else {
             return Ok(None);
         };
-        let appended = (last.msn, front.end);
-        front.last = Some(last);
+        let appended = (last.msn, buf.end);
+        buf.last = Some(last);
         Ok(Some(appended))
     }
 
     /// The work of [`Log::append_open`]: what is to be known of the record to replace it.
     fn push_with(
         &self,
-        front: &mut LogBuffer,
+        buf: &mut LogBuffer,
         replaced: Option<u64>,
         kind: u8,
         payload: &[u8],
@@ -86,35 +86,35 @@ impl Log {
             return Err(AppendError::TooLarge { len, limit: self.max_payload() });
         }
         let owed = values.iter().map(|(_, value)| owed(value.len())).sum();
-        self.check_open(front)?;
-        let has_room = front.has_room(len, owed, self.size);
+        self.check_open(buf)?;
+        let has_room = buf.has_room(len, owed, self.size);
         match replaced {
             None if !has_room => return Err(AppendError::Full),
             None => (),
-            Some(msn) if !has_room || !front.is_replaceable(msn) => return Ok(None),
-            Some(_) => front.take_back(),
+            Some(msn) if !has_room || !buf.is_replaceable(msn) => return Ok(None),
+            Some(_) => buf.take_back(),
         }
-        let before = front.end;
+        let before = buf.end;
         let mut hash = Xxh3Default::new();
         let (msn, end) = if values.is_empty() {
             hash.update(payload);
-            front.push(&[payload], len, hash.digest(), self.session)
+            buf.push(&[payload], len, hash.digest(), self.session)
         } else {
             let mut prefix = [kind; PREFIX_BYTES];
-            prefix[1..9].copy_from_slice(&front.group.to_le_bytes());
-            prefix[9..].copy_from_slice(&(front.values.len() as u32).to_le_bytes());
+            prefix[1..9].copy_from_slice(&buf.group.to_le_bytes());
+            prefix[9..].copy_from_slice(&(buf.values.len() as u32).to_le_bytes());
             hash.update(&prefix);
             hash.update(payload);
-            front.push(&[&prefix, payload], len, hash.digest(), self.session)
+            buf.push(&[&prefix, payload], len, hash.digest(), self.session)
         };
-        if front.values.is_empty() {
-            front.first_aside = msn;
+        if buf.values.is_empty() {
+            buf.first_aside = msn;
         }
-        front.asked_end = end.pos;
-        front.values.extend_from_slice(values);
-        front.value_bytes += values.iter().map(|(_, value)| value.len()).sum::<usize>();
-        front.owed += owed;
-        let last = Last { msn, len, before, values: values.len(), owed, group: front.group };
+        buf.asked_end = end.pos;
+        buf.values.extend_from_slice(values);
+        buf.value_bytes += values.iter().map(|(_, value)| value.len()).sum::<usize>();
+        buf.owed += owed;
+        let last = Last { msn, len, before, values: values.len(), owed, group: buf.group };
         Ok(Some(last))
     }
 }

@@ -27,7 +27,7 @@ use crate::{
 /// Records and values that were appended and not written yet, and where the log begins and ends.
 pub(crate) struct LogBuffer {
     /// Records not yet taken for writing; the first byte stands at a block boundary.
-    pub buffer: Vec<u8>,
+    pub bytes: Vec<u8>,
     /// A buffer written before, to be used again.
     pub spare: Vec<u8>,
     /// Where the buffer ends.
@@ -98,12 +98,12 @@ impl LogBuffer {
     pub fn take_back(&mut self) {
         let Some(last) = self.last.take() else { return };
         let len = record_len(last.len);
-        assert!(last.msn == self.msn && self.buffer.len() as u64 >= len, "another record is the last");
+        assert!(last.msn == self.msn && self.bytes.len() as u64 >= len, "another record is the last");
         assert!(
             last.values <= self.values.len() && last.owed <= self.owed,
             "values of the last record are gone"
         );
-        self.buffer.truncate(self.buffer.len() - len as usize);
+        self.bytes.truncate(self.bytes.len() - len as usize);
         self.head -= len;
         self.end = last.before;
         self.msn -= 1;
@@ -116,7 +116,7 @@ impl LogBuffer {
     /// it: one that names values not placed yet does not stand by itself. Keeps room for the guard.
     pub fn take(&mut self, session: u64, durable: u64) -> (Vec<u8>, Footer, u64) {
         let spare = std::mem::take(&mut self.spare);
-        let buffer = std::mem::replace(&mut self.buffer, spare);
+        let buffer = std::mem::replace(&mut self.bytes, spare);
         self.last = None;
         let begin = self.head - buffer.len() as u64;
         assert!(begin.is_multiple_of(BLOCK), "a write-out begins inside a block");
@@ -133,7 +133,7 @@ impl LogBuffer {
     /// Leaves a block free before the first record, in a log that was empty when it was opened. Who finds such a log
     /// does not search all of it, and would miss a long write-out whose beginning is damaged.
     pub fn keep_room_for_notice(&mut self) {
-        assert!(self.buffer.is_empty() && self.written == self.head, "something was appended already");
+        assert!(self.bytes.is_empty() && self.written == self.head, "something was appended already");
         self.notice = Some(self.head);
         self.head += guard::total(0);
         self.written = self.head;
@@ -165,13 +165,13 @@ impl LogBuffer {
     pub fn push(&mut self, payload: &[&[u8]], len: usize, hash: u64, session: u64) -> (u64, LogPos) {
         self.last = None;
         assert_eq!(payload.iter().map(|part| part.len()).sum::<usize>(), len, "a record of another length");
-        assert!(self.buffer.len().is_multiple_of(8), "a record begins beside its place");
+        assert!(self.bytes.len().is_multiple_of(8), "a record begins beside its place");
         let header = Header { len: len as u32, msn: self.msn + 1, session };
         let (header, chain) = header.encode(hash, self.end.chain);
-        self.buffer.extend_from_slice(&header);
-        payload.iter().for_each(|part| self.buffer.extend_from_slice(part));
-        let whole = self.buffer.len().next_multiple_of(8);
-        self.buffer.resize(whole, 0);
+        self.bytes.extend_from_slice(&header);
+        payload.iter().for_each(|part| self.bytes.extend_from_slice(part));
+        let whole = self.bytes.len().next_multiple_of(8);
+        self.bytes.resize(whole, 0);
         self.head += record_len(len);
         self.end = LogPos { pos: self.head, chain };
         self.msn += 1;
@@ -208,7 +208,7 @@ impl LogSizes {
     pub fn publish(&self, buffer: &LogBuffer) {
         self.used.store(buffer.head - buffer.oldest(), Relaxed);
         self.held_bytes.store(buffer.held_bytes, Relaxed);
-        self.records.store(buffer.buffer.len() as u64, Relaxed);
+        self.records.store(buffer.bytes.len() as u64, Relaxed);
         self.values.store(buffer.value_bytes as u64, Relaxed);
         self.owed.store(buffer.owed, Relaxed);
         self.placing.store(buffer.placing, Relaxed);

@@ -357,7 +357,7 @@ impl Replay {
         let log = Log::resume(self.region, self.start.pos, self.at, head, self.next_msn, placer);
         log.doubt(self.in_doubt);
         if is_empty {
-            log.front().keep_room_for_notice();
+            log.buf().keep_room_for_notice();
         }
         Ok(log)
     }

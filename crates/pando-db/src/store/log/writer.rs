@@ -13,7 +13,7 @@
 //! alive as long as such a record may be replayed. So data that comes in bulk
 //! is written once, and small writes still cost one record.
 //!
-//! Two locks. `front` guards the buffer, for the time of a copy. `turn` says
+//! Two locks. `buf` guards the buffer, for the time of a copy. `turn` says
 //! whether somebody writes and whether somebody flushes, one of each at most:
 //! the others sleep until it is done, and who only writes does not wait for a
 //! flush, but for a durable write of at most [`MAX_DURABLE_WRITE_BYTES`] bytes. Neither is held
@@ -92,7 +92,7 @@ pub struct Log {
     /// Seed of the footers' checksums.
     store: u64,
     pub(super) session: u64,
-    front: Mutex<LogBuffer>,
+    buf: Mutex<LogBuffer>,
     /// Of the buffer, as of its last change, to be read without the lock.
     sizes: LogSizes,
     turn: Mutex<Turn>,
@@ -172,8 +172,8 @@ impl Log {
         assert!(tail <= start.pos && start.pos <= head && head.is_multiple_of(BLOCK) && start_msn > 0);
         let msn = start_msn - 1;
         let session = RandomState::new().hash_one(start_msn);
-        let front = LogBuffer {
-            buffer: Vec::new(),
+        let buf = LogBuffer {
+            bytes: Vec::new(),
             spare: Vec::new(),
             head,
             written: head,
@@ -199,7 +199,7 @@ impl Log {
             held_bytes: 0,
         };
         let sizes = LogSizes::default();
-        sizes.publish(&front);
+        sizes.publish(&buf);
         Self {
             sizes,
             placer,
@@ -208,7 +208,7 @@ impl Log {
             size,
             store,
             session,
-            front: Mutex::new(front),
+            buf: Mutex::new(buf),
             turn: Mutex::new(Turn { writing: false, flushing: false, durable_msn: msn }),
             done: Condvar::new(),
             stopped: OnceLock::new(),
@@ -222,21 +222,21 @@ impl Log {
     }
 
     /// The buffer, of which the sizes are published when it is let go.
-    pub(super) fn front(&self) -> Locked<'_> {
-        Locked { log: self, guard: self.front.lock() }
+    pub(super) fn buf(&self) -> Locked<'_> {
+        Locked { log: self, guard: self.buf.lock() }
     }
 
-    pub(super) fn check_open(&self, front: &LogBuffer) -> Result<(), AppendError> {
+    pub(super) fn check_open(&self, buf: &LogBuffer) -> Result<(), AppendError> {
         match self.stopped.get() {
             Some(reason) => Err(AppendError::Stopped(reason.clone())),
-            None if front.closed => Err(AppendError::Stopped("it is being closed".into())),
+            None if buf.closed => Err(AppendError::Stopped("it is being closed".into())),
             None => Ok(()),
         }
     }
 
     /// Refuses every append from now on. What was appended before can still be synced.
     pub fn close(&self) {
-        self.front().closed = true;
+        self.buf().closed = true;
     }
 
     /// Whether a payload of that length could be appended now, with that much room for values set aside.
@@ -266,7 +266,7 @@ impl Log {
             let leading = Leading { log: self, flag: |turn| &mut turn.flushing };
             let outcome = self.write_buffered(true).and_then(|msn| {
                 // Others may write beside the flush: that is loose again.
-                if std::mem::take(&mut self.front().loose) {
+                if std::mem::take(&mut self.buf().loose) {
                     self.device.flush().map_err(|e| format!("flush of the log: {e}"))?;
                 }
                 Ok(msn)
@@ -286,17 +286,17 @@ impl Log {
         drop(turn);
         // Where values outside the log have become durable, nothing else could tell that they were there from
         // that they never were.
-        if self.front().unmarked == 0 {
+        if self.buf().unmarked == 0 {
             return Ok(());
         }
-        self.mark(|front, durable| (1..=durable).contains(&front.unmarked))
+        self.mark(|buf, durable| (1..=durable).contains(&buf.unmarked))
     }
 
     /// For a log to which nobody has written for a while: says of the last records, if they are durable and
     /// may be replayed, that they are. Should they be damaged, their end is not taken for that of the log. One
     /// write of a block at most, which is not durable itself.
     pub fn mark_rest(&self) -> Result<()> {
-        self.mark(|front, durable| durable > front.told && front.asked_end > front.tail)
+        self.mark(|buf, durable| durable > buf.told && buf.asked_end > buf.tail)
     }
 
     /// Writes what is durable, if that is `news` and nobody is writing.
@@ -324,25 +324,25 @@ impl Log {
     /// only.
     fn write_mark(&self, durable: u64, news: impl Fn(&LogBuffer, u64) -> bool) -> Result<(), String> {
         let (footer, pos) = {
-            let mut front = self.front();
-            let idle = front.buffer.is_empty() && front.values.is_empty() && front.placing == 0;
-            if !news(&front, durable) || !idle || !front.has_room(BLOCK as usize, 0, self.size) {
+            let mut buf = self.buf();
+            let idle = buf.bytes.is_empty() && buf.values.is_empty() && buf.placing == 0;
+            if !news(&buf, durable) || !idle || !buf.has_room(BLOCK as usize, 0, self.size) {
                 return Ok(());
             }
-            if durable >= front.unmarked {
-                front.unmarked = 0;
+            if durable >= buf.unmarked {
+                buf.unmarked = 0;
             }
-            front.told = front.told.max(durable);
-            let pos = front.head;
-            front.head += guard::total(0);
-            (front.footer(0, pos, self.session, durable), pos)
+            buf.told = buf.told.max(durable);
+            let pos = buf.head;
+            buf.head += guard::total(0);
+            (buf.footer(0, pos, self.session, durable), pos)
         };
         let mut block = Vec::new();
         guard::close(&mut block, &footer, self.store);
         let at = self.base + pos % self.size;
         self.device.write_at(at, &block).map_err(|e| format!("write of the log at byte {at}: {e}"))?;
         // What is behind it may be durable without it: nothing depends on it.
-        self.front().written = pos + block.len() as u64;
+        self.buf().written = pos + block.len() as u64;
         Ok(())
     }
 
@@ -378,17 +378,17 @@ impl Log {
 
     /// Gives up everything before `start`, because a durable checkpoint holds it.
     pub fn truncate(&self, start: LogPos) {
-        let mut front = self.front();
-        assert!(start.pos <= front.head, "the log is truncated behind its end");
-        front.tail = front.tail.max(start.pos);
+        let mut buf = self.buf();
+        assert!(start.pos <= buf.head, "the log is truncated behind its end");
+        buf.tail = buf.tail.max(start.pos);
         // No record of a caller is left that could name a group: then none is needed.
-        let needed = |pos: u64| pos > start.pos && front.asked_end > start.pos;
-        let gone = front.held.iter().take_while(|(pos, _)| !needed(*pos)).count();
-        let gone: Vec<_> = front.held.drain(..gone).collect();
+        let needed = |pos: u64| pos > start.pos && buf.asked_end > start.pos;
+        let gone = buf.held.iter().take_while(|(pos, _)| !needed(*pos)).count();
+        let gone: Vec<_> = buf.held.drain(..gone).collect();
         let bytes = gone.iter().map(|(_, extent)| extent.len).sum::<u64>();
-        assert!(bytes <= front.held_bytes, "extents were kept that were not counted");
-        front.held_bytes -= bytes;
-        drop(front);
+        assert!(bytes <= buf.held_bytes, "extents were kept that were not counted");
+        buf.held_bytes -= bytes;
+        drop(buf);
         drop(gone);
     }
 
@@ -396,17 +396,17 @@ impl Log {
     /// of the first record there: behind records of the log's own too, which only serve those of callers
     /// before them.
     pub fn passed(&self, pos: LogPos, msn: u64) -> (LogPos, u64) {
-        let front = self.front();
-        if front.asked_end > pos.pos || !front.values.is_empty() || front.placing > 0 {
+        let buf = self.buf();
+        if buf.asked_end > pos.pos || !buf.values.is_empty() || buf.placing > 0 {
             return (pos, msn + 1);
         }
-        (front.end, front.msn + 1)
+        (buf.end, buf.msn + 1)
     }
 
     /// Keeps an extent until the log is truncated behind everything that is in it now.
     pub fn hold(&self, extent: Arc<Extent>) {
-        let mut front = self.front();
-        front.keep([extent]);
+        let mut buf = self.buf();
+        buf.keep([extent]);
     }
 
     /// Bytes of extents that are kept for the records that may be replayed.
@@ -417,8 +417,8 @@ impl Log {
     /// True if values are set aside and not placed yet, be it that somebody is at it: [`Log::write_out`]
     /// returns when they are.
     pub fn has_blobs(&self) -> bool {
-        let front = self.front();
-        front.owed + front.placing > 0
+        let buf = self.buf();
+        buf.owed + buf.placing > 0
     }
 
     /// Bytes of the ring in use, the rest of the last block excepted.
@@ -428,7 +428,7 @@ impl Log {
 
     /// Bytes of the ring behind `pos`.
     pub fn behind(&self, pos: LogPos) -> u64 {
-        self.front().head.saturating_sub(pos.pos)
+        self.buf().head.saturating_sub(pos.pos)
     }
 
     /// Bytes that wait to be written.
@@ -438,7 +438,7 @@ impl Log {
 
     /// MSN of the last appended record.
     pub fn appended_msn(&self) -> u64 {
-        self.front().msn
+        self.buf().msn
     }
 
     /// Every record up to this MSN is durable.
@@ -449,7 +449,7 @@ impl Log {
     #[cfg(test)]
     /// The position behind the last appended record.
     pub fn end(&self) -> LogPos {
-        self.front().end
+        self.buf().end
     }
 
     /// Stops the log for good: later appends and syncs fail with this reason (or an earlier one).
@@ -475,17 +475,17 @@ impl Log {
         let placed = self.place_values()?;
         let known = self.turn.lock().durable_msn;
         let (mut buffer, footer, msn, durably, notice) = {
-            let mut front = self.front();
+            let mut buf = self.buf();
             if placed {
-                front.unmarked = front.msn;
-            } else if known >= front.unmarked && !front.buffer.is_empty() {
-                front.unmarked = 0;
+                buf.unmarked = buf.msn;
+            } else if known >= buf.unmarked && !buf.bytes.is_empty() {
+                buf.unmarked = 0;
             }
-            let (buffer, footer, msn) = front.take(self.session, known);
-            assert!(front.head - front.oldest() <= self.size, "the log overtakes itself");
+            let (buffer, footer, msn) = buf.take(self.session, known);
+            assert!(buf.head - buf.oldest() <= self.size, "the log overtakes itself");
             // What is loose needs a flush, which covers this as well.
-            let durably = durably && !placed && !front.loose && buffer.len() <= MAX_DURABLE_WRITE_BYTES;
-            let notice = if buffer.is_empty() { None } else { front.notice.take() };
+            let durably = durably && !placed && !buf.loose && buffer.len() <= MAX_DURABLE_WRITE_BYTES;
+            let notice = if buffer.is_empty() { None } else { buf.notice.take() };
             (buffer, footer, msn, durably, notice)
         };
         if !buffer.is_empty() {
@@ -509,14 +509,14 @@ impl Log {
             loose |= !write.map_err(|e| format!("write of the log at byte {at}: {e}"))?;
             (pos, rest) = (pos + piece.len() as u64, more);
         }
-        let mut front = self.front();
+        let mut buf = self.buf();
         // Only now: a flush that began before does not cover it.
-        front.loose |= loose;
-        assert!(front.written <= pos && pos <= front.head, "the log was written beside its buffer");
-        front.written = pos;
+        buf.loose |= loose;
+        assert!(buf.written <= pos && pos <= buf.head, "the log was written beside its buffer");
+        buf.written = pos;
         if buffer.capacity() <= MAX_SPARE_BYTES {
             buffer.clear();
-            front.spare = buffer;
+            buf.spare = buffer;
         }
         Ok(msn)
     }
@@ -534,32 +534,32 @@ impl Log {
     fn place_values(&self) -> Result<bool, String> {
         let Some(placer) = &self.placer else { return Ok(false) };
         let group = {
-            let mut front = self.front();
-            if front.values.is_empty() {
+            let mut buf = self.buf();
+            if buf.values.is_empty() {
                 return Ok(false);
             }
-            let open = front.values.len() - front.replaceable_values();
-            let owed = std::mem::take(&mut front.owed);
-            front.placing += owed;
-            front.value_bytes = 0;
-            front.group += 1;
-            let values = std::mem::take(&mut front.values);
-            Group { id: front.group - 1, values, open, msn: front.msn }
+            let open = buf.values.len() - buf.replaceable_values();
+            let owed = std::mem::take(&mut buf.owed);
+            buf.placing += owed;
+            buf.value_bytes = 0;
+            buf.group += 1;
+            let values = std::mem::take(&mut buf.values);
+            Group { id: buf.group - 1, values, open, msn: buf.msn }
         };
         let max = self.max_payload();
         let placed = placer.place(group, max).map_err(|e| format!("placing values: {e}"))?;
-        let mut front = self.front();
-        let before = front.head;
+        let mut buf = self.buf();
+        let before = buf.head;
         for payload in &placed.payloads {
             assert!(payload.len() <= max, "a record about values is too long");
             let mut hash = Xxh3Default::new();
             hash.update(payload);
-            front.push(&[payload], payload.len(), hash.digest(), self.session);
+            buf.push(&[payload], payload.len(), hash.digest(), self.session);
         }
         // One leader at a time: all that is being placed is this group.
-        let room = std::mem::take(&mut front.placing);
-        assert!(front.head - before <= room, "records about values took more room than was kept");
-        front.keep(placed.extents);
+        let room = std::mem::take(&mut buf.placing);
+        assert!(buf.head - before <= room, "records about values took more room than was kept");
+        buf.keep(placed.extents);
         Ok(true)
     }
 }

@@ -1,9 +1,9 @@
 //! `pando try`: the whole way on a real tree, with proof and figures.
 //!
 //! Makes a store, imports a directory, mounts it, clones the tree, edits the clone, compares everything byte by byte,
-//! before and after a remount, and prints what it cost beside `cp -a`. All copies read the directory from memory, as far
-//! as that holds it, and all are timed until they are durable. Where mounting is not possible the same steps go through
-//! the library.
+//! before and after a remount, and prints what it cost beside `cp -a`. All copies read the directory from memory, as
+//! far as that holds it, and all are timed until they are durable. Where mounting is not possible the same steps go
+//! through the library.
 //!
 //! Guarantees: it leaves nothing behind, also on Ctrl-C. The steps are here; [`store`] is what they work on, [`edits`]
 //! what is changed in the clone, [`figures`] what is measured.

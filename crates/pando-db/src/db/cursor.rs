@@ -45,7 +45,7 @@ impl Snapshot {
             range,
             behind: None,
             segments: [None, None],
-            ahead: ScanReadahead::default(),
+            readahead: ScanReadahead::default(),
         }
     }
 
@@ -95,7 +95,7 @@ pub struct Cursor {
     behind: Option<Box<(Span, Direction)>>,
     /// Where the ends are, by [`Direction`].
     segments: [Option<Box<ScanSegment>>; 2],
-    ahead: ScanReadahead,
+    readahead: ScanReadahead,
 }
 
 impl Cursor {
@@ -132,7 +132,7 @@ impl Cursor {
     ///
     /// Cost: none. A cursor that is left early has read up to 1 MiB in vain.
     pub fn take_all(mut self) -> Self {
-        self.ahead = ScanReadahead::for_all();
+        self.readahead = ScanReadahead::for_all();
         self
     }
 
@@ -143,8 +143,8 @@ impl Cursor {
     ///
     /// Cost: the reads of a scan, by requests of up to 1 MiB from the first one on.
     pub fn read_ahead(&mut self, bytes: u64) -> Result<bool> {
-        self.ahead = ScanReadahead::for_others();
-        while (self.ahead.passed() as u64) < bytes {
+        self.readahead = ScanReadahead::for_others();
+        while (self.readahead.passed() as u64) < bytes {
             if self.advance(Direction::Forward)?.is_none() {
                 return Ok(false);
             }
@@ -168,7 +168,7 @@ impl Cursor {
             Direction::Backward => below,
         };
         self.segments = [None, None];
-        self.ahead = ScanReadahead::default();
+        self.readahead = ScanReadahead::default();
         self.bounds = rest.clone().map(Box::new);
         self.rest = rest;
         Some((bad.lo, bad.hi))
@@ -180,7 +180,7 @@ impl Cursor {
         self.behind = None;
         self.bounds = self.rest.clone().map(Box::new);
         // What is read next may lie elsewhere.
-        self.ahead = ScanReadahead::default();
+        self.readahead = ScanReadahead::default();
     }
 
     /// Takes the next pair from an end: the entry run that has it.
@@ -198,7 +198,7 @@ impl Cursor {
         let found = match self.find(direction) {
             Ok(found) => found,
             Err(error) => {
-                let bad = self.ahead.unread.take();
+                let bad = self.readahead.unread.take();
                 let by_one_end = self.segments[direction.other() as usize].is_none();
                 self.behind =
                     bad.filter(|_| by_one_end && error.is_damage()).map(|bad| Box::new((*bad, direction)));
@@ -218,7 +218,7 @@ impl Cursor {
     #[inline(never)]
     fn find(&mut self, direction: Direction) -> Result<Option<(Direction, Direction)>> {
         let other = direction.other();
-        let Self { snapshot, rest, segments, ahead, .. } = self;
+        let Self { snapshot, rest, segments, readahead, .. } = self;
         let (engine, view) = (&*snapshot.engine, &*snapshot.view);
         // Where this end begins, nothing need be looked for where nothing is.
         let first = segments[direction as usize].is_none();
@@ -231,7 +231,7 @@ impl Cursor {
         }
         let mut begin = rest.clone().filter(|_| first);
         let mut passed = 0;
-        let mut scanner = Scanner { view, pager: &engine.pager, merge: &*engine.merge, ahead };
+        let mut scanner = Scanner { view, pager: &engine.pager, merge: &*engine.merge, readahead };
         loop {
             if let Some(segment) = &mut segments[direction as usize] {
                 let found = scanner.advance(segment, direction)?;

@@ -143,7 +143,7 @@ impl Edit<'_> {
             passed.push(id);
         }
         if any {
-            self.sink(&passed)?;
+            self.lower_path(&passed)?;
         }
         Ok(any)
     }

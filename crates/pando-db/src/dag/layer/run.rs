@@ -186,7 +186,7 @@ pub(crate) fn bounds(page: &PageRef, loaded: &Page, span: &Span) -> (usize, usiz
 /// Walks a run entry by entry, or page by page where nobody needs the entries.
 struct RunCursor<'a> {
     run: &'a Run,
-    opened: MergeReadahead<'a>,
+    readahead: MergeReadahead<'a>,
     page: usize,
     entry: usize,
     loaded: Option<Arc<Page>>,
@@ -197,8 +197,8 @@ struct RunCursor<'a> {
 impl<'a> RunCursor<'a> {
     /// Of a run that is being merged with `other`.
     fn new(run: &'a Run, other: &'a Run, pager: &'a Pager) -> Self {
-        let opened = MergeReadahead::new(run, other, pager);
-        let mut cursor = Self { run, opened, page: 0, entry: 0, loaded: None, key: Vec::new() };
+        let readahead = MergeReadahead::new(run, other, pager);
+        let mut cursor = Self { run, readahead, page: 0, entry: 0, loaded: None, key: Vec::new() };
         cursor.find_key();
         cursor
     }
@@ -264,7 +264,7 @@ impl<'a> RunCursor<'a> {
     fn load(&mut self, page: &PageRef) -> Result<&Arc<Page>> {
         Ok(match &mut self.loaded {
             Some(loaded) => loaded,
-            none => none.insert(self.opened.page(self.page, page)?),
+            none => none.insert(self.readahead.page(self.page, page)?),
         })
     }
 

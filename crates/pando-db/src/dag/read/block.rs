@@ -210,13 +210,13 @@ impl EntryRun {
                 }
             };
             let entry = page.entry(i);
-            let ahead = match direction {
+            let soon = match direction {
                 Direction::Forward => entry.content.end + PREFETCH_DISTANCE_BYTES,
                 Direction::Backward => {
                     entry.content.start.saturating_sub(PREFETCH_DISTANCE_BYTES + PREFETCH_BYTES)
                 }
             };
-            page.prefetch(ahead, PREFETCH_BYTES);
+            page.prefetch(soon, PREFETCH_BYTES);
             self.inside = Some(entry.content.clone());
             self.key.truncate(self.head);
             self.key.extend_from_slice(entry.key.get(seen.cut.len()..).unwrap_or_default());

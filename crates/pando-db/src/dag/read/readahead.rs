@@ -38,13 +38,13 @@ struct Batch {
 }
 
 impl Batch {
-    fn find(&self, piece: &PageId) -> Option<usize> {
-        self.pages.binary_search_by_key(piece, |(piece, _)| *piece).ok()
+    fn find(&self, id: &PageId) -> Option<usize> {
+        self.pages.binary_search_by_key(id, |(id, _)| *id).ok()
     }
 
     /// True if nothing is left of it but what was taken last.
     fn is_used_up(&self) -> bool {
-        self.pages.iter().all(|(piece, _)| self.taken.as_ref() == Some(piece))
+        self.pages.iter().all(|(id, _)| self.taken.as_ref() == Some(id))
     }
 }
 
@@ -163,7 +163,7 @@ impl ScanReadahead {
                 // Who comes to need what is dropped before its time shall find it.
                 None => {
                     let dropped = self.batches.pop_front().into_iter().flat_map(|batch| batch.pages);
-                    dropped.for_each(|(piece, page)| pager.keep(piece, page));
+                    dropped.for_each(|(id, page)| pager.keep(id, page));
                 }
             }
         }
@@ -172,12 +172,12 @@ impl ScanReadahead {
 
     /// The page, if it was read ahead; what is passed by then is dropped if pages are wanted `one_by_one`.
     fn page(&mut self, home: Option<&Arc<Stored>>, page: &PageRef, one_by_one: bool) -> Option<Arc<Page>> {
-        let piece = PageId::of(home, page)?;
-        let (i, at) = self.batches.iter().enumerate().rev().find_map(|(i, b)| Some((i, b.find(&piece)?)))?;
+        let id = PageId::of(home, page)?;
+        let (i, at) = self.batches.iter().enumerate().rev().find_map(|(i, b)| Some((i, b.find(&id)?)))?;
         let mut batch = self.batches.remove(i)?;
         let found = batch.pages.get(at).map(|(_, page)| page.clone());
         if one_by_one
-            && let Some(left) = batch.taken.replace(piece).filter(|left| *left != piece)
+            && let Some(left) = batch.taken.replace(id).filter(|left| *left != id)
             && let Some(at) = batch.find(&left)
         {
             // Its memory serves for what comes.

@@ -36,7 +36,7 @@ pub(crate) struct Scanner<'a> {
     pub view: &'a View,
     pub pager: &'a Pager,
     pub merge: &'a dyn Merge,
-    pub ahead: &'a mut ScanReadahead,
+    pub readahead: &'a mut ScanReadahead,
 }
 
 /// A source of points that the descent has met.
@@ -49,7 +49,7 @@ pub(super) enum FoundSource<'a> {
 pub(super) struct Descent<'a, 's> {
     view: &'a View,
     pager: &'a Pager,
-    ahead: &'s mut ScanReadahead,
+    readahead: &'s mut ScanReadahead,
     direction: Direction,
     pub segment: Span,
     pub lens: Lens,
@@ -70,14 +70,14 @@ impl Scanner<'_> {
     /// The first (or last) segment of `range`, which must not be empty.
     pub fn segment(&mut self, range: Span, direction: Direction) -> Result<(Span, ScanSegment)> {
         let (view, pager) = (self.view, self.pager);
-        let mut descent = Descent::new(view, pager, self.ahead, direction, range, Lens::identity());
+        let mut descent = Descent::new(view, pager, self.readahead, direction, range, Lens::identity());
         let mut next = descent.through_tables();
         while let Next::Node(id) = next {
             next = match descent.through_child(id) {
                 Ok(next) => next,
                 Err(error) => {
-                    let Descent { segment, ahead, .. } = descent;
-                    ahead.unread = Some(Box::new(segment));
+                    let Descent { segment, readahead, .. } = descent;
+                    readahead.unread = Some(Box::new(segment));
                     return Err(error);
                 }
             };
@@ -89,7 +89,7 @@ impl Scanner<'_> {
     /// Takes the next pair of `segment` from an end: the entry run that now has it, if there is one.
     #[inline]
     pub fn advance(&mut self, segment: &mut ScanSegment, direction: Direction) -> Result<Option<Direction>> {
-        segment.advance(direction, self.merge, &mut Io { pager: self.pager, ahead: self.ahead })
+        segment.advance(direction, self.merge, &mut Io { pager: self.pager, readahead: self.readahead })
     }
 }
 
@@ -98,12 +98,12 @@ impl<'a, 's> Descent<'a, 's> {
     pub fn new(
         view: &'a View,
         pager: &'a Pager,
-        ahead: &'s mut ScanReadahead,
+        readahead: &'s mut ScanReadahead,
         direction: Direction,
         segment: Span,
         lens: Lens,
     ) -> Self {
-        Self { view, pager, ahead, direction, segment, lens, sources: SmallVec::new(), above: None }
+        Self { view, pager, readahead, direction, segment, lens, sources: SmallVec::new(), above: None }
     }
 
     /// Takes what the in-memory tables say about the segment.
@@ -218,7 +218,7 @@ impl<'a, 's> Descent<'a, 's> {
             // What waits in this node lies in a few places, in each of them edge after edge.
             let later = edges[i..].iter().take_while(|e| local.is_above(&e.lo));
             let now = waiting(edges[i..].iter().take(1), &local);
-            self.ahead.fetch_messages(home.as_ref(), now, waiting(later, &local), self.pager);
+            self.readahead.fetch_messages(home.as_ref(), now, waiting(later, &local), self.pager);
         }
         let live = node.edge_span(i);
         if !live.covers(&local)

@@ -34,7 +34,7 @@ const NEAR_PAGES: usize = 2;
 /// What reading takes.
 pub(crate) struct Io<'a> {
     pub pager: &'a Pager,
-    pub ahead: &'a mut ScanReadahead,
+    pub readahead: &'a mut ScanReadahead,
 }
 
 /// A run of a node that is at hand.
@@ -284,19 +284,19 @@ impl Supply {
                 let home = at.home.as_ref();
                 let loaded = match direction {
                     Direction::Forward => {
-                        if at.layer.is_none() && io.ahead.is_new() {
+                        if at.layer.is_none() && io.readahead.is_new() {
                             io.pager.follow(home, run, i);
                         }
                         let follow = run.pages.get(i..unread.end).unwrap_or_default();
-                        io.ahead.load(home, page, at.layer.is_none(), follow.iter(), io.pager)
+                        io.readahead.load(home, page, at.layer.is_none(), follow.iter(), io.pager)
                     }
                     Direction::Backward => {
-                        io.ahead.load(home, page, at.layer.is_none(), std::iter::once(page), io.pager)
+                        io.readahead.load(home, page, at.layer.is_none(), std::iter::once(page), io.pager)
                     }
                 };
                 let loaded = loaded.inspect_err(|_| {
                     let held = Span { lo: page.first_key(), hi: Some(behind(&page.last_key())) };
-                    io.ahead.unread =
+                    io.readahead.unread =
                         held.intersect(local).map(|held| Box::new(lens.inverse().apply_span(&held)));
                 })?;
                 match direction {

@@ -237,24 +237,24 @@ impl Edit<'_> {
     }
 
     /// Flushes everything that waits for `image` down to the lowest node that holds all of it, private copies
-    /// of shared nodes on the way included; these sink then. Cost: one flush a level.
+    /// of shared nodes on the way included; these are lowered then. Cost: one flush a level.
     fn push_down(&mut self, image: &Span) -> Result<()> {
         let mut passed = Vec::new();
         self.push_down_through(image, &mut passed)?;
-        self.sink(&passed)
+        self.lower_path(&passed)
     }
 
     /// Puts nodes of a path from the root anew at the least height that their children allow: these may have
     /// become lower. Without this a clone of a tree rests above a height that nothing needs, and each clone of
     /// the clone above that. Those above which a Goto waits stay as they are, and those that were taken out.
     /// I/O: headers.
-    pub(crate) fn sink(&mut self, path: &[NodeId]) -> Result<()> {
+    pub(crate) fn lower_path(&mut self, path: &[NodeId]) -> Result<()> {
         for (i, &id) in path.iter().enumerate().rev() {
             if !self.exists(id) || !self.is_private(id) || self.height(id)? == 0 {
                 continue;
             }
             let may = match i.checked_sub(1).and_then(|above| path.get(above)) {
-                Some(above) => self.may_sink_below(*above, id)?,
+                Some(above) => self.may_be_lowered_below(*above, id)?,
                 None => id == self.root,
             };
             let Some(node) = or_if_damaged(self.load(id).map(Some), None)?.filter(|_| may) else { continue };
@@ -268,7 +268,7 @@ impl Edit<'_> {
     }
 
     /// True if node `above` refers to `id`, and no Goto waits there that has to rest above it.
-    fn may_sink_below(&self, above: NodeId, id: NodeId) -> Result<bool> {
+    fn may_be_lowered_below(&self, above: NodeId, id: NodeId) -> Result<bool> {
         if !self.exists(above) {
             return Ok(false);
         }

@@ -45,7 +45,7 @@ impl Work {
     pub fn all(down: [Descent<'_, '_>; 2]) -> Self {
         Work::All(Box::new(down.map(|side| Walk {
             segment: ScanSegment::new(side.merge_sources()),
-            ahead: ScanReadahead::default(),
+            readahead: ScanReadahead::default(),
             at_pair: false,
         })))
     }
@@ -62,7 +62,7 @@ impl Work {
             shared: above.shared_keys(),
             alone,
             is_end,
-            ahead: ScanReadahead::default(),
+            readahead: ScanReadahead::default(),
         }))
     }
 
@@ -98,7 +98,7 @@ fn piece_source(side: &Descent<'_, '_>, source: usize, piece: Piece) -> Option<M
 /// The pairs of one side.
 pub(super) struct Walk {
     segment: ScanSegment,
-    ahead: ScanReadahead,
+    readahead: ScanReadahead,
     /// There is a pair that was not compared yet.
     at_pair: bool,
 }
@@ -107,7 +107,7 @@ impl Walk {
     /// Makes sure that a pair is at hand; `false` if there is none.
     fn fill(&mut self, pager: &Pager, merge: &dyn Merge) -> Result<bool> {
         if !self.at_pair {
-            let mut io = Io { pager, ahead: &mut self.ahead };
+            let mut io = Io { pager, readahead: &mut self.readahead };
             self.at_pair = self.segment.advance(FORWARD, merge, &mut io)?.is_some();
         }
         Ok(self.at_pair)
@@ -160,7 +160,7 @@ pub(super) struct Named {
     alone: bool,
     /// Below there is nothing.
     is_end: bool,
-    ahead: ScanReadahead,
+    readahead: ScanReadahead,
 }
 
 /// What one side says about a key, newest first, down to what is final.
@@ -197,7 +197,7 @@ impl Named {
 
     /// Takes the next key, and what both sides say about it.
     fn take(&mut self, pager: &Pager) -> Result<Option<(Bytes, [Messages; 2])>> {
-        let mut io = Io { pager, ahead: &mut self.ahead };
+        let mut io = Io { pager, readahead: &mut self.readahead };
         let mut least: Option<Vec<u8>> = None;
         for source in self.sources.iter_mut().flatten() {
             if source.peek(FORWARD, &mut io)?

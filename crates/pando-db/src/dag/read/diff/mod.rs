@@ -89,8 +89,8 @@ impl Differ {
         // No messages are read ahead: those of other edges may be shared.
         let (mut left, mut right) = (ScanReadahead::default(), ScanReadahead::default());
         let [before, after] = &self.sides;
-        let mut down = [(before, &mut left), (after, &mut right)].map(|(side, ahead)| {
-            Descent::new(&side.view, pager, ahead, Direction::Forward, rest.clone(), side.lens())
+        let mut down = [(before, &mut left), (after, &mut right)].map(|(side, readahead)| {
+            Descent::new(&side.view, pager, readahead, Direction::Forward, rest.clone(), side.lens())
         });
         let mut part = rest;
         let mut next = [Next::End; 2];

@@ -197,7 +197,7 @@ impl Fs {
         };
         if inode.peek(|s| s.map.is_none()) {
             let map = BlockMap::read(&self.db, &at.data, dense)?;
-            // Writers are kept out, and who reads it besides reads the same.
+            // Writers are locked out, and readers see the same bytes before and after.
             inode.change(|s| s.map = Some(map));
         }
         let (block, blocks) = (offset / BLOCK_SIZE, size.div_ceil(BLOCK_SIZE));

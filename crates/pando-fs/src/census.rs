@@ -207,7 +207,7 @@ impl Fs {
         let turn = loop {
             match Counting::begin(&self.counting, root.ino) {
                 Some(turn) => break turn,
-                // Who has the turn looks for marks when it ends.
+                // The thread that has the turn looks for marks when it ends.
                 None if gently || !self.counting.pause(PAUSE) => return Ok(()),
                 None => {}
             }

@@ -224,7 +224,7 @@ impl Fs {
             && let Some(dense) = inode.peek(|s| s.record.dense)
             && let Ok(map) = BlockMap::read(&self.db, &at.data, dense)
         {
-            // Writers are kept out, and who reads it besides reads the same.
+            // Writers are locked out, and readers see the same bytes before and after.
             inode.change(|s| s.map = Some(map));
         }
         inode.attr()

@@ -195,7 +195,7 @@ impl Fs {
 
     /// Up to `max` entries.
     fn scan(&self, dir: &InodeRef, from: &From, max: usize, plus: bool) -> Result<Vec<Found>> {
-        // Only who takes inodes into memory needs the entries to stay as they are.
+        // The entries need to stay as they are only if inodes are taken into memory.
         let (at, names) = match plus {
             true => self.hold_names(dir, false).map(|(at, names)| (at, Some(names)))?,
             false => (self.hold_dir(dir)?, None),

@@ -1,13 +1,12 @@
 //! Families of snapshots: those of one directory, and how they are seen in it.
 //!
 //! A family belongs to the inode number of its directory, which stays when the directory is renamed and differs in
-//! every clone. It has a number of its own, under which the snapshots are listed, and a file number for the
-//! directory `.snapshots` in which they show. That is there for who asks for it by name, and in no listing unless the
-//! mount says so. Below it are the trees of the snapshots, each in its own volume, with a lineage of its own;
-//! nothing in them can be changed ([`Inode::frozen`](crate::inode::Inode::frozen)).
-//!
-//! Who looks a snapshot up holds `names` of `.snapshots` shared; who makes, renames or deletes one holds it
-//! exclusively. Uses the table of inodes, lineages and keys.
+//! every clone. It has a number of its own, under which the snapshots are listed, and a file number for the directory
+//! `.snapshots` in which they show. A lookup by name finds that directory; no listing shows it unless the mount says
+//! so. Below it are the trees of the snapshots, each in its own volume, with a lineage of its own; nothing in them
+//! can be changed ([`Inode::frozen`](crate::inode::Inode::frozen)). A lookup of a snapshot holds `names` of
+//! `.snapshots` shared; a call that makes, renames or deletes one holds it exclusively. Uses the table of inodes,
+//! lineages and keys.
 
 use std::{ffi::OsString, os::unix::ffi::OsStringExt};
 

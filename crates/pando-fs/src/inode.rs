@@ -388,8 +388,8 @@ impl Table {
         self.moves.fetch_add(1, Ordering::Release);
     }
 
-    /// Who holds `tree` of all directories above some place and finds the same number as before knows that
-    /// the place has not moved in between.
+    /// If a call holds `tree` of all directories above some place and finds the same number as before, the place
+    /// has not moved in between.
     pub(crate) fn moves(&self) -> u64 {
         self.moves.load(Ordering::Acquire)
     }

@@ -45,7 +45,7 @@ struct Job {
     whose: Whose,
 }
 
-/// Who wants a piece.
+/// For whom a piece is read ahead.
 enum Whose {
     /// A stream, if it still has the same turn.
     Stream(Arc<Turn>, u64),

@@ -1,4 +1,4 @@
-//! Who may clone, replace and remove whole trees, and ask what they take.
+//! Rights: which callers may clone, replace and remove whole trees, and ask what they take.
 //!
 //! To clone, one owns the source, or is root, and may write to the directory of the destination. To replace
 //! or remove an entry, one may write to its directory, whose sticky bit is obeyed. What lies inside a

@@ -16,7 +16,7 @@ pub type Ino = u64;
 /// The root directory.
 pub const ROOT: Ino = 1;
 
-/// Who asks.
+/// The process for which a call is made.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Caller {
     /// Effective (file-system) user.
@@ -296,7 +296,7 @@ pub struct CloneReport {
 /// What [`crate::Fs::remove_tree`] did; the same fields as of a clone.
 pub type RemoveReport = CloneReport;
 
-/// Who asks for something that only the owner of a directory may have done.
+/// By what right a call is made that only the owner of a directory may make.
 #[derive(Debug, Clone, Copy)]
 pub enum Authority<'a> {
     /// A caller whose rights are worked out here.

@@ -1,4 +1,4 @@
-//! Who made a request, as `pando-fs` wants to know it.
+//! Callers: from the process that the kernel names to the caller that `pando-fs` checks rights of.
 //!
 //! Uses `transport`, and `/proc` for groups, capabilities and user namespaces.
 

@@ -49,7 +49,7 @@ pub(crate) struct MountState {
     /// The same, also where the kernel owns no times, so that nothing has to be told this way in passing.
     pub(crate) way_in: OnceLock<Inside>,
     pub(crate) own_threads: OwnThreads,
-    /// Who makes small files.
+    /// Callers that make small files one after the other.
     pub(crate) creators: Creators,
     /// Files whose time the kernel does not know.
     pub(crate) times: Arc<Times>,

@@ -1,11 +1,11 @@
-//! Who makes small files one after the other, and so is served better past the kernel's write-back cache.
+//! Callers that make small files one after the other, for whom direct writes are faster than the kernel's write-back
+//! cache.
 //!
-//! A kernel that keeps what is written pays for a new file that is written and closed at once: it asks for a
-//! capability before it takes the first byte in, and writes out at close, which the program waits for. Programs
-//! that unpack, copy or check out trees do nothing else, and write each file by a call or two. Logs, databases
-//! and compilers write in many calls and read again what they wrote. Which of both a program is shows in the
-//! files that it made before: so this remembers callers (threads, as the kernel names them) by their last new
-//! files.
+//! With the write-back cache a new file that is written and closed at once costs more: the kernel asks for a capability
+//! before it takes the first byte, and writes out at close, which the program waits for. Programs that unpack, copy or
+//! check out trees do nothing else, and write each file by a call or two. Logs, databases and compilers write in many
+//! calls, and read what they wrote. The files that a program made before show which kind it is, so this remembers
+//! callers (threads, as the kernel names them) by their last new files.
 //!
 //! Guarantees: a caller begins with the cache; one new file that was written past it in small pieces brings the
 //! caller back to it. Memory is bounded by [`CALLERS`] and by open files. Knows nothing of FUSE messages.

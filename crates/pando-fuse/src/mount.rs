@@ -92,7 +92,7 @@ impl Mount {
     }
 
     /// The file by which [`guard::cut`] ends all calls on this mount, also when this process has been killed. Root may,
-    /// and who has mounted it.
+    /// and the user who has mounted it.
     pub fn abort_file(&self) -> io::Result<OwnedFd> {
         guard::abort_file(self.device.as_deref().ok_or(io::ErrorKind::NotFound)?)
     }

@@ -1,11 +1,10 @@
 //! Modification times of files that are written past the kernel's write-back cache.
-//!
-//! A kernel that keeps what is written owns the times of regular files: it takes none from an answer, and it sets
-//! none for a write that bypasses its cache because the server opened the file so. Then the server gives it the
-//! time as a program would (`inside`), from a thread of its own, when somebody asks for the attributes by whatever
-//! request ([`Times::settle`]). Who asks waits for it, but not longer than [`PATIENCE`]: the kernel may hold a lock on
-//! the inode until the question is answered. Nothing is done unasked, because a way into the mount keeps it busy for a
-//! moment, and somebody may be about to unmount it.
+//! With the write-back cache the kernel owns the times of regular files: it takes none from an answer, and it sets none
+//! for a direct write of a file that the server opened so. For such a write the server sets the time as a program would
+//! (`inside`), from a thread of its own, when a request asks for the attributes ([`Times::settle`]). That request waits
+//! for it, but not longer than [`PATIENCE`]: the kernel may hold a lock on the inode until the request is answered.
+//! Nothing is done unasked, because a way into the mount keeps it busy for a moment, and somebody may be about to
+//! unmount it.
 //!
 //! Guarantees: a time that somebody sets himself is never replaced by that of an earlier write, because the server
 //! lets the change of this thread pass only if the file's time is still the one that is given

@@ -14,7 +14,8 @@ const DEFAULT_FILE_SIZE: u64 = 16 << 30;
 /// What [`crate::Db::create`] and [`crate::Db::open`] take: the path of a file or block device (`&str`, `String`,
 /// `&Path`, `PathBuf`), or a device (`Arc` of anything that is a [`Device`]).
 ///
-/// A path is opened as a [`FileDevice`], with its lock. Who wants to keep the device, or wraps one, makes it first.
+/// A path is opened as a [`FileDevice`], with its lock. A caller that wants to keep the device, or to wrap it, makes
+/// it first.
 pub trait Medium: sealed::Medium {}
 
 impl<M: sealed::Medium> Medium for M {}

@@ -444,7 +444,7 @@ impl PageRef {
         }
     }
 
-    /// The first of these for who has passed all entries before `from`, which lie below `key`.
+    /// The same, where all entries before `from` are known to lie below `key`.
     pub fn search_from(&self, page: &Page, from: usize, key: &[u8]) -> usize {
         match key.strip_prefix(&self.prefix[..]) {
             Some(suffix) => page.search_from(from, suffix),

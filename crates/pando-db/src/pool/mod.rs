@@ -61,7 +61,7 @@ pub(crate) fn buffer(len: usize) -> Buffer {
     let piece = if is_pooled(len) { POOL.lock().take(len) } else { None };
     let Some(mut piece) = piece else { return Buffer::Heap(vec![0; len]) };
     if cfg!(debug_assertions) {
-        // Who does not write all of it shall be found out.
+        // So that tests find a caller that does not write all of it.
         piece.bytes_mut().fill(0xa5);
     }
     Buffer::Pooled(Pooled(Some(piece)))

@@ -435,7 +435,7 @@ impl Pager {
     ) -> Vec<(PageId, Arc<Page>)> {
         let limit = limit.min((self.budget() / AHEAD_SHARE) as usize);
         let mut wanted = side_by_side(home, pages.take_while(|page| !self.is_cached(home, page)), limit);
-        // What others read, or have read ahead, is not read once more. Who reads for itself alone does not
+        // What others read, or have read ahead, is not read once more. A scan that reads for itself alone does not
         // let others wait.
         let shared = matches!(keep, Keep::Always | Keep::Ahead);
         let mut claim = self.in_flight.claim_first(wanted.iter().map(|wanted| wanted.key).filter(|_| shared));

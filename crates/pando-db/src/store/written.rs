@@ -1,11 +1,10 @@
 //! Which pages of large values were written last, and not read since.
+//! A program that writes much in one go seldom reads it again soon, and in a mount the kernel keeps it anyway. Such
+//! pages would fill the cache with memory that is new to the process, which costs more than the rest of a write. So
+//! they may have a bound, as 2Q has one for pages that were asked for once (Johnson and Shasha, VLDB 1994, `A1in`).
 //!
-//! Who writes much in one go seldom reads it again soon, and in a mount the kernel keeps it anyway. Such pages would
-//! fill the cache with memory that is new to the process, which costs more than all else of a write. So there may be a
-//! bound to them, as there is in 2Q to what has been asked for once (Johnson and Shasha, VLDB 1994, `A1in`).
-//!
-//! Guarantees: what has been noted and has not fallen out has no more than the bound, but for the page noted last. May
-//! use: names of pages.
+//! Guarantees: the pages that have been noted and have not fallen out take no more than the bound, apart from the one
+//! noted last. May use: names of pages.
 
 use std::collections::VecDeque;
 

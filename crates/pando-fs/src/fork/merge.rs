@@ -212,7 +212,7 @@ impl Fs {
             want((*dir).clone(), true);
         }
         for (dir, place) in [(into, &places.ours), (fork, &places.theirs)] {
-            // Who changes such a file is in the tree of the root of its lineage.
+            // A call that changes such a file holds the tree of the root of its lineage.
             if self.has_link_area(&place.root)? {
                 want(self.domain(&self.attempt_dir(dir)?).root, true);
             }
@@ -227,7 +227,7 @@ impl Fs {
         if let Some(gone) = outer.iter().find(|dir| !dir.peek(|s| matches!(s.link, Link::At { .. }))) {
             return Err(Error::Stale(gone.ino).into());
         }
-        // Who holds all above, and finds that nothing has moved, knows that the places are true.
+        // With all trees above held, and nothing moved, the places are true.
         match self.table.moves() == moves {
             true => Ok((places, held)),
             false => Err(Obstacle::Taken { lock: into.tree.clone(), exclusive: false }),

@@ -64,7 +64,7 @@ pub(crate) struct Plan {
 pub(crate) struct Planner<'a> {
     pub trees: &'a mut Trees,
     pub options: MergeOptions,
-    /// Who must own what is taken and changed; none for root.
+    /// The user who must own all that is taken and changed; none for root.
     pub owner: Option<u32>,
     /// Contents prefix of the fork: nothing around it is removed.
     pub fork: Vec<u8>,
@@ -493,7 +493,7 @@ impl<'a> Planner<'a> {
 
     /// The lines of both sides, if they are wanted and can be had; with markers only if no side is preferred.
     fn lines(&mut self, base: &Found, theirs: &Found, ours: &Found) -> Result<Option<MergedText>> {
-        // Who merges sees lines of all three versions. The origin may be of another user than the two others.
+        // The merged file shows its user lines of all three versions, and the origin may have another owner.
         let may_read = |found: &Found| self.owner.is_none_or(|owner| owner == found.record.uid);
         if !self.options.text || ![base, theirs, ours].into_iter().all(may_read) {
             return Ok(None);

@@ -1,9 +1,9 @@
 //! Snapshots of directories: making, renaming, keeping and deleting them.
 //!
 //! A snapshot is a clone of a directory, or of the whole tree, in a volume of its own, with a record (see `family`).
-//! Making one is one batch whose size does not depend on what is below; so is deleting one, and what it alone
-//! owned is given back behind. Who may clone a directory may make snapshots of it and change those
-//! (`rights`); of a directory that is gone, only root. A snapshot never changes: all ways to change something go
+//! Making one is one batch whose size does not depend on what is below. So is deleting one; the space that it
+//! alone owned is given back in the background. A caller that may clone a directory may make snapshots of it and change
+//! those (`rights`); if the directory is gone, only root may. A snapshot never changes: every change of an entry goes
 //! through `place`, which refuses. Uses `family`, `clone`, `rename`, `rights`.
 
 use std::ffi::{OsStr, OsString};
@@ -302,7 +302,7 @@ impl Fs {
         decode_snapshot(number, &value).map_err(damaged(format!("snapshot {number}")))
     }
 
-    /// Who may change the snapshots of a directory: who may clone it; of one that is gone, root.
+    /// Whether a caller may change the snapshots of a directory: if it may clone it; if that is gone, only root may.
     fn may_manage(rights: Rights<'_>, dir: Option<&InodeRef>) -> Result<()> {
         match dir {
             Some(dir) => rights.may_clone(dir),

@@ -1,6 +1,5 @@
 //! Keeping the idle CPUs of a virtual machine from halting while requests come densely.
-//!
-//! Whoever waits for an answer sleeps, and on an idle machine its CPU halts. On
+//! A program that waits for an answer sleeps, and on an idle machine its CPU halts. On
 //! a virtual machine a halted CPU is woken through the hypervisor, which takes
 //! longer than most requests. Linux has a governor for guests that polls for a
 //! moment before it halts (`haltpoll`), but on many machines it is told not to.
@@ -9,8 +8,8 @@
 //!
 //! Guarantees: the request is held only while requests come densely and for at
 //! most [`HOLD`] times two after that; the kernel drops it when this process
-//! ends, however it ends; a mount without requests runs no timer; who may not
-//! open that file works as before. Knows nothing of the protocol.
+//! ends, however it ends; a mount without requests runs no timer; a daemon that may not open
+//! that file works as before. Knows nothing of the protocol.
 
 use std::{
     fs::{self, File, OpenOptions},

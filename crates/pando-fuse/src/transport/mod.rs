@@ -37,7 +37,7 @@ impl From<pando_fs::Error> for Errno {
 /// What a handler returns for most requests.
 pub type Outcome<T> = std::result::Result<T, Errno>;
 
-/// Who asks.
+/// The process that made a request, as the kernel states it.
 #[derive(Debug, Clone, Copy)]
 pub struct Context {
     /// File-system user id of the caller.

@@ -139,7 +139,7 @@ fn merge(args: &Args, src: &Path, dst: &Path, meta: &Metadata) -> Result<()> {
     if args.no_clobber {
         return Ok(());
     }
-    // Who is not root may not give it away, as with cp -a: then it stays whose it is.
+    // A user other than root may not give it away, as with cp -a: then the owner stays.
     let _ = std::os::unix::fs::lchown(dst, Some(meta.uid()), Some(meta.gid()));
     chmod(dst, Mode::from_raw_mode(meta.mode() & 0o7777)).with_context(fail)?;
     let time = |secs, nanos| Timespec { tv_sec: secs, tv_nsec: nanos };

@@ -263,7 +263,7 @@ impl Work<'_> {
             if self.args.resume.is_some() && ground.is_begun()? {
                 // It was interrupted behind its end.
                 ground.lock()?;
-                // Who works on in the directory since must not find it turned back.
+                // A directory in which somebody has gone on working must not be turned back.
                 let changed = ground.is_changed(there)?;
                 let left = changed && ground.is_changed(base)?;
                 if changed && !left {

@@ -1,10 +1,11 @@
-//! What says of most keys that are not in a table that they are not: between which keys its own lie, and a filter.
+//! Filters of an in-memory table: they tell readers that a key is not in it, without a search.
 //!
-//! Who writes in one place and reads in another is told by the first, without a look at memory that no other read
-//! needs. The second is a blocked Bloom filter: all bits of a key lie in one line of the processor's cache. Keys are
-//! only ever added, so versions of a table share one filter until it is too small for one of them; what a later version
-//! added costs an earlier one a look in vain. It is as large as the keys of its table need, because readers ask those
-//! of all tables, and these should stay in the processor's cache.
+//! There are two. [`Heads`] are the bounds of the first bytes of all keys: where a program writes in one place and
+//! reads in another they are enough, and they lie in memory that each read touches anyway. [`Filter`] is a blocked
+//! Bloom filter: all bits of a key lie in one line of the processor's cache. Keys are only ever added, so versions of a
+//! table share one filter until it is too small for one of them; a key that a later version added costs an earlier one
+//! a useless search. A filter is no larger than the keys of its table need, because readers ask the filters of all
+//! tables, and these should stay in the processor's cache.
 //!
 //! Guarantee: a key that was added is found. May use: keys.
 
@@ -19,7 +20,7 @@ use crate::key::head;
 
 /// Words of a block: a line of 64 bytes.
 const BLOCK_WORDS: usize = 8;
-/// Keys for a block: a byte each, and so 3% of others in vain.
+/// Keys for a block: a byte for each, which gives 3% of false positives.
 const BLOCK_KEYS: usize = 64;
 /// Bits that a key sets.
 const BITS: u32 = 4;
@@ -30,14 +31,14 @@ const CHOICE: u32 = (BLOCK_WORDS * 64).trailing_zeros();
 #[derive(Clone)]
 pub(crate) struct Filter(Arc<[AtomicU64]>);
 
-/// Between which heads those of a table's keys lie. What leaves the table does not make them fewer.
+/// The least and the greatest head of all keys that a table ever had: keys that leave it do not narrow them.
 #[derive(Clone, Copy)]
 pub(crate) struct Heads {
     least: u64,
     greatest: u64,
 }
 
-/// What these see of a key.
+/// What both filters use of a key.
 #[derive(Clone, Copy)]
 pub(crate) struct KeyMark {
     head: u64,
@@ -76,13 +77,13 @@ impl KeyMark {
 }
 
 impl Filter {
-    /// A filter for so many keys.
+    /// An empty filter for that number of keys.
     pub fn with_room(keys: usize) -> Self {
         let blocks = keys.div_ceil(BLOCK_KEYS).max(1);
         Self((0..blocks * BLOCK_WORDS).map(|_| AtomicU64::new(0)).collect())
     }
 
-    /// Keys for which it was made.
+    /// The number of keys for which it was made.
     pub fn room(&self) -> usize {
         self.blocks() * BLOCK_KEYS
     }
@@ -94,7 +95,7 @@ impl Filter {
     pub fn add(&self, key: KeyMark) {
         let at = key.block(self.blocks()) * BLOCK_WORDS;
         for (word, mask) in key.bits() {
-            // Whoever is to see the key gets the table through a lock or a slot, and with it these.
+            // Relaxed is enough: readers get the table through a lock or a slot, which orders these bits too.
             self.0[at + word].fetch_or(mask, Ordering::Relaxed);
         }
     }

@@ -48,10 +48,10 @@ impl Batch {
     }
 }
 
-/// What a scan has read ahead.
+/// The pages that a scan has read ahead.
 #[derive(Default)]
 pub(crate) struct ScanReadahead {
-    /// What is read is for others, who will ask for it later.
+    /// The pages are read for other readers, who will ask for them later.
     for_others: bool,
     /// Bytes of the next request; 0: a page at a time.
     limit: usize,
@@ -114,7 +114,7 @@ impl ScanReadahead {
 
     /// Reads what waits in an interior node for a scan that goes on: of each place where pages of `now` lie,
     /// those of the edge that is next, with what follows there of `later`, which begins with the same pages.
-    /// A hint: what fails is left to who needs the page.
+    /// A hint: an error is left to the read that needs the page.
     pub fn fetch_messages<'p>(
         &mut self,
         home: Option<&Arc<Stored>>,
@@ -160,7 +160,7 @@ impl ScanReadahead {
         if self.batches.len() == MAX_REQUESTS {
             match self.batches.iter().position(Batch::is_used_up) {
                 Some(i) => drop(self.batches.remove(i)),
-                // Who comes to need what is dropped before its time shall find it.
+                // Pages that are dropped before they were used stay in the cache.
                 None => {
                     let dropped = self.batches.pop_front().into_iter().flat_map(|batch| batch.pages);
                     dropped.for_each(|(id, page)| pager.keep(id, page));
@@ -180,7 +180,7 @@ impl ScanReadahead {
             && let Some(left) = batch.taken.replace(id).filter(|left| *left != id)
             && let Some(at) = batch.find(&left)
         {
-            // Its memory serves for what comes.
+            // The scan has left it for good, so its memory can be used again.
             batch.pages.remove(at);
         }
         self.batches.push_back(batch);

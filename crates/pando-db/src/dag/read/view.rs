@@ -153,7 +153,7 @@ fn query_node<'k>(
     let find = |page: &_, key: &_| pager.find(home, page, key, || ());
     let edges = match &node.body {
         Body::Leaf(run) => {
-            // Who reads leaves in order wants what follows as well.
+            // A program that reads leaves in order will want the following pages as well.
             let missed = || pager.follow(home, run, run.page_from(key));
             let find = |page: &_, key: &_| pager.find(home, page, key, missed);
             let base = run.get(key, find)?.and_then(|msg| msg.into_value(merge));

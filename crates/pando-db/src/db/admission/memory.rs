@@ -1,17 +1,15 @@
-//! Who may have how much of the memory that the store was given.
+//! The memory budget: how the parts of a store share it.
 //!
-//! There is one budget, [`crate::Options::cache_bytes`], and three who want it. Tables in memory and dirty
-//! nodes come first, each up to a limit of its own: what they hold cannot be dropped. Readers' cache of clean
-//! data has all that these two leave, less what an edit of the DAG may come to need and half of what tables
-//! have, which the heap keeps beside them, and a quarter of the budget always. A store that is only read has
-//! all of it as cache.
-//!
-//! Guarantees: all together exceed the budget by a sixteenth at most (tables have a quarter of it, dirty
-//! nodes three eighths, an edit half of that), and by a batch or two, for whose sake clean data goes only
-//! with the next; where the budget is small, by the thirteen nodes that an edit needs at least, and by seven
-//! tables of half a MiB. Beyond it are the log's buffers, the pages of one table that writers have built, a
-//! thousandth of the budget for marks of passed pages (a 256th at most), and what the allocator keeps. May
-//! use: the superversion, the pager. No I/O.
+//! There is one budget, [`crate::Options::cache_bytes`], for three parts. In-memory tables and dirty nodes come
+//! first, each up to a limit of its own, because their contents cannot be dropped. The cache of clean pages has what
+//! these two leave, less the memory that an edit of the DAG may need and half of the tables' size (the heap keeps
+//! that much beside them), but always a quarter of the budget. A store that is only read has all of it as cache.
+//! Guarantees: together the parts exceed the budget by a sixteenth at most (tables have a quarter of it, dirty nodes
+//! three eighths, an edit half of that), and by a batch or two, since clean pages are dropped only with the next
+//! batch. If the budget is small, they exceed it by the thirteen nodes that an edit needs at least, and by seven
+//! tables of half a MiB. Not counted are the log's buffers, the pages of one table that writers have built, a
+//! thousandth of the budget for the ghost list (a 256th at most), and what the allocator keeps. May use: the
+//! superversion, the pager. No I/O.
 
 use crate::{dag::tree::MIN_EDIT_NODES, db::engine::Engine};
 

@@ -1,16 +1,15 @@
-//! Tombstone skip ranges: ranges of keys in which nothing is to be seen, found by who looked for something
-//! there.
+//! Tombstone skip ranges: ranges of keys in which cursors have found nothing but deleted keys.
 //!
-//! A delete is a message, and until that has sunk to its leaf, a scan meets the message and what it deletes.
-//! Who takes things out of a queue looks for the first key there is, and would pass all that were before it,
-//! every time. So a cursor that has passed many before it came to its first pair tells of it, and the next
-//! one begins behind them.
+//! A delete is a message. Until it has reached its leaf, a scan meets both the message and the pair that it deletes. A
+//! consumer of a queue looks for the first key again and again, and would pass all deleted keys before it every time.
+//! So a cursor that has passed many deleted keys before its first pair notes their range, and the next cursor begins
+//! behind it.
 //!
 //! Guarantees: the skip ranges of a superversion are empty in that version, and so are those of its views. A batch
-//! that puts something into one takes it out, as the batch is applied. What a reader has found empty is
-//! believed if no batch since its view has put something there: where the last ones have put is remembered.
-//! Costs nothing where nobody has met many deletes, or begun behind them, for a while; else two searches
-//! among at most [`MAX_RANGES`] ranges for each operation, and two copied keys for each batch, under the
+//! that puts something into one takes it out, as the batch is applied. A range that a reader has found empty is
+//! accepted if no batch since its view has put something there; for that, the places of the last batches are
+//! remembered. Costs nothing if no cursor has met many deletes, or begun behind them, for a while; otherwise two
+//! searches among at most [`MAX_RANGES`] ranges for each operation, and two copied keys for each batch, under the
 //! superversion's lock. Nothing of it is stored. May use: spans, batches. No I/O.
 
 use std::{collections::VecDeque, sync::Arc};
@@ -22,7 +21,7 @@ use crate::{
     key::{Span, Spans, behind},
 };
 
-/// Deleted keys that a cursor passes silently.
+/// Fewer deleted keys than this are passed without a note.
 pub(crate) const MIN_PASSED_KEYS: u64 = 64;
 /// Skip ranges that are kept. Beyond that all are forgotten, and those found again that are wanted: none can
 /// be in the way of others for ever.

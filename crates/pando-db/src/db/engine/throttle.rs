@@ -1,4 +1,4 @@
-//! Slowing writers down, so that they need not stand still.
+//! The write throttle: small delays of writers, so that they need not stand still.
 //!
 //! Writers fill tables, dirty nodes and the log faster than threads empty them, if they are let. Without a
 //! throttle they would run at the speed of memory until something is full, and then wait for a whole
@@ -9,8 +9,7 @@
 //! Where flushing is slow, as on a device whose reads take a millisecond, the delay for a byte is measured: it is
 //! what a byte took the flusher lately, or takes it now. So writers are spread over the time that a table takes,
 //! where they would fill all tables at once and stand still until one is gone.
-//!
-//! Who has to wait may do some of the work that it waits for: two processors are busy then, where one slept.
+//! A writer that has to wait may do some of the flusher's work: then two processors are busy, where one would idle.
 //!
 //! Guarantees: no delay below the pressure at which it begins; delays are for bytes, so small writes are
 //! delayed a little; no delay is longer than [`LONGEST`] and one step of that work. May use: `waiting`.
@@ -164,7 +163,7 @@ mod tests {
         // 10 us each: the 30th is the first that sleeps, and from then on all do, as no time passes.
         assert_eq!(delays.len(), 971);
         assert_eq!(delays[0], SHORTEST);
-        // Who waited has paid.
+        // The delay has been paid by waiting.
         assert_eq!(throttle.due(1000, 0.5, None, Duration::from_secs(1)), None);
     }
 

@@ -15,9 +15,8 @@
 //!
 //! Two locks. `buf` guards the buffer, for the time of a copy. `turn` says
 //! whether somebody writes and whether somebody flushes, one of each at most:
-//! the others sleep until it is done, and who only writes does not wait for a
-//! flush, but for a durable write of at most [`MAX_DURABLE_WRITE_BYTES`] bytes. Neither is held
-//! over I/O.
+//! the others sleep until it is done. A thread that only writes does not wait for a flush, except for a durable write
+//! of at most [`MAX_DURABLE_WRITE_BYTES`] bytes. Neither lock is held over I/O.
 
 use std::{
     collections::VecDeque,
@@ -100,7 +99,8 @@ pub struct Log {
     stopped: OnceLock<String>,
 }
 
-/// Who is at work on the device. Writing goes on beside a flush, which takes long; a durable write is both.
+/// Whether a thread is writing to the device, and whether one is flushing. Writing goes on beside a flush, which
+/// takes long; a durable write is both.
 struct Turn {
     writing: bool,
     flushing: bool,

@@ -1,7 +1,6 @@
 //! The descriptor of `/dev/fuse`: requests read, answers and notifications written.
-//!
-//! With io_uring only FORGET and INTERRUPT come this way; should a request
-//! come all the same, it is served like any other.
+//! With io_uring only FORGET and INTERRUPT arrive here; any other request would be served all the same. Guarantees: an
+//! answer that the kernel does not want any more is no error. May use: the bytes of the protocol.
 
 use std::{
     ffi::OsStr,
@@ -99,7 +98,7 @@ impl Device {
         }
     }
 
-    /// Tells the kernel something unasked.
+    /// Sends a notification.
     fn notify(&self, code: i32, parts: &[&[u8]]) -> io::Result<()> {
         match self.send(0, code, parts) {
             // What the kernel does not know it need not forget.
@@ -121,8 +120,8 @@ impl Device {
         match self.send(0, wire::NOTIFY_RETRIEVE, &[body.as_bytes()]) {
             // Not a regular file, or one that the kernel has forgotten.
             Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::ENOENT)) => {
-                // Who waits for an answer of its own process does it without the connection's descriptor. The thread
-                // runs on the CPU of this one.
+                // A wait for an answer of this very process must not hold the connection's descriptor (see `inside`).
+                // The thread runs on the CPU of this one.
                 apart(|_| rustix::fs::statfs(&self.dir).map(drop))??;
                 Ok(())
             }

@@ -57,7 +57,7 @@ pub(super) struct Readers<H: Handler> {
     vacancy: Condvar,
 }
 
-/// Who does what.
+/// What the threads are doing.
 struct Crew {
     /// Roles that nobody has taken yet.
     vacant: usize,

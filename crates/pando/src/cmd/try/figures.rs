@@ -1,17 +1,8 @@
-//! What `pando try` measures, and the table that it prints.
-//!
-//! A step of the store is timed until its call returns, and until it is durable; a copy by `cp` likewise. May use: the
-//! store, for its sizes and to make steps durable.
+//! Figures of `pando try`: sizes, times, and how they are shown. Pure.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::Result;
-
-use crate::{
-    cmd::r#try::{edits::Edits, host_copy::HostCopy, store::Store},
-    size::show,
-    tree::Count,
-};
+use crate::size::show;
 
 /// Space and traffic of the store at one moment.
 #[derive(Debug, Clone, Copy)]
@@ -27,84 +18,6 @@ pub(super) struct Figures {
 pub(super) struct Times {
     pub(super) done: Duration,
     pub(super) durable: Duration,
-}
-
-/// A step of the store, and what it left there.
-pub(super) struct Step {
-    pub(super) times: Times,
-    pub(super) after: Figures,
-}
-
-impl Step {
-    /// Does `work`, makes it durable, and looks at the store then.
-    pub(super) fn measure<T>(store: &Store, work: impl FnOnce() -> Result<T>) -> Result<(Step, T)> {
-        let begin = Instant::now();
-        let outcome = work()?;
-        let done = begin.elapsed();
-        store.sync()?;
-        let times = Times { done, durable: begin.elapsed() };
-        Ok((Step { times, after: store.figures()? }, outcome))
-    }
-}
-
-/// All that was measured.
-pub(super) struct Measured {
-    pub(super) import: Step,
-    pub(super) clone: Step,
-    /// How much of the clone the daemon took, if there is one.
-    pub(super) inside_daemon: Option<Duration>,
-    pub(super) edit: Step,
-    /// Bytes that the sparse image takes on the disk.
-    pub(super) image_on_disk: u64,
-    pub(super) copies: Vec<HostCopy>,
-}
-
-impl Measured {
-    /// A row for each step, for a tree of this size.
-    pub(super) fn table(&self, total: &Count, edits: &Edits) -> String {
-        let [imported, cloned, edited] = [&self.import, &self.clone, &self.edit].map(|step| step.after);
-        let inside = self.inside_daemon.map(|d| format!(" ({} inside the daemon)", seconds(d)));
-        let clone = self.clone.times;
-        let mut rows = vec![
-            ("files", format!("{} and {} directories", total.files, total.dirs)),
-            ("bytes", format!("{} ({})", total.bytes, show(total.bytes))),
-            ("import", self.import.times.show()),
-            (
-                "pando clone",
-                format!(
-                    "{}{}, durable after {}",
-                    seconds(clone.done),
-                    inside.unwrap_or_default(),
-                    seconds(clone.durable)
-                ),
-            ),
-        ];
-        rows.extend(self.copies.iter().map(|copy| (copy.command, copy.show())));
-        rows.extend([
-            ("space: import", show(imported.used)),
-            (
-                "space: clone",
-                format!(
-                    "{} more, {} written to the device",
-                    grown(imported.used, cloned.used),
-                    show(cloned.written.saturating_sub(imported.written))
-                ),
-            ),
-            (
-                "space: edits",
-                format!(
-                    "{} more for {} edits, {} written, in {}",
-                    grown(cloned.used, edited.used),
-                    edits.count(),
-                    show(edited.written.saturating_sub(cloned.written)),
-                    self.edit.times.show()
-                ),
-            ),
-            ("image on disk", show(self.image_on_disk)),
-        ]);
-        let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
-        rows.iter().map(|(name, value)| format!("\n  {name:<width$}  {value}")).collect()
-    }
 }
 
 impl Times {
@@ -123,7 +36,7 @@ pub(super) fn seconds(d: Duration) -> String {
 }
 
 /// The difference of two sizes, which is negative where a checkpoint has freed more than was added.
-fn grown(before: u64, after: u64) -> String {
+pub(super) fn grown(before: u64, after: u64) -> String {
     if after >= before { show(after - before) } else { format!("-{}", show(before - after)) }
 }
 

@@ -6,11 +6,12 @@
 //! through the library.
 //!
 //! Guarantees: it leaves nothing behind, also on Ctrl-C. The steps are here; [`store`] is what they work on, [`edits`]
-//! what is changed in the clone, [`figures`] what is measured.
+//! what is changed in the clone, [`measured`] what is measured.
 
 mod edits;
 mod figures;
 mod host_copy;
+mod measured;
 mod store;
 mod workspace;
 
@@ -27,7 +28,8 @@ use anyhow::{Context, Result, bail};
 
 use self::{
     edits::Edits,
-    figures::{Measured, Step, seconds},
+    figures::seconds,
+    measured::{Measured, Step},
     store::Store,
     workspace::Workspace,
 };

@@ -1,14 +1,11 @@
 //! Extents of pages that several nodes may use, counted as the allocator counts them.
+//! Such an extent is given back as a whole when the last node that uses any of it lets it go. So the walk over the
+//! nodes under a prefix notes what becomes of each use of an extent. At the end one pass over the translation table
+//! counts all uses: if all of them go, the extent goes. The table gives the uses in the version that is walked;
+//! references in memory could not, because they keep older versions alive too. The pass does no I/O (0.07 s for a
+//! million nodes), and is left out if no use goes.
 //!
-//! Such an extent is given back as a whole when the last node that uses any of it lets
-//! it go, whatever lies in it that nothing refers to any more. So while the nodes
-//! under a prefix are walked it is noted what becomes of each use, and at the end one
-//! pass over the translation table counts the uses that there are: if all of them go,
-//! the extent goes. The table tells it for the very version that is walked, which
-//! the references that memory holds could not, since they keep older versions alive too.
-//! The pass reads nothing: it goes by entries in memory, 0.07 s for a million nodes, and
-//! is left out where no use goes. Guarantees that no extent is counted twice. Uses the
-//! table and the places of pages.
+//! Guarantees: no extent is counted twice. May use: the table, and the places of pages.
 
 use std::collections::HashMap;
 
@@ -21,7 +18,7 @@ use crate::{
     },
 };
 
-/// What was noted of the extents of pages under a prefix.
+/// The extents of pages under a prefix, by id, and what becomes of each.
 #[derive(Default)]
 pub(crate) struct Extents {
     claims: HashMap<u64, Claim>,
@@ -35,20 +32,20 @@ struct Claim {
     let_go: u64,
     /// Whether one of them would be written anew for that.
     rewritten: bool,
-    /// What these would copy to another place, since they still need it.
+    /// Bytes that these nodes would copy to another place, because they still need them.
     copied: u64,
-    /// Pages in it that the prefix shows and that stay.
+    /// Bytes of its pages that the prefix shows and that stay.
     seen: u64,
     /// Whether all that a node has in it belongs to the prefix.
     whole: bool,
 }
 
-/// What all extents of pages come to, in bytes.
+/// The sum over all extents of pages, in bytes.
 #[derive(Default, Debug, PartialEq, Eq)]
 pub(crate) struct Sum {
     pub exclusive: u64,
     pub shared: u64,
-    /// Of `exclusive`.
+    /// The part of `exclusive` that is an estimate.
     pub estimated: u64,
 }
 

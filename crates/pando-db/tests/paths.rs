@@ -62,3 +62,27 @@ fn devices_go_as_they_are() {
     let device: Arc<dyn Device> = device;
     Db::open(device, Options::default()).unwrap().put("a", "1").unwrap();
 }
+
+#[test]
+fn a_backup_is_restored_to_a_path() {
+    let dir = tempfile::tempdir().unwrap();
+    let (old, new) = (dir.path().join("old"), dir.path().join("new"));
+    let create = CreateOptions::default().size(64 << 20);
+    Db::create(&old, &create, &Options::default()).unwrap();
+    let db = Db::open(&old, Options::default()).unwrap();
+    db.put("key", "value").unwrap();
+    let mut stream = Vec::new();
+    db.snapshot().backup(&mut stream).unwrap();
+    // A store is not overwritten, and an error leaves no file that was not there.
+    assert!(matches!(Db::restore(&old, &stream[..], &create, &Options::default()), Err(Error::Locked)));
+    let cut = &stream[..stream.len() - 1];
+    assert!(matches!(Db::restore(&new, cut, &create, &Options::default()), Err(Error::Corrupt { .. })));
+    assert!(!new.exists());
+    assert_eq!(Db::restore(&new, &stream[..], &create, &Options::default()).unwrap().pairs, 1);
+    let restored = Db::open(&new, Options::default()).unwrap();
+    assert_eq!(restored.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+    db.close().unwrap();
+    drop(db);
+    let again = Db::restore(&old, &stream[..], &create, &Options::default());
+    assert!(matches!(again, Err(Error::Invalid(_))), "{again:?}");
+}

@@ -67,8 +67,8 @@ impl Snapshot {
     /// then is no backup.
     ///
     /// ```no_run
-    /// # use std::{fs::File, sync::Arc};
-    /// # use pando_db::{Backup, CreateOptions, Db, Options, device::FileDevice};
+    /// # use std::fs::File;
+    /// # use pando_db::{Backup, CreateOptions, Db, Options};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let db = Db::open("grove.pando", Options::default())?;
     /// let stream = File::create("grove.backup")?;
@@ -76,8 +76,7 @@ impl Snapshot {
     /// stream.sync_all()?;
     ///
     /// let backup = Backup::open(File::open("grove.backup")?)?;
-    /// let device = Arc::new(FileDevice::create("restored.pando", 1 << 30, false)?);
-    /// backup.restore(device, &CreateOptions::default(), &Options::default())?;
+    /// backup.restore("restored.pando", &CreateOptions::default(), &Options::default())?;
     /// # Ok(())
     /// # }
     /// ```

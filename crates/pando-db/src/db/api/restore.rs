@@ -24,7 +24,7 @@ use crate::{
         },
         handle::Db,
     },
-    device::{BLOCK, Device, DeviceStats},
+    device::{BLOCK, Device, DeviceStats, Medium, New},
     error::{Error, Result},
     options::{CreateOptions, Options},
     store::superblock,
@@ -47,15 +47,15 @@ pub struct Backup<R> {
 }
 
 impl Db {
-    /// Makes a store on `device` from the stream of a [`crate::Snapshot::backup`]; short for [`Backup::open`] and
+    /// Makes a store from the stream of a [`crate::Snapshot::backup`]; short for [`Backup::open`] and
     /// [`Backup::restore`], which see.
     pub fn restore(
-        device: Arc<dyn Device>,
+        medium: impl Medium,
         reader: impl std::io::Read,
         create: &CreateOptions,
         options: &Options,
     ) -> Result<BackupReport> {
-        Backup::open(reader)?.restore(device, create, options)
+        Backup::open(reader)?.restore(medium, create, options)
     }
 }
 
@@ -107,18 +107,30 @@ impl<R: Read> Backup<R> {
         self.batch
     }
 
-    /// Makes a store with these pairs on `device`, overwriting what is there. Does not open it.
+    /// Makes a store with these pairs, as [`Db::create`] makes an empty one: in a new file at a path, or on a device,
+    /// overwriting what is there. Does not open it.
     ///
     /// [`Error::Corrupt`] for a stream that is damaged, cut short, or goes on behind its end;
     /// [`Error::NoSpace`] for a device that is too small; [`Error::Format`] if `options.merge` is not that
-    /// of the backup. After any error, and after a crash, there is no store on `device`. Memory: a block,
-    /// and what `options` allow the engine.
+    /// of the backup. After any error, and after a crash, there is no store; after an error a file that was made for
+    /// it is gone. Memory: a block, and what `options` allow the engine.
     pub fn restore(
-        mut self,
-        device: Arc<dyn Device>,
+        self,
+        medium: impl Medium,
         create: &CreateOptions,
         options: &Options,
     ) -> Result<BackupReport> {
+        self.check_merge(options)?;
+        let New { device, made } = medium.for_new(create.size)?;
+        self.restore_on(device, create, options).inspect_err(|_| {
+            if let Some(path) = made {
+                // The error that led here is the one to report.
+                let _ = std::fs::remove_file(path);
+            }
+        })
+    }
+
+    fn check_merge(&self, options: &Options) -> Result<()> {
         if self.merge != options.merge.name() {
             return Err(Error::Format(format!(
                 "the upserts of the backup mean `{}`, not `{}`: it belongs to another program",
@@ -126,6 +138,15 @@ impl<R: Read> Backup<R> {
                 options.merge.name()
             )));
         }
+        Ok(())
+    }
+
+    fn restore_on(
+        mut self,
+        device: Arc<dyn Device>,
+        create: &CreateOptions,
+        options: &Options,
+    ) -> Result<BackupReport> {
         let zeros = vec![0; superblock::END as usize];
         device.write_at(0, &zeros).map_err(|e| Error::io("write", 0, e))?;
         flush(&*device)?;

@@ -205,10 +205,10 @@ prog_dpkg() {
   printf 'Package: probe\nVersion: 1\nArchitecture: all\nMaintainer: a <a@b>\nDescription: probe\n' > pkg/DEBIAN/control
   echo '/etc/probe.conf' > pkg/DEBIAN/conffiles; echo a > pkg/etc/probe.conf; echo b > pkg/usr/bin/probe
   for i in $(seq 300); do echo "$i" > "pkg/usr/share/x/$i"; done; ln pkg/usr/share/x/1 pkg/usr/share/x/hard; ln -s 1 pkg/usr/share/x/soft
-  chmod 755 pkg/DEBIAN; dpkg-deb -q -b pkg probe.deb >/dev/null
+  chmod 755 pkg/DEBIAN; dpkg-deb -b pkg probe.deb >/dev/null
   run_dpkg() { dpkg --root="$1/root" --force-not-root --force-script-chrootless "${@:2}" >/dev/null 2>"$1/err" || { cat "$1/err"; return 1; }; }
   run_dpkg "$1" -i probe.deb
-  sed -i 's/Version: 1/Version: 2/' pkg/DEBIAN/control; dpkg-deb -q -b pkg probe.deb >/dev/null; run_dpkg "$1" -i probe.deb
+  sed -i 's/Version: 1/Version: 2/' pkg/DEBIAN/control; dpkg-deb -b pkg probe.deb >/dev/null; run_dpkg "$1" -i probe.deb
   [[ $(stat -c %h root/usr/share/x/hard) == 2 && $(cat root/usr/share/x/300) == 300 ]]
   run_dpkg "$1" -P probe; [[ ! -e root/usr/share/x ]]
 }
@@ -225,7 +225,8 @@ prog_links() {
   [[ -e data ]] || { mkdir -p data; for i in $(seq 500); do echo "$i" > "data/$i"; done; }
   rm -rf snap.*
   rsync -a data/ snap.0/
-  for n in 1 2 3; do echo "$n $RANDOM" > data/7; rsync -a --link-dest="$1/snap.$((n - 1))" data/ "snap.$n/"; done
+  # Of another size each time: within a second rsync would take it for the same.
+  for n in 1 2 3; do printf "%0$((n * 7 + RANDOM % 7))d\n" 0 > data/7; rsync -a --link-dest="$1/snap.$((n - 1))" data/ "snap.$n/"; done
   [[ $(stat -c %h snap.3/9) == 4 && $(stat -c %h snap.3/7) == 1 ]]
   cp -al snap.3 snap.4; [[ $(stat -c %h snap.4/9) == 5 ]]; rm -rf snap.1; [[ $(stat -c %h snap.4/9) == 4 ]]
 }
@@ -235,9 +236,62 @@ prog_stress() {
   cd "$1"
   # Those that check what they read. Each ends by itself.
   stress-ng --temp-path "$1" --verify --timeout 6 --quiet --log-file "$1/log" \
-    --chdir 1 --chmod 1 --dentry 1 --dir 1 --dirdeep 1 --fallocate 1 --fiemap 0 --filename 1 --flock 1 --fpunch 1 --getdent 1 \
-    --hdd 1 --hdd-bytes 32M --io 0 --iomix 1 --iomix-bytes 32M --lease 0 --locka 1 --lockf 1 --lockofd 1 --mknod 1 --mmap 1 --mmap-file --mmap-bytes 16M \
+    --chdir 1 --chmod 1 --dentry 1 --dir 1 --dirdeep 1 --fallocate 1 --filename 1 --flock 1 --fpunch 1 --getdent 1 \
+    --hdd 1 --hdd-bytes 32M --iomix 1 --iomix-bytes 32M --locka 1 --lockf 1 --lockofd 1 --mknod 1 --mmap 1 --mmap-file --mmap-bytes 16M \
     --open 1 --readahead 1 --readahead-bytes 16M --rename 1 --revio 1 --revio-bytes 16M --seek 1 --sync-file 1 --sync-file-bytes 16M --utime 1 --xattr 1 --symlink 1 --copy-file 1 \
     || { tail -20 "$1/log"; return 1; }
   ! grep -i fail: "$1/log"
+}
+
+# Layers of container images and containers, in overlays on the mount. Nothing here needs control groups.
+prog_buildah() {
+  need buildah busybox
+  # It wants its storage where it was made.
+  local d=/run/pando-suite-buildah c n
+  mkdir -p "$d"; mount --bind "$1" "$d"
+  # shellcheck disable=SC2064
+  trap "umount -R '$d'" EXIT
+  build() { buildah --root "$d/storage" --runroot "$d/runroot" --storage-driver overlay "$@"; }
+  c=$(build from scratch)
+  build copy -q "$c" "$(command -v busybox)" /bin/busybox >/dev/null
+  build run --isolation chroot "$c" -- /bin/busybox --install -s /bin
+  build run --isolation chroot "$c" -- /bin/sh -ec 'mkdir -p /d/in; for i in 1 2 3 4 5 6 7 8; do echo $i > /d/$i; done; ln /d/1 /d/in/hard; ln -s ../2 /d/in/soft'
+  build commit -q --disable-compression "$c" localhost/base >/dev/null; build rm "$c" >/dev/null
+  for n in 1 2; do
+    c=$(build from localhost/base)
+    # What the layer below has: changed, removed, renamed over, with further names.
+    [[ $(build run --isolation chroot "$c" -- /bin/sh -ec "
+      echo $n >> /d/3; rm /d/4; mv /d/5 /d/6; mv /d/in /d/out; chmod 4711 /d/7; ln /d/8 /d/9; mkfifo /d/p; rm -r /d/out; mkdir /d/out
+      cat /d/3 /d/6 /d/1; ls /d/out; ls /d" | tr '\n' ' ') == "3 $n 5 1 1 2 3 6 7 8 9 out p " ]]
+    build commit -q --disable-compression "$c" "localhost/next$n" >/dev/null; build rm "$c" >/dev/null
+    c=$(build from "localhost/next$n")
+    [[ $(build run --isolation chroot "$c" -- /bin/sh -ec 'cat /d/6; ls /d/4 2>/dev/null || stat -c "%a %h" /d/7 /d/9' | tr '\n' ' ') == "5 4711 1 644 2 " ]]
+    build rm "$c" >/dev/null
+  done
+  build rmi -a -f >/dev/null
+}
+
+# The classic pjdfstest, built, in the directory PJDFSTEST. What fails are the link counts of directories, which nothing
+# counts here (docs/posix.md).
+prog_pjdfstest() {
+  need prove
+  [[ -x ${PJDFSTEST:-}/pjdfstest ]] || { echo "skipped: PJDFSTEST names no built pjdfstest"; exit 77; }
+  mkdir -p "$1/run"; chmod 755 "$1/run"; cd "$1/run"
+  prove -rQ "$PJDFSTEST/tests" > "$1/log" 2>&1 || true
+  grep -q 'Tests=[0-9]\{4\}' "$1/log"
+  local failed; failed=$(sed -n "s|^$PJDFSTEST/tests/\\([^ ]*\\) .*Failed: \\([0-9]*\\))|\\1 \\2|p" "$1/log")
+  [[ $failed == "rename/24.t 4" ]] || { cat "$1/log"; return 1; }
+}
+
+# fsx and fsstress of a built xfstests in the directory XFSTESTS, a million operations together.
+prog_xfstests() {
+  local x=${XFSTESTS:-}/ltp
+  [[ -x $x/fsx && -x $x/fsstress ]] || { echo "skipped: XFSTESTS names no xfstests with fsx and fsstress built"; exit 77; }
+  local pids=() seed=$RANDOM
+  echo "seed $seed"
+  "$x/fsx" -N 150000 -S "$seed" -q "$1/fsx1" >"$1/fsx1.log" 2>&1 & pids+=($!)
+  "$x/fsx" -N 150000 -S "$((seed + 1))" -q -l 2000000 -o 200000 "$1/fsx2" >"$1/fsx2.log" 2>&1 & pids+=($!)
+  "$x/fsx" -N 150000 -S "$((seed + 2))" -q -Z -r 512 -w 512 "$1/fsx3" >"$1/fsx3.log" 2>&1 & pids+=($!)
+  "$x/fsstress" -d "$1/stress" -n 140000 -p 4 -s "$seed" >"$1/fsstress.log" 2>&1 & pids+=($!)
+  for pid in "${pids[@]}"; do wait "$pid" || { tail -20 "$1"/fs*.log; return 1; }; done
 }

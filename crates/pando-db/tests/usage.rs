@@ -110,6 +110,23 @@ fn an_edited_clone_owns_its_edits() {
     assert!(usage.exclusive_bytes > 1_500_000 && usage.shared_bytes < 4 * NODE, "{usage:?}");
 }
 
+/// Each of many small prefixes counted the whole page that it lies in, so files of 1 byte seemed to have 11 KB each.
+#[test]
+fn many_prefixes_in_one_page_see_it_once() {
+    let mut s = Store::new(7);
+    s.fill("a/", 3000);
+    s.settled();
+    let keys = |step: usize| (0..3000).step_by(step).map(|n| format!("a/{n:06}").into()).collect::<Vec<bytes::Bytes>>();
+    let of = |prefixes: &[bytes::Bytes]| s.db.usage_of(prefixes).unwrap().visible_bytes;
+    let all = of(&["a/".into()]);
+    assert!(all > 1_300_000, "{all}");
+    assert_eq!(of(&keys(1)), all);
+    let half = of(&keys(2));
+    assert!((all / 2..=all).contains(&half), "{half} of {all}");
+    let few = of(&keys(300));
+    assert!(few < all / 3, "{few} of {all}");
+}
+
 #[test]
 fn two_clones_under_one_prefix_share_only_with_each_other() {
     let mut s = Store::new(4);

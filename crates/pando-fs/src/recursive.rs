@@ -328,4 +328,33 @@ mod tests {
     fn a_change_of_a_tree_waits_for_calls_on_linked_files_that_it_names() {
         waits_for_a_call_on(true);
     }
+
+    #[test]
+    fn a_change_of_a_tree_with_too_many_names_of_linked_files_changes_nothing() {
+        let device = std::sync::Arc::new(MemDevice::new(512 << 20));
+        Fs::format(device.clone(), &FormatOptions::default()).unwrap();
+        let fs = Fs::open(device, MountOptions::default().background(false)).unwrap();
+        let me = Caller::root();
+        let top = fs.mkdir(&me, ROOT, OsStr::new("t"), 0o755).unwrap().ino;
+        let out = fs.mkdir(&me, ROOT, OsStr::new("out"), 0o755).unwrap().ino;
+        let link = |i: usize| {
+            let name = format!("{i}");
+            let file = fs.mknod(&me, top, OsStr::new(&name), 0o100644, 0).unwrap().ino;
+            fs.link(&me, file, out, OsStr::new(&name)).unwrap();
+            fs.forget(file, 2);
+        };
+        (0..MAX_LINKED).for_each(link);
+        let change = |mode| TreeChange { mode: ModeChange::parse(mode, 0), ..TreeChange::default() };
+        let perm = |path: &str| fs.resolve(Path::new(path)).unwrap().perm;
+        let last = MAX_LINKED - 1;
+        fs.change_tree(top, &change("600")).unwrap();
+        assert_eq!((perm("/t/0"), perm(&format!("/out/{last}"))), (0o600, 0o600));
+        link(MAX_LINKED);
+        let refused = fs.change_tree(top, &change("777"));
+        assert!(matches!(refused, Err(Error::TooManyNames(_))), "{refused:?}");
+        assert_eq!((perm("/t"), perm("/t/0"), perm(&format!("/t/{MAX_LINKED}"))), (0o600, 0o600, 0o644));
+        // The lineage above, in which all of them are kept, has no such limit.
+        fs.change_tree(ROOT, &change("640")).unwrap();
+        assert_eq!((perm("/t"), perm(&format!("/t/{MAX_LINKED}"))), (0o640, 0o640));
+    }
 }

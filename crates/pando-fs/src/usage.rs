@@ -118,4 +118,51 @@ mod tests {
         assert!(near(of("/").visible_bytes, 2_400_000), "{:?}", of("/"));
         assert!(matches!(fs.usage_of_path(Path::new("/none")), Err(Error::NotFound(_))));
     }
+
+    /// Random bytes of a file in a directory, which has a second name in the other directory if `linked`.
+    fn fill(fs: &Fs, dirs: [u64; 2], name: &str, len: usize, linked: bool) {
+        let me = Caller::root();
+        let (attr, handle) = fs.create(&me, dirs[0], name.as_ref(), 0o644, 2).unwrap();
+        let mut noise = attr.ino;
+        let data: Vec<u8> = (0..len)
+            .map(|_| {
+                noise = noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                (noise >> 33) as u8
+            })
+            .collect();
+        fs.write(handle, attr.ino, 0, &data, false).unwrap();
+        if linked {
+            fs.link(&me, attr.ino, dirs[1], name.as_ref()).unwrap();
+            fs.forget(attr.ino, 1);
+        }
+        fs.release(attr.ino, handle);
+        fs.forget(attr.ino, 1);
+    }
+
+    /// Linked files lie in the root of their lineage: those of one directory are told from those of others up to a
+    /// number, and behind that all are counted, as the call says.
+    #[test]
+    fn of_very_many_linked_files_those_of_the_whole_clone_are_counted() {
+        let device = Arc::new(MemDevice::new(256 << 20));
+        Fs::format(device.clone(), &FormatOptions::default().node_size(64 << 10)).unwrap();
+        let fs = Fs::open(device, MountOptions::default().background(false)).unwrap();
+        let me = Caller::root();
+        let make = |name: &str| fs.mkdir(&me, ROOT, name.as_ref(), 0o755).unwrap().ino;
+        let (many, other) = (make("many"), make("other"));
+        fill(&fs, [other, ROOT], "large", 20_000_000, true);
+        for i in 0..MAX_LINKED {
+            fill(&fs, [many, other], &format!("f{i}"), 1, true);
+        }
+        fs.db().settle().unwrap();
+        let at_most = fs.usage(many).unwrap().visible_bytes;
+        assert!(at_most < 20_000_000, "what others have was counted: {at_most}");
+        fill(&fs, [many, other], "one more", 1, true);
+        fs.db().settle().unwrap();
+        let beyond = fs.usage(many).unwrap().visible_bytes;
+        assert!(beyond > at_most + 20_000_000, "{beyond} and {at_most}");
+        // One file less, and it is told again.
+        fs.unlink(&me, many, "one more".as_ref()).unwrap();
+        fs.db().settle().unwrap();
+        assert!(fs.usage(many).unwrap().visible_bytes < 20_000_000);
+    }
 }

@@ -19,8 +19,9 @@ use crate::{
     after_help = "Total is what is kept for PATH on the device: what is exclusive would come back if PATH were
 removed, what is shared is needed elsewhere too. Visible is what can be read there, before
 compression. Nodes that are kept for PATH and its neighbours together make the figures of small
-trees an estimate; they are best some seconds after the last change. PATH must be readable, and so
-must be every directory in it, or you are root.
+trees an estimate; they are best some seconds after the last change. Of a directory with more than
+16,384 files that have several names, all such files of its clone are counted. PATH must be
+readable, and so must be every directory in it, or you are root.
 
 Examples: pando du -H /mnt/grove/project /mnt/grove/experiment
           pando du --json grove.img:/project"

@@ -410,15 +410,25 @@ fn own_bytes(entry: &Entry) -> (u64, bool) {
     }
 }
 
-/// Raw bytes of the pages of a run that can be read, as often as they are seen.
+/// Raw bytes of the pages of a run that can be read, as often as they are seen. A page counts whole, and once for all
+/// parts of it that are seen one behind the other.
 fn readable(run: &Run, shown: &ShownRanges, hidden: &[Span]) -> u64 {
     let mut bytes = 0u64;
+    // The page that was counted last, where the part ended that showed it, and how many times it was counted.
+    let mut last: Option<(usize, Option<Bytes>, u64)> = None;
     for ((lo, hi), times) in shown {
         for part in part(lo, hi).without_all(hidden) {
             let from = run.page_from(&part.lo);
-            let pages = run.pages.get(from..).unwrap_or_default().iter().take_while(|page| page.meets(&part));
-            let raw: u64 = pages.map(|page| u64::from(page.raw)).sum();
-            bytes = bytes.saturating_add(raw.saturating_mul(*times));
+            let pages = run.pages.iter().enumerate().skip(from);
+            for (at, page) in pages.take_while(|(_, page)| page.meets(&part)) {
+                let before = match &last {
+                    Some((page, Some(end), times)) if *page == at && *end <= part.lo => *times,
+                    _ => 0,
+                };
+                let more = times.saturating_sub(before);
+                bytes = bytes.saturating_add(u64::from(page.raw).saturating_mul(more));
+                last = Some((at, part.hi.clone(), before.max(*times)));
+            }
         }
     }
     bytes

@@ -131,6 +131,21 @@ prog_npm() {
   node_modules/.bin/semver 1.2.3 >/dev/null
 }
 
+# pnpm links files from its store into node_modules.
+prog_pnpm() {
+  need npm node
+  cd "$1"
+  [[ -e pnpm ]] || npm install --no-audit --no-fund --prefix "$1/pnpm" pnpm@9 >/dev/null 2>&1
+  local pnpm=$1/pnpm/node_modules/.bin/pnpm file=node_modules/semver/package.json
+  mkdir -p app; cd app
+  echo '{"name": "app", "version": "1.0.0", "dependencies": {"left-pad": "1.3.0", "semver": "7.6.3"}}' > package.json
+  rm -rf node_modules; "$pnpm" install --store-dir "$1/store" --package-import-method hardlink
+  node -e 'if (require("semver").compare("1.2.3", "1.2.4") !== -1) process.exit(1)'
+  [[ $(stat -Lc %h $file) == 2 ]]
+  rm -rf node_modules; "$pnpm" install --offline --frozen-lockfile --store-dir "$1/store"; "$pnpm" store status --store-dir "$1/store"
+  [[ $(stat -Lc %h $file) == 2 ]]
+}
+
 prog_cargo() {
   need cargo
   cd "$1"

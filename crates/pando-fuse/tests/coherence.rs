@@ -10,10 +10,11 @@ use std::{
     os::unix::fs::{FileExt, MetadataExt},
     path::Path,
     sync::atomic::{AtomicBool, AtomicU32, Ordering},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use common::{World, errno};
+use pando_fs::{Caller, ModeChange, TreeChange};
 use pando_fuse::{
     Kind,
     control::Request,
@@ -523,4 +524,37 @@ fn several_threads_of_requests_work_too() {
             });
         }
     });
+}
+
+/// What the file system has given an answer about may be on its way to the kernel when a tree is changed, and would
+/// show what was before. It is waited for, but not for ever: here it never comes.
+#[test]
+fn a_change_of_a_tree_waits_for_answers_on_their_way_and_for_a_second_at_most() {
+    let world = world!();
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root changes trees at once");
+        return;
+    }
+    fs::create_dir_all(world.path("t/d")).unwrap();
+    fs::write(world.path("t/d/known"), "x").unwrap();
+    let dir = fs::metadata(world.path("t/d")).unwrap().ino();
+    let lost = world.fs().mknod(&Caller::root(), dir, "lost".as_ref(), 0o100644, 0).unwrap().ino;
+    let change = |mode| {
+        let change = TreeChange { mode: ModeChange::parse(mode, 0), ..TreeChange::default() };
+        let begin = Instant::now();
+        tool::change_tree(&File::open(world.path("t")).unwrap(), &change).unwrap().expect("at once");
+        let took = begin.elapsed();
+        let mode = |name: &str| fs::metadata(world.path(name)).unwrap().mode() & 0o777;
+        (took, mode("t/d/known"))
+    };
+    let (took, mode) = change("go=");
+    assert_eq!(mode, 0o600);
+    let second = Duration::from_secs(1);
+    assert!((second..10 * second).contains(&took), "{took:?}");
+    // The kernel lets it go: nothing is on its way.
+    world.fs().forget(lost, 1);
+    let (took, mode) = change("g=u,o=");
+    assert_eq!(mode, 0o660);
+    assert!(took < second, "{took:?}");
+    assert_eq!(fs::metadata(world.path("t/d/lost")).unwrap().mode() & 0o777, 0o660);
 }

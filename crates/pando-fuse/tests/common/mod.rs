@@ -209,6 +209,11 @@ impl World {
         self.tmp.path()
     }
 
+    /// The file system behind the mount.
+    pub fn fs(&self) -> &Fs {
+        &self.fs
+    }
+
     pub fn path(&self, name: &str) -> PathBuf {
         self.tmp.path().join(name)
     }

@@ -116,7 +116,9 @@ fn many_prefixes_in_one_page_see_it_once() {
     let mut s = Store::new(7);
     s.fill("a/", 3000);
     s.settled();
-    let keys = |step: usize| (0..3000).step_by(step).map(|n| format!("a/{n:06}").into()).collect::<Vec<bytes::Bytes>>();
+    let keys = |step: usize| {
+        (0..3000).step_by(step).map(|n| format!("a/{n:06}").into()).collect::<Vec<bytes::Bytes>>()
+    };
     let of = |prefixes: &[bytes::Bytes]| s.db.usage_of(prefixes).unwrap().visible_bytes;
     let all = of(&["a/".into()]);
     assert!(all > 1_300_000, "{all}");

@@ -132,3 +132,47 @@ fn after_the_edits_were_flushed() {
     println!("{}", b.ok(&["inspect", "--keys", "a.img"]));
     assert!(shared(&seen) > 0, "{seen}");
 }
+
+/// The picture of an image of thousands of nodes was a strip of 283,000 pixels.
+#[test]
+fn a_large_image_is_folded_into_a_picture_that_one_can_look_at() {
+    let b = Bench::new();
+    let device = Arc::new(FileDevice::create(b.path("a.img"), 64 << 20, false).unwrap());
+    let create = CreateOptions::default().node_size(4096).log_size(1 << 20);
+    Db::create(device.clone(), &create, &Options::default()).unwrap();
+    let db = open(device);
+    for dir in 0..80 {
+        for file in 0..50 {
+            db.put(format!("dir{dir:02}/file{file:02}"), value(600, &format!("{dir} {file}"))).unwrap();
+        }
+    }
+    for copy in 0..40 {
+        db.clone_prefix(format!("dir{copy:02}/"), format!("copy{copy:02}/")).unwrap();
+        db.put(format!("copy{copy:02}/file07"), "changed").unwrap();
+    }
+    db.close().unwrap();
+    drop(db);
+    for limit in ["1000", "100000"] {
+        let drawn = b.ok(&["inspect", "--svg", "-", "--keys", "--limit", limit, "a.img"]);
+        let size = |name: &str| -> u32 {
+            let rest = drawn.split(&format!(" {name}=\"")).nth(1).unwrap();
+            rest.split('"').next().unwrap().parse().unwrap()
+        };
+        println!("{} x {}, {} KiB", size("width"), size("height"), drawn.len() >> 10);
+        assert!(size("width") <= 4000 && size("height") <= 4000, "{} x {}", size("width"), size("height"));
+        assert!(drawn.len() < 1 << 20, "{} bytes", drawn.len());
+        assert!(drawn.contains("more nodes") && drawn.contains("more edges"), "nothing was folded");
+    }
+    // Every node of the image has a box or is counted by one.
+    let seen = b.json(&["inspect", "--json", "--limit", "100000", "a.img"]);
+    let drawn = b.ok(&["inspect", "--svg", "-", "--limit", "100000", "a.img"]);
+    let boxes = drawn.matches(r#"class="title""#).count();
+    let counts = drawn.split("… and ").skip(1);
+    let counted: usize = counts
+        .filter_map(|text| {
+            text.split_once(" more node").filter(|(n, _)| n.len() < 8)?.0.parse::<usize>().ok()
+        })
+        .sum();
+    let folds = drawn.matches(" more node").count();
+    assert_eq!(boxes - folds + counted, nodes(&seen).len());
+}

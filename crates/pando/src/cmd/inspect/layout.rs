@@ -29,7 +29,7 @@ pub struct Link {
 }
 
 /// Space between neighbours, in units of the picture.
-const GAP: f64 = 28.0;
+pub const GAP: f64 = 28.0;
 const ROUNDS: usize = 12;
 
 /// Gives every item its `x`, the least being 0. Items of a row are ordered by their links, then as given.

@@ -5,9 +5,11 @@
 //! cannot be read is shown as such. The engine gives plain data
 //! ([`pando_db::Db::inspect`]); `text`, `json` and `svg` only put it into a form.
 
+mod fold;
 mod json;
 mod keys;
 mod layout;
+mod style;
 mod svg;
 mod text;
 
@@ -26,8 +28,9 @@ use keys::Keys;
 #[derive(clap::Args)]
 #[command(after_help = "The image must not be mounted. Text: a tree in which a node that is reached a second
 time is named and not repeated. Keys of a file system are shown as paths: meta:/a/f is the
-record of a file, data:/a/f[2] its third block, meta:/a/ what is in a directory. Exit code 3
-if something could not be read.
+record of a file, data:/a/f[2] its third block, meta:/a/ what is in a directory. A picture is
+folded where it would be wider than some 4,000 pixels: boxes count what has none of its own.
+Exit code 3 if something could not be read.
 
 Examples: pando inspect grove.img
           pando inspect --node 17 --depth 1 --keys grove.img

@@ -1,4 +1,4 @@
-//! A picture of a small DAG as SVG.
+//! A picture of a DAG as SVG; what is large is folded (`fold`).
 //!
 //! Nodes stand at their height. An interior node is a row of cells, one an edge:
 //! the keys it shows, the messages that wait there (newest on top), and what the
@@ -11,10 +11,14 @@ use std::{collections::HashMap, fmt::Write};
 use pando_db::{Inspection, KeyRange, LayerInfo, MessageInfo, NodeInfo, PageInfo, PathInfo, TargetInfo};
 
 use crate::cmd::inspect::{
+    fold::{ROW_WIDTHS, fold},
     keys::{Keys, count},
     layout::{self, Item, Link},
 };
-use crate::size::show;
+use crate::{
+    cmd::inspect::style::{HATCH, STYLE, XMLNS},
+    size::show,
+};
 
 /// Width of a character of the font at its size of 11, and the height of a line.
 const CHAR: f64 = 6.65;
@@ -27,11 +31,13 @@ const TITLE: f64 = 24.0;
 const ROW_GAP: f64 = 64.0;
 /// Longest text, in characters; what is longer is shortened in the middle.
 const LONGEST: usize = 40;
+/// Widest picture, in units of it, if what is folded can make it so.
+const MOST_WIDE: f64 = 4000.0;
 /// Most lines of pairs and messages that a page shows.
 const MOST: usize = 8;
 
 /// A line or chip in a box.
-enum Part {
+pub(super) enum Part {
     /// A plain line: its class and text.
     Text(&'static str, String),
     /// A chip of a message: its lines, and whether it is a Goto to that node.
@@ -39,29 +45,41 @@ enum Part {
 }
 
 /// A column of a box: an edge of an interior node, or all of a leaf.
-struct Cell {
-    parts: Vec<Part>,
-    child: Option<u64>,
+pub(super) struct Cell {
+    pub(super) parts: Vec<Part>,
+    pub(super) child: Option<u64>,
 }
 
 /// A box of the picture.
-struct Shape {
-    id: u64,
-    class: &'static str,
-    title: String,
-    badge: Option<String>,
-    cells: Vec<Cell>,
-    shared: bool,
-    broken: bool,
-    height: Option<u8>,
+pub(super) struct Shape {
+    pub(super) id: u64,
+    pub(super) class: &'static str,
+    pub(super) title: String,
+    pub(super) badge: Option<String>,
+    pub(super) cells: Vec<Cell>,
+    pub(super) shared: bool,
+    pub(super) broken: bool,
+    /// Of the node, on the device.
+    pub(super) bytes: u64,
+    pub(super) height: Option<u8>,
 }
 
-/// The whole picture.
-pub fn draw(seen: &Inspection, keys: Keys) -> String {
+/// What is drawn, and where.
+struct Layout {
+    shapes: Vec<Shape>,
+    items: Vec<Item>,
+    bends: HashMap<usize, Vec<usize>>,
+    heights: Vec<Option<u8>>,
+    width: f64,
+}
+
+/// Folds rows to a width, and finds places for the boxes.
+fn arranged(seen: &Inspection, keys: Keys, row_width: f64) -> Layout {
     let mut shapes: Vec<Shape> = seen.nodes.iter().map(|node| shape(node, keys)).collect();
     if !seen.memory.is_empty() {
         shapes.insert(0, memory(seen, keys));
     }
+    let shapes = fold(shapes, row_width);
     // Rows: what is in memory only on top, then by height.
     let mut heights: Vec<Option<u8>> = shapes.iter().map(|shape| shape.height).collect();
     heights.sort_by_key(|height| std::cmp::Reverse(height.map_or(256, u16::from)));
@@ -71,6 +89,19 @@ pub fn draw(seen: &Inspection, keys: Keys) -> String {
         shapes.iter().map(|s| Item { row: row_of(s), width: s.width(), x: 0.0 }).collect();
     let (links, bends) = links(&shapes, &mut items);
     let width = MARGIN + layout::arrange(&mut items, &links).max(560.0) + 24.0;
+    Layout { shapes, items, bends, heights, width }
+}
+
+/// The whole picture.
+pub fn draw(seen: &Inspection, keys: Keys) -> String {
+    let (mut row_width, least) = ROW_WIDTHS;
+    let mut layout = arranged(seen, keys, row_width);
+    // Arrows that go through a row take room as well.
+    while layout.width > MOST_WIDE && row_width > least {
+        row_width *= 0.8;
+        layout = arranged(seen, keys, row_width);
+    }
+    let Layout { shapes, items, bends, heights, width } = layout;
     let mut top = 24.0;
     let mut rows = Vec::new();
     for row in 0..heights.len() {
@@ -197,6 +228,7 @@ fn shape(node: &NodeInfo, keys: Keys) -> Shape {
         cells,
         shared,
         broken,
+        bytes: node.bytes,
         height: Some(node.height),
     }
 }
@@ -212,6 +244,7 @@ fn memory(seen: &Inspection, keys: Keys) -> Shape {
         cells: cells.collect(),
         shared: false,
         broken: false,
+        bytes: 0,
         height: None,
     }
 }
@@ -313,7 +346,7 @@ impl Part {
         }
     }
 
-    fn height(&self) -> f64 {
+    pub(super) fn height(&self) -> f64 {
         match self {
             Part::Text(..) => LINE,
             Part::Chip { lines, .. } => LINE * lines.len() as f64 + 12.0,
@@ -322,7 +355,7 @@ impl Part {
 }
 
 impl Cell {
-    fn width(&self) -> f64 {
+    pub(super) fn width(&self) -> f64 {
         // Space on the right for the lines that come out of Gotos.
         self.parts.iter().map(Part::width).fold(44.0, f64::max) + 2.0 * PAD + 8.0
     }
@@ -342,7 +375,7 @@ struct Arrow {
 }
 
 impl Shape {
-    fn width(&self) -> f64 {
+    pub(super) fn width(&self) -> f64 {
         let badge = self.badge.as_ref().map_or(0.0, |badge| text_width(badge) + 24.0);
         self.cells.iter().map(Cell::width).sum::<f64>().max(text_width(&self.title) + badge + 24.0)
     }
@@ -524,41 +557,6 @@ impl Picture {
         )
     }
 }
-
-const XMLNS: &str = "http://www.w3.org/2000/svg";
-/// How messages of ranges are filled.
-const HATCH: &str = concat!(
-    r##"<pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">"##,
-    r##"<rect width="6" height="6" fill="#f6eefc"/><path d="M0 0V6" stroke="#e3d0f2" stroke-width="3"/></pattern>"##,
-);
-
-const STYLE: &str = "
-text{font:11px 'DejaVu Sans Mono',Menlo,Consolas,monospace;fill:#24313f;white-space:pre}
-.axis{fill:#8a97a5;font-size:10.5px}
-.title{font-weight:bold;font-size:11px}
-.range{font-weight:bold;fill:#1d4f8c}
-.small,.legend,.note{fill:#55636f;font-size:10.5px}
-.strong{font-weight:bold;fill:#a61b1b}
-.map{fill:#9a5200;font-size:10.5px}
-.chip{fill:#24313f}
-.inner{fill:#f4f8fc;stroke:#4a6785;stroke-width:1.3}
-.leaf{fill:#f1f8ef;stroke:#4d7f45;stroke-width:1.3}
-.memory{fill:#fbfbfb;stroke:#888;stroke-width:1.3;stroke-dasharray:2 3}
-.broken{fill:#fdecec;stroke:#a61b1b;stroke-width:2;stroke-dasharray:7 4}
-.outer{fill:none;stroke:#4a6785;stroke-width:1.3}
-.badge{fill:#fff;stroke:#4a6785;stroke-width:1}
-.badgetext{font-size:10px;font-weight:bold}
-.rule{stroke:#c8d4e0;stroke-width:1;fill:none}
-.points{fill:#fff;stroke:#9aa9b8;stroke-width:1}
-.delete{fill:#fff;stroke:#a61b1b;stroke-width:1;stroke-dasharray:1 2}
-.goto{fill:url(#hatch);stroke:#7a3fa8;stroke-width:1.3;stroke-dasharray:5 3}
-.edge-line{fill:none;stroke:#4a6785;stroke-width:1.5}
-.edge-head{fill:#4a6785;stroke:#4a6785;stroke-width:1}
-.edge-dot{fill:#4a6785}
-.goto-line{fill:none;stroke:#7a3fa8;stroke-width:1.6;stroke-dasharray:6 4}
-.goto-head{fill:none;stroke:#7a3fa8;stroke-width:1.6}
-.goto-dot{fill:#fff;stroke:#7a3fa8;stroke-width:1.3}
-";
 
 /// Text that may stand between tags. Control characters, which XML knows no way to write, are replaced.
 fn escape(text: &str) -> String {

@@ -9,7 +9,7 @@ use crate::{
     cmd::inspect::{
         keys::count,
         layout::GAP,
-        svg::{Cell, Part, Shape},
+        shapes::{Cell, Part, Shape},
     },
     size::show,
 };
@@ -21,7 +21,8 @@ const CELL_HEIGHT: f64 = 400.0;
 /// Room for the box or cell that counts the rest, pixels.
 const REST_WIDTH: f64 = 260.0;
 
-/// Folds what would make a row wider than `row_width`, without the arrows that go through it. What points to a node that has no box any more points to the one that counts it.
+/// Folds what would make a row wider than `row_width`, without the arrows that go through it. What points to a
+/// node that has no box any more points to the one that counts it.
 pub fn fold(shapes: Vec<Shape>, row_width: f64) -> Vec<Shape> {
     let mut rows: Vec<(Option<u8>, Vec<Shape>)> = Vec::new();
     for mut shape in shapes {

@@ -9,6 +9,7 @@ mod fold;
 mod json;
 mod keys;
 mod layout;
+mod shapes;
 mod style;
 mod svg;
 mod text;

@@ -14,55 +14,20 @@ use crate::cmd::inspect::{
     fold::{ROW_WIDTHS, fold},
     keys::{Keys, count},
     layout::{self, Item, Link},
+    shapes::{Cell, LINE, PAD, Part, Shape, TITLE, text_width},
+    style::{HATCH, STYLE, XMLNS},
 };
-use crate::{
-    cmd::inspect::style::{HATCH, STYLE, XMLNS},
-    size::show,
-};
+use crate::size::show;
 
-/// Width of a character of the font at its size of 11, and the height of a line.
-const CHAR: f64 = 6.65;
-const LINE: f64 = 16.0;
-const PAD: f64 = 8.0;
-/// Space left of everything, for the heights.
+/// Space left of everything, for the heights, and between two lines of boxes, for the arrows; pixels.
 const MARGIN: f64 = 92.0;
-const TITLE: f64 = 24.0;
-/// Space between two rows, for the arrows.
 const ROW_GAP: f64 = 64.0;
-/// Longest text, in characters; what is longer is shortened in the middle.
+/// Longest text, a count of characters; what is longer is shortened in the middle.
 const LONGEST: usize = 40;
-/// Widest picture, in units of it, if what is folded can make it so.
+/// Widest picture, pixels, if what is folded can make it so.
 const MOST_WIDE: f64 = 4000.0;
-/// Most lines of pairs and messages that a page shows.
+/// Most lines of pairs and messages that a page shows, a count.
 const MOST: usize = 8;
-
-/// A line or chip in a box.
-pub(super) enum Part {
-    /// A plain line: its class and text.
-    Text(&'static str, String),
-    /// A chip of a message: its lines, and whether it is a Goto to that node.
-    Chip { class: &'static str, lines: Vec<String>, target: Option<u64> },
-}
-
-/// A column of a box: an edge of an interior node, or all of a leaf.
-pub(super) struct Cell {
-    pub(super) parts: Vec<Part>,
-    pub(super) child: Option<u64>,
-}
-
-/// A box of the picture.
-pub(super) struct Shape {
-    pub(super) id: u64,
-    pub(super) class: &'static str,
-    pub(super) title: String,
-    pub(super) badge: Option<String>,
-    pub(super) cells: Vec<Cell>,
-    pub(super) shared: bool,
-    pub(super) broken: bool,
-    /// Of the node, on the device.
-    pub(super) bytes: u64,
-    pub(super) height: Option<u8>,
-}
 
 /// What is drawn, and where.
 struct Layout {
@@ -332,39 +297,6 @@ fn shorten(text: &str) -> String {
     format!("{start}…{end}")
 }
 
-fn text_width(text: &str) -> f64 {
-    text.chars().count() as f64 * CHAR
-}
-
-impl Part {
-    fn width(&self) -> f64 {
-        match self {
-            Part::Text(_, text) => text_width(text),
-            Part::Chip { lines, .. } => {
-                lines.iter().map(|line| text_width(line)).fold(0.0, f64::max) + 2.0 * PAD
-            }
-        }
-    }
-
-    pub(super) fn height(&self) -> f64 {
-        match self {
-            Part::Text(..) => LINE,
-            Part::Chip { lines, .. } => LINE * lines.len() as f64 + 12.0,
-        }
-    }
-}
-
-impl Cell {
-    pub(super) fn width(&self) -> f64 {
-        // Space on the right for the lines that come out of Gotos.
-        self.parts.iter().map(Part::width).fold(44.0, f64::max) + 2.0 * PAD + 8.0
-    }
-
-    fn height(&self) -> f64 {
-        self.parts.iter().map(Part::height).sum::<f64>() + PAD + 4.0
-    }
-}
-
 /// An arrow: where it begins and leaves its row, to which node, and whether it is that of a Goto.
 struct Arrow {
     x: f64,
@@ -375,15 +307,6 @@ struct Arrow {
 }
 
 impl Shape {
-    pub(super) fn width(&self) -> f64 {
-        let badge = self.badge.as_ref().map_or(0.0, |badge| text_width(badge) + 24.0);
-        self.cells.iter().map(Cell::width).sum::<f64>().max(text_width(&self.title) + badge + 24.0)
-    }
-
-    fn height(&self) -> f64 {
-        TITLE + self.cells.iter().map(Cell::height).fold(LINE, f64::max)
-    }
-
     fn draw(&self, out: &mut Picture, x: f64, row: Row, arrows: &mut Vec<Arrow>) {
         let (y, floor) = (row.top, row.bottom);
         let (w, h) = (self.width(), self.height());

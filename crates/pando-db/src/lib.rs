@@ -8,11 +8,15 @@
 //!
 //! - A store lies in a sparse file, on a block device or in memory ([`Db::create`], [`Db::open`]); one process has
 //!   it open.
-//! - A [`Db`] is shared by cloning it; every call may come from any thread. Reads wait for no writer.
-//! - What a call has written is seen by all at once. It is durable after [`Db::sync`], or unasked after about a second.
+//! - A [`Db`] is shared by cloning it; every call may come from any thread. Reads never wait for the I/O of a writer.
+//! - What a call has written is visible to all threads when it returns. It is durable after [`Db::sync`], or without
+//!   one
+//!   after about a second.
 //! - [`Batch::expect`] makes a batch conditional, as for compare-and-set and optimistic transactions.
 //! - A [`Snapshot`] is a consistent view to read, scan ([`Cursor`]) or back up ([`Snapshot::backup`]).
-//! - [`Snapshot::diff`] gives what differs between two prefixes, in proportion to it where they share the rest.
+//! - [`Snapshot::diff`] gives what differs between two prefixes; its cost follows what differs where they share the
+//!   rest.
+//! - The programs in `examples` show all of this: `basics`, `branches`, `backup`, `versions`.
 //! - A key has at most [`MAX_KEY`] bytes, a value [`MAX_VALUE`].
 //!
 //! ```

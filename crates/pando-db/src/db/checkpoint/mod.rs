@@ -210,9 +210,13 @@ pub(crate) fn table_root(table: &Table) -> TableRoot {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use std::sync::Arc;
+    use std::sync::{Arc, OnceLock, Weak, atomic::AtomicU64, atomic::Ordering::Relaxed};
 
-    use crate::{CreateOptions, Db, Options, device::SimDevice};
+    use crate::{
+        CreateOptions, Db, Options,
+        db::engine::Engine,
+        device::{BLOCK, DeviceCall, HookedDevice, SimDevice},
+    };
 
     /// A checkpoint passed the log's record of a value behind the last batch in the tree, and gave its place up. The
     /// next one, with new batches in memory, began at that record again: at what may have been written over.
@@ -241,6 +245,39 @@ mod tests {
         assert_eq!(db.get(b"long").unwrap().as_deref(), Some(&[1; 20_000][..]));
         assert_eq!(db.get(b"short").unwrap().as_deref(), Some(&b"2"[..]));
         assert!(db.check().unwrap().findings.is_empty());
+    }
+
+    /// Until the superblock of a checkpoint is durable, a crash leads back to the last one: none of its space is free.
+    #[test]
+    fn the_last_checkpoint_keeps_its_space_until_the_next_is_durable() {
+        let sim = Arc::new(SimDevice::new(16 << 20, 1));
+        let create = CreateOptions { node_size: 4096, log_size: Some(1 << 20), ..Default::default() };
+        let options = || Options { background: false, ..Options::default() };
+        Db::create(sim.clone(), &create, &options()).unwrap();
+        // Free bytes when the first slot of a superblock was written last, and its flush had not come.
+        let free = Arc::new(AtomicU64::new(0));
+        let store: Arc<OnceLock<Weak<Engine>>> = Arc::default();
+        let (seen, of) = (free.clone(), store.clone());
+        let device = HookedDevice::new(sim, false, move |call| {
+            if let DeviceCall::Write(bytes) = call
+                && bytes.start < 2 * BLOCK
+                && let Some(engine) = of.get().and_then(Weak::upgrade)
+            {
+                seen.store(engine.space.free_bytes(), Relaxed);
+            }
+            Ok(())
+        });
+        let db = Db::open(Arc::new(device), options()).unwrap();
+        store.set(Arc::downgrade(db.engine())).unwrap();
+        for round in 0..3 {
+            (0..500).for_each(|i| db.put(format!("{i:04}"), vec![round; 500]).unwrap());
+            db.checkpoint().unwrap();
+        }
+        // All nodes are written anew each time: what the last checkpoint had is free only behind the superblock.
+        let (before, after) = (free.load(Relaxed), db.engine().space.free_bytes());
+        let nodes = db.stats().unwrap().node_bytes;
+        assert!(nodes > 64 << 10, "the store is too small to tell: {nodes}");
+        assert!(before + nodes / 2 < after, "{before} bytes were free, {after} are, and nodes have {nodes}");
     }
 
     #[test]

@@ -139,7 +139,7 @@ impl Merge for PatchMerge {
     fn apply_all(&self, old: Option<&[u8]>, ops: &[&[u8]]) -> Option<Bytes> {
         let mut value = old.map(<[u8]>::to_vec);
         for op in ops {
-            match Write::parse(op) {
+            match PatchWrite::parse(op) {
                 Some(write) => write.apply_to(value.get_or_insert_default()),
                 None => value = self.apply(value.as_deref(), op).map(Vec::from),
             }
@@ -148,7 +148,7 @@ impl Merge for PatchMerge {
     }
 
     fn combine(&self, first: &[u8], second: &[u8]) -> Option<Bytes> {
-        let (a, b) = (Write::parse(first)?, Write::parse(second)?);
+        let (a, b) = (PatchWrite::parse(first)?, PatchWrite::parse(second)?);
         // Only a write that continues or overlaps the end of the first stays one contiguous write.
         let start = a.offset.min(b.offset);
         let touches = b.offset <= a.offset + a.data.len() && a.offset <= b.offset + b.data.len();
@@ -179,18 +179,18 @@ fn truncation(op: &[u8]) -> Option<u32> {
     (tag == patch::TRUNCATE).then_some(len)
 }
 
-struct Write<'a> {
+struct PatchWrite<'a> {
     offset: usize,
     data: &'a [u8],
 }
 
-impl<'a> Write<'a> {
+impl<'a> PatchWrite<'a> {
     fn parse(op: &'a [u8]) -> Option<Self> {
         let (&tag, rest) = op.split_first()?;
         let (offset, data) = rest.split_at_checked(4)?;
         let offset = u32::from_le_bytes(offset.try_into().ok()?) as usize;
         (tag == patch::WRITE && offset.checked_add(data.len())? <= patch::MAX_LEN)
-            .then_some(Write { offset, data })
+            .then_some(PatchWrite { offset, data })
     }
 
     fn apply_to(&self, value: &mut Vec<u8>) {

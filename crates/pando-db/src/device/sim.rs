@@ -42,12 +42,12 @@ pub enum FailMode {
 /// The simulated device. Cheap for millions of small requests.
 #[derive(Debug)]
 pub struct SimDevice {
-    state: Mutex<State>,
+    state: Mutex<SimState>,
     counters: Counters,
 }
 
 #[derive(Debug)]
-struct State {
+struct SimState {
     size: u64,
     prng: Prng,
     /// What survives every crash.
@@ -55,7 +55,7 @@ struct State {
     /// What reads see.
     current: Sparse<{ BLOCK as usize }>,
     /// Writes that no flush has covered, oldest first.
-    unflushed: Vec<Write>,
+    unflushed: Vec<UnflushedWrite>,
     backing: Backing,
     requests: u64,
     /// Blocks with contents that were discarded.
@@ -66,7 +66,7 @@ struct State {
 }
 
 #[derive(Debug)]
-struct Write {
+struct UnflushedWrite {
     offset: u64,
     data: Box<[u8]>,
 }
@@ -78,7 +78,7 @@ impl SimDevice {
     }
 
     fn over(content: Sparse<{ BLOCK as usize }>, backing: Backing, size: u64, prng: Prng) -> Self {
-        let state = State {
+        let state = SimState {
             size,
             prng,
             current: content.clone(),
@@ -156,7 +156,7 @@ impl SimDevice {
     }
 }
 
-impl State {
+impl SimState {
     /// Counts a request and decides whether it fails.
     fn request(&mut self) -> io::Result<()> {
         self.request_of(false)
@@ -204,7 +204,7 @@ impl State {
     }
 
     /// Makes a random choice of the sectors of a write durable, and some of them in part.
-    fn keep_some_sectors(&mut self, write: &Write) {
+    fn keep_some_sectors(&mut self, write: &UnflushedWrite) {
         let end = write.offset + write.data.len() as u64;
         let mut at = write.offset;
         while at < end {
@@ -258,7 +258,7 @@ impl State {
 
     fn write(&mut self, offset: u64, data: &[u8]) {
         self.current.write(offset, data);
-        self.unflushed.push(Write { offset, data: data.into() });
+        self.unflushed.push(UnflushedWrite { offset, data: data.into() });
     }
 
     /// A write that is durable at once, before what others have written earlier.
@@ -353,7 +353,7 @@ impl Device for SimDevice {
         let state = &mut *self.state.lock();
         state.request()?;
         state.current = state.durable.clone();
-        for Write { offset, data } in &state.unflushed {
+        for UnflushedWrite { offset, data } in &state.unflushed {
             state.current.write(*offset, data);
         }
         Ok(())

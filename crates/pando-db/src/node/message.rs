@@ -20,18 +20,18 @@ pub(crate) enum Msg {
     /// The key has no value.
     Delete,
     /// These apply in order to whatever is older.
-    Upsert(Changes),
+    Upsert(ValueChanges),
 }
 
 /// One operation of an upsert; what it does is for [`Merge`] to say.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Change {
+pub(crate) struct ValueChange {
     pub op: Bytes,
     /// It came with a range of keys: it applies only if there is a value at that moment.
     pub if_present: bool,
 }
 
-impl Change {
+impl ValueChange {
     /// Bytes of content, for accounting.
     fn len(&self) -> usize {
         self.op.len() + 2
@@ -46,69 +46,69 @@ impl Change {
 
     /// One change equal to this one followed by `next`, where there is one. Of a plain and a conditional
     /// one there is none: whether the second applies depends on what the first has made.
-    fn then(&self, next: &Change, merge: &dyn Merge) -> Option<Change> {
+    fn then(&self, next: &ValueChange, merge: &dyn Merge) -> Option<ValueChange> {
         let op = match (self.if_present, next.if_present) {
             (false, false) => merge.combine(&self.op, &next.op),
             (true, true) => merge.combine_present(&self.op, &next.op),
             _ => None,
         };
-        Some(Change { op: op?, if_present: self.if_present })
+        Some(ValueChange { op: op?, if_present: self.if_present })
     }
 }
 
 /// At least one change, oldest first. Adding one costs O(log n) however many there are, also where a reader
 /// shares them: operations that nothing combines pile up in a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Changes {
-    One(Change),
+pub(crate) enum ValueChanges {
+    One(ValueChange),
     Many(Arc<Many>),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Many {
-    list: Vector<Change>,
+    list: Vector<ValueChange>,
     /// Their content, for accounting.
     bytes: usize,
 }
 
-impl Changes {
-    fn collect(changes: impl Iterator<Item = Change>) -> Self {
-        let list: Vector<Change> = changes.collect();
-        let bytes = list.iter().map(Change::len).sum();
-        Changes::Many(Arc::new(Many { list, bytes }))
+impl ValueChanges {
+    fn collect(changes: impl Iterator<Item = ValueChange>) -> Self {
+        let list: Vector<ValueChange> = changes.collect();
+        let bytes = list.iter().map(ValueChange::len).sum();
+        ValueChanges::Many(Arc::new(Many { list, bytes }))
     }
 
     fn len_in_bytes(&self) -> usize {
         match self {
-            Changes::One(change) => change.len(),
-            Changes::Many(many) => many.bytes,
+            ValueChanges::One(change) => change.len(),
+            ValueChanges::Many(many) => many.bytes,
         }
     }
 
-    pub fn iter(&self) -> Box<dyn Iterator<Item = &Change> + '_> {
+    pub fn iter(&self) -> Box<dyn Iterator<Item = &ValueChange> + '_> {
         match self {
-            Changes::One(change) => Box::new(std::iter::once(change)),
-            Changes::Many(many) => Box::new(many.list.iter()),
+            ValueChanges::One(change) => Box::new(std::iter::once(change)),
+            ValueChanges::Many(many) => Box::new(many.list.iter()),
         }
     }
 
     /// These followed by `newer`, with neighbours made one where `merge` can. Cost: in proportion to `newer`.
-    fn then(mut self, newer: Changes, merge: &dyn Merge) -> Changes {
+    fn then(mut self, newer: ValueChanges, merge: &dyn Merge) -> ValueChanges {
         newer.iter().for_each(|next| self.add(next, merge));
         self
     }
 
-    fn add(&mut self, next: &Change, merge: &dyn Merge) {
+    fn add(&mut self, next: &ValueChange, merge: &dyn Merge) {
         match self {
-            Changes::One(last) => match last.then(next, merge) {
+            ValueChanges::One(last) => match last.then(next, merge) {
                 Some(both) => *last = both,
                 None => {
                     let bytes = last.len() + next.len();
                     let list = Vector::from_iter([last.clone(), next.clone()]);
-                    *self = Changes::Many(Arc::new(Many { list, bytes }));
+                    *self = ValueChanges::Many(Arc::new(Many { list, bytes }));
                 }
             },
-            Changes::Many(many) => {
+            ValueChanges::Many(many) => {
                 let many = Arc::make_mut(many);
                 let both = many.list.last().and_then(|last| last.then(next, merge));
                 match (both, many.list.back_mut()) {
@@ -127,8 +127,8 @@ impl Changes {
 
     fn apply(&self, before: Value, merge: &dyn Merge) -> Value {
         match self {
-            Changes::One(change) => change.apply(before, merge),
-            Changes::Many(many) => {
+            ValueChanges::One(change) => change.apply(before, merge),
+            ValueChanges::Many(many) => {
                 let mut value = before;
                 let mut rest = many.list.iter().peekable();
                 while let Some(change) = rest.next() {
@@ -167,15 +167,15 @@ fn within_limit(result: Value) -> Option<Value> {
 
 impl Msg {
     pub fn upsert(op: Bytes) -> Self {
-        Msg::Upsert(Changes::One(Change { op, if_present: false }))
+        Msg::Upsert(ValueChanges::One(ValueChange { op, if_present: false }))
     }
 
     /// What the operations of a range-upsert are to one of its keys.
     pub fn if_present(ops: &[Bytes]) -> Self {
-        let change = |op: &Bytes| Change { op: op.clone(), if_present: true };
+        let change = |op: &Bytes| ValueChange { op: op.clone(), if_present: true };
         Msg::Upsert(match ops {
-            [op] => Changes::One(change(op)),
-            ops => Changes::collect(ops.iter().map(change)),
+            [op] => ValueChanges::One(change(op)),
+            ops => ValueChanges::collect(ops.iter().map(change)),
         })
     }
 
@@ -245,7 +245,7 @@ impl Msg {
             Msg::Delete => Bytes::new(),
             Msg::Upsert(changes) => {
                 let mut out = BytesMut::with_capacity(self.len() + 8);
-                for Change { op, if_present } in changes.iter() {
+                for ValueChange { op, if_present } in changes.iter() {
                     put_varint(&mut out, (op.len() as u64) << 1 | u64::from(*if_present));
                     out.put_slice(op);
                 }
@@ -261,16 +261,16 @@ impl Msg {
             Self::PUT => Msg::Put(content),
             Self::DELETE => Msg::Delete,
             _ => {
-                let mut changes: SmallVec<[Change; 1]> = SmallVec::new();
+                let mut changes: SmallVec<[ValueChange; 1]> = SmallVec::new();
                 let mut rest = content;
                 while let Some((head, width)) = peek_varint(&rest) {
                     let end = (width as u64).saturating_add(head >> 1).min(rest.len() as u64) as usize;
-                    changes.push(Change { op: rest.slice(width..end), if_present: head & 1 != 0 });
+                    changes.push(ValueChange { op: rest.slice(width..end), if_present: head & 1 != 0 });
                     rest = rest.slice(end..);
                 }
                 Msg::Upsert(match changes.len() {
-                    1 => Changes::One(changes.remove(0)),
-                    _ => Changes::collect(changes.into_iter()),
+                    1 => ValueChanges::One(changes.remove(0)),
+                    _ => ValueChanges::collect(changes.into_iter()),
                 })
             }
         }

@@ -37,7 +37,7 @@ pub(crate) struct Page {
     /// Bound of the key suffixes of all messages that are no deletes.
     longest: Longest,
     /// What is known of the keys of every [`GROUP_ENTRIES`] entries, close together: most of a search needs no more.
-    groups: Arc<[Group]>,
+    groups: Arc<[EntryGroup]>,
 }
 
 /// Bytes that an entry is taken to need beside key and content.
@@ -48,14 +48,14 @@ const GROUP_ENTRIES: usize = 8;
 
 /// Some entries that follow each other.
 #[derive(Debug, Clone, Copy)]
-struct Group {
+struct EntryGroup {
     /// Of the first key.
     head: u64,
     /// A byte for each key; one that is not there mostly shows by it.
     tags: [u8; GROUP_ENTRIES],
 }
 
-impl Group {
+impl EntryGroup {
     /// The entries whose tag may be this one, counted in the group.
     fn candidates(self, tag: u8) -> impl Iterator<Item = usize> {
         /// The lowest bit of each byte.
@@ -73,9 +73,9 @@ impl Group {
 
 /// Notes entry `i`, which follows those noted; of few the head is asked.
 #[inline]
-fn note(groups: &mut Vec<Group>, i: usize, tag: u8, head: impl FnOnce() -> u64) {
+fn note(groups: &mut Vec<EntryGroup>, i: usize, tag: u8, head: impl FnOnce() -> u64) {
     if i.is_multiple_of(GROUP_ENTRIES) {
-        groups.push(Group { head: head(), tags: [0; GROUP_ENTRIES] });
+        groups.push(EntryGroup { head: head(), tags: [0; GROUP_ENTRIES] });
     }
     if let Some(group) = groups.last_mut() {
         group.tags[i % GROUP_ENTRIES] = tag;
@@ -91,7 +91,7 @@ fn tag(head: u64, key: &[u8]) -> u8 {
 }
 
 /// An entry as it stands in its page.
-pub(crate) struct Entry<'a> {
+pub(crate) struct PageEntry<'a> {
     kind: u8,
     /// Key suffix.
     pub key: &'a [u8],
@@ -99,7 +99,7 @@ pub(crate) struct Entry<'a> {
     pub content: std::ops::Range<usize>,
 }
 
-impl Entry<'_> {
+impl PageEntry<'_> {
     /// True if there may be a value because of it.
     pub fn may_make_value(&self) -> bool {
         self.kind != Msg::DELETE
@@ -135,7 +135,7 @@ impl Page {
             longest,
             groups: Arc::default(),
         };
-        let mut groups: Vec<Group> = Vec::with_capacity(count.div_ceil(GROUP_ENTRIES));
+        let mut groups: Vec<EntryGroup> = Vec::with_capacity(count.div_ceil(GROUP_ENTRIES));
         let (mut pure, mut dense, mut end) = (true, true, 0);
         // Entries that share bytes would let a small page stand for a large run: what is made of it would have no
         // bound.
@@ -181,13 +181,13 @@ impl Page {
     }
 
     #[inline]
-    fn try_entry(&self, i: usize) -> Option<Entry<'_>> {
+    fn try_entry(&self, i: usize) -> Option<PageEntry<'_>> {
         self.entry_at(self.offset(i)?)
     }
 
     /// The entry that begins at a byte.
     #[inline]
-    fn entry_at(&self, at: usize) -> Option<Entry<'_>> {
+    fn entry_at(&self, at: usize) -> Option<PageEntry<'_>> {
         let body = self.data.get(at..self.table)?;
         // Mostly the lengths are short; whatever they are, they are checked below.
         let (key_at, key_len, content_len) = match body.first_chunk() {
@@ -201,12 +201,12 @@ impl Page {
         let end = content_at + content_len;
         let key = body.get(key_at..content_at)?;
         body.get(content_at..end)?;
-        Some(Entry { kind: body[0], key, content: at + content_at..at + end })
+        Some(PageEntry { kind: body[0], key, content: at + content_at..at + end })
     }
 
     /// The same for an entry of any lengths.
     #[cold]
-    fn long_entry(&self, at: usize) -> Option<Entry<'_>> {
+    fn long_entry(&self, at: usize) -> Option<PageEntry<'_>> {
         let body = self.data.get(at..self.table)?;
         let kind = *body.first()?;
         let (key_len, w1) = peek_varint(&body[1..])?;
@@ -216,12 +216,12 @@ impl Page {
         let end = content_at.checked_add(usize::try_from(content_len).ok()?)?;
         let key = body.get(key_at..content_at)?;
         body.get(content_at..end)?;
-        Some(Entry { kind, key, content: at + content_at..at + end })
+        Some(PageEntry { kind, key, content: at + content_at..at + end })
     }
 
     /// Entry `i`.
     #[inline]
-    pub fn entry(&self, i: usize) -> Entry<'_> {
+    pub fn entry(&self, i: usize) -> PageEntry<'_> {
         // `parse` and `Builder` are the only sources of pages, and both admit only whole entries.
         self.try_entry(i).unwrap_or_else(|| panic!("entry {i} of {} in a checked page", self.count))
     }

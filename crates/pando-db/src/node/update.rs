@@ -10,7 +10,7 @@
 //! operations of both, oldest first.
 //!
 //! An operation applies only if there is a value at that moment
-//! (`Change::if_present`): whether there is may be decided far below. Pure
+//! (`ValueChange::if_present`): whether there is may be decided far below. Pure
 //! functions of what they are given; no I/O.
 
 use bytes::Bytes;

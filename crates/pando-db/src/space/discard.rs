@@ -12,7 +12,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::{
-    space::{BLOCK, Error, Result, Space, State},
+    space::{BLOCK, Error, Result, Space, SpaceState},
     waiting,
 };
 
@@ -144,7 +144,7 @@ impl Space {
     }
 }
 
-impl State {
+impl SpaceState {
     fn choose(&mut self, keep: u64, eager: bool, sparse: bool) -> Option<DiscardRange> {
         let least = if eager { BLOCK } else { MIN_DISCARD_BYTES };
         if let Some((offset, len)) = self.stale.first_from(0, least) {

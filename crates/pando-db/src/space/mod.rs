@@ -50,7 +50,7 @@ pub struct Space {
     start: u64,
     /// Serialises reservations and discards; the only lock held over device I/O.
     raising: Mutex<()>,
-    state: Mutex<State>,
+    state: Mutex<SpaceState>,
     /// What [`Space::free_bytes`] gives, and bytes of the backed part of it: as of the last change of the
     /// state, to be read without a lock.
     free_now: AtomicU64,
@@ -77,7 +77,7 @@ pub struct Extent {
     space: Arc<Space>,
 }
 
-struct State {
+struct SpaceState {
     /// All free bytes but those under discard: `backed` and `raw`, which do not overlap.
     free: FreeRanges,
     /// Promised by the device.
@@ -101,33 +101,33 @@ struct State {
 }
 
 /// The state under its lock.
-struct Locked<'a> {
+struct LockedSpace<'a> {
     space: &'a Space,
-    state: MutexGuard<'a, State>,
+    state: MutexGuard<'a, SpaceState>,
 }
 
-impl Deref for Locked<'_> {
-    type Target = State;
+impl Deref for LockedSpace<'_> {
+    type Target = SpaceState;
 
-    fn deref(&self) -> &State {
+    fn deref(&self) -> &SpaceState {
         &self.state
     }
 }
 
-impl DerefMut for Locked<'_> {
-    fn deref_mut(&mut self) -> &mut State {
+impl DerefMut for LockedSpace<'_> {
+    fn deref_mut(&mut self) -> &mut SpaceState {
         &mut self.state
     }
 }
 
-impl Drop for Locked<'_> {
+impl Drop for LockedSpace<'_> {
     fn drop(&mut self) {
         self.space.free_now.store(self.state.free_bytes(), Relaxed);
         self.space.backed_now.store(self.state.backed.total(), Relaxed);
     }
 }
 
-impl State {
+impl SpaceState {
     /// Bytes that may be allocated, as far as the device gives them.
     fn free_bytes(&self) -> u64 {
         let raw = if self.refused.is_none() { &self.raw } else { &self.stale };
@@ -139,7 +139,7 @@ impl Space {
     /// Manages `[start, end)` of the device, all of it free. Both are multiples of [`BLOCK`].
     pub fn new(device: Arc<dyn Device>, start: u64, end: u64) -> Arc<Self> {
         assert!(start.is_multiple_of(BLOCK) && end.is_multiple_of(BLOCK) && start <= end);
-        let mut state = State {
+        let mut state = SpaceState {
             free: FreeRanges::default(),
             backed: FreeRanges::default(),
             raw: FreeRanges::default(),
@@ -286,8 +286,8 @@ impl Space {
     }
 
     /// The state, of which the sizes are published when it is let go.
-    fn state(&self) -> Locked<'_> {
-        Locked { space: self, state: self.state.lock() }
+    fn state(&self) -> LockedSpace<'_> {
+        LockedSpace { space: self, state: self.state.lock() }
     }
 
     #[cfg(test)]
@@ -479,7 +479,7 @@ impl Space {
     }
 
     /// How many bytes are backed at once, at least.
-    fn step(&self, state: &State) -> u64 {
+    fn step(&self, state: &SpaceState) -> u64 {
         BACKING_STEP_BYTES.min(((state.end - self.start) / 16).next_multiple_of(BLOCK))
     }
 
@@ -489,7 +489,7 @@ impl Space {
     }
 }
 
-impl State {
+impl SpaceState {
     fn take(&mut self, len: u64) -> Option<u64> {
         let follows = self.backed.starting_at(self.cursor) >= len;
         let offset = if follows { self.cursor } else { self.backed.find(len)? };

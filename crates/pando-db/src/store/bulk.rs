@@ -127,7 +127,8 @@ impl Bulk {
             (round, key)
         });
         let left = group.values.iter().map(|(key, value)| key.len() + value.len()).sum();
-        let mut writer = Writer { bulk: self, packed: Packed::default(), placed: Placed::default(), left };
+        let mut writer =
+            Writer { bulk: self, packed: PackedValues::default(), placed: Placed::default(), left };
         let mut builder = Builder::default();
         let mut entries: Vec<(Bytes, Bytes)> = Vec::new();
         let mut before = 0;
@@ -150,7 +151,7 @@ impl Bulk {
         if !writer.page(&mut builder, &mut entries)? || !writer.extent()? {
             return Ok(None);
         }
-        let Packed { record, pages, .. } = writer.packed;
+        let PackedValues { record, pages, .. } = writer.packed;
         let mut payload = BytesMut::with_capacity(64 + record.len() + 3 * order.len());
         payload.put_u8(EXTENTS);
         payload.put_u64_le(group.id);
@@ -219,14 +220,14 @@ fn inline(group: &Group, max_payload: usize) -> Vec<Bytes> {
 /// Collects pages and writes them, an extent at a time.
 struct Writer<'a> {
     bulk: &'a Bulk,
-    packed: Packed,
+    packed: PackedValues,
     placed: Placed,
     /// Raw bytes that are still to come, about.
     left: usize,
 }
 
 #[derive(Default)]
-struct Packed {
+struct PackedValues {
     /// Stored pages of the extent under construction.
     data: BytesMut,
     /// Its pages: the first is number `done` of `pages`.

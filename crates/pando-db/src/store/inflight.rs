@@ -43,7 +43,7 @@ enum Slot {
 }
 
 #[derive(Default)]
-struct State {
+struct InFlightState {
     slots: HashMap<CacheKey, Slot, Hashing>,
     /// Pages read ahead, oldest first; also some that were taken since.
     order: VecDeque<CacheKey>,
@@ -55,7 +55,7 @@ struct State {
 /// Pieces under way, and pages read ahead.
 #[derive(Default)]
 pub(super) struct InFlight {
-    state: Mutex<State>,
+    state: Mutex<InFlightState>,
     ended: Condvar,
     /// Memory of the pages read ahead, and how much there may be, in bytes.
     held: AtomicU64,
@@ -171,7 +171,7 @@ impl InFlight {
     }
 }
 
-impl State {
+impl InFlightState {
     /// Takes out the page that was asked for and has stayed longest.
     fn forget_passing(&mut self) -> Option<Arc<Page>> {
         let key = self.passing.pop_front()?;

@@ -62,8 +62,8 @@ pub(crate) fn store_node(
     let (mut new, pages) = loop {
         let may_hold = |extent: &Extent| kept.len() < most && (extent.shared || !is_own(extent));
         match packed(pager, node, &kept, may_hold)? {
-            Packed::All(new, pages) => break (new, pages),
-            Packed::Unreadable(extent) => kept.push(extent),
+            PackOutcome::All(new, pages) => break (new, pages),
+            PackOutcome::Unreadable(extent) => kept.push(extent),
         }
     };
     let header_len = encode_header(&new).len();
@@ -104,7 +104,7 @@ pub(crate) fn store_node(
 }
 
 /// The pages of a node that are to be written, or why not yet.
-enum Packed {
+enum PackOutcome {
     /// The node, whose pages have the form in which they are stored, and their bytes, in order.
     All(Node, Vec<Bytes>),
     /// The extent of a page that the device cannot read.
@@ -117,7 +117,7 @@ fn packed(
     node: &Node,
     kept: &[Arc<Extent>],
     may_hold: impl Fn(&Extent) -> bool,
-) -> Result<Packed> {
+) -> Result<PackOutcome> {
     let mut new = Node::clone(node);
     let mut pages = Vec::new();
     let is_copied = |page: &PageRef| match &page.loc {
@@ -148,7 +148,7 @@ fn packed(
                 match (bytes, &page.loc) {
                     (Some(bytes), _) => pages.push(bytes),
                     (None, PageLoc::Foreign(extent, _)) if may_hold(extent) => {
-                        return Ok(Packed::Unreadable(extent.clone()));
+                        return Ok(PackOutcome::Unreadable(extent.clone()));
                     }
                     (None, _) => pages.push(Bytes::from(vec![0; segment.len as usize])),
                 }
@@ -157,7 +157,7 @@ fn packed(
         };
         page.loc = PageLoc::Home(segment);
     }
-    Ok(Packed::All(new, pages))
+    Ok(PackOutcome::All(new, pages))
 }
 
 /// Bytes that writing this node takes at most, if it finds room in one piece, or in two.
@@ -185,13 +185,13 @@ fn place_in(kept: &[Arc<Extent>], extent: &Arc<Extent>) -> Option<usize> {
 /// The extents that stay as they are because `node` uses a large part of each; a leaf, which is there to be
 /// scanned, in one run and in order.
 fn kept(node: &Node, node_size: usize) -> Vec<Arc<Extent>> {
-    struct Run<'a> {
+    struct UsedExtent<'a> {
         extent: &'a Arc<Extent>,
         used: u64,
         /// Behind its last page; `None` once it is not a run any more.
         end: Option<u32>,
     }
-    let mut runs: Vec<Run<'_>> = Vec::new();
+    let mut runs: Vec<UsedExtent<'_>> = Vec::new();
     let mut last = None;
     for page in node.pages() {
         let PageLoc::Foreign(extent, Segment { offset, len, .. }) = &page.loc else {
@@ -203,14 +203,14 @@ fn kept(node: &Node, node_size: usize) -> Vec<Arc<Extent>> {
             continue;
         }
         let at = match last {
-            Some(at) if runs.get(at).is_some_and(|run: &Run<'_>| run.extent.id == extent.id) => at,
+            Some(at) if runs.get(at).is_some_and(|run: &UsedExtent<'_>| run.extent.id == extent.id) => at,
             _ => match runs.iter().position(|run| run.extent.id == extent.id) {
                 Some(again) => {
                     runs[again].end = None;
                     again
                 }
                 None => {
-                    runs.push(Run { extent, used: 0, end: Some(*offset) });
+                    runs.push(UsedExtent { extent, used: 0, end: Some(*offset) });
                     runs.len() - 1
                 }
             },
@@ -220,9 +220,10 @@ fn kept(node: &Node, node_size: usize) -> Vec<Arc<Extent>> {
         run.end = run.end.filter(|end| end == offset).map(|end| end + len);
         last = Some(at);
     }
-    let worth = |run: &Run<'_>| is_worth_keeping(run.extent, run.used, node_size);
-    let long = |run: &Run<'_>| run.end.is_some();
-    let much = |run: &Run<'_>| node.height > 0 && run.used as usize >= node_size / KEPT_MESSAGES_FRACTION;
+    let worth = |run: &UsedExtent<'_>| is_worth_keeping(run.extent, run.used, node_size);
+    let long = |run: &UsedExtent<'_>| run.end.is_some();
+    let much =
+        |run: &UsedExtent<'_>| node.height > 0 && run.used as usize >= node_size / KEPT_MESSAGES_FRACTION;
     let mut places = 0;
     runs.retain(|run| {
         // What came in bulk stays in one run. Messages of a version do not, once others have come between.

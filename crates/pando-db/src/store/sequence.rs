@@ -34,21 +34,21 @@ struct Sequence {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct SequenceState {
     sequences: [Sequence; SEQUENCES],
     now: u64,
 }
 
 /// What is known of sequences.
 #[derive(Debug, Default)]
-pub(super) struct Sequences(Mutex<State>);
+pub(super) struct Sequences(Mutex<SequenceState>);
 
 impl Sequences {
     /// Notes that a page of `len` bytes at byte `at` has to be read, which is the first or the last of its leaf, or
     /// not. Bytes to read from there on; 0: the page alone.
     pub fn missed(&self, at: u64, len: u32, (first, last): (bool, bool)) -> usize {
         let mut state = self.0.lock();
-        let State { sequences, now } = &mut *state;
+        let SequenceState { sequences, now } = &mut *state;
         *now += 1;
         let goes_on = |s: &Sequence| s.next != 0 && (s.next..s.next + MAX_GAP_BYTES).contains(&at);
         let newest = |s: &&mut Sequence| s.used;

@@ -74,14 +74,14 @@ pub(crate) struct PageAddress {
 }
 
 #[derive(Debug, Clone)]
-enum Slots {
+enum PageSlots {
     Leaf(Vec<Option<Entry>>),
     Inner(Vec<Option<Arc<TablePage>>>),
 }
 
 #[derive(Debug, Clone)]
 struct TablePage {
-    slots: Slots,
+    slots: PageSlots,
     home: Option<Home>,
 }
 
@@ -105,16 +105,16 @@ fn slot_of(id: NodeId, level: u8) -> usize {
 impl TablePage {
     fn empty(level: u8) -> Self {
         let slots = match level {
-            0 => Slots::Leaf(vec![None; SLOTS]),
-            _ => Slots::Inner(vec![None; SLOTS]),
+            0 => PageSlots::Leaf(vec![None; SLOTS]),
+            _ => PageSlots::Inner(vec![None; SLOTS]),
         };
         Self { slots, home: None }
     }
 
     fn is_empty(&self) -> bool {
         match &self.slots {
-            Slots::Leaf(slots) => slots.iter().all(Option::is_none),
-            Slots::Inner(slots) => slots.iter().all(Option::is_none),
+            PageSlots::Leaf(slots) => slots.iter().all(Option::is_none),
+            PageSlots::Inner(slots) => slots.iter().all(Option::is_none),
         }
     }
 }
@@ -132,8 +132,8 @@ impl Table {
         let mut page = self.root.as_deref()?;
         for level in (0..self.depth).rev() {
             match &page.slots {
-                Slots::Inner(slots) => page = slots[slot_of(id, level)].as_deref()?,
-                Slots::Leaf(slots) => return slots[slot_of(id, 0)].as_ref(),
+                PageSlots::Inner(slots) => page = slots[slot_of(id, level)].as_deref()?,
+                PageSlots::Leaf(slots) => return slots[slot_of(id, 0)].as_ref(),
             }
         }
         None
@@ -148,7 +148,7 @@ impl Table {
             // No page is made that would stay empty: such a page cannot be loaded.
             if let Some(root) = self.root.take() {
                 let mut above = TablePage::empty(self.depth);
-                if let Slots::Inner(slots) = &mut above.slots {
+                if let PageSlots::Inner(slots) = &mut above.slots {
                     slots[0] = Some(root);
                 }
                 self.root = Some(Arc::new(above));
@@ -168,8 +168,8 @@ impl Table {
             for i in 0..SLOTS {
                 let id = base | (i as u64) << (BITS * u32::from(level));
                 match &page.slots {
-                    Slots::Leaf(slots) => slots[i].iter().for_each(|e| visit(id, e)),
-                    Slots::Inner(slots) => {
+                    PageSlots::Leaf(slots) => slots[i].iter().for_each(|e| visit(id, e)),
+                    PageSlots::Inner(slots) => {
                         slots[i].iter().for_each(|child| walk(child, level - 1, id, visit));
                     }
                 }
@@ -195,8 +195,8 @@ impl Table {
     pub fn page_bytes(&self) -> u64 {
         fn walk(page: &TablePage) -> u64 {
             let below = match &page.slots {
-                Slots::Leaf(_) => 0,
-                Slots::Inner(slots) => slots.iter().flatten().map(|child| walk(child)).sum(),
+                PageSlots::Leaf(_) => 0,
+                PageSlots::Inner(slots) => slots.iter().flatten().map(|child| walk(child)).sum(),
             };
             below + page.home.as_ref().map_or(0, |home| home.extent.len)
         }
@@ -275,8 +275,8 @@ fn set_in(page: &mut Option<Arc<TablePage>>, level: u8, id: NodeId, entry: Optio
     let node = Arc::make_mut(page.get_or_insert_with(|| Arc::new(TablePage::empty(level))));
     node.home = None;
     match &mut node.slots {
-        Slots::Leaf(slots) => slots[slot_of(id, 0)] = entry,
-        Slots::Inner(slots) => set_in(&mut slots[slot_of(id, level)], level - 1, id, entry),
+        PageSlots::Leaf(slots) => slots[slot_of(id, 0)] = entry,
+        PageSlots::Inner(slots) => set_in(&mut slots[slot_of(id, level)], level - 1, id, entry),
     }
     if node.is_empty() {
         *page = None;
@@ -295,7 +295,7 @@ fn persist_page(
     }
     let mut new = TablePage { slots: page.slots.clone(), home: None };
     match &mut new.slots {
-        Slots::Leaf(slots) => {
+        PageSlots::Leaf(slots) => {
             for (i, entry) in slots.iter_mut().enumerate() {
                 if let Some(Entry { loc: loc @ Loc::Dirty(_), .. }) = entry
                     && let Loc::Dirty(node) = loc
@@ -305,7 +305,7 @@ fn persist_page(
                 }
             }
         }
-        Slots::Inner(slots) => {
+        PageSlots::Inner(slots) => {
             for (i, child) in slots.iter_mut().enumerate() {
                 if let Some(child) = child {
                     let base = base | (i as u64) << (BITS * u32::from(level));
@@ -334,7 +334,7 @@ fn settle_page(
     }
     let mut new = TablePage { slots: current.slots.clone(), home: None };
     match (&mut new.slots, &frozen.slots, &durable.slots) {
-        (Slots::Leaf(now), Slots::Leaf(then), Slots::Leaf(stored)) => {
+        (PageSlots::Leaf(now), PageSlots::Leaf(then), PageSlots::Leaf(stored)) => {
             for ((now, then), stored) in now.iter_mut().zip(then).zip(stored) {
                 let (Some(now), Some(then), Some(stored)) = (now, then, stored) else { continue };
                 if let (Loc::Dirty(a), Loc::Dirty(b)) = (&now.loc, &then.loc)
@@ -344,7 +344,7 @@ fn settle_page(
                 }
             }
         }
-        (Slots::Inner(now), Slots::Inner(then), Slots::Inner(stored)) => {
+        (PageSlots::Inner(now), PageSlots::Inner(then), PageSlots::Inner(stored)) => {
             for ((now, then), stored) in now.iter_mut().zip(then).zip(stored) {
                 let (Some(now), Some(then), Some(stored)) = (now, then, stored) else { continue };
                 *now = settle_page(now, then, stored);
@@ -358,7 +358,7 @@ fn settle_page(
 fn encode_page(page: &TablePage) -> Bytes {
     let mut out = BytesMut::zeroed(0);
     match &page.slots {
-        Slots::Leaf(slots) => {
+        PageSlots::Leaf(slots) => {
             out.put_u32_le(LEAF_MAGIC);
             out.put_u64_le(presence(slots));
             for entry in slots.iter().flatten() {
@@ -376,7 +376,7 @@ fn encode_page(page: &TablePage) -> Bytes {
                 }
             }
         }
-        Slots::Inner(slots) => {
+        PageSlots::Inner(slots) => {
             out.put_u32_le(INNER_MAGIC);
             out.put_u64_le(presence(slots));
             for child in slots.iter().flatten() {
@@ -418,8 +418,8 @@ fn load_page(device: &dyn Device, space: &Arc<Space>, at: PageAddress, level: u8
     let mut page = TablePage::empty(level);
     for i in (0..SLOTS).filter(|i| present >> i & 1 == 1) {
         match &mut page.slots {
-            Slots::Leaf(slots) => slots[i] = Some(get_entry(&mut input, space, bounds, &bad)?),
-            Slots::Inner(slots) => {
+            PageSlots::Leaf(slots) => slots[i] = Some(get_entry(&mut input, space, bounds, &bad)?),
+            PageSlots::Inner(slots) => {
                 let (offset, sum) =
                     (input.try_get_u64_le().map_err(short)?, input.try_get_u64_le().map_err(short)?);
                 let child = PageAddress { offset, len: input.try_get_u32_le().map_err(short)?, sum };

@@ -53,12 +53,12 @@ impl Default for VisibleParts {
     }
 }
 
-type Queue = BTreeMap<(Reverse<u8>, NodeId), Visibility>;
+type SurveyQueue = BTreeMap<(Reverse<u8>, NodeId), Visibility>;
 
 /// A walk over one version.
 #[derive(Default)]
 pub(crate) struct PruneSurvey {
-    queue: Queue,
+    queue: SurveyQueue,
     /// What it has found and nobody has taken yet.
     pub found: Vec<Prunable>,
 }
@@ -110,7 +110,7 @@ impl Edit<'_> {
     }
 
     /// Notes what edge `i` of `node`, of which `shown` can be seen (`None`: all), shows of its targets.
-    fn pass_on(&self, node: &Node, i: usize, shown: Option<&[Span]>, queue: &mut Queue) -> Result<()> {
+    fn pass_on(&self, node: &Node, i: usize, shown: Option<&[Span]>, queue: &mut SurveyQueue) -> Result<()> {
         let Some(edge) = node.edges().get(i) else { return Ok(()) };
         let live = node.edge_span(i);
         let mut seen = visible(&live, shown);
@@ -145,7 +145,7 @@ impl Edit<'_> {
         live: &Span,
         target: &Target,
         parts: Vec<Span>,
-        queue: &mut Queue,
+        queue: &mut SurveyQueue,
     ) -> Result<()> {
         let lens = Lens::of_edge(live, &target.prepend);
         let seen = queue.entry((Reverse(self.below(above, target)?), target.id)).or_default();

@@ -31,13 +31,13 @@ const MAX_BYTES: usize = 1 << 20;
 const MAX_REQUESTS: usize = 8;
 
 /// Pages that one request brought, in the order of their places.
-struct Batch {
+struct FetchedPages {
     pages: Vec<(PageId, Arc<Page>)>,
     /// What was taken last, if pages are wanted one by one: it has gone by when another one is.
     taken: Option<PageId>,
 }
 
-impl Batch {
+impl FetchedPages {
     fn find(&self, id: &PageId) -> Option<usize> {
         self.pages.binary_search_by_key(id, |(id, _)| *id).ok()
     }
@@ -58,7 +58,7 @@ pub(crate) struct ScanReadahead {
     /// Bytes of the pages that were asked for so far.
     passed: usize,
     /// The one used last is last.
-    batches: VecDeque<Batch>,
+    batches: VecDeque<FetchedPages>,
     /// Of which keys, as the scan sees them, the last thing that could not be read would have told.
     pub unread: Option<Box<Span>>,
 }
@@ -158,7 +158,7 @@ impl ScanReadahead {
             return;
         }
         if self.batches.len() == MAX_REQUESTS {
-            match self.batches.iter().position(Batch::is_used_up) {
+            match self.batches.iter().position(FetchedPages::is_used_up) {
                 Some(i) => drop(self.batches.remove(i)),
                 // Pages that are dropped before they were used stay in the cache.
                 None => {
@@ -167,7 +167,7 @@ impl ScanReadahead {
                 }
             }
         }
-        self.batches.push_back(Batch { pages, taken: None });
+        self.batches.push_back(FetchedPages { pages, taken: None });
     }
 
     /// The page, if it was read ahead; what is passed by then is dropped if pages are wanted `one_by_one`.

@@ -61,7 +61,7 @@ pub(super) struct Descent<'a, 's> {
 
 /// Where a descent goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Next {
+pub(super) enum NextStep {
     Node(NodeId),
     End,
 }
@@ -72,7 +72,7 @@ impl Scanner<'_> {
         let (view, pager) = (self.view, self.pager);
         let mut descent = Descent::new(view, pager, self.readahead, direction, range, Lens::identity());
         let mut next = descent.through_tables();
-        while let Next::Node(id) = next {
+        while let NextStep::Node(id) = next {
             next = match descent.through_child(id) {
                 Ok(next) => next,
                 Err(error) => {
@@ -107,22 +107,22 @@ impl<'a, 's> Descent<'a, 's> {
     }
 
     /// Takes what the in-memory tables say about the segment.
-    pub fn through_tables(&mut self) -> Next {
+    pub fn through_tables(&mut self) -> NextStep {
         for table in &self.view.tables {
             let local = self.local();
             let covering = self.restrict_to_ranges(&local, &table.ranges_in(&local));
             self.sources.push(FoundSource::Table(table, self.lens.clone()));
             if let Some(range) = covering {
-                let Some(origin) = &range.origin else { return Next::End };
+                let Some(origin) = &range.origin else { return NextStep::End };
                 // Older tables have what the clone shows under the keys of its source.
                 self.lens = self.lens.then(&Lens::of_edge(&range.span, origin));
             }
         }
-        Next::Node(self.view.tree.root)
+        NextStep::Node(self.view.tree.root)
     }
 
     /// Reads the node to which the descent goes on, and takes what it says about the segment.
-    pub fn through_child(&mut self, id: NodeId) -> Result<Next> {
+    pub fn through_child(&mut self, id: NodeId) -> Result<NextStep> {
         let handle = child_node(self.pager, &self.view.tree.table, id, self.above)?;
         let local = self.local();
         if !handle.node.span.covers(&local) {
@@ -163,13 +163,13 @@ impl<'a, 's> Descent<'a, 's> {
     }
 
     /// Goes to the target of a range message that covers the whole segment.
-    fn follow(&mut self, range: &RangeMsg) -> Next {
+    fn follow(&mut self, range: &RangeMsg) -> NextStep {
         match &range.target {
             Some(target) => {
                 self.lens = self.lens.then(&Lens::of_edge(&range.span, &target.prepend));
-                Next::Node(target.id)
+                NextStep::Node(target.id)
             }
-            None => Next::End,
+            None => NextStep::End,
         }
     }
 
@@ -207,11 +207,11 @@ impl<'a, 's> Descent<'a, 's> {
     }
 
     /// Takes what a node says about the segment, which is `local` in its keys.
-    fn through_node(&mut self, handle: Handle, mut local: Span) -> Next {
+    fn through_node(&mut self, handle: Handle, mut local: Span) -> NextStep {
         let Handle { node, home } = handle;
         let Body::Interior(edges) = &node.body else {
             self.sources.push(FoundSource::Run(RunAt { node, home, layer: None }, self.lens.clone()));
-            return Next::End;
+            return NextStep::End;
         };
         let i = self.choose_edge(edges, &local);
         if self.direction == Direction::Forward {
@@ -246,9 +246,9 @@ impl<'a, 's> Descent<'a, 's> {
         match &edges[i].child {
             Some(target) => {
                 self.lens = self.lens.then(&Lens::of_edge(&live, &target.prepend));
-                Next::Node(target.id)
+                NextStep::Node(target.id)
             }
-            None => Next::End,
+            None => NextStep::End,
         }
     }
 

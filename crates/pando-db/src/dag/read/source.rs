@@ -102,7 +102,7 @@ enum Supply {
 
 /// The next key from an end.
 #[derive(Default)]
-struct Next {
+struct NextKey {
     known: bool,
     key: Vec<u8>,
 }
@@ -113,7 +113,7 @@ pub(crate) struct MergeSource {
     updates: Vec<UpdateMsg>,
     /// What was taken from the supply, by end.
     parts: [Option<EntryRange>; 2],
-    next: [Next; 2],
+    next: [NextKey; 2],
 }
 
 impl MergeSource {

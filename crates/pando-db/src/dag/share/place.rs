@@ -59,7 +59,7 @@ pub(crate) struct CloneSource {
 
 /// What placing the clones of a table came to.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Placed {
+pub(crate) struct PlacedClones {
     /// Clones that were copied by value.
     pub by_value: u64,
     /// Sources that were flushed down first.
@@ -69,8 +69,8 @@ pub(crate) struct Placed {
 impl Edit<'_> {
     /// The clones of `table` as a layer that belongs right below the rest of the table. The DAG must be the
     /// state right below the table.
-    pub fn place_clones(&self, table: &Memtable) -> Result<(Layer, Placed)> {
-        let mut placed = Placed::default();
+    pub fn place_clones(&self, table: &Memtable) -> Result<(Layer, PlacedClones)> {
+        let mut placed = PlacedClones::default();
         let (pager, merge) = (self.cx.pager, self.cx.merge);
         let (mut ranges, mut updates) = (Vec::new(), Vec::new());
         let mut run = RunBuilder::new(pager.page_target());

@@ -12,7 +12,7 @@ use crate::{
     dag::{
         edit::Edit,
         memtable::{Memtable, range::TableRange},
-        share::place::Placed,
+        share::place::PlacedClones,
         write::flush::pending,
     },
     error::{Error, Result, or_if_damaged},
@@ -29,14 +29,14 @@ const TOO_TALL_LEVELS: u8 = 4;
 impl Edit<'_> {
     /// Takes in the oldest in-memory table: its clones get nodes, and lie below the rest of it, which is
     /// `layer`.
-    pub fn apply_table(&mut self, table: &Memtable, layer: Layer) -> Result<Placed> {
+    pub fn apply_table(&mut self, table: &Memtable, layer: Layer) -> Result<PlacedClones> {
         if !table.has_clones() {
             self.apply_to_root(layer)?;
-            return Ok(Placed::default());
+            return Ok(PlacedClones::default());
         }
         let pushed_down = self.push_down_sources(table)?;
         let (clones, placed) = self.place_clones(table)?;
-        let placed = Placed { pushed_down, ..placed };
+        let placed = PlacedClones { pushed_down, ..placed };
         self.apply_to_root(layer.over(&clones, self.cx.pager, self.cx.merge)?)?;
         if self.height(self.root)? > self.cx.limits.tall.saturating_add(TOO_TALL_LEVELS) {
             self.lower_tallest(self.root)?;
@@ -54,7 +54,7 @@ impl Edit<'_> {
 
     /// Takes the oldest in-memory table in at the root and leaves it there: where what lies below cannot be
     /// read.
-    pub fn keep_table(&mut self, table: &Memtable, layer: Layer) -> Result<Placed> {
+    pub fn keep_table(&mut self, table: &Memtable, layer: Layer) -> Result<PlacedClones> {
         let (clones, placed) = match table.has_clones() {
             true => self.place_clones(table)?,
             false => Default::default(),
@@ -67,7 +67,7 @@ impl Edit<'_> {
 
     /// The same above the root that there is: where that cannot be read, or would have to be parted inside a
     /// page that cannot be. I/O: none but for sources of clones.
-    pub fn keep_table_above(&mut self, table: &Memtable, layer: Layer) -> Result<Placed> {
+    pub fn keep_table_above(&mut self, table: &Memtable, layer: Layer) -> Result<PlacedClones> {
         // A clone may show all that the root holds, and a Goto rests two levels above its target.
         self.grow_root()?;
         self.grow_root()?;

@@ -96,7 +96,7 @@ impl Snapshot {
         let header = self.header();
         out.chain = xxh3_64(&header);
         out.put(&[&header, &out.chain.to_le_bytes()])?;
-        let mut block = Block::default();
+        let mut block = StreamBlock::default();
         let mut cursor = self.range(b"", None);
         while let Some(pair) = cursor.next() {
             let (key, value) = match pair {
@@ -143,13 +143,13 @@ impl Snapshot {
 
 /// A block that is being filled.
 #[derive(Default)]
-struct Block {
+struct StreamBlock {
     raw: BytesMut,
     entries: u32,
     last: Bytes,
 }
 
-impl Block {
+impl StreamBlock {
     fn push(&mut self, key: &Bytes, value: &[u8]) -> Result<()> {
         let shared = common_prefix(&self.last, key);
         let needed = key.len() + value.len() + 32;
@@ -179,7 +179,7 @@ struct Output<W> {
 }
 
 impl<W: Write> Output<W> {
-    fn block(&mut self, kind: u8, block: Block) -> Result<()> {
+    fn block(&mut self, kind: u8, block: StreamBlock) -> Result<()> {
         let packed = lz4_flex::block::compress(&block.raw);
         let (codec, payload) = match packed.len() < block.raw.len() {
             true => (codec::LZ4, &packed[..]),

@@ -22,7 +22,7 @@ use crate::{
     key::{Lens, Span},
     node::{
         Body, Layer, NodeId, PageLoc, PageRef, RangeMsg, Run, Target, UpdateMsg,
-        message::{Change, Msg},
+        message::{Msg, ValueChange},
     },
     space::Extent,
     store::{
@@ -563,7 +563,7 @@ impl From<Msg> for MessageInfo {
             Msg::Put(value) => MessageInfo::Put(value),
             Msg::Delete => MessageInfo::Delete,
             Msg::Upsert(changes) => {
-                let info = |Change { op, if_present }| OperationInfo { operation: op, if_present };
+                let info = |ValueChange { op, if_present }| OperationInfo { operation: op, if_present };
                 MessageInfo::Upsert(changes.iter().cloned().map(info).collect())
             }
         }

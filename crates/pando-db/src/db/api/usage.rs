@@ -124,7 +124,7 @@ struct Pages {
     cut: u64,
 }
 
-struct Walk<'a> {
+struct UsageWalk<'a> {
     engine: &'a Engine,
     view: &'a View,
     queue: BTreeMap<(Reverse<u8>, NodeId), Visit>,
@@ -164,7 +164,7 @@ impl Engine {
 fn usage(engine: &Engine, prefixes: &[Bytes]) -> Result<Usage> {
     let view = engine.view_without_clones()?;
     let spans: Vec<Span> = prefixes.iter().map(|prefix| Span::prefix(prefix.clone())).collect();
-    let mut walk = Walk {
+    let mut walk = UsageWalk {
         engine,
         view: &view,
         queue: BTreeMap::new(),
@@ -184,7 +184,7 @@ fn usage(engine: &Engine, prefixes: &[Bytes]) -> Result<Usage> {
     Ok(walk.usage)
 }
 
-impl Walk<'_> {
+impl UsageWalk<'_> {
     /// The visit of node `id` that is to come, below height `above`.
     fn visit(&mut self, id: NodeId, above: Option<u8>) -> Result<&mut Visit> {
         let entry = self.view.tree.table.get(id);

@@ -87,7 +87,7 @@ pub(crate) struct Engine {
     pub dirty: Dirty,
     pub signal: Signal,
     pub throttle: Throttle,
-    pub counters: Counters,
+    pub counters: EngineCounters,
 }
 
 /// What the superblock on the device says, and the table version it names: while it is held, none of
@@ -102,7 +102,7 @@ pub(crate) struct Durable {
 }
 
 #[derive(Default)]
-pub(crate) struct Counters {
+pub(crate) struct EngineCounters {
     pub checkpoints: AtomicU64,
     pub checkpoint_micros: AtomicU64,
     pub clones: AtomicU64,
@@ -132,7 +132,7 @@ pub(crate) struct Counters {
     pub settled: AtomicBool,
 }
 
-impl Counters {
+impl EngineCounters {
     /// Notes that there may be space to give back, if one of the operations can leave any behind.
     pub fn note_deletes(&self, ops: &[Op]) {
         if ops.iter().any(|op| !matches!(op, Op::Put(..) | Op::Upsert(..) | Op::UpsertPrefix(..))) {

@@ -18,7 +18,7 @@ use crate::{
         admission::{edit_nodes, memory},
         checkpoint::{store_page, table_root},
         engine::{
-            Counters, Durable, Engine,
+            Durable, Engine, EngineCounters,
             dirty::Dirty,
             signal::Signal,
             skip_ranges::SkipRanges,
@@ -216,7 +216,7 @@ pub(crate) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
         dirty: Dirty::default(),
         signal: Signal::default(),
         throttle: Throttle::default(),
-        counters: Counters::default(),
+        counters: EngineCounters::default(),
     };
     let (replayed, void) = (!batches.is_empty(), batches.void());
     batches.apply(&mut engine)?;

@@ -27,7 +27,7 @@ const MAX_THREADS: usize = 8;
 
 /// Operations of batches beside each other, and the number of the last one and where it ends in the log.
 #[derive(Default)]
-struct Piece {
+struct TableChunk {
     ops: Vec<Op>,
     last: Option<(u64, LogPos)>,
     /// What it will take in a table, at most.
@@ -40,9 +40,9 @@ pub(super) struct Tables {
     target: usize,
     threads: usize,
     /// Pieces that are long enough.
-    whole: Vec<Piece>,
+    whole: Vec<TableChunk>,
     /// And the next.
-    next: Piece,
+    next: TableChunk,
 }
 
 impl Tables {
@@ -54,7 +54,7 @@ impl Tables {
             true => thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS),
             false => 1,
         };
-        Self { target, threads, whole: Vec::new(), next: Piece::default() }
+        Self { target, threads, whole: Vec::new(), next: TableChunk::default() }
     }
 
     /// True if the batch may be in such a run.

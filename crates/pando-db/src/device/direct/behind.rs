@@ -21,7 +21,7 @@ use crate::device::direct::{
 pub(super) const MOST_BYTES: usize = 6 * BUFFER;
 
 #[derive(Default)]
-struct State {
+struct QueuedWrites {
     /// What more may be added to.
     open: Option<(Range<u64>, Aligned)>,
     /// Closed writes that nobody has turned to, oldest first, and writes that are being done; with their numbers.
@@ -33,7 +33,7 @@ struct State {
     lost: Vec<Range<u64>>,
 }
 
-impl State {
+impl QueuedWrites {
     fn buffers(&self) -> usize {
         self.waiting.len() + self.under_way.len() + usize::from(self.open.is_some())
     }
@@ -67,7 +67,7 @@ impl State {
 
 #[derive(Default)]
 pub(super) struct Behind {
-    state: Mutex<State>,
+    state: Mutex<QueuedWrites>,
     done: Condvar,
     /// The first failure.
     failed: OnceLock<(Option<i32>, io::ErrorKind)>,
@@ -172,7 +172,7 @@ impl Behind {
     pub(super) fn drain(&self) {
         let mut state = self.state.lock();
         let until = state.closed;
-        let older = |state: &State| {
+        let older = |state: &QueuedWrites| {
             let waiting = state.waiting.iter().map(|(number, ..)| *number);
             waiting.chain(state.under_way.iter().map(|(number, _)| *number)).any(|number| number < until)
         };

@@ -15,7 +15,7 @@ use crate::{
     key::{Longest, common_prefix, join},
     node::{
         message::Msg,
-        page::{ENTRY_BYTES, Group, Page, head, note, tag},
+        page::{ENTRY_BYTES, EntryGroup, Page, head, note, tag},
     },
     pool,
 };
@@ -54,7 +54,7 @@ enum Item {
 struct Encoder {
     data: Vec<u8>,
     offsets: Vec<u32>,
-    groups: Vec<Group>,
+    groups: Vec<EntryGroup>,
     pure: bool,
     deletes: bool,
     longest: Longest,

@@ -123,12 +123,12 @@ impl Drop for Leading<'_> {
 }
 
 /// The buffer under its lock.
-pub(super) struct Locked<'a> {
+pub(super) struct LockedBuffer<'a> {
     log: &'a Log,
     guard: MutexGuard<'a, LogBuffer>,
 }
 
-impl Deref for Locked<'_> {
+impl Deref for LockedBuffer<'_> {
     type Target = LogBuffer;
 
     fn deref(&self) -> &LogBuffer {
@@ -136,13 +136,13 @@ impl Deref for Locked<'_> {
     }
 }
 
-impl DerefMut for Locked<'_> {
+impl DerefMut for LockedBuffer<'_> {
     fn deref_mut(&mut self) -> &mut LogBuffer {
         &mut self.guard
     }
 }
 
-impl Drop for Locked<'_> {
+impl Drop for LockedBuffer<'_> {
     fn drop(&mut self) {
         self.log.sizes.publish(&self.guard);
     }
@@ -222,8 +222,8 @@ impl Log {
     }
 
     /// The buffer, of which the sizes are published when it is let go.
-    pub(super) fn buf(&self) -> Locked<'_> {
-        Locked { log: self, guard: self.buf.lock() }
+    pub(super) fn buf(&self) -> LockedBuffer<'_> {
+        LockedBuffer { log: self, guard: self.buf.lock() }
     }
 
     pub(super) fn check_open(&self, buf: &LogBuffer) -> Result<(), AppendError> {

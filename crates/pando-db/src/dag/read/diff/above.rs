@@ -69,7 +69,7 @@ pub(super) struct Above {
 }
 
 /// Which pages of a run, or that a table, are to be looked at.
-pub(super) enum Piece {
+pub(super) enum MessagesAbove {
     Table,
     Pages(Range<usize>),
 }
@@ -120,18 +120,18 @@ impl Above {
     }
 
     /// Of a side, what may be its own: by source, newest first.
-    pub fn pieces(&self, side: usize) -> Vec<(usize, Piece)> {
-        let mut pieces: Vec<(usize, Piece)> = Vec::new();
+    pub fn pieces(&self, side: usize) -> Vec<(usize, MessagesAbove)> {
+        let mut pieces: Vec<(usize, MessagesAbove)> = Vec::new();
         for item in self.sides.get(side).into_iter().flat_map(|side| &side.items) {
             match (item.page, pieces.last_mut()) {
                 _ if item.shared => (),
-                (None, _) => pieces.push((item.source, Piece::Table)),
-                (Some(page), Some((source, Piece::Pages(pages))))
+                (None, _) => pieces.push((item.source, MessagesAbove::Table)),
+                (Some(page), Some((source, MessagesAbove::Pages(pages))))
                     if *source == item.source && pages.end == page =>
                 {
                     pages.end += 1;
                 }
-                (Some(page), _) => pieces.push((item.source, Piece::Pages(page..page + 1))),
+                (Some(page), _) => pieces.push((item.source, MessagesAbove::Pages(page..page + 1))),
             }
         }
         pieces

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use crate::{
     dag::read::{
         diff::{
-            above::{Above, Piece},
+            above::{Above, MessagesAbove},
             side::Side,
         },
         readahead::ScanReadahead,
@@ -32,18 +32,18 @@ pub(crate) struct Difference {
 }
 
 /// What is left to be done in a part.
-pub(super) enum Work {
+pub(super) enum DiffWork {
     Nothing,
     /// Keys that some pages name may differ, and no others.
     Some(Box<Named>),
     /// Every key may differ.
-    All(Box<[Walk; 2]>),
+    All(Box<[SideWalk; 2]>),
 }
 
-impl Work {
+impl DiffWork {
     /// All keys of a part, in which both descents have come to an end.
     pub fn all(down: [Descent<'_, '_>; 2]) -> Self {
-        Work::All(Box::new(down.map(|side| Walk {
+        DiffWork::All(Box::new(down.map(|side| SideWalk {
             segment: ScanSegment::new(side.merge_sources()),
             readahead: ScanReadahead::default(),
             at_pair: false,
@@ -57,7 +57,7 @@ impl Work {
             pieces.filter_map(|(source, piece)| piece_source(&down[i], source, piece)).collect()
         });
         let alone = !above.has_changes();
-        Work::Some(Box::new(Named {
+        DiffWork::Some(Box::new(Named {
             sources,
             shared: above.shared_keys(),
             alone,
@@ -74,20 +74,20 @@ impl Work {
         merge: &dyn Merge,
     ) -> Result<Option<Difference>> {
         match self {
-            Work::Nothing => Ok(None),
-            Work::Some(named) => named.next(sides, pager, merge),
-            Work::All(walks) => next_of(walks, pager, merge),
+            DiffWork::Nothing => Ok(None),
+            DiffWork::Some(named) => named.next(sides, pager, merge),
+            DiffWork::All(walks) => next_of(walks, pager, merge),
         }
     }
 }
 
-fn piece_source(side: &Descent<'_, '_>, source: usize, piece: Piece) -> Option<MergeSource> {
+fn piece_source(side: &Descent<'_, '_>, source: usize, piece: MessagesAbove) -> Option<MergeSource> {
     match (side.sources.get(source)?, piece) {
-        (FoundSource::Table(table, lens), Piece::Table) => {
+        (FoundSource::Table(table, lens), MessagesAbove::Table) => {
             let local = lens.apply_span(&side.segment);
             Some(MergeSource::of_points((*table).clone(), lens.clone(), local))
         }
-        (FoundSource::Run(at, lens), Piece::Pages(pages)) => {
+        (FoundSource::Run(at, lens), MessagesAbove::Pages(pages)) => {
             let local = lens.apply_span(&side.segment);
             Some(MergeSource::of_pages(at.clone(), lens.clone(), local, pages))
         }
@@ -96,14 +96,14 @@ fn piece_source(side: &Descent<'_, '_>, source: usize, piece: Piece) -> Option<M
 }
 
 /// The pairs of one side.
-pub(super) struct Walk {
+pub(super) struct SideWalk {
     segment: ScanSegment,
     readahead: ScanReadahead,
     /// There is a pair that was not compared yet.
     at_pair: bool,
 }
 
-impl Walk {
+impl SideWalk {
     /// Makes sure that a pair is at hand; `false` if there is none.
     fn fill(&mut self, pager: &Pager, merge: &dyn Merge) -> Result<bool> {
         if !self.at_pair {
@@ -129,7 +129,7 @@ impl Walk {
     }
 }
 
-fn next_of([a, b]: &mut [Walk; 2], pager: &Pager, merge: &dyn Merge) -> Result<Option<Difference>> {
+fn next_of([a, b]: &mut [SideWalk; 2], pager: &Pager, merge: &dyn Merge) -> Result<Option<Difference>> {
     loop {
         let order = match (a.fill(pager, merge)?, b.fill(pager, merge)?) {
             (false, false) => return Ok(None),

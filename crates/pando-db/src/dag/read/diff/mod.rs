@@ -21,10 +21,10 @@ use crate::{
     dag::read::{
         diff::{
             above::{Above, MOST_ABOVE},
-            join::Work,
+            join::DiffWork,
         },
         readahead::ScanReadahead,
-        scan::{Descent, Next},
+        scan::{Descent, NextStep},
     },
     error::Result,
     key::{Direction, Span},
@@ -48,25 +48,25 @@ pub(crate) struct Differ {
     sides: [Side; 2],
     /// What has not been looked at.
     rest: Option<Span>,
-    work: Work,
+    work: DiffWork,
 }
 
 impl Differ {
     pub fn new(before: Side, after: Side) -> Self {
-        Self { sides: [before, after], rest: Some(Span::all()), work: Work::Nothing }
+        Self { sides: [before, after], rest: Some(Span::all()), work: DiffWork::Nothing }
     }
 
     /// Goes on with the first key at or above `key`, which may have been passed.
     pub fn seek(&mut self, key: &[u8]) {
         self.rest = Some(Span::new(Bytes::copy_from_slice(key), None));
-        self.work = Work::Nothing;
+        self.work = DiffWork::Nothing;
     }
 
     /// The next difference. After an error there is none.
     pub fn next(&mut self, pager: &Pager, merge: &dyn Merge) -> Result<Option<Difference>> {
         let found = self.find(pager, merge);
         if found.is_err() {
-            (self.rest, self.work) = (None, Work::Nothing);
+            (self.rest, self.work) = (None, DiffWork::Nothing);
         }
         found
     }
@@ -85,7 +85,7 @@ impl Differ {
     }
 
     /// The first part of `rest` over which the paths of both sides do not change, and what is to be done there.
-    fn part(&self, rest: Span, pager: &Pager) -> Result<(Span, Work)> {
+    fn part(&self, rest: Span, pager: &Pager) -> Result<(Span, DiffWork)> {
         // No messages are read ahead: those of other edges may be shared.
         let (mut left, mut right) = (ScanReadahead::default(), ScanReadahead::default());
         let [before, after] = &self.sides;
@@ -93,7 +93,7 @@ impl Differ {
             Descent::new(&side.view, pager, readahead, Direction::Forward, rest.clone(), side.lens())
         });
         let mut part = rest;
-        let mut next = [Next::End; 2];
+        let mut next = [NextStep::End; 2];
         for (side, next) in down.iter_mut().zip(&mut next) {
             side.segment = part;
             *next = side.through_tables();
@@ -108,12 +108,12 @@ impl Differ {
             }
             part = down[0].segment.clone();
             let [a, b] = [0, 1].map(|i| self.sides[i].entry(next[i]).map(|entry| entry.height));
-            if next == [Next::End; 2] {
-                return Ok((part, Work::all(down)));
+            if next == [NextStep::End; 2] {
+                return Ok((part, DiffWork::all(down)));
             }
             for (i, height) in [a, b].into_iter().enumerate() {
                 // The higher one first, so that both can come to the same node. One that is not in the table fails.
-                if let Next::Node(id) = next[i]
+                if let NextStep::Node(id) = next[i]
                     && height >= a.max(b)
                 {
                     down[i].segment = part;
@@ -125,8 +125,8 @@ impl Differ {
     }
 
     /// True if both sides go on with the same keys and values.
-    fn same_place(&self, down: &[Descent<'_, '_>; 2], next: [Next; 2]) -> bool {
-        let [Next::Node(a), Next::Node(b)] = next else { return next == [Next::End; 2] };
+    fn same_place(&self, down: &[Descent<'_, '_>; 2], next: [NextStep; 2]) -> bool {
+        let [NextStep::Node(a), NextStep::Node(b)] = next else { return next == [NextStep::End; 2] };
         if a != b || down[0].lens.shortest() != down[1].lens.shortest() {
             return false;
         }
@@ -141,17 +141,17 @@ impl Differ {
     }
 
     /// What is to be done where both sides come to the same place, if that can be said without going further.
-    fn above(&self, down: &mut [Descent<'_, '_>; 2], next: [Next; 2]) -> Option<Work> {
+    fn above(&self, down: &mut [Descent<'_, '_>; 2], next: [NextStep; 2]) -> Option<DiffWork> {
         let above = Above::find(down)?;
-        let is_end = next == [Next::End; 2];
+        let is_end = next == [NextStep::End; 2];
         if above.named() == 0 && above.agree() {
-            return Some(Work::Nothing);
+            return Some(DiffWork::Nothing);
         }
         let sparse = match is_end {
             true => above.named().saturating_mul(SHARED_TO_ONE) < above.shared(),
             false => above.named() <= MOST_ABOVE,
         };
-        (sparse && above.agree()).then(|| Work::some(down, above, is_end))
+        (sparse && above.agree()).then(|| DiffWork::some(down, above, is_end))
     }
 }
 

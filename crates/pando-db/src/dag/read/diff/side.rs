@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::{
-    dag::read::{scan::Next, view::View},
+    dag::read::{scan::NextStep, view::View},
     key::Lens,
     store::table::Entry,
 };
@@ -23,10 +23,10 @@ impl Side {
         Lens::new(Bytes::new(), self.prefix.clone())
     }
 
-    pub(in crate::dag::read) fn entry(&self, next: Next) -> Option<&Entry> {
+    pub(in crate::dag::read) fn entry(&self, next: NextStep) -> Option<&Entry> {
         match next {
-            Next::Node(id) => self.view.tree.table.get(id),
-            Next::End => None,
+            NextStep::Node(id) => self.view.tree.table.get(id),
+            NextStep::End => None,
         }
     }
 }

@@ -21,12 +21,12 @@ use crate::{
 /// The extents of pages under a prefix, by id, and what becomes of each.
 #[derive(Default)]
 pub(crate) struct Extents {
-    claims: HashMap<u64, Claim>,
+    claims: HashMap<u64, ExtentUse>,
 }
 
 /// What becomes of one extent. Sizes are bytes.
 #[derive(Default)]
-struct Claim {
+struct ExtentUse {
     len: u64,
     /// Nodes that would let it go.
     let_go: u64,
@@ -50,7 +50,7 @@ pub(crate) struct Sum {
 }
 
 impl Extents {
-    fn claim(&mut self, extent: &Extent) -> &mut Claim {
+    fn claim(&mut self, extent: &Extent) -> &mut ExtentUse {
         let claim = self.claims.entry(extent.id).or_default();
         claim.len = extent.len;
         claim

@@ -298,6 +298,16 @@ prog_pjdfstest() {
   [[ $failed == "rename/24.t 4" ]] || { cat "$1/log"; return 1; }
 }
 
+# The one in Rust: PJDFSTEST_RS names the program. The same fails.
+prog_pjdfstestrs() {
+  [[ -x ${PJDFSTEST_RS:-} ]] || { echo "skipped: PJDFSTEST_RS names no program"; exit 77; }
+  printf '[features]\nposix_fallocate = {}\nrename_ctime = {}\nutimensat = {}\nutime_now = {}\nstat_st_birthtime = {}\n
+[settings]\nnaptime = 0.01\nallow_remount = false\n[dummy_auth]\nentries = [["nobody", "nogroup"], ["daemon", "daemon"]]\n' > "$1/toml"
+  mkdir -p "$1/run"; chmod 777 "$1/run"; cd "$1/run"
+  "$PJDFSTEST_RS" -c "$1/toml" -p "$1/run" > "$1/log" 2>&1 || true
+  grep -aq '^Summary: 1 failed, .* [0-9]\{3\} passed' "$1/log" && grep -aq 'updates_link_parent *FAILED$' "$1/log" || { tail -3 "$1/log"; return 1; }
+}
+
 # fsx and fsstress of a built xfstests in the directory XFSTESTS, a million operations together.
 prog_xfstests() {
   local x=${XFSTESTS:-}/ltp

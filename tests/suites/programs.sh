@@ -308,15 +308,15 @@ prog_pjdfstestrs() {
   grep -aq '^Summary: 1 failed, .* [0-9]\{3\} passed' "$1/log" && grep -aq 'updates_link_parent *FAILED$' "$1/log" || { tail -3 "$1/log"; return 1; }
 }
 
-# fsx and fsstress of a built xfstests in the directory XFSTESTS, a million operations together.
+# fsx and fsstress of a built xfstests in the directory XFSTESTS, XFSTESTS_OPS (a million) operations together.
 prog_xfstests() {
   local x=${XFSTESTS:-}/ltp
   [[ -x $x/fsx && -x $x/fsstress ]] || { echo "skipped: XFSTESTS names no xfstests with fsx and fsstress built"; exit 77; }
-  local pids=() seed=$RANDOM
+  local pids=() seed=$RANDOM each=$((${XFSTESTS_OPS:-1000000} / 7))
   echo "seed $seed"
-  "$x/fsx" -N 150000 -S "$seed" -q "$1/fsx1" >"$1/fsx1.log" 2>&1 & pids+=($!)
-  "$x/fsx" -N 150000 -S "$((seed + 1))" -q -l 2000000 -o 200000 "$1/fsx2" >"$1/fsx2.log" 2>&1 & pids+=($!)
-  "$x/fsx" -N 150000 -S "$((seed + 2))" -q -Z -r 512 -w 512 "$1/fsx3" >"$1/fsx3.log" 2>&1 & pids+=($!)
-  "$x/fsstress" -d "$1/stress" -n 140000 -p 4 -s "$seed" >"$1/fsstress.log" 2>&1 & pids+=($!)
+  "$x/fsx" -N "$each" -S "$seed" -q "$1/fsx1" >"$1/fsx1.log" 2>&1 & pids+=($!)
+  "$x/fsx" -N "$each" -S "$((seed + 1))" -q -l 2000000 -o 200000 "$1/fsx2" >"$1/fsx2.log" 2>&1 & pids+=($!)
+  "$x/fsx" -N "$each" -S "$((seed + 2))" -q -Z -r 512 -w 512 "$1/fsx3" >"$1/fsx3.log" 2>&1 & pids+=($!)
+  "$x/fsstress" -d "$1/stress" -n "$each" -p 4 -s "$seed" >"$1/fsstress.log" 2>&1 & pids+=($!)
   for pid in "${pids[@]}"; do wait "$pid" || { tail -20 "$1"/fs*.log; return 1; }; done
 }

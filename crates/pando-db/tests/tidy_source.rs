@@ -1,5 +1,5 @@
-//! The source keeps its own rules: which room may import which, how long lines and files are, that every file says what
-//! it is for, and that every number says what it counts.
+//! The source keeps its own rules: which room may import which, how long lines and files are (those of documents too),
+//! that every file says what it is for, and that every number says what it counts.
 //!
 //! Reads `src` of this crate, and of the crates above it in the workspace, as text. Modules for tests are left out of
 //! the import rules: they may use the whole crate.
@@ -745,4 +745,29 @@ fn files_that_documents_name_exist() {
     }
     assert!(named > 20, "only {named} files are named");
     assert!(gone.is_empty(), "{}", gone.join("\n"));
+}
+
+/// Tables, headings and code stay on one line each.
+#[test]
+fn documents_are_wrapped() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut documents = vec![root.join("README.md"), root.join("CONTRIBUTING.md")];
+    for folder in ["docs", "docs/decisions"] {
+        documents.extend(fs::read_dir(root.join(folder)).unwrap().map(|entry| entry.unwrap().path()));
+    }
+    documents.retain(|path| path.extension().is_some_and(|e| e == "md"));
+    assert!(documents.len() > 30, "only {} documents", documents.len());
+    let mut broken = Vec::new();
+    for document in documents {
+        let text = fs::read_to_string(&document).unwrap();
+        let mut is_code = false;
+        for (i, line) in text.lines().enumerate() {
+            is_code ^= line.trim_start().starts_with("```");
+            let is_whole = is_code || line.starts_with(['|', '#']) || line.starts_with("    ");
+            if !is_whole && line.chars().count() > LINE_CHARS {
+                broken.push(format!("{}:{}: {} characters", document.display(), i + 1, line.chars().count()));
+            }
+        }
+    }
+    none(broken);
 }

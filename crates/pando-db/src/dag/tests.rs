@@ -9,6 +9,7 @@ use crate::{
     dag::{
         check::check,
         edit::{Context, Edit},
+        gc::pushdown::{TombstoneWalk, Tombstones},
         layer::run::RunBuilder,
         memtable::{Memtable, range::TableRange},
         tree::{Limits, Tree},
@@ -472,4 +473,42 @@ fn a_level_goes_only_if_it_shows_what_its_edge_does() {
 #[should_panic(expected = "a message about no keys")]
 fn a_table_takes_in_ranges_of_keys_only() {
     Memtable::new(1, LogPos::default()).put_range(TableRange::deleted(span("b", "b")));
+}
+
+/// Nothing is flushed into a shared node, and what was pruned until nothing was left of it kept its edges for good.
+#[test]
+fn a_shared_node_that_shows_nothing_is_taken_off_its_edges() {
+    let void = interior(1, vec![edge("", None, vec![])]);
+    let waits = ranges(&[("b", "c", None)]);
+    let edges =
+        [edge("", Some(LEFT), vec![waits]), edge("m", Some(LEFT), vec![]), edge("s", Some(RIGHT), vec![])];
+    let mut table = Table::default();
+    for (id, count, node) in
+        [(ROOT, 1, interior(2, edges.into())), (LEFT, 2, void), (RIGHT, 1, leaf("s", "", &["x"]))]
+    {
+        let (height, longest, loc) = (node.height, Longest::UNKNOWN, Loc::Dirty(Arc::new(node)));
+        table.set(id, Some(Entry { count, height, longest, loc }));
+    }
+    let tree = Tree { table, root: ROOT, msn: 9, log_end: LogPos::default() };
+    assert!(check(&tree, &pager()).problems.is_empty());
+    let (pager, next, handled) = (pager(), AtomicU64::new(10), AtomicU64::new(0));
+    let limits = Limits::new(4096, None);
+    let cx = Context { pager: &pager, merge: &PatchMerge, limits, next_id: &next, handled: &handled };
+    let mut edit = Edit::new(&cx, &tree);
+    let found = |edit: &Edit<'_>| {
+        let (from, which) = (&Bytes::new(), Tombstones::All);
+        let mut walk = TombstoneWalk { from, which, left: 100, most: 100, found: Vec::new() };
+        assert!(edit.waiting_tombstones(&mut walk).unwrap().is_none());
+        walk.found
+    };
+    let keys = found(&edit);
+    assert_eq!(keys, ["", "m"]);
+    for key in &keys {
+        assert!(edit.push_down_at(key, Tombstones::All).unwrap());
+    }
+    let root = edit.peek(ROOT).unwrap();
+    let children: Vec<_> = root.edges().iter().map(|edge| edge.child.as_ref().map(|to| to.id)).collect();
+    assert_eq!((children, root.height), (vec![None, Some(RIGHT)], 1));
+    assert_eq!(edit.count(LEFT), 0);
+    assert!(found(&edit).is_empty());
 }

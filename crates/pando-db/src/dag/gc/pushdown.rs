@@ -6,7 +6,7 @@
 //! they hold. A store that is idle after deletes, or short of space, does not
 //! wait for later writes to carry deletes down and to rewrite such nodes. Never
 //! into shared nodes: a private copy would take space; what of those
-//! nothing shows is pruned (`prune`).
+//! nothing shows is pruned (`prune`), and those of which nothing is left are taken off their edges here.
 //!
 //! In two halves, so that no lock is held over a walk: [`Edit::waiting_tombstones`]
 //! walks a version, a bounded number of nodes from any key on, and says where
@@ -19,7 +19,7 @@ use crate::{
     dag::edit::Edit,
     error::{Result, or_if_damaged},
     key::{Lens, Span},
-    node::{Edge, Node, NodeId},
+    node::{Body, Edge, Node, NodeId},
 };
 
 /// Which deletes are looked for.
@@ -76,7 +76,11 @@ impl Edit<'_> {
             let private = edge.child.as_ref().is_none_or(|t| self.is_private(t.id));
             // One that begins before has had its turn: where much is deleted all the time, a walk gets on.
             let is_next = walk.which == Tombstones::All || live.lo >= from;
-            if private && is_next && self.is_wanted(&node, i, walk.which, &mut walk.left)? {
+            let wanted = match private {
+                true => is_next && self.is_wanted(&node, i, walk.which, &mut walk.left)?,
+                false => walk.which == Tombstones::All && self.leads_to_nothing(edge)?,
+            };
+            if wanted {
                 walk.found.push(key);
             }
             let Some(target) = edge.child.as_ref().filter(|_| private) else { continue };
@@ -101,7 +105,7 @@ impl Edit<'_> {
         }
     }
 
-    /// True if the child shows nothing any more, and only its edge keeps it.
+    /// True if the child, of any number of edges, shows nothing any more: only they keep it.
     pub(super) fn leads_to_nothing(&self, edge: &Edge) -> Result<bool> {
         match &edge.child {
             Some(target) if self.height(target.id)? > 0 => {
@@ -123,7 +127,12 @@ impl Edit<'_> {
             let i = node.edge_at(&local);
             let Some(edge) = node.edges().get(i) else { break };
             let private = edge.child.as_ref().is_none_or(|t| self.is_private(t.id));
-            if !private || self.unreadable_at(&node, i)?.len() > 0 {
+            if !private {
+                any |=
+                    which == Tombstones::All && self.leads_to_nothing(edge)? && self.take_off(id, node, i)?;
+                break;
+            }
+            if self.unreadable_at(&node, i)?.len() > 0 {
                 break;
             }
             if self.is_wanted(&node, i, which, &mut usize::MAX.clone())? {
@@ -146,6 +155,19 @@ impl Edit<'_> {
             self.lower_path(&passed)?;
         }
         Ok(any)
+    }
+
+    /// Takes the child off edge `i` of `node`, which is `id` and private; of the child nothing is shown, by no edge.
+    /// What was pruned in a shared node is never seen by a flush, and its last reference may be such an edge.
+    fn take_off(&mut self, id: NodeId, mut node: Node, i: usize) -> Result<bool> {
+        let (span, height) = (node.span.clone(), node.height);
+        let Body::Interior(edges) = &mut node.body else { return Ok(false) };
+        let Some(edge) = edges.get_mut(i) else { return Ok(false) };
+        (edge.child, edge.loose) = (None, false);
+        edge.drop_idle();
+        *edges = self.joined(std::mem::take(edges), &span, height)?;
+        self.put(id, node)?;
+        Ok(true)
     }
 }
 

@@ -175,12 +175,12 @@ fn ask(dir: BorrowedFd<'_>, request: &Request) -> Result<Response, Error> {
     }
 }
 
-/// A piece of a difference: its bytes, and whether more follows.
-pub(crate) fn piece(file: BorrowedFd<'_>, request: &Request) -> Result<(Vec<u8>, bool), Error> {
+/// Sends a request that is answered in pieces, or asks for the next piece: its bytes, and whether more follows.
+pub fn piece(file: impl AsFd, request: &Request) -> Result<(Vec<u8>, bool), Error> {
     let head = request.encode().ok_or(Error::Name)?;
     let mut bytes = Box::new([0; control::STATS_SIZE]);
     bytes[..head.len()].copy_from_slice(&head[..]);
-    let answer = exchange(file, request.command(), bytes)?;
+    let answer = exchange(file.as_fd(), request.command(), bytes)?;
     let (answer, piece) = control::decode_piece(&answer[..]).ok_or(Error::NotPando)?;
     match answer.status {
         0 => Ok((piece, answer.value != 0)),

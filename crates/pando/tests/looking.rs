@@ -18,8 +18,10 @@ use std::{
 
 use common::{Bench, has, text};
 use pando_fuse::{
+    asked::Asked,
     client::{self, Error},
     control::Request,
+    forked::ForkAsked,
     tool,
 };
 use rustix::fs::{FileType, Mode, makedev, mkdirat, mknodat};
@@ -82,6 +84,8 @@ fn looker() {
         "usage" => tool::usage(path).map(|usage| format!("{usage:?}")),
         // Root is shown in the directory `m/rw`, and the tree by a descriptor through another mount.
         "change" => change(path, Path::new("m/rw")),
+        "snapshots" => return others_snapshots(path, Path::new("m/rw")),
+        "merge" => merge(Path::new("m/fork"), path, Path::new("m/rw")),
         other => panic!("no {other}"),
     };
     match told {
@@ -99,6 +103,88 @@ fn change(tree: &Path, elsewhere: &Path) -> Result<String, Error> {
     assert!(mkdirat(&elsewhere, token.name(), Mode::RWXU).is_err());
     let change = pando_fs::TreeChange { uid: Some(BOB), ..Default::default() };
     client::send(&tree, &Request::Change { token, change }).map(|_| String::new())
+}
+
+/// Every request about the snapshots of a directory that changes something, with all that the kernel shows in another.
+fn others_snapshots(of: &Path, elsewhere: &Path) {
+    let (dir, elsewhere) = (File::open(of).unwrap(), File::open(elsewhere).unwrap());
+    let new = pando_fs::NewSnapshot { name: Some("stolen".into()), ..Default::default() };
+    let own = client::token(&elsewhere).unwrap();
+    for asked in [
+        Asked::Create(new.clone()),
+        Asked::Take(new, own.0),
+        Asked::Rename(1, "other".into()),
+        Asked::Keep(1, true),
+        Asked::Rollback(1, true),
+        Asked::Delete(1),
+    ] {
+        // Beside, and in the directory itself if the kernel allows it.
+        for at in [&elsewhere, &dir] {
+            let token = client::token(&dir).unwrap();
+            let _root = mknodat(at, token.name(), FileType::CharacterDevice, Mode::empty(), makedev(1, 3));
+            assert!(mkdirat(at, token.name(), Mode::RWXU).is_err());
+            let answer = client::send(&dir, &Request::Snapshot { token, asked: asked.clone() });
+            if answer.is_ok() {
+                println!("\nLOOK ok {asked:?}");
+                return;
+            }
+        }
+    }
+    println!("\nLOOK no all were refused");
+}
+
+/// Merges a fork into a directory, with all that the kernel shows in another.
+fn merge(fork: &Path, into: &Path, elsewhere: &Path) -> Result<String, Error> {
+    let open = |path| File::open(path).unwrap();
+    let (fork, to, elsewhere) = (open(fork), open(into), open(elsewhere));
+    let (token, into) = (client::token(&fork)?, client::token(&to)?);
+    for (at, token) in [(&fork, token), (&elsewhere, into)] {
+        let _root = mknodat(at, token.name(), FileType::CharacterDevice, Mode::empty(), makedev(1, 3));
+        assert!(mkdirat(at, token.name(), Mode::RWXU).is_err());
+    }
+    let asked = ForkAsked::Merge(pando_fs::MergeOptions::default());
+    client::piece(&fork, &Request::Fork { token, into, asked }).map(|_| String::new())
+}
+
+#[test]
+fn snapshots_are_made_and_changed_by_owners_through_mounts_that_may_be_written_to() {
+    let Some(b) = scene() else { return };
+    b.sh(&format!(
+        "mkdir -p ro m/t m/rw m/theirs; echo x > m/t/f; chmod 777 m/rw m/theirs; chown {ANN} m/theirs
+         mount --bind m/t ro; mount -o remount,bind,ro ro"
+    ));
+    b.ok(&["snapshot", "create", "m/t", "one"]);
+    fine(&b, ANN, "./pando snapshot create m/theirs one");
+    b.sh("echo y > m/t/f");
+    for (uid, of) in [(0, "ro"), (BOB, "m/theirs"), (BOB, "m/t")] {
+        let (done, said) = look(&b, uid, "snapshots", of);
+        assert!(!done, "{of} as {uid}: {said}");
+    }
+    for dir in ["m/t", "m/theirs"] {
+        assert_eq!(b.sh(&format!("ls {dir}/.snapshots")), "one\n", "{dir}");
+    }
+    assert_eq!(b.sh("cat m/t/f"), "y\n");
+    b.sh("umount ro");
+}
+
+#[test]
+fn forks_are_merged_by_owners_through_mounts_that_may_be_written_to() {
+    let Some(b) = scene() else { return };
+    b.sh("mkdir -p ro m/t m/rw m/theirs; echo x > m/t/f; chmod 777 m/rw m/theirs");
+    b.ok(&["fork", "m/t", "m/fork"]);
+    b.sh("echo y > m/fork/f; chmod 777 m/fork; mount --bind m/t ro; mount -o remount,bind,ro ro");
+    for (uid, into) in [(0, "ro"), (BOB, "m/theirs"), (BOB, "m/rw")] {
+        let (done, said) = look(&b, uid, "merge", into);
+        assert!(!done, "{into} as {uid}: {said}");
+    }
+    fine(
+        &b,
+        BOB,
+        "mkdir m/own; ! ./pando merge m/fork --into m/own; ! ./pando merge --dry-run m/fork --into m/own; ls m/own",
+    );
+    assert_eq!(b.sh("cat m/t/f; ls m/theirs m/own"), "x\nm/own:\n\nm/theirs:\n");
+    b.ok(&["merge", "m/fork"]);
+    assert_eq!(b.sh("cat ro/f; umount ro"), "y\n");
 }
 
 #[test]

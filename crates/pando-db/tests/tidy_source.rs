@@ -124,11 +124,13 @@ const FS: &[(&str, &[&str])] = &[
     ("family", &["error", "types", "path", "record", "inode", "lineage", "volume"]),
     ("frozen", &["error", "path", "record", "volume"]),
     ("forks", &["error", "types", "path", "record", "volume", "frozen"]),
+    ("policies", &["error", "types", "path", "volume"]),
+    ("by_place", &["error", "volume"]),
     (
         "check",
         &[
             "error", "limits", "types", "path", "key_text", "attrs", "record", "blockmap", "lineage",
-            "volume", "family", "forks",
+            "volume", "family", "forks", "policies",
         ],
     ),
     (
@@ -206,8 +208,9 @@ const FS: &[(&str, &[&str])] = &[
     (
         "snapshot",
         &[
-            "error", "types", "path", "record", "merge", "inode", "lineage", "lock", "volume", "place",
-            "domain", "family", "frozen", "name", "entry", "rename", "census", "rights", "clone",
+            "error", "types", "path", "key_text", "record", "merge", "inode", "lineage", "lock", "volume",
+            "place", "domain", "family", "frozen", "policies", "name", "entry", "rename", "census", "rights",
+            "clone",
         ],
     ),
     ("usage", &["error", "types", "path", "record", "volume", "place", "domain", "name"]),

@@ -20,6 +20,7 @@ use crate::{
     limits::BLOCK_SIZE,
     lineage::number::number,
     path::{self, system},
+    policies::StoredPolicy,
     record::{LinkName, Record, Stored},
     types::{FileKind, ROOT},
     volume::Fs,
@@ -342,6 +343,7 @@ impl Fs {
             }
         }
         self.check_forks(view, &mut known, report, problem)?;
+        check_policies(view, report, problem)?;
         let mut at = path::volume(1);
         while let Some((key, _)) = view.range(&at, Some(&path::volume(u32::MAX))).next().transpose()? {
             let Some(volume) = path::snapshot_of(&key) else { break };
@@ -536,6 +538,28 @@ fn check_changes(view: &Snapshot, last: u32, number: u32, tell: &mut impl FnMut(
                 tell(format!("{}: not a key of a snapshot", key.escape_ascii()));
             }
             (Some(_), _) => {}
+        }
+    }
+    Ok(())
+}
+
+/// Checks that what has a policy is a directory, and that each policy can be read.
+fn check_policies(
+    view: &Snapshot,
+    report: &mut CheckReport,
+    problem: &mut impl FnMut(&mut CheckReport, String),
+) -> Result<()> {
+    let mut pairs = view.prefix(&system::policy(b""));
+    while let Some((key, value)) = pairs.next_ref()? {
+        let entry =
+            path::entry_of_contents(system::policy_place(key).unwrap_or_default()).unwrap_or_default();
+        let what = || format!("policy of {}", describe_path(&entry));
+        if let Err(detail) = StoredPolicy::decode(value) {
+            problem(report, format!("{}: {detail}", what()));
+        }
+        let record = view.get(&path::meta(&entry))?.and_then(|value| Record::decode(&value).ok());
+        if record.is_none_or(|record| record.kind != FileKind::Directory) {
+            problem(report, format!("{}: there is no directory", what()));
         }
     }
     Ok(())

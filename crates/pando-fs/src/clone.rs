@@ -96,7 +96,7 @@ impl Fs {
                 names = self.lose_names(batch, end.at, &contents)?;
             }
             open_below = self.orphan_below(batch, top, now)?;
-            self.drop_forks(batch, &contents, stays)?;
+            self.drop_kept_by_place(batch, &contents, stays)?;
             batch.delete(path::meta(&end.entry));
             for prefix in top.peek(|s| end.prefixes(&s.record))? {
                 batch.delete_prefix(prefix);

@@ -306,7 +306,7 @@ impl Fs {
         // them all, and what they were for.
         let below = path::contents(&at.contents, bytes)?;
         batch.delete_prefix(path::meta(&below)).delete_prefix(path::data(&below));
-        self.drop_forks(&mut batch, &below, false)?;
+        self.drop_kept_by_place(&mut batch, &below, false)?;
         let lineage = self.retire(&mut batch, &at, &inode)?;
         Self::change_dir(&mut batch, &at, &touched);
         self.db.write(batch)?;

@@ -64,6 +64,9 @@ pub enum Error {
         /// Changes, a count.
         changes: usize,
     },
+    /// The file system has as many policies for snapshots as it can have (EFBIG).
+    #[error("a file system has at most {0} policies for snapshots; take one back first")]
+    TooManyPolicies(usize),
     /// A file has as many names as it can have (EMLINK).
     #[error("{0}: too many links")]
     TooManyLinks(String),
@@ -148,7 +151,8 @@ impl Error {
             Error::TooManyLinks(_) => Errno::MLINK,
             Error::Stale(_) => Errno::STALE,
             Error::BadHandle(_) => Errno::BADF,
-            Error::TooBig(_) | Error::TooManyNames(_) | Error::MergeTooLarge { .. } => Errno::FBIG,
+            Error::TooBig(_) | Error::TooManyNames(_) | Error::TooManyPolicies(_) => Errno::FBIG,
+            Error::MergeTooLarge { .. } => Errno::FBIG,
             Error::ReadOnly | Error::InSnapshot(_) | Error::Engine(E::ReadOnly) => Errno::ROFS,
             Error::Unsupported(_) => Errno::OPNOTSUPP,
             Error::NothingBehind(_) => Errno::NXIO,

@@ -30,6 +30,8 @@ const VERSION: u8 = 1;
 const KEEP: u8 = 1;
 /// Flag bit of a snapshot that was received: behind its note stands which one it was.
 const RECEIVED: u8 = 2;
+/// Flag bit of a snapshot that a stored policy had made.
+const AUTOMATIC: u8 = 4;
 /// Mode of `.snapshots`; who may not write to a snapshot is told by the error.
 const DIR_MODE: u16 = 0o755;
 
@@ -71,7 +73,8 @@ pub(crate) fn encode_snapshot(info: &SnapshotInfo) -> Bytes {
     let mut out = BytesMut::new();
     out.put_u8(VERSION);
     let received = if info.received.is_some() { RECEIVED } else { 0 };
-    out.put_u8(received | if info.keep { KEEP } else { 0 });
+    let automatic = if info.automatic { AUTOMATIC } else { 0 };
+    out.put_u8(received | automatic | if info.keep { KEEP } else { 0 });
     put_time(&mut out, info.created);
     out.put_u64_le(info.valid_for_secs.unwrap_or(0));
     out.put_u32_le(info.uid);
@@ -95,7 +98,7 @@ pub(crate) fn decode_snapshot(number: u32, mut value: &[u8]) -> Result<SnapshotI
         return Err("not the record of a snapshot");
     }
     let flags = value.get_u8();
-    if flags & !(KEEP | RECEIVED) != 0 {
+    if flags & !(KEEP | RECEIVED | AUTOMATIC) != 0 {
         return Err("unknown flags of a snapshot");
     }
     let created = get_time(&mut value).ok_or("impossible time")?;
@@ -121,6 +124,7 @@ pub(crate) fn decode_snapshot(number: u32, mut value: &[u8]) -> Result<SnapshotI
         valid_for_secs: (valid > 0).then_some(valid),
         uid,
         received,
+        automatic: flags & AUTOMATIC != 0,
     })
 }
 
@@ -216,6 +220,7 @@ mod tests {
             valid_for_secs: Some(60),
             uid: 1000,
             received: Some(SnapshotId { store: [7; 16], number: 5, created: Time { secs: 3, nanos: 4 } }),
+            automatic: true,
         };
         let bytes = encode_snapshot(&info);
         assert_eq!(decode_snapshot(3, &bytes), Ok(info.clone()));

@@ -7,6 +7,8 @@
 //! into words by [`crate::describe_key`]. Pure functions; knows the encoding of
 //! `path` and uses nothing else.
 
+use std::ffi::OsString;
+
 use crate::{limits::BLOCK_SIZE, path};
 
 const META: u8 = b'M';
@@ -16,6 +18,14 @@ const CONTENTS: u8 = 0x02;
 const LINKED: u8 = 0x03;
 const UNCOUNTED: u8 = 0x05;
 const END: u8 = 0x00;
+
+/// The path from the root of the directory with this contents prefix, byte for byte.
+pub(crate) fn directory_path(contents: &[u8]) -> OsString {
+    use std::os::unix::ffi::OsStringExt;
+    let entry = path::entry_of_contents(contents).unwrap_or_default();
+    let names = path::names(&entry).unwrap_or_default().join(&b'/');
+    OsString::from_vec([b"/", &names[..]].concat())
+}
 
 /// What a key stands for, for people: a path of the tree, or the name of a system record.
 pub fn describe_key(key: &[u8]) -> String {

@@ -278,7 +278,7 @@ impl Fs {
         if record.kind == FileKind::Directory {
             let (below, beyond) =
                 (path::contents(&at.contents, from.name)?, path::contents(&to_at.contents, to.name)?);
-            prefixes.extend(self.moves_of_forks(&below, &beyond)?);
+            prefixes.extend(self.moves_kept_by_place(&below, &beyond)?);
         }
         if let Some(id) = linked {
             let domain = self.domain(at);
@@ -314,7 +314,7 @@ impl Fs {
                         return Err(Error::NotEmpty(target.label()));
                     }
                     target.peek(|s| Self::drop_data(&mut batch, &path::data(&dst.entry), &s.record));
-                    self.drop_forks(&mut batch, &path::contents(&dst.at.contents, dst.name)?, false)?;
+                    self.drop_kept_by_place(&mut batch, &path::contents(&dst.at.contents, dst.name)?, false)?;
                     lineage = self.retire(&mut batch, dst.at, target)?;
                     nameless = self.nameless_below(&mut batch, target, now)?;
                 }

@@ -340,6 +340,8 @@ pub struct SnapshotInfo {
     pub uid: u32,
     /// The snapshot that it was received as: its content is that one's.
     pub received: Option<SnapshotId>,
+    /// The stored policy of the directory had it made, and may delete it.
+    pub automatic: bool,
 }
 
 /// What is known of a fork: a clone that remembers what it was cloned from.
@@ -372,6 +374,8 @@ pub struct NewSnapshot {
     pub note: String,
     /// See [`SnapshotInfo::received`].
     pub received: Option<SnapshotId>,
+    /// See [`SnapshotInfo::automatic`].
+    pub automatic: bool,
 }
 
 /// Which snapshots of a directory are to be kept: see [`SnapshotPolicy::expired`].

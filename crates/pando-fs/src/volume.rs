@@ -54,9 +54,17 @@ pub(crate) const TREE_CHANGES: u64 = 16;
 pub(crate) const RECEIVED: u64 = 32;
 /// The same: there are, or were, forks. A store gets it with the first of them.
 pub(crate) const FORKS: u64 = 64;
+/// The same: some directory has, or had, a policy for its snapshots. A store gets it with the first of them.
+pub(crate) const POLICIES: u64 = 128;
 /// All bits of features that this program knows.
-const KNOWN_FEATURES: u64 =
-    MAPS_AND_LINEAGES | EXTENDED_ATTRIBUTES | HARD_LINKS | SNAPSHOTS | TREE_CHANGES | RECEIVED | FORKS;
+const KNOWN_FEATURES: u64 = MAPS_AND_LINEAGES
+    | EXTENDED_ATTRIBUTES
+    | HARD_LINKS
+    | SNAPSHOTS
+    | TREE_CHANGES
+    | RECEIVED
+    | FORKS
+    | POLICIES;
 /// Part (1/n) of the cache that data may have which the kernel keeps as well and nobody has read from us, and most
 /// bytes.
 const WRITTEN_SHARE: u64 = 16;

@@ -222,7 +222,7 @@ impl<'a> Apply<'a> {
         if let Some(top) = &inode {
             self.orphaned.extend(self.fs.orphan_below(&mut self.batch, top, self.now)?);
         }
-        self.fs.drop_forks(&mut self.batch, &contents, false)?;
+        self.fs.drop_kept_by_place(&mut self.batch, &contents, false)?;
         self.batch.delete_prefix(path::meta(&contents)).delete_prefix(path::data(&contents));
         if record.has_data() {
             self.batch.delete_prefix(path::data(&place));

@@ -8,13 +8,14 @@ mod plan;
 mod text;
 mod told;
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 
 use crate::{
-    diff::{DiffOptions, TreeDiff, change::shown, side::Side},
+    diff::{DiffOptions, TreeDiff, side::Side},
     error::{Error, Result},
     forks::{Fork, damaged},
     inode::InodeRef,
+    key_text::directory_path,
     lock::Obstacle,
     path::{self, system},
     rights::may_list,
@@ -23,13 +24,6 @@ use crate::{
 };
 
 pub use told::{MergeChange, MergeConflict, MergeKind, MergeOptions, MergeReport, MergeSide};
-
-/// The path of a directory by its contents prefix.
-fn place_path(contents: &[u8]) -> OsString {
-    let mut path = OsString::from("/");
-    path.push(shown(&path::entry_of_contents(contents).unwrap_or_default()));
-    path
-}
 
 fn no_fork(name: String) -> Error {
     Error::Invalid(format!("{name}: not a fork; pando clone --track makes them"))
@@ -40,8 +34,8 @@ impl Fs {
         let source = self.source_of(fork.number)?;
         Ok(ForkInfo {
             number: fork.number,
-            path: place_path(contents),
-            source: source.map(|contents| place_path(&contents)),
+            path: directory_path(contents),
+            source: source.map(|contents| directory_path(&contents)),
             created: fork.created,
             since: fork.since,
             uid: fork.uid,
@@ -60,7 +54,7 @@ impl Fs {
         while let Some((key, _)) = pairs.next_ref()? {
             let (contents, number) = system::forked_parts(key).ok_or_else(|| damaged("impossible key"))?;
             if of.as_deref().is_none_or(|of| of == contents) {
-                sources.insert(number, place_path(contents));
+                sources.insert(number, directory_path(contents));
             }
         }
         drop(pairs);
@@ -73,7 +67,7 @@ impl Fs {
                 continue;
             }
             let Fork { number, created, since, uid } = fork;
-            let path = place_path(system::fork_place(key).unwrap_or_default());
+            let path = directory_path(system::fork_place(key).unwrap_or_default());
             out.push(ForkInfo { number, path, source, created, since, uid });
         }
         Ok(out)

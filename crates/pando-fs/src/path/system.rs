@@ -155,6 +155,16 @@ pub(crate) fn forked_parts(key: &[u8]) -> Option<(&[u8], u32)> {
     Some((contents, u32::from_be_bytes(*number)))
 }
 
+/// The policy of the directory with this contents prefix: the key of one, or the prefix of those of all below.
+pub(crate) fn policy(contents: &[u8]) -> Bytes {
+    tagged(b'A', contents)
+}
+
+/// The contents prefix in a key of [`policy`].
+pub(crate) fn policy_place(key: &[u8]) -> Option<&[u8]> {
+    key.get(HEAD_BYTES..)
+}
+
 /// Where one prefix waits while two are exchanged within one batch; empty between batches.
 pub(crate) fn exchange(slot: u8) -> Bytes {
     tagged(b'X', &[slot])

@@ -24,6 +24,7 @@ use crate::{
     volume::{self, Fs},
 };
 
+pub(crate) mod automatic;
 pub(crate) mod policy;
 mod rollback;
 
@@ -86,6 +87,17 @@ impl Fs {
         source: Ino,
         new: &NewSnapshot,
     ) -> Result<(SnapshotInfo, CloneReport)> {
+        self.snapshot_at(by, source, new, self.now())
+    }
+
+    /// The same, made at the time `now`.
+    fn snapshot_at(
+        &self,
+        by: Authority<'_>,
+        source: Ino,
+        new: &NewSnapshot,
+        now: Time,
+    ) -> Result<(SnapshotInfo, CloneReport)> {
         self.writable()?;
         let dir = self.dir(source)?;
         Rights::from(by).may_clone(&dir)?;
@@ -99,7 +111,6 @@ impl Fs {
         let family = self.family_or_new(&dir)?;
         let family_dir = self.family_dir(Some(&dir), &family)?;
         let _snapshots = lock::exclusive(&family_dir.names);
-        let now = self.now();
         let mut batch = Batch::new();
         let owner = (dir.ino, &at.entry[..]);
         let place = Snapshotted { dir: &dir, owner, at: &at, entry: &at.entry, contents: &at.contents };
@@ -156,7 +167,8 @@ impl Fs {
 
     fn need_features_of(&self, new: &NewSnapshot) -> Result<()> {
         let received = if new.received.is_some() { volume::RECEIVED } else { 0 };
-        self.need_feature(volume::SNAPSHOTS | received)
+        let automatic = if new.automatic { volume::POLICIES } else { 0 };
+        self.need_feature(volume::SNAPSHOTS | received | automatic)
     }
 
     /// The family of a directory; one that is not stored yet if it has none. The caller keeps others from making one.
@@ -199,6 +211,7 @@ impl Fs {
             note: new.note.clone(),
             uid: rights.uid(),
             received: new.received,
+            automatic: new.automatic,
         };
         let record = place.dir.peek(|s| s.record.clone());
         if place.dir.ino == ROOT {

@@ -147,6 +147,7 @@ mod tests {
             valid_for_secs: None,
             uid: 0,
             received: None,
+            automatic: false,
         };
         numbered.map(info).collect()
     }

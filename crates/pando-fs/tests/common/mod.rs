@@ -299,7 +299,7 @@ pub fn check_keys(w: &World) {
     let (mut names, mut indexed) = (BTreeMap::new(), 0);
     let mut records: BTreeMap<Vec<u8>, (u8, u64)> = BTreeMap::new();
     let mut blocks = Vec::new();
-    let (mut forks, mut sources) = (BTreeMap::new(), Vec::new());
+    let (mut forks, mut sources, mut policies) = (BTreeMap::new(), Vec::new(), Vec::new());
     for pair in w.fs.db().range(b"", None) {
         let (key, value) = pair.unwrap();
         if key[..4] == [0xff; 4] {
@@ -310,6 +310,7 @@ pub fn check_keys(w: &World) {
                     let (place, number) = key[5..].split_at(key.len() - 9);
                     sources.push((number.iter().rev().copied().collect::<Vec<u8>>(), place.to_vec()));
                 }
+                b'A' => policies.push(key[5..].to_vec()),
                 kind => assert!(b"FCLOPETNSR".contains(&kind), "unknown system key {key:?}"),
             }
             continue;
@@ -369,6 +370,9 @@ pub fn check_keys(w: &World) {
     for (number, place) in &sources {
         assert!(forks.contains_key(number), "{place:?} was forked, and nothing knows of {number:?}");
         assert!(dir(place), "what fork {number:?} is of is no directory");
+    }
+    for place in &policies {
+        assert!(dir(place), "what has the policy of {place:?} is no directory");
     }
     for (path, start, len) in blocks {
         let (kind, size) = records.get(&path).copied().unwrap_or_default();

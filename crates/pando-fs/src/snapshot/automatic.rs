@@ -1,0 +1,202 @@
+//! Policies carried out: which snapshots are due, and which go.
+//!
+//! What is to be done is a pure function of the policy, the time and the snapshots ([`StoredPolicy::is_due`],
+//! [`StoredPolicy::gone`], [`StoredPolicy::next`]). [`Fs::carry_out_policy`] does it, with the rights of who has set
+//! the policy; when it is called is for whoever serves the file system. Uses `policies` and snapshots.
+
+use std::ffi::OsString;
+
+use bytes::Bytes;
+
+use crate::{
+    error::{Error, Result},
+    key_text::directory_path,
+    path::system,
+    policies::{MAX_POLICIES, PolicyInfo, StoredPolicy},
+    rights::Rights,
+    types::{Authority, Caller, CloneReport, Ino, NewSnapshot, SnapshotInfo, SnapshotPolicy, StatFs, Time},
+    volume::{self, Fs},
+};
+
+/// What came of carrying out a policy once.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PolicyWork {
+    /// The directory is there, and this is its number. It may be that of another one as soon as the call returns.
+    pub source: Option<Ino>,
+    /// The name of the snapshot that was made.
+    pub made: Option<OsString>,
+    /// The names of those that were deleted.
+    pub deleted: Vec<OsString>,
+    /// When there is something to do next, if nothing else happens.
+    pub next: Option<Time>,
+}
+
+impl StoredPolicy {
+    /// Whether a snapshot is to be made at the time `now`; `synced`: something in the directory was synced since the
+    /// last one. A clock that was set back makes one due as well.
+    pub fn is_due(&self, now: Time, snapshots: &[SnapshotInfo], synced: bool) -> bool {
+        let last = last_automatic(snapshots);
+        let old = |secs: u32| secs > 0 && last.is_none_or(|t| now.secs.abs_diff(t.secs) >= u64::from(secs));
+        old(self.every_secs) || synced && old(self.on_sync_secs)
+    }
+
+    /// The numbers of the snapshots that go at the time `now`, ascending; `short`: less is free than is demanded, and
+    /// the oldest goes too, if it is not the newest.
+    pub fn gone(&self, now: Time, snapshots: &[SnapshotInfo], short: bool) -> Vec<u32> {
+        let (own, others): (Vec<_>, Vec<_>) = snapshots.iter().cloned().partition(|s| s.automatic);
+        let mut gone = self.keep.expired(now, &own);
+        gone.extend(SnapshotPolicy::default().expired(now, &others));
+        let mut left: Vec<&SnapshotInfo> =
+            own.iter().filter(|s| !s.keep && !gone.contains(&s.number)).collect();
+        left.sort_unstable_by_key(|s| (s.created, s.number));
+        if let [oldest, _, ..] = left[..]
+            && short
+        {
+            gone.push(oldest.number);
+        }
+        gone.sort_unstable();
+        gone
+    }
+
+    /// When something is due next: a snapshot, or the end of a period of validity. `synced` as above.
+    pub fn next(&self, now: Time, snapshots: &[SnapshotInfo], synced: bool) -> Option<Time> {
+        let mut next: Option<i64> = None;
+        let mut add = |secs: i64| next = Some(next.map_or(secs, |next| next.min(secs)));
+        // Of the last one if its time can be believed.
+        let from = last_automatic(snapshots).map_or(now.secs, |t| t.secs.min(now.secs));
+        for (secs, applies) in [(self.every_secs, true), (self.on_sync_secs, synced)] {
+            if secs > 0 && applies {
+                add(from.saturating_add(i64::from(secs)));
+            }
+        }
+        for s in snapshots.iter().filter(|s| !s.keep) {
+            if let Some(secs) = s.valid_for_secs {
+                add(s.created.secs.saturating_add_unsigned(secs));
+            }
+        }
+        next.map(|secs| Time { secs, nanos: 0 })
+    }
+
+    /// Whether less is free than the policy demands.
+    pub fn is_short(&self, space: &StatFs) -> bool {
+        let demanded = u128::from(space.blocks) * u128::from(self.min_free_percent);
+        u128::from(space.bfree) * 100 < demanded
+    }
+}
+
+/// When the newest snapshot was made that a policy had made.
+fn last_automatic(snapshots: &[SnapshotInfo]) -> Option<Time> {
+    snapshots.iter().filter(|s| s.automatic).max_by_key(|s| s.number).map(|s| s.created)
+}
+
+impl Fs {
+    /// Gives the directory a policy, or takes it. Who may clone the directory may, and what is done for it is done with
+    /// the rights of this user. One batch. EINVAL if it says nothing; EFBIG beyond [`MAX_POLICIES`]; EROFS inside of a
+    /// snapshot.
+    pub fn set_policy(&self, by: Authority<'_>, dir: Ino, policy: Option<&StoredPolicy>) -> Result<()> {
+        self.writable()?;
+        let dir = self.dir(dir)?;
+        Rights::from(by).may_clone(&dir)?;
+        let (at, _names) = self.hold_names(&dir, true)?;
+        let Some(policy) = policy else {
+            if self.policy_at(&at.contents)?.is_some() {
+                self.db.delete(system::policy(&at.contents))?;
+            }
+            return Ok(());
+        };
+        policy.check()?;
+        if self.policy_at(&at.contents)?.is_none() && self.stored_policies()?.len() >= MAX_POLICIES {
+            return Err(Error::TooManyPolicies(MAX_POLICIES));
+        }
+        self.need_feature(volume::POLICIES | volume::SNAPSHOTS)?;
+        self.db.put(system::policy(&at.contents), policy.encode(Rights::from(by).uid()))?;
+        Ok(())
+    }
+
+    /// The policy of the directory, if it has one. One point query.
+    pub fn policy_of(&self, dir: Ino) -> Result<Option<PolicyInfo>> {
+        let at = self.hold_dir(&self.dir(dir)?)?;
+        let found = self.policy_at(&at.contents)?;
+        Ok(found.map(|(uid, policy)| PolicyInfo { path: directory_path(&at.contents), uid, policy }))
+    }
+
+    /// All policies, with the places of their directories, by which they are carried out.
+    pub fn policies(&self) -> Result<Vec<(Bytes, PolicyInfo)>> {
+        let info = |(place, uid, policy): (Bytes, u32, StoredPolicy)| {
+            let path = directory_path(&place);
+            (place, PolicyInfo { path, uid, policy })
+        };
+        Ok(self.stored_policies()?.into_iter().map(info).collect())
+    }
+
+    /// Does what the policy of a directory wants at the time `now`: makes a snapshot if one is due, and deletes those
+    /// that go. `synced`: something in the directory was synced since the last one. `before` is called with the
+    /// directory's number before a snapshot is made, `after` with what each change has made stale.
+    ///
+    /// Nothing is done in a file system that is read-only, nor if the directory, or its policy, is gone. Costs a lookup
+    /// of each directory on the way, a look at each snapshot of the directory, and what is done.
+    pub fn carry_out_policy(
+        &self,
+        info: &PolicyInfo,
+        (now, synced): (Time, bool),
+        before: &mut dyn FnMut(Ino),
+        after: &mut dyn FnMut(&CloneReport),
+    ) -> Result<PolicyWork> {
+        if self.is_read_only() {
+            return Ok(PolicyWork::default());
+        }
+        let found = match self.resolve(info.path.as_ref()) {
+            Err(Error::NotFound(_) | Error::NotDirectory(_)) => return Ok(PolicyWork::default()),
+            found => found?,
+        };
+        let done = self.work_policy(found.ino, info, (now, synced), before, after);
+        self.forget(found.ino, 1);
+        done
+    }
+
+    fn work_policy(
+        &self,
+        source: Ino,
+        info: &PolicyInfo,
+        (now, synced): (Time, bool),
+        before: &mut dyn FnMut(Ino),
+        after: &mut dyn FnMut(&CloneReport),
+    ) -> Result<PolicyWork> {
+        if self.policy_of(source)?.as_ref() != Some(info) {
+            return Ok(PolicyWork::default()); // changed meanwhile: it is somebody else's turn
+        }
+        let (policy, caller) = (&info.policy, Caller { uid: info.uid, ..Caller::root() });
+        let by = Authority::Caller(&caller);
+        let mut work = PolicyWork { source: Some(source), ..PolicyWork::default() };
+        let mut snapshots = self.snapshots(source)?;
+        let due = policy.is_due(now, &snapshots, synced);
+        if due {
+            before(source);
+            let new = NewSnapshot {
+                valid_for_secs: policy.valid_for_secs,
+                automatic: true,
+                ..NewSnapshot::default()
+            };
+            let (made, report) = self.snapshot_at(by, source, &new, now)?;
+            after(&report);
+            work.made = Some(made.name.clone());
+            snapshots.push(made);
+        }
+        let short = policy.is_short(&self.statfs()?);
+        let gone = policy.gone(now, &snapshots, short);
+        for info in snapshots.iter().filter(|s| gone.contains(&s.number)) {
+            match self.delete_snapshot(by, source, info.number) {
+                Ok(report) => {
+                    after(&report);
+                    work.deleted.push(info.name.clone());
+                }
+                // Somebody else was faster, or keeps it since.
+                Err(Error::NotFound(_) | Error::NotPermitted { .. }) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        snapshots.retain(|s| !gone.contains(&s.number));
+        work.next = policy.next(now, &snapshots, synced && !due);
+        Ok(work)
+    }
+}

@@ -1,0 +1,364 @@
+//! Stored policies for snapshots: where they go with their directories, and what is done for them, by a clock of the
+//! test's own.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+use std::{collections::BTreeMap, path::Path};
+
+use common::*;
+use pando_fs::*;
+
+const HOUR: i64 = 3600;
+const DAY: i64 = 24 * HOUR;
+
+fn every(secs: u32) -> StoredPolicy {
+    StoredPolicy { every_secs: secs, ..StoredPolicy::default() }
+}
+
+fn set(w: &World, path: &str, policy: Option<StoredPolicy>) -> Result<()> {
+    w.on(path, |a| w.fs.set_policy(Authority::Caller(&w.me), a.ino, policy.as_ref()))
+}
+
+/// Paths and intervals of all policies.
+fn stored(w: &World) -> BTreeMap<String, u32> {
+    let of = |(_, info): (_, PolicyInfo)| (info.path.into_string().unwrap(), info.policy.every_secs);
+    w.fs.policies().unwrap().into_iter().map(of).collect()
+}
+
+fn at(secs: i64) -> Time {
+    Time { secs, nanos: 0 }
+}
+
+/// Carries all policies out at a time; what was made and deleted.
+fn carry_out(w: &World, now: i64, synced: bool) -> Vec<PolicyWork> {
+    let work = |(_, info): (_, PolicyInfo)| {
+        w.fs.carry_out_policy(&info, (at(now), synced), &mut |_| {}, &mut |_| {}).unwrap()
+    };
+    w.fs.policies().unwrap().into_iter().map(work).collect()
+}
+
+fn snapshots(w: &World, path: &str) -> Vec<SnapshotInfo> {
+    w.on(path, |a| w.fs.snapshots(a.ino)).unwrap()
+}
+
+fn times(w: &World, path: &str) -> Vec<i64> {
+    snapshots(w, path).iter().map(|s| s.created.secs).collect()
+}
+
+/// Bytes that cannot be compressed.
+fn fill(bytes: &mut [u8], seed: u64) {
+    let mut random = Random::new(seed);
+    bytes.chunks_mut(4).for_each(|chunk| chunk.copy_from_slice(&(random.next() as u32).to_le_bytes()));
+}
+
+#[test]
+fn a_policy_goes_with_its_directory() {
+    let mut w = World::new();
+    for dir in ["/a", "/a/b", "/a/b/c", "/x"] {
+        w.mkdir(dir);
+    }
+    w.put("/a/b/f", b"1");
+    set(&w, "/", Some(every(1))).unwrap();
+    set(&w, "/a", Some(every(2))).unwrap();
+    set(&w, "/a/b", Some(every(3))).unwrap();
+    set(&w, "/a/b/c", Some(every(4))).unwrap();
+    let expect = |w: &World, all: &[(&str, u32)]| {
+        let all: BTreeMap<String, u32> = all.iter().map(|(p, n)| (p.to_string(), *n)).collect();
+        assert_eq!(stored(w), all);
+        check_keys(w);
+    };
+    expect(&w, &[("/", 1), ("/a", 2), ("/a/b", 3), ("/a/b/c", 4)]);
+    w.remount();
+    w.rename("/a", "/x/y", 0).unwrap();
+    expect(&w, &[("/", 1), ("/x/y", 2), ("/x/y/b", 3), ("/x/y/b/c", 4)]);
+    // A clone has none, of itself or below; the root of a lineage keeps what is moved into it.
+    w.clone_tree("/x", "/clone", false).unwrap();
+    expect(&w, &[("/", 1), ("/x/y", 2), ("/x/y/b", 3), ("/x/y/b/c", 4)]);
+    w.rename("/x/y/b", "/clone/b", 0).unwrap();
+    expect(&w, &[("/", 1), ("/x/y", 2), ("/clone/b", 3), ("/clone/b/c", 4)]);
+    w.rename("/clone/b", "/x/y", RENAME_EXCHANGE).unwrap();
+    expect(&w, &[("/", 1), ("/clone/b", 2), ("/x/y", 3), ("/x/y/c", 4)]);
+    // A rollback leaves the directory its own; what is below is another directory afterwards.
+    let number = w.on("/x/y", |a| w.fs.snapshot(Authority::Caller(&w.me), a.ino, &NewSnapshot::default()));
+    let number = number.unwrap().0.number;
+    w.on("/x/y", |a| w.fs.rollback(Authority::Caller(&w.me), a.ino, number, true)).unwrap();
+    expect(&w, &[("/", 1), ("/clone/b", 2), ("/x/y", 3)]);
+    set(&w, "/x/y/c", Some(every(5))).unwrap();
+    set(&w, "/x/y", Some(every(6))).unwrap();
+    expect(&w, &[("/", 1), ("/clone/b", 2), ("/x/y", 6), ("/x/y/c", 5)]);
+    // It goes when the directory goes, however that is.
+    w.rmdir("/x/y/c").unwrap();
+    expect(&w, &[("/", 1), ("/clone/b", 2), ("/x/y", 6)]);
+    w.clone_tree("/x/y", "/clone/b", true).unwrap();
+    expect(&w, &[("/", 1), ("/x/y", 6)]);
+    w.mkdir("/empty");
+    w.remove_tree("/clone").unwrap();
+    expect(&w, &[("/", 1), ("/x/y", 6)]);
+    w.rename("/x/y", "/moved", 0).unwrap();
+    w.rename("/empty", "/x/empty", 0).unwrap();
+    set(&w, "/x/empty", Some(every(7))).unwrap();
+    w.mkdir("/other");
+    w.rename("/other", "/x/empty", 0).unwrap();
+    expect(&w, &[("/", 1), ("/moved", 6)]);
+    set(&w, "/moved", None).unwrap();
+    set(&w, "/moved", None).unwrap();
+    expect(&w, &[("/", 1)]);
+    w.assert_nothing_referenced();
+}
+
+/// Directories with policies under random renames, exchanges, clones, rollbacks and removals, beside a plain map.
+#[test]
+fn policies_follow_random_changes() {
+    random_runs(6, 250, |seed, steps| {
+        let mut random = Random::new(seed);
+        let mut w = World::new();
+        // All directories, with their policies.
+        let mut model: BTreeMap<String, u32> = BTreeMap::from([(String::new(), 0)]);
+        for step in 0..steps as u32 {
+            let pick = |random: &mut Random, model: &BTreeMap<String, u32>| -> String {
+                model.keys().nth(random.below(model.len())).unwrap().clone()
+            };
+            let (one, two) = (pick(&mut random, &model), pick(&mut random, &model));
+            let fresh = format!("{two}/{}", random.below(6));
+            let below = |path: &str, top: &str| path == top || path.starts_with(&format!("{top}/"));
+            let inside = below(&one, &two) || below(&two, &one);
+            let is_free = !model.contains_key(&fresh) && fresh.len() < 16;
+            match random.below(9) {
+                0..=2 if is_free => {
+                    w.mkdir(&fresh);
+                    model.insert(fresh, 0);
+                }
+                3 | 4 => {
+                    let path = if one.is_empty() { "/" } else { &one };
+                    set(&w, path, Some(every(step + 1))).unwrap();
+                    model.insert(one, step + 1);
+                }
+                5 if !one.is_empty() && is_free && !below(&two, &one) => {
+                    w.rename(&one, &fresh, 0).unwrap();
+                    let moved: Vec<_> = model.keys().filter(|p| below(p, &one)).cloned().collect();
+                    for path in moved {
+                        let policy = model.remove(&path).unwrap();
+                        model.insert(format!("{fresh}{}", &path[one.len()..]), policy);
+                    }
+                }
+                6 if !inside => {
+                    w.rename(&one, &two, RENAME_EXCHANGE).unwrap();
+                    let swap = |path: &str| match () {
+                        () if below(path, &one) => format!("{two}{}", &path[one.len()..]),
+                        () if below(path, &two) => format!("{one}{}", &path[two.len()..]),
+                        () => path.to_owned(),
+                    };
+                    model = model.into_iter().map(|(path, policy)| (swap(&path), policy)).collect();
+                }
+                7 if !one.is_empty() && is_free && !below(&two, &one) => {
+                    w.clone_tree(&one, &fresh, false).unwrap();
+                    let paths: Vec<_> = model.keys().filter(|p| below(p, &one)).cloned().collect();
+                    model.extend(paths.into_iter().map(|p| (format!("{fresh}{}", &p[one.len()..]), 0)));
+                }
+                8 if !one.is_empty() && random.below(5) < 2 => {
+                    w.remove_tree(&one).unwrap();
+                    model.retain(|path, _| !below(path, &one));
+                }
+                8 if !one.is_empty() => {
+                    let me = Authority::Caller(&w.me);
+                    let made = w.on(&one, |a| w.fs.snapshot(me, a.ino, &NewSnapshot::default())).unwrap().0;
+                    w.on(&one, |a| w.fs.rollback(me, a.ino, made.number, true)).unwrap();
+                    model.iter_mut().filter(|(p, _)| below(p, &one) && **p != one).for_each(|(_, n)| *n = 0);
+                }
+                _ => continue,
+            }
+            let with = model.iter().filter(|(_, policy)| **policy > 0);
+            let name = |path: &String| if path.is_empty() { "/".into() } else { path.clone() };
+            let expected: BTreeMap<_, _> = with.map(|(path, policy)| (name(path), *policy)).collect();
+            assert_eq!(stored(&w), expected, "seed {seed}, step {step}");
+            if random.below(60) == 0 {
+                w.remount();
+            }
+        }
+        check_keys(&w);
+        w.assert_nothing_referenced();
+    });
+}
+
+#[test]
+fn snapshots_come_and_go_by_the_clock() {
+    let w = World::new();
+    w.mkdir("/d");
+    w.put("/d/f", b"x");
+    let by = Authority::Caller(&w.me);
+    let keep = SnapshotPolicy { hourly: 6, daily: 3, ..SnapshotPolicy::default() };
+    set(&w, "/d", Some(StoredPolicy { keep, ..every(HOUR as u32) })).unwrap();
+    let mine = NewSnapshot { name: Some("mine".into()), ..NewSnapshot::default() };
+    let mine = w.on("/d", |a| w.fs.snapshot(by, a.ino, &mine)).unwrap().0;
+    // The clock of the test begins long after that of the machine, on a midnight.
+    let begin = 40_000 * DAY;
+    let mut next = None;
+    // A look each ten minutes, for five days: by the next time that was told alone nothing more is done.
+    for now in (begin..begin + 5 * DAY).step_by(600) {
+        w.put("/d/f", format!("{now}").as_bytes());
+        let [work] = &carry_out(&w, now, false)[..] else { panic!("one policy") };
+        let due = (now - begin) % HOUR == 0;
+        assert_eq!(work.made.is_some(), due, "{now}");
+        assert!(due == next.is_none_or(|next| next <= at(now)), "told {next:?}, due at {now}");
+        next = work.next;
+    }
+    let last = begin + 5 * DAY - HOUR;
+    let mut expected: Vec<i64> = (0..6).map(|n| last - n * HOUR).collect();
+    expected.extend([begin + 3 * DAY + 23 * HOUR, begin + 2 * DAY + 23 * HOUR]);
+    expected.push(mine.created.secs);
+    expected.sort_unstable();
+    let mut found = times(&w, "/d");
+    found.sort_unstable();
+    assert_eq!(found, expected);
+    // They show what was then.
+    let name = at(last).to_utc();
+    assert_eq!(w.get(&format!("/d/.snapshots/{name}/f")).unwrap(), format!("{last}").as_bytes());
+    // One that is kept stays, whatever the policy says; it is the same with one that somebody else made.
+    let kept = snapshots(&w, "/d").into_iter().find(|s| s.created.secs == last).unwrap();
+    w.on("/d", |a| w.fs.keep_snapshot(by, a.ino, kept.number, true)).unwrap();
+    let one = SnapshotPolicy { last: 1, ..SnapshotPolicy::default() };
+    set(&w, "/d", Some(StoredPolicy { keep: one, ..every(HOUR as u32) })).unwrap();
+    carry_out(&w, last + 30 * DAY, false);
+    let mut found = times(&w, "/d");
+    found.sort_unstable();
+    assert_eq!(found, [mine.created.secs, last, last + 30 * DAY]);
+    // A clock that is set back starves nothing.
+    assert!(carry_out(&w, last, false)[0].made.is_some());
+    check_keys(&w);
+    w.assert_nothing_referenced();
+}
+
+#[test]
+fn what_is_valid_for_a_time_goes_when_that_is_over() {
+    let w = World::new();
+    w.mkdir("/d");
+    let by = Authority::Caller(&w.me);
+    let mine = NewSnapshot { valid_for_secs: Some(1000), ..NewSnapshot::default() };
+    let mine = w.on("/d", |a| w.fs.snapshot(by, a.ino, &mine)).unwrap().0;
+    let now = mine.created.secs;
+    set(&w, "/d", Some(StoredPolicy { valid_for_secs: Some(250), ..every(100) })).unwrap();
+    for (after, left, next) in [
+        (0, vec![0, 0], 100),
+        (99, vec![0, 0], 100),
+        (100, vec![0, 0, 100], 200),
+        (249, vec![0, 0, 100, 249], 349),
+        (349, vec![0, 100, 249, 349], 449),
+        (1000, vec![1000], 1100),
+    ] {
+        let work = &carry_out(&w, now + after, false)[0];
+        let mut found = times(&w, "/d").iter().map(|t| t - now).collect::<Vec<_>>();
+        found.sort_unstable();
+        assert_eq!(found, left, "after {after}");
+        let end = found.iter().skip(1).map(|t| t + 250).min();
+        let told = work.next.unwrap().secs - now;
+        assert_eq!(told, end.map_or(next, |end| end.min(next)), "after {after}");
+    }
+    assert_eq!(w.on("/d", |a| w.fs.policy_of(a.ino)).unwrap().unwrap().policy.every_secs, 100);
+}
+
+#[test]
+fn syncs_make_one_snapshot_in_an_interval() {
+    let w = World::new();
+    w.mkdir("/d");
+    set(&w, "/d", Some(StoredPolicy { on_sync_secs: 60, ..StoredPolicy::default() })).unwrap();
+    let begin = 40_000 * DAY;
+    assert!(carry_out(&w, begin, false)[0].made.is_none());
+    let made: Vec<i64> = (0..200).filter(|n| carry_out(&w, begin + n, true)[0].made.is_some()).collect();
+    assert_eq!(made, [0, 60, 120, 180]);
+    // One that comes too early is due later.
+    let work = &carry_out(&w, begin + 200, true)[0];
+    assert_eq!((work.made.as_ref(), work.next), (None, Some(at(begin + 240))));
+    assert_eq!(carry_out(&w, begin + 300, false)[0].next, None);
+}
+
+#[test]
+fn the_oldest_go_while_too_little_is_free() {
+    let w = World::new();
+    w.mkdir("/d");
+    set(&w, "/d", Some(StoredPolicy { min_free_percent: 50, ..every(10) })).unwrap();
+    let begin = 40_000 * DAY;
+    let is_short = |w: &World, percent: u64| {
+        let space = w.fs.statfs().unwrap();
+        space.bfree * 100 < space.blocks * percent
+    };
+    let mut content = vec![0; 4 << 20];
+    let mut deleted = 0;
+    for round in 0..40 {
+        fill(&mut content, round);
+        w.put("/d/f", &content);
+        w.fs.sync().unwrap();
+        deleted += carry_out(&w, begin + 10 * round as i64, false)[0].deleted.len();
+        w.fs.db().settle().unwrap();
+    }
+    assert!(deleted > 20, "{deleted} snapshots were deleted");
+    assert!(!is_short(&w, 40));
+    // The newest stays even if all else does not help.
+    for i in (0..40).take_while(|_| !is_short(&w, 30)) {
+        fill(&mut content[..1 << 20], 1000 + i);
+        w.put(&format!("/bulk{i}"), &content[..1 << 20]);
+        w.fs.sync().unwrap();
+        carry_out(&w, begin + 400, false);
+        w.fs.db().settle().unwrap();
+    }
+    assert!(is_short(&w, 30));
+    assert_eq!(snapshots(&w, "/d").len(), 1);
+    check_keys(&w);
+}
+
+#[test]
+fn who_may_and_what_is_refused() {
+    let mut w = World::new();
+    w.mkdir("/d");
+    let user = Caller { uid: 1000, gid: 1000, ..Caller::root() };
+    let set_as = |w: &World, c: &Caller, policy: StoredPolicy| {
+        w.on("/d", |a| w.fs.set_policy(Authority::Caller(c), a.ino, Some(&policy)))
+    };
+    assert_eq!(errno(set_as(&w, &user, every(10))), EPERM);
+    let owner = |w: &World, uid: u32| {
+        let change = SetAttr { uid: Some(uid), ..SetAttr::default() };
+        w.on("/d", |a| w.fs.setattr(&w.me, a.ino, &change)).unwrap();
+    };
+    owner(&w, 1000);
+    set_as(&w, &user, every(10)).unwrap();
+    let info = w.on("/d", |a| w.fs.policy_of(a.ino)).unwrap().unwrap();
+    assert_eq!((info.uid, info.path.to_str()), (1000, Some("/d")));
+    // The snapshots are the user's, made with his rights: of what is another's none is made.
+    carry_out(&w, 40_000 * DAY, false);
+    assert_eq!(snapshots(&w, "/d").iter().map(|s| (s.uid, s.automatic)).collect::<Vec<_>>(), [(1000, true)]);
+    owner(&w, 2000);
+    let again = |w: &World, info: &PolicyInfo| {
+        w.fs.carry_out_policy(info, (at(40_001 * DAY), false), &mut |_| {}, &mut |_| {})
+    };
+    assert_eq!(errno(again(&w, &info)), EPERM);
+    owner(&w, 1000);
+    // One that was changed meanwhile is not carried out as it was.
+    set_as(&w, &user, every(20)).unwrap();
+    assert_eq!(again(&w, &info).unwrap(), PolicyWork::default());
+    for wrong in [
+        StoredPolicy::default(),
+        StoredPolicy { valid_for_secs: Some(7), ..StoredPolicy::default() },
+        StoredPolicy { valid_for_secs: Some(0), ..every(1) },
+        StoredPolicy { min_free_percent: 51, ..every(1) },
+    ] {
+        assert_eq!(errno(set_as(&w, &user, wrong)), EINVAL, "{wrong:?}");
+    }
+    let snapshot = format!("/d/.snapshots/{}", snapshots(&w, "/d")[0].name.display());
+    assert_eq!(errno(set(&w, &snapshot, Some(every(1)))), EROFS);
+    w.put("/file", b"");
+    assert_eq!(errno(set(&w, "/file", Some(every(1)))), ENOTDIR);
+    // The limit, and that replacing one is none of its business.
+    for i in 1..MAX_POLICIES {
+        w.mkdir(&format!("/{i}"));
+        set(&w, &format!("/{i}"), Some(every(1))).unwrap();
+    }
+    w.mkdir("/more");
+    assert_eq!(errno(set(&w, "/more", Some(every(1)))), EFBIG);
+    set(&w, "/1", Some(every(2))).unwrap();
+    set(&w, "/1", None).unwrap();
+    set(&w, "/more", Some(every(1))).unwrap();
+    // Nothing is done in what is read-only.
+    w.remount_with(options().read_only(true));
+    assert!(carry_out(&w, 50_000 * DAY, true).iter().all(|work| *work == PolicyWork::default()));
+    assert_eq!(errno(set(&w, "/1", Some(every(1)))), EROFS);
+    assert!(w.fs.resolve(Path::new("/more")).is_ok());
+}

@@ -247,6 +247,7 @@ const FUSE: &[(&str, &[&str])] = &[
     ("inside", &[]),
     ("listings", &[]),
     ("times", &["inside"]),
+    ("automatic", &[]),
     ("own_threads", &[]),
     ("transport", &["counters", "inside"]),
     ("error", &["transport"]),
@@ -259,6 +260,7 @@ const FUSE: &[(&str, &[&str])] = &[
     (
         "coherence",
         &[
+            "automatic",
             "counters",
             "cache",
             "creators",
@@ -273,6 +275,7 @@ const FUSE: &[(&str, &[&str])] = &[
         ],
     ),
     ("recursive", &["inside", "own_threads", "transport", "proof", "caller", "coherence"]),
+    ("policies", &["automatic", "coherence"]),
     ("requests", &["asked", "forked", "control", "diffs", "transport", "proof", "caller", "coherence"]),
     (
         "server",

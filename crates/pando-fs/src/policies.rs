@@ -20,8 +20,6 @@ use crate::{
 pub const MAX_POLICIES: usize = 1024;
 /// Version of the record of a policy.
 const VERSION: u8 = 1;
-/// Bytes of the record.
-const RECORD_BYTES: usize = 1 + 4 + 4 + 4 + 8 + 1 + 7 * 4;
 /// Most that can be demanded to stay free, percent.
 const MAX_FREE_PERCENT: u8 = 50;
 
@@ -55,6 +53,9 @@ pub struct PolicyInfo {
 }
 
 impl StoredPolicy {
+    /// Length of its stored form, bytes.
+    pub const BYTES: usize = 1 + 4 + 4 + 4 + 8 + 1 + 7 * 4;
+
     /// EINVAL unless it makes or deletes anything, within the limits.
     pub(crate) fn check(&self) -> Result<()> {
         let text = match self {
@@ -71,8 +72,8 @@ impl StoredPolicy {
     }
 
     /// The stored form, with the user who has set it.
-    pub(crate) fn encode(&self, uid: u32) -> Bytes {
-        let mut out = BytesMut::with_capacity(RECORD_BYTES);
+    pub fn encode(&self, uid: u32) -> Bytes {
+        let mut out = BytesMut::with_capacity(Self::BYTES);
         out.put_u8(VERSION);
         out.put_u32_le(uid);
         out.put_u32_le(self.every_secs);
@@ -86,9 +87,9 @@ impl StoredPolicy {
         out.freeze()
     }
 
-    /// The reverse.
-    pub(crate) fn decode(mut value: &[u8]) -> Result<(u32, Self), &'static str> {
-        if value.len() != RECORD_BYTES || value.get_u8() != VERSION {
+    /// The reverse; what is wrong with bytes that are no policy.
+    pub fn decode(mut value: &[u8]) -> Result<(u32, Self), &'static str> {
+        if value.len() != Self::BYTES || value.get_u8() != VERSION {
             return Err("not the record of a policy");
         }
         let uid = value.get_u32_le();

@@ -9,7 +9,7 @@ use std::{
     os::unix::ffi::{OsStrExt, OsStringExt},
 };
 
-use pando_fs::{MAX_SNAPSHOT_NOTE, NewSnapshot, SnapshotId, SnapshotInfo, Time};
+use pando_fs::{MAX_SNAPSHOT_NOTE, NewSnapshot, PolicyInfo, SnapshotId, SnapshotInfo, StoredPolicy, Time};
 
 /// Longest name of a snapshot, bytes.
 const NAME_MAX: usize = 255;
@@ -33,6 +33,10 @@ pub enum Asked {
     Keep(u32, bool),
     /// Make the directory what it was then; what it is now is named by the answer, unless it is to be discarded.
     Rollback(u32, bool),
+    /// Tell the policy of the directory.
+    Policy,
+    /// Give it this policy, or take the one that it has.
+    SetPolicy(Option<StoredPolicy>),
 }
 
 impl Asked {
@@ -47,6 +51,8 @@ impl Asked {
             Asked::Keep(number, keep) => (4, *number, *keep, &empty),
             Asked::Rollback(number, discard) => (5, *number, *discard, &empty),
             Asked::Take(new, _) => (6, 0, new.keep, new),
+            Asked::Policy => (7, 0, false, &empty),
+            Asked::SetPolicy(policy) => (8, 0, policy.is_some(), &empty),
         };
         let name = match self {
             Asked::Rename(_, name) => name.as_bytes(),
@@ -63,6 +69,9 @@ impl Asked {
         }
         if let Asked::Take(_, token) = self {
             out.extend_from_slice(token);
+        }
+        if let Asked::SetPolicy(Some(policy)) = self {
+            out.extend_from_slice(&policy.encode(0));
         }
         match &new.received {
             None => out.push(0),
@@ -97,6 +106,10 @@ impl Asked {
             return None;
         }
         let token = if op == 6 { take(16)?.try_into().ok()? } else { [0; 16] };
+        let policy = match (op, flag) {
+            (8, 1) => Some(StoredPolicy::decode(take(StoredPolicy::BYTES)?).ok()?.1),
+            _ => None,
+        };
         let received = match take(1)? {
             [0] => None,
             [1] => Some(SnapshotId {
@@ -121,6 +134,7 @@ impl Asked {
                     valid_for_secs: (valid > 0).then_some(valid),
                     note: String::from_utf8(note).ok()?,
                     received,
+                    automatic: false,
                 };
                 if op == 0 { Asked::Create(new) } else { Asked::Take(new, token) }
             }
@@ -129,6 +143,8 @@ impl Asked {
             3 => Asked::Rename(number, OsString::from_vec(name)),
             4 => Asked::Keep(number, flag),
             5 => Asked::Rollback(number, flag),
+            7 => Asked::Policy,
+            8 => Asked::SetPolicy(policy),
             _ => return None,
         })
     }
@@ -141,7 +157,7 @@ pub(crate) fn line(info: &SnapshotInfo) -> String {
         format!(
             "{}\t{secs}\t{nanos}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\n",
             info.number,
-            u8::from(info.keep),
+            u8::from(info.keep) | u8::from(info.automatic) << 1,
             info.valid_for_secs.unwrap_or(0),
             info.uid,
             escaped(info.name.as_bytes()),
@@ -162,10 +178,14 @@ pub(crate) fn read_lines(text: &str) -> Option<Vec<SnapshotInfo>> {
 fn read_line(line: &str) -> Option<SnapshotInfo> {
     let mut fields = line.split('\t');
     let mut next = || fields.next();
+    let number = next()?.parse().ok()?;
+    let created = Time { secs: next()?.parse().ok()?, nanos: next()?.parse().ok()? };
+    let flags: u8 = next()?.parse().ok()?;
     let info = SnapshotInfo {
-        number: next()?.parse().ok()?,
-        created: Time { secs: next()?.parse().ok()?, nanos: next()?.parse().ok()? },
-        keep: next()? == "1",
+        number,
+        created,
+        keep: flags & 1 != 0,
+        automatic: flags & 2 != 0,
         valid_for_secs: Some(next()?.parse().ok()?).filter(|secs| *secs > 0),
         uid: next()?.parse().ok()?,
         name: OsString::from_vec(unescaped(next()?)?),
@@ -177,6 +197,18 @@ fn read_line(line: &str) -> Option<SnapshotInfo> {
         },
     };
     next().is_none().then_some(info)
+}
+
+/// A policy as a line of an answer: who has set it and what it says.
+pub(crate) fn policy_line(info: &PolicyInfo) -> String {
+    format!("{}\t{}\n", escaped(info.path.as_bytes()), escaped(&info.policy.encode(info.uid)))
+}
+
+/// The reverse; `None` if it makes no sense.
+pub(crate) fn read_policy(line: &str) -> Option<PolicyInfo> {
+    let (path, record) = line.strip_suffix('\n')?.split_once('\t')?;
+    let (uid, policy) = StoredPolicy::decode(&unescaped(record)?).ok()?;
+    Some(PolicyInfo { path: OsString::from_vec(unescaped(path)?), uid, policy })
 }
 
 /// An identity as text: UUID in hexadecimal digits, number, seconds, nanoseconds.
@@ -238,6 +270,7 @@ mod tests {
             note: "why\n".into(),
             ..Default::default()
         };
+        let policy = StoredPolicy { every_secs: 60, valid_for_secs: Some(7), ..StoredPolicy::default() };
         let id = SnapshotId { store: [9; 16], number: 5, created: Time { secs: -3, nanos: 4 } };
         let received = NewSnapshot { received: Some(id), ..new.clone() };
         for asked in [
@@ -250,6 +283,9 @@ mod tests {
             Asked::Rename(9, "x".repeat(255).into()),
             Asked::Keep(1, true),
             Asked::Rollback(2, false),
+            Asked::Policy,
+            Asked::SetPolicy(None),
+            Asked::SetPolicy(Some(policy)),
         ] {
             let mut bytes = asked.encode();
             assert_eq!(Asked::decode(&bytes), Some(asked.clone()));
@@ -275,7 +311,12 @@ mod tests {
             valid_for_secs: None,
             uid: 1000,
             received: Some(SnapshotId { store: [9; 16], number: 5, created: Time { secs: -3, nanos: 4 } }),
+            automatic: true,
         };
+        let policy = StoredPolicy { every_secs: 60, ..StoredPolicy::default() };
+        let policy = PolicyInfo { path: "/a\tb".into(), uid: 1000, policy };
+        assert_eq!(read_policy(&policy_line(&policy)), Some(policy.clone()));
+        assert_eq!(read_policy(&policy_line(&policy)[..9]), None);
         assert_eq!(read_lines(&(line(&info) + &line(&info))), Some(vec![info.clone(), info.clone()]));
         let long = SnapshotInfo { note: "\n".repeat(512), source: "\n".repeat(256).into(), ..info };
         assert!(line(&long).len() <= MAX_TEXT);

@@ -165,6 +165,15 @@ pub(crate) fn snapshots(
     Ok((named, answer.value))
 }
 
+/// The policy for snapshots of the source of the token, if it has one.
+pub(crate) fn policy(file: impl AsFd, token: Token) -> Result<Option<pando_fs::PolicyInfo>, Error> {
+    let answer = ask(file.as_fd(), &Request::Snapshot { token, asked: Asked::Policy })?;
+    match &answer.message[..] {
+        "" => Ok(None),
+        line => crate::asked::read_policy(line).map(Some).ok_or(Error::NotPando),
+    }
+}
+
 fn ask(dir: BorrowedFd<'_>, request: &Request) -> Result<Response, Error> {
     let bytes = request.encode().ok_or(Error::Name)?;
     let answer = exchange(dir, request.command(), bytes)?;

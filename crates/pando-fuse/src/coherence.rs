@@ -7,14 +7,16 @@
 
 use std::{
     collections::HashSet,
+    ffi::OsStr,
     sync::{Arc, OnceLock},
     time::Duration,
 };
 
-use pando_fs::{Fs, SetAttr, SetTime};
+use pando_fs::{FileKind, Fs, SetAttr, SetTime};
 use parking_lot::Mutex;
 
 use crate::{
+    automatic::Automatic,
     cache::Caches,
     caller::changer,
     counters::Counters,
@@ -53,6 +55,8 @@ pub(crate) struct MountState {
     pub(crate) creators: Creators,
     /// Files whose time the kernel does not know.
     pub(crate) times: Arc<Times>,
+    /// Carries out policies for snapshots.
+    pub(crate) automatic: Arc<Automatic>,
     pub(crate) stats: Option<StatsText>,
     /// Inodes whose attributes the kernel is to forget: see [`MountState::written`].
     pub(crate) written: Mutex<Vec<u64>>,
@@ -201,6 +205,23 @@ impl MountState {
         for &ino in &report.orphaned {
             self.tell(|n| n.forget_attributes(ino));
         }
+    }
+
+    /// The kernel knows that two directories have changed, but not that the listing of one that has moved between them
+    /// names another parent.
+    pub(crate) fn has_moved(&self, (dir, name): (u64, &OsStr)) {
+        if let Ok(moved) = self.fs.lookup(dir, name) {
+            if moved.kind == FileKind::Directory {
+                self.listings.changed(moved.ino);
+            }
+            self.fs.forget(moved.ino, 1);
+        }
+    }
+
+    /// Ends the threads of the mount's own.
+    pub(crate) fn end_threads(&self) {
+        self.automatic.end();
+        self.times.end();
     }
 
     /// Takes out of a change what is none of the time of a file, or refuses it: see [`Times::change`].

@@ -8,13 +8,15 @@
 //! tool's end of it, `proof` (rights) and `requests` the server's.
 //!
 //! From the ground up: `mountinfo`, `changes`, `control`, `counters`, `cache`, `creators`, `diffs`,
-//! `inside`, `listings`, `times`, `own_threads`; `transport`; `error`, `settings`, `attach`; `client`, `proof`,
-//! `tool`; `caller`, `coherence` (the kernel's caches kept right), `recursive`, `requests`, `server`; `mount`.
+//! `inside`, `listings`, `times`, `automatic`, `own_threads`; `transport`; `error`, `settings`, `attach`; `client`, `proof`,
+//! `tool`; `caller`, `coherence` (the kernel's caches kept right), `recursive`, `policies`, `requests`, `server`;
+//! `mount`.
 //!
 //! `docs/fuse.md` says why the kernel is told what it is told.
 
 pub mod asked;
 mod attach;
+mod automatic;
 mod cache;
 mod caller;
 mod changes;
@@ -32,6 +34,7 @@ mod listings;
 mod mount;
 pub mod mountinfo;
 mod own_threads;
+mod policies;
 mod proof;
 mod recursive;
 mod requests;

@@ -78,6 +78,7 @@ impl Mount {
         if let Some(inside) = inside {
             server.let_in(inside, session.awaits_answers_to_writes());
         }
+        server.start_policies();
         Ok(Mount { session, dir, device, counters })
     }
 

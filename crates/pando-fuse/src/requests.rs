@@ -62,7 +62,8 @@ impl MountState {
             }
             Request::Sync => {
                 self.write_out_all();
-                self.fs.sync().map_err(Refusal::from).and_then(|()| done(0))
+                let synced = self.fs.sync().inspect(|()| self.automatic.synced_all());
+                synced.map_err(Refusal::from).and_then(|()| done(0))
             }
             Request::Usage { token } => self.shown(c, &token).and_then(|shows| self.usage(c, &shows)),
             Request::Grow { token, size } => self.shown(c, &token).and_then(|shows| self.grow(&shows, size)),
@@ -296,7 +297,7 @@ impl MountState {
             None => shows.about(0, OsStr::new("")),
         };
         // That the mount may be written to, and the directory by the caller. (A rollback shows a removal.)
-        let reads = matches!(asked, Asked::List(_) | Asked::Rollback(..));
+        let reads = matches!(asked, Asked::List(_) | Asked::Rollback(..) | Asked::Policy);
         if !reads && !shows.adds_to_source() {
             return Err(pando_fs::Error::Access("snapshots".into()).into());
         }
@@ -338,6 +339,14 @@ impl MountState {
                 self.settle(&self.fs.rename_snapshot(by, source, number, &name)?);
             }
             Asked::Keep(number, keep) => self.settle(&self.fs.keep_snapshot(by, source, number, keep)?),
+            Asked::Policy => {
+                let policy = self.fs.policy_of(source)?;
+                answer.message = policy.as_ref().map(asked::policy_line).unwrap_or_default();
+            }
+            Asked::SetPolicy(policy) => {
+                self.fs.set_policy(by, source, policy.as_ref())?;
+                self.automatic.changed();
+            }
             Asked::Rollback(number, discard) => {
                 self.write_out_below(source);
                 let (report, before) = self.fs.rollback(by, source, number, discard)?;

@@ -14,7 +14,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use pando_fs::{Attr, DirHandle, FileHandle, FileKind, Fs, Seek, SetAttr, StatFs};
+use pando_fs::{Attr, DirHandle, FileHandle, Fs, Seek, SetAttr, StatFs};
 use parking_lot::Mutex;
 
 use crate::{
@@ -64,6 +64,7 @@ impl Server {
             own_threads: Default::default(),
             creators: Creators::default(),
             times: Arc::default(),
+            automatic: Arc::default(),
             stats,
             written: Mutex::default(),
             bare: Mutex::default(),
@@ -77,6 +78,11 @@ impl Server {
         let first = self.shared.way_in.set(inside.clone()).is_ok();
         assert!(first && (!always || self.shared.inside.set(inside).is_ok()), "a server has one mount");
         self.shared.start_telling_times();
+    }
+
+    /// Starts what is done unasked. Not for a request.
+    pub(crate) fn start_policies(&self) {
+        self.shared.start_policies();
     }
 
     fn fs(&self) -> &Fs {
@@ -93,17 +99,6 @@ impl Server {
         let small_changes = self.shared.is_for_small_changes(ino, flags);
         let policy = self.shared.caches.opened(ino, handle.0, flags, small_changes);
         Ok(Opened { handle: handle.0, direct: policy.direct, keep_cache: policy.keep })
-    }
-
-    /// The kernel knows that two directories have changed, but not that the listing of one that has moved between them
-    /// names another parent.
-    fn has_moved(&self, (dir, name): (u64, &OsStr)) {
-        if let Ok(moved) = self.fs().lookup(dir, name) {
-            if moved.kind == FileKind::Directory {
-                self.shared.listings.changed(moved.ino);
-            }
-            self.fs().forget(moved.ino, 1);
-        }
     }
 
     /// The answer `outcome`, of a call that may have dropped set-id bits which were `before`: then the kernel is told
@@ -166,7 +161,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.shared.times.end();
+        self.shared.end_threads();
     }
 }
 
@@ -285,9 +280,9 @@ impl Handler for Server {
         let moves = self.fs().moves();
         self.fs().rename(&caller(c, 0), from.0, from.1, to.0, to.1, flags)?;
         if from.0 != to.0 && self.fs().moves() != moves {
-            self.has_moved(to);
+            self.shared.has_moved(to);
             if flags & pando_fs::RENAME_EXCHANGE != 0 {
-                self.has_moved(from);
+                self.shared.has_moved(from);
             }
         }
         Ok(())
@@ -438,6 +433,10 @@ impl Handler for Server {
                 shared.write_out_all();
             }
             shared.fs.fsync(ino, datasync)?;
+            match ino {
+                pando_fs::ROOT => shared.automatic.synced_all(),
+                ino => shared.automatic.synced(ino),
+            }
             if shared.caches.writeback() {
                 shared.tell_written(ino);
             }

@@ -458,6 +458,12 @@ pub fn snapshot_of_tree(path: &Path, tree: &Path, new: pando_fs::NewSnapshot) ->
     named.into_iter().next().ok_or(Error::Version)
 }
 
+/// The policy for snapshots of the directory at `path`, if it has one.
+pub fn policy(path: &Path) -> Result<Option<pando_fs::PolicyInfo>, Error> {
+    let (dir, token, _) = own_dir(path)?;
+    client::policy(&dir, token)
+}
+
 /// The UUID of the file system that the directory at `path` is in, and whether a file in it has, or had, several names.
 pub fn identity(path: &Path) -> Result<([u8; 16], bool), Error> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;

@@ -1,5 +1,6 @@
 //! `pando snapshot`: make, list and delete snapshots of a directory of a mounted file system.
 
+mod policy;
 mod select;
 
 use std::path::{Path, PathBuf};
@@ -13,6 +14,9 @@ use crate::{report::VERSION, size};
 pub use select::show_age;
 use select::{Age, select};
 
+/// How long prune waits for the space of a snapshot that it has deleted before it deletes another one.
+const ROOM_PATIENCE: std::time::Duration = std::time::Duration::from_secs(10);
+
 /// Make, list and delete read-only snapshots of any directory
 #[derive(clap::Args)]
 #[command(
@@ -23,7 +27,8 @@ SEL is a name, a number, or a range of either: A..B, A.., ..B
 Examples: pando snapshot create /mnt/grove/project before-upgrade
           pando snapshot list /mnt/grove/project
           ls /mnt/grove/project/.snapshots/before-upgrade
-          pando snapshot prune /mnt/grove/project --hourly 24 --daily 7 --dry-run
+          pando snapshot prune /mnt/grove/project --keep-hourly 24 --keep-daily 7 --dry-run
+          pando snapshot policy /mnt/grove/project --every 1h --keep-hourly 24 --keep-daily 7
           pando rollback /mnt/grove/project before-upgrade"
 )]
 pub struct Args {
@@ -90,11 +95,15 @@ enum Command {
         /// A directory in a mounted Pando file system
         dir: PathBuf,
         #[command(flatten)]
-        policy: Policy,
+        keep: policy::Keep,
+        /// Then delete the oldest that are left, one by one, while less of the file system is free
+        #[arg(long, value_name = "PERCENT", value_parser = policy::percent, conflicts_with = "dry_run")]
+        min_free: Option<u8>,
         /// Only say what would be deleted
         #[arg(long)]
         dry_run: bool,
     },
+    Policy(policy::Args),
 }
 
 #[derive(clap::Args)]
@@ -109,31 +118,6 @@ struct Which {
     older_than: Option<Age>,
 }
 
-#[derive(clap::Args)]
-struct Policy {
-    /// Keep so many of the newest
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    keep_last: u32,
-    /// Keep the newest of each of the last N hours that have one, in UTC
-    #[arg(long, value_name = "N", default_value_t = 0, alias = "hourly")]
-    keep_hourly: u32,
-    /// The same of days
-    #[arg(long, value_name = "N", default_value_t = 0, alias = "daily")]
-    keep_daily: u32,
-    /// The same of weeks
-    #[arg(long, value_name = "N", default_value_t = 0, alias = "weekly")]
-    keep_weekly: u32,
-    /// The same of months
-    #[arg(long, value_name = "N", default_value_t = 0, alias = "monthly")]
-    keep_monthly: u32,
-    /// The same of years
-    #[arg(long, value_name = "N", default_value_t = 0, alias = "yearly")]
-    keep_yearly: u32,
-    /// Of what would go, keep one of every N
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    keep_one_of: u32,
-}
-
 pub fn run(args: &Args) -> Result<()> {
     match &args.command {
         Command::Create { dir, name, keep, valid_for, note } => {
@@ -142,7 +126,7 @@ pub fn run(args: &Args) -> Result<()> {
                 keep: *keep,
                 valid_for_secs: valid_for.map(|age| age.0),
                 note: note.clone(),
-                received: None,
+                ..NewSnapshot::default()
             };
             if note.len() > pando_fs::MAX_SNAPSHOT_NOTE {
                 bail!("--note has at most {} bytes", pando_fs::MAX_SNAPSHOT_NOTE);
@@ -166,22 +150,40 @@ pub fn run(args: &Args) -> Result<()> {
         }
         Command::Keep(which) => keep(which, true),
         Command::Release(which) => keep(which, false),
-        Command::Prune { dir, policy, dry_run } => {
+        Command::Prune { dir, keep, min_free, dry_run } => {
             let all = snapshots(dir)?;
-            let p = policy;
-            let policy = SnapshotPolicy {
-                last: p.keep_last,
-                hourly: p.keep_hourly,
-                daily: p.keep_daily,
-                weekly: p.keep_weekly,
-                monthly: p.keep_monthly,
-                yearly: p.keep_yearly,
-                one_of: p.keep_one_of,
-            };
+            let policy = SnapshotPolicy::from(keep);
             let gone = policy.expired(Time::now(), &all);
             let gone: Vec<_> = all.iter().filter(|info| gone.contains(&info.number)).collect();
-            delete(dir, &gone, *dry_run)
+            delete(dir, &gone, *dry_run)?;
+            min_free.map_or(Ok(()), |percent| make_room(dir, percent))
         }
+        Command::Policy(args) => policy::run(args),
+    }
+}
+
+/// Deletes the oldest snapshots that are not kept until so much is free, or none is left.
+fn make_room(dir: &Path, percent: u8) -> Result<()> {
+    let free = || rustix::fs::statvfs(dir).map(|s| (s.f_bfree, s.f_blocks)).with_context(|| about(dir));
+    let is_short = |(free, all): (u64, u64)| u128::from(free) * 100 < u128::from(all) * u128::from(percent);
+    let mut all = snapshots(dir)?;
+    all.retain(|info| !info.keep);
+    all.sort_by_key(|info| (info.created, info.number));
+    for info in &all {
+        let before = free()?;
+        if !is_short(before) {
+            return Ok(());
+        }
+        delete(dir, &[info], false)?;
+        // What it alone had is given back behind.
+        let begun = std::time::Instant::now();
+        while begun.elapsed() < ROOM_PATIENCE && free()?.0 <= before.0 {
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+    }
+    match is_short(free()?) {
+        true => bail!("{}: less than {percent}% is free, and no snapshot is left to delete", dir.display()),
+        false => Ok(()),
     }
 }
 
@@ -259,6 +261,7 @@ struct Line {
     created_seconds: i64,
     source: String,
     keep: bool,
+    automatic: bool,
     valid_for_seconds: Option<u64>,
     uid: u32,
     note: String,
@@ -280,6 +283,7 @@ fn list(dir: &Path, script: bool, json: bool, space: bool) -> Result<()> {
             created_seconds: info.created.secs,
             source: info.source.to_string_lossy().into_owned(),
             keep: info.keep,
+            automatic: info.automatic,
             valid_for_seconds: info.valid_for_secs,
             uid: info.uid,
             note: info.note,
@@ -310,6 +314,9 @@ fn text(lines: &[Line], script: bool, now: Time) -> String {
         let mut flags = String::new();
         if line.keep {
             flags += "keep";
+        }
+        if line.automatic {
+            flags += if flags.is_empty() { "auto" } else { ",auto" };
         }
         if let Some(secs) = line.valid_for_seconds {
             flags += if flags.is_empty() { "" } else { "," };

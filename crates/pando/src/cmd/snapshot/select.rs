@@ -96,6 +96,7 @@ mod tests {
             valid_for_secs: None,
             uid: 0,
             received: None,
+            automatic: false,
         };
         [(1, "one"), (3, "three"), (7, "seven"), (9, "nine")].map(info).to_vec()
     }

@@ -1,0 +1,201 @@
+//! The thread that carries out policies for snapshots: when it runs, and what was synced since it ran last.
+//!
+//! Guarantees: who changes a policy or syncs a file only leaves a note and waits for nothing. While nobody waits for
+//! syncs a note costs one load. Files are noted up to a bound, and then all count as synced. The thread takes notes at
+//! most every [`GATHER`]. What it does is given to [`Automatic::start`]. Uses nothing.
+
+use std::{
+    collections::HashSet,
+    io, mem,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use parking_lot::{Condvar, Mutex};
+
+/// Most files that are noted one by one, a count.
+const MAX_NOTED: usize = 1024;
+/// How long notes are gathered before they are looked at.
+const GATHER: Duration = Duration::from_millis(100);
+
+/// What was synced.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Synced {
+    /// These files and directories; none perhaps.
+    Some(HashSet<u64>),
+    /// All that there is.
+    All,
+}
+
+impl Default for Synced {
+    fn default() -> Self {
+        Synced::Some(HashSet::new())
+    }
+}
+
+impl Synced {
+    fn add(&mut self, ino: u64) {
+        if let Synced::Some(noted) = self {
+            noted.insert(ino);
+            if noted.len() > MAX_NOTED {
+                *self = Synced::All;
+            }
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        matches!(self, Synced::Some(noted) if noted.is_empty())
+    }
+}
+
+/// When the work is to be done next, if nothing is noted before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NextRound {
+    /// After this time; `None`: never.
+    pub after: Option<Duration>,
+    /// Syncs are to be noted.
+    pub on_syncs: bool,
+}
+
+#[derive(Default)]
+struct State {
+    synced: Synced,
+    changed: bool,
+    ended: bool,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Notes for the thread, and the thread.
+#[derive(Default)]
+pub(crate) struct Automatic {
+    state: Mutex<State>,
+    noted: Condvar,
+    ended: Condvar,
+    on_syncs: AtomicBool,
+}
+
+impl Automatic {
+    /// Starts the thread, for once: it calls `work` with what was synced since the last call.
+    pub(crate) fn start(
+        self: &Arc<Self>,
+        mut work: impl FnMut(Synced) -> NextRound + Send + 'static,
+    ) -> io::Result<()> {
+        let automatic = self.clone();
+        let thread = std::thread::Builder::new().name("pando-policies".into()).spawn(move || {
+            while let Some(synced) = automatic.take() {
+                let next = work(synced);
+                automatic.on_syncs.store(next.on_syncs, Ordering::Release);
+                automatic.wait(next.after);
+            }
+        })?;
+        let before = self.state.lock().thread.replace(thread);
+        assert!(before.is_none(), "a mount has one thread for policies");
+        Ok(())
+    }
+
+    /// Notes that a policy has changed.
+    pub(crate) fn changed(&self) {
+        self.state.lock().changed = true;
+        self.noted.notify_all();
+    }
+
+    /// Notes that a file or directory was synced.
+    pub(crate) fn synced(&self, ino: u64) {
+        self.note(|synced| synced.add(ino));
+    }
+
+    /// Notes that everything was.
+    pub(crate) fn synced_all(&self) {
+        self.note(|synced| *synced = Synced::All);
+    }
+
+    fn note(&self, add: impl FnOnce(&mut Synced)) {
+        if self.on_syncs.load(Ordering::Acquire) {
+            add(&mut self.state.lock().synced);
+            self.noted.notify_all();
+        }
+    }
+
+    /// Ends the thread, and waits for that.
+    pub(crate) fn end(&self) {
+        let thread = {
+            let mut state = self.state.lock();
+            state.ended = true;
+            state.thread.take()
+        };
+        self.noted.notify_all();
+        self.ended.notify_all();
+        if thread.is_some_and(|thread| thread.join().is_err()) {
+            log::error!("the thread for policies has panicked");
+        }
+    }
+
+    /// What was noted; `None` at the end.
+    fn take(&self) -> Option<Synced> {
+        let mut state = self.state.lock();
+        state.changed = false;
+        (!state.ended).then(|| mem::take(&mut state.synced))
+    }
+
+    /// Waits until something is noted, or for so long.
+    fn wait(&self, after: Option<Duration>) {
+        let mut state = self.state.lock();
+        let idle = |state: &mut State| !state.changed && !state.ended && state.synced.is_empty();
+        match after {
+            Some(after) => _ = self.noted.wait_while_for(&mut state, idle, after),
+            None => self.noted.wait_while(&mut state, idle),
+        }
+        // A burst of syncs is one.
+        if !state.changed && !state.synced.is_empty() {
+            self.ended.wait_while_for(&mut state, |state| !state.ended, GATHER);
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn notes_wake_the_thread_and_many_files_are_all() {
+        let automatic = Arc::new(Automatic::default());
+        let (tell, told) = mpsc::channel();
+        automatic.synced(1); // nobody waits for it
+        automatic
+            .start(move |synced| {
+                tell.send(synced).unwrap();
+                NextRound { after: None, on_syncs: true }
+            })
+            .unwrap();
+        let none = Synced::default();
+        assert_eq!(told.recv_timeout(LONG).unwrap(), none);
+        automatic.changed();
+        assert_eq!(told.recv_timeout(LONG).unwrap(), none);
+        automatic.synced(7);
+        automatic.synced(8);
+        let mut noted = HashSet::new();
+        while noted.len() < 2 {
+            match told.recv_timeout(LONG).unwrap() {
+                Synced::Some(some) => noted.extend(some),
+                Synced::All => panic!("two files are not all"),
+            }
+        }
+        assert_eq!(noted, HashSet::from([7, 8]));
+        let mut many = Synced::default();
+        (0..=MAX_NOTED as u64).for_each(|ino| many.add(ino));
+        assert_eq!(many, Synced::All);
+        automatic.synced_all();
+        assert_eq!(told.recv_timeout(LONG).unwrap(), Synced::All);
+        automatic.end();
+        assert!(told.recv_timeout(LONG).is_err(), "the thread goes on");
+    }
+}

@@ -1,0 +1,154 @@
+//! Policies for snapshots, carried out while the file system is mounted.
+//!
+//! One thread looks at all policies: when one is set or changed, when something was synced in a directory whose policy
+//! asks for that, when the time that the last look told has come, and every [`LOOK`] whatever happens, since clocks
+//! are set and directories roll back. Where one demands free space it looks every [`LOOK_AT_SPACE`]. A snapshot is
+//! made as by the command: what the kernel keeps of the directory's files is in it. Nobody waits for this thread. A
+//! policy that fails is tried again after [`LOOK`], and the log says why. Uses `automatic` and `coherence`.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Weak},
+    time::{Duration, Instant},
+};
+
+use pando_fs::{PolicyInfo, Time};
+
+use crate::{
+    automatic::{NextRound, Synced},
+    coherence::MountState,
+};
+
+/// Longest time between two looks at the policies.
+const LOOK: Duration = Duration::from_secs(60);
+/// How often the free space is looked at. What a deleted snapshot alone had comes back within seconds, and until then
+/// no other one is to go.
+const LOOK_AT_SPACE: Duration = Duration::from_secs(5);
+
+/// What is known of a policy since the last look.
+struct Known {
+    info: PolicyInfo,
+    /// When there is something to do; `None`: not by the clock.
+    next: Option<Time>,
+    /// Something was synced since the last snapshot.
+    synced: bool,
+    looked: Instant,
+}
+
+impl Known {
+    fn is_due(&self, now: Time, shared: &MountState) -> bool {
+        let since = self.looked.elapsed();
+        let policy = &self.info.policy;
+        let short = || shared.fs.statfs().is_ok_and(|space| policy.is_short(&space));
+        self.next.is_some_and(|next| next <= now)
+            || since >= LOOK
+            || policy.min_free_percent > 0 && since >= LOOK_AT_SPACE && short()
+    }
+}
+
+/// The work of the thread: policies by the place of their directory.
+#[derive(Default)]
+struct Policies {
+    known: HashMap<Vec<u8>, Known>,
+}
+
+impl MountState {
+    /// Starts what carries out policies for snapshots.
+    pub(crate) fn start_policies(self: &Arc<Self>) {
+        let shared: Weak<MountState> = Arc::downgrade(self);
+        let mut policies = Policies::default();
+        let started = self.automatic.start(move |synced| {
+            let idle = NextRound { after: None, on_syncs: false };
+            shared.upgrade().map_or(idle, |shared| policies.round(&shared, &synced))
+        });
+        if let Err(e) = started {
+            log::error!("no thread for policies: no snapshots are made by themselves: {e}");
+        }
+    }
+}
+
+impl Policies {
+    /// Looks at all policies, and does what is due.
+    fn round(&mut self, shared: &MountState, synced: &Synced) -> NextRound {
+        let all = match shared.fs.policies() {
+            Ok(all) => all,
+            Err(e) => {
+                log::error!("policies for snapshots: {e}");
+                return NextRound { after: Some(LOOK), on_syncs: false };
+            }
+        };
+        let mut before = std::mem::take(&mut self.known);
+        for (place, info) in all {
+            let known = match before.remove(&place[..]).filter(|known| known.info == info) {
+                Some(mut known) => {
+                    if !known.synced && was_synced(shared, &info, synced) {
+                        known.synced = true;
+                        known.next = Some(Time::now());
+                    }
+                    if known.is_due(Time::now(), shared) {
+                        carry_out(shared, info, known.synced)
+                    } else {
+                        known
+                    }
+                }
+                None => carry_out(shared, info, false),
+            };
+            self.known.insert(place.to_vec(), known);
+        }
+        self.next_round()
+    }
+
+    fn next_round(&self) -> NextRound {
+        let (now, all) = (Time::now(), self.known.values());
+        let until =
+            |next: Time| Duration::from_secs(next.secs.saturating_sub(now.secs).max(1).unsigned_abs());
+        let nexts = all.clone().filter_map(|known| known.next).map(until);
+        let space = all.clone().filter(|k| k.info.policy.min_free_percent > 0).map(|_| LOOK_AT_SPACE);
+        let looks = all.clone().map(|_| LOOK);
+        let waits_for_syncs = |known: &Known| known.info.policy.on_sync_secs > 0 && !known.synced;
+        NextRound {
+            after: nexts.chain(space).chain(looks).min(),
+            on_syncs: all.into_iter().any(waits_for_syncs),
+        }
+    }
+}
+
+/// Whether something in the directory of a policy that asks for that was synced.
+fn was_synced(shared: &MountState, info: &PolicyInfo, synced: &Synced) -> bool {
+    let noted = match synced {
+        _ if info.policy.on_sync_secs == 0 => return false,
+        Synced::All => return true,
+        Synced::Some(noted) if noted.is_empty() => return false,
+        Synced::Some(noted) => noted,
+    };
+    let Ok(dir) = shared.fs.resolve(info.path.as_ref()) else { return false };
+    let was = noted.iter().any(|ino| shared.fs.lies_in(*ino, dir.ino));
+    shared.fs.forget(dir.ino, 1);
+    was
+}
+
+fn carry_out(shared: &MountState, info: PolicyInfo, synced: bool) -> Known {
+    let done = shared.fs.carry_out_policy(
+        &info,
+        (Time::now(), synced),
+        &mut |source| shared.write_out_below(source),
+        &mut |report| shared.settle(report),
+    );
+    let path = info.path.display();
+    let (next, synced) = match done {
+        Ok(work) => {
+            if let Some(name) = &work.made {
+                log::info!("snapshot {} of {path} by its policy", name.display());
+            }
+            for name in &work.deleted {
+                log::info!("snapshot {} of {path} deleted by its policy", name.display());
+            }
+            (work.next, synced && work.made.is_none())
+        }
+        Err(e) => {
+            log::warn!("the policy for snapshots of {path}: {e}");
+            (None, synced)
+        }
+    };
+    Known { info, next, synced, looked: Instant::now() }
+}

@@ -99,7 +99,7 @@ pub use limits::{BLOCK_SIZE, MAX_FILE_SIZE, MAX_NAME, MAX_SYMLINK};
 pub use merge::FsMerge;
 pub use mode::ModeChange;
 pub use pando_db::{Codec, waiting};
-pub use policies::{MAX_POLICIES, PolicyInfo, StoredPolicy};
+pub use policies::{MAX_FREE_PERCENT, MAX_POLICIES, PolicyInfo, StoredPolicy};
 pub use recursive::{TreeChange, TreeChangeReport};
 pub use rename::{RENAME_EXCHANGE, RENAME_NOREPLACE, RENAME_WHITEOUT};
 pub use snapshot::{MAX_SNAPSHOT_NOTE, automatic::PolicyWork};

@@ -20,8 +20,8 @@ use crate::{
 pub const MAX_POLICIES: usize = 1024;
 /// Version of the record of a policy.
 const VERSION: u8 = 1;
-/// Most that can be demanded to stay free, percent.
-const MAX_FREE_PERCENT: u8 = 50;
+/// Most that a policy can demand to stay free, percent.
+pub const MAX_FREE_PERCENT: u8 = 50;
 
 /// What is to be snapshotted by itself, and what of that is kept.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

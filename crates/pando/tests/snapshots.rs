@@ -163,6 +163,8 @@ fn rights_are_those_of_a_clone() {
         format!("snapshot create {d} t"),
         format!("snapshot delete {d} s"),
         format!("snapshot keep {d} s"),
+        format!("snapshot policy {d} --every 1h"),
+        format!("snapshot policy {d} --off"),
         format!("rollback {d} s"),
     ] {
         let said = user(&args);

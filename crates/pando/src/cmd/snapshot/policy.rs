@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use pando_fs::{PolicyInfo, SnapshotPolicy, StoredPolicy};
+use pando_fs::{MAX_FREE_PERCENT, PolicyInfo, SnapshotPolicy, StoredPolicy};
 use pando_fuse::{asked::Asked, tool};
 use serde::Serialize;
 
@@ -38,7 +38,7 @@ pub struct Args {
     #[arg(long, value_name = "AGE")]
     valid_for: Option<Age>,
     /// While less of the file system is free, delete the oldest, one by one; the newest stays (at most 50%)
-    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    #[arg(long, value_name = "PERCENT", value_parser = demanded_percent)]
     min_free: Option<u8>,
     #[command(flatten)]
     keep: Keep,
@@ -97,6 +97,11 @@ impl From<&Keep> for SnapshotPolicy {
 pub fn percent(text: &str) -> Result<u8, String> {
     let number = text.strip_suffix('%').unwrap_or(text).parse::<u8>();
     number.ok().filter(|n| *n <= 100).ok_or_else(|| "not a percentage, like 10%".into())
+}
+
+fn demanded_percent(text: &str) -> Result<u8, String> {
+    let too_much = || format!("a policy can demand at most {MAX_FREE_PERCENT}%");
+    percent(text).and_then(|n| (n <= MAX_FREE_PERCENT).then_some(n).ok_or_else(too_much))
 }
 
 pub fn run(args: &Args) -> Result<()> {

@@ -1,0 +1,135 @@
+//! Policies for snapshots as a user has them: `pando snapshot policy`, and what the daemon of a mount does by itself.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+#[macro_use]
+mod common;
+
+use std::{
+    fs,
+    io::Write,
+    thread,
+    time::{Duration, Instant},
+};
+
+use common::Bench;
+use serde_json::Value;
+
+/// Longest that anything may take that is to happen by itself. A machine may be slow.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn snapshots(b: &Bench, dir: &str) -> Vec<Value> {
+    b.json(&["snapshot", "list", "--json", dir])["snapshots"].as_array().unwrap().clone()
+}
+
+/// Waits until the snapshots of a directory are as wanted.
+fn wait(b: &Bench, dir: &str, wanted: impl Fn(&[Value]) -> bool) -> Vec<Value> {
+    let begun = Instant::now();
+    loop {
+        let found = snapshots(b, dir);
+        if wanted(&found) {
+            return found;
+        }
+        assert!(begun.elapsed() < PATIENCE, "still {found:?}");
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn the_daemon_makes_and_deletes_snapshots() {
+    let b = mounted!();
+    b.sh("mkdir m/d m/other; echo 1 > m/d/f");
+    assert_eq!(b.ok(&["snapshot", "policy", "m/d"]), "none\n");
+    b.ok(&["snapshot", "create", "m/d", "mine"]);
+    b.ok(&["snapshot", "policy", "m/d", "--every", "1s", "--keep-last", "2"]);
+    let shown = b.ok(&["snapshot", "policy", "m/d"]);
+    assert!(shown.contains("every") && shown.contains("1s") && shown.contains("keep-last"), "{shown}");
+    // The first is made at once. What the kernel still keeps of the file is in it.
+    let first = wait(&b, "m/d", |all| all.len() > 1).pop().unwrap();
+    let name = first["name"].as_str().unwrap();
+    assert_eq!(fs::read(b.path(&format!("m/d/.snapshots/{name}/f"))).unwrap(), b"1\n");
+    assert_eq!((first["automatic"].as_bool(), first["uid"].as_u64()), (Some(true), Some(0)));
+    // The others come and go; two stay, and that which the daemon has not made.
+    let last = first["number"].as_u64().unwrap() + 4;
+    let found =
+        wait(&b, "m/d", |all| all.last().unwrap()["number"].as_u64().unwrap() >= last && all.len() == 3);
+    assert_eq!(found[0]["name"], "mine");
+    assert!(b.ok(&["snapshot", "list", "m/d"]).contains("auto"));
+    assert!(b.ok(&["snapshot", "list", "m/other"]).lines().count() <= 1);
+    // It goes on after a remount, and where the directory is then.
+    b.sh("mv m/d m/other/d");
+    b.remount();
+    let last = snapshots(&b, "m/other/d").last().unwrap()["number"].as_u64().unwrap();
+    wait(&b, "m/other/d", |all| all.last().unwrap()["number"].as_u64().unwrap() > last + 1);
+    b.ok(&["snapshot", "policy", "m/other/d", "--off"]);
+    assert_eq!(b.ok(&["snapshot", "policy", "-H", "m/other/d"]), "");
+    let left = snapshots(&b, "m/other/d").len();
+    thread::sleep(Duration::from_secs(3));
+    assert!(snapshots(&b, "m/other/d").len() <= left + 1, "it goes on without a policy");
+    b.umount();
+    b.ok(&["check", "a.img"]);
+}
+
+#[test]
+fn an_fsync_makes_a_snapshot_that_has_what_was_synced() {
+    let b = mounted!();
+    b.sh("mkdir -p m/d/sub m/other; touch m/d/sub/f m/other/f");
+    b.ok(&["snapshot", "policy", "m/d", "--on-fsync", "1s", "--valid-for", "1h"]);
+    let json = b.json(&["snapshot", "policy", "--json", "m/d"]);
+    assert_eq!(
+        (json["policy"]["on_fsync_seconds"].as_u64(), json["policy"]["path"].as_str()),
+        (Some(1), Some("/d"))
+    );
+    let sync = |path: &str, text: &str| {
+        let mut file = fs::File::options().write(true).truncate(true).open(b.path(path)).unwrap();
+        file.write_all(text.as_bytes()).unwrap();
+        file.sync_all().unwrap();
+    };
+    // The daemon knows of the policy before it is told of a sync.
+    thread::sleep(Duration::from_millis(500));
+    sync("m/other/f", "elsewhere");
+    thread::sleep(Duration::from_millis(1500));
+    assert_eq!(snapshots(&b, "m/d").len(), 0, "a sync elsewhere is none of it");
+    sync("m/d/sub/f", "one");
+    let first = wait(&b, "m/d", |all| all.len() == 1).pop().unwrap();
+    let read = |name: &Value| {
+        let path = format!("m/d/.snapshots/{}/sub/f", name["name"].as_str().unwrap());
+        String::from_utf8(fs::read(b.path(&path)).unwrap()).unwrap()
+    };
+    assert_eq!(read(&first), "one");
+    // A burst is one or two, and the last state is in the last.
+    (0..200).for_each(|i| sync("m/d/sub/f", &format!("{i}")));
+    let last = wait(&b, "m/d", |all| all.last().is_some_and(|s| read(s) == "199"));
+    assert!(last.len() < 20, "{} snapshots of a burst", last.len());
+    // A sync of everything is one of this, too.
+    b.sh("echo all > m/d/sub/f");
+    thread::sleep(Duration::from_millis(1200));
+    b.ok(&["sync", "m"]);
+    wait(&b, "m/d", |all| read(all.last().unwrap()) == "all\n");
+}
+
+#[test]
+fn room_is_made_and_nonsense_is_refused() {
+    let b = mounted!();
+    b.sh("mkdir m/d");
+    for name in ["s1", "s2", "s3"] {
+        b.sh("head -c 20000000 /dev/urandom > m/d/f");
+        b.ok(&["snapshot", "create", "m/d", name]);
+    }
+    b.ok(&["snapshot", "keep", "m/d", "s2"]);
+    for (args, says) in
+        [(&["--valid-for", "1h"][..], "--every or --on-fsync"), (&["--every", "0s"], "at least a second")]
+    {
+        b.fails(&[&["snapshot", "policy", "m/d"], args].concat(), 1, says);
+    }
+    b.fails(&["snapshot", "policy", "m/d", "--every", "1h", "--min-free", "60%"], 2, "at most 50%");
+    b.fails(&["snapshot", "policy", "m/d", "--off", "--every", "1h"], 2, "cannot be used with");
+    b.fails(&["snapshot", "policy", "m/d", "--min-free", "x"], 2, "not a percentage");
+    b.fails(&["snapshot", "policy", "m/d/.snapshots/s2", "--every", "1h"], 1, "in a snapshot");
+    let out = b.command(&["snapshot", "policy", "m/d", "--every", "1h"]).output().unwrap();
+    assert!(out.status.success() && common::text(&out.stderr).contains("note: nothing says"));
+    // All that may go goes, and the command says that it was not enough.
+    b.fails(&["snapshot", "prune", "m/d", "--min-free", "100%"], 1, "no snapshot is left");
+    let left = snapshots(&b, "m/d");
+    assert!(left.iter().all(|s| s["name"] == "s2"), "{left:?}");
+    b.ok(&["snapshot", "prune", "m/d", "--min-free", "1"]);
+}

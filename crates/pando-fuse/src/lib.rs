@@ -8,9 +8,9 @@
 //! tool's end of it, `proof` (rights) and `requests` the server's.
 //!
 //! From the ground up: `mountinfo`, `changes`, `control`, `counters`, `cache`, `creators`, `diffs`,
-//! `inside`, `listings`, `times`, `automatic`, `own_threads`; `transport`; `error`, `settings`, `attach`; `client`, `proof`,
-//! `tool`; `caller`, `coherence` (the kernel's caches kept right), `recursive`, `policies`, `requests`, `server`;
-//! `mount`.
+//! `inside`, `listings`, `times`, `automatic`, `own_threads`; `transport`; `error`, `settings`, `attach`; `client`,
+//! `proof`, `tool`; `caller`, `coherence` (the kernel's caches kept right), `recursive`, `policies`, `requests`,
+//! `server`; `mount`.
 //!
 //! `docs/fuse.md` says why the kernel is told what it is told.
 

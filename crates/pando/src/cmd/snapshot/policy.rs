@@ -7,7 +7,7 @@ use pando_fs::{MAX_FREE_PERCENT, PolicyInfo, SnapshotPolicy, StoredPolicy};
 use pando_fuse::{asked::Asked, tool};
 use serde::Serialize;
 
-use super::{Age, about, show_age};
+use crate::cmd::snapshot::{Age, about, show_age};
 use crate::report::VERSION;
 
 /// Show, set or take back what the mounted file system does for the snapshots of a directory by itself

@@ -110,14 +110,12 @@ fn others_snapshots(of: &Path, elsewhere: &Path) {
     let (dir, elsewhere) = (File::open(of).unwrap(), File::open(elsewhere).unwrap());
     let new = pando_fs::NewSnapshot { name: Some("stolen".into()), ..Default::default() };
     let own = client::token(&elsewhere).unwrap();
-    for asked in [
-        Asked::Create(new.clone()),
-        Asked::Take(new, own.0),
-        Asked::Rename(1, "other".into()),
-        Asked::Keep(1, true),
-        Asked::Rollback(1, true),
-        Asked::Delete(1),
-    ] {
+    let made = [Asked::Create(new.clone()), Asked::Take(new, own.0)];
+    // Numbers are those of the whole file system.
+    let changed = (1..=2).flat_map(|n| {
+        [Asked::Rename(n, "other".into()), Asked::Keep(n, true), Asked::Rollback(n, true), Asked::Delete(n)]
+    });
+    for asked in made.into_iter().chain(changed) {
         // Beside, and in the directory itself if the kernel allows it.
         for at in [&elsewhere, &dir] {
             let token = client::token(&dir).unwrap();

@@ -41,7 +41,7 @@ const SOME_NODES: u64 = 8;
 const GIVE_SOME_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A walk for deletes.
-struct TombstoneWalk {
+struct PushdownWalk {
     /// The batch that has to be in the DAG before it begins.
     until: u64,
     /// Where it goes on, and how many steps have begun there.
@@ -59,7 +59,7 @@ pub(super) struct Beside {
     last: (Instant, Duration),
     /// When memory was looked through for large deletes.
     looked: Instant,
-    walk: Option<TombstoneWalk>,
+    walk: Option<PushdownWalk>,
     /// When the next walk for small deletes may begin.
     next_walk: Instant,
     /// Nodes that were taken out or written anew by now, and had been when the last checkpoint was asked for, and
@@ -120,7 +120,7 @@ impl Beside {
             None => {
                 self.looked = began;
                 if self.wants_walk(engine)? {
-                    self.walk = Some(TombstoneWalk::begin(engine));
+                    self.walk = Some(PushdownWalk::begin(engine));
                 }
             }
         }
@@ -139,7 +139,7 @@ impl Beside {
     }
 
     /// A step of a walk; `false` at its end.
-    fn step(&mut self, engine: &Engine, walk: &mut TombstoneWalk) -> Result<bool> {
+    fn step(&mut self, engine: &Engine, walk: &mut PushdownWalk) -> Result<bool> {
         let (carried, next) = engine.pushdown_beside(&walk.from)?;
         let reclaimed = engine.reclaim_step()?;
         walk.carried += u64::from(carried);
@@ -154,7 +154,7 @@ impl Beside {
         Ok(true)
     }
 
-    fn end(&mut self, engine: &Engine, walk: &TombstoneWalk, last: Duration) {
+    fn end(&mut self, engine: &Engine, walk: &PushdownWalk, last: Duration) {
         self.next_walk = Instant::now() + PAUSE.max(PAUSE_FACTOR * (walk.work + last));
         if walk.carried > 0 {
             self.give_all(engine);
@@ -179,12 +179,12 @@ impl Beside {
     }
 }
 
-impl TombstoneWalk {
+impl PushdownWalk {
     /// A walk that may begin as soon as what is in memory now has reached the DAG.
     fn begin(engine: &Engine) -> Self {
         let until = engine.log.appended_msn();
         engine.seal();
         engine.signal.ask(Work::Flush);
-        TombstoneWalk { until, from: Bytes::new(), steps_here: 0, work: Duration::ZERO, carried: 0 }
+        PushdownWalk { until, from: Bytes::new(), steps_here: 0, work: Duration::ZERO, carried: 0 }
     }
 }

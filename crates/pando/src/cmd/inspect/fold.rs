@@ -16,8 +16,12 @@ use crate::{
 
 /// Widest row that is tried first, and least, pixels.
 pub const ROW_WIDTHS: (f64, f64) = (3000.0, 600.0);
-/// Tallest content of a box, pixels.
-const CELL_HEIGHT: f64 = 400.0;
+/// Least and tallest content of a box, pixels: the more levels, the less.
+const CELL_HEIGHTS: (f64, f64) = (32.0, 400.0);
+/// Tallest sum of the levels, and what a level has besides the content of its boxes (title, the line that counts the
+/// rest, borders, arrows), pixels.
+const ALL_LEVELS: f64 = 3700.0;
+const LEVEL: f64 = 116.0;
 /// Room for the box or cell that counts the rest, pixels.
 const REST_WIDTH: f64 = 260.0;
 
@@ -25,8 +29,7 @@ const REST_WIDTH: f64 = 260.0;
 /// node that has no box any more points to the one that counts it.
 pub fn fold(shapes: Vec<Shape>, row_width: f64) -> Vec<Shape> {
     let mut rows: Vec<(Option<u8>, Vec<Shape>)> = Vec::new();
-    for mut shape in shapes {
-        shape.cells.iter_mut().for_each(fold_parts);
+    for shape in shapes {
         match rows.iter_mut().find(|(height, _)| *height == shape.height) {
             Some((_, row)) => row.push(shape),
             None => rows.push((shape.height, vec![shape])),
@@ -34,7 +37,10 @@ pub fn fold(shapes: Vec<Shape>, row_width: f64) -> Vec<Shape> {
     }
     let mut out: Vec<Shape> = Vec::new();
     let mut folded = HashMap::new();
+    let (least, most) = CELL_HEIGHTS;
+    let tallest = (ALL_LEVELS / rows.len().max(1) as f64 - LEVEL).clamp(least, most);
     for (height, mut row) in rows {
+        row.iter_mut().flat_map(|shape| &mut shape.cells).for_each(|cell| fold_parts(cell, tallest));
         // Some nodes of a row are better than one.
         let most = if row.len() > 1 { row_width / 2.0 } else { row_width };
         row.iter_mut().for_each(|shape| fold_cells(shape, most));
@@ -72,8 +78,8 @@ fn fitting(widths: impl Iterator<Item = f64> + Clone, most: f64) -> usize {
 }
 
 /// Leaves out what would make a cell too tall.
-fn fold_parts(cell: &mut Cell) {
-    let mut left = CELL_HEIGHT;
+fn fold_parts(cell: &mut Cell, tallest: f64) {
+    let mut left = tallest;
     let fits = cell.parts.iter().take_while(|part| {
         left -= part.height();
         left >= 0.0
@@ -125,5 +131,44 @@ fn counted(rest: &[Shape], height: Option<u8>) -> Shape {
         broken: rest.iter().any(|shape| shape.broken),
         bytes: 0,
         height,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_levels_of_many_wide_and_tall_nodes_fit_and_none_is_lost() {
+        let text = |n: u64| Part::Text("small", format!("line {n}"));
+        let cell = |n: u64| Cell { parts: (0..40).map(text).collect(), child: Some(n) };
+        let shape = |height: u8, n: u64| Shape {
+            id: u64::from(height) * 1000 + n,
+            class: "inner",
+            title: format!("node {n}"),
+            badge: None,
+            cells: (0..30).map(|i| cell(u64::from(height) * 1000 - 1000 + i)).collect(),
+            shared: n.is_multiple_of(2),
+            broken: false,
+            bytes: 10,
+            height: Some(height),
+        };
+        let shapes = (1..=25).rev().flat_map(|height| (0..200).map(move |n| shape(height, n))).collect();
+        let folded = fold(shapes, ROW_WIDTHS.0);
+        let mut tall = 0.0;
+        for height in 1..=25 {
+            let row = || folded.iter().filter(move |shape| shape.height == Some(height));
+            assert!(row().map(|shape| shape.width() + GAP).sum::<f64>() <= ROW_WIDTHS.0 + GAP);
+            tall += row().map(Shape::height).fold(0.0, f64::max) + 64.0;
+            let rest: Vec<&Shape> = row().filter(|shape| shape.class == "folded").collect();
+            let own = row().count() - 1;
+            assert_eq!(rest.len(), 1);
+            assert_eq!(rest[0].title, format!("… and {} more nodes", 200 - own));
+            // What pointed to those that have no box points to the one that counts them.
+            let has = |id: u64| folded.iter().any(|shape| shape.id == id);
+            let below = row().flat_map(|shape| &shape.cells).filter_map(|cell| cell.child);
+            assert!(height == 1 || below.clone().count() > 3 && below.clone().all(has), "level {height}");
+        }
+        assert!(tall < 4000.0, "{tall}");
     }
 }

@@ -199,16 +199,15 @@ fn read_line(line: &str) -> Option<SnapshotInfo> {
     next().is_none().then_some(info)
 }
 
-/// A policy as a line of an answer: who has set it and what it says.
+/// A policy as a line of an answer: who has set it and what it says. Not where the directory is, which may lie behind
+/// what the caller can reach.
 pub(crate) fn policy_line(info: &PolicyInfo) -> String {
-    format!("{}\t{}\n", escaped(info.path.as_bytes()), escaped(&info.policy.encode(info.uid)))
+    escaped(&info.policy.encode(info.uid)) + "\n"
 }
 
 /// The reverse; `None` if it makes no sense.
-pub(crate) fn read_policy(line: &str) -> Option<PolicyInfo> {
-    let (path, record) = line.strip_suffix('\n')?.split_once('\t')?;
-    let (uid, policy) = StoredPolicy::decode(&unescaped(record)?).ok()?;
-    Some(PolicyInfo { path: OsString::from_vec(unescaped(path)?), uid, policy })
+pub(crate) fn read_policy(line: &str) -> Option<(u32, StoredPolicy)> {
+    StoredPolicy::decode(&unescaped(line.strip_suffix('\n')?)?).ok()
 }
 
 /// An identity as text: UUID in hexadecimal digits, number, seconds, nanoseconds.
@@ -315,7 +314,8 @@ mod tests {
         };
         let policy = StoredPolicy { every_secs: 60, ..StoredPolicy::default() };
         let policy = PolicyInfo { path: "/a\tb".into(), uid: 1000, policy };
-        assert_eq!(read_policy(&policy_line(&policy)), Some(policy.clone()));
+        assert_eq!(read_policy(&policy_line(&policy)), Some((1000, policy.policy)));
+        assert!(!policy_line(&policy).contains("/a"));
         assert_eq!(read_policy(&policy_line(&policy)[..9]), None);
         assert_eq!(read_lines(&(line(&info) + &line(&info))), Some(vec![info.clone(), info.clone()]));
         let long = SnapshotInfo { note: "\n".repeat(512), source: "\n".repeat(256).into(), ..info };

@@ -166,7 +166,7 @@ pub(crate) fn snapshots(
 }
 
 /// The policy for snapshots of the source of the token, if it has one.
-pub(crate) fn policy(file: impl AsFd, token: Token) -> Result<Option<pando_fs::PolicyInfo>, Error> {
+pub(crate) fn policy(file: impl AsFd, token: Token) -> Result<Option<(u32, pando_fs::StoredPolicy)>, Error> {
     let answer = ask(file.as_fd(), &Request::Snapshot { token, asked: Asked::Policy })?;
     match &answer.message[..] {
         "" => Ok(None),

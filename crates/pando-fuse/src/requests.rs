@@ -306,7 +306,11 @@ impl MountState {
         let mut answer = Response::default();
         match asked {
             Asked::List(from) => {
-                for info in self.fs.snapshots_of(source, from, MAX_LISTED)? {
+                let knows_path = shows.owns_source || self.is_root(c, shows);
+                for mut info in self.fs.snapshots_of(source, from, MAX_LISTED)? {
+                    if !knows_path {
+                        info.source.clear(); // may lie behind what the caller can reach
+                    }
                     let line = asked::line(&info);
                     if answer.message.len() + line.len() > MAX_TEXT {
                         answer.value = info.number.into();

@@ -458,8 +458,8 @@ pub fn snapshot_of_tree(path: &Path, tree: &Path, new: pando_fs::NewSnapshot) ->
     named.into_iter().next().ok_or(Error::Version)
 }
 
-/// The policy for snapshots of the directory at `path`, if it has one.
-pub fn policy(path: &Path) -> Result<Option<pando_fs::PolicyInfo>, Error> {
+/// The policy for snapshots of the directory at `path`, and who has set it, if it has one.
+pub fn policy(path: &Path) -> Result<Option<(u32, pando_fs::StoredPolicy)>, Error> {
     let (dir, token, _) = own_dir(path)?;
     client::policy(&dir, token)
 }

@@ -159,6 +159,10 @@ fn rights_are_those_of_a_clone() {
         eprintln!("SKIPPED: the program cannot be run by another user here");
         return;
     }
+    // Where the directory was may lie behind what the user can reach.
+    let list = |said: &str| said.trim_end_matches('\n').split('\t').nth(4).map(str::to_owned);
+    assert_eq!(list(&user(&format!("snapshot list -H {d}"))).as_deref(), Some(""));
+    assert_eq!(list(&b.ok(&["snapshot", "list", "-H", "m/d"])).as_deref(), Some("/d"));
     for args in [
         format!("snapshot create {d} t"),
         format!("snapshot delete {d} s"),

@@ -177,7 +177,7 @@ impl Fs {
                 automatic: true,
                 ..NewSnapshot::default()
             };
-            let (made, report) = self.snapshot_at(by, source, &new, now)?;
+            let (made, report) = self.snapshot_at(by, source, &new, Some(now))?;
             after(&report);
             work.made = Some(made.name.clone());
             snapshots.push(made);

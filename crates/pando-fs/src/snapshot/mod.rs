@@ -87,16 +87,16 @@ impl Fs {
         source: Ino,
         new: &NewSnapshot,
     ) -> Result<(SnapshotInfo, CloneReport)> {
-        self.snapshot_at(by, source, new, self.now())
+        self.snapshot_at(by, source, new, None)
     }
 
-    /// The same, made at the time `now`.
+    /// The same, as if made at `at_time`, where one is given.
     fn snapshot_at(
         &self,
         by: Authority<'_>,
         source: Ino,
         new: &NewSnapshot,
-        now: Time,
+        at_time: Option<Time>,
     ) -> Result<(SnapshotInfo, CloneReport)> {
         self.writable()?;
         let dir = self.dir(source)?;
@@ -111,6 +111,7 @@ impl Fs {
         let family = self.family_or_new(&dir)?;
         let family_dir = self.family_dir(Some(&dir), &family)?;
         let _snapshots = lock::exclusive(&family_dir.names);
+        let now = at_time.unwrap_or_else(|| self.now());
         let mut batch = Batch::new();
         let owner = (dir.ino, &at.entry[..]);
         let place = Snapshotted { dir: &dir, owner, at: &at, entry: &at.entry, contents: &at.contents };

@@ -59,6 +59,13 @@ pub struct Moment {
     pub path: PathBuf,
 }
 
+impl Moment {
+    /// Snapshots by time. Those of one tick of the clock were made in the order of their numbers.
+    fn order(&self) -> (Option<(i64, u32)>, u32) {
+        (self.taken.map(|time| (time.secs, time.nanos)), self.number)
+    }
+}
+
 #[derive(Serialize)]
 struct Report {
     version: u32,
@@ -159,7 +166,7 @@ pub fn moments(path: &Path) -> Result<Vec<Moment>> {
             });
         }
     }
-    found.sort_by_key(|moment| moment.taken.map(|time| (time.secs, time.nanos)));
+    found.sort_by_key(Moment::order);
     Ok(found)
 }
 
@@ -214,4 +221,23 @@ fn text(lines: &[Line], script: bool) -> String {
         };
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn snapshots_of_one_tick_are_in_the_order_of_their_numbers() {
+        let moment = |secs, number| Moment {
+            taken: Some(Time { secs, nanos: 7 }),
+            number,
+            name: String::new(),
+            dir: PathBuf::new(),
+            path: PathBuf::new(),
+        };
+        let mut found = [moment(5, 3), moment(4, 9), moment(5, 2), moment(5, 1)];
+        found.sort_by_key(Moment::order);
+        assert_eq!(found.map(|moment| moment.number), [9, 1, 2, 3]);
+    }
 }

@@ -15,7 +15,7 @@ pub use select::show_age;
 use select::{Age, select};
 
 /// How long prune waits for the space of a snapshot that it has deleted before it deletes another one.
-const ROOM_PATIENCE: std::time::Duration = std::time::Duration::from_secs(10);
+const ROOM_PATIENCE: std::time::Duration = std::time::Duration::from_secs(5);
 
 /// Make, list and delete read-only snapshots of any directory
 #[derive(clap::Args)]

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use pando_fs::{MAX_FREE_PERCENT, PolicyInfo, SnapshotPolicy, StoredPolicy};
+use pando_fs::{MAX_FREE_PERCENT, SnapshotPolicy, StoredPolicy};
 use pando_fuse::{asked::Asked, tool};
 use serde::Serialize;
 
@@ -162,16 +162,16 @@ struct Shown<'a> {
 fn show(dir: &Path, script: bool, json: bool) -> Result<()> {
     let found = tool::policy(dir).with_context(|| about(dir))?;
     if json {
-        let policy = found.as_ref().map(shown);
+        let policy = found.map(|(uid, policy)| shown(dir, uid, &policy));
         return crate::cmd::print_json(&Report { version: VERSION, policy });
     }
-    let Some(info) = found else {
+    let Some((uid, policy)) = found else {
         return match script {
             true => Ok(()),
             false => crate::cmd::print("none\n"),
         };
     };
-    let lines: String = fields(&info, script)
+    let lines: String = fields(uid, &policy, script)
         .into_iter()
         .map(|(name, value)| match script {
             true => format!("{name}\t{value}\n"),
@@ -181,12 +181,11 @@ fn show(dir: &Path, script: bool, json: bool) -> Result<()> {
     crate::cmd::print(&lines)
 }
 
-fn shown(info: &PolicyInfo) -> Shown<'_> {
-    let PolicyInfo { path, uid, policy } = info;
+fn shown<'a>(dir: &'a Path, uid: u32, policy: &StoredPolicy) -> Shown<'a> {
     let keep = &policy.keep;
     Shown {
-        path: path.to_string_lossy(),
-        uid: *uid,
+        path: dir.to_string_lossy(),
+        uid,
         every_seconds: policy.every_secs,
         on_fsync_seconds: policy.on_sync_secs,
         valid_for_seconds: policy.valid_for_secs,
@@ -202,11 +201,10 @@ fn shown(info: &PolicyInfo) -> Shown<'_> {
 }
 
 /// What a policy says, by the names of the options; what it does not say is left out.
-fn fields(info: &PolicyInfo, script: bool) -> Vec<(&'static str, String)> {
-    let policy = &info.policy;
+fn fields(uid: u32, policy: &StoredPolicy, script: bool) -> Vec<(&'static str, String)> {
     let age = |secs: u64| if script { secs.to_string() } else { show_age(secs) };
     let percent = |n: u8| if script { n.to_string() } else { format!("{n}%") };
-    let mut out = vec![("set-by", info.uid.to_string())];
+    let mut out = vec![("set-by", uid.to_string())];
     let mut add = |name, given: bool, value: String| out.extend(given.then_some((name, value)));
     add("every", policy.every_secs > 0, age(policy.every_secs.into()));
     add("on-fsync", policy.on_sync_secs > 0, age(policy.on_sync_secs.into()));

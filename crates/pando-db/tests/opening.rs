@@ -120,6 +120,49 @@ fn opening_with_a_full_log_reads_the_log_only() {
     assert!(again.check().unwrap().findings.is_empty());
 }
 
+/// Values that lie outside of the log, in pages in the order of their keys, which the log names in that of their batches.
+/// Each page is read a few times at most, not once for each value in it.
+#[test]
+fn opening_reads_pages_of_values_and_not_each_value() {
+    const VALUES: u64 = 8_000;
+    const VALUE_BYTES: u64 = 3_000;
+    let device = empty();
+    let held = Arc::new(AtomicBool::new(true));
+    let holds = held.clone();
+    let hooked = HookedDevice::new(device.clone(), false, move |_| {
+        while holds.load(SeqCst) && thread::current().name() == Some("pando-checkpoint") {
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    });
+    let db = Db::open(Arc::new(hooked) as Arc<dyn Device>, options()).unwrap();
+    let value = |i: u64| -> Vec<u8> {
+        let words =
+            (0..VALUE_BYTES / 8).map(|word| (i * 1_000_003 + word).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        words.flat_map(u64::to_le_bytes).collect()
+    };
+    (0..VALUES).for_each(|i| db.put(key(i), value(i)).unwrap());
+    db.sync().unwrap();
+    let log = db.stats().unwrap().log_used;
+    assert!(log < VALUES * VALUE_BYTES / 4, "the values stand in the log: {log} bytes");
+    let copy = image_of(&device);
+    held.store(false, SeqCst);
+
+    let (me, read) = (thread::current().id(), Arc::new(AtomicU64::new(0)));
+    let reads = read.clone();
+    let hooked = HookedDevice::new(copy, false, move |call| {
+        if matches!(call, DeviceCall::Read(_)) && thread::current().id() == me {
+            reads.fetch_add(1, SeqCst);
+        }
+        Ok(())
+    });
+    let again = Db::open(Arc::new(hooked) as Arc<dyn Device>, options()).unwrap();
+    let read = read.load(SeqCst);
+    println!("{read} reads for {VALUES} values of {VALUE_BYTES} bytes");
+    assert!(read < VALUES / 4, "{read} reads for {VALUES} values");
+    (0..VALUES).for_each(|i| assert_eq!(again.get(&key(i)).unwrap().as_deref(), Some(&value(i)[..]), "{i}"));
+}
+
 /// A store whose threads never got to a checkpoint is opened from its log. The checkpoint of what was replayed is the
 /// threads' work; before that little is written.
 #[test]

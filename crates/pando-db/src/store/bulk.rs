@@ -13,7 +13,7 @@
 //! `space`, the log's types and `format`.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, VecDeque},
     sync::Arc,
 };
 
@@ -42,6 +42,8 @@ pub(crate) const INLINE: u8 = 2;
 /// First byte of a record about a group that lies in extents.
 pub(crate) const EXTENTS: u8 = 3;
 
+/// Most that replay keeps of the pages that it has read, raw bytes.
+const READ_PAGES_BYTES: u64 = 8 << 20;
 /// Fewer bytes than this are not worth an extent.
 const LEAST: usize = 8 << 10;
 /// Values stay in the log where less than 1/n of the data region is free.
@@ -309,6 +311,34 @@ impl Writer<'_> {
 pub(crate) struct Groups {
     inline: HashMap<(u64, u32), Bytes>,
     placed: HashMap<u64, PlacedGroup>,
+    read: ReadPages,
+}
+
+/// The pages that were read last, by group and number. The log names values in the order of their batches, pages hold
+/// them in that of their keys: without these each value would be a read of its page.
+#[derive(Default)]
+struct ReadPages {
+    pages: HashMap<(u64, usize), Page>,
+    /// The same, the oldest first, with their raw length in bytes.
+    order: VecDeque<((u64, usize), u64)>,
+    bytes: u64,
+}
+
+impl ReadPages {
+    /// Keeps a page, and lets the oldest go while all are too much. The new one stays, however long it is.
+    fn keep(&mut self, at: (u64, usize), page: Page, len: u64) {
+        if self.pages.insert(at, page).is_none() {
+            self.order.push_back((at, len));
+            self.bytes += len;
+        }
+        while self.bytes > READ_PAGES_BYTES
+            && self.order.len() > 1
+            && let Some((oldest, len)) = self.order.pop_front()
+        {
+            self.pages.remove(&oldest);
+            self.bytes -= len;
+        }
+    }
 }
 
 struct PlacedGroup {
@@ -320,8 +350,6 @@ struct PlacedGroup {
     places: HashMap<u32, (usize, usize)>,
     /// Once somebody has asked for one of its values.
     adopted: Option<Vec<Arc<Extent>>>,
-    /// The last page that was read.
-    last: Option<(usize, Page)>,
 }
 
 impl Groups {
@@ -364,7 +392,7 @@ impl Groups {
             places.insert(r.varint_u32()?, place);
         }
         r.end()?;
-        self.placed.insert(id, PlacedGroup { extents, pages, places, adopted: None, last: None });
+        self.placed.insert(id, PlacedGroup { extents, pages, places, adopted: None });
         Ok(())
     }
 
@@ -399,21 +427,21 @@ impl Groups {
         if let Some(value) = self.inline.get(&(id, number)) {
             return Ok(Some(value.clone()));
         }
-        let Some(group) = self.placed.get_mut(&id) else { return Ok(None) };
+        let Some(group) = self.placed.get(&id) else { return Ok(None) };
         let Some(&(at, entry)) = group.places.get(&number) else { return Ok(None) };
-        if group.last.as_ref().is_none_or(|(page, _)| *page != at) {
+        if !self.read.pages.contains_key(&(id, at)) {
             let (extent, segment, raw) = group.pages[at];
             let offset = group.extents[extent].0 + u64::from(segment.offset);
             match node_codec::unpack(segment, raw, pager.read(offset, segment.len)?, offset)
                 .and_then(Page::parse)
             {
-                Ok(page) => group.last = Some((at, page)),
+                Ok(page) => self.read.keep((id, at), page, raw.into()),
                 // Not written when the crash came.
                 Err(Error::Corrupt { .. }) => return Ok(None),
                 Err(error) => return Err(error),
             }
         }
-        let Some((_, page)) = &group.last else { return Ok(None) };
+        let Some(page) = self.read.pages.get(&(id, at)) else { return Ok(None) };
         if entry >= page.len() {
             return Ok(None);
         }

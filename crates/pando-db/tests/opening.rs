@@ -47,6 +47,18 @@ fn image_of(device: &MemDevice) -> Arc<MemDevice> {
     copy
 }
 
+/// Opens a store whose thread for checkpoints stands still while `held`.
+fn open_without_checkpoints(device: &Arc<MemDevice>, held: &Arc<AtomicBool>) -> Db {
+    let holds = held.clone();
+    let hooked = HookedDevice::new(device.clone(), false, move |_| {
+        while holds.load(SeqCst) && thread::current().name() == Some("pando-checkpoint") {
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    });
+    Db::open(Arc::new(hooked) as Arc<dyn Device>, options()).unwrap()
+}
+
 /// A log that is full to the end is replayed into memory, as far as that may have the memory; what it changes in the
 /// tree is the threads' work. Before, who opened it read and changed a large part of the tree.
 #[test]
@@ -55,14 +67,7 @@ fn opening_with_a_full_log_reads_the_log_only() {
     let device = empty();
     // Checkpoints come too late.
     let held = Arc::new(AtomicBool::new(false));
-    let holds = held.clone();
-    let hooked = HookedDevice::new(device.clone(), false, move |_| {
-        while holds.load(SeqCst) && thread::current().name() == Some("pando-checkpoint") {
-            thread::sleep(Duration::from_millis(10));
-        }
-        Ok(())
-    });
-    let db = Db::open(Arc::new(hooked) as Arc<dyn Device>, options()).unwrap();
+    let db = open_without_checkpoints(&device, &held);
     (0..KEYS).for_each(|i| db.put(key(i), vec![1; 60]).unwrap());
     db.checkpoint().unwrap();
     held.store(true, SeqCst);
@@ -128,14 +133,7 @@ fn opening_reads_pages_of_values_and_not_each_value() {
     const VALUE_BYTES: u64 = 3_000;
     let device = empty();
     let held = Arc::new(AtomicBool::new(true));
-    let holds = held.clone();
-    let hooked = HookedDevice::new(device.clone(), false, move |_| {
-        while holds.load(SeqCst) && thread::current().name() == Some("pando-checkpoint") {
-            thread::sleep(Duration::from_millis(10));
-        }
-        Ok(())
-    });
-    let db = Db::open(Arc::new(hooked) as Arc<dyn Device>, options()).unwrap();
+    let db = open_without_checkpoints(&device, &held);
     let value = |i: u64| -> Vec<u8> {
         let words =
             (0..VALUE_BYTES / 8).map(|word| (i * 1_000_003 + word).wrapping_mul(0x9e37_79b9_7f4a_7c15));

@@ -6,7 +6,7 @@
 
 use std::{
     cell::RefCell,
-    ffi::OsStr,
+    ffi::{OsStr, OsString},
     io::{self, ErrorKind},
     os::{
         fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
@@ -16,7 +16,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{Mode, OFlags, ResolveFlags},
+    fs::{AtFlags, Dir, Mode, OFlags, ResolveFlags, Stat},
     io::Errno,
 };
 
@@ -143,6 +143,22 @@ impl Below {
     pub fn forget_dir(&self) {
         *self.last.borrow_mut() = None;
     }
+}
+
+/// The entries of the directory `name` of `dir` (`.`: that itself), with what is known of each; no link followed.
+pub fn entries(dir: &OwnedFd, name: &OsStr) -> io::Result<Vec<(OsString, Stat)>> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let dir = rustix::fs::openat(dir, name, flags, Mode::empty())?;
+    let mut out = Vec::new();
+    for entry in Dir::read_from(&dir)? {
+        let entry = entry?;
+        let name = OsStr::from_bytes(entry.file_name().to_bytes());
+        if name != "." && name != ".." {
+            let stat = rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
+            out.push((name.to_owned(), stat));
+        }
+    }
+    Ok(out)
 }
 
 /// What lists the names of attributes, and what gets a value: into a buffer, and how many bytes it is.

@@ -7,11 +7,8 @@
 mod common;
 
 use std::{
-    fs::{self, File, Permissions},
-    os::unix::{
-        fs::{MetadataExt, PermissionsExt},
-        process::CommandExt,
-    },
+    fs::{self, File},
+    os::unix::{fs::MetadataExt, process::CommandExt},
     path::Path,
     process::Command,
 };
@@ -29,26 +26,6 @@ use rustix::fs::{FileType, Mode, makedev, mkdirat, mknodat};
 /// Two ordinary users.
 const ANN: u32 = 41_011;
 const BOB: u32 = 41_012;
-
-/// A mount that others may use, in which all may make entries.
-fn scene() -> Option<Bench> {
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED: only root can set the scene");
-        return None;
-    }
-    if !common::have_fuse() {
-        return None;
-    }
-    let b = Bench::new();
-    fs::set_permissions(b.path(""), Permissions::from_mode(0o755)).unwrap();
-    fs::create_dir(b.path("m")).unwrap();
-    b.ok(&["mkfs", "--size", "256M", "--node-size", "64K", "a.img"]);
-    b.ok(&["mount", "-o", "allow_other", "--log-file", "log", "a.img", "m"]);
-    fs::copy(env!("CARGO_BIN_EXE_pando"), b.path("pando")).unwrap();
-    fs::copy(std::env::current_exe().unwrap(), b.path("looker")).unwrap();
-    b.sh("chmod 1777 m");
-    Some(b)
-}
 
 /// Runs a line of the shell as a user without further groups: whether it succeeded, and what it said.
 fn sh_as(b: &Bench, uid: u32, line: &str) -> (bool, String) {
@@ -146,7 +123,7 @@ fn merge(fork: &Path, into: &Path, elsewhere: &Path) -> Result<String, Error> {
 
 #[test]
 fn snapshots_are_made_and_changed_by_owners_through_mounts_that_may_be_written_to() {
-    let Some(b) = scene() else { return };
+    let Some(b) = Bench::shared("looker") else { return };
     b.sh(&format!(
         "mkdir -p ro m/t m/rw m/theirs; echo x > m/t/f; chmod 777 m/rw m/theirs; chown {ANN} m/theirs
          mount --bind m/t ro; mount -o remount,bind,ro ro"
@@ -167,7 +144,7 @@ fn snapshots_are_made_and_changed_by_owners_through_mounts_that_may_be_written_t
 
 #[test]
 fn forks_are_merged_by_owners_through_mounts_that_may_be_written_to() {
-    let Some(b) = scene() else { return };
+    let Some(b) = Bench::shared("looker") else { return };
     b.sh("mkdir -p ro m/t m/rw m/theirs; echo x > m/t/f; chmod 777 m/rw m/theirs");
     b.ok(&["fork", "m/t", "m/fork"]);
     b.sh("echo y > m/fork/f; chmod 777 m/fork; mount --bind m/t ro; mount -o remount,bind,ro ro");
@@ -187,7 +164,7 @@ fn forks_are_merged_by_owners_through_mounts_that_may_be_written_to() {
 
 #[test]
 fn a_tree_is_not_changed_through_a_read_only_bind_mount() {
-    let Some(b) = scene() else { return };
+    let Some(b) = Bench::shared("looker") else { return };
     b.sh("mkdir -p ro m/t/d m/rw; echo x > m/t/d/f; mount --bind m/t ro; mount -o remount,bind,ro ro");
     let (done, said) = look(&b, 0, "change", "ro");
     assert!(!done, "{said}");
@@ -205,7 +182,7 @@ fn a_tree_is_not_changed_through_a_read_only_bind_mount() {
 
 #[test]
 fn what_lies_in_a_directory_that_may_not_be_entered_is_not_told() {
-    let Some(b) = scene() else { return };
+    let Some(b) = Bench::shared("looker") else { return };
     b.sh("mkdir m/closed m/open; echo secret-content > m/closed/f; chmod 744 m/closed; chmod 777 m/open");
     fine(&b, BOB, "echo secret-contexx > m/open/f; ls m/closed; ! cat m/closed/f");
     for line in ["diff --json m/closed m/open", "diff m/open m/closed", "du m/closed"] {
@@ -230,7 +207,7 @@ fn what_lies_in_a_directory_that_may_not_be_entered_is_not_told() {
 
 #[test]
 fn what_a_fork_was_made_of_is_told_to_those_who_could_see_it() {
-    let Some(b) = scene() else { return };
+    let Some(b) = Bench::shared("looker") else { return };
     b.sh(&format!(
         "mkdir -p m/hidden/o; echo x > m/hidden/o/secretname; echo y > m/hidden/o/f; chown -R {ANN} m/hidden; chmod 700 m/hidden m/hidden/o"
     ));
@@ -264,7 +241,7 @@ fn what_a_fork_was_made_of_is_told_to_those_who_could_see_it() {
 
 #[test]
 fn on_a_read_only_mount_root_is_root_and_who_only_has_its_number_is_not() {
-    let Some(b) = scene() else { return };
+    let Some(b) = Bench::shared("looker") else { return };
     b.sh(&format!(
         "mkdir -p m/a/closed m/b; echo x > m/a/closed/secretname; chown -R {ANN} m/a/closed; chmod 700 m/a/closed"
     ));

@@ -7,9 +7,9 @@
 mod common;
 
 use std::{
-    fs::{self, File, Permissions},
+    fs::{self, File},
     os::unix::{
-        fs::{MetadataExt, PermissionsExt, chown, symlink},
+        fs::{MetadataExt, chown, symlink},
         process::CommandExt,
     },
     path::{Path, PathBuf},
@@ -30,23 +30,9 @@ const BOB: u32 = 41_002;
 
 /// A mount that others may use, below a directory that they may enter.
 fn scene() -> Option<Bench> {
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED: only root can set the scene");
-        return None;
-    }
-    if !common::have_fuse() {
-        return None;
-    }
-    let b = Bench::new();
-    fs::set_permissions(b.path(""), Permissions::from_mode(0o755)).unwrap();
-    fs::create_dir(b.path("m")).unwrap();
-    b.ok(&["mkfs", "--size", "256M", "--node-size", "64K", "a.img"]);
-    b.ok(&["mount", "-o", "allow_other", "--log-file", "log", "a.img", "m"]);
-    fs::copy(env!("CARGO_BIN_EXE_pando"), b.path("pando")).unwrap();
-    fs::copy(std::env::current_exe().unwrap(), b.path("attacker")).unwrap();
+    let b = Bench::shared("attacker")?;
     b.sh(&format!(
-        "chmod 1777 m
-         for u in {ANN} {BOB}; do mkdir -p m/$u/d/e m/$u/open; echo secret of $u > m/$u/d/e/f; chown -R $u:$u m/$u; chmod 700 m/$u; done"
+        "for u in {ANN} {BOB}; do mkdir -p m/$u/d/e m/$u/open; echo secret of $u > m/$u/d/e/f; chown -R $u:$u m/$u; chmod 700 m/$u; done"
     ));
     Some(b)
 }

@@ -22,11 +22,11 @@ use pando_fs::{
     send::{FileMeta, Source, SourceFile, Target},
 };
 use rustix::fs::{
-    AtFlags, Dir, FallocateFlags, FileType, Gid, Mode, OFlags, RenameFlags, SeekFrom, Stat, Timespec,
-    Timestamps, Uid, XattrFlags,
+    AtFlags, FallocateFlags, FileType, Gid, Mode, OFlags, RenameFlags, SeekFrom, Stat, Timespec, Timestamps,
+    Uid, XattrFlags,
 };
 
-use crate::below::{Below, attrs_at, split};
+use crate::below::{Below, attrs_at, entries, split};
 
 /// The tree below a directory.
 pub struct Host {
@@ -135,22 +135,9 @@ impl Source for Host {
     }
 
     fn list(&self, path: &[u8]) -> io::Result<Vec<(OsString, FileMeta)>> {
-        self.below.in_dir(path, |dir| {
-            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            let dir = rustix::fs::openat(dir, ".", flags, Mode::empty())?;
-            let mut out = Vec::new();
-            for entry in Dir::read_from(&dir)? {
-                let entry = entry?;
-                let name = OsStr::from_bytes(entry.file_name().to_bytes());
-                // What is sent is frozen, so `.snapshots` in it is an entry of the user's own, as any other.
-                if name == "." || name == ".." {
-                    continue;
-                }
-                let stat = rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
-                out.push((name.to_owned(), meta_of(&stat)));
-            }
-            Ok(out)
-        })
+        // What is sent is frozen, so `.snapshots` in it is an entry of the user's own, as any other.
+        let found = self.below.in_dir(path, |dir| entries(dir, OsStr::new(".")))?;
+        Ok(found.into_iter().map(|(name, stat)| (name, meta_of(&stat))).collect())
     }
 
     fn readlink(&self, path: &[u8]) -> io::Result<Vec<u8>> {

@@ -16,12 +16,12 @@ use std::{
 use anyhow::{Context, Result, bail};
 use pando_fs::{FileKind, Time};
 use rustix::{
-    fs::{AtFlags, Dir, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags},
+    fs::{AtFlags, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags},
     io::Errno,
 };
 
 use crate::{
-    below::{Attrs, Below, attrs_at, attrs_of},
+    below::{Attrs, Below, attrs_at, attrs_of, entries},
     tree::{
         CHUNK, Meta, Piece, Reader, Sink, View, Writer,
         lost::{LISTS, Losses, Lost, about, may_miss, sort_of},
@@ -135,22 +135,8 @@ impl View for Host {
     }
 
     fn list(&self, path: &Path) -> Result<Vec<(OsString, Meta)>> {
-        let list = |dir: &OwnedFd, name: &OsStr| {
-            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-            let dir = rustix::fs::openat(dir, name, flags, Mode::empty())?;
-            let mut out = Vec::new();
-            for entry in Dir::read_from(&dir)? {
-                let entry = entry?;
-                let name = OsStr::from_bytes(entry.file_name().to_bytes());
-                if name == "." || name == ".." {
-                    continue;
-                }
-                let stat = rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
-                out.push((name.to_owned(), meta_of(&stat)));
-            }
-            Ok(out)
-        };
-        self.at(path, list).with_context(|| View::show(self, path))
+        let found = self.at(path, entries).with_context(|| View::show(self, path))?;
+        Ok(found.into_iter().map(|(name, stat)| (name, meta_of(&stat))).collect())
     }
 
     fn open(&self, path: &Path) -> Result<Box<dyn Reader + '_>> {

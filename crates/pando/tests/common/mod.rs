@@ -52,6 +52,26 @@ impl Bench {
         Some(bench)
     }
 
+    /// The same, mounted so that other users may use it and make entries in it, and enter the directory above; `None`
+    /// unless run by root. Copies of the program and, as `test`, of the test are beside the mount.
+    pub fn shared(test: &str) -> Option<Bench> {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIPPED: only root can set the scene");
+            return None;
+        }
+        if !have_fuse() {
+            return None;
+        }
+        let b = Self::new();
+        b.sh("chmod 755 . && mkdir m");
+        b.ok(&["mkfs", "--size", "256M", "--node-size", "64K", "a.img"]);
+        b.ok(&["mount", "-o", "allow_other", "--log-file", "log", "a.img", "m"]);
+        std::fs::copy(env!("CARGO_BIN_EXE_pando"), b.path("pando")).unwrap();
+        std::fs::copy(std::env::current_exe().unwrap(), b.path(test)).unwrap();
+        b.sh("chmod 1777 m");
+        Some(b)
+    }
+
     pub fn mount(&self) {
         self.ok(&["mount", "--log-file", "log", "a.img", "m"]);
     }

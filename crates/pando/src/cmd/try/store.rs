@@ -31,7 +31,7 @@ pub(super) struct Store {
     image: PathBuf,
     mount_point: PathBuf,
     /// The file system, where it is opened by the library; `None` where it is mounted.
-    library: Option<Fs>,
+    opened: Option<Fs>,
 }
 
 impl Store {
@@ -43,8 +43,8 @@ impl Store {
         let options = FormatOptions::default().root_uid(uid.as_raw()).root_gid(gid.as_raw());
         Fs::format(device.clone(), &options)?;
         drop(device);
-        let library = Some(open(&image)?);
-        Ok(Store { image, mount_point, library })
+        let opened = Some(open(&image)?);
+        Ok(Store { image, mount_point, opened })
     }
 
     /// Goes on through a mount, where that is possible.
@@ -55,7 +55,7 @@ impl Store {
             Err(e) if e.downcast_ref::<Coded>().is_some_and(|c| c.0 == exit::NO_FUSE) => {
                 eprintln!("pando: {e:#}");
                 eprintln!("pando: going on through the library, without a mount");
-                self.library = Some(open(&self.image)?);
+                self.opened = Some(open(&self.image)?);
                 Ok(())
             }
             Err(e) => Err(e).context("mounting"),
@@ -64,10 +64,10 @@ impl Store {
 
     /// Unmounts and mounts again, or closes and opens again.
     pub(super) fn reopen(&mut self) -> Result<()> {
-        let by_library = self.library.is_some();
+        let by_library = self.opened.is_some();
         self.close()?;
         match by_library {
-            true => self.library = Some(open(&self.image)?),
+            true => self.opened = Some(open(&self.image)?),
             false => mount::by_command(&self.image, &self.mount_point, &[])?,
         }
         Ok(())
@@ -75,21 +75,21 @@ impl Store {
 
     /// Unmounts or closes it.
     pub(super) fn close(&mut self) -> Result<()> {
-        match self.library.take() {
+        match self.opened.take() {
             Some(fs) => Ok(fs.close()?),
             None => umount::detach(&self.mount_point, How::Plain),
         }
     }
 
     pub(super) fn describe(&self) -> String {
-        match self.library {
+        match self.opened {
             Some(_) => "opened by the library".into(),
             None => format!("mounted on {}", self.mount_point.display()),
         }
     }
 
     pub(super) fn reopened(&self) -> &'static str {
-        match self.library {
+        match self.opened {
             Some(_) => "closed and opened again",
             None => "unmounted and mounted again",
         }
@@ -97,7 +97,7 @@ impl Store {
 
     /// The tree called `name`, to read.
     pub(super) fn view(&self, name: &str) -> Box<dyn View + '_> {
-        match &self.library {
+        match &self.opened {
             Some(fs) => Box::new(Image::new(fs, &Path::new("/").join(name))),
             None => Box::new(Host::new(&self.mount_point.join(name))),
         }
@@ -105,7 +105,7 @@ impl Store {
 
     /// The tree called `name`, to write, before anything is mounted.
     pub(super) fn sink(&self, name: &str) -> Result<impl Sink + '_> {
-        match &self.library {
+        match &self.opened {
             Some(fs) => Ok(Image::new(fs, &Path::new("/").join(name))),
             None => bail!("it is mounted, and imports go through the library"),
         }
@@ -113,7 +113,7 @@ impl Store {
 
     /// Clones a tree; the time inside the daemon, if there is one.
     pub(super) fn clone(&self, from: &str, to: &str) -> Result<Option<Duration>> {
-        let Some(fs) = &self.library else {
+        let Some(fs) = &self.opened else {
             let micros = clone::clone(&self.mount_point.join(from), &self.mount_point.join(to), false)?;
             return Ok(Some(Duration::from_micros(micros)));
         };
@@ -124,14 +124,14 @@ impl Store {
 
     /// Makes all that was done durable.
     pub(super) fn sync(&self) -> Result<()> {
-        match &self.library {
+        match &self.opened {
             Some(fs) => Ok(fs.sync()?),
             None => Ok(client::send(place::open_dir(&self.mount_point)?, &Request::Sync).map(drop)?),
         }
     }
 
     pub(super) fn figures(&self) -> Result<Figures> {
-        let stats = match &self.library {
+        let stats = match &self.opened {
             Some(fs) => Stats::of(fs, None)?,
             None => serde_json::from_str(&client::stats(place::open_dir(&self.mount_point)?)?)?,
         };
@@ -145,14 +145,14 @@ impl Store {
         &self,
         path: &Path,
         mounted: impl FnOnce(&Path) -> std::io::Result<()>,
-        library: impl FnOnce(&Fs, Ino, &OsString) -> pando_fs::Result<()>,
+        by_library: impl FnOnce(&Fs, Ino, &OsString) -> pando_fs::Result<()>,
     ) -> Result<()> {
         let failed = || format!("editing {}", path.display());
-        let Some(fs) = &self.library else {
+        let Some(fs) = &self.opened else {
             return mounted(&self.mount_point.join(path)).with_context(failed);
         };
         let (dir, name) = fs.resolve_parent(&Path::new("/").join(path)).with_context(failed)?;
-        let outcome = library(fs, dir, &name);
+        let outcome = by_library(fs, dir, &name);
         fs.forget(dir, 1);
         outcome.with_context(failed)
     }

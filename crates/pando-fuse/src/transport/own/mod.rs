@@ -5,10 +5,11 @@
 //! kernel sends over the descriptor (everything, or with queues FORGET and
 //! INTERRUPT only) until the file system is unmounted. Parts: `wire` has the
 //! bytes, `serve` calls the handler, `readers` are the threads that read the
-//! descriptor, `ring` is one thread per request over io_uring, `device` reads
+//! descriptor, `buffers` the memory that they read into, `ring` is one thread per request over io_uring, `device` reads
 //! and writes the descriptor and sends notifications, `offer` says whether the
 //! kernel offers io_uring.
 
+mod buffers;
 mod device;
 pub mod offer;
 mod readers;

@@ -25,14 +25,14 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use memmap2::MmapMut;
 use pando_fs::waiting;
 use parking_lot::{Condvar, Mutex};
 use zerocopy::FromBytes;
 
 use crate::counters::Counters;
 use crate::transport::own::{
-    device::{Device, READ_BUFFER_BYTES},
+    buffers::{Buffers, REST, RequestBuffer},
+    device::Device,
     serve::{Request, Step, finish, serve},
     wire::{self, op},
 };
@@ -40,9 +40,10 @@ use crate::transport::{Handler, common::MAX_WORKERS, poll::Poller, workers::Work
 
 /// Threads beside those that read, a count: so many requests can wait at the same time without holding up others.
 const MAX_WAITING: usize = 64;
-/// Idle threads that are kept for the next request that waits, a count. Each has memory for a request, up to 1 MiB. To
-/// get that anew costs more than a short request, so a stream of large writes shall find threads that have it.
-const MAX_IDLE: usize = 12;
+/// Idle threads that are kept for the next request that waits, a count. They have no memory for a request: that goes
+/// with the role. In a stream of large writes some tens of them wait, and each gigabyte of it started 200 threads anew
+/// where 12 were kept.
+const MAX_IDLE: usize = 48;
 
 /// Reads requests and has them answered.
 pub(super) struct Readers<H: Handler> {
@@ -53,14 +54,15 @@ pub(super) struct Readers<H: Handler> {
     workers: Workers,
     /// Threads that read at the same time, a count.
     roles: usize,
+    buffers: Buffers,
     crew: Mutex<Crew>,
     vacancy: Condvar,
 }
 
 /// What the threads are doing.
 struct Crew {
-    /// Roles that nobody has taken yet.
-    vacant: usize,
+    /// Roles that nobody has taken yet, each with the memory to read into.
+    vacant: Vec<RequestBuffer>,
     /// Threads that will take one: they sleep, or are being started.
     idle: usize,
     threads: usize,
@@ -83,7 +85,7 @@ impl<H: Handler> Readers<H> {
     ) -> Self {
         assert!(roles > 0, "nobody would read requests");
         let crew = Crew {
-            vacant: roles,
+            vacant: Vec::new(),
             idle: 0,
             threads: 0,
             lacks_threads: false,
@@ -99,6 +101,7 @@ impl<H: Handler> Readers<H> {
             counters,
             workers,
             roles,
+            buffers: Buffers::default(),
             crew: Mutex::new(crew),
             vacancy: Condvar::new(),
         }
@@ -108,13 +111,16 @@ impl<H: Handler> Readers<H> {
     pub(super) fn serve(self: &Arc<Self>) -> io::Result<()> {
         {
             let mut crew = self.crew.lock();
+            for _ in 0..self.roles {
+                crew.vacant.push(self.buffers.take()?);
+            }
             for _ in 1..self.roles {
                 self.start(&mut crew)?;
             }
             crew.threads += 1;
             crew.idle += 1;
         }
-        Reader::new(self, buffer()?, true).run();
+        Reader::new(self, true).run();
         let result = {
             let mut crew = self.crew.lock();
             std::mem::replace(&mut crew.result, Ok(()))
@@ -129,8 +135,8 @@ impl<H: Handler> Readers<H> {
 
     /// Starts a thread, which is idle first.
     fn start(self: &Arc<Self>, crew: &mut Crew) -> io::Result<()> {
-        let (shared, buffer) = (self.clone(), buffer()?);
-        let run = move || Reader::new(&shared, buffer, false).run();
+        let shared = self.clone();
+        let run = move || Reader::new(&shared, false).run();
         let handle = thread::Builder::new().name("pando-serve".into()).spawn(run)?;
         crew.handles.retain(|handle| !handle.is_finished());
         crew.handles.push(handle);
@@ -139,46 +145,55 @@ impl<H: Handler> Readers<H> {
         Ok(())
     }
 
-    /// Takes a role, as soon as there is one. `false`: it is over, or there are enough idle threads. The `first` thread
-    /// stays to the end.
-    fn take_role(&self, first: bool) -> bool {
+    /// Takes a role, as soon as there is one, and gives the memory to read into. `None`: it is over, or there are
+    /// enough idle threads. The `first` thread stays to the end.
+    fn take_role(&self, first: bool) -> Option<RequestBuffer> {
         let mut crew = self.crew.lock();
         // Counted as idle by whoever started it, or here before.
         loop {
             if crew.over {
-                return false;
+                return None;
             }
-            if crew.vacant > 0 {
-                crew.vacant -= 1;
+            if let Some(buffer) = crew.vacant.pop() {
                 crew.idle -= 1;
-                return true;
+                return Some(buffer);
             }
             if crew.idle > MAX_IDLE && !first {
                 crew.idle -= 1;
                 crew.threads -= 1;
-                return false;
+                return None;
             }
-            self.vacancy.wait(&mut crew);
+            if !self.buffers.are_many() {
+                self.vacancy.wait(&mut crew);
+            } else if self.vacancy.wait_for(&mut crew, REST).timed_out() {
+                self.buffers.rest(REST);
+            }
         }
     }
 
     /// Gives the role of the calling thread to another one; whether it could.
     fn hand_over(self: &Arc<Self>) -> bool {
         let mut crew = self.crew.lock();
-        if crew.idle <= crew.vacant {
+        let lacks = |crew: &mut Crew, what: &str, e: io::Error| {
+            if !std::mem::replace(&mut crew.lacks_threads, true) {
+                log::warn!("requests stand behind one that waits: no further {what}: {e}");
+            }
+            false
+        };
+        if crew.idle <= crew.vacant.len() {
             if crew.threads >= self.roles + MAX_WAITING {
                 log::debug!("requests wait behind {MAX_WAITING} others that wait");
                 return false;
             }
             if let Err(e) = self.start(&mut crew) {
-                if !std::mem::replace(&mut crew.lacks_threads, true) {
-                    log::warn!("requests stand behind one that waits: no further thread: {e}");
-                }
-                return false;
+                return lacks(&mut crew, "thread", e);
             }
-            crew.lacks_threads = false;
         }
-        crew.vacant += 1;
+        match self.buffers.take() {
+            Ok(buffer) => crew.vacant.push(buffer),
+            Err(e) => return lacks(&mut crew, "memory", e),
+        }
+        crew.lacks_threads = false;
         drop(crew);
         self.counters.handed_over();
         self.vacancy.notify_one();
@@ -196,25 +211,20 @@ impl<H: Handler> Readers<H> {
     }
 }
 
-/// Memory for a request, touched only as far as requests are long.
-fn buffer() -> io::Result<MmapMut> {
-    MmapMut::map_anon(READ_BUFFER_BYTES)
-}
-
 /// One of the threads.
 struct Reader<H: Handler> {
     shared: Arc<Readers<H>>,
     first: bool,
     /// Whether it is this thread that reads. Shared with what it is told before it waits.
     role: Rc<Cell<bool>>,
-    /// Given back with the thread.
-    buffer: MmapMut,
+    /// Memory that the last request was read into, until it is answered by a thread that has no role any more.
+    buffer: Option<RequestBuffer>,
     out: Vec<u8>,
 }
 
 impl<H: Handler> Reader<H> {
     /// For the thread that calls.
-    fn new(shared: &Arc<Readers<H>>, buffer: MmapMut, first: bool) -> Self {
+    fn new(shared: &Arc<Readers<H>>, first: bool) -> Self {
         let role = Rc::new(Cell::new(false));
         let (mine, readers) = (role.clone(), shared.clone());
         waiting::on_wait(Some(Box::new(move || {
@@ -222,20 +232,19 @@ impl<H: Handler> Reader<H> {
                 mine.set(false);
             }
         })));
-        Self { shared: shared.clone(), first, role, buffer, out: Vec::new() }
+        Self { shared: shared.clone(), first, role, buffer: None, out: Vec::new() }
     }
 
     fn run(&mut self) {
         loop {
             if !self.role.get() {
-                if !self.shared.take_role(self.first) {
-                    return;
-                }
+                let Some(buffer) = self.shared.take_role(self.first) else { return };
+                self.buffer = Some(buffer);
                 self.role.set(true);
                 // Whoever had it before may have left in the middle of a stream.
                 self.shared.poller.look();
             }
-            match self.shared.device.read(&mut self.buffer) {
+            match self.shared.device.read(self.buffer.as_deref_mut().unwrap_or_default()) {
                 Ok(Some(n)) => {
                     if let Err(e) = self.answer(n) {
                         return self.shared.end(Err(e));
@@ -245,6 +254,7 @@ impl<H: Handler> Reader<H> {
                 Err(e) => return self.shared.end(Err(e)),
             }
             if !self.role.get() {
+                self.buffer = None;
                 self.shared.crew.lock().idle += 1;
             }
         }
@@ -253,7 +263,7 @@ impl<H: Handler> Reader<H> {
     /// Answers the request that is in the first `n` bytes of the buffer, or has a worker do it.
     fn answer(&mut self, n: usize) -> io::Result<()> {
         let turn = self.shared.poller.turn();
-        let bytes = self.buffer.get(..n).unwrap_or_default();
+        let bytes = self.buffer.as_deref().and_then(|buffer| buffer.get(..n)).unwrap_or_default();
         let Ok((header, rest)) = wire::InHeader::read_from_prefix(bytes) else {
             return Err(io::Error::other("the kernel sent a request without a header"));
         };

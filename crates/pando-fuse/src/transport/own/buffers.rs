@@ -1,0 +1,135 @@
+//! Memory that requests are read into, used again and again.
+//!
+//! Fresh memory costs a stream of large writes more than to copy its bytes: the kernel zeroes each page of it, a fault
+//! at a time. So what was used last is used next. What many waiting requests had at once is kept as long as they come,
+//! and goes back to the kernel when nobody has taken any for a moment ([`Buffers::rest`]).
+//!
+//! Guarantees: a buffer belongs to who took it until it is dropped; at rest [`KEPT_BUFFERS`] stay. May use: the size of
+//! a request.
+
+use std::{
+    io,
+    ops::{Deref, DerefMut},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use memmap2::MmapMut;
+use parking_lot::Mutex;
+
+use crate::transport::own::device::READ_BUFFER_BYTES;
+
+/// Buffers that are kept at rest, a count: 8 MiB of memory at most.
+const KEPT_BUFFERS: usize = 8;
+/// After so long without a request that needed another buffer those above that go.
+pub(super) const REST: Duration = Duration::from_secs(1);
+
+/// What nobody uses.
+#[derive(Default)]
+struct Spare {
+    /// The one used last at the end.
+    buffers: Vec<MmapMut>,
+    taken: Option<Instant>,
+}
+
+/// Where buffers come from.
+#[derive(Default)]
+pub(super) struct Buffers(Arc<Mutex<Spare>>);
+
+/// Memory for one request, touched only as far as requests were long. Dropped, it is used again.
+pub(super) struct RequestBuffer {
+    /// There always is one, until the end.
+    memory: Option<MmapMut>,
+    home: Arc<Mutex<Spare>>,
+}
+
+impl Buffers {
+    /// A buffer with anything in it. Fails if the kernel gives no memory.
+    pub(super) fn take(&self) -> io::Result<RequestBuffer> {
+        let kept = {
+            let mut spare = self.0.lock();
+            spare.taken = Some(Instant::now());
+            spare.buffers.pop()
+        };
+        let memory = match kept {
+            Some(memory) => memory,
+            None => MmapMut::map_anon(READ_BUFFER_BYTES)?,
+        };
+        Ok(RequestBuffer { memory: Some(memory), home: self.0.clone() })
+    }
+
+    /// True if there are more than at rest. Then [`Buffers::rest`] is to be called after [`REST`].
+    pub(super) fn are_many(&self) -> bool {
+        self.0.lock().buffers.len() > KEPT_BUFFERS
+    }
+
+    /// Gives back to the kernel what is too much at rest, if nobody has taken a buffer for `since`.
+    pub(super) fn rest(&self, since: Duration) {
+        let mut spare = self.0.lock();
+        if spare.taken.is_some_and(|taken| taken.elapsed() < since) {
+            return;
+        }
+        let keep = spare.buffers.len().min(KEPT_BUFFERS);
+        let gone = spare.buffers.split_off(keep);
+        drop(spare);
+        // The kernel takes its time for it.
+        drop(gone);
+    }
+}
+
+impl Deref for RequestBuffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.memory.as_deref().unwrap_or_default()
+    }
+}
+
+impl DerefMut for RequestBuffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.memory.as_deref_mut().unwrap_or_default()
+    }
+}
+
+impl Drop for RequestBuffer {
+    fn drop(&mut self) {
+        self.home.lock().buffers.extend(self.memory.take());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    /// A request is read into the memory that was used last.
+    #[test]
+    fn memory_of_requests_is_used_again() {
+        let buffers = Buffers::default();
+        let mut first = buffers.take().unwrap();
+        assert_eq!(first.len(), READ_BUFFER_BYTES);
+        first[7] = 1;
+        let second = buffers.take().unwrap();
+        let at = (first.as_ptr(), second.as_ptr());
+        assert_ne!(at.0, at.1, "two requests have the same memory");
+        drop(second);
+        drop(first);
+        let again = buffers.take().unwrap();
+        assert_eq!((again.as_ptr(), again[7]), (at.0, 1), "memory that was just used is not used next");
+    }
+
+    /// As many as waited at once stay while requests come, and go afterwards.
+    #[test]
+    fn what_many_requests_had_goes_back_at_rest() {
+        let buffers = Buffers::default();
+        let many: Vec<_> = (0..3 * KEPT_BUFFERS).map(|_| buffers.take().unwrap()).collect();
+        assert!(!buffers.are_many());
+        drop(many);
+        assert!(buffers.are_many());
+        buffers.rest(REST);
+        assert_eq!(buffers.0.lock().buffers.len(), 3 * KEPT_BUFFERS, "they may be wanted in a moment");
+        buffers.rest(Duration::ZERO);
+        assert_eq!(buffers.0.lock().buffers.len(), KEPT_BUFFERS);
+        assert!(!buffers.are_many());
+    }
+}

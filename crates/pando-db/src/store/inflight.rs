@@ -36,9 +36,9 @@ const STALE_PLACES: usize = 64;
 enum Slot {
     /// Somebody reads it, and so many threads wait for that.
     Reading(usize),
-    /// It was read ahead.
-    Ahead(Arc<Page>),
-    /// The same, and it has been asked for.
+    /// It was read ahead; `once`: and is asked for once as a rule.
+    Ahead { page: Arc<Page>, once: bool },
+    /// It was read ahead, and has been asked for.
     Passing(Arc<Page>),
 }
 
@@ -64,9 +64,10 @@ pub(super) struct InFlight {
 
 /// What [`InFlight::claim`] has come to.
 pub(super) enum Claimed<'i> {
-    /// It was read ahead. [`InFlight::taken`] is to be called when it is where others find it.
-    Ahead(Arc<Page>),
-    /// The same, and it is not worth a place in the cache.
+    /// It was read ahead. [`InFlight::taken`] is to be called when it is where others find it. If it is asked for
+    /// `once`, [`InFlight::passed`] may be called instead.
+    Ahead { page: Arc<Page>, once: bool },
+    /// It was read ahead, and was not worth a place in the cache.
     Passing(Arc<Page>),
     /// Somebody was reading it and has come to an end: it may be in the cache now.
     Ended,
@@ -104,7 +105,7 @@ impl InFlight {
                 state.slots.insert(key, Slot::Reading(0));
                 Claimed::Mine(Claim { of: self, keys: vec![key] })
             }
-            Some(Slot::Ahead(page)) => Claimed::Ahead(page.clone()),
+            Some(Slot::Ahead { page, once }) => Claimed::Ahead { page: page.clone(), once: *once },
             Some(Slot::Passing(page)) => Claimed::Passing(page.clone()),
             Some(Slot::Reading(_)) => {
                 waiting::announce();
@@ -144,7 +145,7 @@ impl InFlight {
     /// A page that was read ahead is in the cache now.
     pub fn taken(&self, key: &CacheKey) {
         let mut state = self.state.lock();
-        if let Some(Slot::Ahead(page)) = state.slots.get(key) {
+        if let Some(Slot::Ahead { page, .. }) = state.slots.get(key) {
             self.held.fetch_sub(page.memory() as u64, Relaxed);
             state.slots.remove(key);
         }
@@ -156,7 +157,7 @@ impl InFlight {
         let mut state = self.state.lock();
         let state = &mut *state;
         let Some(slot) = state.slots.get_mut(&key) else { return };
-        let Slot::Ahead(page) = slot else { return };
+        let Slot::Ahead { page, .. } = slot else { return };
         let page = page.clone();
         state.passing_bytes += page.memory() as u64;
         *slot = Slot::Passing(page);
@@ -199,10 +200,11 @@ impl Claim<'_> {
         }
     }
 
-    /// Keeps pages, of those it is for, for who asks for them later. What has no room any more is given back, the
-    /// oldest first: it belongs into the cache.
+    /// Keeps pages, of those it is for, for who asks for them later, which is `once` as a rule, or is not. What has no
+    /// room any more is given back, the oldest first: it belongs into the cache.
     pub fn keep_ahead<'p>(
         &self,
+        once: bool,
         pages: impl Iterator<Item = (CacheKey, &'p Arc<Page>)>,
     ) -> Vec<(CacheKey, Arc<Page>)> {
         let (mut out, mut gone) = (Vec::new(), Vec::new());
@@ -212,7 +214,7 @@ impl Claim<'_> {
         let mut awaited = false;
         for (key, page) in pages {
             held += page.memory() as u64;
-            let before = state.slots.insert(key, Slot::Ahead(page.clone()));
+            let before = state.slots.insert(key, Slot::Ahead { page: page.clone(), once });
             awaited |= matches!(before, Some(Slot::Reading(1..)));
             state.order.push_back(key);
         }
@@ -225,7 +227,7 @@ impl Claim<'_> {
         while held > self.of.room()
             && let Some(oldest) = state.order.pop_front()
         {
-            if let Some(Slot::Ahead(page)) = state.slots.get(&oldest) {
+            if let Some(Slot::Ahead { page, .. }) = state.slots.get(&oldest) {
                 held -= page.memory() as u64;
                 out.push((oldest, page.clone()));
                 state.slots.remove(&oldest);
@@ -233,7 +235,7 @@ impl Claim<'_> {
         }
         if state.order.len() > 2 * state.slots.len() + STALE_PLACES {
             let slots = &state.slots;
-            state.order.retain(|key| matches!(slots.get(key), Some(Slot::Ahead(_))));
+            state.order.retain(|key| matches!(slots.get(key), Some(Slot::Ahead { .. })));
         }
         self.of.held.store(held, Relaxed);
         if awaited {

@@ -69,7 +69,7 @@ const LEAST_PASSED: usize = 8 << 10;
 /// Part (1/n) of the cache's budget that one request reads ahead at most.
 const AHEAD_SHARE: u64 = 16;
 
-/// Bytes of a request from which on it is worth memory that the device lends.
+/// Bytes, unpacked, of a request from which on it is worth memory that the device lends, and part of something large.
 const MIN_ONCE_BYTES: u64 = 256 << 10;
 
 /// Part (1/n) of the budget at the start that pages may have which were read ahead and not asked for yet; of
@@ -266,7 +266,7 @@ impl Pager {
                 Claimed::Mine(claim) => break Some(claim),
                 Claimed::Ended => (),
                 // A page that claims to lie in the place of a header: a damaged one.
-                Claimed::Ahead(_) | Claimed::Passing(_) => break None,
+                Claimed::Ahead { .. } | Claimed::Passing(_) => break None,
             }
         };
         self.misses.add();
@@ -386,9 +386,9 @@ impl Pager {
             }
             match self.in_flight.claim(key) {
                 Claimed::Ended => (),
-                Claimed::Ahead(page) => {
+                Claimed::Ahead { page, once } => {
                     self.hits.add();
-                    if self.asked_for(key, &page) {
+                    if self.asked_for(key, &page, once) {
                         self.share_with_pages_ahead();
                     }
                     return Ok(page);
@@ -412,9 +412,9 @@ impl Pager {
 
     /// Somebody asks for a page that was read ahead: whether it is in the cache now. What is stored as it is costs no
     /// more than its read, and a mount has what it has passed on in the kernel's cache: to keep it costs more than that
-    /// when it is read once.
-    fn asked_for(&self, key: CacheKey, page: &Arc<Page>) -> bool {
-        if page.is_lent() && !self.was_passed(&key) {
+    /// when it is read `once`, because the memory is new to the process.
+    fn asked_for(&self, key: CacheKey, page: &Arc<Page>, once: bool) -> bool {
+        if (page.is_lent() || once) && !self.was_passed(&key) {
             self.in_flight.passed(key);
             return false;
         }
@@ -449,18 +449,17 @@ impl Pager {
         if wanted.len() < 2 && keep == Keep::Always {
             return Vec::new();
         }
-        let bytes: u64 = wanted.iter().map(|wanted| u64::from(wanted.segment.len)).sum();
-        let keep = match keep {
-            Keep::Always if self.written.is_some() && bytes >= MIN_ONCE_BYTES => Keep::Once,
-            keep => keep,
-        };
+        let bytes: u64 = wanted.iter().map(|wanted| u64::from(wanted.page.raw)).sum();
+        // Above a store with a bound for what is written somebody else keeps what is read as well.
+        let once = self.written.is_some() && bytes >= MIN_ONCE_BYTES;
+        let keep = if once && keep == Keep::Always { Keep::Once } else { keep };
         let read = self.read_all(&wanted, keep);
         if matches!(keep, Keep::Ahead | Keep::Once) {
-            let out = claim.keep_ahead(read.iter().map(|(PageId(key), page)| (*key, page)));
+            let out = claim.keep_ahead(once, read.iter().map(|(PageId(key), page)| (*key, page)));
             out.into_iter().for_each(|(key, page)| self.insert(key, &page));
             if keep == Keep::Once {
                 for (PageId(key), page) in &read {
-                    self.asked_for(*key, page);
+                    self.asked_for(*key, page, once);
                 }
             }
             self.share_with_pages_ahead();

@@ -13,6 +13,11 @@ pub(crate) fn put_varint(out: &mut impl BufMut, mut value: u64) {
     out.put_u8(value as u8);
 }
 
+/// Bytes of an unsigned LEB128 integer.
+pub(crate) fn varint_len(value: u64) -> usize {
+    (64 - (value | 1).leading_zeros() as usize).div_ceil(7)
+}
+
 /// Appends a byte string with its length.
 pub(crate) fn put_bytes(out: &mut impl BufMut, bytes: &[u8]) {
     put_varint(out, bytes.len() as u64);

@@ -11,7 +11,7 @@
 //! and `waiting` only.
 
 use std::{
-    io::{self, IoSliceMut},
+    io::{self, IoSlice, IoSliceMut},
     sync::{Arc, OnceLock},
 };
 
@@ -69,6 +69,11 @@ impl Device for FailStop {
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
         waiting::announce();
         self.device.write_at(offset, buf)
+    }
+
+    fn write_vectored_at(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
+        waiting::announce();
+        self.device.write_vectored_at(offset, bufs)
     }
 
     fn flush(&self) -> io::Result<()> {

@@ -27,7 +27,7 @@ use rustix::{
 };
 
 use crate::{
-    device::{Device, DeviceStats, check_range, counters::Counters, direct::Direct},
+    device::{Device, DeviceStats, check_range, counters::Counters, direct::Direct, joined},
     error::{Error, Result},
 };
 
@@ -226,6 +226,13 @@ impl Device for FileDevice {
         self.file.write_all_at(buf, offset)?;
         self.counters.write(buf.len());
         Ok(())
+    }
+
+    fn write_vectored_at(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
+        let Some(direct) = &self.direct else { return self.write_at(offset, &joined(bufs)) };
+        self.check_writable()?;
+        check_range(self.size(), offset, bufs.iter().map(|buf| buf.len() as u64).sum())?;
+        direct.write_vectored(offset, bufs, !self.reserves())
     }
 
     fn flush(&self) -> io::Result<()> {

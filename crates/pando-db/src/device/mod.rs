@@ -18,7 +18,7 @@ mod memory;
 mod sim;
 mod sparse;
 
-use std::io::{self, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 
 use bytes::Bytes;
 
@@ -82,6 +82,10 @@ pub trait Device: Send + Sync + 'static {
     }
     /// Writes all of `buf` at `offset`. Not durable before the next flush.
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()>;
+    /// Writes all of `bufs`, one after the other, at `offset`, as one request; otherwise as [`Device::write_at`].
+    fn write_vectored_at(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
+        self.write_at(offset, &joined(bufs))
+    }
     /// Returns when every write that returned before this call is durable.
     fn flush(&self) -> io::Result<()>;
     /// Writes all of `buf` at `offset`, and returns when these bytes are durable, whatever becomes of others:
@@ -133,6 +137,13 @@ pub trait Device: Send + Sync + 'static {
     }
     /// What was asked of the device so far.
     fn stats(&self) -> DeviceStats;
+}
+
+/// All bytes of `bufs`, in memory of their own.
+fn joined(bufs: &[IoSlice<'_>]) -> Vec<u8> {
+    let mut all = Vec::with_capacity(bufs.iter().map(|buf| buf.len()).sum());
+    bufs.iter().for_each(|buf| all.extend_from_slice(buf));
+    all
 }
 
 /// Refuses a request that does not lie inside a device of `size` bytes.

@@ -2,7 +2,10 @@
 //!
 //! The layout is documented in `docs/format.md`; a change here changes it there.
 
+use std::cell::RefCell;
+
 use bytes::{BufMut, Bytes, BytesMut};
+use lz4_flex::block::{CompressTable, compress_into, compress_into_with_table, get_maximum_output_size};
 use smallvec::SmallVec;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -34,6 +37,22 @@ pub(crate) mod codec_id {
 const SAMPLES: usize = 2;
 const SAMPLE_BYTES: usize = 1 << 10;
 
+thread_local! {
+    /// What the compressor has seen of a page: memory that is used again for the next one.
+    static SEEN: RefCell<CompressTable> = RefCell::new(CompressTable::small());
+}
+
+/// Compresses bytes into `packed`, and says how many they are then. There is room if `packed` has the bytes that the
+/// compressor says it may need.
+fn lz4(raw: &[u8], packed: &mut [u8]) -> Option<usize> {
+    // A table for longer pages would stay, and be slower to clear for all others.
+    let len = match raw.len() < usize::from(u16::MAX) {
+        true => SEEN.with_borrow_mut(|seen| compress_into_with_table(raw, packed, seen)),
+        false => compress_into(raw, packed),
+    };
+    len.ok()
+}
+
 /// True if a page may become shorter by an eighth. One of media or ciphertext is known by a fraction of the
 /// work; where only some of a page is such, the other sample says yes.
 fn may_shrink(raw: &[u8]) -> bool {
@@ -43,7 +62,8 @@ fn may_shrink(raw: &[u8]) -> bool {
     }
     (1..=SAMPLES).filter_map(|i| raw.get(i * step..)?.get(..SAMPLE_BYTES)).any(|sample| {
         // A sample has fewer repetitions than the whole.
-        lz4_flex::block::compress(sample).len() < SAMPLE_BYTES - SAMPLE_BYTES / 16
+        let mut packed = [0; SAMPLE_BYTES + SAMPLE_BYTES / 8];
+        lz4(sample, &mut packed).is_none_or(|len| len < SAMPLE_BYTES - SAMPLE_BYTES / 16)
     })
 }
 
@@ -53,15 +73,19 @@ pub(crate) fn pack(page: &Page, codec: Codec) -> (Segment, Bytes) {
     let packed = match codec {
         Codec::None => None,
         _ if !may_shrink(raw) => None,
-        Codec::Lz4 => Some((codec_id::LZ4, lz4_flex::block::compress(raw))),
+        Codec::Lz4 => {
+            let mut packed = pool::buffer(get_maximum_output_size(raw.len()));
+            let len = lz4(raw, &mut packed);
+            len.map(|len| (codec_id::LZ4, Bytes::from(packed).slice(..len)))
+        }
         // Fails only for want of memory: then the page stays as it is.
         Codec::Zstd(level) => {
             let packed = zstd::bulk::compress(raw, level.clamp(1, 19).into());
-            packed.ok().map(|packed| (codec_id::ZSTD, packed))
+            packed.ok().map(|packed| (codec_id::ZSTD, packed.into()))
         }
     };
     let (codec, bytes) = match packed {
-        Some((codec, packed)) if packed.len() + raw.len() / 8 < raw.len() => (codec, packed.into()),
+        Some((codec, packed)) if packed.len() + raw.len() / 8 < raw.len() => (codec, packed),
         _ => (codec_id::RAW, raw.clone()),
     };
     (Segment { part: 0, offset: 0, len: bytes.len() as u32, sum: xxh3_64(&bytes), codec }, bytes)

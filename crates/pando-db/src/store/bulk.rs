@@ -14,6 +14,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
+    io::IoSlice,
     sync::Arc,
 };
 
@@ -54,6 +55,9 @@ const NODE_SHARE: usize = 16;
 const EXTENT_SHARE: usize = 4;
 /// But at least this many bytes, lest much of it is the rest of its last block.
 const EXTENT_LEAST: usize = 32 << 10;
+
+/// What the last block of an extent is filled up with.
+const ZEROS: [u8; BLOCK as usize] = [0; BLOCK as usize];
 
 /// The bulk data of a store.
 pub(crate) struct Bulk {
@@ -230,8 +234,9 @@ struct Writer<'a> {
 
 #[derive(Default)]
 struct PackedValues {
-    /// Stored pages of the extent under construction.
-    data: BytesMut,
+    /// Stored pages of the extent under construction, and their bytes.
+    data: Vec<Bytes>,
+    len: usize,
     /// Its pages: the first is number `done` of `pages`.
     done: usize,
     segments: Vec<(Segment, Arc<Page>)>,
@@ -253,14 +258,15 @@ impl Writer<'_> {
         // Where nodes are small, an extent of two is as much as their leaves will keep.
         let most = (node / EXTENT_SHARE).max(EXTENT_LEAST.min(2 * node));
         // A short rest goes with what is before it: alone it would not be kept.
-        let full = !self.packed.data.is_empty() && self.packed.data.len() + bytes.len() > most;
+        let full = self.packed.len > 0 && self.packed.len + bytes.len() > most;
         if full && self.left + bytes.len() > most / 2 && !self.extent()? {
             return Ok(false);
         }
         let packed = &mut self.packed;
-        let segment = Segment { offset: packed.data.len() as u32, ..segment };
+        let segment = Segment { offset: packed.len as u32, ..segment };
         assert_eq!(page.count as usize, entries.len(), "a page of values that holds others than it says");
-        packed.data.put_slice(&bytes);
+        packed.len += bytes.len();
+        packed.data.push(bytes);
         put_varint(&mut packed.record, self.placed.extents.len() as u64);
         packed.record.put_u32_le(segment.offset);
         packed.record.put_u32_le(segment.len);
@@ -279,16 +285,18 @@ impl Writer<'_> {
         if packed.data.is_empty() {
             return Ok(true);
         }
-        let extent = match self.bulk.space.allocate_shared(packed.data.len() as u64) {
+        let extent = match self.bulk.space.allocate_shared(packed.len as u64) {
             Ok(extent) => extent,
             Err(Error::NoSpace) => return Ok(false),
             Err(error) => return Err(error),
         };
-        packed.data.resize(packed.data.len().next_multiple_of(BLOCK as usize), 0);
+        let rest = &ZEROS[..packed.len.next_multiple_of(BLOCK as usize) - packed.len];
+        let bufs: Vec<_> = packed.data.iter().map(|page| &page[..]).chain([rest]).map(IoSlice::new).collect();
         let at = extent.offset;
         let device = self.bulk.pager.device();
-        device.write_at(at, &packed.data).map_err(|e| Error::io("write", at, e))?;
+        device.write_vectored_at(at, &bufs).map_err(|e| Error::io("write", at, e))?;
         packed.data.clear();
+        packed.len = 0;
         assert_eq!(
             packed.done + packed.segments.len(),
             packed.pages.len(),

@@ -7,14 +7,19 @@
 //! Once a write has failed, every later write and flush fails, and so does a read of the bytes that were lost: what the
 //! medium holds there is older than what the writer was told. May use: the file, by [`Raw`]. Knows no threads.
 
-use std::{collections::VecDeque, io, ops::Range, sync::OnceLock};
+use std::{
+    collections::VecDeque,
+    io::{self, IoSlice},
+    ops::Range,
+    sync::OnceLock,
+};
 
 use parking_lot::{Condvar, Mutex};
 
 use crate::device::direct::{
     Raw,
     buffers::{Aligned, BUFFER, Buffers},
-    fill, overlap,
+    gather, overlap,
 };
 
 /// Memory of writes that wait or are under way, in bytes: then a writer waits.
@@ -46,12 +51,13 @@ impl QueuedWrites {
     }
 
     /// Adds bytes to the open write if they belong right behind it and have room.
-    fn append(&mut self, range: &Range<u64>, bytes: &[u8]) -> bool {
+    fn append(&mut self, range: &Range<u64>, bufs: &[IoSlice<'_>]) -> bool {
         let Some((open, buffer)) = &mut self.open else { return false };
         let len = (open.end - open.start) as usize;
-        let room = buffer.get_mut(len..).filter(|room| open.end == range.start && bytes.len() <= room.len());
+        let wanted = (range.end - range.start) as usize;
+        let room = buffer.get_mut(len..).filter(|room| open.end == range.start && wanted <= room.len());
         let Some(room) = room else { return false };
-        fill(room, bytes);
+        gather(room, bufs);
         open.end = range.end;
         true
     }
@@ -89,19 +95,20 @@ impl Behind {
         }
     }
 
-    /// Takes in a write of whole blocks, of a buffer at most. Waits where there is no room, and for older writes to the
-    /// same place. Fails if an older write has failed. `ask` has somebody do one write that is closed.
+    /// Takes in a write of whole blocks, of a buffer at most, whose bytes are `bufs` one after the other. Waits where
+    /// there is no room, and for older writes to the same place. Fails if an older write has failed. `ask` has somebody
+    /// do one write that is closed.
     pub(super) fn add(
         &self,
         range: Range<u64>,
-        bytes: &[u8],
+        bufs: &[IoSlice<'_>],
         buffers: &Buffers,
         ask: impl Fn(),
     ) -> io::Result<()> {
         let mut state = self.state.lock();
         loop {
             self.check()?;
-            if state.append(&range, bytes) {
+            if state.append(&range, bufs) {
                 return Ok(());
             }
             if state.close() {
@@ -116,7 +123,7 @@ impl Behind {
             }
         }
         let mut buffer = buffers.take();
-        fill(&mut buffer, bytes);
+        gather(&mut buffer, bufs);
         state.open = Some((range, buffer));
         Ok(())
     }

@@ -31,7 +31,7 @@ use self::{
     buffers::{BUFFER, Buffers},
     crew::Crew,
 };
-use crate::device::{BLOCK, counters::Counters};
+use crate::device::{BLOCK, counters::Counters, joined};
 
 /// A file that was opened for direct requests.
 #[derive(Debug)]
@@ -206,13 +206,24 @@ impl Direct {
                 if now {
                     self.write_now(range, piece, false)?;
                 } else {
-                    self.behind.add(range, piece, &self.raw.buffers, || self.crew.write())?;
+                    let bufs = [IoSlice::new(piece)];
+                    self.behind.add(range, &bufs, &self.raw.buffers, || self.crew.write())?;
                 }
             } else {
                 self.write_partial(range, piece)?;
             }
         }
         Ok(())
+    }
+
+    /// The same for several buffers, one after the other: whole blocks that fit one request are copied once, into it.
+    pub(super) fn write_vectored(&self, offset: u64, bufs: &[IoSlice<'_>], now: bool) -> io::Result<()> {
+        let len: usize = bufs.iter().map(|buf| buf.len()).sum();
+        let range = offset..offset + len as u64;
+        if now || blocks_around(&range) != range || !(1..=BUFFER).contains(&len) {
+            return self.write(offset, &joined(bufs), now);
+        }
+        self.behind.add(range, bufs, &self.raw.buffers, || self.crew.write())
     }
 
     /// Writes whole blocks, behind all that was written there before, and returns when that is done.
@@ -310,6 +321,15 @@ fn whole_blocks(offset: u64, bytes: &[u8]) -> impl Iterator<Item = (u64, &[u8])>
         (at, rest) = (at + len as u64, more);
         Some(found)
     })
+}
+
+/// Copies buffers, one after the other, to the beginning of `to`, which has room for them.
+fn gather(mut to: &mut [u8], bufs: &[IoSlice<'_>]) {
+    for buf in bufs {
+        let Some((here, rest)) = to.split_at_mut_checked(buf.len()) else { return };
+        here.copy_from_slice(buf);
+        to = rest;
+    }
 }
 
 fn fill(to: &mut [u8], from: &[u8]) {

@@ -83,8 +83,13 @@ fn every_read_sees_every_write() {
                     let byte: u8 = rng.random();
                     let bytes: Vec<u8> = (0..len).map(|i| byte ^ (i / 7) as u8).collect();
                     let durably = kind == 5 && direct.write_durably(from as u64, &bytes).unwrap();
-                    if !durably {
-                        direct.write(from as u64, &bytes, rng.random_range(0..4) == 0).unwrap();
+                    let now = rng.random_range(0..4) == 0;
+                    if !durably && rng.random() {
+                        direct.write(from as u64, &bytes, now).unwrap();
+                    } else if !durably {
+                        let (first, second) = bytes.split_at(rng.random_range(0..=len));
+                        let bufs = [IoSlice::new(first), IoSlice::new(&[]), IoSlice::new(second)];
+                        direct.write_vectored(from as u64, &bufs, now).unwrap();
                     }
                     expected[from..to].copy_from_slice(&bytes);
                 }
@@ -120,12 +125,20 @@ fn writes_side_by_side_are_one_request() {
     }
     direct.drain().unwrap();
     assert_eq!((counters.stats().writes, counters.stats().write_bytes), (4, 4 << 20));
+    // Several buffers at a time, which begin and end anywhere in a block.
+    for at in (4 << 20..8u64 << 20).step_by(64 << 10) {
+        let data = [3; 64 << 10];
+        let (first, second) = data.split_at(5000 + (at >> 16) as usize * 77);
+        direct.write_vectored(at, &[IoSlice::new(first), IoSlice::new(second)], false).unwrap();
+    }
+    direct.drain().unwrap();
+    assert_eq!((counters.stats().writes, counters.stats().write_bytes), (8, 8 << 20));
     // Elsewhere, with a gap, and over what is still open: each for itself.
-    for at in [8 << 20, 9 << 20, (9 << 20) + 8192, 9 << 20] {
+    for at in [10 << 20, 9 << 20, (9 << 20) + 8192, 9 << 20] {
         direct.write(at, &[2; 4096], false).unwrap();
     }
     direct.drain().unwrap();
-    assert_eq!(counters.stats().writes, 8);
+    assert_eq!(counters.stats().writes, 12);
 }
 
 /// Whoever flushes waits for what was written before, and not for what others go on to write.

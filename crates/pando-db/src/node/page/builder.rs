@@ -8,10 +8,10 @@
 
 use std::{ops::Range, sync::Arc};
 
-use bytes::Bytes;
+use bytes::{BufMut, Bytes};
 
 use crate::{
-    codec::put_varint,
+    codec::{put_varint, varint_len},
     key::{Longest, common_prefix, join},
     node::{
         message::Msg,
@@ -31,6 +31,9 @@ pub(crate) struct Built {
 /// Bytes of key suffixes up to which a copy of a piece of a page takes over the bound of the page, instead of looking
 /// at each key again: a bound matters only where it is near the limit of keys.
 const MAX_SHORT_BYTES: usize = 1 << 10;
+
+/// Bytes that the entries of a page have at least, on average, if it is built without a copy in between.
+const LONG_ENTRY_BYTES: usize = 1 << 10;
 
 /// Collects ascending entries of one page.
 #[derive(Default)]
@@ -71,11 +74,11 @@ impl Encoder {
         (self.pure, self.deletes, self.longest) = (true, false, Longest::NONE);
     }
 
-    /// Notes the next entry, which is to begin here.
-    fn begin(&mut self, kind: u8, suffix: &[u8]) {
+    /// Notes the next entry, which is to begin at byte `at`.
+    fn begin(&mut self, at: usize, kind: u8, suffix: &[u8]) {
         let head = head(suffix);
         note(&mut self.groups, self.offsets.len(), tag(head, suffix), || head);
-        self.offsets.push(self.data.len() as u32);
+        self.offsets.push(at as u32);
         self.note_kind(kind);
         self.note_len(kind, suffix.len());
     }
@@ -92,12 +95,42 @@ impl Encoder {
     }
 
     fn push(&mut self, kind: u8, suffix: &[u8], content: &[u8]) {
-        self.begin(kind, suffix);
-        self.data.push(kind);
-        put_varint(&mut self.data, suffix.len() as u64);
-        put_varint(&mut self.data, content.len() as u64);
-        self.data.extend_from_slice(suffix);
-        self.data.extend_from_slice(content);
+        self.begin(self.data.len(), kind, suffix);
+        put_entry(&mut self.data, kind, suffix, content);
+    }
+
+    /// The bytes of a page of these values, from whose keys `shared` bytes are taken off. They are copied once, into
+    /// memory of just their length.
+    fn put_all<'a>(
+        &mut self,
+        values: impl Iterator<Item = (&'a Bytes, &'a Bytes)> + Clone,
+        shared: usize,
+    ) -> Bytes {
+        let entries = values.clone().map(|(key, value)| entry_len(key.len() - shared, value.len()));
+        let count = values.clone().count();
+        let mut data = pool::buffer(entries.sum::<usize>() + (count + 1) * size_of::<u32>());
+        let whole = data.len();
+        let mut rest = &mut data[..];
+        for (key, value) in values {
+            let suffix = &key[shared..];
+            self.begin(whole - rest.len(), Msg::PUT, suffix);
+            put_entry(&mut rest, Msg::PUT, suffix, value);
+        }
+        self.offsets.iter().for_each(|at| rest.put_u32_le(*at));
+        rest.put_u32_le(count as u32);
+        assert!(rest.is_empty(), "a page of another length");
+        data.into()
+    }
+
+    /// The page with these bytes, of whose entries all was noted.
+    fn built(&self, data: Bytes, prefix: &[u8]) -> Built {
+        let count = self.offsets.len();
+        let table = data.len() - (count + 1) * size_of::<u32>();
+        let Encoder { pure, deletes, longest, .. } = *self;
+        let groups = Arc::from(&self.groups[..]);
+        let page = Page { data, count, table, pure, dense: true, lent: false, longest, groups };
+        // The prefix must not keep a whole batch alive for a few bytes.
+        Built { prefix: Bytes::copy_from_slice(prefix), page, pure, deletes }
     }
 
     /// Entries of another page, whose keys have `prefix`; `shared` bytes of the whole key are taken off.
@@ -143,6 +176,27 @@ impl Encoder {
             }
         }
     }
+}
+
+/// Bytes of an entry with a suffix and a content of these lengths.
+fn entry_len(suffix: usize, content: usize) -> usize {
+    1 + varint_len(suffix as u64) + varint_len(content as u64) + suffix + content
+}
+
+fn put_entry(to: &mut impl BufMut, kind: u8, suffix: &[u8], content: &[u8]) {
+    to.put_u8(kind);
+    put_varint(to, suffix.len() as u64);
+    put_varint(to, content.len() as u64);
+    to.put_slice(suffix);
+    to.put_slice(content);
+}
+
+/// The keys and values of entries that are all puts.
+fn puts(items: &[Item]) -> impl Iterator<Item = (&Bytes, &Bytes)> + Clone {
+    items.iter().filter_map(|item| match item {
+        Item::One(key, Msg::Put(value)) => Some((key, value)),
+        _ => None,
+    })
 }
 
 impl Builder {
@@ -235,6 +289,13 @@ impl Builder {
         let (first, last) = (self.first_key(self.items.first()?)?, self.last_key(self.items.last()?)?);
         let shared = common_prefix(&first, &last);
         let page = &mut self.encoder;
+        if self.bytes >= LONG_ENTRY_BYTES * self.count && puts(&self.items).count() == self.count {
+            page.begin_page(0, self.count);
+            let data = page.put_all(puts(&self.items), shared);
+            self.items.clear();
+            (self.bytes, self.count) = (0, 0);
+            return Some(page.built(data, &first[..shared]));
+        }
         page.begin_page(self.bytes, self.count);
         for item in self.items.drain(..) {
             match item {
@@ -247,15 +308,56 @@ impl Builder {
         }
         self.sources.clear();
         (self.bytes, self.count) = (0, 0);
-        let table = page.data.len();
         page.offsets.iter().for_each(|at| page.data.extend_from_slice(&at.to_le_bytes()));
         let count = page.offsets.len();
         page.data.extend_from_slice(&(count as u32).to_le_bytes());
-        let (pure, deletes, longest) = (page.pure, page.deletes, page.longest);
-        // Copies of just the length they have: a page may live long.
-        let (data, groups) = (pool::copy(&page.data), Arc::from(&page.groups[..]));
-        let page = Page { data, count, table, pure, dense: true, lent: false, longest, groups };
-        // The prefix must not keep a whole batch alive for a few bytes.
-        Some(Built { prefix: Bytes::copy_from_slice(&first[..shared]), page, pure, deletes })
+        // A copy of just the length that it has: a page may live long.
+        let data = pool::copy(&page.data);
+        Some(page.built(data, &first[..shared]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    /// Pages of long values are built without a copy in between, and are to the byte what others are.
+    #[test]
+    fn long_values_give_the_same_page() {
+        // Around the lengths at which another byte is needed to say them.
+        for len in [1 << 10, 127 << 3, (16 << 10) - 1, 16 << 10, 40_000] {
+            for count in 1..5 {
+                let key = |i: usize| Bytes::from(format!("dir/{}{i}", "k".repeat(20 * len % 150)));
+                let value = |i: usize| Bytes::from(vec![i as u8; len + i]);
+                let mut builder = Builder::default();
+                (0..count).for_each(|i| builder.push(key(i), Msg::Put(value(i))));
+                assert!(builder.bytes() >= LONG_ENTRY_BYTES * count);
+                let built = builder.finish().unwrap();
+                let shared = built.prefix.len();
+                let mut plain = Encoder::default();
+                plain.begin_page(0, count);
+                (0..count).for_each(|i| plain.push(Msg::PUT, &key(i)[shared..], &value(i)));
+                let offsets: Vec<u32> = plain.offsets.clone();
+                offsets.iter().for_each(|at| plain.data.put_u32_le(*at));
+                plain.data.put_u32_le(count as u32);
+                assert!(built.page.data == plain.data, "{count} values of {len}");
+                let other = plain.built(Bytes::from(plain.data.clone()), &key(0)[..shared]);
+                assert!(built.pure && !built.deletes && other.pure);
+                assert_eq!(built.page.longest, other.page.longest);
+                assert_eq!(built.page.table, other.page.table);
+                let parsed = Page::parse(built.page.data.clone()).unwrap();
+                for i in 0..count {
+                    assert!(
+                        parsed.find(&key(i)[shared..]) == Some(i)
+                            && built.page.find(&key(i)[shared..]) == Some(i)
+                    );
+                }
+                assert!(builder.is_empty() && builder.finish().is_none());
+                // What comes next has nothing of it.
+                builder.push(key(9), Msg::Delete);
+                assert!(builder.finish().unwrap().deletes);
+            }
+        }
     }
 }

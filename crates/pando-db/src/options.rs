@@ -110,10 +110,10 @@ pub struct Options {
     /// Pending bytes that justify a private copy of a shared node; `None` is a sixteenth of
     /// the node size (copy-on-abundant-write, FAST'20 section 3).
     pub abundant_bytes: Option<usize>,
-    /// Most memory of the cache for pages of large values that were written and that nobody has read since, in bytes;
-    /// `None`: all of it. With a bound, what is stored uncompressed and read by long requests is not kept either when
-    /// it is read for the first time. For callers above whom something else keeps what they write and read. Default
-    /// `None`.
+    /// Most memory of the cache for pages of large values that were written and that nobody has read since, in bytes,
+    /// and an eighth of that for those of a value or two; `None`: all of it. With a bound, what is read by long
+    /// requests is not kept either when it is read for the first time. For callers above whom something else keeps
+    /// what they write and read. Default `None`.
     pub written_bytes: Option<u64>,
     /// Whether space that was freed is given back to the file system or device underneath, after
     /// checkpoints and when the store is closed. Some is kept for the next writes. Default true.

@@ -3,7 +3,10 @@
 //! pages would fill the cache with memory that is new to the process, which costs more than the rest of a write. So
 //! they may have a bound, as 2Q has one for pages that were asked for once (Johnson and Shasha, VLDB 1994, `A1in`).
 //!
-//! Guarantees: the pages that have been noted and have not fallen out take no more than the bound, apart from the one
+//! Pages of a value or two are those of a large file. Of these much comes at once, and it costs one request to read
+//! many of them, so they have an eighth of the bound, and the rest is left to pages of many values.
+//!
+//! Guarantees: the pages that have been noted and have not fallen out take no more than the bound, apart from the ones
 //! noted last. May use: names of pages.
 
 use std::collections::VecDeque;
@@ -12,10 +15,16 @@ use parking_lot::Mutex;
 
 use crate::store::cache_key::CacheKey;
 
+/// Part (1/n) of the bound for pages of [`FEW_VALUES`] or fewer.
+const LARGE_SHARE: u64 = 8;
+/// Values of a page that is part of something large, a count.
+const FEW_VALUES: usize = 2;
+
 /// The order in which pages were written, with their memory in bytes.
 pub(super) struct Written {
     most_bytes: u64,
-    order: Mutex<Order>,
+    /// Of pages of many values, and of those of few.
+    orders: [Mutex<Order>; 2],
 }
 
 #[derive(Default)]
@@ -27,16 +36,20 @@ struct Order {
 impl Written {
     /// For so much memory at most.
     pub fn new(most_bytes: u64) -> Self {
-        Self { most_bytes, order: Mutex::default() }
+        Self { most_bytes, orders: Default::default() }
     }
 
-    /// Notes a page that was just written, of so much memory: those that are one too many now, oldest first.
-    pub fn note(&self, key: CacheKey, bytes: u64) -> Vec<CacheKey> {
-        let mut order = self.order.lock();
+    /// Notes a page that was just written, of so many values and so much memory: those that are one too many now,
+    /// oldest first.
+    pub fn note(&self, key: CacheKey, values: usize, bytes: u64) -> Vec<CacheKey> {
+        let large = self.most_bytes / LARGE_SHARE;
+        let [many, few] = &self.orders;
+        let (order, most) = if values > FEW_VALUES { (many, self.most_bytes - large) } else { (few, large) };
+        let mut order = order.lock();
         order.pages.push_back((key, bytes));
         order.bytes += bytes;
         let mut fallen = Vec::new();
-        while order.bytes > self.most_bytes && order.pages.len() > 1 {
+        while order.bytes > most && order.pages.len() > 1 {
             let Some((key, bytes)) = order.pages.pop_front() else { break };
             order.bytes -= bytes;
             fallen.push(key);
@@ -51,13 +64,26 @@ mod tests {
 
     #[test]
     fn the_oldest_fall_out_and_the_last_stays() {
-        let written = Written::new(100);
         let key = |offset| CacheKey { extent: 1, offset };
-        assert!(written.note(key(0), 60).is_empty());
-        assert!(written.note(key(1), 40).is_empty());
-        assert_eq!(written.note(key(2), 1), [key(0)]);
-        assert_eq!(written.note(key(3), 1000), [key(1), key(2)]);
-        assert_eq!(written.note(key(4), 1), [key(3)]);
-        assert!(written.note(key(5), 99).is_empty());
+        for (values, most) in [(FEW_VALUES, 100), (FEW_VALUES + 1, 700)] {
+            let written = Written::new(800);
+            let note = |offset, bytes| written.note(key(offset), values, bytes);
+            assert!(note(0, most - 40).is_empty());
+            assert!(note(1, 40).is_empty());
+            assert_eq!(note(2, 1), [key(0)]);
+            assert_eq!(note(3, 1000), [key(1), key(2)]);
+            assert_eq!(note(4, 1), [key(3)]);
+            assert!(note(5, most - 1).is_empty());
+        }
+    }
+
+    #[test]
+    fn large_files_leave_small_values_their_room() {
+        let written = Written::new(800);
+        let key = |offset| CacheKey { extent: 1, offset };
+        assert!(written.note(key(0), FEW_VALUES + 1, 500).is_empty());
+        assert!(written.note(key(1), 1, 90).is_empty());
+        assert_eq!(written.note(key(2), 1, 90), [key(1)]);
+        assert!(written.note(key(3), FEW_VALUES + 1, 200).is_empty());
     }
 }

@@ -22,8 +22,10 @@ use crate::{
 
 pub(crate) mod memory;
 
-/// Bytes in the log buffer at which a thread is asked to write them out.
-const MUCH_BUFFERED_BYTES: usize = 1 << 20;
+/// Bytes in the log buffer at which a thread is asked to write them out: half of what may be there, within these
+/// bounds. Each write-out is a request of some KiB beside those for the values, and wakes the threads that do them.
+const LEAST_WRITTEN_OUT_BYTES: usize = 1 << 20;
+const MOST_WRITTEN_OUT_BYTES: usize = 2 << 20;
 /// Writers are slowed down by dirty nodes at most so much: who flushes waits for a checkpoint when these are
 /// too many, and then tables pile up and slow writers down. More only made them wait while nobody had
 /// anything to do.
@@ -129,9 +131,12 @@ impl Engine {
         self.share_memory();
         let buffered = self.log.buffered();
         // A batch of a few bytes leaves it to those who fill the buffer.
-        if buffered > self.max_buffered().min(self.log.max_payload()) && !is_clone {
+        let most = self.max_buffered();
+        if buffered > most.min(self.log.max_payload()) && !is_clone {
             self.log.write_out()?;
-        } else if buffered > MUCH_BUFFERED_BYTES && self.options.background {
+        } else if buffered > (most / 2).clamp(LEAST_WRITTEN_OUT_BYTES, MOST_WRITTEN_OUT_BYTES)
+            && self.options.background
+        {
             self.signal.ask(Work::Log);
         }
         let owed = encoded.values.iter().map(|(_, value)| log::owed(value.len())).sum();

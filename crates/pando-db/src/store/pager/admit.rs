@@ -64,7 +64,7 @@ impl Pager {
         let Some(written) = &self.written else { return self.admit_page(extent, segment, page) };
         let key = CacheKey { extent: extent.id, offset: segment.offset };
         self.cache.insert(key, Cached::Written(page.clone()));
-        for old in written.note(key, page.memory() as u64) {
+        for old in written.note(key, page.len(), page.memory() as u64) {
             self.cache.remove_if(&old, |found| matches!(found, Cached::Written(_)));
         }
     }

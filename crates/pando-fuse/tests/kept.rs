@@ -19,6 +19,26 @@ fn kept() -> Option<World> {
     World::with(Settings { writeback: true, ..Settings::default() })
 }
 
+/// The kernel may keep as much as keeps a writer from waiting for each request. It offers a hundredth of what may be
+/// dirty, which is a few requests on a small machine.
+#[test]
+fn the_kernel_may_keep_more_than_it_offers() {
+    let Some(w) = kept() else { return };
+    let device = fs::metadata(w.root()).unwrap().dev();
+    let minor = rustix::fs::minor(device);
+    let (limit, read_ahead) =
+        (format!("/sys/class/bdi/0:{minor}/max_bytes"), format!("/sys/class/bdi/0:{minor}/read_ahead_kb"));
+    // Said by the kernel since 6.2; root only may change it.
+    let Ok(limit) = fs::read_to_string(limit) else { return println!("no limit is told: skipped") };
+    if !rustix::process::geteuid().is_root() {
+        return println!("not root: skipped");
+    }
+    assert_eq!(fs::read_to_string(read_ahead).unwrap().trim(), "1024");
+    let limit: u64 = limit.trim().parse().unwrap();
+    // It keeps it as a share of its memory, and so not to the byte.
+    assert!(limit >= 60 << 20, "{limit} bytes of what is written may be kept");
+}
+
 /// A log: a line each call, at the end.
 #[test]
 fn lines_of_a_log_are_gathered_by_the_kernel() {

@@ -114,11 +114,28 @@ impl Fs {
             let why = "only who owns the fork and what it is merged into, or root, may merge it";
             return Err(Error::NotPermitted { name: fork.label(), why });
         }
+        match self.merge_dirs((options, owner), &fork, &into) {
+            // The frozen state that the plan is made of holds what was deleted just before: without it, that can be
+            // given back.
+            Err(Error::Engine(pando_db::Error::NoSpace)) => {
+                self.db.settle()?;
+                self.merge_dirs((options, owner), &fork, &into)
+            }
+            done => done,
+        }
+    }
+
+    fn merge_dirs(
+        &self,
+        (options, owner): (MergeOptions, Option<u32>),
+        fork: &InodeRef,
+        into: &InodeRef,
+    ) -> Result<(MergeReport, CloneReport)> {
         for attempt in 0..=ATTEMPTS {
             let mut planned = None;
             if attempt < ATTEMPTS || options.dry_run {
                 let (places, view) =
-                    self.with_attempts(|_| Ok((self.places(&fork, &into)?, self.db.snapshot())))?;
+                    self.with_attempts(|_| Ok((self.places(fork, into)?, self.db.snapshot())))?;
                 let plan = self.plan(&places, &view, (options, owner), false)?;
                 if let Some(report) = stays(&plan, options) {
                     return Ok((report, CloneReport::default()));
@@ -127,7 +144,7 @@ impl Fs {
             }
             // A caller of `with_attempts` may run twice.
             let done = self.with_attempts(|tries| {
-                let (places, _held) = self.hold_both(tries, &fork, &into)?;
+                let (places, _held) = self.hold_both(tries, fork, into)?;
                 let now = self.db.snapshot();
                 let fresh;
                 let (plan, view) = match &planned {
@@ -141,7 +158,7 @@ impl Fs {
                 if let Some(report) = stays(plan, options) {
                     return Ok(Some((report, CloneReport::default(), false)));
                 }
-                let (report, counts) = self.carry_out(&places, view, plan, &into)?;
+                let (report, counts) = self.carry_out(&places, view, plan, into)?;
                 let told = MergeReport { changes: plan.told.clone(), merged: true };
                 Ok(Some((told, report, counts)))
             })?;

@@ -1,6 +1,9 @@
 //! A small world to test in: a device in memory, a file system on it, and calls by path.
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used)]
 
+pub mod merged;
+pub mod trees;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::OsStr,

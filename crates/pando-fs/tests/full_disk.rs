@@ -1,0 +1,361 @@
+//! A disk that is full before, during or after a fork, a merge, a discard, a snapshot or a rollback: all of it or
+//! nothing, ENOSPC, and the same succeeds once there is room.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::{fmt::Debug, sync::Arc};
+
+use common::{
+    World, check_keys,
+    merged::expect,
+    options,
+    trees::{Rng, Tree, read, step},
+};
+use pando_db::device::{Device, SimDevice};
+use pando_fs::*;
+
+const ENOSPC: i32 = 28;
+/// Bytes of a device that is soon full.
+const SMALL_DEVICE: u64 = 12 << 20;
+/// Files that the fork has got beside random changes, a count: a batch of some 10 KiB.
+const MANY: usize = 60;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Call {
+    Merge,
+    Fork,
+    Discard,
+    Snapshot,
+    Rollback,
+}
+
+const CALLS: [Call; 5] = [Call::Merge, Call::Fork, Call::Discard, Call::Snapshot, Call::Rollback];
+
+/// All that can be seen of the trees, forks and snapshots.
+#[derive(Debug, PartialEq)]
+struct Seen {
+    source: Tree,
+    fork: Tree,
+    /// Whether the fork that is to be discarded, and the one that is to be made, are there.
+    others: [Option<Tree>; 2],
+    forks: Vec<ForkInfo>,
+    snapshots: Vec<(u32, String)>,
+}
+
+/// A source with a snapshot and two forks, random changes on all sides, and what is in the filler.
+struct Scene {
+    w: World,
+    base: Tree,
+    first: Tree,
+    snapshot: u32,
+    fillers: Vec<String>,
+    made: u32,
+}
+
+impl Scene {
+    fn new(device: Arc<dyn Device>, rng: &mut Rng) -> Self {
+        let format = FormatOptions::default().node_size(16 << 10).log_size(1 << 20);
+        Fs::format(device.clone(), &format).unwrap();
+        let w = World::over(Fs::open(device, options()).unwrap());
+        w.mkdir("/fill");
+        w.mkdir("/s");
+        (0..20).for_each(|_| step(&w, "/s", rng));
+        let first = read(&w, "/s");
+        let snapshot = w
+            .on("/s", |a| w.fs.snapshot(Authority::Caller(&w.me), a.ino, &NewSnapshot::default()))
+            .unwrap()
+            .0
+            .number;
+        (0..3).for_each(|_| step(&w, "/s", rng));
+        w.fork("/s", "/f");
+        w.fork("/s", "/g");
+        let base = read(&w, "/f");
+        (0..8).for_each(|_| step(&w, "/f", rng));
+        for i in 0..MANY {
+            w.put(&format!("/f/a file with quite a long name, number {i}"), &[b'm'; 50]);
+        }
+        (0..4).for_each(|_| step(&w, "/s", rng));
+        Self { w, base, first, snapshot, fillers: Vec::new(), made: 0 }
+    }
+
+    fn seen(&self) -> Seen {
+        let w = &self.w;
+        let tree = |path: &str| w.exists(path).then(|| read(w, path));
+        let snapshots = w.on("/s", |a| w.fs.snapshots(a.ino)).unwrap();
+        Seen {
+            source: read(w, "/s"),
+            fork: read(w, "/f"),
+            others: [tree("/g"), tree("/new")],
+            forks: w.fs.forks(None).unwrap(),
+            snapshots: snapshots.iter().map(|s| (s.number, s.name.to_str().unwrap().to_owned())).collect(),
+        }
+    }
+
+    fn call(&self, call: Call) -> Result<()> {
+        let w = &self.w;
+        match call {
+            Call::Merge => {
+                let o = MergeOptions { prefer: Some(MergeSide::Theirs), ..Default::default() };
+                w.merge("/f", "/s", o).map(|report| assert!(report.merged))
+            }
+            Call::Fork => w
+                .at("/s", |d, n| w.at("/new", |e, m| w.fs.fork_tree(&w.me, (d, n), (e, m), false, &[])))
+                .map(drop),
+            Call::Discard => w.at("/g", |d, n| w.fs.discard(&w.me, d, n)).map(drop),
+            Call::Snapshot => {
+                let new = NewSnapshot { name: Some("late".into()), ..NewSnapshot::default() };
+                w.on("/s", |a| w.fs.snapshot(Authority::Caller(&w.me), a.ino, &new)).map(drop)
+            }
+            Call::Rollback => {
+                w.on("/s", |a| w.fs.rollback(Authority::Caller(&w.me), a.ino, self.snapshot, false)).map(drop)
+            }
+        }
+    }
+
+    /// Whether `now` is what the call makes of `was`.
+    fn is_done(&self, call: Call, was: &Seen, now: &Seen) -> bool {
+        let same = |source: bool, others: bool, forks: usize, snapshots: usize| {
+            (!source || now.source == was.source)
+                && now.fork == was.fork
+                && (!others || now.others == was.others)
+                && now.forks.len() == forks
+                && now.snapshots.len() == snapshots
+        };
+        let (forks, snapshots) = (was.forks.len(), was.snapshots.len());
+        match call {
+            Call::Merge => {
+                let wanted = expect(&self.base, &was.fork, &was.source, Some(MergeSide::Theirs)).0;
+                same(false, true, forks, snapshots) && now.source == wanted && now.forks != was.forks
+            }
+            Call::Fork => {
+                same(true, false, forks + 1, snapshots)
+                    && now.others == [was.others[0].clone(), Some(was.source.clone())]
+            }
+            Call::Discard => {
+                same(true, false, forks - 1, snapshots) && now.others == [None, was.others[1].clone()]
+            }
+            Call::Snapshot => same(true, true, forks, snapshots + 1),
+            Call::Rollback => same(false, true, forks, snapshots + 1) && now.source == self.first,
+        }
+    }
+
+    /// Writes files of bytes that no compression makes small, larger ones first, until there is no room for 64 bytes,
+    /// or until there are so many more.
+    fn fill(&mut self, rng: &mut Rng, most: usize) {
+        let most = self.fillers.len() + most;
+        for size in [256 << 10, 32 << 10, 4 << 10, 512, 64] {
+            while self.fillers.len() < most {
+                self.made += 1;
+                let path = format!("/fill/{}", self.made);
+                let bytes: Vec<u8> = (0..size).map(|_| rng.next(256) as u8).collect();
+                let done = self.w.create(&path).and_then(|_| {
+                    self.fillers.push(path.clone());
+                    self.w.write_at(&path, 0, &bytes)
+                });
+                match done {
+                    Ok(n) if n as usize == size => {}
+                    Ok(_) => break,
+                    Err(e) => {
+                        assert_eq!(e.errno(), ENOSPC, "{e}");
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Removes the last filler; false if there is none.
+    fn make_room(&mut self) -> bool {
+        let Some(path) = self.fillers.pop() else { return false };
+        self.w.unlink(&path).unwrap();
+        true
+    }
+
+    fn check(&self, what: &dyn Debug) {
+        self.w.fs.check(|problem| panic!("{what:?}: {problem}")).unwrap();
+    }
+}
+
+/// How often each call was refused, and done.
+#[derive(Default, Debug)]
+struct Counts {
+    refused: [u32; CALLS.len()],
+    done: [u32; CALLS.len()],
+}
+
+impl Counts {
+    /// Whether each call was done, and a merge and another one refused.
+    fn are_enough(&self) -> bool {
+        self.done.iter().all(|n| *n > 0) && self.refused[0] > 0 && self.refused[1..].iter().sum::<u32>() > 0
+    }
+}
+
+/// Histories from the clock for some seconds, and for as long again as it takes to see enough; or that of `PANDO_SEED`.
+fn histories(seconds: u64, history: impl Fn(u64, &mut Counts)) {
+    let mut counts = Counts::default();
+    let number = |name: &str| std::env::var(name).ok().and_then(|s| s.parse::<u64>().ok());
+    if let Some(seed) = number("PANDO_SEED") {
+        return history(seed, &mut counts);
+    }
+    let seconds = number("PANDO_MODEL_SECONDS").unwrap_or(seconds);
+    let base = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
+    let begun = std::time::Instant::now();
+    for seed in base >> 10.. {
+        let so_far = begun.elapsed().as_secs();
+        if so_far >= seconds && (counts.are_enough() || so_far >= 60 + 2 * seconds) {
+            break;
+        }
+        history(seed, &mut counts);
+    }
+    println!("refused and done, of {CALLS:?}: {counts:?}");
+    assert!(counts.are_enough(), "vacuous: {counts:?}");
+}
+
+/// A store that is full to the last bytes; then a file goes at a time, until the call succeeds.
+fn with_ever_more_room(seed: u64, counts: &mut Counts) {
+    let mut rng = Rng(seed | 1);
+    let device = Arc::new(SimDevice::new(SMALL_DEVICE, seed));
+    let mut scene = Scene::new(device.clone(), &mut rng);
+    // In half of the histories a merge comes first.
+    let mut calls = CALLS.to_vec();
+    let cut = rng.next(2 * calls.len());
+    calls.rotate_left(if cut < CALLS.len() { cut } else { 0 });
+    for (index, call) in calls.iter().map(|call| (CALLS.iter().position(|c| c == call).unwrap(), *call)) {
+        scene.fill(&mut rng, usize::MAX / 2);
+        let was = scene.seen();
+        for attempt in 0.. {
+            let what = format!("PANDO_SEED={seed} {call:?} attempt {attempt}");
+            let done = scene.call(call);
+            let now = scene.seen();
+            scene.check(&what);
+            match done {
+                Ok(()) => {
+                    counts.done[index] += 1;
+                    assert!(scene.is_done(call, &was, &now), "{what}\nwas {was:?}\nnow {now:?}");
+                    break;
+                }
+                Err(e) => {
+                    counts.refused[index] += 1;
+                    assert_eq!(e.errno(), ENOSPC, "{what}: {e}");
+                    assert_ne!(call, Call::Discard, "{what}: what makes room was refused");
+                    assert_eq!(now, was, "{what}: a part was done");
+                }
+            }
+            if rng.next(30) == 0 {
+                // Without closing: what is there is what a crash of the process leaves, too.
+                scene.w.fs.sync().unwrap();
+                scene.w.fs = Fs::open(device.reopen(), options()).unwrap();
+                return resumed(scene, (call, index), &was, &what, counts);
+            }
+            for _ in 0..=attempt {
+                assert!(scene.make_room() || attempt < 20, "{what}: an empty store is full");
+            }
+        }
+    }
+    check_keys(&scene.w);
+    scene.w.fs.close().unwrap();
+}
+
+/// After a crash in a full store all is as it was, and with room the call succeeds.
+fn resumed(
+    mut scene: Scene,
+    (call, index): (Call, usize),
+    was: &Seen,
+    what: &dyn Debug,
+    counts: &mut Counts,
+) {
+    assert_eq!(&scene.seen(), was, "{what:?}: after a crash");
+    scene.check(what);
+    while scene.make_room() {}
+    scene.call(call).unwrap_or_else(|e| panic!("{what:?}: with room: {e}"));
+    counts.done[index] += 1;
+    let now = scene.seen();
+    assert!(scene.is_done(call, was, &now), "{what:?}\nwas {was:?}\nnow {now:?}");
+    check_keys(&scene.w);
+}
+
+#[test]
+fn a_full_store_refuses_a_merge_a_fork_or_a_rollback_as_a_whole() {
+    histories(6, with_ever_more_room);
+}
+
+/// What was deleted last lies in the frozen state that a merge plans with, so its space comes back only without that.
+#[test]
+fn what_was_deleted_just_before_makes_room_for_a_merge() {
+    let mut rng = Rng(7);
+    let mut scene = Scene::new(Arc::new(SimDevice::new(SMALL_DEVICE, 7)), &mut rng);
+    let large: Vec<u8> = (0..4 << 20).map(|_| rng.next(256) as u8).collect();
+    scene.w.put("/fill/large", &large);
+    scene.fill(&mut rng, usize::MAX / 2);
+    scene.w.fs.sync().unwrap();
+    let was = scene.seen();
+    assert_eq!(scene.call(Call::Merge).unwrap_err().errno(), ENOSPC);
+    assert_eq!(scene.seen(), was);
+    scene.w.unlink("/fill/large").unwrap();
+    scene.call(Call::Merge).unwrap();
+    let now = scene.seen();
+    assert!(scene.is_done(Call::Merge, &was, &now));
+    check_keys(&scene.w);
+}
+
+/// The disk under a sparse image is full after so many more blocks, at any moment before, during or after the call.
+fn on_a_full_host(seed: u64, counts: &mut Counts) {
+    let mut rng = Rng(seed | 1);
+    let device = Arc::new(SimDevice::new(64 << 20, seed));
+    let mut scene = Scene::new(device.clone(), &mut rng);
+    match rng.next(2) {
+        0 => scene.w.fs.sync().unwrap(),
+        _ => scene.w.fs.db().checkpoint().unwrap(),
+    }
+    let index = rng.next(CALLS.len());
+    let call = CALLS[index];
+    let what = format!("PANDO_SEED={seed} {call:?}");
+    let most_blocks = [100, 1000][rng.next(2)];
+    let blocks = rng.next(most_blocks) as u64;
+    device.set_space_limit(Some(device.space_used() + (blocks << 12)));
+    let most = rng.next(40);
+    scene.fill(&mut rng, most);
+    let was = scene.seen();
+    let done = scene.call(call);
+    let mut safe = false;
+    match &done {
+        Ok(()) => {
+            counts.done[index] += 1;
+            let now = scene.seen();
+            assert!(scene.is_done(call, &was, &now), "{what}\nwas {was:?}\nnow {now:?}");
+        }
+        Err(e) => {
+            counts.refused[index] += 1;
+            assert_eq!(e.errno(), ENOSPC, "{what}: {e}");
+            assert_eq!(scene.seen(), was, "{what}: a part was done");
+        }
+    }
+    scene.check(&what);
+    if rng.next(3) > 0 {
+        match scene.w.fs.sync() {
+            Ok(()) => safe = true,
+            Err(e) => assert_eq!(e.errno(), ENOSPC, "{what}: {e}"),
+        }
+    }
+    let crashed = device.reopen();
+    crashed.set_space_limit(None);
+    scene.w.fs = Fs::open(crashed, options()).unwrap();
+    scene.check(&what);
+    let now = scene.seen();
+    if now == was {
+        assert!(!safe || done.is_err(), "{what}: what was synced is lost");
+        scene.call(call).unwrap();
+    } else {
+        assert!(done.is_ok(), "{what}: what was refused was done\nwas {was:?}\nnow {now:?}");
+    }
+    let now = scene.seen();
+    assert!(scene.is_done(call, &was, &now), "{what}: after a crash\nwas {was:?}\nnow {now:?}");
+    scene.check(&what);
+    check_keys(&scene.w);
+}
+
+#[test]
+fn a_full_disk_under_the_image_leaves_all_of_a_merge_or_nothing() {
+    histories(6, on_a_full_host);
+}

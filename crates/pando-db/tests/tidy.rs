@@ -3,7 +3,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Condvar, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     thread,
@@ -87,6 +87,103 @@ fn nobody_waits_for_the_walk_after_a_delete() {
     println!("longest write {longest:?}, {reads} reads meanwhile");
     assert!(longest < Duration::from_millis(1500), "a write stood still for {longest:?}");
     device.micros.store(0, Relaxed);
+    db.close().unwrap();
+}
+
+/// How long a read is held up for others before it is said that they wait for it, and after how long without a read the
+/// walk has ended: it pauses for two seconds after each write.
+const PATIENCE: Duration = Duration::from_secs(20);
+const ENDED: Duration = Duration::from_secs(5);
+
+/// Reads of the thread that flushes, each held up until somebody else has done something beside it.
+#[derive(Default)]
+struct HeldReads {
+    state: Mutex<HeldState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct HeldState {
+    holding: bool,
+    /// Reads that were held up, and those of them that may go on.
+    held: u64,
+    let_go: u64,
+    /// A read waited in vain.
+    stuck: bool,
+}
+
+impl HeldReads {
+    /// What the device asks before a call.
+    fn ask(&self, call: &DeviceCall) {
+        let mut state = self.state.lock().unwrap();
+        let held = matches!(call, DeviceCall::Read(_)) && thread::current().name() == Some("pando-flush");
+        if !held || !state.holding {
+            return;
+        }
+        state.held += 1;
+        let mine = state.held;
+        self.changed.notify_all();
+        let waits = |state: &mut HeldState| state.holding && state.let_go < mine;
+        let (mut state, waited) = self.changed.wait_timeout_while(state, PATIENCE, waits).unwrap();
+        if waited.timed_out() {
+            (state.stuck, state.holding) = (true, false);
+        }
+    }
+
+    /// Does `work` beside each read until there are no more; how many there were. Fails if the work waits for one.
+    fn beside_each(&self, mut work: impl FnMut(u64)) -> u64 {
+        for number in 1.. {
+            let none = |state: &mut HeldState| state.held < number;
+            let state = self.state.lock().unwrap();
+            let (state, waited) = self.changed.wait_timeout_while(state, ENDED, none).unwrap();
+            if waited.timed_out() {
+                return number - 1;
+            }
+            drop(state);
+            work(number);
+            let mut state = self.state.lock().unwrap();
+            assert!(!state.stuck, "what was done beside read {number} of the walk waited for it");
+            state.let_go = number;
+            self.changed.notify_all();
+        }
+        0
+    }
+}
+
+/// The thread that walks an idle store after a delete holds no lock over a read that writes, syncs and checkpoints need,
+/// however long the read takes. All that waited has been carried down before: so the walk finds nothing, and each
+/// read is its own. Somebody writes beside the first only, since the store has to be idle; for flushes beside each
+/// read of each walk there is `no_lock_is_held_over_a_read_of_a_walk` in `db/background/gc.rs`.
+#[test]
+fn no_lock_is_held_over_a_read_of_the_walk_after_a_delete() {
+    let reads = Arc::new(HeldReads::default());
+    let asked = reads.clone();
+    let device = Arc::new(HookedDevice::new(Arc::new(MemDevice::new(512 << 20)), false, move |call| {
+        asked.ask(call);
+        Ok(())
+    }));
+    let create = CreateOptions::default().node_size(4096);
+    let options = |background| {
+        Options::default().background(background).cache_bytes(256 << 10).memtable_bytes(64 << 10)
+    };
+    Db::create(device.clone(), &create, &options(false)).unwrap();
+    let db = Db::open(device.clone(), options(false)).unwrap();
+    fill(&db, "a", 50_000);
+    db.close().unwrap();
+    let db = Db::open(device, options(true)).unwrap();
+    db.delete("a/0000005").unwrap();
+    db.settle().unwrap();
+    reads.state.lock().unwrap().holding = true;
+    let count = reads.beside_each(|number| {
+        if number == 1 {
+            db.put("b/1", vec![7; 400]).unwrap();
+        }
+        db.sync().unwrap();
+        db.checkpoint().unwrap();
+    });
+    reads.state.lock().unwrap().holding = false;
+    println!("{count} reads");
+    assert!(count > 200, "{count} reads of the walk: nothing was tested");
     db.close().unwrap();
 }
 

@@ -91,7 +91,15 @@ impl Engine {
     }
 
     /// Takes edges and levels away that the root does not need any more, by one step; whether there were any.
+    /// Whether there are is found out on a version first, so that what has to be read is read without the lock.
     fn heal_step(&self) -> Result<bool> {
+        let base = self.superversion.read().tree.clone();
+        match Edit::new(&self.gc_context(), &base).heal_root() {
+            Ok(false) => return Ok(false),
+            Ok(true) => (),
+            Err(error) if error.is_damage() => (),
+            Err(error) => return Err(error),
+        }
         let _turn = waiting::take(|| self.flushing.try_lock(), || self.flushing.lock());
         let shrunk = self.edit_with(&self.gc_context(), |edit| edit.heal_root(), |_| ())?;
         let mut gc_progress = self.gc_progress.lock();
@@ -264,9 +272,90 @@ impl Engine {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use std::sync::Arc;
+    use std::{
+        sync::{
+            Arc, OnceLock,
+            atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+            mpsc,
+        },
+        thread,
+        time::Duration,
+    };
 
-    use crate::{CreateOptions, Db, Options, device::MemDevice};
+    use bytes::Bytes;
+
+    use crate::{
+        CreateOptions, Db, Options,
+        device::{DeviceCall, HookedDevice, MemDevice},
+    };
+
+    /// How long a read is held up for a write before it is said that this waits for the read.
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    /// Each read of a walk is held up until somebody else has written and flushed: what is written comes into the root,
+    /// under the locks that a flush takes. Nothing waits in the store, so the walks change nothing, and no read is one
+    /// of a change under the lock.
+    #[test]
+    fn no_lock_is_held_over_a_read_of_a_walk() {
+        let (store, held) = (Arc::new(OnceLock::<Db>::new()), Arc::new(AtomicU64::new(0)));
+        let (walking, stuck) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let (db, reads, holds, waited) = (store.clone(), held.clone(), walking.clone(), stuck.clone());
+        let device = HookedDevice::new(Arc::new(MemDevice::new(64 << 20)), false, move |call| {
+            let Some(db) = db.get().cloned() else { return Ok(()) };
+            // What the other one reads is not held up.
+            if !matches!(call, DeviceCall::Read(_)) || !holds.swap(false, Relaxed) {
+                return Ok(());
+            }
+            let (done, end) = mpsc::channel();
+            let number = reads.fetch_add(1, Relaxed);
+            thread::spawn(move || {
+                // It does not wait for a read of this header: the root has been changed before the walk.
+                db.put("b/", number.to_be_bytes().to_vec()).unwrap();
+                let _too_late = done.send(());
+            });
+            waited.fetch_or(end.recv_timeout(PATIENCE).is_err(), Relaxed);
+            holds.store(!waited.load(Relaxed), Relaxed);
+            Ok(())
+        });
+        let device = Arc::new(device);
+        let create = CreateOptions { node_size: 4096, log_size: Some(1 << 20), ..Default::default() };
+        let options = Options { background: false, cache_bytes: 64 << 10, ..Options::default() };
+        Db::create(device.clone(), &create, &options).unwrap();
+        let db = Db::open(device, options).unwrap();
+        for i in 0..20_000u32 {
+            db.put(format!("a/{i:06}"), i.wrapping_mul(0x9e37_79b9).to_be_bytes().repeat(20)).unwrap();
+        }
+        db.delete("a/000777").unwrap();
+        db.settle().unwrap();
+        db.put("b/", "the root is in memory from here on").unwrap();
+        let _first = store.set(db.clone());
+        let walks: [(&str, &dyn Fn()); 4] = [
+            ("for deletes in an idle store", &|| loop {
+                db.engine().pushdown_step().unwrap();
+                if !db.engine().gc_progress.lock().begun {
+                    break;
+                }
+            }),
+            ("for deletes beside writes", &|| {
+                let mut from = Some(Bytes::new());
+                while let Some(at) = from {
+                    from = db.engine().pushdown_beside(&at).unwrap().1;
+                }
+            }),
+            ("for what nothing shows", &|| while db.engine().prune_step().unwrap() {}),
+            ("for levels of the root", &|| assert!(!db.engine().heal_step().unwrap())),
+        ];
+        for (what, walk) in walks {
+            held.store(0, Relaxed);
+            walking.store(true, Relaxed);
+            walk();
+            walking.store(false, Relaxed);
+            println!("{what}: {} reads", held.load(Relaxed));
+            assert!(!stuck.load(Relaxed), "the walk {what}: a write waited for read {}", held.load(Relaxed));
+            assert!(held.load(Relaxed) > 0, "the walk {what} read nothing");
+        }
+        db.close().unwrap();
+    }
 
     /// A Goto that rested, low below a tall root, over an edge with nothing below, and a delete beside it:
     /// the flush made a child for them, which had so few edges that the root took them back. A full store

@@ -62,8 +62,8 @@ pub struct Stats {
     pub length_searches: u64,
     /// Batches since open that were made one with the batch before: see [`crate::Batch::joinable`].
     pub batches_joined: u64,
-    /// Edges of nodes and messages about ranges of keys that structural work went through since open, each
-    /// time it did: what bursts of clones and deletes cost the processor.
+    /// Edges of nodes and messages about ranges of keys that structural work went through since open, and messages
+    /// in memory that clones copied, each time they did: what bursts of clones and deletes cost the processor.
     pub items_handled: u64,
     /// Keys that cursors came by since open, on the way to the next pair, of which nothing was left: deletes
     /// that wait to be carried down.

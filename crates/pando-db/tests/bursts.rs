@@ -122,6 +122,86 @@ fn a_burst_of_clones_costs_in_proportion_to_their_number() {
     }
 }
 
+/// What the clones of one batch are made from.
+#[derive(Debug, Clone, Copy)]
+enum Sources {
+    /// The whole tree.
+    One,
+    /// A hundredth of it for each, as many times as needed.
+    Parts,
+    /// The clone before, so that each copies what the batch itself has made; renamed where that is wanted.
+    Former { renamed: bool },
+    /// The whole tree, and an edit follows each.
+    Edited,
+}
+
+/// Items handled by a batch of `count` clones and what it leaves to do, without those of the batch itself.
+fn cost_of_one_batch(setup: Setup, sources: Sources, count: u64) -> (u64, Duration) {
+    let (_, db) = setup.store();
+    let mut batch = Batch::new();
+    for i in 0..count {
+        let name = setup.name(0, i);
+        let source = match sources {
+            Sources::One | Sources::Edited => "t/".into(),
+            Sources::Former { .. } if i > 0 => setup.name(0, i - 1),
+            Sources::Former { .. } => "t/".into(),
+            Sources::Parts => format!("t/{:06}", i * 7919 % (setup.values / 100)),
+        };
+        match sources {
+            Sources::Former { renamed: true } if i > 0 => _ = batch.rename_prefix(source, name.clone()),
+            _ => _ = batch.clone_prefix(source, name.clone()),
+        }
+        if let Sources::Edited = sources {
+            batch.put(format!("{name}{:08}", i * 7919 % setup.values), "edited");
+        }
+    }
+    let before = db.stats().unwrap().items_handled;
+    let begun = Instant::now();
+    db.write(batch).unwrap();
+    db.checkpoint().unwrap();
+    let (took, handled) = (begun.elapsed(), db.stats().unwrap().items_handled - before);
+    for i in [0, 1, count / 2, count - 1] {
+        let copies = match sources {
+            Sources::Parts => 100,
+            Sources::Former { renamed: true } if i + 1 < count => 0,
+            _ => setup.values,
+        };
+        assert_eq!(db.prefix(setup.name(0, i).as_bytes()).count() as u64, copies, "{sources:?}, clone {i}");
+    }
+    let findings = db.check().unwrap().findings;
+    assert!(findings.is_empty(), "{findings:?}");
+    (handled, took)
+}
+
+/// 4,000 clones in one batch took 25 s: each looked at all that the batch had cloned before, in memory or in the root.
+#[test]
+fn clones_in_one_batch_cost_in_proportion_to_their_number() {
+    let small = Setup { values: 1_000, cache_bytes: 64 << 20, ..USUAL };
+    let setups = [
+        small,
+        Setup { sorted: false, ..small },
+        Setup { node_size: 64 << 10, sorted: false, ..small },
+        Setup { node_size: 4 << 10, ..small },
+    ];
+    let sources = [
+        Sources::One,
+        Sources::Parts,
+        Sources::Former { renamed: false },
+        Sources::Former { renamed: true },
+        Sources::Edited,
+    ];
+    for (setup, sources) in setups.into_iter().flat_map(|setup| sources.map(|sources| (setup, sources))) {
+        let (few, short) = cost_of_one_batch(setup, sources, 1_000);
+        let (many, long) = cost_of_one_batch(setup, sources, 4 * 1_000);
+        let what = format!("{} B nodes, {sources:?}", setup.node_size);
+        println!("{what}: {few} items, {short:?}; of four times as many {many}, {long:?}");
+        assert!(few >= 1_000, "{what}: {few} items for 1,000 clones: nothing was counted");
+        assert!(many < 5 * few, "{what}: {few} items were handled for 1,000 clones, {many} for 4,000");
+        let most = 12 * short + Duration::from_millis(500);
+        assert!(long < most, "{what}: {short:?} for 1,000 clones, {long:?} for 4,000");
+    }
+}
+
 /// A device with all that has been written to another one so far.
 fn copy(device: &MemDevice) -> Arc<MemDevice> {
     let copy = Arc::new(MemDevice::new(device.size()));

@@ -112,7 +112,7 @@ pub(crate) struct EngineCounters {
     pub length_searches: AtomicU64,
     /// Batches that were made one with the batch before.
     pub joined: AtomicU64,
-    /// Edges and messages about ranges that structural work went through.
+    /// Edges and messages about ranges that structural work went through, and messages in memory that clones copied.
     pub handled: AtomicU64,
     /// Keys that cursors came by of which nothing was left.
     pub deletes_passed: AtomicU64,

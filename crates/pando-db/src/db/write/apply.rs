@@ -4,6 +4,8 @@
 //! table. May use: the merge function, in-memory tables. The caller holds the table, and the
 //! superversion's lock where it is the active one.
 
+use std::sync::atomic::Ordering;
+
 use bytes::Bytes;
 use smallvec::SmallVec;
 
@@ -83,6 +85,8 @@ impl Engine {
             updates.iter().filter_map(|u| u.clipped(&wanted)).map(|u| u.through(&lens)).collect();
         let points: Vec<_> =
             active.points_in(&wanted).map(|(key, msg)| (lens.apply_shared(key), msg.clone())).collect();
+        let looked_at = 1 + ranges.len() + updates.len() + points.len();
+        self.counters.handled.fetch_add(looked_at as u64, Ordering::Relaxed);
 
         let longest = if origin.is_some() { bound } else { Longest::NONE };
         active.put_range(TableRange { span: Span::prefix(dst.clone()), origin, longest });

@@ -257,6 +257,7 @@ const FUSE: &[(&str, &[&str])] = &[
     ("proof", &["control", "transport"]),
     ("tool", &["mountinfo", "asked", "forked", "control", "diffs", "client", "proof"]),
     ("caller", &["transport"]),
+    ("labels", &["transport"]),
     (
         "coherence",
         &[
@@ -266,6 +267,7 @@ const FUSE: &[(&str, &[&str])] = &[
             "creators",
             "diffs",
             "inside",
+            "labels",
             "listings",
             "times",
             "own_threads",

@@ -113,6 +113,11 @@ impl Fs {
         }
     }
 
+    /// Whether an extended attribute was ever set in this store. No I/O.
+    pub fn has_attributes(&self) -> bool {
+        self.has_feature(EXTENDED_ATTRIBUTES)
+    }
+
     /// The value of an extended attribute; ENODATA if there is none.
     ///
     /// No I/O unless the file has attributes that are large, or many: then a point query at most.

@@ -23,6 +23,7 @@ use crate::{
     creators::Creators,
     diffs::Diffs,
     inside::{Inside, apart},
+    labels::Labels,
     listings::Listings,
     own_threads::OwnThreads,
     proof::Proofs,
@@ -41,6 +42,7 @@ pub(crate) struct MountState {
     pub(crate) fs: Fs,
     pub(crate) caches: Caches,
     pub(crate) listings: Listings,
+    pub(crate) labels: Labels,
     pub(crate) proofs: Proofs,
     /// Differences that are being told.
     pub(crate) diffs: Diffs,
@@ -66,7 +68,41 @@ pub(crate) struct MountState {
     pub(crate) owner: u32,
 }
 
+/// What the kernel does by itself in a mount.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct KernelKeeps {
+    /// It keeps what is written.
+    pub(crate) writeback: bool,
+    /// It keeps listings of directories.
+    pub(crate) listings: bool,
+    /// It obeys access lists, and keeps them.
+    pub(crate) access_lists: bool,
+}
+
 impl MountState {
+    pub(crate) fn new(fs: Fs, counters: Arc<Counters>, stats: Option<StatsText>, keeps: KernelKeeps) -> Self {
+        Self {
+            fs,
+            caches: Caches::new(keeps.writeback),
+            listings: Listings::new(keeps.listings),
+            labels: Labels::new(keeps.access_lists),
+            proofs: Proofs::default(),
+            diffs: Diffs::default(),
+            counters,
+            notify: OnceLock::new(),
+            inside: OnceLock::new(),
+            way_in: OnceLock::new(),
+            own_threads: OwnThreads::default(),
+            creators: Creators::default(),
+            times: Arc::default(),
+            automatic: Arc::default(),
+            stats,
+            written: Mutex::default(),
+            bare: Mutex::default(),
+            owner: rustix::process::geteuid().as_raw(),
+        }
+    }
+
     /// Sends the notification `what`; a failure leaves stale pages behind and is logged.
     pub(crate) fn tell(&self, what: impl Fn(&dyn Notify) -> std::io::Result<()>) {
         match self.notify.get() {

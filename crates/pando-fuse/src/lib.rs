@@ -30,6 +30,7 @@ mod error;
 pub mod forked;
 pub mod guard;
 mod inside;
+mod labels;
 mod listings;
 mod mount;
 pub mod mountinfo;

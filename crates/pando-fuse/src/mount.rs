@@ -16,7 +16,7 @@ use pando_fs::{AtimePolicy, Fs};
 
 use crate::{
     attach::{How, attach, unmount},
-    coherence::StatsText,
+    coherence::{KernelKeeps, StatsText},
     counters::Counters,
     error::Error,
     guard,
@@ -48,7 +48,9 @@ impl Mount {
         let counters = Arc::new(Counters::default());
         // Reading a listing that is kept does not come to the server, and so changes no access time.
         let listings = settings.atime != AtimePolicy::Strict;
-        let server = Arc::new(Server::new(fs, counters.clone(), stats, settings.writeback, listings));
+        let access_lists = settings.checks_permissions();
+        let keeps = KernelKeeps { writeback: settings.writeback, listings, access_lists };
+        let server = Arc::new(Server::new(fs, counters.clone(), stats, keeps));
         let ring = match settings.io_uring {
             IoUring::Off => false,
             IoUring::On => offer::check().map(|()| true).map_err(Error::NoRing)?,
@@ -61,7 +63,6 @@ impl Mount {
             },
         };
         let fd = attach(&dir, settings)?;
-        let access_lists = settings.checks_permissions();
         let wishes = Wishes { writeback: settings.writeback, access_lists };
         let session = channel(ring, &fd, settings, &counters)
             .and_then(|channel| Session::new(server.clone(), fd, &dir, channel, wishes));

@@ -7,26 +7,18 @@
 //! reads it. Requests that may wait (fsync, clone, copies) leave the thread
 //! that reads requests.
 
-use std::{
-    ffi::OsStr,
-    path::Path,
-    sync::{Arc, OnceLock},
-};
+use std::{ffi::OsStr, path::Path, sync::Arc};
 
 use bytes::Bytes;
 use pando_fs::{Attr, DirHandle, FileHandle, Fs, Seek, SetAttr, StatFs};
-use parking_lot::Mutex;
 
 use crate::{
-    cache::Caches,
     caller::{caller, caller_with_groups, changer, maker},
-    coherence::{MountState, StatsText},
+    coherence::{KernelKeeps, MountState, StatsText},
     control::{Request, Response, Token},
     counters::{Counters, Kind},
-    creators::Creators,
     inside::Inside,
-    listings::Listings,
-    proof::{Fact, Proofs},
+    proof::Fact,
     requests,
     transport::{
         Answer, Behind, Context, Copy, DirSink, Errno, Handler, Notify, Opened, OpenedDir, Outcome, Write,
@@ -43,34 +35,8 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    pub(crate) fn new(
-        fs: Fs,
-        counters: Arc<Counters>,
-        stats: Option<StatsText>,
-        writeback: bool,
-        listings: bool,
-    ) -> Self {
-        let owner = rustix::process::geteuid().as_raw();
-        let shared = MountState {
-            fs,
-            caches: Caches::new(writeback),
-            listings: Listings::new(listings),
-            proofs: Proofs::default(),
-            diffs: Default::default(),
-            counters,
-            notify: OnceLock::new(),
-            inside: OnceLock::new(),
-            way_in: OnceLock::new(),
-            own_threads: Default::default(),
-            creators: Creators::default(),
-            times: Arc::default(),
-            automatic: Arc::default(),
-            stats,
-            written: Mutex::default(),
-            bare: Mutex::default(),
-            owner,
-        };
-        Self { shared: Arc::new(shared) }
+    pub(crate) fn new(fs: Fs, counters: Arc<Counters>, stats: Option<StatsText>, keeps: KernelKeeps) -> Self {
+        Self { shared: Arc::new(MountState::new(fs, counters, stats, keeps)) }
     }
 
     /// Gives the server its way into the mount; `always`: also for what it does without being asked. Not for a request.
@@ -513,7 +479,8 @@ impl Handler for Server {
 
     fn getxattr(&self, c: &Context, ino: u64, name: &OsStr) -> Outcome<Bytes> {
         self.count(Kind::Getxattr);
-        Ok(self.fs().get_xattr(&caller(c, 0), ino, name)?)
+        let outcome = self.fs().get_xattr(&caller(c, 0), ino, name).map_err(Errno::from);
+        self.shared.labels.answer(c, (ino, name), outcome, || self.fs().has_attributes())
     }
 
     fn listxattr(&self, c: &Context, ino: u64) -> Outcome<Bytes> {

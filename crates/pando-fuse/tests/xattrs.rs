@@ -64,6 +64,48 @@ fn output(program: &str, args: &[&str], dir: &Path) -> Option<String> {
 
 const NONE: XattrFlags = XattrFlags::empty();
 
+/// `ls -l` asks each entry for both unless it is told that they are not supported, and the kernel keeps no answer.
+#[test]
+fn labels_and_access_lists_are_not_supported_for_whoever_lists_until_there_is_an_attribute() {
+    const LIST: &str = "system.posix_acl_access";
+    const LABEL: &str = "security.selinux";
+    for settings in [Settings::default(), checked()] {
+        let mut w = world!(settings.clone());
+        let obeyed = settings.default_permissions == Some(true);
+        let (f, g) = (w.path("f"), w.path("g"));
+        fs::write(&f, "content").unwrap();
+        fs::write(&g, "content").unwrap();
+        for _ in 0..2 {
+            assert_eq!(
+                errno(get(&f, LIST)),
+                libc::ENODATA,
+                "who asks for the list alone may want to change it"
+            );
+            assert_eq!(errno(get(&f, LABEL)), libc::EOPNOTSUPP);
+            let list = if obeyed { libc::ENODATA } else { libc::EOPNOTSUPP };
+            assert_eq!(errno(get(&f, LIST)), list, "asked for behind the label");
+            assert_eq!(errno(get(&g, LIST)), libc::ENODATA);
+            assert_eq!(errno(get(&f, "security.capability")), libc::ENODATA);
+            // Another one is as new.
+            std::thread::spawn({
+                let f = f.clone();
+                move || assert_eq!(errno(get(&f, LIST)), libc::ENODATA)
+            })
+            .join()
+            .unwrap();
+            w.remount();
+        }
+        assert_eq!(errno(get(&f, LABEL)), libc::EOPNOTSUPP);
+        set(&g, LABEL, b"system_u:object_r:etc_t:s0", NONE).unwrap();
+        for _ in 0..2 {
+            assert_eq!(get(&g, LABEL).unwrap(), b"system_u:object_r:etc_t:s0");
+            assert_eq!(errno(get(&f, LABEL)), libc::ENODATA);
+            assert_eq!(errno(get(&f, LIST)), libc::ENODATA);
+            w.remount();
+        }
+    }
+}
+
 #[test]
 fn attributes_have_the_errors_of_posix_on_originals_and_clones() {
     let mut w = world!(Settings::default());

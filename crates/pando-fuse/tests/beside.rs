@@ -51,6 +51,8 @@ struct Gate {
     released: Condvar,
     /// Calls that are held up now.
     held: AtomicUsize,
+    /// Reads that have passed.
+    reads: AtomicUsize,
 }
 
 impl Gate {
@@ -67,6 +69,9 @@ impl Gate {
             self.held.fetch_add(1, SeqCst);
             self.released.wait_while(&mut holds, |holds| concerns(*holds));
             self.held.fetch_sub(1, SeqCst);
+        }
+        if matches!(call, DeviceCall::Read(_)) {
+            self.reads.fetch_add(1, SeqCst);
         }
     }
 
@@ -96,8 +101,12 @@ struct Beside {
 
 impl Beside {
     fn new(cold: usize) -> Option<Self> {
-        let gate =
-            Arc::new(Gate { holds: Mutex::new(Holds::Nothing), released: Condvar::new(), held: 0.into() });
+        let gate = Arc::new(Gate {
+            holds: Mutex::new(Holds::Nothing),
+            released: Condvar::new(),
+            held: 0.into(),
+            reads: 0.into(),
+        });
         let to = gate.clone();
         let below = Arc::new(MemDevice::new(512 << 20));
         let device = HookedDevice::new(below, true, move |call| {
@@ -470,4 +479,25 @@ fn a_stream_of_small_files_stays_with_one_thread() {
     let handovers = b.world.handovers() - before;
     // The reservation of space, and writers that were slowed down.
     assert!(handovers < FILES as u64 / 100, "{handovers} handovers");
+}
+
+#[test]
+fn one_who_waits_for_the_device_alone_wakes_no_other_thread() {
+    const COLD: usize = 40;
+    let Some(b) = Beside::new(COLD) else { return };
+    let (before, reads) = (b.world.handovers(), b.gate.reads.load(SeqCst));
+    // Kept open, as nobody waits for RELEASE: it could come while the next one waits.
+    let mut open = Vec::new();
+    for i in 0..COLD {
+        let file = File::open(b.path(&format!("cold/{i}/file"))).unwrap();
+        // Otherwise the kernel asks for more at the same time.
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
+        let mut data = [0; 4];
+        file.read_exact_at(&mut data, 50_000).unwrap();
+        assert_eq!(data, noise(i)[50_000..50_004]);
+        open.push(file);
+    }
+    assert!(b.gate.reads.load(SeqCst) - reads >= COLD, "the device was not asked");
+    let handovers = b.world.handovers() - before;
+    assert!(handovers < COLD as u64 / 4, "{handovers} handovers for {COLD} reads");
 }

@@ -6,7 +6,7 @@ use std::{
     ffi::OsStr,
     io::{self, IoSlice},
     os::{
-        fd::{AsRawFd, OwnedFd, RawFd},
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
         unix::ffi::OsStrExt,
     },
     path::PathBuf,
@@ -49,6 +49,10 @@ impl Device {
 
     pub(super) fn raw(&self) -> RawFd {
         self.fd.as_raw_fd()
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 
     /// Whether the file system is known to be unmounted.

@@ -5,9 +5,10 @@
 //! kernel sends over the descriptor (everything, or with queues FORGET and
 //! INTERRUPT only) until the file system is unmounted. Parts: `wire` has the
 //! bytes, `serve` calls the handler, `readers` are the threads that read the
-//! descriptor, `buffers` the memory that they read into, `ring` is one thread per request over io_uring, `device` reads
-//! and writes the descriptor and sends notifications, `offer` says whether the
-//! kernel offers io_uring.
+//! descriptor, `watch` looks out for requests while these wait, `buffers` is the
+//! memory that they read into, `ring` is one thread per request over io_uring,
+//! `device` reads and writes the descriptor and sends notifications, `offer`
+//! says whether the kernel offers io_uring.
 
 mod buffers;
 mod device;
@@ -15,6 +16,7 @@ pub mod offer;
 mod readers;
 mod ring;
 mod serve;
+mod watch;
 mod wire;
 
 use std::{

@@ -3,12 +3,15 @@
 //! One thread reads a request, answers it and reads the next: on few CPUs a
 //! request that changes threads costs more than the work it asks for. Before
 //! that thread waits (for the device, for room, for a flush, for a lock held over
-//! one of these) the engine tells it so (`pando_fs::waiting`), and it gives
-//! the *role* of the reader to another thread, idle or new. Then it waits,
-//! answers, and takes a role that is vacant, or becomes idle itself. So a
-//! request stands behind none that waits, and as long as none waits no thread
-//! is woken. What says beforehand that it waits for the kernel as well
-//! (`Step::Later`) goes to the workers.
+//! one of these) the engine tells it so (`pando_fs::waiting`), and it leaves
+//! the *role* of the reader. One of the idle threads watches meanwhile: it takes
+//! the role if a request comes, otherwise the thread that waited takes it back
+//! before it answers. So a program that reads a cold file alone wakes nobody
+//! besides. If no thread watches, the role goes to another one at once, idle or
+//! new. A thread that has lost its role waits, answers, and takes a role that is
+//! vacant, or becomes idle itself. So a request stands behind none that waits,
+//! and as long as none comes no thread is woken. What says beforehand that it
+//! waits for the kernel as well (`Step::Later`) goes to the workers.
 //!
 //! Guarantees: as many roles as were asked for; at most `MAX_WAITING` threads
 //! more than that. Where all of them wait, the last one keeps the role and
@@ -26,7 +29,7 @@ use std::{
 };
 
 use pando_fs::waiting;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use zerocopy::FromBytes;
 
 use crate::counters::Counters;
@@ -34,6 +37,7 @@ use crate::transport::own::{
     buffers::{Buffers, REST, RequestBuffer},
     device::Device,
     serve::{Request, Step, finish, serve},
+    watch::{Seen, Watch},
     wire::{self, op},
 };
 use crate::transport::{Handler, common::MAX_WORKERS, poll::Poller, workers::Workers};
@@ -55,14 +59,42 @@ pub(super) struct Readers<H: Handler> {
     /// Threads that read at the same time, a count.
     roles: usize,
     buffers: Buffers,
+    /// How requests are seen that come while the one who reads them waits. Only where one thread reads.
+    watch: Option<Watch>,
     crew: Mutex<Crew>,
     vacancy: Condvar,
+}
+
+/// Whether one of the idle threads watches the connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Watcher {
+    Absent,
+    Present,
+    /// Watching has failed.
+    Impossible,
+}
+
+/// What a thread has to do with reading requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Role {
+    /// Another one reads.
+    None,
+    /// It reads.
+    Reader,
+    /// It has left the role for the time that it waits, and this was the how manieth time.
+    Left(u64),
 }
 
 /// What the threads are doing.
 struct Crew {
     /// Roles that nobody has taken yet, each with the memory to read into.
     vacant: Vec<RequestBuffer>,
+    /// The role that a thread has left while it waits, as long as nobody has taken it: which time this was. The
+    /// connection is watched as long as there is one.
+    left: Option<u64>,
+    /// How often that was done.
+    leaves: u64,
+    watcher: Watcher,
     /// Threads that will take one: they sleep, or are being started.
     idle: usize,
     threads: usize,
@@ -86,6 +118,9 @@ impl<H: Handler> Readers<H> {
         assert!(roles > 0, "nobody would read requests");
         let crew = Crew {
             vacant: Vec::new(),
+            left: None,
+            leaves: 0,
+            watcher: Watcher::Absent,
             idle: 0,
             threads: 0,
             lacks_threads: false,
@@ -94,6 +129,9 @@ impl<H: Handler> Readers<H> {
             handles: Vec::new(),
         };
         let workers = Workers::new(MAX_WORKERS);
+        let watch = (roles == 1).then(Watch::new).and_then(|watch| {
+            watch.inspect_err(|e| log::warn!("every request that waits has another thread woken: {e}")).ok()
+        });
         Self {
             handler,
             device,
@@ -102,6 +140,7 @@ impl<H: Handler> Readers<H> {
             workers,
             roles,
             buffers: Buffers::default(),
+            watch,
             crew: Mutex::new(crew),
             vacancy: Condvar::new(),
         }
@@ -163,7 +202,33 @@ impl<H: Handler> Readers<H> {
                 crew.threads -= 1;
                 return None;
             }
-            if !self.buffers.are_many() {
+            let rest = self.buffers.are_many().then_some(REST);
+            if let Some(watch) = &self.watch
+                && crew.watcher == Watcher::Absent
+                && let Ok(buffer) = self.buffers.take()
+            {
+                crew.watcher = Watcher::Present;
+                let seen = MutexGuard::unlocked(&mut crew, || watch.wait(rest));
+                // Whatever it was: if a role was left, it is right to take it.
+                if !matches!(seen, Ok(Seen::Nothing)) && crew.left.take().is_some() {
+                    self.unwatch(watch);
+                    crew.watcher = Watcher::Absent;
+                    crew.idle -= 1;
+                    self.counters.handed_over();
+                    return Some(buffer);
+                }
+                crew.watcher = Watcher::Absent;
+                match seen {
+                    Ok(Seen::Nothing) if rest.is_some() => self.buffers.rest(REST),
+                    Ok(_) => {}
+                    Err(e) => {
+                        log::error!("from now on every request that waits has another thread woken: {e}");
+                        crew.watcher = Watcher::Impossible;
+                    }
+                }
+                continue;
+            }
+            if rest.is_none() {
                 self.vacancy.wait(&mut crew);
             } else if self.vacancy.wait_for(&mut crew, REST).timed_out() {
                 self.buffers.rest(REST);
@@ -171,30 +236,64 @@ impl<H: Handler> Readers<H> {
         }
     }
 
-    /// Gives the role of the calling thread to another one; whether it could.
-    fn hand_over(self: &Arc<Self>) -> bool {
+    /// Leaves the role of the calling thread, which is about to wait.
+    fn leave(self: &Arc<Self>) -> Role {
         let mut crew = self.crew.lock();
+        if let Some(watch) = &self.watch
+            && crew.watcher == Watcher::Present
+            && watch.begin(self.device.fd()).is_ok()
+        {
+            crew.leaves += 1;
+            crew.left = Some(crew.leaves);
+            return Role::Left(crew.leaves);
+        }
+        if self.hand_over(&mut crew) { Role::None } else { Role::Reader }
+    }
+
+    /// Takes the role back that the calling thread has left, if nobody has taken it.
+    fn take_back(&self, leave: u64) -> Role {
+        let mut crew = self.crew.lock();
+        if crew.left != Some(leave) {
+            return Role::None;
+        }
+        crew.left = None;
+        if let Some(watch) = &self.watch {
+            self.unwatch(watch);
+        }
+        Role::Reader
+    }
+
+    /// To be called with the crew locked, so that the connection is watched exactly as long as a role is left.
+    fn unwatch(&self, watch: &Watch) {
+        if let Err(e) = watch.end(self.device.fd()) {
+            log::error!("requests wake a thread that has nothing to do: {e}");
+        }
+    }
+
+    /// Gives a role to another thread than the calling one; whether it could.
+    fn hand_over(self: &Arc<Self>, crew: &mut Crew) -> bool {
         let lacks = |crew: &mut Crew, what: &str, e: io::Error| {
             if !std::mem::replace(&mut crew.lacks_threads, true) {
                 log::warn!("requests stand behind one that waits: no further {what}: {e}");
             }
             false
         };
-        if crew.idle <= crew.vacant.len() {
+        // The one that watches does not look for vacant roles.
+        let asleep = crew.idle.saturating_sub(usize::from(crew.watcher == Watcher::Present));
+        if asleep <= crew.vacant.len() {
             if crew.threads >= self.roles + MAX_WAITING {
                 log::debug!("requests wait behind {MAX_WAITING} others that wait");
                 return false;
             }
-            if let Err(e) = self.start(&mut crew) {
-                return lacks(&mut crew, "thread", e);
+            if let Err(e) = self.start(crew) {
+                return lacks(crew, "thread", e);
             }
         }
         match self.buffers.take() {
             Ok(buffer) => crew.vacant.push(buffer),
-            Err(e) => return lacks(&mut crew, "memory", e),
+            Err(e) => return lacks(crew, "memory", e),
         }
         crew.lacks_threads = false;
-        drop(crew);
         self.counters.handed_over();
         self.vacancy.notify_one();
         true
@@ -208,6 +307,9 @@ impl<H: Handler> Readers<H> {
         }
         crew.over = true;
         self.vacancy.notify_all();
+        if let Some(Err(e)) = self.watch.as_ref().map(Watch::close) {
+            log::error!("a thread that watches for requests goes on: {e}");
+        }
     }
 }
 
@@ -216,7 +318,7 @@ struct Reader<H: Handler> {
     shared: Arc<Readers<H>>,
     first: bool,
     /// Whether it is this thread that reads. Shared with what it is told before it waits.
-    role: Rc<Cell<bool>>,
+    role: Rc<Cell<Role>>,
     /// Memory that the last request was read into, until it is answered by a thread that has no role any more.
     buffer: Option<RequestBuffer>,
     out: Vec<u8>,
@@ -225,11 +327,11 @@ struct Reader<H: Handler> {
 impl<H: Handler> Reader<H> {
     /// For the thread that calls.
     fn new(shared: &Arc<Readers<H>>, first: bool) -> Self {
-        let role = Rc::new(Cell::new(false));
+        let role = Rc::new(Cell::new(Role::None));
         let (mine, readers) = (role.clone(), shared.clone());
         waiting::on_wait(Some(Box::new(move || {
-            if mine.get() && readers.hand_over() {
-                mine.set(false);
+            if mine.get() == Role::Reader {
+                mine.set(readers.leave());
             }
         })));
         Self { shared: shared.clone(), first, role, buffer: None, out: Vec::new() }
@@ -237,10 +339,10 @@ impl<H: Handler> Reader<H> {
 
     fn run(&mut self) {
         loop {
-            if !self.role.get() {
+            if self.role.get() == Role::None {
                 let Some(buffer) = self.shared.take_role(self.first) else { return };
                 self.buffer = Some(buffer);
-                self.role.set(true);
+                self.role.set(Role::Reader);
                 // Whoever had it before may have left in the middle of a stream.
                 self.shared.poller.look();
             }
@@ -253,7 +355,7 @@ impl<H: Handler> Reader<H> {
                 Ok(None) => return self.shared.end(Ok(())),
                 Err(e) => return self.shared.end(Err(e)),
             }
-            if !self.role.get() {
+            if self.role.get() == Role::None {
                 self.buffer = None;
                 self.shared.crew.lock().idle += 1;
             }
@@ -270,7 +372,12 @@ impl<H: Handler> Reader<H> {
         let (op, payload) = rest.split_at(wire::op_size(header.opcode).min(rest.len()));
         let device = &self.shared.device;
         let mut answered = !matches!(header.opcode, op::FORGET | op::BATCH_FORGET | op::INTERRUPT);
-        match serve(&*self.shared.handler, &Request { header, op, payload }, &mut self.out) {
+        let step = serve(&*self.shared.handler, &Request { header, op, payload }, &mut self.out);
+        // Before the answer, on which the next request may follow.
+        if let Role::Left(leave) = self.role.get() {
+            self.role.set(self.shared.take_back(leave));
+        }
+        match step {
             Step::Done(reply) => device.reply(header.unique, &reply, &self.out),
             Step::Later(work) => {
                 answered = false;
@@ -283,9 +390,9 @@ impl<H: Handler> Reader<H> {
             }
         }
         match (self.role.get(), answered) {
-            (false, _) => turn.left(),
-            (true, false) => drop(turn.unanswered()),
-            (true, true) => drop(turn),
+            (Role::None | Role::Left(_), _) => turn.left(),
+            (Role::Reader, false) => drop(turn.unanswered()),
+            (Role::Reader, true) => drop(turn),
         }
         Ok(())
     }

@@ -86,15 +86,18 @@ const FS: &[(&str, &[&str])] = &[
     ("key_text", &["limits", "path"]),
     ("acl", &[]),
     ("attrs", &["path"]),
-    ("record", &["limits", "types", "attrs"]),
+    ("account", &[]),
+    ("record", &["limits", "types", "attrs", "account"]),
     ("blockmap", &["error", "limits", "path"]),
-    ("merge", &["limits", "mode", "types", "attrs", "record", "blockmap"]),
+    ("merge", &["limits", "mode", "types", "attrs", "record", "blockmap", "account"]),
+    ("sums", &["error", "types", "path", "key_text", "account", "record", "blockmap"]),
     ("counter", &["error", "path"]),
     ("position", &["limits", "path"]),
     ("inode", &["error", "limits", "types", "record", "blockmap", "merge"]),
     ("lineage", &["error", "types", "path", "key_text", "record", "counter", "inode"]),
     ("handle", &["error", "readahead", "position", "inode"]),
     ("counting", &["types", "inode"]),
+    ("ledger", &["types", "inode"]),
     ("lock", &["error"]),
     ("path_cache", &["types", "inode", "lock"]),
     ("file_runs", &["path"]),
@@ -117,10 +120,12 @@ const FS: &[(&str, &[&str])] = &[
             "handle",
             "path_cache",
             "file_runs",
+            "ledger",
         ],
     ),
     ("place", &["error", "types", "path", "inode", "lock", "path_cache", "volume"]),
     ("domain", &["error", "path", "record", "inode", "volume", "place"]),
+    ("bill", &["error", "path", "account", "merge", "inode", "ledger", "volume", "place"]),
     ("family", &["error", "types", "path", "record", "inode", "lineage", "volume"]),
     ("frozen", &["error", "path", "record", "volume"]),
     ("forks", &["error", "types", "path", "record", "volume", "frozen"]),
@@ -130,24 +135,39 @@ const FS: &[(&str, &[&str])] = &[
         "check",
         &[
             "error", "limits", "types", "path", "key_text", "attrs", "record", "blockmap", "lineage",
-            "volume", "family", "forks", "policies",
+            "volume", "family", "forks", "policies", "sums",
         ],
     ),
     (
         "data",
         &[
             "error", "limits", "types", "path", "record", "blockmap", "merge", "inode", "handle", "volume",
-            "place",
+            "place", "sums", "bill",
         ],
     ),
-    ("copy", &["error", "limits", "types", "path", "blockmap", "merge", "inode", "volume", "place", "data"]),
+    (
+        "copy",
+        &[
+            "error", "limits", "types", "path", "blockmap", "merge", "inode", "volume", "place", "data",
+            "sums",
+        ],
+    ),
     (
         "allocate",
-        &["error", "limits", "types", "path", "blockmap", "merge", "inode", "volume", "place", "data"],
+        &[
+            "error", "limits", "types", "path", "blockmap", "merge", "inode", "volume", "place", "data",
+            "sums",
+        ],
     ),
     ("orphan", &["error", "types", "path", "merge", "inode", "volume", "data"]),
     ("xattr", &["error", "types", "path", "attrs", "acl", "record", "merge", "inode", "volume", "place"]),
-    ("file", &["error", "limits", "types", "merge", "inode", "handle", "volume", "place", "data", "orphan"]),
+    (
+        "file",
+        &[
+            "error", "limits", "types", "merge", "inode", "handle", "volume", "place", "data", "orphan",
+            "bill",
+        ],
+    ),
     (
         "name",
         &[
@@ -156,10 +176,17 @@ const FS: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "quota",
+        &[
+            "error", "types", "path", "account", "record", "merge", "inode", "sums", "lock", "volume",
+            "place", "domain", "bill", "name",
+        ],
+    ),
+    (
         "entry",
         &[
             "error", "limits", "types", "path", "record", "merge", "inode", "lineage", "handle", "lock",
-            "volume", "place", "domain", "forks", "data", "orphan", "name", "xattr",
+            "volume", "place", "domain", "forks", "data", "orphan", "name", "xattr", "bill", "quota",
         ],
     ),
     (
@@ -180,29 +207,31 @@ const FS: &[(&str, &[&str])] = &[
         "rename",
         &[
             "error", "types", "path", "record", "merge", "inode", "lineage", "lock", "volume", "place",
-            "domain", "forks", "orphan", "name", "entry",
+            "domain", "forks", "orphan", "name", "entry", "bill", "quota",
         ],
     ),
     (
         "link",
         &[
             "error", "types", "path", "record", "merge", "inode", "lineage", "lock", "counting", "volume",
-            "place", "domain", "orphan", "name", "rename",
+            "place", "domain", "orphan", "name", "rename", "bill",
         ],
     ),
     (
         "census",
         &[
             "error", "types", "path", "record", "merge", "inode", "lineage", "lock", "counting", "volume",
-            "place", "domain", "orphan", "name", "entry", "rename",
+            "place", "domain", "orphan", "name", "entry", "rename", "sums", "bill",
         ],
     ),
+    ("exclude", &["error", "types", "path", "record", "inode", "sums", "volume", "bill", "quota", "rename"]),
     ("rights", &["error", "types", "path", "key_text", "acl", "record", "inode", "volume", "place", "entry"]),
     (
         "clone",
         &[
             "error", "types", "path", "record", "merge", "inode", "lock", "volume", "place", "domain",
-            "forks", "orphan", "name", "entry", "rename", "census", "rights",
+            "forks", "orphan", "name", "entry", "rename", "census", "rights", "account", "sums", "bill",
+            "quota", "exclude",
         ],
     ),
     (
@@ -210,7 +239,7 @@ const FS: &[(&str, &[&str])] = &[
         &[
             "error", "types", "path", "key_text", "record", "merge", "inode", "lineage", "lock", "volume",
             "place", "domain", "family", "frozen", "policies", "name", "entry", "rename", "census", "rights",
-            "clone",
+            "clone", "account", "bill",
         ],
     ),
     ("usage", &["error", "types", "path", "record", "volume", "place", "domain", "name"]),
@@ -227,7 +256,7 @@ const FS: &[(&str, &[&str])] = &[
         &[
             "error", "limits", "types", "path", "key_text", "attrs", "record", "merge", "inode", "lineage",
             "lock", "volume", "place", "domain", "forks", "orphan", "name", "entry", "census", "rights",
-            "clone", "diff", "data",
+            "clone", "diff", "data", "account", "bill",
         ],
     ),
 ];
@@ -238,8 +267,9 @@ const FUSE: &[(&str, &[&str])] = &[
     ("guard", &[]),
     ("asked", &[]),
     ("forked", &["asked"]),
+    ("quotas", &["asked"]),
     ("changes", &[]),
-    ("control", &["asked", "forked", "changes"]),
+    ("control", &["asked", "forked", "quotas", "changes"]),
     ("counters", &[]),
     ("cache", &[]),
     ("creators", &[]),
@@ -255,7 +285,7 @@ const FUSE: &[(&str, &[&str])] = &[
     ("attach", &["mountinfo", "error", "settings"]),
     ("client", &["asked", "control"]),
     ("proof", &["control", "transport"]),
-    ("tool", &["mountinfo", "asked", "forked", "control", "diffs", "client", "proof"]),
+    ("tool", &["mountinfo", "asked", "forked", "quotas", "control", "diffs", "client", "proof"]),
     ("caller", &["transport"]),
     ("labels", &["transport"]),
     (
@@ -278,7 +308,10 @@ const FUSE: &[(&str, &[&str])] = &[
     ),
     ("recursive", &["inside", "own_threads", "transport", "proof", "caller", "coherence"]),
     ("policies", &["automatic", "coherence"]),
-    ("requests", &["asked", "forked", "control", "diffs", "transport", "proof", "caller", "coherence"]),
+    (
+        "requests",
+        &["asked", "forked", "control", "diffs", "transport", "proof", "caller", "coherence", "quotas"],
+    ),
     (
         "server",
         &[
@@ -294,6 +327,7 @@ const FUSE: &[(&str, &[&str])] = &[
             "caller",
             "coherence",
             "requests",
+            "quotas",
         ],
     ),
     (

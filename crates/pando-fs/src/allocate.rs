@@ -18,6 +18,7 @@ use crate::{
     merge::{self, Change, Size},
     path,
     place::At,
+    sums::file_bytes,
     types::{Caller, FileHandle, Ino},
     volume::Fs,
 };
@@ -75,12 +76,16 @@ impl Fs {
         }
         if grows && mode & KEEP_SIZE == 0 && end > size {
             let mut batch = Batch::new();
+            let above = self.above_file(&at);
+            let before = if above.is_empty() { 0 } else { self.bytes_of(&inode, &at.data)? };
             let holes = self.resize_data(&mut batch, &inode, &at.data, (size, end))?;
             let mut change = self.content_change(c, &inode);
             change.size = Some(Size::AtLeast(end));
             change.dense = holes.dense;
             batch.upsert(at.meta.clone(), change.encode());
+            let reserved = self.reserve_file(&mut batch, above, holes.file_bytes(&inode, end) - before)?;
             self.db.write(batch)?;
+            reserved.paid();
             inode.change(|s| {
                 s.apply(&change);
                 s.map = holes.map;
@@ -106,6 +111,8 @@ impl Fs {
         let size = inode.peek(|s| s.record.size);
         let data = &at.data;
         let mut batch = Batch::new();
+        let above = self.above_file(at);
+        let before = if above.is_empty() { 0 } else { self.bytes_of(inode, data)? };
         // The last block ends with the file.
         let (first, end) =
             (from.div_ceil(BLOCK_SIZE), if to == size { to.div_ceil(BLOCK_SIZE) } else { to / BLOCK_SIZE });
@@ -136,7 +143,13 @@ impl Fs {
             map = Some(noted);
         }
         batch.upsert(at.meta.clone(), change.encode());
+        let after = match &map {
+            Some(map) => file_bytes(size, change.dense.flatten(), Some(map)),
+            None => before,
+        };
+        let reserved = self.reserve_file(&mut batch, above, after - before)?;
         self.db.write(batch)?;
+        reserved.paid();
         inode.change(|s| {
             s.apply(&change);
             if map.is_some() {

@@ -15,7 +15,7 @@
 use std::collections::BTreeMap;
 
 use bytes::{BufMut, Bytes, BytesMut};
-use pando_db::{Batch, Db};
+use pando_db::{Batch, Cursor, Db, Snapshot};
 
 use crate::{error::Result, limits::BLOCK_SIZE, path};
 
@@ -122,8 +122,23 @@ pub(crate) struct BlockMap {
 impl BlockMap {
     /// Reads the map under a data prefix. One scan of 64 bytes or less for 8 MiB of the file.
     pub(crate) fn read(db: &Db, data: &[u8], dense: u64) -> Result<Self> {
+        let [from, to] = Self::keys(data);
+        Self::collect(db.range(&from, Some(&to)), data, dense)
+    }
+
+    /// The same of what `view` has.
+    pub(crate) fn read_in(view: &Snapshot, data: &[u8], dense: u64) -> Result<Self> {
+        let [from, to] = Self::keys(data);
+        Self::collect(view.range(&from, Some(&to)), data, dense)
+    }
+
+    /// Bounds of the keys of the pieces.
+    fn keys(data: &[u8]) -> [Bytes; 2] {
+        [path::block(data, path::MAP), path::block(data, path::ATTRS)]
+    }
+
+    fn collect(mut pairs: Cursor, data: &[u8], dense: u64) -> Result<Self> {
         let mut map = Self::default();
-        let mut pairs = db.range(&path::block(data, path::MAP), Some(&path::block(data, path::ATTRS)));
         while let Some((key, value)) = pairs.next_ref()? {
             if let Some(number) = path::block_of(data, key) {
                 map.pieces.insert(number & !path::MAP, decode(value));
@@ -288,6 +303,18 @@ impl BlockMap {
         let exists = last < dense || self.count(last, last + 1) > 0;
         let beyond = (last + 1) * BLOCK_SIZE - size;
         blocks * UNITS - if exists { beyond / 512 } else { 0 }
+    }
+
+    /// The same once the dense beginning has grown from `dense` to `to`.
+    pub(crate) fn units_grown(&self, dense: u64, to: u64, size: u64) -> u64 {
+        let mut grown = Self { pieces: BTreeMap::new(), above: self.above - self.count(dense, to) };
+        let Some(last) = size.div_ceil(BLOCK_SIZE).checked_sub(1) else { return 0 };
+        if last >= to && self.exists(last) {
+            grown
+                .pieces
+                .extend(self.pieces.get_key_value(&(last / PIECE)).map(|(piece, bits)| (*piece, *bits)));
+        }
+        grown.units(to, size)
     }
 }
 

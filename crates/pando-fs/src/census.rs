@@ -23,6 +23,7 @@ use crate::{
     path::{self, system},
     place::DirAt,
     record::{Record, Stored},
+    sums::record_bytes,
     types::{Ino, ROOT, Time},
     volume::Fs,
 };
@@ -176,8 +177,12 @@ impl Fs {
         if left == 0 {
             let now = self.now();
             batch.delete(path::meta(&path));
+            let above = self.above(&at);
+            let bytes = if above.is_empty() { 0 } else { self.bytes_of(&inode, &path::data(&path))? };
             let fate = self.remove_last(&mut batch, path::data(&path), &inode, now);
+            let reserved = self.reserve_file(&mut batch, above, -bytes)?;
             self.db.write(batch)?;
+            reserved.paid();
             self.removed(&inode, fate, now);
         } else {
             let by = i32::try_from(i64::from(left) - i64::from(has)).unwrap_or(0);
@@ -282,10 +287,20 @@ impl Fs {
         let area = path::meta(&path::all_linked(&at.contents));
         let end = path::behind(&key(last));
         let mut there = Vec::with_capacity(ids.len());
-        let mut files = self.db.range(&key(first), end.as_deref());
-        while let Some((key, _)) = files.next_ref()? {
-            there.extend(path::link_id_of(&area, key));
+        let (above, mut bytes) = (self.above(&at), 0i64);
+        let view = self.db.snapshot();
+        let mut files = view.range(&key(first), end.as_deref());
+        while let Some((key, value)) = files.next_ref()? {
+            let id = path::link_id_of(&area, key);
+            if !above.is_empty()
+                && id.is_some_and(|id| ids.binary_search(&id).is_ok())
+                && let Ok(record) = Record::decode(value)
+            {
+                bytes = bytes.saturating_add(record_bytes(&view, key, &record)?);
+            }
+            there.extend(id);
         }
+        drop(files);
         let mut batch = Batch::new();
         for run in there.chunk_by(|a, b| ids.binary_search(a).is_ok() == ids.binary_search(b).is_ok()) {
             let (Some(&first), Some(&last)) = (run.first(), run.last()) else { continue };
@@ -297,7 +312,10 @@ impl Fs {
             batch.delete_range(data(first), path::behind(&data(last)));
         }
         ids.clear();
-        Ok(self.db.write(batch)?)
+        let reserved = self.reserve_file(&mut batch, above, -bytes)?;
+        self.db.write(batch)?;
+        reserved.paid();
+        Ok(())
     }
 
     /// The root of a lineage by its contents prefix.

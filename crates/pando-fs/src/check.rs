@@ -22,8 +22,9 @@ use crate::{
     path::{self, system},
     policies::StoredPolicy,
     record::{LinkName, Record, Stored},
+    sums::wrong_accounts,
     types::{FileKind, ROOT},
-    volume::Fs,
+    volume::{ACCOUNTS, Fs},
 };
 
 /// What a check found.
@@ -264,6 +265,9 @@ impl Fs {
             {
                 problem(&mut report, format!("inode number {a:#x}: of two entries"));
             }
+        }
+        if self.has_feature(ACCOUNTS) {
+            wrong_accounts(&view, |text| problem(&mut report, text))?;
         }
         self.check_data(&view, &mut report, &mut problem)?;
         Ok(report)

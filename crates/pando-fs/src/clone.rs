@@ -5,25 +5,23 @@
 //! what is replaced or removed dies at once in memory, and that files open
 //! below stay usable through their handles. Uses `rename`'s pair of directories, `orphan`.
 
-use std::{
-    ffi::OsStr,
-    os::unix::ffi::OsStrExt,
-    path::{Component, Path, PathBuf},
-    time::Instant,
-};
+use std::{ffi::OsStr, os::unix::ffi::OsStrExt, path::PathBuf, time::Instant};
 
 use pando_db::Batch;
 
 use crate::{
+    account::Account,
+    bill::{Above, Bill, Reserved, Taken},
     census::LostNames,
     error::{Error, Result, show},
+    exclude::relative,
     inode::{InodeRef, Link},
     lock::{Obstacle, attempt_shared},
     merge::Change,
     orphan::Fate,
     path::{self, check_name, system},
     place::may_change,
-    record::Record,
+    quota::Counts,
     rename::End,
     rights::Rights,
     types::{Caller, CloneReport, FileKind, Ino, RemoveReport, Time, VerifiedRights},
@@ -211,7 +209,7 @@ impl Fs {
         let exclude = exclude.iter().map(|path| relative(path)).collect::<Result<Vec<_>>>()?;
         let new = self.dir(dst.0)?;
         may_change(&new, true)?;
-        let (mut report, removal) = self.with_attempts(|tries| {
+        let (mut report, removal) = self.with_counts(|tries, counts| {
             let place = src.place()?;
             let pair = self.attempt_pair(tries, place.as_ref().map_or(&new, |(old, _)| old), &new)?;
             let end = End::to_be(pair.second(), to)?;
@@ -270,8 +268,12 @@ impl Fs {
                 _ => Some(attempt_shared(&source.tree)?),
             };
             let _target = target.as_ref().map(|t| tries.exclusive(&t.tree)).transpose()?;
+            // What accounts say is what is there, until the batch is written.
+            let alone = self.has_accounts().then(|| self.ledger.alone());
             let now = self.now();
             let mut batch = Batch::new();
+            let mut bill = Bill::default();
+            let above = self.above(end.at);
             let mut record = source.peek(|s| s.record.clone());
             record.ctime = now;
             record.crtime = now;
@@ -303,6 +305,24 @@ impl Fs {
                 links = !of_links.is_empty();
                 copies.extend(of_links);
             }
+            let mut taken = match source.kind {
+                FileKind::Directory if record.account.is_some() || !above.is_empty() => {
+                    self.tree_taken(counts, source_end.at, &source)?
+                }
+                FileKind::Regular if !above.is_empty() => {
+                    let data = match (&held, copies.first()) {
+                        (Some(at), _) => at.data.clone(),
+                        (None, Some((from, _))) => from.clone(),
+                        (None, None) => path::data(&source_end.entry),
+                    };
+                    Taken::exact(self.bytes_of(&source, &data)?)
+                }
+                _ => Taken::default(),
+            };
+            if let Some(target) = &target {
+                let (around, gone) = self.going(counts, &end, target)?;
+                bill.subtract(around, gone);
+            }
             let remove = |batch: &mut Batch| {
                 target.as_ref().map(|t| self.remove_all(rights, batch, &end, (t, false), now)).transpose()
             };
@@ -325,10 +345,24 @@ impl Fs {
                 }
                 removal
             };
-            let mut counts = links;
+            let mut counts_names = links;
             if source.kind == FileKind::Directory {
-                counts |= self.exclude(&mut batch, &source_end, &end, &exclude)?;
+                counts_names |= self.exclude(&mut batch, &source_end, &end, &exclude)?;
+                if record.account.is_some() || !above.is_empty() {
+                    let left_out = self.left_out(counts, &source, &source_end, &exclude)?;
+                    taken.bytes -= left_out.bytes;
+                    // All linked files of the lineage come along until names are counted.
+                    taken.guessed |= left_out.guessed || links;
+                    record.account = Some(Account {
+                        limit: record.account.and_then(|account| account.limit),
+                        used: taken.bytes,
+                        stale: taken.guessed,
+                    });
+                } else if self.is_stale_around(source_end.at) {
+                    self.make_stale(&mut record);
+                }
             }
+            bill.add(above, taken);
             if links {
                 self.mark_uncounted(&mut batch, &path::contents(&end.at.contents, to)?)?;
             }
@@ -341,7 +375,13 @@ impl Fs {
             let touched = Change::modified(now);
             Self::change_dir(&mut batch, end.at, &touched);
             batch.put(system::cloned(), now.encode());
+            let reserved = match &alone {
+                Some(alone) => self.reserve_alone(alone, &mut batch, bill)?,
+                None => Reserved::default(),
+            };
             self.db.write(batch)?;
+            reserved.paid();
+            drop(alone);
             {
                 let mut cloned = self.cloned.lock();
                 *cloned = now.max(*cloned);
@@ -350,7 +390,7 @@ impl Fs {
             if let Some(removal) = &removal {
                 self.removed_all(removal);
             }
-            if counts {
+            if counts_names {
                 self.count_in_background();
             }
             let report = CloneReport {
@@ -369,47 +409,17 @@ impl Fs {
         Ok(report)
     }
 
-    /// Adds to the clone of a directory that what lies at these paths in it is left out; whether names of linked files
-    /// have to be counted then.
-    fn exclude(&self, batch: &mut Batch, from: &End<'_>, to: &End<'_>, paths: &[Vec<&[u8]>]) -> Result<bool> {
-        let mut counts = false;
-        for names in paths {
-            let Some((last, dirs)) = names.split_last() else { continue };
-            let mut source = path::contents(&from.at.contents, from.name)?;
-            let mut copy = path::contents(&to.at.contents, to.name)?;
-            // The root of each lineage that the path may be in.
-            let mut roots = vec![(copy.clone(), true)];
-            let mut exists = true;
-            for name in dirs {
-                let record = self.db.get(&path::meta(&path::entry(&source, name)?))?;
-                let record = record.and_then(|value| Record::decode(&value).ok());
-                exists &= record.is_some();
-                path::enter(&mut source, name)?;
-                path::enter(&mut copy, name)?;
-                roots.push((copy.clone(), record.is_some_and(|r| r.clone_id != 0)));
-            }
-            if !exists {
-                continue;
-            }
-            let (entry, contents) = (path::entry(&copy, last)?, path::contents(&copy, last)?);
-            batch.delete(path::meta(&entry)).delete_prefix(path::data(&entry));
-            batch.delete_prefix(path::meta(&contents)).delete_prefix(path::data(&contents));
-            if !self.has_links() {
-                continue;
-            }
-            for (root, is_root) in roots {
-                if let (Some(name), Some(below)) =
-                    (path::link_name(&root, &entry), path::link_name(&root, &contents))
-                {
-                    batch.delete(path::meta(&name)).delete_prefix(path::meta(&below));
-                }
-                if is_root {
-                    self.mark_uncounted(batch, &root)?;
-                    counts = true;
-                }
-            }
+    /// What goes from where when an entry is removed with all below it.
+    fn going(&self, counts: &mut Counts, end: &End<'_>, top: &InodeRef) -> Result<(Above, Taken)> {
+        if top.kind != FileKind::Directory {
+            return self.leaving(end.at, &end.entry, top);
         }
-        Ok(counts)
+        let above = self.above(end.at);
+        let taken = match above.is_empty() {
+            true => Taken::default(),
+            false => self.tree_taken(counts, end.at, top)?,
+        };
+        Ok((above, taken))
     }
 
     /// Removes `name` of `parent` with all below it, as `rm -r` does, in one batch.
@@ -440,6 +450,17 @@ impl Fs {
         name: &OsStr,
         fork: bool,
     ) -> Result<RemoveReport> {
+        self.counting_for(|counts| self.remove_once(counts, rights, parent, name, fork))
+    }
+
+    fn remove_once(
+        &self,
+        counts: &mut Counts,
+        rights: Rights<'_>,
+        parent: Ino,
+        name: &OsStr,
+        fork: bool,
+    ) -> Result<RemoveReport> {
         let start = Instant::now();
         self.writable()?;
         let bytes = check_name(name)?;
@@ -456,9 +477,14 @@ impl Fs {
         let now = self.now();
         let touched = Change::modified(now);
         let mut batch = Batch::new();
+        let mut bill = Bill::default();
+        let (above, gone) = self.going(counts, &end, &top)?;
+        bill.subtract(above, gone);
         let removal = self.remove_all(rights, &mut batch, &end, (&top, false), now)?;
         Self::change_dir(&mut batch, &at, &touched);
+        let reserved = self.reserve(&mut batch, bill)?;
         self.db.write(batch)?;
+        reserved.paid();
         dir.change(|s| touched.apply(&mut s.record));
         self.removed_all(&removal);
         self.positions.removed(&self.db, bytes);
@@ -474,17 +500,4 @@ impl Fs {
             micros: start.elapsed().as_micros() as u64,
         })
     }
-}
-
-/// The names in a path that leads from a directory into it.
-fn relative(path: &Path) -> Result<Vec<&[u8]>> {
-    let names = path.components().filter(|part| *part != Component::CurDir).map(|part| match part {
-        Component::Normal(name) => check_name(name),
-        _ => Err(Error::Invalid(format!("{}: not a path inside the source", path.display()))),
-    });
-    let names = names.collect::<Result<Vec<_>>>()?;
-    if names.is_empty() {
-        return Err(Error::Invalid(format!("{}: would leave out all of the source", path.display())));
-    }
-    Ok(names)
 }

@@ -18,6 +18,7 @@ use crate::{
     limits::{BLOCK_SIZE, MAX_FILE_SIZE},
     merge::{Change, Size},
     path,
+    sums::file_bytes,
     types::{Caller, FileHandle, Ino},
     volume::Fs,
 };
@@ -115,14 +116,7 @@ impl Fs {
                 break;
             }
             let written = self.hold(&target, true).and_then(|at| {
-                self.write_at(
-                    &target,
-                    &at.data,
-                    &at.meta,
-                    off_out + done,
-                    &bytes,
-                    (c.is_root(), Some(self.now())),
-                )
+                self.write_at(&target, &at, off_out + done, &bytes, (c.is_root(), Some(self.now())))
             });
             match written {
                 Ok(n) => done += u64::from(n),
@@ -170,7 +164,13 @@ impl Fs {
                 }
             }
             batch.upsert(to.meta.clone(), change.encode());
+            let above = self.above_file(&to);
+            // The target is empty, so it takes nothing yet. A caller that reads the map of the source beside others
+            // sees what they see.
+            let more = if above.is_empty() { 0 } else { self.bytes_of(source, &from.data)? };
+            let reserved = self.reserve_file(&mut batch, above, more)?;
             self.db.write(batch)?;
+            reserved.paid();
             target.change(|s| {
                 change.apply(&mut s.record);
                 s.map = None; // with the data, and read when it is asked for
@@ -211,6 +211,8 @@ impl Fs {
                 return Ok(None);
             }
             let mut batch = Batch::new();
+            let above = self.above_file(&to);
+            let before = if above.is_empty() { 0 } else { self.bytes_of(target, &to.data)? };
             for &(at, level) in &ranges.parts {
                 batch.clone_prefix(prefix(&from.data, at, level), prefix(&to.data, at, level));
             }
@@ -250,7 +252,10 @@ impl Fs {
                 ..Change::modified(self.now())
             };
             batch.upsert(to.meta.clone(), change.encode());
+            let after = file_bytes(end, noted.is_some().then_some(dense), noted.as_ref());
+            let reserved = self.reserve_file(&mut batch, above, after - before)?;
             self.db.write(batch)?;
+            reserved.paid();
             target.change(|s| {
                 change.apply(&mut s.record);
                 s.map = noted;

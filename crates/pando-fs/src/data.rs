@@ -11,6 +11,7 @@ use bytes::{Bytes, BytesMut};
 use pando_db::{Batch, Cursor};
 
 use crate::{
+    bill::Reserved,
     blockmap::BlockMap,
     error::{Error, Result},
     handle::OpenFile,
@@ -18,7 +19,9 @@ use crate::{
     limits::{BLOCK_SIZE, MAX_FILE_SIZE},
     merge::{self, Change, Size},
     path,
+    place::At,
     record::Record,
+    sums::{file_bytes, units_bytes},
     types::{AtimePolicy, Attr, Caller, FileHandle, FileKind, Ino, Time},
     volume::Fs,
 };
@@ -68,6 +71,13 @@ pub(crate) struct Holes {
     pub map: Option<BlockMap>,
 }
 
+impl Holes {
+    /// What the file takes then, bytes, if it has this size.
+    pub(crate) fn file_bytes(&self, inode: &InodeRef, size: u64) -> i64 {
+        file_bytes(size, self.dense.unwrap_or(inode.peek(|s| s.record.dense)), self.map.as_ref())
+    }
+}
+
 /// What a write does to what is known of holes.
 enum MapChange {
     Nothing,
@@ -83,6 +93,16 @@ impl MapChange {
             MapChange::Grown(_, to) => Some(Some(*to)),
             MapChange::Map(Some(dense), _) => Some(Some(*dense)),
             _ => None,
+        }
+    }
+
+    /// What a file with this dense beginning and map before takes then, bytes, if it has this size.
+    fn file_bytes(&self, (dense, map): (Option<u64>, Option<&BlockMap>), size: u64) -> i64 {
+        match (self, dense, map) {
+            (MapChange::Map(new, map), dense, _) => file_bytes(size, new.or(dense), Some(map)),
+            (MapChange::Grown(from, to), _, Some(map)) => units_bytes(map.units_grown(*from, *to, size)),
+            (MapChange::Grown(_, to), _, None) => file_bytes(size, Some(*to), None),
+            (MapChange::Nothing, dense, map) => file_bytes(size, dense, map),
         }
     }
 
@@ -356,16 +376,32 @@ impl Fs {
         let at = self.hold(&inode, true)?;
         let append = append || flags & O_APPEND != 0;
         let offset = if append { inode.peek(|s| s.record.size) } else { offset };
-        self.write_at(&inode, &at.data, &at.meta, offset, data, (by_root, Some(self.now())))
+        self.write_at(&inode, &at, offset, data, (by_root, Some(self.now())))
     }
 
     /// Writes pages that the kernel has kept for a while: it has checked who wrote them, and knows the times of the
-    /// file and tells them. Otherwise as [`Fs::write`].
+    /// file and tells them. Otherwise as [`Fs::write`], but all of it is written, or it is an error: the kernel would
+    /// not write the rest.
     pub fn write_pages(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<u32> {
         self.writable()?;
         let (inode, _) = self.file(FileHandle(0), ino)?;
         let at = self.hold(&inode, true)?;
-        self.write_at(&inode, &at.data, &at.meta, offset, data, (true, None))
+        let mut done = 0;
+        while let Some(rest) = data.get(done..).filter(|rest| !rest.is_empty()) {
+            // What fails in the middle is an error of the next call, which begins there.
+            done += self.write_at(&inode, &at, offset + done as u64, rest, (true, None))? as usize;
+        }
+        Ok(done as u32)
+    }
+
+    /// What a file takes, bytes. The caller holds `tree` of it exclusively; the map of one with holes is read if it is
+    /// not in memory.
+    pub(crate) fn bytes_of(&self, inode: &InodeRef, data: &Bytes) -> Result<i64> {
+        if let Some(dense) = inode.peek(|s| s.record.dense.filter(|_| s.map.is_none())) {
+            let map = BlockMap::read(&self.db, data, dense)?;
+            inode.change(|s| s.map = Some(map));
+        }
+        Ok(inode.peek(|s| file_bytes(s.record.size, s.record.dense, s.map.as_ref())))
     }
 
     /// Writes to a file whose `tree` is held exclusively. Set-id bits go unless root writes; the times are `now`, or as
@@ -373,12 +409,12 @@ impl Fs {
     pub(crate) fn write_at(
         &self,
         inode: &InodeRef,
-        data_key: &Bytes,
-        meta_key: &Bytes,
+        at: &At,
         offset: u64,
         data: &[u8],
         (by_root, now): (bool, Option<Time>),
     ) -> Result<u32> {
+        let (data_key, meta_key) = (&at.data, &at.meta);
         let end = offset.saturating_add(data.len() as u64);
         if end > MAX_FILE_SIZE || data.len() > u32::MAX as usize {
             return Err(Error::TooBig(end));
@@ -406,9 +442,18 @@ impl Fs {
                 false => Ok(false),
             };
             let known = absent.and_then(|absent| {
-                Ok((absent, self.note_blocks(&mut batch, inode, data_key, size, blocks)?))
+                let above = self.above_file(at);
+                if above.is_empty() {
+                    let noted = self.note_blocks(&mut batch, inode, data_key, size, blocks)?;
+                    return Ok((absent, noted, Reserved::default()));
+                }
+                let before = self.bytes_of(inode, data_key)?;
+                let noted = self.note_blocks(&mut batch, inode, data_key, size, blocks)?;
+                let was = inode.peek(|s| s.record.dense);
+                let after = inode.peek(|s| noted.file_bytes((was, s.map.as_ref()), size.max(end)));
+                Ok((absent, noted, self.reserve_file(&mut batch, above, after - before)?))
             });
-            let (absent, noted) = match known {
+            let (absent, noted, reserved) = match known {
                 Ok(known) => known,
                 Err(_) if done > 0 => break,
                 Err(e) => return Err(e),
@@ -430,11 +475,14 @@ impl Fs {
             Self::write_data(&mut batch, data_key, size, from, part, absent);
             batch.upsert(meta_key.clone(), change.encode());
             match self.db.write(batch) {
-                Ok(()) => inode.change(|s| {
-                    s.apply(&change);
-                    noted.apply(s);
-                    s.written_to = end;
-                }),
+                Ok(()) => {
+                    reserved.paid();
+                    inode.change(|s| {
+                        s.apply(&change);
+                        noted.apply(s);
+                        s.written_to = end;
+                    });
+                }
                 Err(_) if done > 0 => break,
                 Err(e) => return Err(e.into()),
             }

@@ -12,6 +12,7 @@ use bytes::Bytes;
 use pando_db::Batch;
 
 use crate::{
+    bill::{Above, Bill, Taken},
     error::{Error, Result, show},
     handle::OpenFile,
     inode::{Inode, InodeRef, Link},
@@ -223,6 +224,20 @@ impl Fs {
         Ok(self.remove_last(batch, path::data(&path), inode, now))
     }
 
+    /// What goes from where when [`Fs::remove_file`] removes this name of a file.
+    pub(crate) fn leaving(&self, at: &DirAt, entry: &[u8], inode: &InodeRef) -> Result<(Above, Taken)> {
+        if !self.has_accounts() || inode.kind != FileKind::Regular {
+            return Ok(Default::default());
+        }
+        let (above, data) = match inode.linked() {
+            None => (self.above(at), path::data(entry)),
+            Some(_) if inode.peek(|s| s.record.nlink) > 1 => return Ok(Default::default()),
+            Some((_, id)) => (self.above_links(at), path::data(&self.domain(at).linked(id))),
+        };
+        let bytes = if above.is_empty() { 0 } else { self.bytes_of(inode, &data)? };
+        Ok((above, Taken::exact(bytes)))
+    }
+
     /// Adds the removal of the data of a file without names, whose record is removed.
     pub(crate) fn remove_last(&self, batch: &mut Batch, data: Bytes, inode: &InodeRef, now: Time) -> Fate {
         if inode.kind == FileKind::Regular && inode.peek(|s| s.opens > 0) {
@@ -248,9 +263,15 @@ impl Fs {
         let now = self.now();
         let touched = Change::modified(now);
         let mut batch = Batch::new();
-        let fate = self.remove_file(&mut batch, &at, &at.child(bytes)?, &inode, now)?;
+        let entry = at.child(bytes)?;
+        let mut bill = Bill::default();
+        let (above, taken) = self.leaving(&at, &entry, &inode)?;
+        bill.subtract(above, taken);
+        let fate = self.remove_file(&mut batch, &at, &entry, &inode, now)?;
         Self::change_dir(&mut batch, &at, &touched);
+        let reserved = self.reserve(&mut batch, bill)?;
         self.db.write(batch)?;
+        reserved.paid();
         dir.change(|s| touched.apply(&mut s.record));
         self.removed(&inode, fate, now);
         self.positions.removed(&self.db, bytes);
@@ -309,7 +330,14 @@ impl Fs {
         self.drop_kept_by_place(&mut batch, &below, false)?;
         let lineage = self.retire(&mut batch, &at, &inode)?;
         Self::change_dir(&mut batch, &at, &touched);
+        let above = self.above(&at);
+        let mut bill = Bill::default();
+        if !above.is_empty() {
+            bill.subtract(above, self.leftovers(&inode, &below)?);
+        }
+        let reserved = self.reserve(&mut batch, bill)?;
         self.db.write(batch)?;
+        reserved.paid();
         dir.change(|s| touched.apply(&mut s.record));
         nameless.iter().for_each(|file| self.removed(file, Fate::Orphan, now));
         self.removed(&inode, Fate::Gone, now);

@@ -67,6 +67,9 @@ pub enum Error {
     /// The file system has as many policies for snapshots as it can have (EFBIG).
     #[error("a file system has at most {0} policies for snapshots; take one back first")]
     TooManyPolicies(usize),
+    /// The tree of a directory would take more than its quota (EDQUOT).
+    #[error("{0}: its quota is used up; pando quota list shows what is taken, pando quota set raises it")]
+    QuotaExceeded(String),
     /// A file has as many names as it can have (EMLINK).
     #[error("{0}: too many links")]
     TooManyLinks(String),
@@ -148,6 +151,7 @@ impl Error {
             Error::NotPermitted { .. } => Errno::PERM,
             Error::Access(_) => Errno::ACCESS,
             Error::CrossesClone(_) => Errno::XDEV,
+            Error::QuotaExceeded(_) => Errno::DQUOT,
             Error::TooManyLinks(_) => Errno::MLINK,
             Error::Stale(_) => Errno::STALE,
             Error::BadHandle(_) => Errno::BADF,

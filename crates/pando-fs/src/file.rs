@@ -7,6 +7,7 @@
 use pando_db::Batch;
 
 use crate::{
+    bill::Reserved,
     data::without_set_id_by,
     error::{Error, Result},
     handle::OpenFile,
@@ -104,13 +105,20 @@ impl Fs {
         inode.peek(|st| st.save_atime(&mut change));
         let mut batch = Batch::new();
         let mut holes = None;
+        let mut reserved = Reserved::default();
         if let Some(size) = s.size {
+            let above = self.above_file(&at);
+            let before = if above.is_empty() { 0 } else { self.bytes_of(inode, &at.data)? };
             let resized = self.resize_data(&mut batch, inode, &at.data, (old_size, size))?;
             change.dense = resized.dense;
+            if !above.is_empty() {
+                reserved = self.reserve_file(&mut batch, above, resized.file_bytes(inode, size) - before)?;
+            }
             holes = Some(resized);
         }
         batch.upsert(at.meta.clone(), change.encode());
         self.db.write(batch)?;
+        reserved.paid();
         inode.change(|st| {
             st.apply(&change);
             if let Some(holes) = holes {

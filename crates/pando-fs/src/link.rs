@@ -10,6 +10,7 @@ use std::ffi::OsStr;
 use pando_db::{Batch, waiting};
 
 use crate::{
+    bill::{Bill, Taken},
     error::{Error, Result, show},
     inode::{InodeRef, Link},
     lock::Obstacle,
@@ -107,8 +108,14 @@ impl Fs {
         let mut record = inode.peek(|s| s.record.clone());
         record.ctime = now;
         let domain = self.domain(end.at);
+        let mut bill = Bill::default();
         let link = match before {
             Before::Nameless => {
+                let above = self.above(end.at);
+                if !above.is_empty() {
+                    let bytes = self.bytes_of(inode, &system::orphan_data(inode.ino))?;
+                    bill.add(above, Taken::exact(bytes));
+                }
                 record.nlink = 1;
                 self.leave_orphans(&mut batch, inode, &mut record, end)?;
                 batch.put(path::meta(&end.entry), record.encode());
@@ -122,6 +129,12 @@ impl Fs {
                 let id = record.fileno;
                 let file = path::new_linked(&domain.contents, id)?;
                 record.nlink = 2;
+                let (old_above, new_above) = self.above(old.at).apart(self.above_links(end.at));
+                if !old_above.is_empty() || !new_above.is_empty() {
+                    let taken = Taken::exact(self.bytes_of(inode, &path::data(&old.entry))?);
+                    bill.subtract(old_above, taken);
+                    bill.add(new_above, taken);
+                }
                 if record.has_data() {
                     batch.rename_prefix(path::data(&old.entry), path::data(&file));
                 }
@@ -152,7 +165,9 @@ impl Fs {
         };
         let touched = Change::modified(now);
         Self::change_dir(&mut batch, end.at, &touched);
+        let reserved = self.reserve(&mut batch, bill)?;
         self.db.write(batch)?;
+        reserved.paid();
         end.at.dir.change(|s| touched.apply(&mut s.record));
         inode.change(|s| {
             s.record = record;

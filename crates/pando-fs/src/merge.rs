@@ -11,6 +11,7 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use pando_db::Merge;
 
 use crate::{
+    account::AccountChange,
     attrs::{self, Attrs},
     blockmap::{self, Edit},
     limits::BLOCK_SIZE,
@@ -79,6 +80,10 @@ pub(crate) struct Change {
     pub mode: Option<ModeChange>,
     /// The change time of all but symbolic links, whatever is set above.
     pub ctime_but_links: Option<Time>,
+    /// What becomes of the account of a directory, before `billed` is added.
+    pub account: Option<AccountChange>,
+    /// Bytes that are added to what the account says, if there is one.
+    pub billed: i64,
 }
 
 impl Change {
@@ -105,6 +110,14 @@ impl Change {
         if self.drop_capability && r.attrs.get(attrs::CAPABILITY).is_some() {
             r.attrs = r.attrs.without(attrs::CAPABILITY);
         }
+        if r.kind == FileKind::Directory {
+            if let Some(change) = self.account {
+                change.apply(&mut r.account);
+            }
+            if let Some(account) = &mut r.account {
+                account.used = account.used.saturating_add(self.billed);
+            }
+        }
         if r.kind != FileKind::Symlink {
             let dir = r.kind == FileKind::Directory;
             r.perm = self.mode.map_or(r.perm, |mode| mode.apply(r.perm, dir));
@@ -130,6 +143,16 @@ impl Change {
             None => next.ctime_but_links.or(self.ctime_but_links),
             Some(_) => next.ctime_but_links,
         };
+        // What was added before an account is set is in what it is set to.
+        let billed = match next.account {
+            Some(AccountChange::Set(_)) => next.billed,
+            _ => self.billed.saturating_add(next.billed),
+        };
+        let account = match (self.account, next.account) {
+            // The whole account is one value: what was added to the first one comes before the second change.
+            (Some(first), Some(second)) => Some(first.then(second)),
+            (first, second) => second.or(first),
+        };
         Self {
             size,
             perm: next.perm.or(self.perm),
@@ -143,6 +166,8 @@ impl Change {
             drop_capability: self.drop_capability || next.drop_capability,
             mode,
             ctime_but_links,
+            account,
+            billed,
         }
     }
 
@@ -199,6 +224,14 @@ impl Change {
             mask |= 1 << 13;
             put_time(&mut op, time);
         }
+        if self.billed != 0 {
+            mask |= 1 << 14;
+            op.put_i64_le(self.billed);
+        }
+        if let Some(account) = self.account {
+            mask |= 1 << 15;
+            account.encode(&mut op);
+        }
         op[1..3].copy_from_slice(&mask.to_le_bytes());
         op.freeze()
     }
@@ -208,7 +241,7 @@ impl Change {
         let mask = rest.try_get_u16_le().ok()?;
         let has = |bit: u32| mask >> bit & 1 != 0;
         let mut c = Self::default();
-        if mask >> 14 != 0 || (has(0) && has(1)) || (has(9) && has(10)) {
+        if (has(0) && has(1)) || (has(9) && has(10)) {
             return None;
         }
         if has(0) {
@@ -245,6 +278,12 @@ impl Change {
         }
         if has(13) {
             c.ctime_but_links = Some(get_time(&mut rest)?);
+        }
+        if has(14) {
+            c.billed = rest.try_get_i64_le().ok()?;
+        }
+        if has(15) {
+            c.account = Some(AccountChange::decode(&mut rest)?);
         }
         rest.is_empty().then_some(c)
     }
@@ -380,7 +419,7 @@ impl Merge for FsMerge {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::types::FileKind;
+    use crate::{account::Account, types::FileKind};
 
     fn changes() -> Vec<Change> {
         let t = |n| Some(Time { secs: n, nanos: 5 });
@@ -397,8 +436,17 @@ mod tests {
             Change { mode: mode("u+s,a+X"), ctime_but_links: t(6), ..Change::default() },
             Change { mode: mode("g=u,o-x"), ctime: t(7), ..Change::default() },
             Change { perm: Some(0o711), mode: mode("go=rX"), ctime_but_links: t(8), ..Change::default() },
+            Change { billed: 4096, mtime: t(9), ..Change::default() },
+            Change { billed: -512, account: Some(AccountChange::Stale(true)), ..Change::default() },
+            Change { account: Some(AccountChange::Stale(false)), ..Change::default() },
+            Change { billed: 1, account: Some(AccountChange::Set(account(70))), ..Change::default() },
+            Change { account: Some(AccountChange::Set(None)), ..Change::default() },
             Change::default(),
         ]
+    }
+
+    fn account(used: i64) -> Option<Account> {
+        Some(Account { limit: Some(100), used, stale: false })
     }
 
     fn mode(text: &str) -> Option<ModeChange> {
@@ -414,6 +462,10 @@ mod tests {
                 r.symlink = (kind == FileKind::Symlink).then(|| Bytes::from_static(b"target"));
                 r.attrs = Attrs::default().with(attrs::CAPABILITY, b"c").with(b"user.a", b"1");
                 combined_is_in_turn(&r.encode());
+                if kind == FileKind::Directory {
+                    r.account = account(5);
+                    combined_is_in_turn(&r.encode());
+                }
             }
         }
     }

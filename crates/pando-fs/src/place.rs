@@ -81,6 +81,12 @@ impl At {
         self._chain.as_ref().filter(|_| self.data.is_empty())
     }
 
+    /// The directory that it depends on: its own, that of its entry, or the root of the lineage of a linked file; none
+    /// if it has no name.
+    pub(crate) fn around(&self) -> Option<&DirAt> {
+        self._chain.as_ref()
+    }
+
     /// The prefixes of all keys that are its own or below it; none lies in another.
     pub(crate) fn prefixes(&self) -> Vec<Bytes> {
         match &self._chain {

@@ -10,6 +10,7 @@
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use crate::{
+    account::Account,
     attrs::{self, Attrs},
     types::{FileKind, Ino, Time},
 };
@@ -27,6 +28,7 @@ mod tag {
     pub const NLINK: u8 = 5;
     pub const DENSE: u8 = 6;
     pub const ATTRS: u8 = 16;
+    pub const ACCOUNT: u8 = 18;
 }
 
 /// First byte of the values of metadata that are no records.
@@ -126,6 +128,8 @@ pub(crate) struct Record {
     pub symlink: Option<Bytes>,
     /// Extended attributes.
     pub attrs: Attrs,
+    /// Of a directory whose tree is counted.
+    pub account: Option<Account>,
     /// Extensions that this version does not know, encoded.
     pub unknown: Bytes,
 }
@@ -151,6 +155,7 @@ impl Record {
             dense: None,
             symlink: None,
             attrs: Attrs::default(),
+            account: None,
             unknown: Bytes::new(),
         }
     }
@@ -176,7 +181,7 @@ impl Record {
         let extra = self.symlink.as_ref().map_or(0, |s| s.len() + 3)
             + self.unknown.len()
             + self.attrs.bytes().len()
-            + 48;
+            + 72;
         let mut out = BytesMut::with_capacity(FIXED_BYTES + extra);
         out.put_u8(VERSION);
         out.put_u8(self.kind as u8);
@@ -212,6 +217,11 @@ impl Record {
         }
         if !self.attrs.is_empty() {
             put_extension(&mut out, tag::ATTRS, self.attrs.bytes());
+        }
+        if let Some(account) = &self.account {
+            let mut value = BytesMut::with_capacity(Account::MAX_BYTES);
+            account.encode(&mut value);
+            put_extension(&mut out, tag::ACCOUNT, &value);
         }
         out.put_slice(&self.unknown);
         out.freeze()
@@ -265,6 +275,13 @@ impl Record {
                     r.dense = Some(dense);
                 }
                 tag::ATTRS => r.attrs = Attrs::decode(value)?,
+                tag::ACCOUNT => {
+                    let mut rest = value;
+                    r.account = Some(Account::decode(&mut rest).ok_or("not an account")?);
+                    if !rest.is_empty() {
+                        return Err("extension of a wrong length");
+                    }
+                }
                 tag::NLINK => r.nlink = u32::from_le_bytes(value.try_into().map_err(bad)?),
                 tag::PIN => {
                     let mut value: &[u8] = <&[u8; 12]>::try_from(value).map_err(bad)?;
@@ -272,6 +289,9 @@ impl Record {
                 }
                 _ => put_extension(&mut unknown, tag, value),
             }
+        }
+        if r.account.is_some() && kind != FileKind::Directory {
+            return Err("an account of something that is no directory");
         }
         if (kind == FileKind::Symlink) != r.symlink.is_some() {
             return Err("a target without a symbolic link, or the reverse");
@@ -340,9 +360,13 @@ mod tests {
 
     #[test]
     fn what_is_encoded_is_decoded() {
-        for r in [full(), Record::new(FileKind::Regular, 0o644, 1, Time::default())] {
+        let mut dir = Record::new(FileKind::Directory, 0o755, 1, Time::default());
+        dir.account = Some(Account { limit: Some(1 << 30), used: 4096, stale: true });
+        for r in [full(), Record::new(FileKind::Regular, 0o644, 1, Time::default()), dir.clone()] {
             assert_eq!(Record::decode(&r.encode()), Ok(r));
         }
+        dir.kind = FileKind::Regular;
+        assert!(Record::decode(&dir.encode()).is_err(), "only directories have accounts");
     }
 
     #[test]

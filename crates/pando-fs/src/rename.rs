@@ -12,6 +12,7 @@ use bytes::Bytes;
 use pando_db::Batch;
 
 use crate::{
+    bill::{Bill, Taken},
     error::{Error, Result, show},
     inode::{InodeRef, Link},
     lock::{Attempts, Guard, Obstacle},
@@ -19,6 +20,7 @@ use crate::{
     orphan::Fate,
     path::{self, check_name, system},
     place::{DirAt, may_change},
+    quota::Counts,
     record::{LinkName, Record},
     types::{Caller, FileKind, Ino, Time},
     volume::Fs,
@@ -195,7 +197,7 @@ impl Fs {
         let (old, new) = (self.dir(parent)?, self.dir(newparent)?);
         may_change(&old, true)?;
         may_change(&new, true)?;
-        self.with_attempts(|tries| {
+        self.with_counts(|tries, counts| {
             let pair = self.attempt_pair(tries, &old, &new)?;
             let src = End::new(pair.first(), from)?;
             let dst = End::to_be(pair.second(), to)?;
@@ -222,9 +224,11 @@ impl Fs {
             let _moved = tries.exclusive(&moved.tree)?;
             let _target = target.as_ref().map(|t| tries.exclusive(&t.tree)).transpose()?;
             match (flags, &target) {
-                (RENAME_EXCHANGE, Some(target)) => self.exchange(&pair, &src, &dst, &moved, target)?,
+                (RENAME_EXCHANGE, Some(target)) => {
+                    self.exchange(counts, &pair, &src, &dst, &moved, target)?
+                }
                 (RENAME_EXCHANGE, None) => return Err(Error::NotFound(show(newname)).into()),
-                _ => self.replace(&pair, (&src, &dst), &moved, target.as_ref(), whiteout)?,
+                _ => self.replace(counts, &pair, (&src, &dst), &moved, target.as_ref(), whiteout)?,
             }
             Ok(())
         })
@@ -290,8 +294,48 @@ impl Fs {
         Ok(Moving::Record { record, prefixes })
     }
 
+    /// Adds what a move changes in accounts.
+    fn bill_move(
+        &self,
+        bill: &mut Bill,
+        counts: &mut Counts,
+        moving: &mut Moving,
+        inode: &InodeRef,
+        (from, to): (&End<'_>, &End<'_>),
+    ) -> Result<()> {
+        let Moving::Record { record, .. } = moving else { return Ok(()) };
+        let linked = inode.linked();
+        let old = match &linked {
+            Some(_) => self.above_links(from.at),
+            None => self.above(from.at),
+        };
+        let (old, new) = old.apart(self.above(to.at));
+        let leaves_stale = old.has_stale();
+        let taken = match inode.kind {
+            FileKind::Directory if !old.is_empty() || !new.is_empty() => {
+                self.tree_taken(counts, from.at, inode)?
+            }
+            FileKind::Regular if !old.is_empty() || !new.is_empty() => {
+                let data = match linked {
+                    Some((_, id)) => path::data(&self.domain(from.at).linked(id)),
+                    None => path::data(&from.entry),
+                };
+                Taken::exact(self.bytes_of(inode, &data)?)
+            }
+            _ => Taken::default(),
+        };
+        // Counts in it may be wrong, and what said so does not lie above it any more.
+        if inode.kind == FileKind::Directory && leaves_stale {
+            self.make_stale(record);
+        }
+        bill.subtract(old, taken);
+        bill.add(new, taken);
+        Ok(())
+    }
+
     fn replace(
         &self,
+        counts: &mut Counts,
         pair: &Pair,
         (src, dst): (&End<'_>, &End<'_>),
         moved: &InodeRef,
@@ -303,8 +347,14 @@ impl Fs {
         let mut fate = Fate::Gone;
         let mut lineage = None;
         let mut nameless = Vec::new();
-        let moving = self.moving(&mut batch, moved, (src, dst), now)?;
+        let mut bill = Bill::default();
+        let mut moving = self.moving(&mut batch, moved, (src, dst), now)?;
+        self.bill_move(&mut bill, counts, &mut moving, moved, (src, dst))?;
         if let Some(target) = target {
+            if target.kind != FileKind::Directory && moved.kind != FileKind::Directory {
+                let (above, taken) = self.leaving(dst.at, &dst.entry, target)?;
+                bill.subtract(above, taken);
+            }
             match (moved.kind == FileKind::Directory, target.kind == FileKind::Directory) {
                 (true, false) => return Err(Error::NotDirectory(target.label())),
                 (false, true) => return Err(Error::IsDirectory(target.label())),
@@ -316,6 +366,11 @@ impl Fs {
                     target.peek(|s| Self::drop_data(&mut batch, &path::data(&dst.entry), &s.record));
                     self.drop_kept_by_place(&mut batch, &path::contents(&dst.at.contents, dst.name)?, false)?;
                     lineage = self.retire(&mut batch, dst.at, target)?;
+                    let above = self.above(dst.at);
+                    if !above.is_empty() {
+                        let contents = path::contents(&dst.at.contents, dst.name)?;
+                        bill.subtract(above, self.leftovers(target, &contents)?);
+                    }
                     nameless = self.nameless_below(&mut batch, target, now)?;
                 }
             }
@@ -335,7 +390,9 @@ impl Fs {
         }
         let touched = Change::modified(now);
         pair.touch(&mut batch, &touched);
+        let reserved = self.reserve(&mut batch, bill)?;
         self.db.write(batch)?;
+        reserved.paid();
         pair.touched(&touched);
         if let Some(target) = target {
             nameless.iter().for_each(|file| self.removed(file, Fate::Orphan, now));
@@ -354,6 +411,7 @@ impl Fs {
 
     fn exchange(
         &self,
+        counts: &mut Counts,
         pair: &Pair,
         one: &End<'_>,
         two: &End<'_>,
@@ -362,8 +420,11 @@ impl Fs {
     ) -> Result<()> {
         let now = self.now();
         let mut batch = Batch::new();
-        let first_moves = self.moving(&mut batch, first, (one, two), now)?;
-        let second_moves = self.moving(&mut batch, second, (two, one), now)?;
+        let mut first_moves = self.moving(&mut batch, first, (one, two), now)?;
+        let mut second_moves = self.moving(&mut batch, second, (two, one), now)?;
+        let mut bill = Bill::default();
+        self.bill_move(&mut bill, counts, &mut first_moves, first, (one, two))?;
+        self.bill_move(&mut bill, counts, &mut second_moves, second, (two, one))?;
         first_moves.leave(&mut batch);
         second_moves.leave(&mut batch);
         first_moves.arrive(&mut batch, &two.entry, now);
@@ -380,7 +441,9 @@ impl Fs {
         }
         let touched = Change::modified(now);
         pair.touch(&mut batch, &touched);
+        let reserved = self.reserve(&mut batch, bill)?;
         self.db.write(batch)?;
+        reserved.paid();
         pair.touched(&touched);
         first_moves.done(first, two, now);
         second_moves.done(second, one, now);

@@ -21,6 +21,7 @@ use crate::{
     file_runs::FileRuns,
     handle::{Handles, OpenDir, OpenFile},
     inode::{Link, Table},
+    ledger::Ledger,
     limits::MAX_NAME,
     lineage::Lineages,
     merge::FsMerge,
@@ -56,6 +57,8 @@ pub(crate) const RECEIVED: u64 = 32;
 pub(crate) const FORKS: u64 = 64;
 /// The same: some directory has, or had, a policy for its snapshots. A store gets it with the first of them.
 pub(crate) const POLICIES: u64 = 128;
+/// The same: some directory has, or had, an account of what is below it. A store gets it with the first of them.
+pub(crate) const ACCOUNTS: u64 = 256;
 /// All bits of features that this program knows.
 const KNOWN_FEATURES: u64 = MAPS_AND_LINEAGES
     | EXTENDED_ATTRIBUTES
@@ -64,7 +67,8 @@ const KNOWN_FEATURES: u64 = MAPS_AND_LINEAGES
     | TREE_CHANGES
     | RECEIVED
     | FORKS
-    | POLICIES;
+    | POLICIES
+    | ACCOUNTS;
 /// Part (1/n) of the cache that data may have which the kernel keeps as well and nobody has read from us, and most
 /// bytes.
 const WRITTEN_SHARE: u64 = 16;
@@ -108,6 +112,7 @@ pub struct Inner {
     /// See [`MountOptions::tick_times`].
     pub(crate) tick_times: bool,
     pub(crate) counting: Arc<Counting>,
+    pub(crate) ledger: Ledger,
     /// Whether things are done in background threads.
     pub(crate) background: bool,
     label: String,
@@ -297,6 +302,7 @@ impl Fs {
             tick_times: o.tick_times,
             readahead,
             counting: Arc::default(),
+            ledger: Ledger::default(),
             background: o.background,
             label,
             uuid: db.uuid(),
@@ -367,6 +373,7 @@ impl Fs {
     pub fn close(&self) -> Result<()> {
         self.readahead.stop();
         self.counting.stop();
+        self.ledger.stop();
         if self.changes_suspended.load(Ordering::Relaxed) {
             // Nothing was changed, so the image stays as it is; the engine ends with its last handle.
             return Ok(());

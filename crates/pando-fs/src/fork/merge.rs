@@ -7,6 +7,8 @@
 use pando_db::{Batch, Snapshot};
 
 use crate::{
+    account::AccountChange,
+    bill::{Above, Bill, Reserved, Taken},
     diff::side::Side,
     error::{Error, Result},
     fork::{
@@ -19,6 +21,7 @@ use crate::{
     forks::Fork,
     inode::{InodeRef, Link},
     lock::{Attempts, Guard, Obstacle, attempt_shared},
+    merge::Change,
     path::{self, system},
     place::may_change,
     types::{CloneReport, Ino, ROOT},
@@ -158,7 +161,9 @@ impl Fs {
                 if let Some(report) = stays(plan, options) {
                     return Ok(Some((report, CloneReport::default(), false)));
                 }
-                let (report, counts) = self.carry_out(&places, view, plan, into)?;
+                let parent = into.parent()?.ok_or(Error::Stale(into.ino))?;
+                let above = self.above_in(&parent, path::directory_of(&places.ours.entry), false);
+                let (report, counts) = self.carry_out(&places, view, plan, into, above)?;
                 let told = MergeReport { changes: plan.told.clone(), merged: true };
                 Ok(Some((told, report, counts)))
             })?;
@@ -258,6 +263,7 @@ impl Fs {
         view: &Snapshot,
         plan: &Plan,
         into: &InodeRef,
+        above: Above,
     ) -> Result<(CloneReport, bool)> {
         let mut trees = places.trees(view);
         let now = self.now();
@@ -274,6 +280,20 @@ impl Fs {
             apply.batch.delete_prefix(path::volume(old.number));
         }
         apply.batch.put(system::cloned(), now.encode());
+        // What it brings, and what it takes away, is counted later.
+        let alone = self.has_accounts().then(|| self.ledger.alone());
+        let mut account = Change::default();
+        let mut reserved = Reserved::default();
+        if let Some(alone) = &alone {
+            let mut record = into.peek(|s| s.record.clone());
+            self.make_stale(&mut record);
+            account.account = Some(AccountChange::Set(record.account));
+            apply.batch.upsert(path::meta(&places.ours.entry), account.encode());
+            self.ledger.mark();
+            let mut bill = Bill::default();
+            bill.add(above, Taken { bytes: 0, guessed: true });
+            reserved = self.reserve_alone(alone, &mut apply.batch, bill)?;
+        }
         let batch = std::mem::replace(&mut apply.batch, Batch::new());
         self.db.write(batch).map_err(|e| match e {
             pando_db::Error::TooLarge { what: "batch", .. } => {
@@ -281,11 +301,16 @@ impl Fs {
             }
             other => other.into(),
         })?;
+        reserved.paid();
+        drop(alone);
         {
             let mut cloned = self.cloned.lock();
             *cloned = now.max(*cloned);
         }
-        Ok(apply.done())
+        let done = apply.done();
+        into.change(|s| account.apply(&mut s.record));
+        self.recount_later(into);
+        Ok(done)
     }
 }
 

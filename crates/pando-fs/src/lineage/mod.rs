@@ -265,14 +265,28 @@ impl Lineages {
             r.clone_id = 0;
             return Ok(());
         }
-        r.clone_id = fresh_clone()?;
-        batch.put(system::lineage(to, r.clone_id), u64::from(inside).to_le_bytes().to_vec());
+        self.put_root(batch, r, (to, inside), fresh_clone()?);
+        Ok(())
+    }
+
+    /// Makes a directory of lineage `lineage`, whose record this is, a root where it stands: links do not reach out of
+    /// it from now on. All numbers stay.
+    pub(crate) fn become_root(&self, batch: &mut Batch, r: &mut Record, lineage: u32, clone_id: u64) {
+        if lineage != 0 {
+            batch.put(system::tainted(lineage), vec![1]);
+        }
+        self.put_root(batch, r, (lineage, lineage), clone_id);
+    }
+
+    /// Notes that the entries of a directory in one of lineage `around` are of lineage `inside`.
+    fn put_root(&self, batch: &mut Batch, r: &mut Record, (around, inside): (u32, u32), clone_id: u64) {
+        r.clone_id = clone_id;
+        batch.put(system::lineage(around, clone_id), u64::from(inside).to_le_bytes().to_vec());
         let state = self.state();
         if !state.unsaved.is_empty() {
             // The number may be one of these, and now it is stored.
             batch.put(system::counter(counter::LINEAGE), counter::encode(u64::from(state.next)));
         }
-        Ok(())
     }
 }
 

@@ -115,8 +115,10 @@ impl Fs {
         let mut batch = Batch::new();
         let owner = (dir.ino, &at.entry[..]);
         let place = Snapshotted { dir: &dir, owner, at: &at, entry: &at.entry, contents: &at.contents };
+        let alone = self.has_accounts().then(|| self.ledger.alone());
         let info = self.add_snapshot(&mut batch, Rights::from(by), &place, &family, new, now)?;
         self.db.write(batch)?;
+        drop(alone);
         self.snapshots_changed(&family_dir, now);
         self.tree_cloned(now);
         let entries = vec![(dir.ino, OsString::from(".snapshots")), (family_dir.ino, info.name.clone())];
@@ -157,8 +159,10 @@ impl Fs {
             let owner = (source, &at.entry[..]);
             let (entry, contents) = (&from.entry[..], &from.contents[..]);
             let place = Snapshotted { dir: &shown, owner, at: &from, entry, contents };
+            let alone = self.has_accounts().then(|| self.ledger.alone());
             let info = self.add_snapshot(&mut batch, Rights::from(by), &place, &family, new, now)?;
             self.db.write(batch)?;
+            drop(alone);
             self.snapshots_changed(&family_dir, now);
             self.tree_cloned(now);
             let entries = vec![(family_dir.ino, info.name.clone())];
@@ -184,7 +188,7 @@ impl Fs {
         }
     }
 
-    /// Adds a snapshot to a family. The caller holds its `.snapshots` exclusively.
+    /// Adds a snapshot to a family. The caller holds its `.snapshots` exclusively, and has the turn at accounts alone.
     fn add_snapshot(
         &self,
         batch: &mut Batch,
@@ -214,7 +218,10 @@ impl Fs {
             received: new.received,
             automatic: new.automatic,
         };
-        let record = place.dir.peek(|s| s.record.clone());
+        let mut record = place.dir.peek(|s| s.record.clone());
+        if self.is_stale_around(place.at) {
+            self.make_stale(&mut record);
+        }
         if place.dir.ino == ROOT {
             batch.clone_prefix(path::volume(path::LIVE), path::volume(number));
             self.put_frozen_root(batch, number, &record)?;

@@ -11,6 +11,8 @@ use bytes::Bytes;
 use pando_db::Batch;
 
 use crate::{
+    account::Account,
+    bill::{Bill, Reserved, Taken},
     error::{Error, Result, show},
     inode::Link,
     lock::{Obstacle, attempt_shared},
@@ -84,6 +86,8 @@ impl Fs {
             let contents = path::contents(&at.contents, &name)?;
             let now = self.now();
             let mut batch = Batch::new();
+            let alone = self.has_accounts().then(|| self.ledger.alone());
+            let above = self.above(&at);
             let before = match discard {
                 true => None,
                 false => {
@@ -98,6 +102,14 @@ impl Fs {
             let mut record = root.peek(|s| s.record.clone());
             record.clone_id = self.fresh_clone()?;
             record.ctime = now;
+            // The quota is that of the place. What is there now is counted later.
+            let limit = dir.peek(|s| s.record.account.and_then(|account| account.limit));
+            if limit.is_some() || record.account.is_some() || !above.is_empty() {
+                let used = record.account.map_or(0, |account| account.used);
+                record.account = Some(Account { limit, used, stale: true });
+            }
+            let mut bill = Bill::default();
+            bill.add(above, Taken { bytes: 0, guessed: true });
             copy_out(&mut batch, number, &end.entry, &contents, &record);
             counts = self.count_copy(&mut batch, &path::snapshot(number), &contents)?;
             batch.put(path::meta(&end.entry), record.encode());
@@ -108,7 +120,13 @@ impl Fs {
             let touched = Change::modified(now);
             Self::change_dir(&mut batch, &at, &touched);
             batch.put(system::cloned(), now.encode());
+            let reserved = match &alone {
+                Some(alone) => self.reserve_alone(alone, &mut batch, bill)?,
+                None => Reserved::default(),
+            };
             self.db.write(batch)?;
+            reserved.paid();
+            drop(alone);
             self.tree_cloned(now);
             parent.change(|s| touched.apply(&mut s.record));
             self.removed_all(&removal);
@@ -149,7 +167,7 @@ impl Fs {
         may_change(&new, true)?;
         rights.may_clone(&root)?;
         let mut counts = false;
-        let report = self.with_attempts(|tries| {
+        let report = self.with_counts(|tries, wanted| {
             let at = self.attempt_dir(&new)?;
             let _names = tries.exclusive(&new.names)?;
             // Held, so that the snapshot is not deleted meanwhile.
@@ -171,11 +189,23 @@ impl Fs {
             let contents = path::contents(&at.contents, to)?;
             copy_out(&mut batch, number, &end.entry, &contents, &record);
             counts = self.count_copy(&mut batch, &path::snapshot(number), &contents)?;
+            let above = self.above(&at);
+            let mut bill = Bill::default();
+            if record.account.is_some() || !above.is_empty() {
+                let mut taken = self.tree_taken(wanted, &self.attempt_dir(&root)?, &root)?;
+                // Linked files without a name in it go when names are counted.
+                taken.guessed |= counts;
+                let limit = record.account.and_then(|account| account.limit);
+                record.account = Some(Account { limit, used: taken.bytes, stale: taken.guessed });
+                bill.add(above, taken);
+            }
             batch.put(path::meta(&end.entry), record.encode());
             let touched = Change::modified(now);
             Self::change_dir(&mut batch, &at, &touched);
             batch.put(system::cloned(), now.encode());
+            let reserved = self.reserve(&mut batch, bill)?;
             self.db.write(batch)?;
+            reserved.paid();
             self.tree_cloned(now);
             new.change(|s| touched.apply(&mut s.record));
             let entries = vec![(new.ino, dst.1.to_os_string())];

@@ -1,0 +1,268 @@
+//! Bills: what a batch adds to the accounts of the directories around what it changes.
+//!
+//! A bill is reserved in memory, where limits are checked, and is one blind upsert for each account in the batch; it
+//! is taken back if the batch fails. Guarantees that an account in the engine is at each moment what the batches up to
+//! then have added, and that the sum never passes a limit by what a bill adds. The caller holds the place of each
+//! change still until the bill is paid or dropped, so the accounts above stay the same. Costs no I/O; in a store that
+//! never had an account nothing, else a look at each directory above. Uses places and the ledger.
+
+use bytes::Bytes;
+use pando_db::Batch;
+use smallvec::SmallVec;
+
+use crate::{
+    account::AccountChange,
+    error::{Error, Result},
+    inode::{InodeRef, Link},
+    ledger::{Alone, Shared},
+    merge::Change,
+    path,
+    place::{At, DirAt},
+    volume::{ACCOUNTS, Fs},
+};
+
+/// An account, and what is added to it.
+struct Line {
+    dir: InodeRef,
+    /// Key of its record.
+    key: Bytes,
+    bytes: i64,
+    /// How much that is is not known.
+    guessed: bool,
+}
+
+/// The accounts around a place, from the inside out.
+#[derive(Default)]
+pub(crate) struct Above(SmallVec<[Line; 2]>);
+
+impl Above {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// One of them is stale.
+    pub(crate) fn has_stale(&self) -> bool {
+        self.0.iter().any(Line::is_stale)
+    }
+
+    /// Takes those away that both have: what moves from one place to the other stays in them.
+    pub(crate) fn apart(mut self, mut other: Above) -> (Above, Above) {
+        let has = |lines: &[Line], line: &Line| lines.iter().any(|l| l.dir.ino == line.dir.ino);
+        let common: SmallVec<[u64; 2]> =
+            self.0.iter().filter(|line| has(&other.0, line)).map(|line| line.dir.ino).collect();
+        self.0.retain(|line| !common.contains(&line.dir.ino));
+        other.0.retain(|line| !common.contains(&line.dir.ino));
+        (self, other)
+    }
+}
+
+/// What something takes, as far as it is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Taken {
+    pub bytes: i64,
+    /// It may be more, or less.
+    pub guessed: bool,
+}
+
+impl Taken {
+    pub(crate) fn exact(bytes: i64) -> Self {
+        Self { bytes, guessed: false }
+    }
+}
+
+/// What is to be added to accounts.
+#[derive(Default)]
+pub(crate) struct Bill {
+    lines: SmallVec<[Line; 2]>,
+}
+
+impl Bill {
+    /// Adds what comes to a place.
+    pub(crate) fn add(&mut self, above: Above, taken: Taken) {
+        self.put(above, taken, 1);
+    }
+
+    /// Adds what goes from a place.
+    pub(crate) fn subtract(&mut self, above: Above, taken: Taken) {
+        self.put(above, taken, -1);
+    }
+
+    fn put(&mut self, above: Above, taken: Taken, sign: i64) {
+        let bytes = taken.bytes.saturating_mul(sign);
+        for line in above.0 {
+            match self.lines.iter_mut().find(|l| l.dir.ino == line.dir.ino) {
+                Some(there) => {
+                    there.bytes = there.bytes.saturating_add(bytes);
+                    there.guessed |= taken.guessed;
+                }
+                None => self.lines.push(Line { bytes, guessed: taken.guessed, ..line }),
+            }
+        }
+    }
+}
+
+/// A bill that is in the accounts in memory and in a batch that is not written yet. Takes itself back, unless it is
+/// paid.
+#[derive(Default)]
+pub(crate) struct Reserved<'a> {
+    lines: SmallVec<[Line; 2]>,
+    _turn: Option<Shared<'a>>,
+}
+
+impl Reserved<'_> {
+    /// The batch is written.
+    pub(crate) fn paid(mut self) {
+        self.lines.clear();
+    }
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        for line in &self.lines {
+            line.add(-line.bytes);
+        }
+    }
+}
+
+impl Line {
+    fn is_stale(&self) -> bool {
+        self.dir.peek(|s| s.record.account.is_some_and(|account| account.stale))
+    }
+
+    /// Adds to the account in memory.
+    fn add(&self, bytes: i64) {
+        self.dir.change(|s| {
+            if let Some(account) = &mut s.record.account {
+                account.used = account.used.saturating_add(bytes);
+            }
+        });
+    }
+
+    /// The same, if the limit allows it.
+    fn reserve(&self) -> Result<()> {
+        let fits = self.dir.change(|s| match &mut s.record.account {
+            Some(account) => {
+                let used = account.used.saturating_add(self.bytes);
+                let limit = account.limit.map_or(i64::MAX, |limit| i64::try_from(limit).unwrap_or(i64::MAX));
+                let fits = self.bytes <= 0 || used <= limit;
+                if fits {
+                    account.used = used;
+                    account.stale |= self.guessed;
+                }
+                fits
+            }
+            None => true,
+        });
+        if fits { Ok(()) } else { Err(Error::QuotaExceeded(self.dir.label())) }
+    }
+}
+
+impl Fs {
+    /// Whether there is, or was, any account. No I/O.
+    pub(crate) fn has_accounts(&self) -> bool {
+        self.has_feature(ACCOUNTS)
+    }
+
+    /// The accounts around the entries of a directory: its own, and those of all above it.
+    pub(crate) fn above(&self, at: &DirAt) -> Above {
+        self.above_in(&at.dir, &at.contents, false)
+    }
+
+    /// The accounts around the link area of the lineage that the entries of a directory are in.
+    pub(crate) fn above_links(&self, at: &DirAt) -> Above {
+        self.above_in(&at.dir, &at.contents, true)
+    }
+
+    /// The same of a directory with this contents prefix, for whoever holds its place still otherwise; or of `links`.
+    pub(crate) fn above_in(&self, dir: &InodeRef, contents: &[u8], links: bool) -> Above {
+        let mut above = Above::default();
+        if !self.has_accounts() || dir.frozen {
+            return above;
+        }
+        let mut dir = dir.clone();
+        let mut end = contents.len();
+        let mut inside = !links;
+        loop {
+            let (up, counted, root) = dir.peek(|s| {
+                let up = match &s.link {
+                    Link::At { parent, name } => Some((parent.clone(), name.len())),
+                    _ => None,
+                };
+                (up, s.record.account.is_some(), s.record.clone_id != 0)
+            });
+            inside |= root || up.is_none();
+            let start = up.as_ref().map_or(0, |(_, name)| end.saturating_sub(name + 2));
+            if counted && inside {
+                let entry = path::entry_of(contents.get(..end).unwrap_or_default(), start);
+                let (dir, key) = (dir.clone(), path::meta(&entry));
+                above.0.push(Line { dir, key, bytes: 0, guessed: false });
+            }
+            let Some((parent, _)) = up else { break };
+            (dir, end) = (parent, start);
+        }
+        above
+    }
+
+    /// The accounts around the data of an inode.
+    pub(crate) fn above_file(&self, at: &At) -> Above {
+        match at.around() {
+            Some(dir) if self.has_accounts() => self.above(dir),
+            _ => Above::default(),
+        }
+    }
+
+    /// Adds a bill to a batch, or fails with EDQUOT. The answer is to be told when the batch is written.
+    pub(crate) fn reserve(&self, batch: &mut Batch, bill: Bill) -> Result<Reserved<'_>> {
+        for line in bill.lines.iter().filter(|line| line.is_stale()) {
+            self.ledger.wants(&line.dir);
+            self.recount_soon();
+        }
+        if bill.lines.iter().all(|line| line.bytes == 0 && !line.guessed) {
+            return Ok(Reserved::default());
+        }
+        let turn = self.ledger.shared();
+        self.reserve_in(batch, bill, Some(turn))
+    }
+
+    /// The same for whoever has the turn alone.
+    pub(crate) fn reserve_alone(
+        &self,
+        _alone: &Alone<'_>,
+        batch: &mut Batch,
+        bill: Bill,
+    ) -> Result<Reserved<'_>> {
+        self.reserve_in(batch, bill, None)
+    }
+
+    fn reserve_in<'a>(
+        &'a self,
+        batch: &mut Batch,
+        bill: Bill,
+        turn: Option<Shared<'a>>,
+    ) -> Result<Reserved<'a>> {
+        let mut reserved = Reserved { lines: SmallVec::new(), _turn: turn };
+        for line in bill.lines {
+            if line.bytes == 0 && !line.guessed {
+                continue;
+            }
+            line.reserve()?; // what is reserved before goes with `reserved`
+            if line.guessed {
+                self.ledger.mark();
+                self.ledger.wants(&line.dir);
+                self.recount_soon();
+            }
+            let account = line.guessed.then_some(AccountChange::Stale(true));
+            let change = Change { billed: line.bytes, account, ..Change::default() };
+            batch.upsert(line.key.clone(), change.encode());
+            reserved.lines.push(line);
+        }
+        Ok(reserved)
+    }
+
+    /// Adds what one file takes more, or less, to a batch.
+    pub(crate) fn reserve_file(&self, batch: &mut Batch, above: Above, bytes: i64) -> Result<Reserved<'_>> {
+        let mut bill = Bill::default();
+        bill.add(above, Taken::exact(bytes));
+        self.reserve(batch, bill)
+    }
+}

@@ -1,0 +1,125 @@
+//! What a clone of a directory leaves out.
+//!
+//! Each path that is left out is a range delete in the batch of the clone. Uses keys, records and lineages; what is
+//! left out of a count is looked up in the store.
+
+use std::path::{Component, Path};
+
+use pando_db::Batch;
+
+use crate::{
+    bill::Taken,
+    error::{Error, Result},
+    inode::InodeRef,
+    path::{self, check_name},
+    quota::Counts,
+    record::{Record, Stored},
+    rename::End,
+    sums::record_bytes,
+    types::FileKind,
+    volume::Fs,
+};
+
+impl Fs {
+    /// What lies at these paths in the source of a clone, which leaves it out. The caller has the turn alone.
+    pub(crate) fn left_out(
+        &self,
+        counts: &mut Counts,
+        source: &InodeRef,
+        end: &End<'_>,
+        paths: &[Vec<&[u8]>],
+    ) -> Result<Taken> {
+        let view = self.db.snapshot();
+        let top = path::contents(&end.at.contents, end.name)?;
+        let mut all = Taken::default();
+        let inside_another =
+            |names: &[&[u8]]| paths.iter().any(|p| p.len() < names.len() && names.starts_with(p));
+        for (i, names) in paths.iter().enumerate() {
+            let again = paths.get(..i).is_some_and(|before| before.contains(names));
+            let Some((last, dirs)) = names.split_last().filter(|_| !again && !inside_another(names)) else {
+                continue;
+            };
+            let mut dir = top.clone();
+            for name in dirs {
+                path::enter(&mut dir, name)?;
+            }
+            let key = path::meta(&path::entry(&dir, last)?);
+            let Some(value) = view.get(&key)? else { continue };
+            let taken = match Stored::decode(&value) {
+                Ok(Stored::Record(record)) if record.kind == FileKind::Directory => match record.account {
+                    Some(account) => Taken { bytes: account.used, guessed: account.stale },
+                    None if source.frozen => Taken { bytes: 0, guessed: true },
+                    None => return Err(counts.want(source, names.iter().map(|name| name.to_vec()).collect())),
+                },
+                Ok(Stored::Record(record)) => Taken::exact(record_bytes(&view, &key, &record)?),
+                // A name of several: the file goes when names are counted, if it has no other.
+                _ => Taken { bytes: 0, guessed: true },
+            };
+            all.bytes = all.bytes.saturating_add(taken.bytes);
+            all.guessed |= taken.guessed;
+        }
+        Ok(all)
+    }
+
+    /// Adds to the clone of a directory that what lies at these paths in it is left out; whether names of linked files
+    /// have to be counted then.
+    pub(crate) fn exclude(
+        &self,
+        batch: &mut Batch,
+        from: &End<'_>,
+        to: &End<'_>,
+        paths: &[Vec<&[u8]>],
+    ) -> Result<bool> {
+        let mut counts = false;
+        for names in paths {
+            let Some((last, dirs)) = names.split_last() else { continue };
+            let mut source = path::contents(&from.at.contents, from.name)?;
+            let mut copy = path::contents(&to.at.contents, to.name)?;
+            // The root of each lineage that the path may be in.
+            let mut roots = vec![(copy.clone(), true)];
+            let mut exists = true;
+            for name in dirs {
+                let record = self.db.get(&path::meta(&path::entry(&source, name)?))?;
+                let record = record.and_then(|value| Record::decode(&value).ok());
+                exists &= record.is_some();
+                path::enter(&mut source, name)?;
+                path::enter(&mut copy, name)?;
+                roots.push((copy.clone(), record.is_some_and(|r| r.clone_id != 0)));
+            }
+            if !exists {
+                continue;
+            }
+            let (entry, contents) = (path::entry(&copy, last)?, path::contents(&copy, last)?);
+            batch.delete(path::meta(&entry)).delete_prefix(path::data(&entry));
+            batch.delete_prefix(path::meta(&contents)).delete_prefix(path::data(&contents));
+            if !self.has_links() {
+                continue;
+            }
+            for (root, is_root) in roots {
+                if let (Some(name), Some(below)) =
+                    (path::link_name(&root, &entry), path::link_name(&root, &contents))
+                {
+                    batch.delete(path::meta(&name)).delete_prefix(path::meta(&below));
+                }
+                if is_root {
+                    self.mark_uncounted(batch, &root)?;
+                    counts = true;
+                }
+            }
+        }
+        Ok(counts)
+    }
+}
+
+/// The names in a path that leads from a directory into it.
+pub(crate) fn relative(path: &Path) -> Result<Vec<&[u8]>> {
+    let names = path.components().filter(|part| *part != Component::CurDir).map(|part| match part {
+        Component::Normal(name) => check_name(name),
+        _ => Err(Error::Invalid(format!("{}: not a path inside the source", path.display()))),
+    });
+    let names = names.collect::<Result<Vec<_>>>()?;
+    if names.is_empty() {
+        return Err(Error::Invalid(format!("{}: would leave out all of the source", path.display())));
+    }
+    Ok(names)
+}

@@ -1,0 +1,141 @@
+//! What is in memory of accounts: whose turn it is to change them, and which are to be counted.
+//!
+//! Whoever changes what a tree takes adds the difference to accounts in memory and in the same batch, and holds the
+//! turn shared from the one to the other. So who has the turn alone sees accounts in memory that are those of the
+//! engine. Guarantees that one at a time counts, and that nobody waits for a turn longer than for batches that are
+//! under way. Uses inodes.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use pando_db::waiting;
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use crate::{inode::InodeRef, types::Ino};
+
+/// Most directories in snapshots whose counts are remembered.
+const MAX_FROZEN: usize = 256;
+/// Most directories that wait to be counted; those beyond are found again when something below them changes.
+const MAX_WAITING: usize = 256;
+
+/// The turn, with others.
+pub(crate) type Shared<'a> = RwLockReadGuard<'a, ()>;
+/// The turn, with nobody else.
+pub(crate) type Alone<'a> = RwLockWriteGuard<'a, ()>;
+
+#[derive(Default)]
+struct State {
+    /// Stale, or above something that is.
+    waiting: VecDeque<InodeRef>,
+    running: bool,
+    stopped: bool,
+}
+
+/// The accounts of a mount.
+#[derive(Default)]
+pub(crate) struct Ledger {
+    turn: RwLock<()>,
+    counting: Mutex<()>,
+    /// How often accounts became stale.
+    marks: AtomicU64,
+    /// What directories in snapshots take, which never changes.
+    frozen: Mutex<HashMap<Ino, i64>>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Ledger {
+    /// Waits while somebody has the turn alone.
+    pub(crate) fn shared(&self) -> Shared<'_> {
+        waiting::take(|| self.turn.try_read(), || self.turn.read())
+    }
+
+    /// Waits for batches that are under way.
+    pub(crate) fn alone(&self) -> Alone<'_> {
+        waiting::take(|| self.turn.try_write(), || self.turn.write())
+    }
+
+    /// Waits until nobody else counts.
+    pub(crate) fn count_alone(&self) -> MutexGuard<'_, ()> {
+        waiting::take(|| self.counting.try_lock(), || self.counting.lock())
+    }
+
+    /// To be called with the turn, before accounts become stale.
+    pub(crate) fn mark(&self) {
+        self.marks.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// With the turn alone: nothing has become stale since this was the same.
+    pub(crate) fn marks(&self) -> u64 {
+        self.marks.load(Ordering::Acquire)
+    }
+
+    /// What a directory in a snapshot takes, if it was counted.
+    pub(crate) fn frozen(&self, dir: Ino) -> Option<i64> {
+        self.frozen.lock().get(&dir).copied()
+    }
+
+    /// Remembers what a directory in a snapshot takes.
+    pub(crate) fn note_frozen(&self, dir: Ino, bytes: i64) {
+        let mut frozen = self.frozen.lock();
+        if frozen.len() >= MAX_FROZEN {
+            frozen.clear();
+        }
+        frozen.insert(dir, bytes);
+    }
+
+    /// Has a directory counted, when somebody counts next.
+    pub(crate) fn wants(&self, dir: &InodeRef) {
+        let mut state = self.state.lock();
+        let known = state.waiting.iter().any(|other| other.ino == dir.ino);
+        if !known && !state.stopped && state.waiting.len() < MAX_WAITING {
+            state.waiting.push_back(dir.clone());
+        }
+    }
+
+    /// One of those that wait.
+    pub(crate) fn next(&self) -> Option<InodeRef> {
+        self.state.lock().waiting.pop_front()
+    }
+
+    /// Notes that somebody counts in the background; false if there is one already, nothing to do, or the mount ends.
+    pub(crate) fn start(&self) -> bool {
+        let mut state = self.state.lock();
+        !state.stopped && !state.waiting.is_empty() && !std::mem::replace(&mut state.running, true)
+    }
+
+    /// Whether whoever counts in the background is to go on. If not, nobody does so from now on.
+    pub(crate) fn goes_on(&self) -> bool {
+        let mut state = self.state.lock();
+        let goes_on = !state.stopped && !state.waiting.is_empty();
+        if !goes_on {
+            state.running = false;
+            self.changed.notify_all();
+        }
+        goes_on
+    }
+
+    /// Nobody counts in the background any more.
+    pub(crate) fn ended(&self) {
+        self.state.lock().running = false;
+        self.changed.notify_all();
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.state.lock().stopped
+    }
+
+    /// Ends the counting, and returns when nobody is at it in the background.
+    pub(crate) fn stop(&self) {
+        let mut state = self.state.lock();
+        state.stopped = true;
+        while state.running {
+            self.changed.wait(&mut state);
+        }
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        drop(waiting); // which may drop the last reference of an inode: not under the lock
+    }
+}

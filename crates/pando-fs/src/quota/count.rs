@@ -1,0 +1,322 @@
+//! Counting what trees take, beside all others, and putting right what accounts say.
+//!
+//! Whatever an account says wrong stays the same while changes below add their differences, so what one state of the
+//! store says is enough to put it right later, by a blind change. Guarantees that an account which is not stale, and
+//! lies below none that is, says what is there. Nothing is held during a scan. Uses places, names, bills and sums.
+
+use std::time::Duration;
+
+use crate::{
+    account::{Account, AccountChange},
+    bill::Taken,
+    error::{Error, Result},
+    inode::{InodeRef, Link},
+    lock::{Attempts, Guard, Obstacle},
+    merge::Change,
+    path,
+    place::DirAt,
+    record::Record,
+    sums::{Counted, sums},
+    volume::Fs,
+};
+
+/// How often a tree is counted again because something in it became stale meanwhile, a count.
+const ATTEMPTS: u32 = 3;
+/// Who counts in the background rests so long after so many records.
+const PAUSE: Duration = Duration::from_millis(1);
+const PAUSE_RECORDS: u64 = 2000;
+/// Counting in the background begins so long after the first reason for it.
+const BEGIN_AFTER: Duration = Duration::from_millis(200);
+
+/// The directories that one call has to have counted before it can go on.
+#[derive(Default)]
+pub(crate) struct Counts {
+    wanted: Option<(InodeRef, Vec<Vec<u8>>)>,
+}
+
+impl Counts {
+    /// Has the directory to which these names lead from `dir` counted. The call is to end with the answer, and is made
+    /// again.
+    pub(crate) fn want(&mut self, dir: &InodeRef, names: Vec<Vec<u8>>) -> Error {
+        self.wanted = Some((dir.clone(), names));
+        Error::Stale(dir.ino)
+    }
+}
+
+impl Fs {
+    /// Like [`Fs::with_attempts`], and counts in between what `f` wants counted.
+    pub(crate) fn with_counts<T>(
+        &self,
+        mut f: impl FnMut(&mut Attempts, &mut Counts) -> Result<T, Obstacle>,
+    ) -> Result<T> {
+        self.counting_for(|counts| {
+            self.with_attempts(|tries| {
+                counts.wanted = None;
+                f(tries, counts)
+            })
+        })
+    }
+
+    /// Runs `f` until it wants nothing counted, and counts that in between.
+    pub(crate) fn counting_for<T>(&self, mut f: impl FnMut(&mut Counts) -> Result<T>) -> Result<T> {
+        loop {
+            let mut counts = Counts::default();
+            let done = f(&mut counts);
+            let Some((dir, names)) = counts.wanted.filter(|_| done.is_err()) else { return done };
+            let names: Vec<&[u8]> = names.iter().map(|name| &name[..]).collect();
+            if let Some(dir) = self.below(&dir, &names)? {
+                self.count_tree(&dir)?;
+            }
+        }
+    }
+
+    /// What the tree of the directory `dir` in `at` takes; wants it counted if it never was. Beside others, the caller
+    /// has the turn alone, or keeps everybody out of the directory.
+    pub(crate) fn tree_taken(&self, counts: &mut Counts, at: &DirAt, dir: &InodeRef) -> Result<Taken> {
+        let frozen = if dir.frozen { self.ledger.frozen(dir.ino) } else { None };
+        match (dir.peek(|s| s.record.account), frozen) {
+            (Some(account), _) => {
+                Ok(Taken { bytes: account.used, guessed: account.stale || self.is_stale_around(at) })
+            }
+            (None, Some(bytes)) => Ok(Taken::exact(bytes)),
+            (None, None) => Err(counts.want(dir, Vec::new())),
+        }
+    }
+
+    /// Whether counts below a directory may be wrong, because of what is said of it or of one above.
+    pub(crate) fn is_stale_around(&self, at: &DirAt) -> bool {
+        let mut next = self.has_accounts().then(|| at.dir.clone());
+        while let Some(dir) = next {
+            let (stale, up) = dir.peek(|s| {
+                let up = match &s.link {
+                    Link::At { parent, .. } => Some(parent.clone()),
+                    _ => None,
+                };
+                (s.record.account.is_some_and(|account| account.stale), up)
+            });
+            if stale {
+                return true;
+            }
+            next = up;
+        }
+        false
+    }
+
+    /// What goes with a directory that has no entries: linked files without a name may lie in it until names are
+    /// counted. The caller keeps everybody out of it.
+    pub(crate) fn leftovers(&self, dir: &InodeRef, contents: &[u8]) -> Result<Taken> {
+        if !self.has_links() || dir.peek(|s| s.record.clone_id == 0) {
+            return Ok(Taken::default());
+        }
+        let found = sums(&self.db.snapshot(), contents, || true)?;
+        Ok(Taken::exact(found.map_or(0, |found| found.total)))
+    }
+
+    /// The directory to which names lead from `dir`, if there is one.
+    fn below(&self, dir: &InodeRef, names: &[&[u8]]) -> Result<Option<InodeRef>> {
+        let mut dir = dir.clone();
+        for name in names {
+            let (at, _names) = self.hold_names(&dir, false)?;
+            match self.child(&at, name)? {
+                Some(child) if child.must_be_dir().is_ok() => dir = child,
+                _ => return Ok(None),
+            }
+        }
+        Ok(Some(dir))
+    }
+
+    /// Holds a directory where it is and keeps everybody out of it; the key of its record.
+    pub(crate) fn attempt_alone(
+        &self,
+        tries: &mut Attempts,
+        dir: &InodeRef,
+    ) -> Result<(Alone, Vec<u8>), Obstacle> {
+        let Some(parent) = dir.parent()? else {
+            return match dir.peek(|s| matches!(s.link, Link::Root)) {
+                true => Ok((Alone { _own: tries.exclusive(&dir.tree)?, around: None }, Vec::new())),
+                false => Err(Error::InSnapshot(dir.label()).into()),
+            };
+        };
+        let around = self.attempt_dir(&parent)?;
+        let own = tries.exclusive(&dir.tree)?;
+        let name = dir.peek(|s| match &s.link {
+            Link::At { parent: p, name } if p.ino == parent.ino => Ok(Some(name.clone())),
+            Link::Gone => Err(Error::Stale(dir.ino)),
+            _ => Ok(None),
+        })?;
+        let Some(name) = name else {
+            return Err(Obstacle::Taken { lock: dir.tree.clone(), exclusive: false });
+        };
+        let entry = around.child(&name)?;
+        Ok((Alone { _own: own, around: Some(around) }, entry))
+    }
+
+    /// Makes sure that a directory has an account which says what is there, as far as nothing makes it stale
+    /// meanwhile. A scan of all records below, if it has none, or a stale one.
+    pub(crate) fn count_tree(&self, dir: &InodeRef) -> Result<()> {
+        if dir.frozen {
+            let contents = self.hold_dir(dir)?.contents.clone();
+            let found = sums(&self.db.snapshot(), &contents, || true)?;
+            self.ledger.note_frozen(dir.ino, found.map_or(0, |found| found.total));
+            return Ok(());
+        }
+        let _one = self.ledger.count_alone();
+        self.with_attempts(|tries| {
+            let (_alone, entry) = self.attempt_alone(tries, dir)?;
+            if dir.peek(|s| s.record.account.is_none()) {
+                let account = Account { stale: true, ..Account::default() };
+                let change = Change { account: Some(AccountChange::Set(Some(account))), ..Change::default() };
+                self.db.upsert(path::meta(&entry), change.encode())?;
+                dir.change(|s| change.apply(&mut s.record));
+            }
+            Ok(())
+        })?;
+        if dir.peek(|s| s.record.account.is_none_or(|account| account.stale)) {
+            self.recount(dir, false)?;
+        }
+        Ok(())
+    }
+
+    /// Counts the tree of a directory with an account, and puts right what its account says and those below; whether
+    /// they can be relied on now. The caller counts alone.
+    fn recount(&self, dir: &InodeRef, gently: bool) -> Result<bool> {
+        for _ in 0..ATTEMPTS {
+            let (contents, key, view, marks) = {
+                let at = self.hold_dir(dir)?;
+                // Nobody has marked an account and not written so yet.
+                let _alone = self.ledger.alone();
+                (at.contents.clone(), at.meta(), self.db.snapshot(), self.ledger.marks())
+            };
+            let damaged = |detail| Error::Damaged { what: dir.label(), detail };
+            let record = view.get(&key)?.ok_or(damaged("its record does not exist"))?;
+            let Some(account) = Record::decode(&record).map_err(damaged)?.account else { return Ok(false) };
+            let mut records = 0u64;
+            let found = sums(&view, &contents, || {
+                records += 1;
+                if gently && records.is_multiple_of(PAUSE_RECORDS) {
+                    std::thread::sleep(PAUSE);
+                }
+                !gently || !self.ledger.is_stopped()
+            })?;
+            let Some(found) = found else { return Ok(false) };
+            drop(view);
+            let mut all = true;
+            for counted in &found.counted {
+                let names = names_between(&contents, &counted.contents).ok_or(damaged("impossible path"))?;
+                all &= match self.below(dir, &names) {
+                    Ok(Some(below)) => self.put_right(&below, counted, Some(marks))?,
+                    Ok(None) => false,
+                    Err(Error::Stale(_)) => false,
+                    Err(e) => return Err(e),
+                };
+            }
+            let own = Counted { contents, account, sum: found.total };
+            if self.put_right(dir, &own, all.then_some(marks))? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Puts right what the account of a directory says, which was counted when it said `counted`. It is stale no more
+    /// if nothing has become so since there were so many `marks`; whether that is so.
+    fn put_right(&self, dir: &InodeRef, counted: &Counted, marks: Option<u64>) -> Result<bool> {
+        let at = self.hold_dir(dir)?;
+        let alone = self.ledger.alone();
+        let Some(account) = dir.peek(|s| s.record.account) else { return Ok(false) };
+        let exact = marks == Some(self.ledger.marks());
+        let change = Change {
+            billed: counted.sum.saturating_sub(counted.account.used),
+            account: (account.stale && exact).then_some(AccountChange::Stale(false)),
+            ..Change::default()
+        };
+        if change != Change::default() {
+            self.db.upsert(at.meta(), change.encode())?;
+            dir.change(|s| change.apply(&mut s.record));
+        }
+        drop(alone);
+        Ok(exact)
+    }
+
+    /// Counts what waits for it, in the calling thread, so that all accounts that somebody met are exact, unless
+    /// something becomes stale meanwhile. Costs a scan of the records below each.
+    pub fn count_quotas(&self) -> Result<()> {
+        self.count_waiting(false)
+    }
+
+    fn count_waiting(&self, gently: bool) -> Result<()> {
+        while let Some(dir) = self.ledger.next() {
+            if self.ledger.is_stopped() {
+                break;
+            }
+            let Ok(up) = dir.ancestry() else { continue };
+            let stale = |dir: &&InodeRef| dir.peek(|s| s.record.account.is_some_and(|account| account.stale));
+            let Some(top) = up.iter().rfind(stale) else { continue };
+            let _one = self.ledger.count_alone();
+            match self.recount(top, gently) {
+                Ok(_) | Err(Error::Stale(_)) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    /// Has stale accounts that somebody met counted in the background.
+    pub(crate) fn recount_soon(&self) {
+        if !self.background || self.is_read_only() || !self.ledger.start() {
+            return;
+        }
+        let weak = self.downgrade();
+        let work = move || {
+            loop {
+                std::thread::sleep(BEGIN_AFTER);
+                let Some(fs) = Fs::upgraded(&weak) else { return };
+                // What fails stays stale, and is counted when something below it changes.
+                let _failed = fs.count_waiting(true);
+                if !fs.ledger.goes_on() {
+                    return;
+                }
+            }
+        };
+        if std::thread::Builder::new().name("pando-quota".into()).spawn(work).is_err() {
+            self.ledger.ended();
+        }
+    }
+
+    /// Adds to a batch that the account of a directory, and all below it, may be wrong from now on; it gets one if it
+    /// has none and there are accounts at all. The record is that which the batch gives it. The caller keeps everybody
+    /// out of the directory, and calls [`Fs::recount_later`] when the batch is written.
+    pub(crate) fn make_stale(&self, record: &mut Record) {
+        if self.has_accounts() {
+            let account = record.account.unwrap_or_default();
+            record.account = Some(Account { stale: true, ..account });
+        }
+    }
+
+    /// Has a directory counted whose account became stale.
+    pub(crate) fn recount_later(&self, dir: &InodeRef) {
+        if self.has_accounts() {
+            self.ledger.wants(dir);
+            self.recount_soon();
+        }
+    }
+}
+
+/// A directory that is held where it is, with nobody in it.
+pub(crate) struct Alone {
+    _own: Guard,
+    /// The directory that it lies in, unless it is the root.
+    pub around: Option<DirAt>,
+}
+
+/// The names that lead from one directory to one below it, by their contents prefixes.
+fn names_between<'a>(contents: &[u8], below: &'a [u8]) -> Option<Vec<&'a [u8]>> {
+    let mut names = Vec::new();
+    let mut from = contents.len();
+    while from < below.len() {
+        let (_, level) = path::next_level(below, from)?;
+        names.push(below.get(from + 1..level.len().checked_sub(1)?)?);
+        from = level.len();
+    }
+    Some(names)
+}

@@ -1,0 +1,407 @@
+//! Quotas: what is counted, what is refused, and that counts stay exact whatever is done, by whom, and after crashes.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use pando_db::device::MemDevice;
+use pando_fs::{
+    Authority, Caller, Error, FileHandle, FormatOptions, Fs, Ino, MergeOptions, MountOptions, NewSnapshot,
+    ROOT, SetAttr,
+};
+
+const EDQUOT: i32 = 122;
+const EXDEV: i32 = 18;
+const KIB: u64 = 1024;
+
+fn me() -> Caller {
+    Caller::root()
+}
+
+struct Scene {
+    device: Arc<MemDevice>,
+    fs: Fs,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let device = Arc::new(MemDevice::new(256 << 20));
+        Fs::format(device.clone(), &FormatOptions::default().node_size(16 << 10)).unwrap();
+        let fs = Self::mount(&device);
+        Self { device, fs }
+    }
+
+    fn mount(device: &Arc<MemDevice>) -> Fs {
+        Fs::open(device.clone(), MountOptions::default().background(false)).unwrap()
+    }
+
+    fn again(self) -> Self {
+        self.fs.close().unwrap();
+        drop(self.fs);
+        let fs = Self::mount(&self.device);
+        Self { device: self.device, fs }
+    }
+
+    fn ino(&self, path: &str) -> Ino {
+        let attr = self.fs.resolve(Path::new(path)).unwrap();
+        attr.ino
+    }
+
+    fn split<'a>(&self, path: &'a str) -> (Ino, &'a std::ffi::OsStr) {
+        let path = Path::new(path);
+        (self.ino(path.parent().unwrap().to_str().unwrap()), path.file_name().unwrap())
+    }
+
+    fn mkdir(&self, path: &str) -> Ino {
+        let (dir, name) = self.split(path);
+        self.fs.mkdir(&me(), dir, name, 0o755).unwrap().ino
+    }
+
+    fn create(&self, path: &str) -> Ino {
+        let (dir, name) = self.split(path);
+        let (attr, handle) = self.fs.create(&me(), dir, name, 0o644, 2).unwrap();
+        self.fs.release(attr.ino, handle);
+        attr.ino
+    }
+
+    fn try_write(&self, path: &str, offset: u64, len: usize) -> Result<u32, Error> {
+        let ino = match self.fs.resolve(Path::new(path)) {
+            Ok(attr) => attr.ino,
+            Err(_) => self.create(path),
+        };
+        self.fs.write(FileHandle(0), ino, offset, &vec![7; len], false)
+    }
+
+    fn write(&self, path: &str, offset: u64, len: usize) {
+        assert_eq!(self.try_write(path, offset, len).unwrap() as usize, len);
+    }
+
+    fn truncate(&self, path: &str, size: u64) -> Result<(), Error> {
+        let set = SetAttr { size: Some(size), ..SetAttr::default() };
+        self.fs.setattr(&me(), self.ino(path), &set).map(drop)
+    }
+
+    fn clone(&self, from: &str, to: &str) -> Result<(), Error> {
+        self.fs.clone_tree(&me(), self.split(from), self.split(to), false).map(drop)
+    }
+
+    fn rename(&self, from: &str, to: &str) -> Result<(), Error> {
+        let ((a, b), (c, d)) = (self.split(from), self.split(to));
+        self.fs.rename(&me(), a, b, c, d, 0)
+    }
+
+    fn used(&self, path: &str) -> u64 {
+        self.quota(path).1
+    }
+
+    /// Limit, use, and whether that is to be counted again.
+    fn quota(&self, path: &str) -> (u64, u64, bool) {
+        let quotas = self.fs.quotas(ROOT).unwrap();
+        let found = quotas.iter().find(|quota| quota.path == Path::new(path));
+        let found = found.unwrap_or_else(|| panic!("{path} is not among {quotas:?}"));
+        (found.limit, found.used, found.stale)
+    }
+
+    fn quota_paths(&self) -> Vec<PathBuf> {
+        self.fs.quotas(ROOT).unwrap().into_iter().map(|quota| quota.path).collect()
+    }
+
+    fn set(&self, path: &str, limit: u64) {
+        self.fs.set_quota(self.ino(path), Some(limit)).unwrap();
+    }
+
+    fn check(&self) {
+        let mut told = Vec::new();
+        let report = self.fs.check(|text| told.push(text.to_owned())).unwrap();
+        assert_eq!(report.problems, 0, "{told:?}");
+    }
+}
+
+fn errno<T>(result: Result<T, Error>) -> i32 {
+    result.err().expect("an error").errno()
+}
+
+#[test]
+fn a_quota_counts_what_is_there_and_refuses_what_is_too_much() {
+    let s = Scene::new();
+    s.mkdir("/d");
+    s.mkdir("/d/sub");
+    s.write("/d/sub/old", 0, 100 << 10);
+    s.set("/d", 200 * KIB);
+    assert_eq!(s.quota("/d"), (200 * KIB, 100 * KIB, false));
+    s.write("/d/new", 0, 64 << 10);
+    s.write("/d/sub/old", 50 << 10, 10 << 10); // over what is there
+    assert_eq!(s.used("/d"), 164 * KIB);
+    assert_eq!(errno(s.try_write("/d/more", 0, 50 << 10)), EDQUOT);
+    assert_eq!(errno(s.try_write("/d/new", 64 << 10, 50 << 10)), EDQUOT);
+    // What fits of a large write is written.
+    assert_eq!(s.try_write("/d/most", 0, 1 << 20).map_err(|e| e.errno()), Err(EDQUOT));
+    s.truncate("/d/sub/old", 0).unwrap();
+    assert_eq!(s.used("/d"), 64 * KIB);
+    assert_eq!(s.try_write("/d/most", 0, 1 << 20).unwrap(), 128 << 10);
+    // The kernel does not write the rest of pages of which a part was written: that is an error.
+    let most = s.ino("/d/most");
+    assert_eq!(errno(s.fs.write_pages(most, 0, &vec![8; 1 << 20])), EDQUOT);
+    let (dir, name) = s.split("/d/most");
+    s.fs.unlink(&me(), dir, name).unwrap();
+    assert_eq!(s.used("/d"), 64 * KIB);
+    // Holes take nothing, and are not refused.
+    s.truncate("/d/sub/old", 1 << 30).unwrap();
+    s.write("/d/sub/old", 512 << 20, 16 << 10);
+    assert_eq!(s.used("/d"), 80 * KIB);
+    // A lower limit than what is taken refuses only what makes it more.
+    s.set("/d", 10 * KIB);
+    assert_eq!(errno(s.try_write("/d/new", 64 << 10, 1 << 10)), EDQUOT);
+    s.write("/d/new", 0, 10 << 10);
+    s.check();
+    let s = s.again();
+    assert_eq!(s.quota("/d"), (10 * KIB, 80 * KIB, false));
+    s.fs.set_quota(s.ino("/d"), None).unwrap();
+    assert!(s.quota_paths().is_empty());
+    s.write("/d/new", 60 << 10, 1 << 20);
+    s.check();
+}
+
+#[test]
+fn nested_quotas_all_hold_and_moves_are_counted_on_both_sides() {
+    let s = Scene::new();
+    for dir in ["/a", "/a/in", "/b"] {
+        s.mkdir(dir);
+    }
+    s.set("/a", 300 * KIB);
+    s.set("/a/in", 100 * KIB);
+    s.set("/b", 100 * KIB);
+    s.write("/a/in/f", 0, 90 << 10);
+    assert_eq!(errno(s.try_write("/a/in/g", 0, 20 << 10)), EDQUOT);
+    assert_eq!((s.used("/a"), s.used("/a/in")), (90 * KIB, 90 * KIB));
+    s.rename("/a/in/f", "/a/f").unwrap();
+    assert_eq!((s.used("/a"), s.used("/a/in")), (90 * KIB, 0));
+    s.rename("/a/f", "/b/f").unwrap();
+    assert_eq!((s.used("/a"), s.used("/b")), (0, 90 * KIB));
+    // A directory that was never counted, with what is below.
+    s.mkdir("/tree");
+    s.mkdir("/tree/deep");
+    s.write("/tree/deep/f", 0, 50 << 10);
+    assert_eq!(errno(s.rename("/tree", "/b/tree")), EDQUOT);
+    s.rename("/tree", "/a/tree").unwrap();
+    assert_eq!(s.used("/a"), 50 * KIB);
+    s.rename("/a/tree/deep", "/a/in/deep").unwrap();
+    assert_eq!((s.used("/a"), s.used("/a/in")), (50 * KIB, 50 * KIB));
+    s.write("/a/in/deep/f", 50 << 10, 10 << 10);
+    assert_eq!((s.used("/a"), s.used("/a/in")), (60 * KIB, 60 * KIB));
+    // Exchange: what is in the quota is replaced by what is not.
+    s.mkdir("/out");
+    s.write("/out/f", 0, 20 << 10);
+    let ((a, b), (c, d)) = (s.split("/out"), s.split("/a/in/deep"));
+    s.fs.rename(&me(), a, b, c, d, pando_fs::RENAME_EXCHANGE).unwrap();
+    assert_eq!((s.used("/a"), s.used("/a/in")), (20 * KIB, 20 * KIB));
+    // A rename over another file, and of a directory with a quota.
+    s.write("/a/g", 0, 30 << 10);
+    s.rename("/b/f", "/a/g").unwrap();
+    assert_eq!((s.used("/a"), s.used("/b")), (110 * KIB, 0));
+    s.rename("/a/in", "/b/in").unwrap();
+    assert_eq!((s.used("/a"), s.used("/b"), s.used("/b/in")), (90 * KIB, 20 * KIB, 20 * KIB));
+    let (dir, name) = s.split("/b/in");
+    s.fs.remove_tree(&me(), dir, name).unwrap();
+    assert_eq!(s.used("/b"), 0);
+    s.check();
+}
+
+#[test]
+fn a_clone_carries_its_count_and_is_counted_where_it_is() {
+    let s = Scene::new();
+    s.mkdir("/q");
+    s.mkdir("/q/base");
+    s.write("/q/base/f", 0, 100 << 10);
+    s.set("/q", 350 * KIB);
+    s.clone("/q/base", "/q/one").unwrap();
+    s.clone("/q/base", "/q/two").unwrap();
+    assert_eq!(s.used("/q"), 300 * KIB);
+    assert_eq!(errno(s.clone("/q/base", "/q/three")), EDQUOT);
+    s.write("/q/one/f", 100 << 10, 20 << 10);
+    let (dir, name) = s.split("/q/two");
+    s.fs.remove_tree(&me(), dir, name).unwrap();
+    assert_eq!(s.used("/q"), 220 * KIB);
+    // One that replaces another; one of a file; one without a part.
+    s.fs.clone_tree(&me(), s.split("/q/one"), s.split("/q/base"), true).unwrap();
+    assert_eq!(s.used("/q"), 240 * KIB);
+    s.clone("/q/one/f", "/q/f").unwrap_err();
+    s.set("/q", 1 << 30);
+    s.clone("/q/one/f", "/q/f").unwrap();
+    assert_eq!(s.used("/q"), 360 * KIB);
+    let parts = [PathBuf::from("one"), PathBuf::from("f"), PathBuf::from("none"), PathBuf::from("one/f")];
+    s.fs.clone_tree_without(&me(), (ROOT, "q".as_ref()), s.split("/q/copy"), false, &parts).unwrap();
+    assert_eq!(s.quota("/q"), (1 << 30, 480 * KIB, false));
+    assert_eq!(s.quota("/q/copy"), (1 << 30, 120 * KIB, false), "a clone has the quota of its source");
+    // The clone of a directory with a quota outside of it.
+    s.clone("/q", "/r").unwrap();
+    assert_eq!(s.quota("/r"), (1 << 30, 480 * KIB, false));
+    assert_eq!(s.quota("/r/copy"), (1 << 30, 120 * KIB, false));
+    s.write("/r/copy/base/f", 120 << 10, 4 << 10);
+    assert_eq!((s.used("/r"), s.used("/r/copy"), s.used("/q")), (484 * KIB, 124 * KIB, 480 * KIB));
+    s.check();
+    let s = s.again();
+    assert_eq!((s.used("/r"), s.used("/r/copy"), s.used("/q")), (484 * KIB, 124 * KIB, 480 * KIB));
+    s.check();
+}
+
+#[test]
+fn linked_files_are_counted_once_and_do_not_leave_a_quota() {
+    let s = Scene::new();
+    s.mkdir("/d");
+    s.mkdir("/d/sub");
+    s.set("/d", 1 << 20);
+    s.write("/d/sub/f", 0, 100 << 10);
+    let link = |from: &str, to: &str| {
+        let (dir, name) = s.split(to);
+        s.fs.link(&me(), s.ino(from), dir, name)
+    };
+    link("/d/sub/f", "/d/g").unwrap();
+    assert_eq!(s.used("/d"), 100 * KIB);
+    s.create("/out");
+    assert_eq!(errno(link("/out", "/d/out")), EXDEV);
+    assert_eq!(errno(link("/d/g", "/g")), EXDEV);
+    s.write("/d/g", 100 << 10, 10 << 10);
+    let unlink = |path: &str| {
+        let (dir, name) = s.split(path);
+        s.fs.unlink(&me(), dir, name).unwrap();
+    };
+    unlink("/d/sub/f");
+    assert_eq!(s.used("/d"), 110 * KIB);
+    // The last name may be moved out.
+    s.rename("/d/g", "/g").unwrap();
+    assert_eq!(s.used("/d"), 0);
+    s.rename("/g", "/d/g").unwrap();
+    assert_eq!(s.used("/d"), 110 * KIB);
+    unlink("/d/g");
+    assert_eq!(s.used("/d"), 0);
+    s.check();
+    // A directory with such names is no root of a lineage, and cannot become one.
+    s.mkdir("/e");
+    s.write("/e/f", 0, 10 << 10);
+    link("/e/f", "/e/g").unwrap();
+    assert_eq!(errno(s.fs.set_quota(s.ino("/e"), Some(1 << 20))), 22);
+    s.clone("/e", "/copy").unwrap();
+    s.fs.count_links().unwrap();
+    s.set("/copy", 1 << 20);
+    assert_eq!(s.used("/copy"), 10 * KIB);
+    // A copy of a part of a lineage is counted again.
+    s.rename("/e", "/d/e").unwrap_err();
+    s.clone("/copy", "/d/copy").unwrap();
+    assert_eq!(s.used("/d"), 10 * KIB);
+    s.mkdir("/d/part");
+    s.write("/d/part/f", 0, 20 << 10);
+    link("/d/part/f", "/d/part/g").unwrap();
+    s.clone("/d/part", "/d/again").unwrap();
+    s.fs.count_links().unwrap();
+    s.fs.count_quotas().unwrap();
+    assert_eq!(s.quota("/d"), (1 << 20, 50 * KIB, false));
+    s.check();
+}
+
+#[test]
+fn merges_and_rollbacks_are_counted_afterwards() {
+    let s = Scene::new();
+    s.mkdir("/q");
+    s.mkdir("/q/base");
+    s.mkdir("/q/base/sub");
+    s.write("/q/base/f", 0, 100 << 10);
+    s.set("/q", 1 << 20);
+    s.set("/q/base/sub", 1 << 20);
+    let work = s.mkdir("/work");
+    s.fs.fork_tree(&me(), s.split("/q/base"), (work, "fork".as_ref()), false, &[]).unwrap();
+    s.write("/work/fork/g", 0, 50 << 10);
+    s.write("/work/fork/sub/h", 0, 30 << 10);
+    let (report, _) =
+        s.fs.merge(None, s.ino("/work/fork"), s.ino("/q/base"), MergeOptions::default()).unwrap();
+    assert!(report.merged);
+    assert!(s.quota("/q").2 && s.quota("/q/base/sub").2, "not counted yet");
+    s.check();
+    s.fs.count_quotas().unwrap();
+    assert_eq!(s.quota("/q"), (1 << 20, 180 * KIB, false));
+    assert_eq!(s.quota("/q/base/sub"), (1 << 20, 30 * KIB, false));
+    s.check();
+    let snapshot = NewSnapshot { name: Some("s".into()), ..NewSnapshot::default() };
+    let base = s.ino("/q/base");
+    let (info, _) = s.fs.snapshot(Authority::Caller(&me()), base, &snapshot).unwrap();
+    s.write("/q/base/f", 100 << 10, 100 << 10);
+    assert_eq!(s.used("/q"), 280 * KIB);
+    s.fs.rollback(Authority::Caller(&me()), base, info.number, false).unwrap();
+    assert!(s.quota("/q").2);
+    let s = s.again();
+    // Whoever changes something below has it counted.
+    s.write("/q/base/f", 0, 1);
+    s.fs.count_quotas().unwrap();
+    assert_eq!(s.quota("/q"), (1 << 20, 180 * KIB, false));
+    // A clone of a snapshot.
+    let root = s.fs.open_snapshot(s.ino("/q/base"), info.number).unwrap().ino;
+    s.fs.clone_snapshot(Authority::Caller(&me()), root, s.split("/q/old")).unwrap();
+    assert_eq!(s.quota("/q"), (1 << 20, 360 * KIB, false));
+    s.check();
+}
+
+#[test]
+fn a_stale_count_goes_along_with_what_leaves_it() {
+    let s = Scene::new();
+    s.mkdir("/q");
+    s.mkdir("/q/base");
+    s.mkdir("/q/base/sub");
+    s.set("/q", 1 << 20);
+    s.set("/q/base/sub", 1 << 20);
+    let work = s.mkdir("/work");
+    s.fs.fork_tree(&me(), s.split("/q/base"), (work, "fork".as_ref()), false, &[]).unwrap();
+    s.write("/work/fork/sub/h", 0, 30 << 10);
+    s.fs.merge(None, s.ino("/work/fork"), s.ino("/q/base"), MergeOptions::default()).unwrap();
+    // What the merge brought is known to no account yet.
+    s.clone("/q/base", "/copy").unwrap();
+    s.rename("/q/base", "/moved").unwrap();
+    assert!(s.quota("/copy/sub").2 && s.quota("/moved/sub").2 && s.quota("/q").2);
+    s.check();
+    s.write("/moved/sub/h", 0, 1);
+    s.write("/copy/sub/h", 0, 1);
+    s.write("/q/x", 0, 1);
+    s.fs.count_quotas().unwrap();
+    for path in ["/copy/sub", "/moved/sub"] {
+        assert_eq!(s.quota(path), (1 << 20, 30 * KIB, false), "{path}");
+    }
+    assert_eq!(s.quota("/q"), (1 << 20, 512, false));
+    s.check();
+}
+
+#[test]
+fn what_is_left_is_told_of_every_place() {
+    let s = Scene::new();
+    s.mkdir("/q");
+    s.mkdir("/q/in");
+    let f = s.create("/q/in/f");
+    assert_eq!(s.fs.quota_left(f), None);
+    s.set("/q", 100 << 20);
+    s.set("/q/in", 10 << 20);
+    s.write("/q/f", 0, 1 << 20);
+    assert_eq!(s.fs.quota_left(f), Some(10 << 20));
+    assert_eq!(s.fs.quota_left(s.ino("/q")), Some(99 << 20));
+    let figures = s.fs.statfs_at(f).unwrap();
+    assert_eq!((figures.blocks, figures.bavail), ((10 << 20) / 4096, (10 << 20) / 4096));
+    assert_eq!(s.fs.statfs_at(ROOT).unwrap(), s.fs.statfs().unwrap());
+    s.set("/q", 2 << 20);
+    assert_eq!(s.fs.quota_left(f), Some(1 << 20), "the tightest of all above");
+}
+
+#[test]
+fn a_wrong_account_is_told_by_check() {
+    let s = Scene::new();
+    s.mkdir("/q");
+    s.write("/q/f", 0, 10 << 10);
+    s.set("/q", 1 << 20);
+    // Behind the back of the file system.
+    let key = s.fs.db().prefix(b"").map(|pair| pair.unwrap().0).find(|key| key.ends_with(b"q\0")).unwrap();
+    let mut value = s.fs.db().get(&key).unwrap().unwrap().to_vec();
+    let used = value.windows(8).position(|bytes| bytes == (10 * KIB).to_le_bytes()).unwrap();
+    value[used] ^= 1;
+    s.fs.db().put(key, value).unwrap();
+    let mut told = Vec::new();
+    s.fs.check(|text| told.push(text.to_owned())).unwrap();
+    assert_eq!(told, ["/q: its account says 10241 bytes, and 10240 are there"]);
+}

@@ -33,6 +33,8 @@ use crate::{
 
 /// How long files that were written are gathered before the kernel is told of their blocks.
 const GATHER: Duration = Duration::from_millis(50);
+/// With less room than this below a quota, files that are open for writing only are written through.
+const TIGHT_BYTES: u64 = 256 << 20;
 
 /// Renders statistics for `pando stats`.
 pub type StatsText = Box<dyn Fn(&Fs, &Counters) -> Result<String, String> + Send + Sync>;
@@ -203,6 +205,22 @@ impl MountState {
             && Caches::may_suit_bypass(flags)
             && self.fs.size(ino).is_ok_and(|size| Caches::suits_bypass(flags, size))
             && self.can_tell_times()
+            || self.is_tight(ino, flags) && self.can_tell_times()
+    }
+
+    /// Whether a file that `pid` has just made, and has open, is better written past the pages that the kernel keeps.
+    pub(crate) fn is_better_written_through(&self, pid: u32, (ino, handle): (u64, u64), flags: i32) -> bool {
+        let may = self.can_tell_times();
+        let made = self.creators.made(pid, handle, flags);
+        may && (made || self.is_tight(ino, flags))
+    }
+
+    /// Whether a quota leaves so little that a file open for writing only is better written through: of pages that the
+    /// kernel keeps, a program is told by sync and close only.
+    pub(crate) fn is_tight(&self, ino: u64, flags: i32) -> bool {
+        self.caches.writeback()
+            && Caches::may_suit_bypass(flags & !libc::O_TRUNC)
+            && self.fs.quota_left(ino).is_some_and(|left| left < TIGHT_BYTES)
     }
 
     /// Whether a kernel that keeps what is written can be told the time of a write that bypasses it.

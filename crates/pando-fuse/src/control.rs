@@ -19,7 +19,7 @@ use std::{
 
 use pando_fs::TreeChange;
 
-use crate::{asked::Asked, changes, forked::ForkAsked};
+use crate::{asked::Asked, changes, forked::ForkAsked, quotas::QuotaAsked};
 
 pub use token::Token;
 pub use usage::{Usage, decode_usage, encode_usage};
@@ -73,6 +73,8 @@ pub mod command {
     pub const IDENTITY: u32 = number::<Bytes>(0x58);
     /// Something about forks, whose answer is of the size of statistics.
     pub const FORK: u32 = number::<StatsBytes>(0x50);
+    /// Something about quotas, whose answer is of the size of statistics.
+    pub const QUOTA: u32 = number::<StatsBytes>(0x51);
     /// Changes attributes of a tree.
     pub const CHANGE: u32 = number::<Bytes>(0x60);
     /// A new token.
@@ -156,6 +158,13 @@ pub enum Request {
         into: Token,
         /// What is asked.
         asked: ForkAsked,
+    },
+    /// Something about the quotas of the source of the token; the first piece of the answer.
+    Quota {
+        /// Shows it, and that the caller is root.
+        token: Token,
+        /// What is asked.
+        asked: QuotaAsked,
     },
     /// Statistics.
     Stats,
@@ -242,6 +251,7 @@ impl Request {
             Request::Snapshot { .. } => command::SNAPSHOT,
             Request::Diff { .. } | Request::DiffNext => command::DIFF,
             Request::Fork { .. } => command::FORK,
+            Request::Quota { .. } => command::QUOTA,
             Request::Stats => command::STATS,
             Request::Identity => command::IDENTITY,
         }
@@ -298,6 +308,10 @@ impl Request {
             Request::Fork { token, into, asked } => {
                 out.extend_from_slice(&token.0);
                 out.extend_from_slice(&into.0);
+                out.extend_from_slice(&asked.encode());
+            }
+            Request::Quota { token, asked } => {
+                out.extend_from_slice(&token.0);
                 out.extend_from_slice(&asked.encode());
             }
             Request::Grow { token, size } => {
@@ -363,6 +377,7 @@ impl Request {
                 let (token, into) = (r.token()?, r.token()?);
                 Request::Fork { token, into, asked: ForkAsked::decode(r.0)? }
             }
+            c if c == command::QUOTA => Request::Quota { token: r.token()?, asked: QuotaAsked::decode(r.0)? },
             c if c == command::STATS => Request::Stats,
             c if c == command::IDENTITY => Request::Identity,
             _ => return None,
@@ -372,8 +387,11 @@ impl Request {
     /// Whether `command` is one of ours.
     pub fn is_ours(command: u32) -> bool {
         use command::*;
-        [PROBE, TOKEN, CLONE, REMOVE, CHANGE, SYNC, GROW, USAGE, SNAPSHOT, DIFF, FORK, STATS, IDENTITY]
-            .contains(&command)
+        let all = [
+            PROBE, TOKEN, CLONE, REMOVE, CHANGE, SYNC, GROW, USAGE, SNAPSHOT, DIFF, FORK, QUOTA, STATS,
+            IDENTITY,
+        ];
+        all.contains(&command)
     }
 }
 
@@ -499,6 +517,7 @@ mod tests {
             Request::Usage { token: TOKEN },
             Request::Snapshot { token: TOKEN, asked: Asked::Rename(7, "x".into()) },
             Request::Remove { token: TOKEN, fork: true },
+            Request::Quota { token: TOKEN, asked: QuotaAsked::Set(Some(1 << 40)) },
             Request::Change { token: TOKEN, change: TreeChange { uid: Some(3), ..TreeChange::default() } },
             Request::DiffNext,
             Request::Diff { before: TOKEN, after: Token([7; 16]), ranges: true, no_renames: false },

@@ -37,6 +37,7 @@ pub mod mountinfo;
 mod own_threads;
 mod policies;
 mod proof;
+pub mod quotas;
 mod recursive;
 mod requests;
 mod server;

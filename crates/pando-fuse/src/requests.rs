@@ -16,6 +16,7 @@ use crate::{
     diffs,
     forked::{self, ForkAsked},
     proof::{LAPSED, ProvenRights},
+    quotas::{self, QuotaAsked},
     transport::{Context, Errno, Outcome},
 };
 
@@ -59,6 +60,9 @@ impl MountState {
             }
             Request::Fork { token, into, asked } => {
                 return Ok(self.pieces(c, on, || self.begin_fork(c, on, (&token, &into), asked)));
+            }
+            Request::Quota { token, asked } => {
+                return Ok(self.pieces(c, on, || self.begin_quota(c, on, &token, asked)));
             }
             Request::Sync => {
                 self.write_out_all();
@@ -221,6 +225,34 @@ impl MountState {
             }
         };
         match told {
+            true => Ok(()),
+            false => Err(Refusal(libc::EAGAIN, "too much is being told; try again".into())),
+        }
+    }
+
+    /// Does something about quotas, and begins to answer.
+    fn begin_quota(
+        &self,
+        c: &Context,
+        on: (u64, u64),
+        token: &Token,
+        asked: QuotaAsked,
+    ) -> Result<(), Refusal> {
+        let shows = self.shown(c, token)?;
+        if !self.is_root(c, &shows) {
+            let why = "only root may set quotas, and see them";
+            return Err(pando_fs::Error::NotPermitted { name: "quota".into(), why }.into());
+        }
+        let text = match asked {
+            QuotaAsked::List => self.fs.quotas(shows.source)?.iter().map(quotas::line).collect(),
+            QuotaAsked::Set(limit) => {
+                // What the kernel keeps is part of what there is.
+                self.write_out_below(shows.source);
+                self.fs.set_quota(shows.source, limit)?;
+                String::new()
+            }
+        };
+        match self.diffs.begin_bytes(c.uid, on, text.into()) {
             true => Ok(()),
             false => Err(Refusal(libc::EAGAIN, "too much is being told; try again".into())),
         }

@@ -19,7 +19,7 @@ use crate::{
     counters::{Counters, Kind},
     inside::Inside,
     proof::Fact,
-    requests,
+    quotas, requests,
     transport::{
         Answer, Behind, Context, Copy, DirSink, Errno, Handler, Notify, Opened, OpenedDir, Outcome, Write,
     },
@@ -62,13 +62,12 @@ impl Server {
     fn open_file(&self, c: &Context, ino: u64, flags: i32) -> Outcome<Opened> {
         let handle = self.fs().open_file(&caller(c, 0), ino, flags)?;
         self.shared.proofs.opened(c, ino, handle.0, flags);
-        let small_changes = self.shared.is_for_small_changes(ino, flags);
-        let policy = self.shared.caches.opened(ino, handle.0, flags, small_changes);
+        let bypass = self.shared.is_for_small_changes(ino, flags);
+        let policy = self.shared.caches.opened(ino, handle.0, flags, bypass);
         Ok(Opened { handle: handle.0, direct: policy.direct, keep_cache: policy.keep })
     }
 
-    /// The answer `outcome`, of a call that may have dropped set-id bits which were `before`: then the kernel is told
-    /// first.
+    /// The answer of a call that may have dropped set-id bits, which were `before`: then the kernel is told first.
     fn with_bits_told<T: Send + 'static>(&self, ino: u64, before: u16, outcome: Outcome<T>) -> Answer<T> {
         if self.shared.set_id_bits(ino) == before {
             return Answer::Now(outcome);
@@ -96,8 +95,7 @@ impl Server {
     fn list(&self, handle: DirHandle, ino: u64, cookie: u64, sink: &mut dyn DirSink) -> Outcome<()> {
         let mut from = cookie;
         loop {
-            let most = sink.capacity() / PLAIN_ENTRY;
-            let entries = match self.fs().readdir(handle, ino, from, most) {
+            let entries = match self.fs().readdir(handle, ino, from, sink.capacity() / PLAIN_ENTRY) {
                 Ok(entries) => entries,
                 Err(_) if from != cookie => return Ok(()),
                 Err(e) => return Err(e.into()),
@@ -105,14 +103,10 @@ impl Server {
             let Some(last) = entries.last() else { return Ok(()) };
             self.shared.listings.listed(ino, cookie != 0, false);
             from = last.cookie;
-            let ended = entries.len() < most;
             for e in entries {
                 if !sink.add(e.ino, e.kind, &e.name, e.cookie, None) {
                     return Ok(());
                 }
-            }
-            if ended {
-                return Ok(());
             }
         }
     }
@@ -120,7 +114,10 @@ impl Server {
     fn write_data(&self, w: &Write<'_>) -> Outcome<u32> {
         let keeps = self.shared.caches.writeback();
         if w.writeback && keeps {
-            return Ok(self.fs().write_pages(w.ino, w.offset, w.data)?);
+            return self
+                .fs()
+                .write_pages(w.ino, w.offset, w.data)
+                .map_err(|e| Errno(quotas::of_pages(e.errno())));
         }
         // The handle and flags of a mapping's page are a guess of the kernel. Where it keeps what is written, it knows
         // better than we where the end is.
@@ -282,11 +279,10 @@ impl Handler for Server {
             libc::EEXIST if flags & libc::O_EXCL == 0 => Errno(libc::ESTALE),
             e => Errno(e),
         };
-        let (attr, handle) =
-            self.fs().create(&maker(c, umask, mode), parent, name, mode, flags).map_err(made_since)?;
+        let made = self.fs().create(&maker(c, umask, mode), parent, name, mode, flags);
+        let (attr, handle) = made.map_err(made_since)?;
         self.shared.proofs.opened(c, attr.ino, handle.0, flags);
-        let may = self.shared.can_tell_times();
-        let bypass = may && self.shared.creators.made(c.pid, handle.0, flags);
+        let bypass = self.shared.is_better_written_through(c.pid, (attr.ino, handle.0), flags);
         let policy = self.shared.caches.opened(attr.ino, handle.0, flags, bypass);
         Ok((attr, Opened { handle: handle.0, direct: policy.direct, keep_cache: policy.keep }))
     }
@@ -432,8 +428,7 @@ impl Handler for Server {
         // What fits is not known, so entries are fetched as they go: references taken in vain cost.
         let mut from = cookie;
         loop {
-            let most = sink.capacity() / PLUS_ENTRY;
-            let entries = match self.fs().readdir_plus(handle, ino, from, most) {
+            let entries = match self.fs().readdir_plus(handle, ino, from, sink.capacity() / PLUS_ENTRY) {
                 Ok(entries) => entries,
                 // Those added are counted already; the next request meets the error again.
                 Err(_) if from != cookie => return Ok(()),
@@ -442,7 +437,7 @@ impl Handler for Server {
             let Some(last) = entries.last() else { return Ok(()) };
             self.shared.listings.listed(ino, cookie != 0, true);
             from = last.cookie;
-            let (mut room, ended) = (true, entries.len() < most);
+            let mut room = true;
             for e in entries {
                 // One whose time the kernel does not have is looked up when it is asked about.
                 let stale = self.shared.times.is_stale(e.ino);
@@ -455,7 +450,7 @@ impl Handler for Server {
                     self.fs().forget(e.ino, 1);
                 }
             }
-            if !room || ended {
+            if !room {
                 return Ok(());
             }
         }
@@ -469,9 +464,9 @@ impl Handler for Server {
         self.fs().releasedir(DirHandle(handle));
     }
 
-    fn statfs(&self) -> Outcome<StatFs> {
+    fn statfs(&self, ino: u64) -> Outcome<StatFs> {
         self.count(Kind::Statfs);
-        Ok(self.fs().statfs()?)
+        Ok(self.fs().statfs_at(ino)?)
     }
 
     fn setxattr(&self, c: &Context, ino: u64, name: &OsStr, value: &[u8], flags: i32) -> Outcome<()> {

@@ -24,6 +24,7 @@ use crate::{
     forked::{self, ForkAsked},
     mountinfo,
     proof::NOTED,
+    quotas::{self, QuotaAsked, QuotaInfo},
 };
 
 /// A name in a directory, whether there is anything or not.
@@ -309,6 +310,30 @@ fn whole(dir: &OwnedFd, mut text: Vec<u8>, mut more: bool) -> Result<String, Err
         more = follows;
     }
     String::from_utf8(text).map_err(|_| Error::Version)
+}
+
+/// Asks about quotas of the directory at `path`.
+fn ask_of_quota(path: &Path, asked: QuotaAsked) -> Result<String, Error> {
+    let dir = open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    let dir = dir.map_err(io::Error::from)?;
+    let token = client::token(&dir)?;
+    if rustix::process::geteuid().is_root() {
+        // Where it cannot be shown, the daemon refuses and says why.
+        let _ = show_root(&dir, &token);
+    }
+    let (piece, more) = client::piece(dir.as_fd(), &Request::Quota { token, asked })?;
+    whole(&dir, piece, more)
+}
+
+/// The quotas of the directory at `path` and of all below it; their paths are from the root of the file system. For
+/// root.
+pub fn quotas(path: &Path) -> Result<Vec<QuotaInfo>, Error> {
+    quotas::read_lines(&ask_of_quota(path, QuotaAsked::List)?).ok_or(Error::Version)
+}
+
+/// Limits what the tree of the directory at `path` takes, or ends that; see [`pando_fs::Fs::set_quota`]. For root.
+pub fn set_quota(path: &Path, limit: Option<u64>) -> Result<(), Error> {
+    ask_of_quota(path, QuotaAsked::Set(limit)).map(drop)
 }
 
 /// The forks of the directory at `path`, or all if it is the root of a mount: those that the caller made, or all of

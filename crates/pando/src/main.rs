@@ -50,6 +50,8 @@ enum Command {
     Forks(cmd::fork::ListArgs),
     Merge(cmd::merge::Args),
     Discard(cmd::fork::DiscardArgs),
+    #[command(subcommand)]
+    Quota(cmd::quota::Command),
     Cp(cmd::cp::Args),
     Sync(cmd::sync::Args),
     Mv(cmd::mv::Args),
@@ -99,6 +101,7 @@ fn main() -> ExitCode {
         Command::Forks(args) => cmd::fork::list(&args),
         Command::Merge(args) => cmd::merge::run(&args),
         Command::Discard(args) => cmd::fork::discard(&args),
+        Command::Quota(command) => cmd::quota::run(&command),
         Command::Cp(args) => cmd::cp::run(&args),
         Command::Sync(args) => cmd::sync::run(&args),
         Command::Mv(args) => cmd::mv::run(&args),

@@ -22,6 +22,7 @@ pub mod merge;
 pub mod mkfs;
 pub mod mount;
 pub mod mv;
+pub mod quota;
 pub mod receive;
 pub mod restore;
 pub mod restore_file;

@@ -231,7 +231,7 @@ fn answer<H: Handler>(h: &H, r: &Request<'_>, out: &mut Vec<u8>) -> Result<Step,
             h.releasedir(node, i.fh);
             Reply::Buffer
         }
-        op::STATFS => put(out, &wire::StatfsOut::from(&h.statfs()?)),
+        op::STATFS => put(out, &wire::StatfsOut::from(&h.statfs(node)?)),
         op::IOCTL => {
             let i: wire::IoctlIn = r.op()?;
             let data = r.payload.get(..i.in_size as usize).ok_or(INVALID)?;

@@ -1,0 +1,171 @@
+//! `pando quota`: how much the tree of a directory may take.
+
+use std::{
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+use anyhow::{Context, Result};
+use pando_fuse::{quotas::QuotaInfo, tool};
+use serde::Serialize;
+
+use crate::{
+    cmd::fork::seen,
+    report::VERSION,
+    size::{Size, show},
+};
+
+/// Limit what a directory tree may take, and list such limits
+#[derive(clap::Subcommand)]
+#[command(
+    after_help = "A quota counts what du counts: each file once, holes not, and what clones share like all else. What
+would make it more than the limit fails with EDQUOT. A clone of a directory carries its count and
+its quota. For root.
+
+Examples: pando quota set /mnt/grove/project 20G
+          pando quota list /mnt/grove"
+)]
+pub enum Command {
+    Set(SetArgs),
+    List(ListArgs),
+}
+
+/// Limit what the tree of a directory takes
+#[derive(clap::Args)]
+#[command(
+    after_help = "What is there is counted first, once, by a look at each file. If it is more than SIZE, it can only
+become less. Hard links do not reach out of a directory with a quota, nor into it (EXDEV). What a
+merge or a rollback brings is counted afterwards, in the background, and may be more than the limit.
+df DIR shows what is left. A program that writes pages which the kernel keeps may hear of a used-up
+quota only when it syncs or closes the file, as of a full disk.
+
+Examples: pando quota set /mnt/grove/project 20G
+          pando quota set /mnt/grove/project none"
+)]
+pub struct SetArgs {
+    /// A directory in a mounted Pando file system
+    dir: PathBuf,
+    /// Most that it may take, or 'none'
+    size: Limit,
+}
+
+/// List the quotas of a directory and of all below it
+#[derive(clap::Args)]
+#[command(
+    after_help = "USED is what is there now. A '~' before it says that it is being counted again, after a merge or a
+rollback. Finding all quotas takes a look at each file.
+
+Examples: pando quota list /mnt/grove
+          pando quota list -H /mnt/grove | cut -f1,2
+          pando quota list --json /mnt/grove"
+)]
+pub struct ListArgs {
+    /// A directory in a mounted Pando file system
+    #[arg(default_value = ".")]
+    dir: PathBuf,
+    /// No header, bytes as numbers, and fields with one tab between, for scripts
+    #[arg(short = 'H')]
+    script: bool,
+    /// Print JSON, with a version of its format
+    #[arg(long, conflicts_with = "script")]
+    json: bool,
+}
+
+/// A size, or none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limit(Option<u64>);
+
+impl FromStr for Limit {
+    type Err = <Size as FromStr>::Err;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "none" => Ok(Limit(None)),
+            text => text.parse::<Size>().map(|size| Limit(Some(size.0))),
+        }
+    }
+}
+
+pub fn run(command: &Command) -> Result<()> {
+    match command {
+        Command::Set(args) => {
+            let fail = || format!("quota of {}", args.dir.display());
+            tool::set_quota(&args.dir, args.size.0).with_context(fail)
+        }
+        Command::List(args) => list(args),
+    }
+}
+
+#[derive(Serialize)]
+struct Report {
+    version: u32,
+    quotas: Vec<Line>,
+}
+
+#[derive(Serialize)]
+struct Line {
+    path: String,
+    limit: u64,
+    used: u64,
+    /// The count is exact; else it is being made again.
+    exact: bool,
+}
+
+fn line(mount: &Path, quota: &QuotaInfo) -> Line {
+    let path = seen(mount, quota.path.as_os_str()).to_string_lossy().into_owned();
+    Line { path, limit: quota.limit, used: quota.used, exact: !quota.stale }
+}
+
+fn list(args: &ListArgs) -> Result<()> {
+    let fail = || format!("quotas of {}", args.dir.display());
+    let mount = tool::mount_of(&args.dir).with_context(fail)?;
+    let found = tool::quotas(&args.dir).with_context(fail)?;
+    let lines: Vec<Line> = found.iter().map(|quota| line(&mount, quota)).collect();
+    match args.json {
+        true => crate::cmd::print_json(&Report { version: VERSION, quotas: lines }),
+        false => crate::cmd::print(&text(&lines, args.script)),
+    }
+}
+
+fn text(lines: &[Line], script: bool) -> String {
+    let mut out = String::new();
+    if !script {
+        out += &format!("{:>10} {:>10} {:>5}  DIRECTORY\n", "USED", "LIMIT", "USE%");
+    }
+    for line in lines {
+        let path = line.path.replace(char::is_control, "?");
+        let mark = if line.exact { "" } else { "~" };
+        if script {
+            out += &format!("{path}\t{mark}{}\t{}\n", line.used, line.limit);
+            continue;
+        }
+        let percent = match line.limit {
+            0 => "-".into(),
+            limit => format!("{}%", u128::from(line.used).saturating_mul(100).div_ceil(limit.into())),
+        };
+        let used = format!("{mark}{}", show(line.used));
+        out += &format!("{used:>10} {:>10} {percent:>5}  {path}\n", show(line.limit));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_sizes_or_none() {
+        assert_eq!("none".parse(), Ok::<_, <Size as FromStr>::Err>(Limit(None)));
+        assert_eq!("20G".parse(), Ok::<_, <Size as FromStr>::Err>(Limit(Some(20 << 30))));
+        assert!("much".parse::<Limit>().is_err());
+    }
+
+    #[test]
+    fn lists_are_for_people_and_for_scripts() {
+        let line = |used, limit, exact| Line { path: "/m/a".into(), limit, used, exact };
+        let lines = [line(1 << 30, 4 << 30, true), line(5, 0, false)];
+        assert_eq!(text(&lines, true), "/m/a\t1073741824\t4294967296\n/m/a\t~5\t0\n");
+        let shown = text(&lines, false);
+        assert!(shown.contains("25%  /m/a") && shown.contains("~5"), "{shown}");
+    }
+}

@@ -93,7 +93,7 @@ impl Fs {
             if top.peek(|s| s.record.clone_id == 0) {
                 names = self.lose_names(batch, end.at, &contents)?;
             }
-            open_below = self.orphan_below(batch, top, now)?;
+            open_below = self.orphan_below(batch, top, &|_| false, now)?;
             self.drop_kept_by_place(batch, &contents, stays)?;
             batch.delete(path::meta(&end.entry));
             for prefix in top.peek(|s| end.prefixes(&s.record))? {

@@ -297,7 +297,7 @@ impl Fs {
     /// the directory exclusively.
     pub(crate) fn nameless_below(&self, batch: &mut Batch, dir: &Inode, now: Time) -> Result<Vec<InodeRef>> {
         match self.has_links() && dir.peek(|s| s.record.clone_id != 0) {
-            true => self.orphan_below(batch, dir, now),
+            true => self.orphan_below(batch, dir, &|_| false, now),
             false => Ok(Vec::new()),
         }
     }

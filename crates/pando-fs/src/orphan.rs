@@ -81,15 +81,23 @@ impl Fs {
 
     /// Adds the moves of all open files below `top`, whose `tree` the caller holds exclusively,
     /// into the orphan area, and returns these files. The cost follows the number of open
-    /// files of the mount.
-    pub(crate) fn orphan_below(&self, batch: &mut Batch, top: &Inode, now: Time) -> Result<Vec<InodeRef>> {
+    /// files of the mount. Those stay whose keys lie under a path that `stays`.
+    pub(crate) fn orphan_below(
+        &self,
+        batch: &mut Batch,
+        top: &Inode,
+        stays: &dyn Fn(&[u8]) -> bool,
+        now: Time,
+    ) -> Result<Vec<InodeRef>> {
         let mut found: Vec<InodeRef> = Vec::new();
         for open in self.files.all() {
             let inode = &open.inode;
             if inode.kind != FileKind::Regular || found.iter().any(|i| i.ino == inode.ino) {
                 continue;
             }
-            if let Some(path) = path_below(inode, top)? {
+            if let Some(path) = path_below(inode, top)?
+                && !stays(&path)
+            {
                 self.make_orphan(batch, path::data(&path), inode, now);
                 found.push(inode.clone());
             }

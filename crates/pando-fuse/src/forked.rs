@@ -71,7 +71,7 @@ impl ForkAsked {
 /// The bit beside the side that is right: lines of text are merged.
 const TEXT: u8 = 4;
 
-const KINDS: [MergeKind; 10] = [
+const KINDS: [MergeKind; 14] = [
     MergeKind::Added,
     MergeKind::Removed,
     MergeKind::Modified,
@@ -82,6 +82,10 @@ const KINDS: [MergeKind; 10] = [
     MergeKind::Conflict(MergeConflict::Kind),
     MergeKind::Lines,
     MergeKind::Marked,
+    MergeKind::Renamed,
+    MergeKind::Conflict(MergeConflict::Renamed),
+    MergeKind::Conflict(MergeConflict::Taken),
+    MergeKind::Conflict(MergeConflict::Circle),
 ];
 
 /// What a merge came to, as text.
@@ -89,7 +93,11 @@ pub(crate) fn report(report: &MergeReport) -> String {
     let mut out = format!("{}\n", u8::from(report.merged));
     for change in &report.changes {
         let kind = KINDS.iter().position(|kind| *kind == change.kind).unwrap_or(KINDS.len());
-        out += &format!("{kind}\t{}\t{}\n", change.aspects.0, escaped(change.path.as_bytes()));
+        out += &format!("{kind}\t{}\t{}", change.aspects.0, escaped(change.path.as_bytes()));
+        if let Some(from) = &change.from {
+            out += &format!("\t{}", escaped(from.as_bytes()));
+        }
+        out.push('\n');
     }
     out
 }
@@ -103,7 +111,11 @@ pub(crate) fn read_report(text: &str) -> Option<MergeReport> {
         let kind = *KINDS.get(fields.next()?.parse::<usize>().ok()?)?;
         let aspects = Aspects(fields.next()?.parse().ok()?);
         let path = OsString::from_vec(unescaped(fields.next()?)?);
-        Some(MergeChange { kind, path, aspects })
+        let from = match fields.next() {
+            Some(from) => Some(OsString::from_vec(unescaped(from)?)),
+            None => None,
+        };
+        Some(MergeChange { kind, path, from, aspects })
     };
     Some(MergeReport { changes: lines.map(change).collect::<Option<_>>()?, merged })
 }
@@ -175,9 +187,12 @@ mod tests {
         assert_eq!(read_lines(&text), Some(vec![info, alone]));
         assert_eq!(read_lines("1\t2"), None);
         let path = OsString::from_vec(b"a\t\n".to_vec());
-        let change = |kind| MergeChange { kind, path: path.clone(), aspects: Aspects::MODE };
+        let change = |kind| {
+            let from = (kind == MergeKind::Renamed).then(|| path.clone());
+            MergeChange { kind, path: path.clone(), from, aspects: Aspects::MODE }
+        };
         let told = MergeReport { changes: KINDS.into_iter().map(change).collect(), merged: true };
         assert_eq!(read_report(&report(&told)), Some(told));
-        assert_eq!(read_report("1\n10\t0\tx"), None);
+        assert_eq!(read_report("1\n14\t0\tx"), None);
     }
 }

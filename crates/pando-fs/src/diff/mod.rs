@@ -10,8 +10,8 @@
 pub(crate) mod change;
 pub(crate) mod compare;
 pub(crate) mod links;
-mod moves;
-mod settle;
+pub(crate) mod moves;
+pub(crate) mod settle;
 pub(crate) mod side;
 pub(crate) mod stream;
 mod walk;

@@ -44,12 +44,22 @@ struct Search {
     lists: [VecDeque<(Identity, Vec<u8>)>; 2],
     /// Candidates without a partner, of each side.
     alone: [i64; 2],
+    /// Roots of lineages on one side only are not listed.
+    beside_clones: bool,
 }
 
 impl Moves {
     /// Finds them; `settle` says which hold.
     pub(crate) fn find(before: &mut Side, after: &mut Side) -> Result<Self> {
-        let mut search = Search::default();
+        Self::search(Search::default(), before, after)
+    }
+
+    /// The same, and does not take what lies in a clone that is on one side only for what has come from elsewhere.
+    pub(crate) fn find_beside_clones(before: &mut Side, after: &mut Side) -> Result<Self> {
+        Self::search(Search { beside_clones: true, ..Search::default() }, before, after)
+    }
+
+    fn search(mut search: Search, before: &mut Side, after: &mut Side) -> Result<Self> {
         search.pairs.push_back((Vec::new(), Vec::new()));
         loop {
             if let Some((a, b)) = search.pairs.pop_front() {
@@ -202,6 +212,12 @@ impl Search {
 
     /// Notes the entries of a directory that is on one side only.
     fn list(&mut self, side: &mut Side, first: bool, entry: &[u8]) -> Result<()> {
+        if self.beside_clones
+            && let Some(value) = side.value(entry)?
+            && side.found(entry, &value)?.record.clone_id != 0
+        {
+            return Ok(());
+        }
         let contents = contents_of(entry);
         let place = side.place(&contents);
         let (lo, hi) = path::listing(&place, None);

@@ -20,7 +20,7 @@ use crate::{
 const PASSES: u32 = 16;
 
 /// The directory that one is compared with, by contents prefix.
-type Images = HashMap<Vec<u8>, Option<Vec<u8>>>;
+pub(crate) type Images = HashMap<Vec<u8>, Option<Vec<u8>>>;
 
 /// Leaves of the moves those that hold.
 pub(crate) fn settle(moves: &mut Moves, before: &Side, after: &Side) -> Result<()> {
@@ -63,7 +63,7 @@ fn meets_itself(
 }
 
 /// What the directory with the contents prefix `dir` of a side is compared with, as the walk does it.
-fn image(
+pub(crate) fn image(
     moves: &Moves,
     images: &mut Images,
     (own, other): (&Side, &Side),

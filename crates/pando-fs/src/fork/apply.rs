@@ -18,7 +18,11 @@ use crate::{
         side::{Found, contents_of},
     },
     error::{Error, Result},
-    fork::plan::{Step, Trees, differ},
+    fork::{
+        carried::Carried,
+        follow::in_dir,
+        step::{Step, Trees, differ},
+    },
     inode::InodeRef,
     limits::BLOCK_SIZE,
     lineage::number::number,
@@ -42,7 +46,7 @@ pub(crate) struct Apply<'a> {
     /// Directories whose entries change.
     touched: BTreeSet<Vec<u8>>,
     /// Those of them that are in memory, by contents prefix from the top.
-    touched_inodes: HashMap<Vec<u8>, InodeRef>,
+    pub touched_inodes: HashMap<Vec<u8>, InodeRef>,
     /// Roots of lineages in which names have to be counted.
     uncounted: BTreeSet<Vec<u8>>,
     changed: Vec<(InodeRef, Record)>,
@@ -52,6 +56,7 @@ pub(crate) struct Apply<'a> {
     /// Names that mean something else: directories from the top, and names.
     entries: Vec<(Vec<u8>, Vec<u8>)>,
     tree_removed: bool,
+    pub carried: Carried,
 }
 
 /// Whose content a file gets.
@@ -87,18 +92,24 @@ impl<'a> Apply<'a> {
             given_back: Vec::new(),
             entries: Vec::new(),
             tree_removed: false,
+            carried: Carried::default(),
         }
     }
 
     /// Adds all steps to the batch, and finds out all that [`Apply::done`] has to know: behind the batch nothing may
     /// fail.
     pub(crate) fn steps(&mut self, steps: &[Step]) -> Result<()> {
+        // All is at its old place.
         for step in steps {
             match step {
-                Step::Remove(entry) => self.remove(entry)?,
-                Step::Take(entry) => self.take(entry)?,
-                Step::Change(entry, aspects) => self.change(entry, *aspects, None)?,
-                Step::Write(entry, aspects, text) => self.change(entry, *aspects, Some(text))?,
+                Step::Change { from, to, aspects } => self.change((from, to), *aspects, None)?,
+                Step::Write { from, to, aspects, text } => self.change((from, to), *aspects, Some(text))?,
+                Step::Remove(entry) => self.entry_changes(entry),
+                Step::Take { from, dir } => self.entry_changes(&in_dir(dir, from)),
+                Step::Move { from, dir, name } => {
+                    self.entry_changes(from);
+                    self.entry_changes(&path::entry(dir, name)?);
+                }
             }
         }
         let touched = Change::modified(self.now).encode();
@@ -109,11 +120,7 @@ impl<'a> Apply<'a> {
                 self.touched_inodes.insert(dir, inode);
             }
         }
-        for root in std::mem::take(&mut self.uncounted) {
-            self.fs.mark_uncounted(&mut self.batch, &root)?;
-            self.uncounted.insert(root);
-        }
-        Ok(())
+        self.carry(steps)
     }
 
     /// Data prefix of the directory with this contents prefix from the top.
@@ -128,7 +135,7 @@ impl<'a> Apply<'a> {
     }
 
     /// The lineage of the entries of a directory, if anybody looked into it.
-    fn lineage(&mut self, dir: &[u8]) -> Result<Option<u32>> {
+    pub(crate) fn lineage(&mut self, dir: &[u8]) -> Result<Option<u32>> {
         if dir.is_empty() {
             return Ok(Some(self.into.lineage));
         }
@@ -149,7 +156,7 @@ impl<'a> Apply<'a> {
     }
 
     /// The inode of an entry with this record, if it is in memory.
-    fn inode(&mut self, entry: &[u8], record: &Record) -> Result<Option<InodeRef>> {
+    pub(crate) fn inode(&mut self, entry: &[u8], record: &Record) -> Result<Option<InodeRef>> {
         if entry.is_empty() {
             return Ok(Some(self.into.clone()));
         }
@@ -178,6 +185,15 @@ impl<'a> Apply<'a> {
         }
     }
 
+    /// Marks the names in a lineage as uncounted, whose root has this contents prefix at this point of the batch.
+    fn uncount(&mut self, root: Vec<u8>) -> Result<()> {
+        if !self.uncounted.contains(&root) {
+            self.fs.mark_uncounted(&mut self.batch, &root)?;
+            self.uncounted.insert(root);
+        }
+        Ok(())
+    }
+
     fn root_of(&mut self, entry: &[u8]) -> Result<Vec<u8>> {
         let level = self.trees.ours.level(path::directory_of(entry))?;
         let damaged = Error::Damaged { what: "a merge".into(), detail: "a directory that is none" };
@@ -190,8 +206,7 @@ impl<'a> Apply<'a> {
         self.touched.insert(dir);
     }
 
-    fn remove(&mut self, entry: &[u8]) -> Result<()> {
-        self.entry_changes(entry);
+    pub(crate) fn remove(&mut self, entry: &[u8]) -> Result<()> {
         let Some(value) = self.trees.ours.value(entry)? else { return Ok(()) };
         let place = self.trees.ours.place(entry);
         self.batch.delete(path::meta(&place));
@@ -201,8 +216,7 @@ impl<'a> Apply<'a> {
                 // One name of several: who has none left goes when they are counted.
                 let root = self.root_of(entry)?;
                 self.batch.delete(path::meta(&path::link_name(&root, &place).unwrap_or_default()));
-                self.uncounted.insert(root);
-                return Ok(());
+                return self.uncount(root);
             }
         };
         let inode = self.inode(entry, &record)?;
@@ -220,7 +234,8 @@ impl<'a> Apply<'a> {
         }
         let contents = self.trees.ours.place(&contents_of(entry));
         if let Some(top) = &inode {
-            self.orphaned.extend(self.fs.orphan_below(&mut self.batch, top, self.now)?);
+            let carried = |path: &[u8]| self.carried.is_in_one(path);
+            self.orphaned.extend(self.fs.orphan_below(&mut self.batch, top, &carried, self.now)?);
         }
         self.fs.drop_kept_by_place(&mut self.batch, &contents, false)?;
         self.batch.delete_prefix(path::meta(&contents)).delete_prefix(path::data(&contents));
@@ -232,7 +247,7 @@ impl<'a> Apply<'a> {
             let names = path::meta(&path::link_name(&root, &contents).unwrap_or_default());
             if self.trees.ours.view.prefix(&names).next().transpose()?.is_some() {
                 self.batch.delete_prefix(names);
-                self.uncounted.insert(root);
+                self.uncount(root)?;
             }
         }
         let around = self.lineage(path::directory_of(entry))?;
@@ -246,18 +261,18 @@ impl<'a> Apply<'a> {
         Ok(())
     }
 
-    fn take(&mut self, entry: &[u8]) -> Result<()> {
-        self.entry_changes(entry);
+    /// Takes what the fork has at `entry` to where the place will be, from the top.
+    pub(crate) fn take(&mut self, entry: &[u8], to: &[u8]) -> Result<()> {
         let Some(value) = self.trees.theirs.value(entry)? else { return Ok(()) };
         let found = self.trees.theirs.found(entry, &value)?;
-        let dir = self.trees.ours.place(path::directory_of(entry));
-        let place = path::new_entry(&dir, name_of(entry))?;
+        let dir = self.trees.ours.place(path::directory_of(to));
+        let place = path::new_entry(&dir, name_of(to))?;
         let mut record = Record { pin: None, nlink: 1, ctime: self.now, crtime: self.now, ..found.record };
         if record.kind == FileKind::Directory {
             let root_of_its_own = record.clone_id != 0;
             record.clone_id = self.fs.fresh_clone()?;
             let (from, to) =
-                (self.trees.theirs.place(&contents_of(entry)), self.trees.ours.place(&contents_of(entry)));
+                (self.trees.theirs.place(&contents_of(entry)), self.trees.ours.place(&contents_of(to)));
             self.batch.clone_prefix(path::meta(&from), path::meta(&to));
             self.batch.clone_prefix(path::data(&from), path::data(&to));
             if self.fs.has_links() && !root_of_its_own {
@@ -285,22 +300,26 @@ impl<'a> Apply<'a> {
         self.batch.clone_prefix(path::meta(&area), path::meta(&copy));
         self.batch.clone_prefix(path::data(&area), path::data(&copy));
         self.batch.clone_prefix(names, path::meta(&path::link_name(to, to).unwrap_or_default()));
-        self.uncounted.insert(to.to_vec());
-        Ok(())
+        self.uncount(to.to_vec())
     }
 
-    fn found(&mut self, entry: &[u8]) -> Result<Option<(Found, Found)>> {
-        if entry.is_empty() {
+    fn found(&mut self, (from, to): (&[u8], &[u8])) -> Result<Option<(Found, Found)>> {
+        if to.is_empty() {
             return Ok(Some((self.trees.ours.top()?, self.trees.theirs.top()?)));
         }
-        let (ours, theirs) = (self.trees.ours.value(entry)?, self.trees.theirs.value(entry)?);
+        let (ours, theirs) = (self.trees.ours.value(to)?, self.trees.theirs.value(from)?);
         let (Some(ours), Some(theirs)) = (ours, theirs) else { return Ok(None) };
-        Ok(Some((self.trees.ours.found(entry, &ours)?, self.trees.theirs.found(entry, &theirs)?)))
+        Ok(Some((self.trees.ours.found(to, &ours)?, self.trees.theirs.found(from, &theirs)?)))
     }
 
-    /// Changes what is there; `text` is content of both sides for it.
-    fn change(&mut self, entry: &[u8], aspects: Aspects, text: Option<&Bytes>) -> Result<()> {
-        let Some((ours, theirs)) = self.found(entry)? else { return Ok(()) };
+    /// Changes what is at `entry` to what the fork has at `from`; `text` is content of both sides for it.
+    fn change(
+        &mut self,
+        (from, entry): (&[u8], &[u8]),
+        aspects: Aspects,
+        text: Option<&Bytes>,
+    ) -> Result<()> {
+        let Some((ours, theirs)) = self.found((from, entry))? else { return Ok(()) };
         let has = |one: Aspects| aspects.0 & one.0 != 0;
         let mut record = ours.record.clone();
         record.ctime = self.now;
@@ -391,7 +410,9 @@ impl<'a> Apply<'a> {
         if stay {
             self.batch.clone_prefix(path::attrs_under(&ours.data), system::exchange(0));
         }
+        self.entry_changes(entry);
         self.remove(entry)?;
+        self.carried.replaced(entry);
         let record = Record {
             fileno: self.fs.fresh_file()?,
             pin: None,
@@ -431,6 +452,7 @@ impl<'a> Apply<'a> {
     /// to be counted.
     pub(crate) fn done(mut self) -> (CloneReport, bool) {
         let mut report = CloneReport::default();
+        std::mem::take(&mut self.carried).done(self.fs, self.now, &mut report);
         for (inode, record) in std::mem::take(&mut self.changed) {
             inode.change(|s| {
                 s.record = record;

@@ -14,9 +14,10 @@ use crate::{
     fork::{
         apply::Apply,
         no_fork,
-        plan::{Plan, Planner, Trees},
+        plan::Planner,
+        step::{Plan, Trees},
         text::TextBudget,
-        told::{MergeKind, MergeOptions, MergeReport},
+        told::{MergeChange, MergeConflict, MergeKind, MergeOptions, MergeReport},
     },
     forks::Fork,
     inode::{InodeRef, Link},
@@ -85,8 +86,8 @@ impl Fs {
     /// Merges what the fork has changed since its origin into the directory `into`, by three-way comparison: what only
     /// one side has changed is taken, what both changed alike is left; the rest are conflicts, and then nothing is
     /// done, unless [`MergeOptions::prefer`] says which side is right. Content, mode, owner, target and extended
-    /// attributes of a file are merged one by one; times are no conflicts. A file or directory that was renamed is
-    /// one that went and one that came.
+    /// attributes of a file are merged one by one; times are no conflicts. Renames are followed on both
+    /// sides: see `docs/versions.md`.
     ///
     /// One batch. If `into` is the directory that the fork was made of, the fork's origin is what it is now: a further
     /// merge takes what is new. `owner` must own all that is taken, changed and removed, and the directories around
@@ -316,7 +317,11 @@ impl Fs {
 
 /// The answer, if nothing is to be done.
 fn stays(plan: &Plan, options: MergeOptions) -> Option<MergeReport> {
-    let conflicts = plan.told.iter().any(|change| matches!(change.kind, MergeKind::Conflict(_)));
-    (options.dry_run || conflicts && options.prefer.is_none())
+    let stops = |change: &MergeChange| match change.kind {
+        MergeKind::Conflict(MergeConflict::Taken | MergeConflict::Circle) => true,
+        MergeKind::Conflict(_) => options.prefer.is_none(),
+        _ => false,
+    };
+    (options.dry_run || plan.told.iter().any(stops))
         .then(|| MergeReport { changes: plan.told.clone(), merged: false })
 }

@@ -3,8 +3,14 @@
 //! See `forks` for what is stored, and `docs/versions.md`. Uses differences, clones and what they use.
 
 mod apply;
+mod arrange;
+mod carried;
+mod carry;
+mod follow;
+mod intend;
 mod merge;
 mod plan;
+mod step;
 mod text;
 mod told;
 

@@ -1,29 +1,29 @@
 //! What a merge would do: the changes of a fork since its origin, each held against what is there to merge into.
 //!
-//! Goes by what the fork changed, in the order of keys, and looks elsewhere only at these places; where the fork
-//! removed a directory, also at what the other side changed in it. What only the fork has is taken as a whole.
-//! Guarantees that nothing is planned for a place at which both sides changed the same thing differently, unless a
-//! side is preferred. Changes nothing. Uses sides, streams and comparisons of `diff`.
+//! Goes by what the fork changed, in the order of keys, and looks elsewhere only at these places, wherever they are by
+//! now (`follow`); where the fork removed a directory, also at what the other side changed in it. What only the fork
+//! has is taken as a whole. Guarantees that nothing is planned for a place at which both sides changed the same thing
+//! differently, unless a side is preferred. Changes nothing. Uses sides, streams and comparisons of `diff`.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 
 use bytes::Bytes;
 
 use crate::{
     diff::{
-        change::{Aspects, DiffOptions, shown},
-        compare::compare,
+        change::Aspects,
         links::LinkScan,
-        side::{Found, Pair, Side, contents_of, identity},
+        side::{Found, Identity, Pair, contents_of, identity},
         stream::{Spot, Stream},
     },
-    error::{Error, Result},
+    error::Result,
     fork::{
+        follow::{Follow, in_dir},
+        step::{Dirs, Occupant, Plan, Spots, Step, Told, Trees, differ, kind, meant},
         text::{MergedText, TextBudget},
-        told::{MergeChange, MergeConflict, MergeKind, MergeOptions, MergeSide},
+        told::{MergeConflict, MergeKind, MergeOptions},
     },
     path,
-    rights::directories_in,
     types::FileKind,
 };
 
@@ -34,33 +34,6 @@ const CONTENT: Aspects = Aspects(Aspects::CONTENT.0 | Aspects::SIZE.0);
 const GROUPS: [Aspects; 6] =
     [CONTENT, Aspects::MODE, Aspects::OWNER, Aspects::TARGET, Aspects::DEVICE, Aspects::XATTRS];
 
-/// One thing to do; paths are from the tops, in the form of keys.
-#[derive(Debug)]
-pub(crate) enum Step {
-    /// Removes what is there, with all below it.
-    Remove(Vec<u8>),
-    /// Takes what the fork has there, with all below it, to where there is nothing.
-    Take(Vec<u8>),
-    /// Gives the file or directory that is there these aspects of the one in the fork.
-    Change(Vec<u8>, Aspects),
-    /// The same, and gives it this content, which is of both sides.
-    Write(Vec<u8>, Aspects, Bytes),
-}
-
-/// The origin, the fork, and what it is merged into, of one moment.
-pub(crate) struct Trees {
-    pub base: Side,
-    pub theirs: Side,
-    pub ours: Side,
-}
-
-/// What is planned.
-#[derive(Default)]
-pub(crate) struct Plan {
-    pub steps: Vec<Step>,
-    pub told: Vec<MergeChange>,
-}
-
 pub(crate) struct Planner<'a> {
     pub trees: &'a mut Trees,
     pub options: MergeOptions,
@@ -70,28 +43,18 @@ pub(crate) struct Planner<'a> {
     pub fork: Vec<u8>,
     /// Whether there may be files with several names.
     pub links: bool,
-    plan: Plan,
+    pub steps: Vec<Step>,
+    pub told: Vec<Told>,
+    pub follow: Follow,
+    /// Renames that cannot be made here as such.
+    pub undone: HashSet<Identity>,
+    /// Directories that are still to be merged.
+    pub jobs: VecDeque<Dirs>,
     /// Linked files that are changed already, by their data prefix.
     changed: HashSet<Bytes>,
     /// Directories of the origin that are missing here, as has been told.
     missed: HashSet<Vec<u8>>,
     text: TextBudget,
-}
-
-/// Others may search a directory.
-const S_IXOTH: u16 = 0o001;
-
-fn kind(entry: &[u8], value: &[u8]) -> Result<FileKind> {
-    Ok(identity(entry, value)?.1)
-}
-
-/// Without the times, which are no reason for a conflict.
-fn meant(aspects: Aspects) -> Aspects {
-    Aspects(aspects.0 & !Aspects::TIME.0)
-}
-
-pub(crate) fn differ(a_side: &Side, a: &Found, b_side: &Side, b: &Found) -> Result<Aspects> {
-    Ok(compare(a_side, a, b_side, b, DiffOptions::default())?.aspects)
 }
 
 impl<'a> Planner<'a> {
@@ -102,330 +65,287 @@ impl<'a> Planner<'a> {
         fork: Vec<u8>,
         links: bool,
     ) -> Self {
-        let (changed, missed) = (HashSet::new(), HashSet::new());
-        Self { trees, options, owner, fork, links, plan: Plan::default(), changed, missed, text }
+        let (changed, missed, undone) = (HashSet::new(), HashSet::new(), HashSet::new());
+        let (steps, told, jobs, follow) = (Vec::new(), Vec::new(), VecDeque::new(), Follow::default());
+        let at = (trees, options, owner, fork, links);
+        let (trees, options, owner, fork, links) = at;
+        Self { trees, options, owner, fork, links, steps, told, follow, undone, jobs, changed, missed, text }
     }
 
-    /// The plan. Costs what a difference of the origin and the fork costs.
+    /// The plan. Costs what a difference of the origin and the fork costs, and one of the records alone of the origin
+    /// and this side.
     pub(crate) fn plan(mut self) -> Result<Plan> {
-        let tops = (self.trees.base.top()?, self.trees.theirs.top()?, self.trees.ours.top()?);
-        self.merge_found(b"", Some(&tops.0), &tops.1, &tops.2)?;
-        self.walk(&Pair::default())?;
-        Ok(self.plan)
+        loop {
+            self.follow = Follow::find(self.trees, &self.undone, self.links)?;
+            let undone = self.undone.len();
+            let tops = (self.trees.base.top()?, self.trees.theirs.top()?, self.trees.ours.top()?);
+            self.merge_found(&Spots::default(), Some(&tops.0), &tops.1, &tops.2)?;
+            self.jobs.push_back(Dirs::default());
+            while let Some(dirs) = self.jobs.pop_front() {
+                self.walk(&dirs)?;
+            }
+            if self.undone.len() == undone {
+                return self.arranged();
+            }
+            // Again, without these renames.
+            self.steps.clear();
+            self.told.clear();
+            self.changed.clear();
+            self.missed.clear();
+        }
     }
 
-    fn walk(&mut self, pair: &Pair) -> Result<()> {
+    fn walk(&mut self, dirs: &Dirs) -> Result<()> {
         let t = &self.trees;
-        let places = (t.base.place(&pair.before), t.theirs.place(&pair.after));
+        let before = match dirs.new {
+            None => t.base.place(&dirs.base),
+            Some(_) => path::snapshot(path::SNAPSHOTS_END),
+        };
+        let places = (before, t.theirs.place(&dirs.theirs));
         let mut stream = Stream::new(&t.base.view, (&places.0, &places.1), true)?;
         let mut roots = vec![Vec::new()];
         while let Some(spot) = stream.next()? {
             match spot {
-                Spot::Entry { path, .. } => self.spot(&mut stream, &path)?,
+                Spot::Entry { path, .. } => self.spot(&mut stream, dirs, &path)?,
                 Spot::Links(root) if !root.is_empty() => roots.push(root.to_vec()),
                 Spot::Links(_) => {}
             }
         }
-        if self.links {
+        if self.links && dirs.new.is_none() {
             for root in roots {
-                self.linked(root)?;
+                self.linked(dirs, &root)?;
             }
         }
         Ok(())
     }
 
     /// Names, below a directory, of linked files that the fork has changed, where the names say the same.
-    fn linked(&mut self, root: Vec<u8>) -> Result<()> {
-        let pair = Pair { before: root.clone(), after: root };
+    fn linked(&mut self, dirs: &Dirs, root: &[u8]) -> Result<()> {
+        let pair = Pair { before: [&dirs.base, root].concat(), after: [&dirs.theirs, root].concat() };
         let trees = &mut *self.trees;
         let Some(mut scan) = LinkScan::new(pair.clone(), &mut trees.base, &mut trees.theirs)? else {
             return Ok(());
         };
         let mut names = Vec::new();
         while let Some((inside, value)) = scan.next(&self.trees.base)? {
-            let entry = [&pair.before[..], &inside].concat();
-            if self.trees.theirs.value(&entry)?.is_some_and(|new| new == value) {
-                names.push((entry, value));
+            let (base, theirs) = ([&pair.before[..], &inside].concat(), [&pair.after[..], &inside].concat());
+            if self.trees.theirs.value(&theirs)?.is_some_and(|new| new == value) {
+                names.push((base, theirs, value));
             }
         }
-        for (entry, value) in names {
-            self.on_both(&entry, &value, &value)?;
+        for (base, theirs, value) in names {
+            self.on_both(None, dirs, (&base, &value), (&theirs, &value))?;
         }
         Ok(())
     }
 
-    fn tell(&mut self, entry: &[u8], kind: MergeKind, aspects: Aspects) -> Result<()> {
-        self.may_see(entry)?;
-        self.plan.told.push(MergeChange { kind, path: shown(entry), aspects });
-        Ok(())
-    }
-
-    /// Error unless all directories around an entry are the owner's, or all may search them: names in others are not
-    /// told. It names the topmost one.
-    fn may_see(&mut self, entry: &[u8]) -> Result<()> {
-        let Some(owner) = self.owner else { return Ok(()) };
-        let dir = path::directory_of(entry).to_vec();
-        let mut from = 0;
-        while let Some((above, contents)) = path::next_level(&dir, from) {
-            let trees = &mut *self.trees;
-            for side in [&mut trees.base, &mut trees.theirs, &mut trees.ours] {
-                let Some(value) = side.value(&above)? else { continue };
-                if kind(&above, &value)? != FileKind::Directory {
-                    continue;
-                }
-                let record = side.found(&above, &value)?.record;
-                if record.uid != owner && record.perm & S_IXOTH == 0 {
-                    return Err(Error::NotPermitted {
-                        name: shown(&above).to_string_lossy().into_owned(),
-                        why: "belongs to another user, and something in it differs: only root may merge that",
-                    });
-                }
+    /// What is told at the directory around an entry of the origin that is not here: the topmost such, and nothing in
+    /// it can be merged, whatever that is.
+    fn lost(&mut self, dirs: &Dirs, entry: &[u8]) -> Result<()> {
+        let dir = path::directory_of(entry);
+        let mut from = dirs.base.len();
+        while let Some((base, contents)) = path::next_level(dir, from) {
+            if self.follow.dir_here(self.trees, contents)?.is_some() {
+                from = contents.len();
+                continue;
             }
-            from = contents.len();
-        }
-        Ok(())
-    }
-
-    /// Notes a conflict; whether the fork is preferred.
-    fn conflict(&mut self, entry: &[u8], why: MergeConflict, aspects: Aspects) -> Result<bool> {
-        self.tell(entry, MergeKind::Conflict(why), aspects)?;
-        Ok(self.options.prefer == Some(MergeSide::Theirs))
-    }
-
-    fn owned(&self, entry: &[u8], uid: u32) -> Result<()> {
-        match self.owner.is_none_or(|owner| owner == uid) {
-            true => Ok(()),
-            false => Err(Error::NotPermitted {
-                name: shown(entry).to_string_lossy().into_owned(),
-                why: "belongs to another user: only root, or who owns all that a merge takes, changes and removes, \
-                      and the directories around it, may merge",
-            }),
-        }
-    }
-
-    /// Error unless entries of the directory around this one may be changed.
-    fn may_change_entries(&mut self, entry: &[u8]) -> Result<()> {
-        if self.owner.is_none() {
+            // Other things may lie in it.
+            if !self.missed.insert(base.clone()) {
+                return Ok(());
+            }
+            let around = self.follow.dir_here(self.trees, path::directory_of(&base))?.unwrap_or_default();
+            let ours = in_dir(&around, &base);
+            let theirs = [&dirs.theirs, base.get(dirs.base.len()..).unwrap_or_default()].concat();
+            let why = match self.trees.ours.value(&ours)? {
+                Some(_) => MergeConflict::Kind,
+                None => MergeConflict::RemovedHere,
+            };
+            let spots = Spots { base, theirs, ours };
+            if self.conflict(&spots, why, Aspects::default())?
+                && let Some(value) = self.trees.theirs.value(&spots.theirs)?
+            {
+                self.replace(&spots, &value)?;
+            }
             return Ok(());
         }
-        let dir = path::directory_of(entry).to_vec();
-        let uid = match dir.is_empty() {
-            true => self.trees.ours.top()?.record.uid,
-            false => {
-                let above = path::entry_of_contents(&dir).unwrap_or_default();
-                let Some(value) = self.trees.ours.value(&above)? else { return Ok(()) };
-                self.trees.ours.found(&above, &value)?.record.uid
-            }
-        };
-        self.owned(entry, uid)
-    }
-
-    fn remove(&mut self, entry: &[u8], value: &Bytes) -> Result<()> {
-        let record = self.trees.ours.found(entry, value)?.record;
-        self.owned(entry, record.uid)?;
-        self.may_change_entries(entry)?;
-        if record.kind == FileKind::Directory {
-            let contents = self.trees.ours.place(&contents_of(entry));
-            if self.fork.starts_with(&contents) {
-                let text = format!("{}: the fork lies in it, which would be removed", shown(entry).display());
-                return Err(Error::Invalid(text));
-            }
-            if self.owner.is_some() {
-                directories_in(&self.trees.ours.view, &contents, |inside, dir| {
-                    self.owned(&[entry, inside].concat(), dir.uid)
-                })?;
-            }
-        }
-        self.plan.steps.push(Step::Remove(entry.to_vec()));
         Ok(())
     }
 
-    fn take(&mut self, entry: &[u8], value: &Bytes) -> Result<()> {
-        let record = self.trees.theirs.found(entry, value)?.record;
-        self.owned(entry, record.uid)?;
-        self.may_change_entries(entry)?;
-        self.plan.steps.push(Step::Take(entry.to_vec()));
-        Ok(())
-    }
-
-    /// Puts what the fork has in the place of what is there.
-    fn replace(&mut self, entry: &[u8], ours: Option<&Bytes>, theirs: &Bytes) -> Result<()> {
-        if let Some(ours) = ours {
-            self.remove(entry, ours)?;
-        }
-        self.take(entry, theirs)
-    }
-
-    /// The topmost directory around an entry that is none where it is merged into.
-    fn missing_around(&mut self, entry: &[u8]) -> Result<Option<Vec<u8>>> {
-        let dir = path::directory_of(entry);
-        if self.trees.ours.level(dir)?.is_some_and(|l| l.contents.ends_with(dir)) {
-            return Ok(None);
-        }
-        let mut from = 0;
-        while let Some((above, contents)) = path::next_level(dir, from) {
-            let is_dir = match self.trees.ours.value(&above)? {
-                Some(value) => kind(&above, &value)? == FileKind::Directory,
-                None => false,
-            };
-            if !is_dir {
-                return Ok(Some(above));
-            }
-            from = contents.len();
-        }
-        Ok(None)
-    }
-
-    /// If the directory around is not there, that is what cannot be merged, whatever is in it: true then.
-    fn lost(&mut self, stream: Option<&mut Stream>, entry: &[u8]) -> Result<bool> {
-        let Some(dir) = self.missing_around(entry)? else { return Ok(false) };
-        let there = self.trees.ours.value(&dir)?;
-        let why = if there.is_some() { MergeConflict::Kind } else { MergeConflict::RemovedHere };
-        if let Some(stream) = stream {
-            stream.skip(&contents_of(&dir));
-        }
-        // Several names of one file may lie in it.
-        if !self.missed.insert(dir.clone()) {
-            return Ok(true);
-        }
-        if self.conflict(&dir, why, Aspects::default())?
-            && let Some(value) = self.trees.theirs.value(&dir)?
-        {
-            self.replace(&dir, there.as_ref(), &value)?;
-        }
-        Ok(true)
-    }
-
-    fn spot(&mut self, stream: &mut Stream, entry: &[u8]) -> Result<()> {
-        let (base, theirs) = (self.trees.base.value(entry)?, self.trees.theirs.value(entry)?);
-        let is_dir = |value: &Option<Bytes>| match value {
-            Some(value) => Ok::<_, Error>(kind(entry, value)? == FileKind::Directory),
-            None => Ok(false),
+    fn spot(&mut self, stream: &mut Stream, dirs: &Dirs, path: &[u8]) -> Result<()> {
+        let (a, b) = ([&dirs.base, path].concat(), [&dirs.theirs, path].concat());
+        let base = if dirs.new.is_some() { None } else { self.trees.base.value(&a)? };
+        let id = |entry: &[u8], value: &Option<Bytes>| {
+            value.as_ref().map(|value| identity(entry, value)).transpose()
         };
-        let (base_dir, their_dir) = (is_dir(&base)?, is_dir(&theirs)?);
-        let go_on = match (&base, &theirs) {
-            (None, None) => true,
+        let theirs = self.trees.theirs.value(&b)?;
+        let (x, y) = (id(&a, &base)?, id(&b, &theirs)?);
+        let is_dir = |id: Option<Identity>| id.is_some_and(|id| id.1 == FileKind::Directory);
+        match (&base, &theirs) {
+            (Some(base), Some(theirs)) => {
+                let leaves = x != y && x.is_some_and(|x| self.follow.leaves(x, &a));
+                let comes = x != y && y.is_some_and(|y| self.follow.source(y, &b).is_some());
+                let one = !leaves && !comes;
+                if one && x.map(|x| x.1) == y.map(|y| y.1) {
+                    return self.on_both(Some(stream), dirs, (&a, base), (&b, theirs));
+                }
+                if is_dir(x) || is_dir(y) {
+                    stream.skip(&contents_of(path));
+                }
+                if one {
+                    return self.turned(dirs, (&a, base), (&b, theirs));
+                }
+                if !leaves {
+                    self.removed((&a, base), &b)?;
+                }
+                self.came(dirs, &a, (&b, theirs))
+            }
             (Some(base), None) => {
-                self.removed(entry, base)?;
-                false
+                if is_dir(x) {
+                    stream.skip(&contents_of(path));
+                }
+                match x.is_some_and(|x| self.follow.leaves(x, &a)) {
+                    true => Ok(()), // it is merged where it has come to
+                    false => self.removed((&a, base), &b),
+                }
             }
             (None, Some(theirs)) => {
-                if self.lost(Some(stream), entry)? {
-                    return Ok(());
+                if is_dir(y) {
+                    stream.skip(&contents_of(path));
                 }
-                self.added(entry, theirs)?
+                self.came(dirs, &a, (&b, theirs))
             }
-            (Some(base), Some(theirs)) if kind(entry, base)? == kind(entry, theirs)? => {
-                match self.on_both(entry, base, theirs)? {
-                    Some(lost) => {
-                        stream.skip(&contents_of(&lost));
-                        return Ok(());
-                    }
-                    None => true,
-                }
-            }
-            (Some(base), Some(theirs)) => {
-                if self.lost(Some(stream), entry)? {
-                    return Ok(());
-                }
-                self.turned(entry, base, theirs)?
-            }
-        };
-        if !go_on && (base_dir || their_dir) {
-            stream.skip(&contents_of(entry));
+            (None, None) => Ok(()),
         }
-        Ok(())
+    }
+
+    /// Something is at a place of the fork, `a` in the origin, where that has not been.
+    fn came(&mut self, dirs: &Dirs, a: &[u8], (b, theirs): (&[u8], &Bytes)) -> Result<()> {
+        let inside = a.get(dirs.base.len()..).unwrap_or_default();
+        let dir = match &dirs.new {
+            Some(new) => Some([new, path::directory_of(inside)].concat()),
+            None => self.follow.dir_here(self.trees, path::directory_of(a))?,
+        };
+        let Some(dir) = dir else { return self.lost(dirs, a) };
+        let id = identity(b, theirs)?;
+        match self.follow.source(id, b) {
+            Some(from) => self.moved((&from, id), (b, theirs), dir),
+            None => {
+                let spots = Spots { base: a.to_vec(), theirs: b.to_vec(), ours: in_dir(&dir, b) };
+                self.added(&spots, theirs)
+            }
+        }
     }
 
     /// The fork has removed it.
-    fn removed(&mut self, entry: &[u8], base: &Bytes) -> Result<()> {
-        let Some(ours) = self.trees.ours.value(entry)? else { return Ok(()) };
-        if self.is_as_it_was(entry, base, &ours)? {
-            self.tell(entry, MergeKind::Removed, Aspects::default())?;
-            return self.remove(entry, &ours);
+    fn removed(&mut self, (a, base): (&[u8], &Bytes), b: &[u8]) -> Result<()> {
+        let here = self.follow.here(self.trees, identity(a, base)?, a)?;
+        let (Some(entry), Some(ours)) = (here.entry, here.value) else { return Ok(()) };
+        let spots = Spots { base: a.to_vec(), theirs: b.to_vec(), ours: entry };
+        if !here.moved && self.is_as_it_was(&spots, base, &ours)? {
+            self.tell(&spots, MergeKind::Removed, Aspects::default())?;
+            return self.remove(&spots.ours, &ours);
         }
-        match self.conflict(entry, MergeConflict::RemovedThere, Aspects::default())? {
-            true => self.remove(entry, &ours),
+        match self.conflict(&spots, MergeConflict::RemovedThere, Aspects::default())? {
+            true => self.remove(&spots.ours, &ours),
             false => Ok(()),
         }
     }
 
-    /// The fork has added it; whether what is in it is merged one by one.
-    fn added(&mut self, entry: &[u8], theirs: &Bytes) -> Result<bool> {
-        let Some(ours) = self.trees.ours.value(entry)? else {
-            self.tell(entry, MergeKind::Added, Aspects::default())?;
-            self.take(entry, theirs)?;
-            return Ok(false);
-        };
-        self.both_new(entry, theirs, &ours)
+    /// The fork has made it.
+    fn added(&mut self, spots: &Spots, theirs: &Bytes) -> Result<()> {
+        match self.occupant(&spots.ours, &[])? {
+            Occupant::Nothing => {
+                self.tell(spots, MergeKind::Added, Aspects::default())?;
+                self.take(spots, theirs)
+            }
+            Occupant::Its(ours) => self.both_new(spots, theirs, &ours),
+            Occupant::Other => self.conflict(spots, MergeConflict::Taken, Aspects::default()).map(drop),
+        }
     }
 
     /// Both sides have something there that the origin has not, at least not of this kind.
-    fn both_new(&mut self, entry: &[u8], theirs: &Bytes, ours: &Bytes) -> Result<bool> {
-        let (there, here) = (kind(entry, theirs)?, kind(entry, ours)?);
+    fn both_new(&mut self, spots: &Spots, theirs: &Bytes, ours: &Bytes) -> Result<()> {
+        let (there, here) = (kind(&spots.theirs, theirs)?, kind(&spots.ours, ours)?);
         if there != here {
-            if self.conflict(entry, MergeConflict::Kind, Aspects::default())? {
-                self.replace(entry, Some(ours), theirs)?;
+            if self.conflict(spots, MergeConflict::Kind, Aspects::default())? {
+                self.replace(spots, theirs)?;
             }
-            return Ok(false);
+            return Ok(());
         }
-        let (t, o) = (self.trees.theirs.found(entry, theirs)?, self.trees.ours.found(entry, ours)?);
-        self.merge_found(entry, None, &t, &o)?;
-        Ok(there == FileKind::Directory)
+        let trees = &mut *self.trees;
+        let (t, o) = (trees.theirs.found(&spots.theirs, theirs)?, trees.ours.found(&spots.ours, ours)?);
+        self.merge_found(spots, None, &t, &o)?;
+        if there == FileKind::Directory {
+            let new = Some(contents_of(&spots.ours));
+            self.jobs.push_back(Dirs { base: Vec::new(), theirs: contents_of(&spots.theirs), new });
+        }
+        Ok(())
     }
 
-    /// It is of another kind in the fork; whether what is in it is merged one by one.
-    fn turned(&mut self, entry: &[u8], base: &Bytes, theirs: &Bytes) -> Result<bool> {
-        let Some(ours) = self.trees.ours.value(entry)? else {
-            if self.conflict(entry, MergeConflict::RemovedHere, Aspects::default())? {
-                self.take(entry, theirs)?;
-            }
-            return Ok(false);
-        };
-        if self.is_as_it_was(entry, base, &ours)? {
-            self.tell(entry, MergeKind::Replaced, Aspects::default())?;
-            self.replace(entry, Some(&ours), theirs)?;
-            return Ok(false);
+    /// It is of another kind in the fork.
+    fn turned(
+        &mut self,
+        dirs: &Dirs,
+        (a, base): (&[u8], &Bytes),
+        (b, theirs): (&[u8], &Bytes),
+    ) -> Result<()> {
+        let here = self.follow.here(self.trees, identity(a, base)?, a)?;
+        let Some(entry) = here.entry else { return self.lost(dirs, a) };
+        if here.moved {
+            self.removed((a, base), b)?;
+            return self.came(dirs, a, (b, theirs));
         }
-        self.both_new(entry, theirs, &ours)
+        let spots = Spots { base: a.to_vec(), theirs: b.to_vec(), ours: entry };
+        let Some(ours) = here.value else {
+            if self.conflict(&spots, MergeConflict::RemovedHere, Aspects::default())? {
+                self.replace(&spots, theirs)?;
+            }
+            return Ok(());
+        };
+        if self.is_as_it_was(&spots, base, &ours)? {
+            self.tell(&spots, MergeKind::Replaced, Aspects::default())?;
+            return self.replace(&spots, theirs);
+        }
+        self.both_new(&spots, theirs, &ours)
     }
 
-    /// It is of one kind in the origin and the fork. The directory that is not there, if that is why nothing in it can
-    /// be merged.
-    fn on_both(&mut self, entry: &[u8], base: &Bytes, theirs: &Bytes) -> Result<Option<Vec<u8>>> {
-        let (b, t) = (self.trees.base.found(entry, base)?, self.trees.theirs.found(entry, theirs)?);
-        let ours = self.trees.ours.value(entry)?;
-        let same_kind = match &ours {
-            Some(ours) => kind(entry, ours)? == b.record.kind,
-            None => false,
-        };
-        match &ours {
-            Some(ours) if same_kind => {
-                let o = self.trees.ours.found(entry, ours)?;
-                self.merge_found(entry, Some(&b), &t, &o)?;
-                Ok(None)
-            }
-            _ => {
-                if meant(differ(&self.trees.base, &b, &self.trees.theirs, &t)?).is_empty() {
-                    return Ok(None);
-                }
-                if let Some(dir) = self.missing_around(entry)? {
-                    self.lost(None, entry)?;
-                    return Ok(Some(dir));
-                }
-                let why = if ours.is_some() { MergeConflict::Kind } else { MergeConflict::RemovedHere };
-                if self.conflict(entry, why, Aspects::default())? {
-                    self.replace(entry, ours.as_ref(), theirs)?;
-                }
-                Ok(Some(entry.to_vec()))
-            }
+    /// It is of one kind in the origin and the fork.
+    fn on_both(
+        &mut self,
+        stream: Option<&mut Stream>,
+        dirs: &Dirs,
+        (a, base): (&[u8], &Bytes),
+        (b, theirs): (&[u8], &Bytes),
+    ) -> Result<()> {
+        let (x, t) = (self.trees.base.found(a, base)?, self.trees.theirs.found(b, theirs)?);
+        let here = self.follow.here(self.trees, identity(a, base)?, a)?;
+        if let (Some(entry), Some(ours)) = (&here.entry, &here.value)
+            && kind(entry, ours)? == x.record.kind
+        {
+            let o = self.trees.ours.found(entry, ours)?;
+            let spots = Spots { base: a.to_vec(), theirs: b.to_vec(), ours: entry.clone() };
+            return self.merge_found(&spots, Some(&x), &t, &o);
+        }
+        if meant(differ(&self.trees.base, &x, &self.trees.theirs, &t)?).is_empty() {
+            return Ok(());
+        }
+        let Some(entry) = here.entry else { return self.lost(dirs, a) };
+        if let Some(stream) = stream {
+            stream.skip(&contents_of(a.get(dirs.base.len()..).unwrap_or_default()));
+        }
+        let there = self.trees.ours.value(&entry)?;
+        let why = if there.is_some() { MergeConflict::Kind } else { MergeConflict::RemovedHere };
+        let spots = Spots { base: a.to_vec(), theirs: b.to_vec(), ours: entry };
+        match self.conflict(&spots, why, Aspects::default())? {
+            true => self.replace(&spots, theirs),
+            false => Ok(()),
         }
     }
 
     /// Merges what is of one kind on all sides, aspect by aspect.
-    fn merge_found(
+    pub(crate) fn merge_found(
         &mut self,
-        entry: &[u8],
+        spots: &Spots,
         base: Option<&Found>,
         theirs: &Found,
         ours: &Found,
@@ -463,7 +383,7 @@ impl<'a> Planner<'a> {
             clash.0 &= !CONTENT.0;
         }
         if !clash.is_empty() {
-            if self.conflict(entry, MergeConflict::Changed, Aspects(clash.0 & (there.0 | apart.0)))? {
+            if self.conflict(spots, MergeConflict::Changed, Aspects(clash.0 & (there.0 | apart.0)))? {
                 take.0 |= clash.0;
             }
         } else {
@@ -472,21 +392,22 @@ impl<'a> Planner<'a> {
                 Some(text) if text.marked => (MergeKind::Marked, CONTENT.0),
                 Some(_) => (MergeKind::Lines, CONTENT.0),
             };
-            self.tell(entry, kind, Aspects((take.0 | content) & there.0))?;
+            self.tell(spots, kind, Aspects((take.0 | content) & there.0))?;
         }
         if take.is_empty() && lines.is_none() {
             return Ok(());
         }
-        self.owned(entry, ours.record.uid)?;
-        self.owned(entry, theirs.record.uid)?;
+        self.owned(&spots.ours, ours.record.uid)?;
+        self.owned(&spots.ours, theirs.record.uid)?;
+        let (from, to, aspects) = (spots.theirs.clone(), spots.ours.clone(), take);
         if let Some(text) = lines {
-            self.plan.steps.push(Step::Write(entry.to_vec(), take, text.bytes));
+            self.steps.push(Step::Write { from, to, aspects, text: text.bytes });
             return Ok(());
         }
         let attributes = Aspects::MODE.0 | Aspects::OWNER.0 | Aspects::XATTRS.0;
         // A file with several names gets its attributes once; each name gets its own content.
         if take.0 & !attributes != 0 || self.changed.insert(ours.data.clone()) {
-            self.plan.steps.push(Step::Change(entry.to_vec(), take));
+            self.steps.push(Step::Change { from, to, aspects });
         }
         Ok(())
     }
@@ -501,59 +422,5 @@ impl<'a> Planner<'a> {
         let t = &*self.trees;
         let merged = self.text.merge_lines((&t.base, base), (&t.theirs, theirs), (&t.ours, ours))?;
         Ok(merged.filter(|text| !text.marked || self.options.prefer.is_none()))
-    }
-
-    /// Whether what is there is what was in the origin, or, of directories, perhaps less.
-    fn is_as_it_was(&mut self, entry: &[u8], base: &Bytes, ours: &Bytes) -> Result<bool> {
-        let (b, o) = (self.trees.base.found(entry, base)?, self.trees.ours.found(entry, ours)?);
-        if b.record.kind != o.record.kind
-            || !meant(differ(&self.trees.base, &b, &self.trees.ours, &o)?).is_empty()
-        {
-            return Ok(false);
-        }
-        if b.record.kind != FileKind::Directory {
-            return Ok(true);
-        }
-        let dir = contents_of(entry);
-        let places = (self.trees.base.place(&dir), self.trees.ours.place(&dir));
-        let mut stream = Stream::new(&self.trees.base.view, (&places.0, &places.1), true)?;
-        let mut roots = vec![dir.clone()];
-        while let Some(spot) = stream.next()? {
-            let path = match spot {
-                Spot::Entry { path, .. } => path,
-                Spot::Links(root) => {
-                    roots.push([&dir[..], &root].concat());
-                    continue;
-                }
-            };
-            let inside = [&dir[..], &path].concat();
-            let Some(ours) = self.trees.ours.value(&inside)? else { continue };
-            let Some(base) = self.trees.base.value(&inside)? else { return Ok(false) };
-            let (b, o) = (self.trees.base.found(&inside, &base)?, self.trees.ours.found(&inside, &ours)?);
-            if b.record.kind != o.record.kind
-                || !meant(differ(&self.trees.base, &b, &self.trees.ours, &o)?).is_empty()
-            {
-                return Ok(false);
-            }
-        }
-        if !self.links {
-            return Ok(true);
-        }
-        for root in roots {
-            let pair = Pair { before: root.clone(), after: root };
-            let trees = &mut *self.trees;
-            let Some(mut scan) = LinkScan::new(pair.clone(), &mut trees.base, &mut trees.ours)? else {
-                continue;
-            };
-            while let Some((name, base)) = scan.next(&self.trees.base)? {
-                let inside = [&pair.before[..], &name].concat();
-                let Some(ours) = self.trees.ours.value(&inside)? else { continue };
-                let (b, o) = (self.trees.base.found(&inside, &base)?, self.trees.ours.found(&inside, &ours)?);
-                if !meant(differ(&self.trees.base, &b, &self.trees.ours, &o)?).is_empty() {
-                    return Ok(false);
-                }
-            }
-        }
-        Ok(true)
     }
 }

@@ -36,6 +36,12 @@ pub enum MergeConflict {
     RemovedThere,
     /// It is of another kind on the other side.
     Kind,
+    /// Both sides have renamed it, differently.
+    Renamed,
+    /// Something else has its place here. No preferred side settles that: rename one of them first.
+    Taken,
+    /// Directories would come to lie in each other. No preferred side settles that.
+    Circle,
 }
 
 /// What a merge does at a place.
@@ -49,6 +55,8 @@ pub enum MergeKind {
     Modified,
     /// It is removed, and something of another kind is taken from the fork.
     Replaced,
+    /// It is moved here too, with all below it.
+    Renamed,
     /// Both sides have changed its content, and it has the lines of both.
     Lines,
     /// The same, and lines that both changed differently stand in it between markers.
@@ -64,6 +72,8 @@ pub struct MergeChange {
     pub kind: MergeKind,
     /// Path from the directory that is merged into; empty for itself.
     pub path: OsString,
+    /// Where it was, if it is [`MergeKind::Renamed`].
+    pub from: Option<OsString>,
     /// In what the sides differ.
     pub aspects: Aspects,
 }

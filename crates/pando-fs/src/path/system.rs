@@ -169,3 +169,9 @@ pub(crate) fn policy_place(key: &[u8]) -> Option<&[u8]> {
 pub(crate) fn exchange(slot: u8) -> Bytes {
     tagged(b'X', &[slot])
 }
+
+/// The same for the keys of one of many moves, and one of its prefixes.
+pub(crate) fn aside(number: u32, slot: u8) -> Bytes {
+    let [a, b, c, d] = number.to_be_bytes();
+    tagged(b'X', &[u8::MAX, a, b, c, d, slot])
+}

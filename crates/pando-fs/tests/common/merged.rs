@@ -1,32 +1,129 @@
 //! What a merge should make of three plain trees, by going through all paths.
+//!
+//! Works on a graph: each thing of this side, and each that is taken, knows what it lies in, so a rename is one change,
+//! and two things at one place, or directories in each other, are seen when all is done.
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use pando_fs::*;
 
-use super::trees::{Node, Tree, below, kind, mode_of, parent};
+use super::trees::{Node, Picture, Tree, below, kind, mode_of, parent};
 
-/// The merged tree, and the conflicts.
-struct Reference<'a> {
-    base: &'a Tree,
-    theirs: &'a Tree,
-    ours: &'a Tree,
-    prefer: Option<MergeSide>,
-    out: Tree,
-    conflicts: Vec<String>,
+type Map = BTreeMap<String, String>;
+
+fn name(path: &str) -> &str {
+    path.rsplit_once('/').map_or("", |(_, name)| name)
 }
 
-impl Reference<'_> {
-    fn drop_tree(&mut self, path: &str) {
-        for inside in below(&self.out, path) {
-            self.out.remove(&inside);
+fn id_of(side: &Picture, path: &str) -> Option<(u64, u8)> {
+    Some((*side.ids.get(path)?, kind(side.tree.get(path)?)))
+}
+
+/// Where what is in the origin is on a side.
+struct Where {
+    /// By path in the origin.
+    to: Map,
+    /// The other way.
+    from: Map,
+    /// Paths in the origin of what is not where what it was in has come to.
+    moved: BTreeSet<String>,
+}
+
+impl Where {
+    /// By numbers, but for those of `not`, else by the path.
+    fn new(base: &Picture, side: &Picture, not: &BTreeSet<(u64, u8)>) -> Self {
+        let known = |id: &(u64, u8)| !not.contains(id);
+        let by_id: BTreeMap<(u64, u8), &String> =
+            side.ids.keys().filter_map(|p| Some((id_of(side, p)?, p))).collect();
+        let old: BTreeSet<(u64, u8)> = base.ids.keys().filter_map(|p| id_of(base, p)).filter(known).collect();
+        let mut to = Map::from([(String::new(), String::new())]);
+        let mut moved = BTreeSet::new();
+        for path in base.ids.keys() {
+            let place = to.get(parent(path)).map(|dir| format!("{dir}/{}", name(path)));
+            match id_of(base, path).filter(known).and_then(|id| by_id.get(&id)) {
+                Some(found) => {
+                    if Some(*found) != place.as_ref() {
+                        moved.insert(path.clone());
+                    }
+                    to.insert(path.clone(), (*found).clone());
+                }
+                None => {
+                    let Some(place) = place else { continue };
+                    if id_of(side, &place).is_some_and(|id| !old.contains(&id)) {
+                        to.insert(path.clone(), place);
+                    }
+                }
+            }
         }
-        self.out.remove(path);
+        let from = to.iter().map(|(a, b)| (b.clone(), a.clone())).collect();
+        Self { to, from, moved }
     }
 
-    fn take(&mut self, path: &str) {
-        self.drop_tree(path);
-        self.out.insert(path.into(), self.theirs[path].clone());
-        for inside in below(self.theirs, path) {
-            self.out.insert(inside.clone(), self.theirs[&inside].clone());
+    fn source(&self, path: &str) -> Option<&String> {
+        self.from.get(path).filter(|from| self.moved.contains(*from))
+    }
+}
+
+/// What lies where: this side's by `O` and the path that it has, what is taken by `T`, a number and that.
+type Place = (String, String);
+
+struct Reference<'a> {
+    base: &'a Picture,
+    theirs: &'a Picture,
+    ours: &'a Picture,
+    prefer: Option<MergeSide>,
+    /// Renames that count as removed and added.
+    undone: BTreeSet<(u64, u8)>,
+    there: Where,
+    here: Where,
+    /// What things have become, by key, and what they are in, if they have moved.
+    nodes: Tree,
+    places: BTreeMap<String, Place>,
+    removed: BTreeSet<String>,
+    conflicts: Vec<String>,
+    /// No preference settles these.
+    hard: Vec<String>,
+    missed: BTreeSet<String>,
+}
+
+enum Occupant {
+    Nothing,
+    Its,
+    Other,
+}
+
+impl<'a> Reference<'a> {
+    fn new(all: [&'a Picture; 3], prefer: Option<MergeSide>, mut undone: BTreeSet<(u64, u8)>) -> Self {
+        let [base, theirs, ours] = all;
+        // What went into a directory that is new there has gone, and is new.
+        let there = loop {
+            let there = Where::new(base, theirs, &undone);
+            let into_new = |p: &&String| {
+                let dir = parent(&there.to[*p]);
+                !dir.is_empty() && there.from.get(dir).is_none_or(|from| !Self::is_dir(base, from))
+            };
+            let lost: Vec<_> = there.moved.iter().filter(into_new).filter_map(|p| id_of(base, p)).collect();
+            if lost.is_empty() {
+                break there;
+            }
+            undone.extend(lost);
+        };
+        let here = Where::new(base, ours, &BTreeSet::new());
+        let nodes = ours.tree.iter().map(|(p, n)| (format!("O{p}"), n.clone())).collect();
+        Self {
+            base,
+            theirs,
+            ours,
+            prefer,
+            undone,
+            there,
+            here,
+            nodes,
+            places: BTreeMap::new(),
+            removed: BTreeSet::new(),
+            conflicts: Vec::new(),
+            hard: Vec::new(),
+            missed: BTreeSet::new(),
         }
     }
 
@@ -35,70 +132,330 @@ impl Reference<'_> {
         self.prefer == Some(MergeSide::Theirs)
     }
 
-    fn changed_inside(&self, tree: &Tree, path: &str) -> bool {
-        tree.get(path) != self.base.get(path)
-            || below(tree, path).iter().any(|p| tree.get(p) != self.base.get(p))
+    fn is_dir(side: &Picture, path: &str) -> bool {
+        side.tree.get(path).is_some_and(|node| kind(node) == 0)
     }
 
-    /// Merges what is at a path and, of directories, in it.
-    fn at(&mut self, path: &str) {
-        let (b, t, o) = (self.base.get(path), self.theirs.get(path), self.ours.get(path));
-        match (b, t, o) {
-            (_, None, None) | (None, None, Some(_)) => {}
-            (Some(_), None, Some(_)) => {
-                if !self.changed_inside(self.ours, path) || self.conflict(path) {
-                    self.drop_tree(path);
-                }
-            }
-            (None, Some(_), None) => self.take(path),
-            (Some(_), Some(_), None) => {
-                // Only what was removed there is no change.
-                let t_changed =
-                    t != b || below(self.theirs, path).iter().any(|p| self.theirs.get(p) != self.base.get(p));
-                if t_changed && self.conflict(path) {
-                    self.take(path);
-                }
-            }
-            (b, Some(t), Some(o)) => {
-                let same_base = b.filter(|b| kind(b) == kind(t));
-                if let Some(b) = same_base {
-                    if kind(o) == kind(b) {
-                        self.node(path, Some(b), t, o);
-                        if kind(t) == 0 {
-                            self.children(path);
-                        }
-                    } else if self.changed_inside(self.theirs, path) && self.conflict(path) {
-                        self.take(path);
-                    }
-                    return;
-                }
-                if b.is_some() && kind(b.unwrap()) == kind(o) && !self.changed_inside(self.ours, path) {
-                    self.take(path);
-                } else if kind(t) == kind(o) {
-                    self.node(path, None, t, o);
-                    if kind(t) == 0 {
-                        self.children(path);
-                    }
-                } else if self.conflict(path) {
-                    self.take(path);
-                }
-            }
+    /// The directory of the origin here.
+    fn dir_here(&self, dir: &str) -> Option<String> {
+        self.here.to.get(dir).filter(|to| Self::is_dir(self.ours, to)).cloned()
+    }
+
+    /// Where something of the origin is here or would be, whether it is there, and whether it was moved.
+    fn here(&self, a: &str) -> (Option<String>, bool, bool) {
+        if self.here.moved.contains(a) {
+            return (self.here.to.get(a).cloned(), true, true);
+        }
+        let Some(dir) = self.dir_here(parent(a)) else { return (None, false, false) };
+        let place = format!("{dir}/{}", name(a));
+        let is = self.ours.tree.contains_key(&place) && self.here.source(&place).is_none();
+        (Some(place), is, false)
+    }
+
+    fn occupant(&self, o: &str, own: &str) -> Occupant {
+        if !self.ours.tree.contains_key(o) {
+            return Occupant::Nothing;
+        }
+        match self.here.from.get(o) {
+            None => Occupant::Its,
+            Some(a) if a == own => Occupant::Its,
+            Some(a) if self.there.moved.contains(a) || !self.there.to.contains_key(a) => Occupant::Nothing,
+            Some(_) => Occupant::Other,
         }
     }
 
-    fn children(&mut self, path: &str) {
-        let all: Vec<&Tree> = vec![self.base, self.theirs, self.ours];
-        let mut names: Vec<String> = all
-            .iter()
-            .flat_map(|tree| tree.keys())
-            .filter(|p| !p.is_empty() && parent(p) == path)
-            .cloned()
-            .collect();
+    fn remove(&mut self, o: &str) {
+        self.removed.insert(o.into());
+    }
+
+    /// Takes a tree of the fork into a directory here.
+    fn take(&mut self, b: &str, o: &str) {
+        let tag = format!("T{}", self.nodes.len());
+        self.nodes.insert(format!("{tag}{b}"), self.theirs.tree[b].clone());
+        self.places.insert(format!("{tag}{b}"), (format!("O{}", parent(o)), name(o).into()));
+        for inside in below(&self.theirs.tree, b) {
+            self.nodes.insert(format!("{tag}{inside}"), self.theirs.tree[&inside].clone());
+        }
+    }
+
+    fn replace(&mut self, own: &str, b: &str, o: &str) {
+        match self.occupant(o, own) {
+            Occupant::Nothing => {}
+            Occupant::Its => self.remove(o),
+            Occupant::Other => return self.hard.push(o.into()),
+        }
+        self.take(b, o);
+    }
+
+    /// Merges what is in a directory of the origin, or of none if both sides have made that of `new`.
+    fn dirs(&mut self, base: &str, theirs: &str, new: Option<&str>) {
+        let children = |side: &Picture, dir: &str| -> Vec<String> {
+            let inside = side.tree.keys().filter(|p| !p.is_empty() && parent(p) == dir);
+            inside.map(|p| name(p).to_owned()).collect()
+        };
+        let mut names = children(self.theirs, theirs);
+        if new.is_none() {
+            names.extend(children(self.base, base));
+        }
         names.sort();
         names.dedup();
         for name in names {
-            self.at(&name);
+            self.at(&format!("{base}/{name}"), &format!("{theirs}/{name}"), new);
         }
+    }
+
+    fn at(&mut self, a: &str, b: &str, new: Option<&str>) {
+        let x = if new.is_some() { None } else { id_of(self.base, a) };
+        let y = id_of(self.theirs, b);
+        let leaves = x.is_some() && x != y && self.there.moved.contains(a);
+        let comes = y.is_some() && x != y && self.there.source(b).is_some();
+        match (x, y) {
+            (Some((_, k)), Some((_, l))) if !leaves && !comes => match k == l {
+                true => self.on_both(a, b),
+                false => self.turned(a, b),
+            },
+            _ => {
+                if x.is_some() && !leaves {
+                    self.gone(a);
+                }
+                if y.is_some() {
+                    self.came(a, b, new);
+                }
+            }
+        }
+    }
+
+    /// The topmost directory of the origin around something that is not here.
+    fn lost(&mut self, a: &str) {
+        let mut around: Vec<String> = Vec::new();
+        let mut at = parent(a);
+        while !at.is_empty() {
+            around.push(at.into());
+            at = parent(at);
+        }
+        let Some(dir) = around.into_iter().rev().find(|dir| self.dir_here(dir).is_none()) else { return };
+        if !self.missed.insert(dir.clone()) {
+            return;
+        }
+        let o = format!("{}/{}", self.dir_here(parent(&dir)).unwrap(), name(&dir));
+        if self.conflict(&o)
+            && let Some(b) = self.there.to.get(&dir).cloned()
+        {
+            self.replace(&dir, &b, &o);
+        }
+    }
+
+    fn came(&mut self, a: &str, b: &str, new: Option<&str>) {
+        let dir = match new {
+            Some(new) => Some(new.to_owned()),
+            None => self.dir_here(parent(a)),
+        };
+        let Some(dir) = dir else { return self.lost(a) };
+        let o = format!("{dir}/{}", name(b));
+        match self.there.source(b).cloned() {
+            Some(from) => self.moved(&from, b, &o),
+            None => match self.occupant(&o, "?") {
+                Occupant::Nothing => self.take(b, &o),
+                Occupant::Its => self.both_new(a, b, &o),
+                Occupant::Other => self.hard.push(o),
+            },
+        }
+    }
+
+    fn both_new(&mut self, a: &str, b: &str, o: &str) {
+        let (t, n) = (&self.theirs.tree[b], &self.ours.tree[o]);
+        if kind(t) != kind(n) {
+            if self.conflict(o) {
+                self.replace(a, b, o);
+            }
+            return;
+        }
+        self.node(o, None, t, n);
+        if kind(t) == 0 {
+            self.dirs("?", b, Some(o));
+        }
+    }
+
+    fn gone(&mut self, a: &str) {
+        let (Some(o), true, moved) = self.here(a) else { return };
+        if !moved && self.as_it_was(a, &o) || self.conflict(&o) {
+            self.remove(&o);
+        }
+    }
+
+    /// Whether what is here is what was in the origin, or less, apart from what the fork has moved out.
+    fn as_it_was(&self, a: &str, o: &str) -> bool {
+        let (b, n) = (&self.base.tree[a], &self.ours.tree[o]);
+        if b != n {
+            return false;
+        }
+        let mut inside: BTreeSet<String> = BTreeSet::new();
+        for (tree, top) in [(&self.base.tree, a), (&self.ours.tree, o)] {
+            inside.extend(below(tree, top).iter().map(|p| p[top.len()..].to_owned()));
+        }
+        let mut skipped: Vec<String> = Vec::new();
+        for rest in inside {
+            let (x, y) = (format!("{a}{rest}"), format!("{o}{rest}"));
+            if skipped.iter().any(|s| x.starts_with(s)) {
+                continue;
+            }
+            if self.base.tree.contains_key(&x) {
+                let goes = self.there.moved.contains(&x);
+                if !goes && self.here.moved.contains(&x) {
+                    return false;
+                }
+                if goes && Self::is_dir(self.base, &x) {
+                    skipped.push(format!("{x}/"));
+                }
+                if goes && id_of(self.ours, &y).is_none_or(|y| Some(y) == id_of(self.base, &x)) {
+                    continue;
+                }
+            }
+            match (self.base.tree.get(&x), self.ours.tree.get(&y)) {
+                (_, None) => {}
+                (x, y) if x == y => {}
+                _ => return false,
+            }
+        }
+        true
+    }
+
+    fn turned(&mut self, a: &str, b: &str) {
+        let (entry, is, moved) = self.here(a);
+        let Some(o) = entry else { return self.lost(a) };
+        if moved {
+            self.gone(a);
+            return self.came(a, b, None);
+        }
+        if !is {
+            if self.conflict(&o) {
+                self.replace(a, b, &o);
+            }
+        } else if self.as_it_was(a, &o) {
+            self.replace(a, b, &o);
+        } else {
+            self.both_new(a, b, &o);
+        }
+    }
+
+    fn on_both(&mut self, a: &str, b: &str) {
+        let (x, t) = (&self.base.tree[a], &self.theirs.tree[b]);
+        let (entry, is, _) = self.here(a);
+        if let Some(o) = &entry
+            && is
+            && kind(&self.ours.tree[o]) == kind(x)
+        {
+            self.node(o, Some(x), t, &self.ours.tree[o]);
+        } else if x != t {
+            let Some(o) = entry else { return self.lost(a) };
+            if self.conflict(&o) {
+                self.replace(a, b, &o);
+            }
+            return;
+        }
+        if kind(t) == 0 {
+            self.dirs(a, b, None);
+        }
+    }
+
+    fn moved(&mut self, a: &str, b: &str, want: &str) {
+        let (Some(o), true, moved) = self.here(a) else {
+            if self.conflict(want) {
+                self.replace(a, b, want);
+            }
+            return;
+        };
+        let (x, t) = (&self.base.tree[a], &self.theirs.tree[b]);
+        if kind(&self.ours.tree[&o]) != kind(x) {
+            if self.conflict(&o) {
+                self.remove(&o);
+                self.replace(a, b, want);
+            }
+            return;
+        }
+        if o != want && (!moved || self.conflict(&o)) {
+            let root = |dir: &str| {
+                let mut dir = dir;
+                while !dir.is_empty() && !self.ours.roots.contains(dir) {
+                    dir = parent(dir);
+                }
+                dir.to_owned()
+            };
+            if root(parent(&o)) != root(parent(want)) {
+                self.undone.extend(id_of(self.base, a));
+                return;
+            }
+            self.places.insert(format!("O{o}"), (format!("O{}", parent(want)), name(want).into()));
+        }
+        self.node(&o, Some(x), t, &self.ours.tree[&o]);
+        if kind(x) == 0 {
+            self.dirs(a, b, None);
+        }
+    }
+
+    /// What a thing lies in, and its name.
+    fn place(&self, key: &str) -> Place {
+        let own = || (key[..key.rfind('/').unwrap()].to_owned(), name(key).to_owned());
+        self.places.get(key).cloned().unwrap_or_else(own)
+    }
+
+    /// The path of a thing; none if it is removed, or lies in itself.
+    fn path(&self, key: &str) -> Option<String> {
+        let (mut at, mut parts) = (key.to_owned(), Vec::new());
+        while at != "O" {
+            if at.strip_prefix('O').is_some_and(|o| self.removed.contains(o))
+                || parts.len() > self.nodes.len()
+            {
+                return None;
+            }
+            let (dir, name) = self.place(&at);
+            parts.push(name);
+            at = dir;
+        }
+        Some(parts.iter().rev().map(|part| format!("/{part}")).collect())
+    }
+
+    fn is_in_itself(&self, key: &str) -> bool {
+        let mut at = self.place(key).0;
+        for _ in 0..=self.nodes.len() {
+            if at == key {
+                return true;
+            }
+            if at == "O" {
+                return false;
+            }
+            at = self.place(&at).0;
+        }
+        false
+    }
+
+    /// The merged tree.
+    fn out(&mut self) -> Tree {
+        let mut taken: BTreeMap<Place, Vec<String>> = BTreeMap::new();
+        for key in self.nodes.keys().filter(|key| *key != "O") {
+            let gone = key.strip_prefix('O').is_some_and(|o| self.removed.contains(o));
+            if !gone {
+                taken.entry(self.place(key)).or_default().push(key.clone());
+            }
+        }
+        for (key, place) in &self.places {
+            let told = match key.strip_prefix('O') {
+                Some(o) => o.to_owned(),
+                None => format!("{}/{}", &place.0[1..], place.1),
+            };
+            // The nearest directory around that moves or goes.
+            let mut dir = place.0.as_str();
+            while dir != "O" && !self.places.contains_key(dir) && !self.removed.contains(&dir[1..]) {
+                dir = &dir[..dir.rfind('/').unwrap()];
+            }
+            let into_gone = dir != "O" && self.removed.contains(&dir[1..]);
+            let second = taken[place].iter().any(|other| other != key && !self.places.contains_key(other));
+            if into_gone || second || self.is_in_itself(key) {
+                self.hard.push(told);
+            }
+        }
+        let found = self.nodes.iter().filter_map(|(key, node)| Some((self.path(key)?, node.clone())));
+        found.collect()
     }
 
     /// Aspect by aspect.
@@ -138,7 +495,7 @@ impl Reference<'_> {
         if clash {
             self.conflicts.push(path.into());
         }
-        self.out.insert(path.into(), merged);
+        self.nodes.insert(format!("O{path}"), merged);
     }
 }
 
@@ -154,12 +511,30 @@ pub fn conflicts(report: &MergeReport) -> Vec<String> {
     out
 }
 
-pub fn expect(base: &Tree, theirs: &Tree, ours: &Tree, prefer: Option<MergeSide>) -> (Tree, Vec<String>) {
-    let out = ours.clone();
-    let mut reference = Reference { base, theirs, ours, prefer, out, conflicts: Vec::new() };
-    reference.at("");
-    let mut conflicts = reference.conflicts;
-    conflicts.sort();
-    conflicts.dedup();
-    (reference.out, conflicts)
+/// The tree, if there is one, and the conflicts.
+pub fn expect(
+    base: &Picture,
+    theirs: &Picture,
+    ours: &Picture,
+    prefer: Option<MergeSide>,
+) -> (Option<Tree>, Vec<String>) {
+    let mut undone = BTreeSet::new();
+    loop {
+        let mut merge = Reference::new([base, theirs, ours], prefer, undone.clone());
+        merge.here = Where::new(base, ours, &undone);
+        let known = merge.undone.len();
+        merge.node("", Some(&base.tree[""]), &theirs.tree[""], &ours.tree[""]);
+        merge.dirs("", "", None);
+        if merge.undone.len() > known {
+            undone = merge.undone;
+            continue;
+        }
+        let out = merge.out();
+        let mut conflicts = merge.conflicts;
+        let settled = merge.hard.is_empty() && (conflicts.is_empty() || prefer.is_some());
+        conflicts.extend(merge.hard);
+        conflicts.sort();
+        conflicts.dedup();
+        return (settled.then_some(out), conflicts);
+    }
 }

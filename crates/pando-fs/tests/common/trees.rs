@@ -1,6 +1,9 @@
 //! Plain trees: what is at each path, read through calls, and random changes of them.
 
-use std::{collections::BTreeMap, ffi::OsStr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ffi::OsStr,
+};
 
 use pando_fs::*;
 
@@ -19,11 +22,28 @@ impl Rng {
 }
 
 /// A plain tree: what is at each path.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub enum Node {
     Dir { mode: u32 },
     File { data: Vec<u8>, mode: u32, attr: Option<Vec<u8>> },
     Link { target: String },
+}
+
+/// Content is a byte, many times.
+impl std::fmt::Debug for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let short = |data: &[u8]| match data.first() {
+            Some(byte) => format!("{}*{}", data.len(), char::from(*byte)),
+            None => "empty".into(),
+        };
+        match self {
+            Node::Dir { mode } => write!(f, "dir {mode:o}"),
+            Node::File { data, mode, attr } => {
+                write!(f, "file {} {mode:o} {:?}", short(data), attr.as_deref().map(short))
+            }
+            Node::Link { target } => write!(f, "link {target}"),
+        }
+    }
 }
 
 pub type Tree = BTreeMap<String, Node>;
@@ -98,7 +118,7 @@ pub fn step(w: &World, top: &str, rng: &mut Rng) {
         let name = ["a", "b", "c", "dir", "sub"][rng.next(5)];
         format!("{top}{}/{name}", dirs[rng.next(dirs.len())])
     };
-    match rng.next(12) {
+    match rng.next(14) {
         0..=2 => {
             let path = fresh(rng);
             if !w.exists(&path) {
@@ -150,10 +170,54 @@ pub fn step(w: &World, top: &str, rng: &mut Rng) {
         _ => {
             if let Some(path) = some(rng) {
                 let to = fresh(rng);
-                if !to.starts_with(&format!("{path}/")) && !w.exists(&to) {
-                    let _ = w.at(&path, |d, n| w.at(&to, |e, m| w.fs.rename(&w.me, d, n, e, m, 0)));
+                let apart = !to.starts_with(&format!("{path}/")) && !path.starts_with(&format!("{to}/"));
+                if apart && path != to {
+                    let flags = if w.exists(&to) { RENAME_EXCHANGE } else { 0 };
+                    let _ = w.rename(&path, &to, flags);
                 }
             }
         }
     }
+}
+
+/// A plain tree, and what tells which file is which.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Picture {
+    pub tree: Tree,
+    /// File numbers, as they are stored.
+    pub ids: BTreeMap<String, u64>,
+    /// Directories that are the roots of clones.
+    pub roots: BTreeSet<String>,
+}
+
+impl Picture {
+    /// Whether a file number is there once only.
+    pub fn is_plain(&self) -> bool {
+        self.ids.values().collect::<BTreeSet<_>>().len() == self.ids.len()
+    }
+}
+
+/// The tree below a path, through calls, and its file numbers, from the keys as they are documented.
+pub fn picture(w: &World, top: &str) -> Picture {
+    let mut out = Picture { tree: read(w, top), ..Picture::default() };
+    for path in out.tree.keys().filter(|path| !path.is_empty()) {
+        let whole = format!("{top}{path}");
+        let mut key = vec![0, 0, 0, 0, b'M'];
+        let names: Vec<&str> = whole.split('/').skip(1).collect();
+        for (i, name) in names.iter().enumerate() {
+            key.push(if i + 1 == names.len() { 1 } else { 2 });
+            key.extend_from_slice(name.as_bytes());
+            key.push(0);
+        }
+        let record = w.fs.db().get(&key).unwrap().unwrap();
+        out.ids.insert(path.clone(), u64::from_le_bytes(record[20..28].try_into().unwrap()));
+        let mut rest = &record[76..];
+        while let [tag, low, high, more @ ..] = rest {
+            if *tag == 3 {
+                out.roots.insert(path.clone());
+            }
+            rest = &more[usize::from(u16::from_le_bytes([*low, *high]))..];
+        }
+    }
+    out
 }

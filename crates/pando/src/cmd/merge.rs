@@ -23,12 +23,16 @@ a further merge takes what is new. A line for each thing that is done, paths fro
   +  taken from the fork, with all that is in it
   -  removed
   M  becomes what it is in the fork: content, mode, owner, extended attributes, each on its own
-  R  removed, and something of another kind taken
+  R  renamed here too, with all that is in it: its path before, and now
+  X  removed, and something of another kind taken
   L  gets the lines that each side changed (with --text)
   !  the same, and lines that both changed differently stand in it between markers, as git sets them
   C  conflict, and why; with --ours or --theirs, where that has decided
-What was renamed went and came. Times alone are not merged. A file whose content is merged is a new
-file, as if moved there: who has the old one open keeps that. You must own all that changes, or be root.
+What one side renamed and the other changed comes to its new name with that change. Renamed to two names is a
+conflict. A name that something else has, and directories that would lie in each other, no side decides:
+rename one. What was renamed into a directory that is new went and came. Times alone are not merged. A file
+whose content is merged is a new file, as if moved there: who has the old one open keeps that. You must own all
+that changes, or be root.
 Set-id bits and capabilities stay only where content, mode and owner are all of one side.
 Text, for --text, is a file without zero bytes and holes, up to 1 MiB and 10,000 lines.
 
@@ -78,6 +82,8 @@ struct Report {
 struct Line {
     kind: &'static str,
     path: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    from: Option<String>,
     changed: Vec<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<&'static str>,
@@ -88,7 +94,8 @@ fn words(kind: MergeKind) -> (char, &'static str, Option<&'static str>) {
         MergeKind::Added => ('+', "added", None),
         MergeKind::Removed => ('-', "removed", None),
         MergeKind::Modified => ('M', "modified", None),
-        MergeKind::Replaced => ('R', "replaced", None),
+        MergeKind::Replaced => ('X', "replaced", None),
+        MergeKind::Renamed => ('R', "renamed", None),
         MergeKind::Lines => ('L', "lines", None),
         MergeKind::Marked => ('!', "marked", Some("lines that conflict are marked in it")),
         MergeKind::Conflict(why) => (
@@ -96,9 +103,12 @@ fn words(kind: MergeKind) -> (char, &'static str, Option<&'static str>) {
             "conflict",
             Some(match why {
                 MergeConflict::Changed => "changed on both sides",
-                MergeConflict::RemovedHere => "removed here, changed in the fork",
-                MergeConflict::RemovedThere => "removed in the fork, changed here",
+                MergeConflict::RemovedHere => "removed here, changed or renamed in the fork",
+                MergeConflict::RemovedThere => "removed in the fork, changed or renamed here",
                 MergeConflict::Kind => "of another kind on the other side",
+                MergeConflict::Renamed => "renamed differently on both sides",
+                MergeConflict::Taken => "something else has the name here: rename one",
+                MergeConflict::Circle => "directories would lie in each other: move one",
             }),
         ),
     }
@@ -110,6 +120,7 @@ fn line(change: &MergeChange) -> Line {
     Line {
         kind,
         path: if change.path.is_empty() { ".".into() } else { change.path.to_string_lossy().into_owned() },
+        from: change.from.as_ref().map(|from| from.to_string_lossy().into_owned()),
         changed: names.map(|(_, name)| *name).collect(),
         why,
     }
@@ -146,13 +157,28 @@ pub fn run(args: &Args) -> Result<()> {
     } else {
         let mut out = String::new();
         for (change, line) in report.changes.iter().zip(&lines) {
-            let path: String = line.path.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+            let safe = |text: &str| -> String {
+                text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+            };
+            let path = match &line.from {
+                Some(from) => format!("{} -> {}", safe(from), safe(&line.path)),
+                None => safe(&line.path),
+            };
             let why = line.why.map(|why| format!(" ({why})")).unwrap_or_default();
             if line.why.is_some() || !args.quiet {
                 out += &format!("{}\t{path}{why}\n", words(change.kind).0);
             }
         }
         print(&out)?;
+    }
+    let hard = |change: &&MergeChange| {
+        matches!(change.kind, MergeKind::Conflict(MergeConflict::Taken | MergeConflict::Circle))
+    };
+    let unsettled = report.changes.iter().filter(hard).count();
+    if prefer.is_some() && unsettled > 0 {
+        let text =
+            format!("{unsettled} conflicts that no side decides: nothing was merged; rename or move one");
+        bail!(Coded(exit::CONFLICTS, text));
     }
     if (report.merged || prefer.is_some() || conflicts == 0) && marked == 0 {
         return Ok(());

@@ -1,0 +1,217 @@
+//! Renames in a merge: those of the fork are made here, unless they meet others.
+//!
+//! Guarantees that a plan without conflicts can be carried out: no two things come to one place, nothing comes to a
+//! place that is taken or into a directory that goes, and no directories come to lie in each other. Uses plans.
+
+use std::collections::{HashMap, HashSet};
+
+use bytes::Bytes;
+
+use crate::{
+    diff::{
+        change::{Aspects, shown},
+        side::{Identity, contents_of},
+    },
+    error::Result,
+    fork::{
+        follow::in_dir,
+        plan::Planner,
+        step::{Dirs, Plan, Spots, Step, kind},
+        told::{MergeChange, MergeConflict, MergeKind},
+    },
+    path::{self, system},
+    types::FileKind,
+};
+
+/// Moves of directories by the contents prefix that these have before, and where each goes.
+#[derive(Default)]
+pub(crate) struct Moved {
+    dirs: HashMap<Vec<u8>, (Vec<u8>, Vec<u8>)>,
+}
+
+/// The contents prefixes around and of a directory, that of the directory first.
+fn upwards(dir: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let ends = dir.iter().enumerate().rev().filter(|(_, b)| **b == 0);
+    ends.filter_map(|(i, _)| dir.get(..=i))
+}
+
+impl Moved {
+    pub(crate) fn of(steps: &[Step]) -> Self {
+        let dirs = steps.iter().filter_map(|step| match step {
+            Step::Move { from, dir, name } => Some((contents_of(from), (dir.clone(), name.clone()))),
+            _ => None,
+        });
+        Self { dirs: dirs.collect() }
+    }
+
+    /// The directory that is moved, and that `dir` is, or lies in.
+    pub(crate) fn around<'a>(&self, dir: &'a [u8]) -> Option<&'a [u8]> {
+        upwards(dir).find(|above| self.dirs.contains_key(*above))
+    }
+
+    /// Where the contents of a directory are when all is moved. Of directories that would lie in each other, anywhere.
+    pub(crate) fn after(&self, dir: &[u8]) -> Vec<u8> {
+        let (mut at, mut left) = (dir.to_vec(), self.dirs.len());
+        let mut behind: Vec<Vec<u8>> = Vec::new();
+        while let Some(around) = self.around(&at).filter(|_| left > 0) {
+            let Some((to, name)) = self.dirs.get(around) else { break };
+            behind.push(at.get(around.len()..).unwrap_or_default().to_vec());
+            behind.push(path::contents(b"", name).unwrap_or_default());
+            (at, left) = (to.clone(), left - 1);
+        }
+        behind.into_iter().rev().fold(at, |at, part| [at, part].concat())
+    }
+
+    /// Whether a directory that is moved would come to lie in itself.
+    fn is_circle(&self, moved: &[u8]) -> bool {
+        let mut at = moved;
+        for _ in 0..=self.dirs.len() {
+            let Some((to, _)) = self.dirs.get(at) else { return false };
+            match self.around(to) {
+                None => return false,
+                Some(around) if around == moved => return true,
+                Some(around) => match self.dirs.get_key_value(around) {
+                    Some((around, _)) => at = around,
+                    None => return false,
+                },
+            }
+        }
+        false
+    }
+}
+
+impl Planner<'_> {
+    /// The fork has moved something from `a` of the origin to `b`, which is in the directory with the contents prefix
+    /// `dir` here.
+    pub(crate) fn moved(
+        &mut self,
+        (a, id): (&[u8], Identity),
+        (b, theirs): (&[u8], &Bytes),
+        dir: Vec<u8>,
+    ) -> Result<()> {
+        let here = self.follow.here(self.trees, id, a)?;
+        let want = in_dir(&dir, b);
+        let spots = |ours: &[u8]| Spots { base: a.to_vec(), theirs: b.to_vec(), ours: ours.to_vec() };
+        let (Some(entry), Some(ours)) = (here.entry, here.value) else {
+            let spots = spots(&want);
+            if self.conflict(&spots, MergeConflict::RemovedHere, Aspects::default())? {
+                self.replace(&spots, theirs)?;
+            }
+            return Ok(());
+        };
+        let spots = spots(&entry);
+        if kind(&entry, &ours)? != id.1 {
+            if self.conflict(&spots, MergeConflict::Kind, Aspects::default())? {
+                self.remove(&entry, &ours)?;
+                self.replace(&Spots { ours: want, ..spots }, theirs)?;
+            }
+            return Ok(());
+        }
+        let stays = entry == want
+            || here.moved && !self.conflict(&spots, MergeConflict::Renamed, Aspects::default())?;
+        let (Some(base), record) = (self.trees.base.value(a)?, self.trees.ours.found(&entry, &ours)?) else {
+            return Ok(());
+        };
+        if !stays {
+            if self.cannot_move(&entry, &dir, id)? {
+                self.undone.insert(id);
+                return Ok(());
+            }
+            self.tell(&spots, MergeKind::Renamed, Aspects::default())?;
+            self.owned(&entry, record.record.uid)?;
+            self.may_change_entries(&entry)?;
+            self.may_change_entries(&want)?;
+            self.fork_stays(&entry, "moved")?;
+            let name = in_dir(b"", b);
+            let name = name.get(1..name.len().saturating_sub(1)).unwrap_or_default().to_vec();
+            self.steps.push(Step::Move { from: entry, dir, name });
+        }
+        let trees = &mut *self.trees;
+        let (x, y) = (trees.base.found(a, &base)?, trees.theirs.found(b, theirs)?);
+        self.merge_found(&spots, Some(&x), &y, &record)?;
+        if id.1 == FileKind::Directory {
+            self.jobs.push_back(Dirs { base: contents_of(a), theirs: contents_of(b), new: None });
+        }
+        Ok(())
+    }
+
+    /// Whether something cannot be moved as it is: across the border of a clone, with names of files with several, or
+    /// with what is kept by its place.
+    fn cannot_move(&mut self, entry: &[u8], dir: &[u8], id: Identity) -> Result<bool> {
+        let root = |planner: &mut Self, dir: &[u8]| -> Result<Vec<u8>> {
+            Ok(planner.trees.ours.level(dir)?.map(|level| level.root.clone()).unwrap_or_default())
+        };
+        let from = root(self, path::directory_of(entry))?;
+        if from != root(self, dir)? {
+            return Ok(true);
+        }
+        if id.1 != FileKind::Directory {
+            return Ok(false);
+        }
+        let contents = self.trees.ours.place(&contents_of(entry));
+        let names = path::link_name(&from, &contents).filter(|_| self.links).map(|names| path::meta(&names));
+        let kept = [system::fork(&contents), system::forked_below(&contents), system::policy(&contents)];
+        for prefix in names.iter().chain(&kept) {
+            if self.trees.ours.view.prefix(prefix).next().transpose()?.is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The plan, once all is known that is to be done: what would meet is a conflict that no side settles.
+    pub(crate) fn arranged(mut self) -> Result<Plan> {
+        let moved = Moved::of(&self.steps);
+        let going = self.steps.iter().filter_map(|step| match step {
+            Step::Remove(entry) => Some(entry.clone()),
+            Step::Move { from, .. } => Some(from.clone()),
+            _ => None,
+        });
+        let going: HashSet<Vec<u8>> = going.collect();
+        let removed = self.steps.iter().filter_map(|step| match step {
+            Step::Remove(entry) => Some(contents_of(entry)),
+            _ => None,
+        });
+        let removed: HashSet<Vec<u8>> = removed.collect();
+        let mut conflicts = Vec::new();
+        for step in &self.steps {
+            let (dir, entry, from) = match step {
+                Step::Take { from, dir } => (dir, in_dir(dir, from), None),
+                Step::Move { from, dir, name } => (dir, path::entry(dir, name)?, Some(from)),
+                _ => continue,
+            };
+            let goes = upwards(dir).find(|above| removed.contains(*above) || moved.dirs.contains_key(*above));
+            let taken = !going.contains(&entry) && self.trees.ours.value(&entry)?.is_some();
+            if taken || goes.is_some_and(|above| removed.contains(above)) {
+                conflicts.push((from.unwrap_or(&entry).clone(), MergeConflict::Taken));
+            } else if let Some(from) = from
+                && moved.is_circle(&contents_of(from))
+            {
+                conflicts.push((from.clone(), MergeConflict::Circle));
+            }
+        }
+        let told = self.told.iter().map(|told| (told.kind, told.ours.clone(), told.aspects));
+        let conflicts =
+            conflicts.into_iter().map(|(entry, why)| (MergeKind::Conflict(why), entry, Aspects(0)));
+        let all: Vec<_> = told.chain(conflicts).collect();
+        let mut targets = HashMap::new();
+        for step in &self.steps {
+            if let Step::Move { from, dir, name } = step {
+                targets.insert(from.clone(), path::entry(&moved.after(dir), name)?);
+            }
+        }
+        let change = |(kind, ours, aspects): (MergeKind, Vec<u8>, Aspects)| {
+            // Conflicts are told where things are, the rest where they will be.
+            let stays = matches!(kind, MergeKind::Conflict(_)) || ours.is_empty();
+            let to = match targets.get(&ours) {
+                _ if stays => ours.clone(),
+                Some(to) if kind != MergeKind::Removed => to.clone(),
+                _ => in_dir(&moved.after(path::directory_of(&ours)), &ours),
+            };
+            let from = (kind == MergeKind::Renamed).then(|| shown(&ours));
+            MergeChange { kind, path: shown(&to), from, aspects }
+        };
+        let told = all.into_iter().map(change).collect();
+        Ok(Plan { steps: std::mem::take(&mut self.steps), told })
+    }
+}

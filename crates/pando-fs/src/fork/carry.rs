@@ -1,0 +1,198 @@
+//! The part of a merge that moves things: removals, renames and what is taken, in an order in which each finds its
+//! place.
+//!
+//! All that goes leaves its place first, what lies deepest before what it lies in; then all that comes arrives, what
+//! lies highest first. What moves waits in between under keys of its own, within one batch, unless nothing can be in
+//! its way. Guarantees that what moves keeps its number, in memory too. Uses the rest of carrying out, and plans.
+
+use std::cmp::Reverse;
+
+use bytes::Bytes;
+
+use crate::{
+    diff::side::contents_of,
+    error::{Error, Result},
+    fork::{apply::Apply, arrange::Moved, follow::in_dir, step::Step},
+    inode::{InodeRef, Link},
+    merge::Change,
+    path::{self, system},
+    record::{Record, Stored},
+    types::FileKind,
+};
+
+/// One that moves.
+struct Moving<'a> {
+    from: &'a [u8],
+    dir: &'a [u8],
+    /// Path that it gets, from the top.
+    to: Vec<u8>,
+    number: u32,
+    is_dir: bool,
+    direct: bool,
+}
+
+/// What leaves its place.
+enum Going<'a> {
+    Removed(&'a [u8]),
+    Moved(Moving<'a>),
+}
+
+impl Going<'_> {
+    fn from(&self) -> &[u8] {
+        match self {
+            Going::Removed(from) => from,
+            Going::Moved(moving) => moving.from,
+        }
+    }
+}
+
+/// What comes to a place.
+enum Coming<'a> {
+    Moved(Moving<'a>),
+    Taken { from: &'a [u8], to: Vec<u8> },
+}
+
+impl Coming<'_> {
+    fn to(&self) -> &[u8] {
+        match self {
+            Coming::Moved(moving) => &moving.to,
+            Coming::Taken { to, .. } => to,
+        }
+    }
+}
+
+/// The number of names in a path.
+fn depth(path: &[u8]) -> usize {
+    path.iter().filter(|b| **b == 0).count()
+}
+
+impl Apply<'_> {
+    /// Adds removals, moves and what is taken to the batch.
+    pub(crate) fn carry(&mut self, steps: &[Step]) -> Result<()> {
+        let moved = Moved::of(steps);
+        let (mut going, mut coming) = (Vec::new(), Vec::new());
+        let mut numbers = 0u32..;
+        for step in steps {
+            match step {
+                Step::Remove(entry) => going.push(Going::Removed(entry)),
+                Step::Move { from, dir, name } => {
+                    let to = path::entry(&moved.after(dir), name)?;
+                    let value = self.trees.ours.value(from)?.unwrap_or_default();
+                    let is_dir = self.record(&value)?.kind == FileKind::Directory;
+                    let free = self.trees.ours.value(&path::entry(dir, name)?)?.is_none();
+                    let direct = free && moved.around(dir).is_none();
+                    let number = numbers.next().unwrap_or_default();
+                    going.push(Going::Moved(Moving { from, dir, to, number, is_dir, direct }));
+                }
+                Step::Take { from, dir } => {
+                    coming.push(Coming::Taken { from, to: in_dir(&moved.after(dir), from) });
+                }
+                Step::Change { .. } | Step::Write { .. } => {}
+            }
+        }
+        going.sort_by_key(|going| Reverse(depth(going.from())));
+        for going in going {
+            match going {
+                Going::Removed(entry) => self.remove(entry)?,
+                Going::Moved(moving) => {
+                    self.leave(&moving)?;
+                    coming.push(Coming::Moved(moving));
+                }
+            }
+        }
+        coming.sort_by_key(|coming| depth(coming.to()));
+        for coming in coming {
+            match coming {
+                Coming::Moved(moving) => self.arrive(&moving)?,
+                Coming::Taken { from, to } => self.take(from, &to)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn record(&self, value: &[u8]) -> Result<Box<Record>> {
+        match Stored::decode(value) {
+            Ok(Stored::Record(record)) => Ok(record),
+            _ => Err(Error::Damaged { what: "a merge".into(), detail: "no record of what moves" }),
+        }
+    }
+
+    /// The prefixes of all keys of something: its own, and of directories what is in them.
+    fn prefixes(&self, entry: &[u8], is_dir: bool) -> Vec<Bytes> {
+        let place = self.trees.ours.place(entry);
+        let mut all = vec![path::meta(&place), path::data(&place)];
+        if is_dir {
+            let contents = self.trees.ours.place(&contents_of(entry));
+            all.extend([path::meta(&contents), path::data(&contents)]);
+        }
+        all
+    }
+
+    fn leave(&mut self, moving: &Moving<'_>) -> Result<()> {
+        let place = self.trees.ours.place(moving.from);
+        let to = path::new_entry(&self.trees.ours.place(path::directory_of(&moving.to)), self.name(moving))?;
+        debug_assert_eq!(to, self.trees.ours.place(&moving.to));
+        let targets = self.prefixes(&moving.to, moving.is_dir);
+        for (slot, (from, to)) in
+            (0..).zip(self.prefixes(moving.from, moving.is_dir).into_iter().zip(targets))
+        {
+            let to = if moving.direct { to } else { system::aside(moving.number, slot) };
+            self.batch.rename_prefix(from, to);
+        }
+        if moving.is_dir {
+            self.carried.left.insert(self.trees.ours.place(&contents_of(moving.from)));
+        }
+        self.carried.left.insert(place);
+        if self.carried.replaced.contains(moving.from) {
+            return Ok(());
+        }
+        let value = self.trees.ours.value(moving.from)?.unwrap_or_default();
+        let record = self.record(&value)?;
+        if let Some(inode) = self.inode(moving.from, &record)? {
+            let parent = self.loaded(moving.dir)?;
+            self.touched_inodes.insert(moving.dir.to_vec(), parent.clone());
+            self.carried.inodes.push((inode, parent, self.name(moving).into()));
+        }
+        Ok(())
+    }
+
+    fn name<'m>(&self, moving: &'m Moving<'_>) -> &'m [u8] {
+        let dir = path::directory_of(&moving.to).len();
+        moving.to.get(dir + 1..moving.to.len().saturating_sub(1)).unwrap_or_default()
+    }
+
+    fn arrive(&mut self, moving: &Moving<'_>) -> Result<()> {
+        let targets = self.prefixes(&moving.to, moving.is_dir);
+        let changed = Change { ctime: Some(self.now), ..Change::default() };
+        let record = targets.first().cloned().unwrap_or_default();
+        if !moving.direct {
+            for (slot, to) in (0..).zip(targets) {
+                self.batch.rename_prefix(system::aside(moving.number, slot), to);
+            }
+        }
+        self.batch.upsert(record, changed.encode());
+        Ok(())
+    }
+
+    /// The directory here with this contents prefix, before the merge, brought to memory. The caller holds all of the
+    /// tree.
+    fn loaded(&mut self, dir: &[u8]) -> Result<InodeRef> {
+        if dir.is_empty() {
+            return Ok(self.into.clone());
+        }
+        let entry = path::entry_of_contents(dir).unwrap_or_default();
+        let parent = self.loaded(path::directory_of(&entry))?;
+        loop {
+            let departures = self.fs.table.departures();
+            let value = self.fs.db.get(&path::meta(&self.trees.ours.place(&entry)))?.unwrap_or_default();
+            let record = self.record(&value)?;
+            let (ino, inside) = self.fs.lineages.identity(&self.fs.db, parent.lineage, &record)?;
+            let above = path::directory_of(&entry).len();
+            let name = entry.get(above + 1..entry.len().saturating_sub(1)).unwrap_or_default();
+            let link = Link::At { parent: parent.clone(), name: name.into() };
+            if let Some(inode) = self.fs.table.enter(ino, inside, Some(departures), link, *record) {
+                return Ok(inode);
+            }
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Where what was in the origin is now: renames on both sides of a merge, by file number.
+//!
+//! Moves are those of a difference. Guarantees that what the fork has moved lies, in the fork, in directories that the
+//! origin has too: what went into a directory that is new counts as removed and added, as do names of files with
+//! several, since one number has many names. Uses moves, `settle` and sides.
+
+use std::collections::HashSet;
+
+use bytes::Bytes;
+
+use crate::{
+    diff::{
+        moves::Moves,
+        settle::{Images, image, settle},
+        side::{Identity, Side, identity},
+        stream::Stream,
+    },
+    error::Result,
+    fork::step::Trees,
+    path,
+    record::Stored,
+};
+
+/// Renames that the fork and the other side have made.
+#[derive(Default)]
+pub(crate) struct Follow {
+    there: Moves,
+    here: Moves,
+    /// Directories of the origin here, of this side in the origin, and of the origin in the fork.
+    here_of: Images,
+    base_of: Images,
+    there_of: Images,
+}
+
+/// Where something of the origin is here.
+pub(crate) struct Here {
+    /// Its place, or where it would be; none if the directory around is not there.
+    pub entry: Option<Vec<u8>>,
+    /// What it is there; none if it was removed.
+    pub value: Option<Bytes>,
+    /// It was moved here, not with a directory around it.
+    pub moved: bool,
+}
+
+/// The place of an entry in another directory.
+pub(crate) fn in_dir(dir: &[u8], entry: &[u8]) -> Vec<u8> {
+    let name = entry.get(path::directory_of(entry).len()..).unwrap_or_default();
+    [dir, name].concat()
+}
+
+fn is_name(side: &Side, entry: &[u8]) -> Result<bool> {
+    let value = side.value(entry)?;
+    Ok(value.is_some_and(|value| matches!(Stored::decode(&value), Ok(Stored::Name(_)))))
+}
+
+/// The moves from one side to another, without `undone` and what is one name of several.
+fn find(one: &mut Side, other: &mut Side, undone: &HashSet<Identity>, links: bool) -> Result<Moves> {
+    let mut moves = Moves::find_beside_clones(one, other)?;
+    let mut wrong: Vec<Identity> = undone.iter().copied().collect();
+    if links {
+        for (id, a, b) in moves.all() {
+            if is_name(one, a)? || is_name(other, b)? {
+                wrong.push(id);
+            }
+        }
+    }
+    wrong.into_iter().for_each(|id| moves.remove(id));
+    settle(&mut moves, one, other)?;
+    Ok(moves)
+}
+
+impl Follow {
+    /// Finds the renames; not those of `undone`. If the fork has changed nothing, that is all that is looked at.
+    pub(crate) fn find(trees: &mut Trees, undone: &HashSet<Identity>, links: bool) -> Result<Self> {
+        let places = (trees.base.place(b""), trees.theirs.place(b""));
+        if Stream::new(&trees.base.view, (&places.0, &places.1), true)?.next()?.is_none() {
+            return Ok(Self::default());
+        }
+        let (base, theirs) = (&mut trees.base, &mut trees.theirs);
+        let mut there = find(base, theirs, undone, links)?;
+        loop {
+            let mut images = Images::new();
+            let mut into_new = Vec::new();
+            for (id, _, b) in there.all() {
+                if image(&there, &mut images, (theirs, base), false, path::directory_of(b))?.is_none() {
+                    into_new.push(id);
+                }
+            }
+            if into_new.is_empty() {
+                break;
+            }
+            into_new.into_iter().for_each(|id| there.remove(id));
+            settle(&mut there, base, theirs)?;
+        }
+        let here = find(base, &mut trees.ours, undone, links)?;
+        Ok(Self { there, here, ..Self::default() })
+    }
+
+    /// Whether the fork has moved what is at `entry` of the origin.
+    pub(crate) fn leaves(&self, id: Identity, entry: &[u8]) -> bool {
+        self.there.leaves(id, entry)
+    }
+
+    /// Whether it was moved here.
+    pub(crate) fn left_here(&self, id: Identity, entry: &[u8]) -> bool {
+        self.here.leaves(id, entry)
+    }
+
+    /// Where in the origin that was which the fork has moved to `entry`.
+    pub(crate) fn source(&self, id: Identity, entry: &[u8]) -> Option<Vec<u8>> {
+        self.there.source(id, entry).map(<[u8]>::to_vec)
+    }
+
+    /// The directory of the origin with this contents prefix, here.
+    pub(crate) fn dir_here(&mut self, trees: &Trees, dir: &[u8]) -> Result<Option<Vec<u8>>> {
+        image(&self.here, &mut self.here_of, (&trees.base, &trees.ours), true, dir)
+    }
+
+    /// Where that is here which is at `entry` of the origin.
+    pub(crate) fn here(&mut self, trees: &Trees, id: Identity, entry: &[u8]) -> Result<Here> {
+        if let Some(to) = self.here.partner(true, id, entry) {
+            return Ok(Here { value: trees.ours.value(to)?, entry: Some(to.to_vec()), moved: true });
+        }
+        let Some(dir) = self.dir_here(trees, path::directory_of(entry))? else {
+            return Ok(Here { entry: None, value: None, moved: false });
+        };
+        let place = in_dir(&dir, entry);
+        let mut value = trees.ours.value(&place)?;
+        if let Some(found) = &value
+            && self.here.source(identity(&place, found)?, &place).is_some()
+        {
+            value = None; // something else was moved to its place
+        }
+        Ok(Here { entry: Some(place), value, moved: false })
+    }
+
+    /// Where in the origin that was which is at `entry` here, with this value.
+    pub(crate) fn origin_of(&mut self, trees: &Trees, entry: &[u8], value: &[u8]) -> Result<Option<Vec<u8>>> {
+        if let Some(from) = self.here.source(identity(entry, value)?, entry) {
+            return Ok(Some(from.to_vec()));
+        }
+        let (sides, dir) = ((&trees.ours, &trees.base), path::directory_of(entry));
+        let Some(dir) = image(&self.here, &mut self.base_of, sides, false, dir)? else { return Ok(None) };
+        let place = in_dir(&dir, entry);
+        let Some(found) = trees.base.value(&place)? else { return Ok(None) };
+        // What was there has gone elsewhere, and this is new.
+        let gone = self.here.leaves(identity(&place, &found)?, &place);
+        Ok((!gone).then_some(place))
+    }
+
+    /// Whether the fork has removed or moved what is at `entry` of the origin.
+    pub(crate) fn goes_there(&mut self, trees: &Trees, entry: &[u8]) -> Result<bool> {
+        let Some(value) = trees.base.value(entry)? else { return Ok(false) };
+        if self.there.leaves(identity(entry, &value)?, entry) {
+            return Ok(true);
+        }
+        let (sides, dir) = ((&trees.base, &trees.theirs), path::directory_of(entry));
+        let Some(dir) = image(&self.there, &mut self.there_of, sides, true, dir)? else { return Ok(true) };
+        let place = in_dir(&dir, entry);
+        Ok(match trees.theirs.value(&place)? {
+            Some(found) => self.there.source(identity(&place, &found)?, &place).is_some(),
+            None => true,
+        })
+    }
+}

@@ -1,0 +1,254 @@
+//! What is intended at a place: told, if those who merge may see it, and noted as a step, if they may do it.
+//!
+//! Guarantees that a user other than root is told no name in a directory that he could not search on one of the sides,
+//! and that nothing of another user's is taken, moved, changed or removed for him. Uses plans, sides and streams.
+
+use bytes::Bytes;
+
+use crate::{
+    diff::{
+        change::{Aspects, shown},
+        links::LinkScan,
+        side::{Pair, contents_of, identity},
+        stream::{Spot, Stream},
+    },
+    error::{Error, Result},
+    fork::{
+        plan::Planner,
+        step::{Occupant, Spots, Step, Told, differ, kind, meant},
+        told::{MergeConflict, MergeKind, MergeSide},
+    },
+    path,
+    rights::directories_in,
+    types::FileKind,
+};
+
+/// Others may search a directory.
+const S_IXOTH: u16 = 0o001;
+
+impl Planner<'_> {
+    pub(crate) fn tell(&mut self, spots: &Spots, kind: MergeKind, aspects: Aspects) -> Result<()> {
+        self.may_see(spots)?;
+        self.told.push(Told { kind, ours: spots.ours.clone(), aspects });
+        Ok(())
+    }
+
+    /// Error unless all directories around an entry are the owner's, or all may search them: names in others are not
+    /// told. It names the topmost one.
+    fn may_see(&mut self, spots: &Spots) -> Result<()> {
+        let Some(owner) = self.owner else { return Ok(()) };
+        let trees = &mut *self.trees;
+        let sides = [
+            (&mut trees.base, &spots.base),
+            (&mut trees.theirs, &spots.theirs),
+            (&mut trees.ours, &spots.ours),
+        ];
+        for (side, entry) in sides {
+            let dir = path::directory_of(entry).to_vec();
+            let mut from = 0;
+            while let Some((above, contents)) = path::next_level(&dir, from) {
+                from = contents.len();
+                let Some(value) = side.value(&above)? else { continue };
+                if kind(&above, &value)? != FileKind::Directory {
+                    continue;
+                }
+                let record = side.found(&above, &value)?.record;
+                if record.uid != owner && record.perm & S_IXOTH == 0 {
+                    return Err(Error::NotPermitted {
+                        name: shown(&above).to_string_lossy().into_owned(),
+                        why: "belongs to another user, and something in it differs: only root may merge that",
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes a conflict; whether the fork is preferred.
+    pub(crate) fn conflict(&mut self, spots: &Spots, why: MergeConflict, aspects: Aspects) -> Result<bool> {
+        self.tell(spots, MergeKind::Conflict(why), aspects)?;
+        Ok(self.options.prefer == Some(MergeSide::Theirs))
+    }
+
+    pub(crate) fn owned(&self, entry: &[u8], uid: u32) -> Result<()> {
+        match self.owner.is_none_or(|owner| owner == uid) {
+            true => Ok(()),
+            false => Err(Error::NotPermitted {
+                name: shown(entry).to_string_lossy().into_owned(),
+                why: "belongs to another user: only root, or who owns all that a merge takes, changes and removes, \
+                      and the directories around it, may merge",
+            }),
+        }
+    }
+
+    /// Error unless entries of the directory around this one may be changed.
+    pub(crate) fn may_change_entries(&mut self, entry: &[u8]) -> Result<()> {
+        if self.owner.is_none() {
+            return Ok(());
+        }
+        let dir = path::directory_of(entry).to_vec();
+        let uid = match dir.is_empty() {
+            true => self.trees.ours.top()?.record.uid,
+            false => {
+                let above = path::entry_of_contents(&dir).unwrap_or_default();
+                let Some(value) = self.trees.ours.value(&above)? else { return Ok(()) };
+                self.trees.ours.found(&above, &value)?.record.uid
+            }
+        };
+        self.owned(entry, uid)
+    }
+
+    /// Error if the fork lies in the directory `entry`.
+    pub(crate) fn fork_stays(&self, entry: &[u8], what: &str) -> Result<()> {
+        match self.fork.starts_with(&self.trees.ours.place(&contents_of(entry))) {
+            true => {
+                let text = format!("{}: the fork lies in it, which would be {what}", shown(entry).display());
+                Err(Error::Invalid(text))
+            }
+            false => Ok(()),
+        }
+    }
+
+    pub(crate) fn remove(&mut self, entry: &[u8], value: &Bytes) -> Result<()> {
+        let record = self.trees.ours.found(entry, value)?.record;
+        self.owned(entry, record.uid)?;
+        self.may_change_entries(entry)?;
+        if record.kind == FileKind::Directory {
+            self.fork_stays(entry, "removed")?;
+            if self.owner.is_some() {
+                let contents = self.trees.ours.place(&contents_of(entry));
+                directories_in(&self.trees.ours.view, &contents, |inside, dir| {
+                    self.owned(&[entry, inside].concat(), dir.uid)
+                })?;
+            }
+        }
+        self.steps.push(Step::Remove(entry.to_vec()));
+        Ok(())
+    }
+
+    /// Takes what the fork has to where there is nothing.
+    pub(crate) fn take(&mut self, spots: &Spots, value: &Bytes) -> Result<()> {
+        let record = self.trees.theirs.found(&spots.theirs, value)?.record;
+        self.owned(&spots.ours, record.uid)?;
+        self.may_change_entries(&spots.ours)?;
+        let dir = path::directory_of(&spots.ours).to_vec();
+        self.steps.push(Step::Take { from: spots.theirs.clone(), dir });
+        Ok(())
+    }
+
+    /// Puts what the fork has in the place of what is there.
+    pub(crate) fn replace(&mut self, spots: &Spots, theirs: &Bytes) -> Result<()> {
+        match self.occupant(&spots.ours, &spots.base)? {
+            Occupant::Nothing => {}
+            Occupant::Its(ours) => self.remove(&spots.ours, &ours)?,
+            Occupant::Other => {
+                return self.conflict(spots, MergeConflict::Taken, Aspects::default()).map(drop);
+            }
+        }
+        self.take(spots, theirs)
+    }
+
+    /// What is at `entry` here; `own` is the path in the origin of what may be replaced.
+    pub(crate) fn occupant(&mut self, entry: &[u8], own: &[u8]) -> Result<Occupant> {
+        let Some(value) = self.trees.ours.value(entry)? else { return Ok(Occupant::Nothing) };
+        let Some(origin) = self.follow.origin_of(self.trees, entry, &value)? else {
+            return Ok(Occupant::Its(value));
+        };
+        if origin == own {
+            return Ok(Occupant::Its(value));
+        }
+        Ok(match self.follow.goes_there(self.trees, &origin)? {
+            true => Occupant::Nothing,
+            false => Occupant::Other,
+        })
+    }
+
+    /// Whether what is there is what was in the origin, or, of directories, perhaps less.
+    pub(crate) fn is_as_it_was(&mut self, spots: &Spots, base: &Bytes, ours: &Bytes) -> Result<bool> {
+        let (b, o) = (self.trees.base.found(&spots.base, base)?, self.trees.ours.found(&spots.ours, ours)?);
+        if b.record.kind != o.record.kind
+            || !meant(differ(&self.trees.base, &b, &self.trees.ours, &o)?).is_empty()
+        {
+            return Ok(false);
+        }
+        if b.record.kind != FileKind::Directory {
+            return Ok(true);
+        }
+        let (was, is) = (contents_of(&spots.base), contents_of(&spots.ours));
+        let places = (self.trees.base.place(&was), self.trees.ours.place(&is));
+        let mut stream = Stream::new(&self.trees.base.view, (&places.0, &places.1), true)?;
+        let mut roots = vec![Vec::new()];
+        while let Some(spot) = stream.next()? {
+            let path = match spot {
+                Spot::Entry { path, .. } => path,
+                Spot::Links(root) => {
+                    roots.push(root.to_vec());
+                    continue;
+                }
+            };
+            if let Some(out) = self.moved_out(&was, path::directory_of(&path))? {
+                stream.skip(&out);
+                continue;
+            }
+            let (a, b) = ([&was[..], &path].concat(), [&is[..], &path].concat());
+            let (base, ours) = (self.trees.base.value(&a)?, self.trees.ours.value(&b)?);
+            let id = base.as_ref().map(|base| identity(&a, base)).transpose()?;
+            if let Some(id) = id {
+                let goes = self.follow.leaves(id, &a);
+                // What was moved out here was not removed here.
+                if !goes && self.follow.left_here(id, &a) {
+                    return Ok(false);
+                }
+                if goes && id.1 == FileKind::Directory {
+                    stream.skip(&contents_of(&path));
+                }
+                // What the fork has moved out is merged where it is there.
+                if goes && ours.as_ref().map(|ours| identity(&b, ours)).transpose()?.is_none_or(|o| o == id) {
+                    continue;
+                }
+            }
+            let Some(ours) = ours else { continue };
+            let Some(base) = base else { return Ok(false) };
+            let (x, y) = (self.trees.base.found(&a, &base)?, self.trees.ours.found(&b, &ours)?);
+            if x.record.kind != y.record.kind
+                || !meant(differ(&self.trees.base, &x, &self.trees.ours, &y)?).is_empty()
+            {
+                return Ok(false);
+            }
+        }
+        if !self.links {
+            return Ok(true);
+        }
+        for root in roots {
+            let pair = Pair { before: [&was[..], &root].concat(), after: [&is[..], &root].concat() };
+            let trees = &mut *self.trees;
+            let Some(mut scan) = LinkScan::new(pair.clone(), &mut trees.base, &mut trees.ours)? else {
+                continue;
+            };
+            while let Some((name, base)) = scan.next(&self.trees.base)? {
+                let (a, b) = ([&pair.before[..], &name].concat(), [&pair.after[..], &name].concat());
+                let Some(ours) = self.trees.ours.value(&b)? else { continue };
+                let (b, o) = (self.trees.base.found(&a, &base)?, self.trees.ours.found(&b, &ours)?);
+                if !meant(differ(&self.trees.base, &b, &self.trees.ours, &o)?).is_empty() {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// The topmost directory on the way from one of the origin to `dir` in it that the fork has moved.
+    fn moved_out(&self, from: &[u8], dir: &[u8]) -> Result<Option<Vec<u8>>> {
+        let mut at = 0;
+        while let Some((entry, contents)) = path::next_level(dir, at) {
+            let entry = [from, &entry].concat();
+            if let Some(value) = self.trees.base.value(&entry)?
+                && self.follow.leaves(identity(&entry, &value)?, &entry)
+            {
+                return Ok(Some(contents.to_vec()));
+            }
+            at = contents.len();
+        }
+        Ok(None)
+    }
+}

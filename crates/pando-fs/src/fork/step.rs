@@ -1,0 +1,92 @@
+//! The words for what a merge does: the three trees, places in them, and steps.
+//!
+//! Uses sides and comparisons of `diff`, and the words of `told`.
+
+use bytes::Bytes;
+
+use crate::{
+    diff::{
+        change::{Aspects, DiffOptions},
+        compare::compare,
+        side::{Found, Side, identity},
+    },
+    error::Result,
+    fork::told::{MergeChange, MergeKind},
+    types::FileKind,
+};
+
+/// One thing to do; paths are from the tops, in the form of keys, and here those of before the merge.
+#[derive(Debug)]
+pub(crate) enum Step {
+    /// Removes what is there, with all below it but for what is moved elsewhere.
+    Remove(Vec<u8>),
+    /// Takes what the fork has at this place, with all below it, into the directory with this contents prefix.
+    Take { from: Vec<u8>, dir: Vec<u8> },
+    /// Moves what is there, with all below it, to this name in the directory with this contents prefix.
+    Move { from: Vec<u8>, dir: Vec<u8>, name: Vec<u8> },
+    /// Gives the file or directory that is there these aspects of the one in the fork.
+    Change { from: Vec<u8>, to: Vec<u8>, aspects: Aspects },
+    /// The same, and gives it this content, which is of both sides.
+    Write { from: Vec<u8>, to: Vec<u8>, aspects: Aspects, text: Bytes },
+}
+
+/// Where something is on each side, or would be.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Spots {
+    pub base: Vec<u8>,
+    pub theirs: Vec<u8>,
+    pub ours: Vec<u8>,
+}
+
+/// Directories that are merged, by contents prefix.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Dirs {
+    pub base: Vec<u8>,
+    pub theirs: Vec<u8>,
+    /// Here, if both sides have made it; then the origin has none.
+    pub new: Option<Vec<u8>>,
+}
+
+/// The origin, the fork, and what it is merged into, of one moment.
+pub(crate) struct Trees {
+    pub base: Side,
+    pub theirs: Side,
+    pub ours: Side,
+}
+
+/// What is planned.
+#[derive(Default)]
+pub(crate) struct Plan {
+    pub steps: Vec<Step>,
+    pub told: Vec<MergeChange>,
+}
+
+/// What is done at a place here, or cannot be.
+pub(crate) struct Told {
+    pub kind: MergeKind,
+    pub ours: Vec<u8>,
+    pub aspects: Aspects,
+}
+
+/// What is at a place here that something is to have.
+pub(crate) enum Occupant {
+    /// Nothing, or what the fork has moved or removed.
+    Nothing,
+    /// What is only here, or what is to be replaced.
+    Its(Bytes),
+    /// Something of the origin that was moved here.
+    Other,
+}
+
+pub(crate) fn kind(entry: &[u8], value: &[u8]) -> Result<FileKind> {
+    Ok(identity(entry, value)?.1)
+}
+
+/// Without the times, which are no reason for a conflict.
+pub(crate) fn meant(aspects: Aspects) -> Aspects {
+    Aspects(aspects.0 & !Aspects::TIME.0)
+}
+
+pub(crate) fn differ(a_side: &Side, a: &Found, b_side: &Side, b: &Found) -> Result<Aspects> {
+    Ok(compare(a_side, a, b_side, b, DiffOptions::default())?.aspects)
+}

@@ -1,0 +1,356 @@
+//! Renames in merges, one by one: what follows them, what is a conflict, and what stays what it is in memory.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::{path::Path, sync::Arc};
+
+use common::{World, check_keys, merged::conflicts, options, trees::read};
+use pando_db::device::{Device, FailMode, MemDevice, SimDevice};
+use pando_fs::*;
+
+const EPERM: i32 = 1;
+
+/// A source with a few directories, and a fork of it.
+fn scene() -> World {
+    let w = World::new();
+    w.mkdir("/s");
+    for dir in ["/s/a", "/s/b", "/s/a/in"] {
+        w.mkdir(dir);
+    }
+    for file in ["/s/f", "/s/g", "/s/a/x", "/s/a/in/y"] {
+        w.put(file, file.as_bytes());
+    }
+    w.fork("/s", "/f");
+    w
+}
+
+fn mv(w: &World, from: &str, to: &str) {
+    w.rename(from, to, 0).unwrap();
+}
+
+fn merge(w: &World) -> MergeReport {
+    w.merge("/f", "/s", MergeOptions::default()).unwrap()
+}
+
+fn prefer(w: &World, side: MergeSide) -> MergeReport {
+    w.merge("/f", "/s", MergeOptions { prefer: Some(side), ..Default::default() }).unwrap()
+}
+
+fn whole(mut w: World) {
+    let tree = read(&w, "/s");
+    // Times included, of what is in memory and of what is not.
+    let seen = w.walk("/");
+    w.remount();
+    assert_eq!(read(&w, "/s"), tree);
+    assert_eq!(w.walk("/"), seen);
+    w.fs.check(|problem| panic!("{problem}")).unwrap();
+    check_keys(&w);
+}
+
+/// The conflicts of a merge, which does nothing: the paths, and why.
+fn refused(w: &World) -> Vec<(String, MergeConflict)> {
+    let before = read(w, "/s");
+    let report = merge(w);
+    assert!(!report.merged && read(w, "/s") == before, "{report:?}");
+    let why = |c: &MergeChange| match c.kind {
+        MergeKind::Conflict(why) => Some((c.path.to_str().unwrap().to_owned(), why)),
+        _ => None,
+    };
+    report.changes.iter().filter_map(why).collect()
+}
+
+#[test]
+fn a_change_follows_a_rename_of_the_other_side() {
+    for here in [false, true] {
+        let w = scene();
+        let (renames, changes) = if here { ("/s", "/f") } else { ("/f", "/s") };
+        mv(&w, &format!("{renames}/f"), &format!("{renames}/b/f2"));
+        mv(&w, &format!("{renames}/a"), &format!("{renames}/b/a2"));
+        w.put(&format!("{changes}/f"), b"changed");
+        w.put(&format!("{changes}/a/in/y"), b"changed too");
+        w.put(&format!("{changes}/a/in/new"), b"came");
+        w.unlink(&format!("{changes}/a/x")).unwrap();
+        let report = merge(&w);
+        assert!(report.merged, "{report:?}");
+        let told = report.changes.iter().filter(|c| c.kind == MergeKind::Renamed).count();
+        assert_eq!(told, if here { 0 } else { 2 }, "{report:?}");
+        assert_eq!(w.get("/s/b/f2").unwrap(), b"changed");
+        assert_eq!(w.get("/s/b/a2/in/y").unwrap(), b"changed too");
+        assert_eq!(w.get("/s/b/a2/in/new").unwrap(), b"came");
+        assert_eq!((w.names("/s"), w.names("/s/b/a2")), (vec!["b".into(), "g".into()], vec!["in".into()]));
+        whole(w);
+    }
+}
+
+#[test]
+fn the_same_rename_on_both_sides_is_none_and_different_ones_are_a_conflict() {
+    let w = scene();
+    mv(&w, "/f/f", "/f/same");
+    mv(&w, "/s/f", "/s/same");
+    mv(&w, "/f/a", "/f/there");
+    mv(&w, "/s/a", "/s/here");
+    w.put("/f/a2", b"beside");
+    assert_eq!(refused(&w), [("here".into(), MergeConflict::Renamed)]);
+    w.put("/f/there/x", b"inside");
+    assert!(prefer(&w, MergeSide::Ours).merged);
+    assert_eq!(w.names("/s"), ["a2", "b", "g", "here", "same"]);
+    assert_eq!(w.get("/s/here/x").unwrap(), b"inside");
+    whole(w);
+    let w = scene();
+    mv(&w, "/f/a", "/f/there");
+    mv(&w, "/s/a", "/s/here");
+    assert!(prefer(&w, MergeSide::Theirs).merged);
+    assert_eq!(w.names("/s"), ["b", "f", "g", "there"]);
+    whole(w);
+}
+
+#[test]
+fn renamed_on_one_side_and_removed_on_the_other_is_a_conflict() {
+    let w = scene();
+    mv(&w, "/s/f", "/s/renamed");
+    w.unlink("/f/f").unwrap();
+    assert_eq!(refused(&w), [("renamed".into(), MergeConflict::RemovedThere)]);
+    assert!(prefer(&w, MergeSide::Theirs).merged);
+    assert!(!w.exists("/s/renamed"));
+    whole(w);
+    let w = scene();
+    w.remove_tree("/s/a").unwrap();
+    mv(&w, "/f/a", "/f/b/renamed");
+    assert_eq!(refused(&w), [("b/renamed".into(), MergeConflict::RemovedHere)]);
+    assert!(prefer(&w, MergeSide::Theirs).merged);
+    assert_eq!(w.get("/s/b/renamed/in/y").unwrap(), b"/s/a/in/y");
+    whole(w);
+    // What was moved out of a directory that the fork removed is not lost with it.
+    let w = scene();
+    mv(&w, "/s/a/x", "/s/rescued");
+    w.remove_tree("/f/a").unwrap();
+    assert_eq!(refused(&w), [("a".into(), MergeConflict::RemovedThere)]);
+}
+
+#[test]
+fn a_taken_name_and_a_circle_are_conflicts_that_no_side_settles() {
+    let w = scene();
+    mv(&w, "/f/f", "/f/taken");
+    w.put("/s/taken", b"something else");
+    assert_eq!(refused(&w), [("f".into(), MergeConflict::Taken)]);
+    for side in [MergeSide::Ours, MergeSide::Theirs] {
+        assert!(!prefer(&w, side).merged);
+    }
+    mv(&w, "/s/taken", "/s/elsewhere");
+    assert!(merge(&w).merged);
+    assert_eq!(w.names("/s"), ["a", "b", "elsewhere", "g", "taken"]);
+    whole(w);
+    let w = scene();
+    mv(&w, "/f/a", "/f/b/a");
+    mv(&w, "/s/b", "/s/a/b");
+    assert_eq!(refused(&w), [("a".into(), MergeConflict::Circle)]);
+    for side in [MergeSide::Ours, MergeSide::Theirs] {
+        assert!(!prefer(&w, side).merged);
+    }
+    // A name that something else of the origin has come to here.
+    let w = scene();
+    mv(&w, "/s/g", "/s/new");
+    w.put("/f/new", b"made there");
+    assert_eq!(refused(&w), [("new".into(), MergeConflict::Taken)]);
+}
+
+#[test]
+fn chains_exchanges_and_directories_turned_inside_out_are_made_at_once() {
+    let w = scene();
+    w.rename("/f/f", "/f/g", RENAME_EXCHANGE).unwrap();
+    mv(&w, "/f/a/x", "/f/b/x");
+    mv(&w, "/f/a/in", "/f/top");
+    mv(&w, "/f/a", "/f/top/a");
+    mv(&w, "/f/b", "/f/a");
+    w.put("/f/b", b"a file by now");
+    w.put("/s/a/in/y", b"changed here");
+    w.put("/s/f", b"f of here");
+    assert!(merge(&w).merged);
+    assert_eq!((w.get("/s/g").unwrap(), w.get("/s/f").unwrap()), (b"f of here".into(), b"/s/g".into()));
+    assert_eq!(w.get("/s/top/y").unwrap(), b"changed here");
+    assert_eq!((w.names("/s"), w.names("/s/a")), (w.names("/f"), vec!["x".into()]));
+    assert_eq!(w.names("/s/top"), ["a", "y"]);
+    assert_eq!(w.get("/s/b").unwrap(), b"a file by now");
+    whole(w);
+}
+
+#[test]
+fn what_is_renamed_keeps_its_number_and_what_is_open_stays_open() {
+    let w = scene();
+    mv(&w, "/f/f", "/f/b/f2");
+    mv(&w, "/f/a/in", "/f/b/in");
+    w.remove_tree("/f/a").unwrap();
+    w.put("/s/a/in/y", b"changed in what was moved out of a directory that goes");
+    let open = |path: &str| {
+        let attr = w.fs.resolve(Path::new(path)).unwrap();
+        (attr.ino, w.fs.open_file(&w.me, attr.ino, 2).unwrap())
+    };
+    let (file, inner, gone) = (open("/s/f"), open("/s/a/in/y"), open("/s/a/x"));
+    let (report, cache) =
+        w.on("/f", |f| w.on("/s", |s| w.fs.merge(None, f.ino, s.ino, MergeOptions::default()))).unwrap();
+    assert!(report.merged, "{report:?}");
+    assert_eq!((w.attr("/s/b/f2").ino, w.attr("/s/b/in/y").ino), (file.0, inner.0));
+    assert_eq!(cache.orphaned, [gone.0]);
+    let (top, b) = (w.attr("/s").ino, w.attr("/s/b").ino);
+    for entry in [(top, "f"), (b, "f2"), (b, "in"), (top, "a")] {
+        assert!(cache.entries.contains(&(entry.0, entry.1.into())), "{entry:?}: {cache:?}");
+    }
+    let in_memory = w.attr("/s/b");
+    // Written through what was open before, and seen at the new names.
+    for ((ino, handle), path) in [(file, Some("/s/b/f2")), (inner, Some("/s/b/in/y")), (gone, None)] {
+        assert_eq!(w.fs.write(handle, ino, 0, b"late", false).unwrap(), 4);
+        if let Some(path) = path {
+            assert_eq!(&w.get(path).unwrap()[..4], b"late", "{path}");
+        }
+        w.fs.release(ino, handle);
+        w.fs.forget(ino, 1);
+    }
+    assert_eq!(w.attr("/s/b"), in_memory, "what is stored");
+    whole(w);
+}
+
+#[test]
+fn what_cannot_be_moved_as_it_is_has_gone_and_come() {
+    // Into a directory that is new.
+    let w = scene();
+    w.mkdir("/f/made");
+    mv(&w, "/f/f", "/f/made/f");
+    assert!(merge(&w).merged);
+    assert_eq!((w.exists("/s/f"), w.get("/s/made/f").unwrap()), (false, b"/s/f".into()));
+    whole(w);
+    // Names of one file, and a directory with one.
+    let w = World::new();
+    for dir in ["/s", "/s/d", "/s/e"] {
+        w.mkdir(dir);
+    }
+    w.put("/s/one", b"linked");
+    w.link("/s/one", "/s/d/two").unwrap();
+    w.fork("/s", "/f");
+    mv(&w, "/f/one", "/f/e/one");
+    mv(&w, "/f/d", "/f/e/d");
+    let theirs = read(&w, "/f");
+    assert!(merge(&w).merged);
+    assert_eq!(read(&w, "/s"), theirs);
+    w.fs.count_links().unwrap();
+    whole(w);
+    // A directory with a fork in it, which is forked too.
+    let w = scene();
+    w.fork("/s/b", "/s/a/forked");
+    mv(&w, "/f/a", "/f/moved");
+    assert_eq!(refused(&w), [("a".into(), MergeConflict::RemovedThere)]);
+}
+
+#[test]
+fn only_who_owns_what_moves_and_the_directories_around_may_merge_a_rename() {
+    let w = scene();
+    let own = |path: &str, uid| {
+        let set = SetAttr { uid: Some(uid), ..SetAttr::default() };
+        w.on(path, |a| w.fs.setattr(&w.me, a.ino, &set)).unwrap();
+    };
+    for path in ["/s", "/f", "/s/f", "/f/f"] {
+        own(path, 1000);
+    }
+    mv(&w, "/f/f", "/f/b/f");
+    let merge =
+        || w.on("/f", |f| w.on("/s", |s| w.fs.merge(Some(1000), f.ino, s.ino, MergeOptions::default())));
+    assert_eq!(merge().unwrap_err().errno(), EPERM, "into a directory of root's");
+    own("/s/b", 1000);
+    own("/s/f", 0);
+    own("/f/b/f", 0);
+    assert_eq!(merge().unwrap_err().errno(), EPERM, "a file of root's");
+    assert!(w.exists("/s/f"));
+}
+
+#[test]
+fn a_fork_inside_what_it_is_merged_into_is_not_taken_for_what_came_from_there() {
+    let w = World::new();
+    for dir in ["/s", "/s/forks", "/s/d"] {
+        w.mkdir(dir);
+    }
+    w.put("/s/d/x", b"x");
+    w.fork("/s", "/s/forks/f");
+    w.unlink("/s/d/x").unwrap();
+    w.put("/s/forks/f/d/x", b"changed");
+    let report = w.merge("/s/forks/f", "/s", MergeOptions::default()).unwrap();
+    assert_eq!((report.merged, conflicts(&report)), (false, vec!["/d/x".to_owned()]));
+    // Nor is the directory moved that it lies in.
+    w.unlink("/s/forks/f/d/x").unwrap();
+    mv(&w, "/s/forks/f/forks", "/s/forks/f/moved");
+    let moved = w.merge("/s/forks/f", "/s", MergeOptions::default());
+    assert!(moved.is_err() || !moved.as_ref().unwrap().merged, "{moved:?}");
+    assert_eq!(w.get("/s/forks/f/d/x").map_err(|e| e.errno()), Err(2));
+}
+
+#[test]
+fn a_crash_at_any_request_leaves_all_renames_of_a_merge_or_none() {
+    let (mut before, mut after) = (0u32, 0u32);
+    for n in (0u64..).flat_map(|n| [n; 2]) {
+        assert!(n < 2000, "never done");
+        let device = Arc::new(SimDevice::new(64 << 20, n + u64::from(before + after) + 1));
+        Fs::format(device.clone(), &FormatOptions::default().node_size(4 << 10)).unwrap();
+        let w = World::over(Fs::open(device.clone(), options()).unwrap());
+        for dir in ["/s", "/s/a", "/s/b"] {
+            w.mkdir(dir);
+        }
+        for file in ["/s/f", "/s/g", "/s/a/x"] {
+            w.put(file, &vec![file.len() as u8; 20_000]);
+        }
+        w.fork("/s", "/f");
+        w.rename("/f/f", "/f/g", RENAME_EXCHANGE).unwrap();
+        mv(&w, "/f/b", "/f/a/b");
+        mv(&w, "/f/a", "/f/c");
+        let (theirs, ours) = (read(&w, "/f"), read(&w, "/s"));
+        w.fs.close().unwrap();
+        let w = World::over(Fs::open(device.clone(), options()).unwrap());
+        device.set_fail_at(Some(n), FailMode::Onwards);
+        let done = w.merge("/f", "/s", MergeOptions::default()).map(|report| assert!(report.merged));
+        let safe = done.is_ok() && w.fs.sync().is_ok() && w.fs.db().checkpoint().is_ok();
+        device.crash();
+        drop(w);
+        let w = World::over(Fs::open(device.reopen(), options()).unwrap());
+        w.fs.check(|problem| panic!("request {n}: {problem}")).unwrap();
+        let found = read(&w, "/s");
+        match found == ours {
+            true => before += 1,
+            false => after += 1,
+        }
+        assert!(found == ours && !safe || found == theirs && done.is_ok(), "request {n}: {found:?}");
+        if safe {
+            break;
+        }
+    }
+    println!("{before} before, {after} after");
+    assert!(before > 5 && after > 3, "{before} before, {after} after");
+}
+
+/// A renamed directory is moved by reference, whatever is in it.
+#[test]
+fn a_rename_of_a_large_directory_costs_what_one_of_a_small_one_does() {
+    let cost = |files: u32| {
+        let device = Arc::new(MemDevice::new(256 << 20));
+        Fs::format(device.clone(), &FormatOptions::default().node_size(16 << 10)).unwrap();
+        let w = World::over(Fs::open(device.clone() as Arc<dyn Device>, options()).unwrap());
+        for dir in ["/s", "/s/d", "/s/e"] {
+            w.mkdir(dir);
+        }
+        for i in 0..files {
+            w.put(&format!("/s/d/{i}"), &[1; 200]);
+        }
+        w.fork("/s", "/f");
+        mv(&w, "/f/d", "/f/e/moved");
+        w.put("/s/d/7", b"changed here");
+        w.fs.close().unwrap();
+        let w = World::over(Fs::open(device.clone() as Arc<dyn Device>, options()).unwrap());
+        let stats = device.stats();
+        assert!(merge(&w).merged);
+        w.fs.sync().unwrap();
+        let now = device.stats();
+        assert_eq!(w.get("/s/e/moved/7").unwrap(), b"changed here");
+        assert_eq!(w.names("/s/e/moved").len(), files as usize);
+        (now.reads - stats.reads, now.write_bytes - stats.write_bytes)
+    };
+    let (small, large) = (cost(100), cost(10_000));
+    println!("reads and bytes written: 100 files {small:?}, 10,000 files {large:?}");
+    assert!(large.0 <= small.0 + 60 && large.1 <= small.1 + (8 << 10), "{small:?} {large:?}");
+}

@@ -55,6 +55,51 @@ impl Fs {
         Ok(number)
     }
 
+    /// Adds to a batch that moves or copies a directory that marks are to be looked for, if there may be any in it:
+    /// what is said of where they are is not true of what is moved or copied. One cursor step, if there ever was a
+    /// linked file.
+    pub(crate) fn find_marks_later(&self, batch: &mut Batch, now: Time) -> Result<()> {
+        if self.has_links() && self.db.prefix(&system::all_to_count()).next().transpose()?.is_some() {
+            batch.put(system::marks_to_find(), now.encode());
+        }
+        Ok(())
+    }
+
+    /// Counts in all lineages that have marks. A scan of all records.
+    fn count_marked(&self, gently: bool) -> Result<()> {
+        let view = self.db.snapshot();
+        let mut marked: Vec<Vec<u8>> = Vec::new();
+        let mut steps = 0u64;
+        let mut pairs = view.prefix(&path::meta(b""));
+        while let Some((key, _)) = pairs.next_ref()? {
+            steps += 1;
+            let goes_on = match gently && steps.is_multiple_of(PAUSE_STEPS) {
+                true => self.counting.pause(PAUSE),
+                false => !self.counting.is_stopped(),
+            };
+            if !goes_on {
+                return Ok(());
+            }
+            if matches!(path::parse(key), Some(path::Parsed::Uncounted(..)))
+                && let Some(own) = path::path_of(key)
+                && let Some(root) = path::root_of(&own)
+                && marked.last().is_none_or(|last| last != root)
+            {
+                marked.push(root.to_vec());
+            }
+        }
+        drop((pairs, view));
+        for contents in marked {
+            if let Some(root) = self.root_at(&contents)? {
+                match self.count_in(&root, gently) {
+                    Err(Error::Stale(_)) => {}
+                    counted => counted?,
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// What is to be cloned along with the directory `source`, which is no root, of the link area that it uses, to a
     /// directory with the contents prefix `contents`; nothing if it uses none. `at` is the directory itself or holds
     /// it. Names in the clone have to be counted then.
@@ -360,6 +405,17 @@ impl Fs {
             let Some((key, contents)) = self.db.range(&after, behind.as_deref()).next().transpose()? else {
                 return Ok(());
             };
+            if key == system::marks_to_find() {
+                self.count_marked(gently)?;
+                let mut batch = Batch::new();
+                batch.expect(key.clone(), Some(contents)).delete(key);
+                match self.db.write(batch) {
+                    // Another move meanwhile: it is looked for when somebody counts next.
+                    Err(pando_db::Error::Conflict { .. }) => {}
+                    done => done?,
+                }
+                return Ok(());
+            }
             let mark = u64::from_be_bytes(key.get(5..).and_then(|n| n.try_into().ok()).unwrap_or_default());
             let is_there =
                 || Ok::<_, Error>(self.db.get(&path::meta(&path::uncounted(&contents, mark)))?.is_some());

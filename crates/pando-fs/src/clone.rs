@@ -14,7 +14,7 @@ use crate::{
     bill::{Above, Bill, Reserved, Taken},
     census::LostNames,
     error::{Error, Result, show},
-    exclude::relative,
+    exclude::{outermost, relative},
     inode::{InodeRef, Link},
     lock::{Obstacle, attempt_shared},
     merge::Change,
@@ -206,7 +206,7 @@ impl Fs {
         let start = Instant::now();
         self.writable()?;
         let to = check_name(dst.1)?;
-        let exclude = exclude.iter().map(|path| relative(path)).collect::<Result<Vec<_>>>()?;
+        let exclude = outermost(exclude.iter().map(|path| relative(path)).collect::<Result<_>>()?);
         let new = self.dir(dst.0)?;
         may_change(&new, true)?;
         let (mut report, removal) = self.with_counts(|tries, counts| {
@@ -347,6 +347,7 @@ impl Fs {
             };
             let mut counts_names = links;
             if source.kind == FileKind::Directory {
+                self.find_marks_later(&mut batch, now)?;
                 counts_names |= self.exclude(&mut batch, &source_end, &end, &exclude)?;
                 if record.account.is_some() || !above.is_empty() {
                     let left_out = self.left_out(counts, &source, &source_end, &exclude)?;

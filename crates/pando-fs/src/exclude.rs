@@ -32,13 +32,8 @@ impl Fs {
         let view = self.db.snapshot();
         let top = path::contents(&end.at.contents, end.name)?;
         let mut all = Taken::default();
-        let inside_another =
-            |names: &[&[u8]]| paths.iter().any(|p| p.len() < names.len() && names.starts_with(p));
-        for (i, names) in paths.iter().enumerate() {
-            let again = paths.get(..i).is_some_and(|before| before.contains(names));
-            let Some((last, dirs)) = names.split_last().filter(|_| !again && !inside_another(names)) else {
-                continue;
-            };
+        for names in paths {
+            let Some((last, dirs)) = names.split_last() else { continue };
             let mut dir = top.clone();
             for name in dirs {
                 path::enter(&mut dir, name)?;
@@ -109,6 +104,18 @@ impl Fs {
         }
         Ok(counts)
     }
+}
+
+/// Those of these paths that lie in none of the others, each once.
+pub(crate) fn outermost(paths: Vec<Vec<&[u8]>>) -> Vec<Vec<&[u8]>> {
+    let mut left: Vec<Vec<&[u8]>> = Vec::new();
+    for path in &paths {
+        let inside = paths.iter().any(|other| other.len() < path.len() && path.starts_with(other));
+        if !inside && !left.contains(path) {
+            left.push(path.clone());
+        }
+    }
+    left
 }
 
 /// The names in a path that leads from a directory into it.

@@ -283,6 +283,7 @@ impl Fs {
             let (below, beyond) =
                 (path::contents(&at.contents, from.name)?, path::contents(&to_at.contents, to.name)?);
             prefixes.extend(self.moves_kept_by_place(&below, &beyond)?);
+            self.find_marks_later(batch, now)?;
         }
         if let Some(id) = linked {
             let domain = self.domain(at);

@@ -548,6 +548,51 @@ fn a_clone_costs_the_same_with_any_number_of_links() {
     assert!(many.0 <= few.0 * 3 + 12, "{few:?} {many:?}");
 }
 
+/// A copy of a part of a lineage has all of its linked files, until names are counted: also where it has been moved, or
+/// copied, before that, and nobody looks.
+#[test]
+fn files_without_a_name_in_a_tree_that_was_moved_or_cloned_go_as_well() {
+    let w = World::new();
+    for dir in ["/a", "/b", "/p"] {
+        w.mkdir(dir);
+    }
+    w.put("/a/f", b"has a name in every copy");
+    w.link("/a/f", "/b/g").unwrap();
+    w.put("/b/h", &pattern(50_000, 1));
+    w.link("/b/h", "/b/i").unwrap();
+    let files = || w.fs.check(|p| panic!("{p}")).unwrap().files;
+    assert_eq!(files(), 2);
+    w.clone_tree("/a", "/c", false).unwrap();
+    w.rename("/c", "/d", 0).unwrap();
+    assert_eq!(files(), 4, "not counted yet");
+    w.fs.count_links().unwrap();
+    assert_eq!(files(), 3);
+    w.clone_tree("/a", "/p/c", false).unwrap();
+    w.clone_tree("/p", "/q", false).unwrap();
+    w.fs.count_links().unwrap();
+    assert_eq!(files(), 5);
+}
+
+/// What is left out of a clone may lie in something else that is.
+#[test]
+fn what_a_clone_leaves_out_may_be_named_twice() {
+    let w = World::new();
+    for dir in ["/a", "/a/b", "/a/b/c"] {
+        w.mkdir(dir);
+    }
+    w.put("/a/b/c/f", b"f");
+    w.link("/a/b/c/f", "/a/b/c/g").unwrap();
+    w.link("/a/b/c/f", "/a/h").unwrap();
+    w.clone_tree("/a/b", "/a/r", false).unwrap();
+    let out = ["b", "r", "r/c", "r/c/f"].map(std::path::PathBuf::from);
+    let (dir, to) = (ROOT, "z".as_ref());
+    w.fs.clone_tree_without(&w.me, (ROOT, "a".as_ref()), (dir, to), false, &out).unwrap();
+    w.fs.check(|p| panic!("{p}")).unwrap();
+    assert_eq!(w.names("/z"), ["h"]);
+    w.fs.count_links().unwrap();
+    w.fs.check(|p| panic!("{p}")).unwrap();
+}
+
 /// Random calls on links, clones and removals, with a crash now and then: after each everything checks, and when names
 /// are counted each file has just the names that it says.
 fn crash_run(seed: u64, steps: usize) {

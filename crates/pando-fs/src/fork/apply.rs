@@ -271,6 +271,7 @@ impl<'a> Apply<'a> {
         if record.kind == FileKind::Directory {
             let root_of_its_own = record.clone_id != 0;
             record.clone_id = self.fs.fresh_clone()?;
+            self.fs.find_marks_later(&mut self.batch, self.now)?;
             let (from, to) =
                 (self.trees.theirs.place(&contents_of(entry)), self.trees.ours.place(&contents_of(to)));
             self.batch.clone_prefix(path::meta(&from), path::meta(&to));

@@ -140,6 +140,7 @@ impl Apply<'_> {
             self.batch.rename_prefix(from, to);
         }
         if moving.is_dir {
+            self.fs.find_marks_later(&mut self.batch, self.now)?;
             self.carried.left.insert(self.trees.ours.place(&contents_of(moving.from)));
         }
         self.carried.left.insert(place);

@@ -74,6 +74,12 @@ pub(crate) fn to_count(number: u64) -> Bytes {
     tagged(b'N', &number.to_be_bytes())
 }
 
+/// Says that marks of names to be counted are to be looked for in all of the tree, because directories with such have
+/// been moved or copied. Its value is the time, so that two of them differ. Behind all of [`to_count`].
+pub(crate) fn marks_to_find() -> Bytes {
+    to_count(u64::MAX)
+}
+
 /// All of these.
 pub(crate) fn all_to_count() -> Bytes {
     tagged(b'N', b"")

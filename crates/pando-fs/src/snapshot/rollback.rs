@@ -111,6 +111,7 @@ impl Fs {
             let mut bill = Bill::default();
             bill.add(above, Taken { bytes: 0, guessed: true });
             copy_out(&mut batch, number, &end.entry, &contents, &record);
+            self.find_marks_later(&mut batch, now)?;
             counts = self.count_copy(&mut batch, &path::snapshot(number), &contents)?;
             batch.put(path::meta(&end.entry), record.encode());
             let (ino, _) = self.lineages.identity(&self.db, at.dir.lineage, &record)?;
@@ -188,6 +189,7 @@ impl Fs {
             record.clone_id = self.fresh_clone()?;
             let contents = path::contents(&at.contents, to)?;
             copy_out(&mut batch, number, &end.entry, &contents, &record);
+            self.find_marks_later(&mut batch, now)?;
             counts = self.count_copy(&mut batch, &path::snapshot(number), &contents)?;
             let above = self.above(&at);
             let mut bill = Bill::default();

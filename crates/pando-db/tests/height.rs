@@ -7,7 +7,7 @@ use pando_db::{Batch, CreateOptions, Db, Options, device::MemDevice};
 
 /// Levels that a store of a few thousand keys may come to have while it is changed, and when it has settled.
 const MOST_LEVELS: usize = 20;
-const MOST_AT_REST: usize = 14;
+const MOST_AT_REST: usize = 9;
 
 /// Nested clones and renames of prefixes that straddle the root's edges used to raise the root by
 /// one level each time, until its height overflowed.

@@ -190,7 +190,7 @@ impl<'a> Edit<'a> {
     }
 
     /// Sets the version of a node that several paths may show, where none of them can tell the difference:
-    /// what is taken out is shown by none.
+    /// what is taken out is shown by none, or shown by what came in its place.
     pub fn put_pruned(&mut self, id: NodeId, node: Node) -> Result<()> {
         assert!(self.count(id) > 0, "node {id} is pruned, and nothing refers to it");
         self.put_for_all(id, node)

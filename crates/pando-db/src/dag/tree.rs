@@ -47,13 +47,25 @@ pub(crate) const MIN_EDIT_NODES: usize = 12;
 const MIN_TALL_LEVELS: u8 = 4;
 /// Levels above those of a plain tree from which on a node counts as tall.
 const SPARE_LEVELS: u32 = 6;
+/// The same while nothing else is to be done.
+const IDLE_SPARE_LEVELS: u32 = 1;
 
 /// The height from which on a node is higher than `nodes` nodes ask for: that of a tree whose nodes have half of
 /// their edges, and [`SPARE_LEVELS`] for what clones put above each other.
 pub(crate) fn tall_levels(nodes: u64, fanout: usize) -> u8 {
+    levels(nodes, fanout, SPARE_LEVELS).max(MIN_TALL_LEVELS)
+}
+
+/// The same where nothing else is to be done.
+pub(crate) fn idle_levels(nodes: u64, fanout: usize) -> u8 {
+    levels(nodes, fanout, IDLE_SPARE_LEVELS)
+}
+
+/// The height of such a tree, and `spare` levels.
+fn levels(nodes: u64, fanout: usize, spare: u32) -> u8 {
     let wide = (fanout as u64 / 2).max(2);
     let plain = nodes.max(1).ilog(wide) + 1;
-    u8::try_from(plain.saturating_add(SPARE_LEVELS)).unwrap_or(u8::MAX).max(MIN_TALL_LEVELS)
+    u8::try_from(plain.saturating_add(spare)).unwrap_or(u8::MAX)
 }
 
 impl Limits {

@@ -1,9 +1,10 @@
 //! Garbage collection: taking out of the DAG what nothing shows any more.
 //!
 //! `pushdown` carries deletes to where they free something, beside writers where `worth` says so; `prune` takes out
-//! of shared nodes what no path shows. Nodes without references are taken out by
+//! of shared nodes what no path shows; `lower` takes levels off. Nodes without references are taken out by
 //! [`crate::dag::edit::Edit::reclaim`]. May use: `edit`, `share`, `write`.
 
+pub(crate) mod lower;
 pub(crate) mod prune;
 pub(crate) mod pushdown;
 mod worth;

@@ -29,6 +29,32 @@ impl Edit<'_> {
     /// been put, they may be without references. I/O: headers of shared or tall children, and
     /// pages on the fringes of what they show.
     pub fn flatten(&self, node: Node) -> Result<(Node, Vec<NodeId>)> {
+        self.flatten_where(node, |edge, live, height, siblings| self.thin_child(edge, live, height, siblings))
+    }
+
+    /// `node` without its children of a height, as far as it has room for their edges, and these children. I/O:
+    /// their headers, and pages on the fringes of what it shows of them.
+    pub(crate) fn flatten_children(&self, node: Node, high: u8) -> Result<(Node, Vec<NodeId>)> {
+        self.flatten_where(node, |edge, live, height, siblings| {
+            let Some(target) = &edge.child else { return Ok(None) };
+            if self.height(target.id)? != high || high == 0 || siblings > self.cx.limits.fanout {
+                return Ok(None);
+            }
+            let shown = visible(&*self.peek(target.id)?, live, target);
+            match siblings + shown.len() - 1 <= self.cx.limits.fanout {
+                true => self.load_below(target.id, height).map(Some),
+                false => Ok(None),
+            }
+        })
+    }
+
+    /// `node` with the edges of children in place of those to them: of the children that `choose` gives for an
+    /// edge, what that shows, the height of the node and how many edges it has by then.
+    fn flatten_where(
+        &self,
+        node: Node,
+        choose: impl Fn(&Edge, &Span, u8, usize) -> Result<Option<Node>>,
+    ) -> Result<(Node, Vec<NodeId>)> {
         let (height, span) = (node.height, node.span.clone());
         let Body::Interior(edges) = node.body else { return Ok((node, Vec::new())) };
         let mut taken = BTreeSet::new();
@@ -39,7 +65,7 @@ impl Edit<'_> {
             let hi = rest.last().map(|next| next.lo.clone()).or_else(|| span.hi.clone());
             let live = Span { lo: edge.lo.clone(), hi };
             let siblings = done.len() + rest.len() + 1;
-            let Some(child) = self.thin_child(&edge, &live, height, siblings)? else {
+            let Some(child) = choose(&edge, &live, height, siblings)? else {
                 done.push(edge);
                 continue;
             };

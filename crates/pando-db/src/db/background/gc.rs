@@ -87,7 +87,10 @@ impl Engine {
             }
         }
         let surveying = self.gc_progress.lock().survey.is_some();
-        Ok((!surveying && self.pushdown_step()?) || self.prune_step()? || self.heal_step()?)
+        Ok((!surveying && self.pushdown_step()?)
+            || self.prune_step()?
+            || self.heal_step()?
+            || self.lower_step()?)
     }
 
     /// Takes edges and levels away that the root does not need any more, by one step; whether there were any.
@@ -106,6 +109,34 @@ impl Engine {
         gc_progress.changed |= shrunk;
         gc_progress.unfreed |= shrunk;
         Ok(shrunk)
+    }
+
+    /// Makes nodes lower where the DAG is higher than its data asks for, by one step; whether there were any. What
+    /// has to be read for it is read on a version first, without the lock.
+    fn lower_step(&self) -> Result<bool> {
+        if self.is_short() {
+            return Ok(false);
+        }
+        // What waits to be reclaimed may refer to what is to become lower.
+        while self.reclaim_step()? {}
+        let mut cx = self.gc_context();
+        cx.limits.tall = self.idle_levels();
+        let base = self.superversion.read().tree.clone();
+        match Edit::new(&cx, &base).lower() {
+            Ok(false) => return Ok(false),
+            Ok(true) => (),
+            Err(error) if error.is_damage() => return Ok(false),
+            Err(error) => return Err(error),
+        }
+        let _turn = waiting::take(|| self.flushing.try_lock(), || self.flushing.lock());
+        let lowered = match self.edit_with(&cx, |edit| edit.lower(), |_| ()) {
+            Err(error) if error.is_damage() => false,
+            other => other?,
+        };
+        let mut gc_progress = self.gc_progress.lock();
+        gc_progress.changed |= lowered;
+        gc_progress.unfreed |= lowered;
+        Ok(lowered)
     }
 
     /// What garbage collection works with: smaller edits than others, so that whoever waits for one waits for

@@ -22,7 +22,7 @@ use crate::{
         edit::{Changes, Context},
         memtable::build::MemtableBuild,
         read::view::View,
-        tree::{Limits, Tree, tall_levels},
+        tree::{Limits, Tree, idle_levels, tall_levels},
     },
     db::engine::{
         dirty::Dirty,
@@ -156,6 +156,11 @@ impl Engine {
             next_id: &self.next_id,
             handled: &self.counters.handled,
         }
+    }
+
+    /// The height from which on a node is made lower when nothing else is to be done.
+    pub fn idle_levels(&self) -> u8 {
+        idle_levels(self.space.used_bytes() / self.limits.node as u64, self.limits.fanout)
     }
 
     /// The height from which on a node is higher than what is stored asks for.

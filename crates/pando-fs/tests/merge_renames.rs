@@ -238,7 +238,33 @@ fn what_cannot_be_moved_as_it_is_has_gone_and_come() {
     let w = scene();
     w.fork("/s/b", "/s/a/forked");
     mv(&w, "/f/a", "/f/moved");
-    assert_eq!(refused(&w), [("a".into(), MergeConflict::RemovedThere)]);
+    assert!(merge(&w).merged);
+    let forks = w.fs.forks(None).unwrap();
+    let paths: Vec<_> = forks.iter().map(|fork| fork.path.to_str().unwrap()).collect();
+    assert!(paths.contains(&"/s/moved/forked"), "{paths:?}");
+    whole(w);
+}
+
+/// A directory that was forked, or has a policy, is still that one at its new name.
+#[test]
+fn what_is_kept_of_a_directory_goes_with_it() {
+    for exchanged in [false, true] {
+        let w = scene();
+        w.fork("/s/a", "/other");
+        let policy = StoredPolicy { every_secs: 60, ..StoredPolicy::default() };
+        let by = Authority::Caller(&w.me);
+        w.on("/s/a", |a| w.fs.set_policy(by, a.ino, Some(&policy))).unwrap();
+        mv(&w, "/f/a", "/f/moved");
+        if exchanged {
+            mv(&w, "/f/b", "/f/a");
+        }
+        assert!(merge(&w).merged);
+        let paths: Vec<_> = w.fs.policies().unwrap().into_iter().map(|(_, info)| info.path).collect();
+        assert_eq!(paths, [Path::new("/s/moved")]);
+        let source = w.on("/other", |f| w.fs.fork_of(f.ino)).unwrap().source;
+        assert_eq!(source.as_deref(), Some("/s/moved".as_ref()));
+        whole(w);
+    }
 }
 
 #[test]

@@ -19,7 +19,7 @@ use crate::{
         step::{Dirs, Plan, Spots, Step, kind},
         told::{MergeChange, MergeConflict, MergeKind},
     },
-    path::{self, system},
+    path,
     types::FileKind,
 };
 
@@ -135,8 +135,7 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Whether something cannot be moved as it is: across the border of a clone, with names of files with several, or
-    /// with what is kept by its place.
+    /// Whether something cannot be moved as it is: across the border of a clone, or with names of files with several.
     fn cannot_move(&mut self, entry: &[u8], dir: &[u8], id: Identity) -> Result<bool> {
         let root = |planner: &mut Self, dir: &[u8]| -> Result<Vec<u8>> {
             Ok(planner.trees.ours.level(dir)?.map(|level| level.root.clone()).unwrap_or_default())
@@ -149,14 +148,10 @@ impl Planner<'_> {
             return Ok(false);
         }
         let contents = self.trees.ours.place(&contents_of(entry));
-        let names = path::link_name(&from, &contents).filter(|_| self.links).map(|names| path::meta(&names));
-        let kept = [system::fork(&contents), system::forked_below(&contents), system::policy(&contents)];
-        for prefix in names.iter().chain(&kept) {
-            if self.trees.ours.view.prefix(prefix).next().transpose()?.is_some() {
-                return Ok(true);
-            }
+        match path::link_name(&from, &contents).filter(|_| self.links) {
+            Some(names) => Ok(self.trees.ours.view.prefix(&path::meta(&names)).next().transpose()?.is_some()),
+            None => Ok(false),
         }
-        Ok(false)
     }
 
     /// The plan, once all is known that is to be done: what would meet is a conflict that no side settles.

@@ -128,14 +128,22 @@ impl Apply<'_> {
         all
     }
 
+    /// Prefixes of all keys that move, from and to: those, and of a directory what is kept under its place.
+    fn pairs(&self, moving: &Moving<'_>) -> Result<Vec<(Bytes, Bytes)>> {
+        let targets = self.prefixes(&moving.to, moving.is_dir);
+        let mut pairs: Vec<_> = self.prefixes(moving.from, moving.is_dir).into_iter().zip(targets).collect();
+        if moving.is_dir {
+            let place = |entry: &[u8]| self.trees.ours.place(&contents_of(entry));
+            pairs.extend(self.fs.moves_kept_by_place(&place(moving.from), &place(&moving.to))?);
+        }
+        Ok(pairs)
+    }
+
     fn leave(&mut self, moving: &Moving<'_>) -> Result<()> {
         let place = self.trees.ours.place(moving.from);
         let to = path::new_entry(&self.trees.ours.place(path::directory_of(&moving.to)), self.name(moving))?;
         debug_assert_eq!(to, self.trees.ours.place(&moving.to));
-        let targets = self.prefixes(&moving.to, moving.is_dir);
-        for (slot, (from, to)) in
-            (0..).zip(self.prefixes(moving.from, moving.is_dir).into_iter().zip(targets))
-        {
+        for (slot, (from, to)) in (0..).zip(self.pairs(moving)?) {
             let to = if moving.direct { to } else { system::aside(moving.number, slot) };
             self.batch.rename_prefix(from, to);
         }
@@ -163,11 +171,10 @@ impl Apply<'_> {
     }
 
     fn arrive(&mut self, moving: &Moving<'_>) -> Result<()> {
-        let targets = self.prefixes(&moving.to, moving.is_dir);
         let changed = Change { ctime: Some(self.now), ..Change::default() };
-        let record = targets.first().cloned().unwrap_or_default();
+        let record = path::meta(&self.trees.ours.place(&moving.to));
         if !moving.direct {
-            for (slot, to) in (0..).zip(targets) {
+            for (slot, (_, to)) in (0..).zip(self.pairs(moving)?) {
                 self.batch.rename_prefix(system::aside(moving.number, slot), to);
             }
         }

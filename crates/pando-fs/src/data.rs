@@ -394,9 +394,12 @@ impl Fs {
         Ok(done as u32)
     }
 
-    /// What a file takes, bytes. The caller holds `tree` of it exclusively; the map of one with holes is read if it is
-    /// not in memory.
+    /// What a file takes, bytes; nothing but regular files takes any. The caller holds `tree` of it; the map of one
+    /// with holes is read if it is not in memory.
     pub(crate) fn bytes_of(&self, inode: &InodeRef, data: &Bytes) -> Result<i64> {
+        if inode.kind != FileKind::Regular {
+            return Ok(0);
+        }
         if let Some(dense) = inode.peek(|s| s.record.dense.filter(|_| s.map.is_none())) {
             let map = BlockMap::read(&self.db, data, dense)?;
             inode.change(|s| s.map = Some(map));

@@ -301,6 +301,28 @@ fn linked_files_are_counted_once_and_do_not_leave_a_quota() {
     s.check();
 }
 
+/// They have a size, and no blocks.
+#[test]
+fn symbolic_links_take_nothing_wherever_their_names_go() {
+    let s = Scene::new();
+    let d = s.mkdir("/d");
+    let sub = s.mkdir("/d/sub");
+    s.set("/d", 1 << 20);
+    s.write("/d/sub/f", 0, 10 << 10);
+    // A count without a limit, which the link area of the lineage is not in.
+    s.clone("/d/sub", "/d/copy").unwrap();
+    let link = s.fs.symlink(&me(), sub, "s".as_ref(), "target".as_ref()).unwrap().ino;
+    s.fs.link(&me(), link, d, "again".as_ref()).unwrap();
+    s.check();
+    s.fs.unlink(&me(), sub, "s".as_ref()).unwrap();
+    s.rename("/d/again", "/d/copy/last").unwrap();
+    s.check();
+    s.clone("/d/copy/last", "/d/one more").unwrap();
+    s.rename("/d/copy/last", "/out").unwrap();
+    assert_eq!(s.quota("/d"), (1 << 20, 20 * KIB, false));
+    s.check();
+}
+
 #[test]
 fn merges_and_rollbacks_are_counted_afterwards() {
     let s = Scene::new();

@@ -283,9 +283,8 @@ impl Fs {
         }
     }
 
-    /// Adds to a batch that the account of a directory, and all below it, may be wrong from now on; it gets one if it
-    /// has none and there are accounts at all. The record is that which the batch gives it. The caller keeps everybody
-    /// out of the directory, and calls [`Fs::recount_later`] when the batch is written.
+    /// Says in the record that a batch gives a directory that its account, and all below, may be wrong; it gets one if
+    /// it has none and there are accounts at all. The caller keeps everybody out of the directory.
     pub(crate) fn make_stale(&self, record: &mut Record) {
         if self.has_accounts() {
             let account = record.account.unwrap_or_default();

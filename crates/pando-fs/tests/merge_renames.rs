@@ -234,15 +234,11 @@ fn what_cannot_be_moved_as_it_is_has_gone_and_come() {
     assert_eq!(read(&w, "/s"), theirs);
     w.fs.count_links().unwrap();
     whole(w);
-    // A directory with a fork in it, which is forked too.
+    // A directory with a fork in it.
     let w = scene();
     w.fork("/s/b", "/s/a/forked");
     mv(&w, "/f/a", "/f/moved");
-    assert!(merge(&w).merged);
-    let forks = w.fs.forks(None).unwrap();
-    let paths: Vec<_> = forks.iter().map(|fork| fork.path.to_str().unwrap()).collect();
-    assert!(paths.contains(&"/s/moved/forked"), "{paths:?}");
-    whole(w);
+    assert_eq!(refused(&w), [("a".into(), MergeConflict::RemovedThere)]);
 }
 
 /// A directory that was forked, or has a policy, is still that one at its new name.
@@ -265,6 +261,15 @@ fn what_is_kept_of_a_directory_goes_with_it() {
         assert_eq!(source.as_deref(), Some("/s/moved".as_ref()));
         whole(w);
     }
+    // Also out of a directory that goes.
+    let w = scene();
+    w.fork("/s/a/in", "/other");
+    mv(&w, "/f/a/in", "/f/b/in");
+    w.remove_tree("/f/a").unwrap();
+    assert!(merge(&w).merged);
+    let source = w.on("/other", |f| w.fs.fork_of(f.ino)).unwrap().source;
+    assert_eq!(source.as_deref(), Some("/s/b/in".as_ref()));
+    whole(w);
 }
 
 #[test]

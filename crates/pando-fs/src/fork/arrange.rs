@@ -19,7 +19,7 @@ use crate::{
         step::{Dirs, Plan, Spots, Step, kind},
         told::{MergeChange, MergeConflict, MergeKind},
     },
-    path,
+    path::{self, system},
     types::FileKind,
 };
 
@@ -135,7 +135,8 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Whether something cannot be moved as it is: across the border of a clone, or with names of files with several.
+    /// Whether something cannot be moved as it is: across the border of a clone, with names of files with several, or
+    /// with forks in it, whose origins would go with a directory around that is removed.
     fn cannot_move(&mut self, entry: &[u8], dir: &[u8], id: Identity) -> Result<bool> {
         let root = |planner: &mut Self, dir: &[u8]| -> Result<Vec<u8>> {
             Ok(planner.trees.ours.level(dir)?.map(|level| level.root.clone()).unwrap_or_default())
@@ -148,10 +149,13 @@ impl Planner<'_> {
             return Ok(false);
         }
         let contents = self.trees.ours.place(&contents_of(entry));
-        match path::link_name(&from, &contents).filter(|_| self.links) {
-            Some(names) => Ok(self.trees.ours.view.prefix(&path::meta(&names)).next().transpose()?.is_some()),
-            None => Ok(false),
+        let names = path::link_name(&from, &contents).filter(|_| self.links).map(|names| path::meta(&names));
+        for prefix in names.iter().chain([&system::fork(&contents)]) {
+            if self.trees.ours.view.prefix(prefix).next().transpose()?.is_some() {
+                return Ok(true);
+            }
         }
+        Ok(false)
     }
 
     /// The plan, once all is known that is to be done: what would meet is a conflict that no side settles.

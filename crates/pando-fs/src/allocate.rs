@@ -76,8 +76,7 @@ impl Fs {
         }
         if grows && mode & KEEP_SIZE == 0 && end > size {
             let mut batch = Batch::new();
-            let above = self.above_file(&at);
-            let before = if above.is_empty() { 0 } else { self.bytes_of(&inode, &at.data)? };
+            let (above, before) = self.before(&inode, &at)?;
             let holes = self.resize_data(&mut batch, &inode, &at.data, (size, end))?;
             let mut change = self.content_change(c, &inode);
             change.size = Some(Size::AtLeast(end));
@@ -111,8 +110,7 @@ impl Fs {
         let size = inode.peek(|s| s.record.size);
         let data = &at.data;
         let mut batch = Batch::new();
-        let above = self.above_file(at);
-        let before = if above.is_empty() { 0 } else { self.bytes_of(inode, data)? };
+        let (above, before) = self.before(inode, at)?;
         // The last block ends with the file.
         let (first, end) =
             (from.div_ceil(BLOCK_SIZE), if to == size { to.div_ceil(BLOCK_SIZE) } else { to / BLOCK_SIZE });

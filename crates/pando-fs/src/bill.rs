@@ -14,7 +14,7 @@ use crate::{
     account::AccountChange,
     error::{Error, Result},
     inode::{InodeRef, Link},
-    ledger::{Alone, Shared},
+    ledger::{SharedTurn, SoleTurn},
     merge::Change,
     path,
     place::{At, DirAt},
@@ -106,7 +106,7 @@ impl Bill {
 #[derive(Default)]
 pub(crate) struct Reserved<'a> {
     lines: SmallVec<[Line; 2]>,
-    _turn: Option<Shared<'a>>,
+    _turn: Option<SharedTurn<'a>>,
 }
 
 impl Reserved<'_> {
@@ -224,10 +224,15 @@ impl Fs {
         self.reserve_in(batch, bill, Some(turn))
     }
 
-    /// The same for whoever has the turn alone.
+    /// The turn alone, for whoever copies accounts or makes them stale, if there are any.
+    pub(crate) fn sole_turn(&self) -> Option<SoleTurn<'_>> {
+        self.has_accounts().then(|| self.ledger.alone())
+    }
+
+    /// Like [`Fs::reserve`], for whoever has what [`Fs::sole_turn`] gave.
     pub(crate) fn reserve_alone(
         &self,
-        _alone: &Alone<'_>,
+        _turn: &Option<SoleTurn<'_>>,
         batch: &mut Batch,
         bill: Bill,
     ) -> Result<Reserved<'_>> {
@@ -238,7 +243,7 @@ impl Fs {
         &'a self,
         batch: &mut Batch,
         bill: Bill,
-        turn: Option<Shared<'a>>,
+        turn: Option<SharedTurn<'a>>,
     ) -> Result<Reserved<'a>> {
         let mut reserved = Reserved { lines: SmallVec::new(), _turn: turn };
         for line in bill.lines {

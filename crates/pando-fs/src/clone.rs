@@ -11,7 +11,7 @@ use pando_db::Batch;
 
 use crate::{
     account::Account,
-    bill::{Above, Bill, Reserved, Taken},
+    bill::{Above, Bill, Taken},
     census::LostNames,
     error::{Error, Result, show},
     exclude::{outermost, relative},
@@ -269,7 +269,7 @@ impl Fs {
             };
             let _target = target.as_ref().map(|t| tries.exclusive(&t.tree)).transpose()?;
             // What accounts say is what is there, until the batch is written.
-            let alone = self.has_accounts().then(|| self.ledger.alone());
+            let turn = self.sole_turn();
             let now = self.now();
             let mut batch = Batch::new();
             let mut bill = Bill::default();
@@ -305,20 +305,13 @@ impl Fs {
                 links = !of_links.is_empty();
                 copies.extend(of_links);
             }
-            let mut taken = match source.kind {
-                FileKind::Directory if record.account.is_some() || !above.is_empty() => {
-                    self.tree_taken(counts, source_end.at, &source)?
-                }
-                FileKind::Regular if !above.is_empty() => {
-                    let data = match (&held, copies.first()) {
-                        (Some(at), _) => at.data.clone(),
-                        (None, Some((from, _))) => from.clone(),
-                        (None, None) => path::data(&source_end.entry),
-                    };
-                    Taken::exact(self.bytes_of(&source, &data)?)
-                }
-                _ => Taken::default(),
-            };
+            let mut taken = Taken::default();
+            if record.account.is_some() || !above.is_empty() {
+                taken = match &held {
+                    Some(at) => Taken::exact(self.bytes_of(&source, &at.data)?),
+                    None => self.entry_taken(counts, &source_end, &source)?,
+                };
+            }
             if let Some(target) = &target {
                 let (around, gone) = self.going(counts, &end, target)?;
                 bill.subtract(around, gone);
@@ -376,13 +369,10 @@ impl Fs {
             let touched = Change::modified(now);
             Self::change_dir(&mut batch, end.at, &touched);
             batch.put(system::cloned(), now.encode());
-            let reserved = match &alone {
-                Some(alone) => self.reserve_alone(alone, &mut batch, bill)?,
-                None => Reserved::default(),
-            };
+            let reserved = self.reserve_alone(&turn, &mut batch, bill)?;
             self.db.write(batch)?;
             reserved.paid();
-            drop(alone);
+            drop(turn);
             {
                 let mut cloned = self.cloned.lock();
                 *cloned = now.max(*cloned);
@@ -418,7 +408,7 @@ impl Fs {
         let above = self.above(end.at);
         let taken = match above.is_empty() {
             true => Taken::default(),
-            false => self.tree_taken(counts, end.at, top)?,
+            false => self.entry_taken(counts, end, top)?,
         };
         Ok((above, taken))
     }

@@ -211,8 +211,7 @@ impl Fs {
                 return Ok(None);
             }
             let mut batch = Batch::new();
-            let above = self.above_file(&to);
-            let before = if above.is_empty() { 0 } else { self.bytes_of(target, &to.data)? };
+            let (above, before) = self.before(target, &to)?;
             for &(at, level) in &ranges.parts {
                 batch.clone_prefix(prefix(&from.data, at, level), prefix(&to.data, at, level));
             }

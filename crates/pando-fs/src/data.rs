@@ -11,7 +11,7 @@ use bytes::{Bytes, BytesMut};
 use pando_db::{Batch, Cursor};
 
 use crate::{
-    bill::Reserved,
+    bill::{Above, Reserved},
     blockmap::BlockMap,
     error::{Error, Result},
     handle::OpenFile,
@@ -394,6 +394,13 @@ impl Fs {
         Ok(done as u32)
     }
 
+    /// The accounts around a file that is about to change, and what it takes before, bytes: see [`Fs::bytes_of`].
+    pub(crate) fn before(&self, inode: &InodeRef, at: &At) -> Result<(Above, i64)> {
+        let above = self.above_file(at);
+        let bytes = if above.is_empty() { 0 } else { self.bytes_of(inode, &at.data)? };
+        Ok((above, bytes))
+    }
+
     /// What a file takes, bytes; nothing but regular files takes any. The caller holds `tree` of it; the map of one
     /// with holes is read if it is not in memory.
     pub(crate) fn bytes_of(&self, inode: &InodeRef, data: &Bytes) -> Result<i64> {
@@ -445,13 +452,11 @@ impl Fs {
                 false => Ok(false),
             };
             let known = absent.and_then(|absent| {
-                let above = self.above_file(at);
+                let (above, before) = self.before(inode, at)?;
+                let noted = self.note_blocks(&mut batch, inode, data_key, size, blocks)?;
                 if above.is_empty() {
-                    let noted = self.note_blocks(&mut batch, inode, data_key, size, blocks)?;
                     return Ok((absent, noted, Reserved::default()));
                 }
-                let before = self.bytes_of(inode, data_key)?;
-                let noted = self.note_blocks(&mut batch, inode, data_key, size, blocks)?;
                 let was = inode.peek(|s| s.record.dense);
                 let after = inode.peek(|s| noted.file_bytes((was, s.map.as_ref()), size.max(end)));
                 Ok((absent, noted, self.reserve_file(&mut batch, above, after - before)?))

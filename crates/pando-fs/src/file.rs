@@ -107,8 +107,7 @@ impl Fs {
         let mut holes = None;
         let mut reserved = Reserved::default();
         if let Some(size) = s.size {
-            let above = self.above_file(&at);
-            let before = if above.is_empty() { 0 } else { self.bytes_of(inode, &at.data)? };
+            let (above, before) = self.before(inode, &at)?;
             let resized = self.resize_data(&mut batch, inode, &at.data, (old_size, size))?;
             change.dense = resized.dense;
             if !above.is_empty() {

@@ -21,9 +21,9 @@ const MAX_FROZEN: usize = 256;
 const MAX_WAITING: usize = 256;
 
 /// The turn, with others.
-pub(crate) type Shared<'a> = RwLockReadGuard<'a, ()>;
+pub(crate) type SharedTurn<'a> = RwLockReadGuard<'a, ()>;
 /// The turn, with nobody else.
-pub(crate) type Alone<'a> = RwLockWriteGuard<'a, ()>;
+pub(crate) type SoleTurn<'a> = RwLockWriteGuard<'a, ()>;
 
 #[derive(Default)]
 struct State {
@@ -48,12 +48,12 @@ pub(crate) struct Ledger {
 
 impl Ledger {
     /// Waits while somebody has the turn alone.
-    pub(crate) fn shared(&self) -> Shared<'_> {
+    pub(crate) fn shared(&self) -> SharedTurn<'_> {
         waiting::take(|| self.turn.try_read(), || self.turn.read())
     }
 
     /// Waits for batches that are under way.
-    pub(crate) fn alone(&self) -> Alone<'_> {
+    pub(crate) fn alone(&self) -> SoleTurn<'_> {
         waiting::take(|| self.turn.try_write(), || self.turn.write())
     }
 

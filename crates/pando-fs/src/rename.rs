@@ -295,6 +295,18 @@ impl Fs {
         Ok(Moving::Record { record, prefixes })
     }
 
+    /// What an entry takes, with all below it; wants a directory counted that never was.
+    pub(crate) fn entry_taken(&self, counts: &mut Counts, end: &End<'_>, inode: &InodeRef) -> Result<Taken> {
+        if inode.kind == FileKind::Directory {
+            return self.tree_taken(counts, end.at, inode);
+        }
+        let data = match inode.linked() {
+            Some((_, id)) => path::data(&self.domain(end.at).linked(id)),
+            None => path::data(&end.entry),
+        };
+        Ok(Taken::exact(self.bytes_of(inode, &data)?))
+    }
+
     /// Adds what a move changes in accounts.
     fn bill_move(
         &self,
@@ -305,25 +317,15 @@ impl Fs {
         (from, to): (&End<'_>, &End<'_>),
     ) -> Result<()> {
         let Moving::Record { record, .. } = moving else { return Ok(()) };
-        let linked = inode.linked();
-        let old = match &linked {
+        let old = match inode.linked() {
             Some(_) => self.above_links(from.at),
             None => self.above(from.at),
         };
         let (old, new) = old.apart(self.above(to.at));
         let leaves_stale = old.has_stale();
-        let taken = match inode.kind {
-            FileKind::Directory if !old.is_empty() || !new.is_empty() => {
-                self.tree_taken(counts, from.at, inode)?
-            }
-            FileKind::Regular if !old.is_empty() || !new.is_empty() => {
-                let data = match linked {
-                    Some((_, id)) => path::data(&self.domain(from.at).linked(id)),
-                    None => path::data(&from.entry),
-                };
-                Taken::exact(self.bytes_of(inode, &data)?)
-            }
-            _ => Taken::default(),
+        let taken = match old.is_empty() && new.is_empty() {
+            true => Taken::default(),
+            false => self.entry_taken(counts, from, inode)?,
         };
         // Counts in it may be wrong, and what said so does not lie above it any more.
         if inode.kind == FileKind::Directory && leaves_stale {

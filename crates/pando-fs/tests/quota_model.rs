@@ -15,7 +15,7 @@ use std::{
 };
 
 use common::*;
-use pando_db::device::{Device, FailMode, MemDevice, SimDevice};
+use pando_db::device::{FailMode, MemDevice, SimDevice};
 use pando_fs::*;
 
 /// Beyond so many files and directories some are removed.
@@ -289,14 +289,6 @@ fn crash_run(seed: u64, steps: usize) {
     for step in 0..steps {
         let before = run.exact();
         let result = run.call(step);
-        if std::env::var_os("PANDO_TRACE").is_some() {
-            println!(
-                "{step} {} {:?} {:?}",
-                run.what,
-                result.as_ref().map_err(|e| e.to_string()),
-                run.exact()
-            );
-        }
         refused += u32::from(matches!(result, Err(Error::QuotaExceeded(_))));
         if let Err(e) = &result {
             assert!(!matches!(e, Error::Damaged { .. } | Error::Engine(_)), "seed {seed}, step {step}: {e}");
@@ -411,5 +403,4 @@ fn counts_are_exact_with_many_at_work() {
         assert_eq!((quota.used, quota.stale), (du(&w, quota.path.to_str().unwrap()), false), "{quota:?}");
     }
     fs.check(|p| panic!("{p}")).unwrap();
-    let _size = w.device.size();
 }

@@ -332,12 +332,11 @@ fn merges_and_rollbacks_are_counted_afterwards() {
     s.write("/q/base/f", 0, 100 << 10);
     s.set("/q", 1 << 20);
     s.set("/q/base/sub", 1 << 20);
-    let work = s.mkdir("/work");
-    s.fs.fork_tree(&me(), s.split("/q/base"), (work, "fork".as_ref()), false, &[]).unwrap();
-    s.write("/work/fork/g", 0, 50 << 10);
-    s.write("/work/fork/sub/h", 0, 30 << 10);
-    let (report, _) =
-        s.fs.merge(None, s.ino("/work/fork"), s.ino("/q/base"), MergeOptions::default()).unwrap();
+    let w = s.mkdir("/w");
+    s.fs.fork_tree(&me(), s.split("/q/base"), (w, "fork".as_ref()), false, &[]).unwrap();
+    s.write("/w/fork/g", 0, 50 << 10);
+    s.write("/w/fork/sub/h", 0, 30 << 10);
+    let (report, _) = s.fs.merge(None, s.ino("/w/fork"), s.ino("/q/base"), MergeOptions::default()).unwrap();
     assert!(report.merged);
     assert!(s.quota("/q").2 && s.quota("/q/base/sub").2, "not counted yet");
     s.check();
@@ -372,10 +371,10 @@ fn a_stale_count_goes_along_with_what_leaves_it() {
     s.mkdir("/q/base/sub");
     s.set("/q", 1 << 20);
     s.set("/q/base/sub", 1 << 20);
-    let work = s.mkdir("/work");
-    s.fs.fork_tree(&me(), s.split("/q/base"), (work, "fork".as_ref()), false, &[]).unwrap();
-    s.write("/work/fork/sub/h", 0, 30 << 10);
-    s.fs.merge(None, s.ino("/work/fork"), s.ino("/q/base"), MergeOptions::default()).unwrap();
+    let w = s.mkdir("/w");
+    s.fs.fork_tree(&me(), s.split("/q/base"), (w, "fork".as_ref()), false, &[]).unwrap();
+    s.write("/w/fork/sub/h", 0, 30 << 10);
+    s.fs.merge(None, s.ino("/w/fork"), s.ino("/q/base"), MergeOptions::default()).unwrap();
     // What the merge brought is known to no account yet.
     s.clone("/q/base", "/copy").unwrap();
     s.rename("/q/base", "/moved").unwrap();

@@ -205,14 +205,6 @@ impl MountState {
             && Caches::may_suit_bypass(flags)
             && self.fs.size(ino).is_ok_and(|size| Caches::suits_bypass(flags, size))
             && self.can_tell_times()
-            || self.is_tight(ino, flags) && self.can_tell_times()
-    }
-
-    /// Whether a file that `pid` has just made, and has open, is better written past the pages that the kernel keeps.
-    pub(crate) fn is_better_written_through(&self, pid: u32, (ino, handle): (u64, u64), flags: i32) -> bool {
-        let may = self.can_tell_times();
-        let made = self.creators.made(pid, handle, flags);
-        may && (made || self.is_tight(ino, flags))
     }
 
     /// Whether a quota leaves so little that a file open for writing only is better written through: of pages that the
@@ -221,6 +213,7 @@ impl MountState {
         self.caches.writeback()
             && Caches::may_suit_bypass(flags & !libc::O_TRUNC)
             && self.fs.quota_left(ino).is_some_and(|left| left < TIGHT_BYTES)
+            && self.can_tell_times()
     }
 
     /// Whether a kernel that keeps what is written can be told the time of a write that bypasses it.

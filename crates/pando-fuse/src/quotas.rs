@@ -1,9 +1,14 @@
-//! What is asked about quotas, and what is answered, as bytes; and who may ask.
+//! What is asked about quotas, and what is answered, as bytes.
 //!
-//! Quotas are set and listed by root only. An answer is text, a line for each quota. Uses the vocabulary of `pando_fs`
-//! and how `asked` writes names.
+//! An answer is text, a line for each quota. Uses the vocabulary of `pando_fs` and how `asked` writes names.
 
-use std::{ffi::OsString, os::unix::ffi::OsStrExt, os::unix::ffi::OsStringExt, path::PathBuf};
+use std::{
+    ffi::OsString,
+    os::unix::ffi::{OsStrExt, OsStringExt},
+    path::PathBuf,
+};
+
+use pando_fs::Quota;
 
 use crate::asked::{escaped, unescaped};
 
@@ -46,25 +51,6 @@ impl QuotaAsked {
     }
 }
 
-/// A quota as it is told.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct QuotaInfo {
-    /// Path from the root of the file system.
-    pub path: PathBuf,
-    /// Most bytes that the tree may take.
-    pub limit: u64,
-    /// Bytes that it takes.
-    pub used: u64,
-    /// It is to be counted again: `used` may be wrong.
-    pub stale: bool,
-}
-
-impl From<pando_fs::Quota> for QuotaInfo {
-    fn from(quota: pando_fs::Quota) -> Self {
-        Self { path: quota.path, limit: quota.limit, used: quota.used, stale: quota.stale }
-    }
-}
-
 /// The error number of a write of pages that the kernel has kept: it tells programs of a full disk as such, and of all
 /// else, a quota too, as of a broken one.
 pub(crate) fn of_pages(errno: i32) -> i32 {
@@ -72,17 +58,17 @@ pub(crate) fn of_pages(errno: i32) -> i32 {
 }
 
 /// A quota as a line of an answer.
-pub(crate) fn line(quota: &pando_fs::Quota) -> String {
+pub(crate) fn line(quota: &Quota) -> String {
     let path = escaped(quota.path.as_os_str().as_bytes());
     format!("{}\t{}\t{}\t{path}\n", quota.limit, quota.used, u8::from(quota.stale))
 }
 
 /// The quotas in an answer; `None` if it makes no sense.
-pub(crate) fn read_lines(text: &str) -> Option<Vec<QuotaInfo>> {
+pub(crate) fn read_lines(text: &str) -> Option<Vec<Quota>> {
     text.lines().map(read_line).collect()
 }
 
-fn read_line(line: &str) -> Option<QuotaInfo> {
+fn read_line(line: &str) -> Option<Quota> {
     let mut fields = line.split('\t');
     let mut next = || fields.next();
     let (limit, used) = (next()?.parse().ok()?, next()?.parse().ok()?);
@@ -92,7 +78,7 @@ fn read_line(line: &str) -> Option<QuotaInfo> {
         _ => return None,
     };
     let path = PathBuf::from(OsString::from_vec(unescaped(next()?)?));
-    fields.next().is_none().then_some(QuotaInfo { path, limit, used, stale })
+    fields.next().is_none().then_some(Quota { path, limit, used, stale })
 }
 
 #[cfg(test)]
@@ -114,7 +100,7 @@ mod tests {
     #[test]
     fn lines_come_back_and_nonsense_is_none() {
         let all = read_lines("100\t50\t1\t/a%09b\n7\t0\t0\t/c\n").unwrap();
-        let first = QuotaInfo { path: "/a\tb".into(), limit: 100, used: 50, stale: true };
+        let first = Quota { path: "/a\tb".into(), limit: 100, used: 50, stale: true };
         assert_eq!((&all[0], all[1].limit, all[1].stale), (&first, 7, false));
         for bad in ["x\t0\t0\t/a", "1\t2\t3\t/a", "1\t2\t0", "1\t2\t0\t/a\tmore"] {
             assert_eq!(read_lines(bad), None, "{bad}");

@@ -62,7 +62,7 @@ impl Server {
     fn open_file(&self, c: &Context, ino: u64, flags: i32) -> Outcome<Opened> {
         let handle = self.fs().open_file(&caller(c, 0), ino, flags)?;
         self.shared.proofs.opened(c, ino, handle.0, flags);
-        let bypass = self.shared.is_for_small_changes(ino, flags);
+        let bypass = self.shared.is_for_small_changes(ino, flags) || self.shared.is_tight(ino, flags);
         let policy = self.shared.caches.opened(ino, handle.0, flags, bypass);
         Ok(Opened { handle: handle.0, direct: policy.direct, keep_cache: policy.keep })
     }
@@ -282,7 +282,8 @@ impl Handler for Server {
         let made = self.fs().create(&maker(c, umask, mode), parent, name, mode, flags);
         let (attr, handle) = made.map_err(made_since)?;
         self.shared.proofs.opened(c, attr.ino, handle.0, flags);
-        let bypass = self.shared.is_better_written_through(c.pid, (attr.ino, handle.0), flags);
+        let copied = self.shared.can_tell_times() && self.shared.creators.made(c.pid, handle.0, flags);
+        let bypass = copied || self.shared.is_tight(attr.ino, flags);
         let policy = self.shared.caches.opened(attr.ino, handle.0, flags, bypass);
         Ok((attr, Opened { handle: handle.0, direct: policy.direct, keep_cache: policy.keep }))
     }

@@ -15,7 +15,7 @@ use rustix::fs::{
     renameat_with, statat, unlinkat,
 };
 
-use pando_fs::{ForkInfo, MergeOptions, MergeReport, SnapshotInfo, TreeChange};
+use pando_fs::{ForkInfo, MergeOptions, MergeReport, Quota, SnapshotInfo, TreeChange};
 
 use crate::{
     asked::Asked,
@@ -24,7 +24,7 @@ use crate::{
     forked::{self, ForkAsked},
     mountinfo,
     proof::NOTED,
-    quotas::{self, QuotaAsked, QuotaInfo},
+    quotas::{self, QuotaAsked},
 };
 
 /// A name in a directory, whether there is anything or not.
@@ -314,9 +314,7 @@ fn whole(dir: &OwnedFd, mut text: Vec<u8>, mut more: bool) -> Result<String, Err
 
 /// Asks about quotas of the directory at `path`.
 fn ask_of_quota(path: &Path, asked: QuotaAsked) -> Result<String, Error> {
-    let dir = open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
-    let dir = dir.map_err(io::Error::from)?;
-    let token = client::token(&dir)?;
+    let (dir, token, _) = own_dir(path)?;
     if rustix::process::geteuid().is_root() {
         // Where it cannot be shown, the daemon refuses and says why.
         let _ = show_root(&dir, &token);
@@ -327,7 +325,7 @@ fn ask_of_quota(path: &Path, asked: QuotaAsked) -> Result<String, Error> {
 
 /// The quotas of the directory at `path` and of all below it; their paths are from the root of the file system. For
 /// root.
-pub fn quotas(path: &Path) -> Result<Vec<QuotaInfo>, Error> {
+pub fn quotas(path: &Path) -> Result<Vec<Quota>, Error> {
     quotas::read_lines(&ask_of_quota(path, QuotaAsked::List)?).ok_or(Error::Version)
 }
 

@@ -69,7 +69,7 @@ fn clones_carry_quotas_and_links_stay_inside() {
     let list = b.ok(&["quota", "list", "-H", "m"]);
     let ends = |line: &str| line.split_once("/m/").map(|(_, end)| end.to_owned()).unwrap();
     let lines: Vec<String> = list.lines().map(ends).collect();
-    assert_eq!(lines, ["c\t1000448\t2560000", "d\t1000448\t2560000"]);
+    assert_eq!(lines, ["c\t1000448\t2560000\texact", "d\t1000448\t2560000\texact"]);
     b.sh("head -c 1000000 /dev/urandom > m/d/more");
     assert!(said(&b, "head -c 1000000 /dev/urandom > m/d/most").contains("quota"));
     b.sh("head -c 1000000 /dev/urandom > m/c/more");

@@ -8,7 +8,7 @@ use pando_db::{Batch, Snapshot};
 
 use crate::{
     account::AccountChange,
-    bill::{Above, Bill, Reserved, Taken},
+    bill::{Above, Bill, Taken},
     diff::side::Side,
     error::{Error, Result},
     fork::{
@@ -282,19 +282,18 @@ impl Fs {
         }
         apply.batch.put(system::cloned(), now.encode());
         // What it brings, and what it takes away, is counted later.
-        let alone = self.has_accounts().then(|| self.ledger.alone());
+        let turn = self.sole_turn();
         let mut account = Change::default();
-        let mut reserved = Reserved::default();
-        if let Some(alone) = &alone {
+        if turn.is_some() {
             let mut record = into.peek(|s| s.record.clone());
             self.make_stale(&mut record);
             account.account = Some(AccountChange::Set(record.account));
             apply.batch.upsert(path::meta(&places.ours.entry), account.encode());
             self.ledger.mark();
-            let mut bill = Bill::default();
-            bill.add(above, Taken { bytes: 0, guessed: true });
-            reserved = self.reserve_alone(alone, &mut apply.batch, bill)?;
         }
+        let mut bill = Bill::default();
+        bill.add(above, Taken { bytes: 0, guessed: true });
+        let reserved = self.reserve_alone(&turn, &mut apply.batch, bill)?;
         let batch = std::mem::replace(&mut apply.batch, Batch::new());
         self.db.write(batch).map_err(|e| match e {
             pando_db::Error::TooLarge { what: "batch", .. } => {
@@ -303,7 +302,7 @@ impl Fs {
             other => other.into(),
         })?;
         reserved.paid();
-        drop(alone);
+        drop(turn);
         {
             let mut cloned = self.cloned.lock();
             *cloned = now.max(*cloned);

@@ -130,10 +130,10 @@ impl Fs {
         &self,
         tries: &mut Attempts,
         dir: &InodeRef,
-    ) -> Result<(Alone, Vec<u8>), Obstacle> {
+    ) -> Result<(Vacated, Vec<u8>), Obstacle> {
         let Some(parent) = dir.parent()? else {
             return match dir.peek(|s| matches!(s.link, Link::Root)) {
-                true => Ok((Alone { _own: tries.exclusive(&dir.tree)?, around: None }, Vec::new())),
+                true => Ok((Vacated { _own: tries.exclusive(&dir.tree)?, around: None }, Vec::new())),
                 false => Err(Error::InSnapshot(dir.label()).into()),
             };
         };
@@ -148,7 +148,7 @@ impl Fs {
             return Err(Obstacle::Taken { lock: dir.tree.clone(), exclusive: false });
         };
         let entry = around.child(&name)?;
-        Ok((Alone { _own: own, around: Some(around) }, entry))
+        Ok((Vacated { _own: own, around: Some(around) }, entry))
     }
 
     /// Makes sure that a directory has an account which says what is there, as far as nothing makes it stale
@@ -302,7 +302,7 @@ impl Fs {
 }
 
 /// A directory that is held where it is, with nobody in it.
-pub(crate) struct Alone {
+pub(crate) struct Vacated {
     _own: Guard,
     /// The directory that it lies in, unless it is the root.
     pub around: Option<DirAt>,

@@ -25,7 +25,6 @@ use crate::{
 
 /// A directory with a quota.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Quota {
     /// Path from the root of the file system.
     pub path: PathBuf,

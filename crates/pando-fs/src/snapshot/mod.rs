@@ -115,10 +115,10 @@ impl Fs {
         let mut batch = Batch::new();
         let owner = (dir.ino, &at.entry[..]);
         let place = Snapshotted { dir: &dir, owner, at: &at, entry: &at.entry, contents: &at.contents };
-        let alone = self.has_accounts().then(|| self.ledger.alone());
+        let turn = self.sole_turn();
         let info = self.add_snapshot(&mut batch, Rights::from(by), &place, &family, new, now)?;
         self.db.write(batch)?;
-        drop(alone);
+        drop(turn);
         self.snapshots_changed(&family_dir, now);
         self.tree_cloned(now);
         let entries = vec![(dir.ino, OsString::from(".snapshots")), (family_dir.ino, info.name.clone())];
@@ -159,10 +159,10 @@ impl Fs {
             let owner = (source, &at.entry[..]);
             let (entry, contents) = (&from.entry[..], &from.contents[..]);
             let place = Snapshotted { dir: &shown, owner, at: &from, entry, contents };
-            let alone = self.has_accounts().then(|| self.ledger.alone());
+            let turn = self.sole_turn();
             let info = self.add_snapshot(&mut batch, Rights::from(by), &place, &family, new, now)?;
             self.db.write(batch)?;
-            drop(alone);
+            drop(turn);
             self.snapshots_changed(&family_dir, now);
             self.tree_cloned(now);
             let entries = vec![(family_dir.ino, info.name.clone())];

@@ -12,7 +12,7 @@ use pando_db::Batch;
 
 use crate::{
     account::Account,
-    bill::{Bill, Reserved, Taken},
+    bill::{Bill, Taken},
     error::{Error, Result, show},
     inode::Link,
     lock::{Obstacle, attempt_shared},
@@ -86,7 +86,7 @@ impl Fs {
             let contents = path::contents(&at.contents, &name)?;
             let now = self.now();
             let mut batch = Batch::new();
-            let alone = self.has_accounts().then(|| self.ledger.alone());
+            let turn = self.sole_turn();
             let above = self.above(&at);
             let before = match discard {
                 true => None,
@@ -121,13 +121,10 @@ impl Fs {
             let touched = Change::modified(now);
             Self::change_dir(&mut batch, &at, &touched);
             batch.put(system::cloned(), now.encode());
-            let reserved = match &alone {
-                Some(alone) => self.reserve_alone(alone, &mut batch, bill)?,
-                None => Reserved::default(),
-            };
+            let reserved = self.reserve_alone(&turn, &mut batch, bill)?;
             self.db.write(batch)?;
             reserved.paid();
-            drop(alone);
+            drop(turn);
             self.tree_cloned(now);
             parent.change(|s| touched.apply(&mut s.record));
             self.removed_all(&removal);

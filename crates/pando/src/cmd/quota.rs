@@ -6,7 +6,8 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use pando_fuse::{quotas::QuotaInfo, tool};
+use pando_fs::Quota;
+use pando_fuse::tool;
 use serde::Serialize;
 
 use crate::{
@@ -63,7 +64,7 @@ pub struct ListArgs {
     /// A directory in a mounted Pando file system
     #[arg(default_value = ".")]
     dir: PathBuf,
-    /// No header, bytes as numbers, and fields with one tab between, for scripts
+    /// No header, and fields with one tab between, for scripts: directory, used, limit, exact or stale
     #[arg(short = 'H')]
     script: bool,
     /// Print JSON, with a version of its format
@@ -111,7 +112,7 @@ struct Line {
     exact: bool,
 }
 
-fn line(mount: &Path, quota: &QuotaInfo) -> Line {
+fn line(mount: &Path, quota: &Quota) -> Line {
     let path = seen(mount, quota.path.as_os_str()).to_string_lossy().into_owned();
     Line { path, limit: quota.limit, used: quota.used, exact: !quota.stale }
 }
@@ -134,16 +135,16 @@ fn text(lines: &[Line], script: bool) -> String {
     }
     for line in lines {
         let path = line.path.replace(char::is_control, "?");
-        let mark = if line.exact { "" } else { "~" };
         if script {
-            out += &format!("{path}\t{mark}{}\t{}\n", line.used, line.limit);
+            let state = if line.exact { "exact" } else { "stale" };
+            out += &format!("{path}\t{}\t{}\t{state}\n", line.used, line.limit);
             continue;
         }
         let percent = match line.limit {
             0 => "-".into(),
             limit => format!("{}%", u128::from(line.used).saturating_mul(100).div_ceil(limit.into())),
         };
-        let used = format!("{mark}{}", show(line.used));
+        let used = format!("{}{}", if line.exact { "" } else { "~" }, show(line.used));
         out += &format!("{used:>10} {:>10} {percent:>5}  {path}\n", show(line.limit));
     }
     out
@@ -164,7 +165,7 @@ mod tests {
     fn lists_are_for_people_and_for_scripts() {
         let line = |used, limit, exact| Line { path: "/m/a".into(), limit, used, exact };
         let lines = [line(1 << 30, 4 << 30, true), line(5, 0, false)];
-        assert_eq!(text(&lines, true), "/m/a\t1073741824\t4294967296\n/m/a\t~5\t0\n");
+        assert_eq!(text(&lines, true), "/m/a\t1073741824\t4294967296\texact\n/m/a\t5\t0\tstale\n");
         let shown = text(&lines, false);
         assert!(shown.contains("25%  /m/a") && shown.contains("~5"), "{shown}");
     }

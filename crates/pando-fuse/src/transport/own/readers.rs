@@ -81,7 +81,7 @@ enum Role {
     None,
     /// It reads.
     Reader,
-    /// It has left the role for the time that it waits, and this was the how manieth time.
+    /// It has left the role for the time that it waits; this is the number of that time.
     Left(u64),
 }
 

@@ -9,7 +9,10 @@
 use std::{
     ffi::{OsStr, OsString},
     os::unix::ffi::OsStrExt,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use bytes::Bytes;
@@ -59,7 +62,7 @@ impl Fs {
     /// Opens a directory for listing.
     pub fn opendir(&self, ino: Ino) -> Result<DirHandle> {
         let inode = self.dir(ino)?;
-        Ok(DirHandle(self.dirs.add(OpenDir { inode, last: Mutex::default() })))
+        Ok(DirHandle(self.dirs.add(OpenDir { inode, last: Mutex::default(), end: AtomicU64::new(0) })))
     }
 
     /// Closes a directory.
@@ -68,7 +71,8 @@ impl Fs {
     }
 
     /// The next entries, at most `max`, behind the one with `cookie` (0: from the start); none at
-    /// the end. `.` and `..` come first. One scan, whatever `max`.
+    /// the end. `.` and `..` come first. One scan, whatever `max`; none if the one before has come to the end and this
+    /// asks for what is behind. So an entry that is made between the two may be left out, as POSIX allows.
     ///
     /// A cookie is a function of the name: it may come from any handle, of this mount or an earlier one. One
     /// that was given out long ago costs a scan of the names that begin like it.
@@ -89,6 +93,10 @@ impl Fs {
         }
         let max = max.min(MAX_ENTRIES);
         let mut out = Vec::new();
+        // For once: who asks again has a reason to.
+        if open.end.swap(0, Ordering::Relaxed) == cookie && cookie != 0 {
+            return Ok(out);
+        }
         if cookie < DOT && max > 0 {
             out.push(entry(open.inode.attr(), OsStr::new("."), DOT));
         }
@@ -109,17 +117,19 @@ impl Fs {
         }
         if out.len() < max {
             let from = self.find(&open, cookie)?;
-            let found = self.scan(&open.inode, &from, max - out.len(), plus)?;
+            let (found, ended) = self.scan(&open.inode, &from, max - out.len(), plus)?;
             if !found.is_empty() {
-                out.extend(
-                    found
-                        .iter()
-                        .map(|(name, attr)| entry(*attr, OsStr::from_bytes(name), position::cookie(name))),
-                );
-                let names = found.into_iter().map(|(name, _)| (position::cookie(&name), name));
+                let names = found.into_iter().map(|(name, attr)| {
+                    let cookie = position::cookie(&name);
+                    out.push(entry(attr, OsStr::from_bytes(&name), cookie));
+                    (cookie, name)
+                });
                 let part = Arc::new(NameList::from_iter(names));
                 self.positions.listed(&part);
                 *open.last.lock() = part;
+            }
+            if ended && let Some(last) = out.last() {
+                open.end.store(last.cookie, Ordering::Relaxed);
             }
         }
         if cookie == 0 {
@@ -193,8 +203,8 @@ impl Fs {
         })
     }
 
-    /// Up to `max` entries.
-    fn scan(&self, dir: &InodeRef, from: &From, max: usize, plus: bool) -> Result<Vec<Found>> {
+    /// Up to `max` entries, and whether there are no more.
+    fn scan(&self, dir: &InodeRef, from: &From, max: usize, plus: bool) -> Result<(Vec<Found>, bool)> {
         // The entries need to stay as they are only if inodes are taken into memory.
         let (at, names) = match plus {
             true => self.hold_names(dir, false).map(|(at, names)| (at, Some(names)))?,
@@ -223,8 +233,12 @@ impl Fs {
         let mut out: Vec<Found> = Vec::new();
         // Files with holes, whose blocks are counted when nothing is held any more.
         let mut sparse: Vec<(usize, Sparse)> = Vec::new();
+        let mut ended = false;
         for _ in 0..max {
-            let Some((key, value)) = cursor.next_ref()? else { break };
+            let Some((key, value)) = cursor.next_ref()? else {
+                ended = true;
+                break;
+            };
             let damaged = || Error::Damaged { what: dir.label(), detail: "impossible name of an entry" };
             let name = path::name_of(&contents, key).ok_or_else(damaged)?;
             let attr = match &at {
@@ -274,7 +288,7 @@ impl Fs {
                 }
             };
         }
-        Ok(out)
+        Ok((out, ended))
     }
 }
 

@@ -38,6 +38,8 @@ pub(crate) struct OpenDir {
     pub inode: InodeRef,
     /// What was listed last.
     pub last: Mutex<Arc<NameList>>,
+    /// The cookie behind which there were no more entries, until it is asked for. 0: none.
+    pub end: AtomicU64,
 }
 
 /// The open things of one sort.

@@ -145,6 +145,41 @@ fn seeking_far_back_in_a_long_listing_finds_the_place() {
 }
 
 #[test]
+fn the_end_of_a_listing_is_known_for_one_more_call() {
+    let w = World::new();
+    w.mkdir("/empty");
+    let empty = w.fs.resolve("/empty".as_ref()).unwrap().ino;
+    for plus in [false, true] {
+        let read = |dh, ino, cookie| match plus {
+            true => w.fs.readdir_plus(dh, ino, cookie, 100).unwrap(),
+            false => w.fs.readdir(dh, ino, cookie, 100).unwrap(),
+        };
+        let names = |entries: Vec<DirEntry>| -> Vec<String> {
+            entries.into_iter().map(|e| e.name.into_string().unwrap()).collect()
+        };
+        for (dir, made) in [(ROOT, "/made"), (empty, "/empty/made")] {
+            let (dh, other) = (w.fs.opendir(dir).unwrap(), w.fs.opendir(dir).unwrap());
+            let last = read(dh, dir, 0).last().unwrap().cookie;
+            w.put(made, b"");
+            assert_eq!(
+                names(read(other, dir, last)),
+                ["made"],
+                "what another handle has seen does not count"
+            );
+            assert!(read(dh, dir, last).is_empty(), "the directory was looked through again");
+            assert_eq!(names(read(dh, dir, last)), ["made"], "nobody asks twice without a reason");
+            let last = read(dh, dir, last).last().unwrap().cookie;
+            // From the beginning everything is there, whatever was noted.
+            assert!(names(read(dh, dir, 0)).contains(&"made".to_owned()));
+            assert!(read(dh, dir, last).is_empty());
+            w.unlink(made).unwrap();
+            w.fs.releasedir(dh);
+            w.fs.releasedir(other);
+        }
+    }
+}
+
+#[test]
 fn readdir_plus_counts_a_reference_of_each_entry() {
     let w = World::new();
     for i in 0..10 {

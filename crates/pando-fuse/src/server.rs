@@ -95,7 +95,8 @@ impl Server {
     fn list(&self, handle: DirHandle, ino: u64, cookie: u64, sink: &mut dyn DirSink) -> Outcome<()> {
         let mut from = cookie;
         loop {
-            let entries = match self.fs().readdir(handle, ino, from, sink.capacity() / PLAIN_ENTRY) {
+            let most = sink.capacity() / PLAIN_ENTRY;
+            let entries = match self.fs().readdir(handle, ino, from, most) {
                 Ok(entries) => entries,
                 Err(_) if from != cookie => return Ok(()),
                 Err(e) => return Err(e.into()),
@@ -103,10 +104,14 @@ impl Server {
             let Some(last) = entries.last() else { return Ok(()) };
             self.shared.listings.listed(ino, cookie != 0, false);
             from = last.cookie;
+            let ended = entries.len() < most;
             for e in entries {
                 if !sink.add(e.ino, e.kind, &e.name, e.cookie, None) {
                     return Ok(());
                 }
+            }
+            if ended {
+                return Ok(());
             }
         }
     }
@@ -429,7 +434,8 @@ impl Handler for Server {
         // What fits is not known, so entries are fetched as they go: references taken in vain cost.
         let mut from = cookie;
         loop {
-            let entries = match self.fs().readdir_plus(handle, ino, from, sink.capacity() / PLUS_ENTRY) {
+            let most = sink.capacity() / PLUS_ENTRY;
+            let entries = match self.fs().readdir_plus(handle, ino, from, most) {
                 Ok(entries) => entries,
                 // Those added are counted already; the next request meets the error again.
                 Err(_) if from != cookie => return Ok(()),
@@ -438,7 +444,7 @@ impl Handler for Server {
             let Some(last) = entries.last() else { return Ok(()) };
             self.shared.listings.listed(ino, cookie != 0, true);
             from = last.cookie;
-            let mut room = true;
+            let (mut room, ended) = (true, entries.len() < most);
             for e in entries {
                 // One whose time the kernel does not have is looked up when it is asked about.
                 let stale = self.shared.times.is_stale(e.ino);
@@ -451,7 +457,7 @@ impl Handler for Server {
                     self.fs().forget(e.ino, 1);
                 }
             }
-            if !room {
+            if !room || ended {
                 return Ok(());
             }
         }

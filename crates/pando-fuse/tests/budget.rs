@@ -138,7 +138,16 @@ fn calls_cost_what_the_budget_says() {
 
     // Before it keeps what is written to a new file, the kernel asks whether there is a capability to drop.
     let create = [("lookup", 1), ("create", 1), ("getxattr", 1), ("write", 1), ("release", 1)];
-    exactly("create, write, close", &of(&|| fs::write(p("e/new"), b"x").unwrap()), &create);
+    // If the clock ticks between the two, as it may on a busy machine, the kernel tells the time of the write besides.
+    let make = || of(&|| fs::write(p("e/new"), b"x").unwrap());
+    let mut made = make();
+    for _ in 0..4 {
+        if made.contains_key("setattr") {
+            fs::remove_file(p("e/new")).unwrap();
+            made = make();
+        }
+    }
+    exactly("create, write, close", &made, &create);
     exactly("stat after that", &of(&|| stat("e/new")), &[("getattr", 1)]);
     exactly("mkdir", &of(&|| fs::create_dir(p("e/dir")).unwrap()), &[("lookup", 1), ("mkdir", 1)]);
     exactly("symlink", &of(&|| symlink("target", p("e/link")).unwrap()), &[("lookup", 1), ("symlink", 1)]);

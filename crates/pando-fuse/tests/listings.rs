@@ -89,6 +89,29 @@ fn an_open_directory_shows_a_clone_when_it_is_read_again() {
     assert_eq!(listed(&d), ["copy1", "copy2", "copy3", "copy4", "tree"]);
 }
 
+/// An entry that is made behind a listing tells: whoever looks for more finds it.
+#[test]
+fn a_small_directory_is_looked_through_once_for_a_listing() {
+    let Some(w) = World::new() else { return };
+    fs::create_dir(w.path("d")).unwrap();
+    for name in ["a", "b"] {
+        fs::write(w.path("d").join(name), b"").unwrap();
+    }
+    let mut open = rustix::fs::Dir::new(File::open(w.path("d")).unwrap()).unwrap();
+    // Reads all, as it fits the buffer. The kernel asks once more for the end.
+    assert!(open.next().is_some());
+    let before = w.requests(Kind::Readdir);
+    fs::write(w.path("d/c"), b"").unwrap();
+    assert_eq!(open.by_ref().filter(|e| e.is_ok()).count(), 3, "the end was known");
+    assert_eq!(w.requests(Kind::Readdir), before + 1);
+    open.rewind();
+    assert_eq!(open.by_ref().filter(|e| e.is_ok()).count(), 5);
+    drop(open);
+    for _ in 0..2 {
+        assert_eq!(listed(&w.path("d")), ["a", "b", "c"]);
+    }
+}
+
 #[test]
 fn the_listing_of_a_directory_that_has_moved_names_its_new_parent() {
     let Some(w) = World::new() else { return };

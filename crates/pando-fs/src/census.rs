@@ -14,7 +14,7 @@ use bytes::Bytes;
 use pando_db::{Batch, Snapshot};
 
 use crate::{
-    counting::{Counting, Turn, Watcher},
+    counting::{Counting, CountingTurn, Watcher},
     domain::linked_record,
     error::{Error, Result},
     inode::{InodeRef, Link},
@@ -43,7 +43,7 @@ pub(crate) struct LostNames {
     /// The mark that stands in the lineage until they are subtracted.
     number: u64,
     /// How many of each file; `None` if they are many, or somebody counts there already: then a census finds out.
-    lost: Option<(HashMap<u64, u32>, Turn)>,
+    lost: Option<(HashMap<u64, u32>, CountingTurn)>,
 }
 
 impl Fs {

@@ -17,7 +17,7 @@ use crate::{inode::InodeRef, types::Ino};
 pub(crate) type Watcher = Box<dyn Fn(Ino) + Send + Sync>;
 
 #[derive(Default)]
-struct State {
+struct CountingState {
     /// Roots of the lineages in which somebody counts.
     busy: HashSet<Ino>,
     /// Roots that are known to be counted, or to wait for it.
@@ -31,9 +31,9 @@ struct State {
 }
 
 /// Somebody's turn at counting in a lineage.
-pub(crate) struct Turn(Arc<Counting>, Ino);
+pub(crate) struct CountingTurn(Arc<Counting>, Ino);
 
-impl Drop for Turn {
+impl Drop for CountingTurn {
     fn drop(&mut self) {
         self.0.state.lock().busy.remove(&self.1);
     }
@@ -42,7 +42,7 @@ impl Drop for Turn {
 /// The counting of names on a mount.
 #[derive(Default)]
 pub(crate) struct Counting {
-    state: Mutex<State>,
+    state: Mutex<CountingState>,
     changed: Condvar,
     /// Held shared by who puts files into link areas, exclusively by who removes ranges of them.
     pub area: RwLock<()>,
@@ -51,9 +51,9 @@ pub(crate) struct Counting {
 
 impl Counting {
     /// The turn at counting in the lineage with this root, if nobody else has it.
-    pub(crate) fn begin(counting: &Arc<Self>, root: Ino) -> Option<Turn> {
+    pub(crate) fn begin(counting: &Arc<Self>, root: Ino) -> Option<CountingTurn> {
         let begun = counting.state.lock().busy.insert(root);
-        begun.then(|| Turn(counting.clone(), root))
+        begun.then(|| CountingTurn(counting.clone(), root))
     }
 
     /// Notes that linked files of this root are looked at; false if that is known.

@@ -107,7 +107,7 @@ impl MapChange {
     }
 
     /// The same in memory.
-    fn apply(self, s: &mut crate::inode::State) {
+    fn apply(self, s: &mut crate::inode::InodeState) {
         match self {
             MapChange::Nothing => {}
             MapChange::Grown(from, to) => {

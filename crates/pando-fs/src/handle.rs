@@ -17,7 +17,7 @@ use crate::{
     error::{Error, Result},
     inode::InodeRef,
     position::NameList,
-    readahead::Stream,
+    readahead::ReadStream,
 };
 
 /// An open file.
@@ -29,7 +29,7 @@ pub(crate) struct OpenFile {
     /// Who opened it.
     pub uid: u32,
     /// Where it is read.
-    pub stream: Stream,
+    pub stream: ReadStream,
 }
 
 /// An open directory.

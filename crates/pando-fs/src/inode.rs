@@ -55,7 +55,7 @@ pub(crate) enum Link {
 
 /// What changes of an inode. Nothing that can block is called while it is locked.
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct InodeState {
     pub link: Link,
     pub record: Record,
     /// References that the kernel counts.
@@ -72,7 +72,7 @@ pub(crate) struct State {
     pub written_to: u64,
 }
 
-impl State {
+impl InodeState {
     /// Adds the access time to a change if it is not stored.
     pub(crate) fn save_atime(&self, change: &mut Change) {
         if self.atime_unsaved && change.atime.is_none() {
@@ -111,17 +111,17 @@ pub(crate) struct Inode {
     changed: AtomicBool,
     /// How many trees had been removed when this was last found to be below the root.
     alive_at: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<InodeState>,
 }
 
 impl Inode {
     /// Looks at the state.
-    pub(crate) fn peek<T>(&self, f: impl FnOnce(&State) -> T) -> T {
+    pub(crate) fn peek<T>(&self, f: impl FnOnce(&InodeState) -> T) -> T {
         f(&self.state.lock())
     }
 
     /// Changes the state. What the change takes out must be dropped after the call, so return it.
-    pub(crate) fn change<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
+    pub(crate) fn change<T>(&self, f: impl FnOnce(&mut InodeState) -> T) -> T {
         let mut state = self.state.lock();
         self.changed.store(true, Ordering::Relaxed);
         f(&mut state)
@@ -457,7 +457,7 @@ impl Table {
             changed: AtomicBool::new(departures.is_none()),
             // The caller holds the directory in `link` where it is.
             alive_at: AtomicU64::new(self.trees_removed.load(Ordering::Acquire)),
-            state: Mutex::new(State {
+            state: Mutex::new(InodeState {
                 link,
                 record,
                 lookups: 0,

@@ -25,8 +25,9 @@ pub(crate) type SharedTurn<'a> = RwLockReadGuard<'a, ()>;
 /// The turn, with nobody else.
 pub(crate) type SoleTurn<'a> = RwLockWriteGuard<'a, ()>;
 
+/// What is to be counted, and the thread that counts.
 #[derive(Default)]
-struct State {
+struct RecountQueue {
     /// Stale, or above something that is.
     waiting: VecDeque<InodeRef>,
     running: bool,
@@ -42,7 +43,7 @@ pub(crate) struct Ledger {
     marks: AtomicU64,
     /// What directories in snapshots take, which never changes.
     frozen: Mutex<HashMap<Ino, i64>>,
-    state: Mutex<State>,
+    state: Mutex<RecountQueue>,
     changed: Condvar,
 }
 

@@ -13,13 +13,13 @@ use parking_lot::{ArcRwLockReadGuard, ArcRwLockWriteGuard, RawRwLock, RwLock};
 use crate::error::Error;
 
 pub(crate) type Lock = Arc<RwLock<()>>;
-type Shared = ArcRwLockReadGuard<RawRwLock, ()>;
-type Exclusive = ArcRwLockWriteGuard<RawRwLock, ()>;
+type SharedGuard = ArcRwLockReadGuard<RawRwLock, ()>;
+type ExclusiveGuard = ArcRwLockWriteGuard<RawRwLock, ()>;
 
 /// A lock that is held, to be let go by dropping it.
 pub(crate) enum Guard {
-    Shared { _guard: Shared },
-    Exclusive { _guard: Exclusive },
+    Shared { _guard: SharedGuard },
+    Exclusive { _guard: ExclusiveGuard },
 }
 
 /// Why an attempt to hold several locks ended.

@@ -10,7 +10,7 @@ use pando_db::Batch;
 
 use crate::{
     error::Result,
-    inode::{Inode, InodeRef, Link, State},
+    inode::{Inode, InodeRef, InodeState, Link},
     merge::Change,
     path::{self, system},
     types::{FileKind, Time},
@@ -60,7 +60,7 @@ impl Fs {
 
     /// Removes an orphan that nobody has open any more.
     pub(crate) fn drop_orphan_if_closed(&self, inode: &Inode) {
-        let ended = |s: &State| s.opens == 0 && matches!(s.link, Link::Orphan);
+        let ended = |s: &InodeState| s.opens == 0 && matches!(s.link, Link::Orphan);
         let last = inode.peek(ended).then(|| {
             inode.change(|s| {
                 let ended = ended(s);

@@ -1,7 +1,7 @@
 //! Readahead of files that are read in order: what comes next is brought into the engine's memory by threads,
 //! several requests at a time, before anybody asks for it.
 //!
-//! Each open file has a [`Stream`], which watches where it is read. Two reads in order (three small ones) make a
+//! Each open file has a [`ReadStream`], which watches where it is read. Two reads in order (three small ones) make a
 //! run, and what is read ahead is as long as the run so far: it doubles as the run goes on, up to
 //! [`MAX_WINDOW`], so that at most as much is read in vain as was read in earnest. Nothing is read ahead for reads
 //! at random. What lies behind the end of a file is read ahead for [`crate::file_runs`].
@@ -39,7 +39,7 @@ const RUN_OF_TWO: u64 = 64 << 10;
 const SLACK: u64 = 2 << 20;
 
 /// A piece to be read ahead.
-struct Job {
+struct ReadJob {
     cursor: Cursor,
     bytes: u64,
     whose: Whose,
@@ -47,19 +47,19 @@ struct Job {
 
 /// For whom a piece is read ahead.
 enum Whose {
-    /// A stream, if it still has the same turn.
-    Stream(Arc<Turn>, u64),
+    /// A stream, if what it asked for has not been given up since: its generation is the same.
+    Stream(Arc<Generation>, u64),
     /// Somebody who is told the key of the first pair behind it, if there is one.
     Told(Box<dyn FnOnce(Option<Bytes>) + Send>),
 }
 
 /// Counts the times that what is to be read ahead of a file was given up.
 #[derive(Debug, Default)]
-struct Turn(AtomicU64);
+struct Generation(AtomicU64);
 
 #[derive(Default)]
 struct Queue {
-    jobs: VecDeque<Job>,
+    jobs: VecDeque<ReadJob>,
     threads: Vec<JoinHandle<()>>,
     idle: usize,
     stopped: bool,
@@ -99,8 +99,8 @@ impl Readahead {
     }
 
     /// For a file that has been opened.
-    pub(crate) fn stream(&self) -> Stream {
-        Stream { shared: self.shared.clone(), turn: Arc::default(), run: Mutex::default() }
+    pub(crate) fn stream(&self) -> ReadStream {
+        ReadStream { shared: self.shared.clone(), generation: Arc::default(), run: Mutex::default() }
     }
 
     /// The longest window of a file, and the most that all files together have read ahead, bytes.
@@ -117,7 +117,7 @@ impl Readahead {
         tell: impl FnOnce(Option<Bytes>) + Send + 'static,
     ) {
         self.shared.total.fetch_add(bytes, Relaxed);
-        self.shared.add(Job { cursor, bytes, whose: Whose::Told(Box::new(tell)) });
+        self.shared.add(ReadJob { cursor, bytes, whose: Whose::Told(Box::new(tell)) });
     }
 
     /// Bytes of files that were to be read ahead since the start.
@@ -149,7 +149,7 @@ impl Drop for Readahead {
 }
 
 impl Shared {
-    fn add(self: &Arc<Self>, job: Job) {
+    fn add(self: &Arc<Self>, job: ReadJob) {
         let mut queue = self.queue.lock();
         if queue.stopped {
             return;
@@ -187,7 +187,7 @@ impl Shared {
             };
             // What cannot be read is met again by who needs it, and told then.
             match job.whose {
-                Whose::Stream(stream, turn) if stream.0.load(Relaxed) != turn => (),
+                Whose::Stream(current, asked) if current.0.load(Relaxed) != asked => (),
                 Whose::Stream(..) => drop(job.cursor.read_ahead(job.bytes)),
                 Whose::Told(tell) => {
                     let more = job.cursor.read_ahead(job.bytes).unwrap_or(false);
@@ -262,13 +262,13 @@ impl Run {
 }
 
 /// What is known of the reads of an open file.
-pub(crate) struct Stream {
+pub(crate) struct ReadStream {
     shared: Arc<Shared>,
-    turn: Arc<Turn>,
+    generation: Arc<Generation>,
     run: Mutex<Run>,
 }
 
-impl Stream {
+impl ReadStream {
     /// Notes a read of the bytes `read` of a file of `size` bytes, and has read ahead what is likely to come
     /// next. `cursor` gives the pairs of a range of bytes of the file, as they are now. Returns whether all of the file
     /// has been read in order by now, and had not been before.
@@ -278,7 +278,7 @@ impl Stream {
         }
         let mut run = self.run.lock();
         if !run.note(&read) {
-            self.turn.0.fetch_add(1, Relaxed);
+            self.generation.0.fetch_add(1, Relaxed);
         }
         let is_whole = run.begin == 0 && run.end >= size;
         let whole = is_whole && !std::mem::replace(&mut run.whole, is_whole);
@@ -303,26 +303,26 @@ impl Stream {
         self.shared.ahead.fetch_add(run.held - held, Relaxed);
         self.shared.total.fetch_add(bytes, Relaxed);
         drop(run);
-        let turn = self.turn.0.load(Relaxed);
+        let generation = self.generation.0.load(Relaxed);
         let mut from = wanted.start;
         while from < wanted.end {
             let to = ((from / piece + 1) * piece).min(wanted.end);
-            let whose = Whose::Stream(self.turn.clone(), turn);
-            self.shared.add(Job { cursor: cursor(from..to), bytes: to - from, whose });
+            let whose = Whose::Stream(self.generation.clone(), generation);
+            self.shared.add(ReadJob { cursor: cursor(from..to), bytes: to - from, whose });
             from = to;
         }
         whole
     }
 }
 
-impl Drop for Stream {
+impl Drop for ReadStream {
     fn drop(&mut self) {
-        self.turn.0.fetch_add(1, Relaxed);
+        self.generation.0.fetch_add(1, Relaxed);
         self.shared.ahead.fetch_sub(self.run.get_mut().held, Relaxed);
     }
 }
 
-impl std::fmt::Debug for Stream {
+impl std::fmt::Debug for ReadStream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.run.lock().fmt(f)
     }

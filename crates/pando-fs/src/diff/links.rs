@@ -9,7 +9,7 @@ use bytes::Bytes;
 
 use crate::{
     diff::{
-        side::{Pair, Side},
+        side::{DirPair, Side},
         stream::Ahead,
     },
     error::Result,
@@ -24,7 +24,7 @@ const NUMBER_BYTES: usize = 8;
 
 /// The linked files that differ between two lineages, and their names below a pair of directories.
 pub(crate) struct LinkScan {
-    pub pair: Pair,
+    pub pair: DirPair,
     meta: Ahead,
     data: Ahead,
     wanted: BTreeSet<u64>,
@@ -38,7 +38,7 @@ pub(crate) struct LinkScan {
 
 impl LinkScan {
     /// Of a pair of directories; `None` if one of them is not there.
-    pub(crate) fn new(pair: Pair, before: &mut Side, after: &mut Side) -> Result<Option<Self>> {
+    pub(crate) fn new(pair: DirPair, before: &mut Side, after: &mut Side) -> Result<Option<Self>> {
         let Some(root) = before.level(&pair.before)?.map(|level| level.root.clone()) else { return Ok(None) };
         let Some(other) = after.level(&pair.after)?.map(|level| level.root.clone()) else { return Ok(None) };
         let (a, b) = (path::all_linked(&root), path::all_linked(&other));

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use crate::{
     diff::{
         side::{Identity, Side, contents_of, identity},
-        stream::{Spot, Stream},
+        stream::{DiffStream, Spot},
     },
     error::Result,
     path,
@@ -166,7 +166,7 @@ impl Search {
     /// Looks at what differs between two directories.
     fn pair(&mut self, before: &mut Side, after: &mut Side, a: &[u8], b: &[u8]) -> Result<()> {
         let view = before.view.clone();
-        let mut stream = Stream::new(&view, (&before.place(a), &after.place(b)), false)?;
+        let mut stream = DiffStream::new(&view, (&before.place(a), &after.place(b)), false)?;
         // Different directories at one path, by contents prefix.
         let mut unlike: HashMap<Vec<u8>, [Option<Identity>; 2]> = HashMap::new();
         while let Some(spot) = stream.next()? {

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// A directory on the way to what is looked at.
-pub(crate) struct Level {
+pub(crate) struct PathDir {
     /// Contents prefix, from the volume.
     pub contents: Vec<u8>,
     /// Contents prefix of the root of its lineage.
@@ -34,7 +34,7 @@ pub(crate) struct Side {
     viewer: Option<Caller>,
     meta: Bytes,
     data: Bytes,
-    levels: Vec<Level>,
+    levels: Vec<PathDir>,
 }
 
 /// An entry: its record, and the prefix of its data.
@@ -45,7 +45,7 @@ pub(crate) struct Found {
 
 /// Two directories that are compared, by contents prefix from the tops.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Pair {
+pub(crate) struct DirPair {
     pub before: Vec<u8>,
     pub after: Vec<u8>,
 }
@@ -74,7 +74,7 @@ pub(crate) fn identity(inside: &[u8], value: &[u8]) -> Result<Identity> {
 
 impl Side {
     pub(crate) fn of_dir(view: &Snapshot, viewer: Option<&Caller>, at: &DirAt, root: Vec<u8>) -> Self {
-        let top = Level { contents: at.contents.clone(), root, sees: true, fileno: 0 };
+        let top = PathDir { contents: at.contents.clone(), root, sees: true, fileno: 0 };
         let data = path::data(&at.entry);
         Self { view: view.clone(), viewer: viewer.cloned(), meta: at.meta(), data, levels: vec![top] }
     }
@@ -86,7 +86,7 @@ impl Side {
         (entry, contents): (&[u8], &[u8]),
         root: Vec<u8>,
     ) -> Self {
-        let top = Level { contents: contents.to_vec(), root, sees: true, fileno: 0 };
+        let top = PathDir { contents: contents.to_vec(), root, sees: true, fileno: 0 };
         let (meta, data) = (path::meta(entry), path::data(entry));
         Self { view: view.clone(), viewer: viewer.cloned(), meta, data, levels: vec![top] }
     }
@@ -115,7 +115,7 @@ impl Side {
 
     /// Looks at the directory with the contents prefix `dir`; `None` if there is none. A point query for each level
     /// that was not on the way to what was looked at last.
-    pub(crate) fn level(&mut self, dir: &[u8]) -> Result<Option<&Level>> {
+    pub(crate) fn level(&mut self, dir: &[u8]) -> Result<Option<&PathDir>> {
         let whole = self.place(dir);
         while self.levels.len() > 1 && self.levels.last().is_some_and(|l| !whole.starts_with(&l.contents)) {
             self.levels.pop();
@@ -131,7 +131,7 @@ impl Side {
                 Stored::Record(record) if record.kind == FileKind::Directory => record,
                 _ => return Ok(None),
             };
-            let level = Level {
+            let level = PathDir {
                 contents: contents.to_vec(),
                 root: if record.clone_id != 0 { contents.to_vec() } else { last.root.clone() },
                 sees: last.sees && self.viewer.as_ref().is_none_or(|c| may_list(c, &record)),

@@ -88,7 +88,7 @@ pub(crate) enum Spot {
 }
 
 /// The differences below two directories.
-pub(crate) struct Stream {
+pub(crate) struct DiffStream {
     meta: Ahead,
     /// None if only records are looked at.
     data: Option<Ahead>,
@@ -103,7 +103,7 @@ fn behind(prefix: &[u8]) -> Bytes {
     path::behind(prefix).unwrap_or_default()
 }
 
-impl Stream {
+impl DiffStream {
     /// Of the directories with these contents prefixes, from the volume.
     pub(crate) fn new(view: &Snapshot, (before, after): (&[u8], &[u8]), data: bool) -> Result<Self> {
         let meta = Ahead::new(view, (&path::meta(before), &path::meta(after)))?;

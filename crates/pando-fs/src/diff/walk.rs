@@ -14,8 +14,8 @@ use crate::{
         links::LinkScan,
         moves::Moves,
         settle::settle,
-        side::{Found, Pair, Side, contents_of, identity},
-        stream::{Spot, Stream},
+        side::{DirPair, Found, Side, contents_of, identity},
+        stream::{DiffStream, Spot},
     },
     error::Result,
     path,
@@ -23,24 +23,24 @@ use crate::{
 };
 
 /// Something that is still to be done.
-enum Job {
+enum WalkJob {
     /// What differs below two directories.
-    Tree(Pair),
+    Tree(DirPair),
     /// What is below a directory that the other side lacks: whether that is the first tree, and the directory.
     Alone(bool, Vec<u8>),
     /// Linked files with names below two directories.
-    Links(Pair),
+    Links(DirPair),
 }
 
-impl Job {
+impl WalkJob {
     fn top() -> Self {
-        Job::Tree(Pair::default())
+        WalkJob::Tree(DirPair::default())
     }
 }
 
 /// What is being done.
 enum Running {
-    Tree { pair: Pair, stream: Box<Stream> },
+    Tree { pair: DirPair, stream: Box<DiffStream> },
     Links(Box<LinkScan>),
 }
 
@@ -52,7 +52,7 @@ pub struct TreeDiff {
     moves: Moves,
     /// Whether there may be files with several names.
     links: bool,
-    jobs: VecDeque<Job>,
+    jobs: VecDeque<WalkJob>,
     current: Option<Running>,
     ready: VecDeque<FileChange>,
     begun: bool,
@@ -73,7 +73,7 @@ fn on_one_side(kind: ChangeKind, found: &Found, entry: &[u8]) -> FileChange {
 }
 
 /// An entry on both sides: paths from the tops, and values.
-struct Both<'a> {
+struct CommonEntry<'a> {
     before: (&'a [u8], &'a Bytes),
     after: (&'a [u8], &'a Bytes),
 }
@@ -81,7 +81,7 @@ struct Both<'a> {
 impl TreeDiff {
     /// Of two directories, or else of two files, in a store with linked files or without.
     pub(crate) fn new(before: Side, after: Side, options: DiffOptions, dirs: bool, links: bool) -> Self {
-        let jobs = VecDeque::from_iter(dirs.then(Job::top));
+        let jobs = VecDeque::from_iter(dirs.then(WalkJob::top));
         let (current, ready) = (None, VecDeque::new());
         Self { before, after, options, moves: Moves::default(), links, jobs, current, ready, begun: false }
     }
@@ -155,30 +155,30 @@ impl TreeDiff {
         let Some(job) = self.jobs.pop_front() else { return Ok(false) };
         let nothing = path::snapshot(path::SNAPSHOTS_END);
         // Of what is on one side only the data need not be looked at.
-        let both = matches!(job, Job::Tree(_));
+        let both = matches!(job, WalkJob::Tree(_));
         let (pair, before, after) = match job {
-            Job::Tree(pair) => {
+            WalkJob::Tree(pair) => {
                 if self.links {
-                    self.jobs.push_front(Job::Links(pair.clone()));
+                    self.jobs.push_front(WalkJob::Links(pair.clone()));
                 }
                 let (a, b) = (self.before.place(&pair.before), self.after.place(&pair.after));
                 (pair, a, b)
             }
-            Job::Alone(true, dir) => {
+            WalkJob::Alone(true, dir) => {
                 let place = self.before.place(&dir);
-                (Pair { before: dir.clone(), after: dir }, place, nothing)
+                (DirPair { before: dir.clone(), after: dir }, place, nothing)
             }
-            Job::Alone(false, dir) => {
+            WalkJob::Alone(false, dir) => {
                 let place = self.after.place(&dir);
-                (Pair { before: dir.clone(), after: dir }, nothing, place)
+                (DirPair { before: dir.clone(), after: dir }, nothing, place)
             }
-            Job::Links(pair) => {
+            WalkJob::Links(pair) => {
                 let scan = LinkScan::new(pair, &mut self.before, &mut self.after)?;
                 self.current = scan.map(|scan| Running::Links(Box::new(scan)));
                 return Ok(true);
             }
         };
-        let stream = Box::new(Stream::new(&self.before.view, (&before, &after), both)?);
+        let stream = Box::new(DiffStream::new(&self.before.view, (&before, &after), both)?);
         self.current = Some(Running::Tree { pair, stream });
         Ok(true)
     }
@@ -188,7 +188,7 @@ impl TreeDiff {
         Ok(side.level(path::directory_of(entry))?.is_none_or(|level| level.sees))
     }
 
-    fn spot(&mut self, pair: &Pair, stream: &mut Stream, spot: Spot) -> Result<()> {
+    fn spot(&mut self, pair: &DirPair, stream: &mut DiffStream, spot: Spot) -> Result<()> {
         let (path, records) = match spot {
             Spot::Entry { path, records } => (path, records),
             Spot::Links(root) => {
@@ -214,7 +214,7 @@ impl TreeDiff {
         }
         match (old, new) {
             (Some(old), Some(new)) => {
-                let both = Both { before: (&a, &old), after: (&b, &new) };
+                let both = CommonEntry { before: (&a, &old), after: (&b, &new) };
                 self.both(pair, stream, &path, &both)
             }
             (Some(old), None) => {
@@ -255,7 +255,13 @@ impl TreeDiff {
     }
 
     /// An entry that has something on both sides.
-    fn both(&mut self, pair: &Pair, stream: &mut Stream, path: &[u8], both: &Both<'_>) -> Result<()> {
+    fn both(
+        &mut self,
+        pair: &DirPair,
+        stream: &mut DiffStream,
+        path: &[u8],
+        both: &CommonEntry<'_>,
+    ) -> Result<()> {
         let ((a, old), (b, new)) = (both.before, both.after);
         let (x, y) = (identity(a, old)?, identity(b, new)?);
         let (leaves, from) = match x == y {
@@ -275,10 +281,10 @@ impl TreeDiff {
                 // Two directories that have nothing to do with each other.
                 stream.skip(&contents);
                 if !leaves {
-                    self.jobs.push_back(Job::Alone(true, contents_of(a)));
+                    self.jobs.push_back(WalkJob::Alone(true, contents_of(a)));
                 }
                 if from.is_none() {
-                    self.jobs.push_back(Job::Alone(false, contents_of(b)));
+                    self.jobs.push_back(WalkJob::Alone(false, contents_of(b)));
                 }
             } else if x_dir && leaves || y_dir && from.is_some() {
                 stream.skip(&contents);
@@ -307,7 +313,7 @@ impl TreeDiff {
         Ok(())
     }
 
-    fn compared(&mut self, kind: ChangeKind, both: &Both<'_>) -> Result<()> {
+    fn compared(&mut self, kind: ChangeKind, both: &CommonEntry<'_>) -> Result<()> {
         let ((a, old), (b, new)) = (both.before, both.after);
         let (x, y) = (self.before.found(a, old)?, self.after.found(b, new)?);
         let found = compare(&self.before, &x, &self.after, &y, self.options)?;
@@ -325,14 +331,14 @@ impl TreeDiff {
         // From where the caller may not look it has just come.
         if !Self::sees(&mut self.before, from)? {
             if is_dir {
-                self.jobs.push_back(Job::Alone(false, contents_of(b)));
+                self.jobs.push_back(WalkJob::Alone(false, contents_of(b)));
             }
             return self.added(b, new);
         }
         if is_dir {
-            self.jobs.push_back(Job::Tree(Pair { before: contents_of(from), after: contents_of(b) }));
+            self.jobs.push_back(WalkJob::Tree(DirPair { before: contents_of(from), after: contents_of(b) }));
         }
-        self.compared(ChangeKind::Renamed, &Both { before: (from, &old), after: (b, new) })
+        self.compared(ChangeKind::Renamed, &CommonEntry { before: (from, &old), after: (b, new) })
     }
 
     fn unreadable(&mut self, dir: Vec<u8>) {
@@ -351,19 +357,19 @@ impl TreeDiff {
     }
 
     /// Linked files differ in the lineage whose root has this contents prefix, on one side or both.
-    fn links_of_roots(&mut self, pair: &Pair, root: &[u8]) -> Result<()> {
+    fn links_of_roots(&mut self, pair: &DirPair, root: &[u8]) -> Result<()> {
         let (a, b) = ([&pair.before[..], root].concat(), [&pair.after[..], root].concat());
         let is_root = |side: &mut Side, dir: &[u8]| -> Result<bool> {
             Ok(side.level(dir)?.is_some_and(|level| level.root == level.contents))
         };
         if is_root(&mut self.before, &a)? && is_root(&mut self.after, &b)? {
-            self.jobs.push_back(Job::Links(Pair { before: a, after: b }));
+            self.jobs.push_back(WalkJob::Links(DirPair { before: a, after: b }));
         }
         Ok(())
     }
 
     /// Where a directory is the root of a lineage on one side only, its names mean files elsewhere.
-    fn border_moved(&mut self, pair: &Pair, path: &[u8], both: &Both<'_>) -> Result<()> {
+    fn border_moved(&mut self, pair: &DirPair, path: &[u8], both: &CommonEntry<'_>) -> Result<()> {
         let (x, y) = (
             self.before.found(both.before.0, both.before.1)?.record,
             self.after.found(both.after.0, both.after.1)?.record,
@@ -371,7 +377,7 @@ impl TreeDiff {
         if (x.clone_id == 0) != (y.clone_id == 0) {
             let inside = contents_of(path);
             let (before, after) = ([&pair.before[..], &inside].concat(), [&pair.after[..], &inside].concat());
-            self.jobs.push_back(Job::Links(Pair { before, after }));
+            self.jobs.push_back(WalkJob::Links(DirPair { before, after }));
         }
         Ok(())
     }
@@ -396,6 +402,6 @@ impl TreeDiff {
         {
             return Ok(());
         }
-        self.compared(ChangeKind::Modified, &Both { before: (&a, value), after: (&b, &new) })
+        self.compared(ChangeKind::Modified, &CommonEntry { before: (&a, value), after: (&b, &new) })
     }
 }

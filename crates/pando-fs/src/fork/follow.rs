@@ -13,7 +13,7 @@ use crate::{
         moves::Moves,
         settle::{Images, image, settle},
         side::{Identity, Side, identity},
-        stream::Stream,
+        stream::DiffStream,
     },
     error::Result,
     fork::step::Trees,
@@ -73,7 +73,7 @@ impl Follow {
     /// Finds the renames; not those of `undone`. If the fork has changed nothing, that is all that is looked at.
     pub(crate) fn find(trees: &mut Trees, undone: &HashSet<Identity>, links: bool) -> Result<Self> {
         let places = (trees.base.place(b""), trees.theirs.place(b""));
-        if Stream::new(&trees.base.view, (&places.0, &places.1), true)?.next()?.is_none() {
+        if DiffStream::new(&trees.base.view, (&places.0, &places.1), true)?.next()?.is_none() {
             return Ok(Self::default());
         }
         let (base, theirs) = (&mut trees.base, &mut trees.theirs);

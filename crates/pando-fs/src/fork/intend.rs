@@ -9,8 +9,8 @@ use crate::{
     diff::{
         change::{Aspects, shown},
         links::LinkScan,
-        side::{Pair, contents_of, identity},
-        stream::{Spot, Stream},
+        side::{DirPair, contents_of, identity},
+        stream::{DiffStream, Spot},
     },
     error::{Error, Result},
     fork::{
@@ -176,7 +176,7 @@ impl Planner<'_> {
         }
         let (was, is) = (contents_of(&spots.base), contents_of(&spots.ours));
         let places = (self.trees.base.place(&was), self.trees.ours.place(&is));
-        let mut stream = Stream::new(&self.trees.base.view, (&places.0, &places.1), true)?;
+        let mut stream = DiffStream::new(&self.trees.base.view, (&places.0, &places.1), true)?;
         let mut roots = vec![Vec::new()];
         while let Some(spot) = stream.next()? {
             let path = match spot {
@@ -220,7 +220,7 @@ impl Planner<'_> {
             return Ok(true);
         }
         for root in roots {
-            let pair = Pair { before: [&was[..], &root].concat(), after: [&is[..], &root].concat() };
+            let pair = DirPair { before: [&was[..], &root].concat(), after: [&is[..], &root].concat() };
             let trees = &mut *self.trees;
             let Some(mut scan) = LinkScan::new(pair.clone(), &mut trees.base, &mut trees.ours)? else {
                 continue;

@@ -13,8 +13,8 @@ use crate::{
     diff::{
         change::Aspects,
         links::LinkScan,
-        side::{Found, Identity, Pair, contents_of, identity},
-        stream::{Spot, Stream},
+        side::{DirPair, Found, Identity, contents_of, identity},
+        stream::{DiffStream, Spot},
     },
     error::Result,
     fork::{
@@ -102,7 +102,7 @@ impl<'a> Planner<'a> {
             Some(_) => path::snapshot(path::SNAPSHOTS_END),
         };
         let places = (before, t.theirs.place(&dirs.theirs));
-        let mut stream = Stream::new(&t.base.view, (&places.0, &places.1), true)?;
+        let mut stream = DiffStream::new(&t.base.view, (&places.0, &places.1), true)?;
         let mut roots = vec![Vec::new()];
         while let Some(spot) = stream.next()? {
             match spot {
@@ -121,7 +121,7 @@ impl<'a> Planner<'a> {
 
     /// Names, below a directory, of linked files that the fork has changed, where the names say the same.
     fn linked(&mut self, dirs: &Dirs, root: &[u8]) -> Result<()> {
-        let pair = Pair { before: [&dirs.base, root].concat(), after: [&dirs.theirs, root].concat() };
+        let pair = DirPair { before: [&dirs.base, root].concat(), after: [&dirs.theirs, root].concat() };
         let trees = &mut *self.trees;
         let Some(mut scan) = LinkScan::new(pair.clone(), &mut trees.base, &mut trees.theirs)? else {
             return Ok(());
@@ -171,7 +171,7 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
-    fn spot(&mut self, stream: &mut Stream, dirs: &Dirs, path: &[u8]) -> Result<()> {
+    fn spot(&mut self, stream: &mut DiffStream, dirs: &Dirs, path: &[u8]) -> Result<()> {
         let (a, b) = ([&dirs.base, path].concat(), [&dirs.theirs, path].concat());
         let base = if dirs.new.is_some() { None } else { self.trees.base.value(&a)? };
         let id = |entry: &[u8], value: &Option<Bytes>| {
@@ -312,7 +312,7 @@ impl<'a> Planner<'a> {
     /// It is of one kind in the origin and the fork.
     fn on_both(
         &mut self,
-        stream: Option<&mut Stream>,
+        stream: Option<&mut DiffStream>,
         dirs: &Dirs,
         (a, base): (&[u8], &Bytes),
         (b, theirs): (&[u8], &Bytes),

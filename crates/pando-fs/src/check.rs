@@ -159,7 +159,7 @@ impl LinkArea {
 }
 
 /// A directory on the way of the scan.
-struct Level {
+struct ScannedDir {
     contents: Vec<u8>,
     lineage: u32,
     /// It is the root of its lineage.
@@ -179,7 +179,7 @@ impl Fs {
             tell(&text);
         };
         let mut numbers = vec![ROOT];
-        let mut levels = vec![Level { contents: Vec::new(), lineage: 0, root: true }];
+        let mut levels = vec![ScannedDir { contents: Vec::new(), lineage: 0, root: true }];
         let mut area: Option<LinkArea> = None;
         let mut pairs = view.prefix(&path::meta(b""));
         while let Some((key, value)) = pairs.next_ref()? {
@@ -274,7 +274,7 @@ impl Fs {
     }
 
     /// Makes `levels` end with the directory of this contents prefix; false if it is none.
-    fn descend(&self, view: &Snapshot, levels: &mut Vec<Level>, dir: &[u8]) -> Result<bool> {
+    fn descend(&self, view: &Snapshot, levels: &mut Vec<ScannedDir>, dir: &[u8]) -> Result<bool> {
         while levels.len() > 1 && levels.last().is_some_and(|l| !dir.starts_with(&l.contents)) {
             levels.pop();
         }
@@ -287,7 +287,7 @@ impl Fs {
             let record = view.get(&path::meta(&entry))?.and_then(|value| Record::decode(&value).ok());
             let Some(record) = record.filter(|r| r.kind == FileKind::Directory) else { return Ok(false) };
             let lineage = self.lineages.identity(&self.db, last.lineage, &record)?.1;
-            levels.push(Level { contents: contents.to_vec(), lineage, root: record.clone_id != 0 });
+            levels.push(ScannedDir { contents: contents.to_vec(), lineage, root: record.clone_id != 0 });
         }
         Ok(levels.last().is_some_and(|l| l.contents == dir))
     }

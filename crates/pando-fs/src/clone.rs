@@ -29,19 +29,19 @@ use crate::{
 };
 
 /// What is to be cloned.
-enum Source<'a> {
+enum CloneSource<'a> {
     /// Whatever has this name when its directory is held.
     Named(InodeRef, &'a OsStr),
     /// This one, wherever it is by then.
     Inode(InodeRef),
 }
 
-impl Source<'_> {
+impl CloneSource<'_> {
     /// Its directory and name, as far as nobody moves it; `None` for a file with several names.
     fn place(&self) -> Result<Option<(InodeRef, Box<[u8]>)>> {
         match self {
-            Source::Named(dir, name) => Ok(Some((dir.clone(), name.as_bytes().into()))),
-            Source::Inode(inode) => inode.peek(|s| match &s.link {
+            CloneSource::Named(dir, name) => Ok(Some((dir.clone(), name.as_bytes().into()))),
+            CloneSource::Inode(inode) => inode.peek(|s| match &s.link {
                 Link::At { parent, name } => Ok(Some((parent.clone(), name.clone()))),
                 Link::Linked { .. } => Ok(None),
                 Link::Root => Err(Error::Invalid("the root cannot be cloned into itself".into())),
@@ -150,7 +150,14 @@ impl Fs {
         exclude: &[PathBuf],
     ) -> Result<CloneReport> {
         check_name(src.1)?;
-        self.clone_to(Rights::Of(c), &Source::Named(self.dir(src.0)?, src.1), dst, replace, exclude, false)
+        self.clone_to(
+            Rights::Of(c),
+            &CloneSource::Named(self.dir(src.0)?, src.1),
+            dst,
+            replace,
+            exclude,
+            false,
+        )
     }
 
     /// Like [`Fs::clone_tree_without`], of the file or directory `source`, wherever it is by now, with rights that the
@@ -163,7 +170,7 @@ impl Fs {
         replace: bool,
         exclude: &[PathBuf],
     ) -> Result<CloneReport> {
-        let source = Source::Inode(self.table.get(source)?);
+        let source = CloneSource::Inode(self.table.get(source)?);
         self.clone_to(Rights::Verified(shown), &source, dst, replace, exclude, false)
     }
 
@@ -178,7 +185,14 @@ impl Fs {
         exclude: &[PathBuf],
     ) -> Result<CloneReport> {
         check_name(src.1)?;
-        self.clone_to(Rights::Of(c), &Source::Named(self.dir(src.0)?, src.1), dst, replace, exclude, true)
+        self.clone_to(
+            Rights::Of(c),
+            &CloneSource::Named(self.dir(src.0)?, src.1),
+            dst,
+            replace,
+            exclude,
+            true,
+        )
     }
 
     /// The same with rights that the kernel has seen, as [`Fs::clone_verified`].
@@ -190,14 +204,14 @@ impl Fs {
         replace: bool,
         exclude: &[PathBuf],
     ) -> Result<CloneReport> {
-        let source = Source::Inode(self.table.get(source)?);
+        let source = CloneSource::Inode(self.table.get(source)?);
         self.clone_to(Rights::Verified(shown), &source, dst, replace, exclude, true)
     }
 
     fn clone_to(
         &self,
         rights: Rights<'_>,
-        src: &Source<'_>,
+        src: &CloneSource<'_>,
         dst: (Ino, &OsStr),
         replace: bool,
         exclude: &[PathBuf],
@@ -214,17 +228,17 @@ impl Fs {
             let pair = self.attempt_pair(tries, place.as_ref().map_or(&new, |(old, _)| old), &new)?;
             let end = End::to_be(pair.second(), to)?;
             let (source, held) = match (src, &place) {
-                (Source::Named(..), Some((_, from))) => {
+                (CloneSource::Named(..), Some((_, from))) => {
                     let name = || String::from_utf8_lossy(from).into_owned();
                     let found = self.child(pair.first(), from)?;
                     (found.ok_or_else(|| Error::NotFound(name()))?, None)
                 }
-                (Source::Inode(wanted), Some((_, from))) => match self.child(pair.first(), from)? {
+                (CloneSource::Inode(wanted), Some((_, from))) => match self.child(pair.first(), from)? {
                     Some(found) if found.ino == wanted.ino => (found, None),
                     // It has been moved since its place was looked up.
                     _ => return Err(Obstacle::Taken { lock: wanted.tree.clone(), exclusive: false }),
                 },
-                (Source::Inode(wanted), None) | (Source::Named(wanted, _), None) => {
+                (CloneSource::Inode(wanted), None) | (CloneSource::Named(wanted, _), None) => {
                     (wanted.clone(), Some(self.attempt(wanted, tries, false)?))
                 }
             };

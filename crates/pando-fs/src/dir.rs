@@ -56,7 +56,7 @@ enum From {
 type Sparse = Result<InodeRef, (u64, Bytes)>;
 
 /// A name and its attributes.
-type Found = (Box<[u8]>, Attr);
+type NameAttr = (Box<[u8]>, Attr);
 
 impl Fs {
     /// Opens a directory for listing.
@@ -204,7 +204,7 @@ impl Fs {
     }
 
     /// Up to `max` entries, and whether there are no more.
-    fn scan(&self, dir: &InodeRef, from: &From, max: usize, plus: bool) -> Result<(Vec<Found>, bool)> {
+    fn scan(&self, dir: &InodeRef, from: &From, max: usize, plus: bool) -> Result<(Vec<NameAttr>, bool)> {
         // The entries need to stay as they are only if inodes are taken into memory.
         let (at, names) = match plus {
             true => self.hold_names(dir, false).map(|(at, names)| (at, Some(names)))?,
@@ -230,7 +230,7 @@ impl Fs {
             false => Err(at.contents.clone()), // lets the place go: the cursor has its own view
         };
         let contents = at.as_ref().map_or_else(|contents| contents.clone(), |at| at.contents.clone());
-        let mut out: Vec<Found> = Vec::new();
+        let mut out: Vec<NameAttr> = Vec::new();
         // Files with holes, whose blocks are counted when nothing is held any more.
         let mut sparse: Vec<(usize, Sparse)> = Vec::new();
         let mut ended = false;

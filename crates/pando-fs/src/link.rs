@@ -18,7 +18,7 @@ use crate::{
     path::{self, check_name, system},
     place::may_change,
     record::LinkName,
-    rename::{End, Pair},
+    rename::{End, LockedDirs},
     types::{Attr, Caller, FileKind, Ino},
     volume::{Fs, HARD_LINKS},
 };
@@ -102,7 +102,7 @@ impl Fs {
     }
 
     /// Adds the name `end` to what is held exclusively.
-    fn add_name(&self, inode: &InodeRef, before: &Before, pair: &Pair, end: &End<'_>) -> Result<()> {
+    fn add_name(&self, inode: &InodeRef, before: &Before, pair: &LockedDirs, end: &End<'_>) -> Result<()> {
         let now = self.now();
         let mut batch = Batch::new();
         let mut record = inode.peek(|s| s.record.clone());

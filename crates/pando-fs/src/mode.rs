@@ -136,7 +136,7 @@ impl ModeChange {
             let value = octal(text)?;
             // Five digits name all bits; fewer do not name those that are zero and mean something else for directories.
             let named = if text.len() > 4 { ALL } else { value | ALL & !SET_ID };
-            let step = Step { who: ALL, how: How::Set, what: What::Bits(value), named };
+            let step = ModeOp { who: ALL, how: How::Set, what: What::Bits(value), named };
             return Some(Self::of(|mode, dir| step.apply(mode, dir, umask)));
         }
         let mut steps = Vec::new();
@@ -172,7 +172,7 @@ enum What {
 
 /// One operator with what stands before and behind it.
 #[derive(Clone, Copy)]
-struct Step {
+struct ModeOp {
     /// The bits of the users that are named; 0 if none are.
     who: u16,
     how: How,
@@ -181,7 +181,7 @@ struct Step {
     named: u16,
 }
 
-impl Step {
+impl ModeOp {
     fn apply(&self, mode: u16, dir: bool, umask: u16) -> u16 {
         let kept = if dir { SET_ID & !self.named } else { 0 };
         let value = match self.what {
@@ -204,7 +204,7 @@ impl Step {
 }
 
 /// Adds the steps of what stands between two commas.
-fn clause_steps(clause: &str, steps: &mut Vec<Step>) -> Option<()> {
+fn clause_steps(clause: &str, steps: &mut Vec<ModeOp>) -> Option<()> {
     let users = clause.find(['-', '+', '=']).unwrap_or(clause.len());
     let (users, mut rest) = clause.split_at_checked(users)?;
     let mut who = 0;
@@ -232,15 +232,15 @@ fn clause_steps(clause: &str, steps: &mut Vec<Step>) -> Option<()> {
         let (what, left) = rest.split_at_checked(end)?;
         rest = left;
         steps.push(match what {
-            "u" => Step { who, how, what: What::Like(0o700), named: 0 },
-            "g" => Step { who, how, what: What::Like(0o070), named: 0 },
-            "o" => Step { who, how, what: What::Like(0o007), named: 0 },
+            "u" => ModeOp { who, how, what: What::Like(0o700), named: 0 },
+            "g" => ModeOp { who, how, what: What::Like(0o070), named: 0 },
+            "o" => ModeOp { who, how, what: What::Like(0o007), named: 0 },
             digits if digits.starts_with(|c: char| c.is_ascii_digit()) => {
                 // Digits stand alone: they say what is meant of all users.
                 if who != 0 || !rest.is_empty() {
                     return None;
                 }
-                Step { who: ALL, how, what: What::Bits(octal(digits)?), named: ALL }
+                ModeOp { who: ALL, how, what: What::Bits(octal(digits)?), named: ALL }
             }
             letters => {
                 let (mut bits, mut search) = (0, false);
@@ -259,7 +259,7 @@ fn clause_steps(clause: &str, steps: &mut Vec<Step>) -> Option<()> {
                     };
                 }
                 let what = if search { What::BitsAndSearch(bits) } else { What::Bits(bits) };
-                Step { who, how, what, named: bits }
+                ModeOp { who, how, what, named: bits }
             }
         });
     }

@@ -71,24 +71,24 @@ impl<'a> End<'a> {
 }
 
 /// What a rename moves of one inode.
-enum Moving {
+enum MovedKeys {
     /// Its record, as it is then, and prefixes of keys: from, to.
     Record { record: Record, prefixes: Vec<(Bytes, Bytes)> },
     /// One name of a linked file, whose record has the key `file`; what the index of names has at both ends.
     Name { file: Bytes, name: LinkName, left: Bytes, entered: Bytes },
 }
 
-impl Moving {
+impl MovedKeys {
     fn prefixes(&self) -> &[(Bytes, Bytes)] {
         match self {
-            Moving::Record { prefixes, .. } => prefixes,
-            Moving::Name { .. } => &[],
+            MovedKeys::Record { prefixes, .. } => prefixes,
+            MovedKeys::Name { .. } => &[],
         }
     }
 
     /// Adds what goes at the old name besides what stands there.
     fn leave(&self, batch: &mut Batch) {
-        if let Moving::Name { left, .. } = self {
+        if let MovedKeys::Name { left, .. } = self {
             batch.delete(left.clone());
         }
     }
@@ -96,8 +96,8 @@ impl Moving {
     /// Adds what stands at the new name, whose path is `entry`.
     fn arrive(&self, batch: &mut Batch, entry: &[u8], now: Time) {
         match self {
-            Moving::Record { record, .. } => batch.put(path::meta(entry), record.encode()),
-            Moving::Name { file, name, entered, .. } => {
+            MovedKeys::Record { record, .. } => batch.put(path::meta(entry), record.encode()),
+            MovedKeys::Name { file, name, entered, .. } => {
                 let change = Change { ctime: Some(now), ..Change::default() };
                 batch.put(path::meta(entry), name.encode());
                 batch.put(entered.clone(), name.encode_index()).upsert(file.clone(), change.encode())
@@ -108,23 +108,23 @@ impl Moving {
     /// The same in memory, once the batch is written.
     fn done(self, inode: &InodeRef, to: &End<'_>, now: Time) {
         match self {
-            Moving::Record { record, .. } => {
+            MovedKeys::Record { record, .. } => {
                 inode.change(|s| s.record = record);
                 inode.relink(to.link());
             }
-            Moving::Name { .. } => inode.change(|s| s.record.ctime = now),
+            MovedKeys::Name { .. } => inode.change(|s| s.record.ctime = now),
         }
     }
 }
 
 /// Two directories, which may be one, held still with their entries.
-pub(crate) struct Pair {
+pub(crate) struct LockedDirs {
     first: DirAt,
     second: Option<DirAt>,
     _names: [Option<Guard>; 2],
 }
 
-impl Pair {
+impl LockedDirs {
     pub(crate) fn first(&self) -> &DirAt {
         &self.first
     }
@@ -157,15 +157,15 @@ impl Fs {
         tries: &mut Attempts,
         first: &InodeRef,
         second: &InodeRef,
-    ) -> Result<Pair, Obstacle> {
+    ) -> Result<LockedDirs, Obstacle> {
         let first_at = self.attempt_dir(first)?;
         if first.ino == second.ino {
             let names = tries.exclusive(&first.names)?;
-            return Ok(Pair { first: first_at, second: None, _names: [Some(names), None] });
+            return Ok(LockedDirs { first: first_at, second: None, _names: [Some(names), None] });
         }
         let second_at = self.attempt_dir(second)?;
         let names = [Some(tries.exclusive(&first.names)?), Some(tries.exclusive(&second.names)?)];
-        Ok(Pair { first: first_at, second: Some(second_at), _names: names })
+        Ok(LockedDirs { first: first_at, second: Some(second_at), _names: names })
     }
 
     /// How often a directory was moved, or anything exchanged, since this was opened. Costs no I/O.
@@ -241,7 +241,7 @@ impl Fs {
         inode: &InodeRef,
         (from, to): (&End<'_>, &End<'_>),
         now: Time,
-    ) -> Result<Moving> {
+    ) -> Result<MovedKeys> {
         let (at, to_at) = (from.at, to.at);
         let linked = inode.linked().map(|(_, id)| id);
         // A count may be too high, never too low: a file with a count of 1 has no other name, and need not stay in the
@@ -254,7 +254,7 @@ impl Fs {
             }
             let name = LinkName { kind: inode.kind, id };
             let (left, entered) = (old.index(&from.entry)?, new.index(&to.entry)?);
-            return Ok(Moving::Name { file: path::meta(&old.linked(id)), name, left, entered });
+            return Ok(MovedKeys::Name { file: path::meta(&old.linked(id)), name, left, entered });
         }
         let mut record = inode.peek(|s| s.record.clone());
         record.ctime = now;
@@ -292,7 +292,7 @@ impl Fs {
             let data = |(_, to): &(Bytes, Bytes)| (path::data(&file), to.clone());
             prefixes = prefixes.iter().map(data).collect(); // a file has no other prefix
         }
-        Ok(Moving::Record { record, prefixes })
+        Ok(MovedKeys::Record { record, prefixes })
     }
 
     /// What an entry takes, with all below it; wants a directory counted that never was.
@@ -312,11 +312,11 @@ impl Fs {
         &self,
         bill: &mut Bill,
         counts: &mut Counts,
-        moving: &mut Moving,
+        moving: &mut MovedKeys,
         inode: &InodeRef,
         (from, to): (&End<'_>, &End<'_>),
     ) -> Result<()> {
-        let Moving::Record { record, .. } = moving else { return Ok(()) };
+        let MovedKeys::Record { record, .. } = moving else { return Ok(()) };
         let old = match inode.linked() {
             Some(_) => self.above_links(from.at),
             None => self.above(from.at),
@@ -339,7 +339,7 @@ impl Fs {
     fn replace(
         &self,
         counts: &mut Counts,
-        pair: &Pair,
+        pair: &LockedDirs,
         (src, dst): (&End<'_>, &End<'_>),
         moved: &InodeRef,
         target: Option<&InodeRef>,
@@ -415,7 +415,7 @@ impl Fs {
     fn exchange(
         &self,
         counts: &mut Counts,
-        pair: &Pair,
+        pair: &LockedDirs,
         one: &End<'_>,
         two: &End<'_>,
         first: &InodeRef,

@@ -45,7 +45,7 @@ impl Set {
 }
 
 /// A directory on the way of the scan.
-struct Level {
+struct MarkedDir {
     /// How long its contents prefix is.
     len: usize,
     /// Its lineage, if it ever got one.
@@ -102,7 +102,7 @@ fn in_store(db: &Db, unsaved: &Unsaved) -> Result<Set> {
     let view = db.snapshot();
     // The directory of the last record that was looked at, and the directories on its path.
     let mut last_path: Vec<u8> = Vec::new();
-    let mut levels = vec![Level { len: 0, lineage: Some(0) }];
+    let mut levels = vec![MarkedDir { len: 0, lineage: Some(0) }];
     let mut pairs = view.prefix(&path::meta(b""));
     let inside = |around: Option<u32>, r: &Record| -> Result<Option<u32>> {
         match (around, r.kind == FileKind::Directory && r.clone_id != 0) {
@@ -136,7 +136,7 @@ fn in_store(db: &Db, unsaved: &Unsaved) -> Result<Set> {
             let above =
                 view.get(&path::meta(&entry))?.ok_or_else(|| damaged("its directory does not exist"))?;
             let lineage = inside(last.lineage, &Record::decode(&above).map_err(damaged)?)?;
-            levels.push(Level { len: contents.len(), lineage });
+            levels.push(MarkedDir { len: contents.len(), lineage });
         }
         last_path.clear();
         last_path.extend_from_slice(dir);

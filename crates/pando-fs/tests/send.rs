@@ -15,8 +15,8 @@ use common::*;
 use pando_db::device::MemDevice;
 use pando_fs::{
     send::{
-        BLOCK_BYTES, BlockReader, BlockWriter, FileMeta, Header, Inside, Position, Receiver, Record, Sender,
-        Source, StreamError, Totals,
+        BLOCK_BYTES, BlockReader, BlockWriter, FileMeta, Header, Inside, Position, Receiver, Sender,
+        SourceTree, StreamError, StreamRecord, Totals,
     },
     *,
 };
@@ -183,7 +183,7 @@ fn picture(w: &World, dir: &str) -> BTreeMap<Vec<u8>, String> {
     let tree = top.tree();
     let mut out = BTreeMap::new();
     let mut first: HashMap<u64, Vec<u8>> = HashMap::new();
-    let mut todo = vec![(Vec::new(), Source::meta(&tree, b"").unwrap())];
+    let mut todo = vec![(Vec::new(), SourceTree::meta(&tree, b"").unwrap())];
     while let Some((path, meta)) = todo.pop() {
         let FileMeta { kind, perm, uid, gid, atime, mtime, rdev, .. } = meta;
         let mut xattrs = tree.xattrs(&path, kind).unwrap();
@@ -198,7 +198,7 @@ fn picture(w: &World, dir: &str) -> BTreeMap<Vec<u8>, String> {
             }
             FileKind::Symlink => text += &format!(" {:?}", tree.readlink(&path)),
             FileKind::Regular => {
-                let mut file = Source::open(&tree, &path).unwrap();
+                let mut file = SourceTree::open(&tree, &path).unwrap();
                 let mut at = 0;
                 let mut data = Vec::new();
                 while let Some((from, to)) = file.data_from(at, meta.size).unwrap() {
@@ -587,7 +587,7 @@ fn hostile_records_do_no_harm_outside_of_the_tree() {
             for (i, block) in blocks.iter().enumerate() {
                 let mut records: Vec<Vec<u8>> = Vec::new();
                 let mut rest = &block[..];
-                while let Some(record) = Record::decode(&mut rest) {
+                while let Some(record) = StreamRecord::decode(&mut rest) {
                     let mut bytes = Vec::new();
                     record.encode(&mut bytes);
                     records.push(bytes);
@@ -610,17 +610,17 @@ fn hostile_records_do_no_harm_outside_of_the_tree() {
                         2 if records.len() > 1 => drop(records.remove(x)),
                         3 => records[x][r.below(len) as usize] ^= 1 << r.below(8),
                         4 => {
-                            let record = Record::Symlink { path: b"up", target: b"/" };
+                            let record = StreamRecord::Symlink { path: b"up", target: b"/" };
                             record.encode(&mut records[x]);
                         }
                         _ => {
                             let one = [
-                                Record::File { path },
-                                Record::Remove { path, dir: false },
-                                Record::Leave { path, number: r.below(4) },
-                                Record::Arrive { path, number: r.below(4) },
-                                Record::Link { path: b"linked", to: path },
-                                Record::Meta {
+                                StreamRecord::File { path },
+                                StreamRecord::Remove { path, dir: false },
+                                StreamRecord::Leave { path, number: r.below(4) },
+                                StreamRecord::Arrive { path, number: r.below(4) },
+                                StreamRecord::Link { path: b"linked", to: path },
+                                StreamRecord::Meta {
                                     path,
                                     uid: 9,
                                     gid: 9,
@@ -628,8 +628,8 @@ fn hostile_records_do_no_harm_outside_of_the_tree() {
                                     atime: Time::default(),
                                     mtime: Time::default(),
                                 },
-                                Record::Hole { offset: r.below(u64::MAX), len: r.below(1 << 40) },
-                                Record::Size { size: r.below(u64::MAX) },
+                                StreamRecord::Hole { offset: r.below(u64::MAX), len: r.below(1 << 40) },
+                                StreamRecord::Size { size: r.below(u64::MAX) },
                             ];
                             one[r.below(8) as usize].encode(&mut records[x]);
                         }
@@ -760,7 +760,7 @@ fn an_end_that_has_counted_otherwise_is_refused() {
     let (mut rest, mut starts) = (&block[..], Vec::new());
     while !rest.is_empty() {
         starts.push(block.len() - rest.len());
-        Record::decode(&mut rest).unwrap();
+        StreamRecord::decode(&mut rest).unwrap();
     }
     let [.., x, y] = starts[..] else { panic!("two records at least") };
     blocks.push([&block[..x], &block[y..]].concat());

@@ -65,11 +65,11 @@ fn put_id(out: &mut Vec<u8>, id: &SnapshotId) {
     out.extend_from_slice(&id.created.nanos.to_le_bytes());
 }
 
-/// Fields of a header or head, read one after the other.
-struct Fields<'a>(&'a [u8]);
+/// Fields of a header, a head or a record, read one after the other.
+pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 
 impl<'a> Fields<'a> {
-    fn take(&mut self, n: usize) -> Option<&'a [u8]> {
+    pub(super) fn take(&mut self, n: usize) -> Option<&'a [u8]> {
         let (head, tail) = self.0.split_at_checked(n)?;
         self.0 = tail;
         Some(head)
@@ -83,11 +83,11 @@ impl<'a> Fields<'a> {
         self.array().map(u16::from_le_bytes)
     }
 
-    fn u32(&mut self) -> Option<u32> {
+    pub(super) fn u32(&mut self) -> Option<u32> {
         self.array().map(u32::from_le_bytes)
     }
 
-    fn u64(&mut self) -> Option<u64> {
+    pub(super) fn u64(&mut self) -> Option<u64> {
         self.array().map(u64::from_le_bytes)
     }
 

@@ -10,7 +10,7 @@ use std::{
 use crate::{
     allocate::Seek,
     error::Error,
-    send::tree::{FileMeta, Source, SourceFile, Target},
+    send::tree::{FileMeta, SourceFile, SourceTree, TargetTree},
     types::{Attr, Caller, FileHandle, FileKind, Ino, SetAttr, SetTime, Time},
     volume::Fs,
 };
@@ -29,18 +29,18 @@ pub struct Inside<'a> {
     /// The directories on the way to what was used last, without the top, each referenced.
     way: RefCell<Vec<(OsString, Ino)>>,
     /// The file that is written.
-    open: Option<OpenFile<'a>>,
+    open: Option<HeldFile<'a>>,
 }
 
-/// A file, referenced and opened.
-struct OpenFile<'a> {
+/// A file that is referenced, and open, as long as this lives.
+struct HeldFile<'a> {
     fs: &'a Fs,
     ino: Ino,
     handle: FileHandle,
     size: u64,
 }
 
-impl Drop for OpenFile<'_> {
+impl Drop for HeldFile<'_> {
     fn drop(&mut self) {
         self.fs.release(self.ino, self.handle);
         self.fs.forget(self.ino, 1);
@@ -126,7 +126,7 @@ impl<'a> Inside<'a> {
         done
     }
 
-    fn opened(&self, path: &[u8], flags: i32) -> io::Result<OpenFile<'a>> {
+    fn opened(&self, path: &[u8], flags: i32) -> io::Result<HeldFile<'a>> {
         let (dir, name) = self.place(path)?;
         let attr = self.fs.lookup(dir, name).map_err(io)?;
         let opened = match attr.kind {
@@ -134,7 +134,7 @@ impl<'a> Inside<'a> {
             _ => Err(Error::Invalid(format!("{}: not a regular file", name.display()))),
         };
         match opened {
-            Ok(handle) => Ok(OpenFile { fs: self.fs, ino: attr.ino, handle, size: attr.size }),
+            Ok(handle) => Ok(HeldFile { fs: self.fs, ino: attr.ino, handle, size: attr.size }),
             Err(e) => {
                 self.fs.forget(attr.ino, 1);
                 Err(io(e))
@@ -148,7 +148,7 @@ impl<'a> Inside<'a> {
         Ok(())
     }
 
-    fn written(&self) -> io::Result<&OpenFile<'a>> {
+    fn written(&self) -> io::Result<&HeldFile<'a>> {
         self.open.as_ref().ok_or_else(|| io::Error::other("no file is open"))
     }
 }
@@ -159,7 +159,7 @@ impl Drop for Inside<'_> {
     }
 }
 
-impl Source for Inside<'_> {
+impl SourceTree for Inside<'_> {
     fn meta(&self, path: &[u8]) -> io::Result<FileMeta> {
         self.on(path, |attr| Ok(meta_of(attr)))
     }
@@ -206,7 +206,7 @@ impl Source for Inside<'_> {
     }
 }
 
-impl SourceFile for OpenFile<'_> {
+impl SourceFile for HeldFile<'_> {
     fn read_at(&mut self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         let want = u32::try_from(buf.len()).unwrap_or(u32::MAX);
         let data = self.fs.read(self.handle, self.ino, offset, want).map_err(io)?;
@@ -232,9 +232,9 @@ impl SourceFile for OpenFile<'_> {
     }
 }
 
-impl Target for Inside<'_> {
+impl TargetTree for Inside<'_> {
     fn meta(&mut self, path: &[u8]) -> io::Result<FileMeta> {
-        Source::meta(self, path)
+        SourceTree::meta(self, path)
     }
 
     fn mkdir(&mut self, path: &[u8]) -> io::Result<()> {
@@ -247,11 +247,11 @@ impl Target for Inside<'_> {
         let (dir, name) = self.place(path)?;
         match self.fs.create(&self.caller, dir, name, 0o600, O_WRONLY | 0o200) {
             Ok((attr, handle)) => {
-                self.open = Some(OpenFile { fs: self.fs, ino: attr.ino, handle, size: 0 });
+                self.open = Some(HeldFile { fs: self.fs, ino: attr.ino, handle, size: 0 });
                 Ok(())
             }
             Err(Error::Exists(_)) if again => {
-                Target::open(self, path)?;
+                TargetTree::open(self, path)?;
                 self.set_len(0)
             }
             Err(e) => Err(io(e)),

@@ -22,10 +22,10 @@ use std::io;
 
 pub use frame::{BLOCK_BYTES, BlockReader, BlockWriter, Header, Position};
 pub use inside::Inside;
-pub use receiver::{Receiver, Step};
-pub use record::{Record, Totals};
-pub use sender::{Sender, Size};
-pub use tree::{FileMeta, Source, SourceFile, Target};
+pub use receiver::{BlockOutcome, Receiver};
+pub use record::{StreamRecord, Totals};
+pub use sender::{Sender, StreamSize};
+pub use tree::{FileMeta, SourceFile, SourceTree, TargetTree};
 
 /// Why a stream could not be written, read or applied.
 #[derive(Debug, thiserror::Error)]

@@ -14,7 +14,7 @@ use crate::{
     diff::{Aspects, ChangeKind, FileChange},
     send::{
         StreamError,
-        tree::{FileMeta, Source},
+        tree::{FileMeta, SourceTree},
     },
     types::FileKind,
 };
@@ -57,13 +57,13 @@ struct Group {
 }
 
 /// What a name is, before and now.
-struct Both {
+struct BeforeAfter {
     before: Option<FileMeta>,
     now: Option<FileMeta>,
 }
 
 /// The names of a tree whose files have several, with their files.
-fn linked_names(tree: &dyn Source) -> Result<HashMap<Vec<u8>, FileMeta>, StreamError> {
+fn linked_names(tree: &dyn SourceTree) -> Result<HashMap<Vec<u8>, FileMeta>, StreamError> {
     let mut out = HashMap::new();
     let mut todo = vec![Vec::new()];
     while let Some(dir) = todo.pop() {
@@ -82,8 +82,8 @@ fn linked_names(tree: &dyn Source) -> Result<HashMap<Vec<u8>, FileMeta>, StreamE
 /// The same differences, and those that are none of content: names that are one file on one side only. They have gone
 /// and come. Both trees are walked.
 pub(crate) fn relinked(
-    before: &dyn Source,
-    now: &dyn Source,
+    before: &dyn SourceTree,
+    now: &dyn SourceTree,
     mut changes: Vec<FileChange>,
 ) -> Result<Vec<FileChange>, StreamError> {
     let (old, new) = (linked_names(before)?, linked_names(now)?);
@@ -162,8 +162,8 @@ fn place(places: &HashMap<Vec<u8>, Option<Vec<u8>>>, path: &[u8]) -> Option<Vec<
 
 /// The same differences, in which names of linked files that cannot be changed where they are have gone and come.
 pub(crate) fn untangled(
-    before: &dyn Source,
-    now: &dyn Source,
+    before: &dyn SourceTree,
+    now: &dyn SourceTree,
     changes: Vec<FileChange>,
 ) -> Result<Vec<FileChange>, StreamError> {
     let renamed: HashMap<Vec<u8>, Vec<u8>> = changes
@@ -174,10 +174,10 @@ pub(crate) fn untangled(
     let (mut old, mut new): (HashMap<u64, Group>, HashMap<u64, Group>) = Default::default();
     for change in changes {
         let path = bytes(&change.path);
-        let mut both = Both { before: None, now: None };
+        let mut both = BeforeAfter { before: None, now: None };
         if change.file != FileKind::Directory && change.kind != ChangeKind::Unreadable {
             let there =
-                |tree: &dyn Source, path: &[u8]| tree.meta(path).map_err(StreamError::at(path)).map(Some);
+                |tree: &dyn SourceTree, path: &[u8]| tree.meta(path).map_err(StreamError::at(path)).map(Some);
             if change.kind != ChangeKind::Added {
                 let from =
                     if change.kind == ChangeKind::Removed { path.clone() } else { former(&renamed, &path) };
@@ -227,7 +227,7 @@ pub(crate) fn untangled(
 }
 
 /// Differences in the order in which a receiver can do them.
-pub(crate) struct Plan<'a> {
+pub(crate) struct SendPlan<'a> {
     /// By path in the first tree, children before their directory.
     pub leaving: Vec<(Vec<u8>, &'a FileChange)>,
     /// By path in the second tree, directories before what is in them.
@@ -240,9 +240,9 @@ pub(crate) struct Plan<'a> {
     places: HashMap<Vec<u8>, Option<Vec<u8>>>,
 }
 
-impl<'a> Plan<'a> {
+impl<'a> SendPlan<'a> {
     pub fn new(changes: &'a [FileChange]) -> Result<Self, StreamError> {
-        let mut plan = Plan {
+        let mut plan = SendPlan {
             leaving: Vec::new(),
             coming: Vec::new(),
             arrives: HashMap::new(),

@@ -10,13 +10,13 @@ use std::io::{self, ErrorKind};
 use crate::send::{
     StreamError,
     frame::Position,
-    record::{Record, Totals},
-    tree::Target,
+    record::{StreamRecord, Totals},
+    tree::TargetTree,
 };
 
 /// How far a receiver has come with a block.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Step {
+pub struct BlockOutcome {
     /// Bytes of content that were written.
     pub bytes: u64,
     /// How far it is must be noted now, before anything else is done.
@@ -27,7 +27,7 @@ pub struct Step {
 
 /// Applies a stream.
 pub struct Receiver<'a> {
-    target: &'a mut dyn Target,
+    target: &'a mut dyn TargetTree,
     /// Name of the directory for what was put aside.
     aside: Vec<u8>,
     /// Some of what comes may have been done.
@@ -46,13 +46,13 @@ fn ignore(result: io::Result<()>, kind: ErrorKind) -> io::Result<bool> {
 
 impl<'a> Receiver<'a> {
     /// Applies a stream from its first block.
-    pub fn new(target: &'a mut dyn Target, aside: Vec<u8>) -> Self {
+    pub fn new(target: &'a mut dyn TargetTree, aside: Vec<u8>) -> Self {
         Self { target, aside, again: false, current: None, totals: Totals::default() }
     }
 
     /// Goes on where another one was.
     pub fn resumed(
-        target: &'a mut dyn Target,
+        target: &'a mut dyn TargetTree,
         aside: Vec<u8>,
         current: Option<Vec<u8>>,
         totals: Totals,
@@ -74,21 +74,22 @@ impl<'a> Receiver<'a> {
     }
 
     /// Does what a block says. `at` is where it stands, for messages: its number, and its first byte in the stream.
-    pub fn block(&mut self, block: &[u8], at: Position, byte: u64) -> Result<Step, StreamError> {
+    pub fn block(&mut self, block: &[u8], at: Position, byte: u64) -> Result<BlockOutcome, StreamError> {
         let bad = |what: &str| StreamError::Damaged { at: byte, block: at.block, what: what.into() };
-        let mut step = Step::default();
+        let mut step = BlockOutcome::default();
         let mut rest = block;
         while !rest.is_empty() {
             if step.phase || step.ended {
                 return Err(bad("a block goes on behind its end"));
             }
-            let record = Record::decode(&mut rest).ok_or_else(|| bad("a record that makes no sense"))?;
+            let record =
+                StreamRecord::decode(&mut rest).ok_or_else(|| bad("a record that makes no sense"))?;
             match &record {
-                Record::Phase => {
+                StreamRecord::Phase => {
                     (step.phase, self.current) = (true, None);
                     self.put_away().map_err(StreamError::at(&self.aside))?;
                 }
-                Record::End(totals) => {
+                StreamRecord::End(totals) => {
                     if *totals != self.totals {
                         return Err(bad("not all is there that was sent"));
                     }
@@ -98,16 +99,16 @@ impl<'a> Receiver<'a> {
                     (step.ended, self.current) = (true, None);
                     continue;
                 }
-                Record::Data { .. } | Record::Hole { .. } | Record::Size { .. } => {
+                StreamRecord::Data { .. } | StreamRecord::Hole { .. } | StreamRecord::Size { .. } => {
                     let Some(path) = &self.current else { return Err(bad("content of no file")) };
                     let done = match &record {
-                        Record::Data { offset, bytes } => self.target.write_at(*offset, bytes),
-                        Record::Hole { offset, len } => self.target.punch(*offset, *len),
-                        Record::Size { size } => self.target.set_len(*size),
+                        StreamRecord::Data { offset, bytes } => self.target.write_at(*offset, bytes),
+                        StreamRecord::Hole { offset, len } => self.target.punch(*offset, *len),
+                        StreamRecord::Size { size } => self.target.set_len(*size),
                         _ => Ok(()),
                     };
                     done.map_err(StreamError::at(path))?;
-                    if let Record::Data { bytes, .. } = &record {
+                    if let StreamRecord::Data { bytes, .. } = &record {
                         step.bytes += bytes.len() as u64;
                     }
                 }
@@ -119,55 +120,57 @@ impl<'a> Receiver<'a> {
     }
 
     /// Makes, moves or removes something, or sets what is said of it.
-    fn entry(&mut self, record: &Record<'_>) -> Result<(), StreamError> {
+    fn entry(&mut self, record: &StreamRecord<'_>) -> Result<(), StreamError> {
         let again = self.again;
         let t = &mut *self.target;
         let (path, done) = match record {
-            Record::Dir { path } => {
+            StreamRecord::Dir { path } => {
                 self.current = None;
                 let made = t.mkdir(path);
                 (path, if again { ignore(made, ErrorKind::AlreadyExists).map(|_| ()) } else { made })
             }
-            Record::File { path } => {
+            StreamRecord::File { path } => {
                 self.current = Some(path.to_vec());
                 (path, t.create(path, again))
             }
-            Record::Open { path } => {
+            StreamRecord::Open { path } => {
                 self.current = Some(path.to_vec());
                 (path, t.open(path))
             }
-            Record::Symlink { path, target } => (path, made(t, path, again, |t| t.symlink(path, target))),
-            Record::Special { path, kind, rdev } => {
+            StreamRecord::Symlink { path, target } => {
+                (path, made(t, path, again, |t| t.symlink(path, target)))
+            }
+            StreamRecord::Special { path, kind, rdev } => {
                 (path, made(t, path, again, |t| t.special(path, *kind, *rdev)))
             }
-            Record::Link { path, to } => (path, made(t, path, again, |t| t.link(to, path))),
-            Record::Leave { path, number } => {
+            StreamRecord::Link { path, to } => (path, made(t, path, again, |t| t.link(to, path))),
+            StreamRecord::Leave { path, number } => {
                 let place = place(&self.aside, *number);
                 let moved = ignore(t.mkdir(&self.aside), ErrorKind::AlreadyExists)
                     .and_then(|_| moved(t, path, &place, again));
                 (path, moved)
             }
-            Record::Arrive { path, number } => {
+            StreamRecord::Arrive { path, number } => {
                 let place = place(&self.aside, *number);
                 (path, moved(t, &place, path, again))
             }
-            Record::Remove { path, dir } => {
+            StreamRecord::Remove { path, dir } => {
                 let gone = if *dir { t.rmdir(path) } else { t.unlink(path) };
                 (path, if again { ignore(gone, ErrorKind::NotFound).map(|_| ()) } else { gone })
             }
-            Record::Owner { path, uid, gid } => (path, t.chown(path, *uid, *gid)),
-            Record::NoXattrs { path } => (path, t.clear_xattrs(path)),
-            Record::Xattr { path, name, value } => (path, t.set_xattr(path, name, value)),
-            Record::Meta { path, uid, gid, perm, atime, mtime } => {
+            StreamRecord::Owner { path, uid, gid } => (path, t.chown(path, *uid, *gid)),
+            StreamRecord::NoXattrs { path } => (path, t.clear_xattrs(path)),
+            StreamRecord::Xattr { path, name, value } => (path, t.set_xattr(path, name, value)),
+            StreamRecord::Meta { path, uid, gid, perm, atime, mtime } => {
                 let set = t.set_meta(path, (*uid, *gid), *perm, *atime, *mtime);
                 self.current = None;
                 (path, set)
             }
-            Record::Phase
-            | Record::End(_)
-            | Record::Data { .. }
-            | Record::Hole { .. }
-            | Record::Size { .. } => {
+            StreamRecord::Phase
+            | StreamRecord::End(_)
+            | StreamRecord::Data { .. }
+            | StreamRecord::Hole { .. }
+            | StreamRecord::Size { .. } => {
                 return Ok(());
             }
         };
@@ -190,10 +193,10 @@ fn place(aside: &[u8], number: u64) -> Vec<u8> {
 
 /// Makes something that is no directory; what is there is from the time before.
 fn made(
-    t: &mut dyn Target,
+    t: &mut dyn TargetTree,
     path: &[u8],
     again: bool,
-    how: impl Fn(&mut dyn Target) -> io::Result<()>,
+    how: impl Fn(&mut dyn TargetTree) -> io::Result<()>,
 ) -> io::Result<()> {
     match how(t) {
         Err(e) if again && e.kind() == ErrorKind::AlreadyExists => {
@@ -205,7 +208,7 @@ fn made(
 }
 
 /// Moves something; if it has been, it is there.
-fn moved(t: &mut dyn Target, from: &[u8], to: &[u8], again: bool) -> io::Result<()> {
+fn moved(t: &mut dyn TargetTree, from: &[u8], to: &[u8], again: bool) -> io::Result<()> {
     match t.rename(from, to) {
         Err(e) if again && e.kind() == ErrorKind::NotFound => t.meta(to).map(|_| ()).map_err(|_| e),
         other => other,

@@ -5,7 +5,7 @@
 //! tree: no empty names, no `.` nor `..`, no zeros. Pure; `docs/format.md` has the layout.
 
 use crate::{
-    send::frame::BLOCK_BYTES,
+    send::frame::{BLOCK_BYTES, Fields},
     types::{FileKind, Time},
 };
 
@@ -17,7 +17,7 @@ pub(crate) const DATA_BYTES: usize = 256 << 10;
 /// One thing to do. A receiver does them in order.
 #[allow(missing_docs)] // fields are what their variant says of them
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Record<'a> {
+pub enum StreamRecord<'a> {
     /// Make a directory.
     Dir { path: &'a [u8] },
     /// Make a regular file; what follows is its content.
@@ -69,12 +69,14 @@ pub struct Totals {
 
 impl Totals {
     /// Counts a record.
-    pub(crate) fn add(&mut self, record: &Record<'_>) {
+    pub(crate) fn add(&mut self, record: &StreamRecord<'_>) {
         self.records += 1;
         match record {
-            Record::Dir { .. } | Record::File { .. } | Record::Symlink { .. } => self.made += 1,
-            Record::Special { .. } | Record::Link { .. } => self.made += 1,
-            Record::Data { bytes, .. } => self.bytes += bytes.len() as u64,
+            StreamRecord::Dir { .. } | StreamRecord::File { .. } | StreamRecord::Symlink { .. } => {
+                self.made += 1
+            }
+            StreamRecord::Special { .. } | StreamRecord::Link { .. } => self.made += 1,
+            StreamRecord::Data { bytes, .. } => self.bytes += bytes.len() as u64,
             _ => {}
         }
     }
@@ -92,7 +94,7 @@ fn put_time(out: &mut Vec<u8>, time: Time) {
     out.extend_from_slice(&time.nanos.to_le_bytes());
 }
 
-impl<'a> Record<'a> {
+impl<'a> StreamRecord<'a> {
     /// Appends the record.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let mut tagged = |tag: u8, path: &[u8]| {
@@ -100,61 +102,61 @@ impl<'a> Record<'a> {
             put(out, path);
         };
         match self {
-            Record::Dir { path } => tagged(1, path),
-            Record::File { path } => tagged(2, path),
-            Record::Open { path } => tagged(3, path),
-            Record::Data { offset, bytes } => {
+            StreamRecord::Dir { path } => tagged(1, path),
+            StreamRecord::File { path } => tagged(2, path),
+            StreamRecord::Open { path } => tagged(3, path),
+            StreamRecord::Data { offset, bytes } => {
                 out.push(4);
                 out.extend_from_slice(&offset.to_le_bytes());
                 put(out, bytes);
             }
-            Record::Hole { offset, len } => {
+            StreamRecord::Hole { offset, len } => {
                 out.push(5);
                 out.extend_from_slice(&offset.to_le_bytes());
                 out.extend_from_slice(&len.to_le_bytes());
             }
-            Record::Size { size } => {
+            StreamRecord::Size { size } => {
                 out.push(6);
                 out.extend_from_slice(&size.to_le_bytes());
             }
-            Record::Symlink { path, target } => {
+            StreamRecord::Symlink { path, target } => {
                 tagged(7, path);
                 put(out, target);
             }
-            Record::Special { path, kind, rdev } => {
+            StreamRecord::Special { path, kind, rdev } => {
                 tagged(8, path);
                 out.push(KINDS.iter().position(|k| k == kind).unwrap_or(KINDS.len()) as u8);
                 out.extend_from_slice(&rdev.to_le_bytes());
             }
-            Record::Link { path, to } => {
+            StreamRecord::Link { path, to } => {
                 tagged(9, path);
                 put(out, to);
             }
-            Record::Leave { path, number } => {
+            StreamRecord::Leave { path, number } => {
                 tagged(10, path);
                 out.extend_from_slice(&number.to_le_bytes());
             }
-            Record::Arrive { path, number } => {
+            StreamRecord::Arrive { path, number } => {
                 tagged(11, path);
                 out.extend_from_slice(&number.to_le_bytes());
             }
-            Record::Remove { path, dir } => {
+            StreamRecord::Remove { path, dir } => {
                 tagged(12, path);
                 out.push(u8::from(*dir));
             }
-            Record::Phase => out.push(13),
-            Record::Owner { path, uid, gid } => {
+            StreamRecord::Phase => out.push(13),
+            StreamRecord::Owner { path, uid, gid } => {
                 tagged(14, path);
                 out.extend_from_slice(&uid.to_le_bytes());
                 out.extend_from_slice(&gid.to_le_bytes());
             }
-            Record::NoXattrs { path } => tagged(15, path),
-            Record::Xattr { path, name, value } => {
+            StreamRecord::NoXattrs { path } => tagged(15, path),
+            StreamRecord::Xattr { path, name, value } => {
                 tagged(16, path);
                 put(out, name);
                 put(out, value);
             }
-            Record::Meta { path, uid, gid, perm, atime, mtime } => {
+            StreamRecord::Meta { path, uid, gid, perm, atime, mtime } => {
                 tagged(17, path);
                 out.extend_from_slice(&uid.to_le_bytes());
                 out.extend_from_slice(&gid.to_le_bytes());
@@ -162,7 +164,7 @@ impl<'a> Record<'a> {
                 put_time(out, *atime);
                 put_time(out, *mtime);
             }
-            Record::End(totals) => {
+            StreamRecord::End(totals) => {
                 out.push(18);
                 for n in [totals.records, totals.made, totals.bytes] {
                     out.extend_from_slice(&n.to_le_bytes());
@@ -172,38 +174,38 @@ impl<'a> Record<'a> {
     }
 
     /// The record at the head of `input`, which it is taken from; `None` if it makes no sense.
-    pub fn decode(input: &mut &'a [u8]) -> Option<Record<'a>> {
+    pub fn decode(input: &mut &'a [u8]) -> Option<StreamRecord<'a>> {
         let mut r = Fields(input);
         let record = match r.take(1)?.first()? {
-            1 => Record::Dir { path: r.inner_path()? },
-            2 => Record::File { path: r.inner_path()? },
-            3 => Record::Open { path: r.inner_path()? },
+            1 => StreamRecord::Dir { path: r.inner_path()? },
+            2 => StreamRecord::File { path: r.inner_path()? },
+            3 => StreamRecord::Open { path: r.inner_path()? },
             4 => {
                 let (offset, bytes) = (r.u64()?, r.part(DATA_BYTES)?);
                 offset.checked_add(bytes.len() as u64)?;
-                Record::Data { offset, bytes }
+                StreamRecord::Data { offset, bytes }
             }
             5 => {
                 let (offset, len) = (r.u64()?, r.u64()?);
                 offset.checked_add(len)?;
-                Record::Hole { offset, len }
+                StreamRecord::Hole { offset, len }
             }
-            6 => Record::Size { size: r.u64()? },
-            7 => Record::Symlink { path: r.inner_path()?, target: r.text(PATH_BYTES)? },
+            6 => StreamRecord::Size { size: r.u64()? },
+            7 => StreamRecord::Symlink { path: r.inner_path()?, target: r.text(PATH_BYTES)? },
             8 => {
                 let path = r.inner_path()?;
                 let kind = *KINDS.get(usize::from(*r.take(1)?.first()?))?;
-                Record::Special { path, kind, rdev: r.u32()? }
+                StreamRecord::Special { path, kind, rdev: r.u32()? }
             }
-            9 => Record::Link { path: r.inner_path()?, to: r.inner_path()? },
-            10 => Record::Leave { path: r.inner_path()?, number: r.u64()? },
-            11 => Record::Arrive { path: r.inner_path()?, number: r.u64()? },
-            12 => Record::Remove { path: r.inner_path()?, dir: r.flag()? },
-            13 => Record::Phase,
-            14 => Record::Owner { path: r.path()?, uid: r.u32()?, gid: r.u32()? },
-            15 => Record::NoXattrs { path: r.path()? },
-            16 => Record::Xattr { path: r.path()?, name: r.text(255)?, value: r.part(BLOCK_BYTES)? },
-            17 => Record::Meta {
+            9 => StreamRecord::Link { path: r.inner_path()?, to: r.inner_path()? },
+            10 => StreamRecord::Leave { path: r.inner_path()?, number: r.u64()? },
+            11 => StreamRecord::Arrive { path: r.inner_path()?, number: r.u64()? },
+            12 => StreamRecord::Remove { path: r.inner_path()?, dir: r.flag()? },
+            13 => StreamRecord::Phase,
+            14 => StreamRecord::Owner { path: r.path()?, uid: r.u32()?, gid: r.u32()? },
+            15 => StreamRecord::NoXattrs { path: r.path()? },
+            16 => StreamRecord::Xattr { path: r.path()?, name: r.text(255)?, value: r.part(BLOCK_BYTES)? },
+            17 => StreamRecord::Meta {
                 path: r.path()?,
                 uid: r.u32()?,
                 gid: r.u32()?,
@@ -211,7 +213,7 @@ impl<'a> Record<'a> {
                 atime: r.time()?,
                 mtime: r.time()?,
             },
-            18 => Record::End(Totals { records: r.u64()?, made: r.u64()?, bytes: r.u64()? }),
+            18 => StreamRecord::End(Totals { records: r.u64()?, made: r.u64()?, bytes: r.u64()? }),
             _ => return None,
         };
         *input = r.0;
@@ -219,24 +221,8 @@ impl<'a> Record<'a> {
     }
 }
 
-/// Fields, read one after the other.
-struct Fields<'a>(&'a [u8]);
-
+/// The kinds of fields that only records have.
 impl<'a> Fields<'a> {
-    fn take(&mut self, n: usize) -> Option<&'a [u8]> {
-        let (head, tail) = self.0.split_at_checked(n)?;
-        self.0 = tail;
-        Some(head)
-    }
-
-    fn u32(&mut self) -> Option<u32> {
-        Some(u32::from_le_bytes(self.take(4)?.try_into().ok()?))
-    }
-
-    fn u64(&mut self) -> Option<u64> {
-        Some(u64::from_le_bytes(self.take(8)?.try_into().ok()?))
-    }
-
     fn flag(&mut self) -> Option<bool> {
         match self.take(1)? {
             [0] => Some(false),

@@ -18,16 +18,16 @@ use crate::{
     send::{
         StreamError,
         frame::BLOCK_BYTES,
-        plan::{Plan, join, relinked, untangled},
-        record::{DATA_BYTES, Record, Totals},
-        tree::{FileMeta, Source},
+        plan::{SendPlan, join, relinked, untangled},
+        record::{DATA_BYTES, StreamRecord, Totals},
+        tree::{FileMeta, SourceTree},
     },
     types::FileKind,
 };
 
 /// What a stream will hold, before compression.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Size {
+pub struct StreamSize {
     /// Its totals.
     pub totals: Totals,
     /// Bytes of all records.
@@ -41,14 +41,14 @@ pub type Advance<'a> = dyn FnMut(u64) -> Result<(), StreamError> + 'a;
 
 /// Sends a tree.
 pub struct Sender<'a> {
-    source: &'a dyn Source,
+    source: &'a dyn SourceTree,
     /// Where blocks go; without it nothing is read, only counted.
     sink: Option<&'a mut Sink<'a>>,
     advance: &'a mut Advance<'a>,
     block: Vec<u8>,
     /// Bytes of a block.
     most: usize,
-    size: Size,
+    size: StreamSize,
     buf: Vec<u8>,
 }
 
@@ -59,9 +59,13 @@ enum Visit {
 
 impl<'a> Sender<'a> {
     /// Sends what is in `source` to `sink`, or only counts what it would send if there is none.
-    pub fn new(source: &'a dyn Source, sink: Option<&'a mut Sink<'a>>, advance: &'a mut Advance<'a>) -> Self {
+    pub fn new(
+        source: &'a dyn SourceTree,
+        sink: Option<&'a mut Sink<'a>>,
+        advance: &'a mut Advance<'a>,
+    ) -> Self {
         let buf = if sink.is_some() { vec![0; DATA_BYTES] } else { Vec::new() };
-        Self { source, sink, advance, block: Vec::new(), most: BLOCK_BYTES, size: Size::default(), buf }
+        Self { source, sink, advance, block: Vec::new(), most: BLOCK_BYTES, size: StreamSize::default(), buf }
     }
 
     /// Makes blocks of about so many bytes, at most [`BLOCK_BYTES`]: more points at which a receiver can go on.
@@ -71,7 +75,7 @@ impl<'a> Sender<'a> {
         self
     }
 
-    fn put(&mut self, record: &Record<'_>) -> Result<(), StreamError> {
+    fn put(&mut self, record: &StreamRecord<'_>) -> Result<(), StreamError> {
         self.size.totals.add(record);
         let begin = self.block.len();
         record.encode(&mut self.block);
@@ -95,19 +99,19 @@ impl<'a> Sender<'a> {
     }
 
     fn phase(&mut self) -> Result<(), StreamError> {
-        self.put(&Record::Phase)?;
+        self.put(&StreamRecord::Phase)?;
         self.flush(false)
     }
 
-    fn end(mut self) -> Result<Size, StreamError> {
+    fn end(mut self) -> Result<StreamSize, StreamError> {
         let totals = self.size.totals;
-        self.put(&Record::End(totals))?;
+        self.put(&StreamRecord::End(totals))?;
         self.flush(true)?;
         Ok(self.size)
     }
 
     /// Sends all that is in the tree.
-    pub fn full(mut self) -> Result<Size, StreamError> {
+    pub fn full(mut self) -> Result<StreamSize, StreamError> {
         let source = self.source;
         let top = source.meta(b"").map_err(StreamError::at(b""))?;
         let mut names: HashMap<u64, Vec<u8>> = HashMap::new();
@@ -118,7 +122,7 @@ impl<'a> Sender<'a> {
                 Visit::Enter(path, meta) if meta.kind == FileKind::Directory => {
                     (self.advance)(0)?;
                     if !path.is_empty() {
-                        self.put(&Record::Dir { path: &path })?;
+                        self.put(&StreamRecord::Dir { path: &path })?;
                     }
                     let mut entries = source.list(&path).map_err(StreamError::at(&path))?;
                     // The stack turns the order around.
@@ -133,7 +137,7 @@ impl<'a> Sender<'a> {
                 Visit::Enter(path, meta) => {
                     if meta.nlink > 1 {
                         if let Some(to) = names.get(&meta.ino) {
-                            self.put(&Record::Link { path: &path, to })?;
+                            self.put(&StreamRecord::Link { path: &path, to })?;
                             continue;
                         }
                         names.insert(meta.ino, path.clone());
@@ -149,20 +153,20 @@ impl<'a> Sender<'a> {
     /// Sends a file that the receiver does not have.
     fn whole(&mut self, path: &[u8], meta: &FileMeta) -> Result<(), StreamError> {
         match meta.kind {
-            FileKind::Directory => self.put(&Record::Dir { path }),
+            FileKind::Directory => self.put(&StreamRecord::Dir { path }),
             FileKind::Regular => {
-                self.put(&Record::File { path })?;
+                self.put(&StreamRecord::File { path })?;
                 let written = self.content(path, &[(0, meta.size)], false)?;
                 if written < meta.size {
-                    self.put(&Record::Size { size: meta.size })?;
+                    self.put(&StreamRecord::Size { size: meta.size })?;
                 }
                 Ok(())
             }
             FileKind::Symlink => {
                 let target = self.source.readlink(path).map_err(StreamError::at(path))?;
-                self.put(&Record::Symlink { path, target: &target })
+                self.put(&StreamRecord::Symlink { path, target: &target })
             }
-            kind => self.put(&Record::Special { path, kind, rdev: meta.rdev }),
+            kind => self.put(&StreamRecord::Special { path, kind, rdev: meta.rdev }),
         }
     }
 
@@ -182,7 +186,7 @@ impl<'a> Sender<'a> {
                 if holes && begin > at {
                     // Holes are of whole blocks, also where only some of their bytes were no zeros before.
                     let (from, to) = (at / BLOCK_SIZE * BLOCK_SIZE, begin.next_multiple_of(BLOCK_SIZE));
-                    self.put(&Record::Hole { offset: from, len: to - from })?;
+                    self.put(&StreamRecord::Hole { offset: from, len: to - from })?;
                 }
                 at = begin;
                 if self.sink.is_none() {
@@ -200,8 +204,8 @@ impl<'a> Sender<'a> {
                         let text = format!("ends at byte {at}, before {stop}: it changes while it is sent");
                         return Err(fail()(std::io::Error::other(text)));
                     }
-                    let sent =
-                        self.put(&Record::Data { offset: at, bytes: part.get(..n).unwrap_or_default() });
+                    let sent = self
+                        .put(&StreamRecord::Data { offset: at, bytes: part.get(..n).unwrap_or_default() });
                     self.buf = buf;
                     sent?;
                     at += n as u64;
@@ -220,37 +224,37 @@ impl<'a> Sender<'a> {
         let mut xattrs = self.source.xattrs(path, meta.kind).map_err(StreamError::at(path))?;
         xattrs.sort_unstable();
         if clear {
-            self.put(&Record::NoXattrs { path })?;
+            self.put(&StreamRecord::NoXattrs { path })?;
         }
         if !xattrs.is_empty() {
             // A change of the owner takes some of them away, so it comes first.
-            self.put(&Record::Owner { path, uid: meta.uid, gid: meta.gid })?;
+            self.put(&StreamRecord::Owner { path, uid: meta.uid, gid: meta.gid })?;
         }
         for (name, value) in &xattrs {
-            self.put(&Record::Xattr { path, name, value })?;
+            self.put(&StreamRecord::Xattr { path, name, value })?;
         }
         let FileMeta { uid, gid, perm, atime, mtime, .. } = *meta;
-        self.put(&Record::Meta { path, uid, gid, perm, atime, mtime })
+        self.put(&StreamRecord::Meta { path, uid, gid, perm, atime, mtime })
     }
 
     /// Sends what makes the tree `before` this one, by the differences of the two, with ranges. `links`: there may be
     /// files with several names, so both trees are walked for names that are one file on one side only.
     pub fn difference(
         mut self,
-        before: &dyn Source,
+        before: &dyn SourceTree,
         mut changes: Vec<FileChange>,
         links: bool,
-    ) -> Result<Size, StreamError> {
+    ) -> Result<StreamSize, StreamError> {
         if links {
             changes = relinked(before, self.source, changes)?;
         }
         let changes = untangled(before, self.source, changes)?;
-        let plan = Plan::new(&changes)?;
+        let plan = SendPlan::new(&changes)?;
         for (number, (path, change)) in plan.leaving.iter().enumerate() {
             (self.advance)(0)?;
             match change.kind {
-                ChangeKind::Renamed => self.put(&Record::Leave { path, number: number as u64 })?,
-                _ => self.put(&Record::Remove { path, dir: change.file == FileKind::Directory })?,
+                ChangeKind::Renamed => self.put(&StreamRecord::Leave { path, number: number as u64 })?,
+                _ => self.put(&StreamRecord::Remove { path, dir: change.file == FileKind::Directory })?,
             }
         }
         self.phase()?;
@@ -273,7 +277,7 @@ impl<'a> Sender<'a> {
                 }
                 _ => {
                     if let Some(number) = plan.arrives.get(path) {
-                        self.put(&Record::Arrive { path, number: *number })?;
+                        self.put(&StreamRecord::Arrive { path, number: *number })?;
                     }
                     self.changed(path, &meta, change, &mut told)?;
                 }
@@ -284,7 +288,7 @@ impl<'a> Sender<'a> {
             }
         }
         for (path, to) in later {
-            self.put(&Record::Link { path, to })?;
+            self.put(&StreamRecord::Link { path, to })?;
         }
         self.phase()?;
         // What is inside first: then the mode of a directory above may forbid to look.
@@ -304,7 +308,7 @@ impl<'a> Sender<'a> {
         told: &mut HashSet<u64>,
     ) -> Result<(), StreamError> {
         if change.aspects.contains(Aspects::TARGET) || change.aspects.contains(Aspects::DEVICE) {
-            self.put(&Record::Remove { path, dir: false })?;
+            self.put(&StreamRecord::Remove { path, dir: false })?;
             return self.whole(path, meta);
         }
         let content = change.aspects.contains(Aspects::CONTENT) || change.aspects.contains(Aspects::SIZE);
@@ -312,16 +316,16 @@ impl<'a> Sender<'a> {
         if !content || meta.kind != FileKind::Regular || meta.nlink > 1 && !told.insert(meta.ino) {
             return Ok(());
         }
-        self.put(&Record::Open { path })?;
+        self.put(&StreamRecord::Open { path })?;
         if change.size_before != meta.size {
-            self.put(&Record::Size { size: meta.size })?;
+            self.put(&StreamRecord::Size { size: meta.size })?;
         }
         let inside: Vec<_> = change.ranges.iter().map(|(from, to)| (*from, (*to).min(meta.size))).collect();
         self.content(path, &inside, true).map(|_| ())
     }
 
     /// For each file that has come under a name and has others, one that the receiver has, or the first that comes.
-    fn names_of_linked(&mut self, plan: &Plan<'_>) -> Result<HashMap<u64, Vec<u8>>, StreamError> {
+    fn names_of_linked(&mut self, plan: &SendPlan<'_>) -> Result<HashMap<u64, Vec<u8>>, StreamError> {
         let mut had: HashMap<u64, Vec<u8>> = HashMap::new();
         let mut first: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
         for (path, change) in &plan.coming {

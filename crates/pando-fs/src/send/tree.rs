@@ -33,7 +33,7 @@ pub struct FileMeta {
 }
 
 /// A tree that is sent, which does not change meanwhile.
-pub trait Source {
+pub trait SourceTree {
     /// What an entry is.
     fn meta(&self, path: &[u8]) -> io::Result<FileMeta>;
     /// Names in a directory, with what they are, in any order.
@@ -55,7 +55,7 @@ pub trait SourceFile {
 }
 
 /// A tree that is received.
-pub trait Target {
+pub trait TargetTree {
     /// What an entry is.
     fn meta(&mut self, path: &[u8]) -> io::Result<FileMeta>;
     /// Makes a directory, for its owner only.

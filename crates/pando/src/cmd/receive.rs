@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use pando_fs::{
     NewSnapshot, SnapshotInfo,
-    send::{BlockReader, Header, Position, Receiver, Step, StreamError, Totals},
+    send::{BlockOutcome, BlockReader, Header, Position, Receiver, StreamError, Totals},
 };
 use pando_fuse::tool;
 use serde::{Deserialize, Serialize};
@@ -357,7 +357,7 @@ impl Work<'_> {
             receiver.may_be_done();
         }
         let (mut noted, mut since) = (Instant::now(), 0);
-        let mut step = Step::default();
+        let mut step = BlockOutcome::default();
         let mut saved = note.block;
         let (blocks, queue) = mpsc::sync_channel::<Result<Block, StreamError>>(4);
         // Reading and checking goes on beside writing. Nobody waits for its end: it may wait for a stream that does

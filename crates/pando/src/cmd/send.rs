@@ -15,7 +15,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use pando_fs::{
     DiffOptions, FileChange, SnapshotId, SnapshotInfo,
-    send::{BlockWriter, Header, Inside, Position, Sender, Size, Source, StreamError},
+    send::{BlockWriter, Header, Inside, Position, Sender, SourceTree, StreamError, StreamSize},
 };
 use pando_fuse::tool;
 
@@ -122,7 +122,7 @@ fn identity(store: [u8; 16], info: &SnapshotInfo) -> SnapshotId {
 /// Two trees, and what differs between them.
 struct Base<'a> {
     info: SnapshotInfo,
-    tree: &'a dyn Source,
+    tree: &'a dyn SourceTree,
     changes: Vec<FileChange>,
     /// Whether there may be hard links.
     links: bool,
@@ -214,7 +214,7 @@ fn from_image(
 }
 
 /// Sends all, or what differs from `base`.
-fn stream(sender: Sender<'_>, base: Option<Base<'_>>) -> Result<Size, StreamError> {
+fn stream(sender: Sender<'_>, base: Option<Base<'_>>) -> Result<StreamSize, StreamError> {
     match base {
         None => sender.full(),
         Some(base) => sender.difference(base.tree, base.changes, base.links),
@@ -226,7 +226,7 @@ fn write(
     store: [u8; 16],
     snapshot: &Named,
     info: &SnapshotInfo,
-    tree: &dyn Source,
+    tree: &dyn SourceTree,
     base: Option<Base<'_>>,
 ) -> Result<()> {
     let source = snapshot.dir.file_name().map(OsStr::to_owned);

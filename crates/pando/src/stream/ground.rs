@@ -17,7 +17,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use pando_fs::{DiffOptions, NewSnapshot, RECEIVING, SnapshotInfo, send::Target};
+use pando_fs::{DiffOptions, NewSnapshot, RECEIVING, SnapshotInfo, send::TargetTree};
 use pando_fuse::{
     asked::Asked,
     client,
@@ -56,7 +56,7 @@ pub trait Ground {
     /// Keeps others from going on with the same.
     fn lock(&mut self) -> Result<()>;
     /// The tree, to be filled.
-    fn tree(&self) -> Result<Box<dyn Target + '_>>;
+    fn tree(&self) -> Result<Box<dyn TargetTree + '_>>;
     /// The last note.
     fn note(&self) -> Result<Option<Vec<u8>>>;
     /// Makes all that was done durable, then notes how far that is.
@@ -193,7 +193,7 @@ impl Ground for Mounted {
         Ok(())
     }
 
-    fn tree(&self) -> Result<Box<dyn Target + '_>> {
+    fn tree(&self) -> Result<Box<dyn TargetTree + '_>> {
         let tree = self.inside(&self.name)?;
         Ok(Box::new(Host::new(&tree).with_context(|| self.begun())?))
     }

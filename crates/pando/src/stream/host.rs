@@ -19,7 +19,7 @@ use std::{
 
 use pando_fs::{
     FileKind, Time,
-    send::{FileMeta, Source, SourceFile, Target},
+    send::{FileMeta, SourceFile, SourceTree, TargetTree},
 };
 use rustix::fs::{
     AtFlags, FallocateFlags, FileType, Gid, Mode, OFlags, RenameFlags, SeekFrom, Stat, Timespec, Timestamps,
@@ -128,7 +128,7 @@ fn denied(error: &io::Error) -> bool {
     error.raw_os_error() == Some(rustix::io::Errno::ACCESS.raw_os_error())
 }
 
-impl Source for Host {
+impl SourceTree for Host {
     fn meta(&self, path: &[u8]) -> io::Result<FileMeta> {
         self.below
             .at(path, |dir, name| Ok(meta_of(&rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?)))
@@ -195,9 +195,9 @@ impl SourceFile for HostFile {
     }
 }
 
-impl Target for Host {
+impl TargetTree for Host {
     fn meta(&mut self, path: &[u8]) -> io::Result<FileMeta> {
-        Source::meta(self, path)
+        SourceTree::meta(self, path)
     }
 
     fn mkdir(&mut self, path: &[u8]) -> io::Result<()> {
@@ -285,7 +285,7 @@ impl Target for Host {
     }
 
     fn chown(&mut self, path: &[u8], uid: u32, gid: u32) -> io::Result<()> {
-        let meta = Source::meta(self, path)?;
+        let meta = SourceTree::meta(self, path)?;
         if (meta.uid, meta.gid) == (uid, gid) {
             return Ok(());
         }

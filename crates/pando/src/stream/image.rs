@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context, Result};
 use pando_fs::{
     Attr, Authority, Caller, DiffOptions, Error, Fs, Ino, NewSnapshot, RENAME_NOREPLACE, SnapshotInfo,
-    send::{Inside, Target},
+    send::{Inside, TargetTree},
 };
 
 use crate::stream::ground::{Ground, NEW_NOTE, NOTE, begun_name};
@@ -124,7 +124,7 @@ impl Ground for InImage<'_> {
         Ok(())
     }
 
-    fn tree(&self) -> Result<Box<dyn Target + '_>> {
+    fn tree(&self) -> Result<Box<dyn TargetTree + '_>> {
         let top = self.top.context("no tree was begun")?;
         Ok(Box::new(Inside::new(self.fs, top)))
     }

@@ -62,7 +62,7 @@ pub(crate) struct NextRound {
 }
 
 #[derive(Default)]
-struct State {
+struct AutomaticState {
     synced: Synced,
     changed: bool,
     ended: bool,
@@ -72,7 +72,7 @@ struct State {
 /// Notes for the thread, and the thread.
 #[derive(Default)]
 pub(crate) struct Automatic {
-    state: Mutex<State>,
+    state: Mutex<AutomaticState>,
     noted: Condvar,
     ended: Condvar,
     on_syncs: AtomicBool,
@@ -144,7 +144,7 @@ impl Automatic {
     /// Waits until something is noted, or for so long.
     fn wait(&self, after: Option<Duration>) {
         let mut state = self.state.lock();
-        let idle = |state: &mut State| !state.changed && !state.ended && state.synced.is_empty();
+        let idle = |state: &mut AutomaticState| !state.changed && !state.ended && state.synced.is_empty();
         match after {
             Some(after) => _ = self.noted.wait_while_for(&mut state, idle, after),
             None => self.noted.wait_while(&mut state, idle),

@@ -13,7 +13,7 @@ use std::{
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode};
 
 use crate::asked::Asked;
-use crate::control::{self, Request, Response, Token, Usage};
+use crate::control::{self, ControlRequest, Response, Token, Usage};
 
 /// An ioctl that replaces the `N` bytes it is given.
 struct Exchange<const N: usize> {
@@ -42,7 +42,7 @@ unsafe impl<const N: usize> Ioctl for Exchange<N> {
 
 /// Why a control request got no answer, or a refusal.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum ControlError {
     /// The directory is not in a Pando mount.
     #[error("not in a mounted Pando file system")]
     NotPando,
@@ -65,14 +65,14 @@ pub enum Error {
     Io(#[from] io::Error),
 }
 
-impl Error {
+impl ControlError {
     /// The error number, if there is one.
     pub fn errno(&self) -> Option<i32> {
         match self {
-            Error::NotPando => Some(libc::ENOTTY),
-            Error::Name | Error::Version => Some(libc::EINVAL),
-            Error::Refused { errno, .. } => Some(*errno),
-            Error::Io(e) => e.raw_os_error(),
+            ControlError::NotPando => Some(libc::ENOTTY),
+            ControlError::Name | ControlError::Version => Some(libc::EINVAL),
+            ControlError::Refused { errno, .. } => Some(*errno),
+            ControlError::Io(e) => e.raw_os_error(),
         }
     }
 }
@@ -81,7 +81,7 @@ fn exchange<const N: usize>(
     dir: BorrowedFd<'_>,
     command: u32,
     bytes: Box<[u8; N]>,
-) -> Result<Box<[u8; N]>, Error> {
+) -> Result<Box<[u8; N]>, ControlError> {
     let mut call = Exchange { command, bytes };
     let pointer: &mut Exchange<N> = &mut call;
     // SAFETY: see `Exchange`; our opcodes mean the same on every file system that knows them,
@@ -89,10 +89,10 @@ fn exchange<const N: usize>(
     match unsafe { rustix::ioctl::ioctl(dir, ByRef(pointer)) } {
         Ok(()) => Ok(call.bytes),
         Err(rustix::io::Errno::NOTTY | rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
-            Err(Error::NotPando)
+            Err(ControlError::NotPando)
         }
-        Err(rustix::io::Errno::INVAL) => Err(Error::Version),
-        Err(e) => Err(Error::Io(e.into())),
+        Err(rustix::io::Errno::INVAL) => Err(ControlError::Version),
+        Err(e) => Err(ControlError::Io(e.into())),
     }
 }
 
@@ -117,40 +117,44 @@ unsafe impl<const N: usize> Ioctl for ByRef<'_, N> {
     }
 }
 
-/// Sends `request` (not [`Request::Stats`]) by `dir`, an open directory of the mount, and
+/// Sends `request` (not [`ControlRequest::Stats`]) by `dir`, an open directory of the mount, and
 /// returns when it is done. The value is that of [`Response::value`].
-pub fn send(dir: impl AsFd, request: &Request) -> Result<u64, Error> {
+pub fn send(dir: impl AsFd, request: &ControlRequest) -> Result<u64, ControlError> {
     ask(dir.as_fd(), request).map(|answer| answer.value)
 }
 
 /// A token whose source is `file`, an open file or directory of the mount.
-pub fn token(file: impl AsFd) -> Result<Token, Error> {
+pub fn token(file: impl AsFd) -> Result<Token, ControlError> {
     token_and_writeback(file).map(|(token, _)| token)
 }
 
 /// The same, and whether the kernel keeps what is written to files of the mount.
-pub(crate) fn token_and_writeback(file: impl AsFd) -> Result<(Token, bool), Error> {
-    let answer = ask(file.as_fd(), &Request::Token)?;
-    let token = Token::from_hex(answer.message.as_bytes()).ok_or(Error::NotPando)?;
+pub(crate) fn token_and_writeback(file: impl AsFd) -> Result<(Token, bool), ControlError> {
+    let answer = ask(file.as_fd(), &ControlRequest::Token)?;
+    let token = Token::from_hex(answer.message.as_bytes()).ok_or(ControlError::NotPando)?;
     Ok((token, answer.value != 0))
 }
 
 /// The UUID of the file system, and whether a file in it has, or had, several names.
-pub fn identity(file: impl AsFd) -> Result<([u8; 16], bool), Error> {
-    let answer = ask(file.as_fd(), &Request::Identity)?;
-    let number = u128::from_str_radix(&answer.message, 16).map_err(|_| Error::NotPando)?;
+pub fn identity(file: impl AsFd) -> Result<([u8; 16], bool), ControlError> {
+    let answer = ask(file.as_fd(), &ControlRequest::Identity)?;
+    let number = u128::from_str_radix(&answer.message, 16).map_err(|_| ControlError::NotPando)?;
     Ok((number.to_be_bytes(), answer.value != 0))
 }
 
 /// What the source of the token takes.
-pub fn usage(file: impl AsFd, token: Token) -> Result<Usage, Error> {
-    let answer = ask(file.as_fd(), &Request::Usage { token })?;
-    control::decode_usage(&answer.message).ok_or(Error::NotPando)
+pub fn usage(file: impl AsFd, token: Token) -> Result<Usage, ControlError> {
+    let answer = ask(file.as_fd(), &ControlRequest::Usage { token })?;
+    control::decode_usage(&answer.message).ok_or(ControlError::NotPando)
 }
 
 /// Sends these bytes as the ioctl `command` of [`control::command`], and returns what comes back: for those who
 /// try what a daemon does with requests that no tool sends.
-pub fn raw(file: impl AsFd, command: u32, bytes: Box<control::Bytes>) -> Result<Box<control::Bytes>, Error> {
+pub fn raw(
+    file: impl AsFd,
+    command: u32,
+    bytes: Box<control::Bytes>,
+) -> Result<Box<control::Bytes>, ControlError> {
     exchange(file.as_fd(), command, bytes)
 }
 
@@ -159,49 +163,52 @@ pub(crate) fn snapshots(
     file: impl AsFd,
     token: Token,
     asked: Asked,
-) -> Result<(Vec<pando_fs::SnapshotInfo>, u64), Error> {
-    let answer = ask(file.as_fd(), &Request::Snapshot { token, asked })?;
-    let named = crate::asked::read_lines(&answer.message).ok_or(Error::NotPando)?;
+) -> Result<(Vec<pando_fs::SnapshotInfo>, u64), ControlError> {
+    let answer = ask(file.as_fd(), &ControlRequest::Snapshot { token, asked })?;
+    let named = crate::asked::read_lines(&answer.message).ok_or(ControlError::NotPando)?;
     Ok((named, answer.value))
 }
 
 /// The policy for snapshots of the source of the token, if it has one.
-pub(crate) fn policy(file: impl AsFd, token: Token) -> Result<Option<(u32, pando_fs::StoredPolicy)>, Error> {
-    let answer = ask(file.as_fd(), &Request::Snapshot { token, asked: Asked::Policy })?;
+pub(crate) fn policy(
+    file: impl AsFd,
+    token: Token,
+) -> Result<Option<(u32, pando_fs::StoredPolicy)>, ControlError> {
+    let answer = ask(file.as_fd(), &ControlRequest::Snapshot { token, asked: Asked::Policy })?;
     match &answer.message[..] {
         "" => Ok(None),
-        line => crate::asked::read_policy(line).map(Some).ok_or(Error::NotPando),
+        line => crate::asked::read_policy(line).map(Some).ok_or(ControlError::NotPando),
     }
 }
 
-fn ask(dir: BorrowedFd<'_>, request: &Request) -> Result<Response, Error> {
-    let bytes = request.encode().ok_or(Error::Name)?;
+fn ask(dir: BorrowedFd<'_>, request: &ControlRequest) -> Result<Response, ControlError> {
+    let bytes = request.encode().ok_or(ControlError::Name)?;
     let answer = exchange(dir, request.command(), bytes)?;
-    let answer = Response::decode(&answer[..]).ok_or(Error::NotPando)?;
+    let answer = Response::decode(&answer[..]).ok_or(ControlError::NotPando)?;
     match answer.status {
         0 => Ok(answer),
-        errno => Err(Error::Refused { errno, message: answer.message }),
+        errno => Err(ControlError::Refused { errno, message: answer.message }),
     }
 }
 
 /// Sends a request that is answered in pieces, or asks for the next piece: its bytes, and whether more follows.
-pub fn piece(file: impl AsFd, request: &Request) -> Result<(Vec<u8>, bool), Error> {
-    let head = request.encode().ok_or(Error::Name)?;
+pub fn piece(file: impl AsFd, request: &ControlRequest) -> Result<(Vec<u8>, bool), ControlError> {
+    let head = request.encode().ok_or(ControlError::Name)?;
     let mut bytes = Box::new([0; control::STATS_SIZE]);
     bytes[..head.len()].copy_from_slice(&head[..]);
     let answer = exchange(file.as_fd(), request.command(), bytes)?;
-    let (answer, piece) = control::decode_piece(&answer[..]).ok_or(Error::NotPando)?;
+    let (answer, piece) = control::decode_piece(&answer[..]).ok_or(ControlError::NotPando)?;
     match answer.status {
         0 => Ok((piece, answer.value != 0)),
-        errno => Err(Error::Refused { errno, message: answer.message }),
+        errno => Err(ControlError::Refused { errno, message: answer.message }),
     }
 }
 
 /// Statistics as JSON text, by an open directory of the mount.
-pub fn stats(dir: impl AsFd) -> Result<String, Error> {
-    let head = Request::Stats.encode().ok_or(Error::Name)?;
+pub fn stats(dir: impl AsFd) -> Result<String, ControlError> {
+    let head = ControlRequest::Stats.encode().ok_or(ControlError::Name)?;
     let mut bytes = Box::new([0; control::STATS_SIZE]);
     bytes[..head.len()].copy_from_slice(&head[..]);
-    let answer = exchange(dir.as_fd(), Request::Stats.command(), bytes)?;
-    control::decode_stats(&answer[..]).ok_or(Error::NotPando)
+    let answer = exchange(dir.as_fd(), ControlRequest::Stats.command(), bytes)?;
+    control::decode_stats(&answer[..]).ok_or(ControlError::NotPando)
 }

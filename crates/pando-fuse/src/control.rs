@@ -83,7 +83,7 @@ pub mod command {
 
 /// What a tool asks the daemon to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Request {
+pub enum ControlRequest {
     /// Is this a Pando mount?
     Probe,
     /// Give a token, with the file or directory that the request is sent on as its source; the answer's
@@ -202,9 +202,9 @@ const RESPONSE_TEXT: usize = HEADER + 8;
 /// Where the text of statistics begins, bytes from the start of the answer.
 const STATS_TEXT: usize = HEADER;
 
-struct Reader<'a>(&'a [u8]);
+struct FieldReader<'a>(&'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> FieldReader<'a> {
     fn take(&mut self, n: usize) -> Option<&'a [u8]> {
         let (head, tail) = self.0.split_at_checked(n)?;
         self.0 = tail;
@@ -236,24 +236,24 @@ impl<'a> Reader<'a> {
     }
 }
 
-impl Request {
+impl ControlRequest {
     /// The ioctl that carries this request.
     pub fn command(&self) -> u32 {
         match self {
-            Request::Probe => command::PROBE,
-            Request::Token => command::TOKEN,
-            Request::Clone { .. } => command::CLONE,
-            Request::Remove { .. } => command::REMOVE,
-            Request::Change { .. } => command::CHANGE,
-            Request::Sync => command::SYNC,
-            Request::Grow { .. } => command::GROW,
-            Request::Usage { .. } => command::USAGE,
-            Request::Snapshot { .. } => command::SNAPSHOT,
-            Request::Diff { .. } | Request::DiffNext => command::DIFF,
-            Request::Fork { .. } => command::FORK,
-            Request::Quota { .. } => command::QUOTA,
-            Request::Stats => command::STATS,
-            Request::Identity => command::IDENTITY,
+            ControlRequest::Probe => command::PROBE,
+            ControlRequest::Token => command::TOKEN,
+            ControlRequest::Clone { .. } => command::CLONE,
+            ControlRequest::Remove { .. } => command::REMOVE,
+            ControlRequest::Change { .. } => command::CHANGE,
+            ControlRequest::Sync => command::SYNC,
+            ControlRequest::Grow { .. } => command::GROW,
+            ControlRequest::Usage { .. } => command::USAGE,
+            ControlRequest::Snapshot { .. } => command::SNAPSHOT,
+            ControlRequest::Diff { .. } | ControlRequest::DiffNext => command::DIFF,
+            ControlRequest::Fork { .. } => command::FORK,
+            ControlRequest::Quota { .. } => command::QUOTA,
+            ControlRequest::Stats => command::STATS,
+            ControlRequest::Identity => command::IDENTITY,
         }
     }
 
@@ -262,12 +262,12 @@ impl Request {
         let mut out = Vec::with_capacity(SIZE);
         out.extend_from_slice(&MAGIC);
         let flags = match self {
-            Request::Clone { replace, track, .. } => {
+            ControlRequest::Clone { replace, track, .. } => {
                 (if *replace { REPLACE } else { 0 }) | (if *track { TRACK } else { 0 })
             }
-            Request::Remove { fork: true, .. } => ONLY_FORK,
-            Request::DiffNext => NEXT,
-            Request::Diff { ranges, no_renames, .. } => {
+            ControlRequest::Remove { fork: true, .. } => ONLY_FORK,
+            ControlRequest::DiffNext => NEXT,
+            ControlRequest::Diff { ranges, no_renames, .. } => {
                 (if *ranges { RANGES } else { 0 }) | (if *no_renames { NO_RENAMES } else { 0 })
             }
             _ => 0,
@@ -275,17 +275,17 @@ impl Request {
         out.extend_from_slice(&flags.to_le_bytes());
         out.extend_from_slice(&[0; 4]);
         match self {
-            Request::Probe
-            | Request::Token
-            | Request::Sync
-            | Request::Stats
-            | Request::DiffNext
-            | Request::Identity => {}
-            Request::Diff { before, after, .. } => {
+            ControlRequest::Probe
+            | ControlRequest::Token
+            | ControlRequest::Sync
+            | ControlRequest::Stats
+            | ControlRequest::DiffNext
+            | ControlRequest::Identity => {}
+            ControlRequest::Diff { before, after, .. } => {
                 out.extend_from_slice(&before.0);
                 out.extend_from_slice(&after.0);
             }
-            Request::Clone { token, name, exclude, .. } => {
+            ControlRequest::Clone { token, name, exclude, .. } => {
                 out.extend_from_slice(&token.0);
                 out.extend_from_slice(&(name.len() as u32).to_le_bytes());
                 out.extend_from_slice(name.as_bytes());
@@ -296,25 +296,27 @@ impl Request {
                     out.extend_from_slice(path);
                 }
             }
-            Request::Remove { token, .. } | Request::Usage { token } => out.extend_from_slice(&token.0),
-            Request::Change { token, change } => {
+            ControlRequest::Remove { token, .. } | ControlRequest::Usage { token } => {
+                out.extend_from_slice(&token.0)
+            }
+            ControlRequest::Change { token, change } => {
                 out.extend_from_slice(&token.0);
                 out.extend(changes::encode(change));
             }
-            Request::Snapshot { token, asked } => {
+            ControlRequest::Snapshot { token, asked } => {
                 out.extend_from_slice(&token.0);
                 out.extend_from_slice(&asked.encode());
             }
-            Request::Fork { token, into, asked } => {
+            ControlRequest::Fork { token, into, asked } => {
                 out.extend_from_slice(&token.0);
                 out.extend_from_slice(&into.0);
                 out.extend_from_slice(&asked.encode());
             }
-            Request::Quota { token, asked } => {
+            ControlRequest::Quota { token, asked } => {
                 out.extend_from_slice(&token.0);
                 out.extend_from_slice(&asked.encode());
             }
-            Request::Grow { token, size } => {
+            ControlRequest::Grow { token, size } => {
                 out.extend_from_slice(&token.0);
                 out.extend_from_slice(&size.to_le_bytes());
             }
@@ -330,8 +332,8 @@ impl Request {
     }
 
     /// A request from the bytes of ioctl `command`; `None` if they make no sense.
-    pub fn decode(command: u32, bytes: &[u8]) -> Option<Request> {
-        let mut r = Reader(bytes);
+    pub fn decode(command: u32, bytes: &[u8]) -> Option<ControlRequest> {
+        let mut r = FieldReader(bytes);
         if r.take(MAGIC.len())? != MAGIC {
             return None;
         }
@@ -348,26 +350,30 @@ impl Request {
             return None;
         }
         Some(match command {
-            c if c == command::PROBE => Request::Probe,
-            c if c == command::TOKEN => Request::Token,
+            c if c == command::PROBE => ControlRequest::Probe,
+            c if c == command::TOKEN => ControlRequest::Token,
             c if c == command::CLONE => {
                 let token = r.token()?;
                 let (name, count) = (r.name()?, r.u32()?);
                 let exclude = (0..count).map(|_| r.path()).collect::<Option<_>>()?;
                 let (replace, track) = (flags & REPLACE != 0, flags & TRACK != 0);
-                Request::Clone { token, name, replace, track, exclude }
+                ControlRequest::Clone { token, name, replace, track, exclude }
             }
-            c if c == command::REMOVE => Request::Remove { token: r.token()?, fork: flags & ONLY_FORK != 0 },
-            c if c == command::CHANGE => Request::Change { token: r.token()?, change: changes::decode(r.0)? },
-            c if c == command::SYNC => Request::Sync,
-            c if c == command::GROW => Request::Grow { token: r.token()?, size: r.u64()? },
-            c if c == command::USAGE => Request::Usage { token: r.token()? },
+            c if c == command::REMOVE => {
+                ControlRequest::Remove { token: r.token()?, fork: flags & ONLY_FORK != 0 }
+            }
+            c if c == command::CHANGE => {
+                ControlRequest::Change { token: r.token()?, change: changes::decode(r.0)? }
+            }
+            c if c == command::SYNC => ControlRequest::Sync,
+            c if c == command::GROW => ControlRequest::Grow { token: r.token()?, size: r.u64()? },
+            c if c == command::USAGE => ControlRequest::Usage { token: r.token()? },
             c if c == command::SNAPSHOT => {
                 let token = r.token()?;
-                Request::Snapshot { token, asked: Asked::decode(r.0)? }
+                ControlRequest::Snapshot { token, asked: Asked::decode(r.0)? }
             }
-            c if c == command::DIFF && flags & NEXT != 0 => Request::DiffNext,
-            c if c == command::DIFF => Request::Diff {
+            c if c == command::DIFF && flags & NEXT != 0 => ControlRequest::DiffNext,
+            c if c == command::DIFF => ControlRequest::Diff {
                 before: r.token()?,
                 after: r.token()?,
                 ranges: flags & RANGES != 0,
@@ -375,11 +381,13 @@ impl Request {
             },
             c if c == command::FORK => {
                 let (token, into) = (r.token()?, r.token()?);
-                Request::Fork { token, into, asked: ForkAsked::decode(r.0)? }
+                ControlRequest::Fork { token, into, asked: ForkAsked::decode(r.0)? }
             }
-            c if c == command::QUOTA => Request::Quota { token: r.token()?, asked: QuotaAsked::decode(r.0)? },
-            c if c == command::STATS => Request::Stats,
-            c if c == command::IDENTITY => Request::Identity,
+            c if c == command::QUOTA => {
+                ControlRequest::Quota { token: r.token()?, asked: QuotaAsked::decode(r.0)? }
+            }
+            c if c == command::STATS => ControlRequest::Stats,
+            c if c == command::IDENTITY => ControlRequest::Identity,
             _ => return None,
         })
     }
@@ -414,7 +422,7 @@ impl Response {
 
     /// An answer from bytes; `None` if they make no sense.
     pub fn decode(bytes: &[u8]) -> Option<Response> {
-        let mut r = Reader(bytes);
+        let mut r = FieldReader(bytes);
         if r.take(MAGIC.len())? != MAGIC {
             return None;
         }
@@ -442,7 +450,7 @@ pub fn encode_stats(text: &str) -> Option<Vec<u8>> {
 
 /// Statistics text from bytes; `None` if they make no sense.
 pub fn decode_stats(bytes: &[u8]) -> Option<String> {
-    let mut r = Reader(bytes);
+    let mut r = FieldReader(bytes);
     if r.take(MAGIC.len())? != MAGIC || r.u32()? != 0 {
         return None;
     }
@@ -468,7 +476,7 @@ pub(crate) fn encode_piece(response: &Response, piece: &[u8]) -> Vec<u8> {
 
 /// The reverse: the answer, without a message if it is none of a refusal, and the piece. `None` if it makes no sense.
 pub(crate) fn decode_piece(bytes: &[u8]) -> Option<(Response, Vec<u8>)> {
-    let mut r = Reader(bytes);
+    let mut r = FieldReader(bytes);
     if r.take(MAGIC.len())? != MAGIC {
         return None;
     }
@@ -495,8 +503,8 @@ mod tests {
 
     const TOKEN: Token = Token(*b"0123456789abcdef");
 
-    fn clone(name: &str, replace: bool) -> Request {
-        Request::Clone {
+    fn clone(name: &str, replace: bool) -> ControlRequest {
+        ControlRequest::Clone {
             token: TOKEN,
             name: name.into(),
             replace,
@@ -509,24 +517,27 @@ mod tests {
     fn requests_come_back_as_they_were() {
         let long = "x".repeat(NAME_MAX);
         for request in [
-            Request::Probe,
-            Request::Token,
-            Request::Sync,
-            Request::Stats,
-            Request::Grow { token: TOKEN, size: u64::MAX },
-            Request::Usage { token: TOKEN },
-            Request::Snapshot { token: TOKEN, asked: Asked::Rename(7, "x".into()) },
-            Request::Remove { token: TOKEN, fork: true },
-            Request::Quota { token: TOKEN, asked: QuotaAsked::Set(Some(1 << 40)) },
-            Request::Change { token: TOKEN, change: TreeChange { uid: Some(3), ..TreeChange::default() } },
-            Request::DiffNext,
-            Request::Diff { before: TOKEN, after: Token([7; 16]), ranges: true, no_renames: false },
-            Request::Diff { before: TOKEN, after: Token([7; 16]), ranges: false, no_renames: true },
+            ControlRequest::Probe,
+            ControlRequest::Token,
+            ControlRequest::Sync,
+            ControlRequest::Stats,
+            ControlRequest::Grow { token: TOKEN, size: u64::MAX },
+            ControlRequest::Usage { token: TOKEN },
+            ControlRequest::Snapshot { token: TOKEN, asked: Asked::Rename(7, "x".into()) },
+            ControlRequest::Remove { token: TOKEN, fork: true },
+            ControlRequest::Quota { token: TOKEN, asked: QuotaAsked::Set(Some(1 << 40)) },
+            ControlRequest::Change {
+                token: TOKEN,
+                change: TreeChange { uid: Some(3), ..TreeChange::default() },
+            },
+            ControlRequest::DiffNext,
+            ControlRequest::Diff { before: TOKEN, after: Token([7; 16]), ranges: true, no_renames: false },
+            ControlRequest::Diff { before: TOKEN, after: Token([7; 16]), ranges: false, no_renames: true },
             clone(&long, true),
             clone("a b\nc", false),
         ] {
             let bytes = request.encode().unwrap();
-            assert_eq!(Request::decode(request.command(), &bytes[..]), Some(request));
+            assert_eq!(ControlRequest::decode(request.command(), &bytes[..]), Some(request));
         }
     }
 
@@ -542,14 +553,14 @@ mod tests {
     fn garbage_is_refused_at_every_length() {
         let bytes = clone("s", false).encode().unwrap();
         for n in 0..HEADER + 16 + 5 {
-            assert_eq!(Request::decode(command::CLONE, &bytes[..n]), None, "{n} bytes");
+            assert_eq!(ControlRequest::decode(command::CLONE, &bytes[..n]), None, "{n} bytes");
         }
         for at in 0..HEADER - 4 {
             let mut bent = bytes.clone();
             bent[at] ^= 0x80;
-            assert_eq!(Request::decode(command::CLONE, &bent[..]), None, "bent at {at}");
+            assert_eq!(ControlRequest::decode(command::CLONE, &bent[..]), None, "bent at {at}");
         }
-        assert_eq!(Request::decode(0x1234, &bytes[..]), None);
+        assert_eq!(ControlRequest::decode(0x1234, &bytes[..]), None);
     }
 
     #[test]

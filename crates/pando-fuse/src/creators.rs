@@ -34,7 +34,7 @@ struct NewFile {
 }
 
 #[derive(Default)]
-struct State {
+struct CreatorsState {
     /// By caller, how many small files in a row it has made.
     callers: HashMap<u32, u32>,
     /// By handle.
@@ -44,7 +44,7 @@ struct State {
 /// Callers by what they make.
 #[derive(Default)]
 pub(crate) struct Creators {
-    state: Mutex<State>,
+    state: Mutex<CreatorsState>,
 }
 
 impl Creators {

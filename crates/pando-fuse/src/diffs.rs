@@ -31,14 +31,14 @@ const TURN: Duration = Duration::from_millis(200);
 const HEAD_BYTES: usize = 4 + 1 + 1 + 2 + 8 + 8 + 4 + 4;
 
 /// A difference under way.
-struct Session {
+struct DiffSession {
     uid: u32,
     used: Instant,
-    diff: Arc<Mutex<Told>>,
+    diff: Arc<Mutex<DiffProgress>>,
 }
 
 /// How far it has been told.
-struct Told {
+struct DiffProgress {
     /// Where differences come from; none if all is in the bytes.
     diff: Option<TreeDiff>,
     bytes: VecDeque<u8>,
@@ -55,7 +55,7 @@ pub(crate) struct Piece {
 /// The differences under way, by the inode and handle that they were asked on.
 #[derive(Default)]
 pub(crate) struct Diffs {
-    sessions: Mutex<HashMap<(u64, u64), Session>>,
+    sessions: Mutex<HashMap<(u64, u64), DiffSession>>,
     /// How many, so that closing other files costs nothing.
     count: AtomicUsize,
 }
@@ -63,19 +63,19 @@ pub(crate) struct Diffs {
 impl Diffs {
     /// Begins to tell a difference; false if too many are under way.
     pub(crate) fn begin(&self, uid: u32, on: (u64, u64), diff: TreeDiff) -> bool {
-        self.begin_told(uid, on, Told { diff: Some(diff), bytes: VecDeque::new(), ended: false })
+        self.begin_told(uid, on, DiffProgress { diff: Some(diff), bytes: VecDeque::new(), ended: false })
     }
 
     /// Begins to tell these bytes; false if too much is under way.
     pub(crate) fn begin_bytes(&self, uid: u32, on: (u64, u64), bytes: Vec<u8>) -> bool {
-        self.begin_told(uid, on, Told { diff: None, bytes: bytes.into(), ended: true })
+        self.begin_told(uid, on, DiffProgress { diff: None, bytes: bytes.into(), ended: true })
     }
 
-    fn begin_told(&self, uid: u32, on: (u64, u64), told: Told) -> bool {
-        let session = Session { uid, used: Instant::now(), diff: Arc::new(Mutex::new(told)) };
+    fn begin_told(&self, uid: u32, on: (u64, u64), told: DiffProgress) -> bool {
+        let session = DiffSession { uid, used: Instant::now(), diff: Arc::new(Mutex::new(told)) };
         let mut sessions = self.sessions.lock();
         // Each has a frozen state, which takes a while to let go: not under the lock, which closing a file takes.
-        let mut gone: Vec<Session> =
+        let mut gone: Vec<DiffSession> =
             sessions.extract_if(|at, s| *at == on || s.used.elapsed() >= IDLE).map(|(_, s)| s).collect();
         let own = || sessions.iter().filter(|(_, s)| s.uid == uid);
         if own().count() >= DIFFS_OF_USER
@@ -121,7 +121,7 @@ impl Diffs {
     }
 }
 
-impl Told {
+impl DiffProgress {
     fn next(&mut self, room: usize) -> pando_fs::Result<Piece> {
         let begun = Instant::now();
         while !self.ended && self.bytes.len() < room && begun.elapsed() < TURN {
@@ -182,12 +182,12 @@ fn encode(change: &FileChange) -> Vec<u8> {
 
 /// Differences read from pieces.
 #[derive(Default)]
-pub(crate) struct Reader {
+pub(crate) struct DiffDecoder {
     bytes: Vec<u8>,
     at: usize,
 }
 
-impl Reader {
+impl DiffDecoder {
     /// Takes a piece in.
     pub(crate) fn add(&mut self, piece: &[u8]) {
         self.bytes.drain(..self.at);
@@ -271,7 +271,7 @@ mod tests {
         let all = [full.clone(), plain, full];
         let bytes: Vec<u8> = all.iter().flat_map(encode).collect();
         for size in [1, 3, 50, 1000] {
-            let (mut reader, mut found) = (Reader::default(), Vec::new());
+            let (mut reader, mut found) = (DiffDecoder::default(), Vec::new());
             for piece in bytes.chunks(size) {
                 reader.add(piece);
                 while let Some(change) = reader.next().unwrap() {
@@ -284,7 +284,7 @@ mod tests {
         for (at, value) in [(0, 3), (4, 9), (5, 9), (24, 200)] {
             let mut bad = one.clone();
             bad[at] = value;
-            let mut reader = Reader::default();
+            let mut reader = DiffDecoder::default();
             reader.add(&bad);
             reader.add(&[0; 300]);
             assert_eq!(reader.next(), Err(()), "byte {at}");

@@ -20,7 +20,7 @@ const MANY_LOOKUPS: u32 = 32;
 
 /// A directory that is open or has changed.
 #[derive(Default)]
-struct Listing {
+struct ListedDir {
     /// Handles that are open.
     open: Vec<u64>,
     /// Those of them that were open at the last change by the server.
@@ -46,7 +46,7 @@ pub(crate) struct ListingPolicy {
 pub(crate) struct Listings {
     /// Whether any is to be kept.
     wanted: bool,
-    dirs: Mutex<HashMap<u64, Listing>>,
+    dirs: Mutex<HashMap<u64, ListedDir>>,
 }
 
 impl Listings {

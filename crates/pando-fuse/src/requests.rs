@@ -12,7 +12,7 @@ use crate::{
     asked::{self, Asked, MAX_TEXT},
     caller::may_see_all,
     coherence::MountState,
-    control::{self, Request, Response, Token},
+    control::{self, ControlRequest, Response, Token},
     diffs,
     forked::{self, ForkAsked},
     proof::{LAPSED, ProvenRights},
@@ -39,49 +39,56 @@ fn done(value: u64) -> Done {
 }
 
 /// Answers a request, which came by the inode and handle `on`.
-pub(crate) fn answer(shared: &MountState, c: &Context, on: (u64, u64), request: Request) -> Outcome<Vec<u8>> {
+pub(crate) fn answer(
+    shared: &MountState,
+    c: &Context,
+    on: (u64, u64),
+    request: ControlRequest,
+) -> Outcome<Vec<u8>> {
     shared.control(c, on, request)
 }
 
 impl MountState {
-    fn control(&self, c: &Context, on: (u64, u64), request: Request) -> Outcome<Vec<u8>> {
+    fn control(&self, c: &Context, on: (u64, u64), request: ControlRequest) -> Outcome<Vec<u8>> {
         let result = match request {
-            Request::Probe => done(u64::from(std::process::id())),
-            Request::Token => return Err(Errno(libc::EINVAL)), // answered before
-            Request::Stats => return self.statistics(),
-            Request::Diff { before, after, ranges, no_renames } => {
+            ControlRequest::Probe => done(u64::from(std::process::id())),
+            ControlRequest::Token => return Err(Errno(libc::EINVAL)), // answered before
+            ControlRequest::Stats => return self.statistics(),
+            ControlRequest::Diff { before, after, ranges, no_renames } => {
                 let options = DiffOptions { ranges, no_renames };
                 return Ok(self.differences(c, on, Some((before, after, options))));
             }
-            Request::DiffNext => return Ok(self.differences(c, on, None)),
-            Request::Identity => {
+            ControlRequest::DiffNext => return Ok(self.differences(c, on, None)),
+            ControlRequest::Identity => {
                 let message = format!("{:032x}", u128::from_be_bytes(self.fs.uuid()));
                 Ok(Response { message, value: self.fs.has_links().into(), ..Response::default() })
             }
-            Request::Fork { token, into, asked } => {
+            ControlRequest::Fork { token, into, asked } => {
                 return Ok(self.pieces(c, on, || self.begin_fork(c, on, (&token, &into), asked)));
             }
-            Request::Quota { token, asked } => {
+            ControlRequest::Quota { token, asked } => {
                 return Ok(self.pieces(c, on, || self.begin_quota(c, on, &token, asked)));
             }
-            Request::Sync => {
+            ControlRequest::Sync => {
                 self.write_out_all();
                 let synced = self.fs.sync().inspect(|()| self.automatic.synced_all());
                 synced.map_err(Refusal::from).and_then(|()| done(0))
             }
-            Request::Usage { token } => self.shown(c, &token).and_then(|shows| self.usage(c, &shows)),
-            Request::Grow { token, size } => self.shown(c, &token).and_then(|shows| self.grow(&shows, size)),
-            Request::Clone { token, name, replace, track, exclude } => self
+            ControlRequest::Usage { token } => self.shown(c, &token).and_then(|shows| self.usage(c, &shows)),
+            ControlRequest::Grow { token, size } => {
+                self.shown(c, &token).and_then(|shows| self.grow(&shows, size))
+            }
+            ControlRequest::Clone { token, name, replace, track, exclude } => self
                 .shown(c, &token)
                 .and_then(|shows| self.clone_tree(&shows, &name, (replace, track), &exclude)),
-            Request::Snapshot { token, asked } => {
+            ControlRequest::Snapshot { token, asked } => {
                 self.shown(c, &token).and_then(|shows| self.snapshots(c, &shows, asked))
             }
-            Request::Change { token, change } => self
+            ControlRequest::Change { token, change } => self
                 .shown(c, &token)
                 .and_then(|shows| self.change_tree(c, &shows, &change).map_err(Refusal::from))
                 .and_then(done),
-            Request::Remove { token, fork } => {
+            ControlRequest::Remove { token, fork } => {
                 self.shown(c, &token).and_then(|shows| self.remove_tree(&shows, fork))
             }
         };

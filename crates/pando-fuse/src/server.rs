@@ -15,7 +15,7 @@ use pando_fs::{Attr, DirHandle, FileHandle, Fs, Seek, SetAttr, StatFs};
 use crate::{
     caller::{caller, caller_with_groups, changer, maker},
     coherence::{KernelKeeps, MountState, StatsText},
-    control::{Request, Response, Token},
+    control::{ControlRequest, Response, Token},
     counters::{Counters, Kind},
     inside::Inside,
     proof::Fact,
@@ -554,13 +554,13 @@ impl Handler for Server {
 
     fn ioctl(&self, c: &Context, ino: u64, handle: u64, command: u32, data: &[u8]) -> Answer<Vec<u8>> {
         self.count(Kind::Ioctl);
-        if !Request::is_ours(command) {
+        if !ControlRequest::is_ours(command) {
             return Answer::Now(Err(Errno(libc::ENOTTY)));
         }
-        let Some(request) = Request::decode(command, data) else {
+        let Some(request) = ControlRequest::decode(command, data) else {
             return Answer::Now(Err(Errno(libc::EINVAL)));
         };
-        if request == Request::Token {
+        if request == ControlRequest::Token {
             let token = self.shared.proofs.issue(c, ino, handle);
             // Without a way into the mount all that the kernel keeps has to be written first, by the tool.
             let value = self.shared.caches.writeback() && self.shared.inside.get().is_none();

@@ -54,7 +54,7 @@ pub(crate) enum TimeChange {
 }
 
 #[derive(Default)]
-struct State {
+struct TimesState {
     stale: HashMap<u64, Stale>,
     /// The thread that gives times, as the kernel names it in requests.
     thread_id: Option<u32>,
@@ -67,7 +67,7 @@ struct State {
 /// The files whose time the kernel is to be given, and the thread that does it.
 #[derive(Default)]
 pub(crate) struct Times {
-    state: Mutex<State>,
+    state: Mutex<TimesState>,
     /// There is something to do for the thread.
     wanted: Condvar,
     /// A file has left those that are stale.

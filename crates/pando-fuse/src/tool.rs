@@ -19,8 +19,8 @@ use pando_fs::{ForkInfo, MergeOptions, MergeReport, Quota, SnapshotInfo, TreeCha
 
 use crate::{
     asked::Asked,
-    client::{self, Error},
-    control::{Request, Token, Usage},
+    client::{self, ControlError},
+    control::{ControlRequest, Token, Usage},
     forked::{self, ForkAsked},
     mountinfo,
     proof::NOTED,
@@ -79,19 +79,19 @@ impl EntryPath {
 fn shown(
     attempt: rustix::io::Result<()>,
     undo: impl FnOnce() -> rustix::io::Result<()>,
-) -> Result<(), Error> {
+) -> Result<(), ControlError> {
     match attempt {
         Err(e) if e.raw_os_error() == NOTED => Ok(()),
-        Err(e) => Err(Error::Io(e.into())),
+        Err(e) => Err(ControlError::Io(e.into())),
         Ok(()) => {
             undo().map_err(io::Error::from)?;
-            Err(Error::NotPando)
+            Err(ControlError::NotPando)
         }
     }
 }
 
 /// Lets the kernel show that the caller is root and may write to `dir`.
-fn show_root(dir: &impl AsFd, token: &Token) -> Result<(), Error> {
+fn show_root(dir: &impl AsFd, token: &Token) -> Result<(), ControlError> {
     let name = token.name();
     // The numbers are those of /dev/null, which containers may make where they may make any.
     let attempt = mknodat(dir, &name, FileType::CharacterDevice, Mode::empty(), makedev(1, 3));
@@ -104,7 +104,7 @@ fn show_entering(dir: &impl AsFd, token: &Token) {
 }
 
 /// Lets the kernel show that the caller may write to `dir` and, if so, that it is root.
-fn show_adding(dir: &impl AsFd, token: &Token) -> Result<(), Error> {
+fn show_adding(dir: &impl AsFd, token: &Token) -> Result<(), ControlError> {
     if rustix::process::geteuid().is_root() && show_root(dir, token).is_ok() {
         return Ok(());
     }
@@ -113,7 +113,7 @@ fn show_adding(dir: &impl AsFd, token: &Token) -> Result<(), Error> {
 }
 
 /// Lets the kernel show that the caller may remove what is at `entry_path`.
-fn show_removal(entry_path: &EntryPath, token: &Token) -> Result<(), Error> {
+fn show_removal(entry_path: &EntryPath, token: &Token) -> Result<(), ControlError> {
     let name = token.name();
     let attempt =
         renameat_with(&entry_path.dir, &entry_path.name, &entry_path.dir, &name, RenameFlags::NOREPLACE);
@@ -129,7 +129,7 @@ fn show_removal(entry_path: &EntryPath, token: &Token) -> Result<(), Error> {
 
 /// Clones the file or tree at `source` to `destination`, and returns the microseconds that it took
 /// inside the daemon.
-pub fn clone(source: &EntryPath, destination: &EntryPath, replace: bool) -> Result<u64, Error> {
+pub fn clone(source: &EntryPath, destination: &EntryPath, replace: bool) -> Result<u64, ControlError> {
     clone_without(source, destination, replace, &[])
 }
 
@@ -140,7 +140,7 @@ pub fn clone_without(
     destination: &EntryPath,
     replace: bool,
     exclude: &[PathBuf],
-) -> Result<u64, Error> {
+) -> Result<u64, ControlError> {
     clone_as(source, destination, (replace, false), exclude)
 }
 
@@ -150,7 +150,7 @@ pub fn fork(
     destination: &EntryPath,
     replace: bool,
     exclude: &[PathBuf],
-) -> Result<u64, Error> {
+) -> Result<u64, ControlError> {
     clone_as(source, destination, (replace, true), exclude)
 }
 
@@ -159,7 +159,7 @@ fn clone_as(
     destination: &EntryPath,
     (replace, track): (bool, bool),
     exclude: &[PathBuf],
-) -> Result<u64, Error> {
+) -> Result<u64, ControlError> {
     let (kind, _) = source.stat()?;
     let openable = matches!(kind, FileType::RegularFile | FileType::Directory);
     // The kernel refuses O_NOATIME to those who do not own the file: then the daemon will say why.
@@ -168,7 +168,7 @@ fn clone_as(
         Ok(file) => Some(file),
         Err(_) => match source.open(kind, OFlags::empty()) {
             Ok(file) => Some(file),
-            Err(e) if kind == FileType::Directory => return Err(Error::Io(e)),
+            Err(e) if kind == FileType::Directory => return Err(ControlError::Io(e)),
             Err(_) => None,
         },
     };
@@ -190,7 +190,7 @@ fn clone_as(
     };
     let replaced = replace
         && match show_removal(destination, &token) {
-            Err(Error::Io(e)) if e.kind() == io::ErrorKind::NotFound => false,
+            Err(ControlError::Io(e)) if e.kind() == io::ErrorKind::NotFound => false,
             other => other.map(|()| true)?,
         };
     if !replaced {
@@ -202,12 +202,12 @@ fn clone_as(
         let _ = rustix::fs::syncfs(&carrier);
     }
     let name = destination.name.clone();
-    client::send(&carrier, &Request::Clone { token, name, replace, track, exclude: exclude.to_vec() })
+    client::send(&carrier, &ControlRequest::Clone { token, name, replace, track, exclude: exclude.to_vec() })
 }
 
 /// Removes the file or, if `recursive`, the tree at `target`, and returns the microseconds that it took inside
 /// the daemon (0 for a file). EISDIR for a directory otherwise.
-pub fn remove(target: &EntryPath, recursive: bool) -> Result<u64, Error> {
+pub fn remove(target: &EntryPath, recursive: bool) -> Result<u64, ControlError> {
     // Looked at once: what was no directory must not be removed with all that is in it if it is one now.
     let is_dir = target.is_dir()?;
     // Nothing is removed that is not in a mount of ours.
@@ -219,27 +219,27 @@ pub fn remove(target: &EntryPath, recursive: bool) -> Result<u64, Error> {
         return Ok(0);
     }
     if !recursive {
-        return Err(Error::Io(io::Error::from_raw_os_error(libc::EISDIR)));
+        return Err(ControlError::Io(io::Error::from_raw_os_error(libc::EISDIR)));
     }
     show_removal(target, &token)?;
-    client::send(&carrier, &Request::Remove { token, fork: false })
+    client::send(&carrier, &ControlRequest::Remove { token, fork: false })
 }
 
 /// Removes the fork at `target` with all that is in it; EINVAL if it is none.
-pub fn discard(target: &EntryPath) -> Result<u64, Error> {
+pub fn discard(target: &EntryPath) -> Result<u64, ControlError> {
     if !target.is_dir()? {
-        return Err(Error::Io(io::Error::from_raw_os_error(libc::ENOTDIR)));
+        return Err(ControlError::Io(io::Error::from_raw_os_error(libc::ENOTDIR)));
     }
     let carrier = target.carrier()?;
     let token = client::token(&carrier)?;
     show_removal(target, &token)?;
-    client::send(&carrier, &Request::Remove { token, fork: true })
+    client::send(&carrier, &ControlRequest::Remove { token, fork: true })
 }
 
 /// Changes attributes of the directory that is open as `dir` and of all that is in it, at once, and gives the
 /// microseconds that it took. `None` if this cannot be done at once, and nothing is done: it is for root only, in a
 /// mount of ours that may be written to, and not where more than the daemon can look up have several names.
-pub fn change_tree(dir: &impl AsFd, change: &TreeChange) -> Result<Option<u64>, Error> {
+pub fn change_tree(dir: &impl AsFd, change: &TreeChange) -> Result<Option<u64>, ControlError> {
     if !rustix::process::geteuid().is_root() {
         return Ok(None);
     }
@@ -250,14 +250,14 @@ pub fn change_tree(dir: &impl AsFd, change: &TreeChange) -> Result<Option<u64>, 
     if writeback {
         let _ = rustix::fs::syncfs(dir);
     }
-    match client::send(dir, &Request::Change { token, change: *change }) {
-        Err(Error::Refused { errno: libc::EPERM | libc::EOPNOTSUPP | libc::EFBIG, .. }) => Ok(None),
+    match client::send(dir, &ControlRequest::Change { token, change: *change }) {
+        Err(ControlError::Refused { errno: libc::EPERM | libc::EOPNOTSUPP | libc::EFBIG, .. }) => Ok(None),
         done => done.map(Some),
     }
 }
 
 /// What the file or tree at `path` takes.
-pub fn usage(path: &Path) -> Result<Usage, Error> {
+pub fn usage(path: &Path) -> Result<Usage, ControlError> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let stat = rustix::fs::lstat(path).map_err(io::Error::from)?;
     let kind = FileType::from_raw_mode(stat.st_mode);
@@ -281,12 +281,12 @@ pub fn usage(path: &Path) -> Result<Usage, Error> {
 pub struct Differences {
     /// What it is asked on, and is told on.
     file: OwnedFd,
-    reader: crate::diffs::Reader,
+    reader: crate::diffs::DiffDecoder,
     more: bool,
 }
 
 /// Begins to ask about forks on a directory, which is opened for it.
-fn ask_of_fork(path: &Path, asked: ForkAsked) -> Result<(OwnedFd, Vec<u8>, bool), Error> {
+fn ask_of_fork(path: &Path, asked: ForkAsked) -> Result<(OwnedFd, Vec<u8>, bool), ControlError> {
     let dir = open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
     let dir = dir.map_err(io::Error::from)?;
     let (token, writeback) = client::token_and_writeback(&dir)?;
@@ -298,63 +298,63 @@ fn ask_of_fork(path: &Path, asked: ForkAsked) -> Result<(OwnedFd, Vec<u8>, bool)
     if writeback && matches!(asked, ForkAsked::Diff { .. }) {
         let _ = rustix::fs::syncfs(&dir);
     }
-    let (piece, more) = client::piece(dir.as_fd(), &Request::Fork { token, into: token, asked })?;
+    let (piece, more) = client::piece(dir.as_fd(), &ControlRequest::Fork { token, into: token, asked })?;
     Ok((dir, piece, more))
 }
 
 /// All of an answer that is text.
-fn whole(dir: &OwnedFd, mut text: Vec<u8>, mut more: bool) -> Result<String, Error> {
+fn whole(dir: &OwnedFd, mut text: Vec<u8>, mut more: bool) -> Result<String, ControlError> {
     while more {
-        let (piece, follows) = client::piece(dir.as_fd(), &Request::DiffNext)?;
+        let (piece, follows) = client::piece(dir.as_fd(), &ControlRequest::DiffNext)?;
         text.extend(piece);
         more = follows;
     }
-    String::from_utf8(text).map_err(|_| Error::Version)
+    String::from_utf8(text).map_err(|_| ControlError::Version)
 }
 
 /// Asks about quotas of the directory at `path`.
-fn ask_of_quota(path: &Path, asked: QuotaAsked) -> Result<String, Error> {
+fn ask_of_quota(path: &Path, asked: QuotaAsked) -> Result<String, ControlError> {
     let (dir, token, _) = own_dir(path)?;
     if rustix::process::geteuid().is_root() {
         // Where it cannot be shown, the daemon refuses and says why.
         let _ = show_root(&dir, &token);
     }
-    let (piece, more) = client::piece(dir.as_fd(), &Request::Quota { token, asked })?;
+    let (piece, more) = client::piece(dir.as_fd(), &ControlRequest::Quota { token, asked })?;
     whole(&dir, piece, more)
 }
 
 /// The quotas of the directory at `path` and of all below it; their paths are from the root of the file system. For
 /// root.
-pub fn quotas(path: &Path) -> Result<Vec<Quota>, Error> {
-    quotas::read_lines(&ask_of_quota(path, QuotaAsked::List)?).ok_or(Error::Version)
+pub fn quotas(path: &Path) -> Result<Vec<Quota>, ControlError> {
+    quotas::read_lines(&ask_of_quota(path, QuotaAsked::List)?).ok_or(ControlError::Version)
 }
 
 /// Limits what the tree of the directory at `path` takes, or ends that; see [`pando_fs::Fs::set_quota`]. For root.
-pub fn set_quota(path: &Path, limit: Option<u64>) -> Result<(), Error> {
+pub fn set_quota(path: &Path, limit: Option<u64>) -> Result<(), ControlError> {
     ask_of_quota(path, QuotaAsked::Set(limit)).map(drop)
 }
 
 /// The forks of the directory at `path`, or all if it is the root of a mount: those that the caller made, or all of
 /// them for root. Their paths are from the root of the file system.
-pub fn forks(path: &Path) -> Result<Vec<ForkInfo>, Error> {
+pub fn forks(path: &Path) -> Result<Vec<ForkInfo>, ControlError> {
     let (dir, text, more) = ask_of_fork(path, ForkAsked::List)?;
-    forked::read_lines(&whole(&dir, text, more)?).ok_or(Error::Version)
+    forked::read_lines(&whole(&dir, text, more)?).ok_or(ControlError::Version)
 }
 
 /// What is known of the fork at `path`; EINVAL if it is none.
-pub fn fork_of(path: &Path) -> Result<ForkInfo, Error> {
+pub fn fork_of(path: &Path) -> Result<ForkInfo, ControlError> {
     let (dir, text, more) = ask_of_fork(path, ForkAsked::Info)?;
     let found = forked::read_lines(&whole(&dir, text, more)?);
-    found.and_then(|forks| forks.into_iter().next()).ok_or(Error::Version)
+    found.and_then(|forks| forks.into_iter().next()).ok_or(ControlError::Version)
 }
 
 /// Merges the fork at `fork` into the directory at `into`; see [`pando_fs::Fs::merge`].
-pub fn merge(fork: &Path, into: &Path, options: MergeOptions) -> Result<MergeReport, Error> {
+pub fn merge(fork: &Path, into: &Path, options: MergeOptions) -> Result<MergeReport, ControlError> {
     let (dir, token, writeback) = own_dir(fork)?;
     let (to, other, _) = own_dir(into)?;
     let (first, second) = (fstat(&dir).map_err(io::Error::from)?, fstat(&to).map_err(io::Error::from)?);
     if first.st_dev != second.st_dev {
-        return Err(Error::Io(io::Error::from_raw_os_error(libc::EXDEV)));
+        return Err(ControlError::Io(io::Error::from_raw_os_error(libc::EXDEV)));
     }
     if rustix::process::geteuid().is_root() {
         // Without it the request goes on as that of an ordinary user.
@@ -368,15 +368,15 @@ pub fn merge(fork: &Path, into: &Path, options: MergeOptions) -> Result<MergeRep
         let _ = rustix::fs::syncfs(&to);
     }
     let asked = ForkAsked::Merge(options);
-    let (piece, more) = client::piece(dir.as_fd(), &Request::Fork { token, into: other, asked })?;
-    forked::read_report(&whole(&dir, piece, more)?).ok_or(Error::Version)
+    let (piece, more) = client::piece(dir.as_fd(), &ControlRequest::Fork { token, into: other, asked })?;
+    forked::read_report(&whole(&dir, piece, more)?).ok_or(ControlError::Version)
 }
 
 /// What the fork at `path` has changed since it was made, or merged last.
-pub fn diff_fork(path: &Path, options: pando_fs::DiffOptions) -> Result<Differences, Error> {
+pub fn diff_fork(path: &Path, options: pando_fs::DiffOptions) -> Result<Differences, ControlError> {
     let pando_fs::DiffOptions { ranges, no_renames } = options;
     let (file, piece, more) = ask_of_fork(path, ForkAsked::Diff { ranges, no_renames })?;
-    let mut reader = crate::diffs::Reader::default();
+    let mut reader = crate::diffs::DiffDecoder::default();
     reader.add(&piece);
     Ok(Differences { file, reader, more })
 }
@@ -388,18 +388,22 @@ pub fn mount_of(path: &Path) -> io::Result<PathBuf> {
 }
 
 /// Opens a file or directory to be compared.
-fn comparable(path: &Path) -> Result<OwnedFd, Error> {
+fn comparable(path: &Path) -> Result<OwnedFd, ControlError> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     Ok(open(path, flags, Mode::empty()).map_err(io::Error::from)?)
 }
 
 /// Asks what differs between `before` and `after`.
-pub fn diff(before: &Path, after: &Path, options: pando_fs::DiffOptions) -> Result<Differences, Error> {
+pub fn diff(
+    before: &Path,
+    after: &Path,
+    options: pando_fs::DiffOptions,
+) -> Result<Differences, ControlError> {
     let (file, other) = (comparable(before)?, comparable(after)?);
     let stat = |file: &OwnedFd| fstat(file).map_err(io::Error::from);
     let (first, second) = (stat(&file)?, stat(&other)?);
     if first.st_dev != second.st_dev {
-        return Err(Error::Io(io::Error::from_raw_os_error(libc::EXDEV)));
+        return Err(ControlError::Io(io::Error::from_raw_os_error(libc::EXDEV)));
     }
     let (token, writeback) = client::token_and_writeback(&file)?;
     let of_other = client::token(&other)?;
@@ -414,23 +418,23 @@ pub fn diff(before: &Path, after: &Path, options: pando_fs::DiffOptions) -> Resu
         let _ = rustix::fs::syncfs(&file);
     }
     let pando_fs::DiffOptions { ranges, no_renames } = options;
-    let request = Request::Diff { before: token, after: of_other, ranges, no_renames };
+    let request = ControlRequest::Diff { before: token, after: of_other, ranges, no_renames };
     let (piece, more) = client::piece(file.as_fd(), &request)?;
-    let mut reader = crate::diffs::Reader::default();
+    let mut reader = crate::diffs::DiffDecoder::default();
     reader.add(&piece);
     Ok(Differences { file, reader, more })
 }
 
 impl Differences {
-    fn advance(&mut self) -> Result<Option<pando_fs::FileChange>, Error> {
+    fn advance(&mut self) -> Result<Option<pando_fs::FileChange>, ControlError> {
         loop {
-            if let Some(change) = self.reader.next().map_err(|()| Error::Version)? {
+            if let Some(change) = self.reader.next().map_err(|()| ControlError::Version)? {
                 return Ok(Some(change));
             }
             if !self.more {
-                return if self.reader.is_empty() { Ok(None) } else { Err(Error::Version) };
+                return if self.reader.is_empty() { Ok(None) } else { Err(ControlError::Version) };
             }
-            let (piece, more) = client::piece(self.file.as_fd(), &Request::DiffNext)?;
+            let (piece, more) = client::piece(self.file.as_fd(), &ControlRequest::DiffNext)?;
             self.reader.add(&piece);
             self.more = more;
         }
@@ -438,19 +442,19 @@ impl Differences {
 }
 
 impl Iterator for Differences {
-    type Item = Result<pando_fs::FileChange, Error>;
+    type Item = Result<pando_fs::FileChange, ControlError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         let found = self.advance();
         if found.is_err() {
-            (self.more, self.reader) = (false, crate::diffs::Reader::default());
+            (self.more, self.reader) = (false, crate::diffs::DiffDecoder::default());
         }
         found.transpose()
     }
 }
 
 /// Opens the directory at `path`, as its owner if it may be, and fetches a token of it.
-fn own_dir(path: &Path) -> Result<(OwnedFd, Token, bool), Error> {
+fn own_dir(path: &Path) -> Result<(OwnedFd, Token, bool), ControlError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     // The kernel refuses O_NOATIME to those who do not own it: then the daemon will say why.
     let dir = open(path, flags | OFlags::NOATIME, Mode::empty())
@@ -461,7 +465,7 @@ fn own_dir(path: &Path) -> Result<(OwnedFd, Token, bool), Error> {
 }
 
 /// Has something done to the snapshots of the directory at `path`: those that the answer names.
-pub fn snapshot(path: &Path, asked: Asked) -> Result<Vec<SnapshotInfo>, Error> {
+pub fn snapshot(path: &Path, asked: Asked) -> Result<Vec<SnapshotInfo>, ControlError> {
     let (dir, token, writeback) = own_dir(path)?;
     show_adding(&dir, &token)?;
     if writeback && matches!(asked, Asked::Create(_) | Asked::Take(..)) {
@@ -472,29 +476,33 @@ pub fn snapshot(path: &Path, asked: Asked) -> Result<Vec<SnapshotInfo>, Error> {
 }
 
 /// Makes a snapshot among those of the directory at `path`, which has some, that shows the directory at `tree`.
-pub fn snapshot_of_tree(path: &Path, tree: &Path, new: pando_fs::NewSnapshot) -> Result<SnapshotInfo, Error> {
+pub fn snapshot_of_tree(
+    path: &Path,
+    tree: &Path,
+    new: pando_fs::NewSnapshot,
+) -> Result<SnapshotInfo, ControlError> {
     let (shown, of, writeback) = own_dir(tree)?;
     if writeback {
         let _ = rustix::fs::syncfs(&shown);
     }
     let named = snapshot(path, Asked::Take(new, of.0))?;
-    named.into_iter().next().ok_or(Error::Version)
+    named.into_iter().next().ok_or(ControlError::Version)
 }
 
 /// The policy for snapshots of the directory at `path`, and who has set it, if it has one.
-pub fn policy(path: &Path) -> Result<Option<(u32, pando_fs::StoredPolicy)>, Error> {
+pub fn policy(path: &Path) -> Result<Option<(u32, pando_fs::StoredPolicy)>, ControlError> {
     let (dir, token, _) = own_dir(path)?;
     client::policy(&dir, token)
 }
 
 /// The UUID of the file system that the directory at `path` is in, and whether a file in it has, or had, several names.
-pub fn identity(path: &Path) -> Result<([u8; 16], bool), Error> {
+pub fn identity(path: &Path) -> Result<([u8; 16], bool), ControlError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     client::identity(open(path, flags, Mode::empty()).map_err(io::Error::from)?)
 }
 
 /// All snapshots of the directory at `path`, by number.
-pub fn list_snapshots(path: &Path) -> Result<Vec<SnapshotInfo>, Error> {
+pub fn list_snapshots(path: &Path) -> Result<Vec<SnapshotInfo>, ControlError> {
     let mut all = Vec::new();
     let mut from = 0;
     loop {
@@ -510,7 +518,11 @@ pub fn list_snapshots(path: &Path) -> Result<Vec<SnapshotInfo>, Error> {
 
 /// Makes the directory `target` what it was in its snapshot `number`: the snapshot of what it was before, if it was
 /// not discarded.
-pub fn rollback(target: &EntryPath, number: u32, discard: bool) -> Result<Option<SnapshotInfo>, Error> {
+pub fn rollback(
+    target: &EntryPath,
+    number: u32,
+    discard: bool,
+) -> Result<Option<SnapshotInfo>, ControlError> {
     let dir = target.open(FileType::Directory, OFlags::NOATIME);
     let dir = dir.or_else(|_| target.open(FileType::Directory, OFlags::empty()))?;
     let (token, writeback) = client::token_and_writeback(&dir)?;
@@ -523,8 +535,8 @@ pub fn rollback(target: &EntryPath, number: u32, discard: bool) -> Result<Option
 }
 
 /// Makes the file system that the directory `dir` is in `size` bytes large.
-pub fn grow(dir: &impl AsFd, size: u64) -> Result<(), Error> {
+pub fn grow(dir: &impl AsFd, size: u64) -> Result<(), ControlError> {
     let token = client::token(dir)?;
     show_adding(dir, &token)?;
-    client::send(dir, &Request::Grow { token, size }).map(|_| ())
+    client::send(dir, &ControlRequest::Grow { token, size }).map(|_| ())
 }

@@ -17,7 +17,7 @@ use common::{World, errno};
 use pando_fs::{Caller, ModeChange, TreeChange};
 use pando_fuse::{
     Kind,
-    control::Request,
+    control::ControlRequest,
     tool::{self, EntryPath},
 };
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
@@ -124,7 +124,7 @@ fn msync_and_fsync_bring_mappings_home() {
     map.set(5000, 2);
     file.sync_all().unwrap();
     map.set(6000, 3);
-    w.send(&Request::Sync).unwrap();
+    w.send(&ControlRequest::Sync).unwrap();
     // Another way to the same bytes that the page cache has no part in.
     w.clone_tree("f", "g", false).unwrap();
     let g = fs::read(w.path("g")).unwrap();
@@ -351,8 +351,8 @@ fn refusals_come_with_the_reason() {
     assert_eq!(w.remove_tree("none").unwrap_err().errno(), Some(libc::ENOENT));
     // Not one of ours, and ours on another file system.
     let other = tempfile::tempdir().unwrap();
-    let elsewhere = pando_fuse::client::send(File::open(other.path()).unwrap(), &Request::Probe);
-    assert!(matches!(elsewhere, Err(pando_fuse::client::Error::NotPando)));
+    let elsewhere = pando_fuse::client::send(File::open(other.path()).unwrap(), &ControlRequest::Probe);
+    assert!(matches!(elsewhere, Err(pando_fuse::client::ControlError::NotPando)));
     assert!(rustix::fs::ioctl_getflags(File::open(w.root()).unwrap()).is_err());
 }
 

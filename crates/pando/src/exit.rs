@@ -92,7 +92,9 @@ pub fn code(error: &anyhow::Error) -> u8 {
             Some(pando_fuse::Error::NoDevice(_) | pando_fuse::Error::NoHelper) => return NO_FUSE,
             _ => {}
         }
-        if let Some(pando_fuse::client::Error::Refused { errno: libc::EBUSY, .. }) = cause.downcast_ref() {
+        if let Some(pando_fuse::client::ControlError::Refused { errno: libc::EBUSY, .. }) =
+            cause.downcast_ref()
+        {
             return BUSY;
         }
     }

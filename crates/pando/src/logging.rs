@@ -14,26 +14,26 @@ use std::{
 
 use log::{Level, LevelFilter, Log, Metadata, Record};
 
-enum Target {
+enum LogTarget {
     Terminal,
     Syslog(Option<UnixDatagram>),
     File(File),
 }
 
 struct Logger {
-    target: Mutex<Target>,
+    target: Mutex<LogTarget>,
 }
 
 /// Messages of `--foreground` and of short commands: to the terminal.
 pub fn to_terminal() {
-    install(Target::Terminal);
+    install(LogTarget::Terminal);
 }
 
 /// Messages of a daemon: to `file` or to syslog.
 pub fn to_daemon_log(file: Option<&Path>) -> std::io::Result<()> {
     let target = match file {
-        Some(path) => Target::File(OpenOptions::new().create(true).append(true).open(path)?),
-        None => Target::Syslog(connect()),
+        Some(path) => LogTarget::File(OpenOptions::new().create(true).append(true).open(path)?),
+        None => LogTarget::Syslog(connect()),
     };
     install(target);
     // A panic would otherwise speak to a closed terminal.
@@ -41,7 +41,7 @@ pub fn to_daemon_log(file: Option<&Path>) -> std::io::Result<()> {
     Ok(())
 }
 
-fn install(target: Target) {
+fn install(target: LogTarget) {
     let level = match std::env::var("PANDO_LOG").ok().and_then(|l| l.parse().ok()) {
         Some(level) => level,
         None => LevelFilter::Warn,
@@ -81,8 +81,8 @@ impl Log for Logger {
         let pid = std::process::id();
         // There is nobody to tell that a message could not be delivered.
         let _ = match &mut *target {
-            Target::Terminal => writeln!(std::io::stderr(), "pando: {}", record.args()),
-            Target::File(file) => {
+            LogTarget::Terminal => writeln!(std::io::stderr(), "pando: {}", record.args()),
+            LogTarget::File(file) => {
                 let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
                 writeln!(
                     file,
@@ -93,7 +93,7 @@ impl Log for Logger {
                     record.args()
                 )
             }
-            Target::Syslog(socket) => {
+            LogTarget::Syslog(socket) => {
                 const DAEMON: u8 = 3 << 3;
                 let text = format!("<{}>pando[{pid}]: {}", DAEMON | severity(record.level()), record.args());
                 let sent = |s: &UnixDatagram| s.send(text.as_bytes()).map(|_| ());

@@ -47,11 +47,11 @@ enum Command {
     Umount(cmd::umount::Args),
     Clone(cmd::clone::Args),
     Fork(cmd::fork::Args),
-    Forks(cmd::fork::ListArgs),
+    Forks(cmd::fork::ForkListArgs),
     Merge(cmd::merge::Args),
     Discard(cmd::fork::DiscardArgs),
     #[command(subcommand)]
-    Quota(cmd::quota::Command),
+    Quota(cmd::quota::QuotaCommand),
     Cp(cmd::cp::Args),
     Sync(cmd::sync::Args),
     Mv(cmd::mv::Args),

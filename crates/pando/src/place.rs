@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use pando_fuse::{client, control::Request, tool::EntryPath};
+use pando_fuse::{client, control::ControlRequest, tool::EntryPath};
 
 /// Finds the directory of `path`, which need not exist itself.
 pub fn entry_path(path: &Path) -> Result<EntryPath> {
@@ -57,7 +57,7 @@ impl WithoutSlash for Path {
 pub fn open_dir(dir: &Path) -> Result<File> {
     let fail = || format!("{}", dir.display());
     let file = File::open(dir).with_context(fail)?;
-    match client::send(&file, &Request::Probe) {
+    match client::send(&file, &ControlRequest::Probe) {
         Ok(_) => Ok(file),
         Err(e) => Err(e).with_context(fail),
     }

@@ -16,8 +16,8 @@ use std::{
 use common::{Bench, has, text};
 use pando_fuse::{
     asked::Asked,
-    client::{self, Error},
-    control::Request,
+    client::{self, ControlError},
+    control::ControlRequest,
     forked::ForkAsked,
     tool,
 };
@@ -56,7 +56,7 @@ fn looker() {
     let Ok(what) = std::env::var("LOOK") else { return };
     let path = std::env::var("LOOK_AT").unwrap();
     let path = Path::new(&path);
-    let told: Result<String, Error> = match what.as_str() {
+    let told: Result<String, ControlError> = match what.as_str() {
         "info" => tool::fork_of(path).map(|info| format!("{info:?}")),
         "usage" => tool::usage(path).map(|usage| format!("{usage:?}")),
         // Root is shown in the directory `m/rw`, and the tree by a descriptor through another mount.
@@ -71,7 +71,7 @@ fn looker() {
     }
 }
 
-fn change(tree: &Path, elsewhere: &Path) -> Result<String, Error> {
+fn change(tree: &Path, elsewhere: &Path) -> Result<String, ControlError> {
     let (tree, elsewhere) = (File::open(tree).unwrap(), File::open(elsewhere).unwrap());
     let token = client::token(&tree)?;
     let shown = mknodat(&elsewhere, token.name(), FileType::CharacterDevice, Mode::empty(), makedev(1, 3));
@@ -79,7 +79,7 @@ fn change(tree: &Path, elsewhere: &Path) -> Result<String, Error> {
     // Nor is it enough to be allowed something in a directory beside.
     assert!(mkdirat(&elsewhere, token.name(), Mode::RWXU).is_err());
     let change = pando_fs::TreeChange { uid: Some(BOB), ..Default::default() };
-    client::send(&tree, &Request::Change { token, change }).map(|_| String::new())
+    client::send(&tree, &ControlRequest::Change { token, change }).map(|_| String::new())
 }
 
 /// Every request about the snapshots of a directory that changes something, with all that the kernel shows in another.
@@ -98,7 +98,7 @@ fn others_snapshots(of: &Path, elsewhere: &Path) {
             let token = client::token(&dir).unwrap();
             let _root = mknodat(at, token.name(), FileType::CharacterDevice, Mode::empty(), makedev(1, 3));
             assert!(mkdirat(at, token.name(), Mode::RWXU).is_err());
-            let answer = client::send(&dir, &Request::Snapshot { token, asked: asked.clone() });
+            let answer = client::send(&dir, &ControlRequest::Snapshot { token, asked: asked.clone() });
             if answer.is_ok() {
                 println!("\nLOOK ok {asked:?}");
                 return;
@@ -109,7 +109,7 @@ fn others_snapshots(of: &Path, elsewhere: &Path) {
 }
 
 /// Merges a fork into a directory, with all that the kernel shows in another.
-fn merge(fork: &Path, into: &Path, elsewhere: &Path) -> Result<String, Error> {
+fn merge(fork: &Path, into: &Path, elsewhere: &Path) -> Result<String, ControlError> {
     let open = |path| File::open(path).unwrap();
     let (fork, to, elsewhere) = (open(fork), open(into), open(elsewhere));
     let (token, into) = (client::token(&fork)?, client::token(&to)?);
@@ -118,7 +118,7 @@ fn merge(fork: &Path, into: &Path, elsewhere: &Path) -> Result<String, Error> {
         assert!(mkdirat(at, token.name(), Mode::RWXU).is_err());
     }
     let asked = ForkAsked::Merge(pando_fs::MergeOptions::default());
-    client::piece(&fork, &Request::Fork { token, into, asked }).map(|_| String::new())
+    client::piece(&fork, &ControlRequest::Fork { token, into, asked }).map(|_| String::new())
 }
 
 #[test]

@@ -19,7 +19,7 @@ use std::{
 use common::{Bench, has, text};
 use pando_fuse::{
     client,
-    control::{Request, SIZE, Token, command},
+    control::{ControlRequest, SIZE, Token, command},
     tool::{self, EntryPath},
 };
 use rustix::fs::{Mode, RenameFlags, mkdirat, renameat_with};
@@ -120,7 +120,7 @@ fn forge(own: &Path, here: u64, there: u64, name: &str, ino: u64) {
         let answer = client::raw(&fd, command, bytes);
         // The answer of a daemon that understood carries its own error number.
         let status = answer.as_ref().map_or(-1, |a| i32::from_le_bytes([a[8], a[9], a[10], a[11]]));
-        let refusal = answer.and(if status == 0 { Ok(()) } else { Err(client::Error::NotPando) });
+        let refusal = answer.and(if status == 0 { Ok(()) } else { Err(client::ControlError::NotPando) });
         tell(what, refusal, |_| Some(status));
     };
     for magic in [b"PANDOct1", b"PANDOct2"] {
@@ -134,24 +134,31 @@ fn forge(own: &Path, here: u64, there: u64, name: &str, ino: u64) {
     }
     // In the language of this version: a token that shows too little.
     let token = || client::token(&fd).unwrap();
-    let ask = |what, request: Request| tell(what, client::send(&fd, &request), client::Error::errno);
+    let ask =
+        |what, request: ControlRequest| tell(what, client::send(&fd, &request), client::ControlError::errno);
     ask(
         "clone nowhere",
-        Request::Clone { token: token(), name: "x".into(), replace: true, track: false, exclude: Vec::new() },
+        ControlRequest::Clone {
+            token: token(),
+            name: "x".into(),
+            replace: true,
+            track: false,
+            exclude: Vec::new(),
+        },
     );
-    ask("remove nothing", Request::Remove { token: token(), fork: false });
+    ask("remove nothing", ControlRequest::Remove { token: token(), fork: false });
     // To write to one's own directory makes nobody root, who alone may change what is in it by one message.
     let owner = token();
     let _ = mkdirat(&fd, owner.name(), Mode::RWXU);
     let change = pando_fs::TreeChange { mode: pando_fs::ModeChange::parse("6777", 0), ..Default::default() };
-    ask("change a tree", Request::Change { token: owner, change });
-    ask("grow", Request::Grow { token: token(), size: 1 << 40 });
+    ask("change a tree", ControlRequest::Change { token: owner, change });
+    ask("grow", ControlRequest::Grow { token: token(), size: 1 << 40 });
     for made_up in [Token([0; 16]), Token([255; 16])] {
-        ask("made up", Request::Usage { token: made_up });
+        ask("made up", ControlRequest::Usage { token: made_up });
     }
     let used = token();
-    let _ = client::send(&fd, &Request::Usage { token: used });
-    ask("used", Request::Usage { token: used });
+    let _ = client::send(&fd, &ControlRequest::Usage { token: used });
+    ask("used", ControlRequest::Usage { token: used });
 }
 
 /// Not a test: what [`attack`] runs in a process of its own.
@@ -178,12 +185,13 @@ fn attacker() {
             let fd = File::open(args[0]).unwrap();
             for hex in &args[1..] {
                 let token = Token::from_hex(hex.as_bytes()).unwrap();
-                let ask = |what, request| tell(what, client::send(&fd, &request), client::Error::errno);
+                let ask =
+                    |what, request| tell(what, client::send(&fd, &request), client::ControlError::errno);
                 let shown = mkdirat(&fd, token.name(), Mode::RWXU);
                 tell("show", shown, |e| Some(e.raw_os_error()).filter(|e| *e != libc::ECANCELED).or(Some(0)));
                 ask(
                     "clone",
-                    Request::Clone {
+                    ControlRequest::Clone {
                         token,
                         name: "x".into(),
                         replace: false,
@@ -191,8 +199,8 @@ fn attacker() {
                         exclude: Vec::new(),
                     },
                 );
-                ask("remove", Request::Remove { token, fork: false });
-                ask("usage", Request::Usage { token });
+                ask("remove", ControlRequest::Remove { token, fork: false });
+                ask("usage", ControlRequest::Usage { token });
             }
         }
         "race" => race(Path::new(args[0]), Path::new(args[1])),
@@ -218,13 +226,13 @@ fn race(own: &Path, secret: &Path) {
         let (mut done, mut failed) = (0, 0);
         for i in 0..400 {
             let name = format!("clone{i}");
-            let attempt = || -> Result<(), client::Error> {
+            let attempt = || -> Result<(), client::ControlError> {
                 let source = EntryPath::new(&own.join("way"), "d".as_ref())?;
                 tool::clone(&source, &EntryPath::new(&own.join("open"), name.as_ref())?, false)?;
                 Ok(())
             };
             let source = attempt().is_ok();
-            let attempt = || -> Result<(), client::Error> {
+            let attempt = || -> Result<(), client::ControlError> {
                 let destination = EntryPath::new(&own.join("way"), name.as_ref())?;
                 tool::clone(&EntryPath::new(own, "d".as_ref())?, &destination, false)?;
                 tool::remove(&destination, true)?;
@@ -457,8 +465,14 @@ fn what_is_swapped_between_proof_and_request_stays() {
         token
     };
     for request in [
-        |token| Request::Remove { token, fork: false },
-        |token| Request::Clone { token, name: "d".into(), replace: true, track: false, exclude: Vec::new() },
+        |token| ControlRequest::Remove { token, fork: false },
+        |token| ControlRequest::Clone {
+            token,
+            name: "d".into(),
+            replace: true,
+            track: false,
+            exclude: Vec::new(),
+        },
     ] {
         let token = shown();
         b.sh("mv m/d m/away; mv m/precious m/d");
@@ -472,7 +486,13 @@ fn what_is_swapped_between_proof_and_request_stays() {
     b.sh("mv m/src m/d/moved; mkdir m/src; echo wrong > m/src/f");
     client::send(
         &fd,
-        &Request::Clone { token, name: "copy".into(), replace: false, track: false, exclude: Vec::new() },
+        &ControlRequest::Clone {
+            token,
+            name: "copy".into(),
+            replace: false,
+            track: false,
+            exclude: Vec::new(),
+        },
     )
     .unwrap();
     assert_eq!(fs::read(b.path("m/copy/f")).unwrap(), b"z\n");

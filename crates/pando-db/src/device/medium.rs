@@ -16,9 +16,9 @@ const DEFAULT_FILE_SIZE: u64 = 16 << 30;
 ///
 /// A path is opened as a [`FileDevice`], with its lock. A caller that wants to keep the device, or to wrap it, makes
 /// it first.
-pub trait Medium: sealed::Medium {}
+pub trait Medium: sealed::OpenDevice {}
 
-impl<M: sealed::Medium> Medium for M {}
+impl<M: sealed::OpenDevice> Medium for M {}
 
 /// A device for a new store.
 pub struct New {
@@ -31,7 +31,7 @@ pub struct New {
 pub(crate) mod sealed {
     use super::{Arc, Device, New, Result};
 
-    pub trait Medium {
+    pub trait OpenDevice {
         /// For a new store of `size` bytes, if that is said. A file that holds something is refused.
         fn for_new(self, size: Option<u64>) -> Result<New>;
         /// For a store that is there.
@@ -39,7 +39,7 @@ pub(crate) mod sealed {
     }
 }
 
-impl sealed::Medium for &Path {
+impl sealed::OpenDevice for &Path {
     fn for_new(self, size: Option<u64>) -> Result<New> {
         let (size, made) = match self.metadata() {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
@@ -61,7 +61,7 @@ impl sealed::Medium for &Path {
 
 macro_rules! like_paths {
     ($($type:ty)*) => {$(
-        impl sealed::Medium for $type {
+        impl sealed::OpenDevice for $type {
             fn for_new(self, size: Option<u64>) -> Result<New> {
                 Path::new(&self).for_new(size)
             }
@@ -75,7 +75,7 @@ macro_rules! like_paths {
 
 like_paths! { &str String &String PathBuf &PathBuf }
 
-impl sealed::Medium for Arc<dyn Device> {
+impl sealed::OpenDevice for Arc<dyn Device> {
     fn for_new(self, _: Option<u64>) -> Result<New> {
         Ok(New { device: self, made: None })
     }
@@ -85,7 +85,7 @@ impl sealed::Medium for Arc<dyn Device> {
     }
 }
 
-impl<D: Device> sealed::Medium for Arc<D> {
+impl<D: Device> sealed::OpenDevice for Arc<D> {
     fn for_new(self, _: Option<u64>) -> Result<New> {
         Ok(New { device: self, made: None })
     }

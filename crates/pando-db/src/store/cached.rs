@@ -43,9 +43,9 @@ impl Cached {
 
 /// The weight of an entry is its memory in bytes.
 #[derive(Clone)]
-pub(super) struct ByBytes;
+pub(super) struct CachedWeighter;
 
-impl Weighter<CacheKey, Cached> for ByBytes {
+impl Weighter<CacheKey, Cached> for CachedWeighter {
     fn weight(&self, _: &CacheKey, value: &Cached) -> u64 {
         ENTRY_BYTES
             + match value {

@@ -36,7 +36,7 @@ use crate::{
     space::Extent,
     store::{
         cache_key::{CacheKey, Hashing},
-        cached::{ByBytes, Cached},
+        cached::{Cached, CachedWeighter},
         ghost::GhostList,
         inflight::{Claimed, InFlight},
         lent::Lender,
@@ -97,7 +97,7 @@ pub(crate) struct Handle {
 /// Reads and caches nodes and pages.
 pub(crate) struct Pager {
     device: Arc<dyn Device>,
-    cache: Cache<CacheKey, Cached, ByBytes, Hashing>,
+    cache: Cache<CacheKey, Cached, CachedWeighter, Hashing>,
     rows: RowCache,
     /// Entries noted since the start; what pages and headers leave them, as they were told last.
     rows_noted: AtomicU64,
@@ -146,7 +146,12 @@ impl Pager {
             written: None,
             sequences: Sequences::default(),
             budget: budget.into(),
-            cache: Cache::with_options(options, ByBytes, Hashing::with_seed(0), DefaultLifecycle::default()),
+            cache: Cache::with_options(
+                options,
+                CachedWeighter,
+                Hashing::with_seed(0),
+                DefaultLifecycle::default(),
+            ),
             hits: ShardedCounter::default(),
             row_hits: ShardedCounter::default(),
             misses: ShardedCounter::default(),

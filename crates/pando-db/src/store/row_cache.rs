@@ -66,9 +66,9 @@ impl Equivalent<RowKey> for RowRef<'_> {
 type Row = Option<(u8, Box<[u8]>)>;
 
 #[derive(Clone)]
-struct ByBytes;
+struct RowWeighter;
 
-impl Weighter<RowKey, Row> for ByBytes {
+impl Weighter<RowKey, Row> for RowWeighter {
     fn weight(&self, key: &RowKey, row: &Row) -> u64 {
         let content = row.as_ref().map_or(0, |(_, content)| content.len());
         (ENTRY_BYTES + key.suffix.len() + content) as u64
@@ -77,7 +77,7 @@ impl Weighter<RowKey, Row> for ByBytes {
 
 /// Entries of pages.
 pub(super) struct RowCache {
-    rows: Cache<RowKey, Row, ByBytes, Hashing>,
+    rows: Cache<RowKey, Row, RowWeighter, Hashing>,
     /// Most bytes of key and content.
     longest: usize,
 }
@@ -91,7 +91,8 @@ impl RowCache {
             .shards((budget / SHARD_BYTES).clamp(2, MAX_SHARDS) as usize)
             .build()
             .unwrap_or_else(|e| unreachable!("all that has no default was given: {e}"));
-        let rows = Cache::with_options(options, ByBytes, Hashing::with_seed(2), DefaultLifecycle::default());
+        let rows =
+            Cache::with_options(options, RowWeighter, Hashing::with_seed(2), DefaultLifecycle::default());
         Self { rows, longest: (page_target / PAGE_SHARE).max(SMALL_BYTES) }
     }
 

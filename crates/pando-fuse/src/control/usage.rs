@@ -23,7 +23,7 @@ impl From<&pando_fs::Usage> for Usage {
     }
 }
 
-/// The message of the answer to [`Request::Usage`](super::Request::Usage).
+/// The message of the answer to [`ControlRequest::Usage`](super::ControlRequest::Usage).
 pub fn encode_usage(u: &Usage) -> String {
     format!("{} {} {} {} {}", u.visible, u.stored, u.exclusive, u.shared, u.estimated)
 }

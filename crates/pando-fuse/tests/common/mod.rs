@@ -13,7 +13,7 @@ use pando_db::device::{Device, MemDevice};
 use pando_fs::{FormatOptions, Fs, MountOptions};
 use pando_fuse::{
     IoUring, Kind, Mount, Polling, Running, Settings, client,
-    control::Request,
+    control::ControlRequest,
     tool::{self, EntryPath},
 };
 
@@ -239,7 +239,7 @@ impl World {
     }
 
     /// Sends a control request that needs no rights.
-    pub fn send(&self, request: &Request) -> Result<u64, client::Error> {
+    pub fn send(&self, request: &ControlRequest) -> Result<u64, client::ControlError> {
         client::send(File::open(self.root()).unwrap(), request)
     }
 
@@ -247,11 +247,11 @@ impl World {
         EntryPath::new(self.root(), name.as_ref()).unwrap()
     }
 
-    pub fn clone_tree(&self, from: &str, to: &str, replace: bool) -> Result<u64, client::Error> {
+    pub fn clone_tree(&self, from: &str, to: &str, replace: bool) -> Result<u64, client::ControlError> {
         tool::clone(&self.entry_path(from), &self.entry_path(to), replace)
     }
 
-    pub fn remove_tree(&self, name: &str) -> Result<u64, client::Error> {
+    pub fn remove_tree(&self, name: &str) -> Result<u64, client::ControlError> {
         tool::remove(&self.entry_path(name), true)
     }
 }

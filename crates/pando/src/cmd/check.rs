@@ -52,7 +52,7 @@ pub struct Finding {
 /// What a check saw.
 #[derive(Debug, Clone, Default, Serialize)]
 #[allow(missing_docs)] // the names are part of the format
-pub struct Report {
+pub struct CheckReport {
     pub version: u32,
     pub clean: bool,
     pub errors: Vec<Finding>,
@@ -73,7 +73,7 @@ pub fn image(image: &Path, json: bool) -> Result<()> {
     let stop = super::interrupt_flag()?;
     let path = image::canonical(image)?;
     let device = image::open_device(&path, true, DirectIo::Auto)?;
-    let mut report = Report { version: VERSION, ..Report::default() };
+    let mut report = CheckReport { version: VERSION, ..CheckReport::default() };
     let progress = Progress::new("checking", 0, stop);
     contents(device, &path, &mut report, &progress)?;
     drop(progress);
@@ -90,7 +90,7 @@ pub fn image(image: &Path, json: bool) -> Result<()> {
 }
 
 /// The engine's checksums and invariants, with the keys that each finding hits as paths.
-fn structure(fs: &Fs, report: &mut Report) {
+fn structure(fs: &Fs, report: &mut CheckReport) {
     let found = match fs.db().check() {
         Ok(found) => found,
         Err(e) => {
@@ -114,7 +114,12 @@ fn structure(fs: &Fs, report: &mut Report) {
 }
 
 /// Everything that is reachable by path.
-fn contents(device: Arc<dyn Device>, image: &Path, report: &mut Report, progress: &Progress) -> Result<()> {
+fn contents(
+    device: Arc<dyn Device>,
+    image: &Path,
+    report: &mut CheckReport,
+    progress: &Progress,
+) -> Result<()> {
     // Whatever is left is looked at; what is lost is an error.
     let options = MountOptions::default().read_only(true).salvage(true);
     let fs = match Fs::open(device, options) {
@@ -142,7 +147,7 @@ fn contents(device: Arc<dyn Device>, image: &Path, report: &mut Report, progress
     walked
 }
 
-fn walk(fs: &Fs, report: &mut Report, progress: &Progress) -> Result<()> {
+fn walk(fs: &Fs, report: &mut CheckReport, progress: &Progress) -> Result<()> {
     let view = Image::new(fs, Path::new("/"));
     let mut buf = vec![0; tree::CHUNK];
     let mut todo = vec![PathBuf::new()];
@@ -191,12 +196,12 @@ fn read_all(view: &Image<'_>, path: &Path, buf: &mut [u8], progress: &Progress) 
     }
 }
 
-fn note(report: &mut Report, view: &Image<'_>, path: &Path, e: &anyhow::Error) {
+fn note(report: &mut CheckReport, view: &Image<'_>, path: &Path, e: &anyhow::Error) {
     let what = e.root_cause().to_string();
     report.errors.push(Finding { what, path: Some(View::show(view, path)) });
 }
 
-fn text(report: &Report) -> String {
+fn text(report: &CheckReport) -> String {
     let mut out = String::new();
     for e in &report.errors {
         out += &match &e.path {

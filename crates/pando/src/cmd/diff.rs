@@ -72,7 +72,7 @@ pub struct Args {
 }
 
 #[derive(Serialize)]
-struct Line {
+struct DiffLine {
     version: u32,
     kind: &'static str,
     path: String,
@@ -101,7 +101,7 @@ struct Sums {
 }
 
 /// Where differences are written.
-struct Printer<'a> {
+struct DiffPrinter<'a> {
     args: &'a Args,
     before: PathBuf,
     after: PathBuf,
@@ -123,7 +123,7 @@ pub fn run(args: &Args) -> Result<()> {
     let Some(after) = &args.after else { return of_fork(args) };
     let (before, after) = (inside(&args.before)?, inside(after)?);
     let options = DiffOptions { ranges: args.json || args.stat, no_renames: args.no_renames };
-    let mut printer = Printer {
+    let mut printer = DiffPrinter {
         args,
         before: before.clone(),
         after: after.clone(),
@@ -164,7 +164,7 @@ fn of_fork(args: &Args) -> Result<()> {
     let options = DiffOptions { ranges: args.json || args.stat, no_renames: args.no_renames };
     let (before, after) = (fork.clone(), fork.clone());
     let out = BufWriter::new(io::stdout());
-    let mut printer = Printer { args, before, after, out, sums: Sums::default(), unreadable: 0 };
+    let mut printer = DiffPrinter { args, before, after, out, sums: Sums::default(), unreadable: 0 };
     let about = || format!("{}", fork.display());
     for change in tool::diff_fork(fork, options).with_context(about)? {
         if !printer.print(&change.with_context(about)?)? {
@@ -221,14 +221,14 @@ fn file_name(kind: FileKind) -> &'static str {
     }
 }
 
-fn line(change: &FileChange) -> Line {
+fn line(change: &FileChange) -> DiffLine {
     let hex = |path: &OsStr| match path.to_str() {
         Some(_) => None,
         None => Some(path.as_bytes().iter().map(|b| format!("{b:02x}")).collect()),
     };
     let text = |path: &OsStr| path.to_string_lossy().into_owned();
     let names = Aspects::NAMES.iter().filter(|(aspect, _)| change.aspects.contains(*aspect));
-    Line {
+    DiffLine {
         version: VERSION,
         kind: kind_name(change.kind),
         path: if change.path.is_empty() { ".".into() } else { text(&change.path) },
@@ -253,7 +253,7 @@ fn bytes(change: &FileChange) -> u64 {
     }
 }
 
-impl Printer<'_> {
+impl DiffPrinter<'_> {
     /// Prints a difference; false if nobody reads any more.
     fn print(&mut self, change: &FileChange) -> Result<bool> {
         if change.kind == ChangeKind::Unreadable {

@@ -39,13 +39,13 @@ pub struct Args {
 }
 
 #[derive(Serialize)]
-struct Report {
+struct DuReport {
     version: u32,
-    paths: Vec<Line>,
+    paths: Vec<DuLine>,
 }
 
 #[derive(Serialize)]
-struct Line {
+struct DuLine {
     path: String,
     total: u64,
     exclusive: u64,
@@ -59,7 +59,7 @@ pub fn run(args: &Args) -> Result<()> {
     let mut paths = Vec::new();
     for path in &args.paths {
         let u = usage(path).with_context(|| format!("du {}", path.display()))?;
-        paths.push(Line {
+        paths.push(DuLine {
             path: path.display().to_string(),
             total: u.stored,
             exclusive: u.exclusive,
@@ -69,7 +69,7 @@ pub fn run(args: &Args) -> Result<()> {
         });
     }
     if args.json {
-        super::print_json(&Report { version: VERSION, paths })
+        super::print_json(&DuReport { version: VERSION, paths })
     } else {
         super::print(&text(&paths, args.human))
     }
@@ -93,7 +93,7 @@ fn offline(place: &ImagePath) -> Result<Usage> {
     Ok((&usage?).into())
 }
 
-fn text(lines: &[Line], human: bool) -> String {
+fn text(lines: &[DuLine], human: bool) -> String {
     let size = |bytes: u64| if human { show(bytes) } else { bytes.to_string() };
     let mut out = format!("{:>12} {:>12} {:>12} {:>12}  Path\n", "Total", "Exclusive", "Shared", "Visible");
     for line in lines {

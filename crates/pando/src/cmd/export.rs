@@ -11,7 +11,7 @@ use pando_fs::MountOptions;
 use crate::{
     exit::{self, Coded},
     image::{self, ImagePath},
-    tree::{self, Progress, View, copy, host, host::Host, image::Image, lost::NotKept},
+    tree::{self, Progress, View, copy, host, host::HostTree, image::Image, lost::NotKept},
 };
 
 /// Copy a tree out of an image without mounting it
@@ -43,7 +43,7 @@ pub fn run(args: &Args) -> Result<()> {
         // What cannot be counted is told of when it cannot be copied.
         let total = tree::count(&from, Path::new(""), &Progress::new("counting", 0, stop.clone()));
         let progress = Progress::new("exporting", total.map_or(0, |total| total.bytes), stop.clone());
-        copy::copy_around(&from, &Host::new(&args.dir), &progress, &mut |path, error| {
+        copy::copy_around(&from, &HostTree::new(&args.dir), &progress, &mut |path, error| {
             if path.as_os_str().is_empty() && from.meta(path).is_err() {
                 return Err(error);
             }

@@ -66,7 +66,7 @@ Examples: pando forks /mnt/grove/project
           pando forks -H /mnt/grove | cut -f1
           pando forks --json /mnt/grove"
 )]
-pub struct ListArgs {
+pub struct ForkListArgs {
     /// The directory that they are forks of; the root of a mount for all forks in it
     #[arg(default_value = ".", value_name = "SRC")]
     source: PathBuf,
@@ -91,13 +91,13 @@ pub fn discard(args: &DiscardArgs) -> Result<()> {
 }
 
 #[derive(Serialize)]
-struct Report {
+struct ForkReport {
     version: u32,
-    forks: Vec<Line>,
+    forks: Vec<ForkLine>,
 }
 
 #[derive(Serialize)]
-struct Line {
+struct ForkLine {
     path: String,
     source: Option<String>,
     created: String,
@@ -132,7 +132,7 @@ fn changes(fork: &Path) -> Option<(usize, u64)> {
     Some((count, bytes))
 }
 
-fn line(mount: &Path, info: &ForkInfo) -> Line {
+fn line(mount: &Path, info: &ForkInfo) -> ForkLine {
     let path = seen(mount, &info.path);
     let changes = changes(&path);
     let state = match (changes, &info.source) {
@@ -141,7 +141,7 @@ fn line(mount: &Path, info: &ForkInfo) -> Line {
         (Some((0, _)), _) => "same",
         _ => "changed",
     };
-    Line {
+    ForkLine {
         path: path.to_string_lossy().into_owned(),
         source: info.source.as_ref().map(|source| seen(mount, source).to_string_lossy().into_owned()),
         created: info.created.to_utc(),
@@ -154,18 +154,18 @@ fn line(mount: &Path, info: &ForkInfo) -> Line {
     }
 }
 
-pub fn list(args: &ListArgs) -> Result<()> {
+pub fn list(args: &ForkListArgs) -> Result<()> {
     let fail = || format!("forks of {}", args.source.display());
     let mount = tool::mount_of(&args.source).with_context(fail)?;
     let found = tool::forks(&args.source).with_context(fail)?;
-    let lines: Vec<Line> = found.iter().map(|info| line(&mount, info)).collect();
+    let lines: Vec<ForkLine> = found.iter().map(|info| line(&mount, info)).collect();
     match args.json {
-        true => crate::cmd::print_json(&Report { version: VERSION, forks: lines }),
+        true => crate::cmd::print_json(&ForkReport { version: VERSION, forks: lines }),
         false => crate::cmd::print(&text(&lines, args.script)),
     }
 }
 
-fn text(lines: &[Line], script: bool) -> String {
+fn text(lines: &[ForkLine], script: bool) -> String {
     let now = Time::now().secs;
     let mut rows: Vec<Vec<String>> = Vec::new();
     if !script {

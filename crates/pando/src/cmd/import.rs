@@ -8,7 +8,7 @@ use pando_fs::{Fs, MountOptions};
 use crate::{
     image::{self, ImagePath},
     size::show,
-    tree::{self, Count, Progress, copy, host::Host, image::Image},
+    tree::{self, Count, Progress, copy, host::HostTree, image::Image},
 };
 
 /// Copy a tree into an image without mounting it
@@ -31,7 +31,7 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     let stop = super::interrupt_flag()?;
     let image = image::canonical(&args.to.image)?;
-    let from = Host::new(&args.dir);
+    let from = HostTree::new(&args.dir);
     let total = tree::count(&from, Path::new(""), &Progress::new("counting", 0, stop.clone()))?;
     let fs = image::open(&image, MountOptions::default())?;
     let progress = Progress::new("importing", total.bytes, stop);

@@ -67,14 +67,14 @@ impl Moment {
 }
 
 #[derive(Serialize)]
-struct Report {
+struct LogReport {
     version: u32,
     path: String,
-    changes: Vec<Line>,
+    changes: Vec<LogLine>,
 }
 
 #[derive(Serialize)]
-struct Line {
+struct LogLine {
     change: &'static str,
     created: Option<String>,
     created_seconds: Option<i64>,
@@ -100,7 +100,7 @@ pub fn run(args: &Args) -> Result<()> {
             (Some((path, old)), Some(new)) => differ((path, old), (&moment.path, new))?.then_some("M"),
         };
         if let Some(change) = change {
-            lines.push(Line {
+            lines.push(LogLine {
                 change,
                 created: moment.taken.map(|time| time.to_utc()),
                 created_seconds: moment.taken.map(|time| time.secs),
@@ -118,7 +118,7 @@ pub fn run(args: &Args) -> Result<()> {
     match args.json {
         true => {
             let path = now.to_string_lossy().into_owned();
-            super::print_json(&Report { version: VERSION, path, changes: lines })
+            super::print_json(&LogReport { version: VERSION, path, changes: lines })
         }
         false => super::print(&text(&lines, args.script)),
     }
@@ -200,7 +200,7 @@ fn differ(before: (&Path, &Metadata), after: (&Path, &Metadata)) -> Result<bool>
 }
 
 /// The table: for people in columns, for scripts with tabs.
-fn text(lines: &[Line], script: bool) -> String {
+fn text(lines: &[LogLine], script: bool) -> String {
     let now = Time::now();
     let mut out = String::new();
     for line in lines {

@@ -70,16 +70,16 @@ pub struct Args {
 }
 
 #[derive(Serialize)]
-struct Report {
+struct MergeReport {
     version: u32,
     merged: bool,
     conflicts: usize,
     marked: usize,
-    changes: Vec<Line>,
+    changes: Vec<MergeLine>,
 }
 
 #[derive(Serialize)]
-struct Line {
+struct MergeLine {
     kind: &'static str,
     path: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -114,10 +114,10 @@ fn words(kind: MergeKind) -> (char, &'static str, Option<&'static str>) {
     }
 }
 
-fn line(change: &MergeChange) -> Line {
+fn line(change: &MergeChange) -> MergeLine {
     let (_, kind, why) = words(change.kind);
     let names = Aspects::NAMES.iter().filter(|(aspect, _)| change.aspects.contains(*aspect));
-    Line {
+    MergeLine {
         kind,
         path: if change.path.is_empty() { ".".into() } else { change.path.to_string_lossy().into_owned() },
         from: change.from.as_ref().map(|from| from.to_string_lossy().into_owned()),
@@ -149,11 +149,17 @@ pub fn run(args: &Args) -> Result<()> {
     let about = || format!("merge {} into {}", fork.display(), into.display());
     let mut report = tool::merge(fork, &into, options).with_context(about)?;
     report.changes.sort_by(|a, b| a.path.cmp(&b.path));
-    let lines: Vec<Line> = report.changes.iter().map(line).collect();
+    let lines: Vec<MergeLine> = report.changes.iter().map(line).collect();
     let count = |kind| lines.iter().filter(|line| line.kind == kind).count();
     let (conflicts, marked) = (count("conflict"), count("marked"));
     if args.json {
-        print_json(&Report { version: VERSION, merged: report.merged, conflicts, marked, changes: lines })?;
+        print_json(&MergeReport {
+            version: VERSION,
+            merged: report.merged,
+            conflicts,
+            marked,
+            changes: lines,
+        })?;
     } else {
         let mut out = String::new();
         for (change, line) in report.changes.iter().zip(&lines) {

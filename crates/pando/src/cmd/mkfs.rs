@@ -78,14 +78,14 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 /// Where a new store goes.
-pub struct Target {
+pub struct NewImage {
     /// The device.
     pub device: Arc<dyn Device>,
     /// The file that was made for it.
     made: Option<PathBuf>,
 }
 
-impl Target {
+impl NewImage {
     /// Removes the file again, if it was made for this.
     pub fn discard(self) {
         if let Some(path) = self.made {
@@ -96,7 +96,7 @@ impl Target {
 }
 
 /// Opens `image` for a new store, making a file that is missing. What holds data is refused unless `force`.
-pub fn device(image: &Path, size: Option<Size>, force: bool) -> Result<Target> {
+pub fn device(image: &Path, size: Option<Size>, force: bool) -> Result<NewImage> {
     let existing = std::fs::metadata(image).ok();
     let block_device = existing.as_ref().is_some_and(|m| m.file_type().is_block_device());
     let size = match (size, &existing) {
@@ -128,7 +128,7 @@ pub fn device(image: &Path, size: Option<Size>, force: bool) -> Result<Target> {
         }
         Err(e) => return Err(e).with_context(|| format!("{}", image.display())),
     };
-    Ok(Target { device, made: existing.is_none().then(|| image.to_owned()) })
+    Ok(NewImage { device, made: existing.is_none().then(|| image.to_owned()) })
 }
 
 /// About a thousandth of the size: what is kept back for deletes and checkpoints is counted in nodes,

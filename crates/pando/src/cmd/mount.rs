@@ -340,7 +340,7 @@ fn end(dir: &Path) {
         // What programs have written to mappings is written back while there is still someone
         // to write it to.
         if let Ok(fd) = std::fs::File::open(dir)
-            && let Err(e) = pando_fuse::client::send(&fd, &pando_fuse::control::Request::Sync)
+            && let Err(e) = pando_fuse::client::send(&fd, &pando_fuse::control::ControlRequest::Sync)
         {
             log::error!("{}: sync before the end: {e}", dir.display());
         }

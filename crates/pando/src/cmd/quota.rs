@@ -26,9 +26,9 @@ its quota. For root.
 Examples: pando quota set /mnt/grove/project 20G
           pando quota list /mnt/grove"
 )]
-pub enum Command {
+pub enum QuotaCommand {
     Set(SetArgs),
-    List(ListArgs),
+    List(QuotaListArgs),
 }
 
 /// Limit what the tree of a directory takes
@@ -60,7 +60,7 @@ Examples: pando quota list /mnt/grove
           pando quota list -H /mnt/grove | cut -f1,2
           pando quota list --json /mnt/grove"
 )]
-pub struct ListArgs {
+pub struct QuotaListArgs {
     /// A directory in a mounted Pando file system
     #[arg(default_value = ".")]
     dir: PathBuf,
@@ -87,24 +87,24 @@ impl FromStr for Limit {
     }
 }
 
-pub fn run(command: &Command) -> Result<()> {
+pub fn run(command: &QuotaCommand) -> Result<()> {
     match command {
-        Command::Set(args) => {
+        QuotaCommand::Set(args) => {
             let fail = || format!("quota of {}", args.dir.display());
             tool::set_quota(&args.dir, args.size.0).with_context(fail)
         }
-        Command::List(args) => list(args),
+        QuotaCommand::List(args) => list(args),
     }
 }
 
 #[derive(Serialize)]
-struct Report {
+struct QuotaReport {
     version: u32,
-    quotas: Vec<Line>,
+    quotas: Vec<QuotaLine>,
 }
 
 #[derive(Serialize)]
-struct Line {
+struct QuotaLine {
     path: String,
     limit: u64,
     used: u64,
@@ -112,23 +112,23 @@ struct Line {
     exact: bool,
 }
 
-fn line(mount: &Path, quota: &Quota) -> Line {
+fn line(mount: &Path, quota: &Quota) -> QuotaLine {
     let path = seen(mount, quota.path.as_os_str()).to_string_lossy().into_owned();
-    Line { path, limit: quota.limit, used: quota.used, exact: !quota.stale }
+    QuotaLine { path, limit: quota.limit, used: quota.used, exact: !quota.stale }
 }
 
-fn list(args: &ListArgs) -> Result<()> {
+fn list(args: &QuotaListArgs) -> Result<()> {
     let fail = || format!("quotas of {}", args.dir.display());
     let mount = tool::mount_of(&args.dir).with_context(fail)?;
     let found = tool::quotas(&args.dir).with_context(fail)?;
-    let lines: Vec<Line> = found.iter().map(|quota| line(&mount, quota)).collect();
+    let lines: Vec<QuotaLine> = found.iter().map(|quota| line(&mount, quota)).collect();
     match args.json {
-        true => crate::cmd::print_json(&Report { version: VERSION, quotas: lines }),
+        true => crate::cmd::print_json(&QuotaReport { version: VERSION, quotas: lines }),
         false => crate::cmd::print(&text(&lines, args.script)),
     }
 }
 
-fn text(lines: &[Line], script: bool) -> String {
+fn text(lines: &[QuotaLine], script: bool) -> String {
     let mut out = String::new();
     if !script {
         out += &format!("{:>10} {:>10} {:>5}  DIRECTORY\n", "USED", "LIMIT", "USE%");
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn lists_are_for_people_and_for_scripts() {
-        let line = |used, limit, exact| Line { path: "/m/a".into(), limit, used, exact };
+        let line = |used, limit, exact| QuotaLine { path: "/m/a".into(), limit, used, exact };
         let lines = [line(1 << 30, 4 << 30, true), line(5, 0, false)];
         assert_eq!(text(&lines, true), "/m/a\t1073741824\t4294967296\texact\n/m/a\t5\t0\tstale\n");
         let shown = text(&lines, false);

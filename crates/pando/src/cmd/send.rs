@@ -22,7 +22,7 @@ use pando_fuse::tool;
 use crate::{
     image::ImagePath,
     offline, size,
-    stream::host::Host,
+    stream::host::TreeBelow,
     tree::{Interrupted, Progress},
 };
 
@@ -153,14 +153,14 @@ fn from_mount(args: &Args, snapshot: &Named, base: Option<&Named>) -> Result<()>
     let (store, links) =
         tool::identity(&snapshot.dir).with_context(|| format!("{}", snapshot.dir.display()))?;
     let top = path(snapshot, &info);
-    let tree = Host::new(&top).with_context(|| format!("{}", top.display()))?;
+    let tree = TreeBelow::new(&top).with_context(|| format!("{}", top.display()))?;
     let Some(base) = base else { return write(args, store, snapshot, &info, &tree, None) };
     if !rustix::process::geteuid().is_root() {
         bail!("-i needs root: what you may not read would be left out unseen");
     }
     let base_info = base.find(&snapshots(base)?)?;
     let below = path(base, &base_info);
-    let before = Host::new(&below).with_context(|| format!("{}", below.display()))?;
+    let before = TreeBelow::new(&below).with_context(|| format!("{}", below.display()))?;
     let options = DiffOptions { ranges: true, no_renames: false };
     let changes = tool::diff(&below, &top, options).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     let changes = changes.with_context(|| format!("{} and {}", below.display(), top.display()))?;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use pando_fuse::{client, control::Request};
+use pando_fuse::{client, control::ControlRequest};
 
 use crate::place;
 
@@ -20,6 +20,6 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<()> {
     let dir = place::open_dir(&args.dir)?;
-    client::send(&dir, &Request::Sync).with_context(|| format!("sync {}", args.dir.display()))?;
+    client::send(&dir, &ControlRequest::Sync).with_context(|| format!("sync {}", args.dir.display()))?;
     Ok(())
 }

@@ -21,7 +21,7 @@ use pando_fs::{DiffOptions, NewSnapshot, RECEIVING, SnapshotInfo, send::TargetTr
 use pando_fuse::{
     asked::Asked,
     client,
-    control::Request,
+    control::ControlRequest,
     tool::{self, EntryPath},
 };
 use rustix::{
@@ -32,7 +32,7 @@ use rustix::{
     io::Errno,
 };
 
-use crate::stream::host::Host;
+use crate::stream::host::TreeBelow;
 
 /// Names of the note, beside the tree, which has the name that it is to have.
 pub const NOTE: &str = ".pando-note";
@@ -131,7 +131,7 @@ impl Mounted {
     fn fill(&self, base: Option<&SnapshotInfo>) -> Result<()> {
         let fail = || self.begun();
         // What it inherits from the directory around it would go on to all that is made in it.
-        let mut around = Host::new(&self.inside(OsStr::new("."))?).with_context(fail)?;
+        let mut around = TreeBelow::new(&self.inside(OsStr::new("."))?).with_context(fail)?;
         around.clear_xattrs(b"").with_context(fail)?;
         match base {
             None => around.mkdir(self.name.as_encoded_bytes()).with_context(fail),
@@ -195,7 +195,7 @@ impl Ground for Mounted {
 
     fn tree(&self) -> Result<Box<dyn TargetTree + '_>> {
         let tree = self.inside(&self.name)?;
-        Ok(Box::new(Host::new(&tree).with_context(|| self.begun())?))
+        Ok(Box::new(TreeBelow::new(&tree).with_context(|| self.begun())?))
     }
 
     fn note(&self) -> Result<Option<Vec<u8>>> {
@@ -214,7 +214,7 @@ impl Ground for Mounted {
         let fail = || self.begun();
         let dir = self.place()?;
         syncfs(dir).with_context(fail)?;
-        client::send(dir, &Request::Sync).with_context(fail)?;
+        client::send(dir, &ControlRequest::Sync).with_context(fail)?;
         match unlinkat(dir, NEW_NOTE, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(e) => return Err(e).with_context(fail),

@@ -29,7 +29,7 @@ use rustix::fs::{
 use crate::below::{Below, attrs_at, entries, split};
 
 /// The tree below a directory.
-pub struct Host {
+pub struct TreeBelow {
     below: Below,
     /// The file that is written, and its path.
     open: Option<(Vec<u8>, File)>,
@@ -65,10 +65,10 @@ fn meta_of(s: &Stat) -> FileMeta {
     }
 }
 
-impl Host {
+impl TreeBelow {
     /// The tree below the directory at `top`.
-    pub fn new(top: &Path) -> io::Result<Host> {
-        Ok(Host { below: Below::new(top)?, open: None })
+    pub fn new(top: &Path) -> io::Result<TreeBelow> {
+        Ok(TreeBelow { below: Below::new(top)?, open: None })
     }
 
     fn opened(&self, path: &[u8], flags: OFlags) -> io::Result<File> {
@@ -128,7 +128,7 @@ fn denied(error: &io::Error) -> bool {
     error.raw_os_error() == Some(rustix::io::Errno::ACCESS.raw_os_error())
 }
 
-impl SourceTree for Host {
+impl SourceTree for TreeBelow {
     fn meta(&self, path: &[u8]) -> io::Result<FileMeta> {
         self.below
             .at(path, |dir, name| Ok(meta_of(&rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?)))
@@ -195,7 +195,7 @@ impl SourceFile for HostFile {
     }
 }
 
-impl TargetTree for Host {
+impl TargetTree for TreeBelow {
     fn meta(&mut self, path: &[u8]) -> io::Result<FileMeta> {
         SourceTree::meta(self, path)
     }

@@ -214,7 +214,7 @@ mod tests {
 
     use std::fs;
 
-    use super::{super::host::Host, *};
+    use super::{super::host::HostTree, *};
 
     #[test]
     fn every_kind_of_difference_is_found() {
@@ -229,7 +229,7 @@ mod tests {
         }
         let run = |except: &[&str]| {
             let except = except.iter().map(PathBuf::from).collect();
-            compare(&Host::new(&a), &Host::new(&b), &except, &Progress::none()).unwrap()
+            compare(&HostTree::new(&a), &HostTree::new(&b), &except, &Progress::none()).unwrap()
         };
         let times_apart = run(&[]);
         assert!(times_apart.iter().all(|d| d.contains("times")), "{times_apart:?}");

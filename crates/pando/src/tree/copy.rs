@@ -280,10 +280,10 @@ mod tests {
 
     use std::{fs, os::unix::fs::MetadataExt};
 
-    use super::{super::Writer, super::host::Host, *};
+    use super::{super::Writer, super::host::HostTree, *};
 
     /// A directory of the host in which no file has more than `most` names.
-    struct FewLinks(Host, PathBuf, u64);
+    struct FewLinks(HostTree, PathBuf, u64);
 
     impl Sink for FewLinks {
         fn show(&self, path: &Path) -> String {
@@ -322,8 +322,8 @@ mod tests {
         fs::create_dir(&a).unwrap();
         fs::write(a.join("0"), "content").unwrap();
         (1..7).for_each(|i| fs::hard_link(a.join("0"), a.join(i.to_string())).unwrap());
-        let to = FewLinks(Host::new(&b), b.clone(), 3);
-        let (count, not_kept) = copy(&Host::new(&a), &to, &Progress::none()).unwrap();
+        let to = FewLinks(HostTree::new(&b), b.clone(), 3);
+        let (count, not_kept) = copy(&HostTree::new(&a), &to, &Progress::none()).unwrap();
         assert_eq!((count.files, count.linked, count.bytes), (7, 4, 21));
         let said: Vec<String> = not_kept.lines().collect();
         assert_eq!(said.len(), 1, "{said:?}");
@@ -338,7 +338,7 @@ mod tests {
     fn nothing_is_remembered_of_a_file_all_names_of_which_were_met() {
         let meta = |ino, nlink| {
             let tmp = tempfile::NamedTempFile::new().unwrap();
-            Meta { ino, nlink, ..Host::new(tmp.path()).meta(Path::new("")).unwrap() }
+            Meta { ino, nlink, ..HostTree::new(tmp.path()).meta(Path::new("")).unwrap() }
         };
         let (three, two) = (meta(1, 3), meta(2, 2));
         let mut links = Links::default();

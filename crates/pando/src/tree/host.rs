@@ -32,13 +32,13 @@ use crate::{
 const SET_IDS: u32 = 0o6000;
 
 /// A directory (or single file) of the host.
-pub struct Host {
+pub struct HostTree {
     root: PathBuf,
     /// A directory, and where the root of the tree is in it; opened when it is needed first.
     base: OnceCell<(Below, Vec<u8>)>,
 }
 
-impl Host {
+impl HostTree {
     /// The tree at `root`.
     pub fn new(root: &Path) -> Self {
         Self { root: root.to_owned(), base: OnceCell::new() }
@@ -124,7 +124,7 @@ fn meta_of(s: &Stat) -> Meta {
     }
 }
 
-impl View for Host {
+impl View for HostTree {
     fn show(&self, path: &Path) -> String {
         self.full(path).display().to_string()
     }
@@ -232,7 +232,7 @@ impl Reader for HostReader {
 /// What was made, by its descriptor, or by its directory and name.
 enum Made<'a> {
     File(&'a File),
-    Entry { host: &'a Host, path: &'a Path, dir: &'a OwnedFd, name: &'a OsStr },
+    Entry { host: &'a HostTree, path: &'a Path, dir: &'a OwnedFd, name: &'a OsStr },
 }
 
 impl Made<'_> {
@@ -369,7 +369,7 @@ impl Writer for HostWriter {
     }
 }
 
-impl Sink for Host {
+impl Sink for HostTree {
     fn show(&self, path: &Path) -> String {
         self.full(path).display().to_string()
     }
@@ -463,19 +463,23 @@ mod tests {
         std::os::unix::fs::symlink("nowhere", a.join("link")).unwrap();
         fs::set_permissions(a.join("sub"), fs::Permissions::from_mode(0o2750)).unwrap();
         let old = Time { secs: -5, nanos: 7 };
-        let mut meta = Host::new(&a).meta(Path::new("sub/file")).unwrap();
+        let mut meta = HostTree::new(&a).meta(Path::new("sub/file")).unwrap();
         (meta.mtime, meta.perm) = (old, 0o4755);
-        Host::new(&a).set_meta(Path::new("sub/file"), &meta, &Attrs::new(), &mut Losses::new()).unwrap();
+        HostTree::new(&a).set_meta(Path::new("sub/file"), &meta, &Attrs::new(), &mut Losses::new()).unwrap();
 
-        let (count, not_kept) = copy(&Host::new(&a), &Host::new(&b), &Progress::none()).unwrap();
+        let (count, not_kept) = copy(&HostTree::new(&a), &HostTree::new(&b), &Progress::none()).unwrap();
         assert_eq!((count.dirs, count.files), (3, 3));
         assert_eq!(not_kept.lines().next(), None);
         let differences =
-            compare::compare(&Host::new(&a), &Host::new(&b), &Default::default(), &Progress::none()).unwrap();
+            compare::compare(&HostTree::new(&a), &HostTree::new(&b), &Default::default(), &Progress::none())
+                .unwrap();
         assert_eq!(differences, Vec::<String>::new());
-        assert_eq!(Host::new(&b).meta(Path::new("sub/file")).unwrap().mtime, old);
+        assert_eq!(HostTree::new(&b).meta(Path::new("sub/file")).unwrap().mtime, old);
         assert!(fs::metadata(b.join("sparse")).unwrap().blocks() * 512 < 2 << 20, "the holes were filled");
-        assert!(copy(&Host::new(&a), &Host::new(&b), &Progress::none()).is_err(), "nothing is overwritten");
+        assert!(
+            copy(&HostTree::new(&a), &HostTree::new(&b), &Progress::none()).is_err(),
+            "nothing is overwritten"
+        );
         assert!(check_new_or_empty(&b).is_err());
         assert!(check_new_or_empty(&b.join("sub/empty")).is_ok());
     }

@@ -39,14 +39,15 @@ const LONG_ENTRY_BYTES: usize = 1 << 10;
 #[derive(Default)]
 pub(crate) struct Builder {
     encoder: Encoder,
-    items: Vec<Item>,
+    items: Vec<NewEntries>,
     /// Pages that entries are copied from, with what their keys begin with.
     sources: Vec<(Arc<Page>, Bytes)>,
     count: usize,
     bytes: usize,
 }
 
-enum Item {
+/// Entries for the page, in order.
+enum NewEntries {
     One(Bytes, Msg),
     /// Entries of one of the sources: copied as they are, without looking into them.
     Copied(usize, Range<usize>),
@@ -192,9 +193,9 @@ fn put_entry(to: &mut impl BufMut, kind: u8, suffix: &[u8], content: &[u8]) {
 }
 
 /// The keys and values of entries that are all puts.
-fn puts(items: &[Item]) -> impl Iterator<Item = (&Bytes, &Bytes)> + Clone {
+fn puts(items: &[NewEntries]) -> impl Iterator<Item = (&Bytes, &Bytes)> + Clone {
     items.iter().filter_map(|item| match item {
-        Item::One(key, Msg::Put(value)) => Some((key, value)),
+        NewEntries::One(key, Msg::Put(value)) => Some((key, value)),
         _ => None,
     })
 }
@@ -204,7 +205,7 @@ impl Builder {
     pub fn push(&mut self, key: Bytes, msg: Msg) {
         self.bytes += key.len() + msg.len() + ENTRY_BYTES;
         self.count += 1;
-        self.add(Item::One(key, msg));
+        self.add(NewEntries::One(key, msg));
     }
 
     /// Adds entries of `page`, whose keys have `prefix`, above all others: as many of the first as there is
@@ -233,7 +234,7 @@ impl Builder {
             self.bytes += len;
             self.count += taken;
             let source = self.source(page, prefix);
-            self.add(Item::Copied(source, start..start + taken));
+            self.add(NewEntries::Copied(source, start..start + taken));
         }
         taken
     }
@@ -248,7 +249,7 @@ impl Builder {
         self.sources.len() - 1
     }
 
-    fn add(&mut self, item: Item) {
+    fn add(&mut self, item: NewEntries) {
         debug_assert!(
             self.items.last().is_none_or(|last| self.last_key(last) < self.first_key(&item)),
             "keys must ascend"
@@ -256,17 +257,17 @@ impl Builder {
         self.items.push(item);
     }
 
-    fn first_key(&self, item: &Item) -> Option<Bytes> {
+    fn first_key(&self, item: &NewEntries) -> Option<Bytes> {
         match item {
-            Item::One(key, _) => Some(key.clone()),
-            Item::Copied(source, entries) => self.copied_key(*source, entries.clone().next()?),
+            NewEntries::One(key, _) => Some(key.clone()),
+            NewEntries::Copied(source, entries) => self.copied_key(*source, entries.clone().next()?),
         }
     }
 
-    fn last_key(&self, item: &Item) -> Option<Bytes> {
+    fn last_key(&self, item: &NewEntries) -> Option<Bytes> {
         match item {
-            Item::One(key, _) => Some(key.clone()),
-            Item::Copied(source, entries) => self.copied_key(*source, entries.clone().last()?),
+            NewEntries::One(key, _) => Some(key.clone()),
+            NewEntries::Copied(source, entries) => self.copied_key(*source, entries.clone().last()?),
         }
     }
 
@@ -299,8 +300,8 @@ impl Builder {
         page.begin_page(self.bytes, self.count);
         for item in self.items.drain(..) {
             match item {
-                Item::One(key, msg) => page.push(msg.kind(), &key[shared..], &msg.encode()),
-                Item::Copied(source, entries) => {
+                NewEntries::One(key, msg) => page.push(msg.kind(), &key[shared..], &msg.encode()),
+                NewEntries::Copied(source, entries) => {
                     let (from, prefix) = &self.sources[source];
                     page.copy(from, prefix, entries, shared);
                 }

@@ -223,7 +223,7 @@ fn answer<H: Handler>(h: &H, r: &Request<'_>, out: &mut Vec<u8>) -> Result<Step,
         op::READDIR | op::READDIRPLUS => {
             let i: wire::ReadIn = r.op()?;
             let plus = r.header.opcode == op::READDIRPLUS;
-            h.readdir(i.fh, node, i.offset, &mut Listing { out, limit: i.size as usize, plus })?;
+            h.readdir(i.fh, node, i.offset, &mut DirentBuffer { out, limit: i.size as usize, plus })?;
             Reply::Buffer
         }
         op::RELEASEDIR => {
@@ -392,13 +392,13 @@ fn empty(outcome: Outcome<()>) -> Result<Reply, Errno> {
 }
 
 /// Entries on their way into a buffer of the size that the kernel offered.
-struct Listing<'a> {
+struct DirentBuffer<'a> {
     out: &'a mut Vec<u8>,
     limit: usize,
     plus: bool,
 }
 
-impl DirSink for Listing<'_> {
+impl DirSink for DirentBuffer<'_> {
     fn add(&mut self, ino: u64, kind: FileKind, name: &OsStr, cookie: u64, attr: Option<&Attr>) -> bool {
         let head = if self.plus { size_of::<wire::EntryOut>() } else { 0 } + size_of::<wire::Dirent>();
         let end = (self.out.len() + head + name.len()).next_multiple_of(8);

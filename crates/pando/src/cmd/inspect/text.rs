@@ -20,7 +20,7 @@ use crate::size::show;
 /// Longest value that is shown in whole, in bytes.
 const VALUE: usize = 48;
 
-struct Printer<'a> {
+struct NodePrinter<'a> {
     keys: Keys,
     nodes: HashMap<u64, &'a NodeInfo>,
     done: HashSet<u64>,
@@ -30,7 +30,7 @@ struct Printer<'a> {
 /// The tree, several lines.
 pub fn text(seen: &Inspection, keys: Keys) -> String {
     let nodes = seen.nodes.iter().map(|node| (node.id, node)).collect();
-    let mut printer = Printer { keys, nodes, done: HashSet::new(), out: String::new() };
+    let mut printer = NodePrinter { keys, nodes, done: HashSet::new(), out: String::new() };
     printer.line(
         "",
         &format!(
@@ -63,7 +63,7 @@ pub fn text(seen: &Inspection, keys: Keys) -> String {
     printer.out
 }
 
-impl Printer<'_> {
+impl NodePrinter<'_> {
     fn line(&mut self, indent: &str, text: &str) {
         // Writing to a string cannot fail.
         let _ = writeln!(self.out, "{indent}{text}");

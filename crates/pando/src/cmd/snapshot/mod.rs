@@ -33,11 +33,11 @@ Examples: pando snapshot create /mnt/grove/project before-upgrade
 )]
 pub struct Args {
     #[command(subcommand)]
-    command: Command,
+    command: SnapshotCommand,
 }
 
 #[derive(clap::Subcommand)]
-enum Command {
+enum SnapshotCommand {
     /// Make a snapshot, atomically
     Create {
         /// A directory in a mounted Pando file system
@@ -120,7 +120,7 @@ struct Which {
 
 pub fn run(args: &Args) -> Result<()> {
     match &args.command {
-        Command::Create { dir, name, keep, valid_for, note } => {
+        SnapshotCommand::Create { dir, name, keep, valid_for, note } => {
             let new = NewSnapshot {
                 name: name.as_ref().map(Into::into),
                 keep: *keep,
@@ -135,12 +135,12 @@ pub fn run(args: &Args) -> Result<()> {
             let names: String = made.iter().map(|info| format!("{}\n", info.name.display())).collect();
             super::print(&names)
         }
-        Command::List { dir, script, json, space } => list(dir, *script, *json, *space),
-        Command::Delete { which, dry_run } => {
+        SnapshotCommand::List { dir, script, json, space } => list(dir, *script, *json, *space),
+        SnapshotCommand::Delete { which, dry_run } => {
             let all = snapshots(&which.dir)?;
             delete(&which.dir, &which.of(&all)?, *dry_run)
         }
-        Command::Rename { dir, sel, name } => {
+        SnapshotCommand::Rename { dir, sel, name } => {
             let all = snapshots(dir)?;
             let [info] = select(&all, std::slice::from_ref(sel), None, Time::now())?[..] else {
                 bail!("{sel}: means several snapshots");
@@ -148,9 +148,9 @@ pub fn run(args: &Args) -> Result<()> {
             let asked = Asked::Rename(info.number, name.into());
             tool::snapshot(dir, asked).with_context(|| about(dir)).map(|_| ())
         }
-        Command::Keep(which) => keep(which, true),
-        Command::Release(which) => keep(which, false),
-        Command::Prune { dir, keep, min_free, dry_run } => {
+        SnapshotCommand::Keep(which) => keep(which, true),
+        SnapshotCommand::Release(which) => keep(which, false),
+        SnapshotCommand::Prune { dir, keep, min_free, dry_run } => {
             let all = snapshots(dir)?;
             let policy = SnapshotPolicy::from(keep);
             let gone = policy.expired(Time::now(), &all);
@@ -158,7 +158,7 @@ pub fn run(args: &Args) -> Result<()> {
             delete(dir, &gone, *dry_run)?;
             min_free.map_or(Ok(()), |percent| make_room(dir, percent))
         }
-        Command::Policy(args) => policy::run(args),
+        SnapshotCommand::Policy(args) => policy::run(args),
     }
 }
 
@@ -248,13 +248,13 @@ fn usage(dir: &Path, info: &SnapshotInfo) -> Result<pando_fuse::control::Usage> 
 }
 
 #[derive(Serialize)]
-struct Report {
+struct SnapshotReport {
     version: u32,
-    snapshots: Vec<Line>,
+    snapshots: Vec<SnapshotLine>,
 }
 
 #[derive(Serialize)]
-struct Line {
+struct SnapshotLine {
     number: u32,
     name: String,
     created: String,
@@ -276,7 +276,7 @@ fn list(dir: &Path, script: bool, json: bool, space: bool) -> Result<()> {
     let mut lines = Vec::new();
     for info in snapshots(dir)? {
         let used = space.then(|| usage(dir, &info)).transpose()?;
-        lines.push(Line {
+        lines.push(SnapshotLine {
             number: info.number,
             name: info.name.to_string_lossy().into_owned(),
             created: info.created.to_utc(),
@@ -292,13 +292,13 @@ fn list(dir: &Path, script: bool, json: bool, space: bool) -> Result<()> {
         });
     }
     match json {
-        true => super::print_json(&Report { version: VERSION, snapshots: lines }),
+        true => super::print_json(&SnapshotReport { version: VERSION, snapshots: lines }),
         false => super::print(&text(&lines, script, now)),
     }
 }
 
 /// The table: for people in columns, for scripts with tabs.
-fn text(lines: &[Line], script: bool, now: Time) -> String {
+fn text(lines: &[SnapshotLine], script: bool, now: Time) -> String {
     let space = lines.iter().any(|line| line.refers.is_some());
     let mut rows: Vec<Vec<String>> = Vec::new();
     if !script {

@@ -137,7 +137,7 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 #[derive(Serialize)]
-struct Report<'a> {
+struct PolicyReport<'a> {
     version: u32,
     policy: Option<Shown<'a>>,
 }
@@ -163,7 +163,7 @@ fn show(dir: &Path, script: bool, json: bool) -> Result<()> {
     let found = tool::policy(dir).with_context(|| about(dir))?;
     if json {
         let policy = found.map(|(uid, policy)| shown(dir, uid, &policy));
-        return crate::cmd::print_json(&Report { version: VERSION, policy });
+        return crate::cmd::print_json(&PolicyReport { version: VERSION, policy });
     }
     let Some((uid, policy)) = found else {
         return match script {

@@ -35,7 +35,7 @@ use self::{
 };
 use crate::{
     size::show,
-    tree::{self, Interrupted, Progress, compare, copy, host::Host},
+    tree::{self, Interrupted, Progress, compare, copy, host::HostTree},
 };
 
 /// Import a directory, clone it, edit the clone, verify everything, and show what it cost
@@ -94,7 +94,7 @@ fn steps(args: &Args, dir: &Path, work: &Workspace, stop: &Arc<AtomicBool>) -> R
         true => Err(anyhow::Error::from(Interrupted)),
         false => Ok(()),
     };
-    let host = Host::new(dir);
+    let host = HostTree::new(dir);
     let total = tree::count(&host, Path::new(""), &Progress::new("counting", 0, stop.clone()))?;
     say(format!(
         "{}: {} files, {} directories, {}",
@@ -150,7 +150,7 @@ fn steps(args: &Args, dir: &Path, work: &Workspace, stop: &Arc<AtomicBool>) -> R
 }
 
 /// Compares the original with the directory, and the clone with the original but for the edits.
-fn verify(host: &Host, store: &Store, edits: &Edits, progress: &Progress) -> Result<()> {
+fn verify(host: &HostTree, store: &Store, edits: &Edits, progress: &Progress) -> Result<()> {
     let (original, clone) = (store.view("original"), store.view("clone"));
     let mut differences = compare::compare(host, &*original, &Default::default(), progress)?;
     differences.extend(compare::compare(&*original, &*clone, &edits.paths(), progress)?);

@@ -15,7 +15,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use pando_db::device::FileDevice;
 use pando_fs::{Caller, FileHandle, FormatOptions, Fs, Ino, MountOptions};
-use pando_fuse::{How, client, control::Request};
+use pando_fuse::{How, client, control::ControlRequest};
 
 use crate::cmd::r#try::{figures::Figures, workspace::Workspace};
 use crate::{
@@ -23,7 +23,7 @@ use crate::{
     exit::{self, Coded},
     image, place,
     report::Stats,
-    tree::{Sink, View, host::Host, image::Image},
+    tree::{Sink, View, host::HostTree, image::Image},
 };
 
 /// A store with its trees, `original` and `clone`.
@@ -99,7 +99,7 @@ impl Store {
     pub(super) fn view(&self, name: &str) -> Box<dyn View + '_> {
         match &self.opened {
             Some(fs) => Box::new(Image::new(fs, &Path::new("/").join(name))),
-            None => Box::new(Host::new(&self.mount_point.join(name))),
+            None => Box::new(HostTree::new(&self.mount_point.join(name))),
         }
     }
 
@@ -126,7 +126,7 @@ impl Store {
     pub(super) fn sync(&self) -> Result<()> {
         match &self.opened {
             Some(fs) => Ok(fs.sync()?),
-            None => Ok(client::send(place::open_dir(&self.mount_point)?, &Request::Sync).map(drop)?),
+            None => Ok(client::send(place::open_dir(&self.mount_point)?, &ControlRequest::Sync).map(drop)?),
         }
     }
 

@@ -19,17 +19,17 @@ pub(crate) const MAX_NAME: usize = 255;
 pub(crate) const MAX_LIST: usize = 64 << 10;
 /// Longest value that may stand in a record, bytes.
 const MAX_INLINE_VALUE: usize = 1 << 10;
-/// Most bytes of attributes in a record from which another one is not added; those of the system have more room.
+/// Most bytes of attributes in a record, an added one included; attributes of the system have more room, bytes.
 const INLINE_BYTES: usize = 2 << 10;
 const INLINE_SYSTEM_BYTES: usize = 4 << 10;
 /// Bytes of the counts that come first, and of what comes before each attribute.
 const HEAD_BYTES: usize = 8;
 const EACH_BYTES: usize = 3;
 
-/// What a program may do that the file itself does not say. Always in the record, so that a write need not read to
-/// know that there is none.
+/// The capabilities of a program. They are always in the record, so that a write, which takes them away, need not read
+/// another key to know that there are none.
 pub(crate) const CAPABILITY: &[u8] = b"security.capability";
-/// Longest value of that, bytes: the kernel's are 24.
+/// Longest value of capabilities, bytes: those that the kernel makes have at most 24.
 pub(crate) const MAX_CAPABILITY: usize = 256;
 
 /// The extended attributes of a record.

@@ -41,7 +41,7 @@ struct New<'a> {
 }
 
 impl Fs {
-    /// Adds the change to the batch that is about the directory's own record.
+    /// Adds a change of the directory's own record to the batch.
     pub(crate) fn change_dir(batch: &mut Batch, at: &DirAt, change: &Change) {
         batch.upsert(at.meta(), change.encode());
     }
@@ -224,7 +224,7 @@ impl Fs {
         Ok(self.remove_last(batch, path::data(&path), inode, now))
     }
 
-    /// What goes from where when [`Fs::remove_file`] removes this name of a file.
+    /// What the accounts above lose when [`Fs::remove_file`] removes this name of a file: which accounts, and how much.
     pub(crate) fn leaving(&self, at: &DirAt, entry: &[u8], inode: &InodeRef) -> Result<(Above, Taken)> {
         if !self.has_accounts() || inode.kind != FileKind::Regular {
             return Ok(Default::default());
@@ -322,9 +322,9 @@ impl Fs {
         batch.delete(path::meta(&entry));
         inode.peek(|s| Self::drop_data(&mut batch, &path::data(&entry), &s.record));
         let nameless = self.nameless_below(&mut batch, &inode, now)?;
-        // Whoever empties a directory name by name leaves a delete for each, which gives space back
-        // only when it reaches the leaf, and never in one that a clone shares. These two overrule
-        // them all, and what they were for.
+        // Removing the entries one by one has left a tombstone for each, which gives space back only when it reaches
+        // the leaf, and never in a leaf that a clone shares. These two range deletes replace all of them, and what they
+        // delete.
         let below = path::contents(&at.contents, bytes)?;
         batch.delete_prefix(path::meta(&below)).delete_prefix(path::data(&below));
         self.drop_kept_by_place(&mut batch, &below, false)?;

@@ -1,15 +1,14 @@
 //! Modification times of files that are written past the kernel's write-back cache.
+//!
 //! With the write-back cache the kernel owns the times of regular files: it takes none from an answer, and it sets none
 //! for a direct write of a file that the server opened so. For such a write the server sets the time as a program would
 //! (`inside`), from a thread of its own, when a request asks for the attributes ([`Times::settle`]). That request waits
 //! for it, but not longer than [`PATIENCE`]: the kernel may hold a lock on the inode until the request is answered.
-//! Nothing is done unasked, because a way into the mount keeps it busy for a moment, and somebody may be about to
-//! unmount it.
+//! The thread does nothing unasked: it opens the mount for it, which makes an unmount at that moment fail as busy.
 //!
-//! Guarantees: a time that somebody sets himself is never replaced by that of an earlier write, because the server
-//! lets the change of this thread pass only if the file's time is still the one that is given
-//! ([`Times::change`]). Uses neither the file system nor the kernel: what is to be done is given to
-//! [`Times::start`].
+//! Guarantees: a time that a program sets is never replaced by that of an earlier write, because the server lets the
+//! change of this thread pass only if the file's time is still the one that is given ([`Times::change`]). Uses neither
+//! the file system nor the kernel: what is to be done is given to [`Times::start`].
 
 use std::{
     collections::HashMap,
@@ -79,7 +78,7 @@ pub(crate) struct Times {
 }
 
 impl Times {
-    /// Starts the thread, for once. `give` gives the kernel the time that a file has now.
+    /// Starts the thread; to be called once. `give` gives the kernel the time that a file has now.
     ///
     /// Waits until the thread has let go of its copies of this process's descriptors. To close one of a file on a FUSE
     /// mount has the kernel ask that mount's server. So this is not for a request, and no lock is held over it.
@@ -146,8 +145,8 @@ impl Times {
     /// What to do with a change of the time of `ino` to `time` (`None`: now) that has come from the thread `from`; the
     /// file has the time `now`. `alone`: it sets no access time.
     ///
-    /// Somebody's own change is what the kernel shows from then on. What the kernel has, it tells when it changes
-    /// something else, as by a rename: that is no change.
+    /// After a program's own change the kernel shows that time. When the kernel changes something else, as at a rename,
+    /// it sends the time that it has along: that is no change.
     pub(crate) fn change(
         &self,
         ino: u64,

@@ -1,8 +1,8 @@
-//! One version alone: a snapshot put on a directory of its own (`pando mount -o snapshot=`).
+//! Mounting a snapshot alone, on a directory of its own (`pando mount -o snapshot=`).
 //!
-//! The kernel can put any directory of a mounted file system elsewhere (a bind mount), and a snapshot is a directory:
-//! `DIR/.snapshots/NAME`. So the version that is seen is that of the daemon that serves the image anyway, and opening
-//! an old one costs a walk to it. Nothing else of the file system can be reached from there.
+//! A snapshot is the directory `DIR/.snapshots/NAME`, and this is a bind mount of it: the daemon that serves the image
+//! serves it as well, and opening an old version costs no more than a walk to it. Nothing else of the file system can
+//! be reached from there.
 
 use std::{
     ffi::OsStr,
@@ -48,7 +48,7 @@ impl Version {
         self.dir.join(".snapshots").join(&self.name)
     }
 
-    /// The version in the file system that is mounted on `mounted`, as a mount that is nowhere yet.
+    /// The version in the file system that is mounted on `mounted`, as a mount that is attached to no directory yet.
     fn find(&self, mounted: &Path) -> Result<OwnedFd> {
         let top = File::open(mounted).with_context(|| format!("{}", mounted.display()))?;
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_XDEV | ResolveFlags::NO_MAGICLINKS;
@@ -68,7 +68,7 @@ impl Version {
     }
 }
 
-/// Says what only root may, before anything is done.
+/// Refuses callers other than root, before anything is done.
 pub fn allowed() -> Result<()> {
     if rustix::process::geteuid().is_root() {
         return Ok(());
@@ -78,16 +78,15 @@ pub fn allowed() -> Result<()> {
     Err(Coded(exit::FAILURE, text.into()).into())
 }
 
-/// Puts `version` of the file system mounted on `mounted` on `dir`, for reading only.
+/// Mounts `version` of the file system that is mounted on `mounted` on `dir`, read-only.
 pub fn bind(version: &Version, mounted: &Path, dir: &Path) -> Result<()> {
     place(&version.find(mounted)?, dir)
 }
 
-/// Leaves nothing but `version` of the file system that was just mounted on `dir`; if that cannot be, not even the
-/// mount.
+/// Replaces the file system that was just mounted on `dir` by its `version`. If that fails nothing stays mounted.
 pub fn narrow(version: &Version, dir: &Path) -> Result<()> {
     let found = version.find(dir);
-    // The version that was found keeps the daemon, and without it the daemon ends.
+    // The daemon goes on as long as there is a mount, and `found` is one. Without it the daemon ends.
     unmount(dir, How::Plain).or_else(|_| unmount(dir, How::Lazy))?;
     place(&found?, dir)
 }

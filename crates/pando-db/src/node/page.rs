@@ -40,7 +40,7 @@ pub(crate) struct Page {
     groups: Arc<[EntryGroup]>,
 }
 
-/// Bytes that an entry is taken to need beside key and content.
+/// Bytes that an entry is counted with beside its key and content: kind, lengths, and its place in the offset table.
 const ENTRY_BYTES: usize = 8;
 
 /// Entries of a group: two bytes of memory an entry.
@@ -60,7 +60,7 @@ impl EntryGroup {
     fn candidates(self, tag: u8) -> impl Iterator<Item = usize> {
         /// The lowest bit of each byte.
         const ONES: u64 = u64::MAX / 255;
-        // A byte that is 0 has its highest bit set behind this, and few others have.
+        // This sets the highest bit of each byte that is 0 (a tag that matches), and of few others.
         let unlike = u64::from_le_bytes(self.tags) ^ (ONES * u64::from(tag));
         let mut alike = unlike.wrapping_sub(ONES) & !unlike & (ONES << 7);
         std::iter::from_fn(move || {
@@ -71,7 +71,7 @@ impl EntryGroup {
     }
 }
 
-/// Notes entry `i`, which follows those noted; of few the head is asked.
+/// Notes entry `i`, which follows those noted. `head` is called for the first entry of each group only.
 #[inline]
 fn note(groups: &mut Vec<EntryGroup>, i: usize, tag: u8, head: impl FnOnce() -> u64) {
     if i.is_multiple_of(GROUP_ENTRIES) {
@@ -82,7 +82,7 @@ fn note(groups: &mut Vec<EntryGroup>, i: usize, tag: u8, head: impl FnOnce() -> 
     }
 }
 
-/// A byte that says little of a key with this head, but much of whether two are equal.
+/// A hash byte of a key with this head: keys with different bytes differ.
 #[inline]
 fn tag(head: u64, key: &[u8]) -> u8 {
     let tail = key.last_chunk().map_or(0, |tail| u64::from_be_bytes(*tail));
@@ -137,8 +137,8 @@ impl Page {
         };
         let mut groups: Vec<EntryGroup> = Vec::with_capacity(count.div_ceil(GROUP_ENTRIES));
         let (mut pure, mut dense, mut end) = (true, true, 0);
-        // Entries that share bytes would let a small page stand for a large run: what is made of it would have no
-        // bound.
+        // If entries could share bytes, a small page could hold any number of large entries, and what is built from it
+        // would have no bound.
         let mut taken = 0;
         let mut last: Option<(u64, &[u8])> = None;
         let offsets = page.data.get(table..table + 4 * count).unwrap_or_default().as_chunks().0;
@@ -146,7 +146,7 @@ impl Page {
             let at = u32::from_le_bytes(*offset) as usize;
             let entry = page.entry_at(at).ok_or_else(|| bad(format!("entry {i} is malformed")))?;
             let head = head(entry.key);
-            // Mostly the heads differ, and that says all.
+            // If the heads differ, which is the common case, they decide.
             if last.is_some_and(|(above, last)| above >= head && (above > head || last >= entry.key)) {
                 return Err(bad(format!("entry {i} is out of order")));
             }
@@ -241,7 +241,7 @@ impl Page {
         &self.data
     }
 
-    /// Has the processor fetch `len` bytes from `at` on, for who will soon want them.
+    /// Asks the processor to fetch `len` bytes from `at` on into its cache, because they will be read soon.
     #[inline]
     pub fn prefetch(&self, at: usize, len: usize) {
         prefetch(&self.data, at, len);
@@ -252,7 +252,7 @@ impl Page {
         Page { lent: true, ..self }
     }
 
-    /// True if its bytes are a part of memory that others share, so that keeping it keeps more than it is.
+    /// True if its bytes are a part of memory that others share: then keeping the page keeps all of that memory.
     pub fn is_lent(&self) -> bool {
         self.lent
     }

@@ -1,4 +1,5 @@
-//! What is intended at a place: told, if those who merge may see it, and noted as a step, if they may do it.
+//! What a merge is to do at one path: it is told to the caller if he may see it, and becomes a step of the plan if he
+//! may do it.
 //!
 //! Guarantees that a user other than root is told no name in a directory that he could not search on one of the sides,
 //! and that nothing of another user's is taken, moved, changed or removed for him. Uses plans, sides and streams.
@@ -33,8 +34,8 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Error unless all directories around an entry are the owner's, or all may search them: names in others are not
-    /// told. It names the topmost one.
+    /// Error unless each directory above an entry is the owner's, or everybody may search it: names in others are not
+    /// told. The error names the topmost one.
     fn may_see(&mut self, spots: &Spots) -> Result<()> {
         let Some(owner) = self.owner else { return Ok(()) };
         let trees = &mut *self.trees;
@@ -64,7 +65,7 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Notes a conflict; whether the fork is preferred.
+    /// Notes a conflict; true if the fork's side is to be taken.
     pub(crate) fn conflict(&mut self, spots: &Spots, why: MergeConflict, aspects: Aspects) -> Result<bool> {
         self.tell(spots, MergeKind::Conflict(why), aspects)?;
         Ok(self.options.prefer == Some(MergeSide::Theirs))
@@ -126,7 +127,7 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Takes what the fork has to where there is nothing.
+    /// Takes what the fork has to a path where there is nothing.
     pub(crate) fn take(&mut self, spots: &Spots, value: &Bytes) -> Result<()> {
         let record = self.trees.theirs.found(&spots.theirs, value)?.record;
         self.owned(&spots.ours, record.uid)?;
@@ -148,7 +149,7 @@ impl Planner<'_> {
         self.take(spots, theirs)
     }
 
-    /// What is at `entry` here; `own` is the path in the origin of what may be replaced.
+    /// What is at `entry` on our side; `own` is the path in the origin of what may be replaced.
     pub(crate) fn occupant(&mut self, entry: &[u8], own: &[u8]) -> Result<Occupant> {
         let Some(value) = self.trees.ours.value(entry)? else { return Ok(Occupant::Nothing) };
         let Some(origin) = self.follow.origin_of(self.trees, entry, &value)? else {
@@ -163,7 +164,7 @@ impl Planner<'_> {
         })
     }
 
-    /// Whether what is there is what was in the origin, or, of directories, perhaps less.
+    /// Whether our side has what was in the origin, unchanged; of a directory some entries may have been removed.
     pub(crate) fn is_as_it_was(&mut self, spots: &Spots, base: &Bytes, ours: &Bytes) -> Result<bool> {
         let (b, o) = (self.trees.base.found(&spots.base, base)?, self.trees.ours.found(&spots.ours, ours)?);
         if b.record.kind != o.record.kind
@@ -237,7 +238,8 @@ impl Planner<'_> {
         Ok(true)
     }
 
-    /// The topmost directory on the way from one of the origin to `dir` in it that the fork has moved.
+    /// The topmost directory that the fork has moved, of those from the directory `from` of the origin down to `dir` in
+    /// it: its contents prefix, from there.
     fn moved_out(&self, from: &[u8], dir: &[u8]) -> Result<Option<Vec<u8>>> {
         let mut at = 0;
         while let Some((entry, contents)) = path::next_level(dir, at) {

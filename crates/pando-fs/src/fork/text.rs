@@ -1,7 +1,7 @@
 //! Lines of text that both sides of a merge have changed.
 //!
-//! Reads the three versions of a file and merges them line by line, as diff3(1) and git do. What is no text, or too
-//! long, is left to the conflict that it is. Changes nothing. Uses sides, keys, and a library for the lines.
+//! Reads the three versions of a file and merges them line by line, as diff3(1) and git do. A file that is no text, or
+//! too long, stays a conflict. Changes nothing. Uses sides, keys, and a library for the lines.
 
 use bytes::Bytes;
 use diffy::merge_bytes;
@@ -22,7 +22,7 @@ const MAX_TEXT_LINES: usize = 10_000;
 const MAX_WORK_SQUARES: usize = 16 * MAX_TEXT_LINES * MAX_TEXT_LINES;
 /// The same while both trees are held, a count: about a second at the worst.
 const MAX_HELD_WORK_SQUARES: usize = MAX_TEXT_LINES * MAX_TEXT_LINES;
-/// All that one merge gets by merging lines, bytes: it is in memory, and goes into one batch.
+/// Content of all files that one merge gets by merging lines, bytes: it is in memory, and goes into one batch.
 const MAX_MERGED_TEXT_BYTES: usize = 8 << 20;
 
 /// What merging lines came to.
@@ -39,7 +39,8 @@ pub(crate) struct TextBudget {
 }
 
 impl TextBudget {
-    /// For a plan beside others, or for one while they wait (`held`), which may take much less work.
+    /// For a plan that is made while calls on both trees go on, or while they wait (`held`): then it may take much less
+    /// work.
     pub(crate) fn new(held: bool) -> Self {
         let squares = if held { MAX_HELD_WORK_SQUARES } else { MAX_WORK_SQUARES };
         Self { squares, bytes: MAX_MERGED_TEXT_BYTES }
@@ -56,7 +57,7 @@ fn text(side: &Side, found: &Found) -> Result<Option<(Vec<u8>, usize)>> {
     for block in 0..record.size.div_ceil(BLOCK_SIZE) {
         let wanted = (record.size - block * BLOCK_SIZE).min(BLOCK_SIZE) as usize;
         let stored = side.view.get(&path::block(&found.data, block))?.unwrap_or_default();
-        // What a block lacks is zeros, and text has none.
+        // Bytes that a block lacks are zeros, and text has no zeros.
         match stored.get(..wanted) {
             Some(bytes) if !bytes.contains(&0) => out.extend_from_slice(bytes),
             _ => return Ok(None),

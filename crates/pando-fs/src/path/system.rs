@@ -43,7 +43,7 @@ pub(crate) fn tainted(lineage: u32) -> Bytes {
     tagged(b'E', &lineage.to_be_bytes())
 }
 
-/// All that is said so.
+/// The prefix of all of these ([`tainted`]).
 pub(crate) fn taints() -> Bytes {
     tagged(b'E', b"")
 }
@@ -130,7 +130,7 @@ pub(crate) fn snapshot_name(family: u64, name: &[u8]) -> Bytes {
     tagged(b'R', &[&family.to_be_bytes()[..], &[1], name].concat())
 }
 
-/// What is known of the fork whose contents prefix begins so: the key of one, or the prefix of those of all below.
+/// The key of the fork with this contents prefix; also the prefix of the keys of all forks below.
 pub(crate) fn fork(contents: &[u8]) -> Bytes {
     tagged(b'K', contents)
 }
@@ -150,7 +150,7 @@ pub(crate) fn forked(contents: &[u8], number: u32) -> Bytes {
     tagged(b'W', &[contents, &number.to_be_bytes()].concat())
 }
 
-/// What is said so of the directory with this contents prefix and of all below it.
+/// The prefix of such keys ([`forked`]) of the directory with this contents prefix and of all below it.
 pub(crate) fn forked_below(contents: &[u8]) -> Bytes {
     tagged(b'W', contents)
 }
@@ -161,7 +161,7 @@ pub(crate) fn forked_parts(key: &[u8]) -> Option<(&[u8], u32)> {
     Some((contents, u32::from_be_bytes(*number)))
 }
 
-/// The policy of the directory with this contents prefix: the key of one, or the prefix of those of all below.
+/// The key of the policy of the directory with this contents prefix; also the prefix of the keys of all below.
 pub(crate) fn policy(contents: &[u8]) -> Bytes {
     tagged(b'A', contents)
 }
@@ -171,12 +171,12 @@ pub(crate) fn policy_place(key: &[u8]) -> Option<&[u8]> {
     key.get(HEAD_BYTES..)
 }
 
-/// Where one prefix waits while two are exchanged within one batch; empty between batches.
+/// Where the keys of one prefix wait while two are exchanged within one batch; empty between batches.
 pub(crate) fn exchange(slot: u8) -> Bytes {
     tagged(b'X', &[slot])
 }
 
-/// The same for the keys of one of many moves, and one of its prefixes.
+/// The same for one of the prefixes of one of many moves that are made in one batch.
 pub(crate) fn aside(number: u32, slot: u8) -> Bytes {
     let [a, b, c, d] = number.to_be_bytes();
     tagged(b'X', &[u8::MAX, a, b, c, d, slot])

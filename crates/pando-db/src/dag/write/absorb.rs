@@ -1,5 +1,5 @@
 //! Taking messages into a node: range messages rest, or turn into edges; points
-//! go to the edge of their key; updates are parted among the edges that they
+//! go to the edge of their key; updates are split among the edges that they
 //! cover; at a leaf all of them become pairs.
 //!
 //! Invariant kept: every message of an interior node lies within one edge, and

@@ -23,7 +23,7 @@ use crate::{
 
 /// How long a thread sleeps at most before it looks for work again.
 const NAP: Duration = Duration::from_millis(50);
-/// How long after the last write deletes are carried down.
+/// How long after the last write tombstones are pushed down.
 const QUIET: Duration = Duration::from_secs(2);
 
 pub(crate) fn spawn(engine: &Arc<Engine>) -> Result<Vec<JoinHandle<()>>> {
@@ -47,8 +47,8 @@ pub(crate) fn spawn(engine: &Arc<Engine>) -> Result<Vec<JoinHandle<()>>> {
     ])
 }
 
-/// Lets other threads go before the calling one. Only a matter of speed: where it is refused, nothing is
-/// lost.
+/// Gives the calling thread a lower priority. Where the system refuses that, callers are slower and nothing else is
+/// wrong.
 fn be_nicer(by: i32) {
     let me = Some(gettid());
     if by > 0
@@ -68,7 +68,7 @@ impl Drop for Alive<'_> {
     }
 }
 
-/// Keeps the in-memory tables few, and gives back what was deleted.
+/// Flushes sealed memtables into the tree, and gives back the space of what was deleted.
 fn flusher(engine: &Engine) {
     let mut quiet = Quiet { msn: 0, since: Instant::now() };
     let mut beside = Beside::new();
@@ -87,7 +87,7 @@ fn flusher(engine: &Engine) {
         match worked {
             Ok(true) => (),
             Ok(false) => {
-                // Or space that only a reader's last view holds would wait for the next write.
+                // Otherwise space that only the last view of a reader holds would not be free before the next write.
                 drop(engine.views.left_by_readers());
                 pool::rest();
                 engine.signal.wait_for(Work::Flush, beside.next_step().min(NAP));
@@ -108,8 +108,8 @@ struct Quiet {
 }
 
 impl Quiet {
-    /// After deletes, and when it has been quiet since: carries them to where they give space back.
-    /// One bounded step a call; whether there was one to make.
+    /// If there were deletes and no writes since, pushes the tombstones down to where they give space back. A call
+    /// makes one bounded step, and says whether there was one to make.
     fn collect(&mut self, engine: &Engine) -> Result<bool> {
         let msn = engine.log.appended_msn();
         if msn != self.msn {
@@ -132,8 +132,8 @@ impl Quiet {
     }
 }
 
-/// Writes the log out when much of it waits, and makes it durable within the stated interval. When nothing was
-/// written for an interval, the log says of its last records that they are durable.
+/// Writes the log out when much of it waits, and makes it durable within `Options::sync_interval`. When nothing was
+/// written for such an interval, a mark in the log says that its last records are durable.
 fn syncer(engine: &Engine) {
     let (mut last, mut seen) = (Instant::now(), 0);
     while !engine.signal.shutting_down() {

@@ -1,4 +1,4 @@
-//! Batches that are made one: what two of them come to, key by key.
+//! Joining batches: the operations of several small batches in a row become those of one record of the log.
 //!
 //! Guarantees: pure; the operations that come out have, one after the other, the effect of those that went in, for any
 //! store in which the first ones were the last that was done. May use: operations, the merge function. No I/O.
@@ -7,13 +7,14 @@ use bytes::Bytes;
 
 use crate::{batch::Op, limits::MAX_MERGED, merge::Merge};
 
-/// Operations of a batch that is made one with others; looking for equal keys compares all with all.
+/// Most operations of a batch that is joined to others, a count: each key is compared with each.
 const MAX_OPS: usize = 8;
-/// Keys of what batches are made.
+/// Most keys of joined batches, a count.
 const MAX_KEYS: usize = 96;
-/// Bytes in the record itself of what batches are made, and how many of them let no more keys in. Each batch that is
-/// joined writes them anew, in memory.
+/// Most bytes of the record of joined batches, values outside of it left out: each batch that is joined encodes the
+/// whole record anew, in memory.
 const MAX_BYTES: usize = 24 << 10;
+/// A record with more bytes than this takes changes of its own keys, but no further keys.
 const MAX_BYTES_FOR_MORE_KEYS: usize = 4 << 10;
 
 /// The newest batch, which others may have been joined to.
@@ -23,29 +24,30 @@ pub(crate) struct Joint {
     pub msn: u64,
     /// Its operations, at most one for each key.
     pub ops: Vec<Op>,
-    /// Keys of batches right before it that it was not made one with: see [`Earlier::keys`].
+    /// Keys of batches right before it that it was not joined to: see [`Earlier::keys`].
     pub earlier: Vec<Bytes>,
 }
 
 /// What came right before a batch.
 #[derive(Debug, Default)]
 pub(crate) struct Earlier {
-    /// Operations that it may be made one with.
+    /// Operations of the batches that it may be joined to.
     pub ops: Vec<Op>,
-    /// Keys of records that cannot be replaced any more. What is joined to such a key becomes a put of the whole value,
-    /// once: a change of it would be logged, and the value read and written again in the tree. Not more often, because
-    /// who syncs after every part would log the value for each.
+    /// Keys of records that cannot be replaced any more. The first upsert of such a key becomes a put of the whole
+    /// value, so that the tree need not read the value and write it again. Later ones stay upserts: a caller that syncs
+    /// after each would otherwise log the whole value each time.
     pub keys: Vec<Bytes>,
 }
 
 impl Earlier {
-    /// What it is to a batch behind it that it is not made one with.
+    /// What the next batch has to know of these if it is not joined to them: their keys, but for those whose value was
+    /// made whole.
     pub fn over(&self) -> Earlier {
         let new = self.ops.iter().filter_map(key).filter(|key| !self.keys.contains(key));
         Earlier { ops: Vec::new(), keys: new.cloned().collect() }
     }
 
-    /// The operation on `key`. The last ones are looked at first, as what grows is what came last.
+    /// The operation on `key`. The search begins with the last one: a file that grows is changed where it was last.
     fn find(&self, key: &Bytes) -> Option<(usize, &Op)> {
         self.ops.iter().enumerate().rev().find(|(_, op)| self::key(op).is_some_and(|old| is_same(old, key)))
     }
@@ -56,16 +58,18 @@ fn is_same(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && a.last_chunk::<8>() == b.last_chunk::<8>() && a == b
 }
 
-/// What batches that are made one come to.
+/// What becomes of batches that are joined.
 pub(crate) struct Joined {
-    /// What comes of the operations before: the one at a place becomes another, or one is added (no place).
+    /// Changes of the operations before: the one at this place becomes another one; without a place, one is added.
     changes: Vec<(Option<usize>, Op)>,
-    /// What the newest batch does, as an in-memory table takes it in; puts are those of all, to the address.
+    /// What the newest batch does, as the memtable takes it in. The value of a put is the same memory as that in the
+    /// record, so that it is kept once.
     pub newest: Vec<Op>,
 }
 
 impl Joined {
-    /// All operations, one for each key, where `before` were the ones before; and the newest.
+    /// All operations of the record, one for each key, where `before` were the ones before; and those of the newest
+    /// batch.
     pub fn onto(self, mut before: Vec<Op>) -> (Vec<Op>, Vec<Op>) {
         for (at, op) in self.changes {
             match at.and_then(|at| before.get_mut(at)) {
@@ -84,7 +88,7 @@ fn key(op: &Op) -> Option<&Bytes> {
     }
 }
 
-/// The put or delete of what an upsert has made of a value.
+/// The put or delete that says what an upsert has made of a value; `None` if the value is too long to be kept whole.
 fn settled(key: &Bytes, value: Option<Bytes>) -> Option<Op> {
     match value {
         Some(value) if value.len() > MAX_MERGED => None,
@@ -93,8 +97,9 @@ fn settled(key: &Bytes, value: Option<Bytes>) -> Option<Op> {
     }
 }
 
-/// The operations `ops` of a batch right behind `before`. `None` if they are better left apart. `standing` is the
-/// value that a key is known to have in memory; values of at least `aside` bytes do not stand in the record.
+/// Joins the operations `ops` of a batch to those right `before` it. `None` if the batch gets a record of its own.
+/// `standing` gives the value that a key is known to have in memory; values of at least `aside` bytes do not stand in
+/// the record.
 pub(crate) fn join(
     before: &Earlier,
     ops: &[Op],

@@ -73,12 +73,12 @@ pub struct Replay {
     /// Where the next write-out begins, once the log has ended.
     head: u64,
     ended: bool,
-    /// The newest record that something says was durable.
+    /// The newest record that a footer, or the one who opened the log, says was durable.
     durable: u64,
     clean: bool,
     /// Go on behind what is lost.
     salvage: bool,
-    /// The first record that does not count although it is whole.
+    /// The first record that does not count although it is valid: see [`Replay::doubt`].
     in_doubt: u64,
     found: Vec<Found>,
     /// What was computed again, and where on the device it belongs.
@@ -163,8 +163,8 @@ impl Replay {
         (self.next_msn <= self.durable).then_some(self.next_msn..=self.durable)
     }
 
-    /// Says that the records from number `first` on are whole and do not count. Until the log says so itself,
-    /// durably, it must not call them durable: whoever reads that would miss what they lack.
+    /// Says that the records from number `first` on do not count although they are valid. Until a durable record of the
+    /// log says so too, no footer may call them durable: a reader would take what they lack for damage.
     pub fn doubt(&mut self, first: u64) {
         self.in_doubt = self.in_doubt.min(first);
     }
@@ -174,7 +174,7 @@ impl Replay {
         self.region.base + pos % self.region.size
     }
 
-    /// Finds where to go on where no valid record is; sets `ended` if nowhere.
+    /// Finds where the log goes on behind a place without a valid record; sets `ended` if it goes on nowhere.
     fn go_on(&mut self) -> Result<()> {
         let here = self.at.pos;
         // Where the next record should begin, and where the next write-out.
@@ -256,7 +256,7 @@ impl Replay {
         let right: Vec<_> = places.iter().map(|place| bytes.get(place.clone()).map(<[u8]>::to_vec)).collect();
         let before = self.repaired.replace((footer.begin, bytes));
         if self.record_at(pos)?.is_none() {
-            // It is of a former life of the log, or more is gone than can be computed.
+            // The write-out is of an earlier session of the log, or more is damaged than can be computed.
             self.repaired = before;
             return Ok(false);
         }
@@ -432,7 +432,7 @@ impl Replay {
 
     fn load(&mut self, pos: u64, len: usize) -> Result<()> {
         let Region { device, base, size, .. } = &self.region;
-        // Half-filled nothing of it may be used.
+        // If a read below fails, the window stays empty.
         (self.window, self.window_at) = (Bytes::new(), pos);
         let mut window = vec![0; len];
         let (mut at, mut rest) = (pos, &mut window[..]);

@@ -1,8 +1,8 @@
 //! Memory that requests are read into, used again and again.
 //!
-//! Fresh memory costs a stream of large writes more than to copy its bytes: the kernel zeroes each page of it, a fault
-//! at a time. So what was used last is used next. What many waiting requests had at once is kept as long as they come,
-//! and goes back to the kernel when nobody has taken any for a moment ([`Buffers::rest`]).
+//! In a stream of large writes, fresh memory for each request would cost more than copying its bytes: the kernel zeroes
+//! each page of it, with a fault for each. So the buffer that was used last is used next. As many buffers as waited at
+//! once are kept while requests come, and go back to the kernel when none was taken for a moment ([`Buffers::rest`]).
 //!
 //! Guarantees: a buffer belongs to who took it until it is dropped; at rest [`KEPT_BUFFERS`] stay. May use: the size of
 //! a request.
@@ -21,14 +21,15 @@ use crate::transport::own::device::READ_BUFFER_BYTES;
 
 /// Buffers that are kept at rest, a count: 8 MiB of memory at most.
 const KEPT_BUFFERS: usize = 8;
-/// After so long without a request that needed another buffer those above that go.
+/// Buffers above that number go back to the kernel when none was taken for so long.
 pub(super) const REST: Duration = Duration::from_secs(1);
 
-/// What nobody uses.
+/// The buffers that nobody uses.
 #[derive(Default)]
 struct Spare {
-    /// The one used last at the end.
+    /// The one used last is the last.
     buffers: Vec<MmapMut>,
+    /// When one was taken last.
     taken: Option<Instant>,
 }
 
@@ -36,15 +37,16 @@ struct Spare {
 #[derive(Default)]
 pub(super) struct Buffers(Arc<Mutex<Spare>>);
 
-/// Memory for one request, touched only as far as requests were long. Dropped, it is used again.
+/// Memory for one request; its pages are real only as far as a request was ever long. When it is dropped another
+/// request can take it.
 pub(super) struct RequestBuffer {
-    /// There always is one, until the end.
+    /// None only while it is dropped.
     memory: Option<MmapMut>,
     home: Arc<Mutex<Spare>>,
 }
 
 impl Buffers {
-    /// A buffer with anything in it. Fails if the kernel gives no memory.
+    /// A buffer, in which the bytes of an earlier request may stand. Fails if the kernel gives no memory.
     pub(super) fn take(&self) -> io::Result<RequestBuffer> {
         let kept = {
             let mut spare = self.0.lock();
@@ -72,7 +74,7 @@ impl Buffers {
         let keep = spare.buffers.len().min(KEPT_BUFFERS);
         let gone = spare.buffers.split_off(keep);
         drop(spare);
-        // The kernel takes its time for it.
+        // Not under the lock: the kernel takes its time to unmap them.
         drop(gone);
     }
 }

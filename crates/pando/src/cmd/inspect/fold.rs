@@ -1,7 +1,8 @@
-//! What does not fit a picture that one can look at, folded: of a row as many boxes as there is room for, and one box
-//! that counts the rest; the same of the edges of a node, and of what stands in one.
+//! Folds a picture of nodes that would be too large to look at: of each row as many boxes are kept as there is room
+//! for, and one box counts the rest. The same is done with the edges of a node, and with the text in a box.
 //!
-//! Small pictures stay as they are. What was left out can be seen by `--node` and `--limit`. Pure functions over boxes.
+//! Small pictures stay as they are. What was left out can be seen with `--node` and `--limit`. Pure functions over
+//! boxes.
 
 use std::collections::HashMap;
 
@@ -14,7 +15,7 @@ use crate::{
     size::show,
 };
 
-/// Widest row that is tried first, and least, pixels.
+/// Width of a row that is tried first, and the smallest one that is tried, pixels.
 pub const ROW_WIDTHS: (f64, f64) = (3000.0, 600.0);
 /// Least and tallest content of a box, pixels: the more levels, the less.
 const CELL_HEIGHTS: (f64, f64) = (32.0, 400.0);
@@ -25,8 +26,8 @@ const LEVEL: f64 = 116.0;
 /// Room for the box or cell that counts the rest, pixels.
 const REST_WIDTH: f64 = 260.0;
 
-/// Folds what would make a row wider than `row_width`, without the arrows that go through it. What points to a
-/// node that has no box any more points to the one that counts it.
+/// Folds what would make a row wider than `row_width`; arrows that pass through the row are not counted. An arrow to a
+/// node that has no box any more leads to the box that counts that node.
 pub fn fold(shapes: Vec<Shape>, row_width: f64) -> Vec<Shape> {
     let mut rows: Vec<(Option<u8>, Vec<Shape>)> = Vec::new();
     for shape in shapes {
@@ -41,7 +42,7 @@ pub fn fold(shapes: Vec<Shape>, row_width: f64) -> Vec<Shape> {
     let tallest = (ALL_LEVELS / rows.len().max(1) as f64 - LEVEL).clamp(least, most);
     for (height, mut row) in rows {
         row.iter_mut().flat_map(|shape| &mut shape.cells).for_each(|cell| fold_parts(cell, tallest));
-        // Some nodes of a row are better than one.
+        // Two narrower boxes say more of a row than one wide box.
         let most = if row.len() > 1 { row_width / 2.0 } else { row_width };
         row.iter_mut().for_each(|shape| fold_cells(shape, most));
         let fits = fitting(row.iter().map(|shape| shape.width() + GAP), row_width);

@@ -1,5 +1,5 @@
 //! The source keeps its own rules: which room may import which, how long lines and files are (those of documents too),
-//! that every file says what it is for, and that every number says what it counts.
+//! that every file says what it is for, that every number says what it counts, and that a type has a name of its own.
 //!
 //! Reads `src` of this crate, and of the crates above it in the workspace, as text. Modules for tests are left out of
 //! the import rules: they may use the whole crate.
@@ -7,7 +7,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
 };
@@ -383,8 +383,9 @@ const PROGRAM: &[(&str, &[&str])] = &[
             "stream",
         ],
     ),
+    ("help", &[]),
     ("helper", &["exit", "logging", "place", "image", "tree", "cmd"]),
-    ("main", &["cmd", "exit", "guard", "helper"]),
+    ("main", &["cmd", "exit", "guard", "help", "helper"]),
 ];
 
 /// A crate of the workspace: its folder, and its tables of floors with the module that each table is about.
@@ -468,6 +469,9 @@ const UNITS: &[&str] = &[
     "word",
     "1/n",
 ];
+
+/// What each command of the program has one of: its arguments.
+const NAMES_OF_MANY: &[&str] = &["Args"];
 
 struct Source {
     /// Below `src`, as `dag/read/view.rs`.
@@ -747,6 +751,46 @@ fn every_number_says_what_it_counts() {
     none(broken);
 }
 
+/// The name of the type that a line defines. A `type` further in is what a trait is given for its own name.
+fn defined_type(line: &str) -> Option<&str> {
+    let code = line.trim_start();
+    let code = match code.strip_prefix("pub") {
+        // `pub(crate)` and its like.
+        Some(rest) if rest.starts_with('(') => rest.split_once(')')?.1,
+        Some(rest) => rest,
+        None => code,
+    };
+    let mut words = code.split_whitespace();
+    let rest = match words.next()? {
+        "struct" | "enum" | "trait" => words.next()?,
+        "type" if !line.starts_with(' ') => words.next()?,
+        "unsafe" if words.next()? == "trait" => words.next()?,
+        _ => return None,
+    };
+    rest.split(|c: char| !c.is_alphanumeric() && c != '_').next()
+}
+
+/// Types of a crate that have the name of another one: where they are.
+fn same_names(sources: &[Source]) -> Vec<String> {
+    let mut places: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for source in sources {
+        for (i, line) in source.code() {
+            if let Some(name) = defined_type(line) {
+                places.entry(name).or_default().push(format!("{}:{i}", source.path));
+            }
+        }
+    }
+    places.retain(|name, places| places.len() > 1 && !NAMES_OF_MANY.contains(name));
+    places.into_iter().map(|(name, places)| format!("{name}: {}", places.join(", "))).collect()
+}
+
+#[test]
+fn a_type_name_means_one_thing_in_a_crate() {
+    for one in CRATES {
+        none(same_names(&sources(one)));
+    }
+}
+
 #[test]
 fn the_rules_find_what_breaks_them() {
     let source = |path: &str, text: &str| Source { path: path.into(), text: text.into() };
@@ -764,6 +808,12 @@ fn the_rules_find_what_breaks_them() {
     assert_eq!(broken_floors(DAG, &["dag"], &inline), ["dag/read/view.rs: `read` imports `gc`"]);
     let test = [source("key/span.rs", "#[cfg(test)]\nmod tests {\n    use crate::dag::edit::Edit;\n}\n")];
     assert_eq!(broken_floors(ROOMS, &[], &test), [""; 0]);
+    let twice = [
+        source("a.rs", "pub(crate) struct Page {\n}\nimpl Deref for Page {\n    type Target = [u8];\n}\n"),
+        source("b.rs", "fn f() {\n    enum Page<'a> {}\n}\nstruct Pages;\ntype Target = u8;\n"),
+        source("c.rs", "struct Pager;\n#[cfg(test)]\nmod tests {\n    struct Pages;\n}\n"),
+    ];
+    assert_eq!(same_names(&twice), ["Page: a.rs:1, b.rs:2"]);
 }
 
 /// The documents name files by their last folders and name, in backquotes.

@@ -29,9 +29,12 @@ pub const HELP: &str = "Exit codes:
   3  check or inspect found damage; backup, export or diff could not read all
   4  in use: locked by another process, mounted already, or files open
   5  mounting is not possible here: no /dev/fuse, or fusermount3 missing
-  6  umount: unmounted, but closing the image failed; what was not synced may be lost
-  7  merge: conflicts; nothing was merged, or with --text they are marked in the files
-  8  import, export: copied, but some owners, attributes, links or device nodes could not be kept";
+  6  umount: unmounted, but closing the image failed; what was not synced may
+     be lost
+  7  merge: conflicts; nothing was merged, or with --text they are marked in the
+     files
+  8  import, export: copied, but some owners, attributes, links or device nodes
+     could not be kept";
 
 /// An error with a code of its own.
 #[derive(Debug)]

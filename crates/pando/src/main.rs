@@ -8,7 +8,7 @@
 //! Called by another name it is a helper of mount(8) and its like: see `helper`.
 //!
 //! From the ground up: `exit`, `size`, `uuid`, `closing`, `logging`, `place`, `below`; `image`, `offline`, `change`,
-//! `report`, `tree`, `stream`; `cmd`; `helper`.
+//! `report`, `tree`, `stream`; `cmd`; `help`, `helper`.
 
 mod below;
 mod change;
@@ -16,6 +16,7 @@ mod closing;
 mod cmd;
 mod exit;
 mod guard;
+mod help;
 mod helper;
 mod image;
 mod logging;
@@ -30,7 +31,7 @@ mod uuid;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 /// A file system that clones any file or directory tree for the price of a small write.
 #[derive(Parser)]
@@ -83,6 +84,11 @@ enum Command {
     Completions(cmd::install::CompletionsArgs),
 }
 
+/// The command line.
+fn program() -> clap::Command {
+    help::flowing(Cli::command())
+}
+
 fn main() -> ExitCode {
     let mut args = std::env::args_os();
     if std::env::args_os().next().as_ref().is_some_and(guard::is_name) {
@@ -92,7 +98,8 @@ fn main() -> ExitCode {
     if let Some(helper) = args.next().as_ref().and_then(helper::of_name) {
         return ExitCode::from(helper.run(args.collect()));
     }
-    let result = match Cli::parse().command {
+    let cli = Cli::from_arg_matches(&program().get_matches()).unwrap_or_else(|e| e.exit());
+    let result = match cli.command {
         Command::Mkfs(args) => cmd::mkfs::run(&args),
         Command::Mount(args) => cmd::mount::run(&args),
         Command::Umount(args) => cmd::umount::run(&args),
@@ -132,12 +139,12 @@ fn main() -> ExitCode {
         Command::Install(args) => cmd::install::run(
             &args,
             cmd::install::Parts {
-                program: Cli::command(),
+                program: program(),
                 helpers: helper::NAMES.iter().map(|(name, _)| *name).collect(),
-                helper_pages: helper::pages(),
+                helper_pages: helper::pages().into_iter().map(help::flowing).collect(),
             },
         ),
-        Command::Completions(args) => cmd::install::completions(&args, Cli::command()),
+        Command::Completions(args) => cmd::install::completions(&args, program()),
     };
     match result {
         Ok(()) => ExitCode::from(exit::OK),
@@ -151,12 +158,39 @@ mod tests {
 
     use super::*;
 
+    /// The commands below `command`, each with its words behind `pando`, those with commands of their own left out.
+    fn leaves(command: &clap::Command, words: &str, out: &mut Vec<(String, clap::Command)>) {
+        for sub in command.get_subcommands() {
+            let words = format!("{words} {}", sub.get_name());
+            match sub.has_subcommands() {
+                true => leaves(sub, &words, out),
+                false => out.push((words, sub.clone())),
+            }
+        }
+    }
+
     #[test]
     fn the_command_line_is_consistent_and_every_command_has_an_example() {
-        Cli::command().debug_assert();
-        for command in Cli::command().get_subcommands() {
+        program().debug_assert();
+        let mut commands = Vec::new();
+        leaves(&program(), "pando", &mut commands);
+        assert!(commands.len() > 45, "only {} commands", commands.len());
+        for (words, command) in commands {
             let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-            assert!(help.contains(&format!("pando {}", command.get_name())), "{}", command.get_name());
+            assert!(help.contains("Example") && help.contains(&words), "{words}");
+        }
+    }
+
+    /// A list in a help text is set by hand, for a terminal of 80 columns.
+    #[test]
+    fn lines_that_do_not_flow_fit_a_terminal() {
+        let mut commands = Vec::new();
+        leaves(&program(), "pando", &mut commands);
+        for (words, command) in commands {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            for line in help.lines().filter(|line| line.starts_with("  ") && !line.contains("pando ")) {
+                assert!(line.chars().count() <= 80, "{words}: {line}");
+            }
         }
     }
 }

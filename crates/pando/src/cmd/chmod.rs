@@ -28,7 +28,7 @@ pub struct Args {
     #[arg(allow_hyphen_values = true)]
     mode: String,
     /// Files and directories
-    #[arg(required = true)]
+    #[arg(value_name = "PATH", required = true)]
     paths: Vec<PathBuf>,
 }
 

@@ -35,7 +35,7 @@ pub struct Args {
     /// OWNER, OWNER:GROUP, OWNER: or :GROUP
     owner: String,
     /// Files and directories
-    #[arg(required = true)]
+    #[arg(value_name = "PATH", required = true)]
     paths: Vec<PathBuf>,
 }
 

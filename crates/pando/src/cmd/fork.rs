@@ -20,9 +20,10 @@ const MAX_COUNTED: usize = 10_000;
 /// Clone a directory tree, and remember what it was: to compare, merge or discard it later
 #[derive(clap::Args)]
 #[command(
-    after_help = "For who gives every task its own copy of a working tree. A fork is a clone, at the price of one;
-what it was at first is kept beside it, read-only, seen nowhere, and goes with it. Any way to remove
-a fork is good; a clone of a fork is none. The same as pando clone --track.
+    after_help = "A fork serves those who give every task its own copy of a working tree. It is a clone, and costs what
+a clone costs. What it was at first is kept beside it, read-only and in no directory, and goes when
+the fork goes. A fork may be removed in any way. A clone of a fork is no fork. pando clone --track
+does the same.
 
 Examples: pando fork /mnt/grove/project /mnt/grove/task
           pando fork --exclude .trees /mnt/grove/repo /mnt/grove/repo/.trees/a
@@ -45,22 +46,24 @@ pub struct Args {
 
 /// Remove a fork, and forget what it was made of
 #[derive(clap::Args)]
-#[command(after_help = "The same as pando rm -r, and refuses what is not a fork. You need the same rights.
+#[command(
+    after_help = "This does what pando rm -r does, needs the same rights, and refuses what is not a fork.
 
-Examples: pando discard /mnt/grove/task")]
+Example: pando discard /mnt/grove/task"
+)]
 pub struct DiscardArgs {
     /// Forks in a mounted Pando file system
-    #[arg(required = true, value_name = "DST")]
+    #[arg(required = true, value_name = "FORK")]
     forks: Vec<PathBuf>,
 }
 
 /// List the forks of a directory, or all, with what they have changed
 #[derive(clap::Args)]
 #[command(
-    after_help = "Lists the forks that you made; for root all. CHANGED counts what pando diff FORK would list, and BYTES
-are the bytes that came, went or differ; finding out costs in proportion to that. STATE is
-'same' if nothing changed, 'changed', 'orphan' if what it was made of is gone, or 'hidden' if you
-may not look into it.
+    after_help = "The forks that you made are listed; all of them if you are root. CHANGED is the number of differences
+that pando diff FORK would list, and BYTES the bytes that were added, removed or changed; finding
+them takes time in proportion. STATE is 'same' if nothing changed, 'changed', 'orphan' if what the
+fork was made of is gone, or 'hidden' if you may not look into it.
 
 Examples: pando forks /mnt/grove/project
           pando forks -H /mnt/grove | cut -f1

@@ -144,26 +144,27 @@ fn list(args: &Args, parts: Parts) -> Result<Vec<(PathBuf, Content)>> {
     Ok(out)
 }
 
-/// A page for `command` and for each of its subcommands, with the names of their files.
+/// A page for `command` and for each command below it, with the names of their files.
 fn pages(command: &Command, section: &str) -> Vec<(String, io::Result<Vec<u8>>)> {
-    let page = |command: &Command, name: String| {
-        let mut out = Vec::new();
-        let man = Man::new(command.clone().name(name.clone()))
-            .title(name.to_uppercase())
-            .section(section)
-            .source(concat!("pando ", env!("CARGO_PKG_VERSION")));
-        let rendered = render(&man, command, &mut out).map(|()| out);
-        (format!("{name}.{section}"), rendered)
-    };
-    let top = command.get_name().to_owned();
-    let mut out = vec![page(command, top.clone())];
-    for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set() && sub.get_name() != "help") {
-        out.push(page(sub, format!("{top}-{}", sub.get_name())));
-    }
+    let mut out = Vec::new();
+    add_pages(command, command.get_name(), section, &mut out);
     out
 }
 
-/// The page, with the text behind the options in the lines that it has: tables and examples stand in it.
+fn add_pages(command: &Command, name: &str, section: &str, pages: &mut Vec<(String, io::Result<Vec<u8>>)>) {
+    let mut page = Vec::new();
+    let man = Man::new(command.clone().name(name.to_owned()))
+        .title(name.to_uppercase())
+        .section(section)
+        .source(concat!("pando ", env!("CARGO_PKG_VERSION")));
+    let rendered = render(&man, command, &mut page).map(|()| page);
+    pages.push((format!("{name}.{section}"), rendered));
+    for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set() && sub.get_name() != "help") {
+        add_pages(sub, &format!("{name}-{}", sub.get_name()), section, pages);
+    }
+}
+
+/// The page. In the text behind the options paragraphs are filled, and indented lines and examples stay as they are.
 fn render(man: &Man, command: &Command, out: &mut Vec<u8>) -> io::Result<()> {
     man.render_title(out)?;
     man.render_name_section(out)?;
@@ -175,8 +176,14 @@ fn render(man: &Man, command: &Command, out: &mut Vec<u8>) -> io::Result<()> {
     }
     if let Some(text) = command.get_after_help() {
         let mut roff = Roff::new();
-        roff.control("SH", ["DETAILS"]).control("nf", []);
+        roff.control("SH", ["DETAILS"]);
+        let mut is_filled = true;
         for line in text.to_string().lines() {
+            let fill = !line.starts_with(' ') && !line.starts_with("Example");
+            if fill != is_filled {
+                roff.control(if fill { "fi" } else { "nf" }, []);
+                is_filled = fill;
+            }
             // An empty line would end a paragraph of another kind.
             match line {
                 "" => roff.control("sp", []),

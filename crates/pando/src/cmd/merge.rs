@@ -16,25 +16,30 @@ use crate::{
 /// Take over what a fork has changed since it was made, or merged last
 #[derive(clap::Args)]
 #[command(
-    after_help = "What only the fork changed is taken, what both sides changed alike is left. What both changed
-differently is a conflict: all are listed, nothing is done, and the exit code is 7, unless --ours or
---theirs says which side is right there. All of it happens or nothing. Then the fork goes on from what it is now:
-a further merge takes what is new. A line for each thing that is done, paths from DST and SRC:
-  +  taken from the fork, with all that is in it
+    after_help = "SRC is what FORK was made of, or the directory of --into. What only the fork changed is taken over
+into SRC; what only SRC changed, and what both changed alike, stays. What both changed differently is
+a conflict: then all conflicts are listed, nothing is done, and the exit code is 7, unless --ours,
+--theirs or --text settles them. A merge happens as a whole or not at all. Afterwards the fork counts
+as made now, so that a further merge takes over only what is new. A line is printed for each thing
+that is done, with paths from SRC and FORK:
+  +  added: taken from the fork, with all that is in it
   -  removed
-  M  becomes what it is in the fork: content, mode, owner, extended attributes, each on its own
-  R  renamed here too, with all that is in it: its path before, and now
-  X  removed, and something of another kind taken
-  L  gets the lines that each side changed (with --text)
-  !  the same, and lines that both changed differently stand in it between markers, as git sets them
-  C  conflict, and why; with --ours or --theirs, where that has decided
-What one side renamed and the other changed comes to its new name with that change. Renamed to two names is a
-conflict. A name that something else has, and directories that would lie in each other, no side decides:
-rename one. What was renamed into a directory that is new went and came. Times alone are not merged. A file
-whose content is merged is a new file, as if moved there: who has the old one open keeps that. You must own all
-that changes, or be root.
-Set-id bits and capabilities stay only where content, mode and owner are all of one side.
-Text, for --text, is a file without zero bytes and holes, up to 1 MiB and 10,000 lines.
+  M  changed to what it is in the fork: content, mode, owner and extended
+     attributes, each on its own
+  R  renamed, with all that is in it: its path before, and now
+  X  removed, and replaced by something of another kind
+  L  changed to the lines of both sides (with --text)
+  !  the same, and lines that both changed differently stand in it between
+     markers, as git sets them
+  C  conflict, and why; with --ours or --theirs, which side was taken
+What one side renamed and the other changed gets the new name and the change. What both sides renamed
+differently is a conflict. If a name that the fork gave is taken by something else, or directories
+would lie in each other, --ours and --theirs do not help: rename one of them first. What was renamed
+into a directory that is new counts as removed and added. Changes of times alone are not merged. A
+file whose content is merged is replaced by a new file; a program that has the old one open keeps the
+old one. You must own all that changes, or be root. Set-id bits and capabilities stay only where
+content, mode and owner are all of one side. For --text, a text file is one without zero bytes and
+holes, of at most 1 MiB and 10,000 lines.
 
 Examples: pando merge --dry-run /mnt/grove/task
           pando merge /mnt/grove/task
@@ -43,9 +48,10 @@ Examples: pando merge --dry-run /mnt/grove/task
 )]
 pub struct Args {
     /// A fork in a mounted Pando file system: see pando fork --help
-    #[arg(value_name = "DST")]
+    #[arg(value_name = "FORK")]
     fork: PathBuf,
-    /// Merge into SRC; by default what the fork was made of. A fork merged elsewhere is not merged into that
+    /// Merge into this directory; the changes are then not merged into another one later. Default: what the fork was
+    /// made of
     #[arg(long, value_name = "SRC")]
     into: Option<PathBuf>,
     /// Only say what would be done; the exit code is 7 if there are conflicts that neither --ours nor --theirs decides

@@ -25,7 +25,8 @@ const MIN_SIZE: u64 = 4 << 20;
 #[derive(clap::Args)]
 #[command(
     after_help = "Label and UUID are shown by pando info, and by lsblk and /dev/disk/by-* where the udev rule of
-pando install is in place.
+pando install is in place. SIZE is a number of bytes, or a number with K, M, G, T, P or E behind it:
+powers of 1024, or of 1000 as KB, MB and so on.
 
 Examples: pando mkfs --size 100G grove.img
           pando mkfs -L grove /dev/vg/grove"
@@ -35,14 +36,15 @@ pub struct Args {
     /// of an existing file or device, 16G for a new file
     #[arg(long)]
     size: Option<Size>,
-    /// Target size of a tree node, 4K to 16M. Default: 1M, less where the file system is below 1G
-    #[arg(long)]
+    /// Size that nodes of the tree are meant to have, 4K to 16M. Default: 1M, less if the file system is smaller than
+    /// 1G
+    #[arg(long, value_name = "SIZE")]
     node_size: Option<Size>,
-    /// Size of the redo log. Default: 1/16 of the size, 1M to 64M
-    #[arg(long)]
+    /// Size of the redo log. Default: 1/16 of the size, but at least 1M and at most 64M
+    #[arg(long, value_name = "SIZE")]
     log_size: Option<Size>,
-    /// A name for people, at most 64 bytes
-    #[arg(long, short = 'L', default_value = "", value_parser = label)]
+    /// A name for people, at most 64 bytes. Default: none
+    #[arg(long, short = 'L', default_value = "", hide_default_value = true, value_parser = label)]
     label: String,
     /// Identity, as 123e4567-e89b-42d3-a456-426614174000. Default: a random one
     #[arg(long, short = 'U', value_parser = crate::uuid::parse)]

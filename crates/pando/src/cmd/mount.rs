@@ -30,38 +30,67 @@ use crate::{
     size::Size,
 };
 
-/// Mount a file system; goes on as a daemon
+/// Mount a file system: a daemon serves it in the background
 #[derive(clap::Args, Clone)]
-#[command(after_help = "Options for -o, separated by commas:
-  ro, rw              refuse changes, or not; mount -i -o remount,rw DIR allows them later
-  norecovery          with ro: never write to the image, not even to recover it after a crash
-  allow_other         let other users in (needs root or user_allow_other in /etc/fuse.conf)
-  default_permissions, no_default_permissions: whether the kernel checks permissions (on, unless root
-                      mounts without allow_other)
-  noatime, relatime, strictatime   when reading changes the access time
-  commit=SECONDS      flush the log unasked after so long (1)
-  compress=none|lz4|zstd[:LEVEL]   how data is compressed when it is written (lz4; zstd levels 1 to 19: 3)
-  salvage             open an image whose log is damaged beyond repair, without what is lost
-  discard, nodiscard  give freed space back to the file system or device under the image, soon after a
-                      checkpoint and when unmounting (on; some is kept for the next writes)
-  cache=SIZE, log_file=FILE   the same as --cache and --log-file, for fstab
-  readahead=on|off    read ahead of files that are read in order (on; within the memory of --cache)
-  direct_io=auto|on|off   go past the page cache of the host to the image, so that memory is what --cache
-                      says; on fails where that cannot be (auto)
-  writeback=on|off    the kernel keeps what is written until close, fsync or 30 s (on; off: a crash takes no more
-                      than a second of writes to open files, and many small calls are slow)
-  snapshot=NAME, snapshot=DIR@NAME   only this snapshot of the file system, or of a directory in it, read-only; also
-                      beside a mount of the image, whose daemon then serves it (root only; not with --foreground)
-  snapdir=hidden|visible   whether .snapshots shows in listings of directories that have snapshots; it is found
-                      by its name anyway (hidden, so that find and du do not fall in)
-  suid, dev, noexec   as for every file system (nosuid and nodev are on)
-  io_uring=auto|on|off   take requests over io_uring, where the kernel offers it (off)
-  threads=N           threads that read requests (1 is fastest on few CPUs)
-  poll=MICROSECONDS   while requests come as densely as this, look for the next one for so long before
-                      sleeping: faster for many small files, costs CPU time meanwhile (200; 0: never;
-                      only with threads=1, more than one CPU, and while no one else wants the CPU)
-  halt_poll=auto|on|off   keep idle CPUs from halting meanwhile, because on a virtual machine waking them takes
-                      longer than a request (auto: root, up to 16 CPUs, guests with the haltpoll driver)
+#[command(after_help = "Options for -o, separated by commas, with the default in parentheses:
+  ro, rw             refuse changes, or not (rw); mount -i -o remount,rw DIR
+                     allows them later
+  norecovery         with ro: never write to the image, not even to recover it
+                     after a crash
+  allow_other        let other users in; needs root, or user_allow_other in
+                     /etc/fuse.conf
+  default_permissions, no_default_permissions
+                     whether the kernel checks permissions (it does, unless
+                     root mounts without allow_other)
+  noatime, relatime, strictatime
+                     when reading a file changes its access time (relatime)
+  commit=SECONDS     flush the log unasked after so long (1)
+  compress=none|lz4|zstd[:LEVEL]
+                     how data is compressed when it is written (lz4); LEVEL is
+                     1 to 19 (3)
+  salvage            open an image whose log is damaged beyond repair, without
+                     what is lost
+  discard, nodiscard
+                     give freed space back to the file system or device under
+                     the image, soon after a checkpoint and at the end
+                     (discard); some is kept for the next writes
+  cache=SIZE, log_file=FILE
+                     the same as --cache and --log-file, for fstab
+  readahead=on|off   read ahead in files that are read in order (on), within
+                     the memory of --cache
+  direct_io=auto|on|off
+                     bypass the page cache of the host, so that the daemon
+                     takes no memory beyond --cache (auto: where that is
+                     possible; on: fail where it is not)
+  writeback=on|off   let the kernel keep what is written until close, fsync or
+                     30 seconds later (on). Off: a crash takes at most the last
+                     second of what was written, but many small writes are slow
+  snapshot=NAME, snapshot=DIR@NAME
+                     mount only this snapshot of the file system, or of a
+                     directory in it, read-only. The image may be mounted
+                     already: then its daemon serves the snapshot (root only,
+                     and not with --foreground)
+  snapdir=hidden|visible
+                     whether .snapshots is listed in directories that have
+                     snapshots (hidden, so that find and du do not descend into
+                     it); it can be opened by its name anyway
+  suid, dev, noexec  as for every file system (nosuid and nodev are on)
+  io_uring=auto|on|off
+                     take requests over io_uring, where the kernel offers it
+                     (off)
+  threads=N          threads that read requests (1, the fastest on few CPUs)
+  poll=MICROSECONDS  while requests come at shorter intervals than this, look
+                     for the next one for so long before sleeping (200; 0:
+                     never). Faster for many small files, but takes CPU time;
+                     only with threads=1, on more than one CPU, and while no
+                     other program wants the CPU
+  halt_poll=auto|on|off
+                     keep idle CPUs from halting meanwhile, because waking them
+                     takes longer than a request in a virtual machine (auto: if
+                     root mounts in a guest with the haltpoll driver and at
+                     most 16 CPUs)
+
+The daemon ends when the file system is unmounted. SIZE is as for pando mkfs.
 
 Examples: pando mount -o noatime --cache 1G grove.img /mnt/grove
           pando mount -o snapshot=project@monday grove.img /mnt/monday")]
@@ -73,7 +102,7 @@ pub struct Args {
     /// ready (Type=notify)
     #[arg(long, short = 'f')]
     foreground: bool,
-    /// Memory for cached and unwritten data. Default: an eighth of the memory, 64M to 4G
+    /// Memory for cached and unwritten data. Default: an eighth of the memory, but at least 64M and at most 4G
     #[arg(long, value_name = "SIZE")]
     cache: Option<Size>,
     /// Log to this file instead of syslog
@@ -87,7 +116,7 @@ pub struct Args {
     daemon: bool,
     /// A file or block device made by mkfs
     image: PathBuf,
-    /// An existing directory
+    /// An existing directory, where it is mounted
     dir: PathBuf,
 }
 

@@ -19,9 +19,9 @@ use crate::{
 /// Limit what a directory tree may take, and list such limits
 #[derive(clap::Subcommand)]
 #[command(
-    after_help = "A quota counts what du counts: each file once, holes not, and what clones share like all else. What
-would make it more than the limit fails with EDQUOT. A clone of a directory carries its count and
-its quota. For root.
+    after_help = "A quota counts what du counts: each file once, without holes, and what it shares with clones in full.
+A call that would exceed the limit fails with EDQUOT. A clone of a directory with a quota has the
+same quota. Only root may set and list quotas.
 
 Examples: pando quota set /mnt/grove/project 20G
           pando quota list /mnt/grove"
@@ -34,8 +34,8 @@ pub enum QuotaCommand {
 /// Limit what the tree of a directory takes
 #[derive(clap::Args)]
 #[command(
-    after_help = "What is there is counted first, once, by a look at each file. If it is more than SIZE, it can only
-become less. Hard links do not reach out of a directory with a quota, nor into it (EXDEV). What a
+    after_help = "First all files that are there are counted. If they take more than SIZE already, nothing can be added.
+Hard links do not reach out of a directory with a quota, nor into it (EXDEV). What a
 merge or a rollback brings is counted afterwards, in the background, and may be more than the limit.
 df DIR shows what is left. A program that writes pages which the kernel keeps may hear of a used-up
 quota only when it syncs or closes the file, as of a full disk.
@@ -46,7 +46,7 @@ Examples: pando quota set /mnt/grove/project 20G
 pub struct SetArgs {
     /// A directory in a mounted Pando file system
     dir: PathBuf,
-    /// Most that it may take, or 'none'
+    /// Most bytes that it may take, as for pando mkfs, like 20G; or 'none'
     size: Limit,
 }
 

@@ -29,11 +29,11 @@ pub struct Args {
     /// Size of the new file system. Default: as for mkfs
     #[arg(long)]
     size: Option<Size>,
-    /// Target size of a tree node, 4K to 16M. Default: that of the image that was backed up
-    #[arg(long)]
+    /// Size that nodes of the tree are meant to have, 4K to 16M. Default: that of the image that was backed up
+    #[arg(long, value_name = "SIZE")]
     node_size: Option<Size>,
-    /// Size of the redo log. Default: 1/16 of the size, 1M to 64M
-    #[arg(long)]
+    /// Size of the redo log. Default: 1/16 of the size, but at least 1M and at most 64M
+    #[arg(long, value_name = "SIZE")]
     log_size: Option<Size>,
     /// Overwrite what is there
     #[arg(long)]

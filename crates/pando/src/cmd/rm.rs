@@ -23,7 +23,7 @@ pub struct Args {
     #[arg(short = 'r', long)]
     recursive: bool,
     /// What to remove
-    #[arg(required = true)]
+    #[arg(value_name = "PATH", required = true)]
     paths: Vec<PathBuf>,
 }
 

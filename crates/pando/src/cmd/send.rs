@@ -51,7 +51,7 @@ pub struct Args {
     /// zstd, 1 (fast) to 19 (small); 0 does not compress
     #[arg(long, value_name = "LEVEL", default_value_t = 1, value_parser = clap::value_parser!(i32).range(0..=19))]
     level: i32,
-    /// Go on where an interrupted receive has told to: BLOCK:CHAIN
+    /// Go on at the point that an interrupted pando receive has named: BLOCK:CHAIN. Default: from the start
     #[arg(long, value_name = "POINT", value_parser = point)]
     from: Option<Position>,
     /// A snapshot: DIR@NAME, or DIR/.snapshots/NAME

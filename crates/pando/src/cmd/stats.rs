@@ -15,7 +15,7 @@ pub struct Args {
     /// Print JSON, with a version of its format
     #[arg(long)]
     json: bool,
-    /// An image, or a directory of a mounted one
+    /// An image, or a directory where one is mounted
     #[arg(value_name = "IMAGE-or-DIR")]
     target: PathBuf,
 }

@@ -14,7 +14,7 @@ about a second after they were made (mount -o commit=SECONDS).
 
 Example: pando sync /mnt/grove")]
 pub struct Args {
-    /// Any directory of the mount
+    /// A directory in a mounted Pando file system
     dir: PathBuf,
 }
 

@@ -11,7 +11,7 @@ use crate::change::Wanted;
 /// Set access and modification times of files, with -R of a whole tree as one operation
 #[derive(clap::Args)]
 #[command(
-    after_help = "TIME is like 2026-11-24T19:30:00Z, 2026-11-24 19:30 (of here), or @SECONDS since 1970; now if it
+    after_help = "TIME is like 2026-11-24T19:30:00Z, 2026-11-24 19:30 (local time), or @SECONDS since 1970; now if it
 is not given. Nothing is made that does not exist. With -R symbolic links in the tree themselves are changed; one
 that is named is followed. For root, in a mounted Pando file system, -R is one small message whatever
 is in the tree; otherwise every file is changed by itself. The message does not go into what is mounted
@@ -35,7 +35,7 @@ pub struct Args {
     #[arg(short = 'd', long, value_name = "TIME", allow_hyphen_values = true)]
     date: Option<String>,
     /// Files and directories
-    #[arg(required = true)]
+    #[arg(value_name = "PATH", required = true)]
     paths: Vec<PathBuf>,
 }
 

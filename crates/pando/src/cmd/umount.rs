@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_millis(1500);
 /// Unmount a file system and wait until its image is closed
 #[derive(clap::Args)]
 #[command(
-    after_help = "If it is in use, that is waited for a second and a half. umount DIR and fusermount3 -u DIR do the
+    after_help = "While files are open, pando umount waits, up to 1.5 seconds. umount DIR and fusermount3 -u DIR do the
 same, but do not wait for the image (umount does where the helpers of pando install are). Exit code 6 says
 that it is unmounted but could not be closed: the device failed, or the daemon was killed meanwhile.
 
@@ -31,7 +31,7 @@ pub struct Args {
     /// Detach it even if files are open; it ends, and the image is closed, when the last one is
     #[arg(long, short = 'l')]
     lazy: bool,
-    /// Where it is mounted
+    /// The directory where it is mounted
     dir: PathBuf,
 }
 

@@ -39,22 +39,29 @@ pub struct Args {
 #[derive(clap::Subcommand)]
 enum SnapshotCommand {
     /// Make a snapshot, atomically
+    #[command(after_help = "AGE is a number with s, m, h, d, w or y behind it: seconds to years.
+
+Examples: pando snapshot create /mnt/grove/project before-upgrade
+          pando snapshot create /mnt/grove/project --valid-for 2w --note 'before the upgrade'")]
     Create {
         /// A directory in a mounted Pando file system
         dir: PathBuf,
-        /// Its name; by default the time, like 2026-11-24T13:45:00Z
+        /// Its name. Default: the time in UTC, like 2026-11-24T13:45:00Z
         name: Option<String>,
-        /// It cannot be deleted until it is released
+        /// Refuse to delete it until it is released
         #[arg(long)]
         keep: bool,
-        /// How long prune lets it be, and lets it go then: 12h, 7d, 2w
+        /// Keep it from prune and policies for so long, like 12h, 7d or 2w; then they delete it. Default: they decide
         #[arg(long, value_name = "AGE")]
         valid_for: Option<Age>,
-        /// A few words about it
-        #[arg(long, value_name = "TEXT", default_value = "")]
+        /// A few words about it. Default: none
+        #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
         note: String,
     },
     /// List the snapshots of a directory
+    #[command(after_help = "Examples: pando snapshot list /mnt/grove/project
+          pando snapshot list -H /mnt/grove/project | cut -f1
+          pando snapshot list --space /mnt/grove/project")]
     List {
         /// A directory in a mounted Pando file system
         #[arg(default_value = ".")]
@@ -65,11 +72,20 @@ enum SnapshotCommand {
         /// Print JSON, with a version of its format
         #[arg(long, conflicts_with = "script")]
         json: bool,
-        /// Also what each refers to and what would come back if it alone were deleted, as pando du counts it
+        /// Also how many bytes each refers to, and how many would come back if it alone were deleted, as pando du
+        /// counts them
         #[arg(long)]
         space: bool,
     },
     /// Delete snapshots; what they alone took is given back in the background
+    #[command(
+        after_help = "SEL is a name, a number, or a range of either: A..B, A.., ..B. AGE is a number with s, m, h,
+d, w or y behind it: seconds to years.
+
+Examples: pando snapshot delete /mnt/grove/project before-upgrade
+          pando snapshot delete /mnt/grove/project 3..7 --dry-run
+          pando snapshot delete /mnt/grove/project --older-than 30d"
+    )]
     Delete {
         #[command(flatten)]
         which: Which,
@@ -78,19 +94,38 @@ enum SnapshotCommand {
         dry_run: bool,
     },
     /// Give a snapshot another name
+    #[command(after_help = "Example: pando snapshot rename /mnt/grove/project before-upgrade v1")]
     Rename {
         /// A directory in a mounted Pando file system
         dir: PathBuf,
-        /// Which one
+        /// Its name or number
         sel: String,
         /// The new name
         name: String,
     },
     /// Keep snapshots from being deleted
+    #[command(
+        after_help = "SEL is a name, a number, or a range of either: A..B, A.., ..B. AGE is a number with s, m, h,
+d, w or y behind it: seconds to years.
+
+Example: pando snapshot keep /mnt/grove/project before-upgrade"
+    )]
     Keep(Which),
     /// Let snapshots be deleted again
+    #[command(
+        after_help = "SEL is a name, a number, or a range of either: A..B, A.., ..B. AGE is a number with s, m, h,
+d, w or y behind it: seconds to years.
+
+Example: pando snapshot release /mnt/grove/project before-upgrade"
+    )]
     Release(Which),
     /// Delete the snapshots that a policy does not keep
+    #[command(
+        after_help = "The policy is given by the options; that of pando snapshot policy is not looked at.
+
+Examples: pando snapshot prune /mnt/grove/project --keep-hourly 24 --keep-daily 7 --dry-run
+          pando snapshot prune /mnt/grove/project --keep-last 10 --min-free 20"
+    )]
     Prune {
         /// A directory in a mounted Pando file system
         dir: PathBuf,
@@ -113,7 +148,7 @@ struct Which {
     /// Names, numbers, or ranges A..B
     #[arg(value_name = "SEL")]
     selections: Vec<String>,
-    /// Of these, or of all, only those older than 90m, 12h, 30d
+    /// Of these, or of all if no SEL is given, only those that are older, like 90m, 12h or 30d
     #[arg(long, value_name = "AGE")]
     older_than: Option<Age>,
 }

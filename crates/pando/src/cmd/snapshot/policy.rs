@@ -18,7 +18,8 @@ file system, and goes with DIR when that is renamed; a clone of DIR has none. Wh
 is mounted its daemon makes the snapshots, named after the UTC time, with the rights of who has set
 the policy. Of these alone it deletes those that no --keep-* option and no --valid-for keeps;
 snapshots that you make are deleted only when their own --valid-for is over, and what is kept by
-pando snapshot keep never is. Without --keep-* and --valid-for all stay.
+pando snapshot keep never is. Without --keep-* and --valid-for all stay. AGE is a number with s, m,
+h, d, w or y behind it: seconds to years.
 
 Examples: pando snapshot policy /mnt/grove/project --every 1h --keep-hourly 24 --keep-daily 7
           pando snapshot policy /mnt/grove/db --on-fsync 10m --valid-for 2d --min-free 10%
@@ -28,16 +29,16 @@ Examples: pando snapshot policy /mnt/grove/project --every 1h --keep-hourly 24 -
 pub struct Args {
     /// A directory in a mounted Pando file system
     dir: PathBuf,
-    /// Make a snapshot so often: 15m, 1h, 1d
+    /// Make a snapshot so often, like 15m, 1h or 1d
     #[arg(long, value_name = "AGE")]
     every: Option<Age>,
-    /// Make one after an fsync of something in DIR, or of all, but not more often than this
+    /// Make one after an fsync of something in DIR, or a sync of the file system, but not more often than this
     #[arg(long, value_name = "AGE")]
     on_fsync: Option<Age>,
-    /// Delete each when it is so old: 12h, 7d, 2w
+    /// Delete each when it is so old, like 12h, 7d or 2w. Default: no age is too old
     #[arg(long, value_name = "AGE")]
     valid_for: Option<Age>,
-    /// While less of the file system is free, delete the oldest, one by one; the newest stays (at most 50%)
+    /// While less of the file system is free, delete the oldest, one by one; the newest stays. At most 50%
     #[arg(long, value_name = "PERCENT", value_parser = demanded_percent)]
     min_free: Option<u8>,
     #[command(flatten)]

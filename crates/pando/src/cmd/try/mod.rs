@@ -45,7 +45,7 @@ pub struct Args {
     /// A directory to copy. Default: that of the Rust toolchain
     dir: Option<PathBuf>,
     /// Where to work: a directory on a disk with room for the tree. Default: TMPDIR or /var/tmp
-    #[arg(long)]
+    #[arg(long, value_name = "DIR")]
     work_dir: Option<PathBuf>,
     /// Do not copy the tree by cp for comparison
     #[arg(long)]

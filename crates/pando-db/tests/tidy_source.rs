@@ -767,7 +767,8 @@ fn defined_type(line: &str) -> Option<&str> {
         "unsafe" if words.next()? == "trait" => words.next()?,
         _ => return None,
     };
-    rest.split(|c: char| !c.is_alphanumeric() && c != '_').next()
+    // A macro has `$name` there.
+    rest.split(|c: char| !c.is_alphanumeric() && c != '_').next().filter(|name| !name.is_empty())
 }
 
 /// Types of a crate that have the name of another one: where they are.

@@ -28,7 +28,8 @@ use crate::{
 snapshots (DIR/.snapshots/NAME). Only what differs is read. A line for each difference:
   +  only in B
   -  only in A
-  M  differs: content, size, mode, owner, time of modification, target, attributes
+  M  differs: content, size, mode, owner, time of modification, target,
+     attributes
   R  is elsewhere in B: OLD -> NEW (found by file number); it may differ besides
 With A alone, which is a fork (pando fork --help), B is A and A is what it was made as, or merged last.
 Paths are from A and from B; the two themselves are '.'. Lines are in no particular order, and

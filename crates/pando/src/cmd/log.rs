@@ -26,7 +26,8 @@ use crate::{
 which PATH is not what it was in the one before:
   +  it is there
   -  it is not there any more
-  M  it has changed: content, mode, owner, time of modification, attributes; of a directory, or below it
+  M  it has changed: content, mode, owner, time of modification, attributes;
+     or something below a directory has
 The last line is what is there now, if that is not what the last snapshot holds. PATH need not be
 there now. A file that was moved is not followed. The cost is in proportion to the number of
 snapshots and to what differs. The versions themselves are DIR/.snapshots/NAME/...; see also

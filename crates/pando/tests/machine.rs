@@ -232,10 +232,13 @@ fn install_puts_everything_in_its_place_and_takes_it_away() {
     assert_eq!(fs::read_link(b.path("dest/sbin/mount.pando")).unwrap(), Path::new("/usr/bin/pando"));
     let help = b.ok(&["--help"]);
     let complete = fs::read_to_string(b.path("dest/usr/share/bash-completion/completions/pando")).unwrap();
-    for command in ["mkfs", "mount", "clone", "cp", "info", "install"] {
-        assert!(help.contains(command) && complete.contains(command), "{command}");
+    for command in ["mkfs", "mount", "clone", "cp", "info", "install", "snapshot-create", "quota-set"] {
+        let words: Vec<&str> = command.split('-').collect();
+        assert!(help.contains(words[0]) && words.iter().all(|word| complete.contains(word)), "{command}");
         let page = fs::read_to_string(b.path(&format!("dest/usr/share/man/man1/pando-{command}.1"))).unwrap();
-        assert!(page.contains("DETAILS") && page.contains("Example"), "{command}");
+        let (_, details) = page.split_once("DETAILS").unwrap();
+        assert!(details.contains("Example"), "{command}");
+        assert!(!details.contains("\n\n"), "{command}: man would show an empty line between any two");
     }
     if has("man") {
         b.sh("man --warnings -l dest/usr/share/man/man1/pando-mount.1 2>&1 | grep -q 'commit=SECONDS'");

@@ -12,7 +12,7 @@ use clap::Command;
 use clap_complete::Shell;
 use clap_mangen::{
     Man,
-    roff::{Inline, Roff, roman},
+    roff::{Roff, roman},
 };
 
 /// Lets udev, and so lsblk and /dev/disk, know block devices that hold a file system of ours. What blkid knows by then
@@ -187,7 +187,7 @@ fn render(man: &Man, command: &Command, out: &mut Vec<u8>) -> io::Result<()> {
             // An empty line would end a paragraph of another kind.
             match line {
                 "" => roff.control("sp", []),
-                line => roff.text([roman(line), Inline::LineBreak]),
+                line => roff.text([roman(line)]),
             };
         }
         roff.control("fi", []).to_writer(out)?;

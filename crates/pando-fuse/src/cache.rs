@@ -19,7 +19,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// Page size that the kernel's cache works in, bytes.
 const PAGE_BYTES: u64 = 4096;
@@ -37,6 +37,12 @@ pub(crate) const MIN_BYPASS_BYTES: u64 = 64 << 10;
 
 #[derive(Default)]
 struct InodeCache {
+    /// All opens.
+    opens: u32,
+    /// Counts what may change the file's bytes, before the kernel knows of it: opens, and changes of its size.
+    changes: u64,
+    /// The page cache is being filled.
+    filling: bool,
     /// Opens that use the page cache.
     cached: u32,
     /// Those of them that may also map the file for writing.
@@ -70,6 +76,10 @@ pub(crate) struct Caches {
     /// The kernel keeps what is written.
     writeback: bool,
     inodes: Mutex<HashMap<u64, InodeCache>>,
+    /// The page cache of some inode has been filled.
+    filled: Condvar,
+    /// Inodes of which the kernel may hold pages.
+    with_pages: Mutex<HashSet<u64>>,
     /// Open handles that bypass the cache of such a kernel.
     bypassing: Mutex<HashSet<u64>>,
 }
@@ -107,16 +117,18 @@ impl Caches {
     /// bypass a cache that keeps what is written, and the kernel can be told of times.
     pub(crate) fn opened(&self, ino: u64, handle: u64, flags: i32, bypass: bool) -> Policy {
         let direct = Policy { direct: true, keep: true };
+        let mut inodes = self.not_filling(ino);
+        let state = inodes.entry(ino).or_default();
+        state.opens += 1;
+        state.changes += 1;
         if !self.writeback && write_only(flags) {
             return direct;
         }
-        let mut inodes = self.inodes.lock();
         // Where somebody else's writes are kept, each direct one would have to wait for their pages.
-        if self.writeback && bypass && inodes.get(&ino).is_none_or(|s| s.writable == 0) {
+        if self.writeback && bypass && state.writable == 0 {
             self.bypassing.lock().insert(handle);
             return direct;
         }
-        let state = inodes.entry(ino).or_default();
         state.cached += 1;
         state.writable += u32::from(writes(flags));
         // Without `keep` the kernel drops the clean pages of the file, and with them those
@@ -135,26 +147,72 @@ impl Caches {
             true => self.bypassing.lock().remove(&handle),
             false => write_only(flags),
         };
-        if direct {
-            return true;
-        }
         let mut inodes = self.inodes.lock();
         let Some(state) = inodes.get_mut(&ino) else {
             debug_assert!(false, "inode {ino:#x} was closed more often than opened");
-            return false;
+            return direct;
         };
-        state.cached = state.cached.saturating_sub(1);
-        state.writable = state.writable.saturating_sub(u32::from(writes(flags)));
-        if state.cached == 0 && !state.partial {
+        state.opens = state.opens.saturating_sub(1);
+        if !direct {
+            state.cached = state.cached.saturating_sub(1);
+            state.writable = state.writable.saturating_sub(u32::from(writes(flags)));
+        }
+        if state.opens == 0 && !state.partial {
             inodes.remove(&ino);
         }
-        false
+        direct
+    }
+
+    /// The state of all inodes, at a moment when nobody fills the page cache of this one.
+    fn not_filling(&self, ino: u64) -> MutexGuard<'_, HashMap<u64, InodeCache>> {
+        let mut inodes = self.inodes.lock();
+        while inodes.get(&ino).is_some_and(|s| s.filling) {
+            self.filled.wait(&mut inodes);
+        }
+        inodes
+    }
+
+    /// Before the kernel is told that the size of a file has changed, not by a write.
+    pub(crate) fn resized(&self, ino: u64) {
+        if let Some(state) = self.not_filling(ino).get_mut(&ino) {
+            state.changes += 1;
+        }
+    }
+
+    /// Before the file of an open that is not answered yet is read, to give the kernel its pages: what
+    /// [`Caches::fill`] takes. `None`: the kernel may hold some, or somebody else has the file open.
+    pub(crate) fn may_fill(&self, ino: u64) -> Option<u64> {
+        if self.with_pages.lock().contains(&ino) {
+            return None;
+        }
+        self.inodes.lock().get(&ino).filter(|s| s.opens == 1).map(|s| s.changes)
+    }
+
+    /// Has `give` fill the page cache with what was read, if nothing has happened to the file since
+    /// [`Caches::may_fill`]. Until it is done, opens and changes of the size wait: pages that somebody else has written
+    /// must not be replaced, and the kernel must not take the file for longer than it is.
+    pub(crate) fn fill(&self, ino: u64, changes: u64, give: impl FnOnce()) {
+        let begin = |s: &mut InodeCache| {
+            let same = s.opens == 1 && s.changes == changes;
+            s.filling = same;
+            same
+        };
+        if !self.inodes.lock().get_mut(&ino).is_some_and(begin) {
+            return;
+        }
+        give();
+        self.with_pages.lock().insert(ino);
+        if let Some(state) = self.inodes.lock().get_mut(&ino) {
+            state.filling = false;
+        }
+        self.filled.notify_all();
     }
 
     /// The kernel has dropped the inode, and its pages with it.
     pub(crate) fn forgotten(&self, ino: u64) {
+        self.with_pages.lock().remove(&ino);
         let mut inodes = self.inodes.lock();
-        if inodes.get(&ino).is_some_and(|s| s.cached == 0) {
+        if inodes.get(&ino).is_some_and(|s| s.opens == 0) {
             inodes.remove(&ino);
         }
     }
@@ -166,6 +224,9 @@ impl Caches {
     /// opened does not tell: `O_DIRECT` on a cached open bypasses the page cache as well, and can be
     /// switched on and off. Pages of a write that did not bypass it are locked until the answer.)
     pub(crate) fn wrote(&self, ino: u64, direct: bool, offset: u64, len: u64) -> bool {
+        if !direct {
+            self.with_pages.lock().insert(ino);
+        }
         let mut inodes = self.inodes.lock();
         let Some(state) = inodes.get_mut(&ino) else { return false };
         if direct {
@@ -180,6 +241,7 @@ impl Caches {
     /// Notes a read. `Some(from)`: pages that are not up to date shred a scan; drop all from
     /// byte `from` on.
     pub(crate) fn read(&self, ino: u64, offset: u64, size: u32) -> Option<u64> {
+        self.with_pages.lock().insert(ino);
         let mut inodes = self.inodes.lock();
         let state = inodes.get_mut(&ino)?;
         if !state.partial {
@@ -217,6 +279,16 @@ impl Caches {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::{
+        sync::{
+            Barrier,
+            atomic::{AtomicU32, Ordering},
+        },
+        time::Duration,
+    };
+
     use super::*;
 
     #[test]
@@ -319,7 +391,72 @@ mod tests {
         c.wrote(2, false, 1, 1);
         c.released(2, 0, libc::O_RDWR);
         c.released(3, 0, libc::O_RDONLY);
+        c.released(4, 0, libc::O_WRONLY);
         c.forgotten(2);
         assert!(c.inodes.lock().is_empty());
+    }
+
+    #[test]
+    fn pages_are_given_to_the_only_open_while_nothing_happens() {
+        let c = Caches::new(true);
+        let given = |changes| {
+            let mut given = false;
+            c.fill(2, changes, || given = true);
+            given
+        };
+        assert_eq!(c.may_fill(2), None, "nobody has it open");
+        c.opened(2, 0, libc::O_RDONLY, false);
+        let changes = c.may_fill(2).unwrap();
+        c.opened(2, 1, libc::O_WRONLY, true);
+        assert!(c.may_fill(2).is_none() && !given(changes), "another open");
+        c.released(2, 1, libc::O_WRONLY);
+        assert!(!given(changes), "there was one");
+        let changes = c.may_fill(2).unwrap();
+        c.resized(2);
+        assert!(!given(changes), "its size has changed");
+        let changes = c.may_fill(2).unwrap();
+        assert!(given(changes));
+        assert_eq!(c.may_fill(2), None, "the kernel has them");
+        c.released(2, 0, libc::O_RDONLY);
+        c.forgotten(2);
+        c.opened(2, 0, libc::O_RDONLY, false);
+        assert!(c.may_fill(2).is_some());
+        c.wrote(2, false, 0, 4096);
+        assert_eq!(c.may_fill(2), None, "a write has left some");
+    }
+
+    #[test]
+    fn opens_and_changes_of_size_wait_while_pages_are_given() {
+        let c = Caches::new(true);
+        c.opened(2, 0, libc::O_RDONLY, false);
+        let changes = c.may_fill(2).unwrap();
+        let (begun, go) = (Barrier::new(3), Mutex::new(()));
+        let done = AtomicU32::new(0);
+        let held = go.lock();
+        let count = || _ = done.fetch_add(1, Ordering::SeqCst);
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                c.fill(2, changes, || {
+                    begun.wait();
+                    drop(go.lock());
+                    assert_eq!(done.load(Ordering::SeqCst), 0, "somebody did not wait");
+                });
+            });
+            s.spawn(|| {
+                begun.wait();
+                c.opened(2, 1, libc::O_RDWR, false);
+                count();
+            });
+            begun.wait();
+            let resizing = s.spawn(|| {
+                c.resized(2);
+                count();
+            });
+            c.opened(3, 2, libc::O_RDWR, false); // another file does not wait
+            std::thread::sleep(Duration::from_millis(20));
+            drop(held);
+            resizing.join().unwrap();
+        });
+        assert_eq!(done.into_inner(), 2);
     }
 }

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use pando_fs::{FileKind, Fs, SetAttr, SetTime};
+use pando_fs::{FileHandle, FileKind, Fs, SetAttr, SetTime};
 use parking_lot::Mutex;
 
 use crate::{
@@ -25,6 +25,7 @@ use crate::{
     inside::{Inside, apart},
     labels::Labels,
     listings::Listings,
+    openers::Openers,
     own_threads::OwnThreads,
     proof::Proofs,
     times::{TimeChange, Times},
@@ -35,6 +36,9 @@ use crate::{
 const GATHER: Duration = Duration::from_millis(50);
 /// With less room than this below a quota, files that are open for writing only are written through.
 const TIGHT_BYTES: u64 = 256 << 20;
+
+/// Files of up to so many bytes come with their open: what the kernel reads at once, if they are read at all.
+const SMALL_BYTES: u64 = 128 << 10;
 
 /// Renders statistics for `pando stats`.
 pub type StatsText = Box<dyn Fn(&Fs, &Counters) -> Result<String, String> + Send + Sync>;
@@ -57,6 +61,8 @@ pub(crate) struct MountState {
     pub(crate) own_threads: OwnThreads,
     /// Callers that make small files one after the other.
     pub(crate) creators: Creators,
+    /// Callers that read the small files that they open.
+    pub(crate) openers: Openers,
     /// Files whose time the kernel does not know.
     pub(crate) times: Arc<Times>,
     /// Carries out policies for snapshots.
@@ -96,6 +102,7 @@ impl MountState {
             way_in: OnceLock::new(),
             own_threads: OwnThreads::default(),
             creators: Creators::default(),
+            openers: Openers::default(),
             times: Arc::default(),
             automatic: Arc::default(),
             stats,
@@ -214,6 +221,30 @@ impl MountState {
             && Caches::may_suit_bypass(flags & !libc::O_TRUNC)
             && self.fs.quota_left(ino).is_some_and(|left| left < TIGHT_BYTES)
             && self.can_tell_times()
+    }
+
+    /// Gives the kernel the pages of a small file with the answer to its open, if the caller is one that reads what it
+    /// opens: that saves it a READ, and with it a sleep. Reads what a READ would.
+    pub(crate) fn give_pages(&self, c: &Context, ino: u64, handle: u64, flags: i32) {
+        if flags & (libc::O_ACCMODE | libc::O_DIRECT | libc::O_PATH) != libc::O_RDONLY {
+            return;
+        }
+        let size = self.fs.size(ino).unwrap_or_default();
+        if !(1..=SMALL_BYTES).contains(&size) {
+            return;
+        }
+        let Some(changes) = self.caches.may_fill(ino) else { return };
+        let (true, Some(notify)) = (self.openers.opened(c.pid, handle), self.notify.get()) else { return };
+        // An error is the business of the READ that then comes.
+        let Ok(data) = self.fs.read(FileHandle(handle), ino, 0, size as u32) else { return };
+        if data.len() as u64 != size {
+            return;
+        }
+        self.caches.fill(ino, changes, || {
+            if let Err(e) = notify.give_pages(ino, &data) {
+                log::debug!("the kernel took no pages of {ino:#x}: {e}");
+            }
+        });
     }
 
     /// Whether a kernel that keeps what is written can be told the time of a write that bypasses it.

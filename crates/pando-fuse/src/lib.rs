@@ -34,6 +34,7 @@ mod labels;
 mod listings;
 mod mount;
 pub mod mountinfo;
+mod openers;
 mod own_threads;
 mod policies;
 mod proof;

@@ -64,6 +64,9 @@ impl Server {
         self.shared.proofs.opened(c, ino, handle.0, flags);
         let bypass = self.shared.is_for_small_changes(ino, flags) || self.shared.is_tight(ino, flags);
         let policy = self.shared.caches.opened(ino, handle.0, flags, bypass);
+        if policy.keep {
+            self.shared.give_pages(c, ino, handle.0, flags);
+        }
         Ok(Opened { handle: handle.0, direct: policy.direct, keep_cache: policy.keep })
     }
 
@@ -193,7 +196,11 @@ impl Handler for Server {
         let perm = self.fs().perm(ino).unwrap_or_default();
         let caller = if about_groups { caller_with_groups(c) } else { changer(c, perm) };
         self.shared.settle_time(c, ino, &mut change)?;
-        Ok(self.fs().setattr(&caller, ino, &change)?)
+        let outcome = self.fs().setattr(&caller, ino, &change);
+        if change.size.is_some() {
+            self.shared.caches.resized(ino);
+        }
+        Ok(outcome?)
     }
 
     fn readlink(&self, ino: u64) -> Outcome<Bytes> {
@@ -324,6 +331,7 @@ impl Handler for Server {
 
     fn read(&self, handle: u64, ino: u64, offset: u64, size: u32) -> Answer<Bytes> {
         self.count(Kind::Read);
+        self.shared.openers.read(handle);
         let read = |handle| self.fs().read(FileHandle(handle), ino, offset, size).map_err(Errno::from);
         let outcome = match read(handle) {
             // To keep a part of a page that was written, the kernel reads the rest, by the handle of the write.
@@ -388,6 +396,7 @@ impl Handler for Server {
         self.count(Kind::Release);
         self.shared.proofs.closed(ino, handle);
         self.shared.diffs.closed(ino, handle);
+        self.shared.openers.closed(handle);
         self.shared.creators.closed(handle, || self.fs().size(ino).unwrap_or_default());
         let direct = self.shared.caches.released(ino, handle, flags);
         self.fs().release(ino, FileHandle(handle));

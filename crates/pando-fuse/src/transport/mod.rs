@@ -145,8 +145,9 @@ pub trait DirSink {
 
 /// What the server may tell the kernel unasked.
 ///
-/// Never call these from the thread that reads requests: the kernel may hold
-/// a lock that only an answer releases. From [`Answer::Later`] they are safe.
+/// Never call these from the thread that reads requests, unless it says so: the
+/// kernel may hold a lock that only an answer releases. From [`Answer::Later`]
+/// they are safe.
 pub trait Notify: Send + Sync {
     /// Forgets a name, present or absent, and everything looked up below it.
     fn forget_entry(&self, parent: u64, name: &OsStr) -> io::Result<()>;
@@ -156,6 +157,10 @@ pub trait Notify: Send + Sync {
     fn forget_pages(&self, ino: u64, offset: u64, len: u64) -> io::Result<()>;
     /// Forgets attributes only.
     fn forget_attributes(&self, ino: u64) -> io::Result<()>;
+    /// Puts all of a file into the page cache. Only while nothing but an open that is not answered yet knows the file:
+    /// then nobody holds its pages, so this may come from the thread that reads requests, and none of them is dirty,
+    /// so nothing is lost. `data` is as long as the file, or the kernel takes the file for longer than it is.
+    fn give_pages(&self, ino: u64, data: &[u8]) -> io::Result<()>;
 }
 
 /// What a file system answers. Names are single components without `/`.

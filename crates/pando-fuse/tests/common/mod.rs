@@ -270,3 +270,12 @@ fn open(device: &Arc<dyn Device>, settings: &Settings) -> Fs {
 pub fn errno<T: std::fmt::Debug>(result: std::io::Result<T>) -> i32 {
     result.unwrap_err().raw_os_error().unwrap()
 }
+
+/// Cuts or extends a file by its name, without opening it.
+pub fn truncate(path: &Path, bytes: i64) {
+    use std::os::unix::ffi::OsStrExt;
+    let name = std::ffi::CString::new(path.as_os_str().as_bytes()).unwrap();
+    // SAFETY: the name ends with a zero byte, and lives until the call returns.
+    let result = unsafe { libc::truncate(name.as_ptr(), bytes) };
+    assert_eq!(result, 0, "truncate: {}", io::Error::last_os_error());
+}

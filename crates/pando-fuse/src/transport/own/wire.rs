@@ -120,6 +120,7 @@ pub(super) const FSYNC_FDATASYNC: u32 = 1;
 /// Codes of what the server says unasked.
 pub(super) const NOTIFY_INVAL_INODE: i32 = 2;
 pub(super) const NOTIFY_INVAL_ENTRY: i32 = 3;
+pub(super) const NOTIFY_STORE: i32 = 4;
 pub(super) const NOTIFY_RETRIEVE: i32 = 5;
 
 /// Structs that come from the kernel.
@@ -228,6 +229,7 @@ sent! {
     struct Dirent { ino: u64, off: u64, namelen: u32, kind: u32 }
     struct InvalInode { ino: u64, off: i64, len: i64 }
     struct InvalEntry { parent: u64, namelen: u32, flags: u32 }
+    struct Store { ino: u64, offset: u64, size: u32, padding: u32 }
     struct Retrieve { unique: u64, ino: u64, offset: u64, size: u32, padding: u32 }
 }
 
@@ -406,6 +408,7 @@ mod tests {
         assert_eq!(size_of::<StatfsOut>(), 80);
         assert_eq!(size_of::<Dirent>(), 24);
         assert_eq!(size_of::<InvalEntry>(), 16);
+        assert_eq!(size_of::<Store>(), 24);
         assert_eq!(size_of::<Retrieve>(), 32);
     }
 

@@ -1,0 +1,124 @@
+//! Callers that read the small files that they open, one after the other.
+//!
+//! Such a file can come with the answer to its open, which saves the caller a READ. Who opens files for something else
+//! (to sync, map or look at them) would pay for bytes that it does not want. What a caller did with the files before
+//! shows which kind it is, so this remembers callers (threads, as the kernel names them) by the last files that they
+//! opened and of which the kernel had no pages.
+//!
+//! Guarantees: a caller begins as one that does not read. Once in [`PROBES_EVERY`] files none is given, so that a READ
+//! shows that the caller still reads; one file that is not read brings it back to the beginning. Memory is bounded by
+//! [`CALLERS`] and by open files. Knows nothing of FUSE messages.
+
+use std::collections::HashMap;
+
+use parking_lot::Mutex;
+
+/// Files read in a row after which the next one is given, a count.
+const FILES_READ: u32 = 3;
+/// Of so many files one is left to the caller, a count.
+const PROBES_EVERY: u32 = 16;
+/// Callers that are remembered, a count; when there are more, all are forgotten.
+const CALLERS: usize = 256;
+
+/// A file that is open and was not given.
+struct Probe {
+    caller: u32,
+    read: bool,
+}
+
+#[derive(Default)]
+struct Opener {
+    /// Files in a row that it was not given and has read, a count up to [`FILES_READ`].
+    read: u32,
+    /// Files that it has opened since it is remembered.
+    opened: u32,
+}
+
+#[derive(Default)]
+struct OpenersState {
+    callers: HashMap<u32, Opener>,
+    /// By handle.
+    open: HashMap<u64, Probe>,
+}
+
+/// Callers by what they do with files that they open.
+#[derive(Default)]
+pub(crate) struct Openers {
+    state: Mutex<OpenersState>,
+}
+
+impl Openers {
+    /// Notes that `caller` has opened a small file of which the kernel has no pages, as `handle`. True: it will read
+    /// the file, as far as that can be told.
+    pub(crate) fn opened(&self, caller: u32, handle: u64) -> bool {
+        let state = &mut *self.state.lock();
+        if state.callers.len() >= CALLERS && !state.callers.contains_key(&caller) {
+            state.callers.clear();
+        }
+        let known = state.callers.entry(caller).or_default();
+        known.opened = known.opened.wrapping_add(1);
+        let reads = known.read >= FILES_READ && !known.opened.is_multiple_of(PROBES_EVERY);
+        if !reads {
+            state.open.insert(handle, Probe { caller, read: false });
+        }
+        reads
+    }
+
+    /// Notes a read.
+    pub(crate) fn read(&self, handle: u64) {
+        if let Some(probe) = self.state.lock().open.get_mut(&handle) {
+            probe.read = true;
+        }
+    }
+
+    /// Notes the last close of a handle.
+    pub(crate) fn closed(&self, handle: u64) {
+        let state = &mut *self.state.lock();
+        let Some(probe) = state.open.remove(&handle) else { return };
+        if let Some(caller) = state.callers.get_mut(&probe.caller) {
+            caller.read = if probe.read { FILES_READ.min(caller.read + 1) } else { 0 };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Opens a file as `caller` and reads it, if it is not given; whether it was.
+    fn open(o: &Openers, caller: u32, reads: bool) -> bool {
+        let given = o.opened(caller, 1);
+        if reads && !given {
+            o.read(1);
+        }
+        o.closed(1);
+        given
+    }
+
+    #[test]
+    fn who_reads_what_it_opens_is_given_the_next_files_and_probed_now_and_then() {
+        let o = Openers::default();
+        let row: Vec<bool> = (0..100).map(|_| open(&o, 7, true)).collect();
+        assert_eq!(row.iter().take_while(|given| !**given).count(), FILES_READ as usize);
+        let left = row[FILES_READ as usize..].iter().filter(|given| !**given).count();
+        assert_eq!(left, 100 / PROBES_EVERY as usize, "the others were left to it");
+        assert!(!open(&o, 8, true), "another caller");
+    }
+
+    #[test]
+    fn who_does_not_read_is_given_nothing_any_more() {
+        let o = Openers::default();
+        assert!((0..50).all(|_| !open(&o, 7, false)));
+        (0..FILES_READ).for_each(|_| assert!(!open(&o, 7, true)));
+        let given = (0..50).filter(|_| open(&o, 7, false)).count();
+        assert!(given < PROBES_EVERY as usize, "{given} files for nothing");
+    }
+
+    #[test]
+    fn memory_is_bounded() {
+        let o = Openers::default();
+        (0..10_000).for_each(|caller| _ = open(&o, caller, true));
+        let state = o.state.lock();
+        assert!(state.callers.len() <= CALLERS && state.open.is_empty());
+    }
+}

@@ -20,7 +20,7 @@ use crate::{
 #[derive(clap::Args)]
 #[command(
     after_help = "The image must not be mounted. The stream is checked as a whole when it is restored, and
-does not depend on the sizes of the image and its nodes. What clones share is written for each.
+does not depend on the sizes of the image and its nodes. Data that clones share is written once for each of them.
 What cannot be read is left out and listed, and the exit code is 3.
 
 Examples: pando backup grove.img grove.backup

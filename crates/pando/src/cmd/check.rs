@@ -27,8 +27,8 @@ use crate::{
 /// Verify every invariant and every checksum of an image
 #[derive(clap::Args)]
 #[command(
-    after_help = "The image must not be mounted. Exit code 0 only if it is clean, 3 if damage was found, 2 if IMAGE
-is no image of a file system (or one of a format that this program does not know).
+    after_help = "The image must not be mounted. The exit code is 0 only if it is clean, 3 if damage was found, 2 if
+IMAGE is no image of a file system (or one of a format that this program does not know).
 
 Example: pando check --json grove.img"
 )]

@@ -12,9 +12,9 @@ use crate::change::Wanted;
 #[derive(clap::Args)]
 #[command(
     after_help = "MODE is that of chmod: octal, or like u+x,go-w, a+X, g=u. Symbolic links in a tree stay as they are;
-one that is named is followed. For root, in a mounted Pando file system, -R is one small message
-whatever is in the tree; otherwise every file is changed by itself, as chmod does. The message does not
-go into what is mounted inside the tree, and reaches what is hidden below such a mount.
+one that is named is followed. For root, in a mounted Pando file system, -R is one small write,
+however large the tree is; otherwise every file is changed by itself, as chmod does. The one write
+does not change what is mounted inside the tree, but it changes what such a mount hides.
 PATH may also be IMAGE:/PATH, in an image that is not mounted.
 
 Examples: pando chmod -R g+rwX /mnt/grove/project

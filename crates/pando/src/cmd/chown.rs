@@ -12,11 +12,12 @@ use crate::change::Wanted;
 #[derive(clap::Args)]
 #[command(
     disable_help_flag = true,
-    after_help = "Names or numbers; OWNER: means the owner's own group too, :GROUP leaves the owner. With -R symbolic
+    after_help = "OWNER and GROUP are names or numbers. OWNER: also sets the group to that of the owner, :GROUP leaves
+the owner as it is. With -R symbolic
 links themselves are changed, never what they point to. Set-id bits of programs are cleared, as by
-chown. For root, in a mounted Pando file system, -R is one small message whatever is in the tree;
-otherwise every file is changed by itself. The message does not go into what is mounted inside the
-tree, and reaches what is hidden below such a mount.
+chown. For root, in a mounted Pando file system, -R is one small write, however large the tree
+is; otherwise every file is changed by itself. The one write does not change what is mounted inside
+the tree, but it changes what such a mount hides.
 PATH may also be IMAGE:/PATH, in an image that is not mounted.
 
 Examples: pando chown -R build:build /mnt/grove/project

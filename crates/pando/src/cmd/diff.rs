@@ -25,13 +25,14 @@ use crate::{
 #[derive(clap::Args)]
 #[command(
     after_help = "A and B are any two directories, or two files, of one file system: live ones, clones, or
-snapshots (DIR/.snapshots/NAME). Only what differs is read. A line for each difference:
+snapshots (DIR/.snapshots/NAME). Only what differs is read. A line is printed for each difference:
   +  only in B
   -  only in A
   M  differs: content, size, mode, owner, time of modification, target,
      attributes
-  R  is elsewhere in B: OLD -> NEW (found by file number); it may differ besides
-With A alone, which is a fork (pando fork --help), B is A and A is what it was made as, or merged last.
+  R  renamed or moved in B: OLD -> NEW (by file number); it may also differ
+If only A is given, it must be a fork (pando fork --help): it is compared with what it was when it was
+made, or merged last.
 Paths are from A and from B; the two themselves are '.'. Lines are in no particular order, and
 control characters and backslashes of names are written as \\ooo. Directories that you may not
 list are named on stderr if something differs in them; then the exit code is 3.

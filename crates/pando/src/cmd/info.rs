@@ -23,8 +23,8 @@ use crate::{
 #[derive(clap::Args)]
 #[command(
     after_help = "With --udev it prints what blkid -o udev would, for a udev rule (pando install has one): lsblk and
-/dev/disk/by-label and by-uuid know the device then, and fstab may say LABEL= or UUID=. Exit code 2 if
-it is no image.
+/dev/disk/by-label and by-uuid know the device then, and fstab may say LABEL= or UUID=. The exit
+code is 2 if it is no image.
 
 Examples: pando info grove.img
           pando info --json /mnt/grove"

@@ -22,8 +22,8 @@ use crate::{
 /// Show the snapshots in which a file or directory changed
 #[derive(clap::Args)]
 #[command(
-    after_help = "The snapshots of all directories above PATH are looked at, oldest first, and those are shown in
-which PATH is not what it was in the one before:
+    after_help = "The snapshots of all directories above PATH are compared, the oldest first. A line is printed for each
+in which PATH is not what it was in the one before:
   +  it is there
   -  it is not there any more
   M  it has changed: content, mode, owner, time of modification, attributes;

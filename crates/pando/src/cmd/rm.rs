@@ -10,9 +10,10 @@ use crate::{offline, place};
 /// Remove a file, or with -r a whole tree, as one operation
 #[derive(clap::Args)]
 #[command(
-    after_help = "You need the right to remove PATH itself: to write to its directory, and what a sticky bit asks for.
-A directory goes with all that is in it if every directory in it, and itself, is yours or empty, or
-if you are root. Where others own a part, rm -r removes what you may remove, one by one.
+    after_help = "You need the right to remove PATH, as for rm: to write to its directory, and to own one of the two if
+the directory has the sticky bit. A directory is removed as a whole if it and all directories in it
+are yours or empty, or if you are root. Where others own a part, rm -r removes what you may remove,
+one by one.
 PATH may also be IMAGE:/PATH, in an image that is not mounted.
 
 Examples: pando rm -r /mnt/grove/experiment

@@ -10,8 +10,8 @@ use crate::place;
 /// Make a directory what it was in one of its snapshots, atomically
 #[derive(clap::Args)]
 #[command(
-    after_help = "What DIR is now becomes a snapshot first, which is named, unless --discard. Programs that are
-in DIR keep what they have open, and have to enter it anew to see the change. The root of the
+    after_help = "What DIR is now becomes a snapshot first, whose name is printed, unless --discard is given. Programs
+that work in DIR keep the files that they have open, and see the change only after cd to DIR. The root of the
 file system cannot be rolled back: clone the directories of its snapshot.
 
 Example: pando rollback /mnt/grove/project before-upgrade"

@@ -11,11 +11,11 @@ use crate::change::Wanted;
 /// Set access and modification times of files, with -R of a whole tree as one operation
 #[derive(clap::Args)]
 #[command(
-    after_help = "TIME is like 2026-11-24T19:30:00Z, 2026-11-24 19:30 (local time), or @SECONDS since 1970; now if it
-is not given. Nothing is made that does not exist. With -R symbolic links in the tree themselves are changed; one
-that is named is followed. For root, in a mounted Pando file system, -R is one small message whatever
-is in the tree; otherwise every file is changed by itself. The message does not go into what is mounted
-inside the tree, and reaches what is hidden below such a mount.
+    after_help = "TIME is like 2026-11-24T19:30:00Z, 2026-11-24 19:30 (local time), or @SECONDS since 1970; the
+default is now. Files that do not exist are not made. With -R symbolic links in the tree themselves are changed; one
+that is named is followed. For root, in a mounted Pando file system, -R is one small write, however
+large the tree is; otherwise every file is changed by itself. The one write does not change what is
+mounted inside the tree, but it changes what such a mount hides.
 PATH may also be IMAGE:/PATH, in an image that is not mounted.
 
 Examples: pando touch -R -d @1700000000 /mnt/grove/release

@@ -31,7 +31,7 @@ use keys::Keys;
 time is named and not repeated. Keys of a file system are shown as paths: meta:/a/f is the
 record of a file, data:/a/f[2] its third block, meta:/a/ what is in a directory. A picture is
 folded where it would be wider than some 4,000 pixels: boxes count what has none of its own.
-Exit code 3 if something could not be read.
+The exit code is 3 if something could not be read.
 
 Examples: pando inspect grove.img
           pando inspect --node 17 --depth 1 --keys grove.img

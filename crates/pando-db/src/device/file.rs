@@ -7,7 +7,7 @@
 //! holes into promised space, and [`Device::discard`] punches holes again.
 
 use std::{
-    fs::{File, Metadata, OpenOptions},
+    fs::{File, Metadata, OpenOptions, read_to_string},
     io::{self, IoSlice, IoSliceMut, Seek, SeekFrom},
     os::{
         fd::AsRawFd,
@@ -22,7 +22,10 @@ use std::{
 
 use bytes::Bytes;
 use rustix::{
-    fs::{Advice, FallocateFlags, FlockOperation, OFlags, fadvise, fallocate, flock, fstatvfs, seek},
+    fs::{
+        Access, Advice, FallocateFlags, FlockOperation, OFlags, access, fadvise, fallocate, flock, fstatvfs,
+        major, minor, seek,
+    },
     io::{Errno, ReadWriteFlags, preadv, pwritev2},
 };
 
@@ -94,9 +97,21 @@ impl FileDevice {
 
     /// Opens an existing file or block device, with a shared lock if `read_only`.
     ///
-    /// [`Error::Locked`] if another process holds a lock that excludes it.
+    /// [`Error::Locked`] if another process holds a lock that excludes it; `EROFS` for writing to a block device that
+    /// is set read-only, which Linux opens for writing all the same.
     pub fn open(path: impl AsRef<Path>, read_only: bool) -> Result<Self> {
         Self::open_locked(path.as_ref(), read_only, false)
+    }
+
+    /// Whether nobody may write to the file or block device at `path`, because the device, or the file system that the
+    /// file lies on, is set read-only.
+    pub fn is_write_protected(path: impl AsRef<Path>) -> bool {
+        let path = path.as_ref();
+        match path.metadata() {
+            Ok(found) if is_block_device(&found) => is_set_read_only(&found),
+            Ok(_) => access(path, Access::WRITE_OK) == Err(Errno::ROFS),
+            Err(_) => false,
+        }
     }
 
     fn open_locked(path: &Path, read_only: bool, create: bool) -> Result<Self> {
@@ -105,6 +120,9 @@ impl FileDevice {
         options.read(true).write(!read_only).create(create).truncate(false);
         match path.metadata() {
             Ok(found) if is_block_device(&found) => {
+                if !read_only && is_set_read_only(&found) {
+                    return Err(opening(Errno::ROFS.into()));
+                }
                 // Without O_CREAT, O_EXCL asks the kernel to refuse a device that is mounted.
                 let exclusive = if read_only { OFlags::empty() } else { OFlags::EXCL };
                 options.create(false).custom_flags(exclusive.bits() as i32);
@@ -403,6 +421,12 @@ fn open_again(file: &File, read: bool, write: bool, flags: OFlags) -> Option<Fil
 
 fn is_block_device(metadata: &Metadata) -> bool {
     metadata.file_type().is_block_device()
+}
+
+/// Whether a block device is set read-only (`blockdev --setro`), as sysfs says. Without sysfs the first write tells.
+fn is_set_read_only(device: &Metadata) -> bool {
+    let (major, minor) = (major(device.rdev()), minor(device.rdev()));
+    read_to_string(format!("/sys/dev/block/{major}:{minor}/ro")).is_ok_and(|ro| ro.trim_end() == "1")
 }
 
 /// Makes the name of a new file durable.

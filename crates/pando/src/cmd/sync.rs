@@ -18,6 +18,13 @@ pub struct Args {
     dir: PathBuf,
 }
 
+impl Args {
+    /// For the mount that `dir` lies in.
+    pub fn of(dir: PathBuf) -> Self {
+        Self { dir }
+    }
+}
+
 pub fn run(args: &Args) -> Result<()> {
     let dir = place::open_dir(&args.dir)?;
     client::send(&dir, &ControlRequest::Sync).with_context(|| format!("sync {}", args.dir.display()))?;

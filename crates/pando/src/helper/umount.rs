@@ -5,7 +5,7 @@ use std::{ffi::OsString, path::PathBuf};
 
 use anyhow::Context;
 use clap::{CommandFactory, Parser};
-use pando_fuse::How;
+use pando_fuse::{How, mountinfo};
 
 use crate::{cmd, exit, image, place};
 
@@ -62,7 +62,8 @@ pub fn run(args: Vec<OsString>) -> u8 {
 
 fn umount(args: &Args) -> anyhow::Result<()> {
     let mut dir = place::absolute_mount_point(&args.target)?;
-    if dir.metadata().is_ok_and(|m| !m.is_dir()) {
+    // A file is what is mounted, unless something is mounted on it: a file of a mount, bound to its place.
+    if mountinfo::at(&dir)?.is_none() && dir.metadata().is_ok_and(|m| !m.is_dir()) {
         let mounted = image::mounted_on(&dir)?;
         dir = mounted.with_context(|| format!("{}: is not mounted", args.target.display()))?;
     }

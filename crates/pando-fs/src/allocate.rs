@@ -71,10 +71,17 @@ impl Fs {
                 return Err(pando_db::Error::NoSpace.into());
             }
         }
-        if zeros && offset < size {
+        let (clears, extends) = (zeros && offset < size, grows && mode & KEEP_SIZE == 0 && end > size);
+        if !clears && !extends {
+            // Linux counts it as a change of the file all the same, which takes set-id bits away.
+            let change = self.content_change(c, &inode);
+            self.db.upsert(at.meta.clone(), change.encode())?;
+            inode.change(|s| s.apply(&change));
+        }
+        if clears {
             self.make_hole(c, &inode, &at, (offset, end.min(size)))?;
         }
-        if grows && mode & KEEP_SIZE == 0 && end > size {
+        if extends {
             let mut batch = Batch::new();
             let (above, before) = self.before(&inode, &at)?;
             let holes = self.resize_data(&mut batch, &inode, &at.data, (size, end))?;

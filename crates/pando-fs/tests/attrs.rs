@@ -207,6 +207,28 @@ fn set_id_bits_fall_when_others_change_the_file() {
 }
 
 #[test]
+fn to_allocate_what_a_file_has_counts_as_a_change() {
+    let w = World::new();
+    let me = user(10, 20);
+    w.put("/f", &[1; 100_000]);
+    let (keep_size, punch, zero) = (1, 2, 16);
+    for (offset, mode) in [
+        (50_000, 0),
+        (50_000, keep_size),
+        (200_000, keep_size),
+        (200_000, keep_size | zero),
+        (200_000, keep_size | punch),
+    ] {
+        let before = set(&w, "/f", SetAttr { mode: Some(0o6777), ..SetAttr::default() });
+        std::thread::sleep(std::time::Duration::from_millis(2));
+        w.on("/f", |a| w.fs.fallocate(&me, a.ino, offset, 1000, mode)).unwrap();
+        let after = w.attr("/f");
+        assert_eq!((after.perm, after.size), (0o777, 100_000), "{offset} {mode}");
+        assert!(after.mtime > before.mtime && after.ctime > before.ctime, "{offset} {mode}");
+    }
+}
+
+#[test]
 fn reading_a_link_changes_its_access_time() {
     let mut w = World::new();
     w.fs.symlink(&w.me, ROOT, OsStr::new("l"), OsStr::new("target")).unwrap();

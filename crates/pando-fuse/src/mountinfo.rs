@@ -1,9 +1,10 @@
-//! What is mounted where, from `/proc/self/mountinfo`.
+//! What is mounted where, from `/proc/self/mountinfo`, and in other mount namespaces.
 //!
 //! Asks no mounted file system anything (but for [`is_dead`]), so it works when a daemon hangs or
 //! is dead. Octal escapes of the kernel are undone.
 
 use std::{
+    collections::HashSet,
     ffi::OsString,
     fs, io,
     os::unix::ffi::OsStringExt,
@@ -59,6 +60,39 @@ pub fn containing(path: &Path) -> io::Result<Option<Entry>> {
 /// Our mounts of the image at `image` (absolute, without symlinks), bind mounts included.
 pub fn of_image(image: &Path) -> io::Result<Vec<Entry>> {
     Ok(all()?.into_iter().filter(|e| e.fstype == FSTYPE && e.source == image).collect())
+}
+
+/// A process that sees a mount in a namespace other than ours.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Elsewhere {
+    /// Its number.
+    pub pid: u32,
+    /// The name of its program, cut to 15 bytes by the kernel.
+    pub name: String,
+    /// Where the mount is for it.
+    pub dir: PathBuf,
+}
+
+/// Some process in another mount namespace (a container, `unshare -m`) for which a mount that `is_meant` exists. Such a
+/// namespace began as a copy of ours, and keeps what is unmounted here afterwards. Only processes that the caller may
+/// look at are seen: to root, all. Cost: reads `/proc` of each process.
+pub fn elsewhere(is_meant: impl Fn(&Entry) -> bool) -> io::Result<Option<Elsewhere>> {
+    let namespace = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
+    let mut seen: HashSet<PathBuf> = namespace("self").into_iter().collect();
+    for process in fs::read_dir("/proc")? {
+        let file_name = process?.file_name();
+        let Some((pid, text)) = file_name.to_str().and_then(|text| Some((text.parse().ok()?, text))) else {
+            continue;
+        };
+        // Those that may not be looked at, or have just ended, are passed over.
+        let Some(true) = namespace(text).map(|namespace| seen.insert(namespace)) else { continue };
+        let mounts = fs::read(format!("/proc/{text}/mountinfo")).unwrap_or_default();
+        if let Some(mount) = parse(&mounts).into_iter().find(&is_meant) {
+            let name = fs::read_to_string(format!("/proc/{text}/comm")).unwrap_or_default();
+            return Ok(Some(Elsewhere { pid, name: name.trim_end().into(), dir: mount.dir }));
+        }
+    }
+    Ok(None)
 }
 
 fn parse(text: &[u8]) -> Vec<Entry> {

@@ -21,6 +21,8 @@ use crate::exit::{self, Coded};
 /// How long a command waits for a daemon that is closing the image.
 const PATIENCE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(20);
+/// After so long, and then so often, it looks whether another mount namespace keeps the image open.
+const LOOK_ELSEWHERE: Duration = Duration::from_secs(1);
 
 /// `image` as an absolute path without symlinks.
 pub fn canonical(image: &Path) -> Result<PathBuf> {
@@ -32,11 +34,41 @@ pub fn mounted_on(image: &Path) -> Result<Option<PathBuf>> {
     Ok(mountinfo::of_image(image)?.into_iter().map(|m| m.dir).next_back())
 }
 
+/// Looks, now and then, for a process in another mount namespace that keeps a file system mounted.
+struct Elsewhere {
+    next: Instant,
+}
+
+impl Elsewhere {
+    fn new() -> Self {
+        Self { next: Instant::now() + LOOK_ELSEWHERE }
+    }
+
+    /// Why the image is not free, if it is time to look and there is such a process.
+    fn look(&mut self, is_meant: impl Fn(&mountinfo::Entry) -> bool) -> Result<Option<String>> {
+        if Instant::now() < self.next {
+            return Ok(None);
+        }
+        self.next = Instant::now() + LOOK_ELSEWHERE;
+        let found = mountinfo::elsewhere(|m| m.fstype == mountinfo::FSTYPE && is_meant(m))?;
+        Ok(found.map(|e| {
+            format!(
+                "process {} ({}) still has it mounted, on {} in a mount namespace of its own (a container, for \
+                 instance); the image is in use until it is unmounted there, or the last process there ends",
+                e.pid,
+                e.name,
+                e.dir.display()
+            )
+        }))
+    }
+}
+
 /// Opens the device of `image` (canonical), waiting for a daemon that is closing it.
 ///
 /// A lock whose holder still has the image mounted does not go away by itself: refused at once.
 pub fn open_device(image: &Path, read_only: bool, direct_io: DirectIo) -> Result<Arc<dyn Device>> {
     let begin = Instant::now();
+    let mut elsewhere = Elsewhere::new();
     loop {
         match FileDevice::open(image, read_only) {
             Ok(device) => return with_direct_io(device, image, direct_io),
@@ -47,6 +79,9 @@ pub fn open_device(image: &Path, read_only: bool, direct_io: DirectIo) -> Result
             let (image, dir) = (image.display(), dir.display());
             let text = format!("{image}: is mounted on {dir}; unmount it first (pando umount {dir})");
             return Err(Coded(exit::BUSY, text).into());
+        }
+        if let Some(why) = elsewhere.look(|m| m.source == image)? {
+            return Err(Coded(exit::BUSY, format!("{}: {why}", image.display())).into());
         }
         if begin.elapsed() > PATIENCE {
             let text = format!(
@@ -119,9 +154,10 @@ fn explain(image: &Path, e: pando_fs::Error) -> anyhow::Error {
     anyhow::Error::from(e).context(text)
 }
 
-/// Waits until nobody holds `image` open any more.
-pub fn wait_until_closed(image: &Path) -> Result<()> {
+/// Waits until nobody holds `image` open any more, which was mounted as the device `mounted` (`major:minor`).
+pub fn wait_until_closed(image: &Path, mounted: &str) -> Result<()> {
     let begin = Instant::now();
+    let mut elsewhere = Elsewhere::new();
     let file = match std::fs::File::open(image) {
         Ok(file) => file,
         // Whoever removed the image does not care how it was closed.
@@ -137,6 +173,9 @@ pub fn wait_until_closed(image: &Path) -> Result<()> {
         // Mounted again by someone else: the old daemon is done.
         if mounted_on(image)?.is_some() {
             return Ok(());
+        }
+        if let Some(why) = elsewhere.look(|m| m.device == mounted)? {
+            return Err(Coded(exit::BUSY, format!("{}: unmounted, but {why}", image.display())).into());
         }
         if begin.elapsed() > PATIENCE {
             return Err(anyhow!("{}: unmounted, but its daemon has not closed it", image.display()));
@@ -196,7 +235,7 @@ mod tests {
     #[test]
     fn a_free_image_is_closed_at_once() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        wait_until_closed(file.path()).unwrap();
-        wait_until_closed(Path::new("/nonexistent/image")).unwrap();
+        wait_until_closed(file.path(), "").unwrap();
+        wait_until_closed(Path::new("/nonexistent/image"), "").unwrap();
     }
 }

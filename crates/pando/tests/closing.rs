@@ -5,6 +5,7 @@ mod common;
 
 use std::{
     fs,
+    io::{BufRead, BufReader},
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
@@ -13,6 +14,8 @@ use common::{Bench, has, text};
 
 /// Code of `pando umount` where closing failed.
 const NOT_CLOSED: i32 = 6;
+/// Code where somebody uses it.
+const BUSY: i32 = 4;
 
 fn kill(b: &Bench) {
     let pid = b.daemon();
@@ -73,6 +76,37 @@ fn umount_fails_if_the_daemon_is_killed_before_it_has_closed() {
     let said = text(&out.stderr);
     assert!(out.status.code() == Some(NOT_CLOSED) && said.contains("killed"), "{:?}: {said}", out.status);
     b.mount();
+    b.umount();
+}
+
+/// A container, for instance: its mounts began as a copy of ours, and what is unmounted here stays there.
+#[test]
+fn umount_and_mount_name_who_keeps_it_in_another_mount_namespace() {
+    let Some(b) = Bench::mounted() else { return };
+    fs::write(b.path("m/f"), "x").unwrap();
+    let mut inside = Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "sh", "-c", "echo ready; exec sleep 300"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut ready = String::new();
+    BufReader::new(inside.stdout.take().unwrap()).read_line(&mut ready).unwrap();
+    if ready != "ready\n" {
+        inside.wait().unwrap();
+        return eprintln!("SKIPPED: no mount namespace may be made here");
+    }
+    let begin = Instant::now();
+    let who = format!("process {} (sleep) still has it mounted", inside.id());
+    b.fails(&["umount", "m"], BUSY, &who);
+    b.fails(&["mount", "a.img", "m"], BUSY, &who);
+    b.fails(&["check", "a.img"], BUSY, &who);
+    let patient = begin.elapsed();
+    inside.kill().unwrap();
+    inside.wait().unwrap();
+    assert!(patient < Duration::from_secs(45), "{patient:?}");
+    b.ok(&["check", "a.img"]);
+    b.mount();
+    assert_eq!(fs::read_to_string(b.path("m/f")).unwrap(), "x");
     b.umount();
 }
 

@@ -23,7 +23,8 @@ const PATIENCE: Duration = Duration::from_millis(1500);
 #[command(
     after_help = "While files are open, pando umount waits, up to 1.5 seconds. umount DIR and fusermount3 -u DIR do the
 same, but do not wait for the image (umount does where the helpers of pando install are). Exit code 6 says
-that it is unmounted but could not be closed: the device failed, or the daemon was killed meanwhile.
+that it is unmounted but could not be closed: the device failed, or the daemon was killed meanwhile. Exit
+code 4 says that files are open, or that it is unmounted here, but not in another mount namespace (a container).
 
 Example: pando umount /mnt/grove"
 )]
@@ -85,7 +86,7 @@ pub fn detach(dir: &Path, how: How) -> Result<()> {
     if how == How::Lazy || others || !mount.source.is_absolute() {
         return Ok(());
     }
-    image::wait_until_closed(&mount.source)?;
+    image::wait_until_closed(&mount.source, &mount.device)?;
     closing::result(&mount.source, user, before.as_ref()).map_err(|why| {
         let (dir, image) = (dir.display(), mount.source.display());
         let text = format!(

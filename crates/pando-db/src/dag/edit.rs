@@ -301,6 +301,11 @@ impl<'a> Edit<'a> {
         nodes >= limits.edit_nodes || (nodes >= MIN_EDIT_NODES && self.memory >= limits.edit_bytes)
     }
 
+    /// Nodes that the edit holds.
+    pub fn changed_nodes(&self) -> usize {
+        self.nodes.len()
+    }
+
     /// The edit as it is to be published. Cost: in proportion to the headers of what has changed.
     pub fn finish(self) -> Changes {
         let longest = self.longest_keys();

@@ -512,3 +512,51 @@ fn a_shared_node_that_shows_nothing_is_taken_off_its_edges() {
     assert_eq!(edit.count(LEFT), 0);
     assert!(found(&edit).is_empty());
 }
+
+/// A tall node with little below it, and a Goto that rests above it: it may become as low as what the Goto leads to
+/// allows, when nothing else is to be done and when a table is taken in. Nothing else notices where it does not: no
+/// write looks at what rests in a node that it does not change.
+#[test]
+fn a_node_stays_above_what_the_gotos_lead_to_that_rest_above_it() {
+    const MID: NodeId = 4;
+    const TARGET: NodeId = 5;
+    const BELOW: NodeId = 6;
+    // So many edges that the root cannot take those of its children over: it is too tall or not.
+    for (idle, high, wide) in [(true, 7, 8), (false, 20, 64)] {
+        let root_edges = (0..wide).map(|i| match i {
+            0 => edge("", Some(MID), vec![ranges(&[("c", "d", Some(TARGET))])]),
+            _ => edge(&format!("m{i:02}"), None, vec![]),
+        });
+        let Tree { mut table, root, msn, log_end } = tree(interior(high + 1, root_edges.collect()), 1);
+        table.set(RIGHT, None);
+        let mid_edges = vec![edge("", Some(LEFT), vec![]), edge("k", None, vec![])];
+        let nodes = [
+            (LEFT, leaf("", "k", &["a"])),
+            (MID, Node { span: span("", "m01"), ..interior(high, mid_edges) }),
+            (TARGET, interior(5, vec![edge("", Some(BELOW), vec![])])),
+            (BELOW, leaf("", "", &["x"])),
+        ];
+        for (id, node) in nodes {
+            let (height, longest) = (node.height, Longest::UNKNOWN);
+            let loc = Loc::Dirty(Arc::new(node));
+            table.set(id, Some(Entry { count: 1, height, longest, loc }));
+        }
+        let tree = Tree { table, root, msn, log_end };
+        let pager = pager();
+        let problems = check(&tree, &pager).problems;
+        assert!(problems.is_empty(), "{problems:?}");
+        let (next, handled) = (AtomicU64::new(10), AtomicU64::new(0));
+        let limits = Limits::new(4096, None);
+        let cx = Context { pager: &pager, merge: &PatchMerge, limits, next_id: &next, handled: &handled };
+        let mut edit = Edit::new(&cx, &tree);
+        let mut steps = 0;
+        while if idle { edit.lower() } else { edit.lower_tallest() }.unwrap() {
+            steps += 1;
+            assert!(steps < 10, "it is lowered for ever");
+            let heights = [ROOT, MID, TARGET].map(|id| edit.height(id).unwrap());
+            assert!(heights[2] < heights[1], "the Goto rests too low: {heights:?}");
+            assert!(heights[1] < heights[0] && heights[1] < high, "nothing was lowered: {heights:?}");
+        }
+        assert!(steps > 0, "nothing was lowered");
+    }
+}

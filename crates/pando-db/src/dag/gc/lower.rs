@@ -2,23 +2,19 @@
 //!
 //! Clones of clones, and what is written over them, leave nodes of few edges above each other, many of them
 //! shared. A write makes only such nodes lower as it rewrites, and a shared one never. Here each node above a
-//! height takes over the edges of its highest children, if it has room for them: it shows what it did, so shared
-//! nodes are changed in place, and no path can tell the difference. The lowest ones go first, so that those above
-//! find lower children.
+//! height is made lower as `write/lower.rs` says, shared ones in place, as far as it becomes no wider than others. The
+//! lowest ones go first, so that those above find lower children. Where that comes to an end and the DAG is much too
+//! tall still, its tallest path is lowered.
 //!
-//! Guarantees: a step changes a bounded number of nodes and makes at least one of them lower and none higher, so the
-//! steps end. No node becomes wider than others, and none is made. A node stays above what the Gotos lead to that rest
+//! Guarantees: a step changes a bounded number of nodes and makes at least one of them lower and none higher, and what
+//! it makes is lower than what it is made for, so the steps end. A node stays above what the Gotos lead to that rest
 //! above it. I/O: headers of tall nodes and of their children, and pages on the fringes of what is shown of these.
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
-use crate::{
-    dag::{edit::Edit, write::flush::pending},
-    error::Result,
-    node::{Body, Node, NodeId},
-};
+use crate::{dag::edit::Edit, error::Result, node::NodeId};
 
-/// Tall nodes that one step looks at; a DAG with more of them is left as it is.
+/// Tall nodes that one step looks at.
 const MOST_NODES: usize = 2048;
 
 impl Edit<'_> {
@@ -29,31 +25,30 @@ impl Edit<'_> {
             return Ok(false);
         }
         let mut any = false;
-        for (id, least) in self.tall_nodes()?.into_iter().flatten() {
+        for (id, least) in self.tall_nodes()? {
             if self.is_large() {
                 break;
             }
-            any |= self.exists(id) && self.lower_node(id, least)?;
+            any |= self.exists(id) && self.lower_node(id, least, false)?;
         }
-        Ok(any)
+        if any { Ok(true) } else { self.lower_tallest() }
     }
 
     /// The nodes above the limit of tall ones, lowest first, each with the least height that Gotos allow which rest
-    /// above it; `None` if there are too many.
-    fn tall_nodes(&self) -> Result<Option<Vec<(NodeId, u8)>>> {
+    /// above it. If there are many, the tallest.
+    fn tall_nodes(&self) -> Result<Vec<(NodeId, u8)>> {
         let mut queue = BTreeMap::from([((Reverse(self.height(self.root)?), self.root), 0)]);
         let mut found = Vec::new();
         // All that refers to a node is higher, and has been seen when its turn comes.
         while let Some(((Reverse(_), id), least)) = queue.pop_first() {
             if found.len() >= MOST_NODES {
-                return Ok(None);
+                break;
             }
             found.push((id, least));
             for edge in self.peek(id)?.edges() {
-                let mut above = 0;
+                let above = self.least_below(edge)?;
                 for target in edge.layers.iter().flat_map(|l| &l.ranges).filter_map(|r| r.target.as_ref()) {
                     let height = self.height(target.id)?;
-                    above = above.max(height.saturating_add(1));
                     if height > self.cx.limits.tall {
                         queue.entry((Reverse(height), target.id)).or_insert(0);
                     }
@@ -67,40 +62,6 @@ impl Edit<'_> {
             }
         }
         found.reverse();
-        Ok(Some(found))
-    }
-
-    /// Puts a node anew without its highest children, as far as it has room for their edges, if that makes it lower.
-    fn lower_node(&mut self, id: NodeId, least: u8) -> Result<bool> {
-        let mut node = self.load(id)?;
-        let high = node.height;
-        let mut taken = Vec::new();
-        loop {
-            let Some(highest) = self.highest_child(&node)? else { break };
-            if highest < self.cx.limits.tall {
-                break;
-            }
-            let (flat, gone) = self.flatten_children(node.clone(), highest)?;
-            let fits = flat.edges().len() <= self.cx.limits.fanout && pending(&flat) <= self.cx.limits.node;
-            if !fits || self.highest_child(&flat)?.is_some_and(|height| height >= highest) {
-                break;
-            }
-            node = flat;
-            taken.extend(gone);
-        }
-        let mut node = self.lowest(node)?;
-        node.height = node.height.max(least);
-        if node.height >= high {
-            return Ok(false);
-        }
-        self.put_pruned(id, node)?;
-        self.reclaim(&taken)?;
-        Ok(true)
-    }
-
-    fn highest_child(&self, node: &Node) -> Result<Option<u8>> {
-        let Body::Interior(edges) = &node.body else { return Ok(None) };
-        let heights = edges.iter().filter_map(|edge| edge.child.as_ref()).map(|child| self.height(child.id));
-        heights.reduce(|a, b| Ok(a?.max(b?))).transpose()
+        Ok(found)
     }
 }

@@ -32,16 +32,16 @@ impl Edit<'_> {
         self.flatten_where(node, |edge, live, height, siblings| self.thin_child(edge, live, height, siblings))
     }
 
-    /// `node` without its children of a height, as far as it has room for their edges, and these children. I/O:
+    /// `node` without its children of a height, as far as it has room for `most` edges, and these children. I/O:
     /// their headers, and pages on the fringes of what it shows of them.
-    pub(crate) fn flatten_children(&self, node: Node, high: u8) -> Result<(Node, Vec<NodeId>)> {
+    pub(crate) fn flatten_children(&self, node: Node, high: u8, most: usize) -> Result<(Node, Vec<NodeId>)> {
         self.flatten_where(node, |edge, live, height, siblings| {
             let Some(target) = &edge.child else { return Ok(None) };
-            if self.height(target.id)? != high || high == 0 || siblings > self.cx.limits.fanout {
+            if self.height(target.id)? != high || high == 0 || siblings > most {
                 return Ok(None);
             }
             let shown = visible(&*self.peek(target.id)?, live, target);
-            match siblings + shown.len() - 1 <= self.cx.limits.fanout {
+            match siblings + shown.len() - 1 <= most {
                 true => self.load_below(target.id, height).map(Some),
                 false => Ok(None),
             }
@@ -84,45 +84,6 @@ impl Edit<'_> {
         }
         let done = self.joined(done, &span, height)?;
         Ok((Node { height, span, body: Body::Interior(done) }, taken.into_iter().collect()))
-    }
-
-    /// Lowers a DAG that is much higher than its data asks for along its tallest path, where writes may not
-    /// come by for long: what waits on the way is flushed, and children are taken into their parents. The root
-    /// is to be fitted then. Cost: two flushes a level, up to the size of an edit.
-    pub(crate) fn lower_tallest(&mut self, id: NodeId) -> Result<()> {
-        for second in [false, true] {
-            let Some(i) = self.tallest_edge(id)? else { return Ok(()) };
-            self.flush_edge(id, i)?;
-            if second {
-                break;
-            }
-            // The flush may have split the child, or taken it in.
-            let Some(i) = self.tallest_edge(id)? else { return Ok(()) };
-            let node = self.peek(id)?;
-            let child = node.edges().get(i).and_then(|edge| edge.child.as_ref());
-            if let Some(child) = child.filter(|child| self.is_private(child.id)) {
-                self.lower_tallest(child.id)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// The edge of a node to its highest child, if that is tall and may be flushed into.
-    fn tallest_edge(&self, id: NodeId) -> Result<Option<usize>> {
-        if self.is_large() || !self.exists(id) {
-            return Ok(None);
-        }
-        let Some(node) = or_if_damaged(self.peek(id).map(Some), None)? else { return Ok(None) };
-        let mut tallest = None;
-        for (i, edge) in node.edges().iter().enumerate() {
-            if let Some(child) = &edge.child {
-                tallest = tallest.max(Some((self.height(child.id)?, i)));
-            }
-        }
-        let Some((_, i)) = tallest.filter(|(height, _)| *height >= self.cx.limits.tall) else {
-            return Ok(None);
-        };
-        Ok((self.unreadable_at(&node, i)?.len() == 0).then_some(i))
     }
 
     /// The child of an edge, if it is an interior node of which the edge shows too little.

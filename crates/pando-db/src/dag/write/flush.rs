@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// A node to be, with its number if it has one already.
-type NodePart = (Option<NodeId>, Node);
+pub(crate) type NodePart = (Option<NodeId>, Node);
 
 /// Bytes of messages that wait in an interior node.
 pub(crate) fn pending(node: &Node) -> usize {

@@ -23,25 +23,24 @@ use crate::{
 /// Bytes of pending messages up to which a clone copies them, whatever the node size.
 const MIN_CARRY_BYTES: usize = 4 << 10;
 
-/// Levels above a tall one at which the DAG is lowered for the sake of its height alone.
-const TOO_TALL_LEVELS: u8 = 4;
-
 impl Edit<'_> {
     /// Takes in the oldest in-memory table: its clones get nodes, and lie below the rest of it, which is
     /// `layer`.
     pub fn apply_table(&mut self, table: &Memtable, layer: Layer) -> Result<PlacedClones> {
-        if !table.has_clones() {
-            self.apply_to_root(layer)?;
-            return Ok(PlacedClones::default());
-        }
-        let pushed_down = self.push_down_sources(table)?;
-        let (clones, placed) = self.place_clones(table)?;
-        let placed = PlacedClones { pushed_down, ..placed };
-        self.apply_to_root(layer.over(&clones, self.cx.pager, self.cx.merge)?)?;
-        if self.height(self.root)? > self.cx.limits.tall.saturating_add(TOO_TALL_LEVELS) {
-            self.lower_tallest(self.root)?;
-            let root = self.load(self.root)?;
-            self.fit_root(root)?;
+        let placed = match table.has_clones() {
+            true => {
+                let pushed_down = self.push_down_sources(table)?;
+                let (clones, placed) = self.place_clones(table)?;
+                self.apply_to_root(layer.over(&clones, self.cx.pager, self.cx.merge)?)?;
+                PlacedClones { pushed_down, ..placed }
+            }
+            false => {
+                self.apply_to_root(layer)?;
+                PlacedClones::default()
+            }
+        };
+        if self.lower_tallest()? {
+            while self.shrink_root()? {}
         }
         Ok(placed)
     }

@@ -86,8 +86,12 @@ impl Engine {
                 return Ok(false);
             }
         }
-        let surveying = self.gc_progress.lock().survey.is_some();
-        Ok((!surveying && self.pushdown_step()?)
+        let (surveying, lowering) = {
+            let mut gc_progress = self.gc_progress.lock();
+            (gc_progress.survey.is_some(), std::mem::take(&mut gc_progress.lowering))
+        };
+        Ok((lowering && self.lower_step()?)
+            || (!surveying && self.pushdown_step()?)
             || self.prune_step()?
             || self.heal_step()?
             || self.lower_step()?)
@@ -136,6 +140,7 @@ impl Engine {
         let mut gc_progress = self.gc_progress.lock();
         gc_progress.changed |= lowered;
         gc_progress.unfreed |= lowered;
+        gc_progress.lowering = lowered;
         Ok(lowered)
     }
 

@@ -21,6 +21,8 @@ pub(crate) struct GcProgress {
     pub changed: bool,
     /// A step has changed something since the last checkpoint that was made where space is short.
     pub unfreed: bool,
+    /// The last step made nodes lower, and the next may, too: no other walk comes between.
+    pub lowering: bool,
     /// The walk for what nothing shows, and the version that it walks. That is held meanwhile, and so is its
     /// space.
     pub survey: Option<(Arc<Tree>, PruneSurvey)>,

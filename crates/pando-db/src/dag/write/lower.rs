@@ -1,0 +1,126 @@
+//! Making nodes lower, which clones have left higher than what they show asks for.
+//!
+//! A node takes over the edges of its highest children: it shows what it did, so no path can tell the difference, and
+//! nothing is flushed. One that is much too tall takes over many, and puts them under children anew. Levels of a few
+//! edges each, most of which lead to what is low, become as many levels as their edges ask for.
+//!
+//! Guarantees: a node is made lower or left as it is, and stays above the height that its caller gives, for the Gotos
+//! that rest above it. Nodes that are made are lower than the one that they are made for. Works on an [`Edit`]; the
+//! caller publishes. I/O: headers of a node and of its children, and pages on the fringes of what is shown of these.
+
+use crate::{
+    dag::{
+        edit::Edit,
+        write::flush::{NodePart, pending},
+    },
+    error::Result,
+    node::{Body, Edge, Node, NodeId},
+};
+
+/// Levels above a tall one from which on a node is lowered beyond the width of others, and a DAG while it is written.
+const TOO_TALL_LEVELS: u8 = 4;
+/// Edges that such a node takes over, as a multiple of the fanout.
+const WIDE_FACTOR: usize = 8;
+
+impl Edit<'_> {
+    /// Lowers a DAG that is much higher than its data asks for along its tallest path, until the edit is large; whether
+    /// any node there could be made lower. Nothing is flushed for it. A shared node ends the path, since others may
+    /// have Gotos resting above it; but what is above takes its edges over.
+    pub(crate) fn lower_tallest(&mut self) -> Result<bool> {
+        if !self.is_too_tall(self.height(self.root)?) || self.cx.pager.knows_damage() {
+            return Ok(false);
+        }
+        let (mut id, mut least) = (self.root, 0);
+        let (mut passed, mut any) = (Vec::new(), false);
+        while !self.is_large() && self.is_private(id) && self.is_too_tall(self.height(id)?) {
+            any |= self.lower_node(id, least, true)?;
+            passed.push(id);
+            let node = self.peek(id)?;
+            let mut tallest: Option<(u8, NodeId, u8)> = None;
+            for edge in node.edges() {
+                if let Some(child) = &edge.child {
+                    let height = self.height(child.id)?;
+                    if tallest.is_none_or(|highest| height > highest.0) {
+                        tallest = Some((height, child.id, self.least_below(edge)?));
+                    }
+                }
+            }
+            let Some((_, child, floor)) = tallest else { break };
+            (id, least) = (child, floor);
+        }
+        self.lower_path(&passed)?;
+        Ok(any)
+    }
+
+    fn is_too_tall(&self, height: u8) -> bool {
+        height > self.cx.limits.tall.saturating_add(TOO_TALL_LEVELS)
+    }
+
+    /// The least height of the child of an edge: above what the Gotos lead to that rest there.
+    pub(crate) fn least_below(&self, edge: &Edge) -> Result<u8> {
+        let mut least = 0;
+        for target in edge.layers.iter().flat_map(|l| &l.ranges).filter_map(|r| r.target.as_ref()) {
+            least = least.max(self.height(target.id)?.saturating_add(1));
+        }
+        Ok(least)
+    }
+
+    /// Puts a node anew without its highest children, as far as it has room for their edges, if that makes it lower.
+    /// A `wide` one has room for many: these come to stand in new children then, which are as many levels as their
+    /// number asks for and no more.
+    pub(crate) fn lower_node(&mut self, id: NodeId, least: u8, wide: bool) -> Result<bool> {
+        let limits = self.cx.limits;
+        let mut node = self.load(id)?;
+        let high = node.height;
+        let factor = if wide { WIDE_FACTOR } else { 1 };
+        let mut taken = Vec::new();
+        loop {
+            let Some(highest) = self.highest_child(&node)? else { break };
+            if highest < limits.tall {
+                break;
+            }
+            let (flat, gone) = self.flatten_children(node.clone(), highest, factor * limits.fanout)?;
+            let fits = flat.edges().len() <= factor * limits.fanout && pending(&flat) <= factor * limits.node;
+            if !fits || self.highest_child(&flat)?.is_some_and(|height| height >= highest) {
+                break;
+            }
+            node = flat;
+            taken.extend(gone);
+        }
+        let mut node = self.lowest(node)?;
+        if factor > 1 && node.edges().len() > limits.fanout {
+            let parts = self.parts(None, node.clone())?;
+            let levels = if parts.len() > limits.fanout { 2 } else { 1 };
+            let large = self.changed_nodes() + parts.len() > limits.edit_nodes;
+            if large || node.height.saturating_add(levels).max(least) >= high {
+                return Ok(false);
+            }
+            node = self.above_parts(parts, node)?;
+            if levels > 1 {
+                node = self.above_parts(self.parts(None, node.clone())?, node)?;
+            }
+        }
+        node.height = node.height.max(least);
+        if node.height >= high {
+            return Ok(false);
+        }
+        self.put_pruned(id, node)?;
+        self.reclaim(&taken)?;
+        Ok(true)
+    }
+
+    /// A node with `parts` of `node` as its children.
+    fn above_parts(&mut self, parts: Vec<NodePart>, node: Node) -> Result<Node> {
+        let Node { height, span, .. } = node;
+        let edge = Edge { lo: span.lo.clone(), ..Default::default() };
+        let top = Node { height: height.saturating_add(1), span, body: Body::Interior(vec![edge]) };
+        let top = self.attach(top, 0, parts)?;
+        self.lowest(top)
+    }
+
+    fn highest_child(&self, node: &Node) -> Result<Option<u8>> {
+        let Body::Interior(edges) = &node.body else { return Ok(None) };
+        let heights = edges.iter().filter_map(|edge| edge.child.as_ref()).map(|child| self.height(child.id));
+        heights.reduce(|a, b| Ok(a?.max(b?))).transpose()
+    }
+}

@@ -150,14 +150,8 @@ impl Fs {
         exclude: &[PathBuf],
     ) -> Result<CloneReport> {
         check_name(src.1)?;
-        self.clone_to(
-            Rights::Of(c),
-            &CloneSource::Named(self.dir(src.0)?, src.1),
-            dst,
-            replace,
-            exclude,
-            false,
-        )
+        let source = CloneSource::Named(self.dir(src.0)?, src.1);
+        self.clone_to(Rights::Of(c), &source, dst, replace, exclude, false)
     }
 
     /// Like [`Fs::clone_tree_without`], of the file or directory `source`, wherever it is by now, with rights that the
@@ -185,14 +179,8 @@ impl Fs {
         exclude: &[PathBuf],
     ) -> Result<CloneReport> {
         check_name(src.1)?;
-        self.clone_to(
-            Rights::Of(c),
-            &CloneSource::Named(self.dir(src.0)?, src.1),
-            dst,
-            replace,
-            exclude,
-            true,
-        )
+        let source = CloneSource::Named(self.dir(src.0)?, src.1);
+        self.clone_to(Rights::Of(c), &source, dst, replace, exclude, true)
     }
 
     /// The same with rights that the kernel has seen, as [`Fs::clone_verified`].

@@ -33,6 +33,18 @@ fn exits(b: &Bench, name: &str, args: &[&str], code: i32, says: &str) {
     assert!(err.contains(says), "{name} {args:?} said {err:?}, not {says:?}");
 }
 
+/// An image `a.img` and a directory `m` to mount it on; `None` unless run by root, where there is FUSE.
+fn for_root() -> Option<Bench> {
+    if !have_fuse() || !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: needs root and FUSE");
+        return None;
+    }
+    let b = Bench::new();
+    fs::create_dir(b.path("m")).unwrap();
+    b.ok(&["mkfs", "--size", "64M", "a.img"]);
+    Some(b)
+}
+
 #[test]
 fn an_image_tells_label_uuid_and_state() {
     let b = Bench::new();
@@ -108,12 +120,7 @@ fn helpers_take_what_mount_and_umount_give_them() {
 
 #[test]
 fn device_nodes_and_set_id_bits_count_on_what_root_mounts_by_fstab() {
-    if !have_fuse() || !rustix::process::geteuid().is_root() {
-        return;
-    }
-    let b = Bench::new();
-    fs::create_dir(b.path("m")).unwrap();
-    b.ok(&["mkfs", "--size", "64M", "a.img"]);
+    let Some(b) = for_root() else { return };
     exits(&b, "mount.pando", &["a.img", "m", "-o", "rw"], 0, "");
     b.sh("mknod m/null c 1 3; chmod 666 m/null; echo x > m/null");
     exits(&b, "mount.pando", &["a.img", "m", "-o", "user_id=0,remount,rw"], 0, "");
@@ -129,12 +136,7 @@ fn device_nodes_and_set_id_bits_count_on_what_root_mounts_by_fstab() {
 
 #[test]
 fn what_is_remounted_read_only_is_durable() {
-    if !have_fuse() || !rustix::process::geteuid().is_root() {
-        return;
-    }
-    let b = Bench::new();
-    fs::create_dir(b.path("m")).unwrap();
-    b.ok(&["mkfs", "--size", "64M", "a.img"]);
+    let Some(b) = for_root() else { return };
     // Nothing becomes durable by itself before the daemon ends.
     exits(&b, "mount.pando", &["a.img", "m", "-o", "commit=60"], 0, "");
     b.sh("mkdir m/d; echo x > m/d/f");
@@ -147,12 +149,7 @@ fn what_is_remounted_read_only_is_durable() {
 
 #[test]
 fn a_file_that_is_bound_to_another_place_is_unmounted_there() {
-    if !have_fuse() || !rustix::process::geteuid().is_root() {
-        return;
-    }
-    let b = Bench::new();
-    fs::create_dir(b.path("m")).unwrap();
-    b.ok(&["mkfs", "--size", "64M", "a.img"]);
+    let Some(b) = for_root() else { return };
     exits(&b, "mount.pando", &["a.img", "m"], 0, "");
     b.sh("echo inside > m/f; echo outside > g; mount --bind m/f g; [ $(cat g) = inside ]");
     let unmounted = helper(&b, "umount.fuse.pando", &["g"]);
@@ -162,44 +159,25 @@ fn a_file_that_is_bound_to_another_place_is_unmounted_there() {
     exits(&b, "umount.pando", &["a.img"], 0, "");
 }
 
-/// A loop device that is detached, and no longer mounted on `m`, when this is dropped.
-struct Loop<'a>(&'a Bench, String);
-
-impl Drop for Loop<'_> {
-    fn drop(&mut self) {
-        let _ = Command::new("umount")
-            .args(["-lf", self.0.path("m").to_str().unwrap()])
-            .stderr(Stdio::null())
-            .status();
-        let _ = Command::new("losetup").args(["-d", &self.1]).status();
-    }
-}
-
 #[test]
 fn a_write_protected_device_is_mounted_read_only() {
-    if !rustix::process::geteuid().is_root() || !has("losetup") || !has("blockdev") || !have_fuse() {
-        eprintln!("SKIPPED: needs root, losetup and blockdev");
-        return;
+    if !has("blockdev") || !have_fuse() {
+        return eprintln!("SKIPPED: needs blockdev and FUSE");
     }
     let b = Bench::new();
     fs::create_dir(b.path("m")).unwrap();
     b.ok(&["mkfs", "--size", "64M", "a.img"]);
-    let made = Command::new("losetup").args(["-f", "--show"]).arg(b.path("a.img")).output().unwrap();
-    if !made.status.success() {
-        eprintln!("SKIPPED: no loop device: {}", text(&made.stderr));
-        return;
-    }
-    let device = text(&made.stdout).trim().to_owned();
-    let _end = Loop(&b, device.clone());
+    let Some(loop_device) = b.loop_device("a.img") else { return };
+    let device = &loop_device.path;
     b.sh(&format!("blockdev --setro {device}"));
     // Linux opens it for writing, and refuses each write later: when it is too late to tell the writer.
-    b.fails(&["mount", &device, "m"], 1, "Read-only file system");
-    exits(&b, "mount.pando", &[&device, "m", "-o", "rw"], 0, "source write-protected, mounted read-only");
+    b.fails(&["mount", device, "m"], 1, "Read-only file system");
+    exits(&b, "mount.pando", &[device, "m", "-o", "rw"], 0, "source write-protected, mounted read-only");
     let refused = fs::write(b.path("m/f"), "x").unwrap_err();
     assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
     exits(&b, "umount.pando", &["m"], 0, "");
     b.sh(&format!("blockdev --setrw {device}"));
-    exits(&b, "mount.pando", &[&device, "m"], 0, "");
+    exits(&b, "mount.pando", &[device, "m"], 0, "");
     fs::write(b.path("m/f"), "x").unwrap();
     exits(&b, "umount.pando", &["m"], 0, "");
 }

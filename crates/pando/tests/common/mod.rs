@@ -32,6 +32,20 @@ pub fn have_fuse() -> bool {
     have
 }
 
+/// A loop device over a file of a bench. When it is dropped, what is mounted on `m` is unmounted, and it is detached.
+pub struct LoopDevice<'a> {
+    bench: &'a Bench,
+    pub path: String,
+}
+
+impl Drop for LoopDevice<'_> {
+    fn drop(&mut self) {
+        let dir = self.bench.path("m");
+        let _ = Command::new("umount").arg("-lf").arg(dir).stderr(Stdio::null()).status();
+        let _ = Command::new("losetup").args(["-d", &self.path]).status();
+    }
+}
+
 impl Bench {
     /// An empty directory.
     pub fn new() -> Bench {
@@ -50,6 +64,20 @@ impl Bench {
         bench.ok(&["mkfs", "--size", "256M", "--node-size", "64K", "a.img"]);
         bench.mount();
         Some(bench)
+    }
+
+    /// A loop device over `file`; `None` where there are none, or for others than root.
+    pub fn loop_device(&self, file: &str) -> Option<LoopDevice<'_>> {
+        if !rustix::process::geteuid().is_root() || !has("losetup") {
+            eprintln!("SKIPPED: needs root and losetup");
+            return None;
+        }
+        let made = Command::new("losetup").args(["-f", "--show"]).arg(self.path(file)).output().unwrap();
+        if !made.status.success() {
+            eprintln!("SKIPPED: no loop device: {}", text(&made.stderr));
+            return None;
+        }
+        Some(LoopDevice { bench: self, path: text(&made.stdout).trim().to_owned() })
     }
 
     /// The same, mounted so that other users may use it and make entries in it, and enter the directory above; `None`

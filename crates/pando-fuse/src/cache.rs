@@ -84,6 +84,22 @@ pub(crate) struct Caches {
     bypassing: Mutex<HashSet<u64>>,
 }
 
+/// The page cache of an inode is being filled, until this is dropped: also if whoever fills it panics, or nobody could
+/// open the file any more.
+struct Filling<'a> {
+    caches: &'a Caches,
+    ino: u64,
+}
+
+impl Drop for Filling<'_> {
+    fn drop(&mut self) {
+        if let Some(state) = self.caches.inodes.lock().get_mut(&self.ino) {
+            state.filling = false;
+        }
+        self.caches.filled.notify_all();
+    }
+}
+
 fn write_only(flags: i32) -> bool {
     flags & libc::O_ACCMODE == libc::O_WRONLY
 }
@@ -200,12 +216,9 @@ impl Caches {
         if !self.inodes.lock().get_mut(&ino).is_some_and(begin) {
             return;
         }
-        give();
+        let _filling = Filling { caches: self, ino };
         self.with_pages.lock().insert(ino);
-        if let Some(state) = self.inodes.lock().get_mut(&ino) {
-            state.filling = false;
-        }
-        self.filled.notify_all();
+        give();
     }
 
     /// The kernel has dropped the inode, and its pages with it.

@@ -174,7 +174,7 @@ pub fn wait_until_closed(image: &Path, mounted: &str) -> Result<()> {
         if mounted_on(image)?.is_some() {
             return Ok(());
         }
-        if let Some(why) = elsewhere.look(|m| m.device == mounted)? {
+        if let Some(why) = elsewhere.look(|m| m.device == mounted && m.source == image)? {
             return Err(Coded(exit::BUSY, format!("{}: unmounted, but {why}", image.display())).into());
         }
         if begin.elapsed() > PATIENCE {

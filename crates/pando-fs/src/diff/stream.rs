@@ -14,6 +14,8 @@ use crate::{error::Result, path};
 const NUMBER_BYTES: usize = 8;
 /// Most directories whose data is skipped at once, a count; of others it is skipped file by file.
 const MAX_BARE: usize = 1 << 16;
+/// So many differences are passed over, a count, before what is to be skipped is: that costs a way down from the root.
+const FEW: usize = 16;
 /// So many prefixes are kept, a count, before those that are behind are let go.
 const KEPT: usize = 1 << 10;
 
@@ -21,17 +23,30 @@ const KEPT: usize = 1 << 10;
 pub(crate) struct Ahead {
     diff: Diff,
     next: Option<Change>,
+    /// Those below are left out.
+    from: Option<Bytes>,
 }
 
 impl Ahead {
     pub(crate) fn new(view: &Snapshot, (before, after): (&[u8], &[u8])) -> Result<Self> {
-        Ok(Self { diff: view.diff(before, view, after)?, next: None })
+        Ok(Self { diff: view.diff(before, view, after)?, next: None, from: None })
     }
 
     /// The key of the next one.
     pub(crate) fn peek(&mut self) -> Result<Option<Bytes>> {
-        if self.next.is_none() {
-            self.next = self.diff.next().transpose()?;
+        let mut passed = 0;
+        while self.next.is_none()
+            && let Some(next) = self.diff.next().transpose()?
+        {
+            match &self.from {
+                Some(from) if next.key < *from => {
+                    passed += 1;
+                    if passed == FEW {
+                        self.diff.seek(from);
+                    }
+                }
+                _ => self.next = Some(next),
+            }
         }
         Ok(self.next.as_ref().map(|change| change.key.clone()))
     }
@@ -44,7 +59,9 @@ impl Ahead {
     pub(crate) fn skip_to(&mut self, key: &[u8]) {
         if self.next.as_ref().is_none_or(|change| change.key < key) {
             self.next = None;
-            self.diff.seek(key);
+            if self.from.as_ref().is_none_or(|from| **from < *key) {
+                self.from = Some(Bytes::copy_from_slice(key));
+            }
         }
     }
 }

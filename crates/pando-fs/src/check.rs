@@ -346,6 +346,10 @@ impl Fs {
                 problem(report, format!("snapshots of inode {source:#x}: {names_found} names for {names}"));
             }
         }
+        let works = view.prefix(&system::works());
+        for pair in works {
+            known.extend(system::work_number(&pair?.0));
+        }
         self.check_forks(view, &mut known, report, problem)?;
         check_policies(view, report, problem)?;
         let mut at = path::volume(1);

@@ -53,10 +53,10 @@ pub enum Error {
     /// More names of linked files than one call may have to look up (EFBIG).
     #[error("{0}: has names of too many files with several names to be changed at once")]
     TooManyNames(String),
-    /// A merge of more than one batch can do (EFBIG).
+    /// A merge changes more linked files than one batch can (EFBIG).
     #[error(
-        "{name}: {changes} changes are more than one merge can do in this image; copy some of them yourself (what both \
-         sides changed alike is left), and merge the rest"
+        "{name}: {changes} changes of files with several names are more than one merge can do in this image; make some \
+         of them yourself (what both sides changed alike is left), and merge the rest"
     )]
     MergeTooLarge {
         /// The directory that is merged into.
@@ -64,6 +64,9 @@ pub enum Error {
         /// Changes, a count.
         changes: usize,
     },
+    /// What a merge changes was changed by others all the time, and nothing was done (EBUSY).
+    #[error("{0}: others kept changing what the merge changes too; nothing was done, try again")]
+    MergeDisturbed(String),
     /// The file system has as many policies for snapshots as it can have (EFBIG).
     #[error("a file system has at most {0} policies for snapshots; take one back first")]
     TooManyPolicies(usize),
@@ -157,6 +160,7 @@ impl Error {
             Error::BadHandle(_) => Errno::BADF,
             Error::TooBig(_) | Error::TooManyNames(_) | Error::TooManyPolicies(_) => Errno::FBIG,
             Error::MergeTooLarge { .. } => Errno::FBIG,
+            Error::MergeDisturbed(_) => Errno::BUSY,
             Error::ReadOnly | Error::InSnapshot(_) | Error::Engine(E::ReadOnly) => Errno::ROFS,
             Error::Unsupported(_) => Errno::OPNOTSUPP,
             Error::NothingBehind(_) => Errno::NXIO,

@@ -230,6 +230,12 @@ pub(crate) fn all_uncounted(root: &[u8]) -> Vec<u8> {
     [root, &[UNCOUNTED]].concat()
 }
 
+/// The prefixes of all keys of what is in a directory, without those of linked files in the lineage that it may root.
+pub(crate) fn without_links(dir: &[u8]) -> [Bytes; 4] {
+    let (entries, dirs) = ([dir, &[ENTRY]].concat(), [dir, &[CONTENTS]].concat());
+    [meta(&entries), meta(&dirs), data(&entries), data(&dirs)]
+}
+
 fn key(volume: u32, region: u8, path: &[u8]) -> Bytes {
     let mut key = BytesMut::with_capacity(5 + path.len());
     key.put_u32(volume);

@@ -487,6 +487,9 @@ pub struct MountOptions {
     pub tick_times: bool,
     /// `.snapshots` shows in listings of directories that have snapshots. It is found by its name anyway.
     pub snapshots_visible: bool,
+    /// Most changes that a merge makes in one batch, a count, while calls on both trees wait. One of more makes them
+    /// beside the tree, in batches of so many operations, and puts the result in its place. 10,000 by default.
+    pub merge_steps: usize,
 }
 
 impl Default for MountOptions {
@@ -506,6 +509,7 @@ impl Default for MountOptions {
             salvage: false,
             tick_times: false,
             snapshots_visible: false,
+            merge_steps: 10_000,
         }
     }
 }
@@ -552,4 +556,5 @@ setters! { MountOptions:
     salvage(bool) salvage;
     tick_times(bool) tick_times;
     snapshots_visible(bool) snapshots_visible;
+    merge_steps(usize) merge_steps;
 }

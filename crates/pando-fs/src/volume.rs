@@ -59,6 +59,8 @@ pub(crate) const FORKS: u64 = 64;
 pub(crate) const POLICIES: u64 = 128;
 /// The same: some directory has, or had, an account of what is below it. A store gets it with the first of them.
 pub(crate) const ACCOUNTS: u64 = 256;
+/// The same: merges have made, or make, volumes to work in. A store gets it with the first such merge.
+pub(crate) const WORKS: u64 = 512;
 /// All bits of features that this program knows.
 const KNOWN_FEATURES: u64 = MAPS_AND_LINEAGES
     | EXTENDED_ATTRIBUTES
@@ -68,7 +70,8 @@ const KNOWN_FEATURES: u64 = MAPS_AND_LINEAGES
     | RECEIVED
     | FORKS
     | POLICIES
-    | ACCOUNTS;
+    | ACCOUNTS
+    | WORKS;
 /// Part (1/n) of the cache that data may have which the kernel keeps as well and nobody has read from us, and most
 /// bytes.
 const WRITTEN_SHARE: u64 = 16;
@@ -111,6 +114,8 @@ pub struct Inner {
     pub(crate) file_runs: Arc<FileRuns>,
     /// See [`MountOptions::tick_times`].
     pub(crate) tick_times: bool,
+    /// See [`MountOptions::merge_steps`].
+    pub(crate) merge_steps: usize,
     pub(crate) counting: Arc<Counting>,
     pub(crate) ledger: Ledger,
     /// Whether things are done in background threads.
@@ -258,6 +263,9 @@ impl Fs {
         if !o.read_only && db.prefix(&system::orphans()).next().transpose()?.is_some() {
             db.delete_prefix(system::orphans())?;
         }
+        if !o.read_only && features & WORKS != 0 {
+            Self::drop_works(&db)?;
+        }
         if !o.read_only && features & MAPS_AND_LINEAGES == 0 {
             features |= MAPS_AND_LINEAGES;
             Self::upgrade(&db, &label, features)?;
@@ -300,6 +308,7 @@ impl Fs {
             retry: Mutex::new(()),
             paths: PathCache::default(),
             tick_times: o.tick_times,
+            merge_steps: o.merge_steps,
             readahead,
             counting: Arc::default(),
             ledger: Ledger::default(),
@@ -315,6 +324,22 @@ impl Fs {
             fs.count_in_background();
         }
         Ok(fs)
+    }
+
+    /// Removes what merges that a crash has ended were working in.
+    fn drop_works(db: &Db) -> Result<()> {
+        let damaged = || Error::Damaged { what: "merges".into(), detail: "impossible key" };
+        let mut batch = pando_db::Batch::new();
+        let mut pairs = db.prefix(&system::works());
+        while let Some((key, _)) = pairs.next_ref()? {
+            let number = system::work_number(key).filter(|n| (1..path::SNAPSHOTS_END).contains(n));
+            batch.delete_prefix(path::volume(number.ok_or_else(damaged)?)).delete(key.to_vec());
+        }
+        drop(pairs);
+        if !batch.is_empty() {
+            db.write(batch)?;
+        }
+        Ok(())
     }
 
     /// Notes that what a version without [`MAPS_AND_LINEAGES`] has written is from it.

@@ -105,6 +105,52 @@ fn the_same_rename_on_both_sides_is_none_and_different_ones_are_a_conflict() {
     whole(w);
 }
 
+/// What a user of git would expect of `-X theirs`: the directory comes back without what went elsewhere.
+#[test]
+fn a_directory_that_comes_back_is_without_what_was_moved_out_of_it() {
+    let w = World::new();
+    for dir in ["/s", "/s/d", "/s/d/sub", "/s/d/deep"] {
+        w.mkdir(dir);
+    }
+    for file in ["plain", "edited", "moved", "renamed", "sub/in", "deep/out"] {
+        w.put(&format!("/s/d/{file}"), file.as_bytes());
+    }
+    w.fork("/s", "/f");
+    // Here the directory goes, and most of what is in it is elsewhere before.
+    for (from, to) in [("moved", "m"), ("renamed", "r"), ("sub", "sub"), ("deep/out", "o")] {
+        w.rename(&format!("/s/d/{from}"), &format!("/s/{to}"), 0).unwrap();
+    }
+    w.remove_tree("/s/d").unwrap();
+    w.put("/f/d/edited", b"by the fork");
+    w.put("/f/d/moved", b"content of the fork");
+    w.put("/f/d/sub/in", b"in it too");
+    w.rename("/f/d/renamed", "/f/d/otherwise", 0).unwrap();
+    w.put("/f/d/otherwise", b"has another name");
+    let number = w.attr("/s/o").ino;
+    let dry = w.merge("/f", "/s", MergeOptions::default()).unwrap();
+    assert_eq!((dry.merged, conflicts(&dry)), (false, vec!["/d".to_owned()]));
+    let theirs = MergeOptions { prefer: Some(MergeSide::Theirs), ..MergeOptions::default() };
+    let report = w.merge("/f", "/s", theirs).unwrap();
+    assert!(report.merged);
+    assert_eq!(conflicts(&report), ["/d", "/r"], "{report:?}");
+    let files: Vec<String> = read(&w, "/s").into_keys().collect();
+    let wanted = ["", "/d", "/d/deep", "/d/edited", "/d/plain", "/m", "/o", "/r", "/sub", "/sub/in"];
+    assert_eq!(files, wanted);
+    for (file, content) in [
+        ("d/plain", "plain"),
+        ("d/edited", "by the fork"),
+        ("m", "content of the fork"),
+        ("r", "has another name"),
+        ("sub/in", "in it too"),
+        ("o", "deep/out"),
+    ] {
+        assert_eq!(w.get(&format!("/s/{file}")).unwrap(), content.as_bytes(), "{file}");
+    }
+    assert_eq!(w.attr("/s/o").ino, number);
+    assert!(w.merge("/f", "/s", MergeOptions::default()).unwrap().changes.is_empty());
+    check_keys(&w);
+}
+
 #[test]
 fn renamed_on_one_side_and_removed_on_the_other_is_a_conflict() {
     let w = scene();

@@ -35,6 +35,8 @@ pub(crate) struct Side {
     meta: Bytes,
     data: Bytes,
     levels: Vec<PathDir>,
+    /// Contents prefix by which names of linked files are in the index of the lineage around, if not that of the top.
+    named: Option<Vec<u8>>,
 }
 
 /// An entry: its record, and the prefix of its data.
@@ -76,7 +78,14 @@ impl Side {
     pub(crate) fn of_dir(view: &Snapshot, viewer: Option<&Caller>, at: &DirAt, root: Vec<u8>) -> Self {
         let top = PathDir { contents: at.contents.clone(), root, sees: true, fileno: 0 };
         let data = path::data(&at.entry);
-        Self { view: view.clone(), viewer: viewer.cloned(), meta: at.meta(), data, levels: vec![top] }
+        Self {
+            view: view.clone(),
+            viewer: viewer.cloned(),
+            meta: at.meta(),
+            data,
+            levels: vec![top],
+            named: None,
+        }
     }
 
     /// A directory by the paths of its entry and its contents, and the contents prefix of the root of its lineage.
@@ -88,11 +97,26 @@ impl Side {
     ) -> Self {
         let top = PathDir { contents: contents.to_vec(), root, sees: true, fileno: 0 };
         let (meta, data) = (path::meta(entry), path::data(entry));
-        Self { view: view.clone(), viewer: viewer.cloned(), meta, data, levels: vec![top] }
+        Self { view: view.clone(), viewer: viewer.cloned(), meta, data, levels: vec![top], named: None }
     }
 
     pub(crate) fn of_file(view: &Snapshot, viewer: Option<&Caller>, meta: Bytes, data: Bytes) -> Self {
-        Self { view: view.clone(), viewer: viewer.cloned(), meta, data, levels: Vec::new() }
+        Self { view: view.clone(), viewer: viewer.cloned(), meta, data, levels: Vec::new(), named: None }
+    }
+
+    /// The same for a copy of the directory with this contents prefix, in whose lineage the names still are.
+    pub(crate) fn named(self, contents: &[u8]) -> Self {
+        Self { named: Some(contents.to_vec()), ..self }
+    }
+
+    /// What says, in the lineage with this root, that an entry, or what begins so, is a name of a linked file.
+    pub(crate) fn link_name(&self, root: &[u8], inside: &[u8]) -> Vec<u8> {
+        let around = self.levels.first().is_some_and(|top| top.root == root);
+        let path = match &self.named {
+            Some(contents) if around => [contents, inside].concat(),
+            _ => self.place(inside),
+        };
+        path::link_name(root, &path).unwrap_or_default()
     }
 
     /// The top itself.

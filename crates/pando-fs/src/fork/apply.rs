@@ -1,4 +1,4 @@
-//! Carrying a merge out: one batch, and then the same in memory.
+//! Carrying a merge out: one batch, and then the same in memory; or several, on a tree that nobody sees (`hidden`).
 //!
 //! What is merged into is changed in place, so all that stays keeps its number, and what is open stays open. Whole
 //! trees, and the data of files, are cloned. The caller holds `tree` of the directory that is merged into
@@ -21,6 +21,7 @@ use crate::{
     fork::{
         carried::Carried,
         follow::in_dir,
+        hidden::{Hidden, LinkedChange, Retired},
         step::{Step, Trees, differ},
     },
     inode::InodeRef,
@@ -28,7 +29,7 @@ use crate::{
     lineage::number::number,
     merge::Change,
     orphan::Fate,
-    path::{self, system},
+    path,
     record::{Record, Stored},
     types::{CloneReport, FileKind, Time},
     volume::Fs,
@@ -57,6 +58,8 @@ pub(crate) struct Apply<'a> {
     entries: Vec<(Vec<u8>, Vec<u8>)>,
     tree_removed: bool,
     pub carried: Carried,
+    /// What is left for the end, where the tree is one that nobody sees.
+    pub hidden: Option<Hidden>,
 }
 
 /// Whose content a file gets.
@@ -93,6 +96,7 @@ impl<'a> Apply<'a> {
             entries: Vec::new(),
             tree_removed: false,
             carried: Carried::default(),
+            hidden: None,
         }
     }
 
@@ -105,12 +109,13 @@ impl<'a> Apply<'a> {
                 Step::Change { from, to, aspects } => self.change((from, to), *aspects, None)?,
                 Step::Write { from, to, aspects, text } => self.change((from, to), *aspects, Some(text))?,
                 Step::Remove(entry) => self.entry_changes(entry),
-                Step::Take { from, dir } => self.entry_changes(&in_dir(dir, from)),
+                Step::Take { from, dir, .. } => self.entry_changes(&in_dir(dir, from)),
                 Step::Move { from, dir, name } => {
                     self.entry_changes(from);
                     self.entry_changes(&path::entry(dir, name)?);
                 }
             }
+            self.flush()?;
         }
         let touched = Change::modified(self.now).encode();
         for dir in std::mem::take(&mut self.touched) {
@@ -119,6 +124,7 @@ impl<'a> Apply<'a> {
             if let Some(inode) = self.directory(&dir)? {
                 self.touched_inodes.insert(dir, inode);
             }
+            self.flush()?;
         }
         self.carry(steps)
     }
@@ -160,6 +166,9 @@ impl<'a> Apply<'a> {
         if entry.is_empty() {
             return Ok(Some(self.into.clone()));
         }
+        if self.hidden.is_some() {
+            return Ok(None); // its number is that of another place
+        }
         let Some(around) = self.lineage(path::directory_of(entry))? else { return Ok(None) };
         let ino = match (record.kind, record.pin) {
             (FileKind::Directory, _) if record.clone_id != 0 => match self.lineage(&contents_of(entry))? {
@@ -175,6 +184,9 @@ impl<'a> Apply<'a> {
 
     /// The inode of the directory with this contents prefix from the top, if it is in memory.
     fn directory(&mut self, dir: &[u8]) -> Result<Option<InodeRef>> {
+        if self.hidden.is_some() {
+            return Ok(None);
+        }
         if dir.is_empty() {
             return Ok(Some(self.into.clone()));
         }
@@ -186,12 +198,60 @@ impl<'a> Apply<'a> {
     }
 
     /// Marks the names in a lineage as uncounted, whose root has this contents prefix at this point of the batch.
-    fn uncount(&mut self, root: Vec<u8>) -> Result<()> {
+    pub(crate) fn uncount(&mut self, root: Vec<u8>) -> Result<()> {
         if !self.uncounted.contains(&root) {
-            self.fs.mark_uncounted(&mut self.batch, &root)?;
+            match &mut self.hidden {
+                Some(hidden) => hidden.mark(self.fs, &mut self.batch, &root)?,
+                None => _ = self.fs.mark_uncounted(&mut self.batch, &root)?,
+            }
             self.uncounted.insert(root);
         }
         Ok(())
+    }
+
+    /// Takes a name out of the index of linked files, or `all` that begin so.
+    fn unname(&mut self, root: Vec<u8>, inside: &[u8], all: bool) -> Result<()> {
+        if let Some(hidden) = &mut self.hidden {
+            if hidden.root == root {
+                hidden.unnamed.push((inside.to_vec(), all));
+                return Ok(());
+            }
+            hidden.areas.insert(root.clone());
+        }
+        let name = path::meta(&self.trees.ours.link_name(&root, inside));
+        match all {
+            true => self.batch.delete_prefix(name),
+            false => self.batch.delete(name),
+        };
+        self.uncount(root)
+    }
+
+    /// Leaves the change of a linked file for the end, if the file is not in the tree that nobody sees.
+    fn change_later(
+        &mut self,
+        entry: &[u8],
+        aspects: Aspects,
+        record: &Record,
+        found: (&Found, &Found),
+    ) -> Result<bool> {
+        let is_name = |value: &Bytes| matches!(Stored::decode(value), Ok(Stored::Name(_)));
+        if self.hidden.is_none() || !self.trees.ours.value(entry)?.as_ref().is_some_and(is_name) {
+            return Ok(false);
+        }
+        let root = self.root_of(entry)?;
+        let Some(hidden) = &mut self.hidden else { return Ok(false) };
+        if hidden.root != root {
+            hidden.areas.insert(root);
+            return Ok(false);
+        }
+        let (ours, theirs) = found;
+        let attrs = (aspects.contains(Aspects::XATTRS)
+            && (ours.record.has_outside() || theirs.record.has_outside()))
+        .then(|| theirs.data.clone());
+        let change =
+            LinkedChange { entry: entry.to_vec(), before: ours.record.clone(), after: record.clone(), attrs };
+        hidden.linked.insert(ours.record.fileno, change);
+        Ok(true)
     }
 
     fn root_of(&mut self, entry: &[u8]) -> Result<Vec<u8>> {
@@ -202,7 +262,9 @@ impl<'a> Apply<'a> {
 
     fn entry_changes(&mut self, entry: &[u8]) {
         let dir = path::directory_of(entry).to_vec();
-        self.entries.push((dir.clone(), name_of(entry).to_vec()));
+        if self.hidden.is_none() {
+            self.entries.push((dir.clone(), name_of(entry).to_vec()));
+        }
         self.touched.insert(dir);
     }
 
@@ -215,8 +277,7 @@ impl<'a> Apply<'a> {
             _ => {
                 // One name of several: who has none left goes when they are counted.
                 let root = self.root_of(entry)?;
-                self.batch.delete(path::meta(&path::link_name(&root, &place).unwrap_or_default()));
-                return self.uncount(root);
+                return self.unname(root, entry, false);
             }
         };
         let inode = self.inode(entry, &record)?;
@@ -237,22 +298,27 @@ impl<'a> Apply<'a> {
             let carried = |path: &[u8]| self.carried.is_in_one(path);
             self.orphaned.extend(self.fs.orphan_below(&mut self.batch, top, &carried, self.now)?);
         }
-        self.fs.drop_kept_by_place(&mut self.batch, &contents, false)?;
+        if self.hidden.is_none() {
+            self.fs.drop_kept_by_place(&mut self.batch, &contents, false)?;
+        }
         self.batch.delete_prefix(path::meta(&contents)).delete_prefix(path::data(&contents));
         if record.has_data() {
             self.batch.delete_prefix(path::data(&place));
         }
         if self.fs.has_links() && record.clone_id == 0 {
-            let root = self.root_of(entry)?;
-            let names = path::meta(&path::link_name(&root, &contents).unwrap_or_default());
+            let (root, inside) = (self.root_of(entry)?, contents_of(entry));
+            let names = path::meta(&self.trees.ours.link_name(&root, &inside));
             if self.trees.ours.view.prefix(&names).next().transpose()?.is_some() {
-                self.batch.delete_prefix(names);
-                self.uncount(root)?;
+                self.unname(root, &inside, true)?;
             }
         }
         let around = self.lineage(path::directory_of(entry))?;
         let inside = self.lineage(&contents_of(entry))?;
         if let (Some(around), Some(inside)) = (around, inside) {
+            if let Some(hidden) = &mut self.hidden {
+                hidden.retire(Retired { around, record, inside });
+                return Ok(());
+            }
             let fs = self.fs;
             self.given_back.extend(fs.lineages.retire(&fs.db, &mut self.batch, around, &record, inside)?);
         }
@@ -262,7 +328,8 @@ impl<'a> Apply<'a> {
     }
 
     /// Takes what the fork has at `entry` to where the place will be, from the top.
-    pub(crate) fn take(&mut self, entry: &[u8], to: &[u8]) -> Result<()> {
+    pub(crate) fn take(&mut self, entry: &[u8], to: &[u8], without: &[Vec<u8>]) -> Result<()> {
+        let inside = to;
         let Some(value) = self.trees.theirs.value(entry)? else { return Ok(()) };
         let found = self.trees.theirs.found(entry, &value)?;
         let dir = self.trees.ours.place(path::directory_of(to));
@@ -271,7 +338,9 @@ impl<'a> Apply<'a> {
         if record.kind == FileKind::Directory {
             let root_of_its_own = record.clone_id != 0;
             record.clone_id = self.fs.fresh_clone()?;
-            self.fs.find_marks_later(&mut self.batch, self.now)?;
+            if self.hidden.is_none() {
+                self.fs.find_marks_later(&mut self.batch, self.now)?;
+            }
             let (from, to) =
                 (self.trees.theirs.place(&contents_of(entry)), self.trees.ours.place(&contents_of(to)));
             self.batch.clone_prefix(path::meta(&from), path::meta(&to));
@@ -286,7 +355,7 @@ impl<'a> Apply<'a> {
             self.batch.clone_prefix(found.data, path::data(&place));
         }
         self.batch.put(path::meta(&place), record.encode());
-        Ok(())
+        without.iter().try_for_each(|left| self.leave_out(&contents_of(entry), &contents_of(inside), left))
     }
 
     /// Takes the link area along that a directory of the fork uses, and the names that are in the directory.
@@ -343,6 +412,9 @@ impl<'a> Apply<'a> {
         self.drop_mixed_privileges(&mut record, (&ours, &theirs), content)?;
         if content != ContentOf::Here {
             return self.change_content(entry, (&ours, &theirs), record, has(Aspects::XATTRS), text);
+        }
+        if self.change_later(entry, aspects, &record, (&ours, &theirs))? {
+            return Ok(());
         }
         if has(Aspects::XATTRS) {
             if ours.record.has_outside() {
@@ -409,7 +481,7 @@ impl<'a> Apply<'a> {
         let (from, to) = (&theirs.record, path::data(&self.trees.ours.place(entry)));
         let stay = !attrs && ours.record.has_outside();
         if stay {
-            self.batch.clone_prefix(path::attrs_under(&ours.data), system::exchange(0));
+            self.batch.clone_prefix(path::attrs_under(&ours.data), self.aside(u32::MAX, 0));
         }
         self.entry_changes(entry);
         self.remove(entry)?;
@@ -443,7 +515,7 @@ impl<'a> Apply<'a> {
             }
         }
         if stay {
-            self.batch.rename_prefix(system::exchange(0), path::attrs_under(&to));
+            self.batch.rename_prefix(self.aside(u32::MAX, 0), path::attrs_under(&to));
         }
         self.batch.put(path::meta(&self.trees.ours.place(entry)), record.encode());
         Ok(())

@@ -14,7 +14,7 @@ use crate::{
     },
     error::Result,
     fork::{
-        follow::in_dir,
+        follow::{in_dir, upwards},
         plan::Planner,
         step::{Dirs, Plan, Spots, Step, kind},
         told::{MergeChange, MergeConflict, MergeKind},
@@ -29,12 +29,6 @@ pub(crate) struct Moved {
     dirs: HashMap<Vec<u8>, (Vec<u8>, Vec<u8>)>,
 }
 
-/// The contents prefixes around and of a directory, that of the directory first.
-fn upwards(dir: &[u8]) -> impl Iterator<Item = &[u8]> {
-    let ends = dir.iter().enumerate().rev().filter(|(_, b)| **b == 0);
-    ends.filter_map(|(i, _)| dir.get(..=i))
-}
-
 impl Moved {
     pub(crate) fn of(steps: &[Step]) -> Self {
         let dirs = steps.iter().filter_map(|step| match step {
@@ -42,6 +36,11 @@ impl Moved {
             _ => None,
         });
         Self { dirs: dirs.collect() }
+    }
+
+    /// Where what has, or would have, this contents prefix goes: the contents prefix of a directory, and a name.
+    pub(crate) fn target(&self, contents: &[u8]) -> Option<(&[u8], &[u8])> {
+        self.dirs.get(contents).map(|(dir, name)| (&dir[..], &name[..]))
     }
 
     /// The directory that is moved, and that `dir` is, or lies in.
@@ -97,14 +96,16 @@ impl Planner<'_> {
             if self.conflict(&spots, MergeConflict::RemovedHere, Aspects::default())? {
                 self.replace(&spots, theirs)?;
             }
+            self.rest_of(&spots, id.1);
             return Ok(());
         };
         let spots = spots(&entry);
         if kind(&entry, &ours)? != id.1 {
             if self.conflict(&spots, MergeConflict::Kind, Aspects::default())? {
                 self.remove(&entry, &ours)?;
-                self.replace(&Spots { ours: want, ..spots }, theirs)?;
+                self.replace(&Spots { ours: want, ..spots.clone() }, theirs)?;
             }
+            self.rest_of(&spots, id.1);
             return Ok(());
         }
         let stays = entry == want
@@ -148,9 +149,10 @@ impl Planner<'_> {
         if id.1 != FileKind::Directory {
             return Ok(false);
         }
-        let contents = self.trees.ours.place(&contents_of(entry));
-        let names = path::link_name(&from, &contents).filter(|_| self.links).map(|names| path::meta(&names));
-        for prefix in names.iter().chain([&system::fork(&contents)]) {
+        let inside = contents_of(entry);
+        let names = self.links.then(|| path::meta(&self.trees.ours.link_name(&from, &inside)));
+        let forks = system::fork(&[&self.into[..], &inside].concat());
+        for prefix in names.iter().chain([&forks]) {
             if self.trees.ours.view.prefix(prefix).next().transpose()?.is_some() {
                 return Ok(true);
             }
@@ -175,7 +177,7 @@ impl Planner<'_> {
         let mut conflicts = Vec::new();
         for step in &self.steps {
             let (dir, entry, from) = match step {
-                Step::Take { from, dir } => (dir, in_dir(dir, from), None),
+                Step::Take { from, dir, .. } => (dir, in_dir(dir, from), None),
                 Step::Move { from, dir, name } => (dir, path::entry(dir, name)?, Some(from)),
                 _ => continue,
             };

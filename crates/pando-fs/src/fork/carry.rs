@@ -8,11 +8,12 @@
 use std::cmp::Reverse;
 
 use bytes::Bytes;
+use pando_db::Batch;
 
 use crate::{
     diff::side::contents_of,
     error::{Error, Result},
-    fork::{apply::Apply, arrange::Moved, follow::in_dir, step::Step},
+    fork::{apply::Apply, arrange::Moved, follow::in_dir, hidden::write_in_parts, step::Step},
     inode::{InodeRef, Link},
     merge::Change,
     path::{self, system},
@@ -49,7 +50,7 @@ impl Going<'_> {
 /// What comes to a place.
 enum Coming<'a> {
     Moved(Moving<'a>),
-    Taken { from: &'a [u8], to: Vec<u8> },
+    Taken { from: &'a [u8], to: Vec<u8>, without: &'a [Vec<u8>] },
 }
 
 impl Coming<'_> {
@@ -67,6 +68,20 @@ fn depth(path: &[u8]) -> usize {
 }
 
 impl Apply<'_> {
+    /// Writes what is in the batch if that is much, and nobody can see it.
+    pub(crate) fn flush(&mut self) -> Result<()> {
+        match &self.hidden {
+            Some(hidden) if self.batch.len() >= hidden.limit => self.flush_all(),
+            _ => Ok(()),
+        }
+    }
+
+    /// The same, however much that is.
+    pub(crate) fn flush_all(&mut self) -> Result<()> {
+        let batch = std::mem::replace(&mut self.batch, Batch::new());
+        write_in_parts(self.fs, batch)
+    }
+
     /// Adds removals, moves and what is taken to the batch.
     pub(crate) fn carry(&mut self, steps: &[Step]) -> Result<()> {
         let moved = Moved::of(steps);
@@ -84,8 +99,8 @@ impl Apply<'_> {
                     let number = numbers.next().unwrap_or_default();
                     going.push(Going::Moved(Moving { from, dir, to, number, is_dir, direct }));
                 }
-                Step::Take { from, dir } => {
-                    coming.push(Coming::Taken { from, to: in_dir(&moved.after(dir), from) });
+                Step::Take { from, dir, without } => {
+                    coming.push(Coming::Taken { from, to: in_dir(&moved.after(dir), from), without });
                 }
                 Step::Change { .. } | Step::Write { .. } => {}
             }
@@ -99,13 +114,39 @@ impl Apply<'_> {
                     coming.push(Coming::Moved(moving));
                 }
             }
+            self.flush()?;
         }
         coming.sort_by_key(|coming| depth(coming.to()));
         for coming in coming {
             match coming {
                 Coming::Moved(moving) => self.arrive(&moving)?,
-                Coming::Taken { from, to } => self.take(from, &to)?,
+                Coming::Taken { from, to, without } => self.take(from, &to, without)?,
             }
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Takes something out of a directory that was taken from the fork: by contents prefixes of that, and its path.
+    pub(crate) fn leave_out(&mut self, from: &[u8], to: &[u8], inside: &[u8]) -> Result<()> {
+        let (there, here) = ([from, inside].concat(), [to, inside].concat());
+        let Some(value) = self.trees.theirs.value(&there)? else { return Ok(()) };
+        let is_dir = matches!(Stored::decode(&value), Ok(Stored::Record(r)) if r.kind == FileKind::Directory);
+        let place = self.trees.ours.place(&here);
+        self.batch.delete(path::meta(&place)).delete_prefix(path::data(&place));
+        let contents = self.trees.ours.place(&contents_of(&here));
+        if is_dir {
+            self.batch.delete_prefix(path::meta(&contents)).delete_prefix(path::data(&contents));
+        }
+        if self.fs.has_links() {
+            // The root of the lineage is in what was taken, or that itself.
+            let around = self.trees.theirs.place(from);
+            let level = self.trees.theirs.level(path::directory_of(&there))?;
+            let root = level.and_then(|level| level.root.strip_prefix(&around[..])).unwrap_or_default();
+            let root = self.trees.ours.place(&[to, root].concat());
+            let name = path::link_name(&root, if is_dir { &contents } else { &place }).unwrap_or_default();
+            self.batch.delete_prefix(path::meta(&name));
+            self.uncount(root)?;
         }
         Ok(())
     }
@@ -132,11 +173,19 @@ impl Apply<'_> {
     fn pairs(&self, moving: &Moving<'_>) -> Result<Vec<(Bytes, Bytes)>> {
         let targets = self.prefixes(&moving.to, moving.is_dir);
         let mut pairs: Vec<_> = self.prefixes(moving.from, moving.is_dir).into_iter().zip(targets).collect();
-        if moving.is_dir {
+        if moving.is_dir && self.hidden.is_none() {
             let place = |entry: &[u8]| self.trees.ours.place(&contents_of(entry));
             pairs.extend(self.fs.moves_kept_by_place(&place(moving.from), &place(&moving.to))?);
         }
         Ok(pairs)
+    }
+
+    /// Where the keys of one prefix of something wait.
+    pub(crate) fn aside(&self, number: u32, slot: u8) -> Bytes {
+        match &self.hidden {
+            Some(hidden) => hidden.aside(number, slot),
+            None => system::aside(number, slot),
+        }
     }
 
     fn leave(&mut self, moving: &Moving<'_>) -> Result<()> {
@@ -144,8 +193,11 @@ impl Apply<'_> {
         let to = path::new_entry(&self.trees.ours.place(path::directory_of(&moving.to)), self.name(moving))?;
         debug_assert_eq!(to, self.trees.ours.place(&moving.to));
         for (slot, (from, to)) in (0..).zip(self.pairs(moving)?) {
-            let to = if moving.direct { to } else { system::aside(moving.number, slot) };
+            let to = if moving.direct { to } else { self.aside(moving.number, slot) };
             self.batch.rename_prefix(from, to);
+        }
+        if self.hidden.is_some() {
+            return Ok(());
         }
         if moving.is_dir {
             self.fs.find_marks_later(&mut self.batch, self.now)?;
@@ -175,7 +227,7 @@ impl Apply<'_> {
         let record = path::meta(&self.trees.ours.place(&moving.to));
         if !moving.direct {
             for (slot, (_, to)) in (0..).zip(self.pairs(moving)?) {
-                self.batch.rename_prefix(system::aside(moving.number, slot), to);
+                self.batch.rename_prefix(self.aside(moving.number, slot), to);
             }
         }
         self.batch.upsert(record, changed.encode());
@@ -184,7 +236,7 @@ impl Apply<'_> {
 
     /// The directory here with this contents prefix, before the merge, brought to memory. The caller holds all of the
     /// tree.
-    fn loaded(&mut self, dir: &[u8]) -> Result<InodeRef> {
+    pub(crate) fn loaded(&mut self, dir: &[u8]) -> Result<InodeRef> {
         if dir.is_empty() {
             return Ok(self.into.clone());
         }

@@ -26,6 +26,8 @@ use crate::{
 pub(crate) struct Follow {
     there: Moves,
     here: Moves,
+    /// Paths in the origin of what was moved here, in order.
+    left: Vec<(Vec<u8>, Identity)>,
     /// Directories of the origin here, of this side in the origin, and of the origin in the fork.
     here_of: Images,
     base_of: Images,
@@ -46,6 +48,12 @@ pub(crate) struct Here {
 pub(crate) fn in_dir(dir: &[u8], entry: &[u8]) -> Vec<u8> {
     let name = entry.get(path::directory_of(entry).len()..).unwrap_or_default();
     [dir, name].concat()
+}
+
+/// The contents prefixes around and of a directory, that of the directory first.
+pub(crate) fn upwards(dir: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let ends = dir.iter().enumerate().rev().filter(|(_, b)| **b == 0);
+    ends.filter_map(|(i, _)| dir.get(..=i))
 }
 
 fn is_name(side: &Side, entry: &[u8]) -> Result<bool> {
@@ -93,7 +101,9 @@ impl Follow {
             settle(&mut there, base, theirs)?;
         }
         let here = find(base, &mut trees.ours, undone, links)?;
-        Ok(Self { there, here, ..Self::default() })
+        let mut left: Vec<_> = here.all().map(|(id, a, _)| (a.to_vec(), id)).collect();
+        left.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+        Ok(Self { there, here, left, ..Self::default() })
     }
 
     /// Whether the fork has moved what is at `entry` of the origin.
@@ -104,6 +114,26 @@ impl Follow {
     /// Whether it was moved here.
     pub(crate) fn left_here(&self, id: Identity, entry: &[u8]) -> bool {
         self.here.leaves(id, entry)
+    }
+
+    /// What was moved here of what lay below the directory of the origin with this contents prefix.
+    pub(crate) fn moved_out(&self, dir: &[u8]) -> Vec<(Vec<u8>, Identity)> {
+        let first = self.left.partition_point(|(a, _)| **a < *dir);
+        let inside = self.left.get(first..).unwrap_or_default();
+        inside.iter().take_while(|(a, _)| a.starts_with(dir)).cloned().collect()
+    }
+
+    /// Where that is in the fork which is at `entry` of the origin.
+    pub(crate) fn there(&mut self, trees: &Trees, id: Identity, entry: &[u8]) -> Result<Option<Vec<u8>>> {
+        if let Some(to) = self.there.partner(true, id, entry) {
+            return Ok(Some(to.to_vec()));
+        }
+        let (sides, dir) = ((&trees.base, &trees.theirs), path::directory_of(entry));
+        let Some(dir) = image(&self.there, &mut self.there_of, sides, true, dir)? else { return Ok(None) };
+        let place = in_dir(&dir, entry);
+        let value = trees.theirs.value(&place)?;
+        let same = value.map(|value| identity(&place, &value)).transpose()? == Some(id);
+        Ok(same.then_some(place))
     }
 
     /// Where in the origin that was which the fork has moved to `entry`.

@@ -16,7 +16,7 @@ use crate::{
     error::{Error, Result},
     fork::{
         plan::Planner,
-        step::{Occupant, Spots, Step, Told, differ, kind, meant},
+        step::{Dirs, Occupant, Spots, Step, Told, differ, kind, meant},
         told::{MergeConflict, MergeKind, MergeSide},
     },
     path,
@@ -101,7 +101,7 @@ impl Planner<'_> {
 
     /// Error if the fork lies in the directory `entry`.
     pub(crate) fn fork_stays(&self, entry: &[u8], what: &str) -> Result<()> {
-        match self.fork.starts_with(&self.trees.ours.place(&contents_of(entry))) {
+        match self.fork.starts_with(&[&self.into[..], &contents_of(entry)].concat()) {
             true => {
                 let text = format!("{}: the fork lies in it, which would be {what}", shown(entry).display());
                 Err(Error::Invalid(text))
@@ -132,9 +132,55 @@ impl Planner<'_> {
         let record = self.trees.theirs.found(&spots.theirs, value)?.record;
         self.owned(&spots.ours, record.uid)?;
         self.may_change_entries(&spots.ours)?;
+        let without = match record.kind {
+            FileKind::Directory => self.left_out(spots)?,
+            _ => Vec::new(),
+        };
         let dir = path::directory_of(&spots.ours).to_vec();
-        self.steps.push(Step::Take { from: spots.theirs.clone(), dir });
+        self.steps.push(Step::Take { from: spots.theirs.clone(), dir, without });
         Ok(())
+    }
+
+    /// What of a directory that is taken from the fork this side has moved out of it, and so has elsewhere: paths from
+    /// the directory. What the fork has renamed in it as well is a conflict, and is merged where it is here.
+    fn left_out(&mut self, spots: &Spots) -> Result<Vec<Vec<u8>>> {
+        let (was, taken) = (contents_of(&spots.base), contents_of(&spots.theirs));
+        let mut without = Vec::new();
+        for (a, id) in self.follow.moved_out(&was) {
+            let Some(b) = self.follow.there(self.trees, id, &a)? else { continue };
+            let Some(inside) = b.strip_prefix(&taken[..]) else { continue };
+            without.push(inside.to_vec());
+            if !self.follow.leaves(id, &a) {
+                continue; // it is merged where it comes in the order of keys
+            }
+            let here = self.follow.here(self.trees, id, &a)?;
+            let values = (self.trees.base.value(&a)?, self.trees.theirs.value(&b)?, here.value);
+            let (Some(base), Some(theirs), Some(ours), Some(entry)) =
+                (values.0, values.1, values.2, here.entry)
+            else {
+                continue;
+            };
+            let spots = Spots { base: a, theirs: b, ours: entry };
+            self.conflict(&spots, MergeConflict::Renamed, Aspects::default())?;
+            let trees = &mut *self.trees;
+            let (x, t) = (trees.base.found(&spots.base, &base)?, trees.theirs.found(&spots.theirs, &theirs)?);
+            let o = trees.ours.found(&spots.ours, &ours)?;
+            self.merge_found(&spots, Some(&x), &t, &o)?;
+            if id.1 == FileKind::Directory {
+                let (base, theirs) = (contents_of(&spots.base), contents_of(&spots.theirs));
+                self.jobs.push_back(Dirs { base, theirs, new: None });
+            }
+        }
+        Ok(without)
+    }
+
+    /// A directory of the origin that is not here is told as a whole; what was moved out of it is merged still.
+    pub(crate) fn rest_of(&mut self, spots: &Spots, kind: FileKind) {
+        if kind == FileKind::Directory {
+            self.missed.insert(spots.base.clone());
+            let (base, theirs) = (contents_of(&spots.base), contents_of(&spots.theirs));
+            self.jobs.push_back(Dirs { base, theirs, new: None });
+        }
     }
 
     /// Puts what the fork has in the place of what is there.

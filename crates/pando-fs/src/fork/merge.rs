@@ -1,8 +1,9 @@
 //! Merging a fork: planned beside all others, then done in one batch while nobody is in either tree.
 //!
 //! The plan is made of a frozen state, without a lock. Then both trees are held, and if nothing in them has changed
-//! since, the plan is carried out; else it is made again, the last time while both are held. Guarantees that a merge
-//! is of one moment, and all of it or nothing. Uses plans and what carries them out.
+//! since, the plan is carried out; else it is made again, the last time while both are held. A plan of more than a
+//! batch is for `large`. Guarantees that a merge is of one moment, and all of it or nothing. Uses plans and what
+//! carries them out.
 
 use pando_db::{Batch, Snapshot};
 
@@ -34,19 +35,34 @@ const ATTEMPTS: u32 = 3;
 
 /// Where a directory is.
 #[derive(PartialEq, Eq)]
-struct Place {
-    entry: Vec<u8>,
-    contents: Vec<u8>,
+pub(crate) struct Place {
+    pub entry: Vec<u8>,
+    pub contents: Vec<u8>,
     /// Contents prefix of the root of the lineage.
-    root: Vec<u8>,
+    pub root: Vec<u8>,
 }
 
 /// Where both are, and what is stored of the fork.
 #[derive(PartialEq, Eq)]
-struct Places {
-    fork: Fork,
-    theirs: Place,
-    ours: Place,
+pub(crate) struct Places {
+    pub fork: Fork,
+    pub theirs: Place,
+    pub ours: Place,
+}
+
+/// Who merges how: the options, and who must own what is changed.
+pub(crate) type Merging = (MergeOptions, Option<u32>);
+
+/// A plan that was made beside others, and of what.
+pub(crate) type Planned = (Places, Snapshot, Plan);
+
+/// What became of a plan while both trees were held.
+enum Held {
+    Done(MergeReport, CloneReport, bool),
+    /// It is none any more.
+    Old,
+    /// It is more than a batch.
+    Large,
 }
 
 impl Places {
@@ -61,7 +77,7 @@ impl Places {
     }
 
     /// Whether both trees are in `now` what they were in `then`.
-    fn same(&self, then: &Snapshot, now: &Snapshot) -> Result<bool> {
+    pub(crate) fn same(&self, then: &Snapshot, now: &Snapshot) -> Result<bool> {
         for place in [&self.theirs, &self.ours] {
             let meta = path::meta(&place.entry);
             if then.get(&meta)? != now.get(&meta)? {
@@ -89,13 +105,16 @@ impl Fs {
     /// attributes of a file are merged one by one; times are no conflicts. Renames are followed on both
     /// sides: see `docs/versions.md`.
     ///
-    /// One batch. If `into` is the directory that the fork was made of, the fork's origin is what it is now: a further
-    /// merge takes what is new. `owner` must own all that is taken, changed and removed, and the directories around
-    /// (EPERM); none means that the caller may do all. EINVAL if it is no fork, if `into` is the root, the fork, or
-    /// lies in it. EFBIG if it is more than one batch holds, which is about 80,000 changes with a log of 64 MiB.
+    /// All at once. If `into` is the directory that the fork was made of, the fork's origin is what it is now: a
+    /// further merge takes what is new. `owner` must own all that is taken, changed and removed, and the directories
+    /// around (EPERM); none means that the caller may do all. EINVAL if it is no fork, if `into` is the root, the fork, or
+    /// lies in it. EBUSY if others keep changing what a merge of more than [`MountOptions::merge_steps`] changes
+    /// changes too; EFBIG if such a merge changes more linked files outside of `into` than a batch holds.
     ///
     /// Cost: that of [`Fs::diff_fork`], and as many operations as there are changes; what was added as a whole is one.
-    /// Calls on both trees wait while the batch is made, and see that nothing has changed since the plan.
+    /// Calls on both trees wait while the batch is made; beside a merge of more than that only for short moments.
+    ///
+    /// [`MountOptions::merge_steps`]: crate::MountOptions::merge_steps
     pub fn merge(
         &self,
         owner: Option<u32>,
@@ -131,7 +150,7 @@ impl Fs {
 
     fn merge_dirs(
         &self,
-        (options, owner): (MergeOptions, Option<u32>),
+        (options, owner): Merging,
         fork: &InodeRef,
         into: &InodeRef,
     ) -> Result<(MergeReport, CloneReport)> {
@@ -144,6 +163,9 @@ impl Fs {
                 if let Some(report) = stays(&plan, options) {
                     return Ok((report, CloneReport::default()));
                 }
+                if plan.steps.len() > self.merge_steps {
+                    return self.merge_large((options, owner), (fork, into), Some((places, view, plan)));
+                }
                 planned = Some((places, view, plan));
             }
             // A caller of `with_attempts` may run twice.
@@ -153,42 +175,55 @@ impl Fs {
                 let fresh;
                 let (plan, view) = match &planned {
                     Some((was, view, plan)) if *was == places && places.same(view, &now)? => (plan, view),
-                    Some(_) => return Ok(None),
+                    Some(_) => return Ok(Held::Old),
                     None => {
                         fresh = self.plan(&places, &now, (options, owner), true)?;
                         (&fresh, &now)
                     }
                 };
                 if let Some(report) = stays(plan, options) {
-                    return Ok(Some((report, CloneReport::default(), false)));
+                    return Ok(Held::Done(report, CloneReport::default(), false));
+                }
+                if plan.steps.len() > self.merge_steps {
+                    return Ok(Held::Large);
                 }
                 let parent = into.parent()?.ok_or(Error::Stale(into.ino))?;
                 let above = self.above_in(&parent, path::directory_of(&places.ours.entry), false);
-                let (report, counts) = self.carry_out(&places, view, plan, into, above)?;
+                let Some((report, counts)) = self.carry_out(&places, view, plan, into, above)? else {
+                    return Ok(Held::Large);
+                };
                 let told = MergeReport { changes: plan.told.clone(), merged: true };
-                Ok(Some((told, report, counts)))
+                Ok(Held::Done(told, report, counts))
             })?;
-            if let Some((told, report, counts)) = done {
-                if counts {
-                    self.count_in_background();
+            match done {
+                Held::Old => {}
+                Held::Large => return self.merge_large((options, owner), (fork, into), planned),
+                Held::Done(told, report, counts) => {
+                    if counts {
+                        self.count_in_background();
+                    }
+                    return Ok((told, report));
                 }
-                return Ok((told, report));
             }
         }
         Err(Error::Stale(fork.ino)) // not reached: the last attempt plans while both are held
     }
 
     /// Plans beside others, or while both trees are `held`.
-    fn plan(
+    fn plan(&self, places: &Places, view: &Snapshot, who: Merging, held: bool) -> Result<Plan> {
+        self.plan_of(&mut places.trees(view), places, who, TextBudget::new(held))
+    }
+
+    /// Plans for trees that are those of these places, or copies of them.
+    pub(crate) fn plan_of(
         &self,
+        trees: &mut Trees,
         places: &Places,
-        view: &Snapshot,
-        who: (MergeOptions, Option<u32>),
-        held: bool,
+        who: Merging,
+        text: TextBudget,
     ) -> Result<Plan> {
-        let mut trees = places.trees(view);
-        let fork = places.theirs.contents.clone();
-        Planner::new(&mut trees, who, TextBudget::new(held), fork, self.has_links()).plan()
+        let at = (places.theirs.contents.clone(), places.ours.contents.clone());
+        Planner::new(trees, who, text, at, self.has_links()).plan()
     }
 
     fn places(&self, fork: &InodeRef, into: &InodeRef) -> Result<Places, Obstacle> {
@@ -211,7 +246,7 @@ impl Fs {
 
     /// Holds both trees so that nobody is in them, nor in the files with several names of their lineages, and they stay
     /// where they are.
-    fn hold_both(
+    pub(crate) fn hold_both(
         &self,
         tries: &mut Attempts,
         fork: &InodeRef,
@@ -257,7 +292,7 @@ impl Fs {
         }
     }
 
-    /// Writes the batch of a plan for the trees that are held.
+    /// Writes the batch of a plan for the trees that are held; `None` if it is too much for one.
     fn carry_out(
         &self,
         places: &Places,
@@ -265,7 +300,7 @@ impl Fs {
         plan: &Plan,
         into: &InodeRef,
         above: Above,
-    ) -> Result<(CloneReport, bool)> {
+    ) -> Result<Option<(CloneReport, bool)>> {
         let mut trees = places.trees(view);
         let now = self.now();
         let top = trees.theirs.top()?.record;
@@ -295,12 +330,10 @@ impl Fs {
         bill.add(above, Taken { bytes: 0, guessed: true });
         let reserved = self.reserve_alone(&turn, &mut apply.batch, bill)?;
         let batch = std::mem::replace(&mut apply.batch, Batch::new());
-        self.db.write(batch).map_err(|e| match e {
-            pando_db::Error::TooLarge { what: "batch", .. } => {
-                Error::MergeTooLarge { name: into.label(), changes: plan.steps.len() }
-            }
-            other => other.into(),
-        })?;
+        match self.db.write(batch) {
+            Err(pando_db::Error::TooLarge { what: "batch", .. }) => return Ok(None),
+            done => done?,
+        }
         reserved.paid();
         drop(turn);
         {
@@ -310,12 +343,12 @@ impl Fs {
         let done = apply.done();
         into.change(|s| account.apply(&mut s.record));
         self.recount_later(into);
-        Ok(done)
+        Ok(Some(done))
     }
 }
 
 /// The answer, if nothing is to be done.
-fn stays(plan: &Plan, options: MergeOptions) -> Option<MergeReport> {
+pub(crate) fn stays(plan: &Plan, options: MergeOptions) -> Option<MergeReport> {
     let stops = |change: &MergeChange| match change.kind {
         MergeKind::Conflict(MergeConflict::Taken | MergeConflict::Circle) => true,
         MergeKind::Conflict(_) => options.prefer.is_none(),

@@ -6,13 +6,19 @@ mod apply;
 mod arrange;
 mod carried;
 mod carry;
+mod exchange;
 mod follow;
+mod hidden;
 mod intend;
+mod landing;
+mod large;
 mod merge;
 mod plan;
+mod replay;
 mod step;
 mod text;
 mod told;
+mod works;
 
 use std::ffi::OsStr;
 

@@ -18,7 +18,7 @@ use crate::{
     },
     error::Result,
     fork::{
-        follow::{Follow, in_dir},
+        follow::{Follow, in_dir, upwards},
         step::{Dirs, Occupant, Plan, Spots, Step, Told, Trees, differ, kind, meant},
         text::{MergedText, TextBudget},
         told::{MergeConflict, MergeKind, MergeOptions},
@@ -41,6 +41,8 @@ pub(crate) struct Planner<'a> {
     pub owner: Option<u32>,
     /// Contents prefix of the fork: nothing around it is removed.
     pub fork: Vec<u8>,
+    /// Contents prefix of what it is merged into, which need not be that of the tree that stands for it here.
+    pub into: Vec<u8>,
     /// Whether there may be files with several names.
     pub links: bool,
     pub steps: Vec<Step>,
@@ -53,7 +55,7 @@ pub(crate) struct Planner<'a> {
     /// Linked files that are changed already, by their data prefix.
     changed: HashSet<Bytes>,
     /// Directories of the origin that are missing here, as has been told.
-    missed: HashSet<Vec<u8>>,
+    pub missed: HashSet<Vec<u8>>,
     text: TextBudget,
 }
 
@@ -62,14 +64,27 @@ impl<'a> Planner<'a> {
         trees: &'a mut Trees,
         (options, owner): (MergeOptions, Option<u32>),
         text: TextBudget,
-        fork: Vec<u8>,
+        (fork, into): (Vec<u8>, Vec<u8>),
         links: bool,
     ) -> Self {
         let (changed, missed, undone) = (HashSet::new(), HashSet::new(), HashSet::new());
         let (steps, told, jobs, follow) = (Vec::new(), Vec::new(), VecDeque::new(), Follow::default());
-        let at = (trees, options, owner, fork, links);
-        let (trees, options, owner, fork, links) = at;
-        Self { trees, options, owner, fork, links, steps, told, follow, undone, jobs, changed, missed, text }
+        Self {
+            trees,
+            options,
+            owner,
+            fork,
+            into,
+            links,
+            steps,
+            told,
+            follow,
+            undone,
+            jobs,
+            changed,
+            missed,
+            text,
+        }
     }
 
     /// The plan. Costs what a difference of the origin and the fork costs, and one of the records alone of the origin
@@ -134,7 +149,7 @@ impl<'a> Planner<'a> {
             }
         }
         for (base, theirs, value) in names {
-            self.on_both(None, dirs, (&base, &value), (&theirs, &value))?;
+            self.on_both(dirs, (&base, &value), (&theirs, &value))?;
         }
         Ok(())
     }
@@ -143,6 +158,10 @@ impl<'a> Planner<'a> {
     /// it can be merged, whatever that is.
     fn lost(&mut self, dirs: &Dirs, entry: &[u8]) -> Result<()> {
         let dir = path::directory_of(entry);
+        let told = |above: &[u8]| path::entry_of_contents(above).is_some_and(|e| self.missed.contains(&e));
+        if upwards(dir).any(told) {
+            return Ok(());
+        }
         let mut from = dirs.base.len();
         while let Some((base, contents)) = path::next_level(dir, from) {
             if self.follow.dir_here(self.trees, contents)?.is_some() {
@@ -186,7 +205,7 @@ impl<'a> Planner<'a> {
                 let comes = x != y && y.is_some_and(|y| self.follow.source(y, &b).is_some());
                 let one = !leaves && !comes;
                 if one && x.map(|x| x.1) == y.map(|y| y.1) {
-                    return self.on_both(Some(stream), dirs, (&a, base), (&b, theirs));
+                    return self.on_both(dirs, (&a, base), (&b, theirs));
                 }
                 if is_dir(x) || is_dir(y) {
                     stream.skip(&contents_of(path));
@@ -312,7 +331,6 @@ impl<'a> Planner<'a> {
     /// It is of one kind in the origin and the fork.
     fn on_both(
         &mut self,
-        stream: Option<&mut DiffStream>,
         dirs: &Dirs,
         (a, base): (&[u8], &Bytes),
         (b, theirs): (&[u8], &Bytes),
@@ -330,8 +348,9 @@ impl<'a> Planner<'a> {
             return Ok(());
         }
         let Some(entry) = here.entry else { return self.lost(dirs, a) };
-        if let Some(stream) = stream {
-            stream.skip(&contents_of(a.get(dirs.base.len()..).unwrap_or_default()));
+        if x.record.kind == FileKind::Directory {
+            // What was moved out of it here comes in the order of keys.
+            self.missed.insert(a.to_vec());
         }
         let there = self.trees.ours.value(&entry)?;
         let why = if there.is_some() { MergeConflict::Kind } else { MergeConflict::RemovedHere };

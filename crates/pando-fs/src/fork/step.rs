@@ -20,8 +20,9 @@ use crate::{
 pub(crate) enum Step {
     /// Removes what is there, with all below it but for what is moved elsewhere.
     Remove(Vec<u8>),
-    /// Takes what the fork has at this place, with all below it, into the directory with this contents prefix.
-    Take { from: Vec<u8>, dir: Vec<u8> },
+    /// Takes what the fork has at this place, with all below it, into the directory with this contents prefix; of a
+    /// directory `without` what is elsewhere here, by paths from it.
+    Take { from: Vec<u8>, dir: Vec<u8>, without: Vec<Vec<u8>> },
     /// Moves what is there, with all below it, to this name in the directory with this contents prefix.
     Move { from: Vec<u8>, dir: Vec<u8>, name: Vec<u8> },
     /// Gives the file or directory that is there these aspects of the one in the fork.

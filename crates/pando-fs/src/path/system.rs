@@ -171,6 +171,21 @@ pub(crate) fn policy_place(key: &[u8]) -> Option<&[u8]> {
     key.get(HEAD_BYTES..)
 }
 
+/// Says that a volume with this number is one that a merge works in.
+pub(crate) fn work(number: u32) -> Bytes {
+    tagged(b'G', &number.to_be_bytes())
+}
+
+/// All of these.
+pub(crate) fn works() -> Bytes {
+    tagged(b'G', b"")
+}
+
+/// The number in a key of [`work`].
+pub(crate) fn work_number(key: &[u8]) -> Option<u32> {
+    Some(u32::from_be_bytes(key.get(HEAD_BYTES..)?.try_into().ok()?))
+}
+
 /// Where the keys of one prefix wait while two are exchanged within one batch; empty between batches.
 pub(crate) fn exchange(slot: u8) -> Bytes {
     tagged(b'X', &[slot])

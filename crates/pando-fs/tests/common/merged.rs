@@ -168,12 +168,34 @@ impl<'a> Reference<'a> {
         self.removed.insert(o.into());
     }
 
-    /// Takes a tree of the fork into a directory here.
-    fn take(&mut self, b: &str, o: &str) {
+    /// Takes a tree of the fork, that of `own` in the origin, into a directory here: without what this side has moved
+    /// out of it, which is merged where it is, also if the fork has renamed it.
+    fn take(&mut self, own: &str, b: &str, o: &str) {
+        let mut without = Vec::new();
+        let (was, taken) = (format!("{own}/"), format!("{b}/"));
+        let moved: Vec<_> = self.here.moved.iter().filter(|p| p.starts_with(&was)).cloned().collect();
+        for p in moved {
+            let Some(t) = self.there.to.get(&p).cloned() else { continue };
+            if !t.starts_with(&taken) || id_of(self.theirs, &t) != id_of(self.base, &p) {
+                continue;
+            }
+            without.push(t.clone());
+            if self.there.moved.contains(&p)
+                && let (Some(here), true, _) = self.here(&p)
+            {
+                self.conflict(&here);
+                let (x, y) = (&self.base.tree[&p], &self.theirs.tree[&t]);
+                self.node(&here, Some(x), y, &self.ours.tree[&here]);
+                if kind(x) == 0 {
+                    self.dirs(&p, &t, None);
+                }
+            }
+        }
+        let left = |path: &str| without.iter().any(|w| path == w || path.starts_with(&format!("{w}/")));
         let tag = format!("T{}", self.nodes.len());
         self.nodes.insert(format!("{tag}{b}"), self.theirs.tree[b].clone());
         self.places.insert(format!("{tag}{b}"), (format!("O{}", parent(o)), name(o).into()));
-        for inside in below(&self.theirs.tree, b) {
+        for inside in below(&self.theirs.tree, b).into_iter().filter(|inside| !left(inside)) {
             self.nodes.insert(format!("{tag}{inside}"), self.theirs.tree[&inside].clone());
         }
     }
@@ -184,7 +206,7 @@ impl<'a> Reference<'a> {
             Occupant::Its => self.remove(o),
             Occupant::Other => return self.hard.push(o.into()),
         }
-        self.take(b, o);
+        self.take(own, b, o);
     }
 
     /// Merges what is in a directory of the origin, or of none if both sides have made that of `new`.
@@ -233,6 +255,9 @@ impl<'a> Reference<'a> {
             around.push(at.into());
             at = parent(at);
         }
+        if around.iter().any(|dir| self.missed.contains(dir)) {
+            return;
+        }
         let Some(dir) = around.into_iter().rev().find(|dir| self.dir_here(dir).is_none()) else { return };
         if !self.missed.insert(dir.clone()) {
             return;
@@ -255,7 +280,7 @@ impl<'a> Reference<'a> {
         match self.there.source(b).cloned() {
             Some(from) => self.moved(&from, b, &o),
             None => match self.occupant(&o, "?") {
-                Occupant::Nothing => self.take(b, &o),
+                Occupant::Nothing => self.take(a, b, &o),
                 Occupant::Its => self.both_new(a, b, &o),
                 Occupant::Other => self.hard.push(o),
             },
@@ -348,10 +373,12 @@ impl<'a> Reference<'a> {
             self.node(o, Some(x), t, &self.ours.tree[o]);
         } else if x != t {
             let Some(o) = entry else { return self.lost(a) };
+            if kind(x) == 0 {
+                self.missed.insert(a.into());
+            }
             if self.conflict(&o) {
                 self.replace(a, b, &o);
             }
-            return;
         }
         if kind(t) == 0 {
             self.dirs(a, b, None);
@@ -363,7 +390,7 @@ impl<'a> Reference<'a> {
             if self.conflict(want) {
                 self.replace(a, b, want);
             }
-            return;
+            return self.rest_of(a, b);
         };
         let (x, t) = (&self.base.tree[a], &self.theirs.tree[b]);
         if kind(&self.ours.tree[&o]) != kind(x) {
@@ -371,7 +398,7 @@ impl<'a> Reference<'a> {
                 self.remove(&o);
                 self.replace(a, b, want);
             }
-            return;
+            return self.rest_of(a, b);
         }
         if o != want && (!moved || self.conflict(&o)) {
             let root = |dir: &str| {
@@ -389,6 +416,14 @@ impl<'a> Reference<'a> {
         }
         self.node(&o, Some(x), t, &self.ours.tree[&o]);
         if kind(x) == 0 {
+            self.dirs(a, b, None);
+        }
+    }
+
+    /// What was moved out of a directory that is not here.
+    fn rest_of(&mut self, a: &str, b: &str) {
+        if Self::is_dir(self.base, a) {
+            self.missed.insert(a.into());
             self.dirs(a, b, None);
         }
     }

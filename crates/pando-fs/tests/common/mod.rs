@@ -26,7 +26,9 @@ pub struct World {
 }
 
 pub fn options() -> MountOptions {
-    MountOptions::default().background(false).atime(AtimePolicy::Noatime)
+    // The same tests run once more, with every merge made beside the tree, in batches of one operation.
+    let steps = if env!("CARGO_CRATE_NAME") == "large_merges" { 0 } else { 10_000 };
+    MountOptions::default().background(false).atime(AtimePolicy::Noatime).merge_steps(steps)
 }
 
 impl World {

@@ -1,0 +1,432 @@
+//! The end of a merge that was made beside the tree: one batch that puts the result in the place of what the directory
+//! has in it, and then the same in memory.
+//!
+//! Guarantees that all that stays keeps its number, that open files which go stay readable, and that what is kept by
+//! place goes where its directory goes. The caller holds both trees exclusively, and has replayed what others have
+//! changed. Costs what is in memory of the directory, and what was left for the end. Uses `hidden`, `landing`,
+//! `replay` and what carries plans out.
+
+use std::{collections::HashMap, ffi::OsString, os::unix::ffi::OsStringExt, sync::Arc};
+
+use bytes::Bytes;
+use pando_db::{Batch, Snapshot};
+
+use crate::{
+    bill::{Bill, Taken},
+    diff::side::{Side, contents_of},
+    error::{Error, Result},
+    fork::{
+        apply::Apply,
+        follow::in_dir,
+        hidden::Hidden,
+        landing::Landing,
+        merge::Places,
+        replay::overlay,
+        step::{Step, Trees},
+        works::{MERGED, Works},
+    },
+    forks::{Fork, damaged},
+    inode::{InodeRef, Link},
+    orphan::Fate,
+    path::{self, system},
+    record::Record,
+    types::{CloneReport, FileKind, Ino, Time},
+    volume::Fs,
+};
+
+/// See the module.
+pub(crate) struct Exchange<'a> {
+    pub fs: &'a Fs,
+    pub places: &'a Places,
+    pub works: Works,
+    pub steps: &'a [Step],
+    pub landing: &'a Landing<'a>,
+    pub hidden: &'a Hidden,
+    pub into: &'a InodeRef,
+    /// The record of the directory when the merge began.
+    pub top: &'a Record,
+    pub view: &'a Snapshot,
+    pub now: Time,
+}
+
+/// What has to be said in memory when the batch is written.
+#[derive(Default)]
+struct InMemory {
+    removed: Vec<(InodeRef, Fate)>,
+    moved: Vec<(InodeRef, InodeRef, Box<[u8]>)>,
+    /// Those whose records change, to what; and whether the kernel has to be told.
+    changed: Vec<(InodeRef, Record, bool)>,
+    /// Directories by contents prefix.
+    dirs: HashMap<Vec<u8>, Ino>,
+}
+
+/// Where directories in memory are, from the top, by number; none that is outside.
+type KnownDirs = HashMap<Ino, Option<Arc<Vec<u8>>>>;
+
+impl Exchange<'_> {
+    /// Writes the batch. `None` if others have changed what the merge changes; else what the kernel has to be told, and
+    /// whether names have to be counted.
+    pub(crate) fn run(&self) -> Result<Option<(CloneReport, bool)>> {
+        let (fs, ours, mut batch) = (self.fs, &self.places.ours, Batch::new());
+        let (entry, contents) = self.works.copy(MERGED);
+        let Some(mut record) = self.top_record(&mut batch, &entry)? else { return Ok(None) };
+        let mut trees = Trees { base: self.side(), theirs: self.side(), ours: self.side() };
+        let mut apply = Apply::new(fs, &mut trees, self.into, self.now);
+        let mut memory = self.memory(&mut batch, &mut apply)?;
+        if !self.linked_files(&mut batch, &mut apply, &mut memory)? {
+            return Ok(None);
+        }
+        self.kept_by_place(&mut batch)?;
+        for (from, to) in path::without_links(&contents).into_iter().zip(path::without_links(&ours.contents))
+        {
+            batch.rename_prefix(from, to);
+        }
+        let mut given_back = Vec::new();
+        for gone in &self.hidden.retired {
+            let (around, inside) = (gone.around, gone.inside);
+            given_back.extend(fs.lineages.retire(&fs.db, &mut batch, around, &gone.record, inside)?);
+        }
+        match self.hidden.marks {
+            true => _ = batch.put(system::marks_to_find(), self.now.encode()),
+            false => fs.find_marks_later(&mut batch, self.now)?,
+        }
+        self.next_origin(&mut batch)?;
+        batch.delete_prefix(path::volume(self.works.work)).delete(system::work(self.works.work));
+        batch.put(system::cloned(), fs.now().encode());
+        let parent = self.into.parent()?.ok_or(Error::Stale(self.into.ino))?;
+        let above = fs.above_in(&parent, path::directory_of(&ours.entry), false);
+        // What it brings, and what it takes away, is counted later.
+        let turn = fs.sole_turn();
+        if turn.is_some() {
+            // Nobody is in the directory: what its account says in memory is what is stored.
+            record.account = self.into.peek(|s| s.record.account);
+            fs.make_stale(&mut record);
+            fs.ledger.mark();
+        }
+        batch.put(path::meta(&ours.entry), record.encode());
+        let mut bill = Bill::default();
+        bill.add(above, Taken { bytes: 0, guessed: true });
+        let reserved = fs.reserve_alone(&turn, &mut batch, bill)?;
+        fs.db.write(batch).map_err(|e| match e {
+            pando_db::Error::TooLarge { what: "batch", .. } => Error::MergeTooLarge {
+                name: self.into.label(),
+                changes: self.hidden.unnamed.len() + self.hidden.linked.len(),
+            },
+            other => other.into(),
+        })?;
+        reserved.paid();
+        drop(turn);
+        {
+            let mut cloned = fs.cloned.lock();
+            *cloned = fs.now().max(*cloned);
+        }
+        self.into.change(|s| {
+            s.record = record;
+            s.atime_unsaved = false;
+        });
+        for lineage in given_back {
+            fs.lineages.give_back(Some(lineage));
+        }
+        fs.recount_later(self.into);
+        let counts = self.hidden.marks || !self.hidden.unnamed.is_empty();
+        Ok(Some((self.told(memory), counts)))
+    }
+
+    /// The directory as it is now.
+    fn side(&self) -> Side {
+        let ours = &self.places.ours;
+        Side::of_place(self.view, None, (&ours.entry, &ours.contents), ours.root.clone())
+    }
+
+    /// The record that the directory itself gets, with its extended attributes that are outside of that.
+    fn top_record(&self, batch: &mut Batch, entry: &[u8]) -> Result<Option<Record>> {
+        let damaged = |detail| Error::Damaged { what: "a merge".into(), detail };
+        let value = self.fs.db.get(&path::meta(entry))?.ok_or(damaged("its directory is not there"))?;
+        let merged = Record::decode(&value).map_err(damaged)?;
+        let live = self.into.peek(|s| s.record.clone());
+        let outside = self.top.has_outside() || merged.has_outside() || live.has_outside();
+        if merged.attrs != self.top.attrs && outside {
+            if live.attrs != self.top.attrs {
+                return Ok(None);
+            }
+            let own = path::attrs_under(&path::data(&self.places.ours.entry));
+            batch.delete_prefix(own.clone());
+            batch.rename_prefix(path::attrs_under(&path::data(entry)), own);
+        }
+        Ok(overlay(self.top, &live, &merged))
+    }
+
+    /// The record at a path of the copy.
+    fn stored(&self, path: &[u8]) -> Result<Option<Record>> {
+        let value = self.fs.db.get(&path::meta(path))?;
+        Ok(value.and_then(|value| Record::decode(&value).ok()))
+    }
+
+    /// Where a directory in memory is, from the top.
+    fn inside(&self, dirs: &mut KnownDirs, dir: &InodeRef) -> Result<Option<Arc<Vec<u8>>>> {
+        let (mut names, mut at) = (Vec::new(), dir.clone());
+        let mut found = loop {
+            if at.ino == self.into.ino {
+                break Some(Arc::default());
+            }
+            if let Some(known) = dirs.get(&at.ino) {
+                break known.clone();
+            }
+            let up = at.peek(|s| match &s.link {
+                Link::At { parent, name } => Some((parent.clone(), name.clone())),
+                _ => None,
+            });
+            let Some((parent, name)) = up else {
+                dirs.insert(at.ino, None);
+                break None;
+            };
+            names.push((at.ino, name));
+            at = parent;
+        };
+        for (ino, name) in names.into_iter().rev() {
+            found = found.map(|dir| path::contents(&dir, &name)).transpose()?.map(Arc::new);
+            dirs.insert(ino, found.clone());
+        }
+        Ok(found)
+    }
+
+    /// The directories to which something moves that is in memory, brought there.
+    fn parents_of_moved(&self, dirs: &mut KnownDirs, apply: &mut Apply<'_>) -> Result<Vec<InodeRef>> {
+        let mut parents = Vec::new();
+        for inode in self.fs.table.all() {
+            let link = inode.peek(|s| match &s.link {
+                Link::At { parent, name } if !inode.frozen => Some((parent.clone(), name.clone())),
+                _ => None,
+            });
+            let Some((parent, name)) = link else { continue };
+            if let Some(dir) = self.inside(dirs, &parent)?
+                && let Some((dir, _)) = self.landing.target_of(&path::entry(&dir, &name)?)
+            {
+                parents.push(apply.loaded(dir)?);
+            }
+        }
+        Ok(parents)
+    }
+
+    /// What becomes of all that is in memory of the directory; open files that go leave in the batch.
+    fn memory(&self, batch: &mut Batch, apply: &mut Apply<'_>) -> Result<InMemory> {
+        let (ours, mut dirs, mut out) = (&self.places.ours, KnownDirs::new(), InMemory::default());
+        out.dirs.insert(Vec::new(), self.into.ino);
+        let copy = self.works.copy(MERGED).1;
+        let place = |inside: &[u8]| [&ours.contents[..], inside].concat();
+        let work = |inside: &[u8]| [&copy[..], inside].concat();
+        let _parents = self.parents_of_moved(&mut dirs, apply)?;
+        for inode in self.fs.table.all() {
+            if inode.frozen || inode.ino == self.into.ino {
+                continue;
+            }
+            let (above, name, id) = match inode.peek(|s| match &s.link {
+                Link::At { parent, name } => Some((parent.clone(), name.clone(), None)),
+                Link::Linked { root, id } => Some((root.clone(), Box::default(), Some(*id))),
+                _ => None,
+            }) {
+                Some(found) => found,
+                None => continue,
+            };
+            let Some(dir) = self.inside(&mut dirs, &above)? else { continue };
+            let open = inode.kind == FileKind::Regular && inode.peek(|s| s.opens > 0);
+            if let Some(id) = id {
+                // In the area of a lineage whose root is in the directory; that of the directory's own stays.
+                if dir.is_empty() {
+                    continue;
+                }
+                let root = path::entry_of_contents(&dir).unwrap_or_default();
+                match self.landing.land(&root) {
+                    Some(to) => {
+                        let linked = path::linked(&work(&contents_of(&to)), id);
+                        if let Some(record) = self.stored(&linked)? {
+                            out.changed.push((inode, record, true));
+                        }
+                    }
+                    None if open => {
+                        let linked = path::linked(&place(&dir), id);
+                        self.fs.make_orphan(batch, path::data(&linked), &inode, self.now);
+                        out.removed.push((inode, Fate::Orphan));
+                    }
+                    None => {}
+                }
+                continue;
+            }
+            let entry = path::entry(&dir, &name)?;
+            let (site, to) = (self.landing.at(&entry), self.landing.land(&entry));
+            let is_dir = inode.kind == FileKind::Directory;
+            if is_dir {
+                out.dirs.insert(contents_of(&entry), inode.ino);
+            }
+            let goes = site.removed || site.renewed;
+            let Some(to) = to.filter(|_| !goes) else {
+                if open {
+                    self.fs.make_orphan(batch, path::data(&place(&entry)), &inode, self.now);
+                }
+                if goes || open {
+                    out.removed.push((inode, if open { Fate::Orphan } else { Fate::Gone }));
+                }
+                continue;
+            };
+            if site.changed || site.moved || is_dir && self.landing.touches(&contents_of(&entry)) {
+                let record = self.stored(&work(&to))?;
+                let tell = site.changed || site.moved;
+                out.changed.extend(record.map(|record| (inode.clone(), record, tell)));
+            }
+            if site.moved {
+                let Some((dir, name)) = self.landing.target_of(&entry) else { continue };
+                let parent = apply.loaded(dir)?;
+                out.moved.push((inode, parent, name.into()));
+            }
+        }
+        Ok(out)
+    }
+
+    /// Changes and names of linked files that are not in the copies; false if others have changed the same.
+    fn linked_files(&self, batch: &mut Batch, apply: &mut Apply<'_>, memory: &mut InMemory) -> Result<bool> {
+        let ours = &self.places.ours;
+        for (inside, all) in &self.hidden.unnamed {
+            let path = [&ours.contents[..], inside].concat();
+            let name = path::meta(&path::link_name(&ours.root, &path).unwrap_or_default());
+            match all {
+                true => batch.delete_prefix(name),
+                false => batch.delete(name),
+            };
+        }
+        if !self.hidden.unnamed.is_empty() {
+            self.fs.mark_uncounted(batch, &ours.root)?;
+        }
+        for (id, change) in &self.hidden.linked {
+            let file = path::linked(&ours.root, *id);
+            let live = self.fs.db.get(&path::meta(&file))?;
+            let live = live.and_then(|value| Record::decode(&value).ok());
+            let Some(live) = live else { return Ok(false) };
+            let Some(record) = overlay(&change.before, &live, &change.after) else { return Ok(false) };
+            if let Some(from) = &change.attrs {
+                let own = path::attrs_under(&path::data(&file));
+                batch.delete_prefix(own.clone());
+                batch.clone_prefix(path::attrs_under(from), own);
+            }
+            batch.put(path::meta(&file), record.encode());
+            if let Some(inode) = apply.inode(&change.entry, &live)? {
+                memory.changed.push((inode, record.clone(), true));
+            }
+        }
+        Ok(true)
+    }
+
+    /// Forks and policies of directories in this one: they go or move with their directories.
+    fn kept_by_place(&self, batch: &mut Batch) -> Result<()> {
+        let (fs, top) = (self.fs, &self.places.ours.contents);
+        // Where a directory is afterwards, if it lies in this one and does not stay where it is.
+        let goes = |place: &[u8]| -> Option<Option<Vec<u8>>> {
+            let inside = place.strip_prefix(&top[..]).filter(|inside| !inside.is_empty())?;
+            let to = self.landing.land(&path::entry_of_contents(inside)?).map(|entry| contents_of(&entry));
+            (to.as_deref() != Some(inside)).then(|| to.map(|to| [&top[..], &to].concat()))
+        };
+        let mut puts = Vec::new();
+        for (place, uid, policy) in fs.stored_policies()? {
+            if let Some(to) = goes(&place) {
+                batch.delete(system::policy(&place));
+                puts.extend(to.map(|to| (system::policy(&to), policy.encode(uid))));
+            }
+        }
+        let mut gone = Vec::new();
+        if fs.has_forks() {
+            let mut pairs = self.view.prefix(&system::fork(top));
+            while let Some((key, value)) = pairs.next_ref()? {
+                // One that is moved is none of those that a merge moves.
+                if let Some(None) = goes(system::fork_place(key).unwrap_or_default()) {
+                    let number = Fork::decode(value).map_err(damaged)?.number;
+                    batch.delete(key.to_vec()).delete_prefix(path::volume(number));
+                    gone.push(number);
+                }
+            }
+            drop(pairs);
+            let below = system::forked_below(top);
+            let all = if gone.is_empty() { below } else { system::forked_below(b"") };
+            let mut pairs = self.view.prefix(&all);
+            while let Some((key, _)) = pairs.next_ref()? {
+                let (place, number) = system::forked_parts(key).ok_or_else(|| damaged("impossible key"))?;
+                let to = goes(place);
+                if gone.contains(&number) || to.is_some() {
+                    batch.delete(key.to_vec());
+                }
+                if let Some(Some(to)) = to
+                    && !gone.contains(&number)
+                {
+                    puts.push((system::forked(&to, number), Bytes::new()));
+                }
+            }
+        }
+        for (key, value) in puts {
+            batch.put(key, value);
+        }
+        Ok(())
+    }
+
+    /// The fork's origin becomes what it was when the merge began, if that is where it comes from.
+    fn next_origin(&self, batch: &mut Batch) -> Result<()> {
+        let (place, ours, old) = (&self.places.theirs, &self.places.ours, self.places.fork);
+        let number = self.works.next;
+        batch.delete(system::work(number));
+        if !self.fs.is_source_of(&ours.contents, old.number)? {
+            batch.delete_prefix(path::volume(number));
+            return Ok(());
+        }
+        batch.put(system::fork(&place.contents), Fork { number, since: self.now, ..old }.encode());
+        batch.delete(system::forked(&ours.contents, old.number));
+        batch.put(system::forked(&ours.contents, number), Bytes::new());
+        batch.delete_prefix(path::volume(old.number));
+        Ok(())
+    }
+
+    /// Says in memory what was done; what the kernel has to be told.
+    fn told(&self, memory: InMemory) -> CloneReport {
+        let (fs, mut report) = (self.fs, CloneReport::default());
+        for (inode, parent, name) in memory.moved {
+            inode.relink(Link::At { parent, name });
+        }
+        for (inode, record, tell) in memory.changed {
+            inode.change(|s| {
+                s.record = record;
+                s.atime_unsaved = false;
+            });
+            if tell {
+                report.replaced.push(inode.ino);
+            }
+        }
+        for (inode, fate) in memory.removed {
+            fs.removed(&inode, fate, self.now);
+            let to = if fate == Fate::Orphan { &mut report.orphaned } else { &mut report.replaced };
+            to.push(inode.ino);
+        }
+        // Trees have gone, and directories may have moved.
+        fs.table.tree_removed();
+        let mut entry = |dir: &[u8], name: &[u8]| {
+            if let Some(ino) = memory.dirs.get(dir) {
+                fs.positions.removed(&fs.db, name);
+                report.entries.push((*ino, OsString::from_vec(name.to_vec())));
+            }
+        };
+        let name_of = |path: &[u8]| {
+            let name = path.get(path::directory_of(path).len() + 1..path.len().saturating_sub(1));
+            name.unwrap_or_default().to_vec()
+        };
+        for step in self.steps {
+            match step {
+                Step::Remove(path) => entry(path::directory_of(path), &name_of(path)),
+                Step::Take { from, dir, .. } => entry(dir, &name_of(&in_dir(dir, from))),
+                Step::Move { from, dir, name } => {
+                    entry(path::directory_of(from), &name_of(from));
+                    entry(dir, name);
+                }
+                Step::Change { to, .. } | Step::Write { to, .. } if self.landing.at(to).renewed => {
+                    entry(path::directory_of(to), &name_of(to));
+                }
+                Step::Change { .. } | Step::Write { .. } => {}
+            }
+        }
+        report
+    }
+}

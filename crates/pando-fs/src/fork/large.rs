@@ -1,0 +1,239 @@
+//! Merges of more than one batch: made beside the tree, on copies in a volume that nobody sees, and put in the place of
+//! its contents in one batch.
+//!
+//! Guarantees that such a merge is all there or not at all, that what others write into the directory meanwhile is
+//! there afterwards, and that they wait for short moments only. See `docs/versions.md`. Uses plans, what carries them
+//! out, `replay` and `exchange`.
+
+use pando_db::{Batch, Snapshot};
+
+use crate::{
+    diff::side::Side,
+    error::{Error, Result},
+    fork::{
+        apply::Apply,
+        exchange::Exchange,
+        hidden::{Hidden, write_in_parts},
+        landing::Landing,
+        merge::{Merging, Places, Planned, stays},
+        replay::{Replay, Replayed},
+        step::Trees,
+        text::TextBudget,
+        told::MergeReport,
+        works::{BEFORE, MERGED, WAITING, Works},
+    },
+    inode::InodeRef,
+    path::{self, system},
+    record::Record,
+    types::CloneReport,
+    volume::{Fs, WORKS},
+};
+
+/// How often such a merge begins, a count.
+const BEGINNINGS: u32 = 4;
+/// How often what others have changed is looked at, a count.
+const ROUNDS: u32 = 12;
+/// Most operations of one batch beside the tree, a count.
+const BATCH_OPS: usize = 1 << 13;
+/// Most changed paths that are looked at while others wait, a count: the first time, and ever. It doubles each time.
+const LAST_PATHS: usize = 2000;
+const MOST_LAST_PATHS: usize = 8 * LAST_PATHS;
+/// The least of these, where batches are small, a count.
+const FEW_PATHS: usize = 4;
+
+/// What a look at the trees has come to while both were held.
+enum Looked {
+    Done(CloneReport, bool),
+    Clash,
+    /// There is more to replay: up to this moment.
+    More(Snapshot),
+}
+
+impl Places {
+    fn copies(&self, view: &Snapshot, works: Works) -> Trees {
+        let (mark, next) = (path::snapshot(self.fork.number), path::snapshot(works.next));
+        let (entry, contents) = works.copy(MERGED);
+        let ours = Side::of_place(view, None, (&entry, &contents), self.ours.root.clone());
+        Trees {
+            base: Side::of_place(view, None, (&mark, &mark), mark.clone()),
+            theirs: Side::of_place(view, None, (&next, &next), next.clone()),
+            ours: ours.named(&self.ours.contents),
+        }
+    }
+}
+
+/// Adds a copy of what is in a directory, but for linked files of its lineage.
+fn copy_contents(batch: &mut Batch, from: &[u8], to: &[u8]) {
+    for (from, to) in path::without_links(from).into_iter().zip(path::without_links(to)) {
+        batch.clone_prefix(from, to);
+    }
+}
+
+impl Fs {
+    /// Merges what is too much for one batch.
+    pub(crate) fn merge_large(
+        &self,
+        who: Merging,
+        (fork, into): (&InodeRef, &InodeRef),
+        mut planned: Option<Planned>,
+    ) -> Result<(MergeReport, CloneReport)> {
+        self.need_feature(WORKS)?;
+        for _ in 0..BEGINNINGS {
+            let works = Works { work: self.fresh_volume()?, next: self.fresh_volume()? };
+            let done = self.merge_beside(who, (fork, into), planned.take(), works);
+            if !matches!(&done, Ok(Some((report, _))) if report.merged) {
+                self.drop_beside(works);
+            }
+            if let Some(done) = done? {
+                return Ok(done);
+            }
+        }
+        Err(Error::MergeDisturbed(into.label()))
+    }
+
+    /// Removes what is left of a merge that was not made. What this cannot remove, the next opening does.
+    fn drop_beside(&self, works: Works) {
+        let mut batch = Batch::new();
+        for number in [works.work, works.next] {
+            batch.delete_prefix(path::volume(number)).delete(system::work(number));
+        }
+        let _left = self.db.write(batch);
+    }
+
+    /// Makes the copies, while both trees are held.
+    fn begin_beside(
+        &self,
+        (fork, into): (&InodeRef, &InodeRef),
+        works: Works,
+    ) -> Result<(Places, Record, Snapshot)> {
+        self.with_attempts(|tries| {
+            let (places, _held) = self.hold_both(tries, fork, into)?;
+            let (mut batch, top) = (Batch::new(), into.peek(|s| s.record.clone()));
+            for number in [works.work, works.next] {
+                batch.put(system::work(number), Vec::new());
+            }
+            let (entry, contents) = works.copy(MERGED);
+            copy_contents(&mut batch, &places.ours.contents, &contents);
+            copy_contents(&mut batch, &places.ours.contents, &works.copy(BEFORE[0]).1);
+            batch.put(path::meta(&entry), top.encode());
+            if top.has_outside() {
+                let own = path::attrs_under(&path::data(&places.ours.entry));
+                batch.clone_prefix(own, path::attrs_under(&path::data(&entry)));
+            }
+            let (place, record) = (&places.theirs, fork.peek(|s| s.record.clone()));
+            self.freeze(&mut batch, works.next, (&place.entry, &place.contents), &record)?;
+            let now = self.now();
+            batch.put(system::cloned(), now.encode());
+            self.db.write(batch).map_err(Error::from)?;
+            let mut cloned = self.cloned.lock();
+            *cloned = now.max(*cloned);
+            Ok((places, top, self.db.snapshot()))
+        })
+    }
+
+    /// `None` if it has to begin again.
+    fn merge_beside(
+        &self,
+        who: Merging,
+        dirs: (&InodeRef, &InodeRef),
+        planned: Option<Planned>,
+        works: Works,
+    ) -> Result<Option<(MergeReport, CloneReport)>> {
+        let (places, top, view) = self.begin_beside(dirs, works)?;
+        let mut trees = places.copies(&view, works);
+        let plan = match planned {
+            Some((was, then, plan)) if was == places && places.same(&then, &view)? => plan,
+            _ => self.plan_of(&mut trees, &places, who, TextBudget::new(false))?,
+        };
+        if let Some(report) = stays(&plan, who.0) {
+            return Ok(Some((report, CloneReport::default())));
+        }
+        let now = self.now();
+        let limit = self.merge_steps.clamp(1, BATCH_OPS);
+        let mut apply = Apply::new(self, &mut trees, dirs.1, now);
+        apply.hidden = Some(Hidden::new(works.copy(WAITING).1, limit, places.ours.root.clone()));
+        apply.steps(&plan.steps)?;
+        apply.flush_all()?;
+        let Some(mut hidden) = apply.hidden.take() else { return Ok(None) };
+        drop(apply);
+        drop((trees, view));
+        let landing = Landing::of(&plan.steps)?;
+        let (work, mut before) = (works.copy(MERGED).1, BEFORE.map(|name| works.copy(name).1));
+        let mut most = self.merge_steps.clamp(FEW_PATHS, LAST_PATHS);
+        for _ in 0..ROUNDS {
+            // A caller of `with_attempts` may run twice, but not behind the locks.
+            let looked = self.with_attempts(|tries| {
+                let (here, _held) = self.hold_both(tries, dirs.0, dirs.1)?;
+                if here.fork != places.fork || here.ours != places.ours {
+                    return Ok(Looked::Clash);
+                }
+                let view = self.db.snapshot();
+                let mut replay = Replay {
+                    fs: self,
+                    landing: &landing,
+                    hidden: &mut hidden,
+                    view: &view,
+                    before: &before[0],
+                    after: &here.ours.contents,
+                    work: &work,
+                    batch: Batch::new(),
+                };
+                match replay.run(Some(most))? {
+                    Replayed::Clash => return Ok(Looked::Clash),
+                    Replayed::More => {}
+                    Replayed::All => {
+                        // It is beside the tree as well, so it need not be in the last batch.
+                        write_in_parts(self, replay.batch)?;
+                        let exchange = Exchange {
+                            fs: self,
+                            places: &here,
+                            works,
+                            steps: &plan.steps,
+                            landing: &landing,
+                            hidden: &hidden,
+                            into: dirs.1,
+                            top: &top,
+                            view: &view,
+                            now,
+                        };
+                        return Ok(match exchange.run()? {
+                            Some((report, counts)) => Looked::Done(report, counts),
+                            None => Looked::Clash,
+                        });
+                    }
+                }
+                let mut batch = Batch::new();
+                copy_contents(&mut batch, &here.ours.contents, &before[1]);
+                self.db.write(batch).map_err(Error::from)?;
+                Ok(Looked::More(self.db.snapshot()))
+            })?;
+            match looked {
+                Looked::Clash => return Ok(None),
+                Looked::Done(report, counts) => {
+                    if counts {
+                        self.count_in_background();
+                    }
+                    return Ok(Some((MergeReport { changes: plan.told, merged: true }, report)));
+                }
+                Looked::More(view) => {
+                    let mut replay = Replay {
+                        fs: self,
+                        landing: &landing,
+                        hidden: &mut hidden,
+                        view: &view,
+                        before: &before[0],
+                        after: &before[1],
+                        work: &work,
+                        batch: Batch::new(),
+                    };
+                    if replay.run(None)? == Replayed::Clash {
+                        return Ok(None);
+                    }
+                    before.swap(0, 1);
+                    most = (2 * most).min(MOST_LAST_PATHS);
+                }
+            }
+        }
+        Err(Error::MergeDisturbed(dirs.1.label()))
+    }
+}

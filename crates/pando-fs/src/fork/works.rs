@@ -1,0 +1,27 @@
+//! The volumes in which a merge of more than a batch is made.
+//!
+//! Their numbers are those of no snapshot and no fork. Pure; uses keys.
+
+use crate::path;
+
+/// The volumes that a merge works in: copies of what is merged into, and the next origin of the fork.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Works {
+    pub work: u32,
+    pub next: u32,
+}
+
+impl Works {
+    /// Paths of the entry and of the contents of a copy.
+    pub(crate) fn copy(self, name: &[u8]) -> (Vec<u8>, Vec<u8>) {
+        let top = path::snapshot(self.work);
+        (path::entry(&top, name).unwrap_or_default(), path::contents(&top, name).unwrap_or_default())
+    }
+}
+
+/// The copy that is merged into.
+pub(crate) const MERGED: &[u8] = b"h";
+/// What is merged into, as it was at two moments.
+pub(crate) const BEFORE: [&[u8]; 2] = [b"o", b"p"];
+/// What moves waits there.
+pub(crate) const WAITING: &[u8] = b"x";

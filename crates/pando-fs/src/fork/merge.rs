@@ -107,8 +107,8 @@ impl Fs {
     ///
     /// All at once. If `into` is the directory that the fork was made of, the fork's origin is what it is now: a
     /// further merge takes what is new. `owner` must own all that is taken, changed and removed, and the directories
-    /// around (EPERM); none means that the caller may do all. EINVAL if it is no fork, if `into` is the root, the fork, or
-    /// lies in it. EBUSY if others keep changing what a merge of more than [`MountOptions::merge_steps`] changes
+    /// around (EPERM); none means that the caller may do all. EINVAL if it is no fork, if `into` is the root, the fork,
+    /// or lies in it. EBUSY if others keep changing what a merge of more than [`MountOptions::merge_steps`] changes
     /// changes too; EFBIG if such a merge changes more linked files outside of `into` than a batch holds.
     ///
     /// Cost: that of [`Fs::diff_fork`], and as many operations as there are changes; what was added as a whole is one.

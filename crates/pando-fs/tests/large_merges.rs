@@ -93,14 +93,14 @@ fn nothing_of_a_writer_beside_a_large_merge_is_lost() {
         let (stop, written) = (AtomicBool::new(false), AtomicU64::new(0));
         let (report, during, model) = std::thread::scope(|scope| {
             let writer = scope.spawn(|| write_all_the_time(&w.fs, &stop, &written, round as u64 + 1));
-            while written.load(Ordering::SeqCst) < 50 {
+            while written.load(Ordering::SeqCst) < 50 && !writer.is_finished() {
                 std::thread::yield_now();
             }
             let before = written.load(Ordering::SeqCst);
             let report = w.merge("/f", "/s", MergeOptions::default());
             let during = written.load(Ordering::SeqCst) - before;
             // Some more behind it.
-            while written.load(Ordering::SeqCst) < before + during + 50 {
+            while written.load(Ordering::SeqCst) < before + during + 50 && !writer.is_finished() {
                 std::thread::yield_now();
             }
             stop.store(true, Ordering::SeqCst);
@@ -132,6 +132,38 @@ fn nothing_of_a_writer_beside_a_large_merge_is_lost() {
     }
 }
 
+/// Access times of what the merge removes and replaces change all the time.
+#[test]
+fn somebody_who_reads_all_the_time_does_not_disturb_a_large_merge() {
+    let files = 120;
+    let mut w = World::new();
+    w.remount_with(steps(2).atime(AtimePolicy::Strict));
+    changed(&w, files);
+    let (stop, reads) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let other = World::over(w.fs.clone());
+            while !stop.load(Ordering::SeqCst) {
+                for i in 0..files {
+                    let path = format!("/s/{}/f{i}", ["a", "b"][i % 2]);
+                    // It may be gone by now.
+                    reads.fetch_add(u64::from(other.get(&path).is_ok()), Ordering::SeqCst);
+                }
+            }
+        });
+        while reads.load(Ordering::SeqCst) < 20 {
+            std::thread::yield_now();
+        }
+        let before = reads.load(Ordering::SeqCst);
+        let report = w.merge("/f", "/s", MergeOptions::default());
+        let beside = reads.load(Ordering::SeqCst) - before;
+        stop.store(true, Ordering::SeqCst);
+        assert!(report.unwrap().merged && beside > 20, "{beside} reads beside the merge");
+    });
+    assert_changed(&w, files);
+    check_keys(&w);
+}
+
 /// What a writer has made of the tree.
 #[derive(Default)]
 struct Model {
@@ -145,7 +177,7 @@ fn write_all_the_time(fs: &Fs, stop: &AtomicBool, written: &AtomicU64, seed: u64
     let w = World::over(fs.clone());
     let mut rng = Rng(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let mut model = Model { moded: b"moded".to_vec(), moved: b"moves".to_vec(), ..Model::default() };
-    let [moded, moved] = ["/s/moded", "/s/moves/file"].map(|path| w.fs.resolve(Path::new(path)).unwrap().ino);
+    let moved = w.fs.resolve(Path::new("/s/moves/file")).unwrap().ino;
     let mut dirs = vec![String::new(), "/deep".to_owned()];
     for n in 0u64.. {
         if stop.load(Ordering::SeqCst) {
@@ -205,7 +237,6 @@ fn write_all_the_time(fs: &Fs, stop: &AtomicBool, written: &AtomicU64, seed: u64
         }
         written.fetch_add(1, Ordering::SeqCst);
     }
-    let _ = moded;
     model
 }
 

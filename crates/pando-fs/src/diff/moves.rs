@@ -170,7 +170,7 @@ impl Search {
         // Different directories at one path, by contents prefix.
         let mut unlike: HashMap<Vec<u8>, [Option<Identity>; 2]> = HashMap::new();
         while let Some(spot) = stream.next()? {
-            let Spot::Entry { path, records: Some((old, new)) } = spot else { continue };
+            let Spot::Entry { path, records: Some((old, new)), .. } = spot else { continue };
             // One of them may have been found elsewhere since.
             let dir = path::directory_of(&path);
             let mut ends =

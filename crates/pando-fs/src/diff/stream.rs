@@ -99,7 +99,7 @@ impl Prefixes {
 /// Where something differs.
 pub(crate) enum Spot {
     /// An entry, with its record on both sides where that differs, and whether its data does.
-    Entry { path: Bytes, records: Option<(Option<Bytes>, Option<Bytes>)> },
+    Entry { path: Bytes, records: Option<(Option<Bytes>, Option<Bytes>)>, data: bool },
     /// Linked files of the lineage whose root has this contents prefix.
     Links(Bytes),
 }
@@ -190,12 +190,11 @@ impl DiffStream {
             if meta.as_ref() == Some(&path) {
                 records = self.meta.take().map(|change| (change.before, change.after));
             }
-            if data.as_ref() == Some(&path)
-                && let Some(ahead) = &mut self.data
-            {
+            let with_data = data.as_ref() == Some(&path);
+            if with_data && let Some(ahead) = &mut self.data {
                 ahead.skip_to(&behind(&path));
             }
-            return Ok(Some(Spot::Entry { path, records }));
+            return Ok(Some(Spot::Entry { path, records, data: with_data }));
         }
         Ok(None)
     }

@@ -190,7 +190,7 @@ impl TreeDiff {
 
     fn spot(&mut self, pair: &DirPair, stream: &mut DiffStream, spot: Spot) -> Result<()> {
         let (path, records) = match spot {
-            Spot::Entry { path, records } => (path, records),
+            Spot::Entry { path, records, .. } => (path, records),
             Spot::Links(root) => {
                 if !root.is_empty() {
                     self.links_of_roots(pair, &root)?;

@@ -101,7 +101,7 @@ impl Replay<'_> {
                 return Ok(Replayed::More);
             }
             let done = match spot {
-                Spot::Entry { path, .. } => self.entry(&mut stream, &path)?,
+                Spot::Entry { path, data, .. } => self.entry(&mut stream, &path, data)?,
                 // What lies in the area of linked files around is what it is.
                 Spot::Links(root) if root.is_empty() => true,
                 Spot::Links(root) => self.area(&root)?,
@@ -120,12 +120,22 @@ impl Replay<'_> {
     }
 
     /// One path that differs; false if it clashes.
-    fn entry(&mut self, stream: &mut DiffStream, inside: &[u8]) -> Result<bool> {
+    fn entry(&mut self, stream: &mut DiffStream, inside: &[u8], data: bool) -> Result<bool> {
         let value = |top: &[u8]| self.view.get(&path::meta(&[top, inside].concat()));
         let (before, after) = (value(self.before)?, value(self.after)?);
         let stored = |value: &Option<Bytes>| value.as_ref().and_then(|value| Stored::decode(value).ok());
         let (was, is) = (stored(&before), stored(&after));
-        let Some(to) = self.landing.land(inside) else { return Ok(false) };
+        // Whoever reads what the merge removes or replaces does not disturb it.
+        let only_read = match (&was, &is) {
+            (Some(Stored::Record(a)), Some(Stored::Record(b))) if !data => {
+                **b == Record { atime: b.atime, ..Record::clone(a) }
+            }
+            _ => false,
+        };
+        let Some(to) = self.landing.land(inside) else { return Ok(only_read) };
+        if only_read && self.landing.at(inside).renewed {
+            return Ok(true);
+        }
         let to = [self.work, &to].concat();
         let from = [self.after, inside].concat();
         let one = match (&was, &is) {

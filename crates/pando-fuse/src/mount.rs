@@ -10,6 +10,7 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
     thread::JoinHandle,
+    time::Duration,
 };
 
 use pando_fs::{AtimePolicy, Fs};
@@ -64,7 +65,7 @@ impl Mount {
         };
         let fd = attach(&dir, settings)?;
         let wishes = Wishes { writeback: settings.writeback, access_lists };
-        let session = channel(ring, &fd, settings, &counters)
+        let session = channel(ring, settings, &counters)
             .and_then(|channel| Session::new(server.clone(), fd, &dir, channel, wishes));
         let session = session.map_err(|source| {
             // Without the handshake nobody will ever answer on this mount.
@@ -130,12 +131,13 @@ impl Mount {
     }
 }
 
-/// How requests are to come over `fd`.
-fn channel(ring: bool, fd: &OwnedFd, settings: &Settings, counters: &Arc<Counters>) -> io::Result<Channel> {
+/// How requests are to come.
+fn channel(ring: bool, settings: &Settings, counters: &Arc<Counters>) -> io::Result<Channel> {
     let readers = if ring { 1 } else { settings.threads };
-    let polled = if ring || readers > 1 { None } else { fd.try_clone().ok() };
-    let poller = Poller::new(polled, settings.poll, !settings.poll_always, counters.clone())
-        .with_halt_poll(settings.halt_poll)?;
+    // A thread that sleeps in a read is woken for each request, whether or not another one polls.
+    let limit = if ring || readers > 1 { Duration::ZERO } else { settings.poll };
+    let poller =
+        Poller::new(limit, !settings.poll_always, counters.clone()).with_halt_poll(settings.halt_poll)?;
     Ok(Channel { ring, readers, poller, counters: counters.clone() })
 }
 

@@ -3,24 +3,19 @@
 //! A thread that sleeps in `read` has to be woken, and where its CPU has gone
 //! idle meanwhile that costs more than the request itself, above all on a
 //! virtual machine. So while requests come densely, the thread that reads them
-//! asks the device again and again for a short time after each answer, and
-//! sleeps only if nothing comes. Guarantees: a mount without requests sleeps,
-//! with no timer running; at most `limit` is burnt per stretch of requests
+//! tries to read again and again for a short time after each answer, without
+//! waiting, and sleeps only if nothing comes. Guarantees: a mount without requests
+//! sleeps, with no timer running; at most `limit` is burnt per stretch of requests
 //! beyond what the stretch lasts; when somebody else wants the CPU, it is
-//! theirs. Uses poll(2) and getrusage(2) only; knows nothing of the protocol.
+//! theirs. Uses getrusage(2) only; knows nothing of the protocol.
 
 use std::{
     io,
-    os::fd::{AsFd, OwnedFd},
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use nix::{
-    errno::Errno,
-    poll::{PollFd, PollFlags, PollTimeout, poll},
-    sys::resource::{UsageWho, getrusage},
-};
+use nix::sys::resource::{UsageWho, getrusage};
 use parking_lot::Mutex;
 
 use crate::{
@@ -43,7 +38,7 @@ const RESUMED_LATELY: Duration = Duration::from_millis(30);
 
 /// Decides after each answer whether to poll, and does.
 pub(crate) struct Poller {
-    device: Option<OwnedFd>,
+    possible: bool,
     limit: Duration,
     polite: bool,
     /// Keeps the CPU of whoever waits from halting.
@@ -68,79 +63,76 @@ struct PollState {
 }
 
 impl Poller {
-    /// Polls `device` for up to `limit` after an answer; unless `polite` even if others want the
-    /// CPU.
+    /// Polls for up to `limit` after an answer; unless `polite` even if others want the CPU.
     ///
-    /// Never polls with a limit of zero, with no device, or where this process may use only
-    /// one CPU: there the next request can come only if this thread sleeps.
-    pub(crate) fn new(
-        device: Option<OwnedFd>,
-        limit: Duration,
-        polite: bool,
-        counters: Arc<Counters>,
-    ) -> Self {
+    /// Never polls with a limit of zero, or where this process may use only one CPU: there the next request can come
+    /// only if this thread sleeps.
+    pub(crate) fn new(limit: Duration, polite: bool, counters: Arc<Counters>) -> Self {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let device = device.filter(|_| cpus > 1 && !limit.is_zero());
+        let possible = cpus > 1 && !limit.is_zero();
         let now = Instant::now();
         let state =
             PollState { ended: now, score: 0, caught: false, resume: now, pause: PAUSE, looked: None };
-        Self { device, limit, polite, halting: None, counters, state: Mutex::new(state) }
+        Self { possible, limit, polite, halting: None, counters, state: Mutex::new(state) }
     }
 
     /// Keeps idle CPUs from halting while it polls, as `wanted`. Fails if that is asked for and cannot be had.
     pub(crate) fn with_halt_poll(mut self, wanted: HaltPoll) -> io::Result<Self> {
-        if self.device.is_some() {
+        if self.possible {
             self.halting = Halting::new(wanted, self.counters.clone())?;
         }
         Ok(self)
     }
 
-    /// To be called when a request has come. Dropping the result, which must follow the answer,
-    /// polls for the next one.
-    pub(crate) fn turn(&self) -> Turn<'_> {
-        if self.device.is_some() {
-            let mut state = self.state.lock();
-            state.came(self.limit);
-            if state.score >= POLL_SCORE
-                && let Some(halting) = &self.halting
-            {
-                halting.dense();
-            }
-        }
-        Turn { poller: self, answers: true }
-    }
-
-    /// To be called by a thread that is going to read requests from now on: polls for the first.
-    pub(crate) fn look(&self) {
-        if self.device.is_some() {
-            let mut state = self.state.lock();
-            // What was seen last is about another thread.
-            state.looked = None;
-            self.poll(&mut state, Instant::now());
-        }
-    }
-
-    /// Polls for the next request, if it is worth it `now`.
-    fn poll(&self, state: &mut PollState, now: Instant) {
-        let Some(device) = &self.device else { return };
-        if !state.may_poll(now, self.polite, &self.counters) {
+    /// To be called when a request has come.
+    pub(crate) fn came(&self) {
+        if !self.possible {
             return;
         }
-        let mut device = [PollFd::new(device.as_fd(), PollFlags::POLLIN)];
+        let mut state = self.state.lock();
+        state.came(self.limit);
+        if state.score >= POLL_SCORE
+            && let Some(halting) = &self.halting
+        {
+            halting.dense();
+        }
+    }
+
+    /// To be called when a request was answered by the thread that reads the next one. Nobody waits for the answer to
+    /// some, of which many may come at once: these are not to be told of, so that polling goes on only for what is
+    /// left of the time after the last answer.
+    pub(crate) fn answered(&self) {
+        if self.possible {
+            self.state.lock().ended = Instant::now();
+        }
+    }
+
+    /// To be called by a thread that is going to read requests from now on. What was seen last is about another one.
+    pub(crate) fn begin(&self) {
+        if self.possible {
+            self.state.lock().looked = None;
+        }
+    }
+
+    /// What `attempt` gives, which is tried again and again for a while if that is worth it; `None` if nothing came,
+    /// so that it is time to sleep.
+    pub(crate) fn poll<T>(&self, mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
+        if !self.possible {
+            return None;
+        }
+        let mut state = self.state.lock();
+        if !state.may_poll(Instant::now(), self.polite, &self.counters) {
+            return None;
+        }
         loop {
-            match poll(&mut device, PollTimeout::ZERO) {
-                Ok(0) | Err(Errno::EINTR) => {}
-                Ok(_) => {
-                    state.caught = true;
-                    self.counters.caught();
-                    return;
-                }
-                // Then `read` says what is wrong.
-                Err(_) => return,
+            if let Some(found) = attempt() {
+                state.caught = true;
+                self.counters.caught();
+                return Some(found);
             }
             if state.ended.elapsed() >= self.limit {
                 self.counters.missed();
-                return;
+                return None;
             }
             std::hint::spin_loop();
         }
@@ -178,142 +170,102 @@ impl PollState {
     }
 }
 
-/// A request that is being answered.
-pub(crate) struct Turn<'a> {
-    poller: &'a Poller,
-    answers: bool,
-}
-
-impl Turn<'_> {
-    /// Says that nobody waits for an answer, so that after it polling goes on only for what is
-    /// left of the time after the last answer. Many of these may come at once.
-    pub(crate) fn unanswered(mut self) -> Self {
-        self.answers = false;
-        self
-    }
-
-    /// Says that another thread reads requests by now: this one does not poll.
-    pub(crate) fn left(self) {
-        std::mem::forget(self);
-    }
-}
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        if self.poller.device.is_none() || std::thread::panicking() {
-            return;
-        }
-        let mut state = self.poller.state.lock();
-        let now = Instant::now();
-        if self.answers {
-            state.ended = now;
-        }
-        self.poller.poll(&mut state, now);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use std::{io::Write, os::unix::net::UnixStream, thread};
+    use std::thread;
 
     use super::*;
 
     /// Long enough that no scheduler makes a gap of it.
     const LIMIT: Duration = Duration::from_millis(500);
 
-    fn poller(limit: Duration) -> (Poller, UnixStream) {
-        let (device, writer) = UnixStream::pair().unwrap();
-        (Poller::new(Some(device.into()), limit, false, Arc::default()), writer)
+    fn poller(limit: Duration) -> Poller {
+        Poller::new(limit, false, Arc::default())
+    }
+
+    /// A request that is found if `there`, and answered.
+    fn serve(poller: &Poller, there: impl FnMut() -> Option<()>) -> Option<()> {
+        let found = poller.poll(there);
+        poller.came();
+        poller.answered();
+        found
     }
 
     /// As many close requests as it takes for polling to begin after the next.
     fn make_dense(poller: &Poller) {
-        for _ in 1..POLL_SCORE {
-            drop(poller.turn());
+        for _ in 0..POLL_SCORE {
+            assert_eq!(serve(poller, || Some(())), None, "polled without being dense");
         }
     }
 
     #[test]
     fn polls_when_requests_are_dense_and_only_then() {
-        let (poller, mut writer) = poller(LIMIT);
-        let begin = Instant::now();
+        let poller = poller(LIMIT);
         make_dense(&poller);
-        assert!(begin.elapsed() < LIMIT, "polled without being dense");
-        writer.write_all(b"x").unwrap();
-        drop(poller.turn());
+        assert_eq!(serve(&poller, || Some(())), Some(()));
         assert_eq!(poller.counters.polling().caught, 1);
         assert_eq!(poller.counters.polling().missed, 0);
     }
 
     #[test]
     fn finds_what_comes_while_it_polls() {
-        let (poller, mut writer) = poller(Duration::from_secs(20));
+        let poller = poller(Duration::from_secs(20));
         make_dense(&poller);
-        let sender = thread::spawn(move || {
-            thread::sleep(Duration::from_millis(30));
-            writer.write_all(b"x").unwrap();
-            writer
-        });
-        let begin = Instant::now();
-        drop(poller.turn());
-        assert!(begin.elapsed() >= Duration::from_millis(20), "did not wait");
+        let mut tries = 0;
+        let third = || {
+            tries += 1;
+            (tries == 3).then_some(())
+        };
+        assert_eq!(serve(&poller, third), Some(()));
+        assert_eq!(tries, 3, "tried again after it was found");
         assert_eq!(poller.counters.polling().caught, 1);
-        drop(sender.join().unwrap());
     }
 
     #[test]
     fn gives_up_and_a_sparse_stream_ends_it() {
         let limit = Duration::from_millis(20);
-        let (poller, writer) = poller(limit);
+        let poller = poller(limit);
         make_dense(&poller);
         let begin = Instant::now();
-        drop(poller.turn());
-        assert!(begin.elapsed() >= limit);
+        assert_eq!(poller.poll(|| None::<()>), None);
+        assert!(begin.elapsed() >= limit / 2);
         assert_eq!(poller.counters.polling().missed, 1);
         for _ in 0..10 {
             thread::sleep(limit * 2);
-            drop(poller.turn());
+            serve(&poller, || None);
         }
         // The score after the stream allows for no gap, or for two if the system made requests late.
         assert!(poller.counters.polling().missed <= 3, "{:?}", poller.counters.polling());
-        drop(writer);
     }
 
     #[test]
     fn many_requests_without_answers_wait_no_longer_than_one() {
         let limit = Duration::from_millis(50);
-        let (poller, writer) = poller(limit);
+        let poller = poller(limit);
         poller.state.lock().score = MAX_SCORE;
-        poller.state.lock().ended = Instant::now();
+        poller.answered();
         let begin = Instant::now();
         for _ in 0..100 {
-            drop(poller.turn().unanswered());
+            poller.poll(|| None::<()>);
+            poller.state.lock().score = MAX_SCORE;
         }
         assert!(begin.elapsed() < limit * 20, "{:?}", begin.elapsed());
-        drop(writer);
     }
 
     #[test]
-    fn never_without_a_second_cpu_or_a_limit_and_not_by_one_that_has_left() {
-        let (device, _writer) = UnixStream::pair().unwrap();
+    fn never_without_a_second_cpu_or_a_limit() {
         let alone = thread::spawn(|| {
             let now = rustix::thread::sched_getaffinity(None).unwrap();
             let cpu = (0..rustix::thread::CpuSet::MAX_CPU).find(|&c| now.is_set(c)).unwrap();
             let mut one = rustix::thread::CpuSet::new();
             one.set(cpu);
             rustix::thread::sched_setaffinity(None, &one).unwrap();
-            Poller::new(Some(device.into()), LIMIT, true, Arc::default())
+            Poller::new(LIMIT, true, Arc::default())
         });
-        assert!(alone.join().unwrap().device.is_none());
-        assert!(poller(Duration::ZERO).0.device.is_none());
-        let (poller, _writer) = poller(LIMIT);
-        make_dense(&poller);
-        poller.turn().left();
-        assert_eq!(poller.counters.polling().missed, 0);
-        poller.look();
-        assert_eq!(poller.counters.polling().missed, 1, "whoever reads from then on does");
+        assert!(!alone.join().unwrap().possible);
+        assert!(!poller(Duration::ZERO).possible);
     }
 
     #[test]

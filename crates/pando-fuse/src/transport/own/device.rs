@@ -10,10 +10,13 @@ use std::{
         unix::ffi::OsStrExt,
     },
     path::PathBuf,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
-use rustix::io::Errno;
+use rustix::{
+    fs::{OFlags, fcntl_getfl, fcntl_setfl},
+    io::Errno,
+};
 use zerocopy::IntoBytes;
 
 use crate::inside::apart;
@@ -36,6 +39,8 @@ const SHORT_BYTES: usize = 512;
 pub(super) struct Device {
     fd: OwnedFd,
     ended: Ended,
+    /// A read of the descriptor does not wait.
+    nonblocking: AtomicBool,
     /// Where the file system is mounted.
     dir: PathBuf,
     /// Calls of [`Device::request_no_op`] so far.
@@ -44,7 +49,13 @@ pub(super) struct Device {
 
 impl Device {
     pub(super) fn new(fd: OwnedFd, dir: PathBuf) -> Self {
-        Self { fd, dir, ended: Ended::default(), no_op_requests: AtomicU64::new(0) }
+        Self {
+            fd,
+            dir,
+            ended: Ended::default(),
+            nonblocking: AtomicBool::new(false),
+            no_op_requests: AtomicU64::new(0),
+        }
     }
 
     pub(super) fn raw(&self) -> RawFd {
@@ -60,20 +71,49 @@ impl Device {
         self.ended.get()
     }
 
-    /// The next request; `None` once the file system is unmounted.
+    /// The next request, which is waited for; `None` once the file system is unmounted.
     pub(super) fn read(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+        self.set_nonblocking(false)?;
         loop {
             match rustix::io::read(&self.fd, &mut *buffer) {
-                Ok(n) => return Ok(Some(n)),
                 // ENOENT: the request was withdrawn before it was read.
                 Err(Errno::INTR | Errno::NOENT | Errno::AGAIN) => {}
-                Err(Errno::NODEV | Errno::CONNABORTED) => {
-                    self.ended.set();
-                    return Ok(None);
-                }
-                Err(e) => return Err(e.into()),
+                read => return self.outcome(read),
             }
         }
+    }
+
+    /// As [`Device::read`], but `None` if there is no request yet. Not beside a thread that waits for one: whether a
+    /// read waits is a matter of the descriptor, which is told only where that has changed.
+    pub(super) fn try_read(&self, buffer: &mut [u8]) -> Option<io::Result<Option<usize>>> {
+        if let Err(e) = self.set_nonblocking(true) {
+            return Some(Err(e));
+        }
+        match rustix::io::read(&self.fd, buffer) {
+            Err(Errno::INTR | Errno::NOENT | Errno::AGAIN) => None,
+            read => Some(self.outcome(read)),
+        }
+    }
+
+    fn outcome(&self, read: rustix::io::Result<usize>) -> io::Result<Option<usize>> {
+        match read {
+            Ok(n) => Ok(Some(n)),
+            Err(Errno::NODEV | Errno::CONNABORTED) => {
+                self.ended.set();
+                Ok(None)
+            }
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    fn set_nonblocking(&self, wanted: bool) -> io::Result<()> {
+        if self.nonblocking.load(Ordering::Relaxed) != wanted {
+            let mut flags = fcntl_getfl(&self.fd)?;
+            flags.set(OFlags::NONBLOCK, wanted);
+            fcntl_setfl(&self.fd, flags)?;
+            self.nonblocking.store(wanted, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     /// Answers the request `unique` with an error number (positive, or 0) and data.

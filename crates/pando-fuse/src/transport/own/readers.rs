@@ -343,10 +343,12 @@ impl<H: Handler> Reader<H> {
                 let Some(buffer) = self.shared.take_role(self.first) else { return };
                 self.buffer = Some(buffer);
                 self.role.set(Role::Reader);
-                // Whoever had it before may have left in the middle of a stream.
-                self.shared.poller.look();
+                self.shared.poller.begin();
             }
-            match self.shared.device.read(self.buffer.as_deref_mut().unwrap_or_default()) {
+            let (poller, device) = (&self.shared.poller, &self.shared.device);
+            let buffer = self.buffer.as_deref_mut().unwrap_or_default();
+            let read = poller.poll(|| device.try_read(buffer));
+            match read.unwrap_or_else(|| device.read(buffer)) {
                 Ok(Some(n)) => {
                     if let Err(e) = self.answer(n) {
                         return self.shared.end(Err(e));
@@ -364,7 +366,7 @@ impl<H: Handler> Reader<H> {
 
     /// Answers the request that is in the first `n` bytes of the buffer, or has a worker do it.
     fn answer(&mut self, n: usize) -> io::Result<()> {
-        let turn = self.shared.poller.turn();
+        self.shared.poller.came();
         let bytes = self.buffer.as_deref().and_then(|buffer| buffer.get(..n)).unwrap_or_default();
         let Ok((header, rest)) = wire::InHeader::read_from_prefix(bytes) else {
             return Err(io::Error::other("the kernel sent a request without a header"));
@@ -389,10 +391,8 @@ impl<H: Handler> Reader<H> {
                 });
             }
         }
-        match (self.role.get(), answered) {
-            (Role::None | Role::Left(_), _) => turn.left(),
-            (Role::Reader, false) => drop(turn.unanswered()),
-            (Role::Reader, true) => drop(turn),
+        if answered && self.role.get() == Role::Reader {
+            self.shared.poller.answered();
         }
         Ok(())
     }

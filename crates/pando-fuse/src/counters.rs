@@ -84,6 +84,7 @@ pub struct Counters {
     yielded: AtomicU64,
     held_awake: AtomicU64,
     handed_over: AtomicU64,
+    by_worker: AtomicU64,
 }
 
 /// What polling for requests did since the mount.
@@ -108,6 +109,7 @@ impl Default for Counters {
             yielded: AtomicU64::new(0),
             held_awake: AtomicU64::new(0),
             handed_over: AtomicU64::new(0),
+            by_worker: AtomicU64::new(0),
         }
     }
 }
@@ -147,6 +149,15 @@ impl Counters {
     /// How often a thread that was about to wait gave the reading of requests to another.
     pub fn handovers(&self) -> u64 {
         self.handed_over.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn by_worker(&self) {
+        self.by_worker.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Requests that another thread was woken for, as they may wait for the kernel.
+    pub fn answered_by_workers(&self) -> u64 {
+        self.by_worker.load(Ordering::Relaxed)
     }
 
     /// What polling for requests did.

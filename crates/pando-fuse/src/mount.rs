@@ -111,7 +111,8 @@ impl Mount {
     /// program waits for answers that never come.
     pub fn serve(self) -> io::Result<()> {
         let served = self.session.serve();
-        log::info!("{:?}, {} handovers", self.counters.polling(), self.counters.handovers());
+        let (handovers, by_workers) = (self.counters.handovers(), self.counters.answered_by_workers());
+        log::info!("{:?}, {handovers} handovers, {by_workers} by workers", self.counters.polling());
         // Only our own mount: someone may have unmounted it and mounted another here.
         if served.is_err()
             && let Ok(Some(now)) = mountinfo::at(&self.dir)

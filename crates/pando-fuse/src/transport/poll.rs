@@ -24,10 +24,11 @@ use crate::{
 };
 
 /// A request that comes soon after an answer scores one point. Points from which on polling begins, the most there
-/// can be, and what a gap takes away; counts.
-const POLL_SCORE: u32 = 8;
+/// can be, and what a gap takes away; counts. A program that does a little now and then makes a few requests at once
+/// (a rename is two, a transaction some ten), and to be woken for each takes longer than all of them.
+const POLL_SCORE: u32 = 2;
 const MAX_SCORE: u32 = 32;
-const GAP_SCORE: u32 = 16;
+const GAP_SCORE: u32 = 4;
 /// How often it is looked whether somebody else wants the CPU.
 const PREEMPTION_CHECK: Duration = Duration::from_millis(1);
 /// How long polling stops when somebody does, first and at most; twice as long each time if that
@@ -221,6 +222,26 @@ mod tests {
         assert_eq!(serve(&poller, third), Some(()));
         assert_eq!(tries, 3, "tried again after it was found");
         assert_eq!(poller.counters.polling().caught, 1);
+    }
+
+    #[test]
+    fn a_few_requests_at_once_are_polled_for_now_and_then_and_single_ones_are_not() {
+        let limit = Duration::from_millis(50);
+        let poller = poller(limit);
+        for _ in 0..5 {
+            thread::sleep(limit * 2);
+            serve(&poller, || None);
+        }
+        assert_eq!(poller.counters.polling().missed, 0, "polled after a single request");
+        for burst in 1..=5 {
+            thread::sleep(limit * 2);
+            // The first two are not looked for, the fourth is the last.
+            for _ in 0..2 {
+                assert_eq!(serve(&poller, || None), None);
+            }
+            let found = (0..2).filter_map(|_| serve(&poller, || Some(()))).count();
+            assert!(found >= 1, "burst {burst}");
+        }
     }
 
     #[test]

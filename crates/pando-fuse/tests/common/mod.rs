@@ -233,6 +233,11 @@ impl World {
         self.running.as_ref().unwrap().counters().handovers()
     }
 
+    /// Requests so far that another thread was woken for.
+    pub fn answered_by_workers(&self) -> u64 {
+        self.running.as_ref().unwrap().counters().answered_by_workers()
+    }
+
     /// What polling for requests did so far.
     pub fn polling(&self) -> Polling {
         self.running.as_ref().unwrap().counters().polling()

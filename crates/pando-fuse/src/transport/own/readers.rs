@@ -383,6 +383,7 @@ impl<H: Handler> Reader<H> {
             Step::Done(reply) => device.reply(header.unique, &reply, &self.out),
             Step::Later(work) => {
                 answered = false;
+                self.shared.counters.by_worker();
                 let device = device.clone();
                 self.shared.workers.run(move || {
                     let mut out = Vec::new();

@@ -378,6 +378,12 @@ impl Handler for Server {
             return Answer::Now(outcome);
         }
         let shared = self.shared.clone();
+        if !mode_changed && !pages_stale {
+            return Answer::here(move || {
+                shared.fs.fsync(ino, true)?;
+                outcome
+            });
+        }
         Answer::later(move || {
             if pages_stale {
                 shared.tell(|n| n.forget_pages(ino, offset, len));
@@ -409,16 +415,20 @@ impl Handler for Server {
     fn fsync(&self, ino: u64, datasync: bool) -> Answer<()> {
         self.count(Kind::Fsync);
         let shared = self.shared.clone();
-        Answer::later(move || {
-            // A sync of the root is one of everything.
-            if ino == pando_fs::ROOT && shared.caches.writeback() {
-                shared.write_out_all();
-            }
+        if ino == pando_fs::ROOT {
+            return Answer::later(move || {
+                // A sync of the root is one of everything.
+                if shared.caches.writeback() {
+                    shared.write_out_all();
+                }
+                shared.fs.fsync(ino, datasync)?;
+                shared.automatic.synced_all();
+                Ok(())
+            });
+        }
+        Answer::here(move || {
             shared.fs.fsync(ino, datasync)?;
-            match ino {
-                pando_fs::ROOT => shared.automatic.synced_all(),
-                ino => shared.automatic.synced(ino),
-            }
+            shared.automatic.synced(ino);
             if shared.caches.writeback() {
                 shared.tell_written(ino);
             }

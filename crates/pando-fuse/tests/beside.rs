@@ -501,3 +501,25 @@ fn one_who_waits_for_the_device_alone_wakes_no_other_thread() {
     let handovers = b.world.handovers() - before;
     assert!(handovers < COLD as u64 / 4, "{handovers} handovers for {COLD} reads");
 }
+
+#[test]
+fn one_who_syncs_alone_wakes_no_other_thread() {
+    const SYNCS: u64 = 60;
+    let Some(b) = Beside::new(0) else { return };
+    let mut file = File::create(b.path("made/log")).unwrap();
+    let mut sync = || {
+        file.write_all(b"a line\n").unwrap();
+        file.sync_all().unwrap();
+    };
+    // From the first one on there is a thread that could read requests meanwhile.
+    for _ in 0..10 {
+        sync();
+    }
+    let (handovers, workers) = (b.world.handovers(), b.world.answered_by_workers());
+    for _ in 0..SYNCS {
+        sync();
+    }
+    let (handovers, workers) = (b.world.handovers() - handovers, b.world.answered_by_workers() - workers);
+    assert!(handovers < SYNCS / 4, "{handovers} handovers for {SYNCS} syncs");
+    assert!(workers < SYNCS / 4, "{workers} of {SYNCS} syncs were answered by other threads");
+}

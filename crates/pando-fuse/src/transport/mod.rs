@@ -57,12 +57,20 @@ pub enum Answer<T> {
     Now(Outcome<T>),
     /// Work that may wait for a device, for other requests, or notify the kernel.
     Later(Box<dyn FnOnce() -> Outcome<T> + Send>),
+    /// The same, of which little besides a device is waited for as a rule: done without another thread being woken for
+    /// it, where others can go on meanwhile.
+    Here(Box<dyn FnOnce() -> Outcome<T> + Send>),
 }
 
 impl<T> Answer<T> {
     /// An answer that `work` gives on another thread.
     pub fn later(work: impl FnOnce() -> Outcome<T> + Send + 'static) -> Self {
         Answer::Later(Box::new(work))
+    }
+
+    /// An answer that `work` gives, which waits for a device as a rule.
+    pub fn here(work: impl FnOnce() -> Outcome<T> + Send + 'static) -> Self {
+        Answer::Here(Box::new(work))
     }
 }
 

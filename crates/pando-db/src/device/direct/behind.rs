@@ -128,8 +128,8 @@ impl Behind {
         Ok(())
     }
 
-    /// Closes the open write if it has a byte of `range`, or whatever it is if none is given; whether somebody is to be
-    /// asked to do it.
+    /// Closes the open write if it has a byte of `range`, or whatever it is if none is given; whether there was one, so
+    /// that one write more is to be done ([`Behind::write_one`]).
     pub(super) fn close(&self, range: Option<&Range<u64>>) -> bool {
         let mut state = self.state.lock();
         let wanted = |(open, _): &(Range<u64>, Aligned)| range.is_none_or(|range| overlap(open, range));

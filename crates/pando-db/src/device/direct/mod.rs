@@ -288,16 +288,17 @@ impl Direct {
         self.behind.settle(range)
     }
 
-    /// Has the open write done if it is to the range, or to any.
+    /// Does the open write if it is to the range, or to any: for a caller that will wait for it. To wake another thread
+    /// for it, and to be woken by that one, takes longer than to make the request.
     fn close(&self, range: Option<&Range<u64>>) {
         if self.behind.close(range) {
-            self.crew.write();
+            self.behind.write_one(&self.raw);
         }
     }
 }
 
 impl Drop for Direct {
-    /// What was written is on its way: the crew ends when it is done.
+    /// What was written is done here or on its way: the crew ends when it is done.
     fn drop(&mut self) {
         self.close(None);
     }

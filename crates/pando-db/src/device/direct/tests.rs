@@ -252,3 +252,19 @@ fn cached_pages(path: &Path) -> Option<u64> {
     let output = std::process::Command::new("fincore").args(["-n", "-o", "PAGES"]).arg(path).output().ok()?;
     String::from_utf8(output.stdout).ok()?.trim().parse().ok()
 }
+
+/// Who waits for one write makes it: another thread would have to be woken, and would have to wake this one.
+#[test]
+fn a_flush_or_a_read_of_one_write_wakes_no_thread() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(direct) = direct(&dir.path().join("file"), 1 << 20) else { return };
+    for i in 0..20 {
+        direct.write(i * 2 * BLOCK, &[i as u8; 4096], false).unwrap();
+        if i % 2 == 0 {
+            direct.drain().unwrap();
+        } else {
+            assert_eq!(read(&direct, i * 2 * BLOCK, 4096), [i as u8; 4096]);
+        }
+    }
+    assert_eq!(format!("{:?}", direct.crew), "Crew(0)", "threads were started for these writes");
+}

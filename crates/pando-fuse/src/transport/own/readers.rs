@@ -10,8 +10,10 @@
 //! besides. If no thread watches, the role goes to another one at once, idle or
 //! new. A thread that has lost its role waits, answers, and takes a role that is
 //! vacant, or becomes idle itself. So a request stands behind none that waits,
-//! and as long as none comes no thread is woken. What says beforehand that it
-//! waits for the kernel as well (`Step::Later`) goes to the workers.
+//! and as long as none comes no thread is woken. What says beforehand that it may
+//! wait for the kernel as well (`Step::Later`) goes to the workers. What does so
+//! hardly ever (`Step::Here`) is done by the thread itself after it has left the role,
+//! if another one watches: whatever it waits for is then read by that one.
 //!
 //! Guarantees: as many roles as were asked for; at most `MAX_WAITING` threads
 //! more than that. Where all of them wait, the last one keeps the role and
@@ -250,6 +252,26 @@ impl<H: Handler> Readers<H> {
         if self.hand_over(&mut crew) { Role::None } else { Role::Reader }
     }
 
+    /// Leaves the role of the calling thread for work that may wait for other requests, if there is somebody who takes
+    /// it when one comes. Otherwise that is seen to for the next time.
+    fn leave_to_watcher(self: &Arc<Self>) -> Option<u64> {
+        let watch = self.watch.as_ref()?;
+        let mut crew = self.crew.lock();
+        if crew.watcher == Watcher::Present {
+            watch.begin(self.device.fd()).ok()?;
+            crew.leaves += 1;
+            crew.left = Some(crew.leaves);
+            return Some(crew.leaves);
+        }
+        if crew.watcher == Watcher::Absent && crew.idle == 0 && crew.threads < self.roles + MAX_WAITING {
+            // Without one the workers are asked every time.
+            if let Err(e) = self.start(&mut crew) {
+                log::debug!("nobody watches for requests: {e}");
+            }
+        }
+        None
+    }
+
     /// Takes the role back that the calling thread has left, if nobody has taken it.
     fn take_back(&self, leave: u64) -> Role {
         let mut crew = self.crew.lock();
@@ -374,14 +396,26 @@ impl<H: Handler> Reader<H> {
         let (op, payload) = rest.split_at(wire::op_size(header.opcode).min(rest.len()));
         let device = &self.shared.device;
         let mut answered = !matches!(header.opcode, op::FORGET | op::BATCH_FORGET | op::INTERRUPT);
-        let step = serve(&*self.shared.handler, &Request { header, op, payload }, &mut self.out);
+        let mut step = serve(&*self.shared.handler, &Request { header, op, payload }, &mut self.out);
+        if let Step::Here(work) = step {
+            if self.role.get() == Role::Reader
+                && let Some(leave) = self.shared.leave_to_watcher()
+            {
+                self.role.set(Role::Left(leave));
+            }
+            step = match self.role.get() {
+                Role::Reader => Step::Here(work),
+                // Others read what it may wait for.
+                Role::Left(_) | Role::None => Step::Done(finish(work, &mut self.out)),
+            };
+        }
         // Before the answer, on which the next request may follow.
         if let Role::Left(leave) = self.role.get() {
             self.role.set(self.shared.take_back(leave));
         }
         match step {
             Step::Done(reply) => device.reply(header.unique, &reply, &self.out),
-            Step::Later(work) => {
+            Step::Later(work) | Step::Here(work) => {
                 answered = false;
                 self.shared.counters.by_worker();
                 let device = device.clone();

@@ -429,7 +429,7 @@ impl EntryThread {
                 let step = serve(&*shared.handler, &Request { header, op, payload: given }, out);
                 let reply = match step {
                     Step::Done(reply) => reply,
-                    Step::Later(work) => {
+                    Step::Later(work) | Step::Here(work) => {
                         let waiting = queue.waiting.fetch_add(1, Ordering::SeqCst) + 1;
                         let room = queue.entries.load(Ordering::SeqCst) >= waiting + SPARE_ENTRIES;
                         // The last entry never waits: what it waits for could need an entry.

@@ -48,7 +48,10 @@ pub(super) type Later = Box<dyn FnOnce(&mut Vec<u8>) -> Reply + Send>;
 /// An answer, or how to come by it.
 pub(super) enum Step {
     Done(Reply),
+    /// Work that may wait for the device, for other requests, or for the kernel.
     Later(Later),
+    /// The same, which waits for the device as a rule.
+    Here(Later),
 }
 
 impl<'a> Request<'a> {
@@ -105,6 +108,7 @@ fn step<T: 'static>(
     match answer {
         Answer::Now(outcome) => Step::Done(reply(outcome, out, encode)),
         Answer::Later(work) => Step::Later(Box::new(move |out| reply(work(), out, encode))),
+        Answer::Here(work) => Step::Here(Box::new(move |out| reply(work(), out, encode))),
     }
 }
 

@@ -2,8 +2,8 @@
 //!
 //! Guarantees: what a call here was told to drop (pages, names, attributes), the kernel has dropped when the call
 //! returns; dirty pages of shared mappings are in the file system then. Notifications may wait for other requests, so
-//! they are sent from answers that are worked out later ([`Answer::Later`](crate::transport::Answer)), never from the
-//! thread that reads requests. Uses `cache`, `proof`, `diffs` and `counters`.
+//! they are sent from answers that are worked out while another thread reads requests
+//! ([`Answer::Later`](crate::transport::Answer) and `Here`). Uses `cache`, `proof`, `diffs` and `counters`.
 
 use std::{
     collections::HashSet,

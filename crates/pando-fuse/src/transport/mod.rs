@@ -8,8 +8,8 @@
 //! Guarantees to a handler: every request is answered exactly once, with
 //! `EIO` if the handler panics; [`Answer::Later`] runs on another thread than
 //! the one that reads requests (over io_uring, where each request has a thread,
-//! on that), so it may wait for a device or send notifications without
-//! stopping other requests.
+//! on that), and [`Answer::Here`] while another one reads, so they may wait for
+//! a device or send notifications without stopping other requests.
 
 mod common;
 mod halting;
@@ -155,7 +155,7 @@ pub trait DirSink {
 ///
 /// Never call these from the thread that reads requests, unless it says so: the
 /// kernel may hold a lock that only an answer releases. From [`Answer::Later`]
-/// they are safe.
+/// and [`Answer::Here`] they are safe.
 pub trait Notify: Send + Sync {
     /// Forgets a name, present or absent, and everything looked up below it.
     fn forget_entry(&self, parent: u64, name: &OsStr) -> io::Result<()>;

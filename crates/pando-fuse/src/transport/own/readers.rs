@@ -50,6 +50,9 @@ const MAX_WAITING: usize = 64;
 /// with the role. In a stream of large writes some tens of them wait, and each gigabyte of it started 200 threads anew
 /// where 12 were kept.
 const MAX_IDLE: usize = 48;
+/// Where a request came while a thread did work after it had left the role, so many works go to the workers, a count:
+/// who makes requests side by side is served better by threads that keep their roles.
+const BESIDE: u32 = 32;
 
 /// Reads requests and has them answered.
 pub(super) struct Readers<H: Handler> {
@@ -97,6 +100,8 @@ struct Crew {
     /// How often that was done.
     leaves: u64,
     watcher: Watcher,
+    /// Works that go to the workers from now on.
+    beside: u32,
     /// Threads that will take one: they sleep, or are being started.
     idle: usize,
     threads: usize,
@@ -123,6 +128,7 @@ impl<H: Handler> Readers<H> {
             left: None,
             leaves: 0,
             watcher: Watcher::Absent,
+            beside: 0,
             idle: 0,
             threads: 0,
             lacks_threads: false,
@@ -257,6 +263,10 @@ impl<H: Handler> Readers<H> {
     fn leave_to_watcher(self: &Arc<Self>) -> Option<u64> {
         let watch = self.watch.as_ref()?;
         let mut crew = self.crew.lock();
+        if crew.beside > 0 {
+            crew.beside -= 1;
+            return None;
+        }
         if crew.watcher == Watcher::Present {
             watch.begin(self.device.fd()).ok()?;
             crew.leaves += 1;
@@ -408,6 +418,12 @@ impl<H: Handler> Reader<H> {
                 // Others read what it may wait for.
                 Role::Left(_) | Role::None => Step::Done(finish(work, &mut self.out)),
             };
+            if let Role::Left(leave) = self.role.get() {
+                self.role.set(self.shared.take_back(leave));
+                if self.role.get() == Role::None {
+                    self.shared.crew.lock().beside = BESIDE;
+                }
+            }
         }
         // Before the answer, on which the next request may follow.
         if let Role::Left(leave) = self.role.get() {

@@ -523,3 +523,30 @@ fn one_who_syncs_alone_wakes_no_other_thread() {
     assert!(handovers < SYNCS / 4, "{handovers} handovers for {SYNCS} syncs");
     assert!(workers < SYNCS / 4, "{workers} of {SYNCS} syncs were answered by other threads");
 }
+
+#[test]
+fn who_syncs_while_others_make_requests_is_served_by_other_threads() {
+    let Some(b) = Beside::new(0) else { return };
+    let file = File::create(b.path("busy/file")).unwrap();
+    let sync = || {
+        file.write_all_at(b"delivered", 0).unwrap();
+        file.sync_all().unwrap();
+    };
+    for _ in 0..10 {
+        sync();
+    }
+    let before = b.world.answered_by_workers();
+    thread::scope(|s| {
+        let _release = Release(&b.gate);
+        b.gate.hold(Holds::Flushes);
+        s.spawn(sync);
+        b.wait_until_held(1);
+        // This one finds another thread reading; from then on syncs have one of their own.
+        b.warm_files_are_served();
+    });
+    for _ in 0..10 {
+        sync();
+    }
+    let workers = b.world.answered_by_workers() - before;
+    assert!(workers >= 10, "{workers} of 10 syncs were answered by other threads");
+}

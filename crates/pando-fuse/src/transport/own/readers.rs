@@ -52,7 +52,7 @@ const MAX_WAITING: usize = 64;
 const MAX_IDLE: usize = 48;
 /// Where a request came while a thread did work after it had left the role, so many works go to the workers, a count:
 /// who makes requests side by side is served better by threads that keep their roles.
-const BESIDE: u32 = 32;
+const BESIDE: u32 = 256;
 
 /// Reads requests and has them answered.
 pub(super) struct Readers<H: Handler> {

@@ -33,7 +33,7 @@ fn forced() -> bool {
 }
 
 /// Whether they are to run over io_uring: those that `tests/ring.rs` takes from others.
-fn over_ring() -> bool {
+pub fn over_ring() -> bool {
     module_path!().starts_with("ring::")
 }
 

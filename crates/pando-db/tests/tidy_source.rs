@@ -309,6 +309,7 @@ const FUSE: &[(&str, &[&str])] = &[
         ],
     ),
     ("recursive", &["inside", "own_threads", "transport", "proof", "caller", "coherence"]),
+    ("copies", &["transport", "caller", "coherence"]),
     ("policies", &["automatic", "coherence"]),
     (
         "requests",
@@ -318,6 +319,7 @@ const FUSE: &[(&str, &[&str])] = &[
         "server",
         &[
             "control",
+            "copies",
             "counters",
             "cache",
             "creators",

@@ -23,6 +23,7 @@ mod changes;
 pub mod client;
 mod coherence;
 pub mod control;
+mod copies;
 mod counters;
 mod creators;
 mod diffs;

@@ -16,6 +16,7 @@ use crate::{
     caller::{caller, caller_with_groups, changer, maker},
     coherence::{KernelKeeps, MountState, StatsText},
     control::{ControlRequest, Response, Token},
+    copies,
     counters::{Counters, Kind},
     inside::Inside,
     proof::Fact,
@@ -543,40 +544,7 @@ impl Handler for Server {
 
     fn copy(&self, c: &Context, copy: Copy) -> Answer<u64> {
         self.count(Kind::Copy);
-        let shared = self.shared.clone();
-        let (caller, c) = (changer(c, shared.fs.perm(copy.ino_out).unwrap_or_default()), *c);
-        // A whole file onto a new one, as `cp` copies, waits for nothing as a rule, and the kernel need not be told of
-        // anything: to wake another thread would cost more than the clone.
-        let quiet = !shared.caches.is_perhaps_dirty(copy.ino_in)
-            && shared.set_id_bits(copy.ino_out) == 0
-            && !shared.fs.opened_to_sync(FileHandle(copy.handle_out));
-        if quiet && copy.offset_in == 0 && copy.offset_out == 0 {
-            match shared.fs.copy_whole(&caller, copy.ino_in, copy.ino_out, copy.len) {
-                Ok(None) => {}
-                Ok(Some(copied)) => return Answer::Now(Ok(copied)),
-                Err(e) => return Answer::Now(Err(e.into())),
-            }
-        }
-        Answer::later(move || {
-            // The kernel writes back the destination's dirty pages, not the source's.
-            if shared.caches.is_perhaps_dirty(copy.ino_in) {
-                shared.write_out(vec![copy.ino_in]);
-            }
-            let Copy { ino_in, offset_in, ino_out, handle_out, offset_out, len } = copy;
-            let before = shared.set_id_bits(ino_out);
-            if !caller.is_root() {
-                shared.drop_privileges(&c, ino_out)?;
-            }
-            let copied = shared.fs.copy_file_range(&caller, ino_in, offset_in, ino_out, offset_out, len);
-            if shared.set_id_bits(ino_out) != before {
-                shared.bits_dropped(ino_out);
-            }
-            let copied = copied?;
-            if shared.fs.opened_to_sync(FileHandle(handle_out)) {
-                shared.fs.fsync(ino_out, true)?;
-            }
-            Ok(copied)
-        })
+        copies::answer(&self.shared, c, copy)
     }
 
     fn unsupported(&self) {

@@ -1,0 +1,52 @@
+//! Copies between files that the kernel asks for (copy_file_range), and who makes them.
+//!
+//! Guarantees: a copy has what was written to the source before, in a mapping or not; set-id bits of the destination
+//! are dropped as by a write; it is durable where the destination was opened so. A whole file onto a new one, as `cp`
+//! copies, is made by the thread that reads requests: it waits for nothing as a rule, and the kernel need not be told
+//! of anything, so that to wake another thread would cost more than the clone. Uses `coherence` and `caller`.
+
+use std::sync::Arc;
+
+use pando_fs::FileHandle;
+
+use crate::{
+    caller::changer,
+    coherence::MountState,
+    transport::{Answer, Context, Copy},
+};
+
+/// The answer to a request for a copy: how many bytes were copied.
+pub(crate) fn answer(shared: &Arc<MountState>, c: &Context, copy: Copy) -> Answer<u64> {
+    let shared = shared.clone();
+    let (caller, c) = (changer(c, shared.fs.perm(copy.ino_out).unwrap_or_default()), *c);
+    let quiet = !shared.caches.is_perhaps_dirty(copy.ino_in)
+        && shared.set_id_bits(copy.ino_out) == 0
+        && !shared.fs.opened_to_sync(FileHandle(copy.handle_out));
+    if quiet && copy.offset_in == 0 && copy.offset_out == 0 {
+        match shared.fs.copy_whole(&caller, copy.ino_in, copy.ino_out, copy.len) {
+            Ok(None) => {}
+            Ok(Some(copied)) => return Answer::Now(Ok(copied)),
+            Err(e) => return Answer::Now(Err(e.into())),
+        }
+    }
+    Answer::later(move || {
+        // The kernel writes back the destination's dirty pages, not the source's.
+        if shared.caches.is_perhaps_dirty(copy.ino_in) {
+            shared.write_out(vec![copy.ino_in]);
+        }
+        let Copy { ino_in, offset_in, ino_out, handle_out, offset_out, len } = copy;
+        let before = shared.set_id_bits(ino_out);
+        if !caller.is_root() {
+            shared.drop_privileges(&c, ino_out)?;
+        }
+        let copied = shared.fs.copy_file_range(&caller, ino_in, offset_in, ino_out, offset_out, len);
+        if shared.set_id_bits(ino_out) != before {
+            shared.bits_dropped(ino_out);
+        }
+        let copied = copied?;
+        if shared.fs.opened_to_sync(FileHandle(handle_out)) {
+            shared.fs.fsync(ino_out, true)?;
+        }
+        Ok(copied)
+    })
+}

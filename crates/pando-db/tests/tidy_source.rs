@@ -83,6 +83,7 @@ const FS: &[(&str, &[&str])] = &[
     ("types", &[]),
     ("readahead", &[]),
     ("path", &["error", "limits"]),
+    ("scanned", &[]),
     ("key_text", &["limits", "path"]),
     ("acl", &[]),
     ("attrs", &["path"]),
@@ -90,7 +91,7 @@ const FS: &[(&str, &[&str])] = &[
     ("record", &["limits", "types", "attrs", "account"]),
     ("blockmap", &["error", "limits", "path"]),
     ("merge", &["limits", "mode", "types", "attrs", "record", "blockmap", "account"]),
-    ("sums", &["error", "types", "path", "key_text", "account", "record", "blockmap"]),
+    ("sums", &["error", "types", "path", "scanned", "key_text", "account", "record", "blockmap"]),
     ("counter", &["error", "path"]),
     ("position", &["limits", "path"]),
     ("inode", &["error", "limits", "types", "record", "blockmap", "merge"]),
@@ -135,7 +136,7 @@ const FS: &[(&str, &[&str])] = &[
         "check",
         &[
             "error", "limits", "types", "path", "key_text", "attrs", "record", "blockmap", "lineage",
-            "volume", "family", "forks", "policies", "sums",
+            "volume", "family", "forks", "policies", "scanned", "sums",
         ],
     ),
     (

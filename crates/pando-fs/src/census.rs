@@ -82,7 +82,7 @@ impl Fs {
             }
             if matches!(path::parse(key), Some(path::Parsed::Uncounted(..)))
                 && let Some(own) = path::path_of(key)
-                && let Some(root) = path::root_of(&own)
+                && let Some(root) = path::root_below(&own, 0)
                 && marked.last().is_none_or(|last| last != root)
             {
                 marked.push(root.to_vec());

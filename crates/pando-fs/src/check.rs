@@ -22,6 +22,7 @@ use crate::{
     path::{self, system},
     policies::StoredPolicy,
     record::{LinkName, Record, Stored},
+    scanned::ScannedWay,
     sums::wrong_accounts,
     types::{FileKind, ROOT},
     volume::{ACCOUNTS, Fs},
@@ -50,6 +51,8 @@ pub struct CheckReport {
 /// The file whose data the scan is in.
 struct FileScan {
     prefix: Vec<u8>,
+    /// Bytes of the contents prefix of its directory.
+    dir: usize,
     size: u64,
     dense: Option<u64>,
     /// Whether the record says that extended attributes have keys of their own.
@@ -160,7 +163,6 @@ impl LinkArea {
 
 /// A directory on the way of the scan.
 struct ScannedDir {
-    contents: Vec<u8>,
     lineage: u32,
     /// It is the root of its lineage.
     root: bool,
@@ -179,28 +181,30 @@ impl Fs {
             tell(&text);
         };
         let mut numbers = vec![ROOT];
-        let mut levels = vec![ScannedDir { contents: Vec::new(), lineage: 0, root: true }];
+        let mut way = ScannedWay::new(ScannedDir { lineage: 0, root: true });
         let mut area: Option<LinkArea> = None;
         let mut pairs = view.prefix(&path::meta(b""));
         while let Some((key, value)) = pairs.next_ref()? {
-            let Some(parsed) = path::parse(key) else {
+            let own = key.get(5..).unwrap_or_default();
+            // What it has in common with the key before is not looked at again.
+            let known = way.leave(own);
+            let Some(parsed) = path::parse_below(key, known) else {
                 problem(&mut report, format!("{}: not a key of the tree", key.escape_ascii()));
                 continue;
             };
-            let own = key.get(5..).unwrap_or_default();
             let of_links = !matches!(parsed, path::Parsed::Meta(_));
             let dir = match of_links {
-                true => path::root_of(own).unwrap_or_default(),
+                true => path::root_below(own, known).unwrap_or_default(),
                 false => path::directory_of(own),
             };
             if area.as_ref().is_some_and(|a| !of_links || a.contents != dir) {
                 area.take().into_iter().flat_map(LinkArea::problems).for_each(|p| problem(&mut report, p));
             }
-            if !own.is_empty() && !self.descend(&view, &mut levels, dir)? {
+            if !own.is_empty() && !self.descend(&view, &mut way, dir)? {
                 problem(&mut report, format!("{}: its directory does not exist", describe_key(key)));
                 continue;
             }
-            let level = levels.last();
+            let level = way.last();
             let record = match (Stored::decode(value), &parsed) {
                 (Ok(Stored::Record(record)), path::Parsed::Meta(_)) => *record,
                 (Ok(Stored::Record(record)), path::Parsed::Linked(_, id)) => {
@@ -212,8 +216,7 @@ impl Fs {
                 }
                 (Ok(Stored::Name(name)), path::Parsed::Meta(_)) => {
                     report.links += 1;
-                    let root = levels.iter().rfind(|l| l.root).map_or(&[][..], |l| &l.contents);
-                    if let Some(text) = unlike_name(&view, root, own, name)? {
+                    if let Some(text) = unlike_name(&view, way.above(|dir| dir.root), own, name)? {
                         problem(&mut report, format!("{}: {text}", describe_key(key)));
                     }
                     continue;
@@ -252,7 +255,7 @@ impl Fs {
                 }
                 continue;
             }
-            let lineage = levels.last().map_or(0, |l| l.lineage);
+            let lineage = way.last().map_or(0, |l| l.lineage);
             numbers.push(self.lineages.identity(&self.db, lineage, &record)?.0);
         }
         area.into_iter().flat_map(LinkArea::problems).for_each(|p| problem(&mut report, p));
@@ -273,23 +276,20 @@ impl Fs {
         Ok(report)
     }
 
-    /// Makes `levels` end with the directory of this contents prefix; false if it is none.
-    fn descend(&self, view: &Snapshot, levels: &mut Vec<ScannedDir>, dir: &[u8]) -> Result<bool> {
-        while levels.len() > 1 && levels.last().is_some_and(|l| !dir.starts_with(&l.contents)) {
-            levels.pop();
-        }
-        while let Some(last) = levels.last()
-            && last.contents.len() < dir.len()
-        {
-            let Some((entry, contents)) = path::next_level(dir, last.contents.len()) else {
+    /// Makes the way, which has been left as far as need be, end with the directory of this contents prefix; false if
+    /// it is none.
+    fn descend(&self, view: &Snapshot, way: &mut ScannedWay<ScannedDir>, dir: &[u8]) -> Result<bool> {
+        while way.contents().len() < dir.len() {
+            let Some((entry, contents)) = path::next_level(dir, way.contents().len()) else {
                 return Ok(false);
             };
             let record = view.get(&path::meta(&entry))?.and_then(|value| Record::decode(&value).ok());
             let Some(record) = record.filter(|r| r.kind == FileKind::Directory) else { return Ok(false) };
-            let lineage = self.lineages.identity(&self.db, last.lineage, &record)?.1;
-            levels.push(ScannedDir { contents: contents.to_vec(), lineage, root: record.clone_id != 0 });
+            let above = way.last().map_or(0, |l| l.lineage);
+            let lineage = self.lineages.identity(&self.db, above, &record)?.1;
+            way.enter(contents, ScannedDir { lineage, root: record.clone_id != 0 });
         }
-        Ok(levels.last().is_some_and(|l| l.contents == dir))
+        Ok(way.contents() == dir)
     }
 
     /// Checks families, records and names of snapshots, that each has its volume and each volume its snapshot, and what
@@ -421,7 +421,11 @@ impl Fs {
         let mut file: Option<FileScan> = None;
         let mut pairs = view.prefix(&path::data(b""));
         while let Some((key, value)) = pairs.next_ref()? {
-            let block = match path::parse(key) {
+            // The directory of the file before is known to be one, and so is all that its keys begin with.
+            let before = file.as_ref().and_then(|seen| seen.prefix.get(..path::HEAD_BYTES + seen.dir));
+            let known =
+                before.filter(|dir| key.starts_with(dir)).map_or(0, |dir| dir.len() - path::HEAD_BYTES);
+            let block = match path::parse_below(key, known) {
                 Some(path::Parsed::Data(_, block) | path::Parsed::LinkedData(_, _, block)) => block,
                 _ => {
                     problem(report, format!("{}: not a key of data", key.escape_ascii()));
@@ -442,8 +446,10 @@ impl Fs {
                         (u64::MAX, None, true) // told once for the file
                     }
                 };
+                let own = prefix.get(path::HEAD_BYTES..).unwrap_or_default();
+                let dir = path::root_below(own, known).map_or(0, <[u8]>::len);
                 let prefix = prefix.to_vec();
-                file = Some(FileScan { prefix, size, dense, attrs, above: BTreeMap::new() });
+                file = Some(FileScan { prefix, dir, size, dense, attrs, above: BTreeMap::new() });
             }
             let Some(seen) = &mut file else { continue };
             if block >= path::ATTRS {

@@ -86,6 +86,7 @@ mod record;
 mod recursive;
 mod rename;
 mod rights;
+mod scanned;
 pub mod send;
 mod snapshot;
 mod stats;

@@ -1,20 +1,17 @@
-//! The keys of everything: where in the engine an entry, its data and the
-//! system's own records live.
+//! The keys of everything: where in the engine an entry, its data and the system's own records live.
 //!
-//! Key of metadata: volume (u32, big-endian), `M`, path. Key of a data block:
-//! volume, `D`, path, block number (u64, big-endian). The path of an entry is
-//! its directory's contents prefix, 0x01, name, 0x00; the contents prefix of a
-//! directory is that of its parent, 0x02, name, 0x00; that of the root is
-//! empty, and so is the root's own path. Names hold neither 0x00 nor `/`, so:
-//! the entries of a directory are one run, a subtree is one prefix per region,
-//! no entry is a prefix of another, and plain byte order is kept.
+//! Key of metadata: volume (u32, big-endian), `M`, path. Key of a data block: volume, `D`, path, block number (u64,
+//! big-endian). The path of an entry is its directory's contents prefix, 0x01, name, 0x00; the contents prefix of a
+//! directory is that of its parent, 0x02, name, 0x00; that of the root is empty, and so is the root's own path. Names
+//! hold neither 0x00 nor `/`, so: the entries of a directory are one run, a subtree is one prefix per region, no entry
+//! is a prefix of another, and plain byte order is kept.
 //!
 //! Behind the subdirectories of the root of a lineage stands what belongs to its linked files (`domain`): 0x03, link
-//! id (u64, big-endian) is the path of such a file, 0x04, path of an entry from there says that this entry is a name of
-//! one, 0x05, number (u64) that the names have to be counted.
+//! id (u64, big-endian) is the path of such a file, 0x04, path of an entry from there says that this entry is a name
+//! of one, 0x05, number (u64) that the names have to be counted.
 //!
-//! A snapshot has a volume of its own with the same keys. In memory the path of what is in one begins with a
-//! mark, [`snapshot`], which becomes the volume of the key.
+//! A snapshot has a volume of its own with the same keys. In memory the path of what is in one begins with a mark,
+//! [`snapshot`], which becomes the volume of the key.
 //!
 //! Pure functions; uses errors and limits only.
 
@@ -51,7 +48,7 @@ const END: u8 = 0x00;
 /// Bytes of a mark: its beginning, eight hexadecimal digits, its end.
 const MARK_BYTES: usize = 1 + 8 + 1;
 /// Bytes of the volume and the region before the path in a key.
-const HEAD_BYTES: usize = 4 + 1;
+pub(crate) const HEAD_BYTES: usize = 4 + 1;
 
 /// A block number that no block has: under the data prefix of a file, keys from here on are pieces of the map of
 /// its blocks (`blockmap`).
@@ -350,11 +347,16 @@ pub(crate) enum Parsed<'a> {
 
 /// Takes a key apart; `None` if it is none of ours.
 pub(crate) fn parse(key: &[u8]) -> Option<Parsed<'_>> {
+    parse_below(key, 0)
+}
+
+/// The same of a path known to begin with a contents prefix of so many bytes: the names are those behind it.
+pub(crate) fn parse_below(key: &[u8], known: usize) -> Option<Parsed<'_>> {
     let (volume, rest) = key.split_at_checked(4)?;
-    let (&region, path) = rest.split_first()?;
+    let (&region, path) = rest.split_first().and_then(|(region, path)| Some((region, path.get(known..)?)))?;
     match (u32::from_be_bytes(volume.try_into().ok()?), region) {
         (SYSTEM, tag) => Some(Parsed::System(tag)),
-        (_, META) if path.is_empty() => Some(Parsed::Meta(Vec::new())),
+        (_, META) if path.is_empty() && known == 0 => Some(Parsed::Meta(Vec::new())),
         (_, META) => {
             let (dirs, rest) = directories(path)?;
             match rest.split_first()? {
@@ -367,7 +369,7 @@ pub(crate) fn parse(key: &[u8]) -> Option<Parsed<'_>> {
         (_, DATA) => {
             let (path, block) = path.split_at_checked(path.len().checked_sub(8)?)?;
             let block = u64::from_be_bytes(block.try_into().ok()?);
-            if path.is_empty() {
+            if path.is_empty() && known == 0 {
                 // The root has attributes, and no data.
                 return (block >= ATTRS).then(|| Parsed::Data(Vec::new(), block));
             }
@@ -423,9 +425,10 @@ pub(crate) fn contents_of(dir: &[u8], inside: &[u8]) -> Option<Vec<u8>> {
     Some(contents)
 }
 
-/// Contents prefix of the root in a path of the kind that [`parse`] gives as one of linked files.
-pub(crate) fn root_of(path: &[u8]) -> Option<&[u8]> {
-    let (_, rest) = directories(path)?;
+/// Contents prefix of the root in a path of the kind that [`parse`] gives as one of linked files, of which the first
+/// `known` bytes are a contents prefix.
+pub(crate) fn root_below(path: &[u8], known: usize) -> Option<&[u8]> {
+    let (_, rest) = directories(path.get(known..)?)?;
     path.get(..path.len() - rest.len())
 }
 
@@ -565,7 +568,7 @@ mod tests {
         assert_eq!(parse(&meta(&name)), Some(Parsed::LinkName(vec![b"r"], &file[root.len()..])));
         assert_eq!(parse(&meta(&uncounted(&root, 3))), Some(Parsed::Uncounted(vec![b"r"], 3)));
         assert!(file < path && path < name && name < uncounted(&root, 0));
-        assert!([&path, &name].iter().all(|p| root_of(p) == Some(&root)));
+        assert!([&path, &name].iter().all(|p| root_below(p, 0) == Some(&root)));
         assert!(link_name(&contents(b"", b"other").unwrap(), &file).is_none());
         let all = listing(&root, None);
         assert!(all.1 <= meta(&path) && meta(&path).starts_with(&meta(&root)));

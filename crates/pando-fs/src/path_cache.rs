@@ -32,8 +32,9 @@ pub(crate) struct CachedPath {
     pub dir: Weak<Inode>,
     /// How many directories had moved when the path was found: [`Table::moves`](crate::inode::Table::moves).
     pub moves: u64,
-    /// `tree` of each directory from the root down, and their numbers.
+    /// `tree` of each directory from the root down; none where nothing can move.
     pub locks: Vec<Lock>,
+    /// Their numbers.
     pub above: SmallVec<[Ino; 12]>,
     pub contents: Vec<u8>,
     /// Where in `contents` the name of the directory itself begins.

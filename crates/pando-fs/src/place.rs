@@ -18,6 +18,8 @@
 //! (`path_cache`): a call that holds all locks of a remembered path, and finds that no directory has moved since,
 //! holds the right ones.
 //!
+//! In a file system that is opened for reading only nothing can move, and no chain is taken.
+//!
 //! Calls on two directories (rename, clone, copy between files) take everything by attempts
 //! ([`Fs::with_attempts`]). Uses inodes, `lock` and keys; does no I/O.
 
@@ -160,9 +162,12 @@ impl Fs {
         let mut contents = Vec::with_capacity(up.contents.len() + name.len() + 2);
         contents.extend_from_slice(&up.contents);
         path::enter(&mut contents, &name)?;
-        let mut locks = Vec::with_capacity(up.locks.len() + 1);
-        locks.extend(up.locks.iter().cloned());
-        locks.push(dir.tree.clone());
+        let mut locks = Vec::new();
+        if !self.read_only {
+            locks.reserve(up.locks.len() + 1);
+            locks.extend(up.locks.iter().cloned());
+            locks.push(dir.tree.clone());
+        }
         let mut above = up.above.clone();
         above.push(dir.ino);
         let own = up.contents.len();
@@ -207,7 +212,9 @@ impl Fs {
         let mut own = 0; // where in it the name of the directory itself begins
         let mut previous: Option<&InodeRef> = None;
         for inode in up.iter().rev() {
-            chain.push(attempt_shared(&inode.tree)?);
+            if !self.read_only {
+                chain.push(attempt_shared(&inode.tree)?);
+            }
             // Now that it is held, its link cannot change: is it still the one that we walked?
             let same = inode.peek(|s| match (&s.link, previous) {
                 (Link::Root, None) => Ok(true),
@@ -236,7 +243,8 @@ impl Fs {
         }
         let entry = path::entry_of(&contents, own);
         if PathCache::wants(above.len()) {
-            let locks = up.iter().rev().map(|inode| inode.tree.clone()).collect();
+            let locked = up.iter().rev().filter(|_| !self.read_only);
+            let locks = locked.map(|inode| inode.tree.clone()).collect();
             let (above, contents) = (above.clone(), contents.clone());
             self.paths.add(Arc::new(CachedPath { dir: dir.weak(), moves, locks, above, contents, own }));
         }

@@ -14,6 +14,7 @@ use crate::{
     key_text::{describe_key, describe_path},
     path,
     record::{Record, Stored},
+    scanned::ScannedWay,
     types::FileKind,
 };
 
@@ -94,8 +95,10 @@ pub(crate) fn sums(
 ) -> Result<Option<Sums>> {
     let mut sums = Sums::default();
     let mut places: BTreeMap<Vec<u8>, usize> = BTreeMap::new();
-    // The directory of the last file, and those of `counted` that it lies in.
-    let (mut last, mut around) = (Vec::new(), Vec::new());
+    // Of each of `counted` the next one that it lies in.
+    let mut outer: Vec<Option<usize>> = Vec::new();
+    // Of each directory the last of `counted` that it is or lies in.
+    let mut way = ScannedWay::new(None);
     let mut pairs = view.prefix(&path::meta(contents));
     while let Some((key, value)) = pairs.next_ref()? {
         if !go_on() {
@@ -103,35 +106,36 @@ pub(crate) fn sums(
         }
         let damaged = |detail| Error::Damaged { what: describe_key(key), detail };
         let Stored::Record(record) = Stored::decode(value).map_err(damaged)? else { continue };
+        if record.account.is_none() && record.kind != FileKind::Regular {
+            continue;
+        }
         let Some(own) = path::path_of(key) else { continue };
+        let known = way.leave(&own);
+        let dir = path::root_below(&own, known).unwrap_or_default();
+        while let Some((_, level)) = path::next_level(dir, way.contents().len()) {
+            let around = way.last().copied().flatten();
+            way.enter(level, places.get(level).copied().or(around));
+        }
+        let around = way.last().copied().flatten();
         if let Some(account) = record.account
             && own.len() > contents.len()
             && let Some(below) = path::contents_of(b"", &own)
         {
             places.insert(below.clone(), sums.counted.len());
             sums.counted.push(Counted { contents: below, account, sum: 0 });
-        }
-        if record.kind != FileKind::Regular {
-            continue;
+            outer.push(around);
         }
         let bytes = record_bytes(view, key, &record)?;
         sums.total = sums.total.saturating_add(bytes);
-        let dir = path::root_of(&own).unwrap_or_default();
-        if last != dir {
-            around.clear();
-            if !places.is_empty() {
-                let mut from = 0;
-                while let Some((_, level)) = path::next_level(dir, from) {
-                    around.extend(places.get(level).copied());
-                    from = level.len();
-                }
-            }
-            last = dir.to_vec();
+        if let Some(counted) = around.and_then(|at| sums.counted.get_mut(at)) {
+            counted.sum = counted.sum.saturating_add(bytes);
         }
-        for &at in &around {
-            if let Some(counted) = sums.counted.get_mut(at) {
-                counted.sum = counted.sum.saturating_add(bytes);
-            }
+    }
+    // Each stands behind those that it lies in.
+    for (at, outer) in outer.into_iter().enumerate().rev() {
+        let sum = sums.counted.get(at).map_or(0, |counted| counted.sum);
+        if let Some(counted) = outer.and_then(|at| sums.counted.get_mut(at)) {
+            counted.sum = counted.sum.saturating_add(sum);
         }
     }
     Ok(Some(sums))

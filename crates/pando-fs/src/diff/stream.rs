@@ -176,7 +176,7 @@ impl DiffStream {
             }
             let Some(path) = meta.iter().chain(&data).min().cloned() else { return Ok(None) };
             self.at = path.clone();
-            let root = path::root_of(&path).unwrap_or_default().len();
+            let root = path::root_below(&path, 0).unwrap_or_default().len();
             if path::is_of_links(&path) {
                 let root = path.slice(..root);
                 let end = path::behind_links(&root);

@@ -40,7 +40,7 @@ impl RunBuilder {
     }
 
     pub fn push(&mut self, key: Bytes, msg: Msg) {
-        if !self.builder.is_empty() && self.builder.bytes() + key.len() + msg.len() > self.target {
+        if !self.builder.is_empty() && self.builder.bytes_with(&key, &msg) > self.target {
             self.close_page();
         }
         self.builder.push(key, msg);

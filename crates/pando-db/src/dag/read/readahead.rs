@@ -125,11 +125,15 @@ impl ScanReadahead {
         if self.limit == 0 {
             return;
         }
+        // Goes through `later` once, beside `now`: each descent of a scan comes by here.
+        let mut rest = later;
         for page in now {
-            let Some(extent) = extent_of(home, page) else { continue };
-            let there = later.clone().skip_while(|other| !std::ptr::eq(*other, page));
-            let there = there.filter(|other| extent_of(home, other).is_some_and(|e| e.id == extent.id));
-            self.fetch_up_to(self.limit, home, there, pager);
+            if let Some(extent) = extent_of(home, page) {
+                let there = rest.clone();
+                let there = there.filter(|other| extent_of(home, other).is_some_and(|e| e.id == extent.id));
+                self.fetch_up_to(self.limit, home, there, pager);
+            }
+            rest.next();
         }
     }
 

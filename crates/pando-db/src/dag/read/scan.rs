@@ -273,5 +273,6 @@ fn waiting<'e>(
     edges: impl Iterator<Item = &'e Edge> + Clone,
     local: &'e Span,
 ) -> impl Iterator<Item = &'e PageRef> + Clone {
-    edges.flat_map(|e| &e.layers).flat_map(|l| &l.run.pages).filter(|p| p.meets(local))
+    let layers = edges.flat_map(|e| &e.layers);
+    layers.flat_map(|l| l.run.pages.get(pages_in(&l.run, local)).unwrap_or_default())
 }

@@ -32,6 +32,11 @@ pub(crate) struct Built {
 /// at each key again: a bound matters only where it is near the limit of keys.
 const MAX_SHORT_BYTES: usize = 1 << 10;
 
+/// Bytes of a key up to which it counts as a whole where a page is closed, also what it shares with all others. What
+/// they share beyond stands once, in the header of the node: if each counted it, pages of long keys would have two or
+/// three entries, and headers would be as long as all keys together.
+const COUNTED_PREFIX_BYTES: usize = 256;
+
 /// Bytes that the entries of a page have at least, on average, if it is built without a copy in between.
 const LONG_ENTRY_BYTES: usize = 1 << 10;
 
@@ -43,7 +48,11 @@ pub(crate) struct Builder {
     /// Pages that entries are copied from, with what their keys begin with.
     sources: Vec<(Arc<Page>, Bytes)>,
     count: usize,
+    /// With whole keys.
     bytes: usize,
+    /// The first key, and how many bytes all begin alike with; of pages whose first key is long.
+    first: Bytes,
+    shared: usize,
 }
 
 /// Entries for the page, in order.
@@ -192,6 +201,11 @@ fn put_entry(to: &mut impl BufMut, kind: u8, suffix: &[u8], content: &[u8]) {
     to.put_slice(content);
 }
 
+/// Bytes that keys share and that do not count.
+fn beyond(shared: usize) -> usize {
+    shared.saturating_sub(COUNTED_PREFIX_BYTES)
+}
+
 /// The keys and values of entries that are all puts.
 fn puts(items: &[NewEntries]) -> impl Iterator<Item = (&Bytes, &Bytes)> + Clone {
     items.iter().filter_map(|item| match item {
@@ -203,6 +217,10 @@ fn puts(items: &[NewEntries]) -> impl Iterator<Item = (&Bytes, &Bytes)> + Clone 
 impl Builder {
     /// Adds an entry above all others.
     pub fn push(&mut self, key: Bytes, msg: Msg) {
+        self.shared = self.shared_with(&key);
+        if self.count == 0 && key.len() > COUNTED_PREFIX_BYTES {
+            self.first = key.clone();
+        }
         self.bytes += key.len() + msg.len() + ENTRY_BYTES;
         self.count += 1;
         self.add(NewEntries::One(key, msg));
@@ -220,17 +238,26 @@ impl Builder {
         let start = entries.start;
         let bytes = |taken: usize| page.bytes_of(start..start + taken) + taken * prefix.len();
         let (mut taken, mut len) = (entries.len(), bytes(entries.len()));
-        if self.bytes + len > target + ENTRY_BYTES {
+        let shared = self.shared_with(prefix);
+        let over = |len: usize, taken: usize| {
+            let whole = self.bytes + len;
+            whole - (self.count + taken) * beyond(shared) > target + ENTRY_BYTES
+        };
+        if over(len, taken) {
             (taken, len) = (0, 0);
             for i in entries {
                 let next = page.bytes_of(i..i + 1) + prefix.len();
-                if self.bytes + len > 0 && self.bytes + len + next > target + ENTRY_BYTES {
+                if self.bytes + len > 0 && over(len + next, taken + 1) {
                     break;
                 }
                 (taken, len) = (taken + 1, len + next);
             }
         }
         if taken > 0 {
+            if self.count == 0 && prefix.len() > COUNTED_PREFIX_BYTES {
+                self.first = prefix.clone();
+            }
+            self.shared = shared;
             self.bytes += len;
             self.count += taken;
             let source = self.source(page, prefix);
@@ -282,13 +309,31 @@ impl Builder {
 
     /// Estimated raw size so far.
     pub fn bytes(&self) -> usize {
-        self.bytes
+        self.bytes - self.count * beyond(self.shared)
+    }
+
+    /// The same with one more entry.
+    pub fn bytes_with(&self, key: &[u8], msg: &Msg) -> usize {
+        let whole = self.bytes + key.len() + msg.len();
+        whole - (self.count + 1) * beyond(self.shared_with(key))
+    }
+
+    /// How many bytes all keys begin alike with, with one more that is `key` or begins so.
+    fn shared_with(&self, key: &[u8]) -> usize {
+        match (self.count, key.len() > COUNTED_PREFIX_BYTES) {
+            (0, true) => key.len(),
+            // It is of no use to know how many.
+            (_, false) => 0,
+            (_, true) if self.shared <= COUNTED_PREFIX_BYTES => 0,
+            (_, true) => self.shared.min(common_prefix(&self.first, key)),
+        }
     }
 
     /// Encodes the entries and starts anew; `None` if there are none.
     pub fn finish(&mut self) -> Option<Built> {
         let (first, last) = (self.first_key(self.items.first()?)?, self.last_key(self.items.last()?)?);
         let shared = common_prefix(&first, &last);
+        (self.shared, self.first) = (0, Bytes::new());
         let page = &mut self.encoder;
         if self.bytes >= LONG_ENTRY_BYTES * self.count && puts(&self.items).count() == self.count {
             page.begin_page(0, self.count);

@@ -4,8 +4,8 @@
 //! attributes that a clone, a removal of a tree or a direct write makes stale
 //! are dropped before the request that did it is answered; dirty pages of
 //! shared mappings are in the file system before a clone, a copy or a sync
-//! reads it. Requests that may wait (fsync, clone, copies) leave the thread
-//! that reads requests.
+//! reads it. Requests that may wait for others (clones, some copies) leave the
+//! thread that reads requests.
 
 use std::{ffi::OsStr, path::Path, sync::Arc};
 

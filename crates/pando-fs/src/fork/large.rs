@@ -168,16 +168,8 @@ impl Fs {
                     return Ok(Looked::Clash);
                 }
                 let view = self.db.snapshot();
-                let mut replay = Replay {
-                    fs: self,
-                    landing: &landing,
-                    hidden: &mut hidden,
-                    view: &view,
-                    before: &before[0],
-                    after: &here.ours.contents,
-                    work: &work,
-                    batch: Batch::new(),
-                };
+                let trees = [&before[0], &here.ours.contents, &work];
+                let mut replay = Replay::new(self, &landing, &mut hidden, &view, trees);
                 match replay.run(Some(most))? {
                     Replayed::Clash => return Ok(Looked::Clash),
                     Replayed::More => {}
@@ -216,16 +208,8 @@ impl Fs {
                     return Ok(Some((MergeReport { changes: plan.told, merged: true }, report)));
                 }
                 Looked::More(view) => {
-                    let mut replay = Replay {
-                        fs: self,
-                        landing: &landing,
-                        hidden: &mut hidden,
-                        view: &view,
-                        before: &before[0],
-                        after: &before[1],
-                        work: &work,
-                        batch: Batch::new(),
-                    };
+                    let trees = [&before[0], &before[1], &work];
+                    let mut replay = Replay::new(self, &landing, &mut hidden, &view, trees);
                     if replay.run(None)? == Replayed::Clash {
                         return Ok(None);
                     }

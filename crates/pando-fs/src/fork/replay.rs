@@ -39,13 +39,13 @@ pub(crate) enum Replayed {
 
 /// Who does it, and where: contents prefixes of the directory before and after, and of the work tree.
 pub(crate) struct Replay<'a> {
-    pub fs: &'a Fs,
-    pub landing: &'a Landing<'a>,
-    pub hidden: &'a mut Hidden,
-    pub view: &'a Snapshot,
-    pub before: &'a [u8],
-    pub after: &'a [u8],
-    pub work: &'a [u8],
+    fs: &'a Fs,
+    landing: &'a Landing<'a>,
+    hidden: &'a mut Hidden,
+    view: &'a Snapshot,
+    before: &'a [u8],
+    after: &'a [u8],
+    work: &'a [u8],
     pub batch: Batch,
 }
 
@@ -89,7 +89,18 @@ pub(crate) fn overlay(before: &Record, live: &Record, merged: &Record) -> Option
     (live.kind != FileKind::Regular || !(written && granted && given)).then_some(out)
 }
 
-impl Replay<'_> {
+impl<'a> Replay<'a> {
+    /// Of what the directory was and is, on the work tree: the contents prefixes of these three.
+    pub(crate) fn new(
+        fs: &'a Fs,
+        landing: &'a Landing<'a>,
+        hidden: &'a mut Hidden,
+        view: &'a Snapshot,
+        [before, after, work]: [&'a Vec<u8>; 3],
+    ) -> Self {
+        Self { fs, landing, hidden, view, before, after, work, batch: Batch::new() }
+    }
+
     /// Does all, or tells that there are more than `most` changed paths. Without a bound what is in the batch is
     /// written as it comes.
     pub(crate) fn run(&mut self, most: Option<usize>) -> Result<Replayed> {

@@ -25,7 +25,7 @@ use crate::{
 
 /// A request that comes soon after an answer scores one point. Points from which on polling begins, the most there
 /// can be, and what a gap takes away; counts. A program that does a little now and then makes a few requests at once
-/// (a rename is two, a transaction some ten), and to be woken for each takes longer than all of them.
+/// (a rename is three, a transaction some ten), and to be woken for each takes longer than all of them.
 const POLL_SCORE: u32 = 2;
 const MAX_SCORE: u32 = 32;
 const GAP_SCORE: u32 = 4;

@@ -282,10 +282,14 @@ impl<H: Handler> Readers<H> {
         None
     }
 
-    /// Takes the role back that the calling thread has left, if nobody has taken it.
-    fn take_back(&self, leave: u64) -> Role {
+    /// Takes the role back that the calling thread has left, if nobody has taken it. Where somebody has, works that
+    /// are done `here` go to the workers for a while.
+    fn take_back(&self, leave: u64, here: bool) -> Role {
         let mut crew = self.crew.lock();
         if crew.left != Some(leave) {
+            if here {
+                crew.beside = BESIDE;
+            }
             return Role::None;
         }
         crew.left = None;
@@ -407,6 +411,7 @@ impl<H: Handler> Reader<H> {
         let device = &self.shared.device;
         let mut answered = !matches!(header.opcode, op::FORGET | op::BATCH_FORGET | op::INTERRUPT);
         let mut step = serve(&*self.shared.handler, &Request { header, op, payload }, &mut self.out);
+        let here = matches!(step, Step::Here(_));
         if let Step::Here(work) = step {
             if self.role.get() == Role::Reader
                 && let Some(leave) = self.shared.leave_to_watcher()
@@ -418,16 +423,10 @@ impl<H: Handler> Reader<H> {
                 // Others read what it may wait for.
                 Role::Left(_) | Role::None => Step::Done(finish(work, &mut self.out)),
             };
-            if let Role::Left(leave) = self.role.get() {
-                self.role.set(self.shared.take_back(leave));
-                if self.role.get() == Role::None {
-                    self.shared.crew.lock().beside = BESIDE;
-                }
-            }
         }
         // Before the answer, on which the next request may follow.
         if let Role::Left(leave) = self.role.get() {
-            self.role.set(self.shared.take_back(leave));
+            self.role.set(self.shared.take_back(leave, here));
         }
         match step {
             Step::Done(reply) => device.reply(header.unique, &reply, &self.out),

@@ -1,16 +1,13 @@
 //! Data that comes in bulk is written once, and is there after a crash.
 #![allow(clippy::unwrap_used)]
 
-#[path = "model/rng.rs"]
-mod rng;
-
 use std::{sync::Arc, time::Duration};
 
+use crate::model::rng::Rng;
 use pando_db::{
     Batch, CreateOptions, Db, Options,
     device::{Device, DeviceCall, FileDevice, HookedDevice, MemDevice},
 };
-use rng::Rng;
 
 const NODE: u32 = 1 << 20;
 

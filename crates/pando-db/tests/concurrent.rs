@@ -14,8 +14,6 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod model;
-
 use std::{
     io,
     sync::{
@@ -26,13 +24,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bytes::Bytes;
-use model::{
+use crate::model::{
     campaign::{Watchdog, variable},
     config::{Config, Profile, open_with},
     oracle::{Pair, World, digest, successor},
     rng::Rng,
 };
+use bytes::Bytes;
 use pando_db::{
     Batch, Db, Error, Op, Result, Snapshot,
     device::{Device, DeviceStats, FailMode, SimDevice},
@@ -511,13 +509,15 @@ fn crowd(seed: u64) {
 
 /// Threads make each run different, but a seed that fails once tends to fail again.
 fn seeds(test: &str, run: fn(u64)) {
-    let watchdog = Watchdog::new(format!("--test concurrent {test}"));
+    let watchdog = Watchdog::new(format!("--test all concurrent::{test}"));
     let single: Option<u64> = variable("PANDO_SEED");
     let deadline = Instant::now() + Duration::from_secs(variable("PANDO_CONCURRENT_SECONDS").unwrap_or(10));
     let mut seed = single.or(variable("PANDO_SEED_BASE")).unwrap_or(1);
     loop {
         watchdog.begin(seed);
-        println!("seed {seed}; again: PANDO_SEED={seed} cargo test -p pando-db --test concurrent {test}");
+        println!(
+            "seed {seed}; again: PANDO_SEED={seed} cargo test -p pando-db --test all concurrent::{test}"
+        );
         run(seed);
         watchdog.end();
         seed += 1;

@@ -4,22 +4,20 @@
 //! `PANDO_DIFF_SECONDS` sets the time (8), `PANDO_SEED=N` tries one history.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod model;
-
 use std::{
     collections::VecDeque,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use bytes::Bytes;
-use model::{
+use crate::model::{
     config::{Config, Profile},
     generate::Generator,
     oracle::{World, show},
     rng::Rng,
     step::Step,
 };
+use bytes::Bytes;
 use pando_db::{
     Batch, Change, CreateOptions, Db, Error, Op, Options, Snapshot,
     device::{MemDevice, SimDevice},
@@ -212,7 +210,7 @@ fn differences_are_those_of_the_oracle() {
     let guarded = |seed: u64, tally: &mut Tally| {
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(seed, tally)));
         if let Err(panic) = result {
-            println!("PANDO_SEED={seed} cargo test -p pando-db --test diff");
+            println!("PANDO_SEED={seed} cargo test -p pando-db --test all diff::");
             std::panic::resume_unwind(panic);
         }
     };

@@ -6,18 +6,16 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod model;
-
 use std::sync::Arc;
 
-use bytes::Bytes;
-use model::{
+use crate::model::{
     campaign::{Watchdog, variable},
     config::{Config, Profile},
     rng::Rng,
     shrink::{Run, run_steps},
     step::{How, OpenWith, Step},
 };
+use bytes::Bytes;
 use pando_db::{
     Db, Op,
     device::{FailMode, SimDevice},
@@ -42,10 +40,11 @@ fn workload() -> Vec<Step> {
     let text = |text: &str| Bytes::copy_from_slice(text.as_bytes());
     let clone = |src, dst| Op::ClonePrefix(text(src), text(dst));
     let rename = |src, dst| Op::RenamePrefix(text(src), text(dst));
-    let remove = |prefix: &str| Op::DeleteRange(text(prefix), model::oracle::successor(prefix.as_bytes()));
+    let remove =
+        |prefix: &str| Op::DeleteRange(text(prefix), crate::model::oracle::successor(prefix.as_bytes()));
     let mut steps = tree("/a", 40, 400);
     steps.push(Step::Sync);
-    let add = |prefix, n| Op::UpsertPrefix(text(prefix), model::merge::add(n));
+    let add = |prefix, n| Op::UpsertPrefix(text(prefix), crate::model::merge::add(n));
     steps.push(Step::Write(vec![add("/a/d1", 3)]));
     steps.push(Step::Write(vec![clone("/a", "/b"), add("/b", 7)]));
     steps.extend(tree("/b", 16, 300));
@@ -74,7 +73,7 @@ fn passes(test: &str, n: u64, config: &Config, steps: &[Step], watchdog: &Watchd
     if let Err(error) = &run.outcome {
         let at = run.steps.len().saturating_sub(1);
         panic!(
-            "number {n} fails at step {at}: {error}\n\nreplay: PANDO_SEED={n} cargo test -p pando-db --test fail_nth {test} -- --nocapture"
+            "number {n} fails at step {at}: {error}\n\nreplay: PANDO_SEED={n} cargo test -p pando-db --test all fail_nth::{test} -- --nocapture"
         );
     }
     run
@@ -90,7 +89,7 @@ fn numbers(end: u64) -> std::ops::Range<u64> {
 
 fn fail_each(test: &str, onwards: bool) {
     let config = config(Profile::Faults);
-    let watchdog = Watchdog::new(format!("--test fail_nth {test}"));
+    let watchdog = Watchdog::new(format!("--test all fail_nth::{test}"));
     let untouched = passes(test, 0, &config, &workload(), &watchdog);
     assert!(untouched.requests > 150, "only {} requests", untouched.requests);
     // What is tried on the dead device at the end of every run fails as well.
@@ -121,7 +120,7 @@ fn the_device_fails_for_good() {
 fn recovery_is_interrupted() {
     let test = "recovery_is_interrupted";
     let config = config(Profile::Crashes);
-    let watchdog = Watchdog::new(format!("--test fail_nth {test}"));
+    let watchdog = Watchdog::new(format!("--test all fail_nth::{test}"));
     for n in numbers(10_000) {
         // Abandoned after the work, not closed: there is a log to replay, and nodes to write for what it says.
         let mut steps = workload();
@@ -152,7 +151,7 @@ fn more() -> impl Iterator<Item = Step> {
 fn the_disk_fills_up() {
     let test = "the_disk_fills_up";
     let config = config(Profile::Space);
-    let watchdog = Watchdog::new(format!("--test fail_nth {test}"));
+    let watchdog = Watchdog::new(format!("--test all fail_nth::{test}"));
     let mut refused = 0;
     for n in numbers(120) {
         let mut steps = workload();

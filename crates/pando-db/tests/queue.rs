@@ -2,13 +2,10 @@
 //! taken out before. Counted, not timed; and an oracle for what is remembered of ranges that were found empty.
 #![allow(clippy::unwrap_used)]
 
-#[path = "model/rng.rs"]
-mod rng;
-
 use std::{collections::BTreeMap, sync::Arc};
 
+use crate::model::rng::Rng;
 use pando_db::{Batch, CreateOptions, Db, Options, Snapshot, device::MemDevice, patch};
-use rng::Rng;
 
 fn store(background: bool) -> Db {
     let device = Arc::new(MemDevice::new(64 << 20));

@@ -5,19 +5,16 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod image;
-mod model;
-
 use std::{sync::Arc, thread};
 
-use bytes::Bytes;
-use image::Image;
-use model::{
+use crate::image::Image;
+use crate::model::{
     campaign::Watchdog,
     config::{Config, Profile},
     shrink::run_steps,
     step::{How, OpenWith, Step},
 };
+use bytes::Bytes;
 use pando_db::{
     CreateOptions, Db, Error, Merge, Op, Options,
     device::{BLOCK, Device, DeviceCall, FailMode, HookedDevice, MemDevice, SimDevice},
@@ -42,7 +39,7 @@ fn config(profile: Profile) -> Config {
 }
 
 fn passes(config: &Config, steps: &[Step]) {
-    let watchdog = Watchdog::new("--test regressions".into());
+    let watchdog = Watchdog::new("--test all regressions::".into());
     watchdog.begin(config.seed);
     let run = run_steps(config, steps);
     watchdog.end();
@@ -167,7 +164,7 @@ fn numbers_that_cannot_be_are_refused_although_sealed() {
         device.read_at(0, &mut bytes).unwrap();
         let mut image = Image::new(bytes);
         // Both slots say the same of a new store, but the newer one counts.
-        for slot in [0, image::BLOCK] {
+        for slot in [0, crate::image::BLOCK] {
             image.bytes[slot + field..slot + field + 8].copy_from_slice(&u64::to_le_bytes(value));
         }
         image.seal();

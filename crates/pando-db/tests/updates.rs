@@ -2,13 +2,10 @@
 //! here by name, and what only a certain state shows.
 #![allow(clippy::unwrap_used)]
 
-mod image;
-mod model;
-
 use std::sync::Arc;
 
+use crate::model::merge::{DELETE, ModelMerge, add};
 use bytes::Bytes;
-use model::merge::{DELETE, ModelMerge, add};
 use pando_db::{
     Batch, CreateOptions, Db, Error, InspectOptions, MAX_PREFIX_UPSERT, MessageInfo, Options,
     device::{Device, MemDevice},
@@ -322,12 +319,12 @@ fn the_version_before_is_refused_by_name() {
     drop(db);
     let mut bytes = vec![0; 1 << 20];
     device.read_at(0, &mut bytes).unwrap();
-    for slot in [0, image::BLOCK] {
+    for slot in [0, crate::image::BLOCK] {
         bytes[slot + 8] = 2;
-        let sum = xxhash_rust::xxh3::xxh3_64(&bytes[slot..slot + image::BLOCK - 8]);
-        bytes[slot + image::BLOCK - 8..slot + image::BLOCK].copy_from_slice(&sum.to_le_bytes());
+        let sum = xxhash_rust::xxh3::xxh3_64(&bytes[slot..slot + crate::image::BLOCK - 8]);
+        bytes[slot + crate::image::BLOCK - 8..slot + crate::image::BLOCK].copy_from_slice(&sum.to_le_bytes());
     }
-    device.write_at(0, &bytes[..2 * image::BLOCK]).unwrap();
+    device.write_at(0, &bytes[..2 * crate::image::BLOCK]).unwrap();
     let error = Db::open(device, options(1 << 20)).unwrap_err();
     assert!(matches!(&error, Error::Format(why) if why.contains("version 2; this is 3")), "{error}");
 }

@@ -3,8 +3,7 @@
 //! `PANDO_SEED` and `PANDO_STEPS` replay or prolong a run.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-use common::*;
+use crate::common::*;
 use pando_fs::*;
 
 const ENXIO: i32 = 6;

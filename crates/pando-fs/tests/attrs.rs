@@ -1,10 +1,9 @@
 //! Attributes: times, modes, owners, and the rules that change them.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
 use std::ffi::OsStr;
 
-use common::*;
+use crate::common::*;
 use pando_fs::*;
 
 fn user(uid: u32, gid: u32) -> Caller {

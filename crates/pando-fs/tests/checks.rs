@@ -1,8 +1,7 @@
 //! The check finds what is wrong, and says where; damage is an error, never a panic.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-use common::*;
+use crate::common::*;
 use pando_fs::*;
 
 /// The problems that a check tells.

@@ -1,8 +1,7 @@
 //! Clones of files and trees: their content, their numbers, what they replace.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-use common::*;
+use crate::common::*;
 use pando_fs::*;
 use std::collections::BTreeMap;
 

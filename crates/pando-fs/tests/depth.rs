@@ -1,8 +1,7 @@
 //! Paths as long as keys may be: what would be longer is refused, and what there is can be reached and removed.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-use common::*;
+use crate::common::*;
 use pando_fs::*;
 
 const ENAMETOOLONG: i32 = 36;

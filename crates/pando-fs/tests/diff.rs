@@ -3,8 +3,7 @@
 //! those are told who may not see all.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-use common::*;
+use crate::common::*;
 use pando_db::device::{Device, DeviceCall, HookedDevice, MemDevice};
 use pando_fs::*;
 use std::{

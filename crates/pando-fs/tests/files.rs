@@ -1,8 +1,7 @@
 //! Data of files: what is written is read, whatever the offsets and sizes.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-use common::*;
+use crate::common::*;
 use pando_db::device::Device;
 use pando_fs::*;
 

@@ -1,8 +1,6 @@
 //! Forks: what they know, what a merge makes of two histories, who may, and that crashes leave all of it or nothing.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-
 use std::{
     ffi::OsStr,
     path::Path,
@@ -14,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use common::{
+use super::common::{
     World, check_keys,
     merged::{conflicts, expect},
     options,
@@ -378,7 +376,7 @@ fn what_changes_while_a_merge_is_planned_is_not_lost() {
         w.put("/f/keep", b"of the fork");
     };
     let (w, report) = merged_beside(prepare, |fs, keep| {
-        assert_eq!(fs.write(common::NONE, keep, 0, b"late", false).unwrap(), 4);
+        assert_eq!(fs.write(super::common::NONE, keep, 0, b"late", false).unwrap(), 4);
     });
     assert_eq!((report.merged, conflicts(&report)), (false, vec!["/keep".to_owned()]));
     assert_eq!(&w.get("/s/keep").unwrap()[..5], b"late1");
@@ -393,7 +391,7 @@ fn what_changes_in_a_file_with_several_names_while_a_merge_is_planned_is_not_los
             .unwrap();
     };
     let (w, report) = merged_beside(prepare, |fs, keep| {
-        assert_eq!(fs.write(common::NONE, keep, 20_000, b"late", false).unwrap(), 4);
+        assert_eq!(fs.write(super::common::NONE, keep, 20_000, b"late", false).unwrap(), 4);
     });
     assert!(report.merged);
     assert_eq!((w.attr("/s/keep").size, w.attr("/outside").perm), (20_004, 0o600));

@@ -2,11 +2,9 @@
 //! nothing, ENOSPC, and the same succeeds once there is room.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-
 use std::{fmt::Debug, sync::Arc};
 
-use common::{
+use super::common::{
     World, check_keys,
     merged::expect,
     options,

@@ -1,10 +1,11 @@
 //! Merges that are made beside the tree: the tests of merges once more in that way; and what only they meet: writers,
 //! crashes in the middle, what is in memory, what is kept by place.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
-// Each brings its own copy of what all share, as programs of their own would.
-#![allow(clippy::duplicate_mod)]
 
+// It knows from its own path how these tests are to run.
+#[path = "common/mod.rs"]
 mod common;
+
 #[path = "forks.rs"]
 mod forks;
 #[path = "full_disk.rs"]
@@ -34,6 +35,11 @@ use common::{
 };
 use pando_db::device::{FailMode, MemDevice, SimDevice};
 use pando_fs::*;
+
+#[test]
+fn each_merge_is_made_beside_the_tree_here_and_not_elsewhere() {
+    assert_eq!((common::merge_steps(), crate::common::merge_steps()), (0, 10_000));
+}
 
 /// A fork `/f` of `/s` with `files` files, of which each has changed, every third is gone, and a directory has moved.
 fn changed(w: &World, files: usize) {

@@ -1,8 +1,7 @@
 //! Full stores and crashes, seen from the file system.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-use common::*;
+use crate::common::*;
 use pando_db::device::{Device, MemDevice};
 use pando_fs::*;
 use std::sync::Arc;

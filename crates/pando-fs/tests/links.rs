@@ -1,8 +1,7 @@
 //! Hard links: counts, numbers, what moves with a file, clones of trees with links, the counting of names, crashes, cost.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-use common::*;
+use crate::common::*;
 use pando_db::device::{Device, FailMode, MemDevice, SimDevice};
 use pando_fs::*;
 use std::{collections::BTreeMap, ffi::OsStr, path::Path, sync::Arc};

@@ -1,11 +1,9 @@
 //! An image of which one node is lost, whichever: it can be mounted, or says what it misses and can be mounted for reading.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-
 use std::sync::Arc;
 
-use common::pattern;
+use crate::common::pattern;
 use pando_db::device::{Device, MemDevice};
 use pando_fs::{Caller, FormatOptions, Fs, MountOptions, ROOT};
 

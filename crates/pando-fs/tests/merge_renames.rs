@@ -1,11 +1,9 @@
 //! Renames in merges, one by one: what follows them, what is a conflict, and what stays what it is in memory.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-
 use std::{path::Path, sync::Arc};
 
-use common::{World, check_keys, merged::conflicts, options, trees::read};
+use super::common::{World, check_keys, merged::conflicts, options, trees::read};
 use pando_db::device::{Device, FailMode, MemDevice, SimDevice};
 use pando_fs::*;
 

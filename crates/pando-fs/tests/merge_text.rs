@@ -1,11 +1,9 @@
 //! Merging lines: what both sides wrote is there once, what clashes is marked, and what is no text stays a conflict.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-
 use std::ffi::OsStr;
 
-use common::{Random, World, check_keys};
+use super::common::{Random, World, check_keys};
 use pando_fs::*;
 
 fn merge(w: &World, prefer: Option<MergeSide>) -> MergeReport {

@@ -2,8 +2,7 @@
 //! any size, aligned or not, appended or into a file that has its size already; and that nothing is read for it.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-use common::*;
+use crate::common::*;
 use pando_db::device::{Device, MemDevice};
 use pando_fs::*;
 use std::sync::Arc;

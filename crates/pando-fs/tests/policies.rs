@@ -2,10 +2,9 @@
 //! test's own.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
 use std::{collections::BTreeMap, path::Path};
 
-use common::*;
+use crate::common::*;
 use pando_fs::*;
 
 const HOUR: i64 = 3600;

@@ -2,8 +2,6 @@
 //! there, and no limit is passed.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 
-mod common;
-
 use std::{
     collections::BTreeMap,
     ffi::{OsStr, OsString},
@@ -14,7 +12,7 @@ use std::{
     },
 };
 
-use common::*;
+use crate::common::*;
 use pando_db::device::{FailMode, MemDevice, SimDevice};
 use pando_fs::*;
 

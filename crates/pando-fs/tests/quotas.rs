@@ -34,8 +34,7 @@ impl Scene {
     }
 
     fn mount(device: &Arc<MemDevice>) -> Fs {
-        // The same tests run once more, with every merge made beside the tree.
-        let steps = if env!("CARGO_CRATE_NAME") == "large_merges" { 0 } else { 10_000 };
+        let steps = super::common::merge_steps();
         Fs::open(device.clone(), MountOptions::default().background(false).merge_steps(steps)).unwrap()
     }
 

@@ -2,8 +2,7 @@
 //! nothing is ever shown that is not in the file.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-use common::*;
+use crate::common::*;
 use pando_db::device::{Device, DeviceCall, HookedDevice, MemDevice};
 use pando_fs::*;
 use std::{

@@ -2,8 +2,7 @@
 //! nodes and crashes; what they cost; and beside other calls.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-use common::*;
+use crate::common::*;
 use pando_db::device::{Device, MemDevice, SimDevice};
 use pando_fs::*;
 use std::{

@@ -1,8 +1,6 @@
 //! Snapshots sent from one file system and received in another: what arrives, and what hostile streams do.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::{
     collections::{BTreeMap, HashMap},
     os::unix::ffi::OsStrExt,
@@ -11,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::*;
+use crate::common::*;
 use pando_db::device::MemDevice;
 use pando_fs::{
     send::{
@@ -391,7 +389,7 @@ fn seeds(least: u64, mut f: impl FnMut(&mut Random)) {
         let seed = first.wrapping_add(i.wrapping_mul(0x1_0001));
         let run = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| f(&mut Random(seed))));
         if let Err(panic) = run {
-            eprintln!("PANDO_SEED={seed} cargo test -p pando-fs --test send");
+            eprintln!("PANDO_SEED={seed} cargo test -p pando-fs --test all send::");
             std::panic::resume_unwind(panic);
         }
     }

@@ -1,8 +1,7 @@
 //! Snapshots: what they show, who may, where they go when directories move, what they cost, and crashes.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-use common::*;
+use crate::common::*;
 use pando_db::device::{Device, MemDevice, SimDevice};
 use pando_fs::*;
 use std::{collections::BTreeMap, ffi::OsStr, sync::Arc};

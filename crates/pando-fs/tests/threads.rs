@@ -2,8 +2,7 @@
 //! may hold bytes of another.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-use common::*;
+use crate::common::*;
 use pando_fs::*;
 use std::{
     sync::{

@@ -1,8 +1,7 @@
 //! Names and directories: making, removing, listing, renaming.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-use common::*;
+use crate::common::*;
 use pando_db::device::{Device, MemDevice};
 use pando_fs::*;
 

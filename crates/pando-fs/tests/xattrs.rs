@@ -3,10 +3,9 @@
 //! `PANDO_SEED` and `PANDO_STEPS` replay or prolong the random run.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
 use std::collections::BTreeMap;
 
-use common::*;
+use crate::common::*;
 use pando_db::device::{Device, MemDevice};
 use pando_fs::*;
 

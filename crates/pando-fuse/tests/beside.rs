@@ -4,8 +4,6 @@
 //! are opened, read, examined and listed meanwhile. Nothing here is timed: the device is let go only afterwards.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-
 use std::{
     fs::{self, File},
     io::{Read, Write},
@@ -20,7 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::World;
+use super::common::World;
 use pando_db::device::{DeviceCall, HookedDevice, MemDevice};
 use pando_fuse::{
     Kind, Settings,
@@ -549,5 +547,8 @@ fn who_syncs_while_others_make_requests_is_served_by_other_threads() {
     }
     let workers = b.world.answered_by_workers() - before;
     // Over io_uring each request has a thread.
-    assert!(workers >= 10 || common::over_ring(), "{workers} of 10 syncs were answered by other threads");
+    assert!(
+        workers >= 10 || super::common::over_ring(),
+        "{workers} of 10 syncs were answered by other threads"
+    );
 }

@@ -5,8 +5,6 @@
 //! before.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-
 use std::{
     collections::BTreeMap,
     fs::{self, File},
@@ -17,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::World;
+use crate::common::World;
 use pando_fuse::Settings;
 
 /// Requests by kind; only those that there were.

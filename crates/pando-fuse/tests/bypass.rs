@@ -2,8 +2,6 @@
 //! itself: no stale page, no stale mode, no name that is taken and absent at once.
 #![allow(clippy::unwrap_used, clippy::expect_used, unsafe_code)]
 
-mod common;
-
 use std::{
     fs::{self, File, OpenOptions, Permissions},
     io::{self, Read},
@@ -20,7 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::World;
+use super::common::World;
 use pando_fuse::{Kind, Settings};
 
 macro_rules! world {

@@ -2,8 +2,6 @@
 //! read that was not needed.
 #![allow(clippy::unwrap_used, clippy::expect_used, unsafe_code)]
 
-mod common;
-
 use std::{
     fs::{self, File, OpenOptions},
     io::Read,
@@ -13,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{World, errno};
+use super::common::{World, errno};
 use pando_fs::{Caller, ModeChange, TreeChange};
 use pando_fuse::{
     Kind,
@@ -167,7 +165,7 @@ fn a_clone_leaves_the_pages_of_other_files_alone() {
 fn a_clone_does_not_write_the_mappings_of_other_files() {
     let w = world!();
     // The write-back cache is emptied by a clone.
-    if common::kept() {
+    if super::common::kept() {
         return;
     }
     fs::create_dir(w.path("src")).unwrap();
@@ -371,7 +369,7 @@ fn small_writes_are_blind_and_do_not_shred_what_is_read_after() {
             file.write_all_at(b"blip", random(i)).unwrap();
         }
         // A kernel that keeps what is written reads the rest of each page: that is its price.
-        if !common::kept() {
+        if !super::common::kept() {
             assert_eq!(w.requests(Kind::Read), before, "{kind}: a small write read something");
         }
         if !writable_only {
@@ -379,7 +377,10 @@ fn small_writes_are_blind_and_do_not_shred_what_is_read_after() {
             let mut buf = vec![0; SIZE];
             file.read_exact_at(&mut buf, 0).unwrap();
             let reads = w.requests(Kind::Read) - before;
-            assert!(reads < 400 || common::kept(), "{kind}: {reads} reads for a scan by the same descriptor");
+            assert!(
+                reads < 400 || super::common::kept(),
+                "{kind}: {reads} reads for a scan by the same descriptor"
+            );
             for i in 2000..4000 {
                 file.write_all_at(b"blip", random(i)).unwrap();
             }
@@ -388,7 +389,7 @@ fn small_writes_are_blind_and_do_not_shred_what_is_read_after() {
         let before = w.requests(Kind::Read);
         let all = fs::read(&f).unwrap();
         let reads = w.requests(Kind::Read) - before;
-        assert!(reads < 200 || common::kept(), "{kind}: {reads} reads for a scan");
+        assert!(reads < 200 || super::common::kept(), "{kind}: {reads} reads for a scan");
         let last = |at: u64| &all[at as usize..at as usize + 4];
         assert_eq!(last(random(1999)), b"blip");
         // The kernel now and then does not keep some of the pages that it has read ahead, more of them on a busy machine.

@@ -2,8 +2,6 @@
 //! meanwhile.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-
 use std::{
     fs::{self, File, OpenOptions},
     io::{Read, Write},
@@ -13,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::World;
+use crate::common::World;
 use pando_fuse::{Kind, Settings};
 
 /// Files that come with their open have at most so many bytes.
@@ -94,11 +92,11 @@ fn what_was_given_is_as_good_as_what_was_read() {
                 wanted.extend_from_slice(b"more");
             }
             2 => {
-                common::truncate(&path, 10);
+                crate::common::truncate(&path, 10);
                 wanted.truncate(10);
             }
             3 => {
-                common::truncate(&path, 100_000);
+                crate::common::truncate(&path, 100_000);
                 wanted.resize(100_000, 0);
             }
             4 => {
@@ -175,8 +173,8 @@ fn change(path: &Path, way: usize) {
     let open = |o: &mut OpenOptions| -> File { o.open(path).unwrap() };
     match way % CHANGES {
         0 => open(OpenOptions::new().read(true).write(true)).write_all_at(&content(2, 9000), 0).unwrap(),
-        1 => common::truncate(path, 100),
-        2 => common::truncate(path, 20_000),
+        1 => crate::common::truncate(path, 100),
+        2 => crate::common::truncate(path, 20_000),
         3 => fs::write(path, content(2, 5000)).unwrap(),
         _ => open(OpenOptions::new().append(true)).write_all(&content(2, 3000)).unwrap(),
     }

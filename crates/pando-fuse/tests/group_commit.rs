@@ -1,8 +1,6 @@
 //! Group commit through a mount: programs that fsync different files at the same time share flushes of the device.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-
 use std::{
     fs::File,
     io::Write,
@@ -11,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use common::World;
+use crate::common::World;
 use pando_db::device::{Device, HookedDevice, MemDevice};
 use pando_fuse::Settings;
 

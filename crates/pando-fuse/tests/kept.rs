@@ -1,8 +1,6 @@
 //! What the kernel's write-back cache gives, and that nothing is lost or stale by it.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-
 use std::{
     fs::{self, File, OpenOptions},
     io::Write,
@@ -11,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::World;
+use crate::common::World;
 use pando_db::device::{Device, MemDevice};
 use pando_fuse::{Kind, Settings};
 

@@ -1,8 +1,6 @@
 //! Hard links through a mount: what programs and the kernel's caches see of them, on originals and on clones.
 #![allow(clippy::unwrap_used, clippy::expect_used, unsafe_code)]
 
-mod common;
-
 use std::{
     fs::{self, File, OpenOptions},
     os::unix::fs::{FileExt, MetadataExt, symlink},
@@ -11,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{World, errno};
+use super::common::{World, errno};
 
 macro_rules! world {
     () => {

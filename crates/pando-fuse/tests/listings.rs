@@ -1,8 +1,6 @@
 //! Listings that the kernel keeps: they cost nothing to read again, and none is ever older than what has happened.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-
 use std::{
     fs::{self, File},
     os::unix::fs::MetadataExt,
@@ -10,7 +8,7 @@ use std::{
     sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
 };
 
-use common::World;
+use super::common::World;
 use pando_fuse::{
     Kind,
     tool::{self, EntryPath},

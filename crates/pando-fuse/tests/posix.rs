@@ -1,8 +1,6 @@
 //! What every program expects of a file system, through a real mount.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-
 use std::{
     collections::BTreeSet,
     ffi::OsStr,
@@ -16,7 +14,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use common::{World, errno};
+use super::common::{World, errno};
 use pando_fuse::Settings;
 use rustix::fs::{CWD, FallocateFlags, FileType, Mode, RenameFlags, mknodat, renameat_with};
 
@@ -392,7 +390,7 @@ fn sparse_files_show_the_blocks_that_exist() {
     assert_eq!(f.metadata().unwrap().blocks(), 0, "a GiB of nothing");
     // What the kernel keeps for a while has no blocks yet.
     let settle = |f: &File| {
-        if common::kept() {
+        if super::common::kept() {
             f.sync_all().unwrap();
         }
     };

@@ -1,6 +1,8 @@
 //! The other tests once more, with the requests coming over io_uring.
-// Each brings its own copy of what all share, as programs of their own would.
-#![allow(clippy::duplicate_mod)]
+
+// It knows from its own path how these tests are to run.
+#[path = "common/mod.rs"]
+mod common;
 
 #[path = "beside.rs"]
 mod beside;
@@ -18,3 +20,10 @@ mod posix;
 mod waiting;
 #[path = "xattrs.rs"]
 mod xattrs;
+
+#[test]
+fn they_run_over_io_uring() {
+    assert!(common::over_ring() && common::kept() && !common::forced());
+    let usual = crate::common::kept() && !crate::common::over_ring() && !crate::common::forced();
+    assert!(usual, "the tests above bring a module of their own");
+}

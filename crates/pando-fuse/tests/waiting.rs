@@ -1,15 +1,13 @@
 //! Requests that wait (for a flush here) hold up no others, however many they are.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-
 use std::{
     fs::{self, File},
     sync::{Arc, Barrier, mpsc},
     time::Duration,
 };
 
-use common::World;
+use super::common::World;
 use pando_db::device::{DeviceCall, HookedDevice, MemDevice};
 use pando_fuse::Settings;
 use parking_lot::{Condvar, Mutex};

@@ -1,8 +1,6 @@
 //! Extended attributes, access lists, allocation and overlays through a mount, on originals and on clones.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-
 use std::{
     fs::{self, File, OpenOptions},
     io,
@@ -11,7 +9,7 @@ use std::{
     process::Command,
 };
 
-use common::{World, errno};
+use super::common::{World, errno};
 use pando_fuse::Settings;
 use rustix::fs::{CWD, FallocateFlags, RenameFlags, SeekFrom, XattrFlags, fallocate, renameat_with, seek};
 

@@ -1,8 +1,6 @@
 //! How mounts end: closed well, on a device that fails, under a daemon that is killed; and what is no image.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-
 use std::{
     fs,
     io::{BufRead, BufReader},
@@ -10,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{Bench, text};
+use crate::common::{Bench, text};
 
 /// Code of `pando umount` where closing failed.
 const NOT_CLOSED: i32 = 6;
@@ -121,7 +119,7 @@ impl Drop for Host<'_> {
 
 #[test]
 fn umount_fails_if_the_device_did_when_the_image_was_closed() {
-    if !rustix::process::geteuid().is_root() || !common::have_fuse() {
+    if !rustix::process::geteuid().is_root() || !crate::common::have_fuse() {
         return eprintln!("SKIPPED: needs root and FUSE");
     }
     let b = Bench::new();
@@ -159,7 +157,7 @@ fn what_is_no_image_is_not_damaged() {
 
 #[test]
 fn a_read_only_mount_writes_nothing_and_can_be_remounted() {
-    if !common::have_fuse() {
+    if !crate::common::have_fuse() {
         return;
     }
     let b = Bench::new();

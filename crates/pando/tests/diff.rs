@@ -2,12 +2,9 @@
 //! see all.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-#[macro_use]
-mod common;
-
 use std::collections::BTreeSet;
 
-use common::Bench;
+use crate::common::Bench;
 
 fn lines(text: &str) -> BTreeSet<String> {
     text.lines().map(String::from).collect()

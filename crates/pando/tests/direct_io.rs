@@ -2,11 +2,9 @@
 //! happens where that cannot be.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-
 use std::{fs, path::Path, process::Command};
 
-use common::{Bench, has, have_fuse, text};
+use crate::common::{Bench, has, have_fuse, text};
 
 /// Data that is written and read: bytes.
 const DATA: usize = 48 << 20;
@@ -58,7 +56,8 @@ fn the_image_is_not_in_the_page_cache_and_requests_are_long() {
         b.ok(&["mount", "--log-file", "log", "-o", option, "a.img", "m"]);
         let opening = device("read_bytes").as_u64().unwrap();
         assert!(fs::read(b.path("m/f")).unwrap() == data, "{option}: not what was written");
-        let (bytes, reads) = (device("read_bytes").as_u64().unwrap() - opening, device("reads").as_u64().unwrap());
+        let (bytes, reads) =
+            (device("read_bytes").as_u64().unwrap() - opening, device("reads").as_u64().unwrap());
         let cached = cached(&b.path("a.img"));
         println!("{option}: mean write {mean}, {bytes} read by {reads} requests, {cached} cached");
         if direct {

@@ -1,8 +1,6 @@
 //! Import and export keep all of a tree, or say what they could not keep.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-
 use std::{
     collections::BTreeMap,
     ffi::{OsStr, OsString},
@@ -19,7 +17,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use common::{Bench, text};
+use crate::common::{Bench, text};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Timespec, Timestamps, XattrFlags};
 
 /// An ordinary user.
@@ -282,7 +280,7 @@ fn a_tree_with_all_that_files_can_be_comes_out_as_it_went_in() {
 
 #[test]
 fn what_is_imported_is_seen_in_the_mount_and_goes_through_try() {
-    if !common::have_fuse() {
+    if !crate::common::have_fuse() {
         return;
     }
     let b = Bench::new();
@@ -358,7 +356,7 @@ fn an_ordinary_user_keeps_what_is_hers_and_is_told_of_the_rest() {
 #[test]
 fn a_host_without_attributes_costs_attributes_and_says_how_many() {
     let b = Bench::new();
-    if !is_root() || !common::has("mount") {
+    if !is_root() || !crate::common::has("mount") {
         eprintln!("SKIPPED: only root can set the scene");
         return;
     }

@@ -1,9 +1,6 @@
 //! `pando fork`, `forks`, `discard` and `diff FORK` as a user has them.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-#[macro_use]
-mod common;
-
 #[test]
 fn a_fork_knows_what_it_changed_and_goes_without_a_trace() {
     let b = mounted!();

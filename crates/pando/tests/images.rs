@@ -1,11 +1,9 @@
 //! Commands on images that are not mounted.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-
 use std::{fs, os::unix::fs::FileExt};
 
-use common::{Bench, same};
+use crate::common::{Bench, same};
 
 #[test]
 fn trees_go_in_and_come_out_without_a_mount() {
@@ -167,7 +165,7 @@ fn a_flipped_bit_is_found_and_its_file_is_named() {
     }
     fs::write(b.path("a.img"), image).unwrap();
     let out = b.run(&["check", "--json", "a.img"]);
-    assert_eq!(out.status.code(), Some(3), "{}", common::text(&out.stderr));
+    assert_eq!(out.status.code(), Some(3), "{}", crate::common::text(&out.stderr));
     let report: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
     assert_eq!(report["clean"].as_bool(), Some(false));
     let named = |e: &serde_json::Value| e["path"].as_str().is_some_and(|p| p.contains("/t/src/deep/large"));
@@ -214,7 +212,7 @@ fn inspect_shows_the_nodes_of_an_image() {
     b.ok(&["inspect", "--svg", "p.svg", "a.img"]);
     let drawn = fs::read_to_string(b.path("p.svg")).unwrap();
     assert!(drawn.starts_with("<svg ") && drawn.matches("<text").count() > nodes.len());
-    if common::has("xmllint") {
+    if crate::common::has("xmllint") {
         b.sh("xmllint --noout p.svg");
     }
 }
@@ -241,13 +239,13 @@ fn inspect_shows_damage_and_goes_on_beside_it() {
     let two = [at(leaves[0]) + 9, at(other) + other["header_bytes"].as_u64().unwrap() as usize + 5];
     two.iter().for_each(|at| flip(*at, 0x10));
     let out = b.run(&["inspect", "--json", "--keys", "a.img"]);
-    assert_eq!(out.status.code(), Some(3), "{}", common::text(&out.stderr));
+    assert_eq!(out.status.code(), Some(3), "{}", crate::common::text(&out.stderr));
     let now: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
     assert_eq!(now["nodes"].as_array().unwrap().len(), nodes.len());
     let broken = now["nodes"].as_array().unwrap().iter().filter(|n| n["error"].is_string());
     assert_eq!(broken.map(|n| &n["id"]).collect::<Vec<_>>(), [&leaves[0]["id"]]);
     let text = b.run(&["inspect", "--keys", "a.img"]);
-    assert_eq!(common::text(&text.stdout).matches("CANNOT BE READ").count(), 2);
+    assert_eq!(crate::common::text(&text.stdout).matches("CANNOT BE READ").count(), 2);
     b.fails(&["inspect", "--svg", "p.svg", "a.img"], 3, "cannot be read");
     assert!(fs::read_to_string(b.path("p.svg")).unwrap().contains("cannot be read"));
     // Bits anywhere: whatever it says, it says it without a panic.
@@ -257,8 +255,12 @@ fn inspect_shows_damage_and_goes_on_beside_it() {
         flip(at + i * 7 % 200, 1 << (i % 8));
         let out = b.run(&["inspect", "--keys", "a.img"]);
         flip(at + i * 7 % 200, 1 << (i % 8));
-        assert!(matches!(out.status.code(), Some(0 | 1 | 3)), "{at}: {}", common::text(&out.stderr));
-        assert!(!common::text(&out.stderr).contains("panicked"), "{at}: {}", common::text(&out.stderr));
+        assert!(matches!(out.status.code(), Some(0 | 1 | 3)), "{at}: {}", crate::common::text(&out.stderr));
+        assert!(
+            !crate::common::text(&out.stderr).contains("panicked"),
+            "{at}: {}",
+            crate::common::text(&out.stderr)
+        );
     }
 }
 

@@ -2,8 +2,6 @@
 //! mount hangs.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-
 use std::{
     fs::{self, File, OpenOptions},
     os::unix::fs::FileExt,
@@ -12,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{Bench, has, have_fuse};
+use crate::common::{Bench, has, have_fuse};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Names the file that a child of this test keeps dirty.
@@ -40,7 +38,7 @@ fn dirtier() {
 
 fn start_dirtier(path: &Path) -> Child {
     Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "dirtier"])
+        .args(["--exact", "killed::dirtier"])
         .env(DIRTIER, path)
         .stdin(Stdio::null())
         .stdout(Stdio::null())

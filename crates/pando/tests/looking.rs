@@ -4,8 +4,6 @@
 //! Only root can set these scenes; for others the tests are skipped, and say so.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-
 use std::{
     fs::{self, File},
     os::unix::{fs::MetadataExt, process::CommandExt},
@@ -13,7 +11,7 @@ use std::{
     process::Command,
 };
 
-use common::{Bench, has, text};
+use crate::common::{Bench, has, text};
 use pando_fuse::{
     asked::Asked,
     client::{self, ControlError},
@@ -42,7 +40,8 @@ fn fine(b: &Bench, uid: u32, line: &str) -> String {
 
 /// What a process of its own sees as `uid` when it tries `what` on a path.
 fn look(b: &Bench, uid: u32, what: &str, path: &str) -> (bool, String) {
-    let (_, said) = sh_as(b, uid, &format!("LOOK={what} LOOK_AT={path} ./looker --exact looker --nocapture"));
+    let (_, said) =
+        sh_as(b, uid, &format!("LOOK={what} LOOK_AT={path} ./looker --exact looking::looker --nocapture"));
     let found = said.lines().find_map(|line| line.strip_prefix("LOOK ")).unwrap_or_else(|| panic!("{said}"));
     match found.split_once(' ').unwrap() {
         ("ok", told) => (true, told.to_owned()),

@@ -2,8 +2,6 @@
 //! install puts where.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-
 use std::{
     fs,
     os::unix::{fs::symlink, net::UnixDatagram, process::CommandExt},
@@ -12,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{Bench, has, have_fuse, text};
+use crate::common::{Bench, has, have_fuse, text};
 
 /// Runs the program by another name.
 fn helper(b: &Bench, name: &str, args: &[&str]) -> Output {

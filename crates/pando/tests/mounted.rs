@@ -1,9 +1,6 @@
 //! Commands on a mounted image, and what ordinary programs make of it.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-#[macro_use]
-mod common;
-
 use std::{
     collections::BTreeMap,
     fs,
@@ -13,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{Bench, has, same};
+use crate::common::{Bench, has, same};
 
 #[test]
 fn ordinary_programs_copy_trees_in_and_they_last() {
@@ -280,7 +277,7 @@ fn stats_and_grow_work_mounted() {
 
 #[test]
 fn mounts_that_cannot_be_say_why() {
-    if !common::have_fuse() {
+    if !crate::common::have_fuse() {
         return;
     }
     let b = Bench::new();
@@ -301,7 +298,7 @@ fn mounts_that_cannot_be_say_why() {
 #[test]
 fn ordinary_users_mount_too() {
     use std::os::unix::process::CommandExt;
-    if !common::have_fuse() || !has("fusermount3") {
+    if !crate::common::have_fuse() || !has("fusermount3") {
         return;
     }
     if !rustix::process::geteuid().is_root() {
@@ -318,8 +315,8 @@ fn ordinary_users_mount_too() {
         let mut command = Command::new("sh");
         command.args(["-ec", script]).current_dir(b.path("home")).uid(65_534).gid(65_534);
         let out = command.output().unwrap();
-        assert!(out.status.success(), "{script}: {}", common::text(&out.stderr));
-        common::text(&out.stdout)
+        assert!(out.status.success(), "{script}: {}", crate::common::text(&out.stderr));
+        crate::common::text(&out.stdout)
     };
     let mode = fs::metadata("/dev/fuse").unwrap().mode();
     if mode & 0o006 != 0o006 {
@@ -355,7 +352,7 @@ fn what_is_mounted_over_an_ended_mount_stays() {
 
 #[test]
 fn a_foreground_mount_ends_with_its_mount() {
-    if !common::have_fuse() {
+    if !crate::common::have_fuse() {
         return;
     }
     let b = Bench::new();

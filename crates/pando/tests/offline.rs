@@ -1,15 +1,13 @@
 //! Work on an image that is not mounted, and copies by clones.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-
 use std::{
     fs,
     os::unix::fs::{MetadataExt, PermissionsExt},
     time::{Duration, Instant},
 };
 
-use common::{Bench, same};
+use crate::common::{Bench, same};
 
 fn image() -> Bench {
     let b = Bench::new();

@@ -1,17 +1,15 @@
 //! The pictures of `docs/pictures/README.md`: what they must show, and how they are made anew.
 //!
-//!     PANDO_PICTURES=1 cargo test -p pando --test pictures
+//!     PANDO_PICTURES=1 cargo test -p pando --test all pictures::
 //!
 //! writes them to docs/pictures. Without it they are made all the same and checked for what the text
 //! under them says; that they look as in the repository is not demanded, because node numbers and sizes
 //! change with the engine.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-
 use std::{path::Path, sync::Arc};
 
-use common::Bench;
+use crate::common::Bench;
 use pando_db::{CreateOptions, Db, Options, device::FileDevice};
 use serde_json::Value;
 

@@ -1,9 +1,6 @@
 //! Policies for snapshots as a user has them: `pando snapshot policy`, and what the daemon of a mount does by itself.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-#[macro_use]
-mod common;
-
 use std::{
     fs,
     io::Write,
@@ -11,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::Bench;
+use crate::common::Bench;
 use serde_json::Value;
 
 /// Longest that anything may take that is to happen by itself. A machine may be slow.
@@ -126,7 +123,7 @@ fn room_is_made_and_nonsense_is_refused() {
     b.fails(&["snapshot", "policy", "m/d", "--min-free", "x"], 2, "not a percentage");
     b.fails(&["snapshot", "policy", "m/d/.snapshots/s2", "--every", "1h"], 1, "in a snapshot");
     let out = b.command(&["snapshot", "policy", "m/d", "--every", "1h"]).output().unwrap();
-    assert!(out.status.success() && common::text(&out.stderr).contains("note: nothing says"));
+    assert!(out.status.success() && crate::common::text(&out.stderr).contains("note: nothing says"));
     // All that may go goes, and the command says that it was not enough.
     b.fails(&["snapshot", "prune", "m/d", "--min-free", "100%"], 1, "no snapshot is left");
     let left = snapshots(&b, "m/d");

@@ -1,11 +1,8 @@
 //! `pando quota` as a user has it.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-#[macro_use]
-mod common;
-
 /// The exit code and what was said.
-fn said(b: &common::Bench, script: &str) -> String {
+fn said(b: &crate::common::Bench, script: &str) -> String {
     b.sh(&format!("{{ {script}; }} 2>&1 && echo code 0 || echo code $?"))
 }
 
@@ -87,7 +84,7 @@ fn clones_carry_quotas_and_links_stay_inside() {
 
 #[test]
 fn only_root_sets_quotas() {
-    let Some(b) = common::Bench::shared("quotas") else { return };
+    let Some(b) = crate::common::Bench::shared("quotas") else { return };
     b.sh("mkdir m/q; chown 12345:12345 m/q");
     let pando = "./pando";
     for args in ["quota set m/q 1M", "quota set m/q none", "quota list m/q"] {

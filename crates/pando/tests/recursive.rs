@@ -2,9 +2,6 @@
 //! and open files, by those who may not, and in images that are not mounted.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-#[macro_use]
-mod common;
-
 use std::{
     fs::{File, OpenOptions, symlink_metadata},
     io::Write,
@@ -12,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use common::{Bench, same};
+use crate::common::{Bench, same};
 
 fn is_root() -> bool {
     let root = rustix::process::geteuid().is_root();
@@ -217,7 +214,7 @@ fn nobody_sees_what_was_before_where_it_is_written_through() {
 /// What was written to a mapping before goes out before, so that it is no change after it.
 #[test]
 fn what_is_dirty_in_a_mapping_does_not_bring_a_time_back() {
-    if !is_root() || !common::has("python3") {
+    if !is_root() || !crate::common::has("python3") {
         return;
     }
     let b = mounted!();

@@ -4,8 +4,6 @@
 //! Only root can set these scenes; for others the tests are skipped, and say so.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-
 use std::{
     fs::{self, File},
     os::unix::{
@@ -16,7 +14,7 @@ use std::{
     process::Command,
 };
 
-use common::{Bench, has, text};
+use crate::common::{Bench, has, text};
 use pando_fuse::{
     client,
     control::{ControlRequest, SIZE, Token, command},
@@ -66,7 +64,7 @@ fn attack(b: &Bench, wrap: &[&str], uid: u32, scene: &str, args: &[String]) -> V
             command
         }
     };
-    command.args(["--exact", "attacker", "--nocapture"]).current_dir(b.path(""));
+    command.args(["--exact", "rights::attacker", "--nocapture"]).current_dir(b.path(""));
     command.env("PANDO_ATTACK", scene).env("PANDO_ATTACK_ARGS", args.join("\n"));
     let out = command.uid(uid).gid(uid).output().unwrap();
     let said = text(&out.stdout);
@@ -599,7 +597,7 @@ fn an_ordinary_user_goes_on_over_read_only_files_and_directories() {
     let (code, said) = sh_as(&b, ANN, &format!("./pando receive --resume {token} m/{ANN} q < one.s"));
     assert_eq!(code, 0, "{said}");
     let q = format!("m/{ANN}/q");
-    common::same(b.path("m/p"), b.path(&q));
+    crate::common::same(b.path("m/p"), b.path(&q));
     assert_eq!(b.sh(&format!("stat -c %h {q}/c/f1 {q}/f/in/l4")), "2\n2\n", "linked");
 
     // A difference changes what is in them.
@@ -611,7 +609,7 @@ fn an_ordinary_user_goes_on_over_read_only_files_and_directories() {
     b.sh("./pando send -i @one m/p@two > two.s; chmod 644 two.s");
     let (code, said) = sh_as(&b, ANN, &format!("./pando receive m/{ANN} q < two.s"));
     assert_eq!(code, 0, "{said}");
-    common::same(b.path("m/p"), b.path(&q));
+    crate::common::same(b.path("m/p"), b.path(&q));
     assert_eq!(b.sh(&format!("ls -A m/{ANN}")), "d\nopen\nq\n");
 }
 
@@ -651,7 +649,7 @@ fn a_receive_does_not_follow_what_others_have_planted() {
     assert_eq!(fs::read_to_string(&precious).unwrap(), "precious");
     let (code, said) = sh_as(&b, 0, &format!("./pando receive --resume {token} {dir} q < one.s"));
     assert_eq!(code, 0, "{said}");
-    common::same(b.path("m/p"), b.path(&format!("{dir}/q")));
+    crate::common::same(b.path("m/p"), b.path(&format!("{dir}/q")));
 }
 
 #[test]

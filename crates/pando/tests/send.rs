@@ -1,16 +1,13 @@
 //! `pando send` and `pando receive`, as a user has them: through mounts and on images, whole and as differences.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-#[macro_use]
-mod common;
-
 use std::{
     fs,
     io::Write,
     process::{Output, Stdio},
 };
 
-use common::{Bench, same, text};
+use crate::common::{Bench, same, text};
 
 /// Sends into a file.
 fn send(b: &Bench, args: &[&str], to: &str) {

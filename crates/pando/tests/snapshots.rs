@@ -1,12 +1,9 @@
 //! Snapshots as a user has them: `pando snapshot`, `pando rollback`, and what ordinary programs see.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-#[macro_use]
-mod common;
-
 use std::{fs, os::unix::fs::MetadataExt};
 
-use common::same;
+use crate::common::same;
 
 const EROFS: i32 = 30;
 

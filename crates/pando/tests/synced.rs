@@ -2,8 +2,6 @@
 //! is there after it, however the file was opened.
 #![allow(clippy::unwrap_used, clippy::expect_used, unsafe_code)]
 
-mod common;
-
 use std::{
     fs::{self, File, OpenOptions},
     io,
@@ -13,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use common::Bench;
+use crate::common::Bench;
 
 /// How one writer writes.
 struct Way {

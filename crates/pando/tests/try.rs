@@ -1,22 +1,21 @@
 //! `pando try` on small trees, and its clean-up.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-
 use std::{
     fs,
     process::Stdio,
     time::{Duration, Instant},
 };
 
-use common::Bench;
+use crate::common::Bench;
 
 #[test]
 fn it_goes_the_whole_way_mounted_and_by_the_library() {
     let b = Bench::new();
     b.tree("t");
     fs::create_dir(b.path("work")).unwrap();
-    let ways: &[&[&str]] = if common::have_fuse() { &[&[], &["--no-mount"]] } else { &[&["--no-mount"]] };
+    let ways: &[&[&str]] =
+        if crate::common::have_fuse() { &[&[], &["--no-mount"]] } else { &[&["--no-mount"]] };
     for way in ways {
         let out = b.ok(&[&["try", "--work-dir", "work", "t"], *way].concat());
         for line in ["pando clone", "cp -a --reflink=auto", "space: clone", "compared again: as they must be"]
@@ -47,8 +46,13 @@ fn it_cleans_up_when_interrupted() {
         let signal = if round % 2 == 0 { "INT" } else { "TERM" };
         b.sh(&format!("kill -{signal} {} 2>/dev/null || true", child.id()));
         let out = child.wait_with_output().unwrap();
-        assert!(matches!(out.status.code(), Some(0 | 1)), "{:?} {}", out.status, common::text(&out.stderr));
-        assert_eq!(fs::read_dir(b.path("work")).unwrap().count(), 0, "{}", common::text(&out.stderr));
+        assert!(
+            matches!(out.status.code(), Some(0 | 1)),
+            "{:?} {}",
+            out.status,
+            crate::common::text(&out.stderr)
+        );
+        assert_eq!(fs::read_dir(b.path("work")).unwrap().count(), 0, "{}", crate::common::text(&out.stderr));
         let mounts = fs::read_to_string("/proc/mounts").unwrap();
         assert!(!mounts.contains(b.path("work").to_str().unwrap()), "a mount was left");
     }

@@ -1,10 +1,7 @@
 //! `pando log` and `pando restore-file` as a user has them.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-#[macro_use]
-mod common;
-
-use common::Bench;
+use crate::common::Bench;
 
 /// What `pando log` tells: the change, and the snapshot or "now".
 fn log(b: &Bench, path: &str) -> Vec<(String, String)> {

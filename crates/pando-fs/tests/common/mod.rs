@@ -25,9 +25,14 @@ pub struct World {
     pub me: Caller,
 }
 
+/// Operations of a merge that are made at once: the same tests run once more in `large_merges`, with every merge made
+/// beside the tree, in batches of one operation.
+pub fn merge_steps() -> usize {
+    if module_path!().contains("::large_merges::") { 0 } else { 10_000 }
+}
+
 pub fn options() -> MountOptions {
-    // The same tests run once more, with every merge made beside the tree, in batches of one operation.
-    let steps = if env!("CARGO_CRATE_NAME") == "large_merges" { 0 } else { 10_000 };
+    let steps = merge_steps();
     MountOptions::default().background(false).atime(AtimePolicy::Noatime).merge_steps(steps)
 }
 

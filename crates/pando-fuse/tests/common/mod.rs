@@ -26,20 +26,20 @@ pub struct World {
     tmp: tempfile::TempDir,
 }
 
-/// Whether the tests of this program are to run with polling forced on: those that
+/// Whether the tests that use this copy of the module are to run with polling forced on: those that
 /// `tests/polled.rs` takes from others.
-fn forced() -> bool {
-    module_path!().starts_with("polled::")
+pub fn forced() -> bool {
+    module_path!().contains("::polled::")
 }
 
 /// Whether they are to run over io_uring: those that `tests/ring.rs` takes from others.
 pub fn over_ring() -> bool {
-    module_path!().starts_with("ring::")
+    module_path!().contains("::ring::")
 }
 
 /// Whether they are to run with the kernel's write-back cache: all but those that `tests/through.rs` takes from others.
 pub fn kept() -> bool {
-    !module_path!().starts_with("through::")
+    !module_path!().contains("::through::")
 }
 
 /// Switches FUSE over io_uring on in this kernel until this process ends, where root may; says so if it

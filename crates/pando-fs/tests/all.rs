@@ -1,0 +1,34 @@
+//! The tests of the file system, in one program: linking one for each file took longer than most of them run. A new file
+//! becomes a line here.
+
+// Files that `large_merges` runs again bring a copy of what all share.
+#![allow(clippy::duplicate_mod)]
+
+mod allocate;
+mod attrs;
+mod checks;
+mod clones;
+mod common;
+mod depth;
+mod diff;
+mod files;
+mod forks;
+mod full_disk;
+mod large_merges;
+mod limits;
+mod links;
+mod lost_nodes;
+mod merge_renames;
+mod merge_text;
+mod model;
+mod once;
+mod policies;
+mod quota_model;
+mod quotas;
+mod readahead;
+mod recursive;
+mod send;
+mod snapshots;
+mod threads;
+mod tree;
+mod xattrs;

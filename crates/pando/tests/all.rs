@@ -1,0 +1,28 @@
+//! The tests of the program, in one program: linking one for each file took longer than most of them run. A new file
+//! becomes a line here.
+
+// First, for its macro.
+#[macro_use]
+mod common;
+
+mod closing;
+mod diff;
+mod direct_io;
+mod faithful;
+mod forks;
+mod images;
+mod killed;
+mod looking;
+mod machine;
+mod mounted;
+mod offline;
+mod pictures;
+mod policies;
+mod quotas;
+mod recursive;
+mod rights;
+mod send;
+mod snapshots;
+mod synced;
+mod r#try;
+mod versions;

@@ -69,14 +69,13 @@ impl Batch {
         &self.expected
     }
 
-    /// Makes the batch conditional: all of it is refused with [`crate::Error::Conflict`] unless `key` has
-    /// exactly this value (`None`: no value) before the first operation of the batch. Several keys may be
-    /// expected. The check and the operations are one atomic step. A refused batch leaves no trace, in the
-    /// log neither.
+    /// Makes the batch conditional: all of it is refused with [`crate::Error::Conflict`] unless `key` has exactly
+    /// this value (`None`: no value) before the first operation of the batch. Several keys may be expected. The check
+    /// and the operations are one atomic step. A refused batch changes nothing and is not in the log.
     ///
-    /// This is compare-and-set, and with several keys an optimistic transaction: read, decide, write what
-    /// must still be true, and begin again after a conflict. A batch that only expects checks that all its
-    /// keys have these values at one moment.
+    /// This is compare-and-set, and with several keys an optimistic transaction: read, decide, write with the values
+    /// that were read as expectations, and begin again after a conflict. A batch without operations checks that all
+    /// its keys have the expected values at one moment.
     ///
     /// Cost: a lookup for each key. While other threads change these very keys, the lookups are repeated.
     ///
@@ -130,8 +129,8 @@ impl Batch {
         self.push(Op::Put(key.into(), value.into()))
     }
 
-    /// The same with a copy of `value`. For values of 8 KiB and more it is cheaper than a copy that the caller makes:
-    /// it lies in memory that values and pages before it have had.
+    /// Like [`Batch::put`], with a copy of `value`. For values of 8 KiB and more this is cheaper than a copy that the
+    /// caller makes, because it reuses memory of earlier values and pages.
     pub fn put_copy(&mut self, key: impl Into<Bytes>, value: &[u8]) -> &mut Self {
         self.push(Op::Put(key.into(), pool::copy(value)))
     }
@@ -150,8 +149,8 @@ impl Batch {
     /// blindly; keys without a value stay without. One message, however many values there are.
     /// `op` has at most [`crate::MAX_PREFIX_UPSERT`] bytes, and all of a batch about 16 times as many.
     ///
-    /// Operations that wait for the same keys are kept one by one unless [`crate::Merge::combine_present`]
-    /// makes one of them: a meaning that is to be used often in this way should have it.
+    /// Operations that wait for the same keys are kept one by one unless [`crate::Merge::combine_present`] combines
+    /// them, so a [`crate::Merge`] whose operations are often used on prefixes should implement it.
     pub fn upsert_prefix(&mut self, prefix: impl Into<Bytes>, op: impl Into<Bytes>) -> &mut Self {
         self.push(Op::UpsertPrefix(prefix.into(), op.into()))
     }
@@ -168,11 +167,11 @@ impl Batch {
         self.push(Op::DeleteRange(lo, hi))
     }
 
-    /// Copies every key under `src` to `dst`, replacing what is under `dst`. `dst` may lie below `src`, if that is not
-    /// empty: the copy is of the moment before, so it does not hold itself. Whoever makes many such copies removes
-    /// from each, in its batch, the prefix under which all of them lie: then they share what one does. `src` may not
-    /// lie below `dst` ([`crate::Error::Overlap`]). The batch is refused
-    /// ([`crate::Error::TooLarge`]) if a key would be longer than [`crate::MAX_KEY`].
+    /// Copies every key under `src` to `dst`, replacing what is under `dst`. `dst` may lie below `src`, unless `src`
+    /// is the empty prefix: the copy is made of the state before the operation, so it does not contain itself. If
+    /// many copies lie below their source, each one also contains the older ones, unless its batch deletes from it
+    /// the prefix under which the copies lie. `src` may not lie below `dst` ([`crate::Error::Overlap`]). The batch is
+    /// refused ([`crate::Error::TooLarge`]) if a key would be longer than [`crate::MAX_KEY`].
     pub fn clone_prefix(&mut self, src: impl Into<Bytes>, dst: impl Into<Bytes>) -> &mut Self {
         self.push(Op::ClonePrefix(src.into(), dst.into()))
     }

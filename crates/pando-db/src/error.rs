@@ -99,8 +99,7 @@ impl Error {
         Error::Corrupt { what, offset, detail: detail.into() }
     }
 
-    /// True if something could not be read, or is not what it should be: other parts of the store may be
-    /// whole.
+    /// True if data could not be read or is corrupt. Other parts of the store may be intact.
     pub fn is_damage(&self) -> bool {
         match self {
             Error::Corrupt { .. } => true,

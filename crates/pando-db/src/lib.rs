@@ -6,16 +6,19 @@
 //! also the unit of recovery: after a crash the state is that of a prefix of
 //! the batches, and contains every batch that was synced.
 //!
-//! - A store lies in a sparse file, on a block device or in memory ([`Db::create`], [`Db::open`]); one process has
-//!   it open.
+//! - A store lies in a sparse file, on a block device or in memory ([`Db::create`], [`Db::open`]). A file or block
+//!   device can be open once at a time, in one process.
 //! - A [`Db`] is shared by cloning it; every call may come from any thread. Reads never wait for the I/O of a writer.
-//! - What a call has written is visible to all threads when it returns. It is durable after [`Db::sync`], or without
-//!   one
-//!   after about a second.
+//! - What a call has written is visible to all threads when the call returns. It is durable when a later [`Db::sync`]
+//!   returns, and without one after about a second ([`Options::sync_interval`]).
 //! - [`Batch::expect`] makes a batch conditional, as for compare-and-set and optimistic transactions.
 //! - A [`Snapshot`] is a consistent view to read, scan ([`Cursor`]) or back up ([`Snapshot::backup`]).
-//! - [`Snapshot::diff`] gives what differs between two prefixes; its cost follows what differs where they share the
-//!   rest.
+//! - [`Snapshot::diff`] gives the keys whose values differ between two prefixes. Where the two share the rest, as a
+//!   clone and its source do, the cost is in proportion to what differs.
+//! - [`Db::close`] makes a checkpoint. Dropping the last [`Db`] without it makes the log durable, but reports no
+//!   error; the next opening replays the log.
+//! - Upserts ([`Db::upsert`], [`Db::upsert_prefix`]) change values without reading them; [`Merge`] says what they
+//!   mean.
 //! - The programs in `examples` show all of this: `basics`, `branches`, `backup`, `versions`.
 //! - A key has at most [`MAX_KEY`] bytes, a value [`MAX_VALUE`].
 //!

@@ -37,9 +37,10 @@ pub struct CreateOptions {
     pub node_size: u32,
     /// Size of the redo log in bytes; `None` chooses 1/16 of the device, 1 MiB to 64 MiB.
     pub log_size: Option<u64>,
-    /// Identity of the store, kept in the superblock. Zero is as good as any.
+    /// Identity of the store, kept in the superblock, and reported by [`crate::identify`]. Zero, the default, will
+    /// do: the engine also goes by the time of creation.
     pub uuid: [u8; 16],
-    /// A name for people, kept in the superblock: at most 64 bytes, none of them zero.
+    /// A name for the store, kept in the superblock: at most 64 bytes, none of them zero. Default empty.
     pub label: String,
 }
 
@@ -84,38 +85,38 @@ pub struct Options {
     pub cache_bytes: u64,
     /// Meaning of upserts; must be the one that the store was created with.
     pub merge: Arc<dyn Merge>,
-    /// Whether threads flush, checkpoint and write the log in the background.
-    /// Without them the same work happens inside the calls that cause it, so
-    /// that a single-threaded run is deterministic. Default true.
+    /// Whether background threads flush memtables, make checkpoints and write the log. Without them the same work
+    /// happens inside the calls that cause it, so that a single-threaded run is deterministic. Default true.
     pub background: bool,
-    /// By how much the threads in the background are *nicer* than others, as in nice(2): 0 to 19, default 10.
-    /// What is done there can wait longer than what a caller waits for; where processors are scarce, readers
-    /// keep most of their speed beside a writer. Without effect where threads have no priority of their own.
+    /// The nice value that the background threads add to that of the process, as in nice(2): 0 to 19, default 10.
+    /// Their work can wait longer than a caller; where processors are scarce, readers keep most of their speed beside
+    /// a writer. Without effect where threads have no priority of their own.
     pub background_nice: i32,
     /// Refuse every change. Default false.
     pub read_only: bool,
-    /// Open a store of whose log records that were durable are damaged beyond repair, which is refused
-    /// otherwise: what can be proven of the log is replayed, the rest is passed over and reported
-    /// ([`crate::Db::check`]). So the state is not that after any batch. Default false.
+    /// Open a store even if durable records of its log are damaged beyond repair, which is otherwise refused. What
+    /// can be verified of the log is replayed; the rest is left out, and [`crate::Db::check`] reports it. So the
+    /// state may not be that after any batch. Default false.
     pub salvage: bool,
-    /// How long a write may stay in memory before the log is flushed unasked; default 1 s.
+    /// How long a write may stay in memory before the log is flushed without a call of [`crate::Db::sync`]; default 1
+    /// s.
     pub sync_interval: Duration,
-    /// How long the log may grow before a checkpoint is made unasked; default 30 s.
+    /// How long after a checkpoint the next one is made, if there is anything in the log; default 30 s.
     pub checkpoint_interval: Duration,
-    /// Size at which the in-memory table is sealed, in bytes, but not more than a 28th of `cache_bytes` (or
-    /// 512 KiB if that is less); up to seven such tables exist at once, as a rule. Default 8 MiB.
+    /// Size in bytes at which the memtable is sealed, at most a 28th of `cache_bytes` (or 512 KiB if that is more).
+    /// As a rule there are up to seven memtables at once. Default 8 MiB.
     pub memtable_bytes: usize,
     /// How pages are compressed; default LZ4.
     pub codec: Codec,
     /// Pending bytes that justify a private copy of a shared node; `None` is a sixteenth of
     /// the node size (copy-on-abundant-write, FAST'20 section 3).
     pub abundant_bytes: Option<usize>,
-    /// Most memory of the cache for pages of large values that were written and that nobody has read since, in bytes,
-    /// and an eighth of that for those of a value or two; `None`: all of it. With a bound, what is read by long
-    /// requests is not kept either when it is read for the first time. For callers above whom something else keeps
-    /// what they write and read. Default `None`.
+    /// Most memory of the cache, in bytes, for pages of large values that were written and have not been read since;
+    /// pages of one or two values get an eighth of that. `None`, the default, sets no bound. With a bound, pages that
+    /// long requests read for the first time are not cached either. The option is for programs whose data is also
+    /// cached elsewhere, as the kernel caches that of a mounted file system.
     pub written_bytes: Option<u64>,
-    /// Whether space that was freed is given back to the file system or device underneath, after
+    /// Whether freed space is given back to the file system or device underneath (hole punching or discard), after
     /// checkpoints and when the store is closed. Some is kept for the next writes. Default true.
     pub discard: bool,
     /// Give back all but what must be kept, at once and in single blocks. For tests: it makes everything

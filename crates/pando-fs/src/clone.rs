@@ -106,7 +106,7 @@ impl Fs {
         Ok(Removal { top: top.clone(), top_fate, open_below, lineage, names, now })
     }
 
-    /// Says in memory what a removal did, once its batch is written.
+    /// Updates the inodes in memory after the batch of a removal is written.
     pub(crate) fn removed_all(&self, removal: &Removal) {
         for inode in &removal.open_below {
             self.removed(inode, Fate::Orphan, removal.now);
@@ -118,13 +118,14 @@ impl Fs {
         self.lineages.give_back(removal.lineage);
     }
 
-    /// Clones `src`, a file or a directory with all below, to `dst`, which must not exist
-    /// (EEXIST) unless `replace`. Pairs are (directory, name). The clone keeps owner, mode and
-    /// times of the source; its change and creation times are now. The source may not lie inside the destination
-    /// (EINVAL); for the reverse see [`Fs::clone_tree_without`].
+    /// Clones `src`, a file or a directory with everything below, to `dst`, which must not exist (EEXIST) unless
+    /// `replace`. Pairs are (directory, name). The clone keeps owner, mode and times of the source; its change and
+    /// creation times are now. The source may not lie inside the destination (EINVAL); for the reverse see
+    /// [`Fs::clone_tree_without`]. The caller must own the source, and be allowed to write to the directory of the
+    /// destination.
     ///
-    /// One batch: atomic, and the same cost for any size of the tree. Works on the whole state that
-    /// calls have completed; writes that the kernel has not handed over are not in it.
+    /// One batch: atomic, and the same cost for any size of the tree. The clone contains the effects of all calls
+    /// that have returned; writes that the kernel still keeps are not in it.
     pub fn clone_tree(
         &self,
         c: &Caller,
@@ -135,12 +136,12 @@ impl Fs {
         self.clone_tree_without(c, src, dst, replace, &[])
     }
 
-    /// Like [`Fs::clone_tree`], and leaves out of the clone what lies at the paths `exclude` in a cloned directory,
-    /// each relative to it, in the same batch. What does not exist is ignored.
+    /// Like [`Fs::clone_tree`], but leaves out what lies at the paths `exclude`, which are relative to the cloned
+    /// directory, in the same batch. Paths that do not exist are ignored.
     ///
-    /// The destination may lie inside the source: the clone is of the moment before, so it does not hold itself.
-    /// Of many clones inside one source each is to exclude the directory that holds them all, or it has all
-    /// older ones in it.
+    /// The destination may lie inside the source: the clone is made of the state before the call, so it does not
+    /// contain itself. If many clones lie inside their source, each should exclude the directory that holds them, or
+    /// it contains all older ones.
     pub fn clone_tree_without(
         &self,
         c: &Caller,
@@ -154,8 +155,8 @@ impl Fs {
         self.clone_to(Rights::Of(c), &source, dst, replace, exclude, false)
     }
 
-    /// Like [`Fs::clone_tree_without`], of the file or directory `source`, wherever it is by now, with rights that the
-    /// kernel has seen.
+    /// Like [`Fs::clone_tree_without`], for the file or directory with the number `source`, wherever it is, with
+    /// rights that the kernel has verified.
     pub fn clone_verified(
         &self,
         shown: &VerifiedRights,
@@ -168,8 +169,9 @@ impl Fs {
         self.clone_to(Rights::Verified(shown), &source, dst, replace, exclude, false)
     }
 
-    /// Like [`Fs::clone_tree_without`], of a directory, and the clone remembers what it was then: it is a fork, which
-    /// [`Fs::diff_fork`] compares with that, [`Fs::merge`] merges, [`Fs::discard`] throws away. ENOTDIR for a file.
+    /// Like [`Fs::clone_tree_without`], for a directory, and the clone is a fork: its first state is kept, so that
+    /// [`Fs::diff_fork`] can compare the fork with it and [`Fs::merge`] can merge what has changed since.
+    /// [`Fs::discard`] removes a fork. ENOTDIR for a file.
     pub fn fork_tree(
         &self,
         c: &Caller,
@@ -183,7 +185,7 @@ impl Fs {
         self.clone_to(Rights::Of(c), &source, dst, replace, exclude, true)
     }
 
-    /// The same with rights that the kernel has seen, as [`Fs::clone_verified`].
+    /// Like [`Fs::fork_tree`], with rights that the kernel has verified, as [`Fs::clone_verified`].
     pub fn fork_verified(
         &self,
         shown: &VerifiedRights,
@@ -415,17 +417,17 @@ impl Fs {
         Ok((above, taken))
     }
 
-    /// Removes `name` of `parent` with all below it, as `rm -r` does, in one batch.
+    /// Removes the entry `name` of `parent` with everything below it, as `rm -r` does, in one batch.
     pub fn remove_tree(&self, c: &Caller, parent: Ino, name: &OsStr) -> Result<RemoveReport> {
         self.remove_by(Rights::Of(c), parent, name, false)
     }
 
-    /// Like [`Fs::remove_tree`], with rights that the kernel has seen.
+    /// Like [`Fs::remove_tree`], with rights that the kernel has verified.
     pub fn remove_verified(&self, shown: &VerifiedRights, parent: Ino, name: &OsStr) -> Result<RemoveReport> {
         self.remove_by(Rights::Verified(shown), parent, name, false)
     }
 
-    /// Like [`Fs::discard`], with rights that the kernel has seen.
+    /// Like [`Fs::discard`], with rights that the kernel has verified.
     pub fn discard_verified(
         &self,
         shown: &VerifiedRights,

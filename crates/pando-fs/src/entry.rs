@@ -108,9 +108,9 @@ impl Fs {
         Ok(record)
     }
 
-    /// Makes a regular file without a name, as one that is made in `parent`, and opens it. [`Fs::link`] can give it its
-    /// first name, unless O_EXCL is in `flags`; without one it is gone with its last handle, or after a crash. Counts
-    /// one reference of the kernel; release the handle as well.
+    /// Makes a regular file without a name, with owner and mode as if it were made in `parent`, and opens it.
+    /// [`Fs::link`] can give it a name, unless O_EXCL is in `flags`; without a name it disappears with its last
+    /// handle, or after a crash. Counts one reference of the kernel; release the handle as well.
     pub fn tmpfile(&self, c: &Caller, parent: Ino, mode: u32, flags: i32) -> Result<(Attr, FileHandle)> {
         self.writable()?;
         let dir = self.dir(parent)?;

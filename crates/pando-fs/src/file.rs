@@ -25,8 +25,8 @@ const O_ACCMODE: i32 = 0o3;
 const O_DSYNC: i32 = 0o10000;
 
 impl Fs {
-    /// What `stat` tells. No I/O, as inodes that can be asked about are in memory; of a file with holes
-    /// the first time one scan of its map.
+    /// The attributes as of stat(2). No I/O, because an inode with references is in memory; for a file with holes the
+    /// first call scans its block map.
     pub fn getattr(&self, ino: Ino) -> Result<Attr> {
         let inode = self.table.get(ino)?;
         let attr = self.attr(&inode);
@@ -127,7 +127,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Opens a regular file; O_TRUNC is honoured. (Whether the caller may is for the kernel to say.)
+    /// Opens a regular file; `flags` are those of open(2): the access mode, O_APPEND and O_TRUNC are honoured.
+    /// Permissions are not checked: the kernel has done so. Close the handle with [`Fs::release`].
     pub fn open_file(&self, c: &Caller, ino: Ino, flags: i32) -> Result<FileHandle> {
         let inode = self.table.get(ino)?;
         match inode.kind {
@@ -156,7 +157,7 @@ impl Fs {
         Ok(handle)
     }
 
-    /// Closes a handle. The last one of a file without a name removes its data.
+    /// Closes a handle. Closing the last handle of a file without a name removes its data.
     pub fn release(&self, ino: Ino, fh: FileHandle) {
         let _ = ino;
         let Some(open) = self.files.remove(fh.0) else { return };
@@ -186,7 +187,7 @@ impl Fs {
         Ok(self.table.get(ino)?.peek(|s| s.record.mtime))
     }
 
-    /// Returns when all that was done, to this file or any other, is durable.
+    /// Returns when the effects of all calls that have returned, on this file or any other, are durable.
     pub fn fsync(&self, ino: Ino, datasync: bool) -> Result<()> {
         let _ = (ino, datasync); // the log is one sequence
         Ok(self.db.sync()?)

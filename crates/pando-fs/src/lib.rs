@@ -1,17 +1,32 @@
 //! Pando's file system: paths, inodes, files, directories and clones of whole
 //! trees, as keys and messages of the engine. There is no FUSE in it.
 //!
-//! [`Fs`] is the door: its calls are those that a kernel makes by inode
-//! number, two by (directory, name) that no kernel has ([`Fs::clone_tree`],
-//! [`Fs::remove_tree`]), and a few by path. Each change is one batch of the engine, so
-//! after a crash the tree is that of a prefix of the calls.
+//! [`Fs`] has the calls: those that a kernel makes of a file system, by inode number; calls on whole trees, such as
+//! [`Fs::clone_tree`] and [`Fs::remove_tree`], by (directory, name); and a few by path. Each change is one batch of
+//! the engine, so after a crash the tree is that of a prefix of the calls.
 //!
-//! From the ground up; a file uses only what stands before it (`tidy_source.rs` of the engine checks it): `error`,
-//! `limits`, `mode`, `types`, `stats`, `readahead`; `path` (keys) and `key_text` (keys in words); `attrs` and `acl`
-//! (extended attributes as bytes); `record`, `blockmap` and `merge` (values and their blind changes); `counter`,
-//! `position` (cookies of directories), `inode` (what is in memory), `lineage` (inode numbers), `handle`, `counting`;
-//! `lock`, `path_cache` and `file_runs`; `volume` (the whole); `place` (where an inode is, locked) and `domain` (in
-//! which lineage); and above these the calls by subject, from `data` to `clone`, `usage` and `fork`.
+//! What a program that uses the crate has to know:
+//!
+//! - *Permissions.* The calls that a kernel makes do not check permissions, because the kernel has done so: any
+//!   [`Caller`] may open, write or remove any file. There a [`Caller`] says who owns what is made, and whether set-id
+//!   bits are cleared. [`Fs`] checks permissions where no kernel can: for clones, removals of trees, snapshots, forks
+//!   and merges.
+//! - *References.* Each call that returns an [`Attr`] of an entry says if it "counts one reference": [`Fs::forget`]
+//!   gives that back. An inode stays in memory until all its references are given back; [`ROOT`] always is. An open
+//!   handle is closed with [`Fs::release`].
+//! - *Durability.* A call is visible to all threads when it returns, and durable after [`Fs::sync`] or [`Fs::fsync`],
+//!   or after about a second ([`MountOptions::sync_interval`]). [`Fs::close`] makes a checkpoint; dropping the last
+//!   [`Fs`] without it leaves the log to the next opening.
+//! - *Errors.* [`Error::errno`] gives the errno that a kernel would return.
+//! - *Flags* are those of Linux's open(2), as numbers.
+//!
+//! The modules, from the lowest up; a module uses only those that stand before it (`tidy_source.rs` of the engine
+//! checks this): `error`, `limits`, `mode`, `types`, `stats`, `readahead`; `path` (keys) and `key_text` (keys in
+//! words); `attrs` and `acl` (extended attributes as bytes); `record`, `blockmap` and `merge` (values and their blind
+//! changes); `counter`, `position` (cookies of directories), `inode` (what is in memory), `lineage` (inode numbers),
+//! `handle`, `counting`; `lock`, `path_cache` and `file_runs`; `volume` (the whole); `place` (where an inode is,
+//! locked) and `domain` (in which lineage); and above these the calls by subject, from `data` to `clone`, `usage` and
+//! `fork`.
 //!
 //! ```
 //! use std::{ffi::OsStr, path::Path, sync::Arc};
@@ -24,14 +39,18 @@
 //! let fs = Fs::open(device, MountOptions::default())?;
 //! let me = Caller::root();
 //! let grove = fs.mkdir(&me, ROOT, OsStr::new("grove"), 0o755)?;
-//! let (tree, handle) = fs.create(&me, grove.ino, OsStr::new("aspen"), 0o644, 2)?;
+//! let (tree, handle) = fs.create(&me, grove.ino, OsStr::new("aspen"), 0o644, 2)?; // O_RDWR
 //! fs.write(handle, tree.ino, 0, b"one root", false)?;
 //! fs.release(tree.ino, handle);
 //! fs.clone_tree(&me, (ROOT, OsStr::new("grove")), (ROOT, OsStr::new("copy")), false)?;
 //! let copy = fs.resolve(Path::new("/copy/aspen"))?;
 //! assert_ne!(copy.ino, tree.ino);
-//! let handle = fs.open_file(&me, copy.ino, 0)?;
+//! let handle = fs.open_file(&me, copy.ino, 0)?; // O_RDONLY
 //! assert_eq!(&fs.read(handle, copy.ino, 0, 100)?[..], b"one root");
+//! fs.release(copy.ino, handle);
+//! for ino in [grove.ino, tree.ino, copy.ino] {
+//!     fs.forget(ino, 1);
+//! }
 //! # fs.close()
 //! # }
 //! ```

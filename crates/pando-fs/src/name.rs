@@ -105,7 +105,7 @@ impl Fs {
         Ok(())
     }
 
-    /// The entry `name` of `parent`; counts one reference of the kernel.
+    /// The entry `name` of `parent`. Counts one reference of the kernel: give it back with [`Fs::forget`].
     ///
     /// One point query of the engine. `.` and `..` are answered too.
     pub fn lookup(&self, parent: Ino, name: &OsStr) -> Result<Attr> {
@@ -143,7 +143,8 @@ impl Fs {
         self.lookup(parent, name)
     }
 
-    /// Drops `n` references that the kernel held.
+    /// Gives `n` references back. An inode without references and open handles may leave memory; later calls by its
+    /// number fail with ESTALE until it is looked up again.
     pub fn forget(&self, ino: Ino, n: u64) {
         if ino != ROOT {
             self.table.forget(ino, n);

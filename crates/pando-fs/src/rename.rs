@@ -168,13 +168,13 @@ impl Fs {
         Ok(LockedDirs { first: first_at, second: Some(second_at), _names: names })
     }
 
-    /// How often a directory was moved, or anything exchanged, since this was opened. Costs no I/O.
+    /// How many renames have moved a directory, or exchanged two entries, since the file system was opened. No I/O.
     pub fn moves(&self) -> u64 {
         self.table.moves()
     }
 
-    /// Moves `name` of `parent` to `newname` of `newparent`, replacing what is there (unless
-    /// [`RENAME_NOREPLACE`]), or exchanges the two ([`RENAME_EXCHANGE`]). The first may leave a whiteout behind
+    /// Moves `name` of `parent` to `newname` of `newparent`, replacing what is there (unless [`RENAME_NOREPLACE`]),
+    /// or exchanges the two ([`RENAME_EXCHANGE`]). A move may leave a whiteout in the old place
     /// ([`RENAME_WHITEOUT`]).
     pub fn rename(
         &self,

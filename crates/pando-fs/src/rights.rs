@@ -132,9 +132,9 @@ impl Fs {
         })
     }
 
-    /// Error unless the caller may list and enter every directory below `ino`; what `ino` itself may be opened
-    /// for is known elsewhere. One who might be in a group of which nothing is known, and gains or loses
-    /// by that, is refused. One scan of the records below.
+    /// Fails unless the caller may list and search every directory below `ino`; the caller of this function has
+    /// checked `ino` itself. If the answer depends on a group, and it is not known whether the caller is in it, the
+    /// answer is no. One scan of the records below.
     pub fn may_see_all(&self, c: &Caller, ino: Ino) -> Result<()> {
         let inode = self.table.get(ino)?;
         if inode.kind != FileKind::Directory {

@@ -170,8 +170,9 @@ pub struct Attr {
     pub ino: Ino,
     /// Bytes. Directories report 4096, symlinks the length of their target.
     pub size: u64,
-    /// Units of 512 bytes of the blocks of 16 KiB that exist, before compression, the last one as far as the
-    /// file goes: without holes, of the size. Shared blocks count in every file.
+    /// Space of the data blocks of 16 KiB that exist, before compression, in units of 512 bytes; the last block
+    /// counts up to the end of the file. A file without holes has its size here. Blocks that clones share count in
+    /// every file.
     pub blocks: u64,
     /// Last read, by the mount's [`AtimePolicy`].
     pub atime: Time,
@@ -235,7 +236,7 @@ impl SetAttr {
     }
 }
 
-/// An open file. 0 is never issued; calls that take a handle accept it as "by inode number".
+/// An open file. 0 is no handle: calls that take one accept it, and go by the inode number alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FileHandle(pub u64);
 
@@ -252,7 +253,7 @@ pub struct DirEntry {
     pub kind: FileKind,
     /// Name, without a slash.
     pub name: OsString,
-    /// Continue after this entry with this cookie; never 0.
+    /// A listing that begins at this cookie continues after this entry; never 0.
     pub cookie: u64,
     /// Its attributes. No kernel reference is counted.
     pub attr: Attr,
@@ -296,12 +297,12 @@ pub struct CloneReport {
 /// What [`crate::Fs::remove_tree`] did; the same fields as of a clone.
 pub type RemoveReport = CloneReport;
 
-/// By what right a call is made that only the owner of a directory may make.
+/// On whose authority a call is made that only the owner of a directory may make.
 #[derive(Debug, Clone, Copy)]
 pub enum Authority<'a> {
-    /// A caller whose rights are worked out here.
+    /// A caller, whose rights the call checks.
     Caller(&'a Caller),
-    /// Rights that the kernel has seen, of the directory that the call is about.
+    /// Rights in the directory that the call is about, which the kernel has verified.
     Verified(&'a VerifiedRights),
 }
 
@@ -400,10 +401,9 @@ pub struct SnapshotPolicy {
 /// When a read changes the access time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum AtimePolicy {
-    /// If it is not after the last change, or a day old. Of a file that was not changed after the last clone of
-    /// any tree
-    /// the time is kept in memory, so that reading never copies what clones share: `stat` shows it while
-    /// the inode is in memory, and it is stored with the file's next change.
+    /// If it is not after the last change, or is a day old. If the file was not changed after the last clone of any
+    /// tree, the time is kept in memory, so that reading never copies what clones share: `stat` shows it while the
+    /// inode is in memory, and it is stored with the file's next change.
     #[default]
     Relatime,
     /// Never.
@@ -422,9 +422,10 @@ pub struct FormatOptions {
     pub node_size: u32,
     /// Bytes of the redo log; `None`: chosen by the engine.
     pub log_size: Option<u64>,
-    /// A name for people, at most 255 bytes.
+    /// A name for the file system, at most 255 bytes; the superblock, and so `pando info`, shows the first 64 of
+    /// them. Default empty.
     pub label: String,
-    /// Identity; zero lets the engine's record stay zero.
+    /// Identity of the store, see [`Fs::uuid`](crate::Fs::uuid). Default zero.
     pub uuid: [u8; 16],
     /// Owner of the root directory.
     pub root_uid: u32,
@@ -457,38 +458,40 @@ pub struct MountOptions {
     pub cache_bytes: u64,
     /// Refuse every change (EROFS).
     pub read_only: bool,
-    /// The kernel refuses changes for now. Until the first change comes, reading changes no access time.
+    /// The file system is mounted read-only by the kernel, and may be remounted for writing later: until the first
+    /// change nothing is written, not even access times.
     pub changes_suspended: bool,
     /// How long a change may stay in memory before the log is flushed; 1 s by default.
     pub sync_interval: Duration,
     /// How long the log may grow before a checkpoint; 30 s by default.
     pub checkpoint_interval: Duration,
-    /// Most that is read ahead of all open files together, bytes, for files that are read in order; 0: nothing. A
-    /// sixteenth of `cache_bytes` at most, which it is part of; 4 MiB of a file. By default no less than that.
-    /// Without `background` nothing is read ahead.
+    /// Most bytes that are read ahead for all open files together, when files are read in order; 0 turns that off. It
+    /// is part of `cache_bytes`, and at most a sixteenth of that, which is the default; at most 4 MiB are read ahead
+    /// in one file. Without `background` nothing is read ahead.
     pub readahead_bytes: u64,
-    /// Access times.
+    /// When reading a file changes its access time.
     pub atime: AtimePolicy,
     /// Whether the engine works in background threads; `false` is deterministic.
     pub background: bool,
-    /// Somebody above keeps what is written and read, as the kernel does: so data that nobody has read since it was
-    /// written has a sixteenth of `cache_bytes` at most, and 64 MiB; and what is read by long requests for the first
-    /// time is not kept. By default all of it is.
+    /// The data is also cached above, as the kernel does for a mount. So data that was written and not read since
+    /// takes at most a sixteenth of `cache_bytes`, and at most 64 MiB, and data that long requests read for the first
+    /// time is not cached. Default false.
     pub kept_above: bool,
     /// How data is compressed when it is written.
     pub codec: Codec,
-    /// Whether freed space is given back to what the device lies on; by default it is.
+    /// Whether freed space is given back to the file system or device underneath; default true.
     pub discard: bool,
     /// Open an image whose log is damaged beyond repair, without what is lost: see [`pando_db::Options::salvage`].
     pub salvage: bool,
-    /// Times are those of the clock's last tick, as the kernel would give them: for a kernel that keeps the times of
-    /// files itself, and need not tell then that those of a file that is written right after it was made are others. By
-    /// default they are exact.
+    /// Times of files are those of the clock's last tick, as the kernel's own are, and not exact. A kernel that keeps
+    /// the times of files itself then finds the same time, and need not send another one, when a file is written
+    /// right after it was made. Default false.
     pub tick_times: bool,
-    /// `.snapshots` shows in listings of directories that have snapshots. It is found by its name anyway.
+    /// Listings of directories that have snapshots show `.snapshots`, which a lookup finds in any case. Default
+    /// false.
     pub snapshots_visible: bool,
-    /// Most changes that a merge makes in one batch, a count, while calls on both trees wait. One of more makes them
-    /// beside the tree, in batches of so many operations, and puts the result in its place. 10,000 by default.
+    /// Most changes that a merge makes in one batch, while calls on both trees wait. A larger merge makes its changes
+    /// in a copy, in several batches, and then puts the copy in place of the tree. Default 10,000.
     pub merge_steps: usize,
 }
 

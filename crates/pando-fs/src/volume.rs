@@ -72,15 +72,14 @@ const KNOWN_FEATURES: u64 = MAPS_AND_LINEAGES
     | POLICIES
     | ACCOUNTS
     | WORKS;
-/// Part (1/n) of the cache that data may have which the kernel keeps as well and nobody has read from us, and most
-/// bytes.
+/// Share (1/n) of the cache for data that the kernel caches too and that was not read from here, and its most bytes.
 const WRITTEN_SHARE: u64 = 16;
 const MAX_WRITTEN_BYTES: u64 = 64 << 20;
 /// Unit of the figures of [`StatFs`], bytes.
 const STATFS_UNIT: u32 = 4096;
 
-/// A mounted file system. Clones are handles of one and the same; all methods may be called
-/// from several threads at once.
+/// An open file system. Cheap to clone: all clones are one file system, and any may be used from any thread. Dropping
+/// the last clone without [`Fs::close`] makes the log durable and leaves the rest to recovery at the next opening.
 #[derive(Clone)]
 pub struct Fs {
     inner: Arc<Inner>,
@@ -369,12 +368,12 @@ impl Fs {
         self.features_seen.load(Ordering::Acquire) & feature == feature
     }
 
-    /// For whoever must not keep it open.
+    /// A handle that does not keep the file system open.
     pub(crate) fn downgrade(&self) -> Weak<Inner> {
         Arc::downgrade(&self.inner)
     }
 
-    /// The file system, if anybody else has it still.
+    /// The file system, if some other handle still keeps it open.
     pub(crate) fn upgraded(weak: &Weak<Inner>) -> Option<Fs> {
         weak.upgrade().map(|inner| Fs { inner })
     }
@@ -394,7 +393,8 @@ impl Fs {
         self.uuid
     }
 
-    /// Makes everything durable and lets the device go. Later calls fail.
+    /// Makes everything durable, and a last checkpoint. Later changes fail. The file stays locked until the last
+    /// clone of the handle is dropped.
     pub fn close(&self) -> Result<()> {
         self.readahead.stop();
         self.counting.stop();
@@ -409,23 +409,25 @@ impl Fs {
         Ok(self.db.close()?)
     }
 
-    /// True if it was opened for reading only, or nothing may have been changed so far.
+    /// True if it was opened read-only, or with [`crate::MountOptions::changes_suspended`] and no change has been
+    /// made since.
     pub fn is_read_only(&self) -> bool {
         self.read_only || self.changes_suspended.load(Ordering::Relaxed)
     }
 
-    /// Returns when all that was done is durable.
+    /// Returns when the effects of all calls that have returned are durable.
     pub fn sync(&self) -> Result<()> {
         Ok(self.db.sync()?)
     }
 
-    /// Makes the file system `size` bytes large.
+    /// Makes the file system, and its file or device if that is shorter, `size` bytes long; see
+    /// [`pando_db::Db::grow`].
     pub fn grow(&self, size: u64) -> Result<()> {
         self.writable()?;
         Ok(self.db.grow(size)?)
     }
 
-    /// Space figures. Shared data counts once.
+    /// Space figures as of statfs(2). Shared data counts once.
     pub fn statfs(&self) -> Result<StatFs> {
         let (available, total) = self.db.space();
         let free = available / u64::from(STATFS_UNIT);

@@ -13,7 +13,8 @@ use crate::{
 
 /// A consistent view of the store that later changes do not affect.
 ///
-/// Holding one keeps what it can reach from being freed, and the store open and its file locked. It costs nothing else.
+/// While a snapshot exists, nothing that it can reach is freed, and the store stays open and its file locked. It
+/// costs nothing else.
 #[derive(Clone)]
 pub struct Snapshot {
     pub(crate) engine: Arc<Engine>,
@@ -59,10 +60,10 @@ pub type PairRef<'a> = (&'a [u8], &'a [u8]);
 
 /// The pairs of a range in key order, as of the moment the cursor was made.
 ///
-/// There are two ways to take them, and they may be mixed: [`Cursor::next_ref`] and
-/// [`Cursor::next_back_ref`] lend a pair until the next call, and mostly cost no allocation; as an
-/// [`Iterator`] a cursor gives pairs to keep. Either takes from the low end or the high one, and the cursor
-/// ends when they meet. After an error it ends too, unless [`Cursor::skip_unreadable`] is called.
+/// There are two ways to take them, which may be mixed: [`Cursor::next_ref`] and [`Cursor::next_back_ref`] lend a
+/// pair until the next call, and mostly allocate nothing; as a [`DoubleEndedIterator`] a cursor gives owned pairs.
+/// Both ways take pairs from the low end or from the high end, and the cursor ends when the two ends meet. It also
+/// ends after an error, unless [`Cursor::skip_unreadable`] is called.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -81,8 +82,7 @@ pub type PairRef<'a> = (&'a [u8], &'a [u8]);
 /// # Ok::<(), pando_db::Error>(())
 /// ```
 ///
-/// Memory: besides the cache, some pages of each node on the way from the root, and up to 8 MiB that were
-/// read ahead.
+/// Memory: besides the cache, some pages of each node on the path from the root, and up to 8 MiB of read-ahead.
 pub struct Cursor {
     snapshot: Snapshot,
     /// What it was made for.
@@ -111,8 +111,8 @@ impl Cursor {
         Ok(self.advance(Direction::Backward)?.map(|entry_run| (entry_run.key(), entry_run.value())))
     }
 
-    /// Starts anew with the pairs of the cursor's range from `key` on, those included that were taken
-    /// before: what comes next from the low end is the first pair at or above `key`.
+    /// Restarts the cursor with the pairs of its range from `key` on, including those that were taken before: the
+    /// next pair from the low end is the first one at or above `key`.
     ///
     /// Cost: none now, and one search from the root when the next pair is taken.
     pub fn seek(&mut self, key: &[u8]) {
@@ -120,26 +120,26 @@ impl Cursor {
         self.restart(from);
     }
 
-    /// Starts anew with the pairs of the cursor's range below `key`, those included that were taken
-    /// before: what comes next from the high end is the last pair below `key`. Cost as [`Cursor::seek`].
+    /// Restarts the cursor with the pairs of its range below `key`, including those that were taken before: the next
+    /// pair from the high end is the last one below `key`. Cost as [`Cursor::seek`].
     pub fn seek_back(&mut self, key: &[u8]) {
         let below = Span::new(Bytes::new(), Some(Bytes::copy_from_slice(key)));
         self.restart(below);
     }
 
-    /// Says that all of the range will be taken, from the low end: what lies side by side is read together from the
-    /// first request on, and not the more the longer the cursor goes on. To be called before the first pair is taken.
+    /// Says that all of the range will be taken, from the low end: read-ahead has its full size from the first
+    /// request on, and does not grow as the cursor advances. Call it before the first pair is taken.
     ///
-    /// Cost: none. A cursor that is left early has read up to 1 MiB in vain.
+    /// Cost: none. If the cursor is dropped early, up to 1 MiB was read in vain.
     pub fn take_all(mut self) -> Self {
         self.readahead = ScanReadahead::for_all();
         self
     }
 
-    /// Brings what the cursor would come to next from the low end into memory, for others who read the same keys
-    /// soon, until some `bytes` of pages were passed or nothing is left (`false`): the cursor goes on behind it. What
-    /// is in memory is not read, and what somebody else reads at the time is waited for. It stays there until
-    /// it is asked for, if not more than [`Db::room_ahead`](crate::Db::room_ahead) is kept so.
+    /// Reads the next pages of the range, from the low end, into the cache, for other readers of the same keys, and
+    /// moves the cursor behind them. It stops after about `bytes` of pages, or returns `false` when nothing is left.
+    /// It does not read what is in memory, and waits for pages that another thread is reading. The pages stay in the
+    /// cache until they are used, as long as such pages take no more than [`Db::room_ahead`](crate::Db::room_ahead).
     ///
     /// Cost: the reads of a scan, by requests of up to 1 MiB from the first one on.
     pub fn read_ahead(&mut self, bytes: u64) -> Result<bool> {
@@ -152,12 +152,12 @@ impl Cursor {
         Ok(true)
     }
 
-    /// After an error: goes on behind what could not be read, as if nothing were there, and tells which keys
-    /// that may have been: from the first up to the second (`None`: no upper bound). `None` and as before if
-    /// there was no error, if the store is to be blamed as a whole, or if pairs were taken from both ends.
+    /// After an error: moves the cursor past what could not be read, and returns the range of keys that it skips,
+    /// from the first up to the second (`None`: no upper bound). Returns `None` and does nothing if there was no
+    /// error, if the error concerns the store as a whole, or if pairs were taken from both ends.
     ///
-    /// What lies in memory or in other nodes about these keys is passed with the rest: newer values too.
-    /// Cost: one search from the root when the next pair is taken.
+    /// All values of these keys are skipped, also those in memory and in other nodes. Cost: one search from the root
+    /// when the next pair is taken.
     pub fn skip_unreadable(&mut self) -> Option<(Bytes, Option<Bytes>)> {
         let (bad, direction) = *self.behind.take()?;
         let bounds = self.bounds.as_deref().unwrap_or(&self.range);

@@ -30,8 +30,8 @@ pub struct Diff {
 }
 
 impl Diff {
-    /// Goes on with the first difference whose key, without prefix, is at or above `key`; those included that were
-    /// given before. Cost: none now.
+    /// Continues with the first difference whose key, without prefix, is at or above `key`, even if it was given
+    /// before. Cost: none until the next difference is taken.
     pub fn seek(&mut self, key: &[u8]) {
         self.differ.seek(key);
     }
@@ -48,9 +48,9 @@ impl Iterator for Diff {
 }
 
 impl Snapshot {
-    /// What one has to change under `prefix` in this snapshot to have what `after` has under `after_prefix`: every key
-    /// (without its prefix) whose value differs, in order. The snapshots may be the same one, or of any two moments;
-    /// [`Error::Invalid`] if they are of different stores.
+    /// The changes that turn what this snapshot has under `prefix` into what `after` has under `after_prefix`: every
+    /// key (without its prefix) whose value differs, with both values, in key order. The snapshots may be the same
+    /// one, or of any two moments; [`Error::Invalid`] if they are of different stores.
     ///
     /// ```
     /// # use std::sync::Arc;

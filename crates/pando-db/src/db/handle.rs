@@ -20,7 +20,8 @@ use crate::{
 
 /// An open store. Cheap to clone: all clones are one store, and any may be used from any thread.
 ///
-/// Dropping the last clone without [`Db::close`] writes the log and leaves the rest to recovery.
+/// Dropping the last clone without [`Db::close`] makes the log durable and makes no checkpoint: the next opening
+/// replays the log. Errors of that are not reported.
 #[derive(Clone)]
 pub struct Db {
     inner: Arc<Inner>,
@@ -43,8 +44,8 @@ impl Db {
     ///
     /// A file may exist if its first 64 KiB are zeros; other contents are refused with [`Error::Invalid`] (to
     /// overwrite them, make a [`crate::device::FileDevice`] with `force`), a store that is open with
-    /// [`Error::Locked`]. [`Options::merge`] is what counts of `options`: its name is written down. Cost: some small
-    /// writes, and flushes; in a file the space of the log is reserved.
+    /// [`Error::Locked`]. Of `options` only [`Options::merge`] is used: its name is stored. Cost: some small writes
+    /// and flushes; in a file the space of the log is reserved.
     pub fn create(medium: impl Medium, create: &CreateOptions, options: &Options) -> Result<()> {
         let New { device, made } = medium.for_new(create.size)?;
         open::create(&device, create, options).inspect_err(|_| {
@@ -97,8 +98,8 @@ impl Db {
         self.snapshot().into_prefix(prefix)
     }
 
-    /// Memory for what cursors have read ahead and nobody has asked for yet, in bytes: an eighth of
-    /// [`Options::cache_bytes`], which it is part of. See [`Cursor::read_ahead`].
+    /// Most memory for pages that cursors have read ahead and that have not been used yet, in bytes: an eighth of
+    /// [`Options::cache_bytes`], which includes it. See [`Cursor::read_ahead`].
     pub fn room_ahead(&self) -> u64 {
         self.engine().pager.room_ahead()
     }
@@ -128,8 +129,8 @@ impl Db {
         self.one(|b| _ = b.delete(key))
     }
 
-    /// Applies `op` to the value of `key` without reading it. What operations mean is for [`Options::merge`] to
-    /// say; without another one they are those of [`crate::patch`]:
+    /// Applies `op` to the value of `key` without reading it. [`Options::merge`] says what operations mean; by
+    /// default they are those of [`crate::patch`]:
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -146,25 +147,25 @@ impl Db {
         self.one(|b| _ = b.upsert(key, op))
     }
 
-    /// Applies `op` to every value that exists under `prefix`, without reading any, and creates none. One
-    /// message, whatever the size: values change on their way, when what waits for them meets them. See
-    /// [`crate::Batch::upsert_prefix`] and [`crate::Merge`].
+    /// Applies `op` to every value that exists under `prefix`, without reading any, and creates none. One message,
+    /// however many values there are: it is applied to each of them when the value is read, or when the message
+    /// reaches the value in the DAG. See [`crate::Batch::upsert_prefix`] and [`crate::Merge`].
     pub fn upsert_prefix(&self, prefix: impl Into<Bytes>, op: impl Into<Bytes>) -> Result<()> {
         self.one(|b| _ = b.upsert_prefix(prefix, op))
     }
 
-    /// Copies every key under `src` to `dst`, replacing what is there: if there is no key under `src`, none is
-    /// left under `dst`. O(log n), whatever the size. See [`crate::Batch::clone_prefix`] for what is refused.
-    /// [`Error::TooLarge`], and nothing has happened, if a key would be longer than [`crate::MAX_KEY`]; I/O
-    /// only if keys that long may be near: see [`crate::Stats::length_searches`].
+    /// Copies every key under `src` to `dst`, replacing what is there: if there is no key under `src`, none is left
+    /// under `dst`. O(log n), whatever the size. See [`crate::Batch::clone_prefix`] for what is refused.
+    /// [`Error::TooLarge`], with nothing changed, if a key would be longer than [`crate::MAX_KEY`]. The call reads
+    /// only if such long keys may be there: see [`crate::Stats::length_searches`].
     pub fn clone_prefix(&self, src: impl Into<Bytes>, dst: impl Into<Bytes>) -> Result<()> {
         self.one(|b| _ = b.clone_prefix(src, dst))
     }
 
-    /// Moves every key under `src` to `dst`, replacing what is there: if there is no key under `src`, none is
-    /// left under `dst`. O(log n), whatever the size. [`Error::Overlap`] if one is a prefix of the other.
-    /// [`Error::TooLarge`], and nothing has happened, if a key would be longer than [`crate::MAX_KEY`]; I/O
-    /// only if keys that long may be near: see [`crate::Stats::length_searches`].
+    /// Moves every key under `src` to `dst`, replacing what is there: if there is no key under `src`, none is left
+    /// under `dst`. O(log n), whatever the size. [`Error::Overlap`] if one is a prefix of the other.
+    /// [`Error::TooLarge`], with nothing changed, if a key would be longer than [`crate::MAX_KEY`]. The call reads
+    /// only if such long keys may be there: see [`crate::Stats::length_searches`].
     pub fn rename_prefix(&self, src: impl Into<Bytes>, dst: impl Into<Bytes>) -> Result<()> {
         self.one(|b| _ = b.rename_prefix(src, dst))
     }
@@ -174,21 +175,21 @@ impl Db {
         self.one(|b| _ = b.delete_prefix(prefix))
     }
 
-    /// Returns when every batch written so far is durable. One flush for all who wait.
+    /// Returns when every batch written so far is durable. Calls that wait at the same time share one flush.
     pub fn sync(&self) -> Result<()> {
         self.engine().log.sync()
     }
 
-    /// Writes all that has changed to its place and empties the log.
+    /// Makes a checkpoint: writes what has changed to its place in the tree, so that the log before it is not needed
+    /// any more. [`Db::sync`] is enough, and cheaper, to make batches durable.
     pub fn checkpoint(&self) -> Result<()> {
         self.engine().checkpoint()
     }
 
-    /// Gives back what was deleted, now: carries deletes that wait in the DAG to where they free
-    /// something, frees what nothing refers to any more, and makes checkpoints. The same is done in
-    /// the background when nothing has been written for a while, and before a write is refused for
-    /// lack of space. Cost: in proportion to what only the deleted trees own, and the headers of all
-    /// interior nodes that are not cached.
+    /// Frees the space of what was deleted, before it returns: flushes deletes that wait in the DAG to where they
+    /// free something, frees what nothing refers to any more, and makes checkpoints. The same is done in the
+    /// background when nothing has been written for a while, and before a write is refused for lack of space. Cost:
+    /// in proportion to what only the deleted trees own, and the headers of all interior nodes that are not cached.
     pub fn settle(&self) -> Result<()> {
         let engine = self.engine();
         engine.check_running()?;
@@ -198,21 +199,22 @@ impl Db {
         engine.settle(&|| Ok(false)).map(|_| ())
     }
 
-    /// Bytes that ordinary writes may still take, and bytes in all. Cheap.
+    /// (available, total) bytes: what ordinary writes may still take, and the size of the space for nodes and values.
+    /// Cheap.
     pub fn space(&self) -> (u64, u64) {
         let engine = self.engine();
         let total = engine.space.free_bytes() + engine.space.used_bytes();
         (engine.available(), total)
     }
 
-    /// What was not as it should be when the store was opened, and was repaired or passed over: damage to the
-    /// log or a superblock, or what may be such. [`Db::check`] has the same among what it finds.
+    /// What opening the store has found damaged, or perhaps damaged, in the log or a superblock, and has repaired or
+    /// passed over. [`Db::check`] reports the same among its findings and notes.
     pub fn warnings(&self) -> Vec<String> {
         let recovery = &self.engine().recovery;
         recovery.findings.iter().map(Finding::to_string).chain(recovery.notes.iter().cloned()).collect()
     }
 
-    /// Makes the store `size` bytes long, growing the device if it is shorter. Online.
+    /// Makes the store `size` bytes long, and the device too if it is shorter, while the store is in use.
     pub fn grow(&self, size: u64) -> Result<()> {
         self.engine().grow(size)
     }
@@ -221,7 +223,7 @@ impl Db {
     /// [`Error::Stopped`]; reads go on. The file stays locked until the last clone, snapshot and cursor are gone.
     pub fn close(&self) -> Result<()> {
         let engine = self.engine();
-        // First of all: a batch that is taken in behind the last checkpoint would be nowhere.
+        // Done first, because a batch that is accepted after the last checkpoint would be lost.
         engine.log.close();
         let result = match engine.check_running() {
             Ok(()) if engine.options.read_only => Ok(()),

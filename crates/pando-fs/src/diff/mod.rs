@@ -28,16 +28,17 @@ pub use change::{Aspects, ChangeKind, DiffOptions, FileChange};
 pub use walk::TreeDiff;
 
 impl Fs {
-    /// What one has to change in `before` to have `after`: two directories, or two files, at one moment, wherever they
-    /// are. Differences are given in no particular order; paths are from the two tops. Access and change times, inode
-    /// numbers and link counts are no differences; a file with several names is told under each.
+    /// The changes that turn `before` into `after`: two directories, or two files, anywhere in the file system, at
+    /// one moment. Differences come in no particular order; paths are relative to the two tops. Access and change
+    /// times, inode numbers and link counts do not count as differences; a file with several names is reported under
+    /// each.
     ///
-    /// A file or directory of the same file number that has another path in `after` is one that was renamed, and of a
-    /// directory only what differs in it is looked at. (A move across the border of a clone gives files new numbers.)
-    /// After 131,072 candidates the others are told as removed and added.
+    /// A file or directory with the same file number and another path in `after` counts as renamed; of a renamed
+    /// directory only the differences inside are reported. (A move across the border of a clone gives files new
+    /// numbers.) Beyond 131,072 candidates for renames, files are reported as removed and added.
     ///
-    /// Only what `viewer` may see is told; `None` sees all. That the tops themselves may be read is for the caller to
-    /// know. EINVAL if one is a directory and the other is not.
+    /// Only what `viewer` may see is reported; `None` sees everything. The caller has to check that the two tops may
+    /// be read. EINVAL if one is a directory and the other is not.
     ///
     /// Cost: in proportion to what differs, and O(log n) for each place (see [`pando_db::Snapshot::diff`]). Where a
     /// linked file differs, also the names of linked files in its lineage, which lie together.

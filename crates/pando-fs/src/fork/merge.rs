@@ -105,14 +105,16 @@ impl Fs {
     /// attributes of a file are merged one by one; times are no conflicts. Renames are followed on both
     /// sides: see `docs/versions.md`.
     ///
-    /// All at once. If `into` is the directory that the fork was made of, the fork's origin is what it is now: a
-    /// further merge takes what is new. `owner` must own all that is taken, changed and removed, and the directories
-    /// around (EPERM); none means that the caller may do all. EINVAL if it is no fork, if `into` is the root, the fork,
-    /// or lies in it. EBUSY if others keep changing what a merge of more than [`MountOptions::merge_steps`] changes
-    /// changes too; EFBIG if such a merge changes more linked files outside of `into` than a batch holds.
+    /// The merge is atomic. If `into` is the directory that the fork was made of, the present state of the fork
+    /// becomes its origin, so a later merge takes only what is new. `owner` must own everything that is taken,
+    /// changed and removed, and the directories around it (EPERM); `None` allows everything. EINVAL if `fork` is no
+    /// fork, or if `into` is the root, the fork, or lies in the fork. A merge of more than
+    /// [`MountOptions::merge_steps`] changes fails with EBUSY if other calls keep changing the same files, and with
+    /// EFBIG if it changes more linked files outside of `into` than a batch holds.
     ///
-    /// Cost: that of [`Fs::diff_fork`], and as many operations as there are changes; what was added as a whole is one.
-    /// Calls on both trees wait while the batch is made; beside a merge of more than that only for short moments.
+    /// Cost: that of [`Fs::diff_fork`], and an operation for each change; a file or tree that was added as a whole is
+    /// one operation. Calls on both trees wait while the batch is made; during a larger merge they wait for short
+    /// moments only.
     ///
     /// [`MountOptions::merge_steps`]: crate::MountOptions::merge_steps
     pub fn merge(

@@ -54,7 +54,7 @@ impl Fs {
         })
     }
 
-    /// All forks, or those of the directory `source`, by their path. Looks at what is said of all forks.
+    /// All forks, or those of the directory `source`, in the order of their paths. Reads the records of all forks.
     pub fn forks(&self, source: Option<Ino>) -> Result<Vec<ForkInfo>> {
         let of = match source {
             Some(ino) => Some(self.hold_dir(&self.dir(ino)?)?.contents.clone()),
@@ -85,7 +85,7 @@ impl Fs {
         Ok(out)
     }
 
-    /// What is known of the fork with this directory; EINVAL if it is none.
+    /// The record of the fork that this directory is; EINVAL if it is none.
     pub fn fork_of(&self, fork: Ino) -> Result<ForkInfo> {
         let dir = self.dir(fork)?;
         let at = self.hold_dir(&dir)?;
@@ -93,8 +93,8 @@ impl Fs {
         self.fork_info(&at.contents, &found)
     }
 
-    /// What the fork with this directory has changed since it was made, or merged last; as [`Fs::diff`] tells it.
-    /// EACCES if `viewer` could not look into what it was then.
+    /// What the fork has changed since it was made, or merged last, in the form of [`Fs::diff`]. EACCES if `viewer`
+    /// may not read the first state of the fork.
     pub fn diff_fork(&self, viewer: Option<&Caller>, fork: Ino, options: DiffOptions) -> Result<TreeDiff> {
         let dir = self.dir(fork)?;
         let (before, after) = self.with_attempts(|_| self.sides_of_fork(viewer, &dir))?;
@@ -117,7 +117,8 @@ impl Fs {
         Ok((before, Side::of_dir(&view, viewer, &at, self.domain(&at).contents)))
     }
 
-    /// Removes the fork `name` of `parent`, with all below it and its origin, in one batch. EINVAL if it is none.
+    /// Removes the fork `name` of `parent`, with everything below it and its origin, in one batch. EINVAL if it is no
+    /// fork.
     pub fn discard(&self, c: &Caller, parent: Ino, name: &OsStr) -> Result<crate::types::RemoveReport> {
         self.remove_by(crate::rights::Rights::Of(c), parent, name, true)
     }

@@ -76,8 +76,8 @@ fn check_new(new: &NewSnapshot) -> Result<()> {
 }
 
 impl Fs {
-    /// Makes a snapshot of the directory `source`: what calls have completed, as of one moment. The default name is
-    /// the time, `2026-11-24T13:45:00Z`.
+    /// Makes a snapshot of the directory `source`: the effects of all calls that have returned, as of one moment. The
+    /// default name is the time, as `2026-11-24T13:45:00Z`.
     ///
     /// One batch, the same cost for any size of the tree. EEXIST if the name is taken, or if the directory has an
     /// entry `.snapshots`; EPERM unless the caller may clone it; EROFS inside of a snapshot.
@@ -282,7 +282,7 @@ impl Fs {
         }
     }
 
-    /// The same from a number on, at most `max`.
+    /// Like [`Fs::snapshots`], from the number `from` on, and at most `max` of them.
     pub fn snapshots_of(&self, source: Ino, from: u32, max: usize) -> Result<Vec<SnapshotInfo>> {
         match self.family(source)? {
             Some(family) => self.snapshots_from(family.id, from, max),
@@ -335,8 +335,8 @@ impl Fs {
         }
     }
 
-    /// Deletes a snapshot. One that is kept is refused (EPERM); open files in it are gone (ESTALE). What it alone
-    /// owned is given back in the background.
+    /// Deletes a snapshot. EPERM if it is kept. Calls on open files in it fail with ESTALE afterwards. Space that it
+    /// alone owned is freed in the background.
     pub fn delete_snapshot(&self, by: Authority<'_>, source: Ino, number: u32) -> Result<CloneReport> {
         self.writable()?;
         let (family, family_dir, dir) = self.family_of(source)?;

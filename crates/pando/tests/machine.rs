@@ -297,7 +297,7 @@ fn a_service_manager_is_told_when_the_mount_is_usable() {
 #[test]
 fn install_puts_everything_in_its_place_and_takes_it_away() {
     let b = Bench::new();
-    let listed = b.ok(&["install", "--root", "dest", "--prefix", "/usr", "--dry-run"]);
+    let listed = b.ok(&["install", "--root", "dest", "--prefix", "/usr", "-n"]);
     assert!(!b.path("dest").exists());
     assert_eq!(b.ok(&["install", "--root", "dest", "--prefix", "/usr"]), listed);
     for path in listed.lines() {

@@ -78,7 +78,7 @@ fn they_are_listed_kept_renamed_and_deleted() {
     b.fails(&["snapshot", "delete", "m/d", "one"], 1, "release it first");
     b.fails(&["snapshot", "delete", "m/d", "nothing"], 1, "no such snapshot");
     b.fails(&["snapshot", "delete", "m/d"], 1, "say which");
-    let said = b.ok(&["snapshot", "delete", "m/d", "1..3", "--dry-run"]);
+    let said = b.ok(&["snapshot", "delete", "m/d", "1..3", "-n"]);
     assert_eq!(said.lines().count(), 3, "{said}");
     b.ok(&["snapshot", "rename", "m/d", "one", "uno"]);
     assert!(b.path("m/d/.snapshots/uno/f").exists() && !b.path("m/d/.snapshots/one").exists());

@@ -20,6 +20,7 @@ use crate::{cmd::clone::clone, offline};
 /// Copy files and trees by clones: a drop-in for cp -a --reflink=always inside one mount
 #[derive(clap::Args)]
 #[command(
+    override_usage = "pando cp [OPTIONS] <SRC>... <DST>\n       pando cp [OPTIONS] -t <DIR> <SRC>...",
     after_help = "SRC goes into DST if that is a directory, or becomes it. Files that exist are replaced as a whole,
 directories are merged. Owner, mode, times and extended attributes are kept, which needs the right to
 clone SRC: its owner or root. Copies between file systems are refused; use cp -a there.
@@ -40,16 +41,16 @@ pub struct Args {
     /// Accepted: what exists is always replaced as a whole
     #[arg(short = 'f', long)]
     force: bool,
-    /// DST is no directory to put SRC into
+    /// Make SRC become DST, even if DST is a directory
     #[arg(short = 'T', long)]
     no_target_directory: bool,
-    /// Put all into this directory
+    /// Put all SRC into this directory
     #[arg(short = 't', long, value_name = "DIR", conflicts_with = "no_target_directory")]
     target_directory: Option<PathBuf>,
     /// Say what is done
     #[arg(short = 'v', long)]
     verbose: bool,
-    /// Files or trees, and last where they go
+    /// Files or trees, and last the place where they go
     #[arg(value_name = "SRC... DST", required = true)]
     paths: Vec<PathBuf>,
 }

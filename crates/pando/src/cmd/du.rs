@@ -21,7 +21,7 @@ removed, what is shared is needed elsewhere too. Visible is what can be read the
 compression. Nodes that are kept for PATH and its neighbours together make the figures of small
 trees an estimate; they are best some seconds after the last change. Of a directory with more than
 16,384 files that have several names, all such files of its clone are counted. PATH must be
-readable, and so must be every directory in it, or you are root.
+readable, and so must be every directory in it, unless you are root.
 
 Examples: pando du -H /mnt/grove/project /mnt/grove/experiment
           pando du --json grove.img:/project"

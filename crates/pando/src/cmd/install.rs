@@ -49,11 +49,11 @@ pub struct Args {
     /// Where mount(8) looks for helpers
     #[arg(long, value_name = "DIR", default_value = "/sbin")]
     sbin: PathBuf,
-    /// Put everything below DIR, but let it look as if that were /
+    /// Put everything below DIR, with contents as if DIR were /
     #[arg(long, value_name = "DIR", default_value = "/")]
     root: PathBuf,
-    /// Print what would be written or removed, one path a line
-    #[arg(long)]
+    /// Write and remove nothing; print each path that would be written or removed, one a line
+    #[arg(short = 'n', long)]
     dry_run: bool,
     /// Remove what install has put there
     #[arg(long)]

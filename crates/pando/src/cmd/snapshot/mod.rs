@@ -21,7 +21,7 @@ const ROOM_PATIENCE: std::time::Duration = std::time::Duration::from_secs(5);
 #[derive(clap::Args)]
 #[command(
     after_help = "A snapshot costs what a clone costs, whatever the size of the directory. It is seen as
-DIR/.snapshots/NAME, which is in no listing of DIR. Who may clone DIR may do all of this.
+DIR/.snapshots/NAME, which is in no listing of DIR. A user who may clone DIR may do all of this.
 SEL is a name, a number, or a range of either: A..B, A.., ..B
 
 Examples: pando snapshot create /mnt/grove/project before-upgrade
@@ -89,8 +89,8 @@ Examples: pando snapshot delete /mnt/grove/project before-upgrade
     Delete {
         #[command(flatten)]
         which: Which,
-        /// Only say what would be deleted
-        #[arg(long)]
+        /// Delete nothing; print what would be deleted
+        #[arg(short = 'n', long)]
         dry_run: bool,
     },
     /// Give a snapshot another name
@@ -121,21 +121,21 @@ Example: pando snapshot release /mnt/grove/project before-upgrade"
     Release(Which),
     /// Delete the snapshots that a policy does not keep
     #[command(
-        after_help = "The policy is given by the options; that of pando snapshot policy is not looked at.
+        after_help = "The options are the policy; the one that pando snapshot policy has stored is not used.
 
 Examples: pando snapshot prune /mnt/grove/project --keep-hourly 24 --keep-daily 7 --dry-run
-          pando snapshot prune /mnt/grove/project --keep-last 10 --min-free 20"
+          pando snapshot prune /mnt/grove/project --keep-last 10 --min-free 20%"
     )]
     Prune {
         /// A directory in a mounted Pando file system
         dir: PathBuf,
         #[command(flatten)]
         keep: policy::Keep,
-        /// Then delete the oldest that are left, one by one, while less of the file system is free
+        /// Then delete the oldest that are left, one by one, while less than this is free in the file system, like 10%
         #[arg(long, value_name = "PERCENT", value_parser = policy::percent, conflicts_with = "dry_run")]
         min_free: Option<u8>,
-        /// Only say what would be deleted
-        #[arg(long)]
+        /// Delete nothing; print what would be deleted. Not with --min-free
+        #[arg(short = 'n', long)]
         dry_run: bool,
     },
     Policy(policy::Args),

@@ -10,13 +10,13 @@ use serde::Serialize;
 use crate::cmd::snapshot::{Age, about, show_age};
 use crate::report::VERSION;
 
-/// Show, set or take back what the mounted file system does for the snapshots of a directory by itself
+/// Show, set or remove the policy by which the mounted file system makes and deletes snapshots of a directory
 #[derive(clap::Args)]
 #[command(
     after_help = "Without options the policy of DIR is shown. With any, it becomes what they say. It is stored in the
 file system, and goes with DIR when that is renamed; a clone of DIR has none. While the file system
-is mounted its daemon makes the snapshots, named after the UTC time, with the rights of who has set
-the policy. Of these alone it deletes those that no --keep-* option and no --valid-for keeps;
+is mounted its daemon makes the snapshots, named after the UTC time, with the rights of the user
+who has set the policy. Of these alone it deletes those that no --keep-* option and no --valid-for keeps;
 snapshots that you make are deleted only when their own --valid-for is over, and what is kept by
 pando snapshot keep never is. Without --keep-* and --valid-for all stay. AGE is a number with s, m,
 h, d, w or y behind it: seconds to years.
@@ -29,21 +29,23 @@ Examples: pando snapshot policy /mnt/grove/project --every 1h --keep-hourly 24 -
 pub struct Args {
     /// A directory in a mounted Pando file system
     dir: PathBuf,
-    /// Make a snapshot so often, like 15m, 1h or 1d
+    /// Make a snapshot at this interval, like 15m, 1h or 1d. Default: never
     #[arg(long, value_name = "AGE")]
     every: Option<Age>,
-    /// Make one after an fsync of something in DIR, or a sync of the file system, but not more often than this
+    /// Make one after an fsync of something in DIR, or a sync of the file system, but not more often than this.
+    /// Default: never
     #[arg(long, value_name = "AGE")]
     on_fsync: Option<Age>,
-    /// Delete each when it is so old, like 12h, 7d or 2w. Default: no age is too old
+    /// Delete each at this age, like 12h, 7d or 2w. Default: at no age
     #[arg(long, value_name = "AGE")]
     valid_for: Option<Age>,
-    /// While less of the file system is free, delete the oldest, one by one; the newest stays. At most 50%
+    /// While less than this is free in the file system, delete the oldest, one by one; the newest stays. At most 50%.
+    /// Default: 0%
     #[arg(long, value_name = "PERCENT", value_parser = demanded_percent)]
     min_free: Option<u8>,
     #[command(flatten)]
     keep: Keep,
-    /// Take the policy back; the snapshots stay
+    /// Remove the policy; the snapshots stay
     #[arg(long, conflicts_with_all = ["every", "on_fsync", "valid_for", "min_free", "Keep"])]
     off: bool,
     /// Print fields with a tab between, for scripts
@@ -57,25 +59,25 @@ pub struct Args {
 /// Which snapshots are kept.
 #[derive(clap::Args)]
 pub struct Keep {
-    /// Keep so many of the newest
+    /// Keep the N newest. Default of all --keep options: 0
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     keep_last: u32,
     /// Keep the newest of each of the last N hours that have one, in UTC
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true, alias = "hourly")]
     keep_hourly: u32,
-    /// The same of days
+    /// The same for days
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true, alias = "daily")]
     keep_daily: u32,
-    /// The same of weeks
+    /// The same for weeks
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true, alias = "weekly")]
     keep_weekly: u32,
-    /// The same of months
+    /// The same for months
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true, alias = "monthly")]
     keep_monthly: u32,
-    /// The same of years
+    /// The same for years
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true, alias = "yearly")]
     keep_yearly: u32,
-    /// Of what would go, keep one of every N
+    /// Of those that would be deleted, keep one in N
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     keep_one_of: u32,
 }
@@ -94,7 +96,7 @@ impl From<&Keep> for SnapshotPolicy {
     }
 }
 
-/// A part of a hundred, with or without its sign.
+/// A percentage, with or without its sign.
 pub fn percent(text: &str) -> Result<u8, String> {
     let number = text.strip_suffix('%').unwrap_or(text).parse::<u8>();
     number.ok().filter(|n| *n <= 100).ok_or_else(|| "not a percentage, like 10%".into())

@@ -1,11 +1,11 @@
 //! The B-epsilon-DAG: a lifted B-epsilon-tree whose nodes may be shared (FAST'20).
 //!
-//! Nodes buffer messages for their children, and range messages move whole subtrees. Everything works on
-//! immutable versions: a [`read::view::View`] reads one, an [`edit::Edit`] builds the next. The rooms, from
-//! the ground up: `tree` (a version), `layer` (messages that arrived together), `memtable` (messages not yet
-//! in the DAG), `edit` (a version to be), `read`, `share` (clones), `write` (flush, split, merge), `gc`; and
-//! `check`, which verifies a version. May use: `key`, `node`, `merge`, and the pager and table of `store`;
-//! knows nothing of logs, checkpoints or threads.
+//! Nodes buffer messages for their children; a Goto, a range message, clones a whole subtree. Everything works on
+//! immutable versions: a [`read::view::View`] reads one, an [`edit::Edit`] builds the next. The modules, from the
+//! lowest up: `tree` (a version), `layer` (messages that arrived together), `memtable` (messages not yet in the DAG),
+//! `edit` (the next version), `read`, `share` (clones), `write` (flush, split, merge), `gc`; and `check`, which
+//! verifies a version. May use: `key`, `node`, `merge`, and the pager and table of `store`; knows nothing of logs,
+//! checkpoints or threads.
 
 pub(crate) mod check;
 pub(crate) mod damage;

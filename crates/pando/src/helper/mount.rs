@@ -1,9 +1,9 @@
 //! `mount.pando SPEC DIR [-sfnv] [-o OPTIONS] [-t TYPE]`, as mount(8) calls it.
 //!
-//! Answers with the exit codes of mount(8): 1 wrong usage, 2 no FUSE here, 32 not mounted. What fstab says to
-//! others (`nofail`, `_netdev`, `x-...`) is passed over by `Settings`. As root it lets other users in, the kernel
-//! checks their permissions, and device nodes and set-id bits count, because that is what a line of fstab means on
-//! every other file system.
+//! It ends with the exit codes of mount(8): 1 wrong usage, 2 no FUSE here, 32 not mounted. Options in fstab that are
+//! meant for other programs (`nofail`, `_netdev`, `x-...`) are ignored (`Settings`). If root mounts, other
+//! users have access, the kernel checks permissions, and device nodes and set-id bits have effect, because that is
+//! what a line of fstab means on every other file system.
 
 use std::{ffi::OsString, path::PathBuf};
 
@@ -77,17 +77,17 @@ fn mount(args: &Args) -> anyhow::Result<()> {
     let remounts = list.iter().filter(|option| **option == "remount").count();
     list.retain(|option| *option != "remount");
     if rustix::process::geteuid().is_root() {
-        // What is given takes precedence; for `user` mount(8) gives nosuid and nodev. For a change it gives what the
-        // kernel shows, which is nosuid and nodev too where they are in force.
+        // Put first, so that the options given take precedence: for `user`, mount(8) gives nosuid and nodev. For a
+        // remount it gives the options that the kernel shows, with nosuid and nodev if they are in force.
         list.splice(0..0, ["allow_other", "suid", "dev"]);
     }
-    // As mount(8) does it for file systems of the kernel.
+    // mount(8) does the same for the kernel's file systems.
     let protected = remounts == 0 && FileDevice::is_write_protected(&args.spec);
     if protected && !cmd::mount::Options::parse(&list.join(","), true)?.settings.read_only {
         eprintln!("mount: {}: WARNING: source write-protected, mounted read-only.", args.dir.display());
         list.push("ro");
     }
-    // For a change mount(8) gives all that the kernel shows of the mount, too.
+    // For a remount mount(8) also gives the options that the kernel shows, some of which are not known here.
     let options = cmd::mount::Options::parse(&list.join(","), args.sloppy || remounts > 0)?;
     if args.fake {
         return Ok(());
@@ -95,8 +95,8 @@ fn mount(args: &Args) -> anyhow::Result<()> {
     if remounts > 0 {
         let dir = place::absolute_mount_point(&args.dir)?;
         remount(&dir, &options.settings)?;
-        // What becomes read-only is durable, as on file systems of the kernel. It has given us what it kept, and does
-        // not tell the daemon why.
+        // A file system that becomes read-only is durable afterwards, as the kernel's own are. The kernel has sent
+        // the pages that it kept, but does not tell the daemon about the remount, so sync here.
         return if options.settings.read_only { cmd::sync::run(&cmd::sync::Args::of(dir)) } else { Ok(()) };
     }
     let args = cmd::mount::Args::plain(args.spec.clone(), args.dir.clone(), list.join(","), args.sloppy);

@@ -1,4 +1,4 @@
-//! Trees of files, wherever they are: read, written, copied and compared.
+//! Reading, writing, copying and comparing trees of files on the host and in images.
 //!
 //! [`View`] reads a tree and [`Sink`] writes one; both exist for a directory
 //! of the host ([`host`]) and for a file system opened without a mount
@@ -71,10 +71,10 @@ pub enum Piece {
 
 /// An open file of a [`View`].
 pub trait Reader {
-    /// Reads on into `buf`. Fewer bytes than asked only before a hole or the end.
+    /// Reads the next bytes into `buf`: fewer than fit only before a hole or the end.
     fn next(&mut self, buf: &mut [u8]) -> Result<Piece>;
 
-    /// After an error: goes on behind what could not be read, and how many bytes that is. 0: it cannot.
+    /// After an error: skips what could not be read, and returns how many bytes that is; 0 if it cannot go on.
     fn pass(&mut self) -> u64 {
         0
     }
@@ -85,13 +85,13 @@ pub trait Reader {
 
 /// A tree that can be read. Paths are relative to its root; the empty path is the root.
 pub trait View {
-    /// What messages call `path`.
+    /// How messages name `path`.
     fn show(&self, path: &Path) -> String;
     /// Metadata, not following links.
     fn meta(&self, path: &Path) -> Result<Meta>;
     /// Names in a directory with their metadata, in no particular order.
     fn list(&self, path: &Path) -> Result<Vec<(OsString, Meta)>>;
-    /// The same as far as it can be read, and why it ends there.
+    /// Like [`View::list`], but after an error it returns the entries that could be read, and the error.
     fn list_some(&self, path: &Path) -> (Vec<(OsString, Meta)>, Option<anyhow::Error>) {
         match self.list(path) {
             Ok(all) => (all, None),
@@ -118,9 +118,10 @@ pub trait Writer {
 
 /// A tree that can be written. Paths are relative to its root.
 pub trait Sink {
-    /// What messages call `path`.
+    /// How messages name `path`.
     fn show(&self, path: &Path) -> String;
-    /// Makes a directory that its metadata will close; one that exists is an error, except the root.
+    /// Makes a directory, whose owner, mode and times [`Sink::set_meta`] sets. Fails if it exists, except for the
+    /// root.
     fn mkdir(&self, path: &Path) -> Result<()>;
     /// Makes a regular file.
     fn create(&self, path: &Path) -> Result<Box<dyn Writer + '_>>;
@@ -128,11 +129,11 @@ pub trait Sink {
     fn symlink(&self, path: &Path, target: &OsString) -> Result<()>;
     /// Makes a device node, pipe or socket.
     fn special(&self, path: &Path, meta: &Meta) -> Result<()>;
-    /// Gives the file `first` the further name `path`.
+    /// Gives the file `first` another name, `path`.
     fn link(&self, first: &Path, path: &Path) -> Result<()>;
-    /// Takes away what `path` has inherited from the directory that it was made in.
+    /// Removes the access lists that `path` has inherited from the directory that it was made in.
     fn clear_access_lists(&self, path: &Path) -> Result<()>;
-    /// Gives what was made owner, attributes, mode and times; what cannot be is added to `losses`.
+    /// Sets owner, attributes, mode and times of what was made; what cannot be set is added to `losses`.
     fn set_meta(&self, path: &Path, meta: &Meta, attrs: &Attrs, losses: &mut Losses) -> Result<()>;
 }
 
@@ -143,7 +144,7 @@ pub struct Count {
     pub dirs: u64,
     /// Everything else.
     pub files: u64,
-    /// Bytes of the regular files, once for all names of one.
+    /// Bytes of the regular files; a file with several names counts once.
     pub bytes: u64,
     /// Names, among the files, that are not the first of their file.
     pub linked: u64,
@@ -161,14 +162,14 @@ impl Count {
         }
     }
 
-    /// A further name of a file.
+    /// Counts another name of a file that is counted already.
     fn add_name(&mut self) {
         self.files += 1;
         self.linked += 1;
     }
 }
 
-/// A bar, and whether to go on.
+/// A progress bar, and the flag that stops the work.
 pub struct Progress {
     bar: ProgressBar,
     stop: Arc<AtomicBool>,
@@ -187,7 +188,7 @@ impl std::fmt::Display for Interrupted {
 impl std::error::Error for Interrupted {}
 
 impl Progress {
-    /// A bar over `bytes` on stderr; silent if that is not a terminal. Bytes 0: a spinner.
+    /// A bar for `bytes` on stderr, or a spinner if that is 0; silent if stderr is not a terminal.
     pub fn new(what: &'static str, bytes: u64, stop: Arc<AtomicBool>) -> Self {
         let (bar, style) = match bytes {
             0 => (ProgressBar::new_spinner(), "{prefix:>10} {spinner} {msg}"),
@@ -204,7 +205,7 @@ impl Progress {
         Self { bar, stop }
     }
 
-    /// A silent one that nothing stops.
+    /// A silent one, which never stops the work.
     #[cfg(test)]
     pub fn none() -> Self {
         Self { bar: ProgressBar::hidden(), stop: Arc::default() }
@@ -216,7 +217,7 @@ impl Progress {
         if self.stop.load(Ordering::Relaxed) { Err(Interrupted.into()) } else { Ok(()) }
     }
 
-    /// Names what is worked on.
+    /// Shows the path that is worked on; fails once the work is to stop.
     pub fn at(&self, path: &Path) -> Result<()> {
         if !self.bar.is_hidden() {
             self.bar.set_message(path.display().to_string());
@@ -254,7 +255,7 @@ pub fn count(view: &dyn View, root: &Path, progress: &Progress) -> Result<Count>
     Ok(count)
 }
 
-/// Reads all files below the root of `view`, so that what is in memory then need not be read again.
+/// Reads all files below the root of `view`, to bring them into the page cache.
 pub fn read(view: &dyn View, progress: &Progress) -> Result<()> {
     let mut buf = vec![0; CHUNK];
     let mut todo = vec![PathBuf::new()];

@@ -1,10 +1,9 @@
 //! Layers: messages that arrived together, and how one lies over another.
 //!
-//! Inside a layer the updates are newer than the ranges, and the points newer
-//! than both; between layers, position orders. So no message needs a number of its own, and a newer
-//! range message drops and cuts what is older when two layers are merged
-//! (FAST'20 section 3, "Flushing GOTO messages"). Ranges are disjoint, so the
-//! newest one that covers a key is found by one binary search a layer.
+//! Inside a layer the updates are newer than the ranges, and the points newer than both; of two layers the upper one
+//! is newer. So no message needs a number of its own. When two layers are merged, a newer range message removes older
+//! points and cuts older ranges (FAST'20 section 3, "Flushing GOTO messages"). The ranges of a layer are disjoint, so
+//! one binary search finds the range that covers a key.
 
 use crate::{
     dag::layer::run::merge_runs,
@@ -22,9 +21,9 @@ use crate::{
 mod readahead;
 pub(crate) mod run;
 
-/// Layers an edge may have before the newest two are merged whatever their sizes.
+/// Most layers of an edge: beyond it the newest two are merged, whatever their sizes.
 const MAX_LAYERS: usize = 12;
-/// A layer at least this fraction (1/n) of the one below it is merged into it.
+/// A layer that has at least this fraction (1/n) of the bytes of the one below is merged into it.
 const MERGE_RATIO: usize = 2;
 
 impl Layer {
@@ -57,8 +56,8 @@ impl Layer {
     }
 }
 
-/// Nothing newer may lie below what is older. An error and not an assertion, because a sealed image can
-/// say so of itself.
+/// Checks that no layer lies over a newer one. This is an error and not an assertion, because the bytes on a device
+/// may violate it although every checksum matches.
 pub(crate) fn check_order(older: &Layer, newer: &Layer) -> Result<()> {
     if older.newest <= newer.newest {
         return Ok(());
@@ -89,7 +88,7 @@ impl Edge {
         Ok(())
     }
 
-    /// Drops deletes of ranges and updates below which there is nothing that they could change.
+    /// Drops range deletes and updates that cannot change anything, because the edge has nothing below them.
     pub fn drop_idle(&mut self) {
         while self.child.is_none()
             && let Some(oldest) = self.layers.first_mut()
@@ -105,7 +104,7 @@ impl Edge {
         }
     }
 
-    /// Adds layers about other keys than those of the layers that are there.
+    /// Adds layers whose keys are none of those in the present layers.
     pub fn add_beside(&mut self, layers: Vec<Layer>, pager: &Pager, merge: &dyn Merge) -> Result<()> {
         if self.layers.is_empty() || layers.is_empty() {
             self.layers.extend(layers);
@@ -113,7 +112,7 @@ impl Edge {
         }
         let mut all = std::mem::take(&mut self.layers);
         all.extend(layers);
-        // They speak of different keys, so among them only the order by batch matters.
+        // Their keys differ, so they may be interleaved; the order by batch is an invariant.
         all.sort_by_key(|layer| layer.newest);
         all.into_iter().try_for_each(|layer| self.push_layer(layer, pager, merge))
     }

@@ -1,12 +1,12 @@
-//! What a merge of two runs reads: of each run the pages in whose range the other has keys, those that lie
-//! side by side with one request.
+//! Read-ahead for a merge of two runs: of each run, the pages in whose range the other run has keys are read,
+//! adjacent ones with one request.
 //!
-//! A leaf takes in messages from all over its range, as a rule, so most of its pages are opened, and written
-//! anew: a request for each would be thirty times as many. They are read past the cache, which has better to
-//! keep. Pages that the other run does not touch are not read. Where one of its pages is not in memory and
-//! spans many of this run's, that is a guess by the number of its entries: a page of which nothing is taken
-//! then may be read once more, when it is copied. Memory: one request for each of two runs, of a node's size
-//! at most, packed and unpacked.
+//! As a rule a leaf takes in messages from all over its range, so most of its pages are read and written anew; one
+//! request a page would be about thirty times as many. The pages bypass the cache, because they are not read again.
+//! Pages whose range has no key of the other run are not read. If a page of the other run is not in memory and spans
+//! many pages of this run, whether it has keys in the range of one of them is guessed from the number of its entries.
+//! A page that is read because of a wrong guess may be read once more, when it is copied. Memory: one request for
+//! each of the two runs, of at most a node's size, compressed and uncompressed.
 
 use std::sync::Arc;
 
@@ -17,7 +17,8 @@ use crate::{
     store::{page_id::PageId, pager::Pager},
 };
 
-/// Entries for each page that it spans with which a page that is not at hand is taken to touch all of them.
+/// A page that is not in memory is taken to have keys in each page that it spans, if it has at least this many
+/// entries for each.
 const DENSE_ENTRIES: usize = 4;
 
 /// The pages of a run, for a merge with another one.
@@ -25,7 +26,7 @@ pub(crate) struct MergeReadahead<'a> {
     run: &'a Run,
     other: &'a Run,
     pager: &'a Pager,
-    /// What the last request brought.
+    /// The pages that the last request has read.
     batch: Vec<(PageId, Arc<Page>)>,
 }
 
@@ -56,7 +57,7 @@ impl<'a> MergeReadahead<'a> {
         self.batch.get(i).map(|(_, page)| page.clone())
     }
 
-    /// True if the other run has a key within the range of `page`, as far as can be told without reading.
+    /// Whether the other run has a key within the range of `page`; a guess where that cannot be told without a read.
     fn is_touched(&self, page: &PageRef) -> bool {
         let (first, last) = (page.first_key(), page.last_key());
         let Some(theirs) = self.other.pages.get(self.other.page_from(&first)) else { return false };

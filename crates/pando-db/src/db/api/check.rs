@@ -14,7 +14,8 @@ use crate::{
 };
 
 impl Db {
-    /// Verifies every checksum and every invariant of the store as it is now, memory included.
+    /// Verifies every checksum and every invariant of the store in its present state, including what is in memory
+    /// only. The store stays in use meanwhile. Cost: all nodes and pages are read.
     pub fn check(&self) -> Result<CheckReport> {
         check(self.engine())
     }
@@ -24,16 +25,16 @@ impl Db {
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct CheckReport {
-    /// Everything that is wrong; empty if the store is clean. Includes damage to the log that was found, and
-    /// repaired if possible, when the store was opened.
+    /// All damage that was found; empty if the store is clean. Includes damage to the log that opening the store has
+    /// found, even if it was repaired.
     pub findings: Vec<Finding>,
-    /// What was found when the store was opened and repaired, and may be damage or what a crash has left.
+    /// What opening the store has found and repaired, and what may be damage or the trace of a crash.
     pub notes: Vec<String>,
     /// Nodes read.
     pub nodes: u64,
     /// Pages read and verified.
     pub pages: u64,
-    /// Raw bytes in these pages.
+    /// Uncompressed bytes in these pages.
     pub bytes: u64,
 }
 
@@ -47,7 +48,7 @@ fn check(engine: &Arc<Engine>) -> Result<CheckReport> {
     Ok(CheckReport { findings, notes, nodes: report.nodes, pages: report.pages, bytes: report.bytes })
 }
 
-/// Ranges that are taken for empty and are not. What cannot be read is found by others.
+/// Skip ranges that are not empty. Ranges that cannot be read are reported by the other checks.
 fn false_skip_ranges(engine: &Arc<Engine>, view: &Arc<View>) -> Vec<Finding> {
     let unaided = View::new(view.tables.clone(), view.tree.clone(), view.msn, None);
     let unaided = Snapshot { engine: engine.clone(), view: Arc::new(unaided) };

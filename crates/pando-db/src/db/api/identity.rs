@@ -1,9 +1,9 @@
-//! What a store says of itself in its superblock: who it is and what it needs, without opening it.
+//! The identity of a store, read from its superblock without opening the store.
 //!
-//! Takes no lock and reads little, so it works while the store is open elsewhere; what a checkpoint has changed
-//! meanwhile may be missing from it. The superblock alone does not tell how the store was left: it stays as the last
-//! closing has written it until a checkpoint, so the log is asked as well. Uses the superblock, the log, and a device
-//! that can only be read.
+//! Takes no lock and reads little, so it works while the store is open elsewhere; then the answer may be older than a
+//! checkpoint that ends meanwhile. The superblock alone does not tell whether the store was closed: it stays as the
+//! last close has written it until the next checkpoint, so the log is read as well. Uses the superblock, the log, and
+//! a device that is only read.
 
 use std::{
     fs::File,
@@ -45,11 +45,12 @@ pub struct Identity {
     pub node_size: u32,
     /// Bytes of the redo log.
     pub log_size: u64,
-    /// Name of what upserts mean: tells what program the store belongs to.
+    /// Name of the meaning of upserts ([`Merge::name`](crate::Merge::name)), which tells what program the store
+    /// belongs to.
     pub merge: String,
-    /// Whether it was closed in order. Not so while it is open for writing.
+    /// Whether the store was closed by [`Db::close`]. False once an open store has written to its log.
     pub clean: bool,
-    /// Counts superblocks written.
+    /// How many superblocks have been written.
     pub generation: u64,
 }
 
@@ -60,13 +61,13 @@ impl Db {
     }
 }
 
-/// Reads what the store in the file or block device at `path` says of itself.
+/// Reads the identity of the store in the file or block device at `path`.
 ///
-/// [`Error::Io`] if it cannot be read; [`Error::Format`] if it is no store, or one of a version or with features
-/// that are not known here; [`Error::Corrupt`] if no copy of its superblock is whole. Cost: two small reads, and up
-/// to 1 MiB of the log if it was closed in order.
+/// [`Error::Io`] if it cannot be read; [`Error::Format`] if it is no store, or has a version or features that are not
+/// known here; [`Error::Corrupt`] if no copy of its superblock is intact. Cost: two small reads, and up to 1 MiB of
+/// the log if the superblock is that of a closed store.
 pub fn identify(path: impl AsRef<Path>) -> Result<Identity> {
-    // A copy that is being written may be seen half: the next time it is whole.
+    // A copy that is being written may be read half, so the read is repeated.
     let mut attempts = 0;
     loop {
         match read(path.as_ref()) {
@@ -99,8 +100,7 @@ fn read(path: &Path) -> Result<Identity> {
     })
 }
 
-/// Whether nothing was logged since the superblock was written. Of an open store, the answer may be that of a
-/// moment ago.
+/// Whether nothing was logged since the superblock was written. For an open store the answer may be outdated.
 fn is_log_empty(device: Arc<dyn Device>, superblock: &Superblock) -> Result<bool> {
     let &Superblock { log_base, log_size, log_start, next_msn, log_durable, clean, .. } = superblock;
     let region = Region { device, base: log_base, size: log_size, store: superblock.store() };
@@ -108,7 +108,7 @@ fn is_log_empty(device: Arc<dyn Device>, superblock: &Superblock) -> Result<bool
     Ok(replay.next()?.is_none() && replay.missing().is_none())
 }
 
-/// A file or block device that is read only.
+/// A file or block device that refuses changes.
 struct ReadOnly {
     file: File,
     size: u64,

@@ -1,9 +1,8 @@
 //! Restoring: a new store from the stream of a backup.
 //!
-//! Everything is checked before it is believed: a stream that was cut, damaged or
-//! put together from others is refused. The new store becomes one at the very end:
-//! until all is durable its superblock is in memory only, so whatever happens
-//! before (an error, a crash) leaves a device on which there is no store.
+//! Everything is verified before it is used: a stream that was cut, damaged or put together from others is refused.
+//! The superblock of the new store stays in memory until everything else is durable, so an error or a crash before
+//! that leaves a device without a store.
 
 use std::{
     io::{self, Read},
@@ -47,8 +46,8 @@ pub struct Backup<R> {
 }
 
 impl Db {
-    /// Makes a store from the stream of a [`crate::Snapshot::backup`]; short for [`Backup::open`] and
-    /// [`Backup::restore`], which see.
+    /// Makes a store from the stream of a [`crate::Snapshot::backup`]: [`Backup::open`] and [`Backup::restore`] in
+    /// one call.
     pub fn restore(
         medium: impl Medium,
         reader: impl std::io::Read,
@@ -87,7 +86,7 @@ impl<R: Read> Backup<R> {
         Ok(backup)
     }
 
-    /// Name of the [`crate::Merge`] of the store that it was made of.
+    /// Name of the [`crate::Merge`] of the store that was backed up.
     pub fn merge(&self) -> &str {
         &self.merge
     }
@@ -102,7 +101,7 @@ impl<R: Read> Backup<R> {
         self.uuid
     }
 
-    /// The newest batch in it.
+    /// Number of the newest batch in the backup.
     pub fn batch(&self) -> u64 {
         self.batch
     }
@@ -110,10 +109,10 @@ impl<R: Read> Backup<R> {
     /// Makes a store with these pairs, as [`Db::create`] makes an empty one: in a new file at a path, or on a device,
     /// overwriting what is there. Does not open it.
     ///
-    /// [`Error::Corrupt`] for a stream that is damaged, cut short, or goes on behind its end;
-    /// [`Error::NoSpace`] for a device that is too small; [`Error::Format`] if `options.merge` is not that
-    /// of the backup. After any error, and after a crash, there is no store; after an error a file that was made for
-    /// it is gone. Memory: a block, and what `options` allow the engine.
+    /// [`Error::Corrupt`] for a stream that is damaged, cut short, or followed by other bytes; [`Error::NoSpace`] for
+    /// a device that is too small; [`Error::Format`] if `options.merge` is not that of the backup. After any error,
+    /// and after a crash, there is no store; after an error a file that was made for it is removed. Memory: a block,
+    /// and what `options` allow the engine.
     pub fn restore(
         self,
         medium: impl Medium,
@@ -150,12 +149,12 @@ impl<R: Read> Backup<R> {
         let zeros = vec![0; superblock::END as usize];
         device.write_at(0, &zeros).map_err(|e| Error::io("write", 0, e))?;
         flush(&*device)?;
-        let held = Arc::new(Held { device: device.clone(), superblocks: Mutex::new(zeros) });
+        let held = Arc::new(DeferredSuperblocks { device: device.clone(), superblocks: Mutex::new(zeros) });
         let options = Options { background: false, read_only: false, ..options.clone() };
         Db::create(held.clone(), create, &options)?;
         let db = Db::open(held.clone(), options)?;
         let report = self.fill(&db)?;
-        // A full device lets `close` leave its work to recovery; here it must be done.
+        // On a full device `close` would leave its work to recovery, but here the checkpoint has to be made.
         db.checkpoint()?;
         db.close()?;
         drop(db);
@@ -273,7 +272,7 @@ impl<R: Read> Backup<R> {
     }
 }
 
-/// Takes a pair off the front of a block, after one with this key.
+/// Takes the next pair off the front of a block; `previous` is the key of the pair before.
 fn take_pair(rest: &mut Bytes, previous: &Bytes) -> Option<(Bytes, Bytes)> {
     let mut number = || {
         let (number, width) = peek_varint(rest)?;
@@ -286,7 +285,7 @@ fn take_pair(rest: &mut Bytes, previous: &Bytes) -> Option<(Bytes, Bytes)> {
         return None;
     }
     let key = [head, &rest.split_to(suffix)].concat();
-    // Copied, or one small pair in memory would keep the whole block there.
+    // The value is copied, because a slice would keep the whole block in memory.
     Some((key.into(), Bytes::copy_from_slice(&rest.split_to(value))))
 }
 
@@ -294,15 +293,15 @@ fn flush(device: &dyn Device) -> Result<()> {
     device.flush().map_err(|e| Error::Io { action: "flush", offset: 0, source: e })
 }
 
-/// A device whose superblocks are in memory.
-struct Held {
+/// A device whose superblocks are kept in memory until the restored store is complete.
+struct DeferredSuperblocks {
     device: Arc<dyn Device>,
     superblocks: Mutex<Vec<u8>>,
 }
 
-impl Held {
-    /// The part of the superblocks that a request is about; `None` if it is about what lies behind.
-    fn held(offset: u64, len: usize) -> io::Result<Option<std::ops::Range<usize>>> {
+impl DeferredSuperblocks {
+    /// The range of a request within the superblocks; `None` if it lies behind them.
+    fn in_superblocks(offset: u64, len: usize) -> io::Result<Option<std::ops::Range<usize>>> {
         match offset.checked_add(len as u64) {
             _ if offset >= superblock::END => Ok(None),
             Some(end) if end <= superblock::END => Ok(Some(offset as usize..end as usize)),
@@ -311,9 +310,9 @@ impl Held {
     }
 }
 
-impl Device for Held {
+impl Device for DeferredSuperblocks {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        match Self::held(offset, buf.len())? {
+        match Self::in_superblocks(offset, buf.len())? {
             Some(range) => {
                 buf.copy_from_slice(&self.superblocks.lock()[range]);
                 Ok(())
@@ -323,7 +322,7 @@ impl Device for Held {
     }
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        match Self::held(offset, buf.len())? {
+        match Self::in_superblocks(offset, buf.len())? {
             Some(range) => {
                 self.superblocks.lock()[range].copy_from_slice(buf);
                 Ok(())

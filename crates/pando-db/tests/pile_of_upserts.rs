@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::{expect, one_of_three_tries};
 use bytes::Bytes;
 use pando_db::{CreateOptions, Db, Merge, Options, device::MemDevice, patch};
 
@@ -50,16 +51,22 @@ fn an_upsert_costs_the_same_however_many_wait() {
                     drop(db.snapshot());
                 }
             };
-            let time = each(count, |i| {
-                snapshots(i);
-                db.upsert("n", 1u64.to_le_bytes().to_vec()).unwrap();
-            });
+            // Of the calls for which half as many wait at least, the fastest 2,000: the machine may be busy.
+            let mut fastest = f64::MAX;
+            for from in (0..count).step_by(2_000) {
+                let time = each(2_000, |i| {
+                    snapshots(from + i);
+                    db.upsert("n", 1u64.to_le_bytes().to_vec()).unwrap();
+                });
+                if from + 2_000 > count / 2 {
+                    fastest = fastest.min(time);
+                }
+            }
             assert_eq!(db.get(b"n").unwrap().as_deref(), Some(&count.to_le_bytes()[..]));
             db.checkpoint().unwrap();
             assert_eq!(db.get(b"n").unwrap().as_deref(), Some(&count.to_le_bytes()[..]));
-            time
+            fastest
         };
-        // Of several runs the fastest: the machine may be busy.
         let fastest = |count| (0..3).map(|_| time(count)).fold(f64::MAX, f64::min);
         let (few, many) = (fastest(2_000), fastest(64_000));
         println!("shared {shared}: {few:.0} ns each of 2,000, {many:.0} ns each of 64,000");
@@ -119,12 +126,14 @@ fn patches_of_two_places_in_turn_are_applied_in_one_copy() {
         db.upsert("block", patch::write(at, &i.to_le_bytes())).unwrap();
         expected[at as usize..][..8].copy_from_slice(&i.to_le_bytes());
     }
-    let begun = Instant::now();
-    assert_eq!(db.get(b"block").unwrap().as_deref(), Some(&expected[..]));
-    let took = begun.elapsed();
-    // 20,000 copies of 16 KiB are 320 MB.
-    println!("read in {took:?}");
-    assert!(took < Duration::from_millis(200), "{took:?}");
+    one_of_three_tries(|| {
+        let begun = Instant::now();
+        assert_eq!(db.get(b"block").unwrap().as_deref(), Some(&expected[..]));
+        let took = begun.elapsed();
+        // 20,000 copies of 16 KiB are 320 MB.
+        println!("read in {took:?}");
+        expect(took < Duration::from_millis(200), format!("{took:?}"))
+    });
     db.checkpoint().unwrap();
     assert_eq!(db.get(b"block").unwrap().as_deref(), Some(&expected[..]));
 }

@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::{expect, one_of_three_tries};
 use pando_db::{
     Batch, CreateOptions, Db, Options,
     device::{DeviceCall, HookedDevice, MemDevice},
@@ -55,8 +56,7 @@ fn fill(db: &Db, tree: &str, count: u32) {
 }
 
 /// A store of thousands of interior nodes that are not in the cache, a delete, and a pause in which it is idle: then somebody writes.
-#[test]
-fn nobody_waits_for_the_walk_after_a_delete() {
+fn longest_write_beside_a_walk() -> Duration {
     let device = Slow::new(512 << 20);
     let create = CreateOptions::default().node_size(4096);
     let options =
@@ -85,9 +85,17 @@ fn nobody_waits_for_the_walk_after_a_delete() {
     }
     let reads = device.reads.load(Relaxed) - before;
     println!("longest write {longest:?}, {reads} reads meanwhile");
-    assert!(longest < Duration::from_millis(1500), "a write stood still for {longest:?}");
     device.micros.store(0, Relaxed);
     db.close().unwrap();
+    longest
+}
+
+#[test]
+fn nobody_waits_for_the_walk_after_a_delete() {
+    one_of_three_tries(|| {
+        let longest = longest_write_beside_a_walk();
+        expect(longest < Duration::from_millis(1500), format!("a write stood still for {longest:?}"))
+    });
 }
 
 /// How long a read is held up for others before it is said that they wait for it, and after how long without a read the
@@ -187,6 +195,9 @@ fn no_lock_is_held_over_a_read_of_the_walk_after_a_delete() {
     db.close().unwrap();
 }
 
+/// With fewer reads than these nothing had to be waited for.
+const ENOUGH_READS: u64 = 500;
+
 /// Somebody writes all over trees whose nodes are not in the cache, and syncs and clones; where `deletes`, other trees
 /// of thousands of nodes are deleted meanwhile and taken out node by node. The longest put, sync and clone.
 fn beside_reads(deletes: bool, step: u64) -> [Duration; 3] {
@@ -208,7 +219,9 @@ fn beside_reads(deletes: bool, step: u64) -> [Duration; 3] {
     let before = device.reads.load(Relaxed);
     let mut longest = [Duration::ZERO; 3];
     let (began, mut round) = (Instant::now(), 0);
-    while began.elapsed() < Duration::from_secs(6) {
+    // On a busy machine it takes longer until enough had to be read.
+    let most = || if device.reads.load(Relaxed) - before > ENOUGH_READS { 6 } else { 60 };
+    while began.elapsed() < Duration::from_secs(most()) {
         if deletes && round % 40 == 20 && round / 40 < 20 {
             db.delete_prefix(format!("c{:02}/", round / 40)).unwrap();
         }
@@ -228,23 +241,27 @@ fn beside_reads(deletes: bool, step: u64) -> [Duration; 3] {
     let [put, sync, clone] = longest;
     println!("longest put {put:?}, sync {sync:?}, clone {clone:?}; {round} rounds, {reads} reads meanwhile");
     device.micros.store(0, Relaxed);
-    assert!(reads > 500, "{reads} reads: nothing had to be waited for");
+    assert!(reads > ENOUGH_READS, "{reads} reads: nothing had to be waited for");
     db.close().unwrap();
     longest
 }
 
 #[test]
 fn nobody_waits_for_the_reads_of_those_who_take_out_nodes() {
-    let longest = beside_reads(true, 1);
-    assert!(longest.iter().all(|longest| *longest < Duration::from_millis(500)), "{longest:?}");
+    one_of_three_tries(|| {
+        let longest = beside_reads(true, 1);
+        expect(longest.iter().all(|longest| *longest < Duration::from_millis(500)), format!("{longest:?}"))
+    });
 }
 
 /// More is written than the device can take in, since each key has to be read for. Before, all tables filled up at the
 /// speed of memory, and a put stood still for seconds until one was flushed.
 #[test]
 fn writers_are_spread_over_the_time_that_slow_flushes_take() {
-    let longest = beside_reads(false, 7919);
-    assert!(longest.iter().all(|longest| *longest < Duration::from_millis(700)), "{longest:?}");
+    one_of_three_tries(|| {
+        let longest = beside_reads(false, 7919);
+        expect(longest.iter().all(|longest| *longest < Duration::from_millis(700)), format!("{longest:?}"))
+    });
 }
 
 /// Somebody writes all the time; what was deleted is to come back all the same.
@@ -277,7 +294,7 @@ fn deleted_space_comes_back_beside_steady_writes() {
     db.delete_prefix("a/").unwrap();
     let began = Instant::now();
     let wanted = full + 60_000_000;
-    while free() < wanted && began.elapsed() < Duration::from_secs(20) {
+    while free() < wanted && began.elapsed() < Duration::from_secs(100) {
         thread::sleep(Duration::from_millis(50));
     }
     let took = began.elapsed();
@@ -292,6 +309,13 @@ fn deleted_space_comes_back_beside_steady_writes() {
 /// Some of the small files in every leaf are deleted while somebody writes elsewhere, at `rest` between two puts. No
 /// delete covers a node or most of a leaf, so all of them waited for two idle seconds.
 fn small_deletes_come_back(node_size: u32, value: u64, step: u64, rest: Duration) {
+    one_of_three_tries(|| {
+        let longest = longest_write_beside_small_deletes(node_size, value, step, rest);
+        expect(longest < Duration::from_millis(500), format!("a write stood still for {longest:?}"))
+    });
+}
+
+fn longest_write_beside_small_deletes(node_size: u32, value: u64, step: u64, rest: Duration) -> Duration {
     let files = 80_000_000 / value.max(1000);
     let device = Slow::new(512 << 20);
     // Other programs are not to decide how much time the threads have.
@@ -349,11 +373,11 @@ fn small_deletes_come_back(node_size: u32, value: u64, step: u64, rest: Duration
          beside {puts} puts, the longest {longest:?}"
     );
     assert!(back >= wanted, "{back} bytes came back of the {wanted} that were awaited");
-    assert!(longest < Duration::from_millis(500), "a write stood still for {longest:?}");
     assert_eq!(db.prefix(b"f/").count() as u64, files - files.div_ceil(step));
     let findings = db.check().unwrap().findings;
     assert!(findings.is_empty(), "{findings:?}");
     db.close().unwrap();
+    longest
 }
 
 #[test]

@@ -7,7 +7,7 @@ mod common;
 use std::{
     alloc::{GlobalAlloc, Layout, System},
     sync::{
-        Arc, Mutex, MutexGuard,
+        Arc, RwLock, RwLockReadGuard, RwLockWriteGuard,
         atomic::{AtomicUsize, Ordering},
     },
 };
@@ -44,10 +44,16 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// The tests here one after the other, since memory and requests are counted.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+static TURN: RwLock<()> = RwLock::new(());
+
+/// For a test that counts what its own device is asked.
+fn beside_others() -> RwLockReadGuard<'static, ()> {
+    TURN.read().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// For a test that counts memory, which is that of the whole process: no other runs beside it.
+fn alone() -> RwLockWriteGuard<'static, ()> {
+    TURN.write().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 /// A file system with `files` files below `/s`.
@@ -130,7 +136,7 @@ fn costs(files: u64) -> ((u64, u64), (u64, u64), u64) {
 
 #[test]
 fn a_merge_costs_what_differs() {
-    let _alone = alone();
+    let _turn = beside_others();
     let (small, large) = (costs(5_000), costs(50_000));
     println!(
         "reads and bytes logged, of a merge and the next, and reads of a tree: 5,000 files {small:?}, 50,000 {large:?}"
@@ -145,7 +151,7 @@ fn a_merge_costs_what_differs() {
 /// Each file has changed in the fork, one by one, and every third is gone: the longest plan that such a tree can have.
 #[test]
 fn a_merge_of_everything_is_right_and_all_or_nothing() {
-    let _alone = alone();
+    let _turn = beside_others();
     let files = if std::env::var_os("PANDO_FULL").is_some() { 70_000 } else { 20_000 };
     let (w, device) = tree(files);
     w.fork("/s", "/f");
@@ -183,7 +189,7 @@ fn a_merge_of_everything_is_right_and_all_or_nothing() {
 /// A batch takes a quarter of the log, and this one would be more, though it has fewer changes than are made at once.
 #[test]
 fn a_merge_of_more_than_a_batch_holds_is_made_beside_the_tree() {
-    let _alone = alone();
+    let _turn = beside_others();
     let files = 4000;
     let (w, device) = tree_with(files, FormatOptions::default().log_size(1 << 20));
     w.fork("/s", "/f");

@@ -572,11 +572,15 @@ fn calls_in_deep_directories_do_not_walk_up_from_them() {
     // What is left is a lock for each level, and the bytes of the keys. (It was 16 ms.)
     assert!(deep < 4000.0, "{deep:.0} us");
     let stat = |ino: Ino| {
-        let start = std::time::Instant::now();
-        for _ in 0..200 {
-            w.fs.getattr(ino).unwrap();
-        }
-        start.elapsed().as_secs_f64() * 1e6 / 200.0
+        // Of several runs the fastest: the machine may be busy.
+        let runs = (0..10).map(|_| {
+            let start = std::time::Instant::now();
+            for _ in 0..200 {
+                w.fs.getattr(ino).unwrap();
+            }
+            start.elapsed().as_secs_f64() * 1e6 / 200.0
+        });
+        runs.fold(f64::MAX, f64::min)
     };
     let (near, far) = (stat(chain[5]), stat(chain[5000]));
     println!("stat: {near:.2} us at depth 5, {far:.2} us at 5,000");

@@ -551,11 +551,16 @@ fn a_change_of_a_tree_waits_for_answers_on_their_way_and_for_a_second_at_most() 
     let (took, mode) = change("go=");
     assert_eq!(mode, 0o600);
     let second = Duration::from_secs(1);
-    assert!((second..10 * second).contains(&took), "{took:?}");
+    assert!((second..20 * second).contains(&took), "{took:?}");
     // The kernel lets it go: nothing is on its way.
     world.fs().forget(lost, 1);
-    let (took, mode) = change("g=u,o=");
-    assert_eq!(mode, 0o660);
+    let times = (0..3).map(|_| {
+        let (took, mode) = change("g=u,o=");
+        assert_eq!(mode, 0o660);
+        took
+    });
+    // The machine may be busy.
+    let took = times.min().unwrap();
     assert!(took < second, "{took:?}");
     assert_eq!(fs::metadata(world.path("t/d/lost")).unwrap().mode() & 0o777, 0o660);
 }

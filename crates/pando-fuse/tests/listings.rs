@@ -38,7 +38,7 @@ fn a_kept_listing_follows_clones_removals_and_changes() {
             if w.requests(Kind::Readdir) == before {
                 return first;
             }
-            assert!(begin.elapsed() < std::time::Duration::from_secs(5), "the kernel never keeps it");
+            assert!(begin.elapsed() < std::time::Duration::from_secs(20), "the kernel never keeps it");
         }
     };
     assert_eq!(twice(), ["file", "tree"]);

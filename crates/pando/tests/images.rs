@@ -49,11 +49,16 @@ fn the_check_of_nested_directories_costs_what_their_depth_costs() {
         let image = format!("{depth}.img");
         b.ok(&["mkfs", "--size", "256M", &image]);
         b.ok(&["import", &format!("n{depth}"), &format!("{image}:/n")]);
-        let start = std::time::Instant::now();
-        let report = b.json(&["check", "--json", &image]);
-        times.push(start.elapsed().as_secs_f64());
-        assert_eq!(report["clean"].as_bool(), Some(true));
-        assert_eq!(report["directories"].as_u64(), Some(depth + 2));
+        // Of several runs the fastest: the machine may be busy.
+        let runs = (0..3).map(|_| {
+            let start = std::time::Instant::now();
+            let report = b.json(&["check", "--json", &image]);
+            let took = start.elapsed().as_secs_f64();
+            assert_eq!(report["clean"].as_bool(), Some(true));
+            assert_eq!(report["directories"].as_u64(), Some(depth + 2));
+            took
+        });
+        times.push(runs.fold(f64::MAX, f64::min));
     }
     println!("check: {:.2} s for 450 nested directories, {:.2} s for 1,800", times[0], times[1]);
     assert!(times[1] < 20.0 * times[0] + 1.0, "{times:?}");

@@ -16,7 +16,7 @@ use rustix::process::{Pid, Signal, kill_process};
 /// Names the file that a child of this test keeps dirty.
 const DIRTIER: &str = "PANDO_TEST_DIRTIER";
 /// Most that a killed daemon may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(20);
 /// Pages that are made dirty at a time, a count.
 const PAGES: u64 = 2000;
 

@@ -8,7 +8,7 @@ use pando_db::device::BLOCK;
 
 use crate::{
     HEAP,
-    setup::{Cost, KIB, MIB, Store, full, key, load, turn},
+    setup::{Cost, KIB, MIB, Store, full, key, load, turn_alone},
 };
 
 /// Bytes that a clone may take, in memory and on the device.
@@ -78,7 +78,7 @@ fn measure(sizes: &Sizes, clones: u64) -> Measured {
 
 #[test]
 fn live_clones_are_small() {
-    let _turn = turn();
+    let _turn = turn_alone();
     let sizes = sizes();
     println!("item 3: live clones of one tree of {} values, {} B nodes", sizes.values, NODE);
     let all = sizes.clones.map(|clones| measure(&sizes, clones));

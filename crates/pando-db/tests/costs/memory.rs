@@ -11,7 +11,7 @@ use pando_db::{Batch, CreateOptions, Db, Options, device::FileDevice, patch};
 
 use crate::{
     HEAP,
-    setup::{KIB, MIB, Rng, full, key, page_bytes, turn},
+    setup::{KIB, MIB, Rng, full, key, page_bytes, turn_alone},
 };
 
 const VALUE: usize = 100;
@@ -32,7 +32,7 @@ fn peak(name: &str, budget: u64, seen: &Cell<u64>, look: impl Fn(), work: impl F
 
 #[test]
 fn memory_stays_near_its_budget() {
-    let _turn = turn();
+    let _turn = turn_alone();
     let budget = if full() { 256 * MIB } else { 16 * MIB };
     let (node, count) = (budget / 256, 8 * budget / (VALUE as u64 + 12));
     println!("budget {} KiB, nodes of {} KiB, {count} values", budget / KIB, node / KIB);

@@ -5,7 +5,7 @@ use std::{
     fmt, io,
     ops::{AddAssign, Div, Sub},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
@@ -32,10 +32,16 @@ pub fn page_bytes(node_size: u64) -> u64 {
     (node_size / 8).clamp(512, 32 * KIB)
 }
 
-/// One cost test at a time: memory in use is counted for the whole process.
-pub fn turn() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+static TURN: RwLock<()> = RwLock::new(());
+
+/// For a test that counts what its own device is asked: beside others of this kind.
+pub fn turn() -> RwLockReadGuard<'static, ()> {
+    TURN.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// For a test that counts memory in use, which is that of the whole process: no other cost test runs beside it.
+pub fn turn_alone() -> RwLockWriteGuard<'static, ()> {
+    TURN.write().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What the device served.

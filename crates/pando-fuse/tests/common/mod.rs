@@ -195,7 +195,7 @@ impl World {
         let begin = std::time::Instant::now();
         let dir = self.running.as_ref().unwrap().dir().to_owned();
         while let Err(e) = pando_fuse::unmount(&dir, pando_fuse::How::Plain) {
-            let patient = begin.elapsed() < std::time::Duration::from_secs(5);
+            let patient = begin.elapsed() < std::time::Duration::from_secs(20);
             assert!(patient && matches!(e, pando_fuse::Error::Busy(_)), "{e}");
             std::thread::sleep(std::time::Duration::from_millis(5));
         }

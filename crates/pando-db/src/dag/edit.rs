@@ -252,9 +252,7 @@ impl<'a> Edit<'a> {
             );
             *self.counts.entry(child).or_default() += 1;
         }
-        if let Some(target) = self.goto_too_low(&node) {
-            panic!("a Goto to node {target} rests too low above it");
-        }
+        self.assert_gotos_can_sink(&node);
         self.memory += node.memory();
         self.replace(id, Version::Changed(Arc::new(node)));
     }
@@ -263,6 +261,20 @@ impl<'a> Edit<'a> {
         if let Some(Version::Changed(old)) = self.nodes.insert(id, version) {
             assert!(self.memory >= old.memory(), "an edit holds less than one of its nodes");
             self.memory -= old.memory();
+        }
+    }
+
+    /// Asserts that what rests in a node can sink after something below has become lower.
+    pub fn check_gotos(&self, id: NodeId) -> Result<()> {
+        if self.exists(id) {
+            self.assert_gotos_can_sink(&*self.peek(id)?);
+        }
+        Ok(())
+    }
+
+    fn assert_gotos_can_sink(&self, node: &Node) {
+        if let Some(target) = self.goto_too_low(node) {
+            panic!("a Goto to node {target} rests too low above it");
         }
     }
 
@@ -308,8 +320,19 @@ impl<'a> Edit<'a> {
 
     /// The edit as it is to be published. Cost: in proportion to the headers of what has changed.
     pub fn finish(self) -> Changes {
+        self.check_finished();
         let longest = self.longest_keys();
         Changes { root: self.root, nodes: self.nodes, counts: self.counts, longest }
+    }
+
+    /// What holds once all parts of nodes have their parents: a node holds no prefix that all of its keys share, since
+    /// what refers to it takes that off, and the root is no leaf.
+    fn check_finished(&self) {
+        for (id, version) in &self.nodes {
+            let Version::Changed(node) = version else { continue };
+            assert_eq!(node.span.common_prefix_len(), 0, "all keys of node {id} begin alike");
+            assert!(*id != self.root || node.height > 0, "the root is a leaf");
+        }
     }
 
     /// Bounds of the keys of every node that has changed, from below: those of what has not are in the table.

@@ -102,8 +102,10 @@ fn put(id: NodeId, node: Node, references: u32) {
     let (pager, next, handled) = (pager(), AtomicU64::new(10), AtomicU64::new(0));
     let limits = Limits::new(4096, None);
     let cx = Context { pager: &pager, merge: &PatchMerge, limits, next_id: &next, handled: &handled };
-    let outcome = Edit::new(&cx, &tree(sound(), references)).put(id, node);
+    let mut edit = Edit::new(&cx, &tree(sound(), references));
+    let outcome = edit.put(id, node);
     assert!(outcome.is_ok(), "{outcome:?}");
+    edit.finish();
 }
 
 /// What the checker finds in a tree with this root.
@@ -134,6 +136,18 @@ fn a_shared_node_is_not_changed_in_place() {
 fn wrong_counts_are_found() {
     let report = check(&tree(sound(), 2), &pager()).problems;
     assert!(report.iter().any(|p| p.what == "node 3: it has 1 references, the table says 2"), "{report:?}");
+}
+
+#[test]
+#[should_panic(expected = "the root is a leaf")]
+fn the_root_is_an_interior_node() {
+    put(ROOT, leaf("", "", &["a"]), 1);
+}
+
+#[test]
+#[should_panic(expected = "all keys of node 3 begin alike")]
+fn a_node_takes_off_what_its_keys_begin_with() {
+    put(RIGHT, leaf("m", "n", &["m1"]), 1);
 }
 
 #[test]

@@ -239,6 +239,10 @@ pub(crate) fn decode(header: Bytes, parts: &[u64]) -> Result<Node> {
     if span.is_empty() {
         return Err(r.bad("an empty key range"));
     }
+    // What refers to a node takes off what all its keys begin with.
+    if span.common_prefix_len() > 0 {
+        return Err(r.bad("a key range whose keys all begin alike"));
+    }
     let parts = NodeParts { parts };
     let body = if height == 0 {
         let run = get_run(&mut r, parts)?;
@@ -377,6 +381,18 @@ fn get_run(r: &mut Reader, parts: NodeParts<'_>) -> Result<Run> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_node_whose_keys_all_begin_alike_is_refused() {
+        let decoded = |lo: &'static str, hi: &'static str| {
+            let span =
+                Span { lo: Bytes::from_static(lo.as_bytes()), hi: Some(Bytes::from_static(hi.as_bytes())) };
+            decode(encode_header(&Node::empty_leaf(span)), &[])
+        };
+        assert!(decoded("ab", "b0").is_ok());
+        let refused = decoded("ab", "b").map_err(|error| error.to_string());
+        assert!(refused.as_ref().is_err_and(|error| error.contains("begin alike")), "{refused:?}");
+    }
 
     #[test]
     fn samples_tell_what_is_worth_compressing() {

@@ -60,7 +60,7 @@ const DAG: &[(&str, &[&str])] = &[
     ("longest", &["tree", "layer", "memtable", "read"]),
     ("share", &["tree", "layer", "edit", "memtable"]),
     ("write", &["layer", "edit", "memtable", "share"]),
-    ("gc", &["edit", "share", "write"]),
+    ("gc", &["layer", "edit", "share", "write"]),
 ];
 const DB: &[(&str, &[&str])] = &[
     ("engine", &[]),

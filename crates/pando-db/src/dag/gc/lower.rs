@@ -31,7 +31,7 @@ impl Edit<'_> {
             }
             any |= self.exists(id) && self.lower_node(id, least, false)?;
         }
-        if any { Ok(true) } else { self.lower_tallest() }
+        if any { Ok(true) } else { self.lower_above(0) }
     }
 
     /// The nodes above the limit of tall ones, lowest first, each with the least height that Gotos allow which rest

@@ -27,12 +27,18 @@ impl Edit<'_> {
     /// any node there could be made lower. Nothing is flushed for it. A shared node ends the path, since others may
     /// have Gotos resting above it; but what is above takes its edges over.
     pub(crate) fn lower_tallest(&mut self) -> Result<bool> {
-        if !self.is_too_tall(self.height(self.root)?) || self.cx.pager.knows_damage() {
+        self.lower_above(TOO_TALL_LEVELS)
+    }
+
+    /// The same of a DAG and of nodes that are `spare` levels above a tall one.
+    pub(crate) fn lower_above(&mut self, spare: u8) -> Result<bool> {
+        let most = self.cx.limits.tall.saturating_add(spare);
+        if self.height(self.root)? <= most || self.cx.pager.knows_damage() {
             return Ok(false);
         }
         let (mut id, mut least) = (self.root, 0);
         let (mut passed, mut any) = (Vec::new(), false);
-        while !self.is_large() && self.is_private(id) && self.is_too_tall(self.height(id)?) {
+        while !self.is_large() && self.is_private(id) && self.height(id)? > most {
             any |= self.lower_node(id, least, true)?;
             passed.push(id);
             let node = self.peek(id)?;
@@ -50,10 +56,6 @@ impl Edit<'_> {
         }
         self.lower_path(&passed)?;
         Ok(any)
-    }
-
-    fn is_too_tall(&self, height: u8) -> bool {
-        height > self.cx.limits.tall.saturating_add(TOO_TALL_LEVELS)
     }
 
     /// The least height of the child of an edge: above what the Gotos lead to that rest there.
@@ -110,8 +112,13 @@ impl Edit<'_> {
     }
 
     /// A node with `parts` of `node` as its children.
-    fn above_parts(&mut self, parts: Vec<NodePart>, node: Node) -> Result<Node> {
+    pub(crate) fn above_parts(&mut self, parts: Vec<NodePart>, node: Node) -> Result<Node> {
         let Node { height, span, .. } = node;
+        assert_eq!(
+            span.common_prefix_len(),
+            0,
+            "parts of a node whose keys all begin alike are no parts of its edge"
+        );
         let edge = Edge { lo: span.lo.clone(), ..Default::default() };
         let top = Node { height: height.saturating_add(1), span, body: Body::Interior(vec![edge]) };
         let top = self.attach(top, 0, parts)?;

@@ -94,6 +94,7 @@ impl Engine {
             || (!surveying && self.pushdown_step()?)
             || self.prune_step()?
             || self.heal_step()?
+            || self.collapse_step()?
             || self.lower_step()?)
     }
 
@@ -142,6 +143,53 @@ impl Engine {
         gc_progress.unfreed |= lowered;
         gc_progress.lowering = lowered;
         Ok(lowered)
+    }
+
+    /// Goes on looking for nodes that show so little that leaves can take their place, where the DAG is higher than
+    /// its data asks for, by one bounded step, and puts these there at the end of the walk; `false` if that came to
+    /// nothing.
+    fn collapse_step(&self) -> Result<bool> {
+        if self.is_short() {
+            self.gc_progress.lock().collapse = None;
+            return Ok(false);
+        }
+        let mut cx = self.gc_context();
+        cx.limits.tall = self.idle_levels();
+        let begun = self.gc_progress.lock().collapse.take();
+        let (base, mut survey) = match begun {
+            Some(begun) => begun,
+            None => {
+                // What waits to be reclaimed may keep what is to go.
+                while self.reclaim_step()? {}
+                let base = self.superversion.read().tree.clone();
+                let Some(survey) = Edit::new(&cx, &base).collapse_survey()? else { return Ok(false) };
+                (base, survey)
+            }
+        };
+        if survey.go_on(&Edit::new(&cx, &base), STEP_NODES)? {
+            self.gc_progress.lock().collapse = Some((base, survey));
+            return Ok(true);
+        }
+        let collapsed = Cell::new(false);
+        for some in survey.found.chunks(EDIT_NODES.min(self.limits.edit_nodes)) {
+            let _turn = waiting::take(|| self.flushing.try_lock(), || self.flushing.lock());
+            let collapse = |edit: &mut Edit<'_>| {
+                for node in some {
+                    if edit.collapse(node)? {
+                        collapsed.set(true);
+                    }
+                }
+                Ok(())
+            };
+            match self.edit_with(&cx, collapse, |_| ()) {
+                Err(error) if error.is_damage() => break,
+                other => other?,
+            }
+        }
+        let mut gc_progress = self.gc_progress.lock();
+        gc_progress.changed |= collapsed.get();
+        gc_progress.unfreed |= collapsed.get();
+        Ok(collapsed.get())
     }
 
     /// What garbage collection works with: smaller edits than others, so that whoever waits for one waits for

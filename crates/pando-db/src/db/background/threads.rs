@@ -114,6 +114,8 @@ impl Quiet {
         let msn = engine.log.appended_msn();
         if msn != self.msn {
             *self = Quiet { msn, since: Instant::now() };
+            // It holds a version, and has to begin anew anyway.
+            engine.gc_progress.lock().collapse = None;
         }
         if self.since.elapsed() < QUIET || !engine.counters.deletes.load(Ordering::Relaxed) {
             return Ok(false);

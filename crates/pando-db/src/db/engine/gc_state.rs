@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::dag::{gc::prune::PruneSurvey, tree::Tree};
+use crate::dag::{
+    gc::{collapse::CollapseSurvey, prune::PruneSurvey},
+    tree::Tree,
+};
 
 /// Where garbage collection is.
 #[derive(Default)]
@@ -26,6 +29,8 @@ pub(crate) struct GcProgress {
     /// The walk for what nothing shows, and the version that it walks. That is held meanwhile, and so is its
     /// space.
     pub survey: Option<(Arc<Tree>, PruneSurvey)>,
+    /// The same of the walk for nodes that show little.
+    pub collapse: Option<(Arc<Tree>, CollapseSurvey)>,
 }
 
 /// Whether garbage collection is worth its space where that is short.

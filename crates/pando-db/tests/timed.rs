@@ -3,6 +3,7 @@
 mod bursts;
 mod clones_beside_writers;
 mod group_commit;
+mod many_clones;
 mod pile_of_upserts;
 mod tidy;
 

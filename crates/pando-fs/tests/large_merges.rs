@@ -10,6 +10,8 @@ mod common;
 mod forks;
 #[path = "full_disk.rs"]
 mod full_disk;
+#[path = "merge_clones.rs"]
+mod merge_clones;
 #[path = "merge_renames.rs"]
 mod merge_renames;
 #[path = "merge_text.rs"]

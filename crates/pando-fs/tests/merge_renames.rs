@@ -285,6 +285,22 @@ fn what_cannot_be_moved_as_it_is_has_gone_and_come() {
     assert_eq!(refused(&w), [("a".into(), MergeConflict::RemovedThere)]);
 }
 
+/// The merge failed: what moves had no record at its place.
+#[test]
+fn a_file_that_the_fork_renamed_may_have_got_a_second_name_here() {
+    let w = scene();
+    mv(&w, "/f/f", "/f/a/renamed");
+    w.put("/f/a/renamed", b"changed");
+    w.link("/s/f", "/s/b/second").unwrap();
+    let dry = w.merge("/f", "/s", MergeOptions { dry_run: true, ..Default::default() }).unwrap();
+    let report = merge(&w);
+    assert!(report.merged && report.changes == dry.changes, "{report:?} {dry:?}");
+    assert_eq!((w.exists("/s/f"), w.get("/s/a/renamed").unwrap()), (false, b"changed".into()));
+    assert_eq!(w.get("/s/b/second").unwrap(), b"/s/f");
+    w.fs.count_links().unwrap();
+    whole(w);
+}
+
 /// A directory that was forked, or has a policy, is still that one at its new name.
 #[test]
 fn what_is_kept_of_a_directory_goes_with_it() {

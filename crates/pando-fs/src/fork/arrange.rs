@@ -20,6 +20,7 @@ use crate::{
         told::{MergeChange, MergeConflict, MergeKind},
     },
     path::{self, system},
+    record::Stored,
     types::FileKind,
 };
 
@@ -114,7 +115,7 @@ impl Planner<'_> {
             return Ok(());
         };
         if !stays {
-            if self.cannot_move(&entry, &dir, id)? {
+            if self.cannot_move((&entry, &ours), &dir, id)? {
                 self.undone.insert(id);
                 return Ok(());
             }
@@ -138,7 +139,7 @@ impl Planner<'_> {
 
     /// Whether something cannot be moved as it is: across the border of a clone, with names of files with several, or
     /// with forks in it, whose origins would go with a directory around that is removed.
-    fn cannot_move(&mut self, entry: &[u8], dir: &[u8], id: Identity) -> Result<bool> {
+    fn cannot_move(&mut self, (entry, value): (&[u8], &Bytes), dir: &[u8], id: Identity) -> Result<bool> {
         let root = |planner: &mut Self, dir: &[u8]| -> Result<Vec<u8>> {
             Ok(planner.trees.ours.level(dir)?.map(|level| level.root.clone()).unwrap_or_default())
         };
@@ -147,7 +148,8 @@ impl Planner<'_> {
             return Ok(true);
         }
         if id.1 != FileKind::Directory {
-            return Ok(false);
+            // It may have got its second name here.
+            return Ok(matches!(Stored::decode(value), Ok(Stored::Name(_))));
         }
         let inside = contents_of(entry);
         let names = self.links.then(|| path::meta(&self.trees.ours.link_name(&from, &inside)));

@@ -8,7 +8,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use common::{
     World, check_keys, options,
-    trees::{Node, Rng, Tree, kind, read, step},
+    trees::{Made, Rng, Tree, change, read},
 };
 use pando_db::device::MemDevice;
 use pando_fs::*;
@@ -21,9 +21,7 @@ struct Seen {
     only_source: u32,
     both: u32,
     conflicts: u32,
-    /// Rounds in which a file number was there twice, or a file had several names.
-    clones: u32,
-    links: u32,
+    made: Made,
 }
 
 fn tiny() -> World {
@@ -44,41 +42,13 @@ fn groups(w: &World, top: &str) -> BTreeSet<BTreeSet<String>> {
     by_number.into_values().filter(|names| names.len() > 1).collect()
 }
 
-/// A random change, among them clones of directories and second names of files.
-fn change(w: &World, top: &str, rng: &mut Rng, seen: &mut Seen) {
-    let choice = rng.next(8);
-    if choice > 2 {
-        return step(w, top, rng);
-    }
-    let tree = read(w, top);
-    let wanted = |node: &Node| (kind(node) == 0) == (choice == 0);
-    let of: Vec<&String> = tree.iter().filter(|(p, n)| !p.is_empty() && wanted(n)).map(|(p, _)| p).collect();
-    let dirs: Vec<&String> = tree.iter().filter(|(_, n)| kind(n) == 0).map(|(p, _)| p).collect();
-    let Some(from) = of.get(rng.next(of.len().max(1))).map(|p| format!("{top}{p}")) else { return };
-    let to = format!("{top}{}/{}", dirs[rng.next(dirs.len())], ["a", "b", "copy", "name"][rng.next(4)]);
-    if w.exists(&to) || to.split('/').count() > 6 || tree.len() > 60 {
-        return;
-    }
-    match choice {
-        0 => {
-            w.clone_tree(&from, &to, false).unwrap();
-            seen.clones += 1;
-        }
-        // Across the border of a clone it is refused, as on other file systems between volumes.
-        _ => match w.link(&from, &to) {
-            Ok(_) => seen.links += 1,
-            Err(e) => assert_eq!(e.errno(), 18, "{from} -> {to}: {e}"),
-        },
-    }
-}
-
 fn history(seed: u64, seen: &mut Seen) {
     let mut rng = Rng(seed | 1);
     let mut w = tiny();
     w.mkdir("/s");
-    let links = seen.links;
+    let links = seen.made.links;
     for _ in 0..rng.next(30) {
-        change(&w, "/s", &mut rng, seen);
+        change(&w, "/s", &mut rng, &mut seen.made);
     }
     w.fork("/s", "/f");
     // What both were when they were equal last, if they still are but for what the rounds below change.
@@ -89,10 +59,10 @@ fn history(seed: u64, seen: &mut Seen) {
         assert!(!equal || base == before, "{what}: {base:?}\n{before:?}");
         let sides = rng.next(3);
         for _ in 0..if sides == 1 { 0 } else { 1 + rng.next(10) } {
-            change(&w, "/f", &mut rng, seen);
+            change(&w, "/f", &mut rng, &mut seen.made);
         }
         for _ in 0..if sides == 0 { 0 } else { 1 + rng.next(6) } {
-            change(&w, "/s", &mut rng, seen);
+            change(&w, "/s", &mut rng, &mut seen.made);
         }
         if rng.next(4) == 0 {
             w.remount();
@@ -110,7 +80,7 @@ fn history(seed: u64, seen: &mut Seen) {
         let now = read(&w, "/s");
         match sides {
             // Numbers of files that were names of one may lead a later merge to a conflict (docs/versions.md, limits).
-            0 if equal && (report.merged || seen.links == links) => {
+            0 if equal && (report.merged || seen.made.links == links) => {
                 assert!(report.merged, "{report:?} {}", all());
                 assert_eq!(now, theirs, "{}", all());
                 // A name that is taken becomes a file of its own (docs/versions.md, limits), so that names of one file
@@ -205,6 +175,7 @@ fn merges_of_trees_with_clones_and_links_keep_what_holds_for_all() {
         history(seed, &mut seen);
     }
     println!("{seen:?}");
-    let least = [seen.only_fork, seen.only_source, seen.both, seen.conflicts, seen.clones, seen.links];
+    let least =
+        [seen.only_fork, seen.only_source, seen.both, seen.conflicts, seen.made.clones, seen.made.links];
     assert!(least.iter().all(|count| *count > 1), "vacuous: {seen:?}");
 }

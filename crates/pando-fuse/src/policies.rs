@@ -53,6 +53,13 @@ struct Policies {
 }
 
 impl MountState {
+    /// Makes a file durable, and has the policies know.
+    pub(crate) fn sync_file(&self, ino: u64, datasync: bool) -> pando_fs::Result<()> {
+        self.fs.fsync(ino, datasync)?;
+        self.automatic.synced(ino);
+        Ok(())
+    }
+
     /// Starts what carries out policies for snapshots.
     pub(crate) fn start_policies(self: &Arc<Self>) {
         let shared: Weak<MountState> = Arc::downgrade(self);

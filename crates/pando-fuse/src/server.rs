@@ -381,7 +381,7 @@ impl Handler for Server {
         let shared = self.shared.clone();
         if !mode_changed && !pages_stale {
             return Answer::here(move || {
-                shared.fs.fsync(ino, true)?;
+                shared.sync_file(ino, true)?;
                 outcome
             });
         }
@@ -393,7 +393,7 @@ impl Handler for Server {
                 shared.bits_dropped(ino);
             }
             if durable {
-                shared.fs.fsync(ino, true)?;
+                shared.sync_file(ino, true)?;
             }
             outcome
         })
@@ -428,8 +428,7 @@ impl Handler for Server {
             });
         }
         Answer::here(move || {
-            shared.fs.fsync(ino, datasync)?;
-            shared.automatic.synced(ino);
+            shared.sync_file(ino, datasync)?;
             if shared.caches.writeback() {
                 shared.tell_written(ino);
             }

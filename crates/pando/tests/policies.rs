@@ -4,6 +4,7 @@
 use std::{
     fs,
     io::Write,
+    os::unix::fs::OpenOptionsExt,
     thread,
     time::{Duration, Instant},
 };
@@ -99,6 +100,16 @@ fn an_fsync_makes_a_snapshot_that_has_what_was_synced() {
     let last = wait(&b, "m/d", |all| all.last().is_some_and(|s| read(s) == "199"));
     let most = begun.elapsed().as_secs() as usize + 4;
     assert!(last.len() <= most, "{} snapshots of a burst, where {most} are a second apart", last.len());
+    // So is each write of a file that is open for synchronous writes, past the page cache of the kernel or not.
+    b.sh("head -c 200000 /dev/zero > m/d/large");
+    for flag in [libc::O_SYNC, libc::O_DSYNC] {
+        // By then all is made that earlier syncs have asked for.
+        thread::sleep(Duration::from_millis(2500));
+        let before = snapshots(&b, "m/d").len();
+        let mut file = fs::File::options().write(true).custom_flags(flag).open(b.path("m/d/large")).unwrap();
+        file.write_all(b"durable").unwrap();
+        wait(&b, "m/d", |all| all.len() > before);
+    }
     // A sync of everything is one of this, too.
     b.sh("echo all > m/d/sub/f");
     thread::sleep(Duration::from_millis(1200));

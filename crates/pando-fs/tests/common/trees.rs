@@ -180,6 +180,41 @@ pub fn step(w: &World, top: &str, rng: &mut Rng) {
     }
 }
 
+/// Clones of directories and second names of files that were made, counts.
+#[derive(Default, Debug)]
+pub struct Made {
+    pub clones: u32,
+    pub links: u32,
+}
+
+/// A random change, among them clones of directories and second names of files.
+pub fn change(w: &World, top: &str, rng: &mut Rng, made: &mut Made) {
+    let choice = rng.next(8);
+    if choice > 2 {
+        return step(w, top, rng);
+    }
+    let tree = read(w, top);
+    let wanted = |node: &Node| (kind(node) == 0) == (choice == 0);
+    let of: Vec<&String> = tree.iter().filter(|(p, n)| !p.is_empty() && wanted(n)).map(|(p, _)| p).collect();
+    let dirs: Vec<&String> = tree.iter().filter(|(_, n)| kind(n) == 0).map(|(p, _)| p).collect();
+    let Some(from) = of.get(rng.next(of.len().max(1))).map(|p| format!("{top}{p}")) else { return };
+    let to = format!("{top}{}/{}", dirs[rng.next(dirs.len())], ["a", "b", "copy", "name"][rng.next(4)]);
+    if w.exists(&to) || to.split('/').count() > 6 || tree.len() > 60 {
+        return;
+    }
+    match choice {
+        0 => {
+            w.clone_tree(&from, &to, false).unwrap();
+            made.clones += 1;
+        }
+        // Across the border of a clone it is refused, as on other file systems between volumes.
+        _ => match w.link(&from, &to) {
+            Ok(_) => made.links += 1,
+            Err(e) => assert_eq!(e.errno(), 18, "{from} -> {to}: {e}"),
+        },
+    }
+}
+
 /// A plain tree, and what tells which file is which.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Picture {

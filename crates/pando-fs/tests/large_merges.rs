@@ -18,6 +18,8 @@ mod merge_renames;
 mod merge_text;
 #[path = "quotas.rs"]
 mod quotas;
+#[path = "together.rs"]
+mod together;
 
 use std::{
     collections::BTreeMap,

@@ -2,13 +2,11 @@
 //! holds whatever the plan is. (`forks.rs` compares plain trees with a reference.)
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-
 use std::{collections::BTreeSet, sync::Arc};
 
-use common::{
+use super::common::{
     World, check_keys, options,
-    trees::{Made, Rng, Tree, change, read},
+    trees::{Made, Rng, Tree, change, parent, read},
 };
 use pando_db::device::MemDevice;
 use pando_fs::*;
@@ -140,7 +138,7 @@ fn untouched_stays([base, theirs, ours, now]: [&Tree; 4], equal: bool, all: &imp
         let mut at = path;
         loop {
             let names = |tree: &Tree| -> Vec<String> {
-                let inside = tree.keys().filter(|p| !p.is_empty() && common::trees::parent(p) == at);
+                let inside = tree.keys().filter(|p| !p.is_empty() && parent(p) == at);
                 inside.cloned().collect()
             };
             if tree.get(at) != base.get(at) || at != path && names(tree) != names(base) {
@@ -149,7 +147,7 @@ fn untouched_stays([base, theirs, ours, now]: [&Tree; 4], equal: bool, all: &imp
             if at.is_empty() {
                 return true;
             }
-            at = common::trees::parent(at);
+            at = parent(at);
         }
     };
     for (path, node) in base {

@@ -26,6 +26,9 @@ struct Kept {
     tree: Tree,
 }
 
+/// A call, and the tops that it may have changed, each with what it is to be, if that is known.
+type Step = (&'static str, Vec<(&'static str, Option<Tree>)>);
+
 struct Run {
     w: World,
     device: Arc<SimDevice>,
@@ -88,8 +91,8 @@ impl Run {
         TOPS.into_iter().find(|top| !self.state.contains_key(top))
     }
 
-    /// One call; which it was, and the trees that it may have changed, each with what it is to be, if that is known.
-    fn step(&mut self) -> Option<(&'static str, Vec<(&'static str, Option<Tree>)>)> {
+    /// Makes a call, if the one that was drawn can be made.
+    fn step(&mut self) -> Option<Step> {
         let (top, other) = self.some()?;
         let tree = self.state[top].0.clone();
         let me = Caller::root();
@@ -292,7 +295,7 @@ impl Run {
         let is = |state: &(BTreeMap<&'static str, Tree>, Option<&'static str>)| {
             let (trees, several) = state;
             let same = |top: &&'static str| Some(*top) == *several || trees[top] == found[top];
-            trees.keys().eq(found.keys()) && trees.keys().all(|top| same(top))
+            trees.keys().eq(found.keys()) && trees.keys().all(same)
         };
         assert!(self.since.iter().any(is), "{}: after a crash {found:?}\n{:?}", self.what, self.since.last());
         self.state = now;

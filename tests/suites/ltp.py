@@ -89,11 +89,12 @@ def run(ltp, top, test, command):
 
 
 def end(where):
-    """Ends what a test has left: processes, then mounts, then loop devices."""
+    """Ends what a test has left, or all tests below `where`: processes, then mounts, then loop devices."""
     for process in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{process}/environ", "rb") as environ:
-                if f"TMPDIR={where}".encode() in environ.read().split(b"\0"):
+                values = environ.read().split(b"\0")
+                if any((value + b"/").startswith(f"TMPDIR={where}/".encode()) for value in values):
                     os.kill(int(process), signal.SIGKILL)
         except OSError:
             pass
@@ -132,6 +133,15 @@ def main():
     ltp, *tops = sys.argv[1:4]
     chosen = [(test, command) for test, command in tests(ltp) if not sys.argv[4:] or test in sys.argv[4:]]
     keep = os.environ.get("KEEP")
+
+    # Tests are in sessions of their own, so what ends this does not end them.
+    def stopped(number, _frame):
+        for top in tops:
+            end(top)
+        os._exit(128 + number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stopped)
     counts = [{}, {}]
     # Half of them wait most of the time, for a clock or for the disk.
     with concurrent.futures.ThreadPoolExecutor(2 * AT_ONCE) as pool:

@@ -8,7 +8,8 @@
 //! callers (threads, as the kernel names them) by their last new files.
 //!
 //! Guarantees: a caller begins with the cache; one new file that was written past it in small pieces brings the
-//! caller back to it, and four times as long each time. Memory is bounded by [`CALLERS`] and by open files. Knows nothing of FUSE messages.
+//! caller back to it, and four times as long each time. Memory is bounded by [`CALLERS`] and by open files. Knows
+//! nothing of FUSE messages.
 
 use std::collections::HashMap;
 

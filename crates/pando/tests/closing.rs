@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::common::{Bench, text};
+use crate::common::{Bench, LET_GO, text};
 
 /// Code of `pando umount` where closing failed.
 const NOT_CLOSED: i32 = 6;
@@ -83,7 +83,9 @@ fn umount_and_mount_name_who_keeps_it_in_another_mount_namespace() {
     let Some(b) = Bench::mounted() else { return };
     fs::write(b.path("m/f"), "x").unwrap();
     let mut inside = Command::new("unshare")
-        .args(["--mount", "--propagation", "private", "sh", "-c", "echo ready; exec sleep 300"])
+        .args(["--mount", "--propagation", "private", "sh", "-c"])
+        .arg(format!("{LET_GO} echo ready; exec sleep 300"))
+        .args(["sh".as_ref(), b.path("m").as_os_str()])
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();

@@ -7,7 +7,7 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
-/// For a shell in a mount namespace of its own, which began with the mounts of all tests: lets go of them, but for `$1`.
+/// For a shell in a mount namespace of its own, which began with the mounts of all tests: lets go of all but `$1`.
 pub const LET_GO: &str = "
     awk -v kept=\"$1\" '$3 == \"fuse.pando\" && $2 != kept { print $2 }' /proc/self/mounts |
         xargs -r umount -l 2> /dev/null || true

@@ -33,9 +33,14 @@ impl Where {
     /// By numbers, but for those of `not`, else by the path.
     fn new(base: &Picture, side: &Picture, not: &BTreeSet<(u64, u8)>) -> Self {
         let known = |id: &(u64, u8)| !not.contains(id);
-        let by_id: BTreeMap<(u64, u8), &String> =
-            side.ids.keys().filter_map(|p| Some((id_of(side, p)?, p))).collect();
         let old: BTreeSet<(u64, u8)> = base.ids.keys().filter_map(|p| id_of(base, p)).filter(known).collect();
+        // What lies in a clone that the origin does not have is not what has the same number there.
+        let in_new_clone = |path: &str| {
+            let new = |root: &&String| id_of(side, root).is_none_or(|id| !old.contains(&id));
+            side.roots.iter().filter(new).any(|root| path.starts_with(&format!("{root}/")))
+        };
+        let by_id: BTreeMap<(u64, u8), &String> =
+            side.ids.keys().filter(|p| !in_new_clone(p)).filter_map(|p| Some((id_of(side, p)?, p))).collect();
         let mut to = Map::from([(String::new(), String::new())]);
         let mut moved = BTreeSet::new();
         for path in base.ids.keys() {

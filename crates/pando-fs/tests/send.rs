@@ -6,10 +6,9 @@ use std::{
     os::unix::ffi::OsStrExt,
     path::Path,
     sync::Arc,
-    time::{Duration, Instant},
 };
 
-use crate::common::*;
+use crate::common::{seeds::seeds_for, *};
 use pando_db::device::MemDevice;
 use pando_fs::{
     send::{
@@ -370,23 +369,11 @@ fn change(w: &World, r: &mut Random, dir: &str) {
     }
 }
 
-fn seconds() -> Duration {
-    let text = std::env::var("PANDO_SEND_SECONDS").ok();
-    Duration::from_secs(text.and_then(|s| s.parse().ok()).unwrap_or(4))
-}
-
-/// Runs `f` for seeds until the time is over, or for the one of `PANDO_SEED`; at least `least` times.
+/// Runs `f` for seeds until the time is over; at least `least` times.
 fn seeds(least: u64, mut f: impl FnMut(&mut Random)) {
-    if let Some(seed) = std::env::var("PANDO_SEED").ok().and_then(|s| s.parse().ok()) {
-        return f(&mut Random(seed));
-    }
-    let begin = Instant::now();
-    let first = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
+    let mut seeds = seeds_for("PANDO_SEND_SECONDS", 4);
     for i in 0.. {
-        if i >= least && begin.elapsed() > seconds() {
-            break;
-        }
-        let seed = first.wrapping_add(i.wrapping_mul(0x1_0001));
+        let Some(seed) = (if i < least { seeds.take_late() } else { seeds.next() }) else { break };
         let run = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| f(&mut Random(seed))));
         if let Err(panic) = run {
             eprintln!("PANDO_SEED={seed} cargo test -p pando-fs --test all send::");

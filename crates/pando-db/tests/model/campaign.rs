@@ -3,7 +3,7 @@
 //! | variable | means |
 //! | --- | --- |
 //! | `PANDO_SEED` | this seed only |
-//! | `PANDO_SEED_BASE` | the first seed; otherwise the clock chooses one |
+//! | `PANDO_SEED_BASE` | the first seed; otherwise the clock chooses one where the time is given, else it is 1000 |
 //! | `PANDO_MODEL_SECONDS` | how long the whole file takes on two threads |
 //! | `PANDO_MODEL_HOURS` | the same in hours, for long runs |
 //! | `PANDO_SHRINK_SECONDS` | how long a failing run is cut down |
@@ -38,11 +38,16 @@ pub fn variable<T: FromStr>(name: &str) -> Option<T> {
     std::env::var(name).ok()?.parse().ok()
 }
 
+/// The time that is asked for, in seconds.
+fn given_seconds() -> Option<f64> {
+    let hours = variable("PANDO_MODEL_HOURS").map(|hours: f64| hours * 3600.0);
+    hours.or(variable("PANDO_MODEL_SECONDS"))
+}
+
 /// How long this file's tests are to take together on two threads.
 pub fn budget() -> Duration {
     let ci = std::env::var("CI").is_ok_and(|value| !value.is_empty() && value != "false" && value != "0");
-    let hours = variable("PANDO_MODEL_HOURS").map(|hours: f64| hours * 3600.0);
-    let seconds = hours.or(variable("PANDO_MODEL_SECONDS")).unwrap_or(if ci { 124.0 } else { 20.0 });
+    let seconds = given_seconds().unwrap_or(if ci { 124.0 } else { 20.0 });
     Duration::from_secs_f64(seconds)
 }
 
@@ -73,7 +78,8 @@ fn campaign_of(test: &str, config: &dyn Fn(u64) -> Config, share: f64, required:
         return;
     }
     let deadline = Instant::now() + budget().mul_f64(share);
-    let base: u64 = variable("PANDO_SEED_BASE").unwrap_or_else(clock_seed);
+    let base: u64 = variable("PANDO_SEED_BASE")
+        .unwrap_or_else(|| if given_seconds().is_some() { clock_seed() } else { 1000 });
     let mut coverage = Coverage::default();
     let mut runs = 0;
     // On a slow machine the short default time may be too little to meet what is required.

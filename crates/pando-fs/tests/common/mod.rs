@@ -2,6 +2,7 @@
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used)]
 
 pub mod merged;
+pub mod seeds;
 pub mod trees;
 
 use std::{

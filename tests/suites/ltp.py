@@ -39,9 +39,14 @@ LEFT_OUT = re.compile(r"proc01|read_all|quota_remount|isofs|binfmt_misc|squashfs
 # Seconds for one test on a machine that does other work too.
 LIMIT = 400
 
-# These make the same users, so one runs after the other.
-ALONE = re.compile(r"acl_")
+# These make the same users or change the same settings of the machine, so one runs after the other.
+ALONE = re.compile(r"acl_|fanotify(10|17|23)|fcntl3[0357]|inotify0[56]|madvise0[68]|splice0[456]")
 LONELY = threading.Lock()
+
+# What tests change of the machine, and leave so if they are killed: pipes of one page stall other programs.
+SETTINGS = """fs/fanotify/max_queued_events fs/inotify/max_queued_events fs/inotify/max_user_instances
+fs/lease-break-time fs/pipe-max-size kernel/core_pattern kernel/domainname user/max_fanotify_groups
+user/max_fanotify_marks user/max_user_namespaces vm/max_map_count vm/swappiness vm/vfs_cache_pressure""".split()
 
 # Tests at once, each on both file systems.
 AT_ONCE = 4
@@ -108,6 +113,23 @@ def end(where):
             subprocess.run(["losetup", "-d", line.split()[0]])
 
 
+def settings():
+    values = {}
+    for name in SETTINGS:
+        with contextlib.suppress(OSError), open(f"/proc/sys/{name}") as file:
+            values[name] = file.read()
+    return values
+
+
+def restore(before):
+    now = settings()
+    for name, value in before.items():
+        if now.get(name) != value:
+            with contextlib.suppress(OSError), open(f"/proc/sys/{name}", "w") as file:
+                file.write(value)
+                print(f"restored: {name}", file=sys.stderr)
+
+
 def once(ltp, top, test, command):
     where = tempfile.mkdtemp(prefix="ltp-", dir=top)
     os.chmod(where, 0o777)
@@ -133,11 +155,13 @@ def main():
     ltp, *tops = sys.argv[1:4]
     chosen = [(test, command) for test, command in tests(ltp) if not sys.argv[4:] or test in sys.argv[4:]]
     keep = os.environ.get("KEEP")
+    before = settings()
 
     # Tests are in sessions of their own, so what ends this does not end them.
     def stopped(number, _frame):
         for top in tops:
             end(top)
+        restore(before)
         os._exit(128 + number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -157,6 +181,7 @@ def main():
                 print(f"{test}: {results[1]} (ext4: {results[0]})", flush=True)
                 told = [line for line in said[1].splitlines() if re.search(r"T?(FAIL|BROK|CONF)", line)]
                 print("".join(f"  {line}\n" for line in told[:5]), end="", file=sys.stderr)
+    restore(before)
     for name, count in zip(["ext4", "mount"], counts):
         print(f"{name}: {sum(count.values())} tests, {count}", file=sys.stderr)
 

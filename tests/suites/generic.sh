@@ -39,7 +39,8 @@ END
 flush=false
 while [[ $1 == -* ]]; do [[ $1 == -f ]] && flush=true; shift; done
 dir=$(readlink -f "$1")
-$flush && { sync -f "$dir" || exit 1; }
+# syncfs brings the pages to the daemon, and fsync makes them durable.
+$flush && { sync -f "$dir" && sync "$dir" || exit 1; }
 for p in $(pgrep -f -- "mount --daemon .* $dir\$"); do
   kill -9 "$p"
   while [[ -e /proc/$p/exe ]]; do sleep 0.05; done

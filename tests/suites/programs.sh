@@ -292,7 +292,7 @@ prog_pjdfstest() {
   need prove
   [[ -x ${PJDFSTEST:-}/pjdfstest ]] || { echo "skipped: PJDFSTEST names no built pjdfstest"; exit 77; }
   mkdir -p "$1/run"; chmod 755 "$1/run"; cd "$1/run"
-  prove -rQ "$PJDFSTEST/tests" > "$1/log" 2>&1 || true
+  prove -j 4 -rQ "$PJDFSTEST/tests" > "$1/log" 2>&1 || true
   grep -q 'Tests=[0-9]\{4\}' "$1/log"
   local failed; failed=$(sed -n "s|^$PJDFSTEST/tests/\\([^ ]*\\) .*Failed: \\([0-9]*\\))|\\1 \\2|p" "$1/log")
   [[ $failed == "rename/24.t 4" ]] || { cat "$1/log"; return 1; }

@@ -25,7 +25,7 @@ END
   cat > "$h/sbin/umount.fuse.pando" << END
 #!/bin/bash
 "$h/real/umount.fuse.pando" "\$@" 2> "$h/umount.\$\$"; rc=\$?
-if grep -q 'its daemon was killed' "$h/umount.\$\$"; then rc=0; else cat "$h/umount.\$\$" >&2; fi
+if grep -q 'its daemon \(was\|had been\) killed' "$h/umount.\$\$"; then rc=0; else cat "$h/umount.\$\$" >&2; fi
 rm -f "$h/umount.\$\$"
 exit \$rc
 END

@@ -1,6 +1,8 @@
 //! Tens of thousands of clones of one tree are deleted, in several orders: what each costs does not grow with their
 //! number, nobody waits long meanwhile, all space comes back, and a crash in the middle changes nothing of that.
 //!
+//! Clones that are deleted one by one are deleted in many memtables: in one, the order would make no difference.
+//!
 //! `PANDO_FULL=1` measures 30,000 and 100,000 clones.
 #![allow(clippy::unwrap_used)]
 
@@ -23,6 +25,9 @@ use pando_db::{
 const VALUES: u64 = 3_000;
 /// Values that are changed in each clone.
 const CHANGES: u64 = 3;
+/// Clones that are deleted between two checkpoints, and until the log becomes durable between them.
+const BETWEEN_CHECKPOINTS: u64 = 250;
+const BETWEEN_SYNCS: u64 = 125;
 /// What two numbers of clones may differ in beside what each clone costs: a level more on the way to each, and the ends
 /// of walks.
 const MORE_PERCENT: u64 = 60;
@@ -43,15 +48,38 @@ const ORDERS: [Order; 5] =
     [Order::OldestFirst, Order::NewestFirst, Order::Scattered, Order::AtOnce, Order::WithTheTree];
 
 impl Order {
-    fn delete(self, db: &Db, count: u64) {
-        let one = |i: u64| db.delete_prefix(name(i)).unwrap();
+    /// Which clone is the `i`th that is deleted, if they are deleted one by one.
+    fn nth(self, i: u64, count: u64) -> Option<u64> {
         match self {
-            Order::OldestFirst => (0..count).for_each(one),
-            Order::NewestFirst => (0..count).rev().for_each(one),
+            Order::OldestFirst => Some(i),
+            Order::NewestFirst => Some(count - 1 - i),
             // A number that has no factor in common with the counts.
-            Order::Scattered => (0..count).for_each(|i| one(i * 7_919 % count)),
+            Order::Scattered => Some(i * 7_919 % count),
+            Order::AtOnce | Order::WithTheTree => None,
+        }
+    }
+
+    fn delete(self, db: &Db, count: u64) {
+        self.delete_noting(db, count, &AtomicU64::new(0));
+    }
+
+    /// Notes how many deletes a crash must not take back.
+    fn delete_noting(self, db: &Db, count: u64, durable: &AtomicU64) {
+        match self {
             Order::AtOnce => db.delete_prefix("p/c").unwrap(),
             Order::WithTheTree => db.delete_prefix("p/").unwrap(),
+            _ => (0..count).filter_map(|i| Some((i, self.nth(i, count)?))).for_each(|(i, clone)| {
+                db.delete_prefix(name(clone)).unwrap();
+                let done = i + 1;
+                if done % BETWEEN_CHECKPOINTS == 0 {
+                    db.checkpoint().unwrap();
+                } else if done % BETWEEN_SYNCS == 0 {
+                    db.sync().unwrap();
+                } else {
+                    return;
+                }
+                durable.store(done, Relaxed);
+            }),
         }
     }
 }
@@ -177,7 +205,11 @@ fn cost(node_size: u32, order: Order, count: u64) -> (Taken, Taken) {
 
 #[test]
 fn deleting_many_clones_costs_in_proportion_to_their_number() {
-    let (few, many) = if full() { (30_000, 100_000) } else { (1_000, 4_000) };
+    // Of fewer, those between two checkpoints are in few nodes.
+    let (few, many) = if full() { (30_000, 100_000) } else { (2_000, 8_000) };
+    // What does not fit into the cache any more is read again: the clones of a node by one request.
+    let read_again = if full() { 2 * few } else { 0 };
+    let mut failures = Vec::new();
     for (node_size, order) in
         [64 << 10, 4 << 10].into_iter().flat_map(|size| ORDERS.map(|order| (size, order)))
     {
@@ -198,19 +230,17 @@ fn deleting_many_clones_costs_in_proportion_to_their_number() {
         }
         let [(_, (_, less)), (_, (_, more))] = sizes;
         let may = |less: u64, fixed: u64| (less + fixed) * many / few * (100 + MORE_PERCENT) / 100;
-        assert!(more.items <= may(less.items, 4 * few), "{order:?}: {less:?} for {few}, {more:?} for {many}");
-        assert!(
-            more.requests <= may(less.requests, 100),
-            "{order:?}: {less:?} for {few}, {more:?} for {many}"
-        );
-        assert!(
-            more.bytes <= may(less.bytes, few * 100),
-            "{order:?}: {less:?} for {few}, {more:?} for {many}"
-        );
         // A machine that others use.
         let most = less.processor * (3 * many / few) as u32 + Duration::from_millis(500);
-        assert!(more.processor < most, "{order:?}: {less:?} for {few}, {more:?} for {many}");
+        let holds = more.items <= may(less.items, 4 * few)
+            && more.requests <= may(less.requests, 100 + read_again)
+            && more.bytes <= may(less.bytes, few * 100)
+            && more.processor < most;
+        if !holds {
+            failures.push(format!("{node_size} B nodes, {order:?}: {less:?} for {few}, {more:?} for {many}"));
+        }
     }
+    assert!(failures.is_empty(), "{failures:#?}");
 }
 
 /// All that a device holds at this moment.
@@ -227,8 +257,9 @@ fn copy(device: &MemDevice) -> Arc<MemDevice> {
     copy
 }
 
-/// The power fails at a quarter, half and three quarters of what deleting writes: each clone is there or not, the check
-/// finds nothing, and what is left can be deleted.
+/// The power fails at some writes between the deletes, and while their space is given back: the clones that were deleted
+/// first are gone, as many as were durable at least, the others are whole, the check finds nothing, and what is left can
+/// be deleted.
 #[test]
 fn a_crash_while_many_clones_are_deleted_leaves_a_sound_store() {
     let count = if full() { 30_000 } else { 1_000 };
@@ -236,49 +267,88 @@ fn a_crash_while_many_clones_are_deleted_leaves_a_sound_store() {
         (64 << 10, Order::Scattered),
         (64 << 10, Order::AtOnce),
         (4 << 10, Order::OldestFirst),
+        (4 << 10, Order::NewestFirst),
         (4 << 10, Order::AtOnce),
     ] {
-        let mut writes = None;
-        for quarter in 0..4 {
-            let (below, crashed) = (Arc::new(MemDevice::new(1 << 30)), Arc::new(Mutex::new(None)));
-            let (seen, at) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(u64::MAX)));
-            let (copied, taken, counted, chosen) = (below.clone(), crashed.clone(), seen.clone(), at.clone());
-            let device = HookedDevice::new(below, false, move |call| {
-                if matches!(call, DeviceCall::Write(_))
-                    && counted.fetch_add(1, Relaxed) == chosen.load(Relaxed)
-                {
-                    *taken.lock().unwrap() = Some(copy(&copied));
-                }
-                Ok(())
-            });
-            let db = store(Arc::new(device), node_size, false);
-            let before = db.stats().unwrap();
-            make_clones(&db, count);
-            let begun = seen.load(Relaxed);
-            if let Some(writes) = writes {
-                at.store(begun + writes * quarter / 4, Relaxed);
-            }
-            order.delete(&db, count);
-            db.settle().unwrap();
-            let what = format!("{node_size} B nodes, {order:?}, {quarter} quarters");
-            is_as_before(&db, &before, &what);
-            let Some(writes) = writes.replace(seen.load(Relaxed) - begun) else { continue };
-            assert!(writes >= 8, "{what}: {writes} writes are too few");
-            let device = crashed.lock().unwrap().take().unwrap();
+        let what = format!("{node_size} B nodes, {order:?}");
+        let ([deleting, settling], ..) = crash(node_size, order, count, u64::MAX);
+        assert!(deleting + settling >= 8, "{what}: {deleting} and {settling} writes are too few");
+        let between =
+            (1..4).map(|quarter| deleting * quarter / 4).filter(|at| deleting >= 8 && at % deleting > 0);
+        let after = (1..4).map(|quarter| deleting + settling * quarter / 4);
+        let mut in_the_middle = 0;
+        for at in between.chain(after) {
+            let what = format!("{what}, a crash at write {at} of {deleting} and {settling}");
+            let (_, before, crashed) = crash(node_size, order, count, at);
+            let Crashed { device, durable } = crashed.unwrap();
             let db = Db::open(device, options(false)).unwrap();
             is_sound(&db);
-            let left = (0..count).step_by(31).filter(|&i| {
-                let changed = db.get(format!("{}{:08}", name(i), i * 7_919 % VALUES).as_bytes()).unwrap();
-                let values = db.prefix(name(i).as_bytes()).count() as u64;
-                assert_eq!(values, if changed.is_some() { VALUES } else { 0 }, "{what}: clone {i}");
-                changed.is_some()
-            });
-            println!("{what}: {} of {} clones are there", left.count(), count.div_ceil(31));
+            let gone = deleted(&db, order, count, &what);
+            println!("{what}: {gone} of {count} clones are gone, {durable} of them had to be");
+            assert!(gone >= durable, "{what}: {gone} of {durable} durable deletes are there");
+            in_the_middle += u64::from(gone > 0 && gone < count);
             order.delete(&db, count);
             db.settle().unwrap();
             is_as_before(&db, &before, &what);
         }
+        assert!(in_the_middle >= 2 || order == Order::AtOnce, "{what}: no crashes came between two deletes");
     }
+}
+
+/// What a device held when the power failed, and how many deletes were durable by then.
+struct Crashed {
+    device: Arc<MemDevice>,
+    durable: u64,
+}
+
+/// Deletes clones, on a device whose power fails at write `at`. The writes while they are deleted and while their space
+/// is given back; what the store was like before the clones; and the crash.
+fn crash(node_size: u32, order: Order, count: u64, at: u64) -> ([u64; 2], pando_db::Stats, Option<Crashed>) {
+    let below = Arc::new(MemDevice::new(1 << 30));
+    let crashed: Arc<Mutex<Option<Crashed>>> = Arc::default();
+    let (seen, from, durable) = <(Arc<AtomicU64>, Arc<AtomicU64>, Arc<AtomicU64>)>::default();
+    let (copied, taken, counted) = (below.clone(), crashed.clone(), seen.clone());
+    let (begun, noted) = (from.clone(), durable.clone());
+    let device = HookedDevice::new(below, false, move |call| {
+        if matches!(call, DeviceCall::Write(_)) {
+            let n = counted.fetch_add(1, Relaxed);
+            if begun.load(Relaxed) > 0 && n == begun.load(Relaxed).saturating_add(at) {
+                let crashed = Crashed { device: copy(&copied), durable: noted.load(Relaxed) };
+                *taken.lock().unwrap() = Some(crashed);
+            }
+        }
+        Ok(())
+    });
+    let db = store(Arc::new(device), node_size, false);
+    let before = db.stats().unwrap();
+    make_clones(&db, count);
+    let begun = seen.load(Relaxed);
+    from.store(begun, Relaxed);
+    order.delete_noting(&db, count, &durable);
+    let deleted = seen.load(Relaxed);
+    db.settle().unwrap();
+    let settled = seen.load(Relaxed);
+    is_as_before(&db, &before, &format!("{node_size} B nodes, {order:?}"));
+    let crashed = crashed.lock().unwrap().take();
+    ([deleted - begun, settled - deleted], before, crashed)
+}
+
+/// How many clones are gone; these are the first ones of `order`, and the others are whole.
+fn deleted(db: &Db, order: Order, count: u64, what: &str) -> u64 {
+    let is_there = |clone: u64| db.get(format!("{}{:08}", name(clone), clone * 7_919 % VALUES).as_bytes());
+    let clones = || (0..count).map(|i| order.nth(i, count).unwrap_or(i));
+    let there: Vec<bool> = clones().map(|clone| is_there(clone).unwrap().is_some()).collect();
+    let gone = there.iter().take_while(|there| !**there).count();
+    assert!(
+        there[gone..].iter().all(|there| *there),
+        "{what}: a later delete is there without an earlier one"
+    );
+    assert!(order.nth(0, count).is_some() || gone == 0 || gone as u64 == count, "{what}: half a delete");
+    for (clone, there) in clones().zip(there).step_by(31) {
+        let values = db.prefix(name(clone).as_bytes()).count() as u64;
+        assert_eq!(values, if there { VALUES } else { 0 }, "{what}: clone {clone}");
+    }
+    gone as u64
 }
 
 /// Kilobytes of memory of this process: now, and the most since that was asked to begin anew.

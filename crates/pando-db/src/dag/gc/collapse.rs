@@ -14,18 +14,20 @@
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
 };
 
 use crate::{
     dag::{
         edit::Edit,
+        gc::survey::Survey,
         layer::run::{RunBuilder, merge_runs},
         write::split::Pieces,
     },
     error::{Result, or_if_damaged},
     key::{Lens, Span},
     node::{Body, Node, NodeId, Run, Target},
+    store::table::Table,
 };
 
 /// Nodes that are read for one that is looked at.
@@ -57,13 +59,13 @@ struct Referrers {
 pub(crate) struct CollapseSurvey {
     queue: BTreeMap<(Reverse<u8>, NodeId), Referrers>,
     /// Nodes that can become lower. What is below one of them, and below nothing else, has not been looked at.
-    pub found: Vec<Collapsible>,
+    found: VecDeque<Collapsible>,
 }
 
-impl CollapseSurvey {
-    /// Goes on until `nodes` nodes have been read; false if that was all. `edit` is to be an empty one over the same
-    /// version each time.
-    pub fn go_on(&mut self, edit: &Edit<'_>, nodes: usize) -> Result<bool> {
+impl Survey for CollapseSurvey {
+    type Found = Collapsible;
+
+    fn go_on(&mut self, edit: &Edit<'_>, nodes: usize) -> Result<bool> {
         let mut read = 0;
         while read < nodes {
             let Some(((Reverse(height), id), above)) = self.queue.pop_first() else { return Ok(false) };
@@ -76,7 +78,7 @@ impl CollapseSurvey {
                 let pieces = or_if_damaged(edit.in_place_of(id, least, &mut met), None)?;
                 read += met.met.len();
                 if pieces.is_some() {
-                    self.found.push((id, above.nodes));
+                    self.found.push_back((id, above.nodes));
                     continue;
                 }
             }
@@ -103,6 +105,15 @@ impl CollapseSurvey {
             }
         }
         Ok(true)
+    }
+
+    fn found(&mut self) -> &mut VecDeque<Collapsible> {
+        &mut self.found
+    }
+
+    /// Looks again at all that refers to the node, so the version that was surveyed does not matter.
+    fn change(edit: &mut Edit<'_>, found: &Collapsible, _: &Table) -> Result<bool> {
+        edit.collapse(found)
     }
 }
 
@@ -152,12 +163,12 @@ impl Edit<'_> {
             return Ok(None);
         }
         let queue = BTreeMap::from([((Reverse(height), self.root), Referrers::default())]);
-        Ok(Some(CollapseSurvey { queue, found: Vec::new() }))
+        Ok(Some(CollapseSurvey { queue, found: VecDeque::new() }))
     }
 
     /// Puts leaves, or a node right above some, in the place of a node that a walk has found in this version or an
     /// earlier one; whether it did. I/O: that of one node.
-    pub fn collapse(&mut self, (id, referrers): &Collapsible) -> Result<bool> {
+    fn collapse(&mut self, (id, referrers): &Collapsible) -> Result<bool> {
         let id = *id;
         let Some(least) = self.least_height(id, referrers)? else { return Ok(false) };
         let pieces = or_if_damaged(self.in_place_of(id, least, &mut Gathering::new(self)), None)?;

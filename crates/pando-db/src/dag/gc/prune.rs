@@ -15,10 +15,13 @@
 //! shows anything that was not visible. So it walks one version, in steps of any size and without a lock.
 //! I/O: headers of interior nodes, and of leaves that are not seen whole.
 
-use std::{cmp::Reverse, collections::BTreeMap};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, VecDeque},
+};
 
 use crate::{
-    dag::{edit::Edit, share::join::join_empty},
+    dag::{edit::Edit, gc::survey::Survey, share::join::join_empty},
     error::{Error, Result, or_if_damaged},
     key::{Lens, Span, Spans},
     node::{
@@ -59,20 +62,27 @@ type SurveyQueue = BTreeMap<(Reverse<u8>, NodeId), Visibility>;
 #[derive(Default)]
 pub(crate) struct PruneSurvey {
     queue: SurveyQueue,
-    /// What it has found and nobody has taken yet.
-    pub found: Vec<Prunable>,
+    found: VecDeque<Prunable>,
 }
 
-impl PruneSurvey {
-    /// Goes on by `nodes` nodes; false if that was all. `edit` is to be an empty one over the same version
-    /// each time.
-    pub fn go_on(&mut self, edit: &Edit<'_>, nodes: usize) -> Result<bool> {
+impl Survey for PruneSurvey {
+    type Found = Prunable;
+
+    fn go_on(&mut self, edit: &Edit<'_>, nodes: usize) -> Result<bool> {
         for _ in 0..nodes {
             if !edit.survey_next(self)? {
                 return Ok(false);
             }
         }
         Ok(true)
+    }
+
+    fn found(&mut self) -> &mut VecDeque<Prunable> {
+        &mut self.found
+    }
+
+    fn change(edit: &mut Edit<'_>, found: &Prunable, surveyed: &Table) -> Result<bool> {
+        edit.prune(found, surveyed)
     }
 }
 
@@ -101,7 +111,7 @@ impl Edit<'_> {
         if let Some(shown) = &shown
             && is_worth_it(&node, shown)
         {
-            found.push((id, shown.clone()));
+            found.push_back((id, shown.clone()));
         }
         for i in 0..node.edges().len() {
             self.pass_on(&node, i, shown.as_deref(), queue)?;
@@ -166,7 +176,7 @@ impl Edit<'_> {
 
     /// Takes out of a node all that `shown` does not need, as was found in the version of `surveyed`; whether
     /// it did. Does nothing to one that has changed since. I/O: its header.
-    pub fn prune(&mut self, (id, shown): &Prunable, surveyed: &Table) -> Result<bool> {
+    fn prune(&mut self, (id, shown): &Prunable, surveyed: &Table) -> Result<bool> {
         if !self.is_as_in(surveyed, *id) {
             return Ok(false);
         }

@@ -26,7 +26,7 @@ const BUILD_POINTS: usize = 512;
 const BUILD_BYTES: usize = 64 << 10;
 
 /// Nodes that one reclaim step takes out.
-const RECLAIM_NODES: usize = 64;
+pub(super) const RECLAIM_NODES: usize = 64;
 
 impl Engine {
     /// Applies the oldest sealed table to the DAG; `false` if there is none.

@@ -8,7 +8,7 @@
 //! Walks that look for what there is to do hold no lock and go on where they were: a step looks at
 //! [`STEP_NODES`] nodes at most. Only what was found is changed under the lock, some at a time.
 
-use std::{cell::Cell, sync::atomic::Ordering};
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
@@ -18,7 +18,10 @@ use crate::{
         gc::pushdown::{TombstoneWalk, Tombstones},
         tree::Limits,
     },
-    db::engine::{Engine, gc_state::GcProgress},
+    db::engine::{
+        Engine,
+        gc_state::{GcProgress, GcStage, GcStep},
+    },
     error::Result,
     key::behind,
     waiting,
@@ -32,7 +35,7 @@ const STEP_PLACES: usize = 8;
 const ROUND_STEPS: usize = 32;
 /// Nodes that one edit of garbage collection changes before it leaves the rest to the next: others may wait
 /// for its end.
-const EDIT_NODES: usize = 32;
+pub(super) const EDIT_NODES: usize = 32;
 
 impl Engine {
     /// Flushes deletes down, reclaims and checkpoints until there is `enough` space, or nothing more
@@ -43,16 +46,28 @@ impl Engine {
         self.seal();
         self.flush_all()?;
         *self.gc_progress.lock() = GcProgress::default();
-        loop {
-            while self.reclaim_step()? {}
-            self.checkpoint()?;
-            // What the former checkpoint held may be given back only by the next.
-            if enough()? || !self.gc_until_changed()? {
+        let settled = (|| {
+            loop {
                 while self.reclaim_step()? {}
                 self.checkpoint()?;
-                return enough();
+                // What the former checkpoint held may be given back only by the next.
+                if enough()? || !self.gc_until_changed()? {
+                    while self.reclaim_step()? {}
+                    self.checkpoint()?;
+                    return enough();
+                }
             }
-        }
+        })();
+        // Where it has stopped early, what walks hold is not needed.
+        self.let_walks_go();
+        settled
+    }
+
+    /// Lets go of the versions that walks hold, where there is one; they begin anew.
+    pub(super) fn let_walks_go(&self) {
+        let held = self.gc_progress.lock().let_go();
+        // Not while the lock is held.
+        drop(held);
     }
 
     /// Steps until enough of them have changed something for a checkpoint; `false` if there was nothing to
@@ -71,13 +86,12 @@ impl Engine {
     pub fn gc_step(&self) -> Result<bool> {
         if self.is_short() {
             // Frees what the last step has replaced, if nobody holds it.
-            let unfreed = {
+            let (unfreed, held) = {
                 let mut gc_progress = self.gc_progress.lock();
-                if gc_progress.unfreed {
-                    gc_progress.survey = None;
-                }
-                std::mem::take(&mut gc_progress.unfreed)
+                let unfreed = std::mem::take(&mut gc_progress.unfreed);
+                (unfreed, unfreed.then(|| gc_progress.let_go()))
             };
+            drop(held);
             if unfreed {
                 self.checkpoint()?;
             }
@@ -86,16 +100,28 @@ impl Engine {
                 return Ok(false);
             }
         }
-        let (surveying, lowering) = {
-            let mut gc_progress = self.gc_progress.lock();
-            (gc_progress.survey.is_some(), std::mem::take(&mut gc_progress.lowering))
-        };
-        Ok((lowering && self.lower_step()?)
-            || (!surveying && self.pushdown_step()?)
-            || self.prune_step()?
-            || self.heal_step()?
-            || self.collapse_step()?
-            || self.lower_step()?)
+        let mut stage = self.gc_progress.lock().stage;
+        loop {
+            let step = match stage {
+                GcStage::Deletes if self.pushdown_step()? => GcStep::GoesOn,
+                GcStage::Deletes => GcStep::Nothing,
+                GcStage::Unseen => self.prune_step()?,
+                GcStage::Root if self.heal_step()? => GcStep::Changed,
+                GcStage::Root => GcStep::Nothing,
+                GcStage::Little => self.collapse_step()?,
+                GcStage::Tall => self.lower_step()?,
+            };
+            let next = match step {
+                GcStep::GoesOn => Some(stage),
+                GcStep::Changed => Some(GcStage::default()),
+                GcStep::Nothing => stage.next(),
+            };
+            stage = next.unwrap_or_default();
+            self.gc_progress.lock().stage = stage;
+            if step != GcStep::Nothing || next.is_none() {
+                return Ok(step != GcStep::Nothing);
+            }
+        }
     }
 
     /// Takes edges and levels away that the root does not need any more, by one step; whether there were any.
@@ -116,137 +142,50 @@ impl Engine {
         Ok(shrunk)
     }
 
-    /// Makes nodes lower where the DAG is higher than its data asks for, by one step; whether there were any. What
-    /// has to be read for it is read on a version first, without the lock.
-    fn lower_step(&self) -> Result<bool> {
+    /// Makes nodes lower where the DAG is higher than its data asks for, by one bounded step. What has to be read for
+    /// it is read on a version first, without the lock.
+    pub(super) fn lower_step(&self) -> Result<GcStep> {
         if self.is_short() {
-            return Ok(false);
+            return Ok(GcStep::Nothing);
         }
         // What waits to be reclaimed may refer to what is to become lower.
-        while self.reclaim_step()? {}
-        let mut cx = self.gc_context();
-        cx.limits.tall = self.idle_levels();
-        let base = self.superversion.read().tree.clone();
-        match Edit::new(&cx, &base).lower() {
-            Ok(false) => return Ok(false),
-            Ok(true) => (),
-            Err(error) if error.is_damage() => return Ok(false),
-            Err(error) => return Err(error),
+        if self.reclaim_step()? {
+            return Ok(GcStep::GoesOn);
         }
-        let _turn = waiting::take(|| self.flushing.try_lock(), || self.flushing.lock());
-        let lowered = match self.edit_with(&cx, |edit| edit.lower(), |_| ()) {
+        let cx = self.idle_context();
+        let base = self.superversion.read().tree.clone();
+        let found = match Edit::new(&cx, &base).lower() {
             Err(error) if error.is_damage() => false,
             other => other?,
+        };
+        let lowered = found && {
+            let _turn = waiting::take(|| self.flushing.try_lock(), || self.flushing.lock());
+            match self.edit_with(&cx, |edit| edit.lower(), |_| ()) {
+                Err(error) if error.is_damage() => false,
+                other => other?,
+            }
         };
         let mut gc_progress = self.gc_progress.lock();
         gc_progress.changed |= lowered;
         gc_progress.unfreed |= lowered;
-        gc_progress.lowering = lowered;
-        Ok(lowered)
-    }
-
-    /// Goes on looking for nodes that show so little that leaves can take their place, where the DAG is higher than
-    /// its data asks for, by one bounded step, and puts these there at the end of the walk; `false` if that came to
-    /// nothing.
-    fn collapse_step(&self) -> Result<bool> {
-        if self.is_short() {
-            self.gc_progress.lock().collapse = None;
-            return Ok(false);
+        if lowered {
+            gc_progress.lowered = true;
+            return Ok(GcStep::GoesOn);
         }
-        let mut cx = self.gc_context();
-        cx.limits.tall = self.idle_levels();
-        let begun = self.gc_progress.lock().collapse.take();
-        let (base, mut survey) = match begun {
-            Some(begun) => begun,
-            None => {
-                // What waits to be reclaimed may keep what is to go.
-                while self.reclaim_step()? {}
-                let base = self.superversion.read().tree.clone();
-                let Some(survey) = Edit::new(&cx, &base).collapse_survey()? else { return Ok(false) };
-                (base, survey)
-            }
-        };
-        if survey.go_on(&Edit::new(&cx, &base), STEP_NODES)? {
-            self.gc_progress.lock().collapse = Some((base, survey));
-            return Ok(true);
-        }
-        let collapsed = Cell::new(false);
-        for some in survey.found.chunks(EDIT_NODES.min(self.limits.edit_nodes)) {
-            let _turn = waiting::take(|| self.flushing.try_lock(), || self.flushing.lock());
-            let collapse = |edit: &mut Edit<'_>| {
-                for node in some {
-                    if edit.collapse(node)? {
-                        collapsed.set(true);
-                    }
-                }
-                Ok(())
-            };
-            match self.edit_with(&cx, collapse, |_| ()) {
-                Err(error) if error.is_damage() => break,
-                other => other?,
-            }
-        }
-        let mut gc_progress = self.gc_progress.lock();
-        gc_progress.changed |= collapsed.get();
-        gc_progress.unfreed |= collapsed.get();
-        Ok(collapsed.get())
+        Ok(if std::mem::take(&mut gc_progress.lowered) { GcStep::Changed } else { GcStep::Nothing })
     }
 
     /// What garbage collection works with: smaller edits than others, so that whoever waits for one waits for
     /// less.
-    fn gc_context(&self) -> Context<'_> {
+    pub(super) fn gc_context(&self) -> Context<'_> {
         let cx = self.context();
         Context { limits: Limits { edit_nodes: cx.limits.edit_nodes.min(EDIT_NODES), ..cx.limits }, ..cx }
     }
 
-    /// Goes on looking for what nothing shows any more, by one bounded step, and takes it out of nodes, until
-    /// space is short for doing more; `false` at the end of a walk that came to nothing. The first step of a
-    /// walk begins it.
-    pub fn prune_step(&self) -> Result<bool> {
-        if self.is_tight()? {
-            self.gc_progress.lock().survey = None;
-            self.checkpoint()?;
-        }
-        let (base, mut survey) = match self.gc_progress.lock().survey.take() {
-            Some(begun) => begun,
-            None => {
-                let base = self.superversion.read().tree.clone();
-                let cx = self.context();
-                let survey = Edit::new(&cx, &base).survey()?;
-                (base, survey)
-            }
-        };
-        let cx = self.context();
-        if survey.go_on(&Edit::new(&cx, &base), STEP_NODES)? {
-            self.gc_progress.lock().survey = Some((base, survey));
-            return Ok(true);
-        }
-        let pruned = Cell::new(false);
-        for some in survey.found.chunks(EDIT_NODES.min(self.limits.edit_nodes)) {
-            let _turn = waiting::take(|| self.flushing.try_lock(), || self.flushing.lock());
-            let outcome = self.edit(
-                |edit| {
-                    for prunable in some {
-                        if edit.prune(prunable, &base.table)? {
-                            pruned.set(true);
-                        }
-                    }
-                    Ok(())
-                },
-                |_| (),
-            );
-            match outcome {
-                Err(error) if error.is_damage() => (),
-                other => other?,
-            }
-            if self.is_tight()? {
-                break;
-            }
-        }
-        let mut gc_progress = self.gc_progress.lock();
-        gc_progress.changed |= pruned.get();
-        gc_progress.unfreed |= pruned.get();
-        Ok(pruned.get())
+    /// The same while nothing else is to be done: less counts as tall.
+    pub(super) fn idle_context(&self) -> Context<'_> {
+        let cx = self.gc_context();
+        Context { limits: Limits { tall: self.idle_levels(), ..cx.limits }, ..cx }
     }
 
     /// Goes on looking for deletes that wait in the DAG, by one bounded step, and carries those that it finds
@@ -370,6 +309,7 @@ mod tests {
 
     use crate::{
         CreateOptions, Db, Options,
+        db::engine::gc_state::GcStep,
         device::{DeviceCall, HookedDevice, MemDevice},
     };
 
@@ -426,7 +366,7 @@ mod tests {
                     from = db.engine().pushdown_beside(&at).unwrap().1;
                 }
             }),
-            ("for what nothing shows", &|| while db.engine().prune_step().unwrap() {}),
+            ("for what nothing shows", &|| while db.engine().prune_step().unwrap() == GcStep::GoesOn {}),
             ("for levels of the root", &|| assert!(!db.engine().heal_step().unwrap())),
         ];
         for (what, walk) in walks {

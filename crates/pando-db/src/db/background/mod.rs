@@ -6,4 +6,5 @@
 mod beside;
 pub(crate) mod flush;
 pub(crate) mod gc;
+mod survey;
 pub(crate) mod threads;

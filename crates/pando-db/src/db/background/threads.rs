@@ -70,9 +70,10 @@ impl Drop for Alive<'_> {
 
 /// Flushes sealed memtables into the tree, and gives back the space of what was deleted.
 fn flusher(engine: &Engine) {
-    let mut quiet = Quiet { msn: 0, since: Instant::now() };
+    let mut quiet = Quiet { msn: 0, since: Instant::now(), holds: false };
     let mut beside = Beside::new();
     while !engine.signal.shutting_down() {
+        quiet.look(engine);
         let worked = (|| {
             if engine.check_running().is_err() {
                 return Ok(false);
@@ -105,27 +106,43 @@ fn flusher(engine: &Engine) {
 struct Quiet {
     msn: u64,
     since: Instant,
+    /// A walk may hold a version.
+    holds: bool,
 }
 
 impl Quiet {
+    /// Looks whether anything was written. What walks of an idle store hold is let go of then: it would stay as long as
+    /// writes go on.
+    fn look(&mut self, engine: &Engine) {
+        let msn = engine.log.appended_msn();
+        if msn != self.msn {
+            (self.msn, self.since) = (msn, Instant::now());
+        }
+        // Whoever else has the turn lets go in the end.
+        if self.holds
+            && self.since.elapsed() < QUIET
+            && let Some(_turn) = engine.gc_turn.try_lock()
+        {
+            engine.let_walks_go();
+            self.holds = false;
+        }
+    }
+
     /// If there were deletes and no writes since, pushes the tombstones down to where they give space back. A call
     /// makes one bounded step, and says whether there was one to make.
     fn collect(&mut self, engine: &Engine) -> Result<bool> {
-        let msn = engine.log.appended_msn();
-        if msn != self.msn {
-            *self = Quiet { msn, since: Instant::now() };
-            // It holds a version, and has to begin anew anyway.
-            engine.gc_progress.lock().collapse = None;
-        }
         if self.since.elapsed() < QUIET || !engine.counters.deletes.load(Ordering::Relaxed) {
             return Ok(false);
         }
         let Some(_turn) = engine.gc_turn.try_lock() else { return Ok(false) };
         engine.seal();
         engine.flush_all()?;
+        self.holds = true;
         if engine.gc_step()? {
             return Ok(true);
         }
+        engine.let_walks_go();
+        self.holds = false;
         engine.counters.deletes.store(false, Ordering::Relaxed);
         while engine.reclaim_step()? {}
         engine.counters.settled.store(true, Ordering::Relaxed);

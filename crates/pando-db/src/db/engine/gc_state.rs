@@ -24,13 +24,76 @@ pub(crate) struct GcProgress {
     pub changed: bool,
     /// A step has changed something since the last checkpoint that was made where space is short.
     pub unfreed: bool,
-    /// The last step made nodes lower, and the next may, too: no other walk comes between.
-    pub lowering: bool,
-    /// The walk for what nothing shows, and the version that it walks. That is held meanwhile, and so is its
-    /// space.
-    pub survey: Option<(Arc<Tree>, PruneSurvey)>,
-    /// The same of the walk for nodes that show little.
-    pub collapse: Option<(Arc<Tree>, CollapseSurvey)>,
+    /// Where the next step goes on.
+    pub stage: GcStage,
+    /// Steps have made nodes lower since other walks have looked.
+    pub lowered: bool,
+    /// The walk for what nothing shows.
+    pub prune: Option<GcWalk<PruneSurvey>>,
+    /// The walk for nodes that show little.
+    pub collapse: Option<GcWalk<CollapseSurvey>>,
+}
+
+/// What garbage collection looks for, one after the other: what has changed something leads back to the first.
+#[derive(Debug, Default, Clone, Copy, PartialEq)]
+pub(crate) enum GcStage {
+    /// Deletes that wait in the DAG.
+    #[default]
+    Deletes,
+    /// What nothing shows any more.
+    Unseen,
+    /// What the root does not need.
+    Root,
+    /// Nodes that show so little that leaves can take their place.
+    Little,
+    /// Nodes that can take over the edges of others.
+    Tall,
+}
+
+impl GcStage {
+    pub fn next(self) -> Option<GcStage> {
+        match self {
+            GcStage::Deletes => Some(GcStage::Unseen),
+            GcStage::Unseen => Some(GcStage::Root),
+            GcStage::Root => Some(GcStage::Little),
+            GcStage::Little => Some(GcStage::Tall),
+            GcStage::Tall => None,
+        }
+    }
+}
+
+/// What one bounded step of garbage collection came to.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum GcStep {
+    /// The next step goes on with the same.
+    GoesOn,
+    /// The walk is at its end and has changed something, so that there may be more for the others.
+    Changed,
+    /// The walk is at its end and came to nothing.
+    Nothing,
+}
+
+/// A walk over one version. That is held meanwhile, and so is its space.
+pub(crate) struct GcWalk<S> {
+    pub base: Arc<Tree>,
+    pub survey: S,
+    /// All has been looked at: what was found is left to do.
+    pub looked: bool,
+    pub changed: bool,
+}
+
+impl<S> GcWalk<S> {
+    pub fn over(base: Arc<Tree>, survey: S) -> Self {
+        Self { base, survey, looked: false, changed: false }
+    }
+}
+
+impl GcProgress {
+    /// Lets go of what walks hold: they begin anew. The caller drops it where it holds no lock.
+    pub fn let_go(&mut self) -> impl Sized + use<> {
+        self.stage = GcStage::default();
+        (self.prune.take(), self.collapse.take())
+    }
 }
 
 /// Whether garbage collection is worth its space where that is short.

@@ -119,17 +119,17 @@ impl Edit<'_> {
     /// headers of private interior nodes, some for each estimate, and what a flush takes.
     pub fn push_down_at(&mut self, key: &Bytes, which: Tombstones) -> Result<bool> {
         let mut any = false;
-        let (mut id, mut lens) = (self.root, Lens::identity());
+        let (mut id, mut lens, mut above) = (self.root, Lens::identity(), None);
         let mut passed = vec![id];
         while !self.is_large() {
-            let node = self.load(id)?;
+            // Most nodes are only looked at: what is to be changed is copied, with all that waits there.
+            let node = self.handle_below(id, above)?.node;
             let local = lens.apply(key);
             let i = node.edge_at(&local);
             let Some(edge) = node.edges().get(i) else { break };
             let private = edge.child.as_ref().is_none_or(|t| self.is_private(t.id));
             if !private {
-                any |=
-                    which == Tombstones::All && self.leads_to_nothing(edge)? && self.take_off(id, node, i)?;
+                any |= which == Tombstones::All && self.leads_to_nothing(edge)? && self.take_off(id, i)?;
                 break;
             }
             if self.unreadable_at(&node, i)?.len() > 0 {
@@ -140,7 +140,7 @@ impl Edit<'_> {
                 self.flush_edge(id, i)?;
             }
             // The flush may have replaced the edge, or merged it with a neighbour: look again.
-            let node = self.load(id)?;
+            let node = self.peek(id)?;
             let i = node.edge_at(&local);
             let Some(edge) = node.edges().get(i) else { break };
             let Some(target) = &edge.child else { break };
@@ -148,7 +148,7 @@ impl Edit<'_> {
                 break;
             }
             lens = lens.then(&Lens::of_edge(&node.edge_span(i), &target.prepend));
-            id = target.id;
+            (id, above) = (target.id, Some(node.height));
             passed.push(id);
         }
         if any {
@@ -157,9 +157,10 @@ impl Edit<'_> {
         Ok(any)
     }
 
-    /// Takes the child off edge `i` of `node`, which is `id` and private; of the child nothing is shown, by no edge.
+    /// Takes the child off edge `i` of node `id`, which is private; of the child nothing is shown, by no edge.
     /// What was pruned in a shared node is never seen by a flush, and its last reference may be such an edge.
-    fn take_off(&mut self, id: NodeId, mut node: Node, i: usize) -> Result<bool> {
+    fn take_off(&mut self, id: NodeId, i: usize) -> Result<bool> {
+        let mut node = self.load(id)?;
         let (span, height) = (node.span.clone(), node.height);
         let Body::Interior(edges) = &mut node.body else { return Ok(false) };
         let Some(edge) = edges.get_mut(i) else { return Ok(false) };

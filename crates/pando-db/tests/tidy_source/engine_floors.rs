@@ -1,0 +1,66 @@
+//! What the rooms of the engine may import.
+
+use crate::source::Floors;
+
+/// The rooms from the ground up, and what each may import besides itself. A room may name only rooms above it in this
+/// list, so there can be no circle of rooms.
+pub const ROOMS: Floors = &[
+    ("error", &[]),
+    ("limits", &[]),
+    ("thread", &[]),
+    ("waiting", &[]),
+    ("key", &[]),
+    ("merge", &[]),
+    ("pool", &[]),
+    ("codec", &["error"]),
+    ("options", &["merge"]),
+    ("batch", &["key", "pool"]),
+    ("device", &["error", "waiting"]),
+    ("stats", &["device"]),
+    ("space", &["error", "waiting", "device"]),
+    ("node", &["error", "limits", "key", "merge", "pool", "codec", "space"]),
+    ("format", &["error", "key", "pool", "codec", "options", "node"]),
+    (
+        "store",
+        &[
+            "error", "thread", "waiting", "key", "pool", "codec", "options", "device", "space", "node",
+            "format",
+        ],
+    ),
+    ("dag", &["error", "limits", "key", "merge", "node", "store"]),
+    (
+        "db",
+        &[
+            "error", "limits", "thread", "waiting", "key", "merge", "pool", "codec", "options", "batch",
+            "device", "stats", "space", "node", "store", "dag",
+        ],
+    ),
+];
+
+/// The same inside `dag` and `db`: rooms and files from the ground up.
+pub const DAG: Floors = &[
+    ("tree", &[]),
+    ("layer", &[]),
+    ("edit", &["tree"]),
+    ("damage", &["edit"]),
+    ("check", &["tree"]),
+    ("memtable", &["layer"]),
+    ("read", &["tree", "layer", "memtable"]),
+    ("longest", &["tree", "layer", "memtable", "read"]),
+    ("share", &["tree", "layer", "edit", "memtable"]),
+    ("write", &["layer", "edit", "memtable", "share"]),
+    ("gc", &["layer", "edit", "share", "write"]),
+];
+
+pub const DB: Floors = &[
+    ("engine", &[]),
+    ("write", &["engine"]),
+    ("admission", &["engine", "write"]),
+    ("checkpoint", &["engine"]),
+    ("background", &["engine", "checkpoint"]),
+    ("recover", &["engine", "write", "admission", "checkpoint"]),
+    ("cursor", &["engine"]),
+    ("handle", &["engine", "recover", "background", "cursor"]),
+    ("diff", &["cursor", "handle"]),
+    ("api", &["engine", "cursor", "handle"]),
+];

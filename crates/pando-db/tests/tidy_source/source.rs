@@ -1,0 +1,151 @@
+//! The source of the crates, as text.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    engine_floors::{DAG, DB, ROOMS},
+    fs_floors::FS,
+    mount_floors::{FUSE, PROGRAM},
+};
+
+/// A crate of the workspace: its folder, and its tables of floors with the module that each table is about.
+pub struct Crate {
+    pub folder: &'static str,
+    pub tables: &'static [(&'static [&'static str], Floors)],
+    /// Fewer files than this, and the source was not found.
+    pub least_files: usize,
+}
+
+/// Rooms or files from the ground up, and what each may import.
+pub type Floors = &'static [(&'static str, &'static [&'static str])];
+
+pub const CRATES: &[Crate] = &[
+    Crate { folder: "pando-db", tables: &[(&[], ROOMS), (&["dag"], DAG), (&["db"], DB)], least_files: 80 },
+    Crate { folder: "pando-fs", tables: &[(&[], FS)], least_files: 30 },
+    Crate { folder: "pando-fuse", tables: &[(&[], FUSE)], least_files: 20 },
+    Crate { folder: "pando", tables: &[(&[], PROGRAM)], least_files: 30 },
+];
+
+pub struct Source {
+    /// Below `src`, as `dag/read/view.rs`.
+    pub path: String,
+    pub text: String,
+}
+
+impl Source {
+    /// The lines that are no test module's, with their numbers from 1 on.
+    pub fn code(&self) -> impl Iterator<Item = (usize, &str)> {
+        let marks = ["#[cfg(test)]\nmod tests {", "#[cfg(test)]\n#[allow(clippy::unwrap_used)]\nmod tests {"];
+        let tests = marks.iter().filter_map(|mark| self.text.find(mark)).min().unwrap_or(self.text.len());
+        let lines = self.text[..tests].lines().count();
+        let all = if self.is_test() { 0 } else { lines };
+        self.text.lines().take(all).enumerate().map(|(i, line)| (i + 1, line))
+    }
+
+    pub fn is_test(&self) -> bool {
+        self.path.ends_with("tests.rs")
+    }
+
+    /// The parts of its module path: `dag/read/mod.rs` is `dag`, `read`.
+    pub fn module(&self) -> Vec<&str> {
+        self.path.trim_end_matches(".rs").split('/').filter(|part| *part != "mod").collect()
+    }
+
+    /// Modules of this crate that its code names, as paths from the crate on.
+    pub fn imports(&self) -> BTreeSet<Vec<String>> {
+        let mut found = BTreeSet::new();
+        let code: Vec<&str> =
+            self.code().map(|(_, line)| line.split("//").next().unwrap_or_default()).collect();
+        let code = code.join("\n").replace("r#", "");
+        for (at, _) in code.match_indices("crate::") {
+            tree(&code[at + "crate::".len()..], &mut Vec::new(), &mut found);
+        }
+        found
+    }
+}
+
+/// Reads one tree of a `use`, or one path, at the start of `text`: the rest behind it.
+fn tree<'t>(text: &'t str, prefix: &mut Vec<String>, found: &mut BTreeSet<Vec<String>>) -> &'t str {
+    let depth = prefix.len();
+    let mut rest = text.trim_start();
+    loop {
+        if let Some(mut inside) = rest.strip_prefix('{') {
+            loop {
+                inside = inside.trim_start();
+                if let Some(behind) = inside.strip_prefix('}') {
+                    prefix.truncate(depth);
+                    return behind;
+                }
+                inside = tree(inside, prefix, found).trim_start();
+                inside = inside.strip_prefix(',').unwrap_or(inside);
+            }
+        }
+        let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
+        if end == 0 {
+            // Something that is no import, as the `*` of a glob.
+            prefix.truncate(depth);
+            let mut chars = rest.chars();
+            chars.next();
+            return chars.as_str();
+        }
+        prefix.push(rest[..end].to_string());
+        rest = &rest[end..];
+        match rest.strip_prefix("::") {
+            Some(more) => rest = more,
+            None => break,
+        }
+    }
+    found.insert(prefix.clone());
+    prefix.truncate(depth);
+    match rest.trim_start().strip_prefix("as ") {
+        Some(alias) => alias.trim_start().trim_start_matches(|c: char| c.is_alphanumeric() || c == '_'),
+        None => rest,
+    }
+}
+
+pub fn sources(of: &Crate) -> Vec<Source> {
+    fn walk(folder: &Path, below: &str, all: &mut Vec<Source>) {
+        for entry in fs::read_dir(folder).unwrap() {
+            let entry = entry.unwrap();
+            let name = entry.file_name().into_string().unwrap();
+            let path = format!("{below}{name}");
+            if entry.file_type().unwrap().is_dir() {
+                walk(&entry.path(), &format!("{path}/"), all);
+            } else if name.ends_with(".rs") {
+                all.push(Source { path, text: fs::read_to_string(entry.path()).unwrap() });
+            }
+        }
+    }
+    let mut all = Vec::new();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(of.folder).join("src");
+    walk(&folder, "", &mut all);
+    assert!(all.len() >= of.least_files, "the source of {} was not found", of.folder);
+    all.sort_by(|a, b| a.path.cmp(&b.path));
+    all
+}
+
+/// All files of the crates and of the benchmarks, but what is built.
+pub fn repository() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut files = Vec::new();
+    let mut folders = vec![root.join("crates"), root.join("bench")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            match path.is_dir() {
+                true if path.ends_with("target") => (),
+                true => folders.push(path),
+                false => files.push(path),
+            }
+        }
+    }
+    files
+}
+
+pub fn none(broken: Vec<String>) {
+    assert!(broken.is_empty(), "{} times:\n{}", broken.len(), broken.join("\n"));
+}

@@ -32,15 +32,28 @@ struct Where {
 impl Where {
     /// By numbers, but for those of `not`, else by the path.
     fn new(base: &Picture, side: &Picture, not: &BTreeSet<(u64, u8)>) -> Self {
+        let mut roots = BTreeSet::new();
+        loop {
+            let found = Self::beside(base, side, not, &roots);
+            let known = roots.len();
+            roots.extend(side.roots.iter().filter(|root| found.from.contains_key(*root)).cloned());
+            if roots.len() == known {
+                return found;
+            }
+        }
+    }
+
+    /// The same. What lies in a clone has not come there for having the number of something in the origin, but in
+    /// clones of `roots`, which something in the origin has become.
+    fn beside(base: &Picture, side: &Picture, not: &BTreeSet<(u64, u8)>, roots: &BTreeSet<String>) -> Self {
         let known = |id: &(u64, u8)| !not.contains(id);
         let old: BTreeSet<(u64, u8)> = base.ids.keys().filter_map(|p| id_of(base, p)).filter(known).collect();
-        // What lies in a clone that the origin does not have is not what has the same number there.
-        let in_new_clone = |path: &str| {
-            let new = |root: &&String| id_of(side, root).is_none_or(|id| !old.contains(&id));
-            side.roots.iter().filter(new).any(|root| path.starts_with(&format!("{root}/")))
-        };
+        let is_new =
+            |root: &&String| !roots.contains(*root) && id_of(side, root).is_none_or(|id| !old.contains(&id));
+        let in_new =
+            |path: &str| side.roots.iter().filter(is_new).any(|root| path.starts_with(&format!("{root}/")));
         let by_id: BTreeMap<(u64, u8), &String> =
-            side.ids.keys().filter(|p| !in_new_clone(p)).filter_map(|p| Some((id_of(side, p)?, p))).collect();
+            side.ids.keys().filter(|p| !in_new(p)).filter_map(|p| Some((id_of(side, p)?, p))).collect();
         let mut to = Map::from([(String::new(), String::new())]);
         let mut moved = BTreeSet::new();
         for path in base.ids.keys() {

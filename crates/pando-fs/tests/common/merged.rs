@@ -390,12 +390,15 @@ impl<'a> Reference<'a> {
         {
             self.node(o, Some(x), t, &self.ours.tree[o]);
         } else if x != t {
-            let Some(o) = entry else { return self.lost(a) };
-            if kind(x) == 0 {
-                self.missed.insert(a.into());
-            }
-            if self.conflict(&o) {
-                self.replace(a, b, &o);
+            if let Some(o) = entry {
+                if kind(x) == 0 {
+                    self.missed.insert(a.into());
+                }
+                if self.conflict(&o) {
+                    self.replace(a, b, &o);
+                }
+            } else {
+                self.lost(a);
             }
         }
         if kind(t) == 0 {

@@ -48,8 +48,10 @@ impl Where {
     fn beside(base: &Picture, side: &Picture, not: &BTreeSet<(u64, u8)>, roots: &BTreeSet<String>) -> Self {
         let known = |id: &(u64, u8)| !not.contains(id);
         let old: BTreeSet<(u64, u8)> = base.ids.keys().filter_map(|p| id_of(base, p)).filter(known).collect();
+        // Where a rename is not followed, what was found below it is.
+        let ever: BTreeSet<(u64, u8)> = base.ids.keys().filter_map(|p| id_of(base, p)).collect();
         let is_new =
-            |root: &&String| !roots.contains(*root) && id_of(side, root).is_none_or(|id| !old.contains(&id));
+            |root: &&String| !roots.contains(*root) && id_of(side, root).is_none_or(|id| !ever.contains(&id));
         let in_new =
             |path: &str| side.roots.iter().filter(is_new).any(|root| path.starts_with(&format!("{root}/")));
         let by_id: BTreeMap<(u64, u8), &String> =

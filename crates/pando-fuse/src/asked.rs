@@ -210,6 +210,22 @@ pub(crate) fn read_policy(line: &str) -> Option<(u32, StoredPolicy)> {
     StoredPolicy::decode(&unescaped(line.strip_suffix('\n')?)?).ok()
 }
 
+/// A policy as a line of a list, which only root may see: the same, and the path of the directory.
+pub(crate) fn listed_policy(info: &PolicyInfo) -> String {
+    let path = escaped(info.path.as_bytes());
+    format!("{}\t{path}\n", escaped(&info.policy.encode(info.uid)))
+}
+
+/// The policies of a list; `None` if it makes no sense.
+pub(crate) fn read_policies(text: &str) -> Option<Vec<PolicyInfo>> {
+    let read = |line: &str| {
+        let (policy, path) = line.split_once('\t')?;
+        let (uid, policy) = StoredPolicy::decode(&unescaped(policy)?).ok()?;
+        Some(PolicyInfo { path: OsString::from_vec(unescaped(path)?), uid, policy })
+    };
+    text.lines().map(read).collect()
+}
+
 /// An identity as text: UUID in hexadecimal digits, number, seconds, nanoseconds.
 fn id_text(id: &SnapshotId) -> String {
     let Time { secs, nanos } = id.created;
@@ -317,6 +333,13 @@ mod tests {
         assert_eq!(read_policy(&policy_line(&policy)), Some((1000, policy.policy)));
         assert!(!policy_line(&policy).contains("/a"));
         assert_eq!(read_policy(&policy_line(&policy)[..9]), None);
+        let all = [policy.clone(), PolicyInfo { path: "/".into(), ..policy }];
+        let list: String = all.iter().map(listed_policy).collect();
+        assert_eq!(read_policies(&list), Some(all.to_vec()));
+        assert_eq!(
+            (read_policies(""), read_policies("\t/a\n"), read_policies("x")),
+            (Some(Vec::new()), None, None)
+        );
         assert_eq!(read_lines(&(line(&info) + &line(&info))), Some(vec![info.clone(), info.clone()]));
         let long = SnapshotInfo { note: "\n".repeat(512), source: "\n".repeat(256).into(), ..info };
         assert!(line(&long).len() <= MAX_TEXT);

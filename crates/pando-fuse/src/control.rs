@@ -75,6 +75,8 @@ pub mod command {
     pub const FORK: u32 = number::<StatsBytes>(0x50);
     /// Something about quotas, whose answer is of the size of statistics.
     pub const QUOTA: u32 = number::<StatsBytes>(0x51);
+    /// All policies in a tree, whose answer is of the size of statistics.
+    pub const POLICIES: u32 = number::<StatsBytes>(0x52);
     /// Changes attributes of a tree.
     pub const CHANGE: u32 = number::<Bytes>(0x60);
     /// A new token.
@@ -158,6 +160,11 @@ pub enum ControlRequest {
         into: Token,
         /// What is asked.
         asked: ForkAsked,
+    },
+    /// Name the policies for snapshots of the source of the token and of all below it; the first piece of the answer.
+    Policies {
+        /// Shows it, and that the caller is root.
+        token: Token,
     },
     /// Something about the quotas of the source of the token; the first piece of the answer.
     Quota {
@@ -252,6 +259,7 @@ impl ControlRequest {
             ControlRequest::Diff { .. } | ControlRequest::DiffNext => command::DIFF,
             ControlRequest::Fork { .. } => command::FORK,
             ControlRequest::Quota { .. } => command::QUOTA,
+            ControlRequest::Policies { .. } => command::POLICIES,
             ControlRequest::Stats => command::STATS,
             ControlRequest::Identity => command::IDENTITY,
         }
@@ -312,6 +320,7 @@ impl ControlRequest {
                 out.extend_from_slice(&into.0);
                 out.extend_from_slice(&asked.encode());
             }
+            ControlRequest::Policies { token } => out.extend_from_slice(&token.0),
             ControlRequest::Quota { token, asked } => {
                 out.extend_from_slice(&token.0);
                 out.extend_from_slice(&asked.encode());
@@ -386,6 +395,7 @@ impl ControlRequest {
             c if c == command::QUOTA => {
                 ControlRequest::Quota { token: r.token()?, asked: QuotaAsked::decode(r.0)? }
             }
+            c if c == command::POLICIES => ControlRequest::Policies { token: r.token()? },
             c if c == command::STATS => ControlRequest::Stats,
             c if c == command::IDENTITY => ControlRequest::Identity,
             _ => return None,
@@ -396,8 +406,8 @@ impl ControlRequest {
     pub fn is_ours(command: u32) -> bool {
         use command::*;
         let all = [
-            PROBE, TOKEN, CLONE, REMOVE, CHANGE, SYNC, GROW, USAGE, SNAPSHOT, DIFF, FORK, QUOTA, STATS,
-            IDENTITY,
+            PROBE, TOKEN, CLONE, REMOVE, CHANGE, SYNC, GROW, USAGE, SNAPSHOT, DIFF, FORK, QUOTA, POLICIES,
+            STATS, IDENTITY,
         ];
         all.contains(&command)
     }
@@ -523,6 +533,7 @@ mod tests {
             ControlRequest::Stats,
             ControlRequest::Grow { token: TOKEN, size: u64::MAX },
             ControlRequest::Usage { token: TOKEN },
+            ControlRequest::Policies { token: TOKEN },
             ControlRequest::Snapshot { token: TOKEN, asked: Asked::Rename(7, "x".into()) },
             ControlRequest::Remove { token: TOKEN, fork: true },
             ControlRequest::Quota { token: TOKEN, asked: QuotaAsked::Set(Some(1 << 40)) },
@@ -537,6 +548,7 @@ mod tests {
             clone("a b\nc", false),
         ] {
             let bytes = request.encode().unwrap();
+            assert!(ControlRequest::is_ours(request.command()), "{request:?}");
             assert_eq!(ControlRequest::decode(request.command(), &bytes[..]), Some(request));
         }
     }

@@ -69,6 +69,9 @@ impl MountState {
             ControlRequest::Quota { token, asked } => {
                 return Ok(self.pieces(c, on, || self.begin_quota(c, on, &token, asked)));
             }
+            ControlRequest::Policies { token } => {
+                return Ok(self.pieces(c, on, || self.begin_policies(c, on, &token)));
+            }
             ControlRequest::Sync => {
                 self.write_out_all();
                 let synced = self.fs.sync().inspect(|()| self.automatic.synced_all());
@@ -259,6 +262,22 @@ impl MountState {
                 String::new()
             }
         };
+        self.begin_text(c, on, text)
+    }
+
+    /// Begins to name the policies in a tree.
+    fn begin_policies(&self, c: &Context, on: (u64, u64), token: &Token) -> Result<(), Refusal> {
+        let shows = self.shown(c, token)?;
+        if !self.is_root(c, &shows) {
+            let why = "only root may see the policies of others; that of a directory is shown by its path";
+            return Err(pando_fs::Error::NotPermitted { name: "policies".into(), why }.into());
+        }
+        let found = self.fs.policies_in(shows.source)?;
+        self.begin_text(c, on, found.iter().map(asked::listed_policy).collect())
+    }
+
+    /// Begins an answer that is text.
+    fn begin_text(&self, c: &Context, on: (u64, u64), text: String) -> Result<(), Refusal> {
         match self.diffs.begin_bytes(c.uid, on, text.into()) {
             true => Ok(()),
             false => Err(Refusal(libc::EAGAIN, "too much is being told; try again".into())),

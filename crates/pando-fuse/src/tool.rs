@@ -15,7 +15,7 @@ use rustix::fs::{
     renameat_with, statat, unlinkat,
 };
 
-use pando_fs::{ForkInfo, MergeOptions, MergeReport, Quota, SnapshotInfo, TreeChange};
+use pando_fs::{ForkInfo, MergeOptions, MergeReport, PolicyInfo, Quota, SnapshotInfo, TreeChange};
 
 use crate::{
     asked::Asked,
@@ -312,15 +312,20 @@ fn whole(dir: &OwnedFd, mut text: Vec<u8>, mut more: bool) -> Result<String, Con
     String::from_utf8(text).map_err(|_| ControlError::Version)
 }
 
-/// Asks about quotas of the directory at `path`.
-fn ask_of_quota(path: &Path, asked: QuotaAsked) -> Result<String, ControlError> {
+/// Asks something of the directory at `path` that only root may ask, and that is answered by text.
+fn ask_as_root(path: &Path, request: impl Fn(Token) -> ControlRequest) -> Result<String, ControlError> {
     let (dir, token, _) = own_dir(path)?;
     if rustix::process::geteuid().is_root() {
         // Where it cannot be shown, the daemon refuses and says why.
         let _ = show_root(&dir, &token);
     }
-    let (piece, more) = client::piece(dir.as_fd(), &ControlRequest::Quota { token, asked })?;
+    let (piece, more) = client::piece(dir.as_fd(), &request(token))?;
     whole(&dir, piece, more)
+}
+
+/// Asks about quotas of the directory at `path`.
+fn ask_of_quota(path: &Path, asked: QuotaAsked) -> Result<String, ControlError> {
+    ask_as_root(path, |token| ControlRequest::Quota { token, asked })
 }
 
 /// The quotas of the directory at `path` and of all below it; their paths are from the root of the file system. For
@@ -493,6 +498,13 @@ pub fn snapshot_of_tree(
 pub fn policy(path: &Path) -> Result<Option<(u32, pando_fs::StoredPolicy)>, ControlError> {
     let (dir, token, _) = own_dir(path)?;
     client::policy(&dir, token)
+}
+
+/// The policies for snapshots of the directory at `path` and of all below it; their paths are from the root of the file
+/// system. For root.
+pub fn policies(path: &Path) -> Result<Vec<PolicyInfo>, ControlError> {
+    let text = ask_as_root(path, |token| ControlRequest::Policies { token })?;
+    crate::asked::read_policies(&text).ok_or(ControlError::Version)
 }
 
 /// The UUID of the file system that the directory at `path` is in, and whether a file in it has, or had, several names.

@@ -118,6 +118,34 @@ fn an_fsync_makes_a_snapshot_that_has_what_was_synced() {
 }
 
 #[test]
+fn root_sees_all_policies_in_a_tree() {
+    let b = mounted!();
+    b.sh("mkdir -p m/a/sub 'm/a b' m/c");
+    assert_eq!(b.ok(&["snapshot", "policies", "-H", "m"]), "");
+    b.ok(&["snapshot", "policy", "m/a", "--every", "1w", "--keep-last", "2"]);
+    b.ok(&["snapshot", "policy", "m/a/sub", "--on-fsync", "1w", "--valid-for", "1h"]);
+    b.ok(&["snapshot", "policy", "m/a b", "--every", "1w", "--min-free", "10%", "--keep-daily", "3"]);
+    let mount = b.path("m");
+    let path = |name: &str| format!("{}/{name}", mount.display());
+    let of_sub = format!("{}\t0\ton-fsync=604800\tvalid-for=3600\n", path("a/sub"));
+    let of_a = format!("{}\t0\tevery=604800\tkeep-last=2\n{of_sub}", path("a"));
+    let of_b = format!("{}\t0\tevery=604800\tmin-free=10\tkeep-daily=3\n", path("a b"));
+    assert_eq!(b.ok(&["snapshot", "policies", "-H", "m"]), of_a.clone() + &of_b);
+    assert_eq!(b.ok(&["snapshot", "policies", "-H", "m/a"]), of_a);
+    assert_eq!(b.ok(&["snapshot", "policies", "-H", "m/a/sub"]), of_sub);
+    let json = b.json(&["snapshot", "policies", "--json", "m"]);
+    assert_eq!(json["policies"][2]["path"].as_str(), Some(&path("a b")[..]));
+    assert_eq!(json["policies"][1]["valid_for_seconds"].as_u64(), Some(3600));
+    // A clone has no policy, and that of what goes goes too.
+    b.ok(&["clone", "m/a", "m/copy"]);
+    b.ok(&["rm", "-r", "m/a"]);
+    assert_eq!(b.ok(&["snapshot", "policies", "-H", "m"]), of_b);
+    b.fails(&["snapshot", "policies", "m/missing"], 1, "missing");
+    b.umount();
+    b.ok(&["check", "a.img"]);
+}
+
+#[test]
 fn room_is_made_and_nonsense_is_refused() {
     let b = mounted!();
     b.sh("mkdir m/d");

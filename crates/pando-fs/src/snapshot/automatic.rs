@@ -129,6 +129,13 @@ impl Fs {
         Ok(self.stored_policies()?.into_iter().map(info).collect())
     }
 
+    /// The policies of a directory and of all below it, each before those in it. Costs a scan of all policies.
+    pub fn policies_in(&self, dir: Ino) -> Result<Vec<PolicyInfo>> {
+        let contents = self.hold_dir(&self.dir(dir)?)?.contents.clone();
+        let inside = self.policies()?.into_iter().filter(|(place, _)| place.starts_with(&contents));
+        Ok(inside.map(|(_, info)| info).collect())
+    }
+
     /// Does what the policy of a directory wants at the time `now`: makes a snapshot if one is due, and deletes those
     /// that go. `synced`: something in the directory was synced since the last one. `before` is called with the
     /// directory's number before a snapshot is made, `after` with what each change has made stale.

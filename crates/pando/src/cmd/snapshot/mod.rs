@@ -1,5 +1,6 @@
 //! `pando snapshot`: make, list and delete snapshots of a directory of a mounted file system.
 
+mod policies;
 mod policy;
 mod select;
 
@@ -29,6 +30,7 @@ Examples: pando snapshot create /mnt/grove/project before-upgrade
           ls /mnt/grove/project/.snapshots/before-upgrade
           pando snapshot prune /mnt/grove/project --keep-hourly 24 --keep-daily 7 --dry-run
           pando snapshot policy /mnt/grove/project --every 1h --keep-hourly 24 --keep-daily 7
+          pando snapshot policies /mnt/grove
           pando rollback /mnt/grove/project before-upgrade"
 )]
 pub struct Args {
@@ -139,6 +141,7 @@ Examples: pando snapshot prune /mnt/grove/project --keep-hourly 24 --keep-daily 
         dry_run: bool,
     },
     Policy(policy::Args),
+    Policies(policies::Args),
 }
 
 #[derive(clap::Args)]
@@ -194,6 +197,7 @@ pub fn run(args: &Args) -> Result<()> {
             min_free.map_or(Ok(()), |percent| make_room(dir, percent))
         }
         SnapshotCommand::Policy(args) => policy::run(args),
+        SnapshotCommand::Policies(args) => policies::run(args),
     }
 }
 

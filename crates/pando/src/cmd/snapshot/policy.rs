@@ -145,8 +145,9 @@ struct PolicyReport<'a> {
     policy: Option<Shown<'a>>,
 }
 
+/// A policy as JSON.
 #[derive(Serialize)]
-struct Shown<'a> {
+pub struct Shown<'a> {
     path: std::borrow::Cow<'a, str>,
     uid: u32,
     every_seconds: u32,
@@ -184,7 +185,7 @@ fn show(dir: &Path, script: bool, json: bool) -> Result<()> {
     crate::cmd::print(&lines)
 }
 
-fn shown<'a>(dir: &'a Path, uid: u32, policy: &StoredPolicy) -> Shown<'a> {
+pub fn shown<'a>(dir: &'a Path, uid: u32, policy: &StoredPolicy) -> Shown<'a> {
     let keep = &policy.keep;
     Shown {
         path: dir.to_string_lossy(),
@@ -204,7 +205,7 @@ fn shown<'a>(dir: &'a Path, uid: u32, policy: &StoredPolicy) -> Shown<'a> {
 }
 
 /// What a policy says, by the names of the options; what it does not say is left out.
-fn fields(uid: u32, policy: &StoredPolicy, script: bool) -> Vec<(&'static str, String)> {
+pub fn fields(uid: u32, policy: &StoredPolicy, script: bool) -> Vec<(&'static str, String)> {
     let age = |secs: u64| if script { secs.to_string() } else { show_age(secs) };
     let percent = |n: u8| if script { n.to_string() } else { format!("{n}%") };
     let mut out = vec![("set-by", uid.to_string())];

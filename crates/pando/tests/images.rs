@@ -105,6 +105,29 @@ fn stats_and_grow_work_offline() {
 }
 
 #[test]
+fn a_store_smaller_than_its_device_has_its_own_size() {
+    let b = Bench::new();
+    b.ok(&["mkfs", "--size", "64M", "a.img"]);
+    let size = |of: &str| {
+        let stats = b.json(&["stats", "--json", of]);
+        (stats["size"]["device"].as_u64().unwrap(), stats["size"]["used"].as_u64().unwrap())
+    };
+    let before = size("a.img");
+    b.sh("truncate -s 1G a.img");
+    assert_eq!(size("a.img"), before);
+    let Some(loop_device) = b.loop_device("a.img") else { return };
+    let device = loop_device.path.as_str();
+    assert!(b.ok(&["mkfs", "--force", "--size", "96M", device]).contains("96.0 MiB"));
+    assert_eq!(size(device).0, 96 << 20);
+    b.fails(&["mkfs", "--force", "--size", "2G", device], 1, "fewer than");
+    b.ok(&["grow", device]);
+    assert_eq!(size(device).0, 1 << 30);
+    b.ok(&["mkfs", "--force", device]);
+    assert_eq!(size(device).0, 1 << 30);
+    b.fails(&["mkfs", "--force", "--size", "1M", device], 1, "too small");
+}
+
+#[test]
 fn what_is_no_image_is_said_to_be_none() {
     let b = Bench::new();
     b.sh("echo text > f; truncate -s 64M zeros");

@@ -62,8 +62,8 @@ pub struct FileDevice {
 impl FileDevice {
     /// Creates a sparse image of `size` bytes at `path`, or takes over what is there.
     ///
-    /// A block device keeps its own size, which must be at least `size`. What
-    /// exists is refused with [`Error::Invalid`] if its first 64 KiB hold
+    /// Of a block device the first `size` bytes are used, or all of them if it is
+    /// 0; they must be there. What exists is refused with [`Error::Invalid`] if its first 64 KiB hold
     /// anything but zeros (a store, another file system, a partition table),
     /// unless `force`; with `force` a file is emptied, and the first 64 KiB of
     /// a block device are zeroed. [`Error::Locked`] if it is in use.
@@ -78,6 +78,9 @@ impl FileDevice {
             if size > device.size() {
                 let (path, real) = (path.display(), device.size());
                 return Err(Error::Invalid(format!("{path} has {real} bytes, fewer than {size}")));
+            }
+            if size > 0 {
+                device.size.store(size, Relaxed);
             }
             if force {
                 let probe = device.size().min(PROBE_BYTES as u64) as usize;

@@ -46,7 +46,7 @@ impl sealed::OpenDevice for &Path {
                 (size.unwrap_or(DEFAULT_FILE_SIZE), Some(self.to_owned()))
             }
             Err(e) => return Err(Error::io("open", 0, e)),
-            // Of a block device it must be below its own.
+            // Of a block device it must be below its own, and 0 is all of it.
             Ok(old) if !old.is_file() => (size.unwrap_or(0), None),
             Ok(old) if old.len() == 0 => (size.unwrap_or(DEFAULT_FILE_SIZE), None),
             Ok(old) => (size.unwrap_or(old.len()), None),

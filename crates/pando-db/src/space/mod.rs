@@ -51,10 +51,11 @@ pub struct Space {
     /// Serialises reservations and discards; the only lock held over device I/O.
     raising: Mutex<()>,
     state: Mutex<SpaceState>,
-    /// What [`Space::free_bytes`] gives, and bytes of the backed part of it: as of the last change of the
+    /// What [`Space::free_bytes`] gives, bytes of the backed part of it, and the end: as of the last change of the
     /// state, to be read without a lock.
     free_now: AtomicU64,
     backed_now: AtomicU64,
+    end_now: AtomicU64,
     /// Extents of pages adopted while a store is loaded, by offset: several nodes may name one.
     adopted: Mutex<HashMap<u64, Weak<Extent>>>,
     next_id: AtomicU64,
@@ -124,6 +125,7 @@ impl Drop for LockedSpace<'_> {
     fn drop(&mut self) {
         self.space.free_now.store(self.state.free_bytes(), Relaxed);
         self.space.backed_now.store(self.state.backed.total(), Relaxed);
+        self.space.end_now.store(self.state.end, Relaxed);
     }
 }
 
@@ -159,6 +161,7 @@ impl Space {
             raising: Mutex::new(()),
             free_now: AtomicU64::new(state.free_bytes()),
             backed_now: AtomicU64::new(state.backed.total()),
+            end_now: AtomicU64::new(end),
             state: Mutex::new(state),
             adopted: Mutex::default(),
             next_id: AtomicU64::new(1),
@@ -283,6 +286,11 @@ impl Space {
     /// [`Space::ensure_backed`] find out that there is room again.
     pub fn free_bytes(&self) -> u64 {
         self.free_now.load(Relaxed)
+    }
+
+    /// Where it ends: the size of the store, which the device may exceed.
+    pub fn end(&self) -> u64 {
+        self.end_now.load(Relaxed)
     }
 
     /// The state, of which the sizes are published when it is let go.

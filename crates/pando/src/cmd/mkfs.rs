@@ -107,7 +107,8 @@ pub fn device(image: &Path, size: Option<Size>, force: bool) -> Result<NewImage>
         (None, Some(m)) if m.len() > 0 => m.len(),
         _ => DEFAULT_SIZE,
     };
-    if !block_device && size < MIN_SIZE {
+    // 0: all of a block device.
+    if size < MIN_SIZE && !(block_device && size == 0) {
         bail!(
             "{}: {} is too small; a file system needs at least {}",
             image.display(),

@@ -60,7 +60,7 @@ pub(crate) fn edit_nodes(size: u64, node: usize) -> usize {
 impl Engine {
     /// Space kept back so that deletes and checkpoints always go through, in bytes.
     pub fn reserve(&self) -> u64 {
-        reserve(self.device.size().min(self.capacity), self.limits.node)
+        reserve(self.space.end().min(self.capacity), self.limits.node)
     }
 
     /// Space that the medium is asked to keep beyond what is needed: where it fills up under a sparse store,
@@ -175,7 +175,7 @@ impl Engine {
     /// Bytes that the log may keep outside itself before a checkpoint is asked for: recovery reads all of
     /// that.
     fn max_held(&self) -> u64 {
-        MAX_HELD_BYTES.min(self.device.size() / 8).max(1)
+        MAX_HELD_BYTES.min(self.space.end() / 8).max(1)
     }
 
     /// True if the log or the dirty nodes have grown enough for a checkpoint.

@@ -21,8 +21,8 @@ fn stats(engine: &Engine) -> Result<Stats> {
     let view = engine.view();
     let table_bytes = view.tree.table.page_bytes();
     let mut stats = Stats {
-        device_size: engine.device.size(),
-        used: engine.device.size().saturating_sub(engine.space.free_bytes()),
+        device_size: engine.space.end(),
+        used: engine.space.end().saturating_sub(engine.space.free_bytes()),
         node_bytes: engine.space.used_bytes().saturating_sub(table_bytes),
         available: engine.available(),
         node_size: engine.limits.node as u64,

@@ -113,11 +113,12 @@ enum Occupant {
 }
 
 impl<'a> Reference<'a> {
-    fn new(all: [&'a Picture; 3], prefer: Option<MergeSide>, mut undone: BTreeSet<(u64, u8)>) -> Self {
+    fn new(all: [&'a Picture; 3], prefer: Option<MergeSide>, undone: BTreeSet<(u64, u8)>) -> Self {
         let [base, theirs, ours] = all;
-        // What went into a directory that is new there has gone, and is new.
+        // What went into a directory that is new there has gone, and is new; here it may have moved all the same.
+        let mut not = undone.clone();
         let there = loop {
-            let there = Where::new(base, theirs, &undone);
+            let there = Where::new(base, theirs, &not);
             let into_new = |p: &&String| {
                 let dir = parent(&there.to[*p]);
                 !dir.is_empty() && there.from.get(dir).is_none_or(|from| !Self::is_dir(base, from))
@@ -126,9 +127,9 @@ impl<'a> Reference<'a> {
             if lost.is_empty() {
                 break there;
             }
-            undone.extend(lost);
+            not.extend(lost);
         };
-        let here = Where::new(base, ours, &BTreeSet::new());
+        let here = Where::new(base, ours, &undone);
         let nodes = ours.tree.iter().map(|(p, n)| (format!("O{p}"), n.clone())).collect();
         Self {
             base,
@@ -579,7 +580,6 @@ pub fn expect(
     let mut undone = BTreeSet::new();
     loop {
         let mut merge = Reference::new([base, theirs, ours], prefer, undone.clone());
-        merge.here = Where::new(base, ours, &undone);
         let known = merge.undone.len();
         merge.node("", Some(&base.tree[""]), &theirs.tree[""], &ours.tree[""]);
         merge.dirs("", "", None);

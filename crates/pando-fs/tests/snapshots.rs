@@ -235,18 +235,19 @@ fn shown_in_listings_if_asked() {
     assert_eq!(seen, [".", "..", ".snapshots", "f"]);
 }
 
-/// Each costs the same, and little, however many there are.
+/// Each costs the same, and little, however many there are. `PANDO_FULL=1`: 10,000 of a tree of a million files.
 #[test]
 fn thousands_of_snapshots() {
-    const COUNT: u64 = 8000;
     const NODE: u32 = 1 << 20;
-    let device = Arc::new(MemDevice::new(1 << 30));
+    let full = std::env::var_os("PANDO_FULL").is_some();
+    let (count, files) = if full { (10_000, 1_000_000) } else { (8000, 4000) };
+    let device = Arc::new(MemDevice::new(if full { 8 << 30 } else { 1 << 30 }));
     Fs::format(device.clone(), &FormatOptions::default().node_size(NODE)).unwrap();
     let open = || Fs::open(device.clone(), MountOptions::default().background(false)).unwrap();
     let fs = open();
     let me = Caller::root();
     let dir = fs.mkdir(&me, ROOT, OsStr::new("d"), 0o755).unwrap();
-    for i in 0..4000 {
+    for i in 0..files {
         let (attr, handle) = fs.create(&me, dir.ino, format!("file{i}").as_ref(), 0o644, 2).unwrap();
         fs.write(handle, attr.ino, 0, &pattern(300, i as u8), false).unwrap();
         fs.release(attr.ino, handle);
@@ -263,7 +264,7 @@ fn thousands_of_snapshots() {
     let dir = fs.resolve("/d".as_ref()).unwrap();
     let used = fs.db().stats().unwrap().used;
     let mut costs = Vec::new();
-    for _ in 0..COUNT / 500 {
+    for _ in 0..count / 500 {
         let before = (device.stats(), fs.db().stats().unwrap().items_handled);
         for _ in 0..500 {
             fs.snapshot(Authority::Caller(&me), dir.ino, &NewSnapshot::default()).unwrap();
@@ -277,11 +278,11 @@ fn thousands_of_snapshots() {
         ));
     }
     fs.db().settle().unwrap();
-    let each = (fs.db().stats().unwrap().used - used) / COUNT;
+    let each = (fs.db().stats().unwrap().used - used) / count;
     let (fs, last_open) = opening(fs);
     println!(
-        "{COUNT} snapshots: {each} B each; opening reads {first_open} B without and {last_open} B with them; \
-         read, written, handled for each five hundred: {costs:?}",
+        "{count} snapshots of {files} files: {each} B each; opening reads {first_open} B without and {last_open} B \
+         with them; read, written, handled for each five hundred: {costs:?}",
     );
     assert!(each < 1024, "{each}");
     let half = costs.len() / 2;

@@ -55,11 +55,7 @@ pub fn run(args: &Args) -> Result<()> {
         let policies = found.iter().map(|(path, uid, policy)| shown(path, *uid, policy)).collect();
         return crate::cmd::print_json(&PoliciesReport { version: VERSION, policies });
     }
-    let lines: Vec<(String, u32, StoredPolicy)> = found
-        .iter()
-        .map(|(path, uid, policy)| (path.to_string_lossy().into_owned(), *uid, *policy))
-        .collect();
-    crate::cmd::print(&text(&lines, args.script))
+    crate::cmd::print(&text(&found, args.script))
 }
 
 /// What is kept, in the words of the options.
@@ -71,15 +67,15 @@ fn kept(policy: &StoredPolicy) -> String {
     if kept.is_empty() { "all".into() } else { kept }
 }
 
-fn text(lines: &[(String, u32, StoredPolicy)], script: bool) -> String {
+fn text(found: &[(PathBuf, u32, StoredPolicy)], script: bool) -> String {
     let mut out = String::new();
     if !script {
         let row = ["EVERY", "ON-FSYNC", "VALID-FOR", "MIN-FREE", "USER"];
         out += &row.map(|name| format!("{name:>9} ")).concat();
         out += " DIRECTORY (KEEP)\n";
     }
-    for (path, uid, policy) in lines {
-        let path = path.replace(char::is_control, "?");
+    for (path, uid, policy) in found {
+        let path = path.to_string_lossy().replace(char::is_control, "?");
         if script {
             let options = fields(*uid, policy, true);
             let options = options.iter().skip(1).map(|(name, value)| format!("\t{name}={value}"));
@@ -112,13 +108,13 @@ mod tests {
         let keep = SnapshotPolicy { hourly: 24, one_of: 10, ..SnapshotPolicy::default() };
         let a = StoredPolicy { every_secs: 3600, min_free_percent: 10, keep, ..StoredPolicy::default() };
         let b = StoredPolicy { on_sync_secs: 60, valid_for_secs: Some(86_400), ..StoredPolicy::default() };
-        let lines = [("/m/a\t".to_owned(), 0, a), ("/m/b".to_owned(), 1000, b)];
+        let found = [("/m/a\t".into(), 0, a), ("/m/b".into(), 1000, b)];
         assert_eq!(
-            text(&lines, true),
+            text(&found, true),
             "/m/a?\t0\tevery=3600\tmin-free=10\tkeep-hourly=24\tkeep-one-of=10\n\
              /m/b\t1000\ton-fsync=60\tvalid-for=86400\n"
         );
-        let shown = text(&lines, false);
+        let shown = text(&found, false);
         let rows: Vec<Vec<&str>> = shown.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(rows[1], ["1h", "-", "-", "10%", "0", "/m/a?", "(hourly", "24,", "one-of", "10)"]);
         assert_eq!(rows[2], ["-", "1m", "1d", "-", "1000", "/m/b", "(all)"]);

@@ -29,6 +29,10 @@ macro_rules! world {
     };
 }
 
+/// How often something is tried that the kernel may spoil by itself, with the pages of others on a busy machine.
+const ATTEMPTS: u8 = 20;
+const MAPPED_BYTES: usize = 16 * 4096;
+
 /// A shared mapping of the first `len` bytes of a file.
 struct Map {
     at: *mut u8,
@@ -149,14 +153,16 @@ fn a_clone_leaves_the_pages_of_other_files_alone() {
         file.read_exact_at(&mut all, 0).unwrap();
         w.requests(Kind::Read) - before
     };
-    assert_eq!((again(&beside), again(&inside)), (0, 0), "not warm");
-    w.clone_tree("empty", "copy", false).unwrap();
-    assert_eq!((again(&beside), again(&inside)), (0, 0));
-    w.clone_tree("tree", "tree2", false).unwrap();
-    assert_eq!(again(&beside), 0);
     // What is in the source is written out. Only the daemon of root can have that without dropping the pages.
-    if rustix::process::geteuid().is_root() {
-        assert_eq!(again(&inside), 0);
+    let kept = |file, of_source: bool| again(file) == 0 || of_source && !rustix::process::geteuid().is_root();
+    // The kernel itself may drop a page now and then, on a busy machine: each attempt begins warm.
+    let attempt = |source: &str, round| {
+        let _ = (again(&beside), again(&inside));
+        w.clone_tree(source, &format!("{source}{round}"), false).unwrap();
+        kept(&beside, false) & kept(&inside, source == "tree")
+    };
+    for source in ["empty", "tree"] {
+        assert!((1..=ATTEMPTS).any(|round| attempt(source, round)), "a clone of '{source}' dropped pages");
     }
 }
 
@@ -170,22 +176,29 @@ fn a_clone_does_not_write_the_mappings_of_other_files() {
     }
     fs::create_dir(w.path("src")).unwrap();
     let mapped = |name: &str| {
-        fs::write(w.path(name), vec![0; 1 << 20]).unwrap();
+        fs::write(w.path(name), vec![0; MAPPED_BYTES]).unwrap();
         let file = rw(&w.path(name));
-        let map = Map::new(&file, 1 << 20, true);
-        (0..1 << 20).step_by(4096).for_each(|at| map.set(at, 1));
-        (file, map)
+        (Map::new(&file, MAPPED_BYTES, true), file)
     };
-    let (elsewhere, below) = (mapped("elsewhere"), mapped("src/below"));
+    let ((elsewhere, _file), (below, _other)) = (mapped("elsewhere"), mapped("src/below"));
     let writes = |work: &dyn Fn()| {
         let before = w.requests(Kind::Write);
         work();
         w.requests(Kind::Write) - before
     };
-    assert!(writes(&|| _ = w.clone_tree("src", "copy", false).unwrap()) > 0);
-    assert_eq!(writes(&|| below.1.sync()), 0, "what is below the source was not written");
-    assert!(writes(&|| elsewhere.1.sync()) > 0, "the pages of another file were written as well");
-    assert_eq!(fs::read(w.path("copy/below")).unwrap()[4096], 1);
+    // The kernel may write pages when it likes, and does so where memory is short: what stays in it is seen in one of
+    // some attempts, what must go out in each.
+    let stayed = (1..=ATTEMPTS).any(|round| {
+        for map in [&below, &elsewhere] {
+            (0..MAPPED_BYTES).step_by(4096).for_each(|at| map.set(at, round));
+        }
+        let copy = format!("copy{round}");
+        w.clone_tree("src", &copy, false).unwrap();
+        assert_eq!(writes(&|| below.sync()), 0, "what is below the source was not written");
+        assert_eq!(fs::read(w.path(&format!("{copy}/below"))).unwrap()[4096], round);
+        writes(&|| elsewhere.sync()) > 0
+    });
+    assert!(stayed, "the pages of another file were written as well, in each of {ATTEMPTS} attempts");
 }
 
 #[test]

@@ -19,6 +19,7 @@ mod limits;
 mod links;
 mod lost_nodes;
 mod merge_clones;
+mod merge_linked;
 mod merge_renames;
 mod merge_text;
 mod model;

@@ -12,6 +12,8 @@ mod forks;
 mod full_disk;
 #[path = "merge_clones.rs"]
 mod merge_clones;
+#[path = "merge_linked.rs"]
+mod merge_linked;
 #[path = "merge_renames.rs"]
 mod merge_renames;
 #[path = "merge_text.rs"]

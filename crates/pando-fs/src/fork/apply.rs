@@ -21,7 +21,7 @@ use crate::{
     fork::{
         carried::Carried,
         follow::in_dir,
-        hidden::{Hidden, LinkedChange, Retired},
+        hidden::{AttributeChange, Hidden, Retired},
         step::{Step, Trees, differ},
     },
     inode::InodeRef,
@@ -67,8 +67,20 @@ pub(crate) struct Apply<'a> {
 enum ContentOf {
     /// It keeps what it has.
     Here,
+    /// The same, in a file of its own.
+    Copy,
     Fork,
     Both,
+}
+
+impl ContentOf {
+    fn of(aspects: Aspects) -> Self {
+        let of_fork = [Aspects::CONTENT, Aspects::SIZE, Aspects::TARGET, Aspects::DEVICE];
+        match of_fork.into_iter().any(|one| aspects.contains(one)) {
+            true => Self::Fork,
+            false => Self::Here,
+        }
+    }
 }
 
 /// The name of an entry.
@@ -106,8 +118,13 @@ impl<'a> Apply<'a> {
         // All is at its old place.
         for step in steps {
             match step {
-                Step::Change { from, to, aspects } => self.change((from, to), *aspects, None)?,
-                Step::Write { from, to, aspects, text } => self.change((from, to), *aspects, Some(text))?,
+                Step::Change { from, to, aspects, alone } => {
+                    let content = if *alone { ContentOf::Copy } else { ContentOf::of(*aspects) };
+                    self.change((from, to), *aspects, content, None)?;
+                }
+                Step::Write { from, to, aspects, text } => {
+                    self.change((from, to), *aspects, ContentOf::Both, Some(text))?;
+                }
                 Step::Remove(entry) => self.entry_changes(entry),
                 Step::Take { from, dir, .. } => self.entry_changes(&in_dir(dir, from)),
                 Step::Move { from, dir, name } => {
@@ -226,32 +243,19 @@ impl<'a> Apply<'a> {
         self.uncount(root)
     }
 
-    /// Leaves the change of a linked file for the end, if the file is not in the tree that nobody sees.
-    fn change_later(
-        &mut self,
-        entry: &[u8],
-        aspects: Aspects,
-        record: &Record,
-        found: (&Found, &Found),
-    ) -> Result<bool> {
+    /// Whether what is at an entry is a linked file that is not in the tree that nobody sees.
+    fn is_for_the_end(&mut self, entry: &[u8]) -> Result<bool> {
         let is_name = |value: &Bytes| matches!(Stored::decode(value), Ok(Stored::Name(_)));
         if self.hidden.is_none() || !self.trees.ours.value(entry)?.as_ref().is_some_and(is_name) {
             return Ok(false);
         }
         let root = self.root_of(entry)?;
         let Some(hidden) = &mut self.hidden else { return Ok(false) };
-        if hidden.root != root {
+        let around = hidden.root == root;
+        if !around {
             hidden.areas.insert(root);
-            return Ok(false);
         }
-        let (ours, theirs) = found;
-        let attrs = (aspects.contains(Aspects::XATTRS)
-            && (ours.record.has_outside() || theirs.record.has_outside()))
-        .then(|| theirs.data.clone());
-        let change =
-            LinkedChange { entry: entry.to_vec(), before: ours.record.clone(), after: record.clone(), attrs };
-        hidden.linked.insert(ours.record.fileno, change);
-        Ok(true)
+        Ok(around)
     }
 
     fn root_of(&mut self, entry: &[u8]) -> Result<Vec<u8>> {
@@ -387,6 +391,7 @@ impl<'a> Apply<'a> {
         &mut self,
         (from, entry): (&[u8], &[u8]),
         aspects: Aspects,
+        content: ContentOf,
         text: Option<&Bytes>,
     ) -> Result<()> {
         let Some((ours, theirs)) = self.found((from, entry))? else { return Ok(()) };
@@ -402,31 +407,36 @@ impl<'a> Apply<'a> {
         if has(Aspects::OWNER) {
             (record.uid, record.gid) = (theirs.record.uid, theirs.record.gid);
         }
-        let of_fork =
-            has(Aspects::CONTENT) || has(Aspects::SIZE) || has(Aspects::TARGET) || has(Aspects::DEVICE);
-        let content = match text {
-            Some(_) => ContentOf::Both,
-            None if of_fork => ContentOf::Fork,
-            None => ContentOf::Here,
-        };
         self.drop_mixed_privileges(&mut record, (&ours, &theirs), content)?;
-        if content != ContentOf::Here {
+        if matches!(content, ContentOf::Fork | ContentOf::Both) {
             return self.change_content(entry, (&ours, &theirs), record, has(Aspects::XATTRS), text);
         }
-        if self.change_later(entry, aspects, &record, (&ours, &theirs))? {
+        if content == ContentOf::Copy {
+            self.entry_changes(entry);
+            self.remove(entry)?;
+            self.carried.replaced(entry);
+        }
+        let outside = ours.record.has_outside() || theirs.record.has_outside();
+        let change = AttributeChange {
+            entry: entry.to_vec(),
+            before: ours.record,
+            after: record,
+            attrs: (has(Aspects::XATTRS) && outside).then_some(theirs.data),
+            alone: if content == ContentOf::Copy { Some(self.fs.fresh_file()?) } else { None },
+        };
+        if self.is_for_the_end(entry)?
+            && let Some(hidden) = &mut self.hidden
+        {
+            hidden.linked.push(change);
             return Ok(());
         }
-        if has(Aspects::XATTRS) {
-            if ours.record.has_outside() {
-                self.batch.delete_prefix(path::attrs_under(&ours.data));
-            }
-            if theirs.record.has_outside() {
-                self.batch.clone_prefix(path::attrs_under(&theirs.data), path::attrs_under(&ours.data));
-            }
+        if change.alone.is_some() {
+            change.put_copy(&mut self.batch, &ours.data, &self.trees.ours.place(entry), &change.after);
+            return Ok(());
         }
-        self.batch.put(path::meta_of(&ours.data), record.encode());
-        if let Some(inode) = self.inode(entry, &ours.record)? {
-            self.changed.push((inode, record));
+        change.put(&mut self.batch, &ours.data, &change.after);
+        if let Some(inode) = self.inode(entry, &change.before)? {
+            self.changed.push((inode, change.after));
         }
         Ok(())
     }
@@ -452,8 +462,8 @@ impl<'a> Apply<'a> {
         let one_side = match content {
             ContentOf::Both => false,
             ContentOf::Fork => all_of(theirs),
-            ContentOf::Here if all_of(ours) => true,
-            ContentOf::Here => {
+            ContentOf::Here | ContentOf::Copy if all_of(ours) => true,
+            ContentOf::Here | ContentOf::Copy => {
                 let apart = differ(&self.trees.theirs, theirs, &self.trees.ours, ours)?;
                 all_of(theirs) && apart.0 & (Aspects::CONTENT.0 | Aspects::SIZE.0) == 0
             }

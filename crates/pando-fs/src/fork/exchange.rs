@@ -296,18 +296,20 @@ impl Exchange<'_> {
         if !self.hidden.unnamed.is_empty() {
             self.fs.mark_uncounted(batch, &ours.root)?;
         }
-        for (id, change) in &self.hidden.linked {
-            let file = path::linked(&ours.root, *id);
+        for change in &self.hidden.linked {
+            let file = path::linked(&ours.root, change.before.fileno);
             let live = self.fs.db.get(&path::meta(&file))?;
             let live = live.and_then(|value| Record::decode(&value).ok());
             let Some(live) = live else { return Ok(false) };
             let Some(record) = overlay(&change.before, &live, &change.after) else { return Ok(false) };
-            if let Some(from) = &change.attrs {
-                let own = path::attrs_under(&path::data(&file));
-                batch.delete_prefix(own.clone());
-                batch.clone_prefix(path::attrs_under(from), own);
+            if change.alone.is_some() {
+                // It has what was written meanwhile by any name of the file.
+                let Some(to) = self.landing.land(&change.entry) else { return Ok(false) };
+                let place = [&self.works.copy(MERGED).1[..], &to].concat();
+                change.put_copy(batch, &path::data(&file), &place, &record);
+                continue;
             }
-            batch.put(path::meta(&file), record.encode());
+            change.put(batch, &path::data(&file), &record);
             if let Some(inode) = apply.inode(&change.entry, &live)? {
                 memory.changed.push((inode, record.clone(), true));
             }

@@ -4,7 +4,7 @@
 //! the lineage around, nor in memory, nor in what is kept by place. Guarantees that a batch names no key outside of the
 //! volumes to work in. Uses keys and records.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 use bytes::Bytes;
 use pando_db::Batch;
@@ -19,14 +19,37 @@ use crate::{
 /// Lineages that are given back at the end, a count; of more than these, marking finds out that nobody has them.
 const MAX_RETIRED: usize = 1 << 12;
 
-/// A change of the attributes of a linked file in the area around.
-pub(crate) struct LinkedChange {
-    /// A name of it, from the top.
+/// A change of the attributes of a file.
+pub(crate) struct AttributeChange {
+    /// Its name, or one of them, from the top.
     pub entry: Vec<u8>,
     pub before: Record,
     pub after: Record,
-    /// Data prefix of the file in the fork, if its extended attributes, or those here, lie outside of the record.
+    /// Data prefix of the file in the fork, if the extended attributes change, and lie outside of a record.
     pub attrs: Option<Bytes>,
+    /// The number that this name gets, if it becomes a file of its own.
+    pub alone: Option<u64>,
+}
+
+impl AttributeChange {
+    /// Gives the record, and the extended attributes outside of it, to the file with this data prefix.
+    pub(crate) fn put(&self, batch: &mut Batch, data: &Bytes, record: &Record) {
+        if let Some(from) = &self.attrs {
+            let own = path::attrs_under(data);
+            batch.delete_prefix(own.clone()).clone_prefix(path::attrs_under(from), own);
+        }
+        batch.put(path::meta_of(data), record.encode());
+    }
+
+    /// The same for a copy, at a place where nothing is any more, of the file with this data prefix.
+    pub(crate) fn put_copy(&self, batch: &mut Batch, from: &Bytes, place: &[u8], record: &Record) {
+        let (to, fileno) = (path::data(place), self.alone.unwrap_or(record.fileno));
+        let own = Record { fileno, pin: None, nlink: 1, crtime: record.ctime, ..record.clone() };
+        if own.has_data() {
+            batch.clone_prefix(from.clone(), to.clone());
+        }
+        self.put(batch, &to, &own);
+    }
 }
 
 /// The root of a lineage that is removed.
@@ -46,8 +69,8 @@ pub(crate) struct Hidden {
     pub root: Vec<u8>,
     /// What goes from the index of names there: a path from the top, and whether all that begins so.
     pub unnamed: Vec<(Vec<u8>, bool)>,
-    /// Linked files that change there, by their number.
-    pub linked: HashMap<u64, LinkedChange>,
+    /// Linked files that change there.
+    pub linked: Vec<AttributeChange>,
     /// Roots in the tree in whose areas something was changed, by contents prefix.
     pub areas: HashSet<Vec<u8>>,
     /// Names have to be counted in some of them.
@@ -62,7 +85,7 @@ impl Hidden {
             limit,
             root,
             unnamed: Vec::new(),
-            linked: HashMap::new(),
+            linked: Vec::new(),
             areas: HashSet::new(),
             marks: false,
             retired: Vec::new(),

@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::{
-    diff::{change::Aspects, side::contents_of},
+    diff::side::contents_of,
     error::Result,
     fork::{
         arrange::Moved,
@@ -18,9 +18,6 @@ use crate::{
     },
     path,
 };
-
-/// What is content of a file: who changes it makes a new one.
-const NEW_FILE: u16 = Aspects::CONTENT.0 | Aspects::SIZE.0 | Aspects::TARGET.0 | Aspects::DEVICE.0;
 
 /// What a merge does at a path.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -61,12 +58,12 @@ impl<'a> Landing<'a> {
                     landing.comes(path::entry(dir, name)?);
                 }
                 Step::Take { from, dir, .. } => landing.comes(in_dir(dir, from)),
-                Step::Change { to, aspects, .. } if aspects.0 & NEW_FILE == 0 => {
-                    landing.at.entry(to).or_default().changed = true;
-                    landing.paths.push(Cow::Borrowed(to));
+                Step::Change { to, .. } | Step::Write { to, .. } if step.makes_file() => {
+                    landing.leaves(to, |site| site.renewed = true);
                 }
                 Step::Change { to, .. } | Step::Write { to, .. } => {
-                    landing.leaves(to, |site| site.renewed = true);
+                    landing.at.entry(to).or_default().changed = true;
+                    landing.paths.push(Cow::Borrowed(to));
                 }
             }
         }
@@ -137,6 +134,7 @@ impl<'a> Landing<'a> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::diff::change::Aspects;
 
     fn entry(path: &str) -> Vec<u8> {
         let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
@@ -150,13 +148,15 @@ mod tests {
 
     #[test]
     fn what_was_somewhere_is_found_where_it_is_afterwards() {
+        let change = |at, aspects, alone| Step::Change { from: entry(at), to: entry(at), aspects, alone };
         let steps = [
             Step::Remove(entry("gone")),
             Step::Move { from: entry("gone/kept"), dir: contents("a"), name: b"came".to_vec() },
             Step::Move { from: entry("a"), dir: contents(""), name: b"b".to_vec() },
             Step::Take { from: entry("x/new"), dir: contents("a"), without: Vec::new() },
-            Step::Change { from: entry("c/f"), to: entry("c/f"), aspects: Aspects::MODE },
-            Step::Change { from: entry("c/g"), to: entry("c/g"), aspects: Aspects::CONTENT },
+            change("c/f", Aspects::MODE, false),
+            change("c/g", Aspects::CONTENT, false),
+            change("c/h", Aspects::MODE, true),
         ];
         let landing = Landing::of(&steps).unwrap();
         let land = |path: &str| landing.land(&entry(path));
@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(land("c/f"), Some(entry("c/f")));
         assert!(landing.is_target(&entry("a/new")) && landing.is_target(&entry("b")));
         assert!(landing.at(&entry("c/f")).changed && !landing.at(&entry("c/f")).renewed);
-        assert!(landing.at(&entry("c/g")).renewed);
+        assert!(landing.at(&entry("c/g")).renewed && landing.at(&entry("c/h")).renewed);
         assert!(landing.any_below(&contents("c")) && !landing.any_below(&contents("d")));
         assert!(landing.any_below(&contents("gone")) && landing.any_below(&contents("a")));
         assert!(landing.touches(&contents("")) && landing.touches(&contents("a")));

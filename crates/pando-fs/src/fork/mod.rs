@@ -12,6 +12,7 @@ mod hidden;
 mod intend;
 mod landing;
 mod large;
+mod linked;
 mod merge;
 mod plan;
 mod replay;

@@ -5,7 +5,7 @@
 //! has is taken as a whole. Guarantees that nothing is planned for a place at which both sides changed the same thing
 //! differently, unless a side is preferred. Changes nothing. Uses sides, streams and comparisons of `diff`.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 
 use bytes::Bytes;
 
@@ -34,6 +34,9 @@ const CONTENT: Aspects = Aspects(Aspects::CONTENT.0 | Aspects::SIZE.0);
 const GROUPS: [Aspects; 6] =
     [CONTENT, Aspects::MODE, Aspects::OWNER, Aspects::TARGET, Aspects::DEVICE, Aspects::XATTRS];
 
+/// Steps, by their place in the plan, that change attributes of a file with several names; by its data prefix.
+pub(crate) type LinkedSteps = BTreeMap<Bytes, Vec<usize>>;
+
 pub(crate) struct Planner<'a> {
     pub trees: &'a mut Trees,
     pub options: MergeOptions,
@@ -52,8 +55,8 @@ pub(crate) struct Planner<'a> {
     pub undone: HashSet<Identity>,
     /// Directories that are still to be merged.
     pub jobs: VecDeque<Dirs>,
-    /// Linked files that are changed already, by their data prefix.
-    changed: HashSet<Bytes>,
+    /// What is settled in `linked`.
+    pub linked: LinkedSteps,
     /// Directories of the origin that are missing here, as has been told.
     pub missed: HashSet<Vec<u8>>,
     text: TextBudget,
@@ -67,7 +70,7 @@ impl<'a> Planner<'a> {
         (fork, into): (Vec<u8>, Vec<u8>),
         links: bool,
     ) -> Self {
-        let (changed, missed, undone) = (HashSet::new(), HashSet::new(), HashSet::new());
+        let (linked, missed, undone) = (LinkedSteps::new(), HashSet::new(), HashSet::new());
         let (steps, told, jobs, follow) = (Vec::new(), Vec::new(), VecDeque::new(), Follow::default());
         Self {
             trees,
@@ -81,7 +84,7 @@ impl<'a> Planner<'a> {
             follow,
             undone,
             jobs,
-            changed,
+            linked,
             missed,
             text,
         }
@@ -100,12 +103,13 @@ impl<'a> Planner<'a> {
                 self.walk(&dirs)?;
             }
             if self.undone.len() == undone {
+                self.settle_linked()?;
                 return self.arranged();
             }
             // Again, without these renames.
             self.steps.clear();
             self.told.clear();
-            self.changed.clear();
+            self.linked.clear();
             self.missed.clear();
         }
     }
@@ -423,11 +427,13 @@ impl<'a> Planner<'a> {
             self.steps.push(Step::Write { from, to, aspects, text: text.bytes });
             return Ok(());
         }
-        let attributes = Aspects::MODE.0 | Aspects::OWNER.0 | Aspects::XATTRS.0;
-        // A file with several names gets its attributes once; each name gets its own content.
-        if take.0 & !attributes != 0 || self.changed.insert(ours.data.clone()) {
-            self.steps.push(Step::Change { from, to, aspects });
+        let step = Step::Change { from, to, aspects, alone: false };
+        let is_linked = ours.record.kind != FileKind::Directory
+            && ours.data != path::data(&self.trees.ours.place(&spots.ours));
+        if is_linked && !step.makes_file() {
+            self.linked.entry(ours.data.clone()).or_default().push(self.steps.len());
         }
+        self.steps.push(step);
         Ok(())
     }
 

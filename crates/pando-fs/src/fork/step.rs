@@ -25,10 +25,25 @@ pub(crate) enum Step {
     Take { from: Vec<u8>, dir: Vec<u8>, without: Vec<Vec<u8>> },
     /// Moves what is there, with all below it, to this name in the directory with this contents prefix.
     Move { from: Vec<u8>, dir: Vec<u8>, name: Vec<u8> },
-    /// Gives the file or directory that is there these aspects of the one in the fork.
-    Change { from: Vec<u8>, to: Vec<u8>, aspects: Aspects },
+    /// Gives the file or directory that is there these aspects of the one in the fork. A name `alone`, of several of a
+    /// file, becomes a file of its own.
+    Change { from: Vec<u8>, to: Vec<u8>, aspects: Aspects, alone: bool },
     /// The same, and gives it this content, which is of both sides.
     Write { from: Vec<u8>, to: Vec<u8>, aspects: Aspects, text: Bytes },
+}
+
+/// What is content of a file: who changes it makes a new one.
+const NEW_FILE: u16 = Aspects::CONTENT.0 | Aspects::SIZE.0 | Aspects::TARGET.0 | Aspects::DEVICE.0;
+
+impl Step {
+    /// Whether another file takes the place of one.
+    pub(crate) fn makes_file(&self) -> bool {
+        match self {
+            Self::Change { aspects, alone, .. } => *alone || aspects.0 & NEW_FILE != 0,
+            Self::Write { .. } => true,
+            _ => false,
+        }
+    }
 }
 
 /// Where something is on each side, or would be.

@@ -1,7 +1,7 @@
 //! Merges of attributes of files with several names: a merge compares names, and the attributes are those of the file.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use super::common::{World, check_keys};
+use super::common::{World, check_keys, trees::read};
 use pando_fs::*;
 
 /// Longer than what a record holds.
@@ -151,4 +151,37 @@ fn names_in_a_clone_are_settled_in_it() {
     assert_eq!(modes(&w, ["/s/copy/a", "/s/copy/d/b"]), [(0o600, 1), (0o644, 1)]);
     assert_eq!(modes(&w, ["/s/a", "/s/d/b", "/out"]), [(0o640, 3); 3]);
     assert_eq!(w.get("/s/copy/a").unwrap(), b"content");
+}
+
+/// The fork exchanges two directories, of which one had a name of a linked file and the other has it now. By paths alone
+/// it would be one name that has stayed.
+#[test]
+fn a_name_that_came_with_another_directory_is_not_the_one_that_was_there() {
+    const RENAME_EXCHANGE: u32 = 2;
+    for content in [true, false] {
+        let w = World::new();
+        for dir in ["/s", "/s/b", "/s/c"] {
+            w.mkdir(dir);
+        }
+        w.put("/s/a", b"content");
+        w.link("/s/a", "/s/c/name").unwrap();
+        w.fork("/s", "/f");
+        w.rename("/f/b", "/f/c", RENAME_EXCHANGE).unwrap();
+        w.unlink("/f/b/name").unwrap();
+        w.link("/f/a", "/f/c/name").unwrap();
+        match content {
+            true => _ = w.write_at("/f/a", 0, b"CON").unwrap(),
+            false => chmod(&w, "/f/a", 0o600),
+        }
+        w.unlink("/s/c/name").unwrap();
+        w.put("/s/c/name", b"own");
+        let report = w.merge("/f", "/s", MergeOptions::default()).unwrap();
+        let conflicts = report.changes.iter().filter(|c| matches!(c.kind, MergeKind::Conflict(_)));
+        let kinds: Vec<_> = conflicts.map(|c| (c.path.to_str().unwrap(), c.kind)).collect();
+        assert_eq!(kinds, [("c/name", MergeKind::Conflict(MergeConflict::RemovedThere))], "{report:?}");
+        let theirs = MergeOptions { prefer: Some(MergeSide::Theirs), ..MergeOptions::default() };
+        assert!(w.merge("/f", "/s", theirs).unwrap().merged);
+        assert_eq!(read(&w, "/s"), read(&w, "/f"));
+        modes(&w, []);
+    }
 }

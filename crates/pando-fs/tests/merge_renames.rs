@@ -445,3 +445,21 @@ fn a_rename_of_a_large_directory_costs_what_one_of_a_small_one_does() {
     println!("reads and bytes written: 100 files {small:?}, 10,000 files {large:?}");
     assert!(large.0 <= small.0 + 60 && large.1 <= small.1 + (8 << 10), "{small:?} {large:?}");
 }
+
+/// What is reported lies where it is after the merge, also if something else leaves that path.
+#[test]
+fn what_comes_to_a_path_that_another_leaves_is_told_by_that_path() {
+    let w = World::new();
+    w.mkdir("/s");
+    w.put("/s/from", b"content");
+    w.fork("/s", "/f");
+    w.rename("/f/from", "/f/to", 0).unwrap();
+    w.put("/f/from", b"new");
+    let report = w.merge("/f", "/s", MergeOptions::default()).unwrap();
+    let told: Vec<_> = report.changes.iter().map(|c| (c.kind, c.path.to_str().unwrap())).collect();
+    assert_eq!(told.len(), 2, "{told:?}");
+    for wanted in [(MergeKind::Renamed, "to"), (MergeKind::Added, "from")] {
+        assert!(told.contains(&wanted), "{told:?}");
+    }
+    assert_eq!((w.get("/s/to").unwrap(), w.get("/s/from").unwrap()), (b"content".to_vec(), b"new".to_vec()));
+}

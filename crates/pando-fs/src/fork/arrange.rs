@@ -208,7 +208,8 @@ impl Planner<'_> {
             let stays = matches!(kind, MergeKind::Conflict(_)) || ours.is_empty();
             let to = match targets.get(&ours) {
                 _ if stays => ours.clone(),
-                Some(to) if kind != MergeKind::Removed => to.clone(),
+                // What is removed, or comes to the place, is not what moves away from there.
+                Some(to) if !matches!(kind, MergeKind::Removed | MergeKind::Added) => to.clone(),
                 _ => in_dir(&moved.after(path::directory_of(&ours)), &ours),
             };
             let from = (kind == MergeKind::Renamed).then(|| shown(&ours));

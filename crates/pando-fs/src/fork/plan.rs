@@ -153,7 +153,10 @@ impl<'a> Planner<'a> {
             }
         }
         for (base, theirs, value) in names {
-            self.on_both(dirs, (&base, &value), (&theirs, &value))?;
+            // The directories around need not be those of the origin.
+            if self.follow.there(self.trees, identity(&base, &value)?, &base)?.as_ref() == Some(&theirs) {
+                self.on_both(dirs, (&base, &value), (&theirs, &value))?;
+            }
         }
         Ok(())
     }

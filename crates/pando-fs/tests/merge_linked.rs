@@ -185,3 +185,30 @@ fn a_name_that_came_with_another_directory_is_not_the_one_that_was_there() {
         modes(&w, []);
     }
 }
+
+/// A root of a lineage, with names that are to be counted, leaves the path to which another one comes, or is removed.
+#[test]
+fn names_are_counted_in_a_directory_that_comes_to_the_place_of_another() {
+    for removed in [false, true] {
+        let w = World::new();
+        w.mkdir("/clone");
+        w.put("/clone/x", b"clone");
+        w.link("/clone/x", "/clone/y").unwrap();
+        w.mkdir("/s");
+        w.put("/s/a", b"content");
+        w.mkdir("/s/c");
+        w.clone_tree("/clone", "/s/c/clone", false).unwrap();
+        w.fork("/s", "/f");
+        w.rename("/f/c/clone", "/f/clone", 0).unwrap();
+        w.unlink("/f/clone/x").unwrap();
+        if removed {
+            w.remove_tree("/f/clone").unwrap();
+        }
+        w.mkdir("/f/c/clone");
+        w.link("/f/a", "/f/c/clone/one").unwrap();
+        let theirs = read(&w, "/f");
+        merge(&w);
+        assert_eq!(read(&w, "/s"), theirs);
+        assert_eq!(modes(&w, ["/s/c/clone/one"]), [(0o644, 1)]);
+    }
+}

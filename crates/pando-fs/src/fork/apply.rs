@@ -48,8 +48,10 @@ pub(crate) struct Apply<'a> {
     touched: BTreeSet<Vec<u8>>,
     /// Those of them that are in memory, by contents prefix from the top.
     pub touched_inodes: HashMap<Vec<u8>, InodeRef>,
-    /// Roots of lineages in which names have to be counted.
+    /// Roots of lineages that are marked: names have to be counted in them. By where they are in this moment.
     uncounted: BTreeSet<Vec<u8>>,
+    /// Names have to be counted somewhere.
+    counts: bool,
     changed: Vec<(InodeRef, Record)>,
     removed: Vec<(InodeRef, Fate)>,
     orphaned: Vec<InodeRef>,
@@ -101,6 +103,7 @@ impl<'a> Apply<'a> {
             touched: BTreeSet::new(),
             touched_inodes: HashMap::new(),
             uncounted: BTreeSet::new(),
+            counts: false,
             changed: Vec::new(),
             removed: Vec::new(),
             orphaned: Vec::new(),
@@ -222,8 +225,14 @@ impl<'a> Apply<'a> {
                 None => _ = self.fs.mark_uncounted(&mut self.batch, &root)?,
             }
             self.uncounted.insert(root);
+            self.counts = true;
         }
         Ok(())
+    }
+
+    /// What has this contents prefix, from the volume, leaves its place or goes, and its marks with it.
+    pub(crate) fn marks_leave(&mut self, contents: &[u8]) {
+        self.uncounted.retain(|root| !root.starts_with(contents));
     }
 
     /// Takes a name out of the index of linked files, or `all` that begin so.
@@ -306,6 +315,7 @@ impl<'a> Apply<'a> {
             self.fs.drop_kept_by_place(&mut self.batch, &contents, false)?;
         }
         self.batch.delete_prefix(path::meta(&contents)).delete_prefix(path::data(&contents));
+        self.marks_leave(&contents);
         if record.has_data() {
             self.batch.delete_prefix(path::data(&place));
         }
@@ -569,6 +579,6 @@ impl<'a> Apply<'a> {
                 report.entries.push((inode.ino, std::ffi::OsString::from_vec(name)));
             }
         }
-        (report, !self.uncounted.is_empty())
+        (report, self.counts)
     }
 }

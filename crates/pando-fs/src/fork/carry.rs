@@ -137,6 +137,7 @@ impl Apply<'_> {
         let contents = self.trees.ours.place(&contents_of(&here));
         if is_dir {
             self.batch.delete_prefix(path::meta(&contents)).delete_prefix(path::data(&contents));
+            self.marks_leave(&contents);
         }
         if self.fs.has_links() {
             // The root of the lineage is in what was taken, or that itself.
@@ -196,6 +197,7 @@ impl Apply<'_> {
             let to = if moving.direct { to } else { self.aside(moving.number, slot) };
             self.batch.rename_prefix(from, to);
         }
+        self.marks_leave(&self.trees.ours.place(&contents_of(moving.from)));
         if self.hidden.is_some() {
             return Ok(());
         }

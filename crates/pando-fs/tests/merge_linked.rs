@@ -116,6 +116,23 @@ fn attributes_of_one_of_several_names_are_those_of_that_name_alone() {
     assert_eq!(w.get("/out").unwrap(), b"CONtent");
 }
 
+/// One name gets another content and keeps the attributes that the other one loses.
+#[test]
+fn what_a_name_keeps_is_taken_along_before_another_loses_it() {
+    let w = linked(|w| set_long(w, "/s/a", "user.old"));
+    w.unlink("/f/a").unwrap();
+    w.put("/f/a", b"content");
+    w.write_at("/f/d/b", 0, b"CON").unwrap();
+    let theirs = read(&w, "/f");
+    merge(&w);
+    assert_eq!(modes(&w, ["/s/a", "/s/d/b", "/out"]), [(0o644, 2), (0o644, 1), (0o644, 2)]);
+    assert_eq!(
+        (get_long(&w, "/s/a", "user.old"), get_long(&w, "/s/d/b", "user.old")),
+        (None, Some(LONG.len()))
+    );
+    assert_eq!(read(&w, "/s"), theirs);
+}
+
 /// Names that get different attributes, and one that only the other side has made.
 #[test]
 fn names_that_get_different_attributes_become_files_of_their_own() {

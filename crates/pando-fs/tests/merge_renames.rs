@@ -463,3 +463,33 @@ fn what_comes_to_a_path_that_another_leaves_is_told_by_that_path() {
     }
     assert_eq!((w.get("/s/to").unwrap(), w.get("/s/from").unwrap()), (b"content".to_vec(), b"new".to_vec()));
 }
+
+/// A clone has the number of what it was made of. Where that has gone from its path, and the clone in it has not, the
+/// clone is not taken for it.
+#[test]
+fn a_clone_that_stays_in_a_new_directory_is_not_the_directory_that_went() {
+    for dir in [true, false] {
+        let w = World::new();
+        w.mkdir("/s");
+        w.mkdir("/s/b");
+        w.put("/s/b/file", b"content");
+        w.clone_tree("/s/b", "/clone", false).unwrap();
+        w.rename("/clone", "/s/b/clone", 0).unwrap();
+        w.fork("/s", "/f");
+        // The same again, in a directory with another number.
+        w.mkdir("/s/new");
+        for name in ["file", "clone"] {
+            w.rename(&format!("/s/b/{name}"), &format!("/s/new/{name}"), 0).unwrap();
+        }
+        w.rmdir("/s/b").unwrap();
+        w.rename("/s/new", "/s/b", 0).unwrap();
+        match dir {
+            true => _ = w.remove_tree("/f/b/clone").unwrap(),
+            false => _ = w.write_at("/f/b/clone/file", 0, b"CON").unwrap(),
+        }
+        let report = w.merge("/f", "/s", MergeOptions::default()).unwrap();
+        assert!(report.merged && report.changes.len() == 1, "{report:?}");
+        assert_eq!(read(&w, "/s"), read(&w, "/f"), "{report:?}");
+        w.fs.check(|problem| panic!("{problem}")).unwrap();
+    }
+}

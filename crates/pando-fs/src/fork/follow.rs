@@ -61,15 +61,19 @@ fn is_name(side: &Side, entry: &[u8]) -> Result<bool> {
     Ok(value.is_some_and(|value| matches!(Stored::decode(&value), Ok(Stored::Name(_)))))
 }
 
-/// The moves from one side to another, without `undone` and what is one name of several.
+/// The moves from one side to another, without `undone`, what is one name of several, and what is a clone of something
+/// that is there as well.
 fn find(one: &mut Side, other: &mut Side, undone: &HashSet<Identity>, links: bool) -> Result<Moves> {
     let mut moves = Moves::find_beside_clones(one, other)?;
     let mut wrong: Vec<Identity> = undone.iter().copied().collect();
-    if links {
-        for (id, a, b) in moves.all() {
-            if is_name(one, a)? || is_name(other, b)? {
-                wrong.push(id);
-            }
+    let is = |side: &Side, entry: &[u8], id| -> Result<bool> {
+        let value = side.value(entry)?;
+        Ok(value.map(|value| identity(entry, &value)).transpose()? == Some(id))
+    };
+    for (id, a, b) in moves.all() {
+        // A clone has the numbers of what it was made of: what is at one path on both sides has not come from another.
+        if is(one, b, id)? || is(other, a, id)? || links && (is_name(one, a)? || is_name(other, b)?) {
+            wrong.push(id);
         }
     }
     wrong.into_iter().for_each(|id| moves.remove(id));

@@ -48,11 +48,12 @@ impl Planner<'_> {
             self.find_names(root, names)?;
         }
         let renewed = self.renewed();
-        let mut once = HashSet::new();
+        let (mut in_place, mut once) = (Vec::new(), HashSet::new());
         for (root, id, steps) in files {
             let names = names.get(&root).and_then(|names| names.get(&id)).map_or(&[][..], Vec::as_slice);
             if self.all_alike(names, &steps, &renewed)? {
-                once.extend(steps.into_iter().skip(1));
+                in_place.extend(steps.first().and_then(|at| self.steps.get(*at)).cloned());
+                once.extend(steps);
                 continue;
             }
             for at in steps {
@@ -63,6 +64,8 @@ impl Planner<'_> {
         }
         let mut at = 0..;
         self.steps.retain(|_| at.next().is_none_or(|at| !once.contains(&at)));
+        // Names that become files of their own take along what they keep before it changes.
+        self.steps.append(&mut in_place);
         Ok(())
     }
 

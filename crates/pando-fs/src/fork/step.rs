@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// One thing to do; paths are from the tops, in the form of keys, and here those of before the merge.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) enum Step {
     /// Removes what is there, with all below it but for what is moved elsewhere.
     Remove(Vec<u8>),

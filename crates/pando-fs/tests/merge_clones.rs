@@ -128,9 +128,23 @@ fn history(seed: u64, seen: &mut Seen) {
         if !merged {
             break;
         }
-        equal = now == theirs;
+        equal = now == theirs && !has_moved(&w);
     }
     w.fs.close().unwrap();
+}
+
+/// Whether a file of the fork is elsewhere in the source: where contents are alike a merge has nothing to do, and the next
+/// one takes that for a rename.
+fn has_moved(w: &World) -> bool {
+    const FILE_NUMBER: u64 = (1 << 40) - 1;
+    let [there, here] = ["/f", "/s"].map(|top| {
+        let mut paths = BTreeMap::<u64, BTreeSet<String>>::new();
+        for (path, number) in w.numbers(top) {
+            paths.entry(number & FILE_NUMBER).or_default().insert(path[top.len()..].into());
+        }
+        paths
+    });
+    there.iter().any(|(number, paths)| here.get(number).is_some_and(|others| paths.is_disjoint(others)))
 }
 
 /// Paths at which the file is that was there. A rename is followed, also if what is there then has the same content.

@@ -170,6 +170,12 @@ impl Edit<'_> {
     /// The node at the least height that its children and resting Gotos allow. Only for nodes above
     /// which no Goto rests: it might have to sink to a height that is no longer there.
     pub(crate) fn lowest(&self, mut node: Node) -> Result<Node> {
+        node.height = self.height_needed(&node)?;
+        Ok(node)
+    }
+
+    /// That height.
+    pub(crate) fn height_needed(&self, node: &Node) -> Result<u8> {
         let mut height = 1;
         for edge in node.edges() {
             match &edge.child {
@@ -185,8 +191,7 @@ impl Edit<'_> {
         if height > node.height {
             return Err(Error::corrupt("node", 0, "it is lower than what hangs below it"));
         }
-        node.height = height;
-        Ok(node)
+        Ok(height)
     }
 
     /// A node for an edge that leads nowhere yet: a leaf, or where Gotos wait, one right above the

@@ -88,13 +88,13 @@ impl Edit<'_> {
     /// Flushes on from a root that an earlier edit left with more than its limit, because it had become
     /// large; whether anything could be.
     pub fn relieve_root(&mut self) -> Result<bool> {
-        let root = self.load(self.root)?;
+        // It is looked at often, and nothing is worth flushing then as a rule.
+        let root = self.peek(self.root)?;
         let before = pending(&root);
-        // Where nothing is worth flushing an edit would only make the root dirty.
         if self.worth_flushing(&root)?.is_none() {
             return Ok(false);
         }
-        self.fit_root(root)?;
+        self.fit_root(self.load(self.root)?)?;
         Ok(pending(&*self.peek(self.root)?) < before)
     }
 
@@ -256,11 +256,10 @@ impl Edit<'_> {
                 Some(above) => self.may_be_lowered_below(*above, id)?,
                 None => id == self.root,
             };
-            let Some(node) = or_if_damaged(self.load(id).map(Some), None)?.filter(|_| may) else { continue };
-            let high = node.height;
-            let node = self.lowest(node)?;
-            if node.height < high {
-                self.put(id, node)?;
+            // Most nodes are only looked at.
+            let Some(node) = or_if_damaged(self.peek(id).map(Some), None)?.filter(|_| may) else { continue };
+            if self.height_needed(&node)? < node.height {
+                self.put(id, self.lowest(self.load(id)?)?)?;
             }
         }
         Ok(())

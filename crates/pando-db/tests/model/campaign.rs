@@ -47,7 +47,7 @@ fn given_seconds() -> Option<f64> {
 /// How long this file's tests are to take together on two threads.
 pub fn budget() -> Duration {
     let ci = std::env::var("CI").is_ok_and(|value| !value.is_empty() && value != "false" && value != "0");
-    let seconds = given_seconds().unwrap_or(if ci { 124.0 } else { 20.0 });
+    let seconds = given_seconds().unwrap_or(if ci { 62.0 } else { 20.0 });
     Duration::from_secs_f64(seconds)
 }
 

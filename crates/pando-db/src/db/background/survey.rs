@@ -48,6 +48,9 @@ impl Engine {
     pub fn collapse_step(&self) -> Result<GcStep> {
         let begun = self.gc_progress.lock().collapse.take();
         if self.is_short() {
+            // Its version goes before the lock is taken.
+            let changed = begun.is_some_and(|walk| walk.changed);
+            self.gc_progress.lock().has_changed(changed);
             return Ok(GcStep::Nothing);
         }
         let cx = self.idle_context();
@@ -86,8 +89,7 @@ impl Engine {
             return Ok(GcStep::GoesOn);
         }
         // Before its end it is no step to count: a checkpoint in the middle makes other versions of the nodes.
-        gc_progress.changed |= walk.changed;
-        gc_progress.unfreed |= walk.changed;
+        gc_progress.has_changed(walk.changed);
         Ok(if walk.changed { GcStep::Changed } else { GcStep::Nothing })
     }
 

@@ -92,7 +92,16 @@ impl GcProgress {
     /// Lets go of what walks hold: they begin anew. The caller drops it where it holds no lock.
     pub fn let_go(&mut self) -> impl Sized + use<> {
         self.stage = GcStage::default();
-        (self.prune.take(), self.collapse.take())
+        let (prune, collapse) = (self.prune.take(), self.collapse.take());
+        self.has_changed(prune.as_ref().is_some_and(|walk| walk.changed));
+        self.has_changed(collapse.as_ref().is_some_and(|walk| walk.changed));
+        (prune, collapse)
+    }
+
+    /// Notes whether a walk that ends, at its end or before, has `changed` something: the next checkpoint frees it.
+    pub fn has_changed(&mut self, changed: bool) {
+        self.changed |= changed;
+        self.unfreed |= changed;
     }
 }
 
@@ -113,5 +122,29 @@ impl GcWorth {
         }
         self.most = self.most.max(free);
         free + spare >= self.most
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::{CreateOptions, Db, Options, device::MemDevice};
+
+    /// Else what it has replaced stays until somebody else makes a checkpoint.
+    #[test]
+    fn a_walk_that_is_let_go_says_what_it_has_changed() {
+        let device = Arc::new(MemDevice::new(64 << 20));
+        let options = Options { background: false, ..Options::default() };
+        Db::create(device.clone(), &CreateOptions::default(), &options).unwrap();
+        let db = Db::open(device, options).unwrap();
+        let base = db.engine().superversion.read().tree.clone();
+        for changed in [true, false] {
+            let walk = GcWalk { changed, ..GcWalk::over(base.clone(), PruneSurvey::default()) };
+            let mut progress = GcProgress { prune: Some(walk), ..GcProgress::default() };
+            drop(progress.let_go());
+            assert_eq!((progress.changed, progress.unfreed), (changed, changed));
+        }
+        db.close().unwrap();
     }
 }

@@ -188,7 +188,8 @@ impl Db {
 
     /// Frees the space of what was deleted, before it returns: flushes deletes that wait in the DAG to where they
     /// free something, frees what nothing refers to any more, and makes checkpoints. The same is done in the
-    /// background when nothing has been written for a while, and before a write is refused for lack of space. Cost:
+    /// background when nothing has been written for a while, and before a write is refused for lack of space. Beside
+    /// others who go on writing it is about what was deleted before the call. Cost:
     /// in proportion to what only the deleted trees own, and the headers of all interior nodes that are not cached.
     pub fn settle(&self) -> Result<()> {
         let engine = self.engine();

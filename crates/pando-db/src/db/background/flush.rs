@@ -140,6 +140,18 @@ impl Engine {
         }
     }
 
+    /// Applies sealed tables in the same way until all batches up to `msn` are in the tree, or there are no more.
+    pub fn flush_until(&self, msn: u64) -> Result<()> {
+        loop {
+            self.make_way()?;
+            let goes_on =
+                self.relieve_step()? || self.superversion.read().tree.msn < msn && self.flush_step()?;
+            if !goes_on {
+                return Ok(());
+            }
+        }
+    }
+
     /// Applies all sealed tables without writing anything: for recovery, where the device may not be
     /// writable.
     pub fn flush_all_in_memory(&self) -> Result<()> {

@@ -20,7 +20,7 @@ use crate::{
     },
     db::engine::{
         Engine,
-        gc_state::{GcProgress, GcStage, GcStep},
+        gc_state::{GcProgress, GcStage, GcStep, Settling},
     },
     error::Result,
     key::behind,
@@ -39,19 +39,23 @@ pub(super) const EDIT_NODES: usize = 32;
 
 impl Engine {
     /// Flushes deletes down, reclaims and checkpoints until there is `enough` space, or nothing more
-    /// can be given back; whether there is.
+    /// can be given back; whether there is. Where others go on writing it is about what was there when it began.
     pub fn settle(&self, enough: &dyn Fn() -> Result<bool>) -> Result<bool> {
         waiting::announce();
         let _turn = waiting::take(|| self.gc_turn.try_lock(), || self.gc_turn.lock());
-        self.seal();
-        self.flush_all()?;
-        *self.gc_progress.lock() = GcProgress::default();
+        let until = self.change(|superversion| {
+            superversion.seal();
+            superversion.active.msn
+        });
+        self.flush_until(until)?;
+        let settling = Some(Settling { until, walks: 0 });
+        *self.gc_progress.lock() = GcProgress { settling, ..GcProgress::default() };
         let settled = (|| {
             loop {
                 while self.reclaim_step()? {}
                 self.checkpoint()?;
                 // What the former checkpoint held may be given back only by the next.
-                if enough()? || !self.gc_until_changed()? {
+                if enough()? || self.gc_progress.lock().has_settled() || !self.gc_until_changed()? {
                     while self.reclaim_step()? {}
                     self.checkpoint()?;
                     return enough();
@@ -60,6 +64,7 @@ impl Engine {
         })();
         // Where it has stopped early, what walks hold is not needed.
         self.let_walks_go();
+        self.gc_progress.lock().settling = None;
         settled
     }
 
@@ -70,11 +75,16 @@ impl Engine {
         drop(held);
     }
 
+    fn settles_beside(&self) -> bool {
+        let newest = self.superversion.read().active.msn;
+        self.gc_progress.lock().settles_beside(newest)
+    }
+
     /// Steps until enough of them have changed something for a checkpoint; `false` if there was nothing to
     /// change.
     fn gc_until_changed(&self) -> Result<bool> {
         let mut changed = 0;
-        while changed < ROUND_STEPS && self.gc_step()? {
+        while changed < ROUND_STEPS && !self.gc_progress.lock().has_settled() && self.gc_step()? {
             changed += usize::from(std::mem::take(&mut self.gc_progress.lock().changed));
         }
         Ok(changed > 0)
@@ -116,6 +126,11 @@ impl Engine {
                 GcStep::Changed => Some(GcStage::default()),
                 GcStep::Nothing => stage.next(),
             };
+            // Nobody who settles waits for a store to become lower while others make it higher.
+            let next = next.filter(|next| match next {
+                GcStage::Little | GcStage::Tall => !self.settles_beside(),
+                _ => true,
+            });
             stage = next.unwrap_or_default();
             self.gc_progress.lock().stage = stage;
             if step != GcStep::Nothing || next.is_none() {
@@ -194,13 +209,14 @@ impl Engine {
         if self.is_tight()? {
             self.checkpoint()?;
         }
-        let newest = self.log.appended_msn();
-        let (from, began) = {
+        // The log has records of its own, which are no batches.
+        let (newest, written) = (self.log.appended_msn(), self.superversion.read().active.msn);
+        let from = {
             let mut walked = self.gc_progress.lock();
             if !walked.begun {
                 (walked.begun, walked.from, walked.since, walked.any) = (true, Bytes::new(), newest, false);
             }
-            (walked.from.clone(), walked.since)
+            walked.from.clone()
         };
         let (found, mut next) = self.look_for_tombstones(&from, Tombstones::All, STEP_PLACES)?;
         let mut any = false;
@@ -219,9 +235,7 @@ impl Engine {
         match next {
             Some(next) => walked.from = next,
             None => {
-                walked.begun = false;
-                // What was carried down may have to go on, and deletes may have come in behind the walk.
-                return Ok(walked.any || began != newest);
+                return Ok(walked.has_walked(newest, written));
             }
         }
         Ok(true)

@@ -9,6 +9,18 @@ use crate::dag::{
     tree::Tree,
 };
 
+/// Walks for deletes, a count, that a call of `Engine::settle` makes beside others who go on writing: what waited when
+/// it began is carried down by the first, but for what an edit had no room for.
+const SETTLE_WALKS: u32 = 4;
+
+/// A call of `Engine::settle` that is under way.
+pub(crate) struct Settling {
+    /// The newest batch that it is about.
+    pub until: u64,
+    /// Walks for deletes that have ended, a count, while others wrote.
+    pub walks: u32,
+}
+
 /// Where garbage collection is.
 #[derive(Default)]
 pub(crate) struct GcProgress {
@@ -28,6 +40,7 @@ pub(crate) struct GcProgress {
     pub stage: GcStage,
     /// Steps have made nodes lower since other walks have looked.
     pub lowered: bool,
+    pub settling: Option<Settling>,
     /// The walk for what nothing shows.
     pub prune: Option<GcWalk<PruneSurvey>>,
     /// The walk for nodes that show little.
@@ -98,6 +111,30 @@ impl GcProgress {
         (prune, collapse)
     }
 
+    /// A walk for deletes has come to its end, where `newest` is the newest record of the log and `written` the newest
+    /// batch; whether another one is to follow, for what was carried down may have to go on, and deletes may have come
+    /// in behind it. Those of others who go on writing are none of whoever settles.
+    pub fn has_walked(&mut self, newest: u64, written: u64) -> bool {
+        self.begun = false;
+        match &mut self.settling {
+            Some(settling) if settling.until != written => {
+                settling.walks += 1;
+                self.any && settling.walks < SETTLE_WALKS
+            }
+            _ => self.any || self.since != newest,
+        }
+    }
+
+    /// Whether a call of `Engine::settle` has done what it is about, while others went on writing.
+    pub fn has_settled(&self) -> bool {
+        self.settling.as_ref().is_some_and(|settling| settling.walks >= SETTLE_WALKS)
+    }
+
+    /// Whether that is under way beside others who write: `written` is the newest batch.
+    pub fn settles_beside(&self, written: u64) -> bool {
+        self.settling.as_ref().is_some_and(|settling| settling.until != written)
+    }
+
     /// Notes whether a walk that ends, at its end or before, has `changed` something: the next checkpoint frees it.
     pub fn has_changed(&mut self, changed: bool) {
         self.changed |= changed;
@@ -130,6 +167,32 @@ impl GcWorth {
 mod tests {
     use super::*;
     use crate::{CreateOptions, Db, Options, device::MemDevice};
+
+    /// Whoever settles is not kept by those who go on writing and deleting.
+    #[test]
+    fn walks_of_a_call_come_to_an_end_beside_writers() {
+        let progress = |until: Option<u64>, any| GcProgress {
+            since: 7,
+            any,
+            settling: until.map(|until| Settling { until, walks: 0 }),
+            ..GcProgress::default()
+        };
+        // Alone, or in the background: as long as there is something, or something has come.
+        for until in [None, Some(7)] {
+            let mut busy = progress(until, true);
+            assert!((0..100).all(|_| busy.has_walked(7, 7)) && !busy.has_settled());
+            assert!(!progress(until, false).has_walked(7, 7));
+            // A record of the log's own.
+            assert!(progress(until, false).has_walked(8, 7));
+        }
+        assert!(progress(None, false).has_walked(8, 8));
+        // Beside others: some walks at most, and none for what has only come since.
+        let mut beside = progress(Some(7), true);
+        let walks = (8..100).take_while(|newest| beside.has_walked(*newest, *newest)).count();
+        assert_eq!((walks as u32 + 1, beside.has_settled()), (SETTLE_WALKS, true));
+        assert!(!progress(Some(7), false).has_walked(8, 8));
+        assert!(beside.settles_beside(8) && !beside.settles_beside(7));
+    }
 
     /// Else what it has replaced stays until somebody else makes a checkpoint.
     #[test]

@@ -75,16 +75,6 @@ enum ContentOf {
     Both,
 }
 
-impl ContentOf {
-    fn of(aspects: Aspects) -> Self {
-        let of_fork = [Aspects::CONTENT, Aspects::SIZE, Aspects::TARGET, Aspects::DEVICE];
-        match of_fork.into_iter().any(|one| aspects.contains(one)) {
-            true => Self::Fork,
-            false => Self::Here,
-        }
-    }
-}
-
 /// The name of an entry.
 fn name_of(entry: &[u8]) -> &[u8] {
     let dir = path::directory_of(entry).len();
@@ -122,7 +112,11 @@ impl<'a> Apply<'a> {
         for step in steps {
             match step {
                 Step::Change { from, to, aspects, alone } => {
-                    let content = if *alone { ContentOf::Copy } else { ContentOf::of(*aspects) };
+                    let content = match step.makes_file() {
+                        true if *alone => ContentOf::Copy,
+                        true => ContentOf::Fork,
+                        false => ContentOf::Here,
+                    };
                     self.change((from, to), *aspects, content, None)?;
                 }
                 Step::Write { from, to, aspects, text } => {

@@ -95,8 +95,8 @@ impl Planner<'_> {
     /// Where the plan removes what is there, or puts another file.
     fn renewed(&self) -> HashSet<Vec<u8>> {
         let at = |step: &Step| match step {
-            Step::Remove(entry) | Step::Write { to: entry, .. } => Some(entry.clone()),
-            Step::Change { to, .. } if step.makes_file() => Some(to.clone()),
+            Step::Remove(to) => Some(to.clone()),
+            Step::Change { to, .. } | Step::Write { to, .. } if step.makes_file() => Some(to.clone()),
             _ => None,
         };
         self.steps.iter().filter_map(at).collect()

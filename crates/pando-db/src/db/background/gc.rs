@@ -152,8 +152,7 @@ impl Engine {
         let _turn = waiting::take(|| self.flushing.try_lock(), || self.flushing.lock());
         let shrunk = self.edit_with(&self.gc_context(), |edit| edit.heal_root(), |_| ())?;
         let mut gc_progress = self.gc_progress.lock();
-        gc_progress.changed |= shrunk;
-        gc_progress.unfreed |= shrunk;
+        gc_progress.has_changed(shrunk);
         Ok(shrunk)
     }
 
@@ -181,8 +180,7 @@ impl Engine {
             }
         };
         let mut gc_progress = self.gc_progress.lock();
-        gc_progress.changed |= lowered;
-        gc_progress.unfreed |= lowered;
+        gc_progress.has_changed(lowered);
         if lowered {
             gc_progress.lowered = true;
             return Ok(GcStep::GoesOn);
@@ -230,8 +228,7 @@ impl Engine {
         }
         let mut walked = self.gc_progress.lock();
         walked.any |= any;
-        walked.changed |= any;
-        walked.unfreed |= any;
+        walked.has_changed(any);
         match next {
             Some(next) => walked.from = next,
             None => {

@@ -275,6 +275,48 @@ fn who_owns_both_sides_and_all_that_changes_may_merge() {
     assert!(!w.exists("/s/new"));
 }
 
+/// A changed file becomes a new one at its name, and so does one of several names that alone gets other attributes:
+/// that is a right to the directory, as for `mv`. A directory whose mode changes stays what it is.
+#[test]
+fn who_does_not_own_the_directory_may_not_put_new_files_into_it() {
+    let mut w = World::new();
+    w.mkdir("/s");
+    w.mkdir("/s/roots");
+    w.mkdir("/s/roots/mine");
+    w.put("/s/roots/file", b"1");
+    w.put("/s/roots/one", b"linked");
+    w.link("/s/roots/one", "/s/roots/two").unwrap();
+    let own = SetAttr { uid: Some(1000), ..SetAttr::default() };
+    for path in ["/s", "/s/roots/mine", "/s/roots/file", "/s/roots/one"] {
+        w.on(path, |a| w.fs.setattr(&w.me, a.ino, &own)).unwrap();
+    }
+    let chmod = |w: &World, path: &str| {
+        let mode = SetAttr { mode: Some(0o700), ..SetAttr::default() };
+        w.on(path, |a| w.fs.setattr(&w.me, a.ino, &mode)).unwrap();
+    };
+    let as_user = |w: &World, fork: &str| {
+        w.on(fork, |f| w.on("/s", |s| w.fs.merge(Some(1000), f.ino, s.ino, MergeOptions::default())))
+    };
+    for fork in ["/f", "/g", "/h"] {
+        w.fork("/s", fork);
+    }
+    w.put("/f/roots/file", b"22");
+    chmod(&w, "/g/roots/one");
+    // A name that the fork does not know keeps its mode.
+    w.link("/s/roots/one", "/s/roots/three").unwrap();
+    chmod(&w, "/h/roots/mine");
+    for fork in ["/f", "/g"] {
+        let refused = as_user(&w, fork).unwrap_err();
+        assert_eq!(refused.errno(), libc_eperm(), "{fork}");
+        assert!(refused.to_string().contains("roots/"), "{refused}");
+    }
+    assert!(as_user(&w, "/h").unwrap().0.merged);
+    w.remount();
+    assert_eq!(w.get("/s/roots/file").unwrap(), b"1");
+    assert_eq!(w.attr("/s/roots/one").perm & 0o777, 0o644);
+    assert_eq!(w.attr("/s/roots/mine").perm & 0o777, 0o700);
+}
+
 fn libc_eperm() -> i32 {
     1
 }

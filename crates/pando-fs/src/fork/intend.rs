@@ -99,6 +99,14 @@ impl Planner<'_> {
         self.owned(entry, uid)
     }
 
+    /// Error unless files may be put in the place of others, where the plan does that: it changes entries.
+    pub(crate) fn may_renew(&mut self) -> Result<()> {
+        for to in self.renewed() {
+            self.may_change_entries(&to)?;
+        }
+        Ok(())
+    }
+
     /// Error if the fork lies in the directory `entry`.
     pub(crate) fn fork_stays(&self, entry: &[u8], what: &str) -> Result<()> {
         match self.fork.starts_with(&[&self.into[..], &contents_of(entry)].concat()) {

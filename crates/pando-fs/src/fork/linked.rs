@@ -5,7 +5,7 @@
 //! of its own. Guarantees that no name in the tree gets attributes that the plan does not give it. Names outside of the
 //! tree, in the same lineage, follow a change in place, as they do when a program changes the file. Uses plans.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use crate::{
     diff::change::Aspects,
@@ -93,7 +93,7 @@ impl Planner<'_> {
     }
 
     /// Where the plan removes what is there, or puts another file.
-    fn renewed(&self) -> HashSet<Vec<u8>> {
+    pub(crate) fn renewed(&self) -> BTreeSet<Vec<u8>> {
         let at = |step: &Step| match step {
             Step::Remove(to) => Some(to.clone()),
             Step::Change { to, .. } | Step::Write { to, .. } if step.makes_file() => Some(to.clone()),
@@ -103,7 +103,7 @@ impl Planner<'_> {
     }
 
     /// Whether the names of a file that stay are those of `steps`, and all of them get the same.
-    fn all_alike(&mut self, names: &[Vec<u8>], steps: &[usize], renewed: &HashSet<Vec<u8>>) -> Result<bool> {
+    fn all_alike(&mut self, names: &[Vec<u8>], steps: &[usize], renewed: &BTreeSet<Vec<u8>>) -> Result<bool> {
         let changes: Vec<NameChange> = steps.iter().filter_map(|at| self.attribute_change(*at)).collect();
         let goes = |name: &Vec<u8>| {
             let above = upwards(path::directory_of(name)).filter_map(path::entry_of_contents);

@@ -104,6 +104,7 @@ impl<'a> Planner<'a> {
             }
             if self.undone.len() == undone {
                 self.settle_linked()?;
+                self.may_renew()?;
                 return self.arranged();
             }
             // Again, without these renames.

@@ -282,7 +282,12 @@ fn merged_beside_after(micros: u64, late: impl FnOnce(&World) + Send) -> (World,
 #[test]
 fn what_somebody_does_at_any_moment_of_a_large_merge_is_there_or_a_conflict() {
     let (mut merged, mut conflict, mut beside) = (0, 0, 0);
-    for n in 0..40 {
+    let all_seen = |merged, conflict, beside| merged > 2 && conflict > 2 && beside > 4;
+    for n in 0..150 {
+        // How long a merge takes depends on what else the machine does.
+        if n >= 40 && all_seen(merged, conflict, beside) {
+            break;
+        }
         let (w, report, met) = merged_beside_after(n * n * 60, |w| {
             w.put("/s/quiet/late", b"late");
             w.rename("/s/quiet", "/s/loud", 0).unwrap();
@@ -307,10 +312,8 @@ fn what_somebody_does_at_any_moment_of_a_large_merge_is_there_or_a_conflict() {
         check_keys(&w);
     }
     println!("{merged} merged, {conflict} conflicts, {beside} beside the merge");
-    assert!(
-        merged > 2 && conflict > 2 && beside > 4,
-        "{merged} merged, {conflict} conflicts, {beside} beside"
-    );
+    let seen = all_seen(merged, conflict, beside);
+    assert!(seen, "{merged} merged, {conflict} conflicts, {beside} beside");
 }
 
 /// The log is small, so there are requests all over the merge, and some of what is beside the tree is durable.

@@ -89,10 +89,15 @@ impl Disk {
     }
 }
 
-/// One file in order by calls of `call` bytes; the ratio.
+/// One file of noise in order by calls of `call` bytes; the ratio.
 fn one(how: How, call: usize, size: usize, node: u32, threads: bool) -> (f64, u64) {
+    one_of(&noise(call as u64, size), how, call, node, threads)
+}
+
+/// One file of this content.
+fn one_of(content: &[u8], how: How, call: usize, node: u32, threads: bool) -> (f64, u64) {
     let disk = Disk::new(node, options().background(threads));
-    let content = noise(call as u64, size);
+    let size = content.len();
     let (ino, handle) = disk.make("f0", how, size);
     disk.fs.fsync(ino, false).unwrap();
     let (written, reads) = disk.during(|| {
@@ -135,6 +140,23 @@ fn a_file_in_order_is_written_once_at_every_call_size() {
 
 /// With the threads of the background, which write the log when they come to it, and with other nodes: what a large
 /// call costs, and little more.
+/// What compresses well is short on the device, however long a part of a file it is: it need not be copied together.
+#[test]
+fn what_compresses_well_is_not_read_either() {
+    for word in [1, 40, 400] {
+        // A sixtieth of it is noise, or less.
+        let content = noise(word as u64, 32 * MIB / 64 / word * word);
+        let content: Vec<u8> = content.chunks(word).flat_map(|word| word.repeat(64)).collect();
+        let (ratio, reads) = one_of(&content, How::Grow, MIB, 1 << 20, false);
+        println!("  words of {word} B: {ratio:.4} bytes written for each of the user's");
+        assert!(ratio < 0.2 && reads == 0, "words of {word}: {ratio:.4}, {reads} reads");
+    }
+    let zeros = vec![0; 32 * MIB];
+    let (ratio, reads) = one_of(&zeros, How::Grow, MIB, 1 << 20, false);
+    println!("  zeros: {ratio:.4} bytes written for each of the user's");
+    assert!(ratio < 0.03 && reads == 0, "{ratio:.4}, {reads} reads");
+}
+
 #[test]
 fn beside_threads_and_with_other_nodes_too() {
     let mut bad = Vec::new();

@@ -55,6 +55,9 @@ const NODE_SHARE: usize = 16;
 const EXTENT_SHARE: usize = 4;
 /// But at least this many bytes, lest much of it is the rest of its last block.
 const EXTENT_LEAST: usize = 32 << 10;
+/// And before compression less than half of a node, with a short rest: leaves are split in the middle half of their
+/// bytes. This share of a node (1/n) without it.
+const EXTENT_RAW_SHARE: usize = 3;
 
 /// What the last block of an extent is filled up with.
 const ZEROS: [u8; BLOCK as usize] = [0; BLOCK as usize];
@@ -237,6 +240,8 @@ struct PackedValues {
     /// Stored pages of the extent under construction, and their bytes.
     data: Vec<Bytes>,
     len: usize,
+    /// The length without compression.
+    raw: usize,
     /// Its pages: the first is number `done` of `pages`.
     done: usize,
     segments: Vec<(Segment, Arc<Page>)>,
@@ -258,14 +263,19 @@ impl Writer<'_> {
         // Where nodes are small, an extent of two is as much as their leaves will keep.
         let most = (node / EXTENT_SHARE).max(EXTENT_LEAST.min(2 * node));
         // A short rest goes with what is before it: alone it would not be kept.
+        let (raw, most_raw) = (page.raw as usize, most.max(node / EXTENT_RAW_SHARE));
         let full = self.packed.len > 0 && self.packed.len + bytes.len() > most;
-        if full && self.left + bytes.len() > most / 2 && !self.extent()? {
+        let full = full && self.left + bytes.len() > most / 2;
+        let spans_leaves = self.packed.raw > 0 && self.packed.raw + raw > most_raw;
+        let spans_leaves = spans_leaves && self.left + raw > most_raw / 2;
+        if (full || spans_leaves) && !self.extent()? {
             return Ok(false);
         }
         let packed = &mut self.packed;
         let segment = Segment { offset: packed.len as u32, ..segment };
         assert_eq!(page.count as usize, entries.len(), "a page of values that holds others than it says");
         packed.len += bytes.len();
+        packed.raw += raw;
         packed.data.push(bytes);
         put_varint(&mut packed.record, self.placed.extents.len() as u64);
         packed.record.put_u32_le(segment.offset);
@@ -296,7 +306,7 @@ impl Writer<'_> {
         let device = self.bulk.pager.device();
         device.write_vectored_at(at, &bufs).map_err(|e| Error::io("write", at, e))?;
         packed.data.clear();
-        packed.len = 0;
+        (packed.len, packed.raw) = (0, 0);
         assert_eq!(
             packed.done + packed.segments.len(),
             packed.pages.len(),

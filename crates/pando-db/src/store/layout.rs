@@ -30,8 +30,8 @@ use crate::{
 const MAX_KEPT_EXTENTS: usize = 16;
 /// A node keeps an extent of which it uses at least 1/n: what lies unused in it may be another node's.
 const KEPT_USE_FRACTION: u64 = 4;
-/// And of which it uses at least 1/n of the size of a node, so that a scan goes on long enough before it
-/// moves to another place, and the places of a node are few.
+/// And of which it uses, before compression, at least 1/n of the size of a node, so that a scan gets enough in
+/// one place before it moves to another, and the places of a node are few.
 const KEPT_RUN_FRACTION: usize = 16;
 
 /// The same of messages, and most places where those of a node are kept: a scan comes by once for every edge,
@@ -172,10 +172,10 @@ pub(crate) fn bytes_to_write(node: &Node, node_size: usize) -> usize {
     node.bytes() - staying + apart
 }
 
-/// Whether a node that uses `used` bytes of an extent of pages may keep it: less is copied when the node is
-/// written.
-pub(crate) fn is_worth_keeping(extent: &Extent, used: u64, node_size: usize) -> bool {
-    used >= extent.len / KEPT_USE_FRACTION && used as usize >= node_size / KEPT_RUN_FRACTION
+/// Whether a node that uses `used` bytes of an extent of pages, which are `raw` without compression, may keep it:
+/// less is copied when the node is written.
+pub(crate) fn is_worth_keeping(extent: &Extent, used: u64, raw: u64, node_size: usize) -> bool {
+    used >= extent.len / KEPT_USE_FRACTION && raw as usize >= node_size / KEPT_RUN_FRACTION
 }
 
 fn place_in(kept: &[Arc<Extent>], extent: &Arc<Extent>) -> Option<usize> {
@@ -188,6 +188,8 @@ fn kept(node: &Node, node_size: usize) -> Vec<Arc<Extent>> {
     struct UsedExtent<'a> {
         extent: &'a Arc<Extent>,
         used: u64,
+        /// The same without compression.
+        raw: u64,
         /// Behind its last page; `None` once it is not a run any more.
         end: Option<u32>,
     }
@@ -210,17 +212,18 @@ fn kept(node: &Node, node_size: usize) -> Vec<Arc<Extent>> {
                     again
                 }
                 None => {
-                    runs.push(UsedExtent { extent, used: 0, end: Some(*offset) });
+                    runs.push(UsedExtent { extent, used: 0, raw: 0, end: Some(*offset) });
                     runs.len() - 1
                 }
             },
         };
         let run = &mut runs[at];
         run.used += u64::from(*len);
+        run.raw += u64::from(page.raw);
         run.end = run.end.filter(|end| end == offset).map(|end| end + len);
         last = Some(at);
     }
-    let worth = |run: &UsedExtent<'_>| is_worth_keeping(run.extent, run.used, node_size);
+    let worth = |run: &UsedExtent<'_>| is_worth_keeping(run.extent, run.used, run.raw, node_size);
     let long = |run: &UsedExtent<'_>| run.end.is_some();
     let much =
         |run: &UsedExtent<'_>| node.height > 0 && run.used as usize >= node_size / KEPT_MESSAGES_FRACTION;

@@ -118,10 +118,13 @@ struct Pages {
     /// Nothing that stays shows them.
     go: u64,
     stay: u64,
-    /// Of these, what the prefix shows.
+    /// The same, without compression.
+    stay_raw: u64,
+    /// Of what stays, what the prefix shows.
     seen: u64,
-    /// Of these, what is shown in part only afterwards, and would be written anew.
+    /// Of that, what is shown in part only afterwards, and would be written anew; also without compression.
     cut: u64,
+    cut_raw: u64,
 }
 
 struct UsageWalk<'a> {
@@ -277,9 +280,12 @@ impl UsageWalk<'_> {
                 pages.go += bytes;
                 continue;
             }
+            let cut = seen && !visit.kept.iter().any(|span| span.covers(&keys));
             pages.stay += bytes;
+            pages.stay_raw += u64::from(page.raw);
             pages.seen += if seen { bytes } else { 0 };
-            pages.cut += if seen && !visit.kept.iter().any(|span| span.covers(&keys)) { bytes } else { 0 };
+            pages.cut += if cut { bytes } else { 0 };
+            pages.cut_raw += if cut { u64::from(page.raw) } else { 0 };
         }
         let all = visit.shown.keys().any(|(lo, hi)| part(lo, hi).covers(&handle.node.span));
         self.usage.exclusive_bytes += own.go;
@@ -288,8 +294,10 @@ impl UsageWalk<'_> {
         self.usage.shared_bytes += shared;
         let mut any = shared > 0;
         for extent in extents::of_node(entry) {
-            let Pages { go, stay, seen, cut } = apart.remove(&extent.id).unwrap_or_default();
-            if go + cut == 0 || is_worth_keeping(extent, stay - cut, self.engine.pager.node_size()) {
+            let Pages { go, stay, stay_raw, seen, cut, cut_raw } =
+                apart.remove(&extent.id).unwrap_or_default();
+            let node_size = self.engine.pager.node_size();
+            if go + cut == 0 || is_worth_keeping(extent, stay - cut, stay_raw - cut_raw, node_size) {
                 self.extents.stays(extent, seen, all);
                 any |= all;
             } else {

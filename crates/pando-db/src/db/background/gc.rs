@@ -52,11 +52,11 @@ impl Engine {
         *self.gc_progress.lock() = GcProgress { settling, ..GcProgress::default() };
         let settled = (|| {
             loop {
-                while self.reclaim_step()? {}
+                self.reclaim_all()?;
                 self.checkpoint()?;
                 // What the former checkpoint held may be given back only by the next.
                 if enough()? || self.gc_progress.lock().has_settled() || !self.gc_until_changed()? {
-                    while self.reclaim_step()? {}
+                    self.reclaim_all()?;
                     self.checkpoint()?;
                     return enough();
                 }

@@ -144,7 +144,7 @@ impl Quiet {
         engine.let_walks_go();
         self.holds = false;
         engine.counters.deletes.store(false, Ordering::Relaxed);
-        while engine.reclaim_step()? {}
+        engine.reclaim_all()?;
         engine.counters.settled.store(true, Ordering::Relaxed);
         engine.signal.ask(Work::Checkpoint);
         Ok(false)

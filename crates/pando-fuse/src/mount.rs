@@ -80,7 +80,7 @@ impl Mount {
         if let Some(inside) = inside {
             server.let_in(inside, session.awaits_answers_to_writes());
         }
-        server.start_policies();
+        server.start_policies(device.clone());
         Ok(Mount { session, dir, device, counters })
     }
 

@@ -29,6 +29,8 @@ pub struct Entry {
     pub source: PathBuf,
     /// For FUSE mounts the user who mounted it.
     pub user: Option<u32>,
+    /// The file system may not be written to, wherever it is mounted.
+    pub read_only: bool,
 }
 
 /// All mounts of this process's namespace, in the order in which they were made.
@@ -60,6 +62,12 @@ pub fn containing(path: &Path) -> io::Result<Option<Entry>> {
 /// Our mounts of the image at `image` (absolute, without symlinks), bind mounts included.
 pub fn of_image(image: &Path) -> io::Result<Vec<Entry>> {
     Ok(all()?.into_iter().filter(|e| e.fstype == FSTYPE && e.source == image).collect())
+}
+
+/// Whether the kernel lets nobody write to the file system with this device number (`major:minor`), since it was mounted
+/// or remounted so. A bind mount that is read-only by itself does not count.
+pub fn is_read_only(device: &str) -> io::Result<bool> {
+    Ok(all()?.into_iter().any(|e| e.device == device && e.read_only))
 }
 
 /// A process that sees a mount in a namespace other than ours.
@@ -110,7 +118,8 @@ fn parse_line(line: &[u8]) -> Option<Entry> {
     let source = unescape(fields.next()?);
     let options = fields.next().and_then(|o| str::from_utf8(o).ok()).unwrap_or_default();
     let user = options.split(',').find_map(|o| o.strip_prefix("user_id=")).and_then(|n| n.parse().ok());
-    Some(Entry { device, root, dir, fstype, source, user })
+    let read_only = options.split(',').any(|option| option == "ro");
+    Some(Entry { device, root, dir, fstype, source, user, read_only })
 }
 
 fn unescape(field: &[u8]) -> PathBuf {
@@ -147,13 +156,16 @@ mod tests {
     fn lines_are_taken_apart() {
         let text = b"25 30 0:23 / /sys rw,nosuid shared:7 master:2 - sysfs sysfs rw\n\
             90 30 0:50 / /mnt/a\\040b rw - fuse.pando /img/x\\134y rw,user_id=7,group_id=0\n\
+            91 30 0:50 / /bind ro - fuse.pando /img/x rw,user_id=7,group_id=0\n\
+            92 30 0:51 / /ro ro - fuse.pando /img/y ro,user_id=7,group_id=0\n\
             broken\n";
         let all = parse(text);
-        assert_eq!(all.len(), 2);
+        assert_eq!(all.len(), 4);
         assert_eq!(all[1].dir, Path::new("/mnt/a b"));
         assert_eq!(all[1].source, Path::new("/img/x\\y"));
         assert_eq!((all[1].fstype.as_str(), all[1].device.as_str()), (FSTYPE, "0:50"));
         assert_eq!((all[0].user, all[1].user), (None, Some(7)));
+        assert_eq!((all[2].read_only, all[3].read_only), (false, true));
     }
 
     #[test]

@@ -4,7 +4,8 @@
 //! asks for that, when the time that the last look told has come, and every [`LOOK`] whatever happens, since clocks
 //! are set and directories roll back. Where one demands free space it looks every [`LOOK_AT_SPACE`]. A snapshot is
 //! made as by the command: what the kernel keeps of the directory's files is in it. Nobody waits for this thread. A
-//! policy that fails is tried again after [`LOOK`], and the log says why. Uses `automatic` and `coherence`.
+//! policy that fails is tried again after [`LOOK`], and the log says why. While the kernel has the mount read-only,
+//! which it does not tell the server, nothing is done. Uses `automatic`, `coherence` and `mountinfo`.
 
 use std::{
     collections::HashMap,
@@ -17,6 +18,7 @@ use pando_fs::{PolicyInfo, Time};
 use crate::{
     automatic::{NextRound, Synced},
     coherence::MountState,
+    mountinfo,
 };
 
 /// Longest time between two looks at the policies.
@@ -24,6 +26,9 @@ const LOOK: Duration = Duration::from_secs(60);
 /// How often the free space is looked at. What a deleted snapshot alone had comes back within seconds, and until then
 /// no other one is to go.
 const LOOK_AT_SPACE: Duration = Duration::from_secs(5);
+
+/// How often it is looked whether a read-only mount can be written to again.
+const LOOK_READ_ONLY: Duration = Duration::from_secs(5);
 
 /// What is known of a policy since the last look.
 struct Known {
@@ -50,6 +55,8 @@ impl Known {
 #[derive(Default)]
 struct Policies {
     known: HashMap<Vec<u8>, Known>,
+    /// Number of the mount's device, as `major:minor`.
+    device: Option<String>,
 }
 
 impl MountState {
@@ -61,9 +68,9 @@ impl MountState {
     }
 
     /// Starts what carries out policies for snapshots.
-    pub(crate) fn start_policies(self: &Arc<Self>) {
+    pub(crate) fn start_policies(self: &Arc<Self>, device: Option<String>) {
         let shared: Weak<MountState> = Arc::downgrade(self);
-        let mut policies = Policies::default();
+        let mut policies = Policies { device, ..Policies::default() };
         let started = self.automatic.start(move |synced| {
             let idle = NextRound { after: None, on_syncs: false };
             shared.upgrade().map_or(idle, |shared| policies.round(&shared, &synced))
@@ -84,6 +91,9 @@ impl Policies {
                 return NextRound { after: Some(LOOK), on_syncs: false };
             }
         };
+        if !all.is_empty() && self.is_read_only() {
+            return NextRound { after: Some(LOOK_READ_ONLY), on_syncs: false };
+        }
         let mut before = std::mem::take(&mut self.known);
         for (place, info) in all {
             let known = match before.remove(&place[..]).filter(|known| known.info == info) {
@@ -103,6 +113,16 @@ impl Policies {
             self.known.insert(place.to_vec(), known);
         }
         self.next_round()
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.device.as_deref().is_some_and(|device| match mountinfo::is_read_only(device) {
+            Ok(read_only) => read_only,
+            Err(e) => {
+                log::warn!("whether the mount is read-only: {e}");
+                false
+            }
+        })
     }
 
     fn next_round(&self) -> NextRound {

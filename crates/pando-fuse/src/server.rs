@@ -48,8 +48,8 @@ impl Server {
     }
 
     /// Starts what is done unasked. Not for a request.
-    pub(crate) fn start_policies(&self) {
-        self.shared.start_policies();
+    pub(crate) fn start_policies(&self, device: Option<String>) {
+        self.shared.start_policies(device);
     }
 
     fn fs(&self) -> &Fs {

@@ -67,6 +67,25 @@ fn the_daemon_makes_and_deletes_snapshots() {
     b.ok(&["check", "a.img"]);
 }
 
+/// The kernel does not tell the daemon of it.
+#[test]
+fn a_mount_that_was_made_read_only_gets_no_snapshots() {
+    let b = mounted!();
+    b.sh("mkdir m/d; echo 1 > m/d/f");
+    b.ok(&["snapshot", "policy", "m/d", "--every", "1s", "--keep-last", "100"]);
+    wait(&b, "m/d", |all| all.len() > 1);
+    b.sh("mount -i -o remount,ro m");
+    // What had begun ends.
+    thread::sleep(Duration::from_secs(2));
+    let before = snapshots(&b, "m/d").len();
+    thread::sleep(Duration::from_secs(3));
+    assert_eq!(snapshots(&b, "m/d").len(), before);
+    b.sh("mount -i -o remount,rw m");
+    wait(&b, "m/d", |all| all.len() > before);
+    b.umount();
+    b.ok(&["check", "a.img"]);
+}
+
 #[test]
 fn an_fsync_makes_a_snapshot_that_has_what_was_synced() {
     let b = mounted!();

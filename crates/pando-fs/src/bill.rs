@@ -40,6 +40,13 @@ impl Above {
         self.0.is_empty()
     }
 
+    /// One of them has a limit.
+    pub(crate) fn has_limit(&self) -> bool {
+        let has =
+            |line: &Line| line.dir.peek(|s| s.record.account.is_some_and(|account| account.limit.is_some()));
+        self.0.iter().any(has)
+    }
+
     /// One of them is stale.
     pub(crate) fn has_stale(&self) -> bool {
         self.0.iter().any(Line::is_stale)

@@ -349,6 +349,9 @@ impl Fs {
                 if record.account.is_some() || !above.is_empty() {
                     let left_out = self.left_out(counts, &source, &source_end, &exclude)?;
                     taken.bytes -= left_out.bytes;
+                    if links && above.has_limit() {
+                        taken.bytes += self.linked_taken(counts, &source, &source_end, &exclude)?;
+                    }
                     // All linked files of the lineage come along until names are counted.
                     taken.guessed |= left_out.guessed || links;
                     record.account = Some(Account {

@@ -4,7 +4,9 @@
 //! prefix of the lineage's root, and each of its names holds the number that it has there, and stands in an index by
 //! path (`docs/decisions/hard-links.md`). The root is the nearest directory above that is the root of a clone, or
 //! was moved there from another lineage; or that of the volume. Guarantees that a [`Domain`] is true as long as the
-//! directory that it was made for is held. Uses keys, inodes and places.
+//! directory that it was made for is held. Uses keys, inodes, places and sums.
+
+use std::collections::BTreeSet;
 
 use bytes::Bytes;
 use pando_db::Snapshot;
@@ -15,6 +17,7 @@ use crate::{
     path,
     place::DirAt,
     record::{Record, Stored},
+    sums::data_bytes,
     volume::{Fs, HARD_LINKS},
 };
 
@@ -50,6 +53,29 @@ pub(crate) fn linked_record(view: &Snapshot, contents: &[u8], id: u64) -> Result
     let damaged = |detail| Error::Damaged { what: format!("linked file {id}"), detail };
     let value = view.get(&path::meta(&path::linked(contents, id)))?;
     Record::decode(&value.ok_or(damaged("its record does not exist"))?).map_err(damaged)
+}
+
+/// What the linked files take that have names in a part of the index of their lineage, each once; names that begin as
+/// `without` says do not count. `root` is the contents prefix of the lineage's root. A scan of that part, and a query
+/// for each file.
+pub(crate) fn linked_bytes(view: &Snapshot, root: &[u8], index: &[u8], without: &[Bytes]) -> Result<i64> {
+    let mut ids = BTreeSet::new();
+    let mut names = view.prefix(index);
+    while let Some((key, value)) = names.next_ref()? {
+        let damaged = |detail| Error::Damaged { what: "a name of a linked file".into(), detail };
+        if without.iter().any(|left| key.starts_with(left)) {
+            continue;
+        }
+        if let Stored::Indexed(id) = Stored::decode(value).map_err(damaged)? {
+            ids.insert(id);
+        }
+    }
+    let mut bytes = 0i64;
+    for id in ids {
+        let data = path::data(&path::linked(root, id));
+        bytes = bytes.saturating_add(data_bytes(view, &data, &linked_record(view, root, id)?)?);
+    }
+    Ok(bytes)
 }
 
 /// The record in `value`, and the link id if that is a name of a linked file. `what` names it in errors.

@@ -56,6 +56,30 @@ impl Fs {
         Ok(all)
     }
 
+    /// What the linked files take that have names in the source of a clone, which is no root of a lineage, and not
+    /// only at these paths, which it leaves out.
+    pub(crate) fn linked_taken(
+        &self,
+        counts: &mut Counts,
+        source: &InodeRef,
+        end: &End<'_>,
+        paths: &[Vec<&[u8]>],
+    ) -> Result<i64> {
+        let domain = self.domain(end.at);
+        let top = path::contents(&end.at.contents, end.name)?;
+        let mut without = Vec::new();
+        for names in paths {
+            let Some((last, dirs)) = names.split_last() else { continue };
+            let mut dir = top.clone();
+            for name in dirs {
+                path::enter(&mut dir, name)?;
+            }
+            without.push(domain.index(&path::entry(&dir, last)?)?);
+            without.push(domain.index(&path::contents(&dir, last)?)?);
+        }
+        counts.linked(source, (domain.contents.clone(), domain.index(&top)?, without))
+    }
+
     /// Adds to the clone of a directory that what lies at these paths in it is left out; whether names of linked files
     /// have to be counted then.
     pub(crate) fn exclude(

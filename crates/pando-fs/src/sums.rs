@@ -38,11 +38,16 @@ pub(crate) fn units_bytes(units: u64) -> i64 {
 
 /// What something with this record, under this key, takes, as `view` has it.
 pub(crate) fn record_bytes(view: &Snapshot, meta: &[u8], record: &Record) -> Result<i64> {
+    data_bytes(view, &path::data_of(meta), record)
+}
+
+/// The same of what has its data under this prefix.
+pub(crate) fn data_bytes(view: &Snapshot, data: &[u8], record: &Record) -> Result<i64> {
     if record.kind != FileKind::Regular {
         return Ok(0);
     }
     let map = match record.dense {
-        Some(dense) => Some(BlockMap::read_in(view, &path::data_of(meta), dense)?),
+        Some(dense) => Some(BlockMap::read_in(view, data, dense)?),
         None => None,
     };
     Ok(file_bytes(record.size, record.dense, map.as_ref()))

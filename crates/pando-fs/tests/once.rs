@@ -117,7 +117,7 @@ fn one_of(content: &[u8], how: How, call: usize, node: u32, threads: bool) -> (f
         "{how:?} by {call} B, nodes of {} KiB, threads {threads}: {ratio:.3} written a byte, {reads} reads",
         node >> 10
     );
-    disk.holds(&[(ino, &content)]);
+    disk.holds(&[(ino, content)]);
     (ratio, reads)
 }
 

@@ -93,6 +93,16 @@ impl Scene {
         self.fs.rename(&me(), a, b, c, d, 0)
     }
 
+    fn link(&self, from: &str, to: &str) -> Result<(), Error> {
+        let (dir, name) = self.split(to);
+        self.fs.link(&me(), self.ino(from), dir, name).map(drop)
+    }
+
+    fn unlink(&self, path: &str) {
+        let (dir, name) = self.split(path);
+        self.fs.unlink(&me(), dir, name).unwrap();
+    }
+
     fn used(&self, path: &str) -> u64 {
         self.quota(path).1
     }
@@ -361,6 +371,107 @@ fn merges_and_rollbacks_are_counted_afterwards() {
     let root = s.fs.open_snapshot(s.ino("/q/base"), info.number).unwrap().ino;
     s.fs.clone_snapshot(Authority::Caller(&me()), root, s.split("/q/old")).unwrap();
     assert_eq!(s.quota("/q"), (1 << 20, 360 * KIB, false));
+    s.check();
+}
+
+#[test]
+fn a_merge_keeps_to_the_quotas_in_and_around_its_directory() {
+    let s = Scene::new();
+    let w = s.mkdir("/w");
+    for dir in ["/q", "/q/base", "/q/base/sub", "/q/base/free"] {
+        s.mkdir(dir);
+    }
+    s.write("/q/base/old", 0, 60 << 10);
+    s.write("/q/base/sub/old", 0, 20 << 10);
+    s.write("/q/base/moves", 0, 50 << 10);
+    let fork = |name: &str| {
+        s.fs.fork_tree(&me(), s.split("/q/base"), (w, name.as_ref()), false, &[]).unwrap();
+        format!("/w/{name}")
+    };
+    let merge = |fork: &str| s.fs.merge(None, s.ino(fork), s.ino("/q/base"), MergeOptions::default());
+    let refused = |fork: &str, dir: &str| {
+        let keys = || s.fs.db().prefix(b"").count();
+        let before = (s.used("/q"), keys());
+        match merge(fork).unwrap_err() {
+            Error::QuotaExceeded(name) => assert!(name.ends_with(dir), "{name}, not {dir}"),
+            e => panic!("{e}"),
+        }
+        s.fs.count_quotas().unwrap();
+        assert_eq!(before, (s.used("/q"), keys()), "something was left");
+        s.check();
+    };
+    // A new file, a new tree with linked files in it, a file that grows; each 200 KiB.
+    let (file, tree, grown) = (fork("file"), fork("tree"), fork("grown"));
+    s.write(&format!("{file}/new"), 0, 200 << 10);
+    s.mkdir(&format!("{tree}/d"));
+    s.write(&format!("{tree}/d/a"), 0, 100 << 10);
+    s.write(&format!("{tree}/d/b"), 0, 100 << 10);
+    s.link(&format!("{tree}/d/b"), &format!("{tree}/d/c")).unwrap();
+    s.write(&format!("{grown}/old"), 0, 260 << 10);
+    // In a directory with a quota of its own: 40 KiB come there, as a new file, by a rename, by growing.
+    let (inner, renamed, longer) = (fork("inner"), fork("renamed"), fork("longer"));
+    s.write(&format!("{inner}/sub/new"), 0, 40 << 10);
+    s.rename(&format!("{renamed}/moves"), &format!("{renamed}/sub/moved")).unwrap();
+    s.write(&format!("{longer}/sub/old"), 0, 60 << 10);
+    // What goes makes room for what comes.
+    let swapped = fork("swapped");
+    s.write(&format!("{swapped}/other"), 0, 130 << 10);
+    s.unlink(&format!("{swapped}/old"));
+    s.unlink(&format!("{swapped}/moves"));
+
+    s.set("/q", 200 << 10);
+    s.set("/q/base/sub", 50 << 10);
+    assert_eq!((s.used("/q"), s.used("/q/base/sub")), (130 * KIB, 20 * KIB));
+    for fork in [&file, &tree, &grown] {
+        refused(fork, "q");
+    }
+    for fork in [&inner, &renamed, &longer] {
+        refused(fork, "base/sub");
+    }
+    assert!(merge(&swapped).unwrap().0.merged);
+    // Known before it is counted.
+    assert_eq!(s.quota("/q"), (200 << 10, 150 * KIB, true));
+    assert!(u64::from(s.try_write("/q/more", 0, 60 << 10).unwrap()) <= 50 * KIB, "as if nothing had come");
+    s.unlink("/q/more");
+    s.fs.count_quotas().unwrap();
+    assert_eq!(s.quota("/q"), (200 << 10, 150 * KIB, false));
+    // Of the directory itself.
+    s.set("/q", 10 << 20);
+    s.set("/q/base", 250 << 10);
+    refused(&file, "base");
+    s.set("/q/base", 350 << 10);
+    assert!(merge(&file).unwrap().0.merged);
+    s.fs.count_quotas().unwrap();
+    assert_eq!(s.quota("/q/base"), (350 << 10, 350 * KIB, false));
+    s.check();
+}
+
+/// Linked files lie in an area of their lineage, and the account of a part of it knows nothing of them.
+#[test]
+fn a_clone_of_a_part_with_linked_files_keeps_to_a_quota() {
+    let s = Scene::new();
+    for dir in ["/q", "/big", "/big/part", "/big/part/left", "/big/other"] {
+        s.mkdir(dir);
+    }
+    s.write("/big/part/a", 0, 100 << 10);
+    s.link("/big/part/a", "/big/part/b").unwrap();
+    s.write("/big/part/left/c", 0, 70 << 10);
+    s.link("/big/part/left/c", "/big/part/left/d").unwrap();
+    s.write("/big/other/e", 0, 300 << 10);
+    s.link("/big/other/e", "/big/f").unwrap();
+    s.set("/q", 150 << 10);
+    let exclude = |to: &str, exclude: &[&str]| {
+        let exclude: Vec<PathBuf> = exclude.iter().map(PathBuf::from).collect();
+        s.fs.clone_tree_without(&me(), s.split("/big/part"), s.split(to), false, &exclude).map(drop)
+    };
+    assert_eq!(errno(exclude("/q/all", &[])), EDQUOT);
+    exclude("/q/some", &["left"]).unwrap();
+    assert_eq!(s.used("/q"), 100 * KIB, "known before it is counted");
+    assert_eq!(errno(exclude("/q/more", &["left"])), EDQUOT);
+    exclude("/q/less", &["a", "b", "left"]).unwrap();
+    s.fs.count_links().unwrap();
+    s.fs.count_quotas().unwrap();
+    assert_eq!(s.quota("/q"), (150 << 10, 100 * KIB, false));
     s.check();
 }
 

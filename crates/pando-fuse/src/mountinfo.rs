@@ -64,8 +64,8 @@ pub fn of_image(image: &Path) -> io::Result<Vec<Entry>> {
     Ok(all()?.into_iter().filter(|e| e.fstype == FSTYPE && e.source == image).collect())
 }
 
-/// Whether the kernel lets nobody write to the file system with this device number (`major:minor`), since it was mounted
-/// or remounted so. A bind mount that is read-only by itself does not count.
+/// Whether the kernel lets nobody write to the file system with this device number (`major:minor`), since it was
+/// mounted or remounted so. A bind mount that is read-only by itself does not count.
 pub fn is_read_only(device: &str) -> io::Result<bool> {
     Ok(all()?.into_iter().any(|e| e.device == device && e.read_only))
 }

@@ -53,7 +53,7 @@ pub const FS: Floors = &[
         ],
     ),
     ("place", &["error", "types", "path", "inode", "lock", "path_cache", "volume"]),
-    ("domain", &["error", "path", "record", "inode", "volume", "place"]),
+    ("domain", &["error", "path", "record", "inode", "sums", "volume", "place"]),
     ("bill", &["error", "path", "account", "merge", "inode", "ledger", "volume", "place"]),
     ("family", &["error", "types", "path", "record", "inode", "lineage", "volume"]),
     ("frozen", &["error", "path", "record", "volume"]),
@@ -185,7 +185,7 @@ pub const FS: Floors = &[
         &[
             "error", "limits", "types", "path", "key_text", "attrs", "record", "merge", "inode", "lineage",
             "lock", "volume", "place", "domain", "forks", "orphan", "name", "entry", "census", "rights",
-            "clone", "diff", "data", "account", "bill",
+            "clone", "diff", "data", "account", "sums", "bill",
         ],
     ),
 ];

@@ -46,6 +46,8 @@ pub(crate) struct Exchange<'a> {
     /// The record of the directory when the merge began.
     pub top: &'a Record,
     pub view: &'a Snapshot,
+    /// Bytes that the plan adds to what the tree takes.
+    pub brought: i64,
     pub now: Time,
 }
 
@@ -95,17 +97,17 @@ impl Exchange<'_> {
         batch.put(system::cloned(), fs.now().encode());
         let parent = self.into.parent()?.ok_or(Error::Stale(self.into.ino))?;
         let above = fs.above_in(&parent, path::directory_of(&ours.entry), false);
-        // What it brings, and what it takes away, is counted later.
+        // It is counted later, for names of linked files.
         let turn = fs.sole_turn();
         if turn.is_some() {
             // Nobody is in the directory: what its account says in memory is what is stored.
             record.account = self.into.peek(|s| s.record.account);
-            fs.make_stale(&mut record);
+            fs.bring(self.into, &mut record, self.brought)?;
             fs.ledger.mark();
         }
         batch.put(path::meta(&ours.entry), record.encode());
         let mut bill = Bill::default();
-        bill.add(above, Taken { bytes: 0, guessed: true });
+        bill.add(above, Taken { bytes: self.brought, guessed: true });
         let reserved = fs.reserve_alone(&turn, &mut batch, bill)?;
         fs.db.write(batch).map_err(|e| match e {
             pando_db::Error::TooLarge { what: "batch", .. } => Error::MergeTooLarge {

@@ -148,6 +148,9 @@ impl Fs {
         if let Some(report) = stays(&plan, who.0) {
             return Ok(Some((report, CloneReport::default())));
         }
+        let brought = self.brought(&plan.steps, &mut trees, dirs.1)?;
+        // Before it is done for nothing.
+        self.has_room(dirs.1.ino, brought)?;
         let now = self.now();
         let limit = self.merge_steps.clamp(1, BATCH_OPS);
         let mut apply = Apply::new(self, &mut trees, dirs.1, now);
@@ -186,6 +189,7 @@ impl Fs {
                             into: dirs.1,
                             top: &top,
                             view: &view,
+                            brought,
                             now,
                         };
                         return Ok(match exchange.run()? {

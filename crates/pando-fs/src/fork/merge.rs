@@ -304,6 +304,7 @@ impl Fs {
         above: Above,
     ) -> Result<Option<(CloneReport, bool)>> {
         let mut trees = places.trees(view);
+        let brought = self.brought(&plan.steps, &mut trees, into)?;
         let now = self.now();
         let top = trees.theirs.top()?.record;
         let mut apply = Apply::new(self, &mut trees, into, now);
@@ -318,18 +319,18 @@ impl Fs {
             apply.batch.delete_prefix(path::volume(old.number));
         }
         apply.batch.put(system::cloned(), now.encode());
-        // What it brings, and what it takes away, is counted later.
+        // It is counted later, for names of linked files.
         let turn = self.sole_turn();
         let mut account = Change::default();
         if turn.is_some() {
             let mut record = into.peek(|s| s.record.clone());
-            self.make_stale(&mut record);
+            self.bring(into, &mut record, brought)?;
             account.account = Some(AccountChange::Set(record.account));
             apply.batch.upsert(path::meta(&places.ours.entry), account.encode());
             self.ledger.mark();
         }
         let mut bill = Bill::default();
-        bill.add(above, Taken { bytes: 0, guessed: true });
+        bill.add(above, Taken { bytes: brought, guessed: true });
         let reserved = self.reserve_alone(&turn, &mut apply.batch, bill)?;
         let batch = std::mem::replace(&mut apply.batch, Batch::new());
         match self.db.write(batch) {

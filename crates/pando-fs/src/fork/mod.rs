@@ -4,6 +4,7 @@
 
 mod apply;
 mod arrange;
+mod brought;
 mod carried;
 mod carry;
 mod exchange;

@@ -4,11 +4,14 @@
 //! store says is enough to put it right later, by a blind change. Guarantees that an account which is not stale, and
 //! lies below none that is, says what is there. Nothing is held during a scan. Uses places, names, bills and sums.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
+
+use bytes::Bytes;
 
 use crate::{
     account::{Account, AccountChange},
     bill::Taken,
+    domain::linked_bytes,
     error::{Error, Result},
     inode::{InodeRef, Link},
     lock::{Attempts, Guard, Obstacle},
@@ -28,10 +31,17 @@ const PAUSE_RECORDS: u64 = 2000;
 /// Counting in the background begins so long after the first reason for it.
 const BEGIN_AFTER: Duration = Duration::from_millis(200);
 
-/// The directories that one call has to have counted before it can go on.
+/// Names of linked files: the contents prefix of the root of their lineage, a part of its index of names, and what of
+/// that is left out.
+type LinkedNames = (Vec<u8>, Bytes, Vec<Bytes>);
+
+/// What one call has to have counted before it can go on.
 #[derive(Default)]
 pub(crate) struct Counts {
     wanted: Option<(InodeRef, Vec<Vec<u8>>)>,
+    wanted_names: Option<LinkedNames>,
+    /// What linked files take, by the parts of indexes that were counted for this call.
+    names: HashMap<Bytes, i64>,
 }
 
 impl Counts {
@@ -40,6 +50,16 @@ impl Counts {
     pub(crate) fn want(&mut self, dir: &InodeRef, names: Vec<Vec<u8>>) -> Error {
         self.wanted = Some((dir.clone(), names));
         Error::Stale(dir.ino)
+    }
+
+    /// What the linked files with these names take; wants that counted, unless it was for this call. `dir` is where
+    /// they are.
+    pub(crate) fn linked(&mut self, dir: &InodeRef, names: LinkedNames) -> Result<i64> {
+        if let Some(bytes) = self.names.get(&names.1) {
+            return Ok(*bytes);
+        }
+        self.wanted_names = Some(names);
+        Err(Error::Stale(dir.ino))
     }
 }
 
@@ -51,7 +71,7 @@ impl Fs {
     ) -> Result<T> {
         self.counting_for(|counts| {
             self.with_attempts(|tries| {
-                counts.wanted = None;
+                (counts.wanted, counts.wanted_names) = (None, None);
                 f(tries, counts)
             })
         })
@@ -59,10 +79,19 @@ impl Fs {
 
     /// Runs `f` until it wants nothing counted, and counts that in between.
     pub(crate) fn counting_for<T>(&self, mut f: impl FnMut(&mut Counts) -> Result<T>) -> Result<T> {
+        let mut counts = Counts::default();
         loop {
-            let mut counts = Counts::default();
+            (counts.wanted, counts.wanted_names) = (None, None);
             let done = f(&mut counts);
-            let Some((dir, names)) = counts.wanted.filter(|_| done.is_err()) else { return done };
+            if done.is_ok() {
+                return done;
+            }
+            if let Some((root, index, without)) = counts.wanted_names.take() {
+                let bytes = linked_bytes(&self.db.snapshot(), &root, &index, &without)?;
+                counts.names.insert(index, bytes);
+                continue;
+            }
+            let Some((dir, names)) = counts.wanted.take() else { return done };
             let names: Vec<&[u8]> = names.iter().map(|name| &name[..]).collect();
             if let Some(dir) = self.below(&dir, &names)? {
                 self.count_tree(&dir)?;

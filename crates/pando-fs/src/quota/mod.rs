@@ -36,6 +36,13 @@ pub struct Quota {
     pub stale: bool,
 }
 
+/// A directory with a limit, that, and how much of it is left, bytes.
+struct Tightest {
+    dir: InodeRef,
+    limit: u64,
+    left: u64,
+}
+
 impl Fs {
     /// Limits what the tree of a directory takes, or ends that. What is there is counted first, beside all others, by
     /// a scan of all records below, and may be more than the limit: then it can only become less.
@@ -43,9 +50,8 @@ impl Fs {
     /// The directory becomes the root of a lineage: hard links do not reach out of it, or into it, from now on (EXDEV).
     /// EINVAL if files in it have several names already and it is no root of a lineage: a clone of it can have a quota.
     ///
-    /// The limit holds for every change below but these: what a merge or a rollback brings, and the copy of a part of
-    /// a clone in which files have several names, are counted in the background, and may be more. Files without a name
-    /// are not counted.
+    /// The limit holds for every change below but one: what a rollback brings is counted in the background, and may be
+    /// more. Files without a name are not counted.
     pub fn set_quota(&self, ino: Ino, limit: Option<u64>) -> Result<()> {
         self.writable()?;
         let dir = self.dir(ino)?;
@@ -150,26 +156,36 @@ impl Fs {
 
     /// Bytes that may be added to a file or directory before a quota is used up; `None` if none limits that. No I/O.
     pub fn quota_left(&self, ino: Ino) -> Option<u64> {
-        self.tightest(ino).map(|(_, left)| left)
+        self.tightest(ino).map(|tightest| tightest.left)
     }
 
-    /// The limit of the directory above with the least room left, and that.
-    fn tightest(&self, ino: Ino) -> Option<(u64, u64)> {
+    /// EDQUOT if this is more than a quota of a directory, or of one above, leaves room for. It is not reserved.
+    pub(crate) fn has_room(&self, ino: Ino, bytes: i64) -> Result<()> {
+        match self.tightest(ino) {
+            Some(Tightest { dir, left, .. }) if u64::try_from(bytes).is_ok_and(|bytes| bytes > left) => {
+                Err(Error::QuotaExceeded(dir.label()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The directory above with a limit that has the least room left.
+    fn tightest(&self, ino: Ino) -> Option<Tightest> {
         if !self.has_accounts() {
             return None;
         }
         let up = self.table.find(ino)?.ancestry().ok()?;
         let room = |dir: &InodeRef| {
             let account = dir.peek(|s| s.record.account)?;
-            Some((account.limit?, account.left()?))
+            Some(Tightest { dir: dir.clone(), limit: account.limit?, left: account.left()? })
         };
-        up.iter().filter_map(room).min_by_key(|(_, left)| *left)
+        up.iter().filter_map(room).min_by_key(|tightest| tightest.left)
     }
 
     /// Like [`Fs::statfs`], of the place of an inode: below a quota, how large that is, and what is left of it.
     pub fn statfs_at(&self, ino: Ino) -> Result<StatFs> {
         let mut figures = self.statfs()?;
-        if let Some((limit, left)) = self.tightest(ino) {
+        if let Some(Tightest { limit, left, .. }) = self.tightest(ino) {
             let unit = u64::from(figures.frsize);
             figures.blocks = limit.div_ceil(unit);
             figures.bfree = figures.bfree.min(left / unit);

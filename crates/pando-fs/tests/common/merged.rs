@@ -48,7 +48,15 @@ impl Where {
     fn beside(base: &Picture, side: &Picture, not: &BTreeSet<(u64, u8)>, roots: &BTreeSet<String>) -> Self {
         let known = |id: &(u64, u8)| !not.contains(id);
         let old: BTreeSet<(u64, u8)> = base.ids.keys().filter_map(|p| id_of(base, p)).filter(known).collect();
-        // Where a rename is not followed, what was found below it is.
+        // What has come along with a directory whose rename is not followed counts as removed and added like that.
+        let along = |path: &str, found: &str| {
+            let ends = path.match_indices('/').map(|(end, _)| path.split_at(end));
+            ends.filter(|(dir, _)| !dir.is_empty()).any(|(dir, rest)| {
+                let id = id_of(base, dir).filter(|id| not.contains(id));
+                id.is_some() && found.strip_suffix(rest).is_some_and(|there| id_of(side, there) == id)
+            })
+        };
+        // A clone of a directory whose rename is not followed is none of something new.
         let ever: BTreeSet<(u64, u8)> = base.ids.keys().filter_map(|p| id_of(base, p)).collect();
         let is_new =
             |root: &&String| !roots.contains(*root) && id_of(side, root).is_none_or(|id| !ever.contains(&id));
@@ -60,7 +68,8 @@ impl Where {
         let mut moved = BTreeSet::new();
         for path in base.ids.keys() {
             let place = to.get(parent(path)).map(|dir| format!("{dir}/{}", name(path)));
-            match id_of(base, path).filter(known).and_then(|id| by_id.get(&id)) {
+            let found = id_of(base, path).filter(known).and_then(|id| by_id.get(&id));
+            match found.filter(|found| !along(path, found)) {
                 Some(found) => {
                     if Some(*found) != place.as_ref() {
                         moved.insert(path.clone());

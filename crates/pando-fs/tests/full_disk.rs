@@ -2,7 +2,14 @@
 //! nothing, ENOSPC, and the same succeeds once there is room.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use std::{fmt::Debug, sync::Arc};
+use std::{
+    fmt::Debug,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
 
 use super::common::{
     World, check_keys,
@@ -54,9 +61,13 @@ struct Scene {
 
 impl Scene {
     fn new(device: Arc<dyn Device>, rng: &mut Rng) -> Self {
+        Self::mounted(device, options(), rng)
+    }
+
+    fn mounted(device: Arc<dyn Device>, options: MountOptions, rng: &mut Rng) -> Self {
         let format = FormatOptions::default().node_size(16 << 10).log_size(1 << 20);
         Fs::format(device.clone(), &format).unwrap();
-        let w = World::over(Fs::open(device, options()).unwrap());
+        let w = World::over(Fs::open(device, options).unwrap());
         w.mkdir("/fill");
         w.mkdir("/s");
         (0..20).for_each(|_| step(&w, "/s", rng));
@@ -297,6 +308,48 @@ fn what_was_deleted_just_before_makes_room_for_a_merge() {
     assert_eq!(scene.seen(), was);
     scene.w.unlink("/fill/large").unwrap();
     scene.call(Call::Merge).unwrap();
+    let now = scene.seen();
+    assert!(scene.is_done(Call::Merge, &was, &now));
+    check_keys(&scene.w);
+}
+
+/// A merge that finds no room waits until what was deleted has come back, and not for what others go on writing.
+#[test]
+fn a_merge_on_a_full_disk_does_not_wait_for_writers_that_never_stop() {
+    const PATIENCE: Duration = Duration::from_secs(60);
+    let mut rng = Rng(7);
+    let device = Arc::new(SimDevice::new(SMALL_DEVICE, 7));
+    let mut scene = Scene::mounted(device, options().background(true), &mut rng);
+    let large: Vec<u8> = (0..4 << 20).map(|_| rng.next(256) as u8).collect();
+    scene.w.put("/fill/large", &large);
+    scene.w.put("/fill/busy", &large[..1000]);
+    scene.fill(&mut rng, usize::MAX / 2);
+    scene.w.fs.sync().unwrap();
+    let was = scene.seen();
+    assert_eq!(scene.call(Call::Merge).unwrap_err().errno(), ENOSPC);
+    let busy = scene.w.fs.resolve("/fill/busy".as_ref()).unwrap().ino;
+    let (stop, tried) = (AtomicBool::new(false), AtomicU64::new(0));
+    let (taken, beside) = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Relaxed) {
+                // It may find no room either, before that of the large file is back.
+                let _full = scene.w.fs.write(FileHandle(0), busy, 0, &large[..1000], false);
+                tried.fetch_add(1, Relaxed);
+            }
+        });
+        while tried.load(Relaxed) < 100 {
+            std::thread::yield_now();
+        }
+        scene.w.unlink("/fill/large").unwrap();
+        let (before, since) = (tried.load(Relaxed), Instant::now());
+        let done = scene.call(Call::Merge);
+        let taken = since.elapsed();
+        stop.store(true, Relaxed);
+        done.unwrap();
+        (taken, tried.load(Relaxed) - before)
+    });
+    println!("{taken:?}, {beside} writes beside it");
+    assert!(taken < PATIENCE, "{taken:?}, {beside} writes beside it");
     let now = scene.seen();
     assert!(scene.is_done(Call::Merge, &was, &now));
     check_keys(&scene.w);

@@ -216,6 +216,6 @@ impl Planner<'_> {
             MergeChange { kind, path: shown(&to), from, aspects }
         };
         let told = all.into_iter().map(change).collect();
-        Ok(Plan { steps: std::mem::take(&mut self.steps), told })
+        Ok(Plan { steps: std::mem::take(&mut self.steps), told, brought: 0 })
     }
 }

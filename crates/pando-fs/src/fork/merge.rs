@@ -161,25 +161,29 @@ impl Fs {
             if attempt < ATTEMPTS || options.dry_run {
                 let (places, view) =
                     self.with_attempts(|_| Ok((self.places(fork, into)?, self.db.snapshot())))?;
-                let plan = self.plan(&places, &view, (options, owner), false)?;
+                let mut plan = self.plan(&places, &view, (options, owner), false)?;
                 if let Some(report) = stays(&plan, options) {
                     return Ok((report, CloneReport::default()));
                 }
                 if plan.steps.len() > self.merge_steps {
                     return self.merge_large((options, owner), (fork, into), Some((places, view, plan)));
                 }
+                plan.brought = self.brought(&plan.steps, &mut places.trees(&view), into)?;
                 planned = Some((places, view, plan));
             }
             // A caller of `with_attempts` may run twice.
             let done = self.with_attempts(|tries| {
                 let (places, _held) = self.hold_both(tries, fork, into)?;
                 let now = self.db.snapshot();
-                let fresh;
+                let mut fresh;
                 let (plan, view) = match &planned {
                     Some((was, view, plan)) if *was == places && places.same(view, &now)? => (plan, view),
                     Some(_) => return Ok(Held::Old),
                     None => {
                         fresh = self.plan(&places, &now, (options, owner), true)?;
+                        if stays(&fresh, options).is_none() {
+                            fresh.brought = self.brought(&fresh.steps, &mut places.trees(&now), into)?;
+                        }
                         (&fresh, &now)
                     }
                 };
@@ -304,7 +308,6 @@ impl Fs {
         above: Above,
     ) -> Result<Option<(CloneReport, bool)>> {
         let mut trees = places.trees(view);
-        let brought = self.brought(&plan.steps, &mut trees, into)?;
         let now = self.now();
         let top = trees.theirs.top()?.record;
         let mut apply = Apply::new(self, &mut trees, into, now);
@@ -324,13 +327,13 @@ impl Fs {
         let mut account = Change::default();
         if turn.is_some() {
             let mut record = into.peek(|s| s.record.clone());
-            self.bring(into, &mut record, brought)?;
+            self.bring(into, &mut record, plan.brought)?;
             account.account = Some(AccountChange::Set(record.account));
             apply.batch.upsert(path::meta(&places.ours.entry), account.encode());
             self.ledger.mark();
         }
         let mut bill = Bill::default();
-        bill.add(above, Taken { bytes: brought, guessed: true });
+        bill.add(above, Taken { bytes: plan.brought, guessed: true });
         let reserved = self.reserve_alone(&turn, &mut apply.batch, bill)?;
         let batch = std::mem::replace(&mut apply.batch, Batch::new());
         match self.db.write(batch) {

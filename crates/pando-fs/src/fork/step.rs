@@ -75,6 +75,8 @@ pub(crate) struct Trees {
 pub(crate) struct Plan {
     pub steps: Vec<Step>,
     pub told: Vec<MergeChange>,
+    /// Bytes that it adds to what the tree takes, once that has been found out.
+    pub brought: i64,
 }
 
 /// What is done at a place here, or cannot be.

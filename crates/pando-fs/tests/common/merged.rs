@@ -69,7 +69,9 @@ impl Where {
         for path in base.ids.keys() {
             let place = to.get(parent(path)).map(|dir| format!("{dir}/{}", name(path)));
             let found = id_of(base, path).filter(known).and_then(|id| by_id.get(&id));
-            match found.filter(|found| !along(path, found)) {
+            // What is at one path on both sides, in other directories, has not come from another one.
+            let stays = |found: &String| found == path && place.as_ref() != Some(path);
+            match found.filter(|found| !along(path, found) && !stays(found)) {
                 Some(found) => {
                     if Some(*found) != place.as_ref() {
                         moved.insert(path.clone());

@@ -36,7 +36,10 @@ impl Where {
         loop {
             let found = Self::beside(base, side, not, &roots);
             let known = roots.len();
-            roots.extend(side.roots.iter().filter(|root| found.from.contains_key(*root)).cloned());
+            let was_dir = |root: &&String| {
+                found.from.get(*root).and_then(|a| base.tree.get(a)).is_some_and(|node| kind(node) == 0)
+            };
+            roots.extend(side.roots.iter().filter(was_dir).cloned());
             if roots.len() == known {
                 return found;
             }
@@ -53,7 +56,8 @@ impl Where {
             let ends = path.match_indices('/').map(|(end, _)| path.split_at(end));
             ends.filter(|(dir, _)| !dir.is_empty()).any(|(dir, rest)| {
                 let id = id_of(base, dir).filter(|id| not.contains(id));
-                id.is_some() && found.strip_suffix(rest).is_some_and(|there| id_of(side, there) == id)
+                let came_along = |there: &str| there != dir && id_of(side, there) == id;
+                id.is_some() && found.strip_suffix(rest).is_some_and(came_along)
             })
         };
         // A clone of a directory whose rename is not followed is none of something new.

@@ -17,7 +17,7 @@ use super::common::{
     merged::{conflicts, expect},
     options,
     seeds::{is_replay, seeds_for},
-    trees::{Rng, picture, read, step},
+    trees::{Node, Rng, picture, read, step},
 };
 use pando_db::device::{Device, DeviceCall, FailMode, HookedDevice, MemDevice, SimDevice};
 use pando_fs::*;
@@ -118,6 +118,54 @@ fn merges_of_random_histories_are_those_of_plain_trees() {
     println!("{seen:?}");
     let enough = seen.merged > 5 && seen.conflicts > 5 && seen.renamed > 1;
     assert!(enough || is_replay(), "vacuous: {seen:?}");
+}
+
+/// What a merge brings is added to the account around its directory at once; a count afterwards changes nothing.
+#[test]
+fn what_a_merge_of_a_random_history_brings_is_known_at_once() {
+    let (mut merged, mut less, mut inner) = (0, 0, 0);
+    for seed in seeds_for("PANDO_MODEL_SECONDS", 60) {
+        let mut rng = Rng(seed | 1);
+        let w = tiny();
+        w.mkdir("/q");
+        w.mkdir("/q/s");
+        for _ in 0..rng.next(40) {
+            step(&w, "/q/s", &mut rng);
+        }
+        w.fork("/q/s", "/f");
+        let limit = |path: &str| w.on(path, |a| w.fs.set_quota(a.ino, Some(1 << 30))).unwrap();
+        limit("/q");
+        let dirs: Vec<String> = read(&w, "/q/s")
+            .into_iter()
+            .filter(|(path, node)| !path.is_empty() && matches!(node, Node::Dir { .. }))
+            .map(|(path, _)| path)
+            .collect();
+        for dir in dirs.iter().filter(|_| rng.next(3) == 0) {
+            limit(&format!("/q/s{dir}"));
+            inner += 1;
+        }
+        for _ in 0..rng.next(20) {
+            step(&w, "/f", &mut rng);
+        }
+        for _ in 0..rng.next(4) {
+            step(&w, "/q/s", &mut rng);
+        }
+        let used = || w.fs.quotas(ROOT).unwrap().iter().find(|q| q.path.ends_with("q")).unwrap().used;
+        w.fs.count_quotas().unwrap();
+        let before = used();
+        let o = MergeOptions { prefer: Some(MergeSide::Theirs), ..Default::default() };
+        if !w.merge("/f", "/q/s", o).unwrap().merged {
+            continue;
+        }
+        let known = used();
+        w.fs.count_quotas().unwrap();
+        assert_eq!(known, used(), "PANDO_SEED={seed}: {before} before");
+        merged += 1;
+        less += u32::from(known < before);
+        w.fs.check(|problem| panic!("PANDO_SEED={seed}: {problem}")).unwrap();
+    }
+    println!("{merged} merged, {less} to less, {inner} limits inside");
+    assert!(merged > 10 && less > 3 && inner > 10 || is_replay(), "vacuous: {merged} {less} {inner}");
 }
 
 /// A fork and its source, with something of each kind to merge.

@@ -172,6 +172,29 @@ fn renamed_on_one_side_and_removed_on_the_other_is_a_conflict() {
     assert_eq!(refused(&w), [("a".into(), MergeConflict::RemovedThere)]);
 }
 
+/// The fork's change of the file went with the directory, although the fork is preferred.
+#[test]
+fn what_was_moved_into_a_directory_that_goes_is_not_lost() {
+    for changed in [true, false] {
+        let w = scene();
+        mv(&w, "/s/f", "/s/a/in/f");
+        if changed {
+            w.put("/f/f", b"changed in the fork");
+        }
+        w.remove_tree("/f/a").unwrap();
+        assert_eq!(refused(&w), [("a".into(), MergeConflict::RemovedThere)]);
+        let report = prefer(&w, MergeSide::Theirs);
+        let why = MergeKind::Conflict(MergeConflict::MovedInto);
+        assert!(!report.merged && report.changes.iter().any(|c| c.kind == why && c.path == "a/in/f"));
+        mv(&w, "/s/a/in/f", "/s/out");
+        assert!(prefer(&w, MergeSide::Theirs).merged);
+        let wanted: &[u8] = if changed { b"changed in the fork" } else { b"/s/f" };
+        assert_eq!(w.get("/s/out").unwrap(), wanted);
+        assert!(!w.exists("/s/a"));
+        whole(w);
+    }
+}
+
 #[test]
 fn a_taken_name_and_a_circle_are_conflicts_that_no_side_settles() {
     let w = scene();

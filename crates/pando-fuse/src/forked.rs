@@ -71,7 +71,7 @@ impl ForkAsked {
 /// The bit beside the side that is right: lines of text are merged.
 const TEXT: u8 = 4;
 
-const KINDS: [MergeKind; 14] = [
+const KINDS: [MergeKind; 15] = [
     MergeKind::Added,
     MergeKind::Removed,
     MergeKind::Modified,
@@ -86,6 +86,7 @@ const KINDS: [MergeKind; 14] = [
     MergeKind::Conflict(MergeConflict::Renamed),
     MergeKind::Conflict(MergeConflict::Taken),
     MergeKind::Conflict(MergeConflict::Circle),
+    MergeKind::Conflict(MergeConflict::MovedInto),
 ];
 
 /// What a merge came to, as text.

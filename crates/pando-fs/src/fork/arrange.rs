@@ -193,6 +193,17 @@ impl Planner<'_> {
                 conflicts.push((from.clone(), MergeConflict::Circle));
             }
         }
+        // What this side has moved into a directory that goes would be nowhere.
+        let goes = |dir: &[u8]| removed.contains(dir) || moved.dirs.contains_key(dir);
+        for (a, entry) in if removed.is_empty() { Vec::new() } else { self.follow.all_here() } {
+            let around = upwards(path::directory_of(&entry)).find(|above| goes(above));
+            if !goes(&contents_of(&entry))
+                && around.is_some_and(|above| removed.contains(above))
+                && !self.follow.goes_there(self.trees, &a)?
+            {
+                conflicts.push((entry, MergeConflict::MovedInto));
+            }
+        }
         let told = self.told.iter().map(|told| (told.kind, told.ours.clone(), told.aspects));
         let conflicts =
             conflicts.into_iter().map(|(entry, why)| (MergeKind::Conflict(why), entry, Aspects(0)));

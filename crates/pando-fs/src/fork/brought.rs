@@ -1,10 +1,10 @@
 //! What a merge adds to what directories take, so that it keeps to their quotas.
 //!
-//! Guarantees that no limit of a directory in the tree is exceeded by a plan for which this is Ok, and tells what the
-//! tree as a whole gets. A linked file whose name goes counts as staying: its other names may. Costs nothing where no
+//! Guarantees that a plan for which this is Ok exceeds no limit of a directory in the tree, as it was when the plan was
+//! made, and tells what the tree as a whole gets. A linked file whose name goes counts as staying: its other names may. Costs nothing where no
 //! limit holds; else a scan of the records of what is taken, removed or moved. Uses plans, sides and sums.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use crate::{
     account::Account,
@@ -30,8 +30,9 @@ type Limited = BTreeSet<Vec<u8>>;
 struct Weighing<'a> {
     trees: &'a mut Trees,
     moved: Moved,
-    /// Entries that leave their places, in order.
+    /// Entries that leave their places, in order, and the same as contents prefixes.
     leaving: Vec<Vec<u8>>,
+    leaving_dirs: HashSet<Vec<u8>>,
     /// Accounts with limits in the tree, by contents prefix; none of the directories without.
     accounts: HashMap<Vec<u8>, Option<Account>>,
     /// A limit around the tree, or of it.
@@ -57,6 +58,7 @@ impl Fs {
         let mut weighing = Weighing {
             trees,
             moved: Moved::of(steps),
+            leaving_dirs: leaving.iter().map(|entry| contents_of(entry)).collect(),
             leaving,
             accounts: HashMap::new(),
             around: self.quota_left(into.ino).is_some(),
@@ -226,11 +228,10 @@ impl Weighing<'_> {
     fn leaves(&self, entry: &[u8]) -> Result<i64> {
         let (mut bytes, inside) = (self.now_at(entry)?, contents_of(entry));
         let first = self.leaving.partition_point(|other| **other < *inside);
-        let mut last: Option<Vec<u8>> = None;
         for other in self.leaving.iter().skip(first).take_while(|other| other.starts_with(&inside)) {
-            if last.as_ref().is_none_or(|last| !other.starts_with(last)) {
+            let mut between = upwards(path::directory_of(other)).take_while(|dir| dir.len() > inside.len());
+            if !between.any(|dir| self.leaving_dirs.contains(dir)) {
                 bytes -= self.now_at(other)?;
-                last = Some(contents_of(other));
             }
         }
         Ok(bytes)

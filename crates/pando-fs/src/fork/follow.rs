@@ -120,6 +120,11 @@ impl Follow {
         self.here.leaves(id, entry)
     }
 
+    /// What was moved here: where it was in the origin, and where it is.
+    pub(crate) fn all_here(&self) -> Vec<(Vec<u8>, Vec<u8>)> {
+        self.here.all().map(|(_, a, entry)| (a.to_vec(), entry.to_vec())).collect()
+    }
+
     /// What was moved here of what lay below the directory of the origin with this contents prefix.
     pub(crate) fn moved_out(&self, dir: &[u8]) -> Vec<(Vec<u8>, Identity)> {
         let first = self.left.partition_point(|(a, _)| **a < *dir);

@@ -18,7 +18,7 @@ use crate::{
         plan::Planner,
         step::{Plan, Trees},
         text::TextBudget,
-        told::{MergeChange, MergeConflict, MergeKind, MergeOptions, MergeReport},
+        told::{MergeChange, MergeKind, MergeOptions, MergeReport},
     },
     forks::Fork,
     inode::{InodeRef, Link},
@@ -356,8 +356,7 @@ impl Fs {
 /// The answer, if nothing is to be done.
 pub(crate) fn stays(plan: &Plan, options: MergeOptions) -> Option<MergeReport> {
     let stops = |change: &MergeChange| match change.kind {
-        MergeKind::Conflict(MergeConflict::Taken | MergeConflict::Circle) => true,
-        MergeKind::Conflict(_) => options.prefer.is_none(),
+        MergeKind::Conflict(why) => options.prefer.is_none() || !why.is_settled_by_a_side(),
         _ => false,
     };
     (options.dry_run || plan.told.iter().any(stops))

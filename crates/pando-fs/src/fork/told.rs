@@ -42,6 +42,16 @@ pub enum MergeConflict {
     Taken,
     /// Directories would come to lie in each other. No preferred side settles that.
     Circle,
+    /// It was moved here into a directory that goes, and the fork still has it. No preferred side settles that: move it
+    /// out first.
+    MovedInto,
+}
+
+impl MergeConflict {
+    /// Whether preferring a side decides it.
+    pub fn is_settled_by_a_side(self) -> bool {
+        !matches!(self, Self::Taken | Self::Circle | Self::MovedInto)
+    }
 }
 
 /// What a merge does at a place.

@@ -528,6 +528,23 @@ impl<'a> Reference<'a> {
                 self.hard.push(told);
             }
         }
+        // What this side has moved into a directory that goes, and the fork still has.
+        for a in self
+            .here
+            .moved
+            .iter()
+            .filter(|a| !self.there.moved.contains(*a) && self.there.to.contains_key(*a))
+        {
+            let o = &self.here.to[a];
+            let goes = |o: &str| self.places.contains_key(&format!("O{o}")) || self.removed.contains(o);
+            let mut dir = parent(o);
+            while !dir.is_empty() && !goes(dir) {
+                dir = parent(dir);
+            }
+            if !goes(o) && self.removed.contains(dir) {
+                self.hard.push(o.clone());
+            }
+        }
         let found = self.nodes.iter().filter_map(|(key, node)| Some((self.path(key)?, node.clone())));
         found.collect()
     }

@@ -115,6 +115,7 @@ fn words(kind: MergeKind) -> (char, &'static str, Option<&'static str>) {
                 MergeConflict::Renamed => "renamed differently on both sides",
                 MergeConflict::Taken => "something else has the name here: rename one",
                 MergeConflict::Circle => "directories would lie in each other: move one",
+                MergeConflict::MovedInto => "moved here into a directory that goes: move it out of it",
             }),
         ),
     }
@@ -183,9 +184,7 @@ pub fn run(args: &Args) -> Result<()> {
         }
         print(&out)?;
     }
-    let hard = |change: &&MergeChange| {
-        matches!(change.kind, MergeKind::Conflict(MergeConflict::Taken | MergeConflict::Circle))
-    };
+    let hard = |change: &&MergeChange| matches!(change.kind, MergeKind::Conflict(why) if !why.is_settled_by_a_side());
     let unsettled = report.changes.iter().filter(hard).count();
     if prefer.is_some() && unsettled > 0 {
         let text =

@@ -1,8 +1,9 @@
 //! What a merge adds to what directories take, so that it keeps to their quotas.
 //!
 //! Guarantees that a plan for which this is Ok exceeds no limit of a directory in the tree, as it was when the plan was
-//! made, and tells what the tree as a whole gets. A linked file whose name goes counts as staying: its other names may. Costs nothing where no
-//! limit holds; else a scan of the records of what is taken, removed or moved. Uses plans, sides and sums.
+//! made, and tells what the tree as a whole gets. A linked file whose name goes counts as staying: its other names may.
+//! Costs nothing where no limit holds; else a scan of the records of what is taken, removed or moved. Uses plans, sides
+//! and sums.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 

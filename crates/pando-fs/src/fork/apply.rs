@@ -31,7 +31,7 @@ use crate::{
     orphan::Fate,
     path,
     record::{Record, Stored},
-    types::{CloneReport, FileKind, Time},
+    types::{CloneReport, FileKind, Ino, Time},
     volume::Fs,
 };
 
@@ -52,7 +52,8 @@ pub(crate) struct Apply<'a> {
     uncounted: BTreeSet<Vec<u8>>,
     /// Names have to be counted somewhere.
     counts: bool,
-    changed: Vec<(InodeRef, Record)>,
+    /// Numbers of what gets another record. What is in memory of them may be loaded for a later step only.
+    changed: Vec<(Ino, Record)>,
     removed: Vec<(InodeRef, Fate)>,
     orphaned: Vec<InodeRef>,
     given_back: Vec<u32>,
@@ -177,8 +178,13 @@ impl<'a> Apply<'a> {
 
     /// The inode of an entry with this record, if it is in memory.
     pub(crate) fn inode(&mut self, entry: &[u8], record: &Record) -> Result<Option<InodeRef>> {
+        Ok(self.number(entry, record)?.and_then(|ino| self.fs.table.find(ino)))
+    }
+
+    /// Its inode number, unless the tree is one that nobody sees.
+    fn number(&mut self, entry: &[u8], record: &Record) -> Result<Option<Ino>> {
         if entry.is_empty() {
-            return Ok(Some(self.into.clone()));
+            return Ok(Some(self.into.ino));
         }
         if self.hidden.is_some() {
             return Ok(None); // its number is that of another place
@@ -193,7 +199,7 @@ impl<'a> Apply<'a> {
             (_, Some(pin)) if pin.lineage == around => pin.ino,
             _ => number(around, record.fileno),
         };
-        Ok(self.fs.table.find(ino))
+        Ok(Some(ino))
     }
 
     /// The inode of the directory with this contents prefix from the top, if it is in memory.
@@ -439,8 +445,8 @@ impl<'a> Apply<'a> {
             return Ok(());
         }
         change.put(&mut self.batch, &ours.data, &change.after);
-        if let Some(inode) = self.inode(entry, &change.before)? {
-            self.changed.push((inode, change.after));
+        if let Some(ino) = self.number(entry, &change.before)? {
+            self.changed.push((ino, change.after));
         }
         Ok(())
     }
@@ -540,7 +546,8 @@ impl<'a> Apply<'a> {
     pub(crate) fn done(mut self) -> (CloneReport, bool) {
         let mut report = CloneReport::default();
         std::mem::take(&mut self.carried).done(self.fs, self.now, &mut report);
-        for (inode, record) in std::mem::take(&mut self.changed) {
+        for (ino, record) in std::mem::take(&mut self.changed) {
+            let Some(inode) = self.fs.table.find(ino) else { continue };
             inode.change(|s| {
                 s.record = record;
                 s.atime_unsaved = false;

@@ -283,7 +283,7 @@ fn merged_beside_after(micros: u64, late: impl FnOnce(&World) + Send) -> (World,
 fn what_somebody_does_at_any_moment_of_a_large_merge_is_there_or_a_conflict() {
     let (mut merged, mut conflict, mut beside) = (0, 0, 0);
     let all_seen = |merged, conflict, beside| merged > 2 && conflict > 2 && beside > 4;
-    for n in 0..150 {
+    for n in 0..80 {
         // How long a merge takes depends on what else the machine does.
         if n >= 40 && all_seen(merged, conflict, beside) {
             break;

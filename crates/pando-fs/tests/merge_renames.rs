@@ -211,6 +211,28 @@ fn a_directory_that_is_changed_and_moved_into_has_its_new_mode_in_memory() {
     whole(w);
 }
 
+/// A directory that nobody has in memory is moved, and something that is in memory is moved into it: it comes to memory
+/// for that, and is to be known at its new place.
+#[test]
+fn what_is_moved_into_a_moved_directory_is_found_and_can_be_written() {
+    for (dir, file) in [("a", "g"), ("b", "f"), ("a", "f")] {
+        let mut w = scene();
+        let new = format!("/f/{}/{dir}", if dir == "a" { "b" } else { "a" });
+        mv(&w, &format!("/f/{dir}"), &new);
+        mv(&w, &format!("/f/{file}"), &format!("{new}/{file}"));
+        w.remount();
+        let held = w.fs.resolve(format!("/s/{file}").as_ref()).unwrap().ino;
+        assert!(merge(&w).merged);
+        w.fs.write(FileHandle(0), held, 0, b"written after", false).unwrap();
+        let there = format!("{}/{file}", new.replacen("/f/", "/s/", 1));
+        assert!(w.get(&there).unwrap().starts_with(b"written after"), "{there}");
+        w.fs.forget(held, 1);
+        w.remount();
+        assert!(w.get(&there).unwrap().starts_with(b"written after"), "{there}");
+        whole(w);
+    }
+}
+
 #[test]
 fn a_taken_name_and_a_circle_are_conflicts_that_no_side_settles() {
     let w = scene();

@@ -31,7 +31,7 @@ use crate::{
     orphan::Fate,
     path,
     record::{Record, Stored},
-    types::{CloneReport, FileKind, Ino, Time},
+    types::{CloneReport, FileKind, Time},
     volume::Fs,
 };
 
@@ -52,8 +52,9 @@ pub(crate) struct Apply<'a> {
     uncounted: BTreeSet<Vec<u8>>,
     /// Names have to be counted somewhere.
     counts: bool,
-    /// Numbers of what gets another record. What is in memory of them may be loaded for a later step only.
-    changed: Vec<(Ino, Record)>,
+    /// Directories that were brought to memory because something in memory moves there.
+    targets: Vec<InodeRef>,
+    changed: Vec<(InodeRef, Record)>,
     removed: Vec<(InodeRef, Fate)>,
     orphaned: Vec<InodeRef>,
     given_back: Vec<u32>,
@@ -95,6 +96,7 @@ impl<'a> Apply<'a> {
             touched_inodes: HashMap::new(),
             uncounted: BTreeSet::new(),
             counts: false,
+            targets: Vec::new(),
             changed: Vec::new(),
             removed: Vec::new(),
             orphaned: Vec::new(),
@@ -109,6 +111,7 @@ impl<'a> Apply<'a> {
     /// Adds all steps to the batch, and finds out all that [`Apply::done`] has to know: behind the batch nothing may
     /// fail.
     pub(crate) fn steps(&mut self, steps: &[Step]) -> Result<()> {
+        self.load_targets(steps)?;
         // All is at its old place.
         for step in steps {
             match step {
@@ -142,6 +145,33 @@ impl<'a> Apply<'a> {
             self.flush()?;
         }
         self.carry(steps)
+    }
+
+    /// Brings the directories to memory to which something in memory moves, before anything is looked up there: with
+    /// them come those around, which may change and move as well.
+    fn load_targets(&mut self, steps: &[Step]) -> Result<()> {
+        let moves = steps.iter().filter_map(|step| match step {
+            Step::Move { from, dir, .. } => Some((from, dir)),
+            _ => None,
+        });
+        let mut rest: Vec<_> = moves.filter(|_| self.hidden.is_none()).collect();
+        let mut before = usize::MAX;
+        while rest.len() < before {
+            before = rest.len();
+            let mut left = Vec::new();
+            for (from, dir) in rest {
+                if self.directory(&contents_of(from))?.is_none() {
+                    left.push((from, dir));
+                    continue;
+                }
+                let target = self.loaded(dir)?;
+                self.targets.push(target);
+                // Somebody has looked into more directories by now.
+                self.lineages.clear();
+            }
+            rest = left;
+        }
+        Ok(())
     }
 
     /// Data prefix of the directory with this contents prefix from the top.
@@ -178,13 +208,8 @@ impl<'a> Apply<'a> {
 
     /// The inode of an entry with this record, if it is in memory.
     pub(crate) fn inode(&mut self, entry: &[u8], record: &Record) -> Result<Option<InodeRef>> {
-        Ok(self.number(entry, record)?.and_then(|ino| self.fs.table.find(ino)))
-    }
-
-    /// Its inode number, unless the tree is one that nobody sees.
-    fn number(&mut self, entry: &[u8], record: &Record) -> Result<Option<Ino>> {
         if entry.is_empty() {
-            return Ok(Some(self.into.ino));
+            return Ok(Some(self.into.clone()));
         }
         if self.hidden.is_some() {
             return Ok(None); // its number is that of another place
@@ -199,7 +224,7 @@ impl<'a> Apply<'a> {
             (_, Some(pin)) if pin.lineage == around => pin.ino,
             _ => number(around, record.fileno),
         };
-        Ok(Some(ino))
+        Ok(self.fs.table.find(ino))
     }
 
     /// The inode of the directory with this contents prefix from the top, if it is in memory.
@@ -445,8 +470,8 @@ impl<'a> Apply<'a> {
             return Ok(());
         }
         change.put(&mut self.batch, &ours.data, &change.after);
-        if let Some(ino) = self.number(entry, &change.before)? {
-            self.changed.push((ino, change.after));
+        if let Some(inode) = self.inode(entry, &change.before)? {
+            self.changed.push((inode, change.after));
         }
         Ok(())
     }
@@ -546,8 +571,7 @@ impl<'a> Apply<'a> {
     pub(crate) fn done(mut self) -> (CloneReport, bool) {
         let mut report = CloneReport::default();
         std::mem::take(&mut self.carried).done(self.fs, self.now, &mut report);
-        for (ino, record) in std::mem::take(&mut self.changed) {
-            let Some(inode) = self.fs.table.find(ino) else { continue };
+        for (inode, record) in std::mem::take(&mut self.changed) {
             inode.change(|s| {
                 s.record = record;
                 s.atime_unsaved = false;

@@ -63,6 +63,11 @@ impl Account {
         Some(Self { limit, used, stale })
     }
 
+    /// Whether so many bytes may be added.
+    pub(crate) fn has_room(&self, bytes: i64) -> bool {
+        self.left().is_none_or(|left| u64::try_from(bytes).map_or(true, |bytes| bytes <= left))
+    }
+
     /// Bytes that may be added, if that is limited.
     pub(crate) fn left(&self) -> Option<u64> {
         let used = u64::try_from(self.used).unwrap_or(0);

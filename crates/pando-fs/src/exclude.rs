@@ -33,11 +33,7 @@ impl Fs {
         let top = path::contents(&end.at.contents, end.name)?;
         let mut all = Taken::default();
         for names in paths {
-            let Some((last, dirs)) = names.split_last() else { continue };
-            let mut dir = top.clone();
-            for name in dirs {
-                path::enter(&mut dir, name)?;
-            }
+            let Some((dir, last)) = place_of(&top, names)? else { continue };
             let key = path::meta(&path::entry(&dir, last)?);
             let Some(value) = view.get(&key)? else { continue };
             let taken = match Stored::decode(&value) {
@@ -69,11 +65,7 @@ impl Fs {
         let top = path::contents(&end.at.contents, end.name)?;
         let mut without = Vec::new();
         for names in paths {
-            let Some((last, dirs)) = names.split_last() else { continue };
-            let mut dir = top.clone();
-            for name in dirs {
-                path::enter(&mut dir, name)?;
-            }
+            let Some((dir, last)) = place_of(&top, names)? else { continue };
             without.push(domain.index(&path::entry(&dir, last)?)?);
             without.push(domain.index(&path::contents(&dir, last)?)?);
         }
@@ -128,6 +120,16 @@ impl Fs {
         }
         Ok(counts)
     }
+}
+
+/// The contents prefix of the directory that a path from `top` leads to, and the name there.
+fn place_of<'n>(top: &[u8], names: &[&'n [u8]]) -> Result<Option<(Vec<u8>, &'n [u8])>> {
+    let Some((last, dirs)) = names.split_last() else { return Ok(None) };
+    let mut dir = top.to_vec();
+    for name in dirs {
+        path::enter(&mut dir, name)?;
+    }
+    Ok(Some((dir, last)))
 }
 
 /// Those of these paths that lie in none of the others, each once.

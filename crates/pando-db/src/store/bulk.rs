@@ -264,11 +264,12 @@ impl Writer<'_> {
         let most = (node / EXTENT_SHARE).max(EXTENT_LEAST.min(2 * node));
         // A short rest goes with what is before it: alone it would not be kept.
         let (raw, most_raw) = (page.raw as usize, most.max(node / EXTENT_RAW_SHARE));
-        let full = self.packed.len > 0 && self.packed.len + bytes.len() > most;
-        let full = full && self.left + bytes.len() > most / 2;
-        let spans_leaves = self.packed.raw > 0 && self.packed.raw + raw > most_raw;
-        let spans_leaves = spans_leaves && self.left + raw > most_raw / 2;
-        if (full || spans_leaves) && !self.extent()? {
+        let is_full = |has: usize, more: usize, most: usize| {
+            has > 0 && has + more > most && self.left + more > most / 2
+        };
+        let packed = &self.packed;
+        let full = is_full(packed.len, bytes.len(), most) || is_full(packed.raw, raw, most_raw);
+        if full && !self.extent()? {
             return Ok(false);
         }
         let packed = &mut self.packed;

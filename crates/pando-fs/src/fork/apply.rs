@@ -43,7 +43,7 @@ pub(crate) struct Apply<'a> {
     pub now: Time,
     pub batch: Batch,
     /// Lineages of directories, by contents prefix from the top; none of those that nobody looked into yet.
-    lineages: HashMap<Vec<u8>, Option<u32>>,
+    pub lineages: HashMap<Vec<u8>, Option<u32>>,
     /// Directories whose entries change.
     touched: BTreeSet<Vec<u8>>,
     /// Those of them that are in memory, by contents prefix from the top.
@@ -53,7 +53,7 @@ pub(crate) struct Apply<'a> {
     /// Names have to be counted somewhere.
     counts: bool,
     /// Directories that were brought to memory because something in memory moves there.
-    targets: Vec<InodeRef>,
+    pub targets: Vec<InodeRef>,
     changed: Vec<(InodeRef, Record)>,
     removed: Vec<(InodeRef, Fate)>,
     orphaned: Vec<InodeRef>,
@@ -147,33 +147,6 @@ impl<'a> Apply<'a> {
         self.carry(steps)
     }
 
-    /// Brings the directories to memory to which something in memory moves, before anything is looked up there: with
-    /// them come those around, which may change and move as well.
-    fn load_targets(&mut self, steps: &[Step]) -> Result<()> {
-        let moves = steps.iter().filter_map(|step| match step {
-            Step::Move { from, dir, .. } => Some((from, dir)),
-            _ => None,
-        });
-        let mut rest: Vec<_> = moves.filter(|_| self.hidden.is_none()).collect();
-        let mut before = usize::MAX;
-        while rest.len() < before {
-            before = rest.len();
-            let mut left = Vec::new();
-            for (from, dir) in rest {
-                if self.directory(&contents_of(from))?.is_none() {
-                    left.push((from, dir));
-                    continue;
-                }
-                let target = self.loaded(dir)?;
-                self.targets.push(target);
-                // Somebody has looked into more directories by now.
-                self.lineages.clear();
-            }
-            rest = left;
-        }
-        Ok(())
-    }
-
     /// Data prefix of the directory with this contents prefix from the top.
     fn data_of_dir(&self, dir: &[u8]) -> Bytes {
         match dir.is_empty() {
@@ -228,7 +201,7 @@ impl<'a> Apply<'a> {
     }
 
     /// The inode of the directory with this contents prefix from the top, if it is in memory.
-    fn directory(&mut self, dir: &[u8]) -> Result<Option<InodeRef>> {
+    pub(crate) fn directory(&mut self, dir: &[u8]) -> Result<Option<InodeRef>> {
         if self.hidden.is_some() {
             return Ok(None);
         }

@@ -76,7 +76,7 @@ impl Fs {
     pub(crate) fn bring(&self, into: &InodeRef, record: &mut Record, bytes: i64) -> Result<()> {
         self.make_stale(record);
         let Some(account) = &mut record.account else { return Ok(()) };
-        if account.left().is_some_and(|left| u64::try_from(bytes).is_ok_and(|bytes| bytes > left)) {
+        if !account.has_room(bytes) {
             return Err(Error::QuotaExceeded(into.label()));
         }
         account.used = account.used.saturating_add(bytes);
@@ -139,8 +139,8 @@ impl Weighing<'_> {
 
     fn keeps_limits(&self, label: &str) -> Result<()> {
         for (dir, added) in &self.added {
-            let left = self.accounts.get(dir).copied().flatten().and_then(|account| account.left());
-            if left.is_some_and(|left| u64::try_from(*added).is_ok_and(|added| added > left)) {
+            let account = self.accounts.get(dir).copied().flatten();
+            if account.is_some_and(|account| !account.has_room(*added)) {
                 let inside = path::entry_of_contents(dir).map(|entry| shown(&entry));
                 let inside = inside.unwrap_or_default();
                 return Err(Error::QuotaExceeded(format!("{label}/{}", inside.display())));

@@ -236,6 +236,33 @@ impl Apply<'_> {
         Ok(())
     }
 
+    /// Brings the directories to memory to which something in memory moves, before anything is looked up there: with
+    /// them come those around, which may change and move as well.
+    pub(crate) fn load_targets(&mut self, steps: &[Step]) -> Result<()> {
+        let moves = steps.iter().filter_map(|step| match step {
+            Step::Move { from, dir, .. } => Some((from, dir)),
+            _ => None,
+        });
+        let mut rest: Vec<_> = moves.filter(|_| self.hidden.is_none()).collect();
+        let mut before = usize::MAX;
+        while rest.len() < before {
+            before = rest.len();
+            let mut left = Vec::new();
+            for (from, dir) in rest {
+                if self.directory(&contents_of(from))?.is_none() {
+                    left.push((from, dir));
+                    continue;
+                }
+                let target = self.loaded(dir)?;
+                self.targets.push(target);
+                // Somebody has looked into more directories by now.
+                self.lineages.clear();
+            }
+            rest = left;
+        }
+        Ok(())
+    }
+
     /// The directory here with this contents prefix, before the merge, brought to memory. The caller holds all of the
     /// tree.
     pub(crate) fn loaded(&mut self, dir: &[u8]) -> Result<InodeRef> {

@@ -39,6 +39,7 @@ pub struct Quota {
 /// A directory with a limit, that, and how much of it is left, bytes.
 struct Tightest {
     dir: InodeRef,
+    account: Account,
     limit: u64,
     left: u64,
 }
@@ -162,7 +163,7 @@ impl Fs {
     /// EDQUOT if this is more than a quota of a directory, or of one above, leaves room for. It is not reserved.
     pub(crate) fn has_room(&self, ino: Ino, bytes: i64) -> Result<()> {
         match self.tightest(ino) {
-            Some(Tightest { dir, left, .. }) if u64::try_from(bytes).is_ok_and(|bytes| bytes > left) => {
+            Some(Tightest { dir, account, .. }) if !account.has_room(bytes) => {
                 Err(Error::QuotaExceeded(dir.label()))
             }
             _ => Ok(()),
@@ -177,7 +178,7 @@ impl Fs {
         let up = self.table.find(ino)?.ancestry().ok()?;
         let room = |dir: &InodeRef| {
             let account = dir.peek(|s| s.record.account)?;
-            Some(Tightest { dir: dir.clone(), limit: account.limit?, left: account.left()? })
+            Some(Tightest { dir: dir.clone(), account, limit: account.limit?, left: account.left()? })
         };
         up.iter().filter_map(room).min_by_key(|tightest| tightest.left)
     }

@@ -270,6 +270,29 @@ fn what_stays_keeps_its_number_and_what_is_open_stays_open() {
 }
 
 #[test]
+fn a_new_fork_that_takes_the_changes_of_the_old_one_is_up_to_date() {
+    let w = World::new();
+    prepared(&w);
+    let wanted = {
+        w.clone_tree("/s", "/plain", false).unwrap();
+        assert!(w.merge("/f", "/plain", MergeOptions::default()).unwrap().merged);
+        read(&w, "/plain")
+    };
+    let source = read(&w, "/s");
+    w.fork("/s", "/new");
+    assert!(w.merge("/f", "/new", MergeOptions::default()).unwrap().merged);
+    w.at("/f", |d, n| w.fs.discard(&w.me, d, n)).unwrap();
+    w.at("/new", |d, n| w.at("/f", |e, m| w.fs.rename(&w.me, d, n, e, m, 0))).unwrap();
+    assert_eq!((read(&w, "/f"), read(&w, "/s")), (wanted.clone(), source));
+    // It takes over just what the old one had changed.
+    let report = w.merge("/f", "/s", MergeOptions::default()).unwrap();
+    assert!(report.merged && report.changes.len() == 5, "{report:?}");
+    assert_eq!(read(&w, "/s"), wanted);
+    assert!(w.merge("/f", "/s", MergeOptions::default()).unwrap().changes.is_empty());
+    w.fs.check(|problem| panic!("{problem}")).unwrap();
+}
+
+#[test]
 fn linked_files_are_merged_by_what_they_hold() {
     let w = World::new();
     w.mkdir("/s");

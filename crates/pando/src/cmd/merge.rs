@@ -41,6 +41,13 @@ old one. You must own all that changes, or be root. Set-id bits and capabilities
 content, mode and owner are all of one side. For --text, a text file is one without zero bytes and
 holes, of at most 1 MiB and 10,000 lines.
 
+The other way round, to bring a fork up to date with SRC: make a new fork of SRC (with the same
+--exclude), merge the old one into it, and let the new one take its place. The new fork then differs
+from SRC in what the old one had changed, and a merge of it takes over just that:
+          pando fork /mnt/grove/project /mnt/grove/new
+          pando merge /mnt/grove/task --into /mnt/grove/new
+          pando discard /mnt/grove/task && pando mv /mnt/grove/new /mnt/grove/task
+
 Examples: pando merge --dry-run /mnt/grove/task
           pando merge /mnt/grove/task
           pando merge --text /mnt/grove/task

@@ -495,13 +495,23 @@ impl Handler for Server {
         Ok(self.fs().statfs_at(ino)?)
     }
 
-    fn setxattr(&self, c: &Context, ino: u64, name: &OsStr, value: &[u8], flags: i32) -> Outcome<()> {
+    fn setxattr(&self, c: &Context, ino: u64, name: &OsStr, value: &[u8], flags: i32) -> Answer<()> {
         self.count(Kind::Setxattr);
+        let (before, bits) = (self.fs().perm(ino).unwrap_or_default(), self.shared.set_id_bits(ino));
         // Groups matter for an access list of a set-group-id file only.
-        let about_groups =
-            name.as_encoded_bytes().starts_with(b"system.") && self.shared.set_id_bits(ino) != 0;
+        let about_groups = name.as_encoded_bytes().starts_with(b"system.") && bits != 0;
         let caller = if about_groups { caller_with_groups(c) } else { caller(c, 0) };
-        Ok(self.fs().set_xattr(&caller, ino, name, value, flags)?)
+        let outcome = self.fs().set_xattr(&caller, ino, name, value, flags).map_err(Errno::from);
+        let mode = self.fs().perm(ino).unwrap_or_default();
+        if mode == before || self.shared.set_id_bits(ino) != bits {
+            return self.with_bits_told(ino, bits, outcome);
+        }
+        // An access list has set the mode. Where the kernel does not check permissions, it keeps the one that it knows.
+        let shared = self.shared.clone();
+        Answer::later(move || {
+            shared.tell(|n| n.forget_attributes(ino));
+            outcome
+        })
     }
 
     fn getxattr(&self, c: &Context, ino: u64, name: &OsStr) -> Outcome<Bytes> {

@@ -157,6 +157,34 @@ fn attributes_have_the_errors_of_posix_on_originals_and_clones() {
     }
 }
 
+/// An access list: of the owner, a user, the group, the mask, and others.
+fn list(permissions: [u16; 5]) -> Vec<u8> {
+    let tags: [(u16, u32); 5] = [(1, !0), (2, 4321), (4, !0), (16, !0), (32, !0)];
+    let entries = tags.iter().zip(permissions);
+    let bytes = entries.flat_map(|((tag, id), bits)| {
+        [&tag.to_le_bytes()[..], &bits.to_le_bytes(), &id.to_le_bytes()].concat()
+    });
+    2u32.to_le_bytes().into_iter().chain(bytes).collect()
+}
+
+#[test]
+fn the_mode_that_an_access_list_sets_is_seen_at_once() {
+    for settings in [Settings::default(), checked()] {
+        let w = world!(settings);
+        fs::write(w.path("f"), "1").unwrap();
+        fs::set_permissions(w.path("f"), fs::Permissions::from_mode(0o777)).unwrap();
+        fs::create_dir(w.path("d")).unwrap();
+        for name in ["f", "d"] {
+            // With answers that the kernel does not doubt any more.
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            let mode = || fs::metadata(w.path(name)).unwrap().mode() & 0o7777;
+            let before = mode();
+            set(&w.path(name), "system.posix_acl_access", &list([6, 0, 0, 0, 0]), XattrFlags::empty()).unwrap();
+            assert_eq!((mode(), before != 0o600), (0o600, true), "{name}");
+        }
+    }
+}
+
 #[test]
 fn access_lists_are_obeyed_inherited_and_changed_by_chmod() {
     let w = world!(Settings { allow_other: true, ..checked() });

@@ -225,7 +225,7 @@ pub trait Handler: Send + Sync + 'static {
     fn readdir(&self, handle: u64, ino: u64, cookie: u64, sink: &mut dyn DirSink) -> Outcome<()>;
     fn releasedir(&self, ino: u64, handle: u64);
     fn statfs(&self, ino: u64) -> Outcome<StatFs>;
-    fn setxattr(&self, c: &Context, ino: u64, name: &OsStr, value: &[u8], flags: i32) -> Outcome<()>;
+    fn setxattr(&self, c: &Context, ino: u64, name: &OsStr, value: &[u8], flags: i32) -> Answer<()>;
     fn getxattr(&self, c: &Context, ino: u64, name: &OsStr) -> Outcome<Bytes>;
     /// Names with a zero behind each.
     fn listxattr(&self, c: &Context, ino: u64) -> Outcome<Bytes>;

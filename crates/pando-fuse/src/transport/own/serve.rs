@@ -253,7 +253,8 @@ fn answer<H: Handler>(h: &H, r: &Request<'_>, out: &mut Vec<u8>) -> Result<Step,
             let i: wire::SetxattrIn = r.op()?;
             let (name, value) = wire::name(r.payload).ok_or(INVALID)?;
             let value = value.get(..i.size as usize).ok_or(INVALID)?;
-            empty(h.setxattr(&c, node, name, value, i.flags as i32))?
+            let answer = h.setxattr(&c, node, name, value, i.flags as i32);
+            return Ok(step(answer, out, |(), _| Reply::Buffer));
         }
         op::GETXATTR => {
             let i: wire::GetxattrIn = r.op()?;

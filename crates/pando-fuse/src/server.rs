@@ -188,6 +188,10 @@ impl Handler for Server {
         self.attributes(ino)
     }
 
+    fn may_keep(&self, c: &Context, ino: u64) -> bool {
+        !self.shared.times.lacks(ino, c.pid)
+    }
+
     fn setattr(&self, c: &Context, ino: u64, mut change: SetAttr) -> Outcome<Attr> {
         self.count(Kind::Setattr);
         if self.shared.own_threads.has(c.pid) {

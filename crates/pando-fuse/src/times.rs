@@ -130,6 +130,15 @@ impl Times {
         self.any.load(Ordering::Acquire) && self.state.lock().stale.contains_key(&ino)
     }
 
+    /// Whether an answer to the thread `caller` that has the attributes of `ino` leaves the kernel without its time. An
+    /// answer to the thread that gives times does not: it is about the time that has just been given.
+    pub(crate) fn lacks(&self, ino: u64, caller: u32) -> bool {
+        self.any.load(Ordering::Acquire) && {
+            let state = self.state.lock();
+            state.thread_id != Some(caller) && state.stale.contains_key(&ino)
+        }
+    }
+
     /// Waits until the kernel has the time of `ino`, for [`PATIENCE`] at most.
     pub(crate) fn settle(&self, ino: u64) {
         let (mut state, until) = (self.state.lock(), Instant::now() + PATIENCE);

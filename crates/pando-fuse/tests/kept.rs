@@ -4,7 +4,7 @@
 use std::{
     fs::{self, File, OpenOptions},
     io::Write,
-    os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt},
+    os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -227,6 +227,28 @@ fn a_time_that_is_set_is_not_replaced_by_that_of_an_earlier_write() {
     w.remount();
     let last = std::time::UNIX_EPOCH + Duration::new(1_000_000_299, 123_456_789);
     assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), last);
+}
+
+/// The answer to something else has attributes too, and does not hide the time of a change that went past the cache.
+#[test]
+fn the_time_of_a_small_change_is_seen_after_a_change_of_something_else() {
+    let Some(mut w) = kept() else { return };
+    let path = cold_file(&mut w, 2 << 20);
+    let old = std::time::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+    for (what, closed) in ["chmod", "chown", "link"].into_iter().flat_map(|what| [(what, false), (what, true)]) {
+        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        file.set_modified(old).unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+        file.write_all_at(b"blind", 4096).unwrap();
+        let open = (!closed).then_some(file);
+        match what {
+            "chmod" => fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap(),
+            "chown" => std::os::unix::fs::chown(&path, Some(1), None).unwrap(),
+            _ => fs::hard_link(&path, w.path(&format!("link-{closed}"))).unwrap(),
+        }
+        assert!(fs::metadata(&path).unwrap().modified().unwrap() > old, "{what}, closed: {closed}");
+        drop(open);
+    }
 }
 
 /// One descriptor changes a large file past the cache, others read and write it through the cache: all see the same.

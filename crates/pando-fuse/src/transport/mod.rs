@@ -186,6 +186,8 @@ pub trait Handler: Send + Sync + 'static {
     fn getattr(&self, ino: u64) -> Answer<Attr>;
     /// The same, for one who wants the time of birth too.
     fn statx(&self, ino: u64) -> Answer<Attr>;
+    /// Whether the kernel may keep the attributes that the answer to a SETATTR or LINK has. If not, it asks again.
+    fn may_keep(&self, c: &Context, ino: u64) -> bool;
     fn setattr(&self, c: &Context, ino: u64, change: SetAttr) -> Outcome<Attr>;
     fn readlink(&self, ino: u64) -> Outcome<Bytes>;
     fn mknod(

@@ -18,7 +18,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::transport::own::wire::{self, fattr, op};
 use crate::transport::{
     Answer, Context, Copy, DirSink, Errno, Handler, Opened, Outcome, Write,
-    common::{MAX_COPY_BYTES, is_direct_write},
+    common::{MAX_COPY_BYTES, VALID_SECS, is_direct_write},
 };
 
 /// A request in its three parts.
@@ -143,7 +143,10 @@ fn answer<H: Handler>(h: &H, r: &Request<'_>, out: &mut Vec<u8>) -> Result<Step,
         }
         op::GETATTR => return Ok(step(h.getattr(node), out, |a, out| put_attr(out, &a))),
         op::STATX => return Ok(step(h.statx(node), out, |a, out| put(out, &wire::StatxOut::from(&a)))),
-        op::SETATTR => put_attr(out, &h.setattr(&c, node, change(&r.op()?)?)?),
+        op::SETATTR => {
+            let a = h.setattr(&c, node, change(&r.op()?)?)?;
+            put(out, &wire::AttrOut { attr_valid: valid_secs(h, &c, &a), ..wire::AttrOut::from(&a) })
+        }
         op::READLINK => Reply::Data(h.readlink(node)?),
         op::SYMLINK => {
             let (name, target) = r.names()?;
@@ -171,7 +174,8 @@ fn answer<H: Handler>(h: &H, r: &Request<'_>, out: &mut Vec<u8>) -> Result<Step,
         }
         op::LINK => {
             let i: wire::LinkIn = r.op()?;
-            put_entry(out, &h.link(&c, i.oldnodeid, node, r.name()?)?)
+            let a = h.link(&c, i.oldnodeid, node, r.name()?)?;
+            put(out, &wire::EntryOut { attr_valid: valid_secs(h, &c, &a), ..wire::EntryOut::of(&a) })
         }
         op::OPEN => {
             let i: wire::OpenIn = r.op()?;
@@ -382,6 +386,11 @@ fn opened(o: &Opened) -> wire::OpenOut {
 fn put(out: &mut Vec<u8>, value: &(impl IntoBytes + zerocopy::Immutable)) -> Reply {
     out.extend_from_slice(value.as_bytes());
     Reply::Buffer
+}
+
+/// So long the kernel may keep these attributes, in seconds.
+fn valid_secs(h: &impl Handler, c: &Context, a: &Attr) -> u64 {
+    if h.may_keep(c, a.ino) { VALID_SECS } else { 0 }
 }
 
 fn put_attr(out: &mut Vec<u8>, a: &Attr) -> Reply {

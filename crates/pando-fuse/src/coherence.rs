@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use pando_fs::{FileHandle, FileKind, Fs, SetAttr, SetTime};
+use pando_fs::{FileHandle, FileKind, Fs, SetAttr, SetTime, waiting};
 use parking_lot::Mutex;
 
 use crate::{
@@ -112,8 +112,10 @@ impl MountState {
         }
     }
 
-    /// Sends the notification `what`; a failure leaves stale pages behind and is logged.
+    /// Sends the notification `what`; a failure leaves stale pages behind and is logged. The kernel may wait in it for
+    /// whoever has the file or directory locked, and so for as long as that program likes.
     pub(crate) fn tell(&self, what: impl Fn(&dyn Notify) -> std::io::Result<()>) {
+        waiting::announce();
         match self.notify.get() {
             Some(notify) => {
                 if let Err(e) = what(&**notify) {
@@ -173,6 +175,7 @@ impl MountState {
         if files.is_empty() {
             return;
         }
+        waiting::announce();
         let mut left = files.clone();
         if let Some(inside) = self.inside.get() {
             let written = apart(|apart| {

@@ -21,8 +21,10 @@ use parking_lot::Mutex;
 
 /// Differences of one user at a time, a count; a further one ends the oldest.
 const DIFFS_OF_USER: usize = 8;
-/// Differences of all users at a time, a count; then nobody begins one.
+/// Differences of all users at a time, a count; then who has most loses one to a user with fewer.
 const DIFFS: usize = 64;
+/// Root may have so many besides, a count.
+const DIFFS_OF_ROOT: usize = DIFFS_OF_USER;
 /// How long one stays that nobody asks about.
 const IDLE: Duration = Duration::from_secs(60);
 /// How long one request looks for differences: then there may be fewer bytes than fit.
@@ -77,13 +79,19 @@ impl Diffs {
         // Each has a frozen state, which takes a while to let go: not under the lock, which closing a file takes.
         let mut gone: Vec<DiffSession> =
             sessions.extract_if(|at, s| *at == on || s.used.elapsed() >= IDLE).map(|(_, s)| s).collect();
-        let own = || sessions.iter().filter(|(_, s)| s.uid == uid);
-        if own().count() >= DIFFS_OF_USER
-            && let Some(oldest) = own().min_by_key(|(_, s)| s.used).map(|(on, _)| *on)
-        {
-            gone.extend(sessions.remove(&oldest));
-        }
-        let room = sessions.len() < DIFFS;
+        let of_user = |uid: u32| sessions.iter().filter(move |(_, s)| s.uid == uid);
+        let most = if uid == 0 { DIFFS + DIFFS_OF_ROOT } else { DIFFS };
+        let goes = if of_user(uid).count() >= DIFFS_OF_USER {
+            Some(uid)
+        } else if sessions.len() >= most {
+            let counts = sessions.values().map(|s| (of_user(s.uid).count(), s.uid));
+            counts.max().filter(|(count, _)| *count > of_user(uid).count() + 1).map(|(_, uid)| uid)
+        } else {
+            None
+        };
+        let oldest = goes.and_then(|uid| of_user(uid).min_by_key(|(_, s)| s.used).map(|(on, _)| *on));
+        gone.extend(oldest.and_then(|on| sessions.remove(&on)));
+        let room = sessions.len() < most;
         match room {
             true => _ = sessions.insert(on, session),
             false => gone.push(session),
@@ -254,6 +262,31 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
+
+    #[test]
+    fn no_user_keeps_another_from_asking() {
+        let diffs = Diffs::default();
+        let mut handle = 0;
+        let mut begin = |uid: u32| {
+            handle += 1;
+            diffs.begin_bytes(uid, (1, handle), vec![0; 9]).then_some((1, handle))
+        };
+        // Eight users with eight each, and then one with one and root.
+        let firsts: Vec<_> =
+            (100..108).map(|uid| (0..DIFFS_OF_USER).map(|_| begin(uid).unwrap()).min()).collect();
+        let (one, root) = (begin(7).unwrap(), begin(0).unwrap());
+        assert!(diffs.next(7, one, 4).is_some() && diffs.next(0, root, 4).is_some());
+        let gone = (100..).zip(&firsts).filter(|(uid, first)| diffs.next(*uid, first.unwrap(), 4).is_none());
+        assert_eq!(gone.count(), 1, "one of those with most has lost the one that was used least lately");
+        // With one each nobody loses any; root is not refused.
+        for uid in 200..400 {
+            begin(uid);
+        }
+        assert!(begin(500).is_none());
+        assert!(begin(0).is_some());
+        assert!(diffs.next(7, one, 4).is_some());
+        assert!(diffs.sessions.lock().len() <= DIFFS + DIFFS_OF_ROOT);
+    }
 
     #[test]
     fn differences_come_back_from_pieces_of_any_size_and_nonsense_is_an_error() {

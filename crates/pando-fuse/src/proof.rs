@@ -38,7 +38,7 @@ use crate::{
 const LIFETIME: Duration = Duration::from_secs(10);
 /// Tokens of one user at a time, a count; a further one ends the oldest.
 const TOKENS_OF_USER: usize = 64;
-/// Tokens of all users at a time, a count; then nobody gets one.
+/// Tokens of all users at a time, a count; a further one ends the oldest of the user who has most.
 const TOKENS: usize = 4096;
 
 /// What was shown is noted; the attempt that showed it is refused.
@@ -154,15 +154,19 @@ impl Proofs {
         };
         let mut tokens = self.tokens.lock();
         tokens.retain(|_, s| now.duration_since(s.born) < LIFETIME);
-        let own = || tokens.iter().filter(|(_, s)| s.uid == c.uid);
-        if own().count() >= TOKENS_OF_USER
-            && let Some(oldest) = own().min_by_key(|(_, s)| s.born).map(|(t, _)| *t)
-        {
-            tokens.remove(&oldest);
-        }
-        if tokens.len() >= TOKENS {
-            return Err(Errno(libc::EAGAIN));
-        }
+        let of_user = |uid: u32| tokens.iter().filter(move |(_, s)| s.uid == uid);
+        let goes = if of_user(c.uid).count() >= TOKENS_OF_USER {
+            Some(c.uid)
+        } else if tokens.len() >= TOKENS {
+            // Nobody is refused for what others have. Who has most loses one.
+            let mut counts = HashMap::new();
+            tokens.values().for_each(|s| *counts.entry(s.uid).or_insert(0) += 1);
+            counts.into_iter().max_by_key(|(_, count)| *count).map(|(uid, _)| uid)
+        } else {
+            None
+        };
+        let oldest = goes.and_then(|uid| of_user(uid).min_by_key(|(_, s)| s.born).map(|(token, _)| *token));
+        oldest.map(|token| tokens.remove(&token));
         let token = Token(bytes);
         tokens.insert(token, shows);
         Ok(token)
@@ -344,12 +348,13 @@ mod tests {
         assert!(proofs.take(&ME, &first).is_none());
         assert!(proofs.take(&other, &theirs).is_some());
         assert_eq!(proofs.tokens.lock().len(), TOKENS_OF_USER);
-        for uid in 100.. {
+        // One with many user numbers keeps nobody out, and takes no token of those who have few.
+        let mine = proofs.issue(&other, 5, 1).unwrap();
+        for uid in 100..300 {
             let c = Context { uid, ..ME };
-            if (0..TOKENS_OF_USER).any(|_| proofs.issue(&c, 5, 1).is_err()) {
-                break;
-            }
+            (0..TOKENS_OF_USER).for_each(|_| _ = proofs.issue(&c, 5, 1).unwrap());
         }
         assert_eq!(proofs.tokens.lock().len(), TOKENS);
+        assert!(proofs.take(&other, &mine).is_some());
     }
 }

@@ -235,7 +235,9 @@ fn the_time_of_a_small_change_is_seen_after_a_change_of_something_else() {
     let Some(mut w) = kept() else { return };
     let path = cold_file(&mut w, 2 << 20);
     let old = std::time::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
-    for (what, closed) in ["chmod", "chown", "link"].into_iter().flat_map(|what| [(what, false), (what, true)]) {
+    for (what, closed) in
+        ["chmod", "chown", "link"].into_iter().flat_map(|what| [(what, false), (what, true)])
+    {
         let file = OpenOptions::new().write(true).open(&path).unwrap();
         file.set_modified(old).unwrap();
         std::thread::sleep(Duration::from_millis(20));

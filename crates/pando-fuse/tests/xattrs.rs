@@ -179,7 +179,8 @@ fn the_mode_that_an_access_list_sets_is_seen_at_once() {
             std::thread::sleep(std::time::Duration::from_millis(50));
             let mode = || fs::metadata(w.path(name)).unwrap().mode() & 0o7777;
             let before = mode();
-            set(&w.path(name), "system.posix_acl_access", &list([6, 0, 0, 0, 0]), XattrFlags::empty()).unwrap();
+            set(&w.path(name), "system.posix_acl_access", &list([6, 0, 0, 0, 0]), XattrFlags::empty())
+                .unwrap();
             assert_eq!((mode(), before != 0o600), (0o600, true), "{name}");
         }
     }

@@ -1,16 +1,17 @@
 //! Threads for the requests that say that they may wait: fsync, clones, copies, control.
 //!
-//! The thread that reads requests never waits for the kernel. Threads are
-//! started when a job finds none idle, up to a limit of those that are at work;
-//! a thread that waits for the device is told so (`pando_fs::waiting`) and does
-//! not count against it, so that a job which does not wait stands behind
-//! none that does. Of these there are at most [`MAX_WAITING`]; where more wait,
-//! jobs queue. Idle threads above the limit end, the others when the pool is
-//! dropped; a panic in a job costs that job only.
+//! The thread that reads requests never waits for the kernel. Threads are started when a job finds none idle, up to a
+//! limit of those that are at work; a thread that waits for the device or the kernel says so (`pando_fs::waiting`) and
+//! does not count against it, so that a job which does not wait stands behind none that does.
+//!
+//! Guarantees: no user's jobs keep those of others from running, however long they wait and whoever makes them wait. A
+//! user has at most as many threads as are left for the others (the rule of dynamic thresholds for a shared buffer:
+//! Choudhury and Hahne, 1998): 128 of 256, if no one else has any. What root has does not depend on others. Idle
+//! threads above the limit end, the others when the pool is dropped; a panic in a job costs that job only.
 
 use std::{
     cell::Cell,
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     io,
     panic::{AssertUnwindSafe, catch_unwind},
     rc::Rc,
@@ -23,20 +24,76 @@ use parking_lot::{Condvar, Mutex};
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Most threads that wait, a count.
-const MAX_WAITING: usize = 256;
+/// Most threads that users share, and most of root, a count.
+const MAX_BUSY: usize = 256;
+const ROOT: u32 = 0;
+
+/// Threads that have a job, all or those of a user.
+#[derive(Default, Clone, Copy)]
+struct Busy {
+    count: usize,
+    /// Of these, those whose jobs wait.
+    waiting: usize,
+}
+
+impl Busy {
+    fn at_work(self) -> usize {
+        self.count - self.waiting
+    }
+}
 
 /// Jobs that wait for a thread, and the threads.
 #[derive(Default)]
 struct JobQueue {
-    jobs: VecDeque<Job>,
+    /// Each with the user who asked for it.
+    jobs: VecDeque<(u32, Job)>,
     idle: usize,
-    /// Threads whose jobs wait.
-    waiting: usize,
+    busy: Busy,
+    /// The same by user, of those who have any.
+    users: HashMap<u32, Busy>,
     /// Threads in all.
     count: usize,
     closed: bool,
     threads: Vec<JoinHandle<()>>,
+}
+
+impl JobQueue {
+    /// Whether a job of this user may run now, where at most `limit` are at work.
+    fn may_run(&self, uid: u32, limit: usize) -> bool {
+        let own = self.users.get(&uid).copied().unwrap_or_default();
+        // What root has is no one else's loss.
+        let root = self.users.get(&ROOT).copied().unwrap_or_default();
+        let (count, at_work) = match uid {
+            ROOT => (0, 0),
+            _ => (self.busy.count - root.count, self.busy.at_work() - root.at_work()),
+        };
+        own.count < MAX_BUSY.saturating_sub(count) && own.at_work() < limit.saturating_sub(at_work)
+    }
+
+    /// Takes the first job that may run.
+    fn take(&mut self, limit: usize) -> Option<(u32, Job)> {
+        let at = self.jobs.iter().position(|(uid, _)| self.may_run(*uid, limit))?;
+        let (uid, job) = self.jobs.remove(at)?;
+        self.busy.count += 1;
+        self.users.entry(uid).or_default().count += 1;
+        Some((uid, job))
+    }
+
+    fn waits(&mut self, uid: u32) {
+        self.busy.waiting += 1;
+        self.users.entry(uid).or_default().waiting += 1;
+    }
+
+    fn done(&mut self, uid: u32, waited: bool) {
+        let waited = usize::from(waited);
+        self.busy = Busy { count: self.busy.count - 1, waiting: self.busy.waiting - waited };
+        if let Some(own) = self.users.get_mut(&uid) {
+            *own = Busy { count: own.count - 1, waiting: own.waiting - waited };
+            if own.count == 0 {
+                self.users.remove(&uid);
+            }
+        }
+    }
 }
 
 /// What the pool and its threads share.
@@ -53,17 +110,17 @@ pub(super) struct Workers {
 }
 
 impl Workers {
-    /// A pool of at most `limit` threads that are at work, none of them started yet.
+    /// A pool of at most `limit` threads that are at work, none of them started yet. Root may have as many besides.
     pub(super) fn new(limit: usize) -> Self {
         assert!(limit > 0, "a pool without threads would never answer");
         let shared = PoolShared { limit, state: Mutex::default(), wake: Condvar::new() };
         Self { shared: Arc::new(shared) }
     }
 
-    /// Runs `job` on some thread of the pool, soon.
-    pub(super) fn run(&self, job: impl FnOnce() + Send + 'static) {
+    /// Runs `job` of this user on some thread of the pool, soon.
+    pub(super) fn run(&self, uid: u32, job: impl FnOnce() + Send + 'static) {
         let mut state = self.shared.state.lock();
-        state.jobs.push_back(Box::new(job));
+        state.jobs.push_back((uid, Box::new(job)));
         match self.shared.start_if_wanted(&mut state) {
             Ok(()) => {}
             Err(e) if state.count == 0 => {
@@ -72,7 +129,7 @@ impl Workers {
                 log::error!("no thread for a waiting request: {e}");
                 let job = state.jobs.pop_back();
                 drop(state);
-                if let Some(job) = job {
+                if let Some((_, job)) = job {
                     job();
                 }
                 return;
@@ -87,8 +144,8 @@ impl Workers {
 impl PoolShared {
     /// Starts a thread if there is a job for it and it may be.
     fn start_if_wanted(self: &Arc<Self>, state: &mut JobQueue) -> io::Result<()> {
-        let at_work = state.count - state.waiting;
-        if state.idle >= state.jobs.len() || at_work >= self.limit || state.waiting >= MAX_WAITING {
+        let may_run = state.jobs.iter().filter(|(uid, _)| state.may_run(*uid, self.limit));
+        if may_run.take(state.idle + 1).count() <= state.idle {
             return Ok(());
         }
         let shared = self.clone();
@@ -100,31 +157,48 @@ impl PoolShared {
         Ok(())
     }
 
+    /// Lets those jobs run that may run by what has changed.
+    fn go_on(self: &Arc<Self>, state: &mut JobQueue) {
+        if state.jobs.is_empty() || state.closed {
+            return;
+        }
+        if let Err(e) = self.start_if_wanted(state) {
+            log::warn!("no further thread for waiting requests: {e}");
+        }
+        self.wake.notify_one();
+    }
+
     /// What a thread does.
     fn work(self: &Arc<Self>) {
-        let waits = Rc::new(Cell::new(false));
-        let (mine, shared) = (waits.clone(), self.clone());
+        // Whose job it has, and whether that has said that it waits.
+        let now = Rc::new(Cell::new((ROOT, false)));
+        let (mine, shared) = (now.clone(), self.clone());
         waiting::on_wait(Some(Box::new(move || {
-            if !mine.replace(true) {
+            let (uid, waits) = mine.get();
+            if !waits {
+                mine.set((uid, true));
                 let mut state = shared.state.lock();
-                state.waiting += 1;
-                if let Err(e) = shared.start_if_wanted(&mut state) {
-                    log::warn!("no further thread for waiting requests: {e}");
-                }
+                state.waits(uid);
+                shared.go_on(&mut state);
             }
         })));
         let mut state = self.state.lock();
         loop {
-            if let Some(job) = state.jobs.pop_front() {
+            if let Some((uid, job)) = state.take(self.limit) {
+                now.set((uid, false));
                 drop(state);
                 if catch_unwind(AssertUnwindSafe(job)).is_err() {
                     log::error!("a request failed by a panic and was answered with EIO");
                 }
                 state = self.state.lock();
-                state.waiting -= usize::from(waits.take());
-            } else if state.closed || state.idle >= self.limit {
+                state.done(uid, now.get().1);
+                // There may be room for more than the one that this thread takes.
+                self.go_on(&mut state);
+            } else if state.closed && state.jobs.is_empty() || state.idle >= self.limit {
                 state.count -= 1;
                 drop(state);
+                // Others may have slept while there were jobs that might not run.
+                self.wake.notify_all();
                 return waiting::on_wait(None);
             } else {
                 state.idle += 1;
@@ -165,13 +239,13 @@ mod tests {
 
     #[test]
     fn jobs_run_side_by_side_and_survive_a_panic() {
-        let pool = Workers::new(4);
+        let pool = Workers::new(8);
         let (tx, rx) = mpsc::channel();
-        pool.run(|| panic!("on purpose"));
+        pool.run(1, || panic!("on purpose"));
         let begin = Instant::now();
         for i in 0..8 {
             let tx = tx.clone();
-            pool.run(move || {
+            pool.run(1, move || {
                 thread::sleep(Duration::from_millis(50));
                 tx.send(i).ok();
             });
@@ -189,13 +263,13 @@ mod tests {
         let gate = Arc::new((Mutex::new(true), Condvar::new()));
         for i in 0..50 {
             let (tx, gate) = (tx.clone(), gate.clone());
-            pool.run(move || {
+            pool.run(1, move || {
                 waiting::announce();
                 gate.1.wait_while(&mut gate.0.lock(), |closed| *closed);
                 tx.send(i).ok();
             });
         }
-        pool.run(move || tx.send(1000).unwrap());
+        pool.run(1, move || tx.send(1000).unwrap());
         assert_eq!(rx.recv_timeout(Duration::from_secs(20)), Ok(1000));
         *gate.0.lock() = false;
         gate.1.notify_all();
@@ -209,12 +283,46 @@ mod tests {
     }
 
     #[test]
+    fn no_user_keeps_another_from_running() {
+        for waiting in [true, false] {
+            let pool = Workers::new(16);
+            let (tx, rx) = mpsc::channel();
+            let gate = Arc::new((Mutex::new(true), Condvar::new()));
+            // The last one comes when the others have all that they may.
+            for uid in [1, 1, 2, 3, 4] {
+                for _ in 0..300 {
+                    let (tx, gate) = (tx.clone(), gate.clone());
+                    pool.run(uid, move || {
+                        if waiting {
+                            waiting::announce();
+                        }
+                        gate.1.wait_while(&mut gate.0.lock(), |closed| *closed);
+                        tx.send(uid).ok();
+                    });
+                }
+            }
+            for uid in [ROOT, 5] {
+                let tx = tx.clone();
+                pool.run(uid, move || tx.send(uid).unwrap());
+                assert_eq!(rx.recv_timeout(Duration::from_secs(20)), Ok(uid));
+            }
+            let most = if waiting { MAX_BUSY } else { 16 };
+            assert!((most * 9 / 10..=most).contains(&pool.shared.state.lock().busy.count));
+            *gate.0.lock() = false;
+            gate.1.notify_all();
+            drop(tx);
+            assert_eq!(rx.iter().count(), 1500, "all run in the end");
+            drop(pool);
+        }
+    }
+
+    #[test]
     fn dropping_the_pool_finishes_what_was_queued() {
         let (tx, rx) = mpsc::channel();
         let pool = Workers::new(1);
         for i in 0..20 {
             let tx = tx.clone();
-            pool.run(move || tx.send(i).unwrap());
+            pool.run(1, move || tx.send(i).unwrap());
         }
         drop(pool);
         assert_eq!(rx.try_iter().count(), 20);

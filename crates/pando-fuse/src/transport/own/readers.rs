@@ -434,7 +434,7 @@ impl<H: Handler> Reader<H> {
                 answered = false;
                 self.shared.counters.by_worker();
                 let device = device.clone();
-                self.shared.workers.run(move || {
+                self.shared.workers.run(header.uid, move || {
                     let mut out = Vec::new();
                     let reply = finish(work, &mut out);
                     device.reply(header.unique, &reply, &out);

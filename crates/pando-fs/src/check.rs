@@ -162,10 +162,10 @@ impl LinkArea {
 }
 
 /// A directory on the way of the scan.
-struct ScannedDir {
-    lineage: u32,
+pub(crate) struct ScannedDir {
+    pub lineage: u32,
     /// It is the root of its lineage.
-    root: bool,
+    pub root: bool,
 }
 
 impl Fs {
@@ -278,7 +278,12 @@ impl Fs {
 
     /// Makes the way, which has been left as far as need be, end with the directory of this contents prefix; false if
     /// it is none.
-    fn descend(&self, view: &Snapshot, way: &mut ScannedWay<ScannedDir>, dir: &[u8]) -> Result<bool> {
+    pub(crate) fn descend(
+        &self,
+        view: &Snapshot,
+        way: &mut ScannedWay<ScannedDir>,
+        dir: &[u8],
+    ) -> Result<bool> {
         while way.contents().len() < dir.len() {
             let Some((entry, contents)) = path::next_level(dir, way.contents().len()) else {
                 return Ok(false);

@@ -119,6 +119,70 @@ fn they_stay_with_their_directory_and_outlive_it() {
 }
 
 #[test]
+fn snapshots_of_a_directory_that_is_gone_are_found_and_given_to_another() {
+    let mut w = World::new();
+    for dir in ["/gone", "/top", "/top/in", "/moved", "/there"] {
+        w.mkdir(dir);
+        w.put(&format!("{dir}/f"), dir.as_bytes());
+    }
+    w.put("/gone/large", &vec![7; 300_000]);
+    let numbers: Vec<u32> = ["/gone", "/gone", "/top/in", "/moved", "/there"]
+        .iter()
+        .enumerate()
+        .map(|(i, dir)| snap(&w, dir, &format!("s{i}")).number)
+        .collect();
+    let outer = snap(&w, "/top", "outer").number;
+    // Across a border of lineages it keeps its number.
+    w.mkdir("/a");
+    w.clone_tree("/a", "/clone", false).unwrap();
+    w.rename("/moved", "/clone/moved", 0).unwrap();
+    let gone =
+        |w: &World| w.fs.snapshots_of_gone().unwrap().iter().map(|info| info.number).collect::<Vec<_>>();
+    assert_eq!(gone(&w), []);
+    w.remove_tree("/gone").unwrap();
+    w.on("/top", |a| w.fs.rollback(by(&w), a.ino, outer, true)).unwrap();
+    for _ in 0..2 {
+        assert_eq!(gone(&w), numbers[..3]);
+        w.remount();
+    }
+    // Some of the directories are in memory now.
+    assert_eq!(
+        (names(&w, "/top"), names(&w, "/there/.snapshots")),
+        (vec!["f".into(), "in".into()], vec!["s4".into()])
+    );
+    assert_eq!(gone(&w), numbers[..3]);
+
+    let user = Caller { uid: 1000, gid: 1000, ..Caller::default() };
+    w.mkdir("/new");
+    let adopt = |w: &World, c: &Caller, path: &str, number: u32| {
+        w.on(path, |a| w.fs.adopt_snapshots(Authority::Caller(c), a.ino, number)).map(drop)
+    };
+    assert_eq!(errno(adopt(&w, &user, "/new", numbers[0])), EPERM);
+    assert_eq!(errno(adopt(&w, &w.me, "/there", numbers[0])), EEXIST);
+    assert_eq!(errno(adopt(&w, &w.me, "/new", numbers[3])), ENOENT);
+    adopt(&w, &w.me, "/new", numbers[1]).unwrap();
+    adopt(&w, &w.me, "/top/in", numbers[2]).unwrap();
+    assert_eq!(errno(adopt(&w, &w.me, "/a", numbers[0])), ENOENT);
+    for _ in 0..2 {
+        assert_eq!(gone(&w), []);
+        assert_eq!(names(&w, "/new/.snapshots"), ["s0", "s1"]);
+        assert_eq!(w.get("/new/.snapshots/s1/large").unwrap(), vec![7; 300_000]);
+        assert_eq!(w.get("/top/in/.snapshots/s2/f").unwrap(), b"/top/in");
+        w.fs.check(|problem| panic!("{problem}")).unwrap();
+        w.remount();
+    }
+    w.on("/new", |a| w.fs.rollback(by(&w), a.ino, numbers[0], true)).unwrap();
+    assert_eq!(w.get("/new/f").unwrap(), b"/gone");
+    w.on("/new", |a| {
+        assert_eq!(w.fs.snapshots(a.ino)?.len(), 2);
+        w.fs.delete_snapshot(by(&w), a.ino, numbers[0])?;
+        w.fs.delete_snapshot(by(&w), a.ino, numbers[1])
+    })
+    .unwrap();
+    w.fs.check(|problem| panic!("{problem}")).unwrap();
+}
+
+#[test]
 fn rolling_back_is_atomic_and_keeps_what_was() {
     let w = World::new();
     w.mkdir("/d");

@@ -33,6 +33,8 @@ pub enum Asked {
     Keep(u32, bool),
     /// Make the directory what it was then; what it is now is named by the answer, unless it is to be discarded.
     Rollback(u32, bool),
+    /// Give the directory the snapshots of that one, which is gone, that has the one with this number.
+    Adopt(u32),
     /// Tell the policy of the directory.
     Policy,
     /// Give it this policy, or take the one that it has.
@@ -52,6 +54,7 @@ impl Asked {
             Asked::Rollback(number, discard) => (5, *number, *discard, &empty),
             Asked::Take(new, _) => (6, 0, new.keep, new),
             Asked::Policy => (7, 0, false, &empty),
+            Asked::Adopt(number) => (9, *number, false, &empty),
             Asked::SetPolicy(policy) => (8, 0, policy.is_some(), &empty),
         };
         let name = match self {
@@ -145,6 +148,7 @@ impl Asked {
             5 => Asked::Rollback(number, flag),
             7 => Asked::Policy,
             8 => Asked::SetPolicy(policy),
+            9 => Asked::Adopt(number),
             _ => return None,
         })
     }
@@ -298,6 +302,7 @@ mod tests {
             Asked::Rename(9, "x".repeat(255).into()),
             Asked::Keep(1, true),
             Asked::Rollback(2, false),
+            Asked::Adopt(u32::MAX),
             Asked::Policy,
             Asked::SetPolicy(None),
             Asked::SetPolicy(Some(policy)),
@@ -311,7 +316,7 @@ mod tests {
             assert_eq!(Asked::decode(&bytes), Some(asked));
         }
         assert_eq!(Asked::decode(&Asked::Rename(1, "x".repeat(256).into()).encode()), None);
-        assert_eq!(Asked::decode(&[9; 40]), None);
+        assert_eq!(Asked::decode(&[10; 40]), None);
     }
 
     #[test]

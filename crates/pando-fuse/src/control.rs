@@ -77,6 +77,8 @@ pub mod command {
     pub const QUOTA: u32 = number::<StatsBytes>(0x51);
     /// All policies in a tree, whose answer is of the size of statistics.
     pub const POLICIES: u32 = number::<StatsBytes>(0x52);
+    /// The snapshots of directories that are gone, whose answer is of that size too.
+    pub const GONE: u32 = number::<StatsBytes>(0x53);
     /// Changes attributes of a tree.
     pub const CHANGE: u32 = number::<Bytes>(0x60);
     /// A new token.
@@ -164,6 +166,11 @@ pub enum ControlRequest {
     /// Name the policies for snapshots of the source of the token and of all below it; the first piece of the answer.
     Policies {
         /// Shows it, and that the caller is root.
+        token: Token,
+    },
+    /// Name the snapshots of all directories that are gone; the first piece of the answer.
+    Gone {
+        /// Shows that the caller is root.
         token: Token,
     },
     /// Something about the quotas of the source of the token; the first piece of the answer.
@@ -260,6 +267,7 @@ impl ControlRequest {
             ControlRequest::Fork { .. } => command::FORK,
             ControlRequest::Quota { .. } => command::QUOTA,
             ControlRequest::Policies { .. } => command::POLICIES,
+            ControlRequest::Gone { .. } => command::GONE,
             ControlRequest::Stats => command::STATS,
             ControlRequest::Identity => command::IDENTITY,
         }
@@ -320,7 +328,9 @@ impl ControlRequest {
                 out.extend_from_slice(&into.0);
                 out.extend_from_slice(&asked.encode());
             }
-            ControlRequest::Policies { token } => out.extend_from_slice(&token.0),
+            ControlRequest::Policies { token } | ControlRequest::Gone { token } => {
+                out.extend_from_slice(&token.0);
+            }
             ControlRequest::Quota { token, asked } => {
                 out.extend_from_slice(&token.0);
                 out.extend_from_slice(&asked.encode());
@@ -396,6 +406,7 @@ impl ControlRequest {
                 ControlRequest::Quota { token: r.token()?, asked: QuotaAsked::decode(r.0)? }
             }
             c if c == command::POLICIES => ControlRequest::Policies { token: r.token()? },
+            c if c == command::GONE => ControlRequest::Gone { token: r.token()? },
             c if c == command::STATS => ControlRequest::Stats,
             c if c == command::IDENTITY => ControlRequest::Identity,
             _ => return None,
@@ -407,7 +418,7 @@ impl ControlRequest {
         use command::*;
         let all = [
             PROBE, TOKEN, CLONE, REMOVE, CHANGE, SYNC, GROW, USAGE, SNAPSHOT, DIFF, FORK, QUOTA, POLICIES,
-            STATS, IDENTITY,
+            GONE, STATS, IDENTITY,
         ];
         all.contains(&command)
     }

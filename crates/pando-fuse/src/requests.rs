@@ -72,6 +72,9 @@ impl MountState {
             ControlRequest::Policies { token } => {
                 return Ok(self.pieces(c, on, || self.begin_policies(c, on, &token)));
             }
+            ControlRequest::Gone { token } => {
+                return Ok(self.pieces(c, on, || self.begin_gone(c, on, &token)));
+            }
             ControlRequest::Sync => {
                 self.write_out_all();
                 let synced = self.fs.sync().inspect(|()| self.automatic.synced_all());
@@ -276,6 +279,16 @@ impl MountState {
         self.begin_text(c, on, found.iter().map(asked::listed_policy).collect())
     }
 
+    /// Begins to name the snapshots of directories that are gone.
+    fn begin_gone(&self, c: &Context, on: (u64, u64), token: &Token) -> Result<(), Refusal> {
+        let shows = self.shown(c, token)?;
+        if !self.is_root(c, &shows) {
+            let why = "only root may see those of directories that are gone";
+            return Err(pando_fs::Error::NotPermitted { name: "snapshots".into(), why }.into());
+        }
+        self.begin_text(c, on, self.fs.snapshots_of_gone()?.iter().map(asked::line).collect())
+    }
+
     /// Begins an answer that is text.
     fn begin_text(&self, c: &Context, on: (u64, u64), text: String) -> Result<(), Refusal> {
         match self.diffs.begin_bytes(c.uid, on, text.into()) {
@@ -401,6 +414,7 @@ impl MountState {
                 self.settle(&self.fs.rename_snapshot(by, source, number, &name)?);
             }
             Asked::Keep(number, keep) => self.settle(&self.fs.keep_snapshot(by, source, number, keep)?),
+            Asked::Adopt(number) => self.settle(&self.fs.adopt_snapshots(by, source, number)?),
             Asked::Policy => {
                 let policy = self.fs.policy_of(source)?;
                 answer.message = policy.as_ref().map(asked::policy_line).unwrap_or_default();

@@ -507,6 +507,12 @@ pub fn policies(path: &Path) -> Result<Vec<PolicyInfo>, ControlError> {
     crate::asked::read_policies(&text).ok_or(ControlError::Version)
 }
 
+/// The snapshots of directories that are gone, of the file system that the directory at `path` is in. For root.
+pub fn gone_snapshots(path: &Path) -> Result<Vec<SnapshotInfo>, ControlError> {
+    let text = ask_as_root(path, |token| ControlRequest::Gone { token })?;
+    crate::asked::read_lines(&text).ok_or(ControlError::Version)
+}
+
 /// The UUID of the file system that the directory at `path` is in, and whether a file in it has, or had, several names.
 pub fn identity(path: &Path) -> Result<([u8; 16], bool), ControlError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;

@@ -25,6 +25,7 @@ use crate::{
 };
 
 pub(crate) mod automatic;
+mod gone;
 pub(crate) mod policy;
 mod rollback;
 

@@ -29,6 +29,7 @@ fn requests() -> Vec<ControlRequest> {
         ControlRequest::Grow { token: TOKEN, size: u64::MAX },
         ControlRequest::Usage { token: TOKEN },
         ControlRequest::Policies { token: TOKEN },
+        ControlRequest::Gone { token: TOKEN },
         ControlRequest::Snapshot { token: TOKEN, asked: Asked::Rename(7, "x".into()) },
         ControlRequest::Remove { token: TOKEN, fork: true },
         ControlRequest::Quota { token: TOKEN, asked: QuotaAsked::Set(Some(1 << 40)) },

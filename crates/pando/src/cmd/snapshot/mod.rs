@@ -142,6 +142,40 @@ Examples: pando snapshot prune /mnt/grove/project --keep-hourly 24 --keep-daily 
     },
     Policy(policy::Args),
     Policies(policies::Args),
+    /// List the snapshots of directories that are gone
+    #[command(
+        after_help = "Snapshots stay when their directory is removed, or replaced with one above it, as by a rollback
+there. pando snapshot adopt gives them to a directory that is there. Only root may do this. It reads
+the records of all files.
+
+Examples: pando snapshot orphans /mnt/grove
+          pando snapshot orphans -H /mnt/grove | cut -f1,6"
+    )]
+    Orphans {
+        /// A directory in a mounted Pando file system, which is looked through as a whole
+        #[arg(default_value = ".")]
+        dir: PathBuf,
+        /// No header, and fields with one tab between, for scripts
+        #[arg(short = 'H')]
+        script: bool,
+        /// Print JSON, with a version of its format
+        #[arg(long, conflicts_with = "script")]
+        json: bool,
+    },
+    /// Give a directory the snapshots of one that is gone
+    #[command(
+        after_help = "All snapshots of the directory that snapshot NUMBER was made of become those of DIR, which must have
+none. Then they can be listed, read, cloned and deleted there, and DIR can be rolled back to one.
+Only root may do this. NUMBER is as pando snapshot orphans lists it.
+
+Example: mkdir /mnt/grove/lost && pando snapshot adopt /mnt/grove/lost 17"
+    )]
+    Adopt {
+        /// A directory in a mounted Pando file system
+        dir: PathBuf,
+        /// The number of one of the snapshots
+        number: u32,
+    },
 }
 
 #[derive(clap::Args)]
@@ -198,6 +232,14 @@ pub fn run(args: &Args) -> Result<()> {
         }
         SnapshotCommand::Policy(args) => policy::run(args),
         SnapshotCommand::Policies(args) => policies::run(args),
+        SnapshotCommand::Orphans { dir, script, json } => {
+            let fail = || format!("snapshots of directories that are gone in {}", dir.display());
+            let found = tool::gone_snapshots(dir).with_context(fail)?;
+            show(found.into_iter().map(|info| line(info, None)).collect(), *script, *json)
+        }
+        SnapshotCommand::Adopt { dir, number } => {
+            tool::snapshot(dir, Asked::Adopt(*number)).with_context(|| about(dir)).map(|_| ())
+        }
     }
 }
 
@@ -310,29 +352,36 @@ struct SnapshotLine {
     alone: Option<u64>,
 }
 
+fn line(info: SnapshotInfo, used: Option<&pando_fuse::control::Usage>) -> SnapshotLine {
+    SnapshotLine {
+        number: info.number,
+        name: info.name.to_string_lossy().into_owned(),
+        created: info.created.to_utc(),
+        created_seconds: info.created.secs,
+        source: info.source.to_string_lossy().into_owned(),
+        keep: info.keep,
+        automatic: info.automatic,
+        valid_for_seconds: info.valid_for_secs,
+        uid: info.uid,
+        note: info.note,
+        refers: used.map(|used| used.stored),
+        alone: used.map(|used| used.exclusive),
+    }
+}
+
 fn list(dir: &Path, script: bool, json: bool, space: bool) -> Result<()> {
-    let now = Time::now();
     let mut lines = Vec::new();
     for info in snapshots(dir)? {
         let used = space.then(|| usage(dir, &info)).transpose()?;
-        lines.push(SnapshotLine {
-            number: info.number,
-            name: info.name.to_string_lossy().into_owned(),
-            created: info.created.to_utc(),
-            created_seconds: info.created.secs,
-            source: info.source.to_string_lossy().into_owned(),
-            keep: info.keep,
-            automatic: info.automatic,
-            valid_for_seconds: info.valid_for_secs,
-            uid: info.uid,
-            note: info.note,
-            refers: used.as_ref().map(|used| used.stored),
-            alone: used.as_ref().map(|used| used.exclusive),
-        });
+        lines.push(line(info, used.as_ref()));
     }
+    show(lines, script, json)
+}
+
+fn show(lines: Vec<SnapshotLine>, script: bool, json: bool) -> Result<()> {
     match json {
         true => super::print_json(&SnapshotReport { version: VERSION, snapshots: lines }),
-        false => super::print(&text(&lines, script, now)),
+        false => super::print(&text(&lines, script, Time::now())),
     }
 }
 
@@ -362,13 +411,14 @@ fn text(lines: &[SnapshotLine], script: bool, now: Time) -> String {
             flags += &format!("valid={}", show_age(secs));
         }
         let bytes = |n: u64| if script { n.to_string() } else { size::show(n) };
-        let mut row = vec![line.number.to_string(), line.name.clone()];
+        // A line for a snapshot, and nothing that a terminal would obey, whatever its name and note have.
+        let mut row = vec![line.number.to_string(), line.name.replace(char::is_control, "?")];
         row.push(if script { line.created.clone() } else { show_age(age) });
         row.extend(line.refers.map(bytes));
         row.extend(line.alone.map(bytes));
         row.push(if flags.is_empty() { "-".into() } else { flags });
-        // A line for a snapshot, whatever its note has.
-        row.extend([line.source.clone(), line.note.replace(char::is_control, " ")]);
+        let source = line.source.replace(char::is_control, "?");
+        row.extend([source, line.note.replace(char::is_control, " ")]);
         rows.push(row);
     }
     let width = |i: usize| rows.iter().filter_map(|row| row.get(i)).map(|cell| cell.chars().count()).max();

@@ -1,0 +1,118 @@
+//! Snapshots of directories that are gone: finding them, and giving them to another directory.
+//!
+//! Snapshots stay when their directory is removed, whatever removes it: a removal of a tree, a rollback or a clone that
+//! replaces a directory above. They belong to its inode number, which nobody has any more. Here they come to belong to
+//! a directory that is there, where they can be listed, read, cloned and deleted as ever. Uses `family` and the walk
+//! of `check`.
+
+use std::{collections::HashSet, ffi::OsString};
+
+use pando_db::Batch;
+
+use crate::{
+    check::ScannedDir,
+    error::{Error, Result},
+    family::{Family, SNAPSHOTS, damaged},
+    lock,
+    path::{self, system},
+    record::Stored,
+    rights::Rights,
+    scanned::ScannedWay,
+    types::{Authority, CloneReport, FileKind, Ino, ROOT, SnapshotInfo},
+    volume::Fs,
+};
+
+impl Fs {
+    /// The snapshots of all directories that are gone, by number. Costs a scan of the records of all files, unless
+    /// there is no directory with snapshots that is not in memory.
+    pub fn snapshots_of_gone(&self) -> Result<Vec<SnapshotInfo>> {
+        let mut found = Vec::new();
+        for (_, family) in self.families_of_gone()? {
+            found.extend(self.snapshots_from(family.id, 0, usize::MAX)?);
+        }
+        found.sort_unstable_by_key(|info| info.number);
+        Ok(found)
+    }
+
+    /// Gives the directory `dir` all snapshots of that directory, which is gone, of which `number` is one. They keep
+    /// numbers and names. Costs what [`Fs::snapshots_of_gone`] costs, and one batch.
+    ///
+    /// ENOENT if `number` is no snapshot of a directory that is gone; EEXIST if `dir` has snapshots, or an entry
+    /// `.snapshots`; EPERM unless the caller is root; EROFS inside of a snapshot.
+    pub fn adopt_snapshots(&self, by: Authority<'_>, dir: Ino, number: u32) -> Result<CloneReport> {
+        self.writable()?;
+        if !Rights::from(by).all() {
+            let why = "only root may take those of a directory that is gone";
+            return Err(Error::NotPermitted { name: "snapshots".into(), why });
+        }
+        let dir = self.dir(dir)?;
+        let (at, _names) = self.hold_names(&dir, true)?;
+        let has_entry = self.db.get(&path::meta(&path::entry(&at.contents, SNAPSHOTS)?))?.is_some();
+        if has_entry || !self.snapshots_of(dir.ino, 0, 1)?.is_empty() {
+            let text = format!("{}/{}", dir.label(), String::from_utf8_lossy(SNAPSHOTS));
+            return Err(Error::Exists(text));
+        }
+        for (source, family) in self.families_of_gone()? {
+            if self.db.get(&system::snapshot(family.id, number))?.is_none() {
+                continue;
+            }
+            let family_dir = self.family_dir(Some(&dir), &family)?;
+            let _snapshots = lock::exclusive(&family_dir.names);
+            // Somebody else may just have taken them, or deleted this one.
+            if self.family(source)?.is_none_or(|found| found.id != family.id) {
+                break;
+            }
+            self.info_of(&family, number)?;
+            let now = self.now();
+            let mut batch = Batch::new();
+            batch.delete(system::family(source));
+            batch.put(system::family(dir.ino), Family { changed: now, ..family }.encode());
+            self.taint_source(&mut batch, dir.ino);
+            self.db.write(batch)?;
+            self.snapshots_changed(&family_dir, now);
+            let entries = vec![(dir.ino, OsString::from(".snapshots"))];
+            return Ok(CloneReport { entries, ..CloneReport::default() });
+        }
+        Err(Error::NotFound(format!("snapshot {number} of a directory that is gone")))
+    }
+
+    /// The families whose directories are gone, with the numbers that these had.
+    fn families_of_gone(&self) -> Result<Vec<(Ino, Family)>> {
+        let is_there = |ino: &Ino| self.table.find(*ino).is_some_and(|dir| !dir.frozen && dir.is_alive());
+        let mut missing: HashSet<Ino> =
+            self.snapshot_sources()?.into_iter().filter(|ino| *ino != ROOT && !is_there(ino)).collect();
+        if !missing.is_empty() {
+            self.directories(|ino| _ = missing.remove(&ino))?;
+        }
+        // What was made since the scan began has its directory in memory.
+        missing.retain(|ino| !is_there(ino));
+        let mut found = Vec::new();
+        for source in missing {
+            found.extend(self.family(source)?.map(|family| (source, family)));
+        }
+        Ok(found)
+    }
+
+    /// Calls `each` with the inode numbers of all directories, as of one moment, in the order of their paths.
+    fn directories(&self, mut each: impl FnMut(Ino)) -> Result<()> {
+        let view = self.db.snapshot();
+        let mut way = ScannedWay::new(ScannedDir { lineage: 0, root: true });
+        let mut pairs = view.prefix(&path::meta(b""));
+        while let Some((key, value)) = pairs.next_ref()? {
+            let own = key.get(path::HEAD_BYTES..).unwrap_or_default();
+            let known = way.leave(own);
+            let Some(path::Parsed::Meta(_)) = path::parse_below(key, known) else { continue };
+            let stored = Stored::decode(value).map_err(damaged("a record"))?;
+            let Stored::Record(record) = stored else { continue };
+            if record.kind != FileKind::Directory || own.is_empty() {
+                continue;
+            }
+            // One whose directory does not exist is nowhere: `check` tells of it.
+            if self.descend(&view, &mut way, path::directory_of(own))? {
+                let lineage = way.last().map_or(0, |dir| dir.lineage);
+                each(self.lineages.identity(&self.db, lineage, &record)?.0);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,9 +1,10 @@
 //! Differences that are being told, and the bytes in which they travel.
 //!
 //! A difference may be as long as two trees, so it is told in pieces: it belongs to the open file that it was asked
-//! on, each request gives the next piece, and closing the file ends it. Each user has few, and of those who take no
-//! piece for long the oldest goes when another begins, so the memory and the frozen states that are held are bounded.
-//! Uses the vocabulary of `pando_fs`, and no kernel.
+//! on, each request gives the next piece, and closing the file ends it. Each user has few, and one of which nobody takes
+//! a piece for a minute ends by itself ([`Diffs::end_idle`]): the frozen state that it has holds the space of all that
+//! is deleted meanwhile, by anybody. So memory and frozen states are bounded in number and in time. Uses the vocabulary
+//! of `pando_fs`, and no kernel.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -26,7 +27,7 @@ const DIFFS: usize = 64;
 /// Root may have so many besides, a count.
 const DIFFS_OF_ROOT: usize = DIFFS_OF_USER;
 /// How long one stays that nobody asks about.
-const IDLE: Duration = Duration::from_secs(60);
+pub(crate) const IDLE: Duration = Duration::from_secs(60);
 /// How long one request looks for differences: then there may be fewer bytes than fit.
 const TURN: Duration = Duration::from_millis(200);
 /// Bytes of a difference before its paths and ranges.
@@ -115,6 +116,19 @@ impl Diffs {
             self.closed(on.0, on.1);
         }
         Some(piece)
+    }
+
+    /// Ends those that nobody has asked about for `idle`, and gives the time after which there may be more to end;
+    /// `None` if none is left.
+    pub(crate) fn end_idle(&self, idle: Duration) -> Option<Duration> {
+        let mut sessions = self.sessions.lock();
+        let gone: Vec<DiffSession> =
+            sessions.extract_if(|_, s| s.used.elapsed() >= idle).map(|(_, s)| s).collect();
+        self.count.store(sessions.len(), Ordering::Release);
+        let left = sessions.values().map(|s| idle.saturating_sub(s.used.elapsed())).min();
+        drop(sessions);
+        drop(gone);
+        left
     }
 
     /// A file was closed.
@@ -262,6 +276,19 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
+
+    #[test]
+    fn one_that_nobody_asks_about_ends() {
+        let diffs = Diffs::default();
+        assert!(diffs.begin_bytes(7, (1, 1), vec![0; 9]));
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(diffs.begin_bytes(7, (1, 2), vec![0; 9]));
+        let left = diffs.end_idle(Duration::from_millis(20)).unwrap();
+        assert!(left <= Duration::from_millis(20));
+        assert!(diffs.next(7, (1, 1), 4).is_none() && diffs.next(7, (1, 2), 4).is_some());
+        assert_eq!(diffs.end_idle(Duration::ZERO), None);
+        assert!(diffs.next(7, (1, 2), 4).is_none());
+    }
 
     #[test]
     fn no_user_keeps_another_from_asking() {

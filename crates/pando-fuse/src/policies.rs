@@ -5,7 +5,8 @@
 //! are set and directories roll back. Where one demands free space it looks every [`LOOK_AT_SPACE`]. A snapshot is
 //! made as by the command: what the kernel keeps of the directory's files is in it. Nobody waits for this thread. A
 //! policy that fails is tried again after [`LOOK`], and the log says why. While the kernel has the mount read-only,
-//! which it does not tell the server, nothing is done. Uses `automatic`, `coherence` and `mountinfo`.
+//! which it does not tell the server, nothing is done. Uses `automatic`, `coherence`, `diffs` and
+//! `mountinfo`.
 
 use std::{
     collections::HashMap,
@@ -18,7 +19,7 @@ use pando_fs::{PolicyInfo, Time};
 use crate::{
     automatic::{NextRound, Synced},
     coherence::MountState,
-    mountinfo,
+    diffs, mountinfo,
 };
 
 /// Longest time between two looks at the policies.
@@ -73,7 +74,12 @@ impl MountState {
         let mut policies = Policies { device, ..Policies::default() };
         let started = self.automatic.start(move |synced| {
             let idle = NextRound { after: None, on_syncs: false };
-            shared.upgrade().map_or(idle, |shared| policies.round(&shared, &synced))
+            shared.upgrade().map_or(idle, |shared| {
+                let mut next = policies.round(&shared, &synced);
+                // The same thread ends what is told to nobody any more.
+                next.after = next.after.into_iter().chain(shared.diffs.end_idle(diffs::IDLE)).min();
+                next
+            })
         });
         if let Err(e) = started {
             log::error!("no thread for policies: no snapshots are made by themselves: {e}");

@@ -153,6 +153,10 @@ impl MountState {
         };
         match piece() {
             Ok(diffs::Piece { bytes, last }) => {
+                if !last {
+                    // The thread there ends it if nobody asks for more.
+                    self.automatic.changed();
+                }
                 let response = Response { value: u64::from(!last), ..Response::default() };
                 control::encode_piece(&response, &bytes)
             }

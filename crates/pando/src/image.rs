@@ -29,9 +29,25 @@ pub fn canonical(image: &Path) -> Result<PathBuf> {
     image.canonicalize().with_context(|| format!("{}", image.display()))
 }
 
-/// Where `image` is mounted, if it is.
+/// Where `image` is mounted, if it is, by this name or by that of a loop device over it or of the file below it.
 pub fn mounted_on(image: &Path) -> Result<Option<PathBuf>> {
-    Ok(mountinfo::of_image(image)?.into_iter().map(|m| m.dir).next_back())
+    for name in [image.to_owned()].into_iter().chain(other_names(image)) {
+        if let Some(mount) = mountinfo::of_image(&name)?.pop() {
+            return Ok(Some(mount.dir));
+        }
+    }
+    Ok(None)
+}
+
+/// The file below a loop device, and all loop devices over this file.
+fn other_names(image: &Path) -> Vec<PathBuf> {
+    let below = FileDevice::backing_file(image);
+    let file = below.as_deref().unwrap_or(image);
+    let devices = std::fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    let devices = devices.filter(|e| e.file_name().as_encoded_bytes().starts_with(b"loop"));
+    let devices = devices.map(|e| Path::new("/dev").join(e.file_name()));
+    let over = devices.filter(|device| FileDevice::backing_file(device).is_some_and(|below| below == file));
+    over.chain(below.clone()).collect()
 }
 
 /// Looks, now and then, for a process in another mount namespace that keeps a file system mounted.

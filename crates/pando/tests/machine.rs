@@ -180,6 +180,35 @@ fn a_write_protected_device_is_mounted_read_only() {
     exits(&b, "umount.pando", &["m"], 0, "");
 }
 
+/// By whatever name: two daemons that write to one image lose what was synced.
+#[test]
+fn an_image_in_use_is_in_use_through_a_loop_device_too() {
+    let b = mounted!();
+    let Some(loop_device) = b.loop_device("a.img") else { return };
+    let device = loop_device.path.as_str();
+    fs::create_dir(b.path("second")).unwrap();
+    let on_m = format!("is mounted on {}", b.path("m").display());
+    b.fails(&["mount", device, "second"], 4, &on_m);
+    b.fails(&["mkfs", "--force", device], 4, "mounted");
+    b.umount();
+    b.ok(&["check", device]);
+    b.ok(&["mount", device, "m"]);
+    b.fails(&["mount", "a.img", "second"], 4, &on_m);
+    b.fails(&["check", "a.img"], 4, &on_m);
+    b.umount();
+    b.ok(&["check", "a.img"]);
+    // What begins elsewhere in the file is another image.
+    b.sh("truncate -s 96M disk");
+    let Some(whole) = b.loop_device("disk") else { return };
+    b.ok(&["mkfs", &whole.path]);
+    b.ok(&["mount", &whole.path, "m"]);
+    let part = b.sh("losetup -f --show -o 64M disk");
+    let made = b.run(&["mkfs", "--force", part.trim()]);
+    b.sh(&format!("losetup -d {part}"));
+    b.umount();
+    assert!(made.status.success(), "{made:?}");
+}
+
 #[test]
 fn fsck_answers_with_the_codes_of_fsck() {
     let b = Bench::new();

@@ -117,6 +117,44 @@ fn going_back_brings_the_tree_back() {
 }
 
 #[test]
+fn what_is_left_of_a_directory_that_is_gone_comes_to_another() {
+    let b = mounted!();
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: not root");
+        return;
+    }
+    b.sh("mkdir m/d m/other; head -c 300000 /dev/urandom > m/d/f; cp m/d/f before");
+    b.ok(&["snapshot", "create", "m/d", "one", "--keep"]);
+    // Nothing in a name is obeyed by a terminal, or takes a line or field of its own.
+    b.ok(&["snapshot", "create", "m/d", "two\n9\t\u{1b}[31m"]);
+    b.ok(&["snapshot", "create", "m/other", "stays"]);
+    let second = "2\ttwo?9??[31m";
+    assert!(b.ok(&["snapshot", "list", "-H", "m/d"]).lines().any(|line| line.starts_with(second)));
+    b.ok(&["rm", "-r", "m/d"]);
+    for _ in 0..2 {
+        let found = b.ok(&["snapshot", "orphans", "-H", "m"]);
+        let lines: Vec<Vec<&str>> = found.lines().map(|line| line.split('\t').collect()).collect();
+        assert_eq!((lines.len(), &lines[0][..2], lines[0][4]), (2, &["1", "one"][..], "/d"), "{found}");
+        assert!(found.lines().nth(1).unwrap().starts_with(second), "{found}");
+        b.remount();
+    }
+    assert_eq!(b.json(&["snapshot", "orphans", "--json", "m"])["snapshots"].as_array().unwrap().len(), 2);
+    b.fails(&["snapshot", "adopt", "m/other", "1"], 1, "exists");
+    b.sh("mkdir m/new; ls m/new/.snapshots 2>/dev/null || true");
+    b.fails(&["snapshot", "adopt", "m/new", "3"], 1, "snapshot 3 of a directory that is gone");
+    b.ok(&["snapshot", "adopt", "m/new", "2"]);
+    assert_eq!(b.ok(&["snapshot", "orphans", "-H", "m"]), "");
+    b.sh("cmp before m/new/.snapshots/one/f");
+    b.ok(&["rollback", "m/new", "one", "--discard"]);
+    b.sh("cmp before m/new/f");
+    b.ok(&["snapshot", "release", "m/new"]);
+    b.ok(&["snapshot", "delete", "m/new", "1..2"]);
+    assert_eq!(b.ok(&["snapshot", "list", "-H", "m/new"]), "");
+    b.umount();
+    b.ok(&["check", "a.img"]);
+}
+
+#[test]
 fn they_show_in_listings_if_asked() {
     let b = mounted!();
     b.sh("mkdir m/d m/none; echo x > m/d/f");
@@ -167,6 +205,8 @@ fn rights_are_those_of_a_clone() {
         format!("snapshot policy {d} --every 1h"),
         format!("snapshot policy {d} --off"),
         format!("snapshot policies {d}"),
+        format!("snapshot orphans {d}"),
+        format!("snapshot adopt {d} 1"),
         format!("rollback {d} s"),
     ] {
         let said = user(&args);

@@ -1,7 +1,7 @@
 //! A regular file or a block device as a [`Device`].
 //!
 //! Guarantees: one writer or several readers at a time over all processes (an
-//! advisory lock on the open file), no request beyond the stated size, flush
+//! advisory lock on the open file, and on that below a loop device), no request beyond the stated size, flush
 //! means `fdatasync`, of a durable write `RWF_DSYNC`. Requests go through the kernel's page cache, or past it
 //! ([`FileDevice::with_direct_io`]). A new image is sparse; [`Device::reserve`] is what turns
 //! holes into promised space, and [`Device::discard`] punches holes again.
@@ -13,7 +13,7 @@ use std::{
         fd::AsRawFd,
         unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt},
     },
-    path::Path,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -22,15 +22,18 @@ use std::{
 
 use bytes::Bytes;
 use rustix::{
-    fs::{
-        Access, Advice, FallocateFlags, FlockOperation, OFlags, access, fadvise, fallocate, flock, fstatvfs,
-        major, minor, seek,
-    },
+    fs::{Access, Advice, FallocateFlags, OFlags, access, fadvise, fallocate, fstatvfs, major, minor, seek},
     io::{Errno, ReadWriteFlags, preadv, pwritev2},
 };
 
 use crate::{
-    device::{Device, DeviceStats, check_range, counters::Counters, direct::Direct, joined},
+    device::{
+        Device, DeviceStats, check_range,
+        counters::Counters,
+        direct::Direct,
+        joined,
+        lock::{self, lock},
+    },
     error::{Error, Result},
 };
 
@@ -44,6 +47,8 @@ const MOST_BUFS: usize = 1024;
 #[derive(Debug)]
 pub struct FileDevice {
     file: File,
+    /// The file below a loop device, which is locked too.
+    _below: Option<File>,
     /// The same, opened once more for what is durable at once: the kernel tells each of the two of a failed
     /// writeback, so that neither takes away what the other must know. `None` where that cannot be.
     durable: Option<File>,
@@ -117,6 +122,12 @@ impl FileDevice {
         }
     }
 
+    /// The file below the loop device at `path`, if that is one, over all of it: who opens one of the two for writing
+    /// keeps the other from being opened.
+    pub fn backing_file(path: impl AsRef<Path>) -> Option<PathBuf> {
+        path.as_ref().metadata().ok().as_ref().and_then(lock::below)
+    }
+
     fn open_locked(path: &Path, read_only: bool, create: bool) -> Result<Self> {
         let opening = |e| Error::io("open", 0, e);
         let mut options = OpenOptions::new();
@@ -143,15 +154,7 @@ impl FileDevice {
             io::ErrorKind::ResourceBusy => Error::Locked,
             _ => opening(e),
         })?;
-        let lock = if read_only {
-            FlockOperation::NonBlockingLockShared
-        } else {
-            FlockOperation::NonBlockingLockExclusive
-        };
-        flock(&file, lock).map_err(|e| match e {
-            Errno::WOULDBLOCK => Error::Locked,
-            e => Error::io("lock", 0, e.into()),
-        })?;
+        let below = lock(&file, read_only)?;
         let block_device = is_block_device(&file.metadata().map_err(opening)?);
         let size = file.seek(SeekFrom::End(0)).map_err(opening)?;
         let size = size.into();
@@ -159,6 +162,7 @@ impl FileDevice {
         let durable = if read_only { None } else { open_again(&file, false, true, OFlags::empty()) };
         Ok(Self {
             file,
+            _below: below,
             durable,
             direct: None,
             block_device,

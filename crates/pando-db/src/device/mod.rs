@@ -12,6 +12,7 @@ mod fail_stop;
 mod file;
 #[cfg(any(test, feature = "sim"))]
 mod hooked;
+mod lock;
 mod medium;
 mod memory;
 #[cfg(any(test, feature = "sim"))]

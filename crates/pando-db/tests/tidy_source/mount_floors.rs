@@ -51,7 +51,7 @@ pub const FUSE: Floors = &[
     ),
     ("recursive", &["inside", "own_threads", "transport", "proof", "caller", "coherence"]),
     ("copies", &["transport", "caller", "coherence"]),
-    ("policies", &["automatic", "coherence", "mountinfo"]),
+    ("policies", &["automatic", "coherence", "diffs", "mountinfo"]),
     (
         "requests",
         &["asked", "forked", "control", "diffs", "transport", "proof", "caller", "coherence", "quotas"],

@@ -147,7 +147,7 @@ fn what_is_left_of_a_directory_that_is_gone_comes_to_another() {
     b.sh("cmp before m/new/.snapshots/one/f");
     b.ok(&["rollback", "m/new", "one", "--discard"]);
     b.sh("cmp before m/new/f");
-    b.ok(&["snapshot", "release", "m/new"]);
+    b.ok(&["snapshot", "release", "m/new", "one"]);
     b.ok(&["snapshot", "delete", "m/new", "1..2"]);
     assert_eq!(b.ok(&["snapshot", "list", "-H", "m/new"]), "");
     b.umount();

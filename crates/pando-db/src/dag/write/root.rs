@@ -39,10 +39,15 @@ impl Edit<'_> {
                 PlacedClones::default()
             }
         };
-        if self.lower_tallest()? {
-            while self.shrink_root()? {}
-        }
+        self.lower_too_tall()?;
         Ok(placed)
+    }
+
+    /// Lowers a DAG that is much too tall, and its root, as far as one edit goes; whether it was lowered.
+    pub fn lower_too_tall(&mut self) -> Result<bool> {
+        let any = self.lower_tallest()?;
+        while any && self.shrink_root()? {}
+        Ok(any)
     }
 
     /// Takes a layer in at the root, and restores all limits on the way down.

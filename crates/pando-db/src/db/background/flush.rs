@@ -25,6 +25,9 @@ use crate::{
 const BUILD_POINTS: usize = 512;
 const BUILD_BYTES: usize = 64 << 10;
 
+/// Edits that lower a DAG that is much too tall, behind each table, a count.
+const MOST_LOWERINGS: usize = 2;
+
 /// Nodes that one reclaim step takes out.
 pub(super) const RECLAIM_NODES: usize = 64;
 
@@ -64,12 +67,27 @@ impl Engine {
             }
             other => other?,
         };
+        self.lower_after_table()?;
         self.counters.by_value.fetch_add(placed.by_value, Ordering::Relaxed);
         self.counters.push_downs.fetch_add(placed.pushed_down, Ordering::Relaxed);
         self.bulk.forget(table.msn);
         self.throttle.table_flushed(table.bytes());
         self.signal.finished();
         Ok(true)
+    }
+
+    /// Lowers a DAG that is much too tall in edits of its own: that of a table with many clones has no room for it, and
+    /// with a small cache each such table would leave it higher.
+    fn lower_after_table(&self) -> Result<()> {
+        for _ in 0..MOST_LOWERINGS {
+            match self.edit(|edit| edit.lower_too_tall(), |_| ()) {
+                Ok(true) => (),
+                Ok(false) => break,
+                Err(error) if error.is_damage() => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     /// Takes a little off the flusher, for a writer that has to wait for it: builds some points of a table

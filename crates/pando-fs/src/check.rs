@@ -13,6 +13,7 @@ use pando_db::Snapshot;
 use crate::{
     attrs::{self, Bucket},
     blockmap::{self, Bits, PIECE},
+    directories::ScannedDir,
     error::Result,
     family::{Family, decode_snapshot},
     forks::Fork,
@@ -161,13 +162,6 @@ impl LinkArea {
     }
 }
 
-/// A directory on the way of the scan.
-pub(crate) struct ScannedDir {
-    pub lineage: u32,
-    /// It is the root of its lineage.
-    pub root: bool,
-}
-
 impl Fs {
     /// Checks what must hold of the tree; `tell` gets one line for each problem.
     ///
@@ -274,27 +268,6 @@ impl Fs {
         }
         self.check_data(&view, &mut report, &mut problem)?;
         Ok(report)
-    }
-
-    /// Makes the way, which has been left as far as need be, end with the directory of this contents prefix; false if
-    /// it is none.
-    pub(crate) fn descend(
-        &self,
-        view: &Snapshot,
-        way: &mut ScannedWay<ScannedDir>,
-        dir: &[u8],
-    ) -> Result<bool> {
-        while way.contents().len() < dir.len() {
-            let Some((entry, contents)) = path::next_level(dir, way.contents().len()) else {
-                return Ok(false);
-            };
-            let record = view.get(&path::meta(&entry))?.and_then(|value| Record::decode(&value).ok());
-            let Some(record) = record.filter(|r| r.kind == FileKind::Directory) else { return Ok(false) };
-            let above = way.last().map_or(0, |l| l.lineage);
-            let lineage = self.lineages.identity(&self.db, above, &record)?.1;
-            way.enter(contents, ScannedDir { lineage, root: record.clone_id != 0 });
-        }
-        Ok(way.contents() == dir)
     }
 
     /// Checks families, records and names of snapshots, that each has its volume and each volume its snapshot, and what

@@ -71,6 +71,7 @@ mod counting;
 mod data;
 mod diff;
 mod dir;
+mod directories;
 mod domain;
 mod entry;
 mod error;

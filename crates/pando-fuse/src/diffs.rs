@@ -1,10 +1,10 @@
 //! Differences that are being told, and the bytes in which they travel.
 //!
 //! A difference may be as long as two trees, so it is told in pieces: it belongs to the open file that it was asked
-//! on, each request gives the next piece, and closing the file ends it. Each user has few, and one of which nobody takes
-//! a piece for a minute ends by itself ([`Diffs::end_idle`]): the frozen state that it has holds the space of all that
-//! is deleted meanwhile, by anybody. So memory and frozen states are bounded in number and in time. Uses the vocabulary
-//! of `pando_fs`, and no kernel.
+//! on, each request gives the next piece, and closing the file ends it. Each user has few, and one of which nobody
+//! takes a piece for a minute ends by itself ([`Diffs::end_idle`]): the frozen state that it has holds the space of all
+//! that is deleted meanwhile, by anybody. So memory and frozen states are bounded in number and in time. Uses the
+//! vocabulary of `pando_fs`, and no kernel.
 
 use std::{
     collections::{HashMap, VecDeque},

@@ -2,23 +2,19 @@
 //!
 //! Snapshots stay when their directory is removed, whatever removes it: a removal of a tree, a rollback or a clone that
 //! replaces a directory above. They belong to its inode number, which nobody has any more. Here they come to belong to
-//! a directory that is there, where they can be listed, read, cloned and deleted as ever. Uses `family` and the walk
-//! of `check`.
+//! a directory that is there, where they can be listed, read, cloned and deleted as ever. Uses `family`.
 
 use std::{collections::HashSet, ffi::OsString};
 
 use pando_db::Batch;
 
 use crate::{
-    check::ScannedDir,
     error::{Error, Result},
-    family::{Family, SNAPSHOTS, damaged},
+    family::{Family, SNAPSHOTS},
     lock,
     path::{self, system},
-    record::Stored,
     rights::Rights,
-    scanned::ScannedWay,
-    types::{Authority, CloneReport, FileKind, Ino, ROOT, SnapshotInfo},
+    types::{Authority, CloneReport, Ino, ROOT, SnapshotInfo},
     volume::Fs,
 };
 
@@ -91,28 +87,5 @@ impl Fs {
             found.extend(self.family(source)?.map(|family| (source, family)));
         }
         Ok(found)
-    }
-
-    /// Calls `each` with the inode numbers of all directories, as of one moment, in the order of their paths.
-    fn directories(&self, mut each: impl FnMut(Ino)) -> Result<()> {
-        let view = self.db.snapshot();
-        let mut way = ScannedWay::new(ScannedDir { lineage: 0, root: true });
-        let mut pairs = view.prefix(&path::meta(b""));
-        while let Some((key, value)) = pairs.next_ref()? {
-            let own = key.get(path::HEAD_BYTES..).unwrap_or_default();
-            let known = way.leave(own);
-            let Some(path::Parsed::Meta(_)) = path::parse_below(key, known) else { continue };
-            let stored = Stored::decode(value).map_err(damaged("a record"))?;
-            let Stored::Record(record) = stored else { continue };
-            if record.kind != FileKind::Directory || own.is_empty() {
-                continue;
-            }
-            // One whose directory does not exist is nowhere: `check` tells of it.
-            if self.descend(&view, &mut way, path::directory_of(own))? {
-                let lineage = way.last().map_or(0, |dir| dir.lineage);
-                each(self.lineages.identity(&self.db, lineage, &record)?.0);
-            }
-        }
-        Ok(())
     }
 }

@@ -164,9 +164,9 @@ Examples: pando snapshot orphans /mnt/grove
     },
     /// Give a directory the snapshots of one that is gone
     #[command(
-        after_help = "All snapshots of the directory that snapshot NUMBER was made of become those of DIR, which must have
-none. Then they can be listed, read, cloned and deleted there, and DIR can be rolled back to one.
-Only root may do this. NUMBER is as pando snapshot orphans lists it.
+        after_help = "All snapshots of the directory that snapshot NUMBER was made of become those of DIR, which must
+have none. Then they can be listed, read, cloned and deleted there, and DIR can be rolled back to
+one. Only root may do this. NUMBER is as pando snapshot orphans lists it.
 
 Example: mkdir /mnt/grove/lost && pando snapshot adopt /mnt/grove/lost 17"
     )]

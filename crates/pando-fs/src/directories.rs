@@ -1,0 +1,68 @@
+//! The directories of the live tree, found by a scan of all records: there is no index from inode numbers to paths.
+//!
+//! Uses keys, records and lineages.
+
+use pando_db::Snapshot;
+
+use crate::{
+    error::{Error, Result},
+    path,
+    record::{Record, Stored},
+    scanned::ScannedWay,
+    types::{FileKind, Ino},
+    volume::Fs,
+};
+
+/// A directory on the way of the scan.
+pub(crate) struct ScannedDir {
+    pub lineage: u32,
+    /// It is the root of its lineage.
+    pub root: bool,
+}
+
+impl Fs {
+    /// Calls `each` with the inode numbers of all directories, as of one moment, in the order of their paths.
+    pub(crate) fn directories(&self, mut each: impl FnMut(Ino)) -> Result<()> {
+        let view = self.db.snapshot();
+        let mut way = ScannedWay::new(ScannedDir { lineage: 0, root: true });
+        let mut pairs = view.prefix(&path::meta(b""));
+        while let Some((key, value)) = pairs.next_ref()? {
+            let own = key.get(path::HEAD_BYTES..).unwrap_or_default();
+            let known = way.leave(own);
+            let Some(path::Parsed::Meta(_)) = path::parse_below(key, known) else { continue };
+            let stored =
+                Stored::decode(value).map_err(|detail| Error::Damaged { what: "a record".into(), detail })?;
+            let Stored::Record(record) = stored else { continue };
+            if record.kind != FileKind::Directory || own.is_empty() {
+                continue;
+            }
+            // One whose directory does not exist is nowhere: `check` tells of it.
+            if self.descend(&view, &mut way, path::directory_of(own))? {
+                let lineage = way.last().map_or(0, |dir| dir.lineage);
+                each(self.lineages.identity(&self.db, lineage, &record)?.0);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the way, which has been left as far as need be, end with the directory of this contents prefix; false if
+    /// it is none.
+    pub(crate) fn descend(
+        &self,
+        view: &Snapshot,
+        way: &mut ScannedWay<ScannedDir>,
+        dir: &[u8],
+    ) -> Result<bool> {
+        while way.contents().len() < dir.len() {
+            let Some((entry, contents)) = path::next_level(dir, way.contents().len()) else {
+                return Ok(false);
+            };
+            let record = view.get(&path::meta(&entry))?.and_then(|value| Record::decode(&value).ok());
+            let Some(record) = record.filter(|r| r.kind == FileKind::Directory) else { return Ok(false) };
+            let above = way.last().map_or(0, |l| l.lineage);
+            let lineage = self.lineages.identity(&self.db, above, &record)?.1;
+            way.enter(contents, ScannedDir { lineage, root: record.clone_id != 0 });
+        }
+        Ok(way.contents() == dir)
+    }
+}

@@ -42,34 +42,42 @@ impl Fs {
             return Err(Error::NotPermitted { name: "snapshots".into(), why });
         }
         let dir = self.dir(dir)?;
+        // Nothing is held over the scan: what is gone does not come back.
+        let Some((source, family)) = self.gone_family_of(number)? else {
+            return Err(Error::NotFound(format!("snapshot {number} of a directory that is gone")));
+        };
         let (at, _names) = self.hold_names(&dir, true)?;
         let has_entry = self.db.get(&path::meta(&path::entry(&at.contents, SNAPSHOTS)?))?.is_some();
         if has_entry || !self.snapshots_of(dir.ino, 0, 1)?.is_empty() {
             let text = format!("{}/{}", dir.label(), String::from_utf8_lossy(SNAPSHOTS));
             return Err(Error::Exists(text));
         }
-        for (source, family) in self.families_of_gone()? {
-            if self.db.get(&system::snapshot(family.id, number))?.is_none() {
-                continue;
-            }
-            let family_dir = self.family_dir(Some(&dir), &family)?;
-            let _snapshots = lock::exclusive(&family_dir.names);
-            // Somebody else may just have taken them, or deleted this one.
-            if self.family(source)?.is_none_or(|found| found.id != family.id) {
-                break;
-            }
-            self.info_of(&family, number)?;
-            let now = self.now();
-            let mut batch = Batch::new();
-            batch.delete(system::family(source));
-            batch.put(system::family(dir.ino), Family { changed: now, ..family }.encode());
-            self.taint_source(&mut batch, dir.ino);
-            self.db.write(batch)?;
-            self.snapshots_changed(&family_dir, now);
-            let entries = vec![(dir.ino, OsString::from(".snapshots"))];
-            return Ok(CloneReport { entries, ..CloneReport::default() });
+        let family_dir = self.family_dir(Some(&dir), &family)?;
+        let _snapshots = lock::exclusive(&family_dir.names);
+        // Somebody else may just have taken them, or deleted this one.
+        self.info_of(&family, number)?;
+        if self.family(source)?.is_none_or(|found| found.id != family.id) {
+            return Err(Error::NotFound(format!("snapshot {number} of a directory that is gone")));
         }
-        Err(Error::NotFound(format!("snapshot {number} of a directory that is gone")))
+        let now = self.now();
+        let mut batch = Batch::new();
+        batch.delete(system::family(source));
+        batch.put(system::family(dir.ino), Family { changed: now, ..family }.encode());
+        self.taint_source(&mut batch, dir.ino);
+        self.db.write(batch)?;
+        self.snapshots_changed(&family_dir, now);
+        let entries = vec![(dir.ino, OsString::from(".snapshots"))];
+        Ok(CloneReport { entries, ..CloneReport::default() })
+    }
+
+    /// The family of a directory that is gone which has the snapshot `number`, and the number of the directory.
+    fn gone_family_of(&self, number: u32) -> Result<Option<(Ino, Family)>> {
+        for found in self.families_of_gone()? {
+            if self.db.get(&system::snapshot(found.1.id, number))?.is_some() {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
     }
 
     /// The families whose directories are gone, with the numbers that these had.

@@ -67,12 +67,12 @@ impl Engine {
             }
             other => other?,
         };
-        self.lower_after_table()?;
         self.counters.by_value.fetch_add(placed.by_value, Ordering::Relaxed);
         self.counters.push_downs.fetch_add(placed.pushed_down, Ordering::Relaxed);
         self.bulk.forget(table.msn);
         self.throttle.table_flushed(table.bytes());
         self.signal.finished();
+        self.lower_after_table()?;
         Ok(true)
     }
 

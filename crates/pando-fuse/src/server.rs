@@ -511,8 +511,9 @@ impl Handler for Server {
             return self.with_bits_told(ino, bits, outcome);
         }
         // An access list has set the mode. Where the kernel does not check permissions, it keeps the one that it knows.
+        // `cp -a` sets a list of each file: no other thread is woken for it.
         let shared = self.shared.clone();
-        Answer::later(move || {
+        Answer::here(move || {
             shared.tell(|n| n.forget_attributes(ino));
             outcome
         })

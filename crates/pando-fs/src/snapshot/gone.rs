@@ -19,8 +19,8 @@ use crate::{
 };
 
 impl Fs {
-    /// The snapshots of all directories that are gone, by number. Costs a scan of the records of all files, unless
-    /// there is no directory with snapshots that is not in memory.
+    /// The snapshots of all directories that are gone, by number. Costs a scan of the records of all files, if
+    /// any directory but the root has or had snapshots.
     pub fn snapshots_of_gone(&self) -> Result<Vec<SnapshotInfo>> {
         let mut found = Vec::new();
         for (_, family) in self.families_of_gone()? {
@@ -82,14 +82,11 @@ impl Fs {
 
     /// The families whose directories are gone, with the numbers that these had.
     fn families_of_gone(&self) -> Result<Vec<(Ino, Family)>> {
-        let is_there = |ino: &Ino| self.table.find(*ino).is_some_and(|dir| !dir.frozen && dir.is_alive());
-        let mut missing: HashSet<Ino> =
-            self.snapshot_sources()?.into_iter().filter(|ino| *ino != ROOT && !is_there(ino)).collect();
+        let mut missing: HashSet<Ino> = self.snapshot_sources()?.into_iter().collect();
+        missing.remove(&ROOT);
         if !missing.is_empty() {
             self.directories(|ino| _ = missing.remove(&ino))?;
         }
-        // What was made since the scan began has its directory in memory.
-        missing.retain(|ino| !is_there(ino));
         let mut found = Vec::new();
         for source in missing {
             found.extend(self.family(source)?.map(|family| (source, family)));

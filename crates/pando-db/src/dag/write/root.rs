@@ -43,7 +43,7 @@ impl Edit<'_> {
         Ok(placed)
     }
 
-    /// Lowers a DAG that is much too tall, and its root, as far as one edit goes; whether it was lowered.
+    /// Lowers a DAG that is much too tall, as far as the edit has room; whether any node is lower then.
     pub fn lower_too_tall(&mut self) -> Result<bool> {
         let any = self.lower_tallest()?;
         while any && self.shrink_root()? {}

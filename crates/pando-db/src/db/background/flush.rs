@@ -25,9 +25,6 @@ use crate::{
 const BUILD_POINTS: usize = 512;
 const BUILD_BYTES: usize = 64 << 10;
 
-/// Edits that lower a DAG that is much too tall, behind each table, a count.
-const MOST_LOWERINGS: usize = 2;
-
 /// Nodes that one reclaim step takes out.
 pub(super) const RECLAIM_NODES: usize = 64;
 
@@ -72,22 +69,7 @@ impl Engine {
         self.bulk.forget(table.msn);
         self.throttle.table_flushed(table.bytes());
         self.signal.finished();
-        self.lower_after_table()?;
         Ok(true)
-    }
-
-    /// Lowers a DAG that is much too tall in edits of its own: that of a table with many clones has no room for it, and
-    /// with a small cache each such table would leave it higher.
-    fn lower_after_table(&self) -> Result<()> {
-        for _ in 0..MOST_LOWERINGS {
-            match self.edit(|edit| edit.lower_too_tall(), |_| ()) {
-                Ok(true) => (),
-                Ok(false) => break,
-                Err(error) if error.is_damage() => break,
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
     }
 
     /// Takes a little off the flusher, for a writer that has to wait for it: builds some points of a table
@@ -117,13 +99,22 @@ impl Engine {
     }
 
     /// Goes on flushing where an edit had to stop; `false` if the root is within its limit.
+    ///
+    /// Once for each table it lowers a DAG that is much too tall first: the edit of a table with many clones has no
+    /// room for that where the cache is small, and each such table would leave it higher.
     pub fn relieve_step(&self) -> Result<bool> {
         let _turn = waiting::take(|| self.flushing.try_lock(), || self.flushing.lock());
-        match self.edit(|edit| edit.relieve_root(), |_| ()) {
-            // What can be read has been carried down before, or will be by the next one.
+        // What can be read has been carried down before, or will be by the next one.
+        let or_not = |done: Result<bool>| match done {
             Err(error) if error.is_damage() => Ok(false),
             other => other,
+        };
+        let msn = self.superversion.read().tree.msn;
+        let is_new = self.lowered_at.swap(msn, Ordering::Relaxed) != msn;
+        if is_new && or_not(self.edit(|edit| edit.lower_too_tall(), |_| ()))? {
+            return Ok(true);
         }
+        or_not(self.edit(|edit| edit.relieve_root(), |_| ()))
     }
 
     /// Before more is made dirty: makes a checkpoint where that could fill the device, or where dirty nodes

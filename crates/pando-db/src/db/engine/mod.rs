@@ -71,6 +71,8 @@ pub(crate) struct Engine {
     pub views: SuperversionSlot,
     /// Held by whoever changes the structure of the DAG.
     pub flushing: Mutex<()>,
+    /// The last batch of the tree for which [`Engine::relieve_step`] has looked at its height.
+    pub lowered_at: AtomicU64,
     /// A table whose turn comes soon, as far as writers that had to wait have built it into pages.
     pub building: Mutex<Option<MemtableBuild>>,
     /// The last durable checkpoint; held while the next is made.

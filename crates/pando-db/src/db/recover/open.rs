@@ -206,6 +206,7 @@ pub(crate) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
         superversion: RwLock::new(superversion),
         views: SuperversionSlot::default(),
         flushing: Mutex::new(()),
+        lowered_at: AtomicU64::new(0),
         next_id: AtomicU64::new(superblock.next_node),
         building: Mutex::default(),
         checkpointing: Mutex::new(Durable { superblock, _table: table, attempted: None }),

@@ -24,6 +24,7 @@ use crate::{
     policies::StoredPolicy,
     record::{LinkName, Record, Stored},
     scanned::ScannedWay,
+    snapshotted::decode_source,
     sums::wrong_accounts,
     types::{FileKind, ROOT},
     volume::{ACCOUNTS, Fs},
@@ -330,6 +331,7 @@ impl Fs {
         }
         self.check_forks(view, &mut known, report, problem)?;
         check_policies(view, report, problem)?;
+        self.check_snapshotted(view, report, problem)?;
         let mut at = path::volume(1);
         while let Some((key, _)) = view.range(&at, Some(&path::volume(u32::MAX))).next().transpose()? {
             let Some(volume) = path::snapshot_of(&key) else { break };
@@ -337,6 +339,30 @@ impl Fs {
                 problem(report, format!("snapshot {volume}: has no record"));
             }
             at = path::volume(volume.saturating_add(1));
+        }
+        Ok(())
+    }
+
+    /// Checks that what is said to have snapshots is a directory, with the number that is said.
+    fn check_snapshotted(
+        &self,
+        view: &Snapshot,
+        report: &mut CheckReport,
+        problem: &mut impl FnMut(&mut CheckReport, String),
+    ) -> Result<()> {
+        let mut pairs = view.prefix(&system::snapshotted(b""));
+        while let Some((key, value)) = pairs.next_ref()? {
+            let place = system::snapshotted_place(key).unwrap_or_default();
+            let entry = path::entry_of_contents(place).unwrap_or_default();
+            let mut way = ScannedWay::new(ScannedDir { lineage: 0, root: true });
+            let is_dir = self.descend(view, &mut way, place)?;
+            let record = view.get(&path::meta(&entry))?.and_then(|value| Record::decode(&value).ok());
+            let own = way.last().zip(record).filter(|_| is_dir);
+            let own = own.map(|(dir, record)| number(dir.lineage, record.fileno));
+            if own.is_none() || own != decode_source(value).ok() {
+                let text = format!("snapshots of {}: there is no such directory", describe_path(&entry));
+                problem(report, text);
+            }
         }
         Ok(())
     }

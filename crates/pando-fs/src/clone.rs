@@ -24,6 +24,7 @@ use crate::{
     quota::Counts,
     rename::End,
     rights::Rights,
+    staying::Staying,
     types::{Caller, CloneReport, FileKind, Ino, RemoveReport, Time, VerifiedRights},
     volume::{FORKS, Fs},
 };
@@ -73,14 +74,14 @@ impl Removal {
 }
 
 impl Fs {
-    /// Adds the removal of an entry and all below it; what is to be at this place then is as much a fork, or forked,
-    /// as what is removed, if it `stays` so. The caller holds `tree` of it exclusively.
+    /// Adds the removal of an entry and all below it, and of what is kept by place there, but for what is `staying`.
+    /// The caller holds `tree` of it exclusively.
     pub(crate) fn remove_all(
         &self,
         rights: Rights<'_>,
         batch: &mut Batch,
         end: &End<'_>,
-        (top, stays): (&InodeRef, bool),
+        (top, staying): (&InodeRef, &Staying),
         now: Time,
     ) -> Result<Removal> {
         let mut open_below = Vec::new();
@@ -94,7 +95,7 @@ impl Fs {
                 names = self.lose_names(batch, end.at, &contents)?;
             }
             open_below = self.orphan_below(batch, top, &|_| false, now)?;
-            self.drop_kept_by_place(batch, &contents, stays)?;
+            self.drop_kept_by_place(batch, &contents, staying)?;
             batch.delete(path::meta(&end.entry));
             for prefix in top.peek(|s| end.prefixes(&s.record))? {
                 batch.delete_prefix(prefix);
@@ -321,7 +322,10 @@ impl Fs {
                 bill.subtract(around, gone);
             }
             let remove = |batch: &mut Batch| {
-                target.as_ref().map(|t| self.remove_all(rights, batch, &end, (t, false), now)).transpose()
+                target
+                    .as_ref()
+                    .map(|t| self.remove_all(rights, batch, &end, (t, &Staying::new()), now))
+                    .transpose()
             };
             // What is replaced is in the copy, or is a name of a file that has others in it.
             let in_copy = inside || links && target.as_ref().is_some_and(|t| t.linked().is_some());
@@ -478,7 +482,7 @@ impl Fs {
         let mut bill = Bill::default();
         let (above, gone) = self.going(counts, &end, &top)?;
         bill.subtract(above, gone);
-        let removal = self.remove_all(rights, &mut batch, &end, (&top, false), now)?;
+        let removal = self.remove_all(rights, &mut batch, &end, (&top, &Staying::new()), now)?;
         Self::change_dir(&mut batch, &at, &touched);
         let reserved = self.reserve(&mut batch, bill)?;
         self.db.write(batch)?;

@@ -24,6 +24,7 @@ use crate::{
     path::{self, check_name, system},
     place::{DirAt, may_change},
     record::Record,
+    staying::Staying,
     types::{Attr, Caller, FileHandle, FileKind, Ino, Time},
     volume::Fs,
 };
@@ -327,7 +328,7 @@ impl Fs {
         // delete.
         let below = path::contents(&at.contents, bytes)?;
         batch.delete_prefix(path::meta(&below)).delete_prefix(path::data(&below));
-        self.drop_kept_by_place(&mut batch, &below, false)?;
+        self.drop_kept_by_place(&mut batch, &below, &Staying::new())?;
         let lineage = self.retire(&mut batch, &at, &inode)?;
         Self::change_dir(&mut batch, &at, &touched);
         let above = self.above(&at);

@@ -13,6 +13,7 @@ use crate::{
     error::{Error, Result},
     path::{self, system},
     record::{Record, get_time, put_time},
+    staying::Staying,
     types::Time,
     volume::{FORKS, Fs},
 };
@@ -140,20 +141,20 @@ impl Fs {
         Ok(moves)
     }
 
-    /// Adds what goes with the directory that has this contents prefix: that it, and all below, are forks or were
-    /// forked, and the origins. If it `stays`, as a place of another tree, what is known of itself stays too. Two
-    /// cursor steps; where forks go, as much as all that is said of forks.
-    pub(crate) fn drop_forks(&self, batch: &mut Batch, contents: &[u8], stays: bool) -> Result<()> {
+    /// Adds what goes with the directory that has this contents prefix, but for what is `staying`: that it, and all
+    /// below, are forks or were forked, and the origins. Two cursor steps; where forks go, as much as all that is said
+    /// of forks.
+    pub(crate) fn drop_forks(&self, batch: &mut Batch, contents: &[u8], staying: &Staying) -> Result<()> {
         if !self.has_forks() {
             return Ok(());
         }
         let mut gone = Vec::new();
         let mut pairs = self.db.prefix(&system::fork(contents));
         while let Some((key, value)) = pairs.next_ref()? {
-            let fork = Fork::decode(value).map_err(damaged)?;
-            if stays && system::fork_place(key) == Some(contents) {
+            if staying.contains(key) {
                 continue;
             }
+            let fork = Fork::decode(value).map_err(damaged)?;
             batch.delete(key.to_vec()).delete_prefix(path::volume(fork.number));
             gone.push(fork.number);
         }
@@ -162,8 +163,8 @@ impl Fs {
         let all = if gone.is_empty() { below.clone() } else { system::forked_below(b"") };
         let mut pairs = self.db.prefix(&all);
         while let Some((key, _)) = pairs.next_ref()? {
-            let (source, number) = system::forked_parts(key).ok_or_else(|| damaged("impossible key"))?;
-            let lost = key.starts_with(&below) && !(stays && source == contents);
+            let (_, number) = system::forked_parts(key).ok_or_else(|| damaged("impossible key"))?;
+            let lost = key.starts_with(&below) && !staying.contains(key);
             if lost || gone.contains(&number) {
                 batch.delete(key.to_vec());
             }

@@ -12,6 +12,7 @@ use pando_db::Batch;
 use crate::{
     error::{Error, Result},
     path::system,
+    staying::Staying,
     types::SnapshotPolicy,
     volume::{Fs, POLICIES},
 };
@@ -153,19 +154,13 @@ impl Fs {
         Ok(moves.then(|| (prefix, system::policy(to))))
     }
 
-    /// Adds what goes with the directory that has this contents prefix; its own policy stays if it `stays`. One point
-    /// query and a cursor step, if there ever was a policy.
-    pub(crate) fn drop_policies(&self, batch: &mut Batch, contents: &[u8], stays: bool) -> Result<()> {
-        let prefix = system::policy(contents);
-        if !self.has_policies() || self.db.prefix(&prefix).next().transpose()?.is_none() {
-            return Ok(());
+    /// Adds what goes with the directory that has this contents prefix, but for what is `staying`. One cursor step, if
+    /// there ever was a policy.
+    pub(crate) fn drop_policies(&self, batch: &mut Batch, contents: &[u8], staying: &Staying) -> Result<()> {
+        match self.has_policies() {
+            true => self.drop_keys(batch, &system::policy(contents), staying),
+            false => Ok(()),
         }
-        let own = if stays { self.db.get(&prefix)? } else { None };
-        batch.delete_prefix(prefix.clone());
-        if let Some(own) = own {
-            batch.put(prefix, own);
-        }
-        Ok(())
     }
 }
 

@@ -22,6 +22,7 @@ use crate::{
     place::{DirAt, may_change},
     quota::Counts,
     record::{LinkName, Record},
+    staying::Staying,
     types::{Caller, FileKind, Ino, Time},
     volume::Fs,
 };
@@ -367,7 +368,8 @@ impl Fs {
                         return Err(Error::NotEmpty(target.label()));
                     }
                     target.peek(|s| Self::drop_data(&mut batch, &path::data(&dst.entry), &s.record));
-                    self.drop_kept_by_place(&mut batch, &path::contents(&dst.at.contents, dst.name)?, false)?;
+                    let contents = path::contents(&dst.at.contents, dst.name)?;
+                    self.drop_kept_by_place(&mut batch, &contents, &Staying::new())?;
                     lineage = self.retire(&mut batch, dst.at, target)?;
                     let above = self.above(dst.at);
                     if !above.is_empty() {

@@ -61,6 +61,9 @@ pub(crate) const POLICIES: u64 = 128;
 pub(crate) const ACCOUNTS: u64 = 256;
 /// The same: merges have made, or make, volumes to work in. A store gets it with the first such merge.
 pub(crate) const WORKS: u64 = 512;
+/// The same: some directory has, or had, snapshots, and its place says so. A store gets it with the first snapshot of a
+/// directory that is made.
+pub(crate) const SNAPSHOTTED: u64 = 1024;
 /// All bits of features that this program knows.
 const KNOWN_FEATURES: u64 = MAPS_AND_LINEAGES
     | EXTENDED_ATTRIBUTES
@@ -71,7 +74,8 @@ const KNOWN_FEATURES: u64 = MAPS_AND_LINEAGES
     | FORKS
     | POLICIES
     | ACCOUNTS
-    | WORKS;
+    | WORKS
+    | SNAPSHOTTED;
 /// Share (1/n) of the cache for data that the kernel caches too and that was not read from here, and its most bytes.
 const WRITTEN_SHARE: u64 = 16;
 const MAX_WRITTEN_BYTES: u64 = 64 << 20;

@@ -418,6 +418,15 @@ fn forks_go_where_their_directories_go() {
         .number;
     w.put("/top/f/late", b"1");
     w.on("/top/f", |a| w.fs.rollback(Authority::Caller(&w.me), a.ino, number, true)).unwrap();
+    // So does one of a directory above, if it was a fork there already; what was forked later is none.
+    let make =
+        |path: &str| w.on(path, |a| w.fs.snapshot(Authority::Caller(&w.me), a.ino, &NewSnapshot::default()));
+    let (above, source) = (make("/top").unwrap().0.number, make("/t").unwrap().0.number);
+    w.fork("/t", "/top/later");
+    w.put("/top/f/late", b"2");
+    w.on("/top", |a| w.fs.rollback(Authority::Caller(&w.me), a.ino, above, true)).unwrap();
+    w.on("/t", |a| w.fs.rollback(Authority::Caller(&w.me), a.ino, source, true)).unwrap();
+    check_keys(&w);
     w.clone_tree("/top", "/copy", false).unwrap();
     w.remount();
     assert_eq!(paths(&w), [pair("/top/f", Some("/t"))]);

@@ -12,9 +12,13 @@ use std::{
     collections::{BTreeMap, HashMap},
     ffi::OsStr,
     rc::Rc,
+    sync::atomic::{AtomicUsize, Ordering},
 };
 
 type Node = Rc<RefCell<Oracle>>;
+
+/// How many files of models there were.
+static FILES: AtomicUsize = AtomicUsize::new(0);
 
 /// What the file system must say of one inode.
 #[derive(Clone)]
@@ -27,6 +31,8 @@ enum Body {
 struct Oracle {
     body: Body,
     perm: u16,
+    /// Which file it is; a clone of it is the same.
+    file: usize,
     /// Of a directory that is the root of a lineage.
     lineage: Option<u64>,
     /// It has, or had, several names.
@@ -39,7 +45,8 @@ struct Oracle {
 
 impl Oracle {
     fn new(body: Body, perm: u16) -> Node {
-        Rc::new(RefCell::new(Self { body, perm, lineage: None, linked: false, ino: None, times: None }))
+        let file = FILES.fetch_add(1, Ordering::Relaxed);
+        Rc::new(RefCell::new(Self { body, perm, file, lineage: None, linked: false, ino: None, times: None }))
     }
 
     fn is_dir(&self) -> bool {
@@ -68,8 +75,8 @@ fn deep(node: &Node, lineages: &mut u64, copies: &mut BTreeMap<*const RefCell<Or
         *lineages += 1;
         *lineages
     });
-    let (perm, linked, times) = (n.perm, n.linked, n.times);
-    let copy = Rc::new(RefCell::new(Oracle { body, perm, lineage, linked, ino: None, times }));
+    let (perm, file, linked, times) = (n.perm, n.file, n.linked, n.times);
+    let copy = Rc::new(RefCell::new(Oracle { body, perm, file, lineage, linked, ino: None, times }));
     copies.insert(Rc::as_ptr(node), copy.clone());
     copy
 }
@@ -122,6 +129,23 @@ fn untouch(node: &Node) {
     node.borrow_mut().times = None;
     if let Body::Dir(c) = &node.borrow().body {
         c.values().for_each(untouch);
+    }
+}
+
+/// Each directory below one, as it is in two states of a tree, where both have the same one at one place.
+fn same_dirs(before: &Node, after: &Node, path: &mut Path, each: &mut impl FnMut(&[String], &Node, &Node)) {
+    let (before, after) = (before.borrow(), after.borrow());
+    let (Body::Dir(old), Body::Dir(new)) = (&before.body, &after.body) else { return };
+    for (name, old) in old {
+        let Some(new) = new.get(name).filter(|new| new.borrow().is_dir() && old.borrow().is_dir()) else {
+            continue;
+        };
+        path.push(name.clone());
+        if new.borrow().file == old.borrow().file {
+            each(path, old, new);
+        }
+        same_dirs(old, new, path, each);
+        path.pop();
     }
 }
 
@@ -577,6 +601,13 @@ impl Model {
                 for snap in self.snaps.iter_mut().filter(|s| Rc::ptr_eq(&s.source, &old)) {
                     (snap.source, snap.source_ino) = (new.clone(), ino);
                 }
+                // Directories below that were there already have their snapshots still.
+                let (w, snaps) = (&self.w, &mut self.snaps);
+                same_dirs(&old, &new, &mut path.clone(), &mut |path, old, new| {
+                    for snap in snaps.iter_mut().filter(|s| Rc::ptr_eq(&s.source, old)) {
+                        (snap.source, snap.source_ino) = (new.clone(), w.attr(&text(path)).ino);
+                    }
+                });
             }
             // The other names and the keep flag.
             1 => {

@@ -77,12 +77,19 @@ fn a_policy_goes_with_its_directory() {
     expect(&w, &[("/", 1), ("/x/y", 2), ("/clone/b", 3), ("/clone/b/c", 4)]);
     w.rename("/clone/b", "/x/y", RENAME_EXCHANGE).unwrap();
     expect(&w, &[("/", 1), ("/clone/b", 2), ("/x/y", 3), ("/x/y/c", 4)]);
-    // A rollback leaves the directory its own; what is below is another directory afterwards.
+    // A rollback leaves the directory its own, and those of directories below that were there already.
     let number = w.on("/x/y", |a| w.fs.snapshot(Authority::Caller(&w.me), a.ino, &NewSnapshot::default()));
     let number = number.unwrap().0.number;
+    w.mkdir("/x/y/new");
+    set(&w, "/x/y/new", Some(every(8))).unwrap();
+    w.rename("/x/y/c", "/x/y/new/c", 0).unwrap();
+    w.mkdir("/x/y/c");
+    set(&w, "/x/y/c", Some(every(9))).unwrap();
     w.on("/x/y", |a| w.fs.rollback(Authority::Caller(&w.me), a.ino, number, true)).unwrap();
     expect(&w, &[("/", 1), ("/clone/b", 2), ("/x/y", 3)]);
     set(&w, "/x/y/c", Some(every(5))).unwrap();
+    w.on("/x/y", |a| w.fs.rollback(Authority::Caller(&w.me), a.ino, number, true)).unwrap();
+    expect(&w, &[("/", 1), ("/clone/b", 2), ("/x/y", 3), ("/x/y/c", 5)]);
     set(&w, "/x/y", Some(every(6))).unwrap();
     expect(&w, &[("/", 1), ("/clone/b", 2), ("/x/y", 6), ("/x/y/c", 5)]);
     // It goes when the directory goes, however that is.
@@ -111,10 +118,13 @@ fn policies_follow_random_changes() {
     random_runs(6, 250, |seed, steps| {
         let mut random = Random::new(seed);
         let mut w = World::new();
-        // All directories, with their policies.
-        let mut model: BTreeMap<String, u32> = BTreeMap::from([(String::new(), 0)]);
+        // All directories, with their policies and which they are; a clone is the same.
+        let mut model: BTreeMap<String, (u32, u32)> = BTreeMap::from([(String::new(), (0, 0))]);
+        // What was below a directory when a snapshot was made of it.
+        let mut snapshots: BTreeMap<u32, BTreeMap<String, u32>> = BTreeMap::new();
+        let mut kept = 0;
         for step in 0..steps as u32 {
-            let pick = |random: &mut Random, model: &BTreeMap<String, u32>| -> String {
+            let pick = |random: &mut Random, model: &BTreeMap<String, (u32, u32)>| -> String {
                 model.keys().nth(random.below(model.len())).unwrap().clone()
             };
             let (one, two) = (pick(&mut random, &model), pick(&mut random, &model));
@@ -125,12 +135,12 @@ fn policies_follow_random_changes() {
             match random.below(9) {
                 0..=2 if is_free => {
                     w.mkdir(&fresh);
-                    model.insert(fresh, 0);
+                    model.insert(fresh, (0, step + 1));
                 }
                 3 | 4 => {
                     let path = if one.is_empty() { "/" } else { &one };
                     set(&w, path, Some(every(step + 1))).unwrap();
-                    model.insert(one, step + 1);
+                    model.get_mut(&one).unwrap().0 = step + 1;
                 }
                 5 if !one.is_empty() && is_free && !below(&two, &one) => {
                     w.rename(&one, &fresh, 0).unwrap();
@@ -151,8 +161,10 @@ fn policies_follow_random_changes() {
                 }
                 7 if !one.is_empty() && is_free && !below(&two, &one) => {
                     w.clone_tree(&one, &fresh, false).unwrap();
-                    let paths: Vec<_> = model.keys().filter(|p| below(p, &one)).cloned().collect();
-                    model.extend(paths.into_iter().map(|p| (format!("{fresh}{}", &p[one.len()..]), 0)));
+                    let copies = model.iter().filter(|(p, _)| below(p, &one));
+                    let copies = copies.map(|(p, (_, id))| (format!("{fresh}{}", &p[one.len()..]), (0, *id)));
+                    let copies: Vec<_> = copies.collect();
+                    model.extend(copies);
                 }
                 8 if !one.is_empty() && random.below(5) < 2 => {
                     w.remove_tree(&one).unwrap();
@@ -160,15 +172,30 @@ fn policies_follow_random_changes() {
                 }
                 8 if !one.is_empty() => {
                     let me = Authority::Caller(&w.me);
-                    let made = w.on(&one, |a| w.fs.snapshot(me, a.ino, &NewSnapshot::default())).unwrap().0;
-                    w.on(&one, |a| w.fs.rollback(me, a.ino, made.number, true)).unwrap();
-                    model.iter_mut().filter(|(p, _)| below(p, &one) && **p != one).for_each(|(_, n)| *n = 0);
+                    let own = w.on(&one, |a| w.fs.snapshots(a.ino)).unwrap();
+                    if own.is_empty() || random.below(3) == 0 {
+                        let made = w.on(&one, |a| w.fs.snapshot(me, a.ino, &NewSnapshot::default())).unwrap();
+                        let inside = model.iter().filter(|(p, _)| below(p, &one) && **p != one);
+                        let inside = inside.map(|(p, (_, id))| (p[one.len()..].to_owned(), *id)).collect();
+                        snapshots.insert(made.0.number, inside);
+                        continue;
+                    }
+                    let number = random.pick(&own).number;
+                    w.on(&one, |a| w.fs.rollback(me, a.ino, number, true)).unwrap();
+                    let before = model.clone();
+                    model.retain(|p, _| !below(p, &one) || *p == one);
+                    for (inside, id) in &snapshots[&number] {
+                        let path = format!("{one}{inside}");
+                        let own = before.get(&path).filter(|(_, now)| now == id);
+                        kept += u32::from(own.is_some_and(|own| own.0 > 0));
+                        model.insert(path, (own.map_or(0, |own| own.0), *id));
+                    }
                 }
                 _ => continue,
             }
-            let with = model.iter().filter(|(_, policy)| **policy > 0);
+            let with = model.iter().filter(|(_, (policy, _))| *policy > 0);
             let name = |path: &String| if path.is_empty() { "/".into() } else { path.clone() };
-            let expected: BTreeMap<_, _> = with.map(|(path, policy)| (name(path), *policy)).collect();
+            let expected: BTreeMap<_, _> = with.map(|(path, (policy, _))| (name(path), *policy)).collect();
             assert_eq!(stored(&w), expected, "seed {seed}, step {step}");
             if random.below(60) == 0 {
                 w.remount();
@@ -176,6 +203,7 @@ fn policies_follow_random_changes() {
         }
         check_keys(&w);
         w.assert_nothing_referenced();
+        println!("seed {seed}: {kept} policies stayed below a rollback");
     });
 }
 

@@ -140,6 +140,8 @@ fn snapshots_of_a_directory_that_is_gone_are_found_and_given_to_another() {
         |w: &World| w.fs.snapshots_of_gone().unwrap().iter().map(|info| info.number).collect::<Vec<_>>();
     assert_eq!(gone(&w), []);
     w.remove_tree("/gone").unwrap();
+    // What has its place no more when the directory above is rolled back is gone, too.
+    w.rename("/top/in", "/top/elsewhere", 0).unwrap();
     w.on("/top", |a| w.fs.rollback(by(&w), a.ino, outer, true)).unwrap();
     for _ in 0..2 {
         assert_eq!(gone(&w), numbers[..3]);
@@ -179,6 +181,56 @@ fn snapshots_of_a_directory_that_is_gone_are_found_and_given_to_another() {
         w.fs.delete_snapshot(by(&w), a.ino, numbers[1])
     })
     .unwrap();
+    w.fs.check(|problem| panic!("{problem}")).unwrap();
+}
+
+#[test]
+fn snapshots_of_directories_below_a_rollback_stay_with_them() {
+    let mut w = World::new();
+    for dir in ["/top", "/top/in", "/top/in/deep", "/top/other", "/new", "/new/in"] {
+        w.mkdir(dir);
+        w.put(&format!("{dir}/f"), b"1");
+    }
+    // A clone in it is the root of a lineage of its own.
+    w.clone_tree("/new", "/top/clone", false).unwrap();
+    let mut numbers: BTreeMap<&str, u32> =
+        ["/top/in", "/top/in/deep", "/top/other", "/top/clone/in", "/new/in"]
+            .map(|dir| (dir, snap(&w, dir, "inner").number))
+            .into();
+    let outer = snap(&w, "/top", "outer").number;
+    // What came after, and what is another directory at the same place.
+    w.mkdir("/top/later");
+    snap(&w, "/top/later", "inner");
+    w.remove_tree("/top/other").unwrap();
+    w.mkdir("/top/other");
+    let other = snap(&w, "/top/other", "inner").number;
+    let removed = numbers.remove("/top/other").unwrap();
+    w.put("/top/in/deep/f", b"2");
+    for round in 0..3 {
+        w.on("/top", |a| w.fs.rollback(by(&w), a.ino, outer, round != 1)).unwrap();
+        for _ in 0..2 {
+            w.fs.check(|problem| panic!("{problem}")).unwrap();
+            for (dir, number) in &numbers {
+                assert_eq!(names(&w, &format!("{dir}/.snapshots")), ["inner"], "{dir}");
+                let found = w.on(dir, |a| w.fs.snapshots(a.ino)).unwrap();
+                assert_eq!(found.iter().map(|info| info.number).collect::<Vec<_>>(), [*number], "{dir}");
+                assert_eq!(w.get(&format!("{dir}/.snapshots/inner/f")).unwrap(), b"1");
+            }
+            assert_eq!(w.get("/top/in/deep/f").unwrap(), b"1");
+            assert_eq!(errno(w.on("/top/later", |_| Ok(()))), ENOENT);
+            assert_eq!(w.on("/top/other", |a| w.fs.snapshots(a.ino)).unwrap(), []);
+            let gone: Vec<u32> = w.fs.snapshots_of_gone().unwrap().iter().map(|info| info.number).collect();
+            assert_eq!(gone, [removed, outer + 1, other]);
+            w.remount();
+        }
+        // They go with their directories, and are all that their directories need.
+        w.rename("/top/in", "/top/away", 0).unwrap();
+        w.rename("/top/away", "/top/in", 0).unwrap();
+        w.on("/top/in/deep", |a| w.fs.rollback(by(&w), a.ino, numbers["/top/in/deep"], true)).unwrap();
+    }
+    let own = w.on("/top", |a| w.fs.snapshots(a.ino)).unwrap();
+    assert_eq!(own.len(), 2, "outer, and one before a rollback");
+    w.on("/top/in", |a| w.fs.delete_snapshot(by(&w), a.ino, numbers["/top/in"])).unwrap();
     w.fs.check(|problem| panic!("{problem}")).unwrap();
 }
 

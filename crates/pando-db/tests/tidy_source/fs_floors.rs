@@ -57,9 +57,11 @@ pub const FS: Floors = &[
     ("bill", &["error", "path", "account", "merge", "inode", "ledger", "volume", "place"]),
     ("family", &["error", "types", "path", "record", "inode", "lineage", "volume"]),
     ("frozen", &["error", "path", "record", "volume"]),
-    ("forks", &["error", "types", "path", "record", "volume", "frozen"]),
-    ("policies", &["error", "types", "path", "volume"]),
-    ("by_place", &["error", "volume"]),
+    ("staying", &["error", "volume"]),
+    ("forks", &["error", "types", "path", "record", "volume", "frozen", "staying"]),
+    ("policies", &["error", "types", "path", "volume", "staying"]),
+    ("snapshotted", &["error", "types", "path", "volume", "staying"]),
+    ("by_place", &["error", "volume", "staying"]),
     ("directories", &["error", "types", "path", "record", "lineage", "volume", "scanned"]),
     (
         "check",
@@ -80,6 +82,7 @@ pub const FS: Floors = &[
             "policies",
             "scanned",
             "sums",
+            "snapshotted",
         ],
     ),
     (
@@ -131,6 +134,7 @@ pub const FS: Floors = &[
         &[
             "error", "limits", "types", "path", "record", "merge", "inode", "lineage", "handle", "lock",
             "volume", "place", "domain", "forks", "data", "orphan", "name", "xattr", "bill", "quota",
+            "staying",
         ],
     ),
     (
@@ -151,7 +155,7 @@ pub const FS: Floors = &[
         "rename",
         &[
             "error", "types", "path", "record", "merge", "inode", "lineage", "lock", "volume", "place",
-            "domain", "forks", "orphan", "name", "entry", "bill", "quota",
+            "domain", "forks", "orphan", "name", "entry", "bill", "quota", "staying",
         ],
     ),
     (
@@ -175,7 +179,7 @@ pub const FS: Floors = &[
         &[
             "error", "types", "path", "record", "merge", "inode", "lock", "volume", "place", "domain",
             "forks", "orphan", "name", "entry", "rename", "census", "rights", "account", "sums", "bill",
-            "quota", "exclude",
+            "quota", "exclude", "staying",
         ],
     ),
     (
@@ -183,7 +187,7 @@ pub const FS: Floors = &[
         &[
             "error", "types", "path", "key_text", "record", "merge", "inode", "lineage", "lock", "volume",
             "place", "domain", "family", "frozen", "policies", "name", "entry", "rename", "census", "rights",
-            "clone", "account", "bill",
+            "clone", "account", "bill", "forks", "staying",
         ],
     ),
     ("usage", &["error", "types", "path", "record", "volume", "place", "domain", "name"]),
@@ -200,7 +204,7 @@ pub const FS: Floors = &[
         &[
             "error", "limits", "types", "path", "key_text", "attrs", "record", "merge", "inode", "lineage",
             "lock", "volume", "place", "domain", "forks", "orphan", "name", "entry", "census", "rights",
-            "clone", "diff", "data", "account", "sums", "bill",
+            "clone", "diff", "data", "account", "sums", "bill", "staying",
         ],
     ),
 ];

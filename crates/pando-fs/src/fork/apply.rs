@@ -31,6 +31,7 @@ use crate::{
     orphan::Fate,
     path,
     record::{Record, Stored},
+    staying::Staying,
     types::{CloneReport, FileKind, Time},
     volume::Fs,
 };
@@ -310,7 +311,7 @@ impl<'a> Apply<'a> {
             self.orphaned.extend(self.fs.orphan_below(&mut self.batch, top, &carried, self.now)?);
         }
         if self.hidden.is_none() {
-            self.fs.drop_kept_by_place(&mut self.batch, &contents, false)?;
+            self.fs.drop_kept_by_place(&mut self.batch, &contents, &Staying::new())?;
         }
         self.batch.delete_prefix(path::meta(&contents)).delete_prefix(path::data(&contents));
         self.marks_leave(&contents);

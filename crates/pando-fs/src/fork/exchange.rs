@@ -319,7 +319,7 @@ impl Exchange<'_> {
         Ok(true)
     }
 
-    /// Forks and policies of directories in this one: they go or move with their directories.
+    /// Forks, policies and snapshots of directories in this one: they go or move with their directories.
     fn kept_by_place(&self, batch: &mut Batch) -> Result<()> {
         let (fs, top) = (self.fs, &self.places.ours.contents);
         // Where a directory is afterwards, if it lies in this one and does not stay where it is.
@@ -333,6 +333,12 @@ impl Exchange<'_> {
             if let Some(to) = goes(&place) {
                 batch.delete(system::policy(&place));
                 puts.extend(to.map(|to| (system::policy(&to), policy.encode(uid))));
+            }
+        }
+        for (place, ino) in fs.snapshotted_below(top)? {
+            if let Some(to) = goes(&place) {
+                batch.delete(system::snapshotted(&place));
+                puts.extend(to.map(|to| (system::snapshotted(&to), ino.to_le_bytes().to_vec().into())));
             }
         }
         let mut gone = Vec::new();

@@ -171,6 +171,16 @@ pub(crate) fn policy_place(key: &[u8]) -> Option<&[u8]> {
     key.get(HEAD_BYTES..)
 }
 
+/// Says that the directory with this contents prefix has snapshots; also the prefix of such keys of all below.
+pub(crate) fn snapshotted(contents: &[u8]) -> Bytes {
+    tagged(b'B', contents)
+}
+
+/// The contents prefix in a key of [`snapshotted`].
+pub(crate) fn snapshotted_place(key: &[u8]) -> Option<&[u8]> {
+    key.get(HEAD_BYTES..)
+}
+
 /// Says that a volume with this number is one that a merge works in.
 pub(crate) fn work(number: u32) -> Bytes {
     tagged(b'G', &number.to_be_bytes())

@@ -15,7 +15,7 @@ use crate::{
     path::{self, system},
     rights::Rights,
     types::{Authority, CloneReport, Ino, ROOT, SnapshotInfo},
-    volume::Fs,
+    volume::{Fs, SNAPSHOTTED},
 };
 
 impl Fs {
@@ -42,6 +42,7 @@ impl Fs {
             return Err(Error::NotPermitted { name: "snapshots".into(), why });
         }
         let dir = self.dir(dir)?;
+        self.need_feature(SNAPSHOTTED)?;
         // Nothing is held over the scan: what is gone does not come back.
         let Some((source, family)) = self.gone_family_of(number)? else {
             return Err(Error::NotFound(format!("snapshot {number} of a directory that is gone")));
@@ -61,9 +62,7 @@ impl Fs {
         }
         let now = self.now();
         let mut batch = Batch::new();
-        batch.delete(system::family(source));
-        batch.put(system::family(dir.ino), Family { changed: now, ..family }.encode());
-        self.taint_source(&mut batch, dir.ino);
+        self.move_family(&mut batch, (source, dir.ino), &Family { changed: now, ..family }, &at.contents)?;
         self.db.write(batch)?;
         self.snapshots_changed(&family_dir, now);
         let entries = vec![(dir.ino, OsString::from(".snapshots"))];

@@ -25,6 +25,7 @@ use crate::{
 };
 
 pub(crate) mod automatic;
+mod below;
 mod gone;
 pub(crate) mod policy;
 mod rollback;
@@ -174,7 +175,7 @@ impl Fs {
     fn need_features_of(&self, new: &NewSnapshot) -> Result<()> {
         let received = if new.received.is_some() { volume::RECEIVED } else { 0 };
         let automatic = if new.automatic { volume::POLICIES } else { 0 };
-        self.need_feature(volume::SNAPSHOTS | received | automatic)
+        self.need_feature(volume::SNAPSHOTS | volume::SNAPSHOTTED | received | automatic)
     }
 
     /// The family of a directory; one that is not stored yet if it has none. The caller keeps others from making one.
@@ -239,8 +240,26 @@ impl Fs {
         );
         batch.put(system::family(place.owner.0), Family { changed: now, ..*family }.encode());
         self.taint_source(batch, place.owner.0);
+        if let Some(contents) = path::contents_of(b"", place.owner.1) {
+            self.note_snapshotted(batch, &contents, place.owner.0)?;
+        }
         batch.put(system::cloned(), now.encode());
         Ok(info)
+    }
+
+    /// Adds that snapshots are those of the directory with the number `to` and this contents prefix, no longer of
+    /// `from`.
+    fn move_family(
+        &self,
+        batch: &mut Batch,
+        (from, to): (Ino, Ino),
+        family: &Family,
+        contents: &[u8],
+    ) -> Result<()> {
+        batch.delete(system::family(from));
+        batch.put(system::family(to), family.encode());
+        self.taint_source(batch, to);
+        self.note_snapshotted(batch, contents, to)
     }
 
     /// Notes that the number of a directory is in use as long as it has snapshots, whatever becomes of it.

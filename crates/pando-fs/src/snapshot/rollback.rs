@@ -3,7 +3,8 @@
 //! A rollback is a clone of the snapshot that replaces the directory, in one batch; what the directory was becomes a
 //! snapshot first, unless that is to be thrown away. Inode numbers below are others afterwards, as those of any clone:
 //! what was moved out of the directory since the snapshot keeps its own. The family of snapshots goes with the
-//! place. Uses the batches of `clone`.
+//! place, and what belongs to directories below goes on with them if they were there already (`below`). Uses the
+//! batches of `clone`.
 
 use std::{ffi::OsStr, time::Instant};
 
@@ -14,6 +15,7 @@ use crate::{
     account::Account,
     bill::{Bill, Taken},
     error::{Error, Result, show},
+    family::Family,
     inode::Link,
     lock::{Obstacle, attempt_shared},
     merge::Change,
@@ -22,9 +24,9 @@ use crate::{
     record::Record,
     rename::End,
     rights::Rights,
-    snapshot::{Snapshotted, no_snapshot},
+    snapshot::{Snapshotted, below::TwoStates, no_snapshot},
     types::{Authority, CloneReport, Ino, NewSnapshot, ROOT, SnapshotInfo},
-    volume::Fs,
+    volume::{self, Fs},
 };
 
 /// Adds the copies of all that is in a snapshot to the directory with this entry and contents prefix.
@@ -55,6 +57,7 @@ impl Fs {
         discard: bool,
     ) -> Result<(CloneReport, Option<SnapshotInfo>)> {
         self.writable()?;
+        self.need_feature(volume::SNAPSHOTTED)?;
         let rights = Rights::from(by);
         let dir = self.dir(source)?;
         if source == ROOT {
@@ -81,10 +84,13 @@ impl Fs {
             let _own = tries.exclusive(&dir.tree)?;
             let (family, family_dir, _) = self.family_of(source)?;
             let _snapshots = tries.exclusive(&family_dir.names)?;
-            self.info_of(&family, number)?;
+            let info = self.info_of(&family, number)?;
             let root = self.snapshot_root(number)?.ok_or_else(|| no_snapshot(number))?;
             let contents = path::contents(&at.contents, &name)?;
             let now = self.now();
+            let mut states = TwoStates::new(self, &contents, &info);
+            let families = states.families(tries)?;
+            let staying = states.staying()?;
             let mut batch = Batch::new();
             let turn = self.sole_turn();
             let above = self.above(&at);
@@ -98,7 +104,7 @@ impl Fs {
                     Some(self.add_snapshot(&mut batch, rights, &place, &family, &new, now)?)
                 }
             };
-            let removal = self.remove_all(rights, &mut batch, &end, (&dir, true), now)?;
+            let removal = self.remove_all(rights, &mut batch, &end, (&dir, &staying), now)?;
             let mut record = root.peek(|s| s.record.clone());
             record.clone_id = self.fresh_clone()?;
             record.ctime = now;
@@ -114,10 +120,14 @@ impl Fs {
             self.find_marks_later(&mut batch, now)?;
             counts = self.count_copy(&mut batch, &path::snapshot(number), &contents)?;
             batch.put(path::meta(&end.entry), record.encode());
-            let (ino, _) = self.lineages.identity(&self.db, at.dir.lineage, &record)?;
-            batch.delete(system::family(source));
-            batch.put(system::family(ino), crate::family::Family { changed: now, ..family }.encode());
-            self.taint_source(&mut batch, ino);
+            let (ino, lineage) = self.lineages.identity(&self.db, at.dir.lineage, &record)?;
+            let top = Family { changed: now, ..family };
+            self.move_family(&mut batch, (source, ino), &top, &contents)?;
+            for below in &families {
+                let ino = states.number_after(lineage, &below.inside)?;
+                let place = [&contents[..], &below.inside].concat();
+                self.move_family(&mut batch, (below.source, ino), &below.family, &place)?;
+            }
             let touched = Change::modified(now);
             Self::change_dir(&mut batch, &at, &touched);
             batch.put(system::cloned(), now.encode());

@@ -321,7 +321,7 @@ pub fn check_keys(w: &World) {
                     let (place, number) = key[5..].split_at(key.len() - 9);
                     sources.push((number.iter().rev().copied().collect::<Vec<u8>>(), place.to_vec()));
                 }
-                b'A' => policies.push(key[5..].to_vec()),
+                b'A' | b'B' => policies.push(key[5..].to_vec()),
                 kind => assert!(b"FCLOPETNSR".contains(&kind), "unknown system key {key:?}"),
             }
             continue;

@@ -12,9 +12,9 @@ use crate::place;
 #[command(
     after_help = "What DIR is now becomes a snapshot first, whose name is printed, unless --discard is given. Programs
 that work in DIR keep the files that they have open, and see the change only after cd to DIR.
-Directories below DIR are new ones: forks among them are forks no more, and they have no policies and
-no snapshots. The snapshots that they had are listed by pando snapshot orphans. The root of the file
-system cannot be rolled back: clone the directories of its snapshot.
+Directories below DIR that had their place already when the snapshot was made keep their snapshots,
+policies and origins as forks. Those of others go; their snapshots are listed by pando snapshot
+orphans. The root of the file system cannot be rolled back: clone the directories of its snapshot.
 
 Example: pando rollback /mnt/grove/project before-upgrade"
 )]

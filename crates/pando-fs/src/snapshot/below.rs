@@ -1,0 +1,139 @@
+//! What belongs to directories below one that is rolled back: their snapshots, policies and forks.
+//!
+//! All directories there are new ones afterwards. One that had its place, and was the same, when the snapshot was made,
+//! keeps what belongs to it. What belongs to others goes, as when they are removed. Uses what is kept by place.
+
+use std::collections::HashMap;
+
+use crate::{
+    error::{Error, Result},
+    family::Family,
+    forks::{self, Fork},
+    inode::InodeRef,
+    lock::{Attempts, Guard, Obstacle},
+    path::{self, system},
+    record::Record,
+    staying::Staying,
+    types::{FileKind, Ino, SnapshotInfo},
+    volume::Fs,
+};
+
+/// Snapshots of a directory below.
+pub(super) struct FamilyBelow {
+    /// Contents prefix of the directory, from the one that is rolled back.
+    pub inside: Vec<u8>,
+    /// Number that it has before.
+    pub source: Ino,
+    pub family: Family,
+    _dir: InodeRef,
+    _names: Guard,
+}
+
+/// Two states of one tree.
+pub(super) struct TwoStates<'a> {
+    fs: &'a Fs,
+    /// Contents prefix of the directory.
+    contents: &'a [u8],
+    /// The snapshot.
+    info: &'a SnapshotInfo,
+    /// What is known already: whether a directory is in both.
+    known: HashMap<Vec<u8>, bool>,
+}
+
+impl<'a> TwoStates<'a> {
+    pub(super) fn new(fs: &'a Fs, contents: &'a [u8], info: &'a SnapshotInfo) -> Self {
+        Self { fs, contents, info, known: HashMap::new() }
+    }
+
+    /// The record of the directory at `inside` in the tree whose top has the contents prefix `top`.
+    fn record(&self, top: &[u8], inside: &[u8]) -> Result<Option<Record>> {
+        let Some(entry) = path::entry_of_contents(inside) else { return Ok(None) };
+        let value = self.fs.db.get(&path::meta(&[top, &entry].concat()))?;
+        // What cannot be read is no directory; a check says so.
+        let record = value.and_then(|value| Record::decode(&value).ok());
+        Ok(record.filter(|record| record.kind == FileKind::Directory))
+    }
+
+    /// Whether the directory with this contents prefix is the top, or was at its place in the snapshot too. Two point
+    /// queries.
+    fn is_same(&mut self, place: &[u8]) -> Result<bool> {
+        let Some(inside) = place.strip_prefix(self.contents) else { return Ok(false) };
+        if inside.is_empty() {
+            return Ok(true);
+        }
+        if let Some(known) = self.known.get(inside) {
+            return Ok(*known);
+        }
+        let now = self.record(self.contents, inside)?;
+        let then = self.record(&path::snapshot(self.info.number), inside)?;
+        let same = now.zip(then).is_some_and(|(now, then)| now.fileno == then.fileno);
+        self.known.insert(inside.to_vec(), same);
+        Ok(same)
+    }
+
+    /// The keys of forks and policies that stay: those of the top, and of directories that are the same. A directory
+    /// that became a fork after the snapshot was none then. Costs a cursor step and up to two point queries for each.
+    pub(super) fn staying(&mut self) -> Result<Staying> {
+        let mut staying = Staying::new();
+        for (place, _, _) in self.fs.stored_policies()? {
+            if self.is_same(&place)? {
+                staying.insert(system::policy(&place));
+            }
+        }
+        if !self.fs.has_forks() {
+            return Ok(staying);
+        }
+        let mut pairs = self.fs.db.prefix(&system::fork(self.contents));
+        while let Some((key, value)) = pairs.next_ref()? {
+            let place = system::fork_place(key).unwrap_or_default();
+            let fork = Fork::decode(value).map_err(forks::damaged)?;
+            if place == self.contents || fork.created <= self.info.created && self.is_same(place)? {
+                staying.insert(key.to_vec().into());
+            }
+        }
+        drop(pairs);
+        let mut pairs = self.fs.db.prefix(&system::forked_below(self.contents));
+        while let Some((key, _)) = pairs.next_ref()? {
+            let (place, _) = system::forked_parts(key).ok_or_else(|| forks::damaged("impossible key"))?;
+            if self.is_same(place)? {
+                staying.insert(key.to_vec().into());
+            }
+        }
+        Ok(staying)
+    }
+
+    /// The snapshots of directories below that are the same, held so that nobody else changes which there are. Costs
+    /// a cursor step and up to three point queries for each directory with snapshots.
+    pub(super) fn families(&mut self, tries: &mut Attempts) -> Result<Vec<FamilyBelow>, Obstacle> {
+        let mut families = Vec::new();
+        for (place, source) in self.fs.snapshotted_below(self.contents)? {
+            if place == self.contents || !self.is_same(&place)? {
+                continue;
+            }
+            let Some(family) = self.fs.family(source)? else { continue };
+            let dir = self.fs.family_dir(self.fs.table.find(source).as_ref(), &family)?;
+            let names = tries.exclusive(&dir.names)?;
+            // Somebody may have changed it before it was held.
+            let Some(family) = self.fs.family(source)?.filter(|found| found.id == family.id) else {
+                continue;
+            };
+            let inside = place.get(self.contents.len()..).unwrap_or_default().to_vec();
+            families.push(FamilyBelow { inside, source, family, _dir: dir, _names: names });
+        }
+        Ok(families)
+    }
+
+    /// The number that the directory at `inside` has where the top is of lineage `lineage`.
+    pub(super) fn number_after(&self, lineage: u32, inside: &[u8]) -> Result<Ino> {
+        let missing = || Error::NotFound(format!("a directory in snapshot {}", self.info.number));
+        let mark = path::snapshot(self.info.number);
+        let (mut lineage, mut at, mut number) = (lineage, 0, None);
+        while let Some((_, contents)) = path::next_level(inside, at) {
+            let record = self.record(&mark, contents)?;
+            let record = record.ok_or_else(missing)?;
+            let (ino, within) = self.fs.lineages.identity(&self.fs.db, lineage, &record)?;
+            (lineage, at, number) = (within, contents.len(), Some(ino));
+        }
+        number.ok_or_else(missing)
+    }
+}

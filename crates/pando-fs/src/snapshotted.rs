@@ -1,0 +1,75 @@
+//! Where the directories are that have snapshots.
+//!
+//! A family of snapshots belongs to an inode number, and nothing leads from a number to a path. So the place of such a
+//! directory says that it has snapshots, and gives its number: a rollback finds by that what is below. A directory
+//! without such a key, from a store of an earlier version, gets it with its next snapshot. Uses keys.
+
+use bytes::Bytes;
+use pando_db::Batch;
+
+use crate::{
+    error::{Error, Result},
+    path::system,
+    staying::Staying,
+    types::Ino,
+    volume::{Fs, SNAPSHOTTED},
+};
+
+/// The inode number that the key of a place has as its value.
+pub(crate) fn decode_source(value: &[u8]) -> Result<Ino> {
+    let detail = "not the number of a directory";
+    let damaged = || Error::Damaged { what: "places of directories with snapshots".into(), detail };
+    Ok(Ino::from_le_bytes(value.try_into().map_err(|_| damaged())?))
+}
+
+impl Fs {
+    /// Whether some directory has, or had, snapshots, and its place says so. No I/O.
+    fn has_snapshotted(&self) -> bool {
+        self.has_feature(SNAPSHOTTED)
+    }
+
+    /// Adds that the directory with this number and contents prefix has snapshots, unless it is known. One point query.
+    /// The root has no place that it could leave. The caller has said that the store has the feature.
+    pub(crate) fn note_snapshotted(&self, batch: &mut Batch, contents: &[u8], ino: Ino) -> Result<()> {
+        let (key, value) = (system::snapshotted(contents), ino.to_le_bytes());
+        if !contents.is_empty() && self.db.get(&key)?.is_none_or(|known| known[..] != value) {
+            batch.put(key, value.to_vec());
+        }
+        Ok(())
+    }
+
+    /// The directories with snapshots that are at or below this contents prefix: contents prefix and number.
+    pub(crate) fn snapshotted_below(&self, contents: &[u8]) -> Result<Vec<(Vec<u8>, Ino)>> {
+        let mut found = Vec::new();
+        if !self.has_snapshotted() {
+            return Ok(found);
+        }
+        let mut pairs = self.db.prefix(&system::snapshotted(contents));
+        while let Some((key, value)) = pairs.next_ref()? {
+            let place = system::snapshotted_place(key).unwrap_or_default();
+            found.push((place.to_vec(), decode_source(value)?));
+        }
+        Ok(found)
+    }
+
+    /// What moves with a directory: a prefix of keys, from and to. One cursor step, if there ever was a snapshot.
+    pub(crate) fn move_of_snapshotted(&self, from: &[u8], to: &[u8]) -> Result<Option<(Bytes, Bytes)>> {
+        let prefix = system::snapshotted(from);
+        let moves = self.has_snapshotted() && self.db.prefix(&prefix).next().transpose()?.is_some();
+        Ok(moves.then(|| (prefix, system::snapshotted(to))))
+    }
+
+    /// Adds what goes with the directory that has this contents prefix, but for what is `staying`. One cursor step, if
+    /// there ever was a snapshot.
+    pub(crate) fn drop_snapshotted(
+        &self,
+        batch: &mut Batch,
+        contents: &[u8],
+        staying: &Staying,
+    ) -> Result<()> {
+        match self.has_snapshotted() {
+            true => self.drop_keys(batch, &system::snapshotted(contents), staying),
+            false => Ok(()),
+        }
+    }
+}

@@ -77,8 +77,8 @@ pub enum Error {
     /// The device holds no store, or one of another version.
     #[error("not a usable store: {0}")]
     Format(String),
-    /// The store is in use by another process.
-    #[error("the store is in use by another process")]
+    /// The store is open already, in this process or another; a snapshot or a cursor of it keeps it open too.
+    #[error("the store is open already, here or in another process")]
     Locked,
     /// A parameter out of its range.
     #[error("invalid argument: {0}")]

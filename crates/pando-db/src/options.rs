@@ -35,10 +35,11 @@ pub struct CreateOptions {
     pub size: Option<u64>,
     /// Target size of a node in bytes: 4 KiB to 16 MiB, default 1 MiB.
     pub node_size: u32,
-    /// Size of the redo log in bytes; `None` chooses 1/16 of the device, 1 MiB to 64 MiB.
+    /// Size of the redo log in bytes, from 64 KiB to 1 GiB; `None` chooses 1/16 of the device, 1 MiB to 64 MiB. A batch
+    /// has at most a quarter of it. The store needs room for it and for 32 nodes.
     pub log_size: Option<u64>,
-    /// Identity of the store, kept in the superblock, and reported by [`crate::identify`]. Zero, the default, will
-    /// do: the engine also goes by the time of creation.
+    /// Identity of the store, kept in the superblock, and reported by [`crate::identify`]. Zero, the default,
+    /// chooses one at random.
     pub uuid: [u8; 16],
     /// A name for the store, kept in the superblock: at most 64 bytes, none of them zero. Default empty.
     pub label: String,

@@ -4,7 +4,7 @@
 use std::{fs, path::Path, sync::Arc};
 
 use pando_db::{
-    CreateOptions, Db, Error, Options,
+    Batch, CreateOptions, Db, Error, Options,
     device::{Device, MemDevice},
 };
 
@@ -29,6 +29,16 @@ fn a_store_is_made_and_opened_by_its_path() {
     assert_eq!(first.get(b"key").unwrap(), second.get(b"key").unwrap());
     assert_eq!(first.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
     assert!(matches!(first.put("key", "other"), Err(Error::ReadOnly)));
+    // What only looks goes through, and what is refused leaves the store as it was.
+    let mut look = Batch::new();
+    look.expect("key", Some("value".into()));
+    first.write(look).unwrap();
+    first.write(Batch::new()).unwrap();
+    assert!(matches!(first.checkpoint(), Err(Error::ReadOnly)));
+    assert!(matches!(first.grow(128 << 20), Err(Error::ReadOnly)));
+    assert!(matches!(first.settle(), Err(Error::ReadOnly)));
+    assert_eq!(first.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+    first.close().unwrap();
 }
 
 #[test]

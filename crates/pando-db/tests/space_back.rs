@@ -47,6 +47,55 @@ fn a_full_store_that_is_emptied_takes_as_much_again() {
     }
 }
 
+/// The threads in the background each found room for an edit, and together made more dirty than there was space for: no
+/// checkpoint could be made any more, so everything was refused for good, deletes too.
+#[test]
+fn a_store_filled_at_random_takes_deletes_beside_its_threads() {
+    const MIB: u64 = 1 << 20;
+    let key = |i: u64| format!("{:016x}", (i + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    let value = |i: u64, words: u64| -> Vec<u8> {
+        (0..words)
+            .flat_map(|j| {
+                let mixed = (i * 1000 + j + 7).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+                (mixed ^ (mixed >> 29)).wrapping_mul(0x94D0_49BB_1331_11EB).to_le_bytes()
+            })
+            .collect()
+    };
+    for (size, node, words) in [
+        (16 * MIB, 4 << 10, 125),
+        (16 * MIB, 16 << 10, 375),
+        (40 * MIB, 1 << 20, 250),
+        (96 * MIB, 1 << 20, 600),
+    ] {
+        let device = Arc::new(MemDevice::new(size));
+        let what = format!("{size} bytes in nodes of {node}");
+        Db::create(device.clone(), &CreateOptions::default().node_size(node), &Options::default()).unwrap();
+        let db = Db::open(device, Options::default()).unwrap();
+        for round in 0..3 {
+            let mut count = 0;
+            let refused = loop {
+                match db.put(key(count), value(count, words)) {
+                    Ok(()) => count += 1,
+                    Err(refused) => break refused,
+                }
+            };
+            assert!(matches!(refused, Error::NoSpace), "{what}: {refused}");
+            assert!(count * words * 8 > size / 3, "{what}, round {round}: full after {count} values");
+            match round {
+                0 => (0..count).for_each(|i| db.delete(key(i)).expect(&what)),
+                1 => db.delete_prefix("").expect(&what),
+                // Of what is left, all can be read, and the store can be closed and opened.
+                _ => db.delete(key(0)).expect(&what),
+            }
+            db.settle().expect(&what);
+            db.checkpoint().expect(&what);
+        }
+        assert_eq!(db.get(key(1).as_bytes()).unwrap().as_deref(), Some(&value(1, words)[..]), "{what}");
+        assert!(db.check().unwrap().findings.is_empty(), "{what}");
+        db.close().expect(&what);
+    }
+}
+
 /// Whoever settles waits for what was deleted before, not for what others go on writing and deleting.
 #[test]
 fn settle_returns_beside_writers_that_never_stop() {

@@ -46,8 +46,12 @@ impl CloneSource<'_> {
                 Link::At { parent, name } => Ok(Some((parent.clone(), name.clone()))),
                 Link::Linked { .. } => Ok(None),
                 Link::Root => Err(Error::Invalid("the root cannot be cloned into itself".into())),
-                Link::Snapshot(_) | Link::Snapshots(_) => {
-                    Err(Error::Invalid(format!("{}: has no directory of its own", inode.label())))
+                Link::Snapshot(_) => {
+                    Err(Error::Invalid("a snapshot cannot be forked; clone it first".into()))
+                }
+                Link::Snapshots(_) => {
+                    let text = ".snapshots cannot be cloned as a whole; clone one of the snapshots in it";
+                    Err(Error::Invalid(text.into()))
                 }
                 Link::Orphan | Link::Gone => Err(Error::Stale(inode.ino)),
             }),
@@ -265,7 +269,10 @@ impl Fs {
             rights.may_clone(&source)?;
             match &target {
                 Some(target) => rights.may_remove(&end.at.dir, target)?,
-                None => rights.may_add(&end.at.dir)?,
+                None => {
+                    self.may_enter(&new, to)?;
+                    rights.may_add(&end.at.dir)?;
+                }
             }
             // A file's size and data must be of one moment; a directory's calls are batches.
             let _source = match (source.kind, &held) {

@@ -58,6 +58,7 @@ impl Fs {
         if self.db.get(&key)?.is_some() {
             return Err(Error::Exists(show(name)));
         }
+        self.may_enter(&dir, bytes)?;
         let now = self.now();
         let fresh = Record::new(new.kind, (new.mode & 0o7777) as u16, self.fresh_file()?, now);
         let mut batch = Batch::new();

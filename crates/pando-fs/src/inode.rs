@@ -115,13 +115,16 @@ pub(crate) struct Inode {
 }
 
 impl Inode {
-    /// Looks at the state.
+    /// Looks at the state. Within `f` no state is looked at again, of this or another inode: who does so with the same
+    /// one would wait for ever.
     pub(crate) fn peek<T>(&self, f: impl FnOnce(&InodeState) -> T) -> T {
+        let _last = LastLock::enter();
         f(&self.state.lock())
     }
 
     /// Changes the state. What the change takes out must be dropped after the call, so return it.
     pub(crate) fn change<T>(&self, f: impl FnOnce(&mut InodeState) -> T) -> T {
+        let _last = LastLock::enter();
         let mut state = self.state.lock();
         self.changed.store(true, Ordering::Relaxed);
         f(&mut state)
@@ -166,6 +169,11 @@ impl Inode {
         })
     }
 
+    /// Whether this is the directory in which the snapshots of another are seen.
+    pub(crate) fn shows_snapshots(&self) -> bool {
+        self.peek(|s| matches!(s.link, Link::Snapshots(_)))
+    }
+
     /// Error unless this is a directory.
     pub(crate) fn must_be_dir(&self) -> Result<()> {
         match self.kind {
@@ -183,6 +191,31 @@ impl Inode {
             Link::Snapshots(_) => ".snapshots".into(),
             Link::Linked { .. } | Link::Orphan | Link::Gone => format!("inode {:#x}", self.ino),
         })
+    }
+}
+
+/// Held by a thread that has the state of an inode: asserts, where that costs nothing, that it takes no other.
+struct LastLock;
+
+#[cfg(debug_assertions)]
+thread_local! {
+    static HAS_STATE: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+impl LastLock {
+    #[inline]
+    fn enter() -> Self {
+        #[cfg(debug_assertions)]
+        assert!(!HAS_STATE.replace(true), "a thread takes the state of an inode while it has one");
+        Self
+    }
+}
+
+impl Drop for LastLock {
+    #[inline]
+    fn drop(&mut self) {
+        #[cfg(debug_assertions)]
+        HAS_STATE.set(false);
     }
 }
 

@@ -93,6 +93,7 @@ impl Fs {
             if self.db.get(&path::meta(&end.entry))?.is_some() {
                 return Err(Error::Exists(show(newname)).into());
             }
+            self.may_enter(&new, to)?;
             // No range of the link area is removed until the batch is written.
             let area = &self.counting.area;
             let _area = waiting::take(|| area.try_read(), || area.read());

@@ -47,6 +47,15 @@ impl Fs {
         }
     }
 
+    /// Error if there are snapshots under `name`, of which there is no entry, in this directory: one would hide them. A
+    /// point query, for that name only. The caller holds `names` of the directory.
+    pub(crate) fn may_enter(&self, dir: &InodeRef, name: &[u8]) -> Result<()> {
+        match name == SNAPSHOTS && self.family(dir.ino)?.is_some() {
+            true => Err(Error::Exists(String::from_utf8_lossy(name).into_owned())),
+            false => Ok(()),
+        }
+    }
+
     /// The inode of an entry that was read after the table's `departures` were; `None`: read again.
     pub(crate) fn enter(
         &self,

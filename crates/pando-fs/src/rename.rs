@@ -207,6 +207,9 @@ impl Fs {
             if flags == RENAME_NOREPLACE && target.is_some() {
                 return Err(Error::Exists(show(newname)).into());
             }
+            if target.is_none() {
+                self.may_enter(&new, to)?;
+            }
             if target.as_ref().is_some_and(|t| t.ino == moved.ino) {
                 return Ok(());
             }

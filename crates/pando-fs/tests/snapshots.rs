@@ -234,6 +234,84 @@ fn snapshots_of_directories_below_a_rollback_stay_with_them() {
     w.fs.check(|problem| panic!("{problem}")).unwrap();
 }
 
+/// A clone of `.snapshots` asked an inode for its name while it had the lock for that: the whole mount stood still.
+#[test]
+fn the_directory_of_snapshots_is_neither_cloned_nor_compared() {
+    let w = World::new();
+    w.mkdir("/d");
+    w.put("/d/f", b"1");
+    snap(&w, "/d", "s");
+    let rights =
+        |to: Ino| VerifiedRights { uid: 0, owns_source: true, adds_to: Some(to), removes: None, root: true };
+    w.on("/d/.snapshots", |all| {
+        let (to, name) = ((ROOT, OsStr::new("new")), rights(ROOT));
+        assert_eq!(errno(w.fs.clone_verified(&name, all.ino, to, false, &[])), EINVAL);
+        assert_eq!(errno(w.fs.fork_verified(&name, all.ino, to, false, &[])), EINVAL);
+        w.on("/d", |dir| {
+            let options = DiffOptions::default();
+            for (a, b) in [(all.ino, dir.ino), (dir.ino, all.ino), (all.ino, all.ino)] {
+                assert_eq!(errno(w.fs.diff(None, a, b, options).map(|_| ())), EINVAL);
+            }
+            Ok(())
+        })
+    })
+    .unwrap();
+    w.on("/d/.snapshots/s", |root| {
+        let forked = w.fs.fork_verified(&rights(ROOT), root.ino, (ROOT, OsStr::new("new")), false, &[]);
+        assert_eq!(errno(forked), EINVAL);
+        Ok(())
+    })
+    .unwrap();
+    assert_eq!(w.get("/d/.snapshots/s/f").unwrap(), b"1");
+    w.assert_nothing_referenced();
+}
+
+#[test]
+fn no_entry_hides_the_snapshots_of_its_directory() {
+    let w = World::new();
+    for dir in ["/d", "/d/in", "/e", "/free"] {
+        w.mkdir(dir);
+        w.put(&format!("{dir}/f"), dir.as_bytes());
+    }
+    let number = snap(&w, "/d", "s").number;
+    let rename = |from: &str, to: &str, flags| {
+        w.at(from, |d, n| w.at(to, |e, m| w.fs.rename(&w.me, d, n, e, m, flags)))
+    };
+    let made = |result: Result<Attr>| result.map(|attr| w.fs.forget(attr.ino, 1));
+    {
+        let to = "/d/.snapshots";
+        assert_eq!(errno(w.at(to, |d, n| made(w.fs.mkdir(&w.me, d, n, 0o755)))), EEXIST);
+        assert_eq!(errno(w.at(to, |d, n| made(w.fs.mknod(&w.me, d, n, 0o100644, 0)))), EEXIST);
+        assert_eq!(errno(w.at(to, |d, n| made(w.fs.symlink(&w.me, d, n, OsStr::new("x"))))), EEXIST);
+        assert_eq!(errno(w.on("/e/f", |f| w.at(to, |d, n| made(w.fs.link(&w.me, f.ino, d, n))))), EEXIST);
+        for from in ["/e", "/e/f", "/d/in"] {
+            assert_eq!(errno(rename(from, to, 0)), EEXIST, "{from}");
+            assert_eq!(errno(w.clone_tree(from, to, false)), EEXIST, "{from}");
+            assert_eq!(errno(w.clone_tree(from, to, true)), EEXIST, "{from}");
+        }
+        let fork = w.at("/e", |d, n| w.at(to, |e, m| w.fs.fork_tree(&w.me, (d, n), (e, m), true, &[])));
+        assert_eq!(errno(fork), EEXIST);
+        w.on("/d/.snapshots/s", |root| {
+            assert_eq!(errno(w.at(to, |d, n| w.fs.clone_snapshot(by(&w), root.ino, (d, n)))), EEXIST);
+            Ok(())
+        })
+        .unwrap();
+    }
+    assert_eq!(w.get("/d/.snapshots/s/f").unwrap(), b"/d");
+    // A merge brings none either.
+    w.fork("/d", "/fork");
+    w.mkdir("/fork/.snapshots");
+    assert_eq!(errno(w.merge("/fork", "/d", MergeOptions::default())), EEXIST);
+    w.rename("/fork/.snapshots", "/fork/other", 0).unwrap();
+    assert!(w.merge("/fork", "/d", MergeOptions::default()).unwrap().merged);
+    // Where there are no snapshots it is a name like any other.
+    w.mkdir("/free/.snapshots");
+    w.rename("/free/.snapshots", "/e/.snapshots", 0).unwrap();
+    w.on("/d", |a| w.fs.rollback(by(&w), a.ino, number, true)).unwrap();
+    w.fs.check(|problem| panic!("{problem}")).unwrap();
+    w.assert_nothing_referenced();
+}
+
 #[test]
 fn rolling_back_is_atomic_and_keeps_what_was() {
     let w = World::new();

@@ -18,6 +18,21 @@ pub fn entry_path(path: &Path) -> Result<EntryPath> {
     EntryPath::new(&parent, &name).with_context(|| format!("{}", parent.display()))
 }
 
+/// The same of what is to be removed. As with rm, `.` and `..` are refused, and so is a link with a slash after it,
+/// which is no directory: what it points to is not what has that name.
+pub fn removable_path(path: &Path) -> Result<EntryPath> {
+    use std::os::unix::ffi::OsStrExt;
+    let bytes = path.as_os_str().as_bytes();
+    let last = bytes.split(|byte| *byte == b'/').rfind(|part| !part.is_empty());
+    if matches!(last, Some(b"." | b"..")) {
+        bail!("a path that ends in . or .. is not removed");
+    }
+    if bytes.ends_with(b"/") && path.is_symlink_without_slash() {
+        bail!("is a symbolic link, not a directory; without the slash, the link is removed");
+    }
+    entry_path(path)
+}
+
 /// The directory and the final name of `path`; one that ends in `.`, `..` or a link with a
 /// slash after it is resolved first.
 pub fn split(path: &Path) -> Result<(PathBuf, OsString)> {
@@ -86,6 +101,22 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
+
+    #[test]
+    fn what_is_to_be_removed_is_what_the_path_names() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().canonicalize().unwrap();
+        std::fs::create_dir_all(root.join("d/in")).unwrap();
+        std::os::unix::fs::symlink("d", root.join("l")).unwrap();
+        let why = |p: &str| format!("{:#}", removable_path(&root.join(p)).err().unwrap());
+        for dots in ["d/.", "d/./", "d/in/..", "l/.", ".", ".."] {
+            assert!(why(dots).contains("ends in ."), "{dots}");
+        }
+        assert!(why("l/").contains("symbolic link") && why("l//").contains("symbolic link"));
+        for fine in ["d", "d/", "l", "d/in/../in"] {
+            assert!(removable_path(&root.join(fine)).is_ok(), "{fine}");
+        }
+    }
 
     #[test]
     fn paths_are_split_like_people_mean_them() {

@@ -77,7 +77,9 @@ impl FileDevice {
         let device = Self::open_locked(path, false, true)?;
         if !force && !device.starts_with_zeros()? {
             let path = path.display();
-            return Err(Error::Invalid(format!("{path} is not empty (use force to overwrite it)")));
+            return Err(Error::Invalid(format!(
+                "{path} is not empty: open the store that it may hold, or name another file"
+            )));
         }
         if device.block_device {
             if size > device.size() {

@@ -204,7 +204,7 @@ pub const FS: Floors = &[
         &[
             "error", "limits", "types", "path", "key_text", "attrs", "record", "merge", "inode", "lineage",
             "lock", "volume", "place", "domain", "forks", "orphan", "name", "entry", "census", "rights",
-            "clone", "diff", "data", "account", "sums", "bill", "staying",
+            "clone", "diff", "data", "account", "sums", "bill", "staying", "family",
         ],
     ),
 ];

@@ -53,6 +53,10 @@ impl Fs {
         if (a.kind == FileKind::Directory) != (b.kind == FileKind::Directory) {
             return Err(Error::Invalid("a directory and something else have no difference to tell".into()));
         }
+        if a.shows_snapshots() || b.shows_snapshots() {
+            let text = ".snapshots cannot be compared as a whole; name one of the snapshots in it";
+            return Err(Error::Invalid(text.into()));
+        }
         // Held only while the keys are found: the rest is of one frozen moment.
         let (before, after) = self.with_attempts(|tries| {
             let first = self.attempt(&a, tries, false)?;

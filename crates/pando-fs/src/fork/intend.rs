@@ -14,12 +14,13 @@ use crate::{
         stream::{DiffStream, Spot},
     },
     error::{Error, Result},
+    family::SNAPSHOTS,
     fork::{
         plan::Planner,
         step::{Dirs, Occupant, Spots, Step, Told, differ, kind, meant},
         told::{MergeConflict, MergeKind, MergeSide},
     },
-    path,
+    path::{self, system},
     rights::directories_in,
     types::FileKind,
 };
@@ -140,6 +141,7 @@ impl Planner<'_> {
         let record = self.trees.theirs.found(&spots.theirs, value)?.record;
         self.owned(&spots.ours, record.uid)?;
         self.may_change_entries(&spots.ours)?;
+        self.hides_no_snapshots(&spots.ours)?;
         let without = match record.kind {
             FileKind::Directory => self.left_out(spots)?,
             _ => Vec::new(),
@@ -147,6 +149,16 @@ impl Planner<'_> {
         let dir = path::directory_of(&spots.ours).to_vec();
         self.steps.push(Step::Take { from: spots.theirs.clone(), dir, without });
         Ok(())
+    }
+
+    /// EEXIST if an entry would take the name under which snapshots of its directory are seen.
+    fn hides_no_snapshots(&self, entry: &[u8]) -> Result<()> {
+        let dir = self.trees.ours.place(path::directory_of(entry));
+        let is_name = path::entry(path::directory_of(entry), SNAPSHOTS)? == entry;
+        match is_name && self.trees.ours.view.get(&system::snapshotted(&dir))?.is_some() {
+            true => Err(Error::Exists(shown(entry).display().to_string())),
+            false => Ok(()),
+        }
     }
 
     /// What of a directory that is taken from the fork this side has moved out of it, and so has elsewhere: paths from

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use crate::{
     error::{Error, Result},
-    family::Family,
+    family::{Family, SNAPSHOTS},
     forks::{self, Fork},
     inode::InodeRef,
     lock::{Attempts, Guard, Obstacle},
@@ -52,6 +52,12 @@ impl<'a> TwoStates<'a> {
         // What cannot be read is no directory; a check says so.
         let record = value.and_then(|value| Record::decode(&value).ok());
         Ok(record.filter(|record| record.kind == FileKind::Directory))
+    }
+
+    /// Whether the directory at `inside` had an entry of its own under which its snapshots would be seen.
+    fn hides(&self, inside: &[u8]) -> Result<bool> {
+        let contents = [&path::snapshot(self.info.number), inside].concat();
+        Ok(self.fs.db.get(&path::meta(&path::entry(&contents, SNAPSHOTS)?))?.is_some())
     }
 
     /// Whether the directory with this contents prefix is the top, or was at its place in the snapshot too. Two point
@@ -110,6 +116,10 @@ impl<'a> TwoStates<'a> {
             if place == self.contents || !self.is_same(&place)? {
                 continue;
             }
+            let inside = place.get(self.contents.len()..).unwrap_or_default().to_vec();
+            if self.hides(&inside)? {
+                continue;
+            }
             let Some(family) = self.fs.family(source)? else { continue };
             let dir = self.fs.family_dir(self.fs.table.find(source).as_ref(), &family)?;
             let names = tries.exclusive(&dir.names)?;
@@ -117,7 +127,6 @@ impl<'a> TwoStates<'a> {
             let Some(family) = self.fs.family(source)?.filter(|found| found.id == family.id) else {
                 continue;
             };
-            let inside = place.get(self.contents.len()..).unwrap_or_default().to_vec();
             families.push(FamilyBelow { inside, source, family, _dir: dir, _names: names });
         }
         Ok(families)

@@ -188,6 +188,7 @@ impl Fs {
             if self.child(&at, to)?.is_some() {
                 return Err(Error::Exists(show(dst.1)).into());
             }
+            self.may_enter(&new, to)?;
             rights.may_add(&new)?;
             let now = self.now();
             let mut batch = Batch::new();

@@ -88,7 +88,7 @@ pub fn run(args: &Args) -> Result<()> {
 pub fn discard(args: &DiscardArgs) -> Result<()> {
     for path in &args.forks {
         let fail = || format!("discard {}", path.display());
-        tool::discard(&place::entry_path(path).with_context(fail)?).with_context(fail)?;
+        tool::discard(&place::removable_path(path).with_context(fail)?).with_context(fail)?;
     }
     Ok(())
 }

@@ -2,9 +2,8 @@
 
 use std::{
     fs::{self, Metadata},
-    io,
     os::unix::fs::{FileTypeExt, MetadataExt},
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
 };
 
 use anyhow::{Context, Result, bail};
@@ -125,10 +124,24 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// The path from the root, of something that need not be there; its directory must be.
+/// The path from the root, of something that need not be there, and whose directories need not be there either.
 pub fn absolute(path: &Path) -> Result<PathBuf> {
     let (parent, name) = place::split(path)?;
-    Ok(parent.canonicalize().with_context(|| format!("{}", parent.display()))?.join(name))
+    let (mut dir, mut rest) = (&*parent, PathBuf::from(name));
+    loop {
+        let failed = match dir.canonicalize() {
+            Ok(found) => return Ok(found.join(rest)),
+            Err(failed) => failed,
+        };
+        let gone = matches!(failed.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR));
+        let (Some(up), Some(Component::Normal(last)), true) =
+            (dir.parent(), dir.components().next_back(), gone)
+        else {
+            return Err(failed).with_context(|| format!("{}", dir.display()));
+        };
+        rest = Path::new(last).join(rest);
+        dir = if up.as_os_str().is_empty() { Path::new(".") } else { up };
+    }
 }
 
 /// The snapshots of the directories above `path`, and of itself, oldest first.
@@ -143,7 +156,7 @@ pub fn moments(path: &Path) -> Result<Vec<Moment>> {
         let meta = match fs::symlink_metadata(dir) {
             Ok(meta) => meta,
             // What was removed has no snapshots of its own that could be found.
-            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+            Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => continue,
             Err(e) => return Err(e).with_context(|| format!("{}", dir.display())),
         };
         if !meta.is_dir() {

@@ -1,6 +1,10 @@
 //! `pando restore-file`: brings back a file, or a tree, as it was in a snapshot.
 
-use std::path::PathBuf;
+use std::{
+    ffi::OsStr,
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result, bail};
 
@@ -31,14 +35,7 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<()> {
-    let (path, name) = split(&args.version)?;
-    let all = moments(&path)?;
-    let number: Option<u32> = name.parse().ok();
-    // The nearest directory has the longest path.
-    let named = |moment: &&Moment| moment.name == name || Some(moment.number) == number;
-    let Some(moment) = all.iter().filter(named).max_by_key(|moment| moment.dir.as_os_str().len()) else {
-        bail!("{name}: no snapshot of a directory above {} is named so; see pando log", path.display());
-    };
+    let (path, moment) = find(&args.version)?;
     if there(&moment.path)?.is_none() {
         bail!("{}: is not in snapshot {} of {}", path.display(), moment.name, moment.dir.display());
     }
@@ -51,17 +48,30 @@ pub fn run(args: &Args) -> Result<()> {
         .map(|_| ())
 }
 
-/// The path and the name of the snapshot behind its last `@`.
-fn split(version: &std::path::Path) -> Result<(PathBuf, String)> {
-    use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
+/// The path, and what is known of it in the snapshot that is named. Either may have an `@` in it: the shortest name of a
+/// snapshot that there is counts.
+fn find(version: &Path) -> Result<(PathBuf, Moment)> {
     let bytes = version.as_os_str().as_bytes();
-    let Some(at) = bytes.iter().rposition(|byte| *byte == b'@') else {
-        bail!("{}: write it as PATH@SNAPSHOT", version.display());
-    };
-    let (path, name) = (bytes.get(..at).unwrap_or_default(), bytes.get(at + 1..).unwrap_or_default());
-    let Ok(name) = std::str::from_utf8(name) else { bail!("{}: no such snapshot", version.display()) };
-    if path.is_empty() || name.is_empty() {
-        bail!("{}: write it as PATH@SNAPSHOT", version.display());
+    let (mut end, mut refused) = (bytes.len(), None);
+    while let Some(at) = bytes.get(..end).unwrap_or_default().iter().rposition(|byte| *byte == b'@') {
+        let path = PathBuf::from(OsStr::from_bytes(bytes.get(..at).unwrap_or_default()));
+        let name = OsStr::from_bytes(bytes.get(at + 1..).unwrap_or_default()).to_string_lossy();
+        end = at;
+        if path.as_os_str().is_empty() || name.is_empty() {
+            continue;
+        }
+        let number: Option<u32> = name.parse().ok();
+        let named = |moment: &Moment| moment.name == name || Some(moment.number) == number;
+        let found = moments(&path)?.into_iter().filter(named);
+        // The nearest directory has the longest path.
+        if let Some(moment) = found.max_by_key(|moment| moment.dir.as_os_str().len()) {
+            return Ok((path, moment));
+        }
+        let text = format!("{name}: no snapshot of a directory above {} is named so", path.display());
+        refused.get_or_insert(text);
     }
-    Ok((PathBuf::from(OsStr::from_bytes(path)), name.to_owned()))
+    match refused {
+        Some(text) => bail!("{text}; see pando log"),
+        None => bail!("{}: write it as PATH@SNAPSHOT", version.display()),
+    }
 }

@@ -47,7 +47,7 @@ fn remove(path: &Path, recursive: bool) -> Result<()> {
             done => done.with_context(fail),
         };
     }
-    let target = place::entry_path(path).with_context(fail)?;
+    let target = place::removable_path(path).with_context(fail)?;
     match tool::remove(&target, recursive) {
         Err(e) if e.errno() == Some(libc::EISDIR) => {
             bail!("{}: is a directory; give -r to remove it and everything in it", path.display())

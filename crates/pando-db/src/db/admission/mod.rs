@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 
 use crate::{
     batch::Op,
+    dag::tree::MIN_EDIT_NODES,
     db::{
         admission::memory::{MAX_SEALED_TABLES, MAX_SEALED_TABLES_FOR_CLONES, MAX_SMALL_SEALED_TABLES},
         engine::{Engine, signal::Work, throttle::pressure},
@@ -44,23 +45,35 @@ const MAX_HELD_BYTES: u64 = 256 << 20;
 
 /// Nodes that the reserve holds at least, if that is not over a quarter of the device.
 const RESERVE_NODES: u64 = 48;
+/// And if that is not over a half: an edit, and a few more for what deletes lead to.
+const LEAST_RESERVE_NODES: u64 = MIN_EDIT_NODES as u64 + 4;
+/// Nodes that an edit may make dirty beyond its limit, because the last one that it took in was split.
+const SPLIT_NODES: u64 = 2;
 
 /// Space kept back on a device of `size` bytes, or of which the medium has only so many.
 fn reserve(size: u64, node: usize) -> u64 {
-    let least = RESERVE_NODES * node as u64;
-    (size / 16).clamp(least, MAX_RESERVE_BYTES.max(least)).min(size / 4)
+    let (least, small) = (RESERVE_NODES * node as u64, LEAST_RESERVE_NODES * node as u64);
+    (size / 16).clamp(least, MAX_RESERVE_BYTES.max(least)).min((size / 4).max(small)).min(size / 2)
 }
 
-/// Nodes that one edit may change, so that what it makes dirty is a fraction of the reserve. Enough
-/// for a path from the root to a leaf, or flushing would not get on.
+/// Nodes that one edit may change, so that what it makes dirty is a quarter of the reserve, as a rule: then what the
+/// last of them has split, and the pages of the translation table, find room in what else is kept back. Enough for a
+/// path from the root to a leaf, or flushing would not get on.
 pub(crate) fn edit_nodes(size: u64, node: usize) -> usize {
-    (reserve(size, node) / (2 * node as u64)).clamp(12, 256) as usize
+    (reserve(size, node) / (4 * node as u64)).clamp(MIN_EDIT_NODES as u64, 256) as usize
 }
 
 impl Engine {
     /// Space kept back so that deletes and checkpoints always go through, in bytes.
     pub fn reserve(&self) -> u64 {
         reserve(self.space.end().min(self.capacity), self.limits.node)
+    }
+
+    /// Space for what one edit makes dirty, with a checkpoint of that: kept back even from deletes, which are let in so
+    /// that they give back more.
+    fn edit_room(&self) -> u64 {
+        let edit = (self.limits.edit_nodes as u64 + SPLIT_NODES) * self.limits.node as u64;
+        (self.reserve() / 2).max(edit).min(self.reserve())
     }
 
     /// Space that the medium is asked to keep beyond what is needed: where it fills up under a sparse store,
@@ -87,7 +100,7 @@ impl Engine {
             return Ok(false);
         }
         let owed = self.owed_by_nodes();
-        let wanted = owed + self.reserve() / 2;
+        let wanted = owed + self.edit_room();
         Ok(owed > 0 && !(self.space.free_bytes() >= wanted && self.space.ensure_backed(wanted)?))
     }
 
@@ -228,11 +241,11 @@ impl Engine {
     fn space_for(&self, ops: &[Op], len: u64) -> Result<()> {
         let deletes = |op: &Op| matches!(op, Op::Delete(_) | Op::DeleteRange(..));
         // What is held back even from deletes lets the flush and the checkpoint through that give back
-        // what they delete: an edit takes at most a quarter of the reserve.
+        // what they delete.
         let held_back = if len <= SMALL_BATCH_BYTES && ops.iter().all(deletes) {
-            self.reserve() / 2
+            self.edit_room()
         } else if len <= TINY_BATCH_BYTES && ops.iter().any(deletes) {
-            self.reserve() / 4 * 3
+            self.edit_room().midpoint(self.reserve())
         } else {
             self.reserve()
         };

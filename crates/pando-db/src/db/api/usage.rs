@@ -26,7 +26,11 @@ use bytes::Bytes;
 use self::extents::Extents;
 use crate::{
     dag::read::view::View,
-    db::{api::inspect::stored_len, engine::Engine, handle::Db},
+    db::{
+        api::inspect::stored_len,
+        engine::{Engine, FlushStep},
+        handle::Db,
+    },
     device::BLOCK,
     error::{Error, Result},
     key::{Lens, Span, behind},
@@ -150,7 +154,7 @@ impl Engine {
                 if !self.options.read_only {
                     self.make_way()?;
                 }
-                if !self.flush_messages()? {
+                if self.flush_messages()? == FlushStep::Nothing {
                     break;
                 }
             }

@@ -10,12 +10,14 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
+use parking_lot::MutexGuard;
+
 use crate::{
     dag::{
         edit::{Context, Edit},
         memtable::build::MemtableBuild,
     },
-    db::engine::{Engine, signal::Work, superversion::Superversion},
+    db::engine::{Engine, FlushStep, signal::Work, superversion::Superversion},
     error::{Error, Result},
     node::NodeId,
     waiting,
@@ -29,10 +31,21 @@ const BUILD_BYTES: usize = 64 << 10;
 pub(super) const RECLAIM_NODES: usize = 64;
 
 impl Engine {
-    /// Applies the oldest sealed table to the DAG; `false` if there is none.
-    pub fn flush_step(&self) -> Result<bool> {
+    /// Applies the oldest sealed table to the DAG.
+    pub fn flush_step(&self) -> Result<FlushStep> {
         let _turn = waiting::take(|| self.flushing.try_lock(), || self.flushing.lock());
-        let Some(table) = self.superversion.read().sealed.front().cloned() else { return Ok(false) };
+        // Asked for here: before, several threads could find room for one edit each.
+        if self.is_tight()? {
+            return Ok(FlushStep::NoRoom);
+        }
+        self.apply_oldest()
+    }
+
+    /// The same, whatever is dirty. The caller holds `flushing`.
+    fn apply_oldest(&self) -> Result<FlushStep> {
+        let Some(table) = self.superversion.read().sealed.front().cloned() else {
+            return Ok(FlushStep::Nothing);
+        };
         // What came in bulk is taken over as the log has placed it.
         if self.log.has_blobs() {
             self.log.write_out()?;
@@ -69,7 +82,7 @@ impl Engine {
         self.bulk.forget(table.msn);
         self.throttle.table_flushed(table.bytes());
         self.signal.finished();
-        Ok(true)
+        Ok(FlushStep::Done)
     }
 
     /// Takes a little off the flusher, for a writer that has to wait for it: builds some points of a table
@@ -98,12 +111,20 @@ impl Engine {
         more
     }
 
-    /// Goes on flushing where an edit had to stop; `false` if the root is within its limit.
+    /// Goes on flushing where an edit had to stop; nothing is to be done if the root is within its limit.
     ///
     /// Once for each table it lowers a DAG that is much too tall first: the edit of a table with many clones has no
     /// room for that where the cache is small, and each such table would leave it higher.
-    pub fn relieve_step(&self) -> Result<bool> {
+    pub fn relieve_step(&self) -> Result<FlushStep> {
         let _turn = waiting::take(|| self.flushing.try_lock(), || self.flushing.lock());
+        if self.is_tight()? {
+            return Ok(FlushStep::NoRoom);
+        }
+        self.relieve()
+    }
+
+    /// The same, whatever is dirty. The caller holds `flushing`.
+    fn relieve(&self) -> Result<FlushStep> {
         // What can be read has been carried down before, or will be by the next one.
         let or_not = |done: Result<bool>| match done {
             Err(error) if error.is_damage() => Ok(false),
@@ -111,10 +132,22 @@ impl Engine {
         };
         let msn = self.superversion.read().tree.msn;
         let is_new = self.lowered_at.swap(msn, Ordering::Relaxed) != msn;
-        if is_new && or_not(self.edit(|edit| edit.lower_too_tall(), |_| ()))? {
-            return Ok(true);
+        let done = is_new && or_not(self.edit(|edit| edit.lower_too_tall(), |_| ()))?
+            || or_not(self.edit(|edit| edit.relieve_root(), |_| ()))?;
+        Ok(if done { FlushStep::Done } else { FlushStep::Nothing })
+    }
+
+    /// The turn to change the DAG, with room for what an edit makes dirty: makes a checkpoint of what is dirty first
+    /// where that is short. The caller holds neither this nor `checkpointing`.
+    pub(super) fn turn_with_room(&self) -> Result<MutexGuard<'_, ()>> {
+        loop {
+            let turn = waiting::take(|| self.flushing.try_lock(), || self.flushing.lock());
+            if !self.is_tight()? {
+                return Ok(turn);
+            }
+            drop(turn);
+            self.checkpoint_nodes(|_| true)?;
         }
-        or_not(self.edit(|edit| edit.relieve_root(), |_| ()))
     }
 
     /// Before more is made dirty: makes a checkpoint where that could fill the device, or where dirty nodes
@@ -133,17 +166,20 @@ impl Engine {
         Ok(())
     }
 
-    /// Brings the messages of memory and root further down by one bounded step; `false` if all is well. What
-    /// an edit had to leave in the root goes first: it would grow with every table.
-    pub fn flush_messages(&self) -> Result<bool> {
-        Ok(self.relieve_step()? || self.flush_step()?)
+    /// Brings the messages of memory and root further down by one bounded step. What an edit had to leave in the root
+    /// goes first: it would grow with every table.
+    pub fn flush_messages(&self) -> Result<FlushStep> {
+        match self.relieve_step()? {
+            FlushStep::Nothing => self.flush_step(),
+            other => Ok(other),
+        }
     }
 
     /// Applies all sealed tables, with checkpoints between where they have to be.
     pub fn flush_all(&self) -> Result<()> {
         loop {
             self.make_way()?;
-            if !self.flush_messages()? {
+            if self.flush_messages()? == FlushStep::Nothing {
                 return Ok(());
             }
         }
@@ -153,9 +189,11 @@ impl Engine {
     pub fn flush_until(&self, msn: u64) -> Result<()> {
         loop {
             self.make_way()?;
-            let goes_on =
-                self.relieve_step()? || self.superversion.read().tree.msn < msn && self.flush_step()?;
-            if !goes_on {
+            let mut step = self.relieve_step()?;
+            if step == FlushStep::Nothing && self.superversion.read().tree.msn < msn {
+                step = self.flush_step()?;
+            }
+            if step == FlushStep::Nothing {
                 return Ok(());
             }
         }
@@ -164,8 +202,18 @@ impl Engine {
     /// Applies all sealed tables without writing anything: for recovery, where the device may not be
     /// writable.
     pub fn flush_all_in_memory(&self) -> Result<()> {
-        while self.flush_messages()? {}
+        while self.flush_in_memory()? {}
         Ok(())
+    }
+
+    /// The same by one step, whatever is dirty: `false` if there is nothing to do.
+    pub fn flush_in_memory(&self) -> Result<bool> {
+        let _turn = waiting::take(|| self.flushing.try_lock(), || self.flushing.lock());
+        let step = match self.relieve()? {
+            FlushStep::Nothing => self.apply_oldest()?,
+            other => other,
+        };
+        Ok(step != FlushStep::Nothing)
     }
 
     /// Takes all nodes without references out of the store, also those that this frees, but none that others make

@@ -149,7 +149,7 @@ impl Engine {
             Err(error) if error.is_damage() => (),
             Err(error) => return Err(error),
         }
-        let _turn = waiting::take(|| self.flushing.try_lock(), || self.flushing.lock());
+        let _turn = self.turn_with_room()?;
         let shrunk = self.edit_with(&self.gc_context(), |edit| edit.heal_root(), |_| ())?;
         let mut gc_progress = self.gc_progress.lock();
         gc_progress.has_changed(shrunk);
@@ -173,7 +173,7 @@ impl Engine {
             other => other?,
         };
         let lowered = found && {
-            let _turn = waiting::take(|| self.flushing.try_lock(), || self.flushing.lock());
+            let _turn = self.turn_with_room()?;
             match self.edit_with(&cx, |edit| edit.lower(), |_| ()) {
                 Err(error) if error.is_damage() => false,
                 other => other?,
@@ -269,7 +269,7 @@ impl Engine {
 
     /// Carries the deletes on the way to `key` down; whether there were any.
     fn push_down_at(&self, key: &Bytes, which: Tombstones) -> Result<bool> {
-        let _turn = waiting::take(|| self.flushing.try_lock(), || self.flushing.lock());
+        let _turn = self.turn_with_room()?;
         match self.edit_with(&self.gc_context(), |edit| edit.push_down_at(key, which), |_| ()) {
             Err(error) if error.is_damage() => Ok(false),
             other => other,

@@ -19,7 +19,6 @@ use crate::{
         },
     },
     error::Result,
-    waiting,
 };
 
 impl Engine {
@@ -98,7 +97,7 @@ impl Engine {
         let found = walk.survey.found();
         let most = EDIT_NODES.min(self.limits.edit_nodes).min(found.len());
         let some: Vec<_> = found.drain(..most).collect();
-        let _turn = waiting::take(|| self.flushing.try_lock(), || self.flushing.lock());
+        let _turn = self.turn_with_room()?;
         let changed = Cell::new(false);
         let change = |edit: &mut Edit<'_>| {
             for found in &some {

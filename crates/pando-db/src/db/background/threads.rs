@@ -15,7 +15,7 @@ use crate::{
     db::{
         background::beside::Beside,
         checkpoint::discard::Rounds,
-        engine::{Engine, signal::Work},
+        engine::{Engine, FlushStep, signal::Work},
     },
     error::{Error, Result},
     pool,
@@ -79,7 +79,7 @@ fn flusher(engine: &Engine) {
                 return Ok(false);
             }
             engine.make_way()?;
-            Ok(engine.flush_messages()? || engine.reclaim_step()?)
+            Ok(engine.flush_messages()? != FlushStep::Nothing || engine.reclaim_step()?)
         })();
         let worked = worked.and_then(|worked| {
             let collected = beside.collect(engine, worked)?;

@@ -14,7 +14,7 @@ use std::{
 use bytes::Bytes;
 
 use crate::{
-    db::engine::{Durable, Engine},
+    db::engine::{Durable, Engine, FlushStep},
     device::BLOCK,
     error::{Error, Result},
     space::{Extent, Space},
@@ -31,8 +31,12 @@ mod bounds;
 pub(crate) mod discard;
 
 impl Engine {
-    /// Makes everything written before the call part of a durable checkpoint.
+    /// Makes everything written before the call part of a durable checkpoint. [`Error::ReadOnly`] if the store was
+    /// opened so.
     pub fn checkpoint(&self) -> Result<()> {
+        if self.options.read_only {
+            return Err(Error::ReadOnly);
+        }
         let mut durable = waiting::take(|| self.checkpointing.try_lock(), || self.checkpointing.lock());
         self.check_running()?;
         let target = self.change(|superversion| {
@@ -41,11 +45,11 @@ impl Engine {
         });
         loop {
             // As many tables as the space beside the last checkpoint allows, and the memory for dirty nodes,
-            // for which the flusher waits meanwhile; at least one.
+            // for which the flusher waits meanwhile. None if space is short for what is dirty already: it is written
+            // first, and then there is room for one.
             while self.superversion.read().tree.msn < target
-                && self.flush_step()?
+                && self.flush_step()? == FlushStep::Done
                 && !self.is_full_of_dirt()
-                && !self.is_tight()?
             {}
             self.persist(&mut durable, false)?;
             if self.superversion.read().tree.msn >= target {
@@ -160,6 +164,9 @@ impl Engine {
 
     /// Makes the store `size` bytes long, growing the device first if it is shorter.
     pub fn grow(&self, size: u64) -> Result<()> {
+        if self.options.read_only {
+            return Err(Error::ReadOnly);
+        }
         let mut durable = waiting::take(|| self.checkpointing.try_lock(), || self.checkpointing.lock());
         self.check_running()?;
         let size = size / BLOCK * BLOCK;

@@ -53,6 +53,17 @@ pub(crate) mod superversion;
 pub(crate) mod throttle;
 pub(crate) mod watch;
 
+/// What a step of flushing came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum FlushStep {
+    /// There was nothing to do.
+    Nothing,
+    Done,
+    /// What is dirty has to be written first ([`Engine::make_way`]): with more of it there could be no space for that.
+    NoRoom,
+}
+
 /// What all parts of an open store share.
 pub(crate) struct Engine {
     pub device: Arc<dyn Device>,

@@ -67,11 +67,14 @@ pub(crate) fn create(device: &Arc<dyn Device>, create: &CreateOptions, options: 
     }
     let log_size =
         create.log_size.unwrap_or((device_size / 16).clamp(*DEFAULT_LOG.start(), *DEFAULT_LOG.end()));
+    if log_size > superblock::MAX_LOG {
+        return Err(Error::Invalid(format!("a log of {log_size} bytes; 64 KiB to 1 GiB are possible")));
+    }
     let log_size = log_size.next_multiple_of(BLOCK);
     let data = superblock::END + log_size;
     if log_size < superblock::MIN_LOG || data + LEAST_NODES * u64::from(create.node_size) > device_size {
         return Err(Error::Invalid(format!(
-            "{device_size} bytes are too few for a log of {log_size} bytes and nodes of {}",
+            "{device_size} bytes are too few for a log of {log_size} (at least 64 KiB) and {LEAST_NODES} nodes of {}",
             create.node_size
         )));
     }

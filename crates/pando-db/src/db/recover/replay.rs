@@ -279,7 +279,7 @@ impl Engine {
                 !superversion.sealed.is_empty()
                     && (superversion.sealed.len() > MAX_BACKLOG_TABLES || bytes as u64 > most)
             };
-            if !waits || !self.flush_messages()? {
+            if !waits || !self.flush_in_memory()? {
                 return Ok(());
             }
         }

@@ -64,14 +64,14 @@ impl Engine {
     /// Applies a batch and logs it. Not durable before the log is synced.
     pub fn write(&self, batch: Batch) -> Result<()> {
         check(&batch)?;
-        if self.options.read_only {
-            return Err(Error::ReadOnly);
-        }
         if batch.is_empty() {
             return Ok(());
         }
         if batch.ops().is_empty() {
             return self.check_expected(&self.view(), batch.expected());
+        }
+        if self.options.read_only {
+            return Err(Error::ReadOnly);
         }
         let joinable = batch.may_be_joined();
         let (ops, expected) = batch.into_parts();

@@ -82,7 +82,7 @@ Examples: pando snapshot create /mnt/grove/project before-upgrade
     /// Delete snapshots; what they alone took is given back in the background
     #[command(
         after_help = "SEL is a name, a number, or a range of either: A..B, A.., ..B. AGE is a number with s, m, h,
-d, w or y behind it: seconds to years.
+d, w or y behind it: seconds to years. Snapshots that are kept are left; to name one is an error.
 
 Examples: pando snapshot delete /mnt/grove/project before-upgrade
           pando snapshot delete /mnt/grove/project 3..7 --dry-run
@@ -200,6 +200,9 @@ pub fn run(args: &Args) -> Result<()> {
                 note: note.clone(),
                 ..NewSnapshot::default()
             };
+            if name.as_ref().is_some_and(|name| name.is_empty()) {
+                bail!("an empty name; leave it out for the time as the name");
+            }
             if note.len() > pando_fs::MAX_SNAPSHOT_NOTE {
                 bail!("--note has at most {} bytes", pando_fs::MAX_SNAPSHOT_NOTE);
             }
@@ -210,7 +213,12 @@ pub fn run(args: &Args) -> Result<()> {
         SnapshotCommand::List { dir, script, json, space } => list(dir, *script, *json, *space),
         SnapshotCommand::Delete { which, dry_run } => {
             let all = snapshots(&which.dir)?;
-            delete(&which.dir, &which.of(&all)?, *dry_run)
+            let of = which.of(&all)?;
+            delete(&which.dir, &of, *dry_run)?;
+            match of.iter().find(|info| info.keep && which.names(info)) {
+                Some(kept) if !dry_run => bail!("{}: is kept; release it first", kept.name.display()),
+                _ => Ok(()),
+            }
         }
         SnapshotCommand::Rename { dir, sel, name } => {
             let all = snapshots(dir)?;
@@ -272,6 +280,12 @@ impl Which {
     fn of<'a>(&self, all: &'a [SnapshotInfo]) -> Result<Vec<&'a SnapshotInfo>> {
         select(all, &self.selections, self.older_than, Time::now())
     }
+
+    /// Whether a snapshot is named itself, not as one of several.
+    fn names(&self, info: &SnapshotInfo) -> bool {
+        let number = info.number.to_string();
+        self.selections.iter().any(|sel| *sel == number || info.name.to_str() == Some(sel))
+    }
 }
 
 /// The snapshot of `dir` that `sel` means.
@@ -310,11 +324,17 @@ fn keep(which: &Which, keep: bool) -> Result<()> {
 fn delete(dir: &Path, which: &[&SnapshotInfo], dry_run: bool) -> Result<()> {
     let mut said = String::new();
     for info in which {
+        let (number, name) = (info.number, info.name.display());
+        if info.keep {
+            match dry_run {
+                true => said += &format!("would leave {number} {name}: it is kept\n"),
+                false => eprintln!("pando: snapshot {name} of {}: is kept, and was left", dir.display()),
+            }
+            continue;
+        }
         if dry_run {
             let alone = usage(dir, info)?.exclusive;
-            let kept = if info.keep { ", but it is kept" } else { "" };
-            let (number, name) = (info.number, info.name.display());
-            said += &format!("would delete {number} {name}: {} of its own{kept}\n", size::show(alone));
+            said += &format!("would delete {number} {name}: {} of its own\n", size::show(alone));
             continue;
         }
         let name = || format!("snapshot {} of {}", info.name.display(), dir.display());

@@ -48,8 +48,8 @@ pub fn run(args: &Args) -> Result<()> {
         .map(|_| ())
 }
 
-/// The path, and what is known of it in the snapshot that is named. Either may have an `@` in it: the shortest name of a
-/// snapshot that there is counts.
+/// The path, and what is known of it in the snapshot that is named. Either may have an `@` in it: the shortest name
+/// that a snapshot has counts.
 fn find(version: &Path) -> Result<(PathBuf, Moment)> {
     let bytes = version.as_os_str().as_bytes();
     let (mut end, mut refused) = (bytes.len(), None);

@@ -90,7 +90,16 @@ impl Engine {
 
     /// Bytes that the next checkpoint writes at most, if nothing more is flushed.
     fn owed_by_nodes(&self) -> u64 {
-        self.dirty.bytes() + self.table_pages() * BLOCK
+        self.dirty.bytes() + self.table_pages(self.dirty.count()) * BLOCK
+    }
+
+    /// Whether there is space for what is dirty, if that grows by so many bytes and nodes.
+    pub(crate) fn has_room_for(&self, (bytes, nodes): (i64, i64)) -> bool {
+        if bytes <= 0 || self.options.read_only {
+            return true;
+        }
+        let pages = self.table_pages(self.dirty.count().saturating_add_signed(nodes));
+        self.space.free_bytes() >= self.dirty.bytes().saturating_add_signed(bytes) + pages * BLOCK
     }
 
     /// True if more dirty nodes could become too many for the space that is left.
@@ -110,10 +119,9 @@ impl Engine {
     }
 
     /// Pages of the translation table that the next checkpoint writes, at most: one a level for each
-    /// dirty node, and no more than there are.
-    fn table_pages(&self) -> u64 {
+    /// of `dirty` nodes, and no more than there are.
+    fn table_pages(&self, dirty: u64) -> u64 {
         let (mut pages, mut below) = (0, self.next_id.load(Ordering::Relaxed));
-        let dirty = self.dirty.count();
         while below > 1 {
             below = below.div_ceil(crate::store::table::SLOTS as u64);
             pages += below.min(dirty);

@@ -26,11 +26,7 @@ use bytes::Bytes;
 use self::extents::Extents;
 use crate::{
     dag::read::view::View,
-    db::{
-        api::inspect::stored_len,
-        engine::{Engine, FlushStep},
-        handle::Db,
-    },
+    db::{api::inspect::stored_len, engine::Engine, handle::Db},
     device::BLOCK,
     error::{Error, Result},
     key::{Lens, Span, behind},
@@ -154,7 +150,8 @@ impl Engine {
                 if !self.options.read_only {
                     self.make_way()?;
                 }
-                if self.flush_messages()? == FlushStep::Nothing {
+                let step = self.flush_messages()?;
+                if !self.goes_on(step)? {
                     break;
                 }
             }

@@ -17,7 +17,7 @@ use crate::{
         edit::{Context, Edit},
         memtable::build::MemtableBuild,
     },
-    db::engine::{Engine, FlushStep, signal::Work, superversion::Superversion},
+    db::engine::{Engine, FlushStep, Room, signal::Work, superversion::Superversion},
     error::{Error, Result},
     node::NodeId,
     waiting,
@@ -38,11 +38,19 @@ impl Engine {
         if self.is_tight()? {
             return Ok(FlushStep::NoRoom);
         }
-        self.apply_oldest()
+        self.or_no_room(self.apply_oldest(Room::Checked))
     }
 
-    /// The same, whatever is dirty. The caller holds `flushing`.
-    fn apply_oldest(&self) -> Result<FlushStep> {
+    /// What a step came to that had no room, and can have it once what is dirty is written.
+    fn or_no_room(&self, step: Result<FlushStep>) -> Result<FlushStep> {
+        match step {
+            Err(Error::NoSpace) if self.dirty.count() > 0 => Ok(FlushStep::NoRoom),
+            other => other,
+        }
+    }
+
+    /// Applies the oldest sealed table to the DAG. The caller holds `flushing`.
+    fn apply_oldest(&self, room: Room) -> Result<FlushStep> {
         let Some(table) = self.superversion.read().sealed.front().cloned() else {
             return Ok(FlushStep::Nothing);
         };
@@ -65,12 +73,16 @@ impl Engine {
             assert!(tree.msn < table.first_msn, "a table was applied that is older than the tree");
             (tree.msn, tree.log_end) = (table.msn, table.log_end);
         };
-        let placed = match self.edit(|edit| edit.apply_table(&table, layer.clone()), done) {
-            // What cannot be carried further for what cannot be read waits at the top.
-            Err(error) if error.is_damage() => {
-                match self.edit(|edit| edit.keep_table(&table, layer.clone()), done) {
+        let cx = self.context();
+        // What cannot be carried further waits at the top: for what cannot be read, or because space is short although
+        // nothing is dirty.
+        let stays =
+            |error: &Error| error.is_damage() || matches!(error, Error::NoSpace) && self.dirty.count() == 0;
+        let placed = match self.edit_in(&cx, room, |edit| edit.apply_table(&table, layer.clone()), done) {
+            Err(error) if stays(&error) => {
+                match self.edit_in(&cx, room, |edit| edit.keep_table(&table, layer.clone()), done) {
                     Err(error) if error.is_damage() => {
-                        self.edit(|edit| edit.keep_table_above(&table, layer.clone()), done)?
+                        self.edit_in(&cx, room, |edit| edit.keep_table_above(&table, layer.clone()), done)?
                     }
                     other => other?,
                 }
@@ -120,11 +132,16 @@ impl Engine {
         if self.is_tight()? {
             return Ok(FlushStep::NoRoom);
         }
-        self.relieve()
+        let step = self.or_no_room(self.relieve(Room::Checked));
+        match step {
+            // Nothing is dirty, and still there is no room: what comes is kept at the top.
+            Err(Error::NoSpace) => Ok(FlushStep::Nothing),
+            other => other,
+        }
     }
 
-    /// The same, whatever is dirty. The caller holds `flushing`.
-    fn relieve(&self) -> Result<FlushStep> {
+    /// The same within some room. The caller holds `flushing`.
+    fn relieve(&self, room: Room) -> Result<FlushStep> {
         // What can be read has been carried down before, or will be by the next one.
         let or_not = |done: Result<bool>| match done {
             Err(error) if error.is_damage() => Ok(false),
@@ -132,8 +149,9 @@ impl Engine {
         };
         let msn = self.superversion.read().tree.msn;
         let is_new = self.lowered_at.swap(msn, Ordering::Relaxed) != msn;
-        let done = is_new && or_not(self.edit(|edit| edit.lower_too_tall(), |_| ()))?
-            || or_not(self.edit(|edit| edit.relieve_root(), |_| ()))?;
+        let cx = self.context();
+        let done = is_new && or_not(self.edit_in(&cx, room, |edit| edit.lower_too_tall(), |_| ()))?
+            || or_not(self.edit_in(&cx, room, |edit| edit.relieve_root(), |_| ()))?;
         Ok(if done { FlushStep::Done } else { FlushStep::Nothing })
     }
 
@@ -175,11 +193,20 @@ impl Engine {
         }
     }
 
+    /// Whether there may be more to do after a step. Where it had no room, what is dirty is written.
+    pub fn goes_on(&self, step: FlushStep) -> Result<bool> {
+        if step == FlushStep::NoRoom {
+            self.checkpoint_nodes(|_| true)?;
+        }
+        Ok(step != FlushStep::Nothing)
+    }
+
     /// Applies all sealed tables, with checkpoints between where they have to be.
     pub fn flush_all(&self) -> Result<()> {
         loop {
             self.make_way()?;
-            if self.flush_messages()? == FlushStep::Nothing {
+            let step = self.flush_messages()?;
+            if !self.goes_on(step)? {
                 return Ok(());
             }
         }
@@ -193,7 +220,7 @@ impl Engine {
             if step == FlushStep::Nothing && self.superversion.read().tree.msn < msn {
                 step = self.flush_step()?;
             }
-            if step == FlushStep::Nothing {
+            if !self.goes_on(step)? {
                 return Ok(());
             }
         }
@@ -209,8 +236,8 @@ impl Engine {
     /// The same by one step, whatever is dirty: `false` if there is nothing to do.
     pub fn flush_in_memory(&self) -> Result<bool> {
         let _turn = waiting::take(|| self.flushing.try_lock(), || self.flushing.lock());
-        let step = match self.relieve()? {
-            FlushStep::Nothing => self.apply_oldest()?,
+        let step = match self.relieve(Room::Any)? {
+            FlushStep::Nothing => self.apply_oldest(Room::Any)?,
             other => other,
         };
         Ok(step != FlushStep::Nothing)
@@ -260,7 +287,8 @@ impl Engine {
     }
 
     /// Makes an edit and publishes it; made again if it came to something that cannot be read, and knows of
-    /// it the next time. The caller holds `flushing`.
+    /// it the next time. [`Error::NoSpace`] if there would be no space for what is dirty then. The caller holds
+    /// `flushing`.
     pub(crate) fn edit<T>(
         &self,
         work: impl FnMut(&mut Edit<'_>) -> Result<T>,
@@ -273,6 +301,16 @@ impl Engine {
     pub(crate) fn edit_with<T>(
         &self,
         cx: &Context<'_>,
+        work: impl FnMut(&mut Edit<'_>) -> Result<T>,
+        then: impl FnOnce(&mut Superversion),
+    ) -> Result<T> {
+        self.edit_in(cx, Room::Checked, work, then)
+    }
+
+    fn edit_in<T>(
+        &self,
+        cx: &Context<'_>,
+        room: Room,
         mut work: impl FnMut(&mut Edit<'_>) -> Result<T>,
         then: impl FnOnce(&mut Superversion),
     ) -> Result<T> {
@@ -287,7 +325,7 @@ impl Engine {
             };
             let changes = edit.finish();
             if !changes.is_empty() {
-                self.publish(changes, then)?;
+                self.publish(changes, room, then)?;
             }
             return Ok(made);
         }

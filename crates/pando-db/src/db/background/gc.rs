@@ -22,7 +22,7 @@ use crate::{
         Engine,
         gc_state::{GcProgress, GcStage, GcStep, Settling},
     },
-    error::Result,
+    error::{Error, Result},
     key::behind,
     waiting,
 };
@@ -150,7 +150,7 @@ impl Engine {
             Err(error) => return Err(error),
         }
         let _turn = self.turn_with_room()?;
-        let shrunk = self.edit_with(&self.gc_context(), |edit| edit.heal_root(), |_| ())?;
+        let shrunk = or_unchanged(self.edit_with(&self.gc_context(), |edit| edit.heal_root(), |_| ()))?;
         let mut gc_progress = self.gc_progress.lock();
         gc_progress.has_changed(shrunk);
         Ok(shrunk)
@@ -174,10 +174,7 @@ impl Engine {
         };
         let lowered = found && {
             let _turn = self.turn_with_room()?;
-            match self.edit_with(&cx, |edit| edit.lower(), |_| ()) {
-                Err(error) if error.is_damage() => false,
-                other => other?,
-            }
+            or_unchanged(self.edit_with(&cx, |edit| edit.lower(), |_| ()))?
         };
         let mut gc_progress = self.gc_progress.lock();
         gc_progress.has_changed(lowered);
@@ -270,10 +267,7 @@ impl Engine {
     /// Carries the deletes on the way to `key` down; whether there were any.
     fn push_down_at(&self, key: &Bytes, which: Tombstones) -> Result<bool> {
         let _turn = self.turn_with_room()?;
-        match self.edit_with(&self.gc_context(), |edit| edit.push_down_at(key, which), |_| ()) {
-            Err(error) if error.is_damage() => Ok(false),
-            other => other,
-        }
+        or_unchanged(self.edit_with(&self.gc_context(), |edit| edit.push_down_at(key, which), |_| ()))
     }
 
     /// True if a delete in memory gives back much at once. I/O: headers on its way.
@@ -300,6 +294,15 @@ impl Engine {
     /// Nodes that were taken out so far: their space comes back with the next checkpoint.
     pub fn reclaimed(&self) -> u64 {
         self.counters.reclaimed.load(Ordering::Relaxed)
+    }
+}
+
+/// What an edit of garbage collection came to: nothing has changed if it met what cannot be read, or if there is no
+/// space for what it would make dirty.
+fn or_unchanged(edit: Result<bool>) -> Result<bool> {
+    match edit {
+        Err(error) if error.is_damage() || matches!(error, Error::NoSpace) => Ok(false),
+        other => other,
     }
 }
 

@@ -18,7 +18,7 @@ use crate::{
             gc_state::{GcProgress, GcStep, GcWalk},
         },
     },
-    error::Result,
+    error::{Error, Result},
 };
 
 impl Engine {
@@ -106,7 +106,7 @@ impl Engine {
             Ok(())
         };
         match self.edit_with(cx, change, |_| ()) {
-            Err(error) if error.is_damage() => (),
+            Err(error) if error.is_damage() || matches!(error, Error::NoSpace) => (),
             other => {
                 other?;
                 walk.changed |= changed.get();

@@ -15,7 +15,7 @@ use crate::{
     db::{
         background::beside::Beside,
         checkpoint::discard::Rounds,
-        engine::{Engine, FlushStep, signal::Work},
+        engine::{Engine, signal::Work},
     },
     error::{Error, Result},
     pool,
@@ -79,7 +79,8 @@ fn flusher(engine: &Engine) {
                 return Ok(false);
             }
             engine.make_way()?;
-            Ok(engine.flush_messages()? != FlushStep::Nothing || engine.reclaim_step()?)
+            let step = engine.flush_messages()?;
+            Ok(engine.goes_on(step)? || engine.reclaim_step()?)
         })();
         let worked = worked.and_then(|worked| {
             let collected = beside.collect(engine, worked)?;

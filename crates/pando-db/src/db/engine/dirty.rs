@@ -64,6 +64,22 @@ impl Dirty {
         versions.into_iter().map(|(id, version)| (id, version.map(weighed))).collect()
     }
 
+    /// Bytes by which [`Dirty::bytes`] would grow, and nodes by which [`Dirty::count`] would, if these versions were
+    /// noted.
+    pub fn growth(&self, versions: &[(NodeId, Option<Weighed>)]) -> (i64, i64) {
+        let nodes = self.nodes.lock();
+        let mut growth = (0, 0);
+        for (id, version) in versions {
+            if let Some((_, _, bytes)) = version {
+                growth = (growth.0 + *bytes as i64, growth.1 + 1);
+            }
+            if let Some((_, _, bytes)) = nodes.get(id) {
+                growth = (growth.0 - *bytes as i64, growth.1 - 1);
+            }
+        }
+        growth
+    }
+
     /// Notes new versions, and nodes that are gone (`None`).
     pub fn note(&self, versions: Vec<(NodeId, Option<Weighed>)>) {
         let mut nodes = self.nodes.lock();

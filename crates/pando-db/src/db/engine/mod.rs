@@ -53,6 +53,15 @@ pub(crate) mod superversion;
 pub(crate) mod throttle;
 pub(crate) mod watch;
 
+/// What an edit may make dirty.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Room {
+    /// What there is space for.
+    Checked,
+    /// More: of a store that is opened.
+    Any,
+}
+
 /// What a step of flushing came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
@@ -60,7 +69,7 @@ pub(crate) enum FlushStep {
     /// There was nothing to do.
     Nothing,
     Done,
-    /// What is dirty has to be written first ([`Engine::make_way`]): with more of it there could be no space for that.
+    /// What is dirty has to be written first: with more of it there could be no space for that.
     NoRoom,
 }
 
@@ -226,9 +235,13 @@ impl Engine {
         drop(old);
     }
 
-    /// Publishes an edit. The caller holds `flushing`. `then` runs under the same lock.
-    pub fn publish(&self, changes: Changes, then: impl FnOnce(&mut Superversion)) -> Result<()> {
+    /// Publishes an edit, if it may have any `room`, or there is space for all that is dirty then: [`Error::NoSpace`]
+    /// otherwise, and nothing has changed. The caller holds `flushing`. `then` runs under the same lock.
+    pub fn publish(&self, changes: Changes, room: Room, then: impl FnOnce(&mut Superversion)) -> Result<()> {
         let versions = Dirty::weigh(changes.versions(), self.limits.node);
+        if room == Room::Checked && !self.has_room_for(self.dirty.growth(&versions)) {
+            return Err(Error::NoSpace);
+        }
         let (orphans, old) = self.change(|superversion| -> Result<_> {
             let root = changes.root;
             let mut table = superversion.tree.table.clone();

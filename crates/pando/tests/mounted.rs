@@ -152,6 +152,27 @@ fn mv_and_rm_work_on_whole_trees() {
     b.fails(&["mv", "m/b", "host/x"], 1, "one mounted");
     b.fails(&["mv", "m/none", "m/x"], 1, "m/none");
     b.fails(&["rm", "m/b"], 1, "-r");
+    // What a link points to does not go with the link, and what has no name of its own is not removed.
+    b.sh("mkdir m/k m/k/in; ln -s k m/lk");
+    b.fails(&["rm", "-r", "m/lk/"], 1, "is a symbolic link, not a directory");
+    for dots in ["m/k/.", "m/lk/.", "m/k/in/..", "m/lk/./"] {
+        b.fails(&["rm", "-r", dots], 1, "ends in . or ..");
+    }
+    assert_eq!(b.sh("ls -d m/k/in m/lk"), "m/k/in\nm/lk\n");
+    b.ok(&["rm", "-r", "m/lk", "m/k/"]);
+    // The directory of snapshots is no tree: whoever asked for a clone of it waited for ever, and then everybody.
+    b.sh("mkdir m/snapped; echo a > m/snapped/a");
+    b.ok(&["snapshot", "create", "m/snapped", "s"]);
+    for (command, what) in [("clone", "one of the snapshots"), ("fork", "snapshot")] {
+        b.fails(&[command, "m/snapped/.snapshots", "m/all"], 1, what);
+    }
+    b.fails(&["diff", "m/snapped/.snapshots", "m/snapped"], 1, "one of the snapshots");
+    assert!(
+        b.sh("mkdir m/more; mv -T m/more m/snapped/.snapshots 2>&1 || true").contains("xists"),
+        "it was hidden"
+    );
+    b.sh("rmdir m/more; cat m/snapped/.snapshots/s/a");
+    b.ok(&["rm", "-r", "m/snapped"]);
     b.fails(&["rm", "-r", "m/none"], 1, "m/none");
     b.ok(&["rm", "-r", "m/b", "m/full"]);
     b.sh("echo x > m/f; ln -s f m/l");

@@ -75,11 +75,26 @@ fn they_are_listed_kept_renamed_and_deleted() {
     let script = b.ok(&["snapshot", "list", "-H", "m/d"]);
     assert_eq!(script.lines().count(), 3);
     assert!(script.lines().all(|line| line.split('\t').count() == 6), "{script}");
+    b.fails(&["snapshot", "create", "m/d", ""], 1, "an empty name");
     b.fails(&["snapshot", "delete", "m/d", "one"], 1, "release it first");
+    assert!(b.path("m/d/.snapshots/one").exists(), "it was kept");
     b.fails(&["snapshot", "delete", "m/d", "nothing"], 1, "no such snapshot");
     b.fails(&["snapshot", "delete", "m/d"], 1, "say which");
     let said = b.ok(&["snapshot", "delete", "m/d", "1..3", "-n"]);
     assert_eq!(said.lines().count(), 3, "{said}");
+    assert!(said.starts_with("would leave 1 one: it is kept\nwould delete 2 two:"), "{said}");
+    // One that is kept is left, and does not keep others from being deleted.
+    b.ok(&["snapshot", "create", "m/d", "four"]);
+    let outcome = b.run(&["snapshot", "delete", "m/d", "1..1", "four.."]);
+    let said = String::from_utf8_lossy(&outcome.stderr).into_owned();
+    assert!(
+        outcome.status.success() && said.contains("snapshot one of m/d: is kept, and was left"),
+        "{said}"
+    );
+    assert!(b.path("m/d/.snapshots/one").exists() && !b.path("m/d/.snapshots/four").exists());
+    b.ok(&["snapshot", "create", "m/d", "five"]);
+    b.fails(&["snapshot", "delete", "m/d", "one", "five"], 1, "release it first");
+    assert!(b.path("m/d/.snapshots/one").exists() && !b.path("m/d/.snapshots/five").exists());
     b.ok(&["snapshot", "rename", "m/d", "one", "uno"]);
     assert!(b.path("m/d/.snapshots/uno/f").exists() && !b.path("m/d/.snapshots/one").exists());
     b.ok(&["snapshot", "release", "m/d", "uno"]);

@@ -52,7 +52,7 @@ fn a_log_has_the_snapshots_in_which_a_file_changed() {
     b.fails(&["log", "m/p/.snapshots/s2/src/f"], 1, "lies in a snapshot");
     b.sh("echo > outside");
     b.fails(&["log", "outside"], 1, "not in a mounted Pando");
-    b.fails(&["log", "none/file"], 1, "No such file");
+    b.fails(&["log", "none/file"], 1, "not in a mounted Pando");
 }
 
 #[test]
@@ -82,6 +82,18 @@ fn a_file_comes_back_as_it_was() {
     b.fails(&["restore-file", "m/p/src/f"], 1, "PATH@SNAPSHOT");
     b.fails(&["restore-file", "m/p/src/f@never"], 1, "no snapshot of a directory above");
     b.fails(&["restore-file", "m/p/none@oldest"], 1, "is not in snapshot oldest");
+    // Directories above it are gone, or something else; names of snapshots have an @.
+    b.ok(&["snapshot", "create", "m/p", "m@home@x"]);
+    b.sh("rm -r m/p/src");
+    for there in ["m/p/src/dir/deep", "m/p/src/../src/dir/deep"] {
+        b.fails(&["restore-file", &format!("{there}@m@home@x")], 1, "src");
+    }
+    b.ok(&["restore-file", "m/p/src/dir/deep@m@home@x", "--to", "m/p/one"]);
+    b.sh("echo file > m/p/src");
+    b.ok(&["restore-file", "m/p/src/dir/deep@oldest", "--to", "m/p/two"]);
+    assert_eq!(b.sh("cat m/p/one m/p/two"), "deep\nmore\ndeep\n");
+    let of_deep = log(&b, "m/p/src/dir/deep");
+    assert_eq!(of_deep, pairs(&[("+", "oldest"), ("M", "m@home@x"), ("-", "now")]));
     b.umount();
     b.ok(&["check", "a.img"]);
 }

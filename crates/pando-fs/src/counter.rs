@@ -3,10 +3,10 @@
 //! A counter reserves numbers in blocks: one write of the engine for each
 //! block, none for each number. A crash skips the rest of a block. Guarantee: no number
 //! is given out twice, as the log keeps the reservation before any use of it.
-//! Uses the engine's `get` and `put` only.
+//! Uses the engine's `get` and `write` only.
 
 use bytes::Bytes;
-use pando_db::{Db, waiting};
+use pando_db::{Batch, Db, waiting};
 use parking_lot::Mutex;
 
 use crate::{
@@ -92,7 +92,11 @@ impl Counter {
             if end <= reserved.end {
                 return Err(Error::Exhausted(self.what));
             }
-            db.put(self.key.clone(), encode(end))?;
+            // With a delete, the store lets it into the room that is kept back for those: removing files takes numbers,
+            // too.
+            let mut batch = Batch::new();
+            batch.delete(self.key.clone()).put(self.key.clone(), encode(end));
+            db.write(batch)?;
             *reserved = reserved.end..end;
         }
         reserved.next().ok_or(Error::Exhausted(self.what))

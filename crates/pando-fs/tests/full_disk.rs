@@ -304,6 +304,34 @@ fn a_full_store_refuses_a_merge_a_fork_or_a_rollback_as_a_whole() {
     histories(6, with_ever_more_room);
 }
 
+/// A removal of names that have to be counted takes a number, and the first one after a mount is written down.
+#[test]
+fn a_tree_with_linked_files_goes_from_a_full_store_after_a_remount() {
+    let device = Arc::new(SimDevice::new(SMALL_DEVICE, 5));
+    let mut rng = Rng(5);
+    let mut scene = Scene::mounted(device.clone(), options(), &mut rng);
+    let w = &scene.w;
+    w.mkdir("/linked");
+    w.put("/linked/a", b"1");
+    w.on("/linked/a", |f| {
+        w.at("/linked/b", |d, n| w.fs.link(&w.me, f.ino, d, n)).map(|a| w.fs.forget(a.ino, 1))
+    })
+    .unwrap();
+    scene.fill(&mut rng, usize::MAX / 2);
+    let mkdir = |w: &World, i: usize| {
+        let made = w.at(&format!("/fill/{i}{}", "x".repeat(200)), |d, n| w.fs.mkdir(&w.me, d, n, 0o755));
+        made.map(|attr| w.fs.forget(attr.ino, 1))
+    };
+    let full = (0..100_000).find_map(|i| mkdir(&scene.w, i).err()).unwrap();
+    assert_eq!(full.errno(), ENOSPC);
+    scene.w.fs.sync().unwrap();
+    drop(scene);
+    let w = World::over(Fs::open(device, options()).unwrap());
+    assert_eq!(mkdir(&w, 100_000).unwrap_err().errno(), ENOSPC);
+    w.remove_tree("/linked").unwrap();
+    check_keys(&w);
+}
+
 /// What was deleted last lies in the frozen state that a merge plans with, so its space comes back only without that.
 #[test]
 fn what_was_deleted_just_before_makes_room_for_a_merge() {

@@ -137,6 +137,28 @@ impl Lineages {
         Ok(lineage)
     }
 
+    /// Stores a number that was given out while the device was full, and those of the lineages around it: what is to be
+    /// found by an inode number after the next mount needs that. The error is that of the store: then nobody may write
+    /// the number down. No I/O where there is none such.
+    pub(crate) fn save(&self, db: &Db, mut lineage: u32) -> Result<()> {
+        let mut state = self.state();
+        loop {
+            let Some(pair) =
+                state.unsaved.iter().find(|(_, number)| **number == lineage).map(|found| *found.0)
+            else {
+                return Ok(());
+            };
+            let mut batch = Batch::new();
+            // With a delete, the store lets it into the room that is kept back for those.
+            let key = system::lineage(pair.0, pair.1);
+            batch.delete(key.clone()).put(key, u64::from(lineage).to_le_bytes().to_vec());
+            batch.put(system::counter(counter::LINEAGE), counter::encode(u64::from(state.next)));
+            db.write(batch)?;
+            state.unsaved.remove(&pair);
+            lineage = pair.0;
+        }
+    }
+
     /// Waits for whoever sees a clone for the first time, and with that for the engine.
     fn state(&self) -> MutexGuard<'_, Allocator> {
         waiting::take(|| self.state.try_lock(), || self.state.lock())

@@ -239,7 +239,7 @@ impl Fs {
             number.to_le_bytes().to_vec(),
         );
         batch.put(system::family(place.owner.0), Family { changed: now, ..*family }.encode());
-        self.taint_source(batch, place.owner.0);
+        self.keep_number(batch, place.owner.0)?;
         if let Some(contents) = path::contents_of(b"", place.owner.1) {
             self.note_snapshotted(batch, &contents, place.owner.0)?;
         }
@@ -258,16 +258,18 @@ impl Fs {
     ) -> Result<()> {
         batch.delete(system::family(from));
         batch.put(system::family(to), family.encode());
-        self.taint_source(batch, to);
+        self.keep_number(batch, to)?;
         self.note_snapshotted(batch, contents, to)
     }
 
     /// Notes that the number of a directory is in use as long as it has snapshots, whatever becomes of it.
-    fn taint_source(&self, batch: &mut Batch, source: Ino) {
+    fn keep_number(&self, batch: &mut Batch, source: Ino) -> Result<()> {
         let lineage = lineage_of(source);
         if lineage != 0 {
+            self.lineages.save(&self.db, lineage)?;
             batch.put(system::tainted(lineage), vec![1]);
         }
+        Ok(())
     }
 
     /// The time as a name that is free.

@@ -145,8 +145,8 @@ Examples: pando snapshot prune /mnt/grove/project --keep-hourly 24 --keep-daily 
     /// List the snapshots of directories that are gone
     #[command(
         after_help = "Snapshots stay when their directory is removed, or replaced, or is not there any more after a
-rollback of one above it. pando snapshot adopt gives them to a directory that is there. Only root may do this. It reads
-the records of all files.
+rollback of one above it. pando snapshot adopt gives them to a directory that is there. Only root may
+do this. It reads the records of all files.
 
 Examples: pando snapshot orphans /mnt/grove
           pando snapshot orphans -H /mnt/grove | cut -f1,6"

@@ -332,6 +332,42 @@ fn a_tree_with_linked_files_goes_from_a_full_store_after_a_remount() {
     check_keys(&w);
 }
 
+/// A removal writes the times of its directory, under as long a path as those that it deletes: however long that is, it
+/// may use what is kept back for removals.
+#[test]
+fn what_has_a_long_path_can_be_removed_from_a_full_store() {
+    let device = Arc::new(SimDevice::new(SMALL_DEVICE, 6));
+    let mut rng = Rng(6);
+    let mut scene = Scene::mounted(device, options(), &mut rng);
+    let w = &scene.w;
+    let long = |i: usize| format!("{i:05}{}", "x".repeat(200));
+    let mut deep = String::new();
+    for i in 0..12 {
+        deep = format!("{deep}/{}", long(i));
+        w.mkdir(&deep);
+    }
+    for i in 0..300 {
+        w.mkdir(&format!("{deep}/{}", long(i)));
+        w.put(&format!("{deep}/{}/file", long(i)), &[b'f'; 100]);
+    }
+    scene.fill(&mut rng, usize::MAX / 2);
+    let w = &scene.w;
+    let mkdir = |i: usize| {
+        let made = w.at(&format!("/fill/{}", long(i)), |d, n| w.fs.mkdir(&w.me, d, n, 0o755));
+        made.map(|attr| w.fs.forget(attr.ino, 1))
+    };
+    let full = (0..100_000).find_map(|i| mkdir(i).err()).unwrap();
+    assert_eq!(full.errno(), ENOSPC);
+    w.fs.sync().unwrap();
+    // One by one, as `rm -r` does.
+    for i in 0..300 {
+        let dir = format!("{deep}/{}", long(i));
+        w.unlink(&format!("{dir}/file")).unwrap();
+        w.rmdir(&dir).unwrap();
+    }
+    check_keys(w);
+}
+
 /// What was deleted last lies in the frozen state that a merge plans with, so its space comes back only without that.
 #[test]
 fn what_was_deleted_just_before_makes_room_for_a_merge() {

@@ -7,6 +7,8 @@
 
 use std::sync::atomic::Ordering;
 
+use bytes::Bytes;
+
 use crate::{
     batch::Op,
     dag::tree::MIN_EDIT_NODES,
@@ -37,8 +39,9 @@ const OP_BYTES: usize = 96;
 const MAX_RESERVE_BYTES: u64 = 256 << 20;
 /// A batch of deletes may have this many bytes to be admitted into the reserve.
 const SMALL_BATCH_BYTES: u64 = 16 << 10;
-/// And one that deletes and writes a little, as an unlink that changes its directory's times.
-const TINY_BATCH_BYTES: u64 = 1 << 10;
+/// And one that deletes may write this many bytes more than its deletes have, as an unlink that changes its
+/// directory's times does: both have the directory's path.
+const MOST_BESIDE_DELETES_BYTES: usize = 1 << 10;
 
 /// Bytes that the log may keep in extents before a checkpoint is asked for.
 const MAX_HELD_BYTES: u64 = 256 << 20;
@@ -61,6 +64,37 @@ fn reserve(size: u64, node: usize) -> u64 {
 /// path from the root to a leaf, or flushing would not get on.
 pub(crate) fn edit_nodes(size: u64, node: usize) -> usize {
     (reserve(size, node) / (4 * node as u64)).clamp(MIN_EDIT_NODES as u64, 256) as usize
+}
+
+/// How much of a batch gives space back.
+#[derive(Debug, PartialEq, Eq)]
+enum Gives {
+    /// There are only deletes.
+    All,
+    /// What is written beside the deletes is little, compared with them.
+    Most,
+    Little,
+}
+
+impl Gives {
+    fn by(ops: &[Op]) -> Gives {
+        let (mut deleted, mut written) = (None, 0);
+        for op in ops {
+            match op {
+                Op::Delete(key) => *deleted.get_or_insert(0) += key.len(),
+                Op::DeleteRange(lo, hi) => {
+                    *deleted.get_or_insert(0) += lo.len() + hi.as_ref().map_or(0, Bytes::len)
+                }
+                Op::Put(a, b) | Op::Upsert(a, b) | Op::UpsertPrefix(a, b) => written += a.len() + b.len(),
+                Op::ClonePrefix(from, to) | Op::RenamePrefix(from, to) => written += from.len() + to.len(),
+            }
+        }
+        match deleted {
+            Some(_) if written == 0 => Gives::All,
+            Some(deleted) if written <= deleted + MOST_BESIDE_DELETES_BYTES => Gives::Most,
+            _ => Gives::Little,
+        }
+    }
 }
 
 impl Engine {
@@ -247,15 +281,12 @@ impl Engine {
     }
 
     fn space_for(&self, ops: &[Op], len: u64) -> Result<()> {
-        let deletes = |op: &Op| matches!(op, Op::Delete(_) | Op::DeleteRange(..));
         // What is held back even from deletes lets the flush and the checkpoint through that give back
         // what they delete.
-        let held_back = if len <= SMALL_BATCH_BYTES && ops.iter().all(deletes) {
-            self.edit_room()
-        } else if len <= TINY_BATCH_BYTES && ops.iter().any(deletes) {
-            self.edit_room().midpoint(self.reserve())
-        } else {
-            self.reserve()
+        let held_back = match Gives::by(ops) {
+            Gives::All if len <= SMALL_BATCH_BYTES => self.edit_room(),
+            Gives::Most if len <= SMALL_BATCH_BYTES => self.edit_room().midpoint(self.reserve()),
+            _ => self.reserve(),
         };
         let enough = || -> Result<bool> {
             let (wanted, free) = (self.owed() + held_back + 2 * len, self.space.free_bytes());
@@ -301,5 +332,26 @@ impl Engine {
             }
         }
         self.check_running()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_batch_writes_is_weighed_against_what_it_deletes() {
+        let key = |len: usize| Bytes::from(vec![b'k'; len]);
+        let put = |len| Op::Put(key(len), key(500));
+        let delete = |len| Op::Delete(key(len));
+        assert_eq!(Gives::by(&[]), Gives::Little);
+        assert_eq!(Gives::by(&[put(1)]), Gives::Little);
+        assert_eq!(Gives::by(&[delete(0)]), Gives::All);
+        assert_eq!(Gives::by(&[delete(9), Op::DeleteRange(key(9), None)]), Gives::All);
+        assert_eq!(Gives::by(&[delete(9), put(524)]), Gives::Most);
+        assert_eq!(Gives::by(&[delete(9), put(534)]), Gives::Little);
+        // Both under a long path.
+        assert_eq!(Gives::by(&[delete(4000), put(4000)]), Gives::Most);
+        assert_eq!(Gives::by(&[Op::RenamePrefix(key(4000), key(4000)), delete(4000)]), Gives::Little);
     }
 }

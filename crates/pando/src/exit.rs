@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use anyhow::Result;
+
 /// Done.
 pub const OK: u8 = 0;
 /// Failed; the message says why.
@@ -68,6 +70,23 @@ pub fn message(error: &anyhow::Error) -> String {
 pub fn report(error: &anyhow::Error) -> u8 {
     say("pando", error);
     code(error)
+}
+
+/// Does something to each of the `items`: what fails is said, and the others are done all the same, as coreutils do it.
+/// The error of the last is returned as it is, and of others, if that succeeds, the code of the last that failed.
+pub fn each<T>(items: &[T], mut work: impl FnMut(&T) -> Result<()>) -> Result<()> {
+    let Some((last, rest)) = items.split_last() else { return Ok(()) };
+    let mut failed = None;
+    for item in rest {
+        if let Err(error) = work(item) {
+            failed = Some(report(&error));
+        }
+    }
+    work(last)?;
+    match failed {
+        Some(code) => Err(Coded(code, String::new()).into()),
+        None => Ok(()),
+    }
 }
 
 /// Says `error` on stderr as the program `name`.

@@ -1,6 +1,8 @@
 //! Opening images: locks, waiting for a closing daemon, and messages that help.
 
 use std::{
+    ffi::{OsStr, OsString},
+    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     sync::Arc,
     thread,
@@ -8,6 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, bail};
+use clap::builder::{OsStringValueParser, TryMapValueParser, TypedValueParser, ValueParserFactory};
 use pando_db::{
     Db, Merge, Options, PatchMerge,
     device::{Device, FileDevice},
@@ -209,18 +212,30 @@ pub struct ImagePath {
     pub path: PathBuf,
 }
 
-impl std::str::FromStr for ImagePath {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
+impl ImagePath {
+    /// Takes `text` apart, whose bytes may be any.
+    ///
+    /// # Errors
+    /// What is wrong with it, for people.
+    pub fn parse(text: &OsStr) -> Result<Self, String> {
+        let bytes = text.as_bytes();
         let wrong = || format!("{text:?} is not of the form IMAGE:/PATH (IMAGE:/ is everything)");
+        let cut =
+            |at: usize| Some((OsStr::from_bytes(bytes.get(..at)?), OsStr::from_bytes(bytes.get(at + 1..)?)));
+        let cuts = bytes.windows(2).enumerate().filter(|(at, pair)| *at > 0 && pair == b":/");
+        let cuts: Vec<(&OsStr, &OsStr)> = cuts.filter_map(|(at, _)| cut(at)).collect();
+        let first = cuts.first().ok_or_else(wrong)?;
         // An image whose own name contains ":/" wins over a shorter one that does not exist.
-        let cuts: Vec<usize> = text.match_indices(":/").map(|(at, _)| at).filter(|&at| at > 0).collect();
-        let first = *cuts.first().ok_or_else(wrong)?;
-        let exists = |at: &&usize| text.get(..**at).is_some_and(|image| Path::new(image).is_file());
-        let at = *cuts.iter().find(exists).unwrap_or(&first);
-        let (image, path) = text.split_at(at);
-        Ok(ImagePath { image: image.into(), path: path.get(1..).unwrap_or("/").into() })
+        let (image, path) = cuts.iter().find(|(image, _)| Path::new(image).is_file()).unwrap_or(first);
+        Ok(ImagePath { image: image.into(), path: path.into() })
+    }
+}
+
+impl ValueParserFactory for ImagePath {
+    type Parser = TryMapValueParser<OsStringValueParser, fn(OsString) -> Result<ImagePath, String>>;
+
+    fn value_parser() -> Self::Parser {
+        OsStringValueParser::new().try_map(|text| ImagePath::parse(&text))
     }
 }
 
@@ -239,13 +254,19 @@ mod tests {
     #[test]
     fn image_and_path_are_taken_apart() {
         let parse = |t: &str| {
-            t.parse::<ImagePath>().map(|p| (p.image.display().to_string(), p.path.display().to_string()))
+            ImagePath::parse(OsStr::new(t))
+                .map(|p| (p.image.display().to_string(), p.path.display().to_string()))
         };
         assert_eq!(parse("a.img:/"), Ok(("a.img".into(), "/".into())));
         assert_eq!(parse("/x/a.img:/b/c:/d"), Ok(("/x/a.img".into(), "/b/c:/d".into())));
         for bad in ["a.img", "a.img:b", ":/x", ""] {
             assert!(parse(bad).unwrap_err().contains("IMAGE:/PATH"), "{bad}");
         }
+        let place = ImagePath::parse(OsStr::from_bytes(b"a.img:/\xff")).unwrap();
+        assert_eq!(
+            (place.image.as_path(), place.path.as_os_str().as_bytes()),
+            (Path::new("a.img"), &b"/\xff"[..])
+        );
     }
 
     #[test]

@@ -18,7 +18,7 @@ use crate::image::{self, ImagePath};
 pub fn place(path: &Path) -> Option<ImagePath> {
     match std::fs::symlink_metadata(path) {
         Ok(_) => None,
-        Err(_) => path.to_str()?.parse().ok().filter(|inside: &ImagePath| inside.image.exists()),
+        Err(_) => ImagePath::parse(path.as_os_str()).ok().filter(|inside| inside.image.exists()),
     }
 }
 

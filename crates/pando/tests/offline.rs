@@ -2,8 +2,12 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::{
+    ffi::OsStr,
     fs,
-    os::unix::fs::{MetadataExt, PermissionsExt},
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{MetadataExt, PermissionsExt},
+    },
     time::{Duration, Instant},
 };
 
@@ -30,6 +34,10 @@ fn trees_are_cloned_renamed_and_removed_without_a_mount() {
     b.fails(&["rm", "a.img:/u"], 1, "give -r");
     b.ok(&["rm", "-r", "a.img:/u", "a.img:/t/src/f3"]);
     b.fails(&["rm", "a.img:/t/src/f3"], 1, "f3");
+    // What cannot be done keeps nothing else from being done.
+    b.ok(&["clone", "a.img:/t/src/f1", "a.img:/w"]);
+    b.fails(&["rm", "a.img:/none", "a.img:/w"], 1, "none");
+    b.fails(&["ls", "a.img:/w", "a.img:/none"], 1, "none");
     assert_eq!(b.ok(&["ls", "a.img:/"]), "moved\nt\n");
     b.fails(&["clone", "a.img:/t", "other"], 1, "in one image");
     b.ok(&["mkfs", "--size", "64M", "b.img"]);
@@ -44,6 +52,32 @@ fn trees_are_cloned_renamed_and_removed_without_a_mount() {
     b.ok(&["export", "a.img:/moved", "back"]);
     same(b.path("t/src"), b.path("back"));
     b.ok(&["check", "a.img"]);
+}
+
+/// Names are bytes, on a command line too; JSON, which is text, has their digits.
+#[test]
+fn names_that_are_no_text_are_names() {
+    let b = Bench::new();
+    b.ok(&["mkfs", "--size", "128M", "--node-size", "64K", "a.img"]);
+    b.sh("mkdir t; echo one > t/$(printf 'f\\377')");
+    b.ok(&["import", "t", "a.img:/t"]);
+    let place = |path: &[u8]| OsStr::from_bytes(&[b"a.img:", path].concat()).to_owned();
+    let run = |args: &[&OsStr]| {
+        let out = b.command(&[]).args(args).output().unwrap();
+        assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
+        out.stdout
+    };
+    let text = OsStr::new;
+    let (old, new) = (place(b"/t/f\xff"), place(b"/t/g\xfe"));
+    assert_eq!(run(&[text("cat"), &old]), b"one\n");
+    run(&[text("clone"), &old, &new]);
+    run(&[text("rm"), &old]);
+    assert_eq!(run(&[text("ls"), text("a.img:/t")]), b"g\xfe\n");
+    let told: serde_json::Value = serde_json::from_slice(&run(&[text("du"), text("--json"), &new])).unwrap();
+    let hex: String = new.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_eq!(told["paths"][0]["path_hex"], hex.as_str());
+    run(&[text("export"), &new, text("out")]);
+    assert_eq!(fs::read(b.path("out")).unwrap(), b"one\n");
 }
 
 #[test]

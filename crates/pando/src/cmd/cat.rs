@@ -6,6 +6,7 @@ use anyhow::{Context, Result, bail};
 use pando_fs::{FileKind, Fs};
 
 use crate::{
+    exit,
     image::ImagePath,
     offline,
     tree::{CHUNK, Piece, View, image::Image},
@@ -23,11 +24,10 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<()> {
-    for place in &args.places {
+    exit::each(&args.places, |place| {
         let done = offline::with(place, true, |fs| print(fs, &place.path));
-        done.with_context(|| format!("cat {place}"))?;
-    }
-    Ok(())
+        done.with_context(|| format!("cat {place}"))
+    })
 }
 
 fn print(fs: &Fs, path: &Path) -> Result<()> {

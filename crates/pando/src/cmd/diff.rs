@@ -224,19 +224,15 @@ fn file_name(kind: FileKind) -> &'static str {
 }
 
 fn line(change: &FileChange) -> DiffLine {
-    let hex = |path: &OsStr| match path.to_str() {
-        Some(_) => None,
-        None => Some(path.as_bytes().iter().map(|b| format!("{b:02x}")).collect()),
-    };
     let text = |path: &OsStr| path.to_string_lossy().into_owned();
     let names = Aspects::NAMES.iter().filter(|(aspect, _)| change.aspects.contains(*aspect));
     DiffLine {
         version: VERSION,
         kind: kind_name(change.kind),
         path: if change.path.is_empty() { ".".into() } else { text(&change.path) },
-        path_hex: hex(&change.path),
+        path_hex: super::hex_unless_text(&change.path),
         from: change.from.as_deref().map(text),
-        from_hex: change.from.as_deref().and_then(hex),
+        from_hex: change.from.as_ref().and_then(super::hex_unless_text),
         file: file_name(change.file),
         changed: names.map(|(_, name)| *name).collect(),
         size_before: change.size_before,

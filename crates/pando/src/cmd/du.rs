@@ -8,6 +8,7 @@ use pando_fuse::{control::Usage, tool};
 use serde::Serialize;
 
 use crate::{
+    exit,
     image::{self, ImagePath},
     report::VERSION,
     size::show,
@@ -47,6 +48,8 @@ struct DuReport {
 #[derive(Serialize)]
 struct DuLine {
     path: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path_hex: Option<String>,
     total: u64,
     exclusive: u64,
     shared: u64,
@@ -57,28 +60,31 @@ struct DuLine {
 
 pub fn run(args: &Args) -> Result<()> {
     let mut paths = Vec::new();
-    for path in &args.paths {
+    let all = exit::each(&args.paths, |path| {
         let u = usage(path).with_context(|| format!("du {}", path.display()))?;
         paths.push(DuLine {
             path: path.display().to_string(),
+            path_hex: super::hex_unless_text(path),
             total: u.stored,
             exclusive: u.exclusive,
             shared: u.shared,
             visible: u.visible,
             estimated: u.estimated,
         });
-    }
+        Ok(())
+    });
     if args.json {
-        super::print_json(&DuReport { version: VERSION, paths })
-    } else {
-        super::print(&text(&paths, args.human))
+        super::print_json(&DuReport { version: VERSION, paths })?;
+    } else if !paths.is_empty() {
+        super::print(&text(&paths, args.human))?;
     }
+    all
 }
 
 fn usage(path: &Path) -> Result<Usage> {
     // What exists is meant as it is, even if its name looks like a place in an image.
-    match (std::fs::symlink_metadata(path), path.to_str().map(str::parse::<ImagePath>)) {
-        (Err(_), Some(Ok(inside))) => offline(&inside),
+    match (std::fs::symlink_metadata(path), ImagePath::parse(path.as_os_str())) {
+        (Err(_), Ok(inside)) => offline(&inside),
         (Err(e), _) => Err(e.into()),
         (Ok(_), _) => Ok(tool::usage(path)?),
     }

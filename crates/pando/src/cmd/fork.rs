@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::{
     cmd::{clone, snapshot::show_age},
-    place,
+    exit, place,
     report::VERSION,
     size,
 };
@@ -86,11 +86,11 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 pub fn discard(args: &DiscardArgs) -> Result<()> {
-    for path in &args.forks {
+    exit::each(&args.forks, |path| {
         let fail = || format!("discard {}", path.display());
         tool::discard(&place::removable_path(path).with_context(fail)?).with_context(fail)?;
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 #[derive(Serialize)]
@@ -102,7 +102,11 @@ struct ForkReport {
 #[derive(Serialize)]
 struct ForkLine {
     path: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path_hex: Option<String>,
     source: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    source_hex: Option<String>,
     created: String,
     created_seconds: i64,
     /// When it was made, or merged last.
@@ -144,9 +148,12 @@ fn line(mount: &Path, info: &ForkInfo) -> ForkLine {
         (Some((0, _)), _) => "same",
         _ => "changed",
     };
+    let source = info.source.as_ref().map(|source| seen(mount, source));
     ForkLine {
         path: path.to_string_lossy().into_owned(),
-        source: info.source.as_ref().map(|source| seen(mount, source).to_string_lossy().into_owned()),
+        path_hex: super::hex_unless_text(&path),
+        source: source.as_ref().map(|source| source.to_string_lossy().into_owned()),
+        source_hex: source.as_ref().and_then(super::hex_unless_text),
         created: info.created.to_utc(),
         created_seconds: info.created.secs,
         since_seconds: info.since.secs,

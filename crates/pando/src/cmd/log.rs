@@ -70,6 +70,8 @@ impl Moment {
 struct LogReport {
     version: u32,
     path: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path_hex: Option<String>,
     changes: Vec<LogLine>,
 }
 
@@ -81,6 +83,8 @@ struct LogLine {
     snapshot: Option<String>,
     dir: Option<String>,
     path: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path_hex: Option<String>,
     size: Option<u64>,
 }
 
@@ -107,6 +111,7 @@ pub fn run(args: &Args) -> Result<()> {
                 snapshot: moment.taken.is_some().then(|| moment.name.clone()),
                 dir: moment.taken.is_some().then(|| moment.dir.to_string_lossy().into_owned()),
                 path: moment.path.to_string_lossy().into_owned(),
+                path_hex: super::hex_unless_text(&moment.path),
                 size: found.as_ref().filter(|found| found.is_file()).map(MetadataExt::size),
             });
         }
@@ -117,8 +122,8 @@ pub fn run(args: &Args) -> Result<()> {
     }
     match args.json {
         true => {
-            let path = now.to_string_lossy().into_owned();
-            super::print_json(&LogReport { version: VERSION, path, changes: lines })
+            let (path, path_hex) = (now.to_string_lossy().into_owned(), super::hex_unless_text(&now));
+            super::print_json(&LogReport { version: VERSION, path, path_hex, changes: lines })
         }
         false => super::print(&text(&lines, args.script)),
     }

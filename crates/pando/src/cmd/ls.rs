@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use pando_fs::{FileKind, Fs};
 
 use crate::{
+    exit,
     image::ImagePath,
     offline,
     tree::{Meta, View, image::Image},
@@ -35,11 +36,10 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<()> {
-    for place in &args.places {
+    exit::each(&args.places, |place| {
         let listed = offline::with(place, true, |fs| list(args, fs, &place.path));
-        listed.with_context(|| format!("ls {place}"))?;
-    }
-    Ok(())
+        listed.with_context(|| format!("ls {place}"))
+    })
 }
 
 fn list(args: &Args, fs: &Fs, top: &Path) -> Result<()> {

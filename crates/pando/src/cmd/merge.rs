@@ -96,7 +96,11 @@ struct MergeLine {
     kind: &'static str,
     path: String,
     #[serde(skip_serializing_if = "Option::is_none")]
+    path_hex: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     from: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    from_hex: Option<String>,
     changed: Vec<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<&'static str>,
@@ -134,7 +138,9 @@ fn line(change: &MergeChange) -> MergeLine {
     MergeLine {
         kind,
         path: if change.path.is_empty() { ".".into() } else { change.path.to_string_lossy().into_owned() },
+        path_hex: super::hex_unless_text(&change.path),
         from: change.from.as_ref().map(|from| from.to_string_lossy().into_owned()),
+        from_hex: change.from.as_ref().and_then(super::hex_unless_text),
         changed: names.map(|(_, name)| *name).collect(),
         why,
     }

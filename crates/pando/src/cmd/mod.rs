@@ -36,7 +36,11 @@ pub mod touch;
 pub mod r#try;
 pub mod umount;
 
-use std::sync::{Arc, atomic::AtomicBool};
+use std::{
+    ffi::OsStr,
+    os::unix::ffi::OsStrExt,
+    sync::{Arc, atomic::AtomicBool},
+};
 
 use anyhow::Result;
 
@@ -62,6 +66,16 @@ pub fn print_bytes(bytes: &[u8]) -> Result<()> {
     match out.write_all(bytes).and_then(|()| out.flush()) {
         Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
         other => Ok(other?),
+    }
+}
+
+/// The bytes of a name or path that is no UTF-8, in hexadecimal digits: JSON has them beside the text, in which they
+/// are replaced. A script finds the file by them.
+pub fn hex_unless_text(path: impl AsRef<OsStr>) -> Option<String> {
+    let path = path.as_ref();
+    match path.to_str() {
+        Some(_) => None,
+        None => Some(path.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect()),
     }
 }
 

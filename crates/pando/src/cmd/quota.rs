@@ -106,6 +106,8 @@ struct QuotaReport {
 #[derive(Serialize)]
 struct QuotaLine {
     path: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path_hex: Option<String>,
     limit: u64,
     used: u64,
     /// The count is exact; else it is being made again.
@@ -113,8 +115,9 @@ struct QuotaLine {
 }
 
 fn line(mount: &Path, quota: &Quota) -> QuotaLine {
-    let path = seen(mount, quota.path.as_os_str()).to_string_lossy().into_owned();
-    QuotaLine { path, limit: quota.limit, used: quota.used, exact: !quota.stale }
+    let path = seen(mount, quota.path.as_os_str());
+    let (path, path_hex) = (path.to_string_lossy().into_owned(), super::hex_unless_text(&path));
+    QuotaLine { path, path_hex, limit: quota.limit, used: quota.used, exact: !quota.stale }
 }
 
 fn list(args: &QuotaListArgs) -> Result<()> {
@@ -163,7 +166,7 @@ mod tests {
 
     #[test]
     fn lists_are_for_people_and_for_scripts() {
-        let line = |used, limit, exact| QuotaLine { path: "/m/a".into(), limit, used, exact };
+        let line = |used, limit, exact| QuotaLine { path: "/m/a".into(), path_hex: None, limit, used, exact };
         let lines = [line(1 << 30, 4 << 30, true), line(5, 0, false)];
         assert_eq!(text(&lines, true), "/m/a\t1073741824\t4294967296\texact\n/m/a\t5\t0\tstale\n");
         let shown = text(&lines, false);

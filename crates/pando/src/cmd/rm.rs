@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use pando_fuse::tool;
 
-use crate::{offline, place};
+use crate::{exit, offline, place};
 
 /// Remove a file, or with -r a whole tree, as one operation
 #[derive(clap::Args)]
@@ -29,10 +29,7 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<()> {
-    for path in &args.paths {
-        remove(path, args.recursive)?;
-    }
-    Ok(())
+    exit::each(&args.paths, |path| remove(path, args.recursive))
 }
 
 /// Removes the file or, if `recursive`, tree at `path`.

@@ -358,9 +358,13 @@ struct SnapshotReport {
 struct SnapshotLine {
     number: u32,
     name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name_hex: Option<String>,
     created: String,
     created_seconds: i64,
     source: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    source_hex: Option<String>,
     keep: bool,
     automatic: bool,
     valid_for_seconds: Option<u64>,
@@ -376,9 +380,11 @@ fn line(info: SnapshotInfo, used: Option<&pando_fuse::control::Usage>) -> Snapsh
     SnapshotLine {
         number: info.number,
         name: info.name.to_string_lossy().into_owned(),
+        name_hex: crate::cmd::hex_unless_text(&info.name),
         created: info.created.to_utc(),
         created_seconds: info.created.secs,
         source: info.source.to_string_lossy().into_owned(),
+        source_hex: crate::cmd::hex_unless_text(&info.source),
         keep: info.keep,
         automatic: info.automatic,
         valid_for_seconds: info.valid_for_secs,

@@ -149,6 +149,8 @@ struct PolicyReport<'a> {
 #[derive(Serialize)]
 pub struct Shown<'a> {
     path: std::borrow::Cow<'a, str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path_hex: Option<String>,
     uid: u32,
     every_seconds: u32,
     on_fsync_seconds: u32,
@@ -189,6 +191,7 @@ pub fn shown<'a>(dir: &'a Path, uid: u32, policy: &StoredPolicy) -> Shown<'a> {
     let keep = &policy.keep;
     Shown {
         path: dir.to_string_lossy(),
+        path_hex: crate::cmd::hex_unless_text(dir),
         uid,
         every_seconds: policy.every_secs,
         on_fsync_seconds: policy.on_sync_secs,

@@ -13,7 +13,7 @@ use std::{
 };
 
 use pando_db::{
-    CreateOptions, Db, Options,
+    CreateOptions, Db, Error, Options,
     device::{Device, DeviceCall, HookedDevice, MemDevice},
 };
 
@@ -227,4 +227,29 @@ fn opening_after_a_close_does_not_read_the_log() {
         let db = Db::open(device, Options::default()).unwrap();
         assert_eq!(db.range(&[], None).count(), 1002);
     }
+}
+
+/// Two stores over one device would each write over what the other has.
+#[test]
+fn a_device_is_open_once() {
+    let device = empty();
+    let open = |read_only| Db::open(device.clone(), options().background(false).read_only(read_only));
+    let locked = |read_only| matches!(open(read_only), Err(Error::Locked));
+    let db = open(false).unwrap();
+    db.put("a", "1").unwrap();
+    assert!(locked(false) && locked(true));
+    let again = Db::create(device.clone(), &CreateOptions::default(), &Options::default());
+    assert!(matches!(again, Err(Error::Locked)));
+    let snapshot = db.snapshot();
+    drop(db);
+    // That keeps it open.
+    assert!(locked(false));
+    drop(snapshot);
+    let readers = [open(true).unwrap(), open(true).unwrap()];
+    assert!(locked(false));
+    drop(readers);
+    let db = open(false).unwrap();
+    assert_eq!(db.get(b"a").unwrap().unwrap(), "1");
+    db.close().unwrap();
+    assert_eq!(open(false).unwrap().get(b"a").unwrap().unwrap(), "1");
 }

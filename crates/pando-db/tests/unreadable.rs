@@ -362,6 +362,8 @@ fn a_bad_header_does_not_stop_the_store() {
             store.put(&db, key(i), 100);
         }
         db.sync().unwrap();
+        // A cursor keeps the store open.
+        drop(cursor);
         drop(db);
         let db = store.open();
         assert!(store.unreadable(&db).iter().all(|key| bad.contains(key)));

@@ -59,8 +59,8 @@ impl Db {
     /// Opens the store at a path or on a device: its last checkpoint, and every batch of the log behind it.
     ///
     /// [`Error::Io`] if there is no file at the path; [`Error::Format`] if it holds no store, or one whose upserts
-    /// have another meaning than [`Options::merge`]; [`Error::Locked`] if the store is open, in this process or in
-    /// another. A [`Snapshot`] or [`Cursor`] that outlives the last [`Db`] keeps it open. Cost: the whole
+    /// have another meaning than [`Options::merge`]; [`Error::Locked`] if the store is open, in this process (by this path
+    /// or this device) or in another. A [`Snapshot`] or [`Cursor`] that outlives the last [`Db`] keeps it open. Cost: the whole
     /// translation table (some 30 bytes a node) and the log are read.
     pub fn open(medium: impl Medium, options: Options) -> Result<Db> {
         let device = medium.for_old(options.read_only)?;
@@ -221,7 +221,8 @@ impl Db {
     }
 
     /// Makes a last checkpoint and stops. Later changes by any clone, and a second close, fail with
-    /// [`Error::Stopped`]; reads go on. The file stays locked until the last clone, snapshot and cursor are gone.
+    /// [`Error::Stopped`]; reads go on. A file stays locked until the last clone, snapshot and cursor are gone; a
+    /// device of another kind may be opened again at once, and then they may read anything.
     pub fn close(&self) -> Result<()> {
         let engine = self.engine();
         // Done first, because a batch that is accepted after the last checkpoint would be lost.
@@ -238,6 +239,7 @@ impl Db {
         engine.discard_at_close();
         self.inner.stop_threads();
         engine.log.stop("it was closed".into());
+        *engine.in_use.lock() = None;
         result
     }
 }

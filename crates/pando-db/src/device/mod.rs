@@ -12,6 +12,7 @@ mod fail_stop;
 mod file;
 #[cfg(any(test, feature = "sim"))]
 mod hooked;
+mod in_use;
 mod lock;
 mod medium;
 mod memory;
@@ -27,6 +28,7 @@ pub(crate) use fail_stop::FailStop;
 pub use file::FileDevice;
 #[cfg(any(test, feature = "sim"))]
 pub use hooked::{DeviceCall, HookedDevice};
+pub(crate) use in_use::InUse;
 pub use medium::Medium;
 pub(crate) use medium::New;
 pub use memory::MemDevice;

@@ -32,7 +32,7 @@ use crate::{
         superversion::{Superversion, SuperversionSlot},
         throttle::Throttle,
     },
-    device::Device,
+    device::{Device, InUse},
     error::{Error, Result},
     key::Span,
     merge::Merge,
@@ -75,6 +75,8 @@ pub(crate) enum FlushStep {
 
 /// What all parts of an open store share.
 pub(crate) struct Engine {
+    /// Before the device, which it must not outlive; until the store is closed.
+    pub in_use: Mutex<Option<InUse>>,
     pub device: Arc<dyn Device>,
     pub space: Arc<Space>,
     pub pager: Arc<Pager>,

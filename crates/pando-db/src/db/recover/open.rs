@@ -28,7 +28,7 @@ use crate::{
         },
         recover::replay,
     },
-    device::{BLOCK, Device, FailStop},
+    device::{BLOCK, Device, FailStop, InUse},
     error::{Error, Result},
     key::{Longest, Span},
     node::{Body, Edge, Node},
@@ -58,6 +58,7 @@ fn random() -> u64 {
 
 /// Makes an empty store. What was on the device is lost.
 pub(crate) fn create(device: &Arc<dyn Device>, create: &CreateOptions, options: &Options) -> Result<()> {
+    let _in_use = InUse::new(device, false)?;
     let device_size = device.size() / BLOCK * BLOCK;
     if !NODE_SIZES.contains(&create.node_size) {
         return Err(Error::Invalid(format!(
@@ -128,6 +129,7 @@ pub(crate) fn create(device: &Arc<dyn Device>, create: &CreateOptions, options: 
 
 /// Opens a store, replaying its log.
 pub(crate) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> {
+    let in_use = InUse::new(&device, options.read_only)?;
     let device: Arc<dyn Device> = Arc::new(FailStop::new(device));
     if !options.read_only {
         // Whoever used it last may have failed to flush: a cache of the host may show what the medium has
@@ -201,6 +203,7 @@ pub(crate) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
         },
         merge: options.merge.clone(),
         log: replay.into_log((!options.read_only).then_some(bulk as Arc<dyn BlobPlacer>))?,
+        in_use: Mutex::new(Some(in_use)),
         device,
         space: space.clone(),
         pager: pager.clone(),

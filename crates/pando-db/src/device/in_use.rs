@@ -1,0 +1,83 @@
+//! Who uses a device of this process: as locks on files keep other processes out, this keeps a second store of the same
+//! process out.
+//!
+//! Guarantees: of those who open one device value for writing, one has it, and of those who only read it any number.
+//! Two values over one medium are two devices here; for files there is the lock besides. Uses nothing but the addresses
+//! of devices.
+
+use std::{
+    collections::{BTreeMap, btree_map},
+    sync::Arc,
+};
+
+use parking_lot::Mutex;
+
+use crate::{
+    device::Device,
+    error::{Error, Result},
+};
+
+/// Users of each device that is in use, by its address: how many readers, or a writer.
+static USED: Mutex<BTreeMap<usize, Users>> = Mutex::new(BTreeMap::new());
+
+enum Users {
+    Writer,
+    Readers(usize),
+}
+
+/// The right to use a device, until it is dropped. It must not outlive the device, whose address may then be another's.
+pub(crate) struct InUse {
+    address: usize,
+}
+
+impl InUse {
+    /// [`Error::Locked`] if somebody uses it in a way that excludes this.
+    pub fn new(device: &Arc<dyn Device>, read_only: bool) -> Result<InUse> {
+        let address = Arc::as_ptr(device).cast::<()>() as usize;
+        match USED.lock().entry(address) {
+            btree_map::Entry::Vacant(free) => {
+                free.insert(if read_only { Users::Readers(1) } else { Users::Writer });
+            }
+            btree_map::Entry::Occupied(mut used) => match used.get_mut() {
+                Users::Readers(count) if read_only => *count += 1,
+                _ => return Err(Error::Locked),
+            },
+        }
+        Ok(InUse { address })
+    }
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        let mut used = USED.lock();
+        match used.get_mut(&self.address) {
+            Some(Users::Readers(count)) if *count > 1 => *count -= 1,
+            _ => _ = used.remove(&self.address),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::device::MemDevice;
+
+    #[test]
+    fn a_device_has_one_writer_or_some_readers() {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(0));
+        let other: Arc<dyn Device> = Arc::new(MemDevice::new(0));
+        let refused = |read_only| matches!(InUse::new(&device, read_only), Err(Error::Locked));
+        let writer = InUse::new(&device, false).unwrap();
+        assert!(refused(false) && refused(true));
+        InUse::new(&other, false).unwrap();
+        drop(writer);
+        let readers = [InUse::new(&device, true).unwrap(), InUse::new(&device, true).unwrap()];
+        assert!(refused(false));
+        let [first, second] = readers;
+        drop(first);
+        assert!(refused(false));
+        drop(second);
+        assert!(!refused(false) && !refused(true));
+    }
+}

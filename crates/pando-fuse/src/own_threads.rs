@@ -30,6 +30,11 @@ impl OwnThreads {
         OwnThread { threads: self, id }
     }
 
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.count.load(Ordering::Acquire)
+    }
+
     /// Whether the thread with this id, as the kernel names it in requests, is one of them.
     pub(crate) fn has(&self, id: u32) -> bool {
         self.count.load(Ordering::Acquire) > 0 && self.ids.lock().contains(&id)

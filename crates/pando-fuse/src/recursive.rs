@@ -8,20 +8,24 @@
 //! a request for what it is ([`OwnThreads`](crate::own_threads)): it sets only what was to be set.
 //!
 //! Guarantees that nobody sees an attribute from before once the call has returned. An answer to a lookup that was
-//! given before the change and is not with the kernel yet is waited for, for [`PATIENCE`] at most. Uses `coherence`,
-//! `inside`, `proof`.
+//! given before the change and is not with the kernel yet is waited for, for [`PATIENCE`] at most. A program can keep
+//! the kernel's lock on an inode, as by a write from memory that does not come: of such a file the times that the
+//! kernel owns may stay old, and the call returns all the same. Uses `coherence`, `inside`, `proof`.
 
 use std::{
+    collections::VecDeque,
     io,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use pando_fs::{Attr, Caller, FileKind, SetAttr, TreeChange, TreeChangeReport};
+use pando_fs::{Attr, Caller, FileKind, SetAttr, Time, TreeChange, TreeChangeReport, waiting};
+use parking_lot::{Condvar, Mutex};
 
 use crate::{
     caller::may_change_all,
     coherence::MountState,
-    inside::{Inside, apart},
+    inside::{Apart, Inside},
     proof::ProvenRights,
     transport::{Context, Outcome},
 };
@@ -30,11 +34,84 @@ use crate::{
 const PATIENCE: Duration = Duration::from_secs(1);
 /// How long between looks whether it has.
 const PAUSE: Duration = Duration::from_millis(1);
+/// How long whoever keeps an inode locked is waited for.
+const PATIENCE_FOR_LOCKS: Duration = Duration::from_secs(2);
+/// Threads that one change has the kernel take attributes by, if those before wait, a count.
+const MAX_TAKERS: usize = 4;
+/// And all changes together: beyond them none is begun.
+const MAX_OWN_THREADS: usize = 32;
+
+/// Inodes whose attributes the kernel is to take.
+struct Taking {
+    state: Mutex<TakingState>,
+    /// One has been taken, or a thread has failed.
+    moved: Condvar,
+    /// Modification time that they get, if they do.
+    mtime: Option<Time>,
+    /// When it is no longer waited for those of which the kernel does not know yet.
+    until: Instant,
+}
+
+#[derive(Default)]
+struct TakingState {
+    left: VecDeque<(u64, FileKind)>,
+    /// Those that threads are at, a count.
+    in_hand: usize,
+    /// Those that are done, a count.
+    taken: usize,
+    failed: Option<io::Error>,
+}
+
+impl Taking {
+    fn next(&self) -> Option<(u64, FileKind)> {
+        let mut state = self.state.lock();
+        let next = state.left.pop_front()?;
+        state.in_hand += 1;
+        Some(next)
+    }
+
+    fn again(&self, inode: (u64, FileKind)) {
+        let mut state = self.state.lock();
+        state.left.push_back(inode);
+        state.in_hand -= 1;
+    }
+
+    fn taken(&self, outcome: io::Result<()>) {
+        let mut state = self.state.lock();
+        state.in_hand -= 1;
+        state.taken += 1;
+        match outcome {
+            Err(e) if e.raw_os_error() != Some(libc::ESTALE) => state.failed = Some(e),
+            _ => {}
+        }
+        self.moved.notify_one();
+    }
+
+    fn failed(&self, error: io::Error) {
+        self.state.lock().failed = Some(error);
+        self.moved.notify_one();
+    }
+
+    /// Waits until all are taken, or a thread has failed; false if none was taken for [`PATIENCE_FOR_LOCKS`].
+    fn wait(&self) -> bool {
+        let mut state = self.state.lock();
+        loop {
+            if state.left.is_empty() && state.in_hand == 0 || state.failed.is_some() {
+                return true;
+            }
+            let before = state.taken;
+            let late = self.moved.wait_for(&mut state, PATIENCE_FOR_LOCKS).timed_out();
+            if late && state.taken == before {
+                return false;
+            }
+        }
+    }
+}
 
 impl MountState {
     /// Changes the tree that the token shows, and gives the microseconds of the change. Only for workers.
     pub(crate) fn change_tree(
-        &self,
+        self: &Arc<Self>,
         c: &Context,
         shows: &ProvenRights,
         change: &TreeChange,
@@ -58,44 +135,86 @@ impl MountState {
             // It may have left the kernel's memory.
             let _gone = self.notify.get().map(|notify| notify.forget_attributes(*ino));
         }
-        match apart(|_| self.have_all_taken(way, &report)) {
-            Ok(Ok(())) => {}
-            Ok(Err(e)) | Err(e) => log::error!("the kernel was not given what a change of a tree made: {e}"),
-        }
+        self.have_all_taken(way, &report);
         Ok(report.micros)
     }
 
-    /// Has the kernel take the attributes of all these inodes. In a thread apart, which cannot write to the log.
-    fn have_all_taken(&self, way: &Inside, report: &TreeChangeReport) -> io::Result<()> {
+    /// Has the kernel take the attributes of all these inodes, in threads apart: one of them may wait for a program that
+    /// keeps an inode locked, and for as long as that likes. So what others have left is taken by another thread then,
+    /// and after some of these it is left as it is.
+    fn have_all_taken(self: &Arc<Self>, way: &Inside, report: &TreeChangeReport) {
         if report.known.is_empty() {
-            return Ok(());
+            return;
         }
+        waiting::announce();
+        let taking = Arc::new(Taking {
+            state: Mutex::new(TakingState {
+                left: report.known.iter().copied().collect(),
+                ..Default::default()
+            }),
+            moved: Condvar::new(),
+            mtime: report.times.1,
+            until: Instant::now() + PATIENCE,
+        });
+        let mut takers = Vec::new();
+        for _ in 0..MAX_TAKERS {
+            if self.own_threads.count() >= MAX_OWN_THREADS {
+                break;
+            }
+            let (mount, way, shared) = (self.clone(), way.clone(), taking.clone());
+            let name = "pando-inside".to_owned();
+            let started = std::thread::Builder::new().name(name).spawn(move || {
+                let taken = Apart::become_so().and_then(|_| mount.take(&way, &shared));
+                if let Err(e) = taken {
+                    shared.failed(e);
+                }
+            });
+            match started {
+                Ok(taker) => takers.push(taker),
+                Err(e) => taking.failed(e),
+            }
+            if taking.wait() {
+                break;
+            }
+        }
+        let mut state = taking.state.lock();
+        // Nobody begins with more.
+        let left = state.left.drain(..).count() + state.in_hand;
+        if let Some(e) = state.failed.take() {
+            log::error!("the kernel was not given what a change of a tree made: {e}");
+        }
+        drop(state);
+        if left > 0 {
+            log::warn!("programs keep files locked: {left} of a changed tree may show old times");
+            return;
+        }
+        // They are about to let go of the mount: an unmount right behind the call is not to find it busy.
+        takers.into_iter().for_each(|taker| drop(taker.join()));
+    }
+
+    /// Takes one after the other of those that are left. In a thread apart, which cannot write to the log.
+    fn take(&self, way: &Inside, taking: &Taking) -> io::Result<()> {
         let _own = self.own_threads.enter();
         let root = way.root()?;
-        let until = Instant::now() + PATIENCE;
-        let mut left: Vec<(u64, FileKind)> = report.known.clone();
-        let mut failed = None;
-        loop {
-            left.retain(|(ino, kind)| {
-                let Ok(file) = Inside::open_path(&root, *ino) else {
-                    // It has been forgotten; or the answer that tells of it is on its way.
-                    return self.fs.is_known(*ino);
-                };
+        while let Some((ino, kind)) = taking.next() {
+            let mtime = taking.mtime.filter(|_| kind == FileKind::Regular && self.caches.writeback());
+            let taken = match Inside::open_path(&root, ino) {
                 // In case it is taken for another's: then the access time stays as it is.
-                let Ok(now) = self.fs.getattr(*ino) else { return false };
-                let mtime = report.times.1.filter(|_| *kind == FileKind::Regular && self.caches.writeback());
-                if let Err(e) = Inside::set_times(&file, now.atime, mtime)
-                    && e.raw_os_error() != Some(libc::ESTALE)
-                {
-                    failed = Some(e);
+                Ok(file) => match self.fs.getattr(ino) {
+                    Ok(now) => Inside::set_times(&file, now.atime, mtime),
+                    Err(_) => Ok(()),
+                },
+                // It has been forgotten; or the answer that tells of it is on its way.
+                Err(_) if self.fs.is_known(ino) && Instant::now() < taking.until => {
+                    taking.again((ino, kind));
+                    std::thread::sleep(PAUSE);
+                    continue;
                 }
-                false
-            });
-            if left.is_empty() || Instant::now() > until {
-                return failed.map_or(Ok(()), Err);
-            }
-            std::thread::sleep(PAUSE);
+                Err(_) => Ok(()),
+            };
+            taking.taken(taken);
         }
+        Ok(())
     }
 
     /// The answer to a request of a thread that has the kernel take attributes: only times that the kernel itself owns

@@ -4,7 +4,7 @@
 //! (`proof`), never from what the request says. Guarantees that the kernel's
 //! caches are right before the answer is sent. All of it runs on workers.
 
-use std::{ffi::OsStr, path::PathBuf};
+use std::{ffi::OsStr, path::PathBuf, sync::Arc};
 
 use pando_fs::{Authority, Caller, DiffOptions, FileKind, SnapshotInfo};
 
@@ -40,7 +40,7 @@ fn done(value: u64) -> Done {
 
 /// Answers a request, which came by the inode and handle `on`.
 pub(crate) fn answer(
-    shared: &MountState,
+    shared: &Arc<MountState>,
     c: &Context,
     on: (u64, u64),
     request: ControlRequest,
@@ -49,7 +49,7 @@ pub(crate) fn answer(
 }
 
 impl MountState {
-    fn control(&self, c: &Context, on: (u64, u64), request: ControlRequest) -> Outcome<Vec<u8>> {
+    fn control(self: &Arc<Self>, c: &Context, on: (u64, u64), request: ControlRequest) -> Outcome<Vec<u8>> {
         let result = match request {
             ControlRequest::Probe => done(u64::from(std::process::id())),
             ControlRequest::Token => return Err(Errno(libc::EINVAL)), // answered before

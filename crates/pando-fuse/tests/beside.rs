@@ -7,7 +7,10 @@
 use std::{
     fs::{self, File},
     io::{Read, Write},
-    os::{fd::AsFd, unix::fs::FileExt},
+    os::{
+        fd::AsFd,
+        unix::fs::{FileExt, PermissionsExt},
+    },
     path::Path,
     sync::{
         Arc,
@@ -20,6 +23,7 @@ use std::{
 
 use super::common::World;
 use pando_db::device::{DeviceCall, HookedDevice, MemDevice};
+use pando_fs::{ModeChange, TreeChange};
 use pando_fuse::{
     Kind, Settings,
     tool::{self, EntryPath},
@@ -551,4 +555,52 @@ fn who_syncs_while_others_make_requests_is_served_by_other_threads() {
         workers >= 10 || super::common::over_ring(),
         "{workers} of 10 syncs were answered by other threads"
     );
+}
+
+/// A program that writes from memory which does not come keeps the kernel's lock on the file for as long as it likes.
+/// Nobody else waits for that: changes of the tree return, and take no thread with them.
+#[test]
+#[allow(unsafe_code)]
+fn changes_of_a_tree_do_not_wait_for_a_file_that_is_kept_locked() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root changes trees at once");
+        return;
+    }
+    let Some(mut b) = Beside::new(0) else { return };
+    // So large that its end does not come with its open.
+    const LARGE_BYTES: usize = 40 * FILE_BYTES;
+    fs::write(b.path("cold/large"), (0..40).flat_map(noise).collect::<Vec<u8>>()).unwrap();
+    b.world.remount();
+    let world = World::new().unwrap();
+    fs::create_dir_all(world.path("t/d")).unwrap();
+    for name in ["t/locked", "t/d/other"] {
+        fs::write(world.path(name), vec![1; 2 * FILE_BYTES]).unwrap();
+    }
+    let cold = File::open(b.path("cold/large")).unwrap();
+    // SAFETY: nobody changes the file.
+    let memory = unsafe { memmap2::Mmap::map(&cold) }.unwrap();
+    let change = |mode| {
+        let change = TreeChange { mode: ModeChange::parse(mode, 0), ..TreeChange::default() };
+        tool::change_tree(&File::open(world.path("t")).unwrap(), &change).unwrap().expect("at once");
+        fs::metadata(world.path("t/d/other")).unwrap().permissions().mode() & 0o777
+    };
+    thread::scope(|s| {
+        let _release = Release(&b.gate);
+        let file = File::options().write(true).open(world.path("t/locked")).unwrap();
+        file.write_all_at(&[2; 10], 5).unwrap();
+        b.gate.hold(Holds::Reads);
+        s.spawn(move || file.write_all_at(&memory[LARGE_BYTES - FILE_BYTES..], 100).unwrap());
+        b.wait_until_held(1);
+        // More than there are threads for what does not wait.
+        b.is_done("a change of a tree waited for a locked file", || {
+            thread::scope(|s| (0..20).for_each(|_| _ = s.spawn(|| assert_eq!(change("go="), 0o600))));
+        });
+        b.is_done("nothing is made durable beside a locked file", || {
+            File::open(world.path("t/d/other")).unwrap().sync_all().unwrap();
+            rustix::fs::syncfs(File::open(world.path("")).unwrap()).unwrap();
+        });
+        assert_eq!(change("g=r,o="), 0o640);
+    });
+    assert_eq!(fs::metadata(world.path("t/locked")).unwrap().permissions().mode() & 0o777, 0o640);
+    assert_eq!(change("g="), 0o600);
 }

@@ -131,7 +131,16 @@ impl Inode {
     }
 
     /// Replaces the link. The caller holds `tree` exclusively.
+    ///
+    /// A directory that would lie in itself is gone instead, or nobody who climbs would arrive. Only records that were
+    /// tampered with lead to that: of two directories with one number, one may be moved into the other.
     pub(crate) fn relink(&self, link: Link) {
+        let link = match link {
+            Link::At { parent, .. } if self.kind == FileKind::Directory && parent.hangs_on(self.ino) => {
+                Link::Gone
+            }
+            link => link,
+        };
         let old = self.change(|s| std::mem::replace(&mut s.link, link));
         drop(old); // may drop the last reference of the parent: not under the lock
     }
@@ -288,6 +297,18 @@ impl InodeRef {
     /// True if `other` was made of this inode, which has been in the table since.
     pub(crate) fn is(&self, other: &Weak<Inode>) -> bool {
         std::ptr::eq(Arc::as_ptr(&self.inode), other.as_ptr())
+    }
+
+    /// Whether this is the inode `ino`, or one that is reached by climbing is. Without locks.
+    fn hangs_on(&self, ino: Ino) -> bool {
+        let mut at = Some(self.clone());
+        while let Some(inode) = at {
+            if inode.ino == ino {
+                return true;
+            }
+            at = inode.parent().ok().flatten();
+        }
+        false
     }
 
     /// The inode and those above it, itself first; ESTALE if one of them was removed.

@@ -39,6 +39,10 @@ use crate::{
     volume::Fs,
 };
 
+/// So often in a row a call finds the lock in its way that it has itself just waited for, a count: more, and it is its
+/// own.
+const MAX_OWN_OBSTACLES: usize = 100;
+
 /// A directory whose place is held still.
 pub(crate) struct DirAt {
     _chain: SmallVec<[Guard; 12]>,
@@ -114,18 +118,32 @@ pub(crate) fn may_change(inode: &InodeRef, change: bool) -> Result<()> {
 
 impl Fs {
     /// Runs `f` until it meets no lock that is taken, waiting for such a lock in between.
-    /// `f` must take locks by attempts only.
+    /// `f` must take locks by attempts only. [`Error::Damaged`] if it needs one lock twice, as records that were
+    /// tampered with can have it.
     pub(crate) fn with_attempts<T>(
         &self,
         mut f: impl FnMut(&mut Attempts) -> Result<T, Obstacle>,
     ) -> Result<T> {
         let mut turn = None;
         let mut attempts = Attempts::default();
+        let mut own = 0;
         loop {
+            let handed = attempts.spare.as_ref().map(|(lock, _)| lock.clone());
             match f(&mut attempts) {
                 Ok(value) => return Ok(value),
                 Err(Obstacle::Failed(e)) => return Err(e),
                 Err(Obstacle::Taken { lock, exclusive }) => {
+                    // It had this lock, and wants it a second time: it stands in its own way.
+                    own = match handed
+                        .is_some_and(|handed| attempts.spare.is_none() && Arc::ptr_eq(&handed, &lock))
+                    {
+                        true => own + 1,
+                        false => 0,
+                    };
+                    if own > MAX_OWN_OBSTACLES {
+                        let what = "what is to be changed".into();
+                        return Err(Error::Damaged { what, detail: "two of its directories are one" });
+                    }
                     attempts.spare = None; // wait with empty hands
                     // Of those who failed once, one at a time tries again: two cannot go on
                     // hindering each other.

@@ -14,6 +14,7 @@ mod diff;
 mod files;
 mod forks;
 mod full_disk;
+mod hostile;
 mod large_merges;
 mod limits;
 mod links;

@@ -1,5 +1,6 @@
 //! Tests that bound how long something takes: no others run beside them.
 
+mod beside_ranges;
 mod bursts;
 mod clones_beside_writers;
 mod group_commit;

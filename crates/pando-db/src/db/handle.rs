@@ -59,9 +59,9 @@ impl Db {
     /// Opens the store at a path or on a device: its last checkpoint, and every batch of the log behind it.
     ///
     /// [`Error::Io`] if there is no file at the path; [`Error::Format`] if it holds no store, or one whose upserts
-    /// have another meaning than [`Options::merge`]; [`Error::Locked`] if the store is open, in this process (by this path
-    /// or this device) or in another. A [`Snapshot`] or [`Cursor`] that outlives the last [`Db`] keeps it open. Cost: the whole
-    /// translation table (some 30 bytes a node) and the log are read.
+    /// have another meaning than [`Options::merge`]; [`Error::Locked`] if the store is open, in this process (by this
+    /// path or this device) or in another. A [`Snapshot`] or [`Cursor`] that outlives the last [`Db`] keeps it open.
+    /// Cost: the whole translation table (some 30 bytes a node) and the log are read.
     pub fn open(medium: impl Medium, options: Options) -> Result<Db> {
         let device = medium.for_old(options.read_only)?;
         let engine = Arc::new(open::open(device, options)?);

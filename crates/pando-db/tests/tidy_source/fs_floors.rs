@@ -53,7 +53,7 @@ pub const FS: Floors = &[
         ],
     ),
     ("place", &["error", "types", "path", "inode", "lock", "path_cache", "volume"]),
-    ("domain", &["error", "path", "record", "inode", "sums", "volume", "place"]),
+    ("domain", &["error", "types", "path", "record", "inode", "sums", "volume", "place"]),
     ("bill", &["error", "path", "account", "merge", "inode", "ledger", "volume", "place"]),
     ("family", &["error", "types", "path", "record", "inode", "lineage", "volume"]),
     ("frozen", &["error", "path", "record", "volume"]),

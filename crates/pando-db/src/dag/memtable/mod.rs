@@ -20,7 +20,7 @@ use crate::{
         },
     },
     error::Result,
-    key::{Longest, Span},
+    key::{Direction, Longest, Span},
     merge::Merge,
     node::{
         HEADER_ITEM_BYTES, Layer, PageRef, RangeMsg, Run, UpdateMsg,
@@ -356,7 +356,25 @@ impl Memtable {
         ranges.into_iter().flatten()
     }
 
-    /// The same, as copies.
+    /// The first of these, or backwards the last, whole. Cost: O(log n), however many there are.
+    pub fn outermost_range(&self, span: &Span, direction: Direction) -> Option<&TableRange> {
+        match direction {
+            Direction::Forward => self.range_at(&span.lo).or_else(|| {
+                let (_, first) = self.ranges.range::<_, [u8]>(from(span)).next()?;
+                span.is_above(&first.span.lo).then_some(first)
+            }),
+            Direction::Backward => {
+                let below = match &span.hi {
+                    Some(hi) => (Bound::Unbounded, Bound::Excluded(&hi[..])),
+                    None => (Bound::Unbounded, Bound::Unbounded),
+                };
+                let (_, last) = self.ranges.range::<_, [u8]>(below).next_back()?;
+                last.span.is_above(&span.lo).then_some(last)
+            }
+        }
+    }
+
+    /// All of [`Self::ranges_meeting`], as copies.
     pub fn ranges_in(&self, span: &Span) -> Vec<TableRange> {
         self.ranges_meeting(span).cloned().collect()
     }

@@ -110,7 +110,7 @@ impl<'a, 's> Descent<'a, 's> {
     pub fn through_tables(&mut self) -> NextStep {
         for table in &self.view.tables {
             let local = self.local();
-            let covering = self.restrict_to_ranges(&local, &table.ranges_in(&local));
+            let covering = self.restrict_to_range(&local, table.outermost_range(&local, self.direction));
             self.sources.push(FoundSource::Table(table, self.lens.clone()));
             if let Some(range) = covering {
                 let Some(origin) = &range.origin else { return NextStep::End };
@@ -174,11 +174,13 @@ impl<'a, 's> Descent<'a, 's> {
     }
 
     /// Narrows the segment so that the range messages of a source either cover all of it or do not
-    /// touch it; the message, if one covers it. `ranges` overlap `local` and are ascending.
-    fn restrict_to_ranges<R: Ranged + Clone>(&mut self, local: &Span, ranges: &[R]) -> Option<R> {
+    /// touch it; the message, if one covers it. `outermost` is the first of those that overlap `local`, and backwards
+    /// the last.
+    fn restrict_to_range<R: Ranged + Clone>(&mut self, local: &Span, outermost: Option<&R>) -> Option<R> {
+        let outermost = outermost?;
         match self.direction {
             Direction::Forward => {
-                let first = ranges.first()?;
+                let first = outermost;
                 if first.span().lo <= local.lo {
                     self.narrow(
                         &Span { lo: local.lo.clone(), hi: first.span().hi.clone() }.intersect(local)?,
@@ -189,7 +191,7 @@ impl<'a, 's> Descent<'a, 's> {
                 None
             }
             Direction::Backward => {
-                let last = ranges.last()?;
+                let last = outermost;
                 let reaches_end = match (&last.span().hi, &local.hi) {
                     (None, _) => true,
                     (Some(hi), Some(end)) => hi >= end,
@@ -230,7 +232,12 @@ impl<'a, 's> Descent<'a, 's> {
         for (j, layer) in edges[i].layers.iter().enumerate().rev() {
             let from = layer.ranges.partition_point(|r| r.span.hi.as_ref().is_some_and(|hi| *hi <= local.lo));
             let to = layer.ranges.partition_point(|r| local.is_above(&r.span.lo)).max(from);
-            let covering = self.restrict_to_ranges(&local, &layer.ranges[from..to]);
+            let ranges = &layer.ranges[from..to];
+            let outermost = match self.direction {
+                Direction::Forward => ranges.first(),
+                Direction::Backward => ranges.last(),
+            };
+            let covering = self.restrict_to_range(&local, outermost);
             if to > from {
                 local = self.local();
             }

@@ -18,6 +18,7 @@ use crate::{
     place::DirAt,
     record::{Record, Stored},
     sums::data_bytes,
+    types::FileKind,
     volume::{Fs, HARD_LINKS},
 };
 
@@ -52,7 +53,13 @@ impl Domain {
 pub(crate) fn linked_record(view: &Snapshot, contents: &[u8], id: u64) -> Result<Record> {
     let damaged = |detail| Error::Damaged { what: format!("linked file {id}"), detail };
     let value = view.get(&path::meta(&path::linked(contents, id)))?;
-    Record::decode(&value.ok_or(damaged("its record does not exist"))?).map_err(damaged)
+    let record = Record::decode(&value.ok_or(damaged("its record does not exist"))?).map_err(damaged)?;
+    // It would be a directory that lies nowhere.
+    if record.kind == FileKind::Directory {
+        Err(damaged("its record is that of a directory"))
+    } else {
+        Ok(record)
+    }
 }
 
 /// What the linked files take that have names in a part of the index of their lineage, each once; names that begin as

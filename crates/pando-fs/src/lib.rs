@@ -127,6 +127,7 @@ pub use key_text::{describe_key, name_key, name_piece};
 pub use limits::{BLOCK_SIZE, MAX_FILE_SIZE, MAX_NAME, MAX_SYMLINK};
 pub use merge::FsMerge;
 pub use mode::ModeChange;
+pub use name::RESERVED;
 pub use pando_db::{Codec, waiting};
 pub use policies::{MAX_FREE_PERCENT, MAX_POLICIES, PolicyInfo, StoredPolicy};
 pub use quota::Quota;

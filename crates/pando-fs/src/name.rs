@@ -22,6 +22,18 @@ use crate::{
     volume::Fs,
 };
 
+/// How reserved names begin; [`RESERVED_DIGITS`] hexadecimal digits follow.
+pub const RESERVED: &[u8] = b".pando-proof-";
+/// Digits of a reserved name, a count.
+const RESERVED_DIGITS: usize = 32;
+
+/// Whether no entry can have this name: in mounts the server takes it for something else (rights are shown by it), and
+/// could not reach the entry.
+fn is_reserved(name: &[u8]) -> bool {
+    let digit = |byte: &u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    name.strip_prefix(RESERVED).is_some_and(|rest| rest.len() == RESERVED_DIGITS && rest.iter().all(digit))
+}
+
 impl Fs {
     /// The directory that a call names by number.
     pub(crate) fn dir(&self, ino: Ino) -> Result<InodeRef> {
@@ -47,9 +59,14 @@ impl Fs {
         }
     }
 
-    /// Error if there are snapshots under `name`, of which there is no entry, in this directory: one would hide them. A
-    /// point query, for that name only. The caller holds `names` of the directory.
+    /// Error if there are snapshots under `name`, of which there is no entry, in this directory: one would hide them.
+    /// So it is if the name is reserved ([`is_reserved`]). A point query, for the name of snapshots only. The caller holds
+    /// `names` of the directory.
     pub(crate) fn may_enter(&self, dir: &InodeRef, name: &[u8]) -> Result<()> {
+        if is_reserved(name) {
+            let name = String::from_utf8_lossy(name);
+            return Err(Error::Invalid(format!("{name}: a reserved name; give the file another one")));
+        }
         match name == SNAPSHOTS && self.family(dir.ino)?.is_some() {
             true => Err(Error::Exists(String::from_utf8_lossy(name).into_owned())),
             false => Ok(()),

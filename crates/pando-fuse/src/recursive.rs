@@ -139,9 +139,9 @@ impl MountState {
         Ok(report.micros)
     }
 
-    /// Has the kernel take the attributes of all these inodes, in threads apart: one of them may wait for a program that
-    /// keeps an inode locked, and for as long as that likes. So what others have left is taken by another thread then,
-    /// and after some of these it is left as it is.
+    /// Has the kernel take the attributes of all these inodes, in threads apart: one of them may wait for a program
+    /// that keeps an inode locked, and for as long as that likes. So what others have left is taken by another thread
+    /// then, and after some of these it is left as it is.
     fn have_all_taken(self: &Arc<Self>, way: &Inside, report: &TreeChangeReport) {
         if report.known.is_empty() {
             return;

@@ -2,7 +2,7 @@
 
 use std::{
     ffi::{OsStr, OsString},
-    os::unix::ffi::OsStrExt,
+    os::unix::{ffi::OsStrExt, fs::MetadataExt},
     path::{Path, PathBuf},
     sync::Arc,
     thread,
@@ -39,7 +39,13 @@ pub fn mounted_on(image: &Path) -> Result<Option<PathBuf>> {
             return Ok(Some(mount.dir));
         }
     }
-    Ok(None)
+    // By another name of the file.
+    let identity = |path: &Path| path.metadata().ok().map(|found| (found.dev(), found.ino()));
+    let Some(wanted) = identity(image) else { return Ok(None) };
+    let is_same = |mount: &mountinfo::Entry| {
+        mount.fstype == mountinfo::FSTYPE && identity(&mount.source) == Some(wanted)
+    };
+    Ok(mountinfo::all()?.into_iter().find(is_same).map(|mount| mount.dir))
 }
 
 /// The file below a loop device, and all loop devices over this file.

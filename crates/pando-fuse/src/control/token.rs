@@ -5,13 +5,12 @@ use std::{
     os::unix::ffi::{OsStrExt, OsStringExt},
 };
 
+use pando_fs::RESERVED;
+
 /// Under which the kernel shows the daemon what a caller may do: 128 random bits, which only the
 /// daemon and the caller know.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Token(pub [u8; 16]);
-
-/// How the names that carry a token begin; 32 hexadecimal digits follow.
-const PROOF: &[u8] = b".pando-proof-";
 
 impl Token {
     /// The token as text.
@@ -39,14 +38,14 @@ impl Token {
 
     /// The name of an entry that nobody can make: the attempt shows the daemon that the kernel allows it.
     pub fn name(&self) -> OsString {
-        let mut name = PROOF.to_vec();
+        let mut name = RESERVED.to_vec();
         name.extend_from_slice(self.hex().as_bytes());
         OsString::from_vec(name)
     }
 
     /// The token in a name of [`Token::name`].
     pub fn of_name(name: &OsStr) -> Option<Token> {
-        Token::from_hex(name.as_bytes().strip_prefix(PROOF)?)
+        Token::from_hex(name.as_bytes().strip_prefix(RESERVED)?)
     }
 }
 

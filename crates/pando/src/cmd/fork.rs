@@ -194,13 +194,14 @@ fn text(lines: &[ForkLine], script: bool) -> String {
             line.source.as_deref().unwrap_or("-").replace(char::is_control, "?"),
         ]);
     }
-    let width = |i: usize| rows.iter().filter_map(|row| row.get(i)).map(|cell| cell.chars().count()).max();
+    let widths = super::widths(&rows);
     let mut out = String::new();
     for row in &rows {
         let shown = match script {
             true => row.join("\t"),
             false => {
-                let cell = |(i, c): (usize, &String)| format!("{c:<width$}  ", width = width(i).unwrap_or(0));
+                let cell =
+                    |(i, c): (usize, &String)| format!("{c:<width$}  ", width = widths.get(i).unwrap_or(&0));
                 row.iter().enumerate().map(cell).collect::<String>().trim_end().to_owned()
             }
         };

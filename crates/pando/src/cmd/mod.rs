@@ -69,6 +69,18 @@ pub fn print_bytes(bytes: &[u8]) -> Result<()> {
     }
 }
 
+/// Of each column of a table, how many characters its longest cell has.
+pub fn widths(rows: &[Vec<String>]) -> Vec<usize> {
+    let mut widths = Vec::new();
+    for row in rows {
+        widths.resize(row.len().max(widths.len()), 0);
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = cell.chars().count().max(*width);
+        }
+    }
+    widths
+}
+
 /// The bytes of a name or path that is no UTF-8, in hexadecimal digits: JSON has them beside the text, in which they
 /// are replaced. A script finds the file by them.
 pub fn hex_unless_text(path: impl AsRef<OsStr>) -> Option<String> {

@@ -176,6 +176,11 @@ pub fn run(args: &Args) -> Result<()> {
         ..args.clone()
     };
     let settings = options.settings;
+    if settings.allow_other && settings.default_permissions == Some(false) && !args.daemon {
+        eprintln!(
+            "pando: warning: allow_other without permission checks: every user may read and change everything"
+        );
+    }
     let image = image::canonical(&args.image)?;
     let dir = place::absolute_mount_point(&args.dir)?;
     remove_dead_mounts(&dir)?;

@@ -213,7 +213,10 @@ impl Ground for Mounted {
     fn set_note(&self, note: &[u8]) -> Result<()> {
         let fail = || self.begun();
         let dir = self.place()?;
-        syncfs(dir).with_context(fail)?;
+        // Where a process is killed that changes names, the kernel may keep the end of its own request for times as if
+        // it were a failed write, and tell that to whoever asks next. No write fails so.
+        let synced = syncfs(dir);
+        if synced == Err(Errno::INTR) { syncfs(dir) } else { synced }.with_context(fail)?;
         client::send(dir, &ControlRequest::Sync).with_context(fail)?;
         match unlinkat(dir, NEW_NOTE, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => {}

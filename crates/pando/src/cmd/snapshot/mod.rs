@@ -447,7 +447,7 @@ fn text(lines: &[SnapshotLine], script: bool, now: Time) -> String {
         row.extend([source, line.note.replace(char::is_control, " ")]);
         rows.push(row);
     }
-    let width = |i: usize| rows.iter().filter_map(|row| row.get(i)).map(|cell| cell.chars().count()).max();
+    let widths = super::widths(&rows);
     let mut out = String::new();
     for row in &rows {
         let mut shown = String::new();
@@ -455,7 +455,7 @@ fn text(lines: &[SnapshotLine], script: bool, now: Time) -> String {
             match script {
                 true if i > 0 => shown += &format!("\t{cell}"),
                 true => shown += cell,
-                false => shown += &format!("{cell:<width$}  ", width = width(i).unwrap_or(0)),
+                false => shown += &format!("{cell:<width$}  ", width = widths.get(i).unwrap_or(&0)),
             }
         }
         out += if script { &shown } else { shown.trim_end() };

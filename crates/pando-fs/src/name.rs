@@ -60,8 +60,8 @@ impl Fs {
     }
 
     /// Error if there are snapshots under `name`, of which there is no entry, in this directory: one would hide them.
-    /// So it is if the name is reserved ([`is_reserved`]). A point query, for the name of snapshots only. The caller holds
-    /// `names` of the directory.
+    /// So it is if the name is reserved ([`is_reserved`]). A point query, for the name of snapshots only. The caller
+    /// holds `names` of the directory.
     pub(crate) fn may_enter(&self, dir: &InodeRef, name: &[u8]) -> Result<()> {
         if is_reserved(name) {
             let name = String::from_utf8_lossy(name);

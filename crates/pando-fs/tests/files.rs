@@ -516,3 +516,24 @@ fn parts_that_are_shared_are_the_bytes_that_were_asked_for() {
         assert!(w.get("/to").unwrap() == expected, "case {n}, grown");
     }
 }
+
+/// In a mount the server takes such a name for something else, and nobody could reach the entry.
+#[test]
+fn no_entry_gets_a_reserved_name() {
+    let w = World::new();
+    w.mkdir("/d");
+    w.put("/d/file", b"1");
+    let reserved = "/d/.pando-proof-0123456789abcdef0123456789abcdef";
+    let refused = |result: Result<()>| assert_eq!(errno(result), 22);
+    refused(w.at(reserved, |d, n| w.fs.mkdir(&w.me, d, n, 0o755)).map(drop));
+    refused(w.create(reserved).map(drop));
+    refused(w.at(reserved, |d, n| w.fs.symlink(&w.me, d, n, "x".as_ref())).map(drop));
+    refused(w.link("/d/file", reserved).map(drop));
+    refused(w.rename("/d/file", reserved, 0));
+    refused(w.clone_tree("/d/file", reserved, false).map(drop));
+    assert_eq!(w.names("/d"), ["file"]);
+    // Others that begin so are names.
+    w.put("/d/.pando-proof-0123456789abcdef0123456789abcdeF", b"2");
+    w.put("/d/.pando-proof-", b"3");
+    assert_eq!(w.names("/d").len(), 3);
+}

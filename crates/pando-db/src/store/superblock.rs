@@ -306,7 +306,9 @@ impl Superblock {
         };
         if self.device_size > device_size {
             let size = self.device_size;
-            return Err(format!("the store has {size} bytes, but the device only {device_size}"));
+            return Err(format!(
+                "the store has {size} bytes, but the device only {device_size}: it was cut; make it so long again"
+            ));
         }
         require(aligned(self.device_size), "the size is not whole blocks")?;
         require((4 << 10..=16 << 20).contains(&self.node_size), "node size out of range")?;

@@ -21,7 +21,7 @@ use crate::{
 #[command(
     after_help = "A quota counts what du counts: each file once, without holes, and what it shares with clones in full.
 A call that would exceed the limit fails with EDQUOT. A clone of a directory with a quota has the
-same quota. Only root may set and list quotas.
+same quota. Extended attributes and snapshots are not counted. Only root may set and list quotas.
 
 Examples: pando quota set /mnt/grove/project 20G
           pando quota list /mnt/grove"

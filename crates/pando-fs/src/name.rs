@@ -22,7 +22,7 @@ use crate::{
     volume::Fs,
 };
 
-/// How reserved names begin; [`RESERVED_DIGITS`] hexadecimal digits follow.
+/// How reserved names begin; 32 hexadecimal digits follow.
 pub const RESERVED: &[u8] = b".pando-proof-";
 /// Digits of a reserved name, a count.
 const RESERVED_DIGITS: usize = 32;

@@ -7,8 +7,8 @@
 //!
 //! Called by another name it is a helper of mount(8) and its like: see `helper`.
 //!
-//! From the ground up: `exit`, `size`, `uuid`, `closing`, `logging`, `place`, `below`; `image`, `offline`, `change`,
-//! `report`, `tree`, `stream`; `cmd`; `help`, `helper`.
+//! From the ground up: `exit`, `size`, `uuid`, `closing`, `logging`, `idle_memory`, `place`, `below`; `image`,
+//! `offline`, `change`, `report`, `tree`, `stream`; `cmd`; `help`, `helper`.
 
 mod below;
 mod change;
@@ -18,6 +18,7 @@ mod exit;
 mod guard;
 mod help;
 mod helper;
+mod idle_memory;
 mod image;
 mod logging;
 mod offline;

@@ -25,16 +25,19 @@ enum Users {
     Readers(usize),
 }
 
-/// The right to use a device, until it is dropped. It must not outlive the device, whose address may then be another's.
+/// The right to use a device, until it is dropped. It keeps the device, or its address could become that of another.
 pub(crate) struct InUse {
-    address: usize,
+    device: Arc<dyn Device>,
+}
+
+fn address(device: &Arc<dyn Device>) -> usize {
+    Arc::as_ptr(device).cast::<()>() as usize
 }
 
 impl InUse {
     /// [`Error::Locked`] if somebody uses it in a way that excludes this.
     pub fn new(device: &Arc<dyn Device>, read_only: bool) -> Result<InUse> {
-        let address = Arc::as_ptr(device).cast::<()>() as usize;
-        match USED.lock().entry(address) {
+        match USED.lock().entry(address(device)) {
             btree_map::Entry::Vacant(free) => {
                 free.insert(if read_only { Users::Readers(1) } else { Users::Writer });
             }
@@ -43,16 +46,17 @@ impl InUse {
                 _ => return Err(Error::Locked),
             },
         }
-        Ok(InUse { address })
+        Ok(InUse { device: device.clone() })
     }
 }
 
 impl Drop for InUse {
     fn drop(&mut self) {
         let mut used = USED.lock();
-        match used.get_mut(&self.address) {
+        let address = address(&self.device);
+        match used.get_mut(&address) {
             Some(Users::Readers(count)) if *count > 1 => *count -= 1,
-            _ => _ = used.remove(&self.address),
+            _ => _ = used.remove(&address),
         }
     }
 }

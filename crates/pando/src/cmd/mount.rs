@@ -24,7 +24,7 @@ use signal_hook::{
 use crate::{
     closing::Record,
     exit::{self, Coded},
-    guard, image, logging,
+    guard, idle_memory, image, logging,
     one_version::{self, Version},
     place, report,
     size::Size,
@@ -272,6 +272,7 @@ fn serve(args: &Args, settings: Settings, image: &Path, dir: &Path) -> Result<()
     } else {
         logging::to_terminal();
     }
+    idle_memory::give_back_when_idle();
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     let options = MountOptions::default()
         .cache_bytes(args.cache.map_or_else(default_cache, |c| c.0))

@@ -75,7 +75,7 @@ pub(crate) enum FlushStep {
 
 /// What all parts of an open store share.
 pub(crate) struct Engine {
-    /// Before the device, which it must not outlive; until the store is closed.
+    /// Until the store is closed.
     pub in_use: Mutex<Option<InUse>>,
     pub device: Arc<dyn Device>,
     pub space: Arc<Space>,

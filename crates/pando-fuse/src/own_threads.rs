@@ -2,14 +2,18 @@
 //!
 //! Uses nothing.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicUsize, Ordering},
+};
 
 use parking_lot::Mutex;
 
 /// The threads that are at it.
 #[derive(Default)]
 pub(crate) struct OwnThreads {
-    ids: Mutex<Vec<u32>>,
+    /// Each with whether it is late: nobody waits for it any more.
+    threads: Mutex<Vec<(u32, Arc<AtomicBool>)>>,
     /// How many there are, to be asked without the lock.
     count: AtomicUsize,
 }
@@ -21,12 +25,12 @@ pub(crate) struct OwnThread<'a> {
 }
 
 impl OwnThreads {
-    /// Makes the calling thread one of them.
-    pub(crate) fn enter(&self) -> OwnThread<'_> {
+    /// Makes the calling thread one of them, which `late` is the flag of.
+    pub(crate) fn enter(&self, late: &Arc<AtomicBool>) -> OwnThread<'_> {
         let id = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
-        let mut ids = self.ids.lock();
-        ids.push(id);
-        self.count.store(ids.len(), Ordering::Release);
+        let mut threads = self.threads.lock();
+        threads.push((id, late.clone()));
+        self.count.store(threads.len(), Ordering::Release);
         OwnThread { threads: self, id }
     }
 
@@ -35,16 +39,21 @@ impl OwnThreads {
         self.count.load(Ordering::Acquire)
     }
 
-    /// Whether the thread with this id, as the kernel names it in requests, is one of them.
-    pub(crate) fn has(&self, id: u32) -> bool {
-        self.count.load(Ordering::Acquire) > 0 && self.ids.lock().contains(&id)
+    /// Whether the thread with this id, as the kernel names it in requests, is one of them; then, whether it is late.
+    pub(crate) fn find(&self, id: u32) -> Option<bool> {
+        if self.count() == 0 {
+            return None;
+        }
+        let threads = self.threads.lock();
+        let (_, late) = threads.iter().find(|(own, _)| *own == id)?;
+        Some(late.load(Ordering::Acquire))
     }
 }
 
 impl Drop for OwnThread<'_> {
     fn drop(&mut self) {
-        let mut ids = self.threads.ids.lock();
-        ids.retain(|id| *id != self.id);
-        self.threads.count.store(ids.len(), Ordering::Release);
+        let mut threads = self.threads.threads.lock();
+        threads.retain(|(id, _)| *id != self.id);
+        self.threads.count.store(threads.len(), Ordering::Release);
     }
 }

@@ -15,7 +15,10 @@
 use std::{
     collections::VecDeque,
     io,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -27,7 +30,7 @@ use crate::{
     coherence::MountState,
     inside::{Apart, Inside},
     proof::ProvenRights,
-    transport::{Context, Outcome},
+    transport::{Context, Errno, Outcome},
 };
 
 /// How long answers are waited for that the kernel has not taken in yet.
@@ -50,6 +53,8 @@ struct Taking {
     mtime: Option<Time>,
     /// When it is no longer waited for those of which the kernel does not know yet.
     until: Instant,
+    /// The call has returned: from now on a file may have been changed by others, and keeps its time.
+    late: Arc<AtomicBool>,
 }
 
 #[derive(Default)]
@@ -60,6 +65,8 @@ struct TakingState {
     /// Those that are done, a count.
     taken: usize,
     failed: Option<io::Error>,
+    /// A thread could not begin.
+    stopped: bool,
 }
 
 impl Taking {
@@ -87,16 +94,17 @@ impl Taking {
         self.moved.notify_one();
     }
 
-    fn failed(&self, error: io::Error) {
-        self.state.lock().failed = Some(error);
+    fn stop(&self, error: io::Error) {
+        let mut state = self.state.lock();
+        (state.failed, state.stopped) = (Some(error), true);
         self.moved.notify_one();
     }
 
-    /// Waits until all are taken, or a thread has failed; false if none was taken for [`PATIENCE_FOR_LOCKS`].
+    /// Waits until all are taken, or a thread could not begin; false if none was taken for [`PATIENCE_FOR_LOCKS`].
     fn wait(&self) -> bool {
         let mut state = self.state.lock();
         loop {
-            if state.left.is_empty() && state.in_hand == 0 || state.failed.is_some() {
+            if state.left.is_empty() && state.in_hand == 0 || state.stopped {
                 return true;
             }
             let before = state.taken;
@@ -155,6 +163,7 @@ impl MountState {
             moved: Condvar::new(),
             mtime: report.times.1,
             until: Instant::now() + PATIENCE,
+            late: Arc::default(),
         });
         let mut takers = Vec::new();
         for _ in 0..MAX_TAKERS {
@@ -166,17 +175,18 @@ impl MountState {
             let started = std::thread::Builder::new().name(name).spawn(move || {
                 let taken = Apart::become_so().and_then(|_| mount.take(&way, &shared));
                 if let Err(e) = taken {
-                    shared.failed(e);
+                    shared.stop(e);
                 }
             });
             match started {
                 Ok(taker) => takers.push(taker),
-                Err(e) => taking.failed(e),
+                Err(e) => taking.stop(e),
             }
             if taking.wait() {
                 break;
             }
         }
+        taking.late.store(true, Ordering::Release);
         let mut state = taking.state.lock();
         // Nobody begins with more.
         let left = state.left.drain(..).count() + state.in_hand;
@@ -194,7 +204,7 @@ impl MountState {
 
     /// Takes one after the other of those that are left. In a thread apart, which cannot write to the log.
     fn take(&self, way: &Inside, taking: &Taking) -> io::Result<()> {
-        let _own = self.own_threads.enter();
+        let _own = self.own_threads.enter(&taking.late);
         let root = way.root()?;
         while let Some((ino, kind)) = taking.next() {
             let mtime = taking.mtime.filter(|_| kind == FileKind::Regular && self.caches.writeback());
@@ -218,11 +228,14 @@ impl MountState {
     }
 
     /// The answer to a request of a thread that has the kernel take attributes: only times that the kernel itself owns
-    /// are set.
-    pub(crate) fn have_taken(&self, c: &Context, ino: u64, change: SetAttr) -> Outcome<Attr> {
+    /// are set, and none if it is `late`.
+    pub(crate) fn have_taken(&self, c: &Context, ino: u64, change: SetAttr, late: bool) -> Outcome<Attr> {
         let mut times = SetAttr { mtime: change.mtime, ctime: change.ctime, ..SetAttr::default() };
         if times == SetAttr::default() {
             return Ok(self.fs.getattr(ino)?);
+        }
+        if late {
+            return Err(Errno(libc::ECANCELED));
         }
         if times.mtime.is_some() {
             // With its access time, so that it is no time that the kernel tells by the way.

@@ -194,8 +194,8 @@ impl Handler for Server {
 
     fn setattr(&self, c: &Context, ino: u64, mut change: SetAttr) -> Outcome<Attr> {
         self.count(Kind::Setattr);
-        if self.shared.own_threads.has(c.pid) {
-            return self.shared.have_taken(c, ino, change);
+        if let Some(late) = self.shared.own_threads.find(c.pid) {
+            return self.shared.have_taken(c, ino, change, late);
         }
         let about_groups = change.gid.is_some() || change.mode.is_some_and(|m| m & 0o2000 != 0);
         let perm = self.fs().perm(ino).unwrap_or_default();

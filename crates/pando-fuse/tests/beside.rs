@@ -9,7 +9,7 @@ use std::{
     io::{Read, Write},
     os::{
         fd::AsFd,
-        unix::fs::{FileExt, PermissionsExt},
+        unix::fs::{FileExt, MetadataExt, PermissionsExt},
     },
     path::Path,
     sync::{
@@ -23,7 +23,7 @@ use std::{
 
 use super::common::World;
 use pando_db::device::{DeviceCall, HookedDevice, MemDevice};
-use pando_fs::{ModeChange, TreeChange};
+use pando_fs::{ModeChange, SetTime, Time, TreeChange};
 use pando_fuse::{
     Kind, Settings,
     tool::{self, EntryPath},
@@ -600,7 +600,17 @@ fn changes_of_a_tree_do_not_wait_for_a_file_that_is_kept_locked() {
             rustix::fs::syncfs(File::open(world.path("")).unwrap()).unwrap();
         });
         assert_eq!(change("g=r,o="), 0o640);
+        let long_ago = SetTime::At(Time { secs: 1000, nanos: 0 });
+        let times = TreeChange { mtime: Some(long_ago), ..TreeChange::default() };
+        tool::change_tree(&File::open(world.path("t")).unwrap(), &times).unwrap().expect("at once");
     });
+    // What was written later is not said to be older.
+    let written = || fs::metadata(world.path("t/locked")).unwrap().mtime();
+    for _ in 0..20 {
+        assert!(written() > 1_000_000_000, "{}", written());
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(fs::metadata(world.path("t/d/other")).unwrap().mtime(), 1000);
     assert_eq!(fs::metadata(world.path("t/locked")).unwrap().permissions().mode() & 0o777, 0o640);
     assert_eq!(change("g="), 0o600);
 }

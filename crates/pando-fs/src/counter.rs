@@ -34,6 +34,12 @@ pub(crate) fn encode(n: u64) -> Vec<u8> {
     n.to_le_bytes().to_vec()
 }
 
+/// Adds a small value that is stored on a full device too: with a delete, the store lets a batch into the room that is
+/// kept back for those.
+pub(crate) fn put_on_full(batch: &mut Batch, key: Bytes, value: Vec<u8>) {
+    batch.delete(key.clone()).put(key, value);
+}
+
 /// The number in a stored value.
 pub(crate) fn decode(what: &'static str, value: Option<Bytes>) -> Result<Option<u64>> {
     let Some(value) = value else { return Ok(None) };
@@ -92,10 +98,9 @@ impl Counter {
             if end <= reserved.end {
                 return Err(Error::Exhausted(self.what));
             }
-            // With a delete, the store lets it into the room that is kept back for those: removing files takes numbers,
-            // too.
+            // Removing files takes numbers, too.
             let mut batch = Batch::new();
-            batch.delete(self.key.clone()).put(self.key.clone(), encode(end));
+            put_on_full(&mut batch, self.key.clone(), encode(end));
             db.write(batch)?;
             *reserved = reserved.end..end;
         }

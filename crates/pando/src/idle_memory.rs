@@ -6,25 +6,23 @@
 //! another one than glibc nothing is done.
 #![allow(unsafe_code)]
 
-#[cfg(target_env = "gnu")]
 use std::{
     thread,
     time::{Duration, Instant},
 };
 
 /// How often it is looked whether the process does anything.
-#[cfg(target_env = "gnu")]
 const PERIOD: Duration = Duration::from_secs(5);
 /// A process that takes less CPU time in a period does nothing.
-#[cfg(target_env = "gnu")]
 const IDLE: Duration = Duration::from_millis(20);
 /// Memory is given back only if the process has used so much CPU time since: else there is little to give.
-#[cfg(target_env = "gnu")]
 const WORTH: Duration = Duration::from_millis(200);
 
 /// Starts a thread that gives free memory back. To be called once.
-#[cfg(target_env = "gnu")]
 pub fn give_back_when_idle() {
+    if !cfg!(target_env = "gnu") {
+        return;
+    }
     let started = thread::Builder::new().name("pando-memory".into()).spawn(|| {
         let (mut before, mut given) = (cpu_time(), Duration::ZERO);
         loop {
@@ -32,8 +30,7 @@ pub fn give_back_when_idle() {
             let now = cpu_time();
             if now.saturating_sub(before) < IDLE && now.saturating_sub(given) > WORTH {
                 let begin = Instant::now();
-                // SAFETY: gives back pages that nobody has allocated, under the allocator's locks.
-                unsafe { libc::malloc_trim(0) };
+                give_back();
                 log::debug!("gave free memory back in {:?}", begin.elapsed());
                 given = cpu_time();
             }
@@ -45,13 +42,16 @@ pub fn give_back_when_idle() {
     }
 }
 
+fn give_back() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: gives back pages that nobody has allocated, under the allocator's locks.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// CPU time that the process has used.
-#[cfg(target_env = "gnu")]
 fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
-
-/// Nothing.
-#[cfg(not(target_env = "gnu"))]
-pub fn give_back_when_idle() {}

@@ -149,9 +149,8 @@ impl Lineages {
                 return Ok(());
             };
             let mut batch = Batch::new();
-            // With a delete, the store lets it into the room that is kept back for those.
             let key = system::lineage(pair.0, pair.1);
-            batch.delete(key.clone()).put(key, u64::from(lineage).to_le_bytes().to_vec());
+            counter::put_on_full(&mut batch, key, counter::encode(u64::from(lineage)));
             batch.put(system::counter(counter::LINEAGE), counter::encode(u64::from(state.next)));
             db.write(batch)?;
             state.unsaved.remove(&pair);

@@ -1,14 +1,12 @@
 //! The table of inodes in memory.
 //!
-//! Only inodes that somebody refers to are here: the kernel (lookups), an open
-//! handle, a call in flight, or a child that is here. An inode knows its
-//! parent and its name there, so that renaming a directory is one change
-//! whatever lies below: paths are found by walking up.
+//! Only inodes that somebody refers to are here: the kernel (lookups), an open handle, a call in flight, or a child that
+//! is here. An inode knows its parent and its name there, so that renaming a directory is one change whatever lies
+//! below: paths are found by walking up.
 //!
-//! Guarantees: at most one [`Inode`] per number; a record in memory is what
-//! the engine would answer (but for an access time that is kept in memory only), also when an inode leaves and
-//! comes back while
-//! somebody reads its record ([`Table::enter`]). Uses records only; calls
+//! Guarantees: at most one [`Inode`] per number; a record in memory is what the engine would answer (but for an access
+//! time that is kept in memory only), also when an inode leaves and comes back while somebody reads its record
+//! ([`Table::enter`]); an inode is in the set of children of what it hangs on, and in no other. Uses records only; calls
 //! nothing that does I/O.
 
 use std::{
@@ -25,6 +23,7 @@ use smallvec::SmallVec;
 
 use crate::{
     blockmap::BlockMap,
+    children::Children,
     error::{Error, Result},
     merge::Change,
     record::Record,
@@ -51,6 +50,16 @@ pub(crate) enum Link {
     Orphan,
     /// Removed.
     Gone,
+}
+
+impl Link {
+    /// What an inode with this link hangs on: what keeps it in its set of children.
+    fn parent(&self) -> Option<&InodeRef> {
+        match self {
+            Link::At { parent, .. } | Link::Linked { root: parent, .. } => Some(parent),
+            Link::Root | Link::Snapshot(_) | Link::Snapshots(_) | Link::Orphan | Link::Gone => None,
+        }
+    }
 }
 
 /// What changes of an inode. Nothing that can block is called while it is locked.
@@ -107,6 +116,8 @@ pub(crate) struct Inode {
     /// Of directories: held to look at (shared) or change (exclusive) the set of entries. Other
     /// kinds never use it and share the lock above.
     pub names: Arc<RwLock<()>>,
+    /// What hangs on it in memory.
+    children: Children,
     refs: AtomicU64,
     changed: AtomicBool,
     /// How many trees had been removed when this was last found to be below the root.
@@ -141,7 +152,14 @@ impl Inode {
             }
             link => link,
         };
+        let new = link.parent().cloned();
         let old = self.change(|s| std::mem::replace(&mut s.link, link));
+        if let Some(parent) = old.parent() {
+            parent.children.remove(self.ino);
+        }
+        if let Some(parent) = &new {
+            parent.children.add(self.ino);
+        }
         drop(old); // may drop the last reference of the parent: not under the lock
     }
 
@@ -402,21 +420,15 @@ impl Table {
 
     /// Bytes of an inode without its name and target.
     pub(crate) fn inode_bytes() -> u64 {
-        let (arc, lock, entry) = (16, 24, 24 + 8);
-        (size_of::<Inode>() + arc + 2 * lock + entry) as u64
+        let (arc, lock, entry, child) = (16, 24, 24 + 8, 16);
+        (size_of::<Inode>() + arc + 2 * lock + entry + child) as u64
     }
 
-    /// All inodes in memory, each with a reference.
-    pub(crate) fn all(self: &Arc<Self>) -> Vec<InodeRef> {
-        let mut all = Vec::new();
-        for shard in &self.shards {
-            // A reference must not be dropped while its shard is locked.
-            for inode in shard.lock().values() {
-                inode.refs.fetch_add(1, Ordering::Relaxed);
-                all.push(InodeRef { table: self.clone(), inode: inode.clone() });
-            }
-        }
-        all
+    /// The inodes in memory that hang on this one, each with a reference: its entries, and the linked files of the
+    /// lineage whose root it is. None comes, and none is moved away, while the caller holds `tree` of this one, or of a
+    /// directory above, exclusively.
+    pub(crate) fn children(self: &Arc<Self>, of: &Inode) -> Vec<InodeRef> {
+        of.children.all().into_iter().filter_map(|ino| self.find(ino)).collect()
     }
 
     /// The lineages of all inodes in memory, and of their numbers. Looks at each.
@@ -500,6 +512,10 @@ impl Table {
             FileKind::Directory => Arc::new(RwLock::new(())),
             _ => tree.clone(),
         };
+        // While the shard is locked: else this one and one that leaves could pass each other.
+        if let Some(parent) = link.parent() {
+            parent.children.add(ino);
+        }
         let inode = Arc::new(Inode {
             ino,
             kind: record.kind,
@@ -507,6 +523,7 @@ impl Table {
             frozen,
             tree,
             names,
+            children: Children::default(),
             refs: AtomicU64::new(1),
             changed: AtomicBool::new(departures.is_none()),
             // The caller holds the directory in `link` where it is.
@@ -558,6 +575,10 @@ impl Table {
             self.departures.fetch_add(1, Ordering::Release);
         }
         self.len.fetch_sub(1, Ordering::Relaxed);
+        assert!(inode.children.is_empty(), "an inode leaves memory before what hangs on it");
+        if let Some(parent) = inode.state.lock().link.parent() {
+            parent.children.remove(inode.ino);
+        }
         shard.remove(&inode.ino)
     }
 }

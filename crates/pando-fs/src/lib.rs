@@ -64,6 +64,7 @@ mod blockmap;
 mod by_place;
 mod census;
 mod check;
+mod children;
 mod clone;
 mod copy;
 mod counter;

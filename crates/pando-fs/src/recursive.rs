@@ -6,10 +6,7 @@
 //! returns. Costs besides: a look at each inode in memory, and a message for each file that has several names, one of
 //! them in the tree, and is not kept in it. Uses places, domains and the meaning of changes.
 
-use std::{
-    collections::{HashMap, HashSet},
-    time::Instant,
-};
+use std::{collections::HashSet, time::Instant};
 
 use pando_db::Batch;
 
@@ -109,7 +106,7 @@ impl Fs {
     /// of them in the tree, and belongs to a lineage with a root above (EFBIG if these are more than 65,536, or than
     /// the log takes: nothing is changed then). While these are looked up, with a scan of the names of linked files
     /// in the tree, calls in the whole lineage wait; without such files, calls in the tree wait for the write of the
-    /// batch and a look at the inodes in memory.
+    /// batch and a look at what is in memory of it.
     ///
     /// EINVAL if nothing is to be changed, EROFS in a snapshot.
     pub fn change_tree(&self, top: Ino, change: &TreeChange) -> Result<TreeChangeReport> {
@@ -248,33 +245,19 @@ impl Fs {
 
     /// The inodes in memory that are `top` or in it, and those of the linked files `ids` of the lineage of `root`.
     fn in_memory_below(&self, top: &InodeRef, root: &InodeRef, ids: &HashSet<u64>) -> Vec<InodeRef> {
-        let mut inside: HashMap<Ino, bool> = HashMap::from([(top.ino, true)]);
-        let mut all = self.table.all();
-        all.retain(|inode| {
-            let mut climbed = Vec::new();
-            let mut at = inode.clone();
-            let found = loop {
-                if let Some(known) = inside.get(&at.ino) {
-                    break *known;
-                }
-                climbed.push(at.ino);
-                let above = at.peek(|s| match &s.link {
-                    Link::At { parent, .. } => Some((parent.clone(), None)),
-                    Link::Linked { root, id } => Some((root.clone(), Some(*id))),
-                    _ => None,
-                });
-                match above {
-                    None => break false,
-                    // The root lies above `top`, or is that: then all is in the tree.
-                    Some((above, Some(id))) if above.ino == root.ino && root.ino != top.ino => {
-                        break ids.contains(&id);
-                    }
-                    Some((above, _)) => at = above,
-                }
-            };
-            climbed.into_iter().for_each(|ino| _ = inside.insert(ino, found));
-            found
-        });
+        let (mut all, mut looked_at) = (vec![top.clone()], 0);
+        while let Some(inode) = all.get(looked_at) {
+            looked_at += 1;
+            all.extend(self.table.children(inode));
+        }
+        // They hang on the root, and that lies above `top`.
+        if root.ino != top.ino && !ids.is_empty() {
+            let mut linked = self.table.children(root);
+            linked.retain(|inode| {
+                inode.peek(|s| matches!(s.link, Link::Linked { id, .. } if ids.contains(&id)))
+            });
+            all.append(&mut linked);
+        }
         all
     }
 }

@@ -3,10 +3,10 @@
 //!
 //! Guarantees that all that stays keeps its number, that open files which go stay readable, and that what is kept by
 //! place goes where its directory goes. The caller holds both trees exclusively, and has replayed what others have
-//! changed. Costs what is in memory of the directory, and what was left for the end. Uses `hidden`, `landing`,
+//! changed. Costs what is in memory of the directories that the merge changes, and what was left for the end. Uses `hidden`, `landing`,
 //! `replay` and what carries plans out.
 
-use std::{collections::HashMap, ffi::OsString, os::unix::ffi::OsStringExt, sync::Arc};
+use std::{collections::HashMap, ffi::OsString, os::unix::ffi::OsStringExt};
 
 use bytes::Bytes;
 use pando_db::{Batch, Snapshot};
@@ -62,8 +62,16 @@ struct InMemory {
     dirs: HashMap<Vec<u8>, Ino>,
 }
 
-/// Where directories in memory are, from the top, by number; none that is outside.
-type KnownDirs = HashMap<Ino, Option<Arc<Vec<u8>>>>;
+/// What is done with each inode in memory: the inode, the contents prefix, from the top, of what it hangs on, and how.
+type Each<'a> = dyn FnMut(&InodeRef, &[u8], Hangs) -> Result<()> + 'a;
+
+/// How an inode in memory hangs on one of its lineage.
+enum Hangs {
+    /// An entry of it, with this name.
+    Entry(Box<[u8]>),
+    /// A linked file of the lineage whose root that is, by its number there.
+    Linked(u64),
+}
 
 impl Exchange<'_> {
     /// Writes the batch. `None` if others have changed what the merge changes; else what the kernel has to be told, and
@@ -164,97 +172,81 @@ impl Exchange<'_> {
         Ok(value.and_then(|value| Record::decode(&value).ok()))
     }
 
-    /// Where a directory in memory is, from the top.
-    fn inside(&self, dirs: &mut KnownDirs, dir: &InodeRef) -> Result<Option<Arc<Vec<u8>>>> {
-        let (mut names, mut at) = (Vec::new(), dir.clone());
-        let mut found = loop {
-            if at.ino == self.into.ino {
-                break Some(Arc::default());
+    /// Calls `each` with what is in memory of the directories in which the merge does something, and of those that it
+    /// removes.
+    fn each_in_memory(&self, each: &mut Each<'_>) -> Result<()> {
+        let mut dirs = vec![(self.into.clone(), Vec::new(), false)];
+        while let Some((dir, contents, goes)) = dirs.pop() {
+            for inode in self.fs.table.children(&dir) {
+                let Some(hangs) = inode.peek(|s| match &s.link {
+                    Link::At { name, .. } => Some(Hangs::Entry(name.clone())),
+                    Link::Linked { id, .. } => Some(Hangs::Linked(*id)),
+                    _ => None,
+                }) else {
+                    continue;
+                };
+                if let (FileKind::Directory, Hangs::Entry(name)) = (inode.kind, &hangs) {
+                    let inside = path::contents(&contents, name)?;
+                    let site = self.landing.at(&path::entry(&contents, name)?);
+                    let goes = (goes || site.removed || site.renewed) && !site.moved;
+                    if goes || self.landing.any_below(&inside) {
+                        dirs.push((inode.clone(), inside, goes));
+                    }
+                }
+                each(&inode, &contents, hangs)?;
             }
-            if let Some(known) = dirs.get(&at.ino) {
-                break known.clone();
-            }
-            let up = at.peek(|s| match &s.link {
-                Link::At { parent, name } => Some((parent.clone(), name.clone())),
-                _ => None,
-            });
-            let Some((parent, name)) = up else {
-                dirs.insert(at.ino, None);
-                break None;
-            };
-            names.push((at.ino, name));
-            at = parent;
-        };
-        for (ino, name) in names.into_iter().rev() {
-            found = found.map(|dir| path::contents(&dir, &name)).transpose()?.map(Arc::new);
-            dirs.insert(ino, found.clone());
         }
-        Ok(found)
+        Ok(())
     }
 
     /// The directories to which something moves that is in memory, brought there.
-    fn parents_of_moved(&self, dirs: &mut KnownDirs, apply: &mut Apply<'_>) -> Result<Vec<InodeRef>> {
+    fn parents_of_moved(&self, apply: &mut Apply<'_>) -> Result<Vec<InodeRef>> {
         let mut parents = Vec::new();
-        for inode in self.fs.table.all() {
-            let link = inode.peek(|s| match &s.link {
-                Link::At { parent, name } if !inode.frozen => Some((parent.clone(), name.clone())),
-                _ => None,
-            });
-            let Some((parent, name)) = link else { continue };
-            if let Some(dir) = self.inside(dirs, &parent)?
-                && let Some((dir, _)) = self.landing.target_of(&path::entry(&dir, &name)?)
+        self.each_in_memory(&mut |_, dir, hangs| {
+            if let Hangs::Entry(name) = hangs
+                && let Some((dir, _)) = self.landing.target_of(&path::entry(dir, &name)?)
             {
                 parents.push(apply.loaded(dir)?);
             }
-        }
+            Ok(())
+        })?;
         Ok(parents)
     }
 
     /// What becomes of all that is in memory of the directory; open files that go leave in the batch.
     fn memory(&self, batch: &mut Batch, apply: &mut Apply<'_>) -> Result<InMemory> {
-        let (ours, mut dirs, mut out) = (&self.places.ours, KnownDirs::new(), InMemory::default());
+        let (ours, mut out) = (&self.places.ours, InMemory::default());
         out.dirs.insert(Vec::new(), self.into.ino);
         let copy = self.works.copy(MERGED).1;
         let place = |inside: &[u8]| [&ours.contents[..], inside].concat();
         let work = |inside: &[u8]| [&copy[..], inside].concat();
-        let _parents = self.parents_of_moved(&mut dirs, apply)?;
-        for inode in self.fs.table.all() {
-            if inode.frozen || inode.ino == self.into.ino {
-                continue;
-            }
-            let (above, name, id) = match inode.peek(|s| match &s.link {
-                Link::At { parent, name } => Some((parent.clone(), name.clone(), None)),
-                Link::Linked { root, id } => Some((root.clone(), Box::default(), Some(*id))),
-                _ => None,
-            }) {
-                Some(found) => found,
-                None => continue,
-            };
-            let Some(dir) = self.inside(&mut dirs, &above)? else { continue };
+        let _parents = self.parents_of_moved(apply)?;
+        self.each_in_memory(&mut |inode, dir, hangs| {
             let open = inode.kind == FileKind::Regular && inode.peek(|s| s.opens > 0);
-            if let Some(id) = id {
-                // In the area of a lineage whose root is in the directory; that of the directory's own stays.
-                if dir.is_empty() {
-                    continue;
-                }
-                let root = path::entry_of_contents(&dir).unwrap_or_default();
-                match self.landing.land(&root) {
-                    Some(to) => {
-                        let linked = path::linked(&work(&contents_of(&to)), id);
-                        if let Some(record) = self.stored(&linked)? {
-                            out.changed.push((inode, record, true));
+            let name = match hangs {
+                Hangs::Entry(name) => name,
+                // That of the directory's own lineage stays.
+                Hangs::Linked(_) if dir.is_empty() => return Ok(()),
+                Hangs::Linked(id) => {
+                    let root = path::entry_of_contents(dir).unwrap_or_default();
+                    match self.landing.land(&root) {
+                        Some(to) => {
+                            let linked = path::linked(&work(&contents_of(&to)), id);
+                            if let Some(record) = self.stored(&linked)? {
+                                out.changed.push((inode.clone(), record, true));
+                            }
                         }
+                        None if open => {
+                            let linked = path::linked(&place(dir), id);
+                            self.fs.make_orphan(batch, path::data(&linked), inode, self.now);
+                            out.removed.push((inode.clone(), Fate::Orphan));
+                        }
+                        None => {}
                     }
-                    None if open => {
-                        let linked = path::linked(&place(&dir), id);
-                        self.fs.make_orphan(batch, path::data(&linked), &inode, self.now);
-                        out.removed.push((inode, Fate::Orphan));
-                    }
-                    None => {}
+                    return Ok(());
                 }
-                continue;
-            }
-            let entry = path::entry(&dir, &name)?;
+            };
+            let entry = path::entry(dir, &name)?;
             let (site, to) = (self.landing.at(&entry), self.landing.land(&entry));
             let is_dir = inode.kind == FileKind::Directory;
             if is_dir {
@@ -263,24 +255,25 @@ impl Exchange<'_> {
             let goes = site.removed || site.renewed;
             let Some(to) = to.filter(|_| !goes) else {
                 if open {
-                    self.fs.make_orphan(batch, path::data(&place(&entry)), &inode, self.now);
+                    self.fs.make_orphan(batch, path::data(&place(&entry)), inode, self.now);
                 }
                 if goes || open {
-                    out.removed.push((inode, if open { Fate::Orphan } else { Fate::Gone }));
+                    out.removed.push((inode.clone(), if open { Fate::Orphan } else { Fate::Gone }));
                 }
-                continue;
+                return Ok(());
             };
             if site.changed || site.moved || is_dir && self.landing.touches(&contents_of(&entry)) {
                 let record = self.stored(&work(&to))?;
                 let tell = site.changed || site.moved;
                 out.changed.extend(record.map(|record| (inode.clone(), record, tell)));
             }
-            if site.moved {
-                let Some((dir, name)) = self.landing.target_of(&entry) else { continue };
-                let parent = apply.loaded(dir)?;
-                out.moved.push((inode, parent, name.into()));
+            if site.moved
+                && let Some((dir, name)) = self.landing.target_of(&entry)
+            {
+                out.moved.push((inode.clone(), apply.loaded(dir)?, name.into()));
             }
-        }
+            Ok(())
+        })?;
         Ok(out)
     }
 

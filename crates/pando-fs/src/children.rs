@@ -1,8 +1,8 @@
 //! Which inodes in memory hang on an inode: its entries, and the linked files of a lineage whose root it is.
 //!
 //! So a call that changes a tree finds what it has to say in memory at the cost of what is in memory of that tree, not
-//! of the whole file system. Guarantees nothing about the inodes themselves: the table keeps this set in step with their
-//! links. Takes no other lock.
+//! of the whole file system. Guarantees nothing about the inodes themselves: the table keeps this set in step with
+//! their links. Takes no other lock.
 
 use std::collections::BTreeSet;
 

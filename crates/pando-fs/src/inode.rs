@@ -1,13 +1,13 @@
 //! The table of inodes in memory.
 //!
-//! Only inodes that somebody refers to are here: the kernel (lookups), an open handle, a call in flight, or a child that
-//! is here. An inode knows its parent and its name there, so that renaming a directory is one change whatever lies
+//! Only inodes that somebody refers to are here: the kernel (lookups), an open handle, a call in flight, or a child
+//! that is here. An inode knows its parent and its name there, so that renaming a directory is one change whatever lies
 //! below: paths are found by walking up.
 //!
 //! Guarantees: at most one [`Inode`] per number; a record in memory is what the engine would answer (but for an access
 //! time that is kept in memory only), also when an inode leaves and comes back while somebody reads its record
-//! ([`Table::enter`]); an inode is in the set of children of what it hangs on, and in no other. Uses records only; calls
-//! nothing that does I/O.
+//! ([`Table::enter`]); an inode is in the set of children of what it hangs on, and in no other. Uses records only;
+//! calls nothing that does I/O.
 
 use std::{
     collections::{HashMap, HashSet},

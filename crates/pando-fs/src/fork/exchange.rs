@@ -3,8 +3,8 @@
 //!
 //! Guarantees that all that stays keeps its number, that open files which go stay readable, and that what is kept by
 //! place goes where its directory goes. The caller holds both trees exclusively, and has replayed what others have
-//! changed. Costs what is in memory of the directories that the merge changes, and what was left for the end. Uses `hidden`, `landing`,
-//! `replay` and what carries plans out.
+//! changed. Costs what is in memory of the directories that the merge changes, and what was left for the end. Uses
+//! `hidden`, `landing`, `replay` and what carries plans out.
 
 use std::{collections::HashMap, ffi::OsString, os::unix::ffi::OsStringExt};
 

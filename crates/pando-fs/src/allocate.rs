@@ -104,7 +104,8 @@ impl Fs {
     fn content_change(&self, c: &Caller, inode: &InodeRef) -> Change {
         let mut change = Change::modified(self.now());
         inode.peek(|s| {
-            change.perm = if c.is_root() { None } else { without_set_id_by(c, s.record.perm, s.record.gid) };
+            change.perm =
+                if c.keeps_set_id() { None } else { without_set_id_by(c, s.record.perm, s.record.gid) };
             change.drop_capability = s.record.may_do_more();
             s.save_atime(&mut change);
         });

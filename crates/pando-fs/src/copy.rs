@@ -129,7 +129,7 @@ impl Fs {
                 break;
             }
             let written = self.hold(&target, true).and_then(|at| {
-                self.write_at(&target, &at, off_out + done, &bytes, (c.is_root(), Some(self.now())))
+                self.write_at(&target, &at, off_out + done, &bytes, (c.keeps_set_id(), Some(self.now())))
             });
             match written {
                 Ok(n) => done += u64::from(n),
@@ -154,7 +154,7 @@ impl Fs {
             }
             let change = Change {
                 size: Some(Size::Set(size)),
-                perm: if c.is_root() {
+                perm: if c.keeps_set_id() {
                     None
                 } else {
                     without_set_id_by(c, perm, target.peek(|s| s.record.gid))
@@ -254,7 +254,7 @@ impl Fs {
             };
             let change = Change {
                 size: Some(Size::Set(end)),
-                perm: if c.is_root() {
+                perm: if c.keeps_set_id() {
                     None
                 } else {
                     without_set_id_by(c, perm, target.peek(|s| s.record.gid))

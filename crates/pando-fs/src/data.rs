@@ -53,11 +53,11 @@ pub(crate) fn without_set_id(perm: u16) -> Option<u16> {
     (new != perm).then_some(new)
 }
 
-/// The same after a change by `c` of a file of the group `gid`: one who is neither root nor in that group does not keep
-/// a set-group-id bit that means something else than an executable either.
+/// The same after a change by `c` of a file of the group `gid`: one who is neither root, with CAP_FSETID, nor in that
+/// group does not keep a set-group-id bit that means something else than an executable either.
 pub(crate) fn without_set_id_by(c: &Caller, perm: u16, gid: u32) -> Option<u16> {
     let mut new = without_set_id(perm).unwrap_or(perm);
-    if !c.is_root() && !c.in_group(gid) {
+    if !c.keeps_set_id() && !c.in_group(gid) {
         new &= !S_ISGID;
     }
     (new != perm).then_some(new)
@@ -414,8 +414,9 @@ impl Fs {
         Ok(inode.peek(|s| file_bytes(s.record.size, s.record.dense, s.map.as_ref())))
     }
 
-    /// Writes to a file whose `tree` is held exclusively. Set-id bits go unless root writes; the times are `now`, or as
-    /// they were.
+    /// Writes to a file whose `tree` is held exclusively. Set-id bits go unless root writes, and capabilities; the
+    /// times are `now`. Without `now` they are as they were, and a capability stays: of what the kernel writes out late
+    /// it has taken that away when it was written, and the file may have got another one since.
     pub(crate) fn write_at(
         &self,
         inode: &InodeRef,
@@ -442,7 +443,7 @@ impl Fs {
             };
             let part = data.get(done..data.len().min(done + unit)).unwrap_or_default();
             let (size, perm, drop_capability) =
-                inode.peek(|s| (s.record.size, s.record.perm, s.record.may_do_more()));
+                inode.peek(|s| (s.record.size, s.record.perm, now.is_some() && s.record.may_do_more()));
             let mut batch = Batch::new();
             let end = from + part.len() as u64;
             let blocks = (from / BLOCK_SIZE, (end - 1) / BLOCK_SIZE);

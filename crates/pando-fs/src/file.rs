@@ -93,7 +93,7 @@ impl Fs {
         // A change of owner takes the set-id bits of executables from everybody; a change of
         // content does so unless root made it. Those of a directory mean something else and stay.
         let owner_changes = s.uid.is_some() || s.gid.is_some();
-        let content_changes = s.size.is_some() && !c.is_root();
+        let content_changes = s.size.is_some() && !c.keeps_set_id();
         let drops = owner_changes || content_changes || s.kill_suidgid;
         if change.perm.is_none() && drops && inode.kind != FileKind::Directory {
             change.perm = without_set_id_by(c, perm, gid);

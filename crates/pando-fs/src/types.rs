@@ -29,6 +29,8 @@ pub struct Caller {
     pub umask: u32,
     /// Supplementary groups, where known.
     pub groups: Vec<u32>,
+    /// The superuser may not keep the set-id bits of what it changes: it is without CAP_FSETID.
+    pub no_fsetid: bool,
 }
 
 impl Caller {
@@ -40,6 +42,11 @@ impl Caller {
     /// True for the superuser.
     pub fn is_root(&self) -> bool {
         self.uid == 0
+    }
+
+    /// True if set-id bits stay on a file whose content or access list the caller changes.
+    pub fn keeps_set_id(&self) -> bool {
+        self.is_root() && !self.no_fsetid
     }
 
     /// True if the caller is in `gid`.

@@ -8,22 +8,24 @@ use crate::transport::Context;
 
 /// The caller without supplementary groups: for calls whose permission the kernel has checked.
 pub(crate) fn caller(c: &Context, umask: u32) -> Caller {
-    Caller { uid: c.uid, gid: c.gid, pid: c.pid, umask, groups: Vec::new() }
+    Caller { uid: c.uid, gid: c.gid, pid: c.pid, umask, ..Caller::default() }
 }
 
 /// The caller who makes an entry with this mode. Only its groups say whether it may give away a
 /// set-group-id bit; everybody else is spared the look.
 pub(crate) fn maker(c: &Context, umask: u32, mode: u32) -> Caller {
     match mode & 0o2010 {
-        0o2010 => Caller { umask, ..caller_with_groups(c) },
+        0o2010 => Caller { umask, ..caller_with_groups(c, 0) },
         _ => caller(c, umask),
     }
 }
 
-/// The caller who changes the content of a file with this mode. As for [`maker`].
+/// The caller who changes the content of a file with this mode. As for [`maker`]; and root is looked at where there are
+/// set-id bits that it may not keep.
 pub(crate) fn changer(c: &Context, mode: u16) -> Caller {
-    match mode & 0o2010 {
-        0o2000 => caller_with_groups(c),
+    match mode & 0o6010 {
+        0o2000 | 0o6000 => caller_with_groups(c, mode),
+        bits if bits & 0o6000 != 0 && c.uid == 0 => caller_with_groups(c, mode),
         _ => caller(c, 0),
     }
 }
@@ -50,19 +52,27 @@ pub(crate) fn may_change_all(c: &Context) -> bool {
 pub(crate) fn may_see_all(c: &Context) -> bool {
     /// Bit of CAP_DAC_READ_SEARCH.
     const READ_SEARCH: u64 = 0b100;
-    let namespace = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/user")).ok();
-    c.uid == 0
-        && c.pid != 0
-        && has_capabilities(c, READ_SEARCH)
-        && namespace("self").is_some_and(|own| namespace(&c.pid.to_string()) == Some(own))
+    c.uid == 0 && c.pid != 0 && has_capabilities(c, READ_SEARCH) && is_in_own_namespace(c)
 }
 
-/// The caller with its supplementary groups: for what the kernel cannot check.
-pub(crate) fn caller_with_groups(c: &Context) -> Caller {
+/// Whether the user namespace of the caller is that of this process.
+fn is_in_own_namespace(c: &Context) -> bool {
+    let namespace = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/user")).ok();
+    namespace("self").is_some_and(|own| namespace(&c.pid.to_string()) == Some(own))
+}
+
+/// The caller who changes a file with this mode, with its supplementary groups, or as root with the right to keep
+/// set-id bits: for what the kernel cannot check.
+pub(crate) fn caller_with_groups(c: &Context, mode: u16) -> Caller {
+    /// Bit of CAP_FSETID.
+    const FSETID: u64 = 0b1_0000;
     let mut caller = caller(c, 0);
+    if c.uid == 0 && (mode & 0o6000 == 0 || has_capabilities(c, FSETID) && is_in_own_namespace(c)) {
+        return caller;
+    }
+    caller.no_fsetid = true;
     // Reading /proc races with the end of the process, which is waiting for this answer.
-    if c.uid != 0
-        && c.pid != 0
+    if c.pid != 0
         && let Ok(status) = std::fs::read_to_string(format!("/proc/{}/status", c.pid))
         && let Some(line) = status.lines().find_map(|l| l.strip_prefix("Groups:"))
     {

@@ -61,7 +61,7 @@ impl Server {
     }
 
     fn open_file(&self, c: &Context, ino: u64, flags: i32) -> Outcome<Opened> {
-        let handle = self.fs().open_file(&caller(c, 0), ino, flags)?;
+        let handle = self.fs().open_file(&caller(c, 0), ino, of_handle(flags))?;
         self.shared.proofs.opened(c, ino, handle.0, flags);
         let bypass = self.shared.is_for_small_changes(ino, flags) || self.shared.is_tight(ino, flags);
         let policy = self.shared.caches.opened(ino, handle.0, flags, bypass);
@@ -128,12 +128,17 @@ impl Server {
                 .write_pages(w.ino, w.offset, w.data)
                 .map_err(|e| Errno(quotas::of_pages(e.errno())));
         }
-        // The handle and flags of a mapping's page are a guess of the kernel. Where it keeps what is written, it knows
-        // better than we where the end is.
-        let append = w.flags & libc::O_APPEND != 0 && !w.writeback && !keeps;
+        // The handle of a mapping's page is a guess of the kernel.
         let handle = if w.writeback { 0 } else { w.handle };
-        Ok(self.fs().write(FileHandle(handle), w.ino, w.offset, w.data, append)?)
+        Ok(self.fs().write(FileHandle(handle), w.ino, w.offset, w.data, false)?)
     }
+}
+
+/// The flags of a handle: the kernel says with each write where that goes. It knows where the end is, also behind pages
+/// that it has not written out; and a descriptor that was opened for appends may be for others by now (fcntl(2)), and
+/// have single ones (RWF_NOAPPEND).
+fn of_handle(flags: i32) -> i32 {
+    flags & !libc::O_APPEND
 }
 
 impl Drop for Server {
@@ -199,7 +204,7 @@ impl Handler for Server {
         }
         let about_groups = change.gid.is_some() || change.mode.is_some_and(|m| m & 0o2000 != 0);
         let perm = self.fs().perm(ino).unwrap_or_default();
-        let caller = if about_groups { caller_with_groups(c) } else { changer(c, perm) };
+        let caller = if about_groups { caller_with_groups(c, perm) } else { changer(c, perm) };
         self.shared.settle_time(c, ino, &mut change)?;
         let outcome = self.fs().setattr(&caller, ino, &change);
         if change.size.is_some() {
@@ -296,7 +301,7 @@ impl Handler for Server {
             libc::EEXIST if flags & libc::O_EXCL == 0 => Errno(libc::ESTALE),
             e => Errno(e),
         };
-        let made = self.fs().create(&maker(c, umask, mode), parent, name, mode, flags);
+        let made = self.fs().create(&maker(c, umask, mode), parent, name, mode, of_handle(flags));
         let (attr, handle) = made.map_err(made_since)?;
         self.shared.proofs.opened(c, attr.ino, handle.0, flags);
         let copied = self.shared.can_tell_times() && self.shared.creators.made(c.pid, handle.0, flags);
@@ -314,7 +319,7 @@ impl Handler for Server {
         flags: i32,
     ) -> Outcome<(Attr, Opened)> {
         self.count(Kind::Create);
-        let (attr, handle) = self.fs().tmpfile(&maker(c, umask, mode), parent, mode, flags)?;
+        let (attr, handle) = self.fs().tmpfile(&maker(c, umask, mode), parent, mode, of_handle(flags))?;
         self.shared.proofs.opened(c, attr.ino, handle.0, flags);
         let policy = self.shared.caches.opened(attr.ino, handle.0, flags, false);
         Ok((attr, Opened { handle: handle.0, direct: policy.direct, keep_cache: policy.keep }))
@@ -326,9 +331,9 @@ impl Handler for Server {
             return Answer::Now(self.open_file(c, ino, flags));
         }
         let before = self.shared.set_id_bits(ino);
-        let outcome = match c.uid {
-            0 => Ok(()),
-            _ => self.shared.drop_privileges(c, ino),
+        let outcome = match changer(c, before).keeps_set_id() {
+            true => Ok(()),
+            false => self.shared.drop_privileges(c, ino),
         };
         let outcome = outcome.and_then(|()| self.open_file(c, ino, flags));
         self.with_bits_told(ino, before, outcome)
@@ -504,7 +509,7 @@ impl Handler for Server {
         let (before, bits) = (self.fs().perm(ino).unwrap_or_default(), self.shared.set_id_bits(ino));
         // Groups matter for an access list of a set-group-id file only.
         let about_groups = name.as_encoded_bytes().starts_with(b"system.") && bits != 0;
-        let caller = if about_groups { caller_with_groups(c) } else { caller(c, 0) };
+        let caller = if about_groups { caller_with_groups(c, bits) } else { caller(c, 0) };
         let outcome = self.fs().set_xattr(&caller, ino, name, value, flags).map_err(Errno::from);
         let mode = self.fs().perm(ino).unwrap_or_default();
         if mode == before || self.shared.set_id_bits(ino) != bits {

@@ -379,3 +379,68 @@ fn data_is_written_once_at_every_call_size() {
         }
     }
 }
+
+/// Where a write goes is said by its descriptor as it is then, not as it was opened; and the kernel knows where the end
+/// is, also behind what it has not written out.
+#[test]
+fn a_write_goes_where_the_kernel_says() {
+    use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+    for writeback in [true, false] {
+        let Some(w) = World::with(Settings { writeback, ..Settings::default() }) else { return };
+        for direct in [0, libc::O_DIRECT] {
+            let path = w.path("file");
+            fs::write(&path, vec![b'a'; 128 << 10]).unwrap();
+            let open =
+                |flags| OpenOptions::new().read(true).append(true).custom_flags(flags).open(&path).unwrap();
+            let file = open(direct);
+            fcntl_setfl(&file, fcntl_getfl(&file).unwrap() - OFlags::APPEND).unwrap();
+            let page = Aligned([b'B'; 4096]);
+            assert_eq!(file.write_at(&page.0, 4096).unwrap(), 4096);
+            file.sync_all().unwrap();
+            drop(file);
+            let said = format!("writeback {writeback}, flags {direct:#o}");
+            let now = fs::read(&path).unwrap();
+            assert_eq!(now.len(), 128 << 10, "{said}");
+            assert!(now[4096..8192] == page.0 && !now[8192..].contains(&b'B'), "{said}");
+            // Behind pages that the kernel has not written out.
+            let mut buffered = open(0);
+            buffered.write_all(&[b'c'; 4096]).unwrap();
+            open(direct).write_all(&page.0).unwrap();
+            drop(buffered);
+            let now = fs::read(&path).unwrap();
+            assert_eq!(now.len(), 136 << 10, "{said}");
+            assert!(now[128 << 10..132 << 10] == [b'c'; 4096] && now[132 << 10..] == page.0, "{said}");
+        }
+    }
+}
+
+/// As O_DIRECT wants it.
+#[repr(align(4096))]
+struct Aligned([u8; 4096]);
+
+/// A capability that a file gets while the kernel keeps what was written to it before is not taken away by that.
+#[test]
+fn a_capability_stays_when_older_pages_are_written_out() {
+    let Some(w) = kept() else { return };
+    if !rustix::process::geteuid().is_root() {
+        return println!("not root: skipped");
+    }
+    let capability: Vec<u8> =
+        [0x0200_0001u32, 1 << 10, 0, 0, 0].iter().flat_map(|n| n.to_le_bytes()).collect();
+    let name = c"security.capability";
+    let value = |file: &File| {
+        let mut value = [0; 64];
+        rustix::fs::fgetxattr(file, name, &mut value[..]).ok()
+    };
+    for len in [5, 100_000, 3_000_000] {
+        let path = w.path(&format!("f{len}"));
+        let mut file = OpenOptions::new().read(true).write(true).create_new(true).open(path).unwrap();
+        file.write_all(&vec![7; len]).unwrap();
+        let set = rustix::fs::fsetxattr(&file, name, &capability, rustix::fs::XattrFlags::empty());
+        set.unwrap();
+        file.sync_all().unwrap();
+        assert_eq!(value(&file), Some(20), "{len} bytes, written out after the capability was set");
+        file.write_all(b"more").unwrap();
+        assert_eq!(value(&file), None, "{len} bytes, after a write");
+    }
+}

@@ -368,6 +368,67 @@ fn what_has_a_long_path_can_be_removed_from_a_full_store() {
     check_keys(w);
 }
 
+/// Moves and clones beside a snapshot take space each time. They may be refused on a full store; what gives space back
+/// may not, however often others tried those before.
+#[test]
+fn moves_and_clones_on_a_full_store_leave_room_for_deletes() {
+    for case in 0..4 {
+        let device = Arc::new(SimDevice::new(32 << 20, 6));
+        let mut rng = Rng(6 + case);
+        let mut scene = Scene::mounted(device, options(), &mut rng);
+        let w = &scene.w;
+        w.mkdir("/keep");
+        w.mkdir("/other");
+        for i in 0..150 {
+            let data: Vec<u8> = (0..30_000).map(|_| rng.next(256) as u8).collect();
+            w.put(&format!("/keep/{i}"), &data);
+            w.put(&format!("/other/{i}"), &data[..20_000]);
+        }
+        let snapshot = NewSnapshot::default();
+        let made = w.on("/keep", |a| w.fs.snapshot(Authority::Caller(&w.me), a.ino, &snapshot)).unwrap().0;
+        scene.fill(&mut rng, usize::MAX / 2);
+        let w = &scene.w;
+        let link = |i: usize| {
+            let target = "t".repeat(3000);
+            let target = std::ffi::OsStr::new(&target);
+            let linked = w.at(&format!("/fill/link{i}"), |d, n| w.fs.symlink(&w.me, d, n, target));
+            linked.map(|attr| w.fs.forget(attr.ino, 1))
+        };
+        let full = (0..100_000).find_map(|i| link(i).err()).unwrap();
+        assert_eq!(full.errno(), ENOSPC);
+        let mut refused = 0;
+        for i in 0..2000 {
+            let (here, there) = (format!("/keep/{}", i % 150), format!("/keep/q{}", i % 150));
+            let tried = match case {
+                0 => w.rename(&here, &there, 0).and_then(|()| w.rename(&there, &here, 0)),
+                1 => w.on("/keep", |a| {
+                    w.fs.rollback(Authority::Caller(&w.me), a.ino, made.number, false).map(drop)
+                }),
+                2 => w.clone_tree(&format!("/keep/{}", (i + 1) % 150), &here, true).map(drop),
+                _ => w
+                    .rename(&here, &format!("/other/q{}", i % 150), 0)
+                    .and_then(|()| w.rename(&format!("/other/q{}", i % 150), &here, 0)),
+            };
+            refused += usize::from(tried.is_err());
+            if refused > 20 {
+                break;
+            }
+        }
+        let said = format!("case {case}, {refused} refused");
+        for i in 0..150 {
+            let file = format!("/other/{i}");
+            match i % 2 {
+                0 => w.unlink(&file).unwrap_or_else(|e| panic!("{said}: unlink {i}: {e}")),
+                _ => _ = w.truncate(&file, 0).unwrap_or_else(|e| panic!("{said}: truncate {i}: {e}")),
+            }
+        }
+        w.remove_tree("/fill").unwrap_or_else(|e| panic!("{said}: rm -r: {e}"));
+        w.fs.sync().unwrap();
+        w.put("/other/new", &[1; 100_000]);
+        check_keys(w);
+    }
+}
+
 /// What was deleted last lies in the frozen state that a merge plans with, so its space comes back only without that.
 #[test]
 fn what_was_deleted_just_before_makes_room_for_a_merge() {

@@ -73,12 +73,15 @@ enum Gives {
     All,
     /// What is written beside the deletes is little, compared with them.
     Most,
+    /// The same, but something is moved or cloned: that takes space, by what it shares, when it is flushed; and it may
+    /// be done again and again.
+    Moves,
     Little,
 }
 
 impl Gives {
     fn by(ops: &[Op]) -> Gives {
-        let (mut deleted, mut written) = (None, 0);
+        let (mut deleted, mut written, mut moves) = (None, 0, false);
         for op in ops {
             match op {
                 Op::Delete(key) => *deleted.get_or_insert(0) += key.len(),
@@ -86,12 +89,18 @@ impl Gives {
                     *deleted.get_or_insert(0) += lo.len() + hi.as_ref().map_or(0, Bytes::len)
                 }
                 Op::Put(a, b) | Op::Upsert(a, b) | Op::UpsertPrefix(a, b) => written += a.len() + b.len(),
-                Op::ClonePrefix(from, to) | Op::RenamePrefix(from, to) => written += from.len() + to.len(),
+                Op::ClonePrefix(from, to) | Op::RenamePrefix(from, to) => {
+                    written += from.len() + to.len();
+                    moves = true;
+                }
             }
         }
         match deleted {
             Some(_) if written == 0 => Gives::All,
-            Some(deleted) if written <= deleted + MOST_BESIDE_DELETES_BYTES => Gives::Most,
+            Some(deleted) if written <= deleted + MOST_BESIDE_DELETES_BYTES => match moves {
+                true => Gives::Moves,
+                false => Gives::Most,
+            },
             _ => Gives::Little,
         }
     }
@@ -283,11 +292,18 @@ impl Engine {
     fn space_for(&self, ops: &[Op], len: u64) -> Result<()> {
         // What is held back even from deletes lets the flush and the checkpoint through that give back
         // what they delete.
-        let held_back = match Gives::by(ops) {
+        // Whoever may do again and again what takes space leaves some to those who give it back.
+        let (gives, few) = (Gives::by(ops), self.edit_room().midpoint(self.reserve()));
+        let held_back = match gives {
             Gives::All if len <= SMALL_BATCH_BYTES => self.edit_room(),
-            Gives::Most if len <= SMALL_BATCH_BYTES => self.edit_room().midpoint(self.reserve()),
+            Gives::Most if len <= SMALL_BATCH_BYTES => few,
+            Gives::Moves if len <= SMALL_BATCH_BYTES => few.midpoint(self.reserve()),
             _ => self.reserve(),
         };
+        // What those before it take shows when they are flushed.
+        if gives == Gives::Moves && self.is_short() {
+            self.flush_what_is_written()?;
+        }
         let enough = || -> Result<bool> {
             let (wanted, free) = (self.owed() + held_back + 2 * len, self.space.free_bytes());
             let better = (wanted + self.working_room()).min(free);
@@ -353,5 +369,7 @@ mod tests {
         // Both under a long path.
         assert_eq!(Gives::by(&[delete(4000), put(4000)]), Gives::Most);
         assert_eq!(Gives::by(&[Op::RenamePrefix(key(4000), key(4000)), delete(4000)]), Gives::Little);
+        assert_eq!(Gives::by(&[Op::RenamePrefix(key(40), key(40)), delete(40)]), Gives::Moves);
+        assert_eq!(Gives::by(&[Op::ClonePrefix(key(40), key(40))]), Gives::Little);
     }
 }

@@ -43,11 +43,7 @@ impl Engine {
     pub fn settle(&self, enough: &dyn Fn() -> Result<bool>) -> Result<bool> {
         waiting::announce();
         let _turn = waiting::take(|| self.gc_turn.try_lock(), || self.gc_turn.lock());
-        let until = self.change(|superversion| {
-            superversion.seal();
-            superversion.active.msn
-        });
-        self.flush_until(until)?;
+        let until = self.flush_what_is_written()?;
         let settling = Some(Settling { until, walks: 0 });
         *self.gc_progress.lock() = GcProgress { settling, ..GcProgress::default() };
         let settled = (|| {
@@ -66,6 +62,16 @@ impl Engine {
         self.let_walks_go();
         self.gc_progress.lock().settling = None;
         settled
+    }
+
+    /// Applies all that is in memory now; the number of the newest batch among that.
+    pub(in crate::db) fn flush_what_is_written(&self) -> Result<u64> {
+        let until = self.change(|superversion| {
+            superversion.seal();
+            superversion.active.msn
+        });
+        self.flush_until(until)?;
+        Ok(until)
     }
 
     /// Lets go of the versions that walks hold, where there is one; they begin anew.

@@ -302,6 +302,7 @@ impl Engine {
         };
         // What those before it take shows when they are flushed.
         if gives == Gives::Moves && self.is_short() {
+            waiting::announce();
             self.flush_what_is_written()?;
         }
         let enough = || -> Result<bool> {

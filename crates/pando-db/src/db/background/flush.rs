@@ -212,6 +212,16 @@ impl Engine {
         }
     }
 
+    /// Applies all that is in memory now; the number of the newest batch among that.
+    pub fn flush_what_is_written(&self) -> Result<u64> {
+        let until = self.change(|superversion| {
+            superversion.seal();
+            superversion.active.msn
+        });
+        self.flush_until(until)?;
+        Ok(until)
+    }
+
     /// Applies sealed tables in the same way until all batches up to `msn` are in the tree, or there are no more.
     pub fn flush_until(&self, msn: u64) -> Result<()> {
         loop {

@@ -64,16 +64,6 @@ impl Engine {
         settled
     }
 
-    /// Applies all that is in memory now; the number of the newest batch among that.
-    pub(in crate::db) fn flush_what_is_written(&self) -> Result<u64> {
-        let until = self.change(|superversion| {
-            superversion.seal();
-            superversion.active.msn
-        });
-        self.flush_until(until)?;
-        Ok(until)
-    }
-
     /// Lets go of the versions that walks hold, where there is one; they begin anew.
     pub(super) fn let_walks_go(&self) {
         let held = self.gc_progress.lock().let_go();

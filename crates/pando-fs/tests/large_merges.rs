@@ -147,12 +147,22 @@ fn nothing_of_a_writer_beside_a_large_merge_is_lost() {
 /// Access times of what the merge removes and replaces change all the time.
 #[test]
 fn somebody_who_reads_all_the_time_does_not_disturb_a_large_merge() {
+    // A busy machine may give the reader no turn while one merge runs (20 ms), but not in all of them.
+    let mut beside = Vec::new();
+    while beside.len() < 20 && beside.iter().all(|reads| *reads <= 20) {
+        beside.push(reads_beside_a_merge());
+    }
+    assert!(beside.iter().any(|reads| *reads > 20), "{beside:?} reads beside the merges");
+}
+
+/// How many reads a reader made while a merge ran that removed and replaced what it read.
+fn reads_beside_a_merge() -> u64 {
     let files = 120;
     let mut w = World::new();
     w.remount_with(steps(2).atime(AtimePolicy::Strict));
     changed(&w, files);
     let (stop, reads) = (AtomicBool::new(false), AtomicU64::new(0));
-    std::thread::scope(|scope| {
+    let beside = std::thread::scope(|scope| {
         scope.spawn(|| {
             let other = World::over(w.fs.clone());
             while !stop.load(Ordering::SeqCst) {
@@ -170,10 +180,12 @@ fn somebody_who_reads_all_the_time_does_not_disturb_a_large_merge() {
         let report = w.merge("/f", "/s", MergeOptions::default());
         let beside = reads.load(Ordering::SeqCst) - before;
         stop.store(true, Ordering::SeqCst);
-        assert!(report.unwrap().merged && beside > 20, "{beside} reads beside the merge");
+        assert!(report.unwrap().merged);
+        beside
     });
     assert_changed(&w, files);
     check_keys(&w);
+    beside
 }
 
 /// What a writer has made of the tree.

@@ -38,6 +38,9 @@ pub use sim::{FailMode, SimDevice};
 /// Unit of allocation and of durable log padding, in bytes.
 pub const BLOCK: u64 = 4096;
 
+/// What the last block of a request is filled up with.
+pub(crate) static ZEROS: [u8; BLOCK as usize] = [0; BLOCK as usize];
+
 /// Requests and bytes that a device has served since it was opened.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceStats {

@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 
 use crate::{
     codec::{Reader, put_bytes, put_varint},
-    device::BLOCK,
+    device::{BLOCK, ZEROS},
     error::{Error, Result},
     format::node_codec,
     node::{
@@ -58,9 +58,6 @@ const EXTENT_LEAST: usize = 32 << 10;
 /// And before compression less than half of a node, with a short rest: leaves are split in the middle half of their
 /// bytes. This share of a node (1/n) without it.
 const EXTENT_RAW_SHARE: usize = 3;
-
-/// What the last block of an extent is filled up with.
-const ZEROS: [u8; BLOCK as usize] = [0; BLOCK as usize];
 
 /// The bulk data of a store.
 pub(crate) struct Bulk {

@@ -12,13 +12,13 @@
 //! pages that are copied, `space` and the device; what it writes is not durable
 //! before a flush.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, io::IoSlice, sync::Arc};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{
-    device::BLOCK,
+    device::{BLOCK, ZEROS},
     error::{Error, Result},
     format::node_codec::{encode_header, pack},
     node::{Node, PageLoc, PageRef, Segment, stored::Stored},
@@ -262,18 +262,21 @@ impl Part {
 fn write(pager: &Pager, parts: &[Part], header: &[u8], pages: &[Bytes]) -> Result<()> {
     let (mut header, mut pages) = (header, pages);
     for parts in parts.chunk_by(|a, b| a.extent.offset + a.extent.len == b.extent.offset) {
-        let mut bytes = BytesMut::with_capacity(parts.iter().map(|part| part.extent.len as usize).sum());
+        // The device joins them, in memory that it has for that.
+        let mut bufs = Vec::with_capacity(parts.iter().map(|part| part.pages.len() + 2).sum());
         for part in parts {
-            let end = bytes.len() + part.extent.len as usize;
-            bytes.extend_from_slice(std::mem::take(&mut header));
             let (here, rest) = pages.split_at(part.pages.len());
-            here.iter().for_each(|page| bytes.extend_from_slice(page));
-            assert!(bytes.len() <= end, "a part of a node reaches beyond its extent");
-            bytes.resize(end, 0);
+            let used = part.header + part.pages.iter().sum::<usize>();
+            let unused = (part.extent.len as usize).checked_sub(used).and_then(|len| ZEROS.get(..len));
+            assert!(unused.is_some(), "a part of a node does not fill the blocks of its extent");
+            bufs.push(std::mem::take(&mut header));
+            bufs.extend(here.iter().map(|page| &page[..]));
+            bufs.extend(unused);
             pages = rest;
         }
         let offset = parts.first().map_or(0, |part| part.extent.offset);
-        pager.device().write_at(offset, &bytes).map_err(|e| Error::io("write", offset, e))?;
+        let bufs: Vec<_> = bufs.into_iter().filter(|bytes| !bytes.is_empty()).map(IoSlice::new).collect();
+        pager.device().write_vectored_at(offset, &bufs).map_err(|e| Error::io("write", offset, e))?;
     }
     assert!(pages.is_empty(), "pages of a node are left over");
     Ok(())

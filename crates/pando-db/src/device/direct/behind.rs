@@ -122,7 +122,7 @@ impl Behind {
                 break;
             }
         }
-        let mut buffer = buffers.take();
+        let mut buffer = buffers.take(BUFFER)?;
         gather(&mut buffer, bufs);
         state.open = Some((range, buffer));
         Ok(())

@@ -141,7 +141,7 @@ impl Direct {
     /// Takes a file that was opened with `O_DIRECT`; `None` if it does not take direct requests of whole blocks.
     pub(super) fn new(file: File, counters: Arc<Counters>) -> Option<Self> {
         let raw = Arc::new(Raw { file, buffers: Buffers::default(), counters });
-        let mut probe = raw.buffers.take();
+        let mut probe = raw.buffers.take(BLOCK as usize).ok()?;
         pread(&raw.file, probe.get_mut(..BLOCK as usize)?, 0).ok()?;
         drop(probe);
         let behind = Arc::new(Behind::default());
@@ -171,7 +171,7 @@ impl Direct {
             return Ok(None);
         }
         self.settle(&range)?;
-        let mut buffer = self.raw.buffers.take();
+        let mut buffer = self.raw.buffers.take(wanted)?;
         let filled = self.raw.read(blocks.start, buffer.get_mut(..wanted).unwrap_or_default())?;
         let from = (range.start - blocks.start) as usize;
         if filled < from + len {
@@ -184,8 +184,8 @@ impl Direct {
     fn read_some(&self, range: Range<u64>, to: &mut Scatter<'_, '_>) -> io::Result<u64> {
         let begin = range.start / BLOCK * BLOCK;
         let blocks = blocks_around(&(begin..range.end.min(begin + BUFFER as u64)));
-        let mut buffer = self.raw.buffers.take();
         let wanted = (blocks.end - begin) as usize;
+        let mut buffer = self.raw.buffers.take(wanted)?;
         let filled = self.raw.read(begin, buffer.get_mut(..wanted).unwrap_or_default())?;
         let (from, until) = ((range.start - begin) as usize, filled.min((range.end - begin) as usize));
         match buffer.get(from..until) {
@@ -216,19 +216,39 @@ impl Direct {
         Ok(())
     }
 
-    /// The same for several buffers, one after the other: whole blocks that fit one request are copied once, into it.
+    /// The same for several buffers, one after the other: whole blocks are copied once, into the requests.
     pub(super) fn write_vectored(&self, offset: u64, bufs: &[IoSlice<'_>], now: bool) -> io::Result<()> {
         let len: usize = bufs.iter().map(|buf| buf.len()).sum();
         let range = offset..offset + len as u64;
-        if now || blocks_around(&range) != range || !(1..=BUFFER).contains(&len) {
+        if now || blocks_around(&range) != range {
             return self.write(offset, &joined(bufs), now);
         }
-        self.behind.add(range, bufs, &self.raw.buffers, || self.crew.write())
+        let (mut at, mut request, mut room) = (offset, Vec::with_capacity(bufs.len()), BUFFER);
+        let mut add = |request: &mut Vec<IoSlice<'_>>, len: usize| {
+            let range = at..at + len as u64;
+            at = range.end;
+            let added = self.behind.add(range, request, &self.raw.buffers, || self.crew.write());
+            request.clear();
+            added
+        };
+        for buf in bufs {
+            let mut rest = &buf[..];
+            while !rest.is_empty() {
+                let (here, more) = rest.split_at(rest.len().min(room));
+                request.push(IoSlice::new(here));
+                (rest, room) = (more, room - here.len());
+                if room == 0 {
+                    add(&mut request, BUFFER)?;
+                    room = BUFFER;
+                }
+            }
+        }
+        if room < BUFFER { add(&mut request, BUFFER - room) } else { Ok(()) }
     }
 
     /// Writes whole blocks, behind all that was written there before, and returns when that is done.
     fn write_now(&self, range: Range<u64>, bytes: &[u8], durably: bool) -> io::Result<bool> {
-        let mut buffer = self.raw.buffers.take();
+        let mut buffer = self.raw.buffers.take(bytes.len())?;
         fill(&mut buffer, bytes);
         self.wait_for(&range);
         self.raw.write(range.start, buffer.get(..bytes.len()).unwrap_or_default(), durably)
@@ -239,8 +259,8 @@ impl Direct {
         let _alone = self.partial.lock();
         let block = blocks_around(&range);
         self.settle(&block)?;
-        let mut buffer = self.raw.buffers.take();
         let len = (block.end - block.start) as usize;
+        let mut buffer = self.raw.buffers.take(len)?;
         let whole = buffer.get_mut(..len).unwrap_or_default();
         let found = self.raw.read(block.start, whole)?;
         if let Some(missing) = whole.get_mut(found..) {

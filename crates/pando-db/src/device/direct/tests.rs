@@ -133,12 +133,20 @@ fn writes_side_by_side_are_one_request() {
     }
     direct.drain().unwrap();
     assert_eq!((counters.stats().writes, counters.stats().write_bytes), (8, 8 << 20));
+    // More than a request takes.
+    let data: Vec<u8> = (0..7usize << 19).map(|i| (i / 11) as u8).collect();
+    let ((first, rest), third) = (data.split_at(5000), &[][..]);
+    let (second, fourth) = rest.split_at(2 << 20);
+    direct.write_vectored(12 << 20, &[first, second, third, fourth].map(IoSlice::new), false).unwrap();
+    direct.drain().unwrap();
+    assert_eq!((counters.stats().writes, counters.stats().write_bytes), (12, 23 << 19));
+    assert!(read(&direct, 12 << 20, data.len()) == data);
     // Elsewhere, with a gap, and over what is still open: each for itself.
     for at in [10 << 20, 9 << 20, (9 << 20) + 8192, 9 << 20] {
         direct.write(at, &[2; 4096], false).unwrap();
     }
     direct.drain().unwrap();
-    assert_eq!(counters.stats().writes, 12);
+    assert_eq!(counters.stats().writes, 16);
 }
 
 /// Whoever flushes waits for what was written before, and not for what others go on to write.

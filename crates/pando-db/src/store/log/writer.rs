@@ -43,8 +43,9 @@ use crate::{
     waiting,
 };
 
-/// Largest buffer that is kept for reuse, in bytes.
-const MAX_SPARE_BYTES: usize = 1 << 20;
+/// Largest buffer that is kept for reuse, in bytes: that of a write-out for which a thread was asked, with what came
+/// until it began.
+const MAX_SPARE_BYTES: usize = 4 << 20;
 /// Most that a sync writes durably, in bytes, while nobody else can write: more is written first and flushed
 /// then, beside which others may write.
 const MAX_DURABLE_WRITE_BYTES: usize = 1 << 20;
@@ -294,8 +295,9 @@ impl Log {
 
     /// For a log to which nobody has written for a while: says of the last records, if they are durable and
     /// may be replayed, that they are. Should they be damaged, their end is not taken for that of the log. One
-    /// write of a block at most, which is not durable itself.
+    /// write of a block at most, which is not durable itself. Lets the memory of its buffers go.
     pub fn mark_rest(&self) -> Result<()> {
+        self.buf().let_memory_go();
         self.mark(|buf, durable| durable > buf.told && buf.asked_end > buf.tail)
     }
 

@@ -366,30 +366,50 @@ impl Fs {
     /// Writes `data` at `offset`, or at the end (`append`, or a handle opened so). Reads nothing.
     /// Returns how much was written: less than all only if the rest failed.
     pub fn write(&self, fh: FileHandle, ino: Ino, offset: u64, data: &[u8], append: bool) -> Result<u32> {
+        let (inode, by_root, appends) = self.file_to_write(fh, ino)?;
+        let at = self.hold(&inode, true)?;
+        let offset = if append || appends { inode.peek(|s| s.record.size) } else { offset };
+        self.write_at(&inode, &at, offset, data, (by_root, Some(self.now())))
+    }
+
+    /// As [`Fs::write`] at `offset`, but all of it is written, or it is an error and some of it may be.
+    pub fn write_whole(&self, fh: FileHandle, ino: Ino, offset: u64, data: &[u8]) -> Result<u32> {
+        let (inode, by_root, _) = self.file_to_write(fh, ino)?;
+        let at = self.hold(&inode, true)?;
+        self.write_whole_at(&inode, &at, offset, data, (by_root, Some(self.now())))
+    }
+
+    /// As [`Fs::write_whole`], of pages that the kernel has kept: it has checked who wrote them, and tells the times.
+    pub fn write_pages(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<u32> {
+        self.writable()?;
+        let (inode, _) = self.file(FileHandle(0), ino)?;
+        let at = self.hold(&inode, true)?;
+        self.write_whole_at(&inode, &at, offset, data, (true, None))
+    }
+
+    /// A file that is to be written through this handle, whether root opened it, and whether for appends only.
+    fn file_to_write(&self, fh: FileHandle, ino: Ino) -> Result<(InodeRef, bool, bool)> {
         self.writable()?;
         let (inode, open) = self.file(fh, ino)?;
         let flags = open.as_ref().map_or(0, |o| o.flags);
         if open.is_some() && flags & O_ACCMODE == O_RDONLY {
             return Err(Error::BadHandle(fh.0));
         }
-        let by_root = open.as_ref().is_none_or(|o| o.uid == 0);
-        let at = self.hold(&inode, true)?;
-        let append = append || flags & O_APPEND != 0;
-        let offset = if append { inode.peek(|s| s.record.size) } else { offset };
-        self.write_at(&inode, &at, offset, data, (by_root, Some(self.now())))
+        Ok((inode, open.is_none_or(|o| o.uid == 0), flags & O_APPEND != 0))
     }
 
-    /// Writes pages that the kernel has kept for a while: it has checked who wrote them, and knows the times of the
-    /// file and tells them. Otherwise as [`Fs::write`], but all of it is written, or it is an error: the kernel would
-    /// not write the rest.
-    pub fn write_pages(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<u32> {
-        self.writable()?;
-        let (inode, _) = self.file(FileHandle(0), ino)?;
-        let at = self.hold(&inode, true)?;
+    /// As [`Fs::write_at`], but all is written or it is an error: that of the call which begins where it fails.
+    fn write_whole_at(
+        &self,
+        inode: &InodeRef,
+        at: &At,
+        offset: u64,
+        data: &[u8],
+        who_and_when: (bool, Option<Time>),
+    ) -> Result<u32> {
         let mut done = 0;
         while let Some(rest) = data.get(done..).filter(|rest| !rest.is_empty()) {
-            // What fails in the middle is an error of the next call, which begins there.
-            done += self.write_at(&inode, &at, offset + done as u64, rest, (true, None))? as usize;
+            done += self.write_at(inode, at, offset + done as u64, rest, who_and_when)? as usize;
         }
         Ok(done as u32)
     }

@@ -129,8 +129,12 @@ impl Server {
                 .map_err(|e| Errno(quotas::of_pages(e.errno())));
         }
         // The handle of a mapping's page is a guess of the kernel.
-        let handle = if w.writeback { 0 } else { w.handle };
-        Ok(self.fs().write(FileHandle(handle), w.ino, w.offset, w.data, false)?)
+        let handle = FileHandle(if w.writeback { 0 } else { w.handle });
+        match w.flags & libc::O_DIRECT != 0 {
+            // Of a part that is written the kernel makes EIO, and what stopped the rest is not heard of.
+            true => Ok(self.fs().write_whole(handle, w.ino, w.offset, w.data)?),
+            false => Ok(self.fs().write(handle, w.ino, w.offset, w.data, false)?),
+        }
     }
 }
 

@@ -416,7 +416,37 @@ fn a_write_goes_where_the_kernel_says() {
 
 /// As O_DIRECT wants it.
 #[repr(align(4096))]
-struct Aligned([u8; 4096]);
+struct Aligned<const N: usize>([u8; N]);
+
+/// The kernel makes EIO of a direct write of which the first part only is written.
+#[test]
+fn a_direct_write_that_does_not_fit_is_told_why() {
+    let bytes = Box::new(Aligned([7; 1 << 20]));
+    for writeback in [true, false] {
+        let Some(w) = World::with(Settings { writeback, ..Settings::default() }) else { return };
+        fs::create_dir(w.path("dir")).unwrap();
+        let dir = fs::metadata(w.path("dir")).unwrap().ino();
+        w.fs().set_quota(dir, Some(400 << 10)).unwrap();
+        // Into a hole, and at the end.
+        for (name, len) in [("hole", 2 << 20), ("end", 0)] {
+            let path = w.path("dir").join(name);
+            let file = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create_new(true)
+                .custom_flags(libc::O_DIRECT)
+                .open(&path)
+                .unwrap();
+            file.set_len(len).unwrap();
+            let said = format!("{name}, writeback {writeback}");
+            assert_eq!(file.write_at(&bytes.0, 0).unwrap_err().raw_os_error(), Some(libc::EDQUOT), "{said}");
+            assert_eq!(file.metadata().unwrap().len(), len, "{said}");
+            assert_eq!(file.write_at(&bytes.0[..64 << 10], 0).unwrap(), 64 << 10, "{said}");
+            drop(file);
+            fs::remove_file(path).unwrap();
+        }
+    }
+}
 
 /// A capability that a file gets while the kernel keeps what was written to it before is not taken away by that.
 #[test]

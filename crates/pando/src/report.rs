@@ -70,6 +70,14 @@ pub struct Cache {
     pub budget: u64,
     pub used: u64,
     pub dirty: u64,
+    /// Part of `dirty`: changes that only the log has.
+    #[serde(default)]
+    pub tables: u64,
+    /// Memory of the process in its pool of buffers for pages, dirty ones too, and how much of it is in use.
+    #[serde(default)]
+    pub pool: u64,
+    #[serde(default)]
+    pub pool_used: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -134,7 +142,14 @@ impl Stats {
                 gotos_pending: e.gotos_pending,
             },
             log: Log { size: e.log_size, used: e.log_used },
-            cache: Cache { budget: e.cache_budget, used: e.cache_used, dirty: e.dirty },
+            cache: Cache {
+                budget: e.cache_budget,
+                used: e.cache_used,
+                dirty: e.dirty,
+                tables: e.tables,
+                pool: e.page_memory,
+                pool_used: e.page_memory_in_use,
+            },
             device: Device {
                 reads: e.device.reads,
                 read_bytes: e.device.read_bytes,
@@ -205,6 +220,7 @@ impl Stats {
                 show(self.cache.dirty)
             ),
         );
+        line("", format!("pool {}, in use {}", show(self.cache.pool), show(self.cache.pool_used)));
         let d = &self.device;
         line(
             "device read",

@@ -1,9 +1,10 @@
-//! The memory of a daemon: what is free goes back to the system while nobody uses the mount.
+//! The memory of a daemon: what is free goes back to the system while nobody uses the mount, and where it grows.
 //!
 //! The C library's allocator keeps what is freed: in an arena for each of many threads, and between pieces that are
-//! in use. It gives that back when it is asked, for which it needs all of its locks. So it is asked while the process
-//! does nothing. Fewer arenas would keep less, and have the threads wait for each other. Uses the C library only; with
-//! another one than glibc nothing is done.
+//! in use. It gives that back when it is asked, for which it takes the lock of one arena after the other, for 10 to 30
+//! milliseconds together. So it is asked while the process does nothing, and otherwise only where there is much to
+//! give. Fewer arenas would keep less, and have the threads wait for each other. Uses the C library only; with another
+//! one than glibc nothing is done.
 #![allow(unsafe_code)]
 
 use std::{
@@ -17,6 +18,8 @@ const PERIOD: Duration = Duration::from_secs(5);
 const IDLE: Duration = Duration::from_millis(20);
 /// Memory is given back only if the process has used so much CPU time since: else there is little to give.
 const WORTH: Duration = Duration::from_millis(200);
+/// A process that has so much more memory than after the last time gives back though it is at work, bytes.
+const GROWTH_BYTES: u64 = 16 << 20;
 
 /// Starts a thread that gives free memory back. To be called once.
 pub fn give_back_when_idle() {
@@ -24,16 +27,19 @@ pub fn give_back_when_idle() {
         return;
     }
     let started = thread::Builder::new().name("pando-memory".into()).spawn(|| {
-        let (mut before, mut given) = (cpu_time(), Duration::ZERO);
+        let (mut before, mut given, mut left) = (cpu_time(), Duration::ZERO, resident_bytes());
         loop {
             thread::sleep(PERIOD);
-            let now = cpu_time();
-            if now.saturating_sub(before) < IDLE && now.saturating_sub(given) > WORTH {
+            let (now, resident) = (cpu_time(), resident_bytes());
+            let idle = now.saturating_sub(before) < IDLE && now.saturating_sub(given) > WORTH;
+            if idle || resident > left + GROWTH_BYTES {
                 let begin = Instant::now();
                 give_back();
-                log::debug!("gave free memory back in {:?}", begin.elapsed());
-                given = cpu_time();
+                (given, left) = (cpu_time(), resident_bytes());
+                log::debug!("gave {} KiB back in {:?}", resident.saturating_sub(left) >> 10, begin.elapsed());
             }
+            // What others give back is not what this has left.
+            left = left.min(resident_bytes());
             before = cpu_time();
         }
     });
@@ -48,6 +54,13 @@ fn give_back() {
     unsafe {
         libc::malloc_trim(0);
     }
+}
+
+/// Memory that the process has, bytes; 0 if it is not told.
+fn resident_bytes() -> u64 {
+    let told = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages: u64 = told.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
+    pages * rustix::param::page_size() as u64
 }
 
 /// CPU time that the process has used.

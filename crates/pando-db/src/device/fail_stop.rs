@@ -95,6 +95,10 @@ impl Device for FailStop {
         self.device.reread()
     }
 
+    fn rest(&self) {
+        self.device.rest();
+    }
+
     fn size(&self) -> u64 {
         self.device.size()
     }

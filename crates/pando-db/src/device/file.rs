@@ -262,6 +262,12 @@ impl Device for FileDevice {
         direct.write_vectored(offset, bufs, !self.reserves())
     }
 
+    fn rest(&self) {
+        if let Some(direct) = &self.direct {
+            direct.rest();
+        }
+    }
+
     fn flush(&self) -> io::Result<()> {
         if let Some(direct) = &self.direct {
             direct.drain()?;

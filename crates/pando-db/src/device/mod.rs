@@ -106,6 +106,8 @@ pub trait Device: Send + Sync + 'static {
     fn reread(&self) -> io::Result<()> {
         Ok(())
     }
+    /// To be called some times a second while the device is open: gives back memory that was needed for a while.
+    fn rest(&self) {}
     /// Size in bytes.
     fn size(&self) -> u64;
     /// Bytes that the medium could hold of the device, judging by what is free on it now; not more than the

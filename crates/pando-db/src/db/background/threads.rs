@@ -157,6 +157,7 @@ impl Quiet {
 fn syncer(engine: &Engine) {
     let (mut last, mut seen) = (Instant::now(), 0);
     while !engine.signal.shutting_down() {
+        engine.pager.device().rest();
         let nap = engine.options.sync_interval.min(Duration::from_millis(100));
         if engine.signal.wait_for(Work::Log, nap) {
             // A failure stops the log, and every later call says why.

@@ -8,6 +8,7 @@ use std::{
     io,
     ops::{Deref, DerefMut},
     sync::Arc,
+    time::{Duration, Instant},
 };
 
 use memmap2::MmapMut;
@@ -19,17 +20,34 @@ pub(super) const BUFFER: usize = 1 << 20;
 const LEAST_BUFFER: usize = 16 << 10;
 /// How many sizes there are (a count).
 const SIZES: usize = (BUFFER / LEAST_BUFFER).ilog2() as usize + 1;
-/// How many of the largest buffers are kept for reuse, and of each other size (counts): 16 MiB.
-const KEPT: (usize, usize) = (12, 4);
+/// How many buffers of a size are kept for reuse at most: of the largest, and of each other size (counts). A stream of
+/// large requests gives some tens back at once, and takes them again.
+const MOST_KEPT: (usize, usize) = (48, 8);
+/// The same at rest: 12 MiB.
+const KEPT_AT_REST: (usize, usize) = (8, 4);
+/// Buffers that were of no use for so long go back to the kernel.
+const REST: Duration = Duration::from_secs(1);
 
-/// Memory that nobody uses now, by size.
-type Kept = Mutex<[Vec<MmapMut>; SIZES]>;
+/// Of those with two counts, that for this size.
+fn of_size(counts: (usize, usize), size: usize) -> usize {
+    if size + 1 == SIZES { counts.0 } else { counts.1 }
+}
+
+/// Memory that nobody uses now.
+#[derive(Debug, Default)]
+struct Kept {
+    /// By size; the one used last is the last.
+    buffers: [Vec<MmapMut>; SIZES],
+    /// The fewest that there were at once since then: so many of the first were of no use.
+    fewest: [usize; SIZES],
+    counted_from: Option<Instant>,
+}
 
 /// Memory that begins at a page of the kernel's. Dropped, it is used again.
 pub(super) struct Aligned {
     /// None once it is dropped.
     memory: Option<MmapMut>,
-    home: Arc<Kept>,
+    home: Arc<Mutex<Kept>>,
 }
 
 impl Deref for Aligned {
@@ -55,10 +73,10 @@ impl DerefMut for Aligned {
 impl Drop for Aligned {
     fn drop(&mut self) {
         let Some(memory) = self.memory.take() else { return };
-        let most = if memory.len() == BUFFER { KEPT.0 } else { KEPT.1 };
+        let size = size(memory.len());
         let mut kept = self.home.lock();
-        match kept.get_mut(size(memory.len())) {
-            Some(kept) if kept.len() < most => kept.push(memory),
+        match kept.buffers.get_mut(size) {
+            Some(kept) if kept.len() < of_size(MOST_KEPT, size) => kept.push(memory),
             // Given back to the kernel without the lock.
             _ => drop(kept),
         }
@@ -72,19 +90,51 @@ fn size(len: usize) -> usize {
 
 /// Where buffers come from.
 #[derive(Debug, Default)]
-pub(super) struct Buffers(Arc<Kept>);
+pub(super) struct Buffers(Arc<Mutex<Kept>>);
 
 impl Buffers {
     /// A buffer of at least `len` bytes, with anything in them; at most [`BUFFER`]. An error if there is no memory.
     pub(super) fn take(&self, len: usize) -> io::Result<Aligned> {
         assert!(len <= BUFFER, "a buffer of {len} bytes for a direct request");
         let size = size(len);
-        let kept = self.0.lock().get_mut(size).and_then(Vec::pop);
-        let memory = match kept {
+        let memory = match self.0.lock().take(size) {
             Some(memory) => memory,
             None => MmapMut::map_anon(LEAST_BUFFER << size)?,
         };
         Ok(Aligned { memory: Some(memory), home: self.0.clone() })
+    }
+
+    /// To be called now and then: gives back what was of no use of late.
+    pub(super) fn rest(&self) {
+        let unused = self.0.lock().unused(Instant::now());
+        // Not under the lock: the kernel takes its time to unmap them.
+        drop(unused);
+    }
+}
+
+impl Kept {
+    fn take(&mut self, size: usize) -> Option<MmapMut> {
+        let buffers = self.buffers.get_mut(size)?;
+        let taken = buffers.pop();
+        if let Some(fewest) = self.fewest.get_mut(size) {
+            *fewest = (*fewest).min(buffers.len());
+        }
+        taken
+    }
+
+    /// What was of no use since it was counted last, if that is a while ago.
+    fn unused(&mut self, now: Instant) -> Vec<MmapMut> {
+        if self.counted_from.is_some_and(|from| now.duration_since(from) < REST) {
+            return Vec::new();
+        }
+        self.counted_from = Some(now);
+        let mut unused = Vec::new();
+        for ((size, buffers), fewest) in self.buffers.iter_mut().enumerate().zip(&mut self.fewest) {
+            let too_many = buffers.len().saturating_sub(of_size(KEPT_AT_REST, size));
+            unused.extend(buffers.drain(..too_many.min(*fewest)));
+            *fewest = buffers.len();
+        }
+        unused
     }
 }
 
@@ -93,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_buffer_is_hardly_larger_than_its_request_and_few_are_kept() {
+    fn a_buffer_is_hardly_larger_than_its_request() {
         let buffers = Buffers::default();
         for (len, expected) in [
             (0, LEAST_BUFFER),
@@ -103,11 +153,34 @@ mod tests {
             (BUFFER / 2 + 1, BUFFER),
             (BUFFER, BUFFER),
         ] {
-            let taken: Vec<_> = (0..40).map(|_| buffers.take(len).unwrap()).collect();
-            assert!(taken.iter().all(|b| b.len() == expected && b.as_ptr().addr() % 4096 == 0), "{len}");
+            let buffer = buffers.take(len).unwrap();
+            assert!(buffer.len() == expected && buffer.as_ptr().addr().is_multiple_of(4096), "{len}");
         }
-        let kept = buffers.0.lock();
-        assert_eq!(kept.iter().map(Vec::len).collect::<Vec<_>>(), [4, 4, 0, 0, 0, 0, 12]);
-        assert!(kept.iter().flatten().map(|memory| memory.len()).sum::<usize>() <= 16 << 20);
+    }
+
+    #[test]
+    fn what_a_burst_had_goes_back_to_the_kernel() {
+        let buffers = Buffers::default();
+        let burst = |n: usize, len| drop((0..n).map(|_| buffers.take(len).unwrap()).collect::<Vec<_>>());
+        let counts = || buffers.0.lock().buffers.each_ref().map(Vec::len);
+        let later = || {
+            let from = &mut buffers.0.lock().counted_from;
+            *from = from.and_then(|from| from.checked_sub(REST));
+        };
+        burst(100, BUFFER);
+        burst(100, 1);
+        assert_eq!(counts(), [8, 0, 0, 0, 0, 0, 48]);
+        (0..9).for_each(|_| buffers.rest());
+        assert_eq!(counts(), [8, 0, 0, 0, 0, 0, 48], "they may be wanted in a moment");
+        // Twenty at once from now on.
+        for _ in 0..2 {
+            burst(20, BUFFER);
+            later();
+            buffers.rest();
+        }
+        assert_eq!(counts(), [4, 0, 0, 0, 0, 0, 20]);
+        later();
+        buffers.rest();
+        assert_eq!(counts(), [4, 0, 0, 0, 0, 0, 8]);
     }
 }

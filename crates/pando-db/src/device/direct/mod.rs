@@ -197,6 +197,11 @@ impl Direct {
         }
     }
 
+    /// Gives back memory that was needed for a while.
+    pub(super) fn rest(&self) {
+        self.raw.buffers.rest();
+    }
+
     /// Writes `bytes`, some time before the next flush returns. With `now` before this returns.
     pub(super) fn write(&self, offset: u64, bytes: &[u8], now: bool) -> io::Result<()> {
         self.behind.check()?;

@@ -2,7 +2,8 @@
 //!
 //! In a stream of large writes, fresh memory for each request would cost more than copying its bytes: the kernel zeroes
 //! each page of it, with a fault for each. So the buffer that was used last is used next. As many buffers as waited at
-//! once are kept while requests come, and go back to the kernel when none was taken for a moment ([`Buffers::rest`]).
+//! once of late are kept while requests come: the others, and most when none was taken for a moment, go back to the
+//! kernel ([`Buffers::rest`]).
 //!
 //! Guarantees: a buffer belongs to who took it until it is dropped; at rest [`KEPT_BUFFERS`] stay. May use: the size of
 //! a request.
@@ -31,6 +32,22 @@ struct Spare {
     buffers: Vec<MmapMut>,
     /// When one was taken last.
     taken: Option<Instant>,
+    /// The fewest that nobody used at once, since then: so many of the first were of no use.
+    fewest: usize,
+    counted_from: Option<Instant>,
+}
+
+impl Spare {
+    /// The buffers that were of no use for [`REST`], but for those that are kept at rest.
+    fn unused(&mut self, now: Instant) -> Vec<MmapMut> {
+        if self.counted_from.is_some_and(|from| now.duration_since(from) < REST) {
+            return Vec::new();
+        }
+        let gone = self.fewest.min(self.buffers.len().saturating_sub(KEPT_BUFFERS));
+        let gone = self.buffers.drain(..gone).collect();
+        (self.fewest, self.counted_from) = (self.buffers.len(), Some(now));
+        gone
+    }
 }
 
 /// Where buffers come from.
@@ -48,11 +65,16 @@ pub(super) struct RequestBuffer {
 impl Buffers {
     /// A buffer, in which the bytes of an earlier request may stand. Fails if the kernel gives no memory.
     pub(super) fn take(&self) -> io::Result<RequestBuffer> {
-        let kept = {
-            let mut spare = self.0.lock();
-            spare.taken = Some(Instant::now());
-            spare.buffers.pop()
+        let (kept, unused) = {
+            let (mut spare, now) = (self.0.lock(), Instant::now());
+            spare.taken = Some(now);
+            let unused = spare.unused(now);
+            let kept = spare.buffers.pop();
+            spare.fewest = spare.fewest.min(spare.buffers.len());
+            (kept, unused)
         };
+        // Not under the lock: the kernel takes its time to unmap them.
+        drop(unused);
         let memory = match kept {
             Some(memory) => memory,
             None => MmapMut::map_anon(READ_BUFFER_BYTES)?,
@@ -118,6 +140,33 @@ mod tests {
         drop(first);
         let again = buffers.take().unwrap();
         assert_eq!((again.as_ptr(), again[7]), (at.0, 1), "memory that was just used is not used next");
+    }
+
+    /// What a burst had goes back while single requests go on to come.
+    #[test]
+    fn what_a_burst_had_goes_back_beside_other_requests() {
+        let buffers = Buffers::default();
+        let many: Vec<_> = (0..3 * KEPT_BUFFERS).map(|_| buffers.take().unwrap()).collect();
+        drop(many);
+        let count = || buffers.0.lock().buffers.len();
+        let later = |buffers: &Buffers| {
+            let mut spare = buffers.0.lock();
+            spare.counted_from = spare.counted_from.and_then(|from| from.checked_sub(REST));
+        };
+        later(&buffers);
+        drop(buffers.take().unwrap());
+        assert_eq!(count(), 3 * KEPT_BUFFERS, "they were in use");
+        // Twelve at once from now on.
+        for _ in 0..3 {
+            later(&buffers);
+            drop((0..12).map(|_| buffers.take().unwrap()).collect::<Vec<_>>());
+        }
+        assert_eq!(count(), 12);
+        for _ in 0..3 {
+            later(&buffers);
+            drop(buffers.take().unwrap());
+        }
+        assert_eq!(count(), KEPT_BUFFERS);
     }
 
     /// As many as waited at once stay while requests come, and go afterwards.

@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use rustix::process::Signal;
+use rustix::process::{DumpableBehavior, Resource, Signal};
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1},
     iterator::Signals,
@@ -32,6 +32,7 @@ const PAUSE: Duration = Duration::from_secs(10);
 
 /// Starts a guard, and sees to it that there is one. Without it everything works, but a daemon that is killed may hang.
 pub fn post(abort: io::Result<OwnedFd>) {
+    dump_no_core_unasked();
     let begun = abort.and_then(|abort| {
         let (tell, told) = std::sync::mpsc::channel();
         std::thread::Builder::new().name("pando-guard".into()).spawn(move || {
@@ -52,6 +53,16 @@ pub fn post(abort: io::Result<OwnedFd>) {
     });
     if let Err(e) = begun {
         log::warn!("nobody cuts the connection should this daemon be killed, and it may hang then: {e}");
+    }
+}
+
+/// Where nobody has asked for cores of crashed processes (`ulimit -c`), the kernel is not to make any: before it finds
+/// out that none is wanted it waits for all threads, and they for the daemon that has crashed. Until then no thread has
+/// ended for the guard. And the memory of a daemon holds the files of others.
+fn dump_no_core_unasked() {
+    if rustix::process::getrlimit(Resource::Core).current == Some(0) {
+        let done = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
+        done.unwrap_or_else(|e| log::warn!("a crash of this daemon may leave programs waiting: {e}"));
     }
 }
 

@@ -374,6 +374,28 @@ fn merges_and_rollbacks_are_counted_afterwards() {
     s.check();
 }
 
+/// With a quota of its own and none above it.
+#[test]
+fn what_a_rollback_brought_is_counted_without_a_further_change() {
+    let s = Scene::new();
+    s.mkdir("/d");
+    s.write("/d/f", 0, 100 << 10);
+    s.set("/d", 1 << 20);
+    let snapshot = NewSnapshot::default();
+    let (info, _) = s.fs.snapshot(Authority::Caller(&me()), s.ino("/d"), &snapshot).unwrap();
+    s.write("/d/g", 0, 50 << 10);
+    s.fs.rollback(Authority::Caller(&me()), s.ino("/d"), info.number, false).unwrap();
+    s.fs.count_quotas().unwrap();
+    assert_eq!(s.quota("/d"), (1 << 20, 100 * KIB, false));
+    // After a crash it is when somebody asks.
+    s.fs.rollback(Authority::Caller(&me()), s.ino("/d"), info.number, false).unwrap();
+    let s = s.again();
+    let _asked = s.fs.quotas(s.ino("/d")).unwrap();
+    s.fs.count_quotas().unwrap();
+    assert_eq!(s.quota("/d"), (1 << 20, 100 * KIB, false));
+    s.check();
+}
+
 #[test]
 fn a_merge_keeps_to_the_quotas_in_and_around_its_directory() {
     let s = Scene::new();

@@ -20,6 +20,7 @@ use crate::{
     place::DirAt,
     record::Record,
     sums::{Counted, sums},
+    types::Ino,
     volume::Fs,
 };
 
@@ -318,6 +319,29 @@ impl Fs {
         if self.has_accounts() {
             let account = record.account.unwrap_or_default();
             record.account = Some(Account { stale: true, ..account });
+        }
+    }
+
+    /// Has a directory counted that came to a place in another one, if its account is stale.
+    pub(crate) fn recount_at(&self, parent: Ino, name: &[u8]) {
+        if !self.has_accounts() {
+            return;
+        }
+        // What fails is counted when something below it changes.
+        if let Ok(Some(dir)) = self.dir(parent).and_then(|parent| self.below(&parent, &[name]))
+            && dir.peek(|s| s.record.account.is_some_and(|account| account.stale))
+        {
+            self.recount_later(&dir);
+        }
+    }
+
+    /// Has directories counted that were found with a stale account below `dir`, by their contents prefixes.
+    pub(crate) fn recount_found(&self, dir: &InodeRef, contents: &[u8], found: &[Vec<u8>]) {
+        for stale in found {
+            let below = names_between(contents, stale).map(|names| self.below(dir, &names));
+            if let Some(Ok(Some(below))) = below {
+                self.recount_later(&below);
+            }
         }
     }
 

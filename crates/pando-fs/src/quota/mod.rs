@@ -115,7 +115,8 @@ impl Fs {
         })
     }
 
-    /// The quotas of a directory and of all below it, in the order of their paths. A scan of all records below.
+    /// The quotas of a directory and of all below it, in the order of their paths. A scan of all records below. What is
+    /// found stale is counted in the background.
     pub fn quotas(&self, ino: Ino) -> Result<Vec<Quota>> {
         let dir = self.dir(ino)?;
         let mut found = Vec::new();
@@ -152,6 +153,8 @@ impl Fs {
             }
         }
         found.sort_by(|a, b| a.path.cmp(&b.path));
+        drop(pairs);
+        self.recount_found(&dir, &contents, &stales);
         Ok(found)
     }
 

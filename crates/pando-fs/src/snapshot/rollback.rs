@@ -6,7 +6,7 @@
 //! place, and what belongs to directories below goes on with them if they were there already (`below`). Uses the
 //! batches of `clone`.
 
-use std::{ffi::OsStr, time::Instant};
+use std::{ffi::OsStr, os::unix::ffi::OsStrExt, time::Instant};
 
 use bytes::Bytes;
 use pando_db::Batch;
@@ -152,6 +152,9 @@ impl Fs {
         }
         if let Some(names) = removal.names {
             self.count_lost(names);
+        }
+        if let Some((parent, name)) = report.entries.first() {
+            self.recount_at(*parent, name.as_bytes());
         }
         Ok((report, before))
     }

@@ -54,6 +54,8 @@ pub struct Stats {
     pub clones_by_value: u64,
     /// How often a clone had to flush its source first.
     pub clone_flushes: u64,
+    /// Why no change is taken any more ([`crate::Error::Stopped`]), if that is so.
+    pub stopped: Option<String>,
     /// Pages and headers of nodes that could not be read, or did not match their checksum, when they were read
     /// last, as far as they are remembered. (`Db::check` looks at all.)
     pub unreadable: u64,

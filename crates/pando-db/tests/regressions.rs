@@ -346,6 +346,7 @@ fn a_merge_function_that_panics_takes_nothing_with_it() {
     assert!(caught.is_err(), "the merge function is not asked where the value is at hand");
     assert_eq!(db.get(b"b").unwrap().as_deref(), Some(&b"2"[..]));
     assert!(matches!(db.put("c", "3"), Err(Error::Stopped { .. })), "half a batch may be in memory");
+    assert!(db.stats().unwrap().stopped.is_some_and(|reason| reason.contains("panicked")));
     assert!(db.checkpoint().is_err());
     drop(db);
     /// What it should have been.

@@ -28,6 +28,7 @@ mod counters;
 mod creators;
 mod diffs;
 mod error;
+mod failures;
 pub mod forked;
 pub mod guard;
 mod inside;

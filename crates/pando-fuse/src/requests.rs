@@ -28,7 +28,8 @@ struct Refusal(i32, String);
 
 impl From<pando_fs::Error> for Refusal {
     fn from(e: pando_fs::Error) -> Self {
-        Refusal(e.errno(), e.to_string())
+        let text = e.to_string();
+        Refusal(Errno::from(e).0, text)
     }
 }
 

@@ -126,7 +126,7 @@ impl Server {
             return self
                 .fs()
                 .write_pages(w.ino, w.offset, w.data)
-                .map_err(|e| Errno(quotas::of_pages(e.errno())));
+                .map_err(|e| Errno(quotas::of_pages(Errno::from(e).0)));
         }
         // The handle of a mapping's page is a guess of the kernel.
         let handle = FileHandle(if w.writeback { 0 } else { w.handle });

@@ -24,6 +24,9 @@ pub struct Stats {
     /// Process id of the daemon of a mounted file system.
     pub pid: Option<u32>,
     pub label: String,
+    /// Why no change is taken any more.
+    #[serde(default)]
+    pub stopped: Option<String>,
     pub size: Sizes,
     pub nodes: Nodes,
     pub log: Log,
@@ -133,6 +136,7 @@ impl Stats {
             mounted: requests.is_some(),
             pid: requests.map(|_| std::process::id()),
             label: fs.label().to_owned(),
+            stopped: e.stopped.clone(),
             size: Sizes { device: e.device_size, used: e.used, available: e.available },
             nodes: Nodes {
                 target_size: e.node_size,
@@ -192,6 +196,10 @@ impl Stats {
         };
         if !self.label.is_empty() {
             line("label", self.label.clone());
+        }
+        if let Some(reason) = &self.stopped {
+            line("STOPPED", format!("no change is taken any more: {reason}"));
+            line("", "unmount, see to the device, and mount again; what was synced is there".into());
         }
         line(
             "size",

@@ -6,6 +6,7 @@ use crate::source::Floors;
 pub const FUSE: Floors = &[
     ("mountinfo", &[]),
     ("guard", &[]),
+    ("failures", &[]),
     ("asked", &[]),
     ("forked", &["asked"]),
     ("quotas", &["asked"]),
@@ -21,7 +22,7 @@ pub const FUSE: Floors = &[
     ("times", &["inside"]),
     ("automatic", &[]),
     ("own_threads", &[]),
-    ("transport", &["counters", "inside"]),
+    ("transport", &["counters", "inside", "failures"]),
     ("error", &["transport"]),
     ("settings", &["transport", "error"]),
     ("attach", &["mountinfo", "error", "settings"]),

@@ -24,13 +24,19 @@ use std::{ffi::OsStr, io, path::Path, sync::Arc};
 use bytes::Bytes;
 use pando_fs::{Attr, FileKind, Seek, SetAttr, StatFs};
 
+use crate::failures;
+
 /// An error number as the kernel understands it (positive).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Errno(pub i32);
 
 impl From<pando_fs::Error> for Errno {
     fn from(error: pando_fs::Error) -> Self {
-        Errno(error.errno())
+        let errno = error.errno();
+        if errno == libc::EIO {
+            failures::log(&error);
+        }
+        Errno(errno)
     }
 }
 

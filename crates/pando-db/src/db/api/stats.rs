@@ -37,6 +37,7 @@ fn stats(engine: &Engine) -> Result<Stats> {
         clones: engine.counters.clones.load(Ordering::Relaxed),
         clones_by_value: engine.counters.by_value.load(Ordering::Relaxed),
         clone_flushes: engine.counters.push_downs.load(Ordering::Relaxed),
+        stopped: engine.log.stopped(),
         unreadable: engine.pager.damage_known(),
         length_searches: engine.counters.length_searches.load(Ordering::Relaxed),
         batches_joined: engine.counters.joined.load(Ordering::Relaxed),

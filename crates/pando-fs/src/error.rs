@@ -70,6 +70,9 @@ pub enum Error {
     /// The file system has as many policies for snapshots as it can have (EFBIG).
     #[error("a file system has at most {0} policies for snapshots; take one back first")]
     TooManyPolicies(usize),
+    /// A user has as many of them as are left for others (EFBIG).
+    #[error("these {0} policies for snapshots are as many as are left for others; take one back first")]
+    TooManyOwnPolicies(usize),
     /// The tree of a directory would take more than its quota (EDQUOT).
     #[error("{0}: its quota is used up; pando quota list shows what is taken, pando quota set raises it")]
     QuotaExceeded(String),
@@ -159,7 +162,7 @@ impl Error {
             Error::Stale(_) => Errno::STALE,
             Error::BadHandle(_) => Errno::BADF,
             Error::TooBig(_) | Error::TooManyNames(_) | Error::TooManyPolicies(_) => Errno::FBIG,
-            Error::MergeTooLarge { .. } => Errno::FBIG,
+            Error::MergeTooLarge { .. } | Error::TooManyOwnPolicies(_) => Errno::FBIG,
             Error::MergeDisturbed(_) => Errno::BUSY,
             Error::ReadOnly | Error::InSnapshot(_) | Error::Engine(E::ReadOnly) => Errno::ROFS,
             Error::Unsupported(_) => Errno::OPNOTSUPP,

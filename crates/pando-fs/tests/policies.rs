@@ -383,6 +383,21 @@ fn who_may_and_what_is_refused() {
     set(&w, "/1", Some(every(2))).unwrap();
     set(&w, "/1", None).unwrap();
     set(&w, "/more", Some(every(1))).unwrap();
+    // One user leaves as many to others as he has.
+    for i in 1..MAX_POLICIES {
+        set(&w, &format!("/{i}"), None).unwrap();
+    }
+    let mine = SetAttr { uid: Some(1000), ..SetAttr::default() };
+    let set_mine = |i: usize| {
+        w.on(&format!("/{i}"), |a| {
+            w.fs.setattr(&w.me, a.ino, &mine)?;
+            w.fs.set_policy(Authority::Caller(&user), a.ino, Some(&every(1)))
+        })
+    };
+    let refused = (1..MAX_POLICIES).map(|i| (i, set_mine(i))).find(|(_, done)| done.is_err());
+    let (i, done) = refused.expect("a user may have all policies");
+    assert_eq!((errno(done), i), (EFBIG, MAX_POLICIES / 2), "/d has one of his already");
+    set(&w, &format!("/{i}"), Some(every(1))).unwrap();
     // Nothing is done in what is read-only.
     w.remount_with(options().read_only(true));
     assert!(carry_out(&w, 50_000 * DAY, true).iter().all(|work| *work == PolicyWork::default()));

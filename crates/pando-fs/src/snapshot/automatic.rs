@@ -91,8 +91,8 @@ fn last_automatic(snapshots: &[SnapshotInfo]) -> Option<Time> {
 
 impl Fs {
     /// Gives the directory a policy, or takes it. Who may clone the directory may, and what is done for it is done with
-    /// the rights of this user. One batch. EINVAL if it says nothing; EFBIG beyond [`MAX_POLICIES`]; EROFS inside of a
-    /// snapshot.
+    /// the rights of this user. One batch. EINVAL if it says nothing; EFBIG beyond [`MAX_POLICIES`], or where the user
+    /// has as many as are left for others; EROFS inside of a snapshot.
     pub fn set_policy(&self, by: Authority<'_>, dir: Ino, policy: Option<&StoredPolicy>) -> Result<()> {
         self.writable()?;
         let dir = self.dir(dir)?;
@@ -105,12 +105,25 @@ impl Fs {
             return Ok(());
         };
         policy.check()?;
-        if self.policy_at(&at.contents)?.is_none() && self.stored_policies()?.len() >= MAX_POLICIES {
-            return Err(Error::TooManyPolicies(MAX_POLICIES));
+        let uid = Rights::from(by).uid();
+        let owner = self.policy_at(&at.contents)?.map(|(owner, _)| owner);
+        if owner != Some(uid) {
+            self.may_have_one_more(uid, owner.is_none())?;
         }
         self.need_feature(volume::POLICIES | volume::SNAPSHOTS)?;
-        self.db.put(system::policy(&at.contents), policy.encode(Rights::from(by).uid()))?;
+        self.db.put(system::policy(&at.contents), policy.encode(uid))?;
         Ok(())
+    }
+
+    /// A user other than root has at most as many policies as are left for others. `new`: it is not another user's so far.
+    fn may_have_one_more(&self, uid: u32, new: bool) -> Result<()> {
+        let policies = self.stored_policies()?;
+        let left = MAX_POLICIES.saturating_sub(policies.len());
+        if left == 0 && new {
+            return Err(Error::TooManyPolicies(MAX_POLICIES));
+        }
+        let own = policies.iter().filter(|(_, owner, _)| *owner == uid).count();
+        if uid != 0 && own >= left { Err(Error::TooManyOwnPolicies(own)) } else { Ok(()) }
     }
 
     /// The policy of the directory, if it has one. One point query.

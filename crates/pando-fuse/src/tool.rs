@@ -386,10 +386,35 @@ pub fn diff_fork(path: &Path, options: pando_fs::DiffOptions) -> Result<Differen
     Ok(Differences { file, reader, more })
 }
 
-/// The directory that the mount around `path` is on.
-pub fn mount_of(path: &Path) -> io::Result<PathBuf> {
-    let mount = mountinfo::containing(&path.canonicalize()?)?;
-    Ok(mount.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOTTY))?.dir)
+/// Where this process finds what lies in a mounted file system: several mount points may show parts of it.
+pub struct Visible(Vec<mountinfo::Entry>);
+
+impl Visible {
+    /// By the mount around `path` first of all.
+    pub fn around(path: &Path) -> io::Result<Self> {
+        let own = mountinfo::containing(&path.canonicalize()?)?;
+        let own = own.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOTTY))?;
+        let others = mountinfo::all()?.into_iter().filter(|e| e.device == own.device && e.dir != own.dir);
+        let others: Vec<_> = others.collect();
+        Ok(Self([own].into_iter().chain(others).collect()))
+    }
+
+    /// The path of what lies at `inside` from the root of the file system; `None` if no mount point shows it.
+    pub fn find(&self, inside: &OsStr) -> Option<PathBuf> {
+        let inside = Path::new("/").join(inside);
+        self.0.iter().find_map(|mount| Some(mount.dir.join(inside.strip_prefix(&mount.root).ok()?)))
+    }
+
+    /// The same for people: `IMAGE:/PATH` if no mount point shows it.
+    pub fn show(&self, inside: &OsStr) -> PathBuf {
+        self.find(inside).unwrap_or_else(|| {
+            let image = self.0.first().map(|mount| mount.source.clone().into_os_string());
+            let mut shown = image.unwrap_or_default();
+            shown.push(":");
+            shown.push(Path::new("/").join(inside));
+            shown.into()
+        })
+    }
 }
 
 /// Opens a file or directory to be compared.

@@ -139,6 +139,46 @@ fn clones_work_through_bind_mounts_and_unreadable_directories() {
     b.sh("umount bound");
 }
 
+/// What is listed is where the caller finds it: through the mount point that was named, or another one, or in the image.
+#[test]
+fn paths_that_are_listed_are_there_through_bind_mounts_too() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can make bind mounts");
+        return;
+    }
+    let b = mounted!();
+    b.sh("mkdir -p m/a/b m/out bound; echo x > m/a/b/f; mount --bind m/a bound");
+    b.ok(&["quota", "set", "m/a/b", "1M"]);
+    b.ok(&["snapshot", "policy", "m/a/b", "--every", "1h", "--keep-hourly", "2"]);
+    b.ok(&["fork", "m/a/b", "m/a/fork"]);
+    b.ok(&["fork", "m/a/b", "m/out/fork"]);
+    b.ok(&["fork", "m/out", "m/a/of-out"]);
+    let at = |name: &str| b.path(name).canonicalize().unwrap().display().to_string();
+    let listed = |args: &[&str]| b.ok(args).lines().map(str::to_owned).collect::<Vec<_>>();
+    let quotas = listed(&["quota", "list", "-H", "bound"]);
+    assert!(quotas[0].starts_with(&format!("{}\t", at("bound/b"))), "{quotas:?}");
+    let policies = listed(&["snapshot", "policies", "-H", "bound"]).join("\n");
+    assert!(policies.contains(&at("bound/b")), "{policies}");
+    let forks = listed(&["forks", "-H", "bound/b"]).join("\n");
+    for path in ["bound/fork", "bound/b", "m/out/fork"] {
+        assert!(forks.contains(&at(path)), "{path}: {forks}");
+    }
+    // Into what another mount point shows, and what none shows.
+    b.sh("echo y > bound/of-out/g");
+    b.ok(&["merge", "bound/of-out"]);
+    assert_eq!(fs::read(b.path("m/out/g")).unwrap(), b"y\n");
+    let pando = env!("CARGO_BIN_EXE_pando");
+    let alone = |script: &str| b.sh(&format!("unshare -m sh -c 'umount -l m; {script}' 2>&1"));
+    let forks = alone(&format!("{pando} forks -H bound/b"));
+    assert!(forks.contains("a.img:/out/fork") && forks.contains(&at("bound/fork")), "{forks}");
+    let refused = alone(&format!("echo z > bound/of-out/g; {pando} merge bound/of-out || echo refused"));
+    assert!(
+        refused.contains("a.img:/out, which no mount point shows") && refused.contains("refused"),
+        "{refused}"
+    );
+    b.sh("umount bound");
+}
+
 #[test]
 fn mv_and_rm_work_on_whole_trees() {
     let b = mounted!();

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use pando_fs::{ChangeKind, DiffOptions, ForkInfo, Time};
-use pando_fuse::tool;
+use pando_fuse::tool::{self, Visible};
 use serde::Serialize;
 
 use crate::{
@@ -118,11 +118,6 @@ struct ForkLine {
     changed_bytes: Option<u64>,
 }
 
-/// A path from the root of the mount, as the caller sees it.
-pub fn seen(mount: &Path, path: &std::ffi::OsStr) -> PathBuf {
-    mount.join(Path::new(path).strip_prefix("/").unwrap_or(Path::new(path)))
-}
-
 /// How many differences, and their bytes.
 fn changes(fork: &Path) -> Option<(usize, u64)> {
     let options = DiffOptions { ranges: true, no_renames: false };
@@ -139,8 +134,8 @@ fn changes(fork: &Path) -> Option<(usize, u64)> {
     Some((count, bytes))
 }
 
-fn line(mount: &Path, info: &ForkInfo) -> ForkLine {
-    let path = seen(mount, &info.path);
+fn line(mount: &Visible, info: &ForkInfo) -> ForkLine {
+    let path = mount.show(&info.path);
     let changes = changes(&path);
     let state = match (changes, &info.source) {
         (None, _) => "hidden",
@@ -148,7 +143,7 @@ fn line(mount: &Path, info: &ForkInfo) -> ForkLine {
         (Some((0, _)), _) => "same",
         _ => "changed",
     };
-    let source = info.source.as_ref().map(|source| seen(mount, source));
+    let source = info.source.as_ref().map(|source| mount.show(source));
     ForkLine {
         path: path.to_string_lossy().into_owned(),
         path_hex: super::hex_unless_text(&path),
@@ -166,7 +161,7 @@ fn line(mount: &Path, info: &ForkInfo) -> ForkLine {
 
 pub fn list(args: &ForkListArgs) -> Result<()> {
     let fail = || format!("forks of {}", args.source.display());
-    let mount = tool::mount_of(&args.source).with_context(fail)?;
+    let mount = Visible::around(&args.source).with_context(fail)?;
     let found = tool::forks(&args.source).with_context(fail)?;
     let lines: Vec<ForkLine> = found.iter().map(|info| line(&mount, info)).collect();
     match args.json {

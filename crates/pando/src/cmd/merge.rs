@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
 use pando_fs::{Aspects, MergeChange, MergeConflict, MergeKind, MergeOptions, MergeSide};
-use pando_fuse::tool;
+use pando_fuse::tool::{self, Visible};
 use serde::Serialize;
 
 use crate::{
-    cmd::{fork::seen, print, print_json},
+    cmd::{print, print_json},
     exit::{self, Coded},
     report::VERSION,
 };
@@ -150,7 +150,15 @@ fn source_of(fork: &Path) -> Result<PathBuf> {
     let info = tool::fork_of(fork)?;
     let source =
         info.source.ok_or_else(|| anyhow!("what it was made of is gone; say where to with --into"))?;
-    Ok(seen(&tool::mount_of(fork)?, &source))
+    let visible = Visible::around(fork)?;
+    let hidden = || {
+        let shown = visible.show(&source);
+        anyhow!(
+            "what it was made of is {}, which no mount point shows; say where to with --into",
+            shown.display()
+        )
+    };
+    visible.find(&source).ok_or_else(hidden)
 }
 
 pub fn run(args: &Args) -> Result<()> {

@@ -1,17 +1,13 @@
 //! `pando quota`: how much the tree of a directory may take.
 
-use std::{
-    path::{Path, PathBuf},
-    str::FromStr,
-};
+use std::{path::PathBuf, str::FromStr};
 
 use anyhow::{Context, Result};
 use pando_fs::Quota;
-use pando_fuse::tool;
+use pando_fuse::tool::{self, Visible};
 use serde::Serialize;
 
 use crate::{
-    cmd::fork::seen,
     report::VERSION,
     size::{Size, show},
 };
@@ -114,15 +110,15 @@ struct QuotaLine {
     exact: bool,
 }
 
-fn line(mount: &Path, quota: &Quota) -> QuotaLine {
-    let path = seen(mount, quota.path.as_os_str());
+fn line(mount: &Visible, quota: &Quota) -> QuotaLine {
+    let path = mount.show(quota.path.as_os_str());
     let (path, path_hex) = (path.to_string_lossy().into_owned(), super::hex_unless_text(&path));
     QuotaLine { path, path_hex, limit: quota.limit, used: quota.used, exact: !quota.stale }
 }
 
 fn list(args: &QuotaListArgs) -> Result<()> {
     let fail = || format!("quotas of {}", args.dir.display());
-    let mount = tool::mount_of(&args.dir).with_context(fail)?;
+    let mount = Visible::around(&args.dir).with_context(fail)?;
     let found = tool::quotas(&args.dir).with_context(fail)?;
     let lines: Vec<QuotaLine> = found.iter().map(|quota| line(&mount, quota)).collect();
     match args.json {

@@ -4,16 +4,13 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use pando_fs::StoredPolicy;
-use pando_fuse::tool;
+use pando_fuse::tool::{self, Visible};
 use serde::Serialize;
 
 use crate::{
-    cmd::{
-        fork::seen,
-        snapshot::{
-            policy::{Shown, fields, shown},
-            show_age,
-        },
+    cmd::snapshot::{
+        policy::{Shown, fields, shown},
+        show_age,
     },
     report::VERSION,
 };
@@ -47,10 +44,10 @@ struct PoliciesReport<'a> {
 
 pub fn run(args: &Args) -> Result<()> {
     let fail = || format!("policies in {}", args.dir.display());
-    let mount = tool::mount_of(&args.dir).with_context(fail)?;
+    let mount = Visible::around(&args.dir).with_context(fail)?;
     let found = tool::policies(&args.dir).with_context(fail)?;
     let found: Vec<(PathBuf, u32, StoredPolicy)> =
-        found.into_iter().map(|info| (seen(&mount, &info.path), info.uid, info.policy)).collect();
+        found.into_iter().map(|info| (mount.show(&info.path), info.uid, info.policy)).collect();
     if args.json {
         let policies = found.iter().map(|(path, uid, policy)| shown(path, *uid, policy)).collect();
         return crate::cmd::print_json(&PoliciesReport { version: VERSION, policies });

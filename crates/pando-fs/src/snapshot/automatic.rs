@@ -115,7 +115,7 @@ impl Fs {
         Ok(())
     }
 
-    /// A user other than root has at most as many policies as are left for others. `new`: it is not another user's so far.
+    /// A user other than root has at most as many policies as are left for others. `new`: it is nobody's so far.
     fn may_have_one_more(&self, uid: u32, new: bool) -> Result<()> {
         let policies = self.stored_policies()?;
         let left = MAX_POLICIES.saturating_sub(policies.len());

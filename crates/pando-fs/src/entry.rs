@@ -98,7 +98,9 @@ impl Fs {
             record.gid = dir_gid;
             if new.kind == FileKind::Directory {
                 record.perm |= S_ISGID;
-            } else if record.perm & S_IXGRP != 0 && !c.is_root() && !c.in_group(dir_gid) {
+            } else if record.perm & S_IXGRP != 0
+                && !c.keeps_group_bit.unwrap_or_else(|| c.is_root() || c.in_group(dir_gid))
+            {
                 record.perm &= !S_ISGID;
             }
         }

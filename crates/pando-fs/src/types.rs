@@ -31,6 +31,8 @@ pub struct Caller {
     pub groups: Vec<u32>,
     /// The superuser may not keep the set-id bits of what it changes: it is without CAP_FSETID.
     pub no_fsetid: bool,
+    /// Whether a set-group-id bit stays on what the caller makes, or gives an access list, where that is known already.
+    pub keeps_group_bit: Option<bool>,
 }
 
 impl Caller {

@@ -312,7 +312,7 @@ impl Fs {
         let mut change = Change { ctime: Some(self.now()), ..Change::default() };
         if let Some(mode) = mode {
             let mut kept = perm & !0o777;
-            if !c.keeps_set_id() && !c.in_group(gid) {
+            if !c.keeps_group_bit.unwrap_or_else(|| c.keeps_set_id() || c.in_group(gid)) {
                 kept &= !S_ISGID;
             }
             change.perm = Some(kept | mode);

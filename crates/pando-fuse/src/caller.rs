@@ -8,14 +8,15 @@ use crate::transport::Context;
 
 /// The caller without supplementary groups: for calls whose permission the kernel has checked.
 pub(crate) fn caller(c: &Context, umask: u32) -> Caller {
-    Caller { uid: c.uid, gid: c.gid, pid: c.pid, umask, ..Caller::default() }
+    let keeps_group_bit = c.keeps_group_bit;
+    Caller { uid: c.uid, gid: c.gid, pid: c.pid, umask, keeps_group_bit, ..Caller::default() }
 }
 
 /// The caller who makes an entry with this mode. Only its groups say whether it may give away a
-/// set-group-id bit; everybody else is spared the look.
+/// set-group-id bit, where the kernel has not looked; everybody else is spared the look.
 pub(crate) fn maker(c: &Context, umask: u32, mode: u32) -> Caller {
     match mode & 0o2010 {
-        0o2010 => Caller { umask, ..caller_with_groups(c, 0) },
+        0o2010 if c.keeps_group_bit.is_none() => Caller { umask, ..caller_with_groups(c, 0) },
         _ => caller(c, umask),
     }
 }

@@ -668,3 +668,33 @@ fn a_receive_that_cannot_begin_leaves_nothing() {
     assert_eq!(code, 1, "{said}");
     assert_eq!(b.sh(&format!("ls -A m/{ANN}")), "d\nopen\nq\n", "{said}");
 }
+
+/// As on other file systems: the kernel knows which set-group-id bits root of a container may give and keep.
+#[test]
+fn root_of_a_container_keeps_set_group_id_bits() {
+    let Some(b) = scene() else { return };
+    let has_all = ["unshare", "nsenter", "setpriv", "setfacl", "perl"].into_iter().all(has);
+    if !has_all || !Command::new("unshare").args(["-U", "true"]).status().unwrap().success() {
+        eprintln!("SKIPPED: needs user namespaces, setfacl and perl");
+        return;
+    }
+    b.sh("mkdir m/c; chown 100000:100000 m/c");
+    let inside =
+        "cd m/c; umask 0; mkdir d e; touch f; chown 0:1000 d e f; chmod 2775 d; chmod 2777 e; chmod 6775 f;
+        setfacl -m u:7:rwx d f;
+        perl -e \"use Fcntl; sysopen(F, q(e/g), O_CREAT|O_WRONLY, 02755) or die\";
+        setfacl -d -m u:7:rwx e;
+        perl -e \"use Fcntl; sysopen(F, q(e/h), O_CREAT|O_WRONLY, 02755) or die\";
+        stat -c %a d f e/g e/h";
+    let modes = b.sh(&format!(
+        "unshare -U sleep 60 & pid=$!; trap 'kill $pid' EXIT
+         until [ \"$(readlink /proc/$pid/ns/user)\" != \"$(readlink /proc/self/ns/user)\" ]; do sleep 0.05; done
+         echo 0 100000 65536 > /proc/$pid/uid_map; echo 0 100000 65536 > /proc/$pid/gid_map
+         nsenter -U -t $pid -S 0 -G 0 sh -ec '{inside}'"
+    ));
+    assert_eq!(modes.split_whitespace().collect::<Vec<_>>(), ["2775", "6775", "2755", "2755"]);
+    // Who is no member of the group does not.
+    b.sh(&format!("touch m/open; chown {BOB}:1000 m/open; chmod 2755 m/open"));
+    b.sh(&format!("setpriv --reuid {BOB} --regid {BOB} --clear-groups setfacl -m u:7:rwx m/open"));
+    assert_eq!(b.sh("stat -c %a m/open").trim(), "775");
+}

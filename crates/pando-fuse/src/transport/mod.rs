@@ -52,6 +52,8 @@ pub struct Context {
     pub gid: u32,
     /// Process (thread) id of the caller, 0 if it lives in a foreign pid namespace.
     pub pid: u32,
+    /// Whether a set-group-id bit stays on what is made, or gets an access list, where the kernel has decided that.
+    pub keeps_group_bit: Option<bool>,
 }
 
 /// Work behind a request that has been answered; may wait and notify the kernel.

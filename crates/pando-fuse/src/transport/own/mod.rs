@@ -55,6 +55,7 @@ const WANTED: u64 = flag::ASYNC_READ
     | flag::CACHE_SYMLINKS
     | flag::EXPLICIT_INVAL_DATA
     | flag::HANDLE_KILLPRIV_V2
+    | flag::SETXATTR_EXT
     | flag::DIRECT_IO_ALLOW_MMAP
     | flag::INIT_EXT;
 
@@ -182,6 +183,7 @@ fn greet(device: &Device, ring: bool, wishes: Wishes) -> io::Result<u32> {
         max_pages: u16::try_from(MAX_WRITE_BYTES.div_ceil(page)).unwrap_or(u16::MAX),
         ..wire::InitOut::default()
     };
+    wire::agreed(init.minor, flags);
     device.answer(header.unique, 0, zerocopy::IntoBytes::as_bytes(&out))?;
     Ok(init.minor)
 }

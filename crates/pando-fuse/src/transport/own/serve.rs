@@ -71,7 +71,9 @@ impl<'a> Request<'a> {
     }
 
     fn context(&self) -> Context {
-        Context { uid: self.header.uid, gid: self.header.gid, pid: self.header.pid }
+        let makes = matches!(self.header.opcode, op::CREATE | op::MKNOD | op::TMPFILE);
+        let keeps_group_bit = (makes && wire::takes_group_bits()).then_some(true);
+        Context { uid: self.header.uid, gid: self.header.gid, pid: self.header.pid, keeps_group_bit }
     }
 }
 
@@ -254,9 +256,15 @@ fn answer<H: Handler>(h: &H, r: &Request<'_>, out: &mut Vec<u8>) -> Result<Step,
             }));
         }
         op::SETXATTR => {
+            /// The access list that is set takes the set-group-id bit away.
+            const KILLS_GROUP_BIT: u32 = 1;
             let i: wire::SetxattrIn = r.op()?;
             let (name, value) = wire::name(r.payload).ok_or(INVALID)?;
             let value = value.get(..i.size as usize).ok_or(INVALID)?;
+            let more = r.op.get(size_of::<wire::SetxattrIn>()..).unwrap_or_default();
+            let more = wire::SetxattrMore::read_from_prefix(more).ok();
+            let keeps_group_bit = more.map(|(more, _)| more.more_flags & KILLS_GROUP_BIT == 0);
+            let c = Context { keeps_group_bit, ..c };
             let answer = h.setxattr(&c, node, name, value, i.flags as i32);
             return Ok(step(answer, out, |(), _| Reply::Buffer));
         }

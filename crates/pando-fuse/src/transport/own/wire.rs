@@ -4,7 +4,11 @@
 //! Each struct has the fields of the one of the same purpose in the kernel's
 //! `include/uapi/linux/fuse.h`, and no padding of its own.
 
-use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
+use std::{
+    ffi::OsStr,
+    os::unix::ffi::OsStrExt,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+};
 
 use pando_fs::{Attr, FileKind, StatFs, Time};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -20,6 +24,23 @@ pub(super) const LEAST_MINOR: u32 = 28;
 
 /// From this one on (Linux 6.16) pages are under writeback until the server has answered.
 pub(super) const MINOR_THAT_AWAITS_WRITES: u32 = 44;
+/// From this one on (Linux 6.1) the kernel takes a set-group-id bit away that the caller may not give to what it makes.
+const MINOR_THAT_TAKES_GROUP_BITS: u32 = 37;
+
+/// What was agreed about set-group-id bits with the kernel, which is the same one for all mounts.
+static TAKES_GROUP_BITS: AtomicBool = AtomicBool::new(false);
+static LONG_SETXATTR: AtomicBool = AtomicBool::new(false);
+
+/// To be called when the kernel has said which version and flags it has, before its other requests.
+pub(super) fn agreed(minor: u32, flags: u64) {
+    TAKES_GROUP_BITS.store(minor >= MINOR_THAT_TAKES_GROUP_BITS, Relaxed);
+    LONG_SETXATTR.store(flags & flag::SETXATTR_EXT != 0, Relaxed);
+}
+
+/// Whether the kernel has taken a set-group-id bit from what is to be made, if the caller may not give it.
+pub(super) fn takes_group_bits() -> bool {
+    TAKES_GROUP_BITS.load(Relaxed)
+}
 
 /// Requests by number.
 pub(super) mod op {
@@ -83,6 +104,8 @@ pub(super) mod flag {
     pub const CACHE_SYMLINKS: u64 = 1 << 23;
     pub const EXPLICIT_INVAL_DATA: u64 = 1 << 25;
     pub const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
+    /// SETXATTR has a second half ([`super::SetxattrMore`](super::SetxattrMore)).
+    pub const SETXATTR_EXT: u64 = 1 << 29;
     /// The upper half of the flags is there.
     pub const INIT_EXT: u64 = 1 << 30;
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
@@ -179,6 +202,7 @@ received! {
     }
     struct FsyncIn { fh: u64, fsync_flags: u32, padding: u32 }
     struct SetxattrIn { size: u32, flags: u32 }
+    struct SetxattrMore { more_flags: u32, padding: u32 }
     /// Also LISTXATTR.
     struct GetxattrIn { size: u32, padding: u32 }
     struct FallocateIn { fh: u64, offset: u64, length: u64, mode: u32, padding: u32 }
@@ -367,7 +391,10 @@ pub(super) fn op_size(opcode: u32) -> usize {
         op::READ | op::READDIR | op::READDIRPLUS => size_of::<ReadIn>(),
         op::WRITE => size_of::<WriteIn>(),
         op::FSYNC | op::FSYNCDIR => size_of::<FsyncIn>(),
-        op::SETXATTR => size_of::<SetxattrIn>(),
+        op::SETXATTR => match LONG_SETXATTR.load(Relaxed) {
+            true => size_of::<SetxattrIn>() + size_of::<SetxattrMore>(),
+            false => size_of::<SetxattrIn>(),
+        },
         op::GETXATTR | op::LISTXATTR => size_of::<GetxattrIn>(),
         op::FALLOCATE => size_of::<FallocateIn>(),
         op::LSEEK => size_of::<LseekIn>(),

@@ -43,9 +43,8 @@ use crate::{
     waiting,
 };
 
-/// Largest buffer that is kept for reuse, in bytes: that of a write-out for which a thread was asked, with what came
-/// until it began.
-const MAX_SPARE_BYTES: usize = 4 << 20;
+/// Largest buffer that is kept for reuse, in bytes.
+const MAX_SPARE_BYTES: usize = 1 << 20;
 /// Most that a sync writes durably, in bytes, while nobody else can write: more is written first and flushed
 /// then, beside which others may write.
 const MAX_DURABLE_WRITE_BYTES: usize = 1 << 20;

@@ -381,10 +381,9 @@ impl Fs {
 
     /// As [`Fs::write_whole`], of pages that the kernel has kept: it has checked who wrote them, and tells the times.
     pub fn write_pages(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<u32> {
-        self.writable()?;
-        let (inode, _) = self.file(FileHandle(0), ino)?;
+        let (inode, by_root, _) = self.file_to_write(FileHandle(0), ino)?;
         let at = self.hold(&inode, true)?;
-        self.write_whole_at(&inode, &at, offset, data, (true, None))
+        self.write_whole_at(&inode, &at, offset, data, (by_root, None))
     }
 
     /// A file that is to be written through this handle, whether root opened it, and whether for appends only.

@@ -49,8 +49,6 @@ pub(crate) struct MountState {
     pub(crate) caches: Caches,
     pub(crate) listings: Listings,
     pub(crate) labels: Labels,
-    /// The kernel obeys access lists, and says what one takes away.
-    pub(crate) access_lists: bool,
     pub(crate) proofs: Proofs,
     /// Differences that are being told.
     pub(crate) diffs: Diffs,
@@ -96,7 +94,6 @@ impl MountState {
             caches: Caches::new(keeps.writeback),
             listings: Listings::new(keeps.listings),
             labels: Labels::new(keeps.access_lists),
-            access_lists: keeps.access_lists,
             proofs: Proofs::default(),
             diffs: Diffs::default(),
             counters,

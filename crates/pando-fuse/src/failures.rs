@@ -18,13 +18,17 @@ static LAST: Mutex<Option<(String, Instant)>> = Mutex::new(None);
 /// Logs why a request is answered with EIO.
 pub(crate) fn log(error: &pando_fs::Error) {
     let (text, now) = (error.to_string(), Instant::now());
-    let mut last = LAST.lock();
-    if is_news(&last, &text, now) {
-        log::error!("{text}");
-        *last = Some((text, now));
-    } else {
-        log::debug!("{text}");
-    }
+    let news = {
+        let mut last = LAST.lock();
+        let news = is_news(&last, &text, now);
+        if news {
+            *last = Some((text.clone(), now));
+        }
+        news
+    };
+    // Not under the lock: whoever reads the log may be slow.
+    let level = if news { log::Level::Error } else { log::Level::Debug };
+    log::log!(level, "{text}");
 }
 
 fn is_news(last: &Option<(String, Instant)>, text: &str, now: Instant) -> bool {

@@ -52,11 +52,20 @@ pub fn is_dead(dir: &Path) -> bool {
 
 /// The mount that `path` (absolute, without symlinks) lies in.
 pub fn containing(path: &Path) -> io::Result<Option<Entry>> {
-    let deepest = |best: Option<Entry>, e: Entry| match best {
-        Some(b) if b.dir.components().count() > e.dir.components().count() => Some(b),
-        _ => Some(e),
-    };
-    Ok(all()?.into_iter().filter(|e| path.starts_with(&e.dir)).fold(None, deepest))
+    Ok(around(path)?.into_iter().next())
+}
+
+/// The mount that `path` (absolute, without symlinks) lies in, and behind it others of the same file system.
+pub fn around(path: &Path) -> io::Result<Vec<Entry>> {
+    let mut all = all()?;
+    let depth = |(_, e): &(usize, &Entry)| e.dir.components().count();
+    // Of several as deep the topmost, which was made last.
+    let own = all.iter().enumerate().filter(|(_, e)| path.starts_with(&e.dir)).max_by_key(depth);
+    let Some((own, _)) = own else { return Ok(Vec::new()) };
+    let own = all.remove(own);
+    all.retain(|e| e.device == own.device && e.dir != own.dir);
+    all.insert(0, own);
+    Ok(all)
 }
 
 /// Our mounts of the image at `image` (absolute, without symlinks), bind mounts included.

@@ -511,7 +511,6 @@ impl Handler for Server {
     fn setxattr(&self, c: &Context, ino: u64, name: &OsStr, value: &[u8], flags: i32) -> Answer<()> {
         self.count(Kind::Setxattr);
         let (before, bits) = (self.fs().perm(ino).unwrap_or_default(), self.shared.set_id_bits(ino));
-        let c = &Context { keeps_group_bit: c.keeps_group_bit.filter(|_| self.shared.access_lists), ..*c };
         // Groups matter for an access list of a set-group-id file only, and where the kernel does not obey it.
         let is_list = name.as_encoded_bytes().starts_with(b"system.");
         let about_groups = is_list && bits != 0 && c.keeps_group_bit.is_none();

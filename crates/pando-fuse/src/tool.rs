@@ -392,11 +392,8 @@ pub struct Visible(Vec<mountinfo::Entry>);
 impl Visible {
     /// By the mount around `path` first of all.
     pub fn around(path: &Path) -> io::Result<Self> {
-        let own = mountinfo::containing(&path.canonicalize()?)?;
-        let own = own.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOTTY))?;
-        let others = mountinfo::all()?.into_iter().filter(|e| e.device == own.device && e.dir != own.dir);
-        let others: Vec<_> = others.collect();
-        Ok(Self([own].into_iter().chain(others).collect()))
+        let mounts = mountinfo::around(&path.canonicalize()?)?;
+        if mounts.is_empty() { Err(io::Error::from_raw_os_error(libc::ENOTTY)) } else { Ok(Self(mounts)) }
     }
 
     /// The path of what lies at `inside` from the root of the file system; `None` if no mount point shows it.

@@ -335,9 +335,15 @@ impl Fs {
         }
     }
 
-    /// Has directories counted that were found with a stale account below `dir`, by their contents prefixes.
+    /// Has directories counted that were found with a stale account below `dir`, by their contents prefixes in order:
+    /// the topmost ones, with which all below them are counted.
     pub(crate) fn recount_found(&self, dir: &InodeRef, contents: &[u8], found: &[Vec<u8>]) {
+        let mut top: Option<&Vec<u8>> = None;
         for stale in found {
+            if top.is_some_and(|top| stale.starts_with(top)) {
+                continue;
+            }
+            top = Some(stale);
             let below = names_between(contents, stale).map(|names| self.below(dir, &names));
             if let Some(Ok(Some(below))) = below {
                 self.recount_later(&below);
@@ -347,7 +353,7 @@ impl Fs {
 
     /// Has a directory counted whose account became stale.
     pub(crate) fn recount_later(&self, dir: &InodeRef) {
-        if self.has_accounts() {
+        if self.has_accounts() && !self.is_read_only() {
             self.ledger.wants(dir);
             self.recount_soon();
         }

@@ -130,14 +130,6 @@ impl LogBuffer {
         (buffer, footer, complete)
     }
 
-    /// Gives back the memory that a burst of records took.
-    pub fn let_memory_go(&mut self) {
-        self.spare = Vec::new();
-        if self.bytes.is_empty() {
-            self.bytes = Vec::new();
-        }
-    }
-
     /// Leaves a block free before the first record, in a log that was empty when it was opened. Who finds such a log
     /// does not search all of it, and would miss a long write-out whose beginning is damaged.
     pub fn keep_room_for_notice(&mut self) {

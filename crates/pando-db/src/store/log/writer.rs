@@ -294,9 +294,8 @@ impl Log {
 
     /// For a log to which nobody has written for a while: says of the last records, if they are durable and
     /// may be replayed, that they are. Should they be damaged, their end is not taken for that of the log. One
-    /// write of a block at most, which is not durable itself. Lets the memory of its buffers go.
+    /// write of a block at most, which is not durable itself.
     pub fn mark_rest(&self) -> Result<()> {
-        self.buf().let_memory_go();
         self.mark(|buf, durable| durable > buf.told && buf.asked_end > buf.tail)
     }
 

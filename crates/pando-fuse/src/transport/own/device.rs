@@ -10,7 +10,10 @@ use std::{
         unix::ffi::OsStrExt,
     },
     path::PathBuf,
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
 };
 
 use rustix::{
@@ -22,7 +25,7 @@ use zerocopy::IntoBytes;
 use crate::inside::apart;
 use crate::transport::own::{
     Ended,
-    serve::Reply,
+    serve::{Agreed, Reply},
     wire::{self, OutHeader},
 };
 use crate::transport::{
@@ -45,6 +48,7 @@ pub(super) struct Device {
     dir: PathBuf,
     /// Calls of [`Device::request_no_op`] so far.
     no_op_requests: AtomicU64,
+    agreed: OnceLock<Agreed>,
 }
 
 impl Device {
@@ -55,7 +59,19 @@ impl Device {
             ended: Ended::default(),
             nonblocking: AtomicBool::new(false),
             no_op_requests: AtomicU64::new(0),
+            agreed: OnceLock::new(),
         }
+    }
+
+    /// Notes what INIT has settled, before any other request.
+    pub(super) fn agree(&self, agreed: Agreed) {
+        let first = self.agreed.set(agreed).is_ok();
+        assert!(first, "a connection begins once");
+    }
+
+    /// What INIT has settled.
+    pub(super) fn agreed(&self) -> Agreed {
+        self.agreed.get().copied().unwrap_or_default()
     }
 
     pub(super) fn raw(&self) -> RawFd {

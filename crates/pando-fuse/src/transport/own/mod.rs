@@ -31,7 +31,7 @@ use std::{
 
 use zerocopy::FromBytes;
 
-use self::{device::Device, readers::Readers, wire::flag};
+use self::{device::Device, readers::Readers, serve::Agreed, wire::flag};
 use crate::counters::Counters;
 use crate::transport::{
     Handler, Notify,
@@ -55,7 +55,6 @@ const WANTED: u64 = flag::ASYNC_READ
     | flag::CACHE_SYMLINKS
     | flag::EXPLICIT_INVAL_DATA
     | flag::HANDLE_KILLPRIV_V2
-    | flag::SETXATTR_EXT
     | flag::DIRECT_IO_ALLOW_MMAP
     | flag::INIT_EXT;
 
@@ -162,7 +161,8 @@ fn greet(device: &Device, ring: bool, wishes: Wishes) -> io::Result<u32> {
         return unsupported("this kernel has no write-back cache for FUSE");
     }
     let wanted = WANTED | if wishes.writeback { flag::WRITEBACK_CACHE } else { 0 };
-    let wanted = wanted | if wishes.access_lists { flag::POSIX_ACL } else { 0 };
+    // Only where the kernel obeys access lists does it say what one takes away.
+    let wanted = wanted | if wishes.access_lists { flag::POSIX_ACL | flag::SETXATTR_EXT } else { 0 };
     let wanted = wanted | if ring { flag::OVER_IO_URING } else { 0 };
     let lacking = wanted & !offered;
     if lacking != 0 {
@@ -183,7 +183,10 @@ fn greet(device: &Device, ring: bool, wishes: Wishes) -> io::Result<u32> {
         max_pages: u16::try_from(MAX_WRITE_BYTES.div_ceil(page)).unwrap_or(u16::MAX),
         ..wire::InitOut::default()
     };
-    wire::agreed(init.minor, flags);
+    device.agree(Agreed {
+        long_setxattr: flags & flag::SETXATTR_EXT != 0,
+        takes_group_bits: init.minor >= wire::MINOR_THAT_TAKES_GROUP_BITS,
+    });
     device.answer(header.unique, 0, zerocopy::IntoBytes::as_bytes(&out))?;
     Ok(init.minor)
 }

@@ -407,10 +407,13 @@ impl<H: Handler> Reader<H> {
         let Ok((header, rest)) = wire::InHeader::read_from_prefix(bytes) else {
             return Err(io::Error::other("the kernel sent a request without a header"));
         };
-        let (op, payload) = rest.split_at(wire::op_size(header.opcode).min(rest.len()));
         let device = &self.shared.device;
+        let agreed = device.agreed();
+        let op_size = wire::op_size(header.opcode, agreed.long_setxattr);
+        let (op, payload) = rest.split_at(op_size.min(rest.len()));
         let mut answered = !matches!(header.opcode, op::FORGET | op::BATCH_FORGET | op::INTERRUPT);
-        let mut step = serve(&*self.shared.handler, &Request { header, op, payload }, &mut self.out);
+        let request = Request { header, op, payload, agreed };
+        let mut step = serve(&*self.shared.handler, &request, &mut self.out);
         let here = matches!(step, Step::Here(_));
         if let Step::Here(work) = step {
             if self.role.get() == Role::Reader

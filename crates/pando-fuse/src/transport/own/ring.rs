@@ -425,8 +425,10 @@ impl EntryThread {
                     shared.grow(queue, header.nodeid);
                 }
                 let given = payload.get(..headers.payload as usize).unwrap_or_default();
-                let op = headers.op.get(..op_size(header.opcode)).unwrap_or_default();
-                let step = serve(&*shared.handler, &Request { header, op, payload: given }, out);
+                let agreed = shared.device.agreed();
+                let op_size = op_size(header.opcode, agreed.long_setxattr);
+                let op = headers.op.get(..op_size).unwrap_or_default();
+                let step = serve(&*shared.handler, &Request { header, op, payload: given, agreed }, out);
                 let reply = match step {
                     Step::Done(reply) => reply,
                     Step::Later(work) | Step::Here(work) => {

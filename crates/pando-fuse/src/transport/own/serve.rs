@@ -21,6 +21,15 @@ use crate::transport::{
     common::{MAX_COPY_BYTES, VALID_SECS, is_direct_write},
 };
 
+/// What the kernel and the server have agreed on, as far as requests depend on it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Agreed {
+    /// SETXATTR has its second half: it says whether an access list takes a set-group-id bit away.
+    pub(super) long_setxattr: bool,
+    /// The kernel has taken that bit from what is to be made, if the caller may not give it.
+    pub(super) takes_group_bits: bool,
+}
+
 /// A request in its three parts.
 pub(super) struct Request<'a> {
     pub(super) header: wire::InHeader,
@@ -28,6 +37,7 @@ pub(super) struct Request<'a> {
     pub(super) op: &'a [u8],
     /// Names and data.
     pub(super) payload: &'a [u8],
+    pub(super) agreed: Agreed,
 }
 
 /// What goes back.
@@ -72,7 +82,7 @@ impl<'a> Request<'a> {
 
     fn context(&self) -> Context {
         let makes = matches!(self.header.opcode, op::CREATE | op::MKNOD | op::TMPFILE);
-        let keeps_group_bit = (makes && wire::takes_group_bits()).then_some(true);
+        let keeps_group_bit = (makes && self.agreed.takes_group_bits).then_some(true);
         Context { uid: self.header.uid, gid: self.header.gid, pid: self.header.pid, keeps_group_bit }
     }
 }

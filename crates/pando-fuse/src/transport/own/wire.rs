@@ -4,11 +4,7 @@
 //! Each struct has the fields of the one of the same purpose in the kernel's
 //! `include/uapi/linux/fuse.h`, and no padding of its own.
 
-use std::{
-    ffi::OsStr,
-    os::unix::ffi::OsStrExt,
-    sync::atomic::{AtomicBool, Ordering::Relaxed},
-};
+use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
 
 use pando_fs::{Attr, FileKind, StatFs, Time};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -25,22 +21,7 @@ pub(super) const LEAST_MINOR: u32 = 28;
 /// From this one on (Linux 6.16) pages are under writeback until the server has answered.
 pub(super) const MINOR_THAT_AWAITS_WRITES: u32 = 44;
 /// From this one on (Linux 6.1) the kernel takes a set-group-id bit away that the caller may not give to what it makes.
-const MINOR_THAT_TAKES_GROUP_BITS: u32 = 37;
-
-/// What was agreed about set-group-id bits with the kernel, which is the same one for all mounts.
-static TAKES_GROUP_BITS: AtomicBool = AtomicBool::new(false);
-static LONG_SETXATTR: AtomicBool = AtomicBool::new(false);
-
-/// To be called when the kernel has said which version and flags it has, before its other requests.
-pub(super) fn agreed(minor: u32, flags: u64) {
-    TAKES_GROUP_BITS.store(minor >= MINOR_THAT_TAKES_GROUP_BITS, Relaxed);
-    LONG_SETXATTR.store(flags & flag::SETXATTR_EXT != 0, Relaxed);
-}
-
-/// Whether the kernel has taken a set-group-id bit from what is to be made, if the caller may not give it.
-pub(super) fn takes_group_bits() -> bool {
-    TAKES_GROUP_BITS.load(Relaxed)
-}
+pub(super) const MINOR_THAT_TAKES_GROUP_BITS: u32 = 37;
 
 /// Requests by number.
 pub(super) mod op {
@@ -104,7 +85,7 @@ pub(super) mod flag {
     pub const CACHE_SYMLINKS: u64 = 1 << 23;
     pub const EXPLICIT_INVAL_DATA: u64 = 1 << 25;
     pub const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
-    /// SETXATTR has a second half ([`super::SetxattrMore`](super::SetxattrMore)).
+    /// SETXATTR has a second half ([`super::SetxattrMore`]).
     pub const SETXATTR_EXT: u64 = 1 << 29;
     /// The upper half of the flags is there.
     pub const INIT_EXT: u64 = 1 << 30;
@@ -372,8 +353,8 @@ pub(super) fn time(secs: u64, nanos: u32) -> Option<Time> {
 }
 
 /// Bytes of the struct that follows the header of a request; names and data come behind it.
-/// Over io_uring the two parts come apart.
-pub(super) fn op_size(opcode: u32) -> usize {
+/// Over io_uring the two parts come apart. With `long_setxattr` that of SETXATTR has its second half.
+pub(super) fn op_size(opcode: u32, long_setxattr: bool) -> usize {
     match opcode {
         op::FORGET => size_of::<ForgetIn>(),
         op::BATCH_FORGET => size_of::<BatchForgetIn>(),
@@ -391,10 +372,8 @@ pub(super) fn op_size(opcode: u32) -> usize {
         op::READ | op::READDIR | op::READDIRPLUS => size_of::<ReadIn>(),
         op::WRITE => size_of::<WriteIn>(),
         op::FSYNC | op::FSYNCDIR => size_of::<FsyncIn>(),
-        op::SETXATTR => match LONG_SETXATTR.load(Relaxed) {
-            true => size_of::<SetxattrIn>() + size_of::<SetxattrMore>(),
-            false => size_of::<SetxattrIn>(),
-        },
+        op::SETXATTR if long_setxattr => size_of::<SetxattrIn>() + size_of::<SetxattrMore>(),
+        op::SETXATTR => size_of::<SetxattrIn>(),
         op::GETXATTR | op::LISTXATTR => size_of::<GetxattrIn>(),
         op::FALLOCATE => size_of::<FallocateIn>(),
         op::LSEEK => size_of::<LseekIn>(),

@@ -95,6 +95,7 @@ impl Fs {
         if top.kind == FileKind::Directory {
             let contents = path::contents(&end.at.contents, end.name)?;
             self.may_empty(rights, top, &contents)?;
+            self.may_leave(&end.at.dir, end.name, top)?;
             if top.peek(|s| s.record.clone_id == 0) {
                 names = self.lose_names(batch, end.at, &contents)?;
             }
@@ -106,6 +107,7 @@ impl Fs {
             }
             lineage = self.retire(batch, end.at, top)?;
         } else {
+            self.may_leave(&end.at.dir, end.name, top)?;
             top_fate = self.remove_file(batch, end.at, &end.entry, top, now)?;
         }
         Ok(Removal { top: top.clone(), top_fate, open_below, lineage, names, now })

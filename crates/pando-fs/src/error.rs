@@ -67,6 +67,9 @@ pub enum Error {
     /// What a merge changes was changed by others all the time, and nothing was done (EBUSY).
     #[error("{0}: others kept changing what the merge changes too; nothing was done, try again")]
     MergeDisturbed(String),
+    /// Something else is mounted on what would be taken away (EBUSY).
+    #[error("{0}: something is mounted on it; unmount it first (findmnt shows what is mounted where)")]
+    MountPoint(String),
     /// The file system has as many policies for snapshots as it can have (EFBIG).
     #[error("a file system has at most {0} policies for snapshots; take one back first")]
     TooManyPolicies(usize),
@@ -163,7 +166,7 @@ impl Error {
             Error::BadHandle(_) => Errno::BADF,
             Error::TooBig(_) | Error::TooManyNames(_) | Error::TooManyPolicies(_) => Errno::FBIG,
             Error::MergeTooLarge { .. } | Error::TooManyOwnPolicies(_) => Errno::FBIG,
-            Error::MergeDisturbed(_) => Errno::BUSY,
+            Error::MergeDisturbed(_) | Error::MountPoint(_) => Errno::BUSY,
             Error::ReadOnly | Error::InSnapshot(_) | Error::Engine(E::ReadOnly) => Errno::ROFS,
             Error::Unsupported(_) => Errno::OPNOTSUPP,
             Error::NothingBehind(_) => Errno::NXIO,

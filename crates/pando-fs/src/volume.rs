@@ -25,6 +25,7 @@ use crate::{
     limits::MAX_NAME,
     lineage::Lineages,
     merge::FsMerge,
+    mount_points::MountPoints,
     path::{self, system},
     path_cache::PathCache,
     position::Positions,
@@ -121,6 +122,7 @@ pub struct Inner {
     pub(crate) merge_steps: usize,
     pub(crate) counting: Arc<Counting>,
     pub(crate) ledger: Ledger,
+    pub(crate) mount_points: MountPoints,
     /// Whether things are done in background threads.
     pub(crate) background: bool,
     label: String,
@@ -315,6 +317,7 @@ impl Fs {
             readahead,
             counting: Arc::default(),
             ledger: Ledger::default(),
+            mount_points: MountPoints::default(),
             background: o.background,
             label,
             uuid: db.uuid(),

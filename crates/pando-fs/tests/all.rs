@@ -24,6 +24,7 @@ mod merge_linked;
 mod merge_renames;
 mod merge_text;
 mod model;
+mod mounted;
 mod once;
 mod policies;
 mod quota_model;

@@ -25,6 +25,7 @@ use crate::{
     inside::{Inside, apart},
     labels::Labels,
     listings::Listings,
+    mountinfo,
     openers::Openers,
     own_threads::OwnThreads,
     proof::Proofs,
@@ -72,6 +73,8 @@ pub(crate) struct MountState {
     pub(crate) written: Mutex<Vec<u64>>,
     /// Files of which the server itself has dropped set-id bits: see [`MountState::bits_dropped`].
     pub(crate) bare: Mutex<HashSet<u64>>,
+    /// The device number of the mount, `major:minor`, if it could be found out.
+    pub(crate) device: OnceLock<String>,
     /// User who may grow the file system besides root: the one who mounted it.
     pub(crate) owner: u32,
 }
@@ -108,6 +111,7 @@ impl MountState {
             stats,
             written: Mutex::default(),
             bare: Mutex::default(),
+            device: OnceLock::new(),
             owner: rustix::process::geteuid().as_raw(),
         }
     }
@@ -270,6 +274,17 @@ impl MountState {
         if let Err(e) = started {
             log::warn!("no thread for times of files: {e}");
         }
+    }
+
+    /// Keeps in their places, as long as the answer lives, the entries on which something is mounted: for this process,
+    /// or the process `pid`. The kernel unmounts what lies where it is told to forget an entry. Reads `/proc`.
+    pub(crate) fn keep_mounted(&self, pid: u32) -> pando_fs::MountedOn<'_> {
+        let paths = self.device.get().map(|device| mountinfo::mounted_on(device, pid));
+        let paths = paths.unwrap_or_else(|| Ok(Vec::new())).unwrap_or_else(|e| {
+            log::warn!("what is mounted in the file system: {e}");
+            Vec::new()
+        });
+        self.fs.mounted_on(&paths)
     }
 
     /// Drops what a change behind the kernel's back made stale. Only for workers.

@@ -4,7 +4,7 @@
 //! is dead. Octal escapes of the kernel are undone.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     ffi::OsString,
     fs, io,
     os::unix::ffi::OsStringExt,
@@ -17,6 +17,10 @@ pub const FSTYPE: &str = "fuse.pando";
 /// One mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
+    /// Its number in the kernel.
+    pub id: u64,
+    /// The number of the mount in which the directory lies that it is mounted on.
+    pub parent: u64,
     /// Device number as `major:minor`.
     pub device: String,
     /// Directory inside the file system that is mounted here; `/` unless it is a bind mount.
@@ -79,6 +83,33 @@ pub fn is_read_only(device: &str) -> io::Result<bool> {
     Ok(all()?.into_iter().any(|e| e.device == device && e.read_only))
 }
 
+/// The paths, from the root of the file system with this device number (`major:minor`), on which something is mounted,
+/// for this process or the process `pid`.
+pub fn mounted_on(device: &str, pid: u32) -> io::Result<Vec<PathBuf>> {
+    let mut paths = mounted_in(&all()?, device);
+    let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
+    let (own, its) = (namespace("self"), namespace(&pid.to_string()));
+    // It may be one that may not be looked at, or has no number here.
+    if its.is_some()
+        && its != own
+        && let Ok(text) = fs::read(format!("/proc/{pid}/mountinfo"))
+    {
+        paths.extend(mounted_in(&parse(&text), device));
+    }
+    paths.sort_unstable();
+    paths.dedup();
+    Ok(paths)
+}
+
+fn mounted_in(all: &[Entry], device: &str) -> Vec<PathBuf> {
+    let mounts: HashMap<u64, &Entry> = all.iter().filter(|e| e.device == device).map(|e| (e.id, e)).collect();
+    let inside = |e: &Entry| {
+        let around = mounts.get(&e.parent)?;
+        Some(around.root.join(e.dir.strip_prefix(&around.dir).ok()?))
+    };
+    all.iter().filter_map(inside).collect()
+}
+
 /// A process that sees a mount in a namespace other than ours.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Elsewhere {
@@ -119,7 +150,9 @@ fn parse(text: &[u8]) -> Vec<Entry> {
 /// `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue`
 fn parse_line(line: &[u8]) -> Option<Entry> {
     let mut fields = line.split(|&b| b == b' ');
-    let device = String::from_utf8(fields.nth(2)?.to_vec()).ok()?;
+    let mut number = || str::from_utf8(fields.next()?).ok()?.parse().ok();
+    let (id, parent) = (number()?, number()?);
+    let device = String::from_utf8(fields.next()?.to_vec()).ok()?;
     let root = unescape(fields.next()?);
     let dir = unescape(fields.next()?);
     let mut fields = fields.skip_while(|f| *f != b"-").skip(1);
@@ -128,7 +161,7 @@ fn parse_line(line: &[u8]) -> Option<Entry> {
     let options = fields.next().and_then(|o| str::from_utf8(o).ok()).unwrap_or_default();
     let user = options.split(',').find_map(|o| o.strip_prefix("user_id=")).and_then(|n| n.parse().ok());
     let read_only = options.split(',').any(|option| option == "ro");
-    Some(Entry { device, root, dir, fstype, source, user, read_only })
+    Some(Entry { id, parent, device, root, dir, fstype, source, user, read_only })
 }
 
 fn unescape(field: &[u8]) -> PathBuf {
@@ -175,6 +208,23 @@ mod tests {
         assert_eq!((all[1].fstype.as_str(), all[1].device.as_str()), (FSTYPE, "0:50"));
         assert_eq!((all[0].user, all[1].user), (None, Some(7)));
         assert_eq!((all[2].read_only, all[3].read_only), (false, true));
+    }
+
+    #[test]
+    fn what_is_mounted_on_a_file_system_is_found_through_each_of_its_mounts() {
+        let all = parse(
+            b"30 1 8:1 / / rw - ext4 /dev/a rw\n\
+            90 30 0:50 / /mnt/a rw - fuse.pando /img/x rw,user_id=7,group_id=0\n\
+            91 30 0:50 /sub /bind rw - fuse.pando /img/x rw,user_id=7,group_id=0\n\
+            92 90 0:60 / /mnt/a/d/e rw - tmpfs tmpfs rw\n\
+            93 91 0:50 /other /bind/f rw - fuse.pando /img/x rw,user_id=7,group_id=0\n\
+            94 92 0:61 / /mnt/a/d/e/deeper rw - tmpfs tmpfs rw\n\
+            95 90 0:62 / /mnt/a rw - tmpfs tmpfs rw\n",
+        );
+        let paths: Vec<PathBuf> = ["/d/e", "/sub/f", "/"].map(PathBuf::from).into();
+        assert_eq!(mounted_in(&all, "0:50"), paths);
+        assert_eq!(mounted_in(&all, "8:1"), [PathBuf::from("/mnt/a"), "/bind".into()]);
+        assert_eq!(mounted_in(&all, "0:99"), [PathBuf::new(); 0]);
     }
 
     #[test]

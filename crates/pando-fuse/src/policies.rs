@@ -56,8 +56,6 @@ impl Known {
 #[derive(Default)]
 struct Policies {
     known: HashMap<Vec<u8>, Known>,
-    /// Number of the mount's device, as `major:minor`.
-    device: Option<String>,
 }
 
 impl MountState {
@@ -70,8 +68,10 @@ impl MountState {
 
     /// Starts what carries out policies for snapshots.
     pub(crate) fn start_policies(self: &Arc<Self>, device: Option<String>) {
+        let known = device.is_none_or(|device| self.device.set(device).is_ok());
+        assert!(known, "a server has one mount");
         let shared: Weak<MountState> = Arc::downgrade(self);
-        let mut policies = Policies { device, ..Policies::default() };
+        let mut policies = Policies::default();
         let started = self.automatic.start(move |synced| {
             let idle = NextRound { after: None, on_syncs: false };
             shared.upgrade().map_or(idle, |shared| {
@@ -97,7 +97,7 @@ impl Policies {
                 return NextRound { after: Some(LOOK), on_syncs: false };
             }
         };
-        if !all.is_empty() && self.is_read_only() {
+        if !all.is_empty() && is_read_only(shared) {
             return NextRound { after: Some(LOOK_READ_ONLY), on_syncs: false };
         }
         let mut before = std::mem::take(&mut self.known);
@@ -121,16 +121,6 @@ impl Policies {
         self.next_round()
     }
 
-    fn is_read_only(&self) -> bool {
-        self.device.as_deref().is_some_and(|device| match mountinfo::is_read_only(device) {
-            Ok(read_only) => read_only,
-            Err(e) => {
-                log::warn!("whether the mount is read-only: {e}");
-                false
-            }
-        })
-    }
-
     fn next_round(&self) -> NextRound {
         let (now, all) = (Time::now(), self.known.values());
         let until =
@@ -144,6 +134,16 @@ impl Policies {
             on_syncs: all.into_iter().any(waits_for_syncs),
         }
     }
+}
+
+fn is_read_only(shared: &MountState) -> bool {
+    shared.device.get().is_some_and(|device| match mountinfo::is_read_only(device) {
+        Ok(read_only) => read_only,
+        Err(e) => {
+            log::warn!("whether the mount is read-only: {e}");
+            false
+        }
+    })
 }
 
 /// Whether something in the directory of a policy that asks for that was synced.
@@ -161,6 +161,7 @@ fn was_synced(shared: &MountState, info: &PolicyInfo, synced: &Synced) -> bool {
 }
 
 fn carry_out(shared: &MountState, info: PolicyInfo, synced: bool) -> Known {
+    let _mounted = shared.keep_mounted(std::process::id());
     let done = shared.fs.carry_out_policy(
         &info,
         (Time::now(), synced),

@@ -87,7 +87,7 @@ impl MountState {
             }
             ControlRequest::Clone { token, name, replace, track, exclude } => self
                 .shown(c, &token)
-                .and_then(|shows| self.clone_tree(&shows, &name, (replace, track), &exclude)),
+                .and_then(|shows| self.clone_tree(c, &shows, &name, (replace, track), &exclude)),
             ControlRequest::Snapshot { token, asked } => {
                 self.shown(c, &token).and_then(|shows| self.snapshots(c, &shows, asked))
             }
@@ -96,7 +96,7 @@ impl MountState {
                 .and_then(|shows| self.change_tree(c, &shows, &change).map_err(Refusal::from))
                 .and_then(done),
             ControlRequest::Remove { token, fork } => {
-                self.shown(c, &token).and_then(|shows| self.remove_tree(&shows, fork))
+                self.shown(c, &token).and_then(|shows| self.remove_tree(c, &shows, fork))
             }
         };
         let response =
@@ -228,6 +228,7 @@ impl MountState {
                 }
                 self.write_out_below(shows.source);
                 self.write_out_below(to.source);
+                let _mounted = self.keep_mounted(c.pid);
                 let owner = (!(root && (to.root || options.dry_run))).then_some(c.uid);
                 let (told, cache) = self.fs.merge(owner, shows.source, to.source, options)?;
                 self.settle(&cache);
@@ -331,6 +332,7 @@ impl MountState {
 
     fn clone_tree(
         &self,
+        c: &Context,
         shows: &ProvenRights,
         name: &OsStr,
         (replace, track): (bool, bool),
@@ -343,6 +345,7 @@ impl MountState {
         // Other files have nothing in the clone.
         self.write_out_below(shows.source);
         let rights = shows.about(dir, name);
+        let _mounted = replace.then(|| self.keep_mounted(c.pid));
         let report = match self.fs.snapshot_of(shows.source) {
             // What is there would have to be moved away first.
             Some(_) if replace && shows.removes.is_some() => {
@@ -414,8 +417,12 @@ impl MountState {
                 self.settle(&report);
                 answer.message = named(&[info]);
             }
-            Asked::Delete(number) => self.settle(&self.fs.delete_snapshot(by, source, number)?),
+            Asked::Delete(number) => {
+                let _mounted = self.keep_mounted(c.pid);
+                self.settle(&self.fs.delete_snapshot(by, source, number)?);
+            }
             Asked::Rename(number, name) => {
+                let _mounted = self.keep_mounted(c.pid);
                 self.settle(&self.fs.rename_snapshot(by, source, number, &name)?);
             }
             Asked::Keep(number, keep) => self.settle(&self.fs.keep_snapshot(by, source, number, keep)?),
@@ -430,6 +437,7 @@ impl MountState {
             }
             Asked::Rollback(number, discard) => {
                 self.write_out_below(source);
+                let _mounted = self.keep_mounted(c.pid);
                 let (report, before) = self.fs.rollback(by, source, number, discard)?;
                 self.settle(&report);
                 answer.message = named(before.as_slice());
@@ -438,11 +446,12 @@ impl MountState {
         Ok(answer)
     }
 
-    fn remove_tree(&self, shows: &ProvenRights, fork: bool) -> Done {
+    fn remove_tree(&self, c: &Context, shows: &ProvenRights, fork: bool) -> Done {
         let Some((dir, name, _)) = &shows.removes else {
             return Err(pando_fs::Error::Access("remove".into()).into());
         };
         let rights = shows.about(*dir, name);
+        let _mounted = self.keep_mounted(c.pid);
         let report = match fork {
             true => self.fs.discard_verified(&rights, *dir, name)?,
             false => self.fs.remove_verified(&rights, *dir, name)?,

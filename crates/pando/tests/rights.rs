@@ -698,3 +698,42 @@ fn root_of_a_container_keeps_set_group_id_bits() {
     b.sh(&format!("setpriv --reuid {BOB} --regid {BOB} --clear-groups setfacl -m u:7:rwx m/open"));
     assert_eq!(b.sh("stat -c %a m/open").trim(), "775");
 }
+
+#[test]
+fn what_is_mounted_in_a_tree_stays_mounted() {
+    let Some(b) = scene() else { return };
+    let at = |name: &str| format!("m/{ANN}/{name}");
+    let (w, fork, open) = (at("w"), at("fork"), at("open"));
+    b.sh(&format!("mkdir -p {w}/in/mnt {w}/in/else; chown -R {ANN}:{ANN} {w}"));
+    allowed(&b, ANN, &["pando", "snapshot", "create", &w, "s"]);
+    allowed(&b, ANN, &["pando", "fork", &w, &fork]);
+    b.sh(&format!("rm -r {fork}/in; touch {fork}/new; chown {ANN}:{ANN} {fork}/new"));
+    let calls: [&[&str]; 4] = [
+        &["pando", "rollback", &w, "s"],
+        &["pando", "clone", "--replace", &open, &w],
+        &["pando", "merge", &fork],
+        &["pando", "rm", "-r", &w],
+    ];
+    let says = "in/mnt: something is mounted on it";
+    b.sh(&format!("mount -t tmpfs kept {w}/in/mnt && touch {w}/in/mnt/there"));
+    for call in calls {
+        let (code, said) = as_user(&b, ANN, call);
+        assert!(code == 4 && said.contains(says), "{call:?}: {code}: {said}");
+        b.sh(&format!("mountpoint -q {w}/in/mnt && test -e {w}/in/mnt/there"));
+    }
+    b.sh(&format!("umount {w}/in/mnt"));
+    // One that only the caller sees, in a namespace of its own, through another mount of the file system.
+    let own = format!(
+        "mount --bind m/{ANN} open && mount -t tmpfs kept open/w/in/mnt && ./pando rm -r open/w 2> said || cat said
+         mountpoint -q open/w/in/mnt && echo stays"
+    );
+    let said = b.sh(&format!("mkdir open; unshare -m sh -ec '{own}'"));
+    assert!(said.contains(says) && said.contains("stays"), "{said}");
+    // Beside it all is as before, and so it is afterwards.
+    b.sh(&format!("mount -t tmpfs kept {open}"));
+    for call in calls.iter().filter(|call| call[1] != "clone") {
+        allowed(&b, ANN, call);
+    }
+    b.sh(&format!("umount {open}"));
+    assert!(!b.path(&w).exists());
+}

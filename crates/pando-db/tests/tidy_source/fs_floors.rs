@@ -28,6 +28,7 @@ pub const FS: Floors = &[
     ("handle", &["error", "readahead", "position", "inode"]),
     ("counting", &["types", "inode"]),
     ("ledger", &["types", "inode"]),
+    ("mount_points", &["types"]),
     ("lock", &["error"]),
     ("path_cache", &["types", "inode", "lock"]),
     ("file_runs", &["path"]),
@@ -51,6 +52,7 @@ pub const FS: Floors = &[
             "path_cache",
             "file_runs",
             "ledger",
+            "mount_points",
         ],
     ),
     ("place", &["error", "types", "path", "inode", "lock", "path_cache", "volume"]),
@@ -175,20 +177,21 @@ pub const FS: Floors = &[
     ),
     ("exclude", &["error", "types", "path", "record", "inode", "sums", "volume", "bill", "quota", "rename"]),
     ("rights", &["error", "types", "path", "key_text", "acl", "record", "inode", "volume", "place", "entry"]),
+    ("mounted", &["error", "types", "path", "inode", "volume", "family", "name", "mount_points"]),
     (
         "clone",
         &[
-            "error", "types", "path", "record", "merge", "inode", "lock", "volume", "place", "domain",
-            "forks", "orphan", "name", "entry", "rename", "census", "rights", "account", "sums", "bill",
-            "quota", "exclude", "staying",
+            "mounted", "error", "types", "path", "record", "merge", "inode", "lock", "volume", "place",
+            "domain", "forks", "orphan", "name", "entry", "rename", "census", "rights", "account", "sums",
+            "bill", "quota", "exclude", "staying",
         ],
     ),
     (
         "snapshot",
         &[
-            "error", "types", "path", "key_text", "record", "merge", "inode", "lineage", "lock", "volume",
-            "place", "domain", "family", "frozen", "policies", "name", "entry", "rename", "census", "rights",
-            "clone", "account", "bill", "forks", "staying",
+            "mounted", "error", "types", "path", "key_text", "record", "merge", "inode", "lineage", "lock",
+            "volume", "place", "domain", "family", "frozen", "policies", "name", "entry", "rename", "census",
+            "rights", "clone", "account", "bill", "forks", "staying",
         ],
     ),
     ("usage", &["error", "types", "path", "record", "volume", "place", "domain", "name"]),
@@ -203,9 +206,9 @@ pub const FS: Floors = &[
     (
         "fork",
         &[
-            "error", "limits", "types", "path", "key_text", "attrs", "record", "merge", "inode", "lineage",
-            "lock", "volume", "place", "domain", "forks", "orphan", "name", "entry", "census", "rights",
-            "clone", "diff", "data", "account", "sums", "bill", "staying", "family",
+            "mounted", "error", "limits", "types", "path", "key_text", "attrs", "record", "merge", "inode",
+            "lineage", "lock", "volume", "place", "domain", "forks", "orphan", "name", "entry", "census",
+            "rights", "clone", "diff", "data", "account", "sums", "bill", "staying", "family",
         ],
     ),
 ];

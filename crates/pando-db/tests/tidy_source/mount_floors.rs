@@ -34,6 +34,7 @@ pub const FUSE: Floors = &[
     (
         "coherence",
         &[
+            "mountinfo",
             "automatic",
             "counters",
             "cache",

@@ -17,7 +17,7 @@ use crate::{
         landing::Landing,
         merge::{Merging, Places, Planned, stays},
         replay::{Replay, Replayed},
-        step::Trees,
+        step::{Step, Trees},
         text::TextBudget,
         told::MergeReport,
         works::{BEFORE, MERGED, WAITING, Works},
@@ -148,6 +148,7 @@ impl Fs {
         if let Some(report) = stays(&plan, who.0) {
             return Ok(Some((report, CloneReport::default())));
         }
+        self.may_leave_from(dirs.1, plan.steps.iter().filter_map(Step::leaves))?;
         let brought = self.brought(&plan.steps, &mut trees, dirs.1)?;
         // Before it is done for nothing.
         self.has_room(dirs.1.ino, brought)?;

@@ -16,7 +16,7 @@ use crate::{
         apply::Apply,
         no_fork,
         plan::Planner,
-        step::{Plan, Trees},
+        step::{Plan, Step, Trees},
         text::TextBudget,
         told::{MergeChange, MergeKind, MergeOptions, MergeReport},
     },
@@ -307,6 +307,7 @@ impl Fs {
         into: &InodeRef,
         above: Above,
     ) -> Result<Option<(CloneReport, bool)>> {
+        self.may_leave_from(into, plan.steps.iter().filter_map(Step::leaves))?;
         let mut trees = places.trees(view);
         let now = self.now();
         let top = trees.theirs.top()?.record;

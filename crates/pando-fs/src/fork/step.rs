@@ -36,6 +36,15 @@ pub(crate) enum Step {
 const NEW_FILE: u16 = Aspects::CONTENT.0 | Aspects::SIZE.0 | Aspects::TARGET.0 | Aspects::DEVICE.0;
 
 impl Step {
+    /// The path of what is not there any more, or another file, or whose place is another.
+    pub(crate) fn leaves(&self) -> Option<&[u8]> {
+        match self {
+            Self::Remove(path) | Self::Move { from: path, .. } => Some(path),
+            Self::Change { to, .. } | Self::Write { to, .. } => self.makes_file().then_some(&to[..]),
+            Self::Take { .. } => None,
+        }
+    }
+
     /// Whether another file takes the place of one.
     pub(crate) fn makes_file(&self) -> bool {
         match self {

@@ -210,8 +210,8 @@ impl Fs {
                     after(&report);
                     work.deleted.push(info.name.clone());
                 }
-                // Somebody else was faster, or keeps it since.
-                Err(Error::NotFound(_) | Error::NotPermitted { .. }) => {}
+                // Somebody else was faster, or keeps it since, or has mounted something in it.
+                Err(Error::NotFound(_) | Error::NotPermitted { .. } | Error::MountPoint(_)) => {}
                 Err(e) => return Err(e),
             }
         }

@@ -384,6 +384,9 @@ impl Fs {
             lineage = self.lineages.retire(&self.db, &mut batch, 0, record, inside)?;
             root = self.table.find(inode_number(inside, record.fileno));
         }
+        if let Some(root) = &root {
+            self.may_leave(&family_dir, info.name.as_encoded_bytes(), root)?;
+        }
         // Nobody is inside when it goes.
         let _tree = root.as_ref().map(|root| lock::exclusive(&root.tree));
         self.db.write(batch)?;
@@ -445,6 +448,9 @@ impl Fs {
             let key = |name: &OsString| system::snapshot_name(family.id, name.as_encoded_bytes());
             if self.db.get(&key(&info.name))?.is_some() {
                 return Err(Error::Exists(show(&info.name)));
+            }
+            if let Some(root) = self.snapshot_root(number)? {
+                self.may_leave(&family_dir, old.name.as_encoded_bytes(), &root)?;
             }
             batch.delete(key(&old.name));
             batch.put(key(&info.name), number.to_le_bytes().to_vec());

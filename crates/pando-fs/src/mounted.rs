@@ -1,0 +1,132 @@
+//! Entries on which something else is mounted, and trees that stay where they are because of these.
+//!
+//! What is mounted on a directory is known to the kernel only, which refuses to remove or rename that directory. A
+//! change of a whole tree takes away many entries that the kernel is not asked about, and what is mounted in the tree
+//! would be unmounted, whoever mounted it. So whoever has such a change made says first on what something is mounted
+//! ([`Fs::mounted_on`]). Guarantees that until this is taken back no entry leaves its place, alone or with a tree
+//! around it, by a call that the kernel does not check: it is refused (EBUSY). Uses inodes and paths.
+
+use std::{
+    ffi::OsStr,
+    os::unix::ffi::OsStrExt,
+    path::{Component, Path, PathBuf},
+};
+
+use crate::{
+    error::{Error, Result},
+    family::SNAPSHOTS,
+    inode::{InodeRef, Link},
+    mount_points::MountPoint,
+    path,
+    types::{Ino, ROOT},
+    volume::Fs,
+};
+
+/// What was said to be mounted on, until it is dropped.
+pub struct MountedOn<'a> {
+    fs: &'a Fs,
+    id: u64,
+    /// Directories that stay in memory meanwhile.
+    dirs: Vec<Ino>,
+}
+
+impl Drop for MountedOn<'_> {
+    fn drop(&mut self) {
+        if !self.dirs.is_empty() {
+            self.fs.mount_points.take_back(self.id);
+        }
+        self.dirs.iter().for_each(|dir| self.fs.forget(*dir, 1));
+    }
+}
+
+impl Fs {
+    /// Keeps the entries at these paths from the root where they are, as something is mounted on them: until the answer
+    /// is dropped, no call of any thread takes one away with a tree around it (EBUSY), by removal, replacement,
+    /// rollback, merge, or the removal of a snapshot. A path at which there is nothing is passed over. One point query
+    /// of the engine for each name that is not in memory.
+    pub fn mounted_on(&self, paths: &[PathBuf]) -> MountedOn<'_> {
+        let mut mounted = MountedOn { fs: self, id: 0, dirs: Vec::new() };
+        let points: Vec<_> = paths.iter().flat_map(|path| self.points_of(path, &mut mounted.dirs)).collect();
+        if !mounted.dirs.is_empty() {
+            mounted.id = self.mount_points.note(points);
+        }
+        mounted
+    }
+
+    fn points_of(&self, path: &Path, dirs: &mut Vec<Ino>) -> Vec<MountPoint> {
+        let mut points = Vec::new();
+        let mut names = path.components().filter_map(|part| match part {
+            Component::Normal(name) => Some(name),
+            _ => None,
+        });
+        let (mut dir, mut name) = (ROOT, names.next());
+        while let Some(now) = name {
+            name = names.next();
+            // What is above the snapshots of a directory is no part of the path of what is in one.
+            if name.is_none() || now.as_bytes() == SNAPSHOTS {
+                points.push(MountPoint { dir, name: now.as_bytes().into() });
+            }
+            let Ok(found) = self.lookup(dir, now) else { return Vec::new() };
+            dirs.push(found.ino);
+            dir = found.ino;
+        }
+        points
+    }
+
+    /// EBUSY if something is mounted on the entry `name` of `dir`, which is `top`, or below it.
+    pub(crate) fn may_leave(&self, dir: &InodeRef, name: &[u8], top: &InodeRef) -> Result<()> {
+        for point in self.mount_points.known() {
+            let inside = match point.dir == dir.ino && *point.name == *name {
+                true => Some(Vec::new()),
+                false => self.names_from(top, &point),
+            };
+            if let Some(inside) = inside {
+                return Err(mounted(name, &inside));
+            }
+        }
+        Ok(())
+    }
+
+    /// EBUSY if something is mounted on one of these entries in `top`, which are `going`, or below it. They have paths
+    /// from there, in the form of keys.
+    pub(crate) fn may_leave_from<'a>(
+        &self,
+        top: &InodeRef,
+        going: impl Iterator<Item = &'a [u8]> + Clone,
+    ) -> Result<()> {
+        for point in self.mount_points.known() {
+            let Some(names) = self.names_from(top, &point) else { continue };
+            let Some((last, dirs)) = names.split_last() else { continue };
+            let (mut contents, mut entries) = (Vec::new(), Vec::new());
+            for dir in dirs {
+                entries.push(path::entry(&contents, dir)?);
+                contents = path::contents(&contents, dir)?;
+            }
+            entries.push(path::entry(&contents, last)?);
+            if going.clone().any(|path| entries.iter().any(|entry| **entry == *path)) {
+                return Err(mounted(top.label().as_bytes(), &names));
+            }
+        }
+        Ok(())
+    }
+
+    /// The names from `top` down to where something is mounted; `None` if it does not lie in there.
+    fn names_from(&self, top: &InodeRef, point: &MountPoint) -> Option<Vec<Box<[u8]>>> {
+        let up = self.table.find(point.dir)?.ancestry().ok()?;
+        let depth = up.iter().position(|inode| inode.ino == top.ino)?;
+        let name = |inode: &InodeRef| {
+            inode.peek(|s| match &s.link {
+                Link::At { name, .. } => Some(name.clone()),
+                _ => None,
+            })
+        };
+        let dirs = up.iter().take(depth).rev();
+        dirs.map(name).chain([Some(point.name.clone())]).collect()
+    }
+}
+
+fn mounted(first: &[u8], inside: &[Box<[u8]>]) -> Error {
+    let mut path = PathBuf::from(OsStr::from_bytes(first));
+    path.extend(inside.iter().map(|name| OsStr::from_bytes(name)));
+    Error::MountPoint(path.display().to_string())
+}

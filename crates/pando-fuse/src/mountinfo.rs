@@ -224,7 +224,7 @@ mod tests {
         let paths: Vec<PathBuf> = ["/d/e", "/sub/f", "/"].map(PathBuf::from).into();
         assert_eq!(mounted_in(&all, "0:50"), paths);
         assert_eq!(mounted_in(&all, "8:1"), [PathBuf::from("/mnt/a"), "/bind".into()]);
-        assert_eq!(mounted_in(&all, "0:99"), [PathBuf::new(); 0]);
+        assert!(mounted_in(&all, "0:99").is_empty());
     }
 
     #[test]

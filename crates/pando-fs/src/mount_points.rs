@@ -1,7 +1,9 @@
-//! Entries on which something else is mounted, as calls under way have said; see `mounted`.
+//! Entries on which something else is mounted, as threads have said of the calls that they make; see `mounted`.
 //!
 //! To look costs one lock, which nobody holds for longer than it takes to copy what is known: nearly always nothing.
 //! Uses nothing but numbers.
+
+use std::thread::{self, ThreadId};
 
 use parking_lot::Mutex;
 
@@ -18,29 +20,38 @@ pub(crate) struct MountPoint {
 #[derive(Debug, Default)]
 pub(crate) struct MountPoints(Mutex<NotedPoints>);
 
+#[derive(Debug)]
+struct Note {
+    id: u64,
+    /// For whose calls it counts.
+    thread: ThreadId,
+    points: Vec<MountPoint>,
+}
+
 #[derive(Debug, Default)]
 struct NotedPoints {
     /// The number of the note that was made last.
     last: u64,
-    /// By the number of the note.
-    points: Vec<(u64, MountPoint)>,
+    notes: Vec<Note>,
 }
 
 impl MountPoints {
-    /// Notes some, and gives the number by which this is taken back.
+    /// Notes some for calls of this thread, and gives the number by which this is taken back.
     pub(crate) fn note(&self, points: Vec<MountPoint>) -> u64 {
         let mut noted = self.0.lock();
         noted.last += 1;
-        let id = noted.last;
-        noted.points.extend(points.into_iter().map(|point| (id, point)));
+        let (id, thread) = (noted.last, thread::current().id());
+        noted.notes.push(Note { id, thread, points });
         id
     }
 
     pub(crate) fn take_back(&self, id: u64) {
-        self.0.lock().points.retain(|(by, _)| *by != id);
+        self.0.lock().notes.retain(|note| note.id != id);
     }
 
+    /// What counts for calls of this thread.
     pub(crate) fn known(&self) -> Vec<MountPoint> {
-        self.0.lock().points.iter().map(|(_, point)| point.clone()).collect()
+        let (noted, own) = (self.0.lock(), thread::current().id());
+        noted.notes.iter().filter(|note| note.thread == own).flat_map(|note| note.points.clone()).collect()
     }
 }

@@ -2,12 +2,14 @@
 //!
 //! What is mounted on a directory is known to the kernel only, which refuses to remove or rename that directory. A
 //! change of a whole tree takes away many entries that the kernel is not asked about, and what is mounted in the tree
-//! would be unmounted, whoever mounted it. So whoever has such a change made says first on what something is mounted
-//! ([`Fs::mounted_on`]). Guarantees that until this is taken back no entry leaves its place, alone or with a tree
-//! around it, by a call that the kernel does not check: it is refused (EBUSY). Uses inodes and paths.
+//! would be unmounted, whoever mounted it. So a thread says before it makes such a change on what something is mounted
+//! ([`Fs::mounted_on`]). Guarantees that until this is taken back none of its calls takes such an entry from its place,
+//! alone or with a tree around it: they are refused (EBUSY). Calls of other threads are not held up by what one has
+//! found in the namespace of its caller. Uses inodes and paths.
 
 use std::{
     ffi::OsStr,
+    marker::PhantomData,
     os::unix::ffi::OsStrExt,
     path::{Component, Path, PathBuf},
 };
@@ -28,6 +30,8 @@ pub struct MountedOn<'a> {
     id: u64,
     /// Directories that stay in memory meanwhile.
     dirs: Vec<Ino>,
+    /// It counts for this thread.
+    _here: PhantomData<*const ()>,
 }
 
 impl Drop for MountedOn<'_> {
@@ -41,11 +45,11 @@ impl Drop for MountedOn<'_> {
 
 impl Fs {
     /// Keeps the entries at these paths from the root where they are, as something is mounted on them: until the answer
-    /// is dropped, no call of any thread takes one away with a tree around it (EBUSY), by removal, replacement,
-    /// rollback, merge, or the removal of a snapshot. A path at which there is nothing is passed over. One point query
-    /// of the engine for each name that is not in memory.
+    /// is dropped, no call of this thread takes one away, alone or with a tree around it (EBUSY), by removal,
+    /// replacement, rollback, merge, or the removal of a snapshot. A path at which there is nothing is passed over. One
+    /// point query of the engine for each name that is not in memory.
     pub fn mounted_on(&self, paths: &[PathBuf]) -> MountedOn<'_> {
-        let mut mounted = MountedOn { fs: self, id: 0, dirs: Vec::new() };
+        let mut mounted = MountedOn { fs: self, id: 0, dirs: Vec::new(), _here: PhantomData };
         let points: Vec<_> = paths.iter().flat_map(|path| self.points_of(path, &mut mounted.dirs)).collect();
         if !mounted.dirs.is_empty() {
             mounted.id = self.mount_points.note(points);

@@ -21,8 +21,8 @@ struct Exchange<const N: usize> {
     bytes: Box<[u8; N]>,
 }
 
-// SAFETY: `as_ptr` points to N initialised bytes that live as long as `self`, and `command` is
-// made by `opcode::read_write::<[u8; N]>`, so the kernel reads and writes exactly those N bytes.
+// SAFETY: `as_ptr` points to N initialised bytes that live as long as `self`, and by `command` the kernel reads and
+// writes no more than those: `exchange` has looked at the size that it says.
 unsafe impl<const N: usize> Ioctl for Exchange<N> {
     type Output = ();
     const IS_MUTATING: bool = true;
@@ -82,6 +82,13 @@ fn exchange<const N: usize>(
     command: u32,
     bytes: Box<[u8; N]>,
 ) -> Result<Box<[u8; N]>, ControlError> {
+    /// Bits of a command that say how many bytes the kernel takes and gives.
+    const SIZE_SHIFT: u32 = 16;
+    const SIZE_MASK: u32 = (1 << 14) - 1;
+    if (command >> SIZE_SHIFT & SIZE_MASK) as usize > N {
+        let text = "the answer to this request is longer than what was made for it";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, text).into());
+    }
     let mut call = Exchange { command, bytes };
     let pointer: &mut Exchange<N> = &mut call;
     // SAFETY: see `Exchange`; our opcodes mean the same on every file system that knows them,
@@ -117,8 +124,8 @@ unsafe impl<const N: usize> Ioctl for ByRef<'_, N> {
     }
 }
 
-/// Sends `request` (not [`ControlRequest::Stats`]) by `dir`, an open directory of the mount, and
-/// returns when it is done. The value is that of [`Response::value`].
+/// Sends `request` by `dir`, an open directory of the mount, and returns when it is done. The value is that of
+/// [`Response::value`]. EINVAL for [`ControlRequest::Stats`], and what is answered in pieces.
 pub fn send(dir: impl AsFd, request: &ControlRequest) -> Result<u64, ControlError> {
     ask(dir.as_fd(), request).map(|answer| answer.value)
 }

@@ -276,8 +276,9 @@ impl MountState {
         }
     }
 
-    /// Keeps in their places, as long as the answer lives, the entries on which something is mounted: for this process,
-    /// or the process `pid`. The kernel unmounts what lies where it is told to forget an entry. Reads `/proc`.
+    /// Keeps in their places, as long as the answer lives and for calls of this thread, the entries on which something
+    /// is mounted: for this process, or the process `pid`. The kernel unmounts what lies where it is told to forget an
+    /// entry. Reads `/proc`.
     pub(crate) fn keep_mounted(&self, pid: u32) -> pando_fs::MountedOn<'_> {
         let paths = self.device.get().map(|device| mountinfo::mounted_on(device, pid));
         let paths = paths.unwrap_or_else(|| Ok(Vec::new())).unwrap_or_else(|e| {

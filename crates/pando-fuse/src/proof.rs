@@ -11,7 +11,8 @@
 //! - *writing to a directory*, through a mount that may be written to: an attempt to make, by mkdir(2)
 //!   or link(2), an entry there whose name is the token's;
 //! - *removing* an entry: an attempt to rename it to the token's name;
-//! - being *root*, not in a user namespace: an attempt to make a device node of the token's name.
+//! - being *root*, not in a user namespace: an attempt to make a device node of the token's name
+//!   (other than 0:0, which is a whiteout, and needs no privilege).
 //!
 //! The attempts reach the server only if the kernel allows them, and all but lookups are refused: `ECANCELED` says
 //! that what was shown is noted. No entry has such a name, ever.
@@ -101,6 +102,17 @@ pub(crate) enum Fact<'a> {
     Links { source: u64, dir: u64 },
     /// The caller may rename this entry inside its directory.
     Renames { dir: u64, name: &'a OsStr, ino: u64 },
+}
+
+impl Fact<'_> {
+    /// What the kernel shows by letting a caller make a node of this mode, with this device number, in `dir`. A
+    /// character device 0:0 is a whiteout, which anybody may make (Linux 5.8 on).
+    pub(crate) fn of_node(dir: u64, mode: u32, rdev: u32) -> Self {
+        match mode & libc::S_IFMT {
+            libc::S_IFCHR | libc::S_IFBLK if rdev != 0 => Fact::AddsDevices { dir },
+            _ => Fact::Adds { dir },
+        }
+    }
 }
 
 /// The tokens and what was shown under them.

@@ -228,9 +228,10 @@ impl MountState {
                 }
                 self.write_out_below(shows.source);
                 self.write_out_below(to.source);
-                let _mounted = self.keep_mounted(c.pid);
+                let mounted = self.keep_mounted(c.pid);
                 let owner = (!(root && (to.root || options.dry_run))).then_some(c.uid);
                 let (told, cache) = self.fs.merge(owner, shows.source, to.source, options)?;
+                drop(mounted);
                 self.settle(&cache);
                 self.diffs.begin_bytes(c.uid, on, forked::report(&told).into())
             }
@@ -345,7 +346,7 @@ impl MountState {
         // Other files have nothing in the clone.
         self.write_out_below(shows.source);
         let rights = shows.about(dir, name);
-        let _mounted = replace.then(|| self.keep_mounted(c.pid));
+        let mounted = replace.then(|| self.keep_mounted(c.pid));
         let report = match self.fs.snapshot_of(shows.source) {
             // What is there would have to be moved away first.
             Some(_) if replace && shows.removes.is_some() => {
@@ -364,6 +365,7 @@ impl MountState {
             None if track => self.fs.fork_verified(&rights, shows.source, (dir, name), replace, exclude)?,
             None => self.fs.clone_verified(&rights, shows.source, (dir, name), replace, exclude)?,
         };
+        drop(mounted);
         self.settle(&report);
         done(begun.elapsed().as_micros() as u64)
     }
@@ -418,12 +420,16 @@ impl MountState {
                 answer.message = named(&[info]);
             }
             Asked::Delete(number) => {
-                let _mounted = self.keep_mounted(c.pid);
-                self.settle(&self.fs.delete_snapshot(by, source, number)?);
+                let mounted = self.keep_mounted(c.pid);
+                let report = self.fs.delete_snapshot(by, source, number)?;
+                drop(mounted);
+                self.settle(&report);
             }
             Asked::Rename(number, name) => {
-                let _mounted = self.keep_mounted(c.pid);
-                self.settle(&self.fs.rename_snapshot(by, source, number, &name)?);
+                let mounted = self.keep_mounted(c.pid);
+                let report = self.fs.rename_snapshot(by, source, number, &name)?;
+                drop(mounted);
+                self.settle(&report);
             }
             Asked::Keep(number, keep) => self.settle(&self.fs.keep_snapshot(by, source, number, keep)?),
             Asked::Adopt(number) => self.settle(&self.fs.adopt_snapshots(by, source, number)?),
@@ -437,8 +443,9 @@ impl MountState {
             }
             Asked::Rollback(number, discard) => {
                 self.write_out_below(source);
-                let _mounted = self.keep_mounted(c.pid);
+                let mounted = self.keep_mounted(c.pid);
                 let (report, before) = self.fs.rollback(by, source, number, discard)?;
+                drop(mounted);
                 self.settle(&report);
                 answer.message = named(before.as_slice());
             }
@@ -451,11 +458,12 @@ impl MountState {
             return Err(pando_fs::Error::Access("remove".into()).into());
         };
         let rights = shows.about(*dir, name);
-        let _mounted = self.keep_mounted(c.pid);
+        let mounted = self.keep_mounted(c.pid);
         let report = match fork {
             true => self.fs.discard_verified(&rights, *dir, name)?,
             false => self.fs.remove_verified(&rights, *dir, name)?,
         };
+        drop(mounted);
         self.settle(&report);
         done(report.micros)
     }

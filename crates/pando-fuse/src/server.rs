@@ -232,10 +232,7 @@ impl Handler for Server {
         rdev: u32,
     ) -> Outcome<Attr> {
         self.count(Kind::Mknod);
-        self.shared.proofs.note(c, name, || match mode & libc::S_IFMT {
-            libc::S_IFCHR | libc::S_IFBLK => Ok(Fact::AddsDevices { dir: parent }),
-            _ => Ok(Fact::Adds { dir: parent }),
-        })?;
+        self.shared.proofs.note(c, name, || Ok(Fact::of_node(parent, mode, rdev)))?;
         Ok(self.fs().mknod(&maker(c, umask, mode), parent, name, mode, rdev)?)
     }
 

@@ -18,9 +18,10 @@ use crate::common::{Bench, has, text};
 use pando_fuse::{
     client,
     control::{ControlRequest, SIZE, Token, command},
+    quotas::QuotaAsked,
     tool::{self, EntryPath},
 };
-use rustix::fs::{Mode, RenameFlags, mkdirat, renameat_with};
+use rustix::fs::{FileType, Mode, RenameFlags, mkdirat, mknodat, renameat_with};
 
 /// Two ordinary users.
 const ANN: u32 = 41_001;
@@ -150,6 +151,20 @@ fn forge(own: &Path, here: u64, there: u64, name: &str, ino: u64) {
     let _ = mkdirat(&fd, owner.name(), Mode::RWXU);
     let change = pando_fs::TreeChange { mode: pando_fs::ModeChange::parse("6777", 0), ..Default::default() };
     ask("change a tree", ControlRequest::Change { token: owner, change });
+    // A whiteout, which anybody may make, is a device node that makes nobody root either.
+    for kind in [FileType::CharacterDevice, FileType::BlockDevice] {
+        let whiteout = || {
+            let token = token();
+            let _ = mknodat(&fd, token.name(), kind, Mode::empty(), 0);
+            token
+        };
+        ask("change by whiteout", ControlRequest::Change { token: whiteout(), change });
+        let quotas = ControlRequest::Quota { token: whiteout(), asked: QuotaAsked::List };
+        tell("quotas by whiteout", client::piece(&fd, &quotas), client::ControlError::errno);
+        let token = whiteout();
+        let _ = renameat_with(&fd, "shared", &fd, token.name(), RenameFlags::empty());
+        ask("remove by whiteout", ControlRequest::Remove { token, fork: false });
+    }
     ask("grow", ControlRequest::Grow { token: token(), size: 1 << 40 });
     for made_up in [Token([0; 16]), Token([255; 16])] {
         ask("made up", ControlRequest::Usage { token: made_up });

@@ -29,6 +29,7 @@ use crate::{
     openers::Openers,
     own_threads::OwnThreads,
     proof::Proofs,
+    refused::Refused,
     times::{TimeChange, Times},
     transport::{Behind, Context, Errno, Notify, Outcome},
 };
@@ -66,6 +67,8 @@ pub(crate) struct MountState {
     pub(crate) openers: Openers,
     /// Files whose time the kernel does not know.
     pub(crate) times: Arc<Times>,
+    /// Pages of the kernel's that did not fit.
+    pub(crate) refused: Refused,
     /// Carries out policies for snapshots.
     pub(crate) automatic: Arc<Automatic>,
     pub(crate) stats: Option<StatsText>,
@@ -107,6 +110,7 @@ impl MountState {
             creators: Creators::default(),
             openers: Openers::default(),
             times: Arc::default(),
+            refused: Refused::default(),
             automatic: Arc::default(),
             stats,
             written: Mutex::default(),
@@ -319,6 +323,7 @@ impl MountState {
     pub(crate) fn end_threads(&self) {
         self.automatic.end();
         self.times.end();
+        self.refused.end();
     }
 
     /// Takes out of a change what is none of the time of a file, or refuses it: see [`Times::change`].

@@ -21,6 +21,7 @@ pub(crate) fn answer(shared: &Arc<MountState>, c: &Context, copy: Copy) -> Answe
     let (caller, c) = (changer(c, shared.fs.perm(copy.ino_out).unwrap_or_default()), *c);
     let quiet = !shared.caches.is_perhaps_dirty(copy.ino_in)
         && shared.set_id_bits(copy.ino_out) == 0
+        && !shared.refused.any()
         && !shared.fs.opened_to_sync(FileHandle(copy.handle_out));
     if quiet && copy.offset_in == 0 && copy.offset_out == 0 {
         match shared.fs.copy_whole(&caller, copy.ino_in, copy.ino_out, copy.len) {
@@ -39,7 +40,8 @@ pub(crate) fn answer(shared: &Arc<MountState>, c: &Context, copy: Copy) -> Answe
         if !caller.is_root() {
             shared.drop_privileges(&c, ino_out)?;
         }
-        let copied = shared.fs.copy_file_range(&caller, ino_in, offset_in, ino_out, offset_out, len);
+        let copy = || shared.fs.copy_file_range(&caller, ino_in, offset_in, ino_out, offset_out, len);
+        let copied = shared.refused.around(ino_out, offset_out..offset_out.saturating_add(len), copy);
         if shared.set_id_bits(ino_out) != before {
             shared.bits_dropped(ino_out);
         }

@@ -19,13 +19,19 @@
 use std::{
     io,
     marker::PhantomData,
+    ops::Range,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
     path::{Path, PathBuf},
+    sync::{Arc, mpsc},
+    time::Duration,
 };
 
 use pando_fs::Time;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, Timespec, Timestamps, UTIME_OMIT};
 
+/// Threads that may wait for the kernel although nobody waits for them any more, a count. (The count of [`Inside`]s is
+/// part of it.)
+const MAX_LEFT_BEHIND: usize = 12;
 /// The type of FUSE's file handles: inode number and generation.
 const HANDLE_TYPE: libc::c_int = 0x81;
 
@@ -77,6 +83,8 @@ pub(crate) struct Inside {
     dir: PathBuf,
     /// Major and minor number of the mount's device.
     device: (u32, u32),
+    /// Held by each thread of [`Inside::read_apart`] too.
+    left_behind: Arc<()>,
 }
 
 impl Inside {
@@ -91,7 +99,7 @@ impl Inside {
         // The capability may be missing: this asks for it, and comes to no file.
         let none = open_by_handle(CWD.as_raw_fd(), 0, OFlags::PATH);
         let may = !matches!(&none, Err(e) if e.raw_os_error() == Some(libc::EPERM));
-        may.then(|| Self { dir: dir.to_owned(), device })
+        may.then(|| Self { dir: dir.to_owned(), device, left_behind: Arc::default() })
     }
 
     /// Opens the inode `ino`, which the kernel must know. Requests: OPENDIR and RELEASEDIR of the root, and what
@@ -137,6 +145,29 @@ impl Inside {
         Ok(rustix::fs::utimensat(&file, c"", &times, AtFlags::EMPTY_PATH)?)
     }
 
+    /// Reads a range of a file as its readers see it, and gives what there is of it. Waits no longer than `patience`.
+    /// If the kernel then waits for somebody else, a thread stays until it does no longer, of [`MAX_LEFT_BEHIND`] at
+    /// most.
+    pub(crate) fn read_apart(&self, ino: u64, range: &Range<u64>, patience: Duration) -> io::Result<Vec<u8>> {
+        if Arc::strong_count(&self.left_behind) > MAX_LEFT_BEHIND {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let (inside, range) = (self.clone(), range.clone());
+        let (tell, told) = mpsc::sync_channel(1);
+        let thread = std::thread::Builder::new().name("pando-inside".into());
+        thread.spawn(move || {
+            let _here = inside.left_behind.clone();
+            let opened = Apart::become_so()
+                .and_then(|_| inside.open(ino, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOATIME));
+            // What is told does not wait for the file to be closed, in which the kernel writes its pages out.
+            let _told = match &opened {
+                Ok(file) => tell.send(read_range(file, &range)),
+                Err(e) => tell.send(Err(io::Error::from_raw_os_error(e.raw_os_error().unwrap_or(libc::EIO)))),
+            };
+        })?;
+        told.recv_timeout(patience).unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    }
+
     /// Has the kernel write the dirty pages of a file, those of mappings too, and waits until the server has answered
     /// for them. It keeps the pages.
     pub(crate) fn write_out(&self, _: &Apart, ino: u64) -> io::Result<()> {
@@ -150,6 +181,20 @@ impl Inside {
             _ => Err(io::Error::last_os_error()),
         }
     }
+}
+
+/// What there is of a range.
+fn read_range(file: &OwnedFd, range: &Range<u64>) -> io::Result<Vec<u8>> {
+    let mut data = vec![0; usize::try_from(range.end - range.start).unwrap_or_default()];
+    let mut read = 0;
+    while let Some(rest) = data.get_mut(read..).filter(|rest| !rest.is_empty()) {
+        match rustix::io::pread(file, rest, range.start + read as u64)? {
+            0 => break,
+            more => read += more,
+        }
+    }
+    data.truncate(read);
+    Ok(data)
 }
 
 /// Opens what the handle of `ino` stands for in the file system of `root`.

@@ -42,12 +42,14 @@ mod policies;
 mod proof;
 pub mod quotas;
 mod recursive;
+mod refused;
 mod requests;
 mod server;
 mod settings;
 mod times;
 pub mod tool;
 pub mod transport;
+mod writes;
 
 pub use attach::{How, remount, unmount};
 pub use coherence::StatsText;

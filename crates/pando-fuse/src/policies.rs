@@ -20,6 +20,7 @@ use crate::{
     automatic::{NextRound, Synced},
     coherence::MountState,
     diffs, mountinfo,
+    transport::Outcome,
 };
 
 /// Longest time between two looks at the policies.
@@ -60,7 +61,8 @@ struct Policies {
 
 impl MountState {
     /// Makes a file durable, and has the policies know.
-    pub(crate) fn sync_file(&self, ino: u64, datasync: bool) -> pando_fs::Result<()> {
+    pub(crate) fn sync_file(&self, ino: u64, datasync: bool) -> Outcome<()> {
+        self.refused.may_sync(ino)?;
         self.fs.fsync(ino, datasync)?;
         self.automatic.synced(ino);
         Ok(())

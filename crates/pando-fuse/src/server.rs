@@ -20,7 +20,7 @@ use crate::{
     counters::{Counters, Kind},
     inside::Inside,
     proof::Fact,
-    quotas, requests,
+    requests,
     transport::{
         Answer, Behind, Context, Copy, DirSink, Errno, Handler, Notify, Opened, OpenedDir, Outcome, Write,
     },
@@ -119,23 +119,6 @@ impl Server {
             }
         }
     }
-
-    fn write_data(&self, w: &Write<'_>) -> Outcome<u32> {
-        let keeps = self.shared.caches.writeback();
-        if w.writeback && keeps {
-            return self
-                .fs()
-                .write_pages(w.ino, w.offset, w.data)
-                .map_err(|e| Errno(quotas::of_pages(Errno::from(e).0)));
-        }
-        // The handle of a mapping's page is a guess of the kernel.
-        let handle = FileHandle(if w.writeback { 0 } else { w.handle });
-        match w.flags & libc::O_DIRECT != 0 {
-            // Of a part that is written the kernel makes EIO, and what stopped the rest is not heard of.
-            true => Ok(self.fs().write_whole(handle, w.ino, w.offset, w.data)?),
-            false => Ok(self.fs().write(handle, w.ino, w.offset, w.data, false)?),
-        }
-    }
 }
 
 /// The flags of a handle: the kernel says with each write where that goes. It knows where the end is, also behind pages
@@ -210,7 +193,11 @@ impl Handler for Server {
         let perm = self.fs().perm(ino).unwrap_or_default();
         let caller = if about_groups { caller_with_groups(c, perm) } else { changer(c, perm) };
         self.shared.settle_time(c, ino, &mut change)?;
-        let outcome = self.fs().setattr(&caller, ino, &change);
+        let set = || self.fs().setattr(&caller, ino, &change);
+        let outcome = match change.size {
+            Some(size) => self.shared.refused.around(ino, size..u64::MAX, set),
+            None => set(),
+        };
         if change.size.is_some() {
             self.shared.caches.resized(ino);
         }
@@ -336,7 +323,8 @@ impl Handler for Server {
             true => Ok(()),
             false => self.shared.drop_privileges(c, ino),
         };
-        let outcome = outcome.and_then(|()| self.open_file(c, ino, flags));
+        let open = || outcome.and_then(|()| self.open_file(c, ino, flags));
+        let outcome = self.shared.refused.around(ino, 0..u64::MAX, open);
         self.with_bits_told(ino, before, outcome)
     }
 
@@ -373,7 +361,7 @@ impl Handler for Server {
         };
         let bypasses = w.direct && self.shared.caches.bypasses(w.handle);
         let time_before = bypasses.then(|| self.fs().modified(ino).ok());
-        let outcome = outcome.and_then(|()| self.write_data(&w));
+        let outcome = outcome.and_then(|()| self.shared.write_data(&w));
         if let Some(time_before) = time_before {
             self.shared.creators.wrote(w.handle, len);
             if self.fs().modified(ino).ok() != time_before {
@@ -546,7 +534,10 @@ impl Handler for Server {
         self.count(Kind::Fallocate);
         let before = self.shared.set_id_bits(ino);
         let caller = changer(c, self.fs().perm(ino).unwrap_or_default());
-        let outcome = self.fs().fallocate(&caller, ino, offset, len, mode).map_err(Errno::from);
+        let zeroed = mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE) != 0;
+        let range = offset..offset.saturating_add(if zeroed { len } else { 0 });
+        let allocate = || self.fs().fallocate(&caller, ino, offset, len, mode).map_err(Errno::from);
+        let outcome = self.shared.refused.around(ino, range, allocate);
         self.with_bits_told(ino, before, outcome)
     }
 

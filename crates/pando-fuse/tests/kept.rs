@@ -448,6 +448,75 @@ fn a_direct_write_that_does_not_fit_is_told_why() {
     }
 }
 
+/// What did not fit when the kernel wrote it out is seen by readers; so no sync succeeds until it is stored, which it is
+/// as soon as there is room, or until the file is made smaller again.
+#[test]
+fn pages_that_did_not_fit_are_never_taken_for_synced() {
+    const MIB: usize = 1 << 20;
+    let Some(w) = kept() else { return };
+    fs::create_dir(w.path("dir")).unwrap();
+    let dir = fs::metadata(w.path("dir")).unwrap().ino();
+    w.fs().set_quota(dir, Some(5 << 20)).unwrap();
+    let (old, new) = (vec![b'A'; 3 * MIB], vec![b'B'; 4 * MIB]);
+    let open = |name: &str| {
+        let path = w.path("dir").join(name);
+        OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).unwrap()
+    };
+    let errno = |e: std::io::Error| e.raw_os_error().unwrap();
+    let file = open("f");
+    file.write_all_at(&old, 0).unwrap();
+    file.sync_all().unwrap();
+    file.write_all_at(&new, old.len() as u64).unwrap();
+    assert_eq!(errno(file.sync_all().unwrap_err()), libc::ENOSPC);
+    drop(file);
+    let file = open("f");
+    let mut seen = vec![0; 7 * MIB];
+    file.read_exact_at(&mut seen, 0).unwrap();
+    assert!(seen[..3 * MIB] == old && seen[3 * MIB..] == new, "readers see what the kernel has");
+    for _ in 0..3 {
+        assert_eq!(errno(file.sync_all().unwrap_err()), libc::ENOSPC, "it is stored nowhere");
+    }
+    // Other files are synced as ever.
+    let other = open("../other");
+    other.write_all_at(b"x", 0).unwrap();
+    other.sync_all().unwrap();
+    let synced = |file: &File| {
+        let begin = std::time::Instant::now();
+        while let Err(e) = file.sync_all() {
+            assert!(errno(e) == libc::ENOSPC && begin.elapsed().as_secs() < 60, "it is not tried again");
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    };
+    let stored = |file: &File, len: usize| {
+        let ino = file.metadata().unwrap().ino();
+        let piece = |at: usize| w.fs().read(pando_fs::FileHandle(0), ino, at as u64, MIB as u32).unwrap();
+        (0..len).step_by(MIB).flat_map(|at| piece(at).to_vec()).collect::<Vec<_>>()
+    };
+    w.fs().set_quota(dir, Some(100 << 20)).unwrap();
+    synced(&file);
+    assert!(stored(&file, 7 * MIB) == seen, "what was synced is what was seen");
+    // Written again, or made smaller: then nothing of it is missing.
+    w.fs().set_quota(dir, Some(9 << 20)).unwrap();
+    let second = open("g");
+    second.write_all_at(&new, 0).unwrap();
+    assert_eq!(errno(second.sync_all().unwrap_err()), libc::ENOSPC);
+    assert_eq!(errno(second.sync_all().unwrap_err()), libc::ENOSPC);
+    second.set_len(0).unwrap();
+    second.sync_all().unwrap();
+    // Over what a snapshot has too, by a mapping, with other bytes than at first.
+    w.fs().set_quota(dir, Some(8 << 20)).unwrap();
+    drop(second);
+    fs::remove_file(w.path("dir").join("g")).unwrap();
+    w.fs().set_quota(dir, Some(7 << 20)).unwrap();
+    file.write_all_at(b"tail", 7 * MIB as u64).unwrap();
+    assert_eq!(errno(file.sync_all().unwrap_err()), libc::ENOSPC);
+    file.write_all_at(b"more", 7 * MIB as u64).unwrap();
+    assert_eq!(errno(file.sync_all().unwrap_err()), libc::ENOSPC);
+    w.fs().set_quota(dir, None).unwrap();
+    synced(&file);
+    assert_eq!(stored(&file, 8 * MIB)[7 * MIB..], *b"more");
+}
+
 /// A capability that a file gets while the kernel keeps what was written to it before is not taken away by that.
 #[test]
 fn a_capability_stays_when_older_pages_are_written_out() {

@@ -31,10 +31,12 @@ pub const FUSE: Floors = &[
     ("tool", &["mountinfo", "asked", "forked", "quotas", "control", "diffs", "client", "proof"]),
     ("caller", &["transport"]),
     ("labels", &["transport"]),
+    ("refused", &["transport"]),
     (
         "coherence",
         &[
             "mountinfo",
+            "refused",
             "automatic",
             "counters",
             "cache",
@@ -52,8 +54,9 @@ pub const FUSE: Floors = &[
         ],
     ),
     ("recursive", &["inside", "own_threads", "transport", "proof", "caller", "coherence"]),
+    ("writes", &["coherence", "quotas", "transport"]),
     ("copies", &["transport", "caller", "coherence"]),
-    ("policies", &["automatic", "coherence", "diffs", "mountinfo"]),
+    ("policies", &["automatic", "coherence", "diffs", "mountinfo", "transport"]),
     (
         "requests",
         &["asked", "forked", "control", "diffs", "transport", "proof", "caller", "coherence", "quotas"],
@@ -61,6 +64,7 @@ pub const FUSE: Floors = &[
     (
         "server",
         &[
+            "writes",
             "control",
             "copies",
             "counters",

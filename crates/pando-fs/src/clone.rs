@@ -256,8 +256,12 @@ impl Fs {
                 return refuse(format!("{}: source and destination are the same", shown_name()));
             }
             let inside = end.at.is_at_or_below(source.ino);
-            let above =
-                place.is_some() && target.as_ref().is_some_and(|t| source_end.at.is_at_or_below(t.ino));
+            // The data of a file with several names lie at the root of their lineage.
+            let root = source.linked().map(|(root, _)| root.ancestry()).transpose()?.unwrap_or_default();
+            let above = target.as_ref().is_some_and(|t| {
+                place.is_some() && source_end.at.is_at_or_below(t.ino)
+                    || root.iter().any(|up| up.ino == t.ino)
+            });
             if above {
                 return refuse(format!(
                     "{}: lies inside the destination {} that it would replace",

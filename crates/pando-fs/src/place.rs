@@ -134,11 +134,10 @@ impl Fs {
                 Err(Obstacle::Failed(e)) => return Err(e),
                 Err(Obstacle::Taken { lock, exclusive }) => {
                     // It had this lock, and wants it a second time: it stands in its own way.
-                    own = match handed
-                        .is_some_and(|handed| attempts.spare.is_none() && Arc::ptr_eq(&handed, &lock))
-                    {
-                        true => own + 1,
-                        false => 0,
+                    own = match handed.map(|handed| Arc::ptr_eq(&handed, &lock)) {
+                        Some(true) => own + 1,
+                        Some(false) => 0,
+                        None => own,
                     };
                     if own > MAX_OWN_OBSTACLES {
                         let what = "what is to be changed".into();

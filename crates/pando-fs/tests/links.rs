@@ -57,6 +57,38 @@ fn two_names_are_one_file() {
 }
 
 #[test]
+fn a_linked_file_does_not_replace_the_clone_that_it_lies_in() {
+    let w = World::new();
+    for dir in ["/o", "/above"] {
+        w.mkdir(dir);
+    }
+    w.put("/o/c", b"1");
+    w.link("/o/c", "/o/d").unwrap();
+    w.clone_tree("/o", "/e", false).unwrap();
+    w.clone_tree("/o", "/above/e", false).unwrap();
+    for (file, target) in [("/e/c", "/e"), ("/above/e/c", "/above/e"), ("/above/e/d", "/above")] {
+        assert_eq!(errno(w.clone_tree(file, target, true)), EINVAL, "{file}, by its name");
+        let (source, replaced) = (w.attr(file).ino, w.attr(target).ino);
+        let by_number = w.at(target, |dir, name| {
+            let rights = VerifiedRights {
+                uid: 0,
+                owns_source: true,
+                adds_to: Some(dir),
+                removes: Some(replaced),
+                root: true,
+            };
+            w.on(file, |_| w.fs.clone_verified(&rights, source, (dir, name), true, &[]))
+        });
+        assert_eq!(errno(by_number), EINVAL, "{file}, by its number");
+    }
+    // One that only lies beside what is replaced does.
+    w.mkdir("/e/sub");
+    w.clone_tree("/e/c", "/e/sub", true).unwrap();
+    assert_eq!(w.get("/e/sub").unwrap(), b"1");
+    check_keys(&w);
+}
+
+#[test]
 fn what_cannot_be_linked_is_refused() {
     let w = World::new();
     w.mkdir("/d");

@@ -19,7 +19,10 @@ use pando_fs::{Fs, FsMerge, MountOptions};
 use pando_fuse::{DirectIo, mountinfo};
 use rustix::fs::{FlockOperation, flock};
 
-use crate::exit::{self, Coded};
+use crate::{
+    exit::{self, Coded},
+    memory,
+};
 
 /// How long a command waits for a daemon that is closing the image.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -137,9 +140,10 @@ fn with_direct_io(device: FileDevice, image: &Path, direct_io: DirectIo) -> Resu
     Ok(Arc::new(device))
 }
 
-/// Opens the file system in `image` (canonical), past the page cache of the host where that can be.
+/// Opens the file system in `image` (canonical) for a command, past the page cache of the host where that can be. The
+/// cache is the default of commands.
 pub fn open(image: &Path, options: MountOptions) -> Result<Fs> {
-    open_as(image, options, DirectIo::Auto)
+    open_as(image, options.cache_bytes(memory::command_cache_bytes()), DirectIo::Auto)
 }
 
 /// [`open`], past the page cache of the host or not.
@@ -153,7 +157,8 @@ pub fn open_as(image: &Path, options: MountOptions, direct_io: DirectIo) -> Resu
 pub fn open_store(image: &Path) -> Result<(Db, bool)> {
     let device = open_device(image, true, DirectIo::Auto)?;
     let attempt = |merge: Arc<dyn Merge>| {
-        let options = Options::default().merge(merge).read_only(true).background(false);
+        let options = Options::default().cache_bytes(memory::command_cache_bytes());
+        let options = options.merge(merge).read_only(true).background(false);
         Db::open(device.clone(), options)
     };
     match attempt(Arc::new(FsMerge)) {

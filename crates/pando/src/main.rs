@@ -21,6 +21,7 @@ mod helper;
 mod idle_memory;
 mod image;
 mod logging;
+mod memory;
 mod offline;
 mod one_version;
 mod place;

@@ -32,11 +32,13 @@ pub const FUSE: Floors = &[
     ("caller", &["transport"]),
     ("labels", &["transport"]),
     ("refused", &["transport"]),
+    ("dirty_limit", &[]),
     (
         "coherence",
         &[
             "mountinfo",
             "refused",
+            "dirty_limit",
             "automatic",
             "counters",
             "cache",
@@ -65,6 +67,7 @@ pub const FUSE: Floors = &[
         "server",
         &[
             "writes",
+            "dirty_limit",
             "control",
             "copies",
             "counters",
@@ -85,6 +88,7 @@ pub const FUSE: Floors = &[
     (
         "mount",
         &[
+            "dirty_limit",
             "mountinfo",
             "guard",
             "counters",
@@ -108,9 +112,10 @@ pub const PROGRAM: Floors = &[
     ("guard", &[]),
     ("logging", &[]),
     ("idle_memory", &[]),
+    ("memory", &[]),
     ("place", &[]),
     ("below", &[]),
-    ("image", &["exit"]),
+    ("image", &["exit", "memory"]),
     ("offline", &["image"]),
     ("change", &["exit", "image", "offline"]),
     ("one_version", &["exit"]),
@@ -127,6 +132,7 @@ pub const PROGRAM: Floors = &[
             "guard",
             "logging",
             "idle_memory",
+            "memory",
             "place",
             "image",
             "offline",

@@ -24,7 +24,7 @@ use signal_hook::{
 use crate::{
     closing::Record,
     exit::{self, Coded},
-    guard, idle_memory, image, logging,
+    guard, idle_memory, image, logging, memory,
     one_version::{self, Version},
     place, report,
     size::Size,
@@ -102,7 +102,8 @@ pub struct Args {
     /// ready (Type=notify)
     #[arg(long, short = 'f')]
     foreground: bool,
-    /// Memory for cached and unwritten data. Default: an eighth of the memory, but at least 64M and at most 4G
+    /// Memory for cached and unwritten data. Default: an eighth of the memory that there is, or that the
+    /// control group (container) may have, but at least 64M and at most 4G
     #[arg(long, value_name = "SIZE")]
     cache: Option<Size>,
     /// Log to this file instead of syslog
@@ -275,7 +276,7 @@ fn serve(args: &Args, settings: Settings, image: &Path, dir: &Path) -> Result<()
     idle_memory::give_back_when_idle();
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     let options = MountOptions::default()
-        .cache_bytes(args.cache.map_or_else(default_cache, |c| c.0))
+        .cache_bytes(args.cache.map_or_else(memory::mount_cache_bytes, |c| c.0))
         .read_only(settings.read_only)
         .atime(settings.atime)
         .codec(settings.compress)
@@ -402,13 +403,6 @@ fn announce() -> Result<()> {
     rustix::stdio::dup2_stdout(&null)?;
     rustix::stdio::dup2_stderr(&null)?;
     Ok(())
-}
-
-/// An eighth of the memory, 64 MiB to 4 GiB.
-fn default_cache() -> u64 {
-    let info = rustix::system::sysinfo();
-    let memory = (info.totalram as u64).saturating_mul(u64::from(info.mem_unit.max(1)));
-    (memory / 8).clamp(64 << 20, 4 << 30)
 }
 
 /// Mounts by starting this program again, as `pando mount` would be started by a user.

@@ -13,6 +13,7 @@ use pando_fs::FsMerge;
 
 use crate::cmd::{backup::Counted, mkfs};
 use crate::{
+    memory,
     size::{Size, show},
     tree::Progress,
 };
@@ -67,7 +68,7 @@ pub fn run(args: &Args) -> Result<()> {
     let node_size = args.node_size.map_or(Ok(backup.node_size()), |size| u32::try_from(size.0))?;
     let mut create = CreateOptions::default().node_size(node_size);
     create.log_size = args.log_size.map(|size| size.0);
-    let options = Options::default().merge(merge);
+    let options = Options::default().cache_bytes(memory::command_cache_bytes()).merge(merge);
     let done = backup.restore(device.device.clone(), &create, &options);
     let report: BackupReport = match done {
         Ok(report) => report,

@@ -22,6 +22,7 @@ use crate::{
     counters::Counters,
     creators::Creators,
     diffs::Diffs,
+    dirty_limit::DirtyLimit,
     inside::{Inside, apart},
     labels::Labels,
     listings::Listings,
@@ -67,6 +68,8 @@ pub(crate) struct MountState {
     pub(crate) openers: Openers,
     /// Files whose time the kernel does not know.
     pub(crate) times: Arc<Times>,
+    /// How much the kernel may keep of what is written, if that can be said.
+    pub(crate) dirty_limit: OnceLock<DirtyLimit>,
     /// Pages of the kernel's that did not fit.
     pub(crate) refused: Refused,
     /// Carries out policies for snapshots.
@@ -110,6 +113,7 @@ impl MountState {
             creators: Creators::default(),
             openers: Openers::default(),
             times: Arc::default(),
+            dirty_limit: OnceLock::new(),
             refused: Refused::default(),
             automatic: Arc::default(),
             stats,

@@ -27,6 +27,7 @@ mod copies;
 mod counters;
 mod creators;
 mod diffs;
+mod dirty_limit;
 mod error;
 mod failures;
 pub mod forked;

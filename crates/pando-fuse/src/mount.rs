@@ -19,6 +19,7 @@ use crate::{
     attach::{How, attach, unmount},
     coherence::{KernelKeeps, StatsText},
     counters::Counters,
+    dirty_limit::DirtyLimit,
     error::Error,
     guard,
     inside::Inside,
@@ -75,7 +76,12 @@ impl Mount {
             Error::Io { path: dir.clone(), source }
         })?;
         let device = mountinfo::at(&dir).ok().flatten().map(|entry| entry.device);
-        raise_limits(device.as_deref(), settings.writeback);
+        if let Some(device) = &device {
+            raise_readahead(device);
+        }
+        if let Some(limit) = device.as_deref().filter(|_| settings.writeback).and_then(DirtyLimit::raised) {
+            server.limit_dirty(limit);
+        }
         let inside = device.as_deref().and_then(|device| Inside::new(&dir, device));
         if let Some(inside) = inside {
             server.let_in(inside, session.awaits_answers_to_writes());
@@ -198,52 +204,10 @@ impl Drop for Running {
 
 /// Kilobytes that the kernel reads ahead, as its file takes them: as much as one request carries.
 const READ_AHEAD_KB: u64 = 1024;
-/// Bytes written that the kernel may keep, over all files of the mount, and most times what it offers.
-const DIRTY_BYTES: u64 = 64 << 20;
-const DIRTY_TIMES: u64 = 32;
-
-/// Lets the kernel read ahead as much as one request carries, and keep as much of what is `written` as keeps the server
-/// busy. Best effort: only root may.
-fn raise_limits(device: Option<&str>, written: bool) {
-    let Some(device) = device else { return };
-    let file = |name: &str| format!("/sys/class/bdi/{device}/{name}");
-    let set = |name: &str, value: u64| {
-        if let Err(e) = std::fs::write(file(name), value.to_string()) {
-            log::debug!("{}: {e}", file(name));
-        }
-    };
-    set("read_ahead_kb", READ_AHEAD_KB);
-    // Kernels before 6.2 have no such file.
-    let offered = std::fs::read_to_string(file("max_bytes")).ok();
-    if let Some(wanted) =
-        offered.and_then(|text| more_dirty_bytes(text.trim().parse().ok()?)).filter(|_| written)
-    {
-        set("max_bytes", wanted);
-    }
-}
-
-/// What the kernel is to be allowed to keep of what is written, where it offers less. A hundredth of what may be dirty
-/// at all is what it offers: on small machines so little that a writer waits for each request.
-fn more_dirty_bytes(offered: u64) -> Option<u64> {
-    let wanted = offered.saturating_mul(DIRTY_TIMES).min(DIRTY_BYTES);
-    (wanted > offered).then_some(wanted)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_kernel_may_keep_more_but_not_most_of_its_memory() {
-        const MIB: u64 = 1 << 20;
-        assert_eq!(more_dirty_bytes(8 * MIB), Some(64 * MIB));
-        assert_eq!(
-            more_dirty_bytes(MIB),
-            Some(32 * MIB),
-            "a third of what may be dirty on a machine of 600 MB"
-        );
-        assert_eq!(more_dirty_bytes(64 * MIB), None);
-        assert_eq!(more_dirty_bytes(u64::MAX), None);
-        assert_eq!(more_dirty_bytes(0), None);
+/// Lets the kernel read ahead as much as one request carries. Best effort: only root may.
+fn raise_readahead(device: &str) {
+    let file = format!("/sys/class/bdi/{device}/read_ahead_kb");
+    if let Err(e) = std::fs::write(&file, READ_AHEAD_KB.to_string()) {
+        log::debug!("{file}: {e}");
     }
 }

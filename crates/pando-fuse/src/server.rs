@@ -18,6 +18,7 @@ use crate::{
     control::{ControlRequest, Response, Token},
     copies,
     counters::{Counters, Kind},
+    dirty_limit::DirtyLimit,
     inside::Inside,
     proof::Fact,
     requests,
@@ -45,6 +46,12 @@ impl Server {
         let first = self.shared.way_in.set(inside.clone()).is_ok();
         assert!(first && (!always || self.shared.inside.set(inside).is_ok()), "a server has one mount");
         self.shared.start_telling_times();
+    }
+
+    /// Gives the server what limits the kernel. Not for a request.
+    pub(crate) fn limit_dirty(&self, limit: DirtyLimit) {
+        let first = self.shared.dirty_limit.set(limit).is_ok();
+        assert!(first, "a server has one mount");
     }
 
     /// Starts what is done unasked. Not for a request.

@@ -4,7 +4,11 @@
 //! into the mount. A server without that has the kernel drop such pages, so readers see what is stored. Uses
 //! `coherence`, `refused` and `inside`.
 
-use std::{ops::Range, sync::Arc, time::Duration};
+use std::{
+    ops::Range,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use pando_fs::FileHandle;
 
@@ -30,7 +34,12 @@ impl MountState {
 
     fn write_range(&self, w: &Write<'_>) -> Outcome<u32> {
         if w.writeback && self.caches.writeback() {
-            return self.write_pages(w.ino, w.offset, w.data);
+            let from = Instant::now();
+            let outcome = self.write_pages(w.ino, w.offset, w.data);
+            if let (Some(limit), Ok(_)) = (self.dirty_limit.get(), &outcome) {
+                limit.took(w.data.len() as u64, from);
+            }
+            return outcome;
         }
         // The handle of a mapping's page is a guess of the kernel.
         let handle = FileHandle(if w.writeback { 0 } else { w.handle });

@@ -120,8 +120,8 @@ impl Refused {
         }
     }
 
-    /// Does what changes `range` of a file, in turn with what is tried again; if it succeeds, that range is what was
-    /// meant. Costs a load while nothing is refused.
+    /// Does what changes a file, in turn with what is tried again; if it succeeds, `range` is what was meant, all of it.
+    /// Costs a load while nothing is refused.
     pub(crate) fn around<T>(&self, ino: u64, range: Range<u64>, work: impl FnOnce() -> T) -> T
     where
         T: Succeeds,

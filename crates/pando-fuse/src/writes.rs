@@ -25,7 +25,9 @@ impl MountState {
     /// Writes what a program or the kernel gives.
     pub(crate) fn write_data(self: &Arc<Self>, w: &Write<'_>) -> Outcome<u32> {
         let range = w.offset..w.offset.saturating_add(w.data.len() as u64);
-        let outcome = self.refused.around(w.ino, range.clone(), || self.write_range(w));
+        // Of another write a part may be done: what did not fit before is tried again with what is there then.
+        let whole = if w.writeback && self.caches.writeback() { range.clone() } else { 0..0 };
+        let outcome = self.refused.around(w.ino, whole, || self.write_range(w));
         if let (true, Err(e)) = (w.writeback, &outcome) {
             self.refuse(w.ino, &range, e.0);
         }

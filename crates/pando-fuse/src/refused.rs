@@ -120,7 +120,7 @@ impl Refused {
         }
     }
 
-    /// Does what changes a file, in turn with what is tried again; if it succeeds, `range` is what was meant, all of it.
+    /// Does what changes a file, in turn with what is tried again; if it succeeds, all of `range` is what was meant.
     /// Costs a load while nothing is refused.
     pub(crate) fn around<T>(&self, ino: u64, range: Range<u64>, work: impl FnOnce() -> T) -> T
     where

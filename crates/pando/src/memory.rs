@@ -35,18 +35,22 @@ fn bytes() -> u64 {
 
 /// The files that say the limits of these groups (`/proc/self/cgroup`) and of all above them.
 fn limits(groups: &str) -> impl Iterator<Item = PathBuf> {
-    groups.lines().flat_map(|line| {
-        let mut fields = line.splitn(3, ':').skip(1);
-        let (controllers, group) = (fields.next().unwrap_or_default(), fields.next().unwrap_or_default());
-        let of_memory = controllers.split(',').any(|name| name == "memory");
-        let (root, file) = match controllers {
-            "" => (PathBuf::from(GROUPS), "memory.max"),
-            _ => (Path::new(GROUPS).join("memory"), "memory.limit_in_bytes"),
-        };
-        let group = PathBuf::from(group.trim_start_matches('/'));
-        let all: Vec<_> = group.ancestors().map(|above| root.join(above).join(file)).collect();
-        all.into_iter().filter(move |_| of_memory || controllers.is_empty())
-    })
+    groups.lines().filter_map(|line| line.split_once(':')?.1.split_once(':')).flat_map(
+        |(controllers, group)| {
+            let place = match controllers {
+                "" => Some((PathBuf::from(GROUPS), "memory.max")),
+                all if all.split(',').any(|name| name == "memory") => {
+                    Some((Path::new(GROUPS).join("memory"), "memory.limit_in_bytes"))
+                }
+                _ => None,
+            };
+            let group = PathBuf::from(group.trim_start_matches('/'));
+            let files = |(root, file): (PathBuf, &str)| {
+                group.ancestors().map(|above| root.join(above).join(file)).collect::<Vec<_>>()
+            };
+            place.map(files).unwrap_or_default()
+        },
+    )
 }
 
 /// The limit that a file says; `None` if there is none. (Version 1 says a number of the size of the address space.)

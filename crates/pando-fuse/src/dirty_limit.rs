@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 /// What the server is to take in this time may be kept.
 const MOMENT: Duration = Duration::from_millis(50);
 /// However slow the server is.
-pub(crate) const LEAST_BYTES: u64 = 4 << 20;
+const LEAST_BYTES: u64 = 4 << 20;
 /// However fast it is, but for where the kernel offers more.
 const MOST_BYTES: u64 = 64 << 20;
 /// And at most so many times what that offers, a count.

@@ -12,8 +12,8 @@
 //! wait on the connection itself, in a notification, there is `guard`.)
 //!
 //! Guarantees: what is opened is the inode of this mount or nothing, whatever is mounted on the directory by now; no
-//! descriptor outlives a call, so the mount is not kept busy. Every call may send requests to the server, so none
-//! is for a thread that reads them. Uses nothing of the crate.
+//! descriptor outlives a call, so the mount is not kept busy (but for [`Inside::read_apart`]). Every call may send
+//! requests to the server, so none is for a thread that reads them. Uses nothing of the crate.
 #![allow(unsafe_code)]
 
 use std::{
@@ -157,8 +157,10 @@ impl Inside {
         let thread = std::thread::Builder::new().name("pando-inside".into());
         thread.spawn(move || {
             let _here = inside.left_behind.clone();
-            let opened = Apart::become_so()
-                .and_then(|_| inside.open(ino, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOATIME));
+            let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOATIME | OFlags::CLOEXEC;
+            // ESTALE is to mean that the kernel has forgotten the file, not that something hides the mount.
+            let root = Apart::become_so().and_then(|_| inside.root().map_err(io::Error::other));
+            let opened = root.and_then(|root| open_by_handle(root.as_raw_fd(), ino, flags));
             // What is told does not wait for the file to be closed, in which the kernel writes its pages out.
             let _told = match &opened {
                 Ok(file) => tell.send(read_range(file, &range)),

@@ -58,7 +58,7 @@ impl MountState {
     }
 
     /// Notes that a page of the kernel's was refused, and sees that it is tried again.
-    pub(crate) fn refuse(self: &Arc<Self>, ino: u64, range: &Range<u64>, errno: i32) {
+    fn refuse(self: &Arc<Self>, ino: u64, range: &Range<u64>, errno: i32) {
         self.refused.note(ino, range, errno);
         let shared = self.clone();
         self.refused.start(move || shared.try_again());

@@ -2,7 +2,7 @@
 //!
 //! Guarantees: who changes a policy or syncs a file only leaves a note and waits for nothing. While nobody waits for
 //! syncs a note costs one load. Files are noted up to a bound, and then all count as synced. The thread takes notes at
-//! most every [`GATHER`]. What it does is given to [`Automatic::start`]. Uses nothing.
+//! most every [`GATHER`]. What it does is given to [`Automatic::start`]. Uses `ending`.
 
 use std::{
     collections::HashSet,
@@ -16,6 +16,8 @@ use std::{
 };
 
 use parking_lot::{Condvar, Mutex};
+
+use crate::ending::{PATIENCE_AT_END, join_within};
 
 /// Most files that are noted one by one, a count.
 const MAX_NOTED: usize = 1024;
@@ -120,7 +122,7 @@ impl Automatic {
         }
     }
 
-    /// Ends the thread, and waits for that.
+    /// Ends the thread, and waits for that as `ending` says.
     pub(crate) fn end(&self) {
         let thread = {
             let mut state = self.state.lock();
@@ -129,9 +131,7 @@ impl Automatic {
         };
         self.noted.notify_all();
         self.ended.notify_all();
-        if thread.is_some_and(|thread| thread.join().is_err()) {
-            log::error!("the thread for policies has panicked");
-        }
+        join_within(PATIENCE_AT_END, "policies", thread);
     }
 
     /// What was noted; `None` at the end.

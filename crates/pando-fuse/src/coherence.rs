@@ -23,7 +23,7 @@ use crate::{
     creators::Creators,
     diffs::Diffs,
     dirty_limit::DirtyLimit,
-    inside::{Inside, apart},
+    inside::{Apart, Inside, apart},
     labels::Labels,
     listings::Listings,
     mountinfo,
@@ -33,6 +33,7 @@ use crate::{
     refused::Refused,
     times::{TimeChange, Times},
     transport::{Behind, Context, Errno, Notify, Outcome},
+    unsettled::Unsettled,
 };
 
 /// How long files that were written are gathered before the kernel is told of their blocks.
@@ -74,6 +75,8 @@ pub(crate) struct MountState {
     pub(crate) refused: Refused,
     /// Carries out policies for snapshots.
     pub(crate) automatic: Arc<Automatic>,
+    /// What these have changed and the kernel is to be told of.
+    pub(crate) unsettled: Unsettled,
     pub(crate) stats: Option<StatsText>,
     /// Inodes whose attributes the kernel is to forget: see [`MountState::written`].
     pub(crate) written: Mutex<Vec<u64>>,
@@ -116,6 +119,7 @@ impl MountState {
             dirty_limit: OnceLock::new(),
             refused: Refused::default(),
             automatic: Arc::default(),
+            unsettled: Unsettled::default(),
             stats,
             written: Mutex::default(),
             bare: Mutex::default(),
@@ -272,13 +276,18 @@ impl MountState {
         if !self.caches.writeback() || self.inside.get().is_none() {
             return;
         }
-        let shared = Arc::downgrade(self);
-        let started = self.times.start(move |apart, ino| {
+        let (shared, owned) = (Arc::downgrade(self), Arc::downgrade(self));
+        let give = move |apart: &Apart, ino| {
             let gone = || std::io::Error::from_raw_os_error(libc::ESTALE);
             let shared = shared.upgrade().ok_or_else(gone)?;
             let time = shared.fs.modified(ino).map_err(|_| gone())?;
-            shared.inside.get().ok_or_else(gone)?.set_modified(apart, ino, time)
-        });
+            let inside = shared.inside.get().ok_or_else(gone)?.clone();
+            // What it may wait for is not to keep the file system.
+            drop(shared);
+            inside.set_modified(apart, ino, time)
+        };
+        let owner = move |ino| owned.upgrade()?.fs.getattr(ino).ok().map(|attr| attr.uid);
+        let started = self.times.start(give, owner);
         if let Err(e) = started {
             log::warn!("no thread for times of files: {e}");
         }

@@ -28,6 +28,7 @@ mod counters;
 mod creators;
 mod diffs;
 mod dirty_limit;
+mod ending;
 mod error;
 mod failures;
 pub mod forked;
@@ -50,6 +51,7 @@ mod settings;
 mod times;
 pub mod tool;
 pub mod transport;
+mod unsettled;
 mod writes;
 
 pub use attach::{How, remount, unmount};

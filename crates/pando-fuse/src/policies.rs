@@ -3,10 +3,10 @@
 //! One thread looks at all policies: when one is set or changed, when something was synced in a directory whose policy
 //! asks for that, when the time that the last look told has come, and every [`LOOK`] whatever happens, since clocks
 //! are set and directories roll back. Where one demands free space it looks every [`LOOK_AT_SPACE`]. A snapshot is
-//! made as by the command: what the kernel keeps of the directory's files is in it. Nobody waits for this thread. A
-//! policy that fails is tried again after [`LOOK`], and the log says why. While the kernel has the mount read-only,
-//! which it does not tell the server, nothing is done. Uses `automatic`, `coherence`, `diffs` and
-//! `mountinfo`.
+//! made as by the command: what the kernel keeps of the directory's files is in it. Nobody waits for this thread, nor
+//! it for who keeps a directory locked ([`Unsettled`](crate::unsettled::Unsettled)). A policy that fails is tried again
+//! after [`LOOK`], and the log says why. While the kernel has the mount read-only, which it does not tell the server,
+//! nothing is done. Uses `automatic`, `coherence`, `diffs` and `mountinfo`.
 
 use std::{
     collections::HashMap,
@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use pando_fs::{PolicyInfo, Time};
+use pando_fs::{CloneReport, PolicyInfo, Time};
 
 use crate::{
     automatic::{NextRound, Synced},
@@ -68,6 +68,18 @@ impl MountState {
         Ok(())
     }
 
+    /// Does soon what [`MountState::settle`] does, and waits for nothing.
+    fn settle_soon(self: &Arc<Self>, report: &CloneReport) {
+        let dir = report.entries.first().map_or(pando_fs::ROOT, |(dir, _)| *dir);
+        let owner = self.fs.getattr(dir).map_or(u32::MAX, |attr| attr.uid);
+        let shared = self.clone();
+        self.unsettled.give((dir, owner), report.clone(), move || {
+            while let Some(report) = shared.unsettled.next(dir) {
+                shared.settle(&report);
+            }
+        });
+    }
+
     /// Starts what carries out policies for snapshots.
     pub(crate) fn start_policies(self: &Arc<Self>, device: Option<String>) {
         let known = device.is_none_or(|device| self.device.set(device).is_ok());
@@ -91,7 +103,7 @@ impl MountState {
 
 impl Policies {
     /// Looks at all policies, and does what is due.
-    fn round(&mut self, shared: &MountState, synced: &Synced) -> NextRound {
+    fn round(&mut self, shared: &Arc<MountState>, synced: &Synced) -> NextRound {
         let all = match shared.fs.policies() {
             Ok(all) => all,
             Err(e) => {
@@ -162,13 +174,13 @@ fn was_synced(shared: &MountState, info: &PolicyInfo, synced: &Synced) -> bool {
     was
 }
 
-fn carry_out(shared: &MountState, info: PolicyInfo, synced: bool) -> Known {
+fn carry_out(shared: &Arc<MountState>, info: PolicyInfo, synced: bool) -> Known {
     let _mounted = shared.keep_mounted(std::process::id());
     let done = shared.fs.carry_out_policy(
         &info,
         (Time::now(), synced),
         &mut |source| shared.write_out_below(source),
-        &mut |report| shared.settle(report),
+        &mut |report| shared.settle_soon(report),
     );
     let path = info.path.display();
     let (next, synced) = match done {

@@ -6,7 +6,7 @@
 //! file is noted, no sync of it succeeds; what is noted is stored as soon as there is room for it, with what the page
 //! cache has at that time, unless the file was changed there meanwhile. Notes are bounded; a file with more of them
 //! than there is room for cannot be synced until the kernel forgets it. `writes` does what is noted here. Uses
-//! `transport`.
+//! `ending` and `transport`.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -22,7 +22,10 @@ use std::{
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::transport::{Errno, Outcome};
+use crate::{
+    ending::{PATIENCE_AT_END, join_within},
+    transport::{Errno, Outcome},
+};
 
 /// How long between tries.
 const PERIOD: Duration = Duration::from_millis(500);
@@ -251,14 +254,12 @@ impl Refused {
         done
     }
 
-    /// Ends the thread, and waits for that.
+    /// Ends the thread, and waits for that as `ending` says.
     pub(crate) fn end(&self) {
         self.ended.store(true, Ordering::Relaxed);
         let thread = self.thread.lock().take();
         self.wake.notify_all();
-        if thread.is_some_and(|thread| thread.join().is_err()) {
-            log::error!("the thread for pages that did not fit has panicked");
-        }
+        join_within(PATIENCE_AT_END, "pages that did not fit", thread);
     }
 }
 

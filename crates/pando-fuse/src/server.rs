@@ -23,7 +23,8 @@ use crate::{
     proof::Fact,
     requests,
     transport::{
-        Answer, Behind, Context, Copy, DirSink, Errno, Handler, Notify, Opened, OpenedDir, Outcome, Write,
+        Answer, Behind, Context, Copy, DirSink, Errno, Found, Handler, Notify, Opened, OpenedDir, Outcome,
+        Write,
     },
 };
 
@@ -91,14 +92,15 @@ impl Server {
     }
 
     /// What `stat` tells, once the kernel has the time of the file.
-    fn attributes(&self, ino: u64) -> Answer<Attr> {
+    fn attributes(&self, ino: u64) -> Answer<Found> {
         if !self.shared.times.is_stale(ino) {
-            return Answer::Now(self.fs().getattr(ino).map_err(Errno::from));
+            let found = |attr| Found { attr, keep: true };
+            return Answer::Now(self.fs().getattr(ino).map(found).map_err(Errno::from));
         }
         let shared = self.shared.clone();
         Answer::later(move || {
-            shared.times.settle(ino);
-            Ok(shared.fs.getattr(ino)?)
+            let keep = shared.times.settle(ino);
+            Ok(Found { attr: shared.fs.getattr(ino)?, keep })
         })
     }
 
@@ -149,7 +151,7 @@ impl Handler for Server {
         self.fs().watch_link_counts(move |ino| drop(notify.forget_attributes(ino)));
     }
 
-    fn lookup(&self, c: &Context, parent: u64, name: &OsStr) -> Answer<Option<Attr>> {
+    fn lookup(&self, c: &Context, parent: u64, name: &OsStr) -> Answer<Option<Found>> {
         self.count(Kind::Lookup);
         if self.shared.proofs.looked_up(c, parent, name) {
             return Answer::Now(Err(Errno(libc::ENOENT))); // and the kernel need not remember it
@@ -161,12 +163,12 @@ impl Handler for Server {
         };
         self.shared.listings.looked_up(parent);
         if !self.shared.times.is_stale(found.ino) {
-            return Answer::Now(Ok(Some(found)));
+            return Answer::Now(Ok(Some(Found { attr: found, keep: true })));
         }
         let shared = self.shared.clone();
         Answer::later(move || {
-            shared.times.settle(found.ino);
-            Ok(Some(shared.fs.getattr(found.ino).unwrap_or(found)))
+            let keep = shared.times.settle(found.ino);
+            Ok(Some(Found { attr: shared.fs.getattr(found.ino).unwrap_or(found), keep }))
         })
     }
 
@@ -177,12 +179,12 @@ impl Handler for Server {
         self.fs().forget(ino, count);
     }
 
-    fn getattr(&self, ino: u64) -> Answer<Attr> {
+    fn getattr(&self, ino: u64) -> Answer<Found> {
         self.count(Kind::Getattr);
         self.attributes(ino)
     }
 
-    fn statx(&self, ino: u64) -> Answer<Attr> {
+    fn statx(&self, ino: u64) -> Answer<Found> {
         self.count(Kind::Statx);
         self.attributes(ino)
     }

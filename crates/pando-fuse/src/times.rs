@@ -6,15 +6,20 @@
 //! for it, but not longer than [`PATIENCE`]: the kernel may hold a lock on the inode until the request is answered.
 //! The thread does nothing unasked: it opens the mount for it, which makes an unmount at that moment fail as busy.
 //!
+//! A program can keep the kernel's lock on a file that it writes to for as long as it likes, and the thread waits for
+//! that. So after [`PATIENCE_FOR_LOCKS`] another one takes over, and the first ends when it is done. Of the files of a
+//! user whose locks so many threads wait for, [`MAX_WAITING_FOR_USER`], no time is given until one of them is done;
+//! what there is of such threads together is [`MAX_WAITING`].
+//!
 //! Guarantees: a time that a program sets is never replaced by that of an earlier write, because the server lets the
 //! change of this thread pass only if the file's time is still the one that is given ([`Times::change`]). Uses neither
-//! the file system nor the kernel: what is to be done is given to [`Times::start`].
+//! the file system nor the kernel: what is to be done is given to [`Times::start`]. Uses `ending` and `inside`.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     io,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
         mpsc,
     },
@@ -23,12 +28,26 @@ use std::{
 };
 
 use pando_fs::Time;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use crate::inside::Apart;
+use crate::{
+    ending::{PATIENCE_AT_END, join_within},
+    inside::Apart,
+};
 
 /// How long a question for attributes waits for the time to be given.
 const PATIENCE: Duration = Duration::from_millis(50);
+/// How long a thread waits for a lock before another one takes over.
+const PATIENCE_FOR_LOCKS: Duration = Duration::from_millis(200);
+/// Threads that may wait for locks on the files of one user, a count.
+const MAX_WAITING_FOR_USER: usize = 4;
+/// And on all files.
+const MAX_WAITING: usize = 32;
+
+/// What gives the kernel the time that a file has now.
+type Give = Box<dyn Fn(&Apart, u64) -> io::Result<()> + Send + Sync>;
+/// What says whose a file is.
+type Owner = Box<dyn Fn(u64) -> Option<u32> + Send + Sync>;
 
 /// A file whose time the kernel does not know.
 #[derive(Default)]
@@ -52,15 +71,65 @@ pub(crate) enum TimeChange {
     Refuse,
 }
 
+/// A thread that gives times.
+struct Giver {
+    /// As the kernel names it in requests.
+    thread: u32,
+    giving: Option<Giving>,
+    /// Another one has taken over.
+    replaced: bool,
+}
+
+/// What a thread is just giving.
+struct Giving {
+    ino: u64,
+    since: Instant,
+    /// Somebody else has set the file's time since.
+    overruled: bool,
+}
+
 #[derive(Default)]
 struct TimesState {
     stale: HashMap<u64, Stale>,
-    /// The thread that gives times, as the kernel names it in requests.
-    thread_id: Option<u32>,
-    /// What it is just giving: a file, and whether somebody else has set its time since.
-    giving: Option<(u64, bool)>,
+    /// Those that somebody waits for, and some that have left.
+    urgent: VecDeque<u64>,
+    givers: Vec<Giver>,
+    /// A thread has been started and has not begun.
+    starting: bool,
     ended: bool,
-    thread: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl TimesState {
+    fn giver(&mut self, thread: u32) -> Option<&mut Giver> {
+        self.givers.iter_mut().find(|giver| giver.thread == thread)
+    }
+
+    /// What is being given of this file.
+    fn giving(&mut self, ino: u64) -> Option<&mut Giving> {
+        self.givers.iter_mut().filter_map(|giver| giver.giving.as_mut()).find(|giving| giving.ino == ino)
+    }
+
+    fn gives(&self, thread: u32) -> bool {
+        self.givers.iter().any(|giver| giver.thread == thread)
+    }
+
+    /// Whether another thread is to take over from the one that gives times.
+    fn wants_another(&self) -> bool {
+        let waits = |giving: &Giving| giving.since.elapsed() >= PATIENCE_FOR_LOCKS;
+        let stuck = |giver: &Giver| giver.replaced || giver.giving.as_ref().is_some_and(waits);
+        !self.ended && !self.starting && self.givers.len() <= MAX_WAITING && self.givers.iter().all(stuck)
+    }
+
+    /// Whether so many threads wait for locks on files of this one's owner that no other one is to begin.
+    fn is_kept_up(&self, ino: u64, owner: &Owner) -> bool {
+        let giving = self.givers.iter().filter(|giver| giver.replaced).filter_map(|g| g.giving.as_ref());
+        let waited_for: Vec<u64> = giving.map(|giving| giving.ino).collect();
+        waited_for.len() >= MAX_WAITING_FOR_USER && {
+            let mine = owner(ino);
+            waited_for.into_iter().filter(|ino| owner(*ino) == mine).count() >= MAX_WAITING_FOR_USER
+        }
+    }
 }
 
 /// The files whose time the kernel is to be given, and the thread that does it.
@@ -73,39 +142,67 @@ pub(crate) struct Times {
     given: Condvar,
     /// Whether there are any, to be asked without the lock.
     any: AtomicBool,
-    /// The thread has begun.
-    runs: AtomicBool,
+    /// What the threads do; without it there are none.
+    work: OnceLock<(Give, Owner)>,
 }
 
 impl Times {
-    /// Starts the thread; to be called once. `give` gives the kernel the time that a file has now.
+    /// Starts the thread; to be called once. `give` gives the kernel the time that a file has now, `owner` says whose
+    /// it is.
     ///
     /// Waits until the thread has let go of its copies of this process's descriptors. To close one of a file on a FUSE
     /// mount has the kernel ask that mount's server. So this is not for a request, and no lock is held over it.
     pub(crate) fn start(
         self: &Arc<Self>,
-        give: impl Fn(&Apart, u64) -> io::Result<()> + Send + 'static,
+        give: impl Fn(&Apart, u64) -> io::Result<()> + Send + Sync + 'static,
+        owner: impl Fn(u64) -> Option<u32> + Send + Sync + 'static,
     ) -> io::Result<()> {
+        let (tell, told) = mpsc::channel();
+        self.start_thread(move |begun| _ = tell.send(begun))?;
+        told.recv().unwrap_or_else(|_| Err(io::Error::other("the thread has ended")))?;
+        let first = self.work.set((Box::new(give), Box::new(owner))).is_ok();
+        assert!(first, "a mount has one thread for times");
+        self.wanted.notify_all();
+        Ok(())
+    }
+
+    /// Starts a thread that gives times; `told` is called by it when it has begun, or could not.
+    fn start_thread(self: &Arc<Self>, told: impl FnOnce(io::Result<()>) + Send + 'static) -> io::Result<()> {
         let times = self.clone();
         let name = "pando-times".to_owned();
-        let (tell, told) = mpsc::channel();
         let thread = std::thread::Builder::new().name(name).spawn(move || match Apart::become_so() {
             Ok(apart) => {
-                let _ = tell.send(Ok(()));
-                times.work(&apart, give);
+                told(Ok(()));
+                times.work(&apart);
             }
-            Err(e) => _ = tell.send(Err(e)),
+            Err(e) => told(Err(e)),
         })?;
-        told.recv().unwrap_or_else(|_| Err(io::Error::other("the thread has ended")))?;
-        let before = self.state.lock().thread.replace(thread);
-        assert!(before.is_none(), "a mount has one thread for times");
-        self.runs.store(true, Ordering::Release);
+        let mut state = self.state.lock();
+        state.threads.retain(|thread| !thread.is_finished());
+        state.threads.push(thread);
         Ok(())
+    }
+
+    /// Has another thread take over from one that waits for a lock.
+    fn take_over(self: &Arc<Self>, mut state: MutexGuard<'_, TimesState>) {
+        state.starting = true;
+        state.givers.iter_mut().for_each(|giver| giver.replaced = true);
+        drop(state);
+        let times = self.clone();
+        let started = self.start_thread(move |begun| {
+            if begun.is_err() {
+                times.state.lock().starting = false;
+            }
+        });
+        if let Err(e) = started {
+            self.state.lock().starting = false;
+            log::warn!("no further thread for times of files: {e}");
+        }
     }
 
     /// Whether there is a thread that gives times.
     pub(crate) fn runs(&self) -> bool {
-        self.runs.load(Ordering::Acquire)
+        self.work.get().is_some()
     }
 
     /// Notes a write to `ino` that the kernel does not know the time of; `before` is the time that the file had.
@@ -135,20 +232,28 @@ impl Times {
     pub(crate) fn lacks(&self, ino: u64, caller: u32) -> bool {
         self.any.load(Ordering::Acquire) && {
             let state = self.state.lock();
-            state.thread_id != Some(caller) && state.stale.contains_key(&ino)
+            !state.gives(caller) && state.stale.contains_key(&ino)
         }
     }
 
-    /// Waits until the kernel has the time of `ino`, for [`PATIENCE`] at most.
-    pub(crate) fn settle(&self, ino: u64) {
+    /// Waits until the kernel has the time of `ino`, for [`PATIENCE`] at most; whether it has. If not, it must not keep
+    /// the attributes that it gets: nobody would ask for the time again.
+    pub(crate) fn settle(self: &Arc<Self>, ino: u64) -> bool {
         let (mut state, until) = (self.state.lock(), Instant::now() + PATIENCE);
         while let Some(stale) = state.stale.get_mut(&ino)
             && Instant::now() < until
         {
-            stale.urgent = true;
-            self.wanted.notify_one();
+            if !std::mem::replace(&mut stale.urgent, true) {
+                state.urgent.push_back(ino);
+                self.wanted.notify_all();
+            }
             self.given.wait_until(&mut state, until);
         }
+        let settled = !state.stale.contains_key(&ino);
+        if !settled && state.wants_another() {
+            self.take_over(state);
+        }
+        settled
     }
 
     /// What to do with a change of the time of `ino` to `time` (`None`: now) that has come from the thread `from`; the
@@ -164,13 +269,13 @@ impl Times {
         now: impl FnOnce() -> Option<Time>,
     ) -> TimeChange {
         let mut state = self.state.lock();
-        if state.stale.is_empty() && state.giving.is_none() {
+        if state.stale.is_empty() && state.givers.iter().all(|giver| giver.giving.is_none()) {
             return TimeChange::Make;
         }
-        if state.thread_id == Some(from) {
-            let overruled = state.giving != Some((ino, false));
+        if let Some(giver) = state.giver(from) {
+            let gives = giver.giving.as_ref().is_some_and(|g| g.ino == ino && !g.overruled);
             let newer = time.is_none() || time != now();
-            return if overruled || newer { TimeChange::Refuse } else { TimeChange::Make };
+            return if !gives || newer { TimeChange::Refuse } else { TimeChange::Make };
         }
         if alone && time.is_some() && state.stale.get(&ino).is_some_and(|s| s.known == time) {
             return TimeChange::Ignore;
@@ -178,54 +283,74 @@ impl Times {
         if state.stale.remove(&ino).is_some() {
             self.given.notify_all();
         }
-        if let Some((giving, overruled)) = &mut state.giving
-            && *giving == ino
-        {
-            *overruled = true;
+        if let Some(giving) = state.giving(ino) {
+            giving.overruled = true;
         }
         TimeChange::Make
     }
 
-    /// Ends the thread, and waits for that.
+    /// Ends the threads, and waits for that as `ending` says.
     pub(crate) fn end(&self) {
-        let thread = {
+        let threads = {
             let mut state = self.state.lock();
             state.ended = true;
-            state.thread.take()
+            std::mem::take(&mut state.threads)
         };
         self.wanted.notify_all();
-        if thread.is_some_and(|thread| thread.join().is_err()) {
-            log::error!("the thread for times of files has panicked");
-        }
+        join_within(PATIENCE_AT_END, "times of files", threads);
     }
 
-    fn work(&self, apart: &Apart, give: impl Fn(&Apart, u64) -> io::Result<()>) {
+    /// What a thread does: it gives the times that somebody waits for, until another one takes over.
+    fn work(&self, apart: &Apart) {
+        let me = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
         let mut state = self.state.lock();
-        state.thread_id = u32::try_from(rustix::thread::gettid().as_raw_nonzero().get()).ok();
-        loop {
-            while !state.ended && !state.stale.values().any(|s| s.urgent) {
-                self.any.store(!state.stale.is_empty(), Ordering::Release);
-                self.wanted.wait(&mut state);
-            }
-            if state.ended {
-                return;
-            }
-            let urgent = state.stale.iter().filter(|(_, s)| s.urgent);
-            let some: Vec<(u64, u64)> = urgent.map(|(ino, s)| (*ino, s.writes)).collect();
-            for (ino, writes) in some {
-                state.giving = Some((ino, false));
-                let given = parking_lot::MutexGuard::unlocked(&mut state, || give(apart, ino));
-                state.giving = None;
-                let newer = state.stale.get(&ino).is_some_and(|s| s.writes != writes);
-                // Cancelled: there is a newer time, and the next round gives that. After other errors nothing can
-                // be done: as a rule the kernel has forgotten the file, and with it what it had of its times.
-                let again = newer || given.is_err_and(|e| e.raw_os_error() == Some(libc::ECANCELED));
-                match state.stale.get_mut(&ino) {
-                    Some(stale) if again => stale.urgent = false,
-                    _ => _ = state.stale.remove(&ino),
+        state.starting = false;
+        state.givers.push(Giver { thread: me, giving: None, replaced: false });
+        while !state.ended && state.giver(me).is_some_and(|giver| !giver.replaced) {
+            match self.next(&mut state) {
+                Some(ino) => self.give(&mut state, apart, (me, ino)),
+                None => {
+                    self.any.store(!state.stale.is_empty(), Ordering::Release);
+                    self.wanted.wait(&mut state);
                 }
-                self.given.notify_all();
             }
         }
+        state.givers.retain(|giver| giver.thread != me);
+    }
+
+    /// A file whose time is to be given.
+    fn next(&self, state: &mut TimesState) -> Option<u64> {
+        let (_, owner) = self.work.get()?;
+        while let Some(ino) = state.urgent.pop_front() {
+            let free = state.giving(ino).is_none() && !state.is_kept_up(ino, owner);
+            match state.stale.get_mut(&ino) {
+                Some(stale) if stale.urgent && free => return Some(ino),
+                // Whoever asks next has it looked at again.
+                Some(stale) => stale.urgent = false,
+                None => {}
+            }
+        }
+        None
+    }
+
+    fn give(&self, state: &mut MutexGuard<'_, TimesState>, apart: &Apart, (me, ino): (u32, u64)) {
+        let Some((give, _)) = self.work.get() else { return };
+        let writes = state.stale.get(&ino).map(|stale| stale.writes);
+        if let Some(giver) = state.giver(me) {
+            giver.giving = Some(Giving { ino, since: Instant::now(), overruled: false });
+        }
+        let given = MutexGuard::unlocked(state, || give(apart, ino));
+        if let Some(giver) = state.giver(me) {
+            giver.giving = None;
+        }
+        let newer = state.stale.get(&ino).is_some_and(|s| Some(s.writes) != writes);
+        // Cancelled: there is a newer time, and the next round gives that. After other errors nothing can
+        // be done: as a rule the kernel has forgotten the file, and with it what it had of its times.
+        let again = newer || given.is_err_and(|e| e.raw_os_error() == Some(libc::ECANCELED));
+        match state.stale.get_mut(&ino) {
+            Some(stale) if again => stale.urgent = false,
+            _ => _ = state.stale.remove(&ino),
+        }
+        self.given.notify_all();
     }
 }

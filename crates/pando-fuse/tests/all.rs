@@ -11,6 +11,7 @@ mod coherence;
 mod common;
 mod given;
 mod group_commit;
+mod held;
 mod kept;
 mod links;
 mod listings;

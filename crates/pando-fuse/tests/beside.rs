@@ -33,11 +33,11 @@ use rustix::fs::{AtFlags, StatxFlags, statx};
 
 /// Longest that anything may take that does not wait for the device. A machine may be slow; a request that stands
 /// behind another's I/O waits for ever.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Which calls of the device are held up.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Holds {
+pub(super) enum Holds {
     Nothing,
     Reads,
     /// All that writes or makes durable.
@@ -48,7 +48,7 @@ enum Holds {
 }
 
 /// Holds calls of a device up.
-struct Gate {
+pub(super) struct Gate {
     holds: Mutex<Holds>,
     released: Condvar,
     /// Calls that are held up now.
@@ -77,14 +77,14 @@ impl Gate {
         }
     }
 
-    fn hold(&self, holds: Holds) {
+    pub(super) fn hold(&self, holds: Holds) {
         *self.holds.lock() = holds;
         self.released.notify_all();
     }
 }
 
 /// Lets the device go whatever happens, so that a failure does not hang.
-struct Release<'a>(&'a Gate);
+pub(super) struct Release<'a>(pub(super) &'a Gate);
 
 impl Drop for Release<'_> {
     fn drop(&mut self) {
@@ -93,16 +93,16 @@ impl Drop for Release<'_> {
 }
 
 /// Bytes of each warm and each cold file.
-const FILE_BYTES: usize = 100_000;
+pub(super) const FILE_BYTES: usize = 100_000;
 
 /// A mount with warm files in memory, cold files that are only on the device, and a gate before that.
-struct Beside {
-    world: World,
-    gate: Arc<Gate>,
+pub(super) struct Beside {
+    pub(super) world: World,
+    pub(super) gate: Arc<Gate>,
 }
 
 impl Beside {
-    fn new(cold: usize) -> Option<Self> {
+    pub(super) fn new(cold: usize) -> Option<Self> {
         let gate = Arc::new(Gate {
             holds: Mutex::new(Holds::Nothing),
             released: Condvar::new(),
@@ -135,7 +135,7 @@ impl Beside {
         Some(this)
     }
 
-    fn path(&self, name: &str) -> std::path::PathBuf {
+    pub(super) fn path(&self, name: &str) -> std::path::PathBuf {
         self.world.path(name)
     }
 
@@ -167,7 +167,7 @@ impl Beside {
     }
 
     /// Demands that this can be done now; otherwise it is `wrong`.
-    fn is_done(&self, wrong: &'static str, work: impl FnOnce() + Send) {
+    pub(super) fn is_done(&self, wrong: &'static str, work: impl FnOnce() + Send) {
         let (answered, answer) = mpsc::channel();
         thread::scope(|s| {
             let _answered = Answered(&self.gate, &answer, wrong);
@@ -180,7 +180,7 @@ impl Beside {
 
     /// Waits until at least so many calls of the device are held up, and then some more, so that those that they
     /// hold up have come as far as they can.
-    fn wait_until_held(&self, calls: usize) {
+    pub(super) fn wait_until_held(&self, calls: usize) {
         let begin = Instant::now();
         while self.gate.held.load(SeqCst) < calls {
             assert!(begin.elapsed() < PATIENCE, "nobody waits for the device");
@@ -227,7 +227,7 @@ fn content(i: usize) -> Vec<u8> {
 }
 
 /// Bytes that do not compress.
-fn noise(i: usize) -> Vec<u8> {
+pub(super) fn noise(i: usize) -> Vec<u8> {
     let mut x = (i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut next = || {
         x ^= x << 13;

@@ -4,6 +4,7 @@ use crate::source::Floors;
 
 /// The floors of `pando-fuse`.
 pub const FUSE: Floors = &[
+    ("ending", &[]),
     ("mountinfo", &[]),
     ("guard", &[]),
     ("failures", &[]),
@@ -19,10 +20,11 @@ pub const FUSE: Floors = &[
     ("diffs", &[]),
     ("inside", &[]),
     ("listings", &[]),
-    ("times", &["inside"]),
-    ("automatic", &[]),
+    ("times", &["ending", "inside"]),
+    ("automatic", &["ending"]),
     ("own_threads", &[]),
-    ("transport", &["counters", "inside", "failures"]),
+    ("transport", &["counters", "ending", "inside", "failures"]),
+    ("unsettled", &["transport"]),
     ("error", &["transport"]),
     ("settings", &["transport", "error"]),
     ("attach", &["mountinfo", "error", "settings"]),
@@ -31,7 +33,7 @@ pub const FUSE: Floors = &[
     ("tool", &["mountinfo", "asked", "forked", "quotas", "control", "diffs", "client", "proof"]),
     ("caller", &["transport"]),
     ("labels", &["transport"]),
-    ("refused", &["transport"]),
+    ("refused", &["ending", "transport"]),
     ("dirty_limit", &[]),
     (
         "coherence",
@@ -51,6 +53,7 @@ pub const FUSE: Floors = &[
             "times",
             "own_threads",
             "transport",
+            "unsettled",
             "proof",
             "caller",
         ],
@@ -58,7 +61,7 @@ pub const FUSE: Floors = &[
     ("recursive", &["inside", "own_threads", "transport", "proof", "caller", "coherence"]),
     ("writes", &["coherence", "quotas", "transport"]),
     ("copies", &["transport", "caller", "coherence"]),
-    ("policies", &["automatic", "coherence", "diffs", "mountinfo", "transport"]),
+    ("policies", &["automatic", "coherence", "diffs", "mountinfo", "transport", "unsettled"]),
     (
         "requests",
         &["asked", "forked", "control", "diffs", "transport", "proof", "caller", "coherence", "quotas"],

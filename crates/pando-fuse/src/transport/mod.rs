@@ -15,7 +15,7 @@ mod common;
 mod halting;
 pub mod own;
 pub(crate) mod poll;
-mod workers;
+pub(crate) mod workers;
 
 pub use self::halting::HaltPoll;
 
@@ -86,6 +86,15 @@ impl<T> From<Outcome<T>> for Answer<T> {
     fn from(outcome: Outcome<T>) -> Self {
         Answer::Now(outcome)
     }
+}
+
+/// Attributes that somebody has asked for.
+#[derive(Debug, Clone, Copy)]
+pub struct Found {
+    /// What they are.
+    pub attr: Attr,
+    /// The kernel may rely on them. If not, it asks again.
+    pub keep: bool,
 }
 
 /// An open file or directory, and how the kernel shall cache it.
@@ -189,11 +198,11 @@ pub trait Handler: Send + Sync + 'static {
     /// Called once before the first request.
     fn start(&self, notify: Arc<dyn Notify>);
     /// `Ok(None)`: the name does not exist and the kernel may remember that.
-    fn lookup(&self, c: &Context, parent: u64, name: &OsStr) -> Answer<Option<Attr>>;
+    fn lookup(&self, c: &Context, parent: u64, name: &OsStr) -> Answer<Option<Found>>;
     fn forget(&self, ino: u64, count: u64);
-    fn getattr(&self, ino: u64) -> Answer<Attr>;
+    fn getattr(&self, ino: u64) -> Answer<Found>;
     /// The same, for one who wants the time of birth too.
-    fn statx(&self, ino: u64) -> Answer<Attr>;
+    fn statx(&self, ino: u64) -> Answer<Found>;
     /// Whether the kernel may keep the attributes that the answer to a SETATTR or LINK has. If not, it asks again.
     fn may_keep(&self, c: &Context, ino: u64) -> bool;
     fn setattr(&self, c: &Context, ino: u64, change: SetAttr) -> Outcome<Attr>;

@@ -7,7 +7,8 @@
 //! Guarantees: no user's jobs keep those of others from running, however long they wait and whoever makes them wait. A
 //! user has at most as many threads as are left for the others (the rule of dynamic thresholds for a shared buffer:
 //! Choudhury and Hahne, 1998): 128 of 256, if no one else has any. What root has does not depend on others. Idle
-//! threads above the limit end, the others when the pool is dropped; a panic in a job costs that job only.
+//! threads above the limit end, the others when the pool is dropped, which waits for them as `ending` says; a panic in
+//! a job costs that job only.
 
 use std::{
     cell::Cell,
@@ -21,6 +22,8 @@ use std::{
 
 use pando_fs::waiting;
 use parking_lot::{Condvar, Mutex};
+
+use crate::ending::{PATIENCE_AT_END, join_within};
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -105,20 +108,20 @@ struct PoolShared {
 }
 
 /// A small pool of threads.
-pub(super) struct Workers {
+pub(crate) struct Workers {
     shared: Arc<PoolShared>,
 }
 
 impl Workers {
     /// A pool of at most `limit` threads that are at work, none of them started yet. Root may have as many besides.
-    pub(super) fn new(limit: usize) -> Self {
+    pub(crate) fn new(limit: usize) -> Self {
         assert!(limit > 0, "a pool without threads would never answer");
         let shared = PoolShared { limit, state: Mutex::default(), wake: Condvar::new() };
         Self { shared: Arc::new(shared) }
     }
 
     /// Runs `job` of this user on some thread of the pool, soon.
-    pub(super) fn run(&self, uid: u32, job: impl FnOnce() + Send + 'static) {
+    pub(crate) fn run(&self, uid: u32, job: impl FnOnce() + Send + 'static) {
         let mut state = self.shared.state.lock();
         state.jobs.push_back((uid, Box::new(job)));
         match self.shared.start_if_wanted(&mut state) {
@@ -217,12 +220,8 @@ impl Drop for Workers {
             std::mem::take(&mut state.threads)
         };
         self.shared.wake.notify_all();
-        for handle in threads {
-            // The last owner of the pool may be one of its own threads.
-            if handle.thread().id() != thread::current().id() {
-                let _ = handle.join();
-            }
-        }
+        // The last owner of the pool may be one of its own threads.
+        join_within(PATIENCE_AT_END, "requests", threads);
     }
 }
 

@@ -17,8 +17,8 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::transport::own::wire::{self, fattr, op};
 use crate::transport::{
-    Answer, Context, Copy, DirSink, Errno, Handler, Opened, Outcome, Write,
-    common::{MAX_COPY_BYTES, VALID_SECS, is_direct_write},
+    Answer, Context, Copy, DirSink, Errno, Found, Handler, Opened, Outcome, Write,
+    common::{MAX_COPY_BYTES, is_direct_write},
 };
 
 /// What the kernel and the server have agreed on, as far as requests depend on it.
@@ -136,7 +136,7 @@ fn answer<H: Handler>(h: &H, r: &Request<'_>, out: &mut Vec<u8>) -> Result<Step,
     let done = match r.header.opcode {
         op::LOOKUP => {
             return Ok(step(h.lookup(&c, node, r.name()?), out, |found, out| {
-                put(out, &found.as_ref().map_or_else(wire::EntryOut::absent, wire::EntryOut::of))
+                put(out, &found.as_ref().map_or_else(wire::EntryOut::absent, wire::EntryOut::found))
             }));
         }
         op::FORGET => {
@@ -153,11 +153,11 @@ fn answer<H: Handler>(h: &H, r: &Request<'_>, out: &mut Vec<u8>) -> Result<Step,
             }
             Reply::None
         }
-        op::GETATTR => return Ok(step(h.getattr(node), out, |a, out| put_attr(out, &a))),
+        op::GETATTR => return Ok(step(h.getattr(node), out, |a, out| put(out, &wire::AttrOut::from(&a)))),
         op::STATX => return Ok(step(h.statx(node), out, |a, out| put(out, &wire::StatxOut::from(&a)))),
         op::SETATTR => {
             let a = h.setattr(&c, node, change(&r.op()?)?)?;
-            put(out, &wire::AttrOut { attr_valid: valid_secs(h, &c, &a), ..wire::AttrOut::from(&a) })
+            put(out, &wire::AttrOut::from(&Found { attr: a, keep: h.may_keep(&c, a.ino) }))
         }
         op::READLINK => Reply::Data(h.readlink(node)?),
         op::SYMLINK => {
@@ -187,7 +187,7 @@ fn answer<H: Handler>(h: &H, r: &Request<'_>, out: &mut Vec<u8>) -> Result<Step,
         op::LINK => {
             let i: wire::LinkIn = r.op()?;
             let a = h.link(&c, i.oldnodeid, node, r.name()?)?;
-            put(out, &wire::EntryOut { attr_valid: valid_secs(h, &c, &a), ..wire::EntryOut::of(&a) })
+            put(out, &wire::EntryOut::found(&Found { attr: a, keep: h.may_keep(&c, a.ino) }))
         }
         op::OPEN => {
             let i: wire::OpenIn = r.op()?;
@@ -404,15 +404,6 @@ fn opened(o: &Opened) -> wire::OpenOut {
 fn put(out: &mut Vec<u8>, value: &(impl IntoBytes + zerocopy::Immutable)) -> Reply {
     out.extend_from_slice(value.as_bytes());
     Reply::Buffer
-}
-
-/// So long the kernel may keep these attributes, in seconds.
-fn valid_secs(h: &impl Handler, c: &Context, a: &Attr) -> u64 {
-    if h.may_keep(c, a.ino) { VALID_SECS } else { 0 }
-}
-
-fn put_attr(out: &mut Vec<u8>, a: &Attr) -> Reply {
-    put(out, &wire::AttrOut::from(a))
 }
 
 fn put_entry(out: &mut Vec<u8>, a: &Attr) -> Reply {

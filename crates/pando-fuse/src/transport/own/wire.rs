@@ -9,7 +9,7 @@ use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
 use pando_fs::{Attr, FileKind, StatFs, Time};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::transport::common::VALID_SECS;
+use crate::transport::{Found, common::VALID_SECS};
 
 /// Version of the protocol spoken here.
 pub(super) const MAJOR: u32 = 7;
@@ -286,6 +286,11 @@ impl EntryOut {
         }
     }
 
+    /// The same; how long its attributes may be kept depends.
+    pub(super) fn found(found: &Found) -> Self {
+        Self { attr_valid: valid_secs(found), ..Self::of(&found.attr) }
+    }
+
     /// An absent name, which the kernel may remember as such.
     pub(super) fn absent() -> Self {
         Self { entry_valid: VALID_SECS, ..Self::default() }
@@ -298,16 +303,22 @@ impl EntryOut {
     }
 }
 
-impl From<&Attr> for AttrOut {
-    fn from(a: &Attr) -> Self {
-        Self { attr_valid: VALID_SECS, attr: a.into(), ..Self::default() }
+/// So long the kernel may rely on these attributes, seconds.
+fn valid_secs(found: &Found) -> u64 {
+    if found.keep { VALID_SECS } else { 0 }
+}
+
+impl From<&Found> for AttrOut {
+    fn from(found: &Found) -> Self {
+        Self { attr_valid: valid_secs(found), attr: (&found.attr).into(), ..Self::default() }
     }
 }
 
-impl From<&Attr> for StatxOut {
-    fn from(a: &Attr) -> Self {
+impl From<&Found> for StatxOut {
+    fn from(found: &Found) -> Self {
         /// Bits of what is told: all that stat(2) has, and the time of birth.
         const MASK: u32 = libc::STATX_BASIC_STATS | libc::STATX_BTIME;
+        let a = &found.attr;
         let time = |t: Time| StatxTime { secs: t.secs, nanos: t.nanos, reserved: 0 };
         let stat = StatxBytes {
             mask: MASK,
@@ -327,7 +338,7 @@ impl From<&Attr> for StatxOut {
             rdev_minor: rustix::fs::minor(a.rdev.into()),
             ..StatxBytes::default()
         };
-        Self { attr_valid: VALID_SECS, stat, ..Self::default() }
+        Self { attr_valid: valid_secs(found), stat, ..Self::default() }
     }
 }
 

@@ -1,0 +1,129 @@
+//! Programs that keep the kernel's lock on a file or a directory, for as long as they like: they write from memory, or
+//! list into memory, that does not come. What the server does unasked for others, and its end, does not wait for them.
+//!
+//! The memory is a mapping of a file on another mount, whose device is held up.
+#![allow(clippy::unwrap_used, clippy::expect_used, unsafe_code)]
+
+use std::{
+    fs::{self, File},
+    os::{
+        fd::AsRawFd,
+        unix::fs::{FileExt, MetadataExt},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use memmap2::{MmapMut, MmapOptions};
+use pando_fs::{NewSnapshot, StoredPolicy};
+use pando_fuse::{asked::Asked, tool};
+use rustix::fs::{AtFlags, CWD, Timespec, Timestamps};
+
+use super::{
+    beside::{Beside, FILE_BYTES, Holds, PATIENCE, Release, noise},
+    common::{World, kept},
+};
+
+/// Files of the mount whose device is held up, so large that their end does not come with their open.
+const LARGE_BYTES: usize = 40 * FILE_BYTES;
+
+/// A mount whose files make memory that does not come.
+fn slow_memory(files: usize) -> Option<(Beside, Vec<MmapMut>)> {
+    let mut b = Beside::new(0)?;
+    let data: Vec<u8> = (0..40).flat_map(noise).collect();
+    for i in 0..files {
+        fs::write(b.path(&format!("cold/{i}")), &data).unwrap();
+    }
+    b.world.remount();
+    let memory = |i| {
+        let file = File::open(b.path(&format!("cold/{i}"))).unwrap();
+        // SAFETY: nobody changes the file.
+        unsafe { MmapOptions::new().len(LARGE_BYTES).map_copy(&file) }.unwrap()
+    };
+    let memory = (0..files).map(memory).collect();
+    Some((b, memory))
+}
+
+fn until(what: &str, is_so: impl Fn() -> bool) {
+    let begin = Instant::now();
+    while !is_so() {
+        assert!(begin.elapsed() < PATIENCE, "{what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// The kernel is told of a time by setting it, for which it waits for whoever writes to the file.
+#[test]
+fn times_are_told_beside_files_that_are_kept_locked() {
+    if !rustix::process::geteuid().is_root() || !kept() {
+        eprintln!("SKIPPED: without a way into the mount, or a cache of what is written, no time is told");
+        return;
+    }
+    const LOCKED: usize = 3;
+    let Some((b, memory)) = slow_memory(LOCKED) else { return };
+    let world = World::new().unwrap();
+    let data = vec![1; 2 * FILE_BYTES];
+    for name in ["other", "l0", "l1", "l2"] {
+        fs::write(world.path(name), &data).unwrap();
+    }
+    let root = world.root().to_owned();
+    let open = |name: &str| File::options().write(true).open(root.join(name)).unwrap();
+    thread::scope(|s| {
+        let _release = Release(&b.gate);
+        let locked: Vec<File> = (0..LOCKED).map(|i| open(&format!("l{i}"))).collect();
+        // The kernel is not told of the times of these until somebody asks.
+        locked.iter().for_each(|file| file.write_all_at(b"direct", 5).unwrap());
+        b.gate.hold(Holds::Reads);
+        for (file, memory) in locked.into_iter().zip(&memory) {
+            // The mount is over when the memory comes.
+            s.spawn(move || file.write_all_at(&memory[LARGE_BYTES - FILE_BYTES..], 100).unwrap_err());
+        }
+        b.wait_until_held(LOCKED);
+        let long_ago = Timespec { tv_sec: 1000, tv_nsec: 0 };
+        for i in 0..20 {
+            fs::metadata(root.join(format!("l{}", i % LOCKED))).unwrap();
+            let times = Timestamps { last_access: long_ago, last_modification: long_ago };
+            rustix::fs::utimensat(CWD, root.join("other"), &times, AtFlags::empty()).unwrap();
+            open("other").write_all_at(b"direct", 100).unwrap();
+            let mtime = || fs::metadata(root.join("other")).unwrap().mtime();
+            until("the time of a write is not told", || mtime() != 1000);
+            assert!(mtime() > 1_000_000_000);
+        }
+        b.is_done("the mount does not end beside a file that is kept locked", || drop(world));
+    });
+}
+
+/// The kernel is told of a new name, for which it waits for whoever lists the directory.
+#[test]
+fn policies_are_carried_out_beside_directories_that_are_kept_locked() {
+    let Some((b, mut memory)) = slow_memory(1) else { return };
+    let world = World::new().unwrap();
+    for name in ["locked", "other"] {
+        fs::create_dir(world.path(name)).unwrap();
+    }
+    let create = Asked::Create(NewSnapshot { name: Some("first".into()), ..NewSnapshot::default() });
+    tool::snapshot(&world.path("locked"), create).unwrap();
+    let dir = File::open(world.path("locked/.snapshots")).unwrap();
+    thread::scope(|s| {
+        let _release = Release(&b.gate);
+        b.gate.hold(Holds::Reads);
+        let memory = &mut memory[0][LARGE_BYTES - FILE_BYTES..];
+        s.spawn(move || {
+            // SAFETY: the memory is ours alone, and as long as it is said to be.
+            unsafe {
+                libc::syscall(libc::SYS_getdents64, dir.as_raw_fd(), memory.as_mut_ptr(), memory.len())
+            };
+        });
+        b.wait_until_held(1);
+        let has = |name: &str, count| {
+            let dir = world.fs().resolve(name.as_ref()).unwrap();
+            world.fs().snapshots(dir.ino).unwrap().len() == count
+        };
+        let policy = StoredPolicy { every_secs: 3600, ..StoredPolicy::default() };
+        for (name, count) in [("locked", 2), ("other", 1)] {
+            tool::snapshot(&world.path(name), Asked::SetPolicy(Some(policy))).unwrap();
+            until("a policy is not carried out", || has(name, count));
+        }
+        b.is_done("the mount does not end beside a directory that is kept locked", || drop(world));
+    });
+}

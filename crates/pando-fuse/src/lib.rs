@@ -58,6 +58,6 @@ pub use attach::{How, remount, unmount};
 pub use coherence::StatsText;
 pub use counters::{Counters, Kind, Polling};
 pub use error::Error;
-pub use mount::{Mount, Running};
+pub use mount::{Mount, Running, exit};
 pub use settings::{DirectIo, IoUring, Settings};
 pub use transport::HaltPoll;

@@ -22,7 +22,7 @@ use crate::{
     dirty_limit::DirtyLimit,
     error::Error,
     guard,
-    inside::Inside,
+    inside::{self, Inside},
     mountinfo,
     server::Server,
     settings::{IoUring, Settings},
@@ -136,6 +136,13 @@ impl Mount {
         let thread = std::thread::Builder::new().name("pando-serve".into()).spawn(|| self.serve())?;
         Ok(Running { thread: Some(thread), dir, counters })
     }
+}
+
+/// Ends the process, when its mount has ended and the file system is closed: also if one of its threads waits for a
+/// program, nothing that its descriptors lock stays locked.
+pub fn exit(code: i32) -> ! {
+    inside::close_all();
+    std::process::exit(code)
 }
 
 /// How requests are to come.

@@ -1,10 +1,11 @@
 //! A daemon that is killed is gone within a moment, whatever its threads wait for in the kernel, and nobody who used the
-//! mount hangs.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
+//! mount hangs. One that is told to end lets go of the image, whatever programs do.
+#![allow(clippy::unwrap_used, clippy::expect_used, unsafe_code)]
 
 use std::{
     fs::{self, File, OpenOptions},
-    os::unix::fs::FileExt,
+    io::Read,
+    os::{fd::AsRawFd, unix::fs::FileExt},
     path::Path,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -15,6 +16,8 @@ use rustix::process::{Pid, Signal, kill_process};
 
 /// Names the file that a child of this test keeps dirty.
 const DIRTIER: &str = "PANDO_TEST_DIRTIER";
+/// Names the file that a child of this test lists a directory into, and the directory.
+const LISTER: [&str; 2] = ["PANDO_TEST_MEMORY", "PANDO_TEST_LISTED"];
 /// Most that a killed daemon may take.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Pages that are made dirty at a time, a count.
@@ -130,4 +133,65 @@ fn a_daemon_that_is_killed_while_it_waits_for_itself_is_gone() {
     b.mount();
     b.umount();
     assert!(b.ok(&["check", "a.img"]).contains("clean"));
+}
+
+/// Lists a directory into memory that is mapped from a file, once the file that is there has gone. Only as a child of
+/// the test below.
+#[test]
+fn lister() {
+    let (Some(memory), Some(listed)) = (std::env::var_os(LISTER[0]), std::env::var_os(LISTER[1])) else {
+        return;
+    };
+    let (file, dir) = (File::open(memory).unwrap(), File::open(listed).unwrap());
+    // SAFETY: nobody changes the file.
+    let mut memory = unsafe { memmap2::MmapOptions::new().map_copy(&file) }.unwrap();
+    println!("ready");
+    std::io::stdin().read_exact(&mut [0]).unwrap();
+    let at = memory.len() / 2;
+    let memory = &mut memory[at..];
+    // SAFETY: the memory is ours alone, and as long as it is said to be.
+    unsafe { libc::syscall(libc::SYS_getdents64, dir.as_raw_fd(), memory.as_mut_ptr(), memory.len()) };
+}
+
+/// A program keeps the kernel's lock on a directory as long as it lists it into memory that does not come: here from a
+/// file whose daemon is stopped. A thread of the daemon that tells the kernel of a snapshot waits for it.
+#[test]
+fn a_daemon_lets_go_of_the_image_beside_who_keeps_a_directory_locked() {
+    let (Some(slow), Some(b)) = (Bench::mounted(), Bench::mounted()) else { return };
+    fs::write(slow.path("m/large"), vec![7; 16 << 20]).unwrap();
+    slow.remount();
+    fs::create_dir(b.path("m/d")).unwrap();
+    b.ok(&["snapshot", "create", "m/d", "first"]);
+    let mut lister = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "killed::lister", "--nocapture"])
+        .env(LISTER[0], slow.path("m/large"))
+        .env(LISTER[1], b.path("m/d/.snapshots"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut said = std::io::BufReader::new(lister.stdout.take().unwrap());
+    let mut line = String::new();
+    while !line.ends_with("ready\n") {
+        assert!(std::io::BufRead::read_line(&mut said, &mut line).unwrap() > 0, "{line}");
+    }
+    let (slow_daemon, daemon) = (slow.daemon(), b.daemon());
+    send(slow_daemon, Signal::STOP);
+    std::io::Write::write_all(&mut lister.stdin.take().unwrap(), b"x").unwrap();
+    let locked = within(PATIENCE, || states(lister.id()).contains(&'D'));
+    b.ok(&["snapshot", "policy", "m/d", "--every", "1h"]);
+    let snapshots = || b.ok(&["snapshot", "list", "-H", "m/d"]).lines().count();
+    let made = within(PATIENCE, || snapshots() == 2);
+    let waits = within(PATIENCE, || states(daemon).contains(&'D'));
+    send(daemon, Signal::TERM);
+    let free = within(PATIENCE + PATIENCE, || b.run(&["check", "a.img"]).status.success());
+    send(slow_daemon, Signal::CONT);
+    let gone = within(PATIENCE, || is_gone(daemon));
+    assert!(within(PATIENCE, || lister.try_wait().unwrap().is_some()), "the lister still waits");
+    assert!(locked, "the directory was not kept locked");
+    assert!(made, "no snapshot was made beside a locked directory");
+    assert!(waits, "no thread of the daemon waited for the lock");
+    assert!(free, "the image is in use as long as a program likes");
+    assert!(gone, "the daemon did not end");
 }

@@ -342,7 +342,7 @@ fn serve(args: &Args, settings: Settings, image: &Path, dir: &Path) -> Result<()
         .and_then(|()| ready.context("telling that the mount is ready"));
     // Whoever unmounts waits for this process to end. Giving back a large cache piece by piece would take longer
     // than closing did; the system takes it all at once.
-    std::process::exit(i32::from(result.as_ref().map_or_else(exit::report, |()| exit::OK)))
+    pando_fuse::exit(i32::from(result.as_ref().map_or_else(exit::report, |()| exit::OK)))
 }
 
 /// Tells the manager of services that started this program, where one did and wants to know (NOTIFY_SOCKET).

@@ -35,7 +35,8 @@ impl Fs {
     ///
     /// A file or directory with the same file number and another path in `after` counts as renamed; of a renamed
     /// directory only the differences inside are reported. (A move across the border of a clone gives files new
-    /// numbers.) Beyond 131,072 candidates for renames, files are reported as removed and added.
+    /// numbers.) Beyond 131,072 candidates for renames, or 32 MiB of their paths, files are reported as removed and
+    /// added.
     ///
     /// Only what `viewer` may see is reported; `None` sees everything. The caller has to check that the two tops may
     /// be read. EINVAL if one is a directory and the other is not.

@@ -2,8 +2,8 @@
 //!
 //! A pass over the records that differ. What is on one side only is a candidate. A directory of which both ends are
 //! known is compared with itself; one that is on one side only is listed, level by level, as long as both sides have
-//! candidates without a partner. So a moved directory costs what differs in it. Bounded: see [`MAX_NOTED`]. Uses sides
-//! and streams.
+//! candidates without a partner. So a moved directory costs what differs in it. Bounded: see [`MAX_NOTED`] and
+//! [`MAX_NOTED_BYTES`]. Uses sides and streams.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -21,6 +21,10 @@ use crate::{
 
 /// Most candidates, a count; those that come later are not looked for.
 const MAX_NOTED: usize = 1 << 17;
+/// Most memory for them, bytes: a path may be as long as a key of the store.
+const MAX_NOTED_BYTES: usize = 32 << 20;
+/// Memory of a candidate besides its path, bytes, about.
+const NOTED_BYTES: usize = 96;
 
 #[derive(Default)]
 struct Noted {
@@ -44,6 +48,8 @@ struct Search {
     lists: [VecDeque<(Identity, Vec<u8>)>; 2],
     /// Candidates without a partner, of each side.
     alone: [i64; 2],
+    /// Memory of what is noted, about.
+    bytes: usize,
     /// Roots of lineages on one side only are not listed.
     beside_clones: bool,
 }
@@ -131,10 +137,14 @@ impl Search {
         take(&mut self.lists, first).or_else(|| take(&mut self.lists, !first))
     }
 
+    fn is_full(&self) -> bool {
+        self.moves.noted.len() >= MAX_NOTED || self.bytes >= MAX_NOTED_BYTES
+    }
+
     /// Notes a candidate of a side.
     fn note(&mut self, first: bool, id: Identity, entry: &[u8]) {
-        let full = self.moves.noted.len() >= MAX_NOTED;
-        if full && !self.moves.noted.contains_key(&id) {
+        // What is noted of one side may find its partner still.
+        if self.is_full() && !self.moves.noted.contains_key(&id) {
             return;
         }
         let noted = self.moves.noted.entry(id).or_default();
@@ -147,6 +157,9 @@ impl Search {
             return;
         }
         *own = Some(entry.into());
+        // A directory is also noted as one that is to be looked at.
+        let copies = if id.1 == FileKind::Directory { 2 } else { 1 };
+        self.bytes += NOTED_BYTES + copies * entry.len();
         if other.is_none() {
             self.alone[usize::from(!first)] += 1;
             if id.1 == FileKind::Directory {
@@ -194,7 +207,7 @@ impl Search {
             }
             // What is in a directory on one side only is listed if that has no partner.
             let is_dir = |id: Option<Identity>| id.is_some_and(|id| id.1 == FileKind::Directory);
-            if is_dir(old) != is_dir(new) && self.moves.noted.len() < MAX_NOTED {
+            if is_dir(old) != is_dir(new) && !self.is_full() {
                 stream.skip(&contents_of(&path));
             }
             if let Some(id) = old {
@@ -203,8 +216,10 @@ impl Search {
             if let Some(id) = new {
                 self.note(false, id, &b);
             }
-            if is_dir(old) && is_dir(new) && unlike.len() < MAX_NOTED {
-                unlike.insert(contents_of(&path), [old, new]);
+            if is_dir(old) && is_dir(new) && !self.is_full() {
+                let contents = contents_of(&path);
+                self.bytes += NOTED_BYTES + contents.len();
+                unlike.insert(contents, [old, new]);
             }
         }
         Ok(())
@@ -226,10 +241,33 @@ impl Search {
             let Some(name) = path::name_of(&place, key) else { continue };
             let entry = path::entry(&contents, name)?;
             self.note(first, identity(&entry, value)?, &entry);
-            if self.moves.noted.len() >= MAX_NOTED {
+            if self.is_full() {
                 break;
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn candidates_with_long_paths_are_fewer() {
+        let long = vec![b'x'; 10_000];
+        for kind in [FileKind::Regular, FileKind::Directory] {
+            let mut search = Search::default();
+            for i in 0..20_000 {
+                search.note(false, (i, kind), &long);
+            }
+            let noted = search.moves.noted.len();
+            let lists: usize = search.lists.iter().map(VecDeque::len).sum();
+            let bytes = (noted + lists) * long.len();
+            assert!((MAX_NOTED_BYTES * 3 / 4..MAX_NOTED_BYTES + 100_000).contains(&bytes), "{bytes}");
+            // The partner of one that is there is found all the same.
+            search.note(true, (7, kind), b"short");
+            assert!(search.moves.is_pair((7, kind)) && !search.moves.noted.contains_key(&(19_999, kind)));
+        }
     }
 }

@@ -38,6 +38,11 @@ impl Children {
         self.0.lock().as_ref().map(|children| children.iter().copied().collect()).unwrap_or_default()
     }
 
+    /// How many.
+    pub(crate) fn len(&self) -> usize {
+        self.0.lock().as_ref().map_or(0, |children| children.len())
+    }
+
     /// Whether there are none.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.lock().is_none()
@@ -54,10 +59,10 @@ mod tests {
         assert!(children.is_empty() && size_of::<Children>() <= 16);
         children.add(7);
         children.add(3);
-        assert_eq!(children.all(), [3, 7]);
+        assert!(children.all() == [3, 7] && children.len() == 2);
         children.remove(7);
         assert!(!children.is_empty());
         children.remove(3);
-        assert!(children.is_empty() && children.all().is_empty());
+        assert!(children.is_empty() && children.all().is_empty() && children.len() == 0);
     }
 }

@@ -431,6 +431,21 @@ impl Table {
         of.children.all().into_iter().filter_map(|ino| self.find(ino)).collect()
     }
 
+    /// The inodes in memory below this one, as [`Table::children`] says; `None`: there are more than `most` to look at.
+    pub(crate) fn below(self: &Arc<Self>, of: &Inode, most: usize) -> Option<Vec<InodeRef>> {
+        let enough = |children: &Children, more: usize| children.len() + more <= most;
+        let mut found = if enough(&of.children, 0) { self.children(of) } else { return None };
+        let mut next = 0;
+        while let Some(inode) = found.get(next).cloned() {
+            next += 1;
+            if !enough(&inode.children, found.len()) {
+                return None;
+            }
+            found.extend(self.children(&inode));
+        }
+        Some(found)
+    }
+
     /// The lineages of all inodes in memory, and of their numbers. Looks at each.
     pub(crate) fn lineages(&self) -> HashSet<u32> {
         let mut found = HashSet::new();

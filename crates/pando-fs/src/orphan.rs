@@ -5,6 +5,8 @@
 //! last release removes them, and so does the next mount after a crash. Every
 //! call on the file goes on working there. Uses keys and the inode table.
 
+use std::collections::HashSet;
+
 use bytes::Bytes;
 use pando_db::Batch;
 
@@ -80,8 +82,8 @@ impl Fs {
     }
 
     /// Adds the moves of all open files below `top`, whose `tree` the caller holds exclusively,
-    /// into the orphan area, and returns these files. The cost follows the number of open
-    /// files of the mount. Those stay whose keys lie under a path that `stays`.
+    /// into the orphan area, and returns these files. Those stay whose keys lie under a path that `stays`. Costs a look
+    /// at each file that is open anywhere, or at each inode in memory below `top`, whichever are fewer.
     pub(crate) fn orphan_below(
         &self,
         batch: &mut Batch,
@@ -90,19 +92,27 @@ impl Fs {
         now: Time,
     ) -> Result<Vec<InodeRef>> {
         let mut found: Vec<InodeRef> = Vec::new();
-        for open in self.files.all() {
-            let inode = &open.inode;
-            if inode.kind != FileKind::Regular || found.iter().any(|i| i.ino == inode.ino) {
-                continue;
-            }
-            if let Some(path) = path_below(inode, top)?
+        for inode in self.perhaps_open_below(top) {
+            let open = inode.kind == FileKind::Regular && inode.peek(|s| s.opens > 0);
+            if open
+                && let Some(path) = path_below(&inode, top)?
                 && !stays(&path)
             {
-                self.make_orphan(batch, path::data(&path), inode, now);
-                found.push(inode.clone());
+                self.make_orphan(batch, path::data(&path), &inode, now);
+                found.push(inode);
             }
         }
         Ok(found)
+    }
+
+    /// What is in memory below `top`, or else all open files, each once.
+    fn perhaps_open_below(&self, top: &Inode) -> Vec<InodeRef> {
+        let handles = usize::try_from(self.files.len()).unwrap_or(usize::MAX);
+        self.table.below(top, handles).unwrap_or_else(|| {
+            let mut seen = HashSet::new();
+            let open = self.files.all().into_iter().map(|open| open.inode.clone());
+            open.filter(|inode| seen.insert(inode.ino)).collect()
+        })
     }
 }
 

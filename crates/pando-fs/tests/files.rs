@@ -1,6 +1,8 @@
 //! Data of files: what is written is read, whatever the offsets and sizes.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use std::time::{Duration, Instant};
+
 use crate::common::*;
 use pando_db::device::Device;
 use pando_fs::*;
@@ -222,6 +224,42 @@ fn an_unlinked_open_file_lives_until_its_last_handle() {
     assert!(orphans(&w) > 10);
     w.remount();
     assert_eq!(orphans(&w), 0);
+}
+
+/// Who removes a tree looks at what is in memory of it, or at all open files, whichever are fewer; not at each of those
+/// for each of these.
+#[test]
+fn a_tree_with_open_files_is_removed_beside_many_others() {
+    const INSIDE: usize = 4000;
+    const OUTSIDE: usize = 300_000;
+    let w = World::new();
+    w.put("/outside", b"others");
+    let outside = w.fs.lookup(ROOT, "outside".as_ref()).unwrap().ino;
+    let removed = |dir: &str| {
+        w.mkdir(dir);
+        let open = |i: usize| {
+            let ino = w.put(&format!("{dir}/{i}"), b"open");
+            w.at(&format!("{dir}/{i}"), |d, n| w.fs.lookup(d, n)).unwrap();
+            (ino, w.fs.open_file(&w.me, ino, O_RDWR).unwrap())
+        };
+        let files: Vec<_> = (0..INSIDE).map(open).collect();
+        let begun = Instant::now();
+        let report = w.remove_tree(dir).unwrap();
+        let took = begun.elapsed();
+        assert_eq!((report.orphaned.len(), orphans(&w)), (INSIDE, 2 * INSIDE));
+        for (ino, handle) in files {
+            assert_eq!(w.whole(ino).unwrap(), b"open");
+            w.fs.release(ino, handle);
+            w.fs.forget(ino, 1);
+        }
+        assert_eq!(orphans(&w), 0);
+        took
+    };
+    let alone = removed("/alone");
+    let others: Vec<_> = (0..OUTSIDE).map(|_| w.fs.open_file(&w.me, outside, 0).unwrap()).collect();
+    let beside = removed("/beside");
+    others.into_iter().for_each(|handle| w.fs.release(outside, handle));
+    assert!(beside < 4 * alone + Duration::from_millis(300), "{alone:?} alone, {beside:?} beside others");
 }
 
 /// Keys in the orphan area.

@@ -63,6 +63,6 @@ mod tests {
         children.remove(7);
         assert!(!children.is_empty());
         children.remove(3);
-        assert!(children.is_empty() && children.all().is_empty() && children.len() == 0);
+        assert!(children.is_empty() && children.all().is_empty());
     }
 }

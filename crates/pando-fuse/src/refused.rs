@@ -116,6 +116,13 @@ impl Refused {
         self.count.load(Ordering::Acquire) > 0
     }
 
+    /// How many files have something that is stored nowhere.
+    pub(crate) fn count(&self) -> usize {
+        let files: Vec<_> =
+            if self.any() { self.files.lock().values().cloned().collect() } else { Vec::new() };
+        files.iter().filter(|file| !file.lock().is_empty()).count()
+    }
+
     fn counted(&self, ranges: isize) {
         match ranges {
             0.. => _ = self.ranges.fetch_add(ranges as usize, Ordering::Relaxed),
@@ -301,8 +308,9 @@ mod tests {
         done(40..u64::MAX).unwrap();
         assert_eq!(held(&refused, 7), [(10, 12), (35, 40)]);
         assert!(refused.may_sync(7) == Err(Errno(libc::ENOSPC)) && refused.may_sync(8).is_ok());
+        assert_eq!(refused.count(), 1);
         done(0..u64::MAX).unwrap();
-        assert!(refused.may_sync(7).is_ok());
+        assert!(refused.may_sync(7).is_ok() && refused.count() == 0);
         assert_eq!(refused.ranges.load(Ordering::Relaxed), 0);
         assert!(!refused.tidy());
         assert!(refused.of(7).is_none());

@@ -79,7 +79,7 @@ impl MountState {
             ControlRequest::Sync => {
                 self.write_out_all();
                 let synced = self.fs.sync().inspect(|()| self.automatic.synced_all());
-                synced.map_err(Refusal::from).and_then(|()| done(0))
+                synced.map_err(Refusal::from).and_then(|()| done(self.refused.count() as u64))
             }
             ControlRequest::Usage { token } => self.shown(c, &token).and_then(|shows| self.usage(c, &shows)),
             ControlRequest::Grow { token, size } => {

@@ -11,6 +11,7 @@ use std::{
 
 use crate::common::World;
 use pando_db::device::{Device, MemDevice};
+use pando_fuse::control::ControlRequest;
 use pando_fuse::{Kind, Settings};
 
 fn kept() -> Option<World> {
@@ -476,6 +477,7 @@ fn pages_that_did_not_fit_are_never_taken_for_synced() {
     for _ in 0..3 {
         assert_eq!(errno(file.sync_all().unwrap_err()), libc::ENOSPC, "it is stored nowhere");
     }
+    assert_eq!(w.send(&ControlRequest::Sync).unwrap(), 1, "a file is not durable");
     // Other files are synced as ever.
     let other = open("../other");
     other.write_all_at(b"x", 0).unwrap();
@@ -494,6 +496,7 @@ fn pages_that_did_not_fit_are_never_taken_for_synced() {
     };
     w.fs().set_quota(dir, Some(100 << 20)).unwrap();
     synced(&file);
+    assert_eq!(w.send(&ControlRequest::Sync).unwrap(), 0);
     assert!(stored(&file, 7 * MIB) == seen, "what was synced is what was seen");
     // Written again, or made smaller: then nothing of it is missing.
     w.fs().set_quota(dir, Some(9 << 20)).unwrap();

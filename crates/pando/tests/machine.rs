@@ -353,3 +353,29 @@ fn install_puts_everything_in_its_place_and_takes_it_away() {
     b.ok(&["install", "--root", "dest", "--prefix", "/usr", "--remove"]);
     assert_eq!(b.sh("find dest ! -type d"), "");
 }
+
+/// A check of a large image takes minutes, and most of its work is done by the engine in one piece.
+#[test]
+fn a_check_ends_at_once_when_it_is_interrupted() {
+    let Some(b) = Bench::mounted() else { return };
+    b.sh("mkdir m/d; for i in $(seq 3000); do echo $i > m/d/$i; done; head -c 64M /dev/urandom > m/large");
+    b.umount();
+    let mut interrupted = 0;
+    for millis in [5, 10, 20, 40, 60, 80, 100, 150, 200] {
+        for (name, args, code) in [("pando", ["check", "a.img"], 130), ("fsck.pando", ["-f", "a.img"], 32)] {
+            let mut check = Command::new(env!("CARGO_BIN_EXE_pando"));
+            let check = check.arg0(name).args(args).current_dir(b.path("")).stdout(Stdio::null());
+            let mut check = check.spawn().unwrap();
+            std::thread::sleep(Duration::from_millis(millis));
+            let begun = Instant::now();
+            let pid = rustix::process::Pid::from_child(&check);
+            rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+            let status = check.wait().unwrap();
+            assert!(begun.elapsed() < Duration::from_secs(5));
+            // Before it is set up it ends by the signal, and a small image may be done.
+            interrupted += usize::from(status.code() == Some(code));
+            assert!(matches!(status.code(), None | Some(0)) || status.code() == Some(code), "{status}");
+        }
+    }
+    assert!(interrupted > 0, "all ended before they were interrupted");
+}

@@ -65,16 +65,17 @@ pub struct CheckReport {
 }
 
 pub fn run(args: &Args) -> Result<()> {
-    image(&args.image, args.json)
+    image(&args.image, args.json, super::INTERRUPTED)
 }
 
-/// Checks `image`, prints what was found, and fails with [`exit::DAMAGE`] if there is any.
-pub fn image(image: &Path, json: bool) -> Result<()> {
-    let stop = super::interrupt_flag()?;
+/// Checks `image`, prints what was found, and fails with [`exit::DAMAGE`] if there is any. An interruption ends the
+/// program with the exit code `interrupted`.
+pub fn image(image: &Path, json: bool, interrupted: u8) -> Result<()> {
+    super::end_when_interrupted(interrupted)?;
     let path = image::canonical(image)?;
     let device = image::open_device(&path, true, DirectIo::Auto)?;
     let mut report = CheckReport { version: VERSION, ..CheckReport::default() };
-    let progress = Progress::new("checking", 0, stop);
+    let progress = Progress::new("checking", 0, Arc::default());
     contents(device, &path, &mut report, &progress)?;
     drop(progress);
     report.clean = report.errors.is_empty();

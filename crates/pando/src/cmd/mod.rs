@@ -48,10 +48,25 @@ use anyhow::Result;
 pub fn interrupt_flag() -> Result<Arc<AtomicBool>> {
     let flag = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
-        signal_hook::flag::register_conditional_shutdown(signal, 130, flag.clone())?;
+        signal_hook::flag::register_conditional_shutdown(signal, INTERRUPTED.into(), flag.clone())?;
         signal_hook::flag::register(signal, flag.clone())?;
     }
     Ok(flag)
+}
+
+/// Exit code of a command that was interrupted.
+pub const INTERRUPTED: u8 = 130;
+
+/// Has Ctrl-C and SIGTERM end the program at once with this exit code: for one that only reads.
+pub fn end_when_interrupted(code: u8) -> Result<()> {
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
+        signal_hook::flag::register_conditional_shutdown(
+            signal,
+            code.into(),
+            Arc::new(AtomicBool::new(true)),
+        )?;
+    }
+    Ok(())
 }
 
 /// Writes to stdout; a reader that has gone away is no failure.

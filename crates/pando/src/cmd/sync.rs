@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use pando_fuse::{client, control::ControlRequest};
 
 use crate::place;
@@ -27,6 +27,14 @@ impl Args {
 
 pub fn run(args: &Args) -> Result<()> {
     let dir = place::open_dir(&args.dir)?;
-    client::send(&dir, &ControlRequest::Sync).with_context(|| format!("sync {}", args.dir.display()))?;
-    Ok(())
+    // The kernel keeps failures of what it has written unasked for whoever asks first, also of times of files that
+    // a killed program was about to remove, and refuses some mounts above until then. The daemon knows what has failed.
+    let _noted = rustix::fs::syncfs(&dir);
+    match client::send(&dir, &ControlRequest::Sync).with_context(|| format!("sync {}", args.dir.display()))? {
+        0 => Ok(()),
+        files => bail!(
+            "{}: data of {files} files did not fit and is not durable; it is tried again: make room, or raise a quota",
+            args.dir.display()
+        ),
+    }
 }

@@ -9,7 +9,6 @@ use std::{ffi::OsString, os::unix::ffi::OsStrExt, path::PathBuf};
 use crate::{
     cmd::{self, check},
     exit, image,
-    tree::Interrupted,
 };
 
 /// Errors were left uncorrected, by fsck(8).
@@ -97,10 +96,8 @@ pub fn run(args: Vec<OsString>) -> u8 {
         eprint!("fsck.pando: give an image\n\n{HELP}");
         return USAGE;
     };
-    let done = if asked.boot && !asked.force { look(&path) } else { check::image(&path, false) };
-    let stopped = done.as_ref().is_err_and(|e| e.is::<Interrupted>());
+    let done = if asked.boot && !asked.force { look(&path) } else { check::image(&path, false, CANCELED) };
     super::report("fsck.pando", done, |code| match code {
-        _ if stopped => CANCELED,
         exit::DAMAGE => UNCORRECTED,
         _ => OPERATIONAL,
     })

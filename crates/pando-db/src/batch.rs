@@ -36,6 +36,7 @@ pub struct Batch {
     /// Keys, and the values that they must have before the first operation.
     expected: Vec<(Bytes, Option<Bytes>)>,
     joinable: bool,
+    shrinks: bool,
 }
 
 impl Batch {
@@ -116,6 +117,18 @@ impl Batch {
     /// Whether the batch may be made one with its neighbours.
     pub(crate) fn may_be_joined(&self) -> bool {
         self.joinable && self.expected.is_empty()
+    }
+
+    /// Says that what the batch puts takes less space than what was there before, as an operation that cuts a value
+    /// does. If it is small, a store that is full lets it in like deletes, into what is kept back for those.
+    pub fn shrinks(&mut self) -> &mut Self {
+        self.shrinks = true;
+        self
+    }
+
+    /// Whether it says so.
+    pub(crate) fn says_it_shrinks(&self) -> bool {
+        self.shrinks
     }
 
     /// Adds one operation.

@@ -148,7 +148,7 @@ impl Fs {
             change.dense = Some(Some(dense));
             map = Some(noted);
         }
-        batch.upsert(at.meta.clone(), change.encode());
+        batch.upsert(at.meta.clone(), change.encode()).shrinks();
         let after = match &map {
             Some(map) => file_bytes(size, change.dense.flatten(), Some(map)),
             None => before,
@@ -179,7 +179,9 @@ impl Fs {
                 // Bits before the dense beginning mean nothing, so a crash in between leaves a map that says what is.
                 let dense = size.div_ceil(BLOCK_SIZE);
                 let change = Change { dense: Some(Some(dense)), ..Change::default() };
-                self.db.upsert(at.meta.clone(), change.encode())?;
+                let mut batch = Batch::new();
+                batch.upsert(at.meta.clone(), change.encode()).shrinks();
+                self.db.write(batch)?;
                 inode.change(|s| {
                     s.apply(&change);
                     s.map = None;
@@ -193,6 +195,7 @@ impl Fs {
             let to = dense.min((from + step) / PIECE * PIECE).max(from + 1);
             let mut batch = Batch::new();
             map.set(&mut batch, data, from, to - 1);
+            batch.shrinks();
             if !batch.is_empty() {
                 self.db.write(batch)?;
             }

@@ -114,6 +114,9 @@ impl Fs {
                 reserved = self.reserve_file(&mut batch, above, resized.file_bytes(inode, size) - before)?;
             }
             holes = Some(resized);
+            if size < old_size {
+                batch.shrinks();
+            }
         }
         batch.upsert(at.meta.clone(), change.encode());
         self.db.write(batch)?;

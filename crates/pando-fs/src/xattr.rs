@@ -318,6 +318,9 @@ impl Fs {
             change.perm = Some(kept | mode);
         }
         inode.peek(|s| s.save_atime(&mut change));
+        if value.is_none() && mode.is_none() {
+            batch.shrinks();
+        }
         if new != attrs {
             batch.upsert(at.meta.clone(), merge::set_attrs(&new));
         }

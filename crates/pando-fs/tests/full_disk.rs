@@ -368,6 +368,58 @@ fn what_has_a_long_path_can_be_removed_from_a_full_store() {
     check_keys(w);
 }
 
+/// What makes a file shorter, takes a part of it out, or an attribute, is no removal of keys as a rule: a part of a block
+/// goes. It may use a part of what is kept back for removals all the same, as long as what it writes is small: without
+/// that nearly all of these calls were refused.
+#[test]
+fn files_are_made_shorter_on_a_full_store() {
+    const FILES: usize = 200;
+    let device = Arc::new(SimDevice::new(SMALL_DEVICE, 8));
+    let mut rng = Rng(8);
+    let mut scene = Scene::mounted(device, options(), &mut rng);
+    let w = &scene.w;
+    let data: Vec<u8> = (0..40_000).map(|_| rng.next(256) as u8).collect();
+    let sizes = [100, 5000, 16_384, 16_385, 40_000];
+    for i in 0..FILES {
+        let path = format!("/s/cut{i}");
+        w.put(&path, &data[..sizes[i % sizes.len()]]);
+        w.on(&path, |a| w.fs.set_xattr(&w.me, a.ino, "user.a".as_ref(), b"small", 0)).unwrap();
+        w.on(&path, |a| w.fs.set_xattr(&w.me, a.ino, "user.b".as_ref(), &data[..3000], 0)).unwrap();
+    }
+    scene.fill(&mut rng, usize::MAX / 2);
+    let w = &scene.w;
+    let mkdir = |i: usize| {
+        let made = w.at(&format!("/fill/{i}{}", "x".repeat(200)), |d, n| w.fs.mkdir(&w.me, d, n, 0o755));
+        made.map(|attr| w.fs.forget(attr.ino, 1))
+    };
+    let full = (0..100_000).find_map(|i| mkdir(i).err()).unwrap();
+    assert_eq!(full.errno(), ENOSPC);
+    let mut refused = [0; 4];
+    for i in 0..FILES {
+        let (path, size) = (format!("/s/cut{i}"), sizes[i % sizes.len()]);
+        let cut = SetAttr { size: Some(size as u64 / 2 + 1), ..SetAttr::default() };
+        let punch = 3; // FALLOC_FL_PUNCH_HOLE and FALLOC_FL_KEEP_SIZE
+        let call = |call: usize, ino: Ino| match call {
+            0 => w.fs.setattr(&w.me, ino, &cut).map(drop),
+            1 => w.fs.fallocate(&w.me, ino, 10, size as u64 / 3, punch),
+            2 => w.fs.remove_xattr(&w.me, ino, "user.a".as_ref()),
+            _ => w.fs.remove_xattr(&w.me, ino, "user.b".as_ref()),
+        };
+        for (i, refused) in refused.iter_mut().enumerate() {
+            match w.on(&path, |a| call(i, a.ino)) {
+                Ok(()) => {}
+                Err(e) => {
+                    assert_eq!(e.errno(), ENOSPC, "{e}");
+                    *refused += 1;
+                }
+            }
+        }
+    }
+    println!("of {FILES} cuts, punches and removals of two attributes each, refused: {refused:?}");
+    assert!(refused.iter().all(|n| *n < FILES / 2), "{refused:?}");
+    check_keys(w);
+}
+
 /// Moves and clones beside a snapshot take space each time. They may be refused on a full store; what gives space back
 /// may not, however often others tried those before.
 #[test]

@@ -74,13 +74,13 @@ enum Gives {
     /// What is written beside the deletes is little, compared with them.
     Most,
     /// The same, but something is moved or cloned: that takes space, by what it shares, when it is flushed; and it may
-    /// be done again and again.
+    /// be done again and again. Or little is written and makes what was there smaller.
     Moves,
     Little,
 }
 
 impl Gives {
-    fn by(ops: &[Op]) -> Gives {
+    fn by(ops: &[Op], shrinks: bool) -> Gives {
         let (mut deleted, mut written, mut moves) = (None, 0, false);
         for op in ops {
             match op {
@@ -101,6 +101,7 @@ impl Gives {
                 true => Gives::Moves,
                 false => Gives::Most,
             },
+            None if shrinks && written <= MOST_BESIDE_DELETES_BYTES => Gives::Moves,
             _ => Gives::Little,
         }
     }
@@ -184,8 +185,8 @@ impl Engine {
         self.table_limit().min(share)
     }
 
-    /// Returns when a batch whose record has `len` bytes may be applied.
-    pub fn admit(&self, encoded: &Encoded) -> Result<()> {
+    /// Returns when a batch may be applied; `shrinks`: by [`crate::Batch::shrinks`].
+    pub fn admit(&self, encoded: &Encoded, shrinks: bool) -> Result<()> {
         let ops = &encoded.ops;
         // A clone or rename with the few records that go with it.
         let clones = |op: &Op| matches!(op, Op::ClonePrefix(..) | Op::RenamePrefix(..));
@@ -216,7 +217,7 @@ impl Engine {
             let bytes = encoded.len + OP_BYTES * ops.len();
             self.throttle.delay(bytes, self.pressure(), self.seal_threshold(), || self.help_build());
         }
-        self.space_for(ops, encoded.len as u64)
+        self.space_for(Gives::by(ops, shrinks), encoded.len as u64)
     }
 
     /// True if another table may be filled and sealed. A clone adds a message or a few, so it does not wait
@@ -289,11 +290,11 @@ impl Engine {
         4 * self.log.max_payload() as u64
     }
 
-    fn space_for(&self, ops: &[Op], len: u64) -> Result<()> {
+    fn space_for(&self, gives: Gives, len: u64) -> Result<()> {
         // What is held back even from deletes lets the flush and the checkpoint through that give back
         // what they delete.
         // Whoever may do again and again what takes space leaves some to those who give it back.
-        let (gives, few) = (Gives::by(ops), self.edit_room().midpoint(self.reserve()));
+        let few = self.edit_room().midpoint(self.reserve());
         let held_back = match gives {
             Gives::All if len <= SMALL_BATCH_BYTES => self.edit_room(),
             Gives::Most if len <= SMALL_BATCH_BYTES => few,
@@ -361,16 +362,20 @@ mod tests {
         let key = |len: usize| Bytes::from(vec![b'k'; len]);
         let put = |len| Op::Put(key(len), key(500));
         let delete = |len| Op::Delete(key(len));
-        assert_eq!(Gives::by(&[]), Gives::Little);
-        assert_eq!(Gives::by(&[put(1)]), Gives::Little);
-        assert_eq!(Gives::by(&[delete(0)]), Gives::All);
-        assert_eq!(Gives::by(&[delete(9), Op::DeleteRange(key(9), None)]), Gives::All);
-        assert_eq!(Gives::by(&[delete(9), put(524)]), Gives::Most);
-        assert_eq!(Gives::by(&[delete(9), put(534)]), Gives::Little);
+        let by = |ops: &[Op]| Gives::by(ops, false);
+        assert_eq!(by(&[]), Gives::Little);
+        assert_eq!(by(&[put(1)]), Gives::Little);
+        assert_eq!(by(&[delete(0)]), Gives::All);
+        assert_eq!(by(&[delete(9), Op::DeleteRange(key(9), None)]), Gives::All);
+        assert_eq!(by(&[delete(9), put(524)]), Gives::Most);
+        assert_eq!(by(&[delete(9), put(534)]), Gives::Little);
+        let shrinks =
+            |len| Gives::by(&[Op::Upsert(key(len), key(len)), Op::Upsert(key(len), key(len))], true);
+        assert_eq!([shrinks(100), shrinks(300)], [Gives::Moves, Gives::Little]);
         // Both under a long path.
-        assert_eq!(Gives::by(&[delete(4000), put(4000)]), Gives::Most);
-        assert_eq!(Gives::by(&[Op::RenamePrefix(key(4000), key(4000)), delete(4000)]), Gives::Little);
-        assert_eq!(Gives::by(&[Op::RenamePrefix(key(40), key(40)), delete(40)]), Gives::Moves);
-        assert_eq!(Gives::by(&[Op::ClonePrefix(key(40), key(40))]), Gives::Little);
+        assert_eq!(by(&[delete(4000), put(4000)]), Gives::Most);
+        assert_eq!(by(&[Op::RenamePrefix(key(4000), key(4000)), delete(4000)]), Gives::Little);
+        assert_eq!(by(&[Op::RenamePrefix(key(40), key(40)), delete(40)]), Gives::Moves);
+        assert_eq!(by(&[Op::ClonePrefix(key(40), key(40))]), Gives::Little);
     }
 }

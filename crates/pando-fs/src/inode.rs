@@ -117,7 +117,7 @@ pub(crate) struct Inode {
     /// kinds never use it and share the lock above.
     pub names: Arc<RwLock<()>>,
     /// What hangs on it in memory.
-    children: Children,
+    pub(crate) children: Children,
     refs: AtomicU64,
     changed: AtomicBool,
     /// How many trees had been removed when this was last found to be below the root.
@@ -286,6 +286,12 @@ impl Deref for InodeRef {
 }
 
 impl InodeRef {
+    /// As [`Inode::relink`], to another place.
+    pub(crate) fn move_to(&self, link: Link) {
+        self.relink(link);
+        self.table.places.fetch_add(1, Ordering::Release);
+    }
+
     /// Counts a reference of the kernel.
     pub(crate) fn count_lookup(&self) -> Attr {
         self.inode.refs.fetch_add(1, Ordering::Relaxed);
@@ -398,6 +404,8 @@ pub(crate) struct Table {
     trees_removed: AtomicU64,
     /// Counts directories that were moved, and trees that were removed. See [`Table::moves`].
     moves: AtomicU64,
+    /// Counts inodes that got another place.
+    places: AtomicU64,
 }
 
 impl Table {
@@ -405,7 +413,8 @@ impl Table {
     pub(crate) fn new() -> Arc<Self> {
         let shards = (0..SHARDS).map(|_| Shard::default()).collect();
         let zero = || AtomicU64::new(0);
-        Arc::new(Self { shards, len: zero(), departures: zero(), trees_removed: zero(), moves: zero() })
+        let (len, departures, trees_removed) = (zero(), zero(), zero());
+        Arc::new(Self { shards, len, departures, trees_removed, moves: zero(), places: zero() })
     }
 
     fn shard(&self, ino: Ino) -> &Shard {
@@ -429,21 +438,6 @@ impl Table {
     /// directory above, exclusively.
     pub(crate) fn children(self: &Arc<Self>, of: &Inode) -> Vec<InodeRef> {
         of.children.all().into_iter().filter_map(|ino| self.find(ino)).collect()
-    }
-
-    /// The inodes in memory below this one, as [`Table::children`] says; `None`: there are more than `most` to look at.
-    pub(crate) fn below(self: &Arc<Self>, of: &Inode, most: usize) -> Option<Vec<InodeRef>> {
-        let enough = |children: &Children, more: usize| children.len() + more <= most;
-        let mut found = if enough(&of.children, 0) { self.children(of) } else { return None };
-        let mut next = 0;
-        while let Some(inode) = found.get(next).cloned() {
-            next += 1;
-            if !enough(&inode.children, found.len()) {
-                return None;
-            }
-            found.extend(self.children(&inode));
-        }
-        Some(found)
     }
 
     /// The lineages of all inodes in memory, and of their numbers. Looks at each.
@@ -473,6 +467,11 @@ impl Table {
     /// has not moved in between.
     pub(crate) fn moves(&self) -> u64 {
         self.moves.load(Ordering::Acquire)
+    }
+
+    /// Changes when an inode has got another place.
+    pub(crate) fn places(&self) -> u64 {
+        self.places.load(Ordering::Acquire)
     }
 
     /// To be read before a record is read that is given to [`Table::enter`].

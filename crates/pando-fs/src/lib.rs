@@ -59,6 +59,7 @@ mod account;
 mod acl;
 mod allocate;
 mod attrs;
+mod below;
 mod bill;
 mod blockmap;
 mod by_place;

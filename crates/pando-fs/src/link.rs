@@ -176,7 +176,7 @@ impl Fs {
             s.linkable = false;
         });
         if let Some(link) = link {
-            inode.relink(link);
+            inode.move_to(link);
         }
         Ok(())
     }

@@ -108,7 +108,7 @@ impl Fs {
     /// What is in memory below `top`, or else all open files, each once.
     fn perhaps_open_below(&self, top: &Inode) -> Vec<InodeRef> {
         let handles = usize::try_from(self.files.len()).unwrap_or(usize::MAX);
-        self.table.below(top, handles).unwrap_or_else(|| {
+        self.known_below(top, handles).unwrap_or_else(|| {
             let mut seen = HashSet::new();
             let open = self.files.all().into_iter().map(|open| open.inode.clone());
             open.filter(|inode| seen.insert(inode.ino)).collect()

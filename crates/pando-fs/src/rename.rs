@@ -111,7 +111,7 @@ impl MovedKeys {
         match self {
             MovedKeys::Record { record, .. } => {
                 inode.change(|s| s.record = record);
-                inode.relink(to.link());
+                inode.move_to(to.link());
             }
             MovedKeys::Name { .. } => inode.change(|s| s.record.ctime = now),
         }

@@ -262,6 +262,68 @@ fn a_tree_with_open_files_is_removed_beside_many_others() {
     assert!(beside < 4 * alone + Duration::from_millis(300), "{alone:?} alone, {beside:?} beside others");
 }
 
+/// Files are found from above as from below, however they are linked, moved and cloned.
+#[test]
+fn the_files_in_a_directory_are_those_that_lie_in_it() {
+    for seed in 1..20 {
+        let mut random = Random::new(seed);
+        let w = World::new();
+        let mut dirs = vec![String::new()];
+        let mut files: Vec<String> = Vec::new();
+        for i in 0..120 {
+            let dir = dirs[random.below(dirs.len())].clone();
+            let path = format!("{dir}/{i}");
+            let old = files.get(random.below(files.len().max(1))).cloned();
+            match (random.below(6), old) {
+                (0, _) => {
+                    w.mkdir(&path);
+                    dirs.push(path);
+                }
+                (1, Some(old)) => {
+                    let linked = w.on(&old, |a| w.at(&path, |d, n| w.fs.link(&w.me, a.ino, d, n)));
+                    // Not into another clone.
+                    if let Ok(attr) = linked {
+                        w.fs.forget(attr.ino, 1);
+                        files.push(path);
+                    }
+                }
+                (2, Some(old)) if w.rename(&old, &path, 0).is_ok() => {
+                    files.retain(|file| *file != old);
+                    files.push(path);
+                }
+                (3, _) if !dir.is_empty() && w.clone_tree(&dir, &format!("/clone{i}"), false).is_ok() => {
+                    dirs.push(format!("/clone{i}"));
+                }
+                _ => {
+                    w.put(&path, b"file");
+                    files.push(path);
+                }
+            }
+        }
+        // All are in memory, also those of clones.
+        let mut known = Vec::new();
+        let mut all = vec![String::new()];
+        while let Some(dir) = all.pop() {
+            for name in w.names(if dir.is_empty() { "/" } else { &dir }) {
+                let path = format!("{dir}/{name}");
+                let attr = w.at(&path, |d, n| w.fs.lookup(d, n)).unwrap();
+                known.push(attr);
+                if attr.kind == FileKind::Directory {
+                    all.push(path);
+                }
+            }
+        }
+        for top in known.iter().map(|attr| attr.ino).chain([ROOT]) {
+            let lies = |attr: &&Attr| attr.kind == FileKind::Regular && w.fs.lies_in(attr.ino, top);
+            let mut wanted: Vec<Ino> = known.iter().filter(lies).map(|attr| attr.ino).collect();
+            wanted.sort_unstable();
+            wanted.dedup();
+            assert_eq!(w.fs.files_in(top, usize::MAX), Some(wanted), "seed {seed}, in {top:#x}");
+        }
+        assert_eq!(w.fs.files_in(ROOT, 1), None, "more than one is to be looked at");
+    }
+}
+
 /// Keys in the orphan area.
 fn orphans(w: &World) -> usize {
     w.fs.db().prefix(b"\xff\xff\xff\xffO").count()

@@ -279,6 +279,11 @@ impl Caches {
         Some(end.next_multiple_of(PAGE_BYTES))
     }
 
+    /// How many files are open, about.
+    pub(crate) fn open_count(&self) -> usize {
+        self.inodes.lock().len()
+    }
+
     /// Inodes that may have dirty pages.
     pub(crate) fn perhaps_dirty(&self) -> Vec<u64> {
         self.inodes.lock().iter().filter(|(_, s)| s.writable > 0).map(|(&ino, _)| ino).collect()

@@ -47,7 +47,7 @@ pub enum ControlError {
     #[error("not in a mounted Pando file system")]
     NotPando,
     /// A name cannot be sent: too long, `.`, `..`, or with a slash.
-    #[error("not a name that can be cloned or removed")]
+    #[error("a name is '.' or '..', has a slash, or is longer than 255 bytes")]
     Name,
     /// The daemon refused; its message says why.
     #[error("{message}")]

@@ -217,11 +217,18 @@ impl MountState {
         self.write_out(self.caches.perhaps_dirty());
     }
 
-    /// The same for those of `top` and what is below it.
+    /// The same for those of `top` and what is below it. Costs a look at what is in memory there, or at each file that
+    /// is open anywhere, whichever is less.
     pub(crate) fn write_out_below(&self, top: u64) {
-        let mut files = self.caches.perhaps_dirty();
-        files.retain(|ino| self.fs.lies_in(*ino, top));
-        self.write_out(files);
+        let files = self.fs.files_in(top, self.caches.open_count()).map(|mut files| {
+            files.retain(|ino| self.caches.is_perhaps_dirty(*ino));
+            files
+        });
+        self.write_out(files.unwrap_or_else(|| {
+            let mut files = self.caches.perhaps_dirty();
+            files.retain(|ino| self.fs.lies_in(*ino, top));
+            files
+        }));
     }
 
     /// Whether an open with `flags` of an existing file is to bypass a kernel that keeps what is written: see

@@ -109,7 +109,8 @@ pub const FS: Floors = &[
             "sums",
         ],
     ),
-    ("orphan", &["error", "types", "path", "merge", "inode", "volume", "data"]),
+    ("below", &["types", "inode", "volume"]),
+    ("orphan", &["error", "types", "path", "merge", "inode", "volume", "data", "below"]),
     ("xattr", &["error", "types", "path", "attrs", "acl", "record", "merge", "inode", "volume", "place"]),
     (
         "file",

@@ -38,7 +38,7 @@ impl Carried {
         let mut dirs = false;
         for (inode, parent, name) in self.inodes {
             inode.change(|s| s.record.ctime = now);
-            inode.relink(Link::At { parent, name });
+            inode.move_to(Link::At { parent, name });
             report.replaced.push(inode.ino);
             dirs |= inode.kind == FileKind::Directory;
         }

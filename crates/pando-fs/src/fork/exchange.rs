@@ -389,7 +389,7 @@ impl Exchange<'_> {
     fn told(&self, memory: InMemory) -> CloneReport {
         let (fs, mut report) = (self.fs, CloneReport::default());
         for (inode, parent, name) in memory.moved {
-            inode.relink(Link::At { parent, name });
+            inode.move_to(Link::At { parent, name });
         }
         for (inode, record, tell) in memory.changed {
             inode.change(|s| {

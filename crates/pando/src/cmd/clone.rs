@@ -61,7 +61,8 @@ pub fn clone(src: &Path, dst: &Path, replace: bool) -> Result<u64> {
 
 /// Clones `src` to `dst`; the clone is a fork if it is to `track`.
 pub fn clone_as(src: &Path, dst: &Path, (replace, track): (bool, bool), exclude: &[PathBuf]) -> Result<u64> {
-    let fail = || format!("clone {} to {}", src.display(), dst.display());
+    let verb = if track { "fork" } else { "clone" };
+    let fail = || format!("{verb} {} to {}", src.display(), dst.display());
     let from = place::entry_path(src).with_context(fail)?;
     let device = from.device().with_context(fail)?;
     if std::fs::symlink_metadata(src).is_ok_and(|m| m.ino() == pando_fs::ROOT && m.dev() != device) {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use pando_fuse::tool;
+use pando_fuse::{mountinfo, tool};
 
 use crate::{exit, offline, place};
 
@@ -43,6 +43,13 @@ fn remove(path: &Path, recursive: bool) -> Result<()> {
             }
             done => done.with_context(fail),
         };
+    }
+    // Not where a symbolic link shows.
+    if path.symlink_metadata().is_ok_and(|m| m.is_dir())
+        && let Ok(dir) = path.canonicalize()
+        && mountinfo::at(&dir).with_context(fail)?.is_some_and(|mount| mount.fstype == mountinfo::FSTYPE)
+    {
+        bail!("{}: is the root of a mounted file system; remove what is in it, or unmount it", fail());
     }
     let target = place::removable_path(path).with_context(fail)?;
     match tool::remove(&target, recursive) {

@@ -1,0 +1,53 @@
+//! What is in memory below a directory.
+//!
+//! Inodes in memory hang on each other as the tree does, so those of a tree are found at the cost of what is in memory
+//! of it. That may be more than a caller has candidates of its own, such as open files: it says how many inodes it is
+//! ready to have looked at, and looks at its candidates if these do not suffice. No I/O. Uses inodes.
+
+use crate::{
+    inode::{Inode, InodeRef},
+    types::{FileKind, Ino},
+    volume::Fs,
+};
+
+impl Fs {
+    /// The inodes in memory below `top`: its entries, theirs, and the linked files of lineages whose roots these are.
+    /// None comes or goes while the caller holds `tree` of `top`, or of a directory above, exclusively. `None` if there
+    /// are more than `most` to look at.
+    pub(crate) fn known_below(&self, top: &Inode, most: usize) -> Option<Vec<InodeRef>> {
+        let mut found = Vec::new();
+        let mut next = 0;
+        self.add_known(top, &mut found, most)?;
+        while let Some(inode) = found.get(next).cloned() {
+            next += 1;
+            self.add_known(&inode, &mut found, most)?;
+        }
+        Some(found)
+    }
+
+    fn add_known(&self, of: &Inode, found: &mut Vec<InodeRef>, most: usize) -> Option<()> {
+        (of.children.len() + found.len() <= most).then(|| found.extend(self.table.children(of)))
+    }
+
+    /// The regular files in memory of which [`Fs::lies_in`] says that they lie in `top`. `None` if more than `most`
+    /// inodes are to be looked at for that, or if something got another place meanwhile.
+    pub fn files_in(&self, top: Ino, most: usize) -> Option<Vec<Ino>> {
+        let before = self.table.places();
+        let Some(top) = self.table.find(top) else { return Some(Vec::new()) };
+        let mut found = self.known_below(&top, most)?;
+        if self.has_links() {
+            for above in top.ancestry().ok()? {
+                let below = found.len();
+                self.add_known(&above, &mut found, most)?;
+                let linked: Vec<_> = found.drain(below..).filter(|inode| inode.linked().is_some()).collect();
+                found.extend(linked);
+            }
+        }
+        found.push(top);
+        let files = found.iter().filter(|inode| inode.kind == FileKind::Regular);
+        let mut files: Vec<Ino> = files.map(|inode| inode.ino).collect();
+        files.sort_unstable();
+        files.dedup();
+        (self.table.places() == before).then_some(files)
+    }
+}

@@ -23,6 +23,12 @@ use crate::{
 
 /// How long a thread sleeps at most before it looks for work again.
 const NAP: Duration = Duration::from_millis(50);
+/// How long one that looks at the time sleeps at most before it does.
+const LOOK: Duration = Duration::from_millis(100);
+/// After this time without a write a store is idle: its threads look for work less often.
+const IDLE: Duration = Duration::from_secs(10);
+/// How often they do then.
+const IDLE_NAP: Duration = Duration::from_secs(1);
 /// How long after the last write tombstones are pushed down.
 const QUIET: Duration = Duration::from_secs(2);
 
@@ -71,7 +77,7 @@ impl Drop for Alive<'_> {
 /// Flushes sealed memtables into the tree, and gives back the space of what was deleted.
 fn flusher(engine: &Engine) {
     let mut quiet = Quiet { msn: 0, since: Instant::now(), holds: false };
-    let mut beside = Beside::new();
+    let (mut beside, mut idle) = (Beside::new(), Idle::new());
     while !engine.signal.shutting_down() {
         quiet.look(engine);
         let worked = (|| {
@@ -92,7 +98,8 @@ fn flusher(engine: &Engine) {
                 // Otherwise space that only the last view of a reader holds would not be free before the next write.
                 drop(engine.views.left_by_readers());
                 pool::rest();
-                engine.signal.wait_for(Work::Flush, beside.next_step().min(NAP));
+                let nap = idle.nap(engine, NAP);
+                engine.signal.wait_for(Work::Flush, beside.next_step().min(nap));
                 engine.throttle.flusher_rested();
             }
             Err(error) => {
@@ -100,6 +107,27 @@ fn flusher(engine: &Engine) {
                 engine.signal.sleep(NAP);
             }
         }
+    }
+}
+
+/// Notices when a store is idle.
+struct Idle {
+    msn: u64,
+    since: Instant,
+}
+
+impl Idle {
+    fn new() -> Self {
+        Self { msn: 0, since: Instant::now() }
+    }
+
+    /// How long to sleep at most: what is given, unless the store is idle. Whoever asks for work wakes a thread anyhow.
+    fn nap(&mut self, engine: &Engine, nap: Duration) -> Duration {
+        let msn = engine.log.appended_msn();
+        if msn != self.msn {
+            (self.msn, self.since) = (msn, Instant::now());
+        }
+        if self.since.elapsed() < IDLE { nap } else { nap.max(IDLE_NAP) }
     }
 }
 
@@ -155,10 +183,10 @@ impl Quiet {
 /// Writes the log out when much of it waits, and makes it durable within `Options::sync_interval`. When nothing was
 /// written for such an interval, a mark in the log says that its last records are durable.
 fn syncer(engine: &Engine) {
-    let (mut last, mut seen) = (Instant::now(), 0);
+    let (mut last, mut seen, mut idle) = (Instant::now(), 0, Idle::new());
     while !engine.signal.shutting_down() {
         engine.pager.device().rest();
-        let nap = engine.options.sync_interval.min(Duration::from_millis(100));
+        let nap = engine.options.sync_interval.min(idle.nap(engine, LOOK));
         if engine.signal.wait_for(Work::Log, nap) {
             // A failure stops the log, and every later call says why.
             let _stopped = engine.log.write_out();
@@ -181,9 +209,9 @@ fn syncer(engine: &Engine) {
 /// freed space back.
 fn checkpointer(engine: &Engine) {
     let mut last = Instant::now();
-    let mut discards = Rounds::new();
+    let (mut discards, mut idle) = (Rounds::new(), Idle::new());
     while !engine.signal.shutting_down() {
-        let nap = if discards.more { Duration::ZERO } else { Duration::from_millis(100) };
+        let nap = if discards.more { Duration::ZERO } else { idle.nap(engine, LOOK) };
         let asked = engine.signal.wait_for(Work::Checkpoint, nap);
         let due = last.elapsed() >= engine.options.checkpoint_interval && engine.log.used() > 0;
         if (asked || due) && engine.check_running().is_ok() {

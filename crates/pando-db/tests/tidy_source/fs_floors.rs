@@ -203,7 +203,7 @@ pub const FS: Floors = &[
             "domain", "rights",
         ],
     ),
-    ("send", &["error", "limits", "types", "volume", "family", "allocate", "rename", "diff"]),
+    ("send", &["error", "limits", "types", "path", "volume", "family", "allocate", "rename", "diff"]),
     (
         "fork",
         &[

@@ -6,11 +6,16 @@
 //! block is given that is not the next one, whole and unchanged, and that none takes more memory than
 //! [`BLOCK_BYTES`]. Pure but for reading and writing; `docs/format.md` has the layout.
 
-use std::io::{self, Read, Write};
+use std::{
+    ffi::OsStr,
+    io::{self, Read, Write},
+    os::unix::ffi::OsStrExt,
+};
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_64_with_seed, xxh3_128};
 
 use crate::{
+    path::check_name,
     send::StreamError,
     types::{SnapshotId, Time},
 };
@@ -173,7 +178,12 @@ impl Header {
             fields.0.is_empty().then_some(Header { snapshot, base, name, source, from })
         };
         let mut header = header;
-        Ok((header().ok_or_else(|| damaged("a header that makes no sense"))?, len as u64 + 8))
+        let header = header().ok_or_else(|| damaged("a header that makes no sense"))?;
+        // It is made at the end only, when all the rest has come.
+        if let Err(e) = check_name(OsStr::from_bytes(&header.name)) {
+            return Err(StreamError::Refused(format!("the snapshot cannot be made: {e}")));
+        }
+        Ok((header, len as u64 + 8))
     }
 }
 
@@ -345,5 +355,29 @@ impl<R: Read> BlockReader<R> {
         self.at = Position { block: block + 1, chain };
         self.ended = flags[1] == LAST;
         Ok(Some(plain))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_of_a_snapshot_whose_name_none_can_have_is_refused_at_its_head() {
+        let snapshot = SnapshotId { store: [1; 16], number: 7, created: Time::default() };
+        for (name, is_name) in
+            [(&b"monday"[..], true), (b"../x", false), (b"a/b", false), (b"a\0b", false), (b"", false)]
+        {
+            let name = name.to_vec();
+            let header =
+                Header { snapshot, base: None, name, source: b"d".to_vec(), from: Position::default() };
+            let stream = BlockWriter::new(Vec::new(), &header, 0).unwrap().finish().unwrap();
+            let read = BlockReader::new(&stream[..]);
+            match read {
+                Ok(reader) => assert!(is_name && reader.header.name == header.name),
+                Err(e) => assert!(!is_name && matches!(e, StreamError::Refused(_)), "{e}"),
+            }
+        }
     }
 }

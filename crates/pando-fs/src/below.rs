@@ -4,11 +4,22 @@
 //! of it. That may be more than a caller has candidates of its own, such as open files: it says how many inodes it is
 //! ready to have looked at, and looks at its candidates if these do not suffice. No I/O. Uses inodes.
 
+use std::sync::Arc;
+
 use crate::{
-    inode::{Inode, InodeRef},
+    inode::{Inode, InodeRef, Table},
     types::{FileKind, Ino},
     volume::Fs,
 };
+
+impl Table {
+    /// The inodes in memory that hang on this one, each with a reference: its entries, and the linked files of the
+    /// lineage whose root it is. None comes, and none is moved away, while the caller holds `tree` of this one, or of a
+    /// directory above, exclusively.
+    pub(crate) fn children(self: &Arc<Self>, of: &Inode) -> Vec<InodeRef> {
+        of.children.all().into_iter().filter_map(|ino| self.find(ino)).collect()
+    }
+}
 
 impl Fs {
     /// The inodes in memory below `top`: its entries, theirs, and the linked files of lineages whose roots these are.
@@ -48,6 +59,6 @@ impl Fs {
         let mut files: Vec<Ino> = files.map(|inode| inode.ino).collect();
         files.sort_unstable();
         files.dedup();
-        (self.table.places() == before).then_some(files)
+        self.table.stayed(before).then_some(files)
     }
 }

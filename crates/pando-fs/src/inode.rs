@@ -288,8 +288,10 @@ impl Deref for InodeRef {
 impl InodeRef {
     /// As [`Inode::relink`], to another place.
     pub(crate) fn move_to(&self, link: Link) {
+        self.table.moving.fetch_add(1, Ordering::AcqRel);
         self.relink(link);
-        self.table.places.fetch_add(1, Ordering::Release);
+        self.table.places.fetch_add(1, Ordering::AcqRel);
+        self.table.moving.fetch_sub(1, Ordering::AcqRel);
     }
 
     /// Counts a reference of the kernel.
@@ -404,8 +406,9 @@ pub(crate) struct Table {
     trees_removed: AtomicU64,
     /// Counts directories that were moved, and trees that were removed. See [`Table::moves`].
     moves: AtomicU64,
-    /// Counts inodes that got another place.
+    /// Counts inodes that got another place, and those that are just getting one.
     places: AtomicU64,
+    moving: AtomicU64,
 }
 
 impl Table {
@@ -413,8 +416,8 @@ impl Table {
     pub(crate) fn new() -> Arc<Self> {
         let shards = (0..SHARDS).map(|_| Shard::default()).collect();
         let zero = || AtomicU64::new(0);
-        let (len, departures, trees_removed) = (zero(), zero(), zero());
-        Arc::new(Self { shards, len, departures, trees_removed, moves: zero(), places: zero() })
+        let (len, departures, trees_removed, moving) = (zero(), zero(), zero(), zero());
+        Arc::new(Self { shards, len, departures, trees_removed, moves: zero(), places: zero(), moving })
     }
 
     fn shard(&self, ino: Ino) -> &Shard {
@@ -431,13 +434,6 @@ impl Table {
     pub(crate) fn inode_bytes() -> u64 {
         let (arc, lock, entry, child) = (16, 24, 24 + 8, 16);
         (size_of::<Inode>() + arc + 2 * lock + entry + child) as u64
-    }
-
-    /// The inodes in memory that hang on this one, each with a reference: its entries, and the linked files of the
-    /// lineage whose root it is. None comes, and none is moved away, while the caller holds `tree` of this one, or of a
-    /// directory above, exclusively.
-    pub(crate) fn children(self: &Arc<Self>, of: &Inode) -> Vec<InodeRef> {
-        of.children.all().into_iter().filter_map(|ino| self.find(ino)).collect()
     }
 
     /// The lineages of all inodes in memory, and of their numbers. Looks at each.
@@ -469,9 +465,14 @@ impl Table {
         self.moves.load(Ordering::Acquire)
     }
 
-    /// Changes when an inode has got another place.
+    /// To be asked before links are followed without locks: see [`Table::stayed`].
     pub(crate) fn places(&self) -> u64 {
         self.places.load(Ordering::Acquire)
+    }
+
+    /// Whether no inode has got another place since `places` was given, nor is just getting one.
+    pub(crate) fn stayed(&self, places: u64) -> bool {
+        self.moving.load(Ordering::Acquire) == 0 && self.places() == places
     }
 
     /// To be read before a record is read that is given to [`Table::enter`].

@@ -52,6 +52,15 @@ fn until(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
+/// Threads of this process with this name that wait in the kernel, a count.
+fn waiting(name: &str) -> usize {
+    let waits = |task: &fs::DirEntry| {
+        let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        stat.contains(&format!("({name}) D "))
+    };
+    fs::read_dir("/proc/self/task").unwrap().flatten().filter(waits).count()
+}
+
 /// The kernel is told of a time by setting it, for which it waits for whoever writes to the file.
 #[test]
 fn times_are_told_beside_files_that_are_kept_locked() {
@@ -71,7 +80,8 @@ fn times_are_told_beside_files_that_are_kept_locked() {
     thread::scope(|s| {
         let _release = Release(&b.gate);
         let locked: Vec<File> = (0..LOCKED).map(|i| open(&format!("l{i}"))).collect();
-        // The kernel is not told of the times of these until somebody asks.
+        // The kernel is not told of the times of these until somebody asks. It has them if the clock has not moved on.
+        thread::sleep(Duration::from_millis(50));
         locked.iter().for_each(|file| file.write_all_at(b"direct", 5).unwrap());
         b.gate.hold(Holds::Reads);
         for (file, memory) in locked.into_iter().zip(&memory) {
@@ -80,6 +90,11 @@ fn times_are_told_beside_files_that_are_kept_locked() {
         }
         b.wait_until_held(LOCKED);
         let long_ago = Timespec { tv_sec: 1000, tv_nsec: 0 };
+        // Asked for its times, the server sets them, which waits.
+        until("no thread waits for a lock", || {
+            (0..LOCKED).for_each(|i| _ = fs::metadata(root.join(format!("l{i}"))).unwrap());
+            waiting("pando-times") > 0
+        });
         for i in 0..20 {
             fs::metadata(root.join(format!("l{}", i % LOCKED))).unwrap();
             let times = Timestamps { last_access: long_ago, last_modification: long_ago };

@@ -10,6 +10,8 @@ mod beside;
 mod bypass;
 #[path = "coherence.rs"]
 mod coherence;
+#[path = "held.rs"]
+mod held;
 #[path = "links.rs"]
 mod links;
 #[path = "listings.rs"]

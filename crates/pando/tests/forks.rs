@@ -7,7 +7,7 @@ fn a_fork_knows_what_it_changed_and_goes_without_a_trace() {
     b.sh("mkdir -p m/p/src m/p/.trees; echo one > m/p/src/f; echo keep > m/p/keep");
     b.ok(&["fork", "--exclude", ".trees", "m/p", "m/p/.trees/a"]);
     b.ok(&["clone", "--track", "m/p/src", "m/other"]);
-    b.fails(&["fork", "m/p/keep", "m/file"], 1, "not a directory");
+    b.fails(&["fork", "m/p/keep", "m/file"], 1, "fork m/p/keep to m/file: keep: not a directory");
     assert_eq!(b.ok(&["diff", "m/p/.trees/a"]), "");
     b.sh("echo two > m/p/.trees/a/src/f; rm m/p/.trees/a/keep; echo new > m/p/.trees/a/new");
     b.sh("echo later > m/p/src/f");

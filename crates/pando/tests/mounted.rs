@@ -102,6 +102,7 @@ fn inode_numbers_differ_between_clones_and_last() {
 #[test]
 fn clones_that_make_no_sense_say_why() {
     let b = mounted!();
+    b.fails(&["rm", "-r", "m"], 1, "m: is the root of a mounted file system");
     b.sh("mkdir -p m/d/e host; echo x > m/f; echo y > m/g");
     b.fails(&["clone", "m/d/e", "m/d", "--replace"], 1, "inside");
     b.fails(&["clone", "m/f", "m/g"], 1, "--replace");

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use pando_fuse::{mountinfo, tool};
+use pando_fuse::{client::ControlError, mountinfo, tool};
 
 use crate::{exit, offline, place};
 
@@ -44,18 +44,20 @@ fn remove(path: &Path, recursive: bool) -> Result<()> {
             done => done.with_context(fail),
         };
     }
-    // Not where a symbolic link shows.
-    if path.symlink_metadata().is_ok_and(|m| m.is_dir())
-        && let Ok(dir) = path.canonicalize()
-        && mountinfo::at(&dir).with_context(fail)?.is_some_and(|mount| mount.fstype == mountinfo::FSTYPE)
-    {
-        bail!("{}: is the root of a mounted file system; remove what is in it, or unmount it", fail());
-    }
     let target = place::removable_path(path).with_context(fail)?;
     match tool::remove(&target, recursive) {
         Err(e) if e.errno() == Some(libc::EISDIR) => {
             bail!("{}: is a directory; give -r to remove it and everything in it", path.display())
         }
+        Err(ControlError::NotPando) if is_mount(path) => {
+            bail!("{}: is the root of a mounted file system; remove what is in it, or unmount it", fail())
+        }
         done => done.map(|_| ()).with_context(fail),
     }
+}
+
+/// Whether one of our file systems is mounted on just this directory.
+fn is_mount(dir: &Path) -> bool {
+    let mount = dir.canonicalize().and_then(|dir| mountinfo::at(&dir));
+    mount.is_ok_and(|mount| mount.is_some_and(|mount| mount.fstype == mountinfo::FSTYPE))
 }

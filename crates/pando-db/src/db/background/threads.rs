@@ -76,8 +76,8 @@ impl Drop for Alive<'_> {
 
 /// Flushes sealed memtables into the tree, and gives back the space of what was deleted.
 fn flusher(engine: &Engine) {
-    let mut quiet = Quiet { msn: 0, since: Instant::now(), holds: false };
-    let (mut beside, mut idle) = (Beside::new(), Idle::new());
+    let mut quiet = Quiet { idle: Idle::new(), holds: false };
+    let mut beside = Beside::new();
     while !engine.signal.shutting_down() {
         quiet.look(engine);
         let worked = (|| {
@@ -98,7 +98,7 @@ fn flusher(engine: &Engine) {
                 // Otherwise space that only the last view of a reader holds would not be free before the next write.
                 drop(engine.views.left_by_readers());
                 pool::rest();
-                let nap = idle.nap(engine, NAP);
+                let nap = quiet.idle.nap(engine, NAP);
                 engine.signal.wait_for(Work::Flush, beside.next_step().min(nap));
                 engine.throttle.flusher_rested();
             }
@@ -121,20 +121,24 @@ impl Idle {
         Self { msn: 0, since: Instant::now() }
     }
 
-    /// How long to sleep at most: what is given, unless the store is idle. Whoever asks for work wakes a thread anyhow.
-    fn nap(&mut self, engine: &Engine, nap: Duration) -> Duration {
+    /// For how long nothing has been written, as far as was looked.
+    fn look(&mut self, engine: &Engine) -> Duration {
         let msn = engine.log.appended_msn();
         if msn != self.msn {
             (self.msn, self.since) = (msn, Instant::now());
         }
-        if self.since.elapsed() < IDLE { nap } else { nap.max(IDLE_NAP) }
+        self.since.elapsed()
+    }
+
+    /// How long to sleep at most: what is given, unless the store is idle. Whoever asks for work wakes a thread anyhow.
+    fn nap(&mut self, engine: &Engine, nap: Duration) -> Duration {
+        if self.look(engine) < IDLE { nap } else { nap.max(IDLE_NAP) }
     }
 }
 
 /// Notices when nothing has been written for a while.
 struct Quiet {
-    msn: u64,
-    since: Instant,
+    idle: Idle,
     /// A walk may hold a version.
     holds: bool,
 }
@@ -143,13 +147,10 @@ impl Quiet {
     /// Looks whether anything was written. What walks of an idle store hold is let go of then: it would stay as long as
     /// writes go on.
     fn look(&mut self, engine: &Engine) {
-        let msn = engine.log.appended_msn();
-        if msn != self.msn {
-            (self.msn, self.since) = (msn, Instant::now());
-        }
+        let quiet = self.idle.look(engine);
         // Whoever else has the turn lets go in the end.
         if self.holds
-            && self.since.elapsed() < QUIET
+            && quiet < QUIET
             && let Some(_turn) = engine.gc_turn.try_lock()
         {
             engine.let_walks_go();
@@ -160,7 +161,7 @@ impl Quiet {
     /// If there were deletes and no writes since, pushes the tombstones down to where they give space back. A call
     /// makes one bounded step, and says whether there was one to make.
     fn collect(&mut self, engine: &Engine) -> Result<bool> {
-        if self.since.elapsed() < QUIET || !engine.counters.deletes.load(Ordering::Relaxed) {
+        if self.idle.since.elapsed() < QUIET || !engine.counters.deletes.load(Ordering::Relaxed) {
             return Ok(false);
         }
         let Some(_turn) = engine.gc_turn.try_lock() else { return Ok(false) };

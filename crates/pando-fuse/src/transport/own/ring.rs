@@ -34,6 +34,7 @@ use rustix::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::ending::{PATIENCE_AT_END, join_within};
 use crate::transport::own::{
     device::Device,
     offer::new_ring,
@@ -219,11 +220,14 @@ impl<H: Handler> Rings<H> {
         Ok(())
     }
 
-    /// Waits until all threads have ended, which they do when the file system is unmounted.
+    /// Waits until all threads have ended, which they do when the file system is unmounted, as `ending` says.
     pub(super) fn join(&self) {
         loop {
-            let Some(thread) = self.shared.threads.lock().pop() else { return };
-            let _ = thread.join();
+            let threads = std::mem::take(&mut *self.shared.threads.lock());
+            if threads.is_empty() {
+                return;
+            }
+            join_within(PATIENCE_AT_END, "requests", threads);
         }
     }
 }

@@ -109,6 +109,34 @@ fn history(seed: u64, seen: &mut Seen) {
     w.fs.close().unwrap();
 }
 
+/// Build tools go by times: what was built here since the fork wrote a file is older than its new content.
+#[test]
+fn a_file_that_gets_the_forks_content_has_the_time_of_the_merge() {
+    let w = World::new();
+    w.mkdir("/s");
+    for name in ["changed", "kept", "gone"] {
+        w.put(&format!("/s/{name}"), b"old");
+    }
+    w.fork("/s", "/f");
+    let old = |path: &str| {
+        let at = SetAttr { mtime: Some(SetTime::At(Time { secs: 1000, nanos: 7 })), ..SetAttr::default() };
+        w.on(path, |a| w.fs.setattr(&w.me, a.ino, &at)).unwrap();
+    };
+    w.put("/f/changed", b"new");
+    w.put("/f/added", b"new");
+    w.on("/f/kept", |a| w.fs.setattr(&w.me, a.ino, &SetAttr { mode: Some(0o600), ..SetAttr::default() }))
+        .unwrap();
+    ["/f/changed", "/f/added", "/s/kept", "/f/kept"].into_iter().for_each(old);
+    w.put("/s/built", b"of the old content");
+    let built = w.attr("/s/built").mtime;
+    assert!(w.merge("/f", "/s", MergeOptions::default()).unwrap().merged);
+    let changed = w.attr("/s/changed");
+    assert!(w.get("/s/changed").unwrap() == b"new" && changed.mtime > built, "{:?} {built:?}", changed.mtime);
+    assert_eq!(changed.mtime, changed.ctime);
+    assert_eq!(w.attr("/s/added").mtime.secs, 1000, "what is new keeps the time that it has in the fork");
+    assert_eq!((w.attr("/s/kept").mtime.secs, w.attr("/s/kept").perm), (1000, 0o600), "its content stays");
+}
+
 #[test]
 fn merges_of_random_histories_are_those_of_plain_trees() {
     let mut seen = Seen::default();

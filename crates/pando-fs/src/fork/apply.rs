@@ -513,7 +513,8 @@ impl<'a> Apply<'a> {
             dense: if text.is_some() { None } else { from.dense },
             symlink: from.symlink.clone(),
             rdev: from.rdev,
-            mtime: if text.is_some() { self.now } else { from.mtime },
+            // Build tools go by it: what was built here since the fork wrote the file is older than the new content.
+            mtime: self.now,
             crtime: self.now,
             ..attributes
         };

@@ -67,6 +67,15 @@ pub enum Error {
     /// What a merge changes was changed by others all the time, and nothing was done (EBUSY).
     #[error("{0}: others kept changing what the merge changes too; nothing was done, try again")]
     MergeDisturbed(String),
+    /// The plan of a merge takes more memory than a user's may (EFBIG).
+    #[error(
+        "{0}: the plan of this merge takes too much memory, with those of other merges by the same user; nothing was \
+         done, let root merge it"
+    )]
+    PlanTooLarge(String),
+    /// Whoever asked for it does not wait for it any more, and nothing was done (EINTR).
+    #[error("{0}: interrupted; nothing was done")]
+    Interrupted(String),
     /// Something else is mounted on what would be taken away (EBUSY).
     #[error("{0}: something is mounted on it; unmount it first (findmnt shows what is mounted where)")]
     MountPoint(String),
@@ -165,7 +174,9 @@ impl Error {
             Error::Stale(_) => Errno::STALE,
             Error::BadHandle(_) => Errno::BADF,
             Error::TooBig(_) | Error::TooManyNames(_) | Error::TooManyPolicies(_) => Errno::FBIG,
-            Error::MergeTooLarge { .. } | Error::TooManyOwnPolicies(_) => Errno::FBIG,
+            Error::MergeTooLarge { .. } | Error::PlanTooLarge(_) => Errno::FBIG,
+            Error::TooManyOwnPolicies(_) => Errno::FBIG,
+            Error::Interrupted(_) => Errno::INTR,
             Error::MergeDisturbed(_) | Error::MountPoint(_) => Errno::BUSY,
             Error::ReadOnly | Error::InSnapshot(_) | Error::Engine(E::ReadOnly) => Errno::ROFS,
             Error::Unsupported(_) => Errno::OPNOTSUPP,

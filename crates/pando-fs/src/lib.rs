@@ -102,6 +102,7 @@ mod orphan;
 mod path;
 mod path_cache;
 mod place;
+mod plan_memory;
 mod policies;
 mod position;
 mod quota;

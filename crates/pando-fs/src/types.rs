@@ -502,6 +502,9 @@ pub struct MountOptions {
     /// Most changes that a merge makes in one batch, while calls on both trees wait. A larger merge makes its changes
     /// in a copy, in several batches, and then puts the copy in place of the tree. Default 10,000.
     pub merge_steps: usize,
+    /// Most memory that the plans of one user's merges take, in bytes; not root's. A larger merge is refused (EFBIG).
+    /// Default 1 GiB.
+    pub merge_plan_bytes: usize,
 }
 
 impl Default for MountOptions {
@@ -522,6 +525,7 @@ impl Default for MountOptions {
             tick_times: false,
             snapshots_visible: false,
             merge_steps: 10_000,
+            merge_plan_bytes: 1 << 30,
         }
     }
 }
@@ -569,4 +573,5 @@ setters! { MountOptions:
     tick_times(bool) tick_times;
     snapshots_visible(bool) snapshots_visible;
     merge_steps(usize) merge_steps;
+    merge_plan_bytes(usize) merge_plan_bytes;
 }

@@ -28,6 +28,7 @@ use crate::{
     mount_points::MountPoints,
     path::{self, system},
     path_cache::PathCache,
+    plan_memory::PlanMemory,
     position::Positions,
     readahead::Readahead,
     record::{Record, get_time},
@@ -123,6 +124,7 @@ pub struct Inner {
     pub(crate) counting: Arc<Counting>,
     pub(crate) ledger: Ledger,
     pub(crate) mount_points: MountPoints,
+    pub(crate) plan_memory: PlanMemory,
     /// Whether things are done in background threads.
     pub(crate) background: bool,
     label: String,
@@ -318,6 +320,7 @@ impl Fs {
             counting: Arc::default(),
             ledger: Ledger::default(),
             mount_points: MountPoints::default(),
+            plan_memory: PlanMemory::new(o.merge_plan_bytes),
             background: o.background,
             label,
             uuid: db.uuid(),

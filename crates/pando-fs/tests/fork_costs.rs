@@ -208,6 +208,61 @@ fn a_merge_of_more_than_a_batch_holds_is_made_beside_the_tree() {
     check_keys(&w);
 }
 
+/// Bytes of a path, about, of the merge with long ones.
+const LONG_PATH_BYTES: usize = 3000;
+/// How often a plan counts each of its paths, a count: three of a change, two times.
+const COPIES_OF_PATHS: usize = 6;
+
+/// What a plan takes is counted, so that no user takes it all: it follows the paths, which may be long.
+#[test]
+fn a_plan_of_long_paths_takes_what_is_counted_and_no_more_than_a_user_may_have() {
+    let _alone = alone();
+    const FILES: usize = 4000;
+    let device = Arc::new(MemDevice::new(1 << 30));
+    Fs::format(device.clone(), &FormatOptions::default().node_size(64 << 10)).unwrap();
+    let open = |most| {
+        let options = options().cache_bytes(16 << 20).merge_steps(1000).merge_plan_bytes(most);
+        World::over(Fs::open(device.clone() as Arc<dyn Device>, options).unwrap())
+    };
+    let w = open(1 << 30);
+    let mut dir = "/s".to_owned();
+    w.mkdir(&dir);
+    for _ in 0..LONG_PATH_BYTES / 250 {
+        dir = format!("{dir}/{}", "d".repeat(250));
+        w.mkdir(&dir);
+    }
+    (0..FILES).for_each(|i| _ = w.put(&format!("{dir}/{i}"), b"old"));
+    w.fork("/s", "/f");
+    let there = dir.replacen("/s", "/f", 1);
+    (0..FILES).for_each(|i| _ = w.write_at(&format!("{there}/{i}"), 0, b"new").unwrap());
+    let own = SetAttr { uid: Some(1000), ..SetAttr::default() };
+    for path in w.walk("/").into_keys().filter(|path| path != "/") {
+        w.on(&path, |a| w.fs.setattr(&w.me, a.ino, &own)).unwrap();
+    }
+    w.fs.close().unwrap();
+    drop(w);
+    let merged = |most, user, dry_run| {
+        let w = open(most);
+        let before = NOW.load(Ordering::Relaxed);
+        PEAK.store(before, Ordering::Relaxed);
+        let o = MergeOptions { dry_run, ..MergeOptions::default() };
+        let done =
+            w.on("/f", |f| w.on("/s", |s| w.fs.merge(user, f.ino, s.ino, o).map(|(report, _)| report)));
+        (done.map(|report| report.changes.len()), PEAK.load(Ordering::Relaxed) - before)
+    };
+    // What is counted is more than half of what it takes, and not less than that.
+    let (done, planned) = merged(2 * LONG_PATH_BYTES * COPIES_OF_PATHS * FILES, Some(1000), true);
+    assert_eq!(done.unwrap(), FILES);
+    let e = merged(planned / 4, Some(1000), true).0.unwrap_err();
+    assert_eq!(e.errno(), rustix::io::Errno::FBIG.raw_os_error(), "{e}");
+    assert_eq!(merged(planned / 4, None, true).0.unwrap(), FILES, "root may");
+    let (done, carried_out) = merged(usize::MAX, Some(1000), false);
+    assert_eq!(done.unwrap(), FILES);
+    println!("{} bytes a change planned, {} carried out", planned / FILES, carried_out / FILES);
+    let counted = LONG_PATH_BYTES * COPIES_OF_PATHS * FILES;
+    assert!(carried_out < counted + BYTES_BESIDE && counted < 2 * carried_out, "{carried_out} {counted}");
+}
+
 /// Most memory of a merge for each change, bytes: the plan, what is told, and where things come to.
 const BYTES_OF_CHANGE: usize = 400;
 /// Most beside that, bytes: the cache, batches, and what waits in the engine.

@@ -292,6 +292,52 @@ fn merged_beside_after(micros: u64, late: impl FnOnce(&World) + Send) -> (World,
 }
 
 #[test]
+fn a_merge_that_is_interrupted_at_any_moment_has_done_all_or_nothing() {
+    let (mut merged, mut interrupted) = (0, 0);
+    for n in 0..400 {
+        if n >= 40 && merged > 2 && interrupted > 4 {
+            break;
+        }
+        let mut w = World::new();
+        // Every second one is a small merge.
+        w.remount_with(if n % 2 == 0 { steps(2) } else { options() });
+        changed(&w, 240);
+        let before = read(&w, "/s");
+        let [f, s] = ["/f", "/s"].map(|path| w.fs.resolve(Path::new(path)).unwrap().ino);
+        let stop = AtomicBool::new(n == 0);
+        let result = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_micros(n % 40 * (n % 40) * 60));
+                stop.store(true, Ordering::SeqCst);
+            });
+            w.fs.merge_unless(None, f, s, MergeOptions::default(), &stop)
+        });
+        match result {
+            Ok((report, _)) => {
+                assert!(report.merged, "{n}");
+                merged += 1;
+            }
+            Err(e) => {
+                assert_eq!(e.errno(), libc_eintr(), "{n}: {e}");
+                assert!(read(&w, "/s") == before, "{n}: a part of a merge");
+                interrupted += 1;
+                check_keys(&w);
+                assert!(w.merge("/f", "/s", MergeOptions::default()).unwrap().merged, "{n}");
+            }
+        }
+        assert_changed(&w, 240);
+        w.fs.check(|problem| panic!("{n}: {problem}")).unwrap();
+        check_keys(&w);
+    }
+    println!("{merged} merged, {interrupted} interrupted");
+    assert!(merged > 2 && interrupted > 4, "{merged} merged, {interrupted} interrupted");
+}
+
+fn libc_eintr() -> i32 {
+    rustix::io::Errno::INTR.raw_os_error()
+}
+
+#[test]
 fn what_somebody_does_at_any_moment_of_a_large_merge_is_there_or_a_conflict() {
     let (mut merged, mut conflict, mut beside) = (0, 0, 0);
     let all_seen = |merged, conflict, beside| merged > 2 && conflict > 2 && beside > 4;

@@ -24,6 +24,7 @@ use crate::{
     diffs::Diffs,
     dirty_limit::DirtyLimit,
     inside::{Apart, Inside, apart},
+    interrupts::Interrupts,
     labels::Labels,
     listings::Listings,
     mountinfo,
@@ -57,6 +58,7 @@ pub(crate) struct MountState {
     /// Differences that are being told.
     pub(crate) diffs: Diffs,
     pub(crate) counters: Arc<Counters>,
+    pub(crate) interrupts: Arc<Interrupts>,
     pub(crate) notify: OnceLock<Arc<dyn Notify>>,
     /// The server's own way into the mount, if it has one.
     pub(crate) inside: OnceLock<Inside>,
@@ -109,6 +111,7 @@ impl MountState {
             proofs: Proofs::default(),
             diffs: Diffs::default(),
             counters,
+            interrupts: Arc::default(),
             notify: OnceLock::new(),
             inside: OnceLock::new(),
             way_in: OnceLock::new(),

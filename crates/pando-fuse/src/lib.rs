@@ -34,6 +34,7 @@ mod failures;
 pub mod forked;
 pub mod guard;
 mod inside;
+mod interrupts;
 mod labels;
 mod listings;
 mod mount;

@@ -15,6 +15,7 @@ use crate::{
     control::{self, ControlRequest, Response, Token},
     diffs,
     forked::{self, ForkAsked},
+    interrupts::Stop,
     proof::{LAPSED, ProvenRights},
     quotas::{self, QuotaAsked},
     transport::{Context, Errno, Outcome},
@@ -45,12 +46,19 @@ pub(crate) fn answer(
     c: &Context,
     on: (u64, u64),
     request: ControlRequest,
+    stop: &Stop,
 ) -> Outcome<Vec<u8>> {
-    shared.control(c, on, request)
+    shared.control(c, on, request, stop)
 }
 
 impl MountState {
-    fn control(self: &Arc<Self>, c: &Context, on: (u64, u64), request: ControlRequest) -> Outcome<Vec<u8>> {
+    fn control(
+        self: &Arc<Self>,
+        c: &Context,
+        on: (u64, u64),
+        request: ControlRequest,
+        stop: &Stop,
+    ) -> Outcome<Vec<u8>> {
         let result = match request {
             ControlRequest::Probe => done(u64::from(std::process::id())),
             ControlRequest::Token => return Err(Errno(libc::EINVAL)), // answered before
@@ -65,7 +73,7 @@ impl MountState {
                 Ok(Response { message, value: self.fs.has_links().into(), ..Response::default() })
             }
             ControlRequest::Fork { token, into, asked } => {
-                return Ok(self.pieces(c, on, || self.begin_fork(c, on, (&token, &into), asked)));
+                return Ok(self.pieces(c, on, || self.begin_fork(c, on, (&token, &into), asked, stop)));
             }
             ControlRequest::Quota { token, asked } => {
                 return Ok(self.pieces(c, on, || self.begin_quota(c, on, &token, asked)));
@@ -199,6 +207,7 @@ impl MountState {
         on: (u64, u64),
         (token, into): (&Token, &Token),
         asked: ForkAsked,
+        stop: &Stop,
     ) -> Result<(), Refusal> {
         let shows = self.shown(c, token)?;
         let root = self.is_root(c, &shows);
@@ -230,7 +239,8 @@ impl MountState {
                 self.write_out_below(to.source);
                 let mounted = self.keep_mounted(c.pid);
                 let owner = (!(root && (to.root || options.dry_run))).then_some(c.uid);
-                let (told, cache) = self.fs.merge(owner, shows.source, to.source, options)?;
+                let (told, cache) =
+                    self.fs.merge_unless(owner, shows.source, to.source, options, stop.flag())?;
                 drop(mounted);
                 self.settle(&cache);
                 self.diffs.begin_bytes(c.uid, on, forked::report(&told).into())

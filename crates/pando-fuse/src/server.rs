@@ -179,6 +179,10 @@ impl Handler for Server {
         self.fs().forget(ino, count);
     }
 
+    fn interrupted(&self, unique: u64) {
+        self.shared.interrupts.interrupted(unique);
+    }
+
     fn getattr(&self, ino: u64) -> Answer<Found> {
         self.count(Kind::Getattr);
         self.attributes(ino)
@@ -589,6 +593,7 @@ impl Handler for Server {
             return Answer::Now(token.map(answer));
         }
         let (shared, c) = (self.shared.clone(), *c);
-        Answer::later(move || requests::answer(&shared, &c, (ino, handle), request))
+        let stop = shared.interrupts.watch(c.unique);
+        Answer::later(move || requests::answer(&shared, &c, (ino, handle), request, &stop))
     }
 }

@@ -1,6 +1,10 @@
 //! `pando fork`, `forks`, `discard` and `diff FORK` as a user has them.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use std::{process::Stdio, time::Duration};
+
+use rustix::process::{Pid, Signal, kill_process};
+
 #[test]
 fn a_fork_knows_what_it_changed_and_goes_without_a_trace() {
     let b = mounted!();
@@ -88,6 +92,35 @@ fn a_merge_is_seen_at_once_and_conflicts_change_nothing() {
     b.fails(&["merge", "m/f", "--into", "m"], 1, "not the root");
     b.remount();
     b.sh("test \"$(cat m/p/both)\" = theirs -a \"$(cat m/p/mine)\" = mine");
+    b.umount();
+    b.ok(&["check", "a.img"]);
+}
+
+/// The kernel waits for the answer to a request, also in the name of a process that was killed. So the server ends the
+/// request.
+#[test]
+fn a_merge_that_is_interrupted_or_killed_ends_soon_and_has_done_nothing() {
+    let b = mounted!();
+    const FILES: usize = 20_000;
+    std::fs::create_dir(b.path("m/p")).unwrap();
+    let write = |dir: &str, text: &str| {
+        (0..FILES).for_each(|i| std::fs::write(b.path(&format!("m/{dir}/{i}")), text).unwrap());
+    };
+    write("p", "old");
+    b.ok(&["fork", "m/p", "m/f"]);
+    write("f", "newer");
+    let count = |text: &str| b.sh(&format!("grep -rlx {text} m/p | wc -l")).trim().parse::<usize>().unwrap();
+    for signal in [Signal::INT, Signal::KILL] {
+        let mut merge = b.command(&["merge", "m/f"]).stdout(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(merge.try_wait().unwrap().is_none(), "it is over already");
+        kill_process(Pid::from_child(&merge), signal).unwrap();
+        let status = merge.wait().unwrap();
+        assert!(!status.success(), "{status:?}");
+        assert_eq!((count("old"), count("newer")), (FILES, 0), "{status:?}");
+    }
+    b.ok(&["merge", "--quiet", "m/f"]);
+    assert_eq!((count("old"), count("newer")), (0, FILES));
     b.umount();
     b.ok(&["check", "a.img"]);
 }

@@ -19,6 +19,7 @@ use crate::{
     },
     error::{Error, Result},
     fork::{
+        bounds::Bounds,
         carried::Carried,
         follow::in_dir,
         hidden::{AttributeChange, Hidden, Retired},
@@ -65,6 +66,8 @@ pub(crate) struct Apply<'a> {
     pub carried: Carried,
     /// What is left for the end, where the tree is one that nobody sees.
     pub hidden: Option<Hidden>,
+    /// What may end it early, where nobody waits for what is done.
+    pub bounds: Option<&'a Bounds<'a>>,
 }
 
 /// Whose content a file gets.
@@ -106,6 +109,7 @@ impl<'a> Apply<'a> {
             tree_removed: false,
             carried: Carried::default(),
             hidden: None,
+            bounds: None,
         }
     }
 
@@ -115,6 +119,7 @@ impl<'a> Apply<'a> {
         self.load_targets(steps)?;
         // All is at its old place.
         for step in steps {
+            self.bounds.map_or(Ok(()), Bounds::go_on)?;
             match step {
                 Step::Change { from, to, aspects, alone } => {
                     let content = match step.makes_file() {

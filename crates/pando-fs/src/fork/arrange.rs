@@ -126,7 +126,7 @@ impl Planner<'_> {
             self.fork_stays(&entry, "moved")?;
             let name = in_dir(b"", b);
             let name = name.get(1..name.len().saturating_sub(1)).unwrap_or_default().to_vec();
-            self.steps.push(Step::Move { from: entry, dir, name });
+            self.add_step(Step::Move { from: entry, dir, name })?;
         }
         let trees = &mut *self.trees;
         let (x, y) = (trees.base.found(a, &base)?, trees.theirs.found(b, theirs)?);
@@ -204,7 +204,8 @@ impl Planner<'_> {
                 conflicts.push((entry, MergeConflict::MovedInto));
             }
         }
-        let told = self.told.iter().map(|told| (told.kind, told.ours.clone(), told.aspects));
+        let told =
+            std::mem::take(&mut self.told).into_iter().map(|told| (told.kind, told.ours, told.aspects));
         let conflicts =
             conflicts.into_iter().map(|(entry, why)| (MergeKind::Conflict(why), entry, Aspects(0)));
         let all: Vec<_> = told.chain(conflicts).collect();

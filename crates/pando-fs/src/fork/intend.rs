@@ -31,14 +31,21 @@ const S_IXOTH: u16 = 0o001;
 impl Planner<'_> {
     pub(crate) fn tell(&mut self, spots: &Spots, kind: MergeKind, aspects: Aspects) -> Result<()> {
         self.may_see(spots)?;
+        self.who.bounds.plan_grows(spots.ours.len())?;
         self.told.push(Told { kind, ours: spots.ours.clone(), aspects });
+        Ok(())
+    }
+
+    pub(crate) fn add_step(&mut self, step: Step) -> Result<()> {
+        self.who.bounds.plan_grows(step.path_bytes())?;
+        self.steps.push(step);
         Ok(())
     }
 
     /// Error unless each directory above an entry is the owner's, or everybody may search it: names in others are not
     /// told. The error names the topmost one.
     fn may_see(&mut self, spots: &Spots) -> Result<()> {
-        let Some(owner) = self.owner else { return Ok(()) };
+        let Some(owner) = self.who.owner else { return Ok(()) };
         let trees = &mut *self.trees;
         let sides = [
             (&mut trees.base, &spots.base),
@@ -69,11 +76,11 @@ impl Planner<'_> {
     /// Notes a conflict; true if the fork's side is to be taken.
     pub(crate) fn conflict(&mut self, spots: &Spots, why: MergeConflict, aspects: Aspects) -> Result<bool> {
         self.tell(spots, MergeKind::Conflict(why), aspects)?;
-        Ok(self.options.prefer == Some(MergeSide::Theirs))
+        Ok(self.who.options.prefer == Some(MergeSide::Theirs))
     }
 
     pub(crate) fn owned(&self, entry: &[u8], uid: u32) -> Result<()> {
-        match self.owner.is_none_or(|owner| owner == uid) {
+        match self.who.owner.is_none_or(|owner| owner == uid) {
             true => Ok(()),
             false => Err(Error::NotPermitted {
                 name: shown(entry).to_string_lossy().into_owned(),
@@ -85,7 +92,7 @@ impl Planner<'_> {
 
     /// Error unless entries of the directory around this one may be changed.
     pub(crate) fn may_change_entries(&mut self, entry: &[u8]) -> Result<()> {
-        if self.owner.is_none() {
+        if self.who.owner.is_none() {
             return Ok(());
         }
         let dir = path::directory_of(entry).to_vec();
@@ -125,15 +132,14 @@ impl Planner<'_> {
         self.may_change_entries(entry)?;
         if record.kind == FileKind::Directory {
             self.fork_stays(entry, "removed")?;
-            if self.owner.is_some() {
+            if self.who.owner.is_some() {
                 let contents = self.trees.ours.place(&contents_of(entry));
                 directories_in(&self.trees.ours.view, &contents, |inside, dir| {
                     self.owned(&[entry, inside].concat(), dir.uid)
                 })?;
             }
         }
-        self.steps.push(Step::Remove(entry.to_vec()));
-        Ok(())
+        self.add_step(Step::Remove(entry.to_vec()))
     }
 
     /// Takes what the fork has to a path where there is nothing.
@@ -147,8 +153,7 @@ impl Planner<'_> {
             _ => Vec::new(),
         };
         let dir = path::directory_of(&spots.ours).to_vec();
-        self.steps.push(Step::Take { from: spots.theirs.clone(), dir, without });
-        Ok(())
+        self.add_step(Step::Take { from: spots.theirs.clone(), dir, without })
     }
 
     /// EEXIST if an entry would take the name under which snapshots of its directory are seen.

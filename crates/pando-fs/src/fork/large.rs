@@ -12,10 +12,11 @@ use crate::{
     error::{Error, Result},
     fork::{
         apply::Apply,
+        bounds::Merging,
         exchange::Exchange,
         hidden::{Hidden, write_in_parts},
         landing::Landing,
-        merge::{Merging, Places, Planned, stays},
+        merge::{Places, Planned, stays},
         replay::{Replay, Replayed},
         step::{Step, Trees},
         text::TextBudget,
@@ -73,7 +74,7 @@ impl Fs {
     /// Merges what is too much for one batch.
     pub(crate) fn merge_large(
         &self,
-        who: Merging,
+        who: Merging<'_>,
         (fork, into): (&InodeRef, &InodeRef),
         mut planned: Option<Planned>,
     ) -> Result<(MergeReport, CloneReport)> {
@@ -134,7 +135,7 @@ impl Fs {
     /// `None` if it has to begin again.
     fn merge_beside(
         &self,
-        who: Merging,
+        who: Merging<'_>,
         dirs: (&InodeRef, &InodeRef),
         planned: Option<Planned>,
         works: Works,
@@ -145,7 +146,7 @@ impl Fs {
             Some((was, then, plan)) if was == places && places.same(&then, &view)? => plan,
             _ => self.plan_of(&mut trees, &places, who, TextBudget::new(false))?,
         };
-        if let Some(report) = stays(&plan, who.0) {
+        if let Some(report) = stays(&plan, who.options) {
             return Ok(Some((report, CloneReport::default())));
         }
         self.may_leave_from(dirs.1, plan.steps.iter().filter_map(Step::leaves))?;
@@ -155,6 +156,7 @@ impl Fs {
         let now = self.now();
         let limit = self.merge_steps.clamp(1, BATCH_OPS);
         let mut apply = Apply::new(self, &mut trees, dirs.1, now);
+        apply.bounds = Some(who.bounds);
         apply.hidden = Some(Hidden::new(works.copy(WAITING).1, limit, places.ours.root.clone()));
         apply.steps(&plan.steps)?;
         apply.flush_all()?;
@@ -165,6 +167,7 @@ impl Fs {
         let (work, mut before) = (works.copy(MERGED).1, BEFORE.map(|name| works.copy(name).1));
         let mut most = self.merge_steps.clamp(FEW_PATHS, LAST_PATHS);
         for _ in 0..ROUNDS {
+            who.bounds.go_on()?;
             // A caller of `with_attempts` may run twice, but not behind the locks.
             let looked = self.with_attempts(|tries| {
                 let (here, _held) = self.hold_both(tries, dirs.0, dirs.1)?;

@@ -5,6 +5,8 @@
 //! batch is for `large`. Guarantees that a merge is of one moment, and all of it or nothing. Uses plans and what
 //! carries them out.
 
+use std::sync::atomic::AtomicBool;
+
 use pando_db::{Batch, Snapshot};
 
 use crate::{
@@ -14,6 +16,7 @@ use crate::{
     error::{Error, Result},
     fork::{
         apply::Apply,
+        bounds::{Bounds, Merging},
         no_fork,
         plan::Planner,
         step::{Plan, Step, Trees},
@@ -49,9 +52,6 @@ pub(crate) struct Places {
     pub theirs: Place,
     pub ours: Place,
 }
-
-/// Who merges how: the options, and who must own what is changed.
-pub(crate) type Merging = (MergeOptions, Option<u32>);
 
 /// A plan that was made beside others, and of what.
 pub(crate) type Planned = (Places, Snapshot, Plan);
@@ -124,6 +124,18 @@ impl Fs {
         into: Ino,
         options: MergeOptions,
     ) -> Result<(MergeReport, CloneReport)> {
+        self.merge_unless(owner, fork, into, options, &AtomicBool::new(false))
+    }
+
+    /// The same, until `stop` is set: then nothing is done (EINTR), unless all but its last step is done already.
+    pub fn merge_unless(
+        &self,
+        owner: Option<u32>,
+        fork: Ino,
+        into: Ino,
+        options: MergeOptions,
+        stop: &AtomicBool,
+    ) -> Result<(MergeReport, CloneReport)> {
         if !options.dry_run {
             self.writable()?;
         }
@@ -139,12 +151,14 @@ impl Fs {
             let why = "only who owns the fork and what it is merged into, or root, may merge it";
             return Err(Error::NotPermitted { name: fork.label(), why });
         }
-        match self.merge_dirs((options, owner), &fork, &into) {
+        let bounds = Bounds::new(stop, &self.plan_memory, owner, fork.label());
+        let who = Merging { options, owner, bounds: &bounds };
+        match self.merge_dirs(who, &fork, &into) {
             // The frozen state that the plan is made of holds what was deleted just before: without it, that can be
             // given back.
             Err(Error::Engine(pando_db::Error::NoSpace)) => {
                 self.db.settle()?;
-                self.merge_dirs((options, owner), &fork, &into)
+                self.merge_dirs(who, &fork, &into)
             }
             done => done,
         }
@@ -152,21 +166,22 @@ impl Fs {
 
     fn merge_dirs(
         &self,
-        (options, owner): Merging,
+        who: Merging<'_>,
         fork: &InodeRef,
         into: &InodeRef,
     ) -> Result<(MergeReport, CloneReport)> {
+        let options = who.options;
         for attempt in 0..=ATTEMPTS {
             let mut planned = None;
             if attempt < ATTEMPTS || options.dry_run {
                 let (places, view) =
                     self.with_attempts(|_| Ok((self.places(fork, into)?, self.db.snapshot())))?;
-                let mut plan = self.plan(&places, &view, (options, owner), false)?;
+                let mut plan = self.plan(&places, &view, who, false)?;
                 if let Some(report) = stays(&plan, options) {
                     return Ok((report, CloneReport::default()));
                 }
                 if plan.steps.len() > self.merge_steps {
-                    return self.merge_large((options, owner), (fork, into), Some((places, view, plan)));
+                    return self.merge_large(who, (fork, into), Some((places, view, plan)));
                 }
                 plan.brought = self.brought(&plan.steps, &mut places.trees(&view), into)?;
                 planned = Some((places, view, plan));
@@ -180,7 +195,7 @@ impl Fs {
                     Some((was, view, plan)) if *was == places && places.same(view, &now)? => (plan, view),
                     Some(_) => return Ok(Held::Old),
                     None => {
-                        fresh = self.plan(&places, &now, (options, owner), true)?;
+                        fresh = self.plan(&places, &now, who, true)?;
                         if stays(&fresh, options).is_none() {
                             fresh.brought = self.brought(&fresh.steps, &mut places.trees(&now), into)?;
                         }
@@ -203,7 +218,7 @@ impl Fs {
             })?;
             match done {
                 Held::Old => {}
-                Held::Large => return self.merge_large((options, owner), (fork, into), planned),
+                Held::Large => return self.merge_large(who, (fork, into), planned),
                 Held::Done(told, report, counts) => {
                     if counts {
                         self.count_in_background();
@@ -216,7 +231,7 @@ impl Fs {
     }
 
     /// Plans beside others, or while both trees are `held`.
-    fn plan(&self, places: &Places, view: &Snapshot, who: Merging, held: bool) -> Result<Plan> {
+    fn plan(&self, places: &Places, view: &Snapshot, who: Merging<'_>, held: bool) -> Result<Plan> {
         self.plan_of(&mut places.trees(view), places, who, TextBudget::new(held))
     }
 
@@ -225,7 +240,7 @@ impl Fs {
         &self,
         trees: &mut Trees,
         places: &Places,
-        who: Merging,
+        who: Merging<'_>,
         text: TextBudget,
     ) -> Result<Plan> {
         let at = (places.theirs.contents.clone(), places.ours.contents.clone());

@@ -4,6 +4,7 @@
 
 mod apply;
 mod arrange;
+mod bounds;
 mod brought;
 mod carried;
 mod carry;

@@ -18,10 +18,11 @@ use crate::{
     },
     error::Result,
     fork::{
+        bounds::Merging,
         follow::{Follow, in_dir, upwards},
         step::{Dirs, Occupant, Plan, Spots, Step, Told, Trees, differ, kind, meant},
         text::{MergedText, TextBudget},
-        told::{MergeConflict, MergeKind, MergeOptions},
+        told::{MergeConflict, MergeKind},
     },
     path,
     types::FileKind,
@@ -39,9 +40,7 @@ pub(crate) type LinkedSteps = BTreeMap<Bytes, Vec<usize>>;
 
 pub(crate) struct Planner<'a> {
     pub trees: &'a mut Trees,
-    pub options: MergeOptions,
-    /// The user who must own all that is taken and changed; none for root.
-    pub owner: Option<u32>,
+    pub who: Merging<'a>,
     /// Contents prefix of the fork: nothing around it is removed.
     pub fork: Vec<u8>,
     /// Contents prefix of what it is merged into, which need not be that of the tree that stands for it here.
@@ -65,35 +64,21 @@ pub(crate) struct Planner<'a> {
 impl<'a> Planner<'a> {
     pub(crate) fn new(
         trees: &'a mut Trees,
-        (options, owner): (MergeOptions, Option<u32>),
+        who: Merging<'a>,
         text: TextBudget,
         (fork, into): (Vec<u8>, Vec<u8>),
         links: bool,
     ) -> Self {
         let (linked, missed, undone) = (LinkedSteps::new(), HashSet::new(), HashSet::new());
         let (steps, told, jobs, follow) = (Vec::new(), Vec::new(), VecDeque::new(), Follow::default());
-        Self {
-            trees,
-            options,
-            owner,
-            fork,
-            into,
-            links,
-            steps,
-            told,
-            follow,
-            undone,
-            jobs,
-            linked,
-            missed,
-            text,
-        }
+        Self { trees, who, fork, into, links, steps, told, follow, undone, jobs, linked, missed, text }
     }
 
     /// The plan. Costs what a difference of the origin and the fork costs, and one of the records alone of the origin
     /// and this side.
     pub(crate) fn plan(mut self) -> Result<Plan> {
         loop {
+            self.who.bounds.plan_begins();
             self.follow = Follow::find(self.trees, &self.undone, self.links)?;
             let undone = self.undone.len();
             let tops = (self.trees.base.top()?, self.trees.theirs.top()?, self.trees.ours.top()?);
@@ -125,6 +110,7 @@ impl<'a> Planner<'a> {
         let mut stream = DiffStream::new(&t.base.view, (&places.0, &places.1), true)?;
         let mut roots = vec![Vec::new()];
         while let Some(spot) = stream.next()? {
+            self.who.bounds.go_on()?;
             match spot {
                 Spot::Entry { path, .. } => self.spot(&mut stream, dirs, &path)?,
                 Spot::Links(root) if !root.is_empty() => roots.push(root.to_vec()),
@@ -428,7 +414,7 @@ impl<'a> Planner<'a> {
         self.owned(&spots.ours, theirs.record.uid)?;
         let (from, to, aspects) = (spots.theirs.clone(), spots.ours.clone(), take);
         if let Some(text) = lines {
-            self.steps.push(Step::Write { from, to, aspects, text: text.bytes });
+            self.add_step(Step::Write { from, to, aspects, text: text.bytes })?;
             return Ok(());
         }
         let step = Step::Change { from, to, aspects, alone: false };
@@ -437,19 +423,18 @@ impl<'a> Planner<'a> {
         if is_linked && !step.makes_file() {
             self.linked.entry(ours.data.clone()).or_default().push(self.steps.len());
         }
-        self.steps.push(step);
-        Ok(())
+        self.add_step(step)
     }
 
     /// The lines of both sides, if they are wanted and can be had; with markers only if no side is preferred.
     fn lines(&mut self, base: &Found, theirs: &Found, ours: &Found) -> Result<Option<MergedText>> {
         // The merged file shows its user lines of all three versions, and the origin may have another owner.
-        let may_read = |found: &Found| self.owner.is_none_or(|owner| owner == found.record.uid);
-        if !self.options.text || ![base, theirs, ours].into_iter().all(may_read) {
+        let may_read = |found: &Found| self.who.owner.is_none_or(|owner| owner == found.record.uid);
+        if !self.who.options.text || ![base, theirs, ours].into_iter().all(may_read) {
             return Ok(None);
         }
         let t = &*self.trees;
         let merged = self.text.merge_lines((&t.base, base), (&t.theirs, theirs), (&t.ours, ours))?;
-        Ok(merged.filter(|text| !text.marked || self.options.prefer.is_none()))
+        Ok(merged.filter(|text| !text.marked || self.who.options.prefer.is_none()))
     }
 }

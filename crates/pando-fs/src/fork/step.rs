@@ -45,6 +45,18 @@ impl Step {
         }
     }
 
+    /// Bytes of its paths.
+    pub(crate) fn path_bytes(&self) -> usize {
+        match self {
+            Self::Remove(path) => path.len(),
+            Self::Take { from, dir, without } => {
+                without.iter().fold(from.len() + dir.len(), |sum, path| sum + path.len())
+            }
+            Self::Move { from, dir, name } => from.len() + dir.len() + name.len(),
+            Self::Change { from, to, .. } | Self::Write { from, to, .. } => from.len() + to.len(),
+        }
+    }
+
     /// Whether another file takes the place of one.
     pub(crate) fn makes_file(&self) -> bool {
         match self {

@@ -52,6 +52,8 @@ pub struct Context {
     pub gid: u32,
     /// Process (thread) id of the caller, 0 if it lives in a foreign pid namespace.
     pub pid: u32,
+    /// Number of the request, of its own until it is answered.
+    pub unique: u64,
     /// Whether a set-group-id bit stays on what is made, or gets an access list, where the kernel has decided that.
     pub keeps_group_bit: Option<bool>,
 }
@@ -200,6 +202,8 @@ pub trait Handler: Send + Sync + 'static {
     /// `Ok(None)`: the name does not exist and the kernel may remember that.
     fn lookup(&self, c: &Context, parent: u64, name: &OsStr) -> Answer<Option<Found>>;
     fn forget(&self, ino: u64, count: u64);
+    /// The caller of the request with this number was killed, or got a signal. It is answered all the same.
+    fn interrupted(&self, unique: u64);
     fn getattr(&self, ino: u64) -> Answer<Found>;
     /// The same, for one who wants the time of birth too.
     fn statx(&self, ino: u64) -> Answer<Found>;

@@ -83,7 +83,13 @@ impl<'a> Request<'a> {
     fn context(&self) -> Context {
         let makes = matches!(self.header.opcode, op::CREATE | op::MKNOD | op::TMPFILE);
         let keeps_group_bit = (makes && self.agreed.takes_group_bits).then_some(true);
-        Context { uid: self.header.uid, gid: self.header.gid, pid: self.header.pid, keeps_group_bit }
+        Context {
+            uid: self.header.uid,
+            gid: self.header.gid,
+            pid: self.header.pid,
+            unique: self.header.unique,
+            keeps_group_bit,
+        }
     }
 }
 
@@ -141,6 +147,10 @@ fn answer<H: Handler>(h: &H, r: &Request<'_>, out: &mut Vec<u8>) -> Result<Step,
         }
         op::FORGET => {
             h.forget(node, r.op::<wire::ForgetIn>()?.nlookup);
+            Reply::None
+        }
+        op::INTERRUPT => {
+            h.interrupted(r.op::<wire::InterruptIn>()?.unique);
             Reply::None
         }
         op::BATCH_FORGET => {
@@ -312,10 +322,8 @@ fn answer<H: Handler>(h: &H, r: &Request<'_>, out: &mut Vec<u8>) -> Result<Step,
             return Ok(step(copy(h, r)?, out, |bytes, out| put(out, &wire::CopyOut { bytes })));
         }
         op::DESTROY => Reply::Buffer,
-        // The request that an INTERRUPT is about is answered in its time, which is always finite. So the kernel need
-        // not send more of them (ENOSYS).
         op::NOTIFY_REPLY => Reply::None,
-        // Among them INTERRUPT, FLUSH and STATX: the kernel does not ask again, and answers on its own what
+        // Among them FLUSH and STATX: the kernel does not ask again, and answers on its own what
         // docs/fuse.md says.
         _ => {
             h.unsupported();

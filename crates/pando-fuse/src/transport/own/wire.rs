@@ -157,6 +157,7 @@ received! {
     /// is 0 where the kernel is too old to send it.
     struct InitIn { major: u32, minor: u32, max_readahead: u32, flags: u32, flags2: u32 }
     struct ForgetIn { nlookup: u64 }
+    struct InterruptIn { unique: u64 }
     struct ForgetOne { nodeid: u64, nlookup: u64 }
     struct BatchForgetIn { count: u32, dummy: u32 }
     struct GetattrIn { getattr_flags: u32, dummy: u32, fh: u64 }
@@ -368,6 +369,7 @@ pub(super) fn time(secs: u64, nanos: u32) -> Option<Time> {
 pub(super) fn op_size(opcode: u32, long_setxattr: bool) -> usize {
     match opcode {
         op::FORGET => size_of::<ForgetIn>(),
+        op::INTERRUPT => size_of::<InterruptIn>(),
         op::BATCH_FORGET => size_of::<BatchForgetIn>(),
         op::GETATTR => size_of::<GetattrIn>(),
         op::STATX => size_of::<StatxIn>(),

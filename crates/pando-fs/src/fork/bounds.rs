@@ -1,0 +1,63 @@
+//! What ends a merge before it has done anything: nobody waits for it any more, or its plan takes too much memory.
+//!
+//! Guarantees that a merge which ends for these reasons has changed nothing, soon after it was told. Uses the words of
+//! `told`, and the memory of plans.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::{
+    error::{Error, Result},
+    fork::told::MergeOptions,
+    plan_memory::{PlanMemory, PlanShare},
+};
+
+/// How often each path of a plan is in memory while that is made, carried out and told, a count: see `fork_costs`.
+const COPIES_OF_PATHS: usize = 2;
+/// What a step, or what is told of it, takes beside the paths.
+const STEP_BYTES: usize = 200;
+
+/// Who merges how.
+#[derive(Clone, Copy)]
+pub(crate) struct Merging<'a> {
+    pub options: MergeOptions,
+    /// The user who must own all that is taken and changed; none for root.
+    pub owner: Option<u32>,
+    pub bounds: &'a Bounds<'a>,
+}
+
+/// The bounds of one merge.
+pub(crate) struct Bounds<'a> {
+    stop: &'a AtomicBool,
+    share: PlanShare<'a>,
+    /// What is merged.
+    name: String,
+}
+
+impl<'a> Bounds<'a> {
+    pub(crate) fn new(
+        stop: &'a AtomicBool,
+        memory: &'a PlanMemory,
+        owner: Option<u32>,
+        name: String,
+    ) -> Self {
+        Self { stop, share: memory.share(owner), name }
+    }
+
+    /// EINTR if the merge is to end.
+    pub(crate) fn go_on(&self) -> Result<()> {
+        match self.stop.load(Ordering::Relaxed) {
+            true => Err(Error::Interrupted(self.name.clone())),
+            false => Ok(()),
+        }
+    }
+
+    /// A plan is made, instead of one that was made before.
+    pub(crate) fn plan_begins(&self) {
+        self.share.begin_anew();
+    }
+
+    /// Something with a path of so many bytes becomes a part of the plan. EFBIG if it is too much.
+    pub(crate) fn plan_grows(&self, path_bytes: usize) -> Result<()> {
+        self.share.take(STEP_BYTES + COPIES_OF_PATHS * path_bytes, || self.name.clone())
+    }
+}

@@ -11,7 +11,7 @@ use crate::{
     data::without_set_id_by,
     error::{Error, Result},
     handle::OpenFile,
-    inode::InodeRef,
+    inode::{InodeRef, Link},
     limits::MAX_FILE_SIZE,
     merge::{Change, Size},
     place::may_change,
@@ -66,6 +66,10 @@ impl Fs {
             // A kernel that owns the times of files tells those of a removed one as well, and would take the error for
             // one of the whole file system.
             Err(Error::Stale(_)) if s.is_of_times_only() => None,
+            // A directory, or something without content, that is open still: nothing of it is stored any more.
+            Err(Error::Stale(_)) if s.size.is_none() && inode.peek(|st| matches!(st.link, Link::Gone)) => {
+                None
+            }
             Err(e) => return Err(e),
         };
         let now = self.now();

@@ -428,3 +428,37 @@ fn only_what_may_be_looked_into_is_counted() {
     mode("/t/a/b", 0o705);
     assert_eq!((sees(&member, "/t/a"), sees(&stranger, "/t/a")), (Err(EPERM), Err(EPERM)));
 }
+
+/// What has no name any more, and is open, has attributes still: a directory, and what has no content.
+#[test]
+fn attributes_of_what_was_removed_can_be_set_while_it_is_open() {
+    let w = World::new();
+    w.mkdir("/dir");
+    w.symlink("/link", "target");
+    w.put("/file", b"content");
+    for (path, mode) in [("/dir", Some(0o700)), ("/link", None), ("/file", Some(0o600))] {
+        w.at(path, |dir, name| {
+            let attr = w.fs.lookup(dir, name)?;
+            let handle =
+                (attr.kind == FileKind::Regular).then(|| w.fs.open_file(&w.me, attr.ino, 2).unwrap());
+            match attr.kind {
+                FileKind::Directory => w.rmdir(path)?,
+                _ => w.unlink(path)?,
+            }
+            let s = SetAttr { mode, uid: Some(7), gid: Some(8), ..SetAttr::default() };
+            let set = w.fs.setattr(&w.me, attr.ino, &s)?;
+            let is = w.fs.getattr(attr.ino)?;
+            assert_eq!((set.uid, set.gid, set.nlink), (7, 8, 0), "{path}");
+            assert_eq!(
+                (is.uid, is.gid, is.perm),
+                (7, 8, mode.map_or(attr.perm, |mode| mode as u16)),
+                "{path}"
+            );
+            handle.into_iter().for_each(|handle| w.fs.release(attr.ino, handle));
+            w.fs.forget(attr.ino, 1);
+            Ok(())
+        })
+        .unwrap();
+    }
+    w.assert_nothing_referenced();
+}

@@ -1,9 +1,10 @@
 //! What the kernel's write-back cache gives, and that nothing is lost or stale by it.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
+#![allow(clippy::unwrap_used, clippy::expect_used, unsafe_code)]
 
 use std::{
     fs::{self, File, OpenOptions},
     io::Write,
+    os::fd::AsRawFd,
     os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt},
     sync::Arc,
     time::{Duration, Instant},
@@ -11,8 +12,8 @@ use std::{
 
 use crate::common::World;
 use pando_db::device::{Device, MemDevice};
-use pando_fuse::control::ControlRequest;
-use pando_fuse::{Kind, Settings};
+use pando_fs::NewSnapshot;
+use pando_fuse::{Kind, Settings, asked::Asked, control::ControlRequest, tool};
 
 fn kept() -> Option<World> {
     World::with(Settings { writeback: true, ..Settings::default() })
@@ -518,6 +519,60 @@ fn pages_that_did_not_fit_are_never_taken_for_synced() {
     w.fs().set_quota(dir, None).unwrap();
     synced(&file);
     assert_eq!(stored(&file, 8 * MIB)[7 * MIB..], *b"more");
+}
+
+/// The only copy of what did not fit is the kernel's. What others do that has such pages written out first, before the
+/// program has heard of the error, leaves it there.
+#[test]
+fn what_did_not_fit_is_kept_when_others_sync_and_clone() {
+    const MIB: usize = 1 << 20;
+    let Some(w) = kept() else { return };
+    if !rustix::process::geteuid().is_root() {
+        return println!("not root: skipped");
+    }
+    fs::create_dir(w.path("dir")).unwrap();
+    let dir = fs::metadata(w.path("dir")).unwrap().ino();
+    let kinds: [(&str, &dyn Fn()); 4] = [
+        ("sync of all", &|| _ = w.send(&ControlRequest::Sync)),
+        ("fsync of a directory", &|| File::open(w.root()).unwrap().sync_all().unwrap()),
+        ("snapshot", &|| {
+            tool::snapshot(&w.path("dir"), Asked::Create(NewSnapshot::default())).unwrap();
+        }),
+        ("size of a tree", &|| _ = tool::usage(&w.path("dir")).unwrap()),
+    ];
+    for (kind, others) in kinds {
+        w.fs().set_quota(dir, Some(5 << 20)).unwrap();
+        let path = w.path("dir").join("f");
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
+        let old = vec![b'A'; 3 * MIB];
+        let written: Vec<u8> =
+            (0..7 * MIB).map(|i| if i < 3 * MIB { b'A' } else { (i / 4096) as u8 | 1 }).collect();
+        file.write_all_at(&old, 0).unwrap();
+        file.sync_all().unwrap();
+        file.write_all_at(&written[3 * MIB..], 3 * MIB as u64).unwrap();
+        // As the kernel does in the background: nobody is told.
+        // SAFETY: the descriptor is open.
+        unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        others();
+        let mut seen = vec![0; 7 * MIB];
+        file.read_exact_at(&mut seen, 0).unwrap();
+        assert!(seen == written, "{kind}: what was written is gone");
+        assert_eq!(file.sync_all().unwrap_err().raw_os_error(), Some(libc::ENOSPC), "{kind}");
+        w.fs().set_quota(dir, None).unwrap();
+        let begin = std::time::Instant::now();
+        while file.sync_all().is_err() {
+            assert!(begin.elapsed().as_secs() < 60, "{kind}: it is not tried again");
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        let ino = file.metadata().unwrap().ino();
+        for at in (0..7 * MIB).step_by(MIB) {
+            let piece = w.fs().read(pando_fs::FileHandle(0), ino, at as u64, MIB as u32).unwrap();
+            assert!(piece[..] == written[at..at + MIB], "{kind}: at {at}");
+        }
+        drop(file);
+        fs::remove_file(path).unwrap();
+    }
 }
 
 /// A capability that a file gets while the kernel keeps what was written to it before is not taken away by that.

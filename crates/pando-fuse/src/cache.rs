@@ -289,6 +289,12 @@ impl Caches {
         self.inodes.lock().iter().filter(|(_, s)| s.writable > 0).map(|(&ino, _)| ino).collect()
     }
 
+    /// Whether somebody may make pages of this inode dirty by another open than `handle`, as far as is known.
+    pub(crate) fn others_may_dirty(&self, ino: u64, handle: u64) -> bool {
+        let own = u32::from(self.writeback && !self.bypasses(handle));
+        self.inodes.lock().get(&ino).is_some_and(|s| s.writable > own)
+    }
+
     /// Whether this inode may have dirty pages.
     pub(crate) fn is_perhaps_dirty(&self, ino: u64) -> bool {
         self.inodes.lock().get(&ino).is_some_and(|s| s.writable > 0)

@@ -30,6 +30,7 @@ use crate::{
     mountinfo,
     openers::Openers,
     own_threads::OwnThreads,
+    past_pages::PastPages,
     proof::Proofs,
     refused::Refused,
     times::{TimeChange, Times},
@@ -75,6 +76,8 @@ pub(crate) struct MountState {
     pub(crate) dirty_limit: OnceLock<DirtyLimit>,
     /// Pages of the kernel's that did not fit.
     pub(crate) refused: Refused,
+    /// What is stored past pages that somebody else makes dirty.
+    pub(crate) past_pages: Arc<PastPages>,
     /// Carries out policies for snapshots.
     pub(crate) automatic: Arc<Automatic>,
     /// What these have changed and the kernel is to be told of.
@@ -121,6 +124,7 @@ impl MountState {
             times: Arc::default(),
             dirty_limit: OnceLock::new(),
             refused: Refused::default(),
+            past_pages: Arc::default(),
             automatic: Arc::default(),
             unsettled: Unsettled::default(),
             stats,

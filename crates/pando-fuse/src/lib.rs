@@ -41,6 +41,7 @@ mod mount;
 pub mod mountinfo;
 mod openers;
 mod own_threads;
+mod past_pages;
 mod policies;
 mod proof;
 pub mod quotas;

@@ -366,48 +366,7 @@ impl Handler for Server {
 
     fn write(&self, c: &Context, w: Write<'_>) -> Answer<u32> {
         self.count(Kind::Write);
-        let (ino, offset, len) = (w.ino, w.offset, w.data.len() as u64);
-        let before = self.shared.set_id_bits(ino);
-        let outcome = match w.kill_suidgid {
-            true => self.shared.drop_privileges(c, ino),
-            false => Ok(()),
-        };
-        let bypasses = w.direct && self.shared.caches.bypasses(w.handle);
-        let time_before = bypasses.then(|| self.fs().modified(ino).ok());
-        let outcome = outcome.and_then(|()| self.shared.write_data(&w));
-        if let Some(time_before) = time_before {
-            self.shared.creators.wrote(w.handle, len);
-            if self.fs().modified(ino).ok() != time_before {
-                self.shared.times.wrote(ino, time_before);
-            }
-        }
-        // Of what the server changes itself the kernel takes back size and times, not the mode.
-        let mode_changed = self.shared.set_id_bits(ino) != before;
-        let pages_stale = !w.writeback && self.shared.caches.wrote(ino, w.direct, offset, len) && len > 0;
-        // Only for writes that bypass the page cache: after others the kernel sends an fsync.
-        let durable = w.direct && w.flags & libc::O_DSYNC != 0 && outcome.is_ok();
-        if !mode_changed && !pages_stale && !durable {
-            return Answer::Now(outcome);
-        }
-        let shared = self.shared.clone();
-        if !mode_changed && !pages_stale {
-            return Answer::here(move || {
-                shared.sync_file(ino, true)?;
-                outcome
-            });
-        }
-        Answer::later(move || {
-            if pages_stale {
-                shared.tell(|n| n.forget_pages(ino, offset, len));
-            }
-            if mode_changed {
-                shared.bits_dropped(ino);
-            }
-            if durable {
-                shared.sync_file(ino, true)?;
-            }
-            outcome
-        })
+        self.shared.answer_write(c, &w)
     }
 
     fn release(&self, ino: u64, handle: u64, flags: i32) -> Option<Behind> {

@@ -14,16 +14,105 @@ use pando_fs::FileHandle;
 
 use crate::{
     coherence::MountState,
+    past_pages::Announcement,
     quotas::of_pages,
-    transport::{Errno, Outcome, Write},
+    transport::{Answer, Context, Errno, Outcome, Write},
 };
 
 /// How long a page is waited for that somebody has locked.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl MountState {
+    /// The answer to a write of a program, or to one of pages by the kernel.
+    pub(crate) fn answer_write(self: &Arc<Self>, c: &Context, w: &Write<'_>) -> Answer<u32> {
+        let (ino, offset, len) = (w.ino, w.offset, w.data.len() as u64);
+        let before = self.set_id_bits(ino);
+        let outcome = match w.kill_suidgid {
+            true => self.drop_privileges(c, ino),
+            false => Ok(()),
+        };
+        let bypasses = w.direct && self.caches.bypasses(w.handle);
+        let time_before = bypasses.then(|| self.fs.modified(ino).ok());
+        let (outcome, announced) = match outcome {
+            Ok(()) if w.direct => self.write_past_pages(w),
+            Ok(()) => (self.write_data(w), None),
+            Err(e) => (Err(e), None),
+        };
+        if let Some(time_before) = time_before {
+            self.creators.wrote(w.handle, len);
+            if self.fs.modified(ino).ok() != time_before {
+                self.times.wrote(ino, time_before);
+            }
+        }
+        // Of what the server changes itself the kernel takes back size and times, not the mode.
+        let mode_changed = self.set_id_bits(ino) != before;
+        let pages_stale = !w.writeback && self.caches.wrote(ino, w.direct, offset, len) && len > 0;
+        // Only for writes that bypass the page cache: after others the kernel sends an fsync.
+        let durable = w.direct && w.flags & libc::O_DSYNC != 0 && outcome.is_ok();
+        if !mode_changed && !pages_stale && !durable {
+            return Answer::Now(outcome);
+        }
+        let shared = self.clone();
+        if !mode_changed && !pages_stale {
+            return Answer::here(move || {
+                shared.sync_file(ino, true)?;
+                outcome
+            });
+        }
+        Answer::later(move || {
+            if pages_stale {
+                shared.tell(|n| n.forget_pages(ino, offset, len));
+            }
+            if let Some(announced) = announced {
+                let stored = outcome.map_or(0, u64::from);
+                shared.no_pages_left(announced, ino, offset + stored..offset + len, outcome.err());
+            }
+            if mode_changed {
+                shared.bits_dropped(ino);
+            }
+            if durable {
+                shared.sync_file(ino, true)?;
+            }
+            outcome
+        })
+    }
+
+    /// Writes past the page cache; if somebody has opened the file who may make pages dirty, what is written is
+    /// announced until those from before are dropped.
+    fn write_past_pages(self: &Arc<Self>, w: &Write<'_>) -> (Outcome<u32>, Option<Announcement>) {
+        let announce = || {
+            let range = w.offset..w.offset.saturating_add(w.data.len() as u64);
+            self.caches.is_perhaps_dirty(w.ino).then(|| self.past_pages.announce(w.ino, range))
+        };
+        let announced = announce();
+        let outcome = self.write_data(w);
+        if announced.is_some() || outcome.is_err() || w.flags & libc::O_APPEND != 0 {
+            return (outcome, announced);
+        }
+        // Somebody has opened it meanwhile, and a page from before may have been written out already. (Behind the end
+        // of a file there is nothing to write out.)
+        match announce() {
+            Some(announced) => (self.write_data(w), Some(announced)),
+            None => (outcome, None),
+        }
+    }
+
+    /// The pages from before a range was announced are dropped. What was not stored of it, `rest`, and was left out of
+    /// pages, is tried again.
+    pub(crate) fn no_pages_left(
+        self: &Arc<Self>,
+        announced: Announcement,
+        ino: u64,
+        rest: Range<u64>,
+        why: Option<Errno>,
+    ) {
+        if announced.has_left_out() && !rest.is_empty() {
+            self.refuse(ino, &rest, why.map_or(libc::ENOSPC, |e| e.0));
+        }
+    }
+
     /// Writes what a program or the kernel gives.
-    pub(crate) fn write_data(self: &Arc<Self>, w: &Write<'_>) -> Outcome<u32> {
+    fn write_data(self: &Arc<Self>, w: &Write<'_>) -> Outcome<u32> {
         let range = w.offset..w.offset.saturating_add(w.data.len() as u64);
         // Of another write a part may be done: what did not fit before is tried again with what is there then.
         let whole = if w.writeback && self.caches.writeback() { range.clone() } else { 0..0 };
@@ -35,6 +124,19 @@ impl MountState {
     }
 
     fn write_range(&self, w: &Write<'_>) -> Outcome<u32> {
+        if !w.writeback {
+            return self.write_part(w);
+        }
+        let pages = w.offset..w.offset.saturating_add(w.data.len() as u64);
+        self.past_pages.store_pages(w.ino, pages, |part| {
+            let at = |byte: u64| usize::try_from(byte - w.offset).unwrap_or_default();
+            let data = w.data.get(at(part.start)..at(part.end)).unwrap_or_default();
+            self.write_part(&Write { offset: part.start, data, ..*w }).map(drop)
+        })?;
+        Ok(w.data.len() as u32)
+    }
+
+    fn write_part(&self, w: &Write<'_>) -> Outcome<u32> {
         if w.writeback && self.caches.writeback() {
             let from = Instant::now();
             let outcome = self.write_pages(w.ino, w.offset, w.data);

@@ -13,7 +13,7 @@ use std::{
         },
     },
     path::Path,
-    process::Command,
+    process::{Command, Stdio},
     sync::atomic::{AtomicBool, AtomicU8, Ordering},
     time::{Duration, Instant},
 };
@@ -331,4 +331,121 @@ fn a_listing_with_attributes_fills_the_room_that_the_kernel_offers() {
     let requests = w.requests(Kind::Readdir) - before;
     assert_eq!(total, FILES);
     assert!(requests <= 20, "{requests} requests for {FILES} entries");
+}
+
+/// Bytes of a slot: not a part of a page, so that slots of all writers lie in most pages.
+const SLOT: usize = 500;
+
+/// Fills slots again and again until `end`, by `store`, and reads them back by `load`; each of every third one of the
+/// file from `first` on has one writer. Gives what they have to hold.
+fn fill_slots(
+    first: usize,
+    end: Instant,
+    store: impl Fn(usize, &[u8]),
+    load: impl Fn(usize) -> Vec<u8>,
+) -> Vec<(usize, u8)> {
+    let slots: Vec<usize> = (first..BLOCK / SLOT).step_by(3).map(|slot| slot * SLOT).collect();
+    let mut held = vec![0u8; slots.len()];
+    let mut random = first as u64 + 1;
+    while Instant::now() < end {
+        random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        let i = (random >> 33) as usize % slots.len();
+        if random >> 62 == 0 {
+            assert!(
+                load(slots[i]) == [held[i]; SLOT],
+                "writer {first}: its own bytes at {} are gone",
+                slots[i]
+            );
+        } else {
+            held[i] = held[i].wrapping_add(1);
+            store(slots[i], &[held[i]; SLOT]);
+        }
+    }
+    slots.into_iter().zip(held).collect()
+}
+
+/// Where the process that has the file mapped finds it, and how long it runs, in ms.
+const MAPS: &str = "PANDO_TEST_MAPS";
+
+/// Is that process. (It is another one, because memory of the server must not wait for the server's answers.)
+#[test]
+fn mapper() {
+    let Ok(told) = std::env::var(MAPS) else { return };
+    let (millis, path) = told.split_once(' ').unwrap();
+    let mapped = OpenOptions::new().read(true).write(true).open(path).unwrap();
+    // SAFETY: what others change in it is expected.
+    let map = memmap2::MmapOptions::new().len(BLOCK).map_raw(&mapped).unwrap();
+    // SAFETY: the slot lies in the mapping; others write to other slots.
+    let at = |at: usize| unsafe { std::slice::from_raw_parts_mut(map.as_mut_ptr().add(at), SLOT) };
+    fs::write(format!("{path}.mapped"), "").unwrap();
+    let end = Instant::now() + Duration::from_millis(millis.parse().unwrap());
+    let held = fill_slots(1, end, |slot, bytes| at(slot).copy_from_slice(bytes), |slot| at(slot).to_vec());
+    let bytes: Vec<u8> = held.into_iter().map(|(_, byte)| byte).collect();
+    fs::write(format!("{path}.held"), bytes).unwrap();
+}
+
+/// One program writes to a file past the cache, another copies to it, and a third has it mapped, each to bytes of its
+/// own in the same pages. The kernel drops the pages of the first two before, and may have them back, and dirty, before
+/// the new bytes are stored.
+#[test]
+fn what_is_stored_past_a_mapping_is_not_taken_back_by_its_pages() {
+    const MILLIS: u64 = 1500;
+    for writeback in [true, false] {
+        let mut w = world!(Settings { writeback, ..Settings::default() });
+        fs::write(w.path("f"), [0; BLOCK]).unwrap();
+        w.remount();
+        let path = w.path("f");
+        let direct = OpenOptions::new().write(true).open(&path).unwrap();
+        let copied = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        let source =
+            OpenOptions::new().read(true).write(true).create_new(true).open(w.path("source")).unwrap();
+        let mapper = format!("{}::mapper", module_path!().split_once("::").unwrap().1);
+        let mut mapper = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", &mapper])
+            .env(MAPS, format!("{MILLIS} {}", path.display()))
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        while !w.path("f.mapped").exists() {
+            assert!(mapper.try_wait().unwrap().is_none(), "it has not come to the file");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let reader = File::open(&path).unwrap();
+        let read = |at: usize| {
+            let mut bytes = vec![0; SLOT];
+            reader.read_exact_at(&mut bytes, at as u64).unwrap();
+            bytes
+        };
+        let end = Instant::now() + Duration::from_millis(MILLIS);
+        let [first, third] = std::thread::scope(|s| {
+            let store = |at: usize, bytes: &[u8]| direct.write_all_at(bytes, at as u64).unwrap();
+            let first = s.spawn(move || fill_slots(0, end, store, read));
+            let third = s.spawn(|| {
+                let store = |at: usize, bytes: &[u8]| {
+                    source.write_all_at(bytes, 0).unwrap();
+                    let (mut from, mut to) = (0, at as u64);
+                    let copied =
+                        rustix::fs::copy_file_range(&source, Some(&mut from), &copied, Some(&mut to), SLOT);
+                    assert_eq!(copied, Ok(SLOT));
+                };
+                fill_slots(2, end, store, read)
+            });
+            [first, third].map(|thread| thread.join().unwrap())
+        });
+        assert!(mapper.wait().unwrap().success());
+        let held = fs::read(w.path("f.held")).unwrap();
+        let second = (1..BLOCK / SLOT).step_by(3).map(|slot| slot * SLOT).zip(held).collect();
+        copied.sync_all().unwrap();
+        let stored = w.fs().read(pando_fs::FileHandle(0), copied.metadata().unwrap().ino(), 0, BLOCK as u32);
+        let stored = stored.unwrap();
+        for (writer, slots) in [first, second, third].iter().enumerate() {
+            for (at, byte) in slots {
+                let is = &stored[*at..at + SLOT];
+                assert!(
+                    is == [*byte; SLOT],
+                    "writeback {writeback}: writer {writer} at {at}: {is:?}, not {byte}"
+                );
+            }
+        }
+    }
 }

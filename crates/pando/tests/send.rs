@@ -289,6 +289,30 @@ fn a_receiver_or_a_daemon_that_is_killed_leaves_what_can_go_on() {
     b.ok(&["check", "a.img"]);
 }
 
+#[test]
+fn what_was_received_is_durable_when_the_command_ends() {
+    let b = mounted!();
+    b.umount();
+    // Nothing becomes durable unasked.
+    let mount = || b.ok(&["mount", "--log-file", "log", "-o", "commit=300", "a.img", "m"]);
+    mount();
+    sent_once(&b, "mkdir m/in");
+    b.sh("echo two > m/p/two");
+    b.ok(&["snapshot", "create", "m/p", "two"]);
+    send(&b, &["-i", "@one", "m/p@two"], "two.s");
+    b.ok(&["sync", "m"]);
+    for name in ["one", "two"] {
+        receive(&b, &["m/in", "q"], &format!("{name}.s"));
+        let daemon = b.daemon();
+        b.sh(&format!("kill -9 {daemon}"));
+        let _ = b.run(&["umount", "m"]);
+        mount();
+        same(b.path(&format!("m/p/.snapshots/{name}")), b.path("m/in/q"));
+    }
+    b.umount();
+    b.ok(&["check", "a.img"]);
+}
+
 /// Two snapshots of `m/p`, the first of them received as `m/in/q`, and streams `one.s` and `two.s`.
 fn received_once(b: &Bench) {
     sent_once(b, "mkdir m/in");

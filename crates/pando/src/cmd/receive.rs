@@ -189,7 +189,7 @@ impl Work<'_> {
         }
         let base = match self.base(&mut *ground)? {
             Found::Base(base) => base,
-            Found::Done => return Ok(()),
+            Found::Done => return ground.sync(),
         };
         let new = NewSnapshot {
             name: Some(OsString::from_vec(self.header.name.clone())),
@@ -208,6 +208,8 @@ impl Work<'_> {
                     self.become_snapshot(ground, base, &taken)?;
                 }
             }
+            // Until then it can be gone on with.
+            ground.sync()?;
             ground.clean()
         };
         // All has come, whatever is in the way of its place: it can go on from there.

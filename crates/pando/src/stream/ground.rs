@@ -69,6 +69,8 @@ pub trait Ground {
     fn is_changed(&self, since: &SnapshotInfo) -> Result<bool>;
     /// Makes what is in its place the snapshot `to`; what it was is kept as a snapshot if it is not what `base` is.
     fn become_snapshot(&self, base: &SnapshotInfo, to: &SnapshotInfo) -> Result<Option<SnapshotInfo>>;
+    /// Makes what was done durable.
+    fn sync(&self) -> Result<()>;
     /// Removes what was begun.
     fn clean(&self) -> Result<()>;
 }
@@ -258,6 +260,11 @@ impl Ground for Mounted {
 
     fn is_changed(&self, since: &SnapshotInfo) -> Result<bool> {
         self.differ(&self.path().join(".snapshots").join(&since.name), &self.path())
+    }
+
+    fn sync(&self) -> Result<()> {
+        let synced = fs::File::open(&self.dir).and_then(|dir| dir.sync_all());
+        synced.with_context(|| format!("sync {}", self.dir.display()))
     }
 
     fn clean(&self) -> Result<()> {

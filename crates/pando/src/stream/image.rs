@@ -203,6 +203,10 @@ impl Ground for InImage<'_> {
         })
     }
 
+    fn sync(&self) -> Result<()> {
+        Ok(self.fs.sync()?)
+    }
+
     fn clean(&self) -> Result<()> {
         self.on(&self.dir, |dir| self.fs.remove_tree(&self.caller, dir.ino, &self.begun).map(|_| ()))
     }

@@ -21,6 +21,7 @@ use crate::{
 
 const O_TRUNC: i32 = 0o1000;
 const O_ACCMODE: i32 = 0o3;
+const O_WRONLY: i32 = 0o1;
 /// Also set in `O_SYNC`.
 const O_DSYNC: i32 = 0o10000;
 
@@ -172,6 +173,11 @@ impl Fs {
         let _own = inode.tree.write_arc();
         inode.change(|s| s.opens = s.opens.saturating_sub(1));
         self.drop_orphan_if_closed(inode);
+    }
+
+    /// Whether the handle was opened for writing only. No I/O.
+    pub fn opened_write_only(&self, fh: FileHandle) -> bool {
+        self.files.get(fh.0).is_ok_and(|open| open.flags & O_ACCMODE == O_WRONLY)
     }
 
     /// Whether the handle was opened with `O_SYNC` or `O_DSYNC`. No I/O.

@@ -215,7 +215,7 @@ impl MountState {
             }
         }
         // There is nothing else of pages that were refused.
-        left.retain(|ino| self.refused.may_sync(*ino).is_ok());
+        left.retain(|ino| self.refused.why_not_stored(*ino).is_none());
         // Dropping the pages of an inode writes dirty ones first, one by one, and waits for that, which syncfs
         // does not promise for FUSE.
         left.into_iter().for_each(|ino| self.tell(|n| n.forget_pages(ino, 0, 0)));

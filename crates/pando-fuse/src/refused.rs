@@ -9,7 +9,7 @@
 //! `ending` and `transport`.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     io,
     ops::Range,
     sync::{
@@ -100,6 +100,8 @@ pub(crate) struct Refused {
     /// How many files there are, to be looked at without a lock.
     count: AtomicUsize,
     ranges: AtomicUsize,
+    /// Files of which something was refused since [`Refused::take_untold`].
+    untold: Mutex<HashSet<u64>>,
     thread: Mutex<Option<JoinHandle<()>>>,
     ended: AtomicBool,
     turn: Mutex<()>,
@@ -147,15 +149,20 @@ impl Refused {
         outcome
     }
 
-    /// Error if something of the file is stored nowhere.
-    pub(crate) fn may_sync(&self, ino: u64) -> Outcome<()> {
-        let Some(file) = self.of(ino) else { return Ok(()) };
+    /// Why something of the file is stored nowhere, if that is so.
+    pub(crate) fn why_not_stored(&self, ino: u64) -> Option<Errno> {
+        let file = self.of(ino)?;
         let file = file.lock();
-        match file.is_empty() {
-            true => Ok(()),
-            false => {
+        (!file.is_empty()).then_some(Errno(file.errno))
+    }
+
+    /// Error if something of the file is stored nowhere; then it is tried again soon.
+    pub(crate) fn may_sync(&self, ino: u64) -> Outcome<()> {
+        match self.why_not_stored(ino) {
+            None => Ok(()),
+            Some(e) => {
                 self.wake.notify_all();
-                Err(Errno(file.errno))
+                Err(e)
             }
         }
     }
@@ -169,10 +176,19 @@ impl Refused {
         };
         let mut file = file.lock();
         file.errno = errno;
+        if self.untold.lock().insert(ino) && file.is_empty() {
+            self.wake.notify_all();
+        }
         match self.ranges.load(Ordering::Relaxed) < MAX_RANGES {
             true => self.counted(file.add(range)),
             false => file.lost = true,
         }
+    }
+
+    /// Files of which the kernel is to ask for the attributes before the next write, so that the writer can be told:
+    /// those of which something was refused since the last call.
+    pub(crate) fn take_untold(&self) -> HashSet<u64> {
+        std::mem::take(&mut *self.untold.lock())
     }
 
     /// Tries all again, with what `read` gives for a range of a file and what `write` does with it.

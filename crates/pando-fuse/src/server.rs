@@ -94,8 +94,8 @@ impl Server {
     /// What `stat` tells, once the kernel has the time of the file.
     fn attributes(&self, ino: u64) -> Answer<Found> {
         if !self.shared.times.is_stale(ino) {
-            let found = |attr| Found { attr, keep: true };
-            return Answer::Now(self.fs().getattr(ino).map(found).map_err(Errno::from));
+            let keep = self.shared.refused.why_not_stored(ino).is_none();
+            return Answer::Now(self.fs().getattr(ino).map(|attr| Found { attr, keep }).map_err(Errno::from));
         }
         let shared = self.shared.clone();
         Answer::later(move || {
@@ -163,7 +163,8 @@ impl Handler for Server {
         };
         self.shared.listings.looked_up(parent);
         if !self.shared.times.is_stale(found.ino) {
-            return Answer::Now(Ok(Some(Found { attr: found, keep: true })));
+            let keep = self.shared.refused.why_not_stored(found.ino).is_none();
+            return Answer::Now(Ok(Some(Found { attr: found, keep })));
         }
         let shared = self.shared.clone();
         Answer::later(move || {
@@ -183,8 +184,15 @@ impl Handler for Server {
         self.shared.interrupts.interrupted(unique);
     }
 
-    fn getattr(&self, ino: u64) -> Answer<Found> {
+    fn getattr(&self, ino: u64, handle: Option<u64>) -> Answer<Found> {
         self.count(Kind::Getattr);
+        if let Some(handle) = handle
+            && self.shared.refused.any()
+            && self.fs().opened_write_only(FileHandle(handle))
+            && let Some(e) = self.shared.refused.why_not_stored(ino)
+        {
+            return Answer::Now(Err(e));
+        }
         self.attributes(ino)
     }
 

@@ -176,7 +176,15 @@ impl MountState {
             }
         };
         let mut write = |ino, offset, data: &[u8]| self.write_pages(ino, offset, data).map(drop);
+        let tell_writers = || {
+            for ino in self.refused.take_untold() {
+                // It may have left the kernel's memory.
+                let _gone = self.notify.get().map(|n| n.forget_attributes(ino));
+            }
+        };
+        tell_writers();
         while self.refused.wait() {
+            tell_writers();
             self.refused.round(&mut read, &mut write);
             if self.refused.is_done() {
                 return;

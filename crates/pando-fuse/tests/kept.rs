@@ -521,6 +521,50 @@ fn pages_that_did_not_fit_are_never_taken_for_synced() {
     assert_eq!(stored(&file, 8 * MIB)[7 * MIB..], *b"more");
 }
 
+/// A program that writes and does not sync hears of a full store too, soon: not only when it closes the file.
+#[test]
+fn a_writer_hears_that_the_store_is_full() {
+    const MIB: usize = 1 << 20;
+    let device = Arc::new(MemDevice::new(64 << 20));
+    let Some(w) = World::on(device, Settings { writeback: true, ..Settings::default() }) else { return };
+    let mut random = 1u64;
+    let mut block = vec![0; MIB];
+    for flags in [libc::O_TRUNC, libc::O_APPEND] {
+        let path = w.path("f");
+        let mut options = OpenOptions::new();
+        let mut file = options.write(true).create(true).custom_flags(flags).open(&path).unwrap();
+        let mut written = 0;
+        let told = loop {
+            block.iter_mut().for_each(|byte| {
+                random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                *byte = (random >> 56) as u8;
+            });
+            match file.write_all(&block) {
+                Ok(()) => written += MIB,
+                Err(e) => break e,
+            }
+            assert!(written < 2048 * MIB, "{flags:#o}: a program writes without end into 64 MiB");
+        };
+        assert_eq!(told.raw_os_error(), Some(libc::ENOSPC), "{flags:#o}");
+        assert!(written > 16 * MIB, "{flags:#o}: {written}");
+        // Whoever looks at the file is not concerned, and changes nothing for the writer.
+        assert_eq!(fs::metadata(&path).unwrap().len(), file.metadata().unwrap().len());
+        assert_eq!(file.write_all(&block).unwrap_err().raw_os_error(), Some(libc::ENOSPC), "{flags:#o}");
+        // With room again it goes on.
+        file.set_len(0).unwrap();
+        let begin = Instant::now();
+        while file.write_all(b"fits").is_err() {
+            assert!(begin.elapsed() < Duration::from_secs(60), "{flags:#o}: it is refused for ever");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        // The kernel tells of the error once.
+        let _told = file.sync_all();
+        file.sync_all().unwrap();
+        drop(file);
+        fs::remove_file(&path).unwrap();
+    }
+}
+
 /// The only copy of what did not fit is the kernel's. What others do that has such pages written out first, before the
 /// program has heard of the error, leaves it there.
 #[test]

@@ -204,7 +204,9 @@ pub trait Handler: Send + Sync + 'static {
     fn forget(&self, ino: u64, count: u64);
     /// The caller of the request with this number was killed, or got a signal. It is answered all the same.
     fn interrupted(&self, unique: u64);
-    fn getattr(&self, ino: u64) -> Answer<Found>;
+    /// With a handle, by somebody who has the file open: before a write that goes through the page cache, mostly, which
+    /// fails with what is answered.
+    fn getattr(&self, ino: u64, handle: Option<u64>) -> Answer<Found>;
     /// The same, for one who wants the time of birth too.
     fn statx(&self, ino: u64) -> Answer<Found>;
     /// Whether the kernel may keep the attributes that the answer to a SETATTR or LINK has. If not, it asks again.

@@ -163,7 +163,11 @@ fn answer<H: Handler>(h: &H, r: &Request<'_>, out: &mut Vec<u8>) -> Result<Step,
             }
             Reply::None
         }
-        op::GETATTR => return Ok(step(h.getattr(node), out, |a, out| put(out, &wire::AttrOut::from(&a)))),
+        op::GETATTR => {
+            let i: wire::GetattrIn = r.op()?;
+            let handle = (i.getattr_flags & wire::GETATTR_FH != 0).then_some(i.fh);
+            return Ok(step(h.getattr(node, handle), out, |a, out| put(out, &wire::AttrOut::from(&a))));
+        }
         op::STATX => return Ok(step(h.statx(node), out, |a, out| put(out, &wire::StatxOut::from(&a)))),
         op::SETATTR => {
             let a = h.setattr(&c, node, change(&r.op()?)?)?;

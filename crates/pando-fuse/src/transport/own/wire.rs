@@ -95,6 +95,8 @@ pub(super) mod flag {
 
 /// Bits of `OpenOut::open_flags`.
 pub(super) const FOPEN_DIRECT_IO: u32 = 1;
+/// A GETATTR names a handle.
+pub(super) const GETATTR_FH: u32 = 1;
 pub(super) const FOPEN_KEEP_CACHE: u32 = 1 << 1;
 pub(super) const FOPEN_CACHE_DIR: u32 = 1 << 3;
 pub(super) const FOPEN_NOFLUSH: u32 = 1 << 5;

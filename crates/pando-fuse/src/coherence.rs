@@ -23,7 +23,7 @@ use crate::{
     creators::Creators,
     diffs::Diffs,
     dirty_limit::DirtyLimit,
-    inside::{Apart, Inside, apart},
+    inside::{Apart, Inside},
     interrupts::Interrupts,
     labels::Labels,
     listings::Listings,
@@ -40,6 +40,8 @@ use crate::{
 
 /// How long files that were written are gathered before the kernel is told of their blocks.
 const GATHER: Duration = Duration::from_millis(50);
+/// How long is waited for an open of a file whose pages are to be written out.
+const PATIENCE_TO_OPEN: Duration = Duration::from_secs(2);
 /// With less room than this below a quota, files that are open for writing only are written through.
 const TIGHT_BYTES: u64 = 256 << 20;
 
@@ -201,15 +203,7 @@ impl MountState {
         waiting::announce();
         let mut left = files.clone();
         if let Some(inside) = self.inside.get() {
-            let written = apart(|apart| {
-                let is_left = |ino: &u64| match inside.write_out(apart, *ino) {
-                    Ok(()) => false,
-                    // Otherwise the kernel has forgotten the file, so it keeps nothing of it.
-                    Err(e) => e.raw_os_error() != Some(libc::ESTALE),
-                };
-                files.into_iter().filter(is_left).collect()
-            });
-            match written {
+            match inside.write_out(&files, PATIENCE_TO_OPEN) {
                 Ok(failed) => left = failed,
                 Err(e) => log::warn!("no way into the mount: {e}"),
             }

@@ -12,8 +12,8 @@
 //! wait on the connection itself, in a notification, there is `guard`.)
 //!
 //! Guarantees: what is opened is the inode of this mount or nothing, whatever is mounted on the directory by now; no
-//! descriptor outlives a call, so the mount is not kept busy (but for [`Inside::read_apart`]). Every call may send
-//! requests to the server, so none is for a thread that reads them. Uses nothing of the crate.
+//! descriptor outlives a call, so the mount is not kept busy (but for threads that nobody waits for). Every call may
+//! send requests to the server, so none is for a thread that reads them. Uses nothing of the crate.
 #![allow(unsafe_code)]
 
 use std::{
@@ -22,16 +22,19 @@ use std::{
     ops::Range,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
     path::{Path, PathBuf},
-    sync::{Arc, mpsc},
+    sync::{
+        Arc,
+        atomic::{AtomicU8, AtomicUsize, Ordering},
+        mpsc,
+    },
     time::Duration,
 };
 
 use pando_fs::Time;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, Timespec, Timestamps, UTIME_OMIT};
 
-/// Threads that may wait for the kernel although nobody waits for them any more, a count. (The count of [`Inside`]s is
-/// part of it.)
-const MAX_LEFT_BEHIND: usize = 12;
+/// Threads that may wait for the kernel although nobody waits for them any more, a count.
+const MAX_LEFT_BEHIND: usize = 8;
 /// The type of FUSE's file handles: inode number and generation.
 const HANDLE_TYPE: libc::c_int = 0x81;
 
@@ -90,8 +93,8 @@ pub(crate) struct Inside {
     dir: PathBuf,
     /// Major and minor number of the mount's device.
     device: (u32, u32),
-    /// Held by each thread of [`Inside::read_apart`] too.
-    left_behind: Arc<()>,
+    /// Threads that nobody waits for any more.
+    left_behind: Arc<AtomicUsize>,
 }
 
 impl Inside {
@@ -156,40 +159,140 @@ impl Inside {
     /// If the kernel then waits for somebody else, a thread stays until it does no longer, of [`MAX_LEFT_BEHIND`] at
     /// most.
     pub(crate) fn read_apart(&self, ino: u64, range: &Range<u64>, patience: Duration) -> io::Result<Vec<u8>> {
-        if Arc::strong_count(&self.left_behind) > MAX_LEFT_BEHIND {
-            return Err(io::ErrorKind::WouldBlock.into());
-        }
-        let (inside, range) = (self.clone(), range.clone());
-        let (tell, told) = mpsc::sync_channel(1);
-        let thread = std::thread::Builder::new().name("pando-inside".into());
-        thread.spawn(move || {
-            let _here = inside.left_behind.clone();
-            let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOATIME | OFlags::CLOEXEC;
-            // ESTALE is to mean that the kernel has forgotten the file, not that something hides the mount.
-            let root = Apart::become_so().and_then(|_| inside.root().map_err(io::Error::other));
-            let opened = root.and_then(|root| open_by_handle(root.as_raw_fd(), ino, flags));
+        let (range, (tell, told)) = (range.clone(), mpsc::sync_channel(1));
+        let thread = self.begin(move |root| {
+            let opened = root.and_then(|root| open_by_handle(root.as_raw_fd(), ino, READ_QUIETLY));
             // What is told does not wait for the file to be closed, in which the kernel writes its pages out.
             let _told = match &opened {
                 Ok(file) => tell.send(read_range(file, &range)),
                 Err(e) => tell.send(Err(io::Error::from_raw_os_error(e.raw_os_error().unwrap_or(libc::EIO)))),
             };
         })?;
+        // Of one that was told of, only the close is left.
+        thread.leave();
         told.recv_timeout(patience).unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
     }
 
-    /// Has the kernel write the dirty pages of a file, those of mappings too, and waits until the server has answered
-    /// for them. It keeps the pages, also those that the server refused: there is nothing else of them. An error is one
-    /// of coming to the file.
-    pub(crate) fn write_out(&self, _: &Apart, ino: u64) -> io::Result<()> {
-        let file = self.open(ino, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOATIME)?;
-        let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE
-            | libc::SYNC_FILE_RANGE_WRITE
-            | libc::SYNC_FILE_RANGE_WAIT_AFTER;
-        // SAFETY: the descriptor is open, and no memory is passed.
-        if unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, all) } != 0 {
-            log::debug!("not all of {ino:#x} could be written: {}", io::Error::last_os_error());
+    /// Has the kernel write the dirty pages of these files, those of mappings too, and waits until the server has
+    /// answered for them. It keeps the pages, also those that the server refused: there is nothing else of them. Gives
+    /// the files that could not be opened; if the kernel asks somebody else whether they may be (fanotify(7)), no
+    /// longer than `patience` is waited for that, and then a thread stays as in [`Inside::read_apart`].
+    pub(crate) fn write_out(&self, files: &[u64], patience: Duration) -> io::Result<Vec<u64>> {
+        let (tell, told) = mpsc::channel();
+        let asked = files.to_vec();
+        let thread = self.begin(move |root| {
+            for ino in asked {
+                let file = match &root {
+                    Ok(root) => open_by_handle(root.as_raw_fd(), ino, READ_QUIETLY),
+                    Err(e) => Err(io::Error::from_raw_os_error(e.raw_os_error().unwrap_or(libc::EIO))),
+                };
+                // The kernel has forgotten the file, so it keeps nothing of it.
+                let gone =
+                    matches!((&root, &file), (Ok(_), Err(e)) if e.raw_os_error() == Some(libc::ESTALE));
+                let failed = file.is_err() && !gone;
+                if let Ok(file) = file {
+                    let _ = tell.send(PageStep::Begun);
+                    write_pages(&file, ino);
+                }
+                let _ = tell.send(PageStep::Done { failed });
+            }
+            // The mount is not busy when the last is told.
+            drop(root);
+            let _ = tell.send(PageStep::Closed);
+        })?;
+        let (mut left, mut waiting) = (Vec::new(), files.iter().copied());
+        let (mut at, mut writing) = (waiting.next(), false);
+        loop {
+            let step = match writing {
+                true => told.recv().ok(),
+                false => told.recv_timeout(patience).ok(),
+            };
+            match step {
+                Some(PageStep::Begun) => writing = true,
+                Some(PageStep::Done { failed }) => {
+                    left.extend(at.filter(|_| failed));
+                    (at, writing) = (waiting.next(), false);
+                }
+                Some(PageStep::Closed) => return Ok(left),
+                None => {
+                    thread.leave();
+                    left.extend(at.into_iter().chain(waiting));
+                    return Ok(left);
+                }
+            }
         }
-        Ok(())
+    }
+
+    /// Begins `work` in a thread apart, with the root of the mount. EAGAIN if too many wait for the kernel that nobody
+    /// waits for any more.
+    fn begin(&self, work: impl FnOnce(io::Result<OwnedFd>) + Send + 'static) -> io::Result<Begun> {
+        if self.left_behind.load(Ordering::Relaxed) >= MAX_LEFT_BEHIND {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let begun = Begun { all: self.left_behind.clone(), state: Arc::new(AtomicU8::new(Begun::AWAITED)) };
+        let (inside, own) = (self.clone(), begun.clone());
+        let thread = std::thread::Builder::new().name("pando-inside".into());
+        thread.spawn(move || {
+            // ESTALE is to mean that the kernel has forgotten the file, not that something hides the mount.
+            work(Apart::become_so().and_then(|_| inside.root().map_err(io::Error::other)));
+            own.ended();
+        })?;
+        Ok(begun)
+    }
+}
+
+/// A thread that may wait for the kernel longer than somebody waits for it.
+#[derive(Clone)]
+struct Begun {
+    /// How many such threads nobody waits for any more.
+    all: Arc<AtomicUsize>,
+    state: Arc<AtomicU8>,
+}
+
+impl Begun {
+    /// What a thread is: somebody waits for it,
+    const AWAITED: u8 = 0;
+    /// a kind: nobody does,
+    const LEFT: u8 = 1;
+    /// a kind: or it has ended.
+    const ENDED: u8 = 2;
+
+    /// Nobody waits for it any more.
+    fn leave(&self) {
+        // Counted first, so that its end takes nothing away that is not there.
+        self.all.fetch_add(1, Ordering::SeqCst);
+        if self.state.swap(Self::LEFT, Ordering::SeqCst) == Self::ENDED {
+            self.all.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    fn ended(&self) {
+        if self.state.swap(Self::ENDED, Ordering::SeqCst) == Self::LEFT {
+            self.all.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+/// What is told of a file whose pages are written out.
+enum PageStep {
+    /// It is open.
+    Begun,
+    /// It is closed again, or was not opened.
+    Done { failed: bool },
+    /// All are, and the root too.
+    Closed,
+}
+
+/// How a file is opened of which nothing is to be changed.
+const READ_QUIETLY: OFlags =
+    OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::NOATIME).union(OFlags::CLOEXEC);
+
+fn write_pages(file: &OwnedFd, ino: u64) {
+    let all =
+        libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    // SAFETY: the descriptor is open, and no memory is passed.
+    if unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, all) } != 0 {
+        log::debug!("not all of {ino:#x} could be written: {}", io::Error::last_os_error());
     }
 }
 

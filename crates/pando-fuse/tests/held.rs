@@ -6,8 +6,9 @@
 
 use std::{
     fs::{self, File},
+    io::{BufRead, Write},
     os::{
-        fd::AsRawFd,
+        fd::{AsRawFd, FromRawFd},
         unix::fs::{FileExt, MetadataExt},
     },
     thread,
@@ -143,4 +144,83 @@ fn policies_are_carried_out_beside_directories_that_are_kept_locked() {
         }
         b.is_done("the mount does not end beside a directory that is kept locked", || drop(world));
     });
+}
+
+/// Where the process finds the mount that permits all opens there.
+const LISTENS: &str = "PANDO_TEST_LISTENS";
+
+/// Is that process: as a scanner of files does, it looks where the data of each is before it permits the open.
+#[test]
+fn listener() {
+    let Some(dir) = std::env::var_os(LISTENS) else { return };
+    let path = std::ffi::CString::new(dir.as_encoded_bytes()).unwrap();
+    // SAFETY: no memory is passed but the path, which ends with a zero.
+    let listener = unsafe {
+        let listener = libc::fanotify_init(libc::FAN_CLASS_CONTENT, libc::O_RDONLY as u32);
+        let marks = libc::FAN_MARK_ADD | libc::FAN_MARK_MOUNT;
+        match libc::fanotify_mark(listener, marks, libc::FAN_OPEN_PERM, libc::AT_FDCWD, path.as_ptr()) {
+            0 => std::os::fd::OwnedFd::from_raw_fd(listener),
+            _ => return println!("skipped: {}", std::io::Error::last_os_error()),
+        }
+    };
+    println!("listening");
+    let header = size_of::<libc::fanotify_event_metadata>();
+    let mut buffer = [0; 4096];
+    while let Ok(n @ 1..) = rustix::io::read(&listener, &mut buffer) {
+        for event in buffer[..n].chunks_exact(header) {
+            let fd = i32::from_ne_bytes(event[16..20].try_into().unwrap());
+            // SAFETY: no memory is passed; the descriptor came with the event, for us.
+            let fd = unsafe {
+                libc::lseek(fd, 0, libc::SEEK_DATA);
+                std::os::fd::OwnedFd::from_raw_fd(fd)
+            };
+            let allow = [fd.as_raw_fd().to_ne_bytes(), libc::FAN_ALLOW.to_ne_bytes()].concat();
+            rustix::io::write(&listener, &allow).unwrap();
+        }
+    }
+}
+
+/// A process that does not outlive its test.
+struct Killed(std::process::Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ended = self.0.kill().and_then(|()| self.0.wait());
+    }
+}
+
+/// Each open waits for it, those of the server in its own mount too.
+#[test]
+fn who_permits_opens_may_ask_where_the_data_is() {
+    let Some(world) = World::new() else { return };
+    if !rustix::process::geteuid().is_root() {
+        return println!("not root: skipped");
+    }
+    let path = world.path("f");
+    fs::write(&path, vec![7; FILE_BYTES]).unwrap();
+    let listener = format!("{}::listener", module_path!().split_once("::").unwrap().1);
+    let mut listener = Killed(
+        std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", &listener, "--nocapture"])
+            .env(LISTENS, world.root())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap(),
+    );
+    let told = std::io::BufReader::new(listener.0.stdout.take().unwrap());
+    let first =
+        told.lines().map(Result::unwrap).find(|line| line.contains("listening") || line.contains("skipped"));
+    if first.is_none_or(|line| line.contains("skipped")) {
+        return println!("this kernel asks nobody: skipped");
+    }
+    let mut file = File::options().read(true).write(true).open(&path).unwrap();
+    file.write_all(b"dirty").unwrap();
+    let begin = Instant::now();
+    let seen = fs::read(&path).unwrap();
+    assert!(seen[..5] == *b"dirty" && seen[5..] == [7; FILE_BYTES - 5]);
+    // All that was asked by the server is answered soon.
+    drop(file);
+    drop(listener);
+    println!("permitted after {:?}", begin.elapsed());
+    assert!(begin.elapsed() < PATIENCE);
 }

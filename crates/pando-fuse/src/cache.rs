@@ -289,6 +289,11 @@ impl Caches {
         self.inodes.lock().iter().filter(|(_, s)| s.writable > 0).map(|(&ino, _)| ino).collect()
     }
 
+    /// Whether the kernel may hold pages of this inode for an open, and what changes when it is opened.
+    pub(crate) fn cached(&self, ino: u64) -> (bool, u64) {
+        self.inodes.lock().get(&ino).map_or((false, 0), |s| (s.cached > 0, s.changes))
+    }
+
     /// Whether somebody may make pages of this inode dirty by another open than `handle`, as far as is known.
     pub(crate) fn others_may_dirty(&self, ino: u64, handle: u64) -> bool {
         let own = u32::from(self.writeback && !self.bypasses(handle));

@@ -208,8 +208,10 @@ impl MountState {
                 Err(e) => log::warn!("no way into the mount: {e}"),
             }
         }
-        // There is nothing else of pages that were refused.
-        left.retain(|ino| self.refused.why_not_stored(*ino).is_none());
+        // There is nothing else of pages that were refused, and are tried again through the way in.
+        if self.way_in.get().is_some() {
+            left.retain(|ino| !self.refused.may_lack(*ino));
+        }
         // Dropping the pages of an inode writes dirty ones first, one by one, and waits for that, which syncfs
         // does not promise for FUSE.
         left.into_iter().for_each(|ino| self.tell(|n| n.forget_pages(ino, 0, 0)));

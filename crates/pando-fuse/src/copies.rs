@@ -15,9 +15,6 @@ use crate::{
     transport::{Answer, Context, Copy, Errno},
 };
 
-/// Page size of the kernel's cache, bytes.
-const PAGE_BYTES: u64 = 4096;
-
 /// The answer to a request for a copy: how many bytes were copied.
 pub(crate) fn answer(shared: &Arc<MountState>, c: &Context, copy: Copy) -> Answer<u64> {
     let shared = shared.clone();
@@ -33,8 +30,9 @@ pub(crate) fn answer(shared: &Arc<MountState>, c: &Context, copy: Copy) -> Answe
             Err(e) => return Answer::Now(Err(e.into())),
         }
     }
-    let others = shared.caches.others_may_dirty(copy.ino_out, copy.handle_out);
-    if others && shared.cuts_pages(&copy) {
+    // After a copy the kernel drops the pages of the destination, with what a mapping has changed in them meanwhile;
+    // refused, it copies through them.
+    if shared.caches.others_may_dirty(copy.ino_out, copy.handle_out) {
         return Answer::Now(Err(Errno(libc::EOPNOTSUPP)));
     }
     Answer::later(move || {
@@ -47,16 +45,9 @@ pub(crate) fn answer(shared: &Arc<MountState>, c: &Context, copy: Copy) -> Answe
         if !caller.is_root() {
             shared.drop_privileges(&c, ino_out)?;
         }
-        let len = len.min(shared.fs.size(ino_in)?.saturating_sub(offset_in));
-        let announced = others.then(|| shared.past_pages.announce(ino_out, offset_out..offset_out + len));
         let copy = || shared.fs.copy_file_range(&caller, ino_in, offset_in, ino_out, offset_out, len);
         // It may be a part of that: what did not fit before is tried again with what is there then.
         let copied = shared.refused.around(ino_out, 0..0, copy);
-        if let Some(announced) = announced {
-            shared.tell(|n| n.forget_pages(ino_out, offset_out, len));
-            let copied = *copied.as_ref().unwrap_or(&0);
-            shared.no_pages_left(announced, ino_out, offset_out + copied..offset_out + len, None);
-        }
         if shared.set_id_bits(ino_out) != before {
             shared.bits_dropped(ino_out);
         }
@@ -66,14 +57,4 @@ pub(crate) fn answer(shared: &Arc<MountState>, c: &Context, copy: Copy) -> Answe
         }
         Ok(copied)
     })
-}
-
-impl MountState {
-    /// Whether a copy changes only a part of a page of its destination that others see. After the copy the kernel drops
-    /// the whole page, and what somebody has changed meanwhile in the rest of it.
-    fn cuts_pages(&self, copy: &Copy) -> bool {
-        let end = copy.offset_out.saturating_add(copy.len);
-        let cuts = |at: u64| !at.is_multiple_of(PAGE_BYTES);
-        cuts(copy.offset_out) || cuts(end) && self.fs.size(copy.ino_out).is_ok_and(|size| end < size)
-    }
 }

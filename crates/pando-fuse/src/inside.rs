@@ -35,6 +35,8 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, Timespec, Timestamps, U
 
 /// Threads that may wait for the kernel although nobody waits for them any more, a count.
 const MAX_LEFT_BEHIND: usize = 8;
+/// How often pages are written out although that ends with an error, a count.
+const MAX_ERRORS_BEFORE: u32 = 4;
 /// The type of FUSE's file handles: inode number and generation.
 const HANDLE_TYPE: libc::c_int = 0x81;
 
@@ -189,10 +191,10 @@ impl Inside {
                 // The kernel has forgotten the file, so it keeps nothing of it.
                 let gone =
                     matches!((&root, &file), (Ok(_), Err(e)) if e.raw_os_error() == Some(libc::ESTALE));
-                let failed = file.is_err() && !gone;
+                let mut failed = file.is_err() && !gone;
                 if let Ok(file) = file {
                     let _ = tell.send(PageStep::Begun);
-                    write_pages(&file, ino);
+                    failed = write_pages(&file).is_err();
                 }
                 let _ = tell.send(PageStep::Done { failed });
             }
@@ -287,12 +289,33 @@ enum PageStep {
 const READ_QUIETLY: OFlags =
     OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::NOATIME).union(OFlags::CLOEXEC);
 
-fn write_pages(file: &OwnedFd, ino: u64) {
-    let all =
-        libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
-    // SAFETY: the descriptor is open, and no memory is passed.
-    if unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, all) } != 0 {
-        log::debug!("not all of {ino:#x} could be written: {}", io::Error::last_os_error());
+/// Has the dirty pages of a file written. That the server refuses some is no error.
+fn write_pages(file: &OwnedFd) -> io::Result<()> {
+    const WAIT: libc::c_uint = libc::SYNC_FILE_RANGE_WAIT_BEFORE;
+    const ALL: libc::c_uint = WAIT | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    let call = |flags| {
+        // SAFETY: the descriptor is open, and no memory is passed.
+        match unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, flags) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    };
+    // An error that nobody has heard of yet ends a call before it writes anything.
+    let mut done = Ok(());
+    for _ in 0..MAX_ERRORS_BEFORE {
+        let _told = call(WAIT);
+        done = call(ALL);
+        if done.is_ok() {
+            break;
+        }
+    }
+    match done {
+        Err(e)
+            if !matches!(e.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT | libc::EIO | libc::EFBIG)) =>
+        {
+            Err(e)
+        }
+        _ => Ok(()),
     }
 }
 

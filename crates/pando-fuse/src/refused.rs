@@ -149,11 +149,33 @@ impl Refused {
         outcome
     }
 
+    /// The same for a write at `offset`, of which as many bytes are what was meant as it stores.
+    pub(crate) fn around_write(
+        &self,
+        ino: u64,
+        offset: u64,
+        work: impl FnOnce() -> Outcome<u32>,
+    ) -> Outcome<u32> {
+        let Some(file) = self.of(ino) else { return work() };
+        let mut file = file.lock();
+        let outcome = work();
+        file.changes += 1;
+        if let Ok(stored) = outcome {
+            self.counted(file.remove(&(offset..offset.saturating_add(stored.into()))));
+        }
+        outcome
+    }
+
     /// Why something of the file is stored nowhere, if that is so.
     pub(crate) fn why_not_stored(&self, ino: u64) -> Option<Errno> {
         let file = self.of(ino)?;
         let file = file.lock();
         (!file.is_empty()).then_some(Errno(file.errno))
+    }
+
+    /// Whether something of the file may be stored nowhere. Waits for nobody.
+    pub(crate) fn may_lack(&self, ino: u64) -> bool {
+        self.of(ino).is_some_and(|file| file.try_lock().is_none_or(|file| !file.is_empty()))
     }
 
     /// Error if something of the file is stored nowhere; then it is tried again soon.

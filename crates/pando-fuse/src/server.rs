@@ -94,12 +94,12 @@ impl Server {
     /// What `stat` tells, once the kernel has the time of the file.
     fn attributes(&self, ino: u64) -> Answer<Found> {
         if !self.shared.times.is_stale(ino) {
-            let keep = self.shared.refused.why_not_stored(ino).is_none();
+            let keep = !self.shared.refused.may_lack(ino);
             return Answer::Now(self.fs().getattr(ino).map(|attr| Found { attr, keep }).map_err(Errno::from));
         }
         let shared = self.shared.clone();
         Answer::later(move || {
-            let keep = shared.times.settle(ino);
+            let keep = shared.times.settle(ino) && !shared.refused.may_lack(ino);
             Ok(Found { attr: shared.fs.getattr(ino)?, keep })
         })
     }
@@ -163,12 +163,12 @@ impl Handler for Server {
         };
         self.shared.listings.looked_up(parent);
         if !self.shared.times.is_stale(found.ino) {
-            let keep = self.shared.refused.why_not_stored(found.ino).is_none();
+            let keep = !self.shared.refused.may_lack(found.ino);
             return Answer::Now(Ok(Some(Found { attr: found, keep })));
         }
         let shared = self.shared.clone();
         Answer::later(move || {
-            let keep = shared.times.settle(found.ino);
+            let keep = shared.times.settle(found.ino) && !shared.refused.may_lack(found.ino);
             Ok(Some(Found { attr: shared.fs.getattr(found.ino).unwrap_or(found), keep }))
         })
     }
@@ -189,9 +189,13 @@ impl Handler for Server {
         if let Some(handle) = handle
             && self.shared.refused.any()
             && self.fs().opened_write_only(FileHandle(handle))
-            && let Some(e) = self.shared.refused.why_not_stored(ino)
+            && self.shared.refused.may_lack(ino)
         {
-            return Answer::Now(Err(e));
+            let shared = self.shared.clone();
+            return Answer::later(move || match shared.refused.why_not_stored(ino) {
+                Some(e) => Err(e),
+                None => Ok(Found { attr: shared.fs.getattr(ino)?, keep: false }),
+            });
         }
         self.attributes(ino)
     }

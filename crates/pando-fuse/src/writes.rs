@@ -49,23 +49,28 @@ impl MountState {
         let pages_stale = !w.writeback && self.caches.wrote(ino, w.direct, offset, len) && len > 0;
         // Only for writes that bypass the page cache: after others the kernel sends an fsync.
         let durable = w.direct && w.flags & libc::O_DSYNC != 0 && outcome.is_ok();
-        if !mode_changed && !pages_stale && !durable {
+        if !mode_changed && !pages_stale && !durable && announced.is_none() {
             return Answer::Now(outcome);
         }
         let shared = self.clone();
-        if !mode_changed && !pages_stale {
+        if !mode_changed && !pages_stale && announced.is_none() {
             return Answer::here(move || {
                 shared.sync_file(ino, true)?;
                 outcome
             });
         }
         Answer::later(move || {
-            if pages_stale {
-                shared.tell(|n| n.forget_pages(ino, offset, len));
+            let stored = outcome.map_or(0, u64::from);
+            // What is not stored stays in the pages.
+            if stored > 0 && (pages_stale || announced.is_some()) {
+                shared.tell(|n| n.forget_pages(ino, offset, stored));
             }
             if let Some(announced) = announced {
-                let stored = outcome.map_or(0, u64::from);
-                shared.no_pages_left(announced, ino, offset + stored..offset + len, outcome.err());
+                let left_out = announced.has_left_out();
+                drop(announced);
+                if left_out {
+                    shared.nothing_left_out(ino, offset..offset + len, stored, outcome.err());
+                }
             }
             if mode_changed {
                 shared.bits_dropped(ino);
@@ -77,36 +82,31 @@ impl MountState {
         })
     }
 
-    /// Writes past the page cache; if somebody has opened the file who may make pages dirty, what is written is
-    /// announced until those from before are dropped.
+    /// Writes past the page cache; if the kernel may hold pages of the file for somebody, what is written is announced
+    /// until those from before are dropped.
     fn write_past_pages(self: &Arc<Self>, w: &Write<'_>) -> (Outcome<u32>, Option<Announcement>) {
-        let announce = || {
-            let range = w.offset..w.offset.saturating_add(w.data.len() as u64);
-            self.caches.is_perhaps_dirty(w.ino).then(|| self.past_pages.announce(w.ino, range))
-        };
-        let announced = announce();
+        let range = w.offset..w.offset.saturating_add(w.data.len() as u64);
+        let announce = || self.past_pages.announce(w.ino, range.clone());
+        let (cached, opened) = self.caches.cached(w.ino);
+        let announced = cached.then(announce);
         let outcome = self.write_data(w);
-        if announced.is_some() || outcome.is_err() || w.flags & libc::O_APPEND != 0 {
-            return (outcome, announced);
-        }
-        // Somebody has opened it meanwhile, and a page from before may have been written out already. (Behind the end
-        // of a file there is nothing to write out.)
-        match announce() {
+        // Somebody may have opened it meanwhile, and a page from before may have been written out already.
+        let again = announced.is_none() && outcome.is_ok() && self.caches.cached(w.ino).1 != opened;
+        match again.then(announce) {
             Some(announced) => (self.write_data(w), Some(announced)),
-            None => (outcome, None),
+            None => (outcome, announced),
         }
     }
 
-    /// The pages from before a range was announced are dropped. What was not stored of it, `rest`, and was left out of
-    /// pages, is tried again.
-    pub(crate) fn no_pages_left(
-        self: &Arc<Self>,
-        announced: Announcement,
-        ino: u64,
-        rest: Range<u64>,
-        why: Option<Errno>,
-    ) {
-        if announced.has_left_out() && !rest.is_empty() {
+    /// Behind an announcement of which bytes of pages were left out: the first `stored` are stored by the write. Pages
+    /// that were changed there meanwhile are dropped, so that readers see what is stored. What the write did not store
+    /// is tried again from its pages.
+    fn nothing_left_out(self: &Arc<Self>, ino: u64, range: Range<u64>, stored: u64, why: Option<Errno>) {
+        if stored > 0 {
+            self.tell(|n| n.forget_pages(ino, range.start, stored));
+        }
+        let rest = range.start + stored..range.end;
+        if !rest.is_empty() {
             self.refuse(ino, &rest, why.map_or(libc::ENOSPC, |e| e.0));
         }
     }
@@ -114,9 +114,7 @@ impl MountState {
     /// Writes what a program or the kernel gives.
     fn write_data(self: &Arc<Self>, w: &Write<'_>) -> Outcome<u32> {
         let range = w.offset..w.offset.saturating_add(w.data.len() as u64);
-        // Of another write a part may be done: what did not fit before is tried again with what is there then.
-        let whole = if w.writeback && self.caches.writeback() { range.clone() } else { 0..0 };
-        let outcome = self.refused.around(w.ino, whole, || self.write_range(w));
+        let outcome = self.refused.around_write(w.ino, w.offset, || self.write_range(w));
         if let (true, Err(e)) = (w.writeback, &outcome) {
             self.refuse(w.ino, &range, e.0);
         }
@@ -147,8 +145,9 @@ impl MountState {
         }
         // The handle of a mapping's page is a guess of the kernel.
         let handle = FileHandle(if w.writeback { 0 } else { w.handle });
-        match w.flags & libc::O_DIRECT != 0 {
-            // Of a part that is written the kernel makes EIO, and what stopped the rest is not heard of.
+        match w.writeback || w.flags & libc::O_DIRECT != 0 {
+            // Of a part that is written the kernel makes EIO, and what stopped the rest is not heard of. Of pages it
+            // takes a part for all.
             true => Ok(self.fs.write_whole(handle, w.ino, w.offset, w.data)?),
             false => Ok(self.fs.write(handle, w.ino, w.offset, w.data, false)?),
         }

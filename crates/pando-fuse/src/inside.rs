@@ -33,8 +33,10 @@ use std::{
 use pando_fs::Time;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, Timespec, Timestamps, UTIME_OMIT};
 
-/// Threads that may wait for the kernel although nobody waits for them any more, a count.
+/// Threads that may wait for the kernel although nobody waits for them any more, a count: where a user can make them.
 const MAX_LEFT_BEHIND: usize = 8;
+/// The same, where only root can, a count. So no user keeps the pages of others from being written out this way.
+const MAX_LEFT_BY_ROOT: usize = 2 * MAX_LEFT_BEHIND;
 /// How often pages are written out although that ends with an error, a count.
 const MAX_ERRORS_BEFORE: u32 = 4;
 /// The type of FUSE's file handles: inode number and generation.
@@ -162,7 +164,7 @@ impl Inside {
     /// most.
     pub(crate) fn read_apart(&self, ino: u64, range: &Range<u64>, patience: Duration) -> io::Result<Vec<u8>> {
         let (range, (tell, told)) = (range.clone(), mpsc::sync_channel(1));
-        let thread = self.begin(move |root| {
+        let thread = self.begin(MAX_LEFT_BEHIND, move |root| {
             let opened = root.and_then(|root| open_by_handle(root.as_raw_fd(), ino, READ_QUIETLY));
             // What is told does not wait for the file to be closed, in which the kernel writes its pages out.
             let _told = match &opened {
@@ -182,7 +184,7 @@ impl Inside {
     pub(crate) fn write_out(&self, files: &[u64], patience: Duration) -> io::Result<Vec<u64>> {
         let (tell, told) = mpsc::channel();
         let asked = files.to_vec();
-        let thread = self.begin(move |root| {
+        let thread = self.begin(MAX_LEFT_BY_ROOT, move |root| {
             for ino in asked {
                 let file = match &root {
                     Ok(root) => open_by_handle(root.as_raw_fd(), ino, READ_QUIETLY),
@@ -225,10 +227,14 @@ impl Inside {
         }
     }
 
-    /// Begins `work` in a thread apart, with the root of the mount. EAGAIN if too many wait for the kernel that nobody
-    /// waits for any more.
-    fn begin(&self, work: impl FnOnce(io::Result<OwnedFd>) + Send + 'static) -> io::Result<Begun> {
-        if self.left_behind.load(Ordering::Relaxed) >= MAX_LEFT_BEHIND {
+    /// Begins `work` in a thread apart, with the root of the mount. EAGAIN if as many as `most` wait for the kernel
+    /// that nobody waits for any more.
+    fn begin(
+        &self,
+        most: usize,
+        work: impl FnOnce(io::Result<OwnedFd>) + Send + 'static,
+    ) -> io::Result<Begun> {
+        if self.left_behind.load(Ordering::Relaxed) >= most {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         let begun = Begun { all: self.left_behind.clone(), state: Arc::new(AtomicU8::new(Begun::AWAITED)) };

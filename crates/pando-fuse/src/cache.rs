@@ -294,9 +294,11 @@ impl Caches {
         self.inodes.lock().get(&ino).map_or((false, 0), |s| (s.cached > 0, s.changes))
     }
 
-    /// Whether somebody may make pages of this inode dirty by another open than `handle`, as far as is known.
-    pub(crate) fn others_may_dirty(&self, ino: u64, handle: u64) -> bool {
-        let own = u32::from(self.writeback && !self.bypasses(handle));
+    /// Whether somebody may make pages of this inode dirty by another open than `handle`, which is for writing, and for
+    /// that alone if `write_only`.
+    pub(crate) fn others_may_dirty(&self, ino: u64, handle: u64, write_only: bool) -> bool {
+        let direct = if self.writeback { self.bypasses(handle) } else { write_only };
+        let own = u32::from(!direct);
         self.inodes.lock().get(&ino).is_some_and(|s| s.writable > own)
     }
 
@@ -319,6 +321,21 @@ mod tests {
     };
 
     use super::*;
+
+    #[test]
+    fn what_others_may_dirty_does_not_count_the_own_open() {
+        for writeback in [true, false] {
+            let c = Caches::new(writeback);
+            c.opened(2, 7, libc::O_RDWR, false);
+            assert!(!c.others_may_dirty(2, 7, false), "writeback {writeback}");
+            c.opened(2, 8, libc::O_RDWR, false);
+            assert!(c.others_may_dirty(2, 7, false) && c.others_may_dirty(2, 8, false));
+            c.opened(3, 9, libc::O_WRONLY, true);
+            assert!(!c.others_may_dirty(3, 9, true), "writeback {writeback}");
+            c.opened(3, 10, libc::O_RDWR, false);
+            assert!(c.others_may_dirty(3, 9, true), "writeback {writeback}");
+        }
+    }
 
     #[test]
     fn only_write_only_opens_are_direct() {

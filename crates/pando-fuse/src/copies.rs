@@ -32,7 +32,8 @@ pub(crate) fn answer(shared: &Arc<MountState>, c: &Context, copy: Copy) -> Answe
     }
     // After a copy the kernel drops the pages of the destination, with what a mapping has changed in them meanwhile;
     // refused, it copies through them.
-    if shared.caches.others_may_dirty(copy.ino_out, copy.handle_out) {
+    let write_only = shared.fs.opened_write_only(FileHandle(copy.handle_out));
+    if shared.caches.others_may_dirty(copy.ino_out, copy.handle_out, write_only) {
         return Answer::Now(Err(Errno(libc::EOPNOTSUPP)));
     }
     Answer::later(move || {

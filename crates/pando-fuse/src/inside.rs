@@ -24,7 +24,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc,
-        atomic::{AtomicU8, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc,
     },
     time::Duration,
@@ -237,7 +237,7 @@ impl Inside {
         if self.left_behind.load(Ordering::Relaxed) >= most {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        let begun = Begun { all: self.left_behind.clone(), state: Arc::new(AtomicU8::new(Begun::AWAITED)) };
+        let begun = Begun { all: self.left_behind.clone(), over: Arc::default() };
         let (inside, own) = (self.clone(), begun.clone());
         let thread = std::thread::Builder::new().name("pando-inside".into());
         thread.spawn(move || {
@@ -254,28 +254,25 @@ impl Inside {
 struct Begun {
     /// How many such threads nobody waits for any more.
     all: Arc<AtomicUsize>,
-    state: Arc<AtomicU8>,
+    /// It has ended, or nobody waits for it any more.
+    over: Arc<AtomicBool>,
 }
 
 impl Begun {
-    /// What a thread is: somebody waits for it,
-    const AWAITED: u8 = 0;
-    /// a kind: nobody does,
-    const LEFT: u8 = 1;
-    /// a kind: or it has ended.
-    const ENDED: u8 = 2;
-
     /// Nobody waits for it any more.
     fn leave(&self) {
         // Counted first, so that its end takes nothing away that is not there.
         self.all.fetch_add(1, Ordering::SeqCst);
-        if self.state.swap(Self::LEFT, Ordering::SeqCst) == Self::ENDED {
-            self.all.fetch_sub(1, Ordering::SeqCst);
-        }
+        self.second_takes_away();
     }
 
     fn ended(&self) {
-        if self.state.swap(Self::ENDED, Ordering::SeqCst) == Self::LEFT {
+        self.second_takes_away();
+    }
+
+    /// Of its end and of being left, which come in any order, the second ends the count.
+    fn second_takes_away(&self) {
+        if self.over.swap(true, Ordering::SeqCst) {
             self.all.fetch_sub(1, Ordering::SeqCst);
         }
     }
@@ -306,7 +303,8 @@ fn write_pages(file: &OwnedFd) -> io::Result<()> {
             _ => Err(io::Error::last_os_error()),
         }
     };
-    // An error that nobody has heard of yet ends a call before it writes anything.
+    // An error that nobody has heard of yet ends a call before it writes anything. (What is left then the kernel writes
+    // when the file is closed, but only if it keeps what is written.)
     let mut done = Ok(());
     for _ in 0..MAX_ERRORS_BEFORE {
         let _told = call(WAIT);

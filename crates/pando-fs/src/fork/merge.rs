@@ -110,13 +110,15 @@ impl Fs {
     /// changed and removed, and the directories around it (EPERM); `None` allows everything. EINVAL if `fork` is no
     /// fork, or if `into` is the root, the fork, or lies in the fork. A merge of more than
     /// [`MountOptions::merge_steps`] changes fails with EBUSY if other calls keep changing the same files, and with
-    /// EFBIG if it changes more linked files outside of `into` than a batch holds.
+    /// EFBIG if it changes more linked files outside of `into` than a batch holds, or if its plan takes more memory
+    /// than [`MountOptions::merge_plan_bytes`] leaves to `owner`.
     ///
     /// Cost: that of [`Fs::diff_fork`], and an operation for each change; a file or tree that was added as a whole is
     /// one operation. Calls on both trees wait while the batch is made; during a larger merge they wait for short
     /// moments only.
     ///
     /// [`MountOptions::merge_steps`]: crate::MountOptions::merge_steps
+    /// [`MountOptions::merge_plan_bytes`]: crate::MountOptions::merge_plan_bytes
     pub fn merge(
         &self,
         owner: Option<u32>,
@@ -127,7 +129,8 @@ impl Fs {
         self.merge_unless(owner, fork, into, options, &AtomicBool::new(false))
     }
 
-    /// The same, until `stop` is set: then nothing is done (EINTR), unless all but its last step is done already.
+    /// As [`Fs::merge`], until `stop` is set: then nothing is done (EINTR), unless all but its last step is done
+    /// already. It is not looked at while renames are searched.
     pub fn merge_unless(
         &self,
         owner: Option<u32>,

@@ -13,6 +13,7 @@ mod depth;
 mod diff;
 mod files;
 mod forks;
+mod full_deletes;
 mod full_disk;
 mod hostile;
 mod large_merges;

@@ -375,7 +375,8 @@ fn what_has_a_long_path_can_be_removed_from_a_full_store() {
 #[test]
 fn files_are_made_shorter_on_a_full_store() {
     let stores = 24;
-    assert!((0..stores).any(made_shorter), "on none of {stores} full stores");
+    let done = (0..stores).filter(|seed| made_shorter(*seed)).count();
+    assert!(done > 0, "on none of {stores} full stores");
 }
 
 fn made_shorter(seed: u64) -> bool {
@@ -422,6 +423,12 @@ fn made_shorter(seed: u64) -> bool {
         }
     }
     println!("of {FILES} cuts, punches and removals of two attributes each, refused: {refused:?}");
+    // However many were refused, what removes goes through.
+    for i in 0..FILES {
+        w.unlink(&format!("/s/cut{i}"))
+            .unwrap_or_else(|e| panic!("store {seed}, {refused:?} refused: unlink {i}: {e}"));
+    }
+    w.remove_tree("/fill").unwrap_or_else(|e| panic!("store {seed}, {refused:?} refused: rm -r: {e}"));
     check_keys(w);
     refused.iter().all(|n| *n < FILES / 2)
 }

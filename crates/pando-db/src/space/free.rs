@@ -33,6 +33,7 @@ impl FreeRanges {
         self.total
     }
 
+    #[cfg(test)]
     /// Length of the longest range, 0 if there is none.
     pub(crate) fn largest(&self) -> u64 {
         self.by_size.last().map_or(0, |&(len, _)| len)
@@ -41,6 +42,11 @@ impl FreeRanges {
     /// The longest range: (offset, length).
     pub(crate) fn largest_range(&self) -> Option<(u64, u64)> {
         self.by_size.last().map(|&(len, offset)| (offset, len))
+    }
+
+    /// Where the shortest range begins.
+    pub(crate) fn shortest(&self) -> Option<u64> {
+        self.by_size.first().map(|&(_, offset)| offset)
     }
 
     /// The lowest range: (offset, length).

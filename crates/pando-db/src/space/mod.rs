@@ -15,11 +15,12 @@
 
 mod discard;
 mod free;
+mod scattered;
 
 use std::{
     collections::HashMap,
     io,
-    ops::{Deref, DerefMut},
+    ops::{Deref, DerefMut, Range},
     sync::{
         Arc, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -29,8 +30,8 @@ use std::{
 
 use parking_lot::{Mutex, MutexGuard};
 
-pub use self::discard::Discarding;
 use self::free::FreeRanges;
+pub use self::{discard::Discarding, scattered::MAX_RANGES};
 use crate::{
     device::{BLOCK, Device},
     error::{Error, Result},
@@ -61,11 +62,13 @@ pub struct Space {
     next_id: AtomicU64,
     /// The medium cannot, or has failed to.
     no_discards: AtomicBool,
+    /// There is or was an extent in several ranges.
+    any_scattered: AtomicBool,
 }
 
-/// A range of the device that its holder owns. Dropping it frees the range.
+/// A range of the device that its holder owns, or several ([`scattered`]). Dropping it frees them.
 pub struct Extent {
-    /// First byte on the device, a multiple of [`BLOCK`]. Not to be changed.
+    /// First byte on the device, a multiple of [`BLOCK`]; of the directory, where it is scattered. Not to be changed.
     pub offset: u64,
     /// Length in bytes, a multiple of [`BLOCK`]. Not to be changed.
     pub len: u64,
@@ -73,6 +76,8 @@ pub struct Extent {
     pub id: u64,
     /// Holds pages and no header, so that several nodes may own it together.
     pub shared: bool,
+    /// Where it is, if it is scattered.
+    ranges: Box<[Range<u64>]>,
     /// Allocated from backed bytes, and so backed when it is free again.
     backed: bool,
     space: Arc<Space>,
@@ -166,6 +171,7 @@ impl Space {
             adopted: Mutex::default(),
             next_id: AtomicU64::new(1),
             no_discards: AtomicBool::new(false),
+            any_scattered: AtomicBool::new(false),
         })
     }
 
@@ -177,6 +183,12 @@ impl Space {
     }
 
     fn adopt_as(self: &Arc<Self>, offset: u64, len: u64, shared: bool) -> Result<Arc<Extent>> {
+        self.adopt_range(offset, len)?;
+        // Whether the medium has promised all of it nobody has asked: a copied image may have holes.
+        Ok(self.extent(offset, len, shared, false))
+    }
+
+    fn adopt_range(&self, offset: u64, len: u64) -> Result<()> {
         let corrupt = |detail: &str| Err(Error::corrupt("extent", offset, format!("{len} bytes {detail}")));
         if len == 0 || !len.is_multiple_of(BLOCK) || !offset.is_multiple_of(BLOCK) {
             return corrupt("are not whole blocks");
@@ -189,20 +201,28 @@ impl Space {
             return corrupt("overlap an extent owned by something else");
         }
         state.remove(offset, len);
-        drop(state);
-        // Whether the medium has promised all of it nobody has asked: a copied image may have holes.
-        Ok(self.extent(offset, len, shared, false))
+        Ok(())
     }
 
     /// Marks a range of pages as owned while a store is loaded; the same range again is the same extent.
     ///
     /// Errors as for [`Space::adopt`]: another range that overlaps is not the same.
     pub fn adopt_shared(self: &Arc<Self>, offset: u64, len: u64) -> Result<Arc<Extent>> {
+        self.adopt_once(offset, len, || self.adopt_as(offset, len, true))
+    }
+
+    /// The extent of these pages, if it was adopted before, or what `adopt` gives.
+    fn adopt_once(
+        &self,
+        offset: u64,
+        len: u64,
+        adopt: impl FnOnce() -> Result<Arc<Extent>>,
+    ) -> Result<Arc<Extent>> {
         let mut adopted = self.adopted.lock();
         if let Some(known) = adopted.get(&offset).and_then(Weak::upgrade).filter(|e| e.len == len) {
             return Ok(known);
         }
-        let extent = self.adopt_as(offset, len, true)?;
+        let extent = adopt()?;
         adopted.insert(offset, Arc::downgrade(&extent));
         Ok(extent)
     }
@@ -234,24 +254,6 @@ impl Space {
         let (own, shared) = (blocks(own)?, blocks(shared)?);
         let offset = self.take(own.checked_add(shared).ok_or(Error::NoSpace)?)?;
         Ok((self.extent(offset, own, false, true), self.extent(offset + own, shared, true, true)))
-    }
-
-    /// Takes a part of the longest free range that the device has promised: `fit` says how many bytes of
-    /// that many are of use. For what does not find room in one piece. [`Error::NoSpace`] if none are.
-    pub fn allocate_part(
-        self: &Arc<Self>,
-        shared: bool,
-        fit: &mut dyn FnMut(u64) -> u64,
-    ) -> Result<Arc<Extent>> {
-        let mut state = self.state();
-        let longest = state.backed.largest();
-        let len = fit(longest).next_multiple_of(BLOCK);
-        if len == 0 || len > longest {
-            return Err(Error::NoSpace);
-        }
-        let offset = state.take(len).ok_or(Error::NoSpace)?;
-        drop(state);
-        Ok(self.extent(offset, len, shared, true))
     }
 
     /// Takes whole blocks out of what is free and backed; where they begin.
@@ -492,8 +494,22 @@ impl Space {
     }
 
     fn extent(self: &Arc<Self>, offset: u64, len: u64, shared: bool, backed: bool) -> Arc<Extent> {
+        self.extent_of(offset, len, Vec::new(), shared, backed)
+    }
+
+    fn extent_of(
+        self: &Arc<Self>,
+        offset: u64,
+        len: u64,
+        ranges: Vec<Range<u64>>,
+        shared: bool,
+        backed: bool,
+    ) -> Arc<Extent> {
+        if !ranges.is_empty() {
+            self.any_scattered.store(true, Relaxed);
+        }
         let id = self.next_id.fetch_add(1, Relaxed);
-        Arc::new(Extent { offset, len, id, shared, backed, space: self.clone() })
+        Arc::new(Extent { offset, len, id, shared, ranges: ranges.into(), backed, space: self.clone() })
     }
 }
 
@@ -538,12 +554,15 @@ impl SpaceState {
 impl Drop for Extent {
     fn drop(&mut self) {
         let mut state = self.space.state();
-        if self.backed {
-            state.backed.insert(self.offset, self.len);
-            state.free.insert(self.offset, self.len);
-        } else {
-            state.stale.insert(self.offset, self.len);
-            state.add_raw(self.offset, self.len);
+        for range in self.owned() {
+            let (offset, len) = (range.start, range.end - range.start);
+            if self.backed {
+                state.backed.insert(offset, len);
+                state.free.insert(offset, len);
+            } else {
+                state.stale.insert(offset, len);
+                state.add_raw(offset, len);
+            }
         }
     }
 }

@@ -7,8 +7,8 @@
 //! them. The messages of an interior node go
 //! to such an extent, apart from the header, so that the next version need
 //! write only what came in since ([`make_room_apart`]). And where no free
-//! range is long enough, the node is cut over several, so that a store can be
-//! filled to the end however its free space is scattered. Uses the pager for
+//! range is long enough, the extent is scattered over several, so that a store can
+//! be filled to the end, and emptied, however small they are. Uses the pager for
 //! pages that are copied, `space` and the device; what it writes is not durable
 //! before a flush.
 
@@ -23,7 +23,7 @@ use crate::{
     format::node_codec::{encode_header, pack},
     node::{Node, PageLoc, PageRef, Segment, stored::Stored},
     space::{Extent, Space},
-    store::{pager::Pager, table::MAX_PARTS},
+    store::{pager::Pager, scattered},
 };
 
 /// Most extents of pages that a version of a node takes over.
@@ -48,8 +48,8 @@ fn lasting_from(node_size: usize) -> usize {
 /// Most extents that a node keeps because something in them cannot be read.
 const MAX_HELD_EXTENTS: usize = 64;
 
-/// Writes a node to free space. [`Error::NoSpace`] if there is too little, or only in shreds. A page that the
-/// device cannot read stays where it is, with its extent: it may be able to later. Only if that is another
+/// Writes a node to free space. [`Error::NoSpace`] if there is too little, or in more ranges than an extent has. A page
+/// that the device cannot read stays where it is, with its extent: it may be able to later. Only if that is another
 /// node's own, as `is_own` says, zeros stand for the page, under the checksum that it has.
 pub(crate) fn store_node(
     pager: &Pager,
@@ -71,7 +71,7 @@ pub(crate) fn store_node(
     let lasting = node.height > 0 && lens.iter().sum::<usize>() >= lasting_from(pager.node_size());
     let parts = match lasting.then(|| make_room_apart(space, header_len, &lens)) {
         Some(Ok(parts)) => parts,
-        None | Some(Err(Error::NoSpace)) => admit(space, header_len, &lens, MAX_PARTS - kept.len())?,
+        None | Some(Err(Error::NoSpace)) => admit(space, header_len, &lens)?,
         Some(Err(error)) => return Err(error),
     };
 
@@ -160,7 +160,7 @@ fn packed(
     Ok(PackOutcome::All(new, pages))
 }
 
-/// Bytes that writing this node takes at most, if it finds room in one piece, or in two.
+/// Bytes that writing this node takes at most: in one piece, in two, or in many with a directory.
 pub(crate) fn bytes_to_write(node: &Node, node_size: usize) -> usize {
     let kept = kept(node, node_size);
     let stays = |loc: &PageLoc| match loc {
@@ -168,8 +168,7 @@ pub(crate) fn bytes_to_write(node: &Node, node_size: usize) -> usize {
         _ => false,
     };
     let staying: usize = node.pages().filter(|p| stays(&p.loc)).map(|p| p.raw as usize).sum();
-    let apart = if node.height > 0 { BLOCK as usize } else { 0 };
-    node.bytes() - staying + apart
+    node.bytes() - staying + BLOCK as usize
 }
 
 /// Whether a node that uses `used` bytes of an extent of pages, which are `raw` without compression, may keep it:
@@ -260,6 +259,15 @@ impl Part {
 
 /// Writes a header and pages to their places, with one request where these lie side by side.
 fn write(pager: &Pager, parts: &[Part], header: &[u8], pages: &[Bytes]) -> Result<()> {
+    if let [Part { extent, .. }] = parts
+        && extent.is_scattered()
+    {
+        let mut bytes = Vec::with_capacity(extent.len as usize);
+        bytes.extend_from_slice(header);
+        pages.iter().for_each(|page| bytes.extend_from_slice(page));
+        bytes.resize(extent.len as usize, 0);
+        return scattered::write(&**pager.device(), extent, &bytes);
+    }
     let (mut header, mut pages) = (header, pages);
     for parts in parts.chunk_by(|a, b| a.extent.offset + a.extent.len == b.extent.offset) {
         // The device joins them, in memory that it has for that.
@@ -289,39 +297,14 @@ fn make_room_apart(space: &Arc<Space>, header: usize, pages: &[usize]) -> Result
     Ok(vec![own, Part { extent: shared, header: 0, pages: pages.to_vec() }])
 }
 
-/// Extents for a header and pages, in order; one if possible, else as few as the longest ranges allow.
-fn admit(space: &Arc<Space>, header: usize, lens: &[usize], at_most: usize) -> Result<Vec<Part>> {
-    let total = header + lens.iter().sum::<usize>();
-    match space.allocate(total as u64) {
-        Ok(extent) => return Ok(vec![Part { extent, header, pages: lens.to_vec() }]),
-        Err(Error::NoSpace) => (),
-        Err(error) => return Err(error),
-    }
-    let (mut parts, mut rest): (Vec<Part>, &[usize]) = (Vec::new(), lens);
-    while parts.is_empty() || !rest.is_empty() {
-        if parts.len() == at_most {
-            return Err(Error::NoSpace);
-        }
-        let header = if parts.is_empty() { header } else { 0 };
-        let mut fitting = 0;
-        let mut fit = |longest: u64| {
-            let mut bytes = header;
-            fitting = 0;
-            for len in rest {
-                if (bytes + len).next_multiple_of(BLOCK as usize) as u64 > longest {
-                    break;
-                }
-                bytes += len;
-                fitting += 1;
-            }
-            bytes as u64
-        };
-        let extent = space.allocate_part(!parts.is_empty(), &mut fit)?;
-        let (here, more) = rest.split_at(fitting);
-        parts.push(Part { extent, header, pages: here.to_vec() });
-        rest = more;
-    }
-    Ok(parts)
+/// An extent for a header and pages: in one piece if possible, else in as few as there may be.
+fn admit(space: &Arc<Space>, header: usize, lens: &[usize]) -> Result<Vec<Part>> {
+    let total = (header + lens.iter().sum::<usize>()) as u64;
+    let extent = match space.allocate(total) {
+        Err(Error::NoSpace) => space.allocate_scattered(total)?,
+        other => other?,
+    };
+    Ok(vec![Part { extent, header, pages: lens.to_vec() }])
 }
 
 #[cfg(test)]
@@ -380,23 +363,34 @@ mod tests {
         assert_eq!(whole.parts.len(), 1);
         assert_same(&pager, &whole, &node);
         drop(whole);
-        // Every other piece of 16 KiB is free: no more than two pages fit into one.
-        let all: Vec<_> = (0..64).map(|_| space.allocate(16 << 10).expect("room")).collect();
-        let _held: Vec<_> = all.into_iter().step_by(2).collect();
-        let cut = store_node(&pager, &space, &node, &|_| true).expect("room in pieces");
-        assert!(cut.parts.len() >= 4, "{} parts", cut.parts.len());
-        assert!(!cut.parts[0].shared && cut.parts[1..].iter().all(|part| part.shared));
-        assert_same(&pager, &cut, &node);
+        // Every other piece is free, and none of a block has room for a page.
+        for piece in [16 << 10, 4 << 10] {
+            let all: Vec<_> = (0..(1 << 20) / piece).map(|_| space.allocate(piece).expect("room")).collect();
+            let held: Vec<_> = all.into_iter().step_by(2).collect();
+            let cut = store_node(&pager, &space, &node, &|_| true).expect("room in pieces");
+            assert!(cut.parts.len() == 1 && cut.parts[0].ranges().count() >= 4);
+            assert_same(&pager, &cut, &node);
+            // Its pages come over into another node, as they are.
+            let moved = Arc::new(detach(&node_of(&pager, &cut), &cut).expect("a node"));
+            drop(held);
+            let copy = store_node(&pager, &space, &moved, &|_| true).expect("room");
+            assert!(!copy.parts[0].is_scattered());
+            assert_same(&pager, &copy, &node);
+        }
+    }
+
+    fn node_of(pager: &Pager, stored: &Arc<Stored>) -> Node {
+        Node::clone(&*pager.stored_node(stored).expect("readable"))
     }
 
     #[test]
-    fn shreds_too_small_for_a_page_hold_nothing() {
+    fn a_node_that_finds_too_little_space_takes_none() {
         let (pager, space) = store();
-        let all: Vec<_> = (0..256).map(|_| space.allocate(4 << 10).expect("room")).collect();
-        let _held: Vec<_> = all.into_iter().step_by(2).collect();
+        let mut all: Vec<_> = (0..256).map(|_| space.allocate(4 << 10).expect("room")).collect();
+        (0..8).for_each(|i| drop(all.remove(i * 9)));
         let free = space.free_bytes();
-        assert!(matches!(store_node(&pager, &space, &leaf(2), &|_| true), Err(Error::NoSpace)));
-        assert_eq!(space.free_bytes(), free, "what was taken for the first part is given back");
+        assert!(matches!(store_node(&pager, &space, &leaf(8), &|_| true), Err(Error::NoSpace)));
+        assert_eq!(space.free_bytes(), free);
     }
 
     #[test]
@@ -426,7 +420,9 @@ mod tests {
             let node = some(from, to);
             let stored = store_node(&pager, &space, &node, &|_| true).expect("room");
             assert_eq!(stored.parts.iter().any(|part| part.id == extent.id), keeps, "pages {from}..{to}");
-            assert!(bytes_to_write(&node, NODE as usize) < 2000 + if keeps { 0 } else { 8000 });
+            assert!(
+                bytes_to_write(&node, NODE as usize) < 2000 + BLOCK as usize + if keeps { 0 } else { 8000 }
+            );
             let fresh = leaf(8);
             let Body::Leaf(run) = &fresh.body else { panic!("a leaf") };
             let mut expected = Node::clone(&fresh);

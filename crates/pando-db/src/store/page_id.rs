@@ -50,11 +50,12 @@ pub(super) struct Wanted<'p> {
 }
 
 impl<'p> Wanted<'p> {
-    /// A page that is stored.
+    /// A page that is stored, in one place.
     pub fn of(home: Option<&Arc<Stored>>, page: &'p PageRef) -> Option<Self> {
         let (extent, segment) = place(home, page)?;
         let key = CacheKey { extent: extent.id, offset: segment.offset };
-        Some(Self { page, segment, key, at: extent.offset + u64::from(segment.offset) })
+        let at = extent.place(segment.offset.into(), segment.len.into())?;
+        Some(Self { page, segment, key, at })
     }
 
     pub fn end(&self) -> u64 {

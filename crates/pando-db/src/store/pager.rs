@@ -42,6 +42,7 @@ use crate::{
         lent::Lender,
         page_id::{PageId, Wanted, place, side_by_side},
         row_cache::RowCache,
+        scattered,
         sequence::Sequences,
         sharded::ShardedCounter,
         table::{Loc, Table},
@@ -277,7 +278,7 @@ impl Pager {
         self.misses.add();
         let offset = head.offset;
         let read = || {
-            let bytes = self.read(offset, stored.header_len)?;
+            let bytes = scattered::read(&*self.device, head, 0, stored.header_len)?;
             if xxh3_64(&bytes) != stored.header_sum {
                 return Err(Error::corrupt("node header", offset, "its checksum does not match"));
             }
@@ -407,9 +408,10 @@ impl Pager {
             }
         };
         self.misses.add();
-        let at = extent.offset + u64::from(segment.offset);
-        let read =
-            self.read(at, segment.len).and_then(|bytes| node_codec::load_page(page, segment, bytes, at));
+        let from = u64::from(segment.offset);
+        let at = extent.place(from, 0).unwrap_or(extent.offset);
+        let read = scattered::read(&*self.device, extent, from, segment.len)
+            .and_then(|bytes| node_codec::load_page(page, segment, bytes, at));
         let parsed = Arc::new(self.noting(key, read)?);
         self.cache.insert(key, Cached::Page(parsed.clone()));
         Ok(parsed)
@@ -497,9 +499,18 @@ impl Pager {
         pages: impl Iterator<Item = &'p PageRef>,
         limit: usize,
     ) -> Result<Vec<(Segment, Option<Bytes>)>> {
+        let mut pages = pages.peekable();
+        let first = pages.peek().and_then(|page| place(None, page));
         let wanted = side_by_side(None, pages, limit);
         if wanted.is_empty() {
-            return Err(Error::corrupt("node page", 0, "a page of no known extent"));
+            // It may lie in several places.
+            let (extent, segment) =
+                first.ok_or_else(|| Error::corrupt("node page", 0, "a page of no known extent"))?;
+            let stored = scattered::read(&*self.device, extent, segment.offset.into(), segment.len).ok();
+            if stored.as_ref().is_none_or(|stored| xxh3_64(stored) != segment.sum) {
+                self.unreadable.note(CacheKey { extent: extent.id, offset: segment.offset });
+            }
+            return Ok(vec![(segment, stored)]);
         }
         let stored: Vec<Option<Bytes>> = match self.read_apart(&wanted) {
             Ok(stored) => stored.into_iter().map(Some).collect(),

@@ -32,7 +32,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::{
     device::{BLOCK, Device},
     error::{Error, Result},
-    store::log::LogPos,
+    store::{log::LogPos, scattered::SCATTERED},
 };
 
 /// Version of the format that this code reads and writes.
@@ -51,10 +51,13 @@ pub const GUARDED_LOG: u64 = 1;
 /// Bit of an incompatible feature: entries of the translation table and references to pages may have bounds of
 /// key lengths.
 pub const KEY_BOUNDS: u64 = 2;
+/// Bit of an incompatible feature: extents of nodes and of the table may be scattered over several ranges. It is set by
+/// the first checkpoint that has some.
+pub const SCATTERED_EXTENTS: u64 = 4;
 /// Bits of the incompatible features of a store that this code has written.
 pub const WRITTEN_FEATURES: u64 = GUARDED_LOG | KEY_BOUNDS;
 /// Bits of the incompatible features that this code knows.
-const KNOWN_FEATURES: u64 = WRITTEN_FEATURES;
+const KNOWN_FEATURES: u64 = WRITTEN_FEATURES | SCATTERED_EXTENTS;
 /// Bytes of a superblock, and where its checksum begins, in bytes.
 const SIZE: usize = BLOCK as usize;
 const CHECKSUM_AT: usize = SIZE - 8;
@@ -327,8 +330,9 @@ impl Superblock {
         let table = &self.table;
         require(table.depth <= MAX_TABLE_DEPTH, "table depth out of range")?;
         if table.len > 0 {
-            require(table.len <= MAX_TABLE_PAGE, "table page too long")?;
-            let len = u64::from(table.len).next_multiple_of(BLOCK);
+            require(table.len & !SCATTERED <= MAX_TABLE_PAGE, "table page too long")?;
+            let scattered = table.len & SCATTERED != 0;
+            let len = if scattered { BLOCK } else { u64::from(table.len).next_multiple_of(BLOCK) };
             require(aligned(table.offset) && inside(table.offset, len), "the table lies outside the store")?;
             let apart = table.offset + len <= self.log_base || self.log_base + self.log_size <= table.offset;
             require(apart, "the table lies in the log")?;

@@ -18,6 +18,7 @@ use crate::{
     key::Longest,
     node::{MAX_HEIGHT, Node, NodeId, stored::Stored},
     space::{Extent, Space},
+    store::scattered::{self, SCATTERED, stored_len},
 };
 
 const BITS: u32 = 6;
@@ -198,7 +199,7 @@ impl Table {
                 PageSlots::Leaf(_) => 0,
                 PageSlots::Inner(slots) => slots.iter().flatten().map(|child| walk(child)).sum(),
             };
-            below + page.home.as_ref().map_or(0, |home| home.extent.len)
+            below + page.home.as_ref().map_or(0, |home| home.extent.owned_bytes())
         }
         self.root.as_deref().map_or(0, walk)
     }
@@ -372,7 +373,7 @@ fn encode_page(page: &TablePage) -> Bytes {
                 out.put_u8(stored.parts.len() as u8);
                 for part in &stored.parts {
                     out.put_u64_le(part.offset);
-                    out.put_u32_le(part.len as u32);
+                    out.put_u32_le(stored_len(part));
                 }
             }
         }
@@ -383,7 +384,7 @@ fn encode_page(page: &TablePage) -> Bytes {
                 let Some(home) = &child.home else { unreachable!("children are written first") };
                 out.put_u64_le(home.extent.offset);
                 out.put_u64_le(home.sum);
-                out.put_u32_le(home.extent.len as u32);
+                out.put_u32_le(stored_len(&home.extent));
             }
         }
     }
@@ -398,16 +399,15 @@ fn presence<T>(slots: &[Option<T>]) -> u64 {
 fn load_page(device: &dyn Device, space: &Arc<Space>, at: PageAddress, level: u8) -> Result<TablePage> {
     let PageAddress { offset, len, sum } = at;
     let bad = |detail: &str| Error::corrupt("table page", offset, detail);
-    if len == 0 || u64::from(len) > MAX_PAGE {
+    let bytes = len & !SCATTERED;
+    if bytes == 0 || u64::from(bytes) > MAX_PAGE {
         return Err(bad("of an impossible length"));
     }
-    let extent = space.adopt(offset, len.into())?;
-    let mut bytes = vec![0; len as usize];
-    device.read_at(offset, &mut bytes).map_err(|e| Error::io("read of a table page", offset, e))?;
-    if xxh3_64(&bytes) != sum {
+    let extent = scattered::adopt(device, space, (offset, len), false)?;
+    let mut input = scattered::read(device, &extent, 0, bytes)?;
+    if xxh3_64(&input) != sum {
         return Err(bad("its checksum does not match"));
     }
-    let mut input = Bytes::from(bytes);
     let (magic, present) = (input.get_u32_le(), input.get_u64_le());
     let bounds = magic != LEAF_MAGIC_WITHOUT_BOUNDS;
     let fits = if level == 0 { magic == LEAF_MAGIC || !bounds } else { magic == INNER_MAGIC };
@@ -418,7 +418,7 @@ fn load_page(device: &dyn Device, space: &Arc<Space>, at: PageAddress, level: u8
     let mut page = TablePage::empty(level);
     for i in (0..SLOTS).filter(|i| present >> i & 1 == 1) {
         match &mut page.slots {
-            PageSlots::Leaf(slots) => slots[i] = Some(get_entry(&mut input, space, bounds, &bad)?),
+            PageSlots::Leaf(slots) => slots[i] = Some(get_entry(&mut input, (device, space), bounds, &bad)?),
             PageSlots::Inner(slots) => {
                 let (offset, sum) =
                     (input.try_get_u64_le().map_err(short)?, input.try_get_u64_le().map_err(short)?);
@@ -433,7 +433,7 @@ fn load_page(device: &dyn Device, space: &Arc<Space>, at: PageAddress, level: u8
 
 fn get_entry(
     input: &mut Bytes,
-    space: &Arc<Space>,
+    (device, space): (&dyn Device, &Arc<Space>),
     bounds: bool,
     bad: &dyn Fn(&str) -> Error,
 ) -> Result<Entry> {
@@ -452,12 +452,9 @@ fn get_entry(
     }
     let mut parts = Vec::with_capacity(number);
     for _ in 0..number {
-        let (offset, len) = (input.get_u64_le(), input.get_u32_le().into());
-        parts.push(if parts.is_empty() {
-            space.adopt(offset, len)?
-        } else {
-            space.adopt_shared(offset, len)?
-        });
+        let place = (input.get_u64_le(), input.get_u32_le());
+        // Those behind the first may be other nodes' as well.
+        parts.push(scattered::adopt(device, space, place, !parts.is_empty())?);
     }
     if header_len == 0 || u64::from(header_len) > parts[0].len || header_len > MAX_HEADER {
         return Err(bad("a node with impossible sizes"));

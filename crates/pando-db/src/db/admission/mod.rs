@@ -69,9 +69,7 @@ pub(crate) fn edit_nodes(size: u64, node: usize) -> usize {
 /// How much of a batch gives space back.
 #[derive(Debug, PartialEq, Eq)]
 enum Gives {
-    /// There are only deletes.
-    All,
-    /// What is written beside the deletes is little, compared with them.
+    /// There are deletes, and what is written beside them is little, compared with them.
     Most,
     /// The same, but something is moved or cloned: that takes space, by what it shares, when it is flushed; and it may
     /// be done again and again. Or little is written and makes what was there smaller.
@@ -96,7 +94,6 @@ impl Gives {
             }
         }
         match deleted {
-            Some(_) if written == 0 => Gives::All,
             Some(deleted) if written <= deleted + MOST_BESIDE_DELETES_BYTES => match moves {
                 true => Gives::Moves,
                 false => Gives::Most,
@@ -116,8 +113,12 @@ impl Engine {
     /// Space for what one edit makes dirty, with a checkpoint of that: kept back even from deletes, which are let in so
     /// that they give back more.
     fn edit_room(&self) -> u64 {
-        let edit = (self.limits.edit_nodes as u64 + SPLIT_NODES) * self.limits.node as u64;
-        (self.reserve() / 2).max(edit).min(self.reserve())
+        (self.reserve() / 2).max(self.least_edit_room()).min(self.reserve())
+    }
+
+    /// Space for the nodes that one edit makes dirty.
+    fn least_edit_room(&self) -> u64 {
+        (self.limits.edit_nodes as u64 + SPLIT_NODES) * self.limits.node as u64
     }
 
     /// Space that the medium is asked to keep beyond what is needed: where it fills up under a sparse store,
@@ -294,11 +295,11 @@ impl Engine {
         // What is held back even from deletes lets the flush and the checkpoint through that give back
         // what they delete.
         // Whoever may do again and again what takes space leaves some to those who give it back.
-        let few = self.edit_room().midpoint(self.reserve());
         let held_back = match gives {
-            Gives::All if len <= SMALL_BATCH_BYTES => self.edit_room(),
-            Gives::Most if len <= SMALL_BATCH_BYTES => few,
-            Gives::Moves if len <= SMALL_BATCH_BYTES => few.midpoint(self.reserve()),
+            Gives::Most if len <= SMALL_BATCH_BYTES => self.edit_room(),
+            Gives::Moves if len <= SMALL_BATCH_BYTES => {
+                self.edit_room().midpoint(self.reserve()).midpoint(self.reserve())
+            }
             _ => self.reserve(),
         };
         // What those before it take shows when they are flushed.
@@ -323,7 +324,15 @@ impl Engine {
             }
             self.counters.refused_at.store(self.now_freed(), Ordering::Relaxed);
         }
-        if enough()? { Ok(()) } else { Err(Error::NoSpace) }
+        let is_last = gives == Gives::Most && len <= SMALL_BATCH_BYTES && self.can_take_one_more(len);
+        if is_last || enough()? { Ok(()) } else { Err(Error::NoSpace) }
+    }
+
+    /// Whether a small batch that gives space back may go even into what is kept for an edit, because nothing else is
+    /// in memory: one after the other they can all be flushed. Without that a store could not be emptied any more, once
+    /// edits have used up more than was reckoned: messages that come to full leaves split them.
+    fn can_take_one_more(&self, len: u64) -> bool {
+        self.owed() == 0 && self.space.free_bytes() >= self.least_edit_room() + 2 * len
     }
 
     /// A figure that changes whenever trying again may help.
@@ -365,8 +374,8 @@ mod tests {
         let by = |ops: &[Op]| Gives::by(ops, false);
         assert_eq!(by(&[]), Gives::Little);
         assert_eq!(by(&[put(1)]), Gives::Little);
-        assert_eq!(by(&[delete(0)]), Gives::All);
-        assert_eq!(by(&[delete(9), Op::DeleteRange(key(9), None)]), Gives::All);
+        assert_eq!(by(&[delete(0)]), Gives::Most);
+        assert_eq!(by(&[delete(9), Op::DeleteRange(key(9), None)]), Gives::Most);
         assert_eq!(by(&[delete(9), put(524)]), Gives::Most);
         assert_eq!(by(&[delete(9), put(534)]), Gives::Little);
         let shrinks =

@@ -10,6 +10,7 @@
 
 use std::{
     collections::{HashSet, VecDeque},
+    ops::Range,
     sync::Arc,
 };
 
@@ -315,8 +316,12 @@ fn place(entry: &Entry) -> (Vec<ExtentInfo>, u64) {
     match &entry.loc {
         Loc::Dirty(node) => (Vec::new(), node.bytes() as u64),
         Loc::Stored(stored) => {
-            let info = |e: &Arc<Extent>| ExtentInfo { offset: e.offset, len: e.len, shared: e.shared };
-            let parts: Vec<_> = stored.parts.iter().map(info).collect();
+            let info = |e: &Arc<Extent>| -> Vec<_> {
+                let range =
+                    |r: Range<u64>| ExtentInfo { offset: r.start, len: r.end - r.start, shared: e.shared };
+                e.owned().map(range).collect()
+            };
+            let parts: Vec<_> = stored.parts.iter().flat_map(info).collect();
             let bytes = parts.iter().map(|part| part.len).sum();
             (parts, bytes)
         }

@@ -409,7 +409,7 @@ fn own_bytes(entry: &Entry) -> (u64, bool) {
     match &entry.loc {
         Loc::Stored(stored) => {
             let own = stored.parts.iter().filter(|part| !part.shared);
-            (own.map(|part| part.len).sum(), true)
+            (own.map(|part| part.owned_bytes()).sum(), true)
         }
         Loc::Dirty(node) => {
             let placed = node.pages().filter(|page| page.is_placed()).map(|page| u64::from(page.raw));

@@ -21,6 +21,7 @@ use crate::{
     store::{
         layout::store_node,
         pager::Pager,
+        scattered::{self, stored_len},
         superblock::{self, Superblock, TableRoot},
         table::Table,
     },
@@ -154,6 +155,9 @@ impl Engine {
     /// Makes a superblock the newest in both slots.
     pub(crate) fn commit(&self, superblock: &mut Superblock) -> Result<()> {
         superblock.incompatible |= superblock::WRITTEN_FEATURES;
+        if self.space.has_scattered() {
+            superblock.incompatible |= superblock::SCATTERED_EXTENTS;
+        }
         superblock.log_durable = self.log.durable_msn();
         superblock::commit(&*self.device, superblock)
     }
@@ -196,8 +200,11 @@ impl Engine {
 /// Writes a table page to free space.
 pub(crate) fn store_page(pager: &Pager, space: &Arc<Space>, page: Bytes) -> Result<Arc<Extent>> {
     assert!(!page.is_empty(), "a table page without bytes");
-    let extent = space.allocate(page.len() as u64)?;
-    pager.device().write_at(extent.offset, &page).map_err(|e| Error::io("write", extent.offset, e))?;
+    let extent = match space.allocate(page.len() as u64) {
+        Err(Error::NoSpace) => space.allocate_scattered(page.len() as u64)?,
+        other => other?,
+    };
+    scattered::write(&**pager.device(), &extent, &page)?;
     Ok(extent)
 }
 
@@ -206,7 +213,7 @@ pub(crate) fn table_root(table: &Table) -> TableRoot {
     match table.home() {
         Some(home) => TableRoot {
             offset: home.extent.offset,
-            len: home.extent.len as u32,
+            len: stored_len(&home.extent),
             checksum: home.sum,
             depth: table.depth(),
         },

@@ -1,0 +1,199 @@
+//! What gives space back on a full store: whatever was refused before, and however often, every unlink goes through and
+//! so does `rm -r`, and their space comes back. Random stores and random calls.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::{ffi::OsStr, sync::Arc};
+
+use super::common::{
+    World, check_keys, options,
+    seeds::{is_replay, seeds_for},
+    trees::Rng,
+};
+use pando_db::device::SimDevice;
+use pando_fs::*;
+
+const ENOSPC: i32 = 28;
+/// Keep the size, punch a hole: modes of `fallocate`.
+const PUNCH: i32 = 3;
+
+/// Sizes of stores and of their nodes, in bytes.
+const STORES: [(u64, u32); 5] = [
+    (12 << 20, 16 << 10),
+    (24 << 20, 16 << 10),
+    (16 << 20, 64 << 10),
+    (48 << 20, 64 << 10),
+    (64 << 20, 128 << 10),
+];
+
+struct Full {
+    w: World,
+    device: Arc<SimDevice>,
+    files: Vec<(String, u64)>,
+    dirs: Vec<String>,
+    what: String,
+}
+
+impl Full {
+    /// A store with files of many sizes, some with attributes, some cloned and with snapshots, until nothing fits.
+    fn new(seed: u64, rng: &mut Rng) -> Self {
+        let (size, node) = STORES[rng.next(STORES.len())];
+        let device = Arc::new(SimDevice::new(size, seed));
+        let format = FormatOptions::default().node_size(node).log_size(1 << 20);
+        Fs::format(device.clone(), &format).unwrap();
+        let w = World::over(Fs::open(device.clone(), options()).unwrap());
+        let what = format!("PANDO_SEED={seed}: {} KiB in nodes of {} KiB", size >> 10, node >> 10);
+        let mut full = Self { w, device, files: Vec::new(), dirs: Vec::new(), what };
+        let sizes: [usize; 6] = [60, 700, 5_000, 16_385, 40_000, 300_000];
+        let largest = 1 + rng.next(sizes.len());
+        let data: Vec<u8> = (0..sizes[5]).map(|_| rng.next(256) as u8).collect();
+        let attributes = rng.next(3);
+        let clones = rng.next(3) == 0;
+        loop {
+            let dir = format!("/d{}", full.dirs.len());
+            let made = full.w.at(&dir, |d, n| full.w.fs.mkdir(&full.w.me, d, n, 0o755));
+            let Ok(attr) = made else { break };
+            full.w.fs.forget(attr.ino, 1);
+            full.dirs.push(dir.clone());
+            if (0..60).any(|_| {
+                full.file(&dir, &data[rng.next(1000)..], &sizes[..largest], attributes, rng).is_err()
+            }) {
+                break;
+            }
+            if clones && rng.next(4) == 0 && full.w.clone_tree(&dir, &format!("{dir}c"), false).is_ok() {
+                full.dirs.push(format!("{dir}c"));
+            }
+        }
+        // The last bytes.
+        for size in [4000, 500, 60, 1] {
+            while full.file("/d0", &data, &[size], 0, rng).is_ok() {}
+        }
+        full
+    }
+
+    fn file(
+        &mut self,
+        dir: &str,
+        data: &[u8],
+        sizes: &[usize],
+        attributes: usize,
+        rng: &mut Rng,
+    ) -> Result<()> {
+        let path = format!("{dir}/f{:05}", self.files.len());
+        let w = &self.w;
+        w.create(&path)?;
+        let bytes = &data[..sizes[rng.next(sizes.len())].min(data.len())];
+        self.files.push((path.clone(), bytes.len() as u64));
+        if w.write_at(&path, 0, bytes)? as usize != bytes.len() {
+            return Err(Error::Engine(pando_db::Error::NoSpace));
+        }
+        for i in 0..rng.next(attributes + 1) {
+            let name = format!("user.{i}");
+            w.on(&path, |a| w.fs.set_xattr(&w.me, a.ino, OsStr::new(&name), &data[..100 + 2900 * i], 0))?;
+        }
+        Ok(())
+    }
+
+    /// A call that may be refused, but for want of space only.
+    fn call(&self, i: usize, rng: &mut Rng) -> bool {
+        let w = &self.w;
+        let (path, size) = &self.files[rng.next(self.files.len())];
+        let cut = SetAttr { size: Some(*size / 2 + 1), ..SetAttr::default() };
+        let mode = SetAttr { mode: Some(0o600 + rng.next(0o100) as u32), ..SetAttr::default() };
+        let dir = &self.dirs[rng.next(self.dirs.len())];
+        let value = vec![b'v'; rng.next(3000)];
+        let done = match rng.next(13) {
+            0 => w.on(path, |a| w.fs.setattr(&w.me, a.ino, &cut)).map(drop),
+            1 => w.on(path, |a| w.fs.fallocate(&w.me, a.ino, 10, *size / 3 + 1, PUNCH)),
+            2 => w.on(path, |a| w.fs.remove_xattr(&w.me, a.ino, "user.0".as_ref())),
+            3 => w.on(path, |a| w.fs.remove_xattr(&w.me, a.ino, "user.1".as_ref())),
+            4 => w.on(path, |a| w.fs.setattr(&w.me, a.ino, &mode)).map(drop),
+            5 => w.on(path, |a| w.fs.set_xattr(&w.me, a.ino, "user.x".as_ref(), &value, 0)),
+            6 => w.at(&format!("{dir}/{i}{}", "x".repeat(200)), |d, n| {
+                w.fs.mkdir(&w.me, d, n, 0o755).map(|attr| w.fs.forget(attr.ino, 1))
+            }),
+            7 => w.create(&format!("{dir}/new{i}")).map(drop),
+            8 => w.rename(path, &format!("{path}r"), 0).and_then(|()| w.rename(&format!("{path}r"), path, 0)),
+            9 => w.clone_tree(dir, &format!("/clone{i}"), false).map(drop),
+            10 => w
+                .on(dir, |a| w.fs.snapshot(Authority::Caller(&w.me), a.ino, &NewSnapshot::default()))
+                .map(drop),
+            11 => w.write_at(path, rng.next(*size as usize + 1) as u64, &value).map(drop),
+            _ => {
+                let (here, _) = path.rsplit_once('/').unwrap();
+                w.link(path, &format!("{here}/link{i}")).map(drop)
+            }
+        };
+        match done {
+            Ok(()) => false,
+            Err(e) => {
+                // Names that are taken, attributes that are not there, a half of a double rename.
+                assert!([ENOSPC, 17, 61, 2].contains(&e.errno()), "{}: {e}", self.what);
+                e.errno() == ENOSPC
+            }
+        }
+    }
+}
+
+fn deletes_go_through(seed: u64, refused: &mut usize) {
+    let mut rng = Rng(seed | 1);
+    let mut full = Full::new(seed, &mut rng);
+    let calls = 200 + rng.next(2000);
+    let n = (0..calls).filter(|i| full.call(*i, &mut rng)).count();
+    *refused += n;
+    let mut what = format!("{}, {n} of {calls} refused", full.what);
+    if rng.next(3) == 0 {
+        full.w.fs.sync().unwrap();
+        full.w.fs = Fs::open(full.device.reopen(), options()).unwrap();
+        what += ", mounted again";
+    }
+    let w = &full.w;
+    let figures = || {
+        let s = w.fs.db().stats().unwrap();
+        format!(
+            "free {} KiB, available {}, tables {}, nodes {:?}",
+            (s.device_size - s.used) >> 10,
+            s.available,
+            s.tables,
+            s.nodes_by_height
+        )
+    };
+    let one_by_one = rng.next(2) == 0;
+    if one_by_one {
+        for (i, (path, _)) in full.files.iter().enumerate() {
+            match w.unlink(path) {
+                Ok(()) => {}
+                Err(e) if e.errno() == 2 => {}
+                Err(e) => panic!("{what}: unlink {i} of {}: {e}; {}", full.files.len(), figures()),
+            }
+        }
+    }
+    // What they hold would stay.
+    for source in w.fs.snapshot_sources().unwrap() {
+        for snapshot in w.fs.snapshots(source).unwrap() {
+            let deleted = w.fs.delete_snapshot(Authority::Caller(&w.me), source, snapshot.number);
+            deleted.unwrap_or_else(|e| panic!("{what}: delete of a snapshot: {e}; {}", figures()));
+        }
+    }
+    for dir in w.names("/") {
+        w.remove_tree(&format!("/{dir}"))
+            .unwrap_or_else(|e| panic!("{what}: rm -r {dir}: {e}; {}", figures()));
+    }
+    check_keys(w);
+    w.fs.db().settle().unwrap();
+    w.create("/new").unwrap();
+    let room = w.fs.db().stats().unwrap();
+    let fits = w
+        .write_at("/new", 0, &vec![1; 1 << 20])
+        .unwrap_or_else(|e| panic!("{what}: then {e}: {}", figures()));
+    assert_eq!(fits, 1 << 20, "{what}: {room:?}");
+    w.fs.close().unwrap();
+}
+
+#[test]
+fn deletes_go_through_after_any_number_of_refused_calls() {
+    let mut refused = 0;
+    for seed in seeds_for("PANDO_MODEL_SECONDS", 8) {
+        deletes_go_through(seed, &mut refused);
+    }
+    assert!(refused > 100 || is_replay(), "vacuous: {refused} calls were refused");
+}

@@ -197,3 +197,52 @@ fn deletes_go_through_after_any_number_of_refused_calls() {
     }
     assert!(refused > 100 || is_replay(), "vacuous: {refused} calls were refused");
 }
+
+/// What is written over takes its space twice as long as the new bytes wait above the old ones. A store that is short
+/// of space carries them down: a program that changes its files in place never hears that it is full, if they fill no
+/// more than a part of it, and what only a snapshot held is there again when that is deleted.
+#[test]
+fn files_are_changed_in_place_for_ever_on_a_store_that_they_fill_in_part() {
+    const CALL: usize = 4 << 10;
+    for with_snapshot in [false, true] {
+        let device = Arc::new(SimDevice::new(64 << 20, 1));
+        let format = FormatOptions::default().node_size(128 << 10);
+        Fs::format(device.clone(), &format).unwrap();
+        let w = World::over(Fs::open(device, options().background(true)).unwrap());
+        let mut rng = Rng(3);
+        let available = w.fs.db().stats().unwrap().available as usize;
+        let calls = available * if with_snapshot { 45 } else { 65 } / 100 / CALL;
+        w.mkdir("/d");
+        w.create("/d/file").unwrap();
+        // Nothing that can be compressed.
+        let write = |i: usize, rng: &mut Rng| {
+            let noise: Vec<u8> =
+                (0..CALL / 4).flat_map(|_| (rng.next(1 << 32) as u32).to_le_bytes()).collect();
+            w.write_at("/d/file", (i * CALL) as u64, &noise)
+        };
+        (0..calls).for_each(|i| assert_eq!(write(i, &mut rng).unwrap() as usize, CALL));
+        w.fs.sync().unwrap();
+        let say = |what: &str| {
+            let stats = w.fs.db().stats().unwrap();
+            let (size, left) = (calls * CALL >> 10, stats.available >> 10);
+            format!("{what}: {size} KiB of {}, {left} left", available >> 10)
+        };
+        if with_snapshot {
+            w.on("/d", |a| w.fs.snapshot(Authority::Caller(&w.me), a.ino, &NewSnapshot::default())).unwrap();
+            let full = (0..4 * calls).any(|_| write(rng.next(calls), &mut rng).is_err());
+            assert!(full, "vacuous: the old and the new bytes fit; {}", say("changed"));
+            let (source, snapshot) = w.on("/d", |a| Ok((a.ino, w.fs.snapshots(a.ino)?.remove(0)))).unwrap();
+            w.fs.delete_snapshot(Authority::Caller(&w.me), source, snapshot.number).unwrap();
+            println!("{}", say("the snapshot is gone"));
+        }
+        for i in 0..2 * calls {
+            write(rng.next(calls), &mut rng)
+                .unwrap_or_else(|e| panic!("call {i} of {calls}: {e}; {}", say("then")));
+            if i % 100 == 0 {
+                w.fs.sync().unwrap();
+            }
+        }
+        println!("{}", say("changed twice"));
+        check_keys(&w);
+    }
+}

@@ -17,6 +17,7 @@ use bytes::Bytes;
 
 use crate::{
     dag::edit::Edit,
+    device::BLOCK,
     error::{Result, or_if_damaged},
     key::{Lens, Span},
     node::{Body, Edge, Node, NodeId},
@@ -29,7 +30,12 @@ pub(crate) enum Tombstones {
     All,
     /// Those that give back enough for being carried down beside writes ([`Edit::is_worth_carrying`]).
     Worthwhile,
+    /// All, and other messages where many wait: what they write over takes space below as long as they wait.
+    AndMessages,
 }
+
+/// Where space is short, messages are carried down from an edge where they have at least 1/n of a node, or a block.
+const MANY_FRACTION: usize = 32;
 
 /// A bounded piece of a walk.
 pub(crate) struct TombstoneWalk<'w> {
@@ -75,10 +81,10 @@ impl Edit<'_> {
             }
             let private = edge.child.as_ref().is_none_or(|t| self.is_private(t.id));
             // One that begins before has had its turn: where much is deleted all the time, a walk gets on.
-            let is_next = walk.which == Tombstones::All || live.lo >= from;
+            let is_next = walk.which != Tombstones::Worthwhile || live.lo >= from;
             let wanted = match private {
                 true => is_next && self.is_wanted(&node, i, walk.which, &mut walk.left)?,
-                false => walk.which == Tombstones::All && self.leads_to_nothing(edge)?,
+                false => walk.which != Tombstones::Worthwhile && self.leads_to_nothing(edge)?,
             };
             if wanted {
                 walk.found.push(key);
@@ -99,8 +105,12 @@ impl Edit<'_> {
 
     fn is_wanted(&self, node: &Node, i: usize, which: Tombstones, left: &mut usize) -> Result<bool> {
         let Some(edge) = node.edges().get(i) else { return Ok(false) };
+        let many = (self.cx.limits.node / MANY_FRACTION).max(BLOCK as usize);
         match which {
-            Tombstones::All => Ok(edge.loose || edge.holds_deletes() || self.leads_to_nothing(edge)?),
+            Tombstones::AndMessages if edge.pending() >= many && edge.child.is_some() => Ok(true),
+            Tombstones::All | Tombstones::AndMessages => {
+                Ok(edge.loose || edge.holds_deletes() || self.leads_to_nothing(edge)?)
+            }
             Tombstones::Worthwhile => self.is_worth_carrying(node, i, left),
         }
     }
@@ -129,7 +139,9 @@ impl Edit<'_> {
             let Some(edge) = node.edges().get(i) else { break };
             let private = edge.child.as_ref().is_none_or(|t| self.is_private(t.id));
             if !private {
-                any |= which == Tombstones::All && self.leads_to_nothing(edge)? && self.take_off(id, i)?;
+                any |= which != Tombstones::Worthwhile
+                    && self.leads_to_nothing(edge)?
+                    && self.take_off(id, i)?;
                 break;
             }
             if self.unreadable_at(&node, i)?.len() > 0 {

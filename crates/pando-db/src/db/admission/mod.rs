@@ -50,6 +50,8 @@ const MAX_HELD_BYTES: u64 = 256 << 20;
 const RESERVE_NODES: u64 = 48;
 /// And if that is not over a half: an edit, and a few more for what deletes lead to.
 const LEAST_RESERVE_NODES: u64 = MIN_EDIT_NODES as u64 + 4;
+/// Space is nearly short where less than 1/n of the reserve is left for ordinary writes.
+const NEARLY_FRACTION: u64 = 2;
 /// Nodes that an edit may make dirty beyond its limit, because the last one that it took in was split.
 const SPLIT_NODES: u64 = 2;
 
@@ -161,6 +163,12 @@ impl Engine {
     /// True if what is dirty goes into the reserve.
     pub fn is_short(&self) -> bool {
         self.space.free_bytes() < self.owed_by_nodes() + self.reserve()
+    }
+
+    /// True if ordinary writes are refused, or soon will be: a part of the reserve more is all that they may take.
+    pub fn is_nearly_short(&self) -> bool {
+        let reserve = self.reserve();
+        self.space.free_bytes() < self.owed_by_nodes() + reserve + reserve / NEARLY_FRACTION
     }
 
     /// Pages of the translation table that the next checkpoint writes, at most: one a level for each

@@ -209,7 +209,8 @@ impl Engine {
             }
             walked.from.clone()
         };
-        let (found, mut next) = self.look_for_tombstones(&from, Tombstones::All, STEP_PLACES)?;
+        let which = if self.is_nearly_short() { Tombstones::AndMessages } else { Tombstones::All };
+        let (found, mut next) = self.look_for_tombstones(&from, which, STEP_PLACES)?;
         let mut any = false;
         for key in &found {
             // Where space is short each is a step: a checkpoint tells whether it has given any back.
@@ -217,7 +218,7 @@ impl Engine {
                 next = Some(key.clone());
                 break;
             }
-            any |= self.push_down_at(key, Tombstones::All)?;
+            any |= self.push_down_at(key, which)?;
         }
         let mut walked = self.gc_progress.lock();
         walked.any |= any;

@@ -177,7 +177,13 @@ fn check(w: &World, a: &str, b: &str, tally: &mut Tally) {
                 tally.renamed_dirs += u64::from(y.attr.kind == FileKind::Directory);
                 Some(from)
             }
-            Some(ChangeKind::Modified) | None => inherited,
+            Some(ChangeKind::Modified) => {
+                let was =
+                    change.and_then(|c| c.from.as_ref()).map_or(path.as_str(), |from| from.to_str().unwrap());
+                assert_eq!(Some(was), inherited.as_deref(), "{what}: {change:?}");
+                inherited
+            }
+            None => inherited,
             other => panic!("{what}: {other:?}"),
         };
         if let Some(source) = &source {
@@ -361,7 +367,7 @@ fn what_moves_is_told_once_and_a_moved_directory_is_compared_with_itself() {
         .map(|i| format!("Removed y/f{i}"))
         .chain(["Removed y", "Added new", "Added new/below"].map(String::from))
         .chain(["Renamed y/f7 new/below/f8", "Renamed x z/moved", "Renamed x/f1 f1"].map(String::from))
-        .chain(["Modified z/moved/deep/f3", "Modified z/f2"].map(String::from))
+        .chain(["Modified x/deep/f3 z/moved/deep/f3", "Modified z/f2"].map(String::from))
         .collect();
     expected.sort();
     assert_eq!(told(&w, "/t", "/c"), expected);
@@ -383,9 +389,15 @@ fn names_of_a_linked_file_are_all_told() {
     w.write_at("/outside", 2, b"XX").unwrap();
     assert_eq!(told(&w, "/d/.snapshots/s", "/d"), ["Modified in/two", "Modified one"]);
     w.rename("/d/in", "/d/there", 0).unwrap();
-    assert_eq!(told(&w, "/d/.snapshots/s", "/d"), ["Modified one", "Modified there/two", "Renamed in there"]);
+    assert_eq!(
+        told(&w, "/d/.snapshots/s", "/d"),
+        ["Modified in/two there/two", "Modified one", "Renamed in there"]
+    );
     w.unlink("/d/one").unwrap();
-    assert_eq!(told(&w, "/d/.snapshots/s", "/d"), ["Modified there/two", "Removed one", "Renamed in there"]);
+    assert_eq!(
+        told(&w, "/d/.snapshots/s", "/d"),
+        ["Modified in/two there/two", "Removed one", "Renamed in there"]
+    );
 }
 
 #[test]

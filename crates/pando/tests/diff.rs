@@ -122,6 +122,28 @@ fn snapshots_and_trees_that_share_nothing_against_rsync_and_diff() {
     }
 }
 
+#[test]
+fn lines_of_files_in_a_renamed_directory_are_compared_with_those_at_the_old_path() {
+    let b = mounted!();
+    b.sh("mkdir -p m/a/old/deep; echo one > m/a/old/f; echo one > m/a/old/deep/g; echo x > m/a/z");
+    b.ok(&["clone", "m/a", "m/b"]);
+    b.sh("cd m/b; mv old new; mv new/deep moved; for f in new/f moved/g z; do echo two >> $f; done");
+    let all = b.ok(&["diff", "-u", "m/a", "m/b"]);
+    for (old, new) in [("old/f", "new/f"), ("old/deep/g", "moved/g"), ("z", "z")] {
+        assert!(
+            all.contains(&format!("--- m/a/{old}\t")) && all.contains(&format!("+++ m/b/{new}\t")),
+            "{all}"
+        );
+    }
+    assert_eq!(all.matches("\n+two\n").count(), 3, "{all}");
+    // The old path stands beside what differs for programs only.
+    let text = b.ok(&["diff", "m/a", "m/b"]);
+    assert!(text.contains("R\told -> new\n") && text.contains("M\tnew/f\n"), "{text}");
+    let json = b.ok(&["diff", "--json", "m/a", "m/b"]);
+    let file = json.lines().find(|line| line.contains("\"new/f\"")).unwrap();
+    assert!(file.contains("\"kind\":\"modified\"") && file.contains("\"from\":\"old/f\""), "{file}");
+}
+
 /// More differences than fit into one answer, and a reader that goes away.
 #[test]
 fn many_differences_come_in_pieces() {

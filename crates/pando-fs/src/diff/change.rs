@@ -79,7 +79,7 @@ pub struct FileChange {
     pub file: FileKind,
     /// Path from the top of the tree that it is in, of the second if it is in both; empty for the tops themselves.
     pub path: OsString,
-    /// The path in the first tree, of a renamed file.
+    /// The path in the first tree, of a renamed file, and of one that differs in a directory that was renamed.
     pub from: Option<OsString>,
     /// In what it differs, if it is in both trees.
     pub aspects: Aspects,

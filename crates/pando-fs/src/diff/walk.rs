@@ -318,7 +318,8 @@ impl TreeDiff {
         let (x, y) = (self.before.found(a, old)?, self.after.found(b, new)?);
         let found = compare(&self.before, &x, &self.after, &y, self.options)?;
         if kind == ChangeKind::Renamed || !found.aspects.is_empty() {
-            let from = (kind == ChangeKind::Renamed).then(|| shown(a));
+            // In a directory that moved a file has another path too.
+            let from = (kind == ChangeKind::Renamed || a != b).then(|| shown(a));
             self.ready.push_back(found.change(kind, &x, &y, shown(b), from));
         }
         Ok(())

@@ -110,6 +110,8 @@ struct DiffPrinter<'a> {
     out: BufWriter<io::Stdout>,
     sums: Sums,
     unreadable: u64,
+    /// Files of which the system's diff could not show what differs.
+    failed: u64,
 }
 
 pub fn run(args: &Args) -> Result<()> {
@@ -132,6 +134,7 @@ pub fn run(args: &Args) -> Result<()> {
         out: BufWriter::new(io::stdout()),
         sums: Sums::default(),
         unreadable: 0,
+        failed: 0,
     };
     let about = || format!("{} and {}", before.display(), after.display());
     match offline::pair(&before, &after)? {
@@ -166,7 +169,8 @@ fn of_fork(args: &Args) -> Result<()> {
     let options = DiffOptions { ranges: args.json || args.stat, no_renames: args.no_renames };
     let (before, after) = (fork.clone(), fork.clone());
     let out = BufWriter::new(io::stdout());
-    let mut printer = DiffPrinter { args, before, after, out, sums: Sums::default(), unreadable: 0 };
+    let mut printer =
+        DiffPrinter { args, before, after, out, sums: Sums::default(), unreadable: 0, failed: 0 };
     let about = || format!("{}", fork.display());
     for change in tool::diff_fork(fork, options).with_context(about)? {
         if !printer.print(&change.with_context(about)?)? {
@@ -289,7 +293,7 @@ impl DiffPrinter<'_> {
                 self.count(change.kind, bytes);
                 text.extend(format!("{:>9}\t", size::show(bytes)).into_bytes());
             }
-            if let Some(from) = from {
+            if let (Some(from), ChangeKind::Renamed) = (from, change.kind) {
                 text.extend(from);
                 text.extend(if self.args.script { &b"\t"[..] } else { b" -> " });
             }
@@ -329,12 +333,14 @@ impl DiffPrinter<'_> {
         let status = process::Command::new("diff").arg("-u").arg("--").args([old, new]).status();
         let status = status.context("the system's diff")?;
         match status.code() {
-            Some(0 | 1) => Ok(()),
+            Some(0 | 1) => {}
             // Binary files, about which it has said so.
-            Some(2) if old.exists() && new.exists() => Ok(()),
-            None => Err(io::Error::from(io::ErrorKind::BrokenPipe).into()),
-            _ => bail!("diff {} {}: failed", old.display(), new.display()),
+            Some(2) if old.exists() && new.exists() => {}
+            None => return Err(io::Error::from(io::ErrorKind::BrokenPipe).into()),
+            // It has said why; what follows can be shown all the same.
+            _ => self.failed += 1,
         }
+        Ok(())
     }
 
     fn finish(mut self) -> Result<()> {
@@ -351,6 +357,9 @@ impl DiffPrinter<'_> {
             self.out.write_all(text.as_bytes()).or_else(gone)?;
         }
         self.out.flush().or_else(gone)?;
+        if self.failed > 0 {
+            bail!("files that the system's diff could not compare: {}", self.failed);
+        }
         match self.unreadable {
             0 => Ok(()),
             n => Err(Coded(exit::DAMAGE, format!("directories that could not be looked into: {n}")).into()),

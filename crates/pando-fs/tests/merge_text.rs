@@ -121,6 +121,38 @@ fn lines_that_clash_are_marked_or_one_side_has_the_file() {
     }
 }
 
+/// A last line may lack its newline, in one version or in several.
+#[test]
+fn markers_have_lines_of_their_own_behind_a_line_without_a_newline() {
+    for (base, ours, theirs, wanted) in [
+        (
+            "one\nbase",
+            "one\nmine",
+            "one\nfork",
+            "one\n<<<<<<< ours\nmine\n||||||| original\nbase\n=======\nfork\n>>>>>>> theirs\n",
+        ),
+        (
+            "one\nbase\n",
+            "one\nmine",
+            "one\nfork\n",
+            "one\n<<<<<<< ours\nmine\n||||||| original\nbase\n=======\nfork\n>>>>>>> theirs\n",
+        ),
+        ("base", "", "fork", "<<<<<<< ours\n||||||| original\nbase\n=======\nfork\n>>>>>>> theirs\n"),
+        // Where nothing clashes the end is that of the side that changed it.
+        ("one\n2\n3\n4\nend\n", "uno\n2\n3\n4\nend\n", "one\n2\n3\n4\nend", "uno\n2\n3\n4\nend"),
+        ("one\n2\n3\n4\nend", "uno\n2\n3\n4\nend", "one\n2\n3\n4\nend\n", "uno\n2\n3\n4\nend\n"),
+    ] {
+        let w = World::new();
+        w.mkdir("/s");
+        w.put("/s/file", base.as_bytes());
+        w.fork("/s", "/f");
+        rewrite(&w, "/s/file", ours.as_bytes());
+        rewrite(&w, "/f/file", theirs.as_bytes());
+        assert!(merge(&w, None).merged);
+        assert_eq!(String::from_utf8(w.get("/s/file").unwrap()).unwrap(), wanted);
+    }
+}
+
 #[test]
 fn what_is_no_text_or_clashes_otherwise_stays_a_conflict() {
     let w = World::new();

@@ -4,7 +4,7 @@
 //! too long, stays a conflict. Changes nothing. Uses sides, keys, and a library for the lines.
 
 use bytes::Bytes;
-use diffy::merge_bytes;
+use diffy::{IncompleteHunkStyle, MergeOptions};
 
 use crate::{
     diff::side::{Found, Side},
@@ -67,6 +67,11 @@ fn text(side: &Side, found: &Found) -> Result<Option<(Vec<u8>, usize)>> {
     Ok((lines <= MAX_TEXT_LINES).then_some((out, lines)))
 }
 
+/// The lines of both sides, or an error with what conflicts between markers, each on a line of its own.
+fn merge(base: &[u8], ours: &[u8], theirs: &[u8]) -> Result<Vec<u8>, Vec<u8>> {
+    MergeOptions::new().set_incomplete_hunk_style(IncompleteHunkStyle::Git).merge_bytes(base, ours, theirs)
+}
+
 impl TextBudget {
     /// Merges the lines of a file. `None` if one of the versions is no text, or the budget does not suffice.
     pub(crate) fn merge_lines(
@@ -83,7 +88,7 @@ impl TextBudget {
         let lines = base.1.max(theirs.1).max(ours.1);
         let Some(squares) = self.squares.checked_sub(lines * lines) else { return Ok(None) };
         self.squares = squares;
-        let merged = merge_bytes(&base.0, &ours.0, &theirs.0);
+        let merged = merge(&base.0, &ours.0, &theirs.0);
         let marked = merged.is_err();
         let bytes = Bytes::from(merged.unwrap_or_else(|marked| marked));
         let Some(left) = self.bytes.checked_sub(bytes.len()) else { return Ok(None) };
@@ -105,7 +110,7 @@ mod tests {
         // Processor time of this thread: others may keep the machine busy.
         let now = || rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime).tv_sec;
         let begun = now();
-        assert!(merge_bytes(&side("base"), &side("ours"), &side("theirs")).is_err());
+        assert!(merge(&side("base"), &side("ours"), &side("theirs")).is_err());
         let seconds = now() - begun;
         println!("{MAX_TEXT_LINES} lines: {seconds} s");
         assert!(seconds < 20, "{seconds} s");

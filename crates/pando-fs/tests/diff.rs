@@ -457,7 +457,8 @@ fn nothing_is_told_of_what_may_not_be_seen() {
     let secret = find("open/secret").unwrap();
     assert!(secret.ranges.is_empty() && !secret.aspects.contains(Aspects::CONTENT), "{secret:?}");
     let unreadable = found.iter().filter(|c| c.kind == ChangeKind::Unreadable);
-    assert_eq!(unreadable.map(|c| c.path.to_str().unwrap()).collect::<Vec<_>>(), ["closed"]);
+    let unreadable: BTreeSet<&str> = unreadable.map(|c| c.path.to_str().unwrap()).collect();
+    assert_eq!(unreadable, ["closed", "open/secret"].into());
     // It was where nobody else may look.
     assert_eq!((find("out").unwrap().kind, &find("out").unwrap().from), (ChangeKind::Added, &None));
     assert!(found.iter().all(|c| !c.path.to_str().unwrap().starts_with("closed/")), "{found:?}");
@@ -465,6 +466,38 @@ fn nothing_is_told_of_what_may_not_be_seen() {
     // The owner of all sees all, by the rights of an owner.
     let owner = Caller { uid: 0, ..Caller::default() };
     assert!(of(&owner).iter().any(|c| c.from.as_deref() == Some(OsStr::new("closed/below"))));
+}
+
+/// Whether the content of a file that may not be read differs is not told: nor that it does not.
+#[test]
+fn of_a_file_that_may_not_be_read_it_is_told_that_it_was_not_compared() {
+    let w = World::new();
+    w.mkdir("/t");
+    let change =
+        |path: &str, change: SetAttr| _ = w.on(path, |a| w.fs.setattr(&w.me, a.ino, &change)).unwrap();
+    for name in ["written", "touched", "same"] {
+        w.put(&format!("/t/{name}"), b"content");
+        change(&format!("/t/{name}"), SetAttr { mode: Some(0o600), ..SetAttr::default() });
+    }
+    w.clone_tree("/t", "/c", false).unwrap();
+    w.write_at("/c/written", 0, b"CONTENT").unwrap();
+    for name in ["written", "touched"] {
+        let time = Some(SetTime::At(w.attr(&format!("/t/{name}")).mtime));
+        change(&format!("/c/{name}"), SetAttr { mtime: time, ..SetAttr::default() });
+    }
+    let of = |viewer: Option<&Caller>, a: &str, b: &str| -> BTreeSet<(String, ChangeKind, bool)> {
+        let options = DiffOptions { ranges: true, ..DiffOptions::default() };
+        let diff = w.on(a, |x| w.on(b, |y| w.fs.diff(viewer, x.ino, y.ino, options))).unwrap();
+        let found: Vec<FileChange> = diff.collect::<Result<_>>().unwrap();
+        found.iter().map(|c| (c.path.to_str().unwrap().into(), c.kind, c.ranges.is_empty())).collect()
+    };
+    let user = Caller { uid: 1000, gid: 1000, ..Caller::default() };
+    let kept = |name: &str| (name.to_owned(), ChangeKind::Unreadable, true);
+    assert_eq!(of(Some(&user), "/t", "/c"), [kept("written"), kept("touched")].into());
+    assert_eq!(of(None, "/t", "/c"), [("written".into(), ChangeKind::Modified, false)].into());
+    // That two files themselves may be read has been checked by who asks.
+    let one = [(String::new(), ChangeKind::Modified, false)];
+    assert_eq!(of(Some(&user), "/t/written", "/c/written"), one.into());
 }
 
 /// Requests and bytes that reading takes.

@@ -5,6 +5,7 @@
 //! token, what it needs (`docs/fuse.md` has the table):
 //!
 //! - the *source*: the token is fetched on a descriptor of it;
+//! - *reading a file* that is the source: that descriptor is one for reading;
 //! - *entering a directory*: a lookup in it of the token's name, which finds nothing;
 //! - *ownership* of the source: the descriptor was opened with `O_NOATIME`, which the kernel allows to
 //!   the owner and to who has `CAP_FOWNER` over the file, whatever user namespace that is in;
@@ -57,6 +58,8 @@ pub(crate) struct ProvenRights {
     pub source: u64,
     /// The caller has shown that it owns `source`, or may act as its owner.
     pub owns_source: bool,
+    /// The kernel has let `source`, a file, be opened for reading, by a descriptor that the caller has.
+    pub reads_source: bool,
     /// A directory that the caller may search.
     enters: Option<u64>,
     /// A directory that the caller may write to, through a mount that may be written to.
@@ -144,8 +147,8 @@ impl Proofs {
         }
     }
 
-    /// A token for the caller, fetched on an open file or directory.
-    pub(crate) fn issue(&self, c: &Context, ino: u64, handle: u64) -> Outcome<Token> {
+    /// A token for the caller, fetched on an open file or directory; `reads`: what is written there can be read by it.
+    pub(crate) fn issue(&self, c: &Context, ino: u64, handle: u64, reads: bool) -> Outcome<Token> {
         let mut bytes = [0; 16];
         match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
             Ok(n) if n == bytes.len() => {}
@@ -159,6 +162,7 @@ impl Proofs {
             born: now,
             source: ino,
             owns_source,
+            reads_source: reads,
             enters: None,
             adds_to: None,
             removes: None,
@@ -226,6 +230,7 @@ impl Proofs {
                 shows.adds_to = Some(dir);
                 shows.source = source;
                 shows.owns_source = false;
+                shows.reads_source = false;
             }
             Fact::Renames { dir, name, ino } => {
                 shows.adds_to = Some(dir);
@@ -265,7 +270,7 @@ mod tests {
     #[test]
     fn a_token_is_good_for_one_request_of_who_fetched_it() {
         let proofs = Proofs::default();
-        let token = proofs.issue(&ME, 5, 1).unwrap();
+        let token = proofs.issue(&ME, 5, 1, true).unwrap();
         let others = [Context { uid: 11, ..ME }, Context { pid: 78, ..ME }];
         for other in &others {
             assert_eq!(adds(&proofs, other, &token, 9), LAPSED);
@@ -284,7 +289,7 @@ mod tests {
     #[test]
     fn to_enter_a_directory_is_shown_by_a_lookup_in_it() {
         let proofs = Proofs::default();
-        let token = proofs.issue(&ME, 5, 1).unwrap();
+        let token = proofs.issue(&ME, 5, 1, true).unwrap();
         assert!(!proofs.looked_up(&ME, 5, "token".as_ref()), "a name as any other");
         for (c, dir) in [(&Context { pid: 78, ..ME }, 5), (&ME, 6)] {
             assert!(proofs.looked_up(c, dir, &token.name()));
@@ -297,17 +302,17 @@ mod tests {
     #[test]
     fn a_token_ages() {
         let proofs = Proofs::default();
-        let token = proofs.issue(&ME, 5, 1).unwrap();
+        let token = proofs.issue(&ME, 5, 1, true).unwrap();
         proofs.tokens.lock().get_mut(&token).unwrap().born = Instant::now().checked_sub(LIFETIME).unwrap();
         assert!(proofs.take(&ME, &token).is_none());
-        proofs.issue(&ME, 5, 1).unwrap();
+        proofs.issue(&ME, 5, 1, true).unwrap();
         assert_eq!(proofs.tokens.lock().len(), 1);
     }
 
     #[test]
     fn what_a_token_shows_is_about_one_entry() {
         let proofs = Proofs::default();
-        let token = proofs.issue(&ME, 5, 1).unwrap();
+        let token = proofs.issue(&ME, 5, 1, true).unwrap();
         let renames = || Ok(Fact::Renames { dir: 3, name: "old".as_ref(), ino: 8 });
         assert_eq!(proofs.note(&ME, &token.name(), renames), Err(Errno(NOTED)));
         let shows = proofs.take(&ME, &token).unwrap();
@@ -317,18 +322,31 @@ mod tests {
     }
 
     #[test]
+    fn to_read_a_file_is_shown_by_a_descriptor_for_reading() {
+        let proofs = Proofs::default();
+        for reads in [true, false] {
+            let token = proofs.issue(&ME, 5, 1, reads).unwrap();
+            assert_eq!(proofs.take(&ME, &token).unwrap().reads_source, reads);
+        }
+        // A link shows another file, of which nothing is known.
+        let token = proofs.issue(&ME, 5, 1, true).unwrap();
+        let _ = proofs.note(&ME, &token.name(), || Ok(Fact::Links { source: 6, dir: 2 }));
+        assert!(!proofs.take(&ME, &token).unwrap().reads_source);
+    }
+
+    #[test]
     fn ownership_is_shown_by_the_handle_of_the_same_user() {
         let proofs = Proofs::default();
         proofs.opened(&ME, 5, 1, libc::O_NOATIME);
         proofs.opened(&ME, 5, 2, 0);
         let owns = |c: &Context, ino, handle| {
-            let token = proofs.issue(c, ino, handle).unwrap();
+            let token = proofs.issue(c, ino, handle, true).unwrap();
             proofs.take(c, &token).unwrap().owns_source
         };
         assert!(owns(&ME, 5, 1));
         assert!(!owns(&ME, 5, 2) && !owns(&ME, 6, 1) && !owns(&Context { uid: 0, ..ME }, 5, 1));
         // A link shows another source, of which nothing is known.
-        let token = proofs.issue(&ME, 5, 1).unwrap();
+        let token = proofs.issue(&ME, 5, 1, true).unwrap();
         let _ = proofs.note(&ME, &token.name(), || Ok(Fact::Links { source: 6, dir: 2 }));
         let shows = proofs.take(&ME, &token).unwrap();
         assert_eq!((shows.source, shows.owns_source, shows.adds_to), (6, false, Some(2)));
@@ -342,7 +360,7 @@ mod tests {
         let proofs = Proofs::default();
         for (uid, root) in [(10, false), (0, true)] {
             let c = Context { uid, ..ME };
-            let token = proofs.issue(&c, 5, 1).unwrap();
+            let token = proofs.issue(&c, 5, 1, true).unwrap();
             let _ = proofs.note(&c, &token.name(), || Ok(Fact::AddsDevices { dir: 2 }));
             assert_eq!(proofs.take(&c, &token).unwrap().root, root);
         }
@@ -352,19 +370,19 @@ mod tests {
     fn a_user_has_few_tokens_and_takes_none_from_others() {
         let proofs = Proofs::default();
         let other = Context { uid: 11, ..ME };
-        let theirs = proofs.issue(&other, 5, 1).unwrap();
-        let first = proofs.issue(&ME, 5, 1).unwrap();
+        let theirs = proofs.issue(&other, 5, 1, true).unwrap();
+        let first = proofs.issue(&ME, 5, 1, true).unwrap();
         for _ in 0..TOKENS_OF_USER {
-            proofs.issue(&ME, 5, 1).unwrap();
+            proofs.issue(&ME, 5, 1, true).unwrap();
         }
         assert!(proofs.take(&ME, &first).is_none());
         assert!(proofs.take(&other, &theirs).is_some());
         assert_eq!(proofs.tokens.lock().len(), TOKENS_OF_USER);
         // One with many user numbers keeps nobody out, and takes no token of those who have few.
-        let mine = proofs.issue(&other, 5, 1).unwrap();
+        let mine = proofs.issue(&other, 5, 1, true).unwrap();
         for uid in 100..300 {
             let c = Context { uid, ..ME };
-            (0..TOKENS_OF_USER).for_each(|_| _ = proofs.issue(&c, 5, 1).unwrap());
+            (0..TOKENS_OF_USER).for_each(|_| _ = proofs.issue(&c, 5, 1, true).unwrap());
         }
         assert_eq!(proofs.tokens.lock().len(), TOKENS);
         assert!(proofs.take(&other, &mine).is_some());

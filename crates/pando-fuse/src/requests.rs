@@ -131,6 +131,13 @@ impl MountState {
         }
     }
 
+    /// Error if the source may not be compared with another: a directory as above, a file unless it was opened for
+    /// reading, by whatever right that was.
+    fn may_compare(&self, shows: &ProvenRights) -> pando_fs::Result<()> {
+        let may = shows.reads_source || self.fs.getattr(shows.source)?.kind == FileKind::Directory;
+        if may { self.may_enter(shows) } else { Err(pando_fs::Error::Access("what is in it".into())) }
+    }
+
     fn statistics(&self) -> Outcome<Vec<u8>> {
         let Some(stats) = &self.stats else { return Err(Errno(libc::EOPNOTSUPP)) };
         let text = stats(&self.fs, &self.counters).map_err(|e| {
@@ -182,13 +189,12 @@ impl MountState {
         (before, after): (&Token, &Token),
         options: DiffOptions,
     ) -> Result<(), Refusal> {
-        // The kernel has let the caller open both for reading; what is below is looked at here.
         let (before, after) = (self.shown(c, before)?, self.shown(c, after)?);
         let root = self.is_root(c, &before);
         let caller = Caller { uid: c.uid, gid: c.gid, ..Caller::default() };
         if !root {
-            self.may_enter(&before)?;
-            self.may_enter(&after)?;
+            self.may_compare(&before)?;
+            self.may_compare(&after)?;
         }
         self.write_out_below(before.source);
         self.write_out_below(after.source);

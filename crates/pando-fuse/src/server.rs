@@ -556,7 +556,8 @@ impl Handler for Server {
             return Answer::Now(Err(Errno(libc::EINVAL)));
         };
         if request == ControlRequest::Token {
-            let token = self.shared.proofs.issue(c, ino, handle);
+            let reads = !self.fs().opened_write_only(FileHandle(handle));
+            let token = self.shared.proofs.issue(c, ino, handle, reads);
             // Without a way into the mount all that the kernel keeps has to be written first, by the tool.
             let value = self.shared.caches.writeback() && self.shared.inside.get().is_none();
             let value = u64::from(value);

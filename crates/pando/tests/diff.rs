@@ -193,10 +193,62 @@ fn those_who_may_not_look_are_told_nothing() {
         "{said}"
     );
     assert!(!said.contains("closed/f"), "{said}");
-    let own = said.lines().find(|line| line.contains("open/own")).unwrap();
-    assert!(!own.contains("content") && own.contains("\"ranges\":[]"), "{own}");
+    let own: Vec<&str> = said.lines().filter(|line| line.contains("open/own")).collect();
+    assert!(own.iter().all(|line| !line.contains("content") && line.contains("\"ranges\":[]")), "{own:?}");
+    assert!(own.iter().any(|line| line.contains("\"unreadable\"")), "{own:?}");
     assert!(user(&format!("diff {dir}/d {dir}/e/closed")).contains("ermission denied"));
     // Root sees all, in snapshots too.
     assert!(b.ok(&["diff", "m/d", "m/e"]).contains("closed/f"));
     assert!(b.ok(&["diff", "m/d/.snapshots/s", "m/d"]).contains("closed/f"));
+}
+
+/// Also if its mode gives no right to the caller: who has opened a file may read it, by whatever right.
+#[test]
+fn files_are_compared_by_who_may_open_them_whatever_their_mode() {
+    for options in ["writeback=on", "allow_other"] {
+        let b = mounted!();
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIPPED: not root");
+            return;
+        }
+        b.umount();
+        b.ok(&["mount", "-o", options, "a.img", "m"]);
+        b.sh("chmod 755 . m; mkdir m/a; for f in own other none group; do echo aaaa > m/a/$f; done
+            cd m/a; chmod 600 own other; chmod 0 none; chmod 640 group; chown 12345 other; chown 12345:41099 group");
+        b.ok(&["clone", "m/a", "m/b"]);
+        b.ok(&["snapshot", "create", "m/a", "s"]);
+        b.sh("cd m; for d in a b; do for f in own other none group; do
+                cp -a $d/$f t; echo $d$d > t2; cat t2 > $d/$f; touch -r t $d/$f; rm t t2; done; done");
+        for name in ["own", "other", "none", "group"] {
+            let (x, y) = (format!("m/a/{name}"), format!("m/b/{name}"));
+            assert_eq!(b.ok(&["diff", &x, &y]), "M\t.\n", "{options} {name}");
+            assert!(
+                b.ok(&["diff", "--json", "m/a", "m/b", name]).contains("\"ranges\":["),
+                "{options} {name}"
+            );
+            assert!(b.ok(&["diff", "-u", &x, &y]).contains("\n+bb\n"), "{options} {name}");
+            assert_eq!(b.ok(&["log", "-H", &x]).lines().count(), 2, "{options} {name}");
+        }
+        let user = |groups: &str, args: &str| {
+            let (dir, pando) = (b.path("m").display().to_string(), env!("CARGO_BIN_EXE_pando"));
+            let who = format!("setpriv --reuid 12346 --regid 12346 {groups}");
+            let line = format!("cd {dir}; {who} {pando} {args} 2>&1 && echo code 0 || echo code $?");
+            b.sh(&line)
+        };
+        if options == "allow_other" && user("--clear-groups", "--version").contains("pando") {
+            assert_eq!(user("--groups 41099", "diff a/group b/group"), "M\t.\ncode 0\n");
+            for args in ["diff a/group b/group", "diff -u a/own b/own", "diff a b none", "log a/own"] {
+                let said = user("--clear-groups", args);
+                assert!(said.contains("ermission denied") && said.contains("code 1"), "{args}: {said}");
+            }
+            // Beside others, that it could not be compared is told.
+            for args in ["diff a b", "diff -u a b", "diff --stat a b"] {
+                let said = user("--clear-groups", args);
+                for name in ["own", "other", "none", "group"] {
+                    assert!(said.contains(&format!("pando: {name}: ")), "{args}: {said}");
+                }
+                assert!(said.contains("code 3") && !said.contains("+bb"), "{args}: {said}");
+            }
+        }
+    }
 }

@@ -61,6 +61,7 @@ fn looker() {
         // Root is shown in the directory `m/rw`, and the tree by a descriptor through another mount.
         "change" => change(path, Path::new("m/rw")),
         "snapshots" => return others_snapshots(path, Path::new("m/rw")),
+        "compare" => compare(path, Path::new("m/other")),
         "merge" => merge(Path::new("m/fork"), path, Path::new("m/rw")),
         other => panic!("no {other}"),
     };
@@ -105,6 +106,15 @@ fn others_snapshots(of: &Path, elsewhere: &Path) {
         }
     }
     println!("\nLOOK no all were refused");
+}
+
+/// Compares two files by descriptors that are for writing only.
+fn compare(a: &Path, b: &Path) -> Result<String, ControlError> {
+    let open = |path| File::options().write(true).open(path).unwrap();
+    let (a, b) = (open(a), open(b));
+    let (before, after) = (client::token(&a)?, client::token(&b)?);
+    let request = ControlRequest::Diff { before, after, ranges: true, no_renames: false };
+    client::piece(&a, &request).map(|(told, _)| format!("{} bytes", told.len()))
 }
 
 /// Merges a fork into a directory, with all that the kernel shows in another.
@@ -202,6 +212,20 @@ fn what_lies_in_a_directory_that_may_not_be_entered_is_not_told() {
         assert!(said.contains("M\tf"), "{said}");
     }
     fine(&b, 0, "./pando diff m/closed m/open; ./pando du m/closed");
+}
+
+#[test]
+fn files_are_compared_for_those_only_who_have_opened_them_for_reading() {
+    let Some(b) = Bench::shared("looker") else { return };
+    b.sh("echo secret > m/closed; echo secrex > m/other; chmod 622 m/closed; chmod 666 m/other");
+    let (done, said) = sh_as(&b, BOB, "./pando diff m/closed m/other");
+    assert!(!done && said.contains("ermission denied"), "{said}");
+    for mode in ["622", "666"] {
+        b.sh(&format!("chmod {mode} m/closed"));
+        let (done, said) = look(&b, BOB, "compare", "m/closed");
+        assert!(!done && said.contains("Refused"), "{mode}: {said}");
+    }
+    assert!(fine(&b, BOB, "./pando diff --json m/closed m/other").contains("\"ranges\":[[5,6]]"));
 }
 
 #[test]

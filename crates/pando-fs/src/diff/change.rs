@@ -15,7 +15,9 @@ pub enum ChangeKind {
     Modified,
     /// It has another path in the second tree, and perhaps differs.
     Renamed,
-    /// A directory in which something differs, and which the caller may not list or enter in one of the trees.
+    /// A directory in which something differs, and which the caller may not list or enter in one of the trees; or a
+    /// file that was changed, and which the caller may not read in one of them: whether its content differs is not
+    /// told. What else of the file differs is told as of others.
     Unreadable,
 }
 

@@ -28,6 +28,8 @@ const MAX_RANGES: usize = 1 << 12;
 pub(crate) struct Compared {
     pub aspects: Aspects,
     pub ranges: Vec<(u64, u64)>,
+    /// The content may differ, and was not compared: the caller may not read it.
+    pub unread: bool,
 }
 
 impl Compared {
@@ -87,9 +89,12 @@ pub(crate) fn compare(
     found.aspects.add(Aspects::DEVICE, x.rdev != y.rdev);
     let files = x.kind == FileKind::Regular && y.kind == FileKind::Regular;
     found.aspects.add(Aspects::SIZE, files && x.size != y.size);
-    // Of what the caller may not read only the attributes are told.
     if files && a_side.may_read(x) && b_side.may_read(y) {
         compare_content(&a_side.view, a, b, options, &mut found)?;
+    } else {
+        // Of what the caller may not read only the attributes are told. They also say, to everybody, whether it may
+        // have been written to.
+        found.unread = files && x.ctime != y.ctime;
     }
     found.aspects.add(Aspects::XATTRS, xattrs_differ(&a_side.view, a, b)?);
     Ok(found)

@@ -39,7 +39,7 @@ impl Fs {
     /// added.
     ///
     /// Only what `viewer` may see is reported; `None` sees everything. The caller has to check that the two tops may
-    /// be read. EINVAL if one is a directory and the other is not.
+    /// be read, whatever gives the right to that. EINVAL if one is a directory and the other is not.
     ///
     /// Cost: in proportion to what differs, and O(log n) for each place (see [`pando_db::Snapshot::diff`]). Where a
     /// linked file differs, also the names of linked files in its lineage, which lie together.
@@ -66,7 +66,7 @@ impl Fs {
             let side = |at: &crate::place::At| -> Result<Side, Obstacle> {
                 Ok(match at.dir() {
                     Some(dir) => Side::of_dir(&view, viewer, dir, self.domain(dir).contents),
-                    None => Side::of_file(&view, viewer, at.meta.clone(), at.data.clone()),
+                    None => Side::of_file(&view, at.meta.clone(), at.data.clone()),
                 })
             };
             Ok((side(&first)?, side(&second)?))

@@ -100,8 +100,9 @@ impl Side {
         Self { view: view.clone(), viewer: viewer.cloned(), meta, data, levels: vec![top], named: None }
     }
 
-    pub(crate) fn of_file(view: &Snapshot, viewer: Option<&Caller>, meta: Bytes, data: Bytes) -> Self {
-        Self { view: view.clone(), viewer: viewer.cloned(), meta, data, levels: Vec::new(), named: None }
+    /// A file, of which the caller has shown that it may read it.
+    pub(crate) fn of_file(view: &Snapshot, meta: Bytes, data: Bytes) -> Self {
+        Self { view: view.clone(), viewer: None, meta, data, levels: Vec::new(), named: None }
     }
 
     /// The same for a copy of the directory with this contents prefix, in whose lineage the names still are.

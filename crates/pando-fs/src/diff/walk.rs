@@ -208,7 +208,8 @@ impl TreeDiff {
             || new.is_some() && !Self::sees(&mut self.after, &b)?;
         if hidden {
             let dir = path::directory_of(&path);
-            self.unreadable([&pair.after[..], dir].concat());
+            let dir_entry = path::entry_of_contents(&[&pair.after[..], dir].concat()).unwrap_or_default();
+            self.unreadable(FileKind::Directory, shown(&dir_entry));
             stream.skip(dir);
             return Ok(());
         }
@@ -317,6 +318,9 @@ impl TreeDiff {
         let ((a, old), (b, new)) = (both.before, both.after);
         let (x, y) = (self.before.found(a, old)?, self.after.found(b, new)?);
         let found = compare(&self.before, &x, &self.after, &y, self.options)?;
+        if found.unread {
+            self.unreadable(FileKind::Regular, shown(b));
+        }
         if kind == ChangeKind::Renamed || !found.aspects.is_empty() {
             // In a directory that moved a file has another path too.
             let from = (kind == ChangeKind::Renamed || a != b).then(|| shown(a));
@@ -342,12 +346,11 @@ impl TreeDiff {
         self.compared(ChangeKind::Renamed, &CommonEntry { before: (from, &old), after: (b, new) })
     }
 
-    fn unreadable(&mut self, dir: Vec<u8>) {
-        let entry = path::entry_of_contents(&dir).unwrap_or_default();
+    fn unreadable(&mut self, file: FileKind, path: OsString) {
         let change = FileChange {
             kind: ChangeKind::Unreadable,
-            file: FileKind::Directory,
-            path: shown(&entry),
+            file,
+            path,
             from: None,
             aspects: Aspects::default(),
             size_before: 0,

@@ -35,7 +35,8 @@ If only A is given, it must be a fork (pando fork --help): it is compared with w
 made, or merged last.
 Paths are from A and from B; the two themselves are '.'. Lines are in no particular order, and
 control characters and backslashes of names are written as \\ooo. Directories that you may not
-list are named on stderr if something differs in them; then the exit code is 3.
+list, if something differs in them, and files that you may not read, if they were changed, are
+named on stderr; then the exit code is 3.
 
 Examples: pando diff /mnt/grove/project/.snapshots/before /mnt/grove/project
           pando diff --stat /mnt/grove/project /mnt/grove/experiment
@@ -262,7 +263,11 @@ impl DiffPrinter<'_> {
             self.unreadable += 1;
             if !self.args.json {
                 let path = String::from_utf8_lossy(&field(&change.path)).into_owned();
-                eprintln!("pando: {path}: something differs in it, and you may not look into it");
+                let what = match change.file {
+                    FileKind::Directory => "something differs in it, and you may not look into it",
+                    _ => "its content may differ, and you may not read it",
+                };
+                eprintln!("pando: {path}: {what}");
                 return Ok(true);
             }
         }
@@ -362,7 +367,10 @@ impl DiffPrinter<'_> {
         }
         match self.unreadable {
             0 => Ok(()),
-            n => Err(Coded(exit::DAMAGE, format!("directories that could not be looked into: {n}")).into()),
+            n => {
+                Err(Coded(exit::DAMAGE, format!("directories and files that could not be looked into: {n}"))
+                    .into())
+            }
         }
     }
 }

@@ -6,6 +6,7 @@
 mod common;
 
 mod closing;
+mod cp;
 mod diff;
 mod direct_io;
 mod faithful;

@@ -5,7 +5,7 @@
 //! and times, as cp does it. Nothing is ever copied byte by byte.
 
 use std::{
-    ffi::OsStr,
+    ffi::{OsStr, OsString},
     fs::{self, Metadata},
     io,
     os::unix::fs::MetadataExt,
@@ -15,7 +15,11 @@ use std::{
 use anyhow::{Context, Result, bail};
 use rustix::fs::{AtFlags, CWD, Mode, Timespec, Timestamps, chmod, utimensat};
 
-use crate::{cmd::clone::clone, offline};
+use crate::{
+    cmd::clone::clone,
+    exit::{self, Coded},
+    offline,
+};
 
 /// Copy files and trees by clones: a drop-in for cp -a --reflink=always inside one mount
 #[derive(clap::Args)]
@@ -23,7 +27,9 @@ use crate::{cmd::clone::clone, offline};
     override_usage = "pando cp [OPTIONS] <SRC>... <DST>\n       pando cp [OPTIONS] -t <DIR> <SRC>...",
     after_help = "SRC goes into DST if that is a directory, or becomes it. Files that exist are replaced as a whole,
 directories are merged. Owner, mode, times and extended attributes are kept, which needs the right to
-clone SRC: its owner or root. Copies between file systems are refused; use cp -a there.
+clone SRC: its owner or root. Copies between file systems are refused; use cp -a there. What cannot be
+copied is said, and the rest is copied; the exit code is then 1. With -n, a file is not copied to
+where something is, which is no failure.
 
 Examples: pando cp -a /mnt/grove/project /mnt/grove/experiment
           pando cp -a src/. build/"
@@ -71,15 +77,16 @@ pub fn run(args: &Args) -> Result<()> {
     if !into && (sources.len() > 1 || args.target_directory.is_some()) {
         bail!("cp: {}: is not a directory", target.display());
     }
+    let mut copier = Copier { args, failed: false };
     for src in sources {
         let dst = match into {
             // SRC that ends in /. or .. has no name of its own: its content goes there.
             true => target.join(own_name(src).unwrap_or(OsStr::new(""))),
             false => target.clone(),
         };
-        copy(args, src, &dst)?;
+        copier.copy(src, &dst);
     }
-    Ok(())
+    copier.finish()
 }
 
 /// The last name of `path`, unless that is `.` or `..`.
@@ -98,57 +105,97 @@ fn exists(path: &Path) -> Result<Option<Metadata>> {
     }
 }
 
-fn copy(args: &Args, src: &Path, dst: &Path) -> Result<()> {
-    let from = fs::symlink_metadata(src).with_context(|| format!("cp: {}", src.display()))?;
-    let say = || match args.verbose {
-        true => super::print(&format!("{} -> {}\n", src.display(), dst.display())),
-        false => Ok(()),
-    };
-    let Some(to) = exists(dst)? else {
-        clone(src, dst, false)?;
-        return say();
-    };
-    if (from.dev(), from.ino()) == (to.dev(), to.ino()) {
-        bail!("cp: {} and {} are the same", src.display(), dst.display());
+/// One call: what fails is said, and the rest is copied all the same.
+struct Copier<'a> {
+    args: &'a Args,
+    failed: bool,
+}
+
+impl Copier<'_> {
+    fn copy(&mut self, src: &Path, dst: &Path) {
+        if let Err(e) = self.try_copy(src, dst) {
+            self.fail(&e);
+        }
     }
-    match (from.is_dir(), to.is_dir()) {
-        (true, true) => merge(args, src, dst, &from),
-        (true, false) => bail!("cp: {}: is not a directory, but {} is one", dst.display(), src.display()),
-        (false, true) => bail!("cp: {}: is a directory, but {} is none", dst.display(), src.display()),
-        (false, false) if args.no_clobber => Ok(()),
-        (false, false) => {
-            clone(src, dst, true)?;
-            say()
+
+    fn fail(&mut self, why: &anyhow::Error) {
+        exit::say("pando", why);
+        self.failed = true;
+    }
+
+    fn say(&self, src: &Path, dst: &Path) -> Result<()> {
+        match self.args.verbose {
+            true => super::print(&format!("{} -> {}\n", src.display(), dst.display())),
+            false => Ok(()),
+        }
+    }
+
+    fn try_copy(&mut self, src: &Path, dst: &Path) -> Result<()> {
+        let from = fs::symlink_metadata(src).with_context(|| format!("cp: {}", src.display()))?;
+        let Some(to) = exists(dst)? else {
+            clone(src, dst, false)?;
+            return self.say(src, dst);
+        };
+        let same = (from.dev(), from.ino()) == (to.dev(), to.ino());
+        match (from.is_dir(), to.is_dir()) {
+            _ if self.args.no_clobber && (same || !from.is_dir()) => Ok(()),
+            _ if same => bail!("cp: {} and {} are the same", src.display(), dst.display()),
+            (true, true) => self.merge(src, dst, &from),
+            (true, false) => bail!("cp: {}: is not a directory, but {} is one", dst.display(), src.display()),
+            (false, true) => bail!("cp: {}: is a directory, but {} is none", dst.display(), src.display()),
+            (false, false) => {
+                clone(src, dst, true)?;
+                self.say(src, dst)
+            }
+        }
+    }
+
+    /// Puts what is in `src` into `dst`.
+    fn merge(&mut self, src: &Path, dst: &Path, meta: &Metadata) -> Result<()> {
+        let fail = || format!("cp: {}", dst.display());
+        if dst.canonicalize().with_context(fail)?.starts_with(src.canonicalize().with_context(fail)?) {
+            bail!("cp: {} lies inside {}", dst.display(), src.display());
+        }
+        let (names, failed) = listed(src);
+        for name in names {
+            self.copy(&src.join(&name), &dst.join(&name));
+        }
+        if let Some(e) = failed {
+            self.fail(&anyhow::Error::from(e).context(format!("cp: {}", src.display())));
+        }
+        if self.args.no_clobber {
+            return Ok(());
+        }
+        // A user other than root may not give it away, as with cp -a: then the owner stays.
+        let _ = std::os::unix::fs::lchown(dst, Some(meta.uid()), Some(meta.gid()));
+        chmod(dst, Mode::from_raw_mode(meta.mode() & 0o7777)).with_context(fail)?;
+        let time = |secs, nanos| Timespec { tv_sec: secs, tv_nsec: nanos };
+        let times = Timestamps {
+            last_access: time(meta.atime(), meta.atime_nsec()),
+            last_modification: time(meta.mtime(), meta.mtime_nsec()),
+        };
+        utimensat(CWD, dst, &times, AtFlags::empty()).with_context(fail)
+    }
+
+    fn finish(self) -> Result<()> {
+        match self.failed {
+            true => Err(Coded(exit::FAILURE, String::new()).into()),
+            false => Ok(()),
         }
     }
 }
 
-/// Puts what is in `src` into `dst`.
-fn merge(args: &Args, src: &Path, dst: &Path, meta: &Metadata) -> Result<()> {
-    let fail = || format!("cp: {}", dst.display());
-    if dst.canonicalize().with_context(fail)?.starts_with(src.canonicalize().with_context(fail)?) {
-        bail!("cp: {} lies inside {}", dst.display(), src.display());
-    }
+/// The names in a directory, as far as they can be read, and what came in the way.
+fn listed(dir: &Path) -> (Vec<OsString>, Option<io::Error>) {
     let mut names = Vec::new();
-    for entry in fs::read_dir(src).with_context(|| format!("cp: {}", src.display()))? {
-        names.push(entry.with_context(|| format!("cp: {}", src.display()))?.file_name());
-    }
+    let failed = fs::read_dir(dir).and_then(|mut entries| {
+        entries.try_for_each(|entry| {
+            names.push(entry?.file_name());
+            Ok(())
+        })
+    });
     names.sort_unstable();
-    for name in names {
-        copy(args, &src.join(&name), &dst.join(&name))?;
-    }
-    if args.no_clobber {
-        return Ok(());
-    }
-    // A user other than root may not give it away, as with cp -a: then the owner stays.
-    let _ = std::os::unix::fs::lchown(dst, Some(meta.uid()), Some(meta.gid()));
-    chmod(dst, Mode::from_raw_mode(meta.mode() & 0o7777)).with_context(fail)?;
-    let time = |secs, nanos| Timespec { tv_sec: secs, tv_nsec: nanos };
-    let times = Timestamps {
-        last_access: time(meta.atime(), meta.atime_nsec()),
-        last_modification: time(meta.mtime(), meta.mtime_nsec()),
-    };
-    utimensat(CWD, dst, &times, AtFlags::empty()).with_context(fail)
+    (names, failed.err())
 }
 
 #[cfg(test)]

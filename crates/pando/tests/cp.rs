@@ -1,7 +1,67 @@
-//! `pando cp` beside `cp -a`: what fails stops nothing else.
+//! `pando cp` beside `cp -a`: names of one file stay names of one file, and what fails stops nothing else.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use std::fs;
+use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt};
+
+use crate::common::{Bench, text};
+
+/// Which names below a directory are of one file, and how many names each has.
+fn names(b: &Bench, dir: &str) -> Vec<(Vec<String>, u64)> {
+    let found = b.sh(&format!("cd {dir}; find . -type f | sort"));
+    let mut groups: BTreeMap<u64, (Vec<String>, u64)> = BTreeMap::new();
+    for name in found.lines() {
+        let meta = fs::symlink_metadata(b.path(dir).join(name)).unwrap();
+        let group = groups.entry(meta.ino()).or_insert((Vec::new(), meta.nlink()));
+        group.0.push(name.to_owned());
+    }
+    let mut groups: Vec<_> = groups.into_values().collect();
+    groups.sort();
+    groups
+}
+
+#[test]
+fn names_of_one_file_are_names_of_one_file_in_the_copy() {
+    let b = mounted!();
+    b.sh("cd m; mkdir -p src/d other; echo a > src/f; ln src/f src/g; ln src/f src/d/h; echo b > src/single
+        echo c > other/x; ln other/x other/y; touch -d @5 src/f");
+    let pando = env!("CARGO_BIN_EXE_pando");
+    // Into an empty directory, into one that has the directory, and over files that are there, one of them linked.
+    for (number, line) in [
+        "cp -a src/f src/g src/single TO",
+        "mkdir TO/d; cp -a src/. TO/",
+        "mkdir TO/d; (cd src; cp -a f g d single ../TO)",
+        "mkdir TO/d; echo old > TO/g; echo old > TO/d/h; ln TO/g TO/z; touch -d @6 TO/z; cp -a src/. other/x other/y TO",
+        "mkdir TO/d; cp -a src/f src/d TO; cp -a src/f src/g TO",
+        "cp -a src/f TO; cp -an src/f src/g TO",
+        "ln src/f src/e; cp -a src/e src/f TO; cp -a src/f src/e TO; rm src/e",
+    ]
+    .iter()
+    .enumerate()
+    {
+        for (name, program) in [("cp", "cp"), ("pando", &format!("{pando} cp"))] {
+            let to = format!("{name}{number}");
+            let line = line.replace("cp -a", &format!("{program} -a")).replace("TO", &to);
+            b.sh(&format!("cd m; mkdir {to}; {line}; touch -d @3 {to}"));
+        }
+        let (theirs, ours) = (format!("m/cp{number}"), format!("m/pando{number}"));
+        crate::common::same(b.path(&theirs), b.path(&ours));
+        let told = names(&b, &ours);
+        assert_eq!(told, names(&b, &theirs), "{line}");
+    }
+    // Nor is a copy that another argument has replaced taken for it.
+    b.sh(&format!(
+        "cd m; mkdir re other/f2; echo other > other/f2/f; {pando} cp -a src/f other/f2/f src/g re 2> said"
+    ));
+    assert_eq!(b.sh("cat m/re/f m/re/g; cat m/said | wc -l; rm -r m/other/f2"), "other\na\n1\n");
+    // A directory that is cloned as a whole is a world of its own: that is said.
+    let out = b.run(&["cp", "-a", "m/src/f", "m/src/d", "m/src/g", "m/other"]);
+    assert!(out.status.success() && text(&out.stderr).contains("m/src/f"), "{}", text(&out.stderr));
+    assert_eq!(names(&b, "m/other").iter().filter(|(names, _)| names.len() == 2).count(), 2);
+    let out = b.run(&["cp", "-a", "m/src", "m/other"]);
+    assert!(out.status.success() && out.stderr.is_empty(), "{}", text(&out.stderr));
+    b.umount();
+    b.ok(&["check", "a.img"]);
+}
 
 #[test]
 fn what_cannot_be_copied_keeps_nothing_else_from_being_copied() {

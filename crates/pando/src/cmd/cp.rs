@@ -2,9 +2,11 @@
 //!
 //! What does not exist at the destination is one clone, however large it is. Where both are directories they are
 //! merged: what is in the source is put into what is there, and the directory gets the source's owner, mode
-//! and times, as cp does it. Nothing is ever copied byte by byte.
+//! and times, as cp does it. Nothing is ever copied byte by byte. Of a file with several names the first one that comes
+//! is cloned, and the others become names of that; a directory that is one clone has the names in it as they were.
 
 use std::{
+    collections::HashMap,
     ffi::{OsStr, OsString},
     fs::{self, Metadata},
     io,
@@ -30,6 +32,10 @@ directories are merged. Owner, mode, times and extended attributes are kept, whi
 clone SRC: its owner or root. Copies between file systems are refused; use cp -a there. What cannot be
 copied is said, and the rest is copied; the exit code is then 1. With -n, a file is not copied to
 where something is, which is no failure.
+
+Hard links are kept among files that are copied one by one, and inside of a directory that is new at
+the destination, which becomes one clone. Those from such a directory to what is copied beside it are
+not: there the names are files of their own.
 
 Examples: pando cp -a /mnt/grove/project /mnt/grove/experiment
           pando cp -a src/. build/"
@@ -77,7 +83,7 @@ pub fn run(args: &Args) -> Result<()> {
     if !into && (sources.len() > 1 || args.target_directory.is_some()) {
         bail!("cp: {}: is not a directory", target.display());
     }
-    let mut copier = Copier { args, failed: false };
+    let mut copier = Copier { args, linked: HashMap::new(), whole_dirs: false, failed: false };
     for src in sources {
         let dst = match into {
             // SRC that ends in /. or .. has no name of its own: its content goes there.
@@ -105,9 +111,23 @@ fn exists(path: &Path) -> Result<Option<Metadata>> {
     }
 }
 
+/// A file with several names, of which some are copied.
+struct Linked {
+    /// The first copy, by path, device and inode number: further names become names of that.
+    copy: (PathBuf, u64, u64),
+    src: PathBuf,
+    names: u64,
+    /// Names that have been copied.
+    copied: u64,
+}
+
 /// One call: what fails is said, and the rest is copied all the same.
 struct Copier<'a> {
     args: &'a Args,
+    /// By device and inode number.
+    linked: HashMap<(u64, u64), Linked>,
+    /// Whether a directory became one clone, with whatever names are in it.
+    whole_dirs: bool,
     failed: bool,
 }
 
@@ -133,7 +153,13 @@ impl Copier<'_> {
     fn try_copy(&mut self, src: &Path, dst: &Path) -> Result<()> {
         let from = fs::symlink_metadata(src).with_context(|| format!("cp: {}", src.display()))?;
         let Some(to) = exists(dst)? else {
-            clone(src, dst, false)?;
+            match from.is_dir() {
+                true => {
+                    clone(src, dst, false)?;
+                    self.whole_dirs = true;
+                }
+                false => self.put(src, dst, &from, None)?,
+            }
             return self.say(src, dst);
         };
         let same = (from.dev(), from.ino()) == (to.dev(), to.ino());
@@ -144,10 +170,35 @@ impl Copier<'_> {
             (true, false) => bail!("cp: {}: is not a directory, but {} is one", dst.display(), src.display()),
             (false, true) => bail!("cp: {}: is a directory, but {} is none", dst.display(), src.display()),
             (false, false) => {
-                clone(src, dst, true)?;
+                self.put(src, dst, &from, Some(&to))?;
                 self.say(src, dst)
             }
         }
+    }
+
+    /// Makes `dst`, where `to` is now, what the file at `src` is: by a clone, or as a further name of one.
+    fn put(&mut self, src: &Path, dst: &Path, from: &Metadata, to: Option<&Metadata>) -> Result<()> {
+        if from.nlink() < 2 {
+            return clone(src, dst, to.is_some()).map(drop);
+        }
+        let id = (from.dev(), from.ino());
+        if let Some(file) = self.linked.get_mut(&id) {
+            file.copied += 1;
+            match link(&file.copy, dst, to) {
+                Ok(()) => return Ok(()),
+                Err(e) => eprintln!(
+                    "pando: cp: {}: is no further name of {}, as in the source, but a file of its own: {e}",
+                    dst.display(),
+                    file.copy.0.display()
+                ),
+            }
+            return clone(src, dst, to.is_some()).map(drop);
+        }
+        clone(src, dst, to.is_some())?;
+        let made = fs::symlink_metadata(dst).with_context(|| format!("cp: {}", dst.display()))?;
+        let copy = (dst.to_owned(), made.dev(), made.ino());
+        self.linked.insert(id, Linked { copy, src: src.to_owned(), names: from.nlink(), copied: 1 });
+        Ok(())
     }
 
     /// Puts what is in `src` into `dst`.
@@ -178,6 +229,17 @@ impl Copier<'_> {
     }
 
     fn finish(self) -> Result<()> {
+        // Whether the other names are in one of these directories is not known: nobody has looked into them.
+        let mut apart: Vec<&Linked> = self.linked.values().filter(|file| file.copied < file.names).collect();
+        apart.sort_unstable_by(|a, b| a.src.cmp(&b.src));
+        if let (Some(file), true) = (apart.first(), self.whole_dirs) {
+            eprintln!(
+                "pando: cp: {}: has names that were not copied one by one{}: those in a directory that was cloned as a \
+                 whole are files of their own there",
+                file.src.display(),
+                if apart.len() > 1 { format!(" (and {} others)", apart.len() - 1) } else { String::new() }
+            );
+        }
         match self.failed {
             true => Err(Coded(exit::FAILURE, String::new()).into()),
             false => Ok(()),
@@ -196,6 +258,23 @@ fn listed(dir: &Path) -> (Vec<OsString>, Option<io::Error>) {
     });
     names.sort_unstable();
     (names, failed.err())
+}
+
+/// Makes `dst`, where `to` is now, a further name of the file that was put at `first`.
+fn link((first, dev, ino): &(PathBuf, u64, u64), dst: &Path, to: Option<&Metadata>) -> io::Result<()> {
+    // Another argument may have replaced it.
+    let there = fs::symlink_metadata(first)?;
+    if (there.dev(), there.ino()) != (*dev, *ino) {
+        return Err(io::Error::other("that was replaced"));
+    }
+    let Some(to) = to else { return fs::hard_link(first, dst) };
+    if (there.dev(), there.ino()) == (to.dev(), to.ino()) {
+        return Ok(());
+    }
+    // What is there is replaced at once, as by a clone.
+    let beside = dst.with_file_name(format!(".pando-cp-{}", std::process::id()));
+    fs::hard_link(first, &beside)?;
+    fs::rename(&beside, dst).inspect_err(|_| _ = fs::remove_file(&beside))
 }
 
 #[cfg(test)]

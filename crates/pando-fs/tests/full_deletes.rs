@@ -224,7 +224,7 @@ fn files_are_changed_in_place_for_ever_on_a_store_that_they_fill_in_part() {
         w.fs.sync().unwrap();
         let say = |what: &str| {
             let stats = w.fs.db().stats().unwrap();
-            let (size, left) = (calls * CALL >> 10, stats.available >> 10);
+            let (size, left) = ((calls * CALL) >> 10, stats.available >> 10);
             format!("{what}: {size} KiB of {}, {left} left", available >> 10)
         };
         if with_snapshot {

@@ -53,8 +53,8 @@ const SCARCE: u64 = 8;
 const NODE_SHARE: usize = 16;
 /// An extent has this share of a node (1/n): so there is a border of extents wherever a leaf is to be split.
 const EXTENT_SHARE: usize = 4;
-/// And 1/n more: pages of values whose sum is just such a share have a few bytes each beside. With one page less much of
-/// the last block is lost.
+/// And 1/n more: pages of values whose sum is just such a share have a few bytes each beside. With one page less much
+/// of the last block is lost.
 const EXTENT_EXCESS_FRACTION: usize = 16;
 /// But at least this many bytes, lest much of it is the rest of its last block.
 const EXTENT_LEAST: usize = 32 << 10;

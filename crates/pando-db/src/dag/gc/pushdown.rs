@@ -17,7 +17,6 @@ use bytes::Bytes;
 
 use crate::{
     dag::edit::Edit,
-    device::BLOCK,
     error::{Result, or_if_damaged},
     key::{Lens, Span},
     node::{Body, Edge, Node, NodeId},
@@ -34,8 +33,10 @@ pub(crate) enum Tombstones {
     AndMessages,
 }
 
-/// Where space is short, messages are carried down from an edge where they have at least 1/n of a node, or a block.
+/// Where space is short, messages are carried down from an edge where they have at least 1/n of a node, and so many
+/// bytes: less would not free a block.
 const MANY_FRACTION: usize = 32;
+const MANY_BYTES: usize = 4 << 10;
 
 /// A bounded piece of a walk.
 pub(crate) struct TombstoneWalk<'w> {
@@ -105,7 +106,7 @@ impl Edit<'_> {
 
     fn is_wanted(&self, node: &Node, i: usize, which: Tombstones, left: &mut usize) -> Result<bool> {
         let Some(edge) = node.edges().get(i) else { return Ok(false) };
-        let many = (self.cx.limits.node / MANY_FRACTION).max(BLOCK as usize);
+        let many = (self.cx.limits.node / MANY_FRACTION).max(MANY_BYTES);
         match which {
             Tombstones::AndMessages if edge.pending() >= many && edge.child.is_some() => Ok(true),
             Tombstones::All | Tombstones::AndMessages => {

@@ -9,7 +9,7 @@ use super::common::{
     seeds::{is_replay, seeds_for},
     trees::Rng,
 };
-use pando_db::device::SimDevice;
+use pando_db::device::{Device, SimDevice};
 use pando_fs::*;
 
 const ENOSPC: i32 = 28;
@@ -134,7 +134,15 @@ impl Full {
     }
 }
 
-fn deletes_go_through(seed: u64, refused: &mut usize) {
+/// Whether the store has had extents in several ranges: bit 4 of its incompatible features.
+fn is_scattered(device: &SimDevice) -> bool {
+    let mut superblock = [0; 32];
+    device.read_at(0, &mut superblock).unwrap();
+    superblock[24] & 4 != 0
+}
+
+/// Whether its free space was scattered.
+fn deletes_go_through(seed: u64, refused: &mut usize) -> bool {
     let mut rng = Rng(seed | 1);
     let mut full = Full::new(seed, &mut rng);
     let calls = 200 + rng.next(2000);
@@ -143,7 +151,8 @@ fn deletes_go_through(seed: u64, refused: &mut usize) {
     let mut what = format!("{}, {n} of {calls} refused", full.what);
     if rng.next(3) == 0 {
         full.w.fs.sync().unwrap();
-        full.w.fs = Fs::open(full.device.reopen(), options()).unwrap();
+        full.device = full.device.reopen();
+        full.w.fs = Fs::open(full.device.clone(), options()).unwrap();
         what += ", mounted again";
     }
     let w = &full.w;
@@ -187,15 +196,23 @@ fn deletes_go_through(seed: u64, refused: &mut usize) {
         .unwrap_or_else(|e| panic!("{what}: then {e}: {}", figures()));
     assert_eq!(fits, 1 << 20, "{what}: {room:?}");
     w.fs.close().unwrap();
+    is_scattered(&full.device)
 }
 
 #[test]
 fn deletes_go_through_after_any_number_of_refused_calls() {
-    let mut refused = 0;
-    for seed in seeds_for("PANDO_MODEL_SECONDS", 8) {
-        deletes_go_through(seed, &mut refused);
+    let (mut refused, mut scattered, mut seeds) = (0, 0, seeds_for("PANDO_MODEL_SECONDS", 8));
+    while let Some(seed) = seeds.take_late() {
+        scattered += usize::from(deletes_go_through(seed, &mut refused));
+        if seeds.spent() >= 1.0 && (scattered > 0 || seeds.spent() > 8.0) {
+            break;
+        }
     }
-    assert!(refused > 100 || is_replay(), "vacuous: {refused} calls were refused");
+    println!("{refused} calls were refused, the free space of {scattered} stores was scattered");
+    assert!(
+        (refused > 100 && scattered > 0) || is_replay(),
+        "vacuous: {refused} refused, {scattered} scattered"
+    );
 }
 
 /// What is written over takes its space twice as long as the new bytes wait above the old ones. A store that is short

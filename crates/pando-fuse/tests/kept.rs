@@ -565,6 +565,50 @@ fn what_is_written_behind_a_refusal_is_written_out() {
     assert_eq!(fs::read(w.path("dir/.snapshots/s/f")).unwrap()[1000..1004], *b"late");
 }
 
+/// After a rename the kernel has a change time that it tells by the way, when a file is closed. On a full store there may
+/// be no room for that, which is nothing that a reader has to hear of.
+#[test]
+fn a_file_that_was_renamed_on_a_full_store_is_read_without_an_error() {
+    let device = Arc::new(MemDevice::new(64 << 20));
+    let Some(w) = World::on(device, Settings { writeback: true, ..Settings::default() }) else { return };
+    fs::create_dir(w.path("k")).unwrap();
+    let data = vec![b'd'; 200_000];
+    (0..20).for_each(|i| fs::write(w.path(&format!("k/{i}")), &data).unwrap());
+    let mut random = 1u64;
+    let mut noise = |len: usize| -> Vec<u8> {
+        let step = || {
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (random >> 56) as u8
+        };
+        std::iter::repeat_with(step).take(len).collect()
+    };
+    for size in [1 << 20, 64 << 10, 4 << 10, 300] {
+        let mut refused = 0;
+        for i in 0..20_000 {
+            let stored = File::create(w.path(&format!("{size}.{i}")))
+                .and_then(|mut f| f.write_all(&noise(size)).and_then(|()| f.sync_all()));
+            refused += usize::from(stored.is_err());
+            if refused > 3 {
+                break;
+            }
+        }
+    }
+    let mut renamed = 0;
+    for i in 0..20 {
+        let name = w.path(&format!("k/{i}.new"));
+        if fs::rename(w.path(&format!("k/{i}")), &name).is_err() {
+            continue;
+        }
+        renamed += 1;
+        let file = File::open(&name).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), data.len() as u64);
+        // SAFETY: the descriptor is this one's alone, and nobody uses it afterwards.
+        let closed = unsafe { libc::close(std::os::fd::IntoRawFd::into_raw_fd(file)) };
+        assert_eq!(closed, 0, "file {i}: {}", std::io::Error::last_os_error());
+    }
+    assert!(renamed > 0, "vacuous: no file could be renamed");
+}
+
 /// A program that writes and does not sync hears of a full store too, soon: not only when it closes the file.
 #[test]
 fn a_writer_hears_that_the_store_is_full() {

@@ -22,7 +22,10 @@ use std::{
 
 use bytes::Bytes;
 use rustix::{
-    fs::{Access, Advice, FallocateFlags, OFlags, access, fadvise, fallocate, fstatvfs, major, minor, seek},
+    fs::{
+        Access, Advice, FallocateFlags, IFlags, OFlags, access, fadvise, fallocate, fstatvfs, ioctl_getflags,
+        ioctl_setflags, major, minor, seek,
+    },
     io::{Errno, ReadWriteFlags, preadv, pwritev2},
 };
 
@@ -97,6 +100,7 @@ impl FileDevice {
             if force {
                 device.file.set_len(0).map_err(|e| Error::io("truncate", 0, e))?;
             }
+            let _impossible = write_in_place(&device.file);
             device.file.set_len(size).map_err(|e| Error::io("resize", size, e))?;
             device.size.store(size, Relaxed);
         }
@@ -442,6 +446,13 @@ fn is_block_device(metadata: &Metadata) -> bool {
 fn is_set_read_only(device: &Metadata) -> bool {
     let (major, minor) = (major(device.rdev()), minor(device.rdev()));
     read_to_string(format!("/sys/dev/block/{major}:{minor}/ro")).is_ok_and(|ro| ro.trim_end() == "1")
+}
+
+/// Asks a file system that copies on write (Btrfs) to write an empty file in place: there a write takes new space
+/// otherwise, also where space was reserved, so that a full host stops a store.
+fn write_in_place(file: &File) -> io::Result<()> {
+    let flags = ioctl_getflags(file)?;
+    Ok(ioctl_setflags(file, flags | IFlags::NOCOW)?)
 }
 
 /// Makes the name of a new file durable.

@@ -208,18 +208,18 @@ impl Space {
     ///
     /// Errors as for [`Space::adopt`]: another range that overlaps is not the same.
     pub fn adopt_shared(self: &Arc<Self>, offset: u64, len: u64) -> Result<Arc<Extent>> {
-        self.adopt_once(offset, len, || self.adopt_as(offset, len, true))
+        self.adopt_once((offset, len, &[]), || self.adopt_as(offset, len, true))
     }
 
     /// The extent of these pages, if it was adopted before, or what `adopt` gives.
     fn adopt_once(
         &self,
-        offset: u64,
-        len: u64,
+        (offset, len, ranges): (u64, u64, &[Range<u64>]),
         adopt: impl FnOnce() -> Result<Arc<Extent>>,
     ) -> Result<Arc<Extent>> {
         let mut adopted = self.adopted.lock();
-        if let Some(known) = adopted.get(&offset).and_then(Weak::upgrade).filter(|e| e.len == len) {
+        let is_same = |e: &Arc<Extent>| e.len == len && *e.ranges == *ranges;
+        if let Some(known) = adopted.get(&offset).and_then(Weak::upgrade).filter(is_same) {
             return Ok(known);
         }
         let extent = adopt()?;

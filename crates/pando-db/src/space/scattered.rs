@@ -106,7 +106,7 @@ impl Space {
             Ok(self.extent_of(offset, len, ranges.clone(), shared, false))
         };
         match shared {
-            true => self.adopt_once(offset, len, adopt),
+            true => self.adopt_once((offset, len, &ranges), adopt),
             false => adopt(),
         }
     }
@@ -205,6 +205,10 @@ mod tests {
         assert_eq!((extent.len, space.used_bytes()), (3 * BLOCK, 4 * BLOCK));
         let same = space.adopt_scattered(5 * BLOCK, vec![range(7, 9), range(1, 2)], true).unwrap();
         assert!(Arc::ptr_eq(&extent, &same));
+        assert!(
+            space.adopt_shared(5 * BLOCK, 3 * BLOCK).is_err_and(|e| e.is_damage()),
+            "it is in one piece there"
+        );
         let wrong: [(u64, Vec<Range<u64>>); 6] = [
             (5, vec![range(20, 21)]),
             (30, vec![range(20, 22), range(21, 23)]),

@@ -409,7 +409,7 @@ impl Pager {
         };
         self.misses.add();
         let from = u64::from(segment.offset);
-        let at = extent.place(from, 0).unwrap_or(extent.offset);
+        let at = extent.place(from, 1).unwrap_or(extent.offset);
         let read = scattered::read(&*self.device, extent, from, segment.len)
             .and_then(|bytes| node_codec::load_page(page, segment, bytes, at));
         let parsed = Arc::new(self.noting(key, read)?);

@@ -50,6 +50,8 @@ const MAX_HELD_BYTES: u64 = 256 << 20;
 const RESERVE_NODES: u64 = 48;
 /// And if that is not over a half: an edit, and a few more for what deletes lead to.
 const LEAST_RESERVE_NODES: u64 = MIN_EDIT_NODES as u64 + 4;
+/// How often a small batch of deletes looks whether it is the only one in memory, before it is refused.
+const LAST_TRIES: usize = 8;
 /// Space is nearly short where less than 1/n of the reserve is left for ordinary writes.
 const NEARLY_FRACTION: u64 = 2;
 /// Nodes that an edit may make dirty beyond its limit, because the last one that it took in was split.
@@ -118,9 +120,10 @@ impl Engine {
         (self.reserve() / 2).max(self.least_edit_room()).min(self.reserve())
     }
 
-    /// Space for the nodes that one edit makes dirty.
+    /// Space for the nodes that one edit makes dirty, and the table pages for them.
     fn least_edit_room(&self) -> u64 {
-        (self.limits.edit_nodes as u64 + SPLIT_NODES) * self.limits.node as u64
+        let nodes = self.limits.edit_nodes as u64 + SPLIT_NODES;
+        nodes * self.limits.node as u64 + self.table_pages(nodes) * BLOCK
     }
 
     /// Space that the medium is asked to keep beyond what is needed: where it fills up under a sparse store,
@@ -332,15 +335,26 @@ impl Engine {
             }
             self.counters.refused_at.store(self.now_freed(), Ordering::Relaxed);
         }
-        let is_last = gives == Gives::Most && len <= SMALL_BATCH_BYTES && self.can_take_one_more(len);
-        if is_last || enough()? { Ok(()) } else { Err(Error::NoSpace) }
+        if enough()? {
+            return Ok(());
+        }
+        let may_be_last = gives == Gives::Most && len <= SMALL_BATCH_BYTES;
+        for _ in 0..if may_be_last { LAST_TRIES } else { 0 } {
+            if self.can_take_one_more(len)? {
+                return Ok(());
+            }
+            // Others who are let in one by one may have come between.
+            self.checkpoint()?;
+        }
+        Err(Error::NoSpace)
     }
 
     /// Whether a small batch that gives space back may go even into what is kept for an edit, because nothing else is
     /// in memory: one after the other they can all be flushed. Without that a store could not be emptied any more, once
     /// edits have used up more than was reckoned: messages that come to full leaves split them.
-    fn can_take_one_more(&self, len: u64) -> bool {
-        self.owed() == 0 && self.space.free_bytes() >= self.least_edit_room() + 2 * len
+    fn can_take_one_more(&self, len: u64) -> Result<bool> {
+        let wanted = self.least_edit_room() + 2 * len;
+        Ok(self.owed() == 0 && self.space.free_bytes() >= wanted && self.space.ensure_backed(wanted)?)
     }
 
     /// A figure that changes whenever trying again may help.

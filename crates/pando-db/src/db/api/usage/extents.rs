@@ -52,7 +52,7 @@ pub(crate) struct Sum {
 impl Extents {
     fn claim(&mut self, extent: &Extent) -> &mut ExtentUse {
         let claim = self.claims.entry(extent.id).or_default();
-        claim.len = extent.len;
+        claim.len = extent.owned_bytes();
         claim
     }
 

@@ -69,6 +69,14 @@ impl Space {
         self.any_scattered.load(Relaxed)
     }
 
+    /// Takes `len` bytes in one piece ([`Space::allocate`]), or else in several. Errors as there.
+    pub fn allocate_anywhere(self: &Arc<Self>, len: u64) -> Result<Arc<Extent>> {
+        match self.allocate(len) {
+            Err(Error::NoSpace) => self.allocate_scattered(len),
+            other => other,
+        }
+    }
+
     /// Takes `len` bytes, rounded up to whole blocks, in as few ranges as there may be, and a block for their
     /// directory. [`Error::NoSpace`] if so many are not free, or only in more ranges than [`MAX_RANGES`].
     pub fn allocate_scattered(self: &Arc<Self>, len: u64) -> Result<Arc<Extent>> {

@@ -53,9 +53,6 @@ const SCARCE: u64 = 8;
 const NODE_SHARE: usize = 16;
 /// An extent has this share of a node (1/n): so there is a border of extents wherever a leaf is to be split.
 const EXTENT_SHARE: usize = 4;
-/// And 1/n more: pages of values whose sum is just such a share have a few bytes each beside. With one page less much
-/// of the last block is lost. Not where nodes are so small that a leaf has hardly two extents.
-const EXTENT_EXCESS_FRACTION: usize = 16;
 /// But at least this many bytes, lest much of it is the rest of its last block.
 const EXTENT_LEAST: usize = 32 << 10;
 /// And before compression less than half of a node, with a short rest: leaves are split in the middle half of their
@@ -262,8 +259,6 @@ impl Writer<'_> {
         let node = self.bulk.pager.node_size();
         // Where nodes are small, an extent of two is as much as their leaves will keep.
         let most = (node / EXTENT_SHARE).max(EXTENT_LEAST.min(2 * node));
-        let longer = most + most / EXTENT_EXCESS_FRACTION;
-        let most = if longer <= node / EXTENT_RAW_SHARE { longer } else { most };
         // A short rest goes with what is before it: alone it would not be kept.
         let (raw, most_raw) = (page.raw as usize, most.max(node / EXTENT_RAW_SHARE));
         let is_full = |has: usize, more: usize, most: usize| {

@@ -300,11 +300,7 @@ fn make_room_apart(space: &Arc<Space>, header: usize, pages: &[usize]) -> Result
 /// An extent for a header and pages: in one piece if possible, else in as few as there may be.
 fn admit(space: &Arc<Space>, header: usize, lens: &[usize]) -> Result<Vec<Part>> {
     let total = (header + lens.iter().sum::<usize>()) as u64;
-    let extent = match space.allocate(total) {
-        Err(Error::NoSpace) => space.allocate_scattered(total)?,
-        other => other?,
-    };
-    Ok(vec![Part { extent, header, pages: lens.to_vec() }])
+    Ok(vec![Part { extent: space.allocate_anywhere(total)?, header, pages: lens.to_vec() }])
 }
 
 #[cfg(test)]

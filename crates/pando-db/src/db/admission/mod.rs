@@ -338,8 +338,10 @@ impl Engine {
         if enough()? {
             return Ok(());
         }
-        let may_be_last = gives == Gives::Most && len <= SMALL_BATCH_BYTES;
-        for _ in 0..if may_be_last { LAST_TRIES } else { 0 } {
+        if gives != Gives::Most || len > SMALL_BATCH_BYTES {
+            return Err(Error::NoSpace);
+        }
+        for _ in 0..LAST_TRIES {
             if self.can_take_one_more(len)? {
                 return Ok(());
             }

@@ -200,10 +200,7 @@ impl Engine {
 /// Writes a table page to free space.
 pub(crate) fn store_page(pager: &Pager, space: &Arc<Space>, page: Bytes) -> Result<Arc<Extent>> {
     assert!(!page.is_empty(), "a table page without bytes");
-    let extent = match space.allocate(page.len() as u64) {
-        Err(Error::NoSpace) => space.allocate_scattered(page.len() as u64)?,
-        other => other?,
-    };
+    let extent = space.allocate_anywhere(page.len() as u64)?;
     scattered::write(&**pager.device(), &extent, &page)?;
     Ok(extent)
 }

@@ -4,30 +4,39 @@
 //! others, and in the worst case a few times over. So that must be little where the server is slow: on a slow device,
 //! on a busy processor, for single pages. Where the server is fast it may be more than the kernel offers, as writers
 //! would wait for each request otherwise. Guarantees that what the kernel may keep follows the speed at which pages
-//! were taken while they came without a pause, between [`LEAST_BYTES`] and what a new mount may have. Uses nothing.
+//! were taken while they came without a pause, between [`LEAST_BYTES`] and what a mount may have; and that it is no
+//! more than [`START_BYTES`] when nothing was written for [`IDLE`], because whoever writes next may be slower: what
+//! lies above a limit that falls has all writers wait until it is written. Uses nothing.
 
 use std::{
     path::PathBuf,
+    sync::{Arc, Weak},
     time::{Duration, Instant},
 };
 
 use parking_lot::Mutex;
 
 /// What the server is to take in this time may be kept.
-const MOMENT: Duration = Duration::from_millis(50);
-/// However slow the server is.
-const LEAST_BYTES: u64 = 4 << 20;
+const MOMENT: Duration = Duration::from_millis(20);
+/// However slow the server is. (With half of it, a writer of single pages was slower by a quarter.)
+const LEAST_BYTES: u64 = 1 << 20;
 /// However fast it is, but for where the kernel offers more.
 const MOST_BYTES: u64 = 64 << 20;
 /// And at most so many times what that offers, a count.
 const MOST_TIMES: u64 = 32;
+/// Before the speed is known.
+const START_BYTES: u64 = 4 << 20;
 /// Time of work from which the speed is taken.
-const WINDOW: Duration = Duration::from_millis(200);
+const WINDOW: Duration = Duration::from_millis(100);
 /// A pause between two requests that is none of the server's.
 const PAUSE: Duration = Duration::from_millis(2);
+/// A pause after which the speed is not known any more.
+const IDLE: Duration = Duration::from_secs(1);
 
 /// The limit of a mount.
-pub(crate) struct DirtyLimit {
+pub(crate) struct DirtyLimit(Arc<Limit>);
+
+struct Limit {
     /// Takes the limit, in bytes.
     file: PathBuf,
     most: u64,
@@ -43,11 +52,13 @@ struct Speed {
     last: Instant,
     paused: Duration,
     bytes: u64,
+    /// Somebody looks whether nothing is written any more.
+    watched: bool,
 }
 
 impl Speed {
     fn new(limit: u64, now: Instant) -> Self {
-        Self { limit, begun: now, last: now, paused: Duration::ZERO, bytes: 0 }
+        Self { limit, begun: now, last: now, paused: Duration::ZERO, bytes: 0, watched: false }
     }
 
     /// Notes a request; gives the limit if that is another one now.
@@ -67,36 +78,68 @@ impl Speed {
         // Each small change would cost a call.
         let differs = wanted < self.limit / 4 * 3 || wanted > self.limit / 4 * 5;
         let limit = if differs { wanted } else { self.limit };
-        *self = Self::new(limit, self.last);
+        *self = Self { watched: self.watched, ..Self::new(limit, self.last) };
         differs.then_some(limit)
+    }
+
+    /// Gives the limit if that is another one because nothing was written until `now`.
+    fn rested(&mut self, now: Instant) -> Option<u64> {
+        let rests = now.saturating_duration_since(self.last) >= IDLE && self.limit > START_BYTES;
+        rests.then(|| {
+            *self = Self::new(START_BYTES, now);
+            START_BYTES
+        })
     }
 }
 
 impl DirtyLimit {
-    /// Of a new mount on this device (`major:minor`), to which the kernel offers less than it may have. `None` before
-    /// Linux 6.2, and without the right to set it.
-    pub(crate) fn raised(device: &str) -> Option<Self> {
+    /// Of a new mount on this device (`major:minor`). `None` before Linux 6.2, and without the right to set it.
+    pub(crate) fn new(device: &str) -> Option<Self> {
         let file = PathBuf::from(format!("/sys/class/bdi/{device}/max_bytes"));
         let offered = std::fs::read_to_string(&file).ok()?.trim().parse().ok()?;
-        let most = most_bytes(offered);
-        let limit = Self { file, most, speed: Mutex::new(Speed::new(most, Instant::now())) };
-        limit.set(most).then_some(limit)
+        let start = Speed::new(START_BYTES, Instant::now());
+        let limit = Limit { file, most: most_bytes(offered), speed: Mutex::new(start) };
+        limit.set(START_BYTES).then(|| Self(Arc::new(limit)))
     }
 
     /// Notes that the server took a request of pages.
     pub(crate) fn took(&self, bytes: u64, from: Instant) {
-        let changed = self.speed.lock().took(bytes, (from, Instant::now()), self.most);
+        let mut speed = self.0.speed.lock();
+        let changed = speed.took(bytes, (from, Instant::now()), self.0.most);
         if let Some(limit) = changed {
-            self.set(limit);
+            self.0.set(limit);
+        }
+        if speed.limit > START_BYTES && !speed.watched {
+            let limit = Arc::downgrade(&self.0);
+            let thread = std::thread::Builder::new().name("pando-dirty".into());
+            speed.watched = thread.spawn(move || wait_for_rest(&limit)).is_ok();
         }
     }
+}
 
+impl Limit {
     fn set(&self, limit: u64) -> bool {
         let set = std::fs::write(&self.file, limit.to_string());
         if let Err(e) = &set {
             log::debug!("{}: {e}", self.file.display());
         }
         set.is_ok()
+    }
+}
+
+/// Takes a limit back when nothing is written any more, or leaves it if that is low by then.
+fn wait_for_rest(limit: &Weak<Limit>) {
+    loop {
+        std::thread::sleep(IDLE);
+        let Some(limit) = limit.upgrade() else { return };
+        let mut speed = limit.speed.lock();
+        if let Some(bytes) = speed.rested(Instant::now()) {
+            limit.set(bytes);
+        }
+        if speed.limit <= START_BYTES {
+            speed.watched = false;
+            return;
+        }
     }
 }
 
@@ -134,18 +177,30 @@ mod tests {
     #[test]
     fn the_limit_follows_the_speed_of_the_server_and_not_that_of_the_writers() {
         let ms = Duration::from_millis;
-        let mut speed = Speed::new(64 * MIB, Instant::now());
+        let mut speed = Speed::new(START_BYTES, Instant::now());
         // 2 GB a second, with pauses that make it 20 MB a second.
-        assert_eq!(limits(&mut speed, 1000, Duration::from_micros(500), ms(50)), []);
-        // 20 MB a second: a megabyte is a moment.
-        assert_eq!(limits(&mut speed, 20, ms(50), Duration::ZERO), [LEAST_BYTES]);
+        limits(&mut speed, 1000, Duration::from_micros(500), ms(50));
+        assert!((39 * MIB..41 * MIB).contains(&speed.limit), "{speed:?}");
+        // 20 MB a second: less than a megabyte is a moment.
+        assert_eq!(limits(&mut speed, 20, ms(50), Duration::ZERO).last(), Some(&LEAST_BYTES));
         assert_eq!(limits(&mut speed, 20, ms(50), ms(500)), []);
         // 250 MB a second.
         limits(&mut speed, 200, ms(4), Duration::ZERO);
-        assert!((12 * MIB..13 * MIB).contains(&speed.limit), "{speed:?}");
+        assert!((4 * MIB..6 * MIB).contains(&speed.limit), "{speed:?}");
         // One request that waits long counts as much as it lasts.
         assert_eq!(limits(&mut speed, 1, ms(3000), Duration::ZERO), [LEAST_BYTES]);
-        limits(&mut speed, 2000, Duration::from_micros(300), Duration::ZERO);
+        limits(&mut speed, 4000, Duration::from_micros(200), Duration::ZERO);
         assert_eq!(speed.limit, 64 * MIB);
+    }
+
+    #[test]
+    fn a_high_limit_does_not_outlive_its_writers_and_a_low_one_does() {
+        let mut speed = Speed::new(START_BYTES, Instant::now());
+        limits(&mut speed, 4000, Duration::from_micros(200), Duration::ZERO);
+        assert_eq!(speed.limit, 64 * MIB);
+        assert_eq!(speed.rested(speed.last + IDLE / 2), None);
+        assert_eq!(speed.rested(speed.last + IDLE), Some(START_BYTES));
+        limits(&mut speed, 4, Duration::from_millis(100), Duration::ZERO);
+        assert_eq!((speed.limit, speed.rested(speed.last + 2 * IDLE)), (LEAST_BYTES, None));
     }
 }

@@ -37,8 +37,14 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, Timespec, Timestamps, U
 const MAX_LEFT_BEHIND: usize = 8;
 /// The same, where only root can, a count. So no user keeps the pages of others from being written out this way.
 const MAX_LEFT_BY_ROOT: usize = 2 * MAX_LEFT_BEHIND;
+/// Threads that may close files whose pages are written out, while nobody waits for them, a count.
+const MAX_CLOSING: usize = 32;
+/// Files that such a thread has open at once, a count.
+const MAX_OPEN: usize = 32;
+/// How long is waited for such a thread at first: a mount that nobody else uses is free then.
+const PATIENCE_TO_CLOSE: Duration = Duration::from_millis(5);
 /// How often pages are written out although that ends with an error, a count.
-const MAX_ERRORS_BEFORE: u32 = 4;
+const MAX_ERRORS_BEFORE: u32 = 5;
 /// The type of FUSE's file handles: inode number and generation.
 const HANDLE_TYPE: libc::c_int = 0x81;
 
@@ -99,6 +105,8 @@ pub(crate) struct Inside {
     device: (u32, u32),
     /// Threads that nobody waits for any more.
     left_behind: Arc<AtomicUsize>,
+    /// Of those that close files which somebody goes on writing.
+    closing: Arc<AtomicUsize>,
 }
 
 impl Inside {
@@ -113,7 +121,12 @@ impl Inside {
         // The capability may be missing: this asks for it, and comes to no file.
         let none = open_by_handle(CWD.as_raw_fd(), 0, OFlags::PATH);
         let may = !matches!(&none, Err(e) if e.raw_os_error() == Some(libc::EPERM));
-        may.then(|| Self { dir: dir.to_owned(), device, left_behind: Arc::default() })
+        may.then(|| Self {
+            dir: dir.to_owned(),
+            device,
+            left_behind: Arc::default(),
+            closing: Arc::default(),
+        })
     }
 
     /// Opens the inode `ino`, which the kernel must know. Requests: OPENDIR and RELEASEDIR of the root, and what
@@ -181,10 +194,16 @@ impl Inside {
     /// answered for them. It keeps the pages, also those that the server refused: there is nothing else of them. Gives
     /// the files that could not be opened; if the kernel asks somebody else whether they may be (fanotify(7)), no
     /// longer than `patience` is waited for that, and then a thread stays as in [`Inside::read_apart`].
+    ///
+    /// When a file is closed, the kernel writes what has become dirty meanwhile, and waits for all of it. That is not
+    /// waited for here, unless [`MAX_CLOSING`] threads are at it: whoever makes pages dirty keeps the mount busy.
     pub(crate) fn write_out(&self, files: &[u64], patience: Duration) -> io::Result<Vec<u64>> {
         let (tell, told) = mpsc::channel();
         let asked = files.to_vec();
+        let closing = Begun { all: self.closing.clone(), over: Arc::default() };
+        let closes = closing.clone();
         let thread = self.begin(MAX_LEFT_BY_ROOT, move |root| {
+            let mut open = Vec::new();
             for ino in asked {
                 let file = match &root {
                     Ok(root) => open_by_handle(root.as_raw_fd(), ino, READ_QUIETLY),
@@ -197,19 +216,26 @@ impl Inside {
                 if let Ok(file) = file {
                     let _ = tell.send(PageStep::Begun);
                     failed = write_pages(&file).is_err();
+                    if open.len() == MAX_OPEN {
+                        open.clear();
+                    }
+                    open.push(file);
                 }
                 let _ = tell.send(PageStep::Done { failed });
             }
-            // The mount is not busy when the last is told.
-            drop(root);
+            drop((open, root));
+            closes.ended();
             let _ = tell.send(PageStep::Closed);
         })?;
         let (mut left, mut waiting) = (Vec::new(), files.iter().copied());
         let (mut at, mut writing) = (waiting.next(), false);
         loop {
-            let step = match writing {
-                true => told.recv().ok(),
-                false => told.recv_timeout(patience).ok(),
+            let may_leave = self.closing.load(Ordering::Relaxed) < MAX_CLOSING;
+            let step = match (writing, at) {
+                (true, _) => told.recv().ok(),
+                (false, None) if may_leave => told.recv_timeout(PATIENCE_TO_CLOSE).ok(),
+                (false, None) => told.recv().ok(),
+                (false, Some(_)) => told.recv_timeout(patience).ok(),
             };
             match step {
                 Some(PageStep::Begun) => writing = true,
@@ -218,6 +244,10 @@ impl Inside {
                     (at, writing) = (waiting.next(), false);
                 }
                 Some(PageStep::Closed) => return Ok(left),
+                None if at.is_none() => {
+                    closing.leave();
+                    return Ok(left);
+                }
                 None => {
                     thread.leave();
                     left.extend(at.into_iter().chain(waiting));
@@ -295,6 +325,7 @@ const READ_QUIETLY: OFlags =
 /// Has the dirty pages of a file written. That the server refuses some is no error.
 fn write_pages(file: &OwnedFd) -> io::Result<()> {
     const WAIT: libc::c_uint = libc::SYNC_FILE_RANGE_WAIT_BEFORE;
+    // All three together have the kernel write what is dirty now, and nothing that becomes dirty meanwhile.
     const ALL: libc::c_uint = WAIT | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
     let call = |flags| {
         // SAFETY: the descriptor is open, and no memory is passed.
@@ -307,7 +338,6 @@ fn write_pages(file: &OwnedFd) -> io::Result<()> {
     // when the file is closed, but only if it keeps what is written.)
     let mut done = Ok(());
     for _ in 0..MAX_ERRORS_BEFORE {
-        let _told = call(WAIT);
         done = call(ALL);
         if done.is_ok() {
             break;

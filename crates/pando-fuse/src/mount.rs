@@ -79,7 +79,7 @@ impl Mount {
         if let Some(device) = &device {
             raise_readahead(device);
         }
-        if let Some(limit) = device.as_deref().filter(|_| settings.writeback).and_then(DirtyLimit::raised) {
+        if let Some(limit) = device.as_deref().filter(|_| settings.writeback).and_then(DirtyLimit::new) {
             server.limit_dirty(limit);
         }
         let inside = device.as_deref().and_then(|device| Inside::new(&dir, device));

@@ -19,10 +19,10 @@ fn kept() -> Option<World> {
     World::with(Settings { writeback: true, ..Settings::default() })
 }
 
-/// The kernel may keep as much as keeps a writer from waiting for each request. It offers a hundredth of what may be
-/// dirty, which is a few requests on a small machine.
+/// What the kernel may keep is said by the server: a few requests until it is known how fast that is. (The kernel offers
+/// a hundredth of what may be dirty.)
 #[test]
-fn the_kernel_may_keep_more_than_it_offers() {
+fn what_the_kernel_may_keep_is_little_at_first() {
     let Some(w) = kept() else { return };
     let device = fs::metadata(w.root()).unwrap().dev();
     let minor = rustix::fs::minor(device);
@@ -36,7 +36,7 @@ fn the_kernel_may_keep_more_than_it_offers() {
     assert_eq!(fs::read_to_string(read_ahead).unwrap().trim(), "1024");
     let limit: u64 = limit.trim().parse().unwrap();
     // It keeps it as a share of its memory, and so not to the byte.
-    assert!(limit >= 60 << 20, "{limit} bytes of what is written may be kept");
+    assert!((3 << 20..5 << 20).contains(&limit), "{limit} bytes of what is written may be kept");
 }
 
 /// A log: a line each call, at the end.

@@ -35,13 +35,14 @@ pub enum Kind {
     Removexattr,
     Fallocate,
     Lseek,
+    Access,
     Statx,
     /// What is answered with `ENOSYS`: the kernel asks once, and then answers itself.
     Unsupported,
 }
 
 /// Names in the order of [`Kind`].
-const NAMES: [&str; 31] = [
+const NAMES: [&str; 32] = [
     "lookup",
     "getattr",
     "setattr",
@@ -71,6 +72,7 @@ const NAMES: [&str; 31] = [
     "removexattr",
     "fallocate",
     "lseek",
+    "access",
     "statx",
     "unsupported",
 ];

@@ -10,7 +10,7 @@
 use std::{ffi::OsStr, path::Path, sync::Arc};
 
 use bytes::Bytes;
-use pando_fs::{Attr, DirHandle, FileHandle, Fs, Seek, SetAttr, SetTime, StatFs};
+use pando_fs::{Attr, DirHandle, FileHandle, FileKind, Fs, Seek, SetAttr, SetTime, StatFs};
 
 use crate::{
     caller::{caller, caller_with_groups, changer, maker},
@@ -537,6 +537,15 @@ impl Handler for Server {
         let allocate = || self.fs().fallocate(&caller, ino, offset, len, mode).map_err(Errno::from);
         let outcome = self.shared.refused.around(ino, range, allocate);
         self.with_bits_told(ino, before, outcome)
+    }
+
+    fn access(&self, ino: u64, mask: i32) -> Outcome<()> {
+        self.count(Kind::Access);
+        let executes = mask & libc::X_OK != 0;
+        let attr = self.fs().getattr(ino)?;
+        // Only root comes here, who may do all but run what nobody may run.
+        let refused = executes && attr.kind == FileKind::Regular && attr.perm & 0o111 == 0;
+        if refused { Err(Errno(libc::EACCES)) } else { Ok(()) }
     }
 
     fn seek(&self, ino: u64, offset: u64, what: Seek) -> Answer<u64> {

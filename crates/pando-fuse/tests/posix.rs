@@ -520,6 +520,28 @@ fn others_stay_outside_unless_let_in() {
     assert!(!status.status.success());
 }
 
+/// Root may do everything but run what nobody may run; git asks before it runs a hook, shells before they run a name.
+#[test]
+fn what_nobody_may_run_is_not_said_to_be_executable() {
+    use rustix::fs::{Access, access};
+    for default_permissions in [None, Some(true)] {
+        let Some(w) = World::with(Settings { default_permissions, ..Settings::default() }) else { return };
+        let may = |how: Access| access(w.path("f"), how).map_err(|e| e.raw_os_error());
+        fs::write(w.path("f"), "#!/bin/sh\n").unwrap();
+        for (mode, runs) in [(0o600, false), (0o610, true), (0o000, false), (0o001, true)] {
+            fs::set_permissions(w.path("f"), Permissions::from_mode(mode)).unwrap();
+            let runs = if runs { Ok(()) } else { Err(libc::EACCES) };
+            assert_eq!(may(Access::EXEC_OK), runs, "{mode:o}");
+            assert_eq!(may(Access::EXEC_OK | Access::READ_OK), runs, "{mode:o}");
+            assert_eq!(may(Access::READ_OK | Access::WRITE_OK), Ok(()), "{mode:o}");
+        }
+        fs::create_dir(w.path("d")).unwrap();
+        fs::set_permissions(w.path("d"), Permissions::from_mode(0o000)).unwrap();
+        assert_eq!(access(w.path("d"), Access::EXEC_OK), Ok(()));
+        assert_eq!(access(w.path("none"), Access::EXISTS), Err(rustix::io::Errno::NOENT));
+    }
+}
+
 #[test]
 fn programs_run_from_it() {
     let w = world!();

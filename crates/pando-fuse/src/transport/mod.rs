@@ -256,6 +256,8 @@ pub trait Handler: Send + Sync + 'static {
     fn listxattr(&self, c: &Context, ino: u64) -> Outcome<Bytes>;
     fn removexattr(&self, c: &Context, ino: u64, name: &OsStr) -> Outcome<()>;
     fn fallocate(&self, c: &Context, ino: u64, offset: u64, len: u64, mode: i32) -> Answer<()>;
+    /// Whether a program may use a file in this way (access(2)), where the kernel does not check permissions itself.
+    fn access(&self, ino: u64, mask: i32) -> Outcome<()>;
     fn seek(&self, ino: u64, offset: u64, what: Seek) -> Answer<u64>;
     fn copy(&self, c: &Context, copy: Copy) -> Answer<u64>;
     /// A request that is not known came, and is answered with `ENOSYS`.

@@ -306,6 +306,10 @@ fn answer<H: Handler>(h: &H, r: &Request<'_>, out: &mut Vec<u8>) -> Result<Step,
             let answer = h.fallocate(&c, node, i.offset, i.length, i.mode as i32);
             return Ok(step(answer, out, |(), _| Reply::Buffer));
         }
+        op::ACCESS => {
+            let i: wire::AccessIn = r.op()?;
+            empty(h.access(node, i.mask as i32))?
+        }
         op::LSEEK => {
             let i: wire::LseekIn = r.op()?;
             let what = match i.whence as i32 {

@@ -52,6 +52,7 @@ pub(super) mod op {
     pub const READDIR: u32 = 28;
     pub const RELEASEDIR: u32 = 29;
     pub const FSYNCDIR: u32 = 30;
+    pub const ACCESS: u32 = 34;
     pub const CREATE: u32 = 35;
     pub const INTERRUPT: u32 = 36;
     pub const DESTROY: u32 = 38;
@@ -190,6 +191,7 @@ received! {
     /// Also LISTXATTR.
     struct GetxattrIn { size: u32, padding: u32 }
     struct FallocateIn { fh: u64, offset: u64, length: u64, mode: u32, padding: u32 }
+    struct AccessIn { mask: u32, padding: u32 }
     struct LseekIn { fh: u64, offset: u64, whence: u32, padding: u32 }
     struct IoctlIn { fh: u64, flags: u32, cmd: u32, arg: u64, in_size: u32, out_size: u32 }
     struct CopyIn {
@@ -391,6 +393,7 @@ pub(super) fn op_size(opcode: u32, long_setxattr: bool) -> usize {
         op::SETXATTR => size_of::<SetxattrIn>(),
         op::GETXATTR | op::LISTXATTR => size_of::<GetxattrIn>(),
         op::FALLOCATE => size_of::<FallocateIn>(),
+        op::ACCESS => size_of::<AccessIn>(),
         op::LSEEK => size_of::<LseekIn>(),
         op::IOCTL => size_of::<IoctlIn>(),
         op::COPY_FILE_RANGE | op::COPY_FILE_RANGE_64 => size_of::<CopyIn>(),

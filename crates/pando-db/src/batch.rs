@@ -36,7 +36,18 @@ pub struct Batch {
     /// Keys, and the values that they must have before the first operation.
     expected: Vec<(Bytes, Option<Bytes>)>,
     joinable: bool,
-    shrinks: bool,
+    effect: Effect,
+}
+
+/// What a batch says of the space that it takes, beyond what its operations show.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Effect {
+    #[default]
+    Unsaid,
+    /// By [`Batch::shrinks`].
+    Shrinks,
+    /// By [`Batch::releases`].
+    Releases,
 }
 
 impl Batch {
@@ -122,13 +133,21 @@ impl Batch {
     /// Says that what the batch puts takes less space than what was there before, as an operation that cuts a value
     /// does. If it is small, a store that is full lets it in like deletes, into what is kept back for those.
     pub fn shrinks(&mut self) -> &mut Self {
-        self.shrinks = true;
+        self.effect = Effect::Shrinks;
         self
     }
 
-    /// Whether it says so.
-    pub(crate) fn says_it_shrinks(&self) -> bool {
-        self.shrinks
+    /// Says that the batch deletes what keeps the space of other deleted data in use, as a snapshot does. If it is
+    /// small, and deletes more than it puts, a full store lets it in where other deletes are refused because they have
+    /// used up what is kept back for them.
+    pub fn releases(&mut self) -> &mut Self {
+        self.effect = Effect::Releases;
+        self
+    }
+
+    /// Which of these it says.
+    pub(crate) fn effect(&self) -> Effect {
+        self.effect
     }
 
     /// Adds one operation.

@@ -2,7 +2,7 @@
 //! so does `rm -r`, and their space comes back. Random stores and random calls.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use std::{ffi::OsStr, sync::Arc};
+use std::{ffi::OsStr, sync::Arc, time::Instant};
 
 use super::common::{
     World, check_keys, options,
@@ -168,13 +168,20 @@ fn deletes_go_through(seed: u64, refused: &mut usize) -> bool {
     };
     let one_by_one = rng.next(2) == 0;
     if one_by_one {
-        for (i, (path, _)) in full.files.iter().enumerate() {
-            match w.unlink(path) {
-                Ok(()) => {}
-                Err(e) if e.errno() == 2 => {}
-                Err(e) => panic!("{what}: unlink {i} of {}: {e}; {}", full.files.len(), figures()),
+        let threads = 1 + 3 * rng.next(2);
+        let what = format!("{what}, {threads} threads");
+        let unlink = |(i, (path, _)): (usize, &(String, u64))| match w.unlink(path) {
+            Ok(()) => {}
+            Err(e) if e.errno() == 2 => {}
+            Err(e) => panic!("{what}: unlink {i} of {}: {e}; {}", full.files.len(), figures()),
+        };
+        std::thread::scope(|s| {
+            for thread in 0..threads {
+                let unlink = &unlink;
+                let mine = full.files.iter().enumerate().skip(thread).step_by(threads);
+                s.spawn(move || mine.for_each(unlink));
             }
-        }
+        });
     }
     // What they hold would stay.
     for source in w.fs.snapshot_sources().unwrap() {
@@ -213,6 +220,55 @@ fn deletes_go_through_after_any_number_of_refused_calls() {
         (refused > 100 && scattered > 0) || is_replay(),
         "vacuous: {refused} refused, {scattered} scattered"
     );
+}
+
+/// What a snapshot holds does not come back by unlinks, and each of them takes space. When they are refused the snapshot
+/// can be deleted, and then everything else.
+#[test]
+fn a_snapshot_is_deleted_when_unlinks_beside_it_have_used_up_the_store() {
+    let (mut refused, mut seeds) = (0, seeds_for("PANDO_MODEL_SECONDS", 4));
+    while let Some(seed) = seeds.take_late() {
+        let mut rng = Rng(seed | 1);
+        let mut full = Full::new(seed, &mut rng);
+        let w = &full.w;
+        let (me, what) = (Authority::Caller(&w.me), &full.what);
+        let number = loop {
+            // What the snapshot itself takes.
+            let room = full.files.len() / 20 + 1;
+            full.files.drain(..room).for_each(|(path, _)| w.unlink(&path).unwrap());
+            w.fs.db().settle().unwrap();
+            match w.on("/", |a| w.fs.snapshot(me, a.ino, &NewSnapshot::default())) {
+                Ok(taken) => break taken.0.number,
+                Err(e) => assert!(e.errno() == ENOSPC && full.files.len() > 100, "{what}: {e}"),
+            }
+        };
+        let (mut left, all, begun) = (Vec::new(), full.files.len(), Instant::now());
+        while !full.files.is_empty() {
+            let (path, _) = full.files.swap_remove(rng.next(full.files.len()));
+            match w.unlink(&path) {
+                Ok(()) => {}
+                Err(e) => {
+                    assert_eq!(e.errno(), ENOSPC, "{what}: {e}");
+                    left.push(path);
+                }
+            }
+        }
+        refused += left.len();
+        println!("{what}: {} of {all} unlinks refused, {:?}", left.len(), begun.elapsed());
+        let deleted = w.fs.delete_snapshot(me, ROOT, number);
+        deleted.unwrap_or_else(|e| panic!("{what}: {e}, after {} refused unlinks", left.len()));
+        for path in left {
+            w.unlink(&path).unwrap_or_else(|e| panic!("{what}: {e}"));
+        }
+        w.fs.db().settle().unwrap();
+        w.create("/new").unwrap();
+        assert_eq!(w.write_at("/new", 0, &vec![1; 1 << 20]).unwrap(), 1 << 20, "{what}");
+        w.fs.close().unwrap();
+        if seeds.spent() >= 1.0 && refused > 0 {
+            break;
+        }
+    }
+    println!("{refused} unlinks were refused");
 }
 
 /// What is written over takes its space twice as long as the new bytes wait above the old ones. A store that is short

@@ -1,6 +1,6 @@
 //! The checker: every invariant of a version of the DAG, on disk or in memory.
 //!
-//! Verifies: every header and page against its checksum; order
+//! Verifies: every header and page against its checksum, and the directories of scattered extents; order
 //! and bounds of edges, messages and pairs; heights; that every edge and Goto
 //! shows only what its target holds; the height rule of resting Gotos; and that
 //! reference counts are exact. Extents are checked when the table is loaded:
@@ -18,7 +18,10 @@ use crate::{
     error::{Error, Result},
     key::{Lens, Longest, Span},
     node::{Body, Node, NodeId, PageRef, Run, Target},
-    store::pager::{Handle, Pager},
+    store::{
+        pager::{Handle, Pager},
+        scattered,
+    },
 };
 
 /// Something that is not as it should be.
@@ -47,6 +50,8 @@ struct Checker<'a> {
     report: Report,
     references: HashMap<NodeId, u64>,
     damaged: HashSet<NodeId>,
+    /// Scattered extents whose directories were read, by their places; several nodes may have one in common.
+    directories: HashSet<u64>,
 }
 
 /// Most problems that are listed.
@@ -59,6 +64,7 @@ pub(crate) fn check(tree: &Tree, pager: &Pager) -> Report {
         report: Report::default(),
         references: HashMap::new(),
         damaged: HashSet::new(),
+        directories: HashSet::new(),
     };
     let mut entries = BTreeMap::new();
     tree.table.for_each(|id, entry| {
@@ -104,6 +110,14 @@ impl Checker<'_> {
             Err(error) => return self.problem(id, error.to_string()),
         };
         self.report.nodes += 1;
+        for part in handle.home.iter().flat_map(|home| &home.parts) {
+            if part.is_scattered()
+                && self.directories.insert(part.offset)
+                && let Err(error) = scattered::verify(&**self.pager.device(), part)
+            {
+                self.problem(id, error.to_string());
+            }
+        }
         for reference in handle.node.references() {
             *self.references.entry(reference).or_default() += 1;
         }

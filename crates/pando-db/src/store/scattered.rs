@@ -57,6 +57,21 @@ pub(crate) fn adopt(
     space.adopt_scattered(offset, ranges, shared)
 }
 
+/// Reads the directory of an extent again, if it has one: [`Error::Corrupt`] if it is not what it was. At the next
+/// opening of the store there is nothing else that says where the extent is.
+pub(crate) fn verify(device: &dyn Device, extent: &Extent) -> Result<()> {
+    if !extent.is_scattered() {
+        return Ok(());
+    }
+    let mut block = vec![0; BLOCK as usize];
+    let offset = extent.offset;
+    device.read_at(offset, &mut block).map_err(|e| Error::io("read of a directory", offset, e))?;
+    match block == encode(extent) {
+        true => Ok(()),
+        false => Err(Error::corrupt("directory of an extent", offset, "it is damaged")),
+    }
+}
+
 fn encode(extent: &Extent) -> Bytes {
     let mut ranges = BytesMut::new();
     for range in extent.ranges() {
@@ -151,6 +166,7 @@ mod tests {
         let loaded = Space::new(device.clone(), 0, SIZE);
         let found = adopt(&*device, &loaded, name, false).unwrap();
         assert!(found.ranges().eq(extent.ranges()) && found.len == extent.len);
+        verify(&*device, &found).unwrap();
         for (from, len) in [(0, 9 * BLOCK), (BLOCK - 3, 10), (5 * BLOCK + 1, 3 * BLOCK)] {
             let wanted = &bytes[from as usize..(from + len) as usize];
             assert_eq!(read(&*device, &found, from, len as u32).unwrap(), wanted);
@@ -166,6 +182,7 @@ mod tests {
             device.write_at(extent.offset, &block).unwrap();
             let space = Space::new(device.clone(), 0, SIZE);
             assert!(adopt(&*device, &space, name, false).is_err_and(|e| e.is_damage()), "bit {bit}");
+            assert!(verify(&*device, &extent).is_err_and(|e| e.is_damage()), "bit {bit}");
             block[bit / 8] ^= 1 << (bit % 8);
         }
         device.write_at(extent.offset, &block).unwrap();

@@ -370,7 +370,7 @@ impl Fs {
         }
         let now = self.now();
         let mut batch = Batch::new();
-        batch.delete_prefix(path::volume(number));
+        batch.releases().delete_prefix(path::volume(number));
         batch.delete(system::snapshot(family.id, number));
         batch.delete(system::snapshot_name(family.id, info.name.as_encoded_bytes()));
         batch.put(system::family(source), Family { changed: now, ..family }.encode());

@@ -8,13 +8,14 @@
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
+use parking_lot::MutexGuard;
 
 use crate::{
-    batch::Op,
+    batch::{Effect, Op},
     dag::tree::MIN_EDIT_NODES,
     db::{
         admission::memory::{MAX_SEALED_TABLES, MAX_SEALED_TABLES_FOR_CLONES, MAX_SMALL_SEALED_TABLES},
-        engine::{Engine, signal::Work, throttle::pressure},
+        engine::{Engine, gc_state::LastDeletes, signal::Work, throttle::pressure},
         write::record::Encoded,
     },
     device::BLOCK,
@@ -70,9 +71,14 @@ pub(crate) fn edit_nodes(size: u64, node: usize) -> usize {
     (reserve(size, node) / (4 * node as u64)).clamp(MIN_EDIT_NODES as u64, 256) as usize
 }
 
+/// The right to apply a batch: of the last deletes that a full store takes, one at a time has it.
+pub type Admitted<'a> = Option<MutexGuard<'a, LastDeletes>>;
+
 /// How much of a batch gives space back.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Gives {
+    /// As much as `Most`, and it lets go of what others have deleted.
+    Release,
     /// There are deletes, and what is written beside them is little, compared with them.
     Most,
     /// The same, but something is moved or cloned: that takes space, by what it shares, when it is flushed; and it may
@@ -82,7 +88,7 @@ enum Gives {
 }
 
 impl Gives {
-    fn by(ops: &[Op], shrinks: bool) -> Gives {
+    fn by(ops: &[Op], effect: Effect) -> Gives {
         let (mut deleted, mut written, mut moves) = (None, 0, false);
         for op in ops {
             match op {
@@ -100,9 +106,10 @@ impl Gives {
         match deleted {
             Some(deleted) if written <= deleted + MOST_BESIDE_DELETES_BYTES => match moves {
                 true => Gives::Moves,
+                false if effect == Effect::Releases => Gives::Release,
                 false => Gives::Most,
             },
-            None if shrinks && written <= MOST_BESIDE_DELETES_BYTES => Gives::Moves,
+            None if effect == Effect::Shrinks && written <= MOST_BESIDE_DELETES_BYTES => Gives::Moves,
             _ => Gives::Little,
         }
     }
@@ -197,8 +204,8 @@ impl Engine {
         self.table_limit().min(share)
     }
 
-    /// Returns when a batch may be applied; `shrinks`: by [`crate::Batch::shrinks`].
-    pub fn admit(&self, encoded: &Encoded, shrinks: bool) -> Result<()> {
+    /// Returns when a batch may be applied, before what this gives is dropped; `effect`: what it says of itself.
+    pub fn admit(&self, encoded: &Encoded, effect: Effect) -> Result<Admitted<'_>> {
         let ops = &encoded.ops;
         // A clone or rename with the few records that go with it.
         let clones = |op: &Op| matches!(op, Op::ClonePrefix(..) | Op::RenamePrefix(..));
@@ -229,7 +236,7 @@ impl Engine {
             let bytes = encoded.len + OP_BYTES * ops.len();
             self.throttle.delay(bytes, self.pressure(), self.seal_threshold(), || self.help_build());
         }
-        self.space_for(Gives::by(ops, shrinks), encoded.len as u64)
+        self.space_for(Gives::by(ops, effect), encoded.len as u64)
     }
 
     /// True if another table may be filled and sealed. A clone adds a message or a few, so it does not wait
@@ -302,12 +309,12 @@ impl Engine {
         4 * self.log.max_payload() as u64
     }
 
-    fn space_for(&self, gives: Gives, len: u64) -> Result<()> {
+    fn space_for(&self, gives: Gives, len: u64) -> Result<Admitted<'_>> {
         // What is held back even from deletes lets the flush and the checkpoint through that give back
         // what they delete.
         // Whoever may do again and again what takes space leaves some to those who give it back.
         let held_back = match gives {
-            Gives::Most if len <= SMALL_BATCH_BYTES => self.edit_room(),
+            Gives::Release | Gives::Most if len <= SMALL_BATCH_BYTES => self.edit_room(),
             Gives::Moves if len <= SMALL_BATCH_BYTES => {
                 self.edit_room().midpoint(self.reserve()).midpoint(self.reserve())
             }
@@ -324,38 +331,59 @@ impl Engine {
             Ok(free >= wanted && (self.space.ensure_backed(better)? || self.space.ensure_backed(wanted)?))
         };
         if enough()? {
-            return Ok(());
+            return Ok(None);
         }
-        // What was deleted may not have been given back yet, and what is dirty may cost less than
-        // feared: settle both before saying no. Not over and over, if it changed nothing.
-        let now = self.now_freed();
-        if self.counters.refused_at.load(Ordering::Relaxed) != now {
-            if self.settle(&enough)? {
-                return Ok(());
+        // Below what is kept for one edit no batch could be flushed; snapshots whose data was deleted are to go when
+        // nothing else does any more.
+        let kept = match gives {
+            _ if len > SMALL_BATCH_BYTES => None,
+            Gives::Release => Some(self.least_edit_room()),
+            Gives::Most => Some(self.least_edit_room().midpoint(self.edit_room())),
+            Gives::Moves | Gives::Little => None,
+        };
+        let Some(kept) = kept else {
+            return if self.settle_for(&enough)? { Ok(None) } else { Err(Error::NoSpace) };
+        };
+        waiting::announce();
+        let mut turn = self.last_deletes.lock();
+        if turn.unsettled > 0 {
+            self.checkpoint()?;
+            if self.can_take_one_more(kept + 2 * len)? {
+                turn.unsettled -= 1;
+                return Ok(Some(turn));
             }
-            self.counters.refused_at.store(self.now_freed(), Ordering::Relaxed);
         }
-        if enough()? {
-            return Ok(());
+        if self.settle_for(&enough)? {
+            *turn = LastDeletes::default();
+            return Ok(None);
         }
-        if gives != Gives::Most || len > SMALL_BATCH_BYTES {
-            return Err(Error::NoSpace);
-        }
+        turn.settled_in_vain();
         for _ in 0..LAST_TRIES {
-            if self.can_take_one_more(len)? {
-                return Ok(());
+            if self.can_take_one_more(kept + 2 * len)? {
+                return Ok(Some(turn));
             }
-            // Others who are let in one by one may have come between.
+            // Others who were let in by the ordinary way may have come between.
             self.checkpoint()?;
         }
         Err(Error::NoSpace)
     }
 
+    /// What was deleted may not have been given back yet, and what is dirty may cost less than feared: this settles
+    /// both, and gives whether there is enough then. Not over and over, if it changed nothing.
+    fn settle_for(&self, enough: &dyn Fn() -> Result<bool>) -> Result<bool> {
+        if self.counters.refused_at.load(Ordering::Relaxed) != self.now_freed() {
+            if self.settle(enough)? {
+                return Ok(true);
+            }
+            self.counters.refused_at.store(self.now_freed(), Ordering::Relaxed);
+        }
+        enough()
+    }
+
     /// Whether a small batch that gives space back may go even into what is kept for an edit, because nothing else is
     /// in memory: one after the other they can all be flushed. Without that a store could not be emptied any more, once
     /// edits have used up more than was reckoned: messages that come to full leaves split them.
-    fn can_take_one_more(&self, len: u64) -> Result<bool> {
-        let wanted = self.least_edit_room() + 2 * len;
+    fn can_take_one_more(&self, wanted: u64) -> Result<bool> {
         Ok(self.owed() == 0 && self.space.free_bytes() >= wanted && self.space.ensure_backed(wanted)?)
     }
 
@@ -395,15 +423,20 @@ mod tests {
         let key = |len: usize| Bytes::from(vec![b'k'; len]);
         let put = |len| Op::Put(key(len), key(500));
         let delete = |len| Op::Delete(key(len));
-        let by = |ops: &[Op]| Gives::by(ops, false);
+        let by = |ops: &[Op]| Gives::by(ops, Effect::Unsaid);
         assert_eq!(by(&[]), Gives::Little);
         assert_eq!(by(&[put(1)]), Gives::Little);
         assert_eq!(by(&[delete(0)]), Gives::Most);
         assert_eq!(by(&[delete(9), Op::DeleteRange(key(9), None)]), Gives::Most);
         assert_eq!(by(&[delete(9), put(524)]), Gives::Most);
         assert_eq!(by(&[delete(9), put(534)]), Gives::Little);
-        let shrinks =
-            |len| Gives::by(&[Op::Upsert(key(len), key(len)), Op::Upsert(key(len), key(len))], true);
+        let releases = |ops: &[Op]| Gives::by(ops, Effect::Releases);
+        assert_eq!(releases(&[delete(9), put(524)]), Gives::Release);
+        assert_eq!(releases(&[delete(9), put(534)]), Gives::Little);
+        assert_eq!(releases(&[put(1)]), Gives::Little);
+        let shrinks = |len| {
+            Gives::by(&[Op::Upsert(key(len), key(len)), Op::Upsert(key(len), key(len))], Effect::Shrinks)
+        };
         assert_eq!([shrinks(100), shrinks(300)], [Gives::Moves, Gives::Little]);
         // Both under a long path.
         assert_eq!(by(&[delete(4000), put(4000)]), Gives::Most);

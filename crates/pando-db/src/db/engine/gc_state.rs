@@ -13,6 +13,11 @@ use crate::dag::{
 /// it began is carried down by the first, but for what an edit had no room for.
 const SETTLE_WALKS: u32 = 4;
 
+/// Deletes that are let in after settling has given too little, before that is tried again: at first and at most, a
+/// count.
+const LEAST_UNSETTLED: u32 = 4;
+const MOST_UNSETTLED: u32 = 512;
+
 /// A call of `Engine::settle` that is under way.
 pub(crate) struct Settling {
     /// The newest batch that it is about.
@@ -159,6 +164,24 @@ impl GcWorth {
         }
         self.most = self.most.max(free);
         free + spare >= self.most
+    }
+}
+
+/// What is known of the deletes that a full store takes into the last of what is kept back.
+#[derive(Debug, Default)]
+pub(crate) struct LastDeletes {
+    /// Deletes that may be let in before it is tried again whether settling gives anything back: that looks at all of
+    /// the store, and where a snapshot holds what is deleted each delete would.
+    pub unsettled: u32,
+    /// The same after the next time that settling gives too little.
+    next: u32,
+}
+
+impl LastDeletes {
+    /// Settling has given too little.
+    pub fn settled_in_vain(&mut self) {
+        self.next = (2 * self.next).clamp(LEAST_UNSETTLED, MOST_UNSETTLED);
+        self.unsettled = self.next;
     }
 }
 

@@ -1,6 +1,6 @@
 //! The state of an open store, which all of `db` shares. What is done with it stands in the other rooms.
 //!
-//! Locks, in the order in which they may be taken: `gc_turn`, `checkpointing`, `flushing`, `building`,
+//! Locks, in the order in which they may be taken: `last_deletes`, `gc_turn`, `checkpointing`, `flushing`, `building`,
 //! `superversion`; the small ones (`orphans`, `gc_progress`, those of the log's buffer, the space and the
 //! dirty nodes) are held for a moment, and no other is taken under them. The first three serialise
 //! maintenance and are held over I/O. A foreground call waits for them only where memory, the log or the
@@ -26,7 +26,7 @@ use crate::{
     },
     db::engine::{
         dirty::Dirty,
-        gc_state::{GcProgress, GcWorth},
+        gc_state::{GcProgress, GcWorth, LastDeletes},
         report::Recovery,
         signal::Signal,
         superversion::{Superversion, SuperversionSlot},
@@ -107,6 +107,9 @@ pub(crate) struct Engine {
     pub gc_progress: Mutex<GcProgress>,
     /// Held by whoever tidies, over I/O; taken before all others. Nobody waits for it but [`Engine::settle`].
     pub gc_turn: Mutex<()>,
+    /// Held by a delete that a full store takes into the last of what is kept back, until it is in memory; over I/O.
+    /// Taken before all others.
+    pub last_deletes: Mutex<LastDeletes>,
     pub next_id: AtomicU64,
     pub dirty: Dirty,
     pub signal: Signal,

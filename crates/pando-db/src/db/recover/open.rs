@@ -220,6 +220,7 @@ pub(crate) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
         worth: Mutex::default(),
         gc_progress: Mutex::default(),
         gc_turn: Mutex::default(),
+        last_deletes: Mutex::default(),
         dirty: Dirty::default(),
         signal: Signal::default(),
         throttle: Throttle::default(),

@@ -73,7 +73,7 @@ impl Engine {
         if self.options.read_only {
             return Err(Error::ReadOnly);
         }
-        let (joinable, shrinks) = (batch.may_be_joined(), batch.says_it_shrinks());
+        let (joinable, effect) = (batch.may_be_joined(), batch.effect());
         let (ops, expected) = batch.into_parts();
         let encoded = record::encode(ops, self.bulk.threshold());
         // With what a record about one of its values has besides.
@@ -84,11 +84,12 @@ impl Engine {
         let mut proof = None;
         let mut refuted = 0;
         loop {
-            self.admit(&encoded, shrinks)?;
+            let admitted = self.admit(&encoded, effect)?;
             let tried = self.when_expected(&expected, |superversion| match joinable {
                 true => self.try_join(superversion, &encoded, proof.as_ref()),
                 false => self.try_apply(superversion, &encoded, proof.as_ref()),
             })?;
+            drop(admitted);
             match tried {
                 Tried::Applied => return self.after_write(),
                 // The log has filled up since there was room: look again.

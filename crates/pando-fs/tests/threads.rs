@@ -122,3 +122,50 @@ fn threads_on_one_tree_leave_it_whole() {
         }
     }
 }
+
+/// A rollback gives the snapshots of a directory to what that has become. Whoever deletes or renames one meanwhile is told
+/// so, and does not leave a second directory with the same snapshots.
+#[test]
+fn snapshots_are_deleted_and_renamed_beside_rollbacks() {
+    let w = World::new();
+    let by = || Authority::Caller(&w.me);
+    let named = |name: &str| NewSnapshot { name: Some(name.into()), ..NewSnapshot::default() };
+    let snap = |name: &str| w.on("/d", |a| w.fs.snapshot(by(), a.ino, &named(name)));
+    w.mkdir("/d");
+    w.put("/d/f", b"x");
+    let first = snap("first").unwrap().0.number;
+    let other = snap("other").unwrap().0.number;
+    let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            let begun = Instant::now();
+            while begun.elapsed() < Duration::from_secs(3) {
+                w.on("/d", |a| w.fs.rollback(by(), a.ino, first, true)).unwrap();
+                done.fetch_add(1, Ordering::Relaxed);
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        s.spawn(|| {
+            for name in ["one", "two"].iter().cycle() {
+                if stop.load(Ordering::Relaxed) {
+                    break;
+                }
+                tolerated(w.on("/d", |a| w.fs.rename_snapshot(by(), a.ino, other, name.as_ref())));
+            }
+        });
+        s.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                if let Some((info, _)) = tolerated(snap("third")) {
+                    let delete = || w.on("/d", |a| w.fs.delete_snapshot(by(), a.ino, info.number));
+                    while !stop.load(Ordering::Relaxed) && tolerated(delete()).is_none() {
+                        std::thread::yield_now();
+                    }
+                }
+            }
+        });
+    });
+    assert!(done.into_inner() > 20, "vacuous");
+    let sources = w.fs.snapshot_sources().unwrap();
+    assert!(sources == [w.attr("/d").ino], "{} directories have these snapshots", sources.len());
+    check_keys(&w);
+}

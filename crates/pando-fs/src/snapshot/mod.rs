@@ -156,6 +156,7 @@ impl Fs {
             let _inside = tries.exclusive(&shown.names)?;
             let (family, family_dir, _) = self.family_of(source)?;
             let _snapshots = tries.exclusive(&family_dir.names)?;
+            let family = self.family_held(source, &family)?;
             let now = self.now();
             let mut batch = Batch::new();
             let owner = (source, &at.entry[..]);
@@ -340,6 +341,13 @@ impl Fs {
         Ok((family, family_dir, dir))
     }
 
+    /// The family of `source` again, now that its `.snapshots` is held: a rollback may have given it to what the
+    /// directory has become, or somebody else may have adopted it. ESTALE then.
+    fn family_held(&self, source: Ino, found: &Family) -> Result<Family> {
+        let family = self.family(source)?.filter(|family| family.id == found.id);
+        family.ok_or(Error::Stale(source))
+    }
+
     fn info_of(&self, family: &Family, number: u32) -> Result<SnapshotInfo> {
         let value = self.db.get(&system::snapshot(family.id, number))?.ok_or_else(|| no_snapshot(number))?;
         decode_snapshot(number, &value).map_err(damaged(format!("snapshot {number}")))
@@ -364,6 +372,7 @@ impl Fs {
         let (family, family_dir, dir) = self.family_of(source)?;
         Self::may_manage(by.into(), dir.as_ref())?;
         let _snapshots = lock::exclusive(&family_dir.names);
+        let family = self.family_held(source, &family)?;
         let info = self.info_of(&family, number)?;
         if info.keep {
             return Err(Error::NotPermitted { name: show(&info.name), why: "is kept; release it first" });
@@ -437,6 +446,7 @@ impl Fs {
         let (family, family_dir, dir) = self.family_of(source)?;
         Self::may_manage(by.into(), dir.as_ref())?;
         let _snapshots = lock::exclusive(&family_dir.names);
+        let family = self.family_held(source, &family)?;
         let old = self.info_of(&family, number)?;
         let mut info = old.clone();
         change(&mut info);

@@ -84,6 +84,7 @@ impl Fs {
             let _own = tries.exclusive(&dir.tree)?;
             let (family, family_dir, _) = self.family_of(source)?;
             let _snapshots = tries.exclusive(&family_dir.names)?;
+            let family = self.family_held(source, &family)?;
             let info = self.info_of(&family, number)?;
             let root = self.snapshot_root(number)?.ok_or_else(|| no_snapshot(number))?;
             let contents = path::contents(&at.contents, &name)?;

@@ -219,7 +219,15 @@ impl MountState {
 
     /// The same for all files. Only those open for writing can have any.
     pub(crate) fn write_out_all(&self) {
-        self.write_out(self.caches.perhaps_dirty());
+        self.write_out_for(self.caches.perhaps_dirty());
+    }
+
+    /// The same for those who will soon wait again.
+    fn write_out_for(&self, files: Vec<u64>) {
+        if let (Some(limit), false) = (self.dirty_limit.get(), files.is_empty()) {
+            limit.waited_for();
+        }
+        self.write_out(files);
     }
 
     /// The same for those of `top` and what is below it. Costs a look at what is in memory there, or at each file that
@@ -229,7 +237,7 @@ impl MountState {
             files.retain(|ino| self.caches.is_perhaps_dirty(*ino));
             files
         });
-        self.write_out(files.unwrap_or_else(|| {
+        self.write_out_for(files.unwrap_or_else(|| {
             let mut files = self.caches.perhaps_dirty();
             files.retain(|ino| self.fs.lies_in(*ino, top));
             files

@@ -4,9 +4,10 @@
 //! others, and in the worst case a few times over. So that must be little where the server is slow: on a slow device,
 //! on a busy processor, for single pages. Where the server is fast it may be more than the kernel offers, as writers
 //! would wait for each request otherwise. Guarantees that what the kernel may keep follows the speed at which pages
-//! were taken while they came without a pause, between [`LEAST_BYTES`] and what a mount may have; and that it is no
-//! more than [`START_BYTES`] when nothing was written for [`IDLE`], because whoever writes next may be slower: what
-//! lies above a limit that falls has all writers wait until it is written. Uses nothing.
+//! were taken while they came without a pause, between [`LEAST_BYTES`] and what a mount may have: it is less where
+//! clones and syncs are made, [`SHORT_MOMENT`] instead of [`MOMENT`]. And that it is no more than [`START_BYTES`] when
+//! nothing was written for [`IDLE`], because whoever writes next may be slower: what lies above a limit that falls has
+//! all writers wait until it is written. Uses nothing.
 
 use std::{
     path::PathBuf,
@@ -17,7 +18,10 @@ use std::{
 use parking_lot::Mutex;
 
 /// What the server is to take in this time may be kept.
-const MOMENT: Duration = Duration::from_millis(20);
+const MOMENT: Duration = Duration::from_millis(50);
+/// The same as long as somebody has waited for what is kept within [`MEMORY`].
+const SHORT_MOMENT: Duration = Duration::from_millis(20);
+const MEMORY: Duration = Duration::from_secs(10);
 /// However slow the server is. (With half of it, a writer of single pages was slower by a quarter.)
 const LEAST_BYTES: u64 = 1 << 20;
 /// However fast it is, but for where the kernel offers more.
@@ -25,9 +29,10 @@ const MOST_BYTES: u64 = 64 << 20;
 /// And at most so many times what that offers, a count.
 const MOST_TIMES: u64 = 32;
 /// Before the speed is known.
-const START_BYTES: u64 = 4 << 20;
-/// Time of work from which the speed is taken.
+const START_BYTES: u64 = 8 << 20;
+/// Time of work from which the speed is taken; and where it is not known yet.
 const WINDOW: Duration = Duration::from_millis(100);
+const FIRST_WINDOW: Duration = Duration::from_millis(10);
 /// A pause between two requests that is none of the server's.
 const PAUSE: Duration = Duration::from_millis(2);
 /// A pause after which the speed is not known any more.
@@ -52,13 +57,26 @@ struct Speed {
     last: Instant,
     paused: Duration,
     bytes: u64,
+    /// The limit is that of a speed.
+    known: bool,
     /// Somebody looks whether nothing is written any more.
     watched: bool,
+    /// When somebody last began to wait for what is kept.
+    waited: Option<Instant>,
 }
 
 impl Speed {
     fn new(limit: u64, now: Instant) -> Self {
-        Self { limit, begun: now, last: now, paused: Duration::ZERO, bytes: 0, watched: false }
+        Self {
+            limit,
+            begun: now,
+            last: now,
+            paused: Duration::ZERO,
+            bytes: 0,
+            known: false,
+            watched: false,
+            waited: None,
+        }
     }
 
     /// Notes a request; gives the limit if that is another one now.
@@ -70,23 +88,37 @@ impl Speed {
         self.last = self.last.max(to);
         self.bytes += bytes;
         let worked = self.last.saturating_duration_since(self.begun).saturating_sub(self.paused);
-        if worked < WINDOW {
+        if worked < if self.known { WINDOW } else { FIRST_WINDOW } {
             return None;
         }
-        let moment = u128::from(self.bytes) * MOMENT.as_micros() / worked.as_micros().max(1);
+        let short = self.waited.is_some_and(|waited| to.saturating_duration_since(waited) < MEMORY);
+        let moment = if short { SHORT_MOMENT } else { MOMENT };
+        let moment = u128::from(self.bytes) * moment.as_micros() / worked.as_micros().max(1);
         let wanted = u64::try_from(moment).unwrap_or(u64::MAX).max(LEAST_BYTES).min(most);
         // Each small change would cost a call.
         let differs = wanted < self.limit / 4 * 3 || wanted > self.limit / 4 * 5;
         let limit = if differs { wanted } else { self.limit };
-        *self = Self { watched: self.watched, ..Self::new(limit, self.last) };
+        let (watched, waited) = (self.watched, self.waited);
+        *self = Self { known: true, watched, waited, ..Self::new(limit, self.last) };
         differs.then_some(limit)
+    }
+
+    /// Notes that somebody waits; gives the limit if that is another one, where nobody has waited of late.
+    fn waits(&mut self, now: Instant) -> Option<u64> {
+        let before = self.waited.replace(now);
+        let first = before.is_none_or(|before| now.saturating_duration_since(before) >= MEMORY);
+        let share = self.limit / MOMENT.as_millis() as u64 * SHORT_MOMENT.as_millis() as u64;
+        (first && share >= START_BYTES).then(|| {
+            self.limit = share;
+            share
+        })
     }
 
     /// Gives the limit if that is another one because nothing was written until `now`.
     fn rested(&mut self, now: Instant) -> Option<u64> {
         let rests = now.saturating_duration_since(self.last) >= IDLE && self.limit > START_BYTES;
         rests.then(|| {
-            *self = Self::new(START_BYTES, now);
+            *self = Self { waited: self.waited, ..Self::new(START_BYTES, now) };
             START_BYTES
         })
     }
@@ -100,6 +132,14 @@ impl DirtyLimit {
         let start = Speed::new(START_BYTES, Instant::now());
         let limit = Limit { file, most: most_bytes(offered), speed: Mutex::new(start) };
         limit.set(START_BYTES).then(|| Self(Arc::new(limit)))
+    }
+
+    /// Notes that somebody waits for what is kept: a clone, or a sync of all.
+    pub(crate) fn waited_for(&self) {
+        let mut speed = self.0.speed.lock();
+        if let Some(limit) = speed.waits(Instant::now()) {
+            self.0.set(limit);
+        }
     }
 
     /// Notes that the server took a request of pages.
@@ -178,19 +218,33 @@ mod tests {
     fn the_limit_follows_the_speed_of_the_server_and_not_that_of_the_writers() {
         let ms = Duration::from_millis;
         let mut speed = Speed::new(START_BYTES, Instant::now());
-        // 2 GB a second, with pauses that make it 20 MB a second.
-        limits(&mut speed, 1000, Duration::from_micros(500), ms(50));
-        assert!((39 * MIB..41 * MIB).contains(&speed.limit), "{speed:?}");
-        // 20 MB a second: less than a megabyte is a moment.
-        assert_eq!(limits(&mut speed, 20, ms(50), Duration::ZERO).last(), Some(&LEAST_BYTES));
-        assert_eq!(limits(&mut speed, 20, ms(50), ms(500)), []);
+        // 1 GB a second, with pauses that make it 20 MB a second.
+        limits(&mut speed, 1000, ms(1), ms(50));
+        assert!((49 * MIB..51 * MIB).contains(&speed.limit), "{speed:?}");
+        // 10 MB a second: less than a megabyte is a moment.
+        assert_eq!(limits(&mut speed, 20, ms(100), Duration::ZERO).last(), Some(&LEAST_BYTES));
+        assert_eq!(limits(&mut speed, 20, ms(100), ms(500)), []);
         // 250 MB a second.
         limits(&mut speed, 200, ms(4), Duration::ZERO);
-        assert!((4 * MIB..6 * MIB).contains(&speed.limit), "{speed:?}");
+        assert!((12 * MIB..13 * MIB).contains(&speed.limit), "{speed:?}");
         // One request that waits long counts as much as it lasts.
         assert_eq!(limits(&mut speed, 1, ms(3000), Duration::ZERO), [LEAST_BYTES]);
         limits(&mut speed, 4000, Duration::from_micros(200), Duration::ZERO);
         assert_eq!(speed.limit, 64 * MIB);
+    }
+
+    #[test]
+    fn less_is_kept_while_somebody_waits_for_it_now_and_then() {
+        let ms = Duration::from_millis;
+        let mut speed = Speed::new(START_BYTES, Instant::now());
+        assert_eq!(speed.waits(speed.last), None, "little is kept anyway");
+        limits(&mut speed, 1000, ms(1), Duration::ZERO);
+        assert!((19 * MIB..21 * MIB).contains(&speed.limit), "{speed:?}");
+        limits(&mut speed, 10_000, ms(1), Duration::ZERO);
+        assert!((49 * MIB..51 * MIB).contains(&speed.limit), "nobody has waited for ten seconds: {speed:?}");
+        let wanted = speed.waits(speed.last);
+        assert!((19 * MIB..21 * MIB).contains(&wanted.unwrap_or_default()), "{wanted:?}");
+        assert_eq!(speed.waits(speed.last), None);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! measures what it names, and checks what it has read or written.
 
 mod clones;
+mod company;
 mod container;
 mod create;
 mod crowd;
@@ -99,6 +100,7 @@ pub const fn all() -> &'static [Work] {
         work("dooku-chain", &["grep", "cp"], Clones::Yes, dooku::chained),
         work("tokubench", &[], Clones::No, tokubench::run),
         work("clone-size", &["cp"], Clones::Yes, clones::run),
+        work("clone-beside", &["cp"], Clones::Yes, company::run),
         work("container", &["tar", "cp"], Clones::OrCopies, container::run),
         work("rename", &["tar"], Clones::No, rename::run),
     ];

@@ -117,9 +117,10 @@ impl MountState {
         self.proofs.take(c, token).ok_or_else(lapsed)
     }
 
-    /// Whether the caller is root. A read-only file system has no place where the kernel could show it.
-    fn is_root(&self, c: &Context, shows: &ProvenRights) -> bool {
-        shows.root || self.fs.is_read_only() && may_see_all(c)
+    /// Whether the caller may see everything, as root. The kernel shows that where an entry could be made, and looking
+    /// through a mount that is for reading needs no such place. It says nothing of what the caller may change.
+    fn sees_all(&self, c: &Context, shows: &ProvenRights) -> bool {
+        shows.root || may_see_all(c)
     }
 
     /// Error if the source is a directory that the caller has not shown to be open to him: that it is open tells only
@@ -190,7 +191,7 @@ impl MountState {
         options: DiffOptions,
     ) -> Result<(), Refusal> {
         let (before, after) = (self.shown(c, before)?, self.shown(c, after)?);
-        let root = self.is_root(c, &before);
+        let root = self.sees_all(c, &before);
         let caller = Caller { uid: c.uid, gid: c.gid, ..Caller::default() };
         if !root {
             self.may_compare(&before)?;
@@ -216,7 +217,7 @@ impl MountState {
         stop: &Stop,
     ) -> Result<(), Refusal> {
         let shows = self.shown(c, token)?;
-        let root = self.is_root(c, &shows);
+        let root = self.sees_all(c, &shows);
         let told = match asked {
             ForkAsked::Diff { ranges, no_renames } => {
                 if !root {
@@ -244,7 +245,8 @@ impl MountState {
                 self.write_out_below(shows.source);
                 self.write_out_below(to.source);
                 let mounted = self.keep_mounted(c.pid);
-                let owner = (!(root && (to.root || options.dry_run))).then_some(c.uid);
+                let all = if options.dry_run { root } else { shows.root && to.root };
+                let owner = (!all).then_some(c.uid);
                 let (told, cache) =
                     self.fs.merge_unless(owner, shows.source, to.source, options, stop.flag())?;
                 drop(mounted);
@@ -275,12 +277,14 @@ impl MountState {
         asked: QuotaAsked,
     ) -> Result<(), Refusal> {
         let shows = self.shown(c, token)?;
-        if !self.is_root(c, &shows) {
+        if !self.sees_all(c, &shows) {
             let why = "only root may set quotas, and see them";
             return Err(pando_fs::Error::NotPermitted { name: "quota".into(), why }.into());
         }
         let text = match asked {
             QuotaAsked::List => self.fs.quotas(shows.source)?.iter().map(quotas::line).collect(),
+            // Seen by one who came through a mount that is for reading.
+            QuotaAsked::Set(_) if !shows.root => return Err(pando_fs::Error::ReadOnly.into()),
             QuotaAsked::Set(limit) => {
                 // What the kernel keeps is part of what there is.
                 self.write_out_below(shows.source);
@@ -294,7 +298,7 @@ impl MountState {
     /// Begins to name the policies in a tree.
     fn begin_policies(&self, c: &Context, on: (u64, u64), token: &Token) -> Result<(), Refusal> {
         let shows = self.shown(c, token)?;
-        if !self.is_root(c, &shows) {
+        if !self.sees_all(c, &shows) {
             let why = "only root may see the policies of others; that of a directory is shown by its path";
             return Err(pando_fs::Error::NotPermitted { name: "policies".into(), why }.into());
         }
@@ -305,7 +309,7 @@ impl MountState {
     /// Begins to name the snapshots of directories that are gone.
     fn begin_gone(&self, c: &Context, on: (u64, u64), token: &Token) -> Result<(), Refusal> {
         let shows = self.shown(c, token)?;
-        if !self.is_root(c, &shows) {
+        if !self.sees_all(c, &shows) {
             let why = "only root may see those of directories that are gone";
             return Err(pando_fs::Error::NotPermitted { name: "snapshots".into(), why }.into());
         }
@@ -321,7 +325,7 @@ impl MountState {
     }
 
     fn usage(&self, c: &Context, shows: &ProvenRights) -> Done {
-        let root = self.is_root(c, shows);
+        let root = self.sees_all(c, shows);
         if !root {
             self.may_enter(shows)?;
             let caller = Caller { uid: c.uid, gid: c.gid, ..Caller::default() };
@@ -403,7 +407,7 @@ impl MountState {
         let mut answer = Response::default();
         match asked {
             Asked::List(from) => {
-                let knows_path = shows.owns_source || self.is_root(c, shows);
+                let knows_path = shows.owns_source || self.sees_all(c, shows);
                 for mut info in self.fs.snapshots_of(source, from, MAX_LISTED)? {
                     if !knows_path {
                         info.source.clear(); // may lie behind what the caller can reach

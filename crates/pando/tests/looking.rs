@@ -190,6 +190,40 @@ fn a_tree_is_not_changed_through_a_read_only_bind_mount() {
 }
 
 #[test]
+fn through_a_read_only_bind_mount_root_sees_all_and_changes_nothing() {
+    let Some(b) = Bench::shared("looker") else { return };
+    b.sh(&format!(
+        "mkdir -p ro m/t/closed m/rw; echo x > m/t/closed/f; chown -R {ANN} m/t/closed; chmod 700 m/t/closed"
+    ));
+    b.ok(&["snapshot", "create", "m/t", "s"]);
+    b.ok(&["fork", "m/t", "m/t/fork"]);
+    b.sh("echo yy > m/t/closed/f; echo zz > m/t/fork/closed/f; mount --bind m/t ro; mount -o remount,bind,ro ro");
+    assert!(b.ok(&["diff", "ro/.snapshots/s", "ro"]).contains("M\tclosed/f\n"));
+    assert_eq!(b.ok(&["log", "-H", "ro/closed/f"]).lines().count(), 2);
+    assert_eq!(b.ok(&["log", "-H", "ro/closed"]).lines().count(), 2);
+    assert!(b.ok(&["diff", "ro/fork"]).contains("M\tclosed/f\n"));
+    assert!(b.ok(&["forks", "ro"]).contains("fork"));
+    b.ok(&["du", "ro"]);
+    b.ok(&["quota", "list", "ro"]);
+    b.fails(&["quota", "set", "ro", "1G"], 1, "ead-only");
+    b.fails(&["merge", "--theirs", "ro/fork"], 1, "");
+    assert_eq!(b.sh("cat m/t/closed/f"), "yy\n");
+    // Who has only root's number sees what others see.
+    let mut wraps = Vec::new();
+    if has("unshare") && Command::new("unshare").args(["-U", "true"]).status().unwrap().success() {
+        wraps.extend(["unshare -U", "unshare -U -r"]);
+    }
+    if has("setpriv") {
+        wraps.push("setpriv --bounding-set -all --inh-caps -all");
+    }
+    for wrap in wraps {
+        let (done, said) = sh_as(&b, 0, &format!("{wrap} ./pando diff ro/.snapshots/s ro"));
+        assert!(!done && !said.contains("closed/f"), "{wrap}: {said}");
+    }
+    b.sh("umount ro");
+}
+
+#[test]
 fn what_lies_in_a_directory_that_may_not_be_entered_is_not_told() {
     let Some(b) = Bench::shared("looker") else { return };
     b.sh("mkdir m/closed m/open; echo secret-content > m/closed/f; chmod 744 m/closed; chmod 777 m/open");

@@ -70,7 +70,7 @@ fn a_merge_is_seen_at_once_and_conflicts_change_nothing() {
     assert_eq!(b.ok(&["merge", "m/f"]), "");
     // Both sides.
     b.sh("echo theirs > m/f/both; echo ours > m/p/both; echo two > m/f/src/f");
-    b.fails(&["merge", "m/f"], 7, "1 conflicts: nothing was merged");
+    b.fails(&["merge", "m/f"], 7, "1 conflict: nothing was merged");
     b.sh("test \"$(cat m/p/both)\" = ours -a \"$(cat m/p/src/f)\" = 'longer than before'");
     b.ok(&["merge", "--theirs", "m/f"]);
     b.sh("test \"$(cat m/p/both)\" = theirs -a \"$(cat m/p/src/f)\" = two");
@@ -83,9 +83,9 @@ fn a_merge_is_seen_at_once_and_conflicts_change_nothing() {
     assert_eq!(b.ok(&["merge", "--text", "m/f"]), "L\tboth\n");
     b.sh("test \"$(tr '\\n' ' ' < m/p/both)\" = 'here 2 3 4 there '");
     b.sh("sed -i s/3/up/ m/p/both; sed -i s/3/down/ m/f/both");
-    b.fails(&["merge", "m/f"], 7, "1 conflicts: nothing was merged");
-    b.fails(&["merge", "--text", "-n", "m/f"], 7, "1 files: lines that conflict would stand in them");
-    b.fails(&["merge", "--text", "m/f"], 7, "1 files: lines that conflict stand in them between markers");
+    b.fails(&["merge", "m/f"], 7, "1 conflict: nothing was merged");
+    b.fails(&["merge", "--text", "-n", "m/f"], 7, "1 file: lines that conflict would stand between markers");
+    b.fails(&["merge", "--text", "m/f"], 7, "1 file: lines that conflict stand between markers");
     b.sh("grep -qx '<<<<<<< ours' m/p/both && grep -qx up m/p/both && grep -qx down m/p/both");
     b.sh("printf 'theirs\\n' > m/p/both");
     b.fails(&["merge", "m/p", "--into", "m/f"], 1, "not a fork");

@@ -73,7 +73,8 @@ pub struct ForkListArgs {
     /// The directory that they are forks of; the root of a mount for all forks in it
     #[arg(default_value = ".", value_name = "SRC")]
     source: PathBuf,
-    /// No header, and fields with one tab between, for scripts
+    /// No header, and fields with one tab between, for scripts; '-' is what is not known or not there, and control
+    /// characters and backslashes of names are written as \ooo
     #[arg(short = 'H')]
     script: bool,
     /// Print JSON, with a version of its format
@@ -181,12 +182,12 @@ fn text(lines: &[ForkLine], script: bool) -> String {
         let count = |n: usize| format!("{n}{}", if n >= MAX_COUNTED { "+" } else { "" });
         let bytes = |n: u64| if script { n.to_string() } else { size::show(n) };
         rows.push(vec![
-            line.path.replace(char::is_control, "?"),
+            super::field(&line.path, script),
             if script { line.created.clone() } else { show_age(age) },
             line.changed.map_or("-".into(), count),
             line.changed_bytes.map_or("-".into(), bytes),
             line.state.into(),
-            line.source.as_deref().unwrap_or("-").replace(char::is_control, "?"),
+            super::field(line.source.as_deref().unwrap_or("-"), script),
         ]);
     }
     let widths = super::widths(&rows);

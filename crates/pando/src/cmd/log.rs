@@ -37,7 +37,8 @@ Examples: pando log /mnt/grove/project/src/main.rs
           pando diff -u project/.snapshots/monday/notes.txt project/notes.txt"
 )]
 pub struct Args {
-    /// No header, and fields with one tab between, for scripts
+    /// No header, and fields with one tab between, for scripts; '-' is what is not known or not there, and control
+    /// characters and backslashes of names are written as \ooo
     #[arg(short = 'H')]
     script: bool,
     /// Print JSON, with a version of its format
@@ -233,7 +234,7 @@ fn text(lines: &[LogLine], script: bool) -> String {
             Some(bytes) => size::show(bytes),
             None => "-".into(),
         };
-        let (change, path) = (line.change, line.path.replace(char::is_control, "?"));
+        let (change, path) = (line.change, super::field(&line.path, script));
         out += &match script {
             true => format!("{change}\t{when}\t{size}\t{path}\n"),
             false => format!("{change}  {when:>5}  {size:>9}  {path}\n"),

@@ -8,7 +8,7 @@ use pando_fuse::tool::{self, Visible};
 use serde::Serialize;
 
 use crate::{
-    cmd::{print, print_json},
+    cmd::{counted, print, print_json},
     exit::{self, Coded},
     report::VERSION,
 };
@@ -161,6 +161,10 @@ fn source_of(fork: &Path) -> Result<PathBuf> {
     visible.find(&source).ok_or_else(hidden)
 }
 
+fn conflict(number: usize) -> String {
+    counted(number, "conflict", "conflicts")
+}
+
 pub fn run(args: &Args) -> Result<()> {
     let fork = &args.fork;
     let fail = || format!("merge {}", fork.display());
@@ -209,7 +213,7 @@ pub fn run(args: &Args) -> Result<()> {
     let unsettled = report.changes.iter().filter(hard).count();
     if prefer.is_some() && unsettled > 0 {
         let text =
-            format!("{unsettled} conflicts that no side decides: nothing was merged; rename or move one");
+            format!("{} that no side decides: nothing was merged; rename or move one", conflict(unsettled));
         bail!(Coded(exit::CONFLICTS, text));
     }
     if (report.merged || prefer.is_some() || conflicts == 0) && marked == 0 {
@@ -219,12 +223,13 @@ pub fn run(args: &Args) -> Result<()> {
         let verb = if report.merged { "stand" } else { "would stand" };
         bail!(Coded(
             exit::CONFLICTS,
-            format!("{marked} files: lines that conflict {verb} in them between markers")
+            format!("{}: lines that conflict {verb} between markers", counted(marked, "file", "files"))
         ));
     }
     if args.json {
-        bail!(Coded(exit::CONFLICTS, format!("{conflicts} conflicts")));
+        bail!(Coded(exit::CONFLICTS, conflict(conflicts)));
     }
-    let text = format!("{conflicts} conflicts: nothing was merged; settle them, or see --ours and --theirs");
+    let text =
+        format!("{}: nothing was merged; settle them, or see --ours and --theirs", conflict(conflicts));
     bail!(Coded(exit::CONFLICTS, text))
 }

@@ -84,6 +84,32 @@ pub fn print_bytes(bytes: &[u8]) -> Result<()> {
     }
 }
 
+/// A name or path as one field of a line. For scripts, control characters and backslashes are written as \ooo, so that
+/// a name can be told from every other; people see a question mark where a terminal would obey.
+pub fn field(text: &str, script: bool) -> String {
+    match script {
+        true => String::from_utf8_lossy(&escaped(text.as_ref())).into_owned(),
+        false => text.replace(char::is_control, "?"),
+    }
+}
+
+/// The bytes of a name or path with control characters and backslashes as \ooo.
+pub fn escaped(path: &OsStr) -> Vec<u8> {
+    let mut out = Vec::new();
+    for byte in path.as_bytes() {
+        match byte {
+            0..=31 | 127 | b'\\' => out.extend(format!("\\{byte:03o}").into_bytes()),
+            other => out.push(*other),
+        }
+    }
+    out
+}
+
+/// A number of things, in words.
+pub fn counted(number: usize, one: &str, several: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { several })
+}
+
 /// Of each column of a table, how many characters its longest cell has.
 pub fn widths(rows: &[Vec<String>]) -> Vec<usize> {
     let mut widths = Vec::new();
@@ -109,4 +135,22 @@ pub fn hex_unless_text(path: impl AsRef<OsStr>) -> Option<String> {
 /// Writes a value as JSON to stdout.
 pub fn print_json(value: &impl serde::Serialize) -> Result<()> {
     print(&format!("{}\n", serde_json::to_string_pretty(value)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_stay_on_their_line_and_nothing_is_lost_for_scripts() {
+        assert_eq!(escaped(OsStr::from_bytes(b"a b\n\\\xff\t")), b"a b\\012\\134\xff\\011");
+        assert_eq!(field("a\tb", true), "a\\011b");
+        assert_eq!(field("a\tb\\", false), "a?b\\");
+    }
+
+    #[test]
+    fn one_thing_is_one() {
+        assert_eq!(counted(1, "conflict", "conflicts"), "1 conflict");
+        assert_eq!(counted(0, "conflict", "conflicts"), "0 conflicts");
+    }
 }

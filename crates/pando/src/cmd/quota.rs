@@ -133,7 +133,7 @@ fn text(lines: &[QuotaLine], script: bool) -> String {
         out += &format!("{:>10} {:>10} {:>5}  DIRECTORY\n", "USED", "LIMIT", "USE%");
     }
     for line in lines {
-        let path = line.path.replace(char::is_control, "?");
+        let path = crate::cmd::field(&line.path, script);
         if script {
             let state = if line.exact { "exact" } else { "stale" };
             out += &format!("{path}\t{}\t{}\t{state}\n", line.used, line.limit);

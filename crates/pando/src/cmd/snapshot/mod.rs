@@ -68,7 +68,8 @@ Examples: pando snapshot create /mnt/grove/project before-upgrade
         /// A directory in a mounted Pando file system
         #[arg(default_value = ".")]
         dir: PathBuf,
-        /// No header, and fields with one tab between, for scripts
+        /// No header, and fields with one tab between, for scripts; '-' is what is not known or not there, and control
+        /// characters and backslashes of names are written as \ooo
         #[arg(short = 'H')]
         script: bool,
         /// Print JSON, with a version of its format
@@ -155,7 +156,8 @@ Examples: pando snapshot orphans /mnt/grove
         /// A directory in a mounted Pando file system, which is looked through as a whole
         #[arg(default_value = ".")]
         dir: PathBuf,
-        /// No header, and fields with one tab between, for scripts
+        /// No header, and fields with one tab between, for scripts; '-' is what is not known or not there, and control
+        /// characters and backslashes of names are written as \ooo
         #[arg(short = 'H')]
         script: bool,
         /// Print JSON, with a version of its format
@@ -438,13 +440,14 @@ fn text(lines: &[SnapshotLine], script: bool, now: Time) -> String {
         }
         let bytes = |n: u64| if script { n.to_string() } else { size::show(n) };
         // A line for a snapshot, and nothing that a terminal would obey, whatever its name and note have.
-        let mut row = vec![line.number.to_string(), line.name.replace(char::is_control, "?")];
+        let mut row = vec![line.number.to_string(), crate::cmd::field(&line.name, script)];
         row.push(if script { line.created.clone() } else { show_age(age) });
         row.extend(line.refers.map(bytes));
         row.extend(line.alone.map(bytes));
         row.push(if flags.is_empty() { "-".into() } else { flags });
-        let source = line.source.replace(char::is_control, "?");
-        row.extend([source, line.note.replace(char::is_control, " ")]);
+        // Where it was is not told to everybody.
+        let source = if line.source.is_empty() { "-" } else { &line.source };
+        row.extend([crate::cmd::field(source, script), line.note.replace(char::is_control, " ")]);
         rows.push(row);
     }
     let widths = super::widths(&rows);

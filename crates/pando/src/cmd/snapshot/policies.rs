@@ -72,7 +72,7 @@ fn text(found: &[(PathBuf, u32, StoredPolicy)], script: bool) -> String {
         out += " DIRECTORY (KEEP)\n";
     }
     for (path, uid, policy) in found {
-        let path = path.to_string_lossy().replace(char::is_control, "?");
+        let path = crate::cmd::field(&path.to_string_lossy(), script);
         if script {
             let options = fields(*uid, policy, true);
             let options = options.iter().skip(1).map(|(name, value)| format!("\t{name}={value}"));
@@ -108,7 +108,7 @@ mod tests {
         let found = [("/m/a\t".into(), 0, a), ("/m/b".into(), 1000, b)];
         assert_eq!(
             text(&found, true),
-            "/m/a?\t0\tevery=3600\tmin-free=10\tkeep-hourly=24\tkeep-one-of=10\n\
+            "/m/a\\011\t0\tevery=3600\tmin-free=10\tkeep-hourly=24\tkeep-one-of=10\n\
              /m/b\t1000\ton-fsync=60\tvalid-for=86400\n"
         );
         let shown = text(&found, false);

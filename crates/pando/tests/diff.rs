@@ -136,12 +136,34 @@ fn lines_of_files_in_a_renamed_directory_are_compared_with_those_at_the_old_path
         );
     }
     assert_eq!(all.matches("\n+two\n").count(), 3, "{all}");
+    // What was renamed is said, whatever it is, and differs or not.
+    for (old, new) in [("old", "new"), ("old/deep", "moved")] {
+        assert!(all.contains(&format!("rename from {old}\nrename to {new}\n")), "{all}");
+    }
+    assert_eq!(all.matches("rename from").count(), 2, "{all}");
+    assert!(!b.ok(&["diff", "-u", "--no-renames", "m/a", "m/b"]).contains("rename"));
     // The old path stands beside what differs for programs only.
     let text = b.ok(&["diff", "m/a", "m/b"]);
     assert!(text.contains("R\told -> new\n") && text.contains("M\tnew/f\n"), "{text}");
     let json = b.ok(&["diff", "--json", "m/a", "m/b"]);
     let file = json.lines().find(|line| line.contains("\"new/f\"")).unwrap();
     assert!(file.contains("\"kind\":\"modified\"") && file.contains("\"from\":\"old/f\""), "{file}");
+}
+
+#[test]
+fn lines_of_a_renamed_file_come_behind_what_it_was_called() {
+    let b = mounted!();
+    b.sh("mkdir m/a; echo one > m/a/f; echo same > m/a/g; ln -s x m/a/l");
+    b.ok(&["clone", "m/a", "m/b"]);
+    b.sh("cd m/b; mv f 'new
+f'; echo two >> 'new
+f'; mv g h; mv l k");
+    let all = b.ok(&["diff", "-u", "m/a", "m/b"]);
+    assert!(all.contains("rename from f\nrename to new\\012f\n--- m/a/f\t"), "{all}");
+    for (old, new) in [("g", "h"), ("l", "k")] {
+        assert!(all.contains(&format!("rename from {old}\nrename to {new}\n")), "{all}");
+    }
+    assert_eq!((all.matches("rename ").count(), all.matches("---").count()), (6, 1), "{all}");
 }
 
 /// More differences than fit into one answer, and a reader that goes away.

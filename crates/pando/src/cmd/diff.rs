@@ -3,7 +3,6 @@
 use std::{
     ffi::OsStr,
     io::{self, BufWriter, Write},
-    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     process,
 };
@@ -36,7 +35,8 @@ made, or merged last.
 Paths are from A and from B; the two themselves are '.'. Lines are in no particular order, and
 control characters and backslashes of names are written as \\ooo. Directories that you may not
 list, if something differs in them, and files that you may not read, if they were changed, are
-named on stderr; then the exit code is 3.
+named on stderr; then the exit code is 3. With -u, of what was renamed there are two lines, as git
+writes them, before the lines that differ in it, if any: 'rename from OLD' and 'rename to NEW'.
 
 Examples: pando diff /mnt/grove/project/.snapshots/before /mnt/grove/project
           pando diff --stat /mnt/grove/project /mnt/grove/experiment
@@ -58,7 +58,8 @@ pub struct Args {
     /// Only the paths, of what moved the new one
     #[arg(long, group = "form")]
     name_only: bool,
-    /// What differs in files, by the system's diff -u; in a mounted file system only
+    /// What differs in files, by the system's diff -u, and what was renamed, as git says it; in a mounted file system
+    /// only
     #[arg(short, long, group = "form")]
     unified: bool,
     /// Show what moved as removed and added
@@ -193,17 +194,7 @@ fn sign(kind: ChangeKind) -> char {
 
 /// A path as one field of a line.
 fn field(path: &OsStr) -> Vec<u8> {
-    if path.is_empty() {
-        return b".".to_vec();
-    }
-    let mut out = Vec::new();
-    for byte in path.as_bytes() {
-        match byte {
-            0..=31 | 127 | b'\\' => out.extend(format!("\\{byte:03o}").into_bytes()),
-            other => out.push(*other),
-        }
-    }
-    out
+    if path.is_empty() { b".".to_vec() } else { super::escaped(path) }
 }
 
 fn kind_name(kind: ChangeKind) -> &'static str {
@@ -321,6 +312,12 @@ impl DiffPrinter<'_> {
 
     /// What differs in a file, by the system's diff.
     fn unified(&mut self, change: &FileChange) -> Result<()> {
+        if let (Some(from), ChangeKind::Renamed) = (&change.from, change.kind) {
+            for (word, path) in [("from", from), ("to", &change.path)] {
+                let line = [b"rename ", word.as_bytes(), b" ", &field(path), b"\n"].concat();
+                self.out.write_all(&line)?;
+            }
+        }
         if change.file != FileKind::Regular {
             return Ok(());
         }
@@ -388,8 +385,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_stay_on_their_line() {
-        assert_eq!(field(OsStr::from_bytes(b"a b\n\\\xff\t")), b"a b\\012\\134\xff\\011");
-        assert_eq!(field(OsStr::new("")), b".");
+    fn the_top_is_a_dot() {
+        assert_eq!((field(OsStr::new("")), field(OsStr::new("a\t"))), (b".".to_vec(), b"a\\011".to_vec()));
     }
 }

@@ -416,3 +416,61 @@ fn run(seed: u64, steps: usize) {
 fn random_calls_keep_what_a_map_keeps() {
     random_runs(8, 500, run);
 }
+
+/// What the kernel asks for read permission for, or for root, is compared for those only who have it.
+#[test]
+fn values_that_the_caller_may_not_read_are_not_compared() {
+    let w = World::new();
+    let names = ["user.a", "trusted.a", "security.a"];
+    let long = vec![7; 3000];
+    let set = |path: &str, name: &str, value: &[u8]| {
+        w.on(path, |a| w.fs.set_xattr(&w.me, a.ino, name.as_ref(), value, 0)).unwrap();
+    };
+    w.mkdir("/t");
+    for name in names.iter().chain(&["same"]) {
+        for (file, value) in [("short", &long[..9]), ("long", &long[..])] {
+            let path = format!("/t/{name}-{file}");
+            w.put(&path, b"content");
+            names.iter().for_each(|name| set(&path, name, value));
+            w.on(&path, |a| w.fs.setattr(&w.me, a.ino, &SetAttr { mode: Some(0o600), ..SetAttr::default() }))
+                .unwrap();
+        }
+    }
+    w.clone_tree("/t", "/c", false).unwrap();
+    for name in names {
+        set(&format!("/c/{name}-short"), name, b"other");
+        set(&format!("/c/{name}-long"), name, &[8; 3000]);
+    }
+    let user = Caller { uid: 1000, gid: 1000, ..Caller::default() };
+    let of = |viewer: Option<&Caller>, a: &str, b: &str| -> Vec<String> {
+        let diff = w.on(a, |x| w.on(b, |y| w.fs.diff(viewer, x.ino, y.ino, DiffOptions::default()))).unwrap();
+        let found: Vec<FileChange> = diff.collect::<Result<_>>().unwrap();
+        let told = found.iter().filter(|c| c.aspects.contains(Aspects::XATTRS));
+        let mut told: Vec<String> = told.map(|c| c.path.to_str().unwrap().into()).collect();
+        told.sort();
+        told
+    };
+    let both = |names: &[&str]| -> Vec<String> {
+        let mut all: Vec<String> =
+            names.iter().flat_map(|name| ["long", "short"].map(|file| format!("{name}-{file}"))).collect();
+        all.sort();
+        all
+    };
+    assert_eq!(of(None, "/t", "/c"), both(&names));
+    assert_eq!(of(Some(&user), "/t", "/c"), both(&["security.a"]));
+    // Who has opened the two files may read them; root's are for root all the same.
+    for (name, told) in [("user.a", true), ("trusted.a", false), ("security.a", true)] {
+        for file in ["long", "short"] {
+            let [a, b] = ["t", "c"].map(|top| format!("/{top}/{name}-{file}"));
+            assert_eq!(!of(Some(&user), &a, &b).is_empty(), told, "{name} {file}");
+        }
+    }
+    w.on("/c", |a| w.fs.setattr(&w.me, a.ino, &SetAttr { mode: Some(0o755), ..SetAttr::default() })).unwrap();
+    for path in
+        ["/t", "/c"].iter().flat_map(|top| both(&names).into_iter().map(move |f| format!("{top}/{f}")))
+    {
+        w.on(&path, |a| w.fs.setattr(&w.me, a.ino, &SetAttr { mode: Some(0o644), ..SetAttr::default() }))
+            .unwrap();
+    }
+    assert_eq!(of(Some(&user), "/t", "/c"), both(&["security.a", "user.a"]));
+}

@@ -89,14 +89,20 @@ pub(crate) fn compare(
     found.aspects.add(Aspects::DEVICE, x.rdev != y.rdev);
     let files = x.kind == FileKind::Regular && y.kind == FileKind::Regular;
     found.aspects.add(Aspects::SIZE, files && x.size != y.size);
-    if files && a_side.may_read(x) && b_side.may_read(y) {
+    let may_read = a_side.may_read(a) && b_side.may_read(b);
+    if files && may_read {
         compare_content(&a_side.view, a, b, options, &mut found)?;
     } else {
         // Of what the caller may not read only the attributes are told. They also say, to everybody, whether it may
         // have been written to.
         found.unread = files && x.ctime != y.ctime;
     }
-    found.aspects.add(Aspects::XATTRS, xattrs_differ(&a_side.view, a, b)?);
+    let seen = |name: &[u8]| match namespace(name) {
+        b"user." => may_read,
+        b"trusted." => a_side.sees_all() && b_side.sees_all(),
+        _ => true,
+    };
+    found.aspects.add(Aspects::XATTRS, xattrs_differ(&a_side.view, a, b, seen)?);
     Ok(found)
 }
 
@@ -154,10 +160,17 @@ fn has(view: &Snapshot, of: &Found, name: &[u8], value: &[u8]) -> Result<bool> {
     }
 }
 
-fn xattrs_differ(view: &Snapshot, a: &Found, b: &Found) -> Result<bool> {
+/// The name of an attribute up to its first dot, which decides, for the kernel, who may see its value: `user.` is for
+/// those who may read the file, `trusted.` for root, and the others are for all.
+fn namespace(name: &[u8]) -> &[u8] {
+    name.split_inclusive(|byte| *byte == b'.').next().unwrap_or(name)
+}
+
+/// Whether attributes differ whose names are `seen`.
+fn xattrs_differ(view: &Snapshot, a: &Found, b: &Found, seen: impl Fn(&[u8]) -> bool) -> Result<bool> {
     for (one, other) in [(a, b), (b, a)] {
         for (name, value) in one.record.attrs.inline() {
-            if !has(view, other, name, value)? {
+            if seen(name) && !has(view, other, name, value)? {
                 return Ok(true);
             }
         }
@@ -170,7 +183,7 @@ fn xattrs_differ(view: &Snapshot, a: &Found, b: &Found) -> Result<bool> {
         for (value, other) in [(change.before, b), (change.after, a)] {
             let Some(value) = value else { continue };
             for (name, value) in bucket(&value)?.attrs {
-                if !has(view, other, &name, &value)? {
+                if seen(&name) && !has(view, other, &name, &value)? {
                     return Ok(true);
                 }
             }

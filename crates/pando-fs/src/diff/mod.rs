@@ -66,7 +66,7 @@ impl Fs {
             let side = |at: &crate::place::At| -> Result<Side, Obstacle> {
                 Ok(match at.dir() {
                     Some(dir) => Side::of_dir(&view, viewer, dir, self.domain(dir).contents),
-                    None => Side::of_file(&view, at.meta.clone(), at.data.clone()),
+                    None => Side::of_file(&view, viewer, at.meta.clone(), at.data.clone()),
                 })
             };
             Ok((side(&first)?, side(&second)?))

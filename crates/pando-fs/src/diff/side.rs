@@ -101,8 +101,8 @@ impl Side {
     }
 
     /// A file, of which the caller has shown that it may read it.
-    pub(crate) fn of_file(view: &Snapshot, meta: Bytes, data: Bytes) -> Self {
-        Self { view: view.clone(), viewer: None, meta, data, levels: Vec::new(), named: None }
+    pub(crate) fn of_file(view: &Snapshot, viewer: Option<&Caller>, meta: Bytes, data: Bytes) -> Self {
+        Self { view: view.clone(), viewer: viewer.cloned(), meta, data, levels: Vec::new(), named: None }
     }
 
     /// The same for a copy of the directory with this contents prefix, in whose lineage the names still are.
@@ -193,8 +193,15 @@ impl Side {
         }
     }
 
-    /// Whether the caller may read a file of this record that he may walk to.
-    pub(crate) fn may_read(&self, record: &Record) -> bool {
-        self.viewer.as_ref().is_none_or(|c| may_read(c, record))
+    /// Whether the caller may read what he may walk to: the top by whatever right he has opened it.
+    pub(crate) fn may_read(&self, found: &Found) -> bool {
+        self.sees_all()
+            || found.data == self.data
+            || self.viewer.as_ref().is_some_and(|c| may_read(c, &found.record))
+    }
+
+    /// Whether the caller sees everything.
+    pub(crate) fn sees_all(&self) -> bool {
+        self.viewer.is_none()
     }
 }

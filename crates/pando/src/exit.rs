@@ -1,6 +1,9 @@
 //! Exit codes: what a script can tell from one.
 
-use std::fmt;
+use std::{
+    fmt,
+    io::{self, Write},
+};
 
 use anyhow::Result;
 
@@ -26,7 +29,9 @@ pub const NOT_KEPT: u8 = 8;
 /// The list for `--help`.
 pub const HELP: &str = "Exit codes:
   0  done
-  1  failed; the message says why
+  1  failed; the message says why (if that begins with 'write error', all is
+     done but that its output could not be written; that nobody reads any more
+     is no failure)
   2  wrong usage; check: not an image at all
   3  check or inspect found damage; backup, export or diff could not read all
   4  in use: locked by another process, mounted already, or files open
@@ -89,11 +94,24 @@ pub fn each<T>(items: &[T], mut work: impl FnMut(&T) -> Result<()>) -> Result<()
     }
 }
 
+/// Says a line on stderr. Where it cannot be written, what is done goes on, and the exit code stays what it is.
+pub fn tell_line(line: fmt::Arguments<'_>) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// [`tell_line()`] of a format and its arguments: `eprintln!`, which ends the program where nobody reads.
+macro_rules! tell {
+    ($($what:tt)*) => {
+        $crate::exit::tell_line(format_args!($($what)*))
+    };
+}
+pub(crate) use tell;
+
 /// Says `error` on stderr as the program `name`.
 pub fn say(name: &str, error: &anyhow::Error) {
     let text = message(error);
     if !text.is_empty() {
-        eprintln!("{name}: {text}");
+        tell!("{name}: {text}");
     }
 }
 

@@ -45,7 +45,7 @@ pub fn run(args: &Args) -> Result<()> {
         let progress = Progress::new("writing", 0, stop);
         let around = |(from, to): (&[u8], Option<&[u8]>), error: pando_db::Error| {
             let to = to.map_or("the end".into(), |to| format!("before {}", pando_fs::describe_key(to)));
-            eprintln!("not in the backup: from {} to {to}: {error}", pando_fs::describe_key(from));
+            crate::exit::tell!("not in the backup: from {} to {to}: {error}", pando_fs::describe_key(from));
             Ok(())
         };
         Ok(db.snapshot().backup_around(Counted { inner: out, progress: &progress }, around)?)

@@ -258,7 +258,7 @@ impl DiffPrinter<'_> {
                     FileKind::Directory => "something differs in it, and you may not look into it",
                     _ => "its content may differ, and you may not read it",
                 };
-                eprintln!("pando: {path}: {what}");
+                crate::exit::tell!("pando: {path}: {what}");
                 return Ok(true);
             }
         }
@@ -266,7 +266,8 @@ impl DiffPrinter<'_> {
             Ok(()) => Ok(true),
             Err(e) => match e.downcast_ref::<io::Error>() {
                 Some(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(false),
-                _ => Err(e),
+                Some(_) => Err(e.context("write error")),
+                None => Err(e),
             },
         }
     }
@@ -356,9 +357,9 @@ impl DiffPrinter<'_> {
                 s.renamed,
                 size::show(s.bytes)
             );
-            self.out.write_all(text.as_bytes()).or_else(gone)?;
+            self.out.write_all(text.as_bytes()).or_else(gone).context("write error")?;
         }
-        self.out.flush().or_else(gone)?;
+        self.out.flush().or_else(gone).context("write error")?;
         if self.failed > 0 {
             bail!("files that the system's diff could not compare: {}", self.failed);
         }

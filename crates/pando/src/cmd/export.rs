@@ -47,7 +47,7 @@ pub fn run(args: &Args) -> Result<()> {
             if path.as_os_str().is_empty() && from.meta(path).is_err() {
                 return Err(error);
             }
-            eprintln!("not exported whole: {}", exit::message(&error));
+            crate::exit::tell!("not exported whole: {}", exit::message(&error));
             lost.set(lost.get() + 1);
             Ok(())
         })

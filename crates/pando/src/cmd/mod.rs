@@ -42,7 +42,7 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
 };
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 /// A flag that Ctrl-C and SIGTERM raise; a second Ctrl-C ends the program at once.
 pub fn interrupt_flag() -> Result<Arc<AtomicBool>> {
@@ -80,7 +80,7 @@ pub fn print_bytes(bytes: &[u8]) -> Result<()> {
     let mut out = std::io::stdout().lock();
     match out.write_all(bytes).and_then(|()| out.flush()) {
         Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        other => Ok(other?),
+        other => other.context("write error"),
     }
 }
 

@@ -178,7 +178,7 @@ pub fn run(args: &Args) -> Result<()> {
     };
     let settings = options.settings;
     if settings.allow_other && settings.default_permissions == Some(false) && !args.daemon {
-        eprintln!(
+        crate::exit::tell!(
             "pando: warning: allow_other without permission checks: every user may read and change everything"
         );
     }
@@ -222,7 +222,9 @@ fn remove_dead_mounts(dir: &Path) -> Result<()> {
     {
         unmount(dir, How::Lazy)?;
         let (dir, image) = (dir.display(), mount.source.display());
-        eprintln!("pando: {dir}: removed a mount of {image} whose daemon had been killed or had crashed");
+        crate::exit::tell!(
+            "pando: {dir}: removed a mount of {image} whose daemon had been killed or had crashed"
+        );
     }
     Ok(())
 }

@@ -73,7 +73,7 @@ pub fn detach(dir: &Path, how: How) -> Result<()> {
     if dead {
         unmount_patiently(dir, how)?;
         // Its users have seen it die, and there is nothing left to close.
-        eprintln!(
+        crate::exit::tell!(
             "pando: {}: its daemon had been killed or had crashed; what was not synced may be lost, the next mount \
              recovers the rest",
             dir.display()

@@ -84,7 +84,10 @@ fn mount(args: &Args) -> anyhow::Result<()> {
     // mount(8) does the same for the kernel's file systems.
     let protected = remounts == 0 && FileDevice::is_write_protected(&args.spec);
     if protected && !cmd::mount::Options::parse(&list.join(","), true)?.settings.read_only {
-        eprintln!("mount: {}: WARNING: source write-protected, mounted read-only.", args.dir.display());
+        crate::exit::tell!(
+            "mount: {}: WARNING: source write-protected, mounted read-only.",
+            args.dir.display()
+        );
         list.push("ro");
     }
     // For a remount mount(8) also gives the options that the kernel shows, some of which are not known here.

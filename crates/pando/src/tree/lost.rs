@@ -66,7 +66,7 @@ impl NotKept {
 
     /// Says on stderr what was not kept.
     pub fn say(&self) {
-        self.lines().for_each(|line| eprintln!("pando: {line}"));
+        self.lines().for_each(|line| crate::exit::tell!("pando: {line}"));
     }
 
     /// An error if something was not kept.

@@ -134,7 +134,9 @@ pub fn run(args: &Args) -> Result<()> {
     let makes = policy.every_secs > 0 || policy.on_sync_secs > 0;
     let deletes = policy.keep != SnapshotPolicy::default() || policy.valid_for_secs.is_some();
     if makes && !deletes && policy.min_free_percent == 0 {
-        eprintln!("pando: note: nothing says which of these snapshots go; see --keep-* and --valid-for");
+        crate::exit::tell!(
+            "pando: note: nothing says which of these snapshots go; see --keep-* and --valid-for"
+        );
     }
     Ok(())
 }

@@ -73,7 +73,7 @@ pub fn run(args: &Args) -> Result<()> {
     let result = steps(args, &dir, &work, &stop);
     // Dropping the workspace cleans up, which may take a while: say that the signal was seen.
     if stop.load(Ordering::Relaxed) {
-        eprintln!("pando: interrupted, cleaning up");
+        crate::exit::tell!("pando: interrupted, cleaning up");
     }
     drop(work);
     result

@@ -53,8 +53,8 @@ impl Store {
         match mount::by_command(&self.image, &self.mount_point, &[]) {
             Ok(()) => Ok(()),
             Err(e) if e.downcast_ref::<Coded>().is_some_and(|c| c.0 == exit::NO_FUSE) => {
-                eprintln!("pando: {e:#}");
-                eprintln!("pando: going on through the library, without a mount");
+                crate::exit::tell!("pando: {e:#}");
+                crate::exit::tell!("pando: going on through the library, without a mount");
                 self.opened = Some(open(&self.image)?);
                 Ok(())
             }

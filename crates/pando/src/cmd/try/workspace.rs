@@ -111,13 +111,13 @@ impl Drop for Workspace {
         match self.unmount() {
             Ok(()) => {
                 if let Err(e) = dir.close() {
-                    eprintln!("pando: {}: could not be removed: {e}", self.root.display());
+                    crate::exit::tell!("pando: {}: could not be removed: {e}", self.root.display());
                 }
             }
             Err(e) => {
                 // Something is mounted in it still, and removing the directory would remove the files in that mount.
                 let kept = dir.keep();
-                eprintln!("pando: {e:#}; unmount and remove {} by hand", kept.display());
+                crate::exit::tell!("pando: {e:#}; unmount and remove {} by hand", kept.display());
             }
         }
     }

@@ -72,8 +72,28 @@ impl Drop for Entry<'_> {
     }
 }
 
+/// Whether there is something at `path`.
+pub fn exists(fs: &Fs, path: &Path) -> bool {
+    fs.resolve(path).map(|attr| fs.forget(attr.ino, 1)).is_ok()
+}
+
+/// Error if `dst` ends in a slash and what is to have that name, `src`, is no directory.
+fn may_have_slash(fs: &Fs, src: &Path, dst: &Path) -> Result<()> {
+    use std::os::unix::ffi::OsStrExt;
+    let kind = fs.resolve(src).map(|attr| {
+        fs.forget(attr.ino, 1);
+        attr.kind
+    });
+    let slash = dst.as_os_str().as_bytes().ends_with(b"/");
+    if slash && kind.is_ok_and(|kind| kind != FileKind::Directory) {
+        bail!("cannot create '{}': Not a directory", dst.display());
+    }
+    Ok(())
+}
+
 /// Clones `src` to `dst`.
 pub fn clone(fs: &Fs, src: &Path, dst: &Path, replace: bool, exclude: &[PathBuf]) -> Result<()> {
+    may_have_slash(fs, src, dst)?;
     let (from, to) = (Entry::new(fs, src)?, Entry::new(fs, dst)?);
     let (from, to) = ((from.dir, from.name()), (to.dir, to.name()));
     fs.clone_tree_without(&Caller::root(), from, to, replace, exclude)?;
@@ -82,6 +102,7 @@ pub fn clone(fs: &Fs, src: &Path, dst: &Path, replace: bool, exclude: &[PathBuf]
 
 /// Renames `src` to `dst`.
 pub fn rename(fs: &Fs, src: &Path, dst: &Path, replace: bool) -> Result<()> {
+    may_have_slash(fs, src, dst)?;
     let (from, to) = (Entry::new(fs, src)?, Entry::new(fs, dst)?);
     let flags = if replace { 0 } else { RENAME_NOREPLACE };
     Ok(fs.rename(&Caller::root(), from.dir, from.name(), to.dir, to.name(), flags)?)

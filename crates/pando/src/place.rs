@@ -33,6 +33,16 @@ pub fn removable_path(path: &Path) -> Result<EntryPath> {
     entry_path(path)
 }
 
+/// Error if `dst` ends in a slash and what is to have that name, `src`, is no directory.
+pub fn may_have_slash(src: &Path, dst: &Path) -> Result<()> {
+    use std::os::unix::ffi::OsStrExt;
+    let slash = dst.as_os_str().as_bytes().ends_with(b"/");
+    if slash && src.symlink_metadata().is_ok_and(|meta| !meta.is_dir()) {
+        bail!("cannot create '{}': Not a directory", dst.display());
+    }
+    Ok(())
+}
+
 /// The directory and the final name of `path`; one that ends in `.`, `..` or a link with a
 /// slash after it is resolved first.
 pub fn split(path: &Path) -> Result<(PathBuf, OsString)> {

@@ -25,5 +25,6 @@ mod rights;
 mod send;
 mod snapshots;
 mod synced;
+mod told;
 mod r#try;
 mod versions;

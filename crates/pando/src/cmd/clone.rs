@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use pando_fuse::tool;
 
-use crate::{offline, place};
+use crate::{exit, offline, place};
 
 /// Clone a file or directory tree of any size, atomically, for the price of a small write
 #[derive(clap::Args)]
@@ -28,7 +28,8 @@ pub struct Args {
     /// Replace DST if it exists, atomically
     #[arg(long)]
     replace: bool,
-    /// Leave out what lies at REL in the directory SRC; may be given several times
+    /// Leave out what lies at REL in the directory SRC; may be given several times. If nothing lies there, that is
+    /// said, and is no failure
     #[arg(long, value_name = "REL")]
     exclude: Vec<PathBuf>,
     /// Remember what DST was cloned from, to compare and merge it later: the same as pando fork
@@ -46,11 +47,22 @@ pub fn run(args: &Args) -> Result<()> {
         Some(_) if args.track => bail!("--track wants a mounted file system"),
         Some((src, dst)) => {
             let fail = || format!("clone {src} to {}", dst.path.display());
-            offline::with(&src, false, |fs| {
-                offline::clone(fs, &src.path, &dst.path, args.replace, &args.exclude)
+            let absent = offline::with(&src, false, |fs| {
+                let absent = args.exclude.iter().filter(|rel| !offline::exists(fs, &src.path.join(rel)));
+                let absent: Vec<_> = absent.collect();
+                offline::clone(fs, &src.path, &dst.path, args.replace, &args.exclude).map(|()| absent)
             })
-            .with_context(fail)
+            .with_context(fail)?;
+            say_absent(&args.src, &absent);
+            Ok(())
         }
+    }
+}
+
+/// Says that these paths, which a clone was to lack, lie nowhere: they may be misspelt.
+fn say_absent(src: &Path, absent: &[&PathBuf]) {
+    for rel in absent {
+        exit::tell!("pando: --exclude {}: nothing lies there in {}", rel.display(), src.display());
     }
 }
 
@@ -63,6 +75,7 @@ pub fn clone(src: &Path, dst: &Path, replace: bool) -> Result<u64> {
 pub fn clone_as(src: &Path, dst: &Path, (replace, track): (bool, bool), exclude: &[PathBuf]) -> Result<u64> {
     let verb = if track { "fork" } else { "clone" };
     let fail = || format!("{verb} {} to {}", src.display(), dst.display());
+    place::may_have_slash(src, dst).with_context(fail)?;
     let from = place::entry_path(src).with_context(fail)?;
     let device = from.device().with_context(fail)?;
     if std::fs::symlink_metadata(src).is_ok_and(|m| m.ino() == pando_fs::ROOT && m.dev() != device) {
@@ -75,12 +88,17 @@ pub fn clone_as(src: &Path, dst: &Path, (replace, track): (bool, bool), exclude:
             fail()
         );
     }
+    let lies_there = |rel: &&PathBuf| std::fs::symlink_metadata(src.join(rel)).is_ok();
+    let absent: Vec<_> = exclude.iter().filter(|rel| !lies_there(rel)).collect();
     let done = match track {
         true => tool::fork(&from, &to, replace, exclude),
         false => tool::clone_without(&from, &to, replace, exclude),
     };
     match done {
-        Ok(micros) => Ok(micros),
+        Ok(micros) => {
+            say_absent(src, &absent);
+            Ok(micros)
+        }
         Err(e) => {
             let hint = match e.errno() {
                 Some(libc::EEXIST) if !replace => {

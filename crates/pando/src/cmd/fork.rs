@@ -35,7 +35,8 @@ pub struct Args {
     /// Replace DST if it exists, atomically
     #[arg(long)]
     replace: bool,
-    /// Leave out what lies at REL in the directory SRC; may be given several times
+    /// Leave out what lies at REL in the directory SRC; may be given several times. If nothing lies there, that is
+    /// said, and is no failure
     #[arg(long, value_name = "REL")]
     exclude: Vec<PathBuf>,
     /// A directory in a mounted Pando file system

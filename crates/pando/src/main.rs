@@ -14,6 +14,7 @@ mod below;
 mod change;
 mod closing;
 mod cmd;
+mod divided;
 mod exit;
 mod guard;
 mod help;

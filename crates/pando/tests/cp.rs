@@ -22,8 +22,11 @@ fn names(b: &Bench, dir: &str) -> Vec<(Vec<String>, u64)> {
 #[test]
 fn names_of_one_file_are_names_of_one_file_in_the_copy() {
     let b = mounted!();
-    b.sh("cd m; mkdir -p src/d other; echo a > src/f; ln src/f src/g; ln src/f src/d/h; echo b > src/single
-        echo c > other/x; ln other/x other/y; touch -d @5 src/f");
+    b.sh("cd m; mkdir -p src/d/e src/deep/in other; echo a > src/f; ln src/f src/g; ln src/f src/d/h; echo b > src/single
+        echo c > other/x; ln other/x other/y; touch -d @5 src/f; mkdir -p l1/a/b l1/whole l2/c
+        echo d > l1/a/b/x; ln l1/a/b/x l2/c/y; ln l1/a/b/x l1/z; echo e > l1/whole/1; ln l1/whole/1 l1/whole/2
+        ln l1/a/b/x outside; mkfifo l1/a/p; ln -s x l2/l; chmod 2751 l1/a; chown 7:8 l1/a 2> /dev/null || true
+        find l1 l2 src other -depth -exec touch -h -d @4 {} +");
     let pando = env!("CARGO_BIN_EXE_pando");
     // Into an empty directory, into one that has the directory, and over files that are there, one of them linked.
     for (number, line) in [
@@ -33,6 +36,13 @@ fn names_of_one_file_are_names_of_one_file_in_the_copy() {
         "mkdir TO/d; echo old > TO/g; echo old > TO/d/h; ln TO/g TO/z; touch -d @6 TO/z; cp -a src/. other/x other/y TO",
         "mkdir TO/d; cp -a src/f src/d TO; cp -a src/f src/g TO",
         "cp -a src/f TO; cp -an src/f src/g TO",
+        "cp -a src/f src/d src/g TO",
+        "cp -a l1 l2 TO",
+        "cp -a l2 l1 TO",
+        "cp -a l1/a l1/z l1/whole TO",
+        "cp -a l1/. TO; cp -a l2/. TO",
+        "mkdir -p TO/l2/c; echo old > TO/l2/c/y; cp -a l1 l2 TO",
+        "mkdir -p TO/l1; cp -a l1 TO",
         "ln src/f src/e; cp -a src/e src/f TO; cp -a src/f src/e TO; rm src/e",
     ]
     .iter()
@@ -53,12 +63,31 @@ fn names_of_one_file_are_names_of_one_file_in_the_copy() {
         "cd m; mkdir re other/f2; echo other > other/f2/f; {pando} cp -a src/f other/f2/f src/g re 2> said"
     ));
     assert_eq!(b.sh("cat m/re/f m/re/g; cat m/said | wc -l; rm -r m/other/f2"), "other\na\n1\n");
-    // A directory that is cloned as a whole is a world of its own: that is said.
-    let out = b.run(&["cp", "-a", "m/src/f", "m/src/d", "m/src/g", "m/other"]);
-    assert!(out.status.success() && text(&out.stderr).contains("m/src/f"), "{}", text(&out.stderr));
-    assert_eq!(names(&b, "m/other").iter().filter(|(names, _)| names.len() == 2).count(), 2);
     let out = b.run(&["cp", "-a", "m/src", "m/other"]);
     assert!(out.status.success() && out.stderr.is_empty(), "{}", text(&out.stderr));
+    b.umount();
+    b.ok(&["check", "a.img"]);
+}
+
+/// What is between the names of a file is made anew, with all that belongs to it, and the rest is cloned.
+#[test]
+fn directories_between_the_names_of_a_file_are_as_they_were() {
+    let b = mounted!();
+    if !crate::common::has("setfattr") || !crate::common::has("setfacl") {
+        return;
+    }
+    b.sh("cd m; mkdir -p a/in a/big b to; echo x > a/in/f; ln a/in/f b/f; seq 100 > a/big/f
+        setfattr -n user.long -v \"$(head -c 3000 /dev/zero | tr '\\0' x)\" a/in; setfattr -n user.a -v 1 a
+        setfacl -d -m u:7:rwx to; setfacl -m u:8:rx,d:u:9:rwx a/in; touch -d @5 a/in a b; mkdir to/empty; touch -d @5 to");
+    let out = b.run(&["cp", "-av", "m/a", "m/b", "m/to"]);
+    assert!(out.status.success() && out.stderr.is_empty(), "{}", text(&out.stderr));
+    assert!(text(&out.stdout).contains("m/a/big -> m/to/a/big\n"), "{}", text(&out.stdout));
+    crate::common::same(b.path("m/a"), b.path("m/to/a"));
+    let all = |top: &str| b.sh(&format!("cd {top}; getfattr -dm - a a/in b; getfacl a a/in a/big b a/in/f"));
+    assert_eq!(all("m"), all("m/to"));
+    let (a, z) = (b.path("m/to/a/in/f"), b.path("m/to/b/f"));
+    let number = |path| fs::symlink_metadata(path).map(|meta| (meta.ino(), meta.nlink())).unwrap();
+    assert!(number(a) == number(z));
     b.umount();
     b.ok(&["check", "a.img"]);
 }

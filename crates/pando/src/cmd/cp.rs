@@ -3,22 +3,32 @@
 //! What does not exist at the destination is one clone, however large it is. Where both are directories they are
 //! merged: what is in the source is put into what is there, and the directory gets the source's owner, mode
 //! and times, as cp does it. Nothing is ever copied byte by byte. Of a file with several names the first one that comes
-//! is cloned, and the others become names of that; a directory that is one clone has the names in it as they were.
+//! is cloned, and the others become names of that; a directory that is one clone has the names in it as they were. A link
+//! out of a clone cannot be, so a directory is made, and filled, if a file in it has names elsewhere among what is copied.
 
 use std::{
     collections::HashMap,
     ffi::{OsStr, OsString},
     fs::{self, Metadata},
     io,
-    os::unix::fs::MetadataExt,
+    os::unix::{ffi::OsStrExt, fs::MetadataExt},
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context, Result, bail};
-use rustix::fs::{AtFlags, CWD, Mode, Timespec, Timestamps, chmod, utimensat};
+use pando_fuse::tool;
+use rustix::{
+    fs::{
+        AtFlags, CWD, Mode, Timespec, Timestamps, XattrFlags, chmod, lremovexattr, lsetxattr, mkdirat,
+        utimensat,
+    },
+    io::Errno,
+};
 
 use crate::{
+    below::attrs_at,
     cmd::clone::clone,
+    divided::Divided,
     exit::{self, Coded},
     offline,
 };
@@ -33,9 +43,11 @@ clone SRC: its owner or root. Copies between file systems are refused; use cp -a
 copied is said, and the rest is copied; the exit code is then 1. With -n, a file is not copied to
 where something is, which is no failure.
 
-Hard links are kept among files that are copied one by one, and inside of a directory that is new at
-the destination, which becomes one clone. Those from such a directory to what is copied beside it are
-not: there the names are files of their own.
+Hard links are kept among all that one call copies. A directory that is new at the destination becomes
+one clone, unless a file in it has a further name elsewhere among what is copied: then the directory is
+made, and what is in it is copied one by one, down to where directories can be clones. To find that
+out, all SRC are looked through, if there are several, or one is put into a directory that is there,
+and the file system has hard links at all.
 
 Examples: pando cp -a /mnt/grove/project /mnt/grove/experiment
           pando cp -a src/. build/"
@@ -83,7 +95,16 @@ pub fn run(args: &Args) -> Result<()> {
     if !into && (sources.len() > 1 || args.target_directory.is_some()) {
         bail!("cp: {}: is not a directory", target.display());
     }
-    let mut copier = Copier { args, linked: HashMap::new(), whole_dirs: false, failed: false };
+    let one = sources.len() == 1;
+    let mut copier = Copier {
+        args,
+        sources,
+        alone: one,
+        divided: None,
+        linked: HashMap::new(),
+        whole_dirs: false,
+        failed: false,
+    };
     for src in sources {
         let dst = match into {
             // SRC that ends in /. or .. has no name of its own: its content goes there.
@@ -97,7 +118,6 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// The last name of `path`, unless that is `.` or `..`.
 fn own_name(path: &Path) -> Option<&OsStr> {
-    use std::os::unix::ffi::OsStrExt;
     let bytes = path.as_os_str().as_bytes();
     let ends_in_dot = bytes.ends_with(b"/.") || bytes.ends_with(b"/./");
     path.file_name().filter(|_| !ends_in_dot)
@@ -111,21 +131,19 @@ fn exists(path: &Path) -> Result<Option<Metadata>> {
     }
 }
 
-/// A file with several names, of which some are copied.
-struct Linked {
-    /// The first copy, by path, device and inode number: further names become names of that.
-    copy: (PathBuf, u64, u64),
-    src: PathBuf,
-    names: u64,
-    /// Names that have been copied.
-    copied: u64,
-}
+/// The first copy of a file with several names, by path, device and inode number: further ones become names of that.
+type FirstCopy = (PathBuf, u64, u64);
 
 /// One call: what fails is said, and the rest is copied all the same.
 struct Copier<'a> {
     args: &'a Args,
+    sources: &'a [PathBuf],
+    /// What comes next is all that is copied.
+    alone: bool,
+    /// What must not become one clone; none while nobody has looked.
+    divided: Option<Divided>,
     /// By device and inode number.
-    linked: HashMap<(u64, u64), Linked>,
+    linked: HashMap<(u64, u64), FirstCopy>,
     /// Whether a directory became one clone, with whatever names are in it.
     whole_dirs: bool,
     failed: bool,
@@ -154,6 +172,7 @@ impl Copier<'_> {
         let from = fs::symlink_metadata(src).with_context(|| format!("cp: {}", src.display()))?;
         let Some(to) = exists(dst)? else {
             match from.is_dir() {
+                true if self.is_divided(src) => return self.fill(src, dst, &from),
                 true => {
                     clone(src, dst, false)?;
                     self.whole_dirs = true;
@@ -182,23 +201,60 @@ impl Copier<'_> {
             return clone(src, dst, to.is_some()).map(drop);
         }
         let id = (from.dev(), from.ino());
-        if let Some(file) = self.linked.get_mut(&id) {
-            file.copied += 1;
-            match link(&file.copy, dst, to) {
+        if let Some(first) = self.linked.get(&id) {
+            match link(first, dst, to) {
                 Ok(()) => return Ok(()),
-                Err(e) => eprintln!(
+                Err(e) => crate::exit::tell!(
                     "pando: cp: {}: is no further name of {}, as in the source, but a file of its own: {e}",
                     dst.display(),
-                    file.copy.0.display()
+                    first.0.display()
                 ),
             }
             return clone(src, dst, to.is_some()).map(drop);
         }
         clone(src, dst, to.is_some())?;
         let made = fs::symlink_metadata(dst).with_context(|| format!("cp: {}", dst.display()))?;
-        let copy = (dst.to_owned(), made.dev(), made.ino());
-        self.linked.insert(id, Linked { copy, src: src.to_owned(), names: from.nlink(), copied: 1 });
+        self.linked.insert(id, (dst.to_owned(), made.dev(), made.ino()));
         Ok(())
+    }
+
+    /// Whether a file in the directory `src` has a name outside of it that is copied too.
+    fn is_divided(&mut self, src: &Path) -> bool {
+        if self.alone {
+            return false;
+        }
+        let sources = self.sources;
+        let divided = self.divided.get_or_insert_with(|| {
+            // Who may not ask may have links.
+            let links = tool::identity(src).map_or(true, |(_, links)| links);
+            Divided::among(if links { sources } else { &[] })
+        });
+        divided.has(src)
+    }
+
+    /// Makes the directory `dst`, and puts what is in `src` into it.
+    fn fill(&mut self, src: &Path, dst: &Path, meta: &Metadata) -> Result<()> {
+        let fail = || format!("cp: {}", dst.display());
+        if place_of(dst).starts_with(src.canonicalize().with_context(fail)?) {
+            bail!("cp: {} lies inside {}", dst.display(), src.display());
+        }
+        mkdirat(CWD, dst, Mode::RWXU).with_context(fail)?;
+        self.say(src, dst)?;
+        self.put_inside(src, dst);
+        let _ = std::os::unix::fs::lchown(dst, Some(meta.uid()), Some(meta.gid()));
+        copy_attrs(src, dst).with_context(fail)?;
+        set_mode_and_times(dst, meta).with_context(fail)
+    }
+
+    fn put_inside(&mut self, src: &Path, dst: &Path) {
+        self.alone = false;
+        let (names, failed) = listed(src);
+        for name in names {
+            self.copy(&src.join(&name), &dst.join(&name));
+        }
+        if let Some(e) = failed {
+            self.fail(&anyhow::Error::from(e).context(format!("cp: {}", src.display())));
+        }
     }
 
     /// Puts what is in `src` into `dst`.
@@ -207,37 +263,22 @@ impl Copier<'_> {
         if dst.canonicalize().with_context(fail)?.starts_with(src.canonicalize().with_context(fail)?) {
             bail!("cp: {} lies inside {}", dst.display(), src.display());
         }
-        let (names, failed) = listed(src);
-        for name in names {
-            self.copy(&src.join(&name), &dst.join(&name));
-        }
-        if let Some(e) = failed {
-            self.fail(&anyhow::Error::from(e).context(format!("cp: {}", src.display())));
-        }
+        self.put_inside(src, dst);
         if self.args.no_clobber {
             return Ok(());
         }
         // A user other than root may not give it away, as with cp -a: then the owner stays.
         let _ = std::os::unix::fs::lchown(dst, Some(meta.uid()), Some(meta.gid()));
-        chmod(dst, Mode::from_raw_mode(meta.mode() & 0o7777)).with_context(fail)?;
-        let time = |secs, nanos| Timespec { tv_sec: secs, tv_nsec: nanos };
-        let times = Timestamps {
-            last_access: time(meta.atime(), meta.atime_nsec()),
-            last_modification: time(meta.mtime(), meta.mtime_nsec()),
-        };
-        utimensat(CWD, dst, &times, AtFlags::empty()).with_context(fail)
+        set_mode_and_times(dst, meta).with_context(fail)
     }
 
     fn finish(self) -> Result<()> {
-        // Whether the other names are in one of these directories is not known: nobody has looked into them.
-        let mut apart: Vec<&Linked> = self.linked.values().filter(|file| file.copied < file.names).collect();
-        apart.sort_unstable_by(|a, b| a.src.cmp(&b.src));
-        if let (Some(file), true) = (apart.first(), self.whole_dirs) {
-            eprintln!(
-                "pando: cp: {}: has names that were not copied one by one{}: those in a directory that was cloned as a \
-                 whole are files of their own there",
-                file.src.display(),
-                if apart.len() > 1 { format!(" (and {} others)", apart.len() - 1) } else { String::new() }
+        // Whether other names are in a directory that could be cloned, but not looked into, is not known.
+        let unread = self.divided.as_ref().and_then(|divided| divided.unread.as_ref());
+        if let (Some((dir, e)), true) = (unread, self.whole_dirs) {
+            crate::exit::tell!(
+                "pando: cp: {}: hard links from it to what is copied beside it, if there are any, were not kept: {e}",
+                dir.display()
             );
         }
         match self.failed {
@@ -260,8 +301,44 @@ fn listed(dir: &Path) -> (Vec<OsString>, Option<io::Error>) {
     (names, failed.err())
 }
 
+/// Where `path`, which need not be there, is, without links.
+fn place_of(path: &Path) -> PathBuf {
+    let above = path.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let above = above.canonicalize().unwrap_or_else(|_| above.to_owned());
+    path.file_name().map_or(above.clone(), |name| above.join(name))
+}
+
+/// Gives the new directory `dst` the extended attributes of `src`, as far as the caller may.
+fn copy_attrs(src: &Path, dst: &Path) -> io::Result<()> {
+    let (wanted, there) = (attrs_at(src)?, attrs_at(dst)?);
+    // What a directory gives to what is made in it.
+    let inherited = |name: &[u8]| name.starts_with(b"system.posix_acl_");
+    for (name, _) in
+        there.iter().filter(|(name, _)| inherited(name) && !wanted.iter().any(|(n, _)| n == name))
+    {
+        lremovexattr(dst, OsStr::from_bytes(name))?;
+    }
+    for (name, value) in wanted {
+        match lsetxattr(dst, OsStr::from_bytes(&name), &value, XattrFlags::empty()) {
+            Err(Errno::PERM | Errno::OPNOTSUPP) => {}
+            done => done?,
+        }
+    }
+    Ok(())
+}
+
+fn set_mode_and_times(dst: &Path, meta: &Metadata) -> io::Result<()> {
+    chmod(dst, Mode::from_raw_mode(meta.mode() & 0o7777))?;
+    let time = |secs, nanos| Timespec { tv_sec: secs, tv_nsec: nanos };
+    let times = Timestamps {
+        last_access: time(meta.atime(), meta.atime_nsec()),
+        last_modification: time(meta.mtime(), meta.mtime_nsec()),
+    };
+    Ok(utimensat(CWD, dst, &times, AtFlags::empty())?)
+}
+
 /// Makes `dst`, where `to` is now, a further name of the file that was put at `first`.
-fn link((first, dev, ino): &(PathBuf, u64, u64), dst: &Path, to: Option<&Metadata>) -> io::Result<()> {
+fn link((first, dev, ino): &FirstCopy, dst: &Path, to: Option<&Metadata>) -> io::Result<()> {
     // Another argument may have replaced it.
     let there = fs::symlink_metadata(first)?;
     if (there.dev(), there.ino()) != (*dev, *ino) {

@@ -36,7 +36,7 @@ fn stream(w: &World, base: Option<&SnapshotInfo>, info: &SnapshotInfo) -> Res<Ve
     };
     let after = top(info)?;
     let source = Inside::new(&w.fs, after);
-    let mut out = BlockWriter::new(Vec::new(), &header, 1)?;
+    let mut out = BlockWriter::new(Vec::new(), &header, 1);
     let mut sink = |block: Vec<u8>, last| out.block(&block, last);
     let mut advance = |_| Ok(());
     let sender = Sender::new(&source, Some(&mut sink), &mut advance).with_blocks_of(BLOCK_BYTES);

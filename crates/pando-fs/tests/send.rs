@@ -96,7 +96,7 @@ fn send_in_blocks(
     let at = |info: &SnapshotInfo| Top::new(w, &format!("{dir}/.snapshots/{}", info.name.display()));
     let top = at(info);
     let source = top.tree();
-    let mut out = BlockWriter::new(Vec::new(), &header, 1).unwrap();
+    let mut out = BlockWriter::new(Vec::new(), &header, 1);
     let mut sink = |block: Vec<u8>, last| out.block(&block, last);
     let mut advance = |_| Ok(());
     let sender = Sender::new(&source, Some(&mut sink), &mut advance).with_blocks_of(size);
@@ -567,7 +567,7 @@ fn hostile_records_do_no_harm_outside_of_the_tree() {
             blocks.push(block);
         }
         for _ in 0..60 {
-            let mut out = BlockWriter::new(Vec::new(), &header, 1).unwrap();
+            let mut out = BlockWriter::new(Vec::new(), &header, 1);
             let last = blocks.len() - 1;
             for (i, block) in blocks.iter().enumerate() {
                 let mut records: Vec<Vec<u8>> = Vec::new();
@@ -749,7 +749,7 @@ fn an_end_that_has_counted_otherwise_is_refused() {
     }
     let [.., x, y] = starts[..] else { panic!("two records at least") };
     blocks.push([&block[..x], &block[y..]].concat());
-    let mut out = BlockWriter::new(Vec::new(), &header, 1).unwrap();
+    let mut out = BlockWriter::new(Vec::new(), &header, 1);
     for (i, block) in blocks.iter().enumerate() {
         out.block(block, i + 1 == blocks.len()).unwrap();
     }

@@ -212,17 +212,18 @@ pub struct BlockWriter<W> {
     /// Blocks before this one are not written: the receiver has them.
     from: Position,
     level: i32,
+    /// The header, until there is something to write behind it.
+    header: Vec<u8>,
     /// Bytes written.
     pub written: u64,
 }
 
 impl<W: Write> BlockWriter<W> {
-    /// Begins a stream by writing its header. `level` is of zstd; 0 does not compress.
-    pub fn new(mut out: W, header: &Header, level: i32) -> Result<Self, StreamError> {
-        let bytes = header.encode();
-        out.write_all(&bytes).map_err(StreamError::Io)?;
+    /// Begins a stream. Its header is written before the first block, so that a stream that begins nowhere has none.
+    /// `level` is of zstd; 0 does not compress.
+    pub fn new(out: W, header: &Header, level: i32) -> Self {
         let (stream, from) = (header.stream_id(), header.from);
-        Ok(Self { out, stream, at: Position::default(), from, level, written: bytes.len() as u64 })
+        Self { out, stream, at: Position::default(), from, level, header: header.encode(), written: 0 }
     }
 
     /// Writes a block of at most [`BLOCK_BYTES`].
@@ -253,13 +254,17 @@ impl<W: Write> BlockWriter<W> {
         head.extend_from_slice(&(plain.len() as u32).to_le_bytes());
         head.extend_from_slice(&chain.to_le_bytes());
         head.extend_from_slice(&block_sum(self.stream, &head, stored).to_le_bytes());
-        self.out.write_all(&head).and_then(|()| self.out.write_all(stored)).map_err(StreamError::Io)?;
-        self.written += (head.len() + stored.len()) as u64;
+        let header = std::mem::take(&mut self.header);
+        for part in [&header, &head, stored] {
+            self.out.write_all(part).map_err(StreamError::Io)?;
+            self.written += part.len() as u64;
+        }
         Ok(())
     }
 
     /// Gives the output back, with all written.
     pub fn finish(mut self) -> Result<W, StreamError> {
+        self.out.write_all(&self.header).map_err(StreamError::Io)?;
         self.out.flush().map_err(StreamError::Io)?;
         Ok(self.out)
     }
@@ -372,7 +377,7 @@ mod tests {
             let name = name.to_vec();
             let header =
                 Header { snapshot, base: None, name, source: b"d".to_vec(), from: Position::default() };
-            let stream = BlockWriter::new(Vec::new(), &header, 0).unwrap().finish().unwrap();
+            let stream = BlockWriter::new(Vec::new(), &header, 0).finish().unwrap();
             let read = BlockReader::new(&stream[..]);
             match read {
                 Ok(reader) => assert!(is_name && reader.header.name == header.name),

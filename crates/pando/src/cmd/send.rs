@@ -261,7 +261,7 @@ fn write(
     let level = args.level;
     let writer = thread::spawn(move || -> Result<u64, StreamError> {
         let out = BufWriter::with_capacity(1 << 20, File::from(io::stdout().lock_fd()?));
-        let mut out = BlockWriter::new(out, &header, level)?;
+        let mut out = BlockWriter::new(out, &header, level);
         for (block, last) in queue {
             out.block(&block, last)?;
         }

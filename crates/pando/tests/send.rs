@@ -8,6 +8,10 @@ use std::{
 };
 
 use crate::common::{Bench, same, text};
+use pando_fs::{
+    SnapshotId, Time,
+    send::{BlockWriter, Header, Position, StreamRecord, Totals},
+};
 
 /// Sends into a file.
 fn send(b: &Bench, args: &[&str], to: &str) {
@@ -442,4 +446,64 @@ fn what_cannot_take_its_place_is_not_lost() {
     receive(&b, &["--resume", &token, "m/in", "q"], "one.s");
     same(b.path("m/p"), b.path("m/in/q"));
     assert_eq!(b.sh("ls -A m/in").trim(), "q");
+}
+
+/// What no place here takes is refused for good: to go on would end at the same entry again.
+#[test]
+fn a_stream_that_can_never_be_received_is_not_to_be_gone_on_with() {
+    let b = mounted!();
+    b.sh("mkdir m/in");
+    let header = Header {
+        snapshot: SnapshotId { store: [5; 16], number: 1, created: Time { secs: 1, nanos: 0 } },
+        base: None,
+        name: b"one".to_vec(),
+        source: b"t".to_vec(),
+        from: Position::default(),
+    };
+    let (dir, big) = (&b"d"[..], vec![7; 100_000]);
+    let attr =
+        |value| [StreamRecord::Dir { path: dir }, StreamRecord::Xattr { path: dir, name: b"user.a", value }];
+    for (records, says) in [
+        (&attr(&big)[..], "this stream cannot be received here; nothing was changed: d: "),
+        (&[StreamRecord::Dir { path: b".snapshots" }][..], "it can be received nowhere"),
+        (&[StreamRecord::Symlink { path: b".snapshots", target: dir }][..], "it can be received nowhere"),
+    ] {
+        let (mut block, mut totals) = (Vec::new(), Totals::default());
+        for record in records {
+            record.encode(&mut block);
+            totals.records += 1;
+            totals.made += u64::from(!matches!(record, StreamRecord::Xattr { .. }));
+        }
+        StreamRecord::End(totals).encode(&mut block);
+        let mut out = BlockWriter::new(Vec::new(), &header, 1);
+        out.block(&block, true).unwrap();
+        let stream = out.finish().unwrap();
+        b.ok(&["mkfs", "--force", "--size", "64M", "b.img"]);
+        for to in ["m/in", "b.img"] {
+            let out = receive_bytes(&b, &[to, "q"], &stream);
+            let err = text(&out.stderr);
+            assert!(out.status.code() == Some(1) && err.contains(says), "{to}: {err}");
+            assert!(!err.contains("--resume"), "{to}: {err}");
+        }
+        assert_eq!(b.sh("ls -A m/in"), "");
+    }
+    // The largest value that there may be is received.
+    let (mut block, records) = (Vec::new(), attr(&big[..65_536]));
+    records.iter().for_each(|record| record.encode(&mut block));
+    StreamRecord::End(Totals { records: 2, made: 1, bytes: 0 }).encode(&mut block);
+    let mut out = BlockWriter::new(Vec::new(), &header, 1);
+    out.block(&block, true).unwrap();
+    let out = receive_bytes(&b, &["m/in", "q"], &out.finish().unwrap());
+    assert!(out.status.success(), "{}", text(&out.stderr));
+}
+
+#[test]
+fn a_point_behind_the_end_is_refused_and_nothing_is_sent() {
+    let b = mounted!();
+    let whole = sent_once(&b, "true");
+    assert!(whole.len() > 1000);
+    for point in ["99:0123456789abcdef", "1:0123456789abcdef", "1000000:0"] {
+        let out = b.run(&["send", "--from", point, "m/p@one"]);
+        assert_eq!((out.status.code(), out.stdout.len()), (Some(1), 0), "{point}: {}", text(&out.stderr));
+    }
 }

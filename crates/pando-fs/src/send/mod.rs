@@ -90,6 +90,7 @@ impl StreamError {
                             | K::FileTooLarge
                             | K::CrossesDevices
                             | K::TooManyLinks
+                            | K::ArgumentListTooLong
                             | K::Unsupported
                     )
             }

@@ -7,11 +7,14 @@
 
 use std::io::{self, ErrorKind};
 
-use crate::send::{
-    StreamError,
-    frame::Position,
-    record::{StreamRecord, Totals},
-    tree::TargetTree,
+use crate::{
+    family::SNAPSHOTS,
+    send::{
+        StreamError,
+        frame::Position,
+        record::{StreamRecord, Totals},
+        tree::TargetTree,
+    },
 };
 
 /// How far a receiver has come with a block.
@@ -84,6 +87,11 @@ impl<'a> Receiver<'a> {
             }
             let record =
                 StreamRecord::decode(&mut rest).ok_or_else(|| bad("a record that makes no sense"))?;
+            if record.makes() == Some(SNAPSHOTS) {
+                let text = "there is an entry .snapshots at its top, where the snapshot itself is to be seen: it can \
+                            be received nowhere";
+                return Err(StreamError::Refused(text.into()));
+            }
             match &record {
                 StreamRecord::Phase => {
                     (step.phase, self.current) = (true, None);

@@ -95,6 +95,19 @@ fn put_time(out: &mut Vec<u8>, time: Time) {
 }
 
 impl<'a> StreamRecord<'a> {
+    /// The path of what is there from then on and was not before.
+    pub(crate) fn makes(&self) -> Option<&'a [u8]> {
+        match self {
+            StreamRecord::Dir { path }
+            | StreamRecord::File { path }
+            | StreamRecord::Symlink { path, .. }
+            | StreamRecord::Special { path, .. }
+            | StreamRecord::Link { path, .. }
+            | StreamRecord::Arrive { path, .. } => Some(path),
+            _ => None,
+        }
+    }
+
     /// Appends the record.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let mut tagged = |tag: u8, path: &[u8]| {

@@ -219,7 +219,7 @@ impl Work<'_> {
     fn become_snapshot(&self, ground: &dyn Ground, base: &SnapshotInfo, to: &SnapshotInfo) -> Result<()> {
         if let Some(kept) = ground.become_snapshot(base, to)? {
             let (show, base) = (ground.show(), base.name.display());
-            eprintln!(
+            crate::exit::tell!(
                 "pando: {show} was changed since {base}: what it was is the snapshot {}",
                 kept.name.display()
             );
@@ -429,17 +429,24 @@ impl Work<'_> {
     /// After an error: what is left, and how to go on.
     fn stopped(&self, ground: &dyn Ground, error: StreamError) -> anyhow::Error {
         let token = self.token;
+        // What stands in it is right, but no place here takes it, however often it comes.
+        let never = match &error {
+            StreamError::Tree { .. } => "this stream cannot be received here; ",
+            _ => "",
+        };
         if !error.can_resume() && self.args.resume.is_some() {
             // What came before was right, and may have taken long.
             return anyhow::Error::from(error)
-                .context(format!("what had come before is kept (token {token})"));
+                .context(format!("{never}what had come before is kept (token {token})"));
         }
         if !error.can_resume() {
             let cleaned = ground.clean();
             let error = anyhow::Error::from(error);
             return match cleaned {
-                Ok(()) => error.context("nothing was changed"),
-                Err(_) => error.context(format!("what has come is left in {}", begun_name(token).display())),
+                Ok(()) => error.context(format!("{never}nothing was changed")),
+                Err(_) => {
+                    error.context(format!("{never}what has come is left in {}", begun_name(token).display()))
+                }
             };
         }
         self.can_go_on(ground, error.into())
@@ -457,7 +464,7 @@ impl Work<'_> {
             ),
             None => String::new(),
         };
-        eprintln!(
+        crate::exit::tell!(
             "pando: interrupted; go on with: pando receive --resume {token} {to} {path} < the same stream{rest}\n\
              pando: or throw away what has come with: pando receive --abort {token} {to} {path}"
         );

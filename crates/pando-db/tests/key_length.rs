@@ -431,6 +431,10 @@ fn every_refusal_is_a_true_one() {
             ops.iter().for_each(|op| _ = batch.push(op.clone()));
             let expected = !oracle.write(&ops);
             refused += usize::from(expected);
+            if step % 3 == 0 {
+                // What would be is told without doing it.
+                assert_eq!(is_too_long(s.db.check_lengths(&batch)), expected, "seed {seed}, step {step}");
+            }
             assert_eq!(is_too_long(s.db.write(batch)), expected, "seed {seed}, step {step}");
             let (_, settle) = SETTLES[rng.random_range(0..SETTLES.len())];
             if rng.random_bool(0.03) {

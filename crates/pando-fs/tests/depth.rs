@@ -146,3 +146,50 @@ fn whatever_a_move_lets_in_can_be_reached_and_removed() {
         }
     }
 }
+
+/// What a merge would take or move to where its paths are too long is said by a dry run as well.
+#[test]
+fn a_dry_run_of_a_merge_finds_paths_that_would_be_too_long() {
+    for settled in [false, true] {
+        let mut w = World::new();
+        chain(&w, "/deep", 30);
+        let into = path("/deep", 30);
+        w.mkdir("/s");
+        w.mkdir("/s/old");
+        chain(&w, "/s/old/chain", 20);
+        chain(&w, "/s/in", 16);
+        chain(&w, "/s/long", 34);
+        w.clone_tree("/s", &format!("{into}/s"), false).unwrap();
+        let into = format!("{into}/s");
+        let dry = MergeOptions { dry_run: true, ..MergeOptions::default() };
+        // As much as fits; a directory of the fork; one that it has moved; an entry itself.
+        for (what, fails) in [("fits", false), ("taken", true), ("moved", true), ("an entry", true)] {
+            w.fork("/s", "/f");
+            match what {
+                "fits" => chain(&w, "/f/new", 20),
+                "taken" => chain(&w, "/f/new", 40),
+                "moved" => {
+                    w.rename("/f/old", &format!("{}/old", path("/f/in", 16)), 0).unwrap();
+                }
+                _ => _ = w.mkdir(&format!("{}/{}", path("/f/long", 34), name(99))),
+            }
+            if settled {
+                w.remount();
+            }
+            let before = w.walk("/").len();
+            let (tried, done) = (w.merge("/f", &into, dry), w.merge("/f", &into, MergeOptions::default()));
+            match fails {
+                false => {
+                    assert!(!tried.unwrap().merged && done.unwrap().merged);
+                    w.remove_tree(&format!("{into}/new")).unwrap();
+                }
+                true => {
+                    refused(what, tried);
+                    refused(what, done);
+                    assert_eq!(w.walk("/").len(), before);
+                }
+            }
+            w.remove_tree("/f").unwrap();
+        }
+    }
+}

@@ -113,6 +113,13 @@ impl Db {
         self.engine().write(batch)
     }
 
+    /// Fails as [`Db::write`] would now if a key, or an operation, in `batch` is too large, or its clones and renames
+    /// would make a key longer than [`crate::MAX_KEY`]. Changes nothing, and does not look whether there is room. The
+    /// call reads only if such long keys may be there.
+    pub fn check_lengths(&self, batch: &Batch) -> Result<()> {
+        self.engine().check_lengths(batch)
+    }
+
     fn one(&self, fill: impl FnOnce(&mut Batch)) -> Result<()> {
         let mut batch = Batch::new();
         fill(&mut batch);

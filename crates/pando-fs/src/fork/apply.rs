@@ -21,6 +21,7 @@ use crate::{
     fork::{
         bounds::Bounds,
         carried::Carried,
+        fits::link_clones,
         follow::in_dir,
         hidden::{AttributeChange, Hidden, Retired},
         step::{Step, Trees, differ},
@@ -378,16 +379,13 @@ impl<'a> Apply<'a> {
 
     /// Takes the link area along that a directory of the fork uses, and the names that are in the directory.
     fn take_links(&mut self, entry: &[u8], from: &[u8], to: &[u8]) -> Result<()> {
-        let Some(level) = self.trees.theirs.level(path::directory_of(entry))? else { return Ok(()) };
-        let root = level.root.clone();
-        let names = path::meta(&path::link_name(&root, from).unwrap_or_default());
-        if self.trees.theirs.view.prefix(&names).next().transpose()?.is_none() {
+        let clones = link_clones(self.trees, entry, from, to)?;
+        if clones.is_empty() {
             return Ok(());
         }
-        let (area, copy) = (path::all_linked(&root), path::all_linked(to));
-        self.batch.clone_prefix(path::meta(&area), path::meta(&copy));
-        self.batch.clone_prefix(path::data(&area), path::data(&copy));
-        self.batch.clone_prefix(names, path::meta(&path::link_name(to, to).unwrap_or_default()));
+        for (from, to) in clones {
+            self.batch.clone_prefix(from, to);
+        }
         self.uncount(to.to_vec())
     }
 

@@ -13,7 +13,14 @@ use pando_db::Batch;
 use crate::{
     diff::side::contents_of,
     error::{Error, Result},
-    fork::{apply::Apply, arrange::Moved, follow::in_dir, hidden::write_in_parts, step::Step},
+    fork::{
+        apply::Apply,
+        arrange::Moved,
+        fits::{depth, prefixes},
+        follow::in_dir,
+        hidden::write_in_parts,
+        step::Step,
+    },
     inode::{InodeRef, Link},
     merge::Change,
     path::{self, system},
@@ -60,11 +67,6 @@ impl Coming<'_> {
             Coming::Taken { to, .. } => to,
         }
     }
-}
-
-/// The number of names in a path.
-fn depth(path: &[u8]) -> usize {
-    path.iter().filter(|b| **b == 0).count()
 }
 
 impl Apply<'_> {
@@ -159,21 +161,10 @@ impl Apply<'_> {
         }
     }
 
-    /// The prefixes of all keys of something: its own, and of directories what is in them.
-    fn prefixes(&self, entry: &[u8], is_dir: bool) -> Vec<Bytes> {
-        let place = self.trees.ours.place(entry);
-        let mut all = vec![path::meta(&place), path::data(&place)];
-        if is_dir {
-            let contents = self.trees.ours.place(&contents_of(entry));
-            all.extend([path::meta(&contents), path::data(&contents)]);
-        }
-        all
-    }
-
     /// Prefixes of all keys that move, from and to: those, and of a directory what is kept under its place.
     fn pairs(&self, moving: &Moving<'_>) -> Result<Vec<(Bytes, Bytes)>> {
-        let targets = self.prefixes(&moving.to, moving.is_dir);
-        let mut pairs: Vec<_> = self.prefixes(moving.from, moving.is_dir).into_iter().zip(targets).collect();
+        let all = |entry: &[u8]| prefixes(&self.trees.ours, entry, moving.is_dir);
+        let mut pairs: Vec<_> = all(moving.from).into_iter().zip(all(&moving.to)).collect();
         if moving.is_dir && self.hidden.is_none() {
             let place = |entry: &[u8]| self.trees.ours.place(&contents_of(entry));
             pairs.extend(self.fs.moves_kept_by_place(&place(moving.from), &place(&moving.to))?);

@@ -181,6 +181,9 @@ impl Fs {
                     self.with_attempts(|_| Ok((self.places(fork, into)?, self.db.snapshot())))?;
                 let mut plan = self.plan(&places, &view, who, false)?;
                 if let Some(report) = stays(&plan, options) {
+                    if options.dry_run && stays(&plan, MergeOptions { dry_run: false, ..options }).is_none() {
+                        self.fits(&mut places.trees(&view), &plan.steps)?;
+                    }
                     return Ok((report, CloneReport::default()));
                 }
                 if plan.steps.len() > self.merge_steps {

@@ -9,6 +9,7 @@ mod brought;
 mod carried;
 mod carry;
 mod exchange;
+mod fits;
 mod follow;
 mod hidden;
 mod intend;

@@ -6,7 +6,7 @@
 //! as of that view. If there is none, the batch goes back to the lock with a [`Proof`], which stands as long as no
 //! batch since the view may have put a longer key under its sources. Replay never asks.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::sync::Arc;
 
 use bytes::Bytes;
 
@@ -98,7 +98,6 @@ impl Engine {
             superversion.joint = None;
             superversion.view()
         };
-        self.counters.length_searches.fetch_add(1, Ordering::Relaxed);
         let mut own = Memtable::new(view.msn, view.tree.log_end);
         let mut within = Vec::new();
         for op in ops {

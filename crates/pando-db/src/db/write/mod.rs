@@ -101,10 +101,17 @@ impl Engine {
                         self.seal();
                     }
                     refuted += 1;
+                    self.counters.length_searches.fetch_add(1, Ordering::Relaxed);
                     proof = Some(self.prove_lengths(&encoded.ops)?);
                 }
             }
         }
+    }
+
+    /// Whether a batch makes a key too long, which is not applied.
+    pub fn check_lengths(&self, batch: &Batch) -> Result<()> {
+        check(batch)?;
+        self.prove_lengths(batch.ops()).map(|_| ())
     }
 
     /// Applies a batch from the log during recovery, when nobody else writes.

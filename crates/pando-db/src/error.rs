@@ -4,7 +4,7 @@
 //! device or a caller makes the engine panic: it becomes one of these values.
 //! Depends on nothing else in the crate.
 
-use std::io;
+use std::{io, path::Path};
 
 use bytes::Bytes;
 
@@ -99,6 +99,22 @@ impl Error {
         Error::Corrupt { what, offset, detail: detail.into() }
     }
 
+    /// The same, which tells what file or device it is about.
+    pub(crate) fn of(self, path: &Path) -> Self {
+        match self {
+            Error::Io { action, offset, source } => {
+                let source =
+                    io::Error::new(source.kind(), OfPath { path: path.display().to_string(), source });
+                Error::Io { action, offset, source }
+            }
+            Error::Corrupt { what, offset, detail } => {
+                Error::Corrupt { what, offset, detail: format!("{detail} ({})", path.display()) }
+            }
+            Error::Format(why) => Error::Format(format!("{}: {why}", path.display())),
+            other => other,
+        }
+    }
+
     /// True if data could not be read or is corrupt. Other parts of the store may be intact.
     pub fn is_damage(&self) -> bool {
         match self {
@@ -107,6 +123,15 @@ impl Error {
             _ => false,
         }
     }
+}
+
+/// An error of the operating system, and where.
+#[derive(Debug, thiserror::Error)]
+#[error("{path}: {source}")]
+struct OfPath {
+    path: String,
+    #[source]
+    source: io::Error,
 }
 
 /// The outcome, or `otherwise` if something could not be read.

@@ -7,6 +7,7 @@ mod codec;
 mod concurrent;
 mod diff;
 mod discard;
+mod edges;
 mod expect;
 mod fail_nth;
 mod height;

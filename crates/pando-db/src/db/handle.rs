@@ -1,6 +1,6 @@
 //! The engine's public handle, [`Db`]: what each call does, in terms of the rooms below. Uses all of them.
 
-use std::{sync::Arc, thread::JoinHandle};
+use std::{ops::RangeInclusive, path::PathBuf, sync::Arc, thread::JoinHandle, time::Duration};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -15,7 +15,7 @@ use crate::{
     },
     device::{Medium, New},
     error::{Error, Result},
-    options::{CreateOptions, Options},
+    options::{Codec, CreateOptions, Options},
 };
 
 /// An open store. Cheap to clone: all clones are one store, and any may be used from any thread.
@@ -47,24 +47,55 @@ impl Db {
     /// [`Error::Locked`]. Of `options` only [`Options::merge`] is used: its name is stored. Cost: some small writes
     /// and flushes; in a file the space of the log is reserved.
     pub fn create(medium: impl Medium, create: &CreateOptions, options: &Options) -> Result<()> {
-        let New { device, made } = medium.for_new(create.size)?;
-        open::create(&device, create, options).inspect_err(|_| {
-            if let Some(path) = made {
-                // The error that led here is the one to tell.
-                let _ = std::fs::remove_file(path);
-            }
-        })
+        let path = medium.path();
+        let make = || {
+            let New { device, made } = medium.for_new(create.size)?;
+            open::create(&device, create, options).inspect_err(|_| {
+                if let Some(path) = made {
+                    // The error that led here is the one to tell.
+                    let _ = std::fs::remove_file(path);
+                }
+            })
+        };
+        make().map_err(about(path))
+    }
+
+    /// Opens the store at a path or on a device, after making an empty one if there is none: no file, or one (or a
+    /// device) whose first 64 KiB are zeros. With [`Options::read_only`] nothing is made. If two do this at once, one
+    /// gets [`Error::Locked`].
+    ///
+    /// ```
+    /// # use pando_db::{CreateOptions, Db, Options};
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("grove.pando");
+    /// let create = CreateOptions::default().size(64 << 20).node_size(64 << 10);
+    /// let db = Db::open_or_create(&path, &create, Options::default())?;
+    /// # Ok::<(), pando_db::Error>(())
+    /// ```
+    pub fn open_or_create(
+        medium: impl Medium + Clone,
+        create: &CreateOptions,
+        options: Options,
+    ) -> Result<Db> {
+        check(&options)?;
+        if !options.read_only && medium.is_blank().map_err(about(medium.path()))? {
+            Self::create(medium.clone(), create, &options)?;
+        }
+        Self::open(medium, options)
     }
 
     /// Opens the store at a path or on a device: its last checkpoint, and every batch of the log behind it.
     ///
     /// [`Error::Io`] if there is no file at the path; [`Error::Format`] if it holds no store, or one whose upserts
-    /// have another meaning than [`Options::merge`]; [`Error::Locked`] if the store is open, in this process (by this
+    /// have another meaning than [`Options::merge`]; [`Error::Invalid`] for options out of their range;
+    /// [`Error::Locked`] if the store is open, in this process (by this
     /// path or this device) or in another. A [`Snapshot`] or [`Cursor`] that outlives the last [`Db`] keeps it open.
     /// Cost: the whole translation table (some 30 bytes a node) and the log are read.
     pub fn open(medium: impl Medium, options: Options) -> Result<Db> {
-        let device = medium.for_old(options.read_only)?;
-        let engine = Arc::new(open::open(device, options)?);
+        check(&options)?;
+        let path = medium.path();
+        let engine = medium.for_old(options.read_only).and_then(|device| open::open(device, options));
+        let engine = Arc::new(engine.map_err(about(path))?);
         let threads = if engine.options.background && !engine.options.read_only {
             threads::spawn(&engine)?
         } else {
@@ -102,6 +133,12 @@ impl Db {
     /// [`Options::cache_bytes`], which includes it. See [`Cursor::read_ahead`].
     pub fn room_ahead(&self) -> u64 {
         self.engine().pager.room_ahead()
+    }
+
+    /// Most bytes of a batch: those of its keys and values, and 12 for each operation. Not more than a quarter of the
+    /// log ([`CreateOptions::log_size`]). [`Error::TooLarge`] for one of more.
+    pub fn max_batch(&self) -> usize {
+        self.engine().max_batch()
     }
 
     /// Applies all operations of `batch` in order, all or none. Visible when the call returns;
@@ -227,9 +264,10 @@ impl Db {
         self.engine().grow(size)
     }
 
-    /// Makes a last checkpoint and stops. Later changes by any clone, and a second close, fail with
-    /// [`Error::Stopped`]; reads go on. A file stays locked until the last clone, snapshot and cursor are gone; a
-    /// device of another kind may be opened again at once, and then they may read anything.
+    /// Makes a last checkpoint and stops. Succeeds only if all that was written is durable: in a store that is too full
+    /// for the checkpoint it is in the log, which the next opening replays. Later changes by any clone, and a second
+    /// close, fail with [`Error::Stopped`]; reads go on. A file stays locked until the last clone, snapshot and cursor
+    /// are gone; a device of another kind may be opened again at once, and then they may read anything.
     pub fn close(&self) -> Result<()> {
         let engine = self.engine();
         // Done first, because a batch that is accepted after the last checkpoint would be lost.
@@ -248,6 +286,48 @@ impl Db {
         engine.log.stop("it was closed".into());
         *engine.in_use.lock() = None;
         result
+    }
+}
+
+/// Adds what file or device an error is about.
+fn about(path: Option<PathBuf>) -> impl FnOnce(Error) -> Error {
+    move |error| match path {
+        Some(path) => error.of(&path),
+        None => error,
+    }
+}
+
+/// Budgets in which a store can work, bytes.
+const CACHE_BYTES: RangeInclusive<u64> = 64 << 10..=16 << 40;
+/// Least size of a table in memory, bytes.
+const LEAST_MEMTABLE_BYTES: usize = 1 << 10;
+/// Nice values that can be added.
+const NICE_VALUES: RangeInclusive<i32> = 0..=19;
+/// Levels of zstd.
+const ZSTD_LEVELS: RangeInclusive<u8> = 1..=19;
+/// Shortest time between two flushes of the log: a thread does them one after the other.
+const LEAST_SYNC_INTERVAL: Duration = Duration::from_millis(1);
+
+/// Error for options with which no store can be used.
+fn check(options: &Options) -> Result<()> {
+    let wrong = |what: String| Err(Error::Invalid(what));
+    if !CACHE_BYTES.contains(&options.cache_bytes) {
+        return wrong(format!("a cache of {} bytes; 64 KiB to 16 TiB are possible", options.cache_bytes));
+    }
+    if options.memtable_bytes < LEAST_MEMTABLE_BYTES {
+        return wrong(format!("a memtable of {} bytes; 1 KiB is the least", options.memtable_bytes));
+    }
+    if !NICE_VALUES.contains(&options.background_nice) {
+        return wrong(format!("a nice value of {}; 0 to 19 can be added", options.background_nice));
+    }
+    if options.sync_interval < LEAST_SYNC_INTERVAL {
+        return wrong(format!("flushes every {:?}; 1 ms is the shortest interval", options.sync_interval));
+    }
+    match options.codec {
+        Codec::Zstd(level) if !ZSTD_LEVELS.contains(&level) => {
+            wrong(format!("zstd of level {level}; 1 to 19 are possible"))
+        }
+        _ => Ok(()),
     }
 }
 

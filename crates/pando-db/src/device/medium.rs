@@ -29,6 +29,8 @@ pub struct New {
 }
 
 pub(crate) mod sealed {
+    use std::path::PathBuf;
+
     use super::{Arc, Device, New, Result};
 
     pub trait OpenDevice {
@@ -36,6 +38,10 @@ pub(crate) mod sealed {
         fn for_new(self, size: Option<u64>) -> Result<New>;
         /// For a store that is there.
         fn for_old(self, read_only: bool) -> Result<Arc<dyn Device>>;
+        /// The path, if it is one.
+        fn path(&self) -> Option<PathBuf>;
+        /// Whether nothing is there, or nothing but zeros at its beginning.
+        fn is_blank(&self) -> Result<bool>;
     }
 }
 
@@ -57,6 +63,27 @@ impl sealed::OpenDevice for &Path {
     fn for_old(self, read_only: bool) -> Result<Arc<dyn Device>> {
         Ok(Arc::new(FileDevice::open(self, read_only)?))
     }
+
+    fn path(&self) -> Option<PathBuf> {
+        Some(self.to_path_buf())
+    }
+
+    fn is_blank(&self) -> Result<bool> {
+        match FileDevice::open(self, true) {
+            Ok(device) => begins_with_zeros(&device),
+            Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(true),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+/// Bytes at the beginning of what holds nothing, which are zeros.
+const BLANK_BYTES: u64 = 64 << 10;
+
+fn begins_with_zeros(device: &dyn Device) -> Result<bool> {
+    let mut probe = vec![0; device.size().min(BLANK_BYTES) as usize];
+    device.read_at(0, &mut probe).map_err(|e| Error::io("read", 0, e))?;
+    Ok(probe.iter().all(|byte| *byte == 0))
 }
 
 macro_rules! like_paths {
@@ -68,6 +95,14 @@ macro_rules! like_paths {
 
             fn for_old(self, read_only: bool) -> Result<Arc<dyn Device>> {
                 Path::new(&self).for_old(read_only)
+            }
+
+            fn path(&self) -> Option<PathBuf> {
+                Some(Path::new(self).to_path_buf())
+            }
+
+            fn is_blank(&self) -> Result<bool> {
+                Path::new(self).is_blank()
             }
         }
     )*};
@@ -83,6 +118,14 @@ impl sealed::OpenDevice for Arc<dyn Device> {
     fn for_old(self, _: bool) -> Result<Arc<dyn Device>> {
         Ok(self)
     }
+
+    fn path(&self) -> Option<PathBuf> {
+        None
+    }
+
+    fn is_blank(&self) -> Result<bool> {
+        begins_with_zeros(&**self)
+    }
 }
 
 impl<D: Device> sealed::OpenDevice for Arc<D> {
@@ -92,5 +135,13 @@ impl<D: Device> sealed::OpenDevice for Arc<D> {
 
     fn for_old(self, _: bool) -> Result<Arc<dyn Device>> {
         Ok(self)
+    }
+
+    fn path(&self) -> Option<PathBuf> {
+        None
+    }
+
+    fn is_blank(&self) -> Result<bool> {
+        begins_with_zeros(&**self)
     }
 }

@@ -76,8 +76,7 @@ impl Engine {
         let (joinable, effect) = (batch.may_be_joined(), batch.effect());
         let (ops, expected) = batch.into_parts();
         let encoded = record::encode(ops, self.bulk.threshold());
-        // With what a record about one of its values has besides.
-        let (len, limit) = (encoded.len + 32, self.log.max_payload());
+        let (len, limit) = (encoded.len, self.max_batch());
         if len > limit {
             return Err(Error::TooLarge { what: "batch", len: len as u64, limit: limit as u64 });
         }
@@ -106,6 +105,13 @@ impl Engine {
                 }
             }
         }
+    }
+
+    /// Most bytes of a batch.
+    pub fn max_batch(&self) -> usize {
+        /// What a record about one of its values has besides, bytes.
+        const MORE_BYTES: usize = 32;
+        self.log.max_payload().saturating_sub(MORE_BYTES)
     }
 
     /// Whether a batch makes a key too long, which is not applied.

@@ -3,8 +3,9 @@
 //! What does not exist at the destination is one clone, however large it is. Where both are directories they are
 //! merged: what is in the source is put into what is there, and the directory gets the source's owner, mode
 //! and times, as cp does it. Nothing is ever copied byte by byte. Of a file with several names the first one that comes
-//! is cloned, and the others become names of that; a directory that is one clone has the names in it as they were. A link
-//! out of a clone cannot be, so a directory is made, and filled, if a file in it has names elsewhere among what is copied.
+//! is cloned, and the others become names of that; a directory that is one clone has the names in it as they were. A
+//! link out of a clone cannot be, so a directory is made, and filled, if a file in it has names elsewhere among what is
+//! copied.
 
 use std::{
     collections::HashMap,

@@ -58,6 +58,12 @@ impl Fs {
         Ok(())
     }
 
+    /// The same of a snapshot by its number alone, also if its directory is gone; nothing if there is none. Snapshots
+    /// have a volume of their own, so nothing else is looked for.
+    pub fn usage_of_snapshot(&self, number: u32) -> Result<Usage> {
+        Ok(self.db.usage_of(&[path::volume(number)])?)
+    }
+
     /// The same for a path, relative to the root.
     pub fn usage_of_path(&self, path: &Path) -> Result<Usage> {
         let attr = self.resolve(path)?;

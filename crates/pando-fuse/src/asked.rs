@@ -179,6 +179,21 @@ pub(crate) fn read_lines(text: &str) -> Option<Vec<SnapshotInfo>> {
     text.lines().map(read_line).collect()
 }
 
+/// A snapshot of a directory that is gone as a line of an answer: what it takes, as words with spaces between, and it.
+pub(crate) fn gone_line(info: &SnapshotInfo, usage: &str) -> String {
+    format!("{usage}\t{}", line(info))
+}
+
+/// The snapshots and what each takes; `None` if it makes no sense.
+pub(crate) fn read_gone(text: &str) -> Option<Vec<(SnapshotInfo, &str)>> {
+    let mut found = Vec::new();
+    for line in text.lines() {
+        let (usage, snapshot) = line.split_once('\t')?;
+        found.push((read_line(snapshot)?, usage));
+    }
+    Some(found)
+}
+
 fn read_line(line: &str) -> Option<SnapshotInfo> {
     let mut fields = line.split('\t');
     let mut next = || fields.next();

@@ -313,7 +313,12 @@ impl MountState {
             let why = "only root may see those of directories that are gone";
             return Err(pando_fs::Error::NotPermitted { name: "snapshots".into(), why }.into());
         }
-        self.begin_text(c, on, self.fs.snapshots_of_gone()?.iter().map(asked::line).collect())
+        let mut text = String::new();
+        for info in self.fs.snapshots_of_gone()? {
+            let usage = self.fs.usage_of_snapshot(info.number)?;
+            text += &asked::gone_line(&info, &control::encode_usage(&(&usage).into()));
+        }
+        self.begin_text(c, on, text)
     }
 
     /// Begins an answer that is text.

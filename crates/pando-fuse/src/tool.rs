@@ -20,7 +20,7 @@ use pando_fs::{ForkInfo, MergeOptions, MergeReport, PolicyInfo, Quota, SnapshotI
 use crate::{
     asked::Asked,
     client::{self, ControlError},
-    control::{ControlRequest, Token, Usage},
+    control::{ControlRequest, Token, Usage, decode_usage},
     forked::{self, ForkAsked},
     mountinfo,
     proof::NOTED,
@@ -529,10 +529,13 @@ pub fn policies(path: &Path) -> Result<Vec<PolicyInfo>, ControlError> {
     crate::asked::read_policies(&text).ok_or(ControlError::Version)
 }
 
-/// The snapshots of directories that are gone, of the file system that the directory at `path` is in. For root.
-pub fn gone_snapshots(path: &Path) -> Result<Vec<SnapshotInfo>, ControlError> {
+/// The snapshots of directories that are gone, of the file system that the directory at `path` is in, and what each
+/// takes. For root.
+pub fn gone_snapshots(path: &Path) -> Result<Vec<(SnapshotInfo, Usage)>, ControlError> {
     let text = ask_as_root(path, |token| ControlRequest::Gone { token })?;
-    crate::asked::read_lines(&text).ok_or(ControlError::Version)
+    let found = crate::asked::read_gone(&text).ok_or(ControlError::Version)?;
+    let known = |(info, usage): (SnapshotInfo, &str)| Some((info, decode_usage(usage)?));
+    found.into_iter().map(known).collect::<Option<_>>().ok_or(ControlError::Version)
 }
 
 /// The UUID of the file system that the directory at `path` is in, and whether a file in it has, or had, several names.

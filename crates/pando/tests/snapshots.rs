@@ -1,7 +1,11 @@
 //! Snapshots as a user has them: `pando snapshot`, `pando rollback`, and what ordinary programs see.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use std::{fs, os::unix::fs::MetadataExt};
+use std::{
+    fs,
+    os::unix::{fs::MetadataExt, process::CommandExt},
+    process::Command,
+};
 
 use crate::common::same;
 
@@ -141,7 +145,13 @@ fn what_is_left_of_a_directory_that_is_gone_comes_to_another() {
     b.sh("mkdir m/d m/other; head -c 300000 /dev/urandom > m/d/f; cp m/d/f before");
     b.ok(&["snapshot", "create", "m/d", "one", "--keep"]);
     // Nothing in a name is obeyed by a terminal, or takes a line or field of its own.
-    b.ok(&["snapshot", "create", "m/d", "two\n9\t\u{1b}[31m"]);
+    b.umount();
+    b.ok(&["mount", "-o", "allow_other", "a.img", "m"]);
+    b.sh("chmod 755 . m; chown 41001 m/d");
+    fs::copy(env!("CARGO_BIN_EXE_pando"), b.path("pando")).unwrap();
+    let mut other = Command::new(b.path("pando"));
+    other.args(["snapshot", "create", "m/d", "two\n9\t\u{1b}[31m"]).current_dir(b.path(""));
+    assert!(other.uid(41_001).gid(41_001).output().unwrap().status.success());
     b.ok(&["snapshot", "create", "m/other", "stays"]);
     let second = "2\ttwo\\0129\\011\\033[31m";
     assert!(b.ok(&["snapshot", "list", "-H", "m/d"]).lines().any(|line| line.starts_with(second)));
@@ -149,7 +159,12 @@ fn what_is_left_of_a_directory_that_is_gone_comes_to_another() {
     for _ in 0..2 {
         let found = b.ok(&["snapshot", "orphans", "-H", "m"]);
         let lines: Vec<Vec<&str>> = found.lines().map(|line| line.split('\t').collect()).collect();
-        assert_eq!((lines.len(), &lines[0][..2], lines[0][4]), (2, &["1", "one"][..], "/d"), "{found}");
+        assert_eq!((lines.len(), &lines[0][..2], lines[0][7]), (2, &["1", "one"][..], "/d"), "{found}");
+        // What each takes, and who made it.
+        let bytes =
+            |field: usize| lines.iter().map(|line| line[field].parse::<u64>().unwrap()).collect::<Vec<_>>();
+        assert!(bytes(3).iter().all(|refers| (300_000..600_000).contains(refers)), "{found}");
+        assert!(bytes(4).iter().all(|alone| *alone < 100_000) && bytes(6) == [0, 41_001], "{found}");
         assert!(found.lines().nth(1).unwrap().starts_with(second), "{found}");
         b.remount();
     }

@@ -41,10 +41,12 @@ pub struct Args {
 #[derive(clap::Subcommand)]
 enum SnapshotCommand {
     /// Make a snapshot, atomically
-    #[command(after_help = "AGE is a number with s, m, h, d, w or y behind it: seconds to years.
+    #[command(
+        after_help = "AGE is a number with s, m, h, d, w or y behind it: seconds to years.
 
 Examples: pando snapshot create /mnt/grove/project before-upgrade
-          pando snapshot create /mnt/grove/project --valid-for 2w --note 'before the upgrade'")]
+          pando snapshot create /mnt/grove/project --valid-for 2w --note 'before the upgrade'"
+    )]
     Create {
         /// A directory in a mounted Pando file system
         dir: PathBuf,
@@ -147,10 +149,11 @@ Examples: pando snapshot prune /mnt/grove/project --keep-hourly 24 --keep-daily 
     #[command(
         after_help = "Snapshots stay when their directory is removed, or replaced, or is not there any more after a
 rollback of one above it. pando snapshot adopt gives them to a directory that is there. Only root may
-do this. It reads the records of all files.
+do this. REFERS and ALONE are the bytes that each refers to, and those that would come back if it alone
+were deleted, as pando du counts them; USER is who made it. It reads the records of all files.
 
 Examples: pando snapshot orphans /mnt/grove
-          pando snapshot orphans -H /mnt/grove | cut -f1,6"
+          pando snapshot orphans -H /mnt/grove | cut -f1,7,8"
     )]
     Orphans {
         /// A directory in a mounted Pando file system, which is looked through as a whole
@@ -245,7 +248,8 @@ pub fn run(args: &Args) -> Result<()> {
         SnapshotCommand::Orphans { dir, script, json } => {
             let fail = || format!("snapshots of directories that are gone in {}", dir.display());
             let found = tool::gone_snapshots(dir).with_context(fail)?;
-            show(found.into_iter().map(|info| line(info, None)).collect(), *script, *json)
+            let lines = found.into_iter().map(|(info, used)| line(info, Some(&used))).collect();
+            show(lines, true, *script, *json)
         }
         SnapshotCommand::Adopt { dir, number } => {
             tool::snapshot(dir, Asked::Adopt(*number)).with_context(|| about(dir)).map(|_| ())
@@ -330,7 +334,9 @@ fn delete(dir: &Path, which: &[&SnapshotInfo], dry_run: bool) -> Result<()> {
         if info.keep {
             match dry_run {
                 true => said += &format!("would leave {number} {name}: it is kept\n"),
-                false => eprintln!("pando: snapshot {name} of {}: is kept, and was left", dir.display()),
+                false => {
+                    crate::exit::tell!("pando: snapshot {name} of {}: is kept, and was left", dir.display())
+                }
             }
             continue;
         }
@@ -403,18 +409,19 @@ fn list(dir: &Path, script: bool, json: bool, space: bool) -> Result<()> {
         let used = space.then(|| usage(dir, &info)).transpose()?;
         lines.push(line(info, used.as_ref()));
     }
-    show(lines, script, json)
+    show(lines, false, script, json)
 }
 
-fn show(lines: Vec<SnapshotLine>, script: bool, json: bool) -> Result<()> {
+/// Prints these, with their makers if these are of interest.
+fn show(lines: Vec<SnapshotLine>, makers: bool, script: bool, json: bool) -> Result<()> {
     match json {
         true => super::print_json(&SnapshotReport { version: VERSION, snapshots: lines }),
-        false => super::print(&text(&lines, script, Time::now())),
+        false => super::print(&text(&lines, makers, script, Time::now())),
     }
 }
 
 /// The table: for people in columns, for scripts with tabs.
-fn text(lines: &[SnapshotLine], script: bool, now: Time) -> String {
+fn text(lines: &[SnapshotLine], makers: bool, script: bool, now: Time) -> String {
     let space = lines.iter().any(|line| line.refers.is_some());
     let mut rows: Vec<Vec<String>> = Vec::new();
     if !script {
@@ -422,6 +429,9 @@ fn text(lines: &[SnapshotLine], script: bool, now: Time) -> String {
         let mut head = names.to_vec();
         if space {
             head.splice(3..3, ["REFERS".into(), "ALONE".into()]);
+        }
+        if makers {
+            head.insert(head.len() - 2, "USER".into());
         }
         rows.push(head);
     }
@@ -445,6 +455,7 @@ fn text(lines: &[SnapshotLine], script: bool, now: Time) -> String {
         row.extend(line.refers.map(bytes));
         row.extend(line.alone.map(bytes));
         row.push(if flags.is_empty() { "-".into() } else { flags });
+        row.extend(makers.then(|| line.uid.to_string()));
         // Where it was is not told to everybody.
         let source = if line.source.is_empty() { "-" } else { &line.source };
         row.extend([crate::cmd::field(source, script), line.note.replace(char::is_control, " ")]);

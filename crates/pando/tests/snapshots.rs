@@ -184,6 +184,21 @@ fn what_is_left_of_a_directory_that_is_gone_comes_to_another() {
     b.ok(&["check", "a.img"]);
 }
 
+/// As `btrfs subvolume snapshot` does: a name that leads to a directory is as good as the directory.
+#[test]
+fn of_a_link_to_a_directory_they_are_those_of_the_directory() {
+    let b = mounted!();
+    b.sh("mkdir m/d; echo x > m/d/f; ln -s d m/link; ln -s f m/d/file; ln -s none m/dangling; ln -s m/d outside");
+    b.ok(&["snapshot", "create", "m/link", "one"]);
+    b.ok(&["snapshot", "create", "outside", "two"]);
+    assert_eq!(b.sh("ls m/d/.snapshots"), "one\ntwo\n");
+    assert_eq!(b.ok(&["snapshot", "list", "-H", "m/link"]).lines().count(), 2);
+    b.ok(&["snapshot", "delete", "m/link", "one"]);
+    assert_eq!(b.sh("ls m/d/.snapshots; readlink m/link"), "two\nd\n");
+    b.fails(&["snapshot", "create", "m/d/file", "x"], 1, "Not a directory");
+    b.fails(&["snapshot", "create", "m/dangling", "x"], 1, "No such file");
+}
+
 #[test]
 fn they_show_in_listings_if_asked() {
     let b = mounted!();

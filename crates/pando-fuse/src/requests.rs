@@ -117,10 +117,16 @@ impl MountState {
         self.proofs.take(c, token).ok_or_else(lapsed)
     }
 
-    /// Whether the caller may see everything, as root. The kernel shows that where an entry could be made, and looking
-    /// through a mount that is for reading needs no such place. It says nothing of what the caller may change.
+    /// Whether the caller may see all of the tree that he has opened, as root. The kernel shows that where an entry could
+    /// be made, and looking through a mount that is for reading needs no such place. It says nothing of what the caller
+    /// may change, nor of what is told of trees by a number or a path that he could not reach.
     fn sees_all(&self, c: &Context, shows: &ProvenRights) -> bool {
         shows.root || may_see_all(c)
+    }
+
+    /// Whether the caller is root. A read-only file system has no place where the kernel could show it.
+    fn is_root(&self, c: &Context, shows: &ProvenRights) -> bool {
+        shows.root || self.fs.is_read_only() && may_see_all(c)
     }
 
     /// Error if the source is a directory that the caller has not shown to be open to him: that it is open tells only
@@ -217,7 +223,10 @@ impl MountState {
         stop: &Stop,
     ) -> Result<(), Refusal> {
         let shows = self.shown(c, token)?;
-        let root = self.sees_all(c, &shows);
+        let root = match asked {
+            ForkAsked::Diff { .. } | ForkAsked::Merge(_) => self.sees_all(c, &shows),
+            ForkAsked::List | ForkAsked::Info => self.is_root(c, &shows),
+        };
         let told = match asked {
             ForkAsked::Diff { ranges, no_renames } => {
                 if !root {
@@ -277,14 +286,12 @@ impl MountState {
         asked: QuotaAsked,
     ) -> Result<(), Refusal> {
         let shows = self.shown(c, token)?;
-        if !self.sees_all(c, &shows) {
+        if !self.is_root(c, &shows) {
             let why = "only root may set quotas, and see them";
             return Err(pando_fs::Error::NotPermitted { name: "quota".into(), why }.into());
         }
         let text = match asked {
             QuotaAsked::List => self.fs.quotas(shows.source)?.iter().map(quotas::line).collect(),
-            // Seen by one who came through a mount that is for reading.
-            QuotaAsked::Set(_) if !shows.root => return Err(pando_fs::Error::ReadOnly.into()),
             QuotaAsked::Set(limit) => {
                 // What the kernel keeps is part of what there is.
                 self.write_out_below(shows.source);
@@ -298,7 +305,7 @@ impl MountState {
     /// Begins to name the policies in a tree.
     fn begin_policies(&self, c: &Context, on: (u64, u64), token: &Token) -> Result<(), Refusal> {
         let shows = self.shown(c, token)?;
-        if !self.sees_all(c, &shows) {
+        if !self.is_root(c, &shows) {
             let why = "only root may see the policies of others; that of a directory is shown by its path";
             return Err(pando_fs::Error::NotPermitted { name: "policies".into(), why }.into());
         }
@@ -309,7 +316,7 @@ impl MountState {
     /// Begins to name the snapshots of directories that are gone.
     fn begin_gone(&self, c: &Context, on: (u64, u64), token: &Token) -> Result<(), Refusal> {
         let shows = self.shown(c, token)?;
-        if !self.sees_all(c, &shows) {
+        if !self.is_root(c, &shows) {
             let why = "only root may see those of directories that are gone";
             return Err(pando_fs::Error::NotPermitted { name: "snapshots".into(), why }.into());
         }
@@ -412,7 +419,7 @@ impl MountState {
         let mut answer = Response::default();
         match asked {
             Asked::List(from) => {
-                let knows_path = shows.owns_source || self.sees_all(c, shows);
+                let knows_path = shows.owns_source || self.is_root(c, shows);
                 for mut info in self.fs.snapshots_of(source, from, MAX_LISTED)? {
                     if !knows_path {
                         info.source.clear(); // may lie behind what the caller can reach

@@ -117,9 +117,9 @@ impl MountState {
         self.proofs.take(c, token).ok_or_else(lapsed)
     }
 
-    /// Whether the caller may see all of the tree that he has opened, as root. The kernel shows that where an entry could
-    /// be made, and looking through a mount that is for reading needs no such place. It says nothing of what the caller
-    /// may change, nor of what is told of trees by a number or a path that he could not reach.
+    /// Whether the caller may see all of the tree that he has opened, as root. The kernel shows that where an entry
+    /// could be made, and looking through a mount that is for reading needs no such place. It says nothing of what the
+    /// caller may change, nor of what is told of trees by a number or a path that he could not reach.
     fn sees_all(&self, c: &Context, shows: &ProvenRights) -> bool {
         shows.root || may_see_all(c)
     }

@@ -82,7 +82,7 @@ pub enum Codec {
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct Options {
-    /// Budget for cached data, dirty data and tables in memory, in bytes: 64 KiB to 16 TiB, default 256 MiB.
+    /// Budget for cached data, dirty data and tables in memory, in bytes: 1 to 16 TiB, default 256 MiB.
     pub cache_bytes: u64,
     /// Meaning of upserts; must be the one that the store was created with.
     pub merge: Arc<dyn Merge>,
@@ -99,13 +99,13 @@ pub struct Options {
     /// can be verified of the log is replayed; the rest is left out, and [`crate::Db::check`] reports it. So the
     /// state may not be that after any batch. Default false.
     pub salvage: bool,
-    /// How long a write may stay in memory before the log is flushed without a call of [`crate::Db::sync`]: 1 ms or
-    /// longer, default 1 s.
+    /// How long a write may stay in memory before the log is flushed without a call of [`crate::Db::sync`]: not
+    /// zero, and 1 ms if it is shorter; default 1 s.
     pub sync_interval: Duration,
     /// How long after a checkpoint the next one is made, if there is anything in the log; default 30 s.
     pub checkpoint_interval: Duration,
     /// Size in bytes at which the memtable is sealed, at most a 28th of `cache_bytes` (or 512 KiB if that is more).
-    /// As a rule there are up to seven memtables at once. At least 1 KiB, default 8 MiB.
+    /// As a rule there are up to seven memtables at once. Not 0; default 8 MiB.
     pub memtable_bytes: usize,
     /// How pages are compressed; default LZ4.
     pub codec: Codec,

@@ -184,15 +184,18 @@ impl Quiet {
 /// Writes the log out when much of it waits, and makes it durable within `Options::sync_interval`. When nothing was
 /// written for such an interval, a mark in the log says that its last records are durable.
 fn syncer(engine: &Engine) {
+    /// Shortest time between two flushes.
+    const LEAST_INTERVAL: Duration = Duration::from_millis(1);
+    let interval = engine.options.sync_interval.max(LEAST_INTERVAL);
     let (mut last, mut seen, mut idle) = (Instant::now(), 0, Idle::new());
     while !engine.signal.shutting_down() {
         engine.pager.device().rest();
-        let nap = engine.options.sync_interval.min(idle.nap(engine, LOOK));
+        let nap = interval.min(idle.nap(engine, LOOK));
         if engine.signal.wait_for(Work::Log, nap) {
             // A failure stops the log, and every later call says why.
             let _stopped = engine.log.write_out();
         }
-        if last.elapsed() >= engine.options.sync_interval {
+        if last.elapsed() >= interval {
             if engine.log.buffered() > 0 || engine.log.durable_msn() < engine.log.appended_msn() {
                 // A failure stops the log, and every later call says why.
                 let _stopped = engine.log.sync();

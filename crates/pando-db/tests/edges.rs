@@ -1,5 +1,5 @@
-//! The edges of the library: options out of their range, errors that name the store, what a batch may hold, stores that
-//! are made where there is none, and what a full store has kept when it is closed.
+//! The edges of the library: options out of their range, errors that name the store, what a batch may hold, and
+//! what a full store has kept when it is closed.
 
 #![allow(clippy::unwrap_used)]
 
@@ -39,14 +39,9 @@ fn options_out_of_their_range_are_refused_by_name() {
         (usual().sync_interval(Duration::ZERO), "without a pause"),
     ];
     for (options, says) in wrong {
-        for outcome in [
-            Db::open(device.clone(), options.clone()),
-            Db::open_or_create(device.clone(), &small(), options.clone()),
-        ] {
-            match outcome {
-                Err(Error::Invalid(why)) => assert!(why.contains(says), "{why}"),
-                other => panic!("{says}: {other:?}"),
-            }
+        match Db::open(device.clone(), options) {
+            Err(Error::Invalid(why)) => assert!(why.contains(says), "{why}"),
+            other => panic!("{says}: {other:?}"),
         }
     }
     for size in [0, 1 << 10, 32 << 20, u32::MAX] {
@@ -90,46 +85,10 @@ fn errors_of_opening_name_the_file() {
     let error = Db::create(dir.path().join("none/x"), &small(), &Options::default()).unwrap_err();
     assert!(error.to_string().contains("none/x: No such file"), "{error}");
     std::fs::write(&path, vec![7; 1 << 20]).unwrap();
-    for outcome in [
-        Db::open(&path, Options::default()),
-        Db::open_or_create(path.to_str().unwrap(), &small(), Options::default()),
-    ] {
-        match outcome {
-            Err(Error::Format(why)) => assert!(why.contains("grove.pando: "), "{why}"),
-            other => panic!("{other:?}"),
-        }
+    match Db::open(&path, Options::default()) {
+        Err(Error::Format(why)) => assert!(why.contains("grove.pando: "), "{why}"),
+        other => panic!("{other:?}"),
     }
-}
-
-#[test]
-fn a_store_is_made_where_there_is_none_and_opened_where_there_is_one() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("grove.pando");
-    let read_only = Options::default().read_only(true);
-    assert!(
-        Db::open_or_create(&path, &small(), read_only).is_err() && !path.exists(),
-        "reading makes nothing"
-    );
-    for round in 0..3u32 {
-        if round == 0 {
-            std::fs::write(&path, "").unwrap();
-        }
-        let db = Db::open_or_create(&path, &small(), Options::default()).unwrap();
-        assert_eq!(db.range(b"", None).map(Result::unwrap).count() as u32, round);
-        assert!(matches!(Db::open_or_create(&path, &small(), Options::default()), Err(Error::Locked)));
-        db.put(round.to_be_bytes().to_vec(), "x").unwrap();
-        db.close().unwrap();
-    }
-    let device: Arc<dyn Device> = Arc::new(MemDevice::new(16 << 20));
-    for round in 0..2usize {
-        let db = Db::open_or_create(device.clone(), &small(), Options::default()).unwrap();
-        assert_eq!(db.get(b"k").unwrap().is_some(), round == 1);
-        db.put("k", "v").unwrap();
-        db.close().unwrap();
-    }
-    device.write_at(100, &[1]).unwrap();
-    device.write_at(0, &[7; 64 << 10]).unwrap();
-    assert!(Db::open_or_create(device, &small(), Options::default()).is_err(), "what is there is left alone");
 }
 
 #[test]

@@ -60,37 +60,13 @@ impl Db {
         make().map_err(about(path))
     }
 
-    /// Opens the store at a path or on a device, after making an empty one if there is none: no file, or one (or a
-    /// device) whose first 64 KiB are zeros. With [`Options::read_only`] nothing is made. If two do this at once, one
-    /// gets [`Error::Locked`].
-    ///
-    /// ```
-    /// # use pando_db::{CreateOptions, Db, Options};
-    /// # let dir = tempfile::tempdir().unwrap();
-    /// # let path = dir.path().join("grove.pando");
-    /// let create = CreateOptions::default().size(64 << 20).node_size(64 << 10);
-    /// let db = Db::open_or_create(&path, &create, Options::default())?;
-    /// # Ok::<(), pando_db::Error>(())
-    /// ```
-    pub fn open_or_create(
-        medium: impl Medium + Clone,
-        create: &CreateOptions,
-        options: Options,
-    ) -> Result<Db> {
-        check(&options)?;
-        if !options.read_only && medium.is_blank().map_err(about(medium.path()))? {
-            Self::create(medium.clone(), create, &options)?;
-        }
-        Self::open(medium, options)
-    }
-
     /// Opens the store at a path or on a device: its last checkpoint, and every batch of the log behind it.
     ///
     /// [`Error::Io`] if there is no file at the path; [`Error::Format`] if it holds no store, or one whose upserts
     /// have another meaning than [`Options::merge`]; [`Error::Invalid`] for options out of their range;
-    /// [`Error::Locked`] if the store is open, in this process (by this
-    /// path or this device) or in another. A [`Snapshot`] or [`Cursor`] that outlives the last [`Db`] keeps it open.
-    /// Cost: the whole translation table (some 30 bytes a node) and the log are read.
+    /// [`Error::Locked`] if the store is open, in this process (by this path or this device) or in another. A
+    /// [`Snapshot`] or [`Cursor`] that outlives the last [`Db`] keeps it open. Cost: the whole translation table (some
+    /// 30 bytes a node) and the log are read.
     pub fn open(medium: impl Medium, options: Options) -> Result<Db> {
         check(&options)?;
         let path = medium.path();

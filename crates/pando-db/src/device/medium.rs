@@ -40,8 +40,6 @@ pub(crate) mod sealed {
         fn for_old(self, read_only: bool) -> Result<Arc<dyn Device>>;
         /// The path, if it is one.
         fn path(&self) -> Option<PathBuf>;
-        /// Whether nothing is there, or nothing but zeros at its beginning.
-        fn is_blank(&self) -> Result<bool>;
     }
 }
 
@@ -67,23 +65,6 @@ impl sealed::OpenDevice for &Path {
     fn path(&self) -> Option<PathBuf> {
         Some(self.to_path_buf())
     }
-
-    fn is_blank(&self) -> Result<bool> {
-        match FileDevice::open(self, true) {
-            Ok(device) => begins_with_zeros(&device),
-            Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(true),
-            Err(e) => Err(e),
-        }
-    }
-}
-
-/// Bytes at the beginning of what holds nothing, which are zeros.
-const BLANK_BYTES: u64 = 64 << 10;
-
-fn begins_with_zeros(device: &dyn Device) -> Result<bool> {
-    let mut probe = vec![0; device.size().min(BLANK_BYTES) as usize];
-    device.read_at(0, &mut probe).map_err(|e| Error::io("read", 0, e))?;
-    Ok(probe.iter().all(|byte| *byte == 0))
 }
 
 macro_rules! like_paths {
@@ -99,10 +80,6 @@ macro_rules! like_paths {
 
             fn path(&self) -> Option<PathBuf> {
                 Some(Path::new(self).to_path_buf())
-            }
-
-            fn is_blank(&self) -> Result<bool> {
-                Path::new(self).is_blank()
             }
         }
     )*};
@@ -122,10 +99,6 @@ impl sealed::OpenDevice for Arc<dyn Device> {
     fn path(&self) -> Option<PathBuf> {
         None
     }
-
-    fn is_blank(&self) -> Result<bool> {
-        begins_with_zeros(&**self)
-    }
 }
 
 impl<D: Device> sealed::OpenDevice for Arc<D> {
@@ -139,9 +112,5 @@ impl<D: Device> sealed::OpenDevice for Arc<D> {
 
     fn path(&self) -> Option<PathBuf> {
         None
-    }
-
-    fn is_blank(&self) -> Result<bool> {
-        begins_with_zeros(&**self)
     }
 }

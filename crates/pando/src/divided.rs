@@ -60,6 +60,28 @@ impl Divided {
         self.dirs.contains(dir)
     }
 
+    /// Whether the caller may copy one by one what is in `dir` and in the divided directories below it: who is not root
+    /// must own it.
+    pub fn may_be_filled(&self, dir: &Path) -> bool {
+        let caller = rustix::process::geteuid();
+        let mut dirs = vec![dir.to_owned()];
+        while let (false, Some(dir)) = (caller.is_root(), dirs.pop()) {
+            let Ok(entries) = fs::read_dir(&dir) else { return false };
+            for entry in entries {
+                let Ok((path, meta)) = entry.and_then(|e| Ok((e.path(), e.metadata()?))) else {
+                    return false;
+                };
+                if meta.uid() != caller.as_raw() {
+                    return false;
+                }
+                if meta.is_dir() && self.has(&path) {
+                    dirs.push(path);
+                }
+            }
+        }
+        true
+    }
+
     /// These are the names of one file.
     fn add(&mut self, names: &[FoundName], tops: &[PathBuf]) {
         let Some(((first, path), others)) = names.split_first() else { return };

@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use pando_fs::{Caller, FileKind, Fs, Ino, MountOptions, RENAME_NOREPLACE};
+use pando_fs::{Authority, Caller, FileKind, Fs, Ino, MountOptions, RENAME_NOREPLACE};
 
 use crate::image::{self, ImagePath};
 
@@ -72,9 +72,10 @@ impl Drop for Entry<'_> {
     }
 }
 
-/// Whether there is something at `path`.
-pub fn exists(fs: &Fs, path: &Path) -> bool {
-    fs.resolve(path).map(|attr| fs.forget(attr.ino, 1)).is_ok()
+/// Whether there is nothing at `path`, as far as that is known.
+pub fn is_absent(fs: &Fs, path: &Path) -> bool {
+    let found = fs.resolve(path).map(|attr| fs.forget(attr.ino, 1));
+    matches!(found, Err(pando_fs::Error::NotFound(_)))
 }
 
 /// Error if `dst` ends in a slash and what is to have that name, `src`, is no directory.
@@ -95,6 +96,19 @@ fn may_have_slash(fs: &Fs, src: &Path, dst: &Path) -> Result<()> {
 pub fn clone(fs: &Fs, src: &Path, dst: &Path, replace: bool, exclude: &[PathBuf]) -> Result<()> {
     may_have_slash(fs, src, dst)?;
     let (from, to) = (Entry::new(fs, src)?, Entry::new(fs, dst)?);
+    let root = fs.lookup(from.dir, from.name())?;
+    if fs.snapshot_of(root.ino).is_some() {
+        let done = match replace && !is_absent(fs, dst) || !exclude.is_empty() {
+            true => Err(anyhow::anyhow!("a whole snapshot replaces nothing, and nothing is left out of it")),
+            false => fs
+                .clone_snapshot(Authority::Caller(&Caller::root()), root.ino, (to.dir, to.name()))
+                .map(drop)
+                .map_err(anyhow::Error::from),
+        };
+        fs.forget(root.ino, 1);
+        return done;
+    }
+    fs.forget(root.ino, 1);
     let (from, to) = ((from.dir, from.name()), (to.dir, to.name()));
     fs.clone_tree_without(&Caller::root(), from, to, replace, exclude)?;
     Ok(())

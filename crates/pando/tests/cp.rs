@@ -131,3 +131,56 @@ fn what_cannot_be_copied_keeps_nothing_else_from_being_copied() {
         crate::common::same(b.path(&format!("m/cp{number}")), b.path(&format!("m/pando{number}")));
     }
 }
+
+#[test]
+fn output_that_cannot_be_written_keeps_nothing_from_being_copied() {
+    let b = mounted!();
+    b.sh("cd m; mkdir -p a/in b to; echo x > a/in/f; ln a/in/f b/f; echo y > b/g; chmod 711 a");
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let out = b.command(&["cp", "-av", "m/a", "m/b", "m/to"]).stdout(full).output().unwrap();
+    assert_eq!(out.status.code(), Some(1), "{}", text(&out.stderr));
+    assert_eq!(text(&out.stderr).matches("write error").count(), 1, "{}", text(&out.stderr));
+    for dir in ["a", "b"] {
+        crate::common::same(b.path(&format!("m/{dir}")), b.path(&format!("m/to/{dir}")));
+    }
+}
+
+/// A directory whose owner may clone it with what others have in it is one clone then, and links out of it are lost.
+#[test]
+fn what_only_a_clone_may_copy_is_cloned() {
+    /// An ordinary user.
+    const ANN: u32 = 41_021;
+    let Some(b) = Bench::shared("copier") else { return };
+    b.sh(&format!(
+        "cd m; mkdir -p t/in u to; echo x > t/in/f; ln t/in/f u/f; echo root > t/in/other; mkdir -p v w
+         echo z > v/f; ln v/f w/f; chown -R {ANN}:{ANN} t u to v w; chown 0:0 t/in/other
+         chgrp 0 v; chmod 2770 v; chmod 3711 w"
+    ));
+    let ann = |line: &str| {
+        use std::os::unix::process::CommandExt;
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", line]).current_dir(b.path("")).uid(ANN).gid(ANN).output().unwrap()
+    };
+    let out = ann("./pando cp -a m/t m/u m/to");
+    let said = text(&out.stderr);
+    assert!(out.status.success() && said.contains("pando: cp: m/t: not all in it is yours"), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    crate::common::same(b.path("m/t"), b.path("m/to/t"));
+    assert_eq!(b.sh("cat m/to/u/f"), "x\n");
+    // No set-id bit for a group that the directory was not of.
+    let out = ann("./pando cp -a m/v m/w m/to");
+    assert!(out.status.success() && out.stderr.is_empty(), "{}", text(&out.stderr));
+    let modes = b.sh("stat -c '%a %u:%g' m/to/v m/to/w; stat -c %h m/to/v/f");
+    assert_eq!(modes, format!("770 {ANN}:{ANN}\n3711 {ANN}:{ANN}\n2\n"));
+    // Nor does a link lead root elsewhere.
+    b.sh("mkdir -p m/dst m/else; ln -s ../else m/dst/v");
+    let out = b.run(&["cp", "-a", "m/v", "m/w", "m/dst"]);
+    assert!(
+        !out.status.success() && text(&out.stderr).contains("dst/v: is not a directory"),
+        "{}",
+        text(&out.stderr)
+    );
+    assert_eq!(b.sh("ls m/else"), "");
+    b.umount();
+    b.ok(&["check", "a.img"]);
+}

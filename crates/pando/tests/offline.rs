@@ -54,6 +54,31 @@ fn trees_are_cloned_renamed_and_removed_without_a_mount() {
     b.ok(&["check", "a.img"]);
 }
 
+/// A whole snapshot is cloned as in a mount.
+#[test]
+fn a_snapshot_is_cloned_without_a_mount() {
+    let b = image();
+    if !crate::common::have_fuse() {
+        return;
+    }
+    fs::create_dir(b.path("m")).unwrap();
+    b.mount();
+    b.ok(&["snapshot", "create", "m/t", "s1"]);
+    b.sh("rm -r m/t/src");
+    b.umount();
+    b.ok(&["clone", "a.img:/t/.snapshots/s1", "a.img:/back"]);
+    b.ok(&["cp", "-a", "a.img:/t/.snapshots/s1", "a.img:/copy"]);
+    b.ok(&["clone", "--replace", "a.img:/t/.snapshots/s1", "a.img:/new"]);
+    b.fails(&["clone", "a.img:/t/.snapshots/s1", "a.img:/back"], 1, "exists");
+    b.fails(&["clone", "--replace", "a.img:/t/.snapshots/s1", "a.img:/back"], 1, "replaces nothing");
+    b.fails(&["clone", "a.img:/t/.snapshots/s2", "a.img:/x"], 1, "no such file");
+    for name in ["back", "copy", "new"] {
+        b.ok(&["export", &format!("a.img:/{name}"), name]);
+        same(b.path("t"), b.path(name));
+    }
+    b.ok(&["check", "a.img"]);
+}
+
 /// Names are bytes, on a command line too; JSON, which is text, has their digits.
 #[test]
 fn names_that_are_no_text_are_names() {

@@ -48,7 +48,7 @@ pub fn run(args: &Args) -> Result<()> {
         Some((src, dst)) => {
             let fail = || format!("clone {src} to {}", dst.path.display());
             let absent = offline::with(&src, false, |fs| {
-                let absent = args.exclude.iter().filter(|rel| !offline::exists(fs, &src.path.join(rel)));
+                let absent = args.exclude.iter().filter(|rel| offline::is_absent(fs, &src.path.join(rel)));
                 let absent: Vec<_> = absent.collect();
                 offline::clone(fs, &src.path, &dst.path, args.replace, &args.exclude).map(|()| absent)
             })
@@ -68,13 +68,27 @@ fn say_absent(src: &Path, absent: &[&PathBuf]) {
 
 /// Clones `src` to `dst` and returns the microseconds that it took inside the daemon.
 pub fn clone(src: &Path, dst: &Path, replace: bool) -> Result<u64> {
-    clone_as(src, dst, (replace, false), &[])
+    clone_to(src, (dst, dst), replace)
+}
+
+/// Clones `src` to the first path; messages call that the second.
+pub fn clone_to(src: &Path, to: (&Path, &Path), replace: bool) -> Result<u64> {
+    clone_shown(src, to, (replace, false), &[])
 }
 
 /// Clones `src` to `dst`; the clone is a fork if it is to `track`.
-pub fn clone_as(src: &Path, dst: &Path, (replace, track): (bool, bool), exclude: &[PathBuf]) -> Result<u64> {
+pub fn clone_as(src: &Path, dst: &Path, how: (bool, bool), exclude: &[PathBuf]) -> Result<u64> {
+    clone_shown(src, (dst, dst), how, exclude)
+}
+
+fn clone_shown(
+    src: &Path,
+    (dst, shown): (&Path, &Path),
+    (replace, track): (bool, bool),
+    exclude: &[PathBuf],
+) -> Result<u64> {
     let verb = if track { "fork" } else { "clone" };
-    let fail = || format!("{verb} {} to {}", src.display(), dst.display());
+    let fail = || format!("{verb} {} to {}", src.display(), shown.display());
     place::may_have_slash(src, dst).with_context(fail)?;
     let from = place::entry_path(src).with_context(fail)?;
     let device = from.device().with_context(fail)?;
@@ -88,8 +102,11 @@ pub fn clone_as(src: &Path, dst: &Path, (replace, track): (bool, bool), exclude:
             fail()
         );
     }
-    let lies_there = |rel: &&PathBuf| std::fs::symlink_metadata(src.join(rel)).is_ok();
-    let absent: Vec<_> = exclude.iter().filter(|rel| !lies_there(rel)).collect();
+    let is_absent = |rel: &&PathBuf| {
+        let found = std::fs::symlink_metadata(src.join(rel));
+        found.is_err_and(|e| e.kind() == std::io::ErrorKind::NotFound)
+    };
+    let absent: Vec<_> = exclude.iter().filter(is_absent).collect();
     let done = match track {
         true => tool::fork(&from, &to, replace, exclude),
         false => tool::clone_without(&from, &to, replace, exclude),

@@ -12,7 +12,13 @@ use std::{
     ffi::{OsStr, OsString},
     fs::{self, Metadata},
     io,
-    os::unix::{ffi::OsStrExt, fs::MetadataExt},
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::{
+            ffi::OsStrExt,
+            fs::{MetadataExt, lchown},
+        },
+    },
     path::{Path, PathBuf},
 };
 
@@ -20,15 +26,16 @@ use anyhow::{Context, Result, bail};
 use pando_fuse::tool;
 use rustix::{
     fs::{
-        AtFlags, CWD, Mode, Timespec, Timestamps, XattrFlags, chmod, lremovexattr, lsetxattr, mkdirat,
-        utimensat,
+        AtFlags, CWD, Mode, OFlags, Timespec, Timestamps, XattrFlags, chmod, fstat, lremovexattr, lsetxattr,
+        mkdirat, open, utimensat,
     },
     io::Errno,
+    process::geteuid,
 };
 
 use crate::{
     below::attrs_at,
-    cmd::clone::clone,
+    cmd::clone::clone_to,
     divided::Divided,
     exit::{self, Coded},
     offline,
@@ -46,9 +53,10 @@ where something is, which is no failure.
 
 Hard links are kept among all that one call copies. A directory that is new at the destination becomes
 one clone, unless a file in it has a further name elsewhere among what is copied: then the directory is
-made, and what is in it is copied one by one, down to where directories can be clones. To find that
-out, all SRC are looked through, if there are several, or one is put into a directory that is there,
-and the file system has hard links at all.
+made, and what is in it is copied one by one, down to where directories can be clones. Where not all
+of that is the caller's, it is one clone, and a note says that links were not kept. To find that out,
+all SRC are looked through, if there are several, or one is put into a directory that is there, and
+the file system has hard links at all.
 
 Examples: pando cp -a /mnt/grove/project /mnt/grove/experiment
           pando cp -a src/. build/"
@@ -105,6 +113,7 @@ pub fn run(args: &Args) -> Result<()> {
         linked: HashMap::new(),
         whole_dirs: false,
         failed: false,
+        unsaid: None,
     };
     for src in sources {
         let dst = match into {
@@ -112,7 +121,7 @@ pub fn run(args: &Args) -> Result<()> {
             true => target.join(own_name(src).unwrap_or(OsStr::new(""))),
             false => target.clone(),
         };
-        copier.copy(src, &dst);
+        copier.copy(src, &Goal { shown: dst.clone(), way: dst });
     }
     copier.finish()
 }
@@ -124,11 +133,51 @@ fn own_name(path: &Path) -> Option<&OsStr> {
     path.file_name().filter(|_| !ends_in_dot)
 }
 
-fn exists(path: &Path) -> Result<Option<Metadata>> {
-    match fs::symlink_metadata(path) {
+fn exists(dst: &Goal) -> Result<Option<Metadata>> {
+    match fs::symlink_metadata(&dst.way) {
         Ok(meta) => Ok(Some(meta)),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(e).with_context(|| format!("cp: {}", path.display())),
+        Err(e) => Err(e).with_context(|| dst.about()),
+    }
+}
+
+/// Where something goes: what people call it, and the way there, which in a directory that is held open is by that.
+struct Goal {
+    shown: PathBuf,
+    way: PathBuf,
+}
+
+impl Goal {
+    fn about(&self) -> String {
+        format!("cp: {}", self.shown.display())
+    }
+}
+
+/// A directory that is held open, so that whoever may change the path to it leads nothing elsewhere.
+struct HeldDir {
+    dir: OwnedFd,
+    shown: PathBuf,
+    way: PathBuf,
+}
+
+impl HeldDir {
+    /// Error if there is a link, or no directory.
+    fn open(goal: &Goal) -> io::Result<HeldDir> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let dir = open(&goal.way, flags, Mode::empty())?;
+        let by_number = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd()));
+        // Without /proc the path must do.
+        let way = if by_number.exists() { by_number } else { goal.way.clone() };
+        Ok(HeldDir { dir, shown: goal.shown.clone(), way })
+    }
+
+    fn goal(&self, name: &OsStr) -> Goal {
+        Goal { shown: self.shown.join(name), way: self.way.join(name) }
+    }
+
+    /// The directory itself, which is no link by this path.
+    fn itself(&self) -> PathBuf {
+        self.way.join(".")
     }
 }
 
@@ -148,10 +197,12 @@ struct Copier<'a> {
     /// Whether a directory became one clone, with whatever names are in it.
     whole_dirs: bool,
     failed: bool,
+    /// Why what is done could not be written.
+    unsaid: Option<anyhow::Error>,
 }
 
 impl Copier<'_> {
-    fn copy(&mut self, src: &Path, dst: &Path) {
+    fn copy(&mut self, src: &Path, dst: &Goal) {
         if let Err(e) = self.try_copy(src, dst) {
             self.fail(&e);
         }
@@ -162,60 +213,68 @@ impl Copier<'_> {
         self.failed = true;
     }
 
-    fn say(&self, src: &Path, dst: &Path) -> Result<()> {
-        match self.args.verbose {
-            true => super::print(&format!("{} -> {}\n", src.display(), dst.display())),
-            false => Ok(()),
+    /// Says that this is done. That nothing can be written is told at the end.
+    fn say(&mut self, src: &Path, dst: &Goal) {
+        if self.args.verbose && self.unsaid.is_none() {
+            let line = format!("{} -> {}\n", src.display(), dst.shown.display());
+            self.unsaid = super::print(&line).err();
         }
     }
 
-    fn try_copy(&mut self, src: &Path, dst: &Path) -> Result<()> {
+    fn try_copy(&mut self, src: &Path, dst: &Goal) -> Result<()> {
         let from = fs::symlink_metadata(src).with_context(|| format!("cp: {}", src.display()))?;
         let Some(to) = exists(dst)? else {
             match from.is_dir() {
                 true if self.is_divided(src) => return self.fill(src, dst, &from),
-                true => {
-                    clone(src, dst, false)?;
-                    self.whole_dirs = true;
-                }
+                true => self.clone_dir(src, dst)?,
                 false => self.put(src, dst, &from, None)?,
             }
-            return self.say(src, dst);
+            self.say(src, dst);
+            return Ok(());
         };
         let same = (from.dev(), from.ino()) == (to.dev(), to.ino());
+        let shown = dst.shown.display();
         match (from.is_dir(), to.is_dir()) {
             _ if self.args.no_clobber && (same || !from.is_dir()) => Ok(()),
-            _ if same => bail!("cp: {} and {} are the same", src.display(), dst.display()),
+            _ if same => bail!("cp: {} and {shown} are the same", src.display()),
             (true, true) => self.merge(src, dst, &from),
-            (true, false) => bail!("cp: {}: is not a directory, but {} is one", dst.display(), src.display()),
-            (false, true) => bail!("cp: {}: is a directory, but {} is none", dst.display(), src.display()),
+            (true, false) => bail!("cp: {shown}: is not a directory, but {} is one", src.display()),
+            (false, true) => bail!("cp: {shown}: is a directory, but {} is none", src.display()),
             (false, false) => {
                 self.put(src, dst, &from, Some(&to))?;
-                self.say(src, dst)
+                self.say(src, dst);
+                Ok(())
             }
         }
     }
 
+    fn clone_dir(&mut self, src: &Path, dst: &Goal) -> Result<()> {
+        clone_to(src, (&dst.way, &dst.shown), false)?;
+        self.whole_dirs = true;
+        Ok(())
+    }
+
     /// Makes `dst`, where `to` is now, what the file at `src` is: by a clone, or as a further name of one.
-    fn put(&mut self, src: &Path, dst: &Path, from: &Metadata, to: Option<&Metadata>) -> Result<()> {
+    fn put(&mut self, src: &Path, dst: &Goal, from: &Metadata, to: Option<&Metadata>) -> Result<()> {
+        let clone = || clone_to(src, (&dst.way, &dst.shown), to.is_some()).map(drop);
         if from.nlink() < 2 {
-            return clone(src, dst, to.is_some()).map(drop);
+            return clone();
         }
         let id = (from.dev(), from.ino());
         if let Some(first) = self.linked.get(&id) {
-            match link(first, dst, to) {
+            match link(first, &dst.way, to) {
                 Ok(()) => return Ok(()),
                 Err(e) => crate::exit::tell!(
-                    "pando: cp: {}: is no further name of {}, as in the source, but a file of its own: {e}",
-                    dst.display(),
+                    "pando: {}: is no further name of {}, as in the source, but a file of its own: {e}",
+                    dst.about(),
                     first.0.display()
                 ),
             }
-            return clone(src, dst, to.is_some()).map(drop);
+            return clone();
         }
-        clone(src, dst, to.is_some())?;
-        let made = fs::symlink_metadata(dst).with_context(|| format!("cp: {}", dst.display()))?;
-        self.linked.insert(id, (dst.to_owned(), made.dev(), made.ino()));
+        clone()?;
+        let made = fs::symlink_metadata(&dst.way).with_context(|| dst.about())?;
+        self.linked.insert(id, (dst.shown.clone(), made.dev(), made.ino()));
         Ok(())
     }
 
@@ -234,24 +293,39 @@ impl Copier<'_> {
     }
 
     /// Makes the directory `dst`, and puts what is in `src` into it.
-    fn fill(&mut self, src: &Path, dst: &Path, meta: &Metadata) -> Result<()> {
-        let fail = || format!("cp: {}", dst.display());
-        if place_of(dst).starts_with(src.canonicalize().with_context(fail)?) {
-            bail!("cp: {} lies inside {}", dst.display(), src.display());
+    fn fill(&mut self, src: &Path, dst: &Goal, meta: &Metadata) -> Result<()> {
+        let fail = || dst.about();
+        if place_of(&dst.way).starts_with(src.canonicalize().with_context(fail)?) {
+            bail!("cp: {} lies inside {}", dst.shown.display(), src.display());
         }
-        mkdirat(CWD, dst, Mode::RWXU).with_context(fail)?;
-        self.say(src, dst)?;
-        self.put_inside(src, dst);
-        let _ = std::os::unix::fs::lchown(dst, Some(meta.uid()), Some(meta.gid()));
-        copy_attrs(src, dst).with_context(fail)?;
-        set_mode_and_times(dst, meta).with_context(fail)
+        if !self.divided.as_ref().is_some_and(|divided| divided.may_be_filled(src)) {
+            // Who owns the directory may clone it with what others have in it, but not that alone.
+            self.clone_dir(src, dst)?;
+            crate::exit::tell!(
+                "pando: cp: {}: not all in it is yours, so it is one clone, and hard links from it to what is copied \
+                 beside it were not kept",
+                src.display()
+            );
+            self.say(src, dst);
+            return Ok(());
+        }
+        mkdirat(CWD, &dst.way, Mode::RWXU).with_context(fail)?;
+        let held = HeldDir::open(dst).with_context(fail)?;
+        if fstat(&held.dir).map_err(io::Error::from).with_context(fail)?.st_uid != geteuid().as_raw() {
+            bail!("{}: was replaced meanwhile", dst.about());
+        }
+        self.say(src, dst);
+        self.put_inside(src, &held);
+        let bits = set_owner(&held.itself(), meta);
+        copy_attrs(src, &held.itself()).with_context(fail)?;
+        set_mode_and_times(&held.itself(), meta, bits).with_context(fail)
     }
 
-    fn put_inside(&mut self, src: &Path, dst: &Path) {
+    fn put_inside(&mut self, src: &Path, dst: &HeldDir) {
         self.alone = false;
         let (names, failed) = listed(src);
         for name in names {
-            self.copy(&src.join(&name), &dst.join(&name));
+            self.copy(&src.join(&name), &dst.goal(&name));
         }
         if let Some(e) = failed {
             self.fail(&anyhow::Error::from(e).context(format!("cp: {}", src.display())));
@@ -259,18 +333,18 @@ impl Copier<'_> {
     }
 
     /// Puts what is in `src` into `dst`.
-    fn merge(&mut self, src: &Path, dst: &Path, meta: &Metadata) -> Result<()> {
-        let fail = || format!("cp: {}", dst.display());
-        if dst.canonicalize().with_context(fail)?.starts_with(src.canonicalize().with_context(fail)?) {
-            bail!("cp: {} lies inside {}", dst.display(), src.display());
+    fn merge(&mut self, src: &Path, dst: &Goal, meta: &Metadata) -> Result<()> {
+        let fail = || dst.about();
+        let held = HeldDir::open(dst).with_context(fail)?;
+        if held.way.canonicalize().with_context(fail)?.starts_with(src.canonicalize().with_context(fail)?) {
+            bail!("cp: {} lies inside {}", dst.shown.display(), src.display());
         }
-        self.put_inside(src, dst);
+        self.put_inside(src, &held);
         if self.args.no_clobber {
             return Ok(());
         }
-        // A user other than root may not give it away, as with cp -a: then the owner stays.
-        let _ = std::os::unix::fs::lchown(dst, Some(meta.uid()), Some(meta.gid()));
-        set_mode_and_times(dst, meta).with_context(fail)
+        let bits = set_owner(&held.itself(), meta);
+        set_mode_and_times(&held.itself(), meta, bits).with_context(fail)
     }
 
     fn finish(self) -> Result<()> {
@@ -281,6 +355,9 @@ impl Copier<'_> {
                 "pando: cp: {}: hard links from it to what is copied beside it, if there are any, were not kept: {e}",
                 dir.display()
             );
+        }
+        if let Some(e) = self.unsaid {
+            return Err(e);
         }
         match self.failed {
             true => Err(Coded(exit::FAILURE, String::new()).into()),
@@ -328,8 +405,21 @@ fn copy_attrs(src: &Path, dst: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn set_mode_and_times(dst: &Path, meta: &Metadata) -> io::Result<()> {
-    chmod(dst, Mode::from_raw_mode(meta.mode() & 0o7777))?;
+/// Gives the directory `dst` the owner and group that `meta` has, and returns which bits of the mode it may have then:
+/// a user other than root may not give it away, and it must not act as another one does.
+fn set_owner(dst: &Path, meta: &Metadata) -> u32 {
+    match lchown(dst, Some(meta.uid()), Some(meta.gid())) {
+        Ok(()) => 0o7777,
+        Err(_) => {
+            // As with cp -a: the owner stays.
+            let _ = lchown(dst, None, Some(meta.gid()));
+            0o777
+        }
+    }
+}
+
+fn set_mode_and_times(dst: &Path, meta: &Metadata, bits: u32) -> io::Result<()> {
+    chmod(dst, Mode::from_raw_mode(meta.mode() & bits))?;
     let time = |secs, nanos| Timespec { tv_sec: secs, tv_nsec: nanos };
     let times = Timestamps {
         last_access: time(meta.atime(), meta.atime_nsec()),
@@ -341,17 +431,23 @@ fn set_mode_and_times(dst: &Path, meta: &Metadata) -> io::Result<()> {
 /// Makes `dst`, where `to` is now, a further name of the file that was put at `first`.
 fn link((first, dev, ino): &FirstCopy, dst: &Path, to: Option<&Metadata>) -> io::Result<()> {
     // Another argument may have replaced it.
-    let there = fs::symlink_metadata(first)?;
-    if (there.dev(), there.ino()) != (*dev, *ino) {
-        return Err(io::Error::other("that was replaced"));
-    }
-    let Some(to) = to else { return fs::hard_link(first, dst) };
-    if (there.dev(), there.ino()) == (to.dev(), to.ino()) {
+    let is_it = |path: &Path| match fs::symlink_metadata(path)? {
+        there if (there.dev(), there.ino()) == (*dev, *ino) => Ok(()),
+        _ => Err(io::Error::other("that was replaced")),
+    };
+    let link_at = |dst: &Path| {
+        fs::hard_link(first, dst)?;
+        // Or anybody, since it was looked at.
+        is_it(dst).inspect_err(|_| _ = fs::remove_file(dst))
+    };
+    is_it(first)?;
+    let Some(to) = to else { return link_at(dst) };
+    if (*dev, *ino) == (to.dev(), to.ino()) {
         return Ok(());
     }
     // What is there is replaced at once, as by a clone.
     let beside = dst.with_file_name(format!(".pando-cp-{}", std::process::id()));
-    fs::hard_link(first, &beside)?;
+    link_at(&beside)?;
     fs::rename(&beside, dst).inspect_err(|_| _ = fs::remove_file(&beside))
 }
 

@@ -179,7 +179,8 @@ pub(crate) fn read_lines(text: &str) -> Option<Vec<SnapshotInfo>> {
     text.lines().map(read_line).collect()
 }
 
-/// A snapshot of a directory that is gone as a line of an answer: what it takes, as words with spaces between, and it.
+/// A snapshot of a directory that is gone as a line of an answer: what it takes, as words with spaces between, or `-`
+/// if that cannot be told, and it.
 pub(crate) fn gone_line(info: &SnapshotInfo, usage: &str) -> String {
     format!("{usage}\t{}", line(info))
 }

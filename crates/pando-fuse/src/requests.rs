@@ -4,7 +4,11 @@
 //! (`proof`), never from what the request says. Guarantees that the kernel's
 //! caches are right before the answer is sent. All of it runs on workers.
 
-use std::{ffi::OsStr, path::PathBuf, sync::Arc};
+use std::{
+    ffi::OsStr,
+    path::PathBuf,
+    sync::{Arc, atomic::Ordering},
+};
 
 use pando_fs::{Authority, Caller, DiffOptions, FileKind, SnapshotInfo};
 
@@ -82,7 +86,7 @@ impl MountState {
                 return Ok(self.pieces(c, on, || self.begin_policies(c, on, &token)));
             }
             ControlRequest::Gone { token } => {
-                return Ok(self.pieces(c, on, || self.begin_gone(c, on, &token)));
+                return Ok(self.pieces(c, on, || self.begin_gone(c, on, &token, stop)));
             }
             ControlRequest::Sync => {
                 self.write_out_all();
@@ -117,9 +121,10 @@ impl MountState {
         self.proofs.take(c, token).ok_or_else(lapsed)
     }
 
-    /// Whether the caller may see all of the tree that he has opened, as root. The kernel shows that where an entry
-    /// could be made, and looking through a mount that is for reading needs no such place. It says nothing of what the
-    /// caller may change, nor of what is told of trees by a number or a path that he could not reach.
+    /// Whether the caller may see all of the tree that he has opened, and of what is told beside it (a fork's
+    /// differences are from what it was made of), as root. The kernel shows that where an entry could be made; where it
+    /// could not, as through a mount that is for reading, `/proc` says it. It says nothing of what the caller may
+    /// change.
     fn sees_all(&self, c: &Context, shows: &ProvenRights) -> bool {
         shows.root || may_see_all(c)
     }
@@ -314,7 +319,7 @@ impl MountState {
     }
 
     /// Begins to name the snapshots of directories that are gone.
-    fn begin_gone(&self, c: &Context, on: (u64, u64), token: &Token) -> Result<(), Refusal> {
+    fn begin_gone(&self, c: &Context, on: (u64, u64), token: &Token, stop: &Stop) -> Result<(), Refusal> {
         let shows = self.shown(c, token)?;
         if !self.is_root(c, &shows) {
             let why = "only root may see those of directories that are gone";
@@ -322,8 +327,13 @@ impl MountState {
         }
         let mut text = String::new();
         for info in self.fs.snapshots_of_gone()? {
-            let usage = self.fs.usage_of_snapshot(info.number)?;
-            text += &asked::gone_line(&info, &control::encode_usage(&(&usage).into()));
+            if stop.flag().load(Ordering::Relaxed) {
+                return Err(Refusal(libc::EINTR, "interrupted".into()));
+            }
+            // One that is damaged hides no other.
+            let usage = self.fs.usage_of_snapshot(info.number);
+            let usage = usage.map_or("-".into(), |usage| control::encode_usage(&(&usage).into()));
+            text += &asked::gone_line(&info, &usage);
         }
         self.begin_text(c, on, text)
     }

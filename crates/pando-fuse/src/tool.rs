@@ -530,11 +530,14 @@ pub fn policies(path: &Path) -> Result<Vec<PolicyInfo>, ControlError> {
 }
 
 /// The snapshots of directories that are gone, of the file system that the directory at `path` is in, and what each
-/// takes. For root.
-pub fn gone_snapshots(path: &Path) -> Result<Vec<(SnapshotInfo, Usage)>, ControlError> {
+/// takes, if that can be told. For root.
+pub fn gone_snapshots(path: &Path) -> Result<Vec<(SnapshotInfo, Option<Usage>)>, ControlError> {
     let text = ask_as_root(path, |token| ControlRequest::Gone { token })?;
     let found = crate::asked::read_gone(&text).ok_or(ControlError::Version)?;
-    let known = |(info, usage): (SnapshotInfo, &str)| Some((info, decode_usage(usage)?));
+    let known = |(info, usage): (SnapshotInfo, &str)| match usage {
+        "-" => Some((info, None)),
+        text => Some((info, Some(decode_usage(text)?))),
+    };
     found.into_iter().map(known).collect::<Option<_>>().ok_or(ControlError::Version)
 }
 

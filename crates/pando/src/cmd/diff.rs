@@ -193,8 +193,8 @@ fn sign(kind: ChangeKind) -> char {
 }
 
 /// A path as one field of a line.
-fn field(path: &OsStr) -> Vec<u8> {
-    if path.is_empty() { b".".to_vec() } else { super::escaped(path) }
+fn field(path: &OsStr) -> String {
+    if path.is_empty() { ".".into() } else { super::escaped(path) }
 }
 
 fn kind_name(kind: ChangeKind) -> &'static str {
@@ -253,7 +253,7 @@ impl DiffPrinter<'_> {
         if change.kind == ChangeKind::Unreadable {
             self.unreadable += 1;
             if !self.args.json {
-                let path = String::from_utf8_lossy(&field(&change.path)).into_owned();
+                let path = field(&change.path);
                 let what = match change.file {
                     FileKind::Directory => "something differs in it, and you may not look into it",
                     _ => "its content may differ, and you may not read it",
@@ -291,11 +291,11 @@ impl DiffPrinter<'_> {
                 text.extend(format!("{:>9}\t", size::show(bytes)).into_bytes());
             }
             if let (Some(from), ChangeKind::Renamed) = (from, change.kind) {
-                text.extend(from);
+                text.extend(from.into_bytes());
                 text.extend(if self.args.script { &b"\t"[..] } else { b" -> " });
             }
         }
-        text.extend(path);
+        text.extend(path.into_bytes());
         text.push(b'\n');
         Ok(self.out.write_all(&text)?)
     }
@@ -315,7 +315,7 @@ impl DiffPrinter<'_> {
     fn unified(&mut self, change: &FileChange) -> Result<()> {
         if let (Some(from), ChangeKind::Renamed) = (&change.from, change.kind) {
             for (word, path) in [("from", from), ("to", &change.path)] {
-                let line = [b"rename ", word.as_bytes(), b" ", &field(path), b"\n"].concat();
+                let line = [b"rename ", word.as_bytes(), b" ", field(path).as_bytes(), b"\n"].concat();
                 self.out.write_all(&line)?;
             }
         }
@@ -387,6 +387,6 @@ mod tests {
 
     #[test]
     fn the_top_is_a_dot() {
-        assert_eq!((field(OsStr::new("")), field(OsStr::new("a\t"))), (b".".to_vec(), b"a\\011".to_vec()));
+        assert_eq!((field(OsStr::new("")), field(OsStr::new("a\t"))), (".".to_owned(), "a\\011".to_owned()));
     }
 }

@@ -103,10 +103,10 @@ struct ForkReport {
 
 #[derive(Serialize)]
 struct ForkLine {
-    path: String,
+    path: super::ReportName,
     #[serde(skip_serializing_if = "Option::is_none")]
     path_hex: Option<String>,
-    source: Option<String>,
+    source: Option<super::ReportName>,
     #[serde(skip_serializing_if = "Option::is_none")]
     source_hex: Option<String>,
     created: String,
@@ -147,9 +147,9 @@ fn line(mount: &Visible, info: &ForkInfo) -> ForkLine {
     };
     let source = info.source.as_ref().map(|source| mount.show(source));
     ForkLine {
-        path: path.to_string_lossy().into_owned(),
+        path: path.clone().into(),
         path_hex: super::hex_unless_text(&path),
-        source: source.as_ref().map(|source| source.to_string_lossy().into_owned()),
+        source: source.clone().map(Into::into),
         source_hex: source.as_ref().and_then(super::hex_unless_text),
         created: info.created.to_utc(),
         created_seconds: info.created.secs,
@@ -183,12 +183,12 @@ fn text(lines: &[ForkLine], script: bool) -> String {
         let count = |n: usize| format!("{n}{}", if n >= MAX_COUNTED { "+" } else { "" });
         let bytes = |n: u64| if script { n.to_string() } else { size::show(n) };
         rows.push(vec![
-            super::field(&line.path, script),
+            super::field(&line.path.0, script),
             if script { line.created.clone() } else { show_age(age) },
             line.changed.map_or("-".into(), count),
             line.changed_bytes.map_or("-".into(), bytes),
             line.state.into(),
-            super::field(line.source.as_deref().unwrap_or("-"), script),
+            line.source.as_ref().map_or("-".into(), |source| super::field(&source.0, script)),
         ]);
     }
     let widths = super::widths(&rows);

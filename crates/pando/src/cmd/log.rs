@@ -83,7 +83,7 @@ struct LogLine {
     created_seconds: Option<i64>,
     snapshot: Option<String>,
     dir: Option<String>,
-    path: String,
+    path: super::ReportName,
     #[serde(skip_serializing_if = "Option::is_none")]
     path_hex: Option<String>,
     size: Option<u64>,
@@ -111,7 +111,7 @@ pub fn run(args: &Args) -> Result<()> {
                 created_seconds: moment.taken.map(|time| time.secs),
                 snapshot: moment.taken.is_some().then(|| moment.name.clone()),
                 dir: moment.taken.is_some().then(|| moment.dir.to_string_lossy().into_owned()),
-                path: moment.path.to_string_lossy().into_owned(),
+                path: moment.path.clone().into(),
                 path_hex: super::hex_unless_text(&moment.path),
                 size: found.as_ref().filter(|found| found.is_file()).map(MetadataExt::size),
             });
@@ -234,7 +234,7 @@ fn text(lines: &[LogLine], script: bool) -> String {
             Some(bytes) => size::show(bytes),
             None => "-".into(),
         };
-        let (change, path) = (line.change, super::field(&line.path, script));
+        let (change, path) = (line.change, super::field(&line.path.0, script));
         out += &match script {
             true => format!("{change}\t{when}\t{size}\t{path}\n"),
             false => format!("{change}  {when:>5}  {size:>9}  {path}\n"),

@@ -195,12 +195,10 @@ pub fn run(args: &Args) -> Result<()> {
     } else {
         let mut out = String::new();
         for (change, line) in report.changes.iter().zip(&lines) {
-            let safe = |text: &str| -> String {
-                text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
-            };
-            let path = match &line.from {
-                Some(from) => format!("{} -> {}", safe(from), safe(&line.path)),
-                None => safe(&line.path),
+            let to = if change.path.is_empty() { ".".into() } else { super::escaped(&change.path) };
+            let path = match &change.from {
+                Some(from) => format!("{} -> {to}", super::escaped(from)),
+                None => to,
             };
             let why = line.why.map(|why| format!(" ({why})")).unwrap_or_default();
             if line.why.is_some() || !args.quiet {

@@ -37,12 +37,13 @@ pub mod r#try;
 pub mod umount;
 
 use std::{
-    ffi::OsStr,
+    ffi::{OsStr, OsString},
     os::unix::ffi::OsStrExt,
     sync::{Arc, atomic::AtomicBool},
 };
 
 use anyhow::{Context, Result};
+use serde::Serialize;
 
 /// A flag that Ctrl-C and SIGTERM raise; a second Ctrl-C ends the program at once.
 pub fn interrupt_flag() -> Result<Arc<AtomicBool>> {
@@ -84,25 +85,45 @@ pub fn print_bytes(bytes: &[u8]) -> Result<()> {
     }
 }
 
-/// A name or path as one field of a line. For scripts, control characters and backslashes are written as \ooo, so that
-/// a name can be told from every other; people see a question mark where a terminal would obey.
-pub fn field(text: &str, script: bool) -> String {
+/// A name or path as one field of a line. For scripts it is [`escaped()`], so that a name can be told from every other;
+/// people see a question mark where a terminal would obey.
+pub fn field(name: impl AsRef<OsStr>, script: bool) -> String {
     match script {
-        true => String::from_utf8_lossy(&escaped(text.as_ref())).into_owned(),
-        false => text.replace(char::is_control, "?"),
+        true => escaped(name.as_ref()),
+        false => name.as_ref().to_string_lossy().replace(char::is_control, "?"),
     }
 }
 
-/// The bytes of a name or path with control characters and backslashes as \ooo.
-pub fn escaped(path: &OsStr) -> Vec<u8> {
-    let mut out = Vec::new();
-    for byte in path.as_bytes() {
-        match byte {
-            0..=31 | 127 | b'\\' => out.extend(format!("\\{byte:03o}").into_bytes()),
-            other => out.push(*other),
+/// A name or path with the bytes of control characters and backslashes, and those that are no UTF-8, as \ooo.
+pub fn escaped(path: &OsStr) -> String {
+    let mut out = String::new();
+    let escape = |out: &mut String, bytes: &[u8]| bytes.iter().for_each(|b| *out += &format!("\\{b:03o}"));
+    for chunk in path.as_bytes().utf8_chunks() {
+        for c in chunk.valid().chars() {
+            match c.is_control() || c == '\\' {
+                true => escape(&mut out, c.encode_utf8(&mut [0; 4]).as_bytes()),
+                false => out.push(c),
+            }
         }
+        escape(&mut out, chunk.invalid());
     }
     out
+}
+
+/// A name or path in a report: as JSON, which is text, what is no UTF-8 is replaced.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReportName(pub OsString);
+
+impl Serialize for ReportName {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0.to_string_lossy())
+    }
+}
+
+impl<T: Into<OsString>> From<T> for ReportName {
+    fn from(name: T) -> Self {
+        ReportName(name.into())
+    }
 }
 
 /// A number of things, in words.
@@ -133,7 +154,7 @@ pub fn hex_unless_text(path: impl AsRef<OsStr>) -> Option<String> {
 }
 
 /// Writes a value as JSON to stdout.
-pub fn print_json(value: &impl serde::Serialize) -> Result<()> {
+pub fn print_json(value: &impl Serialize) -> Result<()> {
     print(&format!("{}\n", serde_json::to_string_pretty(value)?))
 }
 
@@ -143,7 +164,8 @@ mod tests {
 
     #[test]
     fn names_stay_on_their_line_and_nothing_is_lost_for_scripts() {
-        assert_eq!(escaped(OsStr::from_bytes(b"a b\n\\\xff\t")), b"a b\\012\\134\xff\\011");
+        assert_eq!(escaped(OsStr::from_bytes(b"a b\n\\\xff\t")), "a b\\012\\134\\377\\011");
+        assert_eq!(escaped("\u{9b}1m\u{e9}".as_ref()), "\\302\\2331m\u{e9}");
         assert_eq!(field("a\tb", true), "a\\011b");
         assert_eq!(field("a\tb\\", false), "a?b\\");
     }

@@ -101,7 +101,7 @@ struct QuotaReport {
 
 #[derive(Serialize)]
 struct QuotaLine {
-    path: String,
+    path: crate::cmd::ReportName,
     #[serde(skip_serializing_if = "Option::is_none")]
     path_hex: Option<String>,
     limit: u64,
@@ -112,8 +112,8 @@ struct QuotaLine {
 
 fn line(mount: &Visible, quota: &Quota) -> QuotaLine {
     let path = mount.show(quota.path.as_os_str());
-    let (path, path_hex) = (path.to_string_lossy().into_owned(), super::hex_unless_text(&path));
-    QuotaLine { path, path_hex, limit: quota.limit, used: quota.used, exact: !quota.stale }
+    let path_hex = super::hex_unless_text(&path);
+    QuotaLine { path: path.into(), path_hex, limit: quota.limit, used: quota.used, exact: !quota.stale }
 }
 
 fn list(args: &QuotaListArgs) -> Result<()> {
@@ -133,7 +133,7 @@ fn text(lines: &[QuotaLine], script: bool) -> String {
         out += &format!("{:>10} {:>10} {:>5}  DIRECTORY\n", "USED", "LIMIT", "USE%");
     }
     for line in lines {
-        let path = crate::cmd::field(&line.path, script);
+        let path = crate::cmd::field(&line.path.0, script);
         if script {
             let state = if line.exact { "exact" } else { "stale" };
             out += &format!("{path}\t{}\t{}\t{state}\n", line.used, line.limit);

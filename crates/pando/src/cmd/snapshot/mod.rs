@@ -11,7 +11,7 @@ use pando_fs::{NewSnapshot, SnapshotInfo, SnapshotPolicy, Time};
 use pando_fuse::{asked::Asked, tool};
 use serde::Serialize;
 
-use crate::{report::VERSION, size};
+use crate::{cmd::ReportName, report::VERSION, size};
 pub use select::show_age;
 use select::{Age, select};
 
@@ -151,10 +151,11 @@ Examples: pando snapshot prune /mnt/grove/project --keep-hourly 24 --keep-daily 
         after_help = "Snapshots stay when their directory is removed, or replaced, or is not there any more after a
 rollback of one above it. pando snapshot adopt gives them to a directory that is there. Only root may
 do this. REFERS and ALONE are the bytes that each refers to, and those that would come back if it alone
-were deleted, as pando du counts them; USER is who made it. It reads the records of all files.
+were deleted, as pando du counts them, or - if that cannot be told; USER is who made it. With -H these
+three are the last fields. It reads the records of all files, and Ctrl-C ends it.
 
 Examples: pando snapshot orphans /mnt/grove
-          pando snapshot orphans -H /mnt/grove | cut -f1,7,8"
+          pando snapshot orphans -H /mnt/grove | cut -f1,5,7"
     )]
     Orphans {
         /// A directory in a mounted Pando file system, which is looked through as a whole
@@ -249,7 +250,7 @@ pub fn run(args: &Args) -> Result<()> {
         SnapshotCommand::Orphans { dir, script, json } => {
             let fail = || format!("snapshots of directories that are gone in {}", dir.display());
             let found = tool::gone_snapshots(dir).with_context(fail)?;
-            let lines = found.into_iter().map(|(info, used)| line(info, Some(&used))).collect();
+            let lines = found.into_iter().map(|(info, used)| line(info, used.as_ref())).collect();
             show(lines, true, *script, *json)
         }
         SnapshotCommand::Adopt { dir, number } => {
@@ -366,12 +367,12 @@ struct SnapshotReport {
 #[derive(Serialize)]
 struct SnapshotLine {
     number: u32,
-    name: String,
+    name: ReportName,
     #[serde(skip_serializing_if = "Option::is_none")]
     name_hex: Option<String>,
     created: String,
     created_seconds: i64,
-    source: String,
+    source: ReportName,
     #[serde(skip_serializing_if = "Option::is_none")]
     source_hex: Option<String>,
     keep: bool,
@@ -388,12 +389,12 @@ struct SnapshotLine {
 fn line(info: SnapshotInfo, used: Option<&pando_fuse::control::Usage>) -> SnapshotLine {
     SnapshotLine {
         number: info.number,
-        name: info.name.to_string_lossy().into_owned(),
         name_hex: crate::cmd::hex_unless_text(&info.name),
+        name: info.name.into(),
         created: info.created.to_utc(),
         created_seconds: info.created.secs,
-        source: info.source.to_string_lossy().into_owned(),
         source_hex: crate::cmd::hex_unless_text(&info.source),
+        source: info.source.into(),
         keep: info.keep,
         automatic: info.automatic,
         valid_for_seconds: info.valid_for_secs,
@@ -413,17 +414,17 @@ fn list(dir: &Path, script: bool, json: bool, space: bool) -> Result<()> {
     show(lines, false, script, json)
 }
 
-/// Prints these, with their makers if these are of interest.
-fn show(lines: Vec<SnapshotLine>, makers: bool, script: bool, json: bool) -> Result<()> {
+/// Prints these, with their makers and sizes if they are of directories that are `gone`.
+fn show(lines: Vec<SnapshotLine>, gone: bool, script: bool, json: bool) -> Result<()> {
     match json {
         true => super::print_json(&SnapshotReport { version: VERSION, snapshots: lines }),
-        false => super::print(&text(&lines, makers, script, Time::now())),
+        false => super::print(&text(&lines, gone, script, Time::now())),
     }
 }
 
-/// The table: for people in columns, for scripts with tabs.
-fn text(lines: &[SnapshotLine], makers: bool, script: bool, now: Time) -> String {
-    let space = lines.iter().any(|line| line.refers.is_some());
+/// The table: for people in columns, for scripts with tabs, where what is more for those that are gone stands last.
+fn text(lines: &[SnapshotLine], gone: bool, script: bool, now: Time) -> String {
+    let space = gone || lines.iter().any(|line| line.refers.is_some());
     let mut rows: Vec<Vec<String>> = Vec::new();
     if !script {
         let names = ["NUMBER", "NAME", "AGE", "FLAGS", "SOURCE", "NOTE"].map(String::from);
@@ -431,7 +432,7 @@ fn text(lines: &[SnapshotLine], makers: bool, script: bool, now: Time) -> String
         if space {
             head.splice(3..3, ["REFERS".into(), "ALONE".into()]);
         }
-        if makers {
+        if gone {
             head.insert(head.len() - 2, "USER".into());
         }
         rows.push(head);
@@ -451,15 +452,23 @@ fn text(lines: &[SnapshotLine], makers: bool, script: bool, now: Time) -> String
         }
         let bytes = |n: u64| if script { n.to_string() } else { size::show(n) };
         // A line for a snapshot, and nothing that a terminal would obey, whatever its name and note have.
-        let mut row = vec![line.number.to_string(), crate::cmd::field(&line.name, script)];
+        let mut row = vec![line.number.to_string(), crate::cmd::field(&line.name.0, script)];
         row.push(if script { line.created.clone() } else { show_age(age) });
-        row.extend(line.refers.map(bytes));
-        row.extend(line.alone.map(bytes));
+        let size_of = |n: Option<u64>| n.map_or("-".into(), bytes);
+        if space && !(script && gone) {
+            row.extend([size_of(line.refers), size_of(line.alone)]);
+        }
         row.push(if flags.is_empty() { "-".into() } else { flags });
-        row.extend(makers.then(|| line.uid.to_string()));
+        if gone && !script {
+            row.push(line.uid.to_string());
+        }
         // Where it was is not told to everybody.
-        let source = if line.source.is_empty() { "-" } else { &line.source };
-        row.extend([crate::cmd::field(source, script), line.note.replace(char::is_control, " ")]);
+        let hidden = line.source.0.is_empty();
+        row.push(if hidden { "-".into() } else { crate::cmd::field(&line.source.0, script) });
+        row.push(line.note.replace(char::is_control, " "));
+        if script && gone {
+            row.extend([size_of(line.refers), size_of(line.alone), line.uid.to_string()]);
+        }
         rows.push(row);
     }
     let widths = super::widths(&rows);

@@ -72,7 +72,7 @@ fn text(found: &[(PathBuf, u32, StoredPolicy)], script: bool) -> String {
         out += " DIRECTORY (KEEP)\n";
     }
     for (path, uid, policy) in found {
-        let path = crate::cmd::field(&path.to_string_lossy(), script);
+        let path = crate::cmd::field(path, script);
         if script {
             let options = fields(*uid, policy, true);
             let options = options.iter().skip(1).map(|(name, value)| format!("\t{name}={value}"));

@@ -19,7 +19,7 @@ pub(crate) const MAX_TEXT: usize = 1900;
 /// Something that is asked about the snapshots of a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Asked {
-    /// Make one; the answer names it.
+    /// Make one; the answer names it, and its value is how many files have data that did not fit and is not in it.
     Create(NewSnapshot),
     /// Make one among those of the directory that shows the tree of this token, which is owned by the caller too.
     Take(NewSnapshot, [u8; 16]),

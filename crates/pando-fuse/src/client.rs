@@ -130,6 +130,21 @@ pub fn send(dir: impl AsFd, request: &ControlRequest) -> Result<u64, ControlErro
     ask(dir.as_fd(), request).map(|answer| answer.value)
 }
 
+/// What a clone came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClonedTree {
+    /// The microseconds that it took inside the daemon.
+    pub micros: u64,
+    /// How many files of the source have data that the kernel shows and for which there was no room: it is in no clone.
+    pub unstored: u64,
+}
+
+/// Sends a request for a clone.
+pub(crate) fn send_clone(dir: impl AsFd, request: &ControlRequest) -> Result<ClonedTree, ControlError> {
+    let answer = ask(dir.as_fd(), request)?;
+    Ok(ClonedTree { micros: answer.value, unstored: answer.message.parse().unwrap_or(0) })
+}
+
 /// A token whose source is `file`, an open file or directory of the mount.
 pub fn token(file: impl AsFd) -> Result<Token, ControlError> {
     token_and_writeback(file).map(|(token, _)| token)

@@ -244,6 +244,11 @@ impl MountState {
         }));
     }
 
+    /// How many files at `top` and below it, perhaps, have data that is stored nowhere: it did not fit.
+    pub(crate) fn unstored_below(&self, top: u64) -> u64 {
+        self.refused.unstored().iter().filter(|ino| self.fs.lies_in(**ino, top)).count() as u64
+    }
+
     /// Whether an open with `flags` of an existing file is to bypass a kernel that keeps what is written: see
     /// `cache`.
     pub(crate) fn is_for_small_changes(&self, ino: u64, flags: i32) -> bool {

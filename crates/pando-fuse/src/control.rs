@@ -193,9 +193,11 @@ pub struct Response {
     /// 0 or a positive error number.
     pub status: i32,
     /// Depends on the request: process id of the daemon (probe), microseconds inside the
-    /// daemon (clone, remove), 1 if the kernel keeps what is written (token).
+    /// daemon (clone, remove), 1 if the kernel keeps what is written (token), files whose data
+    /// did not fit and is in no copy (making of a snapshot).
     pub value: u64,
-    /// What went wrong and what to do, empty on success.
+    /// What went wrong and what to do. On success what is told, and of a clone the number of files whose data did not
+    /// fit and is in no copy, if there are any.
     pub message: String,
 }
 

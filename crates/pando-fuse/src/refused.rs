@@ -120,9 +120,16 @@ impl Refused {
 
     /// How many files have something that is stored nowhere.
     pub(crate) fn count(&self) -> usize {
-        let files: Vec<_> =
-            if self.any() { self.files.lock().values().cloned().collect() } else { Vec::new() };
-        files.iter().filter(|file| !file.lock().is_empty()).count()
+        self.unstored().len()
+    }
+
+    /// The files that have something that is stored nowhere.
+    pub(crate) fn unstored(&self) -> Vec<u64> {
+        if !self.any() {
+            return Vec::new();
+        }
+        let files: Vec<_> = self.files.lock().iter().map(|(ino, file)| (*ino, file.clone())).collect();
+        files.iter().filter(|(_, file)| !file.lock().is_empty()).map(|(ino, _)| *ino).collect()
     }
 
     fn counted(&self, ranges: isize) {

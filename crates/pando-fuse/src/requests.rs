@@ -387,6 +387,7 @@ impl MountState {
         let begun = std::time::Instant::now();
         // Other files have nothing in the clone.
         self.write_out_below(shows.source);
+        let unstored = self.unstored_below(shows.source);
         let rights = shows.about(dir, name);
         let mounted = replace.then(|| self.keep_mounted(c.pid));
         let report = match self.fs.snapshot_of(shows.source) {
@@ -409,7 +410,8 @@ impl MountState {
         };
         drop(mounted);
         self.settle(&report);
-        done(begun.elapsed().as_micros() as u64)
+        let message = if unstored > 0 { unstored.to_string() } else { String::new() };
+        Ok(Response { value: begun.elapsed().as_micros() as u64, message, ..Response::default() })
     }
 
     fn snapshots(&self, c: &Context, shows: &ProvenRights, asked: Asked) -> Done {
@@ -448,6 +450,7 @@ impl MountState {
             }
             Asked::Create(new) => {
                 self.write_out_below(source);
+                answer.value = self.unstored_below(source);
                 let (info, report) = self.fs.snapshot(by, source, &new)?;
                 self.settle(&report);
                 answer.message = named(&[info]);

@@ -15,11 +15,13 @@ use rustix::fs::{
     renameat_with, statat, unlinkat,
 };
 
-use pando_fs::{ForkInfo, MergeOptions, MergeReport, PolicyInfo, Quota, SnapshotInfo, TreeChange};
+use pando_fs::{
+    ForkInfo, MergeOptions, MergeReport, NewSnapshot, PolicyInfo, Quota, SnapshotInfo, TreeChange,
+};
 
 use crate::{
     asked::Asked,
-    client::{self, ControlError},
+    client::{self, ClonedTree, ControlError},
     control::{ControlRequest, Token, Usage, decode_usage},
     forked::{self, ForkAsked},
     mountinfo,
@@ -130,7 +132,7 @@ fn show_removal(entry_path: &EntryPath, token: &Token) -> Result<(), ControlErro
 /// Clones the file or tree at `source` to `destination`, and returns the microseconds that it took
 /// inside the daemon.
 pub fn clone(source: &EntryPath, destination: &EntryPath, replace: bool) -> Result<u64, ControlError> {
-    clone_without(source, destination, replace, &[])
+    clone_without(source, destination, replace, &[]).map(|made| made.micros)
 }
 
 /// Like [`clone()`], and leaves out of the clone of a directory what lies at these paths in it; what does not exist is
@@ -140,7 +142,7 @@ pub fn clone_without(
     destination: &EntryPath,
     replace: bool,
     exclude: &[PathBuf],
-) -> Result<u64, ControlError> {
+) -> Result<ClonedTree, ControlError> {
     clone_as(source, destination, (replace, false), exclude)
 }
 
@@ -150,7 +152,7 @@ pub fn fork(
     destination: &EntryPath,
     replace: bool,
     exclude: &[PathBuf],
-) -> Result<u64, ControlError> {
+) -> Result<ClonedTree, ControlError> {
     clone_as(source, destination, (replace, true), exclude)
 }
 
@@ -159,7 +161,7 @@ fn clone_as(
     destination: &EntryPath,
     (replace, track): (bool, bool),
     exclude: &[PathBuf],
-) -> Result<u64, ControlError> {
+) -> Result<ClonedTree, ControlError> {
     let (kind, _) = source.stat()?;
     let openable = matches!(kind, FileType::RegularFile | FileType::Directory);
     // The kernel refuses O_NOATIME to those who do not own the file: then the daemon will say why.
@@ -202,7 +204,10 @@ fn clone_as(
         let _ = rustix::fs::syncfs(&carrier);
     }
     let name = destination.name.clone();
-    client::send(&carrier, &ControlRequest::Clone { token, name, replace, track, exclude: exclude.to_vec() })
+    client::send_clone(
+        &carrier,
+        &ControlRequest::Clone { token, name, replace, track, exclude: exclude.to_vec() },
+    )
 }
 
 /// Removes the file or, if `recursive`, the tree at `target`, and returns the microseconds that it took inside
@@ -493,21 +498,26 @@ fn own_dir(path: &Path) -> Result<(OwnedFd, Token, bool), ControlError> {
 
 /// Has something done to the snapshots of the directory at `path`: those that the answer names.
 pub fn snapshot(path: &Path, asked: Asked) -> Result<Vec<SnapshotInfo>, ControlError> {
+    snapshot_and_value(path, asked).map(|(named, _)| named)
+}
+
+/// Makes a snapshot. The number is that of [`ClonedTree::unstored`].
+pub fn make_snapshot(path: &Path, new: NewSnapshot) -> Result<(Vec<SnapshotInfo>, u64), ControlError> {
+    snapshot_and_value(path, Asked::Create(new))
+}
+
+fn snapshot_and_value(path: &Path, asked: Asked) -> Result<(Vec<SnapshotInfo>, u64), ControlError> {
     let (dir, token, writeback) = own_dir(path)?;
     show_adding(&dir, &token)?;
     if writeback && matches!(asked, Asked::Create(_) | Asked::Take(..)) {
         // As for a clone.
         let _ = rustix::fs::syncfs(&dir);
     }
-    client::snapshots(&dir, token, asked).map(|(named, _)| named)
+    client::snapshots(&dir, token, asked)
 }
 
 /// Makes a snapshot among those of the directory at `path`, which has some, that shows the directory at `tree`.
-pub fn snapshot_of_tree(
-    path: &Path,
-    tree: &Path,
-    new: pando_fs::NewSnapshot,
-) -> Result<SnapshotInfo, ControlError> {
+pub fn snapshot_of_tree(path: &Path, tree: &Path, new: NewSnapshot) -> Result<SnapshotInfo, ControlError> {
     let (shown, of, writeback) = own_dir(tree)?;
     if writeback {
         let _ = rustix::fs::syncfs(&shown);

@@ -10,7 +10,11 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use pando_fuse::{client, control::ControlRequest, tool::EntryPath};
+use pando_fuse::{
+    client::{self, ControlError},
+    control::ControlRequest,
+    tool::EntryPath,
+};
 
 /// Finds the directory of `path`, which need not exist itself.
 pub fn entry_path(path: &Path) -> Result<EntryPath> {
@@ -41,6 +45,30 @@ pub fn may_have_slash(src: &Path, dst: &Path) -> Result<()> {
         bail!("cannot create '{}': Not a directory", dst.display());
     }
     Ok(())
+}
+
+/// Does `work`, which looks its paths up anew each time, again while it comes upon something that was removed or replaced
+/// between the look and the work: a rollback beside it is no failure. Where a path leads nowhere any more, that is the
+/// error.
+pub fn retried<T>(mut work: impl FnMut() -> Result<T>) -> Result<T> {
+    /// A count.
+    const MOST_TRIES: usize = 8;
+    for _ in 1..MOST_TRIES {
+        match work() {
+            Err(e) if e.chain().any(is_stale) => {}
+            done => return done,
+        }
+    }
+    work()
+}
+
+fn is_stale(cause: &(dyn std::error::Error + 'static)) -> bool {
+    let errno = match (cause.downcast_ref::<ControlError>(), cause.downcast_ref::<std::io::Error>()) {
+        (Some(e), _) => e.errno(),
+        (_, Some(e)) => e.raw_os_error(),
+        _ => None,
+    };
+    errno == Some(libc::ESTALE)
 }
 
 /// The directory and the final name of `path`; one that ends in `.`, `..` or a link with a
@@ -111,6 +139,24 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
+
+    #[test]
+    fn what_was_replaced_meanwhile_is_looked_for_again() {
+        let tried = |stale: usize, errno| {
+            let mut count = 0;
+            let done = retried(|| {
+                count += 1;
+                match count <= stale {
+                    true => Err(ControlError::Refused { errno, message: String::new() }).context("x"),
+                    false => Ok(()),
+                }
+            });
+            (done.is_ok(), count)
+        };
+        assert_eq!(tried(7, libc::ESTALE), (true, 8));
+        assert_eq!(tried(8, libc::ESTALE), (false, 8));
+        assert_eq!(tried(1, libc::EACCES), (false, 1));
+    }
 
     #[test]
     fn what_is_to_be_removed_is_what_the_path_names() {

@@ -1,6 +1,8 @@
 //! `pando quota` as a user has it.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use crate::common::text;
+
 /// The exit code and what was said.
 fn said(b: &crate::common::Bench, script: &str) -> String {
     b.sh(&format!("{{ {script}; }} 2>&1 && echo code 0 || echo code $?"))
@@ -92,4 +94,47 @@ fn only_root_sets_quotas() {
         assert!(told.contains("only root") && !told.contains("code 0"), "{args}: {told}");
     }
     b.umount();
+}
+
+/// What the kernel shows and the store has no room for is in no copy, and that is said.
+#[test]
+fn copies_say_what_did_not_fit() {
+    let b = mounted!();
+    b.sh("mkdir -p m/q/in m/other; echo x > m/q/f; echo y > m/other/f");
+    b.ok(&["quota", "set", "m/q", "3M"]);
+    // Open for both, so the kernel keeps it.
+    b.sh("head -c 6000000 /dev/urandom 1<> m/q/in/large 2> /dev/null || true");
+    b.fails(&["sync", "m"], 1, "data of 1 file");
+    let said = |args: &[&str]| {
+        let out = b.run(args);
+        assert!(out.status.success(), "{args:?}: {}", text(&out.stderr));
+        text(&out.stderr)
+    };
+    let warning = |src| {
+        format!(
+            "pando: warning: data of 1 file below {src} did not fit in the store and is not in the copy\n"
+        )
+    };
+    assert_eq!(said(&["snapshot", "create", "m/q", "s"]), warning("m/q"));
+    assert_eq!(said(&["clone", "m/q/in", "m/copy"]), warning("m/q/in"));
+    assert_eq!(said(&["clone", "m/q/in/large", "m/large"]), warning("m/q/in/large"));
+    assert_eq!(said(&["fork", "m/q", "m/fork"]), warning("m/q"));
+    for args in [
+        &["clone", "m/other", "m/c"][..],
+        &["snapshot", "create", "m/other", "s"],
+        &["clone", "m/q/f", "m/f"],
+    ] {
+        assert_eq!(said(args), "", "{args:?}");
+    }
+    b.ok(&["quota", "set", "m/q", "none"]);
+    // It is tried again soon.
+    let begun = std::time::Instant::now();
+    while !b.run(&["sync", "m"]).status.success() {
+        assert!(begun.elapsed().as_secs() < 30, "what did not fit is not tried again");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    assert_eq!(said(&["snapshot", "create", "m/q", "t"]), "");
+    b.sh("cmp m/q/in/large m/q/.snapshots/t/in/large");
+    b.umount();
+    b.ok(&["check", "a.img"]);
 }

@@ -90,6 +90,16 @@ fn clone_shown(
     let verb = if track { "fork" } else { "clone" };
     let fail = || format!("{verb} {} to {}", src.display(), shown.display());
     place::may_have_slash(src, dst).with_context(fail)?;
+    place::retried(|| clone_once(src, (dst, &fail), (replace, track), exclude))
+}
+
+/// Looks up the paths, and clones; `fail` says what failed.
+fn clone_once(
+    src: &Path,
+    (dst, fail): (&Path, &dyn Fn() -> String),
+    (replace, track): (bool, bool),
+    exclude: &[PathBuf],
+) -> Result<u64> {
     let from = place::entry_path(src).with_context(fail)?;
     let device = from.device().with_context(fail)?;
     if std::fs::symlink_metadata(src).is_ok_and(|m| m.ino() == pando_fs::ROOT && m.dev() != device) {
@@ -112,9 +122,10 @@ fn clone_shown(
         false => tool::clone_without(&from, &to, replace, exclude),
     };
     match done {
-        Ok(micros) => {
+        Ok(made) => {
             say_absent(src, &absent);
-            Ok(micros)
+            super::warn_unstored(made.unstored, src);
+            Ok(made.micros)
         }
         Err(e) => {
             let hint = match e.errno() {

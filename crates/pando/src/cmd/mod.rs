@@ -39,6 +39,7 @@ pub mod umount;
 use std::{
     ffi::{OsStr, OsString},
     os::unix::ffi::OsStrExt,
+    path::Path,
     sync::{Arc, atomic::AtomicBool},
 };
 
@@ -123,6 +124,17 @@ impl Serialize for ReportName {
 impl<T: Into<OsString>> From<T> for ReportName {
     fn from(name: T) -> Self {
         ReportName(name.into())
+    }
+}
+
+/// Says how many files below `src` have data that the kernel shows and the store has no room for: a copy lacks it.
+pub fn warn_unstored(files: u64, src: &Path) {
+    if files > 0 {
+        let files = counted(usize::try_from(files).unwrap_or(usize::MAX), "file", "files");
+        crate::exit::tell!(
+            "pando: warning: data of {files} below {} did not fit in the store and is not in the copy",
+            src.display()
+        );
     }
 }
 

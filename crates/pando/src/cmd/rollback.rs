@@ -30,12 +30,14 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<()> {
     let fail = || format!("roll {} back to {}", args.dir.display(), args.snapshot);
-    let info = super::snapshot::find(&args.dir, &args.snapshot).with_context(fail)?;
     if std::fs::metadata(&args.dir).is_ok_and(|m| m.ino() == pando_fs::ROOT) {
         bail!("{}: the root of a file system cannot be replaced; see pando rollback --help", fail());
     }
-    let place = place::entry_path(&args.dir).with_context(fail)?;
-    let before = tool::rollback(&place, info.number, args.discard).with_context(fail)?;
+    let before = place::retried(|| {
+        let info = super::snapshot::find(&args.dir, &args.snapshot)?;
+        Ok(tool::rollback(&place::entry_path(&args.dir)?, info.number, args.discard)?)
+    })
+    .with_context(fail)?;
     let text: String = before.iter().map(|info| format!("{}\n", info.name.display())).collect();
     super::print(&text)
 }

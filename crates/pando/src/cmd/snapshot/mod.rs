@@ -11,7 +11,7 @@ use pando_fs::{NewSnapshot, SnapshotInfo, SnapshotPolicy, Time};
 use pando_fuse::{asked::Asked, tool};
 use serde::Serialize;
 
-use crate::{cmd::ReportName, report::VERSION, size};
+use crate::{cmd::ReportName, place, report::VERSION, size};
 pub use select::show_age;
 use select::{Age, select};
 
@@ -213,7 +213,9 @@ pub fn run(args: &Args) -> Result<()> {
             if note.len() > pando_fs::MAX_SNAPSHOT_NOTE {
                 bail!("--note has at most {} bytes", pando_fs::MAX_SNAPSHOT_NOTE);
             }
-            let made = tool::snapshot(dir, Asked::Create(new)).with_context(|| about(dir))?;
+            let made = place::retried(|| Ok(tool::make_snapshot(dir, new.clone())?));
+            let (made, unstored) = made.with_context(|| about(dir))?;
+            super::warn_unstored(unstored, dir);
             let names: String = made.iter().map(|info| format!("{}\n", info.name.display())).collect();
             super::print(&names)
         }
@@ -233,7 +235,7 @@ pub fn run(args: &Args) -> Result<()> {
                 bail!("{sel}: means several snapshots");
             };
             let asked = Asked::Rename(info.number, name.into());
-            tool::snapshot(dir, asked).with_context(|| about(dir)).map(|_| ())
+            ask(dir, &asked).with_context(|| about(dir))
         }
         SnapshotCommand::Keep(which) => keep(which, true),
         SnapshotCommand::Release(which) => keep(which, false),
@@ -254,7 +256,7 @@ pub fn run(args: &Args) -> Result<()> {
             show(lines, true, *script, *json)
         }
         SnapshotCommand::Adopt { dir, number } => {
-            tool::snapshot(dir, Asked::Adopt(*number)).with_context(|| about(dir)).map(|_| ())
+            ask(dir, &Asked::Adopt(*number)).with_context(|| about(dir))
         }
     }
 }
@@ -305,12 +307,17 @@ pub fn find(dir: &Path, sel: &str) -> Result<SnapshotInfo> {
     }
 }
 
+/// Has something done to the snapshots of a directory.
+fn ask(dir: &Path, asked: &Asked) -> Result<()> {
+    place::retried(|| Ok(tool::snapshot(dir, asked.clone()).map(drop)?))
+}
+
 fn about(dir: &Path) -> String {
     format!("snapshots of {}", dir.display())
 }
 
 fn snapshots(dir: &Path) -> Result<Vec<SnapshotInfo>> {
-    tool::list_snapshots(dir).with_context(|| about(dir))
+    place::retried(|| Ok(tool::list_snapshots(dir)?)).with_context(|| about(dir))
 }
 
 /// The snapshots of a directory; none of one that the caller may not open.
@@ -324,7 +331,7 @@ pub fn snapshots_if_allowed(dir: &Path) -> Result<Vec<SnapshotInfo>> {
 fn keep(which: &Which, keep: bool) -> Result<()> {
     let all = snapshots(&which.dir)?;
     for info in which.of(&all)? {
-        tool::snapshot(&which.dir, Asked::Keep(info.number, keep)).with_context(|| about(&which.dir))?;
+        ask(&which.dir, &Asked::Keep(info.number, keep)).with_context(|| about(&which.dir))?;
     }
     Ok(())
 }
@@ -348,7 +355,7 @@ fn delete(dir: &Path, which: &[&SnapshotInfo], dry_run: bool) -> Result<()> {
             continue;
         }
         let name = || format!("snapshot {} of {}", info.name.display(), dir.display());
-        tool::snapshot(dir, Asked::Delete(info.number)).with_context(name)?;
+        ask(dir, &Asked::Delete(info.number)).with_context(name)?;
     }
     super::print(&said)
 }

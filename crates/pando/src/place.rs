@@ -47,9 +47,9 @@ pub fn may_have_slash(src: &Path, dst: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Does `work`, which looks its paths up anew each time, again while it comes upon something that was removed or replaced
-/// between the look and the work: a rollback beside it is no failure. Where a path leads nowhere any more, that is the
-/// error.
+/// Does `work`, which looks its paths up anew each time, again while it comes upon something that was removed or
+/// replaced between the look and the work: a rollback beside it is no failure. Where a path leads nowhere any more,
+/// that is the error.
 pub fn retried<T>(mut work: impl FnMut() -> Result<T>) -> Result<T> {
     /// A count.
     const MOST_TRIES: usize = 8;

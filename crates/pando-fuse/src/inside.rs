@@ -39,8 +39,8 @@ const MAX_LEFT_BEHIND: usize = 8;
 const MAX_LEFT_BY_ROOT: usize = 2 * MAX_LEFT_BEHIND;
 /// Threads that may close files whose pages are written out, while nobody waits for them, a count.
 const MAX_CLOSING: usize = 32;
-/// Files that such a thread has open at once, a count.
-const MAX_OPEN: usize = 32;
+/// Files that such a thread closes at its end, a count; what else it opens is closed at once.
+const MAX_OPEN: usize = 128;
 /// How long is waited for such a thread at first: a mount that nobody else uses is free then.
 const PATIENCE_TO_CLOSE: Duration = Duration::from_millis(5);
 /// How often pages are written out although that ends with an error, a count.
@@ -196,7 +196,8 @@ impl Inside {
     /// longer than `patience` is waited for that, and then a thread stays as in [`Inside::read_apart`].
     ///
     /// When a file is closed, the kernel writes what has become dirty meanwhile, and waits for all of it. That is not
-    /// waited for here, unless [`MAX_CLOSING`] threads are at it: whoever makes pages dirty keeps the mount busy.
+    /// waited for here, for up to [`MAX_OPEN`] files and unless about [`MAX_CLOSING`] threads are at it. Until then the
+    /// mount is busy, as it mostly is by whoever makes pages dirty.
     pub(crate) fn write_out(&self, files: &[u64], patience: Duration) -> io::Result<Vec<u64>> {
         let (tell, told) = mpsc::channel();
         let asked = files.to_vec();
@@ -215,11 +216,12 @@ impl Inside {
                 let mut failed = file.is_err() && !gone;
                 if let Ok(file) = file {
                     let _ = tell.send(PageStep::Begun);
-                    failed = write_pages(&file).is_err();
-                    if open.len() == MAX_OPEN {
-                        open.clear();
+                    let written = write_pages(&file);
+                    failed = written.is_err();
+                    // What is left the kernel writes when the file is closed, which is told of behind that.
+                    if matches!(written, Ok(true)) && open.len() < MAX_OPEN {
+                        open.push(file);
                     }
-                    open.push(file);
                 }
                 let _ = tell.send(PageStep::Done { failed });
             }
@@ -312,7 +314,7 @@ impl Begun {
 enum PageStep {
     /// It is open.
     Begun,
-    /// It is closed again, or was not opened.
+    /// What was dirty is written, or it was not opened.
     Done { failed: bool },
     /// All are, and the root too.
     Closed,
@@ -322,8 +324,8 @@ enum PageStep {
 const READ_QUIETLY: OFlags =
     OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::NOATIME).union(OFlags::CLOEXEC);
 
-/// Has the dirty pages of a file written. That the server refuses some is no error.
-fn write_pages(file: &OwnedFd) -> io::Result<()> {
+/// Has the dirty pages of a file written; `false` if some may be left. That the server refuses some is no error.
+fn write_pages(file: &OwnedFd) -> io::Result<bool> {
     const WAIT: libc::c_uint = libc::SYNC_FILE_RANGE_WAIT_BEFORE;
     // All three together have the kernel write what is dirty now, and nothing that becomes dirty meanwhile.
     const ALL: libc::c_uint = WAIT | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
@@ -342,14 +344,16 @@ fn write_pages(file: &OwnedFd) -> io::Result<()> {
         if done.is_ok() {
             break;
         }
+        let _told = call(WAIT);
     }
     match done {
+        Ok(()) => Ok(true),
         Err(e)
             if !matches!(e.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT | libc::EIO | libc::EFBIG)) =>
         {
             Err(e)
         }
-        _ => Ok(()),
+        Err(_) => Ok(false),
     }
 }
 

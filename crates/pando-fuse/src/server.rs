@@ -544,7 +544,7 @@ impl Handler for Server {
         let executes = mask & libc::X_OK != 0;
         let attr = self.fs().getattr(ino)?;
         // Only root comes here, who may do all but run what nobody may run.
-        let refused = executes && attr.kind == FileKind::Regular && attr.perm & 0o111 == 0;
+        let refused = executes && attr.kind != FileKind::Directory && attr.perm & 0o111 == 0;
         if refused { Err(Errno(libc::EACCES)) } else { Ok(()) }
     }
 

@@ -136,6 +136,7 @@ fn snapshots_are_deleted_and_renamed_beside_rollbacks() {
     let first = snap("first").unwrap().0.number;
     let other = snap("other").unwrap().0.number;
     let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
+    let (renamed, deleted) = (AtomicU64::new(0), AtomicU64::new(0));
     std::thread::scope(|s| {
         s.spawn(|| {
             let begun = Instant::now();
@@ -150,7 +151,8 @@ fn snapshots_are_deleted_and_renamed_beside_rollbacks() {
                 if stop.load(Ordering::Relaxed) {
                     break;
                 }
-                tolerated(w.on("/d", |a| w.fs.rename_snapshot(by(), a.ino, other, name.as_ref())));
+                let done = tolerated(w.on("/d", |a| w.fs.rename_snapshot(by(), a.ino, other, name.as_ref())));
+                renamed.fetch_add(u64::from(done.is_some()), Ordering::Relaxed);
             }
         });
         s.spawn(|| {
@@ -160,11 +162,13 @@ fn snapshots_are_deleted_and_renamed_beside_rollbacks() {
                     while !stop.load(Ordering::Relaxed) && tolerated(delete()).is_none() {
                         std::thread::yield_now();
                     }
+                    deleted.fetch_add(1, Ordering::Relaxed);
                 }
             }
         });
     });
-    assert!(done.into_inner() > 20, "vacuous");
+    let [done, renamed, deleted] = [done, renamed, deleted].map(AtomicU64::into_inner);
+    assert!(done > 20 && renamed > 0 && deleted > 1, "vacuous: {done}, {renamed}, {deleted}");
     let sources = w.fs.snapshot_sources().unwrap();
     assert!(sources == [w.attr("/d").ino], "{} directories have these snapshots", sources.len());
     check_keys(&w);

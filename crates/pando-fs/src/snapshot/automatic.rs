@@ -210,8 +210,10 @@ impl Fs {
                     after(&report);
                     work.deleted.push(info.name.clone());
                 }
-                // Somebody else was faster, or keeps it since, or has mounted something in it.
-                Err(Error::NotFound(_) | Error::NotPermitted { .. } | Error::MountPoint(_)) => {}
+                // Somebody else was faster, or keeps it since, or has mounted something in it, or rolls back.
+                Err(
+                    Error::NotFound(_) | Error::NotPermitted { .. } | Error::MountPoint(_) | Error::Stale(_),
+                ) => {}
                 Err(e) => return Err(e),
             }
         }

@@ -102,6 +102,8 @@ impl Fs {
             open_below = self.orphan_below(batch, top, &|_| false, now)?;
             self.drop_kept_by_place(batch, &contents, staying)?;
             batch.delete(path::meta(&end.entry));
+            // Of a clone, what others have deleted.
+            batch.releases();
             for prefix in top.peek(|s| end.prefixes(&s.record))? {
                 batch.delete_prefix(prefix);
             }

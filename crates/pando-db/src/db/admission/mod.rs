@@ -334,11 +334,14 @@ impl Engine {
             return Ok(None);
         }
         // Below what is kept for one edit no batch could be flushed; snapshots whose data was deleted are to go when
-        // nothing else does any more.
+        // nothing else does any more. Not much more is kept for them: a store without any is to be emptied too.
         let kept = match gives {
             _ if len > SMALL_BATCH_BYTES => None,
             Gives::Release => Some(self.least_edit_room()),
-            Gives::Most => Some(self.least_edit_room().midpoint(self.edit_room())),
+            Gives::Most => {
+                let release = SPLIT_NODES * self.limits.node as u64;
+                Some((self.least_edit_room() + release).min(self.edit_room()))
+            }
             Gives::Moves | Gives::Little => None,
         };
         let Some(kept) = kept else {
@@ -346,7 +349,7 @@ impl Engine {
         };
         waiting::announce();
         let mut turn = self.last_deletes.lock();
-        if turn.unsettled > 0 {
+        if turn.unsettled > 0 && gives == Gives::Most {
             self.checkpoint()?;
             if self.can_take_one_more(kept + 2 * len)? {
                 turn.unsettled -= 1;
@@ -357,9 +360,12 @@ impl Engine {
             *turn = LastDeletes::default();
             return Ok(None);
         }
-        turn.settled_in_vain();
         for _ in 0..LAST_TRIES {
             if self.can_take_one_more(kept + 2 * len)? {
+                match gives {
+                    Gives::Release => *turn = LastDeletes::default(),
+                    _ => turn.settled_in_vain(),
+                }
                 return Ok(Some(turn));
             }
             // Others who were let in by the ordinary way may have come between.

@@ -2,7 +2,7 @@
 //!
 //! Locks, in the order in which they may be taken: `last_deletes`, `gc_turn`, `checkpointing`, `flushing`, `building`,
 //! `superversion`; the small ones (`orphans`, `gc_progress`, those of the log's buffer, the space and the
-//! dirty nodes) are held for a moment, and no other is taken under them. The first three serialise
+//! dirty nodes) are held for a moment, and no other is taken under them. The first four serialise
 //! maintenance and are held over I/O. A foreground call waits for them only where memory, the log or the
 //! device is full, and in `settle`. `building` and `superversion` are held for memory operations only.
 
@@ -105,7 +105,7 @@ pub(crate) struct Engine {
     pub worth: Mutex<GcWorth>,
     /// Where giving space back is.
     pub gc_progress: Mutex<GcProgress>,
-    /// Held by whoever tidies, over I/O; taken before all others. Nobody waits for it but [`Engine::settle`].
+    /// Held by whoever tidies, over I/O. Nobody waits for it but [`Engine::settle`].
     pub gc_turn: Mutex<()>,
     /// Held by a delete that a full store takes into the last of what is kept back, until it is in memory; over I/O.
     /// Taken before all others.

@@ -731,3 +731,21 @@ fn crash_run(seed: u64, steps: usize) {
 fn after_a_crash_snapshots_are_those_of_one_moment() {
     random_runs(12, 400, crash_run);
 }
+
+/// Else a command that looks its snapshot up says that there is none.
+#[test]
+fn a_directory_that_was_rolled_back_says_that_its_snapshots_are_elsewhere() {
+    let w = World::new();
+    w.mkdir("/d");
+    let info = snap(&w, "/d", "one");
+    let kept = |ino| w.fs.snapshots_of(ino, 0, 10).map(|found| found.len());
+    w.on("/d", |before| {
+        assert_eq!(kept(before.ino).unwrap(), 1);
+        w.on("/d", |a| w.fs.rollback(by(&w), a.ino, info.number, true)).unwrap();
+        assert_eq!(errno(kept(before.ino).map(drop)), ESTALE);
+        w.on("/d", |after| kept(after.ino)).map(|n| assert_eq!(n, 1))
+    })
+    .unwrap();
+    w.mkdir("/e");
+    assert_eq!(w.on("/e", |a| kept(a.ino)).unwrap(), 0, "one without snapshots has none");
+}

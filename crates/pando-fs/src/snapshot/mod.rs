@@ -305,10 +305,12 @@ impl Fs {
         }
     }
 
-    /// Like [`Fs::snapshots`], from the number `from` on, and at most `max` of them.
+    /// Like [`Fs::snapshots`], from the number `from` on, and at most `max` of them. ESTALE for a directory in memory
+    /// that is gone and has none: a rollback gives them to what it has become.
     pub fn snapshots_of(&self, source: Ino, from: u32, max: usize) -> Result<Vec<SnapshotInfo>> {
         match self.family(source)? {
             Some(family) => self.snapshots_from(family.id, from, max),
+            None if self.table.find(source).is_some_and(|dir| !dir.is_alive()) => Err(Error::Stale(source)),
             None => Ok(Vec::new()),
         }
     }

@@ -134,6 +134,9 @@ fn calls_cost_what_the_budget_says() {
     exactly("stat of an absent name, first", &of(&|| stat("files/1/absent")), &[("lookup", 1)]);
     exactly("stat of an absent name", &of(&|| stat("files/1/absent")), &[]);
 
+    let asks = || _ = rustix::fs::access(p("files/1/file0001"), rustix::fs::Access::EXEC_OK);
+    exactly("access", &of(&asks), &[("access", 1)]);
+
     // Before it keeps what is written to a new file, the kernel asks whether there is a capability to drop.
     let create = [("lookup", 1), ("create", 1), ("getxattr", 1), ("write", 1), ("release", 1)];
     // If the clock ticks between the two, as it may on a busy machine, the kernel tells the time of the write besides.

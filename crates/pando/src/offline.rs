@@ -80,16 +80,11 @@ pub fn is_absent(fs: &Fs, path: &Path) -> bool {
 
 /// Error if `dst` ends in a slash and what is to have that name, `src`, is no directory.
 fn may_have_slash(fs: &Fs, src: &Path, dst: &Path) -> Result<()> {
-    use std::os::unix::ffi::OsStrExt;
     let kind = fs.resolve(src).map(|attr| {
         fs.forget(attr.ino, 1);
         attr.kind
     });
-    let slash = dst.as_os_str().as_bytes().ends_with(b"/");
-    if slash && kind.is_ok_and(|kind| kind != FileKind::Directory) {
-        bail!("cannot create '{}': Not a directory", dst.display());
-    }
-    Ok(())
+    crate::place::may_have_slash(dst, kind.ok().map(|kind| kind == FileKind::Directory))
 }
 
 /// Clones `src` to `dst`.

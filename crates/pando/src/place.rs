@@ -37,11 +37,10 @@ pub fn removable_path(path: &Path) -> Result<EntryPath> {
     entry_path(path)
 }
 
-/// Error if `dst` ends in a slash and what is to have that name, `src`, is no directory.
-pub fn may_have_slash(src: &Path, dst: &Path) -> Result<()> {
+/// Error if `dst` ends in a slash and what is to have that name is known to be no directory.
+pub fn may_have_slash(dst: &Path, is_dir: Option<bool>) -> Result<()> {
     use std::os::unix::ffi::OsStrExt;
-    let slash = dst.as_os_str().as_bytes().ends_with(b"/");
-    if slash && src.symlink_metadata().is_ok_and(|meta| !meta.is_dir()) {
+    if dst.as_os_str().as_bytes().ends_with(b"/") && is_dir == Some(false) {
         bail!("cannot create '{}': Not a directory", dst.display());
     }
     Ok(())

@@ -32,6 +32,18 @@ fn sh_as(b: &Bench, uid: u32, line: &str) -> (bool, String) {
     (out.status.success(), text(&out.stdout) + &text(&out.stderr))
 }
 
+/// What makes a command of root's one that only has his number, as far as the programs for that are there.
+fn roots_by_number() -> Vec<&'static str> {
+    let mut wraps = Vec::new();
+    if has("unshare") && Command::new("unshare").args(["-U", "true"]).status().unwrap().success() {
+        wraps.extend(["unshare -U", "unshare -U -r"]);
+    }
+    if has("setpriv") {
+        wraps.push("setpriv --bounding-set -all --inh-caps -all");
+    }
+    wraps
+}
+
 fn fine(b: &Bench, uid: u32, line: &str) -> String {
     let (done, said) = sh_as(b, uid, line);
     assert!(done, "{line} as {uid}: {said}");
@@ -208,14 +220,7 @@ fn through_a_read_only_bind_mount_root_sees_all_and_changes_nothing() {
     b.fails(&["merge", "--theirs", "ro/fork"], 1, "ead-only");
     assert_eq!(b.sh("cat m/t/closed/f"), "yy\n");
     // Who has only root's number sees what others see.
-    let mut wraps = Vec::new();
-    if has("unshare") && Command::new("unshare").args(["-U", "true"]).status().unwrap().success() {
-        wraps.extend(["unshare -U", "unshare -U -r"]);
-    }
-    if has("setpriv") {
-        wraps.push("setpriv --bounding-set -all --inh-caps -all");
-    }
-    for wrap in wraps {
+    for wrap in roots_by_number() {
         let (done, said) = sh_as(&b, 0, &format!("{wrap} ./pando diff ro/.snapshots/s ro"));
         let refused = said.contains("closed: something differs in it, and you may not look into it");
         assert!(!done && refused && !said.contains("closed/f"), "{wrap}: {said}");
@@ -306,14 +311,7 @@ fn on_a_read_only_mount_root_is_root_and_who_only_has_its_number_is_not() {
     b.umount();
     b.ok(&["mount", "-o", "ro,allow_other", "--log-file", "log", "a.img", "m"]);
     let lines = ["du m/a", "diff m/a m/b"];
-    let mut wraps = Vec::new();
-    if has("unshare") && Command::new("unshare").args(["-U", "true"]).status().unwrap().success() {
-        wraps.extend(["unshare -U", "unshare -U -r"]);
-    }
-    if has("setpriv") {
-        wraps.push("setpriv --bounding-set -all --inh-caps -all");
-    }
-    for wrap in wraps {
+    for wrap in roots_by_number() {
         assert!(!sh_as(&b, 0, &format!("{wrap} ls m/a/closed")).0, "{wrap}");
         for line in lines {
             let (done, said) = sh_as(&b, 0, &format!("{wrap} ./pando {line}"));

@@ -13,6 +13,7 @@ use std::{
 };
 
 use anyhow::{Result, anyhow, ensure};
+use pando_bench_common::Random;
 
 use super::create::{content, pool};
 use crate::{
@@ -63,20 +64,17 @@ impl Writer<'_> {
         let open =
             |path: &Path| OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
         let file = open(&large)?;
-        let (mut longest, mut random) = (0f64, 0x9e37_79b9_7f4a_7c15 ^ self.number);
+        let (mut longest, mut random) = (0f64, Random::new(self.number));
         let mut bytes = vec![self.number as u8; APPENDED_BYTES as usize];
         let mut call = 0u64;
         while !stop.load(Ordering::Relaxed) {
             call += 1;
             bytes[..8].copy_from_slice(&call.to_le_bytes());
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
             let begun = Instant::now();
             let (path, at) = match writes {
                 Writes::Small => {
                     // Each writer has every second file, so that it knows what it has written last.
-                    let number = random % (self.files / WRITERS) * WRITERS + self.number;
+                    let number = random.below(self.files / WRITERS) * WRITERS + self.number;
                     let path = small(self.root, number);
                     OpenOptions::new().write(true).open(&path)?.write_all_at(&bytes[..100], 0)?;
                     (path, 0)
@@ -87,7 +85,7 @@ impl Writer<'_> {
                     (large.clone(), at)
                 }
                 Writes::Pages => {
-                    let at = random % (RANDOM_BYTES / PAGE_BYTES) * PAGE_BYTES;
+                    let at = random.below(RANDOM_BYTES / PAGE_BYTES) * PAGE_BYTES;
                     file.write_all_at(&bytes[..PAGE_BYTES as usize], at)?;
                     (large.clone(), at)
                 }

@@ -135,7 +135,7 @@ pub const PROGRAM: Floors = &[
     ("below", &[]),
     ("divided", &[]),
     ("image", &["exit", "memory"]),
-    ("offline", &["image"]),
+    ("offline", &["place", "image"]),
     ("change", &["exit", "image", "offline"]),
     ("one_version", &["exit"]),
     ("report", &["size"]),

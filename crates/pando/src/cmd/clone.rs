@@ -89,7 +89,7 @@ fn clone_shown(
 ) -> Result<u64> {
     let verb = if track { "fork" } else { "clone" };
     let fail = || format!("{verb} {} to {}", src.display(), shown.display());
-    place::may_have_slash(src, dst).with_context(fail)?;
+    place::may_have_slash(dst, src.symlink_metadata().ok().map(|meta| meta.is_dir())).with_context(fail)?;
     place::retried(|| clone_once(src, (dst, &fail), (replace, track), exclude))
 }
 

@@ -286,7 +286,7 @@ fn files_are_changed_in_place_for_ever_on_a_store_that_they_fill_in_part() {
         let w = World::over(Fs::open(device, options().background(true)).unwrap());
         let mut rng = Rng(3);
         let available = w.fs.db().stats().unwrap().available as usize;
-        let calls = available * if with_snapshot { 45 } else { 60 } / 100 / CALL;
+        let calls = available * if with_snapshot { 50 } else { 60 } / 100 / CALL;
         w.mkdir("/d");
         w.create("/d/file").unwrap();
         // Nothing that can be compressed.

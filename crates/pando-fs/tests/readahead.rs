@@ -551,7 +551,9 @@ fn files_that_are_read_in_order_have_their_neighbours_read_ahead() {
     assert!(alone.requests <= 250, "{} requests without readahead", alone.requests);
     assert!(requests <= 120 && own * 3 <= alone.own, "{requests} requests, {own} of the reader");
     assert!(ratio <= 1.05, "{ratio} bytes read a byte");
-    assert!(most >= 2, "never more than {most} requests under way");
+    // Whether two are, in one pass, is also a matter of when the threads are let run.
+    let again = || read_tree(&device, &in_order, u64::MAX).most;
+    assert!(most >= 2 || (0..3).any(|_| again() >= 2), "never more than {most} requests under way");
 }
 
 /// A walk through directories of a few files each: what comes in the next one is on its way as well.

@@ -14,7 +14,8 @@ use crate::{
     error::{Error, Result},
     key::{Longest, Span},
     node::{
-        Body, Edge, Layer, Node, PageLoc, PageRef, RangeMsg, Run, Segment, Target, UpdateMsg, page::Page,
+        Body, Edge, Layer, Node, PageLoc, PageRef, RangeMsg, Run, Segment, Target, UpdateMsg,
+        page::{Page, page_of_value},
     },
     options::Codec,
     pool,
@@ -31,6 +32,8 @@ pub(crate) mod codec_id {
     pub const RAW: u8 = 0;
     pub const LZ4: u8 = 1;
     pub const ZSTD: u8 = 2;
+    /// The value of the only entry, a put whose key is the page's prefix.
+    pub const BARE: u8 = 3;
 }
 
 /// Samples of a page, and the bytes of each: which are compressed first, to see whether it is worth while.
@@ -91,6 +94,15 @@ pub(crate) fn pack(page: &Page, codec: Codec) -> (Segment, Bytes) {
     (Segment { part: 0, offset: 0, len: bytes.len() as u32, sum: xxh3_64(&bytes), codec }, bytes)
 }
 
+/// The stored form of a page of one value that does not compress, if it is that value alone. Its place is not set.
+///
+/// A value as long as a block fits into a block then.
+pub(crate) fn pack_bare(page: &Page, segment: Segment) -> Option<(Segment, Bytes)> {
+    let bytes = if is_raw(segment) { page.only_value()? } else { return None };
+    let segment = Segment { len: bytes.len() as u32, sum: xxh3_64(&bytes), codec: codec_id::BARE, ..segment };
+    Some((segment, bytes))
+}
+
 /// The raw form, of `raw_len` bytes, of stored page bytes, verified.
 pub(crate) fn unpack(segment: Segment, raw_len: u32, stored: Bytes, at: u64) -> Result<Bytes> {
     let bad = |detail: String| Error::corrupt("node page", at, detail);
@@ -112,6 +124,11 @@ pub(crate) fn unpack(segment: Segment, raw_len: u32, stored: Bytes, at: u64) -> 
         }
         codec_id::ZSTD => {
             unpacked(|from, to| zstd::bulk::decompress_to_buffer(from, to).map_err(|e| e.to_string()))?
+        }
+        codec_id::BARE => {
+            let raw = page_of_value(&stored);
+            let len = raw.len();
+            (raw, len)
         }
         other => return Err(bad(format!("unknown codec {other}"))),
     };
@@ -381,6 +398,7 @@ fn get_run(r: &mut Reader, parts: NodeParts<'_>) -> Result<Run> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::{message::Msg, page::Builder};
 
     #[test]
     fn a_node_whose_keys_all_begin_alike_is_refused() {
@@ -392,6 +410,33 @@ mod tests {
         assert!(decoded("ab", "b0").is_ok());
         let refused = decoded("ab", "b").map_err(|error| error.to_string());
         assert!(refused.as_ref().is_err_and(|error| error.contains("begin alike")), "{refused:?}");
+    }
+
+    #[test]
+    fn a_page_of_one_value_is_that_value_and_bears_no_other_length() {
+        for len in [0, 1, 127, 128, 16 << 10, 100_000] {
+            let value = Bytes::from_iter((0..len).map(|i| (i * i % 251) as u8));
+            let mut builder = Builder::default();
+            builder.push("a key".into(), Msg::Put(value.clone()));
+            let page = PageRef::from_built(builder.finish().expect("an entry"));
+            let PageLoc::Mem(memory) = &page.loc else { panic!("in memory") };
+            let (segment, stored) = pack_bare(memory, pack(memory, Codec::None).0).expect("one value");
+            assert_eq!(stored, value);
+            let loaded = load_page(&page, segment, stored.clone(), 0).expect("the same page");
+            assert!(loaded.data() == memory.data());
+            let other = PageRef { raw: page.raw + 1, ..page.clone() };
+            assert!(load_page(&other, segment, stored.clone(), 0).is_err());
+            let many = PageRef { count: 2, ..page.clone() };
+            assert!(load_page(&many, segment, stored, 0).is_err());
+        }
+        let mut builder = Builder::default();
+        (0..2u8).for_each(|i| builder.push(vec![i].into(), Msg::Put("value".into())));
+        let two = builder.finish().expect("entries").page;
+        let mut builder = Builder::default();
+        builder.push("a key".into(), Msg::Delete);
+        let none = builder.finish().expect("an entry").page;
+        let raw = |page: &Page| pack(page, Codec::None).0;
+        assert!(pack_bare(&two, raw(&two)).is_none() && pack_bare(&none, raw(&none)).is_none());
     }
 
     #[test]

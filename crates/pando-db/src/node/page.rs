@@ -12,7 +12,7 @@ use std::{ops::Range, sync::Arc};
 
 use bytes::Bytes;
 
-pub(crate) use self::builder::{Builder, Built};
+pub(crate) use self::builder::{Builder, Built, page_of_value};
 use crate::{
     codec::peek_varint,
     error::{Error, Result},
@@ -234,6 +234,13 @@ impl Page {
     /// Bound of the lengths of key suffixes, deletes left out.
     pub fn longest(&self) -> Longest {
         self.longest
+    }
+
+    /// The value, if the only entry puts one under the page's prefix and [`page_of_value`] gives this page again.
+    pub fn only_value(&self) -> Option<Bytes> {
+        let entry = self.try_entry(0)?;
+        let plain = self.count == 1 && self.pure && self.dense && entry.key.is_empty();
+        plain.then(|| self.data.slice(entry.content))
     }
 
     /// Raw bytes.

@@ -58,6 +58,8 @@ const EXTENT_LEAST: usize = 32 << 10;
 /// And before compression less than half of a node, with a short rest: leaves are split in the middle half of their
 /// bytes. This share of a node (1/n) without it.
 const EXTENT_RAW_SHARE: usize = 3;
+/// Values are bare where that saves this share of an extent (1/n).
+const BARE_SAVES: usize = 32;
 
 /// The bulk data of a store.
 pub(crate) struct Bulk {
@@ -234,17 +236,54 @@ struct Writer<'a> {
 
 #[derive(Default)]
 struct PackedValues {
-    /// Stored pages of the extent under construction, and their bytes.
-    data: Vec<Bytes>,
+    /// Of the extent under construction.
+    open: Vec<PackedPage>,
+    /// Bytes of it.
     len: usize,
     /// The length without compression.
     raw: usize,
-    /// Its pages: the first is number `done` of `pages`.
+    /// Its first page is number `done` of `pages`.
     done: usize,
-    segments: Vec<(Segment, Arc<Page>)>,
     /// How the record describes all pages so far.
     record: BytesMut,
     pages: Vec<(PageRef, Vec<(Bytes, Bytes)>)>,
+}
+
+/// A page that has no place yet, as it may be stored.
+struct PackedPage {
+    memory: Arc<Page>,
+    stored: (Segment, Bytes),
+    bare: Option<(Segment, Bytes)>,
+}
+
+impl PackedPage {
+    fn shortest(&self) -> &(Segment, Bytes) {
+        self.bare.as_ref().unwrap_or(&self.stored)
+    }
+}
+
+impl PackedValues {
+    /// The pages of the extent under construction, in the form in which they are stored, and their length.
+    ///
+    /// A bare value is copied when it is read, others mostly not. So values are bare only where that makes the extent
+    /// shorter by some share of it: where an extent has few of them, each as long as a whole number of blocks.
+    fn take(&mut self) -> (Vec<(Arc<Page>, Segment, Bytes)>, usize) {
+        let blocks = |len: usize| len.next_multiple_of(BLOCK as usize);
+        let whole = self.open.iter().map(|page| page.stored.1.len()).sum();
+        let shortest = self.open.iter().map(|page| page.shortest().1.len()).sum();
+        let saved = blocks(whole) - blocks(shortest);
+        let bare = saved > 0 && saved * BARE_SAVES >= blocks(whole);
+        let mut offset = 0;
+        let place = |page: PackedPage| {
+            let (segment, bytes) = if bare { page.shortest().clone() } else { page.stored };
+            let segment = Segment { offset: offset as u32, ..segment };
+            offset += bytes.len();
+            (page.memory, segment, bytes)
+        };
+        let placed = self.open.drain(..).map(place).collect();
+        (self.len, self.raw) = (0, 0);
+        (placed, offset)
+    }
 }
 
 impl Writer<'_> {
@@ -255,34 +294,33 @@ impl Writer<'_> {
         let page = PageRef::from_built(built);
         let PageLoc::Mem(memory) = &page.loc else { return Ok(false) };
         let memory = memory.clone();
-        let (segment, bytes) = node_codec::pack(&memory, self.bulk.pager.codec());
+        let stored = node_codec::pack(&memory, self.bulk.pager.codec());
+        let bare = node_codec::pack_bare(&memory, stored.0);
+        let new = PackedPage { memory, stored, bare };
         let node = self.bulk.pager.node_size();
         // Where nodes are small, an extent of two is as much as their leaves will keep.
         let most = (node / EXTENT_SHARE).max(EXTENT_LEAST.min(2 * node));
         // A short rest goes with what is before it: alone it would not be kept.
-        let (raw, most_raw) = (page.raw as usize, most.max(node / EXTENT_RAW_SHARE));
+        // An extent that values fill, where that is worth while, has room for them bare.
+        let will_be_bare = most <= BARE_SAVES * BLOCK as usize;
+        let (raw, len) = match &new.bare {
+            Some((_, bytes)) if will_be_bare => (bytes.len(), bytes.len()),
+            _ => (page.raw as usize, new.stored.1.len()),
+        };
+        let most_raw = most.max(node / EXTENT_RAW_SHARE);
         let is_full = |has: usize, more: usize, most: usize| {
             has > 0 && has + more > most && self.left + more > most / 2
         };
         let packed = &self.packed;
-        let full = is_full(packed.len, bytes.len(), most) || is_full(packed.raw, raw, most_raw);
+        let full = is_full(packed.len, len, most) || is_full(packed.raw, raw, most_raw);
         if full && !self.extent()? {
             return Ok(false);
         }
         let packed = &mut self.packed;
-        let segment = Segment { offset: packed.len as u32, ..segment };
         assert_eq!(page.count as usize, entries.len(), "a page of values that holds others than it says");
-        packed.len += bytes.len();
+        packed.len += len;
         packed.raw += raw;
-        packed.data.push(bytes);
-        put_varint(&mut packed.record, self.placed.extents.len() as u64);
-        packed.record.put_u32_le(segment.offset);
-        packed.record.put_u32_le(segment.len);
-        packed.record.put_u64_le(segment.sum);
-        packed.record.put_u8(segment.codec);
-        put_varint(&mut packed.record, page.raw.into());
-        put_varint(&mut packed.record, page.count.into());
-        packed.segments.push((segment, memory));
+        packed.open.push(new);
         packed.pages.push((page, std::mem::take(entries)));
         Ok(true)
     }
@@ -290,28 +328,30 @@ impl Writer<'_> {
     /// Writes the pages collected so far; `false` if there is no space.
     fn extent(&mut self) -> Result<bool> {
         let packed = &mut self.packed;
-        if packed.data.is_empty() {
+        if packed.open.is_empty() {
             return Ok(true);
         }
-        let extent = match self.bulk.space.allocate_shared(packed.len as u64) {
+        let (placed, len) = packed.take();
+        let extent = match self.bulk.space.allocate_shared(len as u64) {
             Ok(extent) => extent,
             Err(Error::NoSpace) => return Ok(false),
             Err(error) => return Err(error),
         };
-        let rest = &ZEROS[..packed.len.next_multiple_of(BLOCK as usize) - packed.len];
-        let bufs: Vec<_> = packed.data.iter().map(|page| &page[..]).chain([rest]).map(IoSlice::new).collect();
+        let rest = &ZEROS[..len.next_multiple_of(BLOCK as usize) - len];
+        let bytes = placed.iter().map(|(_, _, bytes)| &bytes[..]);
+        let bufs: Vec<_> = bytes.chain([rest]).map(IoSlice::new).collect();
         let at = extent.offset;
         let device = self.bulk.pager.device();
         device.write_vectored_at(at, &bufs).map_err(|e| Error::io("write", at, e))?;
-        packed.data.clear();
-        (packed.len, packed.raw) = (0, 0);
-        assert_eq!(
-            packed.done + packed.segments.len(),
-            packed.pages.len(),
-            "pages of values without a place"
-        );
-        for ((segment, memory), (page, _)) in packed.segments.drain(..).zip(&mut packed.pages[packed.done..])
-        {
+        assert_eq!(packed.done + placed.len(), packed.pages.len(), "pages of values without a place");
+        for ((memory, segment, _), (page, _)) in placed.into_iter().zip(&mut packed.pages[packed.done..]) {
+            put_varint(&mut packed.record, self.placed.extents.len() as u64);
+            packed.record.put_u32_le(segment.offset);
+            packed.record.put_u32_le(segment.len);
+            packed.record.put_u64_le(segment.sum);
+            packed.record.put_u8(segment.codec);
+            put_varint(&mut packed.record, page.raw.into());
+            put_varint(&mut packed.record, page.count.into());
             // Flushed soon, and cut at the borders of leaves then.
             self.bulk.pager.admit_written(&extent, segment, &memory);
             page.loc = PageLoc::Foreign(extent.clone(), segment);

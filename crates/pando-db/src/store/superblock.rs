@@ -45,17 +45,17 @@ pub const MIN_LOG: u64 = 64 << 10;
 pub const MAX_LOG: u64 = 1 << 30;
 
 const MAGIC: [u8; 8] = *b"PANDO\0\0\x01";
-/// Bit of an incompatible feature: write-outs of the log end with guards, which older code would take for the end of
-/// the log.
+/// Bit of an incompatible feature: write-outs of the log end with guards, which to older code are the end of the log.
 pub const GUARDED_LOG: u64 = 1;
-/// Bit of an incompatible feature: entries of the translation table and references to pages may have bounds of
-/// key lengths.
+/// Bit of an incompatible feature: entries of the table and references to pages may have bounds of key lengths.
 pub const KEY_BOUNDS: u64 = 2;
 /// Bit of an incompatible feature: extents of nodes and of the table may be scattered over several ranges. It is set by
 /// the first checkpoint that has some.
 pub const SCATTERED_EXTENTS: u64 = 4;
+/// Bit of an incompatible feature: pages of one value may be stored as that value alone.
+pub const BARE_PAGES: u64 = 8;
 /// Bits of the incompatible features of a store that this code has written.
-pub const WRITTEN_FEATURES: u64 = GUARDED_LOG | KEY_BOUNDS;
+pub const WRITTEN_FEATURES: u64 = GUARDED_LOG | KEY_BOUNDS | BARE_PAGES;
 /// Bits of the incompatible features that this code knows.
 const KNOWN_FEATURES: u64 = WRITTEN_FEATURES | SCATTERED_EXTENTS;
 /// Bytes of a superblock, and where its checksum begins, in bytes.

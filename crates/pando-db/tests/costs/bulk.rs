@@ -74,3 +74,27 @@ fn a_cold_point_query_takes_small_requests() {
         }
     }
 }
+
+/// A page of one value adds a few bytes to it. Where nodes are small, an extent has few pages, and those bytes would
+/// take a block of the device each time: a quarter more, for values of 16 KiB.
+#[test]
+fn values_of_whole_blocks_take_no_more_blocks() {
+    let _turn = turn();
+    println!("values of 16 KiB that do not compress, in nodes of 64 KiB");
+    let mut store = Store::new(64 * KIB, 4 * MIB);
+    let (count, len) = (1024, 16 * KIB);
+    load(&store.db, "t/", count, len as usize);
+    store.db.sync().unwrap();
+    store.db.checkpoint().unwrap();
+    let ratio = store.used() as f64 / (count * len) as f64;
+    println!("  {ratio:.3} bytes of the device for each of the user's");
+    // A leaf has a block for its header.
+    assert!(ratio < 1.2, "{ratio:.3}");
+    store.check();
+    store.reopen();
+    let mut same = Rng(count);
+    for i in 0..count {
+        let value = store.db.get(key("t/", i).as_bytes()).unwrap();
+        assert!(value.as_deref() == Some(&same.noise(len as usize)[..]), "value {i}");
+    }
+}

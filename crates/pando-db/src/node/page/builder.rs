@@ -201,6 +201,16 @@ fn put_entry(to: &mut impl BufMut, kind: u8, suffix: &[u8], content: &[u8]) {
     to.put_slice(content);
 }
 
+/// The raw form of the page whose only entry puts `value` under the page's prefix: what [`Builder`] makes of one value.
+pub(crate) fn page_of_value(value: &[u8]) -> Bytes {
+    let mut data = pool::buffer(entry_len(0, value.len()) + 2 * size_of::<u32>());
+    let mut rest = &mut data[..];
+    put_entry(&mut rest, Msg::PUT, &[], value);
+    rest.put_u32_le(0);
+    rest.put_u32_le(1);
+    data.into()
+}
+
 /// Bytes that keys share and that do not count.
 fn beyond(shared: usize) -> usize {
     shared.saturating_sub(COUNTED_PREFIX_BYTES)

@@ -194,6 +194,8 @@ impl Fs {
         drop(turn);
         if !counted {
             self.counting.wants(root);
+        }
+        if !counted || self.counting.tells_again() {
             self.count_in_background();
         }
     }
@@ -237,7 +239,10 @@ impl Fs {
             inode.change(|s| s.apply(&change));
         }
         drop((own, at));
-        self.counting.tell(inode.ino);
+        // Whoever looks it up from now on is given the new count.
+        if inode.peek(|s| s.lookups > 0) {
+            self.counting.tell(inode.ino, self.background);
+        }
         Ok(())
     }
 

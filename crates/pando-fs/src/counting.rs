@@ -6,12 +6,16 @@
 use std::{
     collections::{HashSet, VecDeque},
     sync::{Arc, OnceLock},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use parking_lot::{Condvar, Mutex, RwLock};
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 
 use crate::{inode::InodeRef, types::Ino};
+
+/// Time after which a watcher is told once more of an inode: an answer with the count before may have been on its way
+/// to a kernel that did not know the inode when the watcher was told first.
+const TOLD_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// Told which inodes have another count of names now.
 pub(crate) type Watcher = Box<dyn Fn(Ino) + Send + Sync>;
@@ -24,6 +28,8 @@ struct CountingState {
     seen: HashSet<Ino>,
     /// Roots that wait, besides those that the store names. They stay in memory, as their place may change.
     waiting: VecDeque<InodeRef>,
+    /// Inodes that the watcher is to be told of once more, and when.
+    told: VecDeque<(Instant, Ino)>,
     /// There is something to do.
     wake: bool,
     stopped: bool,
@@ -90,16 +96,28 @@ impl Counting {
         !state.stopped && !std::mem::replace(&mut state.running, true)
     }
 
-    /// Whether there is something to do for who counts in the background. If not, nobody does so from now on.
+    /// Whether there is something to do for who counts in the background. If not, nobody does so from now on. Tells the
+    /// watcher once more of what is due, and waits for what will be.
     pub(crate) fn has_work(&self) -> bool {
         let mut state = self.state.lock();
-        if state.stopped || !state.wake {
-            state.running = false;
-            self.changed.notify_all();
-            return false;
+        loop {
+            if state.stopped || (!state.wake && state.told.is_empty()) {
+                state.running = false;
+                self.changed.notify_all();
+                return false;
+            }
+            let now = Instant::now();
+            let due = state.told.iter().take_while(|(at, _)| *at <= now).count();
+            if due > 0 {
+                let due: Vec<_> = state.told.drain(..due).collect();
+                MutexGuard::unlocked(&mut state, || due.iter().for_each(|(_, ino)| self.notify(*ino)));
+            } else if state.wake {
+                state.wake = false;
+                return true;
+            } else if let Some((at, _)) = state.told.front().copied() {
+                self.changed.wait_until(&mut state, at);
+            }
         }
-        state.wake = false;
-        true
     }
 
     /// Waits so long, unless the mount ends; false then.
@@ -139,7 +157,21 @@ impl Counting {
         let _second = self.watcher.set(watcher);
     }
 
-    pub(crate) fn tell(&self, ino: Ino) {
+    /// Tells the watcher that an inode has another count; once more in the background if that is asked for, where
+    /// [`Counting::wake`] is to follow.
+    pub(crate) fn tell(&self, ino: Ino, again: bool) {
+        self.notify(ino);
+        if again && self.watcher.get().is_some() {
+            self.state.lock().told.push_back((Instant::now() + TOLD_AGAIN_AFTER, ino));
+        }
+    }
+
+    /// Whether the watcher is to be told of something once more.
+    pub(crate) fn tells_again(&self) -> bool {
+        !self.state.lock().told.is_empty()
+    }
+
+    fn notify(&self, ino: Ino) {
         if let Some(watcher) = self.watcher.get() {
             watcher(ino);
         }

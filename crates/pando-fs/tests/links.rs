@@ -709,6 +709,33 @@ fn crashes_leave_exact_counts_and_no_file_without_names() {
     random_runs(8, 1500, crash_run);
 }
 
+/// An answer with the count before may be on its way to a kernel that does not know the inode yet when it is told that
+/// the count has changed. So it is told once more.
+#[test]
+fn who_keeps_link_counts_is_told_of_new_ones_twice() {
+    let device = Arc::new(MemDevice::new(64 << 20));
+    Fs::format(device.clone(), &FormatOptions::default()).unwrap();
+    let w = World::over(Fs::open(device, options().background(true)).unwrap());
+    let (send, told) = std::sync::mpsc::channel();
+    w.fs.watch_link_counts(move |ino| _ = send.send((std::time::Instant::now(), ino)));
+    ["/a", "/a/in", "/a/out"].iter().for_each(|dir| _ = w.mkdir(dir));
+    for i in 0..20 {
+        w.put(&format!("/a/in/{i}"), b"linked");
+        w.link(&format!("/a/in/{i}"), &format!("/a/out/{i}")).unwrap();
+    }
+    w.clone_tree("/a/in", "/copy", false).unwrap();
+    // The kernel knows one of them, with the count before.
+    let known = w.at("/copy/3", |d, n| w.fs.lookup(d, n)).unwrap();
+    assert_eq!(known.nlink, 2);
+    let next = || told.recv_timeout(std::time::Duration::from_secs(60)).expect("nothing is told");
+    let (first, second) = (next(), next());
+    assert_eq!((first.1, second.1), (known.ino, known.ino));
+    assert!(second.0 - first.0 > std::time::Duration::from_millis(500), "at once");
+    assert_eq!(w.fs.getattr(known.ino).unwrap().nlink, 1);
+    w.fs.forget(known.ino, 1);
+    assert!(told.try_recv().is_err(), "more than the kernel knows of");
+}
+
 #[test]
 fn a_file_made_without_a_name_can_get_its_first_one() {
     let mut w = World::new();

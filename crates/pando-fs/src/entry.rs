@@ -244,6 +244,9 @@ impl Fs {
 
     /// Adds the removal of the data of a file without names, whose record is removed.
     pub(crate) fn remove_last(&self, batch: &mut Batch, data: Bytes, inode: &InodeRef, now: Time) -> Fate {
+        if inode.kind == FileKind::Regular {
+            self.late_calls.keep(inode);
+        }
         if inode.kind == FileKind::Regular && inode.peek(|s| s.opens > 0) {
             self.make_orphan(batch, data, inode, now);
             return Fate::Orphan;

@@ -71,7 +71,10 @@ impl Fs {
             Err(Error::Stale(_)) if s.size.is_none() && inode.peek(|st| matches!(st.link, Link::Gone)) => {
                 None
             }
-            Err(e) => return Err(e),
+            Err(e) => {
+                self.came_late(inode, &e);
+                return Err(e);
+            }
         };
         let now = self.now();
         let (old_size, perm, gid) = inode.peek(|st| (st.record.size, st.record.perm, st.record.gid));
@@ -150,7 +153,7 @@ impl Fs {
         }
         let handle = {
             // Held, so that a removal of the tree around sees both the count and the handle.
-            let _at = self.hold(&inode, false)?;
+            let _at = self.hold(&inode, false).inspect_err(|e| self.came_late(&inode, e))?;
             inode.change(|s| s.opens += 1);
             let stream = self.readahead.stream();
             FileHandle(self.files.add(OpenFile { inode: inode.clone(), flags, uid: c.uid, stream }))
@@ -169,10 +172,7 @@ impl Fs {
     pub fn release(&self, ino: Ino, fh: FileHandle) {
         let _ = ino;
         let Some(open) = self.files.remove(fh.0) else { return };
-        let inode = &open.inode;
-        let _own = inode.tree.write_arc();
-        inode.change(|s| s.opens = s.opens.saturating_sub(1));
-        self.drop_orphan_if_closed(inode);
+        self.let_go(&open.inode);
     }
 
     /// Whether the handle was opened for writing only. No I/O.

@@ -88,6 +88,7 @@ mod frozen;
 mod handle;
 mod inode;
 mod key_text;
+mod late_calls;
 mod ledger;
 mod limits;
 mod lineage;

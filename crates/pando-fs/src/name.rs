@@ -174,6 +174,9 @@ impl Fs {
     pub fn forget(&self, ino: Ino, n: u64) {
         if ino != ROOT {
             self.table.forget(ino, n);
+            if let Some(kept) = self.late_calls.forgotten(ino) {
+                self.let_go(&kept);
+            }
         }
     }
 

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use pando_db::Batch;
 
 use crate::{
-    error::Result,
+    error::{Error, Result},
     inode::{Inode, InodeRef, InodeState, Link},
     merge::Change,
     path::{self, system},
@@ -57,6 +57,21 @@ impl Fs {
         }
         // The last handle may have gone since the batch was made: a release below a directory
         // that is removed waits for nobody.
+        self.drop_orphan_if_closed(inode);
+    }
+
+    /// Notes that a call on a file that was found by name has failed so, for what loses its last name from now on: see
+    /// `late_calls`.
+    pub(crate) fn came_late(&self, inode: &Inode, e: &Error) {
+        if matches!(e, Error::Stale(_)) && inode.kind == FileKind::Regular {
+            self.late_calls.came();
+        }
+    }
+
+    /// Takes back an open: the last one of a file without a name removes its data. The caller holds no locks.
+    pub(crate) fn let_go(&self, inode: &InodeRef) {
+        let _own = inode.tree.write_arc();
+        inode.change(|s| s.opens = s.opens.saturating_sub(1));
         self.drop_orphan_if_closed(inode);
     }
 

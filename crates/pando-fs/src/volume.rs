@@ -21,6 +21,7 @@ use crate::{
     file_runs::FileRuns,
     handle::{Handles, OpenDir, OpenFile},
     inode::{Link, Table},
+    late_calls::LateCalls,
     ledger::Ledger,
     limits::MAX_NAME,
     lineage::Lineages,
@@ -122,6 +123,7 @@ pub struct Inner {
     /// See [`MountOptions::merge_steps`].
     pub(crate) merge_steps: usize,
     pub(crate) counting: Arc<Counting>,
+    pub(crate) late_calls: LateCalls,
     pub(crate) ledger: Ledger,
     pub(crate) mount_points: MountPoints,
     pub(crate) plan_memory: PlanMemory,
@@ -318,6 +320,7 @@ impl Fs {
             merge_steps: o.merge_steps,
             readahead,
             counting: Arc::default(),
+            late_calls: LateCalls::default(),
             ledger: Ledger::default(),
             mount_points: MountPoints::default(),
             plan_memory: PlanMemory::new(o.merge_plan_bytes),
@@ -414,6 +417,7 @@ impl Fs {
             return Ok(());
         }
         if !self.read_only {
+            self.late_calls.end().iter().for_each(|inode| self.let_go(inode));
             self.positions.store(&self.db);
         }
         Ok(self.db.close()?)

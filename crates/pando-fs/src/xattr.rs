@@ -296,7 +296,7 @@ impl Fs {
         if value.is_some() {
             self.need_feature(EXTENDED_ATTRIBUTES)?;
         }
-        let at = self.hold(inode, true)?;
+        let at = self.hold(inode, true).inspect_err(|e| self.came_late(inode, e))?;
         let (attrs, perm, gid) = inode.peek(|s| (s.record.attrs.clone(), s.record.perm, s.record.gid));
         let mut batch = Batch::new();
         let (new, existed) = self.put_attr(&mut batch, &attrs, &prefix(inode, &at), name, value)?;

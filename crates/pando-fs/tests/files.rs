@@ -226,6 +226,68 @@ fn an_unlinked_open_file_lives_until_its_last_handle() {
     assert_eq!(orphans(&w), 0);
 }
 
+/// A kernel goes a path once more when a file was replaced between the look at its name and the open; where that came
+/// too late as well, it gives up. After one open that comes too late, the next file is there until it is forgotten.
+#[test]
+fn a_file_that_is_replaced_again_is_kept_for_the_second_open_of_its_name() {
+    let w = World::new();
+    let look = || w.fs.lookup(ROOT, "f".as_ref()).unwrap().ino;
+    let replace = |data: &[u8]| {
+        w.put("/new", data);
+        w.rename("/new", "/f", 0).unwrap();
+    };
+    w.put("/f", b"zeroth");
+    let nobody_late = look();
+    replace(b"first");
+    assert_eq!(orphans(&w), 0, "nothing is kept for nobody");
+    w.fs.forget(nobody_late, 1);
+    let first = look();
+    replace(b"second");
+    assert_eq!(errno(w.fs.open_file(&w.me, first, 0)), ESTALE);
+    let second = look();
+    replace(&pattern(100_000, 3));
+    let open = w.fs.open_file(&w.me, second, O_RDWR).unwrap();
+    assert_eq!(w.whole(second).unwrap(), b"second");
+    w.fs.release(second, open);
+    let mode = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+    w.fs.setattr(&w.me, second, &mode).unwrap();
+    // Unlinked ones as well, and what the kernel does not know is not kept.
+    let third = look();
+    w.unlink("/f").unwrap();
+    assert!(w.whole(third).unwrap() == pattern(100_000, 3));
+    w.put("/f", b"unknown");
+    w.unlink("/f").unwrap();
+    for ino in [first, third, second] {
+        w.fs.forget(ino, 1);
+    }
+    assert_eq!(orphans(&w), 0);
+    w.assert_nothing_referenced();
+}
+
+/// Files that a kernel never forgets, as those of descriptors that only name them: see the bound in `late_calls`.
+#[test]
+fn few_files_are_kept_for_calls_that_come_too_late() {
+    let mut w = World::new();
+    let gone = |i: usize| {
+        let name = format!("/{i}");
+        w.put(&name, b"x");
+        let ino = w.at(&name, |d, n| w.fs.lookup(d, n)).unwrap().ino;
+        w.unlink(&name).unwrap();
+        ino
+    };
+    let dead = gone(9999);
+    for i in 0..3000 {
+        // On a slow machine too, all of them are removed soon after a call that came too late.
+        assert_eq!(errno(w.fs.open_file(&w.me, dead, 0)), ESTALE);
+        gone(i);
+    }
+    let kept = orphans(&w);
+    assert!((1000..=2 * 1024).contains(&kept), "{kept} keys");
+    // A mount that writes would remove them: they went with the last one.
+    w.remount_with(options().read_only(true));
+    assert_eq!(orphans(&w), 0);
+}
+
 /// Who removes a tree looks at what is in memory of it, or at all open files, whichever are fewer; not at each of those
 /// for each of these.
 #[test]

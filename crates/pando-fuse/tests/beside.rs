@@ -614,3 +614,38 @@ fn changes_of_a_tree_do_not_wait_for_a_file_that_is_kept_locked() {
     assert_eq!(fs::metadata(world.path("t/locked")).unwrap().permissions().mode() & 0o777, 0o640);
     assert_eq!(change("g="), 0o600);
 }
+
+/// A program that reads a file by its name, while another replaces it by renaming as fast as it can, finds it each time.
+#[test]
+fn a_name_that_is_renamed_over_all_the_time_can_be_opened_each_time() {
+    const OPENS: usize = 6000;
+    let Some(w) = World::new() else { return };
+    let content = |i: usize| format!("{i:08}").repeat(10).into_bytes();
+    fs::write(w.path("f"), content(0)).unwrap();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    let (failed, replaced) = thread::scope(|s| {
+        let replacer = s.spawn(|| {
+            let mut i = 0;
+            while !done.load(SeqCst) {
+                i += 1;
+                fs::write(w.path("new"), content(i)).unwrap();
+                fs::rename(w.path("new"), w.path("f")).unwrap();
+            }
+            i
+        });
+        let read = |_: usize| {
+            let read = fs::read(w.path("f"))?;
+            assert!(read.len() == 80 && read.chunks(8).all(|part| part == &read[..8]), "torn: {read:?}");
+            Ok::<_, std::io::Error>(())
+        };
+        let failed: Vec<_> = (0..OPENS).filter_map(|i| read(i).err()).map(|e| e.to_string()).collect();
+        done.store(true, SeqCst);
+        (failed, replacer.join().unwrap())
+    });
+    assert!(
+        failed.is_empty(),
+        "{} of {OPENS} opens failed beside {replaced} renames: {}",
+        failed.len(),
+        failed[0]
+    );
+}

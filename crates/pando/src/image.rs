@@ -92,16 +92,24 @@ impl Elsewhere {
 }
 
 /// Opens the device of `image` (canonical), waiting for a daemon that is closing it.
+pub fn open_device(image: &Path, read_only: bool, direct_io: DirectIo) -> Result<Arc<dyn Device>> {
+    let device = once_closed(image, || FileDevice::open(image, read_only))?;
+    with_direct_io(device.with_context(|| format!("{}", image.display()))?, image, direct_io)
+}
+
+/// What `open` makes of `image` (canonical), once no daemon that is closing it has it locked any more.
 ///
 /// A lock whose holder still has the image mounted does not go away by itself: refused at once.
-pub fn open_device(image: &Path, read_only: bool, direct_io: DirectIo) -> Result<Arc<dyn Device>> {
+pub fn once_closed<T>(
+    image: &Path,
+    mut open: impl FnMut() -> pando_db::Result<T>,
+) -> Result<pando_db::Result<T>> {
     let begin = Instant::now();
     let mut elsewhere = Elsewhere::new();
     loop {
-        match FileDevice::open(image, read_only) {
-            Ok(device) => return with_direct_io(device, image, direct_io),
+        match open() {
             Err(pando_db::Error::Locked) => {}
-            Err(e) => return Err(e).with_context(|| format!("{}", image.display())),
+            opened => return Ok(opened),
         }
         if let Some(dir) = mounted_on(image)? {
             let (image, dir) = (image.display(), dir.display());

@@ -197,3 +197,20 @@ fn a_read_only_mount_writes_nothing_and_can_be_remounted() {
     assert!(b.path("m/h").exists());
     b.umount();
 }
+
+/// A daemon closes its image for a moment after umount(8) has returned: as all other commands, `mkfs` waits for it.
+#[test]
+fn mkfs_waits_until_an_image_is_closed() {
+    let b = Bench::new();
+    b.ok(&["mkfs", "--size", "64M", "a.img"]);
+    let daemon = fs::File::open(b.path("a.img")).unwrap();
+    daemon.lock().unwrap();
+    let closing = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(700));
+        drop(daemon);
+    });
+    let begun = Instant::now();
+    b.ok(&["mkfs", "--force", "--size", "64M", "a.img"]);
+    assert!(begun.elapsed() >= Duration::from_millis(500), "it was not locked");
+    closing.join().unwrap();
+}

@@ -34,7 +34,9 @@ const PAGE_BYTES: u64 = 4 << 10;
 const APPENDED_BYTES: u64 = 64 << 10;
 /// A file that is appended to begins again at this size.
 const LONGEST_BYTES: u64 = 512 << 20;
-const RANDOM_BYTES: u64 = 256 << 20;
+const LEAST_LONGEST_BYTES: u64 = 64 << 20;
+/// A file in which random pages are written has this share of that (1/n).
+const RANDOM_SHARE: u64 = 2;
 
 /// What the writers do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,6 +56,7 @@ struct Writer<'a> {
     root: &'a Path,
     number: u64,
     files: u64,
+    longest: u64,
     last: &'a Last,
 }
 
@@ -80,12 +83,12 @@ impl Writer<'_> {
                     (path, 0)
                 }
                 Writes::Appends => {
-                    let at = call * APPENDED_BYTES % LONGEST_BYTES;
+                    let at = call * APPENDED_BYTES % self.longest;
                     file.write_all_at(&bytes, at)?;
                     (large.clone(), at)
                 }
                 Writes::Pages => {
-                    let at = random.below(RANDOM_BYTES / PAGE_BYTES) * PAGE_BYTES;
+                    let at = random.below(self.longest / RANDOM_SHARE / PAGE_BYTES) * PAGE_BYTES;
                     file.write_all_at(&bytes[..PAGE_BYTES as usize], at)?;
                     (large.clone(), at)
                 }
@@ -121,6 +124,8 @@ pub fn run(run: &mut Run) -> Result<()> {
     let text = pool(run.seed(17));
     let files = run.scaled(FILES, LEAST_FILES).next_multiple_of(WRITERS);
     let phase = Duration::from_millis(run.scaled(PHASE_MILLIS, LEAST_PHASE_MILLIS).min(PHASE_MILLIS));
+    // Each clone keeps what is written over after it: the image is to have room for all of that.
+    let longest = run.scaled(LONGEST_BYTES, LEAST_LONGEST_BYTES).next_multiple_of(APPENDED_BYTES);
     let root = run.make_tree("shared")?;
     for number in 0..files {
         if number % FILES_A_DIRECTORY == 0 {
@@ -141,7 +146,7 @@ pub fn run(run: &mut Run) -> Result<()> {
             let writers: Vec<_> = (0..)
                 .zip(&lasts)
                 .map(|(number, last)| {
-                    let writer = Writer { root: &root, number, files, last };
+                    let writer = Writer { root: &root, number, files, longest, last };
                     let (stop, calls) = (&stop, &calls);
                     scope.spawn(move || writer.write(writes, stop, calls))
                 })

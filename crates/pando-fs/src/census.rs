@@ -387,7 +387,11 @@ impl Fs {
     /// Counts all names that wait for it, in the calling thread: link counts are exact then, and linked files without a
     /// name are gone. Costs a scan of the linked names and files of each clone that was made of a directory with such.
     pub fn count_links(&self) -> Result<()> {
-        self.count_all(false)
+        let counted = self.count_all(false);
+        if self.counting.tells_again() {
+            self.count_in_background();
+        }
+        counted
     }
 
     fn count_all(&self, gently: bool) -> Result<()> {

@@ -205,11 +205,11 @@ fn mkfs_waits_until_an_image_is_closed() {
     b.ok(&["mkfs", "--size", "64M", "a.img"]);
     let daemon = fs::File::open(b.path("a.img")).unwrap();
     daemon.lock().unwrap();
+    let begun = Instant::now();
     let closing = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(700));
         drop(daemon);
     });
-    let begun = Instant::now();
     b.ok(&["mkfs", "--force", "--size", "64M", "a.img"]);
     assert!(begun.elapsed() >= Duration::from_millis(500), "it was not locked");
     closing.join().unwrap();

@@ -236,7 +236,8 @@ impl Page {
         self.longest
     }
 
-    /// The value, if the only entry puts one under the page's prefix and [`page_of_value`] gives this page again.
+    /// The value, if the only entry puts one under the page's prefix: then [`page_of_value`] gives a page again that
+    /// [`Builder`] has made.
     pub fn only_value(&self) -> Option<Bytes> {
         let entry = self.try_entry(0)?;
         let plain = self.count == 1 && self.pure && self.dense && entry.key.is_empty();

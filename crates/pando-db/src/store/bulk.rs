@@ -302,7 +302,7 @@ impl Writer<'_> {
         let most = (node / EXTENT_SHARE).max(EXTENT_LEAST.min(2 * node));
         // A short rest goes with what is before it: alone it would not be kept.
         // An extent that values fill, where that is worth while, has room for them bare.
-        let will_be_bare = most <= BARE_SAVES * BLOCK as usize;
+        let will_be_bare = most < BARE_SAVES * BLOCK as usize;
         let (raw, len) = match &new.bare {
             Some((_, bytes)) if will_be_bare => (bytes.len(), bytes.len()),
             _ => (page.raw as usize, new.stored.1.len()),

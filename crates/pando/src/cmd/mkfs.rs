@@ -116,14 +116,19 @@ pub fn device(image: &Path, size: Option<Size>, force: bool) -> Result<NewImage>
             show(MIN_SIZE)
         );
     }
-    let path = if existing.is_some() { image::canonical(image)? } else { image.to_owned() };
-    if existing.is_some()
-        && let Some(dir) = image::mounted_on(&path)?
-    {
-        let text = format!("{}: is mounted on {}; unmount it first", image.display(), dir.display());
-        return Err(Coded(exit::BUSY, text).into());
-    }
-    let device = match image::once_closed(&path, || FileDevice::create(image, size, force))? {
+    let make = || FileDevice::create(image, size, force);
+    let made = match &existing {
+        None => make(),
+        Some(_) => {
+            let path = image::canonical(image)?;
+            if let Some(dir) = image::mounted_on(&path)? {
+                let text = format!("{}: is mounted on {}; unmount it first", image.display(), dir.display());
+                return Err(Coded(exit::BUSY, text).into());
+            }
+            image::once_closed(&path, make)?
+        }
+    };
+    let device = match made {
         // What restore writes is not to push out what others have in the page cache.
         Ok(device) => Arc::new(device.with_direct_io()),
         Err(pando_db::Error::Invalid(why)) if !force => {

@@ -16,6 +16,7 @@ use crate::{
     error::{Error, Result, show},
     handle::OpenFile,
     inode::{Inode, InodeRef, Link},
+    late_calls::KeptFile,
     limits::MAX_SYMLINK,
     lineage::number::number,
     lock::Guard,
@@ -244,9 +245,6 @@ impl Fs {
 
     /// Adds the removal of the data of a file without names, whose record is removed.
     pub(crate) fn remove_last(&self, batch: &mut Batch, data: Bytes, inode: &InodeRef, now: Time) -> Fate {
-        if inode.kind == FileKind::Regular {
-            self.late_calls.keep(inode);
-        }
         if inode.kind == FileKind::Regular && inode.peek(|s| s.opens > 0) {
             self.make_orphan(batch, data, inode, now);
             return Fate::Orphan;
@@ -274,10 +272,12 @@ impl Fs {
         let mut bill = Bill::default();
         let (above, taken) = self.leaving(&at, &entry, &inode)?;
         bill.subtract(above, taken);
+        let kept = self.keep_for_late_calls(&inode);
         let fate = self.remove_file(&mut batch, &at, &entry, &inode, now)?;
         Self::change_dir(&mut batch, &at, &touched);
         let reserved = self.reserve(&mut batch, bill)?;
         self.db.write(batch)?;
+        kept.into_iter().for_each(KeptFile::lost_its_name);
         reserved.paid();
         dir.change(|s| touched.apply(&mut s.record));
         self.removed(&inode, fate, now);

@@ -24,6 +24,28 @@ const WHILE: Duration = Duration::from_secs(2);
 /// Files kept at a time, a count.
 const MOST_KEPT: usize = 1024;
 
+/// A file that is kept, and still has its last name.
+pub(crate) struct KeptFile<'a> {
+    calls: &'a LateCalls,
+    /// Until the name is gone.
+    inode: Option<InodeRef>,
+}
+
+impl KeptFile<'_> {
+    /// Notes that the name is gone.
+    pub(crate) fn lost_its_name(mut self) {
+        self.inode = None;
+    }
+}
+
+impl Drop for KeptFile<'_> {
+    fn drop(&mut self) {
+        if let Some(inode) = self.inode.take() {
+            self.calls.take_back(&inode);
+        }
+    }
+}
+
 #[derive(Default)]
 struct LateState {
     last: Option<Instant>,
@@ -44,20 +66,40 @@ impl LateCalls {
         self.state.lock().last = Some(Instant::now());
     }
 
-    /// Counts an open of a file that is about to lose its last name, if the kernel knows it and a call has come too
-    /// late lately. The caller holds `tree` of it exclusively.
-    pub(crate) fn keep(&self, inode: &InodeRef) {
+    /// Whether a file that loses its last name now is to be kept.
+    pub(crate) fn keeps(&self) -> bool {
+        self.state.lock().last.is_some_and(|last| last.elapsed() < WHILE)
+    }
+
+    /// Counts an open of a file that is about to lose its last name, if the kernel knows it. The caller holds `tree` of
+    /// it exclusively, and says when the name is gone: until then the open is taken back where the answer is dropped.
+    pub(crate) fn keep(&self, inode: &InodeRef) -> Option<KeptFile<'_>> {
         let mut state = self.state.lock();
-        let late = state.last.is_some_and(|last| last.elapsed() < WHILE);
-        // One whose removal failed is kept already.
-        if !late || state.kept.len() >= MOST_KEPT || state.kept.contains_key(&inode.ino) {
-            return;
+        // One that a mount has never forgotten may be kept already.
+        if state.kept.len() >= MOST_KEPT || state.kept.contains_key(&inode.ino) {
+            return None;
         }
-        // Under the lock: what the kernel forgets after this finds the file kept.
-        if inode.peek(|s| s.lookups > 0) {
+        // Before the look: whoever forgets the file after that sees that some are kept, and waits for the lock.
+        self.len.store(state.kept.len() + 1, Ordering::Release);
+        let known = inode.peek(|s| s.lookups > 0);
+        if known {
             inode.change(|s| s.opens += 1);
             state.kept.insert(inode.ino, inode.clone());
-            self.len.store(state.kept.len(), Ordering::Release);
+        }
+        self.len.store(state.kept.len(), Ordering::Release);
+        known.then(|| KeptFile { calls: self, inode: Some(inode.clone()) })
+    }
+
+    /// Takes back an open of [`LateCalls::keep`], if the kernel has not forgotten the file meanwhile.
+    fn take_back(&self, inode: &InodeRef) {
+        let mut state = self.state.lock();
+        // Whoever tries again what has failed does without.
+        state.last = None;
+        let kept = state.kept.remove(&inode.ino);
+        self.len.store(state.kept.len(), Ordering::Release);
+        drop(state);
+        if kept.is_some() {
+            inode.change(|s| s.opens = s.opens.saturating_sub(1));
         }
     }
 

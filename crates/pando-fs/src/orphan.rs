@@ -13,11 +13,16 @@ use pando_db::Batch;
 use crate::{
     error::{Error, Result},
     inode::{Inode, InodeRef, InodeState, Link},
+    late_calls::KeptFile,
+    lock,
     merge::Change,
     path::{self, system},
     types::{FileKind, Time},
     volume::Fs,
 };
+
+/// Share of a store that is to be free where files are kept for calls on their way (1/n).
+const PLENTY_FRACTION: u64 = 16;
 
 /// What becomes of an inode when a name of it goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,9 +73,21 @@ impl Fs {
         }
     }
 
+    /// Keeps a file, whose `tree` the caller holds exclusively and which is about to lose a name, if that is its last
+    /// one and calls by it may be on their way. Not on a store that is nearly full: what is kept takes its space, and
+    /// moving it away takes more than removing it.
+    pub(crate) fn keep_for_late_calls(&self, inode: &InodeRef) -> Option<KeptFile<'_>> {
+        let last = inode.peek(|s| !matches!(s.link, Link::Linked { .. }) || s.record.nlink <= 1);
+        if inode.kind != FileKind::Regular || !last || !self.late_calls.keeps() {
+            return None;
+        }
+        let (available, total) = self.db.space();
+        if available >= total / PLENTY_FRACTION { self.late_calls.keep(inode) } else { None }
+    }
+
     /// Takes back an open: the last one of a file without a name removes its data. The caller holds no locks.
     pub(crate) fn let_go(&self, inode: &InodeRef) {
-        let _own = inode.tree.write_arc();
+        let _own = lock::exclusive(&inode.tree);
         inode.change(|s| s.opens = s.opens.saturating_sub(1));
         self.drop_orphan_if_closed(inode);
     }

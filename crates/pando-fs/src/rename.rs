@@ -15,6 +15,7 @@ use crate::{
     bill::{Bill, Taken},
     error::{Error, Result, show},
     inode::{InodeRef, Link},
+    late_calls::KeptFile,
     lock::{Attempts, Guard, Obstacle},
     merge::Change,
     orphan::Fate,
@@ -357,6 +358,7 @@ impl Fs {
         let mut bill = Bill::default();
         let mut moving = self.moving(&mut batch, moved, (src, dst), now)?;
         self.bill_move(&mut bill, counts, &mut moving, moved, (src, dst))?;
+        let kept = target.and_then(|target| self.keep_for_late_calls(target));
         if let Some(target) = target {
             if target.kind != FileKind::Directory && moved.kind != FileKind::Directory {
                 let (above, taken) = self.leaving(dst.at, &dst.entry, target)?;
@@ -400,6 +402,7 @@ impl Fs {
         pair.touch(&mut batch, &touched);
         let reserved = self.reserve(&mut batch, bill)?;
         self.db.write(batch)?;
+        kept.into_iter().for_each(KeptFile::lost_its_name);
         reserved.paid();
         pair.touched(&touched);
         if let Some(target) = target {

@@ -1,13 +1,17 @@
 //! Renames in merges, one by one: what follows them, what is a conflict, and what stays what it is in memory.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use std::{path::Path, sync::Arc};
+use std::{
+    path::Path,
+    sync::{Arc, atomic::AtomicBool},
+};
 
 use super::common::{World, check_keys, merged::conflicts, options, trees::read};
 use pando_db::device::{Device, FailMode, MemDevice, SimDevice};
 use pando_fs::*;
 
 const EPERM: i32 = 1;
+const EINTR: i32 = 4;
 
 /// A source with a few directories, and a fork of it.
 fn scene() -> World {
@@ -170,6 +174,144 @@ fn renamed_on_one_side_and_removed_on_the_other_is_a_conflict() {
     mv(&w, "/s/a/x", "/s/rescued");
     w.remove_tree("/f/a").unwrap();
     assert_eq!(refused(&w), [("a".into(), MergeConflict::RemovedThere)]);
+}
+
+/// What the fork moved into a directory that is new, which is taken as a whole, came back here.
+#[test]
+fn what_was_moved_into_a_new_directory_and_removed_here_is_a_conflict() {
+    for dir in [false, true] {
+        let what = if dir { "a" } else { "f" };
+        let deleted = || {
+            let w = scene();
+            w.mkdir("/f/made");
+            w.put("/f/made/beside", b"new");
+            mv(&w, &format!("/f/{what}"), &format!("/f/made/{what}"));
+            if dir {
+                mv(&w, "/f/made/a/x", "/f/made/a/renamed");
+                w.remove_tree("/s/a").unwrap();
+            } else {
+                w.unlink("/s/f").unwrap();
+            }
+            w
+        };
+        let w = deleted();
+        assert_eq!(refused(&w), [(format!("made/{what}"), MergeConflict::RemovedHere)]);
+        assert!(prefer(&w, MergeSide::Ours).merged);
+        assert_eq!(w.names("/s/made"), ["beside"]);
+        whole(w);
+        let w = deleted();
+        assert!(prefer(&w, MergeSide::Theirs).merged);
+        assert_eq!(read(&w, "/s/made"), read(&w, "/f/made"));
+        whole(w);
+    }
+    // Both sides have made the directory.
+    let w = scene();
+    for dir in ["/f/made", "/s/made"] {
+        w.mkdir(dir);
+    }
+    mv(&w, "/f/f", "/f/made/f");
+    w.unlink("/s/f").unwrap();
+    assert_eq!(refused(&w), [("made/f".into(), MergeConflict::RemovedHere)]);
+    assert!(prefer(&w, MergeSide::Ours).merged && w.names("/s/made").is_empty());
+    whole(w);
+    // Something in a directory that the fork moved there.
+    let w = scene();
+    w.mkdir("/f/made");
+    mv(&w, "/f/a", "/f/made/a");
+    w.unlink("/s/a/in/y").unwrap();
+    assert_eq!(refused(&w), [("a".into(), MergeConflict::RemovedThere)]);
+    // The fork has removed it as well.
+    w.unlink("/f/made/a/in/y").unwrap();
+    assert!(merge(&w).merged);
+    assert_eq!((w.exists("/s/a"), w.names("/s/made/a/in").len()), (false, 0));
+    whole(w);
+}
+
+#[test]
+fn a_name_of_several_that_one_side_renamed_and_the_other_removed_is_a_conflict() {
+    let linked = || {
+        let w = World::new();
+        for dir in ["/s", "/s/d"] {
+            w.mkdir(dir);
+        }
+        w.put("/s/one", b"linked");
+        w.link("/s/one", "/s/two").unwrap();
+        w.fork("/s", "/f");
+        w
+    };
+    let settled = |w: World| {
+        w.fs.count_links().unwrap();
+        whole(w);
+    };
+    for (renames, removes, why) in
+        [("/f", "/s", MergeConflict::RemovedHere), ("/s", "/f", MergeConflict::RemovedThere)]
+    {
+        let there = renames == "/f";
+        for (to, new) in [("one2", false), ("d/one", false), ("new/one", true)] {
+            let made = || {
+                let w = linked();
+                if new {
+                    w.mkdir(&format!("{renames}/new"));
+                }
+                mv(&w, &format!("{renames}/one"), &format!("{renames}/{to}"));
+                w.unlink(&format!("{removes}/one")).unwrap();
+                w
+            };
+            let w = made();
+            assert_eq!(refused(&w), [(to.into(), why)]);
+            for side in [MergeSide::Ours, MergeSide::Theirs] {
+                let w = made();
+                assert!(prefer(&w, side).merged);
+                let kept = there == (side == MergeSide::Theirs);
+                assert_eq!(
+                    (w.exists("/s/one"), w.exists(&format!("/s/{to}"))),
+                    (false, kept),
+                    "{to} {side:?}"
+                );
+                assert_eq!(w.get("/s/two").unwrap(), b"linked");
+                settled(w);
+            }
+        }
+    }
+}
+
+/// What nobody waits for any more ends within the search for renames, which may take long.
+#[test]
+fn a_search_for_renames_ends_when_it_is_interrupted() {
+    let device = Arc::new(MemDevice::new(256 << 20));
+    Fs::format(device.clone(), &FormatOptions::default().node_size(16 << 10)).unwrap();
+    let w = World::over(Fs::open(device.clone() as Arc<dyn Device>, options()).unwrap());
+    for dir in ["/s", "/s/d"] {
+        w.mkdir(dir);
+    }
+    for i in 0..10_000 {
+        w.put(&format!("/s/d/{i}"), &[1; 200]);
+    }
+    w.fork("/s", "/f");
+    w.mkdir("/f/e");
+    (0..10_000).for_each(|i| mv(&w, &format!("/f/d/{i}"), &format!("/f/e/{i}")));
+    w.fs.close().unwrap();
+    let reads = |stop: bool, merges: bool| {
+        let w = World::over(Fs::open(device.clone() as Arc<dyn Device>, options()).unwrap());
+        let before = device.stats().reads;
+        let stop = AtomicBool::new(stop);
+        let options = MergeOptions { dry_run: true, ..MergeOptions::default() };
+        let done = match merges {
+            true => w.on("/f", |f| {
+                w.on("/s", |s| w.fs.merge_unless(None, f.ino, s.ino, options, &stop).map(drop))
+            }),
+            false => w.on("/f", |f| {
+                w.fs.diff_fork(None, f.ino, DiffOptions::default())?.next_unless(&stop).transpose().map(drop)
+            }),
+        };
+        assert_eq!(done.map_err(|e| e.errno()), if stop.into_inner() { Err(EINTR) } else { Ok(()) });
+        device.stats().reads - before
+    };
+    for merges in [true, false] {
+        let (all, few) = (reads(false, merges), reads(true, merges));
+        println!("merge {merges}: {all} reads, interrupted {few}");
+        assert!(few * 3 < all, "merge {merges}: {all} reads, interrupted {few}");
+    }
 }
 
 /// The fork's change of the file went with the directory, although the fork is preferred.

@@ -37,6 +37,8 @@ pub enum Asked {
     Adopt(u32),
     /// Tell the policy of the directory.
     Policy,
+    /// Tell, as the value of the answer, how many files in the directory have data that did not fit: it is in none.
+    Unstored,
     /// Give it this policy, or take the one that it has.
     SetPolicy(Option<StoredPolicy>),
 }
@@ -55,6 +57,7 @@ impl Asked {
             Asked::Take(new, _) => (6, 0, new.keep, new),
             Asked::Policy => (7, 0, false, &empty),
             Asked::Adopt(number) => (9, *number, false, &empty),
+            Asked::Unstored => (10, 0, false, &empty),
             Asked::SetPolicy(policy) => (8, 0, policy.is_some(), &empty),
         };
         let name = match self {
@@ -149,6 +152,7 @@ impl Asked {
             7 => Asked::Policy,
             8 => Asked::SetPolicy(policy),
             9 => Asked::Adopt(number),
+            10 => Asked::Unstored,
             _ => return None,
         })
     }
@@ -320,6 +324,7 @@ mod tests {
             Asked::Rollback(2, false),
             Asked::Adopt(u32::MAX),
             Asked::Policy,
+            Asked::Unstored,
             Asked::SetPolicy(None),
             Asked::SetPolicy(Some(policy)),
         ] {
@@ -332,7 +337,7 @@ mod tests {
             assert_eq!(Asked::decode(&bytes), Some(asked));
         }
         assert_eq!(Asked::decode(&Asked::Rename(1, "x".repeat(256).into()).encode()), None);
-        assert_eq!(Asked::decode(&[10; 40]), None);
+        assert_eq!(Asked::decode(&[11; 40]), None);
     }
 
     #[test]

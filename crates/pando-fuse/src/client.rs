@@ -215,13 +215,21 @@ fn ask(dir: BorrowedFd<'_>, request: &ControlRequest) -> Result<Response, Contro
 
 /// Sends a request that is answered in pieces, or asks for the next piece: its bytes, and whether more follows.
 pub fn piece(file: impl AsFd, request: &ControlRequest) -> Result<(Vec<u8>, bool), ControlError> {
+    piece_and_unstored(file, request).map(|(piece, more, _)| (piece, more))
+}
+
+/// The same, and of how many files there is data that the kernel shows and for which there was no room.
+pub(crate) fn piece_and_unstored(
+    file: impl AsFd,
+    request: &ControlRequest,
+) -> Result<(Vec<u8>, bool, u64), ControlError> {
     let head = request.encode().ok_or(ControlError::Name)?;
     let mut bytes = Box::new([0; control::STATS_SIZE]);
     bytes[..head.len()].copy_from_slice(&head[..]);
     let answer = exchange(file.as_fd(), request.command(), bytes)?;
-    let (answer, piece) = control::decode_piece(&answer[..]).ok_or(ControlError::NotPando)?;
+    let (answer, piece, unstored) = control::decode_piece(&answer[..]).ok_or(ControlError::NotPando)?;
     match answer.status {
-        0 => Ok((piece, answer.value != 0)),
+        0 => Ok((piece, answer.value != 0, unstored)),
         errno => Err(ControlError::Refused { errno, message: answer.message }),
     }
 }

@@ -482,34 +482,42 @@ pub fn decode_stats(bytes: &[u8]) -> Option<String> {
 }
 
 /// Bytes of a difference in one answer, at most.
-pub(crate) const PIECE_BYTES: usize = STATS_SIZE - RESPONSE_TEXT;
+pub(crate) const PIECE_BYTES: usize = STATS_SIZE - RESPONSE_TEXT - UNSTORED_BYTES;
 
-/// A piece of a difference as an answer, or the refusal in `response`; its value is 1 if more follows.
-pub(crate) fn encode_piece(response: &Response, piece: &[u8]) -> Vec<u8> {
+/// Bytes of the number behind a piece.
+const UNSTORED_BYTES: usize = 8;
+
+/// A piece of a difference as an answer, and of how many files there is data that is stored nowhere; or the refusal in
+/// `response`. Its value is 1 if more follows.
+pub(crate) fn encode_piece(response: &Response, piece: &[u8], unstored: u64) -> Vec<u8> {
     let mut out = response.encode();
     if response.status == 0 {
         out.truncate(MAGIC.len() + 4);
         out.extend_from_slice(&(piece.len().min(PIECE_BYTES) as u32).to_le_bytes());
         out.extend_from_slice(&response.value.to_le_bytes());
         out.extend_from_slice(piece.get(..piece.len().min(PIECE_BYTES)).unwrap_or_default());
+        out.extend_from_slice(&unstored.to_le_bytes());
     }
     out.resize(STATS_SIZE, 0);
     out
 }
 
 /// The reverse: the answer, without a message if it is none of a refusal, and the piece. `None` if it makes no sense.
-pub(crate) fn decode_piece(bytes: &[u8]) -> Option<(Response, Vec<u8>)> {
+pub(crate) fn decode_piece(bytes: &[u8]) -> Option<(Response, Vec<u8>, u64)> {
     let mut r = FieldReader(bytes);
     if r.take(MAGIC.len())? != MAGIC {
         return None;
     }
     let status = r.u32()? as i32;
     if status != 0 {
-        return Some((Response::decode(bytes)?, Vec::new()));
+        return Some((Response::decode(bytes)?, Vec::new(), 0));
     }
     let len = r.u32()? as usize;
     let value = r.u64()?;
-    Some((Response { status, value, message: String::new() }, r.take(len)?.to_vec()))
+    let piece = r.take(len)?.to_vec();
+    // A daemon of an earlier version may have filled all of the room.
+    let unstored = r.u64().unwrap_or(0);
+    Some((Response { status, value, message: String::new() }, piece, unstored))
 }
 
 /// A name as it must be for a request: one component, not `.` or `..`.

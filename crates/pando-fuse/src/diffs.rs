@@ -12,7 +12,7 @@ use std::{
     os::unix::ffi::{OsStrExt, OsStringExt},
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -103,15 +103,21 @@ impl Diffs {
         room
     }
 
-    /// The next piece, of at most so many bytes. `None` if none is under way.
-    pub(crate) fn next(&self, uid: u32, on: (u64, u64), room: usize) -> Option<pando_fs::Result<Piece>> {
+    /// The next piece, of at most so many bytes. `None` if none is under way; one that `stop` stops ends.
+    pub(crate) fn next(
+        &self,
+        uid: u32,
+        on: (u64, u64),
+        room: usize,
+        stop: &AtomicBool,
+    ) -> Option<pando_fs::Result<Piece>> {
         let diff = {
             let mut sessions = self.sessions.lock();
             let session = sessions.get_mut(&on).filter(|s| s.uid == uid)?;
             session.used = Instant::now();
             session.diff.clone()
         };
-        let piece = diff.lock().next(room);
+        let piece = diff.lock().next(room, stop);
         if !matches!(&piece, Ok(piece) if !piece.last) {
             self.closed(on.0, on.1);
         }
@@ -144,10 +150,10 @@ impl Diffs {
 }
 
 impl DiffProgress {
-    fn next(&mut self, room: usize) -> pando_fs::Result<Piece> {
+    fn next(&mut self, room: usize, stop: &AtomicBool) -> pando_fs::Result<Piece> {
         let begun = Instant::now();
         while !self.ended && self.bytes.len() < room && begun.elapsed() < TURN {
-            match self.diff.as_mut().and_then(Iterator::next) {
+            match self.diff.as_mut().and_then(|diff| diff.next_unless(stop)) {
                 Some(change) => self.bytes.extend(encode(&change?)),
                 None => self.ended = true,
             }
@@ -277,6 +283,10 @@ mod tests {
 
     use super::*;
 
+    fn next(diffs: &Diffs, uid: u32, on: (u64, u64), room: usize) -> Option<pando_fs::Result<Piece>> {
+        diffs.next(uid, on, room, &AtomicBool::new(false))
+    }
+
     #[test]
     fn one_that_nobody_asks_about_ends() {
         let diffs = Diffs::default();
@@ -285,9 +295,9 @@ mod tests {
         assert!(diffs.begin_bytes(7, (1, 2), vec![0; 9]));
         let left = diffs.end_idle(Duration::from_millis(20)).unwrap();
         assert!(left <= Duration::from_millis(20));
-        assert!(diffs.next(7, (1, 1), 4).is_none() && diffs.next(7, (1, 2), 4).is_some());
+        assert!(next(&diffs, 7, (1, 1), 4).is_none() && next(&diffs, 7, (1, 2), 4).is_some());
         assert_eq!(diffs.end_idle(Duration::ZERO), None);
-        assert!(diffs.next(7, (1, 2), 4).is_none());
+        assert!(next(&diffs, 7, (1, 2), 4).is_none());
     }
 
     #[test]
@@ -302,8 +312,9 @@ mod tests {
         let firsts: Vec<_> =
             (100..108).map(|uid| (0..DIFFS_OF_USER).map(|_| begin(uid).unwrap()).min()).collect();
         let (one, root) = (begin(7).unwrap(), begin(0).unwrap());
-        assert!(diffs.next(7, one, 4).is_some() && diffs.next(0, root, 4).is_some());
-        let gone = (100..).zip(&firsts).filter(|(uid, first)| diffs.next(*uid, first.unwrap(), 4).is_none());
+        assert!(next(&diffs, 7, one, 4).is_some() && next(&diffs, 0, root, 4).is_some());
+        let gone =
+            (100..).zip(&firsts).filter(|(uid, first)| next(&diffs, *uid, first.unwrap(), 4).is_none());
         assert_eq!(gone.count(), 1, "one of those with most has lost the one that was used least lately");
         // With one each nobody loses any; root is not refused.
         for uid in 200..400 {
@@ -311,7 +322,7 @@ mod tests {
         }
         assert!(begin(500).is_none());
         assert!(begin(0).is_some());
-        assert!(diffs.next(7, one, 4).is_some());
+        assert!(next(&diffs, 7, one, 4).is_some());
         assert!(diffs.sessions.lock().len() <= DIFFS + DIFFS_OF_ROOT);
     }
 

@@ -7,7 +7,10 @@
 use std::{
     ffi::OsStr,
     path::PathBuf,
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use pando_fs::{Authority, Caller, DiffOptions, FileKind, SnapshotInfo};
@@ -69,24 +72,33 @@ impl MountState {
             ControlRequest::Stats => return self.statistics(),
             ControlRequest::Diff { before, after, ranges, no_renames } => {
                 let options = DiffOptions { ranges, no_renames };
-                return Ok(self.differences(c, on, Some((before, after, options))));
+                return Ok(
+                    self.pieces(c, on, stop.flag(), || self.begin_diff(c, on, (&before, &after), options))
+                );
             }
-            ControlRequest::DiffNext => return Ok(self.differences(c, on, None)),
+            // What is told of a difference stays there if a signal comes in between: it could not be begun again.
+            ControlRequest::DiffNext => return Ok(self.pieces(c, on, &AtomicBool::new(false), || Ok(0))),
             ControlRequest::Identity => {
                 let message = format!("{:032x}", u128::from_be_bytes(self.fs.uuid()));
                 Ok(Response { message, value: self.fs.has_links().into(), ..Response::default() })
             }
             ControlRequest::Fork { token, into, asked } => {
-                return Ok(self.pieces(c, on, || self.begin_fork(c, on, (&token, &into), asked, stop)));
+                return Ok(
+                    self.pieces(c, on, stop.flag(), || self.begin_fork(c, on, (&token, &into), asked, stop))
+                );
             }
             ControlRequest::Quota { token, asked } => {
-                return Ok(self.pieces(c, on, || self.begin_quota(c, on, &token, asked)));
+                return Ok(
+                    self.pieces(c, on, stop.flag(), || self.begin_quota(c, on, &token, asked).map(|()| 0))
+                );
             }
             ControlRequest::Policies { token } => {
-                return Ok(self.pieces(c, on, || self.begin_policies(c, on, &token)));
+                return Ok(self.pieces(c, on, stop.flag(), || self.begin_policies(c, on, &token).map(|()| 0)));
             }
             ControlRequest::Gone { token } => {
-                return Ok(self.pieces(c, on, || self.begin_gone(c, on, &token, stop)));
+                return Ok(
+                    self.pieces(c, on, stop.flag(), || self.begin_gone(c, on, &token, stop).map(|()| 0))
+                );
             }
             ControlRequest::Sync => {
                 self.write_out_all();
@@ -159,37 +171,32 @@ impl MountState {
         control::encode_stats(&text).ok_or(Errno(libc::EOVERFLOW))
     }
 
-    /// A piece of a difference, which is begun if that is asked.
-    fn differences(
+    /// The next piece of what is told there, once it is begun, and of how many files there is data that is stored
+    /// nowhere.
+    fn pieces(
         &self,
         c: &Context,
         on: (u64, u64),
-        begin: Option<(Token, Token, DiffOptions)>,
+        stop: &AtomicBool,
+        begin: impl FnOnce() -> Result<u64, Refusal>,
     ) -> Vec<u8> {
-        self.pieces(c, on, || match begin {
-            Some((before, after, options)) => self.begin_diff(c, on, (&before, &after), options),
-            None => Ok(()),
-        })
-    }
-
-    /// The next piece of what is told there, once it is begun.
-    fn pieces(&self, c: &Context, on: (u64, u64), begin: impl FnOnce() -> Result<(), Refusal>) -> Vec<u8> {
         let piece = || {
-            begin()?;
+            let unstored = begin()?;
             let none = || Refusal(LAPSED, "no difference is being told here; ask again".into());
-            Ok(self.diffs.next(c.uid, on, control::PIECE_BYTES).ok_or_else(none)??)
+            let next = self.diffs.next(c.uid, on, control::PIECE_BYTES, stop);
+            Ok((next.ok_or_else(none)??, unstored))
         };
         match piece() {
-            Ok(diffs::Piece { bytes, last }) => {
+            Ok((diffs::Piece { bytes, last }, unstored)) => {
                 if !last {
                     // The thread there ends it if nobody asks for more.
                     self.automatic.changed();
                 }
                 let response = Response { value: u64::from(!last), ..Response::default() };
-                control::encode_piece(&response, &bytes)
+                control::encode_piece(&response, &bytes, unstored)
             }
             Err(Refusal(status, message)) => {
-                control::encode_piece(&Response { status, value: 0, message }, &[])
+                control::encode_piece(&Response { status, value: 0, message }, &[], 0)
             }
         }
     }
@@ -200,7 +207,7 @@ impl MountState {
         on: (u64, u64),
         (before, after): (&Token, &Token),
         options: DiffOptions,
-    ) -> Result<(), Refusal> {
+    ) -> Result<u64, Refusal> {
         let (before, after) = (self.shown(c, before)?, self.shown(c, after)?);
         let root = self.sees_all(c, &before);
         let caller = Caller { uid: c.uid, gid: c.gid, ..Caller::default() };
@@ -211,9 +218,10 @@ impl MountState {
         self.write_out_below(before.source);
         self.write_out_below(after.source);
         let viewer = (!root).then_some(&caller);
+        let unstored = self.unstored_below(before.source) + self.unstored_below(after.source);
         let diff = self.fs.diff(viewer, before.source, after.source, options)?;
         match self.diffs.begin(c.uid, on, diff) {
-            true => Ok(()),
+            true => Ok(unstored),
             false => Err(Refusal(libc::EAGAIN, "too many differences are being told; try again".into())),
         }
     }
@@ -226,8 +234,9 @@ impl MountState {
         (token, into): (&Token, &Token),
         asked: ForkAsked,
         stop: &Stop,
-    ) -> Result<(), Refusal> {
+    ) -> Result<u64, Refusal> {
         let shows = self.shown(c, token)?;
+        let mut unstored = 0;
         let root = match asked {
             ForkAsked::Diff { .. } | ForkAsked::Merge(_) => self.sees_all(c, &shows),
             ForkAsked::List | ForkAsked::Info => self.is_root(c, &shows),
@@ -240,6 +249,7 @@ impl MountState {
                 self.write_out_below(shows.source);
                 let caller = Caller { uid: c.uid, gid: c.gid, ..Caller::default() };
                 let viewer = (!root).then_some(&caller);
+                unstored = self.unstored_below(shows.source);
                 let options = DiffOptions { ranges, no_renames };
                 self.diffs.begin(c.uid, on, self.fs.diff_fork(viewer, shows.source, options)?)
             }
@@ -277,7 +287,7 @@ impl MountState {
             }
         };
         match told {
-            true => Ok(()),
+            true => Ok(unstored),
             false => Err(Refusal(libc::EAGAIN, "too much is being told; try again".into())),
         }
     }
@@ -422,7 +432,7 @@ impl MountState {
             None => shows.about(0, OsStr::new("")),
         };
         // That the mount may be written to, and the directory by the caller. (A rollback shows a removal.)
-        let reads = matches!(asked, Asked::List(_) | Asked::Rollback(..) | Asked::Policy);
+        let reads = matches!(asked, Asked::List(_) | Asked::Rollback(..) | Asked::Policy | Asked::Unstored);
         if !reads && !shows.adds_to_source() {
             return Err(pando_fs::Error::Access("snapshots".into()).into());
         }
@@ -482,6 +492,7 @@ impl MountState {
                 let policy = self.fs.policy_of(source)?;
                 answer.message = policy.as_ref().map(asked::policy_line).unwrap_or_default();
             }
+            Asked::Unstored => answer.value = self.unstored_below(source),
             Asked::SetPolicy(policy) => {
                 self.fs.set_policy(by, source, policy.as_ref())?;
                 self.automatic.changed();

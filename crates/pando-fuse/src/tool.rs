@@ -15,9 +15,7 @@ use rustix::fs::{
     renameat_with, statat, unlinkat,
 };
 
-use pando_fs::{
-    ForkInfo, MergeOptions, MergeReport, NewSnapshot, PolicyInfo, Quota, SnapshotInfo, TreeChange,
-};
+use pando_fs::{ForkInfo, NewSnapshot, PolicyInfo, Quota, SnapshotInfo, TreeChange};
 
 use crate::{
     asked::Asked,
@@ -28,6 +26,10 @@ use crate::{
     proof::NOTED,
     quotas::{self, QuotaAsked},
 };
+
+mod differences;
+
+pub use differences::{Differences, diff, diff_fork, merge};
 
 /// A name in a directory, whether there is anything or not.
 #[derive(Debug)]
@@ -281,17 +283,8 @@ pub fn usage(path: &Path) -> Result<Usage, ControlError> {
     client::usage(&file, token)
 }
 
-/// What differs between two files or directories of one mount, one by one; see [`pando_fs::Fs::diff`]. It is of the
-/// moment when this is called.
-pub struct Differences {
-    /// What it is asked on, and is told on.
-    file: OwnedFd,
-    reader: crate::diffs::DiffDecoder,
-    more: bool,
-}
-
 /// Begins to ask about forks on a directory, which is opened for it.
-fn ask_of_fork(path: &Path, asked: ForkAsked) -> Result<(OwnedFd, Vec<u8>, bool), ControlError> {
+fn ask_of_fork(path: &Path, asked: ForkAsked) -> Result<(OwnedFd, Vec<u8>, bool, u64), ControlError> {
     let dir = open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
     let dir = dir.map_err(io::Error::from)?;
     let (token, writeback) = client::token_and_writeback(&dir)?;
@@ -303,8 +296,9 @@ fn ask_of_fork(path: &Path, asked: ForkAsked) -> Result<(OwnedFd, Vec<u8>, bool)
     if writeback && matches!(asked, ForkAsked::Diff { .. }) {
         let _ = rustix::fs::syncfs(&dir);
     }
-    let (piece, more) = client::piece(dir.as_fd(), &ControlRequest::Fork { token, into: token, asked })?;
-    Ok((dir, piece, more))
+    let request = ControlRequest::Fork { token, into: token, asked };
+    let (piece, more, unstored) = client::piece_and_unstored(dir.as_fd(), &request)?;
+    Ok((dir, piece, more, unstored))
 }
 
 /// All of an answer that is text.
@@ -347,48 +341,15 @@ pub fn set_quota(path: &Path, limit: Option<u64>) -> Result<(), ControlError> {
 /// The forks of the directory at `path`, or all if it is the root of a mount: those that the caller made, or all of
 /// them for root. Their paths are from the root of the file system.
 pub fn forks(path: &Path) -> Result<Vec<ForkInfo>, ControlError> {
-    let (dir, text, more) = ask_of_fork(path, ForkAsked::List)?;
+    let (dir, text, more, _) = ask_of_fork(path, ForkAsked::List)?;
     forked::read_lines(&whole(&dir, text, more)?).ok_or(ControlError::Version)
 }
 
 /// What is known of the fork at `path`; EINVAL if it is none.
 pub fn fork_of(path: &Path) -> Result<ForkInfo, ControlError> {
-    let (dir, text, more) = ask_of_fork(path, ForkAsked::Info)?;
+    let (dir, text, more, _) = ask_of_fork(path, ForkAsked::Info)?;
     let found = forked::read_lines(&whole(&dir, text, more)?);
     found.and_then(|forks| forks.into_iter().next()).ok_or(ControlError::Version)
-}
-
-/// Merges the fork at `fork` into the directory at `into`; see [`pando_fs::Fs::merge`].
-pub fn merge(fork: &Path, into: &Path, options: MergeOptions) -> Result<MergeReport, ControlError> {
-    let (dir, token, writeback) = own_dir(fork)?;
-    let (to, other, _) = own_dir(into)?;
-    let (first, second) = (fstat(&dir).map_err(io::Error::from)?, fstat(&to).map_err(io::Error::from)?);
-    if first.st_dev != second.st_dev {
-        return Err(ControlError::Io(io::Error::from_raw_os_error(libc::EXDEV)));
-    }
-    if rustix::process::geteuid().is_root() {
-        // Without it the request goes on as that of an ordinary user.
-        let _ = show_root(&dir, &token);
-    }
-    if !options.dry_run {
-        show_adding(&to, &other)?;
-    }
-    if writeback {
-        // As for a clone.
-        let _ = rustix::fs::syncfs(&to);
-    }
-    let asked = ForkAsked::Merge(options);
-    let (piece, more) = client::piece(dir.as_fd(), &ControlRequest::Fork { token, into: other, asked })?;
-    forked::read_report(&whole(&dir, piece, more)?).ok_or(ControlError::Version)
-}
-
-/// What the fork at `path` has changed since it was made, or merged last.
-pub fn diff_fork(path: &Path, options: pando_fs::DiffOptions) -> Result<Differences, ControlError> {
-    let pando_fs::DiffOptions { ranges, no_renames } = options;
-    let (file, piece, more) = ask_of_fork(path, ForkAsked::Diff { ranges, no_renames })?;
-    let mut reader = crate::diffs::DiffDecoder::default();
-    reader.add(&piece);
-    Ok(Differences { file, reader, more })
 }
 
 /// Where this process finds what lies in a mounted file system: several mount points may show parts of it.
@@ -416,72 +377,6 @@ impl Visible {
             shown.push(Path::new("/").join(inside));
             shown.into()
         })
-    }
-}
-
-/// Opens a file or directory to be compared.
-fn comparable(path: &Path) -> Result<OwnedFd, ControlError> {
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    Ok(open(path, flags, Mode::empty()).map_err(io::Error::from)?)
-}
-
-/// Asks what differs between `before` and `after`.
-pub fn diff(
-    before: &Path,
-    after: &Path,
-    options: pando_fs::DiffOptions,
-) -> Result<Differences, ControlError> {
-    let (file, other) = (comparable(before)?, comparable(after)?);
-    let stat = |file: &OwnedFd| fstat(file).map_err(io::Error::from);
-    let (first, second) = (stat(&file)?, stat(&other)?);
-    if first.st_dev != second.st_dev {
-        return Err(ControlError::Io(io::Error::from_raw_os_error(libc::EXDEV)));
-    }
-    let (token, writeback) = client::token_and_writeback(&file)?;
-    let of_other = client::token(&other)?;
-    show_entering(&file, &token);
-    show_entering(&other, &of_other);
-    let is_dir = FileType::from_raw_mode(first.st_mode) == FileType::Directory;
-    if is_dir && rustix::process::geteuid().is_root() {
-        // Where it cannot be shown, what ordinary users may see is told.
-        let _ = show_root(&file, &token);
-    }
-    if writeback {
-        let _ = rustix::fs::syncfs(&file);
-    }
-    let pando_fs::DiffOptions { ranges, no_renames } = options;
-    let request = ControlRequest::Diff { before: token, after: of_other, ranges, no_renames };
-    let (piece, more) = client::piece(file.as_fd(), &request)?;
-    let mut reader = crate::diffs::DiffDecoder::default();
-    reader.add(&piece);
-    Ok(Differences { file, reader, more })
-}
-
-impl Differences {
-    fn advance(&mut self) -> Result<Option<pando_fs::FileChange>, ControlError> {
-        loop {
-            if let Some(change) = self.reader.next().map_err(|()| ControlError::Version)? {
-                return Ok(Some(change));
-            }
-            if !self.more {
-                return if self.reader.is_empty() { Ok(None) } else { Err(ControlError::Version) };
-            }
-            let (piece, more) = client::piece(self.file.as_fd(), &ControlRequest::DiffNext)?;
-            self.reader.add(&piece);
-            self.more = more;
-        }
-    }
-}
-
-impl Iterator for Differences {
-    type Item = Result<pando_fs::FileChange, ControlError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let found = self.advance();
-        if found.is_err() {
-            (self.more, self.reader) = (false, crate::diffs::DiffDecoder::default());
-        }
-        found.transpose()
     }
 }
 
@@ -569,6 +464,17 @@ pub fn list_snapshots(path: &Path) -> Result<Vec<SnapshotInfo>, ControlError> {
             Ok(next) if next > from => from = next,
             _ => return Ok(all),
         }
+    }
+}
+
+/// How many files in the directory at `path` have data that the kernel shows and for which there was no room: it is in
+/// no snapshot. A daemon of an earlier version does not tell, and none are counted.
+pub fn unstored(path: &Path) -> Result<u64, ControlError> {
+    let (dir, token, _) = own_dir(path)?;
+    match client::snapshots(&dir, token, Asked::Unstored) {
+        Ok((_, files)) => Ok(files),
+        Err(ControlError::Refused { .. }) => Ok(0),
+        Err(e) => Err(e),
     }
 }
 

@@ -125,6 +125,51 @@ fn a_merge_that_is_interrupted_or_killed_ends_soon_and_has_done_nothing() {
     b.ok(&["check", "a.img"]);
 }
 
+/// A process that is stopped waits for no answer, so the merge ends; when it goes on it begins again.
+#[test]
+fn a_merge_whose_process_is_stopped_goes_on_with_it() {
+    let b = mounted!();
+    const FILES: usize = 20_000;
+    std::fs::create_dir(b.path("m/p")).unwrap();
+    for i in 0..FILES {
+        std::fs::write(b.path(&format!("m/p/{i}")), "old").unwrap();
+    }
+    b.ok(&["fork", "m/p", "m/f"]);
+    for i in 0..FILES {
+        std::fs::write(b.path(&format!("m/f/{i}")), "newer").unwrap();
+    }
+    for signal in [Signal::TSTP, Signal::STOP] {
+        // Without a terminal SIGTSTP stops nobody whose process group is an orphan.
+        let mut merge = b
+            .command(&["merge", "-n", "--quiet", "m/f"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(merge.try_wait().unwrap().is_none(), "it is over already");
+        let pid = Pid::from_child(&merge);
+        kill_process(pid, signal).unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        kill_process(pid, Signal::CONT).unwrap();
+        let out = merge.wait_with_output().unwrap();
+        assert!(out.status.success(), "{signal:?}: {}", String::from_utf8_lossy(&out.stderr));
+    }
+    // The same of a difference, which looks for renames first.
+    for i in 0..FILES {
+        std::fs::rename(b.path(&format!("m/f/{i}")), b.path(&format!("m/f/r{i}"))).unwrap();
+    }
+    let diff = b.command(&["diff", "m/f"]).stdout(Stdio::piped()).spawn().unwrap();
+    let pid = Pid::from_child(&diff);
+    std::thread::sleep(Duration::from_millis(30));
+    kill_process(pid, Signal::STOP).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    kill_process(pid, Signal::CONT).unwrap();
+    let out = diff.wait_with_output().unwrap();
+    assert!(out.status.success() && out.stdout.iter().filter(|b| **b == b'\n').count() >= FILES);
+    b.umount();
+}
+
 #[test]
 fn who_owns_the_fork_and_what_changes_may_merge_and_see_it() {
     let b = mounted!();

@@ -110,7 +110,7 @@ fn copies_say_what_did_not_fit() {
         assert!(out.status.success(), "{args:?}: {}", text(&out.stderr));
         text(&out.stderr)
     };
-    let warning = |src| {
+    let warning = |src: &str| {
         format!(
             "pando: warning: data of 1 file below {src} did not fit in the store and is not in the copy\n"
         )
@@ -119,6 +119,14 @@ fn copies_say_what_did_not_fit() {
     assert_eq!(said(&["clone", "m/q/in", "m/copy"]), warning("m/q/in"));
     assert_eq!(said(&["clone", "m/q/in/large", "m/large"]), warning("m/q/in/large"));
     assert_eq!(said(&["fork", "m/q", "m/fork"]), warning("m/q"));
+    // Nor does a difference have it, or a stream.
+    let of = |trees: &str| warning(trees).replace("not in the copy", "in no difference");
+    assert_eq!(said(&["diff", "m/q", "m/copy"]), of("m/q and m/copy"));
+    assert_eq!(said(&["diff", "m/copy", "m/q/in"]), of("m/copy and m/q/in"));
+    assert_eq!(said(&["diff", "m/fork"]), "");
+    assert_eq!(said(&["send", "-n", "m/q@s"]), warning("m/q"));
+    b.ok(&["snapshot", "create", "m/other", "sent"]);
+    assert_eq!(said(&["send", "-n", "m/other@sent"]), "");
     for args in [
         &["clone", "m/other", "m/c"][..],
         &["snapshot", "create", "m/other", "s"],

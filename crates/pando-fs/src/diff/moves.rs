@@ -32,6 +32,9 @@ struct Noted {
     after: Option<Box<[u8]>>,
 }
 
+/// Looks whether to go on, and ends the search with its error if not.
+pub(crate) type GoOn<'a> = dyn Fn() -> Result<()> + 'a;
+
 /// What has moved: paths of both sides, from the tops.
 #[derive(Default)]
 pub(crate) struct Moves {
@@ -56,26 +59,27 @@ struct Search {
 
 impl Moves {
     /// Finds them; `settle` says which hold.
-    pub(crate) fn find(before: &mut Side, after: &mut Side) -> Result<Self> {
-        Self::search(Search::default(), before, after)
+    pub(crate) fn find(before: &mut Side, after: &mut Side, go_on: &GoOn<'_>) -> Result<Self> {
+        Self::search(Search::default(), before, after, go_on)
     }
 
     /// The same, and does not take what lies in a clone that is on one side only for what has come from elsewhere.
-    pub(crate) fn find_beside_clones(before: &mut Side, after: &mut Side) -> Result<Self> {
-        Self::search(Search { beside_clones: true, ..Search::default() }, before, after)
+    pub(crate) fn find_beside_clones(before: &mut Side, after: &mut Side, go_on: &GoOn<'_>) -> Result<Self> {
+        Self::search(Search { beside_clones: true, ..Search::default() }, before, after, go_on)
     }
 
-    fn search(mut search: Search, before: &mut Side, after: &mut Side) -> Result<Self> {
+    fn search(mut search: Search, before: &mut Side, after: &mut Side, go_on: &GoOn<'_>) -> Result<Self> {
         search.pairs.push_back((Vec::new(), Vec::new()));
         loop {
+            go_on()?;
             if let Some((a, b)) = search.pairs.pop_front() {
-                search.pair(before, after, &a, &b)?;
+                search.pair((before, after), &a, &b, go_on)?;
             } else if search.alone.iter().all(|n| *n > 0)
                 && let Some((first, (id, entry))) = search.next_list()
             {
                 // It may have found its partner since.
                 if !search.moves.is_pair(id) {
-                    search.list(if first { before } else { after }, first, &entry)?;
+                    search.list(if first { before } else { after }, first, &entry, go_on)?;
                 }
             } else {
                 break;
@@ -99,6 +103,11 @@ impl Moves {
     /// Takes one back.
     pub(crate) fn remove(&mut self, id: Identity) {
         self.noted.remove(&id);
+    }
+
+    /// Puts one among others.
+    pub(crate) fn set_aside(&mut self, id: Identity, among: &mut Self) {
+        among.noted.extend(self.noted.remove(&id).map(|noted| (id, noted)));
     }
 
     /// Where that which is at `entry` of the first tree, or else of the second, is in the other.
@@ -177,12 +186,19 @@ impl Search {
     }
 
     /// Looks at what differs between two directories.
-    fn pair(&mut self, before: &mut Side, after: &mut Side, a: &[u8], b: &[u8]) -> Result<()> {
+    fn pair(
+        &mut self,
+        (before, after): (&mut Side, &mut Side),
+        a: &[u8],
+        b: &[u8],
+        go_on: &GoOn<'_>,
+    ) -> Result<()> {
         let view = before.view.clone();
         let mut stream = DiffStream::new(&view, (&before.place(a), &after.place(b)), false)?;
         // Different directories at one path, by contents prefix.
         let mut unlike: HashMap<Vec<u8>, [Option<Identity>; 2]> = HashMap::new();
         while let Some(spot) = stream.next()? {
+            go_on()?;
             let Spot::Entry { path, records: Some((old, new)), .. } = spot else { continue };
             // One of them may have been found elsewhere since.
             let dir = path::directory_of(&path);
@@ -226,7 +242,7 @@ impl Search {
     }
 
     /// Notes the entries of a directory that is on one side only.
-    fn list(&mut self, side: &mut Side, first: bool, entry: &[u8]) -> Result<()> {
+    fn list(&mut self, side: &mut Side, first: bool, entry: &[u8], go_on: &GoOn<'_>) -> Result<()> {
         if self.beside_clones
             && let Some(value) = side.value(entry)?
             && side.found(entry, &value)?.record.clone_id != 0
@@ -238,6 +254,7 @@ impl Search {
         let (lo, hi) = path::listing(&place, None);
         let mut pairs = side.view.range(&lo, Some(&hi));
         while let Some((key, value)) = pairs.next_ref()? {
+            go_on()?;
             let Some(name) = path::name_of(&place, key) else { continue };
             let entry = path::entry(&contents, name)?;
             self.note(first, identity(&entry, value)?, &entry);

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use crate::{
     diff::{
-        moves::Moves,
+        moves::{GoOn, Moves},
         side::{Identity, Side, identity},
     },
     error::Result,
@@ -23,18 +23,9 @@ const PASSES: u32 = 16;
 pub(crate) type Images = HashMap<Vec<u8>, Option<Vec<u8>>>;
 
 /// Leaves of the moves those that hold.
-pub(crate) fn settle(moves: &mut Moves, before: &Side, after: &Side) -> Result<()> {
+pub(crate) fn settle(moves: &mut Moves, before: &Side, after: &Side, go_on: &GoOn<'_>) -> Result<()> {
     for _ in 0..PASSES {
-        let mut images = [Images::new(), Images::new()];
-        let mut wrong = Vec::new();
-        for (id, a, b) in moves.all() {
-            let [first, second] = &mut images;
-            if meets_itself(moves, first, (before, after), true, id, a)?
-                || meets_itself(moves, second, (after, before), false, id, b)?
-            {
-                wrong.push(id);
-            }
-        }
+        let wrong = wrong(moves, moves, (before, after), go_on)?;
         if wrong.is_empty() {
             return Ok(());
         }
@@ -42,6 +33,37 @@ pub(crate) fn settle(moves: &mut Moves, before: &Side, after: &Side) -> Result<(
     }
     *moves = Moves::default();
     Ok(())
+}
+
+/// Leaves of those that were set aside what would hold beside the moves.
+pub(crate) fn settle_aside(
+    moves: &Moves,
+    aside: &mut Moves,
+    before: &Side,
+    after: &Side,
+    go_on: &GoOn<'_>,
+) -> Result<()> {
+    wrong(moves, aside, (before, after), go_on)?.into_iter().for_each(|id| aside.remove(id));
+    Ok(())
+}
+
+/// Those of `among` that do not hold beside the moves.
+fn wrong(
+    moves: &Moves,
+    among: &Moves,
+    (before, after): (&Side, &Side),
+    go_on: &GoOn<'_>,
+) -> Result<Vec<Identity>> {
+    let (mut first, mut second, mut wrong) = (Images::new(), Images::new(), Vec::new());
+    for (id, a, b) in among.all() {
+        go_on()?;
+        if meets_itself(moves, &mut first, (before, after), true, id, a)?
+            || meets_itself(moves, &mut second, (after, before), false, id, b)?
+        {
+            wrong.push(id);
+        }
+    }
+    Ok(wrong)
 }
 
 /// Whether an entry of one's own side is compared with one of the same number at its place.

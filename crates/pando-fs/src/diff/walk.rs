@@ -3,7 +3,11 @@
 //! One job is a pair of directories, of which one may be nothing; directories that moved are jobs of their own, so
 //! everything on either side is looked at once. Uses streams, sides, moves and links.
 
-use std::{collections::VecDeque, ffi::OsString};
+use std::{
+    collections::VecDeque,
+    ffi::OsString,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use bytes::Bytes;
 
@@ -12,12 +16,12 @@ use crate::{
         change::{Aspects, ChangeKind, DiffOptions, FileChange, shown},
         compare::compare,
         links::LinkScan,
-        moves::Moves,
+        moves::{GoOn, Moves},
         settle::settle,
         side::{DirPair, Found, Side, contents_of, identity},
         stream::{DiffStream, Spot},
     },
-    error::Result,
+    error::{Error, Result},
     path,
     types::FileKind,
 };
@@ -87,24 +91,25 @@ impl TreeDiff {
     }
 
     /// Compares the tops, and finds what moved.
-    fn begin(&mut self) -> Result<()> {
+    fn begin(&mut self, go_on: &GoOn<'_>) -> Result<()> {
         let (a, b) = (self.before.top()?, self.after.top()?);
         let found = compare(&self.before, &a, &self.after, &b, self.options)?;
         if !found.aspects.is_empty() {
             self.ready.push_back(found.change(ChangeKind::Modified, &a, &b, OsString::new(), None));
         }
         if !self.options.no_renames && !self.jobs.is_empty() {
-            self.moves = Moves::find(&mut self.before, &mut self.after)?;
-            settle(&mut self.moves, &self.before, &self.after)?;
+            self.moves = Moves::find(&mut self.before, &mut self.after, go_on)?;
+            settle(&mut self.moves, &self.before, &self.after, go_on)?;
         }
         Ok(())
     }
 
-    fn advance(&mut self) -> Result<Option<FileChange>> {
+    fn advance(&mut self, go_on: &GoOn<'_>) -> Result<Option<FileChange>> {
         if !std::mem::replace(&mut self.begun, true) {
-            self.begin()?;
+            self.begin(go_on)?;
         }
         loop {
+            go_on()?;
             if let Some(ready) = self.ready.pop_front() {
                 return Ok(Some(ready));
             }
@@ -115,17 +120,27 @@ impl TreeDiff {
     }
 }
 
-impl Iterator for TreeDiff {
-    type Item = Result<FileChange>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let found = self.advance();
+impl TreeDiff {
+    /// The next difference, as of an iterator, unless `stop` is set: that ends it (EINTR).
+    pub fn next_unless(&mut self, stop: &AtomicBool) -> Option<Result<FileChange>> {
+        let found = self.advance(&|| match stop.load(Ordering::Relaxed) {
+            true => Err(Error::Interrupted("the difference".into())),
+            false => Ok(()),
+        });
         if found.is_err() {
             (self.current, self.begun) = (None, true);
             self.jobs.clear();
             self.ready.clear();
         }
         found.transpose()
+    }
+}
+
+impl Iterator for TreeDiff {
+    type Item = Result<FileChange>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.next_unless(&AtomicBool::new(false))
     }
 }
 

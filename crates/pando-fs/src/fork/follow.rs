@@ -2,7 +2,8 @@
 //!
 //! Moves are those of a difference. Guarantees that what the fork has moved lies, in the fork, in directories that the
 //! origin has too: what went into a directory that is new counts as removed and added, as do names of files with
-//! several, since one number has many names. Uses moves, `settle` and sides.
+//! several, since one number has many names. Such renames are known, so that nobody is taken to have deleted it. Uses
+//! moves, `settle` and sides.
 
 use std::collections::HashSet;
 
@@ -10,8 +11,8 @@ use bytes::Bytes;
 
 use crate::{
     diff::{
-        moves::Moves,
-        settle::{Images, image, settle},
+        moves::{GoOn, Moves},
+        settle::{Images, image, settle, settle_aside},
         side::{Identity, Side, identity},
         stream::DiffStream,
     },
@@ -26,6 +27,9 @@ use crate::{
 pub(crate) struct Follow {
     there: Moves,
     here: Moves,
+    /// Renames that are not followed: what has moved counts as removed and added, but nobody has deleted it.
+    aside_there: Moves,
+    aside_here: Moves,
     /// Paths in the origin of what was moved here, in order.
     left: Vec<(Vec<u8>, Identity)>,
     /// Directories of the origin here, of this side in the origin, and of the origin in the fork.
@@ -61,39 +65,55 @@ fn is_name(side: &Side, entry: &[u8]) -> Result<bool> {
     Ok(value.is_some_and(|value| matches!(Stored::decode(&value), Ok(Stored::Name(_)))))
 }
 
-/// The moves from one side to another, without `undone`, what is one name of several, and what is a clone of something
-/// that is there as well.
-fn find(one: &mut Side, other: &mut Side, undone: &HashSet<Identity>, links: bool) -> Result<Moves> {
-    let mut moves = Moves::find_beside_clones(one, other)?;
-    let mut wrong: Vec<Identity> = undone.iter().copied().collect();
+/// The moves from one side to another, without what is a clone of something that is there as well; and aside, those of
+/// `undone` and of what is one name of several.
+fn find(
+    one: &mut Side,
+    other: &mut Side,
+    undone: &HashSet<Identity>,
+    links: bool,
+    go_on: &GoOn<'_>,
+) -> Result<(Moves, Moves)> {
+    let mut moves = Moves::find_beside_clones(one, other, go_on)?;
+    let (mut wrong, mut not_followed, mut aside) = (Vec::new(), Vec::new(), Moves::default());
     let is = |side: &Side, entry: &[u8], id| -> Result<bool> {
         let value = side.value(entry)?;
         Ok(value.map(|value| identity(entry, &value)).transpose()? == Some(id))
     };
     for (id, a, b) in moves.all() {
+        go_on()?;
         // A clone has the numbers of what it was made of: what is at one path on both sides has not come from another.
-        if is(one, b, id)? || is(other, a, id)? || links && (is_name(one, a)? || is_name(other, b)?) {
+        if is(one, b, id)? || is(other, a, id)? {
             wrong.push(id);
+        } else if undone.contains(&id) || links && (is_name(one, a)? || is_name(other, b)?) {
+            not_followed.push(id);
         }
     }
     wrong.into_iter().for_each(|id| moves.remove(id));
-    settle(&mut moves, one, other)?;
-    Ok(moves)
+    not_followed.into_iter().for_each(|id| moves.set_aside(id, &mut aside));
+    settle(&mut moves, one, other, go_on)?;
+    Ok((moves, aside))
 }
 
 impl Follow {
     /// Finds the renames; not those of `undone`. If the fork has changed nothing, that is all that is looked at.
-    pub(crate) fn find(trees: &mut Trees, undone: &HashSet<Identity>, links: bool) -> Result<Self> {
+    pub(crate) fn find(
+        trees: &mut Trees,
+        undone: &HashSet<Identity>,
+        links: bool,
+        go_on: &GoOn<'_>,
+    ) -> Result<Self> {
         let places = (trees.base.place(b""), trees.theirs.place(b""));
         if DiffStream::new(&trees.base.view, (&places.0, &places.1), true)?.next()?.is_none() {
             return Ok(Self::default());
         }
         let (base, theirs) = (&mut trees.base, &mut trees.theirs);
-        let mut there = find(base, theirs, undone, links)?;
+        let (mut there, mut aside_there) = find(base, theirs, undone, links, go_on)?;
         loop {
             let mut images = Images::new();
             let mut into_new = Vec::new();
             for (id, _, b) in there.all() {
+                go_on()?;
                 if image(&there, &mut images, (theirs, base), false, path::directory_of(b))?.is_none() {
                     into_new.push(id);
                 }
@@ -101,13 +121,44 @@ impl Follow {
             if into_new.is_empty() {
                 break;
             }
-            into_new.into_iter().for_each(|id| there.remove(id));
-            settle(&mut there, base, theirs)?;
+            into_new.into_iter().for_each(|id| there.set_aside(id, &mut aside_there));
+            settle(&mut there, base, theirs, go_on)?;
         }
-        let here = find(base, &mut trees.ours, undone, links)?;
+        settle_aside(&there, &mut aside_there, base, theirs, go_on)?;
+        let (here, mut aside_here) = find(base, &mut trees.ours, undone, links, go_on)?;
+        settle_aside(&here, &mut aside_here, base, &trees.ours, go_on)?;
         let mut left: Vec<_> = here.all().map(|(id, a, _)| (a.to_vec(), id)).collect();
         left.sort_unstable_by(|a, b| a.0.cmp(&b.0));
-        Ok(Self { there, here, left, ..Self::default() })
+        Ok(Self { there, here, aside_there, aside_here, left, ..Self::default() })
+    }
+
+    /// Where in the origin that was which the fork has moved to `entry`, if that is not followed.
+    pub(crate) fn source_aside(&self, id: Identity, entry: &[u8]) -> Option<Vec<u8>> {
+        self.aside_there.source(id, entry).map(<[u8]>::to_vec)
+    }
+
+    /// Where the fork has, by a rename that is not followed, what was at `entry` of the origin.
+    pub(crate) fn there_aside(&self, id: Identity, entry: &[u8]) -> Option<Vec<u8>> {
+        self.aside_there.partner(true, id, entry).map(<[u8]>::to_vec)
+    }
+
+    /// The same of this side.
+    pub(crate) fn here_aside(&self, id: Identity, entry: &[u8]) -> Option<Vec<u8>> {
+        self.aside_here.partner(true, id, entry).map(<[u8]>::to_vec)
+    }
+
+    /// What the fork has moved into the directory with this contents prefix in it, if that is not followed: what, and
+    /// where it was and is. What lies highest comes first.
+    pub(crate) fn moved_into(&self, dir: &[u8]) -> Vec<(Identity, Vec<u8>, Vec<u8>)> {
+        let inside = self.aside_there.all().filter(|(_, _, b)| b.starts_with(dir));
+        let mut inside: Vec<_> = inside.map(|(id, a, b)| (id, a.to_vec(), b.to_vec())).collect();
+        inside.sort_unstable_by(|x, y| x.2.cmp(&y.2));
+        inside
+    }
+
+    /// Whether this side has deleted what was at `entry` of the origin.
+    pub(crate) fn deleted_here(&mut self, trees: &Trees, id: Identity, entry: &[u8]) -> Result<bool> {
+        Ok(self.here(trees, id, entry)?.value.is_none() && self.here_aside(id, entry).is_none())
     }
 
     /// Whether the fork has moved what is at `entry` of the origin.

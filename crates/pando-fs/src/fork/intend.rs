@@ -10,7 +10,7 @@ use crate::{
     diff::{
         change::{Aspects, shown},
         links::LinkScan,
-        side::{DirPair, contents_of, identity},
+        side::{DirPair, Identity, contents_of, identity},
         stream::{DiffStream, Spot},
     },
     error::{Error, Result},
@@ -196,7 +196,28 @@ impl Planner<'_> {
                 self.jobs.push_back(Dirs { base, theirs, new: None });
             }
         }
+        self.leave_deleted(spots, &mut without)?;
         Ok(without)
+    }
+
+    /// What the fork has moved into a directory that is taken from it, and this side has deleted, is a conflict, and
+    /// left out unless the fork is preferred.
+    fn leave_deleted(&mut self, spots: &Spots, without: &mut Vec<Vec<u8>>) -> Result<()> {
+        let (taken, ours) = (contents_of(&spots.theirs), contents_of(&spots.ours));
+        let mut around: Vec<u8> = Vec::new();
+        for (id, base, theirs) in self.follow.moved_into(&taken) {
+            let is_told = !around.is_empty() && theirs.starts_with(&around);
+            if is_told || !self.follow.deleted_here(self.trees, id, &base)? {
+                continue;
+            }
+            let inside = theirs.get(taken.len()..).unwrap_or_default().to_vec();
+            around = contents_of(&theirs);
+            let spots = Spots { base, ours: [&ours[..], &inside].concat(), theirs };
+            if !self.conflict(&spots, MergeConflict::RemovedHere, Aspects::default())? {
+                without.push(inside);
+            }
+        }
+        Ok(())
     }
 
     /// A directory of the origin that is not here is told as a whole; what was moved out of it is merged still.
@@ -235,8 +256,15 @@ impl Planner<'_> {
         })
     }
 
-    /// Whether our side has what was in the origin, unchanged; of a directory some entries may have been removed.
-    pub(crate) fn is_as_it_was(&mut self, spots: &Spots, base: &Bytes, ours: &Bytes) -> Result<bool> {
+    /// Whether our side has what was in the origin, unchanged; of a directory some entries may have been removed, but
+    /// none that the fork has in the directory with the contents prefix `there`.
+    pub(crate) fn is_as_it_was(
+        &mut self,
+        spots: &Spots,
+        base: &Bytes,
+        ours: &Bytes,
+        there: Option<&[u8]>,
+    ) -> Result<bool> {
         let (b, o) = (self.trees.base.found(&spots.base, base)?, self.trees.ours.found(&spots.ours, ours)?);
         if b.record.kind != o.record.kind
             || !meant(differ(&self.trees.base, &b, &self.trees.ours, &o)?).is_empty()
@@ -251,6 +279,7 @@ impl Planner<'_> {
         let mut stream = DiffStream::new(&self.trees.base.view, (&places.0, &places.1), true)?;
         let mut roots = vec![Vec::new()];
         while let Some(spot) = stream.next()? {
+            self.who.bounds.go_on()?;
             let path = match spot {
                 Spot::Entry { path, .. } => path,
                 Spot::Links(root) => {
@@ -279,7 +308,14 @@ impl Planner<'_> {
                     continue;
                 }
             }
-            let Some(ours) = ours else { continue };
+            let Some(ours) = ours else {
+                match (there, id) {
+                    (Some(there), Some(id)) if self.is_there(&[there, &path].concat(), id)? => {
+                        return Ok(false);
+                    }
+                    _ => continue,
+                }
+            };
             let Some(base) = base else { return Ok(false) };
             let (x, y) = (self.trees.base.found(&a, &base)?, self.trees.ours.found(&b, &ours)?);
             if x.record.kind != y.record.kind
@@ -307,6 +343,12 @@ impl Planner<'_> {
             }
         }
         Ok(true)
+    }
+
+    /// Whether the fork has that at this path.
+    fn is_there(&self, entry: &[u8], id: Identity) -> Result<bool> {
+        let value = self.trees.theirs.value(entry)?;
+        Ok(value.map(|value| identity(entry, &value)).transpose()? == Some(id))
     }
 
     /// The topmost directory that the fork has moved, of those from the directory `from` of the origin down to `dir` in

@@ -130,7 +130,7 @@ impl Fs {
     }
 
     /// As [`Fs::merge`], until `stop` is set: then nothing is done (EINTR), unless all but its last step is done
-    /// already. It is not looked at while renames are searched.
+    /// already.
     pub fn merge_unless(
         &self,
         owner: Option<u32>,

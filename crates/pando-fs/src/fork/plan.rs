@@ -79,7 +79,7 @@ impl<'a> Planner<'a> {
     pub(crate) fn plan(mut self) -> Result<Plan> {
         loop {
             self.who.bounds.plan_begins();
-            self.follow = Follow::find(self.trees, &self.undone, self.links)?;
+            self.follow = Follow::find(self.trees, &self.undone, self.links, &|| self.who.bounds.go_on())?;
             let undone = self.undone.len();
             let tops = (self.trees.base.top()?, self.trees.theirs.top()?, self.trees.ours.top()?);
             self.merge_found(&Spots::default(), Some(&tops.0), &tops.1, &tops.2)?;
@@ -251,10 +251,18 @@ impl<'a> Planner<'a> {
 
     /// The fork has removed it.
     fn removed(&mut self, (a, base): (&[u8], &Bytes), b: &[u8]) -> Result<()> {
-        let here = self.follow.here(self.trees, identity(a, base)?, a)?;
-        let (Some(entry), Some(ours)) = (here.entry, here.value) else { return Ok(()) };
+        let id = identity(a, base)?;
+        let here = self.follow.here(self.trees, id, a)?;
+        let there = self.follow.there_aside(id, a);
+        let (Some(entry), Some(ours)) = (here.entry, here.value) else {
+            return match (there, self.follow.here_aside(id, a)) {
+                (None, Some(ours)) => self.removed_elsewhere(a, b, ours),
+                _ => Ok(()),
+            };
+        };
         let spots = Spots { base: a.to_vec(), theirs: b.to_vec(), ours: entry };
-        if !here.moved && self.is_as_it_was(&spots, base, &ours)? {
+        let there = there.filter(|_| id.1 == FileKind::Directory).map(|there| contents_of(&there));
+        if !here.moved && self.is_as_it_was(&spots, base, &ours, there.as_deref())? {
             self.tell(&spots, MergeKind::Removed, Aspects::default())?;
             return self.remove(&spots.ours, &ours);
         }
@@ -264,8 +272,29 @@ impl<'a> Planner<'a> {
         }
     }
 
+    /// The fork has removed what was moved here, which is not followed.
+    fn removed_elsewhere(&mut self, a: &[u8], b: &[u8], ours: Vec<u8>) -> Result<()> {
+        let Some(value) = self.trees.ours.value(&ours)? else { return Ok(()) };
+        let spots = Spots { base: a.to_vec(), theirs: b.to_vec(), ours };
+        match self.conflict(&spots, MergeConflict::RemovedThere, Aspects::default())? {
+            true => self.remove(&spots.ours, &value),
+            false => Ok(()),
+        }
+    }
+
     /// The fork has made it.
     fn added(&mut self, spots: &Spots, theirs: &Bytes) -> Result<()> {
+        let id = identity(&spots.theirs, theirs)?;
+        if let Some(base) = self.follow.source_aside(id, &spots.theirs)
+            && self.follow.deleted_here(self.trees, id, &base)?
+        {
+            // It was moved there and deleted here: not something new.
+            let spots = Spots { base, ..spots.clone() };
+            return match self.conflict(&spots, MergeConflict::RemovedHere, Aspects::default())? {
+                true => self.replace(&spots, theirs),
+                false => Ok(()),
+            };
+        }
         match self.occupant(&spots.ours, &[])? {
             Occupant::Nothing => {
                 self.tell(spots, MergeKind::Added, Aspects::default())?;
@@ -315,7 +344,7 @@ impl<'a> Planner<'a> {
             }
             return Ok(());
         };
-        if self.is_as_it_was(&spots, base, &ours)? {
+        if self.is_as_it_was(&spots, base, &ours, None)? {
             self.tell(&spots, MergeKind::Replaced, Aspects::default())?;
             return self.replace(&spots, theirs);
         }

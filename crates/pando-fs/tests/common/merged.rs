@@ -111,6 +111,10 @@ struct Reference<'a> {
     undone: BTreeSet<(u64, u8)>,
     there: Where,
     here: Where,
+    /// Renames of the fork that are not followed: paths in the origin by those in the fork.
+    aside_there: Map,
+    /// Paths in the origin of what was moved here, followed or not.
+    ever_moved_here: BTreeSet<String>,
     /// What things have become, by key, and what they are in, if they have moved.
     nodes: Tree,
     places: BTreeMap<String, Place>,
@@ -132,13 +136,19 @@ impl<'a> Reference<'a> {
         let [base, theirs, ours] = all;
         // What went into a directory that is new there has gone, and is new; here it may have moved all the same.
         let mut not = undone.clone();
+        let ever = Where::new(base, theirs, &BTreeSet::new());
+        let is_undone = |p: &&String| id_of(base, p).is_some_and(|id| undone.contains(&id));
+        let mut aside_there: Map =
+            ever.moved.iter().filter(is_undone).map(|p| (ever.to[p].clone(), p.clone())).collect();
         let there = loop {
             let there = Where::new(base, theirs, &not);
             let into_new = |p: &&String| {
                 let dir = parent(&there.to[*p]);
                 !dir.is_empty() && there.from.get(dir).is_none_or(|from| !Self::is_dir(base, from))
             };
-            let lost: Vec<_> = there.moved.iter().filter(into_new).filter_map(|p| id_of(base, p)).collect();
+            let into_new: Vec<&String> = there.moved.iter().filter(into_new).collect();
+            aside_there.extend(into_new.iter().map(|p| (there.to[*p].clone(), (*p).clone())));
+            let lost: Vec<_> = into_new.iter().filter_map(|p| id_of(base, p)).collect();
             if lost.is_empty() {
                 break there;
             }
@@ -154,6 +164,8 @@ impl<'a> Reference<'a> {
             undone,
             there,
             here,
+            aside_there,
+            ever_moved_here: Where::new(base, ours, &BTreeSet::new()).moved,
             nodes,
             places: BTreeMap::new(),
             removed: BTreeSet::new(),
@@ -186,6 +198,10 @@ impl<'a> Reference<'a> {
         let place = format!("{dir}/{}", name(a));
         let is = self.ours.tree.contains_key(&place) && self.here.source(&place).is_none();
         (Some(place), is, false)
+    }
+
+    fn deleted_here(&self, a: &str) -> bool {
+        !self.here(a).1 && !self.ever_moved_here.contains(a)
     }
 
     fn occupant(&self, o: &str, own: &str) -> Occupant {
@@ -225,6 +241,17 @@ impl<'a> Reference<'a> {
                 if kind(x) == 0 {
                     self.dirs(&p, &t, None);
                 }
+            }
+        }
+        let mut told: Vec<String> = Vec::new();
+        let aside: Vec<_> = self.aside_there.iter().map(|(t, p)| (t.clone(), p.clone())).collect();
+        for (t, p) in aside.into_iter().filter(|(t, _)| t.starts_with(&taken)) {
+            if told.iter().any(|around| t.starts_with(around)) || !self.deleted_here(&p) {
+                continue;
+            }
+            told.push(format!("{t}/"));
+            if !self.conflict(&format!("{o}{}", &t[b.len()..])) {
+                without.push(t);
             }
         }
         let left = |path: &str| without.iter().any(|w| path == w || path.starts_with(&format!("{w}/")));
@@ -315,6 +342,12 @@ impl<'a> Reference<'a> {
         let o = format!("{dir}/{}", name(b));
         match self.there.source(b).cloned() {
             Some(from) => self.moved(&from, b, &o),
+            None if self.aside_there.get(b).is_some_and(|a| self.deleted_here(a)) => {
+                let a = self.aside_there[b].clone();
+                if self.conflict(&o) {
+                    self.replace(&a, b, &o);
+                }
+            }
             None => match self.occupant(&o, "?") {
                 Occupant::Nothing => self.take(a, b, &o),
                 Occupant::Its => self.both_new(a, b, &o),
@@ -339,13 +372,15 @@ impl<'a> Reference<'a> {
 
     fn gone(&mut self, a: &str) {
         let (Some(o), true, moved) = self.here(a) else { return };
-        if !moved && self.as_it_was(a, &o) || self.conflict(&o) {
+        let there = self.aside_there.iter().find(|(_, from)| *from == a).map(|(to, _)| to.clone());
+        if !moved && self.as_it_was(a, &o, there.as_deref()) || self.conflict(&o) {
             self.remove(&o);
         }
     }
 
-    /// Whether what is here is what was in the origin, or less, apart from what the fork has moved out.
-    fn as_it_was(&self, a: &str, o: &str) -> bool {
+    /// Whether what is here is what was in the origin, or less, apart from what the fork has moved out. Not less than
+    /// what the fork has at `there`.
+    fn as_it_was(&self, a: &str, o: &str, there: Option<&str>) -> bool {
         let (b, n) = (&self.base.tree[a], &self.ours.tree[o]);
         if b != n {
             return false;
@@ -373,7 +408,13 @@ impl<'a> Reference<'a> {
                 }
             }
             match (self.base.tree.get(&x), self.ours.tree.get(&y)) {
-                (_, None) => {}
+                (_, None) => {
+                    let is_there =
+                        |t: &str| id_of(self.theirs, &format!("{t}{rest}")) == id_of(self.base, &x);
+                    if there.is_some_and(is_there) {
+                        return false;
+                    }
+                }
                 (x, y) if x == y => {}
                 _ => return false,
             }
@@ -392,7 +433,7 @@ impl<'a> Reference<'a> {
             if self.conflict(&o) {
                 self.replace(a, b, &o);
             }
-        } else if self.as_it_was(a, &o) {
+        } else if self.as_it_was(a, &o, None) {
             self.replace(a, b, &o);
         } else {
             self.both_new(a, b, &o);

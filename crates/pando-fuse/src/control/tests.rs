@@ -94,9 +94,9 @@ fn answers_come_back_and_long_messages_are_cut_at_a_character() {
     }
     let response = Response { value: 1, ..Response::default() };
     let piece = vec![0xff; PIECE_BYTES];
-    assert_eq!(decode_piece(&encode_piece(&response, &piece)), Some((response, piece)));
+    assert_eq!(decode_piece(&encode_piece(&response, &piece, 7)), Some((response, piece, 7)));
     let refused = Response { status: 2, value: 0, message: "gone".into() };
-    assert_eq!(decode_piece(&encode_piece(&refused, b"x")), Some((refused, Vec::new())));
+    assert_eq!(decode_piece(&encode_piece(&refused, b"x", 7)), Some((refused, Vec::new(), 0)));
     assert_eq!(decode_stats(&encode_stats("{}").unwrap()).as_deref(), Some("{}"));
     assert_eq!(encode_stats(&"x".repeat(STATS_SIZE)), None);
 }

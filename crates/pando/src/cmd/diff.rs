@@ -152,7 +152,9 @@ pub fn run(args: &Args) -> Result<()> {
             Ok(())
         })?,
         None => {
-            for change in tool::diff(&before, &after, options).with_context(about)? {
+            let changes = tool::diff(&before, &after, options).with_context(about)?;
+            super::warn_undiffed(changes.unstored(), &about());
+            for change in changes {
                 if !printer.print(&change.with_context(about)?)? {
                     break;
                 }
@@ -174,7 +176,9 @@ fn of_fork(args: &Args) -> Result<()> {
     let mut printer =
         DiffPrinter { args, before, after, out, sums: Sums::default(), unreadable: 0, failed: 0 };
     let about = || format!("{}", fork.display());
-    for change in tool::diff_fork(fork, options).with_context(about)? {
+    let changes = tool::diff_fork(fork, options).with_context(about)?;
+    super::warn_undiffed(changes.unstored(), &about());
+    for change in changes {
         if !printer.print(&change.with_context(about)?)? {
             break;
         }

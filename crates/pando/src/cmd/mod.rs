@@ -129,11 +129,19 @@ impl<T: Into<OsString>> From<T> for ReportName {
 
 /// Says how many files below `src` have data that the kernel shows and the store has no room for: a copy lacks it.
 pub fn warn_unstored(files: u64, src: &Path) {
+    warn_lacking(files, &src.display().to_string(), "is not in the copy");
+}
+
+/// The same of what a difference lacks.
+pub fn warn_undiffed(files: u64, trees: &str) {
+    warn_lacking(files, trees, "is in no difference");
+}
+
+fn warn_lacking(files: u64, src: &str, lacks: &str) {
     if files > 0 {
         let files = counted(usize::try_from(files).unwrap_or(usize::MAX), "file", "files");
         crate::exit::tell!(
-            "pando: warning: data of {files} below {} did not fit in the store and is not in the copy",
-            src.display()
+            "pando: warning: data of {files} below {src} did not fit in the store and {lacks}"
         );
     }
 }

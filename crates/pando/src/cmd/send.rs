@@ -152,6 +152,7 @@ fn from_mount(args: &Args, snapshot: &Named, base: Option<&Named>) -> Result<()>
     let path = |of: &Named, info: &SnapshotInfo| of.dir.join(".snapshots").join(&info.name);
     let (store, links) =
         tool::identity(&snapshot.dir).with_context(|| format!("{}", snapshot.dir.display()))?;
+    super::warn_unstored(tool::unstored(&snapshot.dir)?, &snapshot.dir);
     let top = path(snapshot, &info);
     let tree = TreeBelow::new(&top).with_context(|| format!("{}", top.display()))?;
     let Some(base) = base else { return write(args, store, snapshot, &info, &tree, None) };

@@ -1,0 +1,160 @@
+//! Differences and merges, as the tool asks for them.
+//!
+//! Guarantees that a signal which only stops this process does not end them: they are asked for again. Uses `tool` and
+//! `client`.
+
+use std::{
+    io,
+    os::fd::{AsFd, OwnedFd},
+    path::Path,
+};
+
+use pando_fs::{MergeOptions, MergeReport};
+use rustix::fs::{FileType, Mode, OFlags, fstat, open};
+
+use crate::{
+    client::{self, ControlError},
+    control::ControlRequest,
+    forked::{self, ForkAsked},
+    tool::{ask_of_fork, own_dir, show_adding, show_entering, show_root, whole},
+};
+
+/// What differs between two files or directories of one mount, one by one; see [`pando_fs::Fs::diff`]. It is of the
+/// moment when this is called.
+pub struct Differences {
+    /// What it is asked on, and is told on.
+    file: OwnedFd,
+    reader: crate::diffs::DiffDecoder,
+    more: bool,
+    unstored: u64,
+}
+
+/// Asks again what a signal has ended. One that ends this process ends it before that; who is still there was stopped
+/// meanwhile (SIGTSTP, SIGSTOP), or with the machine, and goes on.
+fn unless_stopped<T>(ask: impl Fn() -> Result<T, ControlError>) -> Result<T, ControlError> {
+    loop {
+        match ask() {
+            Err(ControlError::Refused { errno: libc::EINTR, .. }) => {}
+            done => return done,
+        }
+    }
+}
+
+/// Merges the fork at `fork` into the directory at `into`; see [`pando_fs::Fs::merge`]. If this process is stopped, the
+/// merge ends, and begins anew when it goes on. A signal that the process handles does not end it.
+pub fn merge(fork: &Path, into: &Path, options: MergeOptions) -> Result<MergeReport, ControlError> {
+    unless_stopped(|| merge_once(fork, into, options))
+}
+
+fn merge_once(fork: &Path, into: &Path, options: MergeOptions) -> Result<MergeReport, ControlError> {
+    let (dir, token, writeback) = own_dir(fork)?;
+    let (to, other, _) = own_dir(into)?;
+    let (first, second) = (fstat(&dir).map_err(io::Error::from)?, fstat(&to).map_err(io::Error::from)?);
+    if first.st_dev != second.st_dev {
+        return Err(ControlError::Io(io::Error::from_raw_os_error(libc::EXDEV)));
+    }
+    if rustix::process::geteuid().is_root() {
+        // Without it the request goes on as that of an ordinary user.
+        let _ = show_root(&dir, &token);
+    }
+    if !options.dry_run {
+        show_adding(&to, &other)?;
+    }
+    if writeback {
+        // As for a clone.
+        let _ = rustix::fs::syncfs(&to);
+    }
+    let asked = ForkAsked::Merge(options);
+    let (piece, more) = client::piece(dir.as_fd(), &ControlRequest::Fork { token, into: other, asked })?;
+    forked::read_report(&whole(&dir, piece, more)?).ok_or(ControlError::Version)
+}
+
+/// What the fork at `path` has changed since it was made, or merged last.
+pub fn diff_fork(path: &Path, options: pando_fs::DiffOptions) -> Result<Differences, ControlError> {
+    let pando_fs::DiffOptions { ranges, no_renames } = options;
+    let asked = || ask_of_fork(path, ForkAsked::Diff { ranges, no_renames });
+    let (file, piece, more, unstored) = unless_stopped(asked)?;
+    let mut reader = crate::diffs::DiffDecoder::default();
+    reader.add(&piece);
+    Ok(Differences { file, reader, more, unstored })
+}
+
+/// Opens a file or directory to be compared.
+fn comparable(path: &Path) -> Result<OwnedFd, ControlError> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    Ok(open(path, flags, Mode::empty()).map_err(io::Error::from)?)
+}
+
+/// Asks what differs between `before` and `after`.
+pub fn diff(
+    before: &Path,
+    after: &Path,
+    options: pando_fs::DiffOptions,
+) -> Result<Differences, ControlError> {
+    unless_stopped(|| begin_diff(before, after, options))
+}
+
+fn begin_diff(
+    before: &Path,
+    after: &Path,
+    options: pando_fs::DiffOptions,
+) -> Result<Differences, ControlError> {
+    let (file, other) = (comparable(before)?, comparable(after)?);
+    let stat = |file: &OwnedFd| fstat(file).map_err(io::Error::from);
+    let (first, second) = (stat(&file)?, stat(&other)?);
+    if first.st_dev != second.st_dev {
+        return Err(ControlError::Io(io::Error::from_raw_os_error(libc::EXDEV)));
+    }
+    let (token, writeback) = client::token_and_writeback(&file)?;
+    let of_other = client::token(&other)?;
+    show_entering(&file, &token);
+    show_entering(&other, &of_other);
+    let is_dir = FileType::from_raw_mode(first.st_mode) == FileType::Directory;
+    if is_dir && rustix::process::geteuid().is_root() {
+        // Where it cannot be shown, what ordinary users may see is told.
+        let _ = show_root(&file, &token);
+    }
+    if writeback {
+        let _ = rustix::fs::syncfs(&file);
+    }
+    let pando_fs::DiffOptions { ranges, no_renames } = options;
+    let request = ControlRequest::Diff { before: token, after: of_other, ranges, no_renames };
+    let (piece, more, unstored) = client::piece_and_unstored(file.as_fd(), &request)?;
+    let mut reader = crate::diffs::DiffDecoder::default();
+    reader.add(&piece);
+    Ok(Differences { file, reader, more, unstored })
+}
+
+impl Differences {
+    /// Of how many files in the two trees there is data that the kernel shows and for which there was no room: it is in
+    /// no difference.
+    pub fn unstored(&self) -> u64 {
+        self.unstored
+    }
+
+    fn advance(&mut self) -> Result<Option<pando_fs::FileChange>, ControlError> {
+        loop {
+            if let Some(change) = self.reader.next().map_err(|()| ControlError::Version)? {
+                return Ok(Some(change));
+            }
+            if !self.more {
+                return if self.reader.is_empty() { Ok(None) } else { Err(ControlError::Version) };
+            }
+            let (piece, more) = client::piece(self.file.as_fd(), &ControlRequest::DiffNext)?;
+            self.reader.add(&piece);
+            self.more = more;
+        }
+    }
+}
+
+impl Iterator for Differences {
+    type Item = Result<pando_fs::FileChange, ControlError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let found = self.advance();
+        if found.is_err() {
+            (self.more, self.reader) = (false, crate::diffs::DiffDecoder::default());
+        }
+        found.transpose()
+    }
+}

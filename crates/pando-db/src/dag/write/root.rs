@@ -109,7 +109,7 @@ impl Edit<'_> {
         let height = self.height(old)?.saturating_add(1);
         if height > MAX_HEIGHT {
             let detail = format!("the root has {MAX_HEIGHT} levels already: no more are possible");
-            return Err(Error::corrupt("translation table", 0, detail));
+            return Err(Error::corrupt("root node", 0, detail));
         }
         let edge = Edge { child: Some(Target::plain(old)), ..Default::default() };
         let id = self.create(Node { height, span: Span::all(), body: Body::Interior(vec![edge]) });

@@ -23,9 +23,9 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     let target = image::canonical(&args.target)?;
     let dir = if target.is_dir() { Some(target.clone()) } else { image::mounted_on(&target)? };
+    let fail = || format!("stats {}", args.target.display());
     let stats = match dir {
         Some(dir) => {
-            let fail = || format!("stats {}", args.target.display());
             let text = client::stats(place::open_dir(&dir)?).with_context(fail)?;
             serde_json::from_str(&text)
                 .context("the daemon is of another version than this program")
@@ -35,8 +35,8 @@ pub fn run(args: &Args) -> Result<()> {
             let options = MountOptions::default().read_only(true);
             let fs = image::open(&target, options)?;
             let stats = Stats::of(&fs, None);
-            fs.close()?;
-            stats?
+            fs.close().with_context(fail)?;
+            stats.with_context(fail)?
         }
     };
     if args.json { super::print_json(&stats) } else { super::print(&stats.text()) }

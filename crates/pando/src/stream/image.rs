@@ -41,6 +41,11 @@ impl<'a> InImage<'a> {
         done.with_context(fail)
     }
 
+    /// What is at a path, which is referenced.
+    fn resolved(&self, path: &Path) -> Result<Ino> {
+        Ok(self.fs.resolve(path).with_context(|| path.display().to_string())?.ino)
+    }
+
     fn path(&self) -> PathBuf {
         self.dir.join(&self.name)
     }
@@ -65,10 +70,10 @@ impl<'a> InImage<'a> {
 
     /// Makes the tree in the place that was begun.
     fn fill(&self, base: Option<&SnapshotInfo>) -> Result<()> {
-        let place = self.fs.resolve(&self.place())?;
-        let cleared = Inside::new(self.fs, place.ino).clear_xattrs(b"");
-        self.fs.forget(place.ino, 1);
-        cleared?;
+        let place = self.resolved(&self.place())?;
+        let cleared = Inside::new(self.fs, place).clear_xattrs(b"");
+        self.fs.forget(place, 1);
+        cleared.with_context(|| self.place().display().to_string())?;
         let Some(base) = base else { return self.mkdir(&self.place(), &self.name) };
         self.on(&self.path(), |dir| {
             let root = self.fs.open_snapshot(dir.ino, base.number)?;
@@ -145,13 +150,9 @@ impl Ground for InImage<'_> {
 
     fn set_note(&self, note: &[u8]) -> Result<()> {
         let place = self.place();
-        let mut tree = self.fs.resolve(&place).map(|attr| (attr.ino, Inside::new(self.fs, attr.ino)))?;
-        let mut write = || -> std::io::Result<()> {
-            tree.1.create(NEW_NOTE.as_bytes(), true)?;
-            tree.1.write_at(0, note)
-        };
-        let written = write();
-        let (ino, inside) = tree;
+        let ino = self.resolved(&place)?;
+        let mut inside = Inside::new(self.fs, ino);
+        let written = inside.create(NEW_NOTE.as_bytes(), true).and_then(|()| inside.write_at(0, note));
         drop(inside);
         let renamed = written.map_err(anyhow::Error::from).and_then(|()| {
             Ok(self.fs.rename(&self.caller, ino, NEW_NOTE.as_ref(), ino, NOTE.as_ref(), 0)?)
@@ -178,9 +179,9 @@ impl Ground for InImage<'_> {
 
     fn take(&self, new: &NewSnapshot) -> Result<SnapshotInfo> {
         let by = Authority::Caller(&self.caller);
-        let tree = self.fs.resolve(&self.place().join(&self.name))?;
-        let taken = self.on(&self.path(), |dir| self.fs.snapshot_of_tree(by, dir.ino, (by, tree.ino), new));
-        self.fs.forget(tree.ino, 1);
+        let tree = self.resolved(&self.place().join(&self.name))?;
+        let taken = self.on(&self.path(), |dir| self.fs.snapshot_of_tree(by, dir.ino, (by, tree), new));
+        self.fs.forget(tree, 1);
         Ok(taken?.0)
     }
 

@@ -66,7 +66,7 @@ pub fn run(args: &Args) -> Result<()> {
     let options =
         InspectOptions { start: args.node, depth: args.depth, limit: args.limit, messages: args.keys };
     let seen = db.inspect(&options);
-    db.close()?;
+    db.close().with_context(|| format!("closing {}", args.image.display()))?;
     let seen = seen.with_context(|| format!("{}", args.image.display()))?;
     if let Some(file) = &args.svg {
         let picture = svg::draw(&seen, keys);

@@ -375,6 +375,40 @@ fn merges_and_rollbacks_are_counted_afterwards() {
 }
 
 /// With a quota of its own and none above it.
+/// What comes with a rollback is refused by a limit around it, as in a clone. Its own limit is that of the place.
+#[test]
+fn a_rollback_keeps_to_the_quotas_above() {
+    for discard in [true, false] {
+        let mut s = Scene::new();
+        for dir in ["/q", "/q/d", "/q/d/in"] {
+            s.mkdir(dir);
+        }
+        s.write("/q/d/in/f", 0, 600 << 10);
+        let by = me();
+        let info = s.fs.snapshot(Authority::Caller(&by), s.ino("/q/d"), &NewSnapshot::default()).unwrap().0;
+        s.fs.set_quota(s.ino("/q"), Some(1 << 20)).unwrap();
+        let (dir, name) = s.split("/q/d/in/f");
+        s.fs.unlink(&by, dir, name).unwrap();
+        s.write("/q/d/new", 0, 100 << 10);
+        s.write("/q/other", 0, 500 << 10);
+        for _ in 0..2 {
+            let before = s.ino("/q/d");
+            let rolled = s.fs.rollback(Authority::Caller(&by), before, info.number, discard);
+            assert_eq!(rolled.map(drop).unwrap_err().errno(), EDQUOT);
+            assert_eq!(s.ino("/q/d"), before);
+            assert!(s.fs.resolve(Path::new("/q/d/new")).is_ok());
+            s = s.again();
+        }
+        let (dir, name) = s.split("/q/other");
+        s.fs.unlink(&by, dir, name).unwrap();
+        s.fs.rollback(Authority::Caller(&by), s.ino("/q/d"), info.number, discard).unwrap();
+        // At once, not only when it has been counted again.
+        let fits = s.try_write("/q/more", 0, 500 << 10).unwrap();
+        assert!((300 << 10..=424 << 10).contains(&fits), "{fits}");
+        s.fs.check(|problem| panic!("{problem}")).unwrap();
+    }
+}
+
 #[test]
 fn what_a_rollback_brought_is_counted_without_a_further_change() {
     let s = Scene::new();

@@ -48,7 +48,7 @@ impl Fs {
     /// snapshot first, which is returned, unless `discard`. Files that are open stay usable by their handles.
     ///
     /// EINVAL for the root, which nothing can replace: clone the directories of its snapshot. EPERM and EACCES as for a
-    /// clone that replaces the directory.
+    /// clone that replaces the directory; EDQUOT too, by the limits of directories above.
     pub fn rollback(
         &self,
         by: Authority<'_>,
@@ -68,7 +68,7 @@ impl Fs {
         may_change(&dir, true)?;
         rights.may_clone(&dir)?;
         let mut counts = false;
-        let (report, before, removal) = self.with_attempts(|tries| {
+        let (report, before, removal) = self.with_counts(|tries, wanted| {
             let (parent, name) = dir.peek(|s| match &s.link {
                 Link::At { parent, name } => Ok((parent.clone(), name.clone())),
                 _ => Err(Error::Stale(source)),
@@ -95,6 +95,12 @@ impl Fs {
             let mut batch = Batch::new();
             let turn = self.sole_turn();
             let above = self.above(&at);
+            let mut bill = Bill::default();
+            let mut comes = None;
+            if above.has_limit() {
+                bill.subtract(self.above(&at), self.entry_taken(wanted, &end, &dir)?);
+                comes = Some(self.tree_taken(wanted, &self.attempt_dir(&root)?, &root)?);
+            }
             let before = match discard {
                 true => None,
                 false => {
@@ -113,10 +119,11 @@ impl Fs {
             let limit = dir.peek(|s| s.record.account.and_then(|account| account.limit));
             if limit.is_some() || record.account.is_some() || !above.is_empty() {
                 let used = record.account.map_or(0, |account| account.used);
+                let used = comes.map_or(used, |taken| taken.bytes);
                 record.account = Some(Account { limit, used, stale: true });
             }
-            let mut bill = Bill::default();
-            bill.add(above, Taken { bytes: 0, guessed: true });
+            // Names of linked files are counted later, and all, if no limit asks for more.
+            bill.add(above, Taken { bytes: comes.map_or(0, |taken| taken.bytes), guessed: true });
             copy_out(&mut batch, number, &end.entry, &contents, &record);
             self.find_marks_later(&mut batch, now)?;
             counts = self.count_copy(&mut batch, &path::snapshot(number), &contents)?;

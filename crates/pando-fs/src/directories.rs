@@ -21,12 +21,18 @@ pub(crate) struct ScannedDir {
 }
 
 impl Fs {
-    /// Calls `each` with the inode numbers of all directories, as of one moment, in the order of their paths.
-    pub(crate) fn directories(&self, mut each: impl FnMut(Ino)) -> Result<()> {
+    /// Calls `each` with the inode numbers of all directories, as of one moment, in the order of their paths; `go_on`
+    /// before each record.
+    pub(crate) fn directories(
+        &self,
+        go_on: impl Fn() -> Result<()>,
+        mut each: impl FnMut(Ino),
+    ) -> Result<()> {
         let view = self.db.snapshot();
         let mut way = ScannedWay::new(ScannedDir { lineage: 0, root: true });
         let mut pairs = view.prefix(&path::meta(b""));
         while let Some((key, value)) = pairs.next_ref()? {
+            go_on()?;
             let own = key.get(path::HEAD_BYTES..).unwrap_or_default();
             let known = way.leave(own);
             let Some(path::Parsed::Meta(_)) = path::parse_below(key, known) else { continue };

@@ -5,9 +5,12 @@
 //! not opened; what unlinked files left behind at a crash is removed at open.
 //! Uses the engine, and starts what the other modules need.
 
-use std::sync::{
-    Arc, Weak,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
 };
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
@@ -34,7 +37,7 @@ use crate::{
     readahead::Readahead,
     record::{Record, get_time},
     stats::{FsStats, Recorder},
-    types::{AtimePolicy, Caller, FileKind, FormatOptions, MountOptions, ROOT, StatFs, Time},
+    types::{AtimePolicy, Caller, FileKind, FormatOptions, Ino, MountOptions, ROOT, StatFs, Time},
 };
 
 /// Version of the keys and records of the file system.
@@ -127,6 +130,8 @@ pub struct Inner {
     pub(crate) ledger: Ledger,
     pub(crate) mount_points: MountPoints,
     pub(crate) plan_memory: PlanMemory,
+    /// Directories with snapshots that are known to be gone, which do not come back.
+    pub(crate) known_gone: Mutex<HashSet<Ino>>,
     /// Whether things are done in background threads.
     pub(crate) background: bool,
     label: String,
@@ -324,6 +329,7 @@ impl Fs {
             ledger: Ledger::default(),
             mount_points: MountPoints::default(),
             plan_memory: PlanMemory::new(o.merge_plan_bytes),
+            known_gone: Mutex::default(),
             background: o.background,
             label,
             uuid: db.uuid(),

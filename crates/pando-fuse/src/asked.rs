@@ -37,6 +37,8 @@ pub enum Asked {
     Adopt(u32),
     /// Tell the policy of the directory.
     Policy,
+    /// Delete the one with this number, whose directory, which is another, is gone.
+    DeleteGone(u32),
     /// Tell, as the value of the answer, how many files in the directory have data that did not fit: it is in none.
     Unstored,
     /// Give it this policy, or take the one that it has.
@@ -58,6 +60,7 @@ impl Asked {
             Asked::Policy => (7, 0, false, &empty),
             Asked::Adopt(number) => (9, *number, false, &empty),
             Asked::Unstored => (10, 0, false, &empty),
+            Asked::DeleteGone(number) => (11, *number, false, &empty),
             Asked::SetPolicy(policy) => (8, 0, policy.is_some(), &empty),
         };
         let name = match self {
@@ -153,6 +156,7 @@ impl Asked {
             8 => Asked::SetPolicy(policy),
             9 => Asked::Adopt(number),
             10 => Asked::Unstored,
+            11 => Asked::DeleteGone(number),
             _ => return None,
         })
     }
@@ -325,6 +329,7 @@ mod tests {
             Asked::Adopt(u32::MAX),
             Asked::Policy,
             Asked::Unstored,
+            Asked::DeleteGone(3),
             Asked::SetPolicy(None),
             Asked::SetPolicy(Some(policy)),
         ] {
@@ -337,7 +342,7 @@ mod tests {
             assert_eq!(Asked::decode(&bytes), Some(asked));
         }
         assert_eq!(Asked::decode(&Asked::Rename(1, "x".repeat(256).into()).encode()), None);
-        assert_eq!(Asked::decode(&[11; 40]), None);
+        assert_eq!(Asked::decode(&[12; 40]), None);
     }
 
     #[test]

@@ -336,7 +336,7 @@ impl MountState {
             return Err(pando_fs::Error::NotPermitted { name: "snapshots".into(), why }.into());
         }
         let mut text = String::new();
-        for info in self.fs.snapshots_of_gone()? {
+        for info in self.fs.snapshots_of_gone_unless(stop.flag())? {
             if stop.flag().load(Ordering::Relaxed) {
                 return Err(Refusal(libc::EINTR, "interrupted".into()));
             }
@@ -487,6 +487,12 @@ impl MountState {
                 self.settle(&report);
             }
             Asked::Keep(number, keep) => self.settle(&self.fs.keep_snapshot(by, source, number, keep)?),
+            Asked::DeleteGone(number) => {
+                let mounted = self.keep_mounted(c.pid);
+                let report = self.fs.delete_gone_snapshot(by, number)?;
+                drop(mounted);
+                self.settle(&report);
+            }
             Asked::Adopt(number) => self.settle(&self.fs.adopt_snapshots(by, source, number)?),
             Asked::Policy => {
                 let policy = self.fs.policy_of(source)?;

@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-use crate::common::same;
+use crate::common::{same, text};
 
 const EROFS: i32 = 30;
 
@@ -74,8 +74,9 @@ fn they_are_listed_kept_renamed_and_deleted() {
     assert_eq!((two["valid_for_seconds"].as_u64(), two["note"].as_str()), (Some(604_800), Some("why\tnot")));
     assert_eq!(two["source"], "/d");
     assert!(one["refers"].as_u64().unwrap() > 2_900_000 && one["alone"].as_u64().unwrap() < 500_000, "{one}");
-    let text = b.ok(&["snapshot", "list", "m/d"]);
-    assert!(text.starts_with("NUMBER") && text.contains("keep") && text.contains("valid=1w"), "{text}");
+    let listed = b.ok(&["snapshot", "list", "m/d"]);
+    assert!(listed.starts_with("NUMBER"), "{listed}");
+    assert!(listed.contains("keep") && listed.contains("valid=1w"), "{listed}");
     let script = b.ok(&["snapshot", "list", "-H", "m/d"]);
     assert_eq!(script.lines().count(), 3);
     assert!(script.lines().all(|line| line.split('\t').count() == 6), "{script}");
@@ -184,6 +185,34 @@ fn what_is_left_of_a_directory_that_is_gone_comes_to_another() {
     b.ok(&["check", "a.img"]);
 }
 
+#[test]
+fn those_of_directories_that_are_gone_are_deleted_at_once() {
+    let b = mounted!();
+    b.sh("mkdir m/d m/e m/there; head -c 500000 /dev/urandom > m/d/f; echo x > m/e/f");
+    for (dir, name) in [("d", "one"), ("d", "two"), ("e", "kept"), ("e", "three"), ("there", "four")] {
+        b.ok(&["snapshot", "create", &format!("m/{dir}"), name]);
+    }
+    b.ok(&["snapshot", "keep", "m/e", "kept"]);
+    b.sh("rm -r m/d m/e");
+    let would = b.ok(&["snapshot", "orphans", "--delete", "-n", "m"]);
+    let lines: Vec<&str> = would.lines().collect();
+    assert!(lines[0].starts_with("would delete 1 one: ") && lines[0].ends_with(" of its own"), "{would}");
+    assert_eq!((lines.len(), lines[2]), (4, "would leave 3 kept: it is kept"), "{would}");
+    b.fails(&["snapshot", "orphans", "-n", "m"], 2, "--delete");
+    let out = b.run(&["snapshot", "orphans", "--delete", "m"]);
+    let said = text(&out.stderr);
+    assert!(out.status.success() && said.contains("snapshot kept of m: is kept, and was left"), "{said}");
+    let left = b.ok(&["snapshot", "orphans", "-H", "m"]);
+    assert_eq!((left.lines().count(), left.split('\t').nth(1)), (1, Some("kept")), "{left}");
+    assert_eq!(b.ok(&["snapshot", "list", "-H", "m/there"]).lines().count(), 1);
+    b.remount();
+    // What it takes may be estimated otherwise by then.
+    let again = b.ok(&["snapshot", "orphans", "-H", "m"]);
+    assert_eq!((again.lines().count(), again.split('\t').nth(1)), (1, Some("kept")), "{again}");
+    b.umount();
+    b.ok(&["check", "a.img"]);
+}
+
 /// As `btrfs subvolume snapshot` does: a name that leads to a directory is as good as the directory.
 #[test]
 fn of_a_link_to_a_directory_they_are_those_of_the_directory() {
@@ -251,6 +280,7 @@ fn rights_are_those_of_a_clone() {
         format!("snapshot policy {d} --off"),
         format!("snapshot policies {d}"),
         format!("snapshot orphans {d}"),
+        format!("snapshot orphans --delete {d}"),
         format!("snapshot adopt {d} 1"),
         format!("rollback {d} s"),
     ] {

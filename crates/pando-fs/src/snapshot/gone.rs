@@ -4,7 +4,11 @@
 //! replaces a directory above. They belong to its inode number, which nobody has any more. Here they come to belong to
 //! a directory that is there, where they can be listed, read, cloned and deleted as ever. Uses `family`.
 
-use std::{collections::HashSet, ffi::OsString};
+use std::{
+    collections::HashSet,
+    ffi::OsString,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use pando_db::Batch;
 
@@ -22,8 +26,13 @@ impl Fs {
     /// The snapshots of all directories that are gone, by number. Costs a scan of the records of all files, if
     /// any directory but the root has or had snapshots.
     pub fn snapshots_of_gone(&self) -> Result<Vec<SnapshotInfo>> {
+        self.snapshots_of_gone_unless(&AtomicBool::new(false))
+    }
+
+    /// The same, until `stop` is set (EINTR).
+    pub fn snapshots_of_gone_unless(&self, stop: &AtomicBool) -> Result<Vec<SnapshotInfo>> {
         let mut found = Vec::new();
-        for (_, family) in self.families_of_gone()? {
+        for (_, family) in self.families_of_gone(stop)? {
             found.extend(self.snapshots_from(family.id, 0, usize::MAX)?);
         }
         found.sort_unstable_by_key(|info| info.number);
@@ -69,10 +78,38 @@ impl Fs {
         Ok(CloneReport { entries, ..CloneReport::default() })
     }
 
+    /// Deletes the snapshot `number` of a directory that is gone, as [`Fs::delete_snapshot`] does. What was found to be
+    /// gone is remembered, so a further one costs little.
+    ///
+    /// ENOENT if it is none of a directory that is gone; EPERM if it is kept, and unless the caller is root.
+    pub fn delete_gone_snapshot(&self, by: Authority<'_>, number: u32) -> Result<CloneReport> {
+        self.writable()?;
+        let by = Rights::from(by);
+        if !by.all() {
+            let why = "only root may delete those of a directory that is gone";
+            return Err(Error::NotPermitted { name: "snapshots".into(), why });
+        }
+        let Some((source, _)) = self.gone_family_of(number)? else {
+            return Err(Error::NotFound(format!("snapshot {number} of a directory that is gone")));
+        };
+        self.delete_snapshot_by(by, source, number)
+    }
+
     /// The family of a directory that is gone which has the snapshot `number`, and the number of the directory.
     fn gone_family_of(&self, number: u32) -> Result<Option<(Ino, Family)>> {
-        for found in self.families_of_gone()? {
-            if self.db.get(&system::snapshot(found.1.id, number))?.is_some() {
+        let has_it = |family: &Family| -> Result<bool> {
+            Ok(self.db.get(&system::snapshot(family.id, number))?.is_some())
+        };
+        let known: Vec<Ino> = self.known_gone.lock().iter().copied().collect();
+        for source in known {
+            if let Some(family) = self.family(source)?
+                && has_it(&family)?
+            {
+                return Ok(Some((source, family)));
+            }
+        }
+        for found in self.families_of_gone(&AtomicBool::new(false))? {
+            if has_it(&found.1)? {
                 return Ok(Some(found));
             }
         }
@@ -80,12 +117,17 @@ impl Fs {
     }
 
     /// The families whose directories are gone, with the numbers that these had.
-    fn families_of_gone(&self) -> Result<Vec<(Ino, Family)>> {
+    fn families_of_gone(&self, stop: &AtomicBool) -> Result<Vec<(Ino, Family)>> {
         let mut missing: HashSet<Ino> = self.snapshot_sources()?.into_iter().collect();
         missing.remove(&ROOT);
         if !missing.is_empty() {
-            self.directories(|ino| _ = missing.remove(&ino))?;
+            let go_on = || match stop.load(Ordering::Relaxed) {
+                true => Err(Error::Interrupted("snapshots of directories that are gone".into())),
+                false => Ok(()),
+            };
+            self.directories(go_on, |ino| _ = missing.remove(&ino))?;
         }
+        self.known_gone.lock().extend(&missing);
         let mut found = Vec::new();
         for source in missing {
             found.extend(self.family(source)?.map(|family| (source, family)));

@@ -370,9 +370,13 @@ impl Fs {
     /// Deletes a snapshot. EPERM if it is kept. Calls on open files in it fail with ESTALE afterwards. Space that it
     /// alone owned is freed in the background.
     pub fn delete_snapshot(&self, by: Authority<'_>, source: Ino, number: u32) -> Result<CloneReport> {
+        self.delete_snapshot_by(by.into(), source, number)
+    }
+
+    fn delete_snapshot_by(&self, by: Rights<'_>, source: Ino, number: u32) -> Result<CloneReport> {
         self.writable()?;
         let (family, family_dir, dir) = self.family_of(source)?;
-        Self::may_manage(by.into(), dir.as_ref())?;
+        Self::may_manage(by, dir.as_ref())?;
         let _snapshots = lock::exclusive(&family_dir.names);
         let family = self.family_held(source, &family)?;
         let info = self.info_of(&family, number)?;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use pando_fs::{NewSnapshot, SnapshotInfo, SnapshotPolicy, Time};
-use pando_fuse::{asked::Asked, tool};
+use pando_fuse::{asked::Asked, control::Usage, tool};
 use serde::Serialize;
 
 use crate::{cmd::ReportName, place, report::VERSION, size};
@@ -153,9 +153,11 @@ rollback of one above it. pando snapshot adopt gives them to a directory that is
 do this. REFERS and ALONE are the bytes that each refers to, and those that would come back if it alone
 were deleted, as pando du counts them, or - if that cannot be told; USER is who made it. With -H these
 three are the last fields. It reads the records of all files, and Ctrl-C ends it.
+With --delete all of them are deleted that are not kept. What is kept is left: adopt it, and release it.
 
 Examples: pando snapshot orphans /mnt/grove
-          pando snapshot orphans -H /mnt/grove | cut -f1,5,7"
+          pando snapshot orphans -H /mnt/grove | cut -f1,5,7
+          pando snapshot orphans --delete --dry-run /mnt/grove"
     )]
     Orphans {
         /// A directory in a mounted Pando file system, which is looked through as a whole
@@ -168,6 +170,12 @@ Examples: pando snapshot orphans /mnt/grove
         /// Print JSON, with a version of its format
         #[arg(long, conflicts_with = "script")]
         json: bool,
+        /// Delete them all, but for those that are kept; what they alone took is given back in the background
+        #[arg(long, conflicts_with_all = ["script", "json"])]
+        delete: bool,
+        /// Delete nothing; print what would be deleted
+        #[arg(short = 'n', long, requires = "delete")]
+        dry_run: bool,
     },
     /// Give a directory the snapshots of one that is gone
     #[command(
@@ -249,9 +257,15 @@ pub fn run(args: &Args) -> Result<()> {
         }
         SnapshotCommand::Policy(args) => policy::run(args),
         SnapshotCommand::Policies(args) => policies::run(args),
-        SnapshotCommand::Orphans { dir, script, json } => {
+        SnapshotCommand::Orphans { dir, script, json, delete, dry_run } => {
             let fail = || format!("snapshots of directories that are gone in {}", dir.display());
             let found = tool::gone_snapshots(dir).with_context(fail)?;
+            if *delete {
+                let alone = |used: &Usage| used.exclusive;
+                let found: Vec<_> =
+                    found.iter().map(|(info, used)| (info, used.as_ref().map(alone))).collect();
+                return delete_each(dir, &found, *dry_run, Asked::DeleteGone);
+            }
             let lines = found.into_iter().map(|(info, used)| line(info, used.as_ref())).collect();
             show(lines, true, *script, *json)
         }
@@ -337,8 +351,22 @@ fn keep(which: &Which, keep: bool) -> Result<()> {
 }
 
 fn delete(dir: &Path, which: &[&SnapshotInfo], dry_run: bool) -> Result<()> {
+    let alone = |info: &&SnapshotInfo| -> Result<Option<u64>> {
+        if dry_run && !info.keep { Ok(Some(usage(dir, info)?.exclusive)) } else { Ok(None) }
+    };
+    let which: Vec<_> = which.iter().map(|info| Ok((*info, alone(info)?))).collect::<Result<_>>()?;
+    delete_each(dir, &which, dry_run, Asked::Delete)
+}
+
+/// Deletes those that are not kept, or says what each alone takes.
+fn delete_each(
+    dir: &Path,
+    which: &[(&SnapshotInfo, Option<u64>)],
+    dry_run: bool,
+    asked: fn(u32) -> Asked,
+) -> Result<()> {
     let mut said = String::new();
-    for info in which {
+    for (info, alone) in which {
         let (number, name) = (info.number, info.name.display());
         if info.keep {
             match dry_run {
@@ -350,17 +378,17 @@ fn delete(dir: &Path, which: &[&SnapshotInfo], dry_run: bool) -> Result<()> {
             continue;
         }
         if dry_run {
-            let alone = usage(dir, info)?.exclusive;
-            said += &format!("would delete {number} {name}: {} of its own\n", size::show(alone));
+            let alone = alone.map_or("-".into(), size::show);
+            said += &format!("would delete {number} {name}: {alone} of its own\n");
             continue;
         }
         let name = || format!("snapshot {} of {}", info.name.display(), dir.display());
-        ask(dir, &Asked::Delete(info.number)).with_context(name)?;
+        ask(dir, &asked(info.number)).with_context(name)?;
     }
     super::print(&said)
 }
 
-fn usage(dir: &Path, info: &SnapshotInfo) -> Result<pando_fuse::control::Usage> {
+fn usage(dir: &Path, info: &SnapshotInfo) -> Result<Usage> {
     let path = dir.join(".snapshots").join(&info.name);
     tool::usage(&path).with_context(|| format!("{}", path.display()))
 }
@@ -393,7 +421,7 @@ struct SnapshotLine {
     alone: Option<u64>,
 }
 
-fn line(info: SnapshotInfo, used: Option<&pando_fuse::control::Usage>) -> SnapshotLine {
+fn line(info: SnapshotInfo, used: Option<&Usage>) -> SnapshotLine {
     SnapshotLine {
         number: info.number,
         name_hex: crate::cmd::hex_unless_text(&info.name),

@@ -21,6 +21,38 @@ fn what_was_to_be_left_out_and_is_not_there_is_said() {
     b.ok(&["ls", "a.img:/b"]);
 }
 
+/// Of what lies where the caller may not look it is not known that nothing lies there, and it is left out all the same.
+#[test]
+fn what_was_to_be_left_out_where_nobody_may_look_is_not_called_absent() {
+    let b = mounted!();
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: not root");
+        return;
+    }
+    b.umount();
+    b.ok(&["mount", "-o", "allow_other", "a.img", "m"]);
+    b.sh("chmod 755 . m; mkdir -p m/u/a/closed; echo x > m/u/a/closed/f; chmod 700 m/u/a/closed");
+    b.sh("chown 12345 m/u m/u/a");
+    let pando = env!("CARGO_BIN_EXE_pando");
+    let user = |args: &str| {
+        b.sh(&format!("setpriv --reuid 12345 --regid 12345 --clear-groups {pando} {args} 2>&1 || true"))
+    };
+    if !user("--version").contains("pando") {
+        eprintln!("SKIPPED: the program cannot be run by another user here");
+        return;
+    }
+    let at = |name: &str| b.path(name).display().to_string();
+    let (source, to) = (at("m/u/a"), at("m/u"));
+    for (number, command) in ["clone", "fork"].iter().enumerate() {
+        let said =
+            user(&format!("{command} --exclude closed/f --exclude closed/none {source} {to}/b{number}"));
+        assert_eq!(said, "", "{command}");
+        assert_eq!(b.sh(&format!("find m/u/b{number} -mindepth 1")), format!("m/u/b{number}/closed\n"));
+        let said = user(&format!("{command} --exclude none {source} {to}/c{number}"));
+        assert!(said.contains("--exclude none: nothing lies there in "), "{said}");
+    }
+}
+
 #[test]
 fn a_name_with_a_slash_behind_it_is_that_of_a_directory() {
     let b = mounted!();

@@ -220,10 +220,173 @@ fn what_was_moved_into_a_new_directory_and_removed_here_is_a_conflict() {
     mv(&w, "/f/a", "/f/made/a");
     w.unlink("/s/a/in/y").unwrap();
     assert_eq!(refused(&w), [("a".into(), MergeConflict::RemovedThere)]);
+    // Also where the fork saved it as a new file, or moved what is around it once more.
+    w.unlink("/f/made/a/in/y").unwrap();
+    w.put("/f/made/a/in/y", b"/s/a/in/y");
+    assert_eq!(refused(&w), [("a".into(), MergeConflict::RemovedThere)]);
+    mv(&w, "/f/made/a/in", "/f/made/a/inside");
+    assert_eq!(refused(&w), [("a".into(), MergeConflict::RemovedThere)]);
+    mv(&w, "/f/made/a/inside", "/f/made/a/in");
     // The fork has removed it as well.
     w.unlink("/f/made/a/in/y").unwrap();
     assert!(merge(&w).merged);
     assert_eq!((w.exists("/s/a"), w.names("/s/made/a/in").len()), (false, 0));
+    whole(w);
+}
+
+/// A file that the fork moved into something that does not come here, as this side is preferred, was in neither place.
+#[test]
+fn what_was_moved_into_something_that_is_left_out_stays() {
+    type Change = fn(&World);
+    let made: Change = |w| {
+        w.mkdir("/f/made");
+        mv(w, "/f/a", "/f/made/a");
+    };
+    let gone: Change = |w| drop(w.remove_tree("/s/a").unwrap());
+    let cases: [(Change, Change, Change); 9] = [
+        (made, |w| mv(w, "/f/f", "/f/made/a/f"), gone),
+        (made, |w| mv(w, "/f/b", "/f/made/a/b"), gone),
+        // Out of a directory that goes, or is another one, or with it.
+        (
+            made,
+            |w| {
+                mv(w, "/f/b/z", "/f/made/a/z");
+                w.remove_tree("/f/b").unwrap();
+            },
+            gone,
+        ),
+        (
+            made,
+            |w| {
+                mv(w, "/f/b", "/f/made/a/b");
+                w.mkdir("/f/b");
+            },
+            gone,
+        ),
+        (
+            made,
+            |w| {
+                mv(w, "/f/b", "/f/made/b");
+                mv(w, "/f/made/b/z", "/f/made/a/z");
+            },
+            gone,
+        ),
+        // Something else has its name.
+        (
+            made,
+            |w| {
+                mv(w, "/f/f", "/f/made/a/f");
+                w.put("/f/f", b"another");
+            },
+            gone,
+        ),
+        (
+            made,
+            |w| {
+                mv(w, "/f/f", "/f/made/a/f");
+                w.mkdir("/f/f");
+            },
+            gone,
+        ),
+        // There is a file in the place of the directory, or nothing around it.
+        (
+            |w| {
+                w.mkdir("/f/made");
+            },
+            |w| mv(w, "/f/f", "/f/made/f"),
+            |w| {
+                w.put("/s/made", b"a file");
+            },
+        ),
+        (
+            |w| {
+                w.mkdir("/f/a/new");
+            },
+            |w| mv(w, "/f/f", "/f/a/new/f"),
+            gone,
+        ),
+    ];
+    for (number, (first, then, here)) in cases.into_iter().enumerate() {
+        let scene = || {
+            let w = World::new();
+            for dir in ["/s", "/s/a", "/s/b"] {
+                w.mkdir(dir);
+            }
+            for file in ["/s/f", "/s/a/x", "/s/b/z"] {
+                w.put(file, file.as_bytes());
+            }
+            w.fork("/s", "/f");
+            first(&w);
+            then(&w);
+            here(&w);
+            w
+        };
+        let w = scene();
+        assert!(refused(&w).len() >= 2, "{number}: {:?}", refused(&w));
+        assert!(prefer(&w, MergeSide::Ours).merged);
+        for file in ["/s/f", "/s/b/z"] {
+            let found = w.get(file).ok().or_else(|| w.get(&file.replace("/s/b/", "/s/made/b/")).ok());
+            assert_eq!(found.as_deref(), Some(file.as_bytes()), "{number}: {:?}", read(&w, "/s").keys());
+        }
+        whole(w);
+        let w = scene();
+        assert!(prefer(&w, MergeSide::Theirs).merged);
+        assert_eq!(read(&w, "/s"), read(&w, "/f"), "{number}");
+        whole(w);
+    }
+}
+
+/// Moved in the fork, and here copied to the same place and deleted.
+#[test]
+fn what_both_sides_have_at_the_new_place_is_no_conflict() {
+    for (here, merges) in [("/s/f", true), ("otherwise", false)] {
+        let w = scene();
+        for dir in ["/f/made", "/s/made"] {
+            w.mkdir(dir);
+        }
+        mv(&w, "/f/f", "/f/made/f");
+        w.unlink("/s/f").unwrap();
+        w.put("/s/made/f", here.as_bytes());
+        if !merges {
+            assert_eq!(refused(&w), [("made/f".into(), MergeConflict::Changed)]);
+            continue;
+        }
+        assert!(merge(&w).merged);
+        assert_eq!((w.get("/s/made/f").unwrap(), w.exists("/s/f")), (b"/s/f".to_vec(), false));
+        whole(w);
+    }
+}
+
+/// What lies in a directory that was deleted here is not told again, also if others were.
+#[test]
+fn directories_that_were_moved_into_a_new_one_are_told_once_each() {
+    let w = scene();
+    w.mkdir("/f/made");
+    for dir in ["a", "b"] {
+        mv(&w, &format!("/f/{dir}"), &format!("/f/made/{dir}"));
+        w.remove_tree(&format!("/s/{dir}")).unwrap();
+    }
+    mv(&w, "/f/made/a/x", "/f/made/a/renamed");
+    let dir = |name: &str| (format!("made/{name}"), MergeConflict::RemovedHere);
+    assert_eq!(refused(&w), [dir("a"), dir("b")]);
+}
+
+/// The fork has deleted a name, which was moved here over a file that both sides have.
+#[test]
+fn a_name_of_several_that_took_the_place_of_another_file_is_no_conflict() {
+    let w = World::new();
+    for dir in ["/s", "/s/d"] {
+        w.mkdir(dir);
+    }
+    w.put("/s/one", b"linked");
+    w.put("/s/d/f", b"replaced");
+    w.link("/s/one", "/s/two").unwrap();
+    w.fork("/s", "/f");
+    mv(&w, "/s/one", "/s/d/f");
+    w.unlink("/f/one").unwrap();
+    assert!(prefer(&w, MergeSide::Theirs).merged);
+    assert_eq!((w.get("/s/d/f").unwrap(), w.exists("/s/one")), (b"linked".to_vec(), false));
+    w.fs.count_links().unwrap();
     whole(w);
 }
 

@@ -374,7 +374,6 @@ fn merges_and_rollbacks_are_counted_afterwards() {
     s.check();
 }
 
-/// With a quota of its own and none above it.
 /// What comes with a rollback is refused by a limit around it, as in a clone. Its own limit is that of the place.
 #[test]
 fn a_rollback_keeps_to_the_quotas_above() {
@@ -409,6 +408,7 @@ fn a_rollback_keeps_to_the_quotas_above() {
     }
 }
 
+/// With a quota of its own and none above it.
 #[test]
 fn what_a_rollback_brought_is_counted_without_a_further_change() {
     let s = Scene::new();

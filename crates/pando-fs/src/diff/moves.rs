@@ -100,6 +100,12 @@ impl Moves {
             .filter_map(|(id, noted)| Some((*id, noted.before.as_deref()?, noted.after.as_deref()?)))
     }
 
+    /// The path of one in the first tree, or else in the second.
+    pub(crate) fn path(&self, first: bool, id: Identity) -> Option<&[u8]> {
+        let noted = self.noted.get(&id)?;
+        if first { noted.before.as_deref() } else { noted.after.as_deref() }
+    }
+
     /// Takes one back.
     pub(crate) fn remove(&mut self, id: Identity) {
         self.noted.remove(&id);

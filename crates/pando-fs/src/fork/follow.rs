@@ -5,7 +5,7 @@
 //! several, since one number has many names. Such renames are known, so that nobody is taken to have deleted it. Uses
 //! moves, `settle` and sides.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use bytes::Bytes;
 
@@ -13,7 +13,7 @@ use crate::{
     diff::{
         moves::{GoOn, Moves},
         settle::{Images, image, settle, settle_aside},
-        side::{Identity, Side, identity},
+        side::{Identity, Side, contents_of, identity},
         stream::DiffStream,
     },
     error::Result,
@@ -36,7 +36,17 @@ pub(crate) struct Follow {
     here_of: Images,
     base_of: Images,
     there_of: Images,
+    /// Directories of the fork in the origin.
+    there_from: Images,
+    /// Directories of the origin in the fork, by all renames, also where they would be.
+    ever_there: HashMap<Vec<u8>, Vec<u8>>,
+    /// What is in `aside_there`, by its paths in the origin, and in the fork.
+    aside_from: Vec<Identity>,
+    aside_to: Vec<Identity>,
 }
+
+/// What was moved, and where it was and is.
+pub(crate) type AsideMove = (Identity, Vec<u8>, Vec<u8>);
 
 /// Where something of the origin is here.
 pub(crate) struct Here {
@@ -129,7 +139,13 @@ impl Follow {
         settle_aside(&here, &mut aside_here, base, &trees.ours, go_on)?;
         let mut left: Vec<_> = here.all().map(|(id, a, _)| (a.to_vec(), id)).collect();
         left.sort_unstable_by(|a, b| a.0.cmp(&b.0));
-        Ok(Self { there, here, aside_there, aside_here, left, ..Self::default() })
+        let by_path = |first: bool| {
+            let mut ids: Vec<Identity> = aside_there.all().map(|(id, ..)| id).collect();
+            ids.sort_unstable_by(|x, y| aside_there.path(first, *x).cmp(&aside_there.path(first, *y)));
+            ids
+        };
+        let (aside_from, aside_to) = (by_path(true), by_path(false));
+        Ok(Self { there, here, aside_there, aside_here, left, aside_from, aside_to, ..Self::default() })
     }
 
     /// Where in the origin that was which the fork has moved to `entry`, if that is not followed.
@@ -147,13 +163,59 @@ impl Follow {
         self.aside_here.partner(true, id, entry).map(<[u8]>::to_vec)
     }
 
-    /// What the fork has moved into the directory with this contents prefix in it, if that is not followed: what, and
-    /// where it was and is. What lies highest comes first.
-    pub(crate) fn moved_into(&self, dir: &[u8]) -> Vec<(Identity, Vec<u8>, Vec<u8>)> {
-        let inside = self.aside_there.all().filter(|(_, _, b)| b.starts_with(dir));
-        let mut inside: Vec<_> = inside.map(|(id, a, b)| (id, a.to_vec(), b.to_vec())).collect();
-        inside.sort_unstable_by(|x, y| x.2.cmp(&y.2));
+    pub(crate) fn has_aside_there(&self) -> bool {
+        !self.aside_from.is_empty()
+    }
+
+    /// What the fork has moved by renames that are not followed, out of the directory of the origin (`first`) with this
+    /// contents prefix, or else into that of the fork: what, and where it was and is. What lies highest comes first.
+    pub(crate) fn aside_below(&self, first: bool, dir: &[u8]) -> Vec<AsideMove> {
+        let moves = &self.aside_there;
+        let sorted = if first { &self.aside_from } else { &self.aside_to };
+        let from = sorted.partition_point(|id| moves.path(first, *id).is_some_and(|path| path < dir));
+        let inside = sorted.get(from..).unwrap_or_default().iter();
+        let inside =
+            inside.take_while(|id| moves.path(first, **id).is_some_and(|path| path.starts_with(dir)));
         inside
+            .filter_map(|id| Some((*id, moves.path(true, *id)?.to_vec(), moves.path(false, *id)?.to_vec())))
+            .collect()
+    }
+
+    /// Where in the fork, by all renames, the directory of the origin with this contents prefix is, or would be.
+    pub(crate) fn ever_dir(&mut self, trees: &Trees, dir: &[u8]) -> Result<Vec<u8>> {
+        let (mut at, mut from) = (Vec::new(), 0);
+        while let Some((entry, contents)) = path::next_level(dir, from) {
+            if let Some(known) = self.ever_there.get(contents) {
+                at.clone_from(known);
+            } else {
+                let value = trees.base.value(&entry)?;
+                let id = value.map(|value| identity(&entry, &value)).transpose()?;
+                let moved = id.and_then(|id| {
+                    let followed = self.there.partner(true, id, &entry);
+                    followed.or_else(|| self.aside_there.partner(true, id, &entry))
+                });
+                at = match moved {
+                    Some(to) => contents_of(to),
+                    None => [&at, contents.get(from..).unwrap_or_default()].concat(),
+                };
+                self.ever_there.insert(contents.to_vec(), at.clone());
+            }
+            from = contents.len();
+        }
+        Ok(at)
+    }
+
+    /// Where in the fork, by all renames, what was at `entry` of the origin is, or would be.
+    pub(crate) fn ever_there(&mut self, trees: &Trees, id: Identity, entry: &[u8]) -> Result<Vec<u8>> {
+        if let Some(to) = self.there.partner(true, id, entry).or(self.aside_there.partner(true, id, entry)) {
+            return Ok(to.to_vec());
+        }
+        Ok(in_dir(&self.ever_dir(trees, path::directory_of(entry))?, entry))
+    }
+
+    /// What the directory of the fork with this contents prefix was in the origin; none if it is new.
+    pub(crate) fn dir_in_origin(&mut self, trees: &Trees, dir: &[u8]) -> Result<Option<Vec<u8>>> {
+        image(&self.there, &mut self.there_from, (&trees.theirs, &trees.base), false, dir)
     }
 
     /// Whether this side has deleted what was at `entry` of the origin.

@@ -10,7 +10,7 @@ use crate::{
     diff::{
         change::{Aspects, shown},
         links::LinkScan,
-        side::{DirPair, Identity, contents_of, identity},
+        side::{DirPair, contents_of, identity},
         stream::{DiffStream, Spot},
     },
     error::{Error, Result},
@@ -200,26 +200,6 @@ impl Planner<'_> {
         Ok(without)
     }
 
-    /// What the fork has moved into a directory that is taken from it, and this side has deleted, is a conflict, and
-    /// left out unless the fork is preferred.
-    fn leave_deleted(&mut self, spots: &Spots, without: &mut Vec<Vec<u8>>) -> Result<()> {
-        let (taken, ours) = (contents_of(&spots.theirs), contents_of(&spots.ours));
-        let mut around: Vec<u8> = Vec::new();
-        for (id, base, theirs) in self.follow.moved_into(&taken) {
-            let is_told = !around.is_empty() && theirs.starts_with(&around);
-            if is_told || !self.follow.deleted_here(self.trees, id, &base)? {
-                continue;
-            }
-            let inside = theirs.get(taken.len()..).unwrap_or_default().to_vec();
-            around = contents_of(&theirs);
-            let spots = Spots { base, ours: [&ours[..], &inside].concat(), theirs };
-            if !self.conflict(&spots, MergeConflict::RemovedHere, Aspects::default())? {
-                without.push(inside);
-            }
-        }
-        Ok(())
-    }
-
     /// A directory of the origin that is not here is told as a whole; what was moved out of it is merged still.
     pub(crate) fn rest_of(&mut self, spots: &Spots, kind: FileKind) {
         if kind == FileKind::Directory {
@@ -257,14 +237,8 @@ impl Planner<'_> {
     }
 
     /// Whether our side has what was in the origin, unchanged; of a directory some entries may have been removed, but
-    /// none that the fork has in the directory with the contents prefix `there`.
-    pub(crate) fn is_as_it_was(
-        &mut self,
-        spots: &Spots,
-        base: &Bytes,
-        ours: &Bytes,
-        there: Option<&[u8]>,
-    ) -> Result<bool> {
+    /// none that come back with another one.
+    pub(crate) fn is_as_it_was(&mut self, spots: &Spots, base: &Bytes, ours: &Bytes) -> Result<bool> {
         let (b, o) = (self.trees.base.found(&spots.base, base)?, self.trees.ours.found(&spots.ours, ours)?);
         if b.record.kind != o.record.kind
             || !meant(differ(&self.trees.base, &b, &self.trees.ours, &o)?).is_empty()
@@ -309,10 +283,8 @@ impl Planner<'_> {
                 }
             }
             let Some(ours) = ours else {
-                match (there, id) {
-                    (Some(there), Some(id)) if self.is_there(&[there, &path].concat(), id)? => {
-                        return Ok(false);
-                    }
+                match id {
+                    Some(id) if self.comes_back(id, &a)? => return Ok(false),
                     _ => continue,
                 }
             };
@@ -343,12 +315,6 @@ impl Planner<'_> {
             }
         }
         Ok(true)
-    }
-
-    /// Whether the fork has that at this path.
-    fn is_there(&self, entry: &[u8], id: Identity) -> Result<bool> {
-        let value = self.trees.theirs.value(entry)?;
-        Ok(value.map(|value| identity(entry, &value)).transpose()? == Some(id))
     }
 
     /// The topmost directory that the fork has moved, of those from the directory `from` of the origin down to `dir` in

@@ -4,6 +4,7 @@
 
 mod apply;
 mod arrange;
+mod aside;
 mod bounds;
 mod brought;
 mod carried;

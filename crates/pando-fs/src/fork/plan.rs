@@ -253,16 +253,14 @@ impl<'a> Planner<'a> {
     fn removed(&mut self, (a, base): (&[u8], &Bytes), b: &[u8]) -> Result<()> {
         let id = identity(a, base)?;
         let here = self.follow.here(self.trees, id, a)?;
-        let there = self.follow.there_aside(id, a);
         let (Some(entry), Some(ours)) = (here.entry, here.value) else {
-            return match (there, self.follow.here_aside(id, a)) {
+            return match (self.follow.there_aside(id, a), self.follow.here_aside(id, a)) {
                 (None, Some(ours)) => self.removed_elsewhere(a, b, ours),
                 _ => Ok(()),
             };
         };
         let spots = Spots { base: a.to_vec(), theirs: b.to_vec(), ours: entry };
-        let there = there.filter(|_| id.1 == FileKind::Directory).map(|there| contents_of(&there));
-        if !here.moved && self.is_as_it_was(&spots, base, &ours, there.as_deref())? {
+        if !here.moved && self.is_as_it_was(&spots, base, &ours)? && !self.is_left_there(id, a, b)? {
             self.tell(&spots, MergeKind::Removed, Aspects::default())?;
             return self.remove(&spots.ours, &ours);
         }
@@ -275,6 +273,10 @@ impl<'a> Planner<'a> {
     /// The fork has removed what was moved here, which is not followed.
     fn removed_elsewhere(&mut self, a: &[u8], b: &[u8], ours: Vec<u8>) -> Result<()> {
         let Some(value) = self.trees.ours.value(&ours)? else { return Ok(()) };
+        // It is what this side has made of another file, which the fork has not removed.
+        if self.follow.origin_of(self.trees, &ours, &value)?.is_some() {
+            return Ok(());
+        }
         let spots = Spots { base: a.to_vec(), theirs: b.to_vec(), ours };
         match self.conflict(&spots, MergeConflict::RemovedThere, Aspects::default())? {
             true => self.remove(&spots.ours, &value),
@@ -284,19 +286,19 @@ impl<'a> Planner<'a> {
 
     /// The fork has made it.
     fn added(&mut self, spots: &Spots, theirs: &Bytes) -> Result<()> {
-        let id = identity(&spots.theirs, theirs)?;
-        if let Some(base) = self.follow.source_aside(id, &spots.theirs)
-            && self.follow.deleted_here(self.trees, id, &base)?
-        {
-            // It was moved there and deleted here: not something new.
-            let spots = Spots { base, ..spots.clone() };
-            return match self.conflict(&spots, MergeConflict::RemovedHere, Aspects::default())? {
-                true => self.replace(&spots, theirs),
-                false => Ok(()),
-            };
-        }
         match self.occupant(&spots.ours, &[])? {
             Occupant::Nothing => {
+                let id = identity(&spots.theirs, theirs)?;
+                if let Some(base) = self.follow.source_aside(id, &spots.theirs)
+                    && self.follow.deleted_here(self.trees, id, &base)?
+                {
+                    // It was moved there and deleted here: not something new.
+                    let spots = Spots { base, ..spots.clone() };
+                    return match self.conflict(&spots, MergeConflict::RemovedHere, Aspects::default())? {
+                        true => self.replace(&spots, theirs),
+                        false => Ok(()),
+                    };
+                }
                 self.tell(spots, MergeKind::Added, Aspects::default())?;
                 self.take(spots, theirs)
             }
@@ -344,7 +346,7 @@ impl<'a> Planner<'a> {
             }
             return Ok(());
         };
-        if self.is_as_it_was(&spots, base, &ours, None)? {
+        if self.is_as_it_was(&spots, base, &ours)? && !self.is_left_there(identity(a, base)?, a, b)? {
             self.tell(&spots, MergeKind::Replaced, Aspects::default())?;
             return self.replace(&spots, theirs);
         }
@@ -365,6 +367,17 @@ impl<'a> Planner<'a> {
         {
             let o = self.trees.ours.found(entry, ours)?;
             let spots = Spots { base: a.to_vec(), theirs: b.to_vec(), ours: entry.clone() };
+            let id = identity(a, base)?;
+            // Another file has its name in the fork.
+            if id.1 != FileKind::Directory
+                && self.is_left_there(id, a, b)?
+                && !meant(differ(&self.trees.base, &x, &self.trees.theirs, &t)?).is_empty()
+            {
+                return match self.conflict(&spots, MergeConflict::Changed, CONTENT)? {
+                    true => self.replace(&spots, theirs),
+                    false => Ok(()),
+                };
+            }
             return self.merge_found(&spots, Some(&x), &t, &o);
         }
         if meant(differ(&self.trees.base, &x, &self.trees.theirs, &t)?).is_empty() {

@@ -301,7 +301,7 @@ impl<'a> Reference<'a> {
             },
             _ => {
                 if x.is_some() && !leaves {
-                    self.gone(a);
+                    self.gone(a, b);
                 }
                 if y.is_some() {
                     self.came(a, b, new);
@@ -342,13 +342,13 @@ impl<'a> Reference<'a> {
         let o = format!("{dir}/{}", name(b));
         match self.there.source(b).cloned() {
             Some(from) => self.moved(&from, b, &o),
-            None if self.aside_there.get(b).is_some_and(|a| self.deleted_here(a)) => {
-                let a = self.aside_there[b].clone();
-                if self.conflict(&o) {
-                    self.replace(&a, b, &o);
-                }
-            }
             None => match self.occupant(&o, "?") {
+                Occupant::Nothing if self.is_deleted_here(b) => {
+                    let a = self.aside_there[b].clone();
+                    if self.conflict(&o) {
+                        self.replace(&a, b, &o);
+                    }
+                }
                 Occupant::Nothing => self.take(a, b, &o),
                 Occupant::Its => self.both_new(a, b, &o),
                 Occupant::Other => self.hard.push(o),
@@ -370,17 +370,100 @@ impl<'a> Reference<'a> {
         }
     }
 
-    fn gone(&mut self, a: &str) {
+    /// Whether this side has deleted what the fork has moved there by a rename that is not followed.
+    fn is_deleted_here(&self, b: &str) -> bool {
+        self.aside_there.get(b).is_some_and(|a| self.deleted_here(a))
+    }
+
+    /// Where something of the origin is in the fork, or would be, by all renames.
+    fn ever_there(&self, a: &str) -> String {
+        if a.is_empty() {
+            return String::new();
+        }
+        if self.there.moved.contains(a) {
+            return self.there.to[a].clone();
+        }
+        match self.aside_there.iter().find(|(_, from)| *from == a) {
+            Some((to, _)) => to.clone(),
+            None => format!("{}/{}", self.ever_there(parent(a)), name(a)),
+        }
+    }
+
+    /// Whether the fork has it, or something in it, at another place than `but`, and it does not come from there.
+    fn is_left_there(&self, a: &str, but: &str) -> bool {
+        let place = self.ever_there(a);
+        let is_there = place != but && id_of(self.theirs, &place) == id_of(self.base, a);
+        let out_of = |from: &str| Self::is_dir(self.base, a) && from.starts_with(&format!("{a}/"));
+        !self.aside_there.is_empty()
+            && (is_there && !self.arrives(&place)
+                || self.aside_there.iter().any(|(t, p)| out_of(p) && self.here(p).1 && !self.arrives(t)))
+    }
+
+    /// Whether what the fork has moved to `to`, by a rename that is not followed, comes here if this side is preferred.
+    fn arrives(&self, to: &str) -> bool {
+        let (mut ours, mut base) = (Some(String::new()), Some(String::new()));
+        for (end, _) in to.match_indices('/').skip(1) {
+            let dir = &to[..end];
+            let above = std::mem::replace(
+                &mut base,
+                self.there.from.get(dir).filter(|from| Self::is_dir(self.base, from)).cloned(),
+            );
+            if let Some(base) = &base {
+                match self.dir_here(base) {
+                    Some(here) => ours = Some(here),
+                    None => return false,
+                }
+                continue;
+            }
+            if let Some(around) = ours.take() {
+                let place = format!("{around}/{}", name(dir));
+                let there_is = Self::is_dir(self.ours, &place);
+                match self.occupant(&place, "?") {
+                    Occupant::Nothing => {}
+                    _ if there_is => {
+                        ours = Some(place);
+                        continue;
+                    }
+                    Occupant::Its => return false,
+                    Occupant::Other => {
+                        // A file of the origin, in the place of which the fork has a directory.
+                        let Some(was) = above.map(|above| format!("{above}/{}", name(dir))) else {
+                            return false;
+                        };
+                        let at = (Some(place.clone()), true, false);
+                        if !self.base.tree.contains_key(&was)
+                            || self.here(&was) != at
+                            || !self.as_it_was(&was, &place)
+                        {
+                            return false;
+                        }
+                    }
+                }
+            }
+            if self.is_deleted_here(dir) {
+                return false;
+            }
+        }
+        let Some(place) = ours.map(|around| format!("{around}/{}", name(to))) else { return true };
+        match self.occupant(&place, "?") {
+            Occupant::Its => {
+                let (t, o) = (&self.theirs.tree[to], &self.ours.tree[&place]);
+                kind(t) == kind(o) && (kind(t) == 0 || t == o)
+            }
+            _ => true,
+        }
+    }
+
+    fn gone(&mut self, a: &str, b: &str) {
         let (Some(o), true, moved) = self.here(a) else { return };
-        let there = self.aside_there.iter().find(|(_, from)| *from == a).map(|(to, _)| to.clone());
-        if !moved && self.as_it_was(a, &o, there.as_deref()) || self.conflict(&o) {
+        if !moved && self.as_it_was(a, &o) && !self.is_left_there(a, b) || self.conflict(&o) {
             self.remove(&o);
         }
     }
 
     /// Whether what is here is what was in the origin, or less, apart from what the fork has moved out. Not less than
-    /// what the fork has at `there`.
-    fn as_it_was(&self, a: &str, o: &str, there: Option<&str>) -> bool {
+    /// what comes back with another directory.
+    fn as_it_was(&self, a: &str, o: &str) -> bool {
         let (b, n) = (&self.base.tree[a], &self.ours.tree[o]);
         if b != n {
             return false;
@@ -409,9 +492,9 @@ impl<'a> Reference<'a> {
             }
             match (self.base.tree.get(&x), self.ours.tree.get(&y)) {
                 (_, None) => {
-                    let is_there =
-                        |t: &str| id_of(self.theirs, &format!("{t}{rest}")) == id_of(self.base, &x);
-                    if there.is_some_and(is_there) {
+                    let there = format!("{}/{}", self.ever_there(parent(&x)), name(&x));
+                    let is = |side: &Picture, at: &str| side.tree.get(at).map(kind);
+                    if !self.aside_there.is_empty() && is(self.theirs, &there) == is(self.base, &x) {
                         return false;
                     }
                 }
@@ -426,14 +509,14 @@ impl<'a> Reference<'a> {
         let (entry, is, moved) = self.here(a);
         let Some(o) = entry else { return self.lost(a) };
         if moved {
-            self.gone(a);
+            self.gone(a, b);
             return self.came(a, b, None);
         }
         if !is {
             if self.conflict(&o) {
                 self.replace(a, b, &o);
             }
-        } else if self.as_it_was(a, &o, None) {
+        } else if self.as_it_was(a, &o) && !self.is_left_there(a, b) {
             self.replace(a, b, &o);
         } else {
             self.both_new(a, b, &o);
@@ -447,7 +530,13 @@ impl<'a> Reference<'a> {
             && is
             && kind(&self.ours.tree[o]) == kind(x)
         {
-            self.node(o, Some(x), t, &self.ours.tree[o]);
+            if kind(x) != 0 && self.is_left_there(a, b) && x != t {
+                if self.conflict(o) {
+                    self.replace(a, b, o);
+                }
+            } else {
+                self.node(o, Some(x), t, &self.ours.tree[o]);
+            }
         } else if x != t {
             if let Some(o) = entry {
                 if kind(x) == 0 {

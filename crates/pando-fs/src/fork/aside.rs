@@ -1,0 +1,171 @@
+//! What the fork has moved into directories that are new there, which is not followed: it comes with such a directory,
+//! or not at all.
+//!
+//! Guarantees that nothing is removed here for lying elsewhere in the fork if that is not taken from there when this
+//! side is preferred, and that what was deleted here does not come back unseen. Uses plans and `follow`.
+
+use std::collections::HashSet;
+
+use bytes::Bytes;
+
+use crate::{
+    diff::{
+        change::Aspects,
+        side::{Identity, contents_of, identity},
+    },
+    error::Result,
+    fork::{
+        follow::{in_dir, upwards},
+        plan::Planner,
+        step::{Occupant, Spots, differ, kind, meant},
+        told::MergeConflict,
+    },
+    path,
+    types::FileKind,
+};
+
+impl Planner<'_> {
+    /// What the fork has moved into a directory that is taken from it, and this side has deleted, is a conflict, and
+    /// left out unless the fork is preferred.
+    pub(crate) fn leave_deleted(&mut self, spots: &Spots, without: &mut Vec<Vec<u8>>) -> Result<()> {
+        let (taken, ours) = (contents_of(&spots.theirs), contents_of(&spots.ours));
+        let mut told: HashSet<Vec<u8>> = HashSet::new();
+        for (id, base, theirs) in self.follow.aside_below(false, &taken) {
+            self.who.bounds.go_on()?;
+            let is_told = upwards(path::directory_of(&theirs)).any(|dir| told.contains(dir));
+            if is_told || !self.follow.deleted_here(self.trees, id, &base)? {
+                continue;
+            }
+            let inside = theirs.get(taken.len()..).unwrap_or_default().to_vec();
+            told.insert(contents_of(&theirs));
+            let spots = Spots { base, ours: [&ours[..], &inside].concat(), theirs };
+            if !self.conflict(&spots, MergeConflict::RemovedHere, Aspects::default())? {
+                without.push(inside);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether what was at `entry` of the origin, or something in it, is at another place of the fork than `but`, and
+    /// does not come here from there if this side is preferred. It is here still.
+    pub(crate) fn is_left_there(&mut self, id: Identity, entry: &[u8], but: &[u8]) -> Result<bool> {
+        if !self.follow.has_aside_there() {
+            return Ok(false);
+        }
+        let place = self.follow.ever_there(self.trees, id, entry)?;
+        if place != but && self.is_there(&place, id)? && !self.arrives(&place)? {
+            return Ok(true);
+        }
+        if id.1 != FileKind::Directory {
+            return Ok(false);
+        }
+        for (id, base, theirs) in self.follow.aside_below(true, &contents_of(entry)) {
+            self.who.bounds.go_on()?;
+            if self.follow.here(self.trees, id, &base)?.value.is_some() && !self.arrives(&theirs)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether what was deleted here comes back with a directory that the fork has moved, perhaps with other content.
+    pub(crate) fn comes_back(&mut self, id: Identity, entry: &[u8]) -> Result<bool> {
+        if !self.follow.has_aside_there() {
+            return Ok(false);
+        }
+        let dir = self.follow.ever_dir(self.trees, path::directory_of(entry))?;
+        let place = in_dir(&dir, entry);
+        match self.trees.theirs.value(&place)? {
+            Some(value) => Ok(kind(&place, &value)? == id.1),
+            None => Ok(false),
+        }
+    }
+
+    fn is_there(&self, entry: &[u8], id: Identity) -> Result<bool> {
+        let value = self.trees.theirs.value(entry)?;
+        Ok(value.map(|value| identity(entry, &value)).transpose()? == Some(id))
+    }
+
+    /// Whether this side has deleted what the fork has moved to `entry`.
+    fn is_deleted_here(&mut self, entry: &[u8]) -> Result<bool> {
+        let Some(value) = self.trees.theirs.value(entry)? else { return Ok(false) };
+        let id = identity(entry, &value)?;
+        match self.follow.source_aside(id, entry) {
+            Some(base) => self.follow.deleted_here(self.trees, id, &base),
+            None => Ok(false),
+        }
+    }
+
+    /// Whether what the fork has moved to `to` comes here from there, if this side is preferred: nothing that is not
+    /// here is around it, and nothing else in its place.
+    fn arrives(&mut self, to: &[u8]) -> Result<bool> {
+        let dir = path::directory_of(to);
+        // The directory here, by contents prefix; none if it is taken with one around it.
+        let mut ours = Some(Vec::new());
+        // What it was in the origin; none if it is new.
+        let mut base = Some(Vec::new());
+        let mut at = 0;
+        while let Some((entry, contents)) = path::next_level(dir, at) {
+            at = contents.len();
+            let above = base;
+            base = self.follow.dir_in_origin(self.trees, contents)?;
+            ours = match (&base, ours) {
+                (Some(base), _) => match self.follow.dir_here(self.trees, base)? {
+                    Some(here) => Some(here),
+                    None => return Ok(false),
+                },
+                (None, Some(around)) => {
+                    let (place, was) = (in_dir(&around, &entry), above.map(|above| in_dir(&above, &entry)));
+                    let value = match self.occupant(&place, &[])? {
+                        Occupant::Nothing => None,
+                        Occupant::Its(value) => Some(value),
+                        // What is of another kind in the fork.
+                        Occupant::Other => match self.trees.ours.value(&place)? {
+                            Some(value) if kind(&place, &value)? != FileKind::Directory => {
+                                let Some(was) = was else { return Ok(false) };
+                                match self.makes_way(was, &entry, &place, &value)? {
+                                    true => None,
+                                    false => return Ok(false),
+                                }
+                            }
+                            value => value,
+                        },
+                    };
+                    match value {
+                        None if self.is_deleted_here(&entry)? => return Ok(false),
+                        None => None,
+                        Some(value) if kind(&place, &value)? == FileKind::Directory => {
+                            Some(contents_of(&place))
+                        }
+                        Some(_) => return Ok(false),
+                    }
+                }
+                (None, None) if self.is_deleted_here(&entry)? => return Ok(false),
+                (None, None) => None,
+            };
+        }
+        let Some(around) = ours else { return Ok(true) };
+        let place = in_dir(&around, to);
+        let Occupant::Its(value) = self.occupant(&place, &[])? else { return Ok(true) };
+        let Some(theirs) = self.trees.theirs.value(to)? else { return Ok(true) };
+        let trees = &mut *self.trees;
+        let (t, o) = (trees.theirs.found(to, &theirs)?, trees.ours.found(&place, &value)?);
+        if t.record.kind != o.record.kind {
+            return Ok(false);
+        }
+        // Of a directory each thing in it is merged.
+        let same = || Ok(meant(differ(&trees.theirs, &t, &trees.ours, &o)?).is_empty());
+        if t.record.kind == FileKind::Directory { Ok(true) } else { same() }
+    }
+
+    /// Whether a file here is the one of the origin, and goes as the fork has a directory in its place.
+    fn makes_way(&mut self, base: Vec<u8>, theirs: &[u8], ours: &[u8], value: &Bytes) -> Result<bool> {
+        let Some(was) = self.trees.base.value(&base)? else { return Ok(false) };
+        let here = self.follow.here(self.trees, identity(&base, &was)?, &base)?;
+        if here.moved || here.entry.as_deref() != Some(ours) {
+            return Ok(false);
+        }
+        let spots = Spots { base, theirs: theirs.to_vec(), ours: ours.to_vec() };
+        self.is_as_it_was(&spots, &was, value)
+    }
+}

@@ -201,7 +201,10 @@ fn those_of_directories_that_are_gone_are_deleted_at_once() {
     b.fails(&["snapshot", "orphans", "-n", "m"], 2, "--delete");
     let out = b.run(&["snapshot", "orphans", "--delete", "m"]);
     let said = text(&out.stderr);
-    assert!(out.status.success() && said.contains("snapshot kept of m: is kept, and was left"), "{said}");
+    assert!(
+        out.status.success() && said.contains("snapshot 3 kept of /e, which is gone: is kept, and was left"),
+        "{said}"
+    );
     let left = b.ok(&["snapshot", "orphans", "-H", "m"]);
     assert_eq!((left.lines().count(), left.split('\t').nth(1)), (1, Some("kept")), "{left}");
     assert_eq!(b.ok(&["snapshot", "list", "-H", "m/there"]).lines().count(), 1);

@@ -264,7 +264,7 @@ pub fn run(args: &Args) -> Result<()> {
                 let alone = |used: &Usage| used.exclusive;
                 let found: Vec<_> =
                     found.iter().map(|(info, used)| (info, used.as_ref().map(alone))).collect();
-                return delete_each(dir, &found, *dry_run, Asked::DeleteGone);
+                return delete_each(dir, &found, *dry_run, true);
             }
             let lines = found.into_iter().map(|(info, used)| line(info, used.as_ref())).collect();
             show(lines, true, *script, *json)
@@ -355,36 +355,34 @@ fn delete(dir: &Path, which: &[&SnapshotInfo], dry_run: bool) -> Result<()> {
         if dry_run && !info.keep { Ok(Some(usage(dir, info)?.exclusive)) } else { Ok(None) }
     };
     let which: Vec<_> = which.iter().map(|info| Ok((*info, alone(info)?))).collect::<Result<_>>()?;
-    delete_each(dir, &which, dry_run, Asked::Delete)
+    delete_each(dir, &which, dry_run, false)
 }
 
-/// Deletes those that are not kept, or says what each alone takes.
-fn delete_each(
-    dir: &Path,
-    which: &[(&SnapshotInfo, Option<u64>)],
-    dry_run: bool,
-    asked: fn(u32) -> Asked,
-) -> Result<()> {
+/// Deletes those that are not kept, or says what each alone takes. Of directories that are `gone` somebody may have taken
+/// one meanwhile, so all that can be are deleted.
+fn delete_each(dir: &Path, which: &[(&SnapshotInfo, Option<u64>)], dry_run: bool, gone: bool) -> Result<()> {
     let mut said = String::new();
-    for (info, alone) in which {
+    let work = |(info, alone): &(&SnapshotInfo, Option<u64>)| -> Result<()> {
         let (number, name) = (info.number, info.name.display());
-        if info.keep {
-            match dry_run {
-                true => said += &format!("would leave {number} {name}: it is kept\n"),
-                false => {
-                    crate::exit::tell!("pando: snapshot {name} of {}: is kept, and was left", dir.display())
-                }
+        let about = || match gone {
+            true => format!("snapshot {number} {name} of {}, which is gone", info.source.display()),
+            false => format!("snapshot {name} of {}", dir.display()),
+        };
+        match (info.keep, dry_run) {
+            (true, true) => said += &format!("would leave {number} {name}: it is kept\n"),
+            (true, false) => crate::exit::tell!("pando: {}: is kept, and was left", about()),
+            (false, true) => {
+                let alone = alone.map_or("-".into(), size::show);
+                said += &format!("would delete {number} {name}: {alone} of its own\n");
             }
-            continue;
+            (false, false) => {
+                let asked = if gone { Asked::DeleteGone(number) } else { Asked::Delete(number) };
+                ask(dir, &asked).with_context(about)?;
+            }
         }
-        if dry_run {
-            let alone = alone.map_or("-".into(), size::show);
-            said += &format!("would delete {number} {name}: {alone} of its own\n");
-            continue;
-        }
-        let name = || format!("snapshot {} of {}", info.name.display(), dir.display());
-        ask(dir, &asked(info.number)).with_context(name)?;
-    }
+        Ok(())
+    };
+    if gone { crate::exit::each(which, work) } else { which.iter().try_for_each(work) }?;
     super::print(&said)
 }
 

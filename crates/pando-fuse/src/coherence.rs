@@ -246,7 +246,13 @@ impl MountState {
 
     /// How many files at `top` and below it, perhaps, have data that is stored nowhere: it did not fit.
     pub(crate) fn unstored_below(&self, top: u64) -> u64 {
-        self.refused.unstored().iter().filter(|ino| self.fs.lies_in(**ino, top)).count() as u64
+        self.unstored_in(&[top])
+    }
+
+    /// The same of several trees; a file counts once if they lie in each other.
+    pub(crate) fn unstored_in(&self, tops: &[u64]) -> u64 {
+        let lies_in_one = |ino: &&u64| tops.iter().any(|top| self.fs.lies_in(**ino, *top));
+        self.refused.unstored().iter().filter(lies_in_one).count() as u64
     }
 
     /// Whether an open with `flags` of an existing file is to bypass a kernel that keeps what is written: see

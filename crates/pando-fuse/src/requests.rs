@@ -218,7 +218,7 @@ impl MountState {
         self.write_out_below(before.source);
         self.write_out_below(after.source);
         let viewer = (!root).then_some(&caller);
-        let unstored = self.unstored_below(before.source) + self.unstored_below(after.source);
+        let unstored = self.unstored_in(&[before.source, after.source]);
         let diff = self.fs.diff(viewer, before.source, after.source, options)?;
         match self.diffs.begin(c.uid, on, diff) {
             true => Ok(unstored),

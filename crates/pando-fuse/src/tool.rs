@@ -468,12 +468,16 @@ pub fn list_snapshots(path: &Path) -> Result<Vec<SnapshotInfo>, ControlError> {
 }
 
 /// How many files in the directory at `path` have data that the kernel shows and for which there was no room: it is in
-/// no snapshot. A daemon of an earlier version does not tell, and none are counted.
+/// no snapshot. A daemon of an earlier version does not tell (EINVAL), and none are counted.
 pub fn unstored(path: &Path) -> Result<u64, ControlError> {
     let (dir, token, _) = own_dir(path)?;
-    match client::snapshots(&dir, token, Asked::Unstored) {
+    unstored_told(client::snapshots(&dir, token, Asked::Unstored))
+}
+
+fn unstored_told(answer: Result<(Vec<SnapshotInfo>, u64), ControlError>) -> Result<u64, ControlError> {
+    match answer {
         Ok((_, files)) => Ok(files),
-        Err(ControlError::Refused { .. }) => Ok(0),
+        Err(ControlError::Refused { .. } | ControlError::Version) => Ok(0),
         Err(e) => Err(e),
     }
 }
@@ -501,4 +505,21 @@ pub fn grow(dir: &impl AsFd, size: u64) -> Result<(), ControlError> {
     let token = client::token(dir)?;
     show_adding(dir, &token)?;
     client::send(dir, &ControlRequest::Grow { token, size }).map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The ioctl fails with EINVAL: so says a daemon that does not know the request.
+    #[test]
+    fn a_daemon_of_an_earlier_version_tells_of_no_unstored_data() {
+        let told = |answer| unstored_told(answer).map_err(|e| e.errno());
+        assert_eq!(told(Ok((Vec::new(), 7))), Ok(7));
+        assert_eq!(told(Err(ControlError::Version)), Ok(0));
+        let errno = libc::EINVAL;
+        assert_eq!(told(Err(ControlError::Refused { errno, message: String::new() })), Ok(0));
+        let gone = io::Error::from_raw_os_error(libc::ENOTCONN);
+        assert_eq!(told(Err(ControlError::Io(gone))), Err(Some(libc::ENOTCONN)));
+    }
 }

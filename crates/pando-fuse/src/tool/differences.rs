@@ -29,21 +29,36 @@ pub struct Differences {
     unstored: u64,
 }
 
+/// How often something is asked at most, a count: a process that gets signals from a timer would ask for ever.
+const TRIES: u32 = 64;
+
+/// Says whether to ask again what a signal has ended: not if the process has handled one that is to end it.
+pub type AskAgain<'a> = &'a dyn Fn() -> bool;
+
 /// Asks again what a signal has ended. One that ends this process ends it before that; who is still there was stopped
-/// meanwhile (SIGTSTP, SIGSTOP), or with the machine, and goes on.
-fn unless_stopped<T>(ask: impl Fn() -> Result<T, ControlError>) -> Result<T, ControlError> {
+/// meanwhile (SIGTSTP, SIGSTOP), or with the machine, and goes on, unless `again` says otherwise.
+fn unless_stopped<T>(
+    again: AskAgain<'_>,
+    ask: impl Fn() -> Result<T, ControlError>,
+) -> Result<T, ControlError> {
+    let mut tries = 1;
     loop {
         match ask() {
-            Err(ControlError::Refused { errno: libc::EINTR, .. }) => {}
+            Err(ControlError::Refused { errno: libc::EINTR, .. }) if tries < TRIES && again() => tries += 1,
             done => return done,
         }
     }
 }
 
 /// Merges the fork at `fork` into the directory at `into`; see [`pando_fs::Fs::merge`]. If this process is stopped, the
-/// merge ends, and begins anew when it goes on. A signal that the process handles does not end it.
-pub fn merge(fork: &Path, into: &Path, options: MergeOptions) -> Result<MergeReport, ControlError> {
-    unless_stopped(|| merge_once(fork, into, options))
+/// merge ends, and begins anew when it goes on. A signal that the process handles ends it if `again` says so.
+pub fn merge(
+    fork: &Path,
+    into: &Path,
+    options: MergeOptions,
+    again: AskAgain<'_>,
+) -> Result<MergeReport, ControlError> {
+    unless_stopped(again, || merge_once(fork, into, options))
 }
 
 fn merge_once(fork: &Path, into: &Path, options: MergeOptions) -> Result<MergeReport, ControlError> {
@@ -70,10 +85,14 @@ fn merge_once(fork: &Path, into: &Path, options: MergeOptions) -> Result<MergeRe
 }
 
 /// What the fork at `path` has changed since it was made, or merged last.
-pub fn diff_fork(path: &Path, options: pando_fs::DiffOptions) -> Result<Differences, ControlError> {
+pub fn diff_fork(
+    path: &Path,
+    options: pando_fs::DiffOptions,
+    again: AskAgain<'_>,
+) -> Result<Differences, ControlError> {
     let pando_fs::DiffOptions { ranges, no_renames } = options;
     let asked = || ask_of_fork(path, ForkAsked::Diff { ranges, no_renames });
-    let (file, piece, more, unstored) = unless_stopped(asked)?;
+    let (file, piece, more, unstored) = unless_stopped(again, asked)?;
     let mut reader = crate::diffs::DiffDecoder::default();
     reader.add(&piece);
     Ok(Differences { file, reader, more, unstored })
@@ -90,8 +109,9 @@ pub fn diff(
     before: &Path,
     after: &Path,
     options: pando_fs::DiffOptions,
+    again: AskAgain<'_>,
 ) -> Result<Differences, ControlError> {
-    unless_stopped(|| begin_diff(before, after, options))
+    unless_stopped(again, || begin_diff(before, after, options))
 }
 
 fn begin_diff(
@@ -156,5 +176,32 @@ impl Iterator for Differences {
             (self.more, self.reader) = (false, crate::diffs::DiffDecoder::default());
         }
         found.transpose()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// As one is asked that a signal has ended: how often, and with what error.
+    fn asked(again: AskAgain<'_>) -> (u32, Option<i32>) {
+        let tries = Cell::new(0);
+        let ended = unless_stopped(again, || -> Result<(), _> {
+            tries.set(tries.get() + 1);
+            Err(ControlError::Refused { errno: libc::EINTR, message: String::new() })
+        });
+        (tries.get(), ended.err().and_then(|e| e.errno()))
+    }
+
+    #[test]
+    fn what_a_signal_ends_is_asked_again_while_that_is_wanted_and_not_for_ever() {
+        assert_eq!(asked(&|| false), (1, Some(libc::EINTR)));
+        let left = Cell::new(3);
+        let thrice = || left.replace(left.get() - 1) > 0;
+        assert_eq!(asked(&thrice), (4, Some(libc::EINTR)));
+        assert_eq!(asked(&|| true), (TRIES, Some(libc::EINTR)));
+        assert!(unless_stopped(&|| false, || Ok(())).is_ok());
     }
 }

@@ -152,7 +152,7 @@ pub fn run(args: &Args) -> Result<()> {
             Ok(())
         })?,
         None => {
-            let changes = tool::diff(&before, &after, options).with_context(about)?;
+            let changes = tool::diff(&before, &after, options, &|| true).with_context(about)?;
             super::warn_undiffed(changes.unstored(), &about());
             for change in changes {
                 if !printer.print(&change.with_context(about)?)? {
@@ -176,7 +176,7 @@ fn of_fork(args: &Args) -> Result<()> {
     let mut printer =
         DiffPrinter { args, before, after, out, sums: Sums::default(), unreadable: 0, failed: 0 };
     let about = || format!("{}", fork.display());
-    let changes = tool::diff_fork(fork, options).with_context(about)?;
+    let changes = tool::diff_fork(fork, options, &|| true).with_context(about)?;
     super::warn_undiffed(changes.unstored(), &about());
     for change in changes {
         if !printer.print(&change.with_context(about)?)? {

@@ -124,7 +124,7 @@ struct ForkLine {
 fn changes(fork: &Path) -> Option<(usize, u64)> {
     let options = DiffOptions { ranges: true, no_renames: false };
     let (mut count, mut bytes) = (0, 0);
-    for change in tool::diff_fork(fork, options).ok()?.take(MAX_COUNTED) {
+    for change in tool::diff_fork(fork, options, &|| true).ok()?.take(MAX_COUNTED) {
         let change = change.ok()?;
         count += 1;
         bytes += match change.kind {

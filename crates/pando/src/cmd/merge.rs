@@ -179,7 +179,7 @@ pub fn run(args: &Args) -> Result<()> {
     };
     let options = MergeOptions { dry_run: args.dry_run, prefer, text: args.text };
     let about = || format!("merge {} into {}", fork.display(), into.display());
-    let mut report = tool::merge(fork, &into, options).with_context(about)?;
+    let mut report = tool::merge(fork, &into, options, &|| true).with_context(about)?;
     report.changes.sort_by(|a, b| a.path.cmp(&b.path));
     let lines: Vec<MergeLine> = report.changes.iter().map(line).collect();
     let count = |kind| lines.iter().filter(|line| line.kind == kind).count();

@@ -49,11 +49,17 @@ use serde::Serialize;
 /// A flag that Ctrl-C and SIGTERM raise; a second Ctrl-C ends the program at once.
 pub fn interrupt_flag() -> Result<Arc<AtomicBool>> {
     let flag = Arc::new(AtomicBool::new(false));
+    raise_when_interrupted(&flag)?;
+    Ok(flag)
+}
+
+/// Has Ctrl-C and SIGTERM raise a flag; a second Ctrl-C ends the program at once.
+pub fn raise_when_interrupted(flag: &Arc<AtomicBool>) -> Result<()> {
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
         signal_hook::flag::register_conditional_shutdown(signal, INTERRUPTED.into(), flag.clone())?;
         signal_hook::flag::register(signal, flag.clone())?;
     }
-    Ok(flag)
+    Ok(())
 }
 
 /// Exit code of a command that was interrupted.
@@ -130,6 +136,11 @@ impl<T: Into<OsString>> From<T> for ReportName {
 /// Says how many files below `src` have data that the kernel shows and the store has no room for: a copy lacks it.
 pub fn warn_unstored(files: u64, src: &Path) {
     warn_lacking(files, &src.display().to_string(), "is not in the copy");
+}
+
+/// The same of a directory with snapshots: it is in none of them, however old.
+pub fn warn_in_no_snapshot(files: u64, dir: &Path) {
+    warn_lacking(files, &dir.display().to_string(), "is in no snapshot");
 }
 
 /// The same of what a difference lacks.

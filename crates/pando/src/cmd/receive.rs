@@ -5,7 +5,7 @@ use std::{
     io::{self, IsTerminal},
     os::unix::ffi::{OsStrExt, OsStringExt},
     path::{Component, Path, PathBuf},
-    sync::mpsc,
+    sync::{Arc, atomic::AtomicBool, mpsc},
     thread,
     time::{Duration, Instant},
 };
@@ -117,7 +117,7 @@ fn abort(args: &Args, token: &str, path: Option<&Path>, to_image: Option<&ImageP
         false => bail!("nothing with the token {token} was begun here"),
     };
     match to_image {
-        None => clean(&mut Mounted::new(&args.to.join(above), name, token)),
+        None => clean(&mut Mounted::new(&args.to.join(above), name, token, Arc::default())),
         Some(place) => offline::with(place, false, |fs| {
             clean(&mut InImage::new(fs, &place.path.join(above), name, token))
         }),
@@ -143,15 +143,16 @@ fn receive(args: &Args, path: Option<PathBuf>, to_image: Option<&ImagePath>) -> 
         bail!("{}: is a name that a receive needs for itself", path.display());
     }
     let token = token(&header, &path);
+    let stop = Arc::<AtomicBool>::default();
     let work = |ground: &mut dyn Ground| {
-        Work { args, header: &header, token: &token, path: &path }.all(ground, reader)
+        Work { args, header: &header, token: &token, path: &path, stop: stop.clone() }.all(ground, reader)
     };
     match to_image {
         None => {
             let dir = args.to.join(above);
             // What it is about is said before anything is made.
             tool::identity(&dir).with_context(|| format!("{}", dir.display()))?;
-            work(&mut Mounted::new(&dir, name, &token))
+            work(&mut Mounted::new(&dir, name, &token, stop.clone()))
         }
         Some(place) => offline::with(place, false, |fs| {
             work(&mut InImage::new(fs, &place.path.join(above), name, &token))
@@ -175,6 +176,8 @@ struct Work<'a> {
     header: &'a Header,
     token: &'a str,
     path: &'a Path,
+    /// Raised by Ctrl-C once blocks come.
+    stop: Arc<AtomicBool>,
 }
 
 /// A block, where it stands, and where the next one does.
@@ -346,7 +349,8 @@ impl Work<'_> {
             );
             return Err(StreamError::Refused(text));
         }
-        let progress = Progress::new("receiving", 0, super::interrupt_flag().map_err(other)?);
+        super::raise_when_interrupted(&self.stop).map_err(other)?;
+        let progress = Progress::new("receiving", 0, self.stop.clone());
         let mut tree = ground.tree().map_err(other)?;
         let aside = format!(".pando-aside-{}", self.token).into_bytes();
         let current = note.current.as_deref().map(unhex);

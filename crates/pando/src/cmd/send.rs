@@ -152,7 +152,8 @@ fn from_mount(args: &Args, snapshot: &Named, base: Option<&Named>) -> Result<()>
     let path = |of: &Named, info: &SnapshotInfo| of.dir.join(".snapshots").join(&info.name);
     let (store, links) =
         tool::identity(&snapshot.dir).with_context(|| format!("{}", snapshot.dir.display()))?;
-    super::warn_unstored(tool::unstored(&snapshot.dir)?, &snapshot.dir);
+    let unstored = tool::unstored(&snapshot.dir).with_context(|| format!("{}", snapshot.dir.display()))?;
+    super::warn_in_no_snapshot(unstored, &snapshot.dir);
     let top = path(snapshot, &info);
     let tree = TreeBelow::new(&top).with_context(|| format!("{}", top.display()))?;
     let Some(base) = base else { return write(args, store, snapshot, &info, &tree, None) };
@@ -163,7 +164,8 @@ fn from_mount(args: &Args, snapshot: &Named, base: Option<&Named>) -> Result<()>
     let below = path(base, &base_info);
     let before = TreeBelow::new(&below).with_context(|| format!("{}", below.display()))?;
     let options = DiffOptions { ranges: true, no_renames: false };
-    let changes = tool::diff(&below, &top, options).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    let changes =
+        tool::diff(&below, &top, options, &|| true).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     let changes = changes.with_context(|| format!("{} and {}", below.display(), top.display()))?;
     write(args, store, snapshot, &info, &tree, Some(Base { info: base_info, tree: &before, changes, links }))
 }

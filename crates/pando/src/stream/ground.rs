@@ -14,6 +14,10 @@ use std::{
         unix::fs::{DirBuilderExt, MetadataExt},
     },
     path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use anyhow::{Context, Result, bail};
@@ -87,13 +91,15 @@ pub struct Mounted {
     begun: PathBuf,
     /// What is at `begun`, once it is known to be the caller's own. All in it is reached by this.
     place: Option<fs::File>,
+    /// What signals raise that are to end the work.
+    stop: Arc<AtomicBool>,
 }
 
 impl Mounted {
-    /// A tree `name` in the directory `dir`.
-    pub fn new(dir: &Path, name: &OsStr, token: &str) -> Mounted {
+    /// A tree `name` in the directory `dir`; what may take long ends when `stop` is raised and a signal comes.
+    pub fn new(dir: &Path, name: &OsStr, token: &str, stop: Arc<AtomicBool>) -> Mounted {
         let begun = dir.join(begun_name(token));
-        Mounted { dir: dir.to_owned(), name: name.to_owned(), begun, place: None }
+        Mounted { dir: dir.to_owned(), name: name.to_owned(), begun, place: None, stop }
     }
 
     fn path(&self) -> PathBuf {
@@ -102,7 +108,8 @@ impl Mounted {
 
     fn differ(&self, before: &Path, after: &Path) -> Result<bool> {
         let options = DiffOptions { ranges: false, no_renames: true };
-        let first = tool::diff(before, after, options).and_then(|mut all| all.next().transpose());
+        let again = || !self.stop.load(Ordering::Relaxed);
+        let first = tool::diff(before, after, options, &again).and_then(|mut all| all.next().transpose());
         Ok(first.with_context(|| self.show())?.is_some())
     }
 

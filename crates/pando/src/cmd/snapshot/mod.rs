@@ -358,8 +358,8 @@ fn delete(dir: &Path, which: &[&SnapshotInfo], dry_run: bool) -> Result<()> {
     delete_each(dir, &which, dry_run, false)
 }
 
-/// Deletes those that are not kept, or says what each alone takes. Of directories that are `gone` somebody may have taken
-/// one meanwhile, so all that can be are deleted.
+/// Deletes those that are not kept, or says what each alone takes. Somebody may have taken one of a directory that is
+/// `gone` meanwhile, so all that can be are deleted.
 fn delete_each(dir: &Path, which: &[(&SnapshotInfo, Option<u64>)], dry_run: bool, gone: bool) -> Result<()> {
     let mut said = String::new();
     let work = |(info, alone): &(&SnapshotInfo, Option<u64>)| -> Result<()> {

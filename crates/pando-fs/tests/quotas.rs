@@ -408,6 +408,21 @@ fn a_rollback_keeps_to_the_quotas_above() {
     }
 }
 
+/// Links below a directory lie with the tree around it: they go with it, and what a snapshot brings takes their place.
+#[test]
+fn a_rollback_of_linked_files_to_what_is_there_fits_into_a_quota() {
+    let s = Scene::new();
+    s.mkdir("/q");
+    s.fs.set_quota(s.ino("/q"), Some(1 << 20)).unwrap();
+    s.mkdir("/q/d");
+    s.write("/q/d/f", 0, 600 << 10);
+    let by = me();
+    s.fs.link(&by, s.ino("/q/d/f"), s.ino("/q/d"), "g".as_ref()).unwrap();
+    let info = s.fs.snapshot(Authority::Caller(&by), s.ino("/q/d"), &NewSnapshot::default()).unwrap().0;
+    s.fs.rollback(Authority::Caller(&by), s.ino("/q/d"), info.number, true).unwrap();
+    s.fs.check(|problem| panic!("{problem}")).unwrap();
+}
+
 /// With a quota of its own and none above it.
 #[test]
 fn what_a_rollback_brought_is_counted_without_a_further_change() {

@@ -75,8 +75,8 @@ fn is_name(side: &Side, entry: &[u8]) -> Result<bool> {
     Ok(value.is_some_and(|value| matches!(Stored::decode(&value), Ok(Stored::Name(_)))))
 }
 
-/// The moves from one side to another, without what is a clone of something that is there as well; and aside, those of
-/// `undone` and of what is one name of several.
+/// The moves from one side to another, without what is a clone of something that is there as well, and without names of
+/// linked files; and aside, those of `undone`.
 fn find(
     one: &mut Side,
     other: &mut Side,
@@ -93,9 +93,10 @@ fn find(
     for (id, a, b) in moves.all() {
         go_on()?;
         // A clone has the numbers of what it was made of: what is at one path on both sides has not come from another.
-        if is(one, b, id)? || is(other, a, id)? {
+        // Which of several names of a file has become which is not known: none has been moved.
+        if is(one, b, id)? || is(other, a, id)? || links && (is_name(one, a)? || is_name(other, b)?) {
             wrong.push(id);
-        } else if undone.contains(&id) || links && (is_name(one, a)? || is_name(other, b)?) {
+        } else if undone.contains(&id) {
             not_followed.push(id);
         }
     }

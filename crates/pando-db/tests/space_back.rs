@@ -1,6 +1,6 @@
 //! Deleted space comes back.
 #![allow(clippy::unwrap_used)]
-use pando_db::{CreateOptions, Db, Error, Options, device::MemDevice};
+use pando_db::{Codec, CreateOptions, Db, Error, Options, device::MemDevice};
 use std::{
     sync::{
         Arc,
@@ -8,7 +8,7 @@ use std::{
         mpsc,
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 #[test]
@@ -147,4 +147,44 @@ fn settle_returns_beside_writers_that_never_stop() {
     }
     assert_eq!(db.prefix(b"old").count(), 0);
     assert!(db.check().unwrap().findings.is_empty());
+}
+
+/// A reader holds all that is replaced after it has begun. One whose thread did not run for some milliseconds made a
+/// write fail on a store in which there was room: unlinks on a full store were refused beside other unlinks.
+#[test]
+fn no_write_is_refused_because_of_a_reader_that_lets_go_at_once() {
+    let device = Arc::new(MemDevice::new(24 << 20));
+    let options = Options::default().background(false).codec(Codec::None);
+    let create = CreateOptions::default().node_size(16 << 10);
+    Db::create(device.clone(), &create, &options).unwrap();
+    let db = Db::open(device, options).unwrap();
+    let put = |tree: &str, i: u64| db.put(format!("{tree}/{i:06}"), vec![7; 1000]);
+    let count = (0..).take_while(|i| put("a", *i).is_ok()).count() as u64;
+    assert!(count > 10_000, "full after {count} values");
+    let (reader, held) = mpsc::channel::<pando_db::Snapshot>();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            for snapshot in held {
+                thread::sleep(Duration::from_millis(20));
+                drop(snapshot);
+            }
+        });
+        reader.send(db.snapshot()).unwrap();
+        db.delete_prefix("a/").unwrap();
+        for i in 0..count / 2 {
+            put("b", i).unwrap_or_else(|e| panic!("value {i} of {count}: {e}"));
+        }
+        drop(reader);
+    });
+    // One that does not is waited for, but not long, and less each time.
+    let more = (0..).take_while(|i| put("c", *i).is_ok()).count() as u64;
+    let long = db.snapshot();
+    db.delete_prefix("c/").unwrap();
+    let begun = Instant::now();
+    let refused = (0..1000).filter(|i| put("d", *i).is_err()).count();
+    let took = begun.elapsed();
+    drop(long);
+    assert!(refused > 900, "{refused} of 1000 were refused, and {more} fitted before");
+    assert!(took < Duration::from_secs(20), "{took:?} for {refused} refusals");
+    put("e", 0).unwrap();
 }

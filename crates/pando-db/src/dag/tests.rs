@@ -12,7 +12,7 @@ use crate::{
         gc::pushdown::{TombstoneWalk, Tombstones},
         layer::run::RunBuilder,
         memtable::{Memtable, range::TableRange},
-        tree::{Limits, Tree},
+        tree::{Limits, Tree, Versions},
     },
     device::MemDevice,
     key::{Lens, Longest, Span},
@@ -90,7 +90,7 @@ fn tree(root: Node, references: u32) -> Tree {
             }),
         );
     }
-    Tree { table, root: ROOT, msn: 9, log_end: LogPos::default() }
+    Tree { table, root: ROOT, msn: 9, log_end: LogPos::default(), versions: Versions::default() }
 }
 
 fn pager() -> Pager {
@@ -503,7 +503,7 @@ fn a_shared_node_that_shows_nothing_is_taken_off_its_edges() {
         let (height, longest, loc) = (node.height, Longest::UNKNOWN, Loc::Dirty(Arc::new(node)));
         table.set(id, Some(Entry { count, height, longest, loc }));
     }
-    let tree = Tree { table, root: ROOT, msn: 9, log_end: LogPos::default() };
+    let tree = Tree { table, root: ROOT, msn: 9, log_end: LogPos::default(), versions: Versions::default() };
     assert!(check(&tree, &pager()).problems.is_empty());
     let (pager, next, handled) = (pager(), AtomicU64::new(10), AtomicU64::new(0));
     let limits = Limits::new(4096, None);
@@ -541,7 +541,8 @@ fn a_node_stays_above_what_the_gotos_lead_to_that_rest_above_it() {
             0 => edge("", Some(MID), vec![ranges(&[("c", "d", Some(TARGET))])]),
             _ => edge(&format!("m{i:02}"), None, vec![]),
         });
-        let Tree { mut table, root, msn, log_end } = tree(interior(high + 1, root_edges.collect()), 1);
+        let Tree { mut table, root, msn, log_end, versions } =
+            tree(interior(high + 1, root_edges.collect()), 1);
         table.set(RIGHT, None);
         let mid_edges = vec![edge("", Some(LEFT), vec![]), edge("k", None, vec![])];
         let nodes = [
@@ -555,7 +556,7 @@ fn a_node_stays_above_what_the_gotos_lead_to_that_rest_above_it() {
             let loc = Loc::Dirty(Arc::new(node));
             table.set(id, Some(Entry { count: 1, height, longest, loc }));
         }
-        let tree = Tree { table, root, msn, log_end };
+        let tree = Tree { table, root, msn, log_end, versions };
         let pager = pager();
         let problems = check(&tree, &pager).problems;
         assert!(problems.is_empty(), "{problems:?}");

@@ -1,5 +1,7 @@
 //! A version of the DAG: the root, the table, and up to which batch they hold everything.
 
+use std::sync::Arc;
+
 use crate::{
     error::{Error, Result},
     node::{Node, NodeId},
@@ -19,6 +21,20 @@ pub(crate) struct Tree {
     pub msn: u64,
     /// Where the log goes on behind that batch.
     pub log_end: LogPos,
+    /// Held by each version of this store.
+    pub versions: Versions,
+}
+
+/// Counts the versions of a store that somebody holds: readers those that they began with, with all that has been
+/// replaced in them since.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Versions(Arc<()>);
+
+impl Versions {
+    /// How many there are, with the newest.
+    pub fn count(&self) -> usize {
+        Arc::strong_count(&self.0)
+    }
 }
 
 /// Sizes that structural work keeps to. All in bytes but the fanout.

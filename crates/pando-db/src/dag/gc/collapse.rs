@@ -313,7 +313,7 @@ mod tests {
     use crate::{
         dag::{
             edit::Context,
-            tree::{Limits, Tree},
+            tree::{Limits, Tree, Versions},
         },
         device::MemDevice,
         key::Longest,
@@ -369,7 +369,7 @@ mod tests {
             let count = referred as u32 + u32::from(*id == ROOT);
             table.set(*id, Some(Entry { count, height, longest: Longest::UNKNOWN, loc }));
         }
-        Tree { table, root: ROOT, msn: 9, log_end: LogPos::default() }
+        Tree { table, root: ROOT, msn: 9, log_end: LogPos::default(), versions: Versions::default() }
     }
 
     /// Lowers the tall node and the other one; the heights that they and the root come to.

@@ -14,7 +14,10 @@ use crate::{
     batch::{Effect, Op},
     dag::tree::MIN_EDIT_NODES,
     db::{
-        admission::memory::{MAX_SEALED_TABLES, MAX_SEALED_TABLES_FOR_CLONES, MAX_SMALL_SEALED_TABLES},
+        admission::{
+            memory::{MAX_SEALED_TABLES, MAX_SEALED_TABLES_FOR_CLONES, MAX_SMALL_SEALED_TABLES},
+            reader_waits::ReaderWaits,
+        },
         engine::{Engine, gc_state::LastDeletes, signal::Work, throttle::pressure},
         write::record::Encoded,
     },
@@ -25,6 +28,7 @@ use crate::{
 };
 
 pub(crate) mod memory;
+mod reader_waits;
 
 /// Bytes in the log buffer at which a thread is asked to write them out: half of what may be there, within these
 /// bounds. Each write-out is a request of some KiB beside those for the values, and wakes the threads that do them.
@@ -377,13 +381,24 @@ impl Engine {
     /// What was deleted may not have been given back yet, and what is dirty may cost less than feared: this settles
     /// both, and gives whether there is enough then. Not over and over, if it changed nothing.
     fn settle_for(&self, enough: &dyn Fn() -> Result<bool>) -> Result<bool> {
-        if self.counters.refused_at.load(Ordering::Relaxed) != self.now_freed() {
-            if self.settle(enough)? {
-                return Ok(true);
-            }
-            self.counters.refused_at.store(self.now_freed(), Ordering::Relaxed);
+        if self.counters.refused_at.load(Ordering::Relaxed) == self.now_freed() {
+            return enough();
         }
-        enough()
+        let mut waits = ReaderWaits::new(&self.counters.vain_reader_waits);
+        while !self.settle(enough)? {
+            if !waits.for_fewer(|| self.versions()) {
+                self.counters.refused_at.store(self.now_freed(), Ordering::Relaxed);
+                return enough();
+            }
+        }
+        Ok(true)
+    }
+
+    /// Versions of the tree that somebody holds, a count.
+    fn versions(&self) -> usize {
+        // What readers have left to others to free is held by nobody.
+        drop(self.views.left_by_readers());
+        self.superversion.read().tree.versions.count()
     }
 
     /// Whether a small batch that gives space back may go even into what is kept for an edit, because nothing else is

@@ -10,7 +10,7 @@ use std::{
     collections::BTreeSet,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
 };
 
@@ -147,6 +147,8 @@ pub(crate) struct EngineCounters {
     pub skip_range_used: AtomicBool,
     /// State in which the last write was refused for lack of space; 0: none was.
     pub refused_at: AtomicU64,
+    /// Waits in vain for readers, one after the other, by writes that would have been refused.
+    pub vain_reader_waits: AtomicU32,
     /// Something was deleted since deletes were last carried down.
     pub deletes: AtomicBool,
     /// Something was deleted since the last walk beside writes began.
@@ -255,7 +257,9 @@ impl Engine {
             // out, and they would count as dirty for ever.
             self.dirty.note(versions);
             let (msn, log_end) = (superversion.tree.msn, superversion.tree.log_end);
-            let old = std::mem::replace(&mut superversion.tree, Arc::new(Tree { table, root, msn, log_end }));
+            let versions = superversion.tree.versions.clone();
+            let tree = Arc::new(Tree { table, root, msn, log_end, versions });
+            let old = std::mem::replace(&mut superversion.tree, tree);
             then(superversion);
             Ok((orphans, old))
         })?;

@@ -12,7 +12,7 @@ use parking_lot::{Mutex, RwLock};
 use crate::{
     dag::{
         memtable::Memtable,
-        tree::{Limits, Tree},
+        tree::{Limits, Tree, Versions},
     },
     db::{
         admission::{edit_nodes, memory},
@@ -180,7 +180,8 @@ pub(crate) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
     let (replay, report, batches) = recovered.split();
     let bulk = Arc::new(Bulk::new(pager.clone(), space.clone()));
     let (msn, log_end) = (superblock.next_msn - 1, superblock.log_start);
-    let tree = Tree { table: table.clone(), root: superblock.root, msn, log_end };
+    let tree =
+        Tree { table: table.clone(), root: superblock.root, msn, log_end, versions: Versions::default() };
     let superversion = Superversion {
         active: Memtable::new(msn, log_end),
         sealed: VecDeque::new(),

@@ -11,7 +11,7 @@
 use std::{collections::HashMap, time::Duration};
 
 use bytes::Bytes;
-use pando_db::{Batch, Snapshot};
+use pando_db::{Batch, Snapshot, waiting};
 
 use crate::{
     counting::{Counting, CountingTurn, Watcher},
@@ -44,6 +44,13 @@ pub(crate) struct LostNames {
     number: u64,
     /// How many of each file; `None` if they are many, or somebody counts there already: then a census finds out.
     lost: Option<(HashMap<u64, u32>, CountingTurn)>,
+}
+
+/// A file of a link area that had no name when a count began, and that nobody had in memory when it was looked at.
+struct Nameless {
+    id: u64,
+    /// Names that its record said it had: fewer than now, if it got one since.
+    nlink: u32,
 }
 
 impl Fs {
@@ -296,7 +303,7 @@ impl Fs {
         }
         let area = path::meta(&path::all_linked(&contents));
         let mut files = view.prefix(&area);
-        let mut nameless: Vec<u64> = Vec::new();
+        let mut nameless: Vec<Nameless> = Vec::new();
         while let Some((key, value)) = files.next_ref()? {
             if !go_on() {
                 return Ok(());
@@ -307,7 +314,7 @@ impl Fs {
             let count = named.get(&id).copied().unwrap_or(0);
             let ino = self.lineages.identity(&self.db, root.lineage, &record)?.0;
             if count == 0 && self.table.find(ino).is_none() {
-                nameless.push(id);
+                nameless.push(Nameless { id, nlink: record.nlink });
             } else {
                 self.drop_nameless(root, &mut nameless)?;
                 if record.nlink != count {
@@ -326,46 +333,55 @@ impl Fs {
     }
 
     /// Removes files of a link area that have no name and that nobody has in memory, so nobody can come by them; they
-    /// ascend, and had no others between them.
-    fn drop_nameless(&self, root: &InodeRef, ids: &mut Vec<u64>) -> Result<()> {
-        let (Some(&first), Some(&last)) = (ids.first(), ids.last()) else { return Ok(()) };
+    /// ascend, and had no others between them. Since they were looked at, one may have got a name again from somebody
+    /// who had it in memory: of that the names are subtracted that it does not have.
+    fn drop_nameless(&self, root: &InodeRef, files: &mut Vec<Nameless>) -> Result<()> {
+        let files = std::mem::take(files);
+        let (Some(first), Some(last)) = (files.first(), files.last()) else { return Ok(()) };
         let at = self.hold_dir(root)?;
-        // Nobody puts another file into the area meanwhile. A file with a number between these may have come since they
-        // were looked at.
-        let _area = self.counting.area.write();
+        // Nobody puts another file into the area meanwhile, or gives one a name. A file with a number between these
+        // may have come since they were looked at.
+        let area = &self.counting.area;
+        let alone = waiting::take(|| area.try_write(), || area.write());
         let key = |id| path::meta(&path::linked(&at.contents, id));
         let area = path::meta(&path::all_linked(&at.contents));
-        let end = path::behind(&key(last));
-        let mut there = Vec::with_capacity(ids.len());
+        let end = path::behind(&key(last.id));
+        // The numbers of all that are there, and whether they go.
+        let mut there: Vec<(u64, bool)> = Vec::with_capacity(files.len());
+        let mut named = Vec::new();
         let (above, mut bytes) = (self.above(&at), 0i64);
         let view = self.db.snapshot();
-        let mut files = view.range(&key(first), end.as_deref());
-        while let Some((key, value)) = files.next_ref()? {
-            let id = path::link_id_of(&area, key);
-            if !above.is_empty()
-                && id.is_some_and(|id| ids.binary_search(&id).is_ok())
-                && let Ok(record) = Record::decode(value)
-            {
-                bytes = bytes.saturating_add(record_bytes(&view, key, &record)?);
-            }
-            there.extend(id);
-        }
-        drop(files);
-        let mut batch = Batch::new();
-        for run in there.chunk_by(|a, b| ids.binary_search(a).is_ok() == ids.binary_search(b).is_ok()) {
-            let (Some(&first), Some(&last)) = (run.first(), run.last()) else { continue };
-            if ids.binary_search(&first).is_err() {
+        let mut pairs = view.range(&key(first.id), end.as_deref());
+        while let Some((key, value)) = pairs.next_ref()? {
+            let damaged = |detail| Error::Damaged { what: "link area".into(), detail };
+            let id = path::link_id_of(&area, key).ok_or(damaged("impossible key"))?;
+            let Ok(i) = files.binary_search_by_key(&id, |file| file.id) else {
+                there.push((id, false));
                 continue;
+            };
+            let (file, record) = (&files[i], Record::decode(value).map_err(damaged)?);
+            let ino = self.lineages.identity(&self.db, root.lineage, &record)?.0;
+            let goes = record.nlink == file.nlink && self.table.find(ino).is_none();
+            there.push((id, goes));
+            match goes {
+                true if !above.is_empty() => bytes = bytes.saturating_add(record_bytes(&view, key, &record)?),
+                true => {}
+                false => named.push((id, i64::from(file.nlink))),
             }
+        }
+        drop(pairs);
+        let mut batch = Batch::new();
+        for run in there.chunk_by(|a, b| a.1 == b.1) {
+            let (Some(&(first, true)), Some(&(last, _))) = (run.first(), run.last()) else { continue };
             batch.delete_range(key(first), path::behind(&key(last)));
             let data = |id| path::data(&path::linked(&at.contents, id));
             batch.delete_range(data(first), path::behind(&data(last)));
         }
-        ids.clear();
         let reserved = self.reserve_file(&mut batch, above, -bytes)?;
         self.db.write(batch)?;
         reserved.paid();
-        Ok(())
+        drop((alone, at));
+        named.into_iter().try_for_each(|(id, excess)| self.subtract(root, id, excess, None))
     }
 
     /// The root of a lineage by its contents prefix.

@@ -16,7 +16,7 @@ use crate::{
     error::{Error, Result, show},
     exclude::{outermost, relative},
     inode::{InodeRef, Link},
-    lock::{Obstacle, attempt_shared},
+    lock::{self, Obstacle, attempt_shared},
     merge::Change,
     orphan::Fate,
     path::{self, check_name, system},
@@ -490,7 +490,7 @@ impl Fs {
             let text = format!("{}: not a fork; pando rm -r removes any tree", show(name));
             return Err(Error::Invalid(text));
         }
-        let own = top.tree.write_arc();
+        let own = lock::exclusive(&top.tree);
         let now = self.now();
         let touched = Change::modified(now);
         let mut batch = Batch::new();

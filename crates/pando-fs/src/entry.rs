@@ -19,7 +19,7 @@ use crate::{
     late_calls::KeptFile,
     limits::MAX_SYMLINK,
     lineage::number::number,
-    lock::Guard,
+    lock::{self, Guard},
     merge::Change,
     orphan::Fate,
     path::{self, check_name, system},
@@ -264,7 +264,7 @@ impl Fs {
         if inode.kind == FileKind::Directory {
             return Err(Error::IsDirectory(show(name)));
         }
-        let _own = inode.tree.write_arc();
+        let _own = lock::exclusive(&inode.tree);
         let now = self.now();
         let touched = Change::modified(now);
         let mut batch = Batch::new();
@@ -318,7 +318,7 @@ impl Fs {
         let (at, _names) = self.hold_names(&dir, true)?;
         let inode = self.child(&at, bytes)?.ok_or_else(|| Error::NotFound(show(name)))?;
         inode.must_be_dir()?;
-        let _own = inode.tree.write_arc();
+        let _own = lock::exclusive(&inode.tree);
         if !self.is_empty(&path::contents(&at.contents, bytes)?)? {
             return Err(Error::NotEmpty(show(name)));
         }

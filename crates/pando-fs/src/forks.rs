@@ -159,6 +159,10 @@ impl Fs {
             gone.push(fork.number);
         }
         drop(pairs);
+        if !gone.is_empty() {
+            // The origins hold what was deleted in the forks.
+            batch.releases();
+        }
         let below = system::forked_below(contents);
         let all = if gone.is_empty() { below.clone() } else { system::forked_below(b"") };
         let mut pairs = self.db.prefix(&all);

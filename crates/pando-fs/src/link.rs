@@ -53,7 +53,7 @@ impl Before {
             (Link::At { parent, name }, Before::Plain { parent: p, name: n }) => {
                 parent.ino == p.ino && name == n
             }
-            (Link::Linked { root, .. }, Before::Linked { root: r, .. }) => root.ino == r.ino,
+            (Link::Linked { root, id }, Before::Linked { root: r, id: i }) => root.ino == r.ino && id == i,
             (Link::Orphan, Before::Nameless) => s.linkable,
             _ => false,
         })
@@ -194,7 +194,7 @@ impl Fs {
             // It keeps its number, as a file that is moved there.
             let (from, kept) = (inode.lineage, (inode.ino, inode.lineage));
             let (file, clone) = (|| self.fresh_file(), || self.fresh_clone());
-            self.lineages.moved(batch, record, (from, around), kept, false, file, clone)?;
+            self.lineages.moved(&self.db, batch, record, (from, around), kept, false, file, clone)?;
         }
         batch.delete(system::orphan_meta(inode.ino));
         if record.has_data() {

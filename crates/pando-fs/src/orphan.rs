@@ -106,7 +106,8 @@ impl Fs {
         });
         if let Some(Some(record)) = last {
             let mut batch = Batch::new();
-            batch.delete(system::orphan_meta(inode.ino));
+            // Its name was deleted before, and nobody tries this again.
+            batch.releases().delete(system::orphan_meta(inode.ino));
             Self::drop_data(&mut batch, &system::orphan_data(inode.ino), &record);
             // Nobody can be told; the next mount removes what this could not.
             let _ = self.db.write(batch);

@@ -281,7 +281,7 @@ impl Fs {
             }
         }
         let (file, clone) = (|| self.fresh_file(), || self.fresh_clone());
-        self.lineages.moved(batch, &mut record, around, kept, keep_root, file, clone)?;
+        self.lineages.moved(&self.db, batch, &mut record, around, kept, keep_root, file, clone)?;
         let mut prefixes: Vec<_> = from.prefixes(&record)?.into_iter().zip(to.prefixes(&record)?).collect();
         prefixes.extend(names);
         if record.kind == FileKind::Directory {

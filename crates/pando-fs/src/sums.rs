@@ -57,9 +57,18 @@ pub(crate) fn data_bytes(view: &Snapshot, data: &[u8], record: &Record) -> Resul
 pub(crate) struct Counted {
     /// Its contents prefix.
     pub contents: Vec<u8>,
+    /// What tells it apart from one that has its place later.
+    pub numbers: (u64, u64),
     pub account: Account,
     /// What its account should say.
     pub sum: i64,
+}
+
+impl Counted {
+    /// File number and clone id of a directory.
+    pub fn numbers_of(record: &Record) -> (u64, u64) {
+        (record.fileno, record.clone_id)
+    }
 }
 
 /// What the files in a tree take.
@@ -75,12 +84,14 @@ pub(crate) struct Sums {
 pub(crate) fn wrong_accounts(view: &Snapshot, mut tell: impl FnMut(String)) -> Result<()> {
     let Some(found) = sums(view, b"", || true)? else { return Ok(()) };
     let top = view.get(&path::meta(b""))?.and_then(|value| Record::decode(&value).ok());
-    let top = top.and_then(|record| record.account);
-    let top = top.map(|account| Counted { contents: Vec::new(), account, sum: found.total });
+    let top = top.and_then(|record| {
+        let (contents, numbers) = (Vec::new(), Counted::numbers_of(&record));
+        Some(Counted { contents, numbers, account: record.account?, sum: found.total })
+    });
     // Contents prefixes of stale directories, which come before all below them.
     let mut stale: Vec<Vec<u8>> = Vec::new();
     for counted in top.into_iter().chain(found.counted) {
-        let Counted { contents, account, sum } = counted;
+        let Counted { contents, account, sum, .. } = counted;
         if !account.stale && account.used != sum && !stale.iter().any(|above| contents.starts_with(above)) {
             let place = describe_path(&path::entry_of_contents(&contents).unwrap_or_default());
             tell(format!("{place}: its account says {} bytes, and {sum} are there", account.used));
@@ -127,7 +138,8 @@ pub(crate) fn sums(
             && let Some(below) = path::contents_of(b"", &own)
         {
             places.insert(below.clone(), sums.counted.len());
-            sums.counted.push(Counted { contents: below, account, sum: 0 });
+            let numbers = Counted::numbers_of(&record);
+            sums.counted.push(Counted { contents: below, numbers, account, sum: 0 });
             outer.push(around);
         }
         let bytes = record_bytes(view, key, &record)?;

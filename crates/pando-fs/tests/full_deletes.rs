@@ -273,6 +273,44 @@ fn a_snapshot_is_deleted_when_unlinks_beside_it_have_used_up_the_store() {
     println!("{refused} unlinks were refused");
 }
 
+/// The origin of a fork holds what was deleted in it, and goes with it: also by `rmdir`, when unlinks beside a snapshot
+/// have used up the store.
+#[test]
+fn an_emptied_fork_is_removed_when_unlinks_have_used_up_the_store() {
+    let (mut refused, mut seeds) = (0, seeds_for("PANDO_MODEL_SECONDS", 4));
+    while let Some(seed) = seeds.take_late() {
+        let mut rng = Rng(seed | 1);
+        let mut full = Full::new(seed, &mut rng);
+        let (w, what) = (&full.w, &full.what);
+        // What the fork and the snapshot take.
+        let room = full.files.len() / 10 + 1;
+        full.files.drain(..room).for_each(|(path, _)| w.unlink(&path).unwrap());
+        w.fs.db().settle().unwrap();
+        w.mkdir("/few");
+        w.create("/few/one").unwrap();
+        w.fork("/few", "/fork");
+        w.unlink("/fork/one").unwrap();
+        let me = Authority::Caller(&w.me);
+        let (taken, ..) = w.on("/", |a| w.fs.snapshot(me, a.ino, &NewSnapshot::default())).unwrap();
+        let left = full.files.iter().filter(|(path, _)| w.unlink(path).is_err()).take(MAX_REFUSED).count();
+        refused += left;
+        w.rmdir("/fork").unwrap_or_else(|e| panic!("{what}: rmdir of a fork, {left} refused: {e}"));
+        let deleted = w.fs.delete_snapshot(me, ROOT, taken.number);
+        deleted.unwrap_or_else(|e| panic!("{what}: {e}, after {left} refused unlinks"));
+        for dir in w.names("/") {
+            w.remove_tree(&format!("/{dir}")).unwrap_or_else(|e| panic!("{what}: rm -r {dir}: {e}"));
+        }
+        w.fs.db().settle().unwrap();
+        w.create("/new").unwrap();
+        assert_eq!(w.write_at("/new", 0, &vec![1; 1 << 20]).unwrap(), 1 << 20, "{what}");
+        w.fs.close().unwrap();
+        if seeds.spent() >= 1.0 && refused > 0 {
+            break;
+        }
+    }
+    println!("{refused} unlinks were refused");
+}
+
 /// What is written over takes its space twice as long as the new bytes wait above the old ones. A store that is short
 /// of space carries them down: a program that changes its files in place never hears that it is full, if they fill no
 /// more than a part of it, and what only a snapshot held is there again when that is deleted.

@@ -526,6 +526,52 @@ fn what_a_tree_takes_counts_linked_files_once() {
     }
 }
 
+/// A count looks at the names of one moment. One that came to a file late, which had got a name since and was closed
+/// again, took the file away.
+#[test]
+fn a_file_that_gets_a_name_while_names_are_counted_keeps_its_data() {
+    let w = World::new();
+    farm(&w.fs, &w.me, 24_000, true);
+    w.mkdir("/base");
+    w.rename("/s", "/base/t", 0).unwrap();
+    w.put("/base/t/last", b"data");
+    w.link("/base/t/last", "/base/t/last too").unwrap();
+    let mut named = 0;
+    for _ in 0..3 {
+        w.clone_tree("/base", "/c", false).unwrap();
+        w.nlink("/c/t/last"); // has them counted
+        w.fs.count_links().unwrap();
+        let open = w.fs.resolve("/c/t/last".as_ref()).unwrap();
+        assert_eq!(open.nlink, 2);
+        // Where the files of the clone are kept that have several names, and this one last.
+        let id = (open.ino & ((1 << 40) - 1)).to_be_bytes();
+        let records = w.fs.db().prefix(b"\0\0\0\0M").map(|pair| pair.unwrap().0);
+        let own = records.filter(|key| key.ends_with(&id)).max_by_key(|key| key.len()).unwrap();
+        let area = &own[..own.len() - id.len()];
+        let first = || w.fs.db().prefix(area).next().map(|pair| pair.unwrap().0);
+        w.remove_tree("/c/t").unwrap();
+        let was = first();
+        assert!(was.is_some());
+        let linked = std::thread::scope(|s| {
+            let count = s.spawn(|| w.fs.count_links().unwrap());
+            while first() == was && !count.is_finished() {}
+            let linked = w.at("/c/saved", |d, n| w.fs.link(&w.me, open.ino, d, n));
+            w.fs.forget(open.ino, if linked.is_ok() { 2 } else { 1 });
+            linked.is_ok()
+        });
+        if linked {
+            named += 1;
+            assert_eq!(w.get("/c/saved").unwrap(), b"data");
+            w.fs.count_links().unwrap();
+            assert_eq!(w.nlink("/c/saved"), 1);
+        }
+        check_keys(&w);
+        w.remove_tree("/c").unwrap();
+    }
+    println!("{named} of 3 got a name in time");
+    assert!(named > 0, "vacuous");
+}
+
 /// A farm of `count` files with two names each, in a tree of `/s`.
 fn farm(fs: &Fs, me: &Caller, count: usize, linked: bool) {
     let at = fs.mkdir(me, ROOT, "s".as_ref(), 0o755).unwrap().ino;

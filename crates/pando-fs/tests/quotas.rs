@@ -609,3 +609,42 @@ fn a_wrong_account_is_told_by_check() {
     s.fs.check(|text| told.push(text.to_owned())).unwrap();
     assert_eq!(told, ["/q: its account says 10241 bytes, and 10240 are there"]);
 }
+
+/// A count finds the directories that it has summed up by their paths. What it had found of one that changed places
+/// with another meanwhile went to the other one's account.
+#[test]
+fn directories_that_change_places_while_they_are_counted_keep_their_own_counts() {
+    const EXCHANGE: u32 = 2;
+    let s = Scene::new();
+    for dir in ["/p", "/p/a", "/p/b", "/p/z", "/w"] {
+        s.mkdir(dir);
+    }
+    for i in 0..4_000 {
+        s.create(&format!("/p/z/{i}"));
+    }
+    for dir in ["/p", "/p/a", "/p/b"] {
+        s.set(dir, 1 << 30);
+    }
+    for round in 0..8 {
+        let fork = format!("/w/{round}");
+        s.fs.fork_tree(&me(), s.split("/p"), s.split(&fork), false, &[]).unwrap();
+        s.write(&format!("{fork}/a/{round}"), 0, 100_000);
+        s.fs.merge(None, s.ino(&fork), s.ino("/p"), MergeOptions::default()).unwrap();
+        assert!(s.quota("/p").2, "vacuous: it is counted already");
+        let counted = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let ((from, a), (to, b)) = (s.split("/p/a"), s.split("/p/b"));
+                while !counted.load(std::sync::atomic::Ordering::SeqCst) {
+                    s.fs.rename(&me(), from, a, to, b, EXCHANGE).unwrap();
+                    std::thread::sleep(std::time::Duration::from_micros(700 + 90 * round));
+                }
+            });
+            s.fs.count_quotas().unwrap();
+            counted.store(true, std::sync::atomic::Ordering::SeqCst);
+        });
+        s.check();
+        s.fs.count_quotas().unwrap();
+        s.check();
+    }
+}

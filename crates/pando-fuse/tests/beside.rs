@@ -291,6 +291,20 @@ fn warm_files_are_served_beside_lookups_that_miss() {
 
 #[test]
 fn warm_files_are_served_beside_a_writer_that_waits_for_room() {
+    beside_a_writer_that_waits(|_| ());
+}
+
+/// What is to be removed waits for the write, and is on the thread that reads requests.
+#[test]
+fn warm_files_are_served_beside_an_rmdir_that_waits_for_a_writer() {
+    beside_a_writer_that_waits(|b| {
+        let refused = fs::remove_dir(b.path("busy/sub")).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(39), "{refused}"); // ENOTEMPTY
+    });
+}
+
+/// `meanwhile` is called beside, with `busy/sub` being the directory of what is written.
+fn beside_a_writer_that_waits(meanwhile: fn(&Beside)) {
     let Some(b) = Beside::new(0) else { return };
     /// More than memory and log take without the device.
     const BYTES: usize = 200 << 20;
@@ -302,8 +316,9 @@ fn warm_files_are_served_beside_a_writer_that_waits_for_room() {
     thread::scope(|s| {
         let _release = Release(&b.gate);
         b.gate.hold(Holds::Writes);
+        fs::create_dir(b.path("busy/sub")).unwrap();
         s.spawn(|| {
-            let mut file = File::create(b.path("busy/big")).unwrap();
+            let mut file = File::create(b.path("busy/sub/big")).unwrap();
             let data = noise(7).repeat(11);
             while written.load(SeqCst) < BYTES {
                 file.write_all(&data[..1 << 20]).unwrap();
@@ -322,6 +337,8 @@ fn warm_files_are_served_beside_a_writer_that_waits_for_room() {
             thread::sleep(Duration::from_millis(5));
         }
         assert!(last.0 < BYTES, "the writer did not have to wait");
+        s.spawn(|| meanwhile(&b));
+        thread::sleep(Duration::from_millis(200));
         for _ in 0..10 {
             b.warm_files_are_served();
         }

@@ -251,9 +251,11 @@ impl Lineages {
     /// lineage `to`, so that it keeps its number `ino` and, for a directory, its lineage `inside`.
     /// `fresh_file` and `fresh_clone` give unused numbers. A directory that is to `keep_root` is the root of its
     /// lineage then too, also where it comes back into that.
+    /// A number that could not be stored yet is, before a record names it.
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn moved(
         &self,
+        db: &Db,
         batch: &mut Batch,
         r: &mut Record,
         (from, to): (u32, u32),
@@ -271,6 +273,9 @@ impl Lineages {
             }
         };
         if r.kind != FileKind::Directory {
+            // After the next mount another clone would get it.
+            self.save(db, lineage_of(ino))?;
+            self.save(db, to)?;
             r.fileno = fresh_file()?;
             r.pin = Some(Pin { lineage: to, ino });
             taint(batch, lineage_of(ino));
@@ -280,6 +285,7 @@ impl Lineages {
         if r.clone_id != 0 {
             batch.delete(system::lineage(from, r.clone_id));
         } else {
+            self.save(db, from)?;
             taint(batch, from); // which is `inside`
         }
         if inside == to && !keep_root {

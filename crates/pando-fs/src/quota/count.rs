@@ -219,7 +219,10 @@ impl Fs {
             };
             let damaged = |detail| Error::Damaged { what: dir.label(), detail };
             let record = view.get(&key)?.ok_or(damaged("its record does not exist"))?;
-            let Some(account) = Record::decode(&record).map_err(damaged)?.account else { return Ok(false) };
+            let record = Record::decode(&record).map_err(damaged)?;
+            let (numbers, Some(account)) = (Counted::numbers_of(&record), record.account) else {
+                return Ok(false);
+            };
             let mut records = 0u64;
             let found = sums(&view, &contents, || {
                 records += 1;
@@ -240,7 +243,7 @@ impl Fs {
                     Err(e) => return Err(e),
                 };
             }
-            let own = Counted { contents, account, sum: found.total };
+            let own = Counted { contents, numbers, account, sum: found.total };
             if self.put_right(dir, &own, all.then_some(marks))? {
                 return Ok(true);
             }
@@ -248,12 +251,14 @@ impl Fs {
         Ok(false)
     }
 
-    /// Puts right what the account of a directory says, which was counted when it said `counted`. It is stale no more
-    /// if nothing has become so since there were so many `marks`; whether that is so.
+    /// Puts right what the account of a directory says, which was counted when it said `counted`, if it is the one that
+    /// was: another may have its path by now. It is stale no more if nothing has become so since there were so many
+    /// `marks`; whether that is so.
     fn put_right(&self, dir: &InodeRef, counted: &Counted, marks: Option<u64>) -> Result<bool> {
         let at = self.hold_dir(dir)?;
         let alone = self.ledger.alone();
-        let Some(account) = dir.peek(|s| s.record.account) else { return Ok(false) };
+        let (numbers, account) = dir.peek(|s| (Counted::numbers_of(&s.record), s.record.account));
+        let (true, Some(account)) = (numbers == counted.numbers, account) else { return Ok(false) };
         let exact = marks == Some(self.ledger.marks());
         let change = Change {
             billed: counted.sum.saturating_sub(counted.account.used),

@@ -225,7 +225,8 @@ fn deletes_go_through_after_any_number_of_refused_calls() {
 }
 
 /// What a snapshot holds does not come back by unlinks, and each of them takes space. When they are refused the snapshot
-/// can be deleted, and then everything else.
+/// can be deleted, and then everything else. So can a fork that was emptied, by `rmdir`: its origin, which goes with it,
+/// holds what was deleted in it.
 #[test]
 fn a_snapshot_is_deleted_when_unlinks_beside_it_have_used_up_the_store() {
     let (mut refused, mut seeds) = (0, seeds_for("PANDO_MODEL_SECONDS", 4));
@@ -234,6 +235,14 @@ fn a_snapshot_is_deleted_when_unlinks_beside_it_have_used_up_the_store() {
         let mut full = Full::new(seed, &mut rng);
         let w = &full.w;
         let (me, what) = (Authority::Caller(&w.me), &full.what);
+        // What the fork takes.
+        let room = full.files.len() / 10 + 1;
+        full.files.drain(..room).for_each(|(path, _)| w.unlink(&path).unwrap());
+        w.fs.db().settle().unwrap();
+        w.mkdir("/few");
+        w.create("/few/one").unwrap();
+        w.fork("/few", "/fork");
+        w.unlink("/fork/one").unwrap();
         let number = loop {
             // What the snapshot itself takes.
             let room = full.files.len() / 20 + 1;
@@ -257,48 +266,11 @@ fn a_snapshot_is_deleted_when_unlinks_beside_it_have_used_up_the_store() {
         }
         refused += left.len();
         println!("{what}: {} of {all} unlinks refused, {:?}", left.len(), begun.elapsed());
+        w.rmdir("/fork").unwrap_or_else(|e| panic!("{what}: rmdir of a fork, {} refused: {e}", left.len()));
         let deleted = w.fs.delete_snapshot(me, ROOT, number);
         deleted.unwrap_or_else(|e| panic!("{what}: {e}, after {} refused unlinks", left.len()));
         for path in left.into_iter().chain(full.files.into_iter().map(|(path, _)| path)) {
             w.unlink(&path).unwrap_or_else(|e| panic!("{what}: {e}"));
-        }
-        w.fs.db().settle().unwrap();
-        w.create("/new").unwrap();
-        assert_eq!(w.write_at("/new", 0, &vec![1; 1 << 20]).unwrap(), 1 << 20, "{what}");
-        w.fs.close().unwrap();
-        if seeds.spent() >= 1.0 && refused > 0 {
-            break;
-        }
-    }
-    println!("{refused} unlinks were refused");
-}
-
-/// The origin of a fork holds what was deleted in it, and goes with it: also by `rmdir`, when unlinks beside a snapshot
-/// have used up the store.
-#[test]
-fn an_emptied_fork_is_removed_when_unlinks_have_used_up_the_store() {
-    let (mut refused, mut seeds) = (0, seeds_for("PANDO_MODEL_SECONDS", 4));
-    while let Some(seed) = seeds.take_late() {
-        let mut rng = Rng(seed | 1);
-        let mut full = Full::new(seed, &mut rng);
-        let (w, what) = (&full.w, &full.what);
-        // What the fork and the snapshot take.
-        let room = full.files.len() / 10 + 1;
-        full.files.drain(..room).for_each(|(path, _)| w.unlink(&path).unwrap());
-        w.fs.db().settle().unwrap();
-        w.mkdir("/few");
-        w.create("/few/one").unwrap();
-        w.fork("/few", "/fork");
-        w.unlink("/fork/one").unwrap();
-        let me = Authority::Caller(&w.me);
-        let (taken, ..) = w.on("/", |a| w.fs.snapshot(me, a.ino, &NewSnapshot::default())).unwrap();
-        let left = full.files.iter().filter(|(path, _)| w.unlink(path).is_err()).take(MAX_REFUSED).count();
-        refused += left;
-        w.rmdir("/fork").unwrap_or_else(|e| panic!("{what}: rmdir of a fork, {left} refused: {e}"));
-        let deleted = w.fs.delete_snapshot(me, ROOT, taken.number);
-        deleted.unwrap_or_else(|e| panic!("{what}: {e}, after {left} refused unlinks"));
-        for dir in w.names("/") {
-            w.remove_tree(&format!("/{dir}")).unwrap_or_else(|e| panic!("{what}: rm -r {dir}: {e}"));
         }
         w.fs.db().settle().unwrap();
         w.create("/new").unwrap();

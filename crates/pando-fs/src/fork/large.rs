@@ -121,8 +121,7 @@ impl Fs {
                 let own = path::attrs_under(&path::data(&places.ours.entry));
                 batch.clone_prefix(own, path::attrs_under(&path::data(&entry)));
             }
-            let (place, record) = (&places.theirs, fork.peek(|s| s.record.clone()));
-            self.freeze(&mut batch, works.next, (&place.entry, &place.contents), &record)?;
+            self.freeze_fork(&mut batch, works.next, &places.theirs, &fork.peek(|s| s.record.clone()))?;
             let now = self.now();
             batch.put(system::cloned(), now.encode());
             self.db.write(batch).map_err(Error::from)?;

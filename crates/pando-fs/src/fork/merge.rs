@@ -29,6 +29,7 @@ use crate::{
     merge::Change,
     path::{self, system},
     place::may_change,
+    record::Record,
     types::{CloneReport, Ino, ROOT},
     volume::Fs,
 };
@@ -319,6 +320,30 @@ impl Fs {
         }
     }
 
+    /// Adds to the batch that the volume `number` has what the fork, which has this record, is at this place of the batch.
+    pub(crate) fn freeze_fork(
+        &self,
+        batch: &mut Batch,
+        number: u32,
+        fork: &Place,
+        record: &Record,
+    ) -> Result<()> {
+        self.freeze(batch, number, (&fork.entry, &fork.contents), record)?;
+        // It is made as a root, but one that is moved into another directory of its lineage may be none any more.
+        if record.clone_id == 0 && self.has_links() {
+            let damaged = || Error::Damaged { what: "a fork".into(), detail: "outside of its lineage" };
+            let names = path::meta(&path::link_name(&fork.root, &fork.contents).ok_or_else(damaged)?);
+            if self.db.prefix(&names).next().transpose()?.is_some() {
+                let mark = path::snapshot(number);
+                let (area, copy) = (path::all_linked(&fork.root), path::all_linked(&mark));
+                batch.clone_prefix(path::meta(&area), path::meta(&copy));
+                batch.clone_prefix(path::data(&area), path::data(&copy));
+                batch.clone_prefix(names, path::meta(&path::link_name(&mark, &mark).unwrap_or_default()));
+            }
+        }
+        Ok(())
+    }
+
     /// Writes the batch of a plan for the trees that are held; `None` if it is too much for one.
     fn carry_out(
         &self,
@@ -336,7 +361,8 @@ impl Fs {
         apply.steps(&plan.steps)?;
         if self.is_source_of(&places.ours.contents, places.fork.number)? {
             let (old, place) = (places.fork, &places.theirs);
-            let number = self.add_origin(&mut apply.batch, (&place.entry, &place.contents), &top)?;
+            let number = self.fresh_volume()?;
+            self.freeze_fork(&mut apply.batch, number, place, &top)?;
             let fork = Fork { number, since: now, ..old };
             apply.batch.put(system::fork(&place.contents), fork.encode());
             apply.batch.delete(system::forked(&places.ours.contents, old.number));

@@ -43,6 +43,59 @@ fn two_names(w: &World) {
     w.link("/s/n/one", "/s/n/two").unwrap();
 }
 
+/// The record says only how many such attributes there are, and how long their names.
+#[test]
+fn another_value_of_a_long_attribute_of_the_directory_itself_is_merged() {
+    let mut w = World::new();
+    w.remount_with(steps(0));
+    w.mkdir("/s");
+    set_long(&w, "/s", 7);
+    w.fork("/s", "/f");
+    set_long(&w, "/f", 8);
+    assert!(w.merge("/f", "/s", MergeOptions::default()).unwrap().merged);
+    for _ in 0..2 {
+        assert_eq!(get_long(&w, "/s"), Some(8));
+        check_keys(&w);
+        w.remount_with(steps(0));
+    }
+    assert!(w.merge("/f", "/s", MergeOptions::default()).unwrap().changes.is_empty());
+}
+
+/// The fork gives something another long value.
+#[test]
+fn a_long_value_of_an_attribute_meets_a_writer_beside_a_large_merge() {
+    let paths = ["/s", "/s/x", "/s/n/one"];
+    let fork = |path: &str| path.replacen("/s", "/f", 1);
+    for (path, content) in paths.iter().map(|path| (*path, false)).chain([("/s/x", true)]) {
+        let (mut merged, mut conflict) = (0, 0);
+        for micros in MOMENTS {
+            let changes = |w: &World| {
+                w.mkdir("/s");
+                let more = |w: &World| {
+                    w.put("/s/x", b"content");
+                    two_names(w);
+                    paths.iter().for_each(|path| set_long(w, path, 7));
+                };
+                changed_in(w, 240, more, |w| set_long(w, &fork(path), 8));
+            };
+            let (w, report, _) = merged_beside(changes, micros, |w| match content {
+                true => _ = w.write_at(path, 0, b"C").unwrap(),
+                false => set_long(w, path, 9),
+            });
+            let wanted = if content { 8 } else { 9 };
+            assert_eq!(get_long(&w, path), Some(wanted), "{path}, {micros}: merged {}", report.merged);
+            assert!(w.get("/s/x").unwrap().starts_with(if content { b"C" } else { b"c" }), "{micros}");
+            match report.merged {
+                true => merged += 1,
+                false => conflict += 1,
+            }
+            check_keys(&w);
+        }
+        println!("{path}, content {content}: {merged} merged, {conflict} conflicts");
+        assert!(if content { conflict == 0 } else { conflict > 0 }, "{path}: {conflict} conflicts");
+    }
+}
+
 #[test]
 fn a_fork_that_comes_to_a_directory_that_a_large_merge_moves_stays_one() {
     let mut beside = 0;

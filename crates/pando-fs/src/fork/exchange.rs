@@ -23,7 +23,7 @@ use crate::{
         merge::Places,
         replay::overlay,
         step::{Step, Trees},
-        works::{MERGED, Works},
+        works::{BEFORE, MERGED, Works},
     },
     forks::{Fork, damaged},
     inode::{InodeRef, Link},
@@ -158,11 +158,15 @@ impl Exchange<'_> {
         let merged = Record::decode(&value).map_err(damaged)?;
         let live = self.into.peek(|s| s.record.clone());
         let outside = self.top.has_outside() || merged.has_outside() || live.has_outside();
-        if merged.attrs != self.top.attrs && outside {
-            if live.attrs != self.top.attrs {
+        // Of attributes outside of it, a record does not say which value they have.
+        if self.landing.at(b"").attrs && outside {
+            let own = path::attrs_under(&path::data(&self.places.ours.entry));
+            let before = path::attrs_under(&path::data(&self.works.copy(BEFORE[0]).0));
+            if live.attrs != self.top.attrs
+                || self.view.diff(&before, self.view, &own)?.next().transpose()?.is_some()
+            {
                 return Ok(None);
             }
-            let own = path::attrs_under(&path::data(&self.places.ours.entry));
             batch.delete_prefix(own.clone());
             batch.rename_prefix(path::attrs_under(&path::data(entry)), own);
         }

@@ -119,7 +119,13 @@ impl Fs {
             batch.put(path::meta(&entry), top.encode());
             if top.has_outside() {
                 let own = path::attrs_under(&path::data(&places.ours.entry));
-                batch.clone_prefix(own, path::attrs_under(&path::data(&entry)));
+                // One for the merge, one to know what they were.
+                for entry in [&entry, &works.copy(BEFORE[0]).0] {
+                    batch.clone_prefix(own.clone(), path::attrs_under(&path::data(entry)));
+                }
+            }
+            if self.has_links() {
+                copy_area(&mut batch, &path::all_linked(&places.ours.root), &works.area(0));
             }
             self.freeze_fork(&mut batch, works.next, &places.theirs, &fork.peek(|s| s.record.clone()))?;
             let now = self.now();

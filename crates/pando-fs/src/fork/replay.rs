@@ -19,7 +19,7 @@ use crate::{
     error::Result,
     fork::{
         hidden::{Hidden, write_in_parts},
-        landing::Landing,
+        landing::{Landing, Site},
     },
     path,
     record::{Record, Stored},
@@ -158,7 +158,9 @@ impl<'a> Replay<'a> {
         };
         if one {
             return match (was, is) {
-                (Some(Stored::Record(was)), Some(Stored::Record(is))) => self.update((&was, &is), &from, &to),
+                (Some(Stored::Record(was)), Some(Stored::Record(is))) => {
+                    self.update((&was, &is, data), self.landing.at(inside), &from, &to)
+                }
                 _ => Ok(true),
             };
         }
@@ -223,20 +225,28 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// The same file as before, with another record or other data.
-    fn update(&mut self, (was, is): (&Record, &Record), from: &[u8], to: &[u8]) -> Result<bool> {
+    /// The same file as before, with another record, or other `data`.
+    fn update(
+        &mut self,
+        (was, is, data): (&Record, &Record, bool),
+        site: Site,
+        from: &[u8],
+        to: &[u8],
+    ) -> Result<bool> {
         let here = self.fs.db.get(&path::meta(to))?;
         let here = here.and_then(|value| Record::decode(&value).ok());
         let Some(here) = here else { return Ok(false) };
         let Some(record) = overlay(was, is, &here) else { return Ok(false) };
         let outside = was.has_outside() || is.has_outside() || here.has_outside();
-        if here.attrs != was.attrs && outside {
-            return Ok(false); // extended attributes of one side, blocks of another
+        // Attributes outside of a record lie beside the blocks, and a record does not say which value they have: those
+        // of one side would come with the blocks, or with the names, of the other.
+        if outside && (site.attrs || here.attrs != was.attrs) && (data || is.attrs != was.attrs) {
+            return Ok(false);
         }
         if record != here {
             self.batch.put(path::meta(to), record.encode());
         }
-        if is.has_data() || was.has_data() {
+        if data && (is.has_data() || was.has_data()) {
             self.batch.clone_prefix(path::data(from), path::data(to));
         }
         Ok(true)

@@ -43,6 +43,121 @@ fn two_names(w: &World) {
     w.link("/s/n/one", "/s/n/two").unwrap();
 }
 
+#[test]
+fn what_somebody_writes_to_a_file_of_several_names_beside_a_large_merge_is_not_lost() {
+    for case in ["content", "removed", "directory removed", "a name outside", "in a root"] {
+        let (mut merged, mut conflict) = (0, 0);
+        for micros in MOMENTS {
+            let changes = |w: &World| {
+                match case {
+                    "in a root" => {
+                        w.mkdir("/orig");
+                        w.clone_tree("/orig", "/s", false).unwrap();
+                    }
+                    _ => _ = w.mkdir("/s"),
+                }
+                let more = |w: &World| {
+                    two_names(w);
+                    if case == "a name outside" {
+                        w.link("/s/n/one", "/outside").unwrap();
+                    }
+                };
+                changed_in(w, 240, more, |w| match case {
+                    "removed" => ["one", "two"].iter().for_each(|n| w.unlink(&format!("/f/n/{n}")).unwrap()),
+                    "directory removed" => _ = w.remove_tree("/f/n").unwrap(),
+                    _ => _ = w.write_at("/f/n/one", 0, b"fork").unwrap(),
+                });
+            };
+            let written = AtomicBool::new(false);
+            let (w, report, _) = merged_beside(changes, micros, |w| {
+                written.store(write_seen(w, "/s/n/one", b"late"), Ordering::SeqCst);
+                w.fs.sync().unwrap();
+            });
+            w.fs.count_links().unwrap();
+            if written.into_inner() {
+                let content = w.get("/s/n/one");
+                assert!(
+                    content.is_ok_and(|c| c.starts_with(b"late")),
+                    "{case}, {micros}: merged {}",
+                    report.merged
+                );
+            }
+            match report.merged {
+                true => merged += 1,
+                false => {
+                    conflict += 1;
+                    assert!(!conflicts(&report).is_empty(), "{case}, {micros}");
+                    assert_eq!(w.get("/s/n/two").unwrap(), b"lateed", "{case}, {micros}");
+                }
+            }
+            check_keys(&w);
+        }
+        println!("{case}: {merged} merged, {conflict} conflicts");
+        assert!(conflict > 0, "{case}: nobody has met the merge");
+    }
+}
+
+/// Others are written, those that the merge changes are read, and get names.
+#[test]
+fn who_changes_no_linked_file_that_a_large_merge_changes_does_not_disturb_it() {
+    let mut w = World::new();
+    w.remount_with(steps(2).atime(AtimePolicy::Strict));
+    w.mkdir("/s");
+    let more = |w: &World| {
+        two_names(w);
+        w.put("/s/attrs", b"read");
+        set_long(w, "/s/attrs", 7);
+        for (one, two) in [("/s/other", "/s/other2"), ("/s/alone", "/s/alone2"), ("/s/gone", "/s/gone2")] {
+            w.put(one, b"linked");
+            w.link(one, two).unwrap();
+        }
+    };
+    changed_in(&w, 600, more, |w| {
+        w.remove_tree("/f/n").unwrap();
+        ["/f/gone", "/f/gone2"].iter().for_each(|name| w.unlink(name).unwrap());
+        w.unlink("/f/alone").unwrap();
+        w.put("/f/alone", b"linked");
+        set_long(w, "/f/alone", 8);
+        set_long(w, "/f/attrs", 8);
+    });
+    let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
+    let during = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let other = World::over(w.fs.clone());
+            for n in 0u64.. {
+                if stop.load(Ordering::SeqCst) {
+                    break;
+                }
+                // Some are gone by now.
+                let _some = ["/s/n/one", "/s/gone", "/s/attrs", "/s/alone"].map(|path| other.get(path).ok());
+                _ = other.link("/s/gone", &format!("/beside{n}"));
+                let text = format!("{n:06}");
+                other.write_at("/s/other", 0, text.as_bytes()).unwrap();
+                other.write_at("/s/alone2", 0, text.as_bytes()).unwrap();
+                done.store(n, Ordering::SeqCst);
+                std::thread::sleep(std::time::Duration::from_micros(300));
+            }
+        });
+        while done.load(Ordering::SeqCst) < 5 {
+            std::thread::yield_now();
+        }
+        let before = done.load(Ordering::SeqCst);
+        let report = w.merge("/f", "/s", MergeOptions::default());
+        let during = done.load(Ordering::SeqCst) - before;
+        stop.store(true, Ordering::SeqCst);
+        assert!(report.unwrap().merged);
+        during
+    });
+    println!("{during} rounds beside the merge");
+    assert!(!w.exists("/s/n") && !w.exists("/s/gone"));
+    assert_eq!(w.get("/s/other").unwrap(), w.get("/s/other2").unwrap());
+    assert_eq!((get_long(&w, "/s/attrs"), get_long(&w, "/s/alone")), (Some(8), Some(8)));
+    assert_eq!(get_long(&w, "/s/alone2"), None);
+    assert_eq!(w.get("/beside0").unwrap(), b"linked");
+    w.fs.count_links().unwrap();
+    check_keys(&w);
+}
+
 /// The record says only how many such attributes there are, and how long their names.
 #[test]
 fn another_value_of_a_long_attribute_of_the_directory_itself_is_merged() {

@@ -304,6 +304,10 @@ impl Exchange<'_> {
             let live = live.and_then(|value| Record::decode(&value).ok());
             let Some(live) = live else { return Ok(false) };
             let Some(record) = overlay(&change.before, &live, &change.after) else { return Ok(false) };
+            // Those outside of the record are replaced, and `watched` are their values only.
+            if change.attrs.is_some() && live.attrs != change.before.attrs {
+                return Ok(false);
+            }
             if change.alone.is_some() {
                 // It has what was written meanwhile by any name of the file.
                 let Some(to) = self.landing.land(&change.entry) else { return Ok(false) };

@@ -14,7 +14,7 @@ use crate::{
     data::without_set_id,
     diff::{
         side::contents_of,
-        stream::{DiffStream, Spot},
+        stream::{Ahead, DiffStream, Spot},
     },
     error::Result,
     fork::{
@@ -46,6 +46,8 @@ pub(crate) struct Replay<'a> {
     before: &'a [u8],
     after: &'a [u8],
     work: &'a [u8],
+    /// Prefixes of the paths of linked files of the lineage around, before and after.
+    areas: [&'a Vec<u8>; 2],
     pub batch: Batch,
 }
 
@@ -90,30 +92,39 @@ pub(crate) fn overlay(before: &Record, live: &Record, merged: &Record) -> Option
 }
 
 impl<'a> Replay<'a> {
-    /// Of what the directory was and is, on the work tree: the contents prefixes of these three.
+    /// Of what the directory was and is, on the work tree: the contents prefixes of these three. And of linked files
+    /// around, as they were and are: the prefixes of their paths.
     pub(crate) fn new(
         fs: &'a Fs,
         landing: &'a Landing<'a>,
         hidden: &'a mut Hidden,
         view: &'a Snapshot,
         [before, after, work]: [&'a Vec<u8>; 3],
+        areas: [&'a Vec<u8>; 2],
     ) -> Self {
-        Self { fs, landing, hidden, view, before, after, work, batch: Batch::new() }
+        Self { fs, landing, hidden, view, before, after, work, areas, batch: Batch::new() }
     }
 
     /// Does all, or tells that there are more than `most` changed paths. Without a bound what is in the batch is
     /// written as it comes.
     pub(crate) fn run(&mut self, most: Option<usize>) -> Result<Replayed> {
-        let mut stream = DiffStream::new(self.view, (self.before, self.after), true)?;
         let mut count = 0usize;
-        while let Some(spot) = stream.next()? {
+        let mut is_too_much = move || {
             count += 1;
-            if most.is_some_and(|most| count > most) {
+            most.is_some_and(|most| count > most)
+        };
+        match self.around(&mut is_too_much)? {
+            Replayed::All => {}
+            other => return Ok(other),
+        }
+        let mut stream = DiffStream::new(self.view, (self.before, self.after), true)?;
+        while let Some(spot) = stream.next()? {
+            if is_too_much() {
                 return Ok(Replayed::More);
             }
             let done = match spot {
                 Spot::Entry { path, data, .. } => self.entry(&mut stream, &path, data)?,
-                // What lies in the area of linked files around is what it is.
+                // What lies in the area of linked files around is what it is; `around` has looked at it.
                 Spot::Links(root) if root.is_empty() => true,
                 Spot::Links(root) => self.area(&root)?,
             };
@@ -126,6 +137,39 @@ impl<'a> Replay<'a> {
         }
         if most.is_none() && !self.batch.is_empty() {
             write_in_parts(self.fs, std::mem::replace(&mut self.batch, Batch::new()))?;
+        }
+        Ok(Replayed::All)
+    }
+
+    /// What others have changed in linked files of the lineage around. They are in none of the copies, so it stays as it
+    /// is, but for what the merge does to them at its end, which must not be the same.
+    fn around(&self, is_too_much: &mut impl FnMut() -> bool) -> Result<Replayed> {
+        let watched = &self.hidden.watched;
+        if watched.is_empty() {
+            return Ok(Replayed::All);
+        }
+        let [before, after] = self.areas;
+        let mut records = Ahead::new(self.view, (&path::meta(before), &path::meta(after)))?;
+        while records.peek()?.is_some()
+            && let Some(change) = records.take()
+        {
+            if is_too_much() {
+                return Ok(Replayed::More);
+            }
+            if watched.meets_record(&change.key, change.before.as_deref(), change.after.as_deref()) {
+                return Ok(Replayed::Clash);
+            }
+        }
+        let mut data = Ahead::new(self.view, (&path::data(before), &path::data(after)))?;
+        while let Some(key) = data.peek()? {
+            if is_too_much() {
+                return Ok(Replayed::More);
+            }
+            if watched.meets_data(&key) {
+                return Ok(Replayed::Clash);
+            }
+            let Some(next) = watched.next_data(&key) else { break };
+            data.skip_to(&next);
         }
         Ok(Replayed::All)
     }

@@ -323,8 +323,8 @@ impl Exchange<'_> {
         Ok(true)
     }
 
-    /// Forks, policies and snapshots of directories in this one: they go or move with their directories. False if others
-    /// have moved the fork that is merged to where the merge moves or removes it.
+    /// Forks, policies and snapshots of directories in this one: they go or move with their directories. False if
+    /// others have moved the fork that is merged to where the merge moves or removes it.
     fn kept_by_place(&self, batch: &mut Batch) -> Result<bool> {
         let (fs, top) = (self.fs, &self.places.ours.contents);
         // Where a directory is afterwards, if it lies in this one and does not stay where it is.

@@ -141,8 +141,8 @@ impl<'a> Replay<'a> {
         Ok(Replayed::All)
     }
 
-    /// What others have changed in linked files of the lineage around. They are in none of the copies, so it stays as it
-    /// is, but for what the merge does to them at its end, which must not be the same.
+    /// What others have changed in linked files of the lineage around. They are in none of the copies, so it stays as
+    /// it is, but for what the merge does to them at its end, which must not be the same.
     fn around(&self, is_too_much: &mut impl FnMut() -> bool) -> Result<Replayed> {
         let watched = &self.hidden.watched;
         if watched.is_empty() {

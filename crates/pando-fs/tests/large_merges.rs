@@ -10,6 +10,8 @@ mod common;
 mod forks;
 #[path = "full_disk.rs"]
 mod full_disk;
+#[path = "merge_beside.rs"]
+mod merge_beside;
 #[path = "merge_clones.rs"]
 mod merge_clones;
 #[path = "merge_linked.rs"]
@@ -50,6 +52,11 @@ fn each_merge_is_made_beside_the_tree_here_and_not_elsewhere() {
 /// A fork `/f` of `/s` with `files` files, of which each has changed, every third is gone, and a directory has moved.
 fn changed(w: &World, files: usize) {
     w.mkdir("/s");
+    changed_in(w, files, |_| (), |_| ());
+}
+
+/// The same in a directory `/s` that is there, with `more` in it before the fork is made, and what the fork does to that.
+fn changed_in(w: &World, files: usize, more: impl FnOnce(&World), theirs: impl FnOnce(&World)) {
     for dir in ["a", "b", "quiet", "quiet/deep", "moves"] {
         w.mkdir(&format!("/s/{dir}"));
     }
@@ -59,6 +66,7 @@ fn changed(w: &World, files: usize) {
     w.put("/s/quiet/file", b"quiet");
     w.put("/s/moves/file", b"moves");
     w.put("/s/moded", b"moded");
+    more(w);
     w.fork("/s", "/f");
     for i in 0..files {
         let path = format!("/f/{}/f{i}", ["a", "b"][i % 2]);
@@ -70,6 +78,7 @@ fn changed(w: &World, files: usize) {
     w.rename("/f/moves", "/f/a/moved", 0).unwrap();
     let mode = SetAttr { mode: Some(0o600), ..SetAttr::default() };
     w.on("/f/moded", |a| w.fs.setattr(&w.me, a.ino, &mode)).unwrap();
+    theirs(w);
 }
 
 fn assert_changed(w: &World, files: usize) {
@@ -267,9 +276,18 @@ fn write_all_the_time(fs: &Fs, stop: &AtomicBool, written: &AtomicU64, seed: u64
 /// What a merge comes to beside which somebody does `late`, so many microseconds after its copies were made; whether
 /// that was while it was under way.
 fn merged_beside_after(micros: u64, late: impl FnOnce(&World) + Send) -> (World, MergeReport, bool) {
+    merged_beside(|w| changed(w, 240), micros, late)
+}
+
+/// The same of what `changes` has made.
+fn merged_beside(
+    changes: impl FnOnce(&World),
+    micros: u64,
+    late: impl FnOnce(&World) + Send,
+) -> (World, MergeReport, bool) {
     let mut w = World::new();
     w.remount_with(steps(2));
-    changed(&w, 240);
+    changes(&w);
     let [f, s] = ["/f", "/s"].map(|path| w.fs.resolve(Path::new(path)).unwrap().ino);
     let ended = AtomicBool::new(false);
     let (report, met) = std::thread::scope(|scope| {

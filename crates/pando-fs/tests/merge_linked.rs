@@ -229,3 +229,35 @@ fn names_are_counted_in_a_directory_that_comes_to_the_place_of_another() {
         assert_eq!(modes(&w, ["/s/c/clone/one"]), [(0o644, 1)]);
     }
 }
+
+/// A fork that lies in the root of its own lineage: that was moved out of it, and the fork into that.
+#[test]
+fn a_fork_that_is_no_root_has_its_linked_files_in_its_next_origin_too() {
+    let mut w = World::new();
+    for dir in ["/s", "/s/d", "/x"] {
+        w.mkdir(dir);
+    }
+    w.put("/s/a", b"content");
+    w.fork("/s", "/f");
+    w.rename("/f/d", "/x/d", 0).unwrap();
+    w.rename("/f", "/x/d/f", 0).unwrap();
+    w.link("/x/d/f/a", "/x/d/f/b").unwrap();
+    let merge = |w: &World| w.merge("/x/d/f", "/s", MergeOptions::default()).unwrap();
+    for content in [b"CONtent", b"again!!"] {
+        let changed = |w: &World| {
+            let diff = w.on("/x/d/f", |f| w.fs.diff_fork(None, f.ino, DiffOptions::default())).unwrap();
+            diff.map(|change| change.unwrap().path).collect::<Vec<_>>()
+        };
+        assert!(merge(&w).merged);
+        modes(&w, []);
+        assert!(changed(&w).is_empty());
+        assert!(merge(&w).changes.is_empty());
+        assert_eq!(read(&w, "/s"), read(&w, "/x/d/f"));
+        w.write_at("/x/d/f/b", 0, content).unwrap();
+        assert_eq!(changed(&w).len(), 2);
+        w.remount();
+    }
+    assert!(merge(&w).merged);
+    assert_eq!(w.get("/s/a").unwrap(), b"again!!");
+    modes(&w, []);
+}

@@ -21,7 +21,7 @@ use crate::{
     fork::{
         bounds::Bounds,
         carried::Carried,
-        fits::link_clones,
+        fits::{link_clones, name_of},
         follow::in_dir,
         hidden::{AttributeChange, Hidden, Retired},
         step::{Step, Trees, differ},
@@ -80,12 +80,6 @@ enum ContentOf {
     Copy,
     Fork,
     Both,
-}
-
-/// The name of an entry.
-fn name_of(entry: &[u8]) -> &[u8] {
-    let dir = path::directory_of(entry).len();
-    entry.get(dir + 1..entry.len().saturating_sub(1)).unwrap_or_default()
 }
 
 impl<'a> Apply<'a> {
@@ -287,14 +281,22 @@ impl<'a> Apply<'a> {
     }
 
     pub(crate) fn remove(&mut self, entry: &[u8]) -> Result<()> {
+        self.remove_for(entry, false)
+    }
+
+    /// Removes what is at an entry; a copy of all that it is by then comes to its place, if it is `copied`.
+    fn remove_for(&mut self, entry: &[u8], copied: bool) -> Result<()> {
         let Some(value) = self.trees.ours.value(entry)? else { return Ok(()) };
         let place = self.trees.ours.place(entry);
         self.batch.delete(path::meta(&place));
         let record = match Stored::decode(&value) {
             Ok(Stored::Record(record)) => *record,
-            _ => {
+            named => {
                 // One name of several: who has none left goes when they are counted.
                 let root = self.root_of(entry)?;
+                if let (Some(hidden), Ok(Stored::Name(name)), false) = (&mut self.hidden, named, copied) {
+                    hidden.watch(&root, name.id);
+                }
                 return self.unname(root, entry, false);
             }
         };
@@ -327,7 +329,11 @@ impl<'a> Apply<'a> {
         if self.fs.has_links() && record.clone_id == 0 {
             let (root, inside) = (self.root_of(entry)?, contents_of(entry));
             let names = path::meta(&self.trees.ours.link_name(&root, &inside));
-            if self.trees.ours.view.prefix(&names).next().transpose()?.is_some() {
+            let view = &self.trees.ours.view;
+            if view.prefix(&names).next().transpose()?.is_some() {
+                if let Some(hidden) = &mut self.hidden {
+                    hidden.watch_all(&root, (view, &names), self.bounds)?;
+                }
                 self.unname(root, &inside, true)?;
             }
         }
@@ -425,7 +431,7 @@ impl<'a> Apply<'a> {
         }
         if content == ContentOf::Copy {
             self.entry_changes(entry);
-            self.remove(entry)?;
+            self.remove_for(entry, true)?;
             self.carried.replaced(entry);
         }
         let outside = ours.record.has_outside() || theirs.record.has_outside();
@@ -439,6 +445,9 @@ impl<'a> Apply<'a> {
         if self.is_for_the_end(entry)?
             && let Some(hidden) = &mut self.hidden
         {
+            if change.attrs.is_some() {
+                hidden.watched.gets_attributes(change.before.fileno);
+            }
             hidden.linked.push(change);
             return Ok(());
         }

@@ -23,7 +23,7 @@ use crate::{
         merge::Places,
         replay::overlay,
         step::{Step, Trees},
-        works::{MERGED, Works},
+        works::{BEFORE, MERGED, Works},
     },
     forks::{Fork, damaged},
     inode::{InodeRef, Link},
@@ -87,7 +87,9 @@ impl Exchange<'_> {
         if !self.linked_files(&mut batch, &mut apply, &mut memory)? {
             return Ok(None);
         }
-        self.kept_by_place(&mut batch)?;
+        if !self.kept_by_place(&mut batch)? {
+            return Ok(None);
+        }
         for (from, to) in path::without_links(&contents).into_iter().zip(path::without_links(&ours.contents))
         {
             batch.rename_prefix(from, to);
@@ -156,11 +158,15 @@ impl Exchange<'_> {
         let merged = Record::decode(&value).map_err(damaged)?;
         let live = self.into.peek(|s| s.record.clone());
         let outside = self.top.has_outside() || merged.has_outside() || live.has_outside();
-        if merged.attrs != self.top.attrs && outside {
-            if live.attrs != self.top.attrs {
+        // Of attributes outside of it, a record does not say which value they have.
+        if self.landing.at(b"").attrs && outside {
+            let own = path::attrs_under(&path::data(&self.places.ours.entry));
+            let before = path::attrs_under(&path::data(&self.works.copy(BEFORE[0]).0));
+            if live.attrs != self.top.attrs
+                || self.view.diff(&before, self.view, &own)?.next().transpose()?.is_some()
+            {
                 return Ok(None);
             }
-            let own = path::attrs_under(&path::data(&self.places.ours.entry));
             batch.delete_prefix(own.clone());
             batch.rename_prefix(path::attrs_under(&path::data(entry)), own);
         }
@@ -298,6 +304,10 @@ impl Exchange<'_> {
             let live = live.and_then(|value| Record::decode(&value).ok());
             let Some(live) = live else { return Ok(false) };
             let Some(record) = overlay(&change.before, &live, &change.after) else { return Ok(false) };
+            // Those outside of the record are replaced, and `watched` are their values only.
+            if change.attrs.is_some() && live.attrs != change.before.attrs {
+                return Ok(false);
+            }
             if change.alone.is_some() {
                 // It has what was written meanwhile by any name of the file.
                 let Some(to) = self.landing.land(&change.entry) else { return Ok(false) };
@@ -313,8 +323,9 @@ impl Exchange<'_> {
         Ok(true)
     }
 
-    /// Forks, policies and snapshots of directories in this one: they go or move with their directories.
-    fn kept_by_place(&self, batch: &mut Batch) -> Result<()> {
+    /// Forks, policies and snapshots of directories in this one: they go or move with their directories. False if
+    /// others have moved the fork that is merged to where the merge moves or removes it.
+    fn kept_by_place(&self, batch: &mut Batch) -> Result<bool> {
         let (fs, top) = (self.fs, &self.places.ours.contents);
         // Where a directory is afterwards, if it lies in this one and does not stay where it is.
         let goes = |place: &[u8]| -> Option<Option<Vec<u8>>> {
@@ -339,11 +350,19 @@ impl Exchange<'_> {
         if fs.has_forks() {
             let mut pairs = self.view.prefix(&system::fork(top));
             while let Some((key, value)) = pairs.next_ref()? {
-                // One that is moved is none of those that a merge moves.
-                if let Some(None) = goes(system::fork_place(key).unwrap_or_default()) {
-                    let number = Fork::decode(value).map_err(damaged)?.number;
-                    batch.delete(key.to_vec()).delete_prefix(path::volume(number));
-                    gone.push(number);
+                // A plan moves none, but one may have come since to what it moves.
+                let Some(to) = goes(system::fork_place(key).unwrap_or_default()) else { continue };
+                let number = Fork::decode(value).map_err(damaged)?.number;
+                if number == self.places.fork.number {
+                    return Ok(false); // its place is that where its next origin is put down
+                }
+                batch.delete(key.to_vec());
+                match to {
+                    Some(to) => puts.push((system::fork(&to), Bytes::copy_from_slice(value))),
+                    None => {
+                        batch.delete_prefix(path::volume(number));
+                        gone.push(number);
+                    }
                 }
             }
             drop(pairs);
@@ -366,7 +385,7 @@ impl Exchange<'_> {
         for (key, value) in puts {
             batch.put(key, value);
         }
-        Ok(())
+        Ok(true)
     }
 
     /// The fork's origin becomes what it was when the merge began, if that is where it comes from.

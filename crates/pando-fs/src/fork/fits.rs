@@ -48,7 +48,8 @@ pub(crate) fn prefixes(side: &Side, entry: &[u8], is_dir: bool) -> Vec<Bytes> {
     all
 }
 
-fn name_of(entry: &[u8]) -> &[u8] {
+/// The name of an entry.
+pub(crate) fn name_of(entry: &[u8]) -> &[u8] {
     let dir = path::directory_of(entry).len();
     entry.get(dir + 1..entry.len().saturating_sub(1)).unwrap_or_default()
 }

@@ -7,10 +7,11 @@
 use std::collections::HashSet;
 
 use bytes::Bytes;
-use pando_db::Batch;
+use pando_db::{Batch, Snapshot};
 
 use crate::{
     error::Result,
+    fork::{bounds::Bounds, watched::Watched},
     path,
     record::{Record, Stored},
     volume::Fs,
@@ -71,6 +72,8 @@ pub(crate) struct Hidden {
     pub unnamed: Vec<(Vec<u8>, bool)>,
     /// Linked files that change there.
     pub linked: Vec<AttributeChange>,
+    /// Of these, what others may not change until the end.
+    pub watched: Watched,
     /// Roots in the tree in whose areas something was changed, by contents prefix.
     pub areas: HashSet<Vec<u8>>,
     /// Names have to be counted in some of them.
@@ -86,6 +89,7 @@ impl Hidden {
             root,
             unnamed: Vec::new(),
             linked: Vec::new(),
+            watched: Watched::default(),
             areas: HashSet::new(),
             marks: false,
             retired: Vec::new(),
@@ -95,6 +99,33 @@ impl Hidden {
     /// Where the keys of one prefix of something wait.
     pub(crate) fn aside(&self, number: u32, slot: u8) -> Bytes {
         [&path::meta(&self.waiting)[..], &number.to_be_bytes(), &[slot]].concat().into()
+    }
+
+    /// Watches a linked file, of which a name goes, if it is of the lineage with this root and that is the one around.
+    pub(crate) fn watch(&mut self, root: &[u8], id: u64) {
+        if self.root == root {
+            self.watched.leaves(id);
+        }
+    }
+
+    /// The same of those of which the index, `view` of it, has names that begin so. Reads these.
+    pub(crate) fn watch_all(
+        &mut self,
+        root: &[u8],
+        (view, names): (&Snapshot, &[u8]),
+        bounds: Option<&Bounds<'_>>,
+    ) -> Result<()> {
+        if self.root != root {
+            return Ok(());
+        }
+        let mut found = view.prefix(names);
+        while let Some((_, value)) = found.next_ref()? {
+            bounds.map_or(Ok(()), Bounds::go_on)?;
+            if let Ok(Stored::Indexed(id)) = Stored::decode(value) {
+                self.watched.leaves(id);
+            }
+        }
+        Ok(())
     }
 
     /// Adds that names have to be counted under a root in the tree; where that will be is found at the end.

@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::{
-    diff::side::contents_of,
+    diff::{change::Aspects, side::contents_of},
     error::Result,
     fork::{
         arrange::Moved,
@@ -28,6 +28,8 @@ pub(crate) struct Site {
     pub renewed: bool,
     /// Its attributes change.
     pub changed: bool,
+    /// Its extended attributes do.
+    pub attrs: bool,
 }
 
 /// See the module.
@@ -61,8 +63,10 @@ impl<'a> Landing<'a> {
                 Step::Change { to, .. } | Step::Write { to, .. } if step.makes_file() => {
                     landing.leaves(to, |site| site.renewed = true);
                 }
-                Step::Change { to, .. } | Step::Write { to, .. } => {
-                    landing.at.entry(to).or_default().changed = true;
+                Step::Change { to, aspects, .. } | Step::Write { to, aspects, .. } => {
+                    let site = landing.at.entry(to).or_default();
+                    site.changed = true;
+                    site.attrs |= aspects.0 & Aspects::XATTRS.0 != 0;
                     landing.paths.push(Cow::Borrowed(to));
                 }
             }
@@ -134,7 +138,6 @@ impl<'a> Landing<'a> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::diff::change::Aspects;
 
     fn entry(path: &str) -> Vec<u8> {
         let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
@@ -157,6 +160,7 @@ mod tests {
             change("c/f", Aspects::MODE, false),
             change("c/g", Aspects::CONTENT, false),
             change("c/h", Aspects::MODE, true),
+            change("c/i", Aspects(Aspects::MODE.0 | Aspects::XATTRS.0), false),
         ];
         let landing = Landing::of(&steps).unwrap();
         let land = |path: &str| landing.land(&entry(path));
@@ -168,6 +172,7 @@ mod tests {
         assert_eq!(land("c/f"), Some(entry("c/f")));
         assert!(landing.is_target(&entry("a/new")) && landing.is_target(&entry("b")));
         assert!(landing.at(&entry("c/f")).changed && !landing.at(&entry("c/f")).renewed);
+        assert!(landing.at(&entry("c/i")).attrs && !landing.at(&entry("c/f")).attrs);
         assert!(landing.at(&entry("c/g")).renewed && landing.at(&entry("c/h")).renewed);
         assert!(landing.any_below(&contents("c")) && !landing.any_below(&contents("d")));
         assert!(landing.any_below(&contents("gone")) && landing.any_below(&contents("a")));

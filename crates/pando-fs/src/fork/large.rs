@@ -70,6 +70,11 @@ fn copy_contents(batch: &mut Batch, from: &[u8], to: &[u8]) {
     }
 }
 
+/// Adds a copy of linked files: prefixes of their paths.
+fn copy_area(batch: &mut Batch, from: &[u8], to: &[u8]) {
+    batch.clone_prefix(path::meta(from), path::meta(to)).clone_prefix(path::data(from), path::data(to));
+}
+
 impl Fs {
     /// Merges what is too much for one batch.
     pub(crate) fn merge_large(
@@ -119,10 +124,15 @@ impl Fs {
             batch.put(path::meta(&entry), top.encode());
             if top.has_outside() {
                 let own = path::attrs_under(&path::data(&places.ours.entry));
-                batch.clone_prefix(own, path::attrs_under(&path::data(&entry)));
+                // One for the merge, one to know what they were.
+                for entry in [&entry, &works.copy(BEFORE[0]).0] {
+                    batch.clone_prefix(own.clone(), path::attrs_under(&path::data(entry)));
+                }
             }
-            let (place, record) = (&places.theirs, fork.peek(|s| s.record.clone()));
-            self.freeze(&mut batch, works.next, (&place.entry, &place.contents), &record)?;
+            if self.has_links() {
+                copy_area(&mut batch, &path::all_linked(&places.ours.root), &works.area(0));
+            }
+            self.freeze_fork(&mut batch, works.next, &places.theirs, &fork.peek(|s| s.record.clone()))?;
             let now = self.now();
             batch.put(system::cloned(), now.encode());
             self.db.write(batch).map_err(Error::from)?;
@@ -165,6 +175,7 @@ impl Fs {
         drop((trees, view));
         let landing = Landing::of(&plan.steps)?;
         let (work, mut before) = (works.copy(MERGED).1, BEFORE.map(|name| works.copy(name).1));
+        let mut areas = [0, 1].map(|at| works.area(at));
         let mut most = self.merge_steps.clamp(FEW_PATHS, LAST_PATHS);
         for _ in 0..ROUNDS {
             who.bounds.go_on()?;
@@ -176,7 +187,8 @@ impl Fs {
                 }
                 let view = self.db.snapshot();
                 let trees = [&before[0], &here.ours.contents, &work];
-                let mut replay = Replay::new(self, &landing, &mut hidden, &view, trees);
+                let area = path::all_linked(&here.ours.root);
+                let mut replay = Replay::new(self, &landing, &mut hidden, &view, trees, [&areas[0], &area]);
                 match replay.run(Some(most))? {
                     Replayed::Clash => return Ok(Looked::Clash),
                     Replayed::More => {}
@@ -204,6 +216,9 @@ impl Fs {
                 }
                 let mut batch = Batch::new();
                 copy_contents(&mut batch, &here.ours.contents, &before[1]);
+                if !hidden.watched.is_empty() {
+                    copy_area(&mut batch, &area, &areas[1]);
+                }
                 self.db.write(batch).map_err(Error::from)?;
                 Ok(Looked::More(self.db.snapshot()))
             })?;
@@ -217,11 +232,13 @@ impl Fs {
                 }
                 Looked::More(view) => {
                     let trees = [&before[0], &before[1], &work];
-                    let mut replay = Replay::new(self, &landing, &mut hidden, &view, trees);
+                    let linked = [&areas[0], &areas[1]];
+                    let mut replay = Replay::new(self, &landing, &mut hidden, &view, trees, linked);
                     if replay.run(None)? == Replayed::Clash {
                         return Ok(None);
                     }
                     before.swap(0, 1);
+                    areas.swap(0, 1);
                     most = (2 * most).min(MOST_LAST_PATHS);
                 }
             }

@@ -24,11 +24,12 @@ use crate::{
         told::{MergeChange, MergeKind, MergeOptions, MergeReport},
     },
     forks::Fork,
-    inode::{InodeRef, Link},
+    inode::{Ancestry, InodeRef, Link},
     lock::{Attempts, Guard, Obstacle, attempt_shared},
     merge::Change,
     path::{self, system},
     place::may_change,
+    record::Record,
     types::{CloneReport, Ino, ROOT},
     volume::Fs,
 };
@@ -51,6 +52,50 @@ pub(crate) struct Places {
     pub fork: Fork,
     pub theirs: Place,
     pub ours: Place,
+}
+
+/// Where a directory seems to be, to one who holds nothing.
+struct Seen {
+    place: Place,
+    /// It, and the directories above.
+    up: Ancestry,
+    /// Which of them is the root of its lineage.
+    root_at: usize,
+}
+
+impl Seen {
+    fn of(dir: &InodeRef) -> Result<Self> {
+        dir.must_be_dir()?;
+        let up = dir.ancestry()?;
+        let (mut contents, mut own, mut root, mut root_at) = (Vec::new(), 0, 0, up.len());
+        for (at, inode) in up.iter().enumerate().rev() {
+            let is_root = inode.peek(|s| match &s.link {
+                Link::Root => Ok(true),
+                Link::At { name, .. } => {
+                    own = contents.len();
+                    path::enter(&mut contents, name).map(|()| s.record.clone_id != 0)
+                }
+                _ => Err(Error::Stale(dir.ino)),
+            })?;
+            if is_root {
+                (root, root_at) = (contents.len(), at);
+            }
+        }
+        let root = contents.get(..root).unwrap_or_default().to_vec();
+        let place = Place { entry: path::entry_of(&contents, own), contents, root };
+        Ok(Self { place, up, root_at })
+    }
+
+    fn root(&self) -> Result<&InodeRef> {
+        let damaged = Error::Damaged { what: "a merge".into(), detail: "a directory without a root above" };
+        self.up.get(self.root_at).ok_or(damaged)
+    }
+
+    /// Whether it is there still.
+    fn is(&self, other: &Self) -> bool {
+        let inos = |seen: &Self| seen.up.iter().map(|inode| inode.ino).collect::<Vec<_>>();
+        self.place == other.place && inos(self) == inos(other)
+    }
 }
 
 /// A plan that was made beside others, and of what.
@@ -259,13 +304,15 @@ impl Fs {
             let root = self.domain(&at).contents;
             Ok(Place { entry: at.entry.clone(), contents: at.contents.clone(), root })
         };
-        let (theirs, ours) = (place(fork)?, place(into)?);
+        Ok(self.places_of(fork, into, [place(fork)?, place(into)?])?)
+    }
+
+    fn places_of(&self, fork: &InodeRef, into: &InodeRef, [theirs, ours]: [Place; 2]) -> Result<Places> {
         if ours.contents.starts_with(&theirs.contents) {
-            let text = format!(
+            return Err(Error::Invalid(format!(
                 "{}: is the fork, or lies in it; it is merged into what it was made of",
                 into.label()
-            );
-            return Err(Error::Invalid(text).into());
+            )));
         }
         let found = self.fork_at(&theirs.contents)?.ok_or_else(|| no_fork(fork.label()))?;
         Ok(Places { fork: found, theirs, ours })
@@ -279,27 +326,26 @@ impl Fs {
         fork: &InodeRef,
         into: &InodeRef,
     ) -> Result<(Places, Vec<Guard>), Obstacle> {
-        let moves = self.table.moves();
-        let places = self.places(fork, into)?;
-        let nested = places.theirs.contents.starts_with(&places.ours.contents);
-        let outer = if nested { vec![into] } else { vec![into, fork] };
+        // Without a lock: one of these may be the one that was waited for, and it is to be used.
+        let (theirs, ours) = (Seen::of(fork)?, Seen::of(into)?);
+        let nested = theirs.place.contents.starts_with(&ours.place.contents);
+        let outer = if nested { vec![&ours] } else { vec![&ours, &theirs] };
         // Each lock once, and whether exclusively.
         let mut wanted: Vec<(InodeRef, bool)> = Vec::new();
-        let mut want = |inode: InodeRef, exclusive| match wanted.iter_mut().find(|(i, _)| i.ino == inode.ino)
+        let mut want = |inode: &InodeRef, exclusive| match wanted.iter_mut().find(|(i, _)| i.ino == inode.ino)
         {
             Some((_, is_exclusive)) => *is_exclusive |= exclusive,
-            None => wanted.push((inode, exclusive)),
+            None => wanted.push((inode.clone(), exclusive)),
         };
-        for dir in &outer {
-            for above in dir.ancestry()?.iter().skip(1) {
-                want(above.clone(), false);
+        for seen in &outer {
+            for (at, inode) in seen.up.iter().enumerate() {
+                want(inode, at == 0);
             }
-            want((*dir).clone(), true);
         }
-        for (dir, place) in [(into, &places.ours), (fork, &places.theirs)] {
+        for seen in [&ours, &theirs] {
             // A call that changes such a file holds the tree of the root of its lineage.
-            if self.has_link_area(&place.root)? {
-                want(self.domain(&self.attempt_dir(dir)?).root, true);
+            if self.has_link_area(&seen.place.root)? {
+                want(seen.root()?, true);
             }
         }
         let mut held = Vec::new();
@@ -309,14 +355,43 @@ impl Fs {
                 false => attempt_shared(&inode.tree)?,
             });
         }
-        if let Some(gone) = outer.iter().find(|dir| !dir.peek(|s| matches!(s.link, Link::At { .. }))) {
-            return Err(Error::Stale(gone.ino).into());
+        // Now that all above is held, nothing of it moves: is it all as it was seen?
+        for (dir, seen) in [(fork, &theirs), (into, &ours)] {
+            if !Seen::of(dir)?.is(seen) {
+                return Err(Obstacle::Taken { lock: dir.names.clone(), exclusive: false });
+            }
+            let root = seen.root()?;
+            let is_alone = wanted.iter().any(|(inode, exclusive)| *exclusive && inode.ino == root.ino);
+            if !is_alone && self.has_link_area(&seen.place.root)? {
+                return Err(Obstacle::Taken { lock: root.tree.clone(), exclusive: true });
+            }
         }
-        // With all trees above held, and nothing moved, the places are true.
-        match self.table.moves() == moves {
-            true => Ok((places, held)),
-            false => Err(Obstacle::Taken { lock: into.tree.clone(), exclusive: false }),
+        Ok((self.places_of(fork, into, [theirs.place, ours.place])?, held))
+    }
+
+    /// Adds to the batch that the volume `number` has what the fork, which has this record, is at this place of the
+    /// batch.
+    pub(crate) fn freeze_fork(
+        &self,
+        batch: &mut Batch,
+        number: u32,
+        fork: &Place,
+        record: &Record,
+    ) -> Result<()> {
+        self.freeze(batch, number, (&fork.entry, &fork.contents), record)?;
+        // It is made as a root, but one that is moved into another directory of its lineage may be none any more.
+        if record.clone_id == 0 && self.has_links() {
+            let damaged = || Error::Damaged { what: "a fork".into(), detail: "outside of its lineage" };
+            let names = path::meta(&path::link_name(&fork.root, &fork.contents).ok_or_else(damaged)?);
+            if self.db.prefix(&names).next().transpose()?.is_some() {
+                let mark = path::snapshot(number);
+                let (area, copy) = (path::all_linked(&fork.root), path::all_linked(&mark));
+                batch.clone_prefix(path::meta(&area), path::meta(&copy));
+                batch.clone_prefix(path::data(&area), path::data(&copy));
+                batch.clone_prefix(names, path::meta(&path::link_name(&mark, &mark).unwrap_or_default()));
+            }
         }
+        Ok(())
     }
 
     /// Writes the batch of a plan for the trees that are held; `None` if it is too much for one.
@@ -336,7 +411,8 @@ impl Fs {
         apply.steps(&plan.steps)?;
         if self.is_source_of(&places.ours.contents, places.fork.number)? {
             let (old, place) = (places.fork, &places.theirs);
-            let number = self.add_origin(&mut apply.batch, (&place.entry, &place.contents), &top)?;
+            let number = self.fresh_volume()?;
+            self.freeze_fork(&mut apply.batch, number, place, &top)?;
             let fork = Fork { number, since: now, ..old };
             apply.batch.put(system::fork(&place.contents), fork.encode());
             apply.batch.delete(system::forked(&places.ours.contents, old.number));
@@ -383,4 +459,42 @@ pub(crate) fn stays(plan: &Plan, options: MergeOptions) -> Option<MergeReport> {
     };
     (options.dry_run || plan.told.iter().any(stops))
         .then(|| MergeReport { changes: plan.told.clone(), merged: false })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::{ffi::OsStr, sync::Arc};
+
+    use pando_db::device::MemDevice;
+
+    use super::*;
+    use crate::types::{Caller, FormatOptions, MountOptions};
+
+    /// Somebody is in the directory, or anywhere in its lineage, whenever the merge does not wait for the end of that.
+    #[test]
+    fn both_trees_are_held_with_the_lock_that_was_waited_for() {
+        for linked in [false, true] {
+            let device = Arc::new(MemDevice::new(64 << 20));
+            Fs::format(device.clone(), &FormatOptions::default().node_size(64 << 10)).unwrap();
+            let fs = Fs::open(device, MountOptions::default().background(false)).unwrap();
+            let (me, [s, f]) = (Caller::root(), ["s", "f"].map(OsStr::new));
+            let top = fs.mkdir(&me, ROOT, s, 0o755).unwrap().ino;
+            if linked {
+                let file = fs.mknod(&me, top, OsStr::new("file"), 0o100_644, 0).unwrap().ino;
+                fs.link(&me, file, ROOT, OsStr::new("name")).unwrap();
+            }
+            fs.fork_tree(&me, (ROOT, s), (ROOT, f), false, &[]).unwrap();
+            let (fork, into) = (fs.dir(fs.lookup(ROOT, f).unwrap().ino).unwrap(), fs.dir(top).unwrap());
+            let busy = if linked { fs.dir(ROOT).unwrap() } else { into.clone() };
+            let mut runs = 0;
+            let held = fs.with_attempts(|tries| {
+                runs += 1;
+                let free = tries.spare.is_none();
+                let _somebody = free.then(|| attempt_shared(&busy.tree)).transpose()?;
+                fs.hold_both(tries, &fork, &into).map(|(places, _held)| places.ours.contents)
+            });
+            assert_eq!((held.unwrap(), runs), (path::contents(b"", b"s").unwrap(), 2), "linked {linked}");
+        }
+    }
 }

@@ -23,6 +23,7 @@ mod replay;
 mod step;
 mod text;
 mod told;
+mod watched;
 mod works;
 
 use std::ffi::OsStr;

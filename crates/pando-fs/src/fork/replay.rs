@@ -14,12 +14,12 @@ use crate::{
     data::without_set_id,
     diff::{
         side::contents_of,
-        stream::{DiffStream, Spot},
+        stream::{Ahead, DiffStream, Spot},
     },
     error::Result,
     fork::{
         hidden::{Hidden, write_in_parts},
-        landing::Landing,
+        landing::{Landing, Site},
     },
     path,
     record::{Record, Stored},
@@ -46,6 +46,8 @@ pub(crate) struct Replay<'a> {
     before: &'a [u8],
     after: &'a [u8],
     work: &'a [u8],
+    /// Prefixes of the paths of linked files of the lineage around, before and after.
+    areas: [&'a Vec<u8>; 2],
     pub batch: Batch,
 }
 
@@ -90,30 +92,39 @@ pub(crate) fn overlay(before: &Record, live: &Record, merged: &Record) -> Option
 }
 
 impl<'a> Replay<'a> {
-    /// Of what the directory was and is, on the work tree: the contents prefixes of these three.
+    /// Of what the directory was and is, on the work tree: the contents prefixes of these three. And of linked files
+    /// around, as they were and are: the prefixes of their paths.
     pub(crate) fn new(
         fs: &'a Fs,
         landing: &'a Landing<'a>,
         hidden: &'a mut Hidden,
         view: &'a Snapshot,
         [before, after, work]: [&'a Vec<u8>; 3],
+        areas: [&'a Vec<u8>; 2],
     ) -> Self {
-        Self { fs, landing, hidden, view, before, after, work, batch: Batch::new() }
+        Self { fs, landing, hidden, view, before, after, work, areas, batch: Batch::new() }
     }
 
     /// Does all, or tells that there are more than `most` changed paths. Without a bound what is in the batch is
     /// written as it comes.
     pub(crate) fn run(&mut self, most: Option<usize>) -> Result<Replayed> {
-        let mut stream = DiffStream::new(self.view, (self.before, self.after), true)?;
         let mut count = 0usize;
-        while let Some(spot) = stream.next()? {
+        let mut is_too_much = move || {
             count += 1;
-            if most.is_some_and(|most| count > most) {
+            most.is_some_and(|most| count > most)
+        };
+        match self.around(&mut is_too_much)? {
+            Replayed::All => {}
+            other => return Ok(other),
+        }
+        let mut stream = DiffStream::new(self.view, (self.before, self.after), true)?;
+        while let Some(spot) = stream.next()? {
+            if is_too_much() {
                 return Ok(Replayed::More);
             }
             let done = match spot {
                 Spot::Entry { path, data, .. } => self.entry(&mut stream, &path, data)?,
-                // What lies in the area of linked files around is what it is.
+                // What lies in the area of linked files around is what it is; `around` has looked at it.
                 Spot::Links(root) if root.is_empty() => true,
                 Spot::Links(root) => self.area(&root)?,
             };
@@ -126,6 +137,39 @@ impl<'a> Replay<'a> {
         }
         if most.is_none() && !self.batch.is_empty() {
             write_in_parts(self.fs, std::mem::replace(&mut self.batch, Batch::new()))?;
+        }
+        Ok(Replayed::All)
+    }
+
+    /// What others have changed in linked files of the lineage around. They are in none of the copies, so it stays as
+    /// it is, but for what the merge does to them at its end, which must not be the same.
+    fn around(&self, is_too_much: &mut impl FnMut() -> bool) -> Result<Replayed> {
+        let watched = &self.hidden.watched;
+        if watched.is_empty() {
+            return Ok(Replayed::All);
+        }
+        let [before, after] = self.areas;
+        let mut records = Ahead::new(self.view, (&path::meta(before), &path::meta(after)))?;
+        while records.peek()?.is_some()
+            && let Some(change) = records.take()
+        {
+            if is_too_much() {
+                return Ok(Replayed::More);
+            }
+            if watched.meets_record(&change.key, change.before.as_deref(), change.after.as_deref()) {
+                return Ok(Replayed::Clash);
+            }
+        }
+        let mut data = Ahead::new(self.view, (&path::data(before), &path::data(after)))?;
+        while let Some(key) = data.peek()? {
+            if is_too_much() {
+                return Ok(Replayed::More);
+            }
+            if watched.meets_data(&key) {
+                return Ok(Replayed::Clash);
+            }
+            let Some(next) = watched.next_data(&key) else { break };
+            data.skip_to(&next);
         }
         Ok(Replayed::All)
     }
@@ -158,7 +202,9 @@ impl<'a> Replay<'a> {
         };
         if one {
             return match (was, is) {
-                (Some(Stored::Record(was)), Some(Stored::Record(is))) => self.update((&was, &is), &from, &to),
+                (Some(Stored::Record(was)), Some(Stored::Record(is))) => {
+                    self.update((&was, &is, data), self.landing.at(inside), &from, &to)
+                }
                 _ => Ok(true),
             };
         }
@@ -223,20 +269,28 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// The same file as before, with another record or other data.
-    fn update(&mut self, (was, is): (&Record, &Record), from: &[u8], to: &[u8]) -> Result<bool> {
+    /// The same file as before, with another record, or other `data`.
+    fn update(
+        &mut self,
+        (was, is, data): (&Record, &Record, bool),
+        site: Site,
+        from: &[u8],
+        to: &[u8],
+    ) -> Result<bool> {
         let here = self.fs.db.get(&path::meta(to))?;
         let here = here.and_then(|value| Record::decode(&value).ok());
         let Some(here) = here else { return Ok(false) };
         let Some(record) = overlay(was, is, &here) else { return Ok(false) };
         let outside = was.has_outside() || is.has_outside() || here.has_outside();
-        if here.attrs != was.attrs && outside {
-            return Ok(false); // extended attributes of one side, blocks of another
+        // Attributes outside of a record lie beside the blocks, and a record does not say which value they have: those
+        // of one side would come with the blocks, or with the names, of the other.
+        if outside && (site.attrs || here.attrs != was.attrs) && (data || is.attrs != was.attrs) {
+            return Ok(false);
         }
         if record != here {
             self.batch.put(path::meta(to), record.encode());
         }
-        if is.has_data() || was.has_data() {
+        if data && (is.has_data() || was.has_data()) {
             self.batch.clone_prefix(path::data(from), path::data(to));
         }
         Ok(true)

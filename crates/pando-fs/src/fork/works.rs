@@ -17,11 +17,18 @@ impl Works {
         let top = path::snapshot(self.work);
         (path::entry(&top, name).unwrap_or_default(), path::contents(&top, name).unwrap_or_default())
     }
+
+    /// Prefix of the paths of linked files in a copy of their area, of those of [`AROUND`].
+    pub(crate) fn area(self, at: usize) -> Vec<u8> {
+        path::all_linked(&self.copy(AROUND[at % AROUND.len()]).1)
+    }
 }
 
 /// The copy that is merged into.
 pub(crate) const MERGED: &[u8] = b"h";
 /// What is merged into, as it was at two moments.
 pub(crate) const BEFORE: [&[u8]; 2] = [b"o", b"p"];
+/// The area of linked files of the lineage around, as it was at the same moments.
+const AROUND: [&[u8]; 2] = [b"k", b"l"];
 /// What moves waits there.
 pub(crate) const WAITING: &[u8] = b"x";

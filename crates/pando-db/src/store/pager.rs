@@ -1,9 +1,9 @@
 //! Reading nodes and pages: the cache over the device.
 //!
 //! What is dirty lives in the table's entries; what is clean is read from its extent, verified against the checksum
-//! that its referrer holds, and kept in a cache with a budget in bytes whose units are single headers and pages. Beside
-//! them it keeps small entries of pages that point queries had to read ([`RowCache`]), so that what is small and hot
-//! does not need its page. Cache keys are extent ids, which are never reused within a process, so a cached piece is
+//! that its referrer holds, and kept in a cache with a budget in bytes whose units are single headers and pages.
+//! Beside them it keeps small entries of pages that point queries had to read ([`RowCache`]), so that what is small and
+//! hot does not need its page. Cache keys are extent ids, which are never reused within a process, so a cached piece is
 //! never taken for one of another time. Takes no lock over I/O.
 
 mod admit;

@@ -2,8 +2,8 @@
 //!
 //! What an edit may make dirty is checked when it is published, and edits before may have used up what was kept for
 //! this table: where a reader or a clone holds what they replaced, nothing has come back. Guarantees: whoever flushes
-//! gives back first what nothing refers to any more; and nobody waits without bound for room in memory that the threads
-//! cannot make. It passes as soon as there is space. May use: what flushing may.
+//! gives back first what nothing refers to any more; and nobody waits without bound for room in memory that the
+//! threads cannot make. It passes as soon as there is space. May use: what flushing may.
 
 use std::time::{Duration, Instant};
 
@@ -17,8 +17,8 @@ use crate::{
 const TABLE_PATIENCE: Duration = Duration::from_secs(5);
 
 impl Engine {
-    /// What a step of flushing came to. Where it has found no room, although nothing was dirty, what nothing refers to
-    /// is taken out and comes back with a checkpoint; then it is to be made again.
+    /// What a step of flushing came to. Where it has found no room, although nothing was dirty, what nothing refers
+    /// to is taken out and comes back with a checkpoint; then it is to be made again.
     pub(super) fn or_given_back(&self, step: Result<FlushStep>) -> Result<FlushStep> {
         match step {
             Err(Error::NoSpace) => {

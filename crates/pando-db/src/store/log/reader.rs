@@ -472,10 +472,11 @@ mod tests {
     /// whole, one after the other.
     #[test]
     fn footers_that_anybody_may_have_made_cost_some_laps_at_most() {
-        const SIZE: u64 = 256 * BLOCK;
+        // Twice what is read at once, so that reads are seen.
+        const SIZE: u64 = 2 * READ_BYTES;
         let memory = Arc::new(MemDevice::new(SIZE));
         let mut records = 1;
-        for block in 1..SIZE / BLOCK {
+        for block in (READ_BYTES / BLOCK..SIZE / BLOCK).step_by(2) {
             let end = (block + 1) * BLOCK;
             while guard::total(records as usize + 1) <= end {
                 records += 1;
@@ -500,6 +501,6 @@ mod tests {
         let mut replay = Log::replay(region, LogPos { pos: 0, chain: 5 }, 1, 0, false, false);
         assert!(replay.next().unwrap().is_none());
         let laps = read.load(Relaxed) / SIZE;
-        assert!((1..24).contains(&laps), "{laps} times as much as there is was read");
+        assert!((8..50).contains(&laps), "{laps} times as much as there is was read");
     }
 }

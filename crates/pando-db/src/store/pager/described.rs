@@ -1,8 +1,8 @@
 //! Whether a page that is in memory is the one that somebody refers to.
 //!
 //! What is read is checked against its reference, but what is found in memory may have been read for another one: the
-//! cache knows places, and several nodes may name one place in an extent that they share. A sound store names the same
-//! page each time; an image that somebody has made need not, and an edit that took a page with deletes for one of a
+//! cache knows places, and several nodes may name one place in an extent that they share. A sound store names the
+//! same page each time; an image that somebody has made need not, and an edit that took a page with deletes for one of a
 //! leaf would panic. May use: pages and extents. No I/O.
 
 use std::sync::Arc;
@@ -58,8 +58,8 @@ mod tests {
         store::pager::{Keep, Pager},
     };
 
-    /// Two nodes may name one page of an extent that they share. What was verified as the page of one was given to the
-    /// other, whatever its header said of it: a leaf came to hold a delete, and the next edit panicked.
+    /// Two nodes may name one page of an extent that they share. What was verified as the page of one was given to
+    /// the other, whatever its header said of it: a leaf came to hold a delete, and the next edit panicked.
     #[test]
     fn a_page_that_was_read_for_another_reference_is_checked_against_this_one() {
         let device = Arc::new(MemDevice::new(1 << 20));

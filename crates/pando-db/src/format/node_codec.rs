@@ -25,7 +25,7 @@ const MAGIC: u32 = u32::from_le_bytes(*b"PNOD");
 const VERSION: u8 = 2;
 const WHAT: &str = "node header";
 /// Largest raw page that is accepted, in bytes.
-const MAX_RAW_BYTES: u32 = 64 << 20;
+pub(crate) const MAX_RAW_BYTES: u32 = 64 << 20;
 
 /// How stored page bytes give raw ones.
 pub(crate) mod codec_id {
@@ -145,19 +145,23 @@ pub(crate) fn is_raw(segment: Segment) -> bool {
 
 /// Checks and unpacks the stored form of a page.
 pub(crate) fn load_page(page: &PageRef, segment: Segment, stored: Bytes, at: u64) -> Result<Page> {
-    let bad = |detail: String| Error::corrupt("node page", at, detail);
-    let raw = unpack(segment, page.raw, stored, at)?;
-    let parsed = Page::parse(raw)?;
-    let last = parsed.len().wrapping_sub(1);
-    if parsed.len() != page.count as usize
-        || parsed.len() == 0
-        || parsed.key(0) != page.first
-        || parsed.key(last) != page.last
-        || (page.pure && !parsed.is_pure())
-    {
-        return Err(bad("it is not the page that the header describes".into()));
-    }
+    let parsed = Page::parse(unpack(segment, page.raw, stored, at)?)?;
+    check_described(page, &parsed, at)?;
     Ok(parsed)
+}
+
+/// An error unless `loaded` is the page that a header describes, as far as whoever builds nodes of it relies on that.
+pub(crate) fn check_described(page: &PageRef, loaded: &Page, at: u64) -> Result<()> {
+    let last = loaded.len().wrapping_sub(1);
+    if loaded.len() != page.count as usize
+        || loaded.len() == 0
+        || loaded.key(0) != page.first
+        || loaded.key(last) != page.last
+        || (page.pure && !loaded.is_pure())
+    {
+        return Err(Error::corrupt("node page", at, "it is not the page that the header describes"));
+    }
+    Ok(())
 }
 
 /// The header of a node all of whose pages are at home. Its length does not depend on where they are.

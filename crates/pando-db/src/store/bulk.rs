@@ -25,7 +25,7 @@ use crate::{
     codec::{Reader, put_bytes, put_varint},
     device::{BLOCK, ZEROS},
     error::{Error, Result},
-    format::node_codec,
+    format::node_codec::{self, MAX_RAW_BYTES},
     node::{
         PageLoc, PageRef, Segment,
         message::Msg,
@@ -437,7 +437,9 @@ impl Groups {
             let beyond = |&(_, room): &(u64, u32)| u64::from(offset) + u64::from(len) > room.into();
             // Each value takes a byte or more in the list that follows.
             let too_many = entries.len() + held as usize > r.remaining();
-            if extents.get(extent).is_none_or(beyond) || too_many {
+            // As of the pages of nodes: what a page takes in memory is asked for before its checksum is seen.
+            let too_long = len > MAX_RAW_BYTES || raw > MAX_RAW_BYTES || held == 0;
+            if extents.get(extent).is_none_or(beyond) || too_many || too_long {
                 return Err(r.bad("a page of values with impossible sizes"));
             }
             entries.extend((0..held as usize).map(|entry| (page, entry)));
@@ -510,5 +512,43 @@ impl Groups {
     /// The extents of the groups that were adopted.
     pub fn extents(&self) -> impl Iterator<Item = &Arc<Extent>> {
         self.placed.values().flat_map(|group| group.adopted.iter().flatten())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    /// One page of so many bytes, raw bytes and values, in an extent of four gigabytes.
+    fn record(len: u32, raw: u32, held: u32) -> Bytes {
+        let mut record = BytesMut::new();
+        record.put_u8(EXTENTS);
+        record.put_u64_le(7);
+        put_varint(&mut record, 1);
+        record.put_u64_le(BLOCK);
+        record.put_u32_le(u32::MAX - (BLOCK as u32 - 1));
+        put_varint(&mut record, 1);
+        put_varint(&mut record, 0);
+        record.put_u32_le(0);
+        record.put_u32_le(len);
+        record.put_u64_le(1);
+        record.put_u8(0);
+        put_varint(&mut record, raw.into());
+        put_varint(&mut record, held.into());
+        (0..held).for_each(|number| put_varint(&mut record, number.into()));
+        record.freeze()
+    }
+
+    /// Whoever opened such an image read all of it into memory before a checksum said what it was.
+    #[test]
+    fn a_record_that_names_a_page_of_gigabytes_is_refused() {
+        Groups::default().read(record(1 << 20, 1 << 20, 3)).unwrap();
+        let few = 1 << 20;
+        let wrong = [(u32::MAX - 4095, few, 1), ((64 << 20) + 1, few, 1), (few, u32::MAX, 1), (few, few, 0)];
+        for (len, raw, held) in wrong {
+            let refused = Groups::default().read(record(len, raw, held));
+            assert!(refused.is_err_and(|error| error.is_damage()), "{len} bytes, {raw} raw, {held} values");
+        }
     }
 }

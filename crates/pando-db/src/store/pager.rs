@@ -1,14 +1,13 @@
 //! Reading nodes and pages: the cache over the device.
 //!
-//! What is dirty lives in the table's entries; what is clean is read from its
-//! extent, verified against the checksum that its referrer holds, and kept in
-//! a cache with a budget in bytes whose units are single headers and pages.
-//! Beside them it keeps small entries of pages that point queries had to read
-//! ([`RowCache`]), so that what is small and hot does not need its page. Cache
-//! keys are extent ids, which are never reused within a process, so a
-//! cached piece can never be taken for another. Takes no lock over I/O.
+//! What is dirty lives in the table's entries; what is clean is read from its extent, verified against the checksum
+//! that its referrer holds, and kept in a cache with a budget in bytes whose units are single headers and pages.
+//! Beside them it keeps small entries of pages that point queries had to read ([`RowCache`]), so that what is small and
+//! hot does not need its page. Cache keys are extent ids, which are never reused within a process, so a cached piece is
+//! never taken for one of another time. Takes no lock over I/O.
 
 mod admit;
+pub(crate) mod described;
 
 use std::{
     hash::BuildHasher,
@@ -41,6 +40,7 @@ use crate::{
         inflight::{Claimed, InFlight},
         lent::Lender,
         page_id::{PageId, Wanted, place, side_by_side},
+        pager::described::as_described,
         row_cache::RowCache,
         scattered,
         sequence::Sequences,
@@ -370,7 +370,7 @@ impl Pager {
         let at = CacheKey { extent: extent.id, offset: segment.offset };
         if let Some(loaded) = self.cached_page(&at) {
             self.hits.add();
-            return Ok(msg(&loaded));
+            return Ok(msg(&*as_described(page, extent, segment, loaded)?));
         }
         if let Some(known) = self.rows.get(at, suffix) {
             self.row_hits.add();
@@ -388,20 +388,20 @@ impl Pager {
         let _claim = loop {
             if let Some(found) = self.cached_page(&key) {
                 self.hits.add();
-                return Ok(found);
+                return as_described(page, extent, segment, found);
             }
             match self.in_flight.claim(key) {
                 Claimed::Ended => (),
-                Claimed::Ahead { page, once } => {
+                Claimed::Ahead { page: found, once } => {
                     self.hits.add();
-                    if self.asked_for(key, &page, once) {
+                    if self.asked_for(key, &found, once) {
                         self.share_with_pages_ahead();
                     }
-                    return Ok(page);
+                    return as_described(page, extent, segment, found);
                 }
-                Claimed::Passing(page) => {
+                Claimed::Passing(found) => {
                     self.hits.add();
-                    return Ok(page);
+                    return as_described(page, extent, segment, found);
                 }
                 Claimed::Mine(_) if self.cache.peek(&key).is_some_and(|found| found.is_page()) => (),
                 Claimed::Mine(claim) => break claim,

@@ -14,7 +14,10 @@ use crate::{
     error::Result,
     key::compare_joined,
     node::{PageLoc, PageRef, Run, page::Page},
-    store::{page_id::PageId, pager::Pager},
+    store::{
+        page_id::PageId,
+        pager::{Pager, described::if_described},
+    },
 };
 
 /// A page that is not in memory is taken to have keys in each page that it spans, if it has at least this many
@@ -54,7 +57,7 @@ impl<'a> MergeReadahead<'a> {
     fn read_before(&self, page: &PageRef) -> Option<Arc<Page>> {
         let piece = PageId::of(None, page)?;
         let i = self.batch.binary_search_by_key(&piece, |(piece, _)| *piece).ok()?;
-        self.batch.get(i).map(|(_, page)| page.clone())
+        self.batch.get(i).and_then(|(_, found)| if_described(None, page, found.clone()))
     }
 
     /// Whether the other run has a key within the range of `page`; a guess where that cannot be told without a read.

@@ -20,7 +20,7 @@ use crate::{
     node::{PageRef, page::Page, stored::Stored},
     store::{
         page_id::{PageId, extent_of},
-        pager::{Keep, Pager},
+        pager::{Keep, Pager, described::if_described},
     },
 };
 
@@ -103,7 +103,8 @@ impl ScanReadahead {
         let ends_in_second = follow.clone().take(3).count() == 2;
         let limit = if ends_in_second { self.limit.max(FIRST_BYTES) } else { self.limit };
         self.fetch_up_to(limit, home, follow, pager);
-        let loaded = match self.page(home, page, one_by_one) {
+        let ahead = self.page(home, page, one_by_one);
+        let loaded = match ahead.and_then(|found| if_described(home, page, found)) {
             Some(loaded) => loaded,
             None => pager.page(home, page)?,
         };

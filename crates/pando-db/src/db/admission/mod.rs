@@ -425,6 +425,10 @@ impl Engine {
             // Whoever needs a checkpoint makes it, or waits for the one that is being made: so it learns
             // if there was no space for it.
             if self.options.background && !by_checkpoint {
+                // Nobody can make room, and what holds the space may do so for ever.
+                if self.is_stuck() {
+                    return Err(Error::NoSpace);
+                }
                 self.signal.wait_done();
             } else {
                 waiting::announce();

@@ -93,6 +93,7 @@ impl Engine {
         self.counters.push_downs.fetch_add(placed.pushed_down, Ordering::Relaxed);
         self.bulk.forget(table.msn);
         self.throttle.table_flushed(table.bytes());
+        self.note_not_stuck();
         self.signal.finished();
         Ok(FlushStep::Done)
     }
@@ -205,7 +206,7 @@ impl Engine {
     pub fn flush_all(&self) -> Result<()> {
         loop {
             self.make_way()?;
-            let step = self.flush_messages()?;
+            let step = self.or_given_back(self.flush_messages())?;
             if !self.goes_on(step)? {
                 return Ok(());
             }
@@ -228,7 +229,7 @@ impl Engine {
             self.make_way()?;
             let mut step = self.relieve_step()?;
             if step == FlushStep::Nothing && self.superversion.read().tree.msn < msn {
-                step = self.flush_step()?;
+                step = self.or_given_back(self.flush_step())?;
             }
             if !self.goes_on(step)? {
                 return Ok(());

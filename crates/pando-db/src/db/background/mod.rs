@@ -6,5 +6,6 @@
 mod beside;
 pub(crate) mod flush;
 pub(crate) mod gc;
+pub(crate) mod stuck;
 mod survey;
 pub(crate) mod threads;

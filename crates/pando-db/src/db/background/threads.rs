@@ -85,7 +85,11 @@ fn flusher(engine: &Engine) {
                 return Ok(false);
             }
             engine.make_way()?;
-            let step = engine.flush_messages()?;
+            let step = engine.or_given_back(engine.flush_messages());
+            if matches!(step, Err(Error::NoSpace)) {
+                engine.note_stuck();
+            }
+            let step = step?;
             Ok(engine.goes_on(step)? || engine.reclaim_step()?)
         })();
         let worked = worked.and_then(|worked| {

@@ -48,11 +48,23 @@ impl Engine {
             // As many tables as the space beside the last checkpoint allows, and the memory for dirty nodes,
             // for which the flusher waits meanwhile. None if space is short for what is dirty already: it is written
             // first, and then there is room for one.
-            while self.superversion.read().tree.msn < target
-                && self.flush_step()? == FlushStep::Done
-                && !self.is_full_of_dirt()
-            {}
+            let mut stuck = None;
+            while self.superversion.read().tree.msn < target {
+                match self.flush_step() {
+                    Ok(FlushStep::Done) if !self.is_full_of_dirt() => (),
+                    Ok(_) => break,
+                    // Nothing is dirty, and still there is no room: what nothing refers to may give some back.
+                    Err(Error::NoSpace) => {
+                        stuck = Some(self.take_out_unreferenced()?);
+                        break;
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
             self.persist(&mut durable, false)?;
+            if stuck.is_some_and(|before| self.space.free_bytes() <= before) {
+                return Err(Error::NoSpace);
+            }
             if self.superversion.read().tree.msn >= target {
                 drop(durable);
                 self.discard_inline();

@@ -12,6 +12,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
+    time::Instant,
 };
 
 use parking_lot::{Mutex, RwLock};
@@ -149,6 +150,8 @@ pub(crate) struct EngineCounters {
     pub refused_at: AtomicU64,
     /// Waits in vain for readers, one after the other, by writes that would have been refused.
     pub vain_reader_waits: AtomicU32,
+    /// Since when the flusher has found no room for a table, although nothing was dirty.
+    pub stuck_since: Mutex<Option<Instant>>,
     /// Something was deleted since deletes were last carried down.
     pub deletes: AtomicBool,
     /// Something was deleted since the last walk beside writes began.

@@ -60,7 +60,8 @@ impl Engine {
             let (payload, values) = record::encode_borrowed(&all, aside);
             let (msn, end) = match self.log.append_open(replaced, record::ASIDE, &payload, &values) {
                 Ok(Some(appended)) => appended,
-                Ok(None) => {
+                // Of both together the record may also be longer than a small log takes.
+                Ok(None) | Err(AppendError::TooLarge { .. }) => {
                     // The keys are those of before, which is what matters to a record of its own.
                     all.truncate(count);
                     before.ops = all;
@@ -92,5 +93,37 @@ impl Engine {
             return Ok(Tried::Applied);
         }
         self.try_apply(superversion, encoded, proof)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::sync::Arc;
+
+    use crate::{Batch, CreateOptions, Db, Options, device::MemDevice};
+
+    /// Both would have been a longer record than a small log takes: the second batch was refused, though it is short.
+    #[test]
+    fn a_batch_that_is_too_long_to_be_joined_gets_a_record_of_its_own() {
+        let device = Arc::new(MemDevice::new(16 << 20));
+        let create = CreateOptions { node_size: 64 << 10, log_size: Some(64 << 10), ..Default::default() };
+        let options = Options { background: false, ..Options::default() };
+        Db::create(device.clone(), &create, &options).unwrap();
+        let db = Db::open(device, options).unwrap();
+        let write = |keys: std::ops::Range<usize>, len: usize| {
+            let mut batch = Batch::new();
+            batch.joinable();
+            keys.for_each(|key| _ = batch.put(format!("{key:0len$}"), "value"));
+            db.write(batch).unwrap();
+        };
+        write(0..2, 1_600);
+        write(2..10, 1_900);
+        assert_eq!(db.prefix(b"").count(), 10);
+        // Others are joined as before.
+        write(10..11, 10);
+        write(11..12, 10);
+        assert!(db.stats().unwrap().batches_joined > 0);
+        assert_eq!(db.prefix(b"").count(), 12);
     }
 }

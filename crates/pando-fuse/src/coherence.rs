@@ -180,6 +180,15 @@ impl MountState {
         self.tell(|n| n.forget_attributes(ino));
     }
 
+    /// The kernel gives back `count` references of an inode. Of one that it has forgotten it keeps nothing.
+    pub(crate) fn forgotten(&self, ino: u64, count: u64) {
+        self.caches.forgotten(ino);
+        self.times.forgotten(ino);
+        self.listings.forgotten(ino);
+        self.fs.forget(ino, count);
+        self.refused.forgotten(ino, || self.fs.is_known(ino));
+    }
+
     /// Tells the kernel at once. Only for workers.
     pub(crate) fn tell_written(&self, ino: u64) {
         // Held over the notification: one that came behind that of `bits_dropped` could make the kernel pass over the
@@ -210,7 +219,7 @@ impl MountState {
         }
         // There is nothing else of pages that were refused, and are tried again through the way in.
         if self.way_in.get().is_some() {
-            left.retain(|ino| !self.refused.may_lack(*ino));
+            left.retain(|ino| !self.refused.may_wait(*ino));
         }
         // Dropping the pages of an inode writes dirty ones first, one by one, and waits for that, which syncfs
         // does not promise for FUSE.
@@ -281,6 +290,10 @@ impl MountState {
         }
         let size = self.fs.size(ino).unwrap_or_default();
         if !(1..=SMALL_BYTES).contains(&size) {
+            return;
+        }
+        // Over what it has and the server has refused, nothing is put.
+        if self.refused.may_wait(ino) {
             return;
         }
         let Some(changes) = self.caches.may_fill(ino) else { return };

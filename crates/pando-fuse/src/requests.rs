@@ -141,9 +141,18 @@ impl MountState {
         shows.root || may_see_all(c)
     }
 
-    /// Whether the caller is root. A read-only file system has no place where the kernel could show it.
+    /// Whether the caller is root, who may see what others may not. A read-only file system has no place where the
+    /// kernel could show it. It says nothing of what the caller may change.
     fn is_root(&self, c: &Context, shows: &ProvenRights) -> bool {
         shows.root || self.fs.is_read_only() && may_see_all(c)
+    }
+
+    /// Error unless the caller is root, and has the source by a path that may be written to.
+    fn may_change_as_root(&self, shows: &ProvenRights, what: &str) -> pando_fs::Result<()> {
+        match shows.root && shows.adds_to_source() {
+            true => Ok(()),
+            false => Err(pando_fs::Error::Access(what.into())),
+        }
     }
 
     /// Error if the source is a directory that the caller has not shown to be open to him: that it is open tells only
@@ -308,6 +317,7 @@ impl MountState {
         let text = match asked {
             QuotaAsked::List => self.fs.quotas(shows.source)?.iter().map(quotas::line).collect(),
             QuotaAsked::Set(limit) => {
+                self.may_change_as_root(&shows, "quota")?;
                 // What the kernel keeps is part of what there is.
                 self.write_out_below(shows.source);
                 self.fs.set_quota(shows.source, limit)?;

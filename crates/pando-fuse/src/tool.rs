@@ -313,29 +313,40 @@ fn whole(dir: &OwnedFd, mut text: Vec<u8>, mut more: bool) -> Result<String, Con
 
 /// Asks something of the directory at `path` that only root may ask, and that is answered by text.
 fn ask_as_root(path: &Path, request: impl Fn(Token) -> ControlRequest) -> Result<String, ControlError> {
+    ask_showing_root(path, false, request)
+}
+
+/// The same of something that `changes` the directory, so that what is read-only is the error.
+fn ask_showing_root(
+    path: &Path,
+    changes: bool,
+    request: impl Fn(Token) -> ControlRequest,
+) -> Result<String, ControlError> {
     let (dir, token, _) = own_dir(path)?;
     if rustix::process::geteuid().is_root() {
-        // Where it cannot be shown, the daemon refuses and says why.
-        let _ = show_root(&dir, &token);
+        match show_root(&dir, &token) {
+            Err(ControlError::Io(e)) if changes && e.raw_os_error() == Some(libc::EROFS) => {
+                return Err(e.into());
+            }
+            // Where it cannot be shown, the daemon refuses and says why.
+            _ => {}
+        }
     }
     let (piece, more) = client::piece(dir.as_fd(), &request(token))?;
     whole(&dir, piece, more)
 }
 
-/// Asks about quotas of the directory at `path`.
-fn ask_of_quota(path: &Path, asked: QuotaAsked) -> Result<String, ControlError> {
-    ask_as_root(path, |token| ControlRequest::Quota { token, asked })
-}
-
 /// The quotas of the directory at `path` and of all below it; their paths are from the root of the file system. For
 /// root.
 pub fn quotas(path: &Path) -> Result<Vec<Quota>, ControlError> {
-    quotas::read_lines(&ask_of_quota(path, QuotaAsked::List)?).ok_or(ControlError::Version)
+    let text = ask_as_root(path, |token| ControlRequest::Quota { token, asked: QuotaAsked::List })?;
+    quotas::read_lines(&text).ok_or(ControlError::Version)
 }
 
 /// Limits what the tree of the directory at `path` takes, or ends that; see [`pando_fs::Fs::set_quota`]. For root.
 pub fn set_quota(path: &Path, limit: Option<u64>) -> Result<(), ControlError> {
-    ask_of_quota(path, QuotaAsked::Set(limit)).map(drop)
+    let asked = QuotaAsked::Set(limit);
+    ask_showing_root(path, true, |token| ControlRequest::Quota { token, asked }).map(drop)
 }
 
 /// The forks of the directory at `path`, or all if it is the root of a mount: those that the caller made, or all of

@@ -592,3 +592,6 @@ impl Handler for Server {
         Answer::later(move || requests::answer(&shared, &c, (ino, handle), request, &stop))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -196,8 +196,8 @@ impl MountState {
         self.fs.forget(ino, count);
         self.refused.forgotten(ino, || self.fs.is_known(ino));
         if self.bare_len.load(Ordering::Acquire) > 0 {
-            // Somebody may hold it who waits for the kernel. Held over the question: whoever comes to know the file may
-            // write to it at once.
+            // Somebody may hold it who waits for the kernel. Held over the question: whoever comes to know the file
+            // may write to it at once.
             let mut bare = self.bare.try_lock().unwrap_or_else(|| {
                 waiting::announce();
                 self.bare.lock()

@@ -1,7 +1,7 @@
 //! What is mounted where, from `/proc/self/mountinfo`, and in other mount namespaces.
 //!
-//! Asks no mounted file system anything (but for [`is_dead`], and where an image itself lies), so it works when a daemon
-//! hangs or is dead. Octal escapes of the kernel are undone.
+//! Asks no mounted file system anything (but for [`is_dead`], and where an image itself lies), so it works when a
+//! daemon hangs or is dead. Octal escapes of the kernel are undone.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -83,8 +83,8 @@ pub fn around(path: &Path) -> io::Result<Vec<Entry>> {
     Ok(all)
 }
 
-/// Our mounts of the image at `image` (absolute, without symlinks), bind mounts included; those of others than root, the
-/// caller and who owns the image do not count.
+/// Our mounts of the image at `image` (absolute, without symlinks), bind mounts included; those of others than root,
+/// the caller and who owns the image do not count.
 pub fn of_image(image: &Path) -> io::Result<Vec<Entry>> {
     let mut mounts = all()?;
     mounts.retain(|e| e.fstype == FSTYPE && e.source == image);

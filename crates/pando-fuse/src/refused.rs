@@ -1,13 +1,13 @@
 //! Pages that the kernel has written out and the server has refused, mostly for lack of room: they are tried again.
 //!
 //! The kernel tells the program that waits for such a page of the error, once, and takes the page for clean: readers
-//! see what is stored nowhere, and the next sync finds nothing to do. A database that reads its log in this state goes
-//! on behind records that are lost with the mount. So what was refused is noted here. Guarantees: while something of a
-//! file is noted, no sync of it succeeds; what is noted is stored as soon as there is room for it, with what the page
-//! cache has at that time, unless the file was changed there meanwhile. The kernel may drop a page that it takes for
-//! clean. If it then asks for it, what was in it is gone: that is noted too, and never tried again with the bytes that
-//! the server itself has given. Notes are bounded; a file with more of them than there is room for cannot be synced
-//! until the kernel forgets it. `writes` does what is noted here. Uses `ending` and `transport`.
+//! see what is stored nowhere, and the next sync finds nothing to do. A database that reads its log in this state
+//! goes on behind records that are lost with the mount. So what was refused is noted here. Guarantees: while
+//! something of a file is noted, no sync of it succeeds; what is noted is stored as soon as there is room for it,
+//! with what the page cache has at that time, unless the file was changed there meanwhile. The kernel may drop a page
+//! that it takes for clean. If it then asks for it, what was in it is gone: that is noted too, and never tried again
+//! with the bytes that the server itself has given. Notes are bounded; a file with more of them than there is room
+//! for cannot be synced until the kernel forgets it. `writes` does what is noted here. Uses `ending` and `transport`.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},

@@ -445,8 +445,8 @@ pub fn policies(path: &Path) -> Result<Vec<PolicyInfo>, ControlError> {
     crate::asked::read_policies(&text).ok_or(ControlError::Version)
 }
 
-/// The root of the file system that the directory at `path` is in, by whatever mount shows it here. What belongs to no
-/// directory is asked of it, so that the kernel shows that the caller reaches all there is.
+/// The root of the file system that the directory at `path` is in, by whatever mount shows it here. What belongs to
+/// no directory is asked of it, so that the kernel shows that the caller reaches all there is.
 fn top_around(path: &Path) -> Result<PathBuf, ControlError> {
     let path = path.canonicalize()?;
     let device = |path: &Path| rustix::fs::stat(path).ok().map(|stat| stat.st_dev);

@@ -1,8 +1,8 @@
 //! Writes, and pages that the kernel has written out and that did not fit.
 //!
 //! Guarantees what `refused` does; a page that is tried again is read through the page cache, by the server's own way
-//! into the mount, and what the page cache then asks the server for is lost. A server without that has the kernel drop such pages, so readers see what is stored. Uses
-//! `coherence`, `refused` and `inside`.
+//! into the mount, and what the page cache then asks the server for is lost. A server without that has the kernel drop
+//! such pages, so readers see what is stored. Uses `coherence`, `refused` and `inside`.
 
 use std::{
     ops::Range,

@@ -33,11 +33,12 @@ pub enum Asked {
     Keep(u32, bool),
     /// Make the directory what it was then; what it is now is named by the answer, unless it is to be discarded.
     Rollback(u32, bool),
-    /// Give the directory the snapshots of that one, which is gone, that has the one with this number.
-    Adopt(u32),
+    /// Give the directory the snapshots of that one, which is gone, that has the one with this number. The token is
+    /// one of the root of the file system.
+    Adopt(u32, [u8; 16]),
     /// Tell the policy of the directory.
     Policy,
-    /// Delete the one with this number, whose directory, which is another, is gone.
+    /// Delete the one with this number, whose directory is gone. Asked of the root of the file system.
     DeleteGone(u32),
     /// Tell, as the value of the answer, how many files in the directory have data that did not fit: it is in none.
     Unstored,
@@ -58,7 +59,7 @@ impl Asked {
             Asked::Rollback(number, discard) => (5, *number, *discard, &empty),
             Asked::Take(new, _) => (6, 0, new.keep, new),
             Asked::Policy => (7, 0, false, &empty),
-            Asked::Adopt(number) => (9, *number, false, &empty),
+            Asked::Adopt(number, _) => (9, *number, false, &empty),
             Asked::Unstored => (10, 0, false, &empty),
             Asked::DeleteGone(number) => (11, *number, false, &empty),
             Asked::SetPolicy(policy) => (8, 0, policy.is_some(), &empty),
@@ -76,7 +77,7 @@ impl Asked {
             out.extend_from_slice(&(len as u16).to_le_bytes());
             out.extend_from_slice(part.get(..len).unwrap_or_default());
         }
-        if let Asked::Take(_, token) = self {
+        if let Asked::Take(_, token) | Asked::Adopt(_, token) = self {
             out.extend_from_slice(token);
         }
         if let Asked::SetPolicy(Some(policy)) = self {
@@ -114,7 +115,7 @@ impl Asked {
         if flag > 1 || name.len() > NAME_MAX || note.len() > MAX_SNAPSHOT_NOTE {
             return None;
         }
-        let token = if op == 6 { take(16)?.try_into().ok()? } else { [0; 16] };
+        let token = if matches!(op, 6 | 9) { take(16)?.try_into().ok()? } else { [0; 16] };
         let policy = match (op, flag) {
             (8, 1) => Some(StoredPolicy::decode(take(StoredPolicy::BYTES)?).ok()?.1),
             _ => None,
@@ -154,7 +155,7 @@ impl Asked {
             5 => Asked::Rollback(number, flag),
             7 => Asked::Policy,
             8 => Asked::SetPolicy(policy),
-            9 => Asked::Adopt(number),
+            9 => Asked::Adopt(number, token),
             10 => Asked::Unstored,
             11 => Asked::DeleteGone(number),
             _ => return None,
@@ -326,7 +327,7 @@ mod tests {
             Asked::Rename(9, "x".repeat(255).into()),
             Asked::Keep(1, true),
             Asked::Rollback(2, false),
-            Asked::Adopt(u32::MAX),
+            Asked::Adopt(u32::MAX, [4; 16]),
             Asked::Policy,
             Asked::Unstored,
             Asked::DeleteGone(3),

@@ -8,7 +8,10 @@
 use std::{
     collections::HashSet,
     ffi::OsStr,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -89,6 +92,8 @@ pub(crate) struct MountState {
     pub(crate) written: Mutex<Vec<u64>>,
     /// Files of which the server itself has dropped set-id bits: see [`MountState::bits_dropped`].
     pub(crate) bare: Mutex<HashSet<u64>>,
+    /// Length of `bare`, so that to forget others costs nothing.
+    bare_len: AtomicUsize,
     /// The device number of the mount, `major:minor`, if it could be found out.
     pub(crate) device: OnceLock<String>,
     /// User who may grow the file system besides root: the one who mounted it.
@@ -132,6 +137,7 @@ impl MountState {
             stats,
             written: Mutex::default(),
             bare: Mutex::default(),
+            bare_len: AtomicUsize::new(0),
             device: OnceLock::new(),
             owner: rustix::process::geteuid().as_raw(),
         }
@@ -175,9 +181,32 @@ impl MountState {
     /// which a program may be run. So a file of this kind is not forgotten for its blocks from then on.
     pub(crate) fn bits_dropped(&self, ino: u64) {
         if self.caches.writeback() {
-            self.bare.lock().insert(ino);
+            let mut bare = self.bare.lock();
+            bare.insert(ino);
+            self.bare_len.store(bare.len(), Ordering::Release);
         }
         self.tell(|n| n.forget_attributes(ino));
+    }
+
+    /// The kernel gives back `count` references of an inode. Of one that it has forgotten it keeps nothing.
+    pub(crate) fn forgotten(&self, ino: u64, count: u64) {
+        self.caches.forgotten(ino);
+        self.times.forgotten(ino);
+        self.listings.forgotten(ino);
+        self.fs.forget(ino, count);
+        self.refused.forgotten(ino, || self.fs.is_known(ino));
+        if self.bare_len.load(Ordering::Acquire) > 0 {
+            // Somebody may hold it who waits for the kernel. Held over the question: whoever comes to know the file
+            // may write to it at once.
+            let mut bare = self.bare.try_lock().unwrap_or_else(|| {
+                waiting::announce();
+                self.bare.lock()
+            });
+            if !self.fs.is_known(ino) {
+                bare.remove(&ino);
+                self.bare_len.store(bare.len(), Ordering::Release);
+            }
+        }
     }
 
     /// Tells the kernel at once. Only for workers.
@@ -210,7 +239,7 @@ impl MountState {
         }
         // There is nothing else of pages that were refused, and are tried again through the way in.
         if self.way_in.get().is_some() {
-            left.retain(|ino| !self.refused.may_lack(*ino));
+            left.retain(|ino| !self.refused.may_wait(*ino));
         }
         // Dropping the pages of an inode writes dirty ones first, one by one, and waits for that, which syncfs
         // does not promise for FUSE.
@@ -281,6 +310,10 @@ impl MountState {
         }
         let size = self.fs.size(ino).unwrap_or_default();
         if !(1..=SMALL_BYTES).contains(&size) {
+            return;
+        }
+        // Over what it has and the server has refused, nothing is put.
+        if self.refused.may_wait(ino) {
             return;
         }
         let Some(changes) = self.caches.may_fill(ino) else { return };

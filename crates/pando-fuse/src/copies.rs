@@ -47,8 +47,8 @@ pub(crate) fn answer(shared: &Arc<MountState>, c: &Context, copy: Copy) -> Answe
             shared.drop_privileges(&c, ino_out)?;
         }
         let copy = || shared.fs.copy_file_range(&caller, ino_in, offset_in, ino_out, offset_out, len);
-        // It may be a part of that: what did not fit before is tried again with what is there then.
-        let copied = shared.refused.around(ino_out, 0..0, copy);
+        // The kernel drops the pages of what was copied, which may be a part.
+        let copied = shared.refused.around_part(ino_out, offset_out, copy);
         if shared.set_id_bits(ino_out) != before {
             shared.bits_dropped(ino_out);
         }

@@ -1,13 +1,13 @@
 //! What is mounted where, from `/proc/self/mountinfo`, and in other mount namespaces.
 //!
-//! Asks no mounted file system anything (but for [`is_dead`]), so it works when a daemon hangs or
-//! is dead. Octal escapes of the kernel are undone.
+//! Asks no mounted file system anything (but for [`is_dead`], and where an image itself lies), so it works when a
+//! daemon hangs or is dead. Octal escapes of the kernel are undone.
 
 use std::{
     collections::{HashMap, HashSet},
     ffi::OsString,
     fs, io,
-    os::unix::ffi::OsStringExt,
+    os::unix::{ffi::OsStringExt, fs::MetadataExt},
     path::{Path, PathBuf},
 };
 
@@ -35,6 +35,17 @@ pub struct Entry {
     pub user: Option<u32>,
     /// The file system may not be written to, wherever it is mounted.
     pub read_only: bool,
+}
+
+impl Entry {
+    /// Whether what the mount says of itself is to be believed about an image of the user `owner`: it is one of ours
+    /// by its type, and root, the caller or that user has mounted it. Anybody else can mount a server of his own that
+    /// carries any type and any name (fusermount3), and need not answer.
+    pub fn is_pando_of(&self, owner: Option<u32>) -> bool {
+        let user = Some(self.user.unwrap_or(0));
+        let believed = [Some(0), Some(rustix::process::geteuid().as_raw()), owner];
+        self.fstype == FSTYPE && believed.contains(&user)
+    }
 }
 
 /// All mounts of this process's namespace, in the order in which they were made.
@@ -72,9 +83,16 @@ pub fn around(path: &Path) -> io::Result<Vec<Entry>> {
     Ok(all)
 }
 
-/// Our mounts of the image at `image` (absolute, without symlinks), bind mounts included.
+/// Our mounts of the image at `image` (absolute, without symlinks), bind mounts included; those of others than root,
+/// the caller and who owns the image do not count.
 pub fn of_image(image: &Path) -> io::Result<Vec<Entry>> {
-    Ok(all()?.into_iter().filter(|e| e.fstype == FSTYPE && e.source == image).collect())
+    let mut mounts = all()?;
+    mounts.retain(|e| e.fstype == FSTYPE && e.source == image);
+    if !mounts.is_empty() {
+        let owner = image.metadata().ok().map(|found| found.uid());
+        mounts.retain(|e| e.is_pando_of(owner));
+    }
+    Ok(mounts)
 }
 
 /// Whether the kernel lets nobody write to the file system with this device number (`major:minor`), since it was
@@ -208,6 +226,15 @@ mod tests {
         assert_eq!((all[1].fstype.as_str(), all[1].device.as_str()), (FSTYPE, "0:50"));
         assert_eq!((all[0].user, all[1].user), (None, Some(7)));
         assert_eq!((all[2].read_only, all[3].read_only), (false, true));
+        // Whom to believe.
+        let mount = |user| Entry { user, ..all[1].clone() };
+        let caller = rustix::process::geteuid().as_raw();
+        for (user, owner, believed) in
+            [(0, None, true), (caller, None, true), (7, Some(7), true), (7, Some(8), caller == 7)]
+        {
+            assert_eq!(mount(Some(user)).is_pando_of(owner), believed, "{user} {owner:?}");
+        }
+        assert!(!all[0].is_pando_of(None), "another type");
     }
 
     #[test]

@@ -6,22 +6,18 @@
 //! nothing back that is announced here, from before it is stored until all pages from before are dropped. Of a page
 //! only the rest is stored: who changes the same bytes at the same time is overtaken. Uses nothing.
 
-use std::{
-    collections::HashMap,
-    ops::Range,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-};
+use std::{collections::HashMap, ops::Range, sync::Arc};
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 /// Locks, a count: those of one file never wait for those of most others.
 const SHARDS: usize = 64;
 
-/// Ranges that are announced, by file; of each, whether bytes of a page were left out.
-type Announced = HashMap<u64, Vec<(Range<u64>, Arc<AtomicBool>)>>;
+/// What was left out of pages; none touch.
+type LeftOut = Arc<Mutex<Vec<Range<u64>>>>;
+
+/// Ranges that are announced, by file; of each, which bytes of pages were left out.
+type Announced = HashMap<u64, Vec<(Range<u64>, LeftOut)>>;
 
 /// What is announced on a mount.
 pub(crate) struct PastPages(Vec<RwLock<Announced>>);
@@ -30,7 +26,7 @@ pub(crate) struct PastPages(Vec<RwLock<Announced>>);
 pub(crate) struct Announcement {
     of: Arc<PastPages>,
     ino: u64,
-    left_out: Arc<AtomicBool>,
+    left_out: LeftOut,
 }
 
 impl Default for PastPages {
@@ -46,7 +42,7 @@ impl PastPages {
 
     /// Before these bytes of a file are stored. Waits for pages of the file that are being stored.
     pub(crate) fn announce(self: &Arc<Self>, ino: u64, range: Range<u64>) -> Announcement {
-        let left_out = Arc::new(AtomicBool::new(false));
+        let left_out = LeftOut::default();
         if let Some(shard) = self.shard(ino) {
             shard.write().entry(ino).or_default().push((range, left_out.clone()));
         }
@@ -69,7 +65,7 @@ impl PastPages {
                 if part.start >= range.end || part.end <= range.start {
                     return [part, 0..0];
                 }
-                left_out.store(true, Ordering::Relaxed);
+                add(&mut left_out.lock(), part.start.max(range.start)..part.end.min(range.end));
                 [part.start..range.start.max(part.start), range.end.min(part.end)..part.end]
             };
             rest = rest.into_iter().flat_map(cut).filter(|part| !part.is_empty()).collect();
@@ -78,10 +74,24 @@ impl PastPages {
     }
 }
 
+/// Adds a range to others that it may touch.
+fn add(ranges: &mut Vec<Range<u64>>, mut new: Range<u64>) {
+    ranges.retain(|range| {
+        let apart = range.end < new.start || new.end < range.start;
+        if !apart {
+            new = new.start.min(range.start)..new.end.max(range.end);
+        }
+        apart
+    });
+    ranges.push(new);
+}
+
 impl Announcement {
-    /// Whether bytes of pages were left out so far.
-    pub(crate) fn has_left_out(&self) -> bool {
-        self.left_out.load(Ordering::Relaxed)
+    /// Ends it: which bytes of pages were left out.
+    pub(crate) fn end(self) -> Vec<Range<u64>> {
+        let left_out = self.left_out.clone();
+        drop(self);
+        std::mem::take(&mut *left_out.lock())
     }
 }
 
@@ -125,13 +135,12 @@ mod tests {
         // Another file, of the same shard and of another.
         assert_eq!(stored(&past, 7 + SHARDS as u64, 0..40), [0..40]);
         assert_eq!(stored(&past, 8, 0..40), [0..40]);
-        assert!(first.has_left_out() && second.has_left_out());
-        drop(first);
+        assert_eq!(stored(&past, 7, 10..11), []);
+        assert_eq!(first.end(), [10..20]);
         assert_eq!(stored(&past, 7, 0..40), [0..15, 30..40]);
         let unmet = past.announce(7, 200..201);
         assert_eq!(stored(&past, 7, 0..40), [0..15, 30..40]);
-        assert!(!unmet.has_left_out());
-        drop((second, unmet));
+        assert_eq!((unmet.end(), second.end()), (vec![], vec![15..30]));
         assert_eq!(stored(&past, 7, 0..40), [0..40]);
         assert!(past.0.iter().all(|shard| shard.read().is_empty()));
     }

@@ -1,12 +1,13 @@
 //! Pages that the kernel has written out and the server has refused, mostly for lack of room: they are tried again.
 //!
 //! The kernel tells the program that waits for such a page of the error, once, and takes the page for clean: readers
-//! see what is stored nowhere, and the next sync finds nothing to do. A database that reads its log in this state goes
-//! on behind records that are lost with the mount. So what was refused is noted here. Guarantees: while something of a
-//! file is noted, no sync of it succeeds; what is noted is stored as soon as there is room for it, with what the page
-//! cache has at that time, unless the file was changed there meanwhile. Notes are bounded; a file with more of them
-//! than there is room for cannot be synced until the kernel forgets it. `writes` does what is noted here. Uses
-//! `ending` and `transport`.
+//! see what is stored nowhere, and the next sync finds nothing to do. A database that reads its log in this state
+//! goes on behind records that are lost with the mount. So what was refused is noted here. Guarantees: while
+//! something of a file is noted, no sync of it succeeds; what is noted is stored as soon as there is room for it,
+//! with what the page cache has at that time, unless the file was changed there meanwhile. The kernel may drop a page
+//! that it takes for clean. If it then asks for it, what was in it is gone: that is noted too, and never tried again
+//! with the bytes that the server itself has given. Notes are bounded; a file with more of them than there is room
+//! for cannot be synced until the kernel forgets it. `writes` does what is noted here. Uses `ending` and `transport`.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -20,7 +21,8 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::{Condvar, Mutex};
+use pando_fs::waiting;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::{
     ending::{PATIENCE_AT_END, join_within},
@@ -36,62 +38,155 @@ const MAX_REFUSALS: usize = 8;
 /// Most ranges that are noted for all files, a count.
 const MAX_RANGES: usize = 1 << 16;
 
-/// What was refused of a file.
+/// Ranges of a file: ends by beginnings; none touch.
 #[derive(Debug, Default)]
+struct Ranges(BTreeMap<u64, u64>);
+
+impl Ranges {
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Those that have something of `range`, last first.
+    fn meeting(&self, range: &Range<u64>) -> Vec<Range<u64>> {
+        let behind = self.0.range(..range.end).rev().take_while(|(_, end)| **end > range.start);
+        behind.map(|(start, end)| *start..*end).filter(|_| !range.is_empty()).collect()
+    }
+
+    /// Whether all of `range` is in them.
+    fn have(&self, range: &Range<u64>) -> bool {
+        matches!(&self.meeting(range)[..], [one] if one.start <= range.start && range.end <= one.end)
+    }
+
+    fn remove(&mut self, range: &Range<u64>) {
+        for Range { start, end } in self.meeting(range) {
+            self.0.remove(&start);
+            if start < range.start {
+                self.0.insert(start, range.start);
+            }
+            if end > range.end {
+                self.0.insert(range.end, end);
+            }
+        }
+    }
+
+    fn add(&mut self, range: &Range<u64>) {
+        let (mut start, mut end) = (range.start, range.end);
+        let behind = self.0.range(..=end).rev().take_while(|(_, end)| **end >= start);
+        let touching: Vec<_> = behind.map(|(s, e)| (*s, *e)).collect();
+        for (s, e) in touching {
+            self.0.remove(&s);
+            (start, end) = (start.min(s), end.max(e));
+        }
+        self.0.insert(start, end);
+    }
+
+    fn first(&self) -> Option<Range<u64>> {
+        let (start, end) = self.0.first_key_value()?;
+        Some(*start..*end.min(&(start + PIECE_BYTES)))
+    }
+}
+
+/// What was refused of a file.
+#[derive(Debug)]
 struct RefusedFile {
-    /// Ends by beginnings; none touch.
-    ranges: BTreeMap<u64, u64>,
+    /// What the kernel may still have.
+    kept: Ranges,
+    /// What it has dropped.
+    gone: Ranges,
     /// Counts what has changed the file since the first was noted.
     changes: u64,
     /// Why, the last time.
     errno: i32,
     /// There was no room to note more.
     lost: bool,
+    /// Ranges of all files, a count.
+    all: Arc<AtomicUsize>,
 }
 
 impl RefusedFile {
+    fn new(all: Arc<AtomicUsize>) -> Self {
+        let (kept, gone) = (Ranges::default(), Ranges::default());
+        Self { kept, gone, changes: 0, errno: 0, lost: false, all }
+    }
+
     fn is_empty(&self) -> bool {
-        self.ranges.is_empty() && !self.lost
+        self.gone.is_empty() && !self.waits()
     }
 
-    /// Removes a range; gives by how much the number of ranges has changed.
-    fn remove(&mut self, range: &Range<u64>) -> isize {
-        let before = self.ranges.len() as isize;
-        let behind = self.ranges.range(..range.end).rev().take_while(|(_, end)| **end > range.start);
-        let hit: Vec<_> = behind.map(|(start, end)| (*start, *end)).collect();
-        for (start, end) in hit {
-            self.ranges.remove(&start);
-            if start < range.start {
-                self.ranges.insert(start, range.start);
-            }
-            if end > range.end {
-                self.ranges.insert(range.end, end);
-            }
+    /// Whether something waits to be stored, as far as is known.
+    fn waits(&self) -> bool {
+        !self.kept.is_empty() || self.lost
+    }
+
+    fn len(&self) -> usize {
+        self.kept.0.len() + self.gone.0.len()
+    }
+
+    /// Changes what is noted, and the count of ranges with it.
+    fn note(&mut self, change: impl FnOnce(&mut Self)) {
+        let before = self.len();
+        change(self);
+        match self.len() {
+            now if now < before => self.all.fetch_sub(before - now, Ordering::Relaxed),
+            now => self.all.fetch_add(now - before, Ordering::Relaxed),
+        };
+    }
+
+    /// What was noted of a range is of no matter any more.
+    fn remove(&mut self, range: &Range<u64>) {
+        self.note(|file| {
+            file.kept.remove(range);
+            file.gone.remove(range);
+        });
+        self.lost &= *range != (0..u64::MAX);
+    }
+
+    fn has_room(&self) -> bool {
+        self.all.load(Ordering::Relaxed) < MAX_RANGES
+    }
+
+    /// The kernel has asked for a range, so it has nothing of it.
+    fn asked_for(&mut self, range: &Range<u64>) {
+        for met in self.kept.meeting(range) {
+            let part = met.start.max(range.start)..met.end.min(range.end);
+            let has_room = self.has_room();
+            self.note(|file| {
+                file.kept.remove(&part);
+                if has_room {
+                    file.gone.add(&part);
+                }
+            });
+            self.lost |= !has_room;
         }
-        self.ranges.len() as isize - before
     }
 
-    /// Adds a range; gives by how much the number of ranges has changed.
-    fn add(&mut self, range: &Range<u64>) -> isize {
-        let before = self.ranges.len() as isize;
-        let (mut start, mut end) = (range.start, range.end);
-        let behind = self.ranges.range(..=end).rev().take_while(|(_, end)| **end >= start);
-        let touching: Vec<_> = behind.map(|(s, e)| (*s, *e)).collect();
-        for (s, e) in touching {
-            self.ranges.remove(&s);
-            (start, end) = (start.min(s), end.max(e));
+    /// Why a sync fails, if it does.
+    fn why(&self) -> Option<Errno> {
+        match (self.gone.is_empty(), self.waits()) {
+            // Room would not bring it back.
+            (false, _) => Some(Errno(libc::EIO)),
+            (true, true) => Some(Errno(self.errno)),
+            (true, false) => None,
         }
-        self.ranges.insert(start, end);
-        self.ranges.len() as isize - before
     }
+}
 
-    fn first(&self) -> Option<Range<u64>> {
-        let (start, end) = self.ranges.first_key_value()?;
-        Some(*start..*end.min(&(start + PIECE_BYTES)))
+impl Drop for RefusedFile {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.len(), Ordering::Relaxed);
     }
 }
 
 type NotedFile = Arc<Mutex<RefusedFile>>;
+
+/// The file, for a thread that reads requests: others may be at it, and wait for room.
+fn held(file: &NotedFile) -> MutexGuard<'_, RefusedFile> {
+    file.try_lock().unwrap_or_else(|| {
+        waiting::announce();
+        file.lock()
+    })
+}
 
 /// What was refused, by file.
 #[derive(Default)]
@@ -99,7 +194,8 @@ pub(crate) struct Refused {
     files: Mutex<HashMap<u64, NotedFile>>,
     /// How many files there are, to be looked at without a lock.
     count: AtomicUsize,
-    ranges: AtomicUsize,
+    /// Ranges of all files, a count.
+    ranges: Arc<AtomicUsize>,
     /// Files of which something was refused since [`Refused::take_untold`].
     untold: Mutex<HashSet<u64>>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -132,13 +228,6 @@ impl Refused {
         files.iter().filter(|(_, file)| !file.lock().is_empty()).map(|(ino, _)| *ino).collect()
     }
 
-    fn counted(&self, ranges: isize) {
-        match ranges {
-            0.. => _ = self.ranges.fetch_add(ranges as usize, Ordering::Relaxed),
-            _ => _ = self.ranges.fetch_sub(ranges.unsigned_abs(), Ordering::Relaxed),
-        }
-    }
-
     /// Does what changes a file, in turn with what is tried again; if it succeeds, all of `range` is what was meant.
     /// Costs a load while nothing is refused.
     pub(crate) fn around<T>(&self, ino: u64, range: Range<u64>, work: impl FnOnce() -> T) -> T
@@ -150,44 +239,64 @@ impl Refused {
         let outcome = work();
         file.changes += 1;
         if outcome.succeeds() {
-            self.counted(file.remove(&range));
-            file.lost &= range != (0..u64::MAX);
+            file.remove(&range);
         }
         outcome
     }
 
-    /// The same for a write at `offset`, of which as many bytes are what was meant as it stores.
-    pub(crate) fn around_write(
+    /// The same for what stores at `offset`, of which as many bytes are what was meant as it gives.
+    pub(crate) fn around_part<N, E>(
         &self,
         ino: u64,
         offset: u64,
-        work: impl FnOnce() -> Outcome<u32>,
-    ) -> Outcome<u32> {
+        work: impl FnOnce() -> Result<N, E>,
+    ) -> Result<N, E>
+    where
+        N: Copy + Into<u64>,
+    {
         let Some(file) = self.of(ino) else { return work() };
         let mut file = file.lock();
         let outcome = work();
         file.changes += 1;
-        if let Ok(stored) = outcome {
-            self.counted(file.remove(&(offset..offset.saturating_add(stored.into()))));
+        if let Ok(stored) = &outcome {
+            file.remove(&(offset..offset.saturating_add((*stored).into())));
         }
         outcome
     }
 
-    /// Why something of the file is stored nowhere, if that is so.
-    pub(crate) fn why_not_stored(&self, ino: u64) -> Option<Errno> {
-        let file = self.of(ino)?;
-        let file = file.lock();
-        (!file.is_empty()).then_some(Errno(file.errno))
+    /// The kernel asks for pages: what it was refused in this range, it has no more.
+    pub(crate) fn asked_for(&self, ino: u64, range: &Range<u64>) {
+        if let Some(file) = self.of(ino) {
+            held(&file).asked_for(range);
+        }
     }
 
-    /// Whether something of the file may be stored nowhere. Waits for nobody.
-    pub(crate) fn may_lack(&self, ino: u64) -> bool {
-        self.of(ino).is_some_and(|file| file.try_lock().is_none_or(|file| !file.is_empty()))
+    /// The kernel may have forgotten a file, with all its pages: `is_known` says whether it has not.
+    pub(crate) fn forgotten(&self, ino: u64, is_known: impl FnOnce() -> bool) {
+        let Some(file) = self.of(ino) else { return };
+        // Held over the question, so that nothing is noted of one that comes to be known in between.
+        let mut file = held(&file);
+        if !is_known() {
+            file.changes += 1;
+            file.remove(&(0..u64::MAX));
+        }
+    }
+
+    /// Why something of the file is stored nowhere, if it waits for that.
+    pub(crate) fn why_it_waits(&self, ino: u64) -> Option<Errno> {
+        let file = self.of(ino)?;
+        let file = file.lock();
+        file.waits().then_some(Errno(file.errno))
+    }
+
+    /// Whether something of the file may wait to be stored. Waits for nobody.
+    pub(crate) fn may_wait(&self, ino: u64) -> bool {
+        self.of(ino).is_some_and(|file| file.try_lock().is_none_or(|file| file.waits()))
     }
 
     /// Error if something of the file is stored nowhere; then it is tried again soon.
     pub(crate) fn may_sync(&self, ino: u64) -> Outcome<()> {
-        match self.why_not_stored(ino) {
+        match self.of(ino).and_then(|file| file.lock().why()) {
             None => Ok(()),
             Some(e) => {
                 self.wake.notify_all();
@@ -199,19 +308,25 @@ impl Refused {
     pub(crate) fn note(&self, ino: u64, range: &Range<u64>, errno: i32) {
         let file = {
             let mut files = self.files.lock();
-            let file = files.entry(ino).or_default().clone();
+            let new = || Arc::new(Mutex::new(RefusedFile::new(self.ranges.clone())));
+            let file = files.entry(ino).or_insert_with(new).clone();
             self.count.store(files.len(), Ordering::Release);
             file
         };
         let mut file = file.lock();
         file.errno = errno;
-        if self.untold.lock().insert(ino) && file.is_empty() {
+        if self.untold.lock().insert(ino) && !file.waits() {
             self.wake.notify_all();
         }
-        match self.ranges.load(Ordering::Relaxed) < MAX_RANGES {
-            true => self.counted(file.add(range)),
-            false => file.lost = true,
-        }
+        let has_room = file.has_room();
+        file.note(|file| {
+            // The kernel has got it anew.
+            file.gone.remove(range);
+            if has_room {
+                file.kept.add(range);
+            }
+        });
+        file.lost |= !has_room;
     }
 
     /// Files of which the kernel is to ask for the attributes before the next write, so that the writer can be told:
@@ -232,7 +347,7 @@ impl Refused {
             while !self.ended.load(Ordering::Relaxed) {
                 let (next, changes) = {
                     let file = file.lock();
-                    (file.first(), file.changes)
+                    (file.kept.first(), file.changes)
                 };
                 let Some(range) = next else { break };
                 let data = match read(ino, &range) {
@@ -240,7 +355,7 @@ impl Refused {
                     Err(e) => {
                         // One that the kernel has forgotten, with all its pages.
                         if e.raw_os_error() == Some(libc::ESTALE) {
-                            self.give_up(&mut file.lock());
+                            file.lock().remove(&(0..u64::MAX));
                         }
                         break;
                     }
@@ -249,9 +364,12 @@ impl Refused {
                 if file.changes != changes {
                     break; // what was read may be old
                 }
+                if !file.kept.have(&range) {
+                    continue; // and so it is where it was read from what is stored
+                }
                 match if data.is_empty() { Ok(()) } else { write(ino, range.start, &data) } {
-                    Ok(()) => self.counted(file.remove(&range)),
-                    Err(Errno(libc::ESTALE)) => self.give_up(&mut file),
+                    Ok(()) => file.remove(&range),
+                    Err(Errno(libc::ESTALE)) => file.remove(&(0..u64::MAX)),
                     Err(Errno(errno)) => {
                         file.errno = errno;
                         refusals += 1;
@@ -263,11 +381,6 @@ impl Refused {
                 break;
             }
         }
-    }
-
-    fn give_up(&self, file: &mut RefusedFile) {
-        self.counted(file.remove(&(0..u64::MAX)));
-        file.lost = false;
     }
 
     /// Drops files of which nothing is left that nobody is at; whether there are others.
@@ -332,10 +445,10 @@ impl<T, E> Succeeds for Result<T, E> {
 mod tests {
     use super::*;
 
-    fn held(refused: &Refused, ino: u64) -> Vec<(u64, u64)> {
+    fn kept(refused: &Refused, ino: u64) -> Vec<(u64, u64)> {
         let file = refused.of(ino).unwrap();
         let file = file.lock();
-        file.ranges.iter().map(|(start, end)| (*start, *end)).collect()
+        file.kept.0.iter().map(|(start, end)| (*start, *end)).collect()
     }
 
     #[test]
@@ -344,14 +457,14 @@ mod tests {
         for (start, end) in [(10, 20), (30, 40), (20, 25), (50, 60)] {
             refused.note(7, &(start..end), libc::ENOSPC);
         }
-        assert_eq!(held(&refused, 7), [(10, 25), (30, 40), (50, 60)]);
+        assert_eq!(kept(&refused, 7), [(10, 25), (30, 40), (50, 60)]);
         let done = |range| refused.around(7, range, || Ok::<_, ()>(()));
         done(12..35).unwrap();
-        assert_eq!(held(&refused, 7), [(10, 12), (35, 40), (50, 60)]);
+        assert_eq!(kept(&refused, 7), [(10, 12), (35, 40), (50, 60)]);
         refused.around(7, 0..100, || Err::<(), _>(())).unwrap_err();
         assert_eq!(refused.ranges.load(Ordering::Relaxed), 3);
         done(40..u64::MAX).unwrap();
-        assert_eq!(held(&refused, 7), [(10, 12), (35, 40)]);
+        assert_eq!(kept(&refused, 7), [(10, 12), (35, 40)]);
         assert!(refused.may_sync(7) == Err(Errno(libc::ENOSPC)) && refused.may_sync(8).is_ok());
         assert_eq!(refused.count(), 1);
         done(0..u64::MAX).unwrap();
@@ -393,7 +506,44 @@ mod tests {
             Ok(vec![0; (range.end - range.start) as usize])
         };
         refused.round(&mut read, |_, _, _| panic!("what was read is old"));
-        assert_eq!(held(&refused, 1), [(2 << 20, 3 << 20)]);
+        assert_eq!(kept(&refused, 1), [(2 << 20, 3 << 20)]);
+    }
+
+    #[test]
+    fn what_the_kernel_asks_for_is_gone_and_not_tried_again() {
+        let refused = Refused::default();
+        let ranges = || refused.ranges.load(Ordering::Relaxed);
+        refused.note(1, &(10..40), libc::ENOSPC);
+        refused.asked_for(2, &(0..100));
+        refused.asked_for(1, &(40..100));
+        assert_eq!(kept(&refused, 1), [(10, 40)]);
+        // The server's own read of what it tries again.
+        let read = |ino: u64, range: &Range<u64>| {
+            if range.end == 40 && range.start == 10 {
+                refused.asked_for(ino, &(20..25));
+            }
+            Ok(vec![0; (range.end - range.start) as usize])
+        };
+        let mut stored = Vec::new();
+        refused.round(read, |_, offset, data| {
+            stored.push((offset, data.len()));
+            Ok(())
+        });
+        assert_eq!(stored, [(10, 10), (25, 15)]);
+        assert_eq!((refused.may_sync(1), refused.count(), ranges()), (Err(Errno(libc::EIO)), 1, 1));
+        assert!(!refused.may_wait(1) && refused.why_it_waits(1).is_none());
+        // A part of it is written again, and refused again.
+        refused.note(1, &(22..30), libc::ENOSPC);
+        assert_eq!((kept(&refused, 1), ranges()), (vec![(22, 30)], 2));
+        refused.around_part(1, 20, || Ok::<u32, ()>(10)).unwrap();
+        assert!(refused.may_sync(1).is_ok() && refused.count() == 0 && ranges() == 0);
+        // The kernel forgets it.
+        refused.note(1, &(10..40), libc::ENOSPC);
+        refused.asked_for(1, &(0..20));
+        refused.forgotten(1, || true);
+        assert!(refused.may_sync(1).is_err());
+        refused.forgotten(1, || false);
+        assert!(refused.may_sync(1).is_ok() && !refused.tidy() && ranges() == 0);
     }
 
     #[test]

@@ -141,9 +141,27 @@ impl MountState {
         shows.root || may_see_all(c)
     }
 
-    /// Whether the caller is root. A read-only file system has no place where the kernel could show it.
+    /// Whether the caller is root, who may see what others may not. A read-only file system has no place where the
+    /// kernel could show it. It says nothing of what the caller may change.
     fn is_root(&self, c: &Context, shows: &ProvenRights) -> bool {
         shows.root || self.fs.is_read_only() && may_see_all(c)
+    }
+
+    /// Error unless the caller is root, and has the source by a path that may be written to.
+    fn may_change_as_root(&self, shows: &ProvenRights, what: &str) -> pando_fs::Result<()> {
+        match shows.root && shows.adds_to_source() {
+            true => Ok(()),
+            false => Err(pando_fs::Error::Access(what.into())),
+        }
+    }
+
+    /// Error unless the caller has walked to the root of the file system: what belongs to no directory is behind no
+    /// door that a chroot or a bind mount of a part could close.
+    fn has_it_whole(&self, shows: &ProvenRights) -> pando_fs::Result<()> {
+        match shows.source == pando_fs::ROOT {
+            true => Ok(()),
+            false => Err(pando_fs::Error::Access("snapshots of directories that are gone".into())),
+        }
     }
 
     /// Error if the source is a directory that the caller has not shown to be open to him: that it is open tells only
@@ -308,6 +326,7 @@ impl MountState {
         let text = match asked {
             QuotaAsked::List => self.fs.quotas(shows.source)?.iter().map(quotas::line).collect(),
             QuotaAsked::Set(limit) => {
+                self.may_change_as_root(&shows, "quota")?;
                 // What the kernel keeps is part of what there is.
                 self.write_out_below(shows.source);
                 self.fs.set_quota(shows.source, limit)?;
@@ -335,6 +354,7 @@ impl MountState {
             let why = "only root may see those of directories that are gone";
             return Err(pando_fs::Error::NotPermitted { name: "snapshots".into(), why }.into());
         }
+        self.has_it_whole(&shows)?;
         let mut text = String::new();
         for info in self.fs.snapshots_of_gone_unless(stop.flag())? {
             if stop.flag().load(Ordering::Relaxed) {
@@ -488,12 +508,16 @@ impl MountState {
             }
             Asked::Keep(number, keep) => self.settle(&self.fs.keep_snapshot(by, source, number, keep)?),
             Asked::DeleteGone(number) => {
+                self.has_it_whole(shows)?;
                 let mounted = self.keep_mounted(c.pid);
                 let report = self.fs.delete_gone_snapshot(by, number)?;
                 drop(mounted);
                 self.settle(&report);
             }
-            Asked::Adopt(number) => self.settle(&self.fs.adopt_snapshots(by, source, number)?),
+            Asked::Adopt(number, top) => {
+                self.has_it_whole(&self.shown(c, &Token(top))?)?;
+                self.settle(&self.fs.adopt_snapshots(by, source, number)?);
+            }
             Asked::Policy => {
                 let policy = self.fs.policy_of(source)?;
                 answer.message = policy.as_ref().map(asked::policy_line).unwrap_or_default();

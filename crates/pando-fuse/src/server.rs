@@ -94,12 +94,12 @@ impl Server {
     /// What `stat` tells, once the kernel has the time of the file.
     fn attributes(&self, ino: u64) -> Answer<Found> {
         if !self.shared.times.is_stale(ino) {
-            let keep = !self.shared.refused.may_lack(ino);
+            let keep = !self.shared.refused.may_wait(ino);
             return Answer::Now(self.fs().getattr(ino).map(|attr| Found { attr, keep }).map_err(Errno::from));
         }
         let shared = self.shared.clone();
         Answer::later(move || {
-            let keep = shared.times.settle(ino) && !shared.refused.may_lack(ino);
+            let keep = shared.times.settle(ino) && !shared.refused.may_wait(ino);
             Ok(Found { attr: shared.fs.getattr(ino)?, keep })
         })
     }
@@ -171,21 +171,18 @@ impl Handler for Server {
         };
         self.shared.listings.looked_up(parent);
         if !self.shared.times.is_stale(found.ino) {
-            let keep = !self.shared.refused.may_lack(found.ino);
+            let keep = !self.shared.refused.may_wait(found.ino);
             return Answer::Now(Ok(Some(Found { attr: found, keep })));
         }
         let shared = self.shared.clone();
         Answer::later(move || {
-            let keep = shared.times.settle(found.ino) && !shared.refused.may_lack(found.ino);
+            let keep = shared.times.settle(found.ino) && !shared.refused.may_wait(found.ino);
             Ok(Some(Found { attr: shared.fs.getattr(found.ino).unwrap_or(found), keep }))
         })
     }
 
     fn forget(&self, ino: u64, count: u64) {
-        self.shared.caches.forgotten(ino);
-        self.shared.times.forgotten(ino);
-        self.shared.listings.forgotten(ino);
-        self.fs().forget(ino, count);
+        self.shared.forgotten(ino, count);
     }
 
     fn interrupted(&self, unique: u64) {
@@ -197,10 +194,10 @@ impl Handler for Server {
         if let Some(handle) = handle
             && self.shared.refused.any()
             && self.fs().opened_write_only(FileHandle(handle))
-            && self.shared.refused.may_lack(ino)
+            && self.shared.refused.may_wait(ino)
         {
             let shared = self.shared.clone();
-            return Answer::later(move || match shared.refused.why_not_stored(ino) {
+            return Answer::later(move || match shared.refused.why_it_waits(ino) {
                 Some(e) => Err(e),
                 None => Ok(Found { attr: shared.fs.getattr(ino)?, keep: false }),
             });
@@ -367,8 +364,11 @@ impl Handler for Server {
         self.with_bits_told(ino, before, outcome)
     }
 
-    fn read(&self, handle: u64, ino: u64, offset: u64, size: u32) -> Answer<Bytes> {
+    fn read(&self, handle: u64, ino: u64, offset: u64, size: u32, of_pages: bool) -> Answer<Bytes> {
         self.count(Kind::Read);
+        if of_pages {
+            self.shared.pages_asked_for(ino, offset, size);
+        }
         self.shared.openers.read(handle);
         let read = |handle| self.fs().read(FileHandle(handle), ino, offset, size).map_err(Errno::from);
         let outcome = match read(handle) {
@@ -592,3 +592,6 @@ impl Handler for Server {
         Answer::later(move || requests::answer(&shared, &c, (ino, handle), request, &stop))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -313,29 +313,40 @@ fn whole(dir: &OwnedFd, mut text: Vec<u8>, mut more: bool) -> Result<String, Con
 
 /// Asks something of the directory at `path` that only root may ask, and that is answered by text.
 fn ask_as_root(path: &Path, request: impl Fn(Token) -> ControlRequest) -> Result<String, ControlError> {
+    ask_showing_root(path, false, request)
+}
+
+/// The same of something that `changes` the directory, so that what is read-only is the error.
+fn ask_showing_root(
+    path: &Path,
+    changes: bool,
+    request: impl Fn(Token) -> ControlRequest,
+) -> Result<String, ControlError> {
     let (dir, token, _) = own_dir(path)?;
     if rustix::process::geteuid().is_root() {
-        // Where it cannot be shown, the daemon refuses and says why.
-        let _ = show_root(&dir, &token);
+        match show_root(&dir, &token) {
+            Err(ControlError::Io(e)) if changes && e.raw_os_error() == Some(libc::EROFS) => {
+                return Err(e.into());
+            }
+            // Where it cannot be shown, the daemon refuses and says why.
+            _ => {}
+        }
     }
     let (piece, more) = client::piece(dir.as_fd(), &request(token))?;
     whole(&dir, piece, more)
 }
 
-/// Asks about quotas of the directory at `path`.
-fn ask_of_quota(path: &Path, asked: QuotaAsked) -> Result<String, ControlError> {
-    ask_as_root(path, |token| ControlRequest::Quota { token, asked })
-}
-
 /// The quotas of the directory at `path` and of all below it; their paths are from the root of the file system. For
 /// root.
 pub fn quotas(path: &Path) -> Result<Vec<Quota>, ControlError> {
-    quotas::read_lines(&ask_of_quota(path, QuotaAsked::List)?).ok_or(ControlError::Version)
+    let text = ask_as_root(path, |token| ControlRequest::Quota { token, asked: QuotaAsked::List })?;
+    quotas::read_lines(&text).ok_or(ControlError::Version)
 }
 
 /// Limits what the tree of the directory at `path` takes, or ends that; see [`pando_fs::Fs::set_quota`]. For root.
 pub fn set_quota(path: &Path, limit: Option<u64>) -> Result<(), ControlError> {
-    ask_of_quota(path, QuotaAsked::Set(limit)).map(drop)
+    let asked = QuotaAsked::Set(limit);
+    ask_showing_root(path, true, |token| ControlRequest::Quota { token, asked }).map(drop)
 }
 
 /// The forks of the directory at `path`, or all if it is the root of a mount: those that the caller made, or all of
@@ -434,16 +445,41 @@ pub fn policies(path: &Path) -> Result<Vec<PolicyInfo>, ControlError> {
     crate::asked::read_policies(&text).ok_or(ControlError::Version)
 }
 
+/// The root of the file system that the directory at `path` is in, by whatever mount shows it here. What belongs to
+/// no directory is asked of it, so that the kernel shows that the caller reaches all there is.
+fn top_around(path: &Path) -> Result<PathBuf, ControlError> {
+    let path = path.canonicalize()?;
+    let device = |path: &Path| rustix::fs::stat(path).ok().map(|stat| stat.st_dev);
+    let own = device(&path);
+    // Something else may be mounted on it.
+    let is_whole = |mount: &mountinfo::Entry| mount.root == Path::new("/") && device(&mount.dir) == own;
+    let missing =
+        || io::Error::other("the file system is mounted here in parts only, and this is about all of it");
+    Ok(mountinfo::around(&path)?.into_iter().find(is_whole).ok_or_else(missing)?.dir)
+}
+
 /// The snapshots of directories that are gone, of the file system that the directory at `path` is in, and what each
-/// takes, if that can be told. For root.
+/// takes, if that can be told. For root, where the root of the file system is mounted.
 pub fn gone_snapshots(path: &Path) -> Result<Vec<(SnapshotInfo, Option<Usage>)>, ControlError> {
-    let text = ask_as_root(path, |token| ControlRequest::Gone { token })?;
+    let text = ask_as_root(&top_around(path)?, |token| ControlRequest::Gone { token })?;
     let found = crate::asked::read_gone(&text).ok_or(ControlError::Version)?;
     let known = |(info, usage): (SnapshotInfo, &str)| match usage {
         "-" => Some((info, None)),
         text => Some((info, Some(decode_usage(text)?))),
     };
     found.into_iter().map(known).collect::<Option<_>>().ok_or(ControlError::Version)
+}
+
+/// Gives the directory at `path` the snapshots of that one, which is gone, that has the one with this number. As for
+/// [`gone_snapshots`].
+pub fn adopt_snapshots(path: &Path, number: u32) -> Result<(), ControlError> {
+    let (_top, token, _) = own_dir(&top_around(path)?)?;
+    snapshot(path, Asked::Adopt(number, token.0)).map(drop)
+}
+
+/// Deletes the snapshot with this number of a directory that is gone. As for [`gone_snapshots`].
+pub fn delete_gone_snapshot(path: &Path, number: u32) -> Result<(), ControlError> {
+    snapshot(&top_around(path)?, Asked::DeleteGone(number)).map(drop)
 }
 
 /// The UUID of the file system that the directory at `path` is in, and whether a file in it has, or had, several names.

@@ -1,8 +1,8 @@
 //! Writes, and pages that the kernel has written out and that did not fit.
 //!
 //! Guarantees what `refused` does; a page that is tried again is read through the page cache, by the server's own way
-//! into the mount. A server without that has the kernel drop such pages, so readers see what is stored. Uses
-//! `coherence`, `refused` and `inside`.
+//! into the mount, and what the page cache then asks the server for is lost. A server without that has the kernel drop
+//! such pages, so readers see what is stored. Uses `coherence`, `refused` and `inside`.
 
 use std::{
     ops::Range,
@@ -66,10 +66,9 @@ impl MountState {
                 shared.tell(|n| n.forget_pages(ino, offset, stored));
             }
             if let Some(announced) = announced {
-                let left_out = announced.has_left_out();
-                drop(announced);
-                if left_out {
-                    shared.nothing_left_out(ino, offset..offset + len, stored, outcome.err());
+                let left_out = announced.end();
+                if !left_out.is_empty() {
+                    shared.nothing_left_out(ino, offset, stored, &left_out, outcome.err());
                 }
             }
             if mode_changed {
@@ -98,23 +97,40 @@ impl MountState {
         }
     }
 
-    /// Behind an announcement of which bytes of pages were left out: the first `stored` are stored by the write. Pages
-    /// that were changed there meanwhile are dropped, so that readers see what is stored. What the write did not store
-    /// is tried again from its pages.
-    fn nothing_left_out(self: &Arc<Self>, ino: u64, range: Range<u64>, stored: u64, why: Option<Errno>) {
+    /// Behind an announcement for a write at `offset` of which bytes of pages were left out: the first `stored` are
+    /// stored by the write. Pages that were changed there meanwhile are dropped, so that readers see what is stored.
+    /// What the write did not store is tried again from its pages.
+    fn nothing_left_out(
+        self: &Arc<Self>,
+        ino: u64,
+        offset: u64,
+        stored: u64,
+        left_out: &[Range<u64>],
+        why: Option<Errno>,
+    ) {
         if stored > 0 {
-            self.tell(|n| n.forget_pages(ino, range.start, stored));
+            self.tell(|n| n.forget_pages(ino, offset, stored));
         }
-        let rest = range.start + stored..range.end;
-        if !rest.is_empty() {
-            self.refuse(ino, &rest, why.map_or(libc::ENOSPC, |e| e.0));
+        for part in left_out {
+            let rest = part.start.max(offset + stored)..part.end;
+            if !rest.is_empty() {
+                self.refuse(ino, &rest, why.map_or(libc::ENOSPC, |e| e.0));
+            }
+        }
+    }
+
+    /// The kernel asks for pages of a file, so it has none of what it was refused there. (Where the server has no way
+    /// into its mount, it drops them itself.)
+    pub(crate) fn pages_asked_for(&self, ino: u64, offset: u64, size: u32) {
+        if self.refused.any() && self.way_in.get().is_some() {
+            self.refused.asked_for(ino, &(offset..offset.saturating_add(size.into())));
         }
     }
 
     /// Writes what a program or the kernel gives.
     fn write_data(self: &Arc<Self>, w: &Write<'_>) -> Outcome<u32> {
         let range = w.offset..w.offset.saturating_add(w.data.len() as u64);
-        let outcome = self.refused.around_write(w.ino, w.offset, || self.write_range(w));
+        let outcome = self.refused.around_part(w.ino, w.offset, || self.write_range(w));
         if let (true, Err(e)) = (w.writeback, &outcome) {
             self.refuse(w.ino, &range, e.0);
         }

@@ -9,6 +9,7 @@ mod budget;
 mod bypass;
 mod coherence;
 mod common;
+mod dropped;
 mod given;
 mod group_commit;
 mod held;

@@ -35,7 +35,8 @@ pub fn canonical(image: &Path) -> Result<PathBuf> {
     image.canonicalize().with_context(|| format!("{}", image.display()))
 }
 
-/// Where `image` is mounted, if it is, by this name or by that of a loop device over it or of the file below it.
+/// Where `image` is mounted, if it is, by this name or by that of a loop device over it or of the file below it. Of
+/// users, the mount of who owns it counts, and the caller's.
 pub fn mounted_on(image: &Path) -> Result<Option<PathBuf>> {
     for name in [image.to_owned()].into_iter().chain(other_names(image)) {
         if let Some(mount) = mountinfo::of_image(&name)?.pop() {
@@ -43,10 +44,11 @@ pub fn mounted_on(image: &Path) -> Result<Option<PathBuf>> {
         }
     }
     // By another name of the file.
-    let identity = |path: &Path| path.metadata().ok().map(|found| (found.dev(), found.ino()));
-    let Some(wanted) = identity(image) else { return Ok(None) };
+    let Ok(wanted) = image.metadata() else { return Ok(None) };
+    let identity = |found: &std::fs::Metadata| (found.dev(), found.ino());
     let is_same = |mount: &mountinfo::Entry| {
-        mount.fstype == mountinfo::FSTYPE && identity(&mount.source) == Some(wanted)
+        mount.is_pando_of(Some(wanted.uid()))
+            && mount.source.metadata().is_ok_and(|found| identity(&found) == identity(&wanted))
     };
     Ok(mountinfo::all()?.into_iter().find(is_same).map(|mount| mount.dir))
 }

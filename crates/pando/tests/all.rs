@@ -19,6 +19,7 @@ mod mounted;
 mod offline;
 mod pictures;
 mod policies;
+mod posing;
 mod quotas;
 mod recursive;
 mod rights;

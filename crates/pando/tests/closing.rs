@@ -9,6 +9,7 @@ use std::{
 };
 
 use crate::common::{Bench, LET_GO, text};
+use pando_fuse::{client, control::ControlRequest, quotas::QuotaAsked};
 
 /// Code of `pando umount` where closing failed.
 const NOT_CLOSED: i32 = 6;
@@ -196,6 +197,41 @@ fn a_read_only_mount_writes_nothing_and_can_be_remounted() {
     assert_eq!(fs::read_to_string(b.path("m/e/f")).unwrap(), "x\nz\n");
     assert!(b.path("m/h").exists());
     b.umount();
+}
+
+/// What only root may ask changes nothing in a mount that may not be written to, by whatever program it is asked.
+#[test]
+fn no_request_of_root_changes_a_read_only_mount() {
+    if !rustix::process::geteuid().is_root() || !crate::common::have_fuse() {
+        return eprintln!("SKIPPED: needs root and FUSE");
+    }
+    let b = Bench::new();
+    b.sh("mkdir m");
+    b.ok(&["mkfs", "--size", "64M", "a.img"]);
+    b.mount();
+    b.sh("mkdir m/d; echo x > m/d/f; touch -a -d 2001-01-01 m/d/f");
+    b.ok(&["snapshot", "create", "m/d", "s"]);
+    b.umount();
+    let image = || fs::read(b.path("a.img")).unwrap();
+    let before = image();
+    b.ok(&["mount", "-o", "ro", "a.img", "m"]);
+    b.fails(&["quota", "set", "m/d", "1G"], 1, "ead-only");
+    for dir in ["m/d", "m/d/.snapshots/s"] {
+        for limit in [Some(1 << 30), None] {
+            let dir = fs::File::open(b.path(dir)).unwrap();
+            let token = client::token(&dir).unwrap();
+            let asked = QuotaAsked::Set(limit);
+            let told = client::piece(&dir, &ControlRequest::Quota { token, asked });
+            assert!(told.is_err(), "{limit:?}: {told:?}");
+        }
+    }
+    // Looking is none of it.
+    assert_eq!(b.ok(&["quota", "list", "-H", "m"]), "");
+    b.ok(&["snapshot", "orphans", "m"]);
+    b.ok(&["snapshot", "policies", "m"]);
+    b.sh("cat m/d/f");
+    b.umount();
+    assert!(image() == before, "the image has changed");
 }
 
 /// A daemon closes its image for a moment after umount(8) has returned: as all other commands, `mkfs` waits for it.

@@ -16,12 +16,13 @@ use std::{
 
 use crate::common::{Bench, has, text};
 use pando_fuse::{
-    client,
+    asked::Asked,
+    client::{self, ControlError},
     control::{ControlRequest, SIZE, Token, command},
     quotas::QuotaAsked,
     tool::{self, EntryPath},
 };
-use rustix::fs::{FileType, Mode, RenameFlags, mkdirat, mknodat, renameat_with};
+use rustix::fs::{FileType, Mode, RenameFlags, makedev, mkdirat, mknodat, renameat_with};
 
 /// Two ordinary users.
 const ANN: u32 = 41_001;
@@ -174,6 +175,24 @@ fn forge(own: &Path, here: u64, there: u64, name: &str, ino: u64) {
     ask("used", ControlRequest::Usage { token: used });
 }
 
+/// Tries what root may do with the snapshot `number` of a directory that is gone, from where its file system is not seen
+/// as a whole.
+fn of_gone(number: u32) {
+    let here = File::open("/").unwrap();
+    let errno = ControlError::errno;
+    let token = || {
+        let token = client::token(&here).unwrap();
+        let _root = mknodat(&here, token.name(), FileType::CharacterDevice, Mode::empty(), makedev(1, 3));
+        token
+    };
+    tell("orphans", client::piece(&here, &ControlRequest::Gone { token: token() }), errno);
+    for asked in [Asked::Adopt(number, token().0), Asked::DeleteGone(number)] {
+        let request = ControlRequest::Snapshot { token: token(), asked };
+        tell("of what is gone", client::send(&here, &request), errno);
+    }
+    tell("orphans by the tool", tool::gone_snapshots(Path::new("/")), errno);
+}
+
 /// Not a test: what [`attack`] runs in a process of its own.
 #[test]
 fn attacker() {
@@ -187,6 +206,7 @@ fn attacker() {
             rustix::process::chroot(args[0]).unwrap();
             std::env::set_current_dir("/").unwrap();
             forge(Path::new("/"), number(1), number(2), args[3], number(4));
+            of_gone(number(5) as u32);
             // What is inside may be worked with.
             let entry_path = |name: &str| EntryPath::new(Path::new("/"), name.as_ref()).unwrap();
             tool::clone(&entry_path("plant"), &entry_path("inside"), false).unwrap();
@@ -278,18 +298,34 @@ fn names(path: PathBuf) -> Vec<String> {
 #[test]
 fn from_a_chroot_on_a_bind_mount_nothing_outside_is_reached() {
     let Some(b) = scene() else { return };
-    b.sh("mkdir -p m/jail m/outside/t jail; echo x > m/outside/t/f; mkdir m/jail/plant; echo y > m/jail/plant/f
-          mount --bind m/jail jail");
+    b.sh("mkdir -p m/jail m/outside/t m/outside/gone jail; echo x > m/outside/t/f; mkdir m/jail/plant; echo y > m/jail/plant/f
+          mount --bind m/jail jail; echo z > m/outside/gone/f");
+    b.ok(&["snapshot", "create", "m/outside/gone", "s"]);
+    b.ok(&["rm", "-r", "m/outside/gone"]);
+    let orphans = || b.ok(&["snapshot", "orphans", "-H", "m"]);
+    let before = orphans();
+    let gone = before.split('\t').next().unwrap().to_owned();
+    assert_eq!((before.lines().count(), gone.parse().ok()), (1, Some(1)), "{before}");
     let args = [
         b.path("jail").display().to_string(),
         ino(b.path("m/jail")).to_string(),
         ino(b.path("m/outside")).to_string(),
         "t".to_owned(),
         ino(b.path("m/outside/t")).to_string(),
+        gone.clone(),
     ];
     all_refused(&attack(&b, &[], 0, "chroot", &args));
     assert_eq!(names(b.path("m/outside")), ["t"]);
     assert_eq!(names(b.path("m/jail")), ["plant"]);
+    assert_eq!(orphans(), before);
+    assert!(!b.path("m/jail/.snapshots").exists());
+    // Who sees the file system as a whole may name it by a part.
+    assert_eq!(b.ok(&["snapshot", "orphans", "-H", "jail"]).lines().count(), 1);
+    b.ok(&["snapshot", "adopt", "jail/plant", &gone]);
+    assert_eq!(b.sh("cat m/jail/plant/.snapshots/s/f"), "z\n");
+    b.ok(&["rm", "-r", "m/jail/plant"]);
+    b.ok(&["snapshot", "orphans", "--delete", "jail"]);
+    assert_eq!(orphans(), "");
     b.sh("umount jail");
 }
 

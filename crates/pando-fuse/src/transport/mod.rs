@@ -241,7 +241,8 @@ pub trait Handler: Send + Sync + 'static {
     fn tmpfile(&self, c: &Context, parent: u64, mode: u32, umask: u32, flags: i32)
     -> Outcome<(Attr, Opened)>;
     fn open(&self, c: &Context, ino: u64, flags: i32) -> Answer<Opened>;
-    fn read(&self, handle: u64, ino: u64, offset: u64, size: u32) -> Answer<Bytes>;
+    /// `of_pages`: the kernel has no pages of this range, and makes some of the answer.
+    fn read(&self, handle: u64, ino: u64, offset: u64, size: u32, of_pages: bool) -> Answer<Bytes>;
     fn write(&self, c: &Context, write: Write<'_>) -> Answer<u32>;
     /// Gives what is to be done behind it, as [`Answer::Later`].
     fn release(&self, ino: u64, handle: u64, flags: i32) -> Option<Behind>;

@@ -221,7 +221,10 @@ fn answer<H: Handler>(h: &H, r: &Request<'_>, out: &mut Vec<u8>) -> Result<Step,
         }
         op::READ => {
             let i: wire::ReadIn = r.op()?;
-            return Ok(step(h.read(i.fh, node, i.offset, i.size), out, |data, _| Reply::Data(data)));
+            // It names a lock owner where a caller's buffer is filled, past the page cache.
+            let of_pages = i.read_flags & wire::READ_LOCKOWNER == 0;
+            let answer = h.read(i.fh, node, i.offset, i.size, of_pages);
+            return Ok(step(answer, out, |data, _| Reply::Data(data)));
         }
         op::WRITE => {
             let i: wire::WriteIn = r.op()?;

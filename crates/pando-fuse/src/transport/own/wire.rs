@@ -116,6 +116,9 @@ pub(super) mod fattr {
     pub const KILL_SUIDGID: u32 = 1 << 11;
 }
 
+/// Bit of `ReadIn::read_flags`.
+pub(super) const READ_LOCKOWNER: u32 = 1 << 1;
+
 /// Bits of `WriteIn::write_flags`.
 pub(super) const WRITE_CACHE: u32 = 1;
 pub(super) const WRITE_LOCKOWNER: u32 = 1 << 1;

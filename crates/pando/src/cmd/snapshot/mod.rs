@@ -150,9 +150,10 @@ Examples: pando snapshot prune /mnt/grove/project --keep-hourly 24 --keep-daily 
     #[command(
         after_help = "Snapshots stay when their directory is removed, or replaced, or is not there any more after a
 rollback of one above it. pando snapshot adopt gives them to a directory that is there. Only root may
-do this. REFERS and ALONE are the bytes that each refers to, and those that would come back if it alone
-were deleted, as pando du counts them, or - if that cannot be told; USER is who made it. With -H these
-three are the last fields. It reads the records of all files, and Ctrl-C ends it.
+do this, where the root of the file system is mounted. REFERS and ALONE are the bytes that each refers
+to, and those that would come back if it alone were deleted, as pando du counts them, or - if that
+cannot be told; USER is who made it. With -H these three are the last fields. It reads the records of
+all files, and Ctrl-C ends it.
 With --delete all of them are deleted that are not kept. What is kept is left: adopt it, and release it.
 
 Examples: pando snapshot orphans /mnt/grove
@@ -181,7 +182,8 @@ Examples: pando snapshot orphans /mnt/grove
     #[command(
         after_help = "All snapshots of the directory that snapshot NUMBER was made of become those of DIR, which must
 have none. Then they can be listed, read, cloned and deleted there, and DIR can be rolled back to
-one. Only root may do this. NUMBER is as pando snapshot orphans lists it.
+one. Only root may do this, where the root of the file system is mounted. NUMBER is as pando snapshot
+orphans lists it.
 
 Example: mkdir /mnt/grove/lost && pando snapshot adopt /mnt/grove/lost 17"
     )]
@@ -270,7 +272,7 @@ pub fn run(args: &Args) -> Result<()> {
             show(lines, true, *script, *json)
         }
         SnapshotCommand::Adopt { dir, number } => {
-            ask(dir, &Asked::Adopt(*number)).with_context(|| about(dir))
+            place::retried(|| Ok(tool::adopt_snapshots(dir, *number)?)).with_context(|| about(dir))
         }
     }
 }
@@ -376,8 +378,11 @@ fn delete_each(dir: &Path, which: &[(&SnapshotInfo, Option<u64>)], dry_run: bool
                 said += &format!("would delete {number} {name}: {alone} of its own\n");
             }
             (false, false) => {
-                let asked = if gone { Asked::DeleteGone(number) } else { Asked::Delete(number) };
-                ask(dir, &asked).with_context(about)?;
+                match gone {
+                    true => place::retried(|| Ok(tool::delete_gone_snapshot(dir, number)?)),
+                    false => ask(dir, &Asked::Delete(number)),
+                }
+                .with_context(about)?;
             }
         }
         Ok(())

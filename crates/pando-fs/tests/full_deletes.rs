@@ -225,8 +225,7 @@ fn deletes_go_through_after_any_number_of_refused_calls() {
 }
 
 /// What a snapshot holds does not come back by unlinks, and each of them takes space. When they are refused the snapshot
-/// can be deleted, and then everything else. So can a fork that was emptied, by `rmdir`: its origin, which goes with it,
-/// holds what was deleted in it.
+/// can be deleted, and then everything else.
 #[test]
 fn a_snapshot_is_deleted_when_unlinks_beside_it_have_used_up_the_store() {
     let (mut refused, mut seeds) = (0, seeds_for("PANDO_MODEL_SECONDS", 4));
@@ -235,14 +234,6 @@ fn a_snapshot_is_deleted_when_unlinks_beside_it_have_used_up_the_store() {
         let mut full = Full::new(seed, &mut rng);
         let w = &full.w;
         let (me, what) = (Authority::Caller(&w.me), &full.what);
-        // What the fork takes.
-        let room = full.files.len() / 10 + 1;
-        full.files.drain(..room).for_each(|(path, _)| w.unlink(&path).unwrap());
-        w.fs.db().settle().unwrap();
-        w.mkdir("/few");
-        w.create("/few/one").unwrap();
-        w.fork("/few", "/fork");
-        w.unlink("/fork/one").unwrap();
         let number = loop {
             // What the snapshot itself takes.
             let room = full.files.len() / 20 + 1;
@@ -266,7 +257,6 @@ fn a_snapshot_is_deleted_when_unlinks_beside_it_have_used_up_the_store() {
         }
         refused += left.len();
         println!("{what}: {} of {all} unlinks refused, {:?}", left.len(), begun.elapsed());
-        w.rmdir("/fork").unwrap_or_else(|e| panic!("{what}: rmdir of a fork, {} refused: {e}", left.len()));
         let deleted = w.fs.delete_snapshot(me, ROOT, number);
         deleted.unwrap_or_else(|e| panic!("{what}: {e}, after {} refused unlinks", left.len()));
         for path in left.into_iter().chain(full.files.into_iter().map(|(path, _)| path)) {

@@ -247,7 +247,7 @@ fn a_fork_that_comes_to_a_directory_that_a_large_merge_moves_stays_one() {
         }
         check_keys(&w);
     }
-    assert!(beside > 2, "{beside} beside the merge");
+    assert!(beside > 0, "vacuous");
 }
 
 /// That which is merged itself.

@@ -105,7 +105,8 @@ mod tests {
     /// Where the space was that would have made room, nobody came to give it back: the step before failed.
     #[test]
     fn tables_without_room_wait_for_what_nothing_refers_to() {
-        let ways: [(&str, fn(&Db) -> Result<()>); 3] = [
+        type Way = fn(&Db) -> Result<()>;
+        let ways: [(&str, Way); 3] = [
             ("a checkpoint", Db::checkpoint),
             ("settling", Db::settle),
             ("a flush", |db| {
@@ -120,7 +121,7 @@ mod tests {
             db.delete_prefix("old/").unwrap();
             db.checkpoint().unwrap();
             let engine = db.engine();
-            assert!(engine.orphans.lock().len() > 0, "there is something to give back");
+            assert!(!engine.orphans.lock().is_empty(), "there is something to give back");
             write(&db, "new", 3_000).unwrap();
             assert!(engine.dirty.count() == 0 && engine.views.sizes.bytes() > 1 << 20);
             let taken = take_all_but(engine, 256 << 10);

@@ -2,8 +2,8 @@
 //!
 //! What is read is checked against its reference, but what is found in memory may have been read for another one: the
 //! cache knows places, and several nodes may name one place in an extent that they share. A sound store names the
-//! same page each time; an image that somebody has made need not, and an edit that took a page with deletes for one of a
-//! leaf would panic. May use: pages and extents. No I/O.
+//! same page each time; an image that somebody has made need not, and an edit that took a page with deletes for one of
+//! a leaf would panic. May use: pages and extents. No I/O.
 
 use std::sync::Arc;
 

@@ -15,7 +15,7 @@ use pando_db::{Batch, Snapshot, waiting};
 
 use crate::{
     counting::{Counting, CountingTurn, Watcher},
-    domain::linked_record,
+    domain::{copies_of_links, linked_record},
     error::{Error, Result},
     inode::{InodeRef, Link},
     lock,
@@ -117,13 +117,7 @@ impl Fs {
         contents: &[u8],
     ) -> Result<Vec<(Bytes, Bytes)>> {
         let Some(domain) = self.links_below(at, source)? else { return Ok(Vec::new()) };
-        let (area, copy) = (path::all_linked(&domain.contents), path::all_linked(contents));
-        let names = path::link_name(contents, contents).unwrap_or_default();
-        Ok(vec![
-            (path::meta(&area), path::meta(&copy)),
-            (path::data(&area), path::data(&copy)),
-            (domain.index(source)?, path::meta(&names)),
-        ])
+        Ok(copies_of_links(&domain.contents, domain.index(source)?, contents).into())
     }
 
     /// Adds the same to a batch, for a copy in which nobody counts; whether there is anything.

@@ -49,6 +49,14 @@ impl Domain {
     }
 }
 
+/// What is to be cloned of the link area of the root with the contents prefix `root`, with those `names` in its index,
+/// to that of a root with the contents prefix `copy`.
+pub(crate) fn copies_of_links(root: &[u8], names: Bytes, copy: &[u8]) -> [(Bytes, Bytes); 3] {
+    let (from, to) = (path::all_linked(root), path::all_linked(copy));
+    let index = path::link_name(copy, copy).unwrap_or_default();
+    [(path::meta(&from), path::meta(&to)), (path::data(&from), path::data(&to)), (names, path::meta(&index))]
+}
+
 /// The record of a linked file, as `view` has it.
 pub(crate) fn linked_record(view: &Snapshot, contents: &[u8], id: u64) -> Result<Record> {
     let damaged = |detail| Error::Damaged { what: format!("linked file {id}"), detail };

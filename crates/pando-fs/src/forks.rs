@@ -108,22 +108,11 @@ impl Fs {
         source: &[u8],
         (uid, now): (u32, Time),
     ) -> Result<u32> {
-        let number = self.add_origin(batch, (entry, contents), record)?;
+        let number = self.fresh_volume()?;
+        self.freeze(batch, number, (entry, contents), record)?;
         let fork = Fork { number, created: now, since: now, uid };
         batch.put(system::fork(contents), fork.encode());
         batch.put(system::forked(source, number), Bytes::new());
-        Ok(number)
-    }
-
-    /// Adds an origin: what the directory, which is the root of a lineage, is at this place of the batch.
-    pub(crate) fn add_origin(
-        &self,
-        batch: &mut Batch,
-        (entry, contents): (&[u8], &[u8]),
-        record: &Record,
-    ) -> Result<u32> {
-        let number = self.fresh_volume()?;
-        self.freeze(batch, number, (entry, contents), record)?;
         Ok(number)
     }
 

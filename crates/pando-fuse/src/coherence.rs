@@ -198,10 +198,7 @@ impl MountState {
         if self.bare_len.load(Ordering::Acquire) > 0 {
             // Somebody may hold it who waits for the kernel. Held over the question: whoever comes to know the file
             // may write to it at once.
-            let mut bare = self.bare.try_lock().unwrap_or_else(|| {
-                waiting::announce();
-                self.bare.lock()
-            });
+            let mut bare = waiting::take(|| self.bare.try_lock(), || self.bare.lock());
             if !self.fs.is_known(ino) {
                 bare.remove(&ino);
                 self.bare_len.store(bare.len(), Ordering::Release);

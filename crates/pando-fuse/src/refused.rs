@@ -182,10 +182,7 @@ type NotedFile = Arc<Mutex<RefusedFile>>;
 
 /// The file, for a thread that reads requests: others may be at it, and wait for room.
 fn held(file: &NotedFile) -> MutexGuard<'_, RefusedFile> {
-    file.try_lock().unwrap_or_else(|| {
-        waiting::announce();
-        file.lock()
-    })
+    waiting::take(|| file.try_lock(), || file.lock())
 }
 
 /// What was refused, by file.

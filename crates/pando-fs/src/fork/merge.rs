@@ -13,6 +13,7 @@ use crate::{
     account::AccountChange,
     bill::{Above, Bill, Taken},
     diff::side::Side,
+    domain::copies_of_links,
     error::{Error, Result},
     fork::{
         apply::Apply,
@@ -384,11 +385,9 @@ impl Fs {
             let damaged = || Error::Damaged { what: "a fork".into(), detail: "outside of its lineage" };
             let names = path::meta(&path::link_name(&fork.root, &fork.contents).ok_or_else(damaged)?);
             if self.db.prefix(&names).next().transpose()?.is_some() {
-                let mark = path::snapshot(number);
-                let (area, copy) = (path::all_linked(&fork.root), path::all_linked(&mark));
-                batch.clone_prefix(path::meta(&area), path::meta(&copy));
-                batch.clone_prefix(path::data(&area), path::data(&copy));
-                batch.clone_prefix(names, path::meta(&path::link_name(&mark, &mark).unwrap_or_default()));
+                for (from, to) in copies_of_links(&fork.root, names, &path::snapshot(number)) {
+                    batch.clone_prefix(from, to);
+                }
             }
         }
         Ok(())

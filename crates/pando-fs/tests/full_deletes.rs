@@ -234,6 +234,13 @@ fn a_snapshot_is_deleted_when_unlinks_beside_it_have_used_up_the_store() {
         let mut full = Full::new(seed, &mut rng);
         let w = &full.w;
         let (me, what) = (Authority::Caller(&w.me), &full.what);
+        // A fork that goes as well.
+        let room = full.files.len() / 10 + 1;
+        full.files.drain(..room).for_each(|(path, _)| w.unlink(&path).unwrap());
+        w.fs.db().settle().unwrap();
+        w.mkdir("/few");
+        w.create("/few/one").unwrap();
+        w.fork("/few", "/fork");
         let number = loop {
             // What the snapshot itself takes.
             let room = full.files.len() / 20 + 1;
@@ -257,6 +264,8 @@ fn a_snapshot_is_deleted_when_unlinks_beside_it_have_used_up_the_store() {
         }
         refused += left.len();
         println!("{what}: {} of {all} unlinks refused, {:?}", left.len(), begun.elapsed());
+        w.unlink("/fork/one").unwrap_or_else(|_| left.push("/fork/one".into()));
+        let _ = w.rmdir("/fork");
         let deleted = w.fs.delete_snapshot(me, ROOT, number);
         deleted.unwrap_or_else(|e| panic!("{what}: {e}, after {} refused unlinks", left.len()));
         for path in left.into_iter().chain(full.files.into_iter().map(|(path, _)| path)) {

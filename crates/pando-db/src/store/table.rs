@@ -50,6 +50,12 @@ pub(crate) struct Entry {
     pub loc: Loc,
 }
 
+impl Entry {
+    fn is_shared(&self) -> bool {
+        self.count > 1
+    }
+}
+
 /// Where a node is.
 #[derive(Debug, Clone)]
 pub(crate) enum Loc {
@@ -97,6 +103,8 @@ pub(crate) struct Table {
     root: Option<Arc<TablePage>>,
     /// Levels; 1 is a single leaf page.
     depth: u8,
+    /// Nodes with more than one reference, a count.
+    shared: u64,
 }
 
 fn slot_of(id: NodeId, level: u8) -> usize {
@@ -157,7 +165,10 @@ impl Table {
             self.depth += 1;
             assert!(self.depth <= MAX_DEPTH, "node numbers beyond the table's reach");
         }
-        set_in(&mut self.root, self.depth - 1, id, entry);
+        let shared = entry.as_ref().is_some_and(Entry::is_shared);
+        let before = set_in(&mut self.root, self.depth - 1, id, entry);
+        self.shared += u64::from(shared);
+        self.shared -= u64::from(before.is_some_and(|entry| entry.is_shared()));
         if self.root.is_none() {
             self.depth = 0;
         }
@@ -204,6 +215,11 @@ impl Table {
         self.root.as_deref().map_or(0, walk)
     }
 
+    /// Nodes with more than one reference, a count.
+    pub fn shared(&self) -> u64 {
+        self.shared
+    }
+
     pub fn depth(&self) -> u8 {
         self.depth
     }
@@ -220,7 +236,7 @@ impl Table {
             Some(root) => Some(persist_page(root, self.depth - 1, 0, store, write)?),
             None => None,
         };
-        Ok(Table { root, depth: self.depth })
+        Ok(Table { root, ..*self })
     }
 
     /// This table with what a checkpoint of `frozen`, an earlier version of it, has written as
@@ -234,7 +250,7 @@ impl Table {
             // The table grew a level meanwhile: the old one is the first slot of the new, per level.
             return self.settle_deeper(frozen, durable);
         }
-        Table { root: Some(settle_page(current, old, new)), depth: self.depth }
+        Table { root: Some(settle_page(current, old, new)), ..*self }
     }
 
     fn settle_deeper(&self, frozen: &Table, durable: &Table) -> Table {
@@ -265,23 +281,29 @@ impl Table {
             return Err(Error::corrupt("superblock", 0, format!("table depth {depth}")));
         }
         let root = load_page(device, space, root, depth - 1)?;
-        Ok(Table { root: Some(Arc::new(root)), depth })
+        let mut table = Table { root: Some(Arc::new(root)), depth, shared: 0 };
+        let mut shared = 0;
+        table.for_each(|_, entry| shared += u64::from(entry.is_shared()));
+        table.shared = shared;
+        Ok(table)
     }
 }
 
-fn set_in(page: &mut Option<Arc<TablePage>>, level: u8, id: NodeId, entry: Option<Entry>) {
+/// Gives what stood there.
+fn set_in(page: &mut Option<Arc<TablePage>>, level: u8, id: NodeId, entry: Option<Entry>) -> Option<Entry> {
     if page.is_none() && entry.is_none() {
-        return;
+        return None;
     }
     let node = Arc::make_mut(page.get_or_insert_with(|| Arc::new(TablePage::empty(level))));
     node.home = None;
-    match &mut node.slots {
-        PageSlots::Leaf(slots) => slots[slot_of(id, 0)] = entry,
+    let before = match &mut node.slots {
+        PageSlots::Leaf(slots) => std::mem::replace(&mut slots[slot_of(id, 0)], entry),
         PageSlots::Inner(slots) => set_in(&mut slots[slot_of(id, level)], level - 1, id, entry),
-    }
+    };
     if node.is_empty() {
         *page = None;
     }
+    before
 }
 
 fn persist_page(

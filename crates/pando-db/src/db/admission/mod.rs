@@ -137,6 +137,18 @@ impl Engine {
         nodes * self.limits.node as u64 + self.table_pages(nodes) * BLOCK
     }
 
+    /// Space that no delete may take, so that what releases others' deletes goes through when nothing else does any
+    /// more: beside the edit of such a one, that of the delete which is the last to be let in. Where nodes are shared
+    /// that can use up all that an edit may, and give nothing back: what it changes is copied, and the old stays.
+    /// Else there is as good as nothing to release, and not much is kept, for such a store is to be emptied too.
+    fn release_room(&self) -> u64 {
+        let edit = self.least_edit_room();
+        match self.superversion.read().tree.table.shared() {
+            0 => (edit + SPLIT_NODES * self.limits.node as u64).min(self.edit_room()),
+            _ => (2 * edit).min(self.edit_room().midpoint(self.reserve())),
+        }
+    }
+
     /// Space that the medium is asked to keep beyond what is needed: where it fills up under a sparse store,
     /// a little can still be written, and again when everything was deleted.
     pub(crate) fn working_room(&self) -> u64 {
@@ -318,7 +330,8 @@ impl Engine {
         // what they delete.
         // Whoever may do again and again what takes space leaves some to those who give it back.
         let held_back = match gives {
-            Gives::Release | Gives::Most if len <= SMALL_BATCH_BYTES => self.edit_room(),
+            Gives::Release if len <= SMALL_BATCH_BYTES => self.edit_room(),
+            Gives::Most if len <= SMALL_BATCH_BYTES => self.edit_room().max(self.release_room()),
             Gives::Moves if len <= SMALL_BATCH_BYTES => {
                 self.edit_room().midpoint(self.reserve()).midpoint(self.reserve())
             }
@@ -337,15 +350,11 @@ impl Engine {
         if enough()? {
             return Ok(None);
         }
-        // Below what is kept for one edit no batch could be flushed; snapshots whose data was deleted are to go when
-        // nothing else does any more. Not much more is kept for them: a store without any is to be emptied too.
+        // Below what is kept for one edit no batch could be flushed.
         let kept = match gives {
             _ if len > SMALL_BATCH_BYTES => None,
             Gives::Release => Some(self.least_edit_room()),
-            Gives::Most => {
-                let release = SPLIT_NODES * self.limits.node as u64;
-                Some((self.least_edit_room() + release).min(self.edit_room()))
-            }
+            Gives::Most => Some(self.release_room()),
             Gives::Moves | Gives::Little => None,
         };
         let Some(kept) = kept else {

@@ -69,6 +69,8 @@ fn stats(engine: &Engine) -> Result<Stats> {
             interior.push(id);
         }
     });
+    let (walked, kept) = (stats.shared_nodes, view.tree.table.shared());
+    assert_eq!(walked, kept, "the table miscounts its shared nodes");
     for id in interior {
         let node = engine.pager.node(&view.tree.table, id)?.node;
         for layer in node.edges().iter().flat_map(|e| &e.layers) {

@@ -33,10 +33,25 @@ pub enum Op {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Batch {
     pub(crate) ops: Vec<Op>,
-    /// Keys, and the values that they must have before the first operation.
-    expected: Vec<(Bytes, Option<Bytes>)>,
+    expected: Expected,
     joinable: bool,
     effect: Effect,
+}
+
+/// What must be so before the first operation of a batch.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Expected {
+    /// Keys, and the values that they have.
+    pub values: Vec<(Bytes, Option<Bytes>)>,
+    /// Prefixes of keys, below which there is none.
+    pub empty: Vec<Bytes>,
+}
+
+impl Expected {
+    /// True if it is nothing.
+    pub fn is_nothing(&self) -> bool {
+        self.values.is_empty() && self.empty.is_empty()
+    }
 }
 
 /// What a batch says of the space that it takes, beyond what its operations show.
@@ -57,7 +72,7 @@ impl Batch {
     }
 
     /// Its operations, and what it expects.
-    pub(crate) fn into_parts(self) -> (Vec<Op>, Vec<(Bytes, Option<Bytes>)>) {
+    pub(crate) fn into_parts(self) -> (Vec<Op>, Expected) {
         (self.ops, self.expected)
     }
 
@@ -68,7 +83,7 @@ impl Batch {
 
     /// True if there is nothing to do: no operation, and nothing expected.
     pub fn is_empty(&self) -> bool {
-        self.ops.is_empty() && self.expected.is_empty()
+        self.ops.is_empty() && self.expected.is_nothing()
     }
 
     /// The operations, in order.
@@ -78,6 +93,11 @@ impl Batch {
 
     /// What is expected of keys; see [`Batch::expect`].
     pub fn expected(&self) -> &[(Bytes, Option<Bytes>)] {
+        &self.expected.values
+    }
+
+    /// All that is expected.
+    pub(crate) fn all_expected(&self) -> &Expected {
         &self.expected
     }
 
@@ -112,7 +132,15 @@ impl Batch {
     /// # }
     /// ```
     pub fn expect(&mut self, key: impl Into<Bytes>, value: Option<Bytes>) -> &mut Self {
-        self.expected.push((key.into(), value));
+        self.expected.values.push((key.into(), value));
+        self
+    }
+
+    /// Makes the batch conditional, as [`Batch::expect`] does: it is refused with [`crate::Error::Conflict`], which
+    /// names the first key, unless no key begins with `prefix`. For a batch that leaves out what there would be to do
+    /// if there were any. Cost: a step of a cursor.
+    pub fn expect_empty(&mut self, prefix: impl Into<Bytes>) -> &mut Self {
+        self.expected.empty.push(prefix.into());
         self
     }
 
@@ -127,7 +155,7 @@ impl Batch {
 
     /// Whether the batch may be made one with its neighbours.
     pub(crate) fn may_be_joined(&self) -> bool {
-        self.joinable && self.expected.is_empty()
+        self.joinable && self.expected.is_nothing()
     }
 
     /// Says that what the batch puts takes less space than what was there before, as an operation that cuts a value

@@ -47,6 +47,11 @@ fn conflict(result: Result<()>) -> (Bytes, Option<Bytes>) {
     }
 }
 
+/// The same, if it is one.
+fn conflict_or_none(result: Result<()>) -> Option<(Bytes, Option<Bytes>)> {
+    if result.is_ok() { None } else { Some(conflict(result)) }
+}
+
 #[test]
 fn a_batch_is_applied_only_if_its_keys_are_as_expected() {
     let (_, db) = store(false);
@@ -73,6 +78,76 @@ fn a_batch_is_applied_only_if_its_keys_are_as_expected() {
     db.write(look.clone()).unwrap();
     db.put("absent", "no longer").unwrap();
     assert_eq!(conflict(db.write(look)), ("absent".into(), value("no longer")));
+}
+
+#[test]
+fn a_batch_is_applied_only_if_there_is_nothing_below_its_prefixes() {
+    for checkpoint in [false, true] {
+        let (_, db) = store(false);
+        let settle = || {
+            if checkpoint {
+                db.checkpoint().unwrap()
+            }
+        };
+        let write = |prefix: &'static str, key: &'static str| {
+            let mut batch = Batch::new();
+            batch.expect_empty(prefix).put(key, "x");
+            db.write(batch)
+        };
+        (0..1000).for_each(|n| db.put(format!("b/{n:04}"), "old").unwrap());
+        settle();
+        db.delete_prefix("b/0").unwrap();
+        settle();
+        write("b/0", "c").unwrap();
+        for (prefix, key) in [("c", "c"), ("a/", "d"), ("b/00", "b/0050"), ("b", "d")] {
+            let found = conflict_or_none(write(prefix, key));
+            let expected = (prefix == "c" || prefix == "b").then(|| match prefix {
+                "c" => ("c".into(), value("x")),
+                _ => ("b/0050".into(), value("x")),
+            });
+            assert_eq!(found, expected, "{prefix}");
+            settle();
+        }
+        // What a batch puts there itself comes after the check.
+        db.clone_prefix("b/0", "e/f").unwrap();
+        settle();
+        assert_eq!(conflict(write("e/", "z")), ("e/f050".into(), value("x")));
+        let mut look = Batch::new();
+        look.expect_empty("g");
+        assert!(!look.is_empty());
+        db.write(look).unwrap();
+    }
+}
+
+#[test]
+fn what_comes_below_a_prefix_meanwhile_is_seen() {
+    const ROUNDS: u64 = 2_000;
+    let (_, db) = store(true);
+    let round = AtomicU64::new(0);
+    // Of two that are both to be the only one, one is.
+    let won = AtomicU64::new(0);
+    thread::scope(|scope| {
+        for who in ["a", "b"] {
+            let (db, round, won) = (&db, &round, &won);
+            scope.spawn(move || {
+                for n in 0..ROUNDS {
+                    round.fetch_add(1, Ordering::AcqRel);
+                    while round.load(Ordering::Acquire) < 2 * n + 1 {
+                        std::hint::spin_loop();
+                    }
+                    let mut batch = Batch::new();
+                    batch.expect_empty(format!("{n:05}/")).put(format!("{n:05}/{who}"), "mine");
+                    match db.write(batch) {
+                        Ok(()) => won.fetch_add(1, Ordering::Relaxed),
+                        Err(Error::Conflict { .. }) => 0,
+                        Err(e) => panic!("{e}"),
+                    };
+                }
+            });
+        }
+    });
+    assert_eq!(won.load(Ordering::Relaxed), ROUNDS);
+    assert_eq!(db.prefix(b"").count() as u64, ROUNDS);
 }
 
 #[test]

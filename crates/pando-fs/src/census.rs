@@ -18,7 +18,7 @@ use crate::{
     domain::{copies_of_links, linked_record},
     error::{Error, Result},
     inode::{InodeRef, Link},
-    lock,
+    lock::{self, Obstacle},
     merge::Change,
     path::{self, system},
     place::DirAt,
@@ -110,30 +110,32 @@ impl Fs {
     /// What is to be cloned along with the directory `source`, which is no root, of the link area that it uses, to a
     /// directory with the contents prefix `contents`; nothing if it uses none. `at` is the directory itself or holds
     /// it. Names in the clone have to be counted then.
+    ///
+    /// Others may link files in the directory meanwhile, whose data leaves its contents then: where nothing is to be
+    /// cloned the batch expects that it stays so, and [`Fs::write_unless_overtaken`] writes it. Where an attempt was
+    /// `overtaken`, all is cloned that there may be.
     pub(crate) fn clones_of_links(
-        &self,
-        at: &DirAt,
-        source: &[u8],
-        contents: &[u8],
-    ) -> Result<Vec<(Bytes, Bytes)>> {
-        let Some(domain) = self.links_below(at, source)? else { return Ok(Vec::new()) };
-        Ok(copies_of_links(&domain.contents, domain.index(source)?, contents).into())
-    }
-
-    /// Adds the same to a batch, for a copy in which nobody counts; whether there is anything.
-    pub(crate) fn copy_links(
         &self,
         batch: &mut Batch,
         at: &DirAt,
-        source: &[u8],
-        contents: &[u8],
-    ) -> Result<bool> {
-        let copies = self.clones_of_links(at, source, contents)?;
-        let any = !copies.is_empty();
-        for (from, to) in copies {
-            batch.clone_prefix(from, to);
+        (source, contents): (&[u8], &[u8]),
+        overtaken: bool,
+    ) -> Result<Vec<(Bytes, Bytes)>> {
+        let domain = self.domain(at);
+        let names = domain.index(source)?;
+        if !overtaken && self.links_below(at, source)?.is_none() {
+            batch.expect_empty(names);
+            return Ok(Vec::new());
         }
-        Ok(any)
+        Ok(copies_of_links(&domain.contents, names, contents).into())
+    }
+
+    /// Writes what expects that no file was linked meanwhile.
+    pub(crate) fn write_unless_overtaken(&self, batch: Batch) -> Result<(), Obstacle> {
+        match self.db.write(batch) {
+            Err(pando_db::Error::Conflict { .. }) => Err(Obstacle::Overtaken),
+            written => Ok(written?),
+        }
     }
 
     /// Adds, to the copy of a snapshot to the contents prefix `contents`, that the names in it have to be counted, if

@@ -282,9 +282,12 @@ impl Fs {
                     rights.may_add(&end.at.dir)?;
                 }
             }
-            // A file's size and data must be of one moment; a directory's calls are batches.
+            // A file's size and data must be of one moment, and what a directory has of its own of that of what is in
+            // it; calls below it are batches.
             let _source = match (source.kind, &held) {
-                (FileKind::Directory, _) | (_, Some(_)) => None,
+                (FileKind::Directory, _) if source.ino == end.at.dir.ino => None,
+                (FileKind::Directory, _) => Some(tries.exclusive(&source.names)?),
+                (_, Some(_)) => None,
                 _ => Some(attempt_shared(&source.tree)?),
             };
             let _target = target.as_ref().map(|t| tries.exclusive(&t.tree)).transpose()?;
@@ -320,8 +323,8 @@ impl Fs {
             }
             if source.kind == FileKind::Directory && source.peek(|s| s.record.clone_id == 0) {
                 let below = path::contents(&source_end.at.contents, source_end.name)?;
-                let of_links =
-                    self.clones_of_links(source_end.at, &below, &path::contents(&end.at.contents, to)?)?;
+                let prefixes = (&below[..], &path::contents(&end.at.contents, to)?[..]);
+                let of_links = self.clones_of_links(&mut batch, source_end.at, prefixes, tries.overtaken)?;
                 links = !of_links.is_empty();
                 copies.extend(of_links);
             }
@@ -396,7 +399,7 @@ impl Fs {
             Self::change_dir(&mut batch, end.at, &touched);
             batch.put(system::cloned(), now.encode());
             let reserved = self.reserve_alone(&turn, &mut batch, bill)?;
-            self.db.write(batch)?;
+            self.write_unless_overtaken(batch)?;
             reserved.paid();
             drop(turn);
             {

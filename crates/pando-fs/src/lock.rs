@@ -26,6 +26,8 @@ pub(crate) enum Guard {
 pub(crate) enum Obstacle {
     /// Somebody has this lock: let everything go, wait for it, try again.
     Taken { lock: Lock, exclusive: bool },
+    /// What was found out is no longer so, and the batch that expected it was refused: try again.
+    Overtaken,
     /// The call failed.
     Failed(Error),
 }
@@ -60,6 +62,8 @@ pub(crate) struct Attempts {
     /// The lock that the last attempt failed for. Without it, a directory that others use all
     /// the time would be free when waited for, and taken again when tried.
     pub spare: Option<(Lock, Guard)>,
+    /// An attempt was overtaken: the next one expects nothing, for others may never stop.
+    pub overtaken: bool,
 }
 
 impl Attempts {

@@ -132,6 +132,7 @@ impl Fs {
             match f(&mut attempts) {
                 Ok(value) => return Ok(value),
                 Err(Obstacle::Failed(e)) => return Err(e),
+                Err(Obstacle::Overtaken) => attempts.overtaken = true,
                 Err(Obstacle::Taken { lock, exclusive }) => {
                     // It had this lock, and wants it a second time: it stands in its own way.
                     own = match handed.map(|handed| Arc::ptr_eq(&handed, &lock)) {
@@ -275,6 +276,7 @@ impl Fs {
                 Ok(at) => return Ok(at),
                 Err(Obstacle::Failed(e)) => return Err(e),
                 Err(Obstacle::Taken { lock, .. }) => drop(shared(&lock)),
+                Err(Obstacle::Overtaken) => (),
             }
         }
     }
@@ -357,6 +359,7 @@ impl Fs {
                 Ok(at) => return Ok(at),
                 Err(Obstacle::Failed(e)) => return Err(e),
                 Err(Obstacle::Taken { lock, .. }) => drop(shared(&lock)),
+                Err(Obstacle::Overtaken) => (),
             }
         }
     }

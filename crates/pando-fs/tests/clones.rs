@@ -4,7 +4,15 @@
 use crate::common::*;
 use pando_db::device::MemDevice;
 use pando_fs::*;
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    ffi::OsStr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread,
+};
 
 /// A tree with something of everything.
 fn plant(w: &World, at: &str) {
@@ -515,5 +523,50 @@ fn what_is_excluded_is_not_in_the_clone() {
     let numbers = w.numbers("/");
     w.remount();
     assert_eq!(w.numbers("/"), numbers);
+    check_keys(&w);
+}
+
+/// Its attributes may not be older than what is in it, nor others than its record counts.
+#[test]
+fn a_clone_of_a_directory_has_the_attributes_of_the_moment_of_its_contents() {
+    const ROUNDS: u64 = 6_000;
+    let w = World::new();
+    w.mkdir("/s");
+    w.mkdir("/c");
+    w.put("/s/f", &0u64.to_le_bytes());
+    let number = |bytes: &[u8]| u64::from_le_bytes(bytes[..8].try_into().unwrap());
+    let (done, changes) = (AtomicBool::new(false), AtomicU64::new(0));
+    let mut seen = 0;
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let set = |name: &str, value: &[u8]| {
+                w.on("/s", |a| w.fs.set_xattr(&w.me, a.ino, OsStr::new(name), value, 0)).unwrap()
+            };
+            for n in 1.. {
+                if done.load(Ordering::Relaxed) {
+                    break;
+                }
+                set("user.n", &u64::to_le_bytes(n));
+                w.write_at("/s/f", 0, &u64::to_le_bytes(n)).unwrap();
+                match n % 2 {
+                    0 => w.on("/s", |a| w.fs.remove_xattr(&w.me, a.ino, OsStr::new("user.large"))).unwrap(),
+                    _ => set("user.large", &[7; 2048]),
+                }
+                changes.store(n, Ordering::Relaxed);
+            }
+        });
+        let _done = SetWhenDropped(&done);
+        for round in 0..ROUNDS {
+            w.clone_tree("/s", &format!("/c/{round}"), false).unwrap();
+            let inside = number(&w.get(&format!("/c/{round}/f")).unwrap());
+            let own = w.on(&format!("/c/{round}"), |a| w.fs.get_xattr(&w.me, a.ino, OsStr::new("user.n")));
+            let own = if inside == 0 { own.map_or(0, |own| number(&own)) } else { number(&own.unwrap()) };
+            assert!(own >= inside, "clone {round}: the attribute is {own}, the contents {inside}");
+            seen += u64::from(own > inside);
+        }
+    });
+    assert!(changes.into_inner() > ROUNDS / 20, "vacuous");
+    println!("{seen} clones between the two");
+    w.fs.check(|p| panic!("{p}")).unwrap();
     check_keys(&w);
 }

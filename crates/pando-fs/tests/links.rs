@@ -4,7 +4,16 @@
 use crate::common::*;
 use pando_db::device::{Device, FailMode, MemDevice, SimDevice};
 use pando_fs::*;
-use std::{collections::BTreeMap, ffi::OsStr, path::Path, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    ffi::OsStr,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread,
+};
 
 impl World {
     fn nlink(&self, path: &str) -> u32 {
@@ -841,5 +850,69 @@ fn a_file_made_without_a_name_can_get_its_first_one() {
     w.fs.write(fh, attr.ino, 0, &pattern(50_000, 1), false).unwrap();
     w.remount();
     assert_eq!(orphans(&w), 0);
+    check_keys(&w);
+}
+
+/// The first link below a directory takes the data of its file out of what is cloned with the directory.
+#[test]
+fn a_tree_is_copied_with_what_is_linked_in_it_meanwhile() {
+    const ROUNDS: usize = 3_000;
+    let w = World::new();
+    for dir in ["/s", "/s/d", "/c"] {
+        w.mkdir(dir);
+    }
+    // Before links are made the first time, and with them elsewhere.
+    for others in [false, true] {
+        if others {
+            w.put("/one", b"x");
+            w.link("/one", "/two").unwrap();
+        }
+        let (done, links) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let (mut copies, mut with) = (0, 0);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    w.put("/s/d/f", &pattern(30_000, 1));
+                    w.link("/s/d/f", "/s/d/g").unwrap();
+                    w.unlink("/s/d/f").unwrap();
+                    w.unlink("/s/d/g").unwrap();
+                    links.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            let _done = SetWhenDropped(&done);
+            for round in 0..ROUNDS {
+                let copy = match round % 2 {
+                    0 => w.clone_tree("/s", "/c/s", false).map(|_| "/c/s".to_string()).unwrap(),
+                    _ => {
+                        let new = NewSnapshot { name: Some("now".into()), ..NewSnapshot::default() };
+                        w.on("/s", |a| w.fs.snapshot(Authority::Caller(&w.me), a.ino, &new)).unwrap();
+                        "/s/.snapshots/now".to_string()
+                    }
+                };
+                let names = w.names(&format!("{copy}/d"));
+                for name in &names {
+                    let bytes = w.get(&format!("{copy}/d/{name}")).unwrap();
+                    let as_written = bytes == pattern(30_000, 1)[..bytes.len()];
+                    assert!(as_written, "{name} of {names:?} in {copy}");
+                    with += usize::from(name == "g");
+                }
+                copies += 1;
+                match round % 2 {
+                    0 => drop(w.remove_tree("/c/s").unwrap()),
+                    _ => {
+                        let source = w.attr("/s").ino;
+                        let number = w.fs.snapshots(source).unwrap().remove(0).number;
+                        w.fs.delete_snapshot(Authority::Caller(&w.me), source, number).unwrap();
+                    }
+                }
+            }
+        });
+        let links = links.into_inner();
+        assert!(
+            links > ROUNDS / 20 && with > ROUNDS / 50,
+            "vacuous: {copies} copies, {links} links, {with} seen"
+        );
+    }
+    w.fs.check(|p| panic!("{p}")).unwrap();
     check_keys(&w);
 }

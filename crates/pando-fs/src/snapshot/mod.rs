@@ -114,12 +114,19 @@ impl Fs {
         let family_dir = self.family_dir(Some(&dir), &family)?;
         let _snapshots = lock::exclusive(&family_dir.names);
         let now = at_time.unwrap_or_else(|| self.now());
-        let mut batch = Batch::new();
         let owner = (dir.ino, &at.entry[..]);
         let place = Snapshotted { dir: &dir, owner, at: &at, entry: &at.entry, contents: &at.contents };
         let turn = self.sole_turn();
-        let info = self.add_snapshot(&mut batch, Rights::from(by), &place, &family, new, now)?;
-        self.db.write(batch)?;
+        let mut overtaken = false;
+        let info = loop {
+            let mut batch = Batch::new();
+            let by = Rights::from(by);
+            let info = self.add_snapshot(&mut batch, by, &place, &family, (new, now), overtaken)?;
+            match self.db.write(batch) {
+                Err(pando_db::Error::Conflict { .. }) => overtaken = true,
+                written => break written.map(|()| info)?,
+            }
+        };
         drop(turn);
         self.snapshots_changed(&family_dir, now);
         self.tree_cloned(now);
@@ -163,8 +170,9 @@ impl Fs {
             let (entry, contents) = (&from.entry[..], &from.contents[..]);
             let place = Snapshotted { dir: &shown, owner, at: &from, entry, contents };
             let turn = self.sole_turn();
-            let info = self.add_snapshot(&mut batch, Rights::from(by), &place, &family, new, now)?;
-            self.db.write(batch)?;
+            let by = Rights::from(by);
+            let info = self.add_snapshot(&mut batch, by, &place, &family, (new, now), tries.overtaken)?;
+            self.write_unless_overtaken(batch)?;
             drop(turn);
             self.snapshots_changed(&family_dir, now);
             self.tree_cloned(now);
@@ -191,15 +199,16 @@ impl Fs {
         }
     }
 
-    /// Adds a snapshot to a family. The caller holds its `.snapshots` exclusively, and has the turn at accounts alone.
+    /// Adds a snapshot to a family, made `now`. The caller holds its `.snapshots` exclusively, and has the turn at
+    /// accounts alone. The batch expects what [`Fs::clones_of_links`] says; so does `overtaken`.
     fn add_snapshot(
         &self,
         batch: &mut Batch,
         rights: Rights<'_>,
         place: &Snapshotted<'_>,
         family: &Family,
-        new: &NewSnapshot,
-        now: Time,
+        (new, now): (&NewSnapshot, Time),
+        overtaken: bool,
     ) -> Result<SnapshotInfo> {
         let name = match &new.name {
             Some(name) if self.snapshot_named(family.id, name.as_encoded_bytes())?.is_some() => {
@@ -231,7 +240,10 @@ impl Fs {
         } else {
             self.freeze(batch, number, (place.entry, place.contents), &record)?;
             if record.clone_id == 0 {
-                self.copy_links(batch, place.at, place.contents, &path::snapshot(number))?;
+                let prefixes = (place.contents, &path::snapshot(number)[..]);
+                for (from, to) in self.clones_of_links(batch, place.at, prefixes, overtaken)? {
+                    batch.clone_prefix(from, to);
+                }
             }
         }
         batch.put(system::snapshot(family.id, number), encode_snapshot(&info));

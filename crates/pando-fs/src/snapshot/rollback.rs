@@ -109,7 +109,8 @@ impl Fs {
                     let place = Snapshotted { dir: &dir, owner, at: &at, entry, contents: &contents };
                     let note = format!("before the rollback to snapshot {number}");
                     let new = NewSnapshot { note, ..NewSnapshot::default() };
-                    Some(self.add_snapshot(&mut batch, rights, &place, &family, &new, now)?)
+                    let new = (&new, now);
+                    Some(self.add_snapshot(&mut batch, rights, &place, &family, new, tries.overtaken)?)
                 }
             };
             let removal = self.remove_all(rights, &mut batch, &end, (&dir, &staying), now)?;
@@ -141,7 +142,7 @@ impl Fs {
             Self::change_dir(&mut batch, &at, &touched);
             batch.put(system::cloned(), now.encode());
             let reserved = self.reserve_alone(&turn, &mut batch, bill)?;
-            self.db.write(batch)?;
+            self.write_unless_overtaken(batch)?;
             reserved.paid();
             drop(turn);
             self.tree_cloned(now);

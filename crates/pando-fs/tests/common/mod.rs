@@ -9,7 +9,10 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::OsStr,
     path::Path,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use pando_db::device::MemDevice;
@@ -24,6 +27,15 @@ pub struct World {
     pub device: Arc<MemDevice>,
     pub fs: Fs,
     pub me: Caller,
+}
+
+/// Ends the loop of another thread, also where an assertion fails.
+pub struct SetWhenDropped<'a>(pub &'a AtomicBool);
+
+impl Drop for SetWhenDropped<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Operations of a merge that are made at once: the same tests run once more in `large_merges`, with every merge made

@@ -1,7 +1,7 @@
-//! Keys that batches expect values of, while these batches look them up without a lock.
+//! Keys that batches expect something of, while these batches look them up without a lock.
 //!
 //! Guarantees: an operation that may change a watched key marks the watch, in the step in which it is
-//! applied. Costs one comparison where nothing is watched. May use: operations, ranges of keys. No I/O.
+//! applied. Costs one comparison where nothing is watched. May use: batches, ranges of keys. No I/O.
 
 use std::sync::{
     Arc,
@@ -10,7 +10,10 @@ use std::sync::{
 
 use bytes::Bytes;
 
-use crate::{batch::Op, key::Span};
+use crate::{
+    batch::{Expected, Op},
+    key::Span,
+};
 
 /// The watches of batches that are being checked at this moment.
 #[derive(Default)]
@@ -20,16 +23,18 @@ pub(crate) struct Watched(Vec<Arc<Watch>>);
 pub(crate) struct Watch {
     /// Sorted.
     keys: Vec<Bytes>,
+    /// Below which there is to be no key.
+    prefixes: Vec<Bytes>,
     /// Whether one of them was changed. Read and written under the superversion's lock.
     changed: AtomicBool,
 }
 
 impl Watch {
     /// A watch of all keys in `expected`, which nothing has changed yet.
-    pub fn new(expected: &[(Bytes, Option<Bytes>)]) -> Self {
-        let mut keys: Vec<Bytes> = expected.iter().map(|(key, _)| key.clone()).collect();
+    pub fn new(expected: &Expected) -> Self {
+        let mut keys: Vec<Bytes> = expected.values.iter().map(|(key, _)| key.clone()).collect();
         keys.sort_unstable();
-        Self { keys, changed: AtomicBool::new(false) }
+        Self { keys, prefixes: expected.empty.clone(), changed: AtomicBool::new(false) }
     }
 
     /// Whether a watched key was changed since the watch began. Asked under the superversion's lock.
@@ -40,8 +45,16 @@ impl Watch {
     /// Whether `op` may change the value of a watched key.
     fn is_changed_by(&self, op: &Op) -> bool {
         let any_in = |span: &Span| self.keys.iter().any(|key| span.contains(key));
-        let any_under = |prefix: &Bytes| self.keys.iter().any(|key| key.starts_with(prefix));
+        let meet =
+            |watched: &Bytes, prefix: &Bytes| watched.starts_with(prefix) || prefix.starts_with(watched);
+        let any_under = |prefix: &Bytes| {
+            self.keys.iter().any(|key| key.starts_with(prefix))
+                || self.prefixes.iter().any(|watched| meet(watched, prefix))
+        };
+        let any_around = |key: &Bytes| self.prefixes.iter().any(|watched| key.starts_with(watched));
         match op {
+            // Deletes only make emptier what is to be empty.
+            Op::Put(key, _) | Op::Upsert(key, _) if any_around(key) => true,
             Op::Put(key, _) | Op::Delete(key) | Op::Upsert(key, _) => self.keys.binary_search(key).is_ok(),
             Op::UpsertPrefix(prefix, _) | Op::ClonePrefix(_, prefix) => any_under(prefix),
             Op::RenamePrefix(src, dst) => any_under(src) || any_under(dst),
@@ -80,7 +93,8 @@ mod tests {
 
     #[test]
     fn a_watch_notes_what_changes_its_keys_and_nothing_else() {
-        let watch = Watch::new(&[("b/2".into(), None), ("b/1".into(), Some("x".into()))]);
+        let values = vec![("b/2".into(), None), ("b/1".into(), Some("x".into()))];
+        let watch = Watch::new(&Expected { values, empty: vec!["m/n".into()] });
         let key = || Bytes::from_static(b"b/1");
         let changes = [
             Op::Put(key(), "v".into()),
@@ -92,6 +106,11 @@ mod tests {
             Op::ClonePrefix("z".into(), "b".into()),
             Op::RenamePrefix("b".into(), "z".into()),
             Op::RenamePrefix("z".into(), Bytes::new()),
+            Op::Put("m/n".into(), "v".into()),
+            Op::Upsert("m/no".into(), "op".into()),
+            Op::ClonePrefix("z".into(), "m".into()),
+            Op::ClonePrefix("z".into(), "m/n/o".into()),
+            Op::RenamePrefix("z".into(), "m/nn".into()),
         ];
         for op in changes {
             assert!(watch.is_changed_by(&op), "{op:?}");
@@ -104,6 +123,10 @@ mod tests {
             Op::DeleteRange("b/20".into(), None),
             Op::ClonePrefix("b".into(), "z".into()),
             Op::RenamePrefix("a".into(), "c".into()),
+            Op::Put("m/".into(), "v".into()),
+            Op::Delete("m/no".into()),
+            Op::DeleteRange("m".into(), None),
+            Op::ClonePrefix("m/n".into(), "z".into()),
         ];
         for op in others {
             assert!(!watch.is_changed_by(&op), "{op:?}");

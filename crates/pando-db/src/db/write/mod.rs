@@ -68,7 +68,7 @@ impl Engine {
             return Ok(());
         }
         if batch.ops().is_empty() {
-            return self.check_expected(&self.view(), batch.expected());
+            return self.check_expected(&self.view(), batch.all_expected());
         }
         if self.options.read_only {
             return Err(Error::ReadOnly);

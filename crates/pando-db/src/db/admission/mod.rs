@@ -137,15 +137,17 @@ impl Engine {
         nodes * self.limits.node as u64 + self.table_pages(nodes) * BLOCK
     }
 
-    /// Space that no delete may take, so that what releases others' deletes goes through when nothing else does any
-    /// more: beside the edit of such a one, that of the delete which is the last to be let in. Where nodes are shared
-    /// that can use up all that an edit may, and give nothing back: what it changes is copied, and the old stays.
-    /// Else there is as good as nothing to release, and not much is kept, for such a store is to be emptied too.
-    fn release_room(&self) -> u64 {
+    /// Space that the last deletes may not take, so that what releases others' deletes goes through when nothing else
+    /// does any more: that of its edit, and a little. Where more nodes are shared than an edit changes, and deletes have
+    /// given nothing back, one more may have as many copied as an edit can, and the old ones stay: room for that is kept
+    /// as well. Else there is little to release, and not much is kept, for such a store is to be emptied too.
+    fn release_room(&self, last: &LastDeletes) -> u64 {
         let edit = self.least_edit_room();
-        match self.superversion.read().tree.table.shared() {
-            0 => (edit + SPLIT_NODES * self.limits.node as u64).min(self.edit_room()),
-            _ => (2 * edit).min(self.edit_room().midpoint(self.reserve())),
+        let shared = || self.superversion.read().tree.table.shared();
+        if last.were_in_vain() && shared() > self.limits.edit_nodes as u64 {
+            (2 * edit).min(self.edit_room().midpoint(self.reserve()))
+        } else {
+            (edit + SPLIT_NODES * self.limits.node as u64).min(self.edit_room())
         }
     }
 
@@ -330,8 +332,7 @@ impl Engine {
         // what they delete.
         // Whoever may do again and again what takes space leaves some to those who give it back.
         let held_back = match gives {
-            Gives::Release if len <= SMALL_BATCH_BYTES => self.edit_room(),
-            Gives::Most if len <= SMALL_BATCH_BYTES => self.edit_room().max(self.release_room()),
+            Gives::Release | Gives::Most if len <= SMALL_BATCH_BYTES => self.edit_room(),
             Gives::Moves if len <= SMALL_BATCH_BYTES => {
                 self.edit_room().midpoint(self.reserve()).midpoint(self.reserve())
             }
@@ -350,21 +351,19 @@ impl Engine {
         if enough()? {
             return Ok(None);
         }
-        // Below what is kept for one edit no batch could be flushed.
-        let kept = match gives {
-            _ if len > SMALL_BATCH_BYTES => None,
-            Gives::Release => Some(self.least_edit_room()),
-            Gives::Most => Some(self.release_room()),
-            Gives::Moves | Gives::Little => None,
-        };
-        let Some(kept) = kept else {
+        if len > SMALL_BATCH_BYTES || !matches!(gives, Gives::Release | Gives::Most) {
             return if self.settle_for(&enough)? { Ok(None) } else { Err(Error::NoSpace) };
-        };
+        }
         waiting::announce();
         let mut turn = self.last_deletes.lock();
+        // Below what is kept for one edit no batch could be flushed.
+        let wanted = |turn: &LastDeletes| match gives {
+            Gives::Release => self.least_edit_room() + 2 * len,
+            _ => self.release_room(turn) + 2 * len,
+        };
         if turn.unsettled > 0 && gives == Gives::Most {
             self.checkpoint()?;
-            if self.can_take_one_more(kept + 2 * len)? {
+            if self.can_take_one_more(wanted(&turn))? {
                 turn.unsettled -= 1;
                 return Ok(Some(turn));
             }
@@ -374,7 +373,7 @@ impl Engine {
             return Ok(None);
         }
         for _ in 0..LAST_TRIES {
-            if self.can_take_one_more(kept + 2 * len)? {
+            if self.can_take_one_more(wanted(&turn))? {
                 match gives {
                     Gives::Release => *turn = LastDeletes::default(),
                     _ => turn.settled_in_vain(),

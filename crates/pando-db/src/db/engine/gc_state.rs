@@ -178,6 +178,11 @@ pub(crate) struct LastDeletes {
 }
 
 impl LastDeletes {
+    /// Whether settling has given too little since it gave enough, although deletes were let in.
+    pub fn were_in_vain(&self) -> bool {
+        self.next > 0
+    }
+
     /// Settling has given too little.
     pub fn settled_in_vain(&mut self) {
         self.next = (2 * self.next).clamp(LEAST_UNSETTLED, MOST_UNSETTLED);

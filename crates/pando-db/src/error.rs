@@ -55,7 +55,7 @@ pub enum Error {
     /// A key, value or batch above its stated limit.
     #[error("{what} of {len} bytes is over the limit of {limit}")]
     TooLarge {
-        /// `key`, `value` or `batch`.
+        /// `key`, `value` or `batch`; a part of a node, if a store stops because that would become too long.
         what: &'static str,
         /// Its length in bytes.
         len: u64,

@@ -22,6 +22,7 @@ mod old_images;
 mod opening;
 mod pages;
 mod paths;
+mod pile_over_damage;
 mod queue;
 mod reads_in_order;
 mod regressions;

@@ -173,6 +173,41 @@ fn numbers_that_cannot_be_are_refused_although_sealed() {
     }
 }
 
+/// Nodes with numbers that the superblock says were never given out: a new node would have got the number of one that
+/// there is, and its place.
+#[test]
+fn nodes_with_numbers_that_were_not_given_out_are_refused_although_sealed() {
+    const NEXT_NODE: usize = 152;
+    let config = config(Profile::Crashes);
+    let device = Arc::new(MemDevice::new(1 << 20));
+    let options = || config.options(&SMALL);
+    Db::create(device.clone(), &config.create_options(), &options()).unwrap();
+    let db = Db::open(device.clone(), options()).unwrap();
+    (0..400).for_each(|i| db.put(format!("{i:05}"), vec![7; 200]).unwrap());
+    db.settle().unwrap();
+    let nodes = db.inspect(&pando_db::InspectOptions::default()).unwrap().nodes;
+    let root = nodes.iter().find(|node| node.distance == 0).unwrap().id;
+    let highest = nodes.iter().map(|node| node.id).max().unwrap();
+    db.close().unwrap();
+    let mut bytes = vec![0; 1 << 20];
+    device.read_at(0, &mut bytes).unwrap();
+    assert!(root < highest, "the root is the newest node");
+    for (next, opens) in [(highest + 1, true), (highest, false), (root + 1, false)] {
+        let mut image = Image::new(bytes.clone());
+        for slot in [0, crate::image::BLOCK] {
+            image.bytes[slot + NEXT_NODE..][..8].copy_from_slice(&next.to_le_bytes());
+        }
+        image.seal();
+        let device = Arc::new(MemDevice::new(1 << 20));
+        device.write_at(0, &image.bytes).unwrap();
+        match (Db::open(device, options()), opens) {
+            (Ok(db), true) => db.close().unwrap(),
+            (Err(Error::Corrupt { .. }), false) => (),
+            (result, _) => panic!("next node {next} of {highest}: {:?}", result.map(drop)),
+        }
+    }
+}
+
 /// What is to be done once, by a thread of its own, while a device does something.
 type Beside = Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>;
 

@@ -76,19 +76,15 @@ fn sound() -> Node {
 
 /// A tree with this root over two leaves, the second with so many references.
 fn tree(root: Node, references: u32) -> Tree {
+    tree_of([(ROOT, 1, root), (LEFT, 1, leaf("", "m", &["a"])), (RIGHT, references, leaf("m", "", &["x"]))])
+}
+
+/// A tree of these nodes, each with so many references.
+fn tree_of(nodes: impl IntoIterator<Item = (NodeId, u32, Node)>) -> Tree {
     let mut table = Table::default();
-    let nodes =
-        [(ROOT, 1, root), (LEFT, 1, leaf("", "m", &["a"])), (RIGHT, references, leaf("m", "", &["x"]))];
     for (id, count, node) in nodes {
-        table.set(
-            id,
-            Some(Entry {
-                count,
-                height: node.height,
-                longest: Longest::UNKNOWN,
-                loc: Loc::Dirty(Arc::new(node)),
-            }),
-        );
+        let (height, longest, loc) = (node.height, Longest::UNKNOWN, Loc::Dirty(Arc::new(node)));
+        table.set(id, Some(Entry { count, height, longest, loc }));
     }
     Tree { table, root: ROOT, msn: 9, log_end: LogPos::default(), versions: Versions::default() }
 }
@@ -496,14 +492,8 @@ fn a_shared_node_that_shows_nothing_is_taken_off_its_edges() {
     let waits = ranges(&[("b", "c", None)]);
     let edges =
         [edge("", Some(LEFT), vec![waits]), edge("m", Some(LEFT), vec![]), edge("s", Some(RIGHT), vec![])];
-    let mut table = Table::default();
-    for (id, count, node) in
-        [(ROOT, 1, interior(2, edges.into())), (LEFT, 2, void), (RIGHT, 1, leaf("s", "", &["x"]))]
-    {
-        let (height, longest, loc) = (node.height, Longest::UNKNOWN, Loc::Dirty(Arc::new(node)));
-        table.set(id, Some(Entry { count, height, longest, loc }));
-    }
-    let tree = Tree { table, root: ROOT, msn: 9, log_end: LogPos::default(), versions: Versions::default() };
+    let nodes = [(ROOT, 1, interior(2, edges.into())), (LEFT, 2, void), (RIGHT, 1, leaf("s", "", &["x"]))];
+    let tree = tree_of(nodes);
     assert!(check(&tree, &pager()).problems.is_empty());
     let (pager, next, handled) = (pager(), AtomicU64::new(10), AtomicU64::new(0));
     let limits = Limits::new(4096, None);
@@ -573,5 +563,34 @@ fn a_node_stays_above_what_the_gotos_lead_to_that_rest_above_it() {
             assert!(heights[1] < heights[0] && heights[1] < high, "nothing was lowered: {heights:?}");
         }
         assert!(steps > 0, "nothing was lowered");
+    }
+}
+
+/// A sealed image may have an edge that shows more than its child holds. Where a delete waits there of a key that is
+/// not the child's, the walk looked for it below an edge that does not show it, and panicked.
+#[test]
+fn deletes_above_a_child_that_holds_less_are_not_followed() {
+    const MID: NodeId = 4;
+    let mut writer = RunBuilder::new(1 << 10);
+    ["a", "z"].into_iter().for_each(|key| writer.push(key.into(), Msg::Delete));
+    let waits = Layer { newest: 9, run: writer.finish(), ..Layer::default() };
+    let mid = [edge("ma", Some(LEFT), vec![]), edge("mb", None, vec![]), edge("ny", Some(RIGHT), vec![])];
+    let tree = tree_of([
+        (ROOT, 1, interior(3, vec![edge("", Some(MID), vec![waits])])),
+        (MID, 1, Node { span: span("ma", "nz"), ..interior(2, mid.into()) }),
+        (LEFT, 1, leaf("", "", &["b"])),
+        (RIGHT, 1, interior(1, vec![edge("", None, vec![])])),
+    ]);
+    let (pager, next, handled) = (pager(), AtomicU64::new(10), AtomicU64::new(0));
+    let limits = Limits::new(4096, None);
+    let cx = Context { pager: &pager, merge: &PatchMerge, limits, next_id: &next, handled: &handled };
+    for which in [Tombstones::Worthwhile, Tombstones::All, Tombstones::AndMessages] {
+        for from in ["", "a", "mb", "z"].map(Bytes::from) {
+            let mut walk = TombstoneWalk { from: &from, which, left: 100, most: 100, found: Vec::new() };
+            let end = Edit::new(&cx, &tree).waiting_tombstones(&mut walk);
+            assert!(end.is_ok_and(|end| end.is_none()), "from {from:?}, {which:?}");
+            let down = Edit::new(&cx, &tree).push_down_at(&from, which);
+            assert!(down.map_or_else(|e| e.is_damage(), |any| !any), "from {from:?}, {which:?}");
+        }
     }
 }

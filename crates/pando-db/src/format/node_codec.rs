@@ -14,7 +14,7 @@ use crate::{
     error::{Error, Result},
     key::{Longest, Span},
     node::{
-        Body, Edge, Layer, Node, PageLoc, PageRef, RangeMsg, Run, Segment, Target, UpdateMsg,
+        Body, Edge, Layer, MAX_RAW_BYTES, Node, PageLoc, PageRef, RangeMsg, Run, Segment, Target, UpdateMsg,
         page::{Page, page_of_value},
     },
     options::Codec,
@@ -24,8 +24,8 @@ use crate::{
 const MAGIC: u32 = u32::from_le_bytes(*b"PNOD");
 const VERSION: u8 = 2;
 const WHAT: &str = "node header";
-/// Largest raw page that is accepted, in bytes.
-pub(crate) const MAX_RAW_BYTES: u32 = 64 << 20;
+/// Largest node header that is accepted, in bytes.
+pub(crate) const MAX_HEADER_BYTES: u32 = 64 << 20;
 
 /// How stored page bytes give raw ones.
 pub(crate) mod codec_id {

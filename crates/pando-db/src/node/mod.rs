@@ -31,6 +31,8 @@ pub(crate) const HEADER_ITEM_BYTES: usize = 64;
 /// The greatest height of a node: a table that names a greater one is refused, and no level is put on top
 /// of it. Far above what data and clones need (clones are refused at 200 levels).
 pub(crate) const MAX_HEIGHT: u8 = 250;
+/// Most bytes of a page, in its raw and in its stored form: a node with a longer one is not written, and not read.
+pub(crate) const MAX_RAW_BYTES: u32 = 64 << 20;
 
 /// A node of the DAG.
 #[derive(Debug, Clone)]
@@ -382,6 +384,11 @@ impl PageRef {
     /// Bound of the keys that may have a value because of this page.
     pub fn longest_key(&self) -> Longest {
         self.longest.through(0, self.prefix.len())
+    }
+
+    /// True if its only message is an upsert.
+    pub fn is_one_upsert(&self) -> bool {
+        self.count == 1 && !self.pure && !self.deletes
     }
 
     /// True if it lies where it can stay when the node that refers to it is written anew: filling up a

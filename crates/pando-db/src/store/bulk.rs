@@ -25,9 +25,9 @@ use crate::{
     codec::{Reader, put_bytes, put_varint},
     device::{BLOCK, ZEROS},
     error::{Error, Result},
-    format::node_codec::{self, MAX_RAW_BYTES},
+    format::node_codec,
     node::{
-        PageLoc, PageRef, Segment,
+        MAX_RAW_BYTES, PageLoc, PageRef, Segment,
         message::Msg,
         page::{Builder, Page},
     },

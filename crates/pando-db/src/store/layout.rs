@@ -20,8 +20,8 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::{
     device::{BLOCK, ZEROS},
     error::{Error, Result},
-    format::node_codec::{encode_header, pack},
-    node::{Node, PageLoc, PageRef, Segment, stored::Stored},
+    format::node_codec::{MAX_HEADER_BYTES, encode_header, pack},
+    node::{MAX_RAW_BYTES, Node, PageLoc, PageRef, Segment, stored::Stored},
     space::{Extent, Space},
     store::{pager::Pager, scattered},
 };
@@ -67,6 +67,7 @@ pub(crate) fn store_node(
         }
     };
     let header_len = encode_header(&new).len();
+    check_lengths(&new, header_len)?;
     let lens: Vec<usize> = pages.iter().map(Bytes::len).collect();
     let lasting = node.height > 0 && lens.iter().sum::<usize>() >= lasting_from(pager.node_size());
     let parts = match lasting.then(|| make_room_apart(space, header_len, &lens)) {
@@ -101,6 +102,21 @@ pub(crate) fn store_node(
     let stored = Stored { parts: extents, header_len: header_len as u32, header_sum: xxh3_64(&header) };
     pager.admit(&stored, node, &new)?;
     Ok(Arc::new(stored))
+}
+
+/// An error for what could not be read again: a store that stops is better than one whose root is unreadable.
+fn check_lengths(node: &Node, header: usize) -> Result<()> {
+    let stored = |page: &PageRef| match &page.loc {
+        PageLoc::Home(segment) => segment.len,
+        PageLoc::Mem(_) | PageLoc::Foreign(..) => 0,
+    };
+    let page = node.pages().map(|page| page.raw.max(stored(page))).max().unwrap_or(0);
+    let lens =
+        [("page of a node", page.into(), MAX_RAW_BYTES), ("node header", header as u64, MAX_HEADER_BYTES)];
+    match lens.into_iter().find(|(_, len, limit)| *len > u64::from(*limit)) {
+        Some((what, len, limit)) => Err(Error::TooLarge { what, len, limit: limit.into() }),
+        None => Ok(()),
+    }
 }
 
 /// The pages of a node that are to be written, or why not yet.
@@ -305,11 +321,13 @@ fn admit(space: &Arc<Space>, header: usize, lens: &[usize]) -> Result<Vec<Part>>
 
 #[cfg(test)]
 mod tests {
+    use smallvec::SmallVec;
+
     use super::*;
     use crate::{
         device::MemDevice,
         key::Span,
-        node::{Body, Edge, Layer, Run, message::Msg, page::Builder, stored::detach},
+        node::{Body, Edge, Layer, Run, UpdateMsg, message::Msg, page::Builder, stored::detach},
         options::Codec,
         store::pager::Handle,
     };
@@ -386,6 +404,29 @@ mod tests {
         (0..8).for_each(|i| drop(all.remove(i * 9)));
         let free = space.free_bytes();
         assert!(matches!(store_node(&pager, &space, &leaf(8), &|_| true), Err(Error::NoSpace)));
+        assert_eq!(space.free_bytes(), free);
+    }
+
+    /// What is longer than the decoder accepts was written all the same: that node could not be read any more.
+    #[test]
+    fn a_node_that_could_not_be_read_again_is_not_written() {
+        let (pager, space) = store();
+        let free = space.free_bytes();
+        let node = |layer: Layer| {
+            let edge = Edge { layers: vec![layer], ..Edge::default() };
+            Arc::new(Node { height: 1, span: Span::all(), body: Body::Interior(vec![edge]) })
+        };
+        let refused = |layer: Layer| match store_node(&pager, &space, &node(layer), &|_| true) {
+            Err(Error::TooLarge { what, .. }) => what,
+            other => panic!("{:?}", other.map(|stored| stored.header_len)),
+        };
+        let long = Bytes::from(vec![0; 64 << 20]);
+        let mut builder = Builder::default();
+        builder.push(Bytes::from_static(b"key"), Msg::upsert(long.clone()));
+        let pages = builder.finish().map(PageRef::from_built).into_iter().collect();
+        assert_eq!(refused(Layer { run: Run { pages }, ..Layer::default() }), "page of a node");
+        let update = UpdateMsg { span: Span::all(), ops: SmallVec::from_iter([long]) };
+        assert_eq!(refused(Layer { updates: vec![update], ..Layer::default() }), "node header");
         assert_eq!(space.free_bytes(), free);
     }
 

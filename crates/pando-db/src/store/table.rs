@@ -15,6 +15,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::{
     device::{BLOCK, Device},
     error::{Error, Result},
+    format::node_codec::MAX_HEADER_BYTES,
     key::Longest,
     node::{MAX_HEIGHT, Node, NodeId, stored::Stored},
     space::{Extent, Space},
@@ -34,8 +35,6 @@ const PART: usize = 8 + 4;
 pub(crate) const MAX_PARTS: usize = 255;
 /// Longest page, in bytes.
 const MAX_PAGE: u64 = (12 + SLOTS * (LEAF_ENTRY + PART * MAX_PARTS)).next_multiple_of(BLOCK as usize) as u64;
-/// Largest node header that is accepted, in bytes.
-const MAX_HEADER: u32 = 64 << 20;
 /// Most levels: enough for every `u64` that a store will ever count to.
 pub(crate) const MAX_DEPTH: u8 = 8;
 
@@ -478,7 +477,7 @@ fn get_entry(
         // Those behind the first may be other nodes' as well.
         parts.push(scattered::adopt(device, space, place, !parts.is_empty())?);
     }
-    if header_len == 0 || u64::from(header_len) > parts[0].len || header_len > MAX_HEADER {
+    if header_len == 0 || u64::from(header_len) > parts[0].len || header_len > MAX_HEADER_BYTES {
         return Err(bad("a node with impossible sizes"));
     }
     Ok(Entry { count, height, longest, loc: Loc::Stored(Arc::new(Stored { parts, header_len, header_sum })) })

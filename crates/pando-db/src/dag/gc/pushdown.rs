@@ -66,8 +66,9 @@ impl Edit<'_> {
         lens: &Lens,
         walk: &mut TombstoneWalk<'_>,
     ) -> Result<Option<Bytes>> {
-        // What cannot be read is passed by.
-        let Some(node) = or_if_damaged(self.peek(id).map(Some), None)? else { return Ok(None) };
+        // What cannot be read is passed by, and so is what a sealed image shows more of than there is.
+        let node = or_if_damaged(self.peek(id).map(Some), None)?;
+        let Some(node) = node.filter(|node| node.span.covers(seen)) else { return Ok(None) };
         walk.left = walk.left.saturating_sub(1);
         let begins = lens.invert_shared(&seen.lo);
         let from = if begins >= *walk.from { seen.lo.clone() } else { lens.apply(walk.from) };
@@ -136,6 +137,9 @@ impl Edit<'_> {
             // Most nodes are only looked at: what is to be changed is copied, with all that waits there.
             let node = self.handle_below(id, above)?.node;
             let local = lens.apply(key);
+            if !node.span.contains(&local) {
+                break;
+            }
             let i = node.edge_at(&local);
             let Some(edge) = node.edges().get(i) else { break };
             let private = edge.child.as_ref().is_none_or(|t| self.is_private(t.id));

@@ -122,6 +122,10 @@ impl Edit<'_> {
                 let entries: usize = run.pages.iter().map(|page| page.count as usize).sum();
                 return Ok(run.bytes().checked_div(entries).unwrap_or(0));
             }
+            // A sealed image may have an edge that shows more than its child holds.
+            if !node.span.contains(&key) {
+                break;
+            }
             let i = node.edge_at(&key);
             let Some(below) = node.edges().get(i).and_then(|edge| edge.child.clone()) else { break };
             (live, target) = (node.edge_span(i), below);

@@ -11,7 +11,7 @@ use crate::{
     key::{Lens, Span},
     merge::Merge,
     node::{
-        Edge, Layer, UpdateMsg,
+        Edge, Layer, MAX_RAW_BYTES, PageRef, UpdateMsg,
         ranged::{are_apart, clip, cut},
         update::{compose, without_deleted},
     },
@@ -21,10 +21,14 @@ use crate::{
 mod readahead;
 pub(crate) mod run;
 
-/// Most layers of an edge: beyond it the newest two are merged, whatever their sizes.
+/// Most layers of an edge, those apart that are too long to be merged: beyond it the newest two are merged,
+/// whatever their sizes.
 const MAX_LAYERS: usize = 12;
 /// A layer that has at least this fraction (1/n) of the bytes of the one below is merged into it.
 const MERGE_RATIO: usize = 2;
+/// Most bytes of upserts of one key that layers are merged to: half of what a page may have, since one page has to
+/// hold them. Where what lies below cannot be read, so many may wait that nothing combines.
+pub(crate) const MAX_PILE_BYTES: usize = MAX_RAW_BYTES as usize / 2;
 
 impl Layer {
     /// The messages about `span`.
@@ -54,6 +58,61 @@ impl Layer {
         assert!(are_apart(&updates), "updates of one layer overlap");
         Ok(Layer { newest: self.newest, ranges, updates, run })
     }
+
+    /// The same, unless upserts of one key would become too many for a page.
+    pub fn over_unless_long(&self, older: &Layer, pager: &Pager, merge: &dyn Merge) -> Result<Option<Layer>> {
+        if self.piles_up(older, pager)? {
+            return Ok(None);
+        }
+        self.over(older, pager, merge).map(Some)
+    }
+
+    /// Whether `self` over `older` would have upserts of one key that are too many for a page. I/O: pages with a
+    /// message about a key that has many.
+    fn piles_up(&self, older: &Layer, pager: &Pager) -> Result<bool> {
+        for (one, other) in [(older, self), (self, older)] {
+            for page in one.run.pages.iter().filter(|page| is_long(page)) {
+                let key = page.first_key();
+                if self.range_at(&key).is_none()
+                    && page.raw as usize + other.upsert_bytes(&key, pager)? > MAX_PILE_BYTES
+                {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// Bytes of upserts of `key`; 0 if there is a value or a delete, with which others do not pile up.
+    fn upsert_bytes(&self, key: &[u8], pager: &Pager) -> Result<usize> {
+        if let Some(page) = self.run.pages.get(self.run.page_from(key))
+            && page.is_one_upsert()
+            && page.first_key() == key
+        {
+            return Ok(page.raw as usize);
+        }
+        match self.run.get(key, |page, key| pager.find(None, page, key, || ()))? {
+            Some(msg) if msg.is_final() => Ok(0),
+            Some(msg) => Ok(msg.len()),
+            None => Ok(self.update_at(key).map_or(0, UpdateMsg::bytes)),
+        }
+    }
+
+    /// Bytes of the upserts of the key that has most of them, if these are a page of their own.
+    pub fn longest_pile(&self) -> usize {
+        self.run
+            .pages
+            .iter()
+            .filter(|page| page.is_one_upsert())
+            .map(|page| page.raw as usize)
+            .max()
+            .unwrap_or(0)
+    }
+}
+
+/// True if a page has so many upserts of one key that some more may be too many for a page.
+fn is_long(page: &PageRef) -> bool {
+    page.is_one_upsert() && page.raw as usize > MAX_PILE_BYTES / 2
 }
 
 /// Checks that no layer lies over a newer one. This is an error and not an assertion, because the bytes on a device
@@ -77,15 +136,24 @@ impl Edge {
         self.layers.push(layer);
         self.drop_idle();
         while let [.., below, top] = &self.layers[..] {
-            if top.bytes() * MERGE_RATIO < below.bytes() && self.layers.len() <= MAX_LAYERS {
+            if top.bytes() * MERGE_RATIO < below.bytes() && !self.has_many_layers() {
                 break;
             }
-            // Layers that cannot be read stay as they are; newer ones are merged among themselves.
-            let Some(merged) = or_if_damaged(top.over(below, pager, merge).map(Some), None)? else { break };
+            // Layers that cannot be read, or are too long together, stay as they are; newer ones are merged among
+            // themselves.
+            let merged = top.over_unless_long(below, pager, merge);
+            let Some(merged) = or_if_damaged(merged, None)? else { break };
             self.layers.truncate(self.layers.len() - 2);
             self.layers.push(merged);
         }
         Ok(())
+    }
+
+    /// True if there are too many layers. Those that are too long to be merged, and what is below them, do not count:
+    /// else each layer above would be merged with all others there, however few they are.
+    fn has_many_layers(&self) -> bool {
+        let is_short = |layer: &&Layer| !layer.run.pages.iter().any(is_long);
+        self.layers.len() > MAX_LAYERS && self.layers.iter().rev().take_while(is_short).count() > MAX_LAYERS
     }
 
     /// Drops range deletes and updates that cannot change anything, because the edge has nothing below them.

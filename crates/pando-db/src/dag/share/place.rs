@@ -20,7 +20,12 @@ use std::{collections::HashMap, sync::Arc};
 use bytes::Bytes;
 
 use crate::{
-    dag::{edit::Edit, layer::run::RunBuilder, memtable::Memtable, tree::out_of_node},
+    dag::{
+        edit::Edit,
+        layer::{MAX_PILE_BYTES, run::RunBuilder},
+        memtable::Memtable,
+        tree::out_of_node,
+    },
     error::{Result, or_if_damaged},
     key::{Lens, Span},
     node::{
@@ -178,7 +183,9 @@ impl Edit<'_> {
         for layer in edges[i].layers.iter().rev() {
             let covering = layer.range_at(&wanted.lo).filter(|r| r.span.covers(wanted));
             let mut part = part_of(layer, home, wanted, self.cx.pager)?;
-            if !self.is_readable(&part.run) {
+            // The clone would have all that waits as one layer.
+            let piles = source.pending.iter().map(Layer::longest_pile).sum::<usize>();
+            if !self.is_readable(&part.run) || piles + part.longest_pile() > MAX_PILE_BYTES {
                 return Ok(Way::Here);
             }
             if covering.is_some() {

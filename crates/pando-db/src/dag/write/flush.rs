@@ -135,7 +135,7 @@ impl Edit<'_> {
     }
 
     /// Layers for a child of that height. A leaf is built anew for each that it takes in, and so it takes
-    /// them in as one.
+    /// them in as one, or as few as they fit.
     fn at_once(&self, layers: Vec<Layer>, height: u8) -> Result<Vec<Layer>> {
         let (pager, merge) = (self.cx.pager, self.cx.merge);
         match height {
@@ -144,9 +144,19 @@ impl Edit<'_> {
                     check_order(&pair[0], &pair[1])?;
                 }
                 // The newest are the smallest.
-                let newest_first = layers.into_iter().rev().map(Ok);
-                let one = newest_first.reduce(|newer, older| newer?.over(&older?, pager, merge));
-                Ok(one.transpose()?.into_iter().collect())
+                let mut merged: Vec<Layer> = Vec::new();
+                for older in layers.into_iter().rev() {
+                    let both = match merged.last() {
+                        Some(newer) => newer.over_unless_long(&older, pager, merge)?,
+                        None => None,
+                    };
+                    match (both, merged.last_mut()) {
+                        (Some(both), Some(newer)) => *newer = both,
+                        _ => merged.push(older),
+                    }
+                }
+                merged.reverse();
+                Ok(merged)
             }
             _ => Ok(layers),
         }

@@ -160,12 +160,17 @@ pub(crate) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
             return Err(Error::corrupt("superblock", 0, detail));
         }
     }
-    let mut orphans = BTreeSet::new();
+    let (mut orphans, mut highest) = (BTreeSet::new(), 0);
     table.for_each(|id, entry| {
         if entry.count == 0 {
             orphans.insert(id);
         }
+        highest = highest.max(id);
     });
+    if highest >= superblock.next_node {
+        let detail = format!("node {highest} exists, and {} is to be the next", superblock.next_node);
+        return Err(Error::corrupt("superblock", 0, detail));
+    }
     let region = Region {
         device: device.clone(),
         base: superblock.log_base,

@@ -44,14 +44,21 @@ impl QueuedWrites {
     }
 
     fn touches(&self, range: &Range<u64>) -> bool {
-        let open = self.open.iter().map(|(other, _)| other);
-        let waiting = self.waiting.iter().map(|(_, other, _)| other);
-        let under_way = self.under_way.iter().map(|(_, other)| other);
-        open.chain(waiting).chain(under_way).any(|other| overlap(other, range))
+        self.open.as_ref().is_some_and(|(other, _)| overlap(other, range)) || self.touches_closed(range)
     }
 
-    /// Adds bytes to the open write if they belong right behind it and have room.
+    fn touches_closed(&self, range: &Range<u64>) -> bool {
+        let waiting = self.waiting.iter().map(|(_, other, _)| other);
+        let under_way = self.under_way.iter().map(|(_, other)| other);
+        waiting.chain(under_way).any(|other| overlap(other, range))
+    }
+
+    /// Adds bytes to the open write if they belong right behind it, have room, and need not wait for an older write:
+    /// closed writes are done side by side.
     fn append(&mut self, range: &Range<u64>, bufs: &[IoSlice<'_>]) -> bool {
+        if self.touches_closed(range) {
+            return false;
+        }
         let Some((open, buffer)) = &mut self.open else { return false };
         let len = (open.end - open.start) as usize;
         let wanted = (range.end - range.start) as usize;

@@ -276,3 +276,38 @@ fn a_flush_or_a_read_of_one_write_wakes_no_thread() {
     }
     assert_eq!(format!("{:?}", direct.crew), "Crew(0)", "threads were started for these writes");
 }
+
+/// A write right behind the open one was added to it even if an older write to the same place was still to be
+/// done, or under way: of the two the older one could reach the medium last.
+#[test]
+fn a_write_that_continues_another_waits_for_older_ones_to_its_place() {
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(120 * BLOCK).unwrap();
+    let raw = Raw { file, buffers: Buffers::default(), counters: Arc::default() };
+    let behind = Behind::default();
+    let add = |blocks: Range<u64>, byte: u8, ask: &dyn Fn()| {
+        let bytes = vec![byte; ((blocks.end - blocks.start) * BLOCK) as usize];
+        let range = blocks.start * BLOCK..blocks.end * BLOCK;
+        behind.add(range, &[IoSlice::new(&bytes)], &raw.buffers, ask).unwrap();
+    };
+    let found = |block: u64| {
+        let mut byte = [0];
+        raw.file.read_exact_at(&mut byte, block * BLOCK).unwrap();
+        byte[0]
+    };
+    let nobody = || ();
+    add(100..110, 1, &nobody);
+    add(90..100, 2, &nobody);
+    assert_eq!((found(90), found(100)), (0, 0), "nobody was to write yet");
+    // Whoever is asked does the oldest write, and now the one that is in the way.
+    add(100..105, 3, &|| behind.write_one(&raw));
+    assert_eq!(found(100), 1, "an older write to the same place is still to be done");
+    // With nothing in its way a write is added to the open one as before.
+    add(105..106, 4, &|| panic!("a write was closed that could be continued"));
+    assert!(behind.close(None));
+    for _ in 0..3 {
+        behind.write_one(&raw);
+    }
+    behind.drain();
+    assert_eq!([90, 99, 100, 104, 105, 106].map(found), [2, 2, 3, 3, 4, 1]);
+}

@@ -223,11 +223,135 @@ impl LogSizes {
     pub fn has_room(&self, len: usize, owed: u64, size: u64) -> bool {
         let waiting = self.records.load(Relaxed);
         let records = waiting + record_len(len);
-        let written = self.used.load(Relaxed).saturating_sub(waiting) + guard::total(records as usize);
-        // Values are placed in write-outs of their own, or make that one longer.
-        let groups = [self.placing.load(Relaxed), self.owed.load(Relaxed) + owed].into_iter();
-        let apart: u64 =
-            groups.filter(|bytes| *bytes > 0).map(|bytes| guard::total(bytes as usize) + BLOCK).sum();
-        written + apart <= size
+        let (placing, owed) = (self.placing.load(Relaxed), self.owed.load(Relaxed) + owed);
+        let total = |bytes: u64| if bytes == 0 { 0 } else { guard::total(bytes as usize) };
+        // Values may come to be records. Those that are being placed are written with what waits; the others with
+        // that, or after it. Either may be longer, since long write-outs have longer units.
+        let together = total(records + placing + owed);
+        let apart = total(records + placing) + total(owed);
+        self.used.load(Relaxed).saturating_sub(waiting) + together.max(apart) <= size
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::sync::{OnceLock, Weak};
+
+    use rand::{RngExt, SeedableRng, rngs::StdRng};
+
+    use super::*;
+    use crate::{
+        device::MemDevice,
+        store::log::{AppendError, BlobPlacer, Group, Log, Placed, Region, record::HEADER_BYTES},
+    };
+
+    const KIND: u8 = 1;
+
+    /// Places values in records of the log, which take all the room that was kept, or nearly none of it; others may
+    /// append meanwhile.
+    #[derive(Default)]
+    struct Inline {
+        rng: Option<parking_lot::Mutex<StdRng>>,
+        log: OnceLock<Weak<Log>>,
+        appended: AtomicU64,
+    }
+
+    impl BlobPlacer for Inline {
+        fn place(&self, group: Group, _: usize) -> crate::Result<Placed> {
+            let mut rest = 128;
+            if let (Some(rng), Some(log)) = (&self.rng, self.log.get().and_then(Weak::upgrade)) {
+                let mut rng = rng.lock();
+                for _ in 0..rng.random_range(0..3) {
+                    self.appended.fetch_add(u64::from(append(&log, &mut rng)), Relaxed);
+                }
+                if rng.random() {
+                    rest = rng.random_range(0..128);
+                }
+            }
+            let record = |value: &Bytes| Bytes::from(vec![7; value.len() + rest]);
+            let payloads = group.values.iter().map(|(_, value)| record(value)).collect();
+            Ok(Placed { payloads, extents: Vec::new() })
+        }
+    }
+
+    fn open(blocks: u64, placer: Arc<Inline>) -> Arc<Log> {
+        let size = blocks * BLOCK;
+        let region = Region { device: Arc::new(MemDevice::new(size)), base: 0, size, store: 0 };
+        let log = Log::resume(region, 0, Default::default(), 0, 1, Some(placer.clone()));
+        let log = Arc::new(log);
+        _ = placer.log.set(Arc::downgrade(&log));
+        log
+    }
+
+    fn values(lens: &[usize]) -> Vec<(Bytes, Bytes)> {
+        lens.iter().map(|len| (Bytes::from("key"), Bytes::from(vec![3; *len]))).collect()
+    }
+
+    /// Appends a record, perhaps with values, most often so that a write-out is not far from where its units become
+    /// longer; whether there was room.
+    fn append(log: &Log, rng: &mut StdRng) -> bool {
+        let len = match rng.random_range(0..4) {
+            0 => rng.random_range(0..200),
+            1 => rng.random_range(0..20_000),
+            _ => rng.random_range(40_000..65_000),
+        };
+        let appended = match rng.random() {
+            true => log.append(&[&vec![1; len]]),
+            false => {
+                let longest = if rng.random() { 4_000 } else { 40_000 };
+                let lens: Vec<_> =
+                    (0..rng.random_range(1..3)).map(|_| rng.random_range(2_000..longest)).collect();
+                log.append_blobs(KIND, &vec![1; len / 4], &values(&lens))
+            }
+        };
+        match appended {
+            Ok(_) => true,
+            Err(AppendError::Full) => false,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Room was kept for values as if they were written apart. With the records before them they were more than
+    /// 64 KiB, whose guard is longer: a full log overtook itself, and stopped.
+    #[test]
+    fn values_that_make_a_write_out_longer_than_its_parts_have_room() {
+        for (first, lens) in [(63_400, &[2048][..]), (55_600, &[10_000]), (47_200, &[16_384, 2048])] {
+            let log = open(64, Arc::default());
+            while 64 * BLOCK - log.used() > 18 * BLOCK {
+                log.append(&[&[1]]).unwrap();
+                log.sync().unwrap();
+            }
+            log.append(&[&vec![2; first - HEADER_BYTES]]).unwrap();
+            _ = log.append_blobs(KIND, &[5, 5, 5], &values(lens));
+            log.write_out().unwrap();
+            assert!(log.used() <= 64 * BLOCK);
+        }
+    }
+
+    /// Whatever is taken in has room, when and with what else it may be written.
+    #[test]
+    fn all_that_was_taken_in_can_be_written() {
+        let (mut refused, mut meanwhile) = (0, 0);
+        for seed in 0..400 {
+            let rng = &mut StdRng::seed_from_u64(seed);
+            let inner = parking_lot::Mutex::new(StdRng::seed_from_u64(seed ^ 0xffff_0000));
+            let placer = Arc::new(Inline { rng: Some(inner), ..Default::default() });
+            let log = open(rng.random_range(64..90), placer.clone());
+            for _ in 0..60 {
+                if !append(&log, rng) {
+                    refused += 1;
+                    log.write_out().unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+                    if rng.random() {
+                        log.truncate(log.end());
+                    }
+                } else if rng.random_ratio(1, 6) {
+                    log.write_out().unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+                }
+            }
+            log.sync().unwrap();
+            meanwhile += placer.appended.load(Relaxed);
+        }
+        assert!(refused > 1000 && meanwhile > 1000, "not interesting: {refused}, {meanwhile}");
     }
 }

@@ -261,6 +261,8 @@ mod tests {
         // One block stays one block for what is synced alone, as a rule.
         assert_eq!(total(0), BLOCK);
         assert!((1..=3072).all(|records| total(records) == BLOCK));
+        // Room for what may be written is room for less.
+        assert!((0..1 << 20).step_by(8).all(|records| total(records) <= total(records + 8)));
         for records in [64 << 10, 128 << 10, 1 << 20, 16 << 20] {
             let share = total(records) as f64 / records as f64;
             assert!(share < 1.08, "{records} bytes: {share}");

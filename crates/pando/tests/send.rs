@@ -558,3 +558,48 @@ fn what_is_mounted_in_a_snapshot_is_not_sent_for_what_is_in_it() {
     receive(&b, &["m", "q"], "one.s");
     same(b.path("m/p/.snapshots/one"), b.path("m/q"));
 }
+
+/// Nothing is said of the file behind its content, so no other call hears what became of it in the kernel's pages.
+#[test]
+fn content_that_did_not_fit_is_no_received_file() {
+    let b = mounted!();
+    b.umount();
+    b.ok(&["mkfs", "--force", "--size", "48M", "--node-size", "64K", "a.img"]);
+    b.mount();
+    let mut content = vec![0; 40 << 20];
+    let mut random = 1u64;
+    for part in content.chunks_mut(8) {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        part.copy_from_slice(&random.to_le_bytes());
+    }
+    let header = Header {
+        snapshot: SnapshotId { store: [5; 16], number: 1, created: Time { secs: 1, nanos: 0 } },
+        base: None,
+        name: b"one".to_vec(),
+        source: b"t".to_vec(),
+        from: Position::default(),
+    };
+    let mut totals = Totals { records: 1, made: 1, bytes: content.len() as u64 };
+    let (mut block, mut out) = (Vec::new(), BlockWriter::new(Vec::new(), &header, 0));
+    StreamRecord::File { path: b"f" }.encode(&mut block);
+    for (i, bytes) in content.chunks(64 << 10).enumerate() {
+        StreamRecord::Data { offset: (i << 16) as u64, bytes }.encode(&mut block);
+        totals.records += 1;
+        if block.len() > 512 << 10 {
+            out.block(&std::mem::take(&mut block), false).unwrap();
+        }
+    }
+    StreamRecord::End(totals).encode(&mut block);
+    out.block(&block, true).unwrap();
+    let out = receive_bytes(&b, &["m", "q"], &out.finish().unwrap());
+    let said = text(&out.stderr);
+    if out.status.success() {
+        let there = fs::read(b.path("m/q/f")).is_ok_and(|there| there == content);
+        assert!(there && b.run(&["sync", "m"]).status.success(), "it says that all is received: {said}");
+        panic!("all fits: the test does not show anything");
+    }
+    assert!(said.contains("--resume"), "{said}");
+    assert!(!b.path("m/q").exists(), "{said}");
+}

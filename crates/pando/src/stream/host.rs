@@ -219,7 +219,7 @@ impl TargetTree for TreeBelow {
     }
 
     fn create(&mut self, path: &[u8], again: bool) -> io::Result<()> {
-        self.open = None;
+        self.close()?;
         let flags = OFlags::WRONLY | OFlags::CREATE;
         let made = || self.opened_up(split(path).0, || self.opened(path, flags | OFlags::EXCL));
         let file = match again.then(|| self.opened(path, flags | OFlags::TRUNC)) {
@@ -236,10 +236,17 @@ impl TargetTree for TreeBelow {
     }
 
     fn open(&mut self, path: &[u8]) -> io::Result<()> {
-        self.open = None;
+        self.close()?;
         let file = self.opened_up(path, || self.opened(path, OFlags::WRONLY))?;
         self.open = Some((path.to_vec(), file));
         Ok(())
+    }
+
+    fn close(&mut self) -> io::Result<()> {
+        let Some((path, file)) = self.open.take() else { return Ok(()) };
+        // Its times, which a sender says of each file, were not set, where it would have been closed.
+        let told = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path_of(&path).display()));
+        file.sync_all().map_err(told)
     }
 
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
@@ -339,7 +346,13 @@ impl TargetTree for TreeBelow {
                 rustix::fs::fchown(&file, Some(Uid::from_raw(owner.0)), Some(Gid::from_raw(owner.1)))?;
             }
             rustix::fs::fchmod(&file, mode)?;
-            return Ok(rustix::fs::futimens(&file, &times)?);
+            rustix::fs::futimens(&file, &times)?;
+            // What the kernel only now writes out may not fit, and it tells nobody else.
+            return match nix::unistd::close(file) {
+                // No write fails so.
+                Err(nix::errno::Errno::EINTR) => Ok(()),
+                done => Ok(done?),
+            };
         }
         self.chown(path, owner.0, owner.1)?;
         self.below.at(path, |dir, name| {

@@ -758,6 +758,58 @@ fn an_end_that_has_counted_otherwise_is_refused() {
     assert!(error.contains("not all is there"), "{error}");
 }
 
+/// What is one file on both sides, and is no regular one, cannot be changed where it is: it is made anew under all
+/// its names, and stays one file.
+#[test]
+fn links_and_devices_with_several_names_that_were_made_anew_stay_one_file() {
+    for (name, device) in [("a symbolic link", false), ("a device", true)] {
+        let (a, b) = (world(16 << 10, Codec::Lz4), world(64 << 10, Codec::Lz4));
+        a.mkdir("/t");
+        a.mkdir("/t/d");
+        b.mkdir("/r");
+        let make = |path: &str, what: u32| {
+            let made = a.at(path, |d, n| match device {
+                true => a.fs.mknod(&a.me, d, n, 0o020600, what),
+                false => a.fs.symlink(&a.me, d, n, std::ffi::OsStr::new(&what.to_string())),
+            });
+            a.fs.forget(made.unwrap().ino, 1);
+        };
+        let link = |from: &str, to: &str| {
+            a.on(from, |f| a.at(to, |d, n| a.fs.link(&a.me, f.ino, d, n)))
+                .map(|made| a.fs.forget(made.ino, 1))
+                .unwrap();
+        };
+        let unlink = |path: &str| a.at(path, |d, n| a.fs.unlink(&a.me, d, n)).unwrap();
+        let old = SetAttr { mtime: Some(SetTime::At(Time { secs: 5, nanos: 6 })), ..SetAttr::default() };
+        make("/t/d/x", 1);
+        link("/t/d/x", "/t/y");
+        make("/t/d/alone", 1);
+        a.on("/t/d", |f| a.fs.setattr(&a.me, f.ino, &old)).unwrap();
+        let mut base = snap(&a, "/t", "one");
+        receive(&b, "/r", &send(&a, "/t", None, &base, Position::default())).unwrap();
+        for (step, names) in [
+            ("two", &["/t/d/x", "/t/y"][..]),
+            ("three", &["/t/d/x", "/t/y", "/t/z"]),
+            ("four", &["/t/z", "/t/d/x"]),
+            ("five", &["/t/d/alone"]),
+        ] {
+            let what = base.number + 7;
+            for path in names.iter().filter(|path| a.fs.resolve(Path::new(path)).is_ok()) {
+                a.fs.forget(a.fs.resolve(Path::new(path)).unwrap().ino, 2);
+                unlink(path);
+            }
+            make(names[0], what);
+            names[1..].iter().for_each(|name| link(names[0], name));
+            // The directory does not tell that something in it was made anew.
+            a.on("/t/d", |f| a.fs.setattr(&a.me, f.ino, &old)).unwrap();
+            let info = snap(&a, "/t", step);
+            receive(&b, "/r", &send(&a, "/t", Some(&base), &info, Position::default())).unwrap();
+            same(&a, "/t", &b, "/r", &format!("{name}, {step}"));
+            base = info;
+        }
+    }
+}
+
 /// Nothing differs but which names are one file. Then the next change would go to the wrong ones.
 #[test]
 fn names_that_are_one_file_on_one_side_only_are_made_anew() {

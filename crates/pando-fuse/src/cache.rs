@@ -17,7 +17,10 @@
 //!
 //! It knows nothing of FUSE messages; the caller carries its decisions out.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    ops::Range,
+};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
@@ -51,6 +54,23 @@ struct InodeCache {
     partial: bool,
     /// The scan that reads look like.
     run: Run,
+    /// From the first to the last page that was asked for while an open bypassed the page cache, bytes.
+    beside: Range<u64>,
+}
+
+impl InodeCache {
+    /// Whether the kernel may hold old pages in this range of a direct write. Of one call it drops them once, before
+    /// it sends the first of many requests, so it may also have some of an open that came and went since then.
+    fn may_be_old(&self, range: &Range<u64>) -> bool {
+        let pages = pages(range);
+        self.cached > 0 || self.beside.start < pages.end && pages.start < self.beside.end
+    }
+}
+
+/// The pages in which a range lies.
+fn pages(range: &Range<u64>) -> Range<u64> {
+    let end = range.end.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
+    range.start / PAGE_BYTES * PAGE_BYTES..end
 }
 
 /// Reads that go forward: where the last ended, how many there were, and their bytes.
@@ -173,6 +193,9 @@ impl Caches {
             state.cached = state.cached.saturating_sub(1);
             state.writable = state.writable.saturating_sub(u32::from(writes(flags)));
         }
+        if state.opens == state.cached {
+            state.beside = 0..0;
+        }
         if state.opens == 0 && !state.partial {
             inodes.remove(&ino);
         }
@@ -243,7 +266,7 @@ impl Caches {
         let mut inodes = self.inodes.lock();
         let Some(state) = inodes.get_mut(&ino) else { return false };
         if direct {
-            return state.cached > 0;
+            return state.may_be_old(&(offset..offset.saturating_add(len)));
         }
         let whole = offset.is_multiple_of(PAGE_BYTES) && len.is_multiple_of(PAGE_BYTES);
         // A kernel that keeps what is written has read what a page lacks before.
@@ -251,16 +274,21 @@ impl Caches {
         false
     }
 
-    /// Notes a read. `Some(from)`: pages that are not up to date shred a scan; drop all from
-    /// byte `from` on.
+    /// Notes a read, before anything is read: a write that is stored later then finds it. `Some(from)`: pages that
+    /// are not up to date shred a scan; drop all from byte `from` on.
     pub(crate) fn read(&self, ino: u64, offset: u64, size: u32) -> Option<u64> {
         self.with_pages.lock().insert(ino);
         let mut inodes = self.inodes.lock();
         let state = inodes.get_mut(&ino)?;
+        let end = offset.checked_add(size.into())?;
+        if state.opens > state.cached {
+            let asked = pages(&(offset..end));
+            let (had, none) = (&state.beside, state.beside.is_empty());
+            state.beside = if none { asked } else { had.start.min(asked.start)..had.end.max(asked.end) };
+        }
         if !state.partial {
             return None;
         }
-        let end = offset.checked_add(size.into())?;
         let run = &mut state.run;
         if offset < run.end || offset - run.end > MAX_GAP_BYTES {
             *run = Run::default();
@@ -289,9 +317,10 @@ impl Caches {
         self.inodes.lock().iter().filter(|(_, s)| s.writable > 0).map(|(&ino, _)| ino).collect()
     }
 
-    /// Whether the kernel may hold pages of this inode for an open, and what changes when it is opened.
-    pub(crate) fn cached(&self, ino: u64) -> (bool, u64) {
-        self.inodes.lock().get(&ino).map_or((false, 0), |s| (s.cached > 0, s.changes))
+    /// Whether the kernel may hold pages in this range for an open, or for one that was closed after the kernel
+    /// dropped those of a direct write; and what changes when the inode is opened.
+    pub(crate) fn cached(&self, ino: u64, range: &Range<u64>) -> (bool, u64) {
+        self.inodes.lock().get(&ino).map_or((false, 0), |s| (s.may_be_old(range), s.changes))
     }
 
     /// Whether somebody may make pages of this inode dirty by another open than `handle`, which is for writing, and for
@@ -404,6 +433,38 @@ mod tests {
         assert!(!c.wrote(2, true, 0, 4));
         c.opened(2, 0, libc::O_RDWR | libc::O_DIRECT, false);
         assert!(c.wrote(2, true, 0, 4), "it may be mapped");
+    }
+
+    #[test]
+    fn what_was_read_and_closed_beside_an_open_that_writes_directly_may_be_old() {
+        const FAR: u64 = 1 << 30;
+        for writeback in [true, false] {
+            let c = Caches::new(writeback);
+            let read = || {
+                c.opened(2, 8, libc::O_RDONLY, false);
+                c.read(2, PAGE_BYTES, 4096);
+                c.released(2, 8, libc::O_RDONLY);
+            };
+            // The kernel drops these pages before the first write that it sends.
+            read();
+            c.opened(2, 7, libc::O_WRONLY, true);
+            assert!(!c.wrote(2, true, PAGE_BYTES, 4096), "writeback {writeback}");
+            // But not again before the further ones of one long call.
+            read();
+            let (cached, opens) = c.cached(2, &(PAGE_BYTES..FAR));
+            assert!(cached, "somebody may map the old page: writeback {writeback}");
+            assert!(c.wrote(2, true, PAGE_BYTES + 10, 4), "the old page stays: writeback {writeback}");
+            // Others were not read.
+            for at in [0, 2 * PAGE_BYTES, FAR] {
+                assert!(!c.wrote(2, true, at, 4096) && c.cached(2, &(at..at + 4096)) == (false, opens));
+            }
+            c.opened(2, 9, libc::O_WRONLY, true);
+            c.released(2, 7, libc::O_WRONLY);
+            assert!(c.wrote(2, true, 0, FAR), "there still is one: writeback {writeback}");
+            c.released(2, 9, libc::O_WRONLY);
+            c.opened(2, 7, libc::O_WRONLY, true);
+            assert!(!c.wrote(2, true, 0, FAR), "writeback {writeback}");
+        }
     }
 
     #[test]

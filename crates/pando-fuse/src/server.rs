@@ -371,12 +371,13 @@ impl Handler for Server {
         }
         self.shared.openers.read(handle);
         let read = |handle| self.fs().read(FileHandle(handle), ino, offset, size).map_err(Errno::from);
+        let shredded = self.shared.caches.read(ino, offset, size);
         let outcome = match read(handle) {
             // To keep a part of a page that was written, the kernel reads the rest, by the handle of the write.
             Err(Errno(libc::EBADF)) if self.shared.caches.writeback() => read(0),
             other => other,
         };
-        match self.shared.caches.read(ino, offset, size) {
+        match shredded {
             None => Answer::Now(outcome),
             Some(from) => {
                 let shared = self.shared.clone();

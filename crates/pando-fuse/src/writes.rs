@@ -86,11 +86,11 @@ impl MountState {
     fn write_past_pages(self: &Arc<Self>, w: &Write<'_>) -> (Outcome<u32>, Option<Announcement>) {
         let range = w.offset..w.offset.saturating_add(w.data.len() as u64);
         let announce = || self.past_pages.announce(w.ino, range.clone());
-        let (cached, opened) = self.caches.cached(w.ino);
+        let (cached, opened) = self.caches.cached(w.ino, &range);
         let announced = cached.then(announce);
         let outcome = self.write_data(w);
         // Somebody may have opened it meanwhile, and a page from before may have been written out already.
-        let again = announced.is_none() && outcome.is_ok() && self.caches.cached(w.ino).1 != opened;
+        let again = announced.is_none() && outcome.is_ok() && self.caches.cached(w.ino, &range).1 != opened;
         match again.then(announce) {
             Some(announced) => (self.write_data(w), Some(announced)),
             None => (outcome, announced),

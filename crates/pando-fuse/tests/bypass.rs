@@ -62,17 +62,17 @@ impl Aio {
         Aio(context)
     }
 
-    /// Writes `byte` over the blocks `blocks` of `file`, all at once, and waits for all.
-    fn fill(&self, file: &File, blocks: usize, byte: u8) {
+    /// Writes `byte` over the first `blocks` of `size` bytes of `file`, all at once, and waits for all.
+    fn fill(&self, file: &File, blocks: usize, size: usize, byte: u8) {
         const PWRITE: u16 = 1;
-        let data = vec![byte; BLOCK];
+        let data = vec![byte; size];
         let mut requests: Vec<Iocb> = (0..blocks)
             .map(|i| Iocb {
                 opcode: PWRITE,
                 fd: file.as_raw_fd() as u32,
                 buf: data.as_ptr() as u64,
-                bytes: BLOCK as u64,
-                offset: (i * BLOCK) as i64,
+                bytes: size as u64,
+                offset: (i * size) as i64,
                 ..Iocb::default()
             })
             .collect();
@@ -101,7 +101,7 @@ impl Aio {
                 Err(_) => assert_eq!(io::Error::last_os_error().kind(), io::ErrorKind::Interrupted),
             }
         }
-        assert!(events.iter().all(|e| e[2] == BLOCK as u64), "{events:?}");
+        assert!(events.iter().all(|e| e[2] == size as u64), "{events:?}");
     }
 }
 
@@ -165,7 +165,7 @@ fn beside_readers(w: &World, name: &str, rounds: u8, mut write: impl FnMut(&File
 fn asynchronous_direct_writes_through_read_write_opens_leave_no_old_pages() {
     let w = world!(Settings::default());
     let aio = Aio::new();
-    beside_readers(&w, "aio", 250, |file, blocks, byte| aio.fill(file, blocks, byte));
+    beside_readers(&w, "aio", 250, |file, blocks, byte| aio.fill(file, blocks, BLOCK, byte));
 }
 
 #[test]
@@ -184,6 +184,47 @@ fn direct_writes_through_read_write_opens_leave_no_old_pages() {
         let _ = file;
         both.write_all_at(&vec![byte; blocks * BLOCK], 0).unwrap();
     });
+}
+
+/// The kernel drops pages once, before the first request of a call; behind it newer ones do, if they wait for it.
+#[test]
+fn readers_that_come_and_go_during_one_long_direct_write_leave_no_old_pages() {
+    const BYTES: usize = 24 << 20;
+    const PAGE: usize = 4096;
+    let w = world!(Settings::default());
+    let (path, aio) = (w.path("long"), Aio::new());
+    fs::write(&path, vec![0; BYTES]).unwrap();
+    for round in 1..=40 {
+        let done = AtomicBool::new(false);
+        let file = OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(&path).unwrap();
+        let read = std::thread::scope(|s| {
+            let (path, done) = (&path, &done);
+            // One, and most of the time it has nothing open: what somebody has open is dropped anyhow.
+            let reader = s.spawn(move || {
+                let (mut b, mut reads) = ([0; 1], 0usize);
+                while !done.load(Ordering::Acquire) {
+                    let page = reads * 1237 % (BYTES / PAGE);
+                    File::open(path).unwrap().read_exact_at(&mut b, (page * PAGE) as u64).unwrap();
+                    assert!(b[0] == round || b[0] == round - 1);
+                    reads += 1;
+                    std::thread::sleep(Duration::from_micros(100));
+                }
+                reads
+            });
+            let end = Done(done);
+            match round % 4 {
+                0 => assert_eq!(file.write_at(&vec![round; BYTES], 0).unwrap(), BYTES),
+                _ => aio.fill(&file, 1, BYTES, round),
+            }
+            drop(end);
+            reader.join().unwrap()
+        });
+        drop(file);
+        assert!(read > 0);
+        let all = fs::read(&path).unwrap();
+        let old = all.chunks(PAGE).filter(|page| page.iter().any(|b| *b != round)).count();
+        assert_eq!(old, 0, "pages that stay old, in round {round}, of {read} that were read");
+    }
 }
 
 const OWNER: u32 = 1001;

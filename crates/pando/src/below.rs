@@ -7,7 +7,7 @@
 use std::{
     cell::RefCell,
     ffi::{OsStr, OsString},
-    io::{self, ErrorKind},
+    io,
     os::{
         fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
         unix::ffi::OsStrExt,
@@ -16,7 +16,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{AtFlags, Dir, Mode, OFlags, ResolveFlags, Stat},
+    fs::{AtFlags, Dir, Mode, OFlags, ResolveFlags, Stat, StatxAttributes, StatxFlags, makedev},
     io::Errno,
 };
 
@@ -34,6 +34,25 @@ pub type Attrs = Vec<(Vec<u8>, Vec<u8>)>;
 pub struct Below {
     top: OwnedFd,
     last: RefCell<Option<(Vec<u8>, OwnedFd)>>,
+    /// Of a tree that is of one mount only.
+    own: Option<Own>,
+}
+
+/// What the top of a tree of one mount is.
+struct Own {
+    /// What messages call it.
+    path: PathBuf,
+    /// Number of its file system.
+    dev: u64,
+}
+
+impl Own {
+    /// Refuses what is mounted at `path` in the tree.
+    fn refuse(&self, path: &[u8]) -> io::Error {
+        let at = self.path.join(OsStr::from_bytes(path));
+        let says = "something is mounted on it; unmount it first (findmnt shows what is mounted where)";
+        io::Error::other(format!("{}: {says}", at.display()))
+    }
 }
 
 /// The directory and the name of a path.
@@ -44,28 +63,50 @@ pub fn split(path: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-/// Opens the directory that `path`, which is not too long for one call, means below `from`.
-fn step(from: BorrowedFd<'_>, path: &[u8]) -> io::Result<OwnedFd> {
+/// Opens the directory that `path`, which is not too long for one call, means below `from`. EXDEV where something is
+/// mounted on the way, if there is an own mount.
+fn step(from: BorrowedFd<'_>, path: &[u8], own: Option<&Own>) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let within = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    let mut within = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    within.set(ResolveFlags::NO_XDEV, own.is_some());
     match rustix::fs::openat2(from, OsStr::from_bytes(path), flags, Mode::empty(), within) {
-        Err(Errno::NOSYS) => step_by_names(from, path),
-        done => Ok(done?),
+        Err(Errno::NOSYS) => step_by_names(from, path, own),
+        done => done,
     }
 }
 
 /// The same where the kernel (or a sandbox) has no openat2.
-fn step_by_names(from: BorrowedFd<'_>, path: &[u8]) -> io::Result<OwnedFd> {
+fn step_by_names(from: BorrowedFd<'_>, path: &[u8], own: Option<&Own>) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let mut at: Option<OwnedFd> = None;
     for name in path.split(|b| *b == b'/').filter(|name| !name.is_empty()) {
         if name == b".." {
-            return Err(Errno::XDEV.into());
+            return Err(Errno::XDEV);
         }
-        let from = at.as_ref().map_or(from, AsFd::as_fd);
-        at = Some(rustix::fs::openat(from, OsStr::from_bytes(name), flags, Mode::empty())?);
+        let (from, name) = (at.as_ref().map_or(from, AsFd::as_fd), OsStr::from_bytes(name));
+        if let Some(own) = own
+            && is_mount(from, name, own.dev)?
+        {
+            return Err(Errno::XDEV);
+        }
+        at = Some(rustix::fs::openat(from, name, flags, Mode::empty())?);
     }
-    at.ok_or_else(|| ErrorKind::NotFound.into())
+    at.ok_or(Errno::NOENT)
+}
+
+/// Whether something is mounted on an entry. Before Linux 5.8 only what is of another file system than `dev` is
+/// found.
+fn is_mount(dir: BorrowedFd<'_>, name: &OsStr, dev: u64) -> rustix::io::Result<bool> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+    match rustix::fs::statx(dir, name, flags, StatxFlags::TYPE) {
+        Ok(found) => Ok(found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT)
+            || makedev(found.stx_dev_major, found.stx_dev_minor) != dev),
+        // Some sandboxes do not know it.
+        Err(Errno::NOSYS | Errno::PERM) => {
+            Ok(rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?.st_dev != dev)
+        }
+        Err(e) => Err(e),
+    }
 }
 
 impl Below {
@@ -86,7 +127,38 @@ impl Below {
             Err(Errno::ACCESS) => rustix::fs::open(top, flags | OFlags::PATH, Mode::empty())?,
             done => done?,
         };
-        Ok(Below { top, last: RefCell::new(None) })
+        Ok(Below { top, last: RefCell::new(None), own: None })
+    }
+
+    /// The tree below the directory at `path` in the one at `top`, which may be a link, as far as it is of the mount
+    /// that `top` is in: [`Below::in_dir`] fails where something is mounted on the way.
+    pub fn of_one_mount(top: &Path, path: &Path) -> io::Result<Below> {
+        let mut above = Self::behind(top)?;
+        let dev = rustix::fs::fstat(&above.top)?.st_dev;
+        above.own = Some(Own { path: top.to_owned(), dev });
+        let inside = above.in_dir(path.as_os_str().as_bytes(), |dir| dir.try_clone())?;
+        let own = Own { path: top.join(path), dev };
+        Ok(Below { top: inside, last: RefCell::new(None), own: Some(own) })
+    }
+
+    /// Refuses the entry `name` of `dir`, which is at `path`, if something is mounted on it that is not to be met.
+    pub fn refuse_mount(&self, dir: &OwnedFd, name: &OsStr, path: &[u8]) -> io::Result<()> {
+        match &self.own {
+            Some(own) if !path.is_empty() && is_mount(dir.as_fd(), name, own.dev)? => Err(own.refuse(path)),
+            _ => Ok(()),
+        }
+    }
+
+    /// What goes wrong behind `begin` bytes of `path`, on the way from `from` over `names`.
+    fn lost(&self, error: Errno, path: &[u8], begin: usize, from: BorrowedFd<'_>, names: &[u8]) -> io::Error {
+        let Some(own) = self.own.as_ref().filter(|_| error == Errno::XDEV) else { return error.into() };
+        let mut ends = (0..=names.len()).filter(|end| names.get(*end).is_none_or(|b| *b == b'/'));
+        let on = |end: &usize| {
+            let way = names.get(..*end).unwrap_or_default();
+            step(from, way, Some(own)).is_err_and(|e| e == Errno::XDEV)
+        };
+        let end = ends.find(on).unwrap_or(names.len());
+        own.refuse(path.get(..begin + end).unwrap_or(path))
     }
 
     /// Calls `f` with a descriptor of a directory (O_PATH).
@@ -116,8 +188,11 @@ impl Below {
                 false => rest.len(),
             };
             let (next, tail) = rest.split_at(cut);
+            let (begin, from) = (path.len() - rest.len(), at.as_ref().unwrap_or(from).as_fd());
+            let found = step(from, next, self.own.as_ref());
+            let found = found.map_err(|e| self.lost(e, path, begin, from, next))?;
             rest = tail.strip_prefix(b"/").unwrap_or(tail);
-            at = Some(step(at.as_ref().unwrap_or(from).as_fd(), next)?);
+            at = Some(found);
         }
         let Some(dir) = at else { return f(&self.top) };
         let done = f(&dir);
@@ -216,13 +291,18 @@ mod tests {
         std::os::unix::fs::symlink("/", tmp.path().join("a/out")).unwrap();
         let top = Below::new(tmp.path()).unwrap();
         for how in [step, step_by_names] {
-            let dir = how(top.top.as_fd(), b"a/b").unwrap();
+            let dir = how(top.top.as_fd(), b"a/b", None).unwrap();
             let (x, y) =
                 (rustix::fs::fstat(&dir).unwrap(), std::fs::metadata(tmp.path().join("a/b")).unwrap());
             assert_eq!(x.st_ino, std::os::unix::fs::MetadataExt::ino(&y));
             for bad in ["a/out", "a/out/tmp", "..", "none"] {
-                assert!(how(top.top.as_fd(), bad.as_bytes()).is_err(), "{bad}");
+                assert!(how(top.top.as_fd(), bad.as_bytes(), None).is_err(), "{bad}");
             }
+            // On /proc something is mounted.
+            let root = Below::new(Path::new("/")).unwrap();
+            let own = Own { path: "/".into(), dev: rustix::fs::fstat(&root.top).unwrap().st_dev };
+            assert!(how(root.top.as_fd(), b"proc/1", None).is_ok());
+            assert_eq!(how(root.top.as_fd(), b"proc/1", Some(&own)).unwrap_err(), Errno::XDEV);
         }
     }
 

@@ -2,7 +2,10 @@
 
 use std::{
     ffi::{OsStr, OsString},
-    os::unix::{ffi::OsStrExt, fs::MetadataExt},
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{FileTypeExt, MetadataExt},
+    },
     path::{Path, PathBuf},
     sync::Arc,
     thread,
@@ -62,6 +65,17 @@ fn other_names(image: &Path) -> Vec<PathBuf> {
     let devices = devices.map(|e| Path::new("/dev").join(e.file_name()));
     let over = devices.filter(|device| FileDevice::backing_file(device).is_some_and(|below| below == file));
     over.chain(below.clone()).collect()
+}
+
+/// Whether two paths (canonical) lead to one image: by links of a file, nodes of a device, or a loop device over it.
+pub fn is_same(one: &Path, other: &Path) -> bool {
+    let identity = |path: &Path| {
+        let found = path.metadata().ok()?;
+        let is_device = found.file_type().is_block_device();
+        Some(if is_device { (None, found.rdev()) } else { (Some(found.dev()), found.ino()) })
+    };
+    let Some(wanted) = identity(other) else { return false };
+    identity(one) == Some(wanted) || other_names(one).iter().any(|name| identity(name) == Some(wanted))
 }
 
 /// Looks, now and then, for a process in another mount namespace that keeps a file system mounted.

@@ -335,6 +335,79 @@ fn backup_and_restore_make_the_same_tree() {
 }
 
 #[test]
+fn a_backup_that_fails_leaves_the_one_before_and_never_touches_the_image() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    let b = Bench::new();
+    b.tree("t");
+    b.ok(&["mkfs", "--size", "64M", "--node-size", "64K", "a.img"]);
+    b.ok(&["import", "t", "a.img:/t"]);
+    b.ok(&["backup", "a.img", "a.backup"]);
+    let before = fs::read(b.path("a.backup")).unwrap();
+    let here = || b.sh("ls -A");
+    let files = here();
+    // The file may be no longer than a part of what is written, as where a disk is full; nor does a signal end it.
+    let pando = env!("CARGO_BIN_EXE_pando");
+    b.sh(&format!(
+        "trap '' XFSZ; ulimit -f 1000; ! {pando} backup --force a.img a.backup 2> said
+         grep -q 'too large' said"
+    ));
+    fs::remove_file(b.path("said")).unwrap();
+    assert!(fs::read(b.path("a.backup")).is_ok_and(|now| now == before), "the last good backup is gone");
+    assert_eq!(here(), files);
+
+    // The image by any of its names.
+    b.sh("ln a.img hard; ln -s a.img soft");
+    let image = fs::read(b.path("a.img")).unwrap();
+    for name in ["a.img", "hard", "soft", "/proc/self/cwd/a.img"] {
+        b.fails(&["backup", "--force", "a.img", name], 1, "is the image itself");
+        assert!(fs::read(b.path("a.img")).is_ok_and(|now| now == image), "{name}");
+    }
+    b.sh("test -e hard; test -L soft; rm hard soft");
+
+    // One that takes the place of another has its mode and owner, and its links stay links.
+    b.sh("echo old > old; chmod 604 old; ln -s old link");
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(b.path("old"), Some(7), Some(8)).unwrap();
+    }
+    let owner = |meta: &fs::Metadata| (meta.uid(), meta.gid(), meta.permissions().mode() & 0o7777);
+    let was = owner(&fs::metadata(b.path("old")).unwrap());
+    b.ok(&["backup", "--force", "a.img", "link"]);
+    assert_eq!(owner(&fs::metadata(b.path("old")).unwrap()), was);
+    assert!(fs::read(b.path("old")).is_ok_and(|now| now == before) && b.path("link").is_symlink());
+    b.ok(&["backup", "--force", "a.img", "new"]);
+    b.sh("echo plain > plain; test $(stat -c %a plain) = $(stat -c %a new)");
+    // What is no file is written to as it is.
+    b.sh(&format!(
+        "mkfifo pipe; cat pipe > out & {pando} backup --force a.img pipe; wait
+         cmp out a.backup; test -p pipe"
+    ));
+    b.ok(&["backup", "--force", "a.img", "/dev/null"]);
+    assert_eq!(b.sh("ls -A | wc -l").trim(), "9", "{}", here());
+}
+
+#[test]
+fn a_backup_is_not_written_over_an_image_that_is_mounted() {
+    let b = mounted!();
+    b.sh("echo kept > m/f; ln a.img hard");
+    b.ok(&["mkfs", "--size", "64M", "--node-size", "64K", "b.img"]);
+    for name in ["a.img", "hard"] {
+        b.fails(&["backup", "--force", "b.img", name], 4, "is mounted on");
+        b.sh(&format!("test -e {name}"));
+    }
+    b.umount();
+    b.ok(&["check", "a.img"]);
+    b.ok(&["backup", "--force", "b.img", "a.img"]);
+    // By another name of the same bytes.
+    let device = b.loop_device("b.img");
+    if let Some(device) = &device {
+        b.fails(&["backup", "--force", "b.img", &device.path], 1, "is the image itself");
+        b.fails(&["backup", "--force", &device.path, "b.img"], 1, "is the image itself");
+    }
+    drop(device);
+    b.ok(&["check", "b.img"]);
+}
+
+#[test]
 fn du_tells_what_is_exclusive_in_an_image() {
     let b = Bench::new();
     b.tree("t");

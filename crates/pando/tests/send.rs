@@ -507,3 +507,99 @@ fn a_point_behind_the_end_is_refused_and_nothing_is_sent() {
         assert_eq!((out.status.code(), out.stdout.len()), (Some(1), 0), "{point}: {}", text(&out.stderr));
     }
 }
+
+/// Runs a line of the shell in a mount namespace of its own, so that what it mounts is gone behind it.
+fn alone(b: &Bench, line: &str) -> Output {
+    let mut command = std::process::Command::new("unshare");
+    command.args(["-m", "sh", "-ec", line]).current_dir(b.path("")).stdin(Stdio::null()).output().unwrap()
+}
+
+#[test]
+fn what_is_mounted_in_a_snapshot_is_not_sent_for_what_is_in_it() {
+    if !rustix::process::geteuid().is_root() || !crate::common::has("unshare") {
+        return;
+    }
+    let b = mounted!();
+    b.sh("mkdir -p m/p/src/mnt/deep m/else; echo in > m/p/src/mnt/deep/x; echo f > m/p/f; echo foreign > m/else/x
+          mkfifo m/p/pipe m/else/pipe");
+    b.ok(&["snapshot", "create", "m/p", "one"]);
+    b.sh("echo more >> m/p/src/mnt/deep/x");
+    b.ok(&["snapshot", "create", "m/p", "two"]);
+    let pando = env!("CARGO_BIN_EXE_pando");
+    for (mount, at) in [
+        ("mount -t tmpfs none", "src/mnt"),
+        ("mount --bind m/else", "src/mnt"),
+        ("mount --bind m/else/x", "f"),
+        ("mount --bind m/else/pipe", "pipe"),
+        ("mount --bind m/else", ""),
+        ("mount -t tmpfs none", ""),
+    ] {
+        for (of, args) in [("one", "m/p@one"), ("two", "-i @one m/p@two"), ("one", "-i @one m/p@two")] {
+            if args.starts_with("-i") && !at.is_empty() && at != "src/mnt" {
+                continue; // nothing is read of what did not change
+            }
+            let line = format!("{mount} m/p/.snapshots/{of}/{at}; {pando} send {args} > stream");
+            let out = alone(&b, &line);
+            let said = text(&out.stderr);
+            let names = said.contains(&format!("{at}: something is mounted on it"));
+            assert!(
+                out.status.code() == Some(1) && names && said.contains("unmount it first"),
+                "{line}: {said}"
+            );
+        }
+    }
+    // What is mounted elsewhere is in nobody's way, nor is the mount that is the way to it.
+    let line = format!(
+        "mount -t tmpfs none m/p/src/mnt; mkdir way; mount --bind m/p way; mount -t tmpfs none way/.snapshots/two
+         cd way; {pando} send .@one > ../one.s; {pando} send .snapshots/one > ../again.s; cmp ../one.s ../again.s"
+    );
+    let out = alone(&b, &line);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    receive(&b, &["m", "q"], "one.s");
+    same(b.path("m/p/.snapshots/one"), b.path("m/q"));
+}
+
+/// Nothing is said of the file behind its content, so no other call hears what became of it in the kernel's pages.
+#[test]
+fn content_that_did_not_fit_is_no_received_file() {
+    let b = mounted!();
+    b.umount();
+    b.ok(&["mkfs", "--force", "--size", "48M", "--node-size", "64K", "a.img"]);
+    b.mount();
+    let mut content = vec![0; 40 << 20];
+    let mut random = 1u64;
+    for part in content.chunks_mut(8) {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        part.copy_from_slice(&random.to_le_bytes());
+    }
+    let header = Header {
+        snapshot: SnapshotId { store: [5; 16], number: 1, created: Time { secs: 1, nanos: 0 } },
+        base: None,
+        name: b"one".to_vec(),
+        source: b"t".to_vec(),
+        from: Position::default(),
+    };
+    let mut totals = Totals { records: 1, made: 1, bytes: content.len() as u64 };
+    let (mut block, mut out) = (Vec::new(), BlockWriter::new(Vec::new(), &header, 0));
+    StreamRecord::File { path: b"f" }.encode(&mut block);
+    for (i, bytes) in content.chunks(64 << 10).enumerate() {
+        StreamRecord::Data { offset: (i << 16) as u64, bytes }.encode(&mut block);
+        totals.records += 1;
+        if block.len() > 512 << 10 {
+            out.block(&std::mem::take(&mut block), false).unwrap();
+        }
+    }
+    StreamRecord::End(totals).encode(&mut block);
+    out.block(&block, true).unwrap();
+    let out = receive_bytes(&b, &["m", "q"], &out.finish().unwrap());
+    let said = text(&out.stderr);
+    if out.status.success() {
+        let there = fs::read(b.path("m/q/f")).is_ok_and(|there| there == content);
+        assert!(there && b.run(&["sync", "m"]).status.success(), "it says that all is received: {said}");
+        panic!("all fits: the test does not show anything");
+    }
+    assert!(said.contains("--resume"), "{said}");
+    assert!(!b.path("m/q").exists(), "{said}");
+}

@@ -264,6 +264,12 @@ impl TargetTree for Inside<'_> {
         Ok(())
     }
 
+    fn close(&mut self) -> io::Result<()> {
+        // Each call has told its own.
+        self.open = None;
+        Ok(())
+    }
+
     fn write_at(&mut self, mut offset: u64, bytes: &[u8]) -> io::Result<()> {
         let file = self.written()?;
         let mut rest = bytes;

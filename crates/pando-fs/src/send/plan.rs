@@ -1,9 +1,10 @@
 //! In what order differences are sent, and which files with several names are made anew.
 //!
 //! A difference says of a name what has changed, not which names are one file. So a file that has, or had, several is
-//! changed where it is only if all its names of before and of now are told, and are one file on both sides; else its
-//! names are removed and made again, as links to one of them or to one that did not change. Pure but for asking both
-//! trees what entries are. Uses the words of differences.
+//! changed where it is only if all its names of before and of now are told, and are one file on both sides, and if it
+//! is one that can be changed, no symbolic link or device; else its names are removed and made again, as links to one
+//! of them or to one that did not change. Pure but for asking both trees what entries are. Uses the words of
+//! differences.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -204,7 +205,9 @@ pub(crate) fn untangled(
     let mut out = Vec::with_capacity(all.len());
     for (change, both) in all {
         let tangled = match (&both.before, &both.now) {
-            (Some(x), Some(y)) => (x.nlink > 1 || y.nlink > 1) && !(whole(&old, x.ino) && whole(&new, y.ino)),
+            (Some(x), Some(y)) if x.nlink > 1 || y.nlink > 1 => {
+                is_made_anew(&change) || !(whole(&old, x.ino) && whole(&new, y.ino))
+            }
             _ => false,
         };
         if !tangled {
@@ -224,6 +227,11 @@ pub(crate) fn untangled(
         out.extend([gone, come]);
     }
     Ok(out)
+}
+
+/// Whether a receiver cannot change what it has, but has to remove it and make it again.
+pub(crate) fn is_made_anew(change: &FileChange) -> bool {
+    change.aspects.contains(Aspects::TARGET) || change.aspects.contains(Aspects::DEVICE)
 }
 
 /// Differences in the order in which a receiver can do them.
@@ -285,9 +293,8 @@ impl<'a> SendPlan<'a> {
     /// The directories of the second tree in which something comes, or went away.
     pub fn touched(&self) -> BTreeSet<Vec<u8>> {
         let gone = self.leaving.iter().filter_map(|(path, _)| place(&self.places, parent(path)));
-        let changes = |change: &FileChange| change.aspects.contains(Aspects::TARGET);
-        let come =
-            self.coming.iter().filter(|(_, change)| change.kind != ChangeKind::Modified || changes(change));
+        let comes = |change: &FileChange| change.kind != ChangeKind::Modified || is_made_anew(change);
+        let come = self.coming.iter().filter(|(_, change)| comes(change));
         // What is put aside is put into the top meanwhile.
         let top = self.arrives.keys().next().map(|_| Vec::new());
         gone.chain(come.map(|(path, _)| parent(path).to_vec())).chain(top).collect()

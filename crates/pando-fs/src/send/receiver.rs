@@ -104,6 +104,9 @@ impl<'a> Receiver<'a> {
                     if self.target.meta(&self.aside).is_ok() {
                         return Err(bad("something was put aside and has no place"));
                     }
+                    self.target
+                        .close()
+                        .map_err(StreamError::at(self.current.as_deref().unwrap_or_default()))?;
                     (step.ended, self.current) = (true, None);
                     continue;
                 }

@@ -18,7 +18,7 @@ use crate::{
     send::{
         StreamError,
         frame::BLOCK_BYTES,
-        plan::{SendPlan, join, relinked, untangled},
+        plan::{SendPlan, is_made_anew, join, relinked, untangled},
         record::{DATA_BYTES, StreamRecord, Totals},
         tree::{FileMeta, SourceTree},
     },
@@ -307,7 +307,7 @@ impl<'a> Sender<'a> {
         change: &FileChange,
         told: &mut HashSet<u64>,
     ) -> Result<(), StreamError> {
-        if change.aspects.contains(Aspects::TARGET) || change.aspects.contains(Aspects::DEVICE) {
+        if is_made_anew(change) {
             self.put(&StreamRecord::Remove { path, dir: false })?;
             return self.whole(path, meta);
         }

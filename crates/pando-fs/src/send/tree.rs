@@ -64,6 +64,9 @@ pub trait TargetTree {
     fn create(&mut self, path: &[u8], again: bool) -> io::Result<()>;
     /// Opens a regular file for writing; the calls without a path are about it.
     fn open(&mut self, path: &[u8]) -> io::Result<()>;
+    /// Lets go of the file that is open, of which perhaps nothing more was said; an error of writing it that no call
+    /// has told. Without effect if none is open.
+    fn close(&mut self) -> io::Result<()>;
     /// Writes all of the bytes.
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()>;
     /// Makes a range of zeros, without space where that can be; the size stays.

@@ -1,13 +1,15 @@
 //! `pando backup`: everything in an image as one stream.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::{File, OpenOptions, Permissions},
     io::{self, IsTerminal, Write},
-    path::PathBuf,
+    os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt},
+    path::{Path, PathBuf},
 };
 
 use anyhow::{Context, Result, bail};
-use pando_db::BackupReport;
+use pando_db::{BackupReport, device::FileDevice};
+use tempfile::{Builder, NamedTempFile};
 
 use crate::{
     exit::{self, Coded},
@@ -23,11 +25,16 @@ use crate::{
 does not depend on the sizes of the image and its nodes. Data that clones share is written once for each of them.
 What cannot be read is left out and listed, and the exit code is 3.
 
+With --force the new backup is made beside FILE and takes its place, with its owner and mode, when
+it is whole and durable: whatever goes wrong, FILE is the old one until then, and there has to be
+room for both. (A device or a pipe is written to at once.) IMAGE itself, and an image that is in
+use, is not overwritten.
+
 Examples: pando backup grove.img grove.backup
           pando backup grove.img - | ssh host pando restore --size 100G - grove.img"
 )]
 pub struct Args {
-    /// Overwrite FILE
+    /// Replace FILE
     #[arg(long)]
     force: bool,
     /// A file or block device made by mkfs
@@ -57,31 +64,15 @@ pub fn run(args: &Args) -> Result<()> {
         }
         return whole(args, &work(&mut out).with_context(fail)?);
     }
-    let mut options = OpenOptions::new();
-    options.write(true).create_new(!args.force).create(true).truncate(args.force);
-    let mut file: File = match options.open(&args.file) {
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
-            bail!("{} exists; give --force to overwrite it", args.file.display())
-        }
-        other => other.with_context(fail)?,
-    };
-    let done = work(&mut file).and_then(|report| {
-        // A device or pipe cannot be synced, and need not be.
-        if file.metadata()?.is_file() {
-            file.sync_all()?;
-        }
-        Ok(report)
-    });
-    let report = match done {
+    let mut target = Target::open(args, &path).with_context(fail)?;
+    let report = match work(target.file()) {
         Ok(report) => report,
         Err(e) => {
-            // What is there is no backup; nobody should take it for one.
-            if file.metadata().is_ok_and(|meta| meta.is_file()) {
-                let _ = std::fs::remove_file(&args.file);
-            }
+            target.discard();
             return Err(e).with_context(fail);
         }
     };
+    target.keep().with_context(fail)?;
     super::print(&format!(
         "{}: {} pairs, {} in {}\n",
         args.file.display(),
@@ -90,6 +81,94 @@ pub fn run(args: &Args) -> Result<()> {
         show(report.stream_bytes)
     ))?;
     whole(args, &report)
+}
+
+/// Where a backup is written.
+enum Target {
+    /// A new file, by its path; until it is whole, nobody should take it for a backup.
+    New(File, PathBuf),
+    /// What is no file.
+    Stream(File),
+    /// Beside the file that it replaces when it is whole.
+    Beside { new: NamedTempFile, old: PathBuf, held: FileDevice },
+}
+
+impl Target {
+    /// `image`: what is backed up, whose path is canonical, and which is open.
+    fn open(args: &Args, image: &Path) -> Result<Target> {
+        let found = if args.force { args.file.metadata() } else { Err(io::ErrorKind::NotFound.into()) };
+        let found = match found {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Self::new_file(args),
+            found => found?,
+        };
+        let is_device = found.file_type().is_block_device();
+        if !found.is_file() && !is_device {
+            return Ok(Target::Stream(OpenOptions::new().write(true).open(&args.file)?));
+        }
+        let old = image::canonical(&args.file)?;
+        if image::is_same(image, &old) {
+            bail!("{} is the image itself", args.file.display());
+        }
+        // It may be another image: one that is in use is not overwritten, and nobody begins to use it meanwhile.
+        let held = image::once_closed(&old, || FileDevice::open(&old, false))??;
+        if is_device {
+            return Ok(Target::Stream(OpenOptions::new().write(true).open(&old)?));
+        }
+        let dir = old.parent().unwrap_or(Path::new("/"));
+        let new = Builder::new().prefix(".pando-backup-").tempfile_in(dir);
+        let new = new.with_context(|| format!("a new file beside {}", old.display()))?;
+        Ok(Target::Beside { new, old, held })
+    }
+
+    fn new_file(args: &Args) -> Result<Target> {
+        // A link that leads nowhere is filled with a file.
+        let is_link = args.force && args.file.is_symlink();
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(true).create_new(!is_link);
+        let file = match options.open(&args.file) {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+                bail!("{} exists; give --force to overwrite it", args.file.display())
+            }
+            other => other?,
+        };
+        Ok(Target::New(file, image::canonical(&args.file)?))
+    }
+
+    fn file(&mut self) -> &mut File {
+        match self {
+            Target::New(file, _) | Target::Stream(file) => file,
+            Target::Beside { new, .. } => new.as_file_mut(),
+        }
+    }
+
+    /// All was written.
+    fn keep(self) -> Result<()> {
+        match self {
+            Target::New(file, path) => {
+                file.sync_all().inspect_err(|_| _ = std::fs::remove_file(path))?;
+            }
+            // It cannot be synced everywhere, and need not be.
+            Target::Stream(_) => {}
+            Target::Beside { new, old, held } => {
+                let was = old.metadata()?;
+                // Who may not give it to its owner keeps it.
+                let _ = std::os::unix::fs::fchown(new.as_file(), Some(was.uid()), Some(was.gid()));
+                new.as_file().set_permissions(Permissions::from_mode(was.mode() & 0o777))?;
+                new.as_file().sync_all()?;
+                new.persist(&old)?;
+                drop(held);
+                File::open(old.parent().unwrap_or(Path::new("/")))?.sync_all()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What is there is no backup. One that is beside another goes by itself.
+    fn discard(self) {
+        if let Target::New(_, path) = self {
+            let _ = std::fs::remove_file(path);
+        }
+    }
 }
 
 /// Damage, if something could not be read: what the backup holds is good, and it does not hold all.

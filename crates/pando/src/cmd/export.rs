@@ -19,8 +19,9 @@ use crate::{
 #[command(
     after_help = "All that `pando import` keeps comes out again, as far as the host and the rights of the caller
 allow: owners and device nodes need root. What could not be kept is counted, and the exit code
-is 8. What cannot be read is left out and listed by path (of a file: a hole stands for it), and
-the exit code is 3.
+is 8; so is what somebody else put in the place of a directory meanwhile, which stays as it is.
+What cannot be read is left out and listed by path (of a file: a hole stands for it), and the
+exit code is 3.
 
 Example: pando export grove.img:/project ~/src/project-copy"
 )]

@@ -34,7 +34,8 @@ use crate::{
 blocks, so the receiver may have other nodes and another compression. With -i it holds what
 differs from BASE, which the receiver must have received; that needs root. What you may not read
 is an error: files of others need root. The attributes trusted.* are shown to root only, so what
-others send is without them.
+others send is without them. What is mounted on something in a snapshot is in the way: unmount it, or
+send from where it is not mounted.
 
 Examples: pando send /mnt/grove/project@monday > monday.pando
           pando send /mnt/grove/project@monday | ssh host pando receive /mnt/store project
@@ -155,14 +156,16 @@ fn from_mount(args: &Args, snapshot: &Named, base: Option<&Named>) -> Result<()>
     let unstored = tool::unstored(&snapshot.dir).with_context(|| format!("{}", snapshot.dir.display()))?;
     super::warn_in_no_snapshot(unstored, &snapshot.dir);
     let top = path(snapshot, &info);
-    let tree = TreeBelow::new(&top).with_context(|| format!("{}", top.display()))?;
+    let tree =
+        TreeBelow::of_snapshot(&snapshot.dir, &info.name).with_context(|| format!("{}", top.display()))?;
     let Some(base) = base else { return write(args, store, snapshot, &info, &tree, None) };
     if !rustix::process::geteuid().is_root() {
         bail!("-i needs root: what you may not read would be left out unseen");
     }
     let base_info = base.find(&snapshots(base)?)?;
     let below = path(base, &base_info);
-    let before = TreeBelow::new(&below).with_context(|| format!("{}", below.display()))?;
+    let before =
+        TreeBelow::of_snapshot(&base.dir, &base_info.name).with_context(|| format!("{}", below.display()))?;
     let options = DiffOptions { ranges: true, no_renames: false };
     let changes =
         tool::diff(&below, &top, options, &|| true).and_then(Iterator::collect::<Result<Vec<_>, _>>);

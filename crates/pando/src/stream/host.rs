@@ -71,6 +71,12 @@ impl TreeBelow {
         Ok(TreeBelow { below: Below::new(top)?, open: None })
     }
 
+    /// The snapshot `name` of the directory `dir`, as a source. What is mounted in it is none of it.
+    pub fn of_snapshot(dir: &Path, name: &OsStr) -> io::Result<TreeBelow> {
+        let below = Below::of_one_mount(dir, &Path::new(".snapshots").join(name))?;
+        Ok(TreeBelow { below, open: None })
+    }
+
     fn opened(&self, path: &[u8], flags: OFlags) -> io::Result<File> {
         let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
         self.below.at(path, |dir, name| {
@@ -130,13 +136,21 @@ fn denied(error: &io::Error) -> bool {
 
 impl SourceTree for TreeBelow {
     fn meta(&self, path: &[u8]) -> io::Result<FileMeta> {
-        self.below
-            .at(path, |dir, name| Ok(meta_of(&rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?)))
+        self.below.at(path, |dir, name| {
+            self.below.refuse_mount(dir, name, path)?;
+            Ok(meta_of(&rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?))
+        })
     }
 
     fn list(&self, path: &[u8]) -> io::Result<Vec<(OsString, FileMeta)>> {
         // What is sent is frozen, so `.snapshots` in it is an entry of the user's own, as any other.
-        let found = self.below.in_dir(path, |dir| entries(dir, OsStr::new(".")))?;
+        let found = self.below.in_dir(path, |dir| {
+            let found = entries(dir, OsStr::new("."))?;
+            for (name, _) in &found {
+                self.below.refuse_mount(dir, name, &join(path, name.as_bytes()))?;
+            }
+            Ok(found)
+        })?;
         Ok(found.into_iter().map(|(name, stat)| (name, meta_of(&stat))).collect())
     }
 
@@ -205,7 +219,7 @@ impl TargetTree for TreeBelow {
     }
 
     fn create(&mut self, path: &[u8], again: bool) -> io::Result<()> {
-        self.open = None;
+        self.close()?;
         let flags = OFlags::WRONLY | OFlags::CREATE;
         let made = || self.opened_up(split(path).0, || self.opened(path, flags | OFlags::EXCL));
         let file = match again.then(|| self.opened(path, flags | OFlags::TRUNC)) {
@@ -222,10 +236,17 @@ impl TargetTree for TreeBelow {
     }
 
     fn open(&mut self, path: &[u8]) -> io::Result<()> {
-        self.open = None;
+        self.close()?;
         let file = self.opened_up(path, || self.opened(path, OFlags::WRONLY))?;
         self.open = Some((path.to_vec(), file));
         Ok(())
+    }
+
+    fn close(&mut self) -> io::Result<()> {
+        let Some((path, file)) = self.open.take() else { return Ok(()) };
+        // Its times, which a sender says of each file, were not set, where it would have been closed.
+        let told = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path_of(&path).display()));
+        file.sync_all().map_err(told)
     }
 
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
@@ -325,7 +346,13 @@ impl TargetTree for TreeBelow {
                 rustix::fs::fchown(&file, Some(Uid::from_raw(owner.0)), Some(Gid::from_raw(owner.1)))?;
             }
             rustix::fs::fchmod(&file, mode)?;
-            return Ok(rustix::fs::futimens(&file, &times)?);
+            rustix::fs::futimens(&file, &times)?;
+            // What the kernel only now writes out may not fit, and it tells nobody else.
+            return match nix::unistd::close(file) {
+                // No write fails so.
+                Err(nix::errno::Errno::EINTR) => Ok(()),
+                done => Ok(done?),
+            };
         }
         self.chown(path, owner.0, owner.1)?;
         self.below.at(path, |dir, name| {
@@ -336,6 +363,11 @@ impl TargetTree for TreeBelow {
             Ok(rustix::fs::utimensat(dir, name, &times, AtFlags::SYMLINK_NOFOLLOW)?)
         })
     }
+}
+
+/// The path of an entry of a directory.
+fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
+    if dir.is_empty() { name.to_vec() } else { [dir, b"/", name].concat() }
 }
 
 /// A path of bytes.

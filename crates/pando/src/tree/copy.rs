@@ -18,7 +18,7 @@ use pando_fs::FileKind;
 use crate::{
     below::Attrs,
     tree::{
-        CHUNK, Count, Meta, Piece, Progress, Sink, View,
+        CHUNK, Count, EntryId, Meta, Piece, Progress, Sink, View,
         lost::{Losses, Lost, NotKept, errno, is_refusal},
     },
 };
@@ -126,7 +126,7 @@ pub fn copy_around(
             continue;
         }
         copy.count.add(&meta);
-        to.mkdir(&path).with_context(made)?;
+        let id = to.mkdir(&path).with_context(made)?;
         if path.as_os_str().is_empty() {
             // What is made in the tree inherits from its top, and that from what is around it.
             to.clear_access_lists(&path).with_context(made)?;
@@ -139,10 +139,10 @@ pub fn copy_around(
         // time. The stack turns the order around.
         entries.sort_unstable_by(|a, b| b.0.cmp(&a.0));
         todo.extend(entries.into_iter().map(|(name, meta)| (path.join(name), meta)));
-        dirs.push((path, meta));
+        dirs.push((path, id, meta));
     }
-    for (path, meta) in dirs.iter().rev() {
-        copy.close(path, meta, lost)?;
+    for (path, id, meta) in dirs.iter().rev() {
+        copy.close(path, *id, meta, lost)?;
         copy.tell(path);
     }
     Ok((copy.count, copy.not_kept))
@@ -244,18 +244,17 @@ impl Copy<'_> {
             },
             _ => self.to.special(path, meta),
         };
-        if let Err(error) = done.with_context(|| format!("making {}", self.to.show(path))) {
-            return self.refused(Lost::Special, error).map(|()| false);
+        match done.with_context(|| format!("making {}", self.to.show(path))) {
+            Ok(id) => self.close(path, id, meta, lost).map(|()| true),
+            Err(error) => self.refused(Lost::Special, error).map(|()| false),
         }
-        self.close(path, meta, lost)?;
-        Ok(true)
     }
 
-    /// Gives what was made at `path` its attributes, owner, mode and times.
-    fn close(&mut self, path: &Path, meta: &Meta, lost: Told<'_>) -> Result<()> {
+    /// Gives what was made at `path`, and is `id`, its attributes, owner, mode and times.
+    fn close(&mut self, path: &Path, id: EntryId, meta: &Meta, lost: Told<'_>) -> Result<()> {
         let attrs = self.attrs(path, self.from.attrs(path), lost)?;
         let made = || format!("making {}", self.to.show(path));
-        self.to.set_meta(path, meta, &attrs, &mut self.losses).with_context(made)
+        self.to.set_meta(path, id, meta, &attrs, &mut self.losses).with_context(made)
     }
 
     /// The attributes that could be read.
@@ -278,7 +277,10 @@ impl Copy<'_> {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use std::{fs, os::unix::fs::MetadataExt};
+    use std::{
+        fs,
+        os::unix::fs::{MetadataExt, PermissionsExt},
+    };
 
     use super::{super::Writer, super::host::HostTree, *};
 
@@ -289,16 +291,16 @@ mod tests {
         fn show(&self, path: &Path) -> String {
             Sink::show(&self.0, path)
         }
-        fn mkdir(&self, path: &Path) -> Result<()> {
+        fn mkdir(&self, path: &Path) -> Result<EntryId> {
             self.0.mkdir(path)
         }
         fn create(&self, path: &Path) -> Result<Box<dyn Writer + '_>> {
             self.0.create(path)
         }
-        fn symlink(&self, path: &Path, target: &OsString) -> Result<()> {
+        fn symlink(&self, path: &Path, target: &OsString) -> Result<EntryId> {
             self.0.symlink(path, target)
         }
-        fn special(&self, path: &Path, meta: &Meta) -> Result<()> {
+        fn special(&self, path: &Path, meta: &Meta) -> Result<EntryId> {
             self.0.special(path, meta)
         }
         fn link(&self, first: &Path, path: &Path) -> Result<()> {
@@ -310,8 +312,98 @@ mod tests {
         fn clear_access_lists(&self, path: &Path) -> Result<()> {
             self.0.clear_access_lists(path)
         }
-        fn set_meta(&self, path: &Path, meta: &Meta, attrs: &Attrs, losses: &mut Losses) -> Result<()> {
-            self.0.set_meta(path, meta, attrs, losses)
+        fn set_meta(
+            &self,
+            path: &Path,
+            id: EntryId,
+            meta: &Meta,
+            attrs: &Attrs,
+            losses: &mut Losses,
+        ) -> Result<()> {
+            self.0.set_meta(path, id, meta, attrs, losses)
+        }
+    }
+
+    /// A directory of the host, in which somebody puts something else in the place of what was made at a path, before
+    /// that gets its mode.
+    struct Swapped<'a>(HostTree, PathBuf, &'a str, fn(&Path, &Path));
+
+    impl Sink for Swapped<'_> {
+        fn show(&self, path: &Path) -> String {
+            Sink::show(&self.0, path)
+        }
+        fn mkdir(&self, path: &Path) -> Result<EntryId> {
+            self.0.mkdir(path)
+        }
+        fn create(&self, path: &Path) -> Result<Box<dyn Writer + '_>> {
+            self.0.create(path)
+        }
+        fn symlink(&self, path: &Path, target: &OsString) -> Result<EntryId> {
+            self.0.symlink(path, target)
+        }
+        fn special(&self, path: &Path, meta: &Meta) -> Result<EntryId> {
+            self.0.special(path, meta)
+        }
+        fn link(&self, first: &Path, path: &Path) -> Result<()> {
+            self.0.link(first, path)
+        }
+        fn clear_access_lists(&self, path: &Path) -> Result<()> {
+            self.0.clear_access_lists(path)
+        }
+        fn set_meta(
+            &self,
+            path: &Path,
+            id: EntryId,
+            meta: &Meta,
+            attrs: &Attrs,
+            losses: &mut Losses,
+        ) -> Result<()> {
+            if path == Path::new(self.2) {
+                let at = if self.2.is_empty() { self.1.clone() } else { self.1.join(path) };
+                fs::rename(&at, at.with_file_name("away")).unwrap();
+                self.3(&at, &self.1.with_file_name("victim"));
+            }
+            self.0.set_meta(path, id, meta, attrs, losses)
+        }
+    }
+
+    #[test]
+    fn what_is_swapped_for_what_was_made_keeps_its_mode_and_times() {
+        let link: fn(&Path, &Path) = |at, victim| std::os::unix::fs::symlink(victim, at).unwrap();
+        let other: fn(&Path, &Path) = |at, victim| fs::rename(victim, at).unwrap();
+        for (at, swap, dir) in [
+            ("", link, false),
+            ("d", link, false),
+            ("pipe", link, false),
+            ("", other, true),
+            ("d", other, true),
+            ("pipe", other, false),
+        ] {
+            let tmp = tempfile::tempdir().unwrap();
+            let [a, b, victim] = ["a", "b", "victim"].map(|name| tmp.path().join(name));
+            fs::create_dir_all(a.join("d")).unwrap();
+            let mode = rustix::fs::Mode::from_raw_mode(0o777);
+            let fifo = rustix::fs::FileType::Fifo;
+            rustix::fs::mknodat(rustix::fs::CWD, a.join("pipe"), fifo, mode, 0).unwrap();
+            if dir {
+                fs::create_dir(&victim).unwrap()
+            } else {
+                fs::write(&victim, "").unwrap()
+            }
+            let held = fs::File::open(&victim).unwrap();
+            for path in [&a, &a.join("d"), &a.join("pipe")] {
+                fs::set_permissions(path, fs::Permissions::from_mode(0o777)).unwrap();
+            }
+            fs::set_permissions(&victim, fs::Permissions::from_mode(0o600)).unwrap();
+            let before = held.metadata().unwrap();
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            let to = Swapped(HostTree::new(&b), b.clone(), at, swap);
+            let (_, not_kept) = copy(&HostTree::new(&a), &to, &Progress::none()).unwrap();
+            let after = held.metadata().unwrap();
+            assert_eq!(after.mode(), before.mode(), "{at:?}: {:o}", after.mode());
+            assert_eq!(after.modified().unwrap(), before.modified().unwrap(), "{at:?}");
+            let said: Vec<String> = not_kept.lines().collect();
+            assert!(said.len() == 1 && said[0].contains("something else"), "{at:?}: {said:?}");
         }
     }
 

@@ -7,7 +7,7 @@ use std::{
     fs::{self, File},
     io::{self, Read, Seek, SeekFrom, Write},
     os::{
-        fd::{AsFd, OwnedFd},
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
         unix::ffi::{OsStrExt, OsStringExt},
     },
     path::{Path, PathBuf},
@@ -23,7 +23,7 @@ use rustix::{
 use crate::{
     below::{Attrs, Below, attrs_at, attrs_of, entries},
     tree::{
-        CHUNK, Meta, Piece, Reader, Sink, View, Writer,
+        CHUNK, EntryId, Meta, Piece, Reader, Sink, View, Writer,
         lost::{LISTS, Losses, Lost, about, may_miss, sort_of},
     },
 };
@@ -229,58 +229,60 @@ impl Reader for HostReader {
     }
 }
 
-/// What was made, by its descriptor, or by its directory and name.
-enum Made<'a> {
-    File(&'a File),
-    Entry { host: &'a HostTree, path: &'a Path, dir: &'a OwnedFd, name: &'a OsStr },
+/// What was made, by its descriptor.
+struct Made<'a> {
+    fd: BorrowedFd<'a>,
+    /// That only names it (`O_PATH`): what is neither a regular file nor a directory that may be listed.
+    named: bool,
 }
 
 impl Made<'_> {
+    /// Where calls that take no such descriptor find it; nowhere in a sandbox without /proc.
+    fn path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.fd.as_raw_fd()))
+    }
+
     fn stat(&self) -> io::Result<Stat> {
-        Ok(match self {
-            Made::File(file) => rustix::fs::fstat(file)?,
-            Made::Entry { dir, name, .. } => rustix::fs::statat(dir, *name, AtFlags::SYMLINK_NOFOLLOW)?,
-        })
+        Ok(rustix::fs::fstat(self.fd)?)
     }
 
     fn chown(&self, uid: Option<u32>, gid: Option<u32>) -> rustix::io::Result<()> {
         let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
-        match self {
-            Made::File(file) => rustix::fs::fchown(file, uid, gid),
-            Made::Entry { dir, name, .. } => {
-                rustix::fs::chownat(dir, *name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)
-            }
-        }
+        rustix::fs::chownat(self.fd, c"", uid, gid, AtFlags::EMPTY_PATH)
     }
 
     fn chmod(&self, perm: u32) -> io::Result<()> {
         let mode = Mode::from_raw_mode(perm);
-        match self {
-            Made::File(file) => rustix::fs::fchmod(file, mode)?,
-            Made::Entry { dir, name, .. } => rustix::fs::chmodat(dir, *name, mode, AtFlags::empty())?,
+        if !self.named {
+            return Ok(rustix::fs::fchmod(self.fd, mode)?);
         }
-        Ok(())
+        match rustix::fs::chmod(self.path(), mode) {
+            // That it has another mode than it is to have is found out afterwards.
+            Err(Errno::NOENT) => Ok(()),
+            done => Ok(done?),
+        }
     }
 
     fn set_times(&self, meta: &Meta) -> io::Result<()> {
         let spec = |t: Time| Timespec { tv_sec: t.secs, tv_nsec: t.nanos.into() };
         let times = Timestamps { last_access: spec(meta.atime), last_modification: spec(meta.mtime) };
-        match self {
-            Made::File(file) => rustix::fs::futimens(file, &times)?,
-            Made::Entry { dir, name, .. } => {
-                rustix::fs::utimensat(dir, *name, &times, AtFlags::SYMLINK_NOFOLLOW)?
-            }
+        if !self.named {
+            return Ok(rustix::fs::futimens(self.fd, &times)?);
         }
-        Ok(())
+        match rustix::fs::utimensat(self.fd, c"", &times, AtFlags::EMPTY_PATH) {
+            // Linux before 5.8.
+            Err(Errno::INVAL) => {
+                Ok(rustix::fs::utimensat(rustix::fs::CWD, self.path(), &times, AtFlags::empty())?)
+            }
+            done => Ok(done?),
+        }
     }
 
     fn set_attr(&self, name: &[u8], value: &[u8]) -> io::Result<()> {
         let (attr, flags) = (OsStr::from_bytes(name), XattrFlags::empty());
-        match self {
-            Made::File(file) => Ok(rustix::fs::fsetxattr(file, attr, value, flags)?),
-            Made::Entry { host, path, .. } => {
-                host.by_path(path, |path| Ok(rustix::fs::lsetxattr(path, attr, value, flags)?))
-            }
+        match self.named {
+            false => Ok(rustix::fs::fsetxattr(self.fd, attr, value, flags)?),
+            true => Ok(rustix::fs::setxattr(self.path(), attr, value, flags)?),
         }
     }
 
@@ -365,7 +367,7 @@ impl Writer for HostWriter {
         if self.hole {
             self.file.set_len(self.at)?;
         }
-        Ok(Made::File(&self.file).set(meta, attrs, losses)?)
+        Ok(Made { fd: self.file.as_fd(), named: false }.set(meta, attrs, losses)?)
     }
 }
 
@@ -374,16 +376,18 @@ impl Sink for HostTree {
         self.full(path).display().to_string()
     }
 
-    fn mkdir(&self, path: &Path) -> Result<()> {
-        match self.at(path, |dir, name| Ok(rustix::fs::mkdirat(dir, name, Mode::RWXU)?)) {
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists && path.as_os_str().is_empty() => {
-                match self.root.is_dir() {
-                    true => Ok(()),
-                    false => Err(e.into()),
-                }
+    fn mkdir(&self, path: &Path) -> Result<EntryId> {
+        Ok(self.at(path, |dir, name| {
+            let made = rustix::fs::mkdirat(dir, name, Mode::RWXU);
+            let there = made == Err(Errno::EXIST) && path.as_os_str().is_empty();
+            if !there {
+                made?;
             }
-            other => Ok(other?),
-        }
+            match entry_at(dir, name)? {
+                (FileKind::Directory, id) => Ok(id),
+                _ => Err(Errno::EXIST.into()),
+            }
+        })?)
     }
 
     fn create(&self, path: &Path) -> Result<Box<dyn Writer + '_>> {
@@ -393,14 +397,20 @@ impl Sink for HostTree {
         Ok(Box::new(HostWriter { file: file.into(), at: 0, hole: false }))
     }
 
-    fn symlink(&self, path: &Path, target: &OsString) -> Result<()> {
-        Ok(self.at(path, |dir, name| Ok(rustix::fs::symlinkat(target, dir, name)?))?)
+    fn symlink(&self, path: &Path, target: &OsString) -> Result<EntryId> {
+        Ok(self.at(path, |dir, name| {
+            rustix::fs::symlinkat(target, dir, name)?;
+            Ok(entry_at(dir, name)?.1)
+        })?)
     }
 
-    fn special(&self, path: &Path, meta: &Meta) -> Result<()> {
+    fn special(&self, path: &Path, meta: &Meta) -> Result<EntryId> {
         let kind = rustix::fs::FileType::from_raw_mode(meta.kind.mode_bits());
         let mode = Mode::RUSR | Mode::WUSR;
-        Ok(self.at(path, |dir, name| Ok(rustix::fs::mknodat(dir, name, kind, mode, meta.rdev)?))?)
+        Ok(self.at(path, |dir, name| {
+            rustix::fs::mknodat(dir, name, kind, mode, meta.rdev)?;
+            Ok(entry_at(dir, name)?.1)
+        })?)
     }
 
     fn link(&self, first: &Path, path: &Path) -> Result<()> {
@@ -420,11 +430,42 @@ impl Sink for HostTree {
         Ok(())
     }
 
-    fn set_meta(&self, path: &Path, meta: &Meta, attrs: &Attrs, losses: &mut Losses) -> Result<()> {
-        let (below, in_base) = self.place(path)?;
-        let (dir, name) = below.at(&in_base, |dir, name| Ok((dir.try_clone()?, name.to_owned())))?;
-        Ok(Made::Entry { host: self, path, dir: &dir, name: &name }.set(meta, attrs, losses)?)
+    fn set_meta(
+        &self,
+        path: &Path,
+        made: EntryId,
+        meta: &Meta,
+        attrs: &Attrs,
+        losses: &mut Losses,
+    ) -> Result<()> {
+        let is_dir = meta.kind == FileKind::Directory;
+        let (fd, named) = self.at(path, |dir, name| {
+            let open =
+                |how| rustix::fs::openat(dir, name, how | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty());
+            match is_dir.then(|| open(OFlags::RDONLY | OFlags::DIRECTORY)) {
+                Some(Ok(fd)) => Ok((fd, false)),
+                _ => Ok((open(OFlags::PATH)?, true)),
+            }
+        })?;
+        // From here on the name, which others may lead elsewhere, is not used.
+        let entry = Made { fd: fd.as_fd(), named };
+        if entry_of(&entry.stat()?) != (meta.kind, made) {
+            losses.push((Lost::Replaced, "is not what was made there".into()));
+            return Ok(());
+        }
+        Ok(entry.set(meta, attrs, losses)?)
     }
+}
+
+/// What an entry is, for telling it from others.
+fn entry_of(stat: &Stat) -> (FileKind, EntryId) {
+    let meta = meta_of(stat);
+    (meta.kind, EntryId { dev: meta.dev, ino: meta.ino })
+}
+
+/// The same of what is called `name`, no link followed.
+fn entry_at(dir: &OwnedFd, name: &OsStr) -> io::Result<(FileKind, EntryId)> {
+    Ok(entry_of(&rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?))
 }
 
 /// Refuses a destination that exists and is not an empty directory.
@@ -465,7 +506,10 @@ mod tests {
         let old = Time { secs: -5, nanos: 7 };
         let mut meta = HostTree::new(&a).meta(Path::new("sub/file")).unwrap();
         (meta.mtime, meta.perm) = (old, 0o4755);
-        HostTree::new(&a).set_meta(Path::new("sub/file"), &meta, &Attrs::new(), &mut Losses::new()).unwrap();
+        let id = EntryId { dev: meta.dev, ino: meta.ino };
+        let (path, losses) = (Path::new("sub/file"), &mut Losses::new());
+        HostTree::new(&a).set_meta(path, id, &meta, &Attrs::new(), losses).unwrap();
+        assert_eq!(*losses, []);
 
         let (count, not_kept) = copy(&HostTree::new(&a), &HostTree::new(&b), &Progress::none()).unwrap();
         assert_eq!((count.dirs, count.files), (3, 3));

@@ -13,7 +13,7 @@ use pando_fs::{Attr, Caller, FileHandle, FileKind, Fs, Ino, ROOT, Seek, SetAttr,
 use crate::{
     below::Attrs,
     tree::{
-        Meta, Piece, Reader, Sink, View, Writer,
+        EntryId, Meta, Piece, Reader, Sink, View, Writer,
         lost::{LISTS, Losses, about, may_miss, sort_of},
     },
 };
@@ -360,13 +360,13 @@ impl Sink for Image<'_> {
         self.full(path).display().to_string()
     }
 
-    fn mkdir(&self, path: &Path) -> Result<()> {
+    fn mkdir(&self, path: &Path) -> Result<EntryId> {
         let is_root = path.as_os_str().is_empty();
         match self.lookup(path) {
             Ok(attr) => {
                 self.fs.forget(attr.ino, 1);
                 if is_root && attr.kind == FileKind::Directory {
-                    return Ok(());
+                    return Ok(id(attr.ino));
                 }
                 bail!("{}: exists", self.full(path).display());
             }
@@ -375,7 +375,7 @@ impl Sink for Image<'_> {
         }
         let attr = self.make(path, |dir, name| self.fs.mkdir(&self.caller, dir, name, 0o700))?;
         self.fs.forget(attr.ino, 1);
-        Ok(())
+        Ok(id(attr.ino))
     }
 
     fn create(&self, path: &Path) -> Result<Box<dyn Writer + '_>> {
@@ -386,18 +386,18 @@ impl Sink for Image<'_> {
         Ok(Box::new(ImageWriter { file, at: 0, written: 0 }))
     }
 
-    fn symlink(&self, path: &Path, target: &OsString) -> Result<()> {
+    fn symlink(&self, path: &Path, target: &OsString) -> Result<EntryId> {
         let attr = self.make(path, |dir, name| self.fs.symlink(&self.caller, dir, name, target))?;
         self.fs.forget(attr.ino, 1);
-        Ok(())
+        Ok(id(attr.ino))
     }
 
-    fn special(&self, path: &Path, meta: &Meta) -> Result<()> {
+    fn special(&self, path: &Path, meta: &Meta) -> Result<EntryId> {
         let mode = meta.kind.mode_bits() | 0o600;
         let rdev = u32::try_from(meta.rdev).context("a device number beyond 32 bits")?;
         let attr = self.make(path, |dir, name| self.fs.mknod(&self.caller, dir, name, mode, rdev))?;
         self.fs.forget(attr.ino, 1);
-        Ok(())
+        Ok(id(attr.ino))
     }
 
     fn link(&self, first: &Path, path: &Path) -> Result<()> {
@@ -418,12 +418,24 @@ impl Sink for Image<'_> {
         Ok(cleared?)
     }
 
-    fn set_meta(&self, path: &Path, meta: &Meta, attrs: &Attrs, losses: &mut Losses) -> Result<()> {
+    fn set_meta(
+        &self,
+        path: &Path,
+        _: EntryId,
+        meta: &Meta,
+        attrs: &Attrs,
+        losses: &mut Losses,
+    ) -> Result<()> {
+        // Nobody else has the image, so a path leads to what was made there.
         let attr = self.lookup(path)?;
         let done = finish(self.fs, attr.ino, meta, None, (attrs, losses));
         self.fs.forget(attr.ino, 1);
         done
     }
+}
+
+fn id(ino: u64) -> EntryId {
+    EntryId { dev: 0, ino }
 }
 
 fn is_missing(e: &anyhow::Error) -> bool {

@@ -23,10 +23,12 @@ pub enum Lost {
     Time,
     /// A device node, pipe, socket or symbolic link, which is left out.
     Special,
+    /// All that belongs to a directory or special file: somebody has put something else in its place.
+    Replaced,
 }
 
 /// How the sorts are called when there are some, in the order of [`Lost`].
-const NAMES: [&str; 7] = [
+const NAMES: [&str; 8] = [
     "hard links became files of their own",
     "extended attributes were not kept",
     "access control lists were not kept",
@@ -34,6 +36,7 @@ const NAMES: [&str; 7] = [
     "modes were not kept",
     "times were not kept to the nanosecond",
     "device nodes, pipes, sockets or symbolic links were left out",
+    "directories or special files were replaced by something else meanwhile, which was left as it is",
 ];
 
 /// Names of the attributes that are access control lists.

@@ -58,6 +58,15 @@ pub struct Meta {
     pub nlink: u64,
 }
 
+/// What was made, to be told from what is put in its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EntryId {
+    /// Number of the file system that it lies on.
+    pub dev: u64,
+    /// Inode number.
+    pub ino: u64,
+}
+
 /// One step of reading a file.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Piece {
@@ -122,19 +131,27 @@ pub trait Sink {
     fn show(&self, path: &Path) -> String;
     /// Makes a directory, whose owner, mode and times [`Sink::set_meta`] sets. Fails if it exists, except for the
     /// root.
-    fn mkdir(&self, path: &Path) -> Result<()>;
+    fn mkdir(&self, path: &Path) -> Result<EntryId>;
     /// Makes a regular file.
     fn create(&self, path: &Path) -> Result<Box<dyn Writer + '_>>;
     /// Makes a symbolic link.
-    fn symlink(&self, path: &Path, target: &OsString) -> Result<()>;
+    fn symlink(&self, path: &Path, target: &OsString) -> Result<EntryId>;
     /// Makes a device node, pipe or socket.
-    fn special(&self, path: &Path, meta: &Meta) -> Result<()>;
+    fn special(&self, path: &Path, meta: &Meta) -> Result<EntryId>;
     /// Gives the file `first` another name, `path`.
     fn link(&self, first: &Path, path: &Path) -> Result<()>;
     /// Removes the access lists that `path` has inherited from the directory that it was made in.
     fn clear_access_lists(&self, path: &Path) -> Result<()>;
-    /// Sets owner, attributes, mode and times of what was made; what cannot be set is added to `losses`.
-    fn set_meta(&self, path: &Path, meta: &Meta, attrs: &Attrs, losses: &mut Losses) -> Result<()>;
+    /// Sets owner, attributes, mode and times of `made`; what cannot be set is added to `losses`, also that something
+    /// else is at `path` by now, which stays as it is.
+    fn set_meta(
+        &self,
+        path: &Path,
+        made: EntryId,
+        meta: &Meta,
+        attrs: &Attrs,
+        losses: &mut Losses,
+    ) -> Result<()>;
 }
 
 /// Files and bytes of a tree.

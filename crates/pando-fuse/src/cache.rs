@@ -202,6 +202,11 @@ impl Caches {
         direct
     }
 
+    /// Whether somebody has the file open.
+    pub(crate) fn is_open(&self, ino: u64) -> bool {
+        self.inodes.lock().get(&ino).is_some_and(|state| state.opens > 0)
+    }
+
     /// The state of all inodes, at a moment when nobody fills the page cache of this one.
     fn not_filling(&self, ino: u64) -> MutexGuard<'_, HashMap<u64, InodeCache>> {
         let mut inodes = self.inodes.lock();

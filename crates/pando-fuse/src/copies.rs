@@ -48,7 +48,7 @@ pub(crate) fn answer(shared: &Arc<MountState>, c: &Context, copy: Copy) -> Answe
         }
         let copy = || shared.fs.copy_file_range(&caller, ino_in, offset_in, ino_out, offset_out, len);
         // The kernel drops the pages of what was copied, which may be a part.
-        let copied = shared.refused.around_part(ino_out, offset_out, copy);
+        let copied = shared.refused.around_part(ino_out, offset_out, false, copy);
         if shared.set_id_bits(ino_out) != before {
             shared.bits_dropped(ino_out);
         }

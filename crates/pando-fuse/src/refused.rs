@@ -6,8 +6,9 @@
 //! something of a file is noted, no sync of it succeeds; what is noted is stored as soon as there is room for it,
 //! with what the page cache has at that time, unless the file was changed there meanwhile. The kernel may drop a page
 //! that it takes for clean. If it then asks for it, what was in it is gone: that is noted too, and never tried again
-//! with the bytes that the server itself has given. Notes are bounded; a file with more of them than there is room
-//! for cannot be synced until the kernel forgets it. `writes` does what is noted here. Uses `ending` and `transport`.
+//! with the bytes that the server itself has given. It stays noted until nobody has the file open, as the kernel writes
+//! whole pages, of which a program may have changed a byte. Notes are bounded; a file with more of them than there is
+//! room for cannot be synced until the kernel forgets it. `writes` does what is noted here. Uses `ending` and `transport`.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -146,6 +147,11 @@ impl RefusedFile {
         self.all.load(Ordering::Relaxed) < MAX_RANGES
     }
 
+    /// The kernel's pages of a range are stored: the bytes that it had of its own, and those that the server gave it.
+    fn stored(&mut self, range: &Range<u64>) {
+        self.note(|file| file.kept.remove(range));
+    }
+
     /// The kernel has asked for a range, so it has nothing of it.
     fn asked_for(&mut self, range: &Range<u64>) {
         for met in self.kept.meeting(range) {
@@ -232,7 +238,7 @@ impl Refused {
         T: Succeeds,
     {
         let Some(file) = self.of(ino) else { return work() };
-        let mut file = file.lock();
+        let mut file = held(&file);
         let outcome = work();
         file.changes += 1;
         if outcome.succeeds() {
@@ -241,22 +247,25 @@ impl Refused {
         outcome
     }
 
-    /// The same for what stores at `offset`, of which as many bytes are what was meant as it gives.
+    /// The same for what stores at `offset`, of which as many bytes are what was meant as it gives; of pages of the
+    /// kernel's (`of_pages`) that is not known, where it had dropped them before.
     pub(crate) fn around_part<N, E>(
         &self,
         ino: u64,
         offset: u64,
+        of_pages: bool,
         work: impl FnOnce() -> Result<N, E>,
     ) -> Result<N, E>
     where
         N: Copy + Into<u64>,
     {
         let Some(file) = self.of(ino) else { return work() };
-        let mut file = file.lock();
+        let mut file = held(&file);
         let outcome = work();
         file.changes += 1;
         if let Ok(stored) = &outcome {
-            file.remove(&(offset..offset.saturating_add((*stored).into())));
+            let range = offset..offset.saturating_add((*stored).into());
+            if of_pages { file.stored(&range) } else { file.remove(&range) }
         }
         outcome
     }
@@ -265,6 +274,16 @@ impl Refused {
     pub(crate) fn asked_for(&self, ino: u64, range: &Range<u64>) {
         if let Some(file) = self.of(ino) {
             held(&file).asked_for(range);
+        }
+    }
+
+    /// A file was closed: `is_open` says whether somebody still has it open. If not, nobody builds on what is gone, and
+    /// whoever had it open was told at a sync or at its close.
+    pub(crate) fn closed(&self, ino: u64, is_open: impl FnOnce() -> bool) {
+        let Some(file) = self.of(ino) else { return };
+        let mut file = held(&file);
+        if !is_open() {
+            file.note(|file| file.gone = Ranges::default());
         }
     }
 
@@ -282,7 +301,7 @@ impl Refused {
     /// Why something of the file is stored nowhere, if it waits for that.
     pub(crate) fn why_it_waits(&self, ino: u64) -> Option<Errno> {
         let file = self.of(ino)?;
-        let file = file.lock();
+        let file = held(&file);
         file.waits().then_some(Errno(file.errno))
     }
 
@@ -293,7 +312,7 @@ impl Refused {
 
     /// Error if something of the file is stored nowhere; then it is tried again soon.
     pub(crate) fn may_sync(&self, ino: u64) -> Outcome<()> {
-        match self.of(ino).and_then(|file| file.lock().why()) {
+        match self.of(ino).and_then(|file| held(&file).why()) {
             None => Ok(()),
             Some(e) => {
                 self.wake.notify_all();
@@ -317,8 +336,6 @@ impl Refused {
         }
         let has_room = file.has_room();
         file.note(|file| {
-            // The kernel has got it anew.
-            file.gone.remove(range);
             if has_room {
                 file.kept.add(range);
             }
@@ -365,7 +382,7 @@ impl Refused {
                     continue; // and so it is where it was read from what is stored
                 }
                 match if data.is_empty() { Ok(()) } else { write(ino, range.start, &data) } {
-                    Ok(()) => file.remove(&range),
+                    Ok(()) => file.stored(&range),
                     Err(Errno(libc::ESTALE)) => file.remove(&(0..u64::MAX)),
                     Err(Errno(errno)) => {
                         file.errno = errno;
@@ -529,11 +546,26 @@ mod tests {
         assert_eq!(stored, [(10, 10), (25, 15)]);
         assert_eq!((refused.may_sync(1), refused.count(), ranges()), (Err(Errno(libc::EIO)), 1, 1));
         assert!(!refused.may_wait(1) && refused.why_it_waits(1).is_none());
-        // A part of it is written again, and refused again.
-        refused.note(1, &(22..30), libc::ENOSPC);
-        assert_eq!((kept(&refused, 1), ranges()), (vec![(22, 30)], 2));
-        refused.around_part(1, 20, || Ok::<u32, ()>(10)).unwrap();
+        // The page of which a part is gone is changed, and refused again, and then stored: as it is to be, or not.
+        refused.note(1, &(18..30), libc::ENOSPC);
+        assert_eq!((kept(&refused, 1), ranges()), (vec![(18, 30)], 2));
+        let write = |of_pages| refused.around_part(1, 18, of_pages, || Ok::<u32, ()>(12)).unwrap();
+        write(true);
+        assert_eq!((refused.may_sync(1), refused.count(), ranges()), (Err(Errno(libc::EIO)), 1, 1));
+        refused.note(1, &(18..30), libc::ENOSPC);
+        refused.round(|_, _| Ok(vec![1; 12]), |_, _, _| Ok(()));
+        assert_eq!((refused.may_sync(1), refused.count(), ranges()), (Err(Errno(libc::EIO)), 1, 1));
+        // Bytes of a program's.
+        write(false);
         assert!(refused.may_sync(1).is_ok() && refused.count() == 0 && ranges() == 0);
+        // Somebody closes it, and then the last one; what the kernel still has is kept.
+        refused.note(1, &(10..40), libc::ENOSPC);
+        refused.asked_for(1, &(0..20));
+        refused.closed(1, || true);
+        assert_eq!((refused.may_sync(1), ranges()), (Err(Errno(libc::EIO)), 2));
+        refused.closed(1, || false);
+        assert_eq!((refused.may_sync(1), ranges()), (Err(Errno(libc::ENOSPC)), 1));
+        refused.around(1, 0..u64::MAX, || Ok::<_, ()>(())).unwrap();
         // The kernel forgets it.
         refused.note(1, &(10..40), libc::ENOSPC);
         refused.asked_for(1, &(0..20));

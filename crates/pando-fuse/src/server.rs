@@ -403,6 +403,7 @@ impl Handler for Server {
         self.shared.openers.closed(handle);
         self.shared.creators.closed(handle, || self.fs().size(ino).unwrap_or_default());
         let direct = self.shared.caches.released(ino, handle, flags);
+        self.shared.refused.closed(ino, || self.shared.caches.is_open(ino));
         self.fs().release(ino, FileHandle(handle));
         let writes = self.shared.caches.writeback() && flags & libc::O_ACCMODE != libc::O_RDONLY;
         // Then the kernel is told to ask again.

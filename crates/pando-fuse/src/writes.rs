@@ -130,7 +130,7 @@ impl MountState {
     /// Writes what a program or the kernel gives.
     fn write_data(self: &Arc<Self>, w: &Write<'_>) -> Outcome<u32> {
         let range = w.offset..w.offset.saturating_add(w.data.len() as u64);
-        let outcome = self.refused.around_part(w.ino, w.offset, || self.write_range(w));
+        let outcome = self.refused.around_part(w.ino, w.offset, w.writeback, || self.write_range(w));
         if let (true, Err(e)) = (w.writeback, &outcome) {
             self.refuse(w.ino, &range, e.0);
         }

@@ -26,6 +26,11 @@ fn write_seen(w: &World, path: &str, data: &[u8]) -> bool {
     false
 }
 
+/// Moments of a merge, and again in the next rounds: beside other load a writer may come too late for all of them.
+fn rounds() -> impl Iterator<Item = (usize, u64)> {
+    (0..10).flat_map(|round| MOMENTS.into_iter().map(move |micros| (round, micros)))
+}
+
 fn set_long(w: &World, path: &str, byte: u8) {
     w.on(path, |a| w.fs.set_xattr(&w.me, a.ino, "user.long".as_ref(), &[byte; 3000], 0)).unwrap();
 }
@@ -47,7 +52,10 @@ fn two_names(w: &World) {
 fn what_somebody_writes_to_a_file_of_several_names_beside_a_large_merge_is_not_lost() {
     for case in ["content", "removed", "directory removed", "a name outside", "in a root"] {
         let (mut merged, mut conflict) = (0, 0);
-        for micros in MOMENTS {
+        for (round, micros) in rounds() {
+            if round > 0 && conflict > 0 {
+                break;
+            }
             let changes = |w: &World| {
                 match case {
                     "in a root" => {
@@ -183,7 +191,10 @@ fn a_long_value_of_an_attribute_meets_a_writer_beside_a_large_merge() {
     let fork = |path: &str| path.replacen("/s", "/f", 1);
     for (path, content) in paths.iter().map(|path| (*path, false)).chain([("/s/x", true)]) {
         let (mut merged, mut conflict) = (0, 0);
-        for micros in MOMENTS {
+        for (round, micros) in rounds() {
+            if round > 0 && (content || conflict > 0) {
+                break;
+            }
             let changes = |w: &World| {
                 w.mkdir("/s");
                 let more = |w: &World| {

@@ -6,9 +6,10 @@
 //! something of a file is noted, no sync of it succeeds; what is noted is stored as soon as there is room for it,
 //! with what the page cache has at that time, unless the file was changed there meanwhile. The kernel may drop a page
 //! that it takes for clean. If it then asks for it, what was in it is gone: that is noted too, and never tried again
-//! with the bytes that the server itself has given. It stays noted until nobody has the file open, as the kernel writes
-//! whole pages, of which a program may have changed a byte. Notes are bounded; a file with more of them than there is
-//! room for cannot be synced until the kernel forgets it. `writes` does what is noted here. Uses `ending` and `transport`.
+//! with the bytes that the server itself has given. It stays noted until nobody has the file open, as the kernel
+//! writes whole pages, of which a program may have changed a byte. Notes are bounded; a file with more of them than
+//! there is room for cannot be synced until the kernel forgets it. `writes` does what is noted here. Uses `ending`
+//! and `transport`.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},

@@ -138,9 +138,9 @@ impl Engine {
     }
 
     /// Space that the last deletes may not take, so that what releases others' deletes goes through when nothing else
-    /// does any more: that of its edit, and a little. Where more nodes are shared than an edit changes, and deletes have
-    /// given nothing back, one more may have as many copied as an edit can, and the old ones stay: room for that is kept
-    /// as well. Else there is little to release, and not much is kept, for such a store is to be emptied too.
+    /// does any more: that of its edit, and a little. Where more nodes are shared than an edit changes, and deletes
+    /// have given nothing back, one more may have as many copied as an edit can, and the old ones stay: room for that
+    /// is kept as well. Else there is little to release, and not much is kept, for such a store is to be emptied too.
     fn release_room(&self, last: &LastDeletes) -> u64 {
         let edit = self.least_edit_room();
         let shared = || self.superversion.read().tree.table.shared();

@@ -53,6 +53,11 @@ struct Nameless {
     nlink: u32,
 }
 
+/// Whether something is not as a batch expects it, or cannot be read: then the next attempt expects nothing.
+pub(crate) fn overtakes(e: &pando_db::Error) -> bool {
+    matches!(e, pando_db::Error::Conflict { .. }) || e.is_damage()
+}
+
 impl Fs {
     /// Adds a mark that the names in a lineage have to be counted, whose root has this contents prefix then.
     pub(crate) fn mark_uncounted(&self, batch: &mut Batch, contents: &[u8]) -> Result<u64> {
@@ -113,7 +118,8 @@ impl Fs {
     ///
     /// Others may link files in the directory meanwhile, whose data leaves its contents then: where nothing is to be
     /// cloned the batch expects that it stays so, and [`Fs::write_unless_overtaken`] writes it. Where an attempt was
-    /// `overtaken`, all is cloned that there may be.
+    /// `overtaken`, or it cannot be read whether there are any, all is cloned that there may be: nothing, if there
+    /// never was a linked file.
     pub(crate) fn clones_of_links(
         &self,
         batch: &mut Batch,
@@ -123,17 +129,26 @@ impl Fs {
     ) -> Result<Vec<(Bytes, Bytes)>> {
         let domain = self.domain(at);
         let names = domain.index(source)?;
-        if !overtaken && self.links_below(at, source)?.is_none() {
-            batch.expect_empty(names);
+        if !overtaken {
+            match self.links_below(at, source) {
+                Ok(Some(_)) => {}
+                Err(Error::Engine(e)) if overtakes(&e) => {}
+                Err(e) => return Err(e),
+                Ok(None) => {
+                    batch.expect_empty(names);
+                    return Ok(Vec::new());
+                }
+            }
+        } else if !self.has_links() {
             return Ok(Vec::new());
         }
         Ok(copies_of_links(&domain.contents, names, contents).into())
     }
 
-    /// Writes what expects that no file was linked meanwhile.
-    pub(crate) fn write_unless_overtaken(&self, batch: Batch) -> Result<(), Obstacle> {
+    /// Writes what expects that no file was linked meanwhile, unless an attempt was `overtaken` before.
+    pub(crate) fn write_unless_overtaken(&self, batch: Batch, overtaken: bool) -> Result<(), Obstacle> {
         match self.db.write(batch) {
-            Err(pando_db::Error::Conflict { .. }) => Err(Obstacle::Overtaken),
+            Err(e) if !overtaken && overtakes(&e) => Err(Obstacle::Overtaken),
             written => Ok(written?),
         }
     }

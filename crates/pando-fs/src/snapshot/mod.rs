@@ -11,6 +11,7 @@ use std::ffi::{OsStr, OsString};
 use pando_db::Batch;
 
 use crate::{
+    census::overtakes,
     error::{Error, Result, show},
     family::{Family, SNAPSHOTS, damaged, decode_snapshot, encode_snapshot},
     inode::{InodeRef, Link},
@@ -123,7 +124,7 @@ impl Fs {
             let by = Rights::from(by);
             let info = self.add_snapshot(&mut batch, by, &place, &family, (new, now), overtaken)?;
             match self.db.write(batch) {
-                Err(pando_db::Error::Conflict { .. }) => overtaken = true,
+                Err(e) if !overtaken && overtakes(&e) => overtaken = true,
                 written => break written.map(|()| info)?,
             }
         };
@@ -172,7 +173,7 @@ impl Fs {
             let turn = self.sole_turn();
             let by = Rights::from(by);
             let info = self.add_snapshot(&mut batch, by, &place, &family, (new, now), tries.overtaken)?;
-            self.write_unless_overtaken(batch)?;
+            self.write_unless_overtaken(batch, tries.overtaken)?;
             drop(turn);
             self.snapshots_changed(&family_dir, now);
             self.tree_cloned(now);

@@ -142,7 +142,7 @@ impl Fs {
             Self::change_dir(&mut batch, &at, &touched);
             batch.put(system::cloned(), now.encode());
             let reserved = self.reserve_alone(&turn, &mut batch, bill)?;
-            self.write_unless_overtaken(batch)?;
+            self.write_unless_overtaken(batch, tries.overtaken)?;
             reserved.paid();
             drop(turn);
             self.tree_cloned(now);

@@ -129,17 +129,17 @@ impl Fs {
     ) -> Result<Vec<(Bytes, Bytes)>> {
         let domain = self.domain(at);
         let names = domain.index(source)?;
-        if !overtaken {
-            match self.links_below(at, source) {
-                Ok(Some(_)) => {}
-                Err(Error::Engine(e)) if overtakes(&e) => {}
-                Err(e) => return Err(e),
-                Ok(None) => {
-                    batch.expect_empty(names);
-                    return Ok(Vec::new());
-                }
+        let any = match overtaken {
+            true => self.has_links(),
+            false => match self.links_below(at, source) {
+                Err(Error::Engine(e)) if overtakes(&e) => true,
+                found => found?.is_some(),
+            },
+        };
+        if !any {
+            if !overtaken {
+                batch.expect_empty(names);
             }
-        } else if !self.has_links() {
             return Ok(Vec::new());
         }
         Ok(copies_of_links(&domain.contents, names, contents).into())

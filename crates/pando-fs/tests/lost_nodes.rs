@@ -110,22 +110,22 @@ fn snapshots_of_directories_that_are_gone_are_listed_beside_damage() {
     assert!(failed > 0 && one_of_two > 0, "nothing was tested");
 }
 
-/// A clone reads what stands at its two ends, and not where names of linked files would be said, if there were any.
+/// A clone needs what stands at its two ends, and no other node, whichever is lost.
 #[test]
 fn a_directory_whose_place_can_be_read_can_be_cloned_beside_damage() {
     let device = Arc::new(MemDevice::new(SIZE));
     Fs::format(device.clone(), &FormatOptions::default().node_size(16 << 10)).unwrap();
     let options = || MountOptions::default().background(false);
     let w = World::over(Fs::open(device.clone(), options()).unwrap());
-    for dir in ["/a", "/a/source", "/z"] {
-        w.mkdir(dir);
-        for i in 0..FILES {
-            w.put(&format!("{dir}/{}", name(i)), &pattern(700, i as u8));
-        }
-    }
-    // Between those names and the directories.
+    // A root of names of its own, far from where the store keeps what it needs to be opened.
+    w.mkdir("/empty");
+    w.clone_tree("/empty", "/a", false).unwrap();
+    w.mkdir("/a/source");
     for i in 0..FILES {
-        w.create(&format!("/0{}", name(i))).unwrap();
+        // Between where the names would be and the directory.
+        w.create(&format!("/a/0{}", name(i))).unwrap();
+        w.put(&format!("/a/source/{}", name(i)), &pattern(700, i as u8));
+        w.put(&format!("/{}", name(i)), &pattern(700, i as u8));
     }
     w.fs.db().settle().unwrap();
     let nodes = w.fs.db().inspect(&Default::default()).unwrap().nodes;

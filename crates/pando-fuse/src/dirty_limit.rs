@@ -5,7 +5,8 @@
 //! on a busy processor, for single pages. Where the server is fast it may be more than the kernel offers, as writers
 //! would wait for each request otherwise. Guarantees that what the kernel may keep follows the speed at which pages
 //! were taken while they came without a pause, between [`LEAST_BYTES`] and what a mount may have: it is less where
-//! clones and syncs are made, [`SHORT_MOMENT`] instead of [`MOMENT`]. And that it is no more than [`START_BYTES`] when
+//! clones and syncs are made, [`SHORT_MOMENT`] instead of [`MOMENT`] and at least [`LEAST_WHILE_WAITED_BYTES`], since a
+//! clone waits until that is taken two or three times over. And that it is no more than [`START_BYTES`] when
 //! nothing was written for [`IDLE`], because whoever writes next may be slower: what lies above a limit that falls has
 //! all writers wait until it is written. Uses nothing.
 
@@ -20,10 +21,12 @@ use parking_lot::Mutex;
 /// What the server is to take in this time may be kept.
 const MOMENT: Duration = Duration::from_millis(50);
 /// The same as long as somebody has waited for what is kept within [`MEMORY`].
-const SHORT_MOMENT: Duration = Duration::from_millis(20);
+const SHORT_MOMENT: Duration = Duration::from_millis(8);
 const MEMORY: Duration = Duration::from_secs(10);
-/// However slow the server is. (With half of it, a writer of single pages was slower by a quarter.)
+/// However slow the server is. (With half of it, a writer of single pages alone was slower by a quarter.)
 const LEAST_BYTES: u64 = 1 << 20;
+/// The same as long as somebody has waited.
+const LEAST_WHILE_WAITED_BYTES: u64 = 384 << 10;
 /// However fast it is, but for where the kernel offers more.
 const MOST_BYTES: u64 = 64 << 20;
 /// And at most so many times what that offers, a count.
@@ -92,9 +95,10 @@ impl Speed {
             return None;
         }
         let short = self.waited.is_some_and(|waited| to.saturating_duration_since(waited) < MEMORY);
-        let moment = if short { SHORT_MOMENT } else { MOMENT };
+        let (moment, least) =
+            if short { (SHORT_MOMENT, LEAST_WHILE_WAITED_BYTES) } else { (MOMENT, LEAST_BYTES) };
         let moment = u128::from(self.bytes) * moment.as_micros() / worked.as_micros().max(1);
-        let wanted = u64::try_from(moment).unwrap_or(u64::MAX).max(LEAST_BYTES).min(most);
+        let wanted = u64::try_from(moment).unwrap_or(u64::MAX).max(least).min(most);
         // Each small change would cost a call.
         let differs = wanted < self.limit / 4 * 3 || wanted > self.limit / 4 * 5;
         let limit = if differs { wanted } else { self.limit };
@@ -107,10 +111,10 @@ impl Speed {
     fn waits(&mut self, now: Instant) -> Option<u64> {
         let before = self.waited.replace(now);
         let first = before.is_none_or(|before| now.saturating_duration_since(before) >= MEMORY);
-        let share = self.limit / MOMENT.as_millis() as u64 * SHORT_MOMENT.as_millis() as u64;
-        (first && share >= START_BYTES).then(|| {
-            self.limit = share;
-            share
+        (first && self.limit > START_BYTES).then(|| {
+            let share = self.limit / MOMENT.as_millis() as u64 * SHORT_MOMENT.as_millis() as u64;
+            self.limit = share.max(START_BYTES);
+            self.limit
         })
     }
 
@@ -239,11 +243,14 @@ mod tests {
         let mut speed = Speed::new(START_BYTES, Instant::now());
         assert_eq!(speed.waits(speed.last), None, "little is kept anyway");
         limits(&mut speed, 1000, ms(1), Duration::ZERO);
-        assert!((19 * MIB..21 * MIB).contains(&speed.limit), "{speed:?}");
-        limits(&mut speed, 10_000, ms(1), Duration::ZERO);
-        assert!((49 * MIB..51 * MIB).contains(&speed.limit), "nobody has waited for ten seconds: {speed:?}");
+        assert!((15 * MIB / 2..17 * MIB / 2).contains(&speed.limit), "{speed:?}");
+        // 10 MB a second.
+        limits(&mut speed, 10, ms(100), Duration::ZERO);
+        assert_eq!(speed.limit, LEAST_WHILE_WAITED_BYTES);
+        limits(&mut speed, 100_000, Duration::from_micros(200), Duration::ZERO);
+        assert_eq!(speed.limit, 64 * MIB, "nobody has waited for ten seconds");
         let wanted = speed.waits(speed.last);
-        assert!((19 * MIB..21 * MIB).contains(&wanted.unwrap_or_default()), "{wanted:?}");
+        assert!((10 * MIB..11 * MIB).contains(&wanted.unwrap_or_default()), "{wanted:?}");
         assert_eq!(speed.waits(speed.last), None);
     }
 

@@ -27,7 +27,7 @@ use std::{
         atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc,
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use pando_fs::Time;
@@ -37,6 +37,8 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, Timespec, Timestamps, U
 const MAX_LEFT_BEHIND: usize = 8;
 /// The same, where only root can, a count. So no user keeps the pages of others from being written out this way.
 const MAX_LEFT_BY_ROOT: usize = 2 * MAX_LEFT_BEHIND;
+/// Threads that write out the pages of several files at once, a count.
+const LANES: usize = 4;
 /// Threads that may close files whose pages are written out, while nobody waits for them, a count.
 const MAX_CLOSING: usize = 32;
 /// Files that such a thread closes at its end, a count; what else it opens is closed at once.
@@ -195,12 +197,36 @@ impl Inside {
     /// the files that could not be opened; if the kernel asks somebody else whether they may be (fanotify(7)), no
     /// longer than `patience` is waited for that, and then a thread stays as in [`Inside::read_apart`].
     ///
+    /// Up to [`LANES`] threads do it, each for its share of the files: in turn, the last file would be written with
+    /// all that became dirty while the others were.
+    ///
     /// When a file is closed, the kernel writes what has become dirty meanwhile, and waits for all of it. That is not
-    /// waited for here, for up to [`MAX_OPEN`] files and unless about [`MAX_CLOSING`] threads are at it. Until then the
-    /// mount is busy, as it mostly is by whoever makes pages dirty.
+    /// waited for here, for up to [`MAX_OPEN`] files a thread and unless about [`MAX_CLOSING`] threads are at it. Until
+    /// then the mount is busy, as it mostly is by whoever makes pages dirty.
     pub(crate) fn write_out(&self, files: &[u64], patience: Duration) -> io::Result<Vec<u64>> {
+        let lanes = files.len().min(LANES);
+        let (mut begun, mut left) = (Vec::new(), Vec::new());
+        for lane in 0..lanes {
+            let share: Vec<u64> = files.iter().skip(lane).step_by(lanes).copied().collect();
+            match self.begin_write_out(share.clone()) {
+                Ok(write_out) => begun.push(write_out),
+                Err(e) if begun.is_empty() => return Err(e),
+                Err(_) => left.extend(share),
+            }
+        }
+        let mut closing = Vec::new();
+        for write_out in begun {
+            closing.extend(write_out.wait(patience, &mut left));
+        }
+        let until = Instant::now() + PATIENCE_TO_CLOSE;
+        closing.into_iter().for_each(|write_out| write_out.wait_for_close(&self.closing, until));
+        Ok(left)
+    }
+
+    /// Begins to do so for a share of the files.
+    fn begin_write_out(&self, files: Vec<u64>) -> io::Result<WriteOut> {
         let (tell, told) = mpsc::channel();
-        let asked = files.to_vec();
+        let asked = files.clone();
         let closing = Begun { all: self.closing.clone(), over: Arc::default() };
         let closes = closing.clone();
         let thread = self.begin(MAX_LEFT_BY_ROOT, move |root| {
@@ -229,34 +255,7 @@ impl Inside {
             closes.ended();
             let _ = tell.send(PageStep::Closed);
         })?;
-        let (mut left, mut waiting) = (Vec::new(), files.iter().copied());
-        let (mut at, mut writing) = (waiting.next(), false);
-        loop {
-            let may_leave = self.closing.load(Ordering::Relaxed) < MAX_CLOSING;
-            let step = match (writing, at) {
-                (true, _) => told.recv().ok(),
-                (false, None) if may_leave => told.recv_timeout(PATIENCE_TO_CLOSE).ok(),
-                (false, None) => told.recv().ok(),
-                (false, Some(_)) => told.recv_timeout(patience).ok(),
-            };
-            match step {
-                Some(PageStep::Begun) => writing = true,
-                Some(PageStep::Done { failed }) => {
-                    left.extend(at.filter(|_| failed));
-                    (at, writing) = (waiting.next(), false);
-                }
-                Some(PageStep::Closed) => return Ok(left),
-                None if at.is_none() => {
-                    closing.leave();
-                    return Ok(left);
-                }
-                None => {
-                    thread.leave();
-                    left.extend(at.into_iter().chain(waiting));
-                    return Ok(left);
-                }
-            }
-        }
+        Ok(WriteOut { files, told, thread, closing })
     }
 
     /// Begins `work` in a thread apart, with the root of the mount. EAGAIN if as many as `most` wait for the kernel
@@ -278,6 +277,54 @@ impl Inside {
             own.ended();
         })?;
         Ok(begun)
+    }
+}
+
+/// A thread that has the pages of some files written out.
+struct WriteOut {
+    files: Vec<u64>,
+    told: mpsc::Receiver<PageStep>,
+    thread: Begun,
+    /// The same thread, as one that closes files.
+    closing: Begun,
+}
+
+impl WriteOut {
+    /// Waits until the pages are written, and no longer than `patience` for a file to be opened. Those that could not
+    /// be are added to `left`. Gives the thread back if it may still have files to close.
+    fn wait(self, patience: Duration, left: &mut Vec<u64>) -> Option<WriteOut> {
+        let (mut waiting, mut writing) = (self.files.iter().copied(), false);
+        let mut at = waiting.next();
+        while let Some(ino) = at {
+            let step = match writing {
+                true => self.told.recv().ok(),
+                false => self.told.recv_timeout(patience).ok(),
+            };
+            match step {
+                Some(PageStep::Begun) => writing = true,
+                Some(PageStep::Done { failed }) => {
+                    left.extend(failed.then_some(ino));
+                    (at, writing) = (waiting.next(), false);
+                }
+                Some(PageStep::Closed) | None => {
+                    self.thread.leave();
+                    left.extend(at.into_iter().chain(waiting));
+                    return None;
+                }
+            }
+        }
+        Some(self)
+    }
+
+    /// Waits until its files are closed, but not beyond `until` while only some of `all` such threads are at it.
+    fn wait_for_close(self, all: &AtomicUsize, until: Instant) {
+        let closed = match all.load(Ordering::Relaxed) < MAX_CLOSING {
+            true => self.told.recv_timeout(until.saturating_duration_since(Instant::now())).ok(),
+            false => self.told.recv().ok(),
+        };
+        if closed.is_none() {
+            self.closing.leave();
+        }
     }
 }
 

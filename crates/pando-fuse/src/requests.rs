@@ -101,9 +101,7 @@ impl MountState {
                 );
             }
             ControlRequest::Sync => {
-                self.write_out_all();
-                let synced = self.fs.sync().inspect(|()| self.automatic.synced_all());
-                synced.map_err(Refusal::from).and_then(|()| done(self.refused.count() as u64))
+                self.store_all().map_err(Refusal::from).and_then(|()| done(self.refused.count() as u64))
             }
             ControlRequest::Usage { token } => self.shown(c, &token).and_then(|shows| self.usage(c, &shows)),
             ControlRequest::Grow { token, size } => {
@@ -126,6 +124,12 @@ impl MountState {
         let response =
             result.unwrap_or_else(|Refusal(status, message)| Response { status, value: 0, message });
         Ok(response.encode())
+    }
+
+    /// Makes all durable that was written, what the kernel keeps as well. Not for threads that read requests.
+    pub(crate) fn store_all(&self) -> pando_fs::Result<()> {
+        self.write_out_all();
+        self.fs.sync().inspect(|()| self.automatic.synced_all())
     }
 
     fn shown(&self, c: &Context, token: &Token) -> Result<ProvenRights, Refusal> {

@@ -103,10 +103,12 @@ pub const FUSE: Floors = &[
             "quotas",
         ],
     ),
+    ("ender", &["attach", "coherence", "error", "guard", "mountinfo"]),
     (
         "mount",
         &[
             "dirty_limit",
+            "ender",
             "mountinfo",
             "guard",
             "counters",

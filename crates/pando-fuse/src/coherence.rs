@@ -398,6 +398,7 @@ impl MountState {
         self.automatic.end();
         self.times.end();
         self.refused.end();
+        self.diffs.end();
     }
 
     /// Takes out of a change what is none of the time of a file, or refuses it: see [`Times::change`].

@@ -4,10 +4,15 @@
 use std::{
     fs::{self, File},
     process::Command,
-    sync::mpsc,
+    sync::{Arc, mpsc},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
+
+use pando_db::device::{DeviceCall, HookedDevice, MemDevice};
+use pando_fs::DiffOptions;
+use pando_fuse::{Kind, Settings, tool};
+use parking_lot::{Condvar, Mutex};
 
 use crate::common::World;
 
@@ -56,4 +61,124 @@ fn what_is_mounted_over_a_mount_stays_when_its_server_ends() {
     assert!(ended.is_ok(), "the server waits for whoever has a file open in a mount that is gone");
     let _world = ends.join().unwrap();
     drop(other);
+}
+
+/// A device in memory that holds up a read, and counts reads.
+#[derive(Default)]
+struct ReadGate {
+    state: Mutex<ReadGateState>,
+    moved: Condvar,
+}
+
+#[derive(Default)]
+struct ReadGateState {
+    /// Reads are counted, and that with this number is held up, if there is any.
+    counts: bool,
+    held_at: Option<u64>,
+    reads: u64,
+}
+
+impl ReadGate {
+    fn device() -> (Arc<HookedDevice>, Arc<ReadGate>) {
+        let gate = Arc::new(ReadGate::default());
+        let own = gate.clone();
+        let device = HookedDevice::new(Arc::new(MemDevice::new(256 << 20)), false, move |call| {
+            if let DeviceCall::Read(_) = call {
+                own.read();
+            }
+            Ok(())
+        });
+        (Arc::new(device), gate)
+    }
+
+    fn read(&self) {
+        let mut state = self.state.lock();
+        if state.counts {
+            state.reads += 1;
+            self.moved.notify_all();
+            self.moved.wait_while(&mut state, |state| state.held_at.is_some_and(|at| state.reads >= at));
+        }
+    }
+
+    fn count(&self, held_at: Option<u64>) {
+        *self.state.lock() = ReadGateState { counts: true, held_at, ..ReadGateState::default() };
+    }
+
+    fn release(&self) {
+        self.state.lock().held_at = None;
+        self.moved.notify_all();
+    }
+
+    fn reads(&self) -> u64 {
+        self.state.lock().reads
+    }
+}
+
+/// Lets go of the device whatever happens, so that a failure does not hang.
+struct Releases<'a>(&'a ReadGate);
+
+impl Drop for Releases<'_> {
+    fn drop(&mut self) {
+        self.0.release();
+    }
+}
+
+/// Bytes that do not compress, others for each seed.
+fn noise(seed: u64, bytes: usize) -> Vec<u8> {
+    let mut x = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut next = || {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        x.to_le_bytes()
+    };
+    (0..bytes.div_ceil(8)).flat_map(|_| next()).take(bytes).collect()
+}
+
+/// The kernel waits for the answer to a request also in the name of a process that was killed. So no request lasts
+/// longer than a turn, and what nobody waits for any more ends.
+#[test]
+fn comparing_equal_files_answers_in_time_and_ends_with_whoever_asked() {
+    const FILE_BYTES: usize = 40 << 20;
+    let (device, gate) = ReadGate::device();
+    let Some(mut w) = World::on(device, Settings::default()) else { return };
+    let data = noise(7, FILE_BYTES);
+    // Written apart, so they share nothing, and far more than is kept in memory.
+    for name in ["a", "b"] {
+        fs::write(w.path(name), &data).unwrap();
+    }
+    w.remount();
+    let options = DiffOptions { ranges: true, no_renames: false };
+    let (a, b) = (w.path("a"), w.path("b"));
+    gate.count(Some(60));
+    thread::scope(|s| {
+        let _release = Releases(&gate);
+        let (tell, told) = mpsc::channel();
+        s.spawn(move || _ = tell.send(tool::diff(&a, &b, options, &|| true)));
+        let begun = told.recv_timeout(LONG).expect("no answer as long as nothing differs").unwrap();
+        let at = gate.reads();
+        assert!(at >= 60, "the device was not held up: {at} reads");
+        let releases = w.requests(Kind::Release);
+        drop(begun);
+        let begin = Instant::now();
+        while w.requests(Kind::Release) == releases {
+            assert!(begin.elapsed() < LONG, "the file is not closed");
+            thread::sleep(Duration::from_millis(2));
+        }
+        thread::sleep(Duration::from_millis(20));
+    });
+    let mut last = (gate.reads(), Instant::now());
+    while last.1.elapsed() < Duration::from_millis(300) {
+        thread::sleep(Duration::from_millis(10));
+        if gate.reads() != last.0 {
+            last = (gate.reads(), Instant::now());
+        }
+    }
+    let few = last.0;
+    assert!(few < 100, "{few} reads for a difference that nobody waits for");
+    // With somebody who waits, all is read, and no content that differs is found.
+    gate.count(None);
+    let found = tool::diff(&w.path("a"), &w.path("b"), options, &|| true).unwrap();
+    assert!(found.map(Result::unwrap).all(|change| change.ranges.is_empty()));
+    assert!(gate.reads() > 4 * few, "{} reads for all, {few} until it was given up", gate.reads());
 }

@@ -17,7 +17,7 @@ pub const FUSE: Floors = &[
     ("cache", &[]),
     ("creators", &[]),
     ("openers", &[]),
-    ("diffs", &[]),
+    ("diffs", &["ending"]),
     ("inside", &[]),
     ("interrupts", &[]),
     ("past_pages", &[]),

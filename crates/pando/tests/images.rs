@@ -461,6 +461,40 @@ fn a_device_is_locked_while_a_backup_is_written_to_it() {
 }
 
 #[test]
+fn a_backup_is_not_restored_over_itself() {
+    let b = Bench::new();
+    b.tree("t");
+    b.ok(&["mkfs", "--size", "64M", "--node-size", "64K", "a.img"]);
+    b.ok(&["import", "t", "a.img:/t"]);
+    b.sh("head -c 20000000 /dev/urandom > t/f");
+    b.ok(&["import", "t/f", "a.img:/f"]);
+    b.ok(&["backup", "a.img", "a.backup"]);
+    b.sh("ln a.backup hard; ln -s a.backup soft");
+    let before = fs::read(b.path("a.backup")).unwrap();
+    let is_whole = |name: &str| {
+        assert!(fs::read(b.path("a.backup")).is_ok_and(|now| now == before), "{name}: the backup is gone");
+    };
+    let pando = env!("CARGO_BIN_EXE_pando");
+    for name in ["a.backup", "hard", "soft", "/proc/self/cwd/a.backup"] {
+        b.fails(&["restore", "--force", "a.backup", name], 1, "is the backup itself");
+        b.fails(&["restore", "--force", name, "a.backup"], 1, "is the backup itself");
+        is_whole(name);
+        b.sh(&format!(
+            "! {pando} restore --force - {name} < a.backup 2> said; grep -q 'is the backup itself' said"
+        ));
+        is_whole(name);
+    }
+    if let Some(device) = b.loop_device("a.backup") {
+        for (from, to) in [("a.backup", device.path.as_str()), (device.path.as_str(), "a.backup")] {
+            b.fails(&["restore", "--force", from, to], 1, "is the backup itself");
+            is_whole(to);
+        }
+    }
+    b.ok(&["restore", "--size", "64M", "a.backup", "b.img"]);
+    b.sh(&format!("{pando} restore --force - b.img < a.backup"));
+}
+
+#[test]
 fn du_tells_what_is_exclusive_in_an_image() {
     let b = Bench::new();
     b.tree("t");

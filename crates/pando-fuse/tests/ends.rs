@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::{
+    collections::BTreeSet,
     fs::{self, File},
     process::Command,
     sync::{Arc, mpsc},
@@ -10,7 +11,7 @@ use std::{
 };
 
 use pando_db::device::{DeviceCall, HookedDevice, MemDevice};
-use pando_fs::DiffOptions;
+use pando_fs::{DiffOptions, ModeChange, TreeChange};
 use pando_fuse::{Kind, Settings, tool};
 use parking_lot::{Condvar, Mutex};
 
@@ -63,7 +64,7 @@ fn what_is_mounted_over_a_mount_stays_when_its_server_ends() {
     drop(other);
 }
 
-/// A device in memory that holds up a read, and counts reads.
+/// A device in memory that holds up a read, counts reads, and knows which threads have read.
 #[derive(Default)]
 struct ReadGate {
     state: Mutex<ReadGateState>,
@@ -76,6 +77,7 @@ struct ReadGateState {
     counts: bool,
     held_at: Option<u64>,
     reads: u64,
+    threads: BTreeSet<String>,
 }
 
 impl ReadGate {
@@ -95,6 +97,7 @@ impl ReadGate {
         let mut state = self.state.lock();
         if state.counts {
             state.reads += 1;
+            state.threads.insert(thread::current().name().unwrap_or_default().to_owned());
             self.moved.notify_all();
             self.moved.wait_while(&mut state, |state| state.held_at.is_some_and(|at| state.reads >= at));
         }
@@ -181,4 +184,48 @@ fn comparing_equal_files_answers_in_time_and_ends_with_whoever_asked() {
     let found = tool::diff(&w.path("a"), &w.path("b"), options, &|| true).unwrap();
     assert!(found.map(Result::unwrap).all(|change| change.ranges.is_empty()));
     assert!(gate.reads() > 4 * few, "{} reads for all, {few} until it was given up", gate.reads());
+}
+
+/// Threads that wait for the mount have no descriptors of the image: what they would read fails.
+#[test]
+fn threads_that_reach_into_the_mount_do_not_read_the_image() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root changes trees at once");
+        return;
+    }
+    const HOLES: usize = 40;
+    let (device, gate) = ReadGate::device();
+    let Some(mut w) = World::on(device, Settings::default()) else { return };
+    fs::create_dir(w.path("t")).unwrap();
+    for i in 0..HOLES {
+        let file = File::create(w.path(&format!("t/{i}"))).unwrap();
+        (0..200u64).for_each(|block| {
+            use std::os::unix::fs::FileExt;
+            file.write_all_at(&noise(block, 16 << 10), block * (48 << 10)).unwrap();
+        });
+        file.sync_all().unwrap();
+    }
+    w.remount();
+    // Copies share what they are copies of, and what of that exists is not read for them.
+    let copies: Vec<File> = (0..HOLES)
+        .map(|i| {
+            let from = File::open(w.path(&format!("t/{i}"))).unwrap();
+            let to = File::create(w.path(&format!("t/copy{i}"))).unwrap();
+            let len = from.metadata().unwrap().len();
+            let copied = rustix::fs::copy_file_range(&from, None, &to, None, len as usize).unwrap();
+            assert_eq!(copied as u64, len);
+            to
+        })
+        .collect();
+    // More than is kept in memory, so that what is asked for now has to be read.
+    for i in 0..HOLES {
+        assert!(fs::read(w.path(&format!("t/{i}"))).is_ok_and(|data| data.len() > 9_000_000));
+    }
+    gate.count(None);
+    let change = TreeChange { mode: ModeChange::parse("go=", 0), ..TreeChange::default() };
+    tool::change_tree(&File::open(w.path("t")).unwrap(), &change).unwrap().expect("at once");
+    drop(copies);
+    let readers = gate.state.lock().threads.clone();
+    println!("{readers:?} have read");
+    assert!(!readers.contains("pando-inside"), "{readers:?}");
 }

@@ -407,6 +407,19 @@ fn a_backup_is_not_written_over_an_image_that_is_mounted() {
     b.ok(&["check", "b.img"]);
 }
 
+#[test]
+fn a_picture_is_not_written_over_its_image() {
+    let b = Bench::new();
+    b.ok(&["mkfs", "--size", "64M", "a.img"]);
+    b.sh("ln -s a.img link");
+    let before = fs::read(b.path("a.img")).unwrap();
+    for name in ["a.img", "link"] {
+        b.fails(&["inspect", "--svg", name, "a.img"], 1, "is the image itself");
+        assert!(fs::read(b.path("a.img")).is_ok_and(|now| now == before), "{name}");
+    }
+    b.ok(&["inspect", "--svg", "new", "a.img"]);
+}
+
 /// A file system of a test's own is unmounted whatever happens, behind the loop device over a file in it.
 struct TestHost<'a>(&'a Bench);
 

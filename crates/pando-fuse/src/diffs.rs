@@ -257,7 +257,7 @@ impl Finds<'_> {
             };
             self.0.moved.wait_while(&mut found, waits);
         };
-        // Who is told the end need not wait for the frozen state to go.
+        // The frozen state is gone when the end is told.
         drop(diff);
         self.0.found.lock().ended = Some(ended);
     }
